@@ -91,6 +91,15 @@ type CellStatus struct {
 	// Boot is how the machine started, as its agent says; nil where no kernel was started
 	// for it, as on the local cloud.
 	Boot *Boot `json:"boot,omitempty"`
+	// Agent is the one that ran on the machine when the pod was given it, as it said itself.
+	Agent *Agent `json:"agent,omitempty"`
+}
+
+// Agent is a cell's agent.
+type Agent struct {
+	Version string `json:"version,omitempty"`
+	// SHA256 is the digest of its program, where cells.itzo says which agent is wanted.
+	SHA256 string `json:"sha256,omitempty"`
 }
 
 // Boot are moments of a machine's start, each as the time since its kernel started. What is

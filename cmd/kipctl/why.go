@@ -115,6 +115,13 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 		if c.Status.Reason != "" {
 			line("Reason", c.Status.Reason)
 		}
+		if a := c.Status.Agent; a != nil {
+			words := adminapi.NonEmpty(a.Version)
+			if a.SHA256 != "" {
+				words = append(words, "sha256 "+a.SHA256)
+			}
+			line("Agent version", strings.Join(words, ", "))
+		}
 		if c.Tunnel != nil {
 			line("Connection", k.connection(c.Tunnel))
 		}

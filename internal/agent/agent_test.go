@@ -319,7 +319,7 @@ func TestTheAgentTellsHowItsMachineStarted(t *testing.T) {
 		}
 		return c
 	}
-	if got := told(); got != (agentapi.Configured{}) {
+	if got := told().Boot; got != (agentapi.Boot{}) {
 		t.Errorf("a machine without a kernel of its own: %+v", got)
 	}
 	a.o.Boot = agentapi.Boot{Kernel: 1, UserSpace: 2, Network: 3}

@@ -78,7 +78,10 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	// Who does not read it any more asks again.
-	_ = json.NewEncoder(w).Encode(agentapi.Configured{Boot: a.boot})
+	_ = json.NewEncoder(w).Encode(agentapi.Configured{
+		Boot:  a.boot,
+		Agent: agentapi.RunningAgent{Version: a.o.Version, SHA256: a.successor.Self()},
+	})
 }
 
 func (a *Agent) putCloudInit(w http.ResponseWriter, r *http.Request) {

@@ -14,7 +14,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -28,6 +30,19 @@ func servedAgent(t *testing.T, program, text string) agentapi.Agent {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, program) }))
 	t.Cleanup(server.Close)
 	return agentapi.Agent{Version: "v2", URL: server.URL, SHA256: map[string]string{runtime.GOARCH: hex.EncodeToString(sum[:])}}
+}
+
+// impatient lets an agent pause less between its tries to fetch another one.
+func impatient(m *machine, a *Agent) *Agent {
+	a.successor = successor.New(successor.Options{
+		Dir:   SuccessorDir(m.path("state")),
+		Self:  a.o.Self,
+		Try:   a.versionOf,
+		Log:   a.o.Log,
+		Limit: time.Minute,
+		Pause: time.Millisecond,
+	})
+	return a
 }
 
 func putAgent(t *testing.T, a *Agent, wanted agentapi.Agent) *httptest.ResponseRecorder {
@@ -79,7 +94,7 @@ func TestNoConfigurationIsTakenWhileAnotherAgentIsFetched(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			m.file("serving", "", 0o444)
-			a := m.agent(true)
+			a := impatient(m, m.agent(true))
 			wanted := servedAgent(t, another, another)
 			if w := putAgent(t, a, wanted); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "starting") {
 				t.Errorf("before it has read what it has: %d %s", w.Code, w.Body)
@@ -121,7 +136,7 @@ func TestNoConfigurationIsTakenWhileAnotherAgentIsFetched(t *testing.T) {
 func TestAnAgentSaysWhichOneItIsNotReplacedBy(t *testing.T) {
 	m := newMachine(t)
 	m.file("serving", "", 0o444)
-	a := m.agent(false)
+	a := impatient(m, m.agent(false))
 	m.run(a)
 	self, err := os.ReadFile(m.path("itzo"))
 	if err != nil {
@@ -137,14 +152,16 @@ func TestAnAgentSaysWhichOneItIsNotReplacedBy(t *testing.T) {
 		t.Errorf("another file: %d %s", last.Code, last.Body)
 	}
 	// It goes on, and is no other from then on.
-	if w := put(t, a, config()); w.Code != http.StatusOK {
+	w := put(t, a, config())
+	sum := sha256.Sum256(self)
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"sha256":"`+hex.EncodeToString(sum[:])) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	if w := putAgent(t, a, servedAgent(t, another, another)); w.Code != http.StatusBadRequest ||
 		!strings.Contains(w.Body.String(), "has its configuration") {
 		t.Errorf("with its configuration: %d %s", w.Code, w.Body)
 	}
-	w := httptest.NewRecorder()
+	w = httptest.NewRecorder()
 	a.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPut, agentapi.PathAgent, strings.NewReader("{")))
 	if w.Code != http.StatusBadRequest {
 		t.Errorf("no JSON: %d %s", w.Code, w.Body)

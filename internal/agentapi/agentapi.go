@@ -179,6 +179,33 @@ type CloudInitDone struct {
 // Configured is the answer to a Config.
 type Configured struct {
 	Boot Boot `json:"boot,omitzero"`
+	// Agent is the one that answers.
+	Agent RunningAgent `json:"agent,omitzero"`
+}
+
+// RunningAgent is the agent that runs on a cell, as it says itself: for people, and for nothing
+// that is decided.
+type RunningAgent struct {
+	Version string `json:"version"`
+	// SHA256 is the digest of its program in 64 lower-case hex digits; "" where it was not asked
+	// which agent it is, since that costs the reading of the program.
+	SHA256 string `json:"sha256,omitempty"`
+}
+
+// maxVersion bounds the bytes of a version that is shown.
+const maxVersion = 128
+
+// shown is what may be shown of it: the zero one where that is nothing that can be.
+func (a RunningAgent) shown() RunningAgent {
+	if len(a.Version) > maxVersion || a.SHA256 != "" && !isSHA256(a.SHA256) {
+		return RunningAgent{}
+	}
+	a.Version = printable(a.Version)
+	return a
+}
+
+func isSHA256(s string) bool {
+	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // Boot are moments of a machine's start, each in nanoseconds since its kernel started. It

@@ -73,25 +73,29 @@ func (e *AnswerError) Error() string {
 // Unwrap returns the cause.
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// PutConfig hands the agent its configuration. It returns what the agent says of the
-// machine's start: the zero Boot where it says nothing, or nothing that can be.
-func (c Client) PutConfig(ctx context.Context, config Config) (Boot, error) {
+// PutConfig hands the agent its configuration. It returns what the agent says of the machine's
+// start and of itself: the zero of each where it says nothing, or nothing that can be.
+func (c Client) PutConfig(ctx context.Context, config Config) (Configured, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
-		return Boot{}, err
+		return Configured{}, err
 	}
 	answer, err := c.do(ctx, http.MethodPut, PathConfig, body)
 	if err != nil {
-		return Boot{}, err
+		return Configured{}, err
 	}
 	defer answer.Close()
 	var told Configured
 	text, err := io.ReadAll(io.LimitReader(answer, maxAnswer))
 	// It is for people only: what cannot be read is as if it were not said.
-	if err != nil || json.Unmarshal(text, &told) != nil || !told.Boot.Plausible() {
-		return Boot{}, nil
+	if err != nil || json.Unmarshal(text, &told) != nil {
+		return Configured{}, nil
 	}
-	return told.Boot, nil
+	if !told.Boot.Plausible() {
+		told.Boot = Boot{}
+	}
+	told.Agent = told.Agent.shown()
+	return told, nil
 }
 
 const (

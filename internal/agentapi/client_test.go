@@ -61,7 +61,7 @@ var calls = []call{
 		},
 		asks: `PUT /v1/config {"nodeName":"kip-0","nodeIP":"10.0.0.1","podIP":"10.0.0.2","clusterDomain":"","reservedMemoryBytes":0}`,
 		told: `{"boot":{"kernel":1,"userSpace":2,"network":3,"joined":4},"of a newer agent":1}`,
-		want: `{"kernel":1,"userSpace":2,"network":3,"joined":4}`,
+		want: `{"boot":{"kernel":1,"userSpace":2,"network":3,"joined":4}}`,
 	},
 	{
 		name: "PutCloudInit",
@@ -232,9 +232,26 @@ func TestAStartThatCannotBeIsNotSaid(t *testing.T) {
 		`{"boot":{"kernel":1,"joined":9223372036854775808}}`,                 // more than there is
 		`{"boot":{"joined":1},"x":"` + strings.Repeat("x", maxAnswer) + `"}`, // too long
 	} {
-		boot, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, told) }).PutConfig(t.Context(), Config{})
-		if boot != (Boot{}) || err != nil {
-			t.Errorf("%.80s: %+v, %v", told, boot, err)
+		got, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, told) }).PutConfig(t.Context(), Config{})
+		if got != (Configured{}) || err != nil {
+			t.Errorf("%.80s: %+v, %v", told, got, err)
+		}
+	}
+}
+
+func TestAnAgentIsShownOnlyAsWhatAnAgentCanBe(t *testing.T) {
+	digest := strings.Repeat("0af", 21) + "9"
+	for told, want := range map[string]RunningAgent{
+		`{"version":"v1.4.1","sha256":"` + digest + `"}`:              {"v1.4.1", digest},
+		`{"version":"v1\u001b[2J"}`:                                   {Version: "v1?[2J"},
+		`{"version":"v1","sha256":"` + strings.ToUpper(digest) + `"}`: {},
+		`{"version":"v1","sha256":"` + digest + `0"}`:                 {},
+		`{"version":"` + strings.Repeat("v", maxVersion+1) + `"}`:     {},
+	} {
+		body := `{"agent":` + told + `,"boot":{"kernel":-1}}`
+		got, err := agent(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }).PutConfig(t.Context(), Config{})
+		if got != (Configured{Agent: want}) || err != nil {
+			t.Errorf("%.80s: %+v, %v", told, got, err)
 		}
 	}
 }

@@ -9,10 +9,16 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
 )
 
-// agentPoll is how often a cell is asked whether it has its agent.
-const agentPoll = time.Second
+const (
+	// agentPoll is how often a cell is asked whether it has its agent.
+	agentPoll = time.Second
+	// goOverTimeout is how long a ready cell may take to go over to it: the agent gives the
+	// fetching up after two minutes.
+	goOverTimeout = 3 * time.Minute
+)
 
 var (
 	// errNoAgent: the agent that the cell was launched for cannot be had there.
@@ -30,23 +36,70 @@ func (c Cell) Agent() *agentapi.Agent {
 }
 
 // goOver has the image's agent go over to the one that the cell was launched for: before it
-// is joined, and so before anything of it counts. The error is errAgentFetched as long as that
-// goes on.
+// is joined, and so before anything of it counts. Until a cell is bound that holds for each
+// connection, since a machine that lost its power may have come back with its image's agent.
+// The error is errAgentFetched as long as that goes on.
 func (c *Controller) goOver(ctx context.Context, e *entry, session Session) error {
-	wanted := e.cell().Agent()
-	if wanted == nil || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
+	wanted, phase := e.cell().Agent(), e.cell().Phase
+	if wanted == nil || phase != apiv1.Booting && phase != apiv1.Ready {
 		return nil
 	}
 	err := c.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutAgent(ctx, *wanted) })
-	var refused *agentapi.StatusError
 	switch {
 	case errors.Is(err, agentapi.ErrNotYet):
 		err = fmt.Errorf("%w: %w", errAgentFetched, err)
-	case errors.As(err, &refused) && (refused.Code == http.StatusBadRequest || refused.Code == http.StatusNotFound):
+	case answered(err, http.StatusBadRequest, http.StatusNotFound):
 		err = fmt.Errorf("%w: %w", errNoAgent, err)
+	}
+	if err == nil && e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		c.heardAgent(e.cell())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.goesOver = err != nil // until then, and while the other one has not joined yet
+	switch {
+	case err == nil:
+		e.goesOver = time.Time{}
+	case e.goesOver.IsZero() && errors.Is(err, errAgentFetched):
+		e.goesOver = c.cfg.Clock.Now() // and while the other one has not joined yet
+	}
 	return err
+}
+
+// keepAgent has a ready cell run the agent that it was launched for, before it is given a pod. A
+// cell that has come back with another one, and does not go over in time, is to end.
+func (c *Controller) keepAgent(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	if why, _ := c.endingOf(e); why != "" || e.cell().Stopped || e.cell().Agent() == nil {
+		return true, 0, nil
+	}
+	err = c.connect(ctx, e)
+	switch {
+	case errors.Is(err, errNoAgent):
+		c.endWithoutAgent(e, err.Error())
+		return true, 0, nil
+	case err != nil && !errors.Is(err, errAgentFetched):
+		return false, 0, err
+	}
+	c.mu.Lock()
+	since := e.goesOver
+	c.mu.Unlock()
+	if since.IsZero() {
+		return true, 0, nil
+	}
+	left := e.timeLeft(since.Add(goOverTimeout + c.cfg.Late.Since(since)).Sub(c.cfg.Clock.Now()))
+	if left <= 0 {
+		c.endWithoutAgent(e, "it came back with another agent, and had not that of cells.itzo in time: "+e.bootsUntil())
+		return true, 0, nil
+	}
+	return false, min(left, agentPoll), nil
+}
+
+// endWithoutAgent has a ready cell end that has not the agent of its launch.
+func (c *Controller) endWithoutAgent(e *entry, why string) {
+	why = fmt.Sprintf("cell %s on %s: %s", e.id, e.cell().Instance.ID, why)
+	c.mu.Lock()
+	begun := e.beginEnd(CauseNotReady, why)
+	c.mu.Unlock()
+	if begun {
+		c.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)
+	}
 }

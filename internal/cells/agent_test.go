@@ -146,3 +146,105 @@ func TestACellKeepsTheAgentOfItsLaunch(t *testing.T) {
 		}
 	})
 }
+
+// A machine that lost its power may come back with the agent of its image.
+func TestAStandbyCellIsToldOfItsAgentOnEachConnection(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status int
+		answer string
+		ends   time.Duration // 0 for never
+	}{
+		"that still runs":    {status: http.StatusOK},
+		"that it gets again": {status: http.StatusServiceUnavailable, answer: "the agent is being fetched"},
+		"that it cannot have": {
+			status: http.StatusBadRequest,
+			answer: "this machine has its configuration",
+			ends:   5 * time.Second,
+		},
+		"that does not come": {
+			status: http.StatusServiceUnavailable,
+			answer: "the agent is being fetched",
+			ends:   goOverTimeout + 5*time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			agents := &goers{status: http.StatusOK}
+			standby := func(c *setup) {
+				withAgent("v2")(c)
+				keep(1)(c)
+				c.Tunnels.(*modelLinks).agents = agents.serve
+			}
+			inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
+				b.later(10 * time.Second)
+				list := b.cells.List()
+				if len(list) != 1 || list[0].Phase != apiv1.Ready {
+					t.Fatalf("standby cells: %+v", list)
+				}
+				id := list[0].ID
+				agents.say(tc.status, tc.answer)
+				link := b.links.of(id)
+				link.set(false, io.EOF)
+				b.later(time.Second)
+				if cell, there := b.cells.Link(id); !there || cell.Connected {
+					t.Fatalf("it is there: %t, %+v", there, cell)
+				}
+				link.set(true, nil)
+				b.later(2 * time.Second)
+				if got := strings.Count(agents.all(), "agent "); got != 2 {
+					t.Errorf("asked %s", agents.all())
+				}
+				if _, would := b.cells.WouldTake(nano("a")); would != (tc.status == http.StatusOK) {
+					t.Errorf("a pod would be given one: %t", would)
+				}
+				b.later(max(0, tc.ends-10*time.Second))
+				_, there := b.cells.Link(id)
+				if early := tc.ends > time.Minute && !there; early {
+					t.Error("it ended early")
+				}
+				if tc.ends == 0 {
+					agents.say(http.StatusOK, "")
+				}
+				b.later(10 * time.Second)
+				if _, there := b.cells.Link(id); there != (tc.ends == 0) {
+					t.Errorf("it is there: %t", there)
+				}
+				if cell, would := b.cells.WouldTake(nano("a")); tc.ends == 0 && (!would || cell.ID != id) {
+					t.Errorf("a pod would be given %q", cell.ID)
+				}
+			})
+		})
+	}
+}
+
+func TestAPodIsNotGivenACellThatHasComeBackWithoutItsAgent(t *testing.T) {
+	const answer = "this machine has its configuration"
+	agents := &goers{status: http.StatusOK}
+	standby := func(c *setup) {
+		withAgent("v2")(c)
+		keep(1)(c)
+		c.Tunnels.(*modelLinks).agents = func(r *http.Request) *http.Response {
+			if r.URL.Path == agentapi.PathAgent {
+				time.Sleep(time.Second)
+			}
+			return agents.serve(r)
+		}
+	}
+	inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
+		b.later(20 * time.Second)
+		id := b.cells.List()[0].ID
+		link := b.links.of(id)
+		link.set(false, io.EOF)
+		b.later(time.Second)
+		agents.say(http.StatusBadRequest, answer)
+		link.set(true, nil)
+		b.later(100 * time.Millisecond)
+		b.request("a", "nano")
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id {
+			t.Fatalf("the pod has cell %q", cell.ID)
+		}
+		b.later(2 * time.Second)
+		if b.phase("a") == apiv1.Bound || len(b.said("Warning AgentNotStarted", answer)) != 1 || len(b.boundBy(id)) > 0 {
+			t.Errorf("phase %s, said %v", b.phase("a"), b.events)
+		}
+	})
+}

@@ -20,6 +20,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if why, _ := c.endingOf(e); why == "" && c.mayRunMore(e) {
 		return time.Second, nil
 	}
+	if ready, again, err := c.keepAgent(ctx, e); err != nil || !ready {
+		return again, err
+	}
 	if ready, again, err := c.rename(ctx, e); err != nil || !ready {
 		return again, err
 	}

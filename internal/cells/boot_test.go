@@ -39,6 +39,48 @@ const (
 	shownFirst = `{"kernel":"1s","userSpace":"2s","network":"3s","joined":"4s","ready":"4s"}`
 )
 
+func TestACellShowsWhichAgentItHadWhenItsPodCame(t *testing.T) {
+	mirror := &Mirror{node: "kip-0", waitsFor: func(string) string { return "" }}
+	digest := strings.Repeat("0af", 21) + "9"
+	var says atomic.Value
+	says.Store("{}")
+	standby := func(c *setup) {
+		keep(1)(c)
+		c.RefillDelay = time.Hour // one cell is enough
+		c.Tunnels.(*modelLinks).agents = booted(&says)
+	}
+	inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
+		tell := func(version, digest string) {
+			says.Store(`{"agent":{"version":"` + version + `","sha256":"` + digest + `"}}`)
+			for _, cell := range b.cells.List() {
+				link := b.links.of(cell.ID)
+				link.set(false, io.EOF)
+				b.later(time.Second)
+				link.set(true, nil)
+			}
+			b.later(10 * time.Second)
+		}
+		b.later(10 * time.Second)
+		shown := func() *apiv1.Agent { return mirror.Status(b.cells.List()[0]).Agent }
+		if got := shown(); got != nil {
+			t.Errorf("of one that says nothing it shows %+v", got)
+		}
+		for _, want := range []apiv1.Agent{{Version: "v1"}, {Version: "v2", SHA256: digest}} {
+			tell(want.Version, want.SHA256)
+			if got := shown(); got == nil || *got != want {
+				t.Errorf("it shows %+v, want %+v", got, want)
+			}
+		}
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		tell("v3", "")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if got := mirror.Status(cell).Agent; cell.Phase != apiv1.Bound || got == nil || got.Version != "v2" {
+			t.Errorf("it is %s and shows %+v", cell.Phase, got)
+		}
+	})
+}
+
 func TestACellShowsHowItsMachineStarted(t *testing.T) {
 	mirror := &Mirror{node: "kip-0", waitsFor: func(string) string { return "" }}
 	var writes atomic.Int32

@@ -108,8 +108,10 @@ type Cell struct {
 	// BilledSeconds are those that the instance ran before it was last stopped.
 	BilledSeconds float64 `json:"billedSeconds,omitempty"`
 	// Boot is the machine's last start, as its agent tells of it: for people.
-	Boot  Boot         `json:"boot,omitzero"`
-	Steps []apiv1.Step `json:"steps,omitempty"`
+	Boot Boot `json:"boot,omitzero"`
+	// AgentRuns is the agent, as it said itself before the cell had its pod.
+	AgentRuns agentapi.RunningAgent `json:"agentRuns,omitzero"`
+	Steps     []apiv1.Step          `json:"steps,omitempty"`
 }
 
 // Boot is the start of a machine, as its agent tells of it.
@@ -141,6 +143,20 @@ func (b Boot) shown() *apiv1.Boot {
 		s.Ready = since(b.Joined + b.Ready.Sub(b.Told))
 	}
 	return s
+}
+
+// agentIsNews says that what an agent tells of itself is news. Once a pod is here nothing of that
+// counts, since whoever has the machine may tell something else with each connection.
+func (c *Cell) agentIsNews(told agentapi.RunningAgent) bool {
+	return told != (agentapi.RunningAgent{}) && told != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
+}
+
+// shownAgent is what people are shown of the agent; nil for nothing.
+func (c *Cell) shownAgent() *apiv1.Agent {
+	if c.AgentRuns == (agentapi.RunningAgent{}) {
+		return nil
+	}
+	return &apiv1.Agent{Version: c.AgentRuns.Version, SHA256: c.AgentRuns.SHA256}
 }
 
 // bootIsNews says that what an agent tells of its machine's start is news, once a start: it

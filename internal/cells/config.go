@@ -18,6 +18,11 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// NodeEvents are those of virtual nodes. Event does not block.
+type NodeEvents interface {
+	Event(node, kind, reason, message string)
+}
+
 // Config of a Controller. All fields are required unless they say otherwise.
 type Config struct {
 	// NodeName is the virtual node of cells whose record says none, as Kips with one node
@@ -75,7 +80,9 @@ type Config struct {
 	Agent *agentapi.Agent
 	// CloudInit is the operator's cloud-init file. Optional: there is none.
 	CloudInit CloudInit
-	Health    Health
+	// NodeEvents tells the operator, on a virtual node, what holds up launches. Optional.
+	NodeEvents NodeEvents
+	Health     Health
 	// ListLag is the longest that the cloud's list lags behind a launch. 0 for
 	// a cloud whose list does not.
 	ListLag time.Duration

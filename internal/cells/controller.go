@@ -73,8 +73,10 @@ type Controller struct {
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offering]bool
-	// unfits are what agents refuse to set up, of the cloud-init file that counts.
+	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent.
 	unfits map[ingredients]*unfit
+	// agentTold is the last that was told of agents on the node.
+	agentTold news
 	// apart is until when cells are launched one by one, by where.
 	apart map[location]time.Time
 	// terminating has, by their instances, the ends that are under way.

@@ -53,27 +53,27 @@ type entry struct {
 	node       string    // the virtual node that api is of
 	renamed    time.Time // since when the kubelet is to be of another node, and is not ready; of its worker
 	session    Session
-	connecting time.Time          // when this process began to connect
-	stopWait   context.CancelFunc // of the goroutine that waits for the kubelet
-	shown      bool               // api shows the pod
-	configured bool               // the agent has its configuration, on this connection
-	untold     bool               // observers do not know of that
-	dns        []netip.Addr       // of that configuration
-	boot       agentapi.Boot      // as the agent told with it
-	goesOver   bool               // it was told of another agent, which has not answered yet; under mu
-	setUp      []string           // what of the cloud-init file could not be done, to be told; under mu
-	setUpSent  bool               // the agent has the cloud-init file; under mu
-	setUpPolls int                // how often it was asked whether that is done; of its worker
-	breaks     int                // how often the session has not been connected
-	attached   bool               // the cloud has attached the disks, for this process
-	disksShown bool               // the agent has the disks from this process
-	diskPolls  int                // in a row
-	refused    time.Time          // since when the cloud has surely not given it a disk; of its worker
-	diskTold   told               // what was last reported of the disks, plugins and GPUs; written under mu
-	unseen     time.Time          // since when complete looks show no instance of a launch that was given up
-	told       time.Time          // the Interrupted that observers know of; of its worker
-	notified   time.Time          // when its agent last gave notice; under mu
-	atRisk     bool               // its agent says that it is; under mu
+	connecting time.Time           // when this process began to connect
+	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
+	shown      bool                // api shows the pod
+	configured bool                // the agent has its configuration, on this connection
+	untold     bool                // observers do not know of that
+	dns        []netip.Addr        // of that configuration
+	said       agentapi.Configured // by the agent, with it
+	goesOver   time.Time           // since when it was told of another agent, which has not answered yet; under mu
+	setUp      []string            // what of the cloud-init file could not be done, to be told; under mu
+	setUpSent  bool                // the agent has the cloud-init file; under mu
+	setUpPolls int                 // how often it was asked whether that is done; of its worker
+	breaks     int                 // how often the session has not been connected
+	attached   bool                // the cloud has attached the disks, for this process
+	disksShown bool                // the agent has the disks from this process
+	diskPolls  int                 // in a row
+	refused    time.Time           // since when the cloud has surely not given it a disk; of its worker
+	diskTold   told                // what was last reported of the disks, plugins and GPUs; written under mu
+	unseen     time.Time           // since when complete looks show no instance of a launch that was given up
+	told       time.Time           // the Interrupted that observers know of; of its worker
+	notified   time.Time           // when its agent last gave notice; under mu
+	atRisk     bool                // its agent says that it is; under mu
 	// warned and counted are the Interrupted that the pod's owner was told of, and that CellTakenBack
 	// was told of; under mu. Those of an earlier process count as told.
 	warned, counted time.Time

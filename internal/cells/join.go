@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -51,7 +52,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		c.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
 		c.mu.Lock()
 		e.cause = CauseNotReady
+		noAgent := !e.goesOver.IsZero()
 		c.mu.Unlock()
+		if noAgent {
+			c.heardNoAgent(e.cell(), errors.New(why))
+		}
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if !c.addressed(e.cell().Instance) {
@@ -227,9 +232,9 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 	if err := c.setUp(ctx, e, session); err != nil {
 		return fmt.Errorf("set up cell %s: %w", e.id, err)
 	}
-	var boot agentapi.Boot
+	var told agentapi.Configured
 	put := func(ctx context.Context, agent agentapi.Client) (err error) {
-		boot, err = agent.PutConfig(ctx, config)
+		told, err = agent.PutConfig(ctx, config)
 		return err
 	}
 	if err := c.ask(ctx, e, session, put); err != nil {
@@ -244,7 +249,7 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.dns, e.boot = true, true, config.ClusterDNS, boot
+		e.configured, e.untold, e.dns, e.said = true, true, config.ClusterDNS, told
 	}
 	return nil
 }
@@ -252,13 +257,13 @@ func (c *Controller) configure(ctx context.Context, e *entry, session Session, c
 // connected says, and stores, that the agent has its configuration, where it does.
 func (c *Controller) connected(ctx context.Context, e *entry) error {
 	c.mu.Lock()
-	configured, tell, boot := e.configured, e.configured && e.untold, e.boot
+	configured, tell, told := e.configured, e.configured && e.untold, e.said
 	e.untold = false
 	c.mu.Unlock()
 	if tell {
 		c.observers.CellConnected(*e.cell(), e.session.Conn())
 	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(boot) {
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
 		return nil
 	}
 	defer c.tellCloudInit(e)
@@ -266,8 +271,11 @@ func (c *Controller) connected(ctx context.Context, e *entry) error {
 		cell.Token = ""
 		now := c.cfg.Clock.Now()
 		cell.step(apiv1.StepJoined, now)
-		if cell.bootIsNews(boot) {
-			cell.Boot = Boot{Boot: boot, Told: now}
+		if cell.bootIsNews(told.Boot) {
+			cell.Boot = Boot{Boot: told.Boot, Told: now}
+		}
+		if cell.agentIsNews(told.Agent) {
+			cell.AgentRuns = told.Agent
 		}
 		return nil
 	})

@@ -216,6 +216,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
 		Boot:         cell.Boot.shown(),
+		Agent:        cell.shownAgent(),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

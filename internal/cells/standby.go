@@ -58,7 +58,7 @@ func (c *Controller) standbyFor(r Request) (best *entry, connecting bool) {
 	}
 	for _, e := range c.standby {
 		cell := e.cell()
-		if e.ending != "" || !cell.Interrupted.IsZero() || rank(cell) == 0 || !c.fits(r, cell) {
+		if e.ending != "" || !cell.Interrupted.IsZero() || !e.goesOver.IsZero() || rank(cell) == 0 || !c.fits(r, cell) {
 			continue
 		}
 		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {

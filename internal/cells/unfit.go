@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 )
@@ -17,12 +19,20 @@ const (
 	unfitLook = 5 * time.Second
 )
 
-// ingredients are what decides whether a cloud-init file fits: its digest, and the image, of
-// which one name may stand for one of each architecture.
-type ingredients struct{ cloudInit, image, arch string }
+// refusedAgents is how many machines on end have to refuse the agent of cells.itzo before others
+// wait: one may have a bad disk, or have asked a server that was just being mended.
+const refusedAgents = 3
+
+// ingredients are what decides whether a cloud-init file fits, or an agent: one of both, and the
+// image, of which one name may stand for one of each architecture.
+type ingredients struct{ cloudInit, agent, image, arch string }
 
 func ingredientsOf(cloudInit string, cell *Cell) ingredients {
-	return ingredients{cloudInit, fmt.Sprint(cell.Options.Image), cell.Offer().Arch}
+	return ingredients{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
+}
+
+func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
+	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
 }
 
 // unfit is what agents have refused: the operator is to mend it, and no pod is at fault.
@@ -31,6 +41,7 @@ type unfit struct {
 	until time.Time     // then one is launched, to see whether it is mended
 	wait  time.Duration // for the one after
 	asked bool          // one was launched, to see
+	count int           // of machines that refused an agent
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
@@ -39,23 +50,55 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for of := range c.unfits {
-		if of.cloudInit != counts {
+		if of.agent == "" && of.cloudInit != counts {
 			delete(c.unfits, of)
 		}
 	}
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	of := ingredientsOf(counts, cell)
-	u := c.unfits[of]
-	if u == nil {
-		u = &unfit{wait: firstUnfit}
-		c.unfits[of] = u
-	} else if !u.asked && now.Before(u.until) {
-		return // it was launched with the one before
+	c.unfitFor(ingredientsOf(counts, cell)).heard(refusal, now)
+}
+
+// unfitFor is what is noted of these, from now on. The caller holds mu.
+func (c *Controller) unfitFor(of ingredients) *unfit {
+	if c.unfits[of] == nil {
+		c.unfits[of] = &unfit{wait: firstUnfit}
+	}
+	return c.unfits[of]
+}
+
+// heard notes a refusal, unless its cell was launched with the one before.
+func (u *unfit) heard(refusal error, now time.Time) {
+	if !u.asked && now.Before(u.until) {
+		return
 	}
 	u.why, u.until, u.asked = refusal.Error(), now.Add(u.wait), false
 	u.wait = min(2*u.wait, longestUnfit)
+}
+
+// heardNoAgent notes that a machine could not have the agent of its launch.
+func (c *Controller) heardNoAgent(cell *Cell, refusal error) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !cell.StepTime(apiv1.StepJoined).IsZero() {
+		return // it had it, and has come back without: that says nothing of new ones
+	}
+	if c.cfg.Agent == nil || withAgentOf(c.cfg.Agent, cell) != withAgentOf(cell.Agent(), cell) {
+		return // nothing is launched with it any more
+	}
+	u := c.unfitFor(withAgentOf(c.cfg.Agent, cell))
+	if u.count++; u.count >= refusedAgents {
+		u.heard(refusal, now)
+	}
+}
+
+// heardAgent notes that a new machine has the agent of its launch.
+func (c *Controller) heardAgent(cell *Cell) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unfits, withAgentOf(cell.Agent(), cell))
 }
 
 // heardFit notes that an agent has set its cell up.
@@ -66,40 +109,59 @@ func (c *Controller) heardFit(cell *Cell) {
 }
 
 // keptBack is how long a cell has to wait, since agents of cells like it have refused the
-// cloud-init file; 0 if it may be launched.
+// cloud-init file, or the agent of cells.itzo; 0 if it may be launched.
 func (c *Controller) keptBack(e *entry) time.Duration {
-	now, of := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), e.cell())
+	now, cell := c.cfg.Clock.Now(), e.cell()
+	cloudInit := ingredientsOf(c.cloudInit(), cell)
 	c.mu.Lock()
-	u := c.unfits[of]
-	if u == nil || !now.Before(u.until) {
-		if u != nil {
-			// The others wait for what its agent says.
-			u.until, u.asked = now.Add(max(firstUnfit, e.cell().Offer().BootTimeout)), true
-		}
-		if e.resolving.failed == 0 {
-			e.unfit = ""
-		}
-		c.mu.Unlock()
-		return 0
+	file, agent := c.unfits[cloudInit], (*unfit)(nil)
+	if c.cfg.Agent != nil {
+		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
 	}
-	why, left := u.why, u.until.Sub(now)
+	for _, u := range []*unfit{agent, file} {
+		if u == nil || !now.Before(u.until) {
+			continue
+		}
+		why, left := u.why, u.until.Sub(now)
+		c.mu.Unlock()
+		c.tellUnfit(e, why, u == agent)
+		return min(left, unfitLook)
+	}
+	for _, u := range []*unfit{agent, file} {
+		if u != nil && !u.until.IsZero() {
+			// The others wait for what its agent says, which is known when its boot has timed out.
+			u.until, u.asked = now.Add(firstUnfit+cell.Offer().BootTimeout), true
+		}
+	}
+	if e.resolving.failed == 0 {
+		e.unfit = ""
+	}
 	c.mu.Unlock()
-	c.tellUnfit(e, why)
-	return min(left, unfitLook)
+	return 0
 }
 
 // tellUnfit tells the pod's owner and the operator why a cell is not launched.
-func (c *Controller) tellUnfit(e *entry, why string) {
+func (c *Controller) tellUnfit(e *entry, why string, agent bool) {
+	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	changed := e.unfit != why
 	e.unfit = why
-	tell := e.unfitTold.is(why, c.cfg.Clock.Now())
+	tell := e.unfitTold.is(why, now)
+	tellNode := agent && c.agentTold.is(why, now)
 	c.mu.Unlock()
-	if tell && c.cfg.CloudInit != nil {
+	reason := events.CloudInitUnfit
+	if agent {
+		reason = events.AgentNotStarted
+	}
+	switch {
+	case tellNode && c.cfg.NodeEvents != nil:
+		c.cfg.NodeEvents.Event(c.cfg.NodeName, warning, reason,
+			fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until that is mended: %s", refusedAgents, why))
+	case tell && !agent && c.cfg.CloudInit != nil:
 		c.cfg.CloudInit.Unfit(why)
 	}
 	if tell {
-		c.warn(e.cell(), events.CloudInitUnfit, "%s; the pod waits until whoever runs Kip has mended it", why)
+		c.warn(e.cell(), reason, "%s; the pod waits until whoever runs Kip has mended it", why)
 	}
 	if changed {
 		c.showAgain(e)

@@ -205,14 +205,14 @@ func (e *entry) bootsUntil() string {
 		return "it has no address yet"
 	case !e.session.Connected():
 		who := "its agent"
-		if e.goesOver {
+		if !e.goesOver.IsZero() {
 			who = "the agent of cells.itzo"
 		}
 		if err := e.session.LastError(); err != nil {
 			return who + " has not joined: " + err.Error()
 		}
 		return who + " has not joined"
-	case e.goesOver:
+	case !e.goesOver.IsZero():
 		return errAgentFetched.Error()
 	case e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().StepTime(apiv1.StepCloudInit).IsZero():
 		return "its cloud-init file is being carried out"

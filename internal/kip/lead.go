@@ -399,6 +399,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		OldCAHash:    oldCAHash,
 		Template:     template(l.cfg, authorities.Signing.Hash()),
 		CloudInit:    l.cloudInit,
+		NodeEvents:   l.nodes,
 		Agent:        agentOf(l.cfg),
 
 		Pools:     pools,

@@ -101,13 +101,14 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		}
 		// An agent that is just beginning wants to be asked again.
 		until("take the configuration", func() error {
-			boot, err = agent.PutConfig(ctx, agentapi.Config{
+			told, err := agent.PutConfig(ctx, agentapi.Config{
 				NodeName:            "kip-0",
 				NodeIP:              netip.MustParseAddr("10.0.2.15"), // QEMU's first lease
 				PodIP:               netip.MustParseAddr("10.0.2.77"),
 				ClusterDomain:       "cluster.local",
 				ReservedMemoryBytes: 64 << 20,
 			})
+			boot = told.Boot
 			return err
 		})
 		if boot.Kernel == 0 || boot.Kernel > boot.UserSpace || boot.UserSpace > boot.Network || boot.Network > boot.Joined {

@@ -29,6 +29,19 @@ const (
 type timekeeper struct {
 	console *console.Console
 	servers []netip.Addr
+	// ask returns by how much the clock is behind a server's, and set sets it. Optional: by SNTP,
+	// and the kernel's clock.
+	ask func(ctx context.Context, server netip.Addr) (time.Duration, error)
+	set func(to time.Time) error
+}
+
+func askSNTP(ctx context.Context, server netip.Addr) (time.Duration, error) {
+	return sntp.Offset(ctx, net.JoinHostPort(server.String(), ntpPort), time.Now)
+}
+
+func setClock(to time.Time) error {
+	t := unix.NsecToTimespec(to.UnixNano())
+	return unix.ClockSettime(unix.CLOCK_REALTIME, &t)
 }
 
 // servers are whom to ask for the time: the cloud's own before what the network tells.
@@ -70,9 +83,13 @@ func (t timekeeper) keep(ctx context.Context) {
 
 // compare asks the servers in turn and sets the clock by the first that answers.
 func (t timekeeper) compare(ctx context.Context) (err error) {
+	ask := t.ask
+	if ask == nil {
+		ask = askSNTP
+	}
 	for _, s := range t.servers {
 		one, cancel := context.WithTimeout(ctx, askLimit)
-		offset, askErr := sntp.Offset(one, net.JoinHostPort(s.String(), ntpPort), time.Now)
+		offset, askErr := ask(one, s)
 		cancel()
 		if askErr != nil {
 			err = askErr
@@ -91,8 +108,11 @@ func (t timekeeper) move(offset time.Duration) error {
 		}
 		return nil
 	}
-	to := unix.NsecToTimespec(time.Now().Add(offset).UnixNano())
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
+	set := t.set
+	if set == nil {
+		set = setClock
+	}
+	if err := set(time.Now().Add(offset)); err != nil {
 		return fmt.Errorf("set the clock, which is wrong by %v: %w", offset, err)
 	}
 	t.console.Say("the clock was wrong by %v and is set", offset)

@@ -251,6 +251,54 @@ func TestTheCloudsClockIsAskedFirst(t *testing.T) {
 	}
 }
 
+// A board without a battery begins in 1970, and certificates are judged by the clock.
+func TestAClockThatIsWrongByYearsIsSetAndTold(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for _, tc := range []struct {
+		name   string
+		offset time.Duration
+		refuse error
+		want   string
+	}{
+		{name: "behind", offset: 56 * year, want: "the clock was wrong by 490560h0m0s and is set"},
+		{name: "ahead", offset: -24 * year, want: "the clock was wrong by -210240h0m0s and is set"},
+		{
+			name:   "and stays so",
+			offset: 56 * year,
+			refuse: errors.New("not permitted"),
+			want:   "set the clock, which is wrong by 490560h0m0s: not permitted",
+		},
+	} {
+		var out bytes.Buffer
+		var asked []netip.Addr
+		var set []time.Time
+		dead, well := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+		k := timekeeper{
+			console: console.New(&out),
+			servers: []netip.Addr{dead, well},
+			ask: func(_ context.Context, server netip.Addr) (time.Duration, error) {
+				asked = append(asked, server)
+				if server == dead {
+					return 0, errors.New("it does not answer")
+				}
+				return tc.offset, nil
+			},
+			set: func(to time.Time) error {
+				set = append(set, to)
+				return tc.refuse
+			},
+		}
+		begun := time.Now()
+		k.begin(context.Background())
+		if !strings.Contains(out.String(), tc.want) || !slices.Equal(asked, []netip.Addr{dead, well}) {
+			t.Errorf("%s: asked %v; the console has %q, want %q", tc.name, asked, out.String(), tc.want)
+		}
+		if want := begun.Add(tc.offset); len(set) != 1 || set[0].Before(want) || set[0].After(time.Now().Add(tc.offset)) {
+			t.Errorf("%s: it is set to %v, want %v", tc.name, set, want)
+		}
+	}
+}
+
 func TestThePowerButtonIsKnown(t *testing.T) {
 	event := func(kind, code uint16, value uint32) []byte {
 		e := make([]byte, eventBytes)

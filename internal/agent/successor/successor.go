@@ -31,8 +31,13 @@ const (
 	MaxBytes = 256 << 20
 	// Limit bounds the fetching as a whole, with what is tried again.
 	Limit = 2 * time.Minute
-	// retryPause is between two tries of a server that does not answer, or is not well.
-	retryPause = time.Second
+	// retryPause is after the first try that failed. It is twice as long after each other, up to
+	// longestPause.
+	retryPause, longestPause = time.Second, 15 * time.Second
+	// badAnswers is how many answers that are not the file are taken before it is given up. It may
+	// be one that is just being uploaded, or one of several servers may not have it yet; a machine
+	// is a high price for that. With the pauses these are 15 s.
+	badAnswers = 5
 )
 
 var (
@@ -66,6 +71,8 @@ type Options struct {
 	// MaxBytes, Limit and Pause are optional: those above.
 	MaxBytes     int64
 	Limit, Pause time.Duration
+	// SyncFolder has the names in a folder outlive a loss of power. Optional.
+	SyncFolder func(path string) error
 }
 
 // Successor is the agent after this one, if Kip wants any.
@@ -76,6 +83,7 @@ type Successor struct {
 	self func() (string, error)
 
 	mu     sync.Mutex
+	is     string // digest of the program that runs; "" before it was asked for
 	wanted string // digest; "" before any was
 	failed error
 }
@@ -98,6 +106,9 @@ func New(o Options) *Successor {
 	if o.Limit == 0 {
 		o.Limit, o.Pause = Limit, retryPause
 	}
+	if o.SyncFolder == nil {
+		o.SyncFolder = syncFolder
+	}
 	return &Successor{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return digestOf(o.Self) })}
 }
 
@@ -113,6 +124,9 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 	if err != nil {
 		return fmt.Errorf("tell which agent this is: %w", err)
 	}
+	s.mu.Lock()
+	s.is = self
+	s.mu.Unlock()
 	if wanted == self {
 		return nil
 	}
@@ -131,6 +145,13 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 		return s.failed
 	}
 	return ErrUnderWay
+}
+
+// Self is the digest of the program that runs; "" where no Want has asked which it is.
+func (s *Successor) Self() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.is
 }
 
 // UnderWay says that another agent is wanted, and that it is not known yet that this machine
@@ -191,20 +212,8 @@ func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
 	}
 	fetch, cancel := context.WithTimeout(ctx, s.o.Limit)
 	defer cancel()
-	for {
-		err := s.fetch(fetch, j, program)
-		if err == nil {
-			break
-		}
-		var final *finalError
-		if errors.As(err, &final) {
-			return "", err
-		}
-		select {
-		case <-fetch.Done():
-			return "", fmt.Errorf("it was not fetched within %v: %w", s.o.Limit, err)
-		case <-time.After(s.o.Pause):
-		}
+	if err := s.fetchAgain(fetch, j, program); err != nil {
+		return "", err
 	}
 	says, err := s.o.Try(ctx, program)
 	if err != nil {
@@ -214,9 +223,35 @@ func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
 	return program, nil
 }
 
+// fetchAgain fetches the program, and asks again as long as that may help.
+func (s *Successor) fetchAgain(ctx context.Context, j job, program string) error {
+	bad := 0
+	for pause := s.o.Pause; ; pause = min(2*pause, longestPause) {
+		err := s.fetch(ctx, j, program)
+		if err == nil || errors.As(err, new(*finalError)) {
+			return err
+		}
+		if errors.As(err, new(*badAnswerError)) {
+			if bad++; bad == badAnswers {
+				return fmt.Errorf("%w; such were the answers to %d requests", err, bad)
+			}
+		}
+		s.o.Log.Warn("fetching another agent again", "after", pause, "err", err)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("it was not fetched within %v: %w", s.o.Limit, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
 // clear makes the folder, and removes what earlier tries have left in it.
 func (s *Successor) clear() error {
-	if err := os.MkdirAll(s.o.Dir, 0o700); err != nil {
+	err := os.MkdirAll(s.o.Dir, 0o700)
+	if err == nil {
+		err = s.o.SyncFolder(filepath.Dir(s.o.Dir)) // else what is synced in it may be lost with it
+	}
+	if err != nil {
 		return fmt.Errorf("make the folder of agents: %w", err)
 	}
 	left, err := os.ReadDir(s.o.Dir)
@@ -237,6 +272,15 @@ type finalError struct{ error }
 func (e *finalError) Unwrap() error { return e.error }
 
 func final(format string, args ...any) error { return &finalError{fmt.Errorf(format, args...)} }
+
+// badAnswerError is an answer that is not the file that is wanted.
+type badAnswerError struct{ error }
+
+func (e *badAnswerError) Unwrap() error { return e.error }
+
+func badAnswer(format string, args ...any) error {
+	return &badAnswerError{fmt.Errorf(format, args...)}
+}
 
 // mostRedirects is how many are followed.
 const mostRedirects = 5
@@ -295,10 +339,10 @@ func (s *Successor) fetch(ctx context.Context, j job, program string) (err error
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:
 		return fmt.Errorf("fetch %s: the server answered %s", j.source, resp.Status)
 	default:
-		return final("fetch %s: the server answered %s", j.source, resp.Status)
+		return badAnswer("fetch %s: the server answered %s", j.source, resp.Status)
 	}
 	if resp.ContentLength > s.o.MaxBytes {
-		return final("%s has %d bytes: an agent has %d at most", j.source, resp.ContentLength, s.o.MaxBytes)
+		return badAnswer("%s has %d bytes: an agent has %d at most", j.source, resp.ContentLength, s.o.MaxBytes)
 	}
 	f, err := os.CreateTemp(s.o.Dir, partial)
 	if err != nil {
@@ -314,13 +358,17 @@ func (s *Successor) fetch(ctx context.Context, j job, program string) (err error
 	case err != nil: // of the disk
 		return errors.Join(final("keep %s: %w", j.source, err), f.Close())
 	case n > s.o.MaxBytes:
-		return errors.Join(final("%s has more than the %d bytes that an agent may have", j.source, s.o.MaxBytes), f.Close())
+		return errors.Join(badAnswer("%s has more than the %d bytes that an agent may have", j.source, s.o.MaxBytes), f.Close())
 	case is != j.digest:
 		why := "it is another file, or was changed"
-		return errors.Join(final("%s has the SHA-256 %s, and %s is wanted: %s", j.source, is, j.digest, why), f.Close())
+		return errors.Join(badAnswer("%s has the SHA-256 %s, and %s is wanted: %s", j.source, is, j.digest, why), f.Close())
 	}
 	if err := errors.Join(f.Chmod(0o500), f.Sync(), f.Close(), os.Rename(f.Name(), program)); err != nil {
 		return final("keep %s: %w", j.source, err)
+	}
+	// Before it takes over: after a loss of power the agent of the image would come back.
+	if err := s.o.SyncFolder(s.o.Dir); err != nil {
+		return errors.Join(final("keep %s: %w", j.source, err), os.Remove(program))
 	}
 	// A process that is being started may have the file open for writing until it has begun:
 	// the kernel would not start the program.
@@ -361,6 +409,14 @@ func Kept(dir, self string) (program string, err error) {
 		}
 	}
 	return "", errors.Join(errs...)
+}
+
+func syncFolder(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // digestOf is the SHA-256 of a file, in lower-case hex digits.

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +208,43 @@ func TestWhatIsNotTheAgentThatIsWantedIsNeverStarted(t *testing.T) {
 	}
 }
 
+// What is not synced by name is gone after a loss of power, and the agent before it comes back.
+func TestAnAgentTakesOverOnlyOnceItsNameIsOnTheDisk(t *testing.T) {
+	broken := errors.New("the disk is broken")
+	for name, breaks := range map[string]string{"": "", "the state's": "state", "its own": "agent"} {
+		t.Run("a folder that cannot be synced: "+name, func(t *testing.T) {
+			w := newWorld(t, file(program))
+			w.dir = filepath.Join(filepath.Dir(w.dir), "state", "agent")
+			var synced []string
+			s := w.successor()
+			s.o.SyncFolder = func(path string) error {
+				if len(w.tried) > 0 {
+					t.Error("it was started before")
+				}
+				synced = append(synced, strings.Join(append([]string{filepath.Base(path)}, w.files()...), " "))
+				if filepath.Base(path) == breaks {
+					return broken
+				}
+				return syncFolder(path)
+			}
+			var failed error
+			got := w.run(s, func() bool {
+				failed = s.Want(w.agent(sum(program)), false)
+				return !errors.Is(failed, ErrUnderWay)
+			})
+			if breaks != "" {
+				if got != "" || !errors.Is(failed, ErrRefused) || !errors.Is(failed, broken) || len(w.tried) != 0 || len(w.files()) != 0 {
+					t.Errorf("program %q, %v; tried %q, left %q", got, failed, w.tried, w.files())
+				}
+				return
+			}
+			if want := []string{"state", "agent " + sum(program)}; filepath.Base(got) != sum(program) || !slices.Equal(synced, want) {
+				t.Errorf("program %q, synced %q, want %q", got, synced, want)
+			}
+		})
+	}
+}
+
 func TestAServerThatIsNotWellIsAskedAgain(t *testing.T) {
 	asked := 0
 	w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
@@ -226,6 +264,41 @@ func TestAServerThatIsNotWellIsAskedAgain(t *testing.T) {
 	}
 	if got := w.run(s, never); filepath.Base(got) != sum(program) || asked != 3 || len(w.files()) != 1 {
 		t.Errorf("%s after %d requests, left %q", got, asked, w.files())
+	}
+}
+
+func TestAnAnswerThatIsNotTheFileIsNotTakenForTheLastWord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bad  int // answers before the file
+		want bool
+	}{"of the last try but one": {badAnswers - 1, true}, "of all": {1 << 20, false}} {
+		t.Run(name, func(t *testing.T) {
+			asked := 0
+			w := newWorld(t, func(w http.ResponseWriter, r *http.Request) {
+				switch asked++; {
+				case asked > tc.bad:
+					file(program)(w, r)
+				case asked%3 == 0:
+					http.NotFound(w, r)
+				case asked%3 == 1:
+					file(program+" of another day")(w, r)
+				default:
+					file(strings.Repeat("x", 101))(w, r)
+				}
+			})
+			s := w.successor()
+			var failed error
+			got := w.run(s, func() bool {
+				failed = s.Want(w.agent(sum(program)), false)
+				return !errors.Is(failed, ErrUnderWay)
+			})
+			if asked != badAnswers || tc.want != (filepath.Base(got) == sum(program)) || tc.want && len(w.files()) != 1 {
+				t.Errorf("%q after %d requests, left %q: %v", got, asked, w.files(), failed)
+			}
+			if !tc.want && (!errors.Is(failed, ErrRefused) || !strings.Contains(failed.Error(), "answers to 5 requests")) {
+				t.Error(failed)
+			}
+		})
 	}
 }
 

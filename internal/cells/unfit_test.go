@@ -1,0 +1,112 @@
+package cells
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// nodeEvents notes the events of virtual nodes.
+type nodeEvents struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (n *nodeEvents) Event(node, kind, reason, message string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.said = append(n.said, node+" "+kind+" "+reason+": "+message)
+}
+
+func (n *nodeEvents) all() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.said...)
+}
+
+func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status int
+		answer string
+		boots  time.Duration // and then ends each try
+	}{
+		"since it is refused":       {http.StatusBadRequest, "the server answered 404 Not Found", time.Second},
+		"since it comes never":      {http.StatusServiceUnavailable, "the agent is being fetched", time.Minute},
+		"since the image is of old": {http.StatusNotFound, "404 page not found", time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			agents, node := &goers{status: tc.status, answer: tc.answer}, &nodeEvents{}
+			setUp := func(c *setup) {
+				withAgent("v2")(c)
+				c.NodeEvents = node
+			}
+			inBubble(t, setUp, nil, func(t *testing.T, b *bubble) {
+				b.links.agents = agents.serve
+				pods := []string{"a", "b"}
+				request := func(pods ...string) {
+					for _, pod := range pods {
+						if b.phase(pod) != "" {
+							continue
+						}
+						if _, err := b.cells.Request(t.Context(), nano(pod)); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				// The first one tries as often as it likes. The other one finds what it has found.
+				for range refusedAgents {
+					request("a")
+					b.later(tc.boots + 10*time.Second)
+				}
+				if n := b.launched(); n != refusedAgents {
+					t.Fatalf("%d launches before any has to wait, want %d; said %v", n, refusedAgents, b.events)
+				}
+				request(pods...)
+				b.later(10 * time.Second)
+				cell, _ := b.cells.ForPod(ref("b").UID)
+				if n := b.launched(); n != refusedAgents || b.phase("a") != apiv1.Requested || b.phase("b") != apiv1.Requested ||
+					len(b.cooled) > 0 || !strings.Contains(b.cells.WaitsFor(cell.ID), "agent") {
+					t.Errorf("%d launches; a is %q, cooled %v; b waits for %q", n, b.phase("a"), b.cooled, b.cells.WaitsFor(cell.ID))
+				}
+				if said := b.said("Warning AgentNotStarted", "the pod waits"); len(said) != 2 {
+					t.Errorf("said %v", b.events)
+				}
+				if said := node.all(); len(said) != 1 || !strings.Contains(said[0], "Warning AgentNotStarted: 3 machines could not have the agent") {
+					t.Errorf("said of the node %q", said)
+				}
+				// Those of an image of its own are launched all the same.
+				own := nano("own")
+				own.Options = Options{Image: map[string]string{"imageid": "mine"}}
+				if _, err := b.cells.Request(t.Context(), own); err != nil {
+					t.Fatal(err)
+				}
+				b.later(10 * time.Second)
+				if n := b.launched(); n != refusedAgents+1 || b.phase("own") == apiv1.Requested {
+					t.Errorf("%d launches with one of another image, which is %q", n, b.phase("own"))
+				}
+				// One goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes.
+				for range 61 {
+					b.later(time.Minute)
+					request(pods...)
+				}
+				if n := b.launched(); n < refusedAgents+5 || n > refusedAgents+7 {
+					t.Errorf("%d launches in an hour, want one for each pause", n)
+				}
+				agents.say(http.StatusOK, "")
+				for range 35 {
+					b.later(time.Minute)
+					request(pods...)
+				}
+				for _, pod := range pods {
+					if b.phase(pod) != apiv1.Bound {
+						t.Errorf("when it is mended %s is %q; said %v", pod, b.phase(pod), b.events)
+					}
+				}
+			})
+		})
+	}
+}
