@@ -325,6 +325,15 @@ func TestAMachineHasACgroupOfItsOwnThatHoldsItToItsType(t *testing.T) {
 	onlyBridgeIsLeft(t, cfg)
 }
 
+func TestAPartOfACPUIsAWholeOneForAPartOfTheTime(t *testing.T) {
+	for milli, want := range map[int64]int{1: 1, 500: 1, 1000: 1, 1001: 2, 1500: 2, 4000: 4} {
+		typ := catalog.InstanceType{MilliCPU: milli}
+		if got, size := cpus(typ), (&kind{}).size(typ); got != want || size.MilliCPU != milli {
+			t.Errorf("%d thousandths: %d CPUs, want %d; held to %d", milli, got, want, size.MilliCPU)
+		}
+	}
+}
+
 func TestMachinesAreHeldToWhatQEMUNeedsBesideTheirMemory(t *testing.T) {
 	large := catalog.InstanceType{MilliCPU: 4000, MemoryBytes: 8 << 30}
 	want := cgroups.Size{MilliCPU: 4000, MemoryBytes: (8192 + 32 + 256 + 32) << 20}
