@@ -72,6 +72,8 @@ stop: build ## end and remove what a killed run left on this machine; as root
 
 ##### build
 
+# What is in the boot image and in the agent for other images.
+IMAGED := itzo itzo-containerd itzo-lite itzo-boot runc pause ptp host-local portmap
 PROGRAMS := kip kipctl kip-image itzo itzo-containerd itzo-lite itzo-boot kip-dev kip-node runc pause coredns ptp host-local portmap
 
 .PHONY: build
@@ -84,7 +86,7 @@ prerequisites: ## install what this machine lacks, where that is possible
 .PHONY: announce
 announce:
 	@mkdir -p $(BIN)
-	@[ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 12 minutes on two cores'
+	@[ -n '$(CROSS)' ] || [ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 12 minutes on two cores'
 
 # Go itself knows what has to be built again, so the rules always ask it.
 .PHONY: FORCE
@@ -112,17 +114,32 @@ $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
 	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C image/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 
-# For another architecture its programs must be there: where they are is IMAGE_PROGRAMS.
-IMAGE_ARCH ?= $(shell $(GO) env GOARCH)
-IMAGE_PROGRAMS ?= $(BIN)
+# For another architecture its programs are built first, into a folder of their own: runc and
+# pause want a C compiler for it. IMAGE_PROGRAMS is where they are already.
+HOST_ARCH := $(shell $(GO) env GOHOSTARCH)
+IMAGE_ARCH ?= $(HOST_ARCH)
+FOREIGN_PROGRAMS := $(BIN)/$(IMAGE_ARCH)
+IMAGE_PROGRAMS ?= $(if $(filter $(HOST_ARCH),$(IMAGE_ARCH)),$(BIN),$(FOREIGN_PROGRAMS))
+IMAGE_NEEDS := $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image $(if $(filter $(FOREIGN_PROGRAMS),$(IMAGE_PROGRAMS)),foreign-programs))
+CROSS := $(if $(filter $(HOST_ARCH),$(IMAGE_ARCH)),,$(patsubst arm64,aarch64,$(patsubst amd64,x86_64,$(IMAGE_ARCH)))-linux-gnu-)
+.PHONY: foreign-programs
+foreign-programs:
+	@hack/prerequisites --cross '$(IMAGE_ARCH)'
+	@mkdir -p $(FOREIGN_PROGRAMS)
+	@GOARCH=$(IMAGE_ARCH) PKG_CONFIG_LIBDIR=/usr/lib/$(patsubst %-,%,$(CROSS))/pkgconfig $(MAKE) --no-print-directory \
+		BIN=$(FOREIGN_PROGRAMS) CC=$(CROSS)gcc image-programs
+
+.PHONY: image-programs
+image-programs: $(IMAGED:%=$(BIN)/%)
+
 IMAGE_FORMATS ?= raw,qcow2,tar.gz,vhd
 IMAGE_GONE ?= fail
 .PHONY: image
-image: $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image) ## the boot image of cells, into bin/image (IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=, IMAGE_GONE=)
+image: $(IMAGE_NEEDS) ## the boot image of cells, into bin/image (IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=, IMAGE_GONE=)
 	@$(BIN)/kip-image build -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -formats=$(IMAGE_FORMATS) -out=$(BIN)/image -gone=$(IMAGE_GONE)
 
 .PHONY: agent
-agent: $(if $(filter $(BIN),$(IMAGE_PROGRAMS)),build,$(BIN)/kip-image) ## the agent for a Linux of one's own, bin/image/kip-agent-ARCH.tar.gz (IMAGE_ARCH=, IMAGE_PROGRAMS=)
+agent: $(IMAGE_NEEDS) ## the agent for a Linux of one's own, bin/image/kip-agent-ARCH.tar.gz (IMAGE_ARCH=, IMAGE_PROGRAMS=)
 	@$(BIN)/kip-image agent -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -out=$(BIN)/image
 
 .PHONY: image-lock
@@ -148,7 +165,7 @@ $(BIN)/kubectl: | announce
 	@ln -sf kip-dev $@
 
 $(BIN)/pause: cmd/pause/pause.c | announce
-	@gcc -Os -static -s -Wall -Werror -o $@ $<
+	@$(CC) -Os -static -s -Wall -Werror -o $@ $<
 
 ##### check
 

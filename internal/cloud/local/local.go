@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 )
 
 var (
@@ -28,9 +30,9 @@ type Cloud struct {
 
 // kind makes machines of namespaces and cgroups.
 type kind struct {
-	cfg         Config
-	hierarchies hierarchies
-	mkfs        string // makes disks; "" where that cannot be done
+	cfg     Config
+	cgroups cgroups.Machines
+	mkfs    string // makes disks; "" where that cannot be done
 }
 
 // New opens the cloud in cfg.StateDir, as host.New does.
@@ -47,14 +49,14 @@ func New(cfg Config) (_ *Cloud, err error) {
 	if err := checkHost(); err != nil {
 		return nil, fmt.Errorf("local cloud: %w", err)
 	}
-	hs, err := hostHierarchies()
+	groups, err := cgroups.Of(cfg.Group)
 	if err != nil {
 		return nil, fmt.Errorf("local cloud: %w", err)
 	}
 	if err := refuseOverlay(cfg.StateDir); err != nil {
 		return nil, fmt.Errorf("local cloud: %w", err)
 	}
-	k := &kind{cfg: cfg, hierarchies: hs}
+	k := &kind{cfg: cfg, cgroups: groups}
 	// Before host.New, which is given the kind whole.
 	if k.mkfs, err = findMkfs(); err != nil {
 		cfg.Log.Warn("machines can fill the host's disk: theirs have no limit", "err", err)
@@ -92,44 +94,41 @@ func look(cfg Config) (*kind, error) {
 	if err != nil {
 		return nil, err
 	}
-	hs, err := hostHierarchies()
-	return &kind{cfg: cfg, hierarchies: hs}, err
+	groups, err := cgroups.Of(cfg.Group)
+	return &kind{cfg: cfg, cgroups: groups}, err
 }
 
 // Name is the key in provider.yaml.
 func (k *kind) Name() string { return "local" }
+
+// size is what a machine of a type is held to.
+func size(t catalog.InstanceType) cgroups.Size {
+	return cgroups.Size{MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes}
+}
 
 // Kill ends a machine by its init, with which the kernel ends all others.
 func (k *kind) Kill(id string, init *host.Handle) error {
 	if err := init.Kill(); err != nil {
 		return err
 	}
-	for _, h := range k.hierarchies {
-		h.thaw(h.cgroup(k.cfg.Group, id))
-	}
+	k.cgroups.Thaw(id)
 	return nil
 }
 
 // Clear removes the machine's cgroups.
 func (k *kind) Clear(ctx context.Context, id string) error {
-	return k.hierarchies.remove(ctx, k.cfg.Clock, k.cfg.Group, id)
+	return k.cgroups.Remove(ctx, k.cfg.Clock, id)
 }
 
 // ClearAll removes the cgroup above the machines'.
-func (k *kind) ClearAll() error { return k.hierarchies.removeRoot(k.cfg.Group) }
+func (k *kind) ClearAll() error { return k.cgroups.RemoveRoot() }
 
 // Traces are the names of the machines' cgroups.
-func (k *kind) Traces() []string { return k.hierarchies.machines(k.cfg.Group) }
+func (k *kind) Traces() []string { return k.cgroups.IDs() }
 
 // Inspect tells of the cgroups, and of what runs in them.
 func (k *kind) Inspect() (found []string, pids []int, err error) {
-	for _, h := range k.hierarchies {
-		root := h.cgroupRoot(k.cfg.Group)
-		pids = append(pids, processes(root)...)
-		for _, d := range tree(root) {
-			found = append(found, "cgroup "+d)
-		}
-	}
+	found, pids = k.cgroups.Inspect()
 	return found, pids, nil
 }
 
@@ -180,7 +179,7 @@ func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err err
 		return nil, fmt.Errorf("fill the machine's folder: %w", err)
 	}
 	k.cfg.Reached("populated")
-	if err := k.hierarchies.create(k.cfg.Group, b.ID, b.Type); err != nil {
+	if err := k.cgroups.Create(b.ID, size(b.Type)); err != nil {
 		return nil, err
 	}
 	k.cfg.Reached("limited")
@@ -189,7 +188,7 @@ func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err err
 	} else if err != nil {
 		return nil, err
 	}
-	if err := k.hierarchies.attach(k.cfg.Group, b.ID, p.pid); err != nil {
+	if err := k.cgroups.Attach(b.ID, p.pid); err != nil {
 		return nil, err
 	}
 	k.cfg.Reached("attached")

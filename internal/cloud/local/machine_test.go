@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
@@ -347,19 +348,19 @@ func TestMachineIsHeldToItsLimitsAndMaySubdivideThem(t *testing.T) {
 	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
-	hs, err := hostHierarchies()
+	groups, err := cgroups.Of(cfg.Group)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, h := range hs {
+	for _, h := range groups.Hierarchies {
 		name := "/sys/fs/cgroup/" + filepath.Base(h.Mount)
-		if hs.pureV2() {
+		if groups.PureV2() {
 			name = "/sys/fs/cgroup"
 		}
-		for _, l := range h.limits(testTypes[0], hs.pureV2()) {
-			got := run(t, i.ManagementIP, "cat "+name+"/"+l.path+" 2> /dev/null || true")
-			if got != l.content && !(l.optional && got == "") {
-				t.Errorf("%s in %s: got %q, want %q", l.path, name, got, l.content)
+		for _, l := range groups.Limits(h, size(testTypes[0])) {
+			got := run(t, i.ManagementIP, "cat "+name+"/"+l.Path+" 2> /dev/null || true")
+			if got != l.Content && !(l.Optional && got == "") {
+				t.Errorf("%s in %s: got %q, want %q", l.Path, name, got, l.Content)
 			}
 		}
 		run(t, i.ManagementIP, "mkdir "+name+"/sub && ls "+name+"/sub/cgroup.procs")
@@ -519,13 +520,13 @@ func TestFrozenProcessesAreEnded(t *testing.T) {
 	cfg := testHost(t)
 	c := open(t, cfg)
 	i := launch(t, c, request("a"))
-	hs, err := hostHierarchies()
+	groups, err := cgroups.Of(cfg.Group)
 	if err != nil {
 		t.Fatal(err)
 	}
 	group, freeze, frozen := "/sys/fs/cgroup/f", "1 > $f/cgroup.freeze", "'frozen 1' $f/cgroup.events"
-	if !hs.pureV2() {
-		if !slices.ContainsFunc(hs, func(h hierarchy) bool { return h.has("freezer") }) {
+	if !groups.PureV2() {
+		if !slices.ContainsFunc(groups.Hierarchies, func(h cgroups.Hierarchy) bool { return h.Has("freezer") }) {
 			t.Skip("this host has no freezer")
 		}
 		group, freeze, frozen = "/sys/fs/cgroup/freezer/f", "FROZEN > $f/freezer.state", "FROZEN $f/freezer.state"

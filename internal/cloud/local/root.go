@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 )
 
 // hidden is where, in a machine, the files are that cover kernel entries. It
@@ -301,7 +302,7 @@ func (b *build) leaf(dir string) {
 		err = os.WriteFile(filepath.Join(init, "cgroup.procs"), []byte("0"), 0)
 	}
 	if err == nil {
-		err = delegate(dir)
+		err = cgroups.Delegate(dir)
 	}
 	if err != nil {
 		b.err = fmt.Errorf("delegate cgroup controllers to the machine: %w", err)

@@ -31,11 +31,11 @@ func (k *kind) spec(b *host.Boot) spec {
 		GatewayIPv6: b.GatewayIPv6,
 		Cores:       cores(b.Type),
 		MemoryBytes: b.Type.MemoryBytes,
-		PureV2:      k.hierarchies.pureV2(),
+		PureV2:      k.cgroups.PureV2(),
 		GPUs:        standIns(b.Type),
 	}
-	for _, h := range k.hierarchies {
-		g := machineGroup{Host: h.cgroup(k.cfg.Group, b.ID), Name: filepath.Base(h.Mount)}
+	for _, h := range k.cgroups.Hierarchies {
+		g := machineGroup{Host: k.cgroups.Dir(h, b.ID), Name: filepath.Base(h.Mount)}
 		for _, name := range h.Controllers {
 			// Where one hierarchy holds several controllers, each can also be
 			// found under its own name.

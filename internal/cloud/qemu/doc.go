@@ -4,6 +4,6 @@
 // host's, QEMU's command line and monitor package vm's.
 //
 // A machine's folder is the working folder of its QEMU, by which its processes are found
-// when all else is lost. QEMU begins paused: before its process is recorded, nothing of the
-// machine runs.
+// when all else is lost, and it has cgroups of its own. The process becomes QEMU when it is
+// in them and recorded, and QEMU begins paused: before that nothing of the machine runs.
 package qemu

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
@@ -132,19 +133,32 @@ func TestImagesGoWithTheLastMachineThatBootsThem(t *testing.T) {
 
 func TestTypesAreThoseOfWhichAMachineCanBe(t *testing.T) {
 	all := []catalog.InstanceType{
-		{Name: "half", MilliCPU: 500, MemoryBytes: 2 << 30},
-		{Name: "little", MilliCPU: 1000, MemoryBytes: 512 << 20},
-		{Name: "good", MilliCPU: 1000, MemoryBytes: 1 << 30, BootTimeout: catalog.BootTimeout},
-		{Name: "large", MilliCPU: 4000, MemoryBytes: 8 << 30},
+		{Name: "little", MilliCPU: 250, MemoryBytes: 256 << 20},
+		{Name: "half", MilliCPU: 500, MemoryBytes: 512 << 20, BootTimeout: catalog.BootTimeout},
+		{Name: "more", MilliCPU: 2001, MemoryBytes: 4 << 30},
+		{Name: "all", MilliCPU: 2000, MemoryBytes: 4 << 30, BootTimeout: catalog.BootTimeout},
 	}
-	for accelerator, want := range map[string]catalog.InstanceType{vm.KVM: all[2], vm.TCG: {Name: "good", BootTimeout: bootEmulated}} {
+	for accelerator, limit := range map[string]time.Duration{vm.KVM: catalog.BootTimeout, vm.TCG: bootEmulated} {
 		got := possible(all, 2, accelerator)
-		if len(got) != 1 || got[0].Name != want.Name || got[0].BootTimeout != want.BootTimeout {
-			t.Errorf("with %s: %+v, want %+v", accelerator, got, want)
+		if len(got) != 2 || got[0].Name != "half" || got[1].Name != "all" || got[0].BootTimeout != limit || got[1].BootTimeout != limit {
+			t.Errorf("with %s: %+v, want half and all, which boot within %v", accelerator, got, limit)
 		}
 	}
-	if all[2].BootTimeout != catalog.BootTimeout {
+	if all[1].BootTimeout != catalog.BootTimeout || all[1].UsableBytes != 0 {
 		t.Error("the caller's types were changed")
+	}
+}
+
+// A machine has no less than its type is taken to have, or its first pod is placed twice; and
+// little more, or pods pay for what they do not get.
+func TestWhatAKernelSeesOfItsMemoryIsKnownBeforeTheFirstMachine(t *testing.T) {
+	// MemTotal of the boot image's kernel, in KiB, by MiB of the machine.
+	for megabytes, kib := range map[int64]int64{512: 475856, 1024: 991180, 2048: 2021840, 4096: 4016840, 8192: 8139456} {
+		typ := catalog.InstanceType{Name: "a", MilliCPU: 1000, MemoryBytes: megabytes << 20}
+		got := possible([]catalog.InstanceType{typ}, 1, vm.KVM)[0].SeenBytes()
+		if spare := kib<<10 - got; spare < 0 || spare > megabytes<<20/100 {
+			t.Errorf("of %d MiB %d bytes are taken to be seen, and it sees %d", megabytes, got, kib<<10)
+		}
 	}
 }
 

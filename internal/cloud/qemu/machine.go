@@ -13,7 +13,9 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
@@ -53,27 +55,39 @@ func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err err
 	if err != nil {
 		return nil, err
 	}
+	if err := k.cgroups.Create(b.ID, k.size(b.Type)); err != nil {
+		return nil, err
+	}
+	k.cfg.Reached("limited")
 	socket, err := listen(b.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("make the socket of QEMU's monitor: %w", err)
 	}
 	defer socket.Close()
 	said := filepath.Join(b.Dir, saidFile)
-	pid, err := spawn(program, b.Dir, machine.Args(), said, socket)
+	p, err := spawn(program, b.Dir, machine.Args(), said, socket)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	defer func() {
 		if err != nil {
-			abandon(pid)
+			p.abandon()
 			err = fmt.Errorf("%w%s", err, lastWords(said))
 		}
 	}()
 	k.cfg.Reached("spawned")
-	// The machine is paused: until it is recorded, it has done nothing.
-	h, err := b.Identify(pid)
+	// Before it is QEMU: what that takes is the machine's from the first byte on.
+	if err := k.cgroups.Attach(b.ID, p.pid); err != nil {
+		return nil, err
+	}
+	k.cfg.Reached("attached")
+	h, err := b.Identify(p.pid)
 	if err != nil {
 		return nil, err
+	}
+	if err := p.release(); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("let %s begin: %w", program, err)
 	}
 	if err := k.begin(ctx, b.Dir, socket); err != nil {
 		h.Close()
@@ -82,6 +96,38 @@ func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err err
 	k.cfg.Reached("begun")
 	return h, nil
 }
+
+// What a machine's QEMU may take of the host beside the machine's memory, in bytes.
+const (
+	// ownMemory is for QEMU itself and for the part of the disk that the host has in memory,
+	// which gives way. It is wide: what exceeds it is killed. Emulated, a machine of 512 MiB
+	// with a pod took 360 MiB besides, most of it translated code.
+	ownMemory = 256 << 20
+	// perCPU is for the stacks of a virtual CPU.
+	perCPU = 8 << 20
+	// pageTables is how much memory one byte of its page tables describes: eight bytes a
+	// page of 4 KiB, in the host's tables and once more in the machine's.
+	pageTables = 4096 / 16
+	// translated is the most that emulation keeps of the code that it has translated:
+	// QEMU's default.
+	translated = 1 << 30
+)
+
+// size is what the QEMU of a machine of a type is held to.
+func (k *kind) size(t catalog.InstanceType) cgroups.Size {
+	s := cgroups.Size{
+		MilliCPU:    t.MilliCPU,
+		MemoryBytes: t.MemoryBytes + t.MemoryBytes/pageTables + ownMemory + perCPU*int64(cpus(t)),
+	}
+	if k.accelerator == vm.TCG {
+		s.MemoryBytes += translated
+	}
+	return s
+}
+
+// cpus are the virtual CPUs of a machine of a type: a part of one is a whole one, which its
+// cgroup stops from time to time.
+func cpus(t catalog.InstanceType) int { return int(max(t.MilliCPU+999, 1000) / 1000) }
 
 // machine is what QEMU is to make, in the machine's folder.
 func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
@@ -93,7 +139,7 @@ func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
 	sum := sha256.Sum256([]byte("kip machine " + b.ID))
 	return vm.Machine{
 		Accelerator: k.accelerator,
-		CPUs:        int(b.Type.MilliCPU / 1000),
+		CPUs:        cpus(b.Type),
 		MemoryBytes: b.Type.MemoryBytes,
 		Kernel: &vm.Kernel{
 			Linux:     imageLink + "/" + linuxFile,

@@ -40,39 +40,58 @@ func running(machines string) (map[string][]int, error) {
 	return found, nil
 }
 
-// spawn starts a program in a folder, in a session of its own, so that it outlives this
-// process, with what it says going to a file, and files for its descriptors from 3 on.
-func spawn(path, dir string, args []string, said string, files ...*os.File) (pid int, err error) {
-	nothing, err := os.Open(os.DevNull)
-	if err != nil {
-		return 0, err
-	}
-	defer nothing.Close()
+// waiting is a process that becomes a program when it is released. If this process dies
+// before, it ends, having done nothing.
+type waiting struct {
+	pid  int
+	gate *os.File
+}
+
+// gateScript is what it runs meanwhile.
+const gateScript = `read -r go && exec "$@" < /dev/null`
+
+// spawn starts a process that is to become a program in a folder, in a session of its own,
+// so that it outlives this process, with what it says going to a file, and files for its
+// descriptors from 3 on.
+func spawn(path, dir string, args []string, said string, files ...*os.File) (*waiting, error) {
 	out, err := os.OpenFile(said, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer out.Close()
-	p, err := os.StartProcess(path, append([]string{filepath.Base(path)}, args...), &os.ProcAttr{
+	ear, gate, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer ear.Close()
+	p, err := os.StartProcess("/bin/sh", append([]string{"sh", "-c", gateScript, "sh", path}, args...), &os.ProcAttr{
 		Dir:   dir,
 		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"},
-		Files: append([]*os.File{nothing, out, out}, files...),
+		Files: append([]*os.File{ear, out, out}, files...),
 		Sys:   &unix.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return 0, err
+		gate.Close()
+		return nil, err
 	}
-	pid = p.Pid
-	// Waiting is done by the machine's own handle.
-	return pid, p.Release()
+	w := &waiting{pid: p.Pid, gate: gate}
+	// Waiting for its end is done by the machine's own handle.
+	return w, p.Release()
 }
 
-// abandon ends and reaps a process that is our child and not reaped yet, so that the PID is
+// release lets the process become the program.
+func (w *waiting) release() error {
+	_, err := w.gate.WriteString("\n")
+	return errors.Join(err, w.gate.Close())
+}
+
+// abandon ends and reaps the process. It is our child and not reaped yet, so the PID is
 // still its own.
-func abandon(pid int) {
-	_ = unix.Kill(pid, unix.SIGKILL)
+func (w *waiting) abandon() {
+	w.gate.Close()
+	_ = unix.Kill(w.pid, unix.SIGKILL)
 	for {
-		if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Wait4(w.pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
@@ -34,6 +35,7 @@ type Cloud struct{ *host.Cloud }
 type kind struct {
 	cfg         Config
 	accelerator string
+	cgroups     cgroups.Machines
 	image       image
 }
 
@@ -68,7 +70,10 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make stateDir: %w", err)
 	}
-	k := &kind{cfg: cfg}
+	k, err := look(cfg)
+	if err != nil {
+		return nil, err
+	}
 	why := error(nil)
 	if k.accelerator, why = accelerator(ctx, cfg.Accelerator, vm.Program, cfg.StateDir); why != nil {
 		if cfg.Accelerator == vm.KVM {
@@ -95,7 +100,11 @@ func Destroy(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("destroy qemu cloud: %w", err)
 	}
-	return host.Destroy(ctx, cfg.Config, &kind{cfg: cfg})
+	k, err := look(cfg)
+	if err != nil {
+		return fmt.Errorf("destroy qemu cloud: %w", err)
+	}
+	return host.Destroy(ctx, cfg.Config, k)
 }
 
 // Leftovers names everything on this host that belongs to the cloud in cfg.StateDir, as
@@ -105,14 +114,31 @@ func Leftovers(ctx context.Context, cfg Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return host.Leftovers(ctx, cfg.Config, &kind{cfg: cfg})
+	k, err := look(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return host.Leftovers(ctx, cfg.Config, k)
+}
+
+// look returns a kind that can find and end machines, and make none. The configuration has
+// its defaults.
+func look(cfg Config) (*kind, error) {
+	groups, err := cgroups.Of(cfg.Group)
+	return &kind{cfg: cfg, cgroups: groups}, err
 }
 
 // Name is the key in provider.yaml.
 func (k *kind) Name() string { return "qemu" }
 
 // Kill ends a machine's QEMU.
-func (k *kind) Kill(_ string, p *host.Handle) error { return p.Kill() }
+func (k *kind) Kill(id string, p *host.Handle) error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	k.cgroups.Thaw(id)
+	return nil
+}
 
 // Shut presses the machine's power button.
 func (k *kind) Shut(ctx context.Context, _ string, p host.Process) error {
@@ -125,12 +151,16 @@ func (k *kind) ShutLimit() time.Duration { return k.cfg.ShutLimit }
 // clearPoll is how often is looked whether a process has ended.
 const clearPoll = 5 * time.Millisecond
 
-// Clear ends what runs in the machine's folder: a QEMU whose process was never recorded.
+// Clear ends what runs in the machine's folder and in its cgroups, such as a QEMU whose
+// process was never recorded, and removes the cgroups.
 func (k *kind) Clear(ctx context.Context, id string) error {
 	for {
 		running, err := running(k.machines())
-		if err != nil || len(running[id]) == 0 {
+		if err != nil {
 			return err
+		}
+		if len(running[id]) == 0 {
+			return k.cgroups.Remove(ctx, k.cfg.Clock, id)
 		}
 		for _, pid := range running[id] {
 			// Read a moment ago. PIDs are given out in turn, so this one does not come to
@@ -147,11 +177,14 @@ func (k *kind) Clear(ctx context.Context, id string) error {
 	}
 }
 
-// ClearAll removes the images.
-func (k *kind) ClearAll() error { return os.RemoveAll(filepath.Join(k.cfg.StateDir, imagesFolder)) }
+// ClearAll removes the images, and the cgroup above the machines'.
+func (k *kind) ClearAll() error {
+	return errors.Join(os.RemoveAll(filepath.Join(k.cfg.StateDir, imagesFolder)), k.cgroups.RemoveRoot())
+}
 
-// Traces are the IDs of machines of which a process runs.
-func (k *kind) Traces() (ids []string) {
+// Traces are the IDs of machines of which a process runs, or a cgroup is there.
+func (k *kind) Traces() []string {
+	ids := k.cgroups.IDs()
 	all, err := running(k.machines())
 	if err != nil {
 		k.cfg.Log.Error("cannot look for machines without a folder", "err", err)
@@ -160,16 +193,17 @@ func (k *kind) Traces() (ids []string) {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
-	return ids
+	return slices.Compact(ids)
 }
 
-// Inspect tells which processes run.
+// Inspect tells of the cgroups, and which processes run.
 func (k *kind) Inspect() (found []string, pids []int, err error) {
+	found, pids = k.cgroups.Inspect()
 	all, err := running(k.machines())
 	for _, of := range all {
 		pids = append(pids, of...)
 	}
-	return nil, pids, err
+	return found, pids, err
 }
 
 // machines is the folder of the machines' folders.

@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/cloudtest"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
@@ -196,7 +197,8 @@ func left(t testing.TB, cfg Config) []string {
 		t.Fatal(err)
 	}
 	return slices.DeleteFunc(all, func(s string) bool {
-		return s == "network device "+cfg.Bridge || strings.HasSuffix(s, " kip-agents-"+cfg.Bridge)
+		return s == "network device "+cfg.Bridge || strings.HasSuffix(s, " kip-agents-"+cfg.Bridge) ||
+			strings.HasPrefix(s, "cgroup ") && strings.HasSuffix(s, "/kip-"+cfg.Bridge)
 	})
 }
 
@@ -263,6 +265,85 @@ func TestAMachineBootsAndIsToldByFilesOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	onlyBridgeIsLeft(t, cfg)
+}
+
+func groupsOf(t testing.TB, cfg Config) cgroups.Machines {
+	t.Helper()
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := cgroups.Of(cfg.Group)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups
+}
+
+func TestAMachineHasACgroupOfItsOwnThatHoldsItToItsType(t *testing.T) {
+	cfg := testHost(t)
+	c := open(t, cfg)
+	i := launch(t, c, "a")
+	side, err := host.Inspect(cfg.Config, i.ID)
+	if err != nil || side.PID == 0 {
+		t.Fatalf("%+v, %v", side, err)
+	}
+	groups := groupsOf(t, cfg)
+	if !groups.PureV2() && len(groups.Hierarchies) < 2 {
+		t.Errorf("hierarchies: %+v", groups.Hierarchies)
+	}
+	limits := 0
+	// A GiB, its page tables, QEMU, a CPU's stacks, and the code that is translated.
+	want := cgroups.Size{MilliCPU: 1000, MemoryBytes: (1024 + 4 + 256 + 8 + 1024) << 20}
+	for _, h := range groups.Hierarchies {
+		read := func(name string) string {
+			text, err := os.ReadFile(filepath.Join(groups.Dir(h, i.ID), name))
+			if err != nil {
+				t.Error(err)
+			}
+			return strings.TrimSpace(string(text))
+		}
+		if got := read("cgroup.procs"); got != fmt.Sprint(side.PID) {
+			t.Errorf("in %s are processes %q, want %d alone", groups.Dir(h, i.ID), got, side.PID)
+		}
+		for _, l := range groups.Limits(h, want) {
+			if l.Optional {
+				continue // not every kernel has it
+			}
+			if got := read(l.Path); got != l.Content {
+				t.Errorf("%s in %s: %q, want %q", l.Path, h.Mount, got, l.Content)
+			}
+			limits++
+		}
+	}
+	if limits < 4 {
+		t.Errorf("%d limits were looked at", limits)
+	}
+	if err := c.Terminate(context.Background(), i.ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestAPartOfACPUIsAWholeOneForAPartOfTheTime(t *testing.T) {
+	for milli, want := range map[int64]int{1: 1, 500: 1, 1000: 1, 1001: 2, 1500: 2, 4000: 4} {
+		typ := catalog.InstanceType{MilliCPU: milli}
+		if got, size := cpus(typ), (&kind{}).size(typ); got != want || size.MilliCPU != milli {
+			t.Errorf("%d thousandths: %d CPUs, want %d; held to %d", milli, got, want, size.MilliCPU)
+		}
+	}
+}
+
+func TestMachinesAreHeldToWhatQEMUNeedsBesideTheirMemory(t *testing.T) {
+	large := catalog.InstanceType{MilliCPU: 4000, MemoryBytes: 8 << 30}
+	want := cgroups.Size{MilliCPU: 4000, MemoryBytes: (8192 + 32 + 256 + 32) << 20}
+	if got := (&kind{accelerator: vm.KVM}).size(large); got != want {
+		t.Errorf("with KVM %+v, want %+v", got, want)
+	}
+	want.MemoryBytes += 1 << 30
+	if got := (&kind{accelerator: vm.TCG}).size(large); got != want {
+		t.Errorf("emulated %+v, want %+v", got, want)
+	}
 }
 
 func TestAMachineOutlivesKipAndEndsWithItsQEMU(t *testing.T) {
@@ -593,10 +674,20 @@ func crashes(t *testing.T, does string, steps []string, check func(t *testing.T,
 }
 
 func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
-	steps := []string{"folder", "recorded", "filled", "plugged", "spawned", "identified", "answers", "begun"}
-	paused := []string{"spawned", "identified", "answers"}
+	steps := []string{"folder", "recorded", "filled", "plugged", "limited", "spawned", "attached", "identified", "answers", "begun"}
+	gated := []string{"spawned", "attached", "identified"}
 	crashes(t, "launch", steps, func(t *testing.T, cfg Config, step string) {
-		if slices.Contains(paused, step) {
+		if slices.Contains(gated, step) {
+			within(t, "what was to become QEMU ends", func() error {
+				ids, err := running(filepath.Dir(cfg.MachineDir("any")))
+				_, pids := groupsOf(t, cfg).Inspect()
+				if err == nil && len(ids)+len(pids) > 0 {
+					err = fmt.Errorf("QEMU of %v, processes %v in cgroups", ids, pids)
+				}
+				return err
+			})
+		}
+		if step == "answers" {
 			all, err := filepath.Glob(cfg.MachineDir("i-*"))
 			if err != nil || len(all) != 1 {
 				t.Fatalf("machines: %q, %v", all, err)
@@ -630,7 +721,7 @@ func TestKipThatDiesInStopLeavesAStoppedMachine(t *testing.T) {
 }
 
 func TestKipThatDiesInStartLeavesAStoppedMachine(t *testing.T) {
-	crashes(t, "start", []string{"plugged", "spawned", "identified", "answers", "begun"}, stopsAfterACrash)
+	crashes(t, "start", []string{"plugged", "limited", "spawned", "attached", "identified", "answers", "begun"}, stopsAfterACrash)
 }
 
 func stopsAfterACrash(t *testing.T, cfg Config, _ string) {

@@ -1,4 +1,7 @@
-package local
+// Package cgroups owns the cgroups in which machines of this host are, in every hierarchy, v1
+// and v2: how they are made, what they limit, how they are found and removed. It must not
+// know what a machine is made of.
+package cgroups
 
 import (
 	"bufio"
@@ -16,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/host"
 )
 
@@ -28,8 +30,8 @@ const maxProcesses = 16384
 // microseconds.
 const cpuPeriod = 100_000
 
-// hierarchy is one mounted cgroup tree of the host: the v2 one, or one of v1's.
-type hierarchy struct {
+// Hierarchy is one mounted cgroup tree of the host: the v2 one, or one of v1's.
+type Hierarchy struct {
 	Mount string `json:"mount"`
 	// Controllers are the v1 controllers, or the one name=… of a named
 	// hierarchy; nil for v2.
@@ -37,16 +39,17 @@ type hierarchy struct {
 	V2          bool     `json:"v2,omitempty"`
 }
 
-func (h hierarchy) has(controller string) bool { return slices.Contains(h.Controllers, controller) }
+// Has says whether a v1 hierarchy has a controller.
+func (h Hierarchy) Has(controller string) bool { return slices.Contains(h.Controllers, controller) }
 
-// hierarchies are all cgroup trees of a host. A pure v2 host has one.
-type hierarchies []hierarchy
+// Hierarchies are all cgroup trees of a host. A pure v2 host has one.
+type Hierarchies []Hierarchy
 
-// pureV2 says that v2 is all there is, and so carries the controllers.
-func (hs hierarchies) pureV2() bool { return len(hs) == 1 && hs[0].V2 }
+// PureV2 says that v2 is all there is, and so carries the controllers.
+func (hs Hierarchies) PureV2() bool { return len(hs) == 1 && hs[0].V2 }
 
 // hostHierarchies reads the host's mount table.
-func hostHierarchies() (hierarchies, error) {
+func hostHierarchies() (Hierarchies, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -64,9 +67,9 @@ func hostHierarchies() (hierarchies, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !hs.pureV2() {
+	if !hs.PureV2() {
 		for _, want := range []string{"cpu", "memory", "pids"} {
-			if !slices.ContainsFunc(hs, func(h hierarchy) bool { return h.has(want) }) {
+			if !slices.ContainsFunc(hs, func(h Hierarchy) bool { return h.Has(want) }) {
 				return nil,
 					fmt.Errorf("no cgroup v1 hierarchy with the %s controller is mounted: mount it, e.g. mount -t cgroup -o %s cgroup /sys/fs/cgroup/%s",
 						want, want, want)
@@ -78,8 +81,8 @@ func hostHierarchies() (hierarchies, error) {
 
 // parseHierarchies takes the cgroup mounts out of mountinfo lines (see
 // proc_pid_mountinfo(5)), each hierarchy once.
-func parseHierarchies(mountinfo []string) (hierarchies, error) {
-	var hs hierarchies
+func parseHierarchies(mountinfo []string) (Hierarchies, error) {
+	var hs Hierarchies
 	seen := map[string]bool{}
 	for _, line := range mountinfo {
 		before, after, ok := strings.Cut(line, " - ")
@@ -95,7 +98,7 @@ func parseHierarchies(mountinfo []string) (hierarchies, error) {
 		if slices.Contains(strings.Split(f[5], ","), "ro") {
 			return nil, fmt.Errorf("cgroup file system at %s is mounted read-only: mount -o remount,rw %s", mount, mount)
 		}
-		h := hierarchy{Mount: mount, V2: g[0] == "cgroup2"}
+		h := Hierarchy{Mount: mount, V2: g[0] == "cgroup2"}
 		if !h.V2 {
 			for _, o := range strings.Split(g[2], ",") {
 				switch o {
@@ -115,31 +118,59 @@ func parseHierarchies(mountinfo []string) (hierarchies, error) {
 	return hs, nil
 }
 
-// cgroupRoot is the directory, in every hierarchy, under which the machines of
+// root is the directory, in every hierarchy, under which the machines of
 // a cloud are. It lies at the top and not under this process's own cgroup, so
 // that a service supervisor that stops Kip's cgroup does not stop machines.
-func (h hierarchy) cgroupRoot(group string) string {
+func (h Hierarchy) root(group string) string {
 	return filepath.Join(h.Mount, "kip-"+group)
 }
 
-func (h hierarchy) cgroup(group, id string) string {
-	return filepath.Join(h.cgroupRoot(group), id)
+// dir is the cgroup of a machine.
+func (h Hierarchy) dir(group, id string) string {
+	return filepath.Join(h.root(group), id)
 }
 
-// create makes the machine's cgroup in every hierarchy and sets its limits.
-func (hs hierarchies) create(group, id string, t catalog.InstanceType) error {
-	for _, h := range hs {
-		if err := h.create(group, id, t, hs.pureV2()); err != nil {
+// Machines are the cgroups of the machines of one cloud.
+type Machines struct {
+	Hierarchies
+	// Group names the cloud among those of the host; see host.Config.
+	Group string
+}
+
+// Size is what a machine is held to.
+type Size struct {
+	// MilliCPU is its share of processors, in thousandths of one.
+	MilliCPU int64
+	// MemoryBytes are all that it has, in memory and swap.
+	MemoryBytes int64
+}
+
+// Of opens the cgroups of a cloud on this host.
+func Of(group string) (Machines, error) {
+	hs, err := hostHierarchies()
+	return Machines{Hierarchies: hs, Group: group}, err
+}
+
+// Create makes the machine's cgroup in every hierarchy and sets its limits.
+func (m Machines) Create(id string, size Size) error {
+	for _, h := range m.Hierarchies {
+		if err := h.create(m.Group, id, size, m.PureV2()); err != nil {
 			return fmt.Errorf("cgroup of %s in %s: %w", id, h.Mount, err)
 		}
 	}
 	return nil
 }
 
-func (h hierarchy) create(group, id string, t catalog.InstanceType, pureV2 bool) error {
-	root, dir := h.cgroupRoot(group), h.cgroup(group, id)
+// Dir is the machine's cgroup in a hierarchy.
+func (m Machines) Dir(h Hierarchy, id string) string { return h.dir(m.Group, id) }
+
+// Limits are what Create has set in a hierarchy, in order.
+func (m Machines) Limits(h Hierarchy, size Size) []Limit { return h.limits(size, m.PureV2()) }
+
+func (h Hierarchy) create(group, id string, size Size, pureV2 bool) error {
+	root, dir := h.root(group), h.dir(group, id)
 	if pureV2 {
-		if err := delegate(h.Mount); err != nil {
+		if err := Delegate(h.Mount); err != nil {
 			return err
 		}
 	}
@@ -147,7 +178,7 @@ func (h hierarchy) create(group, id string, t catalog.InstanceType, pureV2 bool)
 		if err := os.Mkdir(d, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		if h.has("cpuset") {
+		if h.Has("cpuset") {
 			// A new v1 cpuset has no CPU and admits no process.
 			for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 				if err := inherit(d, name); err != nil {
@@ -156,66 +187,68 @@ func (h hierarchy) create(group, id string, t catalog.InstanceType, pureV2 bool)
 			}
 		}
 		if pureV2 && d == root {
-			if err := delegate(root); err != nil {
+			if err := Delegate(root); err != nil {
 				return err
 			}
 		}
 	}
-	for _, l := range h.limits(t, pureV2) {
-		err := os.WriteFile(filepath.Join(dir, l.path), []byte(l.content), 0)
-		if l.optional && errors.Is(err, fs.ErrNotExist) {
+	for _, l := range h.limits(size, pureV2) {
+		err := os.WriteFile(filepath.Join(dir, l.Path), []byte(l.Content), 0)
+		if l.Optional && errors.Is(err, fs.ErrNotExist) {
 			continue // the kernel does not account swap
 		}
 		if err != nil {
-			return fmt.Errorf("set %s to %s: %w", l.path, l.content, err)
+			return fmt.Errorf("set %s to %s: %w", l.Path, l.Content, err)
 		}
 	}
 	return nil
 }
 
-type limit struct {
-	path, content string
-	optional      bool
+// Limit is a file of a cgroup and what it holds.
+type Limit struct {
+	Path, Content string
+	// Optional says that a kernel without it holds machines as well as it can.
+	Optional bool
 }
 
-// limits are the settings that hold a machine to its type, in the order in
+// limits are the settings that hold a machine to its size, in the order in
 // which the kernel takes them.
-func (h hierarchy) limits(t catalog.InstanceType, pureV2 bool) []limit {
-	quota := strconv.FormatInt(max(t.MilliCPU*cpuPeriod/1000, 1000), 10)
-	memory := strconv.FormatInt(t.MemoryBytes, 10)
+func (h Hierarchy) limits(size Size, pureV2 bool) []Limit {
+	quota := strconv.FormatInt(max(size.MilliCPU*cpuPeriod/1000, 1000), 10)
+	memory := strconv.FormatInt(size.MemoryBytes, 10)
 	pids := strconv.Itoa(maxProcesses)
-	shares := max(t.MilliCPU*1024/1000, 2)
+	shares := max(size.MilliCPU*1024/1000, 2)
 	if pureV2 {
 		// The kernel's own mapping of shares 2…262144 onto weights 1…10000.
 		weight := 1 + (min(shares, 262144)-2)*9999/262142
-		return []limit{
-			{path: "cpu.max", content: quota + " " + strconv.Itoa(cpuPeriod)},
-			{path: "cpu.weight", content: strconv.FormatInt(weight, 10)},
-			{path: "memory.max", content: memory},
-			{path: "memory.swap.max", content: "0", optional: true},
-			{path: "pids.max", content: pids},
+		return []Limit{
+			{Path: "cpu.max", Content: quota + " " + strconv.Itoa(cpuPeriod)},
+			{Path: "cpu.weight", Content: strconv.FormatInt(weight, 10)},
+			{Path: "memory.max", Content: memory},
+			{Path: "memory.swap.max", Content: "0", Optional: true},
+			{Path: "pids.max", Content: pids},
 		}
 	}
-	var ls []limit
-	if h.has("cpu") {
+	var ls []Limit
+	if h.Has("cpu") {
 		ls = append(ls,
-			limit{path: "cpu.cfs_period_us", content: strconv.Itoa(cpuPeriod)},
-			limit{path: "cpu.cfs_quota_us", content: quota},
-			limit{path: "cpu.shares", content: strconv.FormatInt(shares, 10)})
+			Limit{Path: "cpu.cfs_period_us", Content: strconv.Itoa(cpuPeriod)},
+			Limit{Path: "cpu.cfs_quota_us", Content: quota},
+			Limit{Path: "cpu.shares", Content: strconv.FormatInt(shares, 10)})
 	}
-	if h.has("memory") {
+	if h.Has("memory") {
 		ls = append(ls,
-			limit{path: "memory.limit_in_bytes", content: memory},
-			limit{path: "memory.memsw.limit_in_bytes", content: memory, optional: true})
+			Limit{Path: "memory.limit_in_bytes", Content: memory},
+			Limit{Path: "memory.memsw.limit_in_bytes", Content: memory, Optional: true})
 	}
-	if h.has("pids") {
-		ls = append(ls, limit{path: "pids.max", content: pids})
+	if h.Has("pids") {
+		ls = append(ls, Limit{Path: "pids.max", Content: pids})
 	}
 	return ls
 }
 
-// delegate lets children of a v2 cgroup use its controllers.
-func delegate(dir string) error {
+// Delegate lets children of a v2 cgroup use its controllers.
+func Delegate(dir string) error {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return err
@@ -253,10 +286,10 @@ func inherit(dir, name string) error {
 	return os.WriteFile(filepath.Join(dir, name), v, 0)
 }
 
-// attach moves a process into the machine's cgroups.
-func (hs hierarchies) attach(group, id string, pid int) error {
-	for _, h := range hs {
-		path := filepath.Join(h.cgroup(group, id), "cgroup.procs")
+// Attach moves a process into the machine's cgroups.
+func (m Machines) Attach(id string, pid int) error {
+	for _, h := range m.Hierarchies {
+		path := filepath.Join(h.dir(m.Group, id), "cgroup.procs")
 		if err := os.WriteFile(path, []byte(strconv.Itoa(pid)), 0); err != nil {
 			return fmt.Errorf("move process %d into %s: %w", pid, path, err)
 		}
@@ -298,14 +331,14 @@ func processes(dir string) []int {
 	return pids
 }
 
-// remove ends whatever is in the machine's cgroups and removes them. It returns
+// Remove ends whatever is in the machine's cgroups and removes them. It returns
 // when they are gone or ctx ends.
-func (hs hierarchies) remove(ctx context.Context, clk clock.Clock, group, id string) error {
+func (m Machines) Remove(ctx context.Context, clk clock.Clock, id string) error {
 	pause := time.Millisecond
 	for {
 		var last error
-		for _, h := range hs {
-			if err := h.remove(h.cgroup(group, id)); err != nil {
+		for _, h := range m.Hierarchies {
+			if err := h.remove(h.dir(m.Group, id)); err != nil {
 				last = err
 			}
 		}
@@ -323,7 +356,7 @@ func (hs hierarchies) remove(ctx context.Context, clk clock.Clock, group, id str
 	}
 }
 
-func (h hierarchy) remove(dir string) error {
+func (h Hierarchy) remove(dir string) error {
 	h.thaw(dir)
 	for _, pid := range processes(dir) {
 		// Read a moment ago. PIDs are given out in turn, so this one does not
@@ -340,8 +373,8 @@ func (h hierarchy) remove(dir string) error {
 
 // thaw lets frozen processes go on: under v1, those do not die of a signal, and
 // an init does not end before all others have.
-func (h hierarchy) thaw(dir string) {
-	if !h.has("freezer") {
+func (h Hierarchy) thaw(dir string) {
+	if !h.Has("freezer") {
 		return
 	}
 	for _, d := range tree(dir) {
@@ -350,22 +383,21 @@ func (h hierarchy) thaw(dir string) {
 	}
 }
 
-// removeRoot removes the empty directory above the machines'.
-func (hs hierarchies) removeRoot(group string) error {
-	for _, h := range hs {
-		if err := unix.Rmdir(h.cgroupRoot(group)); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove cgroup %s: %w", h.cgroupRoot(group), err)
+// RemoveRoot removes the empty directory above the machines'.
+func (m Machines) RemoveRoot() error {
+	for _, h := range m.Hierarchies {
+		if err := unix.Rmdir(h.root(m.Group)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove cgroup %s: %w", h.root(m.Group), err)
 		}
 	}
 	return nil
 }
 
-// machines returns the names of all cgroups of a group, which are the IDs of
-// machines.
-func (hs hierarchies) machines(group string) []string {
+// IDs are the names of all cgroups of the cloud, which are the IDs of machines.
+func (m Machines) IDs() []string {
 	var ids []string
-	for _, h := range hs {
-		entries, err := os.ReadDir(h.cgroupRoot(group))
+	for _, h := range m.Hierarchies {
+		entries, err := os.ReadDir(h.root(m.Group))
 		if err != nil {
 			continue // there is none
 		}
@@ -376,4 +408,23 @@ func (hs hierarchies) machines(group string) []string {
 		}
 	}
 	return ids
+}
+
+// Thaw lets the frozen processes of a machine go on, so that they can end.
+func (m Machines) Thaw(id string) {
+	for _, h := range m.Hierarchies {
+		h.thaw(h.dir(m.Group, id))
+	}
+}
+
+// Inspect tells of the cgroups, in words, and which processes are in them.
+func (m Machines) Inspect() (found []string, pids []int) {
+	for _, h := range m.Hierarchies {
+		root := h.root(m.Group)
+		pids = append(pids, processes(root)...)
+		for _, d := range tree(root) {
+			found = append(found, "cgroup "+d)
+		}
+	}
+	return found, pids
 }
