@@ -58,9 +58,23 @@ func (m *Model) Rebalance(r Rebalance) error {
 		return fmt.Errorf("the field Instance is %q: want the ID of a spot instance that has not ended", r.Instance)
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.risks[r.Instance] = m.now()
-	return nil
+	m.mu.Unlock()
+	return m.Send("aws.ec2", "EC2 Instance Rebalance Recommendation", Detail{"instance-id": r.Instance})
+}
+
+// Interrupt takes a spot instance back.
+func (m *Model) Interrupt(i Interruption) error {
+	if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
+		return err
+	}
+	if err := m.sim.Interrupt(i.Instance); err != nil {
+		return err
+	}
+	return m.Send("aws.ec2", "EC2 Spot Instance Interruption Warning", Detail{
+		"instance-id":     i.Instance,
+		"instance-action": "terminate",
+	})
 }
 
 // atRisk is when it was recommended to leave an instance.
@@ -130,8 +144,8 @@ func (m *Model) fault(c sim.Call) sim.Fault {
 }
 
 // Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity, an Interruption or a Rebalance to hang, capacity, interrupt or rebalance
-// does it.
+// Hang, a Capacity, an Interruption, a Maintenance or a Rebalance to hang, capacity, interrupt,
+// maintain or rebalance does it.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -149,12 +163,8 @@ func (m *Model) Control() http.Handler {
 		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type}, c.Instances)
 		return nil
 	})
-	handle(mux, "interrupt", func(i Interruption) error {
-		if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
-			return err
-		}
-		return m.sim.Interrupt(i.Instance)
-	})
+	handle(mux, "interrupt", m.Interrupt)
+	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)
 	return mux
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -305,11 +307,13 @@ func (m *Model) describeInstances(r *request) (any, error) {
 	return answer, nil
 }
 
-func (m *Model) now() time.Time {
+func (m *Model) now() time.Time { return m.clock().Now() }
+
+func (m *Model) clock() clock.Clock {
 	if c := m.cfg.Sim.Clock; c != nil {
-		return c.Now()
+		return c
 	}
-	return time.Now()
+	return clock.RealClock{}
 }
 
 func (m *Model) blindZones() (zones []string) {

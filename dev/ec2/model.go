@@ -42,6 +42,8 @@ type Config struct {
 	// role has to allow it, too, and only what one of these denies stays denied. Source: IAM
 	// User Guide, "AWS JSON policy elements: Principal".
 	RepositoryPolicies map[string]*Policy
+	// Queue is the name of an SQS queue that gets events of EventBridge; "" for none.
+	Queue string
 	// Pods is where the addresses of pods are from: each instance has a /28, of which the
 	// first is its secondary address where it has no prefix. 100.64.0.0/10 when unset.
 	Pods netip.Prefix
@@ -128,6 +130,9 @@ type Model struct {
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
 	risks     map[string]time.Time // when it was recommended to leave an instance
+	queue     queue
+
+	maintenance map[string]Maintenance // by instance
 
 	hideVolumes bool // from descriptions
 	fate        Fate // of the volumes that are made
@@ -157,6 +162,9 @@ func New(cfg Config) (*Model, error) {
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
 		risks:     map[string]time.Time{},
+		queue:     queue{news: make(chan struct{})},
+
+		maintenance: map[string]Maintenance{},
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim
@@ -235,6 +243,7 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DescribeVolumes":               m.describeVolumes,
 		"AttachVolume":                  m.attachVolume,
 		"DetachVolume":                  m.detachVolume,
+		"DescribeInstanceStatus":        m.describeInstanceStatus,
 		"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
 		"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,
 		"DeleteNetworkInterface":        m.deleteNetworkInterface,
@@ -275,6 +284,9 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), ecrTarget):
 		m.serveECR(w, r)
+		return
+	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
+		m.serveSQS(w, r)
 		return
 	case strings.HasPrefix(r.URL.Path, registryPath):
 		m.serveRegistry(w, r)

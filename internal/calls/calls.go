@@ -270,12 +270,11 @@ type interrupter struct {
 
 // Interruptions has each look of the cloud wait for its turn.
 func (i interrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
-	return i.i.Interruptions(ctx, cloud.Listener{
-		Notify: l.Notify,
-		Send: func(ctx context.Context, call func(context.Context) error) error {
-			return i.c.one(ctx, cloud.CallInterruptions, Timeout, func(ctx context.Context) error { return l.Look(ctx, call) })
-		},
-	})
+	inTurn := l
+	inTurn.Send = func(ctx context.Context, call func(context.Context) error) error {
+		return i.c.one(ctx, cloud.CallInterruptions, Timeout, func(ctx context.Context) error { return l.Look(ctx, call) })
+	}
+	return i.i.Interruptions(ctx, inTurn)
 }
 
 type admitter struct {

@@ -26,9 +26,14 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 		return
 	}
 	for ctx.Err() == nil {
-		err := source.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
-			c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
-		}})
+		err := source.Interruptions(ctx, cloud.Listener{
+			Notify: func(i cloud.Interruption) {
+				c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
+			},
+			Mine:    func(instance string) bool { return c.havingInstance(instance) != nil },
+			Changed: c.changed,
+			AtRisk:  c.atRisk,
+		})
 		if ctx.Err() != nil {
 			return
 		}
@@ -40,16 +45,38 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 // interrupt notes that the cloud takes an instance back. A cell without a pod is
 // replaced at once. A bound cell ends with the notice, and its pod moves before.
 func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
+	if found := c.havingInstance(i.InstanceID); found != nil {
+		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
+	}
+}
+
+// havingInstance is the cell that has an instance; nil where none has.
+func (c *Controller) havingInstance(id string) *entry {
 	c.mu.Lock()
-	var found *entry
+	defer c.mu.Unlock()
 	for _, e := range c.cells {
-		if in := e.cell().Instance; in != nil && in.ID == i.InstanceID {
-			found = e
+		if in := e.cell().Instance; in != nil && in.ID == id {
+			return e
 		}
 	}
+	return nil
+}
+
+// changed has the cloud listed soon, of an instance that somebody else is said to stop or end.
+// What the message says counts for nothing by itself.
+func (c *Controller) changed(instance string) {
+	c.mu.Lock()
+	asked := c.terminating[instance] != nil
 	c.mu.Unlock()
-	if found != nil {
-		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
+	if e := c.havingInstance(instance); e != nil && !asked && e.cell().Live() {
+		c.pollSoon()
+	}
+}
+
+// atRisk takes the cloud's word that an instance may be taken back.
+func (c *Controller) atRisk(instance string) {
+	if e := c.havingInstance(instance); e != nil {
+		c.tellRisk(e)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -210,4 +211,78 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 			t.Errorf("told of %v", told.all())
 		}
 	}, &told)
+}
+
+// teller is a cloud's messages, each of which tells the listener something.
+type teller chan func(cloud.Listener)
+
+func (t teller) Interruptions(ctx context.Context, l cloud.Listener) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case tell := <-t:
+			tell(l)
+		}
+	}
+}
+
+func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
+	var says teller
+	inBubble(t, func(s *setup) {
+		says = make(teller)
+		s.Cloud.(*modelCloud).features.Interrupter = says
+	}, nil, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		onDemand := b.bound(1)[0]
+		instance := func(pod string) string {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			return cell.Instance.ID
+		}
+		lists := func() (n int) {
+			b.cloud.set(func() { n = b.cloud.listed })
+			return n
+		}
+		// asked is how many lists were made for a message: soon, and just after one of the idle times.
+		asked := func(tell func(cloud.Listener)) int {
+			for before := lists(); lists() == before; {
+				b.later(time.Second)
+			}
+			b.later(time.Second)
+			before := lists()
+			says <- tell
+			b.later(2 * time.Second)
+			return lists() - before
+		}
+		for what, tc := range map[string]struct {
+			instance string
+			want     int
+		}{
+			"its own":     {instance("a"), 1},
+			"its own too": {instance(onDemand), 1},
+			"another's":   {"i-another", 0},
+			"nobody's":    {"", 0},
+		} {
+			if n := asked(func(l cloud.Listener) { l.Changed(tc.instance) }); n != tc.want {
+				t.Errorf("%s: %d lists, want %d", what, n, tc.want)
+			}
+		}
+		says <- func(l cloud.Listener) {
+			if !l.Mine(instance("a")) || !l.Mine(instance(onDemand)) || l.Mine("i-another") || l.Mine("") {
+				t.Error("Kip does not know which instances are its own")
+			}
+			for _, id := range []string{instance("a"), instance("a"), instance(onDemand), "i-another", ""} {
+				l.AtRisk(id)
+			}
+		}
+		b.later(time.Minute)
+		for _, pod := range []string{"a", onDemand} {
+			if cell, _ := b.cells.ForPod(ref(pod).UID); cell.Phase != apiv1.Bound || !cell.Interrupted.IsZero() {
+				t.Errorf("the cell of %s is %q, to be taken at %v", pod, cell.Phase, cell.Interrupted)
+			}
+		}
+		if len(b.said("RebalanceRecommended")) != 1 || len(b.said("interrupted")) > 0 {
+			t.Errorf("said %v", b.events)
+		}
+	})
 }

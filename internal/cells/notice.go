@@ -76,14 +76,7 @@ func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) 
 		return nil
 	}
 	if n.Kind == agentapi.NoticeAtRisk {
-		c.mu.Lock()
-		told := e.atRisk
-		e.atRisk = true
-		c.mu.Unlock()
-		if !told && cell.Pod.UID != "" {
-			c.report(cell, normal, events.RebalanceRecommended,
-				"The cloud says that cell "+e.id+" is more likely than usual to be taken back; the pod runs on until there is a notice")
-		}
+		c.tellRisk(e)
 		return nil
 	}
 	return c.announced(ctx, e, cloud.Interruption{
@@ -91,4 +84,21 @@ func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) 
 		Left:       min(max(n.Left, shortestNotice), longestNotice),
 		Reason:     "it was told so itself",
 	}, true)
+}
+
+// tellRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing,
+// so that a cell and a queue are believed alike.
+func (c *Controller) tellRisk(e *entry) {
+	cell := e.cell()
+	if cell.Instance == nil || !cell.Offer().Spot {
+		return
+	}
+	c.mu.Lock()
+	told := e.atRisk
+	e.atRisk = true
+	c.mu.Unlock()
+	if !told && cell.Pod.UID != "" {
+		c.report(cell, normal, events.RebalanceRecommended,
+			"The cloud says that cell "+e.id+" is more likely than usual to be taken back; the pod runs on until there is a notice")
+	}
 }

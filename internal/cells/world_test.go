@@ -53,6 +53,7 @@ type modelCloud struct {
 	blind     []string
 	hidden    map[string]bool
 	forgets   bool
+	listed    int
 	described int
 	describes func() // called in each Describe; nil for nothing
 	// odd is an instance of which no description is to be had; "" for none.
@@ -175,6 +176,7 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 func (m *modelCloud) List(_ context.Context, owner string) (list cloud.Listing, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.listed++
 	list.Missing = m.blind
 	for _, i := range m.instances {
 		if i.Tags[cloud.TagOwner] == owner && list.Covers(i.Zone) && !m.hidden[i.ID] {

@@ -47,6 +47,7 @@ cloud:
     subnetID: subnet-1
     ecr:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
+    interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     endpointURL: https://ec2.example.com:8443
     insecureTLSSkipVerify: true
     useFIPS: false
@@ -198,7 +199,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
 			SubnetID:    "subnet-1",
 			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images"},
-			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true}},
+			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true,
+			InterruptionQueue: "https://sqs.example.com/123456789012/kip-interruptions"}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
 			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
 		Cells: Cells{
@@ -458,6 +460,15 @@ func TestErrors(t *testing.T) {
 		{"a profile", "cloud:\n  aws:\n    ecr: {roleARN: 'arn:aws:iam::123456789012:instance-profile/x'}\ncells: {defaultInstanceType: x}",
 			`p.yaml:3: cloud.aws.ecr.roleARN: "arn:aws:iam::123456789012:instance-profile/x" is not valid: ` +
 				`want the ARN of a role such as arn:aws:iam::123456789012:role/kip-images`},
+		{"a queue's ARN", "cloud:\n  aws:\n    interruptionQueue: 'arn:aws:sqs:us-east-1:123456789012:kip'\ncells: {defaultInstanceType: x}",
+			`p.yaml:3: cloud.aws.interruptionQueue: "arn:aws:sqs:us-east-1:123456789012:kip" is not valid: want a name such as kip-interruptions, ` +
+				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
+		{"a queue's URL without an account", "cloud: {aws: {interruptionQueue: 'https://sqs.us-east-1.amazonaws.com/kip'}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.interruptionQueue: "https://sqs.us-east-1.amazonaws.com/kip" is not valid: want a name such as kip-interruptions, ` +
+				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
+		{"a queue's name with a space", "cloud: {aws: {interruptionQueue: 'kip queue'}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.interruptionQueue: "kip queue" is not valid: want a name such as kip-interruptions, ` +
+				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
 		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
 		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}",

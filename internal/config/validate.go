@@ -232,6 +232,8 @@ func (d *decoder) cloud(c Cloud) {
 			"an ID such as vpc-0123456789abcdef0, or default")
 		d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
 			"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
+		d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
+			"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
 		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 	}
 	if g := c.GCE; g != nil && g.Credentials != nil {
@@ -256,6 +258,26 @@ func (d *decoder) together(a string, hasA bool, b string, hasB bool) {
 	if hasB && !hasA {
 		d.bad(a, "there is no value: %s needs it", b)
 	}
+}
+
+// queueName is the form of the names of queues (SQS API reference, "CreateQueue"), and queuePath
+// how the paths of their URLs end.
+var (
+	queueName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,75}(\.fifo)?$|^[A-Za-z0-9_-]{76,80}$`)
+	queuePath = regexp.MustCompile(`/[0-9]{12}/([^/]+)$`)
+)
+
+// isQueue says whether s names a queue of SQS, or is the URL of one.
+func isQueue(s string) bool {
+	if !isURL(s) {
+		return queueName.MatchString(s)
+	}
+	u, err := url.Parse(s)
+	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return false
+	}
+	name := queuePath.FindStringSubmatch(u.Path)
+	return name != nil && queueName.MatchString(name[1])
 }
 
 func isURL(s string) bool {

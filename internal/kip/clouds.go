@@ -64,6 +64,8 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
 			PrivateOnly:     cfg.Cells.PrivateIPOnly,
 			Log:             log.With("cloud", "aws"),
+
+			InterruptionQueue: a.InterruptionQueue,
 		})
 		if err != nil {
 			return nil, nil, err

@@ -174,17 +174,23 @@ type measuredInterrupter struct {
 }
 
 func (i measuredInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
-	return i.interrupter.Interruptions(ctx, cloud.Listener{
-		Notify: func(n cloud.Interruption) {
-			i.m.cloudInterruptions.Inc()
-			l.Notify(n)
-		},
-		Send: func(ctx context.Context, call func(context.Context) error) error {
-			return l.Look(ctx, func(ctx context.Context) error {
-				return i.m.measure(ctx, callInterruptions, func() error { return call(ctx) })
-			})
-		},
-	})
+	counted := l
+	counted.Notify = func(n cloud.Interruption) {
+		i.m.cloudInterruptions.Inc()
+		l.Notify(n)
+	}
+	counted.Counted = func(about cloud.Message) {
+		i.m.cloudMessages.WithLabelValues(string(about)).Inc()
+		if l.Counted != nil {
+			l.Counted(about)
+		}
+	}
+	counted.Send = func(ctx context.Context, call func(context.Context) error) error {
+		return l.Look(ctx, func(ctx context.Context) error {
+			return i.m.measure(ctx, callInterruptions, func() error { return call(ctx) })
+		})
+	}
+	return i.interrupter.Interruptions(ctx, counted)
 }
 
 type measuredDiskChecker struct {

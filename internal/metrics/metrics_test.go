@@ -519,6 +519,13 @@ type testInterrupter struct{ c *testCloud }
 func (i testInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
 	l.Notify(cloud.Interruption{InstanceID: "i-1"})
 	l.Notify(cloud.Interruption{InstanceID: "i-2"})
+	for _, id := range []string{"i-1", "i-3"} {
+		l.Counted(cloud.MessageAtRisk)
+		if l.Mine != nil && l.Mine(id) {
+			l.AtRisk(id)
+			l.Changed(id)
+		}
+	}
 	return l.Look(ctx, func(context.Context) error {
 		i.c.took()
 		return i.c.err
@@ -603,9 +610,12 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	}
 	inner.err = errors.New("no longer")
 	var noticed []string
-	if err := c.Features().Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
-		noticed = append(noticed, i.InstanceID)
-	}}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2"}) {
+	if err := c.Features().Interrupter.Interruptions(ctx, cloud.Listener{
+		Notify:  func(i cloud.Interruption) { noticed = append(noticed, i.InstanceID) },
+		Mine:    func(id string) bool { return id == "i-1" },
+		AtRisk:  func(id string) { noticed = append(noticed, id+" at risk") },
+		Changed: func(id string) { noticed = append(noticed, id+" changed") },
+	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2", "i-1 at risk", "i-1 changed"}) {
 		t.Errorf("interruptions gave %v, %v", noticed, err)
 	}
 
@@ -628,6 +638,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"instance_type=c5.large,launch_type=dedicated,zone=z": "1",
 	})
 	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "2"})
+	f.want(t, "kip_cloud_messages_total", map[string]string{"about=atRisk": "2"})
 }
 
 func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {

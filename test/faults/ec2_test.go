@@ -121,8 +121,8 @@ func (t wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	n := 0
-	// How many looks at spot requests fit between two calls is the clock's affair.
-	if form.Get("Action") != "DescribeSpotInstanceRequests" {
+	// How many looks at spot requests and maintenance fit between two calls is the clock's affair.
+	if action := form.Get("Action"); action != "DescribeSpotInstanceRequests" && action != "DescribeInstanceStatus" {
 		n = w.nextPoint()
 	}
 	if err := w.point(n, false); err != nil {

@@ -457,6 +457,7 @@ func TestAListWithoutEndIsAnError(t *testing.T) {
 		"DescribeSpotPriceHistory":      func(c *Cloud) error { _, err := c.readSpotPrices(t.Context()); return err },
 		"DescribeInstances":             func(c *Cloud) error { _, err := c.Describe(t.Context(), "i-1"); return err },
 		"DescribeSpotInstanceRequests":  func(c *Cloud) error { _, err := c.interrupted(t.Context()); return err },
+		"DescribeInstanceStatus":        func(c *Cloud) error { _, err := c.maintained(t.Context()); return err },
 		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
 		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.publicSubnets(t.Context(), vpc); return err },
 		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
@@ -728,7 +729,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 		t.Errorf("told of %v: %v", told, err)
 	}
 	if b := c.Traits().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
-		t.Errorf("%d of 4 looks were sent in turn, by the budget %+v", looks, b)
+		t.Errorf("%d of 4 looks, one of them at maintenance, were sent in turn, by the budget %+v", looks, b)
 	}
 	model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
 	err = c.Interruptions(t.Context(), cloud.Listener{Notify: func(cloud.Interruption) {}})

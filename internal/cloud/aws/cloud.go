@@ -39,6 +39,7 @@ type Cloud struct {
 	api        *ec2.Client
 	sts        *sts.Client
 	sdk        aws.Config // of which the clients of registries are made
+	queue      *queue     // of interruptions; nil for none
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC
 	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment

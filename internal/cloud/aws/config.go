@@ -47,14 +47,18 @@ type Config struct {
 	ImageRole string
 	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
 	// AWS nor the metadata service: STS is expected there, too, where the credentials
-	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, and ECR's API, unless
-	// AWS_ENDPOINT_URL_ECR does.
+	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, ECR's API, unless
+	// AWS_ENDPOINT_URL_ECR does, and SQS, unless AWS_ENDPOINT_URL_SQS does.
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint's host, and of no other.
 	SkipVerify bool
 	// UseFIPS asks the endpoints that are validated for FIPS 140, of EC2 and of whoever gives
 	// credentials. Not with Endpoint, nor in China.
 	UseFIPS bool
+	// InterruptionQueue is an SQS queue in Region to which EventBridge sends what happens to
+	// instances: its URL, or its name in Kip's own account. It is this Kip's own, which deletes
+	// all that it has read. Optional.
+	InterruptionQueue string
 	// ExtraCIDRs may reach cells, besides the VPC.
 	ExtraCIDRs []netip.Prefix
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
@@ -63,6 +67,9 @@ type Config struct {
 	// InterruptionsEvery is how often spot instances are looked at that are about to
 	// be taken back; 5 seconds when 0. The notice is 2 minutes.
 	InterruptionsEvery time.Duration
+	// MaintenanceEvery is how often instances are looked at for which EC2 has scheduled
+	// maintenance; 5 minutes when 0.
+	MaintenanceEvery time.Duration
 	// VolumesEvery is how often a volume is looked at that is being made or detached, which
 	// takes EC2 some seconds; a second when 0.
 	VolumesEvery time.Duration
@@ -98,6 +105,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		cfg.Clock = clock.RealClock{}
 	}
 	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
+	cfg.MaintenanceEvery = cmp.Or(cfg.MaintenanceEvery, 5*time.Minute)
 	cfg.VolumesEvery = cmp.Or(cfg.VolumesEvery, time.Second)
 	sdk, err := loadSDK(ctx, cfg)
 	if err != nil {
@@ -121,6 +129,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		api:    newAPI(sdk, cfg),
 		sts:    newSTS(sdk, cfg),
 		sdk:    sdk,
+		queue:  newQueue(sdk, cfg),
 		images: map[string]image{},
 		groups: map[string]string{},
 		own:    map[string]cellsGroup{},

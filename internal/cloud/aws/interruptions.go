@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -26,51 +27,105 @@ const (
 	lookTimeout = 20 * time.Second
 	// looksTold is after how many looks in a row that fail this is told, again and again.
 	looksTold = 3
+	// soonest and soonestMaintenance are the least times between two looks of which messages are the
+	// reason. One that comes sooner waits for the regular look.
+	soonest, soonestMaintenance = time.Second, time.Minute
 )
 
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
 // which needs no queue and no agent: two or three times within the notice would do. A look has
-// a budget of its own: a line behind other calls would eat the notice.
+// a budget of its own: a line behind other calls would eat the notice. It asks for maintenance as
+// well, and where there is a queue, sooner when that says something of Kip's instances.
 func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
-	every := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery)
-	defer every.Stop()
-	told, failed := map[string]bool{}, 0
-	for {
-		look, cancel := context.WithTimeout(ctx, lookTimeout)
-		var now []cloud.Interruption
-		err := l.Look(look, func(ctx context.Context) (err error) {
-			now, err = c.interrupted(ctx)
-			return err
-		})
-		cancel()
-		switch {
-		case err == nil:
-			failed = 0
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case cloud.CauseOf(err) != cloud.ErrThrottled && !errors.Is(err, context.DeadlineExceeded):
-			return fmt.Errorf("look for spot instances that are taken back: %w", err)
-		default:
-			if failed++; failed%looksTold == 0 {
-				c.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", failed, "err", err)
+	ctx, cancel := context.WithCancel(ctx)
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	defer cancel()
+	messages := make(chan said)
+	if c.queue != nil {
+		listening.Go(func() { c.queue.listen(ctx, messages) })
+	}
+	spot, maintenance := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery), c.cfg.Clock.NewTicker(c.cfg.MaintenanceEvery)
+	defer spot.Stop()
+	defer maintenance.Stop()
+	w := watch{
+		c:    c,
+		l:    l,
+		told: map[string]bool{},
+		soon: map[string]bool{},
+	}
+	for now := (due{true, true}); ; {
+		if now.spot {
+			if err := w.lookAtSpot(ctx); err != nil {
+				return err
 			}
 		}
-		seen := map[string]bool{}
-		for _, i := range now {
-			seen[i.InstanceID] = true
-			if !told[i.InstanceID] {
-				l.Notify(i)
-			}
+		if now.maintenance {
+			w.lookAtMaintenance(ctx)
 		}
-		if err == nil {
-			told = seen
-		}
+		now = due{}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-every.C():
+		case <-spot.C():
+			now.spot = true
+		case <-maintenance.C():
+			now.maintenance = true
+		case is := <-messages:
+			now = hear(is, l)
+			now.spot = now.spot && c.cfg.Clock.Since(w.spotAt) >= soonest
+			now.maintenance = now.maintenance && c.cfg.Clock.Since(w.maintenanceAt) >= soonestMaintenance
 		}
 	}
+}
+
+// watch is what is known of interruptions while one listener hears of them.
+type watch struct {
+	c *Cloud
+	l cloud.Listener
+	// told are the instances that are marked now, and soon those whose maintenance was told of.
+	told, soon map[string]bool
+	// spotAt and maintenanceAt are when the last looks began.
+	spotAt, maintenanceAt time.Time
+	// failed and blind are how many of them have failed in a row.
+	failed, blind int
+}
+
+// lookAtSpot tells of the spot instances that are marked since the last look. It returns an error
+// when it can no longer look.
+func (w *watch) lookAtSpot(ctx context.Context) error {
+	c := w.c
+	w.spotAt = c.cfg.Clock.Now()
+	look, cancel := context.WithTimeout(ctx, lookTimeout)
+	var now []cloud.Interruption
+	err := w.l.Look(look, func(ctx context.Context) (err error) {
+		now, err = c.interrupted(ctx)
+		return err
+	})
+	cancel()
+	switch {
+	case err == nil:
+		w.failed = 0
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case cloud.CauseOf(err) != cloud.ErrThrottled && !errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("look for spot instances that are taken back: %w", err)
+	default:
+		if w.failed++; w.failed%looksTold == 0 {
+			c.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", w.failed, "err", err)
+		}
+	}
+	seen := map[string]bool{}
+	for _, i := range now {
+		seen[i.InstanceID] = true
+		if !w.told[i.InstanceID] {
+			w.l.Notify(i)
+		}
+	}
+	if err == nil {
+		w.told = seen
+	}
+	return nil
 }
 
 func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err error) {

@@ -43,9 +43,9 @@ var permissions = []permission{
 		why: "Instances, what they can be launched of and where, and prices. EC2 limits these calls to no resource.",
 		actions: []string{
 			"ec2:DescribeAvailabilityZones", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
-			"ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups",
-			"ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeVolumes",
-			"ec2:DescribeVpcs",
+			"ec2:DescribeInstanceStatus", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables",
+			"ec2:DescribeSecurityGroups", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
+			"ec2:DescribeVolumes", "ec2:DescribeVpcs",
 		},
 		resources: []string{"*"},
 	},
@@ -148,6 +148,13 @@ var permissions = []permission{
 		resources: []string{"arn:*:iam::*:role/*"},
 		// EC2 has a name of its own in China.
 		conditions: map[string]map[string][]string{"StringEquals": {"iam:PassedToService": {"ec2.amazonaws.com", "ec2.amazonaws.com.cn"}}},
+	},
+	{
+		sid: "KipHearsOfInterruptions",
+		why: "The queue in `cloud.aws.interruptionQueue`, of which Kip deletes what it has read. " +
+			"Change it where that queue has another name, or leave it out where there is none.",
+		actions:   []string{"sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"},
+		resources: []string{"arn:*:sqs:*:*:kip-interruptions"},
 	},
 	{
 		sid: "KipLendsPulls",

@@ -1,0 +1,80 @@
+package ec2
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// Maintenance is what EC2 has scheduled for an instance.
+type Maintenance struct {
+	Instance string
+	// Code is EC2's, such as instance-retirement.
+	Code string
+	// NotBefore is when it begins.
+	NotBefore time.Time
+	// Over says that it was carried out, or called off.
+	Over bool
+}
+
+// Maintain schedules some for an instance, in place of what was, and has AWS Health say so.
+func (m *Model) Maintain(of Maintenance) error {
+	if !slices.ContainsFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == of.Instance }) {
+		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", of.Instance)
+	}
+	m.mu.Lock()
+	m.maintenance[of.Instance] = of
+	m.mu.Unlock()
+	return m.Send("aws.health", "AWS Health Event", Detail{
+		"service":           "EC2",
+		"eventTypeCode":     "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED",
+		"eventTypeCategory": "scheduledChange",
+		"startTime":         of.NotBefore.UTC().Format(time.RFC1123),
+		"affectedEntities":  []Detail{{"entityValue": of.Instance}},
+	})
+}
+
+type statusXML struct {
+	Instance string     `xml:"instanceId"`
+	Zone     string     `xml:"availabilityZone"`
+	Events   []eventXML `xml:"eventsSet>item"`
+}
+
+type eventXML struct {
+	Code        string `xml:"code"`
+	Description string `xml:"description"`
+	NotBefore   string `xml:"notBefore"`
+}
+
+// describeInstanceStatus shows what is scheduled for instances, and nothing of their health.
+func (m *Model) describeInstanceStatus(r *request) (any, error) {
+	wanted := r.filters("event.code")
+	if err := m.listing(r, sim.KindInterruptions); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []statusXML
+	for _, i := range m.sim.Truth() {
+		of, scheduled := m.maintenance[i.ID]
+		x := statusXML{Instance: i.ID, Zone: i.Zone}
+		if scheduled {
+			e := eventXML{Code: of.Code, Description: "The instance is running on degraded hardware", NotBefore: wireTime(of.NotBefore)}
+			if of.Over {
+				e.Description = "[Completed] " + e.Description
+			}
+			x.Events = []eventXML{e}
+		}
+		if wanted.match(func(string) []string {
+			if scheduled {
+				return []string{of.Code}
+			}
+			return nil
+		}) {
+			all = append(all, x)
+		}
+	}
+	return paged(r, "instanceStatusSet", m.cfg.PageSize, all, func(s statusXML) string { return s.Instance }), nil
+}

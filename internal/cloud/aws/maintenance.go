@@ -1,0 +1,93 @@
+package aws
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+const (
+	// maintenanceLead is how long before its maintenance an instance counts as taken back. EC2 mostly
+	// says so days before, in which a pod may well run to its end.
+	maintenanceLead = time.Hour
+	// blindTold is after how many looks in a row that fail this is told again: an hour's.
+	blindTold = 12
+	// overMark begins the description of what has been carried out, or was called off (EC2 API
+	// reference, "InstanceStatusEvent").
+	overMark = "["
+)
+
+// maintenanceCodes are those of what is scheduled by which a cell's machine ends or starts anew
+// (EC2 API reference, "InstanceStatusEvent"), as a filter wants them.
+func maintenanceCodes() (all []string) {
+	for _, code := range types.EventCode("").Values() {
+		all = append(all, string(code))
+	}
+	return all
+}
+
+// lookAtMaintenance tells of instances that EC2 is about to stop, to retire or to reboot. It is
+// worth no more than a word where it fails: most fleets never see one.
+func (w *watch) lookAtMaintenance(ctx context.Context) {
+	c := w.c
+	w.maintenanceAt = c.cfg.Clock.Now()
+	look, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var now []cloud.Interruption
+	err := w.l.Look(look, func(ctx context.Context) (err error) {
+		now, err = c.maintained(ctx)
+		return err
+	})
+	if err != nil {
+		if w.blind++; w.blind%blindTold == 1 && ctx.Err() == nil {
+			c.cfg.Log.Warn("look for scheduled maintenance; Kip asks again", "after", c.cfg.MaintenanceEvery, "failed", w.blind, "err", err)
+		}
+		return
+	}
+	w.blind = 0
+	soon := map[string]bool{}
+	for _, i := range now {
+		if i.At.Sub(w.maintenanceAt) > maintenanceLead || w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
+			continue
+		}
+		key := i.InstanceID + " " + i.At.UTC().Format(time.RFC3339) // it may be put off
+		if soon[key] = true; !w.soon[key] {
+			w.l.Notify(i)
+		}
+	}
+	w.soon = soon
+}
+
+// maintained are the instances for which EC2 has scheduled what ends them or starts them anew, of
+// the whole account: no filter of this call knows tags.
+func (c *Cloud) maintained(ctx context.Context) (all []cloud.Interruption, err error) {
+	pages := ec2.NewDescribeInstanceStatusPaginator(c.api, &ec2.DescribeInstanceStatusInput{
+		Filters:    []types.Filter{filter("event.code", maintenanceCodes()...)},
+		MaxResults: aws.Int32(pageSize),
+	})
+	err = eachPage(ctx, pages, func(page *ec2.DescribeInstanceStatusOutput) {
+		for _, status := range page.InstanceStatuses {
+			for _, e := range status.Events {
+				description := aws.ToString(e.Description)
+				if e.NotBefore == nil || strings.HasPrefix(description, overMark) {
+					continue
+				}
+				all = append(all, cloud.Interruption{
+					InstanceID: aws.ToString(status.InstanceId),
+					At:         *e.NotBefore,
+					Reason:     string(e.Code) + ": " + description[:min(len(description), maxMessage)],
+				})
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
