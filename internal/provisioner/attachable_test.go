@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,11 +20,22 @@ import (
 type checker struct {
 	takes time.Duration
 	err   error
+
+	mu    sync.Mutex
 	asked []string
 }
 
+// all are the questions so far.
+func (c *checker) all() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.asked)
+}
+
 func (c *checker) CheckDisk(ctx context.Context, id, zone string) error {
+	c.mu.Lock()
 	c.asked = append(c.asked, id+" in "+zone)
+	c.mu.Unlock()
 	select {
 	case <-time.After(c.takes):
 		return c.err
@@ -59,15 +72,18 @@ func TestADiskIsLookedAtBeforeItsInstanceIsLaunched(t *testing.T) {
 				if err := p.Attachable(t.Context(), disk); !errors.Is(err, tc.then) || time.Since(began) != 0 {
 					t.Errorf("again, after %s: %v, want %v at once", time.Since(began), err, tc.then)
 				}
-				if len(c.asked) != 1 || c.asked[0] != "disk-1 in a" {
-					t.Errorf("asked %q: want one question for both", c.asked)
+				if asked := c.all(); !slices.Equal(asked, []string{"disk-1 in a"}) {
+					t.Errorf("asked %q: want one question for both", asked)
 				}
 				time.Sleep(checkTimeout + checkedFor)
 				_ = p.Attachable(t.Context(), disk)
-				if len(c.asked) != 2 || len(p.checks.told) > 1 {
-					t.Errorf("later: asked %q, kept %v", c.asked, p.checks.told)
-				}
 				time.Sleep(checkTimeout) // until all questions have ended
+				synctest.Wait()
+				p.checks.mu.Lock()
+				defer p.checks.mu.Unlock()
+				if asked := c.all(); len(asked) != 2 || len(p.checks.told) > 1 || len(p.checks.began) > 0 {
+					t.Errorf("later: asked %q, kept %v and %v", asked, p.checks.told, p.checks.began)
+				}
 			})
 		})
 	}
