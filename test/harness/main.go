@@ -167,7 +167,8 @@ func (w *World) onMachine(ctx context.Context) ([]string, error) {
 	if err := errors.Join(err, virtualErr); err != nil {
 		return nil, err
 	}
-	all = append(all, virtual...)
+	// Both name what is in the cgroups.
+	all = slices.Compact(slices.Sorted(slices.Values(append(all, virtual...))))
 	// That of all machines, which is made with the first.
 	all = slices.DeleteFunc(all, func(what string) bool {
 		return strings.HasPrefix(what, "cgroup ") && strings.HasSuffix(what, "/kip-"+w.Bridge)
