@@ -23,6 +23,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/loopback"
 )
 
 func TestJoinThenRequestsGoBothWays(t *testing.T) {
@@ -245,15 +246,8 @@ func TestRequestsWithoutAConnectionFail(t *testing.T) {
 	w := newWorld(t)
 	w.limits.wait = time.Millisecond
 	m := w.start(t.TempDir(), "", says("agent"))
-	// Nobody listens there any more.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := netip.MustParseAddrPort(l.Addr().String())
-	l.Close()
 	st := newStates(t)
-	target := w.target(addr)
+	target := w.target(loopback.Refused(t))
 	target.OnState = st.note
 	s := w.keep(w.dialer(w.authority), target, nil)
 	st.next("a failure", isFailed)
