@@ -58,9 +58,15 @@ func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 // ended waits until the process that fd stands for is no more.
 func ended(t *testing.T, fd int) {
 	t.Helper()
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
-	if err != nil || n != 1 {
-		t.Fatalf("the process still runs: %v", err)
+	for end := time.Now().Add(30 * time.Second); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(end).Milliseconds()))
+		switch {
+		case n == 1:
+			return
+		case errors.Is(err, unix.EINTR) && time.Now().Before(end): // such as the signal of a child's end
+		default:
+			t.Fatalf("the process still runs: %v", err)
+		}
 	}
 }
 

@@ -7,13 +7,16 @@ import (
 	"net/http"
 	"net/netip"
 	"testing"
+
+	"github.com/elotl/kip/test/loopback"
 )
 
-var loopback = netip.MustParseAddr("127.0.0.1")
+// own is no other process's: a port that was free there is free again once it is closed.
+var own = loopback.Own()
 
 func open(t *testing.T, port uint16) net.Listener {
 	t.Helper()
-	l, err := On(t.Context(), loopback, port)
+	l, err := On(t.Context(), own, port)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +48,7 @@ func TestOnAllTakesOnePortThatIsFreeOnEachAddress(t *testing.T) {
 	}
 	t.Cleanup(func() { taken.Close() })
 	preferred := taken.Addr().(*net.TCPAddr).AddrPort().Port()
-	all, err := OnAll(t.Context(), preferred, loopback, other)
+	all, err := OnAll(t.Context(), preferred, own, other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,16 +59,16 @@ func TestOnAllTakesOnePortThatIsFreeOnEachAddress(t *testing.T) {
 		t.Fatalf("%d listeners, want 2", len(all))
 	}
 	a, b := all[0].Addr().(*net.TCPAddr).AddrPort(), all[1].Addr().(*net.TCPAddr).AddrPort()
-	if a.Addr() != loopback || b.Addr() != other || a.Port() != b.Port() || a.Port() == preferred {
+	if a.Addr() != own || b.Addr() != other || a.Port() != b.Port() || a.Port() == preferred {
 		t.Errorf("listening on %s and %s; port %d was taken", a, b, preferred)
 	}
 	// The first listener of the attempt that failed is closed.
-	again, err := net.Listen("tcp", netip.AddrPortFrom(loopback, preferred).String())
+	again, err := net.Listen("tcp", netip.AddrPortFrom(own, preferred).String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	again.Close()
-	if all, err := OnAll(t.Context(), 0, loopback, netip.MustParseAddr("192.0.2.1")); err == nil {
+	if all, err := OnAll(t.Context(), 0, own, netip.MustParseAddr("192.0.2.1")); err == nil {
 		t.Errorf("listening on 192.0.2.1 (TEST-NET-1) succeeded: %v", all)
 	}
 }

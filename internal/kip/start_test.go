@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/test/loopback"
 )
 
 var silent = slog.New(slog.DiscardHandler)
@@ -70,10 +71,10 @@ func TestTheLastAnswerOfAnAPIServerThatIsAwayHolds(t *testing.T) {
 	}
 }
 
-// freePort is a TCP port on which nobody listens.
+// freePort is a port of this process's own address on which nobody listens.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: loopback.Own().AsSlice()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +101,7 @@ cloud: {sim: {socket: %s/away}}
 cells: {defaultInstanceType: small}
 etcd: {internal: {dataDir: %s}}
 `, dir, dir),
-		"kubeconfig": strings.ReplaceAll(kubeconfigText, "SERVER", fmt.Sprintf("http://127.0.0.1:%d", freePort(t))),
+		"kubeconfig": strings.ReplaceAll(kubeconfigText, "SERVER", "http://"+loopback.Refused(t).String()),
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -116,7 +117,7 @@ etcd: {internal: {dataDir: %s}}
 			Kubeconfig:    filepath.Join(dir, "kubeconfig"),
 			NodeName:      "kip-0",
 			ClusterDomain: "cluster.local",
-			NodeIPs:       []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+			NodeIPs:       []netip.Addr{loopback.Own()},
 			KubeletPort:   freePort(t),
 			Log:           silent,
 		},

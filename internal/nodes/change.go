@@ -142,12 +142,13 @@ func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	if err := n.keepRoster(ctx, before, left); err != nil {
 		return err
 	}
+	s.stop()
+	_ = s.listener.Close() // or a node that comes again now would find its own port taken
 	n.mu.Lock()
 	n.entries = left
 	delete(n.served, s.name)
 	n.mu.Unlock()
 	s.settle() // who waits for it waits for nothing any more
-	s.stop()
 	n.pods.Remove(s.name)
 	n.reads.forget(s.name)
 	n.made.Observer.NodeGone(s.name)

@@ -51,6 +51,7 @@ import (
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
+	"github.com/elotl/kip/test/loopback"
 )
 
 var silent = slog.New(slog.DiscardHandler)
@@ -126,7 +127,7 @@ func (w *town) Running(node string) []stats.Cell { return w.running(node) }
 type flags struct{}
 
 func (flags) Addresses() ([]netip.Addr, error) {
-	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	return []netip.Addr{loopback.Own()}, nil
 }
 
 func (flags) Taint() (*corev1.Taint, error) {
@@ -202,29 +203,25 @@ func newTown(t *testing.T, nodes string) *town {
 	return w
 }
 
-// freePort is a TCP port on which nobody listens.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // freePorts returns a port for the node by its own name, where those of the first n numbered
 // ones are free, too.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
+	listens := func(port int) int {
+		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: loopback.Own().AsSlice(), Port: port})
+		if err != nil {
+			return 0
+		}
+		defer l.Close()
+		return l.Addr().(*net.TCPAddr).Port
+	}
 	for {
-		base, free := freePort(t), 1
-		for ; free <= n; free++ {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", portOf(base, free)))
-			if err != nil {
-				break
-			}
-			_ = l.Close()
+		base, free := listens(0), 1
+		if base == 0 {
+			t.Fatalf("no port of %s is free", loopback.Own())
+		}
+		for free <= n && listens(portOf(base, free)) != 0 {
+			free++
 		}
 		if free > n {
 			return base
@@ -582,6 +579,14 @@ func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 		default:
 			t.Errorf("node %s is waited for", s.name)
 		}
+		if s.number == 0 {
+			continue
+		}
+		l, err := net.Listen("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatalf("the port of node %s is not free once it is gone: %v", s.name, err)
+		}
+		l.Close()
 	}
 }
 
@@ -670,12 +675,12 @@ func TestANodeWhoseOffersAreAllCooledHasATaint(t *testing.T) {
 	if hasTaint(w.node("kip-0-1"), node.ShortTaint) {
 		t.Error("a node that has capacity has the taint")
 	}
-	select {
+	select { // the node writes its taint by itself, so the Event may come later
 	case said := <-w.recorder.Events:
 		if !strings.HasPrefix(said, "Warning NodeOutOfCapacity ") {
 			t.Errorf("Event %q", said)
 		}
-	default:
+	case <-time.After(30 * time.Second):
 		t.Error("there is no Event")
 	}
 	w.clock.Step(capacity.Cooldown)

@@ -22,6 +22,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/test/loopback"
 )
 
 // kubeletOf is a cell's kubelet, which says that its pod uses something.
@@ -124,7 +125,7 @@ func TestTheKubeletPortOfANodeHasItsOwnPodsOnly(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	ask := func(number int, method, path string) (int, string) {
 		t.Helper()
-		url := fmt.Sprintf("https://127.0.0.1:%d%s", portOf(w.base, number), path)
+		url := fmt.Sprintf("https://%s:%d%s", loopback.Own(), portOf(w.base, number), path)
 		r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
 		if err != nil {
 			t.Fatal(err)

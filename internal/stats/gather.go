@@ -156,12 +156,17 @@ type budget struct {
 // those.
 const firstBuffer, keptBuffer = 16 << 10, largeBody
 
+// take adds nothing where it refuses, not for a moment: another would be refused for that.
 func (b *budget) take(n int, most int64) bool {
-	if b.used.Add(int64(n)) <= most {
-		return true
+	for {
+		used := b.used.Load()
+		if used+int64(n) > most {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+int64(n)) {
+			return true
+		}
 	}
-	b.used.Add(-int64(n))
-	return false
 }
 
 // readAll reads r to its end, if it is not too large. What it returns is valid

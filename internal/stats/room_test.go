@@ -28,8 +28,10 @@ func chatty(name string, bytes int) Cell {
 func TestLargeAnswersLeaveRoomToReadOthers(t *testing.T) {
 	b := budget{most: 8 * largeBody}
 	const readers = 10
-	held, release := make(chan error, readers), make(chan struct{})
+	held, release := make(chan error, 1), make(chan struct{})
 	ended := make(chan struct{}, readers)
+	reading := 0
+	// One after the other: until they are known to be large, all together may leave nothing for one of them.
 	for range readers {
 		go func() {
 			defer func() { ended <- struct{}{} }()
@@ -44,9 +46,6 @@ func TestLargeAnswersLeaveRoomToReadOthers(t *testing.T) {
 			}
 			free()
 		}()
-	}
-	reading := 0
-	for range readers {
 		switch err := <-held; {
 		case err == nil:
 			reading++
@@ -65,6 +64,30 @@ func TestLargeAnswersLeaveRoomToReadOthers(t *testing.T) {
 	close(release)
 	for range readers {
 		<-ended
+	}
+}
+
+func TestWhatIsRefusedRoomTakesNoneForAMoment(t *testing.T) {
+	b := budget{most: 8 * largeBody}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100_000 {
+			if b.take(2*int(b.most), b.most/2) {
+				t.Error("room for more than there is")
+			}
+		}
+	}()
+	for {
+		if !b.take(firstBuffer, b.most) {
+			t.Fatal("a small answer has no room beside one that is refused")
+		}
+		b.used.Add(-firstBuffer)
+		select {
+		case <-done:
+			return
+		default:
+		}
 	}
 }
 

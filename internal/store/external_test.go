@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 
 	"github.com/elotl/kip/internal/store/storetest"
+	"github.com/elotl/kip/test/loopback"
 )
 
 // authority is a CA that writes certificates and keys into a folder.
@@ -85,11 +86,6 @@ func TestExternalOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = silent.Close() })
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone.Close()
 
 	for _, c := range []struct {
 		name string
@@ -108,7 +104,7 @@ func TestExternalOverTLS(t *testing.T) {
 		{"no such file", External{endpoints, ours.file("client.crt"), ours.file("client.key"), "/nonexistent/ca.crt"}, "/nonexistent/ca.crt"},
 		{"a certificate without its key", External{Endpoints: endpoints, CertFile: ours.file("client.crt"), CAFile: ours.file("ca.crt")},
 			"keyFile"},
-		{"nobody there", External{Endpoints: []string{gone.Addr().String()}}, "connection refused"},
+		{"nobody there", External{Endpoints: []string{loopback.Refused(t).String()}}, "connection refused"},
 		{"nobody who answers", External{Endpoints: []string{"https://" + silent.Addr().String()}, CAFile: ours.file("ca.crt")},
 			"does not answer"},
 		{"no endpoint", External{}, "etcd.client.endpoints"},

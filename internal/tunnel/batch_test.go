@@ -164,7 +164,8 @@ func TestWhatKipSaysToOneMemberOfABatchIsNothingToAnother(t *testing.T) {
 	w.isMember(secret, memberA)
 	// A hands on what Kip sends to A's address, byte by byte.
 	st := newStates(t)
-	target := w.target(newWire(t, b.addr).addr())
+	_, addr := newWire(t, b.addr)
+	target := w.target(addr)
 	target.OnState = st.note
 	s := w.keep(w.dialer(w.authority), target, nil)
 	err := st.next("a refusal", func(state) bool { return true }).err

@@ -18,10 +18,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/loopback"
 )
 
 func TestJoinThenRequestsGoBothWays(t *testing.T) {
@@ -244,15 +246,8 @@ func TestRequestsWithoutAConnectionFail(t *testing.T) {
 	w := newWorld(t)
 	w.limits.wait = time.Millisecond
 	m := w.start(t.TempDir(), "", says("agent"))
-	// Nobody listens there any more.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := netip.MustParseAddrPort(l.Addr().String())
-	l.Close()
 	st := newStates(t)
-	target := w.target(addr)
+	target := w.target(loopback.Refused(t))
 	target.OnState = st.note
 	s := w.keep(w.dialer(w.authority), target, nil)
 	st.next("a failure", isFailed)
@@ -373,49 +368,61 @@ func TestManyRequestsAtOnce(t *testing.T) {
 }
 
 func TestBothEndsNoticeABrokenConnectionAndReconnect(t *testing.T) {
-	for name, breakIt := range map[string]func(*wire){"silent": (*wire).silence, "reset": (*wire).reset} {
-		t.Run(name, func(t *testing.T) {
+	t.Run("reset", func(t *testing.T) {
+		w := newWorld(t)
+		agent := newWatchable()
+		m := w.start(t.TempDir(), "", agent)
+		line, addr := newWire(t, m.addr)
+		w.bothNotice(m.Cell, w.dialer(w.authority), w.target(addr), agent, line.reset)
+	})
+	// Pings are missed by nobody who is only slow: the time is that of a bubble.
+	t.Run("silent", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t)
-			if name == "silent" {
-				w.limits.pingAfter, w.limits.pingTimeout, w.limits.patience = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
-			}
+			w.limits.patience = w.limits.pingTimeout
 			agent := newWatchable()
-			m := w.start(t.TempDir(), "", agent)
-			line := newWire(t, m.addr)
-			st := newStates(t)
-			target := w.target(line.addr())
-			target.OnState = st.note
-			api := newWatchable()
-			s := w.keep(w.dialer(w.authority), target, api)
-			st.next("connected", isConnected)
-			for range 3 {
-				fromKip, _ := watch(t, m.RoundTripper())
-				fromCell, _ := watch(t, s.Conn())
-				api.lines <- "before"
-				if got, err := fromKip.ReadString('\n'); err != nil || got != "before\n" {
-					t.Fatalf("%q, %v", got, err)
-				}
-				breakIt(line)
-				if got, err := fromKip.ReadString('\n'); err == nil {
-					t.Fatalf("the cell's watch goes on: %q", got)
-				}
-				if got, err := fromCell.ReadString('\n'); err == nil {
-					t.Fatalf("Kip's watch goes on: %q", got)
-				}
-				wait(t, "the cell API's handler to end", api.ended)
-				wait(t, "the agent's handler to end", agent.ended)
-				st.next("Kip to notice", isFailed)
-				st.next("connected again", isConnected)
-				if !s.Connected() {
-					t.Fatal("OnState and Connected differ")
-				}
-			}
-			s.conns.mu.Lock()
-			defer s.conns.mu.Unlock()
-			if len(s.conns.open) > 2 {
-				t.Errorf("%d connections are open after reconnecting", len(s.conns.open))
-			}
+			cell, d, line := w.overPipes(agent)
+			w.bothNotice(cell, d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), agent, line.silence)
 		})
+	})
+}
+
+// bothNotice breaks a connection with a watch in each direction, and again that which
+// takes its place.
+func (w *world) bothNotice(cell *Cell, d *Dialer, target Target, agent *watchable, breakIt func()) {
+	t := w.t
+	t.Helper()
+	st := newStates(t)
+	target.OnState = st.note
+	api := newWatchable()
+	s := w.keep(d, target, api)
+	st.next("connected", isConnected)
+	for range 3 {
+		fromKip, _ := watch(t, cell.RoundTripper())
+		fromCell, _ := watch(t, s.Conn())
+		api.lines <- "before"
+		if got, err := fromKip.ReadString('\n'); err != nil || got != "before\n" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		breakIt()
+		if got, err := fromKip.ReadString('\n'); err == nil {
+			t.Fatalf("the cell's watch goes on: %q", got)
+		}
+		if got, err := fromCell.ReadString('\n'); err == nil {
+			t.Fatalf("Kip's watch goes on: %q", got)
+		}
+		wait(t, "the cell API's handler to end", api.ended)
+		wait(t, "the agent's handler to end", agent.ended)
+		st.next("Kip to notice", isFailed)
+		st.next("connected again", isConnected)
+		if !s.Connected() {
+			t.Fatal("OnState and Connected differ")
+		}
+	}
+	s.conns.mu.Lock()
+	defer s.conns.mu.Unlock()
+	if len(s.conns.open) > 2 {
+		t.Errorf("%d connections are open after reconnecting", len(s.conns.open))
 	}
 }
 
@@ -484,32 +491,32 @@ func TestUpgradesPassAReverseProxy(t *testing.T) {
 }
 
 func TestUpgradeEndsWhenTheCellIsSilent(t *testing.T) {
-	w := newWorld(t)
-	w.limits.pingAfter, w.limits.pingTimeout = 50*time.Millisecond, 50*time.Millisecond
-	m := w.start(t.TempDir(), "", echo(t))
-	line := newWire(t, m.addr)
-	s := w.keep(w.dialer(w.authority), w.target(line.addr()), nil)
-	req, err := http.NewRequest(http.MethodGet, "http://x/attach", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", "websocket")
-	resp, err := s.Conn().RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	line.silence()
-	ended := make(chan error, 1)
-	go func() {
-		_, err := resp.Body.Read(make([]byte, 1))
-		ended <- err
-	}()
-	// It has no pings, and TCP would notice much later.
-	if err := wait(t, "the upgraded connection to end", ended); err == nil {
-		t.Error("something was read")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, d, line := w.overPipes(echo(t))
+		s := w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		req, err := http.NewRequest(http.MethodGet, "http://x/attach", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Connection", "Upgrade")
+		req.Header.Set("Upgrade", "websocket")
+		resp, err := s.Conn().RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		line.silence()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := resp.Body.Read(make([]byte, 1))
+			ended <- err
+		}()
+		// It has no pings, and TCP would notice much later.
+		if err := wait(t, "the upgraded connection to end", ended); err == nil {
+			t.Error("something was read")
+		}
+	})
 }
 
 func TestUpgradeThatIsRefusedIsAnAnswer(t *testing.T) {

@@ -304,11 +304,9 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-// wire is a TCP relay whose network can be cut: bytes are dropped and nobody is
-// told.
+// wire is a relay whose network can be cut: bytes are dropped and nobody is told.
 type wire struct {
-	l  net.Listener
-	to netip.AddrPort
+	dial func() (net.Conn, error) // its other end
 
 	mu    sync.Mutex
 	cut   chan struct{} // closed while cut
@@ -316,42 +314,90 @@ type wire struct {
 	wg    sync.WaitGroup
 }
 
-func newWire(t *testing.T, to netip.AddrPort) *wire {
+// newWire is one of TCP, and the address of its near end.
+func newWire(t *testing.T, to netip.AddrPort) (*wire, netip.AddrPort) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{l: l, to: to, cut: make(chan struct{})}
-	w.wg.Go(w.run)
+	w := &wire{dial: func() (net.Conn, error) { return net.Dial("tcp", to.String()) }, cut: make(chan struct{})}
+	w.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = w.carry(c)
+		}
+	})
 	t.Cleanup(func() {
 		l.Close()
 		w.reset()
 		w.wg.Wait()
 	})
-	return w
+	return w, netip.MustParseAddrPort(l.Addr().String())
 }
 
-func (w *wire) addr() netip.AddrPort { return netip.MustParseAddrPort(w.l.Addr().String()) }
+// pipeEnd is an end of a pipe that says, as that of TCP, when it was closed at this end.
+type pipeEnd struct{ net.Conn }
 
-func (w *wire) run() {
-	for {
-		a, err := w.l.Accept()
-		if err != nil {
-			return
-		}
-		b, err := net.Dial("tcp", w.to.String())
-		if err != nil {
-			a.Close()
-			continue
-		}
-		w.mu.Lock()
-		w.conns = append(w.conns, a, b)
-		cut := w.cut
-		w.mu.Unlock()
-		w.wg.Go(func() { pump(a, b, cut) })
-		w.wg.Go(func() { pump(b, a, cut) })
+func (e pipeEnd) Read(p []byte) (int, error) {
+	n, err := e.Conn.Read(p)
+	if errors.Is(err, io.ErrClosedPipe) {
+		err = net.ErrClosed
 	}
+	return n, err
+}
+
+// overPipes is a cell, and a dialer whose wire to it are pipes: in a bubble, no limit ends
+// while somebody is only slow.
+func (w *world) overPipes(h http.Handler) (*Cell, *Dialer, *wire) {
+	w.t.Helper()
+	cell, err := newCell(CellConfig{UserData: w.userData(), StateDir: w.t.TempDir(), Handler: h, Log: w.log}, w.limits)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	l := newHandoff(&net.TCPAddr{})
+	line := &wire{cut: make(chan struct{}), dial: func() (net.Conn, error) {
+		here, there := net.Pipe()
+		return here, l.give(pipeEnd{there})
+	}}
+	d, err := newDialer(DialerConfig{Authority: w.authority, Log: w.log, Dial: func(context.Context, netip.AddrPort) (net.Conn, error) {
+		here, there := net.Pipe()
+		return pipeEnd{here}, line.carry(there)
+	}}, w.limits)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- cell.Serve(ctx, l) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-served; !errors.Is(err, context.Canceled) {
+			w.t.Errorf("Serve returned %v", err)
+		}
+		line.reset()
+		line.wg.Wait()
+	})
+	return cell, d, line
+}
+
+// carry joins a connection to one at the other end.
+func (w *wire) carry(a net.Conn) error {
+	b, err := w.dial()
+	if err != nil {
+		a.Close()
+		return err
+	}
+	w.mu.Lock()
+	w.conns = append(w.conns, a, b)
+	cut := w.cut
+	w.mu.Unlock()
+	w.wg.Go(func() { pump(a, b, cut) })
+	w.wg.Go(func() { pump(b, a, cut) })
+	return nil
 }
 
 // pump copies from a to b; once cut, it reads on and writes nothing.

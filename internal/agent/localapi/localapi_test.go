@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/test/loopback"
 )
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -271,12 +272,7 @@ func TestLogsFlowWhileTheyAreWritten(t *testing.T) {
 
 func TestAKubeletThatDoesNotRunIsSaidSo(t *testing.T) {
 	p := newPKI(t)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := lis.Addr().String()
-	lis.Close()
+	addr := loopback.Refused(t).String()
 	w := httptest.NewRecorder()
 	p.kubeletProxy(agentapi.PathKubelet, addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, agentapi.PathKubelet+"/healthz", nil))
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "kubelet does not answer") {
