@@ -5,13 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 )
-
-// resourceGPU is the resource of the GPUs that a cell's agent offers to its kubelet.
-const resourceGPU = corev1.ResourceName("nvidia.com/gpu")
 
 const (
 	// gpuPoll is how often it is looked whether a cell's kubelet has its GPUs.
@@ -37,7 +33,7 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 	}
 	var has int64
 	if node := e.api.Node(); node != nil {
-		has = node.Status.Allocatable.Name(resourceGPU, "").Value()
+		has = node.Status.Allocatable.Name(agentapi.ResourceGPU, "").Value()
 	}
 	if has >= cell.GPUs {
 		e.equipped = true
@@ -49,7 +45,7 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 		e.equipping = now
 	}
 	lacks := fmt.Sprintf("its kubelet has %d of %d %s: the image's driver, its device nodes and libraries, is what gives them", has, cell.GPUs,
-		resourceGPU)
+		agentapi.ResourceGPU)
 	left := e.timeLeft(e.equipping.Add(gpuTimeout + c.cfg.Late.Since(e.equipping)).Sub(now))
 	if left <= 0 {
 		c.endFor(e, CauseNotReady, fmt.Sprintf("its GPUs were not there in %s: %s", gpuTimeout, lacks))
