@@ -1,5 +1,5 @@
 // Package agentapi owns what Kip and itzo, the agent on a cell, agree on: user data,
-// the port, the HTTP API that itzo serves to Kip on the tunnel, and the client by
+// the port, the name of GPUs, the HTTP API that itzo serves to Kip on the tunnel, and the client by
 // which all of Kip asks it. It must not touch either end: both import it.
 package agentapi
 
@@ -16,6 +16,10 @@ import (
 
 // Port is where itzo listens on the management address, TCP, TLS 1.3 only.
 const Port = 6421
+
+// ResourceGPU is the resource by which the agent offers its machine's GPUs to the kubelet, and
+// by which Kip sees that they are there.
+const ResourceGPU = "nvidia.com/gpu"
 
 // UserData is what a machine is told when it is launched, under the key "kip"
 // of a #cloud-config document. It holds no key: whoever reads it after the join

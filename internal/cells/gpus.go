@@ -9,11 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 )
-
-// resourceGPU is the resource of the GPUs that a cell's agent offers to its kubelet.
-const resourceGPU = corev1.ResourceName("nvidia.com/gpu")
 
 const (
 	// gpuPoll is how often it is looked whether a cell's kubelet has its GPUs.
@@ -35,7 +33,7 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 		}
 		return has < asked
 	}
-	if lacks(resourceGPU, c.GPUs) {
+	if lacks(agentapi.ResourceGPU, c.GPUs) {
 		return name, has, asked
 	}
 	for _, of := range slices.Sorted(maps.Keys(c.Accelerators)) {
@@ -69,11 +67,11 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 		e.equipping = now
 	}
 	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
-	if name == resourceGPU {
+	if name == agentapi.ResourceGPU {
 		lacks += "the image's driver, its device nodes and libraries, is what gives them"
 	} else {
 		what = "accelerators"
-		lacks += "of Kip's own a cell offers " + string(resourceGPU) + " alone, so a device plugin in its image is to offer these"
+		lacks += "of Kip's own a cell offers " + string(agentapi.ResourceGPU) + " alone, so a device plugin in its image is to offer these"
 	}
 	left := e.timeLeft(e.equipping.Add(gpuTimeout + c.cfg.Late.Since(e.equipping)).Sub(now))
 	if left <= 0 {

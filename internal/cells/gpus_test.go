@@ -10,15 +10,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // hasGPUs is a node with these; -1 for one that has not been told of the resource.
 func hasGPUs(count int64) *corev1.Node {
 	node := &corev1.Node{}
 	if count >= 0 {
-		node.Status.Allocatable = corev1.ResourceList{resourceGPU: *resource.NewQuantity(count, resource.DecimalSI)}
+		node.Status.Allocatable = corev1.ResourceList{agentapi.ResourceGPU: *resource.NewQuantity(count, resource.DecimalSI)}
 		// Those that the machine has, and that do not work, are no reason to show the pod.
-		node.Status.Capacity = corev1.ResourceList{resourceGPU: *resource.NewQuantity(8, resource.DecimalSI)}
+		node.Status.Capacity = corev1.ResourceList{agentapi.ResourceGPU: *resource.NewQuantity(8, resource.DecimalSI)}
 	}
 	return node
 }

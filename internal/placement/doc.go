@@ -3,6 +3,7 @@
 // no I/O and imports no client; what it returns, others launch.
 //
 //	placer.go       the choice
+//	sets.go         types of a catalogue as sets, by what they have
 //	need.go         what a pod needs of a machine
 //	constraint.go   where, and on which architecture, it may run
 //	annotations.go  pod.elotl.co/*

@@ -91,8 +91,8 @@ func (b Beside) known() (sum float64) {
 	return sum
 }
 
-// Placer chooses for pods out of one catalogue. It never changes, and is safe
-// for concurrent use.
+// Placer chooses for pods out of one catalogue. What it chooses never changes, and it is
+// safe for concurrent use.
 type Placer struct {
 	config Config
 	// types is sorted by name.
@@ -100,6 +100,7 @@ type Placer struct {
 	labels                     []map[string]string // of the types
 	archs, zones               []string            // what the indices in size and offer stand for
 	onDemand, spots, dedicated market
+	patterns                   *patterns
 	// byDefault is where pods that do not say how they are launched look.
 	byDefault []*market
 	// defaultType is the index of DefaultInstanceType in types, or -1.
@@ -116,13 +117,17 @@ func (p *Placer) OnNode(labels map[string]string) *Placer {
 	return &on
 }
 
-// market is the types that can be had by one launch type, in order of price. Sizes
-// lie close together, apart from the rest, since each choice looks at all.
+// market is the types that can be had by one launch type, in order of price.
 type market struct {
 	launchType LaunchType
 
-	sizes []size
-	rows  []row // the rest of the same types
+	rows  []row
+	sizes []size // of the same types
+	// What each choice asks of all types is looked up once, as sets of rows.
+	milliCPU, memory, disk, gpus ladder
+	archs                        []set // of each architecture
+	offered                      []set // [arch*len(zones)+zone]: of that architecture, offered in that zone
+	rowOf                        []int // of each type, or -1
 }
 
 // size is what a type has for a pod.
@@ -131,12 +136,8 @@ type size struct {
 	memory         int64   // without the cell's own; -1 where not even that fits
 	disk           int64   // MaxInt64 where it is chosen at launch
 	price          float64 // of the cheapest offering
-	zones          uint64  // where it is offered in this market: a bit each of the first mostBits
-	arch, typ      int32
+	arch, typ      int
 }
-
-// mostBits is how many zones a size has bits for: any region has fewer.
-const mostBits = 64
 
 type row struct {
 	typ        int
@@ -154,7 +155,12 @@ type offer struct {
 
 // New prepares the choice. The catalogue must not be changed afterwards.
 func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
-	p := &Placer{config: config, types: slices.Clone(catalogue), defaultType: -1}
+	p := &Placer{
+		config:      config,
+		types:       slices.Clone(catalogue),
+		defaultType: -1,
+		patterns:    &patterns{named: map[string]matches{}},
+	}
 	p.onDemand.launchType, p.spots.launchType, p.dedicated.launchType = OnDemand, Spot, Dedicated
 	p.config.Seller = cmp.Or(config.Seller, "this cloud")
 	p.byDefault = p.marketsOf(config.LaunchTypes)
@@ -194,20 +200,38 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 			return cmp.Or(cmp.Compare(a.offers[0].price, b.offers[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
 				cmp.Compare(s.MemoryBytes, t.MemoryBytes))
 		})
-		for _, r := range m.rows {
-			s := p.sizeOf(r.typ)
-			s.price = r.offers[0].price
-			for _, o := range r.offers {
-				s.zones |= 1 << o.zone
-			}
-			m.sizes = append(m.sizes, s)
-		}
+		p.index(m)
 	}
 	if config.DefaultInstanceType != "" && p.defaultType < 0 {
 		return nil, fmt.Errorf("default instance type: %s has no type %q%s", p.config.Seller, config.DefaultInstanceType,
 			p.meant(config.DefaultInstanceType))
 	}
 	return p, nil
+}
+
+// index finds the sets of a market, once all rows are there, in order.
+func (p *Placer) index(m *market) {
+	m.archs, m.offered = make([]set, len(p.archs)), make([]set, len(p.archs)*len(p.zones))
+	for _, sets := range [][]set{m.archs, m.offered} {
+		for i := range sets {
+			sets[i] = newSet(len(m.rows))
+		}
+	}
+	m.rowOf = slices.Repeat([]int{-1}, len(p.types))
+	for i, r := range m.rows {
+		s := p.sizeOf(r.typ)
+		s.price = r.offers[0].price
+		m.sizes = append(m.sizes, s)
+		m.rowOf[r.typ] = i
+		m.archs[s.arch].add(i)
+		for _, o := range r.offers {
+			m.offered[s.arch*len(p.zones)+o.zone].add(i)
+		}
+	}
+	m.milliCPU = ladderOf(m.sizes, func(s *size) int64 { return s.milliCPU })
+	m.memory = ladderOf(m.sizes, func(s *size) int64 { return s.memory })
+	m.disk = ladderOf(m.sizes, func(s *size) int64 { return s.disk })
+	m.gpus = ladderOf(m.sizes, func(s *size) int64 { return s.gpus })
 }
 
 func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
@@ -267,8 +291,8 @@ func (p *Placer) sizeOf(typ int) size {
 		milliCPU: t.SustainedMilliCPU(),
 		memory:   max(-1, t.SeenBytes()-p.config.ReservedMemoryBytes),
 		disk:     cmp.Or(t.DiskBytes, math.MaxInt64),
-		arch:     int32(slices.Index(p.archs, t.Arch)),
-		typ:      int32(typ),
+		arch:     slices.Index(p.archs, t.Arch),
+		typ:      typ,
 	}
 	s.gpus = gpusOf(t, "nvidia")
 	return s
@@ -339,8 +363,9 @@ type choice struct {
 	need    need
 	// only is the index of the one type that may be chosen, or -1.
 	only int
-	// names is what a type's name must match.
+	// names is what a type's name must match, and named are the types of which it does.
 	names pattern
+	named matches
 	// byDefault reports whether only is the operator's choice, not the pod's.
 	byDefault bool
 	// anySize leaves the pod's resources out: the type was named.
@@ -352,14 +377,8 @@ type choice struct {
 	least size
 	// picky reports whether picks has anything to say.
 	picky bool
-	// barred is -1 for each architecture that the pod must not run on, wherever that is, else 0.
-	barred []int64
 	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
 	allowed []bool
-	// zoned reports whether there is an architecture that the pod may run on in some zones
-	// alone. within are these of each, as size has them.
-	zoned  bool
-	within []uint64
 	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
 	most float64
 	// private says that the machine has no public address.
@@ -397,7 +416,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
 		c.names = strings.Split(name, "*")
-		if !slices.ContainsFunc(p.types, func(t catalog.InstanceType) bool { return c.names.match(t.Name) }) {
+		if c.named = p.patterns.of(name, func() matches { return p.matching(c.names) }); c.named == nil {
 			return nil, &InvalidAnnotationError{Annotation: AnnotationInstanceType, Value: name,
 				Allowed: "a pattern that the name of a type of " + p.config.Seller + " matches"}
 		}
@@ -436,38 +455,20 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			disk:     max(c.need.volume, c.need.disk),
 		}
 	}
-	c.picky = c.only >= 0 || c.names != nil || c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
+	c.picky = c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
 	c.locate()
 	return c, nil
 }
 
 // locate finds out where the pod may run.
 func (c *choice) locate() {
-	c.barred = make([]int64, len(c.archs))
-	for i, arch := range c.archs {
-		if c.arch != "" && c.arch != arch {
-			c.barred[i] = -1
-		}
-	}
 	if c.constraint.none() {
 		return
 	}
-	c.allowed, c.within = make([]bool, 0, len(c.archs)*len(c.zones)), make([]uint64, len(c.archs))
-	for i, arch := range c.archs {
-		count := 0
-		for j, zone := range c.zones {
-			is := c.constraint.allows(arch, zone)
-			if c.allowed = append(c.allowed, is); is {
-				c.within[i] |= 1 << j
-				count++
-			}
-		}
-		switch count {
-		case 0:
-			c.barred[i] = -1
-		case len(c.zones):
-		default:
-			c.zoned = true
+	c.allowed = make([]bool, 0, len(c.archs)*len(c.zones))
+	for _, arch := range c.archs {
+		for _, zone := range c.zones {
+			c.allowed = append(c.allowed, c.constraint.allows(arch, zone))
 		}
 	}
 }
@@ -505,25 +506,20 @@ type found struct {
 	skips   bool        // whether there is such a one
 }
 
-// search looks at all types of a market once. Only offerings of the cheapest are
+// search looks at the types of a market that fit. Only offerings of the cheapest are
 // looked at, since rows are in order of price, and a price is never above the cost.
 func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
-	f := found{market: m, best: make([]candidate, 0, MaxCandidates)}
+	fitting := c.fitting(m)
+	f := found{market: m, best: make([]candidate, 0, MaxCandidates), fitting: fitting.count()}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
 	// unpriced reports whether that is of a row without a price: these are in the order of
 	// candidates already, and all that follow come after it.
 	unpriced := false
-	for i := range m.sizes {
-		s := &m.sizes[i]
+	for i := fitting.next(0); i >= 0; i = fitting.next(i + 1) {
+		s, r := &m.sizes[i], &m.rows[i]
 		if s.price > dearest || unpriced && math.IsInf(s.price, 1) { // as all that follow
-			f.fitting += c.count(m, i)
 			break
 		}
-		if !c.fits(m, i) {
-			continue
-		}
-		f.fitting++
-		r := &m.rows[i]
 		extra := c.paid[min(r.disk, 1)] + c.credits(r)
 		for j, o := range r.offers {
 			if !c.allows(r, s, o) {
@@ -550,48 +546,76 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 	return f
 }
 
-// byOffer reports whether each offer of a type is to be looked at, to know whether one is
-// where the pod may run, for what it may cost.
-func (c *choice) byOffer() bool {
-	return c.requirements != nil || c.most > 0 || c.zoned && len(c.zones) > mostBits
+// fitting are the types of a market that fit, and are offered where the pod may run.
+func (c *choice) fitting(m *market) set {
+	fit := c.where(m)
+	m.milliCPU.keep(fit, c.least.milliCPU)
+	m.memory.keep(fit, c.least.memory)
+	m.disk.keep(fit, c.least.disk)
+	m.gpus.keep(fit, c.least.gpus)
+	switch {
+	case c.only >= 0:
+		one := newSet(len(m.rows))
+		if i := m.rowOf[c.only]; i >= 0 {
+			one.add(i)
+		}
+		fit.keep(one)
+	case c.named != nil:
+		fit.keep(c.named[m.launchType])
+	}
+	// Each offer of a type is looked at only to know whether one is what the pod asks for
+	// beside a place, or costs no more than it may.
+	byOffer := c.requirements != nil || c.most > 0
+	if !c.picky && !byOffer {
+		return fit
+	}
+	for i := fit.next(0); i >= 0; i = fit.next(i + 1) {
+		if s := &m.sizes[i]; c.picky && !c.picks(s) || byOffer && !c.offered(&m.rows[i], s) {
+			fit.remove(i)
+		}
+	}
+	return fit
 }
 
-// fits reports whether a type of a market fits, and is offered where the pod may run.
-func (c *choice) fits(m *market, i int) bool {
-	s := &m.sizes[i]
-	if c.short(s) < 0 || c.picky && !c.picks(s) {
-		return false
-	}
-	if c.byOffer() {
-		return c.offered(&m.rows[i], s)
-	}
-	return !c.zoned || s.zones&c.within[s.arch] != 0
-}
-
-// count is how many types of a market fit, from one on.
-func (c *choice) count(m *market, from int) (n int) {
-	if c.picky || c.byOffer() {
-		for i := from; i < len(m.sizes); i++ {
-			if c.fits(m, i) {
-				n++
+// where are the types of a market that are offered where the pod may run.
+func (c *choice) where(m *market) set {
+	where := newSet(len(m.rows))
+	for i, arch := range c.archs {
+		switch {
+		case c.arch != "" && c.arch != arch:
+		case c.allowed == nil:
+			where.unite(m.archs[i])
+		default:
+			for j := i * len(c.zones); j < (i+1)*len(c.zones); j++ {
+				if c.allowed[j] {
+					where.unite(m.offered[j])
+				}
 			}
 		}
-		return n
 	}
-	// Without branches, since no processor predicts them: a sign is 1 for yes.
-	sizes := m.sizes[from:]
-	if !c.zoned {
-		for i := range sizes {
-			n += int(uint64(^c.short(&sizes[i])) >> 63)
+	return where
+}
+
+// matching are the types whose names match a pattern; nil if there is none.
+func (p *Placer) matching(names pattern) matches {
+	var all matches
+	for typ := range p.types {
+		if !names.match(p.types[typ].Name) {
+			continue
 		}
-		return n
+		for _, m := range p.marketsOf([]LaunchType{OnDemand, Spot, Dedicated}) {
+			if all == nil {
+				all = matches{}
+			}
+			if all[m.launchType] == nil {
+				all[m.launchType] = newSet(len(m.rows))
+			}
+			if i := m.rowOf[typ]; i >= 0 {
+				all[m.launchType].add(i)
+			}
+		}
 	}
-	for i := range sizes {
-		s := &sizes[i]
-		is := s.zones & c.within[s.arch]
-		n += int(((is | -is) >> 63) & (uint64(^c.short(s)) >> 63))
-	}
-	return n
+	return all
 }
 
 func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
@@ -619,17 +643,9 @@ func (c *choice) insert(m *market, best []candidate, next candidate) []candidate
 	return best
 }
 
-// short is negative if the type has too little of anything, or the wrong
-// architecture: one branch for all, since no processor predicts them one by one.
-// No difference overflows: none is below -1 - MaxInt64.
-func (c *choice) short(s *size) int64 {
-	return (s.milliCPU - c.least.milliCPU) | (s.memory - c.least.memory) | (s.disk - c.least.disk) | (s.gpus - c.least.gpus) | c.barred[s.arch]
-}
-
 // picks reports whether the type may be chosen, for what few pods ask.
 func (c *choice) picks(s *size) bool {
-	return (c.only < 0 || c.only == int(s.typ)) && c.names.match(c.types[s.typ].Name) && c.takesDisks(s) &&
-		(c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))) &&
+	return c.takesDisks(s) && (c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))) &&
 		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
 }
 
@@ -699,7 +715,7 @@ func (c *choice) besideOf(size int64) Beside {
 }
 
 func (c *choice) inZone(s *size, zone int) bool {
-	return c.allowed == nil || c.allowed[int(s.arch)*len(c.zones)+zone]
+	return c.allowed == nil || c.allowed[s.arch*len(c.zones)+zone]
 }
 
 // credits is what a burstable type is charged for the pod's CPU above its
@@ -838,11 +854,9 @@ func (c *choice) noCapacity() *NoCapacityError {
 	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes), LaunchTypes: launchTypes(c.markets)}
 	for _, m := range c.markets {
 		var fitting []candidate
-		for i := range m.rows {
+		fits := c.fitting(m)
+		for i := fits.next(0); i >= 0; i = fits.next(i + 1) {
 			s, r := &m.sizes[i], &m.rows[i]
-			if c.short(s) < 0 || !c.picks(s) {
-				continue
-			}
 			// Offers are in order of price: the first is the type's cheapest.
 			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
 				cost := r.offers[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))

@@ -109,15 +109,34 @@ func (all departures) cameBack(pod *corev1.Pod, seen, now time.Time) *departure 
 }
 
 // wasPassedOver says that no other node could have a pod that has one now: it was without a
-// node while its own turned pods away, or no scheduler chose it. Both times are of the API
+// node while its own turned pods away, or no scheduler chose it. All times are of the API
 // server's clock.
 func wasPassedOver(pod *corev1.Pod) bool {
 	for _, k := range pod.Status.Conditions {
 		if k.Type == corev1.PodScheduled && k.Status == corev1.ConditionTrue {
-			return k.LastTransitionTime.Sub(pod.CreationTimestamp.Time) >= passedOver
+			return k.LastTransitionTime.Sub(schedulable(pod, k.LastTransitionTime.Time)) >= passedOver
 		}
 	}
 	return true
+}
+
+// schedulable is since when a pod that was bound then could be scheduled, as far as it shows:
+// its creation, or the last change of one that had scheduling gates. That it had some is seen
+// by its generation, which is 1 as long as the spec is as it was made, and which a binding
+// leaves alone; the condition of the gates is gone once it is bound. A change of the rest
+// alone, such as an annotation that somebody writes on pods that wait, does not count. Nor is
+// seen who took the gates away and wrote nothing.
+func schedulable(pod *corev1.Pod, bound time.Time) time.Time {
+	since := pod.CreationTimestamp.Time
+	if pod.Generation <= 1 { // 0 of an API server that does not count them
+		return since
+	}
+	for _, change := range pod.ManagedFields {
+		if change.Subresource == "" && change.Time != nil && change.Time.After(since) && !change.Time.After(bound) {
+			since = change.Time.Time
+		}
+	}
+	return since
 }
 
 // left notes that a pod was evicted from a node that had nothing for it.

@@ -147,6 +147,19 @@ func TestPeopleAreToldWhyAPodThatCameBackStays(t *testing.T) {
 	}
 }
 
+// changed has a pod changed a while after it was bound.
+func changed(generation int64, subresource string, after time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		at := metav1.NewTime(p.Status.Conditions[0].LastTransitionTime.Add(after))
+		p.Generation = generation
+		p.ManagedFields = []metav1.ManagedFieldsEntry{
+			{Manager: "kube-controller-manager", Time: &p.CreationTimestamp},
+			{Manager: "queue", Subresource: subresource, Time: &at},
+			{Manager: "unknown"},
+		}
+	}
+}
+
 // Those that a controller makes besides prefer the node, and can be elsewhere.
 func TestAPodLeavesItsNodeUnlessItCameBack(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -156,6 +169,11 @@ func TestAPodLeavesItsNodeUnlessItCameBack(t *testing.T) {
 		"it came back":                   {func(*comesBack) {}, firstReturn},
 		"no scheduler chose its node":    {func(b *comesBack) { b.change = func(p *corev1.Pod) { p.Status.Conditions = nil } }, firstReturn},
 		"it was placed at once":          {func(b *comesBack) { b.waits = passedOver - time.Second }, 0},
+		"its gates were lifted late":     {func(b *comesBack) { b.change = changed(2, "", -time.Second) }, 0},
+		"they were lifted long before":   {func(b *comesBack) { b.change = changed(2, "", -passedOver) }, firstReturn},
+		"its spec is as it was made":     {func(b *comesBack) { b.change = changed(1, "", -time.Second) }, firstReturn},
+		"its status was written":         {func(b *comesBack) { b.change = changed(2, "status", -time.Second) }, firstReturn},
+		"it was changed on its node":     {func(b *comesBack) { b.change = changed(2, "", time.Second) }, firstReturn},
 		"its controller is another":      {func(b *comesBack) { b.owner = "other" }, 0},
 		"its controller is another's":    {func(b *comesBack) { b.change = func(p *corev1.Pod) { p.Namespace = "other" } }, 0},
 		"those before left another node": {func(b *comesBack) { b.change = func(p *corev1.Pod) { p.Spec.NodeName = "spot-2" } }, 0},

@@ -24,10 +24,8 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/elotl/kip/internal/agent/gpus"
+	"github.com/elotl/kip/internal/agentapi"
 )
-
-// Resource is the name by which pods ask for the GPUs.
-const Resource = "nvidia.com/gpu"
 
 const (
 	// kubeletSocket is where the kubelet takes registrations, in its folder of plugins.
@@ -215,7 +213,7 @@ func (p *Plugin) keepRegistered(ctx context.Context) {
 		return
 	}
 	p.serving = s
-	p.o.Log.Info("registered with the kubelet", "resource", Resource)
+	p.o.Log.Info("registered with the kubelet", "resource", agentapi.ResourceGPU)
 }
 
 // identity tells a file from another that later has its path.
@@ -289,7 +287,7 @@ func (p *Plugin) register(ctx context.Context) error {
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
 		Version:      api.Version,
 		Endpoint:     ownSocket,
-		ResourceName: Resource,
+		ResourceName: agentapi.ResourceGPU,
 		Options:      &api.DevicePluginOptions{},
 	})
 	return err

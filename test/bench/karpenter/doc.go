@@ -8,12 +8,14 @@
 //
 // # What is counted
 //
-// The window begins before the Deployment is posted. It ends when every pod is
+// Before the window one such pod runs, and stays: what the first launch costs a new
+// process, or waits for with a new store, is neither's steady state. The window
+// begins before the Deployment is posted. It ends when every pod is
 // bound, or Running with --until=running; with Karpenter moreover each on a node
 // that no other pod is on, and all these nodes registered. Kip's pods are bound at
 // once, before there is a machine: there only --until=running says something.
 // CPU, requests and peak memory are of the window only; what happened before
-// (installing Karpenter, its start, its NodePool becoming Ready) is not counted,
+// (installing Karpenter, its start, its NodePool becoming Ready, the first pod) is not counted,
 // nor what follows (Karpenter then marks its machines as initialized).
 //
 // In Karpenter's favour: one instance type, one offering, and no consolidation,

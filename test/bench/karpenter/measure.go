@@ -25,6 +25,8 @@ import (
 const (
 	namespace = "kip-bench"
 	name      = "load"
+	// first is the pod that runs before, and stays.
+	first = "first"
 	// podCPU is what a pod asks for. A machine of Karpenter's has 1900m left for
 	// pods, so that it takes one.
 	podCPU = "1500m"
@@ -68,7 +70,13 @@ type result struct {
 	APIRequests     requests `json:"api_requests"`
 }
 
+// labels of the pods, by the name of what made them.
+func labels(name string) map[string]string { return map[string]string{"app": name} }
+
 func (m measure) run(ctx context.Context) (*result, error) {
+	if err := m.warmUp(ctx); err != nil {
+		return nil, fmt.Errorf("the pod before the window: %w", err)
+	}
 	pids := maps.Clone(m.options.processes)
 	if m.product != nil {
 		maps.Copy(pids, m.product.processes())
@@ -95,7 +103,7 @@ func (m measure) run(ctx context.Context) (*result, error) {
 	if _, err := m.client.AppsV1().Deployments(namespace).Create(ctx, m.deployment(), metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("post the Deployment: %w", err)
 	}
-	pods, err := m.await(ctx)
+	pods, err := m.await(ctx, name, m.pods)
 	if err != nil {
 		return nil, err
 	}
@@ -139,6 +147,21 @@ func (m measure) run(ctx context.Context) (*result, error) {
 	return r, err
 }
 
+// warmUp runs a pod before the window, with a machine that is as the others: the first
+// launch of a new store, or of a new process, is not what is compared. It stays, so that
+// no other gets its machine.
+func (m measure) warmUp(ctx context.Context) error {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: first, Labels: labels(first)}, Spec: m.podSpec()}
+	if _, err := m.client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("post it: %w", err)
+	}
+	pods, err := m.await(ctx, first, 1)
+	if err != nil || m.product == nil {
+		return err
+	}
+	return m.product.settled(ctx, slices.Collect(maps.Values(pods.nodes)))
+}
+
 // serviceAccount waits until pods can be created in the namespace.
 func (c *cluster) serviceAccount(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, poll, true, func(ctx context.Context) (bool, error) {
@@ -155,59 +178,69 @@ func (c *cluster) serviceAccount(ctx context.Context) error {
 }
 
 func (m measure) deployment() *appsv1.Deployment {
-	replicas, grace := int32(m.pods), int64(0)
-	labels := map[string]string{"app": name}
+	replicas := int32(m.pods)
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Selector: &metav1.LabelSelector{MatchLabels: labels(name)},
 			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector:                  m.nodeSelector,
-					TerminationGracePeriodSeconds: &grace,
-					Containers: []corev1.Container{{
-						Name: "main", Image: "kip.elotl.co/pause:1", ImagePullPolicy: corev1.PullIfNotPresent,
-						Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(podCPU)}},
-					}},
-				},
+				ObjectMeta: metav1.ObjectMeta{Labels: labels(name)},
+				Spec:       m.podSpec(),
 			},
 		},
 	}
 }
 
-// await waits until as many pods as wanted are as they have to be.
-func (m measure) await(ctx context.Context) (*pods, error) {
-	client := m.client.CoreV1().Pods(namespace)
+func (m measure) podSpec() corev1.PodSpec {
+	return corev1.PodSpec{
+		NodeSelector:                  m.nodeSelector,
+		TerminationGracePeriodSeconds: new(int64),
+		Containers: []corev1.Container{{
+			Name:            "main",
+			Image:           "kip.elotl.co/pause:1",
+			ImagePullPolicy: corev1.PullIfNotPresent,
+			Resources:       corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(podCPU)}},
+		}},
+	}
+}
+
+// await waits until as many pods as wanted of those of a name are as they have to be.
+func (m measure) await(ctx context.Context, name string, want int) (*pods, error) {
+	client, selector := m.client.CoreV1().Pods(namespace), metav1.FormatLabelSelector(metav1.SetAsLabelSelector(labels(name)))
 	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) },
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = selector
+			return client.List(ctx, o)
+		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = selector
 			return client.Watch(ctx, o)
 		},
 	}
 	seen := &pods{nodes: map[string]string{}, running: map[string]bool{}, lost: map[string]bool{}}
-	_, err := watchtools.UntilWithSync(ctx, lw, &corev1.Pod{}, nil, func(e watch.Event) (bool, error) {
+	all := cache.ToListWatcherWithWatchListSemantics(lw, m.client)
+	_, err := watchtools.UntilWithSync(ctx, all, &corev1.Pod{}, nil, func(e watch.Event) (bool, error) {
 		pod, ok := e.Object.(*corev1.Pod)
 		if !ok {
 			return false, fmt.Errorf("watch the pods: %w", apierrors.FromObject(e.Object))
 		}
 		seen.see(pod, e.Type == watch.Deleted)
-		if len(seen.nodes) < m.pods {
+		if len(seen.nodes) < want {
 			seen.bound = time.Time{}
 		} else if seen.bound.IsZero() {
 			seen.bound = time.Now()
 		}
-		return len(seen.nodes) == m.pods && (!m.untilRunning || len(seen.running) == m.pods), nil
+		return len(seen.nodes) == want && (!m.untilRunning || len(seen.running) == want), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("wait for the pods (%d of %d bound, %d running, %d lost): %w", len(seen.nodes), m.pods, len(seen.running),
+		return nil, fmt.Errorf("wait for the pods (%d of %d bound, %d running, %d lost): %w", len(seen.nodes), want, len(seen.running),
 			len(seen.lost), err)
 	}
 	return seen, nil
 }
 
-// pods are those of the Deployment, by name.
+// pods are those that are waited for, by name.
 type pods struct {
 	nodes   map[string]string // of those that are bound
 	running map[string]bool
