@@ -443,6 +443,30 @@ func TestAFailedConfigurationIsTriedAgainByTheNextRequest(t *testing.T) {
 	eventually(t, "the kubelet runs", m.didIt("kubelet started"))
 }
 
+// As on a disk that is full, or broken. Whoever asks is told, and may ask again.
+func TestAConfigurationThatCannotBeStoredIsToldAndStartsNothing(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(false)
+	m.run(a)
+	if err := os.MkdirAll(filepath.Join(a.configFile(), "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if w := put(t, a, config()); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "store the configuration: ") {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if did := m.did(); slices.Contains(did, "kubelet started") {
+		t.Errorf("it did %q", did)
+	}
+	if err := os.RemoveAll(a.configFile()); err != nil {
+		t.Fatal(err)
+	}
+	if w := put(t, a, config()); w.Code != http.StatusOK {
+		t.Fatalf("when there is room: %d %s", w.Code, w.Body)
+	}
+	eventually(t, "the kubelet runs", m.didIt("kubelet started"))
+}
+
 func TestWithoutUserDataThereIsNoAgent(t *testing.T) {
 	m := newMachine(t)
 	_, err := New(Options{Root: m.root, UserData: m.path("none"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
