@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -130,13 +131,28 @@ func TestAVolumeGoesThroughItsStatesInTime(t *testing.T) {
 
 // disksBehind notes what is done with them.
 type disksBehind struct {
+	mu   sync.Mutex // calls come over several connections
 	done []string
 	fail error
 }
 
 func (d *disksBehind) note(what ...string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.done = append(d.done, strings.Join(what, " "))
 	return d.fail
+}
+
+func (d *disksBehind) failWith(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = err
+}
+
+func (d *disksBehind) all() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.done)
 }
 
 func (d *disksBehind) Attach(_ context.Context, v Volume) error {
@@ -153,11 +169,11 @@ func TestWhatStandsBehindAVolumeFollowsItsCalls(t *testing.T) {
 	c.model.cfg.Disks = disks
 	instance, id := c.idOf(c.ask("RunInstances", run()...)), c.volume()
 	attach := []string{"VolumeId=" + id, "InstanceId=" + instance, "Device=/dev/sdf"}
-	disks.fail = errors.New("the machine is away")
+	disks.failWith(errors.New("the machine is away"))
 	if code, _ := c.ask("AttachVolume", attach...); code != "InternalError" || c.status(id) != "available" {
 		t.Errorf("what failed behind: %q, and then %s", code, c.status(id))
 	}
-	disks.fail = nil
+	disks.failWith(nil)
 	c.model.Machines().FailNth(sim.KindAttachDisk, 1, sim.Fault{After: sim.ErrLost})
 	if code, _ := c.ask("AttachVolume", attach...); code != "lost" {
 		t.Errorf("an answer that is lost: %q", code)
@@ -169,8 +185,8 @@ func TestWhatStandsBehindAVolumeFollowsItsCalls(t *testing.T) {
 		t.Error(code, body)
 	}
 	want := []string{"attach " + id + " " + instance, "attach " + id + " " + instance, "detach " + id + " " + instance, "delete " + id}
-	if !slices.Equal(disks.done, want) {
-		t.Errorf("behind: %q, want %q", disks.done, want)
+	if done := disks.all(); !slices.Equal(done, want) {
+		t.Errorf("behind: %q, want %q", done, want)
 	}
 }
 
