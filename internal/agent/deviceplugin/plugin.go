@@ -134,6 +134,10 @@ func (p *Plugin) look(ctx context.Context) {
 		return
 	}
 	spec := p.o.Machine.Spec(found)
+	// One may have gone since it was found.
+	found = slices.DeleteFunc(found, func(g gpus.GPU) bool {
+		return !slices.ContainsFunc(spec.Devices, func(d cdi.Device) bool { return d.Name == g.Name })
+	})
 	// A description without devices is an error to a runtime. Nobody is given those of the old one.
 	if len(found) > 0 && (p.written == nil || !reflect.DeepEqual(*p.written, spec)) {
 		err := p.o.Machine.Write(spec)
