@@ -360,7 +360,26 @@ func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
 }
 
 // behindStore is a store that does not know of two instances until it takes over.
-type behindStore struct{ taken, reloaded, incomplete *bool }
+// reloads has one for each time that Kip begins anew, which it does when it has answered.
+type reloads chan struct{}
+
+func (r reloads) Reload() { r <- struct{}{} }
+
+// begun says that Kip has begun anew.
+func (r reloads) begun(t *testing.T) bool {
+	t.Helper()
+	select {
+	case <-r:
+		return true
+	case <-time.After(20 * time.Second):
+		return false
+	}
+}
+
+type behindStore struct {
+	taken, incomplete *bool
+	reloads
+}
 
 func (b behindStore) Generation() adminapi.Generation {
 	g := adminapi.Generation{Store: "store-1", Number: 7, Unknown: []adminapi.UnknownInstance{}}
@@ -395,11 +414,9 @@ func (b behindStore) TakeOver(_ context.Context, shown string) error {
 	return nil
 }
 
-func (b behindStore) Reload() { *b.reloaded = true }
-
 func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
-	taken, reloaded, incomplete := false, false, true
-	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &reloaded, &incomplete} })
+	taken, incomplete, anew := false, true, make(reloads, 10)
+	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &incomplete, anew} })
 	shown := run(t, nil, "generation")
 	if shown.failed != nil {
 		t.Errorf("to show it: %+v", shown)
@@ -418,13 +435,12 @@ func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("without --yes: %+v", asked)
 	}
 	done := run(t, nil, "generation", "take-over", "--yes", "two")
-	if done.failed != nil || done.out != shown.out || !strings.Contains(done.err, "2 instances") || !taken || !reloaded {
-		t.Errorf("with --yes: %+v, taken over %t, loaded anew %t", done, taken, reloaded)
+	if done.failed != nil || done.out != shown.out || !strings.Contains(done.err, "2 instances") || !taken || !anew.begun(t) {
+		t.Errorf("with --yes, or it did not begin anew: %+v, taken over %t", done, taken)
 	}
-	reloaded = false
 	again := run(t, nil, "generation", "take-over", "--yes", "two")
-	if again.failed == nil || !strings.Contains(again.err, "nothing to take over") || reloaded {
-		t.Errorf("again: %+v, loaded anew %t", again, reloaded)
+	if again.failed == nil || !strings.Contains(again.err, "nothing to take over") || len(anew) > 0 {
+		t.Errorf("again, or it began anew: %+v", again)
 	}
 	if none := run(t, nil, "generation", "take-over"); none.failed != nil || !strings.Contains(none.err, "nothing to take over") {
 		t.Errorf("with nothing: %+v", none)
@@ -433,8 +449,8 @@ func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 
 // keptCA is a CA that can be rotated, with cells that are not moved.
 type keptCA struct {
-	is       *adminapi.CA
-	reloaded *bool
+	is *adminapi.CA
+	reloads
 }
 
 func (k keptCA) CA() adminapi.CA { return *k.is }
@@ -452,8 +468,6 @@ func (k keptCA) RotateCA(context.Context) (adminapi.CA, error) {
 	return *k.is, nil
 }
 
-func (k keptCA) Reload() { *k.reloaded = true }
-
 func (k keptCA) EndUnmoved(shown string) ([]adminapi.UnmovedCell, error) {
 	if shown != k.is.Shown {
 		return nil, errors.New("look again")
@@ -464,14 +478,14 @@ func (k keptCA) EndUnmoved(shown string) ([]adminapi.UnmovedCell, error) {
 }
 
 func TestTheCAIsRotatedAndCellsEndOnlyIfItIsMeant(t *testing.T) {
-	reloaded := false
+	anew := make(reloads, 10)
 	made := now.AddDate(-1, 0, 0)
 	is := adminapi.CA{
 		Signs:   adminapi.Authority{Hash: strings.Repeat("a", 64), Made: made, Ends: made.AddDate(10, 0, 0)},
 		Unmoved: []adminapi.UnmovedCell{},
 		Untold:  2,
 	}
-	socket(t, func(c *adminapi.Config) { c.CAKeeper = keptCA{&is, &reloaded} })
+	socket(t, func(c *adminapi.Config) { c.CAKeeper = keptCA{&is, anew} })
 	if first := run(t, nil, "ca"); first.failed != nil || !strings.Contains(first.err, "2 cells may trust one of before yet") {
 		t.Errorf("before: %+v", first)
 	}
@@ -479,11 +493,10 @@ func TestTheCAIsRotatedAndCellsEndOnlyIfItIsMeant(t *testing.T) {
 		t.Errorf("there is nothing to drop: %+v", none)
 	}
 	begun := run(t, nil, "ca", "rotate")
-	if begun.failed != nil || !reloaded || !strings.Contains(begun.err, "has begun") || is.Before == nil {
-		t.Errorf("to rotate it: %+v, loaded anew %t", begun, reloaded)
+	if begun.failed != nil || !strings.Contains(begun.err, "has begun") || is.Before == nil || !anew.begun(t) {
+		t.Errorf("to rotate it, or Kip did not begin anew: %+v", begun)
 	}
-	reloaded = false
-	if again := run(t, nil, "ca", "rotate"); again.failed == nil || !strings.Contains(again.err, "already") || reloaded {
+	if again := run(t, nil, "ca", "rotate"); again.failed == nil || !strings.Contains(again.err, "already") || len(anew) > 0 {
 		t.Errorf("a second rotation: %+v", again)
 	}
 	is.Waits, is.Shown = "2 cells of now would be out of reach", "two"
