@@ -395,10 +395,11 @@ func TestACellHasTenMinutesForItsCloudInitFile(t *testing.T) {
 
 func TestStandbyCellsOfAnotherCloudInitFileAreReplaced(t *testing.T) {
 	file, agents := &operators{}, &setUps{status: http.StatusOK, answer: "{}"}
-	inBubble(t, func(c *setup) { keep(1)(c); c.CloudInit = file }, nil, func(t *testing.T, b *bubble) {
-		b.stop() // it asks the pool's cells already
-		b.links.agents = agents.serve
-		b.run()
+	inBubble(t, func(c *setup) {
+		keep(1)(c)
+		c.CloudInit = file
+		c.Tunnels.(*modelLinks).agents = agents.serve // before it asks the pool's cells
+	}, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
 		old := b.cells.List()
 		if len(old) != 1 || old[0].CloudInit() != "" || agents.all() != "configured" {
