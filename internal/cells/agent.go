@@ -97,7 +97,7 @@ func (c *Controller) keepAgent(ctx context.Context, e *entry) (ready bool, again
 func (c *Controller) endWithoutAgent(e *entry, why string) {
 	why = fmt.Sprintf("cell %s on %s: %s", e.id, e.cell().Instance.ID, why)
 	c.mu.Lock()
-	begun := e.beginEnd(CauseNotReady, why)
+	begun := e.beginEnd(CauseUnfit, why)
 	c.mu.Unlock()
 	if begun {
 		c.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)

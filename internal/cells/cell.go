@@ -176,7 +176,7 @@ const (
 	CausePodDeleted     Cause = "pod_deleted"     // the pod was deleted
 	CauseNotLaunched    Cause = "not_launched"    // the cloud started nothing
 	CauseNotReady       Cause = "not_ready"       // it did not join, or its kubelet was not ready, in time
-	CauseUnfit          Cause = "unfit"           // its agent refused what the operator has configured
+	CauseUnfit          Cause = "unfit"           // its agent refused, or could not have, what the operator has configured
 	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
 	CauseNoDisk         Cause = "no_disk"         // the cloud did not give it a disk of its pod
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent

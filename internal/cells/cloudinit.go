@@ -147,7 +147,7 @@ func (c *Controller) notSetUp(ctx context.Context, e *entry, left time.Duration,
 		why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 		c.heardNoAgent(e.cell(), err)
 		c.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)
-		return 0, c.endNotSetUp(ctx, e, CauseNotReady, why)
+		return 0, c.endNotSetUp(ctx, e, CauseUnfit, why)
 	case errors.Is(err, errNoCloudInit):
 		why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 		c.heardUnfit(e.cell(), err)

@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +32,18 @@ func (e *ends) has(end string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Contains(e.all, end)
+}
+
+// of is how many ended for a cause, of how many.
+func (e *ends) of(cause Cause) (n, all int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, end := range e.all {
+		if strings.HasPrefix(end, string(cause)+": ") {
+			n++
+		}
+	}
+	return n, len(e.all)
 }
 
 // An instance that the cloud ends by itself is told as what it is, booting or bound.

@@ -53,6 +53,9 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		c.mu.Lock()
 		e.cause = CauseNotReady
 		noAgent := !e.goesOver.IsZero()
+		if noAgent {
+			e.cause = CauseUnfit
+		}
 		c.mu.Unlock()
 		if noAgent {
 			c.heardNoAgent(e.cell(), errors.New(why))

@@ -39,7 +39,7 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 		"since the image is of old": {http.StatusNotFound, "404 page not found", time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			agents, node := &goers{status: tc.status, answer: tc.answer}, &nodeEvents{}
+			agents, node, seen := &goers{status: tc.status, answer: tc.answer}, &nodeEvents{}, &ends{}
 			setUp := func(c *setup) {
 				withAgent("v2")(c)
 				c.NodeEvents = node
@@ -106,7 +106,11 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 						t.Errorf("when it is mended %s is %q; said %v", pod, b.phase(pod), b.events)
 					}
 				}
-			})
+			}, seen)
+			// None of them is its pod's fault.
+			if n, all := seen.of(CauseUnfit); n < refusedAgents || n != all {
+				t.Errorf("%d of %d cells ended as unfit: %q", n, all, seen.all)
+			}
 		})
 	}
 }

@@ -143,7 +143,7 @@ var (
 		{string(cells.CausePodDeleted), "the pod was deleted"},
 		{string(cells.CauseNotLaunched), "the cloud started nothing"},
 		{string(cells.CauseNotReady), "it did not join, or its kubelet was not ready, in time"},
-		{string(cells.CauseUnfit), "its agent refused what the operator has configured"},
+		{string(cells.CauseUnfit), "its agent refused, or could not have, what the operator has configured"},
 		{string(cells.CauseTooSmall), "its machine has less than its type promises, and its pod needs more"},
 		{string(cells.CauseNoDisk), "the cloud did not give it a disk of its pod"},
 		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},

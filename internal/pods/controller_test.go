@@ -397,11 +397,12 @@ func TestAPodThatTheCloudRefusesFailsAfterItsAttempts(t *testing.T) {
 	}
 }
 
-// That the cloud takes instances back before they run is no failure of the pod's.
+// That the cloud takes instances back before they run, or gives them no disk, is no failure of the pod's.
 func TestAPodWhoseInstancesTheCloudTakesBackWaitsOn(t *testing.T) {
 	for cause, want := range map[cells.Cause]corev1.PodPhase{
 		cells.CauseInterrupted: corev1.PodPending,
 		cells.CauseUnfit:       corev1.PodPending, // the operator's fault
+		cells.CauseNoDisk:      corev1.PodPending, // the cloud's, or of who has the disk
 		cells.CauseLost:        corev1.PodFailed,
 	} {
 		got := afterTwoCells(t, func(c *cells.Cell) { c.Cause, c.Instance = cause, &cloud.Instance{ID: "i-1"} })
