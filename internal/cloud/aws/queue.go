@@ -158,6 +158,9 @@ func newQueue(sdk aws.Config, cfg Config) *queue {
 	q.sqs = sqs.NewFromConfig(sdk, func(o *sqs.Options) {
 		o.Region = cfg.Region
 		o.HTTPClient = cfg.bound(o.HTTPClient)
+		if at := cfg.endpointOf("SQS"); at != nil {
+			o.BaseEndpoint = at
+		}
 		// One message whose checksum is wrong would hide the nine that came with it, again and again.
 		o.DisableMessageChecksumValidation = true
 	})
