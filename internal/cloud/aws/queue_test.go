@@ -268,6 +268,28 @@ func TestWithAnEndpointNoQueueOfAWSIsAsked(t *testing.T) {
 	}
 }
 
+func TestAMessageThatNamesManyInstancesIsComparedWithFew(t *testing.T) {
+	for n, want := range map[int]struct {
+		compared int
+		asks     bool
+	}{
+		1:                    {1, false},
+		maxAffected:          {maxAffected, false},
+		maxAffected + 1:      {0, true}, // it may name one of Kip's
+		maxEvent / len(`""`): {0, true},
+	} {
+		compared := 0
+		mine := func(string) bool {
+			compared++
+			return false
+		}
+		asks := hear(said{cloud.MessageMaintenance, make([]string, n)}, cloud.Listener{Mine: mine})
+		if compared != want.compared || compared > 10 || asks != (due{maintenance: want.asks}) {
+			t.Errorf("%d instances: %d are compared, and it asks for %+v; want %+v", n, compared, asks, want)
+		}
+	}
+}
+
 func TestTheQueueIsAskedAtTheEndpointOrWhereTheEnvironmentSays(t *testing.T) {
 	counting := func() (string, *atomic.Int32) {
 		var asked atomic.Int32
