@@ -120,7 +120,12 @@ func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interrupti
 
 // interrupt notes in a record that the cloud takes the instance back.
 func (cell *Cell) interrupt(at time.Time, byCell bool, now time.Time) error {
+	// The notice of maintenance is an hour, and that of spot two minutes: the sooner one counts. A cell's
+	// own word, and a clock that is some seconds off, make none sooner.
+	sooner := !byCell && at.Before(cell.Interrupted.Add(-noticeOver)) && now.Sub(at) < noticeOver && cell.Live()
 	switch {
+	case sooner:
+		cell.Interrupted, cell.Unconfirmed = at, false
 	case !cell.Interrupted.IsZero() && (byCell || !cell.Unconfirmed):
 		return errKnown
 	case !cell.Interrupted.IsZero():

@@ -41,6 +41,35 @@ func TestAnInterruptedCellIsToldOnceAndEndsWithTheNotice(t *testing.T) {
 	})
 }
 
+func TestTheSoonerOfTwoNoticesCounts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		began := time.Now()
+		notice := func(left time.Duration) {
+			b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: began.Add(left), Reason: "words"})
+			b.later(time.Second)
+		}
+		for i, tc := range []struct{ said, want time.Duration }{
+			{time.Hour, time.Hour},                                  // maintenance
+			{2 * time.Hour, time.Hour},                              // put off: what is known is sooner
+			{time.Hour - noticeOver/2, time.Hour},                   // the same, by another clock
+			{-time.Hour, time.Hour},                                 // replayed
+			{2 * time.Minute, 2 * time.Minute},                      // spot
+			{time.Hour, 2 * time.Minute},                            // the maintenance is told again
+			{2*time.Minute + 500*time.Millisecond, 2 * time.Minute}, // so is spot
+		} {
+			notice(tc.said)
+			if cell, _ := b.cells.ForPod(ref("a").UID); !cell.Interrupted.Equal(began.Add(tc.want)) {
+				t.Errorf("notice %d: it is taken in %s, want %s", i, cell.Interrupted.Sub(began), tc.want)
+			}
+		}
+		if told := b.said("interrupted a"); len(told) != 2 {
+			t.Errorf("its pod was told %q, want once of each", told)
+		}
+	})
+}
+
 func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(2)

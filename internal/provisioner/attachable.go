@@ -27,6 +27,9 @@ type checks struct {
 	mu    sync.Mutex
 	began map[volumes.Disk]time.Time // of the questions without an answer
 	told  map[volumes.Disk]checked
+	// slow says that the latest question took longer than anybody waits. Until one does not, nobody
+	// waits: a thousand disks, each waited for a while, would take all the time of those who ask.
+	slow bool
 }
 
 type checked struct {
@@ -34,28 +37,43 @@ type checked struct {
 	at  time.Time
 }
 
-// begin notes when the question about a disk began, or returns its answer.
-func (c *checks) begin(disk volumes.Disk, now time.Time) (answer checked, is bool, began time.Time) {
+// begin notes when the question about a disk began, and says for how long to wait for it; or it
+// returns the answer.
+func (c *checks) begin(disk volumes.Disk, now time.Time) (answer checked, is bool, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if answer, is = c.told[disk]; is && now.Sub(answer.at) < checkedFor {
-		return answer, true, time.Time{}
+		return answer, true, 0
 	}
 	if c.began == nil {
 		c.began, c.told = map[volumes.Disk]time.Time{}, map[volumes.Disk]checked{}
 	}
-	began, is = c.began[disk]
+	began, is := c.began[disk]
 	if !is {
 		began = now
 		c.began[disk] = now
 	}
-	return checked{}, false, began
+	wait = began.Add(patience).Sub(now)
+	if c.slow = c.slow || wait <= 0; c.slow {
+		return checked{}, false, 0
+	}
+	return checked{}, false, wait
+}
+
+// waited notes that somebody has waited in vain.
+func (c *checks) waited() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow = true
 }
 
 // answered keeps an answer, and forgets those that count no more.
 func (c *checks) answered(disk volumes.Disk, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if began, is := c.began[disk]; is {
+		c.slow = now.Sub(began) >= patience
+	}
 	delete(c.began, disk)
 	maps.DeleteFunc(c.told, func(_ volumes.Disk, a checked) bool { return now.Sub(a.at) >= checkedFor })
 	c.told[disk] = checked{err, now}
@@ -69,7 +87,7 @@ func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 	if p.cfg.Checker == nil {
 		return nil
 	}
-	answer, is, began := p.checks.begin(disk, p.cfg.Clock.Now())
+	answer, is, wait := p.checks.begin(disk, p.cfg.Clock.Now())
 	if is {
 		return answer.err
 	}
@@ -80,13 +98,17 @@ func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 		p.checks.answered(disk, err, p.cfg.Clock.Now())
 		return nil, err
 	})
-	ctx, cancel := context.WithTimeoutCause(ctx, began.Add(patience).Sub(p.cfg.Clock.Now()), volumes.ErrUntold)
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, volumes.ErrUntold)
 	defer cancel()
 	select {
 	case a := <-told:
 		return a.Err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err := context.Cause(ctx)
+		if wait > 0 && errors.Is(err, volumes.ErrUntold) {
+			p.checks.waited()
+		}
+		return err
 	}
 }
 

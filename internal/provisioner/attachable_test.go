@@ -89,6 +89,41 @@ func TestADiskIsLookedAtBeforeItsInstanceIsLaunched(t *testing.T) {
 	}
 }
 
+func TestManyDisksOfACloudThatIsSlowAreWaitedForOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &checker{takes: 2 * patience}
+		p := &Provisioner{lifetime: t.Context(), cfg: Config{Checker: c, Clock: clock.RealClock{}}}
+		disk := func(n int) volumes.Disk { return volumes.Disk{ID: fmt.Sprint("disk-", n), Volume: "pv", Zone: "a"} }
+		began := time.Now()
+		for n := range 100 {
+			if err := p.Attachable(t.Context(), disk(n)); !errors.Is(err, volumes.ErrUntold) {
+				t.Fatalf("disk %d: %v", n, err)
+			}
+		}
+		if waited := time.Since(began); waited != patience {
+			t.Errorf("who asks about one disk after the other waits %s, want %s", waited, patience)
+		}
+		time.Sleep(2*patience + time.Millisecond)
+		began = time.Now()
+		for n := range 100 {
+			if err := p.Attachable(t.Context(), disk(n)); err != nil {
+				t.Errorf("disk %d is not told of when the cloud has answered: %v", n, err)
+			}
+		}
+		if len(c.all()) != 100 || time.Since(began) != 0 {
+			t.Errorf("%d questions about 100 disks; %s until all was told", len(c.all()), time.Since(began))
+		}
+		// A cloud that answers in time again is waited for again, as soon as it has shown that.
+		time.Sleep(checkedFor)
+		c.takes = patience / 2
+		_ = p.Attachable(t.Context(), disk(200))
+		time.Sleep(patience)
+		if err := p.Attachable(t.Context(), disk(201)); err != nil {
+			t.Errorf("it answers in time, and is not waited for: %v", err)
+		}
+	})
+}
+
 func TestACloudThatCannotCheckDisksIsNotAsked(t *testing.T) {
 	if err := (&Provisioner{}).Attachable(t.Context(), volumes.Disk{ID: "disk-1"}); err != nil {
 		t.Error(err)

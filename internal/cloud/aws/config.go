@@ -263,7 +263,7 @@ func skipVerify(endpoint string) (func(*middleware.Stack) error, error) {
 	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // as it is configured
 	}).GetTransport()
-	send := smithyhttp.NewClientHandler(bounded{&http.Client{
+	send := smithyhttp.NewClientHandlerWithOptions(bounded{&http.Client{
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // which may be to another host
 	}})

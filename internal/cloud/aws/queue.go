@@ -35,9 +35,9 @@ const (
 	failuresTold = 20
 	// maxEvent bounds a message in bytes (SQS API reference, "SendMessage": 1 MiB).
 	maxEvent = 1 << 20
-	// maxAffected bounds the instances of an event that are compared with Kip's own. One that names
-	// more is taken to name some.
-	maxAffected = 100
+	// maxAffected bounds the instances of an event that are compared with Kip's own, each with all cells.
+	// One that names more is taken to name some.
+	maxAffected = 10
 )
 
 // What EC2 and AWS Health send. Sources: EC2 User Guide, "Automate Amazon EC2 using EventBridge";
@@ -158,6 +158,9 @@ func newQueue(sdk aws.Config, cfg Config) *queue {
 	q.sqs = sqs.NewFromConfig(sdk, func(o *sqs.Options) {
 		o.Region = cfg.Region
 		o.HTTPClient = cfg.bound(o.HTTPClient)
+		if at := cfg.endpointOf("SQS"); at != nil {
+			o.BaseEndpoint = at
+		}
 		// One message whose checksum is wrong would hide the nine that came with it, again and again.
 		o.DisableMessageChecksumValidation = true
 	})

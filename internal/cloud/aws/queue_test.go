@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -264,6 +267,60 @@ func TestWithAnEndpointNoQueueOfAWSIsAsked(t *testing.T) {
 	w.emptied()
 	if calls := w.model.Calls(); calls["ReceiveMessage"] == 0 || calls["GetQueueUrl"] > 0 {
 		t.Errorf("the endpoint was asked %v", calls)
+	}
+}
+
+func TestAMessageThatNamesManyInstancesIsComparedWithFew(t *testing.T) {
+	for n, want := range map[int]struct {
+		compared int
+		asks     bool
+	}{
+		1:                    {1, false},
+		maxAffected:          {maxAffected, false},
+		maxAffected + 1:      {0, true}, // it may name one of Kip's
+		maxEvent / len(`""`): {0, true},
+	} {
+		compared := 0
+		mine := func(string) bool {
+			compared++
+			return false
+		}
+		asks := hear(said{cloud.MessageMaintenance, make([]string, n)}, cloud.Listener{Mine: mine})
+		if compared != want.compared || compared > 10 || asks != (due{maintenance: want.asks}) {
+			t.Errorf("%d instances: %d are compared, and it asks for %+v; want %+v", n, compared, asks, want)
+		}
+	}
+}
+
+func TestTheQueueIsAskedAtTheEndpointOrWhereTheEnvironmentSays(t *testing.T) {
+	counting := func() (string, *atomic.Int32) {
+		var asked atomic.Int32
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			w.WriteHeader(http.StatusBadRequest)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL, &asked
+	}
+	endpoint, atEndpoint := counting()
+	sts, atSTS := counting()
+	queue, atQueue := counting()
+	cfg := settings(endpoint)
+	cfg.InterruptionQueue = queueName
+	t.Setenv("AWS_ENDPOINT_URL_STS", sts) // which is no word about another service
+	for _, tc := range []struct {
+		environment string
+		want        *atomic.Int32
+	}{{"", atEndpoint}, {queue, atQueue}} {
+		t.Setenv("AWS_ENDPOINT_URL_SQS", tc.environment)
+		q := open(t, cfg).queue
+		for _, at := range []*atomic.Int32{atEndpoint, atSTS, atQueue} {
+			at.Store(0)
+		}
+		if err := q.find(t.Context()); err == nil || tc.want.Load() != 1 || atEndpoint.Load()+atSTS.Load()+atQueue.Load() != 1 {
+			t.Errorf("with AWS_ENDPOINT_URL_SQS %q: %v after %d calls of the endpoint, %d of STS, %d of the queue's", tc.environment, err,
+				atEndpoint.Load(), atSTS.Load(), atQueue.Load())
+		}
 	}
 }
 
