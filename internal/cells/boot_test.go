@@ -141,17 +141,15 @@ func TestAMachineWithoutAKernelOfItsOwnShowsNoStart(t *testing.T) {
 }
 
 func TestAStoppedMachineShowsItsLastStart(t *testing.T) {
+	var says atomic.Value
+	says.Store(first)
 	inBubble(t, func(c *setup) {
 		keep(1)(c)
+		c.Tunnels.(*modelLinks).agents = booted(&says)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
 		model.features.Stopper = stopping{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
-		var says atomic.Value
-		says.Store(first)
-		b.stop() // the first cell boots already
-		b.links.agents = booted(&says)
-		b.run()
 		b.later(time.Minute)
 		stopped := b.cells.List()[0]
 		says.Store(`{"boot":{"kernel":5000000,"joined":6000000}}`)
