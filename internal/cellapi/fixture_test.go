@@ -132,7 +132,7 @@ var ours = regexp.MustCompile(`internal/cellapi/[a-z]+\.go:`)
 func noGoroutines(t *testing.T) {
 	t.Helper()
 	var left string
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for time.Now().Before(deadline) {
 		left = ""
 		buf := make([]byte, 4<<20)

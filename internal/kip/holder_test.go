@@ -89,7 +89,7 @@ func TestANodeThatIsLostEndsWhatIsBeingWired(t *testing.T) {
 	api.mu.Lock()
 	api.mark = `{"id":"another","after":"` + l.hold.ID() + `"}`
 	api.mu.Unlock()
-	for until := time.Now().Add(10 * time.Second); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
 		if clock.HasWaiters() {
 			clock.Step(holder.RenewEvery)
 		}

@@ -22,7 +22,7 @@ var ending = []string{
 }
 
 // endTime is how long they have.
-const endTime = 10 * time.Second
+const endTime = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asPlugin) != "" {

@@ -69,7 +69,7 @@ func TestPodsOfAMachineAreNotFollowedWhileTheAPIServerDoesNotSayWhoseTheyAre(t *
 	w := newTown(t, "nodes: [{zones: [a]}]")
 	w.machine("kip-0-2", "ReplicaSet")
 	var away atomic.Bool
-	w.cluster.PrependReactor("get", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+	w.react("get", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		return away.Load() && a.(clienttesting.GetAction).GetName() == "kip-0-2", nil, errors.New("connection refused")
 	})
 	w.start()
@@ -88,7 +88,7 @@ func TestPodsOfAMachineAreNotFollowedWhileTheAPIServerDoesNotSayWhoseTheyAre(t *
 func TestRightsAreAskedForUntilSomebodyAnswers(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
 	var asked atomic.Int64
-	w.cluster.PrependReactor("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+	w.react("create", "selfsubjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return asked.Add(1) <= 5, nil, errors.New("connection refused")
 	})
 	w.denied = "kip-0-2"
@@ -165,8 +165,8 @@ func TestAnEmptyNodeIsCordonedBeforeItGoes(t *testing.T) {
 			return false, nil, nil
 		}
 	}
-	w.cluster.PrependReactor("patch", "nodes", note("cordon"))
-	w.cluster.PrependReactor("delete", "nodes", note("delete"))
+	w.react("patch", "nodes", note("cordon"))
+	w.react("delete", "nodes", note("delete"))
 	w.write("nodes: [{zones: [a]}]")
 	w.eventually("it is gone", func() bool { return w.node("kip-0-2") == nil && w.nodes.named("kip-0-2") == nil })
 	w.mu.Lock()

@@ -31,7 +31,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 		cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: "b", Spot: &spot}, errors.New("none")))
 
 	var gets atomic.Int64
-	w.cluster.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+	w.react("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		gets.Add(1)
 		return false, nil, nil
 	})

@@ -94,18 +94,8 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	if err := c.DeleteDisk(t.Context(), other.ID); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	looks := model.Calls()["DescribeVolumes"]
-	var patience sync.WaitGroup
-	patience.Go(func() { // ends with the second look, that at the disk which the token has made
-		for ; ctx.Err() == nil && model.Calls()["DescribeVolumes"] < looks+2; time.Sleep(time.Millisecond) {
-		}
-		cancel()
-	})
-	d, err := c.CreateDisk(ctx, diskRequest("b"))
-	cancel()
-	patience.Wait()
+	// The second look is that at the disk which the token has made.
+	d, err := c.CreateDisk(givesUpAfter(t, model, 2), diskRequest("b"))
 	if err == nil || !strings.Contains(err.Error(), other.ID) || len(model.Volumes()) != 1 {
 		t.Errorf("made again: %+v, %v", d, err)
 	}
@@ -115,12 +105,29 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 	}
 }
 
-// tryDisk asks for a disk for a moment.
-func tryDisk(t *testing.T, c *Cloud, token string) (cloud.Disk, error) {
+// givesUpAfter is a context that ends when EC2 has been asked about volumes so many times more.
+func givesUpAfter(t *testing.T, model *ec2.Model, looks int) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	return c.CreateDisk(ctx, diskRequest(token))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	enough := model.Calls()["DescribeVolumes"] + looks
+	var patience sync.WaitGroup
+	patience.Go(func() {
+		for ctx.Err() == nil && model.Calls()["DescribeVolumes"] < enough {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	})
+	t.Cleanup(func() {
+		cancel()
+		patience.Wait()
+	})
+	return ctx
+}
+
+// tryDisk asks for a disk, for far more looks than it takes to see what becomes of it.
+func tryDisk(t *testing.T, c *Cloud, model *ec2.Model, token string) (cloud.Disk, error) {
+	t.Helper()
+	return c.CreateDisk(givesUpAfter(t, model, 20), diskRequest(token))
 }
 
 // EC2 accepts a volume whose KMS key it cannot use, and tells the same one to the same ClientToken.
@@ -129,13 +136,13 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 	model.FailVolumes(ec2.FateError)
 	last := ""
 	for range 3 {
-		_, err := tryDisk(t, c, "a")
+		_, err := tryDisk(t, c, model, "a")
 		failed, is := errors.AsType[*cloud.FailedDiskError](err)
 		if !is || failed.State != "error" || failed.Disk == last || cloud.NothingDone(err) {
 			t.Fatalf("after %s: %v", last, err)
 		}
 		// Who asks before it is deleted is told of the same one, and has not used up another token.
-		if _, err := tryDisk(t, c, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes()) != 1 {
+		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes()) != 1 {
 			t.Errorf("again: %v with %+v", err, model.Volumes())
 		}
 		if err := c.DeleteDisk(t.Context(), failed.Disk); err != nil {
@@ -157,7 +164,7 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 func TestAVolumeIsLostOnlyWhenTwoLooksSaySo(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	model.FailVolumes(ec2.FateError)
-	if _, err := tryDisk(t, c, "a"); err == nil {
+	if _, err := tryDisk(t, c, model, "a"); err == nil {
 		t.Fatal("it was made")
 	}
 	if calls := model.Calls()["DescribeVolumes"]; calls != 3 {
@@ -173,10 +180,10 @@ func TestAVolumeThatEC2NeverShowsIsMadeAnew(t *testing.T) {
 	model.FailVolumes(ec2.FateNever)
 	for n := range 3 {
 		before := model.Calls()["CreateVolume"]
-		if _, err := tryDisk(t, c, "a"); err == nil || !strings.Contains(err.Error(), "does not show") {
+		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), "does not show") {
 			t.Fatalf("try %d: %v", n, err)
 		}
-		if _, err := tryDisk(t, c, "a"); err == nil || c.attemptAt("a").number != n {
+		if _, err := tryDisk(t, c, model, "a"); err == nil || c.attemptAt("a").number != n {
 			t.Errorf("try %d while it is young: %v, attempt %d", n, err, c.attemptAt("a").number)
 		}
 		if calls, most := model.Calls()["CreateVolume"]-before, 3; calls > most {
@@ -392,7 +399,7 @@ func TestADiskThatNoInstanceCanHaveIsToldBeforeOneIsLaunched(t *testing.T) {
 		t.Fatal(err)
 	}
 	model.FailVolumes(ec2.FateError)
-	_, err := tryDisk(t, c, "broken")
+	_, err := tryDisk(t, c, model, "broken")
 	failed, is := errors.AsType[*cloud.FailedDiskError](err)
 	if !is {
 		t.Fatal(err)
@@ -519,7 +526,7 @@ func TestADiskIsWaitedForWhileEC2MakesItAndTakesItAway(t *testing.T) {
 // asked waits until so many ask about volumes, of whom none has been answered.
 func (c *Cloud) asked(t *testing.T, n int) *look {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		c.mu.Lock()
 		l := c.next
 		enough := l != nil && len(l.ids) == n
