@@ -359,7 +359,6 @@ func TestWhatIsHeldBackIsShownAndAllowedOnlyIfItIsMeant(t *testing.T) {
 	}
 }
 
-// behindStore is a store that does not know of two instances until it takes over.
 // reloads has one for each time that Kip begins anew, which it does when it has answered.
 type reloads chan struct{}
 
@@ -376,6 +375,7 @@ func (r reloads) begun(t *testing.T) bool {
 	}
 }
 
+// behindStore is a store that does not know of two instances until it takes over.
 type behindStore struct {
 	taken, incomplete *bool
 	reloads
