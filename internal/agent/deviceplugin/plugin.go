@@ -201,6 +201,7 @@ func (p *Plugin) keepRegistered(ctx context.Context) {
 	}
 	p.serving.stop()
 	p.serving = nil
+	p.look(ctx) // one that has gone meanwhile would be given to a pod
 	s, err := p.serve(kubelet)
 	p.note("serve the kubelet", err)
 	if err != nil {

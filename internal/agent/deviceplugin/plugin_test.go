@@ -166,6 +166,11 @@ type machine struct {
 
 func newMachine(t *testing.T, devices ...string) *machine {
 	t.Helper()
+	return newMachineThatLooks(t, 5*time.Millisecond, devices...)
+}
+
+func newMachineThatLooks(t *testing.T, every time.Duration, devices ...string) *machine {
+	t.Helper()
 	m := &machine{T: t, root: t.TempDir(), log: &strings.Builder{}}
 	for _, dir := range []string{"dev", "plugins", "proc"} {
 		if err := os.Mkdir(filepath.Join(m.root, dir), 0o755); err != nil {
@@ -182,7 +187,7 @@ func newMachine(t *testing.T, devices ...string) *machine {
 	p := New(Options{
 		Machine:    gpus.Machine{Root: m.root},
 		Dir:        m.dir,
-		LookEvery:  5 * time.Millisecond,
+		LookEvery:  every,
 		WatchEvery: 2 * time.Millisecond,
 		Log:        slog.New(slog.NewTextHandler(m.log, nil)),
 	})
@@ -270,6 +275,21 @@ func TestAGPUThatVanishesIsUnhealthyUntilItIsBack(t *testing.T) {
 	}
 	m.add("nvidia0")
 	m.hears("nvidia0 Healthy, nvidia1 Unhealthy")
+}
+
+func TestAGPUThatVanishesBeforeTheKubeletStartsIsNotOffered(t *testing.T) {
+	m := newMachineThatLooks(t, time.Hour, "nvidia0", "nvidia1")
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(m.root, gpus.SpecFile)); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it never looked")
+		}
+	}
+	m.remove("nvidia0")
+	m.start()
+	m.hears(registered, "nvidia0 Unhealthy, nvidia1 Healthy")
 }
 
 func (m *machine) allocate(ids ...string) (*api.AllocateResponse, error) {
