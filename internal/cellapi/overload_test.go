@@ -171,6 +171,7 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 	})
 	cut := func() {
 		t.Helper()
+		now.Step(2 * time.Second) // since the last watch began
 		m.cut()
 		soon("no watch is left", func() bool {
 			mu.Lock()
