@@ -75,8 +75,6 @@ type Controller struct {
 	denied map[offering]bool
 	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent.
 	unfits map[ingredients]*unfit
-	// agentTold is the last that was told of agents on the node.
-	agentTold news
 	// apart is until when cells are launched one by one, by where.
 	apart map[location]time.Time
 	// terminating has, by their instances, the ends that are under way.

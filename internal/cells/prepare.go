@@ -72,7 +72,7 @@ func (c *Controller) resolveAgain(group []*entry, failure error) {
 		e.resolving.fail(now, failure, c.cfg.Random)
 		switch {
 		case unfit != "":
-			c.tellUnfit(e, unfit, false)
+			c.tellUnfit(e, unfit, false, false)
 		case e.resolving.failed == 1:
 			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
 		}

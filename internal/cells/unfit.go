@@ -37,11 +37,13 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 
 // unfit is what agents have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
-	why   string
-	until time.Time     // then one is launched, to see whether it is mended
-	wait  time.Duration // for the one after
-	asked bool          // one was launched, to see
-	count int           // of machines that refused an agent
+	why     string
+	until   time.Time     // then one is launched, to see whether it is mended
+	wait    time.Duration // for the one after
+	asked   bool          // one was launched, to see
+	count   int           // of machines that refused an agent
+	heardAt time.Time     // when one did last
+	told    news          // to the node, of an agent
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
@@ -88,7 +90,13 @@ func (c *Controller) heardNoAgent(cell *Cell, refusal error) {
 	if c.cfg.Agent == nil || withAgentOf(c.cfg.Agent, cell) != withAgentOf(cell.Agent(), cell) {
 		return // nothing is launched with it any more
 	}
+	for of, old := range c.unfits {
+		if of.agent != "" && now.Sub(old.heardAt) > 2*longestUnfit {
+			delete(c.unfits, of) // nobody has asked for that image for long
+		}
+	}
 	u := c.unfitFor(withAgentOf(c.cfg.Agent, cell))
+	u.heardAt = now
 	if u.count++; u.count >= refusedAgents {
 		u.heard(refusal, now)
 	}
@@ -123,8 +131,9 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 			continue
 		}
 		why, left := u.why, u.until.Sub(now)
+		tellNode := u == agent && u.told.is(why, now)
 		c.mu.Unlock()
-		c.tellUnfit(e, why, u == agent)
+		c.tellUnfit(e, why, u == agent, tellNode)
 		return min(left, unfitLook)
 	}
 	for _, u := range []*unfit{agent, file} {
@@ -140,14 +149,14 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	return 0
 }
 
-// tellUnfit tells the pod's owner and the operator why a cell is not launched.
-func (c *Controller) tellUnfit(e *entry, why string, agent bool) {
+// tellUnfit tells the pod's owner and the operator why a cell is not launched: for its agent, or
+// for its cloud-init file. The node is told of an agent if tellNode.
+func (c *Controller) tellUnfit(e *entry, why string, agent, tellNode bool) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	changed := e.unfit != why
 	e.unfit = why
 	tell := e.unfitTold.is(why, now)
-	tellNode := agent && c.agentTold.is(why, now)
 	c.mu.Unlock()
 	reason := events.CloudInitUnfit
 	if agent {

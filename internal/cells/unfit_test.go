@@ -88,13 +88,26 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 				if n := b.launched(); n != refusedAgents+1 || b.phase("own") == apiv1.Requested {
 					t.Errorf("%d launches with one of another image, which is %q", n, b.phase("own"))
 				}
+				b.cells.mu.Lock()
+				kept := len(b.cells.unfits)
+				b.cells.mu.Unlock()
+				if want := map[bool]int{true: 2, false: 1}[tc.boots < time.Minute]; kept != want {
+					t.Errorf("what is known of %d images is kept, want of %d", kept, want)
+				}
 				// One goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes.
-				for range 61 {
+				for range 68 {
 					b.later(time.Minute)
 					request(pods...)
 				}
 				if n := b.launched(); n < refusedAgents+5 || n > refusedAgents+7 {
 					t.Errorf("%d launches in an hour, want one for each pause", n)
+				}
+				// Nobody has asked for the other image since.
+				b.cells.mu.Lock()
+				kept = len(b.cells.unfits)
+				b.cells.mu.Unlock()
+				if kept != 1 {
+					t.Errorf("after an hour what is known of %d images is kept, want of 1", kept)
 				}
 				agents.say(http.StatusOK, "")
 				for range 35 {

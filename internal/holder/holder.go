@@ -123,7 +123,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		return nil, err
 	}
 	h.known, h.followed = stored.IDs, stored.Followed
-	var failing, unanswered time.Time // since when
+	var failing, unanswered, refusing time.Time // since when
 	for refused := false; ; {
 		asked, pause := c.Clock.Now(), lookEvery
 		lease, m, err := h.look(ctx)
@@ -137,6 +137,11 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		if err != nil && failing.IsZero() {
 			failing = asked
 		}
+		if refused && refusing.IsZero() {
+			refusing = asked
+		} else if err == nil {
+			refusing = time.Time{}
+		}
 		if err == nil || refused {
 			unanswered = time.Time{}
 		} else if unanswered.IsZero() {
@@ -145,7 +150,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case refused && c.Clock.Since(failing) >= refusedFor:
+		case refused && c.Clock.Since(refusing) >= refusedFor:
 			return nil, fmt.Errorf("the API server does not let this Kip look who holds node %s, for %s: %w", c.Node, refusedFor, err)
 		case refused:
 			pause = askEvery - min(askEvery, c.Clock.Since(asked))

@@ -577,9 +577,9 @@ func TestARefusalIsNoOutageAndIsWaitedOutForAWhile(t *testing.T) {
 		}{
 			"for good":         {map[int]error{0: refusal}, 0, 60},
 			"till it passes":   {map[int]error{0: refusal, 59: nil}, 59, 0},
-			"after an outage":  {map[int]error{0: away, 14: refusal}, 0, 60},
+			"after an outage":  {map[int]error{0: away, 14: refusal}, 0, 74},
 			"before an outage": {map[int]error{0: refusal, 50: away}, 65, 0},
-			"late":             {map[int]error{0: away, 5: refusal, 10: away, 20: refusal, 70: nil}, 0, 60},
+			"late":             {map[int]error{0: away, 5: refusal, 10: away, 20: refusal, 70: nil}, 0, 65},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
