@@ -36,10 +36,36 @@ func (m *Model) Maintain(of Maintenance) error {
 	})
 }
 
+// Check is one of EC2's checks of an instance that is running.
+type Check string
+
+// The checks, as filters name them (EC2 API reference, "DescribeInstanceStatus").
+const (
+	CheckInstance Check = "instance-status.status"
+	CheckSystem   Check = "system-status.status"
+)
+
+// Impair has an instance fail a check; it passes both with "".
+func (m *Model) Impair(instance string, fails Check) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.impaired[instance] = fails
+}
+
 type statusXML struct {
-	Instance string     `xml:"instanceId"`
-	Zone     string     `xml:"availabilityZone"`
-	Events   []eventXML `xml:"eventsSet>item"`
+	Instance       string     `xml:"instanceId"`
+	Zone           string     `xml:"availabilityZone"`
+	Events         []eventXML `xml:"eventsSet>item"`
+	InstanceStatus string     `xml:"instanceStatus>status"`
+	SystemStatus   string     `xml:"systemStatus>status"`
+}
+
+// checked is what a check says.
+func (m *Model) checked(instance string, by Check) string {
+	if m.impaired[instance] == by {
+		return "impaired"
+	}
+	return "ok"
 }
 
 type eventXML struct {
@@ -48,9 +74,9 @@ type eventXML struct {
 	NotBefore   string `xml:"notBefore"`
 }
 
-// describeInstanceStatus shows what is scheduled for instances, and nothing of their health.
+// describeInstanceStatus shows what is scheduled for instances, and which checks they pass.
 func (m *Model) describeInstanceStatus(r *request) (any, error) {
-	wanted := r.filters("event.code")
+	wanted := r.filters("event.code", string(CheckInstance), string(CheckSystem))
 	if err := m.listing(r, sim.KindInterruptions); err != nil {
 		return nil, err
 	}
@@ -59,7 +85,12 @@ func (m *Model) describeInstanceStatus(r *request) (any, error) {
 	var all []statusXML
 	for _, i := range m.sim.Truth() {
 		of, scheduled := m.maintenance[i.ID]
-		x := statusXML{Instance: i.ID, Zone: i.Zone}
+		x := statusXML{
+			Instance:       i.ID,
+			Zone:           i.Zone,
+			InstanceStatus: m.checked(i.ID, CheckInstance),
+			SystemStatus:   m.checked(i.ID, CheckSystem),
+		}
 		if scheduled {
 			e := eventXML{Code: of.Code, Description: "The instance is running on degraded hardware", NotBefore: wireTime(of.NotBefore)}
 			if of.Over {
@@ -67,7 +98,10 @@ func (m *Model) describeInstanceStatus(r *request) (any, error) {
 			}
 			x.Events = []eventXML{e}
 		}
-		if wanted.match(func(string) []string {
+		if wanted.match(func(name string) []string {
+			if check := Check(name); check == CheckInstance || check == CheckSystem {
+				return []string{m.checked(i.ID, check)}
+			}
 			if scheduled {
 				return []string{of.Code}
 			}

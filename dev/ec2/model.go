@@ -133,6 +133,7 @@ type Model struct {
 	queue     queue
 
 	maintenance map[string]Maintenance // by instance
+	impaired    map[string]Check       // by instance
 
 	hideVolumes bool // from descriptions
 	fate        Fate // of the volumes that are made
@@ -165,6 +166,7 @@ func New(cfg Config) (*Model, error) {
 		queue:     queue{news: make(chan struct{})},
 
 		maintenance: map[string]Maintenance{},
+		impaired:    map[string]Check{},
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim

@@ -74,6 +74,7 @@ var (
 	_ cloud.Interrupter = interrupter{}
 	_ cloud.Disks       = disks{}
 	_ cloud.DiskChecker = diskChecker{}
+	_ cloud.Checkup     = checkup{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -138,6 +139,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = diskChecker{c, f.DiskChecker}
+	}
+	if f.Checkup != nil {
+		f.Checkup = checkup{c, f.Checkup}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -377,6 +381,19 @@ type diskChecker struct {
 
 func (d diskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.c.one(ctx, cloud.CallCheckDisk, Timeout, func(ctx context.Context) error { return d.d.CheckDisk(ctx, id, zone) })
+}
+
+type checkup struct {
+	c *Calls
+	u cloud.Checkup
+}
+
+func (u checkup) Impaired(ctx context.Context) (all []string, err error) {
+	err = u.c.one(ctx, cloud.CallImpaired, Timeout, func(ctx context.Context) (err error) {
+		all, err = u.u.Impaired(ctx)
+		return err
+	})
+	return all, err
 }
 
 // one makes a call that is merged with no other, within a timeout if that is not 0,

@@ -31,6 +31,7 @@ func (h hangs) Features() cloud.Features {
 		Tagger:      h,
 		Admitter:    h,
 		Resolver:    h,
+		Checkup:     h,
 	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
@@ -73,6 +74,7 @@ func (hangs) DeleteDisk(ctx context.Context, _ string) error                { re
 func (hangs) AttachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) DetachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { return hang(ctx) }
+func (hangs) Impaired(ctx context.Context) ([]string, error)                { return nil, hang(ctx) }
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
@@ -103,8 +105,9 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallInterruptions: func(ctx context.Context) error {
 			return f.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
 		},
-		cloud.CallAdmit:   func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
-		cloud.CallResolve: func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
+		cloud.CallImpaired: func(ctx context.Context) error { _, err := f.Checkup.Impaired(ctx); return err },
+		cloud.CallAdmit:    func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
+		cloud.CallResolve:  func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}
 }
 

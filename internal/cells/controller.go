@@ -75,6 +75,8 @@ type Controller struct {
 	denied map[offering]bool
 	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent.
 	unfits map[ingredients]*unfit
+	// checkup is what the cloud's own checks say while cells are silent.
+	checkup checkup
 	// apart is until when cells are launched one by one, by where.
 	apart map[location]time.Time
 	// terminating has, by their instances, the ends that are under way.
@@ -148,6 +150,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() { c.takeInventory(ctx) },
 		func() { c.sweepParts(ctx) },
 		func() { c.checkHealth(ctx) },
+		func() { c.askCheckup(ctx) },
 		func() { c.fillPools(ctx) },
 		func() { c.hearInterruptions(ctx) },
 		func() { c.tellTrust(ctx) },

@@ -90,13 +90,15 @@ func (c *Controller) wakeUp(now time.Time) {
 	c.awake = now
 }
 
+// silence is that of a cell, since when nothing was heard of its kubelet.
+type silence struct {
+	e     *entry
+	since time.Time
+}
+
 // checkLeases looks at every cell with a kubelet once. It returns true when so many
 // are silent that no cell is ended for its silence.
 func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
-	type silence struct {
-		e     *entry
-		since time.Time
-	}
 	var silent []silence
 	var refused refusals
 	ready, onTime := 0, c.cfg.Late.OnTime()
@@ -147,26 +149,44 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			c.cfg.Log.Info("most cells are heard again", "silent", len(silent), "ready", ready)
 		}
 	}
+	c.mu.Lock()
+	c.checkup.wanted = len(silent) > 0
+	c.mu.Unlock()
 	if len(silent) == 0 {
 		return disrupted
 	}
 	population := c.population()
 	for _, s := range silent {
-		cell, quiet := s.e.cell(), now.Sub(s.since).Round(time.Second)
-		if cell.Phase == apiv1.Bound {
+		if cell := s.e.cell(); cell.Phase == apiv1.Bound {
 			c.observers.CellSilent(*cell, s.since)
 		}
-		if timeout := c.healthyTimeout(cell); !disrupted && !wasDisrupted && !c.cfg.Health.CloudAPI && quiet >= timeout {
-			// That its tunnel is heard speaks against a link that is down, and not against
-			// a kubelet that hangs.
-			c.lose(ctx, s.e, population, sign{
-				cause: CauseLost,
-				why:   fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)),
-				heard: s.since,
-			})
+		if disrupted || wasDisrupted {
+			continue
+		}
+		if why := c.lostInSilence(s, now); why != "" {
+			c.lose(ctx, s.e, population, sign{cause: CauseLost, why: why, heard: s.since})
 		}
 	}
 	return disrupted
+}
+
+// lostInSilence says why a silent cell is lost; "" if it is not yet.
+func (c *Controller) lostInSilence(s silence, now time.Time) string {
+	cell, quiet := s.e.cell(), now.Sub(s.since).Round(time.Second)
+	timeout := c.healthyTimeout(cell)
+	c.mu.Lock()
+	impaired := c.checkup.finds(cell.Instance.ID, now)
+	c.mu.Unlock()
+	switch {
+	case !c.cfg.Health.CloudAPI && quiet >= timeout:
+		// That its tunnel is heard speaks against a link that is down, and not against
+		// a kubelet that hangs.
+		return fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e))
+	case timeout < forever && impaired >= checkupAfter:
+		return fmt.Sprintf("nothing was heard of its kubelet for %s, and the cloud's own checks have failed for %s", quiet,
+			impaired.Round(time.Second))
+	}
+	return ""
 }
 
 // refusedPoll is after how long to look again at a cell that refuses this process.

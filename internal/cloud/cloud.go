@@ -137,6 +137,8 @@ const (
 	// CallInterruptions asks which instances are to be taken back; a cloud that says so by
 	// itself has none.
 	CallInterruptions Call = "interruptions"
+	// CallImpaired asks which instances fail the cloud's own checks.
+	CallImpaired Call = "impaired"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -166,6 +168,14 @@ type Features struct {
 	Admitter    Admitter
 	Resolver    Resolver
 	Registries  Registries
+	Checkup     Checkup
+}
+
+// Checkup is a cloud that looks after the health of its machines.
+type Checkup interface {
+	// Impaired returns the IDs of the running instances that fail the cloud's checks now, of the
+	// machine or of the host under it. Some may not be Kip's.
+	Impaired(ctx context.Context) ([]string, error)
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,

@@ -36,6 +36,7 @@ const (
 	callConsole     = string(cloud.CallConsole)
 
 	callInterruptions = string(cloud.CallInterruptions)
+	callImpaired      = string(cloud.CallImpaired)
 
 	callPullCredentials = string(cloud.CallPullCredentials)
 )
@@ -54,6 +55,7 @@ var (
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
 	_ cloud.DiskChecker = measuredDiskChecker{}
+	_ cloud.Checkup     = measuredCheckup{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -76,6 +78,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = measuredDiskChecker{f.DiskChecker, c.m}
+	}
+	if f.Checkup != nil {
+		f.Checkup = measuredCheckup{f.Checkup, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -200,6 +205,15 @@ type measuredDiskChecker struct {
 
 func (d measuredDiskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.m.measure(ctx, callCheckDisk, func() error { return d.checker.CheckDisk(ctx, id, zone) })
+}
+
+type measuredCheckup struct {
+	checkup cloud.Checkup
+	m       *Metrics
+}
+
+func (u measuredCheckup) Impaired(ctx context.Context) ([]string, error) {
+	return measured(ctx, u.m, callImpaired, func() ([]string, error) { return u.checkup.Impaired(ctx) })
 }
 
 type measuredDisks struct {

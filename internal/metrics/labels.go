@@ -165,7 +165,7 @@ var (
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""}, {callCheckDisk, ""},
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
-		{callInterruptions, "which instances the cloud takes back"},
+		{callInterruptions, "which instances the cloud takes back"}, {callImpaired, "which instances fail the cloud's own checks"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{

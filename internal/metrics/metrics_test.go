@@ -665,6 +665,7 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"console":     {Console: testConsole{c}},
 		"registries":  {Registries: testRegistries{c}},
 		"parts":       {Parts: struct{ cloud.Parts }{}},
+		"checkup":     {Checkup: struct{ cloud.Checkup }{}},
 		"checker":     {DiskChecker: struct{ cloud.DiskChecker }{}},
 	} {
 		c.features = features

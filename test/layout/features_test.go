@@ -20,6 +20,7 @@ var mayPassBare = map[string]map[string]string{
 	"internal/gate": {
 		"Interrupter": "says what the cloud ends, and ends nothing",
 		"DiskChecker": "reads",
+		"Checkup":     "reads",
 		"Console":     "reads",
 		"Tagger":      "writes what is for people",
 		"Admitter":    "lets Kip in, and makes its new rule before it takes the old one back",

@@ -117,6 +117,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallListDisks:   describe,
 
 			cloud.CallInterruptions: describe,
+			cloud.CallImpaired:      describe,
 
 			cloud.CallPullCredentials: lend,
 		},
@@ -136,6 +137,7 @@ func (c *Cloud) Features() cloud.Features {
 		Admitter:    c,
 		Resolver:    c,
 		Registries:  c,
+		Checkup:     c,
 	}
 }
 
