@@ -260,8 +260,13 @@ boot: ## the boot image on emulated machines: agent, power button, one life, bad
 	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu' -trimpath -count=1 -p 1 -timeout 20m
 
 .PHONY: bench
-bench: build bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root
+bench: build bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),bench-peer run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root
 	KIP_BIN=$(CURDIR)/$(BIN) KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench $(GO) run ./test/bench $(ARGS)
+
+# Debian's cloud image is made of its packages.
+.PHONY: bench-peer
+bench-peer:
+	@hack/prerequisites mmdebstrap
 
 # Karpenter, to be measured beside Kip, in a module of its own.
 .PHONY: bench-tools

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/test/harness"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,11 +54,22 @@ var stages = []struct {
 	{figure: "boot_running_seconds", until: "the pod is Running", over: func(s start) time.Duration { return s.running }},
 }
 
-// boot measures how the image starts on virtual machines of this host, up to a pod on them.
-func boot(ctx context.Context) (err error) {
+// boot measures how the image starts on virtual machines of this host, up to a pod on them,
+// and then beside Debian's cloud image.
+func boot(ctx context.Context) error {
 	if err := sizeOfImage(); err != nil {
 		return err
 	}
+	accelerator, err := bootPods(ctx)
+	if err != nil {
+		return err
+	}
+	return takeTurns(ctx, accelerator)
+}
+
+// bootPods measures starts up to a pod, with a Kip whose cloud is virtual machines, and says by
+// what these run.
+func bootPods(ctx context.Context) (accelerator string, err error) {
 	w, err := harness.Start(ctx, harness.Options{
 		Name:     "kipboot0",
 		CIDR:     "10.116.0.0/16",
@@ -66,7 +79,7 @@ func boot(ctx context.Context) (err error) {
 		Patience: bootPatience,
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { err = errors.Join(err, w.Stop()) }()
 	b := bed{w}
@@ -74,19 +87,24 @@ func boot(ctx context.Context) (err error) {
 	for i := range boots {
 		progress("measuring boot %d of %d", i+1, boots)
 		name := fmt.Sprintf("boot-%d", i)
-		s, err := b.boot(ctx, name, i == 0)
+		s, cell, err := b.boot(ctx, name)
 		if err != nil {
-			return err
+			return "", err
 		}
 		all = append(all, s)
+		if i == 0 {
+			if accelerator, err = b.accelerator(cell); err != nil {
+				return "", err
+			}
+			note("machines of type %s by %s", cell.Status.InstanceType, cmp.Or(acceleratorSays[accelerator], accelerator))
+		}
 		if _, err := b.end(ctx, name); err != nil {
-			return err
+			return "", err
 		}
 	}
 	printStarts(all)
-	note("peer: missing. Debian's own cloud image cannot be made of its packages alone, and one that systemd starts is not measured beside these yet")
 	progress("measuring the memory of an idle cell")
-	return b.idleMachine(ctx)
+	return accelerator, b.idleMachine(ctx)
 }
 
 // image is the disk that machines boot.
@@ -109,22 +127,17 @@ func sizeOfImage() error {
 }
 
 // boot starts a pod whose image is there on a machine of its own.
-func (b bed) boot(ctx context.Context, name string, first bool) (s start, err error) {
+func (b bed) boot(ctx context.Context, name string) (s start, cell apiv1.Cell, err error) {
 	created := time.Now()
 	took, err := b.start(ctx, name, presentImage)
 	if err != nil {
-		return s, err
+		return s, cell, err
 	}
-	cell, err := b.cellOf(ctx, name)
-	if err != nil {
-		return s, err
+	if cell, err = b.cellOf(ctx, name); err != nil {
+		return s, cell, err
 	}
-	if first {
-		if err := b.noteAccelerator(cell); err != nil {
-			return s, err
-		}
-	}
-	return startOf(cell.Status, created, took)
+	s, err = startOf(cell.Status, created, took)
+	return s, cell, err
 }
 
 // startOf puts together what a cell tells of its machine's start, and when its pod was there.
@@ -216,36 +229,31 @@ func tableOf(seconds func(func(start) time.Duration) []float64) (lines []string)
 	return lines
 }
 
-// noteAccelerator prints how the machine of a cell is run, as its own process says.
-func (b bed) noteAccelerator(cell apiv1.Cell) error {
+// accelerator is by what the machine of a cell is run, as its own process says.
+func (b bed) accelerator(cell apiv1.Cell) (string, error) {
 	pid, err := b.processOf(cell.Status.InstanceID)
 	if err != nil {
-		return err
+		return "", err
 	}
 	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil {
-		return err
+		return "", err
 	}
 	by := acceleratorOf(strings.Split(string(line), "\x00"))
 	if by == "" {
-		return fmt.Errorf("the machine's process %d does not say by what it is run", pid)
+		return "", fmt.Errorf("the machine's process %d does not say by what it is run", pid)
 	}
-	note("machines of type %s by %s", cell.Status.InstanceType, by)
-	return nil
+	return by, nil
 }
+
+// acceleratorSays is what the figures say of accelerators.
+var acceleratorSays = map[string]string{vm.KVM: "KVM", vm.TCG: "TCG: they are emulated, some ten times slower than by KVM"}
 
 // acceleratorOf reads QEMU's command line.
 func acceleratorOf(args []string) string {
 	for i, arg := range args[:max(0, len(args)-1)] {
-		if arg != "-accel" {
-			continue
-		}
-		switch name, _, _ := strings.Cut(args[i+1], ","); name {
-		case "kvm":
-			return "KVM"
-		case "tcg":
-			return "TCG: they are emulated, some ten times slower than by KVM"
-		default:
+		if arg == "-accel" {
+			name, _, _ := strings.Cut(args[i+1], ",")
 			return name
 		}
 	}

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agent/gpt"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -66,8 +72,8 @@ func TestTheTableSaysWhereTheTimeGoes(t *testing.T) {
 
 func TestWhatAMachineIsRunByIsReadOfItsCommand(t *testing.T) {
 	for line, want := range map[string]string{
-		"qemu -m 1 -accel kvm -cpu host":     "KVM",
-		"qemu -accel tcg,thread=multi -cpu":  "TCG: they are emulated, some ten times slower than by KVM",
+		"qemu -m 1 -accel kvm -cpu host":     "kvm",
+		"qemu -accel tcg,thread=multi -cpu":  "tcg",
 		"qemu -accel hvf -m 1":               "hvf",
 		"qemu -m 1 -accel":                   "",
 		"qemu -name accel -append accel=kvm": "",
@@ -87,5 +93,67 @@ func TestWhatPodsCannotHaveOfAMachineIsItsCost(t *testing.T) {
 		if got, err := costOfIdle(1<<30, bad); err == nil {
 			t.Errorf("of %q: %v", bad, got)
 		}
+	}
+}
+
+func TestUserSpaceIsCountedFromTheFirstProcess(t *testing.T) {
+	a := arrival{
+		kernel:  2 * time.Second,
+		root:    3 * time.Second,
+		network: 4 * time.Second,
+		joined:  7 * time.Second,
+	}
+	if got := a.afterKernel(); got != 5*time.Second {
+		t.Errorf("%v, want what it joined after the kernel", got)
+	}
+}
+
+func TestVersionsOfDebiansPackagesAreRead(t *testing.T) {
+	kernel := "linux-image-cloud-" + runtime.GOARCH
+	const head = "Status: install ok installed\n"
+	status := "Package: " + kernel + "\n" + head + "Version: 6.12-1\n\nPackage: systemd-sysv\n" + head + "Version: 9\n\n" +
+		"Package: systemd\n" + head + "Version: 257-1\nDepends: systemd-dev (= 1)\n\nPackage: cloud-init\n" + head + "Version: 25.1\n"
+	write := func(text string) string {
+		dir := t.TempDir()
+		if err := writeBelow(dir, "var/lib/dpkg/status", text); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	want := kernel + " 6.12-1, systemd 257-1, cloud-init 25.1"
+	if got, err := debianVersions(write(status)); err != nil || got != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	for lacks, text := range map[string]string{
+		"systemd":    strings.Replace(status, "Package: systemd\n", "Package: systemd-x\n", 1),
+		"cloud-init": strings.Replace(status, "Version: 25.1\n", "", 1),
+	} {
+		if got, err := debianVersions(write(text)); err == nil || !strings.HasSuffix(err.Error(), "has no "+lacks) {
+			t.Errorf("without %s: %q, %v", lacks, got, err)
+		}
+	}
+}
+
+func TestADiskOfDebiansHasItsRootWhereTheKernelLooks(t *testing.T) {
+	tree, disk := t.TempDir(), filepath.Join(t.TempDir(), "disk")
+	if err := writeBelow(tree, "etc/some", "thing"); err != nil {
+		t.Fatal(err)
+	}
+	if err := debianWrite(t.Context(), tree, disk); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	table, err := gpt.Read(f, debianDisk/gpt.Sector)
+	if err != nil || len(table.Partitions) != 1 || table.Partitions[0].ID != debianRoot {
+		t.Fatalf("%+v, %v", table, err)
+	}
+	root := fmt.Sprintf("%s?offset=%d", disk, table.Partitions[0].First*gpt.Sector)
+	out, err := exec.Command("debugfs", "-R", "cat /etc/some", root).Output()
+	if err != nil || string(out) != "thing" {
+		t.Errorf("its root has %q, %v", out, err)
 	}
 }

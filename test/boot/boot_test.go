@@ -68,11 +68,11 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	var boot agentapi.Boot
 	// join connects to the agent as Kip does, and has it start a kubelet, which waits for
 	// containerd and its pause image. The agent is first to go over to another one, if any.
-	join := func(m *machine, token pki.Token, other *agentapi.Agent) (joined time.Time) {
+	join := func(m machine, token pki.Token, other *agentapi.Agent) (joined time.Time) {
 		ctx := within(t)
 		s, err := dialer.Keep(ctx, tunnel.Target{
 			CellID:  "c-1",
-			Addr:    netip.MustParseAddrPort(m.agent),
+			Addr:    netip.MustParseAddrPort(m.Agent),
 			Token:   token,
 			KeyHash: keyHash,
 		}, http.NotFoundHandler(), func(_ context.Context, hash string) error { keyHash = hash; return nil })
@@ -83,7 +83,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		select {
 		case <-s.Ready():
 		case <-ctx.Done():
-			t.Fatalf("the agent has not joined: %v\n%s", s.LastError(), m.console())
+			t.Fatalf("the agent has not joined: %v\n%s", s.LastError(), m.Console())
 		}
 		joined = time.Now()
 		agent := agentapi.Client{Conn: s.Conn()}
@@ -91,7 +91,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 			for err := done(); err != nil; err = done() {
 				select {
 				case <-ctx.Done():
-					t.Fatalf("%s: %v\n%s", what, err, m.console())
+					t.Fatalf("%s: %v\n%s", what, err, m.Console())
 				case <-time.After(100 * time.Millisecond):
 				}
 			}
@@ -172,8 +172,8 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	m = start(t, disk, user, true)
 	m.ends()
 	m.says("must not start twice")
-	if strings.Contains(m.console(), "the agent begins") {
-		t.Errorf("a second life begins:\n%s", m.console())
+	if strings.Contains(m.Console(), "the agent begins") {
+		t.Errorf("a second life begins:\n%s", m.Console())
 	}
 }
 
@@ -208,7 +208,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 	} {
 		m := start(t, tc.disk, tc.userData, tc.card)
 		m.ends()
-		if got := m.console(); !strings.Contains(got, tc.want) || strings.Contains(got, "Kernel panic") {
+		if got := m.Console(); !strings.Contains(got, tc.want) || strings.Contains(got, "Kernel panic") {
 			t.Errorf("%s: the console has no %q:\n%s", tc.name, tc.want, got)
 		}
 	}

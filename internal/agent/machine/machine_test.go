@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -106,6 +107,36 @@ func TestSettingsAreWrittenEachByItself(t *testing.T) {
 	last := settings[len(settings)-1]
 	if b, err := os.ReadFile(filepath.Join(dir, last.key)); err != nil || string(b) != last.value {
 		t.Errorf("%s is %q (%v), want %q", last.key, b, err, last.value)
+	}
+}
+
+func TestASmallMachinesKernelKeepsLittleFree(t *testing.T) {
+	for _, tc := range []struct{ total, kept, want int64 }{
+		{1 << 30, 45056, 8192},   // as huge pages would have it
+		{1 << 30, 8192, 8192},    // an agent that takes over
+		{1 << 30, 4004, 4004},    // a kernel without huge pages
+		{16 << 30, 67584, 67584}, // no small machine
+	} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "vm/min_free_kbytes")
+		if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o755), os.WriteFile(file, fmt.Appendln(nil, tc.kept), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		if err := leaveToPods(dir, tc.total); err != nil {
+			t.Error(err)
+		}
+		if b, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(tc.want) {
+			t.Errorf("of %d bytes the kernel keeps %q KiB (%v), and not %d", tc.total, b, err, tc.want)
+		}
+		if err := os.WriteFile(file, []byte("much"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := leaveToPods(dir, tc.total); err == nil {
+			t.Error("what is no number is believed")
+		}
+	}
+	if n, err := memory(); err != nil || n < 64<<20 {
+		t.Errorf("this machine has %d bytes, %v", n, err)
 	}
 }
 

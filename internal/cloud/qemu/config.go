@@ -18,7 +18,7 @@ const Auto = "auto"
 
 const (
 	// leastMemory is what a machine has at least, in bytes: kernel, containerd and kubelet
-	// take some 250 MiB of it.
+	// take 165 MiB of 1 GiB.
 	leastMemory = 512 << 20
 	// bootEmulated is a type's BootTimeout where machines are emulated. A boot takes 15
 	// seconds alone on two cores, and two minutes among ten others.

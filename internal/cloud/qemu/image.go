@@ -3,7 +3,6 @@ package qemu
 import (
 	"context"
 	"crypto/sha256"
-	"debug/pe"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
 // A machine boots a copy of the image in the state folder, named by its content: whatever
@@ -26,13 +27,8 @@ const (
 	// imageLink is in a machine's folder, and leads to the folder of its image.
 	imageLink = "image"
 	diskFile  = "disk"
-	linuxFile = "linux"
-	initFile  = "initrd"
 	argsFile  = "arguments"
 )
-
-// maxKernel bounds the EFI program, in bytes.
-const maxKernel = 256 << 20
 
 // image is what a machine boots.
 type image struct {
@@ -111,9 +107,11 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if err := copyVerified(ctx, filepath.Join(i.dir, diskFile), file, sum); err != nil {
 		return image{}, fmt.Errorf("copy the image: %w", err)
 	}
-	if i.args, err = unpackKernel(strings.TrimSuffix(file, filepath.Ext(file))+".efi", i.dir); err != nil {
+	kernel, err := vm.UnpackKernel(strings.TrimSuffix(file, filepath.Ext(file))+".efi", i.dir)
+	if err != nil {
 		return image{}, err
 	}
+	i.args = kernel.Arguments
 	if !strings.Contains(i.args, rootArgument+m.Root) || m.Root == "" {
 		return image{}, fmt.Errorf("the EFI program beside %s boots another root than that of the image: it is of another build", file)
 	}
@@ -159,37 +157,6 @@ func copyVerified(ctx context.Context, to, from, sum string) (err error) {
 		}
 	}
 	return ctx.Err()
-}
-
-// unpackKernel writes the kernel and the first file system of a unified kernel image to a
-// folder, and returns the kernel's arguments.
-func unpackKernel(file, dir string) (args string, err error) {
-	f, err := pe.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("read the EFI program %s, which kip-image writes beside the image: %w", file, err)
-	}
-	defer f.Close()
-	section := func(name string) ([]byte, error) {
-		s := f.Section(name)
-		// The size that is loaded leaves out what fills the section up in the file.
-		if s == nil || s.VirtualSize == 0 || s.VirtualSize > min(s.Size, maxKernel) {
-			return nil, fmt.Errorf("the EFI program %s has no whole section %s: it is no unified kernel image", file, name)
-		}
-		b := make([]byte, s.VirtualSize)
-		_, err := io.ReadFull(s.Open(), b)
-		return b, err
-	}
-	for name, to := range map[string]string{".linux": linuxFile, ".initrd": initFile} {
-		b, err := section(name)
-		if err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(filepath.Join(dir, to), b, 0o600); err != nil {
-			return "", err
-		}
-	}
-	b, err := section(".cmdline")
-	return strings.TrimRight(string(b), "\x00\n "), err
 }
 
 // prune removes the images that no machine boots, but for one.

@@ -24,7 +24,7 @@ func TestAnImageIsCopiedOnceWithItsKernel(t *testing.T) {
 	if want := "quiet " + rootArgument + testRoot; i.args != want || i.format != "raw" {
 		t.Errorf("%+v; want the arguments %q", i, want)
 	}
-	for name, want := range map[string][]byte{linuxFile: guest(true), initFile: make([]byte, 1024)} {
+	for name, want := range map[string][]byte{vm.LinuxFile: guest(true), vm.InitrdFile: make([]byte, 1024)} {
 		if got, err := os.ReadFile(filepath.Join(i.dir, name)); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s: %d bytes, %v; want %d", name, len(got), err, len(want))
 		}

@@ -142,8 +142,8 @@ func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
 		CPUs:        cpus(b.Type),
 		MemoryBytes: b.Type.MemoryBytes,
 		Kernel: &vm.Kernel{
-			Linux:     imageLink + "/" + linuxFile,
-			Initrd:    imageLink + "/" + initFile,
+			Linux:     imageLink + "/" + vm.LinuxFile,
+			Initrd:    imageLink + "/" + vm.InitrdFile,
 			Arguments: string(args),
 		},
 		Disk:      vm.Disk{File: rootFile, Format: "qcow2"},

@@ -427,7 +427,7 @@ func TestAMachineThatDoesNotHearItsPowerButtonIsKilled(t *testing.T) {
 func TestAMachineThatQEMURefusesLeavesNothingAndSaysWhy(t *testing.T) {
 	cfg := testHost(t)
 	c := open(t, cfg)
-	images, err := filepath.Glob(filepath.Join(cfg.StateDir, imagesFolder, "*", linuxFile))
+	images, err := filepath.Glob(filepath.Join(cfg.StateDir, imagesFolder, "*", vm.LinuxFile))
 	if err != nil || len(images) != 1 {
 		t.Fatalf("images: %q, %v", images, err)
 	}
@@ -435,7 +435,7 @@ func TestAMachineThatQEMURefusesLeavesNothingAndSaysWhy(t *testing.T) {
 	if err := errors.Join(err, os.Remove(images[0])); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Launch(context.Background(), request("a")).All(); err == nil || !strings.Contains(err.Error(), linuxFile) {
+	if _, err := c.Launch(context.Background(), request("a")).All(); err == nil || !strings.Contains(err.Error(), vm.LinuxFile) {
 		t.Errorf("launched without a kernel: %v", err)
 	}
 	within(t, "nothing is left", func() error {
