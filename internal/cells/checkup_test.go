@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -79,7 +78,7 @@ func TestASilentCellWhoseMachineIsImpairedIsLost(t *testing.T) {
 					t.Errorf("said %v", b.events)
 				}
 				if asks := cloud.asked > 0; asks != tc.silent {
-					t.Error(fmt.Sprintf("the cloud was asked %d times", cloud.asked))
+					t.Errorf("the cloud was asked %d times", cloud.asked)
 				}
 			})
 		})
