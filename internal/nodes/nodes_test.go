@@ -704,7 +704,9 @@ func TestWhereAPodMayGoInsteadOfItsNode(t *testing.T) {
 - {suffix: 4, zones: [b], launchTypes: [on-demand], taints: [{key: dear}]}
 `)
 	w.start()
-	w.eventually("the nodes are Ready", func() bool { return w.ready("kip-0-3") && w.ready("kip-0-4") })
+	w.eventually("the nodes are Ready", func() bool {
+		return w.ready("kip-0-1") && w.ready("kip-0-2") && w.ready("kip-0-3") && w.ready("kip-0-4")
+	})
 	short := func(zone string, spot bool) {
 		o := cells.Offer{InstanceType: "small", Zone: zone, Spot: spot}
 		w.short(o, cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "small", Zone: zone, Spot: &spot}, errors.New("none")))
