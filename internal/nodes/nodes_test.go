@@ -160,7 +160,12 @@ func (w *town) As(name string) (kubernetes.Interface, error) {
 	if w.pods[name] == nil {
 		c := fake.NewClientset()
 		for _, resource := range []string{"nodes", "leases"} {
-			c.PrependReactor("*", resource, clienttesting.ObjectReaction(w.cluster.Tracker()))
+			// One after the other, as an API server does: over the tracker alone a patch of the
+			// status would bring back the taints that it had read.
+			c.PrependReactor("*", resource, func(a clienttesting.Action) (bool, runtime.Object, error) {
+				obj, err := w.cluster.Invokes(a, nil)
+				return true, obj, err
+			})
 		}
 		w.pods[name] = c
 	}
