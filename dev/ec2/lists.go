@@ -84,50 +84,6 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 	return paged(r, "subnetSet", m.cfg.PageSize, all, func(s subnetXML) string { return s.ID }), nil
 }
 
-type routeTableXML struct {
-	ID           string           `xml:"routeTableId"`
-	VPC          string           `xml:"vpcId"`
-	Routes       []routeXML       `xml:"routeSet>item"`
-	Associations []associationXML `xml:"associationSet>item"`
-}
-
-type routeXML struct {
-	CIDR    string `xml:"destinationCidrBlock"`
-	Gateway string `xml:"gatewayId"`
-}
-
-type associationXML struct {
-	Subnet string `xml:"subnetId,omitempty"`
-	Main   bool   `xml:"main"`
-}
-
-// describeRouteTables has two tables for each VPC: the main one, with a route to the
-// internet gateway, and one of the subnets that have none.
-func (m *Model) describeRouteTables(r *request) (any, error) {
-	wanted := r.filters("vpc-id")
-	if err := m.one(r); err != nil {
-		return nil, err
-	}
-	var all []routeTableXML
-	for _, s := range m.Subnets() {
-		if !wanted.match(func(string) []string { return []string{s.VPC} }) {
-			continue
-		}
-		n := slices.IndexFunc(all, func(t routeTableXML) bool { return t.VPC == s.VPC })
-		if n < 0 {
-			local := routeXML{"10.0.0.0/8", "local"}
-			n = len(all)
-			all = append(all,
-				routeTableXML{"rtb-main-" + s.VPC, s.VPC, []routeXML{local, {"0.0.0.0/0", "igw-1"}}, []associationXML{{Main: true}}},
-				routeTableXML{"rtb-private-" + s.VPC, s.VPC, []routeXML{local}, nil})
-		}
-		if !s.Public {
-			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
-		}
-	}
-	return paged(r, "routeTableSet", m.cfg.PageSize, all, func(t routeTableXML) string { return t.ID }), nil
-}
-
 type zoneXML struct {
 	Name   string `xml:"zoneName"`
 	State  string `xml:"zoneState"`

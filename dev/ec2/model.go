@@ -125,6 +125,8 @@ type Model struct {
 	images    []Image
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
+	routes    []Route                // made by calls
+	forwards  map[string]bool        // instances without a check of source and destination
 	made      int                    // groups, images, snapshots and volumes, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 	sessions  map[string]session     // by access key
@@ -159,6 +161,7 @@ func New(cfg Config) (*Model, error) {
 		groups:    slices.Clone(cfg.Groups),
 		images:    slices.Clone(cfg.Images),
 		snapshots: map[string]*Snapshot{},
+		forwards:  map[string]bool{},
 		reasons:   map[string]StateReason{},
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
@@ -251,6 +254,9 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DeleteNetworkInterface":        m.deleteNetworkInterface,
 		"DescribeSubnets":               m.describeSubnets,
 		"DescribeRouteTables":           m.describeRouteTables,
+		"CreateRoute":                   m.createRoute,
+		"DeleteRoute":                   m.deleteRoute,
+		"ModifyInstanceAttribute":       m.modifyInstanceAttribute,
 		"DescribeAvailabilityZones":     m.describeAvailabilityZones,
 		"DescribeSecurityGroups":        m.describeSecurityGroups,
 		"CreateSecurityGroup":           m.createSecurityGroup,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -74,6 +75,7 @@ var (
 	_ cloud.Interrupter = interrupter{}
 	_ cloud.Disks       = disks{}
 	_ cloud.DiskChecker = diskChecker{}
+	_ cloud.Router      = router{}
 	_ cloud.Checkup     = checkup{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
@@ -139,6 +141,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = diskChecker{c, f.DiskChecker}
+	}
+	if f.Router != nil {
+		f.Router = router{c, f.Router}
 	}
 	if f.Checkup != nil {
 		f.Checkup = checkup{c, f.Checkup}
@@ -381,6 +386,19 @@ type diskChecker struct {
 
 func (d diskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.c.one(ctx, cloud.CallCheckDisk, Timeout, func(ctx context.Context) error { return d.d.CheckDisk(ctx, id, zone) })
+}
+
+type router struct {
+	c *Calls
+	r cloud.Router
+}
+
+func (r router) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+	return r.c.one(ctx, cloud.CallRoute, Timeout, func(ctx context.Context) error { return r.r.Route(ctx, instance, to) })
+}
+
+func (r router) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+	return r.c.one(ctx, cloud.CallUnroute, Timeout, func(ctx context.Context) error { return r.r.Unroute(ctx, instance, to) })
 }
 
 type checkup struct {

@@ -29,6 +29,9 @@ func (c *Controller) bind(ctx context.Context, e *entry) (time.Duration, error) 
 	if ready, again, err := c.attach(ctx, e); err != nil || !ready {
 		return again, err
 	}
+	if ready, again, err := c.route(ctx, e); err != nil || !ready {
+		return again, err
+	}
 	if ready, again, err := c.plug(ctx, e); err != nil || !ready {
 		return again, err
 	}

@@ -179,6 +179,7 @@ const (
 	CauseUnfit          Cause = "unfit"           // its agent refused, or could not have, what the operator has configured
 	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
 	CauseNoDisk         Cause = "no_disk"         // the cloud did not give it a disk of its pod
+	CauseNoRoute        Cause = "no_route"        // the cloud did not lead its pod's networks to it
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it

@@ -148,7 +148,7 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	case errors.As(err, &inUse):
 		if c.letsGoOf(inUse.Instance) {
 			e.refused = time.Time{}
-		} else if c.giveUp(e, failed, heldTimeout) {
+		} else if c.noDisk(e, failed, heldTimeout) {
 			return diskPoll, nil
 		}
 		c.tellDisk(ctx, e, events.VolumeInUse,
@@ -156,17 +156,22 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 		return c.nextDiskPoll(e), nil
 	case !cloud.Refused(failed.err):
 		e.refused = time.Time{}
-	case c.giveUp(e, failed, refusedTimeout):
+	case c.noDisk(e, failed, refusedTimeout):
 		return diskPoll, nil
 	}
 	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
 	return 0, err
 }
 
-// giveUp ends a cell that has waited for so long for a disk which the cloud surely does not give to
-// it. Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
+// noDisk gives a cell up that has waited so long for a disk.
+func (c *Controller) noDisk(e *entry, failed *attachError, after time.Duration) bool {
+	return c.giveUp(e, CauseNoDisk, events.FailedAttachVolume, "the cloud did not attach volume "+failed.disk.Volume, failed.err, after)
+}
+
+// giveUp ends a cell that has waited for so long for what the cloud surely does not give to it.
+// Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
 // pause, which is longer each time. It is called by the cell's worker alone.
-func (c *Controller) giveUp(e *entry, failed *attachError, after time.Duration) bool {
+func (c *Controller) giveUp(e *entry, cause Cause, reason, what string, said error, after time.Duration) bool {
 	now := c.cfg.Clock.Now()
 	if e.refused.IsZero() {
 		e.refused = now
@@ -174,12 +179,12 @@ func (c *Controller) giveUp(e *entry, failed *attachError, after time.Duration) 
 	if e.timeLeft(e.refused.Add(after+c.cfg.Late.Since(e.refused)).Sub(now)) > 0 {
 		return false
 	}
-	why := fmt.Sprintf("the cloud did not attach volume %s in %s: %v", failed.disk.Volume, after, failed.err)
+	why := fmt.Sprintf("%s in %s: %v", what, after, said)
 	c.mu.Lock()
-	begun := e.beginEnd(CauseNoDisk, why)
+	begun := e.beginEnd(cause, why)
 	c.mu.Unlock()
 	if begun {
-		c.warn(e.cell(), events.FailedAttachVolume, "Cell %s is ended: %s; the pod gets another after a pause", e.id, why)
+		c.warn(e.cell(), reason, "Cell %s is ended: %s; the pod gets another after a pause", e.id, why)
 		c.queue.Add(e.id)
 	}
 	return true

@@ -68,8 +68,11 @@ type entry struct {
 	attached   bool                // the cloud has attached the disks, for this process
 	disksShown bool                // the agent has the disks from this process
 	diskPolls  int                 // in a row
-	refused    time.Time           // since when the cloud has surely not given it a disk; of its worker
-	diskTold   told                // what was last reported of the disks, plugins and GPUs; written under mu
+	refused    time.Time           // since when the cloud has surely not given it a disk, or its routes; of its worker
+	diskTold   told                // what was last reported of the disks, routes, plugins and GPUs; written under mu
+	routed     bool                // the cloud leads its pod's networks to it, for this process
+	unrouted   bool                // they were taken back when the cloud had accepted its end
+	routesGone bool                // they were again when it had ended
 	unseen     time.Time           // since when complete looks show no instance of a launch that was given up
 	told       time.Time           // the Interrupted that observers know of; of its worker
 	notified   time.Time           // when its agent last gave notice; under mu

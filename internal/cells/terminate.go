@@ -76,7 +76,7 @@ func (c *Controller) startTerminating(ctx context.Context, e *entry, why string)
 // waits until a look at the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
 func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, error) {
-	c.dropAside(e, "")
+	c.dropAside(e, takesRoutes)
 	c.disconnect(e)
 	look := c.inventory.last()
 	cell := e.cell()
@@ -99,10 +99,17 @@ func (c *Controller) terminate(ctx context.Context, e *entry) (time.Duration, er
 	wait := max(t.next.Sub(now), time.Second)
 	c.mu.Unlock()
 	if gone {
+		if err := c.unroute(ctx, e, &e.routesGone); err != nil {
+			return 0, err
+		}
 		return 0, c.gone(ctx, e, e.cell().Reason)
 	}
 	if !accepted {
 		return wait, nil
+	}
+	if err := c.unroute(ctx, e, &e.unrouted); err != nil && !errors.Is(err, errUnderWay) {
+		c.pollSoon()
+		return 0, err
 	}
 	c.pollSoon()
 	return time.Second, nil

@@ -158,6 +158,10 @@ func (c *Controller) callFor(e *entry) cloud.Call {
 		return cloud.CallStart
 	case waiting && e.aside.what == attachesDisks:
 		return cloud.CallAttachDisk
+	case waiting && e.aside.what == makesRoutes:
+		return cloud.CallRoute
+	case waiting && e.aside.what == takesRoutes:
+		return cloud.CallUnroute
 	}
 	return ""
 }

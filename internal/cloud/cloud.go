@@ -126,6 +126,8 @@ const (
 	CallAttachDisk  Call = "attachDisk"
 	CallDetachDisk  Call = "detachDisk"
 	CallCheckDisk   Call = "checkDisk"
+	CallRoute       Call = "route"
+	CallUnroute     Call = "unroute"
 	CallListParts   Call = "listParts"
 	CallDeleteParts Call = "deleteParts"
 	CallTag         Call = "tag"
@@ -162,6 +164,7 @@ type Features struct {
 	Interrupter Interrupter
 	Disks       Disks
 	DiskChecker DiskChecker
+	Router      Router
 	Console     Console
 	Parts       Parts
 	Tagger      Tagger

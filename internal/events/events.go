@@ -66,6 +66,7 @@ const (
 
 // Of the network of pods.
 const (
+	RouteFailed          = "RouteFailed"
 	NetworkPolicyUnknown = "NetworkPolicyUnknown"
 	FirewallFailed       = "FirewallFailed"
 )

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -44,6 +45,7 @@ var (
 	_ cloud.Cloud   = fenced{}
 	_ cloud.Stopper = fencedStopper{}
 	_ cloud.Disks   = fencedDisks{}
+	_ cloud.Router  = fencedRouter{}
 	_ cloud.Parts   = fencedParts{}
 )
 
@@ -54,6 +56,9 @@ func (f fenced) Features() cloud.Features {
 	}
 	if all.Disks != nil {
 		all.Disks = fencedDisks{all.Disks, f.fence}
+	}
+	if all.Router != nil {
+		all.Router = fencedRouter{all.Router, f.fence}
 	}
 	if all.Parts != nil {
 		all.Parts = fencedParts{all.Parts, f.fence}
@@ -91,6 +96,18 @@ func (f fencedDisks) DeleteDisk(ctx context.Context, id string) error {
 		return err
 	}
 	return f.Disks.DeleteDisk(ctx, id)
+}
+
+type fencedRouter struct {
+	cloud.Router
+	fence
+}
+
+func (f fencedRouter) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+	if err := f.pass(ctx); err != nil {
+		return err
+	}
+	return f.Router.Unroute(ctx, instance, to)
 }
 
 type fencedParts struct {

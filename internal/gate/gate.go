@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -362,6 +363,11 @@ func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud
 // Stop stops an instance that runs no pod. The cloud can stop instances.
 func (g *Gate) Stop(ctx context.Context, id string) error {
 	return each(ctx, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
+}
+
+// Unroute takes routes back from an instance that ends, or has ended.
+func (g *Gate) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+	return g.cfg.Cloud.Features().Router.Unroute(ctx, instance, to)
 }
 
 // DetachDisk takes a disk from an instance whose pod has ended or was deleted. The

@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -27,6 +28,9 @@ const (
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
 	callCheckDisk  = string(cloud.CallCheckDisk)
+
+	callRoute   = string(cloud.CallRoute)
+	callUnroute = string(cloud.CallUnroute)
 
 	callListParts   = string(cloud.CallListParts)
 	callDeleteParts = string(cloud.CallDeleteParts)
@@ -55,6 +59,7 @@ var (
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
 	_ cloud.DiskChecker = measuredDiskChecker{}
+	_ cloud.Router      = measuredRouter{}
 	_ cloud.Checkup     = measuredCheckup{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
@@ -78,6 +83,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = measuredDiskChecker{f.DiskChecker, c.m}
+	}
+	if f.Router != nil {
+		f.Router = measuredRouter{f.Router, c.m}
 	}
 	if f.Checkup != nil {
 		f.Checkup = measuredCheckup{f.Checkup, c.m}
@@ -205,6 +213,19 @@ type measuredDiskChecker struct {
 
 func (d measuredDiskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.m.measure(ctx, callCheckDisk, func() error { return d.checker.CheckDisk(ctx, id, zone) })
+}
+
+type measuredRouter struct {
+	router cloud.Router
+	m      *Metrics
+}
+
+func (r measuredRouter) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+	return r.m.measure(ctx, callRoute, func() error { return r.router.Route(ctx, instance, to) })
+}
+
+func (r measuredRouter) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+	return r.m.measure(ctx, callUnroute, func() error { return r.router.Unroute(ctx, instance, to) })
 }
 
 type measuredCheckup struct {

@@ -289,7 +289,8 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		case cell.Cause == cells.CauseTooSmall:
 			promised := catalog.Room{MilliCPU: cell.Offer().MilliCPU, MemoryBytes: cell.Offer().MemoryBytes}
 			w.lacked = lacked{Room: promised.Beyond(cell.Room), why: cell.Reason}
-		case cell.Cause == cells.CauseUnfit, cell.Cause == cells.CauseNoDisk: // no fault of the pod's: it waits for who mends it
+		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute}, cell.Cause):
+			// No fault of the pod's: it waits for who mends it.
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			w.failures, w.refusal = w.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:

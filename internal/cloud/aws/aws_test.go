@@ -219,7 +219,7 @@ func TestWhatCannotBeOneCallIsRefusedBeforeIt(t *testing.T) {
 		"a token that is too long":     func(r *cloud.LaunchRequest) { r.Token = strings.Repeat("x", 65) },
 		"a token that is not ASCII":    func(r *cloud.LaunchRequest) { r.Token = "ü" },
 		"a dedicated host":             func(r *cloud.LaunchRequest) { r.Market = cloud.Dedicated },
-		"a route":                      func(r *cloud.LaunchRequest) { r.CloudRoutes = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} },
+		"a route of IPv6":              func(r *cloud.LaunchRequest) { r.CloudRoutes = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")} },
 		"no image":                     func(r *cloud.LaunchRequest) { r.Image = nil },
 		"two images":                   func(r *cloud.LaunchRequest) { r.Image = map[string]string{imageID: "ami-1", imageName: "x"} },
 		"an image in words of another": func(r *cloud.LaunchRequest) { r.Image = map[string]string{"project": "x"} },
@@ -459,7 +459,7 @@ func TestAListWithoutEndIsAnError(t *testing.T) {
 		"DescribeSpotInstanceRequests":  func(c *Cloud) error { _, err := c.interrupted(t.Context()); return err },
 		"DescribeInstanceStatus":        func(c *Cloud) error { _, err := c.maintained(t.Context()); return err },
 		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
-		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.publicSubnets(t.Context(), vpc); return err },
+		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.routeTables(t.Context(), vpc); return err },
 		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
 		"DescribeSecurityGroups":        func(c *Cloud) error { _, err := c.listGroups(t.Context(), owner, nil); return err },
 	} {

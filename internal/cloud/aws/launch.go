@@ -132,8 +132,11 @@ func check(r cloud.LaunchRequest) error {
 		return fmt.Errorf("the user data has %d bytes: EC2 takes %d", len(r.UserDataOf(0)), maxUserData)
 	case r.Market == cloud.Dedicated:
 		return errors.New("dedicated instances are not offered")
-	case len(r.CloudRoutes) > 0:
-		return errors.New("routes of the cloud are not made: want a pod without pod.elotl.co/cloud-route")
+	}
+	for _, to := range r.CloudRoutes {
+		if !to.Addr().Is4() {
+			return fmt.Errorf("pod.elotl.co/cloud-route has %s: want IPv4, which is all that cells on EC2 have", to)
+		}
 	}
 	return nil
 }

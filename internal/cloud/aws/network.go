@@ -147,25 +147,26 @@ func (c *Cloud) readSubnets(ctx context.Context) ([]types.Subnet, error) {
 // publicSubnets says which subnets of a VPC have a route to an internet gateway, by their
 // own table or, without one, by the main one.
 func (c *Cloud) publicSubnets(ctx context.Context, vpc string) (func(subnet string) bool, error) {
+	tables, err := c.routeTables(ctx, vpc)
+	if err != nil {
+		return nil, err
+	}
 	own, main := map[string]bool{}, false
-	pages := ec2.NewDescribeRouteTablesPaginator(c.api, &ec2.DescribeRouteTablesInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeRouteTablesOutput) {
-		for _, table := range page.RouteTables {
-			public := slices.ContainsFunc(table.Routes, func(r types.Route) bool { return strings.HasPrefix(aws.ToString(r.GatewayId), "igw-") })
-			for _, a := range table.Associations {
-				main = main || public && aws.ToBool(a.Main)
-				if a.SubnetId != nil {
-					own[*a.SubnetId] = public
-				}
+	for _, table := range tables {
+		public := slices.ContainsFunc(table.Routes, func(r types.Route) bool { return strings.HasPrefix(aws.ToString(r.GatewayId), "igw-") })
+		for _, a := range table.Associations {
+			main = main || public && aws.ToBool(a.Main)
+			if a.SubnetId != nil {
+				own[*a.SubnetId] = public
 			}
 		}
-	})
+	}
 	return func(subnet string) bool {
 		if public, has := own[subnet]; has {
 			return public
 		}
 		return main
-	}, err
+	}, nil
 }
 
 // image is what machines boot.

@@ -92,6 +92,20 @@ var permissions = []permission{
 		conditions: owned,
 	},
 	{
+		sid:        "KipLetsCellsForward",
+		why:        "Source and destination checks of cells whose pods have `pod.elotl.co/cloud-route`. Leave it out where none may have it.",
+		actions:    []string{"ec2:ModifyInstanceAttribute"},
+		resources:  []string{resource("instance")},
+		conditions: owned,
+	},
+	{
+		sid: "KipRoutes",
+		why: "The routes to such cells. Narrow it to the route tables of the cells' subnets, or leave it out where no pod may have routes: " +
+			"whoever may change a table may lead away what other machines send.",
+		actions:   []string{"ec2:CreateRoute", "ec2:DeleteRoute"},
+		resources: []string{resource("route-table")},
+	},
+	{
 		sid:        "KipSweeps",
 		why:        "Interfaces that outlived their cells.",
 		actions:    []string{"ec2:DeleteNetworkInterface"},

@@ -129,6 +129,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("tags", c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: map[string]string{
 		cloud.TagCell: "a", cloud.TagNamespace: "a", cloud.TagPod: "a", cloud.TagPodUID: "a", cloud.TagName: "a",
 	}}).Err())
+	must("routes", c.Route(t.Context(), id, routes))
+	must("routes taken back", c.Unroute(t.Context(), id, routes))
 	must("a stop", c.Stop(t.Context(), id).Err())
 	must("a start", c.Start(t.Context(), id).Err())
 	must("an end", c.Terminate(t.Context(), id).Err())
@@ -205,6 +207,7 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"freeing another's disk": c.DetachDisk(t.Context(), taken, got[0].ID),
 		"ending another's disk":  c.DeleteDisk(t.Context(), free),
 		"ending the driver's":    c.DeleteDisk(t.Context(), drivers),
+		"leading to another's":   c.Route(t.Context(), other, routes),
 		"attaching it elsewhere": c.AttachDisk(t.Context(), drivers, other),
 		"both in one call":       c.Terminate(t.Context(), got[0].ID, other).Err(),
 		"a launch without a tag": func() error { _, err := c.api.RunInstances(t.Context(), in); return classify(err, cloud.Scope{}) }(),

@@ -74,6 +74,7 @@ func Run(t *testing.T, s Subject) {
 		{"makes a disk once for a token, and removes it", makesDisks},
 		{"gives a disk to one instance at a time", attachesDisks},
 		{"frees the disks of an instance that ends", freesDisks},
+		{"leads other networks to one instance at a time", leadsNetworks},
 		{"watches for interruptions until the context ends", watchesInterruptions},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -61,9 +61,10 @@ type Cloud struct {
 	streams  int           // counts what CutInterruptions ended
 	cutCause error
 
-	disks     []*disk      // in the order of their creation
-	disksMade int          // ever
-	torn      []cloud.Disk // detached while in use
+	disks     []*disk                 // in the order of their creation
+	routes    map[netip.Prefix]string // to instances, also such as have ended
+	disksMade int                     // ever
+	torn      []cloud.Disk            // detached while in use
 
 	parts []*cloud.Part
 }
@@ -115,6 +116,7 @@ func New(cfg Config) (*Cloud, error) {
 		shop:      shop,
 		plan:      plan,
 		byID:      map[string]*machine{},
+		routes:    map[netip.Prefix]string{},
 		ended:     map[string]bool{},
 		tokens:    map[string]*launched{},
 		held:      map[offer]*holding{},
@@ -198,6 +200,7 @@ func (c *Cloud) Features() cloud.Features {
 		Stopper:     c,
 		Interrupter: c,
 		Disks:       c,
+		Router:      c,
 		Parts:       c,
 		Tagger:      c,
 	}

@@ -1,0 +1,71 @@
+package aws
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+var routes = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+
+func TestRoutesAreInTheTablesOfTheCellsSubnets(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := got[0].ID
+	if err := c.Route(t.Context(), id, routes); err != nil {
+		t.Fatal(err)
+	}
+	want := []ec2.Route{{Table: "rtb-main-" + vpc, To: routes[0], Instance: id}, {Table: "rtb-private-" + vpc, To: routes[0], Instance: id}}
+	if made := model.Routes(); !slices.Equal(made, want) || !model.Forwards(id) {
+		t.Errorf("%v, forwards %v: want %v", made, model.Forwards(id), want)
+	}
+	only := settings(c.cfg.Endpoint)
+	only.Subnets = []string{privateSubnet}
+	if err := open(t, only).Route(t.Context(), id, []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}); err != nil {
+		t.Fatal(err)
+	}
+	if made := model.Routes(); len(made) != 3 || made[2].Table != "rtb-private-"+vpc {
+		t.Errorf("of one subnet: %v", made)
+	}
+}
+
+// The routes of others stay, wherever they lead.
+func TestRoutesOfOthersStay(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 2)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, other := got[0].ID, got[1].ID
+	table := "rtb-main-" + vpc
+	elsewhere := ec2.Route{Table: table, To: netip.MustParsePrefix("198.51.100.0/24"), Instance: other}
+	dead := ec2.Route{Table: table, To: netip.MustParsePrefix("203.0.113.0/24"), Instance: "i-gone"}
+	model.AddRoute(elsewhere)
+	model.AddRoute(dead)
+	var taken *cloud.RouteTakenError
+	for _, there := range []ec2.Route{elsewhere, dead} {
+		err := c.Route(t.Context(), mine, []netip.Prefix{there.To})
+		if !errors.As(err, &taken) || taken.Table != table || taken.To != there.To {
+			t.Errorf("%v: %v", there, err)
+		}
+	}
+	// Only who has made a route that leads nowhere knows whose it was.
+	if err := c.Unroute(t.Context(), mine, []netip.Prefix{elsewhere.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, dead}) {
+		t.Errorf("%v, %v", model.Routes(), err)
+	}
+	if err := c.Unroute(t.Context(), mine, []netip.Prefix{dead.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere}) {
+		t.Errorf("%v, %v", model.Routes(), err)
+	}
+	// What leads through EC2's own gateway is nobody's to take.
+	if err := c.Route(t.Context(), mine, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}); !errors.As(err, &taken) || taken.Target != "igw-1" {
+		t.Errorf("the default route: %v", err)
+	}
+}
