@@ -60,7 +60,7 @@ func (a *Agent) putFirewall(w http.ResponseWriter, r *http.Request) {
 	}
 	// Not the request's context: what was begun is finished, or its outcome
 	// would be unknown.
-	err = a.firewall.Apply(running, config.PodIP, config.PodIPv6, encoded)
+	err = a.firewall.Apply(running, config.PodIP, config.PodIPv6, config.Routes, encoded)
 	if err == nil {
 		err = network.Open(a.gateDir(), policyGate)
 	}

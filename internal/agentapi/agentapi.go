@@ -139,6 +139,9 @@ type Config struct {
 	PodIPv6       netip.Addr   `json:"podIPv6,omitzero"`
 	ClusterDNS    []netip.Addr `json:"clusterDNS,omitempty"`
 	ClusterDomain string       `json:"clusterDomain"`
+	// Routes are IPv4 networks behind the pod: what is for them goes to it, and it sends what is
+	// from them.
+	Routes []netip.Prefix `json:"routes,omitempty"`
 	// ReservedMemoryBytes is kept from the pod for kernel and agent; the same
 	// number that placement adds to a pod's need.
 	ReservedMemoryBytes int64 `json:"reservedMemoryBytes"`

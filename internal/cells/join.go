@@ -393,6 +393,7 @@ func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agen
 		PodIPv6:             cell.Instance.PodIPv6,
 		ClusterDNS:          dns,
 		ClusterDomain:       c.cfg.ClusterDomain,
+		Routes:              c.routesOf(cell),
 		ReservedMemoryBytes: c.cfg.ReservedMemoryBytes,
 		RegistryMirrors:     c.cfg.RegistryMirrors,
 		ImagesOfCloud:       c.cfg.ImagesOfCloud,

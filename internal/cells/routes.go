@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -19,6 +20,14 @@ const (
 // routed says that the cloud leads networks to the cell's instance, or may.
 func (c *Controller) routed(cell *Cell) bool {
 	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.cfg.Calls.Features().Router != nil
+}
+
+// routesOf are the networks that a cell's pod is to get what is for them.
+func (c *Controller) routesOf(cell *Cell) []netip.Prefix {
+	if !c.routed(cell) {
+		return nil
+	}
+	return cell.Options.CloudRoutes
 }
 
 // route has the cloud lead its pod's networks to a ready cell, before its kubelet sees the pod.

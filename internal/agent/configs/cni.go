@@ -23,6 +23,9 @@ func CNI(c agentapi.Config, gateDir string, gates []string) ([]byte, error) {
 	if c.PodIPv6.IsValid() {
 		own["podIPv6"], own["nodeIPv6"] = c.PodIPv6, c.NodeIPv6
 	}
+	if len(c.Routes) > 0 {
+		own["behind"] = c.Routes
+	}
 	b, err := json.MarshalIndent(map[string]any{
 		"cniVersion": "1.0.0",
 		"name":       "kip",

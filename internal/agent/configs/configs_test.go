@@ -2,6 +2,8 @@ package configs
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"flag"
 	"net/netip"
 	"os"
@@ -254,9 +256,15 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 			[]string{"registryMirrors[a]: no URL"}},
 		"mirror scheme": {func(c *agentapi.Config) { c.RegistryMirrors = map[string][]string{"a": {"m:5000"}} },
 			[]string{`"m:5000" is not a base URL`}},
-		"image pattern": {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"*.a.b", "a b"} }, []string{`imagesOfCloud[1]: "a b"`}},
-		"image URL":     {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"https://a.b"} }, []string{`imagesOfCloud[0]: "https://a.b"`}},
-		"many patterns": {func(c *agentapi.Config) { c.ImagesOfCloud = slices.Repeat([]string{"*.a"}, 257) }, []string{"imagesOfCloud: 257"}},
+		"image pattern":  {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"*.a.b", "a b"} }, []string{`imagesOfCloud[1]: "a b"`}},
+		"image URL":      {func(c *agentapi.Config) { c.ImagesOfCloud = []string{"https://a.b"} }, []string{`imagesOfCloud[0]: "https://a.b"`}},
+		"many patterns":  {func(c *agentapi.Config) { c.ImagesOfCloud = slices.Repeat([]string{"*.a"}, 257) }, []string{"imagesOfCloud: 257"}},
+		"route of IPv6":  {func(c *agentapi.Config) { c.Routes = networks("fd00::/64") }, []string{`routes[0]: "fd00::/64"`}},
+		"route of hosts": {func(c *agentapi.Config) { c.Routes = networks("10.20.0.0/16", "10.30.0.1/16") }, []string{`routes[1]: "10.30.0.1/16"`}},
+		"route of all":   {func(c *agentapi.Config) { c.Routes = networks("0.0.0.0/0") }, []string{`routes[0]: "0.0.0.0/0"`}},
+		"route of itself": {func(c *agentapi.Config) { c.Routes = networks("10.110.128.0/24") },
+			[]string{"routes[0]: 10.110.128.0/24 has the machine's own address (nodeIP 10.110.0.2), or the pod's (podIP 10.110.128.2)"}},
+		"many routes": {func(c *agentapi.Config) { c.Routes = slices.Repeat(networks("10.20.0.0/16"), 257) }, []string{"routes: 257"}},
 		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
 			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {
@@ -338,5 +346,27 @@ func TestHostIsRecognised(t *testing.T) {
 	}
 	if _, err := InspectHost(t.TempDir()); err == nil {
 		t.Error("a host without /proc is no host")
+	}
+}
+
+func networks(all ...string) (list []netip.Prefix) {
+	for _, p := range all {
+		list = append(list, netip.MustParsePrefix(p))
+	}
+	return list
+}
+
+func TestTheNetworksBehindThePodAreThePlugins(t *testing.T) {
+	c := config()
+	c.Routes = networks("10.20.0.0/16", "192.168.7.0/24")
+	if err := Validate(c); err != nil {
+		t.Error(err)
+	}
+	got, err := CNI(c, "/gates", nil)
+	var told struct {
+		Plugins []struct{ Behind []netip.Prefix }
+	}
+	if err = errors.Join(err, json.Unmarshal(got, &told)); err != nil || !slices.Equal(told.Plugins[0].Behind, c.Routes) {
+		t.Errorf("%s, %v", got, err)
 	}
 }

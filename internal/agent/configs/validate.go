@@ -12,6 +12,9 @@ import (
 // nodeNames are DNS subdomains, as Kubernetes wants names of nodes.
 var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
+// maxRoutes is above what a route table of a cloud takes.
+const maxRoutes = 256
+
 // Validate says all that is wrong with a Config at once, by field.
 func Validate(c agentapi.Config) error {
 	var errs []error
@@ -46,6 +49,17 @@ func Validate(c agentapi.Config) error {
 	}
 	if c.ClusterDomain != "" && !nodeNames.MatchString(c.ClusterDomain) {
 		bad("clusterDomain: %q is not a DNS domain such as cluster.local", c.ClusterDomain)
+	}
+	if len(c.Routes) > maxRoutes {
+		bad("routes: %d networks, want at most %d", len(c.Routes), maxRoutes)
+	}
+	for i, p := range c.Routes[:min(len(c.Routes), maxRoutes)] {
+		switch {
+		case !p.IsValid() || !p.Addr().Is4() || p != p.Masked() || p.Bits() == 0:
+			bad("routes[%d]: %q is not an IPv4 network such as 10.20.0.0/16", i, p)
+		case p.Contains(c.NodeIP), p.Contains(c.PodIP):
+			bad("routes[%d]: %s has the machine's own address (nodeIP %s), or the pod's (podIP %s)", i, p, c.NodeIP, c.PodIP)
+		}
 	}
 	if c.ReservedMemoryBytes < 0 {
 		bad("reservedMemoryBytes: %d is negative", c.ReservedMemoryBytes)

@@ -108,9 +108,9 @@ func (e ErrInvalid) Unwrap() error { return e.error }
 
 // Apply brings encoded rules for the pod with these addresses into force, in place of
 // those before them, at once for all packets. podIPv6 is the zero address where the
-// pod has none. When it fails, those before go on.
+// pod has none; behind are networks that it is the way to. When it fails, those before go on.
 // The error is an ErrInvalid if the rules are to blame.
-func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded []byte) error {
+func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, behind []netip.Prefix, encoded []byte) error {
 	var fw agentapi.Firewall
 	// Unknown keys are refused, unlike elsewhere: what a newer Kip means by them
 	// may be what keeps somebody out.
@@ -137,7 +137,7 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, encoded
 	if f.begun && f.digest == digest {
 		return nil
 	}
-	if err := f.load(ctx, rendered(&fw, digest), !fw.AllowMetadata); err != nil {
+	if err := f.load(ctx, rendered(&fw, digest, behind), !fw.AllowMetadata); err != nil {
 		f.digest = "" // what is in force, nobody knows: those before, most likely
 		return fmt.Errorf("bring the firewall's rules into force: %w", err)
 	}

@@ -66,7 +66,8 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	dual := sample()
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
-	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros), "dual.nft": rendered(&dual, zeros),
+	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil), "dual.nft": rendered(&dual, zeros, nil),
+		"behind.nft":  rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24")),
 		"uplinks.nft": uplinkGuard(true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
 		path := filepath.Join("testdata", name)
 		if *update {
@@ -106,7 +107,7 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 			"TCP, UDP or SCTP"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"TCP","first":2,"last":1}]}]}}`, "2-1"},
 	} {
-		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, []byte(c.rules))
+		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, []byte(c.rules))
 		if !errors.As(err, new(ErrInvalid)) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.rules, err)
 		}
@@ -129,7 +130,7 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 	loads = 1
 	rules := encoded(t, sample())
 	for range 2 { // equal ones are loaded once
-		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || f.Digest() != agentapi.Digest(rules) ||
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, rules); err != nil || f.Digest() != agentapi.Digest(rules) ||
 			loads != 2 {
 			t.Fatal(err, f.Digest(), loads)
 		}
@@ -137,12 +138,12 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 	fail = errors.New("exit status 1")
 	other := sample()
 	other.AllowMetadata = true
-	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, encoded(t, other)); !errors.Is(err, fail) ||
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, encoded(t, other)); !errors.Is(err, fail) ||
 		!strings.Contains(err.Error(), "kernel says no") || errors.As(err, new(ErrInvalid)) {
 		t.Errorf("error %v", err)
 	}
 	fail = nil
-	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil || loads != 4 {
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, rules); err != nil || loads != 4 {
 		t.Errorf("the rules that were in force before may not be any more: %v after %d loads", err, loads)
 	}
 }
@@ -292,7 +293,7 @@ func (n *net3) apply(f *Firewall, change func(*agentapi.Firewall)) {
 	n.Helper()
 	fw := agentapi.Firewall{PodIP: netip.MustParseAddr(podIP)}
 	change(&fw)
-	if err := f.Apply(n.Context(), fw.PodIP, fw.PodIPv6, encoded(n, fw)); err != nil {
+	if err := f.Apply(n.Context(), fw.PodIP, fw.PodIPv6, nil, encoded(n, fw)); err != nil {
 		n.Fatal(err)
 	}
 }

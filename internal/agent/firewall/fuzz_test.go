@@ -143,7 +143,7 @@ func FuzzApply(f *testing.F) {
 		if six {
 			pod6 = netip.MustParseAddr(podIPv6)
 		}
-		if err := fire.Apply(t.Context(), netip.MustParseAddr(podIP), pod6, encoded); err != nil {
+		if err := fire.Apply(t.Context(), netip.MustParseAddr(podIP), pod6, nil, encoded); err != nil {
 			if !errors.As(err, new(ErrInvalid)) || asked != 0 || fire.Digest() != "" {
 				t.Fatalf("nft was asked %d times, %q is in force: %v", asked, fire.Digest(), err)
 			}

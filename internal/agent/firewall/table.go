@@ -10,7 +10,7 @@ import (
 )
 
 // closed is the table before there are rules for the pod.
-var closed = rendered(nil, "")
+var closed = rendered(nil, "", nil)
 
 // digestChain begins the name of a chain without rules, whose name says which
 // rules are in force: the table itself is the one record that cannot be wrong.
@@ -37,8 +37,8 @@ type table struct{ strings.Builder }
 func (t *table) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
 // rendered is the table for these rules, for none when it is nil, as a program of
-// nft that replaces what there was.
-func rendered(fw *agentapi.Firewall, digest string) []byte {
+// nft that replaces what there was. behind are networks that the pod is the way to.
+func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix) []byte {
 	var t table
 	t.line("table inet kip")
 	t.line("delete table inet kip")
@@ -59,8 +59,13 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 	if fw != nil && fw.AllowMetadata {
 		metadata = ""
 	}
+	if fw != nil && len(behind) > 0 {
+		t.line("\tchain passing {")
+		t.sends(fw, metadata)
+		t.line("\t}")
+	}
 	t.line("\tchain from_pod {")
-	t.fromPod(fw, metadata)
+	t.fromPod(fw, metadata, behind)
 	t.line("\t}")
 	t.line("\tchain to_pod {")
 	t.toPod(fw)
@@ -82,13 +87,21 @@ func rendered(fw *agentapi.Firewall, digest string) []byte {
 }
 
 // fromPod are the rules for what the pod sends.
-func (t *table) fromPod(fw *agentapi.Firewall, metadata string) {
+func (t *table) fromPod(fw *agentapi.Firewall, metadata string, behind []netip.Prefix) {
 	if fw == nil {
 		t.line("\t\tdrop")
 		return
 	}
 	t.onlyIPv6("saddr", fw)
+	for _, p := range behind {
+		t.line("\t\tip saddr %s goto passing", p)
+	}
 	t.line("\t\tip saddr != %s drop", fw.PodIP)
+	t.sends(fw, metadata)
+}
+
+// sends are the rules for what comes from whom it may.
+func (t *table) sends(fw *agentapi.Firewall, metadata string) {
 	t.WriteString(metadata)
 	t.line("\t\tct state established,related return")
 	t.line("\t\toifname \"pod*\" return") // to itself, by way of a Service

@@ -438,7 +438,7 @@ func TestAKernelWithoutTheHookIsToldOf(t *testing.T) {
 	if _, err := f.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, fmt.Appendf(nil, `{"podIP":%q}`, podIP)); err != nil {
+	if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, fmt.Appendf(nil, `{"podIP":%q}`, podIP)); err != nil {
 		t.Fatal(err)
 	}
 	if len(loaded) != 2 {
@@ -504,7 +504,7 @@ func TestTheGuardComesBackAfterAnAgentHasStartedAnew(t *testing.T) {
 	apply := func(f *Firewall, allowed bool) {
 		t.Helper()
 		rules := fmt.Appendf(nil, `{"podIP":%q,"allowMetadata":%t}`, podIP, allowed)
-		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, rules); err != nil {
+		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, rules); err != nil {
 			t.Fatal(err)
 		}
 		if guarded := strings.Contains(kernel.uplink, "hook egress"); guarded == allowed {

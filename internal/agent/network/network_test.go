@@ -49,6 +49,9 @@ func TestAVethIsNamedAfterItsContainerAndInterface(t *testing.T) {
 func TestABadNetworkConfigurationIsRefused(t *testing.T) {
 	for _, stdin := range []string{``, `{`, `{}`, `{"podIP":"10.0.0.1"}`, `{"podIP":"fd00::1","nodeIP":"10.0.0.1"}`,
 		`{"podIP":"x","nodeIP":"10.0.0.1"}`,
+		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","behind":["10.20.0.0"]}`,
+		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","behind":["fd00::/64"]}`,
+		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","behind":["10.0.0.0/24"]}`,
 		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"fd00::2"}`,
 		`{"podIP":"10.0.0.2","nodeIP":"10.0.0.1","podIPv6":"10.0.0.3","nodeIPv6":"fd00::2"}`} {
 		if _, err := parse([]byte(stdin)); err == nil {
@@ -191,6 +194,38 @@ func TestThePodIsReachedByItsOneAddressAndTheCellIsItsGateway(t *testing.T) {
 	}
 	if err := del(args); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+func TestThePodIsTheWayToTheNetworksBehindIt(t *testing.T) {
+	machine(t)
+	behind := netip.MustParsePrefix("10.20.0.0/16")
+	old, next := pod(t, "old"), pod(t, "next")
+	c, err := parse(old.StdinData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Behind = []netip.Prefix{behind}
+	there := netip.MustParseAddr("10.20.3.4")
+	for container, args := range map[string]*skel.CmdArgs{"old": old, "next": next} {
+		if _, err := connect(args, c); err != nil {
+			t.Fatal(err)
+		}
+		if device, _ := routeTo(t, there); device != hostVeth(container, "eth0") {
+			t.Errorf("the network behind pod %s is reached through %q", container, device)
+		}
+		routes, err := netlink.RouteGet(there.AsSlice())
+		if err != nil || !routes[0].Gw.Equal(podIP.AsSlice()) {
+			t.Errorf("by way of %v, %v: want the pod", routes, err)
+		}
+	}
+	for _, args := range []*skel.CmdArgs{old, next} {
+		if err := del(args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if routes, err := netlink.RouteGet(there.AsSlice()); err == nil && routes[0].Gw.Equal(podIP.AsSlice()) {
+		t.Errorf("the route of a pod that is gone is left: %v", routes)
 	}
 }
 

@@ -36,6 +36,8 @@ type conf struct {
 	// PodIPv6 and NodeIPv6 are there together, or not at all: then the pod has no IPv6.
 	PodIPv6  netip.Addr `json:"podIPv6,omitzero"`
 	NodeIPv6 netip.Addr `json:"nodeIPv6,omitzero"`
+	// Behind are IPv4 networks that the pod is the way to.
+	Behind []netip.Prefix `json:"behind,omitempty"`
 	// Gates below GateDir must be open before the pod has its interface.
 	GateDir string   `json:"gateDir"`
 	Gates   []string `json:"gates"`
@@ -57,6 +59,12 @@ func parse(stdin []byte) (conf, error) {
 	if six := []netip.Addr{c.PodIPv6, c.NodeIPv6}; slices.ContainsFunc(six, netip.Addr.IsValid) && !allIPv6(six) {
 		return c, types.NewError(types.ErrInvalidNetworkConfig, "network configuration",
 			fmt.Sprintf("podIPv6 %q and nodeIPv6 %q must both be IPv6 addresses, or be left out", c.PodIPv6, c.NodeIPv6))
+	}
+	for _, p := range c.Behind {
+		if !p.IsValid() || !p.Addr().Is4() || p.Contains(c.NodeIP) {
+			return c, types.NewError(types.ErrInvalidNetworkConfig, "network configuration",
+				fmt.Sprintf("behind: %q must be an IPv4 network without nodeIP %s", p, c.NodeIP))
+		}
 	}
 	return c, nil
 }
@@ -229,7 +237,18 @@ func (p *pair) steps(c conf) []step {
 	for _, w := range c.ways() {
 		steps = append(steps, p.routes(w)...)
 	}
-	// The pod may send from its own address only; for IPv6 the firewall sees to it.
+	for _, network := range c.Behind {
+		steps = append(steps, step{"route " + network.String() + " to the pod", func() error {
+			return netlink.RouteReplace(&netlink.Route{
+				LinkIndex: p.outer.Attrs().Index,
+				Dst:       &net.IPNet{IP: network.Addr().AsSlice(), Mask: net.CIDRMask(network.Bits(), 32)},
+				Gw:        c.PodIP.AsSlice(),
+				Flags:     int(netlink.FLAG_ONLINK),
+			})
+		}})
+	}
+	// The pod may send from its own address, and for what is behind it, only; for IPv6 the
+	// firewall sees to it.
 	return append(steps, step{"turn source validation on", func() error { return sysctl("net/ipv4/conf/"+outer+"/rp_filter", "1") }})
 }
 
