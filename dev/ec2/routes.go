@@ -38,7 +38,7 @@ type associationXML struct {
 	Main   bool   `xml:"main"`
 }
 
-// Route tables of a VPC.
+// The IDs of a VPC's tables begin so.
 const mainTable, privateTable = "rtb-main-", "rtb-private-"
 
 // mostRoutes is how many routes a table takes. Source: Amazon VPC User Guide, "Amazon VPC
@@ -46,7 +46,12 @@ const mainTable, privateTable = "rtb-main-", "rtb-private-"
 const mostRoutes = 50
 
 func made(cidr, gateway string) routeXML {
-	return routeXML{CIDR: cidr, Gateway: gateway, State: "active", Origin: "CreateRouteTable"}
+	return routeXML{
+		CIDR:    cidr,
+		Gateway: gateway,
+		State:   "active",
+		Origin:  "CreateRouteTable",
+	}
 }
 
 // describeRouteTables has two tables for each VPC: the main one, with a route to the
@@ -85,7 +90,13 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 // shownRoute is a route as EC2 shows it. Of one to an instance that has ended it says no more
 // than that the interface is gone.
 func shownRoute(r Route, living map[string]sim.Instance) routeXML {
-	x := routeXML{CIDR: r.To.String(), Instance: r.Instance, Interface: "eni-" + r.Instance, State: "active", Origin: "CreateRoute"}
+	x := routeXML{
+		CIDR:      r.To.String(),
+		Instance:  r.Instance,
+		Interface: "eni-" + r.Instance,
+		State:     "active",
+		Origin:    "CreateRoute",
+	}
 	switch i, lives := living[r.Instance]; {
 	case !lives:
 		x.Instance, x.State = "", "blackhole"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +28,7 @@ func (h hangs) Features() cloud.Features {
 		Interrupter: h,
 		Disks:       h,
 		DiskChecker: h,
+		Router:      h,
 		Parts:       h,
 		Tagger:      h,
 		Admitter:    h,
@@ -73,6 +75,8 @@ func (hangs) ListDisks(ctx context.Context, _ string) ([]cloud.Disk, error) { re
 func (hangs) DeleteDisk(ctx context.Context, _ string) error                { return hang(ctx) }
 func (hangs) AttachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) DetachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
+func (hangs) Route(ctx context.Context, _ string, _ []netip.Prefix) error   { return hang(ctx) }
+func (hangs) Unroute(ctx context.Context, _ string, _ []netip.Prefix) error { return hang(ctx) }
 func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { return hang(ctx) }
 func (hangs) Impaired(ctx context.Context) ([]string, error)                { return nil, hang(ctx) }
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
@@ -100,6 +104,8 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallAttachDisk:  func(ctx context.Context) error { return f.Disks.AttachDisk(ctx, "d", "i-a") },
 		cloud.CallDetachDisk:  func(ctx context.Context) error { return f.Disks.DetachDisk(ctx, "d", "i-a") },
 		cloud.CallCheckDisk:   func(ctx context.Context) error { return f.DiskChecker.CheckDisk(ctx, "d", "a") },
+		cloud.CallRoute:       func(ctx context.Context) error { return f.Router.Route(ctx, "i-a", nil) },
+		cloud.CallUnroute:     func(ctx context.Context) error { return f.Router.Unroute(ctx, "i-a", nil) },
 		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
 		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
 		cloud.CallInterruptions: func(ctx context.Context) error {

@@ -66,6 +66,18 @@ func (c *Controller) route(ctx context.Context, e *entry) (ready bool, again tim
 	return false, c.nextDiskPoll(e), nil
 }
 
+// unrouteStray takes all routes back that lead to an instance of which no record tells. A cloud
+// need not say what led to it once it has ended.
+func (c *Controller) unrouteStray(ctx context.Context, instance string) error {
+	if c.cfg.Calls.Features().Router == nil {
+		return nil
+	}
+	if err := c.cfg.Gate.Unroute(ctx, instance, nil); err != nil {
+		return fmt.Errorf("take the routes to instance %s back, which ends: %w", instance, err)
+	}
+	return nil
+}
+
 // unroute takes the routes of a cell back whose instance ends or has ended. It returns nil once
 // that is done. It is asked for twice: as soon as the instance ends, so that the pod's next cell
 // need not wait, and when it has ended, since a call that was given up may have made one yet.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,7 +53,7 @@ func (r *modelRouter) Unroute(_ context.Context, instance string, to []netip.Pre
 	if r.fail != nil {
 		return r.fail
 	}
-	if r.to == instance && slices.Equal(to, []netip.Prefix{behindPod}) {
+	if r.to == instance && (to == nil || slices.Equal(to, []netip.Prefix{behindPod})) {
 		r.to = ""
 	}
 	r.did = append(r.did, fmt.Sprintf("unroute %s, which lives: %v", instance, lives))
@@ -172,6 +173,26 @@ func TestANetworkThatLeadsElsewhereIsWaitedFor(t *testing.T) {
 		}
 		if r.leadsTo() != "igw-1" {
 			t.Error("another's route is gone")
+		}
+	})
+}
+
+// An instance without a cell has no record of what leads to it.
+func TestNothingLeadsToAStray(t *testing.T) {
+	withRoutes(t, func(t *testing.T, b *bubble, r *modelRouter) {
+		b.bound(1)
+		b.cloud.set(func() {
+			for _, i := range b.cloud.instances {
+				i.ID, i.Tags = "i-stray", maps.Clone(i.Tags)
+				i.Tags[cloud.TagCell] = "cell-stray"
+				b.cloud.instances["i-stray"] = i
+				break
+			}
+		})
+		r.set(func() { r.to = "i-stray" })
+		b.later(10 * time.Minute)
+		if left := b.cloud.running(); len(left) != 1 || r.leadsTo() != "" {
+			t.Errorf("%v run, and the network leads to %q", left, r.leadsTo())
 		}
 	})
 }

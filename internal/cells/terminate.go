@@ -212,6 +212,9 @@ func (c *Controller) terminateAll(ctx context.Context, all []*termination) {
 			if ctx.Err() != nil {
 				return
 			}
+			if err == nil && t.cell == nil {
+				err = c.unrouteStray(ctx, t.end.Instance)
+			}
 			c.heardOfEnd(t, err)
 			c.pollSoon()
 		})

@@ -438,9 +438,26 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 			if err := c.cfg.Gate.Terminate(ctx, 0, ends...).Err(); err != nil {
 				return "", fmt.Errorf("terminate %s: %w", adminapi.Some(orphans), err)
 			}
+			if err := c.unroute(ctx, orphans); err != nil {
+				return "", err
+			}
 		}
 		return fmt.Sprintf("waiting for %s of the cloud: %s", adminapi.Count(len(instances), "instance"), adminapi.Some(names)), nil
 	}
+}
+
+// unroute takes all routes back that lead to instances of which no record tells. A cloud need not
+// say what led to them once they have ended.
+func (c *Cleaner) unroute(ctx context.Context, instances []string) error {
+	if c.cfg.Cloud.Features().Router == nil {
+		return nil
+	}
+	for _, id := range instances {
+		if err := c.cfg.Gate.Unroute(ctx, id, nil); err != nil {
+			return fmt.Errorf("take the routes to instance %s back: %w", id, err)
+		}
+	}
+	return nil
 }
 
 // lastPods deletes all pods of a node that is gone.

@@ -66,7 +66,8 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	dual := sample()
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
-	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil), "dual.nft": rendered(&dual, zeros, nil),
+	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil),
+		"dual.nft":    rendered(&dual, zeros, nil),
 		"behind.nft":  rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24")),
 		"uplinks.nft": uplinkGuard(true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
 		path := filepath.Join("testdata", name)
@@ -130,7 +131,8 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 	loads = 1
 	rules := encoded(t, sample())
 	for range 2 { // equal ones are loaded once
-		if err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, rules); err != nil || f.Digest() != agentapi.Digest(rules) ||
+		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, rules)
+		if err != nil || f.Digest() != agentapi.Digest(rules) ||
 			loads != 2 {
 			t.Fatal(err, f.Digest(), loads)
 		}

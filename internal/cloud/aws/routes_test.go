@@ -51,21 +51,23 @@ func TestRoutesOfOthersStay(t *testing.T) {
 	model.AddRoute(elsewhere)
 	model.AddRoute(dead)
 	var taken *cloud.RouteTakenError
+	to := func(r ec2.Route) []netip.Prefix { return []netip.Prefix{r.To} }
 	for _, there := range []ec2.Route{elsewhere, dead} {
-		err := c.Route(t.Context(), mine, []netip.Prefix{there.To})
+		err := c.Route(t.Context(), mine, to(there))
 		if !errors.As(err, &taken) || taken.Table != table || taken.To != there.To {
 			t.Errorf("%v: %v", there, err)
 		}
 	}
 	// Only who has made a route that leads nowhere knows whose it was.
-	if err := c.Unroute(t.Context(), mine, []netip.Prefix{elsewhere.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, dead}) {
+	if err := c.Unroute(t.Context(), mine, to(elsewhere)); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, dead}) {
 		t.Errorf("%v, %v", model.Routes(), err)
 	}
-	if err := c.Unroute(t.Context(), mine, []netip.Prefix{dead.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere}) {
+	if err := c.Unroute(t.Context(), mine, to(dead)); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere}) {
 		t.Errorf("%v, %v", model.Routes(), err)
 	}
 	// What leads through EC2's own gateway is nobody's to take.
-	if err := c.Route(t.Context(), mine, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}); !errors.As(err, &taken) || taken.Target != "igw-1" {
+	anything := ec2.Route{To: netip.MustParsePrefix("0.0.0.0/0")}
+	if err := c.Route(t.Context(), mine, to(anything)); !errors.As(err, &taken) || taken.Target != "igw-1" {
 		t.Errorf("the default route: %v", err)
 	}
 }
