@@ -26,6 +26,7 @@ type State struct {
 	Hung      int
 	Instances []sim.Instance // all that ever were
 	Volumes   []Volume       // that exist, but for the root disks of instances
+	Routes    []Route        // that were made by calls
 }
 
 // Hang lets one call hang until its caller is gone.
@@ -90,6 +91,7 @@ func (m *Model) State() State {
 	s := State{
 		Instances: m.sim.History(),
 		Volumes:   m.Volumes(),
+		Routes:    m.Routes(),
 		Unused:    map[string][]string{},
 	}
 	for key, p := range m.cfg.Policies {

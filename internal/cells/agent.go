@@ -80,10 +80,13 @@ func (c *Controller) keepAgent(ctx context.Context, e *entry) (ready bool, again
 		return false, 0, err
 	}
 	c.mu.Lock()
-	since := e.goesOver
+	since, heard := e.goesOver, e.configured
 	c.mu.Unlock()
-	if since.IsZero() {
+	switch {
+	case since.IsZero() && (heard || e.cell().Pod.UID == ""):
 		return true, 0, nil
+	case since.IsZero(): // nobody knows with which agent it comes back
+		return false, 0, nil // the tunnel wakes the cell
 	}
 	left := e.timeLeft(since.Add(goOverTimeout + c.cfg.Late.Since(since)).Sub(c.cfg.Clock.Now()))
 	if left <= 0 {

@@ -248,3 +248,28 @@ func TestAPodIsNotGivenACellThatHasComeBackWithoutItsAgent(t *testing.T) {
 		}
 	})
 }
+
+// Nobody knows with which agent it comes back.
+func TestAPodWaitsForTheAgentOfACellThatIsNotHeard(t *testing.T) {
+	agents := &goers{status: http.StatusOK}
+	standby := func(c *setup) {
+		withAgent("v2")(c)
+		keep(1)(c)
+		c.Tunnels.(*modelLinks).agents = agents.serve
+	}
+	inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
+		b.later(20 * time.Second)
+		b.request("a", "nano")
+		id := b.cells.List()[0].ID
+		b.links.of(id).set(false, io.EOF)
+		b.later(5 * time.Second)
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id || cell.Phase != apiv1.Ready || len(b.boundBy(id)) > 0 {
+			t.Fatalf("cell %s of the pod is %s, and has been shown %v", cell.ID, cell.Phase, b.boundBy(id))
+		}
+		b.links.of(id).set(true, nil)
+		b.later(5 * time.Second)
+		if got := b.phase("a"); got != apiv1.Bound {
+			t.Errorf("once it is heard it is %s", got)
+		}
+	})
+}
