@@ -188,6 +188,20 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+func TestMachinesWithAKernelOfTheirOwnKeepMoreMemory(t *testing.T) {
+	const aws = "cloud: {aws: {region: us-east-1, vpcID: vpc-1}}\ncells: {defaultInstanceType: t3.nano"
+	for text, want := range map[string]string{
+		least:                           "64Mi",
+		aws + "}":                       "128Mi",
+		aws + ", reservedMemory: 64Mi}": "64Mi",
+		aws + ", reservedMemory: 0}":    "0",
+	} {
+		if c, _ := parsed(t, text); c.Cells.ReservedMemory.Cmp(resource.MustParse(want)) != 0 {
+			t.Errorf("%s\nkeeps %s, want %s", text, &c.Cells.ReservedMemory, want)
+		}
+	}
+}
+
 func TestEveryKeyIsRead(t *testing.T) {
 	c, warnings := parsed(t, full)
 	if len(warnings) > 0 {
