@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -41,6 +43,18 @@ spec:
 func TestAPodIsTheWayToANetwork(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
+	file := filepath.Join(t.TempDir(), "gate.yaml")
+	if err := os.WriteFile(file, []byte(gate), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/cloud-route="+behindPod)
+	s.Eventually("its pods may have the network", func(ctx context.Context) error { // the API server learns of it a little later
+		_, code, stderr := s.Attempt(ctx, "create", "--dry-run=server", "-f", file)
+		if code != 0 {
+			return errors.New(stderr)
+		}
+		return nil
+	})
 	s.Apply(gate)
 	p := s.WaitReady("gate")
 	id := s.only(before).ID
