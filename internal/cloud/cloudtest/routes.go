@@ -10,7 +10,7 @@ import (
 func leadsNetworks(t *trial) {
 	r := t.cloud.Features().Router
 	if r == nil {
-		t.Skip("no routes: this cloud has none")
+		t.Skip("this cloud makes no routes")
 	}
 	got := t.launch(t.request(Owners[0], 2))
 	t.eventuallyRunning(Owners[0], ids(got))
