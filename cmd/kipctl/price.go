@@ -55,7 +55,7 @@ func priceOf(k *kipctl) *cobra.Command {
 	flags.BoolVar(&f.compare, "compare", false, "compare all regions of all clouds, or of the one that --cloud names")
 	flags.StringVar(&f.arch, "arch", "amd64", "`architecture` of pods that name none: amd64 or arm64")
 	flags.StringVar(&f.disk, "disk", "5Gi", "`size` of the root disk, as cells.defaultVolumeSize")
-	flags.StringVar(&f.reservedMemory, "reserved-memory", "64Mi", "`memory` that a cell needs beside its pod, as cells.reservedMemory")
+	flags.StringVar(&f.reservedMemory, "reserved-memory", "128Mi", "`memory` that a cell needs beside its pod, as cells.reservedMemory")
 	flags.BoolVar(&f.privateIPOnly, "private-ip-only", false, "cells have no public address, as cells.privateIPOnly")
 	flags.StringVar(&f.instanceData, "instance-data-path", "", "`file` with types and prices of your own, as kip --instance-data-path")
 	flags.DurationVar(&f.runTime, "run-time", 0, "how `long` a run of a Job or CronJob takes, for the price of a month")

@@ -162,6 +162,9 @@ func (d *decoder) validate(c *Config) {
 	d.check(c.Kind == "serverConfig", "kind", c.Kind, "serverConfig")
 	d.cloud(c.Cloud)
 	d.etcd(c.Etcd)
+	if c.Cells.ReservedMemory.Format == "" { // the file does not say it; 0 has a format
+		c.Cells.ReservedMemory = c.Cloud.reservedMemory()
+	}
 	d.cells(&c.Cells)
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)

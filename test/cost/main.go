@@ -38,7 +38,7 @@ func options(arch string, private bool) quote.Options {
 	return quote.Options{
 		Arch:                arch,
 		DiskBytes:           8 * gib,
-		ReservedMemoryBytes: 64 << 20,
+		ReservedMemoryBytes: 128 << 20,
 		PrivateIPOnly:       private,
 	}
 }
