@@ -66,7 +66,8 @@ func (c *Controller) goOver(ctx context.Context, e *entry, session Session) erro
 }
 
 // keepAgent has a ready cell run the agent that it was launched for, before it is given a pod. A
-// cell that has come back with another one, and does not go over in time, is to end.
+// cell that has come back with another one, and does not go over in time, is to end. One that is
+// away is not ready: nobody knows which it comes back with. Its health bounds that.
 func (c *Controller) keepAgent(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	if why, _ := c.endingOf(e); why != "" || e.cell().Stopped || e.cell().Agent() == nil {
 		return true, 0, nil
@@ -80,13 +81,14 @@ func (c *Controller) keepAgent(ctx context.Context, e *entry) (ready bool, again
 		return false, 0, err
 	}
 	c.mu.Lock()
-	since, heard := e.goesOver, e.configured
+	since, there := e.goesOver, e.configured
 	c.mu.Unlock()
 	switch {
-	case since.IsZero() && (heard || e.cell().Pod.UID == ""):
+	case since.IsZero() && there:
 		return true, 0, nil
-	case since.IsZero(): // nobody knows with which agent it comes back
-		return false, 0, nil // the tunnel wakes the cell
+	case since.IsZero():
+		c.pollSoon() // is the machine still there?
+		return false, silentPoll, nil
 	}
 	left := e.timeLeft(since.Add(goOverTimeout + c.cfg.Late.Since(since)).Sub(c.cfg.Clock.Now()))
 	if left <= 0 {

@@ -249,8 +249,8 @@ func TestAPodIsNotGivenACellThatHasComeBackWithoutItsAgent(t *testing.T) {
 	})
 }
 
-// Nobody knows with which agent it comes back.
-func TestAPodWaitsForTheAgentOfACellThatIsNotHeard(t *testing.T) {
+// Its machine may have lost its power since the pod was given the cell.
+func TestAPodIsNotBoundToACellWhoseAgentIsAway(t *testing.T) {
 	agents := &goers{status: http.StatusOK}
 	standby := func(c *setup) {
 		withAgent("v2")(c)
@@ -259,17 +259,30 @@ func TestAPodWaitsForTheAgentOfACellThatIsNotHeard(t *testing.T) {
 	}
 	inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
 		b.later(20 * time.Second)
-		b.request("a", "nano")
 		id := b.cells.List()[0].ID
-		b.links.of(id).set(false, io.EOF)
-		b.later(5 * time.Second)
-		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id || cell.Phase != apiv1.Ready || len(b.boundBy(id)) > 0 {
-			t.Fatalf("cell %s of the pod is %s, and has been shown %v", cell.ID, cell.Phase, b.boundBy(id))
+		b.request("a", "nano")
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id {
+			t.Fatalf("the pod has cell %q", cell.ID)
 		}
-		b.links.of(id).set(true, nil)
+		link := b.links.of(id)
+		link.set(false, io.EOF)
+		b.later(10 * time.Second)
+		if b.phase("a") != apiv1.Ready || len(b.boundBy(id)) > 0 {
+			t.Errorf("while the agent is away: phase %s, shown %v", b.phase("a"), b.boundBy(id))
+		}
+		if got := b.cells.WaitsFor(id); got != "its agent has not joined: EOF" {
+			t.Errorf("it waits for %q", got)
+		}
+		agents.say(http.StatusServiceUnavailable, "the agent is being fetched")
+		link.set(true, nil)
 		b.later(5 * time.Second)
-		if got := b.phase("a"); got != apiv1.Bound {
-			t.Errorf("once it is heard it is %s", got)
+		if b.phase("a") != apiv1.Ready || len(b.boundBy(id)) > 0 {
+			t.Errorf("while the agent is another: phase %s, shown %v", b.phase("a"), b.boundBy(id))
+		}
+		agents.say(http.StatusOK, "")
+		b.later(5 * time.Second)
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id || cell.Phase != apiv1.Bound {
+			t.Errorf("with its agent: cell %s is %s", cell.ID, cell.Phase)
 		}
 	})
 }

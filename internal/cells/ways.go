@@ -183,6 +183,9 @@ func (e *entry) waitsFor() string {
 	case apiv1.Booting:
 		return e.bootsUntil()
 	case apiv1.Ready:
+		if away := e.session != nil && !e.session.Connected(); e.cell().Agent() != nil && (away || !e.goesOver.IsZero()) {
+			return e.bootsUntil()
+		}
 		return e.diskTold.message
 	case apiv1.Bound:
 		if e.held != "" {

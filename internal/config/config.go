@@ -93,6 +93,15 @@ type QEMU struct {
 // Accelerators of the cloud of virtual machines.
 var Accelerators = []string{"auto", "kvm", "tcg"}
 
+// reservedMemory is the default of cells.reservedMemory. Of a machine with Kip's image and the
+// kernel of its own some 85 MiB are in use without a page of cache: docs/performance.md.
+func (c Cloud) reservedMemory() resource.Quantity {
+	if c.Local != nil || c.Sim != nil {
+		return resource.MustParse("64Mi")
+	}
+	return resource.MustParse("128Mi")
+}
+
 // hostZones are the zones of a cloud on this host, and their key; nil for another cloud.
 func (c Cloud) hostZones() (key string, zones []string) {
 	switch {
@@ -191,7 +200,7 @@ type Cells struct {
 	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. With aws imageID, or name, of which * may be a part and the newest is taken, with or without owner (an account; else your own): required there. Default: Kip's newest."`
 	DefaultInstanceType    string              `key:"defaultInstanceType" doc:"Instance type of pods that name neither resources nor a type. Required."`
 	DefaultVolumeSize      resource.Quantity   `key:"defaultVolumeSize" default:"5Gi" clouds:"aws,gce,azure" doc:"Size of a cell's root disk, at least 1Gi."`
-	ReservedMemory         resource.Quantity   `key:"reservedMemory" default:"64Mi" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen. By default 128Mi in all clouds but local, where the kernel is the host's."`
+	ReservedMemory         resource.Quantity   `key:"reservedMemory" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen. Default: 128Mi; with local and sim, whose cells have no kernel of their own, 64Mi."`
 	StandbyCells           []StandbyCells      `key:"standbyCells" doc:"Pools of cells that are kept for the next pods. Two pools that differ in nothing but their count are an error."`
 	MaxAttempts            int                 `key:"maxAttempts" default:"5" doc:"How many cells in a row may fail to start for one pod before the pod is marked Failed; 0 = no bound."`
 	InterruptionPenalty    int                 `key:"interruptionPenalty" default:"10" doc:"By how many percent a spot offering counts as dearer for each time in the last day that the cloud took such an instance back, at most 100; 0 = not at all."`

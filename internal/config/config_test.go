@@ -188,20 +188,6 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestMachinesWithAKernelOfTheirOwnKeepMoreMemory(t *testing.T) {
-	const aws = "cloud: {aws: {region: us-east-1, vpcID: vpc-1}}\ncells: {defaultInstanceType: t3.nano"
-	for text, want := range map[string]string{
-		least:                           "64Mi",
-		aws + "}":                       "128Mi",
-		aws + ", reservedMemory: 64Mi}": "64Mi",
-		aws + ", reservedMemory: 0}":    "0",
-	} {
-		if c, _ := parsed(t, text); c.Cells.ReservedMemory.Cmp(resource.MustParse(want)) != 0 {
-			t.Errorf("%s\nkeeps %s, want %s", text, &c.Cells.ReservedMemory, want)
-		}
-	}
-}
-
 func TestEveryKeyIsRead(t *testing.T) {
 	c, warnings := parsed(t, full)
 	if len(warnings) > 0 {
@@ -293,6 +279,9 @@ func TestEveryKeyIsRead(t *testing.T) {
 }
 
 func TestOtherForms(t *testing.T) {
+	keeps := func(memory string) func(*Config) bool {
+		return func(c *Config) bool { return c.Cells.ReservedMemory.Cmp(resource.MustParse(memory)) == 0 }
+	}
 	for name, c := range map[string]struct {
 		text  string
 		holds func(*Config) bool
@@ -309,6 +298,14 @@ func TestOtherForms(t *testing.T) {
 			q := c.Cloud.QEMU
 			return c.Cloud.Name() == "qemu" && q.Accelerator == "auto" && !q.Hugepages && q.Bridge == "kip0" && q.StateDir == "/opt/kip/qemu"
 		}},
+		"cells with a kernel of their own": {"cloud: {qemu: }\ncells: {defaultInstanceType: x}", keeps("128Mi")},
+		"EC2 instances":                    {"cloud: {aws: }\ncells: {defaultInstanceType: x, bootImageSpec: {imageID: ami-1}}", keeps("128Mi")},
+		"cells on Kip's kernel":            {least, keeps("64Mi")},
+		"cells on Kip's kernel, by null":   {least + "  reservedMemory:\n", keeps("64Mi")},
+		"cells on Kip's kernel, but more":  {least + "  reservedMemory: 128Mi\n", keeps("128Mi")},
+		"simulated cells":                  {"cloud: {sim: {socket: /s}}\ncells: {defaultInstanceType: x}", keeps("64Mi")},
+		"VMs, but none":                    {"cloud: {qemu: }\ncells: {defaultInstanceType: x, reservedMemory: 0}", keeps("0")},
+		"VMs, but less":                    {"cloud: {qemu: }\ncells: {defaultInstanceType: x, reservedMemory: 32Mi}", keeps("32Mi")},
 		"JSON": {`{"cloud": {"local": {"cidr": "10.9.0.0/24"}}, "cells": {"defaultInstanceType": "nano"}}`,
 			func(c *Config) bool { return c.Cloud.Local.CIDR.String() == "10.9.0.0/24" }},
 		"comments, a ---": {"# mine\n---\n" + least, func(c *Config) bool { return c.Cells.DefaultInstanceType == "nano" }},

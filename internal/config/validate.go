@@ -41,11 +41,6 @@ func Parse(name string, data []byte) (*Config, []Warning, error) {
 	return d.result(c)
 }
 
-// OwnKernelMemory is the default of cells.reservedMemory where machines have a kernel of their own:
-// of Kip's image some 85 MiB are in use without a pod, of what the kernel counts as memory
-// (docs/performance.md).
-const OwnKernelMemory = "128Mi"
-
 func parse(name string, data []byte) (*Config, *decoder) {
 	d := &decoder{positions: positions{file: name, line: map[string]int{}}}
 	c := &Config{}
@@ -55,9 +50,6 @@ func parse(name string, data []byte) (*Config, *decoder) {
 		return c, d
 	}
 	d.value("", doc, reflect.ValueOf(c).Elem())
-	if c.Cloud.Local == nil && !d.has("cells.reservedMemory") {
-		c.Cells.ReservedMemory = resource.MustParse(OwnKernelMemory)
-	}
 	d.validate(c)
 	c.at = d.positions
 	return c, d
@@ -170,6 +162,9 @@ func (d *decoder) validate(c *Config) {
 	d.check(c.Kind == "serverConfig", "kind", c.Kind, "serverConfig")
 	d.cloud(c.Cloud)
 	d.etcd(c.Etcd)
+	if c.Cells.ReservedMemory.Format == "" { // the file does not say it; 0 has a format
+		c.Cells.ReservedMemory = c.Cloud.reservedMemory()
+	}
 	d.cells(&c.Cells)
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)

@@ -37,7 +37,7 @@ type Config struct {
 	DefaultArch string
 	// ReservedMemoryBytes is what a cell's kernel and agent need of the type's
 	// memory, besides the pod: cells.reservedMemory. 64 MiB is enough on the local
-	// cloud, where the kernel is the host's, 128 MiB elsewhere.
+	// cloud, where the kernel is the host's, and 128 MiB elsewhere.
 	ReservedMemoryBytes int64
 	// DefaultDiskBytes is the root disk's size where the type does not fix it
 	// and the pod does not say; 0 where it can be as large as a pod needs.

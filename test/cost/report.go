@@ -77,7 +77,7 @@ func report() (string, error) {
 	w.line("demand, AWS %s, prices of %s; the choice of types is Kip's own. `make cost-report` writes this page again. The pods", region, amd.asOf)
 	w.line("and the seed that they follow from are in `test/cost/workload.go`, the packing is in `test/cost/nodes.go`.\n")
 	w.line("- A cell has a disk of 8 GiB ($0.08 a GB and month), and no public address unless it is said. It sees 97 %% of the memory that its type")
-	w.line("  promises, and keeps 64 MiB for itself. CPU above a burstable type's baseline is paid for all the time that a pod runs.")
+	w.line("  promises, and keeps 128 MiB for itself. CPU above a burstable type's baseline is paid for all the time that a pod runs.")
 	w.line("- Fargate's prices are those of Linux in us-east-1, March 2026, for the smallest of its sizes that has as much as the pod asks for.")
 	w.line("  On EKS, Fargate adds 256 MiB to each pod, which may be the next size: that is left out, to its advantage.")
 	w.line("- A cluster's control plane, traffic, and people's time are left out everywhere.\n")
