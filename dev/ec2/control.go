@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -18,6 +19,8 @@ const ControlPath = "/_model/"
 // State is what a model tells of itself.
 type State struct {
 	Calls map[string]int // of each action
+	// Queued is how many messages are in the queue.
+	Queued int
 	// Refused are the calls of each action that the policies did not allow.
 	Refused map[string]int
 	// Unused are the statements that have allowed nothing yet, of each key.
@@ -45,9 +48,21 @@ type Capacity struct {
 
 // Interruption takes a spot instance back.
 type Interruption struct {
-	Instance string
+	Instance string        // the youngest spot instance when ""
 	Notice   time.Duration // how long before; EC2's two minutes when 0
+	// Untold are the ways by which nothing is said of it.
+	Untold []Way
 }
+
+// Way is one by which EC2 says that it takes an instance back.
+type Way string
+
+// The ways. What is sent by WayQueue has Kip ask for WayRequest.
+const (
+	WayQueue    Way = "queue"    // the event in the account's queue
+	WayMetadata Way = "metadata" // what the instance is told of itself
+	WayRequest  Way = "request"  // the status of the spot request
+)
 
 // Rebalance recommends to leave a spot instance.
 type Rebalance struct{ Instance string }
@@ -66,16 +81,46 @@ func (m *Model) Rebalance(r Rebalance) error {
 
 // Interrupt takes a spot instance back.
 func (m *Model) Interrupt(i Interruption) error {
+	for _, w := range i.Untold {
+		if !slices.Contains([]Way{WayQueue, WayMetadata, WayRequest}, w) {
+			return fmt.Errorf("the field Untold has %q: want %s, %s or %s", w, WayQueue, WayMetadata, WayRequest)
+		}
+	}
+	if i.Instance == "" {
+		var youngest sim.Instance
+		for _, one := range m.sim.Truth() {
+			if one.Spot && !one.Launched.Before(youngest.Launched) {
+				youngest = one
+			}
+		}
+		if i.Instance = youngest.ID; i.Instance == "" {
+			return errors.New("the field Instance is empty, and there is no spot instance")
+		}
+	}
+	m.mu.Lock()
+	m.untold[i.Instance] = i.Untold
+	m.mu.Unlock()
 	if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
 		return err
 	}
 	if err := m.sim.Interrupt(i.Instance); err != nil {
 		return err
 	}
+	if slices.Contains(i.Untold, WayQueue) {
+		return nil
+	}
 	return m.Send("aws.ec2", "EC2 Spot Instance Interruption Warning", Detail{
 		"instance-id":     i.Instance,
 		"instance-action": "terminate",
 	})
+}
+
+// announced are the notices of which something is said by a way.
+func (m *Model) announced(by Way) []cloud.Interruption {
+	all := m.sim.Announced()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(all, func(i cloud.Interruption) bool { return slices.Contains(m.untold[i.InstanceID], by) })
 }
 
 // atRisk is when it was recommended to leave an instance.
@@ -99,6 +144,7 @@ func (m *Model) State() State {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	s.Queued = len(m.queue.messages)
 	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.unallowed), m.hung
 	return s
 }

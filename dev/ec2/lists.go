@@ -246,7 +246,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 		return nil, err
 	}
 	ends := map[string]cloud.Interruption{}
-	for _, i := range m.sim.Announced() {
+	for _, i := range m.announced(WayRequest) {
 		ends[i.InstanceID] = i
 	}
 	var all []spotRequestXML

@@ -156,7 +156,7 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 	if i.Spot {
 		said["instance-life-cycle"] = "spot"
 	}
-	announced := m.sim.Announced()
+	announced := m.announced(WayMetadata)
 	if n := slices.IndexFunc(announced, func(a cloud.Interruption) bool { return a.InstanceID == i.ID }); n >= 0 {
 		at := announced[n].At.UTC().Format(time.RFC3339)
 		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)

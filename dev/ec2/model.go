@@ -132,6 +132,7 @@ type Model struct {
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
 	risks     map[string]time.Time // when it was recommended to leave an instance
+	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	queue     queue
 
 	maintenance map[string]Maintenance // by instance
@@ -166,6 +167,7 @@ func New(cfg Config) (*Model, error) {
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
 		risks:     map[string]time.Time{},
+		untold:    map[string][]Way{},
 		queue:     queue{news: make(chan struct{})},
 
 		maintenance: map[string]Maintenance{},

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/dev/progress"
@@ -209,7 +210,13 @@ func (r *run) hints() {
 	}
 	config := relative(r.stack.Cluster.AdminKubeconfig())
 	if ec2 := r.stack.EC2(); ec2 != "" {
-		fmt.Fprintf(r.Out, "EC2 is up:\n  %s describe-instances\n", ec2)
+		fmt.Fprintf(r.Out, `EC2 is up:
+  %s describe-instances
+A spot cell, and its notice in the queue %s, once it runs:
+  %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
+			` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
+  %s
+`, ec2, machines.Queue, kubectl, config, r.stack.SpotNotice())
 	}
 	fmt.Fprintf(r.Out, `Kip is up. In another terminal:
   %[1]s --kubeconfig %[2]s get nodes,pods,cells

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud/aws"
 )
@@ -70,11 +71,21 @@ func (s *Stack) EC2() string {
 		machines.Region)
 }
 
+// SpotNotice is a command that takes the youngest spot instance back, with EC2's notice; "" where
+// the stack has no EC2.
+func (s *Stack) SpotNotice() string {
+	if s.ec2 == nil {
+		return ""
+	}
+	return fmt.Sprintf("curl -d '{}' %s%sinterrupt", s.ec2.URL(), ec2.ControlPath)
+}
+
 // awsConfig is cloud.aws of provider.yaml.
 func (s *Stack) awsConfig() map[string]any {
 	return map[string]any{
 		"region": machines.Region, "vpcID": machines.VPC, "endpointURL": s.ec2.URL(),
-		"accessKeyID": machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
+		"interruptionQueue": machines.Queue,
+		"accessKeyID":       machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
 	}
 }
 

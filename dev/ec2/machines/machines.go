@@ -30,6 +30,8 @@ const (
 	VPC = "vpc-0123456789abcdef0"
 	// Image is the name of the only image.
 	Image = "kip-cell-local"
+	// Queue is the name of the queue that hears of interruptions.
+	Queue = "kip-interruptions"
 
 	zone   = Region + "a"
 	subnet = "subnet-0123456789abcdef0"
@@ -166,6 +168,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 			GiB:        imageGiB,
 		}},
 		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
+		Queue:    Queue,
 		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
 		Console:  e.console,
 		Disks:    e,
