@@ -74,6 +74,7 @@ var (
 	_ cloud.Interrupter = interrupter{}
 	_ cloud.Disks       = disks{}
 	_ cloud.DiskChecker = diskChecker{}
+	_ cloud.DiskGrower  = diskGrower{}
 	_ cloud.Checkup     = checkup{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
@@ -139,6 +140,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = diskChecker{c, f.DiskChecker}
+	}
+	if f.DiskGrower != nil {
+		f.DiskGrower = diskGrower{c, f.DiskGrower}
 	}
 	if f.Checkup != nil {
 		f.Checkup = checkup{c, f.Checkup}
@@ -381,6 +385,17 @@ type diskChecker struct {
 
 func (d diskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.c.one(ctx, cloud.CallCheckDisk, Timeout, func(ctx context.Context) error { return d.d.CheckDisk(ctx, id, zone) })
+}
+
+type diskGrower struct {
+	c *Calls
+	d cloud.DiskGrower
+}
+
+func (d diskGrower) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	return answered(ctx, d.c, cloud.CallGrowDisk, Timeout, func(ctx context.Context) (cloud.Disk, error) {
+		return d.d.GrowDisk(ctx, id, bytes)
+	})
 }
 
 type checkup struct {

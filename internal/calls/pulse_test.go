@@ -27,6 +27,7 @@ func (h hangs) Features() cloud.Features {
 		Interrupter: h,
 		Disks:       h,
 		DiskChecker: h,
+		DiskGrower:  h,
 		Parts:       h,
 		Tagger:      h,
 		Admitter:    h,
@@ -74,6 +75,9 @@ func (hangs) DeleteDisk(ctx context.Context, _ string) error                { re
 func (hangs) AttachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) DetachDisk(ctx context.Context, _, _ string) error             { return hang(ctx) }
 func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { return hang(ctx) }
+func (hangs) GrowDisk(ctx context.Context, _ string, _ int64) (cloud.Disk, error) {
+	return cloud.Disk{}, hang(ctx)
+}
 func (hangs) Impaired(ctx context.Context) ([]string, error)                { return nil, hang(ctx) }
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
@@ -100,6 +104,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallAttachDisk:  func(ctx context.Context) error { return f.Disks.AttachDisk(ctx, "d", "i-a") },
 		cloud.CallDetachDisk:  func(ctx context.Context) error { return f.Disks.DetachDisk(ctx, "d", "i-a") },
 		cloud.CallCheckDisk:   func(ctx context.Context) error { return f.DiskChecker.CheckDisk(ctx, "d", "a") },
+		cloud.CallGrowDisk:    func(ctx context.Context) error { _, err := f.DiskGrower.GrowDisk(ctx, "d", 1); return err },
 		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
 		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
 		cloud.CallInterruptions: func(ctx context.Context) error {

@@ -126,6 +126,7 @@ const (
 	CallAttachDisk  Call = "attachDisk"
 	CallDetachDisk  Call = "detachDisk"
 	CallCheckDisk   Call = "checkDisk"
+	CallGrowDisk    Call = "growDisk"
 	CallListParts   Call = "listParts"
 	CallDeleteParts Call = "deleteParts"
 	CallTag         Call = "tag"
@@ -162,6 +163,7 @@ type Features struct {
 	Interrupter Interrupter
 	Disks       Disks
 	DiskChecker DiskChecker
+	DiskGrower  DiskGrower
 	Console     Console
 	Parts       Parts
 	Tagger      Tagger

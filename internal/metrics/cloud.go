@@ -27,6 +27,7 @@ const (
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
 	callCheckDisk  = string(cloud.CallCheckDisk)
+	callGrowDisk   = string(cloud.CallGrowDisk)
 
 	callListParts   = string(cloud.CallListParts)
 	callDeleteParts = string(cloud.CallDeleteParts)
@@ -55,6 +56,7 @@ var (
 	_ cloud.Interrupter = measuredInterrupter{}
 	_ cloud.Disks       = measuredDisks{}
 	_ cloud.DiskChecker = measuredDiskChecker{}
+	_ cloud.DiskGrower  = measuredDiskGrower{}
 	_ cloud.Checkup     = measuredCheckup{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
@@ -78,6 +80,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.DiskChecker != nil {
 		f.DiskChecker = measuredDiskChecker{f.DiskChecker, c.m}
+	}
+	if f.DiskGrower != nil {
+		f.DiskGrower = measuredDiskGrower{f.DiskGrower, c.m}
 	}
 	if f.Checkup != nil {
 		f.Checkup = measuredCheckup{f.Checkup, c.m}
@@ -205,6 +210,19 @@ type measuredDiskChecker struct {
 
 func (d measuredDiskChecker) CheckDisk(ctx context.Context, id, zone string) error {
 	return d.m.measure(ctx, callCheckDisk, func() error { return d.checker.CheckDisk(ctx, id, zone) })
+}
+
+type measuredDiskGrower struct {
+	grower cloud.DiskGrower
+	m      *Metrics
+}
+
+func (d measuredDiskGrower) GrowDisk(ctx context.Context, id string, bytes int64) (disk cloud.Disk, err error) {
+	err = d.m.measure(ctx, callGrowDisk, func() error {
+		disk, err = d.grower.GrowDisk(ctx, id, bytes)
+		return err
+	})
+	return disk, err
 }
 
 type measuredCheckup struct {

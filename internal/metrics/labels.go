@@ -164,6 +164,7 @@ var (
 	labelCall = &label{name: "call", doc: "The kind of call.", values: []value{
 		{callCatalogue, ""}, {callLaunch, ""}, {callList, ""}, {callDescribe, ""}, {callTerminate, ""}, {callStop, ""}, {callStart, ""},
 		{callCreateDisk, ""}, {callDeleteDisk, ""}, {callListDisks, ""}, {callAttachDisk, ""}, {callDetachDisk, ""}, {callCheckDisk, ""},
+		{callGrowDisk, ""},
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 		{callInterruptions, "which instances the cloud takes back"}, {callImpaired, "which instances fail the cloud's own checks"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},

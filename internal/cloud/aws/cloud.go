@@ -114,6 +114,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallDeleteDisk:  mutate,
 			cloud.CallAttachDisk:  mutate,
 			cloud.CallDetachDisk:  mutate,
+			cloud.CallGrowDisk:    mutate,
 			cloud.CallListDisks:   describe,
 
 			cloud.CallInterruptions: describe,
@@ -131,6 +132,7 @@ func (c *Cloud) Features() cloud.Features {
 		Interrupter: c,
 		Disks:       c,
 		DiskChecker: c,
+		DiskGrower:  c,
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,

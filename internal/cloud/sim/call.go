@@ -27,6 +27,7 @@ const (
 	KindListDisks     = cloud.CallListDisks
 	KindAttachDisk    = cloud.CallAttachDisk
 	KindDetachDisk    = cloud.CallDetachDisk
+	KindGrowDisk      = cloud.CallGrowDisk
 	KindListParts     = cloud.CallListParts
 	KindDeleteParts   = cloud.CallDeleteParts
 	KindTag           = cloud.CallTag
@@ -38,8 +39,8 @@ const (
 func checkKind(field string, k Kind) error {
 	switch k {
 	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
-		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindListParts, KindDeleteParts, KindTag,
-		KindResolve, AnyKind:
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindGrowDisk, KindListParts, KindDeleteParts,
+		KindTag, KindResolve, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)

@@ -198,6 +198,7 @@ func (c *Cloud) Features() cloud.Features {
 		Stopper:     c,
 		Interrupter: c,
 		Disks:       c,
+		DiskGrower:  c,
 		Parts:       c,
 		Tagger:      c,
 	}

@@ -226,6 +226,7 @@ func EC2RateLimits() map[Kind]RateLimit {
 		KindDeleteDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindAttachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindDetachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindGrowDisk:   {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindListDisks:  {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindList:       {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindDescribe:   {Requests: Bucket{Capacity: 100, Refill: 20}},
