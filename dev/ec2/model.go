@@ -64,6 +64,8 @@ type Disks interface {
 	Attach(ctx context.Context, v Volume) error
 	// Detach takes it from the instance.
 	Detach(ctx context.Context, volume, instance string) error
+	// Grow gives it the size of v, if there is one.
+	Grow(ctx context.Context, v Volume) error
 	// Delete removes it, if there is one.
 	Delete(ctx context.Context, volume string) error
 }
@@ -250,6 +252,8 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DescribeVolumes":               m.describeVolumes,
 		"AttachVolume":                  m.attachVolume,
 		"DetachVolume":                  m.detachVolume,
+		"ModifyVolume":                  m.modifyVolume,
+		"DescribeVolumesModifications":  m.describeVolumesModifications,
 		"DescribeInstanceStatus":        m.describeInstanceStatus,
 		"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
 		"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,

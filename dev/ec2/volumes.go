@@ -39,6 +39,7 @@ type volume struct {
 	left     string
 	detached time.Time
 	fate     Fate
+	change   change
 }
 
 // Fate is what becomes of a volume that EC2 has accepted.
@@ -121,7 +122,7 @@ func (v *volume) leaving(now time.Time, step time.Duration) bool {
 func (v *volume) xml(now time.Time, step time.Duration) volumeXML {
 	x := volumeXML{
 		ID:        v.ID,
-		GiB:       v.GiB,
+		GiB:       v.shownGiB(now, step),
 		Zone:      v.Zone,
 		Status:    v.status(now, step),
 		Created:   wireTime(v.created),

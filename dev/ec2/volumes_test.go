@@ -5,6 +5,7 @@ import (
 	"errors"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -58,6 +59,10 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		t.Errorf("a token made %s and %s", taken, again)
 	}
 	const gone = "vol-0123456789abcdef0"
+	changed := c.volume()
+	if code, body := c.ask("ModifyVolume", "VolumeId="+changed, "Size=2"); code != "" || !strings.Contains(body, "<targetSize>2<") {
+		t.Fatal(code, body)
+	}
 	for what, tc := range map[string]struct {
 		action, want string
 		parameters   []string
@@ -81,6 +86,11 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		"detaching from another":      {"DetachVolume", "InvalidAttachment.NotFound", []string{"VolumeId=" + taken, "InstanceId=" + there}},
 		"tearing off": {"DetachVolume", "InvalidParameterValue",
 			[]string{"VolumeId=" + taken, "InstanceId=" + here, "Force=true"}},
+		"changing none":  {"ModifyVolume", "InvalidVolume.NotFound", []string{"VolumeId=" + gone, "Size=2"}},
+		"making smaller": {"ModifyVolume", "InvalidParameterValue", []string{"VolumeId=" + free, "Size=0"}},
+		"making huge":    {"ModifyVolume", "InvalidParameterValue", []string{"VolumeId=" + free, "Size=65537"}},
+		"changing twice": {"ModifyVolume", "VolumeModificationRateExceeded", []string{"VolumeId=" + changed, "Size=3"}},
+		"changing type":  {"ModifyVolume", "UnknownParameter", []string{"VolumeId=" + free, "VolumeType=io2"}},
 		"showing none":   {"DescribeVolumes", "InvalidVolume.NotFound", []string{"VolumeId.1=" + gone}},
 		"pages of names": {"DescribeVolumes", "InvalidParameterCombination", []string{"VolumeId.1=" + free, "MaxResults=5"}},
 	} {
@@ -92,7 +102,7 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 	if code, body := c.ask("TerminateInstances", "InstanceId.1="+here); code != "" {
 		t.Fatal(code, body)
 	}
-	if got := c.status(taken); got != "available" || len(c.model.Volumes()) != 2 {
+	if got := c.status(taken); got != "available" || len(c.model.Volumes()) != 3 {
 		t.Errorf("of an instance that has ended: %s, %+v", got, c.model.Volumes())
 	}
 }
@@ -163,6 +173,10 @@ func (d *disksBehind) Detach(_ context.Context, id, instance string) error {
 	return d.note("detach", id, instance)
 }
 
+func (d *disksBehind) Grow(_ context.Context, v Volume) error {
+	return d.note("grow", v.ID, strconv.Itoa(v.GiB))
+}
+
 func TestWhatStandsBehindAVolumeFollowsItsCalls(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	disks := &disksBehind{}
@@ -181,10 +195,15 @@ func TestWhatStandsBehindAVolumeFollowsItsCalls(t *testing.T) {
 	for _, action := range []string{"AttachVolume", "DetachVolume", "DetachVolume"} { // of which one has an effect
 		c.ask(action, attach[:map[string]int{"AttachVolume": 3, "DetachVolume": 2}[action]]...)
 	}
-	if code, body := c.ask("DeleteVolume", "VolumeId="+id); code != "" {
-		t.Error(code, body)
+	for _, action := range []string{"ModifyVolume", "DeleteVolume"} {
+		parameters := []string{"VolumeId=" + id, "Size=2"}[:map[string]int{"ModifyVolume": 2, "DeleteVolume": 1}[action]]
+		if code, body := c.ask(action, parameters...); code != "" {
+			t.Error(code, body)
+		}
 	}
-	want := []string{"attach " + id + " " + instance, "attach " + id + " " + instance, "detach " + id + " " + instance, "delete " + id}
+	want := []string{
+		"attach " + id + " " + instance, "attach " + id + " " + instance, "detach " + id + " " + instance, "grow " + id + " 2", "delete " + id,
+	}
 	if done := disks.all(); !slices.Equal(done, want) {
 		t.Errorf("behind: %q, want %q", done, want)
 	}

@@ -76,6 +76,7 @@ var (
 	_ cloud.Disks       = disks{}
 	_ cloud.DiskChecker = diskChecker{}
 	_ cloud.Router      = router{}
+	_ cloud.DiskGrower  = diskGrower{}
 	_ cloud.Checkup     = checkup{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
@@ -144,6 +145,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Router != nil {
 		f.Router = router{c, f.Router}
+	}
+	if f.DiskGrower != nil {
+		f.DiskGrower = diskGrower{c, f.DiskGrower}
 	}
 	if f.Checkup != nil {
 		f.Checkup = checkup{c, f.Checkup}
@@ -399,6 +403,17 @@ func (r router) Route(ctx context.Context, instance string, to []netip.Prefix) e
 
 func (r router) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
 	return r.c.one(ctx, cloud.CallUnroute, Timeout, func(ctx context.Context) error { return r.r.Unroute(ctx, instance, to) })
+}
+
+type diskGrower struct {
+	c *Calls
+	d cloud.DiskGrower
+}
+
+func (d diskGrower) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	return answered(ctx, d.c, cloud.CallGrowDisk, Timeout, func(ctx context.Context) (cloud.Disk, error) {
+		return d.d.GrowDisk(ctx, id, bytes)
+	})
 }
 
 type checkup struct {

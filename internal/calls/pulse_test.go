@@ -29,6 +29,7 @@ func (h hangs) Features() cloud.Features {
 		Disks:       h,
 		DiskChecker: h,
 		Router:      h,
+		DiskGrower:  h,
 		Parts:       h,
 		Tagger:      h,
 		Admitter:    h,
@@ -78,6 +79,9 @@ func (hangs) DetachDisk(ctx context.Context, _, _ string) error             { re
 func (hangs) Route(ctx context.Context, _ string, _ []netip.Prefix) error   { return hang(ctx) }
 func (hangs) Unroute(ctx context.Context, _ string, _ []netip.Prefix) error { return hang(ctx) }
 func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { return hang(ctx) }
+func (hangs) GrowDisk(ctx context.Context, _ string, _ int64) (cloud.Disk, error) {
+	return cloud.Disk{}, hang(ctx)
+}
 func (hangs) Impaired(ctx context.Context) ([]string, error)                { return nil, hang(ctx) }
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
@@ -106,6 +110,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallCheckDisk:   func(ctx context.Context) error { return f.DiskChecker.CheckDisk(ctx, "d", "a") },
 		cloud.CallRoute:       func(ctx context.Context) error { return f.Router.Route(ctx, "i-a", nil) },
 		cloud.CallUnroute:     func(ctx context.Context) error { return f.Router.Unroute(ctx, "i-a", nil) },
+		cloud.CallGrowDisk:    func(ctx context.Context) error { _, err := f.DiskGrower.GrowDisk(ctx, "d", 1); return err },
 		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
 		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
 		cloud.CallInterruptions: func(ctx context.Context) error {

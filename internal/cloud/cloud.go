@@ -128,6 +128,7 @@ const (
 	CallCheckDisk   Call = "checkDisk"
 	CallRoute       Call = "route"
 	CallUnroute     Call = "unroute"
+	CallGrowDisk    Call = "growDisk"
 	CallListParts   Call = "listParts"
 	CallDeleteParts Call = "deleteParts"
 	CallTag         Call = "tag"
@@ -165,6 +166,7 @@ type Features struct {
 	Disks       Disks
 	DiskChecker DiskChecker
 	Router      Router
+	DiskGrower  DiskGrower
 	Console     Console
 	Parts       Parts
 	Tagger      Tagger

@@ -54,6 +54,18 @@ type DiskChecker interface {
 	CheckDisk(ctx context.Context, id, zone string) error
 }
 
+// DiskGrower is a cloud that can make a disk larger, also while an instance has it.
+type DiskGrower interface {
+	// GrowDisk gives a disk at least so many bytes, and returns it as it then is: the cloud may
+	// round up. It returns when an instance that has the disk can see them. It is idempotent: a
+	// disk that is as large is left as it is. What is on the disk stays, and no file system grows.
+	//
+	// ErrNotFound for a disk that is not there; ErrRefused for a size that no disk of its kind can
+	// have; ErrNotYet while the cloud changes no size of this disk, with RetryAfter where it is
+	// known for how long.
+	GrowDisk(ctx context.Context, id string, bytes int64) (Disk, error)
+}
+
 // DiskRequest says what disk to make.
 type DiskRequest struct {
 	// Token makes the call idempotent; as in LaunchRequest.

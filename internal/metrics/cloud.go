@@ -28,6 +28,7 @@ const (
 	callAttachDisk = string(cloud.CallAttachDisk)
 	callDetachDisk = string(cloud.CallDetachDisk)
 	callCheckDisk  = string(cloud.CallCheckDisk)
+	callGrowDisk   = string(cloud.CallGrowDisk)
 
 	callRoute   = string(cloud.CallRoute)
 	callUnroute = string(cloud.CallUnroute)
@@ -60,6 +61,7 @@ var (
 	_ cloud.Disks       = measuredDisks{}
 	_ cloud.DiskChecker = measuredDiskChecker{}
 	_ cloud.Router      = measuredRouter{}
+	_ cloud.DiskGrower  = measuredDiskGrower{}
 	_ cloud.Checkup     = measuredCheckup{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
@@ -86,6 +88,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Router != nil {
 		f.Router = measuredRouter{f.Router, c.m}
+	}
+	if f.DiskGrower != nil {
+		f.DiskGrower = measuredDiskGrower{f.DiskGrower, c.m}
 	}
 	if f.Checkup != nil {
 		f.Checkup = measuredCheckup{f.Checkup, c.m}
@@ -226,6 +231,19 @@ func (r measuredRouter) Route(ctx context.Context, instance string, to []netip.P
 
 func (r measuredRouter) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
 	return r.m.measure(ctx, callUnroute, func() error { return r.router.Unroute(ctx, instance, to) })
+}
+
+type measuredDiskGrower struct {
+	grower cloud.DiskGrower
+	m      *Metrics
+}
+
+func (d measuredDiskGrower) GrowDisk(ctx context.Context, id string, bytes int64) (disk cloud.Disk, err error) {
+	err = d.m.measure(ctx, callGrowDisk, func() error {
+		disk, err = d.grower.GrowDisk(ctx, id, bytes)
+		return err
+	})
+	return disk, err
 }
 
 type measuredCheckup struct {

@@ -667,6 +667,7 @@ func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
 		"parts":       {Parts: struct{ cloud.Parts }{}},
 		"checkup":     {Checkup: struct{ cloud.Checkup }{}},
 		"checker":     {DiskChecker: struct{ cloud.DiskChecker }{}},
+		"grower":      {DiskGrower: brokenDisks{testCloud: c}},
 	} {
 		c.features = features
 		got := f.Cloud(c).Features()
@@ -715,26 +716,33 @@ func (d brokenDisks) ListDisks(context.Context, string) ([]cloud.Disk, error) {
 func (d brokenDisks) AttachDisk(context.Context, string, string) error { return d.err }
 func (d brokenDisks) DetachDisk(context.Context, string, string) error { return d.err }
 
+func (d brokenDisks) GrowDisk(context.Context, string, int64) (cloud.Disk, error) {
+	return cloud.Disk{ID: "grown"}, d.err
+}
+
 func TestCallsAboutDisksAreMeasured(t *testing.T) {
 	f := newFixture(t, nil)
 	for class, err := range map[string]error{
 		errorNone: nil, errorInUse: &cloud.InUseError{Disk: "d", Instance: "i"}, errorNotFound: cloud.ErrNotFound,
 	} {
-		d := f.Cloud(&testCloud{features: cloud.Features{Disks: brokenDisks{&testCloud{}, err}}}).Features().Disks
+		broken := brokenDisks{&testCloud{}, err}
+		features := f.Cloud(&testCloud{features: cloud.Features{Disks: broken, DiskGrower: broken}}).Features()
+		d := features.Disks
 		disk, got := d.CreateDisk(t.Context(), cloud.DiskRequest{})
 		list, listed := d.ListDisks(t.Context(), "me")
-		for _, e := range []error{got, listed, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"),
+		grown, grew := features.DiskGrower.GrowDisk(t.Context(), "d", 1)
+		for _, e := range []error{got, listed, grew, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"),
 			d.DetachDisk(t.Context(), "d", "i")} {
 			if !errors.Is(e, err) {
 				t.Errorf("%s: passed on as %v", class, e)
 			}
 		}
-		if disk.ID != "made" || len(list) != 1 || list[0].ID != "listed" {
-			t.Errorf("%s: passed on %v and %v", class, disk, list)
+		if disk.ID != "made" || grown.ID != "grown" || len(list) != 1 || list[0].ID != "listed" {
+			t.Errorf("%s: passed on %v, %v and %v", class, disk, list, grown)
 		}
 	}
 	want := map[string]string{}
-	for _, call := range []string{callCreateDisk, callDeleteDisk, callListDisks, callAttachDisk, callDetachDisk} {
+	for _, call := range []string{callCreateDisk, callDeleteDisk, callListDisks, callAttachDisk, callDetachDisk, callGrowDisk} {
 		for _, class := range []string{errorNone, errorInUse, errorNotFound} {
 			want["call="+call+",error="+class] = "1 0"
 		}

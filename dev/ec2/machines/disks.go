@@ -2,6 +2,7 @@ package machines
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/elotl/kip/dev/ec2"
@@ -30,6 +31,15 @@ func (e *EC2) Attach(ctx context.Context, v ec2.Volume) error {
 // Detach implements ec2.Disks.
 func (e *EC2) Detach(ctx context.Context, volume, instance string) error {
 	return e.machines.DetachDisk(ctx, volume, e.machineOf(instance))
+}
+
+// Grow implements ec2.Disks. A volume that no machine has had yet has no disk.
+func (e *EC2) Grow(ctx context.Context, v ec2.Volume) error {
+	_, err := e.machines.GrowDisk(ctx, v.ID, int64(v.GiB)*gib)
+	if errors.Is(err, cloud.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 // Delete implements ec2.Disks.

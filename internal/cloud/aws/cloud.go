@@ -116,6 +116,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallDeleteDisk:  mutate,
 			cloud.CallAttachDisk:  mutate,
 			cloud.CallDetachDisk:  mutate,
+			cloud.CallGrowDisk:    mutate,
 			cloud.CallListDisks:   describe,
 
 			cloud.CallInterruptions: describe,
@@ -134,6 +135,7 @@ func (c *Cloud) Features() cloud.Features {
 		Disks:       c,
 		DiskChecker: c,
 		Router:      c,
+		DiskGrower:  c,
 		Console:     c,
 		Parts:       c,
 		Tagger:      c,

@@ -73,6 +73,7 @@ func Run(t *testing.T, s Subject) {
 		{"stops and starts", stopsAndStarts},
 		{"makes a disk once for a token, and removes it", makesDisks},
 		{"gives a disk to one instance at a time", attachesDisks},
+		{"grows a disk that an instance has", growsDisks},
 		{"frees the disks of an instance that ends", freesDisks},
 		{"leads other networks to one instance at a time", leadsNetworks},
 		{"watches for interruptions until the context ends", watchesInterruptions},

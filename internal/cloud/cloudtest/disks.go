@@ -150,6 +150,43 @@ func attachesDisks(t *trial) {
 	t.removeDisks(d, got)
 }
 
+func growsDisks(t *trial) {
+	d, g := t.disks(), t.cloud.Features().DiskGrower
+	if g == nil {
+		t.Skip("this cloud grows no disks")
+	}
+	got := t.launch(t.request(Owners[0], 1))
+	t.eventuallyRunning(Owners[0], ids(got))
+	r := t.diskRequest(Owners[0])
+	disk := t.createDisk(d, r)
+	if err := d.AttachDisk(t.Context(), disk.ID, got[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	const larger = 3<<30 - 100
+	for _, size := range []int64{larger, larger, 1 << 30} { // nothing of what is there already
+		grown, err := g.GrowDisk(t.Context(), disk.ID, size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if grown.ID != disk.ID || grown.SizeBytes < larger || grown.SizeBytes > 3<<30 || grown.Instance != got[0].ID {
+			t.Errorf("grown to %d: %+v", size, grown)
+		}
+	}
+	if list := t.listDisks(d, Owners[0]); len(list) != 1 || list[0].SizeBytes < larger {
+		t.Errorf("listed %+v: want one disk of %d bytes", list, larger)
+	}
+	if again := t.createDisk(d, r); again.ID != disk.ID || again.SizeBytes < larger {
+		t.Errorf("the token of a disk that has grown made %+v: want %s", again, disk.ID)
+	}
+	if grown, err := g.GrowDisk(t.Context(), disk.ID, 1<<62); !errors.Is(err, cloud.ErrRefused) {
+		t.Errorf("grown without end: %+v, %v: want ErrRefused", grown, err)
+	}
+	if grown, err := g.GrowDisk(t.Context(), "disk-0123456789abcdef", larger); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("grown an unknown disk: %+v, %v: want ErrNotFound", grown, err)
+	}
+	t.removeDisks(d, got)
+}
+
 func freesDisks(t *trial) {
 	d := t.disks()
 	got := t.launch(t.request(Owners[0], 2))

@@ -19,6 +19,7 @@ var (
 	_ cloud.Stopper     = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
+	_ cloud.DiskGrower  = (*Cloud)(nil)
 	_ cloud.Console     = (*Cloud)(nil)
 )
 
@@ -225,6 +226,7 @@ func (c *Cloud) Features() cloud.Features {
 		Stopper:     c,
 		Interrupter: c,
 		Disks:       c,
+		DiskGrower:  c,
 		Console:     c,
 	}
 }

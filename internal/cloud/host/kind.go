@@ -40,6 +40,10 @@ type Kind interface {
 	AttachDisk(ctx context.Context, p Process, d Disk) error
 	DetachDisk(ctx context.Context, p Process, d Disk) error
 
+	// GrowDisk lets a machine that has a disk see how many bytes its file has now. It
+	// is idempotent; a machine that is gone sees nothing.
+	GrowDisk(ctx context.Context, p Process, d Disk, bytes int64) error
+
 	// Traces are the IDs of machines of which something is on the host besides
 	// their folders. Other names may be among them.
 	Traces() []string

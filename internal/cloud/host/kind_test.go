@@ -3,12 +3,14 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -78,6 +80,14 @@ func (s *sleepers) DetachDisk(_ context.Context, _ Process, d Disk) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.disks, d.ID)
+	return nil
+}
+
+func (s *sleepers) GrowDisk(_ context.Context, p Process, d Disk, bytes int64) error {
+	if has, err := os.Stat(d.File); err != nil || has.Size() != bytes || p.PID == 0 {
+		return fmt.Errorf("a disk of %d bytes is shown to process %d: %v, %w", bytes, p.PID, has, err)
+	}
+	s.call("grow")
 	return nil
 }
 
@@ -176,6 +186,10 @@ func TestAnyKindOfMachineIsKeptByItsRecord(t *testing.T) {
 	}
 	if err := c.AttachDisk(t.Context(), disk.ID, id); err != nil || !kind.disks[disk.ID] {
 		t.Errorf("attached: %v, %v", kind.disks, err)
+	}
+
+	if grown, err := c.GrowDisk(t.Context(), disk.ID, 1000); err != nil || grown.SizeBytes != 1024 || !slices.Contains(kind.calls, "grow") {
+		t.Errorf("grown: %+v, %v, after %v", grown, err, kind.calls)
 	}
 
 	// The next process finds the same machine.

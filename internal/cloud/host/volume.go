@@ -157,7 +157,7 @@ func (c *Cloud) CreateDiskAs(ctx context.Context, id string, r cloud.DiskRequest
 	}
 	rec := diskRecord{Token: r.Token, Disk: cloud.Disk{
 		ID:        id,
-		SizeBytes: (r.SizeBytes + 511) / 512 * 512,
+		SizeBytes: sectors(r.SizeBytes),
 		Zone:      r.Zone,
 		Tags:      maps.Clone(r.Tags),
 	}}
@@ -180,6 +180,9 @@ func (c *Cloud) CreateDiskAs(ctx context.Context, id string, r cloud.DiskRequest
 	c.cfg.Reached("disk recorded")
 	return rec.Disk, nil
 }
+
+// sectors are bytes rounded up to the least that a device can have, of 512.
+func sectors(bytes int64) int64 { return (bytes + 511) / 512 * 512 }
 
 func (c *Cloud) hasZone(zone string) bool {
 	for _, t := range c.cfg.Catalogue {
@@ -318,6 +321,68 @@ func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 	}
 	c.cfg.Reached("disk detached")
 	return nil
+}
+
+// mostBytes is the largest file of ext4 with blocks of 4 KiB, 16 TiB (kernel.org, "ext4 Data
+// Structures and Algorithms", "Blocks").
+const mostBytes = 16 << 40
+
+// GrowDisk makes the file longer, then has the machine see that. The record is last: until then a
+// disk is as it was to whoever asks, and is grown again.
+func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	if err := ctx.Err(); err != nil {
+		return cloud.Disk{}, err
+	}
+	rec, err := c.cfg.readDisk(id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w: there is no such disk", id, cloud.ErrNotFound)
+	case err != nil:
+		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w", id, err)
+	case bytes > mostBytes:
+		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w: size is %d bytes: want at most %d", id, cloud.ErrRefused, bytes, int64(mostBytes))
+	case bytes <= rec.Disk.SizeBytes:
+		return rec.Disk, nil
+	}
+	d := c.cfg.Disk(id)
+	if err := lengthen(d.File, sectors(bytes)); err != nil {
+		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
+	}
+	c.cfg.Reached("disk file grown")
+	c.mu.Lock()
+	m := c.machines[rec.Disk.Instance]
+	var init Process
+	if m != nil && m.process != nil {
+		init = m.rec.Process
+	}
+	c.mu.Unlock()
+	if init.PID != 0 {
+		if err := c.kind.GrowDisk(ctx, init, d, sectors(bytes)); err != nil {
+			return cloud.Disk{}, fmt.Errorf("grow disk %s of %s to %d bytes: %w", id, rec.Disk.Instance, bytes, err)
+		}
+	}
+	rec.Disk.SizeBytes = sectors(bytes)
+	if err := rec.write(c.cfg); err != nil {
+		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
+	}
+	c.cfg.Reached("disk grown")
+	return rec.Disk, nil
+}
+
+// lengthen gives a file so many bytes. An interrupted try may have given it more, of which
+// somebody knows already.
+func lengthen(path string, bytes int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	has, err := f.Stat()
+	if err == nil && has.Size() < bytes {
+		err = f.Truncate(bytes)
+	}
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // freeDisks takes its disks from a machine of which nothing runs any more.

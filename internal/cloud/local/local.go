@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -153,6 +156,25 @@ func (k *kind) DetachDisk(ctx context.Context, p host.Process, d host.Disk) erro
 	k.cfg.Reached("disk unlooped")
 	if err := hideDevice(p, d.ID); err != nil {
 		return fmt.Errorf("remove its device: %w", err)
+	}
+	return nil
+}
+
+// GrowDisk has the loop device, and one of a block volume upon it, look at the file's size.
+func (k *kind) GrowDisk(_ context.Context, _ host.Process, d host.Disk, _ int64) error {
+	loops, err := loopsOfDisk(d)
+	if err != nil {
+		return err
+	}
+	for _, l := range slices.Backward(loops) { // the nested ones last: their file is the other's device
+		_, loop, err := openLoop(l.n, filepath.Dir(d.File), os.O_RDWR)
+		if err != nil {
+			return err
+		}
+		err = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_CAPACITY, 0)
+		if err := errors.Join(err, loop.Close()); err != nil {
+			return fmt.Errorf("have loop%d read the size of its file: %w", l.n, err)
+		}
 	}
 	return nil
 }

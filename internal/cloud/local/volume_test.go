@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -273,5 +274,31 @@ func TestDisksOfAMachineThatVanishedAreFreedAtTheNextStart(t *testing.T) {
 	c = open(t, cfg)
 	if has := holderOf(t, c, id); has != "" {
 		t.Errorf("%s, which is gone, has the disk", has)
+	}
+}
+
+func TestADiskGrowsInTheMachineThatHasIt(t *testing.T) {
+	limited(t)
+	cfg := testHost(t)
+	c := open(t, cfg)
+	m := launch(t, c, request("a"))
+	id := newDisk(t, c, "disk")
+	if err := c.AttachDisk(t.Context(), id, m.ID); err != nil {
+		t.Fatal(err)
+	}
+	grown, err := c.GrowDisk(t.Context(), id, 96<<20)
+	if err != nil || grown.SizeBytes != 96<<20 || grown.Instance != m.ID {
+		t.Errorf("grown: %+v, %v", grown, err)
+	}
+	n, err := loop(cfg.Disk(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/size", n))
+	if got := strings.TrimSpace(string(size)); err != nil || got != fmt.Sprint(96<<20/512) {
+		t.Errorf("the device has %s sectors of 512 bytes (%v): want %d", got, err, 96<<20/512)
+	}
+	if err := c.DetachDisk(t.Context(), id, m.ID); err != nil {
+		t.Error(err)
 	}
 }

@@ -66,6 +66,22 @@ func (k *kind) DetachDisk(ctx context.Context, p host.Process, d host.Disk) erro
 	return err
 }
 
+// GrowDisk has the machine's disk tell its system of its size. One that is not plugged in has
+// nobody to tell.
+func (k *kind) GrowDisk(ctx context.Context, p host.Process, d host.Disk, bytes int64) error {
+	err := withMonitor(ctx, p, func(m *vm.Monitor) error {
+		node, _, err := plugged(ctx, m, d.ID)
+		if err != nil || !node {
+			return err
+		}
+		return m.Do(ctx, "block_resize", map[string]any{"node-name": d.ID, "size": bytes}, nil)
+	})
+	if errors.Is(err, host.ErrGone) {
+		return nil
+	}
+	return err
+}
+
 // repeat takes steps, by what QEMU has of a disk, until that is done. What QEMU refuses is
 // tried again for a while: a device goes on using its disk for a moment after it is gone.
 func (k *kind) repeat(ctx context.Context, m *vm.Monitor, id string, step func(node, device bool) (done bool, err error)) error {

@@ -29,12 +29,19 @@ const (
 	pathListDisks     = "/v1/disks/list"
 	pathAttachDisk    = "/v1/disks/attach"
 	pathDetachDisk    = "/v1/disks/detach"
+	pathGrowDisk      = "/v1/disks/grow"
 )
 
 // diskOf names a disk and an instance.
 type diskOf struct {
 	Disk     string `json:"disk"`
 	Instance string `json:"instance"`
+}
+
+// sizeOf names a disk and its size.
+type sizeOf struct {
+	Disk  string `json:"disk"`
+	Bytes int64  `json:"bytes"`
 }
 
 // failure is an error with what a caller decides on.
@@ -144,6 +151,9 @@ func Handler(c cloud.Cloud) http.Handler {
 			return struct{}{}, d.DetachDisk(ctx, of.Disk, of.Instance)
 		})
 	}
+	if g := c.Features().DiskGrower; g != nil {
+		serve(mux, pathGrowDisk, func(ctx context.Context, of sizeOf) (cloud.Disk, error) { return g.GrowDisk(ctx, of.Disk, of.Bytes) })
+	}
 	if source := c.Features().Interrupter; source != nil {
 		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
 			out := json.NewEncoder(w)
@@ -186,6 +196,7 @@ var (
 	_ cloud.Cloud       = (*Cloud)(nil)
 	_ cloud.Interrupter = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
+	_ cloud.DiskGrower  = (*Cloud)(nil)
 )
 
 // Dial returns the cloud that is served on a unix socket. It connects when it is
@@ -215,7 +226,9 @@ func (c *Cloud) Traits() cloud.Traits {
 }
 
 // Features are those that cross the socket: what is behind it must have them.
-func (c *Cloud) Features() cloud.Features { return cloud.Features{Interrupter: c, Disks: c} }
+func (c *Cloud) Features() cloud.Features {
+	return cloud.Features{Interrupter: c, Disks: c, DiskGrower: c}
+}
 
 // Launch is as in cloud.Cloud.
 func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
@@ -295,6 +308,11 @@ func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
 func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 	_, err := ask[struct{}](ctx, c, pathDetachDisk, diskOf{id, instance})
 	return err
+}
+
+// GrowDisk is as in cloud.DiskGrower.
+func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	return ask[cloud.Disk](ctx, c, pathGrowDisk, sizeOf{id, bytes})
 }
 
 func ask[Out any](ctx context.Context, c *Cloud, path string, in any) (out Out, err error) {

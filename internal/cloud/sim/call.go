@@ -29,6 +29,7 @@ const (
 	KindDetachDisk    = cloud.CallDetachDisk
 	KindRoute         = cloud.CallRoute
 	KindUnroute       = cloud.CallUnroute
+	KindGrowDisk      = cloud.CallGrowDisk
 	KindListParts     = cloud.CallListParts
 	KindDeleteParts   = cloud.CallDeleteParts
 	KindTag           = cloud.CallTag
@@ -40,8 +41,8 @@ const (
 func checkKind(field string, k Kind) error {
 	switch k {
 	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
-		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindRoute, KindUnroute, KindListParts,
-		KindDeleteParts, KindTag, KindResolve, AnyKind:
+		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindGrowDisk, KindRoute, KindUnroute,
+		KindListParts, KindDeleteParts, KindTag, KindResolve, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)

@@ -201,6 +201,7 @@ func (c *Cloud) Features() cloud.Features {
 		Interrupter: c,
 		Disks:       c,
 		Router:      c,
+		DiskGrower:  c,
 		Parts:       c,
 		Tagger:      c,
 	}

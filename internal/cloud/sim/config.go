@@ -228,6 +228,7 @@ func EC2RateLimits() map[Kind]RateLimit {
 		KindDetachDisk: {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindRoute:      {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindUnroute:    {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindGrowDisk:   {Requests: Bucket{Capacity: 50, Refill: 5}},
 		KindListDisks:  {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindList:       {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindDescribe:   {Requests: Bucket{Capacity: 100, Refill: 20}},

@@ -14,6 +14,7 @@ import (
 type disk struct {
 	cloud.Disk
 	token string
+	asked int64 // the size that the token stands for
 }
 
 func (d *disk) public() cloud.Disk {
@@ -41,14 +42,14 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 			if d.token != r.Token {
 				continue
 			}
-			if d.SizeBytes != r.SizeBytes || d.Zone != r.Zone {
+			if d.asked != r.SizeBytes || d.Zone != r.Zone {
 				return fmt.Errorf("%w: IdempotentParameterMismatch: token %q has made %s", cloud.ErrRefused, r.Token, d.ID)
 			}
 			made = d.public()
 			return nil
 		}
 		c.disksMade++
-		d := &disk{token: r.Token, Disk: cloud.Disk{
+		d := &disk{token: r.Token, asked: r.SizeBytes, Disk: cloud.Disk{
 			ID:        fmt.Sprintf("vol-%017x", c.rand("disk", r.Token, c.disksMade).Uint64()),
 			SizeBytes: r.SizeBytes,
 			Zone:      r.Zone,
@@ -165,6 +166,30 @@ func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 	}
 	return nil
 }
+
+// GrowDisk implements cloud.DiskGrower.
+func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (grown cloud.Disk, err error) {
+	err = c.do(ctx, Call{Kind: KindGrowDisk, IDs: []string{id}}, func(time.Time) error {
+		d := c.findDisk(id)
+		switch {
+		case d == nil:
+			return fmt.Errorf("%w: InvalidVolume.NotFound: there is no disk %s", cloud.ErrNotFound, id)
+		case bytes > mostBytes:
+			return fmt.Errorf("%w: size is %d bytes: want at most %d", cloud.ErrRefused, bytes, int64(mostBytes))
+		}
+		d.SizeBytes = max(d.SizeBytes, bytes)
+		grown = d.public()
+		return nil
+	})
+	if err != nil {
+		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w", id, err)
+	}
+	return grown, nil
+}
+
+// mostBytes is the size of the largest disk: 64 TiB, that of EC2's gp3 (EBS User Guide, "General
+// Purpose SSD volumes").
+const mostBytes = 64 << 40
 
 // freeDisks takes the disks from a machine that has ended.
 func (c *Cloud) freeDisks(instance string) {

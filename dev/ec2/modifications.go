@@ -1,0 +1,156 @@
+package ec2
+
+import (
+	"context"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// change is the last one of a volume's size.
+type change struct {
+	from  int // GiB; 0 for a volume that was never changed
+	began time.Time
+}
+
+// betweenChanges is how long a volume cannot be changed after a change (EC2 API reference,
+// "ModifyVolume").
+const betweenChanges = 6 * time.Hour
+
+type modificationXML struct {
+	Volume   string `xml:"volumeId"`
+	Status   string `xml:"modificationState"`
+	Target   int    `xml:"targetSize"`
+	Original int    `xml:"originalSize"`
+	Progress int    `xml:"progress"`
+	Start    string `xml:"startTime"`
+}
+
+// changing is the state of the volume's change. EC2 may take a day to optimize, the model a step.
+func (v *volume) changing(now time.Time, step time.Duration) string {
+	switch {
+	case now.Before(v.change.began.Add(step)):
+		return "modifying"
+	case now.Before(v.change.began.Add(2 * step)):
+		return "optimizing"
+	}
+	return "completed"
+}
+
+// shownGiB is the size that descriptions show: the new one once it has taken effect.
+func (v *volume) shownGiB(now time.Time, step time.Duration) int {
+	if v.change.from > 0 && v.changing(now, step) == "modifying" {
+		return v.change.from
+	}
+	return v.GiB
+}
+
+func (v *volume) modification(now time.Time, step time.Duration) modificationXML {
+	x := modificationXML{
+		Volume:   v.ID,
+		Status:   v.changing(now, step),
+		Target:   v.GiB,
+		Original: v.change.from,
+		Start:    wireTime(v.change.began),
+	}
+	if x.Status == "completed" {
+		x.Progress = 100
+	}
+	return x
+}
+
+// AgeChanges lets the changes that there were have been made earlier by d.
+func (m *Model) AgeChanges(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.volumes {
+		v.change.began = v.change.began.Add(-d)
+	}
+}
+
+func (m *Model) modifyVolume(r *request) (any, error) {
+	id, size := r.named(), r.number("Size")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.mayTouchVolume(r, id); err != nil {
+		return nil, err
+	}
+	var made Volume
+	var answer modificationXML
+	err := m.touch(r, sim.KindGrowDisk, func(now time.Time, _ map[string]sim.Instance) error {
+		v, err := m.volumeOf(id, now)
+		if err != nil {
+			return err
+		}
+		if err := v.changeable(size, now, m.cfg.VolumeStep); err != nil {
+			return err
+		}
+		v.change, v.GiB = change{from: v.GiB, began: now}, size
+		made, answer = v.Volume, v.modification(now, m.cfg.VolumeStep)
+		return nil
+	})
+	if failed := m.behind(r, made.ID != "", func(ctx context.Context, d Disks) error { return d.Grow(ctx, made) }); failed != nil {
+		return nil, failed
+	}
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		RequestID string          `xml:"requestId"`
+		Made      modificationXML `xml:"volumeModification"`
+	}{requestID, answer}, nil
+}
+
+// changeable refuses a change of the size as EC2 does. It is called with mu held.
+func (v *volume) changeable(size int, now time.Time, step time.Duration) error {
+	switch status := v.status(now, step); {
+	case status != "available" && status != "in-use":
+		return bad("IncorrectState", "The volume '%s' is in the '%s' state", v.ID, status)
+	case size < v.GiB:
+		return bad("InvalidParameterValue", "New size cannot be smaller than existing size")
+	case size > mostGiB[v.Kind]:
+		return bad("InvalidParameterValue", "Volume of %dGiB is too large for volume type %s; maximum is %dGiB", size, v.Kind, mostGiB[v.Kind])
+	case v.change.from == 0:
+		return nil
+	}
+	if state := v.changing(now, step); state != "completed" {
+		return bad("IncorrectModificationState", "Cannot modify volume %s, currently in state %s", v.ID, state)
+	}
+	if now.Before(v.change.began.Add(betweenChanges)) {
+		return bad("VolumeModificationRateExceeded",
+			"You've reached the maximum modification rate per volume limit. Wait at least 6 hours between modifications per EBS volume.")
+	}
+	return nil
+}
+
+func (m *Model) describeVolumesModifications(r *request) (any, error) {
+	wanted := r.filters("volume-id", "modification-state")
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.may(r, "ec2:DescribeVolumesModifications", "*", nil); err != nil {
+		return nil, err
+	}
+	var all []modificationXML
+	err := m.touch(r, sim.KindListDisks, func(now time.Time, _ map[string]sim.Instance) error {
+		for _, v := range m.volumes {
+			if v.change.from == 0 || !v.shows(now, m.cfg.VolumeStep) {
+				continue
+			}
+			x := v.modification(now, m.cfg.VolumeStep)
+			if wanted.match(func(name string) []string {
+				return map[string][]string{"volume-id": {x.Volume}, "modification-state": {x.Status}}[name]
+			}) {
+				all = append(all, x)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return paged(r, "volumeModificationSet", m.cfg.PageSize, all, func(x modificationXML) string { return x.Volume }), nil
+}
