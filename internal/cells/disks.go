@@ -146,13 +146,16 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 	case ctx.Err() != nil, !errors.As(err, &failed):
 		return 0, err
 	case errors.As(err, &inUse):
+		atMost := ""
 		if c.letsGoOf(inUse.Instance) {
 			e.refused = time.Time{}
 		} else if c.noDisk(e, failed, heldTimeout) {
 			return diskPoll, nil
+		} else {
+			atMost = fmt.Sprintf(", for %s at most: then its cell is ended, and the pod gets another after a pause", heldTimeout)
 		}
 		c.tellDisk(ctx, e, events.VolumeInUse,
-			fmt.Sprintf("Volume %s waits until %s no longer has it", failed.disk.Volume, c.userOf(inUse.Instance)))
+			fmt.Sprintf("Volume %s waits until %s no longer has it%s", failed.disk.Volume, c.userOf(inUse.Instance), atMost))
 		return c.nextDiskPoll(e), nil
 	case !cloud.Refused(failed.err):
 		e.refused = time.Time{}

@@ -273,6 +273,20 @@ func TestACellThatTheCloudGivesNoDiskIsEnded(t *testing.T) {
 	}
 }
 
+func TestAPodIsToldForHowLongItWaitsForADiskThatIsAnothers(t *testing.T) {
+	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+		d.fail = &cloud.InUseError{Disk: "d", Instance: "i-foreign"}
+		if err := b.requestDisk("a", "d"); err != nil {
+			t.Fatal(err)
+		}
+		b.later(20 * time.Second)
+		want := "waits until instance i-foreign no longer has it, for 2m0s at most: then its cell is ended"
+		if said := b.said("Warning VolumeInUse", want); len(said) != 1 {
+			t.Errorf("said %q", b.said())
+		}
+	})
+}
+
 // What a cell that ends still has is free soon, however long that takes.
 func TestADiskOfACellThatEndsIsWaitedFor(t *testing.T) {
 	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
