@@ -102,8 +102,9 @@ func cloudsLeaveKipsNodeWhileKipIsAway(t *testing.T, is identities) {
 	leave()
 
 	// Who wants it otherwise can.
-	patch(cloudNode, `{"metadata":{"labels":{"kip.elotl.co/controller":null}}}`)
+	// Not Ready first: without its label the node may be gone before the next request.
 	patch(cloudNode, away, "status")
+	patch(cloudNode, `{"metadata":{"labels":{"kip.elotl.co/controller":null}}}`)
 	becomes(t, "a node that says no more that it is Kip's is deleted", gone(cloudNode))
 }
 
