@@ -78,6 +78,8 @@ type Cell struct {
 	// Interrupted is when the cloud takes the instance back, by Kip's clock; zero if it
 	// has not said so.
 	Interrupted time.Time `json:"interrupted,omitzero"`
+	// Planned says that it does so for scheduled maintenance, which may be set for another time.
+	Planned bool `json:"planned,omitempty"`
 	// Unconfirmed says that only the cell itself, while it was bound, has said so.
 	Unconfirmed bool `json:"unconfirmed,omitempty"`
 	// Token is the one-time join token until it is spent, then empty.

@@ -97,7 +97,7 @@ func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interrupti
 		at = c.cfg.Clock.Now().Add(i.Left)
 	}
 	for {
-		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, byCell, c.cfg.Clock.Now()) })
+		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i.Planned, byCell, c.cfg.Clock.Now()) })
 		switch {
 		case err == nil, errors.Is(err, errKnown):
 			c.tellNotice(e, i)
@@ -119,13 +119,14 @@ func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interrupti
 }
 
 // interrupt notes in a record that the cloud takes the instance back.
-func (cell *Cell) interrupt(at time.Time, byCell bool, now time.Time) error {
+func (cell *Cell) interrupt(at time.Time, planned, byCell bool, now time.Time) error {
 	// The notice of maintenance is an hour, and that of spot two minutes: the sooner one counts. A cell's
 	// own word, and a clock that is some seconds off, make none sooner.
 	sooner := !byCell && at.Before(cell.Interrupted.Add(-noticeOver)) && now.Sub(at) < noticeOver && cell.Live()
+	putOff := planned && cell.Planned && at.After(cell.Interrupted) && cell.Live()
 	switch {
-	case sooner:
-		cell.Interrupted, cell.Unconfirmed = at, false
+	case sooner, putOff:
+		cell.Interrupted, cell.Planned, cell.Unconfirmed = at, planned, false
 	case !cell.Interrupted.IsZero() && (byCell || !cell.Unconfirmed):
 		return errKnown
 	case !cell.Interrupted.IsZero():
@@ -133,7 +134,7 @@ func (cell *Cell) interrupt(at time.Time, byCell bool, now time.Time) error {
 	case !cell.Live() || now.Sub(at) >= noticeOver: // it comes a second time
 		return errMoot
 	default:
-		cell.Interrupted, cell.Unconfirmed = at, byCell && cell.Phase == apiv1.Bound
+		cell.Interrupted, cell.Planned, cell.Unconfirmed = at, planned, byCell && cell.Phase == apiv1.Bound
 	}
 	return nil
 }
@@ -149,7 +150,7 @@ func (c *Controller) tellNotice(e *entry, i cloud.Interruption) {
 	c.mu.Lock()
 	warn := !e.warned.Equal(at)
 	e.warned = at
-	count := !cell.Unconfirmed && !e.counted.Equal(at)
+	count := !cell.Unconfirmed && !cell.Planned && !e.counted.Equal(at)
 	if count {
 		e.counted = at
 	}
@@ -224,7 +225,7 @@ func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 // time. It returns false if that could not be stored.
 func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 	err := c.save(ctx, e, func(cell *Cell) error {
-		cell.Interrupted, cell.Unconfirmed = time.Time{}, false
+		cell.Interrupted, cell.Planned, cell.Unconfirmed = time.Time{}, false, false
 		return nil
 	})
 	switch {

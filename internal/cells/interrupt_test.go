@@ -70,6 +70,41 @@ func TestTheSoonerOfTwoNoticesCounts(t *testing.T) {
 	})
 }
 
+func TestMaintenanceThatIsPutOffIsForThatTime(t *testing.T) {
+	var told takenBack
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		began := time.Now()
+		for i, tc := range []struct {
+			said, want time.Duration
+			planned    bool
+			taken      int // counted against what it was bought as
+		}{
+			{said: time.Hour, want: time.Hour, planned: true},
+			{said: time.Hour + time.Minute, want: time.Hour + time.Minute, planned: true},
+			{said: 30 * time.Minute, want: 30 * time.Minute, planned: true},
+			{said: 2 * time.Minute, want: 2 * time.Minute, taken: 1},
+			{said: time.Hour, want: 2 * time.Minute, planned: true, taken: 1},
+			{said: 3 * time.Minute, want: 2 * time.Minute, taken: 1},
+		} {
+			b.cells.interrupt(t.Context(), cloud.Interruption{
+				InstanceID: cell.Instance.ID,
+				At:         began.Add(tc.said),
+				Reason:     "words",
+				Planned:    tc.planned,
+			})
+			b.later(time.Second)
+			if cell, _ := b.cells.ForPod(ref("a").UID); !cell.Interrupted.Equal(began.Add(tc.want)) || len(told.all()) != tc.taken {
+				t.Errorf("notice %d: it is taken in %s, want %s; %q count", i, cell.Interrupted.Sub(began), tc.want, told.all())
+			}
+		}
+		if told := b.said("Warning Interrupted"); len(told) != 4 {
+			t.Errorf("its pod was told %q, want each time", told)
+		}
+	}, &told)
+}
+
 func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(2)

@@ -248,6 +248,9 @@ type Interruption struct {
 	// clock need not be Kip's. 0 where it does not, and At is all that is known.
 	Left   time.Duration
 	Reason string // the cloud's words
+	// Planned says that it is scheduled maintenance: the cloud may set it for another time, and it
+	// says nothing of what the instance was bought as.
+	Planned bool
 }
 
 // Console is a cloud that keeps what machines write to their consoles.

@@ -9,6 +9,7 @@ import (
 	"log"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -731,10 +732,38 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if b := c.Traits().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
 		t.Errorf("%d of 4 looks, one of them at maintenance, were sent in turn, by the budget %+v", looks, b)
 	}
-	model.Machines().FailNth(sim.KindInterruptions, 1, sim.Fault{Before: sim.ErrInternal})
-	err = c.Interruptions(t.Context(), cloud.Listener{Notify: func(cloud.Interruption) {}})
-	if err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("a failure ended the watch with %v", err)
+}
+
+func TestALookThatFailsEndsNoWatchAndIsTold(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute}))
+	var told bytes.Buffer
+	cfg := settings(url)
+	cfg.Log = slog.New(slog.NewTextHandler(&told, nil))
+	c := open(t, cfg)
+	r := request("t", 1)
+	r.Market = cloud.Spot
+	got, err := c.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := model.Machines().Interrupt(got[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 3 {
+		model.Machines().FailNth(sim.KindInterruptions, n+1, sim.Fault{Before: sim.ErrInternal})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	heard := ""
+	err = c.Interruptions(ctx, cloud.Listener{Notify: func(i cloud.Interruption) {
+		heard = i.InstanceID
+		cancel()
+	}})
+	if !errors.Is(err, context.Canceled) || heard != got[0].ID {
+		t.Errorf("it heard of %q, then %v", heard, err)
+	}
+	if n := strings.Count(told.String(), "look for spot instances"); n != 1 {
+		t.Errorf("two looks that failed were told %d times: %s", n, told.String())
 	}
 }
 
@@ -1507,6 +1536,79 @@ func TestOnlyTheEndpointsOwnCertificateIsNotVerified(t *testing.T) {
 	if err := list(); err == nil || atEndpoint.Load() != 1 {
 		t.Errorf("%v after %d calls of the endpoint", err, atEndpoint.Load())
 	}
+}
+
+func TestAProxyOnTheWayToTheEndpointIsVerified(t *testing.T) {
+	var asked, proxied atomic.Int32
+	endpoint := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer endpoint.Close()
+	at, err := url.Parse(endpoint.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proxied.Add(1)
+		if err := tunnelTo(r.Context(), w, r.Host); err != nil {
+			t.Error(err)
+		}
+	}))
+	proxy.Config.ErrorLog = log.New(io.Discard, "", 0) // of who takes no such certificate
+	proxy.StartTLS()
+	defer proxy.Close()
+	through, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(change func(*http.Transport)) error {
+		transport := anyCertificate(at)
+		change(transport)
+		defer transport.CloseIdleConnections()
+		resp, err := (&http.Client{Transport: transport}).Get(endpoint.URL)
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	}
+	if err := get(func(*http.Transport) {}); err != nil || asked.Load() != 1 {
+		t.Errorf("%v after %d calls of the endpoint", err, asked.Load())
+	}
+	err = get(func(tr *http.Transport) { tr.Proxy = http.ProxyURL(through) })
+	if err == nil || !strings.Contains(err.Error(), "certificate") || proxied.Load() != 0 || asked.Load() != 1 {
+		t.Errorf("%v after %d calls by a proxy whose certificate nobody has signed", err, proxied.Load())
+	}
+	plain := httptest.NewServer(proxy.Config.Handler)
+	defer plain.Close()
+	if through, err = url.Parse(plain.URL); err != nil {
+		t.Fatal(err)
+	}
+	err = get(func(tr *http.Transport) { tr.Proxy = http.ProxyURL(through) })
+	if err != nil || proxied.Load() != 1 || asked.Load() != 2 {
+		t.Errorf("%v after %d calls by a proxy, and %d", err, proxied.Load(), asked.Load())
+	}
+}
+
+// tunnelTo answers a proxy's CONNECT, until one side has ended.
+func tunnelTo(ctx context.Context, w http.ResponseWriter, host string) error {
+	there, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	w.WriteHeader(http.StatusOK)
+	here, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		_, _ = io.Copy(there, buffered) // who asked has gone
+		there.Close()
+	})
+	_, _ = io.Copy(here, there)
+	here.Close()
+	sent.Wait()
+	return nil
 }
 
 func TestARedirectOfTheEndpointIsNotFollowedToWhomeverItIs(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -260,11 +261,8 @@ func skipVerify(endpoint string) (func(*middleware.Stack) error, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cloud.aws.endpointURL: %w", err)
 	}
-	transport := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
-		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // as it is configured
-	}).GetTransport()
 	send := smithyhttp.NewClientHandlerWithOptions(bounded{&http.Client{
-		Transport:     transport,
+		Transport:     anyCertificate(at),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // which may be to another host
 	}})
 	return func(stack *middleware.Stack) error {
@@ -278,6 +276,40 @@ func skipVerify(endpoint string) (func(*middleware.Stack) error, error) {
 			return middleware.DeserializeOutput{RawResponse: response}, metadata, err
 		}), middleware.After)
 	}, nil
+}
+
+// anyCertificate is a transport to one endpoint that takes any certificate of it. A proxy on the way
+// that speaks TLS itself has to have a good one.
+func anyCertificate(endpoint *url.URL) *http.Transport {
+	transport := awshttp.NewBuildableClient().GetTransport()
+	verified := tls.Config{MinVersion: tls.VersionTLS12}
+	any := verified.Clone()
+	any.InsecureSkipVerify = true //nolint:gosec // as it is configured
+	// Of a connection within another, which net/http makes through a proxy, to the endpoint alone.
+	transport.TLSClientConfig = any
+	dial := transport.DialContext
+	transport.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		plain, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		cfg := verified.Clone()
+		if strings.EqualFold(host, endpoint.Hostname()) && port == cmp.Or(endpoint.Port(), "443") {
+			cfg = any.Clone()
+		}
+		cfg.ServerName = host
+		conn := tls.Client(plain, cfg)
+		if err := conn.HandshakeContext(ctx); err != nil {
+			_ = plain.Close() // the handshake has failed for a better reason
+			return nil, err
+		}
+		return conn, nil
+	}
+	return transport
 }
 
 // bounded cuts off answers that are too long.

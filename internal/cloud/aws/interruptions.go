@@ -3,7 +3,6 @@ package aws
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -52,13 +51,11 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 		c:    c,
 		l:    l,
 		told: map[string]bool{},
-		soon: map[string]bool{},
+		soon: map[string]time.Time{},
 	}
 	for now := (due{true, true}); ; {
 		if now.spot {
-			if err := w.lookAtSpot(ctx); err != nil {
-				return err
-			}
+			w.lookAtSpot(ctx)
 		}
 		if now.maintenance {
 			w.lookAtMaintenance(ctx)
@@ -83,37 +80,35 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 type watch struct {
 	c *Cloud
 	l cloud.Listener
-	// told are the instances that are marked now, and soon those whose maintenance was told of.
-	told, soon map[string]bool
+	// told are the instances that are marked now, and soon when those are whose maintenance was told of.
+	told map[string]bool
+	soon map[string]time.Time
 	// spotAt and maintenanceAt are when the last looks began.
 	spotAt, maintenanceAt time.Time
 	// failed and blind are how many of them have failed in a row.
 	failed, blind int
 }
 
-// lookAtSpot tells of the spot instances that are marked since the last look. It returns an error
-// when it can no longer look.
-func (w *watch) lookAtSpot(ctx context.Context) error {
+// lookAtSpot tells of the spot instances that are marked since the last look. One that fails ends
+// nothing, whatever EC2 says: the queue is listened to meanwhile, and rights may come back.
+func (w *watch) lookAtSpot(ctx context.Context) {
 	c := w.c
 	w.spotAt = c.cfg.Clock.Now()
 	look, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
 		now, err = c.interrupted(ctx)
 		return err
 	})
-	cancel()
-	switch {
-	case err == nil:
-		w.failed = 0
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case cloud.CauseOf(err) != cloud.ErrThrottled && !errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("look for spot instances that are taken back: %w", err)
-	default:
-		if w.failed++; w.failed%looksTold == 0 {
+	if err != nil {
+		passes := cloud.CauseOf(err) == cloud.ErrThrottled || errors.Is(err, context.DeadlineExceeded)
+		w.failed++
+		if (w.failed%looksTold == 0 || w.failed == 1 && !passes) && ctx.Err() == nil {
 			c.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", w.failed, "err", err)
 		}
+	} else {
+		w.failed = 0
 	}
 	seen := map[string]bool{}
 	for _, i := range now {
@@ -125,7 +120,6 @@ func (w *watch) lookAtSpot(ctx context.Context) error {
 	if err == nil {
 		w.told = seen
 	}
-	return nil
 }
 
 func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err error) {

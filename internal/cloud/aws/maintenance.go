@@ -1,7 +1,9 @@
 package aws
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,17 +53,25 @@ func (w *watch) lookAtMaintenance(ctx context.Context) {
 		return
 	}
 	w.blind = 0
-	soon := map[string]bool{}
-	for _, i := range now {
+	soon := map[string]time.Time{}
+	for _, i := range soonestOf(now) {
 		if i.At.Sub(w.maintenanceAt) > maintenanceLead || w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
 			continue
 		}
-		key := i.InstanceID + " " + i.At.UTC().Format(time.RFC3339) // it may be put off
-		if soon[key] = true; !w.soon[key] {
+		soon[i.InstanceID] = i.At
+		if was, told := w.soon[i.InstanceID]; !told || !was.Equal(i.At) { // it may be put off
 			w.l.Notify(i)
 		}
 	}
 	w.soon = soon
+}
+
+// soonestOf leaves each instance the notice that comes first: several things may be scheduled for one.
+func soonestOf(notices []cloud.Interruption) []cloud.Interruption {
+	slices.SortFunc(notices, func(a, b cloud.Interruption) int {
+		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), a.At.Compare(b.At))
+	})
+	return slices.CompactFunc(notices, func(a, b cloud.Interruption) bool { return a.InstanceID == b.InstanceID })
 }
 
 // maintained are the instances for which EC2 has scheduled what ends them or starts them anew, of
@@ -82,6 +92,7 @@ func (c *Cloud) maintained(ctx context.Context) (all []cloud.Interruption, err e
 					InstanceID: aws.ToString(status.InstanceId),
 					At:         *e.NotBefore,
 					Reason:     string(e.Code) + ": " + description[:min(len(description), maxMessage)],
+					Planned:    true,
 				})
 			}
 		}

@@ -70,6 +70,9 @@ func listen(t *testing.T, change func(*Config, *ec2.Model)) *listening {
 			Notify: func(i cloud.Interruption) {
 				what, _, _ := strings.Cut(i.Reason, ":")
 				w.note(what + " " + i.InstanceID)
+				if planned := what != marked; i.Planned != planned {
+					w.note(fmt.Sprintf("planned %t", i.Planned))
+				}
 			},
 			Mine:    func(id string) bool { return id == w.spot },
 			Changed: func(id string) { w.note("changed " + id) },
@@ -348,6 +351,14 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 	want := []string{"instance-stop " + w.spot}
 	if told, _ := w.all(); !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)
+	}
+	// Put off, by however little, it is told again.
+	of.NotBefore = of.NotBefore.Add(time.Minute)
+	w.must(w.model.Maintain(of))
+	looked()
+	want = append(want, want[0])
+	if told, _ := w.all(); !slices.Equal(told, want) {
+		t.Errorf("put off: told %q, want %q", told, want)
 	}
 	// Others are none of Kip's, and a look that is refused ends nothing.
 	w.mu.Lock()
