@@ -157,9 +157,10 @@ func (c *Controller) attachDisks(ctx context.Context, e *entry) (again time.Dura
 		c.tellDisk(ctx, e, events.VolumeInUse,
 			fmt.Sprintf("Volume %s waits until %s no longer has it%s", failed.disk.Volume, c.userOf(inUse.Instance), atMost))
 		return c.nextDiskPoll(e), nil
-	case !cloud.Refused(failed.err):
+	case errors.Is(err, cloud.ErrNotYet):
 		e.refused = time.Time{}
-	case c.noDisk(e, failed, refusedTimeout):
+	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
+	case cloud.Refused(failed.err) && c.noDisk(e, failed, refusedTimeout):
 		return diskPoll, nil
 	}
 	c.tellDisk(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))

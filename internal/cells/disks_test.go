@@ -273,6 +273,37 @@ func TestACellThatTheCloudGivesNoDiskIsEnded(t *testing.T) {
 	}
 }
 
+func TestWhatSaysNothingOfADiskSetsNoTimeBack(t *testing.T) {
+	refused := cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("ZoneMismatch"))
+	for what, tc := range map[string]struct {
+		between error
+		ended   bool
+	}{
+		"throttled":    {&cloud.Error{Cause: cloud.ErrThrottled}, true},
+		"not answered": {errors.New("internal error"), true},
+		"not yet":      {cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("it is being made")), false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+				d.fail = refused
+				if err := b.requestDisk("a", "d"); err != nil {
+					t.Fatal(err)
+				}
+				b.later(refusedTimeout / 2)
+				for _, err := range []error{tc.between, refused} { // for less than the time of a refusal
+					d.mu.Lock()
+					d.fail = err
+					d.mu.Unlock()
+					b.later(refusedTimeout - 5*time.Second)
+				}
+				if said := b.said("Warning FailedAttachVolume", "is ended"); tc.ended != (len(said) == 1) {
+					t.Errorf("%d instances are left, said %q", len(b.cloud.running()), said)
+				}
+			})
+		})
+	}
+}
+
 func TestAPodIsToldForHowLongItWaitsForADiskThatIsAnothers(t *testing.T) {
 	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
 		d.fail = &cloud.InUseError{Disk: "d", Instance: "i-foreign"}

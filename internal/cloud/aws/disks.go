@@ -70,7 +70,9 @@ func (c *Cloud) createVolume(ctx context.Context, r cloud.DiskRequest) (types.Vo
 		return c.newVolume(ctx, r, int32(size))
 	}
 	v := made[max(0, slices.IndexFunc(made, func(v types.Volume) bool { return v.State != types.VolumeStateError }))]
-	if int64(aws.ToInt32(v.Size)) < size || aws.ToString(v.AvailabilityZone) != r.Zone {
+	// One that came to nothing is deleted, and the next may be of another size and elsewhere.
+	fits := int64(aws.ToInt32(v.Size)) >= size && aws.ToString(v.AvailabilityZone) == r.Zone
+	if !fits && v.State != types.VolumeStateError {
 		return types.Volume{}, refused("the token %q has made %s of %d GiB in %s, and cannot make one of %d GiB", r.Token,
 			aws.ToString(v.VolumeId), aws.ToInt32(v.Size), aws.ToString(v.AvailabilityZone), size)
 	}

@@ -145,6 +145,13 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 		if _, err := tryDisk(t, c, model, "a"); err == nil || !strings.Contains(err.Error(), failed.Disk) || len(model.Volumes()) != 1 {
 			t.Errorf("again: %v with %+v", err, model.Volumes())
 		}
+		// It is no reason to refuse a disk of another size, or in another zone.
+		other := diskRequest("a")
+		other.SizeBytes, other.Zone = other.SizeBytes+gib, "us-east-1b"
+		_, err = c.CreateDisk(givesUpAfter(t, model, 20), other)
+		if again, is := errors.AsType[*cloud.FailedDiskError](err); !is || again.Disk != failed.Disk {
+			t.Errorf("another disk: %v", err)
+		}
 		if err := c.DeleteDisk(t.Context(), failed.Disk); err != nil {
 			t.Fatal(err)
 		}
