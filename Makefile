@@ -51,20 +51,21 @@ help: ## list the targets
 	@echo '  make run ARGS=--once     the same, but end after the example'
 	@echo '  make run CLOUD=aws       with a model of EC2 before the cells'
 	@echo '  make run CLOUD=qemu      with cells that are virtual machines'
+	@echo '  make run CLOUD=aws-vm    with a model of EC2 before such machines, which boot the image as an AMI'
 	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
 	@echo '  make run ARGS=--zones=a,b  with a virtual node for each zone'
 
 ##### run
 
 .PHONY: run
-run: $(if $(filter qemu,$(CLOUD)),run-image,build) ## a control plane, Kip and an example pod on a cell, on this machine; as root
+run: $(if $(filter qemu aws-vm,$(CLOUD)),run-image,build) ## a control plane, Kip and an example pod on a cell, on this machine; as root
 	@exec $(BIN)/kip-dev run --nodes=$(NODES) --cloud=$(CLOUD) $(ARGS)
 
 # Of what Debian has now, as make boot does.
 .PHONY: run-image
 run-image:
 	@hack/prerequisites --boot
-	@$(MAKE) --no-print-directory image IMAGE_FORMATS=qcow2 IMAGE_GONE=newest
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=$(if $(filter aws-vm,$(CLOUD)),raw,qcow2) IMAGE_GONE=newest
 
 .PHONY: stop
 stop: build ## end and remove what a killed run left on this machine; as root
@@ -257,7 +258,7 @@ boot: ## the boot image on emulated machines: agent, power button, one life, bad
 	@# What Debian publishes on some day must not decide whether a commit is good: the newest versions boot, too.
 	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
 	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 10m
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu' -trimpath -count=1 -p 1 -timeout 20m
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 1 -timeout 20m
 
 .PHONY: bench
 bench: build bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),bench-peer run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root

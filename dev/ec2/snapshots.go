@@ -20,8 +20,9 @@ import (
 // Sizes and bounds of snapshots that are written block by block. Source: EBS direct APIs
 // reference (2019-11-02), StartSnapshot, PutSnapshotBlock, CompleteSnapshot.
 const (
-	blockSize      = 512 << 10
-	blocksPerGiB   = 1 << 30 / blockSize
+	// BlockSize is that of a block, in bytes.
+	BlockSize      = 512 << 10
+	blocksPerGiB   = 1 << 30 / BlockSize
 	maxVolumeGiB   = 65536
 	minTimeout     = 10   // minutes
 	maxTimeout     = 4320 // minutes
@@ -220,7 +221,7 @@ func (s *Snapshot) started(m *Model) any {
 		"Status":      s.State,
 		"StartTime":   float64(s.Started.UnixMilli()) / 1000,
 		"VolumeSize":  s.GiB,
-		"BlockSize":   blockSize,
+		"BlockSize":   BlockSize,
 		"Description": s.Description,
 		"Tags":        tags,
 	}
@@ -294,8 +295,8 @@ func (m *Model) putSnapshotBlock(r *request, req *http.Request) (int, map[string
 		}
 	}
 	switch {
-	case length != blockSize || len(data) != blockSize:
-		return 0, nil, nil, invalid("INVALID_PARAMETER_VALUE", "A block has %d bytes, not %d or %d", blockSize, length, len(data))
+	case length != BlockSize || len(data) != BlockSize:
+		return 0, nil, nil, invalid("INVALID_PARAMETER_VALUE", "A block has %d bytes, not %d or %d", BlockSize, length, len(data))
 	case progress > 100:
 		return 0, nil, nil, invalid("INVALID_PARAMETER_VALUE", "The progress is %d", progress)
 	case req.Header.Get("X-Amz-Checksum-Algorithm") != "SHA256":

@@ -99,7 +99,7 @@ func TestASnapshotIsWrittenAsTheReferenceSays(t *testing.T) {
 	if kind, _ := c.ebs(http.MethodPost, "/snapshots", nil, `{"VolumeSize":2,"ClientToken":"t"}`); kind != "ConflictException" {
 		t.Errorf("the token of another call: %q", kind)
 	}
-	block := bytes.Repeat([]byte("x"), blockSize)
+	block := bytes.Repeat([]byte("x"), BlockSize)
 	for what, tc := range map[string]struct {
 		index  string
 		block  []byte
@@ -216,7 +216,7 @@ func TestASnapshotThatNobodyWritesIsCancelled(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Now())
 	c.model.cfg.Sim.Clock = clock
 	id := c.started(`{"VolumeSize":1,"Timeout":10}`)
-	block := bytes.Repeat([]byte("x"), blockSize)
+	block := bytes.Repeat([]byte("x"), BlockSize)
 	for range 3 {
 		clock.Step(9 * time.Minute)
 		if kind := c.put(id, "0", block, nil); kind != "" {

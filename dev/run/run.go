@@ -109,7 +109,7 @@ func (r *run) start(ctx context.Context) error {
 	if err := r.clean(ctx); err != nil {
 		return err
 	}
-	if r.Stack.Cloud != stack.CloudQEMU {
+	if !r.Stack.Virtual() {
 		if err := phase("building the root of the cells", r.stack.BuildCellRoot); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (r *run) start(ctx context.Context) error {
 	if err := phase("starting the registry, with image busybox:1.36", r.stack.StartRegistry); err != nil {
 		return err
 	}
-	if r.Stack.Cloud == stack.CloudAWS {
+	if r.Stack.EC2() {
 		if err := phase("starting a model of EC2, with cells behind its instances", r.stack.StartCloud); err != nil {
 			return err
 		}
@@ -171,7 +171,7 @@ func (r *run) clean(ctx context.Context) error {
 // example runs the example's Job and shows what happens to its pod, and its log.
 func (r *run) example(ctx context.Context, began time.Time) (story.Outcome, error) {
 	limit := exampleTimeout
-	if r.Stack.Cloud == stack.CloudQEMU {
+	if r.Stack.Virtual() {
 		limit = exampleEmulated
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -22,42 +22,58 @@ const (
 	CloudQEMU = "qemu"
 	// CloudAWS is a model of EC2, with local cells behind its instances.
 	CloudAWS = "aws"
+	// CloudAWSVM is the same with virtual machines behind them, which boot the image in Bin.
+	CloudAWSVM = "aws-vm"
 )
 
 // Clouds are all that a stack can have.
-var Clouds = []string{CloudLocal, CloudQEMU, CloudAWS}
+var Clouds = []string{CloudLocal, CloudQEMU, CloudAWS, CloudAWSVM}
+
+// Virtual says that machines boot the image in Bin.
+func (o Options) Virtual() bool { return o.Cloud == CloudQEMU || o.Cloud == CloudAWSVM }
+
+// EC2 says that the cells are instances of a model of EC2.
+func (o Options) EC2() bool { return o.Cloud == CloudAWS || o.Cloud == CloudAWSVM }
 
 // checkCloud says whether the stack can have its cloud.
 func (o Options) checkCloud() error {
 	switch {
 	case o.Cloud != "" && !slices.Contains(Clouds, o.Cloud):
 		return fmt.Errorf("--cloud is %q: want one of %s", o.Cloud, strings.Join(Clouds, ", "))
-	case o.Cloud == CloudQEMU:
+	case o.EC2() && o.Kips > 1:
+		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
+	case o.EC2() && o.IPv6CIDR.IsValid():
+		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
+	case o.Virtual():
 		if _, err := os.Stat(o.bootImage()); err != nil {
 			return fmt.Errorf("--cloud is %s, and there is no image for its machines: make image builds it: %w", o.Cloud, err)
 		}
-	case o.Cloud == CloudAWS && o.Kips > 1:
-		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
-	case o.Cloud == CloudAWS && o.IPv6CIDR.IsValid():
-		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
 	}
 	return nil
 }
 
 // bootImage is what virtual machines start from.
 func (o Options) bootImage() string {
-	return filepath.Join(o.Bin, "image", "kip-cell-"+runtime.GOARCH+".qcow2")
+	form := ".qcow2"
+	if o.EC2() {
+		form = ".raw" // as it is published
+	}
+	return filepath.Join(o.Bin, "image", "kip-cell-"+runtime.GOARCH+form)
 }
 
-// StartCloud starts the model of EC2, if that is the stack's cloud. The bridge and the
-// cells' root are there.
+// StartCloud starts the model of EC2, if that is the stack's cloud. The bridge is there, and the
+// cells' root or the image.
 func (s *Stack) StartCloud(ctx context.Context) (err error) {
-	if s.opts.Cloud != CloudAWS {
+	if !s.opts.EC2() {
 		return nil
 	}
 	cells := s.cloud()
 	cells.RootDir, cells.Nameservers, cells.LauncherPath = s.opts.CellRoot, []netip.Addr{s.address}, filepath.Join(s.opts.Bin, "kip")
-	s.ec2, err = machines.Start(ctx, machines.Config{Local: cells, Policy: aws.Policy(), Log: s.opts.Log})
+	cfg := machines.Config{Local: cells, Policy: aws.Policy(), Log: s.opts.Log}
+	if s.opts.Virtual() {
+		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kip-image")}
+	}
+	s.ec2, err = machines.Start(ctx, cfg)
 	return err
 }
 

@@ -91,7 +91,7 @@ func (o Options) checkZones() error {
 	switch all := strings.Join(o.Zones, ","); {
 	case len(zones) == 0:
 		return nil
-	case o.Cloud == CloudAWS:
+	case o.EC2():
 		return fmt.Errorf("--zones is %q: the model of EC2 has its own zones", all)
 	case o.VirtualNodes > 1:
 		return fmt.Errorf("--zones is %q and --virtual-nodes is %d: want one of them; each zone has a virtual node", all, o.VirtualNodes)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -185,7 +186,7 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // understand it (the logs) and what makes the next one faster (the cells' root)
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
-	"pki", "etcd", "registry", "kip", "cloud", "nodes", "kip.json", "provider.yaml", peersFolder,
+	"pki", "etcd", "registry", "kip", "cloud", "ami", "nodes", "kip.json", "provider.yaml", peersFolder,
 	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
@@ -309,7 +310,7 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 // BuildCellRoot makes the tree that all cells start from, where it is missing
 // or made of other programs. Virtual machines have theirs in their image.
 func (s *Stack) BuildCellRoot(ctx context.Context) error {
-	if s.opts.Cloud == CloudQEMU {
+	if s.opts.Virtual() {
 		return nil
 	}
 	o, err := s.rootOptions()
@@ -383,6 +384,9 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		name, cloud = CloudAWS, s.awsConfig()
 		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
 		cells["bootImageSpec"] = map[string]any{"name": machines.Image}
+		if s.opts.Virtual() {
+			cells["bootImageSpec"] = map[string]any{"name": "kip-cell-" + runtime.GOARCH + "-*"}
+		}
 	}
 	// More than any test asks for: what fits is for placement to say, not for the scheduler.
 	capacity := map[string]any{"cpu": s.opts.CPUs, "memory": "4Ti", "pods": "1000"}

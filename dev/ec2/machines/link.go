@@ -32,12 +32,14 @@ type link struct {
 
 func rule(bridge string, index int) *netlink.Rule {
 	r := netlink.NewRule()
-	r.IifName, r.Dst, r.Table, r.Priority = bridge, host(), tables+index, priority
+	r.IifName, r.Dst, r.Table, r.Priority = bridge, service(), tables+index, priority
 	r.Family = unix.AF_INET
 	return r
 }
 
-func host() *net.IPNet { return &net.IPNet{IP: metadata.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)} }
+func service() *net.IPNet {
+	return &net.IPNet{IP: metadata.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}
+}
 
 // plug leads what a bridge sends to the metadata address to this process.
 func plug(ctx context.Context, bridge string) (_ *link, err error) {
@@ -57,7 +59,7 @@ func plug(ctx context.Context, bridge string) (_ *link, err error) {
 	// It goes with the bridge.
 	route := &netlink.Route{
 		LinkIndex: index,
-		Dst:       host(),
+		Dst:       service(),
 		Table:     tables + index,
 		Type:      unix.RTN_LOCAL,
 		Scope:     netlink.SCOPE_HOST,
@@ -113,7 +115,7 @@ func Plugged(bridge string) (found []netlink.Rule, err error) {
 		return nil, fmt.Errorf("list the rules of routing: %w", err)
 	}
 	for _, r := range all {
-		if r.IifName == bridge && r.Priority == priority && r.Dst != nil && r.Dst.String() == host().String() {
+		if r.IifName == bridge && r.Priority == priority && r.Dst != nil && r.Dst.String() == service().String() {
 			r.Family = unix.AF_INET
 			found = append(found, r)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -45,7 +46,7 @@ const (
 	least = 20
 )
 
-// Init is the first process of a machine. It asks the metadata service for its user data.
+// Init is the first process of a local cell. It asks the metadata service for its user data.
 var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
 
 // Config says where the machines are.
@@ -53,9 +54,21 @@ type Config struct {
 	// Local is how they are made, on a bridge that is there; their Catalogue is the
 	// account's own, and their Init is Init.
 	Local local.Config
+	// Boot has virtual machines stand behind the instances instead, with the StateDir, the Bridge, the
+	// CIDR and the Nameservers of Local. Optional.
+	Boot *Boot
 	// Policy is what the holder of AccessKeyID may do, JSON.
 	Policy []byte
 	Log    *slog.Logger
+}
+
+// Boot is the image of virtual machines.
+type Boot struct {
+	// Folder has it, as make image writes it: the forms raw and qcow2 are not both needed.
+	Folder string
+	// Program is kip-image, by which the account gets it as an AMI. Machines start from what was
+	// uploaded.
+	Program string
 }
 
 // Types are what the account can launch: of the sizes that EC2 sells, some of those that
@@ -91,12 +104,13 @@ func Types() (all []catalog.InstanceType) {
 type EC2 struct {
 	log      *slog.Logger
 	model    *ec2.Model
-	machines *local.Cloud
+	machines *host.Cloud
 	link     *link
 	api      *http.Server
 	metadata *http.Server
 	url      string
 	serving  sync.WaitGroup
+	cancel   context.CancelFunc
 	closing  atomic.Bool
 	failed   chan error
 
@@ -127,53 +141,35 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start EC2: %w", err)
 	}
-	e := &EC2{log: cfg.Log, instances: map[string]*instance{}, failed: make(chan error, 2)}
+	serving, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	e := &EC2{
+		log:       cfg.Log,
+		cancel:    cancel,
+		instances: map[string]*instance{},
+		failed:    make(chan error, 3),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start EC2: %w", err), e.Close())
 		}
 	}()
 	cfg.Local.Catalogue, cfg.Local.Init = types, Init
-	if e.machines, err = local.New(cfg.Local); err != nil {
+	images, policies := []ec2.Image{{
+		ID:         "ami-0123456789abcdef0",
+		Name:       Image,
+		Owner:      "self",
+		Created:    "2026-01-01T00:00:00.000Z",
+		RootDevice: "/dev/xvda",
+		GiB:        imageGiB,
+	}}, map[string]*ec2.Policy{AccessKeyID: policy}
+	if cfg.Boot != nil {
+		images, policies[publisherKeyID] = nil, everything
+	} else if c, err := local.New(cfg.Local); err != nil {
 		return nil, err
+	} else {
+		e.machines = c.Cloud
 	}
-	upper := cfg.Local.CIDR.Addr().As4()
-	upper[bits/8] |= 0x80 >> (bits % 8)
-	e.model, err = ec2.New(ec2.Config{
-		Region: Region,
-		Sim: sim.Config{
-			Catalogue: types,
-			Boot:      e.boot,
-			End:       e.end,
-			Log:       cfg.Log,
-			// As many as there are /28s in the upper half, and no guest's.
-			ManagementCIDR: netip.PrefixFrom(cfg.Local.CIDR.Addr(), bits+6),
-			Knobs: sim.Knobs{
-				Pending:               sim.Distribution{Median: 500 * time.Millisecond},
-				Termination:           sim.Distribution{Median: 500 * time.Millisecond},
-				Stopping:              sim.Distribution{Median: 500 * time.Millisecond},
-				ListLag:               sim.Distribution{Median: 100 * time.Millisecond, Spread: 2},
-				UnknownFor:            sim.Distribution{Median: 50 * time.Millisecond, Spread: 2},
-				RateLimits:            sim.EC2RateLimits(),
-				StoppedKeepsAddresses: true,
-			},
-		},
-		Subnets: []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone}},
-		Images: []ec2.Image{{
-			ID:         "ami-0123456789abcdef0",
-			Name:       Image,
-			Owner:      "self",
-			Created:    "2026-01-01T00:00:00.000Z",
-			RootDevice: "/dev/xvda",
-			GiB:        imageGiB,
-		}},
-		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
-		Queue:    Queue,
-		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
-		Console:  e.console,
-		Disks:    e,
-	})
-	if err != nil {
+	if e.model, err = ec2.New(e.account(cfg, images, policies)); err != nil {
 		return nil, err
 	}
 	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
@@ -190,7 +186,46 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
 	e.serve(e.api, l)
 	e.serve(e.metadata, e.link)
+	if cfg.Boot != nil {
+		if err := e.virtualize(serving, ctx, cfg); err != nil {
+			return nil, err
+		}
+	}
 	return e, nil
+}
+
+// account is what is served. The bridge's network is large enough.
+func (e *EC2) account(cfg Config, images []ec2.Image, policies map[string]*ec2.Policy) ec2.Config {
+	bits := cfg.Local.CIDR.Bits()
+	upper := cfg.Local.CIDR.Addr().As4()
+	upper[bits/8] |= 0x80 >> (bits % 8)
+	return ec2.Config{
+		Region: Region,
+		Sim: sim.Config{
+			Catalogue: cfg.Local.Catalogue,
+			Boot:      e.boot,
+			End:       e.end,
+			Log:       cfg.Log,
+			// As many as there are /28s in the upper half, and no guest's.
+			ManagementCIDR: netip.PrefixFrom(cfg.Local.CIDR.Addr(), bits+6),
+			Knobs: sim.Knobs{
+				Pending:               sim.Distribution{Median: 500 * time.Millisecond},
+				Termination:           sim.Distribution{Median: 500 * time.Millisecond},
+				Stopping:              sim.Distribution{Median: 500 * time.Millisecond},
+				ListLag:               sim.Distribution{Median: 100 * time.Millisecond, Spread: 2},
+				UnknownFor:            sim.Distribution{Median: 50 * time.Millisecond, Spread: 2},
+				RateLimits:            sim.EC2RateLimits(),
+				StoppedKeepsAddresses: true,
+			},
+		},
+		Subnets:  []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone}},
+		Images:   images,
+		Policies: policies,
+		Queue:    Queue,
+		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
+		Console:  e.console,
+		Disks:    e,
+	}
 }
 
 func (e *EC2) serve(s *http.Server, l net.Listener) {
@@ -207,9 +242,10 @@ func (e *EC2) URL() string { return e.url }
 // Failed tells why it serves no more, if nobody closed it.
 func (e *EC2) Failed() <-chan error { return e.failed }
 
-// Close ends what runs here. The machines run on: local.Destroy ends them.
+// Close ends what runs here. The machines run on: local.Destroy, or that of qemu, ends them.
 func (e *EC2) Close() error {
 	e.closing.Store(true)
+	e.cancel()
 	var errs []error
 	for _, s := range []*http.Server{e.api, e.metadata} {
 		if s != nil {

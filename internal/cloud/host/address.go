@@ -66,10 +66,18 @@ func (n network) free(guest bool, used func(uint32) bool, last uint32) (uint32, 
 	return 0, errNoAddress
 }
 
-// hardwareAddr derives a device's MAC from its IPv4 address (locally
+// HardwareAddr derives a device's MAC from its IPv4 address (locally
 // administered), so that neighbours' caches stay true when an address passes
 // on to another machine.
-func hardwareAddr(ip netip.Addr) net.HardwareAddr {
+func HardwareAddr(ip netip.Addr) net.HardwareAddr {
 	b := ip.As4()
 	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
+}
+
+// AddressOf is the address from which HardwareAddr has derived a MAC; false for another's.
+func AddressOf(mac net.HardwareAddr) (netip.Addr, bool) {
+	if len(mac) != 6 || mac[0] != 0x0a || mac[1] != 0x58 {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFrom4([4]byte(mac[2:])), true
 }

@@ -354,7 +354,7 @@ func (n *neighbours) opening(source, port uint16, tags []byte, part bool) []byte
 		sum = sum&0xffff + sum>>16
 	}
 	binary.BigEndian.PutUint16(head[10:], ^uint16(sum))
-	frame := append(append([]byte{}, hardwareAddr(n.addresses[1])...), hardwareAddr(n.addresses[0])...)
+	frame := append(append([]byte{}, HardwareAddr(n.addresses[1])...), HardwareAddr(n.addresses[0])...)
 	return append(append(append(append(frame, tags...), 0x08, 0x00), head...), payload...)
 }
 

@@ -80,7 +80,7 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 		attrs.Name = cfg.Bridge
 		// Set, or the bridge takes on the lowest address of its ports and
 		// changes it as machines come and go.
-		attrs.HardwareAddr = hardwareAddr(plan.gateway())
+		attrs.HardwareAddr = HardwareAddr(plan.gateway())
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 			return 0, fmt.Errorf("make bridge %s: %w", cfg.Bridge, Missing(err, "bridge"))
 		}
@@ -192,7 +192,7 @@ func bridgeOwner(cfg Config, link netlink.Link) (stateDir string, err error) {
 	}
 	// The kernel does not take an alias along with a new device. Whoever died
 	// in between left a record and the device with the address made for it.
-	made := hardwareAddr(network{cfg.CIDR}.gateway())
+	made := HardwareAddr(network{cfg.CIDR}.gateway())
 	if _, err := os.Stat(bridgeRecord(cfg)); err == nil && link.Attrs().HardwareAddr.String() == made.String() {
 		return cfg.StateDir, nil
 	}
@@ -263,7 +263,7 @@ func plug(cfg Config, bridgeIndex int, id string, pid int, ip netip.Addr) error 
 		LinkAttrs:        attrs,
 		PeerName:         "eth0",
 		PeerNamespace:    netlink.NsPid(pid),
-		PeerHardwareAddr: hardwareAddr(ip),
+		PeerHardwareAddr: HardwareAddr(ip),
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make network device %s of %s on %s: %w", attrs.Name, id, cfg.Bridge, Missing(err, "veth"))

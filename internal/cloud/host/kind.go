@@ -118,5 +118,5 @@ func (b *Boot) Plug(pid int) error {
 // PlugTap makes the machine's network cable for a process that opens one end of it: a tap
 // device of this name on the bridge, for a card with this address on the link.
 func (b *Boot) PlugTap() (device string, hardware net.HardwareAddr, err error) {
-	return linkName(b.ID), hardwareAddr(b.Address.Addr()), plugTap(b.cloud.cfg, b.cloud.bridge, b.ID)
+	return linkName(b.ID), HardwareAddr(b.Address.Addr()), plugTap(b.cloud.cfg, b.cloud.bridge, b.ID)
 }

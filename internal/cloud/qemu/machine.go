@@ -24,6 +24,7 @@ const (
 	rootFile     = "root.qcow2"
 	userDataFile = "user-data"
 	networkFile  = "network.json"
+	firmwareFile = "firmware.fd"
 	monitorFile  = "monitor"
 	saidFile     = "qemu.log"
 )
@@ -131,37 +132,51 @@ func cpus(t catalog.InstanceType) int { return int(max(t.MilliCPU+999, 1000) / 1
 
 // machine is what QEMU is to make, in the machine's folder.
 func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
+	sum := sha256.Sum256([]byte("kip machine " + b.ID))
+	m := vm.Machine{
+		Accelerator: k.accelerator,
+		CPUs:        cpus(b.Type),
+		MemoryBytes: b.Type.MemoryBytes,
+		Disk:        vm.Disk{File: rootFile, Format: "qcow2"},
+		Card:        card,
+		Console:     filepath.Base(b.Console),
+		MonitorFD:   monitorFD,
+		Name:        b.ID,
+		UUID:        fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]),
+		Paused:      true,
+		Hugepages:   k.cfg.Hugepages,
+		Sandbox:     true,
+		Vendor:      k.cfg.Vendor,
+	}
+	if k.cfg.Vendor != "" {
+		m.Variables = firmwareFile
+		return m, nil
+	}
 	// Of its first boot: the image may be another now, and its disk lies over that one's.
 	args, err := os.ReadFile(filepath.Join(b.Dir, imageLink, argsFile))
 	if err != nil {
 		return vm.Machine{}, fmt.Errorf("read what the machine boots: %w", err)
 	}
-	sum := sha256.Sum256([]byte("kip machine " + b.ID))
-	return vm.Machine{
-		Accelerator: k.accelerator,
-		CPUs:        cpus(b.Type),
-		MemoryBytes: b.Type.MemoryBytes,
-		Kernel: &vm.Kernel{
-			Linux:     imageLink + "/" + vm.LinuxFile,
-			Initrd:    imageLink + "/" + vm.InitrdFile,
-			Arguments: string(args),
-		},
-		Disk:      vm.Disk{File: rootFile, Format: "qcow2"},
-		Card:      card,
-		Files:     map[string]string{vm.UserData: userDataFile, vm.Network: networkFile},
-		Console:   filepath.Base(b.Console),
-		MonitorFD: monitorFD,
-		Name:      b.ID,
-		UUID:      fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]),
-		Paused:    true,
-		Hugepages: k.cfg.Hugepages,
-		Sandbox:   true,
-	}, nil
+	m.Kernel = &vm.Kernel{
+		Linux:     imageLink + "/" + vm.LinuxFile,
+		Initrd:    imageLink + "/" + vm.InitrdFile,
+		Arguments: string(args),
+	}
+	m.Files = map[string]string{vm.UserData: userDataFile, vm.Network: networkFile}
+	return m, nil
 }
 
 // fill makes what a machine has from its first boot on: its disk and its user data.
 func (k *kind) fill(ctx context.Context, b *host.Boot) error {
-	if err := os.WriteFile(filepath.Join(b.Dir, userDataFile), b.UserData, 0o600); err != nil {
+	file, content := userDataFile, b.UserData
+	if k.cfg.Vendor != "" {
+		variables, err := os.ReadFile(vm.FirmwareVariables)
+		if err != nil {
+			return fmt.Errorf("read the variables of UEFI (Debian's package ovmf has them): %w", err)
+		}
+		file, content = firmwareFile, variables
+	}
+	if err := os.WriteFile(filepath.Join(b.Dir, file), content, 0o600); err != nil {
 		return err
 	}
 	return k.image.overlay(ctx, b.Dir, b.Type.DiskBytes)

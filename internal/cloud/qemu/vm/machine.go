@@ -58,6 +58,8 @@ type Machine struct {
 	MonitorFD int
 	// Name and UUID are optional.
 	Name, UUID string
+	// Vendor is the manufacturer of the system, as SMBIOS has it; optional.
+	Vendor string
 	// Paused machines run nothing until they are told to by the monitor (cont).
 	Paused bool
 	// Hugepages says that memory is taken from the host's hugepages, whole and at once.
@@ -115,6 +117,9 @@ func (m Machine) Args() []string {
 	}
 	if m.UUID != "" {
 		args = append(args, "-uuid", m.UUID)
+	}
+	if m.Vendor != "" {
+		args = append(args, "-smbios", "type=1,manufacturer="+escape(m.Vendor))
 	}
 	if m.Paused {
 		args = append(args, "-S")
