@@ -310,6 +310,9 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 		}
 		l.group[cell.Launch.Index] = other
 	}
+	if l.group[intent.Index] == nil {
+		return 0, errMoved // its outcome was stored meanwhile
+	}
 	if l.group[intent.Index] != e {
 		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
