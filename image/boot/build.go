@@ -47,10 +47,10 @@ type Options struct {
 	// Programs is the folder with what make builds: the itzos, itzo-boot, runc, portmap
 	// and pause, for Arch.
 	Programs string
-	// Lock pins Debian's packages. They are fetched from Mirror, and kept in Cache.
-	Lock   debian.Lock
-	Mirror string
-	Cache  string
+	// Lock pins Debian's packages. They are fetched from Mirrors, and kept in Cache.
+	Lock    debian.Lock
+	Mirrors debian.Mirrors
+	Cache   string
 	// Out is the folder of the image, and Formats the forms that are wanted.
 	Out     string
 	Formats []string
@@ -147,7 +147,7 @@ func (o Options) read(ctx context.Context, packages debian.Lock) (debian.Files, 
 	files := debian.Files{}
 	for _, p := range packages {
 		o.Progress("package " + p.Name + " " + p.Version)
-		deb, err := p.Fetch(ctx, o.Mirror, o.Cache)
+		deb, err := p.Fetch(ctx, o.Mirrors, o.Cache)
 		if err != nil {
 			return nil, err
 		}

@@ -151,11 +151,12 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 		d.Packages = append(d.Packages, p)
 		d.Relationships = append(d.Relationships, spdxRelationship{image, "CONTAINS", p.ID})
 	}
+	mirrors := debian.DefaultMirrors() // not those that were asked, so that equal images have equal lists
 	for _, p := range packages {
 		add(spdxPackage{
 			Name:      p.Name,
 			Version:   p.Version,
-			Location:  debian.Mirror + "/" + p.Path,
+			Location:  p.URL(mirrors),
 			Checksums: []spdxChecksum{{"SHA256", p.SHA256}},
 		}, fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", p.Name, p.Version, p.Arch, debian.Suite))
 	}
