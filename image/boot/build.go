@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/image/debian"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/gpt"
+	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -171,6 +172,7 @@ func (o Options) manifest(k *kernel, packages debian.Lock, programs map[string][
 		Packages:   map[string]string{},
 		Programs:   map[string]string{},
 		Modules:    map[string][]string{},
+		Settings:   machine.Settings(),
 	}
 	for _, p := range packages {
 		m.Packages[p.Name] = p.Version

@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/internal/agent/machine"
 )
 
 // Manifest says what an image is made of. It lies beside the image and, without
@@ -31,6 +32,8 @@ type Manifest struct {
 	Programs map[string]string `json:"programs"`
 	// Modules are the kernel's that can be loaded, by what for.
 	Modules map[string][]string `json:"modules"`
+	// Settings are the kernel's that the agent writes, each with its reason.
+	Settings []machine.Setting `json:"settings"`
 	// Root is the ID of the root's partition.
 	Root string `json:"root,omitempty"`
 	// Outputs are the files of the image.

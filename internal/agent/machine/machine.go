@@ -108,7 +108,7 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if err := m.console.Step("see that this is the first life", theLife.check); err != nil {
 		return err
 	}
-	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc/sys") }); err != nil {
+	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc") }); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}
 	var drivers *modules.Set

@@ -93,20 +93,47 @@ func TestAMarkThatCannotBeWrittenIsTold(t *testing.T) {
 func TestSettingsAreWrittenEachByItself(t *testing.T) {
 	dir := t.TempDir()
 	for _, s := range settings[1:] {
-		p := filepath.Join(dir, s.key)
+		p := filepath.Join(dir, s.Key)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644)); err != nil {
 			t.Fatal(err)
 		}
-		if s.why == "" {
-			t.Errorf("nobody says why %s is set", s.key)
+		if s.Why == "" {
+			t.Errorf("nobody says why %s is set", s.Key)
 		}
 	}
 	if err := set(dir, settings); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("one that this kernel does not have: %v", err)
 	}
 	last := settings[len(settings)-1]
-	if b, err := os.ReadFile(filepath.Join(dir, last.key)); err != nil || string(b) != last.value {
-		t.Errorf("%s is %q (%v), want %q", last.key, b, err, last.value)
+	if b, err := os.ReadFile(filepath.Join(dir, last.Key)); err != nil || string(b) != last.Value {
+		t.Errorf("%s is %q (%v), want %q", last.Key, b, err, last.Value)
+	}
+}
+
+func TestWhatTheKernelIsGivenIsToldWithAReasonEach(t *testing.T) {
+	all := Settings()
+	if len(all) != len(settings)+1 || all[len(all)-1].Key != minFree {
+		t.Errorf("%d settings are told, want %d and %s", len(all), len(settings), minFree)
+	}
+	for _, s := range all {
+		if s.Value == "" || s.Why == "" {
+			t.Errorf("%s has the value %q, since %q", s.Key, s.Value, s.Why)
+		}
+	}
+}
+
+func TestWhatTheAgentStartsIsEndedLast(t *testing.T) {
+	proc := t.TempDir()
+	p := filepath.Join(proc, "self/oom_score_adj")
+	if err := errors.Join(os.Mkdir(filepath.Dir(p), 0o755), os.WriteFile(p, []byte("0\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	// None of the settings is there, and this one is written all the same.
+	if err := settle(proc); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without settings: %v", err)
+	}
+	if b, err := os.ReadFile(p); err != nil || string(b) != "-999" {
+		t.Errorf("its oom_score_adj is %q (%v), want -999", b, err)
 	}
 }
 
