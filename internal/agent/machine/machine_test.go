@@ -241,6 +241,41 @@ func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 	}
 }
 
+// A disk that is full can take no file: here, since a folder is in the way of each new one.
+func TestABootOnAFullDiskGoesOnWithWhatTheLastOneLeft(t *testing.T) {
+	root := t.TempDir()
+	p := filepath.Join(root, "sys/class/dmi/id/product_uuid")
+	folders := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.Mkdir(filepath.Join(root, "etc"), 0o755),
+		os.MkdirAll(filepath.Join(root, "var/lib/cloud/seed"), 0o755))
+	if err := errors.Join(folders, os.WriteFile(p, []byte("abc\n"), 0o400)); err != nil {
+		t.Fatal(err)
+	}
+	n := &network{lease: dhcp.Lease{Address: netip.MustParsePrefix("10.0.0.5/24"), Hostname: "ip-10-0-0-5"}}
+	data := userdata.Data{Document: []byte("#cloud-config\n"), Place: "3"}
+	if err := leave(root, data, n); err != nil {
+		t.Fatal(err)
+	}
+	files := []string{"etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/machine-id", "var/lib/cloud/seed/user-data",
+		"var/lib/cloud/seed/launch-index"}
+	for _, f := range files {
+		if err := os.MkdirAll(filepath.Join(root, f+".new", "in the way"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := leave(root, data, n); err != nil {
+		t.Errorf("the same once more: %v", err)
+	}
+	data.Hostname = "another"
+	if err := leave(root, data, n); err == nil || !strings.Contains(err.Error(), "etc/hostname.new") {
+		t.Errorf("another name: %v", err)
+	}
+	for _, f := range files {
+		if info, err := os.Stat(filepath.Join(root, f)); err != nil || info.Size() == 0 {
+			t.Errorf("what the last boot left at %s: %v", f, err)
+		}
+	}
+}
+
 func TestRoutesOnTheLinkComeFirst(t *testing.T) {
 	lease := dhcp.Lease{
 		Address: netip.MustParsePrefix("10.128.0.7/32"),
