@@ -57,7 +57,7 @@ func build(ctx context.Context, args []string) error {
 	flags.StringVar(&o.Programs, "programs", "bin", "`folder` with Kip's programs for that architecture")
 	flags.StringVar(&o.Out, "out", "bin/image", "`folder` of the image")
 	flags.StringVar(&o.Cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
-	flags.StringVar(&o.Mirror, "mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
+	o.Mirrors = mirrorFlags(flags)
 	keyring := flags.String("keyring", debianKeys, "`file` with Debian's keys (package debian-archive-keyring), for -gone=newest")
 	gone := flags.String("gone", "fail", "what happens where the mirror has a pinned version no more: `fail or newest`, "+
 		"which builds the image of Debian's newest versions")
@@ -74,7 +74,7 @@ func build(ctx context.Context, args []string) error {
 	m, err := boot.Build(ctx, o)
 	if errors.Is(err, debian.ErrGone) && *gone == "newest" {
 		fmt.Fprintf(os.Stderr, "%v\nThe image is built of Debian's newest versions, not of those of the lock.\n", err)
-		if o.Lock, err = debian.Resolve(ctx, o.Mirror, *keyring, boot.Packages, o.Arch); err == nil {
+		if o.Lock, err = debian.Resolve(ctx, o.Mirrors, *keyring, boot.Packages, o.Arch); err == nil {
 			m, err = boot.Build(ctx, o)
 		}
 	}
@@ -111,13 +111,27 @@ func agent(_ context.Context, args []string) error {
 func lock(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("kip-image lock", flag.ExitOnError)
 	file := flags.String("file", "image/debian/packages.lock", "`file` to write")
-	mirror := flags.String("mirror", debian.Mirror, "`URL` of a mirror of Debian's packages")
+	mirrors := mirrorFlags(flags)
 	keyring := flags.String("keyring", debianKeys,
 		"`file` with Debian's keys (package debian-archive-keyring)")
 	_ = flags.Parse(args) // ExitOnError
-	l, err := debian.Resolve(ctx, *mirror, *keyring, boot.Packages, "amd64", "arm64")
+	l, err := debian.Resolve(ctx, mirrors, *keyring, boot.Packages, "amd64", "arm64")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(*file, []byte(l.String()), 0o644)
+}
+
+// mirrorFlags adds those that name mirrors of Debian's archives, which they set.
+func mirrorFlags(flags *flag.FlagSet) debian.Mirrors {
+	m := debian.DefaultMirrors()
+	add := func(name, archive, usage string) {
+		flags.Func(name, usage+" (default "+m[archive]+")", func(url string) error {
+			m[archive] = strings.TrimSuffix(url, "/")
+			return nil
+		})
+	}
+	add("mirror", debian.Release, "`URL` of a mirror of Debian's packages")
+	add("security-mirror", debian.Security, "`URL` of a mirror of Debian's security updates")
+	return m
 }

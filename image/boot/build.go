@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/image/debian"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/gpt"
+	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -47,10 +48,10 @@ type Options struct {
 	// Programs is the folder with what make builds: the itzos, itzo-boot, runc, portmap
 	// and pause, for Arch.
 	Programs string
-	// Lock pins Debian's packages. They are fetched from Mirror, and kept in Cache.
-	Lock   debian.Lock
-	Mirror string
-	Cache  string
+	// Lock pins Debian's packages. They are fetched from Mirrors, and kept in Cache.
+	Lock    debian.Lock
+	Mirrors debian.Mirrors
+	Cache   string
 	// Out is the folder of the image, and Formats the forms that are wanted.
 	Out     string
 	Formats []string
@@ -147,7 +148,7 @@ func (o Options) read(ctx context.Context, packages debian.Lock) (debian.Files, 
 	files := debian.Files{}
 	for _, p := range packages {
 		o.Progress("package " + p.Name + " " + p.Version)
-		deb, err := p.Fetch(ctx, o.Mirror, o.Cache)
+		deb, err := p.Fetch(ctx, o.Mirrors, o.Cache)
 		if err != nil {
 			return nil, err
 		}
@@ -171,6 +172,7 @@ func (o Options) manifest(k *kernel, packages debian.Lock, programs map[string][
 		Packages:   map[string]string{},
 		Programs:   map[string]string{},
 		Modules:    map[string][]string{},
+		Settings:   machine.Settings(),
 	}
 	for _, p := range packages {
 		m.Packages[p.Name] = p.Version

@@ -20,6 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/elotl/kip/internal/agent/gpt"
+	"github.com/elotl/kip/internal/agent/machine"
 )
 
 func TestEqualInputsMakeEqualImages(t *testing.T) {
@@ -155,7 +156,7 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 	var inside Manifest
 	text, err := fs.ReadFile(fsys, "usr/share/kip/manifest.json")
 	if err != nil || json.Unmarshal(text, &inside) != nil || inside.Version != "v1.2.3" || inside.Kernel != release ||
-		inside.Packages["linux"] != "1" || inside.Programs["/usr/bin/runc"] == "" {
+		inside.Packages["linux"] != "1" || !slices.Equal(inside.Settings, machine.Settings()) || inside.Programs["/usr/bin/runc"] == "" {
 		t.Errorf("the manifest in the root (%v): %s", err, text)
 	}
 	var bill struct {

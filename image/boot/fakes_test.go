@@ -192,9 +192,11 @@ func world(t *testing.T, kernel, tools map[string]string) Options {
 	for name, files := range map[string]map[string]string{"linux": kernel, "tools": tools} {
 		b := packageOf(t, name, files)
 		sum := sha256.Sum256(b)
-		debs["/pool/"+name] = b
+		archive := map[string]string{"linux": debian.Security, "tools": debian.Release}[name]
+		debs["/"+archive+"/pool/"+name] = b
 		lock = append(lock, debian.Package{
-			Arch: "amd64", Name: name, Version: "1", Bytes: int64(len(b)), SHA256: hex.EncodeToString(sum[:]), Path: "pool/" + name,
+			Arch: "amd64", Name: name, Version: "1", Bytes: int64(len(b)), SHA256: hex.EncodeToString(sum[:]),
+			Archive: archive, Path: "pool/" + name,
 		})
 	}
 	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -210,7 +212,10 @@ func world(t *testing.T, kernel, tools map[string]string) Options {
 		Version:  "v1.2.3",
 		Programs: t.TempDir(),
 		Lock:     lock,
-		Mirror:   mirror.URL,
+		Mirrors: debian.Mirrors{
+			debian.Release:  mirror.URL + "/" + debian.Release,
+			debian.Security: mirror.URL + "/" + debian.Security,
+		},
 		Cache:    t.TempDir(),
 		Out:      t.TempDir(),
 		Formats:  Formats(),

@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/internal/agent/machine"
 )
 
 // Manifest says what an image is made of. It lies beside the image and, without
@@ -31,6 +32,8 @@ type Manifest struct {
 	Programs map[string]string `json:"programs"`
 	// Modules are the kernel's that can be loaded, by what for.
 	Modules map[string][]string `json:"modules"`
+	// Settings are the kernel's that the agent writes, each with its reason.
+	Settings []machine.Setting `json:"settings"`
 	// Root is the ID of the root's partition.
 	Root string `json:"root,omitempty"`
 	// Outputs are the files of the image.
@@ -151,11 +154,12 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 		d.Packages = append(d.Packages, p)
 		d.Relationships = append(d.Relationships, spdxRelationship{image, "CONTAINS", p.ID})
 	}
+	mirrors := debian.DefaultMirrors() // not those that were asked, so that equal images have equal lists
 	for _, p := range packages {
 		add(spdxPackage{
 			Name:      p.Name,
 			Version:   p.Version,
-			Location:  debian.Mirror + "/" + p.Path,
+			Location:  p.URL(mirrors),
 			Checksums: []spdxChecksum{{"SHA256", p.SHA256}},
 		}, fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", p.Name, p.Version, p.Arch, debian.Suite))
 	}

@@ -5,16 +5,19 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-const line = "amd64 nftables 1.1.3-1 75864 2ddfa61baaf3a76e2c499db9e521ba6affb226f85af0b6fef739f346ac5f0c39 pool/main/n/nftables/nftables.deb\n"
+const line = "amd64 nftables 1.1.3-1 75864 2ddfa61baaf3a76e2c499db9e521ba6affb226f85af0b6fef739f346ac5f0c39 debian pool/main/n/nftables/nftables.deb\n"
 
 func TestALockIsReadAsItWasWritten(t *testing.T) {
 	l, err := ParseLock([]byte("# comment\n\n" + line + strings.Replace(line, "amd64", "arm64", 1)))
@@ -42,6 +45,7 @@ func TestABadLockNamesItsLine(t *testing.T) {
 		"a field fewer":  {"amd64 nftables 1 2\n", "line 1 of the lock of packages: it has 4 fields"},
 		"no size":        {strings.Replace(line, "75864", "many", 1), `"many" is no size`},
 		"no digest":      {strings.Replace(line, "2ddfa61b", "2ddf", 1), "is no SHA-256"},
+		"no archive":     {strings.Replace(line, "debian pool", "other pool", 1), `"other" is no archive: want debian or debian-security`},
 		"out of the way": {strings.Replace(line, "pool/", "../", 1), "is no path on a mirror"},
 	} {
 		if _, err := ParseLock([]byte(tc[0])); err == nil || !strings.Contains(err.Error(), tc[1]) {
@@ -91,10 +95,12 @@ func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
 		}
 	}))
 	defer mirror.Close()
-	p := Package{Name: "a", Bytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:]), Path: "pool/a"}
+	p := Package{Name: "a", Bytes: int64(len(content)), SHA256: hex.EncodeToString(sum[:]), Archive: Security, Path: "pool/a"}
+	// Nobody answers as the mirror of another archive.
+	mirrors := Mirrors{Security: mirror.URL}
 	dir := filepath.Join(t.TempDir(), "cache")
 	for range 2 {
-		file, err := p.Fetch(context.Background(), mirror.URL, dir)
+		file, err := p.Fetch(context.Background(), mirrors, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +115,7 @@ func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, p.SHA256+".deb"), []byte("changed!!"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Fetch(context.Background(), mirror.URL, dir); err != nil || asked != 2 {
+	if _, err := p.Fetch(context.Background(), mirrors, dir); err != nil || asked != 2 {
 		t.Errorf("a changed file in the cache: asked %d times (%v)", asked, err)
 	}
 	for path, want := range map[string]string{
@@ -117,15 +123,15 @@ func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
 	} {
 		other := p
 		other.Path = path
-		if _, err := other.Fetch(context.Background(), mirror.URL, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := other.Fetch(context.Background(), mirrors, t.TempDir()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
-		if _, err := other.Fetch(context.Background(), mirror.URL, t.TempDir()); errors.Is(err, ErrGone) != (path == "pool/none") {
+		if _, err := other.Fetch(context.Background(), mirrors, t.TempDir()); errors.Is(err, ErrGone) != (path == "pool/none") {
 			t.Errorf("%s: %v, and it is gone: %v", path, err, errors.Is(err, ErrGone))
 		}
 	}
 	p.SHA256 = strings.Repeat("0", 64)
-	if _, err := p.Fetch(context.Background(), mirror.URL, dir); err == nil || !strings.Contains(err.Error(), "not what the lock pins") {
+	if _, err := p.Fetch(context.Background(), mirrors, dir); err == nil || !strings.Contains(err.Error(), "not what the lock pins") {
 		t.Errorf("another digest: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, strings.Repeat("0", 64)+"*")); len(left) != 0 {
@@ -133,22 +139,74 @@ func TestOnlyWhatIsPinnedIsTaken(t *testing.T) {
 	}
 }
 
-const index = "Package: a\nVersion: 1\nFilename: pool/a_1\nSize: 10\nSHA256: 11\n\n" +
-	"Package: linux-cloud\nVersion: 6\nDepends: linux-6-cloud (= 6), other\nFilename: pool/l\nSize: 1\nSHA256: 22\n\n" +
-	"Package: linux-6-cloud\nVersion: 6.1\nFilename: pool/l6\nSize: 20\nSHA256: 33\n\n" +
-	"Package: a\nVersion: 2\nFilename: pool/a_2\nSize: 12\nSHA256: 44\n\nPackage: bad\nVersion: 1\n"
-
-func TestTheNewestOfAPackageIsPinned(t *testing.T) {
-	for name, want := range map[string]Package{
-		"a":                   {Name: "a", Version: "2", Bytes: 12, SHA256: "44", Path: "pool/a_2"},
-		"linux-cloud=depends": {Name: "linux-cloud", Version: "6.1", Bytes: 20, SHA256: "33", Path: "pool/l6"},
-	} {
-		if got, err := lookUp(index, name); err != nil || got != want {
-			t.Errorf("%s: %+v (%v), want %+v", name, got, err, want)
-		}
+// served is testdata: what two mirrors have, a folder an archive, signed by the one key of keyring.gpg.
+func served(t *testing.T) (m Mirrors, keyring string) {
+	t.Helper()
+	server := httptest.NewServer(http.FileServer(http.Dir("testdata")))
+	t.Cleanup(server.Close)
+	keyring, err := filepath.Abs("testdata/keyring.gpg")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"none": "no package none", "bad": "does not say Size of bad", "b": "no package b"} {
-		if _, err := lookUp(index, name); err == nil || !strings.Contains(err.Error(), want) {
+	return Mirrors{Release: server.URL + "/" + Release, Security: server.URL + "/" + Security}, keyring
+}
+
+func TestTheNewestOfAllArchivesIsPinned(t *testing.T) {
+	mirrors, keyring := served(t)
+	names := []string{"kernel-ARCH=depends", "libc6", "same", "tilde"}
+	l, err := Resolve(t.Context(), mirrors, keyring, names, "amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Lock{
+		{Name: "kernel-amd64", Version: "6.10-1", Bytes: 11, Archive: Security, Path: "pool/updates/k610"},
+		{Name: "libc6", Version: "2.41-12+deb13u4", Bytes: 20, Archive: Release, Path: "pool/c4"},
+		{Name: "same", Version: "1.0", Bytes: 30, Archive: Release, Path: "pool/same"},
+		{Name: "tilde", Version: "1:2.0", Bytes: 41, Archive: Security, Path: "pool/updates/2.0"},
+	}
+	for i, digest := range []int{7, 3, 4, 10} {
+		want[i].Arch, want[i].SHA256 = "amd64", fmt.Sprintf("%064d", digest)
+	}
+	if !slices.Equal(l, want) {
+		t.Errorf("pinned\n%s\nwant\n%s", l, want)
+	}
+	if again, err := ParseLock([]byte(l.String())); err != nil || !slices.Equal(again, want) {
+		t.Errorf("written and read: %v (%v)", again, err)
+	}
+	_, err = Resolve(t.Context(), mirrors, keyring, []string{"none"}, "amd64")
+	if err == nil || !strings.Contains(err.Error(), "no package none") {
+		t.Errorf("of what no archive has: %v", err)
+	}
+	if _, err := Resolve(t.Context(), mirrors, keyring, names, "arm64"); err == nil || !strings.Contains(err.Error(), "no main/binary-arm64") {
+		t.Errorf("of an architecture that the list does not have: %v", err)
+	}
+}
+
+// A mirror of security updates must be one: the release's own list is signed as well.
+func TestTheListOfAnotherSuiteIsRefused(t *testing.T) {
+	mirrors, keyring := served(t)
+	list, err := http.Get(mirrors[Release] + "/dists/trixie/InRelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer list.Body.Close()
+	text, err := io.ReadAll(list.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) }))
+	defer wrong.Close()
+	mirrors[Security] = wrong.URL
+	_, err = Resolve(t.Context(), mirrors, keyring, []string{"libc6"}, "amd64")
+	if err == nil || !strings.Contains(err.Error(), "is the list of another suite: want a mirror of debian-security") {
+		t.Errorf("%v, want it to be refused", err)
+	}
+}
+
+func TestAPackageWithoutAFieldIsRefused(t *testing.T) {
+	indexes := map[string]string{Security: "Package: bad\nVersion: 1\n\nPackage: b\n"}
+	for name, want := range map[string]string{"bad": "trixie-security: it does not say Size of bad", "ba": "no package ba"} {
+		if _, err := lookUp(t.Context(), indexes, name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
@@ -173,7 +231,7 @@ func TestAListWithoutASignatureIsRefused(t *testing.T) {
 	if err := os.WriteFile(keyring, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Resolve(context.Background(), mirror.URL, keyring, []string{"a"}, "amd64")
+	l, err := Resolve(context.Background(), Mirrors{Release: mirror.URL, Security: mirror.URL}, keyring, []string{"a"}, "amd64")
 	if err == nil || !strings.Contains(err.Error(), "verify the signature") || l != nil {
 		t.Errorf("%v (%v), want it to be refused", l, err)
 	}

@@ -29,8 +29,8 @@ const (
 // ErrGone is of what a mirror does not have: mirrors keep only the newest versions.
 var ErrGone = errors.New("the mirror does not have it any more")
 
-// Fetch returns the package's file below dir, from the mirror if it is not there.
-func (p Package) Fetch(ctx context.Context, mirror, dir string) (string, error) {
+// Fetch returns the package's file below dir, from the mirror of its archive if it is not there.
+func (p Package) Fetch(ctx context.Context, mirrors Mirrors, dir string) (string, error) {
 	file := filepath.Join(dir, p.SHA256+".deb")
 	have, err := os.ReadFile(file)
 	if err == nil && p.is(have) {
@@ -39,13 +39,13 @@ func (p Package) Fetch(ctx context.Context, mirror, dir string) (string, error) 
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	b, err := get(ctx, mirror+"/"+p.Path, p.Bytes)
+	b, err := get(ctx, p.URL(mirrors), p.Bytes)
 	if err != nil {
 		return "", err
 	}
 	if !p.is(b) {
 		return "", fmt.Errorf("%s %s from %s is not what the lock pins (%d bytes, sha256 %s): the mirror, or the way to it, has another file",
-			p.Name, p.Version, mirror, p.Bytes, p.SHA256)
+			p.Name, p.Version, mirrors[p.Archive], p.Bytes, p.SHA256)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err

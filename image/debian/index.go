@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -20,40 +21,30 @@ const (
 	maxIndex = 256 << 20
 )
 
-// Resolve makes a lock of the packages that the suite has now. In a name ARCH stands
-// for the architecture; one that ends in "=depends" means the one package on which
-// the package before the "=" depends, and is locked by the latter's name.
-// The suite's list must be signed by a key of keyring, a file as gpgv takes it.
-func Resolve(ctx context.Context, mirror, keyring string, names []string, archs ...string) (Lock, error) {
-	signed, err := get(ctx, mirror+"/dists/"+Suite+"/InRelease", maxRelease)
-	if err != nil {
-		return nil, err
-	}
-	release, err := verify(ctx, signed, keyring)
-	if err != nil {
-		return nil, err
+// Resolve makes a lock of the newest versions that Debian's archives have now, of all of them
+// together. In a name ARCH stands for the architecture; one that ends in "=depends" means the
+// one package on which the package before the "=" depends, and is locked by the latter's name.
+// Each archive's list must be signed by a key of keyring, a file as gpgv takes it.
+func Resolve(ctx context.Context, mirrors Mirrors, keyring string, names []string, archs ...string) (Lock, error) {
+	releases := map[string]string{}
+	for _, a := range archives {
+		var err error
+		if releases[a.name], err = a.release(ctx, mirrors[a.name], keyring); err != nil {
+			return nil, err
+		}
 	}
 	var l Lock
 	var errs []error
 	for _, arch := range archs {
-		name := "main/binary-" + arch + "/Packages.xz"
-		sum, err := digestIn(release, name)
-		if err != nil {
-			return nil, err
-		}
-		packed, err := get(ctx, mirror+"/dists/"+Suite+"/"+name, maxIndex)
-		if err != nil {
-			return nil, err
-		}
-		if got := sha256.Sum256(packed); hex.EncodeToString(got[:]) != sum {
-			return nil, fmt.Errorf("%s is not the one that is signed", name)
-		}
-		index, err := Unpack(ctx, packed)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+		indexes := map[string]string{}
+		for _, a := range archives {
+			var err error
+			if indexes[a.name], err = a.index(ctx, mirrors[a.name], releases[a.name], arch); err != nil {
+				return nil, err
+			}
 		}
 		for _, n := range names {
-			p, err := lookUp(string(index), strings.ReplaceAll(n, "ARCH", arch))
+			p, err := lookUp(ctx, indexes, strings.ReplaceAll(n, "ARCH", arch))
 			p.Arch = arch
 			l, errs = append(l, p), append(errs, err)
 		}
@@ -61,15 +52,53 @@ func Resolve(ctx context.Context, mirror, keyring string, names []string, archs 
 	return l, errors.Join(errs...)
 }
 
+// release returns the list of the suite's files, with its signature verified.
+func (a archive) release(ctx context.Context, mirror, keyring string) (string, error) {
+	signed, err := get(ctx, mirror+"/dists/"+a.suite+"/InRelease", maxRelease)
+	if err != nil {
+		return "", err
+	}
+	release, err := verify(ctx, a.suite, signed, keyring)
+	if err != nil {
+		return "", err
+	}
+	// Another suite's list is signed, too, and would hide what this one has mended.
+	if !strings.Contains("\n"+release, "\nCodename: "+a.suite+"\n") {
+		return "", fmt.Errorf("what %s has as %s is the list of another suite: want a mirror of %s, such as %s", mirror, a.suite, a.name, a.mirror)
+	}
+	return release, nil
+}
+
+// index returns the list of an architecture's packages, of which the release has the digest.
+func (a archive) index(ctx context.Context, mirror, release, arch string) (string, error) {
+	name := "main/binary-" + arch + "/Packages.xz"
+	sum, err := digestIn(release, name)
+	if err != nil {
+		return "", fmt.Errorf("the list of %s: %w", a.suite, err)
+	}
+	packed, err := get(ctx, mirror+"/dists/"+a.suite+"/"+name, maxIndex)
+	if err != nil {
+		return "", err
+	}
+	if got := sha256.Sum256(packed); hex.EncodeToString(got[:]) != sum {
+		return "", fmt.Errorf("%s of %s is not the one that is signed", name, a.suite)
+	}
+	index, err := Unpack(ctx, packed)
+	if err != nil {
+		return "", fmt.Errorf("%s of %s: %w", name, a.suite, err)
+	}
+	return string(index), nil
+}
+
 // verify returns what is signed, if it is signed by a key of the keyring.
-func verify(ctx context.Context, signed []byte, keyring string) (string, error) {
+func verify(ctx context.Context, suite string, signed []byte, keyring string) (string, error) {
 	cmd := exec.CommandContext(ctx, "gpgv", "--keyring", keyring, "--output", "-")
 	cmd.Stdin = bytes.NewReader(signed)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("verify the signature of %s with %s: %w: %s", Suite, keyring, err, strings.TrimSpace(said.String()))
+		return "", fmt.Errorf("verify the signature of %s with %s: %w: %s", suite, keyring, err, strings.TrimSpace(said.String()))
 	}
 	return string(out), nil
 }
@@ -86,16 +115,17 @@ func digestIn(release, name string) (string, error) {
 			return fields[0], nil
 		}
 	}
-	return "", fmt.Errorf("the list of %s has no %s (has digests: %v)", Suite, name, ok)
+	return "", fmt.Errorf("it has no %s (has digests: %v)", name, ok)
 }
 
-// lookUp finds a package in the list of an architecture's packages.
-func lookUp(index, name string) (Package, error) {
+// lookUp finds the newest version of a package in the archives' lists of an architecture's
+// packages.
+func lookUp(ctx context.Context, indexes map[string]string, name string) (Package, error) {
 	name, depends := strings.CutSuffix(name, "=depends")
-	fields, err := stanza(index, name)
+	at, fields, err := newest(ctx, indexes, name)
 	if err == nil && depends {
 		on, _, _ := strings.Cut(fields["Depends"], " ")
-		fields, err = stanza(index, on)
+		at, fields, err = newest(ctx, indexes, on)
 	}
 	if err != nil {
 		return Package{}, err
@@ -104,25 +134,68 @@ func lookUp(index, name string) (Package, error) {
 	if err != nil {
 		return Package{}, fmt.Errorf("the size of %s: %w", name, err)
 	}
-	if depends {
-		fields["Package"] = name // whatever its version's name
-	}
 	return Package{
-		Name:    fields["Package"],
+		Name:    name, // whatever the name of its version
 		Version: fields["Version"],
 		Bytes:   size,
 		SHA256:  fields["SHA256"],
+		Archive: at,
 		Path:    fields["Filename"],
 	}, nil
 }
 
-// stanza returns what the list says of a package, of several the last.
-func stanza(index, name string) (map[string]string, error) {
-	begin := strings.LastIndex("\n\n"+index, "\n\nPackage: "+name+"\n")
-	if begin < 0 {
-		return nil, fmt.Errorf("%s has no package %s", Suite, name)
+// newest returns what the lists say of a package's newest version, and the archive that has
+// it: of two that have the same, the first, which keeps it longer.
+func newest(ctx context.Context, indexes map[string]string, name string) (at string, fields map[string]string, err error) {
+	for _, a := range archives {
+		for text := range stanzas(indexes[a.name], name) {
+			got, err := parseStanza(name, text)
+			if err != nil {
+				return "", nil, fmt.Errorf("the list of packages of %s: %w", a.suite, err)
+			}
+			if fields != nil {
+				if later, err := isLater(ctx, got["Version"], fields["Version"]); err != nil || !later {
+					if err != nil {
+						return "", nil, fmt.Errorf("the versions of %s: %w", name, err)
+					}
+					continue
+				}
+			}
+			at, fields = a.name, got
+		}
 	}
-	text, _, _ := strings.Cut(index[begin:], "\n\n")
+	if fields == nil {
+		return "", nil, fmt.Errorf("%s has no package %s, and its security updates have none", Suite, name)
+	}
+	return at, fields, nil
+}
+
+// isLater reports whether a version is later than another, by dpkg's own rules.
+func isLater(ctx context.Context, version, than string) (bool, error) {
+	err := exec.CommandContext(ctx, "dpkg", "--compare-versions", version, "gt", than).Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 1 {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("compare %s with %s (dpkg is in Debian's package of this name): %w", version, than, err)
+	}
+	return true, nil
+}
+
+// stanzas are what the list says of a package, of each of its versions.
+func stanzas(index, name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for text := range strings.SplitSeq(index, "\n\n") {
+			if strings.HasPrefix(text, "Package: "+name+"\n") && !yield(text) {
+				return
+			}
+		}
+	}
+}
+
+// parseStanza returns the fields of a stanza that are one line.
+func parseStanza(name, text string) (map[string]string, error) {
 	fields := map[string]string{}
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(line, ": "); ok {
@@ -131,7 +204,7 @@ func stanza(index, name string) (map[string]string, error) {
 	}
 	for _, want := range []string{"Version", "Size", "SHA256", "Filename"} {
 		if fields[want] == "" {
-			return nil, fmt.Errorf("the list of packages does not say %s of %s", want, name)
+			return nil, fmt.Errorf("it does not say %s of %s", want, name)
 		}
 	}
 	return fields, nil

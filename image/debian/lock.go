@@ -16,9 +16,35 @@ import (
 // Suite is the release that the packages are from.
 const Suite = "trixie"
 
-// Mirror is where the packages are fetched from by default. What comes from there is
-// compared with the lock, so any mirror will do.
-const Mirror = "http://deb.debian.org/debian"
+// The archives that have packages of the release, by the names that a lock has of them.
+const (
+	// Release has what was released, and its point releases.
+	Release = "debian"
+	// Security has what was mended since, days to weeks before the next point release.
+	Security = "debian-security"
+)
+
+// archive is one of Debian's: the suite of it that is read, and the mirror of it that is
+// asked by default. What comes from a mirror is compared with the lock, or its list with a
+// signature, so any will do.
+type archive struct{ name, suite, mirror string }
+
+var archives = []archive{
+	{name: Release, suite: Suite, mirror: "http://deb.debian.org/debian"},
+	{name: Security, suite: Suite + "-security", mirror: "http://deb.debian.org/debian-security"},
+}
+
+// Mirrors are the URLs of mirrors, by their archives.
+type Mirrors map[string]string
+
+// DefaultMirrors returns those that are asked where nobody says otherwise.
+func DefaultMirrors() Mirrors {
+	m := Mirrors{}
+	for _, a := range archives {
+		m[a.name] = a.mirror
+	}
+	return m
+}
 
 // Package is one that the lock pins.
 type Package struct {
@@ -31,9 +57,14 @@ type Package struct {
 	Bytes int64
 	// SHA256 is that of the package's file, in hex.
 	SHA256 string
-	// Path is where the package's file is on a mirror.
+	// Archive is the one that has it: Release or Security.
+	Archive string
+	// Path is where the package's file is on a mirror of that archive.
 	Path string
 }
+
+// URL is where the package's file is on the mirror of its archive.
+func (p Package) URL(m Mirrors) string { return m[p.Archive] + "/" + p.Path }
 
 // Lock is the packages of all architectures.
 type Lock []Package
@@ -46,7 +77,7 @@ func Pinned() (Lock, error) { return ParseLock(pinned) }
 
 // lockHead explains the file to who reads it.
 const lockHead = "# Debian's packages of the boot image, pinned. Written by kip-image lock.\n" +
-	"# architecture name version bytes sha256 path\n"
+	"# architecture name version bytes sha256 archive path\n"
 
 // ParseLock reads a lock file.
 func ParseLock(text []byte) (Lock, error) {
@@ -72,15 +103,16 @@ func ParseLock(text []byte) (Lock, error) {
 }
 
 func parsePackage(fields []string) (Package, error) {
-	if len(fields) != 6 {
-		return Package{}, fmt.Errorf("it has %d fields, and not 6", len(fields))
+	if len(fields) != 7 {
+		return Package{}, fmt.Errorf("it has %d fields, and not 7", len(fields))
 	}
 	p := Package{
 		Arch:    fields[0],
 		Name:    fields[1],
 		Version: fields[2],
 		SHA256:  fields[4],
-		Path:    fields[5],
+		Archive: fields[5],
+		Path:    fields[6],
 	}
 	var err error
 	if p.Bytes, err = strconv.ParseInt(fields[3], 10, 64); err != nil || p.Bytes <= 0 {
@@ -88,6 +120,9 @@ func parsePackage(fields []string) (Package, error) {
 	}
 	if sum, err := hex.DecodeString(p.SHA256); err != nil || len(sum) != 32 {
 		return Package{}, fmt.Errorf("%q is no SHA-256", p.SHA256)
+	}
+	if !slices.ContainsFunc(archives, func(a archive) bool { return a.name == p.Archive }) {
+		return Package{}, fmt.Errorf("%q is no archive: want %s or %s", p.Archive, Release, Security)
 	}
 	if path.Clean("/"+p.Path) != "/"+p.Path {
 		return Package{}, fmt.Errorf("%q is no path on a mirror", p.Path)
@@ -103,7 +138,7 @@ func (l Lock) String() string {
 	var b strings.Builder
 	b.WriteString(lockHead)
 	for _, p := range sorted {
-		fmt.Fprintln(&b, p.Arch, p.Name, p.Version, p.Bytes, p.SHA256, p.Path)
+		fmt.Fprintln(&b, p.Arch, p.Name, p.Version, p.Bytes, p.SHA256, p.Archive, p.Path)
 	}
 	return b.String()
 }

@@ -108,3 +108,36 @@ func (c *Controller) endWithoutAgent(e *entry, why string) {
 		c.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)
 	}
 }
+
+// maxVersions bounds the versions of agents that are remembered; then all are told again.
+const maxVersions = 100
+
+// AgentOfOther says that the cell's agent is of another version than Kip's, and none that the
+// operator has named for it (cells.itzo).
+func (c *Cell) AgentOfOther(kip string) bool {
+	return c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
+}
+
+// tellVersion tells the node of an agent of another version than Kip's, once of each image. The cell
+// goes on: what the two say to each other is understood by neighbouring releases, and what is not
+// known to one of them is refused by name.
+func (c *Controller) tellVersion(e *entry) {
+	cell := e.cell()
+	if c.cfg.NodeEvents == nil || c.cfg.Version == "" || !cell.AgentOfOther(c.cfg.Version) {
+		return
+	}
+	of := withAgentOf(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)
+	c.mu.Lock()
+	told := c.versions[of]
+	if !told && len(c.versions) >= maxVersions {
+		clear(c.versions)
+	}
+	c.versions[of] = true
+	c.mu.Unlock()
+	if told {
+		return
+	}
+	c.cfg.NodeEvents.Event(c.cfg.NodeName, warning, events.AgentVersionDiffers,
+		fmt.Sprintf("the agent of cell %s is %s, and Kip is %s: the cell goes on, but what one of the two does not know is not done; "+
+			"want an image of Kip's version, or cells.itzo", e.id, cell.AgentRuns.Version, c.cfg.Version))
+}

@@ -286,3 +286,56 @@ func TestAPodIsNotBoundToACellWhoseAgentIsAway(t *testing.T) {
 		}
 	})
 }
+
+func TestTheNodeIsToldOnceOfAnAgentThatIsNotOfKipsVersion(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kip   string
+		named bool     // by cells.itzo
+		runs  []string // versions of the agents of a cell each
+		told  []string // those of which the node is told
+	}{
+		"Kip's own":        {kip: "v1.4.2", runs: []string{"v1.4.2"}},
+		"others":           {kip: "v1.4.2", runs: []string{"v1.4.1", "v1.4.1", "v1.4.2", "v1.5.0", "v1.4.1"}, told: []string{"v1.4.1", "v1.5.0"}},
+		"that of the file": {kip: "v1.4.2", named: true, runs: []string{"v2"}},
+		"one that is old":  {kip: "v1.4.2", runs: []string{""}},
+		"to a Kip of none": {runs: []string{"v1.4.1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := &nodeEvents{}
+			setUp := func(c *setup) {
+				if tc.named {
+					withAgent("v2")(c)
+				}
+				c.Version, c.NodeEvents = tc.kip, node
+			}
+			inBubble(t, setUp, nil, func(t *testing.T, b *bubble) {
+				var runs string
+				b.links.agents = func(r *http.Request) *http.Response {
+					answer := "{}"
+					if r.URL.Path == agentapi.PathConfig {
+						answer = `{"agent": {"version": "` + runs + `"}}`
+					}
+					return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(answer))}
+				}
+				for i, version := range tc.runs {
+					runs = version
+					b.request(fmt.Sprint("pod-", i), "nano")
+					b.later(time.Minute)
+					if phase := b.phase(fmt.Sprint("pod-", i)); phase != apiv1.Bound {
+						t.Errorf("the cell with %q is %s, want it to go on", version, phase)
+					}
+				}
+				said := node.all()
+				if len(said) != len(tc.told) {
+					t.Fatalf("the node is told %q, want of %q", said, tc.told)
+				}
+				for i, version := range tc.told {
+					if !strings.Contains(said[i], "Warning AgentVersionDiffers: the agent of cell ") ||
+						!strings.Contains(said[i], " is "+version+", and Kip is v1.4.2:") {
+						t.Errorf("the node is told %q, want of %s", said[i], version)
+					}
+				}
+			})
+		})
+	}
+}

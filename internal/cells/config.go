@@ -78,6 +78,8 @@ type Config struct {
 	Template string
 	// Agent is that of cells. Optional: that of their image.
 	Agent *agentapi.Agent
+	// Version is Kip's own. Optional: agents are not compared with it.
+	Version string
 	// CloudInit is the operator's cloud-init file. Optional: there is none.
 	CloudInit CloudInit
 	// NodeEvents tells the operator, on a virtual node, what holds up launches. Optional.

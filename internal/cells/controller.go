@@ -75,6 +75,8 @@ type Controller struct {
 	denied map[offering]bool
 	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent.
 	unfits map[ingredients]*unfit
+	// versions are those of agents that the node was told of, since they are not Kip's.
+	versions map[ingredients]bool
 	// checkup is what the cloud's own checks say while cells are silent.
 	checkup checkup
 	// apart is until when cells are launched one by one, by where.
@@ -119,6 +121,7 @@ func New(cfg Config) *Controller {
 		terminating:  map[string]*termination{},
 		denied:       map[offering]bool{},
 		unfits:       map[ingredients]*unfit{},
+		versions:     map[ingredients]bool{},
 		apart:        map[location]time.Time{},
 	}
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, func() string { return c.template(c.cloudInit()) }, cfg.Clock)

@@ -270,6 +270,7 @@ func (c *Controller) connected(ctx context.Context, e *entry) error {
 		return nil
 	}
 	defer c.tellCloudInit(e)
+	defer c.tellVersion(e)
 	return c.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""
 		now := c.cfg.Clock.Now()

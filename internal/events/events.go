@@ -39,18 +39,19 @@ const (
 
 // Of cells that do not live as they should.
 const (
-	CellNotReady      = "CellNotReady"
-	CellsNotReady     = "CellsNotReady"
-	CellTooSmall      = "CellTooSmall"
-	AgentNotStarted   = "AgentNotStarted"
-	CloudInitFailed   = "CloudInitFailed"
-	GPUsNotReady      = "GPUsNotReady"
-	CellSilent        = "CellSilent" // of the pod's Ready condition, too
-	CellLost          = "CellLost"   // of the pod's status, too
-	CellNotTerminated = "CellNotTerminated"
-	EndHeldBack       = "EndHeldBack"
-	DeletionOverdue   = "DeletionOverdue"
-	LogsNotSaved      = "LogsNotSaved"
+	CellNotReady        = "CellNotReady"
+	CellsNotReady       = "CellsNotReady"
+	CellTooSmall        = "CellTooSmall"
+	AgentNotStarted     = "AgentNotStarted"
+	AgentVersionDiffers = "AgentVersionDiffers" // of the virtual node
+	CloudInitFailed     = "CloudInitFailed"
+	GPUsNotReady        = "GPUsNotReady"
+	CellSilent          = "CellSilent" // of the pod's Ready condition, too
+	CellLost            = "CellLost"   // of the pod's status, too
+	CellNotTerminated   = "CellNotTerminated"
+	EndHeldBack         = "EndHeldBack"
+	DeletionOverdue     = "DeletionOverdue"
+	LogsNotSaved        = "LogsNotSaved"
 )
 
 // Of instances that the cloud takes back, and of nodes that it has nothing for.

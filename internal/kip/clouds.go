@@ -86,6 +86,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 				Log:       log.With("cloud", "qemu"),
 			},
 			Image:       q.Image,
+			Version:     version.String(),
 			Nameservers: q.Nameservers,
 			Accelerator: q.Accelerator,
 			Hugepages:   q.Hugepages,

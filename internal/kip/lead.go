@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -401,6 +402,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		CloudInit:    l.cloudInit,
 		NodeEvents:   l.nodes,
 		Agent:        agentOf(l.cfg),
+		Version:      version.String(),
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),

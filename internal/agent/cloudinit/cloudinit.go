@@ -70,18 +70,35 @@ func Read(path string) (agentapi.UserData, error) {
 // an earlier start are replaced.
 func Leave(path string, document []byte, place string) error {
 	for file, content := range map[string][]byte{path: document, filepath.Join(filepath.Dir(path), PlaceFile): []byte(place)} {
-		// It may not be one that can be written.
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("leave user data: %w", err)
-		}
 		if len(content) == 0 {
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("leave user data: %w", err)
+			}
 			continue
 		}
-		if err := os.WriteFile(file, content, 0o400); err != nil {
+		if err := Replace(file, content, 0o400); err != nil {
 			return fmt.Errorf("leave user data: %w", err)
 		}
 	}
 	return nil
+}
+
+// Replace writes a file beside the one that is there, and puts it in its place. Where that has this
+// content already it stays: a machine whose disk is full starts again with what its last boot wrote.
+func Replace(path string, content []byte, mode fs.FileMode) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode() == mode {
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
+			return nil
+		}
+	}
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.WriteFile(tmp, content, mode); err != nil {
+		return errors.Join(err, os.RemoveAll(tmp))
+	}
+	return os.Rename(tmp, path)
 }
 
 func readFile(path string, most int64) ([]byte, error) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -85,11 +86,28 @@ func mounted(mountinfo io.Reader) (map[string]string, error) {
 	return there, lines.Err()
 }
 
-// setting is one of the kernel, and why a cell has it.
-type setting struct{ key, value, why string }
+// Setting is one of the kernel, and why a cell has it.
+type Setting struct {
+	// Key is its file below /proc/sys.
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	Why   string `json:"why"`
+}
 
-// settings differ from the kernel's own. What else the kubelet wants it sets itself.
-var settings = []setting{
+// Settings are all that a machine's kernel is given.
+func Settings() []Setting {
+	return append(slices.Clone(settings), Setting{
+		Key:   minFree,
+		Value: fmt.Sprintf("what the kernel takes, and a %dth of the memory at most", freeShare),
+		Why:   "a kernel with huge pages would keep much of a small machine free",
+	})
+}
+
+// settings differ from the kernel's own, or say what a cell relies on. What else the kubelet wants
+// it sets itself, such as 10 seconds between a panic and the start after it, in place of the
+// image's one.
+var settings = []Setting{
+	{"vm/panic_on_oom", "0", "memory that runs out ends a process of the pod, and not the machine"},
 	{"kernel/panic_on_oops", "1", "a kernel that lost its way ends, so that the cloud sees it"},
 	{"kernel/sysrq", "0", "nobody is at the keyboard"},
 	{"kernel/dmesg_restrict", "1", "the kernel's log tells pods where it lies in memory"},
@@ -112,9 +130,22 @@ var settings = []setting{
 // for memory when twice as much is left. This is still twice what it keeps of 1 GiB without them.
 const freeShare = 128
 
+// minFree is how much memory the kernel keeps free, in KiB.
+const minFree = "vm/min_free_kbytes"
+
+// systemScore is the oom_score_adj of itzo and all that it starts: the kubelet's of itself. The
+// first process is never ended for memory; what inherits this goes after every container of the
+// pod, for which the kubelet sets -997 to 1000 by its class.
+const systemScore = "-999"
+
+// beLast has the kernel end this process, and those that it starts, last when memory runs out.
+func beLast(proc string) error {
+	return os.WriteFile(filepath.Join(proc, "self/oom_score_adj"), []byte(systemScore), 0o644)
+}
+
 // leaveToPods has the kernel keep less memory free on a small machine, below dir, of total bytes.
 func leaveToPods(dir string, total int64) error {
-	file := filepath.Join(dir, "vm/min_free_kbytes")
+	file := filepath.Join(dir, minFree)
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -139,25 +170,26 @@ func memory() (int64, error) {
 	return int64(i.Totalram) * int64(i.Unit), nil
 }
 
-// settle writes all settings, each that it can.
-func settle(dir string) error {
+// settle writes all settings below proc, each that it can.
+func settle(proc string) error {
+	dir := filepath.Join(proc, "sys")
 	total, err := memory()
 	if err == nil {
 		err = leaveToPods(dir, total)
 	}
-	return errors.Join(set(dir, settings), err)
+	return errors.Join(set(dir, settings), err, beLast(proc))
 }
 
 // set writes settings below dir, each that it can.
-func set(dir string, settings []setting) error {
+func set(dir string, settings []Setting) error {
 	var errs []error
 	for _, s := range settings {
-		f, err := os.OpenFile(filepath.Join(dir, s.key), os.O_WRONLY, 0)
+		f, err := os.OpenFile(filepath.Join(dir, s.Key), os.O_WRONLY, 0)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		_, err = f.WriteString(s.value)
+		_, err = f.WriteString(s.Value)
 		errs = append(errs, err, f.Close())
 	}
 	return errors.Join(errs...)

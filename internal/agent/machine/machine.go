@@ -108,7 +108,7 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if err := m.console.Step("see that this is the first life", theLife.check); err != nil {
 		return err
 	}
-	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc/sys") }); err != nil {
+	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc") }); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}
 	var drivers *modules.Set
@@ -209,12 +209,7 @@ func leave(root string, data userdata.Data, n *network) error {
 		{"/etc/resolv.conf", resolvConf(n.lease), 0o644},
 		{"/etc/machine-id", id + "\n", 0o444},
 	} {
-		p := filepath.Join(root, f.path)
-		// An earlier boot's, which may not be one that can be written.
-		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		if err := os.WriteFile(p, []byte(f.content), f.mode); err != nil {
+		if err := cloudinit.Replace(filepath.Join(root, f.path), []byte(f.content), f.mode); err != nil {
 			return err
 		}
 	}

@@ -93,20 +93,47 @@ func TestAMarkThatCannotBeWrittenIsTold(t *testing.T) {
 func TestSettingsAreWrittenEachByItself(t *testing.T) {
 	dir := t.TempDir()
 	for _, s := range settings[1:] {
-		p := filepath.Join(dir, s.key)
+		p := filepath.Join(dir, s.Key)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644)); err != nil {
 			t.Fatal(err)
 		}
-		if s.why == "" {
-			t.Errorf("nobody says why %s is set", s.key)
+		if s.Why == "" {
+			t.Errorf("nobody says why %s is set", s.Key)
 		}
 	}
 	if err := set(dir, settings); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("one that this kernel does not have: %v", err)
 	}
 	last := settings[len(settings)-1]
-	if b, err := os.ReadFile(filepath.Join(dir, last.key)); err != nil || string(b) != last.value {
-		t.Errorf("%s is %q (%v), want %q", last.key, b, err, last.value)
+	if b, err := os.ReadFile(filepath.Join(dir, last.Key)); err != nil || string(b) != last.Value {
+		t.Errorf("%s is %q (%v), want %q", last.Key, b, err, last.Value)
+	}
+}
+
+func TestWhatTheKernelIsGivenIsToldWithAReasonEach(t *testing.T) {
+	all := Settings()
+	if len(all) != len(settings)+1 || all[len(all)-1].Key != minFree {
+		t.Errorf("%d settings are told, want %d and %s", len(all), len(settings), minFree)
+	}
+	for _, s := range all {
+		if s.Value == "" || s.Why == "" {
+			t.Errorf("%s has the value %q, since %q", s.Key, s.Value, s.Why)
+		}
+	}
+}
+
+func TestWhatTheAgentStartsIsEndedLast(t *testing.T) {
+	proc := t.TempDir()
+	p := filepath.Join(proc, "self/oom_score_adj")
+	if err := errors.Join(os.Mkdir(filepath.Dir(p), 0o755), os.WriteFile(p, []byte("0\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	// None of the settings is there, and this one is written all the same.
+	if err := settle(proc); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without settings: %v", err)
+	}
+	if b, err := os.ReadFile(p); err != nil || string(b) != "-999" {
+		t.Errorf("its oom_score_adj is %q (%v), want -999", b, err)
 	}
 }
 
@@ -211,6 +238,41 @@ func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 	}
 	if got := read("etc/resolv.conf"); !strings.HasPrefix(got, "# No nameserver") {
 		t.Errorf("without nameservers: %q", got)
+	}
+}
+
+// A disk that is full can take no file: here, since a folder is in the way of each new one.
+func TestABootOnAFullDiskGoesOnWithWhatTheLastOneLeft(t *testing.T) {
+	root := t.TempDir()
+	p := filepath.Join(root, "sys/class/dmi/id/product_uuid")
+	folders := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.Mkdir(filepath.Join(root, "etc"), 0o755),
+		os.MkdirAll(filepath.Join(root, "var/lib/cloud/seed"), 0o755))
+	if err := errors.Join(folders, os.WriteFile(p, []byte("abc\n"), 0o400)); err != nil {
+		t.Fatal(err)
+	}
+	n := &network{lease: dhcp.Lease{Address: netip.MustParsePrefix("10.0.0.5/24"), Hostname: "ip-10-0-0-5"}}
+	data := userdata.Data{Document: []byte("#cloud-config\n"), Place: "3"}
+	if err := leave(root, data, n); err != nil {
+		t.Fatal(err)
+	}
+	files := []string{"etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/machine-id", "var/lib/cloud/seed/user-data",
+		"var/lib/cloud/seed/launch-index"}
+	for _, f := range files {
+		if err := os.MkdirAll(filepath.Join(root, f+".new", "in the way"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := leave(root, data, n); err != nil {
+		t.Errorf("the same once more: %v", err)
+	}
+	data.Hostname = "another"
+	if err := leave(root, data, n); err == nil || !strings.Contains(err.Error(), "etc/hostname.new") {
+		t.Errorf("another name: %v", err)
+	}
+	for _, f := range files {
+		if info, err := os.Stat(filepath.Join(root, f)); err != nil || info.Size() == 0 {
+			t.Errorf("what the last boot left at %s: %v", f, err)
+		}
 	}
 }
 

@@ -98,9 +98,9 @@ func (n *network) obey(ctx context.Context, document []byte) error {
 	name := n.link.Attrs().Name
 	// A neighbour who says that he is a router is not believed: all is told.
 	ipv6 := "net/ipv6/conf/" + name + "/"
-	settings := []setting{{key: ipv6 + "accept_ra", value: "0"}, {key: ipv6 + "accept_redirects", value: "0"}}
+	settings := []Setting{{Key: ipv6 + "accept_ra", Value: "0"}, {Key: ipv6 + "accept_redirects", Value: "0"}}
 	if !p.address.IsValid() {
-		settings = []setting{{key: ipv6 + "disable_ipv6", value: "1"}}
+		settings = []Setting{{Key: ipv6 + "disable_ipv6", Value: "1"}}
 	}
 	if err := set("/proc/sys", settings); err != nil {
 		return err

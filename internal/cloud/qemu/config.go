@@ -38,6 +38,8 @@ type Config struct {
 	// Image is the disk that machines start from, of form qcow2 or raw, as kip-image makes
 	// it: its EFI program and its manifest are beside it.
 	Image string
+	// Version is Kip's own, of which the image is to be, too. Optional: they are not compared.
+	Version string
 	// Nameservers are the machines'. With none, a look-up in a machine fails at once rather
 	// than after a time-out.
 	Nameservers []netip.Addr

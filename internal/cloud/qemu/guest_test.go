@@ -83,7 +83,7 @@ func writeImage(t testing.TB, dir string, kernel []byte) string {
 	copy(disk[4096:], sum[:])
 	digest := sha256.Sum256(disk)
 	manifest, err := json.Marshal(map[string]any{
-		"version": "v0", "arch": "amd64", "root": testRoot,
+		"version": "v1.2.3", "arch": "amd64", "root": testRoot,
 		"outputs": []map[string]any{{"name": "cell.raw", "sha256": fmt.Sprintf("%x", digest), "bytes": len(disk)}},
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,8 @@ type image struct {
 	dir    string // of the state folder
 	format string // of diskFile in it
 	args   string // of the kernel
+	// version is Kip's of which it was built.
+	version string
 }
 
 // manifest is what kip-image says of an image; see image/boot.
@@ -93,7 +96,7 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if format != "qcow2" && format != "raw" {
 		return image{}, fmt.Errorf("image %s: want a file of form qcow2 or raw, with that at the end of its name", file)
 	}
-	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]), format: format}
+	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]), format: format, version: m.Version}
 	if args, err := os.ReadFile(filepath.Join(i.dir, argsFile)); err == nil {
 		i.args = string(args) // written last, so that all is there
 		return i, nil
@@ -120,6 +123,15 @@ func install(ctx context.Context, file, state string) (image, error) {
 		return image{}, err
 	}
 	return i, os.Rename(tmp, filepath.Join(i.dir, argsFile))
+}
+
+// tellVersion logs that an image is of another version than Kip's. Its machines run: the agent
+// in it says its version when it joins, too, and what it does not know it refuses by name.
+func (i image) tellVersion(log *slog.Logger, kip string) {
+	if kip == "" || i.version == kip {
+		return
+	}
+	log.Warn("the image is of another version than Kip: build one of Kip's (make image), unless this is meant", "image", i.version, "kip", kip)
 }
 
 // copyVerified copies a file of which the digest is known. Blocks of zeros become holes.

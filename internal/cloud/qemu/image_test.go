@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,8 +22,8 @@ func TestAnImageIsCopiedOnceWithItsKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "quiet " + rootArgument + testRoot; i.args != want || i.format != "raw" {
-		t.Errorf("%+v; want the arguments %q", i, want)
+	if want := "quiet " + rootArgument + testRoot; i.args != want || i.format != "raw" || i.version != "v1.2.3" {
+		t.Errorf("%+v; want the arguments %q, and v1.2.3", i, want)
 	}
 	for name, want := range map[string][]byte{vm.LinuxFile: guest(true), vm.InitrdFile: make([]byte, 1024)} {
 		if got, err := os.ReadFile(filepath.Join(i.dir, name)); err != nil || !bytes.Equal(got, want) {
@@ -146,6 +147,16 @@ func TestTypesAreThoseOfWhichAMachineCanBe(t *testing.T) {
 	}
 	if all[1].BootTimeout != catalog.BootTimeout || all[1].UsableBytes != 0 {
 		t.Error("the caller's types were changed")
+	}
+}
+
+func TestAnImageOfAnotherVersionIsToldAtTheStart(t *testing.T) {
+	for kip, want := range map[string]string{"": "", "v1.2.3": "", "v1.2.4": "image=v1.2.3 kip=v1.2.4"} {
+		var said bytes.Buffer
+		image{version: "v1.2.3"}.tellVersion(slog.New(slog.NewTextHandler(&said, nil)), kip)
+		if !strings.Contains(said.String(), want) || want == "" && said.Len() > 0 {
+			t.Errorf("to Kip %q it says %q, want %q", kip, &said, want)
+		}
 	}
 }
 

@@ -86,6 +86,7 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 	if k.image, err = install(ctx, cfg.Image, cfg.StateDir); err != nil {
 		return nil, err
 	}
+	k.image.tellVersion(cfg.Log, cfg.Version)
 	k.cfg.Catalogue = possible(cfg.Catalogue, runtime.NumCPU(), k.accelerator)
 	if len(k.cfg.Catalogue) == 0 {
 		return nil, fmt.Errorf("none of %d instance types is one for a virtual machine of this host, which has %d CPUs", len(cfg.Catalogue),
