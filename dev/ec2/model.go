@@ -116,6 +116,8 @@ type Model struct {
 	sim *sim.Cloud
 	key [32]byte // signs the tokens of the metadata service
 
+	repositories map[string]http.Handler // by name
+
 	mu        sync.Mutex
 	launches  map[string]*launch // by the sim's token
 	calls     map[string]int
@@ -171,6 +173,8 @@ func New(cfg Config) (*Model, error) {
 		risks:     map[string]time.Time{},
 		untold:    map[string][]Way{},
 		queue:     queue{news: make(chan struct{})},
+
+		repositories: newRepositories(cfg.Repositories),
 
 		maintenance: map[string]Maintenance{},
 		impaired:    map[string]Check{},
@@ -291,6 +295,11 @@ const sessionHeader = "X-Amz-Security-Token"
 
 // ServeHTTP answers one call.
 func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, registryPath) {
+		r.Body = http.MaxBytesReader(w, r.Body, maxLayer)
+		m.serveRegistry(w, r)
+		return
+	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 	switch {
 	case r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/"):
@@ -301,9 +310,6 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
 		m.serveSQS(w, r)
-		return
-	case strings.HasPrefix(r.URL.Path, registryPath):
-		m.serveRegistry(w, r)
 		return
 	}
 	if err := r.ParseForm(); err != nil {
