@@ -3,6 +3,9 @@ package ec2
 import (
 	"errors"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -107,5 +110,39 @@ func TestWhoMayOnlyPullPushesNothing(t *testing.T) {
 	}
 	if err := remote.Write(a.reference("c:2"), image, as(a.passwordOf()), remote.WithContext(t.Context())); err != nil {
 		t.Errorf("a push by who may: %v", err)
+	}
+}
+
+func TestInPublicOnlyWhatAsksForAProofIsAnswered(t *testing.T) {
+	a := newAsker(t)
+	server := httptest.NewServer(a.model.Public())
+	defer server.Close()
+	a.url = server.URL
+	form := func(action, version string) string {
+		return url.Values{"Action": {action}, "Version": {version}}.Encode()
+	}
+	for name, one := range map[string]struct {
+		path, body, target string
+		want               int
+		says               string
+	}{
+		"a web identity":   {"/", form(byWebIdentity, stsVersion), "", http.StatusBadRequest, "ValidationError"},
+		"a role by a key":  {"/", form("AssumeRole", stsVersion), "", http.StatusNotFound, ""},
+		"EC2":              {"/", encode("DescribeInstances"), "", http.StatusNotFound, ""},
+		"EC2 as STS":       {"/", form(byWebIdentity, "2016-11-15"), "", http.StatusNotFound, ""},
+		"ECR's tokens":     {"/", form(byWebIdentity, stsVersion), ecrTarget + "GetAuthorizationToken", http.StatusNotFound, ""},
+		"snapshots":        {snapshotsPath, form(byWebIdentity, stsVersion), "", http.StatusNotFound, ""},
+		"the control":      {ControlPath, form(byWebIdentity, stsVersion), "", http.StatusNotFound, ""},
+		"images of nobody": {registryPath, "", "", http.StatusUnauthorized, "UNAUTHORIZED"},
+	} {
+		status, text := a.send("AKIAKIP", "", func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			if one.target != "" {
+				r.Header.Set("X-Amz-Target", one.target)
+			}
+		}, http.MethodPost, one.path, one.body)
+		if status != one.want || !strings.Contains(text, one.says) {
+			t.Errorf("%s: %d %s, want %d %s", name, status, text, one.want, one.says)
+		}
 	}
 }
