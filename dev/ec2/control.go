@@ -192,8 +192,8 @@ func (m *Model) fault(c sim.Call) sim.Fault {
 }
 
 // Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity, an Interruption, a Maintenance or a Rebalance to hang, capacity, interrupt,
-// maintain or rebalance does it.
+// Hang, a Capacity, an Interruption, a Maintenance, a Rebalance or a Role to hang, capacity,
+// interrupt, maintain, rebalance or role does it.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -214,6 +214,7 @@ func (m *Model) Control() http.Handler {
 	handle(mux, "interrupt", m.Interrupt)
 	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)
+	handle(mux, "role", m.PutRole)
 	return mux
 }
 

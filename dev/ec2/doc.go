@@ -1,12 +1,14 @@
 // Package ec2 owns a working model of Amazon EC2's API: the query protocol over HTTP, so
 // that the SDK, and any other client, is answered as EC2 would; and of EBS direct APIs, by
-// which snapshots are written, STS' AssumeRole, ECR's tokens with what they may pull, and a queue
-// of SQS to which EventBridge sends events, beside it. It must not know Kip.
+// which snapshots are written, STS' AssumeRole and AssumeRoleWithWebIdentity, ECR with its tokens
+// and its registry, and a queue of SQS to which EventBridge sends events, beside it. It must not
+// know Kip.
 //
 // The machines behind it are those of internal/cloud/sim, with its clock, capacity,
 // quotas, buckets, late lists and faults. What the model adds is EC2's own: parameters,
 // which are refused where EC2's reference forbids them or the model does not know them;
 // tokens by zone; subnets, groups, images and interfaces; pages; and who may do what.
 //
-// Signatures are not verified: an access key is believed to be whose it says.
+// Signatures of calls are not verified: an access key is believed to be whose it says. Those of
+// tokens by which roles are assumed are, and so are ECR's.
 package ec2

@@ -4,9 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,10 +15,6 @@ import (
 const (
 	// ecrTarget begins the header that names an action of ECR's API.
 	ecrTarget = "AmazonEC2ContainerRegistry_V20150921."
-	// registryPath is where images are (OCI Distribution Specification).
-	registryPath = "/v2/"
-	// registryUser has every token of ECR's as its password.
-	registryUser = "AWS"
 	// tokenLifetime is that of such a token (ECR API reference, "GetAuthorizationToken").
 	tokenLifetime = 12 * time.Hour
 )
@@ -64,13 +58,10 @@ func (m *Model) authorizationToken(r *http.Request, action string) (any, error) 
 	if m.may(asked, "ecr:"+action, "*", nil) != nil {
 		return nil, bad("AccessDeniedException", "User is not authorized to perform: ecr:%s on resource: *", action)
 	}
-	password := rand.Text() + rand.Text()
-	t := registryToken{policy: policy}
+	var password string
+	var until time.Time
 	err = m.sim.Take(r.Context(), sim.Call{Kind: cloud.CallPullCredentials}, func() error {
-		t.until = m.now().Add(tokenLifetime)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.tokens[password] = t
+		password, until = m.newToken(policy)
 		return nil
 	})
 	if err != nil {
@@ -78,61 +69,16 @@ func (m *Model) authorizationToken(r *http.Request, action string) (any, error) 
 	}
 	return map[string]any{"authorizationData": []any{map[string]any{
 		"authorizationToken": base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + password)),
-		"expiresAt":          float64(t.until.UnixMilli()) / 1000,
-		"proxyEndpoint":      "https://" + m.cfg.Account + ".dkr.ecr." + m.cfg.Region + ".amazonaws.com",
+		"expiresAt":          float64(until.UnixMilli()) / 1000,
+		"proxyEndpoint":      "https://" + RegistryHost(m.cfg.Account, m.cfg.Region),
 	}}}, nil
 }
 
-// rightsOf are those that ECR asks for what is done with an image, by the method and the part
-// of its path. Source: Amazon ECR User Guide, "Private registry permissions".
-var rightsOf = map[string]string{
-	"GET manifests": "ecr:BatchGetImage",
-	"GET blobs":     "ecr:GetDownloadUrlForLayer",
-	"PUT manifests": "ecr:PutImage",
-}
-
-// serveRegistry answers who pulls an image of the account, or pushes its manifest: with a line
-// for each manifest and each blob, whatever its name. What is pushed is dropped, since what
-// matters here is who may.
-func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
-	refuse := func(status int, code, format string, args ...any) {
-		w.Header().Set("Content-Type", "application/json")
-		if status == http.StatusUnauthorized {
-			w.Header().Set("WWW-Authenticate", `Basic realm="`+m.cfg.Account+`",service="ecr.amazonaws.com"`)
-		}
-		w.WriteHeader(status)
-		said := map[string]string{"code": code, "message": fmt.Sprintf(format, args...)}
-		_ = json.NewEncoder(w).Encode(map[string]any{"errors": []any{said}})
-	}
-	user, password, _ := r.BasicAuth()
+// newToken makes one for the holder of a policy, and returns it as the registry takes it.
+func (m *Model) newToken(policy *Policy) (password string, until time.Time) {
+	password, until = rand.Text()+rand.Text(), m.now().Add(tokenLifetime)
 	m.mu.Lock()
-	token, known := m.tokens[password]
-	m.mu.Unlock()
-	if user != registryUser || !known || !m.now().Before(token.until) {
-		refuse(http.StatusUnauthorized, "UNAUTHORIZED", "Your authorization token is unknown or has expired")
-		return
-	}
-	parts := strings.Split(strings.TrimPrefix(r.URL.Path, registryPath), "/")
-	n := max(0, len(parts)-2)
-	repository, what := strings.Join(parts[:n], "/"), parts[n]
-	right := rightsOf[r.Method+" "+what]
-	if right == "" || repository == "" {
-		refuse(http.StatusNotFound, "UNSUPPORTED", "the model does not know %s %s", r.Method, r.URL.Path)
-		return
-	}
-	arn := "arn:aws:ecr:" + m.cfg.Region + ":" + m.cfg.Account + ":repository/" + repository
-	open := m.cfg.RepositoryPolicies[repository]
-	let := token.policy != nil && open != nil && open.allows(right, arn, nil) && !token.policy.denies(right, arn, nil)
-	if !let && m.may(&request{ctx: r.Context(), action: right, policy: token.policy}, right, arn, nil) != nil {
-		refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
-		return
-	}
-	if !slices.Contains(m.cfg.Repositories, repository) {
-		refuse(http.StatusNotFound, "NAME_UNKNOWN", "The repository with name '%s' does not exist in the registry", repository)
-		return
-	}
-	if r.Method == http.MethodPut {
-		w.WriteHeader(http.StatusCreated)
-	}
-	fmt.Fprintf(w, "%s of %s\n", what, repository)
+	defer m.mu.Unlock()
+	m.tokens[password] = registryToken{policy, until}
+	return password, until
 }

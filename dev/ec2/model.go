@@ -33,8 +33,11 @@ type Config struct {
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
-	// Roles are what each role may do that can be assumed, by its ARN.
+	// Roles are what each role may do that can be assumed, by its ARN. PutRole makes others, and
+	// those that Providers' tokens assume.
 	Roles map[string]*Policy
+	// Providers are whose tokens are taken by AssumeRoleWithWebIdentity.
+	Providers []Provider
 	// Repositories are those of images that the account has.
 	Repositories []string
 	// RepositoryPolicies are what a repository itself allows to sessions that it names by
@@ -116,6 +119,8 @@ type Model struct {
 	sim *sim.Cloud
 	key [32]byte // signs the tokens of the metadata service
 
+	repositories map[string]http.Handler // by name
+
 	mu        sync.Mutex
 	launches  map[string]*launch // by the sim's token
 	calls     map[string]int
@@ -133,6 +138,7 @@ type Model struct {
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
+	roles     map[string]assumable // by ARN
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	queue     queue
@@ -168,12 +174,18 @@ func New(cfg Config) (*Model, error) {
 		reasons:   map[string]StateReason{},
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
+		roles:     map[string]assumable{},
 		risks:     map[string]time.Time{},
 		untold:    map[string][]Way{},
 		queue:     queue{news: make(chan struct{})},
 
+		repositories: newRepositories(cfg.Repositories),
+
 		maintenance: map[string]Maintenance{},
 		impaired:    map[string]Check{},
+	}
+	for arn, policy := range cfg.Roles {
+		m.roles[arn] = assumable{policy: policy}
 	}
 	rand.Read(m.key[:])
 	machines := cfg.Sim
@@ -289,8 +301,29 @@ var accessKey = regexp.MustCompile(`Credential=([^/,]+)/`)
 // sessionHeader has the token of a session.
 const sessionHeader = "X-Amz-Security-Token"
 
+// Public is the part of the model that asks for a proof of who calls, and believes no key: images,
+// and STS' AssumeRoleWithWebIdentity. So it may be served where pods reach it.
+func (m *Model) Public() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, registryPath) {
+			r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
+			if err := r.ParseForm(); err != nil || r.PostForm.Get("Version") != stsVersion || r.PostForm.Get("Action") != byWebIdentity ||
+				r.Header.Get("X-Amz-Target") != "" || r.URL.Path != "/" {
+				http.Error(w, "here are images, and STS' "+byWebIdentity, http.StatusNotFound)
+				return
+			}
+		}
+		m.ServeHTTP(w, r)
+	})
+}
+
 // ServeHTTP answers one call.
 func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, registryPath) {
+		r.Body = http.MaxBytesReader(w, r.Body, maxLayer)
+		m.serveRegistry(w, r)
+		return
+	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 	switch {
 	case r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/"):
@@ -301,9 +334,6 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
 		m.serveSQS(w, r)
-		return
-	case strings.HasPrefix(r.URL.Path, registryPath):
-		m.serveRegistry(w, r)
 		return
 	}
 	if err := r.ParseForm(); err != nil {
@@ -347,7 +377,7 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 // do; nil for everything.
 func (m *Model) policyOf(authorization, token string) (*Policy, error) {
 	key := accessKey.FindStringSubmatch(authorization)
-	if key != nil && strings.HasPrefix(key[1], "ASIA") {
+	if key != nil && strings.HasPrefix(key[1], sessionKey) {
 		return m.sessionOf(key[1], token)
 	}
 	if m.cfg.Policies == nil {

@@ -1,10 +1,10 @@
 package ec2
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 )
 
@@ -48,13 +48,53 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		Version   string
 		Statement []statement
 	}
-	read := json.NewDecoder(strings.NewReader(string(text)))
-	read.DisallowUnknownFields()
-	if err := read.Decode(&doc); err != nil {
-		return nil, fmt.Errorf("read the policy: %w", err)
+	if err := decode(text, &doc); err != nil {
+		return nil, err
 	}
-	seen := map[string]bool{}
+	return newPolicy(doc.Statement)
+}
+
+// ParseTrust reads a role's trust policy, JSON, as a policy whose resources are the principals:
+// providers of identities, of which a token is.
+func ParseTrust(text []byte) (*Policy, error) {
+	var doc struct {
+		Version   string
+		Statement []struct {
+			Sid, Effect string
+			Principal   struct{ Federated oneOrMany }
+			Action      oneOrMany
+			Condition   map[string]map[string]oneOrMany
+		}
+	}
+	if err := decode(text, &doc); err != nil {
+		return nil, err
+	}
+	var all []statement
 	for _, s := range doc.Statement {
+		all = append(all, statement{
+			Sid:       s.Sid,
+			Effect:    s.Effect,
+			Action:    s.Action,
+			Resource:  s.Principal.Federated,
+			Condition: s.Condition,
+		})
+	}
+	return newPolicy(all)
+}
+
+// decode reads a document that has nothing else.
+func decode(text []byte, doc any) error {
+	read := json.NewDecoder(bytes.NewReader(text))
+	read.DisallowUnknownFields()
+	if err := read.Decode(doc); err != nil {
+		return fmt.Errorf("read the policy: %w", err)
+	}
+	return nil
+}
+
+func newPolicy(statements []statement) (*Policy, error) {
+	seen := map[string]bool{}
+	for _, s := range statements {
 		switch {
 		case s.Effect != "Allow" && s.Effect != "Deny":
 			return nil, fmt.Errorf("the effect of statement %q is %q: want Allow or Deny", s.Sid, s.Effect)
@@ -71,7 +111,7 @@ func ParsePolicy(text []byte) (*Policy, error) {
 			}
 		}
 	}
-	return &Policy{statements: doc.Statement, used: map[string]bool{}}, nil
+	return &Policy{statements: statements, used: map[string]bool{}}, nil
 }
 
 // operators compare what a request has with what a statement wants.

@@ -19,6 +19,9 @@ const (
 	maxSessionPolicy              = 2048
 )
 
+// sessionKey begins the access key of a session (IAM User Guide, "IAM identifiers").
+const sessionKey = "ASIA"
+
 var sessionName = regexp.MustCompile(`^[\w+=,.@-]{2,64}$`)
 
 // session is what somebody has who assumed a role.
@@ -30,15 +33,20 @@ type session struct {
 
 const stsVersion = "2011-06-15"
 
+// credentials are those of a session.
+type credentials struct {
+	KeyID      string `xml:"AccessKeyId"`
+	Secret     string `xml:"SecretAccessKey"`
+	Token      string `xml:"SessionToken"`
+	Expiration string
+}
+
 // assumedRole is the answer.
 type assumedRole struct {
-	XMLName    xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ AssumeRoleResponse"`
-	KeyID      string   `xml:"AssumeRoleResult>Credentials>AccessKeyId"`
-	Secret     string   `xml:"AssumeRoleResult>Credentials>SecretAccessKey"`
-	Token      string   `xml:"AssumeRoleResult>Credentials>SessionToken"`
-	Expiration string   `xml:"AssumeRoleResult>Credentials>Expiration"`
-	ARN        string   `xml:"AssumeRoleResult>AssumedRoleUser>Arn"`
-	RequestID  string   `xml:"ResponseMetadata>RequestId"`
+	XMLName     xml.Name    `xml:"https://sts.amazonaws.com/doc/2011-06-15/ AssumeRoleResponse"`
+	Credentials credentials `xml:"AssumeRoleResult>Credentials"`
+	ARN         string      `xml:"AssumeRoleResult>AssumedRoleUser>Arn"`
+	RequestID   string      `xml:"ResponseMetadata>RequestId"`
 }
 
 // stsFailure is how STS says no.
@@ -53,7 +61,7 @@ type stsFailure struct {
 // serveSTS answers a call of STS.
 func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string) {
 	m.count(r.action)
-	answer, err := m.assumeRole(r, authorization)
+	answer, err := m.sts(r, authorization)
 	w.Header().Set("Content-Type", "text/xml")
 	if err != nil {
 		e := apiErrorOf(err)
@@ -72,59 +80,99 @@ func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string
 	_ = xml.NewEncoder(w).Encode(answer)
 }
 
+func (m *Model) sts(r *request, authorization string) (any, error) {
+	switch r.action {
+	case "AssumeRole":
+		return m.assumeRole(r, authorization)
+	case byWebIdentity:
+		return m.assumeRoleWithWebIdentity(r)
+	}
+	return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
+}
+
+// wish is what is asked for by who assumes a role.
+type wish struct {
+	role, name string
+	limit      string // the session's own policy; "" for none
+	lifetime   time.Duration
+}
+
+// wishOf reads the parameters, all but those that were read before.
+func wishOf(r *request) (wish, error) {
+	wanted := wish{role: r.text("RoleArn"), name: r.text("RoleSessionName"), limit: r.text("Policy")}
+	seconds := cmp.Or(r.number("DurationSeconds"), usualSession)
+	wanted.lifetime = time.Duration(seconds) * time.Second
+	if err := r.done(); err != nil {
+		return wish{}, err
+	}
+	switch {
+	case !sessionName.MatchString(wanted.name):
+		return wish{}, bad("ValidationError", "Value '%s' at 'roleSessionName' failed to satisfy constraint", wanted.name)
+	case seconds < shortestSession || seconds > usualSession:
+		return wish{}, bad("ValidationError", "The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
+	case len(wanted.limit) > maxSessionPolicy:
+		return wish{}, bad("ValidationError", "Value at 'policy' failed to satisfy constraint: length less than or equal to %d", maxSessionPolicy)
+	}
+	return wanted, nil
+}
+
+// arn is that of the session.
+func (w wish) arn() string { return w.role + "/" + w.name }
+
+// mayDo is what a session may do of what the role may.
+func (w wish) mayDo(role *Policy) (*Policy, error) {
+	if w.limit == "" {
+		return role, nil
+	}
+	limit, err := ParsePolicy([]byte(w.limit))
+	if err != nil {
+		return nil, bad("MalformedPolicyDocument", "%v", err)
+	}
+	return role.within(limit), nil
+}
+
+// begin makes a session.
+func (m *Model) begin(policy *Policy, lifetime time.Duration) credentials {
+	key, s := sessionKey+rand.Text()[:16], session{policy: policy, token: rand.Text(), until: m.now().Add(lifetime)}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sessions[key] = s
+	return credentials{
+		KeyID:      key,
+		Secret:     rand.Text(),
+		Token:      s.token,
+		Expiration: s.until.UTC().Format(time.RFC3339),
+	}
+}
+
 // assumeRole makes a session of a role, limited by the policy that the call brings.
 func (m *Model) assumeRole(r *request, authorization string) (any, error) {
-	if r.action != "AssumeRole" {
-		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
-	}
 	var err error
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
 	}
-	arn, name, document := r.text("RoleArn"), r.text("RoleSessionName"), r.text("Policy")
-	seconds := cmp.Or(r.number("DurationSeconds"), usualSession)
-	if err := r.done(); err != nil {
+	wanted, err := wishOf(r)
+	if err != nil {
 		return nil, err
 	}
-	switch {
-	case !sessionName.MatchString(name):
-		return nil, bad("ValidationError", "Value '%s' at 'roleSessionName' failed to satisfy constraint", name)
-	case seconds < shortestSession || seconds > usualSession:
-		return nil, bad("ValidationError", "The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
-	case len(document) > maxSessionPolicy:
-		return nil, bad("ValidationError", "Value at 'policy' failed to satisfy constraint: length less than or equal to %d", maxSessionPolicy)
+	of := m.role(wanted.role)
+	if of.policy == nil || m.may(r, "sts:AssumeRole", wanted.role, nil) != nil {
+		return nil, &apiError{http.StatusForbidden, "AccessDenied",
+			"User is not authorized to perform: sts:AssumeRole on resource: " + wanted.role}
 	}
-	denied := &apiError{http.StatusForbidden, "AccessDenied", "User is not authorized to perform: sts:AssumeRole on resource: " + arn}
-	role := m.cfg.Roles[arn]
-	if role == nil || m.may(r, "sts:AssumeRole", arn, nil) != nil {
-		return nil, denied
+	policy, err := wanted.mayDo(of.policy)
+	if err != nil {
+		return nil, err
 	}
-	if document != "" {
-		limit, err := ParsePolicy([]byte(document))
-		if err != nil {
-			return nil, bad("MalformedPolicyDocument", "%v", err)
-		}
-		role = role.within(limit)
-	}
-	key, s := "ASIA"+rand.Text()[:16], session{policy: role, token: rand.Text()}
+	var given credentials
 	err = m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
-		s.until = m.now().Add(time.Duration(seconds) * time.Second)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.sessions[key] = s
+		given = m.begin(policy, wanted.lifetime)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return assumedRole{
-		KeyID:      key,
-		Secret:     rand.Text(),
-		Token:      s.token,
-		Expiration: s.until.UTC().Format(time.RFC3339),
-		ARN:        arn + "/" + name,
-		RequestID:  requestID,
-	}, nil
+	return assumedRole{Credentials: given, ARN: wanted.arn(), RequestID: requestID}, nil
 }
 
 // sessionOf is what the holder of a session's key may do.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -24,6 +25,7 @@ type asker struct {
 	*testing.T
 	model *Model
 	url   string
+	at    string // host and port
 	clock *testingclock.FakeClock
 }
 
@@ -56,14 +58,29 @@ func newAsker(t *testing.T) *asker {
 		t.Fatal(err)
 	}
 	server := httptest.NewServer(a.model)
-	a.url = server.URL
+	a.url, a.at = server.URL, server.Listener.Addr().String()
 	t.Cleanup(func() {
 		if err := a.model.Close(); err != nil {
 			t.Error(err)
 		}
 		server.Close()
 	})
+	for _, repository := range []string{"a/b", "c", "secret"} {
+		if err := a.model.Push(t.Context(), a.at, repository+":1", empty.Image); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return a
+}
+
+// blob is the path of one that an image has whose layers are none.
+func blob(t *testing.T) string {
+	t.Helper()
+	digest, err := empty.Image.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "blobs/" + digest.String()
 }
 
 // send sends a request with the key of somebody, and a session's token if there is one.
@@ -173,7 +190,7 @@ func TestATokenHasTheRightsOfItsSessionThatItsRoleHasToo(t *testing.T) {
 			t.Fatal(code)
 		}
 		said := ""
-		for _, path := range []string{"a/b/manifests/1", "a/b/blobs/x", "c/manifests/1", "secret/manifests/1", "gone/manifests/1"} {
+		for _, path := range []string{"a/b/manifests/1", "a/b/" + blob(t), "c/manifests/1", "secret/manifests/1", "gone/manifests/1"} {
 			said += http.StatusText(a.pull(password, path))[:1]
 		}
 		return said
@@ -269,11 +286,14 @@ func TestASessionMayDoInEC2WhatItsRoleAndItsPolicyMay(t *testing.T) {
 	}
 }
 
-func TestOfARegistryOnlyPullsAreKnown(t *testing.T) {
+func TestOfARegistryOnlyImagesAreKnown(t *testing.T) {
 	a := newAsker(t)
 	k, _ := a.assume("AKIAKIP", role)
 	password, _ := a.token(k)
-	for _, path := range []string{"", "c", "manifests/1", "c/tags/list", "c/manifests"} {
+	if status := a.pull(password, ""); status != http.StatusOK {
+		t.Errorf("who asks whether this is a registry is told %d", status)
+	}
+	for _, path := range []string{"c", "manifests/1", "blobs/uploads/", "c/tags/list", "c/manifests", "_catalog"} {
 		if status := a.pull(password, path); status != http.StatusNotFound {
 			t.Errorf("%q: %d", path, status)
 		}

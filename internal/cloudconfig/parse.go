@@ -33,12 +33,17 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Key, e.Problem)
 }
 
+// TooLarge is the error of a file of more than MaxBytes.
+func TooLarge(name string, size int64) *Error {
+	return &Error{File: name, Line: 1, Problem: fmt.Sprintf("it has %d bytes: want at most %d", size, MaxBytes)}
+}
+
 // Parse reads an operator's cloud-init file: see Parts for its forms. The name is the file's,
 // for errors. All that is wrong is reported at once, and no error quotes what may be secret:
 // the contents of files, scripts, keys and passwords.
 func Parse(name string, data []byte) (*Document, error) {
 	if len(data) > MaxBytes {
-		return nil, &Error{File: name, Line: 1, Problem: fmt.Sprintf("it has %d bytes: want at most %d", len(data), MaxBytes)}
+		return nil, TooLarge(name, int64(len(data)))
 	}
 	parts, err := Parts(name, data, MaxContent)
 	if err != nil {

@@ -57,6 +57,14 @@ func readCloudInit(cfg *config.Config) (cloudInitFile, error) {
 		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)
+	}
+	if size := info.Size(); size > cloudconfig.MaxBytes {
+		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", cloudconfig.TooLarge(path, size))
+	}
+	// It may be no regular file, or grow.
 	content, err := io.ReadAll(io.LimitReader(f, cloudconfig.MaxBytes+1))
 	if err != nil {
 		return cloudInitFile{}, fmt.Errorf("cells.cloudInitFile: %w", err)

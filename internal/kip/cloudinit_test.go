@@ -219,7 +219,7 @@ func TestWhatIsWrongWithTheCloudInitFileIsToldAtTheStart(t *testing.T) {
 		"runcmd: [one]":                   "cells.cloudInitFile: " + file + ":1: the first line is neither",
 		"#cloud-config\npackages: [vim]":  "cells.cloudInitFile: " + file + ":2: packages: Kip does not carry out",
 		"#cloud-config\nusers: [ann]":     "want no users",
-		"#!" + strings.Repeat("x", 70000): "want at most 65536",
+		"#!" + strings.Repeat("x", 70000): "cells.cloudInitFile: " + file + ":1: it has 70002 bytes: want at most 65536",
 	} {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)

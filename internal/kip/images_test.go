@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -112,6 +113,9 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 	w.must(err)
 	server := httptest.NewServer(w.model)
 	w.url = server.URL
+	for _, repository := range []string{"team/app", "team/side", "others/app"} {
+		w.must(w.model.Push(w.Context(), server.Listener.Addr().String(), repository+":1", empty.Image))
+	}
 	w.Cleanup(func() {
 		if err := w.model.Close(); err != nil {
 			w.Error(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ecr"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
@@ -34,8 +35,31 @@ func withRepositories(t *testing.T, cfg ec2.Config) ec2.Config {
 		t.Fatal(err)
 	}
 	cfg.Roles = map[string]*ec2.Policy{imageRole: role}
-	cfg.Repositories = []string{"team/app", "team/side", "team/other", "team/open"}
+	cfg.Repositories = repositories
 	return cfg
+}
+
+// repositories are those of the account.
+var repositories = []string{"team/app", "team/side", "team/other", "team/open"}
+
+// filled puts an image without layers into each of them.
+func filled(t *testing.T, model *ec2.Model, url string) {
+	t.Helper()
+	for _, name := range repositories {
+		if err := model.Push(t.Context(), strings.TrimPrefix(url, "http://"), name+":1", empty.Image); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// blob is the path of one that such an image has.
+func blob(t *testing.T) string {
+	t.Helper()
+	digest, err := empty.Image.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "blobs/" + digest.String()
 }
 
 // pull reads something of an image as a container runtime does, and returns what the registry
@@ -63,6 +87,7 @@ func atRegistry(t *testing.T, c *Cloud, method, user, password, path string) int
 
 func TestATokenPullsTheRepositoriesThatItIsForAndNoOther(t *testing.T) {
 	c, model, _ := underPolicy(t, sim.Knobs{})
+	filled(t, model, c.cfg.Endpoint)
 	got, err := c.PullCredentials(t.Context(), registryHere, "team/app", "team/side")
 	if err != nil {
 		t.Fatal(err)
@@ -71,13 +96,13 @@ func TestATokenPullsTheRepositoriesThatItIsForAndNoOther(t *testing.T) {
 		t.Errorf("%v for %v", got, got.Lifetime)
 	}
 	for path, want := range map[string]int{
-		"team/app/manifests/1":       http.StatusOK,
-		"team/app/blobs/sha256:00":   http.StatusOK,
-		"team/side/manifests/latest": http.StatusOK,
-		"team/other/manifests/1":     http.StatusForbidden,
-		"team/other/blobs/sha256:00": http.StatusForbidden,
-		"team/manifests/1":           http.StatusForbidden,
-		"team/app/more/manifests/1":  http.StatusForbidden,
+		"team/app/manifests/1":      http.StatusOK,
+		"team/app/" + blob(t):       http.StatusOK,
+		"team/side/manifests/1":     http.StatusOK,
+		"team/other/manifests/1":    http.StatusForbidden,
+		"team/other/" + blob(t):     http.StatusForbidden,
+		"team/manifests/1":          http.StatusForbidden,
+		"team/app/more/manifests/1": http.StatusForbidden,
 	} {
 		if status := pull(t, c, got.Username, got.Reveal(), path); status != want {
 			t.Errorf("%s: %d, want %d", path, status, want)
@@ -122,7 +147,8 @@ func TestATokenIsBoundedAlsoWhereARepositoryIsOpenToItsRole(t *testing.T) {
 	}
 	cfg := withRepositories(t, anAccount(sim.Knobs{}))
 	cfg.RepositoryPolicies = map[string]*ec2.Policy{"team/open": anyone}
-	_, url := serve(t, cfg)
+	model, url := serve(t, cfg)
+	filled(t, model, url)
 	lends := settings(url)
 	lends.ImageRole = imageRole
 	c := open(t, lends)
@@ -132,7 +158,7 @@ func TestATokenIsBoundedAlsoWhereARepositoryIsOpenToItsRole(t *testing.T) {
 	}{
 		{"team/app", http.MethodGet, "team/app/manifests/1", http.StatusOK},
 		{"team/app", http.MethodGet, "team/open/manifests/1", http.StatusForbidden},
-		{"team/app", http.MethodGet, "team/open/blobs/sha256:00", http.StatusForbidden},
+		{"team/app", http.MethodGet, "team/open/" + blob(t), http.StatusForbidden},
 		{"team/app", http.MethodPut, "team/open/manifests/1", http.StatusForbidden},
 		{"team/app", http.MethodPut, "team/app/manifests/1", http.StatusForbidden},
 		{"team/open", http.MethodGet, "team/open/manifests/1", http.StatusOK},

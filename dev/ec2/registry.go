@@ -1,0 +1,138 @@
+package ec2
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+const (
+	// registryPath is where images are (OCI Distribution Specification).
+	registryPath = "/v2/"
+	// registryUser has every token of ECR's as its password.
+	registryUser = "AWS"
+	// maxLayer bounds what is pushed in one request, in bytes: ECR's quota of a layer is larger.
+	maxLayer = 256 << 20
+)
+
+// RegistryHost is the host in the names of an account's images, in the partition aws.
+func RegistryHost(account, region string) string {
+	return account + ".dkr.ecr." + region + ".amazonaws.com"
+}
+
+// rightsOf are those that ECR asks for what is done with an image, by the method and the part
+// of its path. Sources: Amazon ECR User Guide, "Private registry permissions" and "IAM
+// permissions for pushing an image to an Amazon ECR private repository".
+var rightsOf = map[string]string{
+	"GET manifests":  "ecr:BatchGetImage",
+	"HEAD manifests": "ecr:BatchGetImage",
+	"GET blobs":      "ecr:GetDownloadUrlForLayer",
+	"HEAD blobs":     "ecr:BatchCheckLayerAvailability",
+	"POST uploads":   "ecr:InitiateLayerUpload",
+	"PATCH uploads":  "ecr:UploadLayerPart",
+	"PUT uploads":    "ecr:CompleteLayerUpload",
+	"PUT manifests":  "ecr:PutImage",
+}
+
+// newRepositories makes empty ones. Each has layers of its own, since a right is one to a
+// repository, and not to a layer.
+func newRepositories(names []string) map[string]http.Handler {
+	all := map[string]http.Handler{}
+	for _, name := range names {
+		all[name] = registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	}
+	return all
+}
+
+// whatOf reads the path of a request: which repository, and whether it is about manifests, blobs
+// or uploads of blobs; "" for a path of no such form.
+func whatOf(path string) (repository, what string) {
+	parts := strings.Split(strings.TrimPrefix(path, registryPath), "/")
+	n := len(parts) - 2
+	if n > 1 && parts[n-1] == "blobs" && parts[n] == "uploads" {
+		return strings.Join(parts[:n-1], "/"), parts[n]
+	}
+	if n < 1 {
+		return "", ""
+	}
+	return strings.Join(parts[:n], "/"), parts[n]
+}
+
+// serveRegistry answers who pulls an image of the account, or pushes one, as the token of the
+// request may.
+func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
+	refuse := func(status int, code, format string, args ...any) {
+		w.Header().Set("Content-Type", "application/json")
+		if status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", `Basic realm="`+m.cfg.Account+`",service="ecr.amazonaws.com"`)
+		}
+		w.WriteHeader(status)
+		said := map[string]string{"code": code, "message": fmt.Sprintf(format, args...)}
+		_ = json.NewEncoder(w).Encode(map[string]any{"errors": []any{said}}) // or the caller is gone
+	}
+	user, password, _ := r.BasicAuth()
+	m.mu.Lock()
+	token, known := m.tokens[password]
+	m.mu.Unlock()
+	if user != registryUser || !known || !m.now().Before(token.until) {
+		refuse(http.StatusUnauthorized, "UNAUTHORIZED", "Your authorization token is unknown or has expired")
+		return
+	}
+	if r.URL.Path == registryPath {
+		return // who asks whether this is a registry is told so by 200
+	}
+	repository, what := whatOf(r.URL.Path)
+	right := rightsOf[r.Method+" "+what]
+	if right == "" {
+		refuse(http.StatusNotFound, "UNSUPPORTED", "the model does not know %s %s", r.Method, r.URL.Path)
+		return
+	}
+	arn := m.arnOf("ecr", m.cfg.Region, m.cfg.Account, "repository/"+repository)
+	if !m.letsTo(token.policy, right, repository, arn) {
+		refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
+		return
+	}
+	images := m.repositories[repository]
+	if images == nil {
+		refuse(http.StatusNotFound, "NAME_UNKNOWN", "The repository with name '%s' does not exist in the registry", repository)
+		return
+	}
+	images.ServeHTTP(w, r)
+}
+
+// letsTo says whether the holder of a policy, nil for one who may do everything, has a right to a
+// repository: by that, or by the repository's own.
+func (m *Model) letsTo(policy *Policy, right, repository, arn string) bool {
+	if policy == nil {
+		return true
+	}
+	about := map[string][]string{"aws:RequestedRegion": {m.cfg.Region}}
+	open := m.cfg.RepositoryPolicies[repository]
+	return policy.allows(right, arn, about) ||
+		open != nil && open.allows(right, arn, about) && !policy.denies(right, arn, about)
+}
+
+// Push puts an image into a repository of the account, as one who may do everything: as a/b:1.
+// The model is served at a host and port.
+func (m *Model) Push(ctx context.Context, at, repositoryAndTag string, image v1.Image) error {
+	ref, err := name.ParseReference(at+"/"+repositoryAndTag, name.Insecure)
+	if err != nil {
+		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
+	}
+	password, _ := m.newToken(nil)
+	as := remote.WithAuth(&authn.Basic{Username: registryUser, Password: password})
+	if err := remote.Write(ref, image, remote.WithContext(ctx), as); err != nil {
+		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
+	}
+	return nil
+}
