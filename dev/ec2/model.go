@@ -136,6 +136,7 @@ type Model struct {
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	queue     queue
+	prices    PriceFaults
 
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
@@ -301,6 +302,9 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
 		m.serveSQS(w, r)
+		return
+	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricingTarget):
+		m.servePricing(w, r)
 		return
 	case strings.HasPrefix(r.URL.Path, registryPath):
 		m.serveRegistry(w, r)

@@ -33,7 +33,7 @@ func TestPermissionsPage(t *testing.T) {
 }
 
 // services are what the fields are called that hold the clients, with the services' names to IAM.
-var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "sqs": "sqs"}
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "sqs": "sqs", "pricing": "pricing"}
 
 // callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.
