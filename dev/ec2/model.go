@@ -234,6 +234,7 @@ type request struct {
 	*form
 	action string
 	policy *Policy // nil for one who may do everything
+	key    string  // whose access key it is
 	// sessionToken is that of one who asks with the key of a session.
 	sessionToken string
 }
@@ -344,7 +345,16 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, err
 	}
+	r.key = keyOf(authorization)
 	return do(r)
+}
+
+// keyOf is the access key that signed a call.
+func keyOf(authorization string) string {
+	if key := accessKey.FindStringSubmatch(authorization); key != nil {
+		return key[1]
+	}
+	return ""
 }
 
 // policyOf is what the holder of an access key, and of a session's token if it is one's, may
@@ -463,7 +473,7 @@ func (m *Model) may(r *request, action, resource string, about map[string][]stri
 	m.unallowed[r.action]++
 	m.mu.Unlock()
 	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
-		"The caller is not authorized to perform: %s on resource: %s", action, resource)}
+		"The caller is not authorized to perform: %s on resource: %s", action, resource) + m.encoded(r, action, resource, about)}
 }
 
 // tagged is the context of tags, in a request or on a resource.

@@ -53,7 +53,7 @@ type stsFailure struct {
 // serveSTS answers a call of STS.
 func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string) {
 	m.count(r.action)
-	answer, err := m.assumeRole(r, authorization)
+	answer, err := m.callSTS(r, authorization)
 	w.Header().Set("Content-Type", "text/xml")
 	if err != nil {
 		e := apiErrorOf(err)
@@ -72,15 +72,23 @@ func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string
 	_ = xml.NewEncoder(w).Encode(answer)
 }
 
-// assumeRole makes a session of a role, limited by the policy that the call brings.
-func (m *Model) assumeRole(r *request, authorization string) (any, error) {
-	if r.action != "AssumeRole" {
+func (m *Model) callSTS(r *request, authorization string) (any, error) {
+	do := map[string]func(*request) (any, error){
+		"AssumeRole":                 m.assumeRole,
+		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
+	}[r.action]
+	if do == nil {
 		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
 	}
 	var err error
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
 	}
+	return do(r)
+}
+
+// assumeRole makes a session of a role, limited by the policy that the call brings.
+func (m *Model) assumeRole(r *request) (any, error) {
 	arn, name, document := r.text("RoleArn"), r.text("RoleSessionName"), r.text("Policy")
 	seconds := cmp.Or(r.number("DurationSeconds"), usualSession)
 	if err := r.done(); err != nil {
@@ -107,7 +115,7 @@ func (m *Model) assumeRole(r *request, authorization string) (any, error) {
 		role = role.within(limit)
 	}
 	key, s := "ASIA"+rand.Text()[:16], session{policy: role, token: rand.Text()}
-	err = m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
+	err := m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
 		s.until = m.now().Add(time.Duration(seconds) * time.Second)
 		m.mu.Lock()
 		defer m.mu.Unlock()

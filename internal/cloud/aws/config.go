@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -217,9 +218,11 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	return nil
 }
 
-// newAPI is EC2's.
+// newAPI is EC2's, whose refusals STS decodes.
 func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
+	decode := newRefusals(newSTS(sdk, cfg), cfg)
 	return ec2.NewFromConfig(sdk, func(o *ec2.Options) {
+		o.APIOptions = append(slices.Clip(o.APIOptions), decode.add)
 		o.Region = cfg.Region
 		o.HTTPClient = cfg.bound(o.HTTPClient)
 		if cfg.Endpoint != "" {

@@ -57,6 +57,13 @@ var permissions = []permission{
 		resources: []string{"*"},
 	},
 	{
+		sid: "KipReadsRefusals",
+		why: "What EC2 means by `UnauthorizedOperation`: the action, the resource and the statement that denies it, which Kip tells. " +
+			"Without it only what EC2 says openly is told.",
+		actions:   []string{"sts:DecodeAuthorizationMessage"},
+		resources: []string{"*"},
+	},
+	{
 		sid:        "KipLaunches",
 		why:        "Cells, with their disks and interfaces, all of which get the tag of this Kip in the same call.",
 		actions:    []string{"ec2:RunInstances"},

@@ -148,6 +148,12 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	}
 	_, err = c.PullCredentials(t.Context(), registryHere, "team/app")
 	must("credentials for images", err)
+	untagged := runInstances(resolved(t, c, request("w", 1)))
+	untagged.TagSpecifications = nil
+	_, err = c.api.RunInstances(t.Context(), untagged)
+	if err == nil || !strings.Contains(err.Error(), "no policy allows ec2:RunInstances on arn:aws:ec2") {
+		t.Errorf("a launch that is not allowed: %v", err)
+	}
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
