@@ -247,6 +247,10 @@ func (k *kipctl) placement(w io.Writer, e *adminapi.Explanation) {
 		}
 		fmt.Fprintf(w, "  %d. %s\t%s\t%s\t%s\t%s\n", i+1, c.InstanceType, c.Zone, c.LaunchType, cost, c.Why)
 	}
+	if !p.PricesTold.IsZero() && len(p.Candidates) > 0 {
+		fmt.Fprintf(w, "  prices on demand were told %s ago, on %s\n", duration.HumanDuration(k.clock.Since(p.PricesTold)),
+			p.PricesTold.UTC().Format(time.DateOnly))
+	}
 	for _, r := range p.Rejected {
 		fmt.Fprintf(w, "  not %s: %s\n", spelling.Printable(r.What), spelling.Printable(r.Why))
 	}

@@ -142,6 +142,7 @@ type Model struct {
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	queue     queue
+	prices    PriceFaults
 
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
@@ -245,6 +246,7 @@ type request struct {
 	*form
 	action string
 	policy *Policy // nil for one who may do everything
+	key    string  // whose access key it is
 	// sessionToken is that of one who asks with the key of a session.
 	sessionToken string
 }
@@ -335,6 +337,9 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
 		m.serveSQS(w, r)
 		return
+	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricingTarget):
+		m.servePricing(w, r)
+		return
 	}
 	if err := r.ParseForm(); err != nil {
 		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
@@ -370,7 +375,16 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, err
 	}
+	r.key = keyOf(authorization)
 	return do(r)
+}
+
+// keyOf is the access key that signed a call.
+func keyOf(authorization string) string {
+	if key := accessKey.FindStringSubmatch(authorization); key != nil {
+		return key[1]
+	}
+	return ""
 }
 
 // policyOf is what the holder of an access key, and of a session's token if it is one's, may
@@ -489,7 +503,7 @@ func (m *Model) may(r *request, action, resource string, about map[string][]stri
 	m.unallowed[r.action]++
 	m.mu.Unlock()
 	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
-		"The caller is not authorized to perform: %s on resource: %s", action, resource)}
+		"The caller is not authorized to perform: %s on resource: %s", action, resource) + m.encoded(r, action, resource, about)}
 }
 
 // tagged is the context of tags, in a request or on a resource.

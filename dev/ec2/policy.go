@@ -160,12 +160,24 @@ func (p *Policy) allows(action, resource string, about map[string][]string) bool
 // denies says whether an action on a resource is denied in so many words, which no other
 // policy mends.
 func (p *Policy) denies(action, resource string, about map[string][]string) bool {
+	_, denied := p.deniedBy(action, resource, about)
+	return denied
+}
+
+// deniedBy is the Sid of a statement that does so.
+func (p *Policy) deniedBy(action, resource string, about map[string][]string) (sid string, denied bool) {
 	if p.limit != nil {
-		return p.limit.denies(action, resource, about) || p.of.denies(action, resource, about)
+		if sid, denied = p.limit.deniedBy(action, resource, about); denied {
+			return sid, true
+		}
+		return p.of.deniedBy(action, resource, about)
 	}
-	return slices.ContainsFunc(p.statements, func(s statement) bool {
-		return s.Effect == "Deny" && s.covers(action, resource, about)
-	})
+	for _, s := range p.statements {
+		if s.Effect == "Deny" && s.covers(action, resource, about) {
+			return s.Sid, true
+		}
+	}
+	return "", false
 }
 
 func (s statement) covers(action, resource string, about map[string][]string) bool {

@@ -81,13 +81,21 @@ func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string
 }
 
 func (m *Model) sts(r *request, authorization string) (any, error) {
-	switch r.action {
-	case "AssumeRole":
-		return m.assumeRole(r, authorization)
-	case byWebIdentity:
+	if r.action == byWebIdentity { // which the token alone allows
 		return m.assumeRoleWithWebIdentity(r)
 	}
-	return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
+	do := map[string]func(*request) (any, error){
+		"AssumeRole":                 m.assumeRole,
+		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
+	}[r.action]
+	if do == nil {
+		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
+	}
+	var err error
+	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
+		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
+	}
+	return do(r)
 }
 
 // wish is what is asked for by who assumes a role.
@@ -146,11 +154,7 @@ func (m *Model) begin(policy *Policy, lifetime time.Duration) credentials {
 }
 
 // assumeRole makes a session of a role, limited by the policy that the call brings.
-func (m *Model) assumeRole(r *request, authorization string) (any, error) {
-	var err error
-	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
-		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
-	}
+func (m *Model) assumeRole(r *request) (any, error) {
 	wanted, err := wishOf(r)
 	if err != nil {
 		return nil, err

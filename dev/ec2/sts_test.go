@@ -44,8 +44,9 @@ func newAsker(t *testing.T) *asker {
 		Sim:     sim.Config{Catalogue: aCatalogue(), Clock: a.clock},
 		Subnets: []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}, {ID: "subnet-2", VPC: "vpc-1", Zone: "z2"}},
 		Policies: map[string]*Policy{
-			"AKIAKIP":  policy(`{"Sid": "A", "Effect": "Allow", "Action": "sts:AssumeRole", "Resource": "` + role + `"}`),
-			"AKIANONE": policy(`{"Sid": "A", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`),
+			"AKIAKIP":     policy(`{"Sid": "A", "Effect": "Allow", "Action": "sts:AssumeRole", "Resource": "` + role + `"}`),
+			"AKIADECODES": policy(`{"Sid": "A", "Effect": "Allow", "Action": "sts:DecodeAuthorizationMessage", "Resource": "*"}`),
+			"AKIANONE":    policy(`{"Sid": "A", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`),
 		},
 		Roles: map[string]*Policy{
 			role: policy(`{"Sid": "A", "Effect": "Allow", "Action": "ecr:*", "Resource": "*"},
@@ -297,5 +298,48 @@ func TestOfARegistryOnlyImagesAreKnown(t *testing.T) {
 		if status := a.pull(password, path); status != http.StatusNotFound {
 			t.Errorf("%q: %d", path, status)
 		}
+	}
+}
+
+func TestOnlyTheModelThatRefusedDecodesIt(t *testing.T) {
+	a, other := newAsker(t), newAsker(t)
+	post := func(to *asker, key string, form url.Values) string {
+		t.Helper()
+		_, text := to.send(key, "", func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		}, http.MethodPost, "/", form.Encode())
+		return text
+	}
+	refused := func() string {
+		t.Helper()
+		text := post(a, "AKIAKIP", url.Values{"Action": {"DescribeVpcs"}, "Version": {"2016-11-15"}})
+		_, sealed, found := strings.Cut(text, encodedMessage)
+		sealed, _, _ = strings.Cut(sealed, "<")
+		if !found || sealed == "" || strings.Contains(text, "explicitDeny") {
+			t.Fatalf("%s", text)
+		}
+		return sealed
+	}
+	decode := func(at *asker, key, sealed string) string {
+		return post(at, key, url.Values{"Action": {"DecodeAuthorizationMessage"}, "Version": {stsVersion}, "EncodedMessage": {sealed}})
+	}
+	sealed := refused()
+	if sealed == refused() {
+		t.Error("it is the same message twice")
+	}
+	if text := decode(a, "AKIADECODES", sealed); !strings.Contains(text, "ec2:DescribeVpcs") || !strings.Contains(text, "AKIAKIP") {
+		t.Errorf("it decodes %s", text)
+	}
+	for name, text := range map[string]string{
+		"another's":       decode(other, "AKIADECODES", sealed),
+		"one that is cut": decode(a, "AKIADECODES", sealed[:len(sealed)-3]),
+		"none":            decode(a, "AKIADECODES", ""),
+	} {
+		if !strings.Contains(text, "InvalidAuthorizationMessageException") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+	if text := decode(a, "AKIAKIP", sealed); !strings.Contains(text, "AccessDenied") {
+		t.Errorf("without a right: %s", text)
 	}
 }

@@ -247,6 +247,9 @@ type Placement struct {
 	// apiv1.MaxCandidates. Of a cell that is launched the first is what it is, and the
 	// others are what else was best then.
 	Candidates []Candidate `json:"candidates,omitempty"`
+	// PricesTold is when the prices on demand were told that a choice made now goes by; zero of
+	// one that was made.
+	PricesTold time.Time `json:"pricesTold,omitzero"`
 	// Rejected types do not fit, or are not to be had now.
 	Rejected []Rejection `json:"rejected,omitempty"`
 	// Error is why there is no candidate, or why the pod cannot be placed.

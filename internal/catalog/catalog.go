@@ -34,6 +34,9 @@ type InstanceType struct {
 	// what the other fields say: "nvidia.com/gpu.product": "Tesla-T4".
 	Labels    map[string]string `json:"labels,omitempty"`
 	Offerings []Offering        `json:"offerings"`
+	// PricesTold is when the prices of those of the offerings were told that are not spot,
+	// where that was not when the catalogue was read; zero where it was, or is unknown.
+	PricesTold time.Time `json:"pricesTold,omitzero"`
 	// BootTimeout is how long a machine may take from its launch until its kubelet
 	// is ready, before it counts as one that never will be; 0 where its cloud knows
 	// nothing of it. It is a limit, far above what is usual: giving up too early

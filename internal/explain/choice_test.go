@@ -75,6 +75,13 @@ func (*requests) Conn(types.UID) (agentapi.Conn, error) {
 	return nil, errors.New("no cell is connected")
 }
 
+// old has prices that were told then.
+type old struct{}
+
+func (old) PricesTold() time.Time { return oldPrices }
+
+var oldPrices = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // blank are Cell resources that say nothing.
 type blank struct{}
 
@@ -169,6 +176,7 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 		Cells:     k.requests,
 		Mirror:    blank{},
 		Shortages: capacity.New(clock.RealClock{}),
+		Shop:      old{},
 	})
 	if err := informer.GetStore().Add(pod); err != nil {
 		t.Fatal(err)
@@ -323,8 +331,8 @@ func TestAPodThatWaitsIsToldOfTheStandbyCellThatItWouldTake(t *testing.T) {
 		t.Errorf("without standby cells it would take %q", p.Standby)
 	}
 	k.requests.standby = "cell-standby"
-	if p := k.placement(pod); p.Standby != "cell-standby" || len(p.Candidates) == 0 {
-		t.Errorf("it would take %q, and candidates are %v", p.Standby, p.Candidates)
+	if p := k.placement(pod); p.Standby != "cell-standby" || len(p.Candidates) == 0 || !p.PricesTold.Equal(oldPrices) {
+		t.Errorf("it would take %q, and candidates are %v, by prices of %s", p.Standby, p.Candidates, p.PricesTold)
 	}
 }
 

@@ -33,6 +33,7 @@ type Config struct {
 	// Mirror are the Cell resources.
 	Mirror    Mirror
 	Shortages Shortages
+	Shop      Shop
 	// Console is nil where the cloud keeps none.
 	Console Console
 }
@@ -54,6 +55,12 @@ type Mirror interface {
 type Shortages interface {
 	// List is all of it now.
 	List() []capacity.Shortage
+}
+
+// Shop is what there is to choose of.
+type Shop interface {
+	// PricesTold is when prices on demand were last told.
+	PricesTold() time.Time
 }
 
 // Loop is what this package needs of the loop that matches pods to cells, which is above it.
@@ -158,7 +165,11 @@ func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {
 // placement is what Kip would choose for a pod without a cell now, by its own choice.
 func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
 	request, err := x.cfg.Loop.Choose(ctx, pod)
-	p := &adminapi.Placement{Candidates: cells.Candidates(request.Offers), Rejected: rejected(request.RuledOut)}
+	p := &adminapi.Placement{
+		Candidates: cells.Candidates(request.Offers),
+		PricesTold: x.cfg.Shop.PricesTold(),
+		Rejected:   rejected(request.RuledOut),
+	}
 	if err != nil {
 		p.Error = err.Error()
 	} else if cell, would := x.cfg.Cells.WouldTake(request); would {

@@ -318,5 +318,7 @@ func (l *leading) reading() metrics.Reading {
 		Behind: l.notBehind() != nil,
 		Ledger: l.cells.Costs(),
 		Spent:  l.cells.CostsByNamespace(),
+
+		PricesTold: l.shop.PricesTold(),
 	}
 }

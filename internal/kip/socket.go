@@ -57,6 +57,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 			Cells:     l.cells,
 			Mirror:    l.mirror,
 			Shortages: l.shortages.shortages,
+			Shop:      l.shop,
 			Console:   consolesOf(l.machines.Features().Console),
 		}),
 		Log: l.Log,

@@ -57,6 +57,8 @@ type Reading struct {
 	Spent map[string]Amount
 	// CA is that of the cells.
 	CA CA
+	// PricesTold is when prices on demand were last told; zero in a process that does not lead.
+	PricesTold time.Time
 }
 
 // Cost is what cells of one kind have cost.
@@ -203,6 +205,8 @@ func (m *Metrics) addCost(s *scrape) {
 			"of a pod when its cell is gone, without one up to now.", labelCostNamespace)
 	s.unpriced = f.scraped(counter, "kip_cost_unpriced_seconds_total",
 		"Time that instances have run whose price is not known: it is in no dollars.", labelCostNamespace)
+	s.prices = f.scraped(gauge, "kip_prices_age_seconds",
+		"Time since prices on demand were last told that pods are placed by: by the cloud, or in a list that was built into Kip.")
 }
 
 // addCloud makes what is told of the cloud, of what is held back, and of the CA of the cells.

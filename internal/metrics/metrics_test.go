@@ -355,6 +355,8 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 					{InstanceType: "c5.large", Dedicated: true, Seconds: 30, Dollars: .02},
 				},
 				Spent: map[string]Amount{"web": {Seconds: 7200, Dollars: .5, IdleDollars: .125}, "(no pod)": {Seconds: 60, Unpriced: 50}},
+
+				PricesTold: t0.Add(-time.Hour),
 			}
 		}
 	})
@@ -395,6 +397,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 		"phase=Requested": "0", "phase=Launching": "0", "phase=Booting": "1", "phase=Ready": "1", "phase=Bound": "180", "phase=Draining": "0",
 		"phase=Terminating": "1",
 	})
+	f.want(t, "kip_prices_age_seconds", map[string]string{"": "7200"})
 	f.want(t, "kip_standby_cells", map[string]string{
 		"instance_type=c5.large,state=booting": "1", "instance_type=c5.large,state=ready": "1",
 		"instance_type=c5.large,state=stopping": "1", "instance_type=c5.large,state=stopped": "1",
@@ -990,6 +993,8 @@ func everything(t *testing.T) *fixture {
 				Held:    []gate.Held{{Reason: gate.ByLimit}},
 				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
 				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},
+
+				PricesTold: t0,
 			}
 		}
 	})

@@ -18,7 +18,7 @@ type scrape struct {
 	cfg Config
 
 	cells, age, standby, waiting, tunnels, held, behind, aside, caEnds, unmoved *prometheus.Desc
-	seconds, dollars, spent, idle, unpriced                                     *prometheus.Desc
+	seconds, dollars, spent, idle, unpriced, prices                             *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*scrape)(nil)
@@ -26,7 +26,7 @@ var _ prometheus.Collector = (*scrape)(nil)
 func (s *scrape) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		s.cells, s.age, s.standby, s.waiting, s.tunnels, s.held, s.behind, s.aside, s.caEnds, s.unmoved,
-		s.seconds, s.dollars, s.spent, s.idle, s.unpriced,
+		s.seconds, s.dollars, s.spent, s.idle, s.unpriced, s.prices,
 	} {
 		descs <- d
 	}
@@ -63,6 +63,9 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		gauge(s.caEnds, float64(now.CA.Ends.Unix()))
 	}
 	gauge(s.unmoved, float64(now.CA.Unmoved))
+	if !now.PricesTold.IsZero() {
+		gauge(s.prices, s.cfg.Clock.Since(now.PricesTold).Seconds())
+	}
 	sums := map[kind]Cost{}
 	for _, c := range now.Ledger {
 		k := kind{c.InstanceType, c.Market()}

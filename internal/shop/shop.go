@@ -135,6 +135,9 @@ func Open(ctx context.Context, cfg Config) (*Shop, error) {
 		cfg.Log.Warn("the cloud's catalogue has lost more than half of its types since it was last read",
 			"cloud", cfg.Cloud.Name(), "types", len(types), "before", len(stored.Types))
 	}
+	if stored != nil {
+		types = catalog.KeepNewer(types, stored.Types, cfg.Clock.Now())
+	}
 	if err := s.adopt(s.recordOf(types)); err != nil {
 		return nil, err
 	}
@@ -172,6 +175,16 @@ func (s *Shop) OfNode(name string, limit placement.Limit) ([]catalog.InstanceTyp
 // Age is how long ago the catalogue was read.
 func (s *Shop) Age() time.Duration { return s.cfg.Clock.Since(s.stock.Load().Read) }
 
+// PricesTold is when prices on demand were last told that are in use: with the catalogue, where
+// its cloud does not say otherwise.
+func (s *Shop) PricesTold() time.Time {
+	stock := s.stock.Load()
+	if told := catalog.Told(stock.record.Types); !told.IsZero() {
+		return told
+	}
+	return stock.Read
+}
+
 // Run reads the catalogue again and again, as often as the cloud says that it is
 // worth it, and takes in what is learnt of machines, until ctx ends.
 func (s *Shop) Run(ctx context.Context) error {
@@ -208,7 +221,7 @@ func (s *Shop) refresh(ctx context.Context) error {
 		return fmt.Errorf("the cloud names %d instance types, and before %d: more than half are gone, "+
 			"which is taken for a fault of its answer until Kip is started again", len(types), len(last.Types))
 	}
-	if err := s.adopt(s.recordOf(types)); err != nil {
+	if err := s.adopt(s.recordOf(catalog.KeepNewer(types, last.Types, s.cfg.Clock.Now()))); err != nil {
 		return err
 	}
 	s.stale = false

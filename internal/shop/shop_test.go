@@ -134,6 +134,57 @@ func TestACatalogueThatChangesReachesThePlacerWithoutARestart(t *testing.T) {
 	})
 }
 
+// A cloud whose price list cannot be read tells prices of an older day, also after a restart.
+func TestPricesThatWereToldLaterAreKeptWithTheirAge(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		told := func(price float64, at time.Time) []catalog.InstanceType {
+			list := types(4, price)
+			for i := range list {
+				list[i].PricesTold = at
+			}
+			return list
+		}
+		began := time.Now().UTC()
+		embedded := began.Add(-1000 * time.Hour)
+		is := func(when string, s *Shop, want float64, at time.Time) {
+			b.Helper()
+			if got := price(b.T, s); got != want || !s.PricesTold().Equal(at) || s.Types()[3].PricesTold != at {
+				b.Errorf("%s the cheapest costs %v, as was told at %s, want %v of %s", when, got, s.PricesTold(), want, at)
+			}
+		}
+		b.sell(told(1, embedded))
+		s := b.open()
+		is("at first", s, 1, embedded)
+		b.sell(told(2, began))
+		s = b.open()
+		is("once it is read", s, 2, began)
+		b.sell(told(1, embedded))
+		is("after a restart", b.open(), 2, began)
+		b.while(s, func() {
+			later(13 * time.Hour)
+			is("when it cannot be read", s, 2, began)
+			b.sell(told(3, began.Add(13*time.Hour)))
+			later(12 * time.Hour)
+			is("when it is read anew", s, 3, began.Add(13*time.Hour))
+		})
+		b.sell(types(4, 5))
+		if s := b.open(); price(b.T, s) != 3 || s.Age() != 0 {
+			b.Errorf("prices of which nobody says how old they are: %v, %s", price(b.T, s), s.Age())
+		}
+	})
+}
+
+func TestPricesAreAsOldAsTheCatalogueWhereItsCloudDoesNotSay(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		began := time.Now()
+		later(3 * time.Hour)
+		if !s.PricesTold().Equal(began) {
+			b.Errorf("they were told at %s, want %s", s.PricesTold(), began)
+		}
+	})
+}
+
 func TestKipStartsWithoutTheCloudsAPI(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		b.away(true)

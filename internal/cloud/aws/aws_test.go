@@ -1261,9 +1261,9 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 		t.Errorf("%+v, %+v", s, byName["c7g.large"])
 	}
 	want := []catalog.Offering{
-		{Zone: "us-east-1a", Subnet: "subnet-a1", PricePerHour: 0.085},
+		{Zone: "us-east-1a", Subnet: "subnet-a1", PricePerHour: 0.08},
 		{Zone: "us-east-1a", Subnet: "subnet-a1", Spot: true, PricePerHour: 0.02},
-		{Zone: "us-east-1b", Subnet: privateSubnet, PricePerHour: 0.085},
+		{Zone: "us-east-1b", Subnet: privateSubnet, PricePerHour: 0.08},
 		{Zone: "us-east-1b", Subnet: privateSubnet, Spot: true, PricePerHour: 0.02},
 	}
 	if got := byName["c5.large"].Offerings; !slices.Equal(got, want) {

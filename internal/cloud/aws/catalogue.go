@@ -2,9 +2,7 @@ package aws
 
 import (
 	"context"
-	_ "embed"
-	"encoding/json"
-	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,45 +15,11 @@ import (
 	"github.com/elotl/kip/internal/catalog/books"
 )
 
-// pricesJSON is the file with on-demand prices, which says where they are from. EC2's API
-// does not tell them.
-//
-//go:embed prices.json
-var pricesJSON []byte
-
-// priceList is such a file.
-type priceList struct {
-	AsOf   string                        `json:"asOf"`
-	Prices map[string]map[string]float64 `json:"prices"` // dollars an hour by region and type
-}
-
-// standIn is the region whose prices order the types where a region's own are not known.
-const standIn = "us-east-1"
-
-// onDemandPrices are dollars an hour by type.
-func (c *Cloud) onDemandPrices() (map[string]float64, error) {
-	var list priceList
-	if err := json.Unmarshal(pricesJSON, &list); err != nil {
-		return nil, fmt.Errorf("read the on-demand prices: %w", err)
-	}
-	if own := list.Prices[c.cfg.Region]; own != nil {
-		c.cfg.Log.Info("on-demand prices are not asked for", "region", c.cfg.Region, "as_of", list.AsOf)
-		return own, nil
-	}
-	c.cfg.Log.Warn("on-demand prices of the region are not known: those of another one order the types, and costs are shown by them",
-		"region", c.cfg.Region, "prices_of", standIn, "as_of", list.AsOf)
-	return list.Prices[standIn], nil
-}
-
 // sold is a type in a zone.
 type sold struct{ instanceType, zone string }
 
 func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	n, err := c.where(ctx)
-	if err != nil {
-		return nil, err
-	}
-	onDemand, err := c.onDemandPrices()
 	if err != nil {
 		return nil, err
 	}
@@ -74,21 +38,26 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	if err != nil {
 		return nil, err
 	}
-	var ids []string
-	for id := range n.subnets {
-		ids = append(ids, id)
+	onDemand, err := c.onDemandPrices(ctx) // last: what time is left is theirs
+	if err != nil {
+		return nil, err
 	}
-	slices.Sort(ids)
+	ids := slices.Sorted(maps.Keys(n.subnets))
 	var all []catalog.InstanceType
 	for _, t := range kinds {
+		price, priced := onDemand[t.Name]
+		t.PricesTold = price.told
 		for _, id := range ids {
 			zone := n.subnets[id].zone
 			if !offered[sold{t.Name, zone}] {
 				continue
 			}
-			if price, ok := onDemand[t.Name]; ok {
-				t.Offerings = append(t.Offerings, catalog.Offering{Zone: zone, Subnet: id, PricePerHour: price})
-			}
+			t.Offerings = append(t.Offerings, catalog.Offering{
+				Zone:         zone,
+				Subnet:       id,
+				PricePerHour: price.perHour,
+				Unpriced:     !priced,
+			})
 			if price, ok := spot[sold{t.Name, zone}]; ok {
 				t.Offerings = append(t.Offerings, catalog.Offering{
 					Zone:         zone,

@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/pricing"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -38,21 +39,23 @@ type Cloud struct {
 	cfg        Config
 	api        *ec2.Client
 	sts        *sts.Client
-	sdk        aws.Config // of which the clients of registries are made
-	queue      *queue     // of interruptions; nil for none
+	sdk        aws.Config      // of which the clients of registries are made
+	queue      *queue          // of interruptions; nil for none
+	pricing    *pricing.Client // nil where there is none to ask
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC
 	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment
 
 	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
-	mu        sync.Mutex
-	network   *network
-	located   bool // it was read before
-	images    map[string]image
-	groups    map[string]string     // IDs by name
-	own       map[string]cellsGroup // by owner
-	shown     map[string]time.Time  // what EC2 has shown, and since when it does not; zero while it does
-	kipGroups []string              // of the instance that Kip runs on, where that is in the VPC
+	mu           sync.Mutex
+	network      *network
+	located      bool // it was read before
+	images       map[string]image
+	groups       map[string]string     // IDs by name
+	own          map[string]cellsGroup // by owner
+	shown        map[string]time.Time  // what EC2 has shown, and since when it does not; zero while it does
+	kipGroups    []string              // of the instance that Kip runs on, where that is in the VPC
+	pricesDenied bool                  // it was told that Kip may not read prices
 
 	making chan struct{} // holds one who makes a cells' group, or changes its rules
 	next   *look         // that of volumes which is to be made; under mu

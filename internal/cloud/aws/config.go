@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,8 @@ type Config struct {
 	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
 	// AWS nor the metadata service: STS is expected there, too, where the credentials
 	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, ECR's API, unless
-	// AWS_ENDPOINT_URL_ECR does, and SQS, unless AWS_ENDPOINT_URL_SQS does.
+	// AWS_ENDPOINT_URL_ECR does, SQS, unless AWS_ENDPOINT_URL_SQS does, and the price list,
+	// unless AWS_ENDPOINT_URL_PRICING does.
 	Endpoint string
 	// SkipVerify takes any certificate of Endpoint's host, and of no other.
 	SkipVerify bool
@@ -125,18 +127,22 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	if cfg.UseFIPS && strings.HasPrefix(cfg.Region, "cn-") {
 		return nil, fmt.Errorf("cloud.aws.useFIPS: true is not valid in region %s: want false, since AWS has no such endpoints in China", cfg.Region)
 	}
+	if currencyOf(cfg.Region) == yuan {
+		cfg.Log.Warn("prices in China are in yuan: so is all that is shown, counted and bounded as dollars", "region", cfg.Region)
+	}
 	c := &Cloud{
-		cfg:    cfg,
-		api:    newAPI(sdk, cfg),
-		sts:    newSTS(sdk, cfg),
-		sdk:    sdk,
-		queue:  newQueue(sdk, cfg),
-		images: map[string]image{},
-		groups: map[string]string{},
-		own:    map[string]cellsGroup{},
-		shown:  map[string]time.Time{},
-		making: make(chan struct{}, 1),
-		looks:  make(chan struct{}, 1),
+		cfg:     cfg,
+		api:     newAPI(sdk, cfg),
+		sts:     newSTS(sdk, cfg),
+		sdk:     sdk,
+		queue:   newQueue(sdk, cfg),
+		pricing: newPricing(sdk, cfg),
+		images:  map[string]image{},
+		groups:  map[string]string{},
+		own:     map[string]cellsGroup{},
+		shown:   map[string]time.Time{},
+		making:  make(chan struct{}, 1),
+		looks:   make(chan struct{}, 1),
 
 		attempts: map[string]attempt{},
 
@@ -213,9 +219,11 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	return nil
 }
 
-// newAPI is EC2's.
+// newAPI is EC2's, whose refusals STS decodes.
 func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
+	decode := newRefusals(newSTS(sdk, cfg), cfg)
 	return ec2.NewFromConfig(sdk, func(o *ec2.Options) {
+		o.APIOptions = append(slices.Clip(o.APIOptions), decode.add)
 		o.Region = cfg.Region
 		o.HTTPClient = cfg.bound(o.HTTPClient)
 		if cfg.Endpoint != "" {

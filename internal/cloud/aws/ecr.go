@@ -54,6 +54,11 @@ var partitions = []partition{
 	{"aws", "", "amazonaws.com", "on.aws"},
 }
 
+// partitionOf is that of a region.
+func partitionOf(region string) partition {
+	return partitions[slices.IndexFunc(partitions, func(p partition) bool { return strings.HasPrefix(region, p.regions) })]
+}
+
 // registry is one of ECR's private registries: an account's in a region.
 type registry struct {
 	account, region string
@@ -70,8 +75,7 @@ func registryOf(host string) (registry, bool) {
 		return registry{}, false
 	}
 	r := registry{account: m[1], region: m[4], fips: m[3] != ""}
-	n := slices.IndexFunc(partitions, func(p partition) bool { return strings.HasPrefix(r.region, p.regions) })
-	r.partition = partitions[n]
+	r.partition = partitionOf(r.region)
 	suffix := r.partition.suffix
 	if m[2] == "-" {
 		suffix = r.partition.dual

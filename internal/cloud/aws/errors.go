@@ -166,6 +166,9 @@ func saidOf(err error) *failed {
 	}
 	message, _, _ := strings.Cut(said.ErrorMessage(), encoded)
 	f := &failed{code: said.ErrorCode(), message: message[:min(len(message), maxMessage)], err: err}
+	if r, ok := errors.AsType[*refusalError](err); ok {
+		f.message += "; " + r.text
+	}
 	if answer, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		f.request = answer.ServiceRequestID()
 	}

@@ -40,13 +40,27 @@ var madeByLaunch = []string{resource("instance"), resource("volume"), resource("
 var permissions = []permission{
 	{
 		sid: "KipReads",
-		why: "Instances, what they can be launched of and where, and prices. EC2 limits these calls to no resource.",
+		why: "Instances, what they can be launched of and where, and prices of spot. EC2 limits these calls to no resource.",
 		actions: []string{
 			"ec2:DescribeAvailabilityZones", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
 			"ec2:DescribeInstanceStatus", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables",
 			"ec2:DescribeSecurityGroups", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
 			"ec2:DescribeVolumes", "ec2:DescribeVolumesModifications", "ec2:DescribeVpcs",
 		},
+		resources: []string{"*"},
+	},
+	{
+		sid: "KipReadsPrices",
+		why: "What types cost on demand, in AWS' public price list. " +
+			"Without it prices are those that were embedded when Kip was built, mostly of another region.",
+		actions:   []string{"pricing:GetProducts"},
+		resources: []string{"*"},
+	},
+	{
+		sid: "KipReadsRefusals",
+		why: "What EC2 means by `UnauthorizedOperation`: the action, the resource and the statement that denies it, which Kip tells. " +
+			"Without it only what EC2 says openly is told.",
+		actions:   []string{"sts:DecodeAuthorizationMessage"},
 		resources: []string{"*"},
 	},
 	{

@@ -33,7 +33,7 @@ func TestPermissionsPage(t *testing.T) {
 }
 
 // services are what the fields are called that hold the clients, with the services' names to IAM.
-var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "sqs": "sqs"}
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "sqs": "sqs", "pricing": "pricing"}
 
 // callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.
@@ -148,6 +148,12 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	}
 	_, err = c.PullCredentials(t.Context(), registryHere, "team/app")
 	must("credentials for images", err)
+	untagged := runInstances(resolved(t, c, request("w", 1)))
+	untagged.TagSpecifications = nil
+	_, err = c.api.RunInstances(t.Context(), untagged)
+	if err == nil || !strings.Contains(err.Error(), "no policy allows ec2:RunInstances on arn:aws:ec2") {
+		t.Errorf("a launch that is not allowed: %v", err)
+	}
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
