@@ -218,7 +218,7 @@ func (e *EC2) account(cfg Config, images []ec2.Image, policies map[string]*ec2.P
 				StoppedKeepsAddresses: true,
 			},
 		},
-		Subnets:  []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone}},
+		Subnets:  []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone, Default: true}},
 		Images:   images,
 		Policies: policies,
 		Queue:    Queue,

@@ -1378,7 +1378,7 @@ func TestKipFindsOutWhereItRuns(t *testing.T) {
 		"outside, without a region":     {cfg: Config{VPC: vpc}, want: "cloud.aws.region"},
 		"outside, without a subnet":     {cfg: Config{Region: "us-west-2"}, want: "cloud.aws.subnetID"},
 		"at another API":                {here: own, cfg: Config{Endpoint: "http://127.0.0.1:1", VPC: vpc}, region: "us-east-1"},
-		"at another API, with no place": {here: own, cfg: Config{Endpoint: "http://127.0.0.1:1"}, want: "cloud.aws.subnetID"},
+		"at another API, with no place": {here: own, cfg: Config{Endpoint: "http://127.0.0.1:1"}, region: "us-east-1"},
 	} {
 		for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION"} {
 			t.Setenv(name, "")
@@ -1653,5 +1653,41 @@ func TestAnAnswerOutlivesTheBodyOfItsRequest(t *testing.T) {
 	defer resp.Body.Close()
 	if got, err := io.ReadAll(resp.Body); string(got) != answered || err != nil {
 		t.Errorf("the answer is %q, %v", got, err)
+	}
+}
+
+func TestAnEndpointAloneIsEnough(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "AKIATESTS")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	c := withImage{open(t, Config{Endpoint: url})}
+	types, err := c.Catalogue(t.Context())
+	if err != nil || len(types) == 0 || c.Traits().Region != "us-east-1" {
+		t.Fatalf("%d types in %q: %v", len(types), c.Traits().Region, err)
+	}
+	for _, typ := range types {
+		for _, o := range typ.Offerings {
+			if o.Subnet != "subnet-a1" {
+				t.Errorf("%s is offered in %s: want the default VPC's subnet", typ.Name, o.Subnet)
+			}
+		}
+	}
+	r := cloud.LaunchRequest{
+		Token: "t",
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType: types[0].Name,
+			Zone:         types[0].Offerings[0].Zone,
+			Subnet:       types[0].Offerings[0].Subnet,
+			Tags:         map[string]string{cloud.TagOwner: "me"},
+		},
+		Machines: make([]cloud.Machine, 1),
+	}
+	if err := c.Launch(t.Context(), r).Err(); err != nil {
+		t.Error(err)
+	}
+	model.Change(func(c *ec2.Config) { c.Subnets[0].Default = false })
+	const want = "there is no subnet of a default VPC: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some"
+	if _, err := open(t, Config{Endpoint: url}).Catalogue(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("without a default VPC: %v: want %q", err, want)
 	}
 }

@@ -39,7 +39,8 @@ type Config struct {
 	// Identity and the instance's role.
 	AccessKeyID, SecretAccessKey string
 	// VPC is that of the subnets: an ID, or "default" for the account's default VPC.
-	// When empty: that of the subnets that are named, or of the instance that Kip runs on.
+	// When empty: that of the subnets that are named, or of the instance that Kip runs on; with
+	// Endpoint, "default".
 	VPC string
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
@@ -199,7 +200,7 @@ func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 	return sdk, nil
 }
 
-// locate finds the region, and the subnet where none is configured. The SDK's region is that
+// locate finds the region, and the subnet or the VPC where none is configured. The SDK's region is that
 // of AWS_REGION, which wins over provider.yaml.
 func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	cfg.Region = cmp.Or(sdkRegion, cfg.Region, here.region)
@@ -209,11 +210,14 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	if cfg.Region == "" {
 		return errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
 	}
-	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
-		if here.subnet == "" {
-			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
-				"want the subnets of the cells")
-		}
+	switch {
+	case cfg.VPC != "" || len(cfg.Subnets) > 0:
+	case cfg.Endpoint != "":
+		cfg.VPC = defaultVPC // nothing there tells where Kip runs
+	case here.subnet == "":
+		return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
+			"want the subnets of the cells")
+	default:
 		cfg.Subnets = []string{here.subnet}
 	}
 	return nil

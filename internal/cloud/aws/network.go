@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -70,7 +71,8 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	}
 	switch {
 	case len(n.subnets) == 0:
-		return nil, c.notShown(subnetsShown, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some", c.cfg.VPC))
+		return nil, c.notShown(subnetsShown, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some",
+			cmp.Or(map[string]string{defaultVPC: "a default VPC"}[c.cfg.VPC], c.cfg.VPC)))
 	case len(n.subnets) < len(c.cfg.Subnets) && !first:
 		c.cfg.Log.Error("EC2 does not show all subnets that are configured: no cell is launched in the others",
 			"configured", c.cfg.Subnets, "shown", names)
