@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"net/http"
@@ -138,7 +139,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		Type:        i.InstanceType,
 		LaunchTime:  wireTime(i.Launched),
 		Zone:        i.Zone,
-		Tenancy:     "default",
+		Tenancy:     cmp.Or(l.tenancy, "default"),
 		RootDevice:  l.image.RootDevice,
 		Token:       l.token,
 		Tags:        tagSet(i.Tags),

@@ -24,6 +24,7 @@ type launch struct {
 	// public, secondary and prefix are what the interface has besides its address.
 	public, secondary, prefix bool
 	devices                   []deviceXML
+	tenancy                   string // default or dedicated
 	subnet                    Subnet
 	userData                  []byte
 	metadata                  metadataOptions
@@ -44,6 +45,9 @@ func (m *Model) runInstances(r *request) (any, error) {
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
 	spec.Market = m.market(r.form)
+	if l.tenancy = m.tenancy(r.form); l.tenancy == "dedicated" && spec.Market == cloud.OnDemand {
+		spec.Market = cloud.Dedicated
+	}
 	l.metadata = m.options(r.form)
 	m.disks(r.form, l)
 	var err error
@@ -227,6 +231,18 @@ func (m *Model) market(f *form) cloud.Market {
 		f.bad("InvalidParameterValue", "The model has spot requests that are one-time and terminate")
 	}
 	return cloud.Spot
+}
+
+// tenancy is whose hosts the instances are on. Of the burstable types only t3 may be on dedicated
+// ones (EC2 User Guide, "Burstable performance instances").
+func (m *Model) tenancy(f *form) string {
+	t := cmp.Or(oneOf(f.at("Placement"), "Tenancy", "default", "dedicated"), "default")
+	kind := f.text("InstanceType")
+	is := func(family string) bool { return strings.HasPrefix(kind, family) }
+	if t == "dedicated" && slices.ContainsFunc([]string{"t2.", "t3a.", "t4g."}, is) {
+		f.bad("Unsupported", "The requested configuration is currently not supported: %s with dedicated tenancy", kind)
+	}
+	return t
 }
 
 // options are those of the metadata service, and those of which the model only knows

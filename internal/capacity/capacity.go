@@ -24,6 +24,8 @@ type Offering struct {
 	Spot   bool
 	// Family is the one of catalog.InstanceType.
 	Family string
+	// Pool is that of catalog.Offering.
+	Pool string
 }
 
 // Shortage says of what, and where, there is no capacity. An empty field stands for
@@ -38,6 +40,9 @@ type Shortage struct {
 	Subnet string `json:"subnet,omitempty"`
 	// Spot is nil where it does not matter.
 	Spot *bool `json:"spot,omitempty"`
+	// Pool is the one in which InstanceType is missing, "" for that which all accounts share.
+	// It says nothing without InstanceType.
+	Pool string `json:"pool,omitempty"`
 	// For is how long it lasts from when it was marked; 0 for Cooldown.
 	For time.Duration `json:"for,omitempty"`
 	// Until is when the shortage is over.
@@ -61,6 +66,7 @@ type Shortages struct {
 // key is what a Shortage says of where it holds. Its empty fields stand for all.
 type key struct {
 	instanceType, family, zone, subnet string
+	pool                               string // "" where instanceType is
 
 	market market
 }
@@ -117,7 +123,7 @@ func (k key) shape() (s shape) {
 // key is the only one of that shape which an offering can match.
 func (s shape) key(o *Offering) (k key) {
 	if s&hasType != 0 {
-		k.instanceType = o.InstanceType
+		k.instanceType, k.pool = o.InstanceType, o.Pool
 	}
 	if s&hasZone != 0 {
 		k.zone = o.Zone
@@ -194,6 +200,9 @@ func (s *Shortages) put(shortage Shortage) {
 		subnet:       shortage.Subnet,
 		market:       marketOf(shortage.Spot),
 	}
+	if k.instanceType != "" {
+		k.pool = shortage.Pool
+	}
 	if !shortage.Until.Before(s.marked[k].until) {
 		s.marked[k] = mark{until: shortage.Until, lasted: shortage.For, why: shortage.Why}
 	}
@@ -230,8 +239,8 @@ func (s *Shortages) Unavailable(o Offering) bool {
 	return false
 }
 
-// List returns the shortages that are not over, in order of type, zone, subnet and
-// market; wider ones come first.
+// List returns the shortages that are not over, in order of type, zone, subnet, market
+// and pool; wider ones come first.
 func (s *Shortages) List() []Shortage {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -246,6 +255,7 @@ func (s *Shortages) List() []Shortage {
 			Family:       k.family,
 			Zone:         k.zone,
 			Subnet:       k.subnet,
+			Pool:         k.pool,
 			For:          m.lasted,
 			Until:        m.until,
 			Why:          m.why,
@@ -257,7 +267,7 @@ func (s *Shortages) List() []Shortage {
 	}
 	slices.SortFunc(list, func(a, b Shortage) int {
 		return cmp.Or(cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Family, b.Family), cmp.Compare(a.Zone, b.Zone),
-			cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)))
+			cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)), cmp.Compare(a.Pool, b.Pool))
 	})
 	return list
 }

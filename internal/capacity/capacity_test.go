@@ -50,25 +50,25 @@ func TestAShortageHoldsWhereItSays(t *testing.T) {
 		in, out  []Offering
 	}{
 		"one offering": {Shortage{InstanceType: "m5.large", Zone: "a", Subnet: "s1", Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, ""}},
-			[]Offering{{"m5.large", "a", "s1", false, ""}, {"m5.large", "b", "s1", true, ""}, {"c5.large", "a", "s1", true, ""},
-				{"m5.large", "a", "s2", true, ""}, {"m5.large", "a", "", true, ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", ""}},
+			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"m5.large", "b", "s1", true, "", ""}, {"c5.large", "a", "s1", true, "", ""},
+				{"m5.large", "a", "s2", true, "", ""}, {"m5.large", "a", "", true, "", ""}}},
 		"a type in a zone, in any subnet": {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)},
-			[]Offering{{"m5.large", "a", "s1", false, ""}, {"m5.large", "a", "s2", false, ""}, {"m5.large", "a", "", false, ""}},
-			[]Offering{{"m5.large", "a", "s1", true, ""}, {"m5.large", "b", "s1", false, ""}, {"m5.xlarge", "a", "s1", false, ""}}},
+			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"m5.large", "a", "s2", false, "", ""}, {"m5.large", "a", "", false, "", ""}},
+			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"m5.large", "b", "s1", false, "", ""}, {"m5.xlarge", "a", "s1", false, "", ""}}},
 		"a full subnet": {Shortage{Subnet: "s1"},
-			[]Offering{{"m5.large", "a", "s1", false, ""}, {"c5.large", "a", "s1", true, ""}},
-			[]Offering{{"m5.large", "a", "s2", false, ""}, {"m5.large", "a", "", false, ""}}},
+			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"c5.large", "a", "s1", true, "", ""}},
+			[]Offering{{"m5.large", "a", "s2", false, "", ""}, {"m5.large", "a", "", false, "", ""}}},
 		"the quota of spot": {Shortage{Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, ""}, {"c5.large", "b", "", true, ""}},
-			[]Offering{{"m5.large", "a", "s1", false, ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"c5.large", "b", "", true, "", ""}},
+			[]Offering{{"m5.large", "a", "s1", false, "", ""}}},
 		"a type everywhere": {Shortage{InstanceType: "m5.large"},
-			[]Offering{{"m5.large", "a", "s1", true, ""}, {"m5.large", "b", "", false, ""}},
-			[]Offering{{"m5.xlarge", "a", "s1", true, ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"m5.large", "b", "", false, "", ""}},
+			[]Offering{{"m5.xlarge", "a", "s1", true, "", ""}}},
 		"a zone": {Shortage{Zone: "a"},
-			[]Offering{{"m5.large", "a", "s1", true, ""}, {"c5.large", "a", "", false, ""}},
-			[]Offering{{"m5.large", "b", "s1", true, ""}, {"m5.large", "", "", true, ""}}},
-		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true, ""}}, nil},
+			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"c5.large", "a", "", false, "", ""}},
+			[]Offering{{"m5.large", "b", "s1", true, "", ""}, {"m5.large", "", "", true, "", ""}}},
+		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true, "", ""}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(testclock.NewFakePassiveClock(start))
@@ -265,5 +265,34 @@ func BenchmarkUnavailable(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// What is short for all is no word about hosts of one's own, but a quota, and a subnet's addresses, count for both.
+func TestAPoolRunsOutByItself(t *testing.T) {
+	hosts := m5
+	hosts.Pool, hosts.Family = "dedicated", "standard"
+	shared := hosts
+	shared.Pool = ""
+	for name, c := range map[string]struct {
+		short          Shortage
+		shared, inPool bool
+	}{
+		"for all":      {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)}, true, false},
+		"on hosts":     {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false), Pool: "dedicated"}, false, true},
+		"a quota":      {Shortage{Family: "standard", Spot: new(false)}, true, true},
+		"no addresses": {Shortage{Zone: "a", Subnet: "s1"}, true, true},
+		"a quota, of a pool in words that say nothing": {Shortage{Family: "standard", Pool: "dedicated"}, true, true},
+	} {
+		s := New(testclock.NewFakePassiveClock(start))
+		s.Mark(c.short)
+		again := New(testclock.NewFakePassiveClock(start))
+		again.Load(s.List())
+		for _, s := range []*Shortages{s, again} {
+			if s.Unavailable(shared) != c.shared || s.Unavailable(hosts) != c.inPool {
+				t.Errorf("%s: the shared is unavailable %t, the pool %t: want %t and %t", name, s.Unavailable(shared), s.Unavailable(hosts), c.shared,
+					c.inPool)
+			}
+		}
 	}
 }

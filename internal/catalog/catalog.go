@@ -125,10 +125,25 @@ type Offering struct {
 	// Unpriced is an offering whose price is not known: PricePerHour is 0, and says
 	// nothing.
 	Unpriced bool `json:"unpriced,omitempty"`
+	// OrderedAt is the price by which an offering is ordered whose own is not known, that of
+	// the same machine bought otherwise: it is shown and counted nowhere. 0 for none.
+	OrderedAt float64 `json:"orderedAt,omitempty"`
 	// Risk is how much dearer, as a share, a spot offering counts as it is, since Kip has seen
 	// it being taken back.
 	Risk float64 `json:"-"`
 }
+
+// Pool says which of a type's machines in a zone are meant, which run out by themselves: "" for
+// those that all accounts share, and Dedicated for those of hosts of one account.
+func (o Offering) Pool() string {
+	if o.Dedicated {
+		return Dedicated
+	}
+	return ""
+}
+
+// Dedicated is the Pool of what is on hosts that no other account shares.
+const Dedicated = "dedicated"
 
 // ComparePrice orders offerings by price, those whose price is not known last.
 func (o Offering) ComparePrice(other Offering) int {

@@ -90,6 +90,9 @@ func (t InstanceType) Check() []Problem {
 		case !o.Unpriced && wrong != "":
 			bad(field+".pricePerHour", "%s", wrong)
 		}
+		if wrong := CheckPrice(o.OrderedAt); o.OrderedAt != 0 && wrong != "" {
+			bad(field+".orderedAt", "%s", wrong)
+		}
 		if o.Spot && o.Dedicated {
 			bad(field+".dedicated", "spot is true too: want only one of them")
 		}

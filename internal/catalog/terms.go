@@ -14,9 +14,9 @@ type Term struct {
 	InstanceTypes []string
 	// Regions are those in which it holds; none for all.
 	Regions []string
-	// Spot says that Discount and PricePerHour are about spot; else they are about all
-	// others.
-	Spot bool
+	// Spot says that Discount and PricePerHour are about spot, Dedicated that they are about
+	// dedicated hosts; else they are about all but spot.
+	Spot, Dedicated bool
 	// Discount is a share of the price, 0 to less than 1.
 	Discount float64
 	// PricePerHour is in dollars; 0 for none of one's own.
@@ -51,14 +51,17 @@ func Apply(terms []Term, types []InstanceType, region string) []InstanceType {
 		t.Offerings = slices.Clone(t.Offerings)
 		for i := range t.Offerings {
 			o := &t.Offerings[i]
-			at := slices.IndexFunc(held, func(term Term) bool { return term.Spot == o.Spot && (term.Discount > 0 || term.PricePerHour > 0) })
+			at := slices.IndexFunc(held, func(term Term) bool {
+				return term.Spot == o.Spot && (!term.Dedicated || o.Dedicated) && (term.Discount > 0 || term.PricePerHour > 0)
+			})
 			if at < 0 {
 				continue
 			}
 			if own := held[at].PricePerHour; own > 0 {
-				o.PricePerHour, o.Unpriced = own, false
+				o.PricePerHour, o.Unpriced, o.OrderedAt = own, false, 0
 			} else {
 				o.PricePerHour *= 1 - held[at].Discount
+				o.OrderedAt *= 1 - held[at].Discount
 			}
 		}
 		for _, term := range held {

@@ -263,6 +263,9 @@ func marketOf(spot, dedicated bool) cloud.Market {
 	return cloud.OnDemand
 }
 
+// Pool is that of catalog.Offering.
+func (o Offer) Pool() string { return catalog.Offering{Dedicated: o.Dedicated}.Pool() }
+
 func (o Offer) String() string {
 	if m := o.Market(); m != cloud.OnDemand {
 		return o.InstanceType + " (" + string(m) + ") in " + o.Zone

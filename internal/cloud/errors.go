@@ -49,6 +49,8 @@ type Scope struct {
 	Subnet string
 	// Spot is nil where it does not matter.
 	Spot *bool
+	// Pool is the one of LaunchSpec of which InstanceType is meant.
+	Pool string
 	// Account says that all of the account is meant, in this region.
 	Account bool
 }
@@ -66,6 +68,9 @@ func (s Scope) String() string {
 	}
 	if s.Spot != nil {
 		what = map[bool]string{false: "on-demand ", true: "spot "}[*s.Spot] + what
+	}
+	if s.Pool == string(Dedicated) {
+		what += " on dedicated hosts"
 	}
 	for _, place := range []string{s.Zone, s.Subnet} {
 		if place != "" {

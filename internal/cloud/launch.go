@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"github.com/elotl/kip/internal/catalog"
 )
 
 // MaxLaunch is the most machines of one LaunchRequest. A cloud whose own limit
@@ -60,6 +62,12 @@ type Resolved struct {
 
 // Spot says that the instances may be taken back.
 func (s LaunchSpec) Spot() bool { return s.Market == Spot }
+
+// Pool is that of catalog.Offering: which of a type's machines are launched, where some run out
+// by themselves.
+func (s LaunchSpec) Pool() string {
+	return catalog.Offering{Dedicated: s.Market == Dedicated}.Pool()
+}
 
 // Options are what the configuration and a pod's annotations say of a launch,
 // whatever the offering. A cloud ignores what it has no notion of.

@@ -258,6 +258,7 @@ type Price struct {
 	InstanceTypes []string          `key:"instanceTypes" doc:"Names of types, or patterns such as c5.*. Default: all."`
 	Regions       []string          `key:"regions" doc:"Regions in which it holds. Default: all."`
 	Spot          bool              `key:"spot" default:"false" doc:"The discount, or the price, is of spot. Else it is of all others: savings plans and reservations are not for spot."`
+	Dedicated     bool              `key:"dedicated" default:"false" doc:"They are of dedicated hosts alone. Not with spot."`
 	Discount      resource.Quantity `key:"discount" default:"0" doc:"Percentage that is off the price: above 0, less than 100."`
 	PricePerHour  resource.Quantity `key:"pricePerHour" default:"0" doc:"A price in US dollars an hour, instead of the cloud's."`
 	Prefer        resource.Quantity `key:"prefer" default:"0" doc:"Percentage that such a type may be dearer than another and is chosen still: above 0, at most 1000."`

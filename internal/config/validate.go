@@ -506,6 +506,12 @@ func (d *decoder) prices(prices []Price) {
 		if p.Spot && p.Discount.IsZero() && p.PricePerHour.IsZero() {
 			d.bad(key+".spot", "there is no discount and no pricePerHour that it would be about")
 		}
+		switch {
+		case p.Dedicated && p.Spot:
+			d.bad(key+".dedicated", "spot is true too: want only one of them")
+		case p.Dedicated && p.Discount.IsZero() && p.PricePerHour.IsZero():
+			d.bad(key+".dedicated", "there is no discount and no pricePerHour that it would be about")
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -57,6 +58,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			SecretAccessKey: a.SecretAccessKey.Reveal(),
 			VPC:             a.VPCID,
 			Subnets:         a.Subnets(),
+			Dedicated:       dedicated(cfg),
 			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
 			SkipVerify:      a.InsecureTLSSkipVerify,
@@ -133,14 +135,14 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	}
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
-	const noHosts = "EC2's dedicated instances are not offered in this build: want false"
-	for i, n := range c.Grants.Namespaces {
-		refuse(n.Dedicated, fmt.Sprintf("cells.grants.namespaces[%d].dedicated", i), noHosts)
-	}
-	for i, s := range c.StandbyCells {
-		refuse(s.Dedicated, fmt.Sprintf("cells.standbyCells[%d].dedicated", i), noHosts)
-	}
 	return problems
+}
+
+// dedicated says that a cell may be on hosts that no other account shares.
+func dedicated(cfg *config.Config) bool {
+	g := cfg.Cells.Grants
+	return g.Unrestricted || slices.ContainsFunc(g.Namespaces, func(n config.NamespaceGrants) bool { return n.Dedicated }) ||
+		slices.ContainsFunc(cfg.Cells.StandbyCells, func(s config.StandbyCells) bool { return s.Dedicated })
 }
 
 // launchOptions are what provider.yaml says of each launch.
@@ -248,6 +250,7 @@ func terms(cfg *config.Config) (all []catalog.Term) {
 			InstanceTypes: p.InstanceTypes,
 			Regions:       p.Regions,
 			Spot:          p.Spot,
+			Dedicated:     p.Dedicated,
 			Discount:      p.Discount.AsApproximateFloat64() / 100,
 			PricePerHour:  p.PricePerHour.AsApproximateFloat64(),
 			Prefer:        p.Prefer.AsApproximateFloat64() / 100,

@@ -145,12 +145,25 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", useCloudParameterStore: true":                                      "cells.useCloudParameterStore",
 		image + "," + group + ", cloudInitFile: " + file:                                            "",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "",
-		image + "," + group + ", grants: {namespaces: [{namespace: a, dedicated: true}]}":           "cells.grants.namespaces[0].dedicated",
-		image + "," + group + ", standbyCells: [{instanceType: t3.nano, dedicated: true}]":          "cells.standbyCells[0].dedicated",
 	} {
 		_, closeIt, err := openCloud(t.Context(), configured(t, least+cells+"}"), silent)
 		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
+		}
+	}
+}
+
+func TestDedicatedHostsAreOfferedWhereACellMayBeOnThem(t *testing.T) {
+	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
+	for cells, want := range map[string]bool{
+		"":                                       false,
+		"grants: {namespaces: [{namespace: a}]}": false,
+		"grants: {namespaces: [{namespace: a, dedicated: true}]}":  true,
+		"grants: {unrestricted: true}":                             true,
+		"standbyCells: [{instanceType: t3.nano, dedicated: true}]": true,
+	} {
+		if got := dedicated(configured(t, least+cells+"}")); got != want {
+			t.Errorf("%s: %t, want %t", cells, got, want)
 		}
 	}
 }

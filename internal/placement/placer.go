@@ -60,8 +60,8 @@ type Candidate struct {
 	Offering     catalog.Offering
 	// CostPerHour is what candidates are ordered by, in dollars: the offering's price and,
 	// as far as they are known, what the pod's CPU costs above a burstable type's baseline,
-	// the root disk and the address. It is infinite where the machine's price is not known:
-	// such offerings come last, by size. The price of a preferred type counts as less than
+	// the root disk and the address. Where the machine's price is not known it is with that by
+	// which the offering is ordered, or infinite: such offerings come last, by size. The price of a preferred type counts as less than
 	// it is, that of a spot offering at risk as more.
 	CostPerHour float64
 	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
@@ -244,10 +244,11 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			return nil, fmt.Errorf("catalogue: instance type %s costs %v an hour in zone %s: want a price of 0 or more", t.Name, o.PricePerHour,
 				o.Zone)
 		}
-		price := o.PricePerHour * (1 + o.Risk) / (1 + t.Prefer)
+		price := o.PricePerHour
 		if o.Unpriced {
-			price = math.Inf(1)
+			price = cmp.Or(o.OrderedAt, math.Inf(1))
 		}
+		price = price * (1 + o.Risk) / (1 + t.Prefer)
 		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
@@ -626,6 +627,7 @@ func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
 		Zone:         c.zones[o.zone],
 		Subnet:       t.Offerings[o.index].Subnet,
 		Spot:         m.launchType == Spot,
+		Pool:         t.Offerings[o.index].Pool(),
 	}
 }
 
@@ -780,6 +782,9 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i := range f.best {
 		next, of := &out[first+i], ranked[reasons[i]]
 		next.Reason = all[of.from:of.to]
+		if o := next.Offering; o.Unpriced && o.OrderedAt > 0 {
+			next.Reason += fmt.Sprintf("; its price is not known, and it is ordered by that of $%g an hour on demand", o.OrderedAt)
+		}
 		if risk := next.Offering.Risk; risk > 0 {
 			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}

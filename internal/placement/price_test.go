@@ -131,3 +131,41 @@ func TestWhatIsRuledOutIsCountedToTheLastType(t *testing.T) {
 		t.Error("an annotation that is not valid is no error")
 	}
 }
+
+// A dedicated instance has no price that is known: the order is that of the same types on demand,
+// so that a machine with accelerators is not taken for one of the same size without.
+func TestWhatHasNoPriceIsOrderedByThatOfItsLike(t *testing.T) {
+	dedicated := func(name string, price float64) catalog.InstanceType {
+		return catalog.InstanceType{Name: name, Arch: "amd64", MilliCPU: 4000, MemoryBytes: 16 << 30, Offerings: []catalog.Offering{
+			{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, Unpriced: true, OrderedAt: price}}}
+	}
+	p := placer(t, []catalog.InstanceType{dedicated("g4dn.xlarge", 0.526), dedicated("m5.xlarge", 0.192), dedicated("a.new", 0)}, Config{})
+	list, err := p.Candidates(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated"), nil)
+	if err != nil || len(list) != 3 {
+		t.Fatal(list, err)
+	}
+	for i, want := range []struct{ name, reason string }{
+		{"m5.xlarge", "cheapest of 3 types that fit cpu 4; its price is not known, and it is ordered by that of $0.192 an hour on demand"},
+		{"g4dn.xlarge", "2nd cheapest of 3 types that fit cpu 4; its price is not known, and it is ordered by that of $0.526 an hour on demand"},
+		{"a.new", "taken by its size, since its price is not known, of 3 types that fit cpu 4"},
+	} {
+		if list[i].InstanceType.Name != want.name || list[i].Reason != want.reason {
+			t.Errorf("%d: %s: %q, want %s: %q", i, list[i].InstanceType.Name, list[i].Reason, want.name, want.reason)
+		}
+	}
+	_, err = p.Candidates(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated", AnnotationMaxPrice, "10"), nil)
+	if err == nil || !strings.Contains(err.Error(), "none has a price that is known") {
+		t.Errorf("within a bound: %v", err)
+	}
+}
+
+func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
+	both := catalog.InstanceType{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30, Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, PricePerHour: 2}}}
+	p := placer(t, []catalog.InstanceType{both}, Config{})
+	short := func(o capacity.Offering) bool { return o.Pool == catalog.Dedicated }
+	list, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "dedicated,on-demand"), short)
+	if err != nil || len(list) != 1 || list[0].Offering.Dedicated {
+		t.Errorf("%+v, %v: want the shared one alone", list, err)
+	}
+}

@@ -21,12 +21,13 @@ func Shortage(o cells.Offer, err error) capacity.Shortage {
 	switch {
 	case scope.Says():
 		s.InstanceType, s.Family, s.Zone, s.Subnet, s.Spot = scope.InstanceType, scope.Family, scope.Zone, scope.Subnet, scope.Spot
+		s.Pool = scope.Pool
 	case errors.Is(err, cloud.ErrQuota) && o.Family != "":
 		s.Family, s.Spot = o.Family, &o.Spot
 	case errors.Is(err, cloud.ErrQuota):
-		s.InstanceType, s.Spot = o.InstanceType, &o.Spot
+		s.InstanceType, s.Spot, s.Pool = o.InstanceType, &o.Spot, o.Pool()
 	default:
-		s.InstanceType, s.Zone, s.Subnet, s.Spot = o.InstanceType, o.Zone, o.Subnet, &o.Spot
+		s.InstanceType, s.Zone, s.Subnet, s.Spot, s.Pool = o.InstanceType, o.Zone, o.Subnet, &o.Spot, o.Pool()
 	}
 	return s
 }
@@ -39,5 +40,6 @@ func Offering(o cells.Offer) capacity.Offering {
 		Zone:         o.Zone,
 		Subnet:       o.Subnet,
 		Spot:         o.Spot,
+		Pool:         o.Pool(),
 	}
 }

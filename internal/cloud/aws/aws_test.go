@@ -139,6 +139,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 				"CreditSpecification.CpuCredits":                    "",
 				"IamInstanceProfile.Name":                           "",
 				"SubnetId":                                          "",
+				"Placement.Tenancy":                                 "",
 			},
 		},
 		"one machine": {
@@ -173,6 +174,14 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 				"CreditSpecification.CpuCredits":                                 "standard",
 				"NetworkInterface.1.AssociatePublicIpAddress":                    "false",
 				"IamInstanceProfile.Arn":                                         "arn:aws:iam::123456789012:instance-profile/x",
+			},
+		},
+		"on hosts of its own": {
+			change: func(r *cloud.LaunchRequest) { r.Market = cloud.Dedicated },
+			want: map[string]string{
+				"Placement.Tenancy":                "dedicated",
+				"InstanceMarketOptions.MarketType": "",
+				"TagSpecification.4.ResourceType":  "",
 			},
 		},
 	} {
@@ -219,7 +228,6 @@ func TestWhatCannotBeOneCallIsRefusedBeforeIt(t *testing.T) {
 		"no owner":                     func(r *cloud.LaunchRequest) { r.Tags = map[string]string{cloud.TagBatch: "b"} },
 		"a token that is too long":     func(r *cloud.LaunchRequest) { r.Token = strings.Repeat("x", 65) },
 		"a token that is not ASCII":    func(r *cloud.LaunchRequest) { r.Token = "ü" },
-		"a dedicated host":             func(r *cloud.LaunchRequest) { r.Market = cloud.Dedicated },
 		"a route of IPv6":              func(r *cloud.LaunchRequest) { r.CloudRoutes = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")} },
 		"no image":                     func(r *cloud.LaunchRequest) { r.Image = nil },
 		"two images":                   func(r *cloud.LaunchRequest) { r.Image = map[string]string{imageID: "ami-1", imageName: "x"} },
@@ -1268,6 +1276,72 @@ func TestTheCatalogueHasWhatIsOfferedInTheSubnets(t *testing.T) {
 	}
 	if got := byName["c5.large"].Offerings; !slices.Equal(got, want) {
 		t.Errorf("c5.large is offered at %+v, want %+v", got, want)
+	}
+}
+
+func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
+	_, url := serve(t, anAccount(sim.Knobs{}))
+	s := settings(url)
+	s.Subnets, s.Dedicated = []string{"subnet-a1"}, true
+	types, err := open(t, s).Catalogue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]catalog.Offering{}
+	for _, typ := range types {
+		for _, o := range typ.Offerings {
+			if o.Dedicated {
+				got[typ.Name] = o
+			}
+		}
+	}
+	for name, price := range map[string]float64{"c5.large": 0.085, "t3.small": 0.0208} {
+		want := catalog.Offering{
+			Zone:      "us-east-1a",
+			Subnet:    "subnet-a1",
+			Dedicated: true,
+			Unpriced:  true,
+			OrderedAt: price,
+		}
+		if got[name] != want {
+			t.Errorf("%s is offered at %+v, want %+v", name, got[name], want)
+		}
+	}
+	if err := catalog.Validate(types); err != nil {
+		t.Error(err)
+	}
+	for name, may := range map[string]bool{"t3.small": true, "t3a.small": false, "t4g.small": false, "m5.large": true} {
+		if dedicable(name) != may {
+			t.Errorf("%s may be on dedicated hosts: %t, want %t", name, !may, may)
+		}
+	}
+}
+
+// What is short on dedicated hosts is there beside them, and the other way round.
+func TestAShortageOfDedicatedHostsIsOneOfThemAlone(t *testing.T) {
+	hosts := sim.Pool{InstanceType: "c5.large", Apart: catalog.Dedicated}
+	c, _ := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: hosts, Instances: 1}}})
+	dedicated := request("dedicated", 2)
+	dedicated.Market = cloud.Dedicated
+	results := c.Launch(t.Context(), dedicated)
+	if results[0].Err != nil || !errors.Is(results[1].Err, cloud.ErrCapacity) || cloud.ScopeOf(results[1].Err).Pool != catalog.Dedicated {
+		t.Errorf("%+v", results)
+	}
+	if err := c.Launch(t.Context(), request("shared", 1)).Err(); err != nil {
+		t.Errorf("beside them: %v", err)
+	}
+	list, err := c.api.DescribeInstances(t.Context(), &ec2api.DescribeInstancesInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenancies := map[types.Tenancy]int{}
+	for _, r := range list.Reservations {
+		for _, i := range r.Instances {
+			tenancies[i.Placement.Tenancy]++
+		}
+	}
+	if want := (map[types.Tenancy]int{types.TenancyDedicated: 1, types.TenancyDefault: 1}); !maps.Equal(tenancies, want) {
+		t.Errorf("%v, want %v", tenancies, want)
 	}
 }
 

@@ -58,6 +58,15 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 				PricePerHour: price.perHour,
 				Unpriced:     !priced,
 			})
+			if c.cfg.Dedicated && dedicable(t.Name) {
+				t.Offerings = append(t.Offerings, catalog.Offering{
+					Zone:      zone,
+					Subnet:    id,
+					Dedicated: true,
+					Unpriced:  true, // no API of EC2's tells it, nor the price list
+					OrderedAt: price.perHour,
+				})
+			}
 			if price, ok := spot[sold{t.Name, zone}]; ok {
 				t.Offerings = append(t.Offerings, catalog.Offering{
 					Zone:         zone,
@@ -263,3 +272,10 @@ var baselines = func() map[string]int64 {
 
 // burstable says that a type runs on credits.
 func burstable(instanceType string) bool { return baselines[instanceType] > 0 }
+
+// dedicable says that a type may be on dedicated hosts as far as that is known before a launch:
+// of the burstable ones t3 only (EC2 User Guide, "Burstable performance instances"). Of another that
+// may not EC2 says so at its launch (Unsupported).
+func dedicable(instanceType string) bool {
+	return !burstable(instanceType) || strings.HasPrefix(instanceType, "t3.")
+}

@@ -289,7 +289,16 @@ func instanceOf(i types.Instance) cloud.Instance {
 		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
 	}
 	if out.State == cloud.Gone || out.State == cloud.Terminating {
-		out.Fault = faultOf(i.StateReason, cloud.Scope{InstanceType: out.InstanceType, Zone: out.Zone, Spot: &out.Spot})
+		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone}
+		if i.Placement != nil && i.Placement.Tenancy == types.TenancyDedicated {
+			asked.Market = cloud.Dedicated
+		}
+		out.Fault = faultOf(i.StateReason, cloud.Scope{
+			InstanceType: out.InstanceType,
+			Zone:         out.Zone,
+			Spot:         &out.Spot,
+			Pool:         asked.Pool(),
+		})
 	}
 	return out
 }

@@ -45,6 +45,9 @@ type Config struct {
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
 	Subnets []string
+	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
+	// as large again.
+	Dedicated bool
 	// ImageRole is the ARN of the role that is assumed for the credentials by which cells
 	// pull images from ECR. Without one no cell is given any.
 	ImageRole string

@@ -263,7 +263,12 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 		asked.Family = "" // IAM knows none
 		return asked
 	case offering:
-		return cloud.Scope{InstanceType: asked.InstanceType, Zone: asked.Zone, Spot: asked.Spot}
+		return cloud.Scope{
+			InstanceType: asked.InstanceType,
+			Zone:         asked.Zone,
+			Spot:         asked.Spot,
+			Pool:         asked.Pool,
+		}
 	case place:
 		return cloud.Scope{Zone: asked.Zone, Subnet: asked.Subnet}
 	case family:
@@ -284,5 +289,6 @@ func askedFor(s cloud.LaunchSpec) cloud.Scope {
 		Zone:         s.Zone,
 		Subnet:       s.Subnet,
 		Spot:         &spot,
+		Pool:         s.Pool(),
 	}
 }

@@ -130,8 +130,6 @@ func check(r cloud.LaunchRequest) error {
 		return errNoOwner
 	case len(r.UserDataOf(0)) > maxUserData:
 		return fmt.Errorf("the user data has %d bytes: EC2 takes %d", len(r.UserDataOf(0)), maxUserData)
-	case r.Market == cloud.Dedicated:
-		return errors.New("dedicated instances are not offered")
 	}
 	for _, to := range r.CloudRoutes {
 		if !to.Addr().Is4() {
@@ -186,6 +184,9 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	if burstable(r.InstanceType) {
 		// Placement counts what the type sustains, which needs no credits that cost.
 		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String("standard")}
+	}
+	if r.Market == cloud.Dedicated {
+		in.Placement = &types.Placement{Tenancy: types.TenancyDedicated}
 	}
 	switch profile := r.InstanceProfile; {
 	case strings.HasPrefix(profile, "arn:"):

@@ -164,20 +164,23 @@ type BootTime struct {
 type Pool struct {
 	InstanceType, Zone, Subnet string
 	Spot                       *bool
+	// Apart is the Pool of cloud.LaunchSpec whose machines are meant; "" for those that all accounts
+	// share.
+	Apart string
 }
 
 func (p Pool) equals(q Pool) bool {
 	if (p.Spot == nil) != (q.Spot == nil) || p.Spot != nil && *p.Spot != *q.Spot {
 		return false
 	}
-	return p.InstanceType == q.InstanceType && p.Zone == q.Zone && p.Subnet == q.Subnet
+	return p.InstanceType == q.InstanceType && p.Zone == q.Zone && p.Subnet == q.Subnet && p.Apart == q.Apart
 }
 
 func (p Pool) has(o offer) bool {
 	return (p.InstanceType == "" || p.InstanceType == o.instanceType) &&
 		(p.Zone == "" || p.Zone == o.zone) &&
 		(p.Subnet == "" || p.Subnet == o.subnet) &&
-		(p.Spot == nil || *p.Spot == o.spot)
+		(p.Spot == nil || *p.Spot == o.spot) && p.Apart == o.pool
 }
 
 // Capacity is how many machines a pool has room for. Those that run already are
@@ -417,6 +420,7 @@ func (k Knobs) interruptionNotice() time.Duration {
 type offer struct {
 	instanceType, zone, subnet string
 	spot                       bool
+	pool                       string
 }
 
 func (o offer) String() string {
@@ -458,7 +462,13 @@ func newShop(types []catalog.InstanceType) (*shop, error) {
 			if !(o.PricePerHour >= 0) {
 				return nil, fmt.Errorf("Catalogue[%d].Offerings[%d].PricePerHour of %s is %v: want 0 or more", i, n, t.Name, o.PricePerHour)
 			}
-			s.prices[offer{t.Name, o.Zone, o.Subnet, o.Spot}] = o.PricePerHour
+			of := offer{
+				instanceType: t.Name,
+				zone:         o.Zone,
+				subnet:       o.Subnet,
+				spot:         o.Spot,
+			}
+			s.prices[of] = o.PricePerHour
 		}
 	}
 	return s, nil

@@ -55,7 +55,13 @@ func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least 
 	if err := json.Unmarshal(text, &own); err != nil {
 		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
 	}
-	o := offer{own.InstanceType, own.Zone, own.Subnet, own.Spot()}
+	o := offer{
+		instanceType: own.InstanceType,
+		zone:         own.Zone,
+		subnet:       own.Subnet,
+		spot:         own.Spot(),
+		pool:         own.Pool(),
+	}
 	var results cloud.LaunchResults
 	err = c.do(ctx, Call{Kind: KindLaunch, Launch: &own}, func(now time.Time) (err error) {
 		results, err = c.launch(own, least, sha256.Sum256(text), o, now)
@@ -165,14 +171,16 @@ func checkToken(token string) error {
 
 // checkRequest refuses what can never succeed, and returns the price.
 func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
-	price, ok := c.shop.prices[o]
+	sale := o
+	sale.pool = "" // which costs what that costs which all accounts share
+	price, ok := c.shop.prices[sale]
 	_, sold := c.shop.vcpus[o.instanceType]
 	switch {
 	case !sold:
 		return 0, fmt.Errorf("InstanceType is %q: want one of the catalogue", o.instanceType)
 	case !ok:
 		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
-	case o.spot != (r.Market == cloud.Spot) || r.Market == cloud.Dedicated:
+	case r.Market == cloud.Dedicated && !c.cfg.LikeEC2:
 		return 0, fmt.Errorf("the market is %q: want one that the type is offered in", r.Market)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
 		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
@@ -253,6 +261,7 @@ func (c *Cloud) room(o offer, addresses bool) (int, error) {
 			Zone:         p.Zone,
 			Subnet:       p.Subnet,
 			Spot:         clonePointer(p.Spot),
+			Pool:         p.Apart,
 		},
 			CodeInsufficientCapacity)
 	}

@@ -23,7 +23,7 @@ func TestCapacityIsFiniteAndSaysOfWhat(t *testing.T) {
 		"of a subnet": {Pool{Subnet: "s1"}, false, true, cloud.Scope{Subnet: "s1"}},
 		"of spot": {Pool{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}, true, true,
 			cloud.Scope{InstanceType: "c5.large", Zone: "z1", Spot: pointer(true)}},
-		"of one offering": {Pool{"c5.large", "z1", "s1", pointer(false)}, false, true,
+		"of one offering": {Pool{InstanceType: "c5.large", Zone: "z1", Subnet: "s1", Spot: pointer(false)}, false, true,
 			cloud.Scope{InstanceType: "c5.large", Zone: "z1", Subnet: "s1", Spot: pointer(false)}},
 		"not of spot":      {Pool{Spot: pointer(true)}, false, false, cloud.Scope{}},
 		"of another type":  {Pool{InstanceType: "m5.xlarge"}, false, false, cloud.Scope{}},
