@@ -251,6 +251,7 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
 		Checker:      l.machines.Features().DiskChecker,
+		Grower:       l.machines.Features().DiskGrower,
 		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
 		Nodes:        l.nodes,

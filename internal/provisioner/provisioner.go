@@ -36,6 +36,8 @@ type Config struct {
 	Disks   cloud.Disks
 	// Checker is nil where the cloud cannot tell before whether a disk can be attached.
 	Checker cloud.DiskChecker
+	// Grower is nil where the cloud makes no disk larger.
+	Grower cloud.DiskGrower
 	// ListLag is that of the cloud's traits. It may be 0.
 	ListLag time.Duration
 	// Gate removes disks.
@@ -44,7 +46,7 @@ type Config struct {
 	Nodes Nodes
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
-	Clock  clock.PassiveClock
+	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
 

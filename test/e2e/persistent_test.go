@@ -207,6 +207,89 @@ func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
 	s.noVolumes(pv)
 }
 
+// expanded waits until a claim has that size, and nothing is left to do.
+func (s *space) expanded(name, size string) {
+	s.Helper()
+	s.Eventually("claim "+name+" has "+size, func(ctx context.Context) error {
+		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		left := len(pvc.Status.Conditions) + len(pvc.Status.AllocatedResourceStatuses)
+		if has := pvc.Status.Capacity.Storage().String(); has != size || left > 0 {
+			return fmt.Errorf("it has %s, and its status is %+v", has, pvc.Status)
+		}
+		return nil
+	})
+}
+
+func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	const source = "persistentVolumeClaim: {claimName: data}"
+	s.Apply(claim("data", "") + withVolume("a", source))
+	first := s.WaitReady("a")
+	s.in("a", "echo precious > /data/f")
+	const mebibytes = "df -m /data | awk 'END {print $(NF-4)}'"
+	size := func(pod string) (mib int) {
+		s.Helper()
+		if _, err := fmt.Sscan(s.in(pod, mebibytes), &mib); err != nil {
+			s.Fatal(err)
+		}
+		return mib
+	}
+	if mib := size("a"); mib > 64 {
+		t.Fatalf("the file system has %d MiB of a disk of 64", mib)
+	}
+	ask := func(size string) {
+		s.Helper()
+		s.Kubectl("patch", "pvc", "data", "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
+	}
+	ask("128Mi")
+	s.expanded("data", "128Mi")
+	if mib := size("a"); mib <= 96 || mib > 128 {
+		t.Errorf("the file system has %d MiB of a disk of 128", mib)
+	}
+	now, err := s.Pod(t.Context(), "a")
+	if err != nil || now.UID != first.UID || now.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("the pod did not go on running: %+v, %v", now, err)
+	}
+
+	// Without a pod the disk grows, and its file system waits.
+	s.Kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	ask("192Mi")
+	s.Eventually("the claim waits for a pod", func(ctx context.Context) error {
+		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c, step := pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
+		if len(c) != 1 || c[0].Type != corev1.PersistentVolumeClaimFileSystemResizePending ||
+			step != corev1.PersistentVolumeClaimNodeResizePending {
+			return fmt.Errorf("its status is %+v", pvc.Status)
+		}
+		return nil
+	})
+	pv := s.volumeOf("data")
+	if has := pv.Spec.Capacity.Storage().String(); has != "192Mi" {
+		t.Errorf("the volume has %s", has)
+	}
+	s.Apply(withVolume("b", source))
+	s.WaitReady("b")
+	s.expanded("data", "192Mi")
+	if mib := size("b"); mib <= 160 || mib > 192 {
+		t.Errorf("the file system has %d MiB of a disk of 192", mib)
+	}
+	if got := s.in("b", "cat /data/f"); got != "precious" {
+		t.Errorf("pod b reads %q", got)
+	}
+	s.Kubectl("delete", "pod", "b", "--wait=false")
+	s.waitGone("b")
+	s.Kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}
+
 func TestVolumesOfTheMachineItselfAreTheKubelets(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
