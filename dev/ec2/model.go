@@ -121,7 +121,7 @@ type Model struct {
 	calls     map[string]int
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
-	hung      int            // those that were
+	hung      []string       // the actions of those that were
 	subnets   []Subnet
 	groups    []Group
 	images    []Image
@@ -176,10 +176,8 @@ func New(cfg Config) (*Model, error) {
 		impaired:    map[string]Check{},
 	}
 	rand.Read(m.key[:])
-	machines := cfg.Sim
-	machines.Fault = m.fault
 	var err error
-	if m.sim, err = sim.New(machines); err != nil {
+	if m.sim, err = sim.New(cfg.Sim); err != nil {
 		return nil, fmt.Errorf("make a model of EC2: %w", err)
 	}
 	return m, nil
@@ -340,7 +338,14 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, err
 	}
-	return do(r)
+	if err := m.hang(r, false); err != nil {
+		return nil, err
+	}
+	answer, err := do(r)
+	if err != nil {
+		return nil, err
+	}
+	return answer, m.hang(r, true)
 }
 
 // policyOf is what the holder of an access key, and of a session's token if it is one's, may

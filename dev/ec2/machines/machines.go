@@ -26,6 +26,9 @@ const (
 	Region = "us-east-1"
 	// AccessKeyID is the key whose holder has the rights of Config.Policy.
 	AccessKeyID = "AKIAIOSFODNN7EXAMPLE"
+	// AdministratorKeyID is the key of who may do everything: whoever else uses the account, such as
+	// the controller of a CSI driver.
+	AdministratorKeyID = "AKIAI44QH8DHBEXAMPLE"
 	// VPC has the subnet of the cells.
 	VPC = "vpc-0123456789abcdef0"
 	// Image is the name of the only image.
@@ -47,6 +50,9 @@ const (
 
 // Init is the first process of a machine. It asks the metadata service for its user data.
 var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
+
+// administrator is the policy of AdministratorKeyID.
+const administrator = `{"Statement": [{"Sid": "Everything", "Effect": "Allow", "Action": "*", "Resource": "*"}]}`
 
 // Config says where the machines are.
 type Config struct {
@@ -124,7 +130,8 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
 	}
 	policy, err := ec2.ParsePolicy(cfg.Policy)
-	if err != nil {
+	everything, everythingErr := ec2.ParsePolicy([]byte(administrator))
+	if err := errors.Join(err, everythingErr); err != nil {
 		return nil, fmt.Errorf("start EC2: %w", err)
 	}
 	e := &EC2{log: cfg.Log, instances: map[string]*instance{}, failed: make(chan error, 2)}
@@ -167,7 +174,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 			RootDevice: "/dev/xvda",
 			GiB:        imageGiB,
 		}},
-		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
+		Policies: map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
 		Queue:    Queue,
 		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
 		Console:  e.console,
