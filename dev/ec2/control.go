@@ -25,18 +25,21 @@ type State struct {
 	Refused map[string]int
 	// Unused are the statements that have allowed nothing yet, of each key.
 	Unused map[string][]string
-	// Hung is how many calls have met a Hang.
-	Hung      int
+	// Hung are the actions of the calls that have met a Hang, in their order.
+	Hung      []string
 	Instances []sim.Instance // all that ever were
 	Volumes   []Volume       // that exist, but for the root disks of instances
 	Routes    []Route        // that were made by calls
+	Groups    []Group        // that exist
+	// Interfaces are the network interfaces that exist.
+	Interfaces []cloud.Part
 }
 
-// Hang lets one call hang until its caller is gone.
+// Hang lets one call of EC2 hang until its caller is gone.
 type Hang struct {
-	Call cloud.Call // its kind
-	Nth  int        // from now on; 1 is the next
-	// After lets it have its effect first.
+	Action string // RunInstances and so on
+	Nth    int    // from now on; 1 is the next
+	// After lets it succeed first, and counts those that do.
 	After bool
 }
 
@@ -64,27 +67,47 @@ const (
 	WayRequest  Way = "request"  // the status of the spot request
 )
 
+// checkUntold checks the ways by which nothing is said of something that is said by some.
+func checkUntold(untold []Way, all ...Way) error {
+	for _, w := range untold {
+		if !slices.Contains(all, w) {
+			return fmt.Errorf("the field Untold has %q: want some of %q", w, all)
+		}
+	}
+	return nil
+}
+
 // Rebalance recommends to leave a spot instance.
-type Rebalance struct{ Instance string }
+type Rebalance struct {
+	Instance string
+	// Untold are the ways by which nothing is said of it: WayQueue or WayMetadata.
+	Untold []Way
+}
 
 // Rebalance gives one.
 func (m *Model) Rebalance(r Rebalance) error {
+	if err := checkUntold(r.Untold, WayQueue, WayMetadata); err != nil {
+		return err
+	}
 	n := slices.IndexFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == r.Instance && i.Spot })
 	if n < 0 {
 		return fmt.Errorf("the field Instance is %q: want the ID of a spot instance that has not ended", r.Instance)
 	}
-	m.mu.Lock()
-	m.risks[r.Instance] = m.now()
-	m.mu.Unlock()
+	if !slices.Contains(r.Untold, WayMetadata) {
+		m.mu.Lock()
+		m.risks[r.Instance] = m.now()
+		m.mu.Unlock()
+	}
+	if slices.Contains(r.Untold, WayQueue) {
+		return nil
+	}
 	return m.Send("aws.ec2", "EC2 Instance Rebalance Recommendation", Detail{"instance-id": r.Instance})
 }
 
 // Interrupt takes a spot instance back.
 func (m *Model) Interrupt(i Interruption) error {
-	for _, w := range i.Untold {
-		if !slices.Contains([]Way{WayQueue, WayMetadata, WayRequest}, w) {
-			return fmt.Errorf("the field Untold has %q: want %s, %s or %s", w, WayQueue, WayMetadata, WayRequest)
-		}
+	if err := checkUntold(i.Untold, WayQueue, WayMetadata, WayRequest); err != nil {
+		return err
 	}
 	if i.Instance == "" {
 		var youngest sim.Instance
@@ -134,10 +157,12 @@ func (m *Model) atRisk(instance string) (at time.Time, is bool) {
 // State says what is and was.
 func (m *Model) State() State {
 	s := State{
-		Instances: m.sim.History(),
-		Volumes:   m.Volumes(),
-		Routes:    m.Routes(),
-		Unused:    map[string][]string{},
+		Instances:  m.sim.History(),
+		Volumes:    m.Volumes(),
+		Routes:     m.Routes(),
+		Groups:     m.Groups(),
+		Interfaces: m.sim.PartsNow(),
+		Unused:     map[string][]string{},
 	}
 	for key, p := range m.cfg.Policies {
 		s.Unused[key] = p.Unused()
@@ -145,72 +170,78 @@ func (m *Model) State() State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Queued = len(m.queue.messages)
-	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.unallowed), m.hung
+	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.unallowed), slices.Clone(m.hung)
 	return s
 }
 
 // Hang plans one.
-func (m *Model) Hang(h Hang) {
+func (m *Model) Hang(h Hang) error {
+	if m.actions()[h.Action] == nil {
+		return fmt.Errorf("the field Action is %q: want one of EC2 that the model knows, such as RunInstances", h.Action)
+	}
+	if h.Nth < 1 {
+		return fmt.Errorf("the field Nth is %d: want 1 or more", h.Nth)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hangs = append(m.hangs, h)
+	return nil
 }
 
-// fault is the sim's question of what goes wrong with a call.
-func (m *Model) fault(c sim.Call) sim.Fault {
+// hang lets a call hang that was to, before its effect or after it. Its error is that the caller
+// is gone.
+func (m *Model) hang(r *request, after bool) error {
 	m.mu.Lock()
-	met := false
-	var is Hang
-	kept := m.hangs[:0]
-	for _, h := range m.hangs {
-		if h.Call == c.Kind {
+	is := false
+	for n := range m.hangs {
+		if h := &m.hangs[n]; h.Action == r.action && h.After == after {
 			h.Nth--
+			is = is || h.Nth == 0
 		}
-		if h.Nth < 1 && !met {
-			met, is = true, h
-			continue
-		}
-		kept = append(kept, h)
 	}
-	m.hangs = kept
+	m.hangs = slices.DeleteFunc(m.hangs, func(h Hang) bool { return h.Nth == 0 })
+	if is {
+		m.hung = append(m.hung, r.action)
+	}
 	m.mu.Unlock()
-	count := func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.hung++
+	if !is {
+		return nil
 	}
-	switch {
-	case met && is.After:
-		return sim.Fault{Then: count, HangAfter: true}
-	case met:
-		count()
-		return sim.Fault{HangBefore: true}
-	case m.cfg.Sim.Fault != nil:
-		return m.cfg.Sim.Fault(c)
-	}
-	return sim.Fault{}
+	<-r.ctx.Done()
+	return r.ctx.Err()
+}
+
+// Interfaces says what becomes of the network interfaces of the instances that end from now on.
+type Interfaces struct {
+	// Stay says that they outlive their instances.
+	Stay bool
+}
+
+// Interfaces changes it.
+func (m *Model) Interfaces(i Interfaces) error {
+	return m.sim.Change(func(k *sim.Knobs) {
+		k.PartsLeft = 0
+		if i.Stay {
+			k.PartsLeft = 1
+		}
+	})
 }
 
 // Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity, an Interruption, a Maintenance, a Rebalance or a Role to hang, capacity,
-// interrupt, maintain, rebalance or role does it.
+// Hang, a Capacity, an Interfaces, an Interruption, a Maintenance, a Rebalance or a Role to hang,
+// capacity, interfaces, interrupt, maintain, rebalance or role does it.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(m.State()) // or whoever asked is gone
 	})
-	handle(mux, "hang", func(h Hang) error {
-		if h.Nth < 1 {
-			return fmt.Errorf("the field Nth is %d: want 1 or more", h.Nth)
-		}
-		m.Hang(h)
-		return nil
-	})
+	handle(mux, "hang", m.Hang)
 	handle(mux, "capacity", func(c Capacity) error {
 		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type}, c.Instances)
 		return nil
 	})
+	handle(mux, "interfaces", m.Interfaces)
 	handle(mux, "interrupt", m.Interrupt)
 	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/net/ipv4"
 
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -185,7 +184,7 @@ func (c *client) state() (s State) {
 func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		c := newClient(t, sim.Knobs{})
-		if code := c.control("hang", Hang{Call: cloud.CallLaunch, Nth: 2, After: after}); code != http.StatusOK {
+		if code := c.control("hang", Hang{Action: "RunInstances", Nth: 2, After: after}); code != http.StatusOK {
 			t.Fatal(code)
 		}
 		if code, body := c.ask("RunInstances", run("ClientToken=a")...); code != "" {
@@ -201,7 +200,7 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 			}
 			done <- err
 		}()
-		for c.state().Hung == 0 {
+		for len(c.state().Hung) == 0 {
 			select {
 			case err := <-done:
 				t.Fatalf("the second does not hang: %v", err)
@@ -227,14 +226,21 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 		}
 	}
 	c := newClient(t, sim.Knobs{})
-	if c.control("hang", Hang{Call: cloud.CallLaunch}) != http.StatusBadRequest ||
+	if c.control("hang", Hang{Action: "RunInstances"}) != http.StatusBadRequest ||
+		c.control("hang", Hang{Action: "Run", Nth: 1}) != http.StatusBadRequest ||
 		c.control("hang", map[string]string{"Surprise": "1"}) != http.StatusBadRequest {
 		t.Error("want what it cannot do refused")
 	}
 	c.control("capacity", Capacity{Type: "c5.large", Instances: 0})
+	c.control("hang", Hang{Action: "RunInstances", Nth: 1, After: true}) // which one that fails does not meet
 	if code, _ := c.ask("RunInstances", run()...); code != "InsufficientInstanceCapacity" {
 		t.Errorf("without capacity: %q", code)
 	}
+	if hung := c.state().Hung; len(hung) > 0 {
+		t.Errorf("%v have hung", hung)
+	}
+	c = newClient(t, sim.Knobs{})
+	c.control("capacity", Capacity{Type: "c5.large", Instances: 0})
 	c.control("capacity", Capacity{Type: "c5.large", Instances: -1})
 	if code, _ := c.ask("RunInstances", run()...); code != "" {
 		t.Errorf("with capacity again: %q", code)

@@ -126,7 +126,7 @@ type Model struct {
 	calls     map[string]int
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
-	hung      int            // those that were
+	hung      []string       // the actions of those that were
 	subnets   []Subnet
 	groups    []Group
 	images    []Image
@@ -189,10 +189,8 @@ func New(cfg Config) (*Model, error) {
 		m.roles[arn] = assumable{policy: policy}
 	}
 	rand.Read(m.key[:])
-	machines := cfg.Sim
-	machines.Fault = m.fault
 	var err error
-	if m.sim, err = sim.New(machines); err != nil {
+	if m.sim, err = sim.New(cfg.Sim); err != nil {
 		return nil, fmt.Errorf("make a model of EC2: %w", err)
 	}
 	return m, nil
@@ -376,7 +374,14 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 		return nil, err
 	}
 	r.key = keyOf(authorization)
-	return do(r)
+	if err := m.hang(r, false); err != nil {
+		return nil, err
+	}
+	answer, err := do(r)
+	if err != nil {
+		return nil, err
+	}
+	return answer, m.hang(r, true)
 }
 
 // keyOf is the access key that signed a call.

@@ -27,6 +27,9 @@ const (
 	Region = "us-east-1"
 	// AccessKeyID is the key whose holder has the rights of Config.Policy.
 	AccessKeyID = "AKIAIOSFODNN7EXAMPLE"
+	// AdministratorKeyID is the key of who may do everything: whoever else uses the account, such as
+	// the controller of a CSI driver.
+	AdministratorKeyID = "AKIAI44QH8DHBEXAMPLE"
 	// VPC has the subnet of the cells.
 	VPC = "vpc-0123456789abcdef0"
 	// Image is the name of the only image.
@@ -48,6 +51,9 @@ const (
 
 // Init is the first process of a local cell. It asks the metadata service for its user data.
 var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
+
+// administrator is the policy of AdministratorKeyID.
+const administrator = `{"Statement": [{"Sid": "Everything", "Effect": "Allow", "Action": "*", "Resource": "*"}]}`
 
 // Config says where the machines are.
 type Config struct {
@@ -138,7 +144,8 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
 	}
 	policy, err := ec2.ParsePolicy(cfg.Policy)
-	if err != nil {
+	everything, everythingErr := ec2.ParsePolicy([]byte(administrator))
+	if err := errors.Join(err, everythingErr); err != nil {
 		return nil, fmt.Errorf("start EC2: %w", err)
 	}
 	serving, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -161,9 +168,9 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		Created:    "2026-01-01T00:00:00.000Z",
 		RootDevice: "/dev/xvda",
 		GiB:        imageGiB,
-	}}, map[string]*ec2.Policy{AccessKeyID: policy}
+	}}, map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything}
 	if cfg.Boot != nil {
-		images, policies[publisherKeyID] = nil, everything
+		images = nil // it is published
 	} else if c, err := local.New(cfg.Local); err != nil {
 		return nil, err
 	} else {

@@ -21,19 +21,6 @@ import (
 // vendor is what SMBIOS says of EC2's machines, by which the image knows where its user data is.
 const vendor = "Amazon EC2"
 
-// publisherKeyID is the key with which the image is published. Kip's own has no right to that.
-const publisherKeyID = "AKIAIOSFODNN7PUBLISH"
-
-var everything = func() *ec2.Policy {
-	p, err := ec2.ParsePolicy([]byte(`{"Version": "2012-10-17", "Statement": [
-		{"Sid": "Publish", "Effect": "Allow", "Action": ["*"], "Resource": ["*"]}
-	]}`))
-	if err != nil {
-		panic(err)
-	}
-	return p
-}()
-
 // virtualize publishes the image and has virtual machines that boot what was uploaded, on a link
 // that tells them their addresses.
 func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
@@ -82,7 +69,7 @@ func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
 // publish uploads and registers the image by the program that does so for an account at AWS.
 func (e *EC2) publish(ctx context.Context, b Boot) (ami string, err error) {
 	cmd := exec.CommandContext(ctx, b.Program, "publish", "-cloud=aws", "-region="+Region, "-endpoint="+e.url, "-image="+b.Folder)
-	cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+publisherKeyID, "AWS_SECRET_ACCESS_KEY=any", "AWS_SESSION_TOKEN=",
+	cmd.Env = append(os.Environ(), "AWS_ACCESS_KEY_ID="+AdministratorKeyID, "AWS_SECRET_ACCESS_KEY=any", "AWS_SESSION_TOKEN=",
 		"AWS_PROFILE=", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null")
 	var said strings.Builder
 	cmd.Stderr = &said

@@ -10,16 +10,16 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
+	"encoding/xml"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/test/harness"
@@ -109,6 +110,42 @@ func (s *space) state(ctx context.Context) (state ec2.State) {
 	return state
 }
 
+// account asks EC2 as somebody else who uses the account: an administrator, or the controller of a
+// driver. It returns the answer, and EC2's code if that is no success.
+func (s *space) account(ctx context.Context, action string, parameters ...string) (answer []byte, code string) {
+	s.Helper()
+	form := url.Values{"Action": {action}, "Version": {"2016-11-15"}}
+	for _, p := range parameters {
+		name, value, _ := strings.Cut(p, "=")
+		form.Set(name, value)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, strings.NewReader(form.Encode()))
+	if err != nil {
+		s.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	// The model looks at no signature.
+	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+machines.AdministratorKeyID+"/any")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		s.Fatal(err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return answer, ""
+	}
+	var failed struct {
+		Code string `xml:"Errors>Error>Code"`
+	}
+	if err := xml.Unmarshal(answer, &failed); err != nil || failed.Code == "" {
+		s.Fatalf("%s: %d %s", action, resp.StatusCode, answer)
+	}
+	return answer, failed.Code
+}
+
 // since are the instances that there were not in an earlier state.
 func (s *space) since(ctx context.Context, before ec2.State) []sim.Instance {
 	s.Helper()
@@ -125,6 +162,38 @@ func (s *space) only(before ec2.State) sim.Instance {
 		s.Fatalf("%d instances were launched, want 1: %+v", len(all), all)
 	}
 	return all[0]
+}
+
+// of returns the instance that a pod is on.
+func (s *space) of(p *corev1.Pod) sim.Instance {
+	s.Helper()
+	all := s.state(s.Context()).Instances
+	n := slices.IndexFunc(all, func(i sim.Instance) bool { return i.ManagementIP.String() == p.Status.HostIP && i.Ended.IsZero() })
+	if n < 0 {
+		s.Fatalf("pod %s is on %s, which no instance has: %+v", p.Name, p.Status.HostIP, all)
+	}
+	return all[n]
+}
+
+// told waits until an Event of a pod, of this reason, says a text.
+func (s *space) told(pod, reason, text string) {
+	s.Helper()
+	s.Eventually("pod "+pod+" has the Event "+reason+" with: "+text, func(ctx context.Context) error {
+		all, err := world.Admin.CoreV1().Events(s.NS).List(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason,
+		})
+		if err != nil {
+			return err
+		}
+		var said []string
+		for _, e := range all.Items {
+			if strings.Contains(e.Message, text) {
+				return nil
+			}
+			said = append(said, e.Message)
+		}
+		return fmt.Errorf("it has %q", said)
+	})
 }
 
 // waitOver waits until a pod and all instances since an earlier state are gone.
@@ -198,46 +267,6 @@ func TestAPodRunsOnAnInstance(t *testing.T) {
 	}
 }
 
-func TestKipIsKilledWhileACallIsUnderWay(t *testing.T) {
-	s := newSpace(t)
-	// die lets Kip's next call of a kind hang, does what makes Kip call, and kills Kip.
-	die := func(call cloud.Call, after bool, do func()) {
-		t.Helper()
-		hung := s.state(t.Context()).Hung
-		s.order("hang", ec2.Hang{Call: call, Nth: 1, After: after})
-		do()
-		s.Eventually(fmt.Sprintf("the call %s hangs", call), func(ctx context.Context) error {
-			if s.state(ctx).Hung == hung {
-				return errors.New("it does not")
-			}
-			return nil
-		})
-		if err := world.KillKip(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := world.StartKip(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for n, round := range []struct {
-		launch, end           cloud.Call
-		launchAfter, endAfter bool
-	}{
-		{cloud.CallLaunch, cloud.CallTerminate, false, false},
-		{cloud.CallLaunch, cloud.CallTerminate, true, true},
-		{cloud.CallTag, cloud.CallTerminate, true, false},
-	} {
-		name := fmt.Sprint("p", n)
-		before := s.state(t.Context())
-		die(round.launch, round.launchAfter, func() { s.Apply(pod(name, "{}")) })
-		s.WaitReady(name)
-		s.only(before)
-		die(round.end, round.endAfter, func() { s.Kubectl("delete", "pod", name, "--wait=false") })
-		s.waitOver(name, before)
-		s.only(before)
-	}
-}
-
 func TestTheNextTypeIsTakenWhereOneIsUsedUp(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
@@ -255,44 +284,6 @@ func TestTheNextTypeIsTakenWhereOneIsUsedUp(t *testing.T) {
 	if out := s.Kubectl("get", "events"); !strings.Contains(out, "InsufficientInstanceCapacity") {
 		t.Errorf("no event says why:\n%s", out)
 	}
-}
-
-func TestASpotNoticeIsReadOnTheCellAndThePodLeavesIt(t *testing.T) {
-	s := newSpace(t)
-	before := s.state(t.Context())
-	s.Apply(pod("spot", `{pod.elotl.co/launch-type: spot, pod.elotl.co/allow-metadata: "true"}`))
-	s.WaitReady("spot")
-	i := s.only(before)
-	if !i.Spot {
-		t.Fatalf("the instance is %+v, want it spot", i)
-	}
-	answer := s.says(t.Context(), "spot", "PUT /latest/api/token HTTP/1.1", lifetime)
-	_, given, found := strings.Cut(answer, "\r\n\r\n")
-	if !found || !strings.Contains(answer, "200 OK") {
-		t.Fatalf("a pod that may gets no token: %q", answer)
-	}
-	read := func(ctx context.Context) string {
-		return s.says(ctx, "spot", "GET /latest/meta-data/spot/instance-action HTTP/1.1", token+strings.TrimSpace(given))
-	}
-	if out := read(t.Context()); !strings.Contains(out, "404") {
-		t.Errorf("before the notice: %q", out)
-	}
-	s.order("interrupt", ec2.Interruption{Instance: i.ID, Notice: 20 * time.Second})
-	if out := read(t.Context()); !strings.Contains(out, `"action": "terminate"`) {
-		t.Errorf("after the notice: %q", out)
-	}
-	s.Eventually("the instance is over, and the pod is not on it", func(ctx context.Context) error {
-		for _, other := range s.since(ctx, before) {
-			if other.ID == i.ID && other.Ended.IsZero() {
-				return fmt.Errorf("instance %s is %s", i.ID, other.State)
-			}
-		}
-		p, err := s.Pod(ctx, "spot")
-		if err == nil && p.Status.HostIP == i.ManagementIP.String() && p.Status.Phase == corev1.PodRunning {
-			return fmt.Errorf("the pod is on %s: %s", p.Status.HostIP, namespace.States(p))
-		}
-		return nil
-	})
 }
 
 // claimed is a claim of Kip's own class, and onClaim a pod that has it at /data.
@@ -352,8 +343,14 @@ func TestAVolumeGoesFromOneInstanceToTheNext(t *testing.T) {
 	s.Kubectl("delete", "pod", "reader", "--wait=false")
 	s.waitOver("reader", before)
 	s.Kubectl("delete", "pvc", "data", "--wait=false")
+	s.waitDeleted(volume.ID)
+}
+
+// waitDeleted waits until a volume is gone.
+func (s *space) waitDeleted(volume string) {
+	s.Helper()
 	s.Eventually("the volume is deleted", func(ctx context.Context) error {
-		if all := s.state(ctx).Volumes; slices.ContainsFunc(all, func(v ec2.Volume) bool { return v.ID == volume.ID }) {
+		if all := s.state(ctx).Volumes; slices.ContainsFunc(all, func(v ec2.Volume) bool { return v.ID == volume }) {
 			return fmt.Errorf("there are %+v", all)
 		}
 		return nil

@@ -18,7 +18,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/elotl/kip/dev/ec2"
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // TEST-NET-2, of RFC 5737, with somebody behind the pod.
@@ -55,7 +54,7 @@ func TestAPodIsTheWayToANetwork(t *testing.T) {
 		}
 		return nil
 	})
-	s.Apply(gate)
+	s.killAt(true, func() { s.Apply(gate) }, "ModifyInstanceAttribute", "CreateRoute")
 	p := s.WaitReady("gate")
 	id := s.only(before).ID
 	routes := s.state(t.Context()).Routes
@@ -81,19 +80,7 @@ func TestAPodIsTheWayToANetwork(t *testing.T) {
 		}
 		return nil
 	})
-	// Kip is killed while it takes the routes back.
-	hung := s.state(t.Context()).Hung
-	s.order("hang", ec2.Hang{Call: cloud.CallUnroute, Nth: 1})
-	s.Kubectl("delete", "pod", "gate", "--wait=false")
-	s.Eventually("the call hangs", func(ctx context.Context) error {
-		if s.state(ctx).Hung == hung {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-	if err := errors.Join(world.KillKip(t.Context()), world.StartKip(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	s.killAt(true, func() { s.Kubectl("delete", "pod", "gate", "--wait=false") }, "DeleteRoute")
 	s.waitOver("gate", before)
 	s.Eventually("the routes are gone", func(ctx context.Context) error {
 		if left := s.state(ctx).Routes; len(left) > 0 {
