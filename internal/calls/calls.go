@@ -26,6 +26,9 @@ const (
 	gatherFor = 50 * time.Millisecond
 	// mostNamed is how many instances one call names; EC2 takes 1,000.
 	mostNamed = 500
+	// leastNamed is how many one names at least that is made in smaller ones since the cloud has
+	// throttled it: each costs a request.
+	leastNamed = 5
 	// After a call that the cloud has throttled no other of its kind is sent for
 	// firstPause, and for twice as long each time that this was too short.
 	firstPause, longestPause = time.Second, 30 * time.Second

@@ -349,6 +349,25 @@ func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
 	})
 }
 
+func TestACallThatIsThrottledAsAWholeIsMadeInSmallerOnes(t *testing.T) {
+	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+		told.whole = func(ids []string) error { // others leave tokens for six
+			if len(ids) > 6 {
+				return throttledNow(0)
+			}
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := c.Terminate(ctx, strings.Split("abcdefgh", "")...).Err(); err != nil {
+			t.Error(err)
+		}
+		if got, want := told.sent(), []string{"0s terminate a,b,c,d,e,f,g,h", "1s terminate a,b,c,d,e", "1s terminate f,g,h"}; !slices.Equal(got, want) {
+			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+}
+
 func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
 		told.whole = func(ids []string) error {

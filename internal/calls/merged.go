@@ -220,7 +220,9 @@ func (m *merged) next(w *work, turn *Turn) bool {
 }
 
 // make makes a call. What the cloud has throttled goes to the head of the queue, and so
-// does a call that was refused as a whole, to be made in two.
+// does a call that was refused as a whole, to be made in two. So is one that was throttled as
+// a whole: the cloud may have tokens for few things only, since others take them as they come,
+// and a call for many would wait for ever.
 func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 	var ids []string
 	place := map[string]int{} // several may ask for the same
@@ -232,6 +234,10 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 	}
 	answers := turn.ask(ctx, func(ctx context.Context) []answer { return m.send(ctx, ids...) })
 	split := len(ids) > 1 && refusedAsOne(answers)
+	most := (len(ids) + 1) / 2
+	if len(ids) > leastNamed && throttledAsOne(answers) {
+		split, most = true, max(leastNamed, most)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var again []*ask
@@ -241,7 +247,7 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 		case a.over:
 		case errors.Is(said.err, cloud.ErrThrottled), split:
 			if split {
-				a.most = (len(ids) + 1) / 2
+				a.most = most
 			}
 			a.in, a.said = nil, said.err
 			again = append(again, a)
@@ -255,6 +261,11 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 	}
 	m.queue = append(again, m.queue...)
 	m.start()
+}
+
+// throttledAsOne says that nothing of a call was done.
+func throttledAsOne(answers []answer) bool {
+	return !slices.ContainsFunc(answers, func(a answer) bool { return !errors.Is(a.err, cloud.ErrThrottled) })
 }
 
 // refusedAsOne says that a call was refused as a whole, perhaps for one instance that
