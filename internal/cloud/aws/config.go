@@ -143,7 +143,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		making:  make(chan struct{}, 1),
 		looks:   make(chan struct{}, 1),
 
-		attempts: map[string]attempt{},
+		attempts:    map[string]attempt{},
+		unexplained: map[string]bool{},
 
 		unlocated: unlocated,
 	}
