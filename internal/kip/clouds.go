@@ -59,6 +59,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			Subnets:         a.Subnets(),
 			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
+			Endpoints:       aws.Endpoints(a.Endpoints),
 			SkipVerify:      a.InsecureTLSSkipVerify,
 			UseFIPS:         a.UseFIPS,
 			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
