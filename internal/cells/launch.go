@@ -432,6 +432,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		unsure[n] = turn == nil
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
+	cooled := false
 	for try := 1; ; try++ {
 		results := c.call(ctx, l, turn)
 		turn = nil
@@ -452,6 +453,11 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			failed = results[n].Err
 		}
 		c.cool(offer, l, known, verdicts, results)
+		if errors.Is(failed, cloud.ErrUnexplained) && !cooled {
+			// This call has to be sent again, whatever it was. Others need not meet the same.
+			cooled = true
+			c.cfg.Shortages.Mark(offer, failed)
+		}
 		c.setApart(offer, verdicts)
 		if len(known) > 0 && !c.resolve(ctx, l, known, verdicts, results) {
 			return
@@ -558,12 +564,18 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 // second one may differ in what the cloud found fault with, others will not.
 const maxRefusals = 2
 
+// perhapsOfTheCell says that besides of what the cloud refuses for a reason that nobody knows, so that
+// a pod that is at fault itself does not go on to cool one offer after the other.
+func perhapsOfTheCell(cell *Cell, err error) bool {
+	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
+}
+
 // ofTheCell says that the cloud found fault with what a cell's pod asks for, and not with what
 // it has: others may be launched as the same offer. A pod that asks for nothing of its own
 // is not at fault.
 func ofTheCell(cell *Cell, err error) bool {
 	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
-		!errors.Is(err, cloud.ErrUnauthorised) && !cloud.ScopeOf(err).Says()
+		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
 }
 
 // sleep returns false when ctx ends.
@@ -680,7 +692,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	}
 	left, over := c.nextWithin(cell, left)
 	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offer is another launch
-	if cell.Refusals++; !ofTheCell(cell, refusal) {
+	if cell.Refusals++; !perhapsOfTheCell(cell, refusal) {
 		cell.Refusals = 0
 	}
 	if over != nil {

@@ -90,6 +90,9 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 				return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("InvalidAMIID.NotFound: it is gone")), false
 			case r.Image["name"] == "unsupported":
 				return cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: r.InstanceType}, errors.New("Unsupported")), false
+			case r.Image["name"] == "new":
+				scope := cloud.Scope{InstanceType: r.InstanceType, Zone: r.Zone}
+				return cloud.No(cloud.ErrUnexplained, scope, errors.New("SomethingNew")), false
 			case r.Image["name"] == "mixed" && r.InstanceType != "b":
 				return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("InvalidParameterCombination")), false
 			case r.Image["name"] == "mixed":
@@ -108,6 +111,8 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 			{"unsupported", false, "[a b c d]", "[a b c d]", 0},
 			{"mixed", false, "[a b c d]", "[b]", 2},
 			{"gone", true, "[a b c d]", "[a b c d]", 0},
+			{"new", false, "[a b]", "[a b]", 2}, // whose fault it is nobody knows
+			{"new", true, "[a b c d]", "[a b c d]", 0},
 		} {
 			b.later(time.Second)
 			b.cloud.launches, b.cooled = nil, nil
@@ -248,6 +253,40 @@ func TestALaunchThatNobodyCanExplainIsGivenUpWithoutALeak(t *testing.T) {
 		b.later(5 * time.Minute)
 		if b.phase("a") != "" || len(b.cloud.running()) != 0 || !slices.Contains(b.cooled, "nano") {
 			t.Fatalf("it is %q, instances %v, cooled %v", b.phase("a"), b.cloud.running(), b.cooled)
+		}
+	})
+}
+
+// The cloud fails with a code that Kip does not know. The call may have had an effect, so that it is
+// sent again as it was, but nothing else is launched there meanwhile.
+func TestAFailureThatNobodyCanExplainCoolsTheOfferAtOnce(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		fails := true
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if !fails || r.InstanceType != "nano" {
+				return nil, false
+			}
+			scope := cloud.Scope{InstanceType: r.InstanceType, Zone: r.Zone, Subnet: r.Subnet}
+			return &cloud.Error{Cause: cloud.ErrUnexplained, Scope: scope, Err: errors.New("SomethingNew")}, true
+		}
+		b.later(time.Second)
+		b.request("a", "nano", "small")
+		b.later(10 * time.Second)
+		if got := fmt.Sprint(b.cooled); got != "[nano]" || b.phase("a") != apiv1.Launching || len(b.said("LaunchDelayed")) != 1 ||
+			len(b.cloud.launches) < 2 {
+			t.Errorf("remembered %s, a is %q, after launches %v; said %v", got, b.phase("a"), b.cloud.launches, b.events)
+		}
+		b.cloud.set(func() { fails = false })
+		b.later(time.Minute)
+		if b.phase("a") != apiv1.Bound || len(b.cloud.running()) != 1 || fmt.Sprint(b.cooled) != "[nano]" {
+			t.Errorf("a is %q, %d run, remembered %v", b.phase("a"), len(b.cloud.running()), b.cooled)
+		}
+		// One that goes on is given up, and leaves nothing.
+		b.cloud.set(func() { fails = true })
+		b.request("b", "nano")
+		b.later(5 * time.Minute)
+		if b.phase("b") != "" || len(b.cloud.running()) != 1 || len(b.cooled) != 3 {
+			t.Errorf("b is %q, %d run, remembered %v", b.phase("b"), len(b.cloud.running()), b.cooled)
 		}
 	})
 }

@@ -31,6 +31,10 @@ const (
 	// ErrUnfit: what the operator has configured does not go together with what is to be launched.
 	// No offer and no pod is at fault; the same call succeeds once the configuration is mended.
 	ErrUnfit Cause = "the configuration does not fit"
+	// ErrUnexplained: the cloud did not do it, for a reason that Kip does not know: a code that is
+	// newer than Kip. It may be in what the cloud has, or in what was asked for. The error may have
+	// had an effect, unless it says NothingDone.
+	ErrUnexplained Cause = "for a reason that Kip does not know"
 	// ErrRefused is for every other definite no: the cloud understood the request
 	// and did nothing.
 	ErrRefused Cause = "refused by the cloud"

@@ -126,6 +126,17 @@ type AWS struct {
 	InsecureTLSSkipVerify bool   `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
 	UseFIPS               bool   `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
 	ECSClusterName        string `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
+
+	Endpoints AWSEndpoints `key:"endpoints" doc:"Where other services are asked, if not at endpointURL. AWS_ENDPOINT_URL_STS and its like win over them."`
+}
+
+// AWSEndpoints are other services than EC2. Only with an endpointURL: AWS' own are known, and where the
+// SDK's environment names others it names them to all that it does.
+type AWSEndpoints struct {
+	STS     string `key:"sts" doc:"Another address of STS."`
+	ECR     string `key:"ecr" doc:"Another address of ECR's API."`
+	SQS     string `key:"sqs" doc:"Another address of SQS."`
+	Pricing string `key:"pricing" doc:"Another address of the Price List API."`
 }
 
 // ECR is Amazon's registry of images.

@@ -49,6 +49,7 @@ cloud:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     endpointURL: https://ec2.example.com:8443
+    endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
     useFIPS: false
 etcd:
@@ -200,6 +201,12 @@ func TestEveryKeyIsRead(t *testing.T) {
 			SubnetID:    "subnet-1",
 			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images"},
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true,
+			Endpoints: AWSEndpoints{
+				STS:     "https://sts.example.com",
+				ECR:     "https://ecr.example.com",
+				SQS:     "https://sqs.example.com",
+				Pricing: "https://p.example.com",
+			},
 			InterruptionQueue: "https://sqs.example.com/123456789012/kip-interruptions"}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
 			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
@@ -466,6 +473,10 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.aws.useFIPS: "true" is not valid: want false, since AWS has no such endpoints in China`},
 		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
+		{"another endpoint", "cloud: {aws: {endpointURL: 'https://x', endpoints: {sqs: sqs.example.com}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.endpoints.sqs: "sqs.example.com" is not valid: want a URL such as https://sqs.example.com`},
+		{"an endpoint of AWS", "cloud: {aws: {endpoints: {pricing: 'https://x'}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.endpoints.pricing: "https://x" is not valid: want none, since there is no cloud.aws.endpointURL`},
 		{"a role's name", "cloud:\n  aws:\n    ecr: {roleARN: kip-images}\ncells: {defaultInstanceType: x}",
 			`p.yaml:3: cloud.aws.ecr.roleARN: "kip-images" is not valid: want the ARN of a role such as arn:aws:iam::123456789012:role/kip-images`},
 		{"a profile", "cloud:\n  aws:\n    ecr: {roleARN: 'arn:aws:iam::123456789012:instance-profile/x'}\ncells: {defaultInstanceType: x}",

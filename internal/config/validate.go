@@ -224,6 +224,13 @@ func (d *decoder) cloud(c Cloud) {
 		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
 			"a region such as us-east-1")
 		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
+		for _, at := range []struct{ key, url string }{
+			{"sts", a.Endpoints.STS}, {"ecr", a.Endpoints.ECR}, {"sqs", a.Endpoints.SQS}, {"pricing", a.Endpoints.Pricing},
+		} {
+			key := "cloud.aws.endpoints." + at.key
+			d.check(at.url == "" || isURL(at.url), key, at.url, "a URL such as https://"+at.key+".example.com")
+			d.check(at.url == "" || a.EndpointURL != "", key, at.url, "none, since there is no cloud.aws.endpointURL")
+		}
 		d.check(!a.InsecureTLSSkipVerify || a.EndpointURL != "", "cloud.aws.insecureTLSSkipVerify", "true",
 			"false, since there is no cloud.aws.endpointURL")
 		d.check(!a.UseFIPS || a.EndpointURL == "", "cloud.aws.useFIPS", "true", "false, since cloud.aws.endpointURL says whom to ask")

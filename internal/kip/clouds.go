@@ -61,6 +61,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			Dedicated:       dedicated(cfg),
 			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
+			Endpoints:       aws.Endpoints(a.Endpoints),
 			SkipVerify:      a.InsecureTLSSkipVerify,
 			UseFIPS:         a.UseFIPS,
 			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,

@@ -297,10 +297,14 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{403, "ExpiredToken", cloud.ErrUnauthorised, everything, true},
 		{401, "AuthFailure", cloud.ErrUnauthorised, everything, true},
 		{400, "IdempotentParameterMismatch", cloud.ErrMismatch, cloud.Scope{}, false},
-		{400, "SomethingNew", cloud.ErrRefused, cloud.Scope{}, true},
+		{400, "SomethingNew", cloud.ErrUnexplained, exact, true},
+		{400, "InvalidParameterValue", cloud.ErrRefused, cloud.Scope{}, true}, // the pod's own
+		{400, "InvalidSomething.New", cloud.ErrRefused, cloud.Scope{}, true},
+		{400, "UnsupportedOperation", cloud.ErrRefused, cloud.Scope{}, true},
 		{500, "InternalError", "", cloud.Scope{}, false},
 		{503, "Unavailable", "", cloud.Scope{}, false},
-		{502, "SomethingNew", "", cloud.Scope{}, false},
+		{500, "SomethingNew", cloud.ErrUnexplained, exact, false},
+		{502, "UnknownError", "", cloud.Scope{}, false},
 	} {
 		c := answering(t, "RunInstances", tc.status, tc.code, "words"+encoded+" secret")
 		err := c.Launch(t.Context(), request("t", 2)).Err()
@@ -318,6 +322,29 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		if text := err.Error(); !strings.Contains(text, tc.code+": words (request id-1)") || strings.Contains(text, "secret") {
 			t.Errorf("%s reads %q", tc.code, text)
 		}
+	}
+}
+
+func TestACodeThatKipDoesNotKnowIsToldOnce(t *testing.T) {
+	for _, status := range []int{400, 500} {
+		for code, want := range map[string]int{"SomethingNew": 1, "InvalidSomething": 0, "InternalError": 0, "VcpuLimitExceeded": 0} {
+			var log bytes.Buffer
+			c := answering(t, "RunInstances", status, code, "words")
+			c.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+			for n := range 3 {
+				if err := c.Launch(t.Context(), request(fmt.Sprint(n), 1)).Err(); err == nil {
+					t.Errorf("%s is no error", code)
+				}
+			}
+			if n := strings.Count(log.String(), "code="+code); n != want {
+				t.Errorf("%d %s is told %d times, want %d: %s", status, code, n, want, &log)
+			}
+		}
+	}
+	// A code that nobody knows says nothing of offerings where none was asked for.
+	_, err := answering(t, "DescribeInstances", 400, "SomethingNew", "words").List(t.Context(), owner)
+	if cloud.CauseOf(err) != cloud.ErrRefused || cloud.ScopeOf(err).Says() {
+		t.Errorf("of a list: %q for %+v", cloud.CauseOf(err), cloud.ScopeOf(err))
 	}
 }
 

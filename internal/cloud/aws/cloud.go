@@ -57,6 +57,8 @@ type Cloud struct {
 	kipGroups    []string              // of the instance that Kip runs on, where that is in the VPC
 	pricesDenied bool                  // it was told that Kip may not read prices
 
+	unexplained map[string]bool // codes that were told of; under mu
+
 	making chan struct{} // holds one who makes a cells' group, or changes its rules
 	next   *look         // that of volumes which is to be made; under mu
 	looks  chan struct{} // holds one who makes it

@@ -52,11 +52,12 @@ type Config struct {
 	// pull images from ECR. Without one no cell is given any.
 	ImageRole string
 	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
-	// AWS nor the metadata service: STS is expected there, too, where the credentials
-	// come from it, unless AWS_ENDPOINT_URL_STS says otherwise, ECR's API, unless
-	// AWS_ENDPOINT_URL_ECR does, SQS, unless AWS_ENDPOINT_URL_SQS does, and the price list,
-	// unless AWS_ENDPOINT_URL_PRICING does.
+	// AWS nor the metadata service: other services are expected there, too, unless Endpoints
+	// or, as to the SDK's own tools, the environment (AWS_ENDPOINT_URL_STS and its like) says
+	// otherwise.
 	Endpoint string
+	// Endpoints are where other services are asked; only with Endpoint.
+	Endpoints Endpoints
 	// SkipVerify takes any certificate of Endpoint's host, and of no other.
 	SkipVerify bool
 	// UseFIPS asks the endpoints that are validated for FIPS 140, of EC2 and of whoever gives
@@ -148,7 +149,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		making:  make(chan struct{}, 1),
 		looks:   make(chan struct{}, 1),
 
-		attempts: map[string]attempt{},
+		attempts:    map[string]attempt{},
+		unexplained: map[string]bool{},
 
 		unlocated: unlocated,
 	}
@@ -239,14 +241,22 @@ func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
 	})
 }
 
-// endpointOf is where a service besides EC2 is expected: Endpoint, unless the environment says
-// otherwise as it does to the SDK's own tools; nil where AWS' own is asked. The name is that of
-// the variable.
+// Endpoints are the URLs of services besides EC2; "" for that of EC2.
+type Endpoints struct{ STS, ECR, SQS, Pricing string }
+
+// endpointOf is where a service besides EC2 is expected, which the environment says as it does to
+// the SDK's own tools; nil where AWS' own is asked. The name is that of the variable.
 func (cfg *Config) endpointOf(service string) *string {
 	if cfg.Endpoint == "" {
 		return nil
 	}
-	return aws.String(strings.TrimSuffix(cmp.Or(os.Getenv("AWS_ENDPOINT_URL_"+service), cfg.Endpoint), "/"))
+	own := map[string]string{
+		"STS":     cfg.Endpoints.STS,
+		"ECR":     cfg.Endpoints.ECR,
+		"SQS":     cfg.Endpoints.SQS,
+		"PRICING": cfg.Endpoints.Pricing,
+	}[service]
+	return aws.String(strings.TrimSuffix(cmp.Or(os.Getenv("AWS_ENDPOINT_URL_"+service), own, cfg.Endpoint), "/"))
 }
 
 // newSTS is that of the region.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -51,6 +52,8 @@ var meanings = map[string]meaning{
 	"VcpuLimitExceeded":                    {cloud.ErrQuota, family},
 	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
 	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, family},
+	"InsufficientVolumeCapacity":           {cloud.ErrCapacity, offering},
+	"VolumeTypeNotAvailableInZone":         {cloud.ErrRefused, offering},
 	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
 	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
@@ -75,6 +78,30 @@ var meanings = map[string]meaning{
 	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
 	"InvalidVolume.NotFound":               {cloud.ErrNotFound, nothing},
 	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
+
+	// What is asked for.
+	"OperationNotPermitted":                   {cloud.ErrRefused, nothing},
+	"PrivateIpAddressLimitExceeded":           {cloud.ErrRefused, nothing},
+	"SecurityGroupsPerInterfaceLimitExceeded": {cloud.ErrRefused, nothing},
+	"TagPolicyViolation":                      {cloud.ErrRefused, nothing},
+	"UnknownParameter":                        {cloud.ErrRefused, nothing},
+	"UnsupportedOperation":                    {cloud.ErrRefused, nothing},
+	"ValidationError":                         {cloud.ErrRefused, nothing},
+}
+
+// codesOfRequest begin the codes by which EC2 finds fault with what is asked for, of which there
+// are hundreds, such as InvalidParameterValue and InvalidKeyPair.NotFound. Source: as above.
+var codesOfRequest = []string{"Invalid", "Malformed", "Missing"}
+
+// codesOfServer say that EC2 itself has failed, whatever it was asked. The last is what the SDK
+// makes of an answer without a code, which is a proxy's. Source: as above, "Server error codes".
+var codesOfServer = []string{"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "UnknownError"}
+
+// explained says that Kip knows what a code is about.
+func explained(code string) bool {
+	_, known := meanings[code]
+	return known || slices.Contains(codesOfServer, code) ||
+		slices.ContainsFunc(codesOfRequest, func(begin string) bool { return strings.HasPrefix(code, begin) })
 }
 
 // faults are the codes by which EC2 tells why it has ended an instance whose launch it had
@@ -210,6 +237,14 @@ func classify(err error, asked cloud.Scope) error {
 		return &cloud.Error{Cause: m.cause, Err: said}
 	case known:
 		return cloud.No(m.cause, scopeOf(m, asked), said)
+	case asked != (cloud.Scope{}) && !explained(said.code):
+		asked.Family = "" // the one offering, and no more
+		return &cloud.Error{
+			Cause:       cloud.ErrUnexplained,
+			Scope:       asked,
+			NothingDone: refusal(err),
+			Err:         said,
+		}
 	case refusal(err):
 		// EC2 understood, and will say so again: of what was asked, not of what it sells.
 		return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)

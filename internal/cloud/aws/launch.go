@@ -60,10 +60,32 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
+		c.tellUnexplained(err)
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
 	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, scopeOf(meanings["InsufficientInstanceCapacity"], askedFor(r.LaunchSpec)),
 		fmt.Errorf("InsufficientInstanceCapacity: EC2 launched %d of %d", len(out.Instances), len(r.Machines))))
+}
+
+// maxUnexplained bounds the codes that are remembered as told.
+const maxUnexplained = 100
+
+// tellUnexplained tells of a code that Kip does not know, once of each.
+func (c *Cloud) tellUnexplained(err error) {
+	said := saidOf(err)
+	if said == nil || !ofEC2(err) || explained(said.code) {
+		return
+	}
+	c.mu.Lock()
+	told := c.unexplained[said.code] || len(c.unexplained) >= maxUnexplained
+	if !told {
+		c.unexplained[said.code] = true
+	}
+	c.mu.Unlock()
+	if !told {
+		c.cfg.Log.Error("EC2 refuses a launch with a code that this version of Kip does not know: that type in that subnet is left alone for a while",
+			"code", said.code, "err", said)
+	}
 }
 
 // ended answers for a token whose instances have been terminated: with those, as long as

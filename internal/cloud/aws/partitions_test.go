@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
 
 	model "github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -65,6 +66,56 @@ func TestEachPartitionIsAskedAtItsOwnEndpoints(t *testing.T) {
 		}
 		if sdk.Region != tc.region {
 			t.Errorf("whoever gives credentials is asked in region %q, want %s", sdk.Region, tc.region)
+		}
+	}
+}
+
+// With an endpoint nothing of AWS' own is asked.
+func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
+	ownSettings(t)
+	const ec2URL = "https://ec2.example.com"
+	keys := Endpoints{
+		STS:     "https://sts.example.com",
+		ECR:     "https://ecr.example.com/",
+		SQS:     "https://sqs.example.com",
+		Pricing: "https://p.example.com",
+	}
+	ask := map[string]func(c *Cloud) error{
+		"STS": func(c *Cloud) error {
+			_, err := c.sts.AssumeRole(t.Context(), &sts.AssumeRoleInput{RoleArn: &c.cfg.ImageRole, RoleSessionName: &c.cfg.ImageRole})
+			return err
+		},
+		"ECR": func(c *Cloud) error {
+			r, _ := registryOf(registryHere)
+			_, err := c.newECR(r, c.sdk.Credentials).GetAuthorizationToken(t.Context(), nil)
+			return err
+		},
+		"SQS": func(c *Cloud) error { return c.queue.find(t.Context()) },
+		"PRICING": func(c *Cloud) error {
+			_, _, err := c.readPrices(t.Context(), sharedTenancy)
+			return err
+		},
+	}
+	for service, key := range map[string]string{"STS": keys.STS, "ECR": keys.ECR, "SQS": keys.SQS, "PRICING": keys.Pricing} {
+		for _, tc := range []struct {
+			keys              Endpoints
+			environment, want string
+		}{
+			{Endpoints{}, "", ec2URL},
+			{keys, "", strings.TrimSuffix(key, "/")},
+			{keys, "https://another.example.com", "https://another.example.com"},
+			{Endpoints{}, "https://another.example.com", "https://another.example.com"},
+		} {
+			for name := range ask {
+				t.Setenv("AWS_ENDPOINT_URL_"+name, "")
+			}
+			t.Setenv("AWS_ENDPOINT_URL_"+service, tc.environment)
+			whom := &asked{}
+			cfg := settings(ec2URL)
+			cfg.Endpoints, cfg.Transport, cfg.InterruptionQueue, cfg.ImageRole = tc.keys, whom, queueName, imageRole
+			if err := ask[service](open(t, cfg)); err == nil || whom.url != tc.want {
+				t.Errorf("%s with %+v and %q in the environment is asked at %q, want %s: %v", service, tc.keys, tc.environment, whom.url, tc.want, err)
+			}
 		}
 	}
 }

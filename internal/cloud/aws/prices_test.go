@@ -143,6 +143,9 @@ func TestPricesThatCannotBeReadAreTheEmbeddedOnes(t *testing.T) {
 			}
 		}
 		said := strings.Contains(p.log.String(), "AWS' price list is not read") && strings.Contains(p.log.String(), tc.age)
+		if calls := p.model.Calls()["GetProducts"]; calls > maxPricePages {
+			t.Errorf("%s: it was asked %d times", name, calls)
+		}
 		if read != tc.read || said != (tc.age != "") {
 			t.Errorf("%s: %d were read, want %d; the log is %s", name, read, tc.read, p.log)
 		}
