@@ -55,6 +55,29 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	all := c.sold
+	c.mu.Unlock()
+	if all == nil {
+		if all, err = c.readSold(ctx, n); err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		c.sold, c.soldAt = all, c.cfg.Clock.Now()
+		c.mu.Unlock()
+	}
+	if c.cfg.reserves() {
+		reserved, err := c.readReservations(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = c.withReserved(all, reserved, n)
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 }), nil
+}
+
+// readSold reads all types, with their offerings in the cells' subnets.
+func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceType, error) {
 	onDemand, err := c.onDemandPrices()
 	if err != nil {
 		return nil, err
@@ -79,8 +102,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
-	var all []catalog.InstanceType
-	for _, t := range kinds {
+	for i := range kinds {
+		t := &kinds[i]
 		for _, id := range ids {
 			zone := n.subnets[id].zone
 			if !offered[sold{t.Name, zone}] {
@@ -107,11 +130,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 				})
 			}
 		}
-		if len(t.Offerings) > 0 {
-			all = append(all, t)
-		}
 	}
-	return all, nil
+	return kinds, nil
 }
 
 // architectures are EC2's, in Kubernetes' words. Macs have others.

@@ -62,6 +62,7 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 		}
 		if now.maintenance {
 			w.lookAtMaintenance(ctx)
+			w.lookAtBlocks(ctx)
 		}
 		now = due{}
 		select {
@@ -83,8 +84,9 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 type watch struct {
 	c *Cloud
 	l cloud.Listener
-	// told are the instances that are marked now, and soon those whose maintenance was told of.
-	told, soon map[string]bool
+	// told are the instances that are marked now, soon those whose maintenance was told of, and
+	// ending those in Capacity Blocks that end.
+	told, soon, ending map[string]bool
 	// spotAt and maintenanceAt are when the last looks began.
 	spotAt, maintenanceAt time.Time
 	// failed and blind are how many of them have failed in a row.
