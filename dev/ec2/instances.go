@@ -51,6 +51,7 @@ type instanceXML struct {
 	Interfaces  []interfaceXML `xml:"networkInterfaceSet>item"`
 	Lifecycle   string         `xml:"instanceLifecycle,omitempty"`
 	SpotRequest string         `xml:"spotInstanceRequestId,omitempty"`
+	Reserved    string         `xml:"capacityReservationId,omitempty"`
 	Reason      *StateReason   `xml:"stateReason"`
 }
 
@@ -143,6 +144,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		RootDevice:  l.image.RootDevice,
 		Token:       l.token,
 		Tags:        tagSet(i.Tags),
+		Reserved:    l.reservation,
 	}
 	if i.Spot {
 		out.Lifecycle, out.SpotRequest = "spot", spotRequest(i.ID)
@@ -237,7 +239,7 @@ const shownFor = time.Hour
 func (m *Model) describeInstances(r *request) (any, error) {
 	ids := r.texts("InstanceId")
 	wanted := r.filters("tag:", "tag-key", "instance-id", "instance-state-name", "client-token", "availability-zone", "subnet-id",
-		"vpc-id", "instance-type", "image-id")
+		"vpc-id", "instance-type", "image-id", "capacity-reservation-id")
 	r.unpaged(ids, "instancesSet")
 	r.number("MaxResults")
 	r.text("NextToken")
@@ -289,6 +291,8 @@ func (m *Model) describeInstances(r *request) (any, error) {
 				return []string{x.Type}
 			case "image-id":
 				return []string{x.ImageID}
+			case "capacity-reservation-id":
+				return []string{x.Reserved}
 			}
 			return tagValues(i.Tags, name)
 		})

@@ -25,6 +25,8 @@ type launch struct {
 	public, secondary, prefix bool
 	devices                   []deviceXML
 	tenancy                   string // default or dedicated
+	reservation               string // the ID of that into which it is
+	block                     bool   // which is a Capacity Block
 	subnet                    Subnet
 	userData                  []byte
 	metadata                  metadataOptions
@@ -39,32 +41,18 @@ const maxUserData = 16 << 10
 func (m *Model) runInstances(r *request) (any, error) {
 	least, most := r.number("MinCount"), r.number("MaxCount")
 	spec := cloud.LaunchSpec{InstanceType: r.text("InstanceType")}
-	imageID, token, data := r.text("ImageId"), r.text("ClientToken"), r.text("UserData")
+	imageID, token := r.text("ImageId"), r.text("ClientToken")
 	more := m.tagSpecifications(r.form, "instance", "volume", "network-interface", "spot-instances-request")
 	profile := r.at("IamInstanceProfile")
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
+	l.tenancy = m.tenancy(r.form)
 	spec.Market = m.market(r.form)
-	if l.tenancy = m.tenancy(r.form); l.tenancy == "dedicated" && spec.Market == cloud.OnDemand {
-		spec.Market = cloud.Dedicated
-	}
+	l.reservation, l.block = capacity(r.form, r.text("InstanceMarketOptions.MarketType"))
+	spec.Market, spec.Reservation = poolOf(l, spec.Market)
 	l.metadata = m.options(r.form)
 	m.disks(r.form, l)
-	var err error
-	l.userData, err = base64.StdEncoding.DecodeString(data)
-	switch {
-	case err != nil:
-		r.bad("InvalidParameterValue", "Invalid BASE64 encoding of user data.")
-	case len(l.userData) > maxUserData:
-		r.bad("InvalidParameterValue", "User data is limited to %d bytes", maxUserData)
-	case least < 1 || most < least:
-		r.bad("InvalidParameterValue", "MinCount is %d and MaxCount %d", least, most)
-	case most > cloud.MaxLaunch:
-		r.bad("InstanceLimitExceeded", "The model launches at most %d instances in a call", cloud.MaxLaunch)
-	case len(token) > 64:
-		r.bad("InvalidParameterValue", "The client token has more than 64 characters")
-	}
-	if err := r.done(); err != nil {
+	if err := r.bounded(l, least, most); err != nil {
 		return nil, err
 	}
 	if err := m.mayLaunch(r, l, imageID, subnetID, groupIDs, more); err != nil {
@@ -88,11 +76,18 @@ func (m *Model) runInstances(r *request) (any, error) {
 	if request.UserData == nil {
 		request.UserData = []byte{}
 	}
+	if l.reservation != "" {
+		m.reserving.Lock()
+		defer m.reserving.Unlock()
+	}
 	m.mu.Lock()
 	before := m.launches[request.Token]
 	m.mu.Unlock()
 	if before == nil {
 		if err := m.exists(l, imageID, groupIDs); err != nil {
+			return nil, err
+		}
+		if err := m.reserve(l, spec.InstanceType, most); err != nil {
 			return nil, err
 		}
 		m.mu.Lock()
@@ -115,6 +110,25 @@ func (m *Model) runInstances(r *request) (any, error) {
 		answer.Instances = append(answer.Instances, m.instance(sim.Instance{Instance: i, Token: request.Token}))
 	}
 	return answer, nil
+}
+
+// bounded reads the user data, and refuses a launch that is larger than one may be.
+func (r *request) bounded(l *launch, least, most int) error {
+	var err error
+	l.userData, err = base64.StdEncoding.DecodeString(r.text("UserData"))
+	switch {
+	case err != nil:
+		r.bad("InvalidParameterValue", "Invalid BASE64 encoding of user data.")
+	case len(l.userData) > maxUserData:
+		r.bad("InvalidParameterValue", "User data is limited to %d bytes", maxUserData)
+	case least < 1 || most < least:
+		r.bad("InvalidParameterValue", "MinCount is %d and MaxCount %d", least, most)
+	case most > cloud.MaxLaunch:
+		r.bad("InstanceLimitExceeded", "The model launches at most %d instances in a call", cloud.MaxLaunch)
+	case len(l.token) > 64:
+		r.bad("InvalidParameterValue", "The client token has more than 64 characters")
+	}
+	return r.done()
 }
 
 // simToken is a token in a zone: EC2 keeps one for each. A call without one is none that
@@ -223,7 +237,7 @@ func (m *Model) market(f *form) cloud.Market {
 	kind, s := o.text("MarketType"), o.at("SpotOptions")
 	once, behaviour := s.text("SpotInstanceType"), s.text("InstanceInterruptionBehavior")
 	switch {
-	case kind == "" && once+behaviour == "":
+	case (kind == "" || kind == "capacity-block") && once+behaviour == "":
 		return cloud.OnDemand
 	case kind != "spot":
 		f.bad("InvalidParameterValue", "The market type '%s' is invalid", kind)
@@ -304,8 +318,11 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 		{"network-interface/*", tags["network-interface"]},
 		{"subnet/" + subnet, nil},
 	}
-	if r.has("InstanceMarketOptions") {
+	if r.text("InstanceMarketOptions.MarketType") == "spot" {
 		uses = append(uses, use{"spot-instances-request/*", tags["spot-instances-request"]})
+	}
+	if l.reservation != "" {
+		uses = append(uses, use{"capacity-reservation/" + l.reservation, nil})
 	}
 	if len(groups) == 0 {
 		groups = []string{"sg-default"}

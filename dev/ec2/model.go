@@ -30,6 +30,8 @@ type Config struct {
 	Subnets []Subnet
 	Groups  []Group
 	Images  []Image
+	// Reservations are those of capacity.
+	Reservations []Reservation
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
@@ -130,6 +132,10 @@ type Model struct {
 	subnets   []Subnet
 	groups    []Group
 	images    []Image
+
+	reserving    sync.Mutex // holds one who looks for room in a reservation, and takes it
+	reservations []Reservation
+
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
 	routes    []Route                // made by calls
@@ -170,6 +176,9 @@ func New(cfg Config) (*Model, error) {
 		subnets:   slices.Clone(cfg.Subnets),
 		groups:    slices.Clone(cfg.Groups),
 		images:    slices.Clone(cfg.Images),
+
+		reservations: slices.Clone(cfg.Reservations),
+
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
 		reasons:   map[string]StateReason{},
@@ -202,14 +211,19 @@ func (m *Model) Close() error { return m.sim.Close() }
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
-// Change changes what the account has: the Subnets, the Groups and the Images of its Config.
+// Change changes what the account has: the Subnets, the Groups, the Images and the Reservations of its Config.
 // What else change does to that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := Config{Subnets: slices.Clone(m.subnets), Groups: slices.Clone(m.groups), Images: slices.Clone(m.images)}
+	now := Config{
+		Subnets:      slices.Clone(m.subnets),
+		Groups:       slices.Clone(m.groups),
+		Images:       slices.Clone(m.images),
+		Reservations: slices.Clone(m.reservations),
+	}
 	change(&now)
-	m.subnets, m.groups, m.images = now.Subnets, now.Groups, now.Images
+	m.subnets, m.groups, m.images, m.reservations = now.Subnets, now.Groups, now.Images, now.Reservations
 }
 
 // Subnets are those that there are.
@@ -287,6 +301,7 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DeregisterImage":               m.deregisterImage,
 		"DescribeSnapshots":             m.describeSnapshots,
 		"DeleteSnapshot":                m.deleteSnapshot,
+		"DescribeCapacityReservations":  m.describeCapacityReservations,
 		"DescribeInstanceTypes":         m.describeInstanceTypes,
 		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
 		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,

@@ -113,7 +113,18 @@ func (c *client) running() int { return len(c.model.Machines().Truth()) }
 
 func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
-	const nic = "NetworkInterface.1."
+	const nic, reserved = "NetworkInterface.1.", "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+	const block = "InstanceMarketOptions.MarketType=capacity-block"
+	soon := time.Now().Add(29 * time.Minute)
+	c.model.Change(func(cfg *Config) {
+		cfg.Reservations = []Reservation{
+			{ID: "cr-1", Type: "c5.large", Zone: "z1", Total: 1}, {ID: "cr-full", Type: "c5.large", Zone: "z1"},
+			{ID: "cr-two", Type: "c5.large", Zone: "z1", Total: 2}, {ID: "cr-far", Type: "c5.large", Zone: "z2", Total: 2},
+			{ID: "cr-over", Type: "c5.large", Zone: "z1", Total: 2, State: "expired"},
+			{ID: "cr-block", Type: "c5.large", Zone: "z1", Total: 2, Block: true, End: soon.Add(time.Hour)},
+			{ID: "cr-ends", Type: "c5.large", Zone: "z1", Total: 2, Block: true, End: soon},
+		}
+	})
 	for what, tc := range map[string]struct {
 		more []string
 		want string
@@ -147,6 +158,20 @@ func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 		"on hosts of its own":              {[]string{"Placement.Tenancy=dedicated"}, ""},
 		"on hosts of nobody's":             {[]string{"Placement.Tenancy=borrowed"}, "InvalidParameterValue"},
 		"on hosts that have no such types": {[]string{"Placement.Tenancy=dedicated", "InstanceType=t3a.small"}, "Unsupported"},
+		"a reservation that is not there":  {[]string{reserved + "=cr-2"}, "InvalidCapacityReservationId.NotFound"},
+		"a reservation":                    {[]string{reserved + "=cr-1"}, ""},
+		"one that is full by now":          {[]string{reserved + "=cr-full"}, "ReservationCapacityExceeded"},
+		"one that has room for fewer":      {[]string{reserved + "=cr-two", "MaxCount=3"}, "ReservationCapacityExceeded"},
+		"one that has ended":               {[]string{reserved + "=cr-over"}, "ReservationCapacityExceeded"},
+		"one in another zone":              {[]string{reserved + "=cr-far"}, "InvalidParameterValue"},
+		"one of another tenancy":           {[]string{reserved + "=cr-two", "Placement.Tenancy=dedicated"}, "InvalidParameterValue"},
+		"one for spot": {[]string{reserved + "=cr-two", "InstanceMarketOptions.MarketType=spot"},
+			"InvalidParameterCombination"},
+		"a block":                           {[]string{reserved + "=cr-block", block}, ""},
+		"a block in no words":               {[]string{reserved + "=cr-block"}, "InvalidParameterCombination"},
+		"a block that is none":              {[]string{reserved + "=cr-two", block}, "InvalidParameterCombination"},
+		"a block of nobody's":               {[]string{block}, "InvalidParameterCombination"},
+		"a block whose instances are ended": {[]string{reserved + "=cr-ends", block}, "ReservationCapacityExceeded"},
 		"a tag of AWS's own": {[]string{"TagSpecification.1.ResourceType=instance", "TagSpecification.1.Tag.1.Key=aws:x"},
 			"InvalidParameterValue"},
 		"tags of a kind of nobody's": {[]string{"TagSpecification.1.ResourceType=planet"}, "InvalidParameterValue"},

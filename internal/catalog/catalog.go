@@ -120,6 +120,9 @@ type Offering struct {
 	Spot   bool   `json:"spot,omitempty"`
 	// Dedicated is an offering on hosts that no other account shares; not with Spot.
 	Dedicated bool `json:"dedicated,omitempty"`
+	// Reservation is the ID of the capacity that the offering is of, which is paid for whether it is
+	// used or not, and has room for more; "" for none.
+	Reservation string `json:"reservation,omitempty"`
 	// PricePerHour is in US dollars.
 	PricePerHour float64 `json:"pricePerHour"`
 	// Unpriced is an offering whose price is not known: PricePerHour is 0, and says
@@ -134,9 +137,13 @@ type Offering struct {
 }
 
 // Pool says which of a type's machines in a zone are meant, which run out by themselves: "" for
-// those that all accounts share, and Dedicated for those of hosts of one account.
+// those that all accounts share, Dedicated for those of hosts of one account, or the ID of a
+// reservation.
 func (o Offering) Pool() string {
-	if o.Dedicated {
+	switch {
+	case o.Reservation != "":
+		return o.Reservation
+	case o.Dedicated:
 		return Dedicated
 	}
 	return ""

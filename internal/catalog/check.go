@@ -96,8 +96,12 @@ func (t InstanceType) Check() []Problem {
 		if o.Spot && o.Dedicated {
 			bad(field+".dedicated", "spot is true too: want only one of them")
 		}
+		if o.Spot && o.Reservation != "" {
+			bad(field+".reservation", "%q is there, and spot is true: want only one of them", o.Reservation)
+		}
 		same := func(other Offering) bool {
-			return o.Zone == other.Zone && o.Subnet == other.Subnet && o.Spot == other.Spot && o.Dedicated == other.Dedicated
+			return o.Zone == other.Zone && o.Subnet == other.Subnet && o.Spot == other.Spot && o.Dedicated == other.Dedicated &&
+				o.Reservation == other.Reservation
 		}
 		if first := slices.IndexFunc(t.Offerings, same); first >= 0 && first < i {
 			bad(field, "offerings[%d] is the same offering", first)

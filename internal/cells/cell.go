@@ -216,8 +216,9 @@ type Offer struct {
 	Subnet       string  `json:"subnet,omitempty"`
 	Spot         bool    `json:"spot,omitempty"`
 	Dedicated    bool    `json:"dedicated,omitempty"`
-	Family       string  `json:"family,omitempty"` // the type's, as in catalog.InstanceType
-	Arch         string  `json:"arch,omitempty"`   // so, too
+	Reservation  string  `json:"reservation,omitempty"` // as in catalog.Offering
+	Family       string  `json:"family,omitempty"`      // the type's, as in catalog.InstanceType
+	Arch         string  `json:"arch,omitempty"`        // so, too
 	PricePerHour float64 `json:"pricePerHour"`
 	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
 	// all whose price is.
@@ -242,12 +243,18 @@ type Offer struct {
 
 // offering is what the cloud tells offers apart by.
 type offering struct {
-	instanceType, zone, subnet string
-	market                     cloud.Market
+	instanceType, zone, subnet, reservation string
+	market                                  cloud.Market
 }
 
 func (o Offer) offering() offering {
-	return offering{o.InstanceType, o.Zone, o.Subnet, o.Market()}
+	return offering{
+		instanceType: o.InstanceType,
+		zone:         o.Zone,
+		subnet:       o.Subnet,
+		reservation:  o.Reservation,
+		market:       o.Market(),
+	}
 }
 
 // Market is how the offer is bought.
@@ -264,9 +271,14 @@ func marketOf(spot, dedicated bool) cloud.Market {
 }
 
 // Pool is that of catalog.Offering.
-func (o Offer) Pool() string { return catalog.Offering{Dedicated: o.Dedicated}.Pool() }
+func (o Offer) Pool() string {
+	return catalog.Offering{Dedicated: o.Dedicated, Reservation: o.Reservation}.Pool()
+}
 
 func (o Offer) String() string {
+	if o.Reservation != "" {
+		return o.InstanceType + " (reservation " + o.Reservation + ") in " + o.Zone
+	}
 	if m := o.Market(); m != cloud.OnDemand {
 		return o.InstanceType + " (" + string(m) + ") in " + o.Zone
 	}
@@ -460,6 +472,9 @@ func (c Cell) launchToken(controllerID string) string {
 		controllerID, c.Launch.ID, c.Launch.Cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
 	if o.Dedicated {
 		sum = sha256.Sum256(append(sum[:], cloud.Dedicated...))
+	}
+	if o.Reservation != "" {
+		sum = sha256.Sum256(append(sum[:], o.Reservation...))
 	}
 	return hex.EncodeToString(sum[:])
 }

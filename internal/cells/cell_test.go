@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
@@ -52,6 +53,7 @@ func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
 		"subnet": func(c *Cell) { c.Offers[0].Subnet = "s" },
 		"spot":   func(c *Cell) { c.Offers[0].Spot = true },
 		"hosts":  func(c *Cell) { c.Offers[0].Dedicated = true },
+		"paid":   func(c *Cell) { c.Offers[0].Reservation = "cr-1" },
 	} {
 		c := base.clone()
 		change(&c)
@@ -103,6 +105,23 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 }
 
 // People are told of a cell what its costs are told as.
+// Cells of a reservation go in calls of their own, which name it; people see which it is.
+func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
+	with := Offer{InstanceType: "m5.large", Zone: "a", Reservation: "cr-1"}
+	without := with
+	without.Reservation = ""
+	c := &Controller{}
+	for _, o := range []Offer{with, without} {
+		s := c.launchSpec(Cell{Offers: []Offer{o}}, "")
+		if s.Reservation != o.Reservation || s.Pool() != o.Pool() || s.Market != cloud.OnDemand {
+			t.Errorf("%s is launched as %+v", o, s)
+		}
+	}
+	if with.offering() == without.offering() || with.Pool() != "cr-1" || with.String() != "m5.large (reservation cr-1) in a" {
+		t.Errorf("%+v, %q, %s", with.offering(), with.Pool(), with)
+	}
+}
+
 func TestADedicatedCellIsShownAsOne(t *testing.T) {
 	crd, err := apiv1.CustomResourceDefinition()
 	if err != nil {

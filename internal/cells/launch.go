@@ -737,6 +737,7 @@ func (c *Controller) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
 		Zone:          offer.Zone,
 		Subnet:        offer.Subnet,
 		Market:        offer.Market(),
+		Reservation:   offer.Reservation,
 		RootDiskBytes: offer.DiskBytes,
 		Login:         c.cfg.CloudInit != nil && c.cfg.CloudInit.NeedsLogin(),
 		Options:       cell.Options,

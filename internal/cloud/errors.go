@@ -73,8 +73,12 @@ func (s Scope) String() string {
 	if s.Spot != nil {
 		what = map[bool]string{false: "on-demand ", true: "spot "}[*s.Spot] + what
 	}
-	if s.Pool == string(Dedicated) {
+	switch s.Pool {
+	case "":
+	case string(Dedicated):
 		what += " on dedicated hosts"
+	default:
+		what += " of reservation " + s.Pool
 	}
 	for _, place := range []string{s.Zone, s.Subnet} {
 		if place != "" {

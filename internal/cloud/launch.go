@@ -32,6 +32,8 @@ type LaunchSpec struct {
 	Subnet string `json:"subnet,omitempty"`
 	// Market is OnDemand when empty.
 	Market Market `json:"market,omitempty"`
+	// Reservation is the one into which is launched; "" for none.
+	Reservation string `json:"reservation,omitempty"`
 	// RootDiskBytes is the root disk's size; 0 for what the cloud gives. A cloud
 	// whose types have disks of their own size leaves it out of account.
 	RootDiskBytes int64 `json:"rootDiskBytes,omitempty"`
@@ -58,6 +60,10 @@ type Resolved struct {
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 	// PublicAddress says that each instance has one.
 	PublicAddress bool `json:"publicAddress,omitempty"`
+	// CapacityBlock says that the reservation is one, and AtMost for how many machines it has room;
+	// 0 where that is no bound.
+	CapacityBlock bool `json:"capacityBlock,omitempty"`
+	AtMost        int  `json:"atMost,omitempty"`
 }
 
 // Spot says that the instances may be taken back.
@@ -66,7 +72,7 @@ func (s LaunchSpec) Spot() bool { return s.Market == Spot }
 // Pool is that of catalog.Offering: which of a type's machines are launched, where some run out
 // by themselves.
 func (s LaunchSpec) Pool() string {
-	return catalog.Offering{Dedicated: s.Market == Dedicated}.Pool()
+	return catalog.Offering{Dedicated: s.Market == Dedicated, Reservation: s.Reservation}.Pool()
 }
 
 // Options are what the configuration and a pod's annotations say of a launch,

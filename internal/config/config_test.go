@@ -48,6 +48,7 @@ cloud:
     ecr:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
+    capacityReservations: {ids: [cr-1], tags: {team: a}}
     endpointURL: https://ec2.example.com:8443
     endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
@@ -207,7 +208,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 				SQS:     "https://sqs.example.com",
 				Pricing: "https://p.example.com",
 			},
-			InterruptionQueue: "https://sqs.example.com/123456789012/kip-interruptions"}},
+			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
+			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
 			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
 		Cells: Cells{
@@ -488,6 +490,12 @@ func TestErrors(t *testing.T) {
 		{"a queue's URL without an account", "cloud: {aws: {interruptionQueue: 'https://sqs.us-east-1.amazonaws.com/kip'}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.interruptionQueue: "https://sqs.us-east-1.amazonaws.com/kip" is not valid: want a name such as kip-interruptions, ` +
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
+		{"a reservation's ARN", "cloud: {aws: {capacityReservations: {ids: [cr-1, 'arn:aws:ec2:x']}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.capacityReservations.ids[1]: "arn:aws:ec2:x" is not valid: want an ID such as cr-0123456789abcdef0`},
+		{"a price of dedicated spot", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{spot: true, dedicated: true, discount: 5}]}",
+			`p.yaml:2: cells.prices[0].dedicated: spot is true too: want only one of them`},
+		{"a preference of dedicated hosts", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{dedicated: true, prefer: 5}]}",
+			`p.yaml:2: cells.prices[0].dedicated: there is no discount and no pricePerHour that it would be about`},
 		{"a queue's name with a space", "cloud: {aws: {interruptionQueue: 'kip queue'}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.interruptionQueue: "kip queue" is not valid: want a name such as kip-interruptions, ` +
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},

@@ -238,6 +238,13 @@ func (d *decoder) cloud(c Cloud) {
 		for _, id := range a.Subnets() {
 			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
 		}
+		for i, id := range a.CapacityReservations.IDs {
+			d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
+				"an ID such as cr-0123456789abcdef0")
+		}
+		for key := range a.CapacityReservations.Tags {
+			d.check(key != "", "cloud.aws.capacityReservations.tags", key, "keys of tags that are not empty")
+		}
 		d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
 			"an ID such as vpc-0123456789abcdef0, or default")
 		d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,

@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/internal/shop"
 )
 
 // configured loads a provider.yaml.
@@ -150,6 +151,14 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
 		}
+	}
+}
+
+func TestAnOfferKeepsItsReservation(t *testing.T) {
+	got := offer(catalog.InstanceType{Name: "m5.large"}, catalog.Offering{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0, "")
+	if got.Reservation != "cr-1" || got.PricePerHour != 3 || shop.Offering(got).Pool != "cr-1" ||
+		shop.Shortage(got, cloud.ErrCapacity).Pool != "cr-1" {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -72,11 +72,13 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	}, nil
 }
 
-// offersOfPool are what the cells of a pool can be launched as, the cheapest first.
+// offersOfPool are what the cells of a pool can be launched as, the cheapest first. What is reserved is
+// left to cells whose pods are there.
 func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []cells.Offer) {
 	for _, t := range sold {
 		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.Offering.ComparePrice) {
-			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && (s.Zone == "" || s.Zone == o.Zone) {
+			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && o.Reservation == "" &&
+				(s.Zone == "" || s.Zone == o.Zone) {
 				all = append(all, offer(t, o, disk, "standby pool "+name))
 			}
 		}

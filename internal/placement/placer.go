@@ -248,6 +248,9 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 		if o.Unpriced {
 			price = cmp.Or(o.OrderedAt, math.Inf(1))
 		}
+		if o.Reservation != "" {
+			price = min(price, mostPricePerHour) * paidShare
+		}
 		price = price * (1 + o.Risk) / (1 + t.Prefer)
 		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
 	}
@@ -257,6 +260,14 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 	})
 	return offers, nil
 }
+
+// paidShare is how much of its price an offering counts whose machine is paid for already, in
+// a reservation: as in karpenter so little that it comes before all others, in the order of their
+// prices. Of a price that is not known it is that of the highest of all.
+const (
+	paidShare        = 1e-7
+	mostPricePerHour = 10_000
+)
 
 func launchTypeOf(o catalog.Offering) LaunchType {
 	switch {
@@ -759,8 +770,10 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
 		t := &c.types[r.typ]
-		// Offerings of one type have one reason, and the same is paid beside them.
-		if j := slices.IndexFunc(f.best[:i], func(b2 candidate) bool { return b2.row == b.row }); j >= 0 {
+		// Offerings of one type have one reason, apart from those in reservations, and the same is
+		// paid beside them.
+		same := func(b2 candidate) bool { return b2.row == b.row && reserved(t, r, b2) == reserved(t, r, b) }
+		if j := slices.IndexFunc(f.best[:i], same); j >= 0 {
 			reasons[i] = reasons[j]
 		} else {
 			reasons[i] = rank
@@ -782,14 +795,22 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i := range f.best {
 		next, of := &out[first+i], ranked[reasons[i]]
 		next.Reason = all[of.from:of.to]
-		if o := next.Offering; o.Unpriced && o.OrderedAt > 0 {
+		if o := next.Offering; o.Unpriced && o.OrderedAt > 0 && o.Reservation == "" {
 			next.Reason += fmt.Sprintf("; its price is not known, and it is ordered by that of $%g an hour on demand", o.OrderedAt)
+		}
+		if id := next.Offering.Reservation; id != "" {
+			next.Reason += "; in reservation " + id + ", which is paid for whether it is used or not"
 		}
 		if risk := next.Offering.Risk; risk > 0 {
 			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}
 	}
 	return out
+}
+
+// reserved says that a candidate, of a row's type, is in a reservation.
+func reserved(t *catalog.InstanceType, r *row, c candidate) bool {
+	return t.Offerings[r.offers[c.offer].index].Reservation != ""
 }
 
 // why is the part of the reason that all candidates of a market share.

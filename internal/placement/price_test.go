@@ -3,6 +3,7 @@ package placement
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -167,5 +168,59 @@ func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
 	list, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "dedicated,on-demand"), short)
 	if err != nil || len(list) != 1 || list[0].Offering.Dedicated {
 		t.Errorf("%+v, %v: want the shared one alone", list, err)
+	}
+}
+
+// A machine in a reservation is paid for already: it comes before all that would be paid besides,
+// also where its type costs more. It does not run out with what all accounts share, nor with another.
+func TestWhatIsReservedComesFirst(t *testing.T) {
+	const mem = 8 << 30
+	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 0.01}, {Zone: "a", Spot: true, PricePerHour: 0.001}}}
+	dear := catalog.InstanceType{Name: "dear", Arch: "amd64", MilliCPU: 4000, MemoryBytes: mem, Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 3}, {Zone: "a", PricePerHour: 3, Reservation: "cr-1"}, {Zone: "a", PricePerHour: 3, Reservation: "cr-2"},
+		{Zone: "b", Unpriced: true, Reservation: "cr-block"}}}
+	p := placer(t, []catalog.InstanceType{cheap, dear}, Config{})
+	for name, c := range map[string]struct {
+		out         []string // pools; "" for what all share
+		annotations []string
+		want        string
+	}{
+		"first":                  {nil, nil, "dear/cr-1 dear/cr-2 dear/cr-block cheap/ dear/"},
+		"less what is full":      {[]string{"cr-1"}, nil, "dear/cr-2 dear/cr-block cheap/ dear/"},
+		"nothing else is there":  {[]string{""}, nil, "dear/cr-1 dear/cr-2 dear/cr-block"},
+		"for what it would cost": {nil, []string{AnnotationMaxPrice, "1"}, "cheap/"},
+		"after spot that a pod wants first": {nil, []string{AnnotationLaunchType, "spot,on-demand"},
+			"cheap/ dear/cr-1 dear/cr-2 dear/cr-block cheap/ dear/"},
+		"not as spot": {nil, []string{AnnotationLaunchType, "spot"}, "cheap/"},
+	} {
+		out := func(o capacity.Offering) bool { return slices.Contains(c.out, o.Pool) }
+		list, err := p.Candidates(annotated(podOf("cpu=1"), c.annotations...), out)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var got []string
+		for _, one := range list {
+			got = append(got, one.InstanceType.Name+"/"+one.Offering.Reservation)
+		}
+		if text := strings.Join(got, " "); text != c.want {
+			t.Errorf("%s: %s, want %s", name, text, c.want)
+		}
+		if name == "first" {
+			for i, want := range []string{
+				0: "cheapest of 2 types that fit cpu 1; in reservation cr-1, which is paid for whether it is used or not",
+				2: "cheapest of 2 types that fit cpu 1; in reservation cr-block, which is paid for whether it is used or not",
+				3: "2nd cheapest of 2 types that fit cpu 1",
+				4: "3rd cheapest of 2 types that fit cpu 1",
+			} {
+				if want != "" && list[i].Reason != want {
+					t.Errorf("%d: %q, want %q", i, list[i].Reason, want)
+				}
+			}
+			if list[0].Offering.PricePerHour != 3 {
+				t.Errorf("its price is told as %v", list[0].Offering.PricePerHour)
+			}
+		}
 	}
 }

@@ -33,6 +33,9 @@ const (
 	// retryEvery is how often a catalogue that could not be read at the start is
 	// tried again.
 	retryEvery = time.Minute
+	// keptAnew is from which time between two readings on each of them is stored, changed or not:
+	// the stored age of a catalogue that is read more often says when it has changed.
+	keptAnew = time.Hour
 )
 
 // Config of a Shop. All fields but Data, Terms, Image and
@@ -319,7 +322,8 @@ func (s *Shop) load(ctx context.Context) (*record, error) {
 // keep stores the catalogue. One that never changes is stored once.
 func (s *Shop) keep(ctx context.Context, before *record) {
 	now := s.stock.Load().record
-	if before != nil && s.cfg.Cloud.Traits().CatalogueEvery == 0 && reflect.DeepEqual(before.Types, now.Types) {
+	// What is read every few minutes is mostly what is stored already, and large.
+	if before != nil && s.cfg.Cloud.Traits().CatalogueEvery < keptAnew && reflect.DeepEqual(before.Types, now.Types) {
 		return
 	}
 	revision, err := s.cfg.Store.Put(ctx, catalogueKey, now, s.revision)

@@ -23,6 +23,29 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	all := c.sold
+	c.mu.Unlock()
+	if all == nil {
+		if all, err = c.readSold(ctx, n); err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		c.sold, c.soldAt = all, c.cfg.Clock.Now()
+		c.mu.Unlock()
+	}
+	if c.cfg.reserves() {
+		reserved, err := c.readReservations(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = c.withReserved(all, reserved, n)
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 }), nil
+}
+
+// readSold reads all types, with their offerings in the cells' subnets.
+func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceType, error) {
 	kinds, err := c.readTypes(ctx)
 	if err != nil {
 		return nil, err
@@ -43,8 +66,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 		return nil, err
 	}
 	ids := slices.Sorted(maps.Keys(n.subnets))
-	var all []catalog.InstanceType
-	for _, t := range kinds {
+	for i := range kinds {
+		t := &kinds[i]
 		price, priced := onDemand[t.Name]
 		t.PricesTold = price.told
 		for _, id := range ids {
@@ -76,11 +99,8 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 				})
 			}
 		}
-		if len(t.Offerings) > 0 {
-			all = append(all, t)
-		}
 	}
-	return all, nil
+	return kinds, nil
 }
 
 // architectures are EC2's, in Kubernetes' words. Macs have others.

@@ -59,6 +59,13 @@ type Cloud struct {
 
 	unexplained map[string]bool // codes that were told of; under mu
 
+	// What is sold, without the offerings of reservations, and when it was read; and the reservations
+	// by their IDs, with what was told of those that are of no use. All under mu.
+	sold        []catalog.InstanceType
+	soldAt      time.Time
+	reserved    map[string]*reservation
+	uselessTold string
+
 	making chan struct{} // holds one who makes a cells' group, or changes its rules
 	next   *look         // that of volumes which is to be made; under mu
 	looks  chan struct{} // holds one who makes it
@@ -96,7 +103,7 @@ func (c *Cloud) Traits() cloud.Traits {
 		Region:         c.cfg.Region,
 		DialPublic:     c.dialPublic,
 		SharedUserData: true,
-		CatalogueEvery: 12 * time.Hour,
+		CatalogueEvery: c.catalogueEvery(),
 		DiskDriver:     cloud.DiskDriver{Name: ebsDriver, ZoneKey: "topology." + ebsDriver + "/zone"},
 		Budgets: map[cloud.Call]cloud.Budget{
 			cloud.CallLaunch: begin,
@@ -355,12 +362,29 @@ func (c *Cloud) forget() {
 	clear(c.images)
 	clear(c.groups)
 	clear(c.own)
+	c.sold, c.soldAt = nil, time.Time{}
+}
+
+// soldEvery is how often is read what EC2 sells.
+const soldEvery = 12 * time.Hour
+
+func (c *Cloud) catalogueEvery() time.Duration {
+	if c.cfg.reserves() {
+		return reservationsEvery
+	}
+	return soldEvery
 }
 
 // Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
-// and what images and groups are called.
+// and what images and groups are called; but where reservations are configured, most times it
+// reads these alone.
 func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
-	c.forget()
+	c.mu.Lock()
+	again := !c.cfg.reserves() || c.cfg.Clock.Since(c.soldAt) >= soldEvery
+	c.mu.Unlock()
+	if again {
+		c.forget()
+	}
 	list, err := c.catalogue(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read what EC2 sells in %s: %w", c.cfg.Region, err)

@@ -48,6 +48,10 @@ type Config struct {
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool
+	// ReservationIDs and ReservationTags are the capacity reservations, Capacity Blocks among them,
+	// into which cells are launched first: those with one of the IDs, and those with all of the tags.
+	ReservationIDs  []string
+	ReservationTags map[string]string
 	// ImageRole is the ARN of the role that is assumed for the credentials by which cells
 	// pull images from ECR. Without one no cell is given any.
 	ImageRole string

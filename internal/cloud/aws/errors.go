@@ -39,45 +39,47 @@ type meaning struct {
 // meanings are the codes on which Kip decides. Source: EC2 API reference, "Error codes for
 // the Amazon EC2 API". Each means that nothing was done, but for a mismatch.
 var meanings = map[string]meaning{
-	"InsufficientInstanceCapacity":         {cloud.ErrCapacity, offering},
-	"InsufficientCapacity":                 {cloud.ErrCapacity, offering},
-	"InsufficientHostCapacity":             {cloud.ErrCapacity, offering},
-	"InsufficientReservedInstanceCapacity": {cloud.ErrCapacity, offering},
-	"UnfulfillableCapacity":                {cloud.ErrCapacity, offering},
-	"SpotMaxPriceTooLow":                   {cloud.ErrCapacity, offering},
-	"Unsupported":                          {cloud.ErrRefused, offering}, // such as a type that a zone does not have
-	"InsufficientFreeAddressesInSubnet":    {cloud.ErrCapacity, place},
-	"InsufficientAddressCapacity":          {cloud.ErrCapacity, place},
-	"InsufficientCidrBlocks":               {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
-	"VcpuLimitExceeded":                    {cloud.ErrQuota, family},
-	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
-	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, family},
-	"InsufficientVolumeCapacity":           {cloud.ErrCapacity, offering},
-	"VolumeTypeNotAvailableInZone":         {cloud.ErrRefused, offering},
-	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
-	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
-	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
-	"Throttling":                           {cloud.ErrThrottled, account},
-	"ThrottlingException":                  {cloud.ErrThrottled, account},
-	"RequestThrottled":                     {cloud.ErrThrottled, account},
-	"EC2ThrottledException":                {cloud.ErrThrottled, account},
-	"UnauthorizedOperation":                {cloud.ErrUnauthorised, launched}, // IAM answers by resource
-	"AuthFailure":                          {cloud.ErrUnauthorised, account},
-	"AccessDenied":                         {cloud.ErrUnauthorised, launched},
-	"AccessDeniedException":                {cloud.ErrUnauthorised, launched},
-	"InvalidClientTokenId":                 {cloud.ErrUnauthorised, account},
-	"UnrecognizedClientException":          {cloud.ErrUnauthorised, account},
-	"SignatureDoesNotMatch":                {cloud.ErrUnauthorised, account},
-	"MissingAuthenticationToken":           {cloud.ErrUnauthorised, account},
-	"RequestExpired":                       {cloud.ErrUnauthorised, account},
-	"ExpiredToken":                         {cloud.ErrUnauthorised, account},
-	"ExpiredTokenException":                {cloud.ErrUnauthorised, account},
-	"OptInRequired":                        {cloud.ErrUnauthorised, account},
-	"PendingVerification":                  {cloud.ErrUnauthorised, account},
-	"Blocked":                              {cloud.ErrUnauthorised, account},
-	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
-	"InvalidVolume.NotFound":               {cloud.ErrNotFound, nothing},
-	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
+	"InsufficientInstanceCapacity":          {cloud.ErrCapacity, offering},
+	"InsufficientCapacity":                  {cloud.ErrCapacity, offering},
+	"InsufficientHostCapacity":              {cloud.ErrCapacity, offering},
+	"InsufficientReservedInstanceCapacity":  {cloud.ErrCapacity, offering},
+	codeReservationFull:                     {cloud.ErrCapacity, offering},
+	"InvalidCapacityReservationId.NotFound": {cloud.ErrCapacity, offering}, // it has ended
+	"UnfulfillableCapacity":                 {cloud.ErrCapacity, offering},
+	"SpotMaxPriceTooLow":                    {cloud.ErrCapacity, offering},
+	"Unsupported":                           {cloud.ErrRefused, offering}, // such as a type that a zone does not have
+	"InsufficientFreeAddressesInSubnet":     {cloud.ErrCapacity, place},
+	"InsufficientAddressCapacity":           {cloud.ErrCapacity, place},
+	"InsufficientCidrBlocks":                {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
+	"VcpuLimitExceeded":                     {cloud.ErrQuota, family},
+	"InstanceLimitExceeded":                 {cloud.ErrQuota, family},
+	"MaxSpotInstanceCountExceeded":          {cloud.ErrQuota, family},
+	"InsufficientVolumeCapacity":            {cloud.ErrCapacity, offering},
+	"VolumeTypeNotAvailableInZone":          {cloud.ErrRefused, offering},
+	"VolumeLimitExceeded":                   {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
+	"NetworkInterfaceLimitExceeded":         {cloud.ErrQuota, account},
+	"RequestLimitExceeded":                  {cloud.ErrThrottled, account},
+	"Throttling":                            {cloud.ErrThrottled, account},
+	"ThrottlingException":                   {cloud.ErrThrottled, account},
+	"RequestThrottled":                      {cloud.ErrThrottled, account},
+	"EC2ThrottledException":                 {cloud.ErrThrottled, account},
+	"UnauthorizedOperation":                 {cloud.ErrUnauthorised, launched}, // IAM answers by resource
+	"AuthFailure":                           {cloud.ErrUnauthorised, account},
+	"AccessDenied":                          {cloud.ErrUnauthorised, launched},
+	"AccessDeniedException":                 {cloud.ErrUnauthorised, launched},
+	"InvalidClientTokenId":                  {cloud.ErrUnauthorised, account},
+	"UnrecognizedClientException":           {cloud.ErrUnauthorised, account},
+	"SignatureDoesNotMatch":                 {cloud.ErrUnauthorised, account},
+	"MissingAuthenticationToken":            {cloud.ErrUnauthorised, account},
+	"RequestExpired":                        {cloud.ErrUnauthorised, account},
+	"ExpiredToken":                          {cloud.ErrUnauthorised, account},
+	"ExpiredTokenException":                 {cloud.ErrUnauthorised, account},
+	"OptInRequired":                         {cloud.ErrUnauthorised, account},
+	"PendingVerification":                   {cloud.ErrUnauthorised, account},
+	"Blocked":                               {cloud.ErrUnauthorised, account},
+	"InvalidInstanceID.NotFound":            {cloud.ErrNotFound, nothing},
+	"InvalidVolume.NotFound":                {cloud.ErrNotFound, nothing},
+	"IdempotentParameterMismatch":           {cloud.ErrMismatch, nothing},
 
 	// What is asked for.
 	"OperationNotPermitted":                   {cloud.ErrRefused, nothing},
@@ -144,12 +146,13 @@ func faultOf(r *types.StateReason, of cloud.Scope) error {
 
 // Codes that the driver itself decides on.
 const (
-	codeTerminated = "IdempotentInstanceTerminated"
-	codeNoGroup    = "InvalidGroup.NotFound"
-	codeNoVolume   = "InvalidVolume.NotFound"
-	codeNotHolding = "InvalidAttachment.NotFound" // the instance has not got the volume
-	codeInUse      = "VolumeInUse"
-	codeState      = "IncorrectState" // of the volume, or of the instance
+	codeTerminated      = "IdempotentInstanceTerminated"
+	codeReservationFull = "ReservationCapacityExceeded"
+	codeNoGroup         = "InvalidGroup.NotFound"
+	codeNoVolume        = "InvalidVolume.NotFound"
+	codeNotHolding      = "InvalidAttachment.NotFound" // the instance has not got the volume
+	codeInUse           = "VolumeInUse"
+	codeState           = "IncorrectState" // of the volume, or of the instance
 )
 
 // codesName say that a name of a device is taken, or that another parameter is wrong.

@@ -59,6 +59,7 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 		}
 		if now.maintenance {
 			w.lookAtMaintenance(ctx)
+			w.lookAtBlocks(ctx)
 		}
 		now = due{}
 		select {
@@ -80,9 +81,11 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 type watch struct {
 	c *Cloud
 	l cloud.Listener
-	// told are the instances that are marked now, and soon when those are whose maintenance was told of.
-	told map[string]bool
-	soon map[string]time.Time
+	// told are the instances that are marked now, soon when those are whose maintenance was told of,
+	// and ending those in Capacity Blocks that end.
+	told   map[string]bool
+	soon   map[string]time.Time
+	ending map[string]bool
 	// spotAt and maintenanceAt are when the last looks began.
 	spotAt, maintenanceAt time.Time
 	// failed and blind are how many of them have failed in a row.

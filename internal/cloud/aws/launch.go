@@ -2,6 +2,7 @@ package aws
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -51,6 +52,13 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	}
 	out, err := c.api.RunInstances(ctx, runInstances(r))
 	switch {
+	case r.Reservation == "":
+	case err == nil:
+		c.took(r.Reservation, len(out.Instances), false)
+	default:
+		c.took(r.Reservation, 0, codeOf(err) == codeReservationFull)
+	}
+	switch {
 	case codeOf(err) == codeNoGroup:
 		return nil, c.noGroup(ctx, r.Resolved.SecurityGroups, saidOf(err))
 	case slices.Contains(codesStale, codeOf(err)):
@@ -63,8 +71,12 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		c.tellUnexplained(err)
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
-	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, scopeOf(meanings["InsufficientInstanceCapacity"], askedFor(r.LaunchSpec)),
-		fmt.Errorf("InsufficientInstanceCapacity: EC2 launched %d of %d", len(out.Instances), len(r.Machines))))
+	code := "InsufficientInstanceCapacity"
+	if r.Reservation != "" {
+		code = codeReservationFull
+	}
+	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, scopeOf(meanings[code], askedFor(r.LaunchSpec)),
+		fmt.Errorf("%s: EC2 launched %d of %d", code, len(out.Instances), len(r.Machines))))
 }
 
 // maxUnexplained bounds the codes that are remembered as told.
@@ -148,6 +160,8 @@ func check(r cloud.LaunchRequest) error {
 		return errors.New("there is no subnet: want that of the offering")
 	case r.Shared() && r.OwnData() || slices.ContainsFunc(r.Machines, func(m cloud.Machine) bool { return !same(m, r.Machines[0]) }):
 		return errors.New("machines have user data or tags of their own: one call has one of each")
+	case r.Reservation != "" && r.Spot():
+		return fmt.Errorf("reservation %s is asked for by spot: want on-demand", r.Reservation)
 	case r.TagsOf(0)[cloud.TagOwner] == "":
 		return errNoOwner
 	case len(r.UserDataOf(0)) > maxUserData:
@@ -178,7 +192,7 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	in := &ec2.RunInstancesInput{
 		ClientToken:  aws.String(r.Token),
 		MinCount:     aws.Int32(1),
-		MaxCount:     aws.Int32(int32(len(r.Machines))),
+		MaxCount:     aws.Int32(int32(min(len(r.Machines), cmp.Or(r.Resolved.AtMost, cloud.MaxLaunch)))),
 		InstanceType: types.InstanceType(r.InstanceType),
 		ImageId:      aws.String(r.Resolved.Image),
 		UserData:     aws.String(base64.StdEncoding.EncodeToString(r.UserDataOf(0))),
@@ -215,6 +229,14 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Arn: aws.String(profile)}
 	case profile != "":
 		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String(profile)}
+	}
+	if r.Reservation != "" {
+		in.CapacityReservationSpecification = &types.CapacityReservationSpecification{
+			CapacityReservationTarget: &types.CapacityReservationTarget{CapacityReservationId: aws.String(r.Reservation)},
+		}
+	}
+	if r.Resolved.CapacityBlock {
+		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeCapacityBlock}
 	}
 	if r.Spot() {
 		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{

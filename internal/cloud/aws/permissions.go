@@ -42,7 +42,8 @@ var permissions = []permission{
 		sid: "KipReads",
 		why: "Instances, what they can be launched of and where, and prices of spot. EC2 limits these calls to no resource.",
 		actions: []string{
-			"ec2:DescribeAvailabilityZones", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
+			"ec2:DescribeAvailabilityZones", "ec2:DescribeCapacityReservations",
+			"ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
 			"ec2:DescribeInstanceStatus", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables",
 			"ec2:DescribeSecurityGroups", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
 			"ec2:DescribeVolumes", "ec2:DescribeVolumesModifications", "ec2:DescribeVpcs",
@@ -75,6 +76,13 @@ var permissions = []permission{
 		why:       "What cells are launched of and in. Narrow it to the subnets, groups and images of cells.",
 		actions:   []string{"ec2:RunInstances"},
 		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*"},
+	},
+	{
+		sid: "KipLaunchesInReservations",
+		why: "The capacity that is reserved, in `cloud.aws.capacityReservations`. Narrow it to those reservations, or leave it out where there " +
+			"are none.",
+		actions:   []string{"ec2:RunInstances"},
+		resources: []string{resource("capacity-reservation")},
 	},
 	{
 		sid:       "KipTagsWhatItMakes",

@@ -92,9 +92,10 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg := withRepositories(t, anAccount(knobs))
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 	cfg.Queue = queueName
+	cfg.Reservations = anAccountThatReserves().Reservations
 	model, url := serve(t, cfg)
 	lends := settings(url)
-	lends.ImageRole, lends.InterruptionQueue = imageRole, queueName
+	lends.ImageRole, lends.InterruptionQueue, lends.ReservationIDs = imageRole, queueName, []string{"cr-1"}
 	return open(t, lends), model, policy
 }
 
@@ -115,6 +116,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	spot := request("spot", 1)
 	spot.Market = cloud.Spot
 	must("a spot launch", c.Launch(t.Context(), spot).Err())
+	must("a launch into a reservation", c.Launch(t.Context(), into("reserved", "cr-1", 1)).Err())
 	id := got[0].ID
 	_, err = c.Console(t.Context(), id)
 	must("the console", err)
@@ -157,7 +159,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
-	if len(model.Machines().PartsNow()) != 2 {
+	if len(model.Machines().PartsNow()) != 3 {
 		t.Errorf("%v", model.Machines().PartsNow())
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// Resolve implements cloud.Resolver: the image and its disk, the security groups, and whether
-// the subnet gives public addresses. The group of the cells is made where there is none.
+// Resolve implements cloud.Resolver: the image and its disk, the security groups, whether
+// the subnet gives public addresses, and for how many a reservation has room. The group of the cells is made where there is none.
 func (c *Cloud) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	resolved, err := c.lookUp(ctx, s)
 	if err != nil {
@@ -41,6 +41,12 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	case c.dialPublic && s.PrivateIPOnly:
 		return cloud.Resolved{}, refused("from outside of %s Kip reaches public addresses only: want no private-ip-only", n.vpc)
 	}
+	var resolved cloud.Resolved
+	if s.Reservation != "" {
+		if resolved, err = c.inReservation(ctx, s); err != nil {
+			return cloud.Resolved{}, err
+		}
+	}
 	boot, err := c.image(ctx, s.Image)
 	if err != nil {
 		return cloud.Resolved{}, err
@@ -57,11 +63,8 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	if err != nil {
 		return cloud.Resolved{}, err
 	}
-	return cloud.Resolved{
-		Image:          boot.id,
-		RootDevice:     boot.rootDevice,
-		RootDiskBytes:  int64(boot.gib) * gib,
-		SecurityGroups: append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...),
-		PublicAddress:  in.public && !s.PrivateIPOnly,
-	}, nil
+	resolved.Image, resolved.RootDevice, resolved.RootDiskBytes = boot.id, boot.rootDevice, int64(boot.gib)*gib
+	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
+	resolved.PublicAddress = in.public && !s.PrivateIPOnly
+	return resolved, nil
 }

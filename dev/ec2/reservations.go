@@ -1,0 +1,152 @@
+package ec2
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// Reservation is capacity that the account has reserved.
+type Reservation struct {
+	ID, Type, Zone string
+	// Total is for how many instances there is room.
+	Total     int
+	Dedicated bool
+	// Block says that it is a Capacity Block, and End when that ends.
+	Block bool
+	End   time.Time
+	// State is active when empty, Platform Linux/UNIX.
+	State, Platform string
+	Tags            map[string]string
+}
+
+type reservedXML struct {
+	ID        string   `xml:"capacityReservationId"`
+	Owner     string   `xml:"ownerId"`
+	Type      string   `xml:"instanceType"`
+	Platform  string   `xml:"instancePlatform"`
+	Zone      string   `xml:"availabilityZone"`
+	Tenancy   string   `xml:"tenancy"`
+	Total     int      `xml:"totalInstanceCount"`
+	Available int      `xml:"availableInstanceCount"`
+	State     string   `xml:"state"`
+	EndType   string   `xml:"endDateType"`
+	End       string   `xml:"endDate,omitempty"`
+	Criteria  string   `xml:"instanceMatchCriteria"`
+	Kind      string   `xml:"reservationType"`
+	Tags      []tagXML `xml:"tagSet>item"`
+}
+
+func (m *Model) describeCapacityReservations(r *request) (any, error) {
+	wanted := r.filters("state")
+	if err := m.one(r); err != nil {
+		return nil, err
+	}
+	var all []reservedXML
+	for _, one := range m.Reservations() {
+		x := reservedXML{
+			ID:        one.ID,
+			Owner:     m.cfg.Account,
+			Type:      one.Type,
+			Platform:  cmp.Or(one.Platform, "Linux/UNIX"),
+			Zone:      one.Zone,
+			Tenancy:   one.tenancy(),
+			Total:     one.Total,
+			Available: m.vacant(one),
+			State:     one.state(),
+			EndType:   "unlimited",
+			Criteria:  "targeted",
+			Kind:      "default",
+			Tags:      tagSet(one.Tags),
+		}
+		if one.Block {
+			x.Kind = "capacity-block"
+		}
+		if !one.End.IsZero() {
+			x.EndType, x.End = "limited", wireTime(one.End)
+		}
+		if wanted.match(func(string) []string { return []string{x.State} }) {
+			all = append(all, x)
+		}
+	}
+	return paged(r, "capacityReservationSet", m.cfg.PageSize, all, func(x reservedXML) string { return x.ID }), nil
+}
+
+// Reservations are those that there are.
+func (m *Model) Reservations() []Reservation {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.reservations)
+}
+
+func (r Reservation) tenancy() string {
+	if r.Dedicated {
+		return "dedicated"
+	}
+	return "default"
+}
+
+func (r Reservation) state() string { return cmp.Or(r.State, "active") }
+
+// vacant is for how many instances more a reservation has room.
+func (m *Model) vacant(r Reservation) int {
+	free := r.Total
+	for _, i := range m.sim.Truth() {
+		if i.State != cloud.Stopped && m.launchOf(i).reservation == r.ID {
+			free--
+		}
+	}
+	return max(0, free)
+}
+
+// capacity is what a launch says of reservations: that into which it is, and whether as into a
+// Capacity Block. Of EC2's preferences, and of groups of reservations, the model knows none.
+func capacity(f *form, market string) (reservation string, block bool) {
+	target := f.at("CapacityReservationSpecification").at("CapacityReservationTarget")
+	id := target.text("CapacityReservationId")
+	switch block = market == "capacity-block"; {
+	case id != "" && market == "spot":
+		f.bad("InvalidParameterCombination", "A Capacity Reservation cannot be targeted by a Spot request")
+	case id == "" && block:
+		f.bad("InvalidParameterCombination", "The market type capacity-block needs the ID of a Capacity Block")
+	}
+	return id, block
+}
+
+// reserve says whether so many instances can be launched into the reservation of a launch. EC2
+// refuses the whole of a call for which there is too little room. It is called under m.reserving.
+func (m *Model) reserve(l *launch, kind string, most int) error {
+	if l.reservation == "" {
+		return nil
+	}
+	all := m.Reservations()
+	n := slices.IndexFunc(all, func(r Reservation) bool { return r.ID == l.reservation })
+	if n < 0 {
+		return bad("InvalidCapacityReservationId.NotFound", "The capacity reservation ID '%s' does not exist", l.reservation)
+	}
+	r := all[n]
+	switch {
+	case r.Type != kind || r.Zone != l.subnet.Zone || r.tenancy() != l.tenancy:
+		return bad("InvalidParameterValue", "The instance's attributes do not match those of Capacity Reservation %s: %s in %s, tenancy %s",
+			r.ID, r.Type, r.Zone, r.tenancy())
+	case r.Block != l.block:
+		return bad("InvalidParameterCombination", "The market type capacity-block is that of Capacity Blocks, and theirs alone")
+	case r.state() != "active" || m.vacant(r) < most || r.Block && !m.now().Before(r.End.Add(-blockNotice)):
+		return bad("ReservationCapacityExceeded", "The targeted Capacity Reservation does not have enough available instance capacity "+
+			"to fulfill your request")
+	}
+	return nil
+}
+
+// blockNotice is how long before the end of a Capacity Block EC2 begins to terminate its instances.
+const blockNotice = 30 * time.Minute
+
+// poolOf is the sim's of a launch: reserved capacity does not run out with that of others.
+func poolOf(l *launch, market cloud.Market) (cloud.Market, string) {
+	if l.tenancy == "dedicated" && market == cloud.OnDemand {
+		market = cloud.Dedicated
+	}
+	return market, l.reservation
+}
