@@ -1322,7 +1322,7 @@ func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
 			}
 		}
 	}
-	for name, price := range map[string]float64{"c5.large": 0.085, "t3.small": 0.0208} {
+	for name, price := range map[string]float64{"c5.large": 0.08, "t3.small": 0.02} {
 		want := catalog.Offering{
 			Zone:      "us-east-1a",
 			Subnet:    "subnet-a1",

@@ -90,8 +90,8 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 		}
 	}
 	want := []catalog.Offering{
-		offering("us-east-1a", "subnet-a1", "cr-1", false, 0.085),
-		offering("us-east-1a", "subnet-a2", "cr-1", false, 0.085),
+		offering("us-east-1a", "subnet-a1", "cr-1", false, 0.08),
+		offering("us-east-1a", "subnet-a2", "cr-1", false, 0.08),
 		offering("us-east-1b", privateSubnet, "cr-hosts", true, 0),
 	}
 	if !slices.Equal(got["c5.large"], want) {
