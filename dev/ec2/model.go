@@ -129,6 +129,8 @@ type Model struct {
 	unallowed map[string]int // calls that no policy allowed
 	hangs     []Hang         // to come
 	hung      []string       // the actions of those that were
+	mishaps   []mishap       // to come
+	denied    map[string]int // how many calls do not know an instance, by ID
 	subnets   []Subnet
 	groups    []Group
 	images    []Image
@@ -187,6 +189,7 @@ func New(cfg Config) (*Model, error) {
 		roles:     map[string]assumable{},
 		risks:     map[string]time.Time{},
 		untold:    map[string][]Way{},
+		denied:    map[string]int{},
 		queue:     queue{news: make(chan struct{})},
 
 		repositories: newRepositories(cfg.Repositories),
@@ -199,7 +202,9 @@ func New(cfg Config) (*Model, error) {
 	}
 	rand.Read(m.key[:])
 	var err error
-	if m.sim, err = sim.New(cfg.Sim); err != nil {
+	machines := cfg.Sim
+	machines.Fault = m.fault
+	if m.sim, err = sim.New(machines); err != nil {
 		return nil, fmt.Errorf("make a model of EC2: %w", err)
 	}
 	return m, nil
