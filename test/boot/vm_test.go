@@ -5,6 +5,8 @@ package boot
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,6 +56,17 @@ type machine struct {
 // card.
 func start(t *testing.T, disk, userData string, card bool) machine {
 	t.Helper()
+	m, err := Start(describe(t, disk, userData, card))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return machine{t, m}
+}
+
+// describe says what machine start boots.
+func describe(t *testing.T, disk, userData string, card bool) vm.Machine {
+	t.Helper()
 	dir := t.TempDir()
 	vars, err := os.ReadFile(vm.FirmwareVariables)
 	if err != nil {
@@ -82,12 +95,7 @@ func start(t *testing.T, disk, userData string, card bool) machine {
 		}
 		what.Files[vm.UserData] = file
 	}
-	m, err := Start(what)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(m.Close)
-	return machine{t, m}
+	return what
 }
 
 // says waits for a line with this on the console, and returns it.
@@ -104,6 +112,27 @@ func (m machine) says(want string) Line {
 func (m machine) ends() {
 	m.t.Helper()
 	if err := m.Ends(within(m.t)); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// do gives the machine's hypervisor an order.
+func (m machine) do(command string, arguments any) {
+	m.t.Helper()
+	monitor, err := vm.Dial(within(m.t), m.monitor)
+	for errors.Is(err, fs.ErrNotExist) { // QEMU makes it when it has begun
+		select {
+		case <-m.Ended():
+			m.t.Fatalf("QEMU has ended: %s", m.Console())
+		case <-time.After(20 * time.Millisecond):
+		}
+		monitor, err = vm.Dial(within(m.t), m.monitor)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer monitor.Close()
+	if err := monitor.Do(within(m.t), command, arguments, nil); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -82,7 +82,9 @@ func (w *lifeWatch) run(ctx context.Context, c *console.Console) {
 	if err := write(w.mark); err != nil {
 		// The kubelet's folder says the same, unless the power goes within seconds.
 		c.Say("mark that a pod is here: %v", err)
+		return
 	}
+	c.Say("a pod is here: this machine does not start again after it")
 }
 
 // write makes an empty file that outlives a crash.

@@ -65,6 +65,11 @@ type Machine struct {
 	// Hugepages says that memory is taken from the host's hugepages, whole and at once.
 	// Else it comes as the machine uses it, and what the machine frees goes back.
 	Hugepages bool
+	// Reboots says that a machine whose kernel asks for a reset starts again; else that ends it.
+	Reboots bool
+	// More are further arguments, as QEMU takes them: what is wrong with a machine of a test, or
+	// what a hypervisor adds.
+	More []string
 	// Sandbox says that QEMU gives up what it never needs once it runs.
 	Sandbox bool
 }
@@ -97,7 +102,7 @@ func (m Machine) Args() []string {
 	}
 	args := []string{
 		"-machine", machine,
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-nodefaults", "-no-user-config", "-display", "none",
 		"-smp", strconv.Itoa(m.CPUs),
 		"-m", strconv.FormatInt(m.MemoryBytes>>20, 10),
 	}
@@ -121,13 +126,16 @@ func (m Machine) Args() []string {
 	if m.Vendor != "" {
 		args = append(args, "-smbios", "type=1,manufacturer="+escape(m.Vendor))
 	}
+	if !m.Reboots {
+		args = append(args, "-no-reboot")
+	}
 	if m.Paused {
 		args = append(args, "-S")
 	}
 	if m.Sandbox {
 		args = append(args, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 	}
-	return args
+	return append(args, m.More...)
 }
 
 // boot is how the machine finds what it runs.

@@ -57,4 +57,8 @@ func TestArgumentsSayWhatTheMachineIs(t *testing.T) {
 	if !slices.Contains(m.Args(), "-no-reboot") {
 		t.Error("a machine that panics would start again")
 	}
+	m.Reboots, m.More = true, []string{"-rtc", "base=utc"}
+	if args := m.Args(); slices.Contains(args, "-no-reboot") || !slices.Equal(args[len(args)-2:], m.More) {
+		t.Errorf("one that is to start again, with more: %v", args)
+	}
 }
