@@ -216,7 +216,9 @@ A spot cell, and its notice in the queue %s, once it runs:
   %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
 			` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
   %s
-`, ec2, machines.Queue, kubectl, config, r.stack.SpotNotice())
+A pod whose image is in its ECR, which needs no pull secret:
+  %[3]s --kubeconfig %[4]s run private -it --rm --image %[6]s --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
+`, ec2, machines.Queue, kubectl, config, r.stack.SpotNotice(), r.stack.PrivateImage())
 	}
 	fmt.Fprintf(r.Out, `Kip is up. In another terminal:
   %[1]s --kubeconfig %[2]s get nodes,pods,cells

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/internal/catalog"
@@ -23,7 +25,8 @@ import (
 
 // What the account has.
 const (
-	Region = "us-east-1"
+	Region  = "us-east-1"
+	Account = "123456789012"
 	// AccessKeyID is the key whose holder has the rights of Config.Policy.
 	AccessKeyID = "AKIAIOSFODNN7EXAMPLE"
 	// VPC has the subnet of the cells.
@@ -32,6 +35,9 @@ const (
 	Image = "kip-cell-local"
 	// Queue is the name of the queue that hears of interruptions.
 	Queue = "kip-interruptions"
+	// ImageRole is the role for images. It may read the repositories that begin like Readable.
+	ImageRole = "arn:aws:iam::" + Account + ":role/kip-images"
+	Readable  = "team/"
 
 	zone   = Region + "a"
 	subnet = "subnet-0123456789abcdef0"
@@ -45,6 +51,16 @@ const (
 	least = 20
 )
 
+// Repositories are those of the account's images: of two teams, of which one's are not for pods of
+// all.
+var Repositories = []string{Readable + "busybox", Readable + "other", "payroll/busybox"}
+
+// ImageTag is that of the image in each of them.
+const ImageTag = "1.36"
+
+// Registry is the host in the names of the account's images.
+func Registry() string { return ec2.RegistryHost(Account, Region) }
+
 // Init is the first process of a machine. It asks the metadata service for its user data.
 var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
 
@@ -55,7 +71,13 @@ type Config struct {
 	Local local.Config
 	// Policy is what the holder of AccessKeyID may do, JSON.
 	Policy []byte
-	Log    *slog.Logger
+	// ImagePolicy is what ImageRole may do, JSON.
+	ImagePolicy []byte
+	// Image is what each of Repositories has.
+	Image v1.Image
+	// Provider is whose tokens assume roles: the cluster's issuer of those of service accounts.
+	Provider ec2.Provider
+	Log      *slog.Logger
 }
 
 // Types are what the account can launch: of the sizes that EC2 sells, some of those that
@@ -94,8 +116,10 @@ type EC2 struct {
 	machines *local.Cloud
 	link     *link
 	api      *http.Server
+	public   *http.Server
 	metadata *http.Server
 	url      string
+	pods     string // URL of what pods reach
 	serving  sync.WaitGroup
 	closing  atomic.Bool
 	failed   chan error
@@ -115,19 +139,14 @@ type instance struct {
 // Start serves an account without instances. Close it.
 func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	types := Types()
-	bits := cfg.Local.CIDR.Bits()
 	switch {
 	case len(types) == 0:
 		return nil, fmt.Errorf("start EC2: no instance type is like this host, of %s with %d processors: want two or more",
 			runtime.GOARCH, runtime.NumCPU())
-	case bits > least:
+	case cfg.Local.CIDR.Bits() > least:
 		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
 	}
-	policy, err := ec2.ParsePolicy(cfg.Policy)
-	if err != nil {
-		return nil, fmt.Errorf("start EC2: %w", err)
-	}
-	e := &EC2{log: cfg.Log, instances: map[string]*instance{}, failed: make(chan error, 2)}
+	e := &EC2{log: cfg.Log, instances: map[string]*instance{}, failed: make(chan error, 3)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start EC2: %w", err), e.Close())
@@ -137,9 +156,48 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	if e.machines, err = local.New(cfg.Local); err != nil {
 		return nil, err
 	}
+	if e.model, err = e.newModel(cfg, types); err != nil {
+		return nil, err
+	}
+	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
+		return nil, err
+	}
+	l, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+	if err != nil {
+		return nil, err
+	}
+	e.url = "http://" + l.Addr().String()
+	mux := http.NewServeMux()
+	mux.Handle("/", e.model)
+	mux.Handle(ec2.ControlPath, e.model.Control())
+	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
+	e.serve(e.api, l)
+	e.serve(e.metadata, e.link)
+	if err := e.openToPods(ctx, cfg.Local.CIDR.Masked().Addr().Next()); err != nil {
+		return nil, err
+	}
+	for _, repository := range Repositories {
+		if err := e.model.Push(ctx, l.Addr().String(), repository+":"+ImageTag, cfg.Image); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// newModel makes the account.
+func (e *EC2) newModel(cfg Config, types []catalog.InstanceType) (*ec2.Model, error) {
+	policy, err := ec2.ParsePolicy(cfg.Policy)
+	if err != nil {
+		return nil, err
+	}
+	images, err := ec2.ParsePolicy(cfg.ImagePolicy)
+	if err != nil {
+		return nil, fmt.Errorf("the policy of the role for images: %w", err)
+	}
+	bits := cfg.Local.CIDR.Bits()
 	upper := cfg.Local.CIDR.Addr().As4()
 	upper[bits/8] |= 0x80 >> (bits % 8)
-	e.model, err = ec2.New(ec2.Config{
+	return ec2.New(ec2.Config{
 		Region: Region,
 		Sim: sim.Config{
 			Catalogue: types,
@@ -167,30 +225,28 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 			RootDevice: "/dev/xvda",
 			GiB:        imageGiB,
 		}},
-		Policies: map[string]*ec2.Policy{AccessKeyID: policy},
-		Queue:    Queue,
-		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
-		Console:  e.console,
-		Disks:    e,
+		Account:      Account,
+		Policies:     map[string]*ec2.Policy{AccessKeyID: policy},
+		Roles:        map[string]*ec2.Policy{ImageRole: images},
+		Providers:    []ec2.Provider{cfg.Provider},
+		Repositories: Repositories,
+		Queue:        Queue,
+		Pods:         netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
+		Console:      e.console,
+		Disks:        e,
 	})
+}
+
+// openToPods serves what proves who calls on this host's address on the bridge.
+func (e *EC2) openToPods(ctx context.Context, address netip.Addr) error {
+	l, err := listen.On(ctx, address, port)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
-		return nil, err
-	}
-	l, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
-	if err != nil {
-		return nil, err
-	}
-	e.url = "http://" + l.Addr().String()
-	mux := http.NewServeMux()
-	mux.Handle("/", e.model)
-	mux.Handle(ec2.ControlPath, e.model.Control())
-	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
-	e.serve(e.api, l)
-	e.serve(e.metadata, e.link)
-	return e, nil
+	e.pods = "http://" + l.Addr().String()
+	e.public = &http.Server{Handler: e.model.Public(), ReadHeaderTimeout: time.Minute}
+	e.serve(e.public, l)
+	return nil
 }
 
 func (e *EC2) serve(s *http.Server, l net.Listener) {
@@ -204,6 +260,9 @@ func (e *EC2) serve(s *http.Server, l net.Listener) {
 // URL is that of the API, on this host alone.
 func (e *EC2) URL() string { return e.url }
 
+// PodsURL is that of images and of STS' AssumeRoleWithWebIdentity, on the bridge.
+func (e *EC2) PodsURL() string { return e.pods }
+
 // Failed tells why it serves no more, if nobody closed it.
 func (e *EC2) Failed() <-chan error { return e.failed }
 
@@ -211,7 +270,7 @@ func (e *EC2) Failed() <-chan error { return e.failed }
 func (e *EC2) Close() error {
 	e.closing.Store(true)
 	var errs []error
-	for _, s := range []*http.Server{e.api, e.metadata} {
+	for _, s := range []*http.Server{e.api, e.public, e.metadata} {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}

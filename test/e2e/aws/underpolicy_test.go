@@ -20,7 +20,7 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	}
 	for key, unused := range state.Unused {
 		for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsCells", "KipEnds", "KipMakesAGroup",
-			"KipMakesDisks", "KipMovesDisks", "KipRoutes", "KipLetsCellsForward"} {
+			"KipMakesDisks", "KipMovesDisks", "KipRoutes", "KipLetsCellsForward", "KipLendsPulls"} {
 			if slices.Contains(unused, sid) {
 				t.Errorf("nothing that %s did needed %s", key, sid)
 			}
