@@ -192,8 +192,8 @@ func (m *Model) fault(c sim.Call) sim.Fault {
 }
 
 // Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity, an Interruption, a Maintenance, a Rebalance or a Role to hang, capacity,
-// interrupt, maintain, rebalance or role does it.
+// Hang, a Capacity, a Compose, an Interruption, a Maintenance, a Rebalance or a Role to hang,
+// capacity, compose, interrupt, maintain, rebalance or role does it.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -211,6 +211,7 @@ func (m *Model) Control() http.Handler {
 		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type}, c.Instances)
 		return nil
 	})
+	handle(mux, "compose", m.Compose)
 	handle(mux, "interrupt", m.Interrupt)
 	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)
