@@ -25,6 +25,9 @@ import (
 // kubeletClient is the user that the API server is to the kubelet port.
 const kubeletClient = "kube-apiserver-kubelet-client"
 
+// Issuer is that of the tokens of service accounts.
+const Issuer = "https://kubernetes.default.svc.cluster.local"
+
 // nodeRanges is what the node IPAM controller gives nodes from. Nothing here routes or uses
 // it: the addresses of pods are those of machines.
 const nodeRanges = "100.64.0.0/12"
@@ -102,7 +105,7 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
 		"--profiling=false",
-		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-issuer=" + Issuer,
 		"--service-account-signing-key-file=" + f.key("service-account"),
 		"--service-account-key-file=" + f.pki + "/service-account.pub",
 		"--kubelet-certificate-authority=" + f.cert("ca"),

@@ -430,6 +430,7 @@ func (m *Model) Control() http.Handler {
 		return nil
 	})
 	handle(mux, "interfaces", m.Interfaces)
+	handle(mux, "compose", m.Compose)
 	handle(mux, "interrupt", m.Interrupt)
 	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)

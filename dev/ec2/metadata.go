@@ -1,16 +1,21 @@
 package ec2
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,8 +138,12 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 	l := m.launchOf(i)
 	path := strings.TrimPrefix(r.URL.Path, "/latest/")
 	if path == "user-data" && len(l.userData) > 0 {
+		data := l.userData
+		if m.isComposed() {
+			data = compose(data)
+		}
 		w.Header().Set("Content-Type", "application/octet-stream")
-		_, _ = w.Write(l.userData)
+		_, _ = w.Write(data)
 		return
 	}
 	x := m.instance(i)
@@ -172,6 +181,50 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		return
 	}
 	http.NotFound(w, r)
+}
+
+// Compose says whether instances find user data as others put it together: a part of a multi-part
+// document beside a script of theirs, compressed. Source: cloud-init's documentation, "User-data
+// formats".
+type Compose struct{ On bool }
+
+// Compose has it so for whoever asks from now on.
+func (m *Model) Compose(c Compose) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.composes = c.On
+	return nil
+}
+
+func (m *Model) isComposed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.composes
+}
+
+// compose puts user data together with a script.
+func compose(data []byte) []byte {
+	var whole bytes.Buffer
+	packed := gzip.NewWriter(&whole)
+	parts := multipart.NewWriter(packed)
+	_, err := fmt.Fprintf(packed, "Content-Type: multipart/mixed; boundary=%q\nMIME-Version: 1.0\n\n", parts.Boundary())
+	for _, p := range []struct {
+		kind    string
+		content []byte
+	}{
+		{"text/x-shellscript", []byte("#!/bin/sh\nexit 0\n")},
+		{"text/cloud-config", data},
+	} {
+		part, partErr := parts.CreatePart(textproto.MIMEHeader{"Content-Type": {p.kind}})
+		if partErr == nil {
+			_, partErr = part.Write(p.content)
+		}
+		err = errors.Join(err, partErr)
+	}
+	if err := errors.Join(err, parts.Close(), packed.Close()); err != nil {
+		panic(err) // a buffer takes all
+	}
+	return whole.Bytes()
 }
 
 // at is the instance that has an address, its own or one of its pod's, and is not over.

@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -106,6 +107,16 @@ func TestMetadataIsToldAsIMDSv2(t *testing.T) {
 		if status != tc.status || tc.body != "" && body != tc.body {
 			t.Errorf("%s: %d %q, want %d %q", what, status, body, tc.status, tc.body)
 		}
+	}
+	if err := c.model.Compose(Compose{On: true}); err != nil {
+		t.Fatal(err)
+	}
+	_, composed, _ := onInstance(t, c.model, first, "GET", "/latest/user-data", tokenHeader, token)
+	if plain, err := gzip.NewReader(strings.NewReader(composed)); err != nil {
+		t.Errorf("user data with what others have: %v", err)
+	} else if text, err := io.ReadAll(plain); err != nil || !strings.HasPrefix(string(text), "Content-Type: multipart/mixed; ") ||
+		!strings.Contains(string(text), "\r\n#cloud-config\n") || !strings.Contains(string(text), "\r\n#!/bin/sh\n") {
+		t.Errorf("user data with what others have: %q, %v", text, err)
 	}
 	if _, _, hops := onInstance(t, c.model, first, "GET", "/latest/user-data", tokenHeader, token); hops != usualTTL {
 		t.Errorf("user data travels %d hops: the limit is the token's alone", hops)

@@ -155,6 +155,7 @@ type Model struct {
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
 
+	composes    bool // user data, with what others have
 	hideVolumes bool // from descriptions
 	fate        Fate // of the volumes that are made
 }

@@ -229,8 +229,10 @@ A spot cell, and its notice in the queue %s, once it runs:
   %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
 		` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
   curl -d '{}' %sinterrupt
-Something goes wrong there, by the name of what, as in the line above:
-`, r.stack.EC2(), machines.Queue, kubectl, config, r.stack.Orders())
+A pod whose image is in its ECR, which needs no pull secret:
+  %[3]s --kubeconfig %[4]s run private -it --rm --image %[6]s --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
+Something goes wrong there, by the name of what, as in the line with curl:
+`, r.stack.EC2(), machines.Queue, kubectl, config, r.stack.Orders(), r.stack.PrivateImage())
 	for _, o := range ec2.Orders() {
 		fmt.Fprintf(r.Out, "  %-9s  %s\n             %s\n", o.Name, o.Does, o.JSON)
 	}

@@ -1,7 +1,9 @@
 package stack
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,6 +12,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-jose/go-jose/v4"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud/aws"
@@ -61,15 +67,39 @@ func (o Options) bootImage() string {
 	return filepath.Join(o.Bin, "image", "kip-cell-"+runtime.GOARCH+form)
 }
 
-// StartCloud starts the model of EC2, if that is the stack's cloud. The bridge is there, and the
-// cells' root or the image.
+// StartCloud starts the model of EC2, if that is the stack's cloud. The cluster and the example image
+// are there, and the cells' root or the boot image.
 func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	if !s.opts.EC2() {
 		return nil
 	}
 	cells := s.cloud()
 	cells.RootDir, cells.Nameservers, cells.LauncherPath = s.opts.CellRoot, []netip.Addr{s.address}, filepath.Join(s.opts.Bin, "kip")
-	cfg := machines.Config{Local: cells, Policy: aws.Policy(), Log: s.opts.Log}
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return err
+	}
+	// Narrowed, as its documentation says.
+	images := bytes.ReplaceAll(aws.ImagePolicy(), []byte(":repository/*"), []byte(":repository/"+machines.Readable+"*"))
+	cfg := machines.Config{
+		Local:       cells,
+		Policy:      aws.Policy(),
+		ImagePolicy: images,
+		Image:       s.example,
+		Provider: ec2.Provider{
+			Issuer:    cluster.Issuer,
+			Audiences: []string{"sts.amazonaws.com"},
+			Keys: func(ctx context.Context) (*jose.JSONWebKeySet, error) {
+				text, err := client.Discovery().RESTClient().Get().AbsPath("/openid/v1/jwks").DoRaw(ctx)
+				if err != nil {
+					return nil, err
+				}
+				keys := &jose.JSONWebKeySet{}
+				return keys, json.Unmarshal(text, keys)
+			},
+		},
+		Log: s.opts.Log,
+	}
 	if s.opts.Virtual() {
 		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kip-image")}
 	}
@@ -95,11 +125,21 @@ func (s *Stack) Orders() string {
 	return s.ec2.URL() + ec2.ControlPath
 }
 
+// PrivateImage is the name of one that the account's registry has for pods; "" where the stack has
+// no EC2.
+func (s *Stack) PrivateImage() string {
+	if s.ec2 == nil {
+		return ""
+	}
+	return machines.Registry() + "/" + machines.Repositories[0] + ":" + machines.ImageTag
+}
+
 // awsConfig is cloud.aws of provider.yaml.
 func (s *Stack) awsConfig() map[string]any {
 	return map[string]any{
 		"region": machines.Region, "vpcID": machines.VPC, "endpointURL": s.ec2.URL(),
 		"interruptionQueue": machines.Queue,
+		"ecr":               map[string]any{"roleARN": machines.ImageRole},
 		"accessKeyID":       machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
 	}
 }

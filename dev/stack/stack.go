@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,6 +94,7 @@ type Stack struct {
 	address netip.Addr
 	nodes   *local.Cloud // of ordinary nodes; nil when there are none
 	proxy   *child.Process
+	example v1.Image      // that under ExampleImage
 	ec2     *machines.EC2 // nil on the local cloud
 	kips    []*kip        // Kip, below, is the process of the first
 	ready   bool          // all Kips were up once, so that they can end well
@@ -290,8 +292,7 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find busybox: %w", err)
 	}
-	image, err := registry.Busybox(ctx, busybox)
-	if err != nil {
+	if s.example, err = registry.Busybox(ctx, busybox); err != nil {
 		return err
 	}
 	l, err := listen.On(ctx, s.address, registryPort)
@@ -301,7 +302,7 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 	if s.Registry, err = registry.Start(l, s.path("registry"), s.opts.Log); err != nil {
 		return err
 	}
-	if err := s.Registry.Push(ctx, ExampleImage, image); err != nil || s.opts.Images == "" {
+	if err := s.Registry.Push(ctx, ExampleImage, s.example); err != nil || s.opts.Images == "" {
 		return err
 	}
 	return s.Registry.PushLayout(ctx, s.opts.Images)
@@ -352,6 +353,7 @@ func (s *Stack) rootOptions() (image.Options, error) {
 // providerConfig is the provider.yaml of a Kip.
 func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	mirror := []string{"http://" + s.Registry.Address()}
+	mirrors := map[string]any{"docker.io": mirror, "_default": mirror}
 	cloud := map[string]any{
 		"stateDir": k.path("cloud"), "bridge": k.bridge, "cidr": k.cidr.String(),
 		"nameservers": []string{s.address.String()}, // CoreDNS
@@ -368,7 +370,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"endLimit": map[string]any{"least": 100},
 		// What pods may ask for is granted by the policies of deploy/.
 		"grants":          map[string]any{"unrestricted": true},
-		"registryMirrors": map[string]any{"docker.io": mirror, "_default": mirror},
+		"registryMirrors": mirrors,
 	}
 	name := CloudLocal
 	switch s.opts.Cloud {
@@ -382,6 +384,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	}
 	if s.ec2 != nil {
 		name, cloud = CloudAWS, s.awsConfig()
+		mirrors[machines.Registry()] = []string{s.ec2.PodsURL()}
 		cells["defaultInstanceType"] = cmp.Or(s.opts.DefaultType, machines.Types()[0].Name)
 		cells["bootImageSpec"] = map[string]any{"name": machines.Image}
 		if s.opts.Virtual() {

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/internal/catalog"
@@ -24,7 +26,8 @@ import (
 
 // What the account has.
 const (
-	Region = "us-east-1"
+	Region  = "us-east-1"
+	Account = "123456789012"
 	// AccessKeyID is the key whose holder has the rights of Config.Policy.
 	AccessKeyID = "AKIAIOSFODNN7EXAMPLE"
 	// AdministratorKeyID is the key of who may do everything: whoever else uses the account, such as
@@ -36,6 +39,9 @@ const (
 	Image = "kip-cell-local"
 	// Queue is the name of the queue that hears of interruptions.
 	Queue = "kip-interruptions"
+	// ImageRole is the role for images. It may read the repositories that begin like Readable.
+	ImageRole = "arn:aws:iam::" + Account + ":role/kip-images"
+	Readable  = "team/"
 
 	zone   = Region + "a"
 	subnet = "subnet-0123456789abcdef0"
@@ -48,6 +54,16 @@ const (
 	// least is the narrowest network: a machine has a /28 of its upper half.
 	least = 20
 )
+
+// Repositories are those of the account's images: of two teams, of which one's are not for pods of
+// all.
+var Repositories = []string{Readable + "busybox", Readable + "other", "payroll/busybox"}
+
+// ImageTag is that of the image in each of them.
+const ImageTag = "1.36"
+
+// Registry is the host in the names of the account's images.
+func Registry() string { return ec2.RegistryHost(Account, Region) }
 
 // Init is the first process of a local cell. It asks the metadata service for its user data.
 var Init = []string{"/bin/itzo", "cell", "--user-data=ec2"}
@@ -65,7 +81,13 @@ type Config struct {
 	Boot *Boot
 	// Policy is what the holder of AccessKeyID may do, JSON.
 	Policy []byte
-	Log    *slog.Logger
+	// ImagePolicy is what ImageRole may do, JSON.
+	ImagePolicy []byte
+	// Image is what each of Repositories has.
+	Image v1.Image
+	// Provider is whose tokens assume roles: the cluster's issuer of those of service accounts.
+	Provider ec2.Provider
+	Log      *slog.Logger
 }
 
 // Boot is the image of virtual machines.
@@ -113,8 +135,10 @@ type EC2 struct {
 	machines *host.Cloud
 	link     *link
 	api      *http.Server
+	public   *http.Server
 	metadata *http.Server
 	url      string
+	pods     string // URL of what pods reach
 	serving  sync.WaitGroup
 	cancel   context.CancelFunc
 	closing  atomic.Bool
@@ -135,25 +159,19 @@ type instance struct {
 // Start serves an account without instances. Close it.
 func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	types := Types()
-	bits := cfg.Local.CIDR.Bits()
 	switch {
 	case len(types) == 0:
 		return nil, fmt.Errorf("start EC2: no instance type is like this host, of %s with %d processors: want two or more",
 			runtime.GOARCH, runtime.NumCPU())
-	case bits > least:
+	case cfg.Local.CIDR.Bits() > least:
 		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
-	}
-	policy, err := ec2.ParsePolicy(cfg.Policy)
-	everything, everythingErr := ec2.ParsePolicy([]byte(administrator))
-	if err := errors.Join(err, everythingErr); err != nil {
-		return nil, fmt.Errorf("start EC2: %w", err)
 	}
 	serving, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	e := &EC2{
 		log:       cfg.Log,
 		cancel:    cancel,
 		instances: map[string]*instance{},
-		failed:    make(chan error, 3),
+		failed:    make(chan error, 4),
 	}
 	defer func() {
 		if err != nil {
@@ -161,22 +179,14 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		}
 	}()
 	cfg.Local.Catalogue, cfg.Local.Init = types, Init
-	images, policies := []ec2.Image{{
-		ID:         "ami-0123456789abcdef0",
-		Name:       Image,
-		Owner:      "self",
-		Created:    "2026-01-01T00:00:00.000Z",
-		RootDevice: "/dev/xvda",
-		GiB:        imageGiB,
-	}}, map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything}
-	if cfg.Boot != nil {
-		images = nil // it is published
-	} else if c, err := local.New(cfg.Local); err != nil {
-		return nil, err
-	} else {
+	if cfg.Boot == nil {
+		c, err := local.New(cfg.Local)
+		if err != nil {
+			return nil, err
+		}
 		e.machines = c.Cloud
 	}
-	if e.model, err = ec2.New(e.account(cfg, images, policies)); err != nil {
+	if e.model, err = e.account(cfg); err != nil {
 		return nil, err
 	}
 	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
@@ -193,6 +203,14 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
 	e.serve(e.api, l)
 	e.serve(e.metadata, e.link)
+	if err := e.openToPods(ctx, cfg.Local.CIDR.Masked().Addr().Next()); err != nil {
+		return nil, err
+	}
+	for _, repository := range Repositories {
+		if err := e.model.Push(ctx, l.Addr().String(), repository+":"+ImageTag, cfg.Image); err != nil {
+			return nil, err
+		}
+	}
 	if cfg.Boot != nil {
 		if err := e.virtualize(serving, ctx, cfg); err != nil {
 			return nil, err
@@ -201,12 +219,41 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	return e, nil
 }
 
+// openToPods serves what proves who calls on this host's address on the bridge.
+func (e *EC2) openToPods(ctx context.Context, address netip.Addr) error {
+	l, err := listen.On(ctx, address, port)
+	if err != nil {
+		return err
+	}
+	e.pods = "http://" + l.Addr().String()
+	e.public = &http.Server{Handler: e.model.Public(), ReadHeaderTimeout: time.Minute}
+	e.serve(e.public, l)
+	return nil
+}
+
 // account is what is served. The bridge's network is large enough.
-func (e *EC2) account(cfg Config, images []ec2.Image, policies map[string]*ec2.Policy) ec2.Config {
+func (e *EC2) account(cfg Config) (*ec2.Model, error) {
+	policy, err := ec2.ParsePolicy(cfg.Policy)
+	everything, everythingErr := ec2.ParsePolicy([]byte(administrator))
+	pulls, pullsErr := ec2.ParsePolicy(cfg.ImagePolicy)
+	if err := errors.Join(err, everythingErr, pullsErr); err != nil {
+		return nil, err
+	}
+	images := []ec2.Image{{
+		ID:         "ami-0123456789abcdef0",
+		Name:       Image,
+		Owner:      "self",
+		Created:    "2026-01-01T00:00:00.000Z",
+		RootDevice: "/dev/xvda",
+		GiB:        imageGiB,
+	}}
+	if cfg.Boot != nil {
+		images = nil // it is published
+	}
 	bits := cfg.Local.CIDR.Bits()
 	upper := cfg.Local.CIDR.Addr().As4()
 	upper[bits/8] |= 0x80 >> (bits % 8)
-	return ec2.Config{
+	return ec2.New(ec2.Config{
 		Region: Region,
 		Sim: sim.Config{
 			Catalogue: cfg.Local.Catalogue,
@@ -225,14 +272,18 @@ func (e *EC2) account(cfg Config, images []ec2.Image, policies map[string]*ec2.P
 				StoppedKeepsAddresses: true,
 			},
 		},
-		Subnets:  []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone, Default: true}},
-		Images:   images,
-		Policies: policies,
-		Queue:    Queue,
-		Pods:     netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
-		Console:  e.console,
-		Disks:    e,
-	}
+		Subnets:      []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone, Default: true}},
+		Images:       images,
+		Account:      Account,
+		Policies:     map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
+		Roles:        map[string]*ec2.Policy{ImageRole: pulls},
+		Providers:    []ec2.Provider{cfg.Provider},
+		Repositories: Repositories,
+		Queue:        Queue,
+		Pods:         netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
+		Console:      e.console,
+		Disks:        e,
+	})
 }
 
 func (e *EC2) serve(s *http.Server, l net.Listener) {
@@ -246,6 +297,9 @@ func (e *EC2) serve(s *http.Server, l net.Listener) {
 // URL is that of the API, on this host alone.
 func (e *EC2) URL() string { return e.url }
 
+// PodsURL is that of images and of STS' AssumeRoleWithWebIdentity, on the bridge.
+func (e *EC2) PodsURL() string { return e.pods }
+
 // Failed tells why it serves no more, if nobody closed it.
 func (e *EC2) Failed() <-chan error { return e.failed }
 
@@ -254,7 +308,7 @@ func (e *EC2) Close() error {
 	e.closing.Store(true)
 	e.cancel()
 	var errs []error
-	for _, s := range []*http.Server{e.api, e.metadata} {
+	for _, s := range []*http.Server{e.api, e.public, e.metadata} {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}

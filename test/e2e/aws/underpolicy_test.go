@@ -21,10 +21,10 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	if len(state.Refused) > 0 || !is {
 		t.Errorf("refused: %v; the policies are those of %v", state.Refused, state.Unused)
 	}
-	// The others: there is no repository, and no instance has a role.
+	// The others: no instance has a role.
 	for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsWhatItMakes", "KipTagsCells", "KipEnds",
 		"KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps", "KipMakesDisks", "KipMovesDisks",
-		"KipMovesDisksOfTheDriver", "KipRoutes", "KipLetsCellsForward", "KipHearsOfInterruptions"} {
+		"KipMovesDisksOfTheDriver", "KipRoutes", "KipLetsCellsForward", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
 		}
