@@ -362,7 +362,8 @@ func TestACallThatIsThrottledAsAWholeIsMadeInSmallerOnes(t *testing.T) {
 		if err := c.Terminate(ctx, strings.Split("abcdefgh", "")...).Err(); err != nil {
 			t.Error(err)
 		}
-		if got, want := told.sent(), []string{"0s terminate a,b,c,d,e,f,g,h", "1s terminate a,b,c,d,e", "1s terminate f,g,h"}; !slices.Equal(got, want) {
+		want := []string{"0s terminate a,b,c,d,e,f,g,h", "1s terminate a,b,c,d,e", "1s terminate f,g,h"}
+		if got := told.sent(); !slices.Equal(got, want) {
 			t.Errorf("sent %q, want %q", got, want)
 		}
 	})

@@ -310,6 +310,9 @@ func (w *world) starts(m *machine, uid types.UID) {
 	}
 	if m.up && w.mountLocked(m, uid) {
 		m.running, m.status = true, corev1.PodRunning
+		if w.started[uid].IsZero() {
+			w.started[uid] = time.Now()
+		}
 		if w.ran[uid]++; w.ran[uid] > 1 && w.policies[uid] == corev1.RestartPolicyNever {
 			w.violateLocked("a pod that may not be restarted runs once: pod %s is started again by cell %s", uid, m.cell)
 		}

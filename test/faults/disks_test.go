@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -31,13 +32,55 @@ const (
 // asks for them while it is locked.
 type mounts struct {
 	sync.Mutex
-	of map[string]string // disk → the machine that has mounted it
+	of   map[string]string // disk → the machine that has mounted it
+	torn []cloud.Disk      // that a model of EC2 has taken from a machine which used them
 }
 
 func (m *mounts) has(disk, instance string) bool {
 	m.Lock()
 	defer m.Unlock()
 	return m.of[disk] == instance
+}
+
+// The disks behind the volumes of a model of EC2. What it attaches shows at once, as the
+// simulated cloud's does.
+var _ ec2.Disks = (*mounts)(nil)
+
+func (m *mounts) Attach(context.Context, ec2.Volume) error { return nil }
+func (m *mounts) Grow(context.Context, ec2.Volume) error   { return nil }
+func (m *mounts) Delete(context.Context, string) error     { return nil }
+
+func (m *mounts) Detach(_ context.Context, disk, instance string) error {
+	if m.has(disk, instance) {
+		m.Lock()
+		defer m.Unlock()
+		m.torn = append(m.torn, cloud.Disk{ID: disk, Instance: instance})
+	}
+	return nil
+}
+
+// disksNow are the disks as they truly are, and tornDisks those that were taken from a machine
+// which had mounted them.
+func (w *world) disksNow() (all []cloud.Disk) {
+	if w.model == nil {
+		return w.cloud.Disks()
+	}
+	for _, v := range w.model.Volumes() {
+		all = append(all, cloud.Disk{
+			ID:        v.ID,
+			SizeBytes: int64(v.GiB) << 30,
+			Zone:      v.Zone,
+			Tags:      v.Tags,
+			Instance:  v.Instance,
+		})
+	}
+	return all
+}
+
+func (w *world) tornDisks() []cloud.Disk {
+	w.mounted.Lock()
+	defer w.mounted.Unlock()
+	return append(w.cloud.TornDisks(), w.mounted.torn...)
 }
 
 // mountedOn says which machine has mounted a disk.
@@ -49,9 +92,19 @@ func (w *world) mountedOn(disk string) string {
 
 // makeDisks makes the disks; the world has not begun.
 func (w *world) makeDisks() {
+	tags := map[string]string{cloud.TagOwner: owner}
 	for n := range diskCount {
+		if w.model != nil {
+			w.disks = append(w.disks, w.model.AddVolume(ec2.Volume{
+				Zone: diskZone,
+				Kind: "gp3",
+				GiB:  1,
+				Tags: tags,
+			}))
+			continue
+		}
 		d, err := w.cloud.CreateDisk(context.Background(), cloud.DiskRequest{
-			Token: fmt.Sprint("disk-", n), SizeBytes: 1 << 30, Zone: diskZone, Tags: map[string]string{cloud.TagOwner: owner},
+			Token: fmt.Sprint("disk-", n), SizeBytes: 1 << 30, Zone: diskZone, Tags: tags,
 		})
 		if err != nil {
 			panic(err)
@@ -146,7 +199,7 @@ func (m *machine) putDisks(r *http.Request, attached map[string]string) (code in
 // attached is which disk is where.
 func (w *world) attached() map[string]string {
 	at := map[string]string{}
-	for _, d := range w.cloud.Disks() {
+	for _, d := range w.disksNow() {
 		if d.Instance != "" {
 			at[d.ID] = d.Instance
 		}
@@ -214,23 +267,23 @@ func (w *world) waitsForDiskLocked(p *corev1.Pod) *apiv1.PodReference {
 var _ cloud.Disks = handle{}
 
 func (h handle) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
-	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) { return h.k.w.cloud.CreateDisk(ctx, r) })
+	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) { return h.k.asks.CreateDisk(ctx, r) })
 }
 
 func (h handle) DeleteDisk(ctx context.Context, id string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.DeleteDisk(ctx, id) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.DeleteDisk(ctx, id) })
 }
 
 func (h handle) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Disk, error) { return h.k.w.cloud.ListDisks(ctx, owner) })
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.Disk, error) { return h.k.asks.ListDisks(ctx, owner) })
 }
 
 func (h handle) AttachDisk(ctx context.Context, id, instance string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.AttachDisk(ctx, id, instance) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.AttachDisk(ctx, id, instance) })
 }
 
 func (h handle) DetachDisk(ctx context.Context, id, instance string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.w.cloud.DetachDisk(ctx, id, instance) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.DetachDisk(ctx, id, instance) })
 }
 
 // answer is an agent's.

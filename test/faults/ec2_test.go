@@ -2,6 +2,8 @@ package faults
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -9,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -32,13 +35,17 @@ type asked interface {
 	cloud.Interrupter
 	cloud.Parts
 	cloud.Tagger
+	cloud.Disks
 }
 
 // subnetOf is the only one of a zone.
 func subnetOf(zone string) string { return "subnet-" + zone }
 
+// volumeStep is how long each step of a volume takes.
+const volumeStep = 1500 * time.Millisecond
+
 // newModel is a model of EC2 before the simulated machines.
-func newModel(machines sim.Config) (*ec2.Model, error) {
+func newModel(machines sim.Config, disks ec2.Disks) (*ec2.Model, error) {
 	machines.Catalogue = slices.Clone(machines.Catalogue)
 	for n, t := range machines.Catalogue {
 		t.Offerings = slices.Clone(t.Offerings)
@@ -56,6 +63,9 @@ func newModel(machines sim.Config) (*ec2.Model, error) {
 		Subnets:  []ec2.Subnet{{ID: subnetOf("a"), VPC: "vpc-1", Zone: "a"}, {ID: subnetOf("b"), VPC: "vpc-1", Zone: "b"}},
 		Images:   ec2Images(1, 1),
 		Policies: map[string]*ec2.Policy{ec2Key: policy},
+		Disks:    disks,
+
+		VolumeStep: volumeStep,
 	})
 }
 
@@ -72,14 +82,22 @@ func newDriver(k *kip) (*aws.Cloud, error) {
 		Clock:           kipClock{k: k},
 		Transport:       wire{k},
 		ExtraCIDRs:      []netip.Prefix{networkOf(k.life)},
-		// No story has one, and the quiet hour is long.
-		InterruptionsEvery: time.Hour,
+		// The quiet hour is long.
+		InterruptionsEvery: cmp.Or(k.w.looksEvery, time.Hour),
 	})
 }
 
 // onEC2 is a launch with what only EC2 asks for.
 func onEC2(s cloud.LaunchSpec) cloud.LaunchSpec {
 	s.Subnet, s.Image = subnetOf(s.Zone), map[string]string{"name": "cell-*"}
+	return s
+}
+
+// sold is a launch as the machines behind EC2 know it.
+func (w *world) sold(s cloud.LaunchSpec) cloud.LaunchSpec {
+	if w.model != nil {
+		s.Subnet = subnetOf(s.Zone)
+	}
 	return s
 }
 
@@ -132,13 +150,31 @@ func (t wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	got := r.Clone(r.Context())
 	got.Body = io.NopCloser(bytes.NewReader(body))
 	answer := httptest.NewRecorder()
-	if err := w.answers(answer, got); err != nil {
+	err = w.answers(answer, got)
+	if w.heard != nil {
+		w.heard(form.Get("Action"), codeOf(answer), err == nil)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := w.point(n, true); err != nil {
 		return nil, err
 	}
 	return answer.Result(), nil
+}
+
+// errorCode is where EC2 says what is wrong.
+var errorCode = regexp.MustCompile(`<Code>([^<]*)</Code>`)
+
+// codeOf is that of an answer; "" for success.
+func codeOf(answer *httptest.ResponseRecorder) string {
+	if answer.Code == http.StatusOK {
+		return ""
+	}
+	if code := errorCode.FindSubmatch(answer.Body.Bytes()); code != nil {
+		return string(code[1])
+	}
+	return answer.Result().Status
 }
 
 // answers lets the model answer; an answer that is lost is an error.
@@ -154,15 +190,74 @@ func (w *world) answers(answer http.ResponseWriter, r *http.Request) (err error)
 	return nil
 }
 
-// ofEC2 are the stories that are played on EC2 as well, by name.
-var ofEC2 = []string{
-	"a pod runs to its end", "a pod is deleted while it runs", "a burst shares its user data",
-	"a part of a batch finds room, and the answer is lost", deletedIn("Launching").name,
+// spotLooks is how often EC2's driver looks for what is taken back in a story that has some: often
+// enough for a notice of two minutes.
+const spotLooks = 20 * time.Second
+
+// ofEC2 are the stories that are played on EC2, by name, and whether Kip is killed at each of their
+// points: else at some.
+var ofEC2 = map[string]bool{
+	"a pod runs to its end":                                false,
+	"a pod is deleted while it runs":                       false,
+	"a burst shares its user data":                         false,
+	"a part of a batch finds room, and the answer is lost": false,
+	deletedIn("Launching").name:                            false,
+
+	"a stopped standby cell is taken":                             true,
+	"the cloud takes an instance back":                            true,
+	"an eviction that a disruption budget forbids is tried again": true,
+	"a pod with a disk runs to its end":                           true,
+	"a disk goes from one pod to the next":                        true,
+	"a disk is taken from a cell that is lost":                    true,
+	"a disk is taken from a cell that is cut off for ever":        true,
+	"a disk is made, used and deleted":                            true,
 }
 
-// onlyOnEC2 are about what a launch looks up and makes there.
+// madeDisk is about a disk that Kip makes, as its provisioner asks for it: by one token, until Kip
+// is told of the disk.
+func madeDisk(s *stage) {
+	var made cloud.Disk
+	s.until("a disk is made", s.asks(func(ctx context.Context, k *kip) (err error) {
+		made, err = k.machines.Features().Disks.CreateDisk(ctx, cloud.DiskRequest{
+			Token:     "pvc-1",
+			SizeBytes: 1 << 30,
+			Zone:      diskZone,
+			Tags:      map[string]string{cloud.TagOwner: owner},
+		})
+		return err
+	}))
+	if s.lost {
+		return
+	}
+	s.shows("it was made once", len(s.disksNow()) == diskCount+1)
+	s.disks = append(s.disks, made.ID)
+	uid := s.podOnDisk(corev1.RestartPolicyAlways, diskCount)
+	s.until("a pod runs on it", s.runs(uid))
+	s.delete(uid)
+	s.until("the pod is gone", s.gone(uid))
+	s.until("the disk is deleted", s.asks(func(ctx context.Context, k *kip) error { return k.gate.DeleteDisk(ctx, made.ID) }))
+	s.shows("it is gone, and no other", len(s.disksNow()) == diskCount)
+}
+
+// asks does something by the Kip that runs, within the time of a call, and says whether that succeeded.
+func (s *stage) asks(do func(context.Context, *kip) error) func() bool {
+	return func() bool {
+		s.mu.Lock()
+		k := s.kip
+		up := k != nil && k.up
+		s.mu.Unlock()
+		if !up {
+			return false
+		}
+		ctx, cancel := context.WithTimeout(k.ctx, callTimeout)
+		defer cancel()
+		return do(ctx, k) == nil
+	}
+}
+
+// onlyOnEC2 are about what Kip looks up and makes there.
 var onlyOnEC2 = []scenario{
-	{name: "what a launch is made of changes, and its answer is lost", story: func(s *stage) {
+	{ec2: true, name: "what a launch is made of changes, and its answer is lost", story: func(s *stage) {
 		s.cloud.FailNth(sim.KindLaunch, 1, sim.Fault{Then: func() { s.model.Change(changed) }, After: sim.ErrLost})
 		uids := []types.UID{s.pod(corev1.RestartPolicyAlways, "small"), s.pod(corev1.RestartPolicyAlways, "small")}
 		s.until("they run", s.runs(uids...))
@@ -171,7 +266,7 @@ var onlyOnEC2 = []scenario{
 			s.shows("they run on what was launched first", len(s.cloud.History()) == len(uids))
 		}
 	}},
-	{name: "what a launch is made of is gone before it is sent", story: func(s *stage) {
+	{ec2: true, name: "what a launch is made of is gone before it is sent", story: func(s *stage) {
 		var once sync.Once
 		s.mu.Lock()
 		s.decided = func(k sim.Kind) {
@@ -186,7 +281,8 @@ var onlyOnEC2 = []scenario{
 			s.shows("the launch was stale", s.told(uid, events.LaunchDelayed))
 		}
 	}},
-	{name: "Kip comes back from elsewhere", story: func(s *stage) {
+	{ec2: true, name: "a disk is made, used and deleted", story: madeDisk},
+	{ec2: true, name: "Kip comes back from elsewhere", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
 		s.kill()
@@ -223,36 +319,47 @@ func (s *stage) letIn() bool {
 // TestKipIsKilledBetweenAnyTwoCallsToEC2 plays them on a model of EC2, by the driver and
 // its SDK: each request of a call is one at which Kip is killed.
 func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
-	deaths, played := 0, 0
-	// Neighbours are of one request, or nearly: in a row of stories each is met.
-	step := 5
-	if testing.Short() {
-		step = 25
-	}
-	all := slices.DeleteFunc(slices.Clone(scenarios), func(sc scenario) bool { return !slices.Contains(ofEC2, sc.name) })
-	for _, sc := range slices.Concat(all, onlyOnEC2) {
-		played++
-		sc.ec2, sc.shared = true, true
-		violations, passed := playUntil(t, sc, failpoint{})
-		if len(violations) > 0 {
-			t.Fatalf("%s on EC2, and Kip is not killed:\n  %s", sc.name, strings.Join(violations, "\n  "))
+	deaths, names := 0, map[string]bool{}
+	all := slices.DeleteFunc(slices.Concat(scenarios, diskScenarios, onlyOnEC2), func(sc scenario) bool {
+		_, both := ofEC2[sc.name]
+		return !both && !sc.ec2
+	})
+	for n, sc := range all {
+		names[sc.name] = true
+		// Neighbours are of one request, or nearly: in a row of stories each is met.
+		step := 5
+		switch {
+		case testing.Short():
+			step = 25
+		case ofEC2[sc.name]:
+			step = 1
 		}
-		if len(passed) < leastOnEC2 {
-			t.Errorf("%s on EC2 has %d points at which to die: want %d or more", sc.name, len(passed), leastOnEC2)
-		}
-		for _, f := range passed {
-			if *pointFlag != 0 && f.n != *pointFlag || *pointFlag == 0 && f.n%step != played%step {
-				continue
+		t.Run(strings.ReplaceAll(sc.name, " ", "_"), func(t *testing.T) {
+			sc.ec2, sc.shared = true, true
+			violations, passed := playUntil(t, sc, failpoint{})
+			if len(violations) > 0 {
+				t.Fatalf("%s on EC2, and Kip is not killed:\n  %s", sc.name, strings.Join(violations, "\n  "))
 			}
-			if violations, _ := playUntil(t, sc, f); len(violations) > 0 {
-				t.Fatalf("%s on EC2, and Kip is killed %s write or call %d:\n  %s\nreplay: go test ./test/faults -run '%s' -point %d [-trace]",
-					sc.name, map[bool]string{false: "before", true: "after"}[f.after], f.n, strings.Join(violations, "\n  "), t.Name(), f.n)
+			if len(passed) < leastOnEC2 {
+				t.Errorf("%s on EC2 has %d points at which to die: want %d or more", sc.name, len(passed), leastOnEC2)
 			}
-			deaths++
-		}
+			for _, f := range passed {
+				if *pointFlag != 0 && f.n != *pointFlag || *pointFlag == 0 && f.n%step != n%step {
+					continue
+				}
+				if violations, _ := playUntil(t, sc, f); len(violations) > 0 {
+					t.Fatalf("%s on EC2, and Kip is killed %s write or call %d:\n  %s\nreplay: go test ./test/faults -run '%s' -point %d [-trace]",
+						sc.name, map[bool]string{false: "before", true: "after"}[f.after], f.n, strings.Join(violations, "\n  "), t.Name(), f.n)
+				}
+				deaths++
+			}
+			t.Logf("%d points at which to die", len(passed))
+		})
 	}
-	if len(all) != len(ofEC2) {
-		t.Errorf("%d stories were played that are on other clouds, too, want %d", len(all), len(ofEC2))
+	for name := range ofEC2 {
+		if !names[name] {
+			t.Errorf("there is no story %q", name)
+		}
 	}
 	t.Log(fmt.Sprint(deaths, " deaths"))
 }

@@ -30,6 +30,7 @@ type scenario struct {
 	pools    []poolOf
 	shared   bool // the machines of a launch share their user data
 	ec2      bool // Kip asks a model of EC2, by its driver
+	spot     bool // where that has spot instances
 	unbilled bool // the ledger is lost on the way
 	story    func(s *stage)
 }
@@ -454,7 +455,7 @@ var scenarios = []scenario{
 		s.mu.Unlock()
 		s.shows("the launch of a group is stored in one write, and two pods go in it", deleted)
 	}},
-	{name: "the cloud takes an instance back", story: func(s *stage) {
+	{name: "the cloud takes an instance back", spot: true, story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
 		s.shows("its instance is taken back", s.cloud.Interrupt(s.machineOf(uid)) == nil)
@@ -463,7 +464,7 @@ var scenarios = []scenario{
 			s.shows("the pod was evicted", s.told(uid, "Evicted"))
 		}
 	}},
-	{name: "an eviction that a disruption budget forbids is tried again", story: func(s *stage) {
+	{name: "an eviction that a disruption budget forbids is tried again", spot: true, story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
 		s.blockEvictions(3)
@@ -613,16 +614,21 @@ func (w *world) change(change func(*sim.Knobs)) {
 func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passed []failpoint, reached bool) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, 1)
-	defer watchdog(fmt.Sprintf("%q with a death at %+v", sc.name, f))()
+	defer watchdog(fmt.Sprintf("%q with a death at %+v", sc.name, f), mostCPU)()
 	synctest.Test(t, func(*testing.T) {
-		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, movingAddr: !sc.ec2, knobs: sim.Knobs{
-			Pending:     sim.Distribution{Median: time.Second},
-			BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
-			Termination: sim.Distribution{Median: 3 * time.Second},
-			Stopping:    sim.Distribution{Median: stopping},
-			Latency:     map[sim.Kind]sim.Distribution{sim.AnyKind: {Median: 100 * time.Millisecond}},
-			ListLag:     sim.Distribution{Median: 700 * time.Millisecond},
-		}})
+		looks := time.Duration(0)
+		if sc.spot {
+			looks = spotLooks
+		}
+		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, looksEvery: looks, movingAddr: !sc.ec2,
+			knobs: sim.Knobs{
+				Pending:     sim.Distribution{Median: time.Second},
+				BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},
+				Termination: sim.Distribution{Median: 3 * time.Second},
+				Stopping:    sim.Distribution{Median: stopping},
+				Latency:     map[sim.Kind]sim.Distribution{sim.AnyKind: {Median: 100 * time.Millisecond}},
+				ListLag:     sim.Distribution{Median: 700 * time.Millisecond},
+			}})
 		s := &stage{world: w}
 		sc.story(s)
 		violations = w.check()

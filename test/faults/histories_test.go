@@ -256,7 +256,7 @@ func lines(events []event) string {
 func play(t *testing.T, seed uint64, s setting, events []event) (violations []string, told told) {
 	t.Helper()
 	cryptotest.SetGlobalRandom(t, seed)
-	defer watchdog(fmt.Sprintf("seed %d", seed))()
+	defer watchdog(fmt.Sprintf("seed %d", seed), mostCPU)()
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(s)
 		w.rest()
@@ -301,10 +301,13 @@ func (w *world) unknownInstances() map[string]bool {
 	return unknown
 }
 
-// watchdog ends the test when a world takes this process two minutes of CPU: something in
-// it spins, so that its time stands still. Real time would say nothing on a machine that
+// mostCPU is what a history or a story takes this process, and more than any does.
+const mostCPU = 2 * time.Minute
+
+// watchdog ends the test when a world takes this process so much CPU: something in it
+// spins, so that its time stands still. Real time would say nothing on a machine that
 // others use; what deadlocks has the time of go test. It returns what calls that off.
-func watchdog(what string) (stop func()) {
+func watchdog(what string, most time.Duration) (stop func()) {
 	began, ticker, over := cpuTime(), time.NewTicker(time.Second), make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -314,7 +317,7 @@ func watchdog(what string) (stop func()) {
 				return
 			case <-ticker.C:
 			}
-			if cpuTime()-began > 2*time.Minute {
+			if cpuTime()-began > most {
 				panic(what + " spins: look for the goroutines that are not durably blocked")
 			}
 		}

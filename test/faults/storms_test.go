@@ -109,6 +109,7 @@ func TestStorms(t *testing.T) {
 func drawStorm(r *rand.Rand) setting {
 	s := draw(r)
 	s.stormy, s.mild = true, false
+	s.ec2, s.looksEvery = false, 0 // TestADayOfAWS has hundreds of pods there
 	s.knobs.RateLimits = sim.EC2RateLimits()
 	return s
 }

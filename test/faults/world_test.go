@@ -51,6 +51,11 @@ type setting struct {
 	shared     bool      // the machines of a launch share their user data
 	stormy     bool      // of hundreds of pods
 	ec2        bool      // Kip asks a model of EC2, by its driver
+	// looksEvery is how often that looks for spot instances which are taken back; hardly ever if 0.
+	looksEvery time.Duration
+	// heard is told of each call to EC2: the code of its answer, "" for success, or that none came.
+	heard func(action, code string, answered bool)
+	most  int // pods at a time; 12 if 0
 	// How far the clocks of the cloud and of the API server are ahead of Kip's.
 	cloudClock, apiClock time.Duration
 }
@@ -131,7 +136,8 @@ type world struct {
 	links        chan struct{} // closed and replaced when what can reach whom changes
 	policies     map[types.UID]corev1.RestartPolicy
 	created      map[types.UID]time.Time
-	ran          map[types.UID]int // how often a pod's containers were started
+	ran          map[types.UID]int       // how often a pod's containers were started
+	started      map[types.UID]time.Time // when they were first
 	reports      map[types.UID][]report
 	lastCell     map[types.UID]time.Time // when a pod was last seen to have a cell
 	lastWaiting  map[types.UID]time.Time // when it last said why it has none
@@ -206,7 +212,8 @@ func newWorld(s setting) *world {
 		setting: s, slowestList: slowest(s.knobs.ListLag), deadly: s.armed, began: time.Now(), downtime: restartTime,
 		ca:       "ca-1",
 		machines: map[string]*machine{}, links: make(chan struct{}), policies: map[types.UID]corev1.RestartPolicy{},
-		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
+		created: map[types.UID]time.Time{}, ran: map[types.UID]int{}, started: map[types.UID]time.Time{},
+		reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
 		lasting:  map[string]bool{},
 		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{},
 		live: map[string]int{}, plays: map[string]int{},
@@ -230,7 +237,7 @@ func newWorld(s setting) *world {
 		Resolves: s.shared}
 	var err error
 	if s.ec2 {
-		w.model, err = newModel(machines)
+		w.model, err = newModel(machines, &w.mounted)
 	} else {
 		w.cloud, err = sim.New(machines)
 	}
@@ -298,7 +305,8 @@ type kip struct {
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
 	gate     *gate.Gate
-	asks     asked // its cloud
+	asks     asked       // its cloud
+	machines cloud.Cloud // with budgets, and as a leader's
 	cells    *cells.Controller
 	pods     *pods.Controller
 	apis     map[string]*cellAPI // under world.mu
@@ -477,6 +485,7 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Clock:  kipClock{k: k},
 	})
+	k.machines = machines
 	k.gate = gate.New(gate.Config{
 		Cloud: machines,
 		Behind: func() string {
@@ -873,6 +882,7 @@ var (
 	_ cloud.Tagger      = handle{}
 	_ cloud.Resolver    = handle{}
 	_ cloud.Admitter    = handle{}
+	_ cloud.Checkup     = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -936,7 +946,7 @@ var lastingCauses = map[string][]error{
 const lateTime = 10 * time.Second
 
 func (h handle) Name() string         { return "sim" }
-func (h handle) Traits() cloud.Traits { return h.k.w.cloud.Traits() }
+func (h handle) Traits() cloud.Traits { return h.k.asks.Traits() }
 func (h handle) Features() cloud.Features {
 	f := cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
 	if h.k.asks.Features().Resolver != nil {
@@ -944,6 +954,9 @@ func (h handle) Features() cloud.Features {
 	}
 	if h.k.asks.Features().Admitter != nil {
 		f.Admitter = h
+	}
+	if h.k.asks.Features().Checkup != nil {
+		f.Checkup = h
 	}
 	return f
 }
@@ -960,6 +973,10 @@ func (h handle) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved
 func (h handle) Admit(ctx context.Context, owner string) error {
 	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Admitter.Admit(ctx, owner) })
 }
+func (h handle) Impaired(ctx context.Context) ([]string, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]string, error) { return h.k.asks.Features().Checkup.Impaired(ctx) })
+}
+
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return h.k.w.cloud.Catalogue(ctx)
 }
@@ -1154,7 +1171,9 @@ func (h handle) Interruptions(ctx context.Context, l cloud.Listener) error {
 		i.At = i.At.Add(w.cloudClock)
 		l.Notify(i)
 	}
-	err := h.k.asks.Interruptions(ctx, cloud.Listener{Notify: notice, Send: l.Send})
+	told := l
+	told.Notify = notice
+	err := h.k.asks.Interruptions(ctx, told)
 	if errors.Is(err, errQueueGone) {
 		w.happened("notices end")
 	}
@@ -1168,6 +1187,7 @@ type books struct {
 	removed map[string]time.Time  // when a cell's record went
 	pods    map[string]types.UID  // the last pod of a cell
 	known   map[string]bool       // the instances that a record has had
+	podOf   map[string]types.UID  // the last pod of an instance
 	names   map[string]string     // the cells by what their machines know of them
 	stays   []stay                // that have ended
 }
@@ -1198,7 +1218,7 @@ type account struct {
 
 func newBooks() books {
 	return books{cells: map[string]*account{}, closed: map[string]cells.Cost{}, removed: map[string]time.Time{},
-		pods: map[string]types.UID{}, known: map[string]bool{}, names: map[string]string{}}
+		pods: map[string]types.UID{}, podOf: map[string]types.UID{}, known: map[string]bool{}, names: map[string]string{}}
 }
 
 const cellPrefix = "cells/"
@@ -1293,6 +1313,9 @@ func (w *world) audit(key string) {
 		b.known[cell.Instance.ID] = true
 	}
 	if cell.Pod.UID != "" {
+		if cell.Instance != nil {
+			b.podOf[cell.Instance.ID] = cell.Pod.UID
+		}
 		b.pods[id] = cell.Pod.UID
 	}
 }
