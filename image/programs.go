@@ -21,6 +21,7 @@ var hostPrograms = []struct{ to, name, purpose, packages string }{
 	{"usr/sbin/blkid", "blkid", "tells a kubelet whether a disk is blank", "util-linux"},
 	{"usr/sbin/fsck", "e2fsck", "checks the file systems of disks", "e2fsprogs"},
 	{"usr/sbin/mkfs.ext4", "mke2fs", "makes the file systems of disks", "e2fsprogs"},
+	{"usr/sbin/resize2fs", "resize2fs", "makes the file systems of disks larger", "e2fsprogs"},
 }
 
 // HostPrograms finds the programs of this host that a tree needs, by their path in

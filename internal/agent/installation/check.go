@@ -39,6 +39,7 @@ var programs = []struct {
 	{"blkid", "the kubelet asks it whether a disk is blank", "install Debian's package util-linux", false},
 	{"fsck", "the kubelet checks disks by it", "install Debian's package util-linux", false},
 	{"mkfs.ext4", "the kubelet makes the file systems of disks by it", "install Debian's package e2fsprogs", false},
+	{"resize2fs", "the kubelet makes file systems larger by it", "install Debian's package e2fsprogs", false},
 	{"mkfs.xfs", "the same for StorageClasses that ask for XFS", "install Debian's package xfsprogs", false},
 	{"mount.nfs", "NFS volumes are mounted by it", "install Debian's package nfs-common", false},
 }
