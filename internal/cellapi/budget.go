@@ -71,7 +71,7 @@ func bodyLimit(a *ask) int64 {
 		return 64 << 10
 	case leaseKind.Resource:
 		return leaseBody
-	case serviceAccounts:
+	case serviceAccounts, claims:
 		return 8 << 10
 	case imageCredentials:
 		return agentapi.MaxImage + 1<<10 // with what is around the name

@@ -19,12 +19,13 @@
 //   - secrets and configmaps are those that the pod names, each watched upstream
 //     once and shared; claims and volumes are those that the pod names, fetched
 //     when asked (the Node authorizer allows no watch on them), and so are the
-//     secrets that CSI volumes name for the node;
+//     secrets that CSI volumes name for the node. Of a claim's status the kubelet
+//     says how the expansion of its volume goes, within what that volume has;
 //   - tokens are those of the pod's service account, bound to the pod, that its
 //     volumes ask for;
 //   - the node plugins of CSI drivers are static pods of the kubelet, and nobody
 //     else's: mirror pods are refused, and events about them are kept here;
-//   - events are those about the pod, made anew in the kubelet's name. Events about the node are acknowledged and
+//   - events are those about the pod and its claims, made anew in the kubelet's name. Events about the node are acknowledged and
 //     dropped: every cell's kubelet would announce its own start, disk and
 //     readiness in the name of the one virtual node;
 //   - imagecredentials, which are Kip's own and of no API server, are what pulls the

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -23,7 +24,7 @@ import (
 // kubelet changes an event when it recurs, and makes a new one when it cannot.
 const reportedEvents = 128
 
-// serveEvent passes on events about the pod. Those about the node and about plugins
+// serveEvent passes on events about the pod and its claims. Those about the node and about plugins
 // are acknowledged and dropped.
 func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
@@ -60,14 +61,21 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return c.acknowledge(w, r, a, sent)
 	}
 	b := c.bound()
-	if isPod := b != nil && about.UID == b.uid; about.Kind == "Pod" && !isPod && about.Namespace == a.Namespace &&
+	if about.Kind == "Pod" && (b == nil || about.UID != b.uid) && about.Namespace == a.Namespace &&
 		agentapi.IsPluginPod(about.Namespace, about.Name) {
 		c.notePlugin(sent)
 		return c.acknowledge(w, r, a, sent)
 	}
-	if b == nil || about.Kind != "Pod" || about.Namespace != b.namespace || about.Name != b.name || about.UID != b.uid ||
-		a.Namespace != b.namespace {
-		return c.forbidden(a, "only events about its own pod")
+	isPod := b != nil && about.Kind == "Pod" && about.Namespace == b.namespace && about.Name == b.name && about.UID == b.uid
+	isClaim := about.Kind == "PersistentVolumeClaim"
+	if isClaim {
+		if err := c.knowsPod(r.Context()); err != nil {
+			return err
+		}
+		isClaim = c.names(about.Namespace, about.Name)
+	}
+	if !isPod && !isClaim || a.Namespace != b.namespace {
+		return c.forbidden(a, "only events about its own pod and its claims")
 	}
 	encoded, err := encode(formatJSON, c.eventOf(sent, about))
 	if err != nil {
@@ -132,7 +140,7 @@ func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) wat
 		APIVersion:      "v1",
 		Namespace:       about.Namespace,
 		Name:            about.Name,
-		UID:             about.UID,
+		UID:             types.UID(cut(string(about.UID), 64)),
 		ResourceVersion: cut(about.ResourceVersion, 32),
 		FieldPath:       cut(about.FieldPath, 256),
 	}

@@ -20,8 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-
-	"github.com/elotl/kip/internal/volumes"
 )
 
 // passWithin limits one request that is passed to the API server.
@@ -320,58 +318,4 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return err
 	}
 	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: b}, nil)
-}
-
-// serveClaim passes the get of a claim that the pod names. It is not watched: the
-// Node authorizer allows a get only.
-func (c *Cell) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if a.Subresource != "" || a.Verb != "get" {
-		return c.forbidden(a, a.Resource+" can only be read, by name")
-	}
-	if err := c.knowsPod(r.Context()); err != nil {
-		return err
-	}
-	if !c.names(a.Namespace, a.Name) {
-		return c.forbidden(a, "its pod does not name it")
-	}
-	return c.pass(w, r, a, body{}, nil)
-}
-
-// names reports whether the pod names a claim.
-func (c *Cell) names(namespace, claim string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.pod != nil && c.pod.namespace == namespace && c.pod.claims.Has(claim)
-}
-
-// serveVolume answers a get of a volume that a claim of the pod is bound to. The
-// cell's kubelet sees it its own way: one on a disk of the cloud, which Kip has
-// attached, is a local volume there.
-func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if a.Subresource != "" || a.Verb != "get" {
-		return c.forbidden(a, a.Resource+" can only be read, by name")
-	}
-	if err := c.knowsPod(r.Context()); err != nil {
-		return err
-	}
-	if pod, _ := c.lastPod(); pod == nil {
-		return c.forbidden(a, "its pod does not name it")
-	}
-	var bound *corev1.PersistentVolume
-	if err := c.boundVolumes(r.Context(), a.Name, func(pv *corev1.PersistentVolume) bool {
-		bound = pv
-		return true
-	}); err != nil {
-		return err
-	}
-	if bound == nil {
-		return c.forbidden(a, "no claim of its pod is bound to it")
-	}
-	f, ok := accepted(r.Header)
-	if !ok {
-		return notAcceptable()
-	}
-	bound.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
-	writeObject(w, f, http.StatusOK, volumes.OnCell(bound, c.server.cloudDriver))
-	return nil
 }

@@ -80,9 +80,9 @@ func (c *Cell) notePlugin(event watches.APIObject) {
 	c.server.log.Warn("a node plugin does not fare well", "cell", c.id, "reason", reason, "message", trouble)
 }
 
-// boundVolumes calls f with each volume that a claim of the pod is bound to, until
-// it returns true. A name other than "" is of the only volume that is looked for.
-func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.PersistentVolume) bool) error {
+// boundVolumes calls f with each volume that a claim of the pod is bound to, and that claim,
+// until it returns true. A name other than "" is of the only volume that is looked for.
+func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) bool) error {
 	pod, gone := c.lastPod()
 	if pod == nil || gone {
 		return nil
@@ -115,7 +115,7 @@ func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.Per
 			continue
 		case err != nil:
 			return err
-		case f(pv):
+		case f(pv, pvc):
 			return nil
 		}
 	}
@@ -127,7 +127,7 @@ func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.Per
 // namespace.
 func (c *Cell) serveVolumeSecret(w http.ResponseWriter, r *http.Request, a *ask) error {
 	named := false
-	err := c.boundVolumes(r.Context(), "", func(pv *corev1.PersistentVolume) bool {
+	err := c.boundVolumes(r.Context(), "", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) bool {
 		csi := pv.Spec.CSI
 		if csi == nil || c.server.cloudDriver.Attached(pv) {
 			return false

@@ -51,7 +51,7 @@ func (c *Cell) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authent
 		return false, nil // whatever the claims are bound to
 	}
 	may := false
-	err := c.boundVolumes(ctx, "", func(pv *corev1.PersistentVolume) bool {
+	err := c.boundVolumes(ctx, "", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) bool {
 		may = pv.Spec.CSI != nil && asks(pv.Spec.CSI.Driver)
 		return may
 	})

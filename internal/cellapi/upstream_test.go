@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -227,7 +228,7 @@ func authorize(r apiRequest) error {
 			return no("by name only")
 		}
 	case "persistentvolumeclaims", "persistentvolumes":
-		if r.verb != "get" {
+		if r.verb != "get" && (r.verb != "patch" || r.resource != "persistentvolumeclaims" || r.subresource != "status") {
 			return no("can only get individual resources of this type")
 		}
 	case "nodes":
@@ -350,6 +351,9 @@ func (s *apiServer) answer(w http.ResponseWriter, r *http.Request, a apiRequest)
 		}
 		empty := old.DeepCopyObject().(watches.APIObject)
 		after, err := strategicpatch.StrategicMergePatch(before, []byte(a.body), empty)
+		if a.contentType == string(types.MergePatchType) {
+			after, err = jsonpatch.MergePatch(before, []byte(a.body))
+		}
 		if err != nil {
 			return apierrors.NewBadRequest(err.Error())
 		}
@@ -358,8 +362,8 @@ func (s *apiServer) answer(w http.ResponseWriter, r *http.Request, a apiRequest)
 			return apierrors.NewBadRequest(err.Error())
 		}
 		next := o.(watches.APIObject)
-		if next.GetUID() != old.GetUID() {
-			return apierrors.NewConflict(schema.GroupResource{Resource: a.resource}, a.name, fmt.Errorf("UID mismatch"))
+		if next.GetUID() != old.GetUID() || next.GetResourceVersion() != old.GetResourceVersion() {
+			return apierrors.NewConflict(schema.GroupResource{Resource: a.resource}, a.name, fmt.Errorf("UID or version mismatch"))
 		}
 		s.write(w, r, http.StatusOK, s.putLocked(next), gv)
 		return nil
@@ -390,7 +394,8 @@ func withKind(t testing.TB, b []byte, resource string) []byte {
 	if err := json.Unmarshal(b, &m); err != nil {
 		t.Errorf("patched object: %v", err)
 	}
-	m["apiVersion"], m["kind"] = "v1", map[string]string{"pods": "Pod", "events": "Event"}[resource]
+	m["apiVersion"], m["kind"] = "v1", map[string]string{"pods": "Pod", "events": "Event",
+		"persistentvolumeclaims": "PersistentVolumeClaim"}[resource]
 	b, err := json.Marshal(m)
 	if err != nil {
 		t.Errorf("patched object: %v", err)

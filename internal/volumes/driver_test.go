@@ -141,18 +141,15 @@ func TestAVolumeOfTheCloudsDriverNeedsNoPlugin(t *testing.T) {
 
 func TestAKubeletSeesADiskOfTheCloudsDriverAsALocalVolume(t *testing.T) {
 	pv := ofTheCloud(func(pv *corev1.PersistentVolumeSpec) { pv.CSI.ReadOnly, pv.MountOptions = true, []string{"noatime"} })
-	shown := OnCell(pv, clouds)
+	shown := OnCell(pv, new(corev1.PersistentVolumeClaim), clouds)
 	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("vol-1") || *l.FSType != "ext4" ||
 		shown.Spec.NodeAffinity == nil || !slices.Equal(shown.Spec.MountOptions, []string{"noatime", "ro"}) {
 		t.Errorf("shown as %+v", shown.Spec)
 	}
-	if size, is := shown.Spec.Capacity[corev1.ResourceStorage]; is {
-		t.Errorf("a kubelet would expand it to %s", size.String())
-	}
 	if pv.Spec.CSI == nil || len(pv.Spec.MountOptions) != 1 || pv.Spec.Capacity.Storage().IsZero() {
 		t.Error("the volume was changed")
 	}
-	if OnCell(pv, CloudDriver{}) != pv {
+	if OnCell(pv, new(corev1.PersistentVolumeClaim), CloudDriver{}) != pv {
 		t.Error("the volume of a driver that is not the cloud's is changed")
 	}
 }

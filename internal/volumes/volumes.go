@@ -30,19 +30,25 @@ const readOnly = "ro"
 // OnCell returns a volume as the kubelet of its pod's cell sees it. One that is on
 // a disk of the cloud, Kip's own or of the cloud's driver, is a local volume there, at the
 // device that Kip attached: the kubelet checks it, formats it if it is blank, mounts it and does all else that
-// it does with volumes, or maps it for the pod if it is a block volume. Any other is returned as it is.
-func OnCell(pv *corev1.PersistentVolume, driver CloudDriver) *corev1.PersistentVolume {
+// it does with volumes, or maps it for the pod if it is a block volume; and makes its file system as large as its
+// capacity, if that is more than its claim has. Any other is returned as it is.
+func OnCell(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim, driver CloudDriver) *corev1.PersistentVolume {
 	if !driver.Attached(pv) {
 		return pv
 	}
 	shown := pv.DeepCopy()
-	if driver.of(pv) {
-		// The driver's controller may have expanded it. A kubelet that sees that grows the file system before it
-		// mounts, and goes on failing to, since it may not write the claim's status.
-		delete(shown.Spec.Capacity, corev1.ResourceStorage)
-	}
 	if pv.Spec.CSI.ReadOnly && !slices.Contains(shown.Spec.MountOptions, readOnly) {
 		shown.Spec.MountOptions = append(shown.Spec.MountOptions, readOnly)
+	}
+	has := shown.Spec.Capacity[corev1.ResourceStorage]
+	switch given, is := claim.Status.AllocatedResources[corev1.ResourceStorage]; {
+	case slices.Contains(shown.Spec.MountOptions, readOnly):
+		// No file system grows that is mounted so, and a kubelet would not go on before it has.
+		delete(shown.Spec.Capacity, corev1.ResourceStorage)
+	case is && given.Cmp(has) < 0:
+		// A disk of whole GiB of a claim that asked for less. A kubelet gives the claim what is allocated, and would
+		// compare that with the volume for ever, ten times a second.
+		shown.Spec.Capacity[corev1.ResourceStorage] = given
 	}
 	local := &corev1.LocalVolumeSource{Path: agentapi.DiskPath(pv.Spec.CSI.VolumeHandle)}
 	if mode := pv.Spec.VolumeMode; mode == nil || *mode == corev1.PersistentVolumeFilesystem {
@@ -55,4 +61,10 @@ func OnCell(pv *corev1.PersistentVolume, driver CloudDriver) *corev1.PersistentV
 
 func ours(pv *corev1.PersistentVolume) bool {
 	return pv.Spec.CSI != nil && pv.Spec.CSI.Driver == Driver
+}
+
+// ResizeConditions are the conditions of a claim that say how far its expansion is.
+var ResizeConditions = []corev1.PersistentVolumeClaimConditionType{
+	corev1.PersistentVolumeClaimResizing, corev1.PersistentVolumeClaimFileSystemResizePending,
+	corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError,
 }

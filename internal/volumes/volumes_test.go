@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -73,7 +74,7 @@ func onDisk(name, disk, zone string) *corev1.PersistentVolume {
 
 func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	pv := onDisk("pv", "disk-1", "a")
-	shown := OnCell(pv, CloudDriver{})
+	shown := OnCell(pv, new(corev1.PersistentVolumeClaim), CloudDriver{})
 	if l := shown.Spec.Local; l == nil || shown.Spec.CSI != nil || l.Path != agentapi.DiskPath("disk-1") || *l.FSType != "ext4" ||
 		shown.Spec.NodeAffinity == nil || shown.Name != "pv" {
 		t.Errorf("shown as %+v", shown.Spec)
@@ -83,13 +84,55 @@ func TestAKubeletSeesADiskAsALocalVolume(t *testing.T) {
 	}
 	block := corev1.PersistentVolumeBlock
 	pv.Spec.VolumeMode, pv.Spec.CSI.FSType = &block, ""
-	if l := OnCell(pv, CloudDriver{}).Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
+	shown = OnCell(pv, new(corev1.PersistentVolumeClaim), CloudDriver{})
+	if l := shown.Spec.Local; l == nil || l.Path != agentapi.DiskPath("disk-1") || l.FSType != nil {
 		t.Errorf("a block volume is shown as %+v", l)
 	}
 	other := onDisk("pv", "vol-1", "a")
 	other.Spec.CSI.Driver = "ebs.csi.aws.com"
-	if OnCell(other, CloudDriver{}) != other {
+	if OnCell(other, new(corev1.PersistentVolumeClaim), CloudDriver{}) != other {
 		t.Error("the volume of another driver is changed")
+	}
+}
+
+func TestAKubeletGrowsAFileSystemToWhatIsAllocated(t *testing.T) {
+	size := func(s string) corev1.ResourceList {
+		if s == "" {
+			return nil
+		}
+		return corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(s)}
+	}
+	for name, c := range map[string]struct {
+		given, want string
+		change      func(*corev1.PersistentVolumeSpec)
+	}{
+		"nothing was expanded":           {want: "3Gi"},
+		"all of it":                      {given: "3Gi", want: "3Gi"},
+		"the disk has whole GiB":         {given: "2500Mi", want: "2500Mi"},
+		"the disk has not grown yet":     {given: "4Gi", want: "3Gi"},
+		"the volume is for reading only": {given: "3Gi", want: "0", change: func(s *corev1.PersistentVolumeSpec) { s.CSI.ReadOnly = true }},
+		"its mount options say so as well": {given: "3Gi", want: "0", change: func(s *corev1.PersistentVolumeSpec) {
+			s.MountOptions = []string{"ro"}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			own := onDisk("pv", "disk-1", "a")
+			own.Spec.Capacity = size("3Gi")
+			theirs := ofTheCloud()
+			theirs.Spec.Capacity = size("3Gi")
+			for _, pv := range []*corev1.PersistentVolume{own, theirs} {
+				if c.change != nil {
+					c.change(&pv.Spec)
+				}
+				claim := claimed("c", pv.Name, func(p *corev1.PersistentVolumeClaim) { p.Status.AllocatedResources = size(c.given) })
+				if got := OnCell(pv, claim, clouds).Spec.Capacity.Storage().String(); got != c.want {
+					t.Errorf("a volume of %s is shown with %s, want %s", pv.Spec.CSI.Driver, got, c.want)
+				}
+				if pv.Spec.Capacity.Storage().String() != "3Gi" {
+					t.Error("the volume was changed")
+				}
+			}
+		})
 	}
 }
 
