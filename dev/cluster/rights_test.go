@@ -418,6 +418,24 @@ func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
 	if err := patch("grows", `{"metadata":{"labels":{"a":"c"}}}`); !apierrors.IsForbidden(err) {
 		t.Errorf("a claim's label: %v", err)
 	}
+	// What Kip passes on of a cell's kubelet, as the node: of claims that the node's pods name.
+	byNode := func(name string) error {
+		claim, err := claims(is.admin).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = claims(is.node).Patch(t.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q,"resourceVersion":%q},
+			"status":{"capacity":{"storage":"1Gi"},"allocatedResourceStatuses":{"storage":"NodeResizeInProgress"},
+			"conditions":[{"type":"NodeResizeError","status":"True","lastTransitionTime":"2026-01-02T03:04:05Z"}]}}`,
+			claim.UID, claim.ResourceVersion), metav1.PatchOptions{}, "status")
+		return err
+	}
+	if err := byNode("claim"); err != nil {
+		t.Errorf("the node and the claim of its pod: %v", err)
+	}
+	if err := refused(byNode("grows"), "no relationship found"); err != nil {
+		t.Errorf("the node and a claim of nobody: %v", err)
+	}
 	class, err := is.admin.StorageV1().StorageClasses().Get(t.Context(), "kip", metav1.GetOptions{})
 	if err != nil || !ptr.Deref(class.AllowVolumeExpansion, false) {
 		t.Errorf("the StorageClass is %+v, %v", class, err)

@@ -256,6 +256,7 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 		Gate:         l.gate,
 		Nodes:        l.nodes,
 		Client:       l.api.asProvisioner,
+		Queues:       l.metrics.WorkqueueProvider(),
 		Clock:        l.clock,
 		Log:          l.Log,
 	})

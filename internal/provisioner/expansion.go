@@ -69,7 +69,7 @@ func (p *Provisioner) watch() (claims, pvs cache.SharedIndexInformer, run func(c
 		recorder: broadcaster.NewRecorder(newScheme(),
 			corev1.EventSource{Component: volumes.Driver, Host: p.cfg.Node}),
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](firstRetry, longestRetry, nil),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "expansions", Clock: p.cfg.Clock}),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "expansions", MetricsProvider: p.cfg.Queues, Clock: p.cfg.Clock}),
 	}
 	if _, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { e.look(nil, o) }, UpdateFunc: e.look,

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
@@ -46,6 +47,8 @@ type Config struct {
 	Nodes Nodes
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
 	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
