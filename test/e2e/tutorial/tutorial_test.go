@@ -1,6 +1,6 @@
 //go:build e2e
 
-// Package tutorial does what the README's first command and docs/first-pod.md tell
+// Package tutorial does what the README's first command, docs/first-pod.md and docs/aws.md tell
 // a new user to do, with the commands as they stand there. It needs root, and a
 // machine on which no other run has its bridge.
 package tutorial
@@ -228,8 +228,24 @@ func TestARunWithANodeEndsAfterTheExample(t *testing.T) {
 	}
 	tells(t, root, "docs/first-pod.md", "`make run ARGS=--once` ends here instead", "`make run NODES=1` adds an ordinary node, `node-1`")
 	tells(t, root, "README.md", "\nmake run NODES=1 ")
+	once(t, root, "NODES=1", `until node kip-0 and 1 more are Ready`)
+}
+
+// TestARunOnEC2EndsAfterTheExample runs what docs/aws.md says of CLOUD=aws and ARGS=--once.
+func TestARunOnEC2EndsAfterTheExample(t *testing.T) {
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells(t, root, "docs/aws.md", "\nsudo make run CLOUD=aws\n", "`ARGS=--once` ends it after the example")
+	once(t, root, "CLOUD=aws", `starting a model of EC2, with cells behind its instances`)
+}
+
+// once runs `make run ARGS=--once` with a variable of make's, which shows this besides the example.
+func once(t *testing.T, root, variable, shows string) {
+	t.Helper()
 	out := filepath.Join(t.TempDir(), "run.log")
-	run := start(t, root, out, "run", "NODES=1", args("--once"))
+	run := start(t, root, out, "run", variable, args("--once"))
 	<-run.Done()
 	text, err := os.ReadFile(out)
 	if err != nil {
@@ -239,7 +255,7 @@ func TestARunWithANodeEndsAfterTheExample(t *testing.T) {
 	if run.Err() != nil {
 		t.Errorf("it ended with %v", run.Err())
 	}
-	for _, what := range append(slices.Clone(example), `until node kip-0 and 1 more are Ready`, `(?m)^ok: pod hello succeeded on cell cell-\S+ .*; cell terminated; nothing left behind$`) {
+	for _, what := range append(slices.Clone(example), shows, `(?m)^ok: pod hello succeeded on cell cell-\S+ .*; cell terminated; nothing left behind$`) {
 		if !regexp.MustCompile(what).MatchString(said) {
 			t.Errorf("it does not show %s", what)
 		}
