@@ -70,6 +70,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			Log:             log.With("cloud", "aws"),
 
 			InterruptionQueue: a.InterruptionQueue,
+			RootDiskInitRate:  int32(a.VolumeInitializationRate),
 		})
 		if err != nil {
 			return nil, nil, err

@@ -139,6 +139,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 				"IamInstanceProfile.Name":                           "",
 				"SubnetId":                                          "",
 				"Placement.Tenancy":                                 "",
+				"BlockDeviceMapping.1.Ebs.VolumeInitializationRate": "",
 			},
 		},
 		"one machine": {

@@ -42,6 +42,9 @@ type Config struct {
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
 	Subnets []string
+	// RootDiskInitRate is how fast EBS fills the root disks of cells from their image, in MiB a
+	// second; 0 for no rate, which costs nothing.
+	RootDiskInitRate int32
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool
@@ -211,8 +214,8 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	}
 	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
 		if here.subnet == "" {
-			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
-				"want the subnets of the cells")
+			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, " +
+				"and no metadata service that tells where Kip runs: want the subnets of the cells")
 		}
 		cfg.Subnets = []string{here.subnet}
 	}
