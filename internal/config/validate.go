@@ -231,6 +231,9 @@ func (d *decoder) cloud(c Cloud) {
 		for _, id := range a.Subnets() {
 			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
 		}
+		d.check(len(a.SubnetTags) == 0 || a.SubnetID == "", "cloud.aws.subnetTags", fmt.Sprint(a.SubnetTags),
+			"none, since there is cloud.aws.subnetID")
+		d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
 		rate := a.VolumeInitializationRate
 		d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
 		d.tagKeys("cloud.aws.capacityReservations.tags", a.CapacityReservations.Tags)

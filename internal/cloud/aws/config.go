@@ -48,6 +48,9 @@ type Config struct {
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool
+	// SubnetTags are what the subnets of the cells are tagged with, in place of Subnets; all of
+	// VPC if that is set. A value may have * and ?, as EC2's filters have.
+	SubnetTags map[string]string
 	// ReservationIDs and ReservationTags are the capacity reservations, Capacity Blocks among them,
 	// into which cells are launched first: those with one of the IDs, and those with all of the tags.
 	ReservationIDs  []string
@@ -212,9 +215,9 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 	if cfg.Region == "" {
 		return errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
 	}
-	if cfg.VPC == "" && len(cfg.Subnets) == 0 {
+	if cfg.VPC == "" && len(cfg.Subnets)+len(cfg.SubnetTags) == 0 {
 		if here.subnet == "" {
-			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, " +
+			return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.subnetTags or cloud.aws.vpcID, " +
 				"and no metadata service that tells where Kip runs: want the subnets of the cells")
 		}
 		cfg.Subnets = []string{here.subnet}
