@@ -44,6 +44,8 @@ type subnetXML struct {
 	VPC     string `xml:"vpcId"`
 	Zone    string `xml:"availabilityZone"`
 	Default bool   `xml:"defaultForAz"`
+
+	Tags []tagXML `xml:"tagSet>item"`
 }
 
 // one reads the rest of a describing call, and lets it arrive.
@@ -67,16 +69,26 @@ func (r *request) unpaged(ids []string, set string) {
 }
 
 func (m *Model) describeSubnets(r *request) (any, error) {
-	wanted := r.filters("state", "subnet-id", "vpc-id", "default-for-az")
+	wanted := r.filters("tag:", "tag-key", "state", "subnet-id", "vpc-id", "default-for-az")
 	if err := m.one(r); err != nil {
 		return nil, err
 	}
 	var all []subnetXML
 	for _, s := range m.Subnets() {
-		x := subnetXML{s.ID, "available", s.VPC, s.Zone, s.Default}
+		x := subnetXML{
+			ID:      s.ID,
+			State:   "available",
+			VPC:     s.VPC,
+			Zone:    s.Zone,
+			Default: s.Default,
+			Tags:    tagSet(s.Tags),
+		}
 		if wanted.match(func(name string) []string {
-			return map[string][]string{"state": {x.State}, "subnet-id": {x.ID}, "vpc-id": {x.VPC},
-				"default-for-az": {strconv.FormatBool(x.Default)}}[name]
+			if own := map[string][]string{"state": {x.State}, "subnet-id": {x.ID}, "vpc-id": {x.VPC},
+				"default-for-az": {strconv.FormatBool(x.Default)}}[name]; own != nil {
+				return own
+			}
+			return tagValues(s.Tags, name)
 		}) {
 			all = append(all, x)
 		}

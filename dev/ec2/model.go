@@ -84,6 +84,7 @@ type Subnet struct {
 	Fragmented bool
 	// Default says that it is that of its zone in the account's default VPC.
 	Default bool
+	Tags    map[string]string
 }
 
 // Group is a security group.

@@ -179,6 +179,13 @@ func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 			[]string{"BlockDeviceMapping.1.DeviceName=/dev/xvda", "BlockDeviceMapping.1.Ebs.VolumeSize=7"},
 			"InvalidBlockDeviceMapping",
 		},
+		"a disk that is filled at a rate": {
+			[]string{"BlockDeviceMapping.1.DeviceName=/dev/xvda", "BlockDeviceMapping.1.Ebs.VolumeSize=8",
+				"BlockDeviceMapping.1.Ebs.VolumeInitializationRate=300"}, "",
+		},
+		"one that is filled too slowly": {
+			[]string{"BlockDeviceMapping.1.Ebs.VolumeSize=8", "BlockDeviceMapping.1.Ebs.VolumeInitializationRate=99"}, "InvalidParameterValue",
+		},
 		"metadata in a way of nobody's": {[]string{"MetadataOptions.HttpTokens=sometimes"}, "InvalidParameterValue"},
 	} {
 		before := c.running()

@@ -56,6 +56,9 @@ type Resolved struct {
 	RootDevice string `json:"rootDevice,omitempty"`
 	// RootDiskBytes is what the image needs, at least.
 	RootDiskBytes int64 `json:"rootDiskBytes,omitempty"`
+	// RootDiskInitRate is how fast the root disk is filled from the image, in MiB a second; 0 for
+	// what the cloud does by itself.
+	RootDiskInitRate int32 `json:"rootDiskInitRate,omitempty"`
 	// SecurityGroups are the IDs of all, that which Kip makes included.
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 	// PublicAddress says that each instance has one.

@@ -115,18 +115,20 @@ func (c Cloud) hostZones() (key string, zones []string) {
 
 // AWS is Amazon EC2.
 type AWS struct {
-	Region                string               `key:"region" doc:"Region such as us-east-1. Default: that of the instance that Kip runs on, by its metadata. AWS_REGION and AWS_DEFAULT_REGION win over it."`
-	AccessKeyID           Secret               `key:"accessKeyID" doc:"Access key. Default: the environment, the service account's role, the instance's role."`
-	SecretAccessKey       Secret               `key:"secretAccessKey" doc:"The access key's secret."`
-	VPCID                 string               `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: that of subnetID, or the VPC that Kip runs in; with endpointURL, default."`
-	SubnetID              string               `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: all of vpcID, or the subnet that Kip runs in; with endpointURL, all of the default VPC. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
-	CapacityReservations  CapacityReservations `key:"capacityReservations" doc:"Capacity reservations, and Capacity Blocks, into which cells are launched before all else: their machines are paid for already."`
-	ECR                   ECR                  `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
-	InterruptionQueue     string               `key:"interruptionQueue" doc:"SQS queue of this Kip's own, in its region, to which EventBridge sends spot interruption warnings, rebalance recommendations, state changes and scheduled changes of AWS Health: its name, or its URL. Kip deletes all that it has read. Default: none; Kip asks EC2 and its cells in any case."`
-	EndpointURL           string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR, SQS and the price list, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
-	InsecureTLSSkipVerify bool                 `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
-	UseFIPS               bool                 `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
-	ECSClusterName        string               `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
+	Region                   string               `key:"region" doc:"Region such as us-east-1. Default: that of the instance that Kip runs on, by its metadata. AWS_REGION and AWS_DEFAULT_REGION win over it."`
+	AccessKeyID              Secret               `key:"accessKeyID" doc:"Access key. Default: the environment, the service account's role, the instance's role."`
+	SecretAccessKey          Secret               `key:"secretAccessKey" doc:"The access key's secret."`
+	VPCID                    string               `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: that of subnetID, or the VPC that Kip runs in; with endpointURL, default."`
+	SubnetID                 string               `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: those with subnetTags, all of vpcID, or the subnet that Kip runs in; with endpointURL, all of the default VPC. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
+	SubnetTags               map[string]string    `key:"subnetTags" doc:"Tags of the subnets of the cells, instead of subnetID: those of vpcID, or of the whole region, that have all of them. A * in a value stands for any characters. They are looked for anew with the types, every twelve hours."`
+	CapacityReservations     CapacityReservations `key:"capacityReservations" doc:"Capacity reservations, and Capacity Blocks, into which cells are launched before all else: their machines are paid for already."`
+	VolumeInitializationRate int                  `key:"volumeInitializationRate" default:"0" doc:"How fast EBS fills the root disks of cells from their image, in MiB a second: 100 to 300, which AWS charges by the size of the image. 0 = no rate: blocks come when they are first read."`
+	ECR                      ECR                  `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
+	InterruptionQueue        string               `key:"interruptionQueue" doc:"SQS queue of this Kip's own, in its region, to which EventBridge sends spot interruption warnings, rebalance recommendations, state changes and scheduled changes of AWS Health: its name, or its URL. Kip deletes all that it has read. Default: none; Kip asks EC2 and its cells in any case."`
+	EndpointURL              string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR, SQS and the price list, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
+	InsecureTLSSkipVerify    bool                 `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
+	UseFIPS                  bool                 `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
+	ECSClusterName           string               `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
 
 	Endpoints AWSEndpoints `key:"endpoints" doc:"Where other services are asked, if not at endpointURL. AWS_ENDPOINT_URL_STS and its like win over them."`
 }

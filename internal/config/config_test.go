@@ -490,6 +490,12 @@ func TestErrors(t *testing.T) {
 		{"a queue's URL without an account", "cloud: {aws: {interruptionQueue: 'https://sqs.us-east-1.amazonaws.com/kip'}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.interruptionQueue: "https://sqs.us-east-1.amazonaws.com/kip" is not valid: want a name such as kip-interruptions, ` +
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
+		{"a rate that EBS has not", "cloud: {aws: {volumeInitializationRate: 99}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.volumeInitializationRate: "99" is not valid: want 100 to 300, or 0 for no rate`},
+		{"subnets in two ways", "cloud: {aws: {subnetID: subnet-1, subnetTags: {a: b}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.subnetTags: "map[a:b]" is not valid: want none, since there is cloud.aws.subnetID`},
+		{"a tag without a key", "cloud: {aws: {subnetTags: {'': b}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.subnetTags: "" is not valid: want keys that are not empty`},
 		{"a reservation's ARN", "cloud: {aws: {capacityReservations: {ids: [cr-1, 'arn:aws:ec2:x']}}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.capacityReservations.ids[1]: "arn:aws:ec2:x" is not valid: want an ID such as cr-0123456789abcdef0`},
 		{"a price of dedicated spot", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{spot: true, dedicated: true, discount: 5}]}",

@@ -238,12 +238,15 @@ func (d *decoder) cloud(c Cloud) {
 		for _, id := range a.Subnets() {
 			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
 		}
+		d.check(len(a.SubnetTags) == 0 || a.SubnetID == "", "cloud.aws.subnetTags", fmt.Sprint(a.SubnetTags),
+			"none, since there is cloud.aws.subnetID")
+		d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
+		rate := a.VolumeInitializationRate
+		d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
+		d.tagKeys("cloud.aws.capacityReservations.tags", a.CapacityReservations.Tags)
 		for i, id := range a.CapacityReservations.IDs {
 			d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
 				"an ID such as cr-0123456789abcdef0")
-		}
-		for key := range a.CapacityReservations.Tags {
-			d.check(key != "", "cloud.aws.capacityReservations.tags", key, "keys of tags that are not empty")
 		}
 		d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
 			"an ID such as vpc-0123456789abcdef0, or default")
@@ -264,6 +267,13 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.azure.subscriptionID", a.SubscriptionID)
 		d.require("cloud.azure.location", a.Location)
 		d.require("cloud.azure.resourceGroup", a.ResourceGroup)
+	}
+}
+
+// tagKeys checks the tags by which things of a cloud are found.
+func (d *decoder) tagKeys(at string, tags map[string]string) {
+	for key := range tags {
+		d.check(strings.TrimSpace(key) != "", at, key, "keys that are not empty")
 	}
 }
 

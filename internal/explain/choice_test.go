@@ -368,3 +368,25 @@ func TestWhyNothingCanBeChosenIsExplained(t *testing.T) {
 		t.Errorf("a pod that is not there: %v", err)
 	}
 }
+
+func TestWhatIsShortIsToldByHowItIsBought(t *testing.T) {
+	short := capacity.New(clock.RealClock{})
+	for _, s := range []capacity.Shortage{
+		{InstanceType: "m5.large", Spot: new(false)}, {InstanceType: "m5.large", Spot: new(false), Pool: catalog.Dedicated},
+		{InstanceType: "m5.large", Spot: new(true)}, {Zone: "a"},
+	} {
+		short.Mark(s)
+	}
+	x := &Explainer{cfg: Config{Shortages: short}}
+	list, err := x.Capacity(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range list {
+		got = append(got, s.InstanceType+" "+s.LaunchType)
+	}
+	if want := []string{" ", "m5.large On-Demand", "m5.large Dedicated", "m5.large Spot"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

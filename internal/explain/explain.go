@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/spelling"
@@ -341,7 +342,7 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 			Why:          s.Why,
 		}
 		if s.Spot != nil {
-			one.LaunchType = apiv1.LaunchType(*s.Spot, false)
+			one.LaunchType = apiv1.LaunchType(*s.Spot, s.Pool == catalog.Dedicated)
 		}
 		list = append(list, one)
 	}

@@ -59,6 +59,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			VPC:             a.VPCID,
 			Subnets:         a.Subnets(),
 			Dedicated:       dedicated(cfg),
+			SubnetTags:      a.SubnetTags,
 			ReservationIDs:  a.CapacityReservations.IDs,
 			ReservationTags: a.CapacityReservations.Tags,
 			ImageRole:       a.ECR.RoleARN,
@@ -71,6 +72,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			Log:             log.With("cloud", "aws"),
 
 			InterruptionQueue: a.InterruptionQueue,
+			RootDiskInitRate:  int32(a.VolumeInitializationRate),
 		})
 		if err != nil {
 			return nil, nil, err

@@ -795,11 +795,11 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 	for i := range f.best {
 		next, of := &out[first+i], ranked[reasons[i]]
 		next.Reason = all[of.from:of.to]
-		if o := next.Offering; o.Unpriced && o.OrderedAt > 0 && o.Reservation == "" {
+		switch o := &next.Offering; {
+		case o.Reservation != "":
+			next.Reason += "; in reservation " + o.Reservation + ", which is paid for whether it is used or not"
+		case o.Unpriced && o.OrderedAt > 0:
 			next.Reason += fmt.Sprintf("; its price is not known, and it is ordered by that of $%g an hour on demand", o.OrderedAt)
-		}
-		if id := next.Offering.Reservation; id != "" {
-			next.Reason += "; in reservation " + id + ", which is paid for whether it is used or not"
 		}
 		if risk := next.Offering.Risk; risk > 0 {
 			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)

@@ -140,6 +140,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 				"IamInstanceProfile.Name":                           "",
 				"SubnetId":                                          "",
 				"Placement.Tenancy":                                 "",
+				"BlockDeviceMapping.1.Ebs.VolumeInitializationRate": "",
 			},
 		},
 		"one machine": {
@@ -1395,11 +1396,18 @@ func TestAGPUIsOneOfNVIDIAOrAMD(t *testing.T) {
 }
 
 func TestSubnetsMustBeThereAndOfOneVPC(t *testing.T) {
-	_, url := serve(t, anAccount(sim.Knobs{}))
+	cfg := anAccount(sim.Knobs{})
+	cfg.Subnets[0].Tags = map[string]string{"team": "b", "use": "cells"}
+	cfg.Subnets[1].Tags = map[string]string{"team": "a", "use": "cells"}
+	cfg.Subnets[2].Tags = cfg.Subnets[1].Tags
+	cfg.Subnets[3].Tags = map[string]string{"team": "c"}
+	_, url := serve(t, cfg)
 	for what, tc := range map[string]struct {
 		vpc     string
 		subnets []string
+		tags    map[string]string
 		want    string // of the error; "" for none
+		shown   string // the subnets of the first type; "" for any
 	}{
 		"all of a VPC":          {vpc: vpc},
 		"the default ones":      {vpc: defaultVPC},
@@ -1408,12 +1416,27 @@ func TestSubnetsMustBeThereAndOfOneVPC(t *testing.T) {
 		"of two VPCs":           {subnets: []string{"subnet-a1", "subnet-elsewhere"}, want: "want subnets of one VPC"},
 		"of another VPC":        {vpc: vpc, subnets: []string{"subnet-elsewhere"}, want: "want subnets of cloud.aws.vpcID, which is vpc-1"},
 		"none":                  {vpc: "vpc-3", want: "there is no subnet of vpc-3"},
+		"by tags":               {tags: map[string]string{"use": "cells", "team": "a"}, shown: "subnet-a2 subnet-b1"},
+		"by a part of a tag":    {tags: map[string]string{"team": "*"}, vpc: vpc, shown: "subnet-a1 subnet-a2 subnet-b1"},
+		"by tags in two VPCs":   {tags: map[string]string{"team": "*"}, want: "want subnets of one VPC"},
+		"by tags of none":       {tags: map[string]string{"use": "none"}, want: "no subnet of the region has the tags map[use:none]"},
+		"by tags elsewhere":     {tags: map[string]string{"use": "cells"}, vpc: "vpc-2", want: "no subnet of VPC vpc-2 has the tags"},
 	} {
 		s := settings(url)
-		s.VPC, s.Subnets = tc.vpc, tc.subnets
-		_, err := open(t, s).Catalogue(t.Context())
+		s.VPC, s.Subnets, s.SubnetTags = tc.vpc, tc.subnets, tc.tags
+		list, err := open(t, s).Catalogue(t.Context())
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", what, err, tc.want)
+		}
+		if tc.shown == "" {
+			continue
+		}
+		var shown []string
+		for _, o := range list[0].Offerings {
+			shown = append(shown, o.Subnet)
+		}
+		if slices.Sort(shown); strings.Join(slices.Compact(shown), " ") != tc.shown {
+			t.Errorf("%s: %v, want %s", what, shown, tc.shown)
 		}
 	}
 }

@@ -45,9 +45,15 @@ type Config struct {
 	// Subnets are the IDs of where cells are launched. When empty: all of VPC if it is
 	// set, else the one that Kip runs in.
 	Subnets []string
+	// RootDiskInitRate is how fast EBS fills the root disks of cells from their image, in MiB a
+	// second; 0 for no rate, which costs nothing.
+	RootDiskInitRate int32
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool
+	// SubnetTags are what the subnets of the cells are tagged with, in place of Subnets; all of
+	// VPC if that is set. A value may have * and ?, as EC2's filters have.
+	SubnetTags map[string]string
 	// ReservationIDs and ReservationTags are the capacity reservations, Capacity Blocks among them,
 	// into which cells are launched first: those with one of the IDs, and those with all of the tags.
 	ReservationIDs  []string
@@ -220,12 +226,12 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 		return errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
 	}
 	switch {
-	case cfg.VPC != "" || len(cfg.Subnets) > 0:
+	case cfg.VPC != "" || len(cfg.Subnets)+len(cfg.SubnetTags) > 0:
 	case cfg.Endpoint != "":
 		cfg.VPC = defaultVPC // nothing there tells where Kip runs
 	case here.subnet == "":
-		return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.vpcID, and no metadata service that tells where Kip runs: " +
-			"want the subnets of the cells")
+		return errors.New("cloud.aws.subnetID: there is no value, nor cloud.aws.subnetTags or cloud.aws.vpcID, " +
+			"and no metadata service that tells where Kip runs: want the subnets of the cells")
 	default:
 		cfg.Subnets = []string{here.subnet}
 	}

@@ -217,6 +217,9 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 		},
 		TagSpecifications: tagSpecifications(r),
 	}
+	if rate := r.Resolved.RootDiskInitRate; rate > 0 {
+		in.BlockDeviceMappings[0].Ebs.VolumeInitializationRate = aws.Int32(rate)
+	}
 	if burstable(r.InstanceType) {
 		// Placement counts what the type sustains, which needs no credits that cost.
 		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String("standard")}

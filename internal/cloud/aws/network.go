@@ -71,8 +71,7 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	}
 	switch {
 	case len(n.subnets) == 0:
-		return nil, c.notShown(subnetsShown, refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some",
-			cmp.Or(map[string]string{defaultVPC: "a default VPC"}[c.cfg.VPC], c.cfg.VPC)))
+		return nil, c.notShown(subnetsShown, c.noSubnet())
 	case len(n.subnets) < len(c.cfg.Subnets) && !first:
 		c.cfg.Log.Error("EC2 does not show all subnets that are configured: no cell is launched in the others",
 			"configured", c.cfg.Subnets, "shown", names)
@@ -128,16 +127,33 @@ func refused(format string, args ...any) error {
 	return cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf(format, args...))
 }
 
-// readSubnets reads those that are configured: by ID, else all of the VPC.
+// noSubnet is the error where EC2 shows no subnet that is configured.
+func (c *Cloud) noSubnet() error {
+	if len(c.cfg.SubnetTags) == 0 {
+		return refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some",
+			cmp.Or(map[string]string{defaultVPC: "a default VPC"}[c.cfg.VPC], c.cfg.VPC))
+	}
+	of := "the region"
+	if c.cfg.VPC != "" {
+		of = "VPC " + c.cfg.VPC
+	}
+	return refused("no subnet of %s has the tags %v: want cloud.aws.subnetTags that some have, or cloud.aws.subnetID", of, c.cfg.SubnetTags)
+}
+
+// readSubnets reads those that are configured: by ID, else all of the VPC, or those with the tags.
 func (c *Cloud) readSubnets(ctx context.Context) ([]types.Subnet, error) {
 	in := &ec2.DescribeSubnetsInput{Filters: []types.Filter{filter("state", "available")}}
 	switch {
 	case len(c.cfg.Subnets) > 0:
 		in.Filters = append(in.Filters, filter("subnet-id", c.cfg.Subnets...))
+	case c.cfg.VPC == "": // they are found by their tags
 	case c.cfg.VPC == defaultVPC:
 		in.Filters = append(in.Filters, filter("default-for-az", "true"))
 	default:
 		in.Filters = append(in.Filters, filter("vpc-id", c.cfg.VPC))
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.cfg.SubnetTags)) {
+		in.Filters = append(in.Filters, filter("tag:"+key, c.cfg.SubnetTags[key]))
 	}
 	var all []types.Subnet
 	err := eachPage(ctx, ec2.NewDescribeSubnetsPaginator(c.api, in), func(page *ec2.DescribeSubnetsOutput) {

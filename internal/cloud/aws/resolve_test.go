@@ -205,3 +205,19 @@ func TestALaunchThatNeedsALoginDoesNotFitKipsOwnImage(t *testing.T) {
 		}
 	}
 }
+
+// What was stored has the rate that was configured then.
+func TestARootDiskIsFilledAtTheRateThatIsConfigured(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	h, url := eavesdrop(t, model)
+	s := settings(url)
+	s.RootDiskInitRate = 250
+	stored := resolved(t, open(t, s), request("t", 1))
+	s.RootDiskInitRate = 100
+	if err := open(t, s).Launch(t.Context(), stored).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.of("RunInstances")[0]["BlockDeviceMapping.1.Ebs.VolumeInitializationRate"]; got != "250" {
+		t.Errorf("the rate is %q, want 250", got)
+	}
+}
