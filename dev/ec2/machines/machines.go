@@ -158,7 +158,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 				StoppedKeepsAddresses: true,
 			},
 		},
-		Subnets: []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone}},
+		Subnets: []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone, Default: true}},
 		Images: []ec2.Image{{
 			ID:         "ami-0123456789abcdef0",
 			Name:       Image,

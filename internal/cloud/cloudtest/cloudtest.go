@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -35,6 +36,27 @@ type Subject struct {
 	ComparesRequests bool
 	// ForgetsTokens is for a cloud that forgets a token with its instances.
 	ForgetsTokens bool
+	// Others are what a launch is changed to, to be another one; what is not set is not
+	// changed. All is called "changed" when nil.
+	Others *cloud.Options
+	// OneAddress is for a cloud that was seen to fail PodAddresses: the other checks then wait
+	// for no address of a pod.
+	OneAddress bool
+	// OneByOne is for a cloud that was seen to fail Batches: the checks that only need several
+	// instances then launch each by itself.
+	OneByOne bool
+}
+
+// T is what a check needs of a test.
+type T interface {
+	Helper()
+	Context() context.Context
+	Cleanup(func())
+	Error(...any)
+	Errorf(string, ...any)
+	Fatal(...any)
+	Fatalf(string, ...any)
+	Skip(...any)
 }
 
 // Owners are the values of cloud.TagOwner that the tests use.
@@ -45,17 +67,48 @@ func Run(t *testing.T, s Subject) {
 	if s.Bubble == nil {
 		s.Bubble = func(t *testing.T, test func(*testing.T)) { test(t) }
 	}
+	for _, check := range Checks() {
+		t.Run(check.Name, func(t *testing.T) {
+			s.Bubble(t, func(t *testing.T) { check.Of(t, s, s.New(t)) })
+		})
+	}
+}
+
+// Check is one thing that every cloud promises.
+type Check struct {
+	Name string
+	run  func(*trial)
+}
+
+// Of checks a cloud that shows nothing to any of Owners. It uses neither New nor Bubble.
+func (c Check) Of(t T, s Subject, of cloud.Cloud) {
 	if s.Offering == nil {
 		s.Offering = Cheapest
 	}
 	s.Patience = cmp.Or(s.Patience, 5*time.Minute)
-	for _, test := range []struct {
-		name string
-		run  func(*trial)
-	}{
+	if s.Others == nil {
+		s.Others = &cloud.Options{
+			Image:           map[string]string{"name": "changed"},
+			SecurityGroups:  []string{"changed"},
+			InstanceProfile: "changed",
+			PrivateIPOnly:   true,
+		}
+	}
+	c.run(&trial{T: t, Subject: s, cloud: of})
+}
+
+// Names of checks on which others are built.
+const (
+	Batches      = "launches a batch that shares its user data, each machine at its place"
+	PodAddresses = "gives each instance an address for its pod"
+)
+
+// Checks are all of them.
+func Checks() []Check {
+	return []Check{
 		{"has a name and something to sell", catalogue},
 		{"launches an instance for each machine, in their order", launchesInOrder},
-		{"launches a batch that shares its user data, each machine at its place", launchesBatches},
+		{Batches, launchesBatches},
 		{"launches once for a token", launchesOnce},
 		{"launches once for a token used by many at a time", launchesOnceAtATime},
 		{"launches nothing anew when the instances of a token have ended", remembersTokens},
@@ -64,6 +117,7 @@ func Run(t *testing.T, s Subject) {
 		{"lists the instances of the owner only", listsByOwner},
 		{"describes what is there and what has ended", describes},
 		{"gives each instance the address that Kip dials", givesAddresses},
+		{PodAddresses, givesPodAddresses},
 		{"answers by instance", answersByInstance},
 		{"terminates, again and again", terminatesRepeatedly},
 		{"terminates what it knows among what it does not know", terminatesUnknown},
@@ -76,13 +130,9 @@ func Run(t *testing.T, s Subject) {
 		{"grows a disk that an instance has", growsDisks},
 		{"frees the disks of an instance that ends", freesDisks},
 		{"leads other networks to one instance at a time", leadsNetworks},
+		{"lists what belongs to instances, and deletes what none uses", listsParts},
+		{"lets Kip in by a rule of the cells, which goes with them", admits},
 		{"watches for interruptions until the context ends", watchesInterruptions},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s.Bubble(t, func(t *testing.T) {
-				test.run(&trial{T: t, Subject: s, cloud: s.New(t)})
-			})
-		})
 	}
 }
 
@@ -102,7 +152,7 @@ func Cheapest(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offer
 
 // trial is one test of one cloud.
 type trial struct {
-	*testing.T
+	T
 	Subject
 	cloud  cloud.Cloud
 	tokens int
@@ -115,6 +165,23 @@ func (t *trial) request(owner string, n int) cloud.LaunchRequest {
 		return t.batch(owner, n)
 	}
 	return t.separate(owner, n)
+}
+
+// few is a number of machines of one call, of which the cloud launches as many.
+func (t *trial) few(n int) int {
+	if t.OneByOne {
+		return 1
+	}
+	return n
+}
+
+// some launches n instances, together if that is seen to work.
+func (t *trial) some(owner string, n int) (all []cloud.Instance) {
+	t.Helper()
+	for ; n > 0; n -= t.few(n) {
+		all = append(all, t.launch(t.request(owner, t.few(n)))...)
+	}
+	return all
 }
 
 // separate is a request for n machines with user data and tags of their own.
@@ -196,16 +263,24 @@ func ids(list []cloud.Instance) []string {
 }
 
 // eventually waits until the owner's list is as wanted.
-func (t *trial) eventually(owner, what string, wanted func([]cloud.Instance) bool) []cloud.Instance {
+func (t *trial) eventually(owner, what string, wanted func([]cloud.Instance) bool) (list []cloud.Instance) {
+	t.Helper()
+	t.until(func() string {
+		if list = t.list(owner); wanted(list) {
+			return ""
+		}
+		return fmt.Sprintf("the list of %s is not %s: %+v", owner, what, list)
+	})
+	return list
+}
+
+// until waits until nothing is amiss any more.
+func (t *trial) until(amiss func() string) {
 	t.Helper()
 	deadline := time.Now().Add(t.Patience)
-	for {
-		list := t.list(owner)
-		if wanted(list) {
-			return list
-		}
+	for what := amiss(); what != ""; what = amiss() {
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v the list of %s is not %s: %+v", t.Patience, owner, what, list)
+			t.Fatalf("after %v %s", t.Patience, what)
 		}
 		// Of a cloud there is no other news than the next list.
 		select {
@@ -220,7 +295,7 @@ func (t *trial) eventuallyRunning(owner string, want []string) []cloud.Instance 
 	t.Helper()
 	return t.eventually(owner, fmt.Sprintf("%v, running, with addresses", want), func(list []cloud.Instance) bool {
 		for _, i := range list {
-			if i.State != cloud.Running || !i.ManagementIP.IsValid() || !i.PodIP.IsValid() {
+			if i.State != cloud.Running || !i.ManagementIP.IsValid() || !i.PodIP.IsValid() && !t.OneAddress {
 				return false
 			}
 		}
@@ -296,7 +371,10 @@ func launchesInOrder(t *trial) {
 		if i.ManagementIPv6.IsValid() != i.PodIPv6.IsValid() {
 			t.Errorf("instance %s has one IPv6 address: %v and %v", i.ID, i.ManagementIPv6, i.PodIPv6)
 		}
-		all := []any{i.ManagementIP, i.PodIP}
+		all := []any{i.ManagementIP}
+		if i.PodIP.IsValid() {
+			all = append(all, i.PodIP)
+		}
 		if i.PodIPv6.IsValid() {
 			all = append(all, i.ManagementIPv6, i.PodIPv6)
 		}
@@ -345,7 +423,8 @@ func launchesBatches(t *trial) {
 			t.Errorf("when it is launched again, place %d has %s at %q: want %s", n, i.ID, i.Place, got[n].ID)
 		}
 	}
-	for _, i := range t.eventuallyRunning(Owners[0], ids(got)) {
+	list := t.eventually(Owners[0], fmt.Sprintf("%v", ids(got)), func(list []cloud.Instance) bool { return slices.Equal(ids(list), ids(got)) })
+	for _, i := range list {
 		if i.Place != wanted[i.ID] || i.Tags[cloud.TagBatch] != r.Tags[cloud.TagBatch] {
 			t.Errorf("instance %s is listed at place %q of batch %q: want %q of %q", i.ID, i.Place, i.Tags[cloud.TagBatch], wanted[i.ID],
 				r.Tags[cloud.TagBatch])
@@ -362,7 +441,7 @@ func tags(t *trial) {
 	if tagger == nil {
 		t.Skip("this cloud tags nothing after its launch")
 	}
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	const unknown = "i-0123456789abcdef0"
 	taggings := []cloud.Tagging{
@@ -394,7 +473,7 @@ func tags(t *trial) {
 }
 
 func launchesOnce(t *trial) {
-	r := t.request(Owners[0], 2)
+	r := t.request(Owners[0], t.few(2))
 	first := t.launch(r)
 	for range 3 {
 		if again := t.launch(r); !slices.EqualFunc(first, again, func(a, b cloud.Instance) bool { return a.ID == b.ID }) {
@@ -407,7 +486,7 @@ func launchesOnce(t *trial) {
 }
 
 func launchesOnceAtATime(t *trial) {
-	r := t.request(Owners[0], 2)
+	r := t.request(Owners[0], t.few(2))
 	var wg sync.WaitGroup
 	got := make([][]cloud.Instance, 5)
 	for n := range got {
@@ -453,17 +532,26 @@ func remembersTokens(t *trial) {
 func refusesOtherRequests(t *trial) {
 	r := t.request(Owners[0], 1)
 	first := t.launch(r)
-	for what, change := range map[string]func(*cloud.LaunchRequest){
-		"number of machines":   func(r *cloud.LaunchRequest) { r.Machines = append(slices.Clip(r.Machines), r.Machines[0]) },
-		"user data":            func(r *cloud.LaunchRequest) { r.Machines[0].UserData = []byte("#cloud-config\n# changed\n") },
-		"tag":                  func(r *cloud.LaunchRequest) { r.Tags[cloud.TagNameTag] = "changed" },
-		"tag of a machine":     func(r *cloud.LaunchRequest) { r.Machines[0].Tags[cloud.TagPod] = "changed" },
-		"root disk":            func(r *cloud.LaunchRequest) { r.RootDiskBytes = 1 << 40 },
-		"image":                func(r *cloud.LaunchRequest) { r.Image = map[string]string{"name": "changed"} },
-		"security group":       func(r *cloud.LaunchRequest) { r.SecurityGroups = []string{"changed"} },
-		"instance profile":     func(r *cloud.LaunchRequest) { r.InstanceProfile = "changed" },
-		"choice of an address": func(r *cloud.LaunchRequest) { r.PrivateIPOnly = true },
-	} {
+	changes := map[string]func(*cloud.LaunchRequest){
+		"number of machines": func(r *cloud.LaunchRequest) { r.Machines = append(slices.Clip(r.Machines), r.Machines[0]) },
+		"user data":          func(r *cloud.LaunchRequest) { r.Machines[0].UserData = []byte("#cloud-config\n# changed\n") },
+		"tag":                func(r *cloud.LaunchRequest) { r.Tags[cloud.TagNameTag] = "changed" },
+		"tag of a machine":   func(r *cloud.LaunchRequest) { r.Machines[0].Tags[cloud.TagPod] = "changed" },
+		"root disk":          func(r *cloud.LaunchRequest) { r.RootDiskBytes = 1 << 40 },
+	}
+	if t.Others.PrivateIPOnly {
+		changes["choice of an address"] = func(r *cloud.LaunchRequest) { r.PrivateIPOnly = true }
+	}
+	if t.Others.Image != nil {
+		changes["image"] = func(r *cloud.LaunchRequest) { r.Image = t.Others.Image }
+	}
+	if t.Others.SecurityGroups != nil {
+		changes["security group"] = func(r *cloud.LaunchRequest) { r.SecurityGroups = t.Others.SecurityGroups }
+	}
+	if t.Others.InstanceProfile != "" {
+		changes["instance profile"] = func(r *cloud.LaunchRequest) { r.InstanceProfile = t.Others.InstanceProfile }
+	}
+	for what, change := range changes {
 		if !t.ComparesRequests && what != "number of machines" {
 			continue
 		}
@@ -514,7 +602,7 @@ func refusesBadRequests(t *trial) {
 }
 
 func listsByOwner(t *trial) {
-	a, b := t.launch(t.request(Owners[0], 2)), t.launch(t.request(Owners[1], 1))
+	a, b := t.some(Owners[0], 2), t.some(Owners[1], 1)
 	t.eventuallyRunning(Owners[0], ids(a))
 	t.eventuallyRunning(Owners[1], ids(b))
 	if list := t.list("cloudtest-nobody"); len(list) != 0 {
@@ -526,7 +614,7 @@ func listsByOwner(t *trial) {
 }
 
 func terminatesRepeatedly(t *trial) {
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	t.terminate(ids(got)...)
 	t.terminate(ids(got)...)
@@ -536,7 +624,7 @@ func terminatesRepeatedly(t *trial) {
 }
 
 func terminatesUnknown(t *trial) {
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	const unknown = "i-0123456789abcdef0"
 	t.terminate(unknown)
@@ -546,7 +634,7 @@ func terminatesUnknown(t *trial) {
 
 func describes(t *trial) {
 	const unknown = "i-0123456789abcdef0"
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	describe := func(ids ...string) (states []cloud.State) {
 		t.Helper()
@@ -585,7 +673,7 @@ func describes(t *trial) {
 
 func givesAddresses(t *trial) {
 	traits := t.cloud.Traits()
-	for _, i := range t.eventuallyRunning(Owners[0], ids(t.launch(t.request(Owners[0], 2)))) {
+	for _, i := range t.eventuallyRunning(Owners[0], ids(t.some(Owners[0], 2))) {
 		if !i.DialIP(traits.DialPublic).IsValid() {
 			t.Errorf("instance %s has no address for Kip: %+v", i.ID, i)
 		}
@@ -595,8 +683,34 @@ func givesAddresses(t *trial) {
 	}
 }
 
+// givesPodAddresses looks at instances that were launched alone and together.
+func givesPodAddresses(t *trial) {
+	all := append(t.some(Owners[0], 1), t.some(Owners[0], 2)...)
+	t.until(func() string {
+		list := t.list(Owners[0])
+		taken := map[netip.Addr]string{}
+		for _, i := range list {
+			switch other := taken[i.PodIP]; {
+			case i.State == cloud.Running && !i.PodIP.IsValid():
+				return fmt.Sprintf("instance %s, of %d that run, has no address for its pod: %+v", i.ID, len(list), i)
+			case !i.PodIP.IsValid():
+				return fmt.Sprintf("instance %s is %s: want it running, with an address for its pod", i.ID, i.State)
+			case i.PodIP == i.ManagementIP:
+				return fmt.Sprintf("instance %s has %s for itself and for its pod", i.ID, i.PodIP)
+			case other != "":
+				return fmt.Sprintf("instances %s and %s have %s for their pods", other, i.ID, i.PodIP)
+			}
+			taken[i.PodIP] = i.ID
+		}
+		if want := ids(all); !slices.Equal(ids(list), want) {
+			return fmt.Sprintf("the list has %v: want %v", ids(list), want)
+		}
+		return ""
+	})
+}
+
 func answersByInstance(t *trial) {
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	all := []string{got[1].ID, got[0].ID}
 	check := func(what string, results cloud.Results) {
@@ -654,11 +768,10 @@ func stopsAndStarts(t *trial) {
 	if s == nil {
 		t.Skip("this cloud stops no instances")
 	}
-	r := t.request(Owners[0], 2)
-	if r.Spot() {
+	if t.request(Owners[0], 1).Spot() {
 		t.Skip("the offering is spot")
 	}
-	got := t.launch(r)
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	for range 2 {
 		if err := s.Stop(t.Context(), ids(got)...).Err(); err != nil {

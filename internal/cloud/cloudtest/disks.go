@@ -104,7 +104,7 @@ func (t *trial) holder(d cloud.Disks, id string) string {
 
 func attachesDisks(t *trial) {
 	d := t.disks()
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	a, b := got[0].ID, got[1].ID
 	disk := t.createDisk(d, t.diskRequest(Owners[0])).ID
@@ -189,7 +189,7 @@ func growsDisks(t *trial) {
 
 func freesDisks(t *trial) {
 	d := t.disks()
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	disk := t.createDisk(d, t.diskRequest(Owners[0])).ID
 	if err := d.AttachDisk(t.Context(), disk, got[0].ID); err != nil {

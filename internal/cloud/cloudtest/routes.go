@@ -1,23 +1,39 @@
 package cloudtest
 
 import (
+	"context"
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
+
+// takeBack takes routes to instances back at the end, whatever the check found: no list shows them.
+func (t *trial) takeBack(r cloud.Router, prefixes []netip.Prefix, instances ...string) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for _, id := range instances {
+			if err := r.Unroute(ctx, id, prefixes); err != nil {
+				t.Errorf("the routes %v to instance %s may be left: %v", prefixes, id, err)
+			}
+		}
+	})
+}
 
 func leadsNetworks(t *trial) {
 	r := t.cloud.Features().Router
 	if r == nil {
 		t.Skip("this cloud makes no routes")
 	}
-	got := t.launch(t.request(Owners[0], 2))
+	got := t.some(Owners[0], 2)
 	t.eventuallyRunning(Owners[0], ids(got))
 	a, b := got[0].ID, got[1].ID
 	// TEST-NET-2 and 3, of RFC 5737.
 	one, two := netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24")
 	both := []netip.Prefix{one, two}
+	t.takeBack(r, both, a, b)
 	taken := func(what string, to string, instance string, prefixes ...netip.Prefix) {
 		t.Helper()
 		var err *cloud.RouteTakenError
@@ -54,6 +70,7 @@ func leadsNetworks(t *trial) {
 	}
 	last := t.launch(t.request(Owners[0], 1))
 	t.eventuallyRunning(Owners[0], ids(last))
+	t.takeBack(r, both, last[0].ID)
 	if err := r.Route(t.Context(), last[0].ID, both); err != nil {
 		t.Errorf("the routes of an instance that has ended: %v", err)
 	}
