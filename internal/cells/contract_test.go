@@ -540,6 +540,24 @@ func TestAMissingRightToATypeIsARefusalOfThatTypeAlone(t *testing.T) {
 	})
 }
 
+func TestAMachineWithoutAnAddressForItsPodSaysSo(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.cloud.set(func() { b.cloud.onlyManagement = true })
+		b.later(time.Second)
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		const want = "alone and no address for its pod"
+		if waits := b.cells.WaitsFor(cell.ID); cell.Phase != apiv1.Booting || !strings.Contains(waits, want) {
+			t.Errorf("the cell is %s, and waits since %s", cell.Phase, waits)
+		}
+		b.later(time.Hour)
+		if len(b.said("CellNotReady", "not joined in time", want)) == 0 {
+			t.Errorf("said: %v", b.said("CellNotReady"))
+		}
+	})
+}
+
 func TestKipDialsTheAddressThatTheContractNames(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.cloud.set(func() { b.cloud.traits.DialPublic = true })
@@ -547,7 +565,7 @@ func TestKipDialsTheAddressThatTheContractNames(t *testing.T) {
 		b.request("a", "nano")
 		b.later(10 * time.Second)
 		cell, _ := b.cells.ForPod(ref("a").UID)
-		if cell.Phase != apiv1.Booting || !strings.Contains(b.cells.WaitsFor(cell.ID), "no address") {
+		if cell.Phase != apiv1.Booting || !strings.Contains(b.cells.WaitsFor(cell.ID), "it has no public address, at which") {
 			t.Fatalf("without a public address the cell is %s, and waits since %s", cell.Phase, b.cells.WaitsFor(cell.ID))
 		}
 		public := netip.MustParseAddr("192.0.2.7")

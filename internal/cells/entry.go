@@ -53,6 +53,7 @@ type entry struct {
 	node       string    // the virtual node that api is of
 	renamed    time.Time // since when the kubelet is to be of another node, and is not ready; of its worker
 	session    Session
+	lacks      string              // the address that the instance has not got, as a look showed it; under mu
 	connecting time.Time           // when this process began to connect
 	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
 	shown      bool                // api shows the pod

@@ -72,6 +72,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 				return 0, err
 			}
 		} else {
+			c.mu.Lock()
+			if e.lacks = ""; there && look.began.After(launched) {
+				e.lacks = addressLacking(&found)
+			}
+			c.mu.Unlock()
 			c.pollSoon()
 			return min(left, time.Second), nil
 		}
@@ -101,6 +106,22 @@ func (c *Controller) kubeletReady(e *entry) bool {
 // addressed says that an instance has all the addresses that Kip needs.
 func (c *Controller) addressed(i *cloud.Instance) bool {
 	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(c.cfg.Calls.Traits().DialPublic).IsValid()
+}
+
+// noAddress is the wait of a cell without an address.
+const noAddress = "it has no address yet"
+
+// addressLacking says which address an instance that is not addressed has not got.
+func addressLacking(i *cloud.Instance) string {
+	switch {
+	case !i.ManagementIP.IsValid():
+		return noAddress
+	case !i.PodIP.IsValid() && i.State == cloud.Running:
+		return fmt.Sprintf("it runs, and the cloud has given it %s alone and no address for its pod", i.ManagementIP)
+	case !i.PodIP.IsValid():
+		return "it has no address for its pod yet"
+	}
+	return "it has no public address, at which Kip would reach it"
 }
 
 // readyTimeout is how long a kubelet may take from the join: it needs about a

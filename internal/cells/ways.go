@@ -209,7 +209,7 @@ const heldBack = "its end is held back: "
 func (e *entry) bootsUntil() string {
 	switch {
 	case e.session == nil:
-		return "it has no address yet"
+		return cmp.Or(e.lacks, noAddress)
 	case !e.session.Connected():
 		who := "its agent"
 		if !e.goesOver.IsZero() {

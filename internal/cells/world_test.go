@@ -61,6 +61,8 @@ type modelCloud struct {
 	// linger keeps terminated instances in the list.
 	linger     bool
 	terminated map[string]int
+	// onlyManagement gives instances no address for their pods.
+	onlyManagement bool
 	// answer changes what a launch is answered with; nil for nothing.
 	answer func(cloud.Instance) cloud.Instance
 	// faults are why the cloud has ended instances, by their IDs.
@@ -157,10 +159,14 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 		if !known {
 			id = fmt.Sprintf("i-%d", len(m.byToken))
 			m.byToken[token] = id
-			m.instances[id] = cloud.Instance{
+			made := cloud.Instance{
 				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(), Place: cloud.PlaceOf(n),
 				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
 			}
+			if m.onlyManagement {
+				made.PodIP = netip.Addr{}
+			}
+			m.instances[id] = made
 		}
 		results[n].Instance = m.instances[id]
 		if m.answer != nil {
