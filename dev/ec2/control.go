@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,10 +41,35 @@ type Hang struct {
 	After bool
 }
 
-// Capacity is for how many instances of a type there is room; a negative number is no bound.
+// Loss breaks the connection of one call, so that its answer is lost. Its fields are a Hang's.
+type Loss Hang
+
+// Failure answers one call with an error, and lets it have no effect.
+type Failure struct {
+	Call cloud.Call // its kind
+	Nth  int        // from now on; 1 is the next
+	Code string     // EC2's, such as InsufficientInstanceCapacity
+}
+
+// Throttle bounds the calls of a kind: each takes a token, of which there are Capacity, and Refill
+// more each second. 0 of both is no bound.
+type Throttle struct {
+	Call             cloud.Call
+	Capacity, Refill float64
+}
+
+// Denial lets the model not know an instance that is there: the next Calls that name it are answered
+// InvalidInstanceID.NotFound, and lists of instances that would show it do not.
+type Denial struct {
+	Instance string
+	Calls    int // 0 ends it
+}
+
+// Capacity is for how many instances there is room, of a type, in a zone and in a subnet, each of
+// which is any when ""; a negative number is no bound.
 type Capacity struct {
-	Type      string
-	Instances int
+	Type, Zone, Subnet string
+	Instances          int
 }
 
 // Interruption takes a spot instance back.
@@ -149,30 +175,135 @@ func (m *Model) State() State {
 	return s
 }
 
-// Hang plans one.
-func (m *Model) Hang(h Hang) {
+// mishap is what happens to one call that is to come.
+type mishap struct {
+	call  cloud.Call
+	nth   int
+	fault sim.Fault
+	hangs bool
+}
+
+// kinds are those of the calls that the model takes.
+var kinds = []cloud.Call{
+	cloud.CallLaunch, cloud.CallList, cloud.CallDescribe, cloud.CallTerminate, cloud.CallStop, cloud.CallStart, cloud.CallTag,
+	cloud.CallCatalogue, cloud.CallInterruptions, cloud.CallCreateDisk, cloud.CallDeleteDisk, cloud.CallListDisks,
+	cloud.CallAttachDisk, cloud.CallDetachDisk, cloud.CallGrowDisk, cloud.CallRoute, cloud.CallUnroute, cloud.CallListParts,
+	cloud.CallDeleteParts, cloud.CallPullCredentials,
+}
+
+// plan has one happen.
+func (m *Model) plan(one mishap) error {
+	switch {
+	case !slices.Contains(kinds, one.call):
+		return fmt.Errorf("the field Call is %q: want one of %q", one.call, kinds)
+	case one.nth < 1:
+		return fmt.Errorf("the field Nth is %d: want 1 or more", one.nth)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.hangs = append(m.hangs, h)
+	m.mishaps = append(m.mishaps, one)
+	return nil
+}
+
+// Hang plans one.
+func (m *Model) Hang(h Hang) error {
+	return m.plan(mishap{h.Call, h.Nth, sim.Fault{HangBefore: !h.After, HangAfter: h.After}, true})
+}
+
+// Lose plans a loss.
+func (m *Model) Lose(l Loss) error {
+	fault := sim.Fault{Before: sim.ErrLost}
+	if l.After {
+		fault = sim.Fault{After: sim.ErrLost}
+	}
+	return m.plan(mishap{call: l.Call, nth: l.Nth, fault: fault})
+}
+
+// statuses are the HTTP statuses of EC2's errors that are not the caller's.
+var statuses = map[string]int{
+	"RequestLimitExceeded":         http.StatusServiceUnavailable,
+	"Unavailable":                  http.StatusServiceUnavailable,
+	"InternalError":                http.StatusInternalServerError,
+	"InsufficientInstanceCapacity": http.StatusInternalServerError,
+}
+
+// FailCall plans a failure.
+func (m *Model) FailCall(f Failure) error {
+	if f.Code == "" {
+		return errors.New("the field Code is empty: want one of EC2's, such as InternalError")
+	}
+	status := cmp.Or(statuses[f.Code], http.StatusBadRequest)
+	return m.plan(mishap{call: f.Call, nth: f.Nth, fault: sim.Fault{Before: &apiError{status, f.Code, "as the model was told"}}})
+}
+
+// Throttle bounds calls.
+func (m *Model) Throttle(t Throttle) error {
+	if !slices.Contains(kinds, t.Call) {
+		return fmt.Errorf("the field Call is %q: want one of %q", t.Call, kinds)
+	}
+	return m.sim.Change(func(k *sim.Knobs) {
+		if k.RateLimits == nil {
+			k.RateLimits = map[sim.Kind]sim.RateLimit{}
+		}
+		limit := k.RateLimits[t.Call]
+		limit.Requests = sim.Bucket{Capacity: t.Capacity, Refill: t.Refill}
+		k.RateLimits[t.Call] = limit
+	})
+}
+
+// Deny begins or ends a denial.
+func (m *Model) Deny(d Denial) error {
+	if d.Calls < 0 {
+		return fmt.Errorf("the field Calls is %d: want 0 or more", d.Calls)
+	}
+	if !slices.ContainsFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == d.Instance }) {
+		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", d.Instance)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.denied[d.Instance] = d.Calls
+	return nil
+}
+
+// denies says whether a call does not know an instance that is denied, and counts it.
+func (m *Model) denies(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.denied[id] < 1 {
+		return false
+	}
+	m.denied[id]--
+	return true
+}
+
+// unknown are those IDs that a call does not know.
+func (m *Model) unknown(ids ...string) []string {
+	none := m.sim.Unknown(ids...)
+	for _, id := range ids {
+		if !slices.Contains(none, id) && m.denies(id) {
+			none = append(none, id)
+		}
+	}
+	return none
 }
 
 // fault is the sim's question of what goes wrong with a call.
 func (m *Model) fault(c sim.Call) sim.Fault {
 	m.mu.Lock()
 	met := false
-	var is Hang
-	kept := m.hangs[:0]
-	for _, h := range m.hangs {
-		if h.Call == c.Kind {
-			h.Nth--
+	var is mishap
+	kept := m.mishaps[:0]
+	for _, one := range m.mishaps {
+		if one.call == c.Kind {
+			one.nth--
 		}
-		if h.Nth < 1 && !met {
-			met, is = true, h
+		if one.nth < 1 && !met {
+			met, is = true, one
 			continue
 		}
-		kept = append(kept, h)
+		kept = append(kept, one)
 	}
-	m.hangs = kept
+	m.mishaps = kept
 	m.mu.Unlock()
 	count := func() {
 		m.mu.Lock()
@@ -180,35 +311,53 @@ func (m *Model) fault(c sim.Call) sim.Fault {
 		m.hung++
 	}
 	switch {
-	case met && is.After:
-		return sim.Fault{Then: count, HangAfter: true}
-	case met:
+	case met && is.hangs && is.fault.HangAfter:
+		is.fault.Then = count
+	case met && is.hangs:
 		count()
-		return sim.Fault{HangBefore: true}
-	case m.cfg.Sim.Fault != nil:
+	case !met && m.cfg.Sim.Fault != nil:
 		return m.cfg.Sim.Fault(c)
 	}
-	return sim.Fault{}
+	return is.fault
 }
 
-// Control serves what tests do to a model in another process: GET is its State; POST of a
-// Hang, a Capacity, an Interruption, a Maintenance or a Rebalance to hang, capacity, interrupt,
-// maintain or rebalance does it.
+// Order is one that Control takes.
+type Order struct {
+	Name string // in its path
+	JSON string // an example
+	Does string // for people
+}
+
+// Orders are all of them.
+func Orders() []Order {
+	return []Order{
+		{"hang", `{"Call":"launch","Nth":1,"After":true}`, "the Nth call of a kind hangs, before or After its effect"},
+		{"lose", `{"Call":"launch","Nth":1,"After":true}`, "the connection of that call breaks, and its answer is lost"},
+		{"fail", `{"Call":"launch","Nth":1,"Code":"InternalError"}`, "that call has no effect, and is answered with an error"},
+		{"throttle", `{"Call":"list","Capacity":1,"Refill":0.1}`, "the calls of a kind are bounded, to more a second; 0 and 0 lift that"},
+		{"capacity", `{"Zone":"us-east-1a","Instances":0}`, "there is room for so many, of a Type, in a Zone and in a Subnet; -1 lifts that"},
+		{"deny", `{"Instance":"i-…","Calls":3}`, "so many calls do not know an instance that is there"},
+		{"interrupt", `{"Instance":"i-…"}`, "a spot instance is taken back, with EC2's notice; {} means the youngest"},
+		{"rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance"},
+		{"maintain", `{"Instance":"i-…","Code":"instance-stop","NotBefore":"2030-01-01T00:00:00Z"}`, "maintenance is scheduled"},
+	}
+}
+
+// Control serves what tests and people do to a model in another process: GET is its State; a POST
+// to one of Orders does that.
 func (m *Model) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ControlPath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(m.State()) // or whoever asked is gone
 	})
-	handle(mux, "hang", func(h Hang) error {
-		if h.Nth < 1 {
-			return fmt.Errorf("the field Nth is %d: want 1 or more", h.Nth)
-		}
-		m.Hang(h)
-		return nil
-	})
+	handle(mux, "hang", m.Hang)
+	handle(mux, "lose", m.Lose)
+	handle(mux, "fail", m.FailCall)
+	handle(mux, "throttle", m.Throttle)
+	handle(mux, "deny", m.Deny)
 	handle(mux, "capacity", func(c Capacity) error {
-		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type}, c.Instances)
+		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type, Zone: c.Zone, Subnet: c.Subnet}, c.Instances)
 		return nil
 	})
 	handle(mux, "interrupt", m.Interrupt)

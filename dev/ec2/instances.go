@@ -261,7 +261,7 @@ func (m *Model) describeInstances(r *request) (any, error) {
 			return nil, &apiError{http.StatusServiceUnavailable, "Unavailable", "The zone " + zone + " is experiencing a service disruption"}
 		}
 	}
-	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+	if unknown := m.unknown(ids...); len(unknown) > 0 {
 		return nil, notFound(unknown)
 	}
 	now := m.now()
@@ -270,7 +270,7 @@ func (m *Model) describeInstances(r *request) (any, error) {
 			return true
 		}
 		x := m.instance(i)
-		return !wanted.match(func(name string) []string {
+		shown := wanted.match(func(name string) []string {
 			switch name {
 			case "instance-id":
 				return []string{x.ID}
@@ -291,6 +291,7 @@ func (m *Model) describeInstances(r *request) (any, error) {
 			}
 			return tagValues(i.Tags, name)
 		})
+		return !shown || len(ids) == 0 && m.denies(i.ID)
 	})
 	some, next := page(r.form, m.cfg.PageSize, shown, func(i sim.Instance) string { return i.ID })
 	answer := describeInstancesXML{RequestID: requestID, NextToken: next}
@@ -346,7 +347,7 @@ func (m *Model) change(r *request, kind sim.Kind, to cloud.State, do func(ids []
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+	if unknown := m.unknown(ids...); len(unknown) > 0 {
 		return nil, m.refused(r, kind, ids, notFound(unknown))
 	}
 	for _, id := range ids {
@@ -405,7 +406,7 @@ func (m *Model) createTags(r *request) (any, error) {
 			return nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances", id)
 		}
 	}
-	if unknown := m.sim.Unknown(ids...); len(unknown) > 0 {
+	if unknown := m.unknown(ids...); len(unknown) > 0 {
 		return nil, m.refused(r, sim.KindTag, ids, notFound(unknown))
 	}
 	var taggings []cloud.Tagging
@@ -438,7 +439,7 @@ func (m *Model) getConsoleOutput(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.sim.Unknown(id); len(unknown) > 0 {
+	if unknown := m.unknown(id); len(unknown) > 0 {
 		return nil, m.refused(r, sim.KindDescribe, []string{id}, notFound(unknown))
 	}
 	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {

@@ -120,8 +120,9 @@ type Model struct {
 	launches  map[string]*launch // by the sim's token
 	calls     map[string]int
 	unallowed map[string]int // calls that no policy allowed
-	hangs     []Hang         // to come
-	hung      int            // those that were
+	mishaps   []mishap       // to come
+	hung      int            // calls that hung
+	denied    map[string]int // how many calls do not know an instance, by ID
 	subnets   []Subnet
 	groups    []Group
 	images    []Image
@@ -170,6 +171,7 @@ func New(cfg Config) (*Model, error) {
 		tokens:    map[string]registryToken{},
 		risks:     map[string]time.Time{},
 		untold:    map[string][]Way{},
+		denied:    map[string]int{},
 		queue:     queue{news: make(chan struct{})},
 
 		maintenance: map[string]Maintenance{},

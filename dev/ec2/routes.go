@@ -217,7 +217,7 @@ func (m *Model) modifyInstanceAttribute(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.sim.Unknown(id); len(unknown) > 0 {
+	if unknown := m.unknown(id); len(unknown) > 0 {
 		return nil, m.refused(r, sim.KindRoute, []string{id}, notFound(unknown))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {

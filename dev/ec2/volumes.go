@@ -524,7 +524,7 @@ func (m *Model) mostVolumes(instanceType string) int {
 // mayMove refuses a call about a volume and an instance that the caller may not make, or that names
 // an instance which is not there.
 func (m *Model) mayMove(r *request, id, instance string) error {
-	if unknown := m.sim.Unknown(instance); len(unknown) > 0 {
+	if unknown := m.unknown(instance); len(unknown) > 0 {
 		return m.refused(r, sim.KindAttachDisk, []string{instance}, notFound(unknown))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+instance), tagged("ResourceTag", m.tagsOf(instance))); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/manifest"
@@ -209,14 +210,8 @@ func (r *run) hints() {
 		kubectl = filepath.Join(r.Stack.Bin, "kubectl")
 	}
 	config := relative(r.stack.Cluster.AdminKubeconfig())
-	if ec2 := r.stack.EC2(); ec2 != "" {
-		fmt.Fprintf(r.Out, `EC2 is up:
-  %s describe-instances
-A spot cell, and its notice in the queue %s, once it runs:
-  %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
-			` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
-  %s
-`, ec2, machines.Queue, kubectl, config, r.stack.SpotNotice())
+	if r.stack.EC2() != "" {
+		r.hintsOfEC2(kubectl, config)
 	}
 	fmt.Fprintf(r.Out, `Kip is up. In another terminal:
   %[1]s --kubeconfig %[2]s get nodes,pods,cells
@@ -224,6 +219,21 @@ A spot cell, and its notice in the queue %s, once it runs:
   %[3]s get cells --kubeconfig %[2]s
 Logs: %[4]s, %[5]s. Ctrl-C ends it all.
 `, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), relative(r.stack.KipLog()), relative(r.stack.Cluster.LogFile()))
+}
+
+// hintsOfEC2 say how to look at the model, and what can go wrong there.
+func (r *run) hintsOfEC2(kubectl, config string) {
+	fmt.Fprintf(r.Out, `EC2 is up:
+  %s describe-instances
+A spot cell, and its notice in the queue %s, once it runs:
+  %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
+		` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
+  curl -d '{}' %sinterrupt
+Something goes wrong there, by the name of what, as in the line above:
+`, r.stack.EC2(), machines.Queue, kubectl, config, r.stack.Orders())
+	for _, o := range ec2.Orders() {
+		fmt.Fprintf(r.Out, "  %-9s  %s\n             %s\n", o.Name, o.Does, o.JSON)
+	}
 }
 
 // showLogs shows the last lines of what ran when something failed.

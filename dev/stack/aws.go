@@ -71,13 +71,12 @@ func (s *Stack) EC2() string {
 		machines.Region)
 }
 
-// SpotNotice is a command that takes the youngest spot instance back, with EC2's notice; "" where
-// the stack has no EC2.
-func (s *Stack) SpotNotice() string {
+// Orders is where the model takes orders, without the name of one; "" where the stack has none.
+func (s *Stack) Orders() string {
 	if s.ec2 == nil {
 		return ""
 	}
-	return fmt.Sprintf("curl -d '{}' %s%sinterrupt", s.ec2.URL(), ec2.ControlPath)
+	return s.ec2.URL() + ec2.ControlPath
 }
 
 // awsConfig is cloud.aws of provider.yaml.
