@@ -8,12 +8,15 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/test/loopback"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -80,6 +83,7 @@ func runAt(t *testing.T, api http.Handler, only string) (string, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.pause = time.Millisecond
 	var out bytes.Buffer
 	err = run(t.Context(), o, &out)
 	return out.String(), err
@@ -114,7 +118,7 @@ func TestTheModelKeepsTheContractAndIsLeftAsItWas(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if !strings.Contains(out, " passed, 0 failed, 0 cannot be answered by this endpoint\nnothing is left there\n") {
+	if !strings.Contains(out, " passed, 0 failed, 0 cannot be answered by this endpoint\nno instance, disk, interface or group is left there\n") {
 		t.Errorf("printed\n%s", out)
 	}
 	if n := strings.Count(out, "\npassed  "); n < 28 {
@@ -171,9 +175,23 @@ func TestWhatCannotBeLookedForIsSaidAndTheOtherChecksRun(t *testing.T) {
 	}
 	const want = "\n1 passed, 0 failed, 4 cannot be answered by this endpoint\n" +
 		"could not look whether disks are left: this endpoint cannot answer DescribeVolumes: HTTP 501"
-	if !strings.Contains(out, want) || strings.Contains(out, "nothing is left") {
+	if !strings.Contains(out, want) || strings.Contains(out, "is left there") {
 		t.Errorf("printed\n%s", out)
 	}
+}
+
+func TestWhatIsThrottledIsSentAgain(t *testing.T) {
+	model := account(t)
+	for nth := 1; nth < 9; nth += 2 {
+		if err := model.FailCall(ec2.Failure{Call: cloud.CallLaunch, Nth: nth, Code: "RequestLimitExceeded"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := runAt(t, model, "launches once for a token")
+	if err != nil || model.Calls()["RunInstances"] < 9 {
+		t.Errorf("%v, after %d launches\n%s", err, model.Calls()["RunInstances"], out)
+	}
+	empty(t, model)
 }
 
 func TestAnEndpointThatLiesHasFailed(t *testing.T) {
@@ -207,7 +225,7 @@ func TestAnEndpointThatLiesHasFailed(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), " failed at ") {
 			t.Errorf("%s: %v: want it failed", check, err)
 		}
-		if !strings.Contains(out, "\nfailed  "+check) || !strings.Contains(out, "\nnothing is left there\n") {
+		if !strings.Contains(out, "\nfailed  "+check) || !strings.Contains(out, "\nno instance, disk, interface or group is left there\n") {
 			t.Errorf("%s: printed\n%s", check, out)
 		}
 		empty(t, model)
@@ -226,7 +244,7 @@ func TestWhatCannotBeRemovedIsSaid(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "could not remove from http://") || !strings.Contains(err.Error(), "\n  disk vol-") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if strings.Contains(out, "nothing is left") {
+	if strings.Contains(out, "is left there") {
 		t.Errorf("printed\n%s", out)
 	}
 }
@@ -241,6 +259,18 @@ func TestAnEmptyAccountIsToldWhatItLacks(t *testing.T) {
 		if out, err := runAt(t, model, ""); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("want %q: %v\n%s", what, err, out)
 		}
+	}
+}
+
+func TestAnEndpointThatIsNotThereEndsItAtOnce(t *testing.T) {
+	account(t)
+	o, err := parse([]string{"-cloud", "aws", "-endpoint", "http://" + loopback.Refused(t).String()}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), o, &out); err == nil || !strings.Contains(err.Error(), "with the keys of the environment") || out.Len() > 0 {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }
 

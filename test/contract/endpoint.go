@@ -30,16 +30,21 @@ type endpoint struct {
 	unseen   map[string]string // what it cannot be asked for, and by what that is known
 }
 
-// open finds nothing yet. Who Kip is, the SDK's chain knows.
+// open looks whether the endpoint answers. Who Kip is, the SDK's chain knows.
 func open(ctx context.Context, o options) (e *endpoint, err error) {
 	e = &endpoint{
 		options: o,
-		witness: newWitness(),
+		witness: newWitness(o.pause, o.patience),
 		unable:  map[string]bool{},
 		unseen:  map[string]string{},
 	}
-	e.cloud, err = e.driver(ctx)
-	return e, err
+	if e.cloud, err = e.driver(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := e.cloud.List(ctx, cloudtest.Owners[0]); err != nil && e.cannot() == "" {
+		return nil, fmt.Errorf("ask %s, with the keys of the environment such as AWS_ACCESS_KEY_ID: %w", o.endpoint, err)
+	}
+	return e, nil
 }
 
 // driver is a Kip's of its own, which remembers nothing of the others.
@@ -216,23 +221,22 @@ func (e *endpoint) keepsRules(t cloudtest.T) {
 
 // sweep removes all that the checks' owners have, and says what it removed and what is left.
 func (e *endpoint) sweep(ctx context.Context) (removed, left []string) {
-	ctx, cancel := context.WithTimeout(ctx, e.patience)
+	// A look that has begun comes to its end, unless the endpoint hangs.
+	ctx, cancel := context.WithTimeout(ctx, e.patience+time.Minute)
 	defer cancel()
 	gone := map[string]bool{}
-	for {
+	for until := time.Now().Add(e.patience); ; {
 		left = nil
 		for _, owner := range cloudtest.Owners {
 			left = append(left, e.sweepOnce(ctx, owner, func(what string) { gone[what] = true })...)
 		}
-		if len(left) == 0 {
+		if len(left) == 0 || time.Now().After(until) || ctx.Err() != nil {
 			break
 		}
 		select {
 		case <-time.After(e.patience / 300): // there is no other news than the next list
-			continue
 		case <-ctx.Done():
 		}
-		break
 	}
 	for what := range gone {
 		removed = append(removed, what)

@@ -27,6 +27,7 @@ type options struct {
 	imageID, profile     string
 	only                 string
 	patience             time.Duration // how long the endpoint may take to show what was done
+	pause                time.Duration // before what it throttled is sent again
 }
 
 func main() {
@@ -46,6 +47,7 @@ func main() {
 }
 
 func parse(args []string, out io.Writer) (o options, err error) {
+	o.pause = time.Second // EC2 refills its buckets once a second
 	fs := flag.NewFlagSet("contract", flag.ContinueOnError)
 	fs.SetOutput(out)
 	var subnets string
@@ -116,7 +118,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return errors.Join(err, leftAt(o.endpoint, left))
 	}
 	if len(e.unseen) == 0 {
-		fmt.Fprintln(out, "nothing is left there")
+		fmt.Fprintln(out, "no instance, disk, interface or group is left there")
 	}
 	return err
 }

@@ -11,19 +11,27 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
-// witness sees what an endpoint answers.
+// witness sees what an endpoint answers. What it throttles, which has done nothing, is sent again.
 type witness struct {
-	next http.RoundTripper
+	next          http.RoundTripper
+	again, within time.Duration // between two tries, and for how long
 
 	mu         sync.Mutex
 	calls      map[string]int    // by action
 	unanswered map[string]string // what was said to an action that the endpoint does not have
 }
 
-func newWitness() *witness {
-	return &witness{next: http.DefaultTransport, calls: map[string]int{}, unanswered: map[string]string{}}
+func newWitness(again, within time.Duration) *witness {
+	return &witness{
+		next:       http.DefaultTransport,
+		again:      again,
+		within:     within,
+		calls:      map[string]int{},
+		unanswered: map[string]string{},
+	}
 }
 
 // Bounds in bytes of what is looked at: a call has 16 KiB of user data, an error is short.
@@ -34,7 +42,6 @@ const (
 
 // RoundTrip implements http.RoundTripper.
 func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
-	sent := r.Clone(r.Context())
 	var body []byte
 	if r.Body != nil {
 		var err error
@@ -43,7 +50,6 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the call: %w", err)
 		}
-		sent.Body, sent.GetBody = io.NopCloser(bytes.NewReader(body)), nil
 	}
 	values, err := url.ParseQuery(string(body))
 	if err != nil {
@@ -53,22 +59,49 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 	w.mu.Lock()
 	w.calls[action]++
 	w.mu.Unlock()
-	answer, err := w.next.RoundTrip(sent)
-	if err != nil || answer.StatusCode < http.StatusBadRequest {
-		return answer, err
+	for until := time.Now().Add(w.within); ; {
+		answer, said, err := w.send(r, body)
+		if err != nil || answer.StatusCode < http.StatusBadRequest {
+			return answer, err
+		}
+		if throttled(said) && time.Now().Before(until) {
+			select {
+			case <-time.After(w.again):
+				continue
+			case <-r.Context().Done():
+				return nil, r.Context().Err()
+			}
+		}
+		if no := notAnswered(answer.StatusCode, said); no != "" {
+			w.mu.Lock()
+			w.unanswered[action] = no
+			w.mu.Unlock()
+		}
+		return answer, nil
 	}
-	said, err := io.ReadAll(io.LimitReader(answer.Body, maxError))
+}
+
+// send sends a call once, and reads what is said where that is an error.
+func (w *witness) send(r *http.Request, body []byte) (answer *http.Response, said []byte, err error) {
+	sent := r.Clone(r.Context())
+	sent.Body, sent.GetBody = io.NopCloser(bytes.NewReader(body)), nil
+	answer, err = w.next.RoundTrip(sent)
+	if err != nil || answer.StatusCode < http.StatusBadRequest {
+		return answer, nil, err
+	}
+	said, err = io.ReadAll(io.LimitReader(answer.Body, maxError))
 	answer.Body.Close()
 	if err != nil {
-		return nil, fmt.Errorf("read the answer to %s: %w", action, err)
+		return nil, nil, fmt.Errorf("read an answer of %s: %w", r.URL.Host, err)
 	}
 	answer.Body = io.NopCloser(bytes.NewReader(said))
-	if no := notAnswered(answer.StatusCode, said); no != "" {
-		w.mu.Lock()
-		w.unanswered[action] = no
-		w.mu.Unlock()
-	}
-	return answer, nil
+	return answer, said, nil
+}
+
+// throttled says that a call came too soon: EC2 lets more in each second.
+func throttled(body []byte) bool {
+	var said ec2Error
+	return xml.Unmarshal(body, &said) == nil && said.Code == "RequestLimitExceeded"
 }
 
 // ec2Error is an error in EC2's words.
