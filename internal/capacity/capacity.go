@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elotl/kip/internal/catalog"
 	"k8s.io/utils/clock"
 )
 
@@ -27,6 +28,10 @@ type Offering struct {
 	// Pool is that of catalog.Offering.
 	Pool string
 }
+
+// reserved says that it is of a reservation: quotas count that as a whole, used or not, and a launch
+// into it no more.
+func (o *Offering) reserved() bool { return o.Pool != "" && o.Pool != catalog.Dedicated }
 
 // Shortage says of what, and where, there is no capacity. An empty field stands for
 // all: a subnet without free addresses can take no type, and an exhausted quota of
@@ -231,6 +236,9 @@ func (s *Shortages) Unavailable(o Offering) bool {
 	defer s.mu.RUnlock()
 	for left := s.shapes.Load(); left != 0; left &= left - 1 {
 		shape := shape(bits.TrailingZeros32(left))
+		if shape&hasFamily != 0 && o.reserved() {
+			continue
+		}
 		// The clock is read for what is marked only.
 		if m, marked := s.marked[shape.key(&o)]; marked && s.clock.Now().Before(m.until) {
 			return true

@@ -272,8 +272,8 @@ func BenchmarkUnavailable(b *testing.B) {
 func TestAPoolRunsOutByItself(t *testing.T) {
 	hosts := m5
 	hosts.Pool, hosts.Family = "dedicated", "standard"
-	shared := hosts
-	shared.Pool = ""
+	shared, paid := hosts, hosts
+	shared.Pool, paid.Pool = "", "cr-1"
 	for name, c := range map[string]struct {
 		short          Shortage
 		shared, inPool bool
@@ -288,6 +288,9 @@ func TestAPoolRunsOutByItself(t *testing.T) {
 		s.Mark(c.short)
 		again := New(testclock.NewFakePassiveClock(start))
 		again.Load(s.List())
+		if is := name == "no addresses"; s.Unavailable(paid) != is {
+			t.Errorf("%s: what is reserved is unavailable: %t, want %t", name, !is, is)
+		}
 		for _, s := range []*Shortages{s, again} {
 			if s.Unavailable(shared) != c.shared || s.Unavailable(hosts) != c.inPool {
 				t.Errorf("%s: the shared is unavailable %t, the pool %t: want %t and %t", name, s.Unavailable(shared), s.Unavailable(hosts), c.shared,
