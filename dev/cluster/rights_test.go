@@ -24,9 +24,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/internal/admission"
@@ -188,6 +190,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	kipMakesItsNode(t, is)
 	eachNodeReadsWhatItsOwnPodsName(t, is)
 	kipEscapesByNoVolume(t, is)
+	kipWritesOfClaimsHowFarTheirExpansionIs(t, is)
 	kipWritesOfItsNodeWhatIsItsOwn(t, is)
 	podsAskForWhatTheirNamespaceIsGranted(t, is)
 	kipWritesOfItsWebhookWhoIsTrusted(t, is)
@@ -367,6 +370,76 @@ func kipEscapesByNoVolume(t *testing.T, is identities) {
 	}
 	becomes(t, "without the policy the volume is made", func() error { return create(is.provisioner, volume("escape", namesSecret)) })
 	becomes(t, "without the policy the node reads the Secret", steals)
+}
+
+func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
+	claims := func(by kubernetes.Interface) typedcorev1.PersistentVolumeClaimInterface {
+		return by.CoreV1().PersistentVolumeClaims("default")
+	}
+	// The one without a volume is the claim of the escape.
+	if _, err := claims(is.admin).Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "grows", Labels: map[string]string{"a": "b"}},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To("kip"),
+			VolumeName:       "somewhere",
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	patch := func(name, body string, sub ...string) error {
+		_, err := claims(is.provisioner).Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...)
+		return err
+	}
+	becomes(t, "a label by way of the status", func() error {
+		return refused(patch("grows", `{"metadata":{"labels":{"a":"c"}}}`, "status"), "how far the expansion")
+	})
+	for body, words := range map[string]string{
+		`{"status":{"allocatedResources":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":"ControllerResizeInProgress"},
+			"conditions":[{"type":"Resizing","status":"True","lastTransitionTime":"2026-01-02T03:04:05Z"}]}}`: "",
+		`{"status":{"capacity":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":null},"conditions":[]}}`: "",
+		`{"metadata":{"annotations":{"a":"b"}}}`:           "how far the expansion",
+		`{"metadata":{"finalizers":["example.com/stay"]}}`: "how far the expansion",
+		`{"status":{"phase":"Lost"}}`:                      "how far the expansion",
+		`{"status":{"accessModes":["ReadWriteMany"]}}`:     "how far the expansion",
+	} {
+		err := patch("grows", body, "status")
+		if words != "" {
+			err = refused(err, words)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	if err := refused(patch("claim", `{"status":{"capacity":{"storage":"2Gi"}}}`, "status"), "how far the expansion"); err != nil {
+		t.Errorf("a claim without a volume: %v", err)
+	}
+	if err := patch("grows", `{"metadata":{"labels":{"a":"c"}}}`); !apierrors.IsForbidden(err) {
+		t.Errorf("a claim's label: %v", err)
+	}
+	// What Kip passes on of a cell's kubelet, as the node: of claims that the node's pods name.
+	byNode := func(name string) error {
+		claim, err := claims(is.admin).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = claims(is.node).Patch(t.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q,"resourceVersion":%q},
+			"status":{"capacity":{"storage":"1Gi"},"allocatedResourceStatuses":{"storage":"NodeResizeInProgress"},
+			"conditions":[{"type":"NodeResizeError","status":"True","lastTransitionTime":"2026-01-02T03:04:05Z"}]}}`,
+			claim.UID, claim.ResourceVersion), metav1.PatchOptions{}, "status")
+		return err
+	}
+	if err := byNode("claim"); err != nil {
+		t.Errorf("the node and the claim of its pod: %v", err)
+	}
+	if err := refused(byNode("grows"), "no relationship found"); err != nil {
+		t.Errorf("the node and a claim of nobody: %v", err)
+	}
+	class, err := is.admin.StorageV1().StorageClasses().Get(t.Context(), "kip", metav1.GetOptions{})
+	if err != nil || !ptr.Deref(class.AllowVolumeExpansion, false) {
+		t.Errorf("the StorageClass is %+v, %v", class, err)
+	}
 }
 
 func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {

@@ -74,14 +74,18 @@ const (
 // Of the images of pods.
 const NoImageCredentials = "NoImageCredentials"
 
-// Of volumes. Those of an attachment are named as Kubernetes names them.
+// Of volumes. Those of an attachment and of an expansion are named as Kubernetes names them.
 const (
 	VolumeUnsupported      = "VolumeUnsupported"
 	VolumeNotReady         = "VolumeNotReady"
 	VolumeInUse            = "VolumeInUse"
 	VolumeNotUnmounted     = "VolumeNotUnmounted"
-	VolumeNotExpanded      = "VolumeNotExpanded" // of a claim
 	CSIDriverNotReady      = "CSIDriverNotReady"
 	FailedAttachVolume     = "FailedAttachVolume"
 	SuccessfulAttachVolume = "SuccessfulAttachVolume"
+
+	// Of a claim that asks for more.
+	VolumeResizeFailed       = "VolumeResizeFailed"
+	VolumeResizeSuccessful   = "VolumeResizeSuccessful"
+	FileSystemResizeRequired = "FileSystemResizeRequired"
 )

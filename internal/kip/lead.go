@@ -250,10 +250,12 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 		NameTag:      l.nameTag(),
 		Disks:        l.disks,
 		Checker:      l.machines.Features().DiskChecker,
+		Grower:       l.machines.Features().DiskGrower,
 		ListLag:      l.machines.Traits().ListLag,
 		Gate:         l.gate,
 		Nodes:        l.nodes,
 		Client:       l.api.asProvisioner,
+		Queues:       l.metrics.WorkqueueProvider(),
 		Clock:        l.clock,
 		Log:          l.Log,
 	})

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
@@ -36,6 +37,8 @@ type Config struct {
 	Disks   cloud.Disks
 	// Checker is nil where the cloud cannot tell before whether a disk can be attached.
 	Checker cloud.DiskChecker
+	// Grower is nil where the cloud makes no disk larger.
+	Grower cloud.DiskGrower
 	// ListLag is that of the cloud's traits. It may be 0.
 	ListLag time.Duration
 	// Gate removes disks.
@@ -44,7 +47,9 @@ type Config struct {
 	Nodes Nodes
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
 	Client kubernetes.Interface
-	Clock  clock.PassiveClock
+	// Queues measures the work queue. Optional.
+	Queues workqueue.MetricsProvider
+	Clock  clock.WithTicker
 	Log    *slog.Logger
 }
 

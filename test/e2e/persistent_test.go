@@ -18,6 +18,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 
+	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/test/namespace"
 )
 
@@ -207,6 +208,128 @@ func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
 	s.noVolumes(pv)
 }
 
+// expanded waits until a claim has that size, and nothing is left to do.
+func (s *space) expanded(name, size string) {
+	s.Helper()
+	s.Eventually("claim "+name+" has "+size, func(ctx context.Context) error {
+		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		left := len(pvc.Status.Conditions) + len(pvc.Status.AllocatedResourceStatuses)
+		if has := pvc.Status.Capacity.Storage().String(); has != size || left > 0 {
+			return fmt.Errorf("it has %s, and its status is %+v", has, pvc.Status)
+		}
+		return nil
+	})
+}
+
+// ask has a claim ask for more.
+func (s *space) ask(claim, size string) {
+	s.Helper()
+	s.Kubectl("patch", "pvc", claim, "-p", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
+}
+
+// isNotExpandedFor is what remains on a host whose root lacks CAP_SYS_RESOURCE, as in most containers: its kernel
+// grows no file system that is mounted, and the kubelet says so of the claim and of its pod.
+func (s *space) isNotExpandedFor(pod, why string) {
+	s.Helper()
+	s.waitEvent(pod, "VolumeResizeFailed", why)
+	s.Eventually("the claim says why", func(ctx context.Context) error {
+		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range pvc.Status.Conditions {
+			if c.Type == corev1.PersistentVolumeClaimNodeResizeError && strings.Contains(c.Message, why) &&
+				pvc.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == corev1.PersistentVolumeClaimNodeResizeInProgress {
+				return nil
+			}
+		}
+		return fmt.Errorf("its status is %+v", pvc.Status)
+	})
+	pv := s.volumeOf("data")
+	if has := pv.Spec.Capacity.Storage().String(); has != "128Mi" {
+		s.Errorf("the volume has %s", has)
+	}
+	if got := s.in(pod, "cat /data/f"); got != "precious" {
+		s.Errorf("the pod reads %q", got)
+	}
+	s.Kubectl("delete", "pod", pod, "--wait=false")
+	s.waitGone(pod)
+	s.Kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}
+
+func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	const source = "persistentVolumeClaim: {claimName: data}"
+	s.Apply(claim("data", "") + withVolume("a", source))
+	first := s.WaitReady("a")
+	s.in("a", "echo precious > /data/f")
+	const mebibytes = "df -m /data | awk 'END {print $(NF-4)}'"
+	size := func(pod string) (mib int) {
+		s.Helper()
+		if _, err := fmt.Sscan(s.in(pod, mebibytes), &mib); err != nil {
+			s.Fatal(err)
+		}
+		return mib
+	}
+	if mib := size("a"); mib > 64 {
+		t.Fatalf("the file system has %d MiB of a disk of 64", mib)
+	}
+	s.ask("data", "128Mi")
+	if here, err := configs.InspectHost("/"); err != nil {
+		t.Fatal(err)
+	} else if !here.SysResource {
+		s.isNotExpandedFor("a", "Permission denied to resize filesystem")
+		return
+	}
+	s.expanded("data", "128Mi")
+	if mib := size("a"); mib <= 96 || mib > 128 {
+		t.Errorf("the file system has %d MiB of a disk of 128", mib)
+	}
+	now, err := s.Pod(t.Context(), "a")
+	if err != nil || now.UID != first.UID || now.Status.ContainerStatuses[0].ContainerID != first.Status.ContainerStatuses[0].ContainerID {
+		t.Errorf("the pod did not go on running: %+v, %v", now, err)
+	}
+
+	// Without a pod the disk grows, and its file system waits.
+	s.Kubectl("delete", "pod", "a", "--wait=false")
+	s.waitGone("a")
+	s.ask("data", "192Mi")
+	s.Eventually("the claim waits for a pod", func(ctx context.Context) error {
+		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		c, step := pvc.Status.Conditions, pvc.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
+		if len(c) != 1 || c[0].Type != corev1.PersistentVolumeClaimFileSystemResizePending ||
+			step != corev1.PersistentVolumeClaimNodeResizePending {
+			return fmt.Errorf("its status is %+v", pvc.Status)
+		}
+		return nil
+	})
+	pv := s.volumeOf("data")
+	if has := pv.Spec.Capacity.Storage().String(); has != "192Mi" {
+		t.Errorf("the volume has %s", has)
+	}
+	s.Apply(withVolume("b", source))
+	s.WaitReady("b")
+	s.expanded("data", "192Mi")
+	if mib := size("b"); mib <= 160 || mib > 192 {
+		t.Errorf("the file system has %d MiB of a disk of 192", mib)
+	}
+	if got := s.in("b", "cat /data/f"); got != "precious" {
+		t.Errorf("pod b reads %q", got)
+	}
+	s.Kubectl("delete", "pod", "b", "--wait=false")
+	s.waitGone("b")
+	s.Kubectl("delete", "pvc", "data")
+	s.noVolumes(pv)
+}
+
 func TestVolumesOfTheMachineItselfAreTheKubelets(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -333,6 +456,12 @@ func TestABlockVolumeIsADeviceThatKeepsItsBytes(t *testing.T) {
 		t.Errorf("the volume is %+v", pv.Spec)
 	}
 	const read = "dd if=/dev/data bs=512 skip=9 count=1 2>/dev/null | head -n 1"
+	// It grows under its pod.
+	s.ask("data", "128Mi")
+	s.expanded("data", "128Mi")
+	if got := s.in("a", "blockdev --getsize64 /dev/data; "+read); got != "134217728\nprecious" {
+		t.Errorf("the device has the size, and what is on it: %q", got)
+	}
 	// Its pod ends; then the machine of the next dies.
 	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
