@@ -146,6 +146,25 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			t.Errorf("the disk is %+v, %v; the server's machine is %s", record.Disk, err, machine(t, server).ID)
 		}
 	})
+	t.Run("a claim is expanded under its pod", func(t *testing.T) {
+		s := s.For(t)
+		s.Kubectl("patch", "pvc", "data", "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
+		s.Eventually("the claim has what it asks for", func(ctx context.Context) error {
+			pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
+			if err == nil && (pvc.Status.Capacity.Storage().String() != "128Mi" || len(pvc.Status.AllocatedResourceStatuses) > 0) {
+				err = fmt.Errorf("its status is %+v", pvc.Status)
+			}
+			return err
+		})
+		var mib int
+		if _, err := fmt.Sscan(s.Kubectl("exec", "server", "--", "sh", "-c", "df -m /data | awk 'END {print $(NF-4)}'"), &mib); err != nil ||
+			mib <= 96 || mib > 128 {
+			t.Errorf("the file system has %d MiB of a disk of 128 (%v)", mib, err)
+		}
+		if got := s.Kubectl("exec", "server", "--", "cat", "/data/index.html"); got != "hello\n" {
+			t.Errorf("the file has %q", got)
+		}
+	})
 	t.Run("a Service, and a NetworkPolicy that closes it", func(t *testing.T) {
 		s := s.For(t)
 		service, err := world.Admin.CoreV1().Services(s.NS).Get(t.Context(), "server", metav1.GetOptions{})
