@@ -265,11 +265,6 @@ boot: ## the boot image on emulated machines: agent, power button, one life, bad
 cloud-contract: ## what Kip asks of a cloud, a line a check, at any endpoint that speaks its API; CLOUD=aws ENDPOINT=http://127.0.0.1:5000 (ARGS=-h)
 	@CGO_ENABLED=0 $(GO) build -trimpath -o .kip/contract ./test/contract && exec .kip/contract -cloud='$(CLOUD)' -endpoint='$(ENDPOINT)' $(ARGS)
 
-# Keys and region are those of the environment. A test runs it against the model of EC2.
-.PHONY: cloud-contract
-cloud-contract: ## what Kip asks of a cloud, a line a check, at any endpoint that speaks its API; CLOUD=aws ENDPOINT=http://127.0.0.1:5000 (ARGS=-h)
-	@CGO_ENABLED=0 $(GO) build -trimpath -o .kip/contract ./test/contract && exec .kip/contract -cloud='$(CLOUD)' -endpoint='$(ENDPOINT)' $(ARGS)
-
 .PHONY: bench
 bench: build bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),bench-peer run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root
 	KIP_BIN=$(CURDIR)/$(BIN) KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench $(GO) run ./test/bench $(ARGS)
