@@ -27,7 +27,7 @@ import (
 var dayFlag = flag.Int("day-pods", 0, "the measure of the day of AWS, about how many pods it has at noon; 0 is what a stage has time for")
 
 // The sizes of a day where nobody says one: that of a stage, and with -short.
-const dayPods, dayPodsShort = 60, 20
+const dayPods, dayPodsShort = 40, 20
 
 // The batch on spot has so many pods, whatever the size of the day, and with -short.
 const spotPods, spotPodsShort = 220, 12
@@ -539,8 +539,9 @@ func (d *day) judge() (violations []string) {
 		d.w.violate("an instance ran on for %s after the end of its pod: want %s at most", calm, outliveBound)
 	}
 	for _, p := range d.parts {
-		// What the other program has taken comes back in minutes.
-		if n := p.tally.throttled; n > 0 && p.name != otherProgram && p.from != d.named(otherProgram).to {
+		// What the other program has taken comes back in minutes. Kip and EC2 do not count by the same
+		// second, and a Kip that begins does not know what the last one has spent.
+		if n := p.tally.throttled; n > p.tally.calls/100 && p.name != otherProgram && p.from != d.named(otherProgram).to {
 			d.w.violate("%d calls were throttled, which Kip alone made: %s", n, p.name)
 		}
 	}
