@@ -223,6 +223,11 @@ faults: ## random histories of faults in virtual time, and Kip killed at every w
 		-race -short -count=1 -timeout $(FAULTS_TIMEOUT) || status=$$?; \
 	wait $$! || status=$$?; exit $$status
 
+DAY_PODS ?= 60
+.PHONY: cloud-day
+cloud-day: ## a day of AWS in virtual time, with all that goes wrong on some days, as a report; DAY_PODS=60 FAULTS_SEED=1
+	@CGO_ENABLED=0 $(GO) test ./test/faults -trimpath -count=1 -timeout 2h -run '^TestADayOfAWS$$' -v -args -day-pods=$(DAY_PODS) -seed=$(FAULTS_SEED)
+
 # Seconds for each target.
 FUZZTIME ?= 10
 .PHONY: fuzz

@@ -132,7 +132,8 @@ func (c *Controller) WaitsFor(id string) string {
 		return "it is gone"
 	}
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
-		if why, sure := c.Behind(); why != "" && sure {
+		// A launch that an earlier Kip may have sent is held until the instances are listed.
+		if why, sure := c.Behind(); why != "" && (sure || phase == apiv1.Launching && !e.launching) {
 			return why
 		}
 	}
