@@ -25,6 +25,9 @@ const (
 	ntpPort    = "123"
 )
 
+// written is before the first certificate that any Kip with this agent has issued.
+var written = time.Date(2026, time.November, 1, 0, 0, 0, 0, time.UTC)
+
 // timekeeper keeps the clock right.
 type timekeeper struct {
 	console *console.Console
@@ -33,6 +36,8 @@ type timekeeper struct {
 	// and the kernel's clock.
 	ask func(ctx context.Context, server netip.Addr) (time.Duration, error)
 	set func(to time.Time) error
+	// now is what the clock says. Optional: the kernel's.
+	now func() time.Time
 }
 
 func askSNTP(ctx context.Context, server netip.Addr) (time.Duration, error) {
@@ -56,7 +61,15 @@ func servers(s userdata.Source, l dhcp.Lease) []netip.Addr {
 // begin sets the clock before anybody judges a certificate by it.
 func (t timekeeper) begin(ctx context.Context) {
 	if len(t.servers) == 0 {
-		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", time.Now().UTC().Format(time.RFC3339))
+		if t.now == nil {
+			t.now = time.Now
+		}
+		now := t.now().UTC()
+		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
+		if now.Before(written) {
+			t.console.Say("that is wrong: it is before %s, when this agent was written; no certificate is valid yet, and Kip cannot join: "+
+				"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
+		}
 		return
 	}
 	// A wrong clock is told, and the machine goes on: it may be right after all.
