@@ -28,6 +28,10 @@ const (
 // written is before the first certificate that any Kip with this agent has issued.
 var written = time.Date(2026, time.November, 1, 0, 0, 0, 0, time.UTC)
 
+// agentYears is longer than any agent is in use. A clock whose battery is empty begins with 1980 on
+// some machines, which Linux reads as 2080 where the firmware tells it no century.
+const agentYears = 20
+
 // timekeeper keeps the clock right.
 type timekeeper struct {
 	console *console.Console
@@ -66,8 +70,8 @@ func (t timekeeper) begin(ctx context.Context) {
 		}
 		now := t.now().UTC()
 		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
-		if now.Before(written) {
-			t.console.Say("that is wrong: it is before %s, when this agent was written; no certificate is valid yet, and Kip cannot join: "+
+		if now.Before(written) || now.After(written.AddDate(agentYears, 0, 0)) {
+			t.console.Say("that is wrong by years, since this agent was written at %s: no certificate is valid then, and Kip cannot join: "+
 				"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
 		}
 		return
