@@ -5,8 +5,10 @@ package boot
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/gpt"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/tunnel"
 )
@@ -192,40 +195,139 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	}
 }
 
-// TestABadStartEndsInAMessage: whatever is wrong, the console says it and the machine is
-// off, so that the cloud sees it.
-func TestABadStartEndsInAMessage(t *testing.T) {
-	spoiled := newDisk(t)
-	root := partition(t, spoiled, "kip-root")
-	f, err := os.OpenFile(spoiled, os.O_WRONLY, 0)
+// spoil changes a disk, or a copy of one.
+func spoil(t *testing.T, disk string, how func(f *os.File, root gpt.Partition) error) string {
+	t.Helper()
+	root := partition(t, disk, "kip-root")
+	f, err := os.OpenFile(disk, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// EROFS has its superblock behind the first KiB.
-	if _, err := f.WriteAt(make([]byte, 4096), int64(root.First)*gpt.Sector); err != nil {
+	if err := errors.Join(how(f, root), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return disk
+}
+
+// TestABadStartEndsInAMessage: whatever is wrong, the console says it and the machine is
+// off, so that the cloud sees it. Where a machine goes on, it says what is wrong all the same.
+func TestABadStartEndsInAMessage(t *testing.T) {
 	for _, tc := range []struct {
-		name, disk, userData string
-		card                 bool
-		want                 string
+		name, userData string
+		spoil          func(f *os.File, root gpt.Partition) error
+		card           vm.Card
+		noCard, noLink bool
+		stays          bool // since no more runs than firmware, which looks on
+		more           func(dir string) []string
+		want           []string
 	}{
 		{
 			name: "no user data",
-			disk: newDisk(t), card: true, want: "no user data: this machine has none of QEMU's firmware configuration",
+			want: []string{"no user data: this machine has none of QEMU's firmware configuration"},
 		},
-		{name: "garbage", disk: newDisk(t), userData: "\x00\xff garbage", card: true, want: `the first line is not "#cloud-config"`},
-		{name: "no network card", disk: newDisk(t), userData: "#cloud-config\n", want: "no network card after 10s"},
-		{name: "a spoiled root", disk: spoiled, card: true, want: "whose content is not an image's root"},
+		{
+			// Nobody tells the time either, and the hardware's clock is wrong by years.
+			name:     "garbage, and a wrong clock",
+			userData: "\x00\xff garbage",
+			more:     func(string) []string { return []string{"-rtc", "base=2001-01-01T00:00:00"} },
+			want: []string{
+				"the clock is the hardware's, nobody else tells the time: 2001-01-01T00:",
+				"that is wrong by years, since this agent was written at 2026-11-01: no certificate is valid then, and Kip cannot join",
+				`the first line is not "#cloud-config"`,
+			},
+		},
+		{name: "no network card", userData: "#cloud-config\n", noCard: true, want: []string{"no network card after 10s"}},
+		{
+			name:     "a card without a link",
+			userData: "#cloud-config\n",
+			noLink:   true,
+			want:     []string{"eth0: it has no link, as if its cable were out"},
+		},
+		{
+			name: "a spoiled root",
+			// EROFS has its superblock behind the first KiB.
+			spoil: func(f *os.File, root gpt.Partition) error {
+				_, err := f.WriteAt(make([]byte, 4096), int64(root.First)*gpt.Sector)
+				return err
+			},
+			want: []string{"whose content is not an image's root"},
+		},
+		{
+			name: "a disk cut short",
+			spoil: func(f *os.File, root gpt.Partition) error {
+				return f.Truncate(int64(root.First+root.Last) / 2 * gpt.Sector)
+			},
+			want: []string{`partition "kip-root" has the sectors `, "not on the disk"},
+		},
+		{
+			name: "no ESP",
+			spoil: func(f *os.File, _ gpt.Partition) error {
+				_, err := f.WriteAt(make([]byte, 4096), gpt.Align*gpt.Sector)
+				return err
+			},
+			stays: true,
+			want:  []string{"BdsDxe: failed to load"},
+		},
+		{
+			// It is alone on its network, where nobody answers for the metadata service.
+			name: "EC2 without a metadata service",
+			card: vm.Card{User: "restrict=on"},
+			more: func(string) []string { return []string{"-smbios", "type=1,manufacturer=Amazon EC2"} },
+			want: []string{"user data of EC2's metadata service"},
+		},
+		{
+			name: "garbage in SMBIOS",
+			more: func(string) []string {
+				return []string{"-smbios", "type=11,value=kip.user-data=" + base64.StdEncoding.EncodeToString([]byte("garbage"))}
+			},
+			want: []string{"user data of the SMBIOS string kip.user-data= (", `the first line is not "#cloud-config"`},
+		},
+		{
+			name: "garbage on a NoCloud disk",
+			more: func(dir string) []string {
+				return []string{
+					"-drive", "if=none,id=seed,readonly=on,format=raw,file=" + seed(t, dir, "garbage"), "-device", "virtio-blk-pci,drive=seed",
+				}
+			},
+			want: []string{"user data of a NoCloud disk (", `the first line is not "#cloud-config"`},
+		},
 	} {
-		m := start(t, tc.disk, tc.userData, tc.card)
-		m.ends()
-		if got := m.Console(); !strings.Contains(got, tc.want) || strings.Contains(got, "Kernel panic") {
-			t.Errorf("%s: the console has no %q:\n%s", tc.name, tc.want, got)
-		}
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			disk := newDisk(t)
+			if tc.spoil != nil {
+				disk = spoil(t, disk, tc.spoil)
+			}
+			what := describe(t, disk, tc.userData, false)
+			if !tc.noCard {
+				what.Card = &tc.card
+			}
+			if tc.more != nil {
+				what.More = tc.more(t.TempDir())
+			}
+			what.Paused = tc.noLink
+			running, err := Start(what)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(running.Close)
+			m := machine{t, running}
+			if tc.noLink {
+				m.do("set_link", map[string]any{"name": "card", "up": false})
+				m.do("cont", nil)
+			}
+			if tc.stays {
+				m.says(tc.want[len(tc.want)-1])
+			} else {
+				m.ends()
+			}
+			got := m.Console()
+			for _, want := range tc.want {
+				if !strings.Contains(got, want) || strings.Contains(got, "Kernel panic") {
+					t.Errorf("the console has no %q:\n%s", want, got)
+				}
+			}
+		})
 	}
 }
 

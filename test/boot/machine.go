@@ -70,7 +70,7 @@ func Start(what vm.Machine) (*Machine, error) {
 			return nil, err
 		}
 		card := *what.Card
-		card.User = fmt.Sprintf("hostfwd=tcp:%s-:%d", m.Agent, AgentPort)
+		card.User = strings.TrimPrefix(card.User+",", ",") + fmt.Sprintf("hostfwd=tcp:%s-:%d", m.Agent, AgentPort)
 		what.Card = &card
 	}
 	m.cmd = exec.Command(vm.Program, what.Args()...)

@@ -25,6 +25,13 @@ const (
 	ntpPort    = "123"
 )
 
+// written is before the first certificate that any Kip with this agent has issued.
+var written = time.Date(2026, time.November, 1, 0, 0, 0, 0, time.UTC)
+
+// agentYears is longer than any agent is in use. A clock whose battery is empty begins with 1980 on
+// some machines, which Linux reads as 2080 where the firmware tells it no century.
+const agentYears = 20
+
 // timekeeper keeps the clock right.
 type timekeeper struct {
 	console *console.Console
@@ -33,6 +40,8 @@ type timekeeper struct {
 	// and the kernel's clock.
 	ask func(ctx context.Context, server netip.Addr) (time.Duration, error)
 	set func(to time.Time) error
+	// now is what the clock says. Optional: the kernel's.
+	now func() time.Time
 }
 
 func askSNTP(ctx context.Context, server netip.Addr) (time.Duration, error) {
@@ -56,7 +65,15 @@ func servers(s userdata.Source, l dhcp.Lease) []netip.Addr {
 // begin sets the clock before anybody judges a certificate by it.
 func (t timekeeper) begin(ctx context.Context) {
 	if len(t.servers) == 0 {
-		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", time.Now().UTC().Format(time.RFC3339))
+		if t.now == nil {
+			t.now = time.Now
+		}
+		now := t.now().UTC()
+		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
+		if now.Before(written) || now.After(written.AddDate(agentYears, 0, 0)) {
+			t.console.Say("that is wrong by years, since this agent was written at %s: no certificate is valid then, and Kip cannot join: "+
+				"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
+		}
 		return
 	}
 	// A wrong clock is told, and the machine goes on: it may be right after all.

@@ -392,6 +392,23 @@ func TestAClockThatIsWrongByYearsIsSetAndTold(t *testing.T) {
 	}
 }
 
+func TestAClockThatNobodySetsIsTold(t *testing.T) {
+	for at, wrong := range map[string]bool{
+		"1980-01-01T00:00:05Z": true, "2026-10-31T23:59:59Z": true, "2027-01-02T03:04:05Z": false, "2080-01-01T00:00:21Z": true,
+	} {
+		var out bytes.Buffer
+		now, err := time.Parse(time.RFC3339, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		timekeeper{console: console.New(&out), now: func() time.Time { return now }}.begin(t.Context())
+		if got := out.String(); !strings.Contains(got, "the clock is the hardware's, nobody else tells the time: "+at) ||
+			strings.Contains(got, "that is wrong by years, since this agent was written at 2026-11-01: ") != wrong {
+			t.Errorf("at %s the console has %q; is it wrong: %t", at, got, wrong)
+		}
+	}
+}
+
 func TestThePowerButtonIsKnown(t *testing.T) {
 	event := func(kind, code uint16, value uint32) []byte {
 		e := make([]byte, eventBytes)
