@@ -12,7 +12,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,8 +33,9 @@ import (
 
 // The network of the cells; other ones let two runs go side by side.
 var (
-	bridge = cmp.Or(os.Getenv("KIP_E2E_QEMU_BRIDGE"), "kipe2eq")
-	cidr   = cmp.Or(os.Getenv("KIP_E2E_QEMU_CIDR"), "10.122.0.0/16")
+	bridge   = cmp.Or(os.Getenv("KIP_E2E_QEMU_BRIDGE"), "kipe2eq")
+	cidr     = cmp.Or(os.Getenv("KIP_E2E_QEMU_CIDR"), "10.122.0.0/16")
+	ipv6CIDR = cmp.Or(os.Getenv("KIP_E2E_QEMU_IPV6_CIDR"), "fd10:122::/64")
 )
 
 // world is the one cluster that all tests share; each has a namespace.
@@ -42,13 +46,13 @@ func TestMain(m *testing.M) {
 		Name:     bridge,
 		CIDR:     cidr,
 		Stderr:   os.Stderr,
-		DevArgs:  []string{"--cloud", "qemu"},
+		DevArgs:  []string{"--cloud", "qemu", "--ipv6-cidr", ipv6CIDR},
 		Patience: 6 * time.Minute,
 	}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
 
-// server serves what is on its volume; client sleeps. Both are Ready once they can be asked.
+// server serves what is on its volume; client sleeps, and sees all processes of its machine. Both are Ready once they can be asked.
 const pods = `apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: data}
@@ -73,6 +77,7 @@ kind: Pod
 metadata: {name: client, labels: {app: client}}
 spec:
   nodeSelector: {type: virtual-kubelet}
+  hostPID: true
   terminationGracePeriodSeconds: 1
   containers:
   - name: main
@@ -91,10 +96,10 @@ metadata: {name: server}
 spec: {podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {matchLabels: {app: nobody}}}]}]}
 `
 
-// gets asks the server at an address.
-func gets(s *namespace.Space, ip string) func(context.Context) error {
+// gets asks the server at a host, with its port where that is another than 80.
+func gets(s *namespace.Space, at string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		out, code, errs := s.Attempt(ctx, "exec", "client", "--", "timeout", "3", "wget", "-qO-", "http://"+ip+"/index.html")
+		out, code, errs := s.Attempt(ctx, "exec", "client", "--", "timeout", "3", "wget", "-qO-", "http://"+at+"/index.html")
 		if out != "hello\n" {
 			return fmt.Errorf("the server says %q (exit %d, %s)", out, code, errs)
 		}
@@ -125,6 +130,44 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 		}
 		if got := s.Kubectl("exec", "server", "--", "cat", "/proc/sys/kernel/random/boot_id"); got == string(here) {
 			t.Error("the pod runs on this host's kernel")
+		}
+	})
+	t.Run("addresses of both families", func(t *testing.T) {
+		s := s.For(t)
+		ips := server.Status.PodIPs
+		if len(ips) != 2 || len(server.Status.HostIPs) != 2 {
+			t.Fatalf("the server has the addresses %v, its machine %v", ips, server.Status.HostIPs)
+		}
+		if a, err := netip.ParseAddr(ips[1].IP); err != nil || !netip.MustParsePrefix(ipv6CIDR).Contains(a) {
+			t.Errorf("its second address is %s (%v), want one of %s", ips[1].IP, err, ipv6CIDR)
+		}
+		s.Eventually("the client reaches the server by IPv6", gets(s, net.JoinHostPort(ips[1].IP, "8080")))
+	})
+	t.Run("when memory runs out the pod is ended before what runs it", func(t *testing.T) {
+		s := s.For(t)
+		scores := map[string]string{}
+		for line := range strings.Lines(s.Kubectl("exec", "client", "--", "sh", "-c",
+			`for p in /proc/[0-9]*; do echo "$(tr '\0' ' ' < $p/cmdline | cut -d ' ' -f 1) $(cat $p/oom_score_adj)"; done`)) {
+			if name, score, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+				scores[name] = score
+			}
+		}
+		for name, want := range map[string]string{"containerd": "-999", "kubelet": "-999", "sleep": "1000"} {
+			if scores[name] != want {
+				t.Errorf("%s has the oom_score_adj %q, want %s: %v", name, scores[name], want, scores)
+			}
+		}
+	})
+	t.Run("its machine's console is shown", func(t *testing.T) {
+		s := s.For(t)
+		cells, err := s.Cells(t.Context())
+		if err != nil || len(cells) != 2 {
+			t.Fatalf("%d cells, %v", len(cells), err)
+		}
+		show := exec.CommandContext(t.Context(), world.Tool("kipctl"), "console", cells[0].Name, "--socket", world.Socket)
+		out, errs, err := namespace.Run(show)
+		if err != nil || !strings.Contains(out, "the agent begins") || !strings.Contains(out, "a pod is here") {
+			t.Errorf("kipctl console %s: %v: %s\n%s", cells[0].Name, err, errs, out)
 		}
 	})
 	t.Run("the volume is a disk of the machine", func(t *testing.T) {
