@@ -404,11 +404,12 @@ func Orders() []Order {
 		{"throttle", `{"Call":"list","Capacity":1,"Refill":0.1}`, "the calls of a kind are bounded, to more a second; 0 and 0 lift that"},
 		{"capacity", `{"Zone":"us-east-1a","Instances":0}`, "there is room for so many, of a Type, in a Zone and in a Subnet; -1 lifts that"},
 		{"deny", `{"Instance":"i-…","Calls":3}`, "so many calls do not know an instance that is there"},
+		{"compose", `{"On":true}`, "instances find their user data beside a script of others', in a multi-part document"},
 		{"interfaces", `{"Stay":true}`, "network interfaces outlive the instances that end from now on"},
 		{"interrupt", `{"Instance":"i-…"}`, "a spot instance is taken back, with EC2's notice; {} means the youngest"},
 		{"rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance"},
 		{"maintain", `{"Instance":"i-…","Code":"instance-stop","NotBefore":"2030-01-01T00:00:00Z"}`, "maintenance is scheduled"},
-		{"role", `{"ARN":"arn:aws:iam::…:role/…","Policy":{…},"Trust":{…}}`, "a role is made or changed, by documents of IAM"},
+		{"role", `{"ARN":"arn:aws:iam::123456789012:role/a","Policy":{"Statement":[]},"Trust":{"Statement":[]}}`, "a role is made or changed"},
 	}
 }
 
