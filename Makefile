@@ -12,7 +12,7 @@ endif
 ARGS ?=
 # Ordinary nodes of `make run`, beside the virtual one.
 NODES ?= 0
-# Its cloud: aws is a model of EC2.
+# Its cloud: local, qemu, aws (a model of EC2) or aws-vm (the same before virtual machines).
 CLOUD ?= local
 GO ?= go
 BIN := bin
@@ -65,7 +65,7 @@ run: $(if $(filter qemu aws-vm,$(CLOUD)),run-image,build) ## a control plane, Ki
 .PHONY: run-image
 run-image:
 	@hack/prerequisites --boot
-	@$(MAKE) --no-print-directory image IMAGE_FORMATS=$(if $(filter aws-vm,$(CLOUD)),raw,qcow2) IMAGE_GONE=newest
+	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
 
 .PHONY: stop
 stop: build ## end and remove what a killed run left on this machine; as root
@@ -258,7 +258,7 @@ tutorial: build ## the README's first command and the tutorial, as a new user ty
 	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
 
 .PHONY: boot
-boot: ## the boot image on emulated machines: agent, power button, one life, bad starts; the cloud of virtual machines, and a pod on one; as root
+boot: ## the boot image on emulated machines: agent, power button, one life, bad starts; the cloud of virtual machines, and pods on them, also as instances of EC2; as root
 	@hack/prerequisites --boot
 	@# What Debian publishes on some day must not decide whether a commit is good: the newest versions boot, too.
 	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest

@@ -298,13 +298,13 @@ func (m *Model) disks(f *form, l *launch) {
 			Encrypted: e.flag("Encrypted"),
 			Delete:    e.flag("DeleteOnTermination"),
 		}
-		kind := oneOf(e, "VolumeType", "gp3", "gp2")
+		kind := cmp.Or(oneOf(e, "VolumeType", "gp3", "gp2"), "gp2")
 		// Root disks are made of a snapshot, of which alone the rate is.
 		if rate := e.number("VolumeInitializationRate"); e.has("VolumeInitializationRate") && (rate < 100 || rate > 300) {
 			f.bad("InvalidParameterValue", "The volume initialization rate %d is not from 100 to 300 MiB/s", rate)
 		}
-		if most := map[string]int{"gp3": 65536}[kind]; one.GiB < 1 || one.GiB > cmp.Or(most, 16384) {
-			f.bad("InvalidParameterValue", "A %s volume has 1 to %d GiB, not %d", kind, cmp.Or(most, 16384), one.GiB)
+		if most := mostGiB[kind]; one.GiB < 1 || one.GiB > most {
+			f.bad("InvalidParameterValue", "A %s volume has 1 to %d GiB, not %d", kind, most, one.GiB)
 		}
 		l.devices = append(l.devices, one)
 	}

@@ -15,7 +15,7 @@ type Term struct {
 	// Regions are those in which it holds; none for all.
 	Regions []string
 	// Spot says that Discount and PricePerHour are about spot, Dedicated that they are about
-	// dedicated hosts; else they are about all but spot.
+	// dedicated instances; else they are about all but spot.
 	Spot, Dedicated bool
 	// Discount is a share of the price, 0 to less than 1.
 	Discount float64

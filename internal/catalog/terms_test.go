@@ -33,7 +33,7 @@ func TestOwnPricesReplaceThoseOfTheCatalogue(t *testing.T) {
 			prices{"c5.large": {1, 0, 2}, "c5.xlarge": {2, 0, 4}, "m5.large": {3, 0, 6}}},
 		"the first counts": {[]Term{{InstanceTypes: []string{"c5.large"}, PricePerHour: 7}, {Discount: 0.5}},
 			prices{"c5.large": {7, 0, 7}, "c5.xlarge": {1, 0, 2}, "m5.large": {1.5, 0, 3}}},
-		"a price of dedicated hosts": {[]Term{{Dedicated: true, PricePerHour: 9}, {PricePerHour: 8}},
+		"a price of dedicated instances": {[]Term{{Dedicated: true, PricePerHour: 9}, {PricePerHour: 8}},
 			prices{"c5.large": {8, 0, 9}, "c5.xlarge": {8, 0, 9}, "m5.large": {8, 0, 9}}},
 		"types left out": {[]Term{{InstanceTypes: []string{"*.large"}, Exclude: true}}, prices{"c5.xlarge": {2, 0, 4}}},
 	} {

@@ -76,7 +76,7 @@ func (s Scope) String() string {
 	switch s.Pool {
 	case "":
 	case string(Dedicated):
-		what += " on dedicated hosts"
+		what += " as dedicated instances"
 	default:
 		what += " of reservation " + s.Pool
 	}

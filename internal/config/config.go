@@ -261,7 +261,7 @@ type NamespaceGrants struct {
 	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
 	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
 	PublicAddress    bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
-	Dedicated        bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated hosts, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
+	Dedicated        bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated instances, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
 	MaxVolumeSize    resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
 	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
@@ -278,7 +278,7 @@ type Price struct {
 	InstanceTypes []string          `key:"instanceTypes" doc:"Names of types, or patterns such as c5.*. Default: all."`
 	Regions       []string          `key:"regions" doc:"Regions in which it holds. Default: all."`
 	Spot          bool              `key:"spot" default:"false" doc:"The discount, or the price, is of spot. Else it is of all others: savings plans and reservations are not for spot."`
-	Dedicated     bool              `key:"dedicated" default:"false" doc:"They are of dedicated hosts alone. Not with spot."`
+	Dedicated     bool              `key:"dedicated" default:"false" doc:"They are of dedicated instances alone. Not with spot."`
 	Discount      resource.Quantity `key:"discount" default:"0" doc:"Percentage that is off the price: above 0, less than 100."`
 	PricePerHour  resource.Quantity `key:"pricePerHour" default:"0" doc:"A price in US dollars an hour, instead of the cloud's."`
 	Prefer        resource.Quantity `key:"prefer" default:"0" doc:"Percentage that such a type may be dearer than another and is chosen still: above 0, at most 1000."`
@@ -297,7 +297,7 @@ type StandbyCells struct {
 	Count        int    `key:"count" default:"0" doc:"How many are kept, 0 or more."`
 	Zone         string `key:"zone" doc:"Zone of the pool. Default: wherever the type is cheapest and available."`
 	Spot         bool   `key:"spot" default:"false" doc:"Launch as spot."`
-	Dedicated    bool   `key:"dedicated" default:"false" doc:"Launch on dedicated hosts. Not with spot."`
+	Dedicated    bool   `key:"dedicated" default:"false" doc:"Launch dedicated instances. Not with spot."`
 	Stopped      bool   `key:"stopped" default:"false" doc:"Keep them stopped, where the cloud can: they cost their disks only, take a boot to start, and hold no capacity. Not with spot: EC2 cannot stop the spot instances that cells are."`
 }
 

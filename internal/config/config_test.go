@@ -500,7 +500,7 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.aws.capacityReservations.ids[1]: "arn:aws:ec2:x" is not valid: want an ID such as cr-0123456789abcdef0`},
 		{"a price of dedicated spot", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{spot: true, dedicated: true, discount: 5}]}",
 			`p.yaml:2: cells.prices[0].dedicated: spot is true too: want only one of them`},
-		{"a preference of dedicated hosts", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{dedicated: true, prefer: 5}]}",
+		{"a preference of dedicated instances", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{dedicated: true, prefer: 5}]}",
 			`p.yaml:2: cells.prices[0].dedicated: there is no discount and no pricePerHour that it would be about`},
 		{"a queue's name with a space", "cloud: {aws: {interruptionQueue: 'kip queue'}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.interruptionQueue: "kip queue" is not valid: want a name such as kip-interruptions, ` +

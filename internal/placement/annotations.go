@@ -42,7 +42,7 @@ const (
 
 // words say how a machine is launched: "offered …".
 func (t LaunchType) words() string {
-	return map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "on dedicated hosts"}[t]
+	return map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "as dedicated instances"}[t]
 }
 
 // either says all launch types: "spot or on-demand".

@@ -127,7 +127,7 @@ func (c *choice) held(r *row, zone int) bool {
 }
 
 // hold reports whether what the pod requires holds for a machine. A virtual node that is
-// for dedicated hosts and on-demand calls itself on-demand.
+// for dedicated instances and on-demand calls itself on-demand.
 func (c *choice) hold(m machine) bool {
 	if c.requirements.hold(m) {
 		return true

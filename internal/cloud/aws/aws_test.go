@@ -1323,14 +1323,11 @@ func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
 			}
 		}
 	}
-	for name, price := range map[string]float64{"c5.large": 0.08, "t3.small": 0.02} {
-		want := catalog.Offering{
-			Zone:      "us-east-1a",
-			Subnet:    "subnet-a1",
-			Dedicated: true,
-			Unpriced:  true,
-			OrderedAt: price,
-		}
+	for name, want := range map[string]catalog.Offering{
+		"c5.large": {PricePerHour: 0.088},
+		"t3.small": {PricePerHour: 0.022},
+	} {
+		want.Zone, want.Subnet, want.Dedicated = "us-east-1a", "subnet-a1", true
 		if got[name] != want {
 			t.Errorf("%s is offered at %+v, want %+v", name, got[name], want)
 		}
@@ -1340,12 +1337,12 @@ func TestDedicatedInstancesAreOfferedWhereTheyAreWanted(t *testing.T) {
 	}
 	for name, may := range map[string]bool{"t3.small": true, "t3a.small": false, "t4g.small": false, "m5.large": true} {
 		if dedicable(name) != may {
-			t.Errorf("%s may be on dedicated hosts: %t, want %t", name, !may, may)
+			t.Errorf("%s may be dedicated: %t, want %t", name, !may, may)
 		}
 	}
 }
 
-// What is short on dedicated hosts is there beside them, and the other way round.
+// What is short of dedicated instances is there beside them, and the other way round.
 func TestAShortageOfDedicatedHostsIsOneOfThemAlone(t *testing.T) {
 	hosts := sim.Pool{InstanceType: "c5.large", Apart: catalog.Dedicated}
 	c, _ := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: hosts, Instances: 1}}})

@@ -65,6 +65,7 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 	if err != nil {
 		return nil, err
 	}
+	dedicated := c.dedicatedPrices(ctx)
 	ids := slices.Sorted(maps.Keys(n.subnets))
 	for i := range kinds {
 		t := &kinds[i]
@@ -82,13 +83,13 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 				Unpriced:     !priced,
 			})
 			if c.cfg.Dedicated && dedicable(t.Name) {
-				t.Offerings = append(t.Offerings, catalog.Offering{
-					Zone:      zone,
-					Subnet:    id,
-					Dedicated: true,
-					Unpriced:  true, // no API of EC2's tells it, nor the price list
-					OrderedAt: price.perHour,
-				})
+				own := catalog.Offering{Zone: zone, Subnet: id, Dedicated: true}
+				if p, told := dedicated[t.Name]; told {
+					own.PricePerHour = p.perHour
+				} else {
+					own.Unpriced, own.OrderedAt = true, price.perHour
+				}
+				t.Offerings = append(t.Offerings, own)
 			}
 			if price, ok := spot[sold{t.Name, zone}]; ok {
 				t.Offerings = append(t.Offerings, catalog.Offering{
@@ -293,7 +294,7 @@ var baselines = func() map[string]int64 {
 // burstable says that a type runs on credits.
 func burstable(instanceType string) bool { return baselines[instanceType] > 0 }
 
-// dedicable says that a type may be on dedicated hosts as far as that is known before a launch:
+// dedicable says that a type may be of dedicated instances as far as that is known before a launch:
 // of the burstable ones t3 only (EC2 User Guide, "Burstable performance instances"). Of another that
 // may not EC2 says so at its launch (Unsupported).
 func dedicable(instanceType string) bool {

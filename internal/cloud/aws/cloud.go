@@ -56,6 +56,7 @@ type Cloud struct {
 	shown        map[string]time.Time  // what EC2 has shown, and since when it does not; zero while it does
 	kipGroups    []string              // of the instance that Kip runs on, where that is in the VPC
 	pricesDenied bool                  // it was told that Kip may not read prices
+	dedicated    map[string]price      // of dedicated instances, as they were told last
 
 	unexplained map[string]bool // codes that were told of; under mu
 

@@ -122,6 +122,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("the console", err)
 	disk, err := c.CreateDisk(t.Context(), diskRequest("disk"))
 	must("a disk", err)
+	_, err = c.GrowDisk(t.Context(), disk.ID, 2*disk.SizeBytes)
+	must("growing it", err)
 	must("attaching it", c.AttachDisk(t.Context(), disk.ID, id))
 	must("detaching it", c.DetachDisk(t.Context(), disk.ID, id))
 	must("deleting it", c.DeleteDisk(t.Context(), disk.ID))

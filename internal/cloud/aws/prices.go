@@ -142,6 +142,29 @@ type priced struct{ family, tenancy string }
 // user's alone, whatever was asked for.
 var sharedTenancy = []priced{{"Compute Instance", "Shared"}, {"Compute Instance (bare metal)", "Dedicated"}}
 
+// dedicatedTenancy is a machine that shares its hardware with no other account's. Of those of bare
+// metal it is sharedTenancy.
+var dedicatedTenancy = []priced{{"Compute Instance", "Dedicated"}}
+
+// dedicatedPrices are what types cost an hour as dedicated instances, as far as AWS' price list says
+// so: what it said last where it is not read now.
+func (c *Cloud) dedicatedPrices(ctx context.Context) map[string]price {
+	if !c.cfg.Dedicated || c.pricing == nil {
+		return nil
+	}
+	now, ignored, err := c.readPrices(ctx, dedicatedTenancy)
+	if err != nil || len(now) == 0 {
+		c.tellUnread(c.cfg.Log.With("region", c.cfg.Region, "tenancy", "dedicated", "read", len(now), "ignored", ignored), err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dedicated == nil {
+		c.dedicated = map[string]price{}
+	}
+	maps.Copy(c.dedicated, now)
+	return maps.Clone(c.dedicated)
+}
+
 // onDemandPrices are those of types by name: what AWS' price list says now, else the embedded
 // ones. Which of these and of what was told before are newer is for the caller to see, by
 // when they were told.

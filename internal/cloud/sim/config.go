@@ -236,6 +236,10 @@ func EC2RateLimits() map[Kind]RateLimit {
 		KindList:       {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindDescribe:   {Requests: Bucket{Capacity: 100, Refill: 20}},
 		KindCatalogue:  {Requests: Bucket{Capacity: 100, Refill: 20}},
+
+		KindInterruptions: {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindListParts:     {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindDeleteParts:   {Requests: Bucket{Capacity: 50, Refill: 5}},
 	}
 }
 

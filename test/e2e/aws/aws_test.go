@@ -175,27 +175,6 @@ func (s *space) of(p *corev1.Pod) sim.Instance {
 	return all[n]
 }
 
-// told waits until an Event of a pod, of this reason, says a text.
-func (s *space) told(pod, reason, text string) {
-	s.Helper()
-	s.Eventually("pod "+pod+" has the Event "+reason+" with: "+text, func(ctx context.Context) error {
-		all, err := world.Admin.CoreV1().Events(s.NS).List(ctx, metav1.ListOptions{
-			FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason,
-		})
-		if err != nil {
-			return err
-		}
-		var said []string
-		for _, e := range all.Items {
-			if strings.Contains(e.Message, text) {
-				return nil
-			}
-			said = append(said, e.Message)
-		}
-		return fmt.Errorf("it has %q", said)
-	})
-}
-
 // waitOver waits until a pod and all instances since an earlier state are gone.
 func (s *space) waitOver(pod string, before ec2.State) {
 	s.Helper()

@@ -3,8 +3,11 @@
 package aws
 
 import (
+	"io"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/elotl/kip/dev/ec2/machines"
@@ -13,16 +16,22 @@ import (
 // The last: it looks back at all others.
 func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	s := newSpace(t)
-	if status, answer := s.ask(t.Context(), http.MethodPost, "/?Action=DescribeInstances", nil); status == http.StatusOK {
-		t.Errorf("somebody without a key is answered: %s", answer)
+	resp, err := http.PostForm(s.url, url.Values{"Action": {"DescribeInstances"}, "Version": {"2016-11-15"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized || !strings.Contains(string(answer), "AuthFailure") {
+		t.Errorf("somebody without a key is answered %d %s (%v)", resp.StatusCode, answer, err)
 	}
 	state := s.state(t.Context())
 	unused, is := state.Unused[machines.AccessKeyID]
 	if len(state.Refused) > 0 || !is {
 		t.Errorf("refused: %v; the policies are those of %v", state.Refused, state.Unused)
 	}
-	// The others: no instance has a role.
-	for _, sid := range []string{"KipReads", "KipLaunches", "KipLaunchesFrom", "KipTagsWhatItMakes", "KipTagsCells", "KipEnds",
+	// The others: no instance has a role or a reservation, and nothing is refused.
+	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipTagsWhatItMakes", "KipTagsCells", "KipEnds",
 		"KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps", "KipMakesDisks", "KipMovesDisks",
 		"KipMovesDisksOfTheDriver", "KipRoutes", "KipLetsCellsForward", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {

@@ -143,7 +143,7 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 		}
 		s.Eventually("the client reaches the server by IPv6", gets(s, net.JoinHostPort(ips[1].IP, "8080")))
 	})
-	t.Run("when memory runs out the pod is ended before what runs it", func(t *testing.T) {
+	t.Run("the pod's processes have a worse oom_score_adj than what runs them", func(t *testing.T) {
 		s := s.For(t)
 		scores := map[string]string{}
 		for line := range strings.Lines(s.Kubectl("exec", "client", "--", "sh", "-c",
