@@ -350,7 +350,10 @@ func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
 }
 
 func TestACallThatIsThrottledAsAWholeIsMadeInSmallerOnes(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+		cloud.CallTerminate: {Resources: cloud.Bucket{Capacity: 100, Refill: 20}},
+	}}
+	with(t, traits, func(t *testing.T, c *Calls, told *told) {
 		told.whole = func(ids []string) error { // others leave tokens for six
 			if len(ids) > 6 {
 				return throttledNow(0)

@@ -235,7 +235,9 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 	answers := turn.ask(ctx, func(ctx context.Context) []answer { return m.send(ctx, ids...) })
 	split := len(ids) > 1 && refusedAsOne(answers)
 	most := (len(ids) + 1) / 2
-	if len(ids) > leastNamed && throttledAsOne(answers) {
+	// Where requests alone are bounded, more of them would be throttled the more.
+	bounded := m.calls.cfg.Cloud.Traits().Budgets[m.kind].Resources != cloud.Bucket{}
+	if bounded && len(ids) > leastNamed && throttledAsOne(answers) {
 		split, most = true, max(leastNamed, most)
 	}
 	m.mu.Lock()

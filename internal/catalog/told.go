@@ -25,8 +25,12 @@ func KeepNewer(types, before []InstanceType, at time.Time) []InstanceType {
 		t.Offerings = slices.Clone(t.Offerings)
 		for n := range t.Offerings {
 			o := &t.Offerings[n]
-			same := func(other Offering) bool { return !other.Spot && !other.Unpriced && other.Dedicated == o.Dedicated }
-			if from := slices.IndexFunc(old.Offerings, same); !o.Spot && from >= 0 { // the zones of a region have one price
+			// The zones of a region have one price, and so has a reservation, but for one that was paid in advance.
+			same := func(other Offering) bool {
+				return !other.Spot && !other.Unpriced && other.Dedicated == o.Dedicated && other.Reservation == ""
+			}
+			paid := o.Reservation != "" && o.Unpriced
+			if from := slices.IndexFunc(old.Offerings, same); !o.Spot && !paid && from >= 0 {
 				o.PricePerHour, o.Unpriced, kept = old.Offerings[from].PricePerHour, false, true
 			}
 		}

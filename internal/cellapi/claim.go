@@ -124,6 +124,7 @@ func (c *Cell) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) e
 	if p.body, err = json.Marshal(shaped); err != nil {
 		return fmt.Errorf("encode the patch of claim %s/%s: %w", a.Namespace, a.Name, err)
 	}
+	rests(w) // while others are asked
 	claim, pv, err := c.boundClaim(r.Context(), a)
 	if err != nil {
 		return err
@@ -144,6 +145,9 @@ func (c *Cell) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) e
 
 // boundClaim reads a claim that the pod names, and the volume that it is bound to.
 func (c *Cell) boundClaim(ctx context.Context, a *ask) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	ctx, cancel := context.WithTimeout(ctx, passWithin)
+	defer cancel()
+	defer context.AfterFunc(c.lifetime, cancel)()
 	core := c.as.client.CoreV1()
 	done, err := c.passing.take(ctx)
 	if err != nil {
@@ -170,7 +174,9 @@ func claimChange(claim, next *corev1.PersistentVolumeClaim, pv *corev1.Persisten
 	const storage = corev1.ResourceStorage
 	root := field.NewPath("status")
 	had, has, most := claim.Status.Capacity[storage], next.Status.Capacity[storage], pv.Spec.Capacity[storage]
-	if has.Cmp(had) < 0 || has.Cmp(had) > 0 && has.Cmp(most) > 0 {
+	// Any size between would be a reason for the provisioner to look again, as often as the cell likes.
+	allocated := claim.Status.AllocatedResources[storage]
+	if !has.Equal(had) && (has.Cmp(had) < 0 || has.Cmp(most) > 0 || !has.Equal(most) && !has.Equal(allocated)) {
 		return nil, wrong(root.Child("capacity").Key(string(storage)), fmt.Sprintf("from %s, which the claim has, to %s, which its volume has",
 			had.String(), most.String()))
 	}

@@ -69,10 +69,12 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	isPod := b != nil && about.Kind == "Pod" && about.Namespace == b.namespace && about.Name == b.name && about.UID == b.uid
 	isClaim := about.Kind == "PersistentVolumeClaim"
 	if isClaim {
+		rests(w) // while the pod is waited for
 		if err := c.knowsPod(r.Context()); err != nil {
 			return err
 		}
-		isClaim = c.names(about.Namespace, about.Name)
+		b = c.bound()
+		isClaim = b != nil && c.names(about.Namespace, about.Name)
 	}
 	if !isPod && !isClaim || a.Namespace != b.namespace {
 		return c.forbidden(a, "only events about its own pod and its claims")

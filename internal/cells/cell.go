@@ -80,6 +80,8 @@ type Cell struct {
 	Interrupted time.Time `json:"interrupted,omitzero"`
 	// Planned says that it does so for scheduled maintenance, which may be set for another time.
 	Planned bool `json:"planned,omitempty"`
+	// Certain says that it does so as was agreed on, if slowly.
+	Certain bool `json:"certain,omitempty"`
 	// Unconfirmed says that only the cell itself, while it was bound, has said so.
 	Unconfirmed bool `json:"unconfirmed,omitempty"`
 	// Token is the one-time join token until it is spent, then empty.

@@ -19,6 +19,10 @@ const interruptionRetry = 5 * time.Second
 // heard then: EC2 takes an instance within seconds, and a hung shutdown some more.
 const noticeOver = 2 * time.Minute
 
+// certainOver is the same for an instance whose end was agreed on: EC2 ends those of a Capacity Block
+// within half an hour.
+const certainOver = 35 * time.Minute
+
 // hearInterruptions takes the cloud's notices until ctx ends.
 func (c *Controller) hearInterruptions(ctx context.Context) {
 	source := c.cfg.Calls.Features().Interrupter
@@ -45,7 +49,15 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 // interrupt notes that the cloud takes an instance back. A cell without a pod is
 // replaced at once. A bound cell ends with the notice, and its pod moves before.
 func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
-	if found := c.havingInstance(i.InstanceID); found != nil {
+	found := c.havingInstance(i.InstanceID)
+	if found != nil && i.CalledOff {
+		if cell := found.cell(); cell.Planned && !cell.Interrupted.IsZero() {
+			c.forgetNotice(ctx, found)
+			c.queue.Add(found.id)
+		}
+		return
+	}
+	if found != nil {
 		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
 	}
 }
@@ -97,7 +109,7 @@ func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interrupti
 		at = c.cfg.Clock.Now().Add(i.Left)
 	}
 	for {
-		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i.Planned, byCell, c.cfg.Clock.Now()) })
+		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i, byCell, c.cfg.Clock.Now()) })
 		switch {
 		case err == nil, errors.Is(err, errKnown):
 			c.tellNotice(e, i)
@@ -119,14 +131,14 @@ func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interrupti
 }
 
 // interrupt notes in a record that the cloud takes the instance back.
-func (cell *Cell) interrupt(at time.Time, planned, byCell bool, now time.Time) error {
+func (cell *Cell) interrupt(at time.Time, i cloud.Interruption, byCell bool, now time.Time) error {
 	// The notice of maintenance is an hour, and that of spot two minutes: the sooner one counts. A cell's
 	// own word, and a clock that is some seconds off, make none sooner.
 	sooner := !byCell && at.Before(cell.Interrupted.Add(-noticeOver)) && now.Sub(at) < noticeOver && cell.Live()
-	putOff := planned && cell.Planned && at.After(cell.Interrupted) && cell.Live()
+	putOff := i.Planned && cell.Planned && at.After(cell.Interrupted) && cell.Live()
 	switch {
 	case sooner, putOff:
-		cell.Interrupted, cell.Planned, cell.Unconfirmed = at, planned, false
+		cell.Interrupted, cell.Planned, cell.Certain, cell.Unconfirmed = at, i.Planned, i.Certain, false
 	case !cell.Interrupted.IsZero() && (byCell || !cell.Unconfirmed):
 		return errKnown
 	case !cell.Interrupted.IsZero():
@@ -134,7 +146,8 @@ func (cell *Cell) interrupt(at time.Time, planned, byCell bool, now time.Time) e
 	case !cell.Live() || now.Sub(at) >= noticeOver: // it comes a second time
 		return errMoot
 	default:
-		cell.Interrupted, cell.Planned, cell.Unconfirmed = at, planned, byCell && cell.Phase == apiv1.Bound
+		cell.Interrupted, cell.Planned, cell.Certain = at, i.Planned, i.Certain
+		cell.Unconfirmed = byCell && cell.Phase == apiv1.Bound
 	}
 	return nil
 }
@@ -170,6 +183,10 @@ func (c *Controller) tellNotice(e *entry, i cloud.Interruption) {
 func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
+		if !e.told.IsZero() { // it was called off, or did not come
+			e.told = time.Time{}
+			c.observers.CellInterrupted(*cell)
+		}
 		return 0, false
 	}
 	left = cell.Interrupted.Sub(c.cfg.Clock.Now())
@@ -189,8 +206,12 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 		s.heard = c.mayHaveBeenHeard(e, s.sure)
 		isHeard := c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
 		c.mu.Unlock()
+		over := noticeOver
+		if cell.Certain {
+			over = certainOver
+		}
 		switch {
-		case !isHeard || left > -noticeOver:
+		case !isHeard || left > -over:
 			c.lose(ctx, e, c.population(), s)
 		case c.forgetNotice(ctx, e):
 			return 0, false
@@ -209,11 +230,12 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 
 // mayMove says whether the pod may be moved away before the instance is taken. That a
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
-// worth most then, and an eviction leaves no pod without another. That others are taken
+// worth most then, and an eviction leaves no pod without another. So is the end of what was bought for
+// a time. That others are taken
 // is rare: they count as those do whose end may be a mistake.
 func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
-	if cell.Offer().Market() == cloud.Spot {
+	if cell.Offer().Market() == cloud.Spot || cell.Certain {
 		return true
 	}
 	end := c.endOf(cell, "the cloud is about to take its instance back")
@@ -225,7 +247,7 @@ func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 // time. It returns false if that could not be stored.
 func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 	err := c.save(ctx, e, func(cell *Cell) error {
-		cell.Interrupted, cell.Planned, cell.Unconfirmed = time.Time{}, false, false
+		cell.Interrupted, cell.Planned, cell.Certain, cell.Unconfirmed = time.Time{}, false, false, false
 		return nil
 	})
 	switch {

@@ -105,6 +105,51 @@ func TestMaintenanceThatIsPutOffIsForThatTime(t *testing.T) {
 	}, &told)
 }
 
+func TestMaintenanceThatIsCalledOffMovesNoPodAnyMore(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		for _, planned := range []bool{true, false} {
+			at := time.Now().Add(time.Hour)
+			b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, At: at, Reason: "words", Planned: planned})
+			b.later(time.Second)
+			b.cells.interrupt(t.Context(), cloud.Interruption{InstanceID: cell.Instance.ID, Planned: true, CalledOff: true})
+			b.later(time.Second)
+			if cell, _ := b.cells.ForPod(ref("a").UID); cell.Interrupted.IsZero() != planned {
+				t.Errorf("what was planned (%t) is to be at %s when all that was planned is called off", planned, cell.Interrupted)
+			}
+		}
+		if told := b.said("interrupted a"); len(told) != 3 {
+			t.Errorf("its pod was told %q, want of both, and that the first is over", told)
+		}
+	})
+}
+
+// EC2 ends all instances of a Capacity Block, and takes its time.
+func TestAllCellsWhoseEndWasAgreedOnAreMovedAndNoneIsTakenForAMistake(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(40)
+		for _, pod := range pods {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			b.cells.interrupt(t.Context(), cloud.Interruption{
+				InstanceID: cell.Instance.ID,
+				At:         time.Now().Add(10 * time.Minute),
+				Reason:     "it ends",
+				Certain:    true,
+			})
+		}
+		b.later(time.Minute)
+		if n := len(b.said("interrupted p")); n != 40 {
+			t.Errorf("%d of 40 pods are moved away", n)
+		}
+		b.later(20 * time.Minute)
+		cell, _ := b.cells.ForPod(ref(pods[0]).UID)
+		if cell.Interrupted.IsZero() {
+			t.Error("ten minutes after its time the notice is forgotten")
+		}
+	})
+}
+
 func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		pods := b.bound(2)

@@ -57,7 +57,8 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 		switch {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
 			first := c.pause.since.IsZero()
-			if first && denied(r.Err) && !c.toAll(o) {
+			// Reservations are resources of their own, and come before all else.
+			if first && denied(r.Err) && (o.reservation != "" || !c.toAll(o)) {
 				return
 			}
 			if first {

@@ -251,6 +251,11 @@ type Interruption struct {
 	// Planned says that it is scheduled maintenance: the cloud may set it for another time, and it
 	// says nothing of what the instance was bought as.
 	Planned bool
+	// CalledOff says that what was planned of the instance is not soon to come any more.
+	CalledOff bool
+	// Certain says that the cloud takes the instance back at a time that was agreed on when it was
+	// bought, and may take half an hour over it: no other instance is worth waiting for.
+	Certain bool
 }
 
 // Console is a cloud that keeps what machines write to their consoles.

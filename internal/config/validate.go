@@ -220,41 +220,8 @@ func (d *decoder) cloud(c Cloud) {
 	if c.Sim != nil {
 		d.require("cloud.sim.socket", c.Sim.Socket)
 	}
-	if a := c.AWS; a != nil {
-		d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
-			"a region such as us-east-1")
-		d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
-		for _, at := range []struct{ key, url string }{
-			{"sts", a.Endpoints.STS}, {"ecr", a.Endpoints.ECR}, {"sqs", a.Endpoints.SQS}, {"pricing", a.Endpoints.Pricing},
-		} {
-			key := "cloud.aws.endpoints." + at.key
-			d.check(at.url == "" || isURL(at.url), key, at.url, "a URL such as https://"+at.key+".example.com")
-			d.check(at.url == "" || a.EndpointURL != "", key, at.url, "none, since there is no cloud.aws.endpointURL")
-		}
-		d.check(!a.InsecureTLSSkipVerify || a.EndpointURL != "", "cloud.aws.insecureTLSSkipVerify", "true",
-			"false, since there is no cloud.aws.endpointURL")
-		d.check(!a.UseFIPS || a.EndpointURL == "", "cloud.aws.useFIPS", "true", "false, since cloud.aws.endpointURL says whom to ask")
-		d.check(!a.UseFIPS || !strings.HasPrefix(a.Region, "cn-"), "cloud.aws.useFIPS", "true", "false, since AWS has no such endpoints in China")
-		for _, id := range a.Subnets() {
-			d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
-		}
-		d.check(len(a.SubnetTags) == 0 || a.SubnetID == "", "cloud.aws.subnetTags", fmt.Sprint(a.SubnetTags),
-			"none, since there is cloud.aws.subnetID")
-		d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
-		rate := a.VolumeInitializationRate
-		d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
-		d.tagKeys("cloud.aws.capacityReservations.tags", a.CapacityReservations.Tags)
-		for i, id := range a.CapacityReservations.IDs {
-			d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
-				"an ID such as cr-0123456789abcdef0")
-		}
-		d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
-			"an ID such as vpc-0123456789abcdef0, or default")
-		d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
-			"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
-		d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
-			"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
-		d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
+	if c.AWS != nil {
+		d.aws(c.AWS)
 	}
 	if g := c.GCE; g != nil && g.Credentials != nil {
 		if g.CredentialsFile != "" {
@@ -268,6 +235,43 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.azure.location", a.Location)
 		d.require("cloud.azure.resourceGroup", a.ResourceGroup)
 	}
+}
+
+func (d *decoder) aws(a *AWS) {
+	d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
+		"a region such as us-east-1")
+	d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
+	for _, at := range []struct{ key, url string }{
+		{"sts", a.Endpoints.STS}, {"ecr", a.Endpoints.ECR}, {"sqs", a.Endpoints.SQS}, {"pricing", a.Endpoints.Pricing},
+	} {
+		key := "cloud.aws.endpoints." + at.key
+		d.check(at.url == "" || isURL(at.url), key, at.url, "a URL such as https://"+at.key+".example.com")
+		d.check(at.url == "" || a.EndpointURL != "", key, at.url, "none, since there is no cloud.aws.endpointURL")
+	}
+	d.check(!a.InsecureTLSSkipVerify || a.EndpointURL != "", "cloud.aws.insecureTLSSkipVerify", "true",
+		"false, since there is no cloud.aws.endpointURL")
+	d.check(!a.UseFIPS || a.EndpointURL == "", "cloud.aws.useFIPS", "true", "false, since cloud.aws.endpointURL says whom to ask")
+	d.check(!a.UseFIPS || !strings.HasPrefix(a.Region, "cn-"), "cloud.aws.useFIPS", "true", "false, since AWS has no such endpoints in China")
+	for _, id := range a.Subnets() {
+		d.check(strings.HasPrefix(id, "subnet-"), "cloud.aws.subnetID", id, "IDs such as subnet-0123456789abcdef0, separated by commas")
+	}
+	d.check(len(a.SubnetTags) == 0 || a.SubnetID == "", "cloud.aws.subnetTags", fmt.Sprint(a.SubnetTags),
+		"none, since there is cloud.aws.subnetID")
+	d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
+	rate := a.VolumeInitializationRate
+	d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
+	d.tagKeys("cloud.aws.capacityReservations.tags", a.CapacityReservations.Tags)
+	for i, id := range a.CapacityReservations.IDs {
+		d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
+			"an ID such as cr-0123456789abcdef0")
+	}
+	d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
+		"an ID such as vpc-0123456789abcdef0, or default")
+	d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
+		"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
+	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
+		"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
+	d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 }
 
 // tagKeys checks the tags by which things of a cloud are found.

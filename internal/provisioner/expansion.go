@@ -162,7 +162,8 @@ func (e *expansions) expand(ctx context.Context, key string) (again time.Duratio
 		return 0, err
 	}
 	wants, given := requested(claim), allocated(claim)
-	shrunk := wants.Cmp(given) < 0
+	most := rounded(wants)
+	shrunk := most.Cmp(given) < 0
 	switch status := resizeStatus(claim); status {
 	case corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress:
 		if has := pv.Spec.Capacity[corev1.ResourceStorage]; has.Cmp(given) >= 0 {
@@ -192,6 +193,12 @@ func (e *expansions) expand(ctx context.Context, key string) (again time.Duratio
 		return 0, err
 	}
 	return 0, e.finish(ctx, claim, pv, size)
+}
+
+// rounded is a size as clouds round it up, to whole GiB: a disk that has it is as was asked for.
+func rounded(size resource.Quantity) resource.Quantity {
+	const gib = 1 << 30
+	return *resource.NewQuantity((size.Value()+gib-1)/gib*gib, resource.BinarySI)
 }
 
 // tellShrunk tells of a claim that asks for less than its disk has got already.

@@ -35,11 +35,13 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 		c.mu.Unlock()
 	}
 	if c.cfg.reserves() {
-		reserved, err := c.readReservations(ctx)
-		if err != nil {
+		// Without them there is all else, and what was known of them is better than nothing.
+		if _, err := c.readReservations(ctx); ctx.Err() != nil {
 			return nil, err
+		} else if err != nil {
+			c.cfg.Log.Warn("capacity reservations are those that were known before", "err", err)
 		}
-		all = c.withReserved(all, reserved, n)
+		all = c.withReserved(all, n)
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 }), nil
 }

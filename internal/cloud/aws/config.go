@@ -338,6 +338,8 @@ func anyCertificate(endpoint *url.URL) *http.Transport {
 		}
 		cfg.ServerName = host
 		conn := tls.Client(plain, cfg)
+		ctx, cancel := context.WithTimeout(ctx, transport.TLSHandshakeTimeout) // which net/http leaves to such a dialer
+		defer cancel()
 		if err := conn.HandshakeContext(ctx); err != nil {
 			_ = plain.Close() // the handshake has failed for a better reason
 			return nil, err

@@ -58,8 +58,7 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 			w.lookAtSpot(ctx)
 		}
 		if now.maintenance {
-			w.lookAtMaintenance(ctx)
-			w.lookAtBlocks(ctx)
+			w.lookAhead(ctx)
 		}
 		now = due{}
 		select {
@@ -90,6 +89,15 @@ type watch struct {
 	spotAt, maintenanceAt time.Time
 	// failed and blind are how many of them have failed in a row.
 	failed, blind int
+}
+
+// lookAhead looks at what is scheduled. Together that takes no longer than a look at spot, which waits
+// for it.
+func (w *watch) lookAhead(ctx context.Context) {
+	look, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	w.lookAtMaintenance(ctx, look)
+	w.lookAtBlocks(ctx, look)
 }
 
 // lookAtSpot tells of the spot instances that are marked since the last look. One that fails ends

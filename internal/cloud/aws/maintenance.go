@@ -36,11 +36,9 @@ func maintenanceCodes() (all []string) {
 
 // lookAtMaintenance tells of instances that EC2 is about to stop, to retire or to reboot. It is
 // worth no more than a word where it fails: most fleets never see one.
-func (w *watch) lookAtMaintenance(ctx context.Context) {
+func (w *watch) lookAtMaintenance(ctx, look context.Context) {
 	c := w.c
 	w.maintenanceAt = c.cfg.Clock.Now()
-	look, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
 		now, err = c.maintained(ctx)
@@ -61,6 +59,11 @@ func (w *watch) lookAtMaintenance(ctx context.Context) {
 		soon[i.InstanceID] = i.At
 		if was, told := w.soon[i.InstanceID]; !told || !was.Equal(i.At) { // it may be put off
 			w.l.Notify(i)
+		}
+	}
+	for id := range w.soon {
+		if _, still := soon[id]; !still {
+			w.l.Notify(cloud.Interruption{InstanceID: id, Planned: true, CalledOff: true, Reason: "called off"})
 		}
 	}
 	w.soon = soon

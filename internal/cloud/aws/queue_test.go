@@ -360,6 +360,17 @@ func TestMaintenanceIsToldOnceAndAnHourBefore(t *testing.T) {
 	if told, _ := w.all(); !slices.Equal(told, want) {
 		t.Errorf("put off: told %q, want %q", told, want)
 	}
+	// Put off for long, or called off, it is no reason to move a pod.
+	of.NotBefore = w.clock.Now().Add(10 * 24 * time.Hour)
+	w.must(w.model.Maintain(of))
+	looked()
+	want = append(want, "called off "+w.spot)
+	if told, _ := w.all(); !slices.Equal(told, want) {
+		t.Errorf("put off for long: told %q, want %q", told, want)
+	}
+	of.NotBefore = w.clock.Now().Add(maintenanceLead / 2)
+	w.must(w.model.Maintain(of))
+	looked()
 	// Others are none of Kip's, and a look that is refused ends nothing.
 	w.mu.Lock()
 	w.told = nil

@@ -124,10 +124,11 @@ func (r *reservation) launchable(now time.Time) bool {
 
 // withReserved returns types with the offerings of reservations, in each subnet of their zones. The
 // types are not changed.
-func (c *Cloud) withReserved(all []catalog.InstanceType, reserved map[string]*reservation, n *network) []catalog.InstanceType {
+func (c *Cloud) withReserved(all []catalog.InstanceType, n *network) []catalog.InstanceType {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	reserved := c.reserved
 	all = slices.Clone(all)
 	for _, id := range slices.Sorted(maps.Keys(reserved)) {
 		r := reserved[id]
@@ -166,15 +167,18 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 	c.mu.Lock()
 	all := c.reserved
 	c.mu.Unlock()
+	var err error
 	if all == nil { // Kip has started with the stored catalogue
-		var err error
-		if all, err = c.readReservations(ctx); err != nil {
+		if all, err = c.readReservations(ctx); err != nil && !cloud.Refused(err) {
 			return cloud.Resolved{}, err
 		}
 	}
 	no := func(why string) (cloud.Resolved, error) {
 		return cloud.Resolved{}, cloud.No(cloud.ErrCapacity, scopeOf(meanings[codeReservationFull], askedFor(s)), fmt.Errorf("reservation %s %s",
 			s.Reservation, why))
+	}
+	if err != nil { // such as a right that is missing to read them, which says nothing of launches
+		return no(fmt.Sprintf("cannot be read: %v", err))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,13 +207,11 @@ func (c *Cloud) took(id string, n int, full bool) {
 
 // lookAtBlocks tells of instances in Capacity Blocks that are about to end. It is worth no more than
 // a word where it fails: the next look is in time.
-func (w *watch) lookAtBlocks(ctx context.Context) {
+func (w *watch) lookAtBlocks(ctx, look context.Context) {
 	c := w.c
 	if !c.cfg.reserves() {
 		return
 	}
-	look, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
 		now, err = c.inEndingBlocks(ctx)
@@ -264,6 +266,7 @@ func (c *Cloud) inEndingBlocks(ctx context.Context) (all []cloud.Interruption, e
 					InstanceID: aws.ToString(i.InstanceId),
 					At:         reserved[id].until,
 					Reason:     "the Capacity Block " + id + " ends",
+					Certain:    true,
 				})
 			}
 		}

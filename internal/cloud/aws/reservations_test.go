@@ -231,16 +231,16 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 		Notify: func(i cloud.Interruption) { told = append(told, i) },
 		Mine:   func(id string) bool { return id == got[0].ID },
 	}}
-	w.lookAtBlocks(t.Context())
+	w.lookAtBlocks(t.Context(), t.Context())
 	if len(told) > 0 {
 		t.Errorf("a day before: %+v", told)
 	}
 	end := time.Now().Add(blockNotice + blockLead).Truncate(time.Millisecond).UTC()
 	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = end })
-	w.lookAtBlocks(t.Context())
+	w.lookAtBlocks(t.Context(), t.Context())
 	model.Machines().FailNth(sim.KindCatalogue, 1, sim.Fault{Before: sim.ErrInternal})
-	w.lookAtBlocks(t.Context()) // which is refused, and ends nothing
-	w.lookAtBlocks(t.Context())
+	w.lookAtBlocks(t.Context(), t.Context()) // which is refused, and ends nothing
+	w.lookAtBlocks(t.Context(), t.Context())
 	want := cloud.Interruption{InstanceID: got[0].ID, At: end.Add(-blockNotice), Reason: "the Capacity Block cr-block ends"}
 	if len(told) != 1 || !told[0].At.Equal(want.At) || told[0].InstanceID != want.InstanceID || told[0].Reason != want.Reason {
 		t.Errorf("%+v, want %+v", told, want)
