@@ -1,12 +1,16 @@
 package shop
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,7 +69,40 @@ type record struct {
 	Cloud  string                 `json:"cloud"`
 	Region string                 `json:"region,omitempty"`
 	Read   time.Time              `json:"read"`
-	Types  []catalog.InstanceType `json:"types"`
+	Types  []catalog.InstanceType `json:"types,omitempty"`
+	// Packed are the types, JSON by gzip, as they are stored: 1,300 types of six subnets are larger
+	// than the store takes. Records of before have them in Types.
+	Packed []byte `json:"packed,omitempty"`
+}
+
+// maxUnpacked bounds the types of a stored record, in bytes of JSON.
+const maxUnpacked = 64 << 20
+
+// packed is the record as it is stored.
+func (r record) packed() (record, error) {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if err := errors.Join(json.NewEncoder(w).Encode(r.Types), w.Close()); err != nil {
+		return record{}, fmt.Errorf("pack the catalogue: %w", err)
+	}
+	r.Types, r.Packed = nil, b.Bytes()
+	return r, nil
+}
+
+// unpack takes the types out of a stored record.
+func (r *record) unpack() error {
+	if r.Packed == nil {
+		return nil
+	}
+	z, err := gzip.NewReader(bytes.NewReader(r.Packed))
+	if err != nil {
+		return fmt.Errorf("unpack the catalogue: %w", err)
+	}
+	if err := json.NewDecoder(io.LimitReader(z, maxUnpacked)).Decode(&r.Types); err != nil {
+		return fmt.Errorf("unpack the catalogue: %w", err)
+	}
+	r.Packed = nil
+	return nil
 }
 
 // stock is a catalogue and the placers that are made of it, which change together.
@@ -94,6 +131,8 @@ type Shop struct {
 	// since the start; for Run alone.
 	revision int64
 	stale    bool
+	// unkept says that the last one was not stored; for Run alone.
+	unkept bool
 
 	// learnt is what machines have turned out to have; news, and taken for interruptions, ask
 	// Run to take it in. learntRevision is that of the stored one, for Run alone.
@@ -191,13 +230,15 @@ func (s *Shop) PricesTold() time.Time {
 // Run reads the catalogue again and again, as often as the cloud says that it is
 // worth it, and takes in what is learnt of machines, until ctx ends.
 func (s *Shop) Run(ctx context.Context) error {
+	early := s.pricesAreOld()
 	for {
 		var due <-chan time.Time // never, where the catalogue does not change
 		stop := func() bool { return false }
 		wait := s.cfg.Cloud.Traits().CatalogueEvery
-		if s.stale && (wait <= 0 || wait > retryEvery) {
+		if (s.stale || early) && (wait <= 0 || wait > retryEvery) {
 			wait = retryEvery
 		}
+		early = false
 		if wait > 0 {
 			timer := s.cfg.Clock.NewTimer(wait)
 			due, stop = timer.C(), timer.Stop
@@ -211,6 +252,15 @@ func (s *Shop) Run(ctx context.Context) error {
 				"cloud", s.cfg.Cloud.Name(), "age", s.Age(), "err", err)
 		}
 	}
+}
+
+// pricesAreOld says that some prices were told long before the catalogue was read: a cloud that is
+// asked for the first time since the start waits for no long list of them.
+func (s *Shop) pricesAreOld() bool {
+	r := &s.stock.Load().record
+	return slices.ContainsFunc(r.Types, func(t catalog.InstanceType) bool {
+		return !t.PricesTold.IsZero() && r.Read.Sub(t.PricesTold) > s.cfg.Cloud.Traits().CatalogueEvery
+	})
 }
 
 // refresh reads the catalogue once and takes it if it is as good as the last.
@@ -309,7 +359,11 @@ func (s *Shop) load(ctx context.Context) (*record, error) {
 		return nil, nil
 	}
 	var r record
-	if err := json.Unmarshal(data, &r); err != nil {
+	err = json.Unmarshal(data, &r)
+	if err == nil {
+		err = r.unpack()
+	}
+	if err != nil {
 		s.cfg.Log.Warn("the stored catalogue cannot be read", "err", err)
 		return nil, nil
 	}
@@ -323,10 +377,17 @@ func (s *Shop) load(ctx context.Context) (*record, error) {
 func (s *Shop) keep(ctx context.Context, before *record) {
 	now := s.stock.Load().record
 	// What is read every few minutes is mostly what is stored already, and large.
-	if before != nil && s.cfg.Cloud.Traits().CatalogueEvery < keptAnew && reflect.DeepEqual(before.Types, now.Types) {
+	if before != nil && !s.unkept && s.cfg.Cloud.Traits().CatalogueEvery < keptAnew && reflect.DeepEqual(before.Types, now.Types) {
 		return
 	}
-	revision, err := s.cfg.Store.Put(ctx, catalogueKey, now, s.revision)
+	s.unkept = true
+	stored, err := now.packed()
+	if err != nil {
+		s.cfg.Log.Warn("store the catalogue", "err", err)
+		return
+	}
+	revision, err := s.cfg.Store.Put(ctx, catalogueKey, stored, s.revision)
+	s.unkept = err != nil
 	if err != nil {
 		if ctx.Err() == nil {
 			s.cfg.Log.Warn("store the catalogue", "err", err)

@@ -174,6 +174,34 @@ func TestPricesThatWereToldLaterAreKeptWithTheirAge(t *testing.T) {
 	})
 }
 
+// A cloud may leave its long list of prices for later, so that a start does not wait for it.
+func TestPricesThatAreOldAtTheStartAreReadAgainSoonAndOnce(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		told := func(price float64, at time.Time) {
+			list := types(4, price)
+			for i := range list {
+				list[i].PricesTold = at
+			}
+			b.sell(list)
+		}
+		old := time.Now().UTC().Add(-1000 * time.Hour)
+		told(1, old)
+		s := b.open()
+		b.while(s, func() {
+			told(2, old.Add(time.Hour))
+			later(2 * time.Minute)
+			if got := price(b.T, s); got != 2 {
+				b.Errorf("two minutes after the start the cheapest costs %v", got)
+			}
+			told(3, time.Now().UTC())
+			later(time.Hour)
+			if got := price(b.T, s); got != 2 {
+				b.Errorf("prices that are old still are read again before their time: %v", got)
+			}
+		})
+	})
+}
+
 func TestPricesAreAsOldAsTheCatalogueWhereItsCloudDoesNotSay(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		s := b.open()

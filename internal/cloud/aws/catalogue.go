@@ -31,7 +31,7 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 			return nil, err
 		}
 		c.mu.Lock()
-		c.sold, c.soldAt = all, c.cfg.Clock.Now()
+		c.sold, c.soldAt, c.opened = all, c.cfg.Clock.Now(), true
 		c.mu.Unlock()
 	}
 	if c.cfg.reserves() {

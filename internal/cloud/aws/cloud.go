@@ -55,6 +55,7 @@ type Cloud struct {
 	own          map[string]cellsGroup // by owner
 	shown        map[string]time.Time  // what EC2 has shown, and since when it does not; zero while it does
 	kipGroups    []string              // of the instance that Kip runs on, where that is in the VPC
+	opened       bool                  // the catalogue was read before
 	pricesDenied bool                  // it was told that Kip may not read prices
 	dedicated    map[string]price      // of dedicated instances, as they were told last
 

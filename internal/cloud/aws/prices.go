@@ -133,6 +133,9 @@ const (
 	// pricesPatience bounds the reading of the list, which takes seconds; pricesMargin is what it
 	// leaves of the time that its caller has, who has all else by then.
 	pricesPatience, pricesMargin = time.Minute, 3 * time.Second
+	// firstPrices is what the first reading of a process may take of its start: whoever has opened
+	// the cloud reads again soon where prices are old.
+	firstPrices = 2 * time.Second
 )
 
 // priced is how the price list names what is launched.
@@ -232,9 +235,16 @@ var errNoPrices = errors.New("it has no price of an instance type of the region"
 // readPrices reads AWS' price list, and counts what it ignores by the reason. What it has read
 // before an error counts.
 func (c *Cloud) readPrices(ctx context.Context, all []priced) (prices map[string]price, ignored map[string]int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pricesPatience)
+	c.mu.Lock()
+	patience := pricesPatience
+	if !c.opened {
+		patience = firstPrices
+	}
+	c.mu.Unlock()
+	end, has := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if end, has := ctx.Deadline(); has {
+	if has {
 		ctx, cancel = context.WithDeadline(ctx, end.Add(-pricesMargin))
 		defer cancel()
 	}
