@@ -101,6 +101,8 @@ type Placer struct {
 	archs, zones               []string            // what the indices in size and offer stand for
 	onDemand, spots, dedicated market
 	patterns                   *patterns
+	// reservesDevices says that there is an offering that is forDevices.
+	reservesDevices bool
 	// byDefault is where pods that do not say how they are launched look.
 	byDefault []*market
 	// defaultType is the index of DefaultInstanceType in types, or -1.
@@ -151,6 +153,8 @@ type offer struct {
 	price float64
 	zone  int
 	index int // in the type's Offerings
+	// forDevices says that it is in a reservation, and of a type with GPUs or other accelerators.
+	forDevices bool
 }
 
 // New prepares the choice. The catalogue must not be changed afterwards.
@@ -252,7 +256,14 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 			price = min(price, mostPricePerHour) * paidShare
 		}
 		price = price * (1 + o.Risk) / (1 + t.Prefer)
-		offers = append(offers, offer{price: price, zone: indexIn(&p.zones, o.Zone), index: i})
+		forDevices := o.Reservation != "" && len(t.GPUs)+len(t.Accelerators) > 0
+		p.reservesDevices = p.reservesDevices || forDevices
+		offers = append(offers, offer{
+			price:      price,
+			zone:       indexIn(&p.zones, o.Zone),
+			index:      i,
+			forDevices: forDevices,
+		})
 	}
 	slices.SortFunc(offers, func(a, b offer) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
@@ -393,6 +404,8 @@ type choice struct {
 	allowed []bool
 	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
 	most float64
+	// deviceless keeps reserved machines with GPUs for others: the pod asks for no device, and for no type by name.
+	deviceless bool
 	// private says that the machine has no public address.
 	private bool
 	// besides are paid beside a machine: whose disk is chosen at launch, and whose is its own;
@@ -468,6 +481,8 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		}
 	}
 	c.picky = c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
+	// What has GPUs and is paid for comes first by its price, for those alone that have a use for it.
+	c.deviceless = p.reservesDevices && c.need.gpus == 0 && c.need.devices.none() && c.only < 0 && c.names == nil
 	c.locate()
 	return c, nil
 }
@@ -577,7 +592,7 @@ func (c *choice) fitting(m *market) set {
 	}
 	// Each offer of a type is looked at only to know whether one is what the pod asks for
 	// beside a place, or costs no more than it may.
-	byOffer := c.requirements != nil || c.most > 0
+	byOffer := c.requirements != nil || c.most > 0 || c.deviceless
 	if !c.picky && !byOffer {
 		return fit
 	}
@@ -675,7 +690,7 @@ func (c *choice) offered(r *row, s *size) bool {
 
 // allows reports whether an offering is one that the pod may have.
 func (c *choice) allows(r *row, s *size, o offer) bool {
-	return c.asked(r, s, o.zone) && (c.most == 0 || c.price(r, o) <= c.most)
+	return c.asked(r, s, o.zone) && (c.most == 0 || c.price(r, o) <= c.most) && !(c.deviceless && o.forDevices)
 }
 
 // asked reports whether an offering in that zone is one that the pod asks for.

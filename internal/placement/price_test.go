@@ -171,6 +171,40 @@ func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
 	}
 }
 
+// GPUs that are paid for in advance are not for pods that have no use for them.
+func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
+	const mem = 8 << 30
+	cheap := catalog.InstanceType{Name: "cheap", Arch: "amd64", MilliCPU: 2000, MemoryBytes: mem, Offerings: []catalog.Offering{
+		{Zone: "a", PricePerHour: 0.01}}}
+	gpus := catalog.InstanceType{Name: "gpus", Arch: "amd64", MilliCPU: 4000, MemoryBytes: mem,
+		GPUs: []catalog.GPU{{Model: "A10G", Count: 1}}, Offerings: []catalog.Offering{
+			{Zone: "a", PricePerHour: 3}, {Zone: "a", Unpriced: true, Reservation: "cr-block"}}}
+	p := placer(t, []catalog.InstanceType{cheap, gpus}, Config{})
+	for name, c := range map[string]struct {
+		asks        string
+		annotations []string
+		want        string
+	}{
+		"a pod without":       {"cpu=1", nil, "cheap/ gpus/"},
+		"a pod with one":      {"cpu=1,nvidia.com/gpu=1", nil, "gpus/cr-block gpus/"},
+		"one that names it":   {"cpu=1", []string{AnnotationInstanceType, "gpus"}, "gpus/cr-block gpus/"},
+		"one that names some": {"cpu=1", []string{AnnotationInstanceType, "g*"}, "gpus/cr-block gpus/"},
+	} {
+		list, err := p.Candidates(annotated(podOf(strings.Split(c.asks, ",")...), c.annotations...), nil)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var got []string
+		for _, one := range list {
+			got = append(got, one.InstanceType.Name+"/"+one.Offering.Reservation)
+		}
+		if text := strings.Join(got, " "); text != c.want {
+			t.Errorf("%s: %s, want %s", name, text, c.want)
+		}
+	}
+}
+
 // A machine in a reservation is paid for already: it comes before all that would be paid besides,
 // also where its type costs more. It does not run out with what all accounts share, nor with another.
 func TestWhatIsReservedComesFirst(t *testing.T) {
