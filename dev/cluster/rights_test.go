@@ -378,7 +378,11 @@ func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
 	}
 	// The one without a volume is the claim of the escape.
 	if _, err := claims(is.admin).Create(t.Context(), &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "grows", Labels: map[string]string{"a": "b"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "grows",
+			Labels:      map[string]string{"a": "b"},
+			Annotations: map[string]string{"volume.kubernetes.io/storage-provisioner": ownDriver},
+		},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: ptr.To("kip"),
 			VolumeName:       "somewhere",
@@ -393,16 +397,16 @@ func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
 		return err
 	}
 	becomes(t, "a label by way of the status", func() error {
-		return refused(patch("grows", `{"metadata":{"labels":{"a":"c"}}}`, "status"), "how far the expansion")
+		return refused(patch("grows", `{"metadata":{"labels":{"a":"c"}}}`, "status"), "of a claim of its own")
 	})
 	for body, words := range map[string]string{
 		`{"status":{"allocatedResources":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":"ControllerResizeInProgress"},
 			"conditions":[{"type":"Resizing","status":"True","lastTransitionTime":"2026-01-02T03:04:05Z"}]}}`: "",
 		`{"status":{"capacity":{"storage":"2Gi"},"allocatedResourceStatuses":{"storage":null},"conditions":[]}}`: "",
-		`{"metadata":{"annotations":{"a":"b"}}}`:           "how far the expansion",
-		`{"metadata":{"finalizers":["example.com/stay"]}}`: "how far the expansion",
-		`{"status":{"phase":"Lost"}}`:                      "how far the expansion",
-		`{"status":{"accessModes":["ReadWriteMany"]}}`:     "how far the expansion",
+		`{"metadata":{"annotations":{"a":"b"}}}`:           "of a claim of its own",
+		`{"metadata":{"finalizers":["example.com/stay"]}}`: "of a claim of its own",
+		`{"status":{"phase":"Lost"}}`:                      "of a claim of its own",
+		`{"status":{"accessModes":["ReadWriteMany"]}}`:     "of a claim of its own",
 	} {
 		err := patch("grows", body, "status")
 		if words != "" {
@@ -412,8 +416,25 @@ func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
 			t.Errorf("%s: %v", body, err)
 		}
 	}
-	if err := refused(patch("claim", `{"status":{"capacity":{"storage":"2Gi"}}}`, "status"), "how far the expansion"); err != nil {
+	if err := refused(patch("claim", `{"status":{"capacity":{"storage":"2Gi"}}}`, "status"), "of a claim of its own"); err != nil {
 		t.Errorf("a claim without a volume: %v", err)
+	}
+	if _, err := claims(is.admin).Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "anothers",
+			Annotations: map[string]string{"volume.kubernetes.io/storage-provisioner": "ebs.csi.aws.com"},
+		},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To("gp3"),
+			VolumeName:       "elsewhere",
+			AccessModes:      []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:        corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := refused(patch("anothers", `{"status":{"allocatedResources":{"storage":"8Ei"}}}`, "status"), "of a claim of its own"); err != nil {
+		t.Errorf("a claim of another provisioner: %v", err)
 	}
 	if err := patch("grows", `{"metadata":{"labels":{"a":"c"}}}`); !apierrors.IsForbidden(err) {
 		t.Errorf("a claim's label: %v", err)

@@ -152,7 +152,7 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 				scores[name] = score
 			}
 		}
-		for name, want := range map[string]string{"containerd": "-999", "kubelet": "-999", "sleep": "1000"} {
+		for name, want := range map[string]string{"containerd": "-999", "kubelet": "-999", "sh": "1000"} {
 			if scores[name] != want {
 				t.Errorf("%s has the oom_score_adj %q, want %s: %v", name, scores[name], want, scores)
 			}
