@@ -433,7 +433,8 @@ func kipWritesOfClaimsHowFarTheirExpansionIs(t *testing.T, is identities) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := refused(patch("anothers", `{"status":{"allocatedResources":{"storage":"8Ei"}}}`, "status"), "of a claim of its own"); err != nil {
+	err := patch("anothers", `{"status":{"allocatedResources":{"storage":"8Ei"}}}`, "status")
+	if err := refused(err, "of a claim of its own"); err != nil {
 		t.Errorf("a claim of another provisioner: %v", err)
 	}
 	if err := patch("grows", `{"metadata":{"labels":{"a":"c"}}}`); !apierrors.IsForbidden(err) {

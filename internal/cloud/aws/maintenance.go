@@ -63,7 +63,12 @@ func (w *watch) lookAtMaintenance(ctx, look context.Context) {
 	}
 	for id := range w.soon {
 		if _, still := soon[id]; !still {
-			w.l.Notify(cloud.Interruption{InstanceID: id, Planned: true, CalledOff: true, Reason: "called off"})
+			w.l.Notify(cloud.Interruption{
+				InstanceID: id,
+				Planned:    true,
+				CalledOff:  true,
+				Reason:     "called off",
+			})
 		}
 	}
 	w.soon = soon
