@@ -175,7 +175,7 @@ override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutor
 # By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
 # smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
 # race pass.
-override BOUNDS := STEPS=100000 FAULTS_SEED=1 FAULTS_TIMEOUT=20m FUZZTIME=10 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
+override BOUNDS := STEPS=100000 FAULTS_SEED=1 FAULTS_TIMEOUT=25m FUZZTIME=10 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
 	GOFLAGS=-buildvcs=false GORACE= ARGS= SHARD= SUBSET_LIMIT=30m GO=go
 .PHONY: test
 test: ## everything that is checked; as root
@@ -217,11 +217,12 @@ FAULTS_TIMEOUT ?= 24h
 RACE_STEPS := 10000
 .PHONY: faults
 faults: ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0
-	@# Each keeps one core busy. The second takes others, for data races; -short takes a twentieth of the points at which Kip is killed.
-	@status=0; FAULTS_SEED=$(FAULTS_SEED) CGO_ENABLED=0 hack/run-tests faults . '' ./test/faults -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) & \
+	@# Each process keeps one core busy. The last takes others, for data races; -short takes a twentieth of the points at which Kip is killed.
+	@export FAULTS_SEED=$(FAULTS_SEED); status=0; parts=; for part in 1 2 3; do \
+		SHARD=alone:$$part/3 CGO_ENABLED=0 hack/run-tests faults-$$part . '' ./test/faults -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) & parts="$$parts $$!"; done; \
 	FAULTS_SEED=1000001 STEPS=$(RACE_STEPS) FAULTS_SHORT_STEPS=$(RACE_STEPS) CGO_ENABLED=1 hack/run-tests faults-race . '' ./test/faults \
 		-race -short -count=1 -timeout $(FAULTS_TIMEOUT) || status=$$?; \
-	wait $$! || status=$$?; exit $$status
+	for part in $$parts; do wait $$part || status=$$?; done; exit $$status
 
 DAY_PODS ?= 60
 .PHONY: cloud-day
