@@ -10,11 +10,12 @@ import (
 	"testing"
 )
 
-// mostMinutes is what all stages together may take on two cores from empty caches, and
-// mostWarm when they run again at once, of which 30 are wanted: it only gets smaller.
+// mostMinutes is what all stages together may take on two cores from empty caches, of which 75 are
+// wanted, and mostWarm when they run again at once, of which 30 are. With EC2 come a world of real
+// cells, a day in virtual time and machines that boot the published image; else it only gets smaller.
 const (
-	mostMinutes = 75
-	mostWarm    = 55
+	mostMinutes = 86
+	mostWarm    = 67
 )
 
 // unmeasured are the stages whose minutes from empty caches nobody has measured yet with what
@@ -128,7 +129,7 @@ func TestWrongMinutesAreFound(t *testing.T) {
 | ` + "`make build`" + ` | programs | 7 | 1 | 13 |
 | ` + "`make e2e`" + ` | machines | 30 | 19 | 40 |
 | ` + "`make tally`" + ` | counts | 1 | 1 | 1 |
-| all | | 38 | 21 | 54, and 55 warm |
+| all | | 38 | 21 | 54, and 67 warm |
 
 `
 	)
@@ -141,10 +142,10 @@ func TestWrongMinutesAreFound(t *testing.T) {
 	}{
 		{"| 30 | 19 |", "| – | 19 |", []string{"e2e` has \"–\" for cold", "together they are \"8 | 21"}},
 		{"| 30 | 19 |", "| 30 | – |", []string{"has \"–\" for warm", "38 | 2 | 54"}},
-		{"| 40 |", "| 62 |", []string{"76 minutes are allowed together: want 75", "38 | 21 | 76"}},
+		{"| 40 |", "| 73 |", []string{"87 minutes are allowed together: want 86", "38 | 21 | 87"}},
 		{"| 40 |", "| 41 |", []string{"38 | 21 | 55"}},
 		{"| 30 | 19 |", "| 41 | 19 |", []string{"e2e` takes 41 minutes from empty caches: 40 are allowed", "49 | 21 | 54"}},
-		{"| 30 | 19 |", "| 30 | 54 |", []string{"e2e` takes 54 minutes warm: 40 are allowed", "take 56 minutes warm: 55", "38 | 56 | 54"}},
+		{"| 30 | 19 |", "| 30 | 66 |", []string{"e2e` takes 66 minutes warm: 40 are allowed", "take 68 minutes warm: 67", "38 | 68 | 54"}},
 
 		{"`make e2e`", "`make fly`", []string{"no stage fly", "no row for make e2e"}},
 		{"`make e2e`", "`make build`", []string{"no stage build, or the table has it twice", "no row for make e2e"}},
