@@ -230,9 +230,8 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 
 // mayMove says whether the pod may be moved away before the instance is taken. That a
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
-// worth most then, and an eviction leaves no pod without another. So is the end of what was bought for
-// a time. That others are taken
-// is rare: they count as those do whose end may be a mistake.
+// worth most then, and an eviction leaves no pod without another. So it is with what was bought
+// for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
 func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
 	if cell.Offer().Market() == cloud.Spot || cell.Certain {

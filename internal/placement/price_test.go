@@ -171,6 +171,15 @@ func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
 	}
 }
 
+// reservedNames are the types of candidates and the reservations that they are in, in their order.
+func reservedNames(list []Candidate) string {
+	var all []string
+	for _, one := range list {
+		all = append(all, one.InstanceType.Name+"/"+one.Offering.Reservation)
+	}
+	return strings.Join(all, " ")
+}
+
 // GPUs that are paid for in advance are not for pods that have no use for them.
 func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
 	const mem = 8 << 30
@@ -195,11 +204,7 @@ func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		var got []string
-		for _, one := range list {
-			got = append(got, one.InstanceType.Name+"/"+one.Offering.Reservation)
-		}
-		if text := strings.Join(got, " "); text != c.want {
+		if text := reservedNames(list); text != c.want {
 			t.Errorf("%s: %s, want %s", name, text, c.want)
 		}
 	}
@@ -234,11 +239,7 @@ func TestWhatIsReservedComesFirst(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		var got []string
-		for _, one := range list {
-			got = append(got, one.InstanceType.Name+"/"+one.Offering.Reservation)
-		}
-		if text := strings.Join(got, " "); text != c.want {
+		if text := reservedNames(list); text != c.want {
 			t.Errorf("%s: %s, want %s", name, text, c.want)
 		}
 		if name == "first" {

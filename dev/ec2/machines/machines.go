@@ -92,7 +92,7 @@ type Config struct {
 
 // Boot is the image of virtual machines.
 type Boot struct {
-	// Folder has it, as make image writes it: the forms raw and qcow2 are not both needed.
+	// Folder has it in the form raw, as make image writes it.
 	Folder string
 	// Program is kip-image, by which the account gets it as an AMI. Machines start from what was
 	// uploaded.

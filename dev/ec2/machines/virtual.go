@@ -84,7 +84,7 @@ func (e *EC2) publish(ctx context.Context, b Boot) (ami string, err error) {
 const imageFolder = "ami"
 
 // download writes the disk of an image as it was uploaded, with what belongs to it beside it, and
-// returns where it is. What the account keeps of it is not needed any more.
+// returns where it is.
 func (e *EC2) download(ami string, cfg Config, m boot.Manifest) (_ string, err error) {
 	snapshot := ""
 	for _, i := range e.model.Images() {

@@ -318,10 +318,10 @@ func skipVerify(endpoint string) (func(*middleware.Stack) error, error) {
 func anyCertificate(endpoint *url.URL) *http.Transport {
 	transport := awshttp.NewBuildableClient().GetTransport()
 	verified := tls.Config{MinVersion: tls.VersionTLS12}
-	any := verified.Clone()
-	any.InsecureSkipVerify = true //nolint:gosec // as it is configured
+	unverified := verified.Clone()
+	unverified.InsecureSkipVerify = true //nolint:gosec // as it is configured
 	// Of a connection within another, which net/http makes through a proxy, to the endpoint alone.
-	transport.TLSClientConfig = any
+	transport.TLSClientConfig = unverified
 	dial := transport.DialContext
 	transport.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, port, err := net.SplitHostPort(address)
@@ -334,7 +334,7 @@ func anyCertificate(endpoint *url.URL) *http.Transport {
 		}
 		cfg := verified.Clone()
 		if strings.EqualFold(host, endpoint.Hostname()) && port == cmp.Or(endpoint.Port(), "443") {
-			cfg = any.Clone()
+			cfg = unverified.Clone()
 		}
 		cfg.ServerName = host
 		conn := tls.Client(plain, cfg)
