@@ -74,8 +74,12 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 	if err != nil {
 		return nil, err
 	}
+	if k.image, err = install(ctx, cfg.Image, cfg.StateDir); err != nil {
+		return nil, err
+	}
+	k.image.tellVersion(cfg.Log, cfg.Version)
 	why := error(nil)
-	if k.accelerator, why = accelerator(ctx, cfg.Accelerator, vm.Program, cfg.StateDir); why != nil {
+	if k.accelerator, why = accelerator(ctx, cfg.Accelerator, vm.Program, cfg.StateDir, k.image); why != nil {
 		if cfg.Accelerator == vm.KVM {
 			return nil, fmt.Errorf("accelerator %s: %w", vm.KVM, why)
 		}
@@ -83,10 +87,6 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 	} else {
 		cfg.Log.Info("machines are virtualized", "accelerator", k.accelerator)
 	}
-	if k.image, err = install(ctx, cfg.Image, cfg.StateDir); err != nil {
-		return nil, err
-	}
-	k.image.tellVersion(cfg.Log, cfg.Version)
 	k.cfg.Catalogue = possible(cfg.Catalogue, runtime.NumCPU(), k.accelerator)
 	if len(k.cfg.Catalogue) == 0 {
 		return nil, fmt.Errorf("none of %d instance types is one for a virtual machine of this host, which has %d CPUs", len(cfg.Catalogue),

@@ -588,6 +588,39 @@ func TestHowMachinesRunIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
+// A kernel of the tests' never ends by itself; this one does, by QEMU's device for that.
+func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
+	cfg := testHost(t)
+	_ = open(t, cfg).Close()
+	i, err := install(t.Context(), cfg.Image, cfg.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	linux := filepath.Join(i.dir, vm.LinuxFile)
+	ends := guest(true)
+	// mov dx, 0xcf9; mov al, 6; out dx, al: the chipset's reset
+	copy(ends[0x268:], []byte{0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xfa, 0xf4})
+	if err := os.WriteFile(linux, ends, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tryKernel(t.Context(), vm.TCG, vm.Program, i); err != nil {
+		t.Errorf("one that ends: %v", err)
+	}
+	if err := os.WriteFile(linux, []byte("no kernel"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tryKernel(t.Context(), vm.TCG, vm.Program, i); err == nil || !strings.Contains(err.Error(), "the image's kernel does not run with tcg") {
+		t.Errorf("one that is none: %v", err)
+	}
+	fails := filepath.Join(testDir(), "qemu")
+	if err := os.WriteFile(fails, []byte("#!/bin/sh\necho KVM internal error. Suberror: 1 >&2\nexec sleep 3600\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := tryKernel(t.Context(), vm.KVM, fails, i); err == nil || !strings.Contains(err.Error(), "does not run with kvm: KVM internal error. Suberror: 1") {
+		t.Errorf("one that KVM gives up: %v", err)
+	}
+}
+
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

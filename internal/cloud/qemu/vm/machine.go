@@ -106,12 +106,7 @@ func (m Machine) Args() []string {
 		"-smp", strconv.Itoa(m.CPUs),
 		"-m", strconv.FormatInt(m.MemoryBytes>>20, 10),
 	}
-	if m.Accelerator == KVM {
-		args = append(args, "-accel", "kvm", "-cpu", "host")
-	} else {
-		// The emulation of CMPXCHG16B in QEMU 7.2 damages flags, of which the kernel dies.
-		args = append(args, "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57")
-	}
+	args = append(args, Accelerate(m.Accelerator)...)
 	args = append(args, m.boot()...)
 	args = append(args, m.devices()...)
 	if m.Hugepages {
@@ -136,6 +131,15 @@ func (m Machine) Args() []string {
 		args = append(args, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 	}
 	return append(args, m.More...)
+}
+
+// Accelerate are QEMU's arguments that say by what a machine runs, and on which processor.
+func Accelerate(accelerator string) []string {
+	if accelerator == KVM {
+		return []string{"-accel", "kvm", "-cpu", "host"}
+	}
+	// The emulation of CMPXCHG16B in QEMU 7.2 damages flags, of which the kernel dies.
+	return []string{"-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57"}
 }
 
 // boot is how the machine finds what it runs.
