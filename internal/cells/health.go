@@ -59,6 +59,9 @@ const (
 	disruptionShare, disruptionLeast = 0.55, 3
 )
 
+// mostSilent is why no cell ends for its silence while most are silent.
+const mostSilent = "most cells are silent at once, so the fault may be Kip's own network"
+
 // checkHealth ends cells that are lost by the lease, until ctx ends.
 func (c *Controller) checkHealth(ctx context.Context) {
 	if c.cfg.Health.Check <= 0 {
@@ -97,7 +100,7 @@ type silence struct {
 }
 
 // checkLeases looks at every cell with a kubelet once. It returns true when so many
-// are silent that no cell is ended for its silence.
+// are silent that the end of each waits for a person.
 func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
 	var silent []silence
 	var refused refusals
@@ -143,7 +146,7 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	disrupted := len(silent) >= disruptionLeast && float64(len(silent)) > disruptionShare*float64(ready)
 	if disrupted != wasDisrupted {
 		if disrupted {
-			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and no cell is ended for its silence until that is over",
+			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
 				"silent", len(silent), "ready", ready)
 		} else {
 			c.cfg.Log.Info("most cells are heard again", "silent", len(silent), "ready", ready)
@@ -155,16 +158,24 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	if len(silent) == 0 {
 		return disrupted
 	}
-	population := c.population()
+	population, doubt := c.population(), ""
+	if disrupted {
+		doubt = mostSilent
+	}
 	for _, s := range silent {
 		if cell := s.e.cell(); cell.Phase == apiv1.Bound {
 			c.observers.CellSilent(*cell, s.since)
 		}
-		if disrupted || wasDisrupted {
-			continue
+		if wasDisrupted && !disrupted {
+			continue // it has its time anew
 		}
 		if why := c.lostInSilence(s, now); why != "" {
-			c.lose(ctx, s.e, population, sign{cause: CauseLost, why: why, heard: s.since})
+			c.lose(ctx, s.e, population, sign{
+				cause: CauseLost,
+				why:   why,
+				heard: s.since,
+				doubt: doubt,
+			})
 		}
 	}
 	return disrupted
@@ -351,6 +362,8 @@ type sign struct {
 	fault error
 	// heard is when the cell was last heard, where that speaks against it.
 	heard time.Time
+	// doubt is why the fault is more likely Kip's own; "" where it is not.
+	doubt string
 }
 
 // lose ends a cell that is lost, if the gate lets it. It returns whether the cell
@@ -363,7 +376,7 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 	cell := e.cell()
 	end := c.endOf(cell, s.why)
 	// Of a cell that runs no pod yet, nothing is lost that another launch does not give.
-	end.Mistakable, end.Heard = cell.Phase == apiv1.Bound && !s.sure, s.heard
+	end.Mistakable, end.Heard, end.Doubt = cell.Phase == apiv1.Bound && !s.sure, s.heard, s.doubt
 	if !c.admit(ctx, e, end, population) {
 		return false
 	}

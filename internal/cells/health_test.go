@@ -111,6 +111,10 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 		if n := len(b.cloud.running()); n != 4 {
 			t.Fatalf("%d of 4 instances are left; said %v", n, b.said("CellLost"))
 		}
+		held := b.said("EndHeldBack")
+		if len(held) < 4 || !strings.Contains(fmt.Sprint(held), "most cells are silent at once") {
+			t.Errorf("nobody is told why they do not end: %v", held)
+		}
 		for _, cell := range list[1:] {
 			b.links.of(cell.ID).set(true, nil)
 		}
@@ -121,6 +125,26 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 		b.later(time.Minute)
 		if n := len(b.cloud.running()); n != 3 {
 			t.Fatalf("%d instances when one of 4 is silent, want 3", n)
+		}
+	})
+}
+
+func TestAPersonEndsWhatIsSilentWhenMostAre(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		for n := range 4 {
+			b.request(fmt.Sprint(n), "nano")
+		}
+		b.later(time.Minute)
+		for _, cell := range b.cells.List()[1:] {
+			b.links.of(cell.ID).set(false, errors.New("cut"))
+		}
+		b.later(10 * time.Minute)
+		if n := len(b.cfg.Gate.Allow(time.Now())); n != 3 {
+			t.Fatalf("%d ends are held back, want those of 3", n)
+		}
+		b.later(time.Minute)
+		if n := len(b.cloud.running()); n != 1 {
+			t.Errorf("%d instances are left, want the one that is heard", n)
 		}
 	})
 }

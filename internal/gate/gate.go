@@ -71,6 +71,9 @@ type End struct {
 	// of Kip, and that the instance may run a pod that nobody has asked to end. Such
 	// ends are bounded by the Limit.
 	Mistakable bool
+	// Doubt is why what the end follows from is more likely a fault of Kip's own, for
+	// people; empty where it is not. Such ends wait for a person.
+	Doubt string
 	// Asked says that the pod has ended or was deleted.
 	Asked bool
 	// Heard is when the cell was last heard, where that speaks against its end; zero
@@ -85,6 +88,7 @@ const (
 	ByLimit Reason = "limit" // too many ends that may be a mistake
 	ByLease Reason = "lease" // the cell was heard lately
 	ByStore Reason = "store" // what this Kip knows may be too old to go by
+	ByDoubt Reason = "doubt" // the fault is more likely Kip's own
 )
 
 // HeldError is the answer to an end that the gate holds back.
@@ -195,6 +199,9 @@ func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool)
 	if because == nil {
 		because = g.veto(e, now) // also of one that was admitted before it was to end
 	}
+	if because == nil && !admitted && e.Doubt != "" {
+		because = &HeldError{Reason: ByDoubt, Text: e.Doubt, After: doubtRetry}
+	}
 	if because == nil && !admitted {
 		because, unstored = g.bound(e, now, population)
 	}
@@ -246,6 +253,10 @@ func (g *Gate) admit(instance string) {
 // behindRetry is when an end is worth asking for again that is held back for what this
 // Kip does not know: there is a look at the cloud in as long.
 const behindRetry = 15 * time.Second
+
+// doubtRetry is when an end is worth asking for again that is in doubt: cells are looked at
+// each few seconds.
+const doubtRetry = 5 * time.Second
 
 // distrust holds back what nobody has asked for while what this Kip knows may be too
 // old. Neither Open nor Allow lets it pass.

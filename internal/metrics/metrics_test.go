@@ -408,7 +408,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	f.want(t, "kip_node_held_by_another", map[string]string{"": "1"})
 	f.want(t, "kip_ca_end_timestamp_seconds", map[string]string{"": "1.8e+09"})
 	f.want(t, "kip_ca_unmoved_cells", map[string]string{"": "4"})
-	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0"})
+	f.want(t, "kip_ends_held_back", map[string]string{"reason=limit": "2", "reason=lease": "1", "reason=store": "0", "reason=doubt": "0"})
 	f.want(t, "kip_cell_seconds_total", map[string]string{
 		spotLabels: "10800", "instance_type=c5.large,launch_type=on-demand": "60", "instance_type=c5.large,launch_type=dedicated": "30",
 	})

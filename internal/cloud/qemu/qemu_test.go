@@ -609,14 +609,16 @@ func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
 	if err := os.WriteFile(linux, []byte("no kernel"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := tryKernel(t.Context(), vm.TCG, vm.Program, i); err == nil || !strings.Contains(err.Error(), "the image's kernel does not run with tcg") {
+	err = tryKernel(t.Context(), vm.TCG, vm.Program, i)
+	if err == nil || !strings.Contains(err.Error(), "the image's kernel does not run with tcg") {
 		t.Errorf("one that is none: %v", err)
 	}
 	fails := filepath.Join(testDir(), "qemu")
 	if err := os.WriteFile(fails, []byte("#!/bin/sh\necho KVM internal error. Suberror: 1 >&2\nexec sleep 3600\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := tryKernel(t.Context(), vm.KVM, fails, i); err == nil || !strings.Contains(err.Error(), "does not run with kvm: KVM internal error. Suberror: 1") {
+	err = tryKernel(t.Context(), vm.KVM, fails, i)
+	if err == nil || !strings.Contains(err.Error(), "does not run with kvm: KVM internal error. Suberror: 1") {
 		t.Errorf("one that KVM gives up: %v", err)
 	}
 }
