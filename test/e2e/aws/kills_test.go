@@ -58,11 +58,13 @@ func (s *space) withoutGroup() {
 	})
 }
 
-// Of a pod with a disk, the calls that change something until it runs, and from then on.
+// Of a pod with a disk, the calls that change something until it runs, when its claim asks for more,
+// and from then on.
 var (
 	untilItRuns = []string{
 		"CreateVolume", "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances", "CreateTags", "AttachVolume",
 	}
+	asItGrows     = []string{"ModifyVolume"}
 	untilItIsGone = []string{"DetachVolume", "TerminateInstances", "DeleteVolume"}
 )
 
@@ -80,6 +82,8 @@ func TestKipIsKilledAtEachCallOfAPodsLife(t *testing.T) {
 		if out := s.Kubectl("exec", name, "--", "cat", "/data/starts"); out != "started\n" {
 			t.Errorf("%s: the pod has started more than once, or not at all: %q", name, out)
 		}
+		s.killAt(after, func() { s.ask("data", "2Gi") }, asItGrows...)
+		s.waitSize("data", volume.ID, 2)
 		s.killAt(after, func() {
 			s.Kubectl("delete", "pod", name, "--wait=false")
 			s.Kubectl("delete", "pvc", "data", "--wait=false")
@@ -95,7 +99,7 @@ func TestKipIsKilledAtEachCallOfAPodsLife(t *testing.T) {
 		}
 		for action, n := range s.state(t.Context()).Calls {
 			asks := strings.HasPrefix(action, "Describe") || strings.HasPrefix(action, "Get") || strings.HasPrefix(action, "Receive")
-			if !asks && n > before.Calls[action] && !slices.Contains(slices.Concat(untilItRuns, untilItIsGone), action) {
+			if !asks && n > before.Calls[action] && !slices.Contains(slices.Concat(untilItRuns, asItGrows, untilItIsGone), action) {
 				t.Errorf("%s: Kip has made the call %s, and was not killed at it", name, action)
 			}
 		}
