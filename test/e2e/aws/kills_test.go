@@ -82,7 +82,7 @@ func TestKipIsKilledAtEachCallOfAPodsLife(t *testing.T) {
 		if out := s.Kubectl("exec", name, "--", "cat", "/data/starts"); out != "started\n" {
 			t.Errorf("%s: the pod has started more than once, or not at all: %q", name, out)
 		}
-		s.killAt(after, func() { s.ask("data", "2Gi") }, asItGrows...)
+		s.killAt(after, func() { s.expand("data", "2Gi") }, asItGrows...)
 		s.waitSize("data", volume.ID, 2)
 		s.killAt(after, func() {
 			s.Kubectl("delete", "pod", name, "--wait=false")
