@@ -3,6 +3,7 @@
 package boot
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -15,6 +16,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -160,7 +162,13 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		m.says(want)
 	}
 
-	// Stopped before a pod came, it may start again; its disk has grown meanwhile.
+	// Without room for a file it cannot start, and with some it can.
+	fill(t, disk)
+	m = start(t, disk, user, true)
+	m.ends()
+	m.says("this machine cannot boot, and is switched off: lay them over each other: nothing can be written to the state, which has 0 bytes free of ")
+
+	// Stopped before a pod came, it may start again; its disk has grown meanwhile, which gives it room.
 	if err := os.Truncate(disk, diskBytes+1<<30); err != nil {
 		t.Fatal(err)
 	}
@@ -193,6 +201,42 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	if blocks := blocksOf(t, disk, state); blocks*4096 != state.Sectors()*gpt.Sector || state.Sectors()*gpt.Sector < 3<<30 {
 		t.Errorf("the state's file system has %d blocks, its partition %d sectors", blocks, state.Sectors())
 	}
+}
+
+// fill leaves no room on the state partition of a machine that is off, whose free blocks become
+// those of some files.
+func fill(t *testing.T, disk string) {
+	t.Helper()
+	p := stateOf(t, disk)
+	dir := t.TempDir()
+	state, rest := filepath.Join(dir, "state"), filepath.Join(dir, "rest")
+	run := func(stdin, name string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err := cmd.CombinedOutput()
+		// e2fsck has mended what it found, which is that the journal was not empty.
+		if exit := new(exec.ExitError); err != nil && !(name == "e2fsck" && errors.As(err, &exit) && exit.ExitCode() == 1) {
+			t.Fatalf("%s: %v: %s", name, err, out)
+		}
+	}
+	place := fmt.Sprint(p.First * gpt.Sector)
+	size := fmt.Sprint(p.Sectors() * gpt.Sector)
+	run("", "dd", "if="+disk, "of="+state, "bs=1M", "iflag=skip_bytes,count_bytes", "skip="+place, "count="+size, "conv=sparse", "status=none")
+	run("", "e2fsck", "-fy", state)
+	var orders strings.Builder
+	for n := blocksOf(t, disk, p); n > 0; n -= (n + 15) / 16 {
+		fmt.Fprintf(&orders, "write /dev/null full-%[1]d\nfallocate full-%[1]d 0 %[2]d\n", n, n-1)
+	}
+	// It leaves some, which a file takes that is too large.
+	if err := os.WriteFile(rest, bytes.Repeat([]byte("full"), 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&orders, "write %s rest\n", rest)
+	run(orders.String(), "debugfs", "-w", "-f", "-", state)
+	run("", "e2fsck", "-fy", state)
+	run("", "fallocate", "-p", "-o", place, "-l", size, disk)
+	run("", "dd", "if="+state, "of="+disk, "bs=1M", "oflag=seek_bytes", "seek="+place, "conv=sparse,notrunc", "status=none")
 }
 
 // spoil changes a disk, or a copy of one.

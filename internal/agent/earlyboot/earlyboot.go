@@ -236,6 +236,9 @@ func layOver() error {
 	if err != nil {
 		return fmt.Errorf("mount the overlay: %w", err)
 	}
+	if err := mustBeWritable(newer); err != nil {
+		return err
+	}
 	for _, dir := range onState {
 		source := filepath.Join(state, filepath.Base(dir))
 		if err := os.MkdirAll(source, 0o755); err != nil {
@@ -251,6 +254,20 @@ func layOver() error {
 		}
 	}
 	return nil
+}
+
+// mustBeWritable is an error where an overlay can only be read, as the kernel mounts it when it can
+// make no folder of its own in the state.
+func mustBeWritable(overlay string) error {
+	var over, under unix.Statfs_t
+	if err := errors.Join(unix.Statfs(overlay, &over), unix.Statfs(state, &under)); err != nil {
+		return err
+	}
+	if over.Flags&unix.ST_RDONLY == 0 {
+		return nil
+	}
+	return fmt.Errorf("nothing can be written to the state, which has %d bytes free of %d: a larger disk gives it room",
+		under.Bavail*uint64(under.Bsize), under.Blocks*uint64(under.Bsize))
 }
 
 // handOver frees the memory of the first file system, makes newer the root and becomes
