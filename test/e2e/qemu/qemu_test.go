@@ -245,6 +245,33 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			t.Errorf("the pod is %+v, %v; was %+v", again.Status, err, server.Status)
 		}
 	})
+	t.Run("memory that a pod uses up ends its container, and nothing else of the machine", func(t *testing.T) {
+		s := s.For(t)
+		// The client sees all processes of its machine.
+		parts := func() string { return s.Kubectl("exec", "client", "--", "pidof", "itzo", "containerd", "kubelet") }
+		before := parts()
+		if len(strings.Fields(before)) < 3 {
+			t.Fatalf("the parts of the machine have the PIDs %q", before)
+		}
+		_, code, errs := s.Attempt(t.Context(), "exec", "client", "--", "tail", "/dev/zero")
+		t.Logf("what uses it up ends with %d: %s", code, errs)
+		s.Eventually("the kubelet has started the container anew, since the kernel ended it", func(ctx context.Context) error {
+			now, err := s.Pod(ctx, "client")
+			if err != nil {
+				return err
+			}
+			c := now.Status.ContainerStatuses[0]
+			last := c.LastTerminationState.Terminated
+			if c.RestartCount != 1 || c.State.Running == nil || last == nil || last.Reason != "OOMKilled" {
+				return fmt.Errorf("it is %+v", c)
+			}
+			return nil
+		})
+		s.Eventually("exec works", s.ExecTrue("client"))
+		if after := parts(); after != before {
+			t.Errorf("the parts of the machine had the PIDs %q and have %q", before, after)
+		}
+	})
 	t.Run("a pod's end leaves nothing", func(t *testing.T) {
 		s := s.For(t)
 		s.Kubectl("delete", "pod", "server", "client", "--wait=false")
