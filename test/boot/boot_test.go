@@ -57,9 +57,9 @@ func otherAgent(t *testing.T) (a agentapi.Agent) {
 // program's stub takes further arguments of the kernel from the firmware.
 var crashes = []string{"-smbios", "type=11,value=io.systemd.stub.kernel-cmdline-extra=unknown_nmi_panic"}
 
-// TestAMachineBootsJoinsAndLivesOnce follows one disk through three boots: the first, in
-// which it goes over to another agent, one after the power button, and one after the kernel
-// has crashed while a pod was there.
+// TestAMachineBootsJoinsAndLivesOnce follows one disk through four boots: the first, in
+// which it is told by a NoCloud disk and goes over to another agent; one that finds its disk
+// full; one on a larger disk; and one after the kernel has crashed while a pod was there.
 func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	disk := newDisk(t)
 	authority, err := pki.New(time.Now)
@@ -146,7 +146,10 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 		return joined
 	}
 
-	m := start(t, disk, user, true)
+	first := describe(t, disk, "", true)
+	first.More = noCloud(t, t.TempDir(), user)
+	m := run(t, first)
+	m.says("user data of a NoCloud disk (")
 	begins := m.says("the agent begins")
 	seen := time.Now()
 	other := otherAgent(t)
@@ -174,12 +177,7 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	}
 	again := describe(t, disk, user, true)
 	again.Reboots, again.More = true, crashes
-	running, err := Start(again)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(running.Close)
-	m = machine{t, running}
+	m = run(t, again)
 	m.says("going over to the agent that was fetched before")
 	m.says("the agent begins")
 	// The kubelet makes a pod's folder before it looks for its image, which nobody has.
@@ -328,11 +326,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 		},
 		{
 			name: "garbage on a NoCloud disk",
-			more: func(dir string) []string {
-				return []string{
-					"-drive", "if=none,id=seed,readonly=on,format=raw,file=" + seed(t, dir, "garbage"), "-device", "virtio-blk-pci,drive=seed",
-				}
-			},
+			more: func(dir string) []string { return noCloud(t, dir, "garbage") },
 			want: []string{"user data of a NoCloud disk (", `the first line is not "#cloud-config"`},
 		},
 	} {
@@ -350,12 +344,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 				what.More = tc.more(t.TempDir())
 			}
 			what.Paused = tc.noLink
-			running, err := Start(what)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(running.Close)
-			m := machine{t, running}
+			m := run(t, what)
 			if tc.noLink {
 				m.do("set_link", map[string]any{"name": "card", "up": false})
 				m.do("cont", nil)

@@ -43,6 +43,12 @@ func seed(t *testing.T, dir, userData string) string {
 	return file
 }
 
+// noCloud are QEMU's arguments for a disk with user data.
+func noCloud(t *testing.T, dir, userData string) []string {
+	t.Helper()
+	return []string{"-drive", "if=none,id=seed,readonly=on,format=raw,file=" + seed(t, dir, userData), "-device", "virtio-blk-pci,drive=seed"}
+}
+
 // record is a file's or a folder's in a folder.
 func record(name string, at, size int, folder bool) []byte {
 	b := make([]byte, (33+len(name)+1)/2*2)

@@ -56,7 +56,13 @@ type machine struct {
 // card.
 func start(t *testing.T, disk, userData string, card bool) machine {
 	t.Helper()
-	m, err := Start(describe(t, disk, userData, card))
+	return run(t, describe(t, disk, userData, card))
+}
+
+// run boots a machine as it is described.
+func run(t *testing.T, what vm.Machine) machine {
+	t.Helper()
+	m, err := Start(what)
 	if err != nil {
 		t.Fatal(err)
 	}
