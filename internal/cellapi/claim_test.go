@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -242,4 +244,36 @@ func TestEventsOfAnExpansionAreThoseOfThePodsClaims(t *testing.T) {
 	if err := event("other-data"); !apierrors.IsForbidden(err) {
 		t.Errorf("of another claim: %v", err)
 	}
+}
+
+// The API server may be slow: meanwhile Kip works for others.
+func TestAClaimThatIsWaitedForHoldsNoTurnOfWork(t *testing.T) {
+	ctx := context.Background()
+	h := newHouse(t)
+	pvc := expanding(h, "web-data")
+	c := newMachine(t, "c1").join(h)
+	h.bindNew(c, podOn("web"))
+	release := make(chan struct{})
+	var open atomic.Int32
+	h.up.mu.Lock()
+	h.up.refuse = func(r apiRequest) error {
+		if r.verb == "get" && r.name == pvc.Name {
+			open.Add(1)
+			<-release
+		}
+		return nil
+	}
+	h.up.mu.Unlock()
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/persistentvolumeclaims/web-data/status", string(types.StrategicMergePatchType),
+			[]byte(`{"status":{"capacity":{"storage":"2Gi"}}}`))
+	})
+	defer asked.Wait()
+	defer close(release)
+	eventually(t, "the claim is waited for", func() bool { return open.Load() > 0 })
+	if !c.working.own.TryAcquire(workedOfOne) {
+		t.Fatal("the cell's turn is taken while the claim is waited for")
+	}
+	c.working.own.Release(workedOfOne)
 }

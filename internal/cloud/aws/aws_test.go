@@ -1708,6 +1708,25 @@ func TestAProxyOnTheWayToTheEndpointIsVerified(t *testing.T) {
 	}
 }
 
+func TestAnEndpointThatNeverShakesHandsIsNotWaitedFor(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // whose connections nobody takes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	transport := anyCertificate(&url.URL{Scheme: "https", Host: silent.Addr().String()})
+	transport.TLSHandshakeTimeout = 20 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+silent.Addr().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := transport.RoundTrip(request); !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		t.Errorf("%v, %v", err, ctx.Err())
+	}
+}
+
 // tunnelTo answers a proxy's CONNECT, until one side has ended.
 func tunnelTo(ctx context.Context, w http.ResponseWriter, host string) error {
 	there, err := new(net.Dialer).DialContext(ctx, "tcp", host)
