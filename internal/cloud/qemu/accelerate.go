@@ -92,34 +92,36 @@ func try(ctx context.Context, accelerator, what string, status int, program stri
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	switch {
-	case said.failed():
-		return fmt.Errorf("%s does not run with %s: %s", what, accelerator, firstLine(said.String()))
-	case ctx.Err() != nil:
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%s did not end within %v with %s", what, probeLimit, accelerator)
+	case said.failed():
+		return fmt.Errorf("%s does not run with %s: %s", what, accelerator, firstLine(said.text.String()))
+	case ctx.Err() != nil:
+		return ctx.Err()
 	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == status:
 		return nil
 	case err == nil:
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("%s does not run with %s: %w: %s", what, accelerator, err, firstLine(said.String()))
+	return fmt.Errorf("%s does not run with %s: %w: %s", what, accelerator, err, firstLine(said.text.String()))
 }
 
 // lastSaid is what QEMU says. When KVM has given a machine up QEMU says so and goes on
 // without it, for which nobody needs to wait.
 type lastSaid struct {
-	bytes.Buffer
-	end func()
+	text bytes.Buffer
+	end  func()
 }
 
 func (s *lastSaid) Write(b []byte) (int, error) {
-	n, err := s.Buffer.Write(b)
+	n, err := s.text.Write(b)
 	if s.failed() {
 		s.end()
 	}
 	return n, err
 }
 
-func (s *lastSaid) failed() bool { return bytes.Contains(s.Bytes(), []byte("KVM internal error")) }
+func (s *lastSaid) failed() bool { return bytes.Contains(s.text.Bytes(), []byte("KVM internal error")) }
 
 // firstLine of what a program said, in bounds.
 func firstLine(s string) string {

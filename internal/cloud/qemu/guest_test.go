@@ -11,13 +11,16 @@ import (
 	"testing"
 )
 
+// guestCode is where the code of a test's kernel is in it.
+const guestCode = 0x268
+
 // guest is a kernel of some 80 bytes: a real machine boots it, it says what it is on the
 // serial console and sleeps. It obeys the power button, or does not.
 func guest(obeys bool) []byte {
-	const sectors, entry, code = 4, 0x200, 0x268
+	const sectors, entry = 4, 0x200
 	k := make([]byte, 512*(sectors+2))
 	k[0x1f1] = sectors
-	copy(k[entry:], []byte{0xeb, code - entry - 2}) // over what follows
+	copy(k[entry:], []byte{0xeb, guestCode - entry - 2}) // over what follows
 	copy(k[0x202:], "HdrS")
 	binary.LittleEndian.PutUint16(k[0x206:], 0x0202)                              // of the boot protocol
 	k[0x211] = 1                                                                  // what comes after is loaded high
@@ -38,7 +41,14 @@ func guest(obeys bool) []byte {
 		text = append(text, say('.')...)
 		text = append(text, 0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef) // mov dx, 0x604; mov ax, 0x2000; out dx, ax: off
 	}
-	copy(k[code:], append(text, 0xfa, 0xf4, 0xeb, 0xfc)) // cli; hlt, for ever
+	copy(k[guestCode:], append(text, 0xfa, 0xf4, 0xeb, 0xfc)) // cli; hlt, for ever
+	return k
+}
+
+// resets is a kernel that resets its machine at once.
+func resets() []byte {
+	k := guest(true)
+	copy(k[guestCode:], []byte{0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xfa, 0xf4}) // mov dx, 0xcf9; mov al, 6; out dx, al; cli; hlt
 	return k
 }
 
