@@ -14,7 +14,7 @@ import (
 // wanted, and mostWarm when they run again at once, of which 30 are. With EC2 come a world of real
 // cells, a day in virtual time and machines that boot the published image; else it only gets smaller.
 const (
-	mostMinutes = 86
+	mostMinutes = 84
 	mostWarm    = 67
 )
 
@@ -142,7 +142,7 @@ func TestWrongMinutesAreFound(t *testing.T) {
 	}{
 		{"| 30 | 19 |", "| – | 19 |", []string{"e2e` has \"–\" for cold", "together they are \"8 | 21"}},
 		{"| 30 | 19 |", "| 30 | – |", []string{"has \"–\" for warm", "38 | 2 | 54"}},
-		{"| 40 |", "| 73 |", []string{"87 minutes are allowed together: want 86", "38 | 21 | 87"}},
+		{"| 40 |", "| 73 |", []string{"87 minutes are allowed together: want 84", "38 | 21 | 87"}},
 		{"| 40 |", "| 41 |", []string{"38 | 21 | 55"}},
 		{"| 30 | 19 |", "| 41 | 19 |", []string{"e2e` takes 41 minutes from empty caches: 40 are allowed", "49 | 21 | 54"}},
 		{"| 30 | 19 |", "| 30 | 66 |", []string{"e2e` takes 66 minutes warm: 40 are allowed", "take 68 minutes warm: 67", "38 | 68 | 54"}},
