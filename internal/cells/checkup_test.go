@@ -84,3 +84,26 @@ func TestASilentCellWhoseMachineIsImpairedIsLost(t *testing.T) {
 		})
 	}
 }
+
+// What the cloud sees does not come over Kip's network to the cells.
+func TestACellWhoseMachineIsImpairedIsLostWhileMostAreSilent(t *testing.T) {
+	cloud := &checks{}
+	inBubble(t, func(c *setup) {
+		cloud.modelCloud = c.Cloud.(*modelCloud)
+		cloud.features.Checkup = cloud
+	}, nil, func(t *testing.T, b *bubble) {
+		for _, pod := range []string{"a", "b", "c", "d"} {
+			b.request(pod, "nano")
+		}
+		b.later(time.Minute)
+		impaired, _ := b.cells.ForPod(ref("a").UID)
+		cloud.set(nil, impaired.Instance.ID)
+		for _, cell := range b.cells.List() {
+			b.links.of(cell.ID).set(false, errors.New("cut"))
+		}
+		b.later(5 * time.Minute)
+		if lost := b.said("CellLost"); len(lost) != 1 || b.phase("a") == apiv1.Bound {
+			t.Errorf("lost are %v, want that of pod a", lost)
+		}
+	})
+}

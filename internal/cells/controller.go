@@ -79,8 +79,8 @@ type Controller struct {
 	versions map[ingredients]bool
 	// checkup is what the cloud's own checks say while cells are silent.
 	checkup checkup
-	// apart is until when cells are launched one by one, by where.
-	apart map[location]time.Time
+	// apart is how many cells are launched at once, where they are fewer than may be.
+	apart map[location]fewer
 	// terminating has, by their instances, the ends that are under way.
 	terminating map[string]*termination
 	// awake is since when this process has looked at the cells without a gap, and
@@ -122,7 +122,7 @@ func New(cfg Config) *Controller {
 		denied:       map[offering]bool{},
 		unfits:       map[ingredients]*unfit{},
 		versions:     map[ingredients]bool{},
-		apart:        map[location]time.Time{},
+		apart:        map[location]fewer{},
 	}
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, func() string { return c.template(c.cloudInit()) }, cfg.Clock)
 	return c

@@ -78,6 +78,8 @@ type entry struct {
 	told       time.Time           // the Interrupted that observers know of; of its worker
 	notified   time.Time           // when its agent last gave notice; under mu
 	atRisk     bool                // its agent says that it is; under mu
+	// anew is since when it has its time anew: once, not heard since heard; under mu
+	anew struct{ heard, since time.Time }
 	// warned and counted are the Interrupted that the pod's owner was told of, and that CellTakenBack
 	// was told of; under mu. Those of an earlier process count as told.
 	warned, counted time.Time

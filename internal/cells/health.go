@@ -86,7 +86,8 @@ func (c *Controller) checkHealth(ctx context.Context) {
 	}
 }
 
-// wakeUp gives each cell its time anew: until now this process could not hear them.
+// wakeUp gives each cell its time anew: until now this process could not hear them. A cell has
+// that once until it is heard again, or cells that fall silent in turns would keep others for ever.
 func (c *Controller) wakeUp(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +105,7 @@ type silence struct {
 func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
 	var silent []silence
 	var refused refusals
-	ready, onTime := 0, c.cfg.Late.OnTime()
+	ready, together, onTime := 0, 0, c.cfg.Late.OnTime()
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
@@ -119,17 +120,16 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
 			continue
 		}
-		ready++
-		since := c.awake
-		for _, t := range []time.Time{
-			onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound),
-		} {
-			if t.After(since) {
-				since = t
-			}
+		timeout := c.healthyTimeout(e.cell())
+		if timeout < forever { // else its silence costs it nothing, and says nothing of Kip's network
+			ready++
 		}
-		if now.Sub(since) >= min(silentAfter, c.healthyTimeout(e.cell())) {
-			silent = append(silent, silence{e, since})
+		since := e.silentSince(c.began, c.awake, onTime)
+		if now.Sub(since) < min(silentAfter, timeout) {
+			continue
+		}
+		if silent = append(silent, silence{e, since}); timeout < forever {
+			together++
 		}
 	}
 	refused.of = ready
@@ -143,13 +143,13 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
 		c.fail(ErrBehindTime)
 	}
-	disrupted := len(silent) >= disruptionLeast && float64(len(silent)) > disruptionShare*float64(ready)
+	disrupted := together >= disruptionLeast && float64(together) > disruptionShare*float64(ready)
 	if disrupted != wasDisrupted {
 		if disrupted {
 			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
-				"silent", len(silent), "ready", ready)
+				"silent", together, "ready", ready)
 		} else {
-			c.cfg.Log.Info("most cells are heard again", "silent", len(silent), "ready", ready)
+			c.cfg.Log.Info("most cells are heard again", "silent", together, "ready", ready)
 		}
 	}
 	c.mu.Lock()
@@ -158,10 +158,7 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	if len(silent) == 0 {
 		return disrupted
 	}
-	population, doubt := c.population(), ""
-	if disrupted {
-		doubt = mostSilent
-	}
+	population := c.population()
 	for _, s := range silent {
 		if cell := s.e.cell(); cell.Phase == apiv1.Bound {
 			c.observers.CellSilent(*cell, s.since)
@@ -169,20 +166,39 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		if wasDisrupted && !disrupted {
 			continue // it has its time anew
 		}
-		if why := c.lostInSilence(s, now); why != "" {
-			c.lose(ctx, s.e, population, sign{
-				cause: CauseLost,
-				why:   why,
-				heard: s.since,
-				doubt: doubt,
-			})
+		why, seen := c.lostInSilence(s, now)
+		if why == "" {
+			continue
 		}
+		lost := sign{cause: CauseLost, why: why, heard: s.since}
+		if disrupted && !seen {
+			lost.doubt = mostSilent
+		}
+		c.lose(ctx, s.e, population, lost)
 	}
 	return disrupted
 }
 
-// lostInSilence says why a silent cell is lost; "" if it is not yet.
-func (c *Controller) lostInSilence(s silence, now time.Time) string {
+// silentSince is when a cell was last heard, or could not have been. The caller holds Controller.mu.
+func (e *entry) silentSince(began, awake, onTime time.Time) time.Time {
+	since := began
+	for _, t := range []time.Time{onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound)} {
+		if t.After(since) {
+			since = t
+		}
+	}
+	if !awake.After(since) {
+		return since
+	}
+	if !e.anew.heard.Equal(since) {
+		e.anew.heard, e.anew.since = since, awake
+	}
+	return e.anew.since
+}
+
+// lostInSilence says why a silent cell is lost; "" if it is not yet. The cloud may have seen it: what
+// it says does not come over Kip's network to the cells.
+func (c *Controller) lostInSilence(s silence, now time.Time) (why string, seen bool) {
 	cell, quiet := s.e.cell(), now.Sub(s.since).Round(time.Second)
 	timeout := c.healthyTimeout(cell)
 	c.mu.Lock()
@@ -192,12 +208,12 @@ func (c *Controller) lostInSilence(s silence, now time.Time) string {
 	case !c.cfg.Health.CloudAPI && quiet >= timeout:
 		// That its tunnel is heard speaks against a link that is down, and not against
 		// a kubelet that hangs.
-		return fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e))
+		return fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)), false
 	case timeout < forever && impaired >= checkupAfter:
 		return fmt.Sprintf("nothing was heard of its kubelet for %s, and the cloud's own checks have failed for %s", quiet,
-			impaired.Round(time.Second))
+			impaired.Round(time.Second)), true
 	}
-	return ""
+	return "", false
 }
 
 // refusedPoll is after how long to look again at a cell that refuses this process.

@@ -129,6 +129,57 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 	})
 }
 
+// A tenant with most of the cells may have them fall silent as it likes.
+func TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		for n := range 7 {
+			b.request(fmt.Sprint(n), "nano")
+		}
+		b.later(time.Minute)
+		list := b.cells.List()
+		cut := errors.New("cut")
+		b.links.of(list[0].ID).set(false, cut)
+		for range 10 {
+			for _, cell := range list[1:5] {
+				b.links.of(cell.ID).set(false, cut)
+			}
+			b.later(50 * time.Second)
+			for _, cell := range list[1:5] {
+				b.links.of(cell.ID).set(true, nil)
+			}
+			b.later(10 * time.Second)
+		}
+		if n := len(b.cloud.running()); n != 6 || len(b.said("CellLost")) != 1 {
+			t.Errorf("%d instances run, and lost are %v: want the one that was silent for ten minutes", n, b.said("CellLost"))
+		}
+	})
+}
+
+// To them it costs nothing.
+func TestCellsThatMayBeSilentForEverSayNothingOfKipsNetwork(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.request("b", "nano")
+		for n := range 3 {
+			r := nano(fmt.Sprint(n))
+			r.HealthyTimeout = new(time.Duration)
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(time.Minute)
+		for _, cell := range b.cells.List() {
+			if cell.Pod.Name != "b" {
+				b.links.of(cell.ID).set(false, errors.New("cut"))
+			}
+		}
+		b.later(5 * time.Minute)
+		if lost := b.said("CellLost"); len(lost) != 1 {
+			t.Errorf("lost are %v, want that of pod a", lost)
+		}
+	})
+}
+
 func TestAPersonEndsWhatIsSilentWhenMostAre(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		for n := range 4 {

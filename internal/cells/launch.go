@@ -126,20 +126,36 @@ func (c *Controller) wanted(group []*entry) []*entry {
 	})
 }
 
-// apartFor is how long cells are launched one by one where there was no room for several.
+// apartFor is how long cells are launched one by one where there was no room for several, and
+// fewer at once when the cloud had not let as many pass.
 const apartFor = 10 * time.Minute
 
-// location is where machines are launched.
+// location is where machines are launched; the zero one is everywhere.
 type location struct{ zone, subnet string }
 
-// setApart notes where cells are to be launched one by one.
-func (c *Controller) setApart(o Offer, verdicts map[int]verdict) {
-	now := c.cfg.Clock.Now()
+// fewer is how many cells one call may launch, and until when.
+type fewer struct {
+	most  int
+	until time.Time
+}
+
+// setApart notes where cells are to be launched one by one, and that fewer are to be launched
+// at once.
+func (c *Controller) setApart(o Offer, cells int, verdicts map[int]verdict) {
+	until := c.cfg.Clock.Now().Add(apartFor)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, v := range verdicts {
-		if v == isApart {
-			c.apart[location{o.Zone, o.Subnet}] = now.Add(apartFor)
+		switch v {
+		case isApart:
+			c.apart[location{o.Zone, o.Subnet}] = fewer{1, until}
+		case isTooMany:
+			most := cells / 2
+			if already, is := c.apart[location{}]; is { // calls that were under way had more
+				most = min(most, already.most)
+			}
+			c.apart[location{}] = fewer{max(1, most), until}
+			return // they are all so
 		}
 	}
 }
@@ -149,13 +165,16 @@ func (c *Controller) atMost() func(offering) int {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.apart, func(_ location, until time.Time) bool { return !now.Before(until) })
+	maps.DeleteFunc(c.apart, func(_ location, f fewer) bool { return !now.Before(f.until) })
 	apart := maps.Clone(c.apart)
 	return func(o offering) int {
-		if _, is := apart[location{o.zone, o.subnet}]; is {
-			return 1
+		most := cloud.MaxLaunch
+		for _, l := range []location{{}, {o.zone, o.subnet}} {
+			if f, is := apart[l]; is {
+				most = min(most, f.most)
+			}
 		}
-		return cloud.MaxLaunch
+		return most
 	}
 }
 
@@ -388,6 +407,7 @@ const (
 	isRefused   verdict = "refused"   // there surely is no instance: the next offer
 	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
 	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
+	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
 	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
 	isAbandoned verdict = "abandoned" // nobody knows: it ends
@@ -419,6 +439,12 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 	return isOpen
 }
 
+// throttledTries is how often in a row a launch of several is throttled before it is made in
+// smaller ones: the cloud may have tokens for few machines only, since others take them as they
+// come, or it never has as many, and the call would wait for ever. Where requests are what is
+// short, the first tries pass.
+const throttledTries = 3
+
 // send sends a stored launch until the outcome of each machine is known and
 // stored. Whether an earlier call with it worked or not, the same token leads to the
 // same instances; so cells that must end are launched all the same, to learn what
@@ -432,7 +458,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		unsure[n] = turn == nil
 	}
 	began, wait := c.cfg.Clock.Now(), firstRetry
-	cooled := false
+	cooled, throttled := false, 0
 	for try := 1; ; try++ {
 		results := c.call(ctx, l, turn)
 		turn = nil
@@ -440,11 +466,18 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			return
 		}
 		c.heardOfRights(offer.offering(), results)
+		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
+			throttled = 0
+		}
+		tooMany := throttled >= throttledTries && len(l.group) > 1 && c.cfg.Calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
 		verdicts := map[int]verdict{}
 		var known []int
 		var failed error
 		for _, n := range l.open() {
 			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
+			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
+				verdicts[n] = isTooMany
+			}
 			if verdicts[n] != isOpen {
 				known = append(known, n)
 				continue
@@ -458,7 +491,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			cooled = true
 			c.cfg.Shortages.Mark(offer, failed)
 		}
-		c.setApart(offer, verdicts)
+		c.setApart(offer, len(l.group), verdicts)
 		if len(known) > 0 && !c.resolve(ctx, l, known, verdicts, results) {
 			return
 		}
@@ -626,7 +659,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				outcomes[i], err = c.launched(cell, results[n].Instance)
 			case isRefused:
 				outcomes[i], err = c.refused(cell, results[n].Err)
-			case isForbidden, isApart, isExpired:
+			case isForbidden, isApart, isTooMany, isExpired:
 				outcomes[i], err = c.takenBack(cell)
 			case isStale:
 				outcomes[i], err = c.stale(cell, results[n].Err)

@@ -168,6 +168,36 @@ func TestWhereThereIsNoRoomForSeveralCellsAreLaunchedOneByOne(t *testing.T) {
 	})
 }
 
+// An account may have tokens for few machines only, and never for as many as one call launches.
+func TestALaunchThatIsThrottledForItsSizeIsMadeInSmallerOnes(t *testing.T) {
+	inBubble(t, func(c *setup) {
+		c.Cloud.(*modelCloud).traits.Budgets = map[cloud.Call]cloud.Budget{
+			cloud.CallLaunch: {Requests: cloud.Bucket{Capacity: 100, Refill: 10}, Resources: cloud.Bucket{Capacity: 1000, Refill: 100}},
+		}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		most, sizes := 3, map[int]int{}
+		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+			if sizes[len(r.Machines)]++; len(r.Machines) <= most {
+				return nil, false
+			}
+			return cloud.No(cloud.ErrThrottled, cloud.Scope{Account: true}, errors.New("RequestLimitExceeded")), false
+		}
+		if pods := b.bound(20); len(b.unbound(pods)) > 0 || len(b.cooled) > 0 {
+			t.Errorf("%v have no cell; remembered %v; calls by their size: %v", b.unbound(pods), b.cooled, sizes)
+		}
+		b.later(apartFor)
+		b.cloud.set(func() { most, sizes = 10, map[int]int{} })
+		for n := range 9 {
+			b.request(fmt.Sprint("later", n), "nano")
+		}
+		b.later(time.Minute)
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(sizes)), func(n int) bool { return n > 3 }) {
+			t.Errorf("calls by their size: %v, want larger ones again", sizes)
+		}
+	})
+}
+
 // A disk is the pod's own: who asks for another size is launched by another call.
 func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
