@@ -205,13 +205,13 @@ func (c *Controller) lostInSilence(s silence, now time.Time) (why string, seen b
 	impaired := c.checkup.finds(cell.Instance.ID, now)
 	c.mu.Unlock()
 	switch {
+	case timeout < forever && impaired >= checkupAfter:
+		return fmt.Sprintf("nothing was heard of its kubelet for %s, and the cloud's own checks have failed for %s", quiet,
+			impaired.Round(time.Second)), true
 	case !c.cfg.Health.CloudAPI && quiet >= timeout:
 		// That its tunnel is heard speaks against a link that is down, and not against
 		// a kubelet that hangs.
 		return fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, c.whySilent(s.e)), false
-	case timeout < forever && impaired >= checkupAfter:
-		return fmt.Sprintf("nothing was heard of its kubelet for %s, and the cloud's own checks have failed for %s", quiet,
-			impaired.Round(time.Second)), true
 	}
 	return "", false
 }

@@ -183,8 +183,17 @@ func TestALaunchThatIsThrottledForItsSizeIsMadeInSmallerOnes(t *testing.T) {
 			}
 			return cloud.No(cloud.ErrThrottled, cloud.Scope{Account: true}, errors.New("RequestLimitExceeded")), false
 		}
-		if pods := b.bound(20); len(b.unbound(pods)) > 0 || len(b.cooled) > 0 {
-			t.Errorf("%v have no cell; remembered %v; calls by their size: %v", b.unbound(pods), b.cooled, sizes)
+		for n := range 20 {
+			b.request(fmt.Sprint("first", n), "nano")
+		}
+		b.later(5 * time.Minute)
+		for _, cell := range b.cells.List() {
+			if cell.Phase != apiv1.Bound {
+				t.Errorf("the cell of %s is %s; calls by their size: %v", cell.Pod.Name, cell.Phase, sizes)
+			}
+		}
+		if len(b.cloud.running()) != 20 || len(b.cooled) > 0 {
+			t.Errorf("%d instances run, remembered %v", len(b.cloud.running()), b.cooled)
 		}
 		b.later(apartFor)
 		b.cloud.set(func() { most, sizes = 10, map[int]int{} })
