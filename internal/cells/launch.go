@@ -445,6 +445,16 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 // short, the first tries pass.
 const throttledTries = 3
 
+// throttledTries is one where that has just been so: each of these answers makes the next wait longer.
+func (c *Controller) throttledTries() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f, is := c.apart[location{}]; is && c.cfg.Clock.Now().Before(f.until) {
+		return 1
+	}
+	return throttledTries
+}
+
 // send sends a stored launch until the outcome of each machine is known and
 // stored. Whether an earlier call with it worked or not, the same token leads to the
 // same instances; so cells that must end are launched all the same, to learn what
@@ -469,7 +479,8 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 			throttled = 0
 		}
-		tooMany := throttled >= throttledTries && len(l.group) > 1 && c.cfg.Calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
+		bounded := c.cfg.Calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
+		tooMany := bounded && len(l.group) > 1 && throttled >= c.throttledTries()
 		verdicts := map[int]verdict{}
 		var known []int
 		var failed error

@@ -60,16 +60,16 @@ func TestNoEnvironmentMakesMakeTestSmaller(t *testing.T) {
 FUZZTIME ?= 7
 probe.mk: ;
 %:
-	@echo "made $@ with $$STEPS $(FAULTS_SEED) $(FUZZTIME) $$FUZZ_SEED $$FUZZ_PODS $$HOSTILE_SEED; GOFLAGS=$$GOFLAGS GORACE=$$GORACE ARGS=$(ARGS) GO=$(GO)"
+	@echo "made $@ with $$STEPS $(FAULTS_SEED) $(FUZZTIME) $$FUZZ_SEED $$FUZZ_PODS $$HOSTILE_SEED; GOFLAGS=$$GOFLAGS GORACE=$$GORACE ARGS=$(ARGS) GO=$(GO) $(IMAGE_PROGRAMS)"
 `})
 	var want []string
 	for _, stage := range strings.Fields("build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset tally") {
-		want = append(want, "made "+stage+" with 100000 1 10 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go")
+		want = append(want, "made "+stage+" with 100000 1 10 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go bin")
 	}
 	for _, given := range [][]string{
 		nil,
 		{"STEPS=1", "FAULTS_SEED=9", "FUZZTIME=1", "FUZZ_SEED=5", "FUZZ_PODS=1", "HOSTILE_SEED=0", "GOFLAGS=-run=^$",
-			"GORACE=exitcode=0", "ARGS=-list", "GO=true", "STAGES=build", "BOUNDS=STEPS=1"},
+			"GORACE=exitcode=0", "ARGS=-list", "IMAGE_ARCH=riscv64", "IMAGE_PROGRAMS=other", "GO=true", "STAGES=build", "BOUNDS=STEPS=1"},
 	} {
 		for where, run := range map[string]func() (string, error){
 			"the environment": func() (string, error) {

@@ -22,13 +22,9 @@ func guest(obeys bool) []byte {
 	k[0x1f1] = sectors
 	copy(k[entry:], []byte{0xeb, guestCode - entry - 2}) // over what follows
 	copy(k[0x202:], "HdrS")
-	binary.LittleEndian.PutUint16(k[0x206:], 0x0202)                              // of the boot protocol
-	k[0x211] = 1                                                                  // what comes after is loaded high
-	say := func(b byte) []byte { return []byte{0xba, 0xf8, 0x03, 0xb0, b, 0xee} } // mov dx, 0x3f8; mov al, b; out dx, al
-	var text []byte
-	for _, b := range []byte("here\n") {
-		text = append(text, say(b)...)
-	}
+	binary.LittleEndian.PutUint16(k[0x206:], 0x0202) // of the boot protocol
+	k[0x211] = 1                                     // what comes after is loaded high
+	text := saying("here\n")
 	if obeys {
 		text = append(text,
 			0xb0, 0xff, 0xe6, 0xa1, // mov al, 0xff; out 0xa1, al: no interrupt but of the timer
@@ -38,17 +34,25 @@ func guest(obeys bool) []byte {
 			0xed,             // in ax, dx
 			0xf6, 0xc4, 0x01, // test ah, 1
 			0x74, 0xf8) // jz back to sti
-		text = append(text, say('.')...)
+		text = append(text, saying(".")...)
 		text = append(text, 0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef) // mov dx, 0x604; mov ax, 0x2000; out dx, ax: off
 	}
 	copy(k[guestCode:], append(text, 0xfa, 0xf4, 0xeb, 0xfc)) // cli; hlt, for ever
 	return k
 }
 
-// resets is a kernel that resets its machine at once.
-func resets() []byte {
+// saying is the code that writes a text to the serial console.
+func saying(text string) (code []byte) {
+	for _, b := range []byte(text) {
+		code = append(code, 0xba, 0xf8, 0x03, 0xb0, b, 0xee) // mov dx, 0x3f8; mov al, b; out dx, al
+	}
+	return code
+}
+
+// resets is a kernel that says something and resets its machine.
+func resets(says string) []byte {
 	k := guest(true)
-	copy(k[guestCode:], []byte{0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xfa, 0xf4}) // mov dx, 0xcf9; mov al, 6; out dx, al; cli; hlt
+	copy(k[guestCode:], append(saying(says), 0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xfa, 0xf4)) // mov dx, 0xcf9; mov al, 6; out dx, al; cli; hlt
 	return k
 }
 

@@ -78,8 +78,11 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 		return nil, err
 	}
 	k.image.tellVersion(cfg.Log, cfg.Version)
-	why := error(nil)
-	if k.accelerator, why = accelerator(ctx, cfg.Accelerator, vm.Program, cfg.StateDir, k.image); why != nil {
+	why, kvm := error(nil), trials{tryProcessor, tryKernel}
+	if k.accelerator, why = kvm.accelerator(ctx, cfg.Accelerator, vm.Program, cfg.StateDir, k.image); why != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if cfg.Accelerator == vm.KVM {
 			return nil, fmt.Errorf("accelerator %s: %w", vm.KVM, why)
 		}

@@ -559,7 +559,7 @@ func TestDestroyNeedsNoRecords(t *testing.T) {
 
 func TestHowMachinesRunIsSaidAtTheStart(t *testing.T) {
 	cfg := testHost(t)
-	writeImage(t, filepath.Dir(cfg.Image), resets()) // which a trial need not wait for
+	writeImage(t, filepath.Dir(cfg.Image), resets(noRoot)) // which a trial need not wait for
 	var said syncBuffer
 	cfg.Log = slog.New(slog.NewTextHandler(&said, nil))
 	_ = open(t, cfg).Close()
@@ -589,7 +589,7 @@ func TestHowMachinesRunIsSaidAtTheStart(t *testing.T) {
 	}
 }
 
-// A kernel of the tests' never ends by itself; this one does, by QEMU's device for that.
+// A kernel of the tests' never ends by itself; these do, as one does that finds no root.
 func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
 	cfg := testHost(t)
 	_ = open(t, cfg).Close()
@@ -598,11 +598,18 @@ func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	linux := filepath.Join(i.dir, vm.LinuxFile)
-	if err := os.WriteFile(linux, resets(), 0o600); err != nil {
+	if err := os.WriteFile(linux, resets("VFS: "+noRoot+" on none\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := tryKernel(t.Context(), vm.TCG, vm.Program, i); err != nil {
-		t.Errorf("one that ends: %v", err)
+		t.Errorf("one that finds no root: %v", err)
+	}
+	if err := os.WriteFile(linux, resets("invalid opcode\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err = tryKernel(t.Context(), vm.TCG, vm.Program, i)
+	if err == nil || !strings.Contains(err.Error(), "Unable to mount root fs") || !strings.HasSuffix(err.Error(), "invalid opcode") {
+		t.Errorf("one that resets its machine before: %v", err)
 	}
 	if err := os.WriteFile(linux, []byte("no kernel"), 0o600); err != nil {
 		t.Fatal(err)
@@ -618,6 +625,43 @@ func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
 	err = tryKernel(t.Context(), vm.KVM, fails, i)
 	if err == nil || !strings.Contains(err.Error(), "does not run with kvm: KVM internal error. Suberror: 1") {
 		t.Errorf("one that KVM gives up, which is not waited for: %v", err)
+	}
+}
+
+func TestKVMIsTakenWhereBothTrialsWork(t *testing.T) {
+	no := errors.New("no")
+	for _, tc := range []struct {
+		wanted            string
+		processor, kernel error
+		want              string
+		why               error
+	}{
+		{Auto, nil, nil, vm.KVM, nil},
+		{vm.KVM, nil, nil, vm.KVM, nil},
+		{Auto, no, nil, vm.TCG, no},
+		{Auto, nil, no, vm.TCG, no},
+		{vm.KVM, nil, no, vm.TCG, no},
+	} {
+		trials := trials{
+			func(context.Context, string, string) error { return tc.processor },
+			func(_ context.Context, accelerator, _ string, _ image) error {
+				if accelerator != vm.KVM || tc.processor != nil {
+					t.Errorf("the kernel is tried with %s after %v", accelerator, tc.processor)
+				}
+				return tc.kernel
+			},
+		}
+		if got, why := trials.accelerator(t.Context(), tc.wanted, "qemu", "", image{}); got != tc.want || why != tc.why {
+			t.Errorf("wanted %s, the trials say %v and %v: it is %s, %v", tc.wanted, tc.processor, tc.kernel, got, why)
+		}
+	}
+}
+
+func TestATrialThatIsCalledOffSaysNothingOfKVM(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := try(ctx, time.Minute, vm.TCG, "a machine", 0, "", vm.Program); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -84,6 +84,9 @@ func TestKipIsKilledAtEachCallOfAPodsLife(t *testing.T) {
 		}
 		s.killAt(after, func() { s.expand("data", "2Gi") }, asItGrows...)
 		s.waitSize("data", volume.ID, 2)
+		if out := s.Kubectl("exec", name, "--", "cat", "/data/starts"); out != "started\n" {
+			t.Errorf("%s: when its volume has grown the pod has started %q", name, out)
+		}
 		s.killAt(after, func() {
 			s.Kubectl("delete", "pod", name, "--wait=false")
 			s.Kubectl("delete", "pvc", "data", "--wait=false")
