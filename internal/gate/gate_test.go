@@ -253,6 +253,60 @@ func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
 	}
 }
 
+// What is in doubt waits for a person, however few end, and also where nothing would count.
+func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
+	const doubt = "most cells are silent"
+	for name, tc := range map[string]struct {
+		before func(*world, End)
+		change func(*End)
+		reason Reason // "" if it passes
+	}{
+		"in doubt":                          {reason: ByDoubt},
+		"in doubt, and cannot be a mistake": {change: func(e *End) { e.Mistakable = false }, reason: ByDoubt},
+		"in doubt no more": {
+			before: func(w *world, e End) { _ = w.Admit(t.Context(), e, 100) },
+			change: func(e *End) { e.Doubt = "" },
+		},
+		"heard lately, too": {change: func(e *End) { e.Heard = time.Unix(1e9, 0) }, reason: ByLease},
+		"admitted before": {before: func(w *world, e End) {
+			e.Doubt = ""
+			_ = w.Admit(t.Context(), e, 100)
+		}},
+		"all may end": {before: func(w *world, _ End) { w.Open() }},
+		"allowed": {before: func(w *world, e End) {
+			_ = w.Admit(t.Context(), e, 100)
+			w.Allow(w.clock.Now())
+		}},
+		"allowed before it was asked": {before: func(w *world, e End) {
+			seen := w.clock.Now()
+			w.pass(time.Second)
+			_ = w.Admit(t.Context(), e, 100)
+			w.Allow(seen)
+		}, reason: ByDoubt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(DefaultLimit)
+			e := End{Instance: "i-1", Why: "silent", Mistakable: true, Doubt: doubt}
+			if tc.before != nil {
+				tc.before(w, e)
+			}
+			if tc.change != nil {
+				tc.change(&e)
+			}
+			err := w.Admit(t.Context(), e, 100)
+			held, _ := errors.AsType[*HeldError](err)
+			switch {
+			case tc.reason == "" && err != nil, tc.reason != "" && (held == nil || held.Reason != tc.reason):
+				t.Errorf("%v, want it held back for %q", err, tc.reason)
+			case tc.reason == ByDoubt && (held.Text != doubt || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDoubt):
+				t.Errorf("%+v; shown as held back: %+v", held, w.Held())
+			case tc.reason == "" && len(w.Held()) > 0:
+				t.Errorf("it passes, and is shown as held back: %+v", w.Held())
+			}
+		})
+	}
+}
+
 func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 	w := newWorld(Limit{Window: time.Hour})
 	e := lost(1)
