@@ -72,16 +72,7 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 			return strings.HasPrefix(strings.ToLower(strings.TrimSpace(string(b))), value), err
 		}
 	}
-	any := func(here ...func() (bool, error)) func() (bool, error) {
-		return func() (bool, error) {
-			for _, h := range here {
-				if is, err := h(); is || err != nil {
-					return is, err
-				}
-			}
-			return false, nil
-		}
-	}
+	ofEC2, xen, named := dmi("sys_vendor", "amazon ec2"), dmi("sys_vendor", "xen"), dmi("product_uuid", "ec2")
 	return []Source{
 		qemu(sys),
 		smbios(sys),
@@ -91,8 +82,17 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 			Network: true,
 			Limit:   serviceLimit,
 			Clock:   netip.MustParseAddr("169.254.169.123"),
-			// Those on Xen have no vendor of their own, but a UUID that begins so.
-			Here:  any(dmi("sys_vendor", "amazon ec2"), dmi("product_uuid", "ec2")),
+			// Those on Xen have no vendor of their own, but a UUID that begins so, as by chance one of 4096
+			// of any other cloud has.
+			Here: func() (bool, error) {
+				if is, err := ofEC2(); is || err != nil {
+					return is, err
+				}
+				if is, err := xen(); !is || err != nil {
+					return is, err
+				}
+				return named()
+			},
 			Fetch: c.ec2,
 		},
 		{

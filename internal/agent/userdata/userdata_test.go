@@ -165,7 +165,8 @@ func TestGoogleCloudAndAzureAreAskedAsTheyWish(t *testing.T) {
 		"class/dmi/id/product_name":      {"Google Compute Engine\n", "Google Cloud's metadata service", ""},
 		"class/dmi/id/chassis_asset_tag": {azureTag + "\n", "Azure's metadata service", "cell-1"},
 	} {
-		s, d, err := newMachine(t, map[string]string{field: tc[0]}).get(service.URL)
+		// One of 4096 machines of any cloud has such a UUID.
+		s, d, err := newMachine(t, map[string]string{field: tc[0], "class/dmi/id/product_uuid": "ec2a1b2c-0000\n"}).get(service.URL)
 		if err != nil || s.Name != tc[1] || string(d.Document) != document || d.Place != "" || d.Hostname != tc[2] {
 			t.Errorf("%s: %+v of %s (%v)", field, d, s.Name, err)
 		}
