@@ -746,6 +746,12 @@ func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 	if !refusedAsOne([]answer{{err: refusal}, {err: refusal}}) || refusedAsOne([]answer{{err: refusal}, {}}) {
 		t.Error("a refusal of all that names no more may be about one of them, one of some is about that")
 	}
+	// As a driver says of which instance it is the answer.
+	named := func(id string, err error) answer { return answer{err: fmt.Errorf("terminate %s: %w", id, err)} }
+	other := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("another"))
+	if !refusedAsOne([]answer{named("i-1", refusal), named("i-2", refusal)}) || refusedAsOne([]answer{named("i-1", refusal), named("i-2", other)}) {
+		t.Error("it is one refusal, whatever name is before it, or it is two")
+	}
 }
 
 func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {

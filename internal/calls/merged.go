@@ -278,5 +278,14 @@ func refusedAsOne(answers []answer) bool {
 	if first == nil || !cloud.Refused(first) || errors.Is(first, cloud.ErrUnauthorised) || cloud.ScopeOf(first).Says() {
 		return false
 	}
-	return !slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil || a.err.Error() != first.Error() })
+	said := saidOf(first)
+	return !slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil || saidOf(a.err) != said })
+}
+
+// saidOf is what the cloud said, without the names that a driver has put before it for each thing.
+func saidOf(err error) string {
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		return e.Error()
+	}
+	return err.Error()
 }

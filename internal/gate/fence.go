@@ -47,6 +47,8 @@ var (
 	_ cloud.Disks   = fencedDisks{}
 	_ cloud.Router  = fencedRouter{}
 	_ cloud.Parts   = fencedParts{}
+
+	_ cloud.Admitter = fencedAdmitter{}
 )
 
 func (f fenced) Features() cloud.Features {
@@ -62,6 +64,9 @@ func (f fenced) Features() cloud.Features {
 	}
 	if all.Parts != nil {
 		all.Parts = fencedParts{all.Parts, f.fence}
+	}
+	if all.Admitter != nil {
+		all.Admitter = fencedAdmitter{all.Admitter, f.fence}
 	}
 	return all
 }
@@ -108,6 +113,19 @@ func (f fencedRouter) Unroute(ctx context.Context, instance string, to []netip.P
 		return err
 	}
 	return f.Router.Unroute(ctx, instance, to)
+}
+
+// fencedAdmitter takes back the way to the agents from whoever had it before.
+type fencedAdmitter struct {
+	cloud.Admitter
+	fence
+}
+
+func (f fencedAdmitter) Admit(ctx context.Context, owner string) error {
+	if err := f.pass(ctx); err != nil {
+		return err
+	}
+	return f.Admitter.Admit(ctx, owner)
 }
 
 type fencedParts struct {

@@ -31,7 +31,12 @@ func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 }
 
 func (k *killed) Features() cloud.Features {
-	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}}
+	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}, Admitter: k}
+}
+
+func (k *killed) Admit(_ context.Context, owner string) error {
+	k.ids = append(k.ids, owner)
+	return nil
 }
 
 func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
@@ -341,6 +346,7 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 		"detach":    w.DetachDisk(ctx, "d-1", "i-1"),
 		"delete":    w.DeleteDisk(ctx, "d-1"),
 		"parts":     w.DeleteParts(ctx, "p-1").Err(),
+		"admit":     w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
 	} {
 		if !errors.Is(err, errDeposed) {
 			t.Errorf("%s: %v", what, err)
@@ -352,13 +358,13 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	w.leads = nil
 	for what, err := range map[string]error{
 		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
-		"parts": w.DeleteParts(ctx, "p-2").Err(),
+		"parts": w.DeleteParts(ctx, "p-2").Err(), "admit": w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "p-2"}) {
+	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "me", "p-2"}) {
 		t.Errorf("%v went", w.cloud.ids)
 	}
 }

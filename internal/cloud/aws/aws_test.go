@@ -561,6 +561,22 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 	}
 }
 
+// An impaired endpoint answers late rather than with an error.
+func TestAListOfAllThatHangsLeavesTimeForThatOfEachZone(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	if err := c.Launch(t.Context(), request("a", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := model.Hang(ec2.Hang{Action: "DescribeInstances", Nth: 1}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	if list, err := c.List(ctx, owner); err != nil || len(list.Instances) != 1 || !list.Complete() {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
 // EC2 accepts a launch, and ends it: as what it says is what it is told.
 func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 	spot := func(is bool) cloud.Scope { return cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &is} }

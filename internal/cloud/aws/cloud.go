@@ -175,7 +175,10 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
 	}
 	mine := filter("tag:"+cloud.TagOwner, owner)
-	all, err := c.describe(ctx, mine, living)
+	// An endpoint that is impaired answers late rather than with an error.
+	some, cancel := partOf(ctx, 3)
+	all, err := c.describe(some, mine, living)
+	cancel()
 	if err == nil {
 		return cloud.Listing{Instances: all}, nil
 	}
@@ -188,8 +191,10 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 		return cloud.Listing{}, errors.Join(whole, err)
 	}
 	var list cloud.Listing
-	for _, zone := range n.zones {
-		found, err := c.describe(ctx, mine, living, filter("availability-zone", zone))
+	for i, zone := range n.zones {
+		some, cancel := partOf(ctx, len(n.zones)-i)
+		found, err := c.describe(some, mine, living, filter("availability-zone", zone))
+		cancel()
 		if err != nil {
 			c.cfg.Log.Warn("list the instances of a zone", "zone", zone, "err", err)
 			list.Missing = append(list.Missing, zone)
@@ -201,6 +206,15 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 		return cloud.Listing{}, whole
 	}
 	return list, nil
+}
+
+// partOf has a share of the time that is left, so that what hangs leaves some to what comes after it.
+func partOf(ctx context.Context, shares int) (context.Context, context.CancelFunc) {
+	end, has := ctx.Deadline()
+	if !has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
 }
 
 // describe reads all pages of the instances that match.
