@@ -749,7 +749,8 @@ func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 	// As a driver says of which instance it is the answer.
 	named := func(id string, err error) answer { return answer{err: fmt.Errorf("terminate %s: %w", id, err)} }
 	other := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("another"))
-	if !refusedAsOne([]answer{named("i-1", refusal), named("i-2", refusal)}) || refusedAsOne([]answer{named("i-1", refusal), named("i-2", other)}) {
+	first, second := named("i-1", refusal), named("i-2", refusal)
+	if !refusedAsOne([]answer{first, second}) || refusedAsOne([]answer{first, named("i-2", other)}) {
 		t.Error("it is one refusal, whatever name is before it, or it is two")
 	}
 }

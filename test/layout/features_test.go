@@ -24,7 +24,6 @@ var mayPassBare = map[string]map[string]string{
 		"Checkup":     "reads",
 		"Console":     "reads",
 		"Tagger":      "writes what is for people",
-		"Admitter":    "lets Kip in, and makes its new rule before it takes the old one back",
 		"Resolver":    "looks up, and makes what is for all launches",
 		"Registries":  "lends a right to read",
 	},
