@@ -105,7 +105,8 @@ type silence struct {
 func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
 	var silent []silence
 	var refused refusals
-	ready, together, onTime := 0, 0, c.cfg.Late.OnTime()
+	ready, onTime := 0, c.cfg.Late.OnTime()
+	bounded, together := 0, 0 // those that may end for their silence: that of others says nothing of Kip's network
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
@@ -113,16 +114,17 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			continue
 		}
 		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
-			ready++
+			ready, bounded = ready+1, bounded+1
 			refused.add(refusal)
 			continue // it is heard
 		}
 		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
 			continue
 		}
+		ready++
 		timeout := c.healthyTimeout(e.cell())
-		if timeout < forever { // else its silence costs it nothing, and says nothing of Kip's network
-			ready++
+		if timeout < forever {
+			bounded++
 		}
 		since := e.silentSince(c.began, c.awake, onTime)
 		if now.Sub(since) < min(silentAfter, timeout) {
@@ -143,13 +145,13 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
 		c.fail(ErrBehindTime)
 	}
-	disrupted := together >= disruptionLeast && float64(together) > disruptionShare*float64(ready)
+	disrupted := together >= disruptionLeast && float64(together) > disruptionShare*float64(bounded)
 	if disrupted != wasDisrupted {
 		if disrupted {
 			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
-				"silent", together, "ready", ready)
+				"silent", together, "ready", bounded)
 		} else {
-			c.cfg.Log.Info("most cells are heard again", "silent", together, "ready", ready)
+			c.cfg.Log.Info("most cells are heard again", "silent", together, "ready", bounded)
 		}
 	}
 	c.mu.Lock()

@@ -99,10 +99,7 @@ func TestAPodsOwnTimeoutOverridesTheConfiguredOne(t *testing.T) {
 
 func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		for n := range 4 {
-			b.request(fmt.Sprint(n), "nano")
-		}
-		b.later(time.Minute)
+		b.bound(4)
 		list := b.cells.List()
 		for _, cell := range list {
 			b.links.of(cell.ID).set(false, errors.New("cut"))
@@ -132,10 +129,7 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 // A tenant with most of the cells may have them fall silent as it likes.
 func TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		for n := range 7 {
-			b.request(fmt.Sprint(n), "nano")
-		}
-		b.later(time.Minute)
+		b.bound(7)
 		list := b.cells.List()
 		cut := errors.New("cut")
 		b.links.of(list[0].ID).set(false, cut)
@@ -519,21 +513,24 @@ func (c setLater) Since(t time.Time) time.Duration {
 func TestAKipWhoseClockWasBehindWhenItBeganBeginsAnew(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
+		silent time.Duration // the health's time limit; 0 is for ever
 		term   time.Duration // of the Kip that the cells know, after the beginning of this one
 		refuse int           // of three cells
 		set    bool
 		anew   bool
 	}{
-		{"its clock is set", -time.Minute, 2, true, true},
-		{"its clock is not set", -time.Minute, 2, false, false},
-		{"the other began later", time.Second, 2, true, false},
-		{"one of three says so", -time.Minute, 1, true, false},
+		{"its clock is set", 90 * time.Second, -time.Minute, 2, true, true},
+		{"its clock is not set", 90 * time.Second, -time.Minute, 2, false, false},
+		{"the other began later", 90 * time.Second, time.Second, 2, true, false},
+		{"one of three says so", 90 * time.Second, -time.Minute, 1, true, false},
+		{"one of three that may be silent for ever says so", 0, -time.Minute, 1, true, false},
+		{"two of three that may be silent for ever say so", 0, -time.Minute, 2, true, true},
 	} {
 		var set atomic.Bool
 		var began time.Time
 		inBubble(t, func(c *setup) {
 			began = time.Now()
-			c.Clock = setLater{began: began, set: &set}
+			c.Clock, c.Health.HealthyTimeout = setLater{began: began, set: &set}, tc.silent
 		}, nil, func(t *testing.T, b *bubble) {
 			pods := b.bound(3)
 			set.Store(tc.set)
