@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -288,12 +289,24 @@ func getCapacity(k *kipctl) *cobra.Command {
 				t := table(w, "TYPE", "ZONE", "SUBNET", "LAUNCH", "TRIED AGAIN IN", "WHY")
 				for _, s := range shortages {
 					all := func(s string) string { return cmp.Or(s, "all") }
-					t.row(all(s.InstanceType), all(s.Zone), all(s.Subnet), all(s.LaunchType), duration.HumanDuration(s.Until.Sub(k.clock.Now())), s.Why)
+					t.row(all(typesOf(s)), all(s.Zone), all(s.Subnet), all(s.LaunchType), duration.HumanDuration(s.Until.Sub(k.clock.Now())), s.Why)
 				}
 				return t.w.Flush()
 			})
 		},
 	}
+}
+
+// typesOf says of which types there is a shortage; "" for all.
+func typesOf(s adminapi.Shortage) string {
+	types := s.InstanceType
+	if s.Family != "" {
+		types = strings.TrimPrefix(types+", family "+s.Family, ", ")
+	}
+	if s.LeastMilliCPU > 0 {
+		types += fmt.Sprintf(", from %s CPU", resource.NewMilliQuantity(s.LeastMilliCPU, resource.DecimalSI))
+	}
+	return types
 }
 
 // rows writes a table as kubectl does.

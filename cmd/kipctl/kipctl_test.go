@@ -359,6 +359,7 @@ func (explainer) Standby(context.Context) ([]adminapi.Pool, error) {
 func (explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 	return []adminapi.Shortage{
 		{Subnet: "subnet-1", Until: now.Add(20 * time.Second), Why: "no free addresses"},
+		{Family: "standard", LeastMilliCPU: 4000, LaunchType: "On-Demand", Until: now.Add(time.Minute), Why: "VcpuLimitExceeded"},
 		{InstanceType: "c5.large", Zone: "us-east-1a", LaunchType: "Spot", Until: now.Add(150 * time.Second), Why: "none left"},
 	}, nil
 }

@@ -336,8 +336,11 @@ type Pool struct {
 // Shortage is what is out of capacity. An empty field stands for all.
 type Shortage struct {
 	InstanceType string `json:"instanceType,omitempty"`
-	Zone         string `json:"zone,omitempty"`
-	Subnet       string `json:"subnet,omitempty"`
+	// Family is that of types whose quota is used up, for types with LeastMilliCPU or more.
+	Family        string `json:"family,omitempty"`
+	LeastMilliCPU int64  `json:"leastMilliCPU,omitempty"`
+	Zone          string `json:"zone,omitempty"`
+	Subnet        string `json:"subnet,omitempty"`
 	// LaunchType is Spot or On-Demand.
 	LaunchType string `json:"launchType,omitempty"`
 	// Until is when launches of it are tried again.

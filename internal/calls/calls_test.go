@@ -734,7 +734,7 @@ func TestWhatDestroysHasABudgetOnEveryCloud(t *testing.T) {
 func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 	for _, refusal := range []error{
 		errors.New("timeout"),
-		cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, nil),
+		cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, nil),
 		cloud.No(cloud.ErrRefused, cloud.Scope{Account: true}, nil),
 		cloud.No(cloud.ErrRefused, cloud.Scope{Zone: "z"}, nil),
 	} {
@@ -745,6 +745,10 @@ func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 	refusal := cloud.No(cloud.ErrNotFound, cloud.Scope{}, nil)
 	if !refusedAsOne([]answer{{err: refusal}, {err: refusal}}) || refusedAsOne([]answer{{err: refusal}, {}}) {
 		t.Error("a refusal of all that names no more may be about one of them, one of some is about that")
+	}
+	right := cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, nil)
+	if !refusedAsOne([]answer{{err: right}, {err: right}}) {
+		t.Error("a right that is missing to one of them is taken for that of all")
 	}
 	// As a driver says of which instance it is the answer.
 	named := func(id string, err error) answer { return answer{err: fmt.Errorf("terminate %s: %w", id, err)} }

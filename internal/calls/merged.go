@@ -272,10 +272,10 @@ func throttledAsOne(answers []answer) bool {
 
 // refusedAsOne says that a call was refused as a whole, perhaps for one instance that
 // it names: in smaller calls the cloud says for which. What is about all instances of an
-// account, a zone or a type says so, and rights are of all.
+// account, a zone or a type says so.
 func refusedAsOne(answers []answer) bool {
 	first := answers[0].err
-	if first == nil || !cloud.Refused(first) || errors.Is(first, cloud.ErrUnauthorised) || cloud.ScopeOf(first).Says() {
+	if first == nil || !cloud.Refused(first) || cloud.ScopeOf(first).Says() {
 		return false
 	}
 	said := saidOf(first)

@@ -27,6 +27,8 @@ type Offering struct {
 	Family string
 	// Pool is that of catalog.Offering.
 	Pool string
+	// MilliCPU is the type's.
+	MilliCPU int64
 }
 
 // reserved says that it is of a reservation: quotas count that as a whole, used or not, and a launch
@@ -41,8 +43,10 @@ type Shortage struct {
 	InstanceType string `json:"instanceType,omitempty"`
 	// Family is that of types whose quota is used up.
 	Family string `json:"family,omitempty"`
-	Zone   string `json:"zone,omitempty"`
-	Subnet string `json:"subnet,omitempty"`
+	// LeastMilliCPU is of how much CPU types are short: those with less may fit yet. 0 for all.
+	LeastMilliCPU int64  `json:"leastMilliCPU,omitempty"`
+	Zone          string `json:"zone,omitempty"`
+	Subnet        string `json:"subnet,omitempty"`
 	// Spot is nil where it does not matter.
 	Spot *bool `json:"spot,omitempty"`
 	// Pool is the one in which InstanceType is missing, "" for that which all accounts share.
@@ -148,6 +152,7 @@ func (s shape) key(o *Offering) (k key) {
 type mark struct {
 	until  time.Time
 	lasted time.Duration
+	least  int64 // Shortage.LeastMilliCPU
 	why    string
 }
 
@@ -208,9 +213,22 @@ func (s *Shortages) put(shortage Shortage) {
 	if k.instanceType != "" {
 		k.pool = shortage.Pool
 	}
-	if !shortage.Until.Before(s.marked[k].until) {
-		s.marked[k] = mark{until: shortage.Until, lasted: shortage.For, why: shortage.Why}
+	known, marked := s.marked[k]
+	if marked && s.clock.Now().Before(known.until) {
+		// What is short of a small type is so of a large one, until either is over.
+		shortage.LeastMilliCPU = min(shortage.LeastMilliCPU, known.least)
 	}
+	if !shortage.Until.Before(known.until) {
+		s.marked[k] = mark{
+			until:  shortage.Until,
+			lasted: shortage.For,
+			least:  shortage.LeastMilliCPU,
+			why:    shortage.Why,
+		}
+		return
+	}
+	known.least = shortage.LeastMilliCPU
+	s.marked[k] = known
 }
 
 // sweep forgets what is over, which would be kept for ever otherwise, and notes the
@@ -240,7 +258,7 @@ func (s *Shortages) Unavailable(o Offering) bool {
 			continue
 		}
 		// The clock is read for what is marked only.
-		if m, marked := s.marked[shape.key(&o)]; marked && s.clock.Now().Before(m.until) {
+		if m, marked := s.marked[shape.key(&o)]; marked && o.MilliCPU >= m.least && s.clock.Now().Before(m.until) {
 			return true
 		}
 	}
@@ -259,14 +277,15 @@ func (s *Shortages) List() []Shortage {
 			continue
 		}
 		shortage := Shortage{
-			InstanceType: k.instanceType,
-			Family:       k.family,
-			Zone:         k.zone,
-			Subnet:       k.subnet,
-			Pool:         k.pool,
-			For:          m.lasted,
-			Until:        m.until,
-			Why:          m.why,
+			InstanceType:  k.instanceType,
+			Family:        k.family,
+			LeastMilliCPU: m.least,
+			Zone:          k.zone,
+			Subnet:        k.subnet,
+			Pool:          k.pool,
+			For:           m.lasted,
+			Until:         m.until,
+			Why:           m.why,
 		}
 		if k.market != anyMarket {
 			shortage.Spot = new(k.market == spot)

@@ -50,25 +50,28 @@ func TestAShortageHoldsWhereItSays(t *testing.T) {
 		in, out  []Offering
 	}{
 		"one offering": {Shortage{InstanceType: "m5.large", Zone: "a", Subnet: "s1", Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, "", ""}},
-			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"m5.large", "b", "s1", true, "", ""}, {"c5.large", "a", "s1", true, "", ""},
-				{"m5.large", "a", "s2", true, "", ""}, {"m5.large", "a", "", true, "", ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}},
+			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"m5.large", "b", "s1", true, "", "", 0},
+				{"c5.large", "a", "s1", true, "", "", 0},
+				{"m5.large", "a", "s2", true, "", "", 0}, {"m5.large", "a", "", true, "", "", 0}}},
 		"a type in a zone, in any subnet": {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)},
-			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"m5.large", "a", "s2", false, "", ""}, {"m5.large", "a", "", false, "", ""}},
-			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"m5.large", "b", "s1", false, "", ""}, {"m5.xlarge", "a", "s1", false, "", ""}}},
+			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"m5.large", "a", "s2", false, "", "", 0},
+				{"m5.large", "a", "", false, "", "", 0}},
+			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"m5.large", "b", "s1", false, "", "", 0},
+				{"m5.xlarge", "a", "s1", false, "", "", 0}}},
 		"a full subnet": {Shortage{Subnet: "s1"},
-			[]Offering{{"m5.large", "a", "s1", false, "", ""}, {"c5.large", "a", "s1", true, "", ""}},
-			[]Offering{{"m5.large", "a", "s2", false, "", ""}, {"m5.large", "a", "", false, "", ""}}},
+			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"c5.large", "a", "s1", true, "", "", 0}},
+			[]Offering{{"m5.large", "a", "s2", false, "", "", 0}, {"m5.large", "a", "", false, "", "", 0}}},
 		"the quota of spot": {Shortage{Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"c5.large", "b", "", true, "", ""}},
-			[]Offering{{"m5.large", "a", "s1", false, "", ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"c5.large", "b", "", true, "", "", 0}},
+			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}}},
 		"a type everywhere": {Shortage{InstanceType: "m5.large"},
-			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"m5.large", "b", "", false, "", ""}},
-			[]Offering{{"m5.xlarge", "a", "s1", true, "", ""}}},
+			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"m5.large", "b", "", false, "", "", 0}},
+			[]Offering{{"m5.xlarge", "a", "s1", true, "", "", 0}}},
 		"a zone": {Shortage{Zone: "a"},
-			[]Offering{{"m5.large", "a", "s1", true, "", ""}, {"c5.large", "a", "", false, "", ""}},
-			[]Offering{{"m5.large", "b", "s1", true, "", ""}, {"m5.large", "", "", true, "", ""}}},
-		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true, "", ""}}, nil},
+			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"c5.large", "a", "", false, "", "", 0}},
+			[]Offering{{"m5.large", "b", "s1", true, "", "", 0}, {"m5.large", "", "", true, "", "", 0}}},
+		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true, "", "", 0}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(testclock.NewFakePassiveClock(start))
@@ -206,6 +209,37 @@ func TestAListIsInOrderAndOutlivesARestart(t *testing.T) {
 	if got := again.List(); !reflect.DeepEqual(got, left) {
 		t.Errorf("after a restart List = %+v\nwant %+v", got, left)
 	}
+}
+
+func TestAQuotaOfCPUIsNotShortForSmallerTypes(t *testing.T) {
+	clk := testclock.NewFakePassiveClock(start)
+	s := New(clk)
+	of := func(cpu int64) Offering { return Offering{InstanceType: "t", Zone: "a", Family: "f", MilliCPU: cpu} }
+	mark := func(least int64) { s.Mark(Shortage{Family: "f", Spot: new(false), LeastMilliCPU: least}) }
+	check := func(when string, want int64) {
+		t.Helper()
+		again := New(clk)
+		again.Load(s.List())
+		for _, s := range []*Shortages{s, again} {
+			for _, cpu := range []int64{1000, 2000, 4000, 8000} {
+				if got := s.Unavailable(of(cpu)); got != (cpu >= want) {
+					t.Errorf("%s a type with %d is short %t, want from %d", when, cpu, got, want)
+				}
+			}
+		}
+	}
+	mark(4000)
+	check("at first", 4000)
+	clk.SetTime(start.Add(time.Minute))
+	mark(2000)
+	check("once a smaller one did not fit", 2000)
+	mark(8000) // which was under way
+	check("after a larger one, too", 2000)
+	clk.SetTime(start.Add(Cooldown + time.Minute))
+	mark(4000)
+	check("in the next time", 4000)
+	mark(0)
+	check("once it is of instances", 0)
 }
 
 func TestLoadTrustsNoTimeFurtherAwayThanTheCooldown(t *testing.T) {

@@ -52,15 +52,7 @@ const (
 	// to 50 (node-monitor-grace-period) before it does the same to the pods of
 	// a node.
 	silentAfter = 40 * time.Second
-	// When more than disruptionShare of the ready cells are silent at once, and at
-	// least disruptionLeast, the fault is on Kip's side. To end them all would be
-	// worse than to wait. The node controller's unhealthy-zone-threshold is the same
-	// share.
-	disruptionShare, disruptionLeast = 0.55, 3
 )
-
-// mostSilent is why no cell ends for its silence while most are silent.
-const mostSilent = "most cells are silent at once, so the fault may be Kip's own network"
 
 // checkHealth ends cells that are lost by the lease, until ctx ends.
 func (c *Controller) checkHealth(ctx context.Context) {
@@ -69,7 +61,7 @@ func (c *Controller) checkHealth(ctx context.Context) {
 	}
 	ticker := c.cfg.Clock.NewTicker(c.cfg.Health.Check)
 	defer ticker.Stop()
-	disrupted := false
+	var disrupted disruptions
 	for {
 		select {
 		case <-ctx.Done():
@@ -78,7 +70,7 @@ func (c *Controller) checkHealth(ctx context.Context) {
 		}
 		now, was := c.cfg.Clock.Now(), disrupted
 		c.cfg.Pulse.Turn(ctx, "health", func(ctx context.Context) {
-			if disrupted = c.checkLeases(ctx, now, was); was && !disrupted {
+			if disrupted = c.checkLeases(ctx, now, was); was.over(disrupted) {
 				c.wakeUp(now) // those that are not heard yet may be on their way
 			}
 			c.showReleased()
@@ -100,13 +92,13 @@ type silence struct {
 	since time.Time
 }
 
-// checkLeases looks at every cell with a kubelet once. It returns true when so many
-// are silent that the end of each waits for a person.
-func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupted bool) bool {
+// checkLeases looks at every cell with a kubelet once. It returns where so many are silent
+// that the end of each waits for a person.
+func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disruptions) disruptions {
 	var silent []silence
 	var refused refusals
 	ready, onTime := 0, c.cfg.Late.OnTime()
-	bounded, together := 0, 0 // those that may end for their silence: that of others says nothing of Kip's network
+	counts := hushes{} // of those that may end for their silence: that of others says nothing of Kip's network
 	c.mu.Lock()
 	for _, e := range c.cells {
 		phase := e.cell().Phase
@@ -114,7 +106,8 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			continue
 		}
 		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
-			ready, bounded = ready+1, bounded+1
+			ready++
+			counts.add(e.location(), false)
 			refused.add(refusal)
 			continue // it is heard
 		}
@@ -123,35 +116,34 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		}
 		ready++
 		timeout := c.healthyTimeout(e.cell())
-		if timeout < forever {
-			bounded++
-		}
 		since := e.silentSince(c.began, c.awake, onTime)
-		if now.Sub(since) < min(silentAfter, timeout) {
-			continue
+		quiet := now.Sub(since) >= min(silentAfter, timeout)
+		if timeout < forever {
+			counts.add(e.location(), quiet)
 		}
-		if silent = append(silent, silence{e, since}); timeout < forever {
-			together++
+		if quiet {
+			silent = append(silent, silence{e, since})
 		}
 	}
 	refused.of = ready
-	was := c.refusing
+	wasRefused := c.refusing
 	c.refusing = refused
 	c.mu.Unlock()
-	if is := refused.said(); (is != "") != (was.said() != "") {
+	if is := refused.said(); (is != "") != (wasRefused.said() != "") {
 		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by term", refused.cells, "by CA", refused.rotated, "of", ready,
 			"why", is)
 	}
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
 		c.fail(ErrBehindTime)
 	}
-	disrupted := together >= disruptionLeast && float64(together) > disruptionShare*float64(bounded)
-	if disrupted != wasDisrupted {
-		if disrupted {
+	disrupted := counts.disruptions()
+	if now, before := disrupted.String(), was.String(); now != before {
+		all := counts[location{}]
+		if now != "" {
 			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
-				"silent", together, "ready", bounded)
+				"of", now, "silent", all.silent, "ready", all.bounded)
 		} else {
-			c.cfg.Log.Info("most cells are heard again", "silent", together, "ready", bounded)
+			c.cfg.Log.Info("most cells are heard again", "silent", all.silent, "ready", all.bounded)
 		}
 	}
 	c.mu.Lock()
@@ -165,7 +157,8 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 		if cell := s.e.cell(); cell.Phase == apiv1.Bound {
 			c.observers.CellSilent(*cell, s.since)
 		}
-		if wasDisrupted && !disrupted {
+		doubt := disrupted.doubt(s.e.location())
+		if was.doubt(s.e.location()) != "" && doubt == "" {
 			continue // it has its time anew
 		}
 		why, seen := c.lostInSilence(s, now)
@@ -173,8 +166,8 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, wasDisrupte
 			continue
 		}
 		lost := sign{cause: CauseLost, why: why, heard: s.since}
-		if disrupted && !seen {
-			lost.doubt = mostSilent
+		if !seen {
+			lost.doubt = doubt
 		}
 		c.lose(ctx, s.e, population, lost)
 	}

@@ -488,10 +488,12 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 		}
 	}
 	for _, cell := range f.stopped {
-		c.loseTo(ctx, cell.ID, population, sign{
-			cause: CauseLost,
-			why:   "instance " + cell.Instance.ID + " was stopped, and not by Kip",
-		})
+		id := cell.Instance.ID
+		s := sign{cause: CauseLost, why: "instance " + id + " was stopped, and not by Kip"}
+		if fault := seen.byID[id].Fault; fault != nil {
+			s = sign{cause: causeOf(fault), why: fmt.Sprintf("the cloud has stopped instance %s: %v", id, fault), fault: fault}
+		}
+		c.loseTo(ctx, cell.ID, population, s)
 	}
 	for range f.found {
 		c.observers.OrphanFound()

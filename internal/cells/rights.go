@@ -23,6 +23,7 @@ type pause struct {
 	wait  time.Duration // for the one after
 	asked bool          // a launch was let through to see
 	why   string
+	all   bool // it is of the account, and not of launches alone
 }
 
 // denied says that Kip has no right to the one offering, perhaps to others.
@@ -64,7 +65,7 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 			if first {
 				c.pause = pause{since: now, wait: firstPause}
 			}
-			c.pause.why = r.Err.Error()
+			c.pause.why, c.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
 			if first || c.pause.asked {
 				c.pause.asked = false
 				c.pause.until = now.Add(c.cfg.Random.Jittered(c.pause.wait))
@@ -91,6 +92,17 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 			c.queue.Add(id)
 		}
 	}
+}
+
+// startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started.
+func (c *Controller) startsPaused(e *entry) time.Duration {
+	c.mu.Lock()
+	all := c.pause.all
+	c.mu.Unlock()
+	if !all {
+		return 0
+	}
+	return c.launchesPaused(e)
 }
 
 // launchesPaused is how long a cell has to wait for Kip's rights; 0 if it may be

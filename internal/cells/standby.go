@@ -304,7 +304,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	}
 	if !c.isAside(e, startsInstance) {
 		c.cfg.Calls.TakeBackStop(id) // the pod would wait until that is sent
-		if wait := max(e.starting.wait(now), c.launchesPaused(e)); wait > 0 {
+		if wait := max(e.starting.wait(now), c.startsPaused(e)); wait > 0 {
 			return wait, nil
 		}
 	}
@@ -315,10 +315,10 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
 		return 0, err
 	}
-	c.heardOfRights(e.cell().Offer().offering(), cloud.LaunchResults{{Err: err}})
 	if err != nil {
 		return c.notStarted(e, err), nil
 	}
+	c.heardOfRights(e.cell().Offer().offering(), cloud.LaunchResults{{}})
 	return 0, c.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
@@ -356,10 +356,14 @@ func (c *Controller) stopped(e *entry, err error) error {
 // up: another may be launched.
 func (c *Controller) notStarted(e *entry, err error) time.Duration {
 	now := c.cfg.Clock.Now()
-	if errors.Is(err, cloud.ErrUnauthorised) && !denied(err) {
+	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
+		c.heardOfRights(e.cell().Offer().offering(), cloud.LaunchResults{{Err: err}})
 		return max(c.launchesPaused(e), firstRetry)
 	}
 	e.starting.fail(now, err, c.cfg.Random)
+	if lacks(err) {
+		c.cfg.Shortages.Mark(e.cell().Offer(), err)
+	}
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starting.began) >= giveUpAfter
 	if e.starting.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		c.endFor(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))

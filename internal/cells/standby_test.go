@@ -418,6 +418,43 @@ func TestAStartWithoutRightsPausesAsALaunchDoes(t *testing.T) {
 	})
 }
 
+// Such as an instance that has lost its tags.
+func TestACellThatKipMayNotStartIsGivenUpAndPausesNoLaunch(t *testing.T) {
+	startRefused(t, func() error {
+		return cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, errors.New("UnauthorizedOperation"))
+	}, func(t *testing.T, b *bubble) {
+		b.later(10 * time.Second)
+		b.request("other", "other")
+		b.later(20 * time.Second)
+		if b.phase("other") != apiv1.Bound || len(b.said("LaunchesPaused")) != 0 {
+			t.Fatalf("another's cell is %q, said %v", b.phase("other"), b.events)
+		}
+		b.later(2 * time.Minute)
+		if b.cells.Refused() != "" || b.phase("a") != "" || len(b.said("CellLost", "could not be started")) != 1 {
+			t.Errorf("its cell is %q, said %v", b.phase("a"), b.events)
+		}
+	})
+}
+
+// EC2 does so where it finds out later that it has no room.
+func TestAnInstanceThatTheCloudStopsForWantOfCapacityIsAShortage(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.request("a", "nano")
+		b.later(time.Minute)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		b.links.of(cell.ID).set(false, errors.New("cut"))
+		b.cloud.set(func() {
+			i := b.cloud.instances[cell.Instance.ID]
+			i.State, i.Fault = cloud.Stopped, cloud.No(cloud.ErrCapacity, cloud.Scope{}, errors.New("Server.InsufficientInstanceCapacity"))
+			b.cloud.instances[cell.Instance.ID] = i
+		})
+		b.later(2 * time.Minute)
+		if len(b.said("CellLost", "has stopped instance")) != 1 || !slices.Equal(b.cooled, []string{"nano"}) {
+			t.Errorf("said %v, short are %v", b.events, b.cooled)
+		}
+	})
+}
+
 func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
 	stops := 0
 	inBubble(t, func(c *setup) {

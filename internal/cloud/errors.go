@@ -49,6 +49,8 @@ type Scope struct {
 	InstanceType string
 	// Family is the one of catalog.InstanceType by which quotas are counted.
 	Family string
+	// ByCPU says that what is short is counted in vCPU, so that types with fewer may fit yet.
+	ByCPU  bool
 	Zone   string
 	Subnet string
 	// Spot is nil where it does not matter.

@@ -46,7 +46,7 @@ type Instance struct {
 	// does not tell, as one without Traits.SharedUserData need not.
 	Place string            `json:"place,omitempty"`
 	Tags  map[string]string `json:"tags,omitempty"`
-	// Fault is why the cloud has ended the instance by itself, also after it had answered the
+	// Fault is why the cloud has ended or stopped the instance by itself, also after it had answered the
 	// launch: an *Error with its cause and scope, where they are known. Nil where somebody asked
 	// for the end, and where the cloud does not say.
 	Fault error `json:"-"`

@@ -335,11 +335,13 @@ func (x *Explainer) Capacity(context.Context) ([]adminapi.Shortage, error) {
 	var list []adminapi.Shortage
 	for _, s := range x.cfg.Shortages.List() {
 		one := adminapi.Shortage{
-			InstanceType: s.InstanceType,
-			Zone:         s.Zone,
-			Subnet:       s.Subnet,
-			Until:        s.Until,
-			Why:          s.Why,
+			InstanceType:  s.InstanceType,
+			Family:        s.Family,
+			LeastMilliCPU: s.LeastMilliCPU,
+			Zone:          s.Zone,
+			Subnet:        s.Subnet,
+			Until:         s.Until,
+			Why:           s.Why,
 		}
 		if s.Spot != nil {
 			one.LaunchType = apiv1.LaunchType(*s.Spot, s.Pool == catalog.Dedicated)

@@ -8,10 +8,11 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// Fence is a cloud of which each call that destroys is made only if this process
-// surely leads: leads returns an error unless it does. That is asked last, after every
-// wait of the call, and for each time that it is sent again; what has happened since
-// nobody can know. So whoever has calls wait has the fence behind.
+// Fence is a cloud of which each call that destroys, or that takes what another Kip may have
+// given elsewhere since, is made only if this process surely leads: leads returns an error
+// unless it does. That is asked last, after every wait of the call, and for each time that it is
+// sent again; what has happened since nobody can know. So whoever has calls wait has the fence
+// behind.
 func Fence(c cloud.Cloud, leads func(context.Context) error) cloud.Cloud {
 	return fenced{Cloud: c, fence: fence(leads)}
 }
@@ -23,7 +24,7 @@ func (f fence) pass(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
 	defer cancel()
 	if err := f(ctx); err != nil {
-		return fmt.Errorf("it is not certain that this Kip leads still, so nothing ends: %w", err)
+		return fmt.Errorf("it is not certain that this Kip leads still, so nothing ends, and no disk or route moves: %w", err)
 	}
 	return nil
 }
@@ -89,6 +90,14 @@ type fencedDisks struct {
 	fence
 }
 
+// AttachDisk implements cloud.Disks. The disk may be another pod's by now.
+func (f fencedDisks) AttachDisk(ctx context.Context, id, instance string) error {
+	if err := f.pass(ctx); err != nil {
+		return err
+	}
+	return f.Disks.AttachDisk(ctx, id, instance)
+}
+
 func (f fencedDisks) DetachDisk(ctx context.Context, id, instance string) error {
 	if err := f.pass(ctx); err != nil {
 		return err
@@ -106,6 +115,14 @@ func (f fencedDisks) DeleteDisk(ctx context.Context, id string) error {
 type fencedRouter struct {
 	cloud.Router
 	fence
+}
+
+// Route implements cloud.Router. The prefixes may be another cell's by now.
+func (f fencedRouter) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+	if err := f.pass(ctx); err != nil {
+		return err
+	}
+	return f.Router.Route(ctx, instance, to)
 }
 
 func (f fencedRouter) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {

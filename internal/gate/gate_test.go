@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 }
 
 func (k *killed) Features() cloud.Features {
-	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}, Admitter: k}
+	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}, Admitter: k, Router: k}
 }
 
 func (k *killed) Admit(_ context.Context, owner string) error {
@@ -59,6 +60,21 @@ func (p parts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
 type disks struct {
 	cloud.Disks
 	k *killed
+}
+
+func (d disks) AttachDisk(_ context.Context, disk, _ string) error {
+	d.k.ids = append(d.k.ids, disk)
+	return nil
+}
+
+func (k *killed) Route(_ context.Context, instance string, _ []netip.Prefix) error {
+	k.ids = append(k.ids, instance)
+	return nil
+}
+
+func (k *killed) Unroute(_ context.Context, instance string, _ []netip.Prefix) error {
+	k.ids = append(k.ids, instance)
+	return nil
 }
 
 func (d disks) DetachDisk(_ context.Context, disk, _ string) error {
@@ -347,6 +363,9 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 		"delete":    w.DeleteDisk(ctx, "d-1"),
 		"parts":     w.DeleteParts(ctx, "p-1").Err(),
 		"admit":     w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
+		"attach":    w.cfg.Cloud.Features().Disks.AttachDisk(ctx, "d-1", "i-1"),
+		"route":     w.cfg.Cloud.Features().Router.Route(ctx, "i-1", nil),
+		"unroute":   w.Unroute(ctx, "i-1", nil),
 	} {
 		if !errors.Is(err, errDeposed) {
 			t.Errorf("%s: %v", what, err)
@@ -359,12 +378,14 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	for what, err := range map[string]error{
 		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
 		"parts": w.DeleteParts(ctx, "p-2").Err(), "admit": w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
+		"attach": w.cfg.Cloud.Features().Disks.AttachDisk(ctx, "d-4", "i-2"), "route": w.cfg.Cloud.Features().Router.Route(ctx, "i-4", nil),
+		"unroute": w.Unroute(ctx, "i-5", nil),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "i-2", "me", "p-2"}) {
+	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "d-4", "i-2", "i-4", "i-5", "me", "p-2"}) {
 		t.Errorf("%v went", w.cloud.ids)
 	}
 }

@@ -204,7 +204,7 @@ var (
 	labelHeld = &label{name: "reason", doc: "What holds it back.", values: []value{
 		{string(gate.ByLimit), "as many as `cells.endLimit` says have ended"},
 		{string(gate.ByLease), "the cell was heard less than 40 s ago"},
-		{string(gate.ByDoubt), "most cells are silent at once"},
+		{string(gate.ByDoubt), "most cells, of all or of a zone or subnet, are silent at once"},
 		{string(gate.ByStore), "the store does not know of all instances, see `kipctl generation`"},
 	}}
 	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{

@@ -541,6 +541,7 @@ func (n *Nodes) shortage(s *served) string {
 				Subnet:       o.Subnet,
 				Spot:         o.Spot,
 				Family:       t.Family,
+				MilliCPU:     t.MilliCPU,
 				Pool:         o.Pool(),
 			}) {
 				return ""

@@ -650,6 +650,7 @@ func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
 	return capacity.Offering{
 		InstanceType: t.Name,
 		Family:       t.Family,
+		MilliCPU:     t.MilliCPU,
 		Zone:         c.zones[o.zone],
 		Subnet:       t.Offerings[o.index].Subnet,
 		Spot:         m.launchType == Spot,

@@ -377,7 +377,7 @@ func TestTheCatalogueOfAnotherRegionIsOfNoUse(t *testing.T) {
 
 func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 	spot, onDemand := true, false
-	o := cells.Offer{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1"}
+	o := cells.Offer{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
 	for name, test := range map[string]struct {
 		err       error
 		available []capacity.Offering
@@ -405,6 +405,12 @@ func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
 				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
 			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z7", Spot: true}},
+		},
+		"quota of a family, in vCPU": {
+			cloud.No(cloud.ErrQuota, cloud.Scope{Family: "standard", ByCPU: true, Spot: &onDemand}, nil),
+			[]capacity.Offering{{InstanceType: "t3.small", Family: "standard", Zone: "z1", MilliCPU: 1000},
+				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true, MilliCPU: 2000}},
+			[]capacity.Offering{Offering(o), {InstanceType: "m5.large", Family: "standard", Zone: "z2", MilliCPU: 2000}},
 		},
 		"quota of the account": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Account: true, Spot: &onDemand}, nil),

@@ -22,6 +22,9 @@ func Shortage(o cells.Offer, err error) capacity.Shortage {
 	case scope.Says():
 		s.InstanceType, s.Family, s.Zone, s.Subnet, s.Spot = scope.InstanceType, scope.Family, scope.Zone, scope.Subnet, scope.Spot
 		s.Pool = scope.Pool
+		if scope.ByCPU {
+			s.LeastMilliCPU = o.MilliCPU
+		}
 	case errors.Is(err, cloud.ErrQuota) && o.Family != "":
 		s.Family, s.Spot = o.Family, &o.Spot
 	case errors.Is(err, cloud.ErrQuota):
@@ -37,6 +40,7 @@ func Offering(o cells.Offer) capacity.Offering {
 	return capacity.Offering{
 		InstanceType: o.InstanceType,
 		Family:       o.Family,
+		MilliCPU:     o.MilliCPU,
 		Zone:         o.Zone,
 		Subnet:       o.Subnet,
 		Spot:         o.Spot,

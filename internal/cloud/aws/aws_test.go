@@ -29,10 +29,11 @@ import (
 	ec2api "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/aws-sdk-go-v2/service/ecr"
-	"github.com/aws/smithy-go"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -274,6 +275,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 	offering := cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &onDemand}
 	subnet := cloud.Scope{Zone: "us-east-1a", Subnet: "subnet-a1"}
 	standard := cloud.Scope{Family: "standard", Spot: &onDemand}
+	standardCPU := cloud.Scope{Family: "standard", ByCPU: true, Spot: &onDemand}
 	everything := cloud.Scope{Account: true}
 	exact := cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Subnet: "subnet-a1", Spot: &onDemand}
 	for _, tc := range []struct {
@@ -289,8 +291,9 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{400, "InsufficientAddressCapacity", cloud.ErrCapacity, subnet, true},
 		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrTogether, subnet, true},
 		{400, "InsufficientCidrBlocks", cloud.ErrTogether, subnet, true},
-		{400, "VcpuLimitExceeded", cloud.ErrQuota, standard, true},
-		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standard, true},
+		{400, "VcpuLimitExceeded", cloud.ErrQuota, standardCPU, true},
+		{400, "InstanceLimitExceeded", cloud.ErrQuota, standard, true},
+		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standardCPU, true},
 		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
 		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
 		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, exact, true},
@@ -665,22 +668,23 @@ func TestTerminationAmongWhatIsNotThereTakesFewCalls(t *testing.T) {
 	}
 }
 
-func TestALoopOverInstancesStopsWhereEC2WantsFewerCalls(t *testing.T) {
-	said := map[int]string{1: "InvalidInstanceID.NotFound", 3: "RequestLimitExceeded"}
-	calls := 0
-	results := apart([]string{"a", "b", "c", "d"}, func([]string) error {
-		calls++
-		if said[calls] == "" {
-			return nil
-		}
-		return &smithy.OperationError{ServiceID: "EC2", Err: &smithy.GenericAPIError{Code: said[calls]}}
-	})
-	if calls != 3 || len(results) != 4 {
-		t.Errorf("%d calls, %d results", calls, len(results))
-	}
-	for n, r := range results {
-		if errors.Is(r.Err, cloud.ErrThrottled) != (n > 0) || r.ID != []string{"a", "b", "c", "d"}[n] {
-			t.Errorf("result %d: %+v", n, r)
+// For which, smaller calls say.
+func TestARightThatIsMissingToOneInstanceSaysNothingOfTheAccount(t *testing.T) {
+	for action, ask := range map[string]func(*Cloud, ...string) cloud.Results{
+		"TerminateInstances": func(c *Cloud, ids ...string) cloud.Results { return c.Terminate(t.Context(), ids...) },
+		"StopInstances":      func(c *Cloud, ids ...string) cloud.Results { return c.Stop(t.Context(), ids...) },
+		"StartInstances":     func(c *Cloud, ids ...string) cloud.Results { return c.Start(t.Context(), ids...) },
+	} {
+		for code, account := range map[string]bool{"UnauthorizedOperation": false, "AuthFailure": true} {
+			results := ask(answering(t, action, 403, code, "words"), "i-1", "i-2")
+			if len(results) != 2 {
+				t.Errorf("%s: %d results", action, len(results))
+			}
+			for _, r := range results {
+				if !errors.Is(r.Err, cloud.ErrUnauthorised) || !cloud.Refused(r.Err) || cloud.ScopeOf(r.Err) != (cloud.Scope{Account: account}) {
+					t.Errorf("%s, %s: %v, of %+v", action, code, r.Err, cloud.ScopeOf(r.Err))
+				}
+			}
 		}
 	}
 }
@@ -705,11 +709,11 @@ func TestWhatEC2DoesNotKnowYetIsUnknown(t *testing.T) {
 }
 
 func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
-	c, _ := newCloud(t, sim.Knobs{StoppedKeepsAddresses: true})
+	c, model := newCloud(t, sim.Knobs{StoppedKeepsAddresses: true})
 	spot := request("spot", 1)
 	spot.Market = cloud.Spot
 	var ids []string
-	for _, r := range []cloud.LaunchRequest{request("t", 2), spot} {
+	for _, r := range []cloud.LaunchRequest{request("t", 4), spot} {
 		got, err := c.Launch(t.Context(), r).All()
 		if err != nil {
 			t.Fatal(err)
@@ -718,10 +722,14 @@ func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 			ids = append(ids, i.ID)
 		}
 	}
-	for n, r := range c.Stop(t.Context(), ids...) {
-		if r.ID != ids[n] || (r.Err != nil) != (n == 2) || n == 2 && !cloud.Refused(r.Err) {
+	all := calls.New(calls.Config{Cloud: c, Clock: clock.RealClock{}})
+	for n, r := range all.Features().Stopper.Stop(t.Context(), ids...) {
+		if r.ID != ids[n] || (r.Err != nil) != (n == 4) || n == 4 && !cloud.Refused(r.Err) {
 			t.Errorf("result %d: %+v", n, r)
 		}
+	}
+	if n := model.Calls()["StopInstances"]; n > 7 {
+		t.Errorf("it took %d calls", n)
 	}
 }
 

@@ -313,7 +313,8 @@ func instanceOf(i types.Instance) cloud.Instance {
 	if i.AmiLaunchIndex != nil {
 		out.Place = cloud.PlaceOf(int(*i.AmiLaunchIndex))
 	}
-	if out.State == cloud.Gone || out.State == cloud.Terminating {
+	// EC2 stops again what it has started without capacity.
+	if out.State == cloud.Gone || out.State == cloud.Terminating || out.State == cloud.Stopped {
 		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone}
 		if i.Placement != nil && i.Placement.Tenancy == types.TenancyDedicated {
 			asked.Market = cloud.Dedicated

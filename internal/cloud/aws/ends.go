@@ -11,7 +11,9 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// each makes a call for some instances at a time, and answers for each of them.
+// each makes a call for some instances at a time, and answers for each of them. Where EC2 finds
+// fault with one of a call it refuses the call, and does not say with which in a way that a program
+// can read: then the answer is that for all, and whoever asks makes smaller calls.
 func each(ids []string, what string, call func(ids []string) cloud.Results) cloud.Results {
 	var results cloud.Results
 	for some := range slices.Chunk(ids, instancesCall) {
@@ -29,9 +31,6 @@ func each(ids []string, what string, call func(ids []string) cloud.Results) clou
 func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	return each(ids, "terminate", func(ids []string) cloud.Results {
 		err := c.terminate(ctx, ids)
-		if err != nil {
-			err = classify(err, cloud.Scope{})
-		}
 		if !errors.Is(err, cloud.ErrNotFound) {
 			return cloud.Each(err, ids...)
 		}
@@ -47,16 +46,16 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 				known = append(known, i.ID)
 			}
 		}
-		failed := map[string]error{}
-		if len(known) > 0 {
-			for _, r := range apart(known, func(ids []string) error { return c.terminate(ctx, ids) }) {
-				failed[r.ID] = r.Err
-			}
-		}
 		results := cloud.Each(nil, ids...)
+		if len(known) == 0 {
+			return results
+		}
+		if err = c.terminate(ctx, known); len(known) == 1 && errors.Is(err, cloud.ErrNotFound) {
+			return results // it has ended since
+		}
 		for n, r := range results {
-			if !errors.Is(failed[r.ID], cloud.ErrNotFound) {
-				results[n].Err = failed[r.ID]
+			if slices.Contains(known, r.ID) {
+				results[n].Err = err
 			}
 		}
 		return results
@@ -65,54 +64,23 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 
 func (c *Cloud) terminate(ctx context.Context, ids []string) error {
 	_, err := c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
-	return err
+	return classifyNamed(err)
 }
 
 // Stop implements cloud.Stopper.
 func (c *Cloud) Stop(ctx context.Context, ids ...string) cloud.Results {
 	return each(ids, "stop", func(ids []string) cloud.Results {
-		return apart(ids, func(ids []string) error {
-			_, err := c.api.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: ids})
-			return err
-		})
+		_, err := c.api.StopInstances(ctx, &ec2.StopInstancesInput{InstanceIds: ids})
+		return cloud.Each(classifyNamed(err), ids...)
 	})
 }
 
 // Start implements cloud.Stopper. Without capacity for all of a call none is started.
 func (c *Cloud) Start(ctx context.Context, ids ...string) cloud.Results {
 	return each(ids, "start", func(ids []string) cloud.Results {
-		return apart(ids, func(ids []string) error {
-			_, err := c.api.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: ids})
-			return err
-		})
+		_, err := c.api.StartInstances(ctx, &ec2.StartInstancesInput{InstanceIds: ids})
+		return cloud.Each(classifyNamed(err), ids...)
 	})
-}
-
-// apart makes a call for all instances and, where EC2 finds fault with one of them, for
-// each by itself: it does not say with which in a way that a program can read. Where EC2
-// wants fewer calls it makes no more, and the answer is that for the others, too.
-func apart(ids []string, call func(ids []string) error) cloud.Results {
-	err := call(ids)
-	if err == nil {
-		return cloud.Each(nil, ids...)
-	}
-	err = classify(err, cloud.Scope{})
-	if cause := cloud.CauseOf(err); len(ids) == 1 || cause != cloud.ErrNotFound && cause != cloud.ErrRefused {
-		return cloud.Each(err, ids...)
-	}
-	results := cloud.Each(nil, ids...)
-	for n, id := range ids {
-		if err := call([]string{id}); err != nil {
-			results[n].Err = classify(err, cloud.Scope{})
-		}
-		if errors.Is(results[n].Err, cloud.ErrThrottled) {
-			for left := n + 1; left < len(ids); left++ {
-				results[left].Err = results[n].Err
-			}
-			break
-		}
-	}
-	return results
 }
 
 // Tag implements cloud.Tagger. A call has one set of tags, so instances with the same
@@ -137,10 +105,8 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		}
 		tags := tagsOf(taggings[places[0]].Tags)
 		answered := each(ids, "tag", func(ids []string) cloud.Results {
-			return apart(ids, func(ids []string) error {
-				_, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, Tags: tags})
-				return err
-			})
+			_, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, Tags: tags})
+			return cloud.Each(classifyNamed(err), ids...)
 		})
 		for i, n := range places {
 			results[n].Err = answered[i].Err

@@ -25,7 +25,8 @@ const (
 	nothing  about = iota // the caller's own scope
 	offering              // a type in a zone, bought so
 	place                 // a subnet
-	family                // what quotas count, bought so
+	family                // what quotas count by instance, bought so
+	cpus                  // what quotas count by vCPU, bought so
 	account
 	launched // all that a launch asked of EC2's offers; the account, where nothing was launched
 )
@@ -51,9 +52,9 @@ var meanings = map[string]meaning{
 	"InsufficientFreeAddressesInSubnet":     {cloud.ErrCapacity, place},
 	"InsufficientAddressCapacity":           {cloud.ErrCapacity, place},
 	"InsufficientCidrBlocks":                {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
-	"VcpuLimitExceeded":                     {cloud.ErrQuota, family},
+	"VcpuLimitExceeded":                     {cloud.ErrQuota, cpus},
 	"InstanceLimitExceeded":                 {cloud.ErrQuota, family},
-	"MaxSpotInstanceCountExceeded":          {cloud.ErrQuota, family},
+	"MaxSpotInstanceCountExceeded":          {cloud.ErrQuota, cpus},
 	"InsufficientVolumeCapacity":            {cloud.ErrCapacity, offering},
 	"VolumeTypeNotAvailableInZone":          {cloud.ErrRefused, offering},
 	"VolumeLimitExceeded":                   {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
@@ -255,6 +256,19 @@ func classify(err error, asked cloud.Scope) error {
 	return said // InternalError, Unavailable: it may have been done
 }
 
+// classifyNamed says what an error means of a call that names instances. A right may be missing to
+// one of them, such as one without its tags: that says nothing of the account.
+func classifyNamed(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = classify(err, cloud.Scope{})
+	if e, ok := errors.AsType[*cloud.Error](err); ok && meanings[codeOf(e.Err)].about == launched {
+		return cloud.No(e.Cause, cloud.Scope{}, e.Err)
+	}
+	return err
+}
+
 // classifyBeside says what an error means of a service that is asked beside EC2.
 func classifyBeside(err error) error {
 	said := saidOf(err)
@@ -309,11 +323,11 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 		}
 	case place:
 		return cloud.Scope{Zone: asked.Zone, Subnet: asked.Subnet}
-	case family:
+	case family, cpus:
 		if asked.Family == "" {
 			return cloud.Scope{}
 		}
-		return cloud.Scope{Family: asked.Family, Spot: asked.Spot}
+		return cloud.Scope{Family: asked.Family, ByCPU: m.about == cpus, Spot: asked.Spot}
 	}
 	return cloud.Scope{}
 }

@@ -217,7 +217,9 @@ func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
 			}
 		}
 		if more := int64(n) * vcpus; q.VCPUs > 0 && sum.vcpus+more > q.VCPUs {
-			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("%w: %q allows %d vCPUs; %d are in use and %d are requested",
+			scope := q.scope()
+			scope.ByCPU = scope.Says()
+			return cloud.No(cloud.ErrQuota, scope, fmt.Errorf("%w: %q allows %d vCPUs; %d are in use and %d are requested",
 				CodeVCPULimit, q.Name, q.VCPUs, sum.vcpus, more))
 		}
 		if q.Instances > 0 && sum.instances+n > q.Instances {

@@ -1,0 +1,104 @@
+package cells
+
+import (
+	"slices"
+	"strings"
+)
+
+const (
+	// When more than disruptionShare of the cells of a place are silent at once, and at
+	// least disruptionLeast, the fault is on Kip's side, or on the way there. To end
+	// them all would be worse than to wait. The node controller's
+	// unhealthy-zone-threshold is the same share.
+	disruptionShare, disruptionLeast = 0.55, 3
+)
+
+// within are the places that a location is in, the widest first: everywhere, its zone and itself.
+func (l location) within() []location {
+	return slices.Compact([]location{{}, {zone: l.zone}, l})
+}
+
+// String tells of the cells of a location, as "cells in zone a".
+func (l location) String() string {
+	switch {
+	case l.subnet != "":
+		return "cells in subnet " + l.subnet
+	case l.zone != "":
+		return "cells in zone " + l.zone
+	}
+	return "cells"
+}
+
+// hush is how many cells may end for their silence, and how many of them are silent.
+type hush struct{ bounded, silent int }
+
+// hushes are those of all places.
+type hushes map[location]hush
+
+// add counts a cell, which may be silent.
+func (h hushes) add(l location, silent bool) {
+	for _, place := range l.within() {
+		in := h[place]
+		if in.bounded++; silent {
+			in.silent++
+		}
+		h[place] = in
+	}
+}
+
+// disruptions are the places of which most cells are silent at once.
+type disruptions map[location]bool
+
+func (h hushes) disruptions() disruptions {
+	d := disruptions{}
+	for place, in := range h {
+		if in.silent >= disruptionLeast && float64(in.silent) > disruptionShare*float64(in.bounded) {
+			d[place] = true
+		}
+	}
+	return d
+}
+
+// of is the widest of them that a location is in.
+func (d disruptions) of(l location) (place location, is bool) {
+	for _, place := range l.within() {
+		if d[place] {
+			return place, true
+		}
+	}
+	return location{}, false
+}
+
+// doubt is why no cell of a location ends for its silence; "" if one may.
+func (d disruptions) doubt(l location) string {
+	place, is := d.of(l)
+	if !is {
+		return ""
+	}
+	return "most " + place.String() + " are silent at once, so the fault may be Kip's own network, or the way there"
+}
+
+// over says that there was one in a place that there is none in any more.
+func (d disruptions) over(now disruptions) bool {
+	for place := range d {
+		if !now[place] {
+			return true
+		}
+	}
+	return false
+}
+
+func (d disruptions) String() string {
+	all := make([]string, 0, len(d))
+	for place := range d {
+		all = append(all, place.String())
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// location is where a cell is.
+func (e *entry) location() location {
+	o := e.cell().Offer()
+	return location{zone: o.Zone, subnet: o.Subnet}
+}
