@@ -138,6 +138,9 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	}
 	m.boot.Network = console.SinceBoot()
 	all.Go(func() { n.keep(background) })
+	if !source.IPv4Only {
+		all.Go(func() { n.keep6(background) })
+	}
 	if source.Network {
 		if err := get(); err != nil {
 			return err

@@ -82,6 +82,8 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 			Network: true,
 			Limit:   serviceLimit,
 			Clock:   netip.MustParseAddr("169.254.169.123"),
+			// A subnet may give each machine a public one: docs/networking.md.
+			IPv4Only: true,
 			// Those on Xen have no vendor of their own, but a UUID that begins so, as by chance one of 4096
 			// of any other cloud has.
 			Here: func() (bool, error) {

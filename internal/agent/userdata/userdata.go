@@ -35,6 +35,9 @@ type Source struct {
 	Limit time.Duration
 	// Clock is a time server that all machines of this cloud have, unset for none.
 	Clock netip.Addr
+	// IPv4Only says that machines of this cloud are to have no IPv6 address, since nobody has said
+	// who may reach it.
+	IPv4Only bool
 	// Here reports whether this machine has the source.
 	Here  func() (bool, error)
 	Fetch func(ctx context.Context) (Data, error)

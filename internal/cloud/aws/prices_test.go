@@ -2,6 +2,7 @@ package aws
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	testingclock "k8s.io/utils/clock/testing"
@@ -150,6 +152,39 @@ func TestPricesThatCannotBeReadAreTheEmbeddedOnes(t *testing.T) {
 			t.Errorf("%s: %d were read, want %d; the log is %s", name, read, tc.read, p.log)
 		}
 	}
+}
+
+// silent answers nothing.
+type silent struct{}
+
+func (silent) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func TestAStartWaitsNotLongForPrices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := settings("http://ec2.test")
+		cfg.Transport = silent{}
+		c := open(t, cfg)
+		for _, tc := range []struct {
+			opened bool
+			left   time.Duration // of the catalogue's time; 0 for no end
+			want   time.Duration
+		}{{false, 0, firstPrices}, {true, 0, pricesPatience}, {true, pricesMargin + time.Second, time.Second}} {
+			ctx, cancel := t.Context(), func() {}
+			if tc.left > 0 {
+				ctx, cancel = context.WithTimeout(ctx, tc.left)
+			}
+			c.opened = tc.opened
+			began := time.Now()
+			prices, _, err := c.readPrices(ctx, sharedTenancy)
+			if took := time.Since(began); err == nil || len(prices) > 0 || took != tc.want {
+				t.Errorf("%+v: it took %v: %v, %v", tc, took, prices, err)
+			}
+			cancel()
+		}
+	})
 }
 
 func TestAMissingRightToPricesIsToldOnce(t *testing.T) {

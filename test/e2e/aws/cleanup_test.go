@@ -57,6 +57,21 @@ func TestNothingOfKipIsInTheAccountAfterACleanup(t *testing.T) {
 			t.Errorf("cleanup does not name %s:\n%s", name, out)
 		}
 	}
+	for _, call := range []struct {
+		action string
+		after  bool
+	}{{"DeleteNetworkInterface", true}, {"DeleteNetworkInterface", false}, {"DeleteSecurityGroup", false}} {
+		cleaned := make(chan error, 1)
+		s.killAt(call.after, func() {
+			go func() {
+				_, err := s.cleanup("--yes")
+				cleaned <- err
+			}()
+		}, call.action)
+		if err := <-cleaned; err == nil {
+			t.Errorf("Kip has died at %s, and its cleanup says that all is well", call.action)
+		}
+	}
 	if out, err := s.cleanup("--yes"); err != nil || !strings.Contains(out, "Clean") {
 		t.Errorf("cleanup --yes: %v: %s", err, out)
 	}

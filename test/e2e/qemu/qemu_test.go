@@ -292,6 +292,63 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 	})
 }
 
+const late = `apiVersion: v1
+kind: Pod
+metadata: {name: late}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'echo started; trap "exit 0" TERM; while :; do sleep 0.1; done']
+`
+
+// A machine's second boot is no second life where no pod was on it before.
+func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
+	s := namespace.New(t, world)
+	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+		provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept cloud.Instance
+	s.Eventually("a machine is stopped", func(context.Context) error {
+		all, err := host.Recorded(host.Config{StateDir: filepath.Join(world.State, "cloud")})
+		if err == nil && (len(all) != 1 || all[0].State != cloud.Stopped) {
+			err = fmt.Errorf("the machines are %+v", all)
+		}
+		if err == nil {
+			kept = all[0]
+		}
+		return err
+	})
+	began := time.Now()
+	s.Apply(late)
+	p := s.WaitReady("late")
+	t.Logf("the pod is Ready %v after it was made", time.Since(began).Round(time.Second))
+	if i := machine(t, p); i.ID != kept.ID {
+		t.Errorf("the pod is on machine %s, want %s, which was stopped", i.ID, kept.ID)
+	}
+	if got := s.Kubectl("logs", "late"); got != "started\n" {
+		t.Errorf("the log is %q", got)
+	}
+	if err := restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl("delete", "pod", "late", "--wait=false")
+	s.Eventually("the pod and its cell are gone", func(ctx context.Context) error {
+		if p, err := s.Pod(ctx, "late"); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod late is there (%v): %s", err, namespace.States(p))
+		}
+		return s.NoCells(ctx)
+	})
+	if err := world.Empty(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // machine is the one that a pod is on.
 func machine(t *testing.T, p *corev1.Pod) cloud.Instance {
 	t.Helper()
