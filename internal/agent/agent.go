@@ -53,6 +53,9 @@ const (
 // StateDir is where an agent keeps what it is, unless it is told otherwise.
 const StateDir = "/var/lib/itzo"
 
+// RunDir is where it keeps what ends with the machine's boot, so, too.
+const RunDir = "/run/itzo"
+
 // Options of an Agent. New fills in what is zero.
 type Options struct {
 	// Root is the directory below which configuration is written: "/".
@@ -107,7 +110,7 @@ func (o *Options) defaults() {
 	set(&o.Root, "/")
 	set(&o.UserData, cloudinit.SeedFile)
 	set(&o.StateDir, StateDir)
-	set(&o.RunDir, "/run/itzo")
+	set(&o.RunDir, RunDir)
 	set(&o.LogDir, "/var/log")
 	set(&o.PauseArchive, "/usr/share/kip/pause.tar")
 	// All addresses: the agent starts before a cloud's DHCP may have given the
@@ -252,7 +255,7 @@ func New(o Options) (*Agent, error) {
 	if err := a.writeContainerdConfig(); err != nil {
 		return nil, err
 	}
-	a.firewall = firewall.New(o.RunDir, a.nft, firewall.Uplinks, o.Log)
+	a.firewall = firewall.New(o.RunDir, a.nft, firewall.Look, o.Log)
 	a.containerd, err = a.process(supervise.Spec{Name: "containerd", Path: a.o.Containerd,
 		Args: []string{"--config=" + configs.ContainerdConfig}})
 	if err != nil {

@@ -107,7 +107,11 @@ func New(cfg Config) *Calls {
 		}
 		all := make([]answer, len(ids))
 		for n := range all {
-			if all[n].err = err; err == nil {
+			switch all[n].err = err; {
+			case err != nil:
+			case instances[n].State == "":
+				all[n].err = errUnseen
+			default:
 				all[n].instance = instances[n]
 			}
 		}
@@ -115,6 +119,9 @@ func New(cfg Config) *Calls {
 	})
 	return c
 }
+
+// errUnseen is that of an instance at which the cloud could not look.
+var errUnseen = errors.New("the cloud does not answer for where it is")
 
 // answers are those to a call that names instances.
 func answers(kind cloud.Call, results cloud.Results, ids []string) []answer {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,7 +72,7 @@ func (c *told) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, e
 	}
 	instances := make([]cloud.Instance, len(ids))
 	for n, id := range ids {
-		instances[n] = cloud.Instance{ID: id}
+		instances[n] = cloud.Instance{ID: id, State: cloud.Running}
 	}
 	return instances, nil
 }
@@ -471,13 +472,78 @@ func TestATurnThatIsCancelledCostsNothing(t *testing.T) {
 	})
 }
 
+// As where throttling and answers that never come are of one fault.
+func TestACallThatHangsAfterOneThatWasThrottledHoldsUpNoOtherForLong(t *testing.T) {
+	with(t, budget(cloud.CallLaunch, 100, 100), func(t *testing.T, c *Calls, told *told) {
+		var hung atomic.Int32
+		told.answers = func(ctx context.Context, _ cloud.Call, _ string) error {
+			switch {
+			case time.Since(told.began) == 0:
+				return throttledNow(0)
+			case hung.Add(1) <= 2:
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		r := cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}
+		if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrThrottled) {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("one that hangs ends with %v", err)
+				}
+			})
+			synctest.Wait()
+		}
+		if err := c.Launch(t.Context(), r).Err(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took < hangAfter || took > 4*hangAfter {
+			t.Errorf("the one behind them took %v", took)
+		}
+		all.Wait()
+	})
+}
+
+// The one for which the cloud fails may be any of them.
+func TestACallThatTheCloudFailsIsMadeSmallerAndNotForEach(t *testing.T) {
+	for bad, want := range map[string]int{"i-007": leastFailed, "all": 400} {
+		with(t, cloud.Traits{}, func(t *testing.T, c *Calls, told *told) {
+			told.whole = func(ids []string) error {
+				if bad == "all" || slices.Contains(ids, bad) {
+					return errors.New("InternalError")
+				}
+				return nil
+			}
+			var ids []string
+			for n := range 400 {
+				ids = append(ids, fmt.Sprintf("i-%03d", n))
+			}
+			failed := 0
+			for _, d := range c.DescribeEach(t.Context(), ids...) {
+				if d.Err != nil {
+					failed++
+				}
+			}
+			if n := len(told.sent()); failed != want || n > 2*400/leastFailed {
+				t.Errorf("with %s: %d have no answer, want %d, after %d calls", bad, failed, want, n)
+			}
+		})
+	}
+}
+
 func TestATurnThatIsSetAsideTakesNoPlaceAndWaitsForOneAgain(t *testing.T) {
 	with(t, budget(cloud.CallLaunch, 3, 1), func(t *testing.T, c *Calls, told *told) {
 		told.answers = func(context.Context, cloud.Call, string) error {
 			if time.Since(told.began) == 0 {
 				return throttledNow(0)
 			}
-			time.Sleep(10 * time.Second)
+			time.Sleep(4 * time.Second)
 			return nil
 		}
 		r := cloud.LaunchRequest{Machines: make([]cloud.Machine, 1)}
@@ -504,8 +570,8 @@ func TestATurnThatIsSetAsideTakesNoPlaceAndWaitsForOneAgain(t *testing.T) {
 		if err := aside.Again(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if since := time.Since(told.began); since != 12*time.Second {
-			t.Errorf("the one that was set aside goes on after %v, want 12s, when the other has its answer", since)
+		if since := time.Since(told.began); since != 6*time.Second {
+			t.Errorf("the one that was set aside goes on after %v, want 6s, when the other has its answer", since)
 		}
 		c.mu.Lock()
 		if b := c.lines[cloud.CallLaunch].requests; b.tokens != b.Capacity {

@@ -25,6 +25,8 @@ type line struct {
 	// window is how many may be under way: most, but for the time after a throttled
 	// call, when it begins anew with 1 and doubles with each that is not.
 	window int
+	// began is when the last one was sent, or let through for those that hang.
+	began time.Time
 	// No call is sent before until. pause is how long the last pause was; 0 after a
 	// call that was not throttled.
 	until time.Time
@@ -167,16 +169,24 @@ func (t *Turn) try(requests, least int) time.Duration {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	if l.underWay >= l.window {
-		return Timeout // or when one has ended
+		hangs := hangAfter - now.Sub(l.began)
+		if l.underWay >= most || hangs > 0 {
+			return max(hangs, firstPause) // or when one has ended
+		}
 	}
 	if wait := max(l.until.Sub(now), l.requests.lacks(requests, now), l.resources.lacks(least, now)); wait > 0 {
 		return wait
 	}
 	l.requests.take(requests, now)
 	l.underWay++
+	l.began = now
 	t.pauses, t.aside = l.pauses, false
 	return 0
 }
+
+// hangAfter is after how long those that have no answer keep no other from being sent: most calls are
+// answered within a second, and one that hangs would hold up all of its kind for its whole Timeout.
+const hangAfter = 5 * time.Second
 
 // Aside has others send meanwhile: what is to be done before the call may take long. What
 // the turn has paid stays paid.

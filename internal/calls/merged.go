@@ -235,6 +235,9 @@ func (m *merged) make(ctx context.Context, c *call, turn *Turn) {
 	answers := turn.ask(ctx, func(ctx context.Context) []answer { return m.send(ctx, ids...) })
 	split := len(ids) > 1 && refusedAsOne(answers)
 	most := (len(ids) + 1) / 2
+	if len(ids) > leastFailed && failedAsOne(answers) {
+		split, most = true, max(leastFailed, most)
+	}
 	// Where requests alone are bounded, more of them would be throttled the more.
 	bounded := m.calls.cfg.Cloud.Traits().Budgets[m.kind].Resources != cloud.Bucket{}
 	if bounded && len(ids) > leastNamed && throttledAsOne(answers) {
@@ -280,6 +283,19 @@ func refusedAsOne(answers []answer) bool {
 	}
 	said := saidOf(first)
 	return !slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil || saidOf(a.err) != said })
+}
+
+// leastFailed is how many instances one call names at least after the cloud itself has failed: more
+// calls for fewer would be a load on a cloud that has trouble with all.
+const leastFailed = 50
+
+// failedAsOne says that the cloud has failed for all of a call, perhaps for what is wrong with one of
+// them. What has no answer in time is not meant: who asks has no more.
+func failedAsOne(answers []answer) bool {
+	return !slices.ContainsFunc(answers, func(a answer) bool {
+		return a.err == nil || cloud.CauseOf(a.err) != "" || errors.Is(a.err, errUnseen) ||
+			errors.Is(a.err, context.Canceled) || errors.Is(a.err, context.DeadlineExceeded)
+	})
 }
 
 // saidOf is what the cloud said, without the names that a driver has put before it for each thing.

@@ -566,6 +566,35 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 	})
 }
 
+// A zone that is away from the start, as after another Kip took over in its outage.
+func TestWhileAZoneIsNotListedYoungPodsRunAndOldOnesSayWhyTheyWait(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		b.stop()
+		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
+		b.run()
+		began := time.Now()
+		b.later(10 * time.Minute)
+		for name, created := range map[string]time.Time{"young": time.Now(), "old": began.Add(-time.Hour)} {
+			r := nano(name)
+			r.Created = created
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(time.Minute)
+		old, _ := b.cells.ForPod(ref("old").UID)
+		if b.phase("young") != apiv1.Bound || b.phase("old") != apiv1.Requested || b.cells.WaitsFor(old.ID) != unseen {
+			t.Errorf("the young is %q, the old is %q and waits for %q", b.phase("young"), b.phase("old"), b.cells.WaitsFor(old.ID))
+		}
+		b.cloud.set(func() { b.cloud.blind = nil })
+		b.later(time.Minute)
+		if b.phase("old") != apiv1.Bound {
+			t.Errorf("when all are listed the old is %q", b.phase("old"))
+		}
+	})
+}
+
 // Nobody else can have launched a cell for such a pod, in whatever zone.
 func TestAPodThatIsYoungerThanThisProcessAndNeverRanWaitsForNoList(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

@@ -354,7 +354,9 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 	if cell.Live() && !v.hides(id, seen.began) {
 		f.lacking = append(f.lacking, id)
 	}
-	a := absent{cell: cell, twice: before && seen.began.After(since)}
+	// What goes on while it ends must not be missed by two answers that are both too old.
+	apart := seen.began.Sub(since)
+	a := absent{cell: cell, twice: before && apart > 0 && (cell.Live() || apart >= v.listLag)}
 	if !before {
 		since = seen.began
 	}

@@ -203,6 +203,31 @@ func TestACellIsGoneWhenTheCloudSaysSoOrTwoCompleteLooksLackIt(t *testing.T) {
 	}
 }
 
+// What runs on such an instance goes on until it has ended.
+func TestACellThatEndsIsGoneByTwoLooksThatAreAsFarApartAsAListMayLag(t *testing.T) {
+	const lag = 10 * time.Second
+	for name, looks := range map[string][]struct {
+		at   int
+		says cloud.State
+		gone bool
+	}{
+		"the cloud does not know it":   {{at: 1000, says: cloud.Unknown}, {at: 1009, says: cloud.Unknown}, {1010, cloud.Unknown, true}},
+		"the cloud says that it ended": {{1000, cloud.Gone, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newInventory(Health{}, lag)
+			cell := on("i", 200)
+			cell.Phase = apiv1.Terminating
+			for _, l := range looks {
+				described(v, l.at, l.says, []known{{cell: cell, terminated: time.Unix(900, 0)}}, cloud.Listing{})
+				if got := v.last().ended["i"]; got != l.gone {
+					t.Errorf("at %d s it is gone: %t, want %t", l.at, got, l.gone)
+				}
+			}
+		})
+	}
+}
+
 func TestTheEndOfACellIsNoLoss(t *testing.T) {
 	v := newInventory(Health{}, 0)
 	cell := on("i", 200)

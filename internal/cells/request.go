@@ -251,7 +251,8 @@ const clockSkew = 5 * time.Minute
 // store was lost, and holds up no other.
 func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell, look := e.cell(), c.inventory.last()
-	if why, _ := c.Behind(); why != "" || look.began.IsZero() || look.blind {
+	why, sure := c.Behind()
+	if why != "" && (sure || why == unlooked) || look.began.IsZero() || look.blind && !c.young(cell) {
 		return false
 	}
 	if cell.Pod.UID == "" {
@@ -265,6 +266,12 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 		c.warn(cell, events.CellUnknown, mayRun, other)
 	}
 	return false
+}
+
+// young says that a list has nothing to say of a cell's pod, since it was created while this process
+// leads, or that it has none yet.
+func (c *Controller) young(cell *Cell) bool {
+	return cell.Pod.UID == "" || cell.PodCreated.After(c.began.Add(clockSkew))
 }
 
 const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"

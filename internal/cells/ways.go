@@ -133,7 +133,7 @@ func (c *Controller) WaitsFor(id string) string {
 	}
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
-		if why, sure := c.Behind(); why != "" && (sure || phase == apiv1.Launching && !e.launching) {
+		if why, sure := c.Behind(); why != "" && (sure || !e.launching && (phase == apiv1.Launching || !c.young(e.cell()))) {
 			return why
 		}
 	}

@@ -52,7 +52,8 @@ type Cloud interface {
 
 	// Describe says of each ID, in their order, what the cloud knows of that
 	// instance: Gone only where the cloud is positive that it has ended for good,
-	// Unknown where the cloud does not know it, or not yet, or no longer.
+	// Unknown where the cloud does not know it, or not yet, or no longer. Where it could not look,
+	// as in a zone that does not answer, the State is empty.
 	Describe(ctx context.Context, ids ...string) ([]Instance, error)
 
 	// Terminate ends instances and removes all that belongs to them. It is

@@ -197,6 +197,33 @@ func metadataOf(o agent.Options) (string, error) {
 	return url, nil
 }
 
+// takenFile says that this boot of the machine has taken its user data.
+const takenFile = "user-data-taken"
+
+// takeUserData leaves the machine's user data in a file, once a boot: an agent that starts again
+// goes on with what the one before was told. By then a pod may be here, for whose sake the firewall
+// keeps all from the metadata service, or who has made a disk that looks like a source.
+func takeUserData(ctx context.Context, source userdata.Source, file, taken string) error {
+	_, err := os.Stat(taken)
+	if err == nil {
+		_, err = os.Stat(file)
+	}
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	data, err := source.Get(ctx)
+	if err != nil {
+		return err
+	}
+	if err := cloudinit.Leave(file, data.Document, data.Place); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(taken), 0o755); err != nil {
+		return fmt.Errorf("note that the user data is taken: %w", err)
+	}
+	return cloudinit.Replace(taken, nil, 0o400)
+}
+
 // runCell runs the agent of a machine that came to it so.
 func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 	o := agent.Options{
@@ -229,11 +256,7 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 			}
 		}
 		o.UserData = cloudinit.SeedFile
-		data, err := source.Get(ctx)
-		if err == nil {
-			err = cloudinit.Leave(o.UserData, data.Document, data.Place)
-		}
-		if err != nil {
+		if err := takeUserData(ctx, source, o.UserData, filepath.Join(agent.RunDir, takenFile)); err != nil {
 			return err
 		}
 	}

@@ -1,10 +1,18 @@
 package command
 
 import (
+	"context"
+	"errors"
 	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/agent/userdata"
 )
 
 func TestTheNameOrTheFirstArgumentSaysWhichProgramItIs(t *testing.T) {
@@ -70,4 +78,39 @@ func TestEveryItzoHasWhatAPodStartsOften(t *testing.T) {
 			t.Errorf("no program %s", name)
 		}
 	}
+}
+
+func TestUserDataIsTakenOnceABoot(t *testing.T) {
+	dir := t.TempDir()
+	file, taken := filepath.Join(dir, "seed", "user-data"), filepath.Join(dir, "run", "taken")
+	if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	var refuses error
+	source := userdata.Source{Limit: time.Minute, Fetch: func(context.Context) (userdata.Data, error) {
+		asked++
+		return userdata.Data{Document: []byte(fmt.Sprint("document ", asked)), Place: "3"}, refuses
+	}}
+	take := func(want string, wantAsked int) {
+		t.Helper()
+		err := takeUserData(t.Context(), source, file, taken)
+		b, _ := os.ReadFile(file)
+		if asked != wantAsked || string(b) != want || (want == "") != (err != nil) {
+			t.Errorf("asked %d times, want %d; it has %q, want %q: %v", asked, wantAsked, b, want, err)
+		}
+	}
+	refuses = errors.New("none")
+	take("", 1)
+	refuses = nil
+	take("document 2", 2)
+	take("document 2", 2) // an agent that starts again
+	if err := os.Remove(taken); err != nil {
+		t.Fatal(err)
+	}
+	take("document 3", 3) // another boot
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	take("document 4", 4) // somebody has removed it
 }

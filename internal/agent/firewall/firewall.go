@@ -20,10 +20,10 @@ import (
 
 // Firewall is the table of one cell.
 type Firewall struct {
-	nft     func(ctx context.Context, args ...string) (output string, err error)
-	uplinks func() ([]Uplink, error)
-	file    string
-	log     *slog.Logger
+	nft  func(ctx context.Context, args ...string) (output string, err error)
+	look func() (Devices, error)
+	file string
+	log  *slog.Logger
 
 	mu     sync.Mutex // one change of the table at a time
 	begun  bool
@@ -32,18 +32,22 @@ type Firewall struct {
 	// The uplinks are to be guarded, and these are; others may have come since.
 	guarded bool
 	covered []Uplink
+	// closed says that there are no rules for a pod, and so no pod; exempt whether the agent reaches
+	// metadata services, nil where that is not known.
+	closed bool
+	exempt *bool
 }
 
 // New returns a firewall that has not begun. nft runs the program of that name and
 // returns what it printed, also when it failed; what is loaded is left in dir for
-// people to see. uplinks names the devices by which the cell is connected.
-func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), uplinks func() ([]Uplink, error),
+// people to see. look names the devices of the cell.
+func New(dir string, nft func(ctx context.Context, args ...string) (output string, err error), look func() (Devices, error),
 	log *slog.Logger) *Firewall {
 	return &Firewall{
-		nft:     nft,
-		uplinks: uplinks,
-		file:    filepath.Join(dir, "firewall.nft"),
-		log:     log,
+		nft:  nft,
+		look: look,
+		file: filepath.Join(dir, "firewall.nft"),
+		log:  log,
 	}
 }
 
@@ -77,7 +81,7 @@ func (f *Firewall) Begin(ctx context.Context) (digest string, err error) {
 			return f.digest, nil
 		}
 	}
-	if err := f.load(ctx, closed, true); err != nil {
+	if err := f.load(ctx, nil, true, func(bool) []byte { return closed }); err != nil {
 		return "", fmt.Errorf("close the firewall: %w", err)
 	}
 	f.begun, f.digest = true, ""
@@ -137,7 +141,8 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, behind 
 	if f.begun && f.digest == digest {
 		return nil
 	}
-	if err := f.load(ctx, rendered(&fw, digest, behind), !fw.AllowMetadata); err != nil {
+	err := f.load(ctx, &fw, !fw.AllowMetadata, func(exempt bool) []byte { return rendered(&fw, digest, behind, exempt) })
+	if err != nil {
 		f.digest = "" // what is in force, nobody knows: those before, most likely
 		return fmt.Errorf("bring the firewall's rules into force: %w", err)
 	}
@@ -146,22 +151,24 @@ func (f *Firewall) Apply(ctx context.Context, podIP, podIPv6 netip.Addr, behind 
 }
 
 // load runs a program of nft, which takes effect as a whole or not at all; with it
-// goes the guard of the uplinks.
-func (f *Firewall) load(ctx context.Context, program []byte, guarded bool) error {
-	var uplinks []Uplink
-	if f.hooked {
-		if guarded {
-			var err error
-			if uplinks, err = f.uplinks(); err != nil {
-				return err
-			}
+// goes the guard of the uplinks. fw are the rules that it is of, nil for none.
+func (f *Firewall) load(ctx context.Context, fw *agentapi.Firewall, guarded bool, program func(exempt bool) []byte) error {
+	var d Devices
+	if guarded {
+		var err error
+		if d, err = f.look(); err != nil {
+			return err
 		}
-		program = append(slices.Clip(program), uplinkGuard(guarded, uplinks)...)
 	}
-	if err := f.run(ctx, program); err != nil {
+	exempt := fw == nil || d.Pod
+	all := program(exempt)
+	if f.hooked {
+		all = append(slices.Clip(all), uplinkGuard(guarded, exempt, d.Uplinks)...)
+	}
+	if err := f.run(ctx, all); err != nil {
 		return err
 	}
-	f.guarded, f.covered = guarded, uplinks
+	f.guarded, f.covered, f.closed, f.exempt = guarded, d.Uplinks, fw == nil, &exempt
 	return os.Rename(f.file+".new", f.file)
 }
 

@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,17 +60,17 @@ func sample() agentapi.Firewall {
 	}
 }
 
-func noUplinks() ([]Uplink, error) { return nil, nil }
+func noDevices() (d Devices, err error) { return d, nil }
 
 func TestTheTableIsAsReviewed(t *testing.T) {
 	fw := sample()
 	dual := sample()
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
-	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil),
-		"dual.nft":    rendered(&dual, zeros, nil),
-		"behind.nft":  rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24")),
-		"uplinks.nft": uplinkGuard(true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
+	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil, false),
+		"dual.nft":    rendered(&dual, zeros, nil, true),
+		"behind.nft":  rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24"), false),
+		"uplinks.nft": uplinkGuard(true, true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -90,7 +91,7 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 	f := New(t.TempDir(), func(context.Context, ...string) (string, error) {
 		t.Error("nft was asked")
 		return "", nil
-	}, noUplinks, slog.New(slog.DiscardHandler))
+	}, noDevices, slog.New(slog.DiscardHandler))
 	for _, c := range []struct{ rules, says string }{
 		{`{`, "JSON"},
 		{`{} {}`, "one JSON object"},
@@ -124,7 +125,7 @@ func TestAfterAFailureNothingCountsAsInForce(t *testing.T) {
 		}
 		loads++
 		return "kernel says no", fail
-	}, noUplinks, slog.New(slog.DiscardHandler))
+	}, noDevices, slog.New(slog.DiscardHandler))
 	if digest, err := f.Begin(t.Context()); err != nil || digest != "" || loads != 3 { // two of them a trial
 		t.Fatal(digest, err, loads)
 	}
@@ -283,9 +284,9 @@ func (n *net3) firewall() *Firewall {
 			out = string(b)
 			return err
 		})
-	}, func() (all []Uplink, err error) {
-		return all, inside(n.cell, func() error {
-			all, err = Uplinks()
+	}, func() (d Devices, err error) {
+		return d, inside(n.cell, func() error {
+			d, err = Look()
 			return err
 		})
 	}, slog.New(slog.NewTextHandler(n.Output(), nil)))
@@ -464,6 +465,89 @@ func TestPacketsPassAsTheRulesSay(t *testing.T) {
 		fw.Ingress, fw.Egress = agentapi.Direction{Isolated: true, Allowed: everybody}, agentapi.Direction{Isolated: true, Allowed: everybody}
 	})
 	expect("all networks allowed", open...)
+}
+
+// On a machine whose pod has a network of its own the agent alone may ask, as the cell's user data and
+// notices of the cloud want it. Any process may set the mark in the network that it is in.
+func TestTheAgentReachesTheMetadataServiceWherePodsAreNotInItsNetwork(t *testing.T) {
+	n := newNet3(t)
+	n.listen(n.outside, ":80")
+	f := n.firewall()
+	expect := func(state string, want bool) {
+		t.Helper()
+		for _, a := range []struct {
+			what    string
+			from    netns.NsHandle
+			address string
+			control func(string, string, syscall.RawConn) error
+			want    bool
+		}{
+			{"the agent", n.cell, "169.254.169.254:80", Exempt, want},
+			{"the agent over IPv6", n.cell, "[fd00:ec2::254]:80", Exempt, want},
+			{"another process", n.cell, "169.254.169.254:80", nil, false},
+			{"a pod with the mark", n.pod, "169.254.169.254:80", Exempt, false},
+		} {
+			d := net.Dialer{Timeout: lost, Control: a.control}
+			if a.want {
+				d.Timeout = patience
+			}
+			err := inside(a.from, func() error {
+				c, err := d.DialContext(t.Context(), "tcp", a.address)
+				if err == nil {
+					err = errors.Join(talk(c, d.Timeout), c.Close())
+				}
+				return err
+			})
+			if (err == nil) != a.want {
+				t.Errorf("%s: %s: %v, want it to pass: %t", state, a.what, err, a.want)
+			}
+		}
+	}
+	pod := func(change func(netlink.Link) error) {
+		t.Helper()
+		n.in(n.cell, func() error {
+			l, err := netlink.LinkByName("pod0")
+			if err == nil {
+				err = change(l)
+			}
+			return err
+		})
+	}
+	if _, err := f.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("closed", true)
+	n.apply(f, func(*agentapi.Firewall) {})
+	expect("with a pod", true)
+	again := n.firewall()
+	if digest, err := again.Begin(t.Context()); err != nil || digest == "" {
+		t.Fatalf("began with %q: %v", digest, err)
+	}
+	if err := again.cover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("after the agent's restart", true)
+	// As of a pod of the host's network.
+	pod(func(l netlink.Link) error {
+		return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "other"))
+	})
+	if err := again.cover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("once the pod's device is gone", false)
+	n.apply(f, func(fw *agentapi.Firewall) { fw.Pod = "another" })
+	expect("with rules before a pod has a device", false)
+	n.in(n.cell, func() error {
+		l, err := netlink.LinkByName("other")
+		if err == nil {
+			err = errors.Join(netlink.LinkSetName(l, "pod0"), netlink.LinkSetUp(l))
+		}
+		return err
+	})
+	if err := f.cover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("once it has one", true)
 }
 
 func TestAConnectionOutlivesTheRulesThatLetItIn(t *testing.T) {

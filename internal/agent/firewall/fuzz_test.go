@@ -138,7 +138,7 @@ func FuzzApply(f *testing.F) {
 			var err error
 			program, err = os.ReadFile(args[len(args)-1])
 			return "", err
-		}, noUplinks, slog.New(slog.DiscardHandler))
+		}, noDevices, slog.New(slog.DiscardHandler))
 		pod6 := netip.Addr{}
 		if six {
 			pod6 = netip.MustParseAddr(podIPv6)

@@ -10,7 +10,7 @@ import (
 )
 
 // closed is the table before there are rules for the pod.
-var closed = rendered(nil, "", nil)
+var closed = rendered(nil, "", nil, true)
 
 // digestChain begins the name of a chain without rules, whose name says which
 // rules are in force: the table itself is the one record that cannot be wrong.
@@ -37,8 +37,9 @@ type table struct{ strings.Builder }
 func (t *table) line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
 // rendered is the table for these rules, for none when it is nil, as a program of
-// nft that replaces what there was. behind are networks that the pod is the way to.
-func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix) []byte {
+// nft that replaces what there was. behind are networks that the pod is the way to. exempt lets
+// the agent reach metadata services.
+func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exempt bool) []byte {
 	var t table
 	t.line("table inet kip")
 	t.line("delete table inet kip")
@@ -50,6 +51,11 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix) []byt
 	}
 
 	t.line("\tchain metadata {\n%s\t}", metadataRules)
+	t.line("\tchain agent {")
+	if exempt {
+		t.line("\t\t%s", exemption(exempt))
+	}
+	t.line("\t}")
 	if fw != nil {
 		directionChain(&t.Builder, "ingress", "saddr", fw.Ingress)
 		directionChain(&t.Builder, "egress", "daddr", fw.Egress)
@@ -80,7 +86,7 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix) []byt
 	t.line("\t\tiifname \"pod*\" goto to_cell")
 	// Whatever route_localnet is set for, a neighbour does not get at loopback.
 	t.line("\t\tiifname != \"lo\" ip daddr 127.0.0.0/8 ct state new drop\n\t}")
-	t.line("\tchain output {\n\t\ttype filter hook output priority filter; policy accept;")
+	t.line("\tchain output {\n\t\ttype filter hook output priority filter; policy accept;\n\t\tjump agent")
 	t.WriteString(metadata)
 	t.line("\t}\n}")
 	return []byte(t.String())

@@ -54,26 +54,38 @@ type Uplink struct {
 	Index int // another one for a device that comes in the place of one of this name
 }
 
-// Uplinks are the Ethernet devices of this network namespace but for that of the pod.
-func Uplinks() ([]Uplink, error) {
+// Devices are the Ethernet devices of a network namespace.
+type Devices struct {
+	// Uplinks are all but the pod's.
+	Uplinks []Uplink
+	// Pod says that the pod has one, and so a network of its own: who is in the machine's cannot
+	// make one without the right to change the firewall itself.
+	Pod bool
+}
+
+// Look returns the devices of this network namespace.
+func Look() (d Devices, err error) {
 	all, err := net.Interfaces()
 	if err != nil {
-		return nil, fmt.Errorf("list the network devices: %w", err)
+		return d, fmt.Errorf("list the network devices: %w", err)
 	}
-	var uplinks []Uplink
 	for _, i := range all {
-		if len(i.HardwareAddr) == 6 && i.Flags&net.FlagLoopback == 0 && !strings.HasPrefix(i.Name, "pod") {
-			uplinks = append(uplinks, Uplink{i.Name, i.Index})
+		switch {
+		case len(i.HardwareAddr) != 6 || i.Flags&net.FlagLoopback != 0:
+		case strings.HasPrefix(i.Name, "pod"):
+			d.Pod = true
+		default:
+			d.Uplinks = append(d.Uplinks, Uplink{i.Name, i.Index})
 		}
 	}
-	return uplinks, nil
+	return d, nil
 }
 
 // followRetry is how long Follow waits after a failure.
 const followRetry = time.Second
 
-// Follow guards uplinks that are plugged in later, until ctx ends: as soon as the kernel
-// tells that there is one, as a rule before it is brought up. subscribe is
+// Follow guards uplinks that are plugged in later, and exempts the agent once the pod has a network
+// of its own, until ctx ends: as soon as the kernel tells, as a rule before a device is brought up. subscribe is
 // netlink.LinkSubscribe. What fails is logged, and tried again.
 func (f *Firewall) Follow(ctx context.Context, subscribe func(chan<- netlink.LinkUpdate, <-chan struct{}) error) {
 	for {
@@ -116,24 +128,31 @@ func (f *Firewall) follow(ctx context.Context, subscribe func(chan<- netlink.Lin
 	}
 }
 
-// cover guards all uplinks that there are, if they are to be guarded and one of them is not.
+// cover guards all uplinks that there are, if they are to be guarded and one of them is not, and sees
+// whether the agent is exempt.
 func (f *Firewall) cover(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.hooked || !f.guarded {
+	if !f.begun || !f.guarded {
 		return nil
 	}
-	uplinks, err := f.uplinks()
+	d, err := f.look()
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(uplinks, func(u Uplink) bool { return !slices.Contains(f.covered, u) }) {
+	exempt := f.closed || d.Pod
+	late := f.hooked && slices.ContainsFunc(d.Uplinks, func(u Uplink) bool { return !slices.Contains(f.covered, u) })
+	if !late && f.exempt != nil && *f.exempt == exempt {
 		return nil
 	}
-	if err := f.run(ctx, uplinkGuard(true, uplinks)); err != nil {
+	program := setExemption(exempt)
+	if f.hooked {
+		program = append(program, uplinkGuard(true, exempt, d.Uplinks)...)
+	}
+	if err := f.run(ctx, program); err != nil {
 		return err
 	}
-	f.covered = uplinks
+	f.covered, f.exempt = d.Uplinks, &exempt
 	return nil
 }
 
@@ -141,8 +160,8 @@ func (f *Firewall) cover(ctx context.Context) error {
 var guardInForce = regexp.MustCompile(`(?m)^table netdev ` + uplinkTable + ` \{\n(\s*chain )?`)
 
 // uplinkGuard is the guard of these devices, as a program of nft that replaces what
-// there was.
-func uplinkGuard(guarded bool, devices []Uplink) []byte {
+// there was. exempt lets the agent's own packets pass.
+func uplinkGuard(guarded, exempt bool, devices []Uplink) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table netdev %[1]s\ndelete table netdev %[1]s\n", uplinkTable)
 	if !guarded { // an agent that starts anew finds that there is none, and why
@@ -150,9 +169,13 @@ func uplinkGuard(guarded bool, devices []Uplink) []byte {
 		return []byte(b.String())
 	}
 	fmt.Fprintf(&b, "table netdev %s {\n%s", uplinkTable, uplinkRules)
+	agent := ""
+	if exempt {
+		agent = "\t\t" + exemption(exempt) + "\n"
+	}
 	for i, d := range devices {
-		fmt.Fprintf(&b, "\tchain egress%d {\n\t\ttype filter hook egress device %q priority filter; policy accept;\n"+
-			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d.Name)
+		fmt.Fprintf(&b, "\tchain egress%d {\n\t\ttype filter hook egress device %q priority filter; policy accept;\n%s"+
+			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d.Name, agent)
 	}
 	b.WriteString("}\n")
 	return []byte(b.String())

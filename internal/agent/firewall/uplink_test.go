@@ -341,10 +341,10 @@ func TestFollowingGoesOnAfterAFailure(t *testing.T) {
 				return "busy", fail
 			}
 			return kernel.nft(ctx, args...)
-		}, func() ([]Uplink, error) {
+		}, func() (Devices, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			return slices.Clone(devices), nil
+			return Devices{Uplinks: slices.Clone(devices)}, nil
 		}, slog.New(slog.DiscardHandler))
 		if _, err := f.Begin(t.Context()); err != nil {
 			t.Fatal(err)
@@ -434,7 +434,7 @@ func TestAKernelWithoutTheHookIsToldOf(t *testing.T) {
 		}
 		loaded = append(loaded, string(b))
 		return "", nil
-	}, func() ([]Uplink, error) { return []Uplink{{"eth0", 1}}, nil }, slog.New(slog.NewTextHandler(&log, nil)))
+	}, func() (Devices, error) { return Devices{Uplinks: []Uplink{{"eth0", 1}}}, nil }, slog.New(slog.NewTextHandler(&log, nil)))
 	if _, err := f.Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -494,7 +494,7 @@ func TestTheGuardComesBackAfterAnAgentHasStartedAnew(t *testing.T) {
 	dir := t.TempDir()
 	begin := func() (*Firewall, string) {
 		t.Helper()
-		f := New(dir, kernel.nft, func() ([]Uplink, error) { return []Uplink{{"eth0", 1}}, nil }, slog.New(slog.DiscardHandler))
+		f := New(dir, kernel.nft, func() (Devices, error) { return Devices{Uplinks: []Uplink{{"eth0", 1}}}, nil }, slog.New(slog.DiscardHandler))
 		digest, err := f.Begin(t.Context())
 		if err != nil || kernel.trial {
 			t.Fatalf("begin: %v, the trial of the hook is left: %v", err, kernel.trial)

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -67,9 +68,8 @@ type Watcher struct {
 // New returns one that has asked nothing yet.
 func New(o Options) *Watcher {
 	return &Watcher{
-		o: o,
-		// Straight to the host, whatever the environment says of proxies.
-		client: &http.Client{Timeout: answerLimit, Transport: &http.Transport{MaxIdleConnsPerHost: 1}},
+		o:      o,
+		client: userdata.Client(answerLimit),
 		told:   map[agentapi.NoticeKind]string{},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/elotl/kip/internal/agent/firewall"
 )
 
 const (
@@ -35,8 +38,9 @@ const (
 // azureTag is what each machine of Azure has in its firmware.
 const azureTag = "7783-7084-3265-9085-8832-2578-42"
 
-// Sources are all places, in the order in which they win: what whoever started the
-// machine handed to it by hand, then the cloud that the firmware names.
+// Sources are all places, in the order in which they win: what whoever started the machine handed
+// to it by the firmware, then the cloud that the firmware names, then a disk. A pod may make a disk
+// of any label, and where there is a cloud that attaches some, that is asked.
 func Sources() []Source { return sources("/sys", "/dev", mountSeed, Metadata, wire) }
 
 // EC2 is that cloud's metadata service, for a machine whose firmware is not its own.
@@ -55,14 +59,23 @@ func OnEC2() (string, error) {
 	return Metadata, nil
 }
 
+// Client asks a metadata service: straight to the host, whatever the environment says of proxies, and
+// nobody else, whatever the answer says; also where the firewall of a cell keeps others from it.
+func Client(limit time.Duration) *http.Client {
+	return &http.Client{
+		Timeout: limit,
+		Transport: &http.Transport{
+			MaxIdleConnsPerHost: 1,
+			DialContext:         (&net.Dialer{Control: firewall.Exempt}).DialContext,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
 const ec2Name = "EC2's metadata service"
 
 func sources(sys, dev string, mount func(string) (string, func() error, error), metadata, wire string) []Source {
-	c := &service{client: &http.Client{
-		Timeout: answerLimit,
-		// Straight to the host, whatever the environment says of proxies.
-		Transport: &http.Transport{MaxIdleConnsPerHost: 1},
-	}, metadata: metadata, wire: wire}
+	c := &service{client: Client(answerLimit), metadata: metadata, wire: wire}
 	dmi := func(field, value string) func() (bool, error) {
 		return func() (bool, error) {
 			b, err := os.ReadFile(filepath.Join(sys, "class/dmi/id", field))
@@ -76,7 +89,6 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 	return []Source{
 		qemu(sys),
 		smbios(sys),
-		noCloud(sys, dev, mount),
 		{
 			Name:    ec2Name,
 			Network: true,
@@ -113,6 +125,7 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 			Fetch:   c.azure,
 			Ready:   c.ready,
 		},
+		noCloud(sys, dev, mount),
 	}
 }
 

@@ -61,6 +61,23 @@ func (m machine) get(url string) (Source, Data, error) {
 
 const fwCfg = "firmware/qemu_fw_cfg/by_name/opt/com.elotl.kip/user-data/raw"
 
+// Who answers once for the service would else be asked for all, and be told the token.
+func TestAnAnswerLeadsToNobodyElse(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		t.Error("another was asked")
+		_, _ = io.WriteString(w, "by another")
+	}))
+	defer other.Close()
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, other.URL+r.URL.Path, http.StatusTemporaryRedirect)
+	}))
+	defer service.Close()
+	m := newMachine(t, map[string]string{"class/dmi/id/sys_vendor": "Amazon EC2\n"})
+	if _, d, err := m.get(service.URL); err == nil || !strings.Contains(err.Error(), "307") {
+		t.Errorf("%q, %v", d.Document, err)
+	}
+}
+
 func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 	oem := "\x0b\x05\x00\x01\x02first string\x00kip.user-data=" + base64.StdEncoding.EncodeToString([]byte("by smbios")) + "\x00\x00"
 	all := map[string]string{
@@ -72,7 +89,7 @@ func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "by service") }))
 	defer service.Close()
 	for _, step := range []struct{ gone, want string }{
-		{"", "by fw_cfg"}, {fwCfg, "by smbios"}, {"firmware/dmi/entries/11-0/raw", "by disk"}, {"class/block/sr0/size", "by service"},
+		{"", "by fw_cfg"}, {fwCfg, "by smbios"}, {"firmware/dmi/entries/11-0/raw", "by service"}, {"class/dmi/id/sys_vendor", "by disk"},
 	} {
 		delete(all, step.gone)
 		m := newMachine(t, all)

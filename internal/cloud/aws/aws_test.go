@@ -554,7 +554,25 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 			t.Errorf("without %q: %+v, %v", missing, list, err)
 		}
 	}
+	all, err := c.List(t.Context(), owner)
+	if err != nil || !all.Complete() {
+		blind()
+		if all, err = c.List(t.Context(), owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blind("us-east-1a")
+	for _, i := range all.Instances {
+		want := map[string]cloud.State{"us-east-1a": "", "us-east-1b": i.State}[i.Zone]
+		got, err := c.Describe(t.Context(), i.ID, "i-0123456789abcdef0")
+		if err != nil || len(got) != 2 || got[0].ID != i.ID || got[0].State != want || got[1].State != "" {
+			t.Errorf("of the instance in %s it says %+v, %v; want %q, and nothing of one that it may not see", i.Zone, got, err, want)
+		}
+	}
 	blind("us-east-1a", "us-east-1b")
+	if got, err := c.Describe(t.Context(), all.Instances[0].ID); err == nil {
+		t.Errorf("without any zone it says %+v", got)
+	}
 	if list, err := c.List(t.Context(), owner); err == nil {
 		t.Errorf("a list that saw nothing is %+v", list)
 	}
@@ -791,6 +809,36 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	}
 	if b := c.Traits().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
 		t.Errorf("%d of 4 looks, one of them at maintenance, were sent in turn, by the budget %+v", looks, b)
+	}
+}
+
+// By EC2's own clock, that says in the same answer what time it is; and once, when the cell is known.
+func TestASpotNoticeIsToldByEC2sClockAndWhenItsCellIsKnown(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute}))
+	c := open(t, settings(url))
+	r := request("t", 1)
+	r.Market = cloud.Spot
+	got, err := c.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := model.Machines().Interrupt(got[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	asked, told := 0, 0
+	err = c.Interruptions(ctx, cloud.Listener{
+		Mine: func(string) bool { asked++; return asked > 2 },
+		Notify: func(i cloud.Interruption) {
+			if told++; i.Left <= 0 || i.Left > 2*time.Minute+time.Second { // it tells whole seconds
+				t.Errorf("%v are left: %+v", i.Left, i)
+			}
+			cancel()
+		},
+	})
+	if !errors.Is(err, context.Canceled) || asked != 3 || told != 1 {
+		t.Errorf("asked %d times whose it is, told %d times: %v", asked, told, err)
 	}
 }
 
@@ -1853,5 +1901,16 @@ func TestAnEndpointAloneIsEnough(t *testing.T) {
 	const want = "there is no subnet of a default VPC: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some"
 	if _, err := open(t, Config{Endpoint: url}).Catalogue(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("without a default VPC: %v: want %q", err, want)
+	}
+}
+
+// Such as one that a person has added.
+func TestARuleByAPrefixListIsSeenAndCanBeRevoked(t *testing.T) {
+	all := []rule{
+		{"tcp", agentPort, agentPort, "pl-0123456789abcdef0"}, {"tcp", agentPort, agentPort, "10.0.0.0/8"},
+		{"udp", 0, 65535, "fd00::/8"}, {"tcp", agentPort, agentPort, "sg-1"},
+	}
+	if got := rulesOf(permissionsOf(all)); !slices.Equal(got, all) {
+		t.Errorf("%+v, want %+v", got, all)
 	}
 }

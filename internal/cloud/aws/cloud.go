@@ -168,22 +168,29 @@ func filter(name string, values ...string) types.Filter {
 // living are the states of instances that a list shows.
 var living = filter("instance-state-name", "pending", "running", "shutting-down", "stopping", "stopped")
 
-// List implements cloud.Cloud. While a zone is disrupted, EC2 fails a call that does not
-// say where to look: then each zone of the region is asked by itself.
+// List implements cloud.Cloud.
 func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	if owner == "" {
 		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
 	}
-	mine := filter("tag:"+cloud.TagOwner, owner)
+	list, err := c.eachZone(ctx, filter("tag:"+cloud.TagOwner, owner), living)
+	if err != nil {
+		return cloud.Listing{}, fmt.Errorf("list the instances of %s: %w", owner, err)
+	}
+	return list, nil
+}
+
+// eachZone returns the instances that match. While a zone is disrupted, EC2 fails a call that does
+// not say where to look: then each zone of the region is asked by itself.
+func (c *Cloud) eachZone(ctx context.Context, filters ...types.Filter) (cloud.Listing, error) {
 	// An endpoint that is impaired answers late rather than with an error.
 	some, cancel := partOf(ctx, 3)
-	all, err := c.describe(some, mine, living)
+	all, whole := c.describe(some, filters...)
 	cancel()
-	if err == nil {
+	if whole == nil {
 		return cloud.Listing{Instances: all}, nil
 	}
-	whole := fmt.Errorf("list the instances of %s: %w", owner, err)
-	if ctx.Err() != nil || cloud.CauseOf(err) != "" {
+	if ctx.Err() != nil || cloud.CauseOf(whole) != "" {
 		return cloud.Listing{}, whole
 	}
 	n, err := c.where(ctx)
@@ -193,10 +200,10 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	var list cloud.Listing
 	for i, zone := range n.zones {
 		some, cancel := partOf(ctx, len(n.zones)-i)
-		found, err := c.describe(some, mine, living, filter("availability-zone", zone))
+		found, err := c.describe(some, append(slices.Clone(filters), filter("availability-zone", zone))...)
 		cancel()
 		if err != nil {
-			c.cfg.Log.Warn("list the instances of a zone", "zone", zone, "err", err)
+			c.cfg.Log.Warn("look at the instances of a zone", "zone", zone, "err", err)
 			list.Missing = append(list.Missing, zone)
 			continue
 		}
@@ -257,20 +264,26 @@ func eachPage[Answer any](ctx context.Context, pages paginator[Answer], take fun
 // Describe implements cloud.Cloud. It asks by a filter: an ID that EC2 does not know, as
 // just after its launch, fails a call that names it, and all others with it.
 func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	known := map[string]cloud.Instance{}
+	known, unseen := map[string]cloud.Instance{}, map[string]bool{}
 	for some := range slices.Chunk(ids, filterValues) {
-		found, err := c.describe(ctx, filter("instance-id", some...))
+		list, err := c.eachZone(ctx, filter("instance-id", some...))
 		if err != nil {
 			return nil, fmt.Errorf("describe %d instances: %w", len(ids), err)
 		}
-		for _, i := range found {
+		for _, i := range list.Instances {
 			known[i.ID] = i
+		}
+		for _, id := range some {
+			unseen[id] = !list.Complete()
 		}
 	}
 	var answer []cloud.Instance
 	for _, id := range ids {
 		i, ok := known[id]
-		if !ok {
+		switch {
+		case !ok && unseen[id]: // it may be in a zone that does not answer
+			i = cloud.Instance{ID: id}
+		case !ok:
 			i = cloud.Instance{ID: id, State: cloud.Unknown}
 		}
 		i.Tags = maps.Clone(i.Tags) // an ID may be asked for twice

@@ -42,7 +42,7 @@ func (c *Cloud) Terminate(ctx context.Context, ids ...string) cloud.Results {
 		}
 		var known []string
 		for _, i := range all {
-			if i.State != cloud.Unknown && i.State != cloud.Gone {
+			if i.State != cloud.Unknown && i.State != cloud.Gone { // also where nobody could look
 				known = append(known, i.ID)
 			}
 		}
@@ -97,8 +97,15 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		}
 		groups[key] = append(groups[key], n)
 	}
+	var wantsFewer error
 	for _, key := range order {
 		places := groups[key]
+		if wantsFewer != nil {
+			for _, n := range places {
+				results[n].Err = wantsFewer
+			}
+			continue
+		}
 		ids := make([]string, len(places))
 		for i, n := range places {
 			ids[i] = taggings[n].ID
@@ -109,7 +116,9 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 			return cloud.Each(classifyNamed(err), ids...)
 		})
 		for i, n := range places {
-			results[n].Err = answered[i].Err
+			if results[n].Err = answered[i].Err; errors.Is(results[n].Err, cloud.ErrThrottled) {
+				wantsFewer = results[n].Err
+			}
 		}
 	}
 	return results

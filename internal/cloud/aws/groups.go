@@ -76,6 +76,8 @@ func permissionsOf(rules []rule) (all []types.IpPermission) {
 	for _, r := range rules {
 		p := types.IpPermission{IpProtocol: aws.String(r.protocol), FromPort: aws.Int32(r.from), ToPort: aws.Int32(r.to)}
 		switch prefix, err := netip.ParsePrefix(r.source); {
+		case strings.HasPrefix(r.source, "pl-"):
+			p.PrefixListIds = []types.PrefixListId{{PrefixListId: aws.String(r.source)}}
 		case err != nil:
 			p.UserIdGroupPairs = []types.UserIdGroupPair{{GroupId: aws.String(r.source)}}
 		case prefix.Addr().Is6():
@@ -102,6 +104,9 @@ func rulesOf(all []types.IpPermission) (rules []rule) {
 		}
 		for _, g := range p.UserIdGroupPairs {
 			add(g.GroupId)
+		}
+		for _, l := range p.PrefixListIds {
+			add(l.PrefixListId)
 		}
 	}
 	return rules

@@ -1,12 +1,14 @@
 package aws
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
@@ -123,6 +125,9 @@ func (w *watch) lookAtSpot(ctx context.Context) {
 	}
 	seen := map[string]bool{}
 	for _, i := range now {
+		if w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
+			continue // it may be one whose launch is not known yet
+		}
 		seen[i.InstanceID] = true
 		if !w.told[i.InstanceID] {
 			w.l.Notify(i)
@@ -139,10 +144,14 @@ func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err 
 		MaxResults: aws.Int32(pageSize),
 	})
 	err = eachPage(ctx, pages, func(page *ec2.DescribeSpotInstanceRequestsOutput) {
+		now, told := middleware.GetServerTime(page.ResultMetadata)
 		for _, r := range page.SpotInstanceRequests {
 			i := cloud.Interruption{InstanceID: aws.ToString(r.InstanceId), Reason: marked}
 			if r.Status != nil {
 				i.At = aws.ToTime(r.Status.UpdateTime).Add(spotNotice)
+				if told {
+					i.Left = cmp.Or(i.At.Sub(now), -1)
+				}
 				message := aws.ToString(r.Status.Message)
 				i.Reason += ": " + message[:min(len(message), maxMessage)]
 			}

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -73,6 +74,10 @@ func mapOf(tags []types.Tag) map[string]string {
 func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	results := cloud.Each(nil, ids...)
 	for n, id := range ids {
+		if n > 0 && errors.Is(results[n-1].Err, cloud.ErrThrottled) {
+			results[n].Err = results[n-1].Err // EC2 wants fewer calls
+			continue
+		}
 		var err error
 		if strings.HasPrefix(id, "sg-") {
 			c.forget()

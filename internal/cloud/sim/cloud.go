@@ -277,8 +277,11 @@ func (c *Cloud) describe(id string, now time.Time) cloud.Instance {
 		return cloud.Instance{ID: id, State: cloud.Gone}
 	}
 	m := c.byID[id]
-	if m == nil || now.Before(m.known) || slices.Contains(c.knobs.BlindZones, m.Zone) {
+	switch {
+	case m == nil || now.Before(m.known):
 		return cloud.Instance{ID: id, State: cloud.Unknown}
+	case slices.Contains(c.knobs.BlindZones, m.Zone):
+		return cloud.Instance{ID: id}
 	}
 	switch v := m.seen(now); {
 	case v == nil:

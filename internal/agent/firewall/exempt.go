@@ -1,0 +1,44 @@
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// agentMark is on what the agent itself asks metadata services. Who is in the machine's network may
+// set it, too, as a pod of the host's network may: so it counts only on a machine that has no such pod.
+const agentMark = 0x6b697001
+
+// Exempt marks a socket, as Control of a net.Dialer, so that it reaches metadata services where the
+// firewall keeps everybody else from them. Who may set no mark goes on without it: a machine that
+// needs it has an agent that may.
+func Exempt(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, agentMark) }); e != nil {
+		return e
+	}
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("mark a socket: %w", err)
+	}
+	return nil
+}
+
+// exemption is the rule that lets the agent's own packets pass; none where it does not count.
+func exemption(exempt bool) string {
+	if !exempt {
+		return ""
+	}
+	return fmt.Sprintf("meta mark %#x accept", agentMark)
+}
+
+// setExemption is a program of nft that changes the rule, and nothing else of the table.
+func setExemption(exempt bool) []byte {
+	program := "add chain inet kip agent\nflush chain inet kip agent\n"
+	if exempt {
+		program += "add rule inet kip agent " + exemption(true) + "\n"
+	}
+	return []byte(program)
+}
