@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -252,8 +253,14 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	c.mu.Unlock()
 	slices.SortFunc(list, func(a, b cloud.Instance) int { return strings.Compare(a.ID, b.ID) })
 	for _, i := range list {
-		if err := boundConsole(c.cfg.consolePath(i.ID)); err != nil {
-			c.cfg.Log.WarnContext(ctx, "cannot shorten a console log", "instance", i.ID, "err", err)
+		paths := []string{c.cfg.consolePath(i.ID)}
+		for _, name := range c.kind.Logs() {
+			paths = append(paths, filepath.Join(c.cfg.MachineDir(i.ID), name))
+		}
+		for _, path := range paths {
+			if err := boundConsole(path); err != nil {
+				c.cfg.Log.WarnContext(ctx, "cannot shorten a log", "instance", i.ID, "file", filepath.Base(path), "err", err)
+			}
 		}
 	}
 	return cloud.Listing{Instances: list}, nil

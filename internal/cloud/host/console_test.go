@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,5 +64,31 @@ func TestOnlyAnInstanceThatIsThereHasAConsole(t *testing.T) {
 	}
 	if text, err := c.Console(t.Context(), id); err != nil || len(text) != keptConsole || !strings.HasSuffix(string(text), "xthe end") {
 		t.Errorf("a long one: %d bytes, %v", len(text), err)
+	}
+}
+
+func TestWhatAGuestCanMakeGrowIsCut(t *testing.T) {
+	const id, owner = "i-0123456789abcdef", "me"
+	m := &machine{}
+	m.rec.Instance = cloud.Instance{ID: id, Tags: map[string]string{cloud.TagOwner: owner}}
+	c := &Cloud{
+		cfg:      Config{StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)},
+		kind:     &sleepers{},
+		machines: map[string]*machine{id: m},
+	}
+	if err := os.MkdirAll(c.cfg.MachineDir(id), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"console.log", "own.log"} {
+		path := filepath.Join(c.cfg.MachineDir(id), name)
+		if err := os.WriteFile(path, []byte(strings.Repeat("x", maxConsole)+"the end"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.List(t.Context(), owner); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(path); err != nil || len(b) != keptConsole || !strings.HasSuffix(string(b), "xthe end") {
+			t.Errorf("%s has %d bytes, %v", name, len(b), err)
+		}
 	}
 }

@@ -16,6 +16,10 @@ type Kind interface {
 	// Name is the key of its cloud in provider.yaml.
 	Name() string
 
+	// Logs are the files in a machine's folder, besides its console, that who is root in it can
+	// make grow. They are appended to, and cut as the console is.
+	Logs() []string
+
 	// Start boots a machine and returns a hold on its process once it runs. It
 	// calls b.Identify as soon as there is a process, before that does anything
 	// which would outlive it. After an error no process runs, but other traces

@@ -32,6 +32,8 @@ type sleepers struct {
 
 func (s *sleepers) Name() string { return "sleepers" }
 
+func (s *sleepers) Logs() []string { return []string{"own.log"} }
+
 func (s *sleepers) Start(_ context.Context, b *Boot) (*Handle, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -104,6 +104,9 @@ func look(cfg Config) (*kind, error) {
 // Name is the key in provider.yaml.
 func (k *kind) Name() string { return "local" }
 
+// Logs implements host.Kind: a machine writes to its console alone.
+func (k *kind) Logs() []string { return nil }
+
 // size is what a machine of a type is held to.
 func size(t catalog.InstanceType) cgroups.Size {
 	return cgroups.Size{MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes}

@@ -32,6 +32,9 @@ const (
 // monitorFD is the descriptor at which QEMU finds the socket of its monitor.
 const monitorFD = 3
 
+// Logs implements host.Kind: QEMU tells of what a guest does wrong to its devices.
+func (k *kind) Logs() []string { return []string{saidFile} }
+
 // Start boots a machine, or nothing of it but what is found by its ID.
 func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err error) {
 	if !b.Again {

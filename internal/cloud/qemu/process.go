@@ -3,6 +3,7 @@ package qemu
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -99,8 +100,17 @@ func (w *waiting) abandon() {
 
 // lastWords is the first line of what a process said, for an error message.
 func lastWords(file string) string {
-	b, err := os.ReadFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	if err != nil {
+		return ": " + err.Error()
+	}
+	defer f.Close()
+	const longest = 4 << 10
+	b, err := io.ReadAll(io.LimitReader(f, longest))
+	if err != nil {
 		return ": " + err.Error()
 	}
 	if line := firstLine(string(b)); line != "" {
