@@ -168,11 +168,11 @@ func (t *Turn) try(requests, least int) time.Duration {
 	l, now := t.line, t.c.cfg.Clock.Now()
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
-	if l.underWay >= l.window {
-		hangs := hangAfter - now.Sub(l.began)
-		if l.underWay >= most || hangs > 0 {
-			return max(hangs, firstPause) // or when one has ended
-		}
+	if l.underWay >= most {
+		return Timeout // or when one has ended
+	}
+	if wait := hangAfter - now.Sub(l.began); l.underWay >= l.window && wait > 0 {
+		return wait // so, too
 	}
 	if wait := max(l.until.Sub(now), l.requests.lacks(requests, now), l.resources.lacks(least, now)); wait > 0 {
 		return wait

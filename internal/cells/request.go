@@ -252,7 +252,10 @@ const clockSkew = 5 * time.Minute
 func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell, look := e.cell(), c.inventory.last()
 	why, sure := c.Behind()
-	if why != "" && (sure || why == unlooked) || look.began.IsZero() || look.blind && !c.young(cell) {
+	if why != "" && (sure || why == unlooked) || look.began.IsZero() {
+		return false
+	}
+	if unsure := why != "" || look.blind; unsure && !c.young(cell) {
 		return false
 	}
 	if cell.Pod.UID == "" {

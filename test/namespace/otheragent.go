@@ -91,4 +91,3 @@ func (a *OtherAgent) Wanted(digest string) map[string]any {
 		"sha256":  map[string]any{runtime.GOARCH: digest},
 	}}
 }
-
