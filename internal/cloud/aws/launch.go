@@ -71,12 +71,15 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		c.tellUnexplained(err)
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
-	code := "InsufficientInstanceCapacity"
-	if r.Reservation != "" {
+	// EC2 does not say what it is short of, which may be the subnet's addresses or a quota: what is
+	// launched next in another subnet is told. Of a reservation it is short alone.
+	short, code := askedFor(r.LaunchSpec), "it does not say why no more"
+	if short.Family = ""; r.Reservation != "" {
 		code = codeReservationFull
+		short = scopeOf(meanings[code], short)
 	}
-	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, scopeOf(meanings[code], askedFor(r.LaunchSpec)),
-		fmt.Errorf("%s: EC2 launched %d of %d", code, len(out.Instances), len(r.Machines))))
+	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, short,
+		fmt.Errorf("EC2 has launched %d of %d: %s", len(out.Instances), len(r.Machines), code)))
 }
 
 // maxUnexplained bounds the codes that are remembered as told.
