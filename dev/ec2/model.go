@@ -365,6 +365,7 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
 		return
 	}
+	m.endBlocks()
 	call := &request{
 		ctx:          r.Context(),
 		form:         newForm(r.PostForm),

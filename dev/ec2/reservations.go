@@ -55,7 +55,7 @@ func (m *Model) describeCapacityReservations(r *request) (any, error) {
 			Tenancy:   one.tenancy(),
 			Total:     one.Total,
 			Available: m.vacant(one),
-			State:     one.state(),
+			State:     one.stateAt(m.now()),
 			EndType:   "unlimited",
 			Criteria:  "targeted",
 			Kind:      "default",
@@ -88,7 +88,13 @@ func (r Reservation) tenancy() string {
 	return "default"
 }
 
-func (r Reservation) state() string { return cmp.Or(r.State, "active") }
+// stateAt is what EC2 says of it then: one whose time is over has expired.
+func (r Reservation) stateAt(now time.Time) string {
+	if !r.End.IsZero() && !now.Before(r.End) {
+		return "expired"
+	}
+	return cmp.Or(r.State, "active")
+}
 
 // vacant is for how many instances more a reservation has room.
 func (m *Model) vacant(r Reservation) int {
@@ -133,7 +139,7 @@ func (m *Model) reserve(l *launch, kind string, most int) error {
 			r.ID, r.Type, r.Zone, r.tenancy())
 	case r.Block != l.block:
 		return bad("InvalidParameterCombination", "The market type capacity-block is that of Capacity Blocks, and theirs alone")
-	case r.state() != "active" || m.vacant(r) < most || r.Block && !m.now().Before(r.End.Add(-blockNotice)):
+	case r.stateAt(m.now()) != "active" || m.vacant(r) < most || r.Block && !m.now().Before(r.End.Add(-blockNotice)):
 		return bad("ReservationCapacityExceeded", "The targeted Capacity Reservation does not have enough available instance capacity "+
 			"to fulfill your request")
 	}
@@ -142,6 +148,24 @@ func (m *Model) reserve(l *launch, kind string, most int) error {
 
 // blockNotice is how long before the end of a Capacity Block EC2 begins to terminate its instances.
 const blockNotice = 30 * time.Minute
+
+// endBlocks ends the instances of Capacity Blocks whose time has come. It is called before each call is
+// answered: whoever looks sees it.
+func (m *Model) endBlocks() {
+	var over []string
+	for _, r := range m.Reservations() {
+		if !r.Block || m.now().Before(r.End.Add(-blockNotice)) {
+			continue
+		}
+		for _, i := range m.sim.Truth() {
+			if i.Ended.IsZero() && m.launchOf(i).reservation == r.ID {
+				over = append(over, i.ID)
+			}
+		}
+	}
+	// One that has ended meanwhile is no fault.
+	_ = m.sim.Vanish(over...)
+}
 
 // poolOf is the sim's of a launch: reserved capacity does not run out with that of others.
 func poolOf(l *launch, market cloud.Market) (cloud.Market, string) {

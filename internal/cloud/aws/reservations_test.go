@@ -305,4 +305,9 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || looks < 3 {
 		t.Errorf("%v after %d looks", err, looks)
 	}
+	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = time.Now().Add(blockNotice) })
+	list, err := c.List(t.Context(), owner)
+	if err != nil || len(list.Instances) != 1 || list.Instances[0].InstanceType != "c5.large" {
+		t.Errorf("when the block's time is over there are %+v, %v", list.Instances, err)
+	}
 }
