@@ -469,9 +469,12 @@ func (c Cell) launched() time.Time {
 // earlier attempt long after their end. 64 hexadecimal digits, EC2's limit for a
 // ClientToken.
 func (c Cell) launchToken(controllerID string) string {
-	o := c.Offer()
+	return launchToken(controllerID, c.Launch.ID, c.Launch.Cells, c.Offer())
+}
+
+func launchToken(controllerID, launch string, cells int, o Offer) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t",
-		controllerID, c.Launch.ID, c.Launch.Cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
+		controllerID, launch, cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
 	if o.Dedicated {
 		sum = sha256.Sum256(append(sum[:], cloud.Dedicated...))
 	}
@@ -479,6 +482,31 @@ func (c Cell) launchToken(controllerID string) string {
 		sum = sha256.Sum256(append(sum[:], o.Reservation...))
 	}
 	return hex.EncodeToString(sum[:])
+}
+
+// launchedBy says that an instance was launched by a Kip of this identity, as far as its cloud tells:
+// who may write tags can give it Kip's, but not the token of its launch.
+func launchedBy(controllerID string, i cloud.Instance) bool {
+	if i.Origin.Token == "" {
+		return true
+	}
+	// It may be in a reservation for which nobody asked.
+	for _, reservation := range []string{"", i.Origin.Reservation} {
+		o := Offer{
+			InstanceType: i.InstanceType,
+			Zone:         i.Zone,
+			Subnet:       i.Subnet,
+			Spot:         i.Spot,
+			Dedicated:    i.Origin.Dedicated,
+			Reservation:  reservation,
+		}
+		for cells := 1; cells <= cloud.MaxLaunch; cells++ {
+			if launchToken(controllerID, i.Tags[cloud.TagBatch], cells, o) == i.Origin.Token {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // newID returns a prefix and 80 random bits.

@@ -66,6 +66,35 @@ func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
 	}
 }
 
+// Tags anybody may write who may write tags; the token of a launch nobody can afterwards.
+func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
+	cell := Cell{Launch: &Launch{ID: "launch-a", Cells: 7}, Offers: []Offer{{InstanceType: "nano", Zone: "z", Subnet: "s"}}}
+	for name, change := range map[string]func(*Offer, *cloud.Instance){
+		"on demand":                  func(*Offer, *cloud.Instance) {},
+		"spot":                       func(o *Offer, i *cloud.Instance) { o.Spot, i.Spot = true, true },
+		"dedicated":                  func(o *Offer, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true },
+		"reserved":                   func(o *Offer, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" },
+		"in a reservation by chance": func(_ *Offer, i *cloud.Instance) { i.Origin.Reservation = "cr-1" },
+		"dedicated hardware, reserved": func(o *Offer, i *cloud.Instance) {
+			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "cr-1", true, "cr-1"
+		},
+	} {
+		c := cell.clone()
+		i := cloud.Instance{InstanceType: "nano", Zone: "z", Subnet: "s", Tags: map[string]string{cloud.TagBatch: "launch-a"}}
+		change(&c.Offers[0], &i)
+		if i.Origin.Token = c.launchToken("me"); !launchedBy("me", i) || launchedBy("you", i) {
+			t.Errorf("%s: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
+		}
+		i.Tags[cloud.TagBatch] = "launch-b"
+		if launchedBy("me", i) {
+			t.Errorf("%s: of another launch it is mine, too", name)
+		}
+	}
+	if !launchedBy("me", cloud.Instance{}) || launchedBy("me", cloud.Instance{Origin: cloud.Origin{Token: "fleet-0"}}) {
+		t.Error("one without a token is mine, as far as can be known, and one with another's is not")
+	}
+}
+
 func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 	is := Offer{
 		InstanceType:   "t3.small",

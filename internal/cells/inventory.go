@@ -96,6 +96,9 @@ type inventory struct {
 	// hidden has the instances of cells that lists lack, though the cloud says that they
 	// are alive.
 	hidden map[string]hidden
+	// foreign has the instances with Kip's tags that others have launched. Of the one that takes
+	// inventory, and not under mu.
+	foreign map[string]bool
 }
 
 // hidden is since when, and how often, a list lacked an instance that is alive.
@@ -456,6 +459,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 		cells = append(cells, k)
 	}
 	c.mu.Unlock()
+	listing.Instances = c.leaveOthers(listing.Instances, cells)
 	seen, f := c.inventory.show(began, listing, cells, c.born)
 	// First: nothing may be launched by a look that has not told what is unknown.
 	was, sure := c.Behind()
@@ -503,6 +507,37 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	for _, i := range f.orphans {
 		c.endStray(i)
 	}
+}
+
+// leaveOthers takes those out of a list that have Kip's tags, and that somebody else has launched:
+// they are told once, and nothing follows from them.
+func (c *Controller) leaveOthers(list []cloud.Instance, cells []known) []cloud.Instance {
+	owned := map[string]bool{}
+	for _, k := range cells {
+		if i := k.cell.Instance; i != nil {
+			owned[i.ID] = true
+		}
+	}
+	others := map[string]bool{}
+	list = slices.DeleteFunc(slices.Clone(list), func(i cloud.Instance) bool {
+		if owned[i.ID] || c.Launched(i) {
+			return false
+		}
+		others[i.ID] = true
+		if !c.inventory.foreign[i.ID] {
+			c.cfg.Log.Error("an instance has the tags of this Kip, and was launched by somebody else: it is left alone; remove its tags",
+				"instance", i.ID, "owner", c.cfg.ControllerID)
+		}
+		return true
+	})
+	c.inventory.foreign = others
+	return list
+}
+
+// Launched says that an instance with this Kip's tags was launched by it, or by one before it.
+func (c *Controller) Launched(i cloud.Instance) bool {
+	// One that ends shows less and less of itself, and is left alone anyway.
+	return i.State == cloud.Terminating || launchedBy(c.cfg.ControllerID, i)
 }
 
 // compareGenerations sees whether the store knows of the instances that no cell has.

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"bytes"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -376,4 +377,42 @@ func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 	if want := map[string]cloud.State{"i-1": cloud.Running, "i-3": cloud.Gone}; !maps.Equal(states, want) {
 		t.Errorf("told of %v, want %v", states, want)
 	}
+}
+
+// As whoever may tag instances, and may not end them, would have Kip do.
+func TestAnInstanceThatSomebodyElseHasLaunchedIsLeftAlone(t *testing.T) {
+	var log bytes.Buffer
+	inBubble(t, func(c *setup) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, nil, func(t *testing.T, b *bubble) {
+		cell := b.request("a", "nano")
+		b.later(10 * time.Second)
+		cell, _ = b.cells.ForPod(ref("a").UID)
+		b.cloud.set(func() {
+			for id, tags := range map[string]map[string]string{
+				"i-stray":   {},
+				"i-unknown": {cloud.TagGeneration: "another.9"},
+				"i-pods":    {cloud.TagPodUID: "b"},
+				"i-cells":   {cloud.TagCell: cell.ID},
+			} {
+				tags[cloud.TagOwner] = b.cfg.ControllerID
+				b.cloud.instances[id] = cloud.Instance{
+					ID: id, Zone: "z", State: cloud.Running, Launched: time.Now(), Tags: tags, Origin: cloud.Origin{Token: "another's"},
+				}
+			}
+			own := b.cloud.instances[cell.Instance.ID]
+			own.Origin.Token = "that of no launch" // of a cell's own nobody asks
+			b.cloud.instances[own.ID] = own
+		})
+		b.later(5 * time.Minute)
+		b.request("b", "nano")
+		b.later(time.Minute)
+		if n := len(b.cloud.running()); n != 6 || b.phase("a") != apiv1.Bound || b.phase("b") != apiv1.Bound {
+			t.Errorf("%d instances run, want 6; the cells are %q and %q: %v", n, b.phase("a"), b.phase("b"), b.events)
+		}
+		if why, _ := b.cells.Behind(); why != "" {
+			t.Errorf("the store counts as behind: %s", why)
+		}
+		if n := strings.Count(log.String(), "was launched by somebody else"); n != 4 {
+			t.Errorf("it is told %d times: %s", n, &log)
+		}
+	})
 }

@@ -82,6 +82,8 @@ type Node struct {
 type Cells interface {
 	List() []cells.Cell
 	EmptyPools()
+	// Launched says that an instance with this Kip's tags was launched by it.
+	Launched(cloud.Instance) bool
 	// Behind says why the cells may not be all that this Kip has; "" if they are.
 	Behind() (why string, sure bool)
 }
@@ -175,6 +177,7 @@ func (c *Cleaner) listed(ctx context.Context) ([]cloud.Instance, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
 	}
+	listing.Instances = slices.DeleteFunc(listing.Instances, func(i cloud.Instance) bool { return !c.cfg.Cells.Launched(i) })
 	if !listing.Complete() {
 		return listing.Instances, fmt.Errorf("list the instances of cloud %s: it does not answer for %s", c.cfg.Cloud.Name(),
 			strings.Join(listing.Missing, ", "))

@@ -185,6 +185,8 @@ func (w *kipWorld) Behind() (string, bool) {
 	return w.behind, true
 }
 
+func (w *kipWorld) Launched(i cloud.Instance) bool { return i.Tags["another's"] == "" }
+
 func (w *kipWorld) EmptyPools() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -46,10 +46,23 @@ type Instance struct {
 	// does not tell, as one without Traits.SharedUserData need not.
 	Place string            `json:"place,omitempty"`
 	Tags  map[string]string `json:"tags,omitempty"`
+	// Origin is what the cloud tells of the call that launched the instance.
+	Origin Origin `json:"-"`
 	// Fault is why the cloud has ended or stopped the instance by itself, also after it had answered the
 	// launch: an *Error with its cause and scope, where they are known. Nil where somebody asked
 	// for the end, and where the cloud does not say.
 	Fault error `json:"-"`
+}
+
+// Origin is what a cloud tells of the launch of an instance, and nobody can change afterwards, as
+// whoever may write tags can change those.
+type Origin struct {
+	// Token is that of the call, "" where the cloud does not tell it, or there was none.
+	Token string
+	// Dedicated and Reservation are as in an offer. An instance may have come to be in a
+	// reservation for which nobody asked.
+	Dedicated   bool
+	Reservation string
 }
 
 // PlaceOf is the place of the nth machine of a launch.

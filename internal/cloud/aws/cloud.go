@@ -316,9 +316,11 @@ func instanceOf(i types.Instance) cloud.Instance {
 		PodIP:        podAddress(i.NetworkInterfaces),
 		Launched:     aws.ToTime(i.LaunchTime),
 		Tags:         mapOf(i.Tags),
+		Origin:       cloud.Origin{Token: aws.ToString(i.ClientToken), Reservation: aws.ToString(i.CapacityReservationId)},
 	}
 	if i.Placement != nil {
 		out.Zone = aws.ToString(i.Placement.AvailabilityZone)
+		out.Origin.Dedicated = i.Placement.Tenancy == types.TenancyDedicated
 	}
 	if i.State != nil && states[i.State.Name] != "" {
 		out.State = states[i.State.Name]
@@ -329,7 +331,7 @@ func instanceOf(i types.Instance) cloud.Instance {
 	// EC2 stops again what it has started without capacity.
 	if out.State == cloud.Gone || out.State == cloud.Terminating || out.State == cloud.Stopped {
 		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone}
-		if i.Placement != nil && i.Placement.Tenancy == types.TenancyDedicated {
+		if out.Origin.Dedicated {
 			asked.Market = cloud.Dedicated
 		}
 		out.Fault = faultOf(i.StateReason, cloud.Scope{

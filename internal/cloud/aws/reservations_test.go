@@ -308,6 +308,9 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = time.Now().Add(blockNotice) })
 	list, err := c.List(t.Context(), owner)
 	if err != nil || len(list.Instances) != 1 || list.Instances[0].InstanceType != "c5.large" {
-		t.Errorf("when the block's time is over there are %+v, %v", list.Instances, err)
+		t.Fatalf("when the block's time is over there are %+v, %v", list.Instances, err)
+	}
+	if got, want := list.Instances[0].Origin, (cloud.Origin{Token: "beside", Reservation: "cr-1"}); got != want {
+		t.Errorf("the other is of %+v, want %+v", got, want)
 	}
 }
