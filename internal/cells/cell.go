@@ -490,23 +490,28 @@ func launchedBy(controllerID string, i cloud.Instance) bool {
 	if i.Origin.Token == "" {
 		return true
 	}
-	// It may be in a reservation for which nobody asked.
-	for _, reservation := range []string{"", i.Origin.Reservation} {
-		o := Offer{
-			InstanceType: i.InstanceType,
-			Zone:         i.Zone,
-			Subnet:       i.Subnet,
-			Spot:         i.Spot,
-			Dedicated:    i.Origin.Dedicated,
-			Reservation:  reservation,
+	var offers []Offer
+	// It may be in a subnet, or a reservation, for which nobody asked.
+	for _, subnet := range []string{i.Subnet, ""} {
+		for _, reservation := range []string{"", i.Origin.Reservation} {
+			offers = append(offers, Offer{
+				InstanceType: i.InstanceType,
+				Zone:         i.Zone,
+				Subnet:       subnet,
+				Spot:         i.Spot,
+				Dedicated:    i.Origin.Dedicated,
+				Reservation:  reservation,
+			})
 		}
+	}
+	return slices.ContainsFunc(offers, func(o Offer) bool {
 		for cells := 1; cells <= cloud.MaxLaunch; cells++ {
 			if launchToken(controllerID, i.Tags[cloud.TagBatch], cells, o) == i.Origin.Token {
 				return true
 			}
 		}
-	}
-	return false
+		return false
+	})
 }
 
 // newID returns a prefix and 80 random bits.

@@ -75,6 +75,7 @@ func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
 		"dedicated":                  func(o *Offer, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true },
 		"reserved":                   func(o *Offer, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" },
 		"in a reservation by chance": func(_ *Offer, i *cloud.Instance) { i.Origin.Reservation = "cr-1" },
+		"in a subnet by chance":      func(o *Offer, _ *cloud.Instance) { o.Subnet = "" },
 		"dedicated hardware, reserved": func(o *Offer, i *cloud.Instance) {
 			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "cr-1", true, "cr-1"
 		},
