@@ -496,7 +496,8 @@ func TestEachSubnetIsACandidate(t *testing.T) {
 	if want := "x/a/s1/spot x/a/s2 x/b/s3"; err != nil || names(got) != want {
 		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
 	}
-	want := []capacity.Offering{{Zone: "a", Subnet: "s1", Spot: true}, {Zone: "a", Subnet: "s1"}, {Zone: "a", Subnet: "s2"}, {Zone: "b", Subnet: "s3"}}
+	want := []capacity.Offering{{Zone: "a", Subnet: "s1", Spot: true}, {Zone: "a", Subnet: "s1"}, {Zone: "a", Subnet: "s2"},
+		{Zone: "b", Subnet: "s3"}}
 	for n := range want {
 		want[n].InstanceType, want[n].MilliCPU = "x", 1000
 	}
