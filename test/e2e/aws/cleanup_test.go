@@ -60,7 +60,7 @@ func TestNothingOfKipIsInTheAccountAfterACleanup(t *testing.T) {
 	for _, call := range []struct {
 		action string
 		after  bool
-	}{{"DeleteNetworkInterface", true}, {"DeleteNetworkInterface", false}, {"DeleteSecurityGroup", false}} {
+	}{{"DeleteNetworkInterface", true}, {"DeleteSecurityGroup", false}} {
 		cleaned := make(chan error, 1)
 		s.killAt(call.after, func() {
 			go func() {
