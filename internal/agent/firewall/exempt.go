@@ -34,11 +34,19 @@ func exemption(exempt bool) string {
 	return fmt.Sprintf("meta mark %#x accept", agentMark)
 }
 
-// setExemption is a program of nft that changes the rule, and nothing else of the table.
-func setExemption(exempt bool) []byte {
-	program := "add chain inet kip agent\nflush chain inet kip agent\n"
-	if exempt {
-		program += "add rule inet kip agent " + exemption(true) + "\n"
+// setExemption is a program of nft that changes the rule, and nothing else of the tables: hooks at
+// devices that are in use stay as they are. hooked says that the uplinks are guarded.
+func setExemption(exempt, hooked bool) []byte {
+	program := ""
+	set := func(table string) {
+		program += "add chain " + table + " agent\nflush chain " + table + " agent\n"
+		if exempt {
+			program += "add rule " + table + " agent " + exemption(true) + "\n"
+		}
+	}
+	set("inet kip")
+	if hooked {
+		set("netdev " + uplinkTable)
 	}
 	return []byte(program)
 }

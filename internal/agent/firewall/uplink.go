@@ -145,14 +145,17 @@ func (f *Firewall) cover(ctx context.Context) error {
 	if !late && f.exempt != nil && *f.exempt == exempt {
 		return nil
 	}
-	program := setExemption(exempt)
-	if f.hooked {
+	program := setExemption(exempt, f.hooked && !late)
+	if late {
 		program = append(program, uplinkGuard(true, exempt, d.Uplinks)...)
 	}
 	if err := f.run(ctx, program); err != nil {
 		return err
 	}
-	f.covered, f.exempt = d.Uplinks, &exempt
+	if late {
+		f.covered = d.Uplinks
+	}
+	f.exempt = &exempt
 	return nil
 }
 
@@ -169,13 +172,14 @@ func uplinkGuard(guarded, exempt bool, devices []Uplink) []byte {
 		return []byte(b.String())
 	}
 	fmt.Fprintf(&b, "table netdev %s {\n%s", uplinkTable, uplinkRules)
-	agent := ""
+	b.WriteString("\tchain agent {\n")
 	if exempt {
-		agent = "\t\t" + exemption(exempt) + "\n"
+		b.WriteString("\t\t" + exemption(exempt) + "\n")
 	}
+	b.WriteString("\t}\n")
 	for i, d := range devices {
-		fmt.Fprintf(&b, "\tchain egress%d {\n\t\ttype filter hook egress device %q priority filter; policy accept;\n%s"+
-			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d.Name, agent)
+		fmt.Fprintf(&b, "\tchain egress%d {\n\t\ttype filter hook egress device %q priority filter; policy accept;\n\t\tjump agent\n"+
+			"\t\t@ll,96,16 { 0x0800, 0x0806, 0x86dd } goto metadata\n\t\tdrop\n\t}\n", i, d.Name)
 	}
 	b.WriteString("}\n")
 	return []byte(b.String())
