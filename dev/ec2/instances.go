@@ -40,6 +40,7 @@ type instanceXML struct {
 	LaunchTime  string         `xml:"launchTime"`
 	Zone        string         `xml:"placement>availabilityZone"`
 	Tenancy     string         `xml:"placement>tenancy"`
+	Host        string         `xml:"placement>hostId,omitempty"`
 	Subnet      string         `xml:"subnetId,omitempty"`
 	VPC         string         `xml:"vpcId,omitempty"`
 	PrivateIP   string         `xml:"privateIpAddress,omitempty"`
@@ -141,6 +142,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		LaunchTime:  wireTime(i.Launched),
 		Zone:        i.Zone,
 		Tenancy:     cmp.Or(l.tenancy, "default"),
+		Host:        l.host,
 		RootDevice:  l.image.RootDevice,
 		Token:       l.token,
 		Tags:        tagSet(i.Tags),

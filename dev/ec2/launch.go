@@ -24,7 +24,8 @@ type launch struct {
 	// public, secondary and prefix are what the interface has besides its address.
 	public, secondary, prefix bool
 	devices                   []deviceXML
-	tenancy                   string // default or dedicated
+	tenancy                   string // default, dedicated or host
+	host                      string // the ID of the Dedicated Host that it is on
 	reservation               string // the ID of that into which it is
 	block                     bool   // which is a Capacity Block
 	subnet                    Subnet
@@ -46,7 +47,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	profile := r.at("IamInstanceProfile")
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
-	l.tenancy = m.tenancy(r.form)
+	l.tenancy, l.host = m.tenancy(r.form)
 	spec.Market = m.market(r.form)
 	l.reservation, l.block = capacity(r.form, r.text("InstanceMarketOptions.MarketType"))
 	spec.Market, spec.Reservation = poolOf(l, spec.Market)
@@ -76,7 +77,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	if request.UserData == nil {
 		request.UserData = []byte{}
 	}
-	if l.reservation != "" {
+	if l.reservation+l.host != "" {
 		m.reserving.Lock()
 		defer m.reserving.Unlock()
 	}
@@ -87,7 +88,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 		if err := m.exists(l, imageID, groupIDs); err != nil {
 			return nil, err
 		}
-		if err := m.reserve(l, spec.InstanceType, most); err != nil {
+		if err := cmp.Or(m.reserve(l, spec.InstanceType, most), m.onto(l, spec.InstanceType, most)); err != nil {
 			return nil, err
 		}
 		m.mu.Lock()
@@ -247,16 +248,25 @@ func (m *Model) market(f *form) cloud.Market {
 	return cloud.Spot
 }
 
-// tenancy is whose hosts the instances are on. Of the burstable types only t3 may be on dedicated
-// ones (EC2 User Guide, "Burstable performance instances").
-func (m *Model) tenancy(f *form) string {
-	t := cmp.Or(oneOf(f.at("Placement"), "Tenancy", "default", "dedicated"), "default")
+// tenancy is whose hosts the instances are on, and on which if it is one of the account's own, as which
+// the model has no others than those that a call names. Of the burstable types only t3 may be on
+// dedicated ones (EC2 User Guide, "Burstable performance instances").
+func (m *Model) tenancy(f *form) (tenancy, host string) {
+	p := f.at("Placement")
+	tenancy, host = cmp.Or(oneOf(p, "Tenancy", "default", "dedicated", "host"), "default"), p.text("HostId")
 	kind := f.text("InstanceType")
 	is := func(family string) bool { return strings.HasPrefix(kind, family) }
-	if t == "dedicated" && slices.ContainsFunc([]string{"t2.", "t3a.", "t4g."}, is) {
-		f.bad("Unsupported", "The requested configuration is currently not supported: %s with dedicated tenancy", kind)
+	switch {
+	case tenancy != "default" && slices.ContainsFunc([]string{"t2.", "t3a.", "t4g."}, is):
+		f.bad("Unsupported", "The requested configuration is currently not supported: %s with %s tenancy", kind, tenancy)
+	case (tenancy == "host") != (host != ""):
+		f.bad("InvalidParameterCombination", "The tenancy host and the ID of a host belong together: '%s', '%s'", tenancy, host)
+	case host != "" && (f.text("InstanceMarketOptions.MarketType") != "" || f.has("CapacityReservationSpecification")):
+		f.bad("InvalidParameterCombination", "On a Dedicated Host are neither spot instances nor reservations of capacity")
+	case host != "" && f.text("CreditSpecification.CpuCredits") == "unlimited":
+		f.bad("InvalidParameterCombination", "The host tenancy is not supported for T3 instances that are unlimited")
 	}
-	return t
+	return tenancy, host
 }
 
 // options are those of the metadata service, and those of which the model only knows

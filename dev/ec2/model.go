@@ -32,6 +32,8 @@ type Config struct {
 	Images  []Image
 	// Reservations are those of capacity.
 	Reservations []Reservation
+	// Hosts are Dedicated Hosts.
+	Hosts []Host
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
@@ -136,8 +138,9 @@ type Model struct {
 	groups    []Group
 	images    []Image
 
-	reserving    sync.Mutex // holds one who looks for room in a reservation, and takes it
+	reserving    sync.Mutex // holds one who looks for room in a reservation or on a host, and takes it
 	reservations []Reservation
+	hosts        []Host
 
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
@@ -182,6 +185,7 @@ func New(cfg Config) (*Model, error) {
 		images:    slices.Clone(cfg.Images),
 
 		reservations: slices.Clone(cfg.Reservations),
+		hosts:        slices.Clone(cfg.Hosts),
 
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
@@ -218,7 +222,7 @@ func (m *Model) Close() error { return m.sim.Close() }
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
-// Change changes what the account has: the Subnets, the Groups, the Images and the Reservations of its Config.
+// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations and the Hosts of its Config.
 // What else change does to that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
@@ -228,9 +232,10 @@ func (m *Model) Change(change func(*Config)) {
 		Groups:       slices.Clone(m.groups),
 		Images:       slices.Clone(m.images),
 		Reservations: slices.Clone(m.reservations),
+		Hosts:        slices.Clone(m.hosts),
 	}
 	change(&now)
-	m.subnets, m.groups, m.images, m.reservations = now.Subnets, now.Groups, now.Images, now.Reservations
+	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
 }
 
 // Subnets are those that there are.
@@ -309,6 +314,7 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DescribeSnapshots":             m.describeSnapshots,
 		"DeleteSnapshot":                m.deleteSnapshot,
 		"DescribeCapacityReservations":  m.describeCapacityReservations,
+		"DescribeHosts":                 m.describeHosts,
 		"DescribeInstanceTypes":         m.describeInstanceTypes,
 		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
 		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,

@@ -114,7 +114,7 @@ func (c *client) running() int { return len(c.model.Machines().Truth()) }
 func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	const nic, reserved = "NetworkInterface.1.", "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
-	const block = "InstanceMarketOptions.MarketType=capacity-block"
+	const block, onHost = "InstanceMarketOptions.MarketType=capacity-block", "Placement.Tenancy=host"
 	soon := time.Now().Add(29 * time.Minute)
 	c.model.Change(func(cfg *Config) {
 		cfg.Reservations = []Reservation{
@@ -123,6 +123,11 @@ func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 			{ID: "cr-over", Type: "c5.large", Zone: "z1", Total: 2, State: "expired"},
 			{ID: "cr-block", Type: "c5.large", Zone: "z1", Total: 2, Block: true, End: soon.Add(time.Hour)},
 			{ID: "cr-ends", Type: "c5.large", Zone: "z1", Total: 2, Block: true, End: soon},
+		}
+		cfg.Hosts = []Host{
+			{ID: "h-1", Family: "c5", Zone: "z1", VCPUs: 2}, {ID: "h-ill", Family: "c5", Zone: "z1", VCPUs: 2, State: "under-assessment"},
+			{ID: "h-full", Family: "c5", Zone: "z1", VCPUs: 1},
+			{ID: "h-m5", Family: "m5", Zone: "z1", VCPUs: 96}, {ID: "h-far", Type: "c5.large", Zone: "z2", VCPUs: 72},
 		}
 	})
 	for what, tc := range map[string]struct {
@@ -158,6 +163,15 @@ func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 		"on hosts of its own":              {[]string{"Placement.Tenancy=dedicated"}, ""},
 		"on hosts of nobody's":             {[]string{"Placement.Tenancy=borrowed"}, "InvalidParameterValue"},
 		"on hosts that have no such types": {[]string{"Placement.Tenancy=dedicated", "InstanceType=t3a.small"}, "Unsupported"},
+		"a host":                           {[]string{onHost, "Placement.HostId=h-1"}, ""},
+		"a host that is full":              {[]string{onHost, "Placement.HostId=h-full"}, "InsufficientCapacityOnHost"},
+		"a host that is ill":               {[]string{onHost, "Placement.HostId=h-ill"}, "InvalidHostState"},
+		"a host that is not there":         {[]string{onHost, "Placement.HostId=h-2"}, "InvalidHostID.NotFound"},
+		"a host of another family":         {[]string{onHost, "Placement.HostId=h-m5"}, "InvalidParameterValue"},
+		"a host in another zone":           {[]string{onHost, "Placement.HostId=h-far"}, "InvalidParameterValue"},
+		"a host by no tenancy":             {[]string{"Placement.HostId=h-m5"}, "InvalidParameterCombination"},
+		"a host for spot":                  {[]string{onHost, "Placement.HostId=h-m5", "InstanceMarketOptions.MarketType=spot"}, "InvalidParameterCombination"},
+		"any host":                         {[]string{onHost}, "InvalidParameterCombination"},
 		"a reservation that is not there":  {[]string{reserved + "=cr-2"}, "InvalidCapacityReservationId.NotFound"},
 		"a reservation":                    {[]string{reserved + "=cr-1"}, ""},
 		"one that is full by now":          {[]string{reserved + "=cr-full"}, "ReservationCapacityExceeded"},

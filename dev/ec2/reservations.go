@@ -167,10 +167,10 @@ func (m *Model) endBlocks() {
 	_ = m.sim.Vanish(over...)
 }
 
-// poolOf is the sim's of a launch: reserved capacity does not run out with that of others.
+// poolOf is the sim's of a launch: reserved capacity, and that of a host, does not run out with that of others.
 func poolOf(l *launch, market cloud.Market) (cloud.Market, string) {
-	if l.tenancy == "dedicated" && market == cloud.OnDemand {
+	if l.tenancy != "default" && market == cloud.OnDemand {
 		market = cloud.Dedicated
 	}
-	return market, l.reservation
+	return market, cmp.Or(l.reservation, l.host)
 }

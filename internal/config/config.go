@@ -2,6 +2,7 @@ package config
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -122,6 +123,7 @@ type AWS struct {
 	SubnetID                 string               `key:"subnetID" doc:"Subnet of the cells, or several of one VPC, separated by commas, in one zone or several. Default: those with subnetTags, all of vpcID, or the subnet that Kip runs in; with endpointURL, all of the default VPC. A cell that was launched together with others takes seventeen addresses of it, one by itself two: give cells subnets of their own."`
 	SubnetTags               map[string]string    `key:"subnetTags" doc:"Tags of the subnets of the cells, instead of subnetID: those of vpcID, or of the whole region, that have all of them. A * in a value stands for any characters. They are looked for anew with the types, every twelve hours."`
 	CapacityReservations     CapacityReservations `key:"capacityReservations" doc:"Capacity reservations, and Capacity Blocks, into which cells are launched before all else: their machines are paid for already."`
+	DedicatedHosts           DedicatedHosts       `key:"dedicatedHosts" doc:"Dedicated Hosts, onto which the cells of dedicated pods are launched before all else: their machines are paid for already."`
 	VolumeInitializationRate int                  `key:"volumeInitializationRate" default:"0" doc:"How fast EBS fills the root disks of cells from their image, in MiB a second: 100 to 300, which AWS charges by the size of the image. 0 = no rate: blocks come when they are first read."`
 	ECR                      ECR                  `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
 	InterruptionQueue        string               `key:"interruptionQueue" doc:"SQS queue of this Kip's own, in its region, to which EventBridge sends spot interruption warnings, rebalance recommendations, state changes and scheduled changes of AWS Health: its name, or its URL. Kip deletes all that it has read. Default: none; Kip asks EC2 and its cells in any case."`
@@ -145,6 +147,19 @@ type AWSEndpoints struct {
 // CapacityReservations are those that cells may use.
 type CapacityReservations struct {
 	IDs  []string          `key:"ids" doc:"Their IDs, such as cr-0123456789abcdef0."`
+	Tags map[string]string `key:"tags" doc:"All that have all of these tags, besides those in ids."`
+}
+
+// MayBeDedicated says that a cell may be on hardware that no other account uses.
+func (c Cells) MayBeDedicated() bool {
+	g := c.Grants
+	return g.Unrestricted || slices.ContainsFunc(g.Namespaces, func(n NamespaceGrants) bool { return n.Dedicated }) ||
+		slices.ContainsFunc(c.StandbyCells, func(s StandbyCells) bool { return s.Dedicated })
+}
+
+// DedicatedHosts are those that cells may use.
+type DedicatedHosts struct {
+	IDs  []string          `key:"ids" doc:"Their IDs, such as h-0123456789abcdef0."`
 	Tags map[string]string `key:"tags" doc:"All that have all of these tags, besides those in ids."`
 }
 

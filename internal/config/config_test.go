@@ -49,6 +49,7 @@ cloud:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     capacityReservations: {ids: [cr-1], tags: {team: a}}
+    dedicatedHosts: {ids: [h-1], tags: {team: b}}
     endpointURL: https://ec2.example.com:8443
     endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
@@ -209,7 +210,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 				Pricing: "https://p.example.com",
 			},
 			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
-			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}}}},
+			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}},
+			DedicatedHosts:       DedicatedHosts{IDs: []string{"h-1"}, Tags: map[string]string{"team": "b"}}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
 			EncryptionKeyFiles: []string{"/etc/kip/new.key", "/etc/kip/old.key"}},
 		Cells: Cells{
@@ -496,6 +498,8 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.aws.subnetTags: "map[a:b]" is not valid: want none, since there is cloud.aws.subnetID`},
 		{"a tag without a key", "cloud: {aws: {subnetTags: {'': b}}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.subnetTags: "" is not valid: want keys that are not empty`},
+		{"a host's ARN", "cloud: {aws: {dedicatedHosts: {ids: ['arn:aws:ec2:x']}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.dedicatedHosts.ids[0]: "arn:aws:ec2:x" is not valid: want an ID such as h-0123456789abcdef0`},
 		{"a reservation's ARN", "cloud: {aws: {capacityReservations: {ids: [cr-1, 'arn:aws:ec2:x']}}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.capacityReservations.ids[1]: "arn:aws:ec2:x" is not valid: want an ID such as cr-0123456789abcdef0`},
 		{"a price of dedicated spot", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{spot: true, dedicated: true, discount: 5}]}",
@@ -782,6 +786,8 @@ func TestWarnings(t *testing.T) {
 			"p.yaml:5: cells.privateIPOnly: has no effect with cloud.local\np.yaml:6: cells.useCloudParameterStore: has no effect with cloud.local"},
 		{"one etcd too many", least + "etcd:\n  internal: {dataDir: /d}\n  client: {endpoints: ['https://a:2379']}",
 			"p.yaml:6: etcd.internal: is not used, since there are etcd.client.endpoints"},
+		{"hosts for nobody", "cloud: {aws: {dedicatedHosts: {ids: [h-1]}}}\ncells: {defaultInstanceType: x}",
+			"p.yaml:1: cloud.aws.dedicatedHosts: nobody may use them: want cells.grants that let a namespace have dedicated cells"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, warnings, err := Parse("p.yaml", []byte(c.text))

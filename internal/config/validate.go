@@ -160,7 +160,7 @@ var (
 func (d *decoder) validate(c *Config) {
 	d.check(c.APIVersion == "v1", "apiVersion", c.APIVersion, "v1")
 	d.check(c.Kind == "serverConfig", "kind", c.Kind, "serverConfig")
-	d.cloud(c.Cloud)
+	d.cloud(c.Cloud, c.Cells)
 	d.etcd(c.Etcd)
 	if c.Cells.ReservedMemory.Format == "" { // the file does not say it; 0 has a format
 		c.Cells.ReservedMemory = c.Cloud.reservedMemory()
@@ -186,7 +186,7 @@ func (d *decoder) onHost(at, bridge string, four, six netip.Prefix) {
 	}
 }
 
-func (d *decoder) cloud(c Cloud) {
+func (d *decoder) cloud(c Cloud, cells Cells) {
 	var chosen []string
 	for _, name := range keysOf(reflect.TypeFor[Cloud]()) {
 		if d.has("cloud." + name) {
@@ -221,7 +221,7 @@ func (d *decoder) cloud(c Cloud) {
 		d.require("cloud.sim.socket", c.Sim.Socket)
 	}
 	if c.AWS != nil {
-		d.aws(c.AWS)
+		d.aws(c.AWS, cells)
 	}
 	if g := c.GCE; g != nil && g.Credentials != nil {
 		if g.CredentialsFile != "" {
@@ -237,7 +237,7 @@ func (d *decoder) cloud(c Cloud) {
 	}
 }
 
-func (d *decoder) aws(a *AWS) {
+func (d *decoder) aws(a *AWS, cells Cells) {
 	d.check(a.Region == "" || a.EndpointURL != "" || awsRegion.MatchString(a.Region), "cloud.aws.region", a.Region,
 		"a region such as us-east-1")
 	d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
@@ -264,6 +264,14 @@ func (d *decoder) aws(a *AWS) {
 	for i, id := range a.CapacityReservations.IDs {
 		d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
 			"an ID such as cr-0123456789abcdef0")
+	}
+	d.tagKeys("cloud.aws.dedicatedHosts.tags", a.DedicatedHosts.Tags)
+	if d.has("cloud.aws.dedicatedHosts") && !cells.MayBeDedicated() {
+		d.warn("cloud.aws.dedicatedHosts", "nobody may use them: want cells.grants that let a namespace have dedicated cells")
+	}
+	for i, id := range a.DedicatedHosts.IDs {
+		d.check(strings.HasPrefix(id, "h-"), fmt.Sprintf("cloud.aws.dedicatedHosts.ids[%d]", i), id,
+			"an ID such as h-0123456789abcdef0")
 	}
 	d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
 		"an ID such as vpc-0123456789abcdef0, or default")

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -58,10 +57,10 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 			SecretAccessKey: a.SecretAccessKey.Reveal(),
 			VPC:             a.VPCID,
 			Subnets:         a.Subnets(),
-			Dedicated:       dedicated(cfg),
+			Dedicated:       cfg.Cells.MayBeDedicated(),
 			SubnetTags:      a.SubnetTags,
-			ReservationIDs:  a.CapacityReservations.IDs,
-			ReservationTags: a.CapacityReservations.Tags,
+			Reservations:    aws.Choice(a.CapacityReservations),
+			Hosts:           aws.Choice(a.DedicatedHosts),
 			ImageRole:       a.ECR.RoleARN,
 			Endpoint:        a.EndpointURL,
 			Endpoints:       aws.Endpoints(a.Endpoints),
@@ -141,13 +140,6 @@ func notOnAWS(cfg *config.Config) map[string]string {
 	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
 		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
 	return problems
-}
-
-// dedicated says that a cell may be on hosts that no other account shares.
-func dedicated(cfg *config.Config) bool {
-	g := cfg.Cells.Grants
-	return g.Unrestricted || slices.ContainsFunc(g.Namespaces, func(n config.NamespaceGrants) bool { return n.Dedicated }) ||
-		slices.ContainsFunc(cfg.Cells.StandbyCells, func(s config.StandbyCells) bool { return s.Dedicated })
 }
 
 // launchOptions are what provider.yaml says of each launch.

@@ -171,7 +171,7 @@ func TestDedicatedHostsAreOfferedWhereACellMayBeOnThem(t *testing.T) {
 		"grants: {unrestricted: true}":                             true,
 		"standbyCells: [{instanceType: t3.nano, dedicated: true}]": true,
 	} {
-		if got := dedicated(configured(t, least+cells+"}")); got != want {
+		if got := configured(t, least+cells+"}").Cells.MayBeDedicated(); got != want {
 			t.Errorf("%s: %t, want %t", cells, got, want)
 		}
 	}

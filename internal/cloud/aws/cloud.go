@@ -320,7 +320,10 @@ func instanceOf(i types.Instance) cloud.Instance {
 	}
 	if i.Placement != nil {
 		out.Zone = aws.ToString(i.Placement.AvailabilityZone)
-		out.Origin.Dedicated = i.Placement.Tenancy == types.TenancyDedicated
+		out.Origin.Dedicated = i.Placement.Tenancy == types.TenancyDedicated || i.Placement.Tenancy == types.TenancyHost
+		if i.Placement.Tenancy == types.TenancyHost {
+			out.Origin.Reservation = aws.ToString(i.Placement.HostId)
+		}
 	}
 	if i.State != nil && states[i.State.Name] != "" {
 		out.State = states[i.State.Name]

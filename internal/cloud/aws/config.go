@@ -54,10 +54,9 @@ type Config struct {
 	// SubnetTags are what the subnets of the cells are tagged with, in place of Subnets; all of
 	// VPC if that is set. A value may have * and ?, as EC2's filters have.
 	SubnetTags map[string]string
-	// ReservationIDs and ReservationTags are the capacity reservations, Capacity Blocks among them,
-	// into which cells are launched first: those with one of the IDs, and those with all of the tags.
-	ReservationIDs  []string
-	ReservationTags map[string]string
+	// Reservations are the capacity reservations, Capacity Blocks among them, and Hosts the Dedicated
+	// Hosts, into and onto which cells are launched first.
+	Reservations, Hosts Choice
 	// ImageRole is the ARN of the role that is assumed for the credentials by which cells
 	// pull images from ECR. Without one no cell is given any.
 	ImageRole string

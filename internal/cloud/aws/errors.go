@@ -46,6 +46,9 @@ var meanings = map[string]meaning{
 	"InsufficientReservedInstanceCapacity":  {cloud.ErrCapacity, offering},
 	codeReservationFull:                     {cloud.ErrCapacity, offering},
 	"InvalidCapacityReservationId.NotFound": {cloud.ErrCapacity, offering}, // it has ended
+	codeHostFull:                            {cloud.ErrCapacity, offering},
+	"InvalidHostID.NotFound":                {cloud.ErrCapacity, offering}, // it was released
+	"InvalidHostState":                      {cloud.ErrCapacity, offering}, // it is under assessment, or retires
 	"UnfulfillableCapacity":                 {cloud.ErrCapacity, offering},
 	"SpotMaxPriceTooLow":                    {cloud.ErrCapacity, offering},
 	"Unsupported":                           {cloud.ErrRefused, offering}, // such as a type that a zone does not have
@@ -149,6 +152,7 @@ func faultOf(r *types.StateReason, of cloud.Scope) error {
 const (
 	codeTerminated      = "IdempotentInstanceTerminated"
 	codeReservationFull = "ReservationCapacityExceeded"
+	codeHostFull        = "InsufficientCapacityOnHost"
 	codeNoGroup         = "InvalidGroup.NotFound"
 	codeNoVolume        = "InvalidVolume.NotFound"
 	codeNotHolding      = "InvalidAttachment.NotFound" // the instance has not got the volume

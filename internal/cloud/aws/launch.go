@@ -54,9 +54,9 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	switch {
 	case r.Reservation == "":
 	case err == nil:
-		c.took(r.Reservation, len(out.Instances), false)
+		c.took(r.Reservation, r.InstanceType, len(out.Instances), false)
 	default:
-		c.took(r.Reservation, 0, codeOf(err) == codeReservationFull)
+		c.took(r.Reservation, r.InstanceType, 0, codeOf(err) == codeReservationFull || codeOf(err) == codeHostFull)
 	}
 	switch {
 	case codeOf(err) == codeNoGroup:
@@ -75,7 +75,9 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	// launched next in another subnet is told. Of a reservation it is short alone.
 	short, code := askedFor(r.LaunchSpec), "it does not say why no more"
 	if short.Family = ""; r.Reservation != "" {
-		code = codeReservationFull
+		if code = codeReservationFull; isHost(r.Reservation) {
+			code = codeHostFull
+		}
 		short = scopeOf(meanings[code], short)
 	}
 	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, short,
@@ -227,7 +229,10 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 		// Placement counts what the type sustains, which needs no credits that cost.
 		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String("standard")}
 	}
-	if r.Market == cloud.Dedicated {
+	switch {
+	case isHost(r.Reservation):
+		in.Placement = &types.Placement{Tenancy: types.TenancyHost, HostId: aws.String(r.Reservation)}
+	case r.Market == cloud.Dedicated:
 		in.Placement = &types.Placement{Tenancy: types.TenancyDedicated}
 	}
 	switch profile := r.InstanceProfile; {
@@ -236,7 +241,7 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	case profile != "":
 		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String(profile)}
 	}
-	if r.Reservation != "" {
+	if r.Reservation != "" && !isHost(r.Reservation) {
 		in.CapacityReservationSpecification = &types.CapacityReservationSpecification{
 			CapacityReservationTarget: &types.CapacityReservationTarget{CapacityReservationId: aws.String(r.Reservation)},
 		}

@@ -43,7 +43,7 @@ var permissions = []permission{
 		why: "Instances, what they can be launched of and where, and prices of spot. EC2 limits these calls to no resource.",
 		actions: []string{
 			"ec2:DescribeAvailabilityZones", "ec2:DescribeCapacityReservations",
-			"ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
+			"ec2:DescribeHosts", "ec2:DescribeImages", "ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
 			"ec2:DescribeInstanceStatus", "ec2:DescribeInstances", "ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables",
 			"ec2:DescribeSecurityGroups", "ec2:DescribeSpotInstanceRequests", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
 			"ec2:DescribeVolumes", "ec2:DescribeVolumesModifications", "ec2:DescribeVpcs",

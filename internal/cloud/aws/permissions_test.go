@@ -93,9 +93,11 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 	cfg.Queue = queueName
 	cfg.Reservations = anAccountThatReserves().Reservations
+	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
 	lends := settings(url)
-	lends.ImageRole, lends.InterruptionQueue, lends.ReservationIDs = imageRole, queueName, []string{"cr-1"}
+	lends.ImageRole, lends.InterruptionQueue, lends.Reservations.IDs = imageRole, queueName, []string{"cr-1"}
+	lends.Hosts.IDs = []string{"h-1"}
 	return open(t, lends), model, policy
 }
 
@@ -117,6 +119,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	spot.Market = cloud.Spot
 	must("a spot launch", c.Launch(t.Context(), spot).Err())
 	must("a launch into a reservation", c.Launch(t.Context(), into("reserved", "cr-1", 1)).Err())
+	must("a launch onto a host", c.Launch(t.Context(), ontoHost("hosted", "h-1", 1)).Err())
 	id := got[0].ID
 	_, err = c.Console(t.Context(), id)
 	must("the console", err)
@@ -161,7 +164,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
-	if len(model.Machines().PartsNow()) != 3 {
+	if len(model.Machines().PartsNow()) != 4 {
 		t.Errorf("%v", model.Machines().PartsNow())
 	}
 }

@@ -27,30 +27,40 @@ const (
 	blockLead = 15 * time.Minute
 )
 
-// reservation is capacity that the account pays for whether it is used or not, as EC2 told it last.
+// reservation is capacity that the account pays for whether it is used or not, as EC2 told it last: a
+// capacity reservation, or a Dedicated Host.
 type reservation struct {
-	id, instanceType, zone string
-	dedicated              bool
-	block                  bool      // a Capacity Block
-	until                  time.Time // when EC2 begins to end the instances of a block; zero of others
-	free                   int       // for so many instances more, less those that were launched since
+	id, zone  string
+	dedicated bool           // on hardware that no other account uses
+	prepaid   bool           // its instances are billed with it, not by themselves
+	block     bool           // a Capacity Block
+	until     time.Time      // when EC2 begins to end the instances of a block; zero of others
+	free      map[string]int // for so many instances more of each type, less those that were launched since
 }
 
-// reserves says that some reservations are configured.
-func (cfg *Config) reserves() bool { return len(cfg.ReservationIDs)+len(cfg.ReservationTags) > 0 }
+// Choice is of things that the account has: those with one of IDs, and those that have all of Tags.
+type Choice struct {
+	IDs  []string
+	Tags map[string]string
+}
 
-// names says whether a reservation is configured.
-func (cfg *Config) names(r types.CapacityReservation) bool {
-	if slices.Contains(cfg.ReservationIDs, aws.ToString(r.CapacityReservationId)) {
+func (c Choice) some() bool { return len(c.IDs)+len(c.Tags) > 0 }
+
+// has says whether a thing is chosen.
+func (c Choice) has(id string, tags []types.Tag) bool {
+	if slices.Contains(c.IDs, id) {
 		return true
 	}
-	for key, value := range cfg.ReservationTags {
-		if !slices.ContainsFunc(r.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == key && aws.ToString(t.Value) == value }) {
+	for key, value := range c.Tags {
+		if !slices.ContainsFunc(tags, func(t types.Tag) bool { return aws.ToString(t.Key) == key && aws.ToString(t.Value) == value }) {
 			return false
 		}
 	}
-	return len(cfg.ReservationTags) > 0
+	return len(c.Tags) > 0
 }
+
+// reserves says that capacity is configured that is paid for whether it is used or not.
+func (cfg *Config) reserves() bool { return cfg.Reservations.some() || cfg.Hosts.some() }
 
 // useless says why no cell can be launched into a reservation; "" where one can.
 func useless(r types.CapacityReservation) string {
@@ -67,59 +77,78 @@ func useless(r types.CapacityReservation) string {
 	return ""
 }
 
-// readReservations reads those that are configured, active and of use. What is configured and is
-// not, is told where that has changed.
+// readReservations reads the reservations and the hosts that are configured, active and of use. What
+// is configured and is not, is told where that has changed.
 func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, error) {
-	found, seen := map[string]*reservation{}, map[string]bool{}
+	found := map[string]*reservation{}
 	var not []string
-	pages := ec2.NewDescribeCapacityReservationsPaginator(c.api, &ec2.DescribeCapacityReservationsInput{
-		Filters:    []types.Filter{filter("state", "active")},
-		MaxResults: aws.Int32(pageSize),
-	})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeCapacityReservationsOutput) {
-		for _, r := range page.CapacityReservations {
-			if !c.cfg.names(r) {
-				continue
-			}
-			one := &reservation{
-				id:           aws.ToString(r.CapacityReservationId),
-				instanceType: aws.ToString(r.InstanceType),
-				zone:         aws.ToString(r.AvailabilityZone),
-				dedicated:    r.Tenancy == types.CapacityReservationTenancyDedicated,
-				block:        r.ReservationType == types.CapacityReservationTypeCapacityBlock,
-				free:         int(aws.ToInt32(r.AvailableInstanceCount)),
-			}
-			if one.block {
-				one.until = aws.ToTime(r.EndDate).Add(-blockNotice)
-			}
-			if seen[one.id] = true; useless(r) != "" {
-				not = append(not, one.id+": "+useless(r))
-				continue
-			}
-			found[one.id] = one
+	for _, each := range []struct {
+		of   Choice
+		read func(context.Context, func(r *reservation, useless string)) error
+	}{{c.cfg.Reservations, c.eachReservation}, {c.cfg.Hosts, c.eachHost}} {
+		if !each.of.some() {
+			continue
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the capacity reservations: %w", err)
-	}
-	for _, id := range c.cfg.ReservationIDs {
-		if !seen[id] {
-			not = append(not, id+": EC2 shows none that is active")
+		seen := map[string]bool{}
+		err := each.read(ctx, func(r *reservation, useless string) {
+			if seen[r.id] = true; useless != "" {
+				not = append(not, r.id+": "+useless)
+				return
+			}
+			found[r.id] = r
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range each.of.IDs {
+			if !seen[id] {
+				not = append(not, id+": EC2 shows none that is active")
+			}
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if told := strings.Join(not, "; "); told != c.uselessTold {
 		c.uselessTold = told
-		c.cfg.Log.Warn("capacity reservations that cells are not launched into", "reservations", told)
+		c.cfg.Log.Warn("capacity that is reserved, and that cells are not launched into", "reservations", told)
 	}
 	c.reserved = found
 	return found, nil
 }
 
-// launchable says that instances can be launched into it that are not ended at once.
-func (r *reservation) launchable(now time.Time) bool {
-	return r.free > 0 && (r.until.IsZero() || r.until.Sub(now) > blockLead)
+// eachReservation reads the capacity reservations that are configured, and why one is of no use.
+func (c *Cloud) eachReservation(ctx context.Context, do func(r *reservation, useless string)) error {
+	pages := ec2.NewDescribeCapacityReservationsPaginator(c.api, &ec2.DescribeCapacityReservationsInput{
+		Filters:    []types.Filter{filter("state", "active")},
+		MaxResults: aws.Int32(pageSize),
+	})
+	err := eachPage(ctx, pages, func(page *ec2.DescribeCapacityReservationsOutput) {
+		for _, r := range page.CapacityReservations {
+			if !c.cfg.Reservations.has(aws.ToString(r.CapacityReservationId), r.Tags) {
+				continue
+			}
+			one := &reservation{
+				id:        aws.ToString(r.CapacityReservationId),
+				zone:      aws.ToString(r.AvailabilityZone),
+				dedicated: r.Tenancy == types.CapacityReservationTenancyDedicated,
+				block:     r.ReservationType == types.CapacityReservationTypeCapacityBlock,
+				free:      map[string]int{aws.ToString(r.InstanceType): int(aws.ToInt32(r.AvailableInstanceCount))},
+			}
+			if one.block {
+				one.prepaid, one.until = true, aws.ToTime(r.EndDate).Add(-blockNotice)
+			}
+			do(one, useless(r))
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read the capacity reservations: %w", err)
+	}
+	return nil
+}
+
+// ends says that what is launched into it now would be ended soon.
+func (r *reservation) ends(now time.Time) bool {
+	return !r.until.IsZero() && r.until.Sub(now) <= blockLead
 }
 
 // withReserved returns types with the offerings of reservations, in each subnet of their zones. The
@@ -132,37 +161,46 @@ func (c *Cloud) withReserved(all []catalog.InstanceType, n *network) []catalog.I
 	all = slices.Clone(all)
 	for _, id := range slices.Sorted(maps.Keys(reserved)) {
 		r := reserved[id]
-		at := slices.IndexFunc(all, func(t catalog.InstanceType) bool { return t.Name == r.instanceType })
-		if at < 0 || !r.launchable(now) {
+		if r.ends(now) {
 			continue
 		}
-		t := &all[at]
-		t.Offerings = slices.Clone(t.Offerings)
-		for _, subnet := range slices.Sorted(maps.Keys(n.subnets)) {
-			if n.subnets[subnet].zone != r.zone {
-				continue
+		for _, instanceType := range slices.Sorted(maps.Keys(r.free)) {
+			at := slices.IndexFunc(all, func(t catalog.InstanceType) bool { return t.Name == instanceType })
+			if at >= 0 && r.free[instanceType] > 0 {
+				all[at].Offerings = r.offerings(all[at].Offerings, n)
 			}
-			o := catalog.Offering{
-				Zone:        r.zone,
-				Subnet:      subnet,
-				Dedicated:   r.dedicated,
-				Reservation: r.id,
-				Unpriced:    true,
-			}
-			like := slices.IndexFunc(t.Offerings, func(other catalog.Offering) bool {
-				return other.Subnet == subnet && !other.Spot && other.Dedicated == r.dedicated && other.Reservation == ""
-			})
-			if like >= 0 && !r.block { // which is paid in advance, at a price of its own
-				o.PricePerHour, o.Unpriced = t.Offerings[like].PricePerHour, t.Offerings[like].Unpriced
-			}
-			t.Offerings = append(t.Offerings, o)
 		}
 	}
 	return all
 }
 
-// inReservation resolves a launch into a reservation, which it refuses where that is known to be
-// full, or to end.
+// offerings returns those of a type, with the reservation's own.
+func (r *reservation) offerings(of []catalog.Offering, n *network) []catalog.Offering {
+	of = slices.Clone(of)
+	for _, subnet := range slices.Sorted(maps.Keys(n.subnets)) {
+		if n.subnets[subnet].zone != r.zone {
+			continue
+		}
+		o := catalog.Offering{
+			Zone:        r.zone,
+			Subnet:      subnet,
+			Dedicated:   r.dedicated,
+			Reservation: r.id,
+			Unpriced:    true,
+		}
+		like := slices.IndexFunc(of, func(other catalog.Offering) bool {
+			return other.Subnet == subnet && !other.Spot && other.Dedicated == r.dedicated && other.Reservation == ""
+		})
+		if like >= 0 && !r.prepaid {
+			o.PricePerHour, o.Unpriced = of[like].PricePerHour, of[like].Unpriced
+		}
+		of = append(of, o)
+	}
+	return of
+}
+
+// inReservation resolves a launch into a reservation, or onto a host, which it refuses where that is
+// known to be full, or to end.
 func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	c.mu.Lock()
 	all := c.reserved
@@ -184,24 +222,34 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 	defer c.mu.Unlock()
 	switch r := all[s.Reservation]; {
 	case r == nil:
-		return no("is not active, or not one of cloud.aws.capacityReservations")
-	case r.free <= 0:
+		return no("is not active, or not one of cloud.aws.capacityReservations or cloud.aws.dedicatedHosts")
+	case r.free[s.InstanceType] <= 0:
 		return no("is full")
-	case !r.launchable(c.cfg.Clock.Now()):
+	case r.ends(c.cfg.Clock.Now()):
 		return no("ends soon")
 	default:
-		return cloud.Resolved{CapacityBlock: r.block, AtMost: r.free}, nil
+		return cloud.Resolved{CapacityBlock: r.block, AtMost: r.free[s.InstanceType]}, nil
 	}
 }
 
-// took notes that so many instances were launched into a reservation, or that it is full.
-func (c *Cloud) took(id string, n int, full bool) {
+// took notes that so many instances of a type were launched into a reservation, or that it is full for
+// that type. A host has as much less room for its other types, as near as is known before it is read again.
+func (c *Cloud) took(id, instanceType string, n int, full bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.reserved[id]; r != nil {
-		if r.free = max(0, r.free-n); full {
-			r.free = 0
+	r := c.reserved[id]
+	if r == nil {
+		return
+	}
+	before := r.free[instanceType]
+	left := max(0, before-n)
+	for other, free := range r.free {
+		if other != instanceType && before > 0 {
+			r.free[other] = free * left / before
 		}
+	}
+	if r.free[instanceType] = left; full {
+		r.free[instanceType] = 0
 	}
 }
 

@@ -43,7 +43,7 @@ func reserving(t *testing.T, change func(*Config)) (*Cloud, *ec2.Model) {
 	model, url := serve(t, anAccountThatReserves())
 	s := settings(url)
 	s.Subnets = []string{"subnet-a1", "subnet-a2", privateSubnet}
-	s.ReservationIDs, s.ReservationTags = []string{"cr-1", "cr-none"}, map[string]string{"team": "a", "use": "cells"}
+	s.Reservations = Choice{IDs: []string{"cr-1", "cr-none"}, Tags: map[string]string{"team": "a", "use": "cells"}}
 	if change != nil {
 		change(&s)
 	}
@@ -131,7 +131,7 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 // What cannot be read now was perhaps read before; what may not be read says nothing of launches.
 func TestReservationsThatCannotBeReadHoldNothingElseUp(t *testing.T) {
 	account := anAccountThatReserves()
-	blind, err := ec2.ParsePolicy([]byte(strings.ReplaceAll(string(Policy()), "ec2:DescribeCapacityReservations", "ec2:DescribeHosts")))
+	blind, err := ec2.ParsePolicy([]byte(strings.ReplaceAll(string(Policy()), "ec2:DescribeCapacityReservations", "ec2:DescribeFleets")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestReservationsThatCannotBeReadHoldNothingElseUp(t *testing.T) {
 	_, url := serve(t, account)
 	var log bytes.Buffer
 	s := settings(url)
-	s.ReservationIDs, s.Log = []string{"cr-1"}, slog.New(slog.NewTextHandler(&log, nil))
+	s.Reservations.IDs, s.Log = []string{"cr-1"}, slog.New(slog.NewTextHandler(&log, nil))
 	c := open(t, s)
 	if got := reservedOf(t, c); len(got) > 0 || !strings.Contains(log.String(), "those that were known before") ||
 		!strings.Contains(log.String(), "UnauthorizedOperation") {
