@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -360,12 +361,35 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), nil); err != nil {
 		return err
 	}
+	if err := m.spotRole(r); err != nil {
+		return err
+	}
 	if l.profile == "" {
 		return nil
 	}
 	name := l.profile[strings.LastIndex(l.profile, "/")+1:]
 	_, service := m.partition()
 	return m.may(r, "iam:PassRole", m.arnOf("iam", "", m.cfg.Account, "role/"+name), map[string][]string{"iam:PassedToService": {service}})
+}
+
+// spotRole makes the role that spot instances need, where there is none and the caller may.
+func (m *Model) spotRole(r *request) error {
+	m.mu.Lock()
+	missing := m.noSpotRole && r.text("InstanceMarketOptions.MarketType") == "spot"
+	m.mu.Unlock()
+	if !missing {
+		return nil
+	}
+	const service = "spot.amazonaws.com"
+	role := m.arnOf("iam", "", m.cfg.Account, "role/aws-service-role/"+service+"/AWSServiceRoleForEC2Spot")
+	if m.may(r, "iam:CreateServiceLinkedRole", role, map[string][]string{"iam:AWSServiceName": {service}}) != nil {
+		return &apiError{http.StatusForbidden, "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+			"The provided credentials do not have permission to create the service-linked role for EC2 Spot Instances."}
+	}
+	m.mu.Lock()
+	m.noSpotRole = false
+	m.mu.Unlock()
+	return nil
 }
 
 // exists says whether what a launch names is there.

@@ -34,6 +34,9 @@ type Config struct {
 	Reservations []Reservation
 	// Hosts are Dedicated Hosts.
 	Hosts []Host
+	// NoSpotRole says that the account has not got the role of EC2's own that spot instances need. Who
+	// launches the first makes it.
+	NoSpotRole bool
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
@@ -141,6 +144,7 @@ type Model struct {
 	reserving    sync.Mutex // holds one who looks for room in a reservation or on a host, and takes it
 	reservations []Reservation
 	hosts        []Host
+	noSpotRole   bool
 
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
@@ -186,6 +190,7 @@ func New(cfg Config) (*Model, error) {
 
 		reservations: slices.Clone(cfg.Reservations),
 		hosts:        slices.Clone(cfg.Hosts),
+		noSpotRole:   cfg.NoSpotRole,
 
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
@@ -485,6 +490,8 @@ func apiErrorOf(err error) *apiError {
 		return &apiError{http.StatusBadRequest, "IdempotentParameterMismatch", "The request uses the same client token as a previous, but non-identical request."}
 	case errors.Is(err, cloud.ErrUnauthorised):
 		return &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
+	case code == sim.CodeVCPULimit && cloud.ScopeOf(err).Spot != nil && *cloud.ScopeOf(err).Spot:
+		return &apiError{http.StatusBadRequest, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded"}
 	case code == sim.CodeInsufficientCapacity:
 		return &apiError{http.StatusInternalServerError, string(code), err.Error()}
 	case hasCode:

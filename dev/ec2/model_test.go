@@ -265,9 +265,14 @@ func TestErrorsOfTheMachinesHaveEC2sCodes(t *testing.T) {
 	for want, tc := range map[string]struct {
 		knobs sim.Knobs
 		fault sim.Fault
+		more  []string
 	}{
-		"RequestLimitExceeded":              {knobs: sim.Knobs{RateLimits: tight}},
-		"VcpuLimitExceeded":                 {knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", VCPUs: 1}}}},
+		"RequestLimitExceeded": {knobs: sim.Knobs{RateLimits: tight}},
+		"VcpuLimitExceeded":    {knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", VCPUs: 1}}}},
+		"MaxSpotInstanceCountExceeded": {
+			knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", VCPUs: 1, Spot: new(true)}}},
+			more:  []string{"InstanceMarketOptions.MarketType=spot"},
+		},
 		"InstanceLimitExceeded":             {knobs: sim.Knobs{Quotas: []sim.Quota{{Name: "q", Instances: 1}}}},
 		"InsufficientFreeAddressesInSubnet": {knobs: sim.Knobs{SubnetAddresses: map[string]int{"subnet-1": 0}}},
 		"InsufficientInstanceCapacity":      {knobs: sim.Knobs{Capacity: []sim.Capacity{{}}}},
@@ -277,7 +282,7 @@ func TestErrorsOfTheMachinesHaveEC2sCodes(t *testing.T) {
 	} {
 		c := newClient(t, tc.knobs)
 		c.model.Machines().FailNth(sim.KindLaunch, 1, tc.fault)
-		code, body := c.ask("RunInstances", run("MinCount=2", "MaxCount=2")...)
+		code, body := c.ask("RunInstances", run(append(tc.more, "MinCount=2", "MaxCount=2")...)...)
 		if code != want || (c.running() == 2) != (want == "lost") {
 			t.Errorf("%q: %q, %d run: %s", want, code, c.running(), body)
 		}

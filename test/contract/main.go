@@ -111,6 +111,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	count, err := e.all(ctx, out)
 	_, left = e.sweep(context.WithoutCancel(ctx))
 	fmt.Fprintf(out, "%d passed, %d failed, %d cannot be answered by this endpoint\n", count[passed], count[failed], count[cannot])
+	fmt.Fprintln(out, "not asked for parameters of a store: Kip makes none, since user data holds no secret but one that joins once")
 	for _, what := range slices.Sorted(maps.Keys(e.unseen)) {
 		fmt.Fprintf(out, "could not look whether %s are left: this endpoint cannot answer %s\n", what, e.unseen[what])
 	}

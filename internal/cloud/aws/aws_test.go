@@ -295,6 +295,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 		{400, "InstanceLimitExceeded", cloud.ErrQuota, standard, true},
 		{400, "MaxSpotInstanceCountExceeded", cloud.ErrQuota, standardCPU, true},
 		{400, "VolumeLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
+		{403, "AuthFailure.ServiceLinkedRoleCreationNotPermitted", cloud.ErrQuota, cloud.Scope{Spot: &onDemand}, true},
 		{503, "RequestLimitExceeded", cloud.ErrThrottled, everything, true},
 		{403, "UnauthorizedOperation", cloud.ErrUnauthorised, exact, true},
 		{403, "AccessDenied", cloud.ErrUnauthorised, exact, true},

@@ -27,6 +27,7 @@ const (
 	place                 // a subnet
 	family                // what quotas count by instance, bought so
 	cpus                  // what quotas count by vCPU, bought so
+	market                // all that is bought so
 	account
 	launched // all that a launch asked of EC2's offers; the account, where nothing was launched
 )
@@ -61,6 +62,7 @@ var meanings = map[string]meaning{
 	"InsufficientVolumeCapacity":            {cloud.ErrCapacity, offering},
 	"VolumeTypeNotAvailableInZone":          {cloud.ErrRefused, offering},
 	"VolumeLimitExceeded":                   {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
+	codeNoSpotRole:                          {cloud.ErrQuota, market},
 	"NetworkInterfaceLimitExceeded":         {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                  {cloud.ErrThrottled, account},
 	"Throttling":                            {cloud.ErrThrottled, account},
@@ -153,11 +155,14 @@ const (
 	codeTerminated      = "IdempotentInstanceTerminated"
 	codeReservationFull = "ReservationCapacityExceeded"
 	codeHostFull        = "InsufficientCapacityOnHost"
-	codeNoGroup         = "InvalidGroup.NotFound"
-	codeNoVolume        = "InvalidVolume.NotFound"
-	codeNotHolding      = "InvalidAttachment.NotFound" // the instance has not got the volume
-	codeInUse           = "VolumeInUse"
-	codeState           = "IncorrectState" // of the volume, or of the instance
+	// The account has never had a spot instance, and Kip may not make the role that EC2 needs for one
+	// (EC2 User Guide, "Service-linked role for EC2 Spot Instance requests").
+	codeNoSpotRole = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
+	codeNoGroup    = "InvalidGroup.NotFound"
+	codeNoVolume   = "InvalidVolume.NotFound"
+	codeNotHolding = "InvalidAttachment.NotFound" // the instance has not got the volume
+	codeInUse      = "VolumeInUse"
+	codeState      = "IncorrectState" // of the volume, or of the instance
 )
 
 // codesName say that a name of a device is taken, or that another parameter is wrong.
@@ -325,6 +330,8 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 			Spot:         asked.Spot,
 			Pool:         asked.Pool,
 		}
+	case market:
+		return cloud.Scope{Spot: asked.Spot}
 	case place:
 		return cloud.Scope{Zone: asked.Zone, Subnet: asked.Subnet}
 	case family, cpus:

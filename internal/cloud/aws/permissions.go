@@ -186,6 +186,13 @@ var permissions = []permission{
 		conditions: map[string]map[string][]string{"StringEquals": {"iam:PassedToService": {"ec2.amazonaws.com", "ec2.amazonaws.com.cn"}}},
 	},
 	{
+		sid:        "KipMakesTheSpotRole",
+		why:        "The role of EC2's own that the first spot instance of an account needs, which EC2 makes then. Leave it out where there is one, or where nothing is spot.",
+		actions:    []string{"iam:CreateServiceLinkedRole"},
+		resources:  []string{"arn:*:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"},
+		conditions: map[string]map[string][]string{"StringEquals": {"iam:AWSServiceName": {"spot.amazonaws.com"}}},
+	},
+	{
 		sid: "KipHearsOfInterruptions",
 		why: "The queue in `cloud.aws.interruptionQueue`, of which Kip deletes what it has read. " +
 			"Change it where that queue has another name, or leave it out where there is none.",

@@ -75,7 +75,7 @@ func callsOf(t *testing.T, dir string) (all []string) {
 }
 
 func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
-	besides := append([]string{"iam:PassRole"}, pullActions...) // asked for by RunInstances, and by cells that pull
+	besides := append([]string{"iam:PassRole", "iam:CreateServiceLinkedRole"}, pullActions...) // asked for by RunInstances, and by cells that pull
 	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(), func(a string) bool { return slices.Contains(besides, a) })
 	if !slices.Equal(calls, allowed) {
 		t.Errorf("the code calls %v; the policy allows %v", calls, allowed)
@@ -92,6 +92,7 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg := withRepositories(t, anAccount(knobs))
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 	cfg.Queue = queueName
+	cfg.NoSpotRole = true
 	cfg.Reservations = anAccountThatReserves().Reservations
 	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
@@ -236,5 +237,28 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	thief.AccessKeyID = "AKIAOTHER"
 	if _, err := open(t, thief).List(t.Context(), owner); !errors.Is(err, cloud.ErrUnauthorised) {
 		t.Errorf("a key that nobody has: %v", err)
+	}
+}
+
+// In an account that never had a spot instance EC2 needs a role of its own. Who may not make it can
+// launch on demand; that Kip can do nothing at all is not said.
+func TestAnAccountWithoutTheRoleOfSpotLaunchesOnDemand(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.NoSpotRole = true
+	without, err := ec2.ParsePolicy([]byte(strings.ReplaceAll(string(Policy()), "iam:CreateServiceLinkedRole", "iam:GetRole")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": without}
+	_, url := serve(t, account)
+	c := open(t, settings(url))
+	spot := request("spot", 1)
+	spot.Market = cloud.Spot
+	err = c.Launch(t.Context(), spot).Err()
+	if s := cloud.ScopeOf(err); !errors.Is(err, cloud.ErrQuota) || s.String() != "spot instances" || !cloud.NothingDone(err) {
+		t.Errorf("spot: %v, of %s", err, s)
+	}
+	if err := c.Launch(t.Context(), request("on demand", 1)).Err(); err != nil {
+		t.Errorf("on demand: %v", err)
 	}
 }
