@@ -77,6 +77,8 @@ type Controller struct {
 	unfits map[ingredients]*unfit
 	// versions are those of agents that the node was told of, since they are not Kip's.
 	versions map[ingredients]bool
+	// consoles are those that are being read.
+	consoles int
 	// checkup is what the cloud's own checks say while cells are silent.
 	checkup checkup
 	// apart is how many cells are launched at once, where they are fewer than may be.

@@ -32,6 +32,9 @@ const podsPerCell = 2
 // its configuration, and waits for its kubelet.
 func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) {
 	if why, _ := c.endingOf(e); why != "" {
+		if cause := c.causeOf(e); cause == CauseLost || cause == CauseInterrupted {
+			c.tellConsole(ctx, e.cell())
+		}
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if _, ends := c.interrupted(ctx, e); ends {
@@ -60,6 +63,7 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		if noAgent {
 			c.heardNoAgent(e.cell(), errors.New(why))
 		}
+		c.tellConsole(ctx, e.cell())
 		return 0, c.startTerminating(ctx, e, why)
 	}
 	if !c.addressed(e.cell().Instance) {

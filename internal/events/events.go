@@ -48,6 +48,7 @@ const (
 	GPUsNotReady        = "GPUsNotReady"
 	CellSilent          = "CellSilent" // of the pod's Ready condition, too
 	CellLost            = "CellLost"   // of the pod's status, too
+	CellConsole         = "CellConsole"
 	CellNotTerminated   = "CellNotTerminated"
 	EndHeldBack         = "EndHeldBack"
 	DeletionOverdue     = "DeletionOverdue"

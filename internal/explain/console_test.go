@@ -129,24 +129,6 @@ func TestTheConsoleOfAnyCellIsHandedOnAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestAConsoleIsBoundedAndSteersNoTerminal(t *testing.T) {
-	long := strings.Repeat("x", 2*consoleBytes)
-	for name, tc := range map[string]struct{ text, first, last string }{
-		"an escape sequence": {"\x1b]0;title\x07\x1b[2Jclean\n", "?]0;title??[2Jclean", "?]0;title??[2Jclean"},
-		"no UTF-8":           {"\xff\xfe\tok", "?? ok", "?? ok"},
-		"many lines":         {strings.Repeat("old\n", 1000) + strings.Repeat("new\n", consoleLines), "new", "new"},
-		"a long line":        {"old\n" + long + "\nnew", "new", "new"},
-		"nothing but one":    {long, "", ""},
-		"nothing":            {"", "", ""},
-	} {
-		got := append(lastLines([]byte(tc.text)), "")
-		last := got[max(0, len(got)-2)]
-		if got[0] != tc.first || last != tc.last || len(got) > consoleLines+1 || len(strings.Join(got, "\n")) > consoleBytes {
-			t.Errorf("%s: %d lines, %.40q to %.40q", name, len(got)-1, got[0], last)
-		}
-	}
-}
-
 func TestNoMoreOfAConsoleIsToldThanIsPromised(t *testing.T) {
 	pod := asking("100Mi")
 	k := newKip(t, pod)

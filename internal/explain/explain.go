@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -270,7 +269,7 @@ func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Cons
 	if err != nil {
 		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
 	}
-	return &adminapi.Console{Lines: lastLines(text)}
+	return &adminapi.Console{Lines: spelling.LastLines(text, consoleLines, consoleBytes)}
 }
 
 // Console asks the cloud what the machine of a cell wrote to its console, whatever became of
@@ -297,22 +296,6 @@ func (x *Explainer) Console(ctx context.Context, cell string) (adminapi.ConsoleT
 	}
 	is.Text = text[max(0, len(text)-adminapi.MaxConsole):]
 	return is, nil
-}
-
-// lastLines returns the end of a text, fit for a terminal: whoever is root on a machine
-// writes what he likes to its console.
-func lastLines(text []byte) (lines []string) {
-	if cut := len(text) - consoleBytes; cut > 0 {
-		text = text[cut:]
-		_, text, _ = bytes.Cut(text, []byte("\n")) // else its first line is the end of one
-	}
-	for line := range strings.Lines(string(text)) {
-		line = strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", " ")
-		if line != "" {
-			lines = append(lines, spelling.Printable(line))
-		}
-	}
-	return lines[max(0, len(lines)-consoleLines):]
 }
 
 // Standby returns how the standby pools fare.

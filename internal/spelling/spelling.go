@@ -1,9 +1,10 @@
 // Package spelling owns how words are shown and compared: it finds the known word
-// that was probably meant, and makes another's text fit for a terminal. What words
+// that was probably meant, and makes another's text fit for a terminal, or the end of one. What words
 // name is the caller's business.
 package spelling
 
 import (
+	"bytes"
 	"strings"
 	"unicode"
 )
@@ -64,4 +65,20 @@ func lower(c byte) byte {
 		return c + 'a' - 'A'
 	}
 	return c
+}
+
+// LastLines returns the end of a text, at most so many lines of so many bytes together, fit for a
+// terminal: whoever is root on a machine writes what he likes to its console.
+func LastLines(text []byte, most, bytesOfAll int) (lines []string) {
+	if cut := len(text) - bytesOfAll; cut > 0 {
+		text = text[cut:]
+		_, text, _ = bytes.Cut(text, []byte("\n")) // else its first line is the end of one
+	}
+	for line := range strings.Lines(string(text)) {
+		line = strings.ReplaceAll(strings.TrimRight(line, "\r\n"), "\t", " ")
+		if line != "" {
+			lines = append(lines, Printable(line))
+		}
+	}
+	return lines[max(0, len(lines)-most):]
 }

@@ -1,6 +1,9 @@
 package spelling
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestNearestFindsSlipsAndNothingElse(t *testing.T) {
 	known := []string{"region", "subnetID", "vpcID", "cidr", "dataDir"}
@@ -45,6 +48,25 @@ func TestNoEscapeSequenceIsPrintable(t *testing.T) {
 	} {
 		if got := Printable(text); got != want {
 			t.Errorf("%q is printed as %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestTheEndOfATextIsBoundedAndSteersNoTerminal(t *testing.T) {
+	const most, bytesOfAll = 25, 4 << 10
+	long := strings.Repeat("x", 2*bytesOfAll)
+	for name, tc := range map[string]struct{ text, first, last string }{
+		"an escape sequence": {"\x1b]0;title\x07\x1b[2Jclean\n", "?]0;title??[2Jclean", "?]0;title??[2Jclean"},
+		"no UTF-8":           {"\xff\xfe\tok", "?? ok", "?? ok"},
+		"many lines":         {strings.Repeat("old\n", 1000) + strings.Repeat("new\n", most), "new", "new"},
+		"a long line":        {"old\n" + long + "\nnew", "new", "new"},
+		"nothing but one":    {long, "", ""},
+		"nothing":            {"", "", ""},
+	} {
+		got := append(LastLines([]byte(tc.text), most, bytesOfAll), "")
+		last := got[max(0, len(got)-2)]
+		if got[0] != tc.first || last != tc.last || len(got) > most+1 || len(strings.Join(got, "\n")) > bytesOfAll {
+			t.Errorf("%s: %d lines, %.40q to %.40q", name, len(got)-1, got[0], last)
 		}
 	}
 }

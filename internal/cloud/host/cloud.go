@@ -43,6 +43,7 @@ type Cloud struct {
 	machines map[string]*machine // by instance ID
 	tokens   map[string]*machine
 	lastSlot uint32
+	consoles []ended // what the machines that ended last had written
 }
 
 // machine is one machine from its record's first line to its last. Cloud.mu
@@ -432,6 +433,7 @@ func (c *Cloud) own(m *machine) {
 // end removes what is left of a machine, until nothing is, or only what a
 // stopped one keeps.
 func (c *Cloud) end(m *machine) {
+	c.keepConsole(m)
 	pause := 100 * time.Millisecond
 	for {
 		c.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -16,7 +17,48 @@ import (
 const (
 	maxConsole  = 1 << 20 // bytes above which the log is cut
 	keptConsole = 64 << 10
+	// keptEnded is of how many machines that have ended the console is kept, in memory: why one ended is
+	// asked for once it has.
+	keptEnded = 16
 )
+
+// ended is what a machine that has ended had written to its console.
+type ended struct {
+	id   string
+	text []byte
+}
+
+// keepConsole keeps what a machine wrote, whose folder is about to go. One that only stops keeps it itself.
+func (c *Cloud) keepConsole(m *machine) {
+	c.mu.Lock()
+	stops := m.rec.Instance.State == cloud.Stopping
+	c.mu.Unlock()
+	if stops {
+		return
+	}
+	text, err := readTail(c.cfg.consolePath(m.id))
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.cfg.Log.Warn("the console of a machine that has ended is lost", "instance", m.id, "err", err)
+		}
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.consoles = append(c.consoles, ended{m.id, text})
+	c.consoles = slices.Delete(c.consoles, 0, max(0, len(c.consoles)-keptEnded))
+}
+
+// consoleOf is what a machine that has ended had written.
+func (c *Cloud) consoleOf(id string) ([]byte, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := slices.IndexFunc(c.consoles, func(e ended) bool { return e.id == id })
+	if n < 0 {
+		return nil, false
+	}
+	return slices.Clone(c.consoles[n].text), true
+}
 
 // boundConsole cuts a log that has grown too long down to its last part. The
 // writer appends, so it goes on at the new end. What it writes during the cut
@@ -61,7 +103,7 @@ func readTail(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// Console returns the last 64 KiB that a machine wrote to its console.
+// Console returns the last 64 KiB that a machine wrote to its console, also of those that have ended last.
 func (c *Cloud) Console(_ context.Context, id string) ([]byte, error) {
 	if !instanceID.MatchString(id) {
 		return nil, fmt.Errorf("console: %w", notAnID(id))
@@ -70,6 +112,9 @@ func (c *Cloud) Console(_ context.Context, id string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, there := os.Stat(c.cfg.MachineDir(id)); there == nil {
 			return nil, nil // it has not written to it yet
+		}
+		if text, kept := c.consoleOf(id); kept {
+			return text, nil
 		}
 		err = cloud.No(cloud.ErrNotFound, cloud.Scope{}, err)
 	}

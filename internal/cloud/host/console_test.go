@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -64,6 +65,39 @@ func TestOnlyAnInstanceThatIsThereHasAConsole(t *testing.T) {
 	}
 	if text, err := c.Console(t.Context(), id); err != nil || len(text) != keptConsole || !strings.HasSuffix(string(text), "xthe end") {
 		t.Errorf("a long one: %d bytes, %v", len(text), err)
+	}
+}
+
+func TestTheConsolesOfTheMachinesThatEndedLastAreKept(t *testing.T) {
+	c := &Cloud{cfg: Config{StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}}
+	id := func(n int) string { return fmt.Sprintf("i-%016x", n) }
+	for n := range keptEnded + 2 {
+		m := &machine{id: id(n)}
+		m.rec.Instance.State = cloud.Terminating
+		if err := os.MkdirAll(c.cfg.MachineDir(m.id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(c.cfg.consolePath(m.id), []byte(m.id+" ends"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.keepConsole(m)
+		if err := os.RemoveAll(c.cfg.MachineDir(m.id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, want := range map[int]string{2: id(2) + " ends", keptEnded + 1: id(keptEnded+1) + " ends"} {
+		if text, err := c.Console(t.Context(), id(n)); err != nil || string(text) != want {
+			t.Errorf("%d: %q, %v", n, text, err)
+		}
+	}
+	if _, err := c.Console(t.Context(), id(1)); !errors.Is(err, cloud.ErrNotFound) {
+		t.Errorf("an older one: %v", err)
+	}
+	stops := &machine{id: id(99)}
+	stops.rec.Instance.State = cloud.Stopping
+	c.keepConsole(stops)
+	if len(c.consoles) != keptEnded {
+		t.Errorf("%d are kept", len(c.consoles))
 	}
 }
 

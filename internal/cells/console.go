@@ -1,0 +1,60 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/spelling"
+)
+
+const (
+	// consoleTimeout bounds the question for a console, its wait for its turn included.
+	consoleTimeout = 30 * time.Second
+	// consoleLines and consoleBytes bound what an Event tells of one, whose message has at most 1 KiB
+	// (Kubernetes API, Event).
+	consoleLines, consoleBytes = 6, 640
+	// consolesAtOnce are how many are asked for at a time. Where more cells end they end for one reason,
+	// and calls of the cloud are better spent on their ends.
+	consolesAtOnce = 4
+)
+
+// tellConsole tells what the machine of a cell that ends without having joined wrote last: what kept it
+// has nowhere else to be said, and the machine is gone soon. The cell's end does not wait for it.
+func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
+	from := c.cfg.Calls.Features().Console
+	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
+		return
+	}
+	c.mu.Lock()
+	ask := c.consoles < consolesAtOnce
+	if ask {
+		c.consoles++
+	}
+	c.mu.Unlock()
+	if !ask {
+		return
+	}
+	c.inTurn(ctx, "console", func(ctx context.Context) {
+		defer func() {
+			c.mu.Lock()
+			c.consoles--
+			c.mu.Unlock()
+		}()
+		ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
+		defer cancel()
+		text, err := from.Console(ctx, cell.Instance.ID)
+		lines := spelling.LastLines(text, consoleLines, consoleBytes)
+		switch {
+		case errors.Is(err, cloud.ErrNotFound), errors.Is(err, context.Canceled), err == nil && len(lines) == 0:
+		case err != nil:
+			c.cfg.Log.Warn("read the console of a cell that has not joined", "cell", cell.ID, "instance", cell.Instance.ID, "err", err)
+		default:
+			c.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(lines, " | "))
+		}
+	})
+}
