@@ -267,7 +267,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 			continue
 		}
 		x := spotRequestXML{spotRequest(i.ID), i.ID, "active", "fulfilled", "Your spot request is fulfilled.", wireTime(i.Launched),
-			tagSet(i.Tags)}
+			tagSet(m.launchOf(i).spotTags)}
 		if end, marked := ends[i.ID]; marked {
 			x.Code, x.Message, x.Updated = "marked-for-termination", end.Reason, wireTime(end.At.Add(-2*time.Minute))
 		}
@@ -278,7 +278,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 			case "state":
 				return []string{x.State}
 			}
-			return tagValues(i.Tags, name)
+			return tagValues(m.launchOf(i).spotTags, name)
 		}) {
 			all = append(all, x)
 		}

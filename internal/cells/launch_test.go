@@ -207,6 +207,20 @@ func TestALaunchThatIsThrottledForItsSizeIsMadeInSmallerOnes(t *testing.T) {
 	})
 }
 
+// Calls that were under way together are throttled together: the smallest says how many go at once.
+func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		for _, cells := range []int{20, 100} {
+			b.cells.setApart(Offer{Zone: "z"}, cells, map[int]verdict{0: isTooMany})
+		}
+		b.cells.mu.Lock()
+		defer b.cells.mu.Unlock()
+		if got := b.cells.apart[location{}].most; got != 10 {
+			t.Errorf("%d are launched at once, want 10", got)
+		}
+	})
+}
+
 // A disk is the pod's own: who asks for another size is launched by another call.
 func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

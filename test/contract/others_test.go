@@ -162,8 +162,10 @@ func TestTheModelAnswersAWSOwnCommand(t *testing.T) {
 		InstanceId, PrivateIpAddress, SubnetId string
 		State                                  struct{ Name string }
 		Placement                              struct{ AvailabilityZone, Tenancy, HostId string }
-		NetworkInterfaces                      []struct{ PrivateIpAddresses []struct{ PrivateIpAddress string } }
-		Tags                                   []struct{ Key, Value string }
+		NetworkInterfaces                      []struct {
+			PrivateIpAddresses []struct{ PrivateIpAddress string }
+		}
+		Tags []struct{ Key, Value string }
 	}
 	var launched struct{ Instances []instance }
 	aws(&launched, "ec2", "run-instances", "--image-id", "ami-1", "--instance-type", "t3.nano", "--count", "1", "--placement", "Tenancy=host,HostId=h-1",
@@ -173,7 +175,9 @@ func TestTheModelAnswersAWSOwnCommand(t *testing.T) {
 		t.Fatalf("launched %+v", launched)
 	}
 	id := launched.Instances[0].InstanceId
-	var list struct{ Reservations []struct{ Instances []instance } }
+	var list struct {
+		Reservations []struct{ Instances []instance }
+	}
 	aws(&list, "ec2", "describe-instances", "--filters", "Name=tag:a,Values=b")
 	if len(list.Reservations) != 1 || len(list.Reservations[0].Instances) != 1 {
 		t.Fatalf("there are %+v", list)

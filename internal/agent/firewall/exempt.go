@@ -26,13 +26,8 @@ func Exempt(_, _ string, c syscall.RawConn) error {
 	return nil
 }
 
-// exemption is the rule that lets the agent's own packets pass; none where it does not count.
-func exemption(exempt bool) string {
-	if !exempt {
-		return ""
-	}
-	return fmt.Sprintf("meta mark %#x accept", agentMark)
-}
+// exemption is the rule that lets the agent's own packets pass.
+var exemption = fmt.Sprintf("meta mark %#x accept", agentMark)
 
 // setExemption is a program of nft that changes the rule, and nothing else of the tables: hooks at
 // devices that are in use stay as they are. hooked says that the uplinks are guarded.
@@ -41,7 +36,7 @@ func setExemption(exempt, hooked bool) []byte {
 	set := func(table string) {
 		program += "add chain " + table + " agent\nflush chain " + table + " agent\n"
 		if exempt {
-			program += "add rule " + table + " agent " + exemption(true) + "\n"
+			program += "add rule " + table + " agent " + exemption + "\n"
 		}
 	}
 	set("inet kip")

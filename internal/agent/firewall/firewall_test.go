@@ -68,9 +68,10 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
 	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil, false),
-		"dual.nft":    rendered(&dual, zeros, nil, true),
-		"behind.nft":  rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24"), false),
-		"uplinks.nft": uplinkGuard(true, true, []Uplink{{"eth0", 2}, {"eth1", 3}})} {
+		"dual.nft":         rendered(&dual, zeros, nil, true),
+		"behind.nft":       rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24"), false),
+		"uplinks.nft":      uplinkGuard(true, true, []Uplink{{"eth0", 2}, {"eth1", 3}}),
+		"uplinks-host.nft": uplinkGuard(true, false, []Uplink{{"eth0", 2}})} {
 		path := filepath.Join("testdata", name)
 		if *update {
 			if err := os.WriteFile(path, got, 0o644); err != nil {
@@ -304,8 +305,19 @@ func (n *net3) apply(f *Firewall, change func(*agentapi.Firewall)) {
 // listen answers connections, over TCP and UDP, with what they say.
 func (n *net3) listen(ns netns.NsHandle, address string) {
 	n.Helper()
+	if port, all := strings.CutPrefix(address, ":"); all {
+		// Of both families by name: Go asks once whether a host has IPv6, in whatever namespace comes first.
+		n.listenOn(ns, "tcp4", "0.0.0.0:"+port)
+		n.listenOn(ns, "tcp6", "[::]:"+port)
+		return
+	}
+	n.listenOn(ns, "tcp", address)
+}
+
+func (n *net3) listenOn(ns netns.NsHandle, network, address string) {
+	n.Helper()
 	n.in(ns, func() error {
-		l, err := net.Listen("tcp", address)
+		l, err := net.Listen(network, address)
 		if err != nil {
 			return err
 		}

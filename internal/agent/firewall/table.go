@@ -53,7 +53,7 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exemp
 	t.line("\tchain metadata {\n%s\t}", metadataRules)
 	t.line("\tchain agent {")
 	if exempt {
-		t.line("\t\t%s", exemption(exempt))
+		t.line("\t\t%s", exemption)
 	}
 	t.line("\t}")
 	if fw != nil {

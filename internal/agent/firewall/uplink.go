@@ -174,7 +174,7 @@ func uplinkGuard(guarded, exempt bool, devices []Uplink) []byte {
 	fmt.Fprintf(&b, "table netdev %s {\n%s", uplinkTable, uplinkRules)
 	b.WriteString("\tchain agent {\n")
 	if exempt {
-		b.WriteString("\t\t" + exemption(exempt) + "\n")
+		b.WriteString("\t\t" + exemption + "\n")
 	}
 	b.WriteString("\t}\n")
 	for i, d := range devices {

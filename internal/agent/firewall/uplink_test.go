@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -98,6 +99,12 @@ func (n *net3) listener(device string) (through func(sent []byte) bool) {
 // send sends a frame, and the last one, by a packet socket of the cell.
 func (n *net3) send(by netlink.Link, bypass int, f []byte, protocol uint16, last []byte) {
 	n.Helper()
+	n.sendMarked(by, bypass, 0, f, protocol, last)
+}
+
+// sendMarked does so by one with a mark, as whoever has CAP_NET_ADMIN there may set it.
+func (n *net3) sendMarked(by netlink.Link, bypass, mark int, f []byte, protocol uint16, last []byte) {
+	n.Helper()
 	n.in(n.cell, func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -105,6 +112,9 @@ func (n *net3) send(by netlink.Link, bypass int, f []byte, protocol uint16, last
 		}
 		defer unix.Close(fd)
 		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, bypass); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
 			return err
 		}
 		// On one processor packets stay in order.
@@ -184,6 +194,97 @@ func TestRawPacketsDoNotReachTheMetadataService(t *testing.T) {
 	}
 	n.apply(again, func(fw *agentapi.Firewall) { fw.AllowMetadata = true })
 	try(true, 0)
+}
+
+// What the agent marks passes the guard as long as no pod is in the network of the machine, and no
+// longer: a pod there may set the mark.
+func TestTheMarkPassesTheGuardOnlyWhereNoPodMaySetIt(t *testing.T) {
+	n := newNet3(t)
+	var outside, cell netlink.Link
+	n.in(n.outside, func() (err error) {
+		outside, err = netlink.LinkByName("eth0")
+		return err
+	})
+	n.in(n.cell, func() (err error) {
+		cell, err = netlink.LinkByName("up")
+		return err
+	})
+	through := n.listener("eth0")
+	try := func(state string, want bool) {
+		t.Helper()
+		plain := frame(cell.Attrs().HardwareAddr, outside.Attrs().HardwareAddr, "169.254.169.254", 80)
+		last := frame(cell.Attrs().HardwareAddr, outside.Attrs().HardwareAddr, outsideIP, end)
+		for _, bypass := range []int{0, 1} {
+			for mark, want := range map[int]bool{agentMark: want, agentMark + 1: false} {
+				n.sendMarked(cell, bypass, mark, plain, unix.ETH_P_IP, last)
+				if got := through(plain); got != want {
+					t.Errorf("%s: with the mark %#x, bypass %d: through is %v", state, mark, bypass, got)
+				}
+			}
+		}
+	}
+	rename := func(from, to string) {
+		t.Helper()
+		n.in(n.cell, func() error {
+			l, err := netlink.LinkByName(from)
+			if err == nil {
+				err = errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+			}
+			return err
+		})
+	}
+	f := n.firewall()
+	cover := func() {
+		t.Helper()
+		if err := f.cover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rename("pod0", "none")
+	if _, err := f.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !f.hooked {
+		t.Skip("the kernel has no hook at what leaves a device")
+	}
+	try("closed", true)
+	n.apply(f, func(*agentapi.Firewall) {})
+	try("with rules, and without a pod's device", false)
+	rename("none", "pod0")
+	cover()
+	try("with a pod's device", true)
+	rename("pod0", "none")
+	cover()
+	try("without it again", false)
+	// A device in the place of the uplink has a guard of its own.
+	n.in(n.cell, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "late"
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "late0", PeerNamespace: netlink.NsFd(int(n.outside))})
+	})
+	for ns, name := range map[netns.NsHandle]string{n.cell: "late", n.outside: "late0"} {
+		n.in(ns, func() error {
+			l, err := netlink.LinkByName(name)
+			if err == nil {
+				err = netlink.LinkSetUp(l)
+			}
+			return err
+		})
+	}
+	n.in(n.outside, func() (err error) {
+		outside, err = netlink.LinkByName("late0")
+		return err
+	})
+	n.in(n.cell, func() (err error) {
+		cell, err = netlink.LinkByName("late")
+		return err
+	})
+	through = n.listener("late0")
+	cover()
+	try("by a device that came later", false)
+	rename("none", "pod0")
+	cover()
+	try("by that, with a pod's device", true)
 }
 
 // A device that is plugged in later is guarded before anybody has brought it up: also in

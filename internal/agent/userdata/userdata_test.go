@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const document = "#cloud-config\nkip: {}\n"
@@ -303,4 +306,32 @@ func FuzzOEMStrings(f *testing.F) {
 			t.Errorf("of %q only the strings %q, and %q is left", b, all, rest)
 		}
 	})
+}
+
+// The firewall of a cell knows the agent by its mark.
+func TestAClientOfMetadataServicesHasTheMarkOfTheAgent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a mark needs CAP_NET_ADMIN")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := Client(time.Second).Transport.(*http.Transport).DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := 0
+	if e := raw.Control(func(fd uintptr) { mark, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK) }); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	if mark != 0x6b697001 { // as docs/networking.md says
+		t.Errorf("its mark is %#x", mark)
+	}
 }

@@ -667,6 +667,55 @@ func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
 	}
 }
 
+// EC2 refuses the whole of a call for one that it does not know: also of the second, which then has ended nothing.
+func TestATerminationThatIsRefusedTwiceHasEndedNobody(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	var second string
+	calls := 0
+	h, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PostForm.Get("Action") == "TerminateInstances" {
+			if calls++; calls == 2 {
+				if err := model.Deny(ec2.Denial{Instance: second, Calls: 1}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		model.ServeHTTP(w, r)
+	}))
+	c := open(t, settings(url))
+	got, err := c.Launch(t.Context(), request("t", 3)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second = got[2].ID
+	const unknown = "i-0123456789abcdef0"
+	for _, r := range c.Terminate(t.Context(), got[0].ID, unknown, got[1].ID, second) {
+		if (r.Err == nil) != (r.ID == unknown) || r.Err != nil && !errors.Is(r.Err, cloud.ErrNotFound) {
+			t.Errorf("%s: %v", r.ID, r.Err)
+		}
+	}
+	if n := len(h.of("TerminateInstances")); n != 2 || len(model.Machines().Truth()) != 3 {
+		t.Errorf("%d calls, and %d run on", n, len(model.Machines().Truth()))
+	}
+}
+
+// A sweep that EC2 throttles asks no more: the account's calls are others', too.
+func TestASweepThatIsThrottledStops(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	h, url := eavesdrop(t, model)
+	c := open(t, settings(url))
+	model.Machines().FailNth(sim.KindDeleteParts, 2, sim.Fault{Before: cloud.ErrThrottled})
+	results := c.DeleteParts(t.Context(), "eni-1", "eni-2", "eni-3", "eni-4")
+	for n, r := range results {
+		if errors.Is(r.Err, cloud.ErrThrottled) != (n > 0) {
+			t.Errorf("%s: %v", r.ID, r.Err)
+		}
+	}
+	if n := len(h.of("DeleteNetworkInterface")); n != 2 || len(results) != 4 {
+		t.Errorf("%d calls and %d results, want 2 calls", n, len(results))
+	}
+}
+
 func TestTerminationAmongWhatIsNotThereTakesFewCalls(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))
 	h, url := eavesdrop(t, model)
