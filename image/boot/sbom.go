@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 
 	"github.com/elotl/kip/image/debian"
@@ -127,11 +128,18 @@ type (
 	}
 )
 
+// kipModule is that of Kip's own programs, which do not know their version.
+const kipModule = "github.com/elotl/kip"
+
 // notInID are the characters that an ID of SPDX cannot have.
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// sbom lists Debian's packages and the Go modules of the programs, in SPDX's JSON.
-// Its time is the epoch's, so that equal images have equal lists.
+// linkedIn are libraries in C that programs have in them, of the machine that built them: no program
+// says of which version.
+var linkedIn = []string{"glibc", "libseccomp"}
+
+// sbom lists Debian's packages and the Go modules of the programs, themselves among them, in SPDX's
+// JSON. Its time is the epoch's, so that equal images have equal lists.
 func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte, error) {
 	const image = "SPDXRef-image"
 	d := spdxDocument{
@@ -168,7 +176,10 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 		if err != nil {
 			continue // in C
 		}
-		for _, dep := range info.Deps {
+		for _, dep := range append([]*debug.Module{&info.Main}, info.Deps...) {
+			if dep.Path == kipModule {
+				dep = &debug.Module{Path: dep.Path, Version: m.Version}
+			}
 			if dep.Replace != nil {
 				dep = dep.Replace
 			}
@@ -176,6 +187,9 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 				"pkg:golang/"+dep.Path+"@"+dep.Version)
 		}
 		add(spdxPackage{Name: "go", Version: info.GoVersion, Location: "NOASSERTION"}, "pkg:golang/std@"+info.GoVersion)
+	}
+	for _, name := range linkedIn {
+		add(spdxPackage{Name: name, Location: "NOASSERTION"}, "pkg:generic/"+name)
 	}
 	body, err := indent(d)
 	if err != nil {

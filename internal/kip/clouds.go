@@ -40,17 +40,26 @@ func Child(args []string) bool {
 	return true
 }
 
+// checkBuild says which keys of provider.yaml cannot have their effect in this build: before anything
+// else begins, since a Kip that waits for its turn would else say so when it has it.
+func checkBuild(cfg *config.Config) error {
+	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+		return err
+	}
+	if cfg.Cloud.AWS != nil {
+		return cfg.Refuse(notOnAWS(cfg))
+	}
+	return nil
+}
+
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
 // calls it any more.
 func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
-	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+	if err := checkBuild(cfg); err != nil {
 		return nil, nil, err
 	}
 	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
 	case a != nil:
-		if err := cfg.Refuse(notOnAWS(cfg)); err != nil {
-			return nil, nil, err
-		}
 		machines, err := aws.New(ctx, aws.Config{
 			Region:          a.Region,
 			AccessKeyID:     a.AccessKeyID.Reveal(),

@@ -103,6 +103,9 @@ func Run(ctx context.Context, o Options) error {
 	for _, w := range warnings {
 		o.Log.Warn("provider.yaml", "warning", w.String())
 	}
+	if err := checkBuild(cfg); err != nil {
+		return err
+	}
 	data, err := instanceData(o.InstanceDataPath)
 	if err != nil {
 		return err

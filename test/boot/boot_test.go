@@ -302,6 +302,11 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 			want: []string{`partition "kip-root" has the sectors `, "not on the disk"},
 		},
 		{
+			name:  "too small a disk",
+			spoil: func(f *os.File, root gpt.Partition) error { return f.Truncate(int64(root.Last+1)*gpt.Sector + 32<<20) },
+			want:  []string{"the disk is too small: it has ", ", and a cell needs 64 more"},
+		},
+		{
 			name: "no ESP",
 			spoil: func(f *os.File, _ gpt.Partition) error {
 				_, err := f.WriteAt(make([]byte, 4096), gpt.Align*gpt.Sector)

@@ -4,6 +4,7 @@ package boot
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +31,7 @@ func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
 	}
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), filepath.Join(bin, "kip-image"), "build", "-programs="+bin, "-out="+dir,
-		"-cache="+filepath.Join(filepath.Dir(bin), ".kip", "debs"), "-formats=raw,tar.gz", "-gone=newest")
+		"-cache="+filepath.Join(filepath.Dir(bin), ".kip", "debs"), "-formats=raw,tar.gz,vhd", "-gone=newest")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -52,6 +53,49 @@ func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
 		}
 		if other, err := os.ReadFile(filepath.Join(dir, filepath.Base(stem)+suffix)); err != nil || !bytes.Equal(one, other) {
 			t.Errorf("its %s is another one once more (%v)", suffix, err)
+		}
+	}
+	// Somebody else's program reads what is for Azure, whose disks are of whole MiB.
+	vhd, err := second.Output("vhd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		Size   int64  `json:"virtual-size"`
+		Format string `json:"format"`
+	}
+	said, err := exec.CommandContext(t.Context(), "qemu-img", "info", "--output=json", "-f", "vpc", filepath.Join(dir, vhd.Name)).Output()
+	if err == nil {
+		err = json.Unmarshal(said, &info)
+	}
+	if err != nil || info.Format != "vpc" || info.Size%(1<<20) != 0 || info.Size != vhd.Bytes-512 {
+		t.Errorf("qemu-img says of %+v: %+v, %v", vhd, info, err)
+	}
+	disk, err := exec.CommandContext(t.Context(), "qemu-img", "compare", "-f", "vpc", "-F", "raw", filepath.Join(dir, vhd.Name),
+		filepath.Join(dir, one.Name)).CombinedOutput()
+	if err != nil {
+		t.Errorf("the disk of the VHD is another: %v: %s", err, disk)
+	}
+	var bill struct {
+		Packages []struct{ Name, VersionInfo string }
+	}
+	text, err := os.ReadFile(stem + ".spdx.json")
+	if err == nil {
+		err = json.Unmarshal(text, &bill)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"github.com/opencontainers/runc", "libseccomp", "k8s.io/kubernetes", "github.com/containerd/containerd/v2",
+		"github.com/containernetworking/plugins", "github.com/elotl/kip", "nftables", "busybox-static"} {
+		n := 0
+		for _, p := range bill.Packages {
+			if p.Name == name && (p.VersionInfo != "" && p.VersionInfo != "(devel)" || name == "libseccomp") {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("the list of software has %s %d times", name, n)
 		}
 	}
 	if packed, err := second.Output("tar.gz"); err != nil || packed.Bytes > mostCompressed {

@@ -19,6 +19,9 @@ const (
 	Sector = 512
 	// Align is where partitions begin, in sectors: 1 MiB.
 	Align = 2048
+	// leastState is the smallest state of a cell, in sectors: with less its file system, containerd and
+	// the kubelet do not begin.
+	leastState = 64 * Align
 
 	entries      = 128
 	entryBytes   = 128
@@ -250,8 +253,9 @@ func (t *Table) Claim(name string, id GUID) (changed, added bool, err error) {
 		return true, false, nil
 	}
 	first := (max(last.Last+1, firstUsable) + Align - 1) / Align * Align
-	if end < first+Align || first > t.LastUsable() {
-		return false, false, fmt.Errorf("the disk is too small: nothing is left behind the %d sectors of the image", last.Last+1)
+	if first > t.LastUsable() || end+1 < first+leastState {
+		return false, false, fmt.Errorf("the disk is too small: it has %d MiB, of which the image has %d, and a cell needs %d more",
+			(t.LastUsable()+1)/Align, (last.Last+1)/Align, leastState/Align)
 	}
 	t.Partitions = append(t.Partitions, Partition{
 		Type:  State,

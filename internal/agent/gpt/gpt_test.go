@@ -85,7 +85,9 @@ func TestTheRestOfTheDiskIsClaimedOnce(t *testing.T) {
 	}{
 		"a larger disk": {sectors: 1 << 20, changed: true, added: true, last: 1<<20 - Align - 1},
 		"no room":       {sectors: 8192 + 33, fails: "too small"},
-		"too little":    {sectors: 8192 + 2048, fails: "too small"},
+		"too little":    {sectors: 8192 + 2048, fails: "it has 4 MiB, of which the image has 4, and a cell needs 64 more"},
+		"a little less": {sectors: 8192 + leastState + 32, fails: "too small"},
+		"just enough":   {sectors: 8192 + leastState + 33, changed: true, added: true, last: 8192 + leastState - 1},
 	} {
 		got := table(tc.sectors)
 		changed, added, err := got.Claim("state", id)

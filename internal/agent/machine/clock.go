@@ -22,6 +22,9 @@ const (
 	// wrong to be set right slowly: a step makes timers go wrong.
 	clockEvery = 15 * time.Minute
 	stepFrom   = 500 * time.Millisecond
+	// clockAgain is when one is asked again for the first time that has not answered, and then twice as
+	// late each time: one lost packet must not keep a machine with a wrong clock from joining.
+	clockAgain = time.Second
 	ntpPort    = "123"
 )
 
@@ -62,39 +65,50 @@ func servers(s userdata.Source, l dhcp.Lease) []netip.Addr {
 	return append(out, l.NTP...)
 }
 
-// begin sets the clock before anybody judges a certificate by it.
-func (t timekeeper) begin(ctx context.Context) {
-	if len(t.servers) == 0 {
-		if t.now == nil {
-			t.now = time.Now
-		}
-		now := t.now().UTC()
-		t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
-		if now.Before(written) || now.After(written.AddDate(agentYears, 0, 0)) {
-			t.console.Say("that is wrong by years, since this agent was written at %s: no certificate is valid then, and Kip cannot join: "+
-				"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
-		}
-		return
+// begin sets the clock before anybody judges a certificate by it. It says whether that was done: a
+// wrong clock is told, and the machine goes on, since it may be right after all.
+func (t timekeeper) begin(ctx context.Context) (done bool) {
+	if len(t.servers) > 0 && t.console.Step("clock", func() error { return t.compare(ctx) }) == nil {
+		return true
 	}
-	// A wrong clock is told, and the machine goes on: it may be right after all.
-	_ = t.console.Step("clock", func() error { return t.compare(ctx) })
+	if t.now == nil {
+		t.now = time.Now
+	}
+	now := t.now().UTC()
+	t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
+	if now.Before(written) || now.After(written.AddDate(agentYears, 0, 0)) {
+		t.console.Say("that is wrong by years, since this agent was written at %s: no certificate is valid then, and Kip cannot join: "+
+			"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
+	}
+	return false
 }
 
-func (t timekeeper) keep(ctx context.Context) {
+// keep compares the clock now and then, and soon where begin could not.
+func (t timekeeper) keep(ctx context.Context, done bool) {
 	if len(t.servers) == 0 {
 		return
 	}
-	ticker := time.NewTicker(clockEvery)
-	defer ticker.Stop()
+	again := clockAgain
 	for {
+		wait := clockEvery
+		if !done {
+			wait, again = again, min(2*again, clockEvery)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(wait):
 		}
-		if err := t.compare(ctx); err != nil && ctx.Err() == nil {
+		err := t.compare(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
 			t.console.Say("clock: %v", err)
+		} else {
+			again = clockAgain
 		}
+		done = err == nil
 	}
 }
 

@@ -147,8 +147,8 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 		}
 	}
 	t := timekeeper{console: m.console, servers: servers(source, n.lease)}
-	t.begin(ctx)
-	all.Go(func() { t.keep(background) })
+	done := t.begin(ctx)
+	all.Go(func() { t.keep(background, done) })
 	if err := m.console.Step("name and user data", func() error { return leave("/", data, n) }); err != nil {
 		return err
 	}

@@ -337,8 +337,7 @@ func TestTheCloudsClockIsAskedFirst(t *testing.T) {
 	}
 	var out bytes.Buffer
 	k := timekeeper{console: console.New(&out), servers: servers(userdata.Source{}, dhcp.Lease{})}
-	k.begin(context.Background())
-	k.keep(context.Background()) // returns: there is nobody to ask
+	k.keep(context.Background(), k.begin(context.Background())) // returns: there is nobody to ask
 	if !strings.Contains(out.String(), "the clock is the hardware's") {
 		t.Errorf("the console has %q", out.String())
 	}
@@ -407,6 +406,40 @@ func TestAClockThatNobodySetsIsTold(t *testing.T) {
 			t.Errorf("at %s the console has %q; is it wrong: %t", at, got, wrong)
 		}
 	}
+}
+
+// One lost packet must not keep a machine with a wrong clock from joining for a quarter of an hour.
+func TestATimeServerThatDoesNotAnswerIsAskedAgainSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		var asked []time.Duration
+		begun := time.Now()
+		k := timekeeper{
+			console: console.New(&out),
+			servers: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+			ask: func(context.Context, netip.Addr) (time.Duration, error) {
+				if asked = append(asked, time.Since(begun)); len(asked) <= 3 {
+					return 0, errors.New("no answer")
+				}
+				return time.Hour, nil
+			},
+			set: func(time.Time) error { return nil },
+			now: func() time.Time { return time.Unix(5, 0) },
+		}
+		done := k.begin(t.Context())
+		if text := out.String(); done || !strings.Contains(text, "clock: FAILED") || !strings.Contains(text, "no answer") ||
+			!strings.Contains(text, "that is wrong by years") {
+			t.Errorf("done: %t; the console has %q", done, text)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		k.keep(ctx, done)
+		want := []time.Duration{0, time.Second, 3 * time.Second, 7 * time.Second, 7*time.Second + clockEvery, 7*time.Second + 2*clockEvery,
+			7*time.Second + 3*clockEvery}
+		if !slices.Equal(asked, want) || !strings.Contains(out.String(), "the clock was wrong by 1h0m0s and is set") {
+			t.Errorf("asked at %v, want %v; the console has %q", asked, want, &out)
+		}
+	})
 }
 
 func TestThePowerButtonIsKnown(t *testing.T) {

@@ -48,7 +48,7 @@ type Config struct {
 	// Hugepages says that machines' memory is taken from the host's hugepages.
 	Hugepages bool
 	// Vendor has machines be like those of the cloud whose SMBIOS vendor this is: UEFI boots their
-	// disk, and they are told nothing. They ask for their address by DHCP, and for their user data
+	// disk, an NVMe device, and they are told nothing. They ask for their address by DHCP, and for their user data
 	// where that cloud has it; somebody is to answer on the bridge. When empty, the kernel is booted
 	// directly and finds both in the machine's firmware configuration.
 	Vendor string

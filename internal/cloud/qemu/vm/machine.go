@@ -60,6 +60,8 @@ type Machine struct {
 	Name, UUID string
 	// Vendor is the manufacturer of the system, as SMBIOS has it; optional.
 	Vendor string
+	// NVMe says that the root disk is an NVMe device, as on EC2, and not virtio's.
+	NVMe bool
 	// Paused machines run nothing until they are told to by the monitor (cont).
 	Paused bool
 	// Hugepages says that memory is taken from the host's hugepages, whole and at once.
@@ -154,10 +156,14 @@ func (m Machine) boot() []string {
 }
 
 func (m Machine) devices() []string {
+	disk := "virtio-blk-pci"
+	if m.NVMe {
+		disk = "nvme,serial=root"
+	}
 	args := []string{
 		// What it has not written when the host crashes is lost, and no machine runs on then.
 		"-drive", "if=none,id=root,discard=unmap,cache=unsafe,format=" + m.Disk.Format + ",file=" + escape(m.Disk.File),
-		"-device", "virtio-blk-pci,drive=root,bootindex=1",
+		"-device", disk + ",drive=root,bootindex=1",
 		"-device", "virtio-scsi-pci,id=" + strings.TrimSuffix(DisksBus, ".0"),
 		"-device", "virtio-rng-pci",
 	}
