@@ -73,6 +73,12 @@ type Denial struct {
 	Calls    int // 0 ends it
 }
 
+// Paid is capacity that the account has paid for; in place of what it had.
+type Paid struct {
+	Reservations []Reservation
+	Hosts        []Host
+}
+
 // Capacity is for how many instances there is room, of a type, in a zone and in a subnet, each of
 // which is any when ""; a negative number is no bound.
 type Capacity struct {
@@ -403,6 +409,8 @@ func Orders() []Order {
 		{"fail", `{"Call":"launch","Nth":1,"Code":"InternalError"}`, "that call has no effect, and is answered with an error"},
 		{"throttle", `{"Call":"list","Capacity":1,"Refill":0.1}`, "the calls of a kind are bounded, to more a second; 0 and 0 lift that"},
 		{"capacity", `{"Zone":"us-east-1a","Instances":0}`, "there is room for so many, of a Type, in a Zone and in a Subnet; -1 lifts that"},
+		{"paid", `{"Reservations":[{"ID":"cr-1","Type":"t3.small","Zone":"us-east-1a","Total":1}],"Hosts":[{"ID":"h-1","Family":"t3","Zone":"us-east-1a","VCPUs":4}]}`,
+			"the account has these capacity reservations and Dedicated Hosts, and no others"},
 		{"deny", `{"Instance":"i-…","Calls":3}`, "so many calls do not know an instance that is there"},
 		{"compose", `{"On":true}`, "instances find their user data beside a script of others', in a multi-part document"},
 		{"interfaces", `{"Stay":true}`, "network interfaces outlive the instances that end from now on"},
@@ -428,6 +436,10 @@ func (m *Model) Control() http.Handler {
 	handle(mux, "deny", m.Deny)
 	handle(mux, "capacity", func(c Capacity) error {
 		m.sim.SetCapacity(sim.Pool{InstanceType: c.Type, Zone: c.Zone, Subnet: c.Subnet}, c.Instances)
+		return nil
+	})
+	handle(mux, "paid", func(p Paid) error {
+		m.Change(func(cfg *Config) { cfg.Reservations, cfg.Hosts = p.Reservations, p.Hosts })
 		return nil
 	})
 	handle(mux, "interfaces", m.Interfaces)

@@ -81,7 +81,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	if request.UserData == nil {
 		request.UserData = []byte{}
 	}
-	if l.reservation+l.host != "" {
+	if l.reservation+l.host != "" || l.subnet.Bits > 0 {
 		m.reserving.Lock()
 		defer m.reserving.Unlock()
 	}
@@ -92,7 +92,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 		if err := m.exists(l, imageID, groupIDs); err != nil {
 			return nil, err
 		}
-		if err := cmp.Or(m.reserve(l, spec.InstanceType, most), m.onto(l, spec.InstanceType, most)); err != nil {
+		if err := cmp.Or(m.reserve(l, spec.InstanceType, most), m.onto(l, spec.InstanceType, most), m.addresses(l, most)); err != nil {
 			return nil, err
 		}
 		m.mu.Lock()

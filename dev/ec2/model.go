@@ -85,6 +85,9 @@ type Subnet struct {
 	ID, VPC, Zone string
 	// Public says that it has a route to an internet gateway.
 	Public bool
+	// Bits is the length of the prefix that its IPv4 network has, by which its addresses are counted:
+	// unbounded when 0.
+	Bits int
 	// Fragmented says that no /28 of it is free in one piece, while addresses are.
 	Fragmented bool
 	// Default says that it is that of its zone in the account's default VPC.

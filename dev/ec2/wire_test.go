@@ -21,7 +21,8 @@ func read(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	known := regexp.MustCompile(`strings\.EqualFold\("([^"]+)", t\.Name\.Local\)`)
 	for _, service := range []string{"ec2", "sts"} {
-		dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/aws/aws-sdk-go-v2/service/"+service).Output()
+		module := "github.com/aws/aws-sdk-go-v2/service/" + service
+		dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,8 +43,8 @@ func read(t *testing.T) map[string]bool {
 
 // enclosing are the elements around answers, which the SDK skips, and those that it reads as text of
 // errors or by their place.
-var enclosing = map[string]bool{"requestId": true, "RequestID": true, "RequestId": true, "item": true, "member": true, "ResponseMetadata": true,
-	"Errors": true, "Error": true, "Type": true, "Code": true, "Message": true}
+var enclosing = map[string]bool{"requestId": true, "RequestID": true, "RequestId": true, "item": true, "member": true,
+	"ResponseMetadata": true, "Errors": true, "Error": true, "Type": true, "Code": true, "Message": true}
 
 func TestTheSDKKnowsEachNameInAnAnswer(t *testing.T) {
 	names := read(t)

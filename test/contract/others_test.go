@@ -130,7 +130,8 @@ func TestMotoIsAsTheDocumentSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if says := fmt.Sprintf("`moto_server` %s passes %d of %d", strings.TrimSuffix(motoIs, "."), count, len(got)); !strings.Contains(string(doc), says) {
+	says := fmt.Sprintf("`moto_server` %s passes %d of %d", strings.TrimSuffix(motoIs, "."), count, len(got))
+	if !strings.Contains(string(doc), says) {
 		t.Errorf("docs/aws.md does not say %q", says)
 	}
 }
@@ -168,7 +169,8 @@ func TestTheModelAnswersAWSOwnCommand(t *testing.T) {
 		Tags []struct{ Key, Value string }
 	}
 	var launched struct{ Instances []instance }
-	aws(&launched, "ec2", "run-instances", "--image-id", "ami-1", "--instance-type", "t3.nano", "--count", "1", "--placement", "Tenancy=host,HostId=h-1",
+	aws(&launched, "ec2", "run-instances", "--image-id", "ami-1", "--instance-type", "t3.nano", "--count", "1",
+		"--placement", "Tenancy=host,HostId=h-1",
 		"--network-interfaces", `[{"DeviceIndex":0,"SubnetId":"subnet-1","SecondaryPrivateIpAddressCount":1}]`,
 		"--tag-specifications", "ResourceType=instance,Tags=[{Key=a,Value=b}]")
 	if len(launched.Instances) != 1 {
@@ -200,7 +202,8 @@ func TestTheModelAnswersAWSOwnCommand(t *testing.T) {
 		}
 	}
 	aws(&hosts, "ec2", "describe-hosts")
-	if room := hosts.Hosts[0].AvailableCapacity.AvailableInstanceCapacity; len(room) != 1 || room[0].AvailableCapacity != 3 || room[0].TotalCapacity != 4 {
+	room := hosts.Hosts[0].AvailableCapacity.AvailableInstanceCapacity
+	if len(room) != 1 || room[0].AvailableCapacity != 3 || room[0].TotalCapacity != 4 {
 		t.Errorf("the host has %+v", hosts)
 	}
 	var ended struct{ TerminatingInstances []struct{ InstanceId string } }

@@ -31,6 +31,7 @@ type scenario struct {
 	shared   bool // the machines of a launch share their user data
 	ec2      bool // Kip asks a model of EC2, by its driver
 	spot     bool // where that has spot instances
+	routed   bool // networks are led to pods there
 	unbilled bool // the ledger is lost on the way
 	story    func(s *stage)
 }
@@ -620,7 +621,8 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 		if sc.spot {
 			looks = spotLooks
 		}
-		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, looksEvery: looks, movingAddr: !sc.ec2,
+		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, routed: sc.routed,
+			looksEvery: looks, movingAddr: !sc.ec2,
 			knobs: sim.Knobs{
 				Pending:     sim.Distribution{Median: time.Second},
 				BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},

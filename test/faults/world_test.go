@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -50,6 +51,7 @@ type setting struct {
 	mild       bool      // no fault lasts, and time passes between them
 	shared     bool      // the machines of a launch share their user data
 	stormy     bool      // of hundreds of pods
+	routed     bool      // Kip leads networks to pods
 	ec2        bool      // Kip asks a model of EC2, by its driver
 	// looksEvery is how often that looks for spot instances which are taken back; hardly ever if 0.
 	looksEvery time.Duration
@@ -125,6 +127,7 @@ type world struct {
 	mu           sync.Mutex
 	diskOf       map[types.UID]string
 	nextDisk     string // of the next pod
+	nextRoute    bool   // and a network
 	foreign      string // attached by somebody else
 	violations   []string
 	kip          *kip // nil while none runs
@@ -515,7 +518,8 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: k.cells, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
-		Clock: kipClock{k: k}, Log: w.log,
+		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, CloudRoutes: []netip.Prefix{behindPod}}}},
+		Clock:  kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
 		return err
@@ -958,6 +962,12 @@ func (h handle) Features() cloud.Features {
 	if h.k.asks.Features().Checkup != nil {
 		f.Checkup = h
 	}
+	if h.k.asks.Features().DiskGrower != nil {
+		f.DiskGrower = h
+	}
+	if h.k.w.routed {
+		f.Router = h
+	}
 	return f
 }
 
@@ -972,6 +982,17 @@ func (h handle) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved
 
 func (h handle) Admit(ctx context.Context, owner string) error {
 	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Admitter.Admit(ctx, owner) })
+}
+func (h handle) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) {
+		return h.k.asks.Features().DiskGrower.GrowDisk(ctx, id, bytes)
+	})
+}
+func (h handle) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Router.Route(ctx, instance, to) })
+}
+func (h handle) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Router.Unroute(ctx, instance, to) })
 }
 func (h handle) Impaired(ctx context.Context) ([]string, error) {
 	return ask(ctx, h, func(ctx context.Context) ([]string, error) { return h.k.asks.Features().Checkup.Impaired(ctx) })

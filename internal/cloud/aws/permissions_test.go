@@ -75,7 +75,8 @@ func callsOf(t *testing.T, dir string) (all []string) {
 }
 
 func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
-	besides := append([]string{"iam:PassRole", "iam:CreateServiceLinkedRole"}, pullActions...) // asked for by RunInstances, and by cells that pull
+	// Asked for by RunInstances, and by cells that pull.
+	besides := append([]string{"iam:PassRole", "iam:CreateServiceLinkedRole"}, pullActions...)
 	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(), func(a string) bool { return slices.Contains(besides, a) })
 	if !slices.Equal(calls, allowed) {
 		t.Errorf("the code calls %v; the policy allows %v", calls, allowed)

@@ -1,0 +1,46 @@
+package ec2
+
+import "github.com/elotl/kip/internal/cloud"
+
+const (
+	// reservedAddresses are those of a subnet that no interface gets: the first four and the last.
+	reservedAddresses = 5
+	// blockAddresses are those of a /28, which is how an interface gets a prefix of IPv4.
+	blockAddresses = 16
+)
+
+// addresses says whether a subnet has those that so many instances of a launch need: one each, and a
+// second one or a /28, in one piece. The model refuses the whole of a call for which there are too few.
+// As if EC2 gave single addresses closely: of a subnet in which instances come and go it has fewer
+// blocks. It is called under m.reserving. Source: Amazon VPC User Guide, "Subnet CIDR blocks"; EC2 User
+// Guide, "Prefix delegation for Amazon EC2 network interfaces".
+func (m *Model) addresses(l *launch, most int) error {
+	if l.subnet.Bits == 0 {
+		return nil
+	}
+	blocks, singles := 0, reservedAddresses
+	count := func(l *launch, n int) {
+		singles += n
+		if l.secondary {
+			singles += n
+		}
+		if l.prefix {
+			blocks += n
+		}
+	}
+	for _, i := range m.sim.Truth() {
+		if of := m.launchOf(i); of.subnet.ID == l.subnet.ID && i.State != cloud.Terminating {
+			count(of, 1)
+		}
+	}
+	all := 1 << (32 - l.subnet.Bits)
+	count(l, most)
+	switch {
+	case l.prefix && blocks+(singles+blockAddresses-1)/blockAddresses > all/blockAddresses:
+		return bad("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
+	case blocks*blockAddresses+singles > all:
+		return bad("InsufficientFreeAddressesInSubnet", "There are not enough free addresses in subnet '%s' to satisfy the requested number of instances.",
+			l.subnet.ID)
+	}
+	return nil
+}
