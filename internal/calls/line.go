@@ -48,7 +48,7 @@ type queue struct {
 func newQueue() queue { return queue{head: make(chan struct{}, 1), ended: make(chan struct{}, 1)} }
 
 // destroys are the kinds of calls that cannot be taken back. Where the cloud has no
-// budget for one, hasty is it: no bound for those who wait, since a call ends hundreds of
+// budget for one it has that of hasty: no bound for those who wait, since a call ends hundreds of
 // instances, but one for whoever asks again and again.
 var destroys = map[cloud.Call]bool{
 	cloud.CallTerminate:   true,

@@ -26,12 +26,12 @@ const (
 	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
+	// silentAge is as missingAge, for a cell whose tunnel is down too.
+	silentAge = 4 * time.Second
 	// cloudSkew is how far the cloud's clock and Kip's may be apart, and some more. An
 	// instance that only seems to be older than the store is ended without need; no pod
 	// runs on it.
 	cloudSkew = 5 * time.Minute
-	// silentAge is the same for a cell whose tunnel is down too.
-	silentAge = 4 * time.Second
 	// hiddenAge is how long, and in how many looks at least, a list must lack an instance
 	// that the cloud says is alive before that says nothing of the list any more: somebody
 	// may have taken the instance's tags.

@@ -14,8 +14,7 @@ import (
 
 // Cloud is implemented by each provider of machines. All methods are safe for
 // concurrent use and return promptly when ctx ends. What a cloud can do is here and in
-// Features, for those who hold it as they come; whoever opens one also learns how it is
-// closed, from its own package.
+// Features. How it is closed is no part of it: the package that opens one returns that.
 type Cloud interface {
 	// Name is the key of this cloud in provider.yaml: "local", "aws", …
 	Name() string

@@ -216,8 +216,8 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			l.Log.Warn("close the cloud", "err", err)
 		}
 	})
-	// Outside in: whether something may be destroyed, when a call is sent, whether this
-	// Kip leads then.
+	// Outside in: whether something may be destroyed (gate), when a call is sent (calls), whether this
+	// Kip leads then (the fence), and how long it takes (metrics).
 	l.machines = calls.New(calls.Config{
 		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
 		Meter: l.metrics,

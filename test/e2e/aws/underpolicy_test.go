@@ -32,9 +32,9 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	}
 	// The others: no instance has a role, the account has that of spot, and nothing is refused.
 	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesInReservations",
-		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps", "KipMakesDisks", "KipMovesDisks",
-
-		"KipMovesDisksOfTheDriver", "KipRoutes", "KipLetsCellsForward", "KipHearsOfInterruptions", "KipLendsPulls"} {
+		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
+		"KipMakesDisks", "KipMovesDisks", "KipMovesDisksOfTheDriver", "KipRoutes",
+		"KipLetsCellsForward", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
 		}
