@@ -2,6 +2,7 @@ package kip
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -173,6 +174,25 @@ func TestDedicatedHostsAreOfferedWhereACellMayBeOnThem(t *testing.T) {
 	} {
 		if got := configured(t, least+cells+"}").Cells.MayBeDedicated(); got != want {
 			t.Errorf("%s: %t, want %t", cells, got, want)
+		}
+	}
+}
+
+// A Kip that waits for another to go would else begin, and say so only when it has its turn.
+func TestWhatThisBuildHasNotIsSaidBeforeAnythingBegins(t *testing.T) {
+	for text, want := range map[string]string{
+		"cloud: {aws: {}}\ncells: {defaultInstanceType: x, bootImageSpec: {name: a, nme: b}}":                                  "cells.bootImageSpec",
+		"cloud: {aws: {}}\ncells: {defaultInstanceType: x, bootImageSpec: {name: a}, useCloudParameterStore: true}":            "cells.useCloudParameterStore",
+		"cloud: {gce: {projectID: p, zone: z, vpcName: v, subnetName: s}}\ncells: {defaultInstanceType: x, bootImageSpec: {}}": "cloud.gce",
+	} {
+		path := filepath.Join(t.TempDir(), "provider.yaml")
+		if err := os.WriteFile(path, []byte("apiVersion: v1\nkind: serverConfig\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// No kubeconfig is there, nor is a file of instance data.
+		err := Run(t.Context(), Options{ProviderConfig: path, InstanceDataPath: "/nowhere", Log: slog.New(slog.DiscardHandler)})
+		if err == nil || !strings.Contains(err.Error(), want+": ") {
+			t.Errorf("%s: %v, want one of %s", text, err, want)
 		}
 	}
 }
