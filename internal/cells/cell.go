@@ -463,16 +463,19 @@ func (c Cell) launched() time.Time {
 	return c.StepTime(apiv1.StepLaunched)
 }
 
-// launchToken derives the idempotency token of a launch: the same group of cells
-// on the same offering is the same launch, whoever sends it, however often. A
-// group's ID is random, since a cloud may answer a token with the instances of an
-// earlier attempt long after their end. 64 hexadecimal digits, EC2's limit for a
+// launchToken derives the idempotency token of a launch: whoever sends it, however often, it is the same
+// one. A launch's ID is random and of that launch alone, since a cloud may answer a token with the
+// instances of an earlier attempt long after their end. 64 hexadecimal digits, EC2's limit for a
 // ClientToken.
-func (c Cell) launchToken(controllerID string) string {
-	return launchToken(controllerID, c.Launch.ID, c.Launch.Cells, c.Offer())
+func (c Cell) launchToken(controllerID string) string { return launchToken(controllerID, c.Launch.ID) }
+
+func launchToken(controllerID, launch string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "launch\n%s\n%s", controllerID, launch))
+	return hex.EncodeToString(sum[:])
 }
 
-func launchToken(controllerID, launch string, cells int, o Offer) string {
+// offerToken is what Kips before derived it from: also what was asked for.
+func offerToken(controllerID, launch string, cells int, o Offer) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t",
 		controllerID, launch, cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
 	if o.Dedicated {
@@ -485,28 +488,32 @@ func launchToken(controllerID, launch string, cells int, o Offer) string {
 }
 
 // launchedBy says that an instance was launched by a Kip of this identity, as far as its cloud tells:
-// who may write tags can give it Kip's, but not the token of its launch.
+// who may write tags can give it Kip's, but not the token of its launch. Nothing else that the cloud
+// tells of it counts: a host may be another one since, and all of a VPC may be dedicated.
 func launchedBy(controllerID string, i cloud.Instance) bool {
-	if i.Origin.Token == "" {
+	batch := i.Tags[cloud.TagBatch]
+	if i.Origin.Token == "" || i.Origin.Token == launchToken(controllerID, batch) {
 		return true
 	}
 	var offers []Offer
-	// It may be in a subnet, or a reservation, for which nobody asked.
-	for _, subnet := range []string{i.Subnet, ""} {
-		for _, reservation := range []string{"", i.Origin.Reservation} {
-			offers = append(offers, Offer{
-				InstanceType: i.InstanceType,
-				Zone:         i.Zone,
-				Subnet:       subnet,
-				Spot:         i.Spot,
-				Dedicated:    i.Origin.Dedicated,
-				Reservation:  reservation,
-			})
+	for _, dedicated := range []bool{false, true} {
+		// It may be in a subnet, or a reservation, for which nobody asked.
+		for _, subnet := range []string{i.Subnet, ""} {
+			for _, reservation := range []string{"", i.Origin.Reservation} {
+				offers = append(offers, Offer{
+					InstanceType: i.InstanceType,
+					Zone:         i.Zone,
+					Subnet:       subnet,
+					Spot:         i.Spot,
+					Dedicated:    dedicated,
+					Reservation:  reservation,
+				})
+			}
 		}
 	}
 	return slices.ContainsFunc(offers, func(o Offer) bool {
 		for cells := 1; cells <= cloud.MaxLaunch; cells++ {
-			if launchToken(controllerID, i.Tags[cloud.TagBatch], cells, o) == i.Origin.Token {
+			if offerToken(controllerID, batch, cells, o) == i.Origin.Token {
 				return true
 			}
 		}

@@ -35,7 +35,7 @@ func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
 	}
 }
 
-func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
+func TestTheLaunchTokenNamesOneLaunch(t *testing.T) {
 	base := Cell{Launch: &Launch{ID: "launch-a", Cells: 2}, Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
 	token := base.launchToken("me")
 	if len(token) > 64 {
@@ -44,51 +44,52 @@ func TestTheLaunchTokenNamesOneGroupOnOneOffer(t *testing.T) {
 	if other := base.clone(); other.launchToken("me") != token {
 		t.Fatal("the same launch has two tokens")
 	}
-	other := map[string]string{"controller": base.launchToken("you")}
-	for name, change := range map[string]func(*Cell){
-		"launch": func(c *Cell) { c.Launch.ID = "launch-b" },
-		"size":   func(c *Cell) { c.Launch.Cells = 3 },
-		"type":   func(c *Cell) { c.Offers[0].InstanceType = "small" },
-		"zone":   func(c *Cell) { c.Offers[0].Zone = "y" },
-		"subnet": func(c *Cell) { c.Offers[0].Subnet = "s" },
-		"spot":   func(c *Cell) { c.Offers[0].Spot = true },
-		"hosts":  func(c *Cell) { c.Offers[0].Dedicated = true },
-		"paid":   func(c *Cell) { c.Offers[0].Reservation = "cr-1" },
-	} {
-		c := base.clone()
-		change(&c)
-		other[name] = c.launchToken("me")
-	}
-	for name, got := range other {
-		if got == token {
-			t.Errorf("another %s has the same token", name)
-		}
+	other := base.clone()
+	other.Launch.ID = "launch-b"
+	if other.launchToken("me") == token || base.launchToken("you") == token {
+		t.Error("another launch, or another Kip's, has the same token")
 	}
 }
 
-// Tags anybody may write who may write tags; the token of a launch nobody can afterwards.
+// Tags anybody may write who may write tags; the token of a launch nobody can afterwards. What else EC2
+// tells of an instance it may change: it moves one to another host, and has all of a VPC be dedicated.
 func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
 	cell := Cell{Launch: &Launch{ID: "launch-a", Cells: 7}, Offers: []Offer{{InstanceType: "nano", Zone: "z", Subnet: "s"}}}
-	for name, change := range map[string]func(*Offer, *cloud.Instance){
-		"on demand":                  func(*Offer, *cloud.Instance) {},
-		"spot":                       func(o *Offer, i *cloud.Instance) { o.Spot, i.Spot = true, true },
-		"dedicated":                  func(o *Offer, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true },
-		"reserved":                   func(o *Offer, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" },
-		"in a reservation by chance": func(_ *Offer, i *cloud.Instance) { i.Origin.Reservation = "cr-1" },
-		"in a subnet by chance":      func(o *Offer, _ *cloud.Instance) { o.Subnet = "" },
-		"dedicated hardware, reserved": func(o *Offer, i *cloud.Instance) {
+	old := func(c Cell) string { return offerToken("me", c.Launch.ID, c.Launch.Cells, c.Offer()) }
+	for name, tc := range map[string]struct {
+		change func(*Offer, *cloud.Instance)
+		now    bool // only by the token that Kip derives now
+	}{
+		"on demand":                      {change: func(*Offer, *cloud.Instance) {}},
+		"spot":                           {change: func(o *Offer, i *cloud.Instance) { o.Spot, i.Spot = true, true }},
+		"dedicated":                      {change: func(o *Offer, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true }},
+		"reserved":                       {change: func(o *Offer, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" }},
+		"in a reservation by chance":     {change: func(_ *Offer, i *cloud.Instance) { i.Origin.Reservation = "cr-1" }},
+		"in a subnet by chance":          {change: func(o *Offer, _ *cloud.Instance) { o.Subnet = "" }},
+		"in a VPC of dedicated hardware": {change: func(_ *Offer, i *cloud.Instance) { i.Origin.Dedicated = true }},
+		"dedicated hardware, reserved": {change: func(o *Offer, i *cloud.Instance) {
 			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "cr-1", true, "cr-1"
-		},
+		}},
+		"moved to another host": {change: func(o *Offer, i *cloud.Instance) {
+			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "h-1", true, "h-2"
+		}, now: true},
+		"of a reservation that is cancelled": {change: func(o *Offer, _ *cloud.Instance) { o.Reservation = "cr-1" }, now: true},
 	} {
 		c := cell.clone()
 		i := cloud.Instance{InstanceType: "nano", Zone: "z", Subnet: "s", Tags: map[string]string{cloud.TagBatch: "launch-a"}}
-		change(&c.Offers[0], &i)
+		tc.change(&c.Offers[0], &i)
+		if i.Origin.Token = old(c); launchedBy("me", i) == tc.now || launchedBy("you", i) {
+			t.Errorf("%s, as Kips before launched it: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
+		}
 		if i.Origin.Token = c.launchToken("me"); !launchedBy("me", i) || launchedBy("you", i) {
 			t.Errorf("%s: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
 		}
-		i.Tags[cloud.TagBatch] = "launch-b"
-		if launchedBy("me", i) {
-			t.Errorf("%s: of another launch it is mine, too", name)
+		for _, token := range []string{old(c), c.launchToken("me")} {
+			other := i
+			other.Origin.Token, other.Tags = token, map[string]string{cloud.TagBatch: "launch-b"}
+			if launchedBy("me", other) {
+				t.Errorf("%s: of another launch it is mine, too", name)
+			}
 		}
 	}
 	if !launchedBy("me", cloud.Instance{}) || launchedBy("me", cloud.Instance{Origin: cloud.Origin{Token: "fleet-0"}}) {

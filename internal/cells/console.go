@@ -3,10 +3,13 @@ package cells
 import (
 	"context"
 	"errors"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/spelling"
@@ -15,16 +18,32 @@ import (
 const (
 	// consoleTimeout bounds the question for a console, its wait for its turn included.
 	consoleTimeout = 30 * time.Second
-	// consoleLines and consoleBytes bound what an Event tells of one, whose message has at most 1 KiB
-	// (Kubernetes API, Event).
-	consoleLines, consoleBytes = 6, 640
+	// consoleLines and consoleBytes bound what is logged of one, and toldLines and toldBytes what an Event
+	// tells, whose message has at most 1 KiB (Kubernetes API, Event).
+	consoleLines, consoleBytes = 25, 4 << 10
+	toldLines, toldBytes       = 6, 640
 	// consolesAtOnce are how many are asked for at a time. Where more cells end they end for one reason,
 	// and calls of the cloud are better spent on their ends.
 	consolesAtOnce = 4
 )
 
+// agentsLine is one that the agent wrote, in the form of the kernel's.
+var agentsLine = regexp.MustCompile(`^\[ *[0-9]+\.[0-9]+\] ` + agentapi.ConsolePrefix)
+
+// agentsLast are the last lines of the agent's among others.
+func agentsLast(lines []string) []string {
+	own := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !agentsLine.MatchString(line) })
+	own = own[max(0, len(own)-toldLines):]
+	for len(strings.Join(own, " | ")) > toldBytes {
+		own = own[1:]
+	}
+	return own
+}
+
 // tellConsole tells what the machine of a cell that ends without having joined wrote last: what kept it
-// has nowhere else to be said, and the machine is gone soon. The cell's end does not wait for it.
+// has nowhere else to be said, and the machine is gone soon. The cell's end does not wait for it. Kip's
+// log has all of these lines, and the pod's Event those of the agent: what else an operator's own image
+// writes is none of a namespace's business.
 func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
 	from := c.cfg.Calls.Features().Console
 	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
@@ -54,7 +73,10 @@ func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
 		case err != nil:
 			c.cfg.Log.Warn("read the console of a cell that has not joined", "cell", cell.ID, "instance", cell.Instance.ID, "err", err)
 		default:
-			c.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(lines, " | "))
+			c.cfg.Log.Warn("a cell has not joined, and its console ends so", "cell", cell.ID, "instance", cell.Instance.ID, "console", lines)
+			if own := agentsLast(lines); len(own) > 0 {
+				c.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(own, " | "))
+			}
 		}
 	})
 }

@@ -40,14 +40,17 @@ func TestACellThatNeverJoinedIsToldWithTheEndOfItsConsole(t *testing.T) {
 		want    string
 	}{
 		"ended by itself": {
-			writers{text: strings.Repeat("earlier\n", 200) + "itzo: state: FAILED \x1b[31mno room\r\nitzo: this machine is powered off\n"},
+			writers{text: strings.Repeat("earlier\n", 200) + "[    2.000100] kip: state: FAILED \x1b[31mno room\r\n" +
+				"[    2.000200] audit: of the operator's own image\nsecret=1 [    2.1] kip: no line of an agent\n[   12.000300] kip: power off\n"},
 			func(b *bubble) { b.vanish("a") },
-			"The console of %s ends with: earlier | earlier | earlier | earlier | itzo: state: FAILED ?[31mno room | itzo: this machine is powered off",
+			"The console of %s ends with: [    2.000100] kip: state: FAILED ?[31mno room | [   12.000300] kip: power off",
 		},
-		"too slow":         {writers{text: "no link\n"}, func(b *bubble) { b.later(time.Hour) }, "The console of %s ends with: no link"},
-		"an empty console": {writers{}, func(b *bubble) { b.vanish("a") }, ""},
-		"none":             {writers{err: cloud.ErrNotFound}, func(b *bubble) { b.vanish("a") }, ""},
-		"not now":          {writers{err: errors.New("InternalError")}, func(b *bubble) { b.vanish("a") }, ""},
+		"too slow": {writers{text: "[    2.000100] kip: no link\n"}, func(b *bubble) { b.later(time.Hour) },
+			"The console of %s ends with: [    2.000100] kip: no link"},
+		"nothing of the agent's": {writers{text: "reboot: Power down\n"}, func(b *bubble) { b.vanish("a") }, ""},
+		"an empty console":       {writers{}, func(b *bubble) { b.vanish("a") }, ""},
+		"none":                   {writers{err: cloud.ErrNotFound}, func(b *bubble) { b.vanish("a") }, ""},
+		"not now":                {writers{err: errors.New("InternalError")}, func(b *bubble) { b.vanish("a") }, ""},
 	} {
 		tc.console.asked = make(chan string, 100)
 		inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Console = &tc.console }, nil, func(t *testing.T, b *bubble) {

@@ -32,10 +32,14 @@ const podsPerCell = 2
 // its configuration, and waits for its kubelet.
 func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) {
 	if why, _ := c.endingOf(e); why != "" {
-		if cause := c.causeOf(e); cause == CauseLost || cause == CauseInterrupted {
+		cause := c.causeOf(e)
+		if err := c.startTerminating(ctx, e, why); err != nil {
+			return 0, err
+		}
+		if cause == CauseLost || cause == CauseInterrupted {
 			c.tellConsole(ctx, e.cell())
 		}
-		return 0, c.startTerminating(ctx, e, why)
+		return 0, nil
 	}
 	if _, ends := c.interrupted(ctx, e); ends {
 		return 0, nil
@@ -63,8 +67,11 @@ func (c *Controller) join(ctx context.Context, e *entry) (time.Duration, error) 
 		if noAgent {
 			c.heardNoAgent(e.cell(), errors.New(why))
 		}
+		if err := c.startTerminating(ctx, e, why); err != nil {
+			return 0, err
+		}
 		c.tellConsole(ctx, e.cell())
-		return 0, c.startTerminating(ctx, e, why)
+		return 0, nil
 	}
 	if !c.addressed(e.cell().Instance) {
 		look, launched := c.inventory.last(), e.cell().launched()

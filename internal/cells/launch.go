@@ -395,6 +395,7 @@ func (c *Controller) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
 		return cloud.LaunchRequest{}, fmt.Errorf("the call of launch %s is lost, and with it the secret that its machines share", l.id)
 	}
 	r, err := c.launchRequest(cells, pki.BatchSecret{})
+	r.Token = offerToken(c.cfg.ControllerID, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offer())
 	r.RootDiskBytes = 0 // which they did not ask for
 	return r, err
 }

@@ -54,13 +54,12 @@ type Instance struct {
 	Fault error `json:"-"`
 }
 
-// Origin is what a cloud tells of the launch of an instance, and nobody can change afterwards, as
-// whoever may write tags can change those.
+// Origin is what a cloud tells of where an instance is from, and whoever may write tags cannot change.
 type Origin struct {
-	// Token is that of the call, "" where the cloud does not tell it, or there was none.
+	// Token is that of the call, "" where the cloud does not tell it, or there was none. It stays.
 	Token string
-	// Dedicated and Reservation are as in an offer. An instance may have come to be in a
-	// reservation for which nobody asked.
+	// Dedicated and Reservation are as in an offer, by what the cloud has made of it: an instance may be in
+	// a reservation, or on hardware, for which nobody asked, and be moved to another host.
 	Dedicated   bool
 	Reservation string
 }

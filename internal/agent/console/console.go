@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // Console is a machine's. It may be used by several goroutines at once.
@@ -43,7 +45,7 @@ func (c *Console) Say(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// In a kernel's form. Nobody is there to tell of an error, and the machine boots on.
-	_, _ = fmt.Fprintf(c.out, "[%12.6f] kip: %s\r\n", c.now().Seconds(), fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(c.out, "[%12.6f] "+agentapi.ConsolePrefix+"%s\r\n", c.now().Seconds(), fmt.Sprintf(format, args...))
 }
 
 // Step does one step and writes how long it took, or why it failed.

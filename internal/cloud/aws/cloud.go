@@ -333,7 +333,7 @@ func instanceOf(i types.Instance) cloud.Instance {
 	}
 	// EC2 stops again what it has started without capacity.
 	if out.State == cloud.Gone || out.State == cloud.Terminating || out.State == cloud.Stopped {
-		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone}
+		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone, Reservation: out.Origin.Reservation}
 		if out.Origin.Dedicated {
 			asked.Market = cloud.Dedicated
 		}

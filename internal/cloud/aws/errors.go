@@ -41,51 +41,51 @@ type meaning struct {
 // meanings are the codes on which Kip decides. Source: EC2 API reference, "Error codes for
 // the Amazon EC2 API". Each means that nothing was done, but for a mismatch.
 var meanings = map[string]meaning{
-	"InsufficientInstanceCapacity":          {cloud.ErrCapacity, offering},
-	"InsufficientCapacity":                  {cloud.ErrCapacity, offering},
-	"InsufficientHostCapacity":              {cloud.ErrCapacity, offering},
-	"InsufficientReservedInstanceCapacity":  {cloud.ErrCapacity, offering},
-	codeReservationFull:                     {cloud.ErrCapacity, offering},
-	"InvalidCapacityReservationId.NotFound": {cloud.ErrCapacity, offering}, // it has ended
-	codeHostFull:                            {cloud.ErrCapacity, offering},
-	"InvalidHostID.NotFound":                {cloud.ErrCapacity, offering}, // it was released
-	"InvalidHostState":                      {cloud.ErrCapacity, offering}, // it is under assessment, or retires
-	"UnfulfillableCapacity":                 {cloud.ErrCapacity, offering},
-	"SpotMaxPriceTooLow":                    {cloud.ErrCapacity, offering},
-	"Unsupported":                           {cloud.ErrRefused, offering}, // such as a type that a zone does not have
-	"InsufficientFreeAddressesInSubnet":     {cloud.ErrCapacity, place},
-	"InsufficientAddressCapacity":           {cloud.ErrCapacity, place},
-	"InsufficientCidrBlocks":                {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
-	"VcpuLimitExceeded":                     {cloud.ErrQuota, cpus},
-	"InstanceLimitExceeded":                 {cloud.ErrQuota, family},
-	"MaxSpotInstanceCountExceeded":          {cloud.ErrQuota, cpus},
-	"InsufficientVolumeCapacity":            {cloud.ErrCapacity, offering},
-	"VolumeTypeNotAvailableInZone":          {cloud.ErrRefused, offering},
-	"VolumeLimitExceeded":                   {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
-	codeNoSpotRole:                          {cloud.ErrQuota, market},
-	"NetworkInterfaceLimitExceeded":         {cloud.ErrQuota, account},
-	"RequestLimitExceeded":                  {cloud.ErrThrottled, account},
-	"Throttling":                            {cloud.ErrThrottled, account},
-	"ThrottlingException":                   {cloud.ErrThrottled, account},
-	"RequestThrottled":                      {cloud.ErrThrottled, account},
-	"EC2ThrottledException":                 {cloud.ErrThrottled, account},
-	"UnauthorizedOperation":                 {cloud.ErrUnauthorised, launched}, // IAM answers by resource
-	"AuthFailure":                           {cloud.ErrUnauthorised, account},
-	"AccessDenied":                          {cloud.ErrUnauthorised, launched},
-	"AccessDeniedException":                 {cloud.ErrUnauthorised, launched},
-	"InvalidClientTokenId":                  {cloud.ErrUnauthorised, account},
-	"UnrecognizedClientException":           {cloud.ErrUnauthorised, account},
-	"SignatureDoesNotMatch":                 {cloud.ErrUnauthorised, account},
-	"MissingAuthenticationToken":            {cloud.ErrUnauthorised, account},
-	"RequestExpired":                        {cloud.ErrUnauthorised, account},
-	"ExpiredToken":                          {cloud.ErrUnauthorised, account},
-	"ExpiredTokenException":                 {cloud.ErrUnauthorised, account},
-	"OptInRequired":                         {cloud.ErrUnauthorised, account},
-	"PendingVerification":                   {cloud.ErrUnauthorised, account},
-	"Blocked":                               {cloud.ErrUnauthorised, account},
-	"InvalidInstanceID.NotFound":            {cloud.ErrNotFound, nothing},
-	"InvalidVolume.NotFound":                {cloud.ErrNotFound, nothing},
-	"IdempotentParameterMismatch":           {cloud.ErrMismatch, nothing},
+	"InsufficientInstanceCapacity":         {cloud.ErrCapacity, offering},
+	"InsufficientCapacity":                 {cloud.ErrCapacity, offering},
+	"InsufficientHostCapacity":             {cloud.ErrCapacity, offering},
+	"InsufficientReservedInstanceCapacity": {cloud.ErrCapacity, offering},
+	codeReservationFull:                    {cloud.ErrCapacity, offering},
+	codesNotThere[0]:                       {cloud.ErrCapacity, offering}, // it has ended
+	codeHostFull:                           {cloud.ErrCapacity, offering},
+	codesNotThere[1]:                       {cloud.ErrCapacity, offering}, // it was released
+	codesNotThere[2]:                       {cloud.ErrCapacity, offering}, // it is under assessment, or retires
+	"UnfulfillableCapacity":                {cloud.ErrCapacity, offering},
+	"SpotMaxPriceTooLow":                   {cloud.ErrCapacity, offering},
+	"Unsupported":                          {cloud.ErrRefused, offering}, // such as a type that a zone does not have
+	"InsufficientFreeAddressesInSubnet":    {cloud.ErrCapacity, place},
+	"InsufficientAddressCapacity":          {cloud.ErrCapacity, place},
+	"InsufficientCidrBlocks":               {cloud.ErrCapacity, place}, // the subnet has no free /28 for a pod's address
+	"VcpuLimitExceeded":                    {cloud.ErrQuota, cpus},
+	"InstanceLimitExceeded":                {cloud.ErrQuota, family},
+	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, cpus},
+	"InsufficientVolumeCapacity":           {cloud.ErrCapacity, offering},
+	"VolumeTypeNotAvailableInZone":         {cloud.ErrRefused, offering},
+	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
+	codeNoSpotRole:                         {cloud.ErrQuota, market},
+	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
+	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
+	"Throttling":                           {cloud.ErrThrottled, account},
+	"ThrottlingException":                  {cloud.ErrThrottled, account},
+	"RequestThrottled":                     {cloud.ErrThrottled, account},
+	"EC2ThrottledException":                {cloud.ErrThrottled, account},
+	"UnauthorizedOperation":                {cloud.ErrUnauthorised, launched}, // IAM answers by resource
+	"AuthFailure":                          {cloud.ErrUnauthorised, account},
+	"AccessDenied":                         {cloud.ErrUnauthorised, launched},
+	"AccessDeniedException":                {cloud.ErrUnauthorised, launched},
+	"InvalidClientTokenId":                 {cloud.ErrUnauthorised, account},
+	"UnrecognizedClientException":          {cloud.ErrUnauthorised, account},
+	"SignatureDoesNotMatch":                {cloud.ErrUnauthorised, account},
+	"MissingAuthenticationToken":           {cloud.ErrUnauthorised, account},
+	"RequestExpired":                       {cloud.ErrUnauthorised, account},
+	"ExpiredToken":                         {cloud.ErrUnauthorised, account},
+	"ExpiredTokenException":                {cloud.ErrUnauthorised, account},
+	"OptInRequired":                        {cloud.ErrUnauthorised, account},
+	"PendingVerification":                  {cloud.ErrUnauthorised, account},
+	"Blocked":                              {cloud.ErrUnauthorised, account},
+	"InvalidInstanceID.NotFound":           {cloud.ErrNotFound, nothing},
+	"InvalidVolume.NotFound":               {cloud.ErrNotFound, nothing},
+	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
 
 	// What is asked for.
 	"OperationNotPermitted":                   {cloud.ErrRefused, nothing},
@@ -149,6 +149,9 @@ func faultOf(r *types.StateReason, of cloud.Scope) error {
 	}
 	return &cloud.Error{Cause: m.cause, Scope: scopeOf(m, of), Err: said}
 }
+
+// codesNotThere say that a reservation, or a host, takes nothing.
+var codesNotThere = [...]string{"InvalidCapacityReservationId.NotFound", "InvalidHostID.NotFound", "InvalidHostState"}
 
 // Codes that the driver itself decides on.
 const (

@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
@@ -129,5 +133,89 @@ func TestTheTypesOfAHostShareItsRoom(t *testing.T) {
 	c.took("h-1", "c5.xlarge", 0, true) // which says nothing of smaller ones
 	if got := c.reserved["h-1"].free; got["c5.large"] != 6 || got["c5.xlarge"] != 0 {
 		t.Errorf("%v", got)
+	}
+}
+
+// A right that is missing to read hosts, as with a policy from before there were any, takes no reservation away.
+func TestHostsThatMayNotBeReadTakeNoReservationAway(t *testing.T) {
+	account := anAccountThatReserves()
+	account.Sim.Knobs.Capacity = nil
+	blind, err := ec2.ParsePolicy([]byte(strings.ReplaceAll(string(Policy()), "ec2:DescribeHosts", "ec2:DescribeFleets")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": blind}
+	model, url := serve(t, account)
+	var log bytes.Buffer
+	s := settings(url)
+	s.Reservations, s.Hosts = Choice{IDs: []string{"cr-1", "cr-block"}}, Choice{IDs: []string{"h-1"}}
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	c := open(t, s)
+	if got := reservedOf(t, c); len(got["c5.large"]) == 0 || !strings.Contains(log.String(), "ec2:DescribeHosts") {
+		t.Errorf("the catalogue has %v; the log is %s", got, &log)
+	}
+	if err := c.Launch(t.Context(), into("reserved", "cr-1", 1)).Err(); err != nil {
+		t.Error(err)
+	}
+	r := into("block", "cr-block", 1)
+	r.InstanceType = "g5.xlarge"
+	got, err := c.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = time.Now().Add(blockNotice + blockLead) })
+	var told []cloud.Interruption
+	w := watch{c: c, l: cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }}}
+	w.lookAtBlocks(t.Context(), t.Context())
+	if len(told) != 1 || told[0].InstanceID != got[0].ID {
+		t.Errorf("told of %+v, want the end of the block", told)
+	}
+}
+
+// What is wrong with a host is so for all of its types, and for nobody's launch elsewhere.
+func TestAHostThatTakesNothingIsAskedOnce(t *testing.T) {
+	c, model := onHosts(t, new(bytes.Buffer))
+	reservedOf(t, c)
+	model.Change(func(cfg *ec2.Config) { cfg.Hosts[0].State = "under-assessment" })
+	for n, kind := range []string{"c5.large", "c5.2xlarge"} {
+		r := ontoHost(kind, "h-1", 1)
+		r.InstanceType = kind
+		if err := c.Launch(t.Context(), r).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "h-1" {
+			t.Errorf("%d: %v", n, err)
+		}
+	}
+	if n := model.Calls()["RunInstances"]; n != 1 {
+		t.Errorf("EC2 was asked %d times", n)
+	}
+}
+
+func TestWhatEC2FindsWrongWithAHostIsOfThatHostAlone(t *testing.T) {
+	host := ontoHost("t", "h-1", 1)
+	host.Resolved = &cloud.Resolved{Image: "ami-1", RootDevice: "/dev/xvda"}
+	dedicated := host
+	dedicated.Reservation = ""
+	for _, tc := range []struct {
+		request       cloud.LaunchRequest
+		code, message string
+		pool          string
+	}{
+		{host, "InvalidParameterCombination", "not on such a host", "h-1"},
+		{host, "UnauthorizedOperation", "not authorized to perform: iam:PassRole on resource: x", ""},
+		{dedicated, "InvalidParameterCombination", "not so", ""},
+	} {
+		err := answering(t, "RunInstances", 400, tc.code, tc.message).Launch(t.Context(), tc.request).Err()
+		if s := cloud.ScopeOf(err); !errors.Is(err, cloud.ErrRefused) || s.Pool != tc.pool || s.Says() != (tc.pool != "") {
+			t.Errorf("%s of %s: %v, of %+v", tc.code, tc.request.Reservation, err, s)
+		}
+	}
+	end := instanceOf(types.Instance{
+		InstanceId:   aws.String("i-1"),
+		InstanceType: types.InstanceTypeC5Large,
+		Placement:    &types.Placement{AvailabilityZone: aws.String("us-east-1a"), Tenancy: types.TenancyHost, HostId: aws.String("h-1")},
+		State:        &types.InstanceState{Name: types.InstanceStateNameTerminated},
+		StateReason:  &types.StateReason{Code: aws.String("Server.InsufficientInstanceCapacity"), Message: aws.String("none")},
+	})
+	if s := cloud.ScopeOf(end.Fault); s.Pool != "h-1" {
+		t.Errorf("an end on a host is of %+v", s)
 	}
 }

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -78,14 +79,20 @@ func useless(r types.CapacityReservation) string {
 }
 
 // readReservations reads the reservations and the hosts that are configured, active and of use. What
-// is configured and is not, is told where that has changed.
+// is configured and is not, is told where that has changed. With an error it returns what is known all
+// the same: of what could not be read, what was read before.
 func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, error) {
 	found := map[string]*reservation{}
 	var not []string
+	var errs []error
+	c.mu.Lock()
+	before := c.reserved
+	c.mu.Unlock()
 	for _, each := range []struct {
-		of   Choice
-		read func(context.Context, func(r *reservation, useless string)) error
-	}{{c.cfg.Reservations, c.eachReservation}, {c.cfg.Hosts, c.eachHost}} {
+		of    Choice
+		hosts bool
+		read  func(context.Context, func(r *reservation, useless string)) error
+	}{{c.cfg.Reservations, false, c.eachReservation}, {c.cfg.Hosts, true, c.eachHost}} {
 		if !each.of.some() {
 			continue
 		}
@@ -97,14 +104,25 @@ func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, 
 			}
 			found[r.id] = r
 		})
-		if err != nil {
-			return nil, err
+		if err != nil { // what was known of these before is better than nothing; the others are as they are
+			errs = append(errs, err)
+			maps.DeleteFunc(found, func(id string, _ *reservation) bool { return isHost(id) == each.hosts })
+			for id, r := range before {
+				if isHost(id) == each.hosts {
+					found[id] = r
+				}
+			}
+			continue
 		}
 		for _, id := range each.of.IDs {
 			if !seen[id] {
 				not = append(not, id+": EC2 shows none that is active")
 			}
 		}
+	}
+	err := errors.Join(errs...)
+	if err != nil && len(found) == 0 {
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +131,7 @@ func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, 
 		c.cfg.Log.Warn("capacity that is reserved, and that cells are not launched into", "reservations", told)
 	}
 	c.reserved = found
-	return found, nil
+	return found, err
 }
 
 // eachReservation reads the capacity reservations that are configured, and why one is of no use.
@@ -207,7 +225,9 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 	c.mu.Unlock()
 	var err error
 	if all == nil { // Kip has started with the stored catalogue
-		if all, err = c.readReservations(ctx); err != nil && !cloud.Refused(err) {
+		if all, err = c.readReservations(ctx); all != nil {
+			err = nil
+		} else if err != nil && !cloud.Refused(err) {
 			return cloud.Resolved{}, err
 		}
 	}
@@ -230,6 +250,13 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 	default:
 		return cloud.Resolved{CapacityBlock: r.block, AtMost: r.free[s.InstanceType]}, nil
 	}
+}
+
+// lost notes that a reservation, or a host, is not there, or takes nothing: until it is read again.
+func (c *Cloud) lost(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.reserved, id)
 }
 
 // took notes that so many instances of a type were launched into a reservation, or that it is full for
@@ -286,8 +313,11 @@ func (w *watch) lookAtBlocks(ctx, look context.Context) {
 // inEndingBlocks are the cells in Capacity Blocks of which EC2 is about to end the instances.
 func (c *Cloud) inEndingBlocks(ctx context.Context) (all []cloud.Interruption, err error) {
 	reserved, err := c.readReservations(ctx)
-	if err != nil {
+	if len(reserved) == 0 {
 		return nil, err
+	}
+	if err != nil {
+		c.cfg.Log.Warn("some of what is reserved is as it was known before", "err", err)
 	}
 	now := c.cfg.Clock.Now()
 	var ids []string
