@@ -1136,6 +1136,12 @@ func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for _, r := range results {
+		// That is paced by budgets, and made in two: nobody has tried anything.
+		if errors.Is(r.Err, cloud.ErrThrottled) {
+			w.attempts["a call that ends "+r.ID].n--
+		}
+	}
 	if results.Err() == nil && w.lasting["slow ends"] {
 		w.plays["slow ends"]++
 	}
