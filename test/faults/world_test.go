@@ -1138,8 +1138,8 @@ func (h handle) Terminate(ctx context.Context, ids ...string) cloud.Results {
 	defer w.mu.Unlock()
 	for _, r := range results {
 		// That is paced by budgets, and made in two: nobody has tried anything.
-		if errors.Is(r.Err, cloud.ErrThrottled) {
-			w.attempts["a call that ends "+r.ID].n--
+		if a := w.attempts["a call that ends "+r.ID]; a != nil && errors.Is(r.Err, cloud.ErrThrottled) {
+			a.n--
 		}
 	}
 	if results.Err() == nil && w.lasting["slow ends"] {
