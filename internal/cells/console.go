@@ -34,8 +34,11 @@ var agentsLine = regexp.MustCompile(`^\[ *[0-9]+\.[0-9]+\] ` + agentapi.ConsoleP
 func agentsLast(lines []string) []string {
 	own := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return !agentsLine.MatchString(line) })
 	own = own[max(0, len(own)-toldLines):]
-	for len(strings.Join(own, " | ")) > toldBytes {
+	for len(own) > 1 && len(strings.Join(own, " | ")) > toldBytes {
 		own = own[1:]
+	}
+	for n, line := range own {
+		own[n] = strings.ToValidUTF8(line[:min(len(line), toldBytes)], "")
 	}
 	return own
 }
@@ -68,6 +71,9 @@ func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
 		defer cancel()
 		text, err := from.Console(ctx, cell.Instance.ID)
 		lines := spelling.LastLines(text, consoleLines, consoleBytes)
+		if !cell.StepTime(apiv1.StepCloudInit).IsZero() { // and what the operator's scripts write is theirs
+			lines = agentsLast(lines)
+		}
 		switch {
 		case errors.Is(err, cloud.ErrNotFound), errors.Is(err, context.Canceled), err == nil && len(lines) == 0:
 		case err != nil:

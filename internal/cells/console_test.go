@@ -48,9 +48,11 @@ func TestACellThatNeverJoinedIsToldWithTheEndOfItsConsole(t *testing.T) {
 		"too slow": {writers{text: "[    2.000100] kip: no link\n"}, func(b *bubble) { b.later(time.Hour) },
 			"The console of %s ends with: [    2.000100] kip: no link"},
 		"nothing of the agent's": {writers{text: "reboot: Power down\n"}, func(b *bubble) { b.vanish("a") }, ""},
-		"an empty console":       {writers{}, func(b *bubble) { b.vanish("a") }, ""},
-		"none":                   {writers{err: cloud.ErrNotFound}, func(b *bubble) { b.vanish("a") }, ""},
-		"not now":                {writers{err: errors.New("InternalError")}, func(b *bubble) { b.vanish("a") }, ""},
+		"a long line": {writers{text: "[    2.000100] kip: " + strings.Repeat("x", 2*toldBytes) + "\n"}, func(b *bubble) { b.vanish("a") },
+			"The console of %s ends with: [    2.000100] kip: " + strings.Repeat("x", toldBytes-len("[    2.000100] kip: "))},
+		"an empty console": {writers{}, func(b *bubble) { b.vanish("a") }, ""},
+		"none":             {writers{err: cloud.ErrNotFound}, func(b *bubble) { b.vanish("a") }, ""},
+		"not now":          {writers{err: errors.New("InternalError")}, func(b *bubble) { b.vanish("a") }, ""},
 	} {
 		tc.console.asked = make(chan string, 100)
 		inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Console = &tc.console }, nil, func(t *testing.T, b *bubble) {

@@ -10,7 +10,8 @@ import (
 
 // agentMark is on what the agent itself asks metadata services. Who is in the machine's network may
 // set it, too, as a pod of the host's network may: so it counts only on a machine that has no such pod.
-const agentMark = 0x6b697001
+// Bits 14 and 15 are kube-proxy's, which changes what has them (--iptables-masquerade-bit).
+const agentMark = 0x6b690001
 
 // Exempt marks a socket, as Control of a net.Dialer, so that it reaches metadata services where the
 // firewall keeps everybody else from them. Who may set no mark goes on without it: a machine that

@@ -71,16 +71,26 @@ func (t timekeeper) begin(ctx context.Context) (done bool) {
 	if len(t.servers) > 0 && t.console.Step("clock", func() error { return t.compare(ctx) }) == nil {
 		return true
 	}
-	if t.now == nil {
-		t.now = time.Now
-	}
-	now := t.now().UTC()
+	now := t.clock().UTC()
 	t.console.Say("the clock is the hardware's, nobody else tells the time: %s", now.Format(time.RFC3339))
-	if now.Before(written) || now.After(written.AddDate(agentYears, 0, 0)) {
+	if impossible(now) {
 		t.console.Say("that is wrong by years, since this agent was written at %s: no certificate is valid then, and Kip cannot join: "+
 			"set the machine's clock, or name a time server by DHCP", written.Format(time.DateOnly))
 	}
 	return false
+}
+
+// clock is what the machine's says.
+func (t timekeeper) clock() time.Time {
+	if t.now == nil {
+		return time.Now()
+	}
+	return t.now()
+}
+
+// impossible says that no certificate is valid then that an agent is shown.
+func impossible(at time.Time) bool {
+	return at.Before(written) || at.After(written.AddDate(agentYears, 0, 0))
 }
 
 // keep compares the clock now and then, and soon where begin could not.
@@ -126,6 +136,11 @@ func (t timekeeper) compare(ctx context.Context) (err error) {
 			err = askErr
 			continue
 		}
+		if told := t.clock().Add(offset); impossible(told) {
+			err = fmt.Errorf("%s tells the time %s, which cannot be: an agent of %s is in use for %d years at most", s,
+				told.UTC().Format(time.RFC3339), written.Format(time.DateOnly), agentYears)
+			continue
+		}
 		return t.move(offset)
 	}
 	return err
@@ -143,7 +158,7 @@ func (t timekeeper) move(offset time.Duration) error {
 	if set == nil {
 		set = setClock
 	}
-	if err := set(time.Now().Add(offset)); err != nil {
+	if err := set(t.clock().Add(offset)); err != nil {
 		return fmt.Errorf("set the clock, which is wrong by %v: %w", offset, err)
 	}
 	t.console.Say("the clock was wrong by %v and is set", offset)

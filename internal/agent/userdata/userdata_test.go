@@ -331,7 +331,7 @@ func TestAClientOfMetadataServicesHasTheMarkOfTheAgent(t *testing.T) {
 	if e := raw.Control(func(fd uintptr) { mark, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK) }); e != nil || err != nil {
 		t.Fatal(e, err)
 	}
-	if mark != 0x6b697001 { // as docs/networking.md says
+	if mark != 0x6b690001 { // as docs/networking.md says
 		t.Errorf("its mark is %#x", mark)
 	}
 }

@@ -189,25 +189,7 @@ func TestAHostThatTakesNothingIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestWhatEC2FindsWrongWithAHostIsOfThatHostAlone(t *testing.T) {
-	host := ontoHost("t", "h-1", 1)
-	host.Resolved = &cloud.Resolved{Image: "ami-1", RootDevice: "/dev/xvda"}
-	dedicated := host
-	dedicated.Reservation = ""
-	for _, tc := range []struct {
-		request       cloud.LaunchRequest
-		code, message string
-		pool          string
-	}{
-		{host, "InvalidParameterCombination", "not on such a host", "h-1"},
-		{host, "UnauthorizedOperation", "not authorized to perform: iam:PassRole on resource: x", ""},
-		{dedicated, "InvalidParameterCombination", "not so", ""},
-	} {
-		err := answering(t, "RunInstances", 400, tc.code, tc.message).Launch(t.Context(), tc.request).Err()
-		if s := cloud.ScopeOf(err); !errors.Is(err, cloud.ErrRefused) || s.Pool != tc.pool || s.Says() != (tc.pool != "") {
-			t.Errorf("%s of %s: %v, of %+v", tc.code, tc.request.Reservation, err, s)
-		}
-	}
+func TestAnEndOnAHostIsOfThatHostAlone(t *testing.T) {
 	end := instanceOf(types.Instance{
 		InstanceId:   aws.String("i-1"),
 		InstanceType: types.InstanceTypeC5Large,

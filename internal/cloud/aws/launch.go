@@ -71,7 +71,7 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
 		c.tellUnexplained(err)
-		return nil, c.ofTheHost(r, classify(err, askedFor(r.LaunchSpec)))
+		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
 	// EC2 does not say what it is short of, which may be the subnet's addresses or a quota: what is
 	// launched next in another subnet is told. Of a reservation it is short alone.
@@ -84,16 +84,6 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	}
 	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, short,
 		fmt.Errorf("EC2 has launched %d of %d: %s", len(out.Instances), len(r.Machines), code)))
-}
-
-// ofTheHost has what EC2 finds wrong with a launch onto a host be about that host alone, but for the role
-// of its pod: what a host takes EC2 knows, and a pod is to be launched elsewhere then.
-func (c *Cloud) ofTheHost(r cloud.LaunchRequest, err error) error {
-	e, ok := errors.AsType[*cloud.Error](err)
-	if !isHost(r.Reservation) || !ok || e.Cause != cloud.ErrRefused || e.Scope.Says() || strings.Contains(err.Error(), passRole) {
-		return err
-	}
-	return cloud.No(cloud.ErrRefused, scopeOf(meaning{about: offering}, askedFor(r.LaunchSpec)), e.Err)
 }
 
 // maxUnexplained bounds the codes that are remembered as told.

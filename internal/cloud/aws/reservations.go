@@ -256,6 +256,7 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 func (c *Cloud) lost(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.reserved = maps.Clone(c.reserved) // which others read, without the lock
 	delete(c.reserved, id)
 }
 

@@ -100,7 +100,7 @@ func readTail(path string) ([]byte, error) {
 	if _, err := f.Seek(max(0, size-keptConsole), io.SeekStart); err != nil {
 		return nil, err
 	}
-	return io.ReadAll(f)
+	return io.ReadAll(io.LimitReader(f, keptConsole)) // it may grow meanwhile
 }
 
 // Console returns the last 64 KiB that a machine wrote to its console, also of those that have ended last.
