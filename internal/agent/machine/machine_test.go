@@ -404,7 +404,8 @@ func TestATimeThatCannotBeIsNotTaken(t *testing.T) {
 			return nil
 		},
 	}
-	if k.begin(t.Context()) || !strings.Contains(out.String(), "10.0.0.1 tells the time 21") || !strings.Contains(out.String(), "which cannot be") {
+	done, text := k.begin(t.Context()), out.String()
+	if done || !strings.Contains(text, "10.0.0.1 tells the time 21") || !strings.Contains(text, "which cannot be") {
 		t.Errorf("the console has %q", &out)
 	}
 }
