@@ -32,8 +32,8 @@ type launch struct {
 	subnet                    Subnet
 	userData                  []byte
 	metadata                  metadataOptions
-	// spotTags and interfaceTags are those of what the launch makes besides: they are not the instance's.
-	spotTags, interfaceTags map[string]string
+	// spotTags are those of a spot instance's request: they are not the instance's.
+	spotTags map[string]string
 }
 
 // maxUserData is EC2's, in bytes before base64.
@@ -68,7 +68,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 		return nil, bad("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", subnetID)
 	}
 	l.subnet = subnets[n]
-	l.spotTags, l.interfaceTags = more["spot-instances-request"], more["network-interface"]
+	l.spotTags = more["spot-instances-request"]
 	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
 	// The whole call is compared with the one that its token was used for.
 	spec.Image = map[string]string{"call": sum(r.values.Encode())}

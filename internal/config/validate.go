@@ -260,18 +260,10 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 	d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
 	rate := a.VolumeInitializationRate
 	d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
-	d.tagKeys("cloud.aws.capacityReservations.tags", a.CapacityReservations.Tags)
-	for i, id := range a.CapacityReservations.IDs {
-		d.check(strings.HasPrefix(id, "cr-"), fmt.Sprintf("cloud.aws.capacityReservations.ids[%d]", i), id,
-			"an ID such as cr-0123456789abcdef0")
-	}
-	d.tagKeys("cloud.aws.dedicatedHosts.tags", a.DedicatedHosts.Tags)
+	d.chosen("cloud.aws.capacityReservations", "cr-", a.CapacityReservations.IDs, a.CapacityReservations.Tags)
+	d.chosen("cloud.aws.dedicatedHosts", "h-", a.DedicatedHosts.IDs, a.DedicatedHosts.Tags)
 	if d.has("cloud.aws.dedicatedHosts") && !cells.MayBeDedicated() {
 		d.warn("cloud.aws.dedicatedHosts", "nobody may use them: want cells.grants that let a namespace have dedicated cells")
-	}
-	for i, id := range a.DedicatedHosts.IDs {
-		d.check(strings.HasPrefix(id, "h-"), fmt.Sprintf("cloud.aws.dedicatedHosts.ids[%d]", i), id,
-			"an ID such as h-0123456789abcdef0")
 	}
 	d.check(a.VPCID == "" || a.VPCID == "default" || strings.HasPrefix(a.VPCID, "vpc-"), "cloud.aws.vpcID", a.VPCID,
 		"an ID such as vpc-0123456789abcdef0, or default")
@@ -280,6 +272,14 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
 		"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
 	d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
+}
+
+// chosen checks the IDs, which begin with a prefix, and the tags of things of a cloud.
+func (d *decoder) chosen(at, prefix string, ids []string, tags map[string]string) {
+	d.tagKeys(at+".tags", tags)
+	for i, id := range ids {
+		d.check(strings.HasPrefix(id, prefix), fmt.Sprintf("%s.ids[%d]", at, i), id, "an ID such as "+prefix+"0123456789abcdef0")
+	}
 }
 
 // tagKeys checks the tags by which things of a cloud are found.

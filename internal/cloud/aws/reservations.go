@@ -96,22 +96,21 @@ func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, 
 		if !each.of.some() {
 			continue
 		}
-		seen := map[string]bool{}
+		now, seen := map[string]*reservation{}, map[string]bool{}
 		err := each.read(ctx, func(r *reservation, useless string) {
 			if seen[r.id] = true; useless != "" {
 				not = append(not, r.id+": "+useless)
 				return
 			}
-			found[r.id] = r
+			now[r.id] = r
 		})
 		if err != nil { // what was known of these before is better than nothing; the others are as they are
 			errs = append(errs, err)
-			maps.DeleteFunc(found, func(id string, _ *reservation) bool { return isHost(id) == each.hosts })
-			for id, r := range before {
-				if isHost(id) == each.hosts {
-					found[id] = r
-				}
-			}
+			now = maps.Clone(before)
+			maps.DeleteFunc(now, func(id string, _ *reservation) bool { return isHost(id) != each.hosts })
+		}
+		maps.Copy(found, now)
+		if err != nil {
 			continue
 		}
 		for _, id := range each.of.IDs {
