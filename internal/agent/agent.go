@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agent/logind"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agent/plugins"
@@ -42,10 +43,14 @@ const (
 	// stopTimeout is what the kubelet and containerd have from SIGTERM to
 	// SIGKILL. Neither stops a pod, so both end within a fraction of a second.
 	stopTimeout = 5 * time.Second
-	// podGrace is what containers have when the machine goes down under them.
+	// podGrace is what containers have at most when the machine goes down under them.
 	// Kip ends a pod through the API, with the pod's own grace period; this is
-	// for a machine that is switched off.
-	podGrace = 10 * time.Second
+	// for a machine that is switched off. With what else the end takes it is less than the
+	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs).
+	podGrace = 15 * time.Second
+	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
+	// them is sent beside, and who follows a log has the rest of it.
+	lastWords = time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
 )
@@ -158,6 +163,8 @@ type Agent struct {
 	cell       *tunnel.Cell
 	api        *localapi.Endpoint
 	firewall   *firewall.Firewall
+	// logind tells the kubelet that the machine ends; nil where that is somebody else's.
+	logind *logind.Server
 	// imported is closed when containerd serves and has the pause image.
 	imported chan struct{}
 
@@ -273,6 +280,11 @@ func New(o Options) (*Agent, error) {
 	if a.api, err = a.pki.Listen(o.APIListen, a.cell.RoundTripper(), o.Log); err != nil {
 		return nil, err
 	}
+	if o.Init {
+		if a.logind, err = logind.Listen(filepath.Join(o.RunDir, "logind"), podGrace+stopTimeout, o.Log); err != nil {
+			return nil, err
+		}
+	}
 	return a, nil
 }
 
@@ -285,7 +297,7 @@ func (a *Agent) process(s supervise.Spec) (*supervise.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Env, s.StopTimeout, s.Log = a.env(), stopTimeout, log
+	s.Env, s.StopTimeout, s.Log = append(a.env(), s.Env...), stopTimeout, log
 	return supervise.New(s, supervise.Options{
 		Reaper: a.reaper,
 		Clock:  a.o.Clock,
@@ -334,9 +346,9 @@ func (a *Agent) versionOf(ctx context.Context, program string) (string, error) {
 	return out, nil
 }
 
-// Run runs the agent until ctx ends, then stops its parts in order: the kubelet
-// with kube-proxy, what offers GPUs to it, as PID 1 the pod, containerd. The error is a
-// ReplacedError where another agent is to take over.
+// Run runs the agent until ctx ends, then stops its parts in order: as PID 1 the pod, of
+// which Kip hears, the kubelet with kube-proxy, what offers GPUs to it, containerd. The error is
+// a ReplacedError where another agent is to take over.
 func (a *Agent) Run(ctx context.Context) error {
 	lis, err := net.Listen("tcp", a.o.Listen)
 	if err != nil {
@@ -362,6 +374,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	serve(a.api.Serve)
 	serve(func(ctx context.Context) error { return a.cell.Serve(ctx, lis) })
+	if a.logind != nil {
+		serve(a.logind.Serve)
+	}
 
 	containerdCtx, stopContainerd := context.WithCancel(background)
 	defer stopContainerd()
@@ -401,6 +416,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	pods := a.o.Init && !errors.As(err, new(*ReplacedError))
 
 	a.o.Log.Info("itzo stops")
+	if pods {
+		a.endPods(background)
+	}
 	a.end()
 	stopOffering()
 	if pods {
@@ -452,8 +470,13 @@ func (a *Agent) startKubelet(c agentapi.Config) error {
 	if err := network.Close(a.gateDir(), servicesGate); err != nil {
 		return err
 	}
+	var env []string
+	if a.logind != nil {
+		env = append(env, "DBUS_SYSTEM_BUS_ADDRESS="+a.logind.Address())
+	}
 	p, err := a.process(supervise.Spec{
 		Name:     "kubelet",
+		Env:      env,
 		Path:     a.o.Components,
 		Args:     configs.KubeletArgs(c, a.binDir()),
 		WaitsFor: "containerd and its pause image",
@@ -500,7 +523,24 @@ func (a *Agent) importPause(ctx context.Context) {
 	}
 }
 
-// stopPods ends the pods of a machine that goes down.
+// endPods has the kubelet end the pods of a machine that goes down, as one does that hears of it
+// from systemd: hooks and graces are kept, no container starts again, and Kip hears how each ended.
+func (a *Agent) endPods(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, podGrace+stopTimeout)
+	defer cancel()
+	if err := a.logind.End(ctx); err != nil {
+		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
+		return
+	}
+	a.mu.Lock()
+	ran := a.kubelet != nil
+	a.mu.Unlock()
+	if ran {
+		<-a.o.Clock.After(lastWords)
+	}
+}
+
+// stopPods ends what a kubelet has left of the pods of a machine that goes down.
 func (a *Agent) stopPods(ctx context.Context) {
 	if out, err := a.command(ctx, "stop-pods", "--grace="+podGrace.String(), "--timeout="+(podGrace+stopTimeout).String()); err != nil {
 		a.o.Log.Warn("stop the pods", "err", err, "output", out)

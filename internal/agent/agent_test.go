@@ -19,6 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
@@ -375,7 +378,7 @@ func TestThePartsStopInOrder(t *testing.T) {
 		init bool
 		want []string
 	}{
-		{true, []string{"kubelet stopped", "pods stopped", "containerd stopped"}},
+		{true, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}},
 		// On an ordinary machine the pod outlives the agent.
 		{false, []string{"kubelet stopped", "containerd stopped"}},
 	} {
@@ -389,6 +392,9 @@ func TestThePartsStopInOrder(t *testing.T) {
 				return m.didIt("kubelet started")() && m.didIt("containerd started")()
 			})
 			before := len(m.did())
+			if c.init {
+				m.delay(a)
+			}
 			stop()
 			if got := m.did()[before:]; !slices.Equal(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
@@ -398,6 +404,41 @@ func TestThePartsStopInOrder(t *testing.T) {
 			}
 		})
 	}
+}
+
+// delay delays the machine's end as its kubelet does, until the pods have ended.
+func (m *machine) delay(a *Agent) {
+	m.t.Helper()
+	c, err := dbus.Connect(a.logind.Address())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = c.Close() })
+	said := make(chan *dbus.Signal, 1)
+	c.Signal(said)
+	var lock dbus.UnixFD
+	call := c.Object("org.freedesktop.login1", "/org/freedesktop/login1").Call("org.freedesktop.login1.Manager.Inhibit", 0,
+		"shutdown", "kubelet", "pods end first", "delay")
+	if err := call.Store(&lock); err != nil {
+		m.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		<-said
+		m.mu.Lock()
+		f, err := os.OpenFile(m.path("did"), os.O_APPEND|os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString("pods ended\n")
+			err = errors.Join(err, f.Close())
+		}
+		m.mu.Unlock()
+		ended <- errors.Join(err, unix.Close(int(lock)))
+	}()
+	m.t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			m.t.Error(err)
+		}
+	})
 }
 
 func TestABadConfigurationIsRefusedAndTheOldStays(t *testing.T) {

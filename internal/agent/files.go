@@ -97,7 +97,11 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return fmt.Errorf("make the folder of static pods: %w", err)
 		}
 	}
-	kubelet, err := configs.Kubelet(c, a.pki.Files, a.gpus().Present())
+	machine := configs.Machine{GPUs: a.gpus().Present()}
+	if a.logind != nil {
+		machine.PodGrace = podGrace
+	}
+	kubelet, err := configs.Kubelet(c, a.pki.Files, machine)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -197,6 +198,68 @@ func TestAKubeletsStatusPatchesComeThroughWhole(t *testing.T) {
 			t.Fatalf("%s: the API server has\n%s\nwant\n%s\npatch\n%s", next.Phase, got, want, patch)
 		}
 		old = next
+	}
+}
+
+// A kubelet calls each pod of a machine that ends Failed. One that nobody makes anew goes on elsewhere, as
+// a pod does whose machine is lost.
+func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
+	controller := []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "job", UID: "uid-job", Controller: ptr.To(true)}}
+	now := metav1.Now().Rfc3339Copy()
+	for name, tc := range map[string]struct {
+		policy corev1.RestartPolicy
+		owners []metav1.OwnerReference
+		fails  bool
+	}{
+		"always":                  {policy: corev1.RestartPolicyAlways},
+		"on failure":              {policy: corev1.RestartPolicyOnFailure},
+		"never":                   {policy: corev1.RestartPolicyNever, fails: true},
+		"always, of a controller": {policy: corev1.RestartPolicyAlways, owners: controller, fails: true},
+		"on failure, of a Job":    {policy: corev1.RestartPolicyOnFailure, owners: controller, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			h := newHouse(t)
+			c := h.server.AddCell("c1", info)
+			pod := podOn("web")
+			pod.Spec.RestartPolicy, pod.OwnerReferences = tc.policy, tc.owners
+			pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+			pod = h.bindNew(c, pod)
+			closed(t, "the pod is known", c.bound().known)
+			next := *pod.Status.DeepCopy()
+			next.Phase, next.Reason, next.Message = corev1.PodFailed, "Terminated", "Pod was terminated in response to imminent node shutdown."
+			next.Conditions = []corev1.PodCondition{
+				{Type: corev1.PodReady, Status: corev1.ConditionFalse},
+				{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet},
+			}
+			next.ContainerStatuses = []corev1.ContainerStatus{{
+				Name:  "main",
+				State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, FinishedAt: now}},
+			}}
+			from, err := json.Marshal(corev1.Pod{Status: pod.Status})
+			if err != nil {
+				t.Fatal(err)
+			}
+			to, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: pod.UID}, Status: next})
+			if err != nil {
+				t.Fatal(err)
+			}
+			patch, err := strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if code, _, answer := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, patch); code != http.StatusOK {
+				t.Fatalf("%s\n%d %s", patch, code, answer)
+			}
+			got := h.up.get("pods", "shop", "web").(*corev1.Pod).Status
+			want := next
+			if !tc.fails {
+				want.Phase, want.Reason, want.Message, want.Conditions = corev1.PodRunning, "", "", next.Conditions[:1]
+			}
+			if !equality.Semantic.DeepEqual(got, want) {
+				t.Errorf("its status is %+v, want %+v", got, want)
+			}
+		})
 	}
 }
 

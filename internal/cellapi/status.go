@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -149,7 +150,8 @@ func notNull(fields map[string]any, at *field.Path, names ...string) error {
 
 // podStatusPatch rebuilds the patch of a pod's status: the UID, and of the status
 // what is a kubelet's. Neither metadata nor a directive for the whole comes through.
-func podStatusPatch(sent []byte, uid types.UID, known addresses) ([]byte, error) {
+// A pod that stays says nothing of its end where its machine ends.
+func podStatusPatch(sent []byte, uid types.UID, known addresses, stays bool) ([]byte, error) {
 	var change map[string]any
 	if err := utiljson.Unmarshal(sent, &change); err != nil || change == nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
@@ -183,6 +185,9 @@ func podStatusPatch(sent []byte, uid types.UID, known addresses) ([]byte, error)
 		if err != nil {
 			return nil, err
 		}
+		if m, isObject := made.(map[string]any); isObject && stays {
+			stay(m)
+		}
 		patch["status"] = made
 	}
 	b, err := json.Marshal(patch)
@@ -194,6 +199,35 @@ func podStatusPatch(sent []byte, uid types.UID, known addresses) ([]byte, error)
 	}
 	return b, nil
 }
+
+// staysWithoutMachine says whether a pod goes on elsewhere when its machine ends, as one of a node that
+// starts again goes on there. One of a controller is replaced at once where a kubelet calls it Failed.
+func staysWithoutMachine(pod *corev1.Pod) bool {
+	return pod != nil && pod.Spec.RestartPolicy != corev1.RestartPolicyNever && metav1.GetControllerOf(pod) == nil
+}
+
+// stay takes out of a status what makes a pod Failed since its machine ends. How its containers
+// ended remains.
+func stay(status map[string]any) {
+	if status["phase"] != string(corev1.PodFailed) || status["reason"] != machineEnds {
+		return
+	}
+	for _, k := range []string{"phase", "reason", "message"} {
+		delete(status, k)
+	}
+	for _, k := range []string{"conditions", "$setElementOrder/conditions"} {
+		if all, isList := status[k].([]any); isList {
+			status[k] = slices.DeleteFunc(all, func(e any) bool {
+				m, _ := e.(map[string]any)
+				return m["type"] == string(corev1.DisruptionTarget)
+			})
+		}
+	}
+}
+
+// machineEnds is a kubelet's reason for the end of a pod when its machine ends
+// (k8s.io/kubernetes/pkg/kubelet/nodeshutdown, nodeShutdownReason).
+const machineEnds = "Terminated"
 
 // podStatus is what a kubelet's status manager writes.
 func podStatus(known addresses) shape {
@@ -247,7 +281,7 @@ func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) err
 		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
 	}
 	pod, _ := c.lastPod()
-	patch, err := podStatusPatch(p.body, b.uid, c.addressesOf(pod))
+	patch, err := podStatusPatch(p.body, b.uid, c.addressesOf(pod), staysWithoutMachine(pod))
 	if err != nil {
 		return err
 	}

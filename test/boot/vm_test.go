@@ -70,7 +70,7 @@ func run(t *testing.T, what vm.Machine) machine {
 	return machine{t, m}
 }
 
-// describe says what machine start boots.
+// describe says what machine start boots: of emulated virtio devices, with UEFI.
 func describe(t *testing.T, disk, userData string, card bool) vm.Machine {
 	t.Helper()
 	dir := t.TempDir()

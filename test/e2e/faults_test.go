@@ -396,6 +396,70 @@ spec:
 	}
 }
 
+// whole is a container that says how it ends, after its hook.
+const whole = `  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'trap "sleep 1; echo ended; exit 3" TERM; echo started; while :; do sleep 0.1; done']
+    lifecycle: {preStop: {exec: {command: [sh, -c, 'echo hook >/proc/1/fd/1']}}}
+`
+
+func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 10", 1))
+	s.Apply(sleeper("always"))
+	s.Apply(deployment("d", sleeps))
+	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.waitPodOf("d", "")
+	machines := map[string]machine{}
+	for _, pod := range []string{"never", "always", first.Name} {
+		machines[pod] = s.machine(pod)
+	}
+	var log strings.Builder
+	follow := s.Command(t.Context(), "logs", "-f", "never")
+	follow.Stdout = &log
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := machines["always"].ended(s)
+	for _, m := range machines {
+		if err := syscall.Kill(m.pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if err := follow.Wait(); err != nil || log.String() != "started\nhook\nended\n" {
+		t.Errorf("who follows the log sees %q (%v)", log.String(), err)
+	}
+	for _, p := range []*corev1.Pod{never, first} {
+		failed := s.WaitPod(p.Name, "has Failed", namespace.HasPhase(corev1.PodFailed))
+		disrupted := slices.ContainsFunc(failed.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonTerminationByKubelet
+		})
+		if failed.UID != p.UID || failed.Status.Reason != "Terminated" || !disrupted {
+			t.Errorf("pod %s has reason %q, conditions %+v", p.Name, failed.Status.Reason, failed.Status.Conditions)
+		}
+		want := int32(0)
+		if p == never {
+			want = 3
+		}
+		if x := firstContainer(failed).State.Terminated; x == nil || x.ExitCode != want {
+			t.Errorf("pod %s is %s, want exit code %d", p.Name, namespace.States(failed), want)
+		}
+	}
+	// Its log is kept, as that of each pod that ended.
+	if got := s.Kubectl("logs", "never"); got != "started\nhook\nended\n" {
+		t.Errorf("the log is %q", got)
+	}
+	s.Eventually("exec in the Deployment's second pod", s.ExecTrue(s.waitPodOf("d", first.Name).Name))
+
+	s.waitMoved(always, machines["always"], ended)
+	s.Eventually("exec in pod always", s.ExecTrue("always"))
+	for _, m := range machines {
+		s.waitCellGone(m)
+	}
+}
+
 // wasLost checks what a kubelet makes of a pod that ran on another machine.
 func wasLost(s *space, pod *corev1.Pod) {
 	s.Helper()

@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -289,6 +290,23 @@ var onlyOnEC2 = []scenario{
 	}},
 	{ec2: true, name: "a disk is made, used and deleted", story: madeDisk},
 	{ec2: true, routed: true, name: "a network is led to a pod, and to the next", story: led},
+	{ec2: true, every: 8, name: "a silent cell is lost early, since EC2 finds its machine impaired", story: func(s *stage) {
+		s.mu.Lock()
+		s.annotations = map[string]string{placement.AnnotationHealthyTimeout: "86400"}
+		s.mu.Unlock()
+		uid := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(uid))
+		first := s.machineOf(uid)
+		s.mu.Lock()
+		s.machines[first].cutOff = true
+		s.linksChanged()
+		s.mu.Unlock()
+		s.model.Impair(first, ec2.CheckInstance)
+		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
+		if s.alive() {
+			s.shows("its pod was told what EC2 finds", s.explained(uid, "the cloud's own checks have failed"))
+		}
+	}},
 	{ec2: true, name: "Kip comes back from elsewhere", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))
@@ -305,7 +323,7 @@ var behindPod = netip.MustParsePrefix("10.20.0.0/16")
 func led(s *stage) {
 	routed := func() types.UID {
 		s.mu.Lock()
-		s.nextRoute = true
+		s.annotations = map[string]string{placement.AnnotationCloudRoute: behindPod.String()}
 		s.mu.Unlock()
 		return s.pod(corev1.RestartPolicyAlways, "small")
 	}
@@ -360,7 +378,7 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 	})
 	for n, sc := range all {
 		names[sc.name] = true
-		step := 1
+		step := max(sc.every, 1)
 		if testing.Short() { // neighbours are of one request, or nearly: in a row of stories each is met
 			step = 25
 		}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -286,10 +285,8 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	if w.nextDisk != "" {
 		labels[diskLabel], w.diskOf[uid], w.nextDisk = w.nextDisk, w.nextDisk, ""
 	}
-	var annotations map[string]string
-	if w.nextRoute {
-		annotations, w.nextRoute = map[string]string{placement.AnnotationCloudRoute: behindPod.String()}, false
-	}
+	annotations := w.annotations
+	w.annotations = nil
 	w.mu.Unlock()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, Annotations: annotations,

@@ -34,6 +34,8 @@ type scenario struct {
 	routed   bool // networks are led to pods there
 	unbilled bool // the ledger is lost on the way
 	story    func(s *stage)
+	// every is of how many points Kip is killed at one, in a story that waits long; 0 for at each.
+	every int
 }
 
 // stage is a world in which a scenario is played.

@@ -126,9 +126,9 @@ type world struct {
 
 	mu           sync.Mutex
 	diskOf       map[types.UID]string
-	nextDisk     string // of the next pod
-	nextRoute    bool   // and a network
-	foreign      string // attached by somebody else
+	nextDisk     string            // of the next pod
+	annotations  map[string]string // of the next pod
+	foreign      string            // attached by somebody else
 	violations   []string
 	kip          *kip // nil while none runs
 	lives        int  // of Kip, so far

@@ -76,7 +76,7 @@ func TestContainerdConfigIsAsReviewed(t *testing.T) {
 }
 
 func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
-	b, err := Kubelet(config(), files, false)
+	b, err := Kubelet(config(), files, Machine{PodGrace: 15 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	for _, plugins := range []bool{false, true} {
 		c := config()
 		c.Plugins = plugins
-		b, err := Kubelet(c, files, false)
+		b, err := Kubelet(c, files, Machine{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 
 func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
 	for gpus, want := range map[bool]time.Duration{false: 10 * time.Second, true: time.Second} {
-		b, err := Kubelet(config(), files, gpus)
+		b, err := Kubelet(config(), files, Machine{GPUs: gpus})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,10 +144,29 @@ func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
 	}
 }
 
+func TestOneGraceIsForEachPodOfAMachineThatEnds(t *testing.T) {
+	for grace, want := range map[time.Duration][]kubeletv1beta1.ShutdownGracePeriodByPodPriority{
+		0:                nil,
+		15 * time.Second: {{Priority: 0, ShutdownGracePeriodSeconds: 15}},
+	} {
+		b, err := Kubelet(config(), files, Machine{PodGrace: grace})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeletv1beta1.KubeletConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Errorf("the kubelet would refuse it: %v", err)
+		}
+		if !slices.Equal(typed.ShutdownGracePeriodByPodPriority, want) {
+			t.Errorf("with a grace of %s pods have %+v: want %+v", grace, typed.ShutdownGracePeriodByPodPriority, want)
+		}
+	}
+}
+
 func TestKubeletWithoutClusterDNSHasNone(t *testing.T) {
 	c := config()
 	c.ClusterDNS, c.ClusterDomain = nil, ""
-	b, err := Kubelet(c, files, false)
+	b, err := Kubelet(c, files, Machine{})
 	if err != nil {
 		t.Fatal(err)
 	}

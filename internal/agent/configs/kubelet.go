@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -29,8 +30,16 @@ const maxPods = 4
 // maxPlugins is how many CSI drivers the volumes of one pod can be of.
 const maxPlugins = 16
 
-// Kubelet renders the kubelet's configuration file; gpus says that the machine has some.
-func Kubelet(c agentapi.Config, f Files, gpus bool) ([]byte, error) {
+// Machine is what the kubelet is to know of the machine.
+type Machine struct {
+	GPUs bool
+	// PodGrace is what pods have at most when the machine ends, in whole seconds; 0 where the
+	// kubelet is not told that it ends.
+	PodGrace time.Duration
+}
+
+// Kubelet renders the kubelet's configuration file.
+func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 	// A map and not the API type: k8s.io/kubelet would bring a good part of the
 	// API machinery into a process that is to stay small. A test decodes it
 	// strictly with the type.
@@ -45,7 +54,13 @@ func Kubelet(c agentapi.Config, f Files, gpus bool) ([]byte, error) {
 		cfg["staticPodPath"] = StaticPodDir
 		cfg["maxPods"] = maxPods + maxPlugins
 	}
-	if gpus {
+	if m.PodGrace > 0 {
+		// One group, since the end of a critical pod is not to be waited for longer.
+		cfg["shutdownGracePeriodByPodPriority"] = []map[string]any{
+			{"priority": 0, "shutdownGracePeriodSeconds": int64(m.PodGrace / time.Second)},
+		}
+	}
+	if m.GPUs {
 		// The pod is shown when the node has its GPUs, and they are registered when the
 		// node has become ready, or soon after.
 		cfg["nodeStatusUpdateFrequency"] = "1s"

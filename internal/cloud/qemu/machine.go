@@ -152,7 +152,7 @@ func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
 		Vendor:      k.cfg.Vendor,
 	}
 	if k.cfg.Vendor != "" {
-		m.Variables, m.NVMe = firmwareFile, true
+		m.Variables, m.Root = firmwareFile, vm.NVMe
 		return m, nil
 	}
 	// Of its first boot: the image may be another now, and its disk lies over that one's.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 )
@@ -111,7 +112,7 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 	s := namespace.New(t, world)
 	began := time.Now()
 	s.Apply(pods)
-	server, _ := s.WaitReady("server"), s.WaitReady("client")
+	server, client := s.WaitReady("server"), s.WaitReady("client")
 	world.SawDisk()
 	t.Logf("both pods are Ready after %v", time.Since(began).Round(time.Second))
 
@@ -274,6 +275,17 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			t.Errorf("the parts of the machine had the PIDs %q and have %q", before, after)
 		}
 	})
+	t.Run("memory that a machine has freed goes back to the host", func(t *testing.T) {
+		s := s.For(t)
+		// All that there was, the container that ended had.
+		s.Eventually("QEMU has given back a good part of it", func(context.Context) error {
+			most, now, err := memory(machine(t, client).ID)
+			if err == nil && now > most-most/4 {
+				err = fmt.Errorf("it had %d MiB, and has %d", most>>10, now>>10)
+			}
+			return err
+		})
+	})
 	t.Run("a pod's end leaves nothing", func(t *testing.T) {
 		s := s.For(t)
 		s.Kubectl("delete", "pod", "server", "client", "--wait=false")
@@ -297,14 +309,16 @@ kind: Pod
 metadata: {name: late}
 spec:
   nodeSelector: {type: virtual-kubelet}
-  terminationGracePeriodSeconds: 1
+  terminationGracePeriodSeconds: 10
+  restartPolicy: Never
   containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'echo started; trap "exit 0" TERM; while :; do sleep 0.1; done']
+    command: [sh, -c, 'echo started; trap "echo told; sleep 1; echo ended; exit 3" TERM; while :; do sleep 0.1; done']
 `
 
-// A machine's second boot is no second life where no pod was on it before.
+// A machine's second boot is no second life where no pod was on it before. Its power button ends
+// the pod first.
 func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 	s := namespace.New(t, world)
 	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
@@ -337,6 +351,21 @@ func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 	if err := restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	s.Eventually("exec works", s.ExecTrue("late"))
+	var log strings.Builder
+	follow := s.Command(t.Context(), "logs", "-f", "late")
+	follow.Stdout = &log
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	press(t, kept.ID)
+	if err := follow.Wait(); err != nil || log.String() != "started\ntold\nended\n" {
+		t.Errorf("who follows the log sees %q (%v)", log.String(), err)
+	}
+	failed := s.WaitPod("late", "has Failed", namespace.HasPhase(corev1.PodFailed))
+	if x := failed.Status.ContainerStatuses[0].State.Terminated; failed.Status.Reason != "Terminated" || x == nil || x.ExitCode != 3 {
+		t.Errorf("the pod has Failed for %q: %s", failed.Status.Reason, namespace.States(failed))
+	}
 	s.Kubectl("delete", "pod", "late", "--wait=false")
 	s.Eventually("the pod and its cell are gone", func(ctx context.Context) error {
 		if p, err := s.Pod(ctx, "late"); !apierrors.IsNotFound(err) {
@@ -346,6 +375,47 @@ func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 	})
 	if err := world.Empty(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// memory is what a machine's QEMU has had of the host's at most, and has now, in KiB.
+func memory(id string) (most, now int64, err error) {
+	m, err := host.Inspect(host.Config{StateDir: filepath.Join(world.State, "cloud")}, id)
+	if err != nil {
+		return 0, 0, err
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		for name, to := range map[string]*int64{"VmHWM:": &most, "VmRSS:": &now} {
+			if rest, is := strings.CutPrefix(line, name); is {
+				if _, err := fmt.Sscan(rest, to); err != nil {
+					return 0, 0, err
+				}
+			}
+		}
+	}
+	return most, now, nil
+}
+
+// press presses a machine's power button.
+func press(t *testing.T, id string) {
+	t.Helper()
+	// A socket's name is short.
+	dir, err := os.Open(host.Config{StateDir: filepath.Join(world.State, "cloud")}.MachineDir(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	monitor, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/monitor", dir.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer monitor.Close()
+	if err := monitor.Do(t.Context(), "system_powerdown", nil, nil); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -33,6 +34,14 @@ const (
 	FirmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 )
 
+// What a root disk may be.
+const (
+	VirtioBlk = "virtio-blk-pci"
+	NVMe      = "nvme,serial=root"        // as on EC2's Nitro
+	SCSI      = "scsi-hd,bus=" + DisksBus // as on Google Cloud
+	SATA      = "ide-hd,bus=ide.0"        // as on many hypervisors
+)
+
 // DisksBus is the bus on which disks are plugged in while the machine runs.
 const DisksBus = "disks.0"
 
@@ -60,8 +69,8 @@ type Machine struct {
 	Name, UUID string
 	// Vendor is the manufacturer of the system, as SMBIOS has it; optional.
 	Vendor string
-	// NVMe says that the root disk is an NVMe device, as on EC2, and not virtio's.
-	NVMe bool
+	// Root is QEMU's device that the root disk is: VirtioBlk unless it is given.
+	Root string
 	// Paused machines run nothing until they are told to by the monitor (cont).
 	Paused bool
 	// Hugepages says that memory is taken from the host's hugepages, whole and at once.
@@ -156,15 +165,11 @@ func (m Machine) boot() []string {
 }
 
 func (m Machine) devices() []string {
-	disk := "virtio-blk-pci"
-	if m.NVMe {
-		disk = "nvme,serial=root"
-	}
 	args := []string{
 		// What it has not written when the host crashes is lost, and no machine runs on then.
 		"-drive", "if=none,id=root,discard=unmap,cache=unsafe,format=" + m.Disk.Format + ",file=" + escape(m.Disk.File),
-		"-device", disk + ",drive=root,bootindex=1",
 		"-device", "virtio-scsi-pci,id=" + strings.TrimSuffix(DisksBus, ".0"),
+		"-device", cmp.Or(m.Root, VirtioBlk) + ",drive=root,bootindex=1",
 		"-device", "virtio-rng-pci",
 	}
 	if !m.Hugepages {

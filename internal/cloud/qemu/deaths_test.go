@@ -1,0 +1,172 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// deaths runs a test for each step at which a machine's QEMU dies, and Kip goes on. It is armed by
+// what arm returns, from when on the next such step is its last.
+func deaths(t *testing.T, steps []string, check func(t *testing.T, cfg Config, c *Cloud, arm func())) {
+	for _, step := range steps {
+		t.Run(step, func(t *testing.T) {
+			cfg := testHost(t)
+			var armed, died atomic.Bool
+			cfg.Reached = func(s string) {
+				if s != step || !armed.CompareAndSwap(true, false) {
+					return
+				}
+				_, pids := groupsOf(t, cfg).Inspect()
+				for _, pid := range pids {
+					died.Store(true)
+					if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+						t.Errorf("kill QEMU: %v", err)
+					}
+				}
+			}
+			check(t, cfg, open(t, cfg), func() { armed.Store(true) })
+			if !died.Load() {
+				t.Errorf("no QEMU died at %q", step)
+			}
+		})
+	}
+}
+
+// gone waits until no machine is listed, and checks that nothing of one is left.
+func gone(t *testing.T, cfg Config, c *Cloud) {
+	t.Helper()
+	within(t, "the machine is gone", func() error {
+		if l := list(t, c); len(l) > 0 {
+			return fmt.Errorf("listed: %+v", l)
+		}
+		return nil
+	})
+	onlyBridgeIsLeft(t, cfg)
+}
+
+func TestQEMUThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
+	deaths(t, []string{"attached", "identified", "answers", "begun"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		arm()
+		// A machine that was there for a moment is none that failed to start.
+		if made, err := c.Launch(context.Background(), request("a")).All(); err != nil {
+			t.Logf("the launch says: %v", err)
+		} else if len(made) != 1 {
+			t.Errorf("launched: %+v", made)
+		}
+		gone(t, cfg, c)
+		says(t, c, launch(t, c, "b").ID, "here\n")
+	})
+}
+
+func TestQEMUThatDiesInTerminateHasEnded(t *testing.T) {
+	deaths(t, []string{"terminating"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		id := launch(t, c, "a").ID
+		arm()
+		if err := c.Terminate(context.Background(), id).Err(); err != nil {
+			t.Error(err)
+		}
+		gone(t, cfg, c)
+	})
+}
+
+func TestQEMUThatDiesInStopHasStopped(t *testing.T) {
+	deaths(t, []string{"stopping"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		id := launch(t, c, "a").ID
+		says(t, c, id, "here\n")
+		arm()
+		if err := c.Stop(context.Background(), id).Err(); err != nil {
+			t.Error(err)
+		}
+		startsAgain(t, cfg, c, id)
+	})
+}
+
+func TestQEMUThatDiesInStartLeavesAStoppedMachine(t *testing.T) {
+	deaths(t, []string{"attached", "identified", "answers"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		id := launch(t, c, "a").ID
+		says(t, c, id, "here\n")
+		if err := c.Stop(context.Background(), id).Err(); err != nil {
+			t.Fatal(err)
+		}
+		arm()
+		if err := c.Start(context.Background(), id).Err(); err == nil {
+			t.Error("it started, though its QEMU has died")
+		}
+		startsAgain(t, cfg, c, id)
+	})
+}
+
+// startsAgain checks that a machine is stopped, with nothing of it but its folder, and starts.
+func startsAgain(t *testing.T, cfg Config, c *Cloud, id string) {
+	t.Helper()
+	within(t, "it is stopped", func() error {
+		if i := only(t, c); i.State != cloud.Stopped {
+			return fmt.Errorf("it is %s", i.State)
+		}
+		return nil
+	})
+	if l := left(t, cfg); !slices.Equal(l, []string{"folder " + cfg.MachineDir(id)}) {
+		t.Errorf("left of a stopped machine: %q", l)
+	}
+	if err := c.Start(context.Background(), id).Err(); err != nil {
+		t.Fatal(err)
+	}
+	says(t, c, id, "here\n")
+}
+
+func TestQEMUThatDiesWhileADiskIsPluggedInGivesTheDiskBack(t *testing.T) {
+	for _, plugs := range []bool{true, false} {
+		steps := []string{"disk attaching", "disk opened", "disk attached"}
+		if !plugs {
+			steps = []string{"disk unplugged"}
+		}
+		deaths(t, steps, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+			ctx := context.Background()
+			id := launch(t, c, "a").ID
+			d, err := c.CreateDisk(ctx, diskRequest())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plugs {
+				arm()
+				t.Logf("plugging it in: %v", c.AttachDisk(ctx, d.ID, id))
+			} else {
+				if err := c.AttachDisk(ctx, d.ID, id); err != nil {
+					t.Fatal(err)
+				}
+				arm()
+				t.Logf("taking it out: %v", c.DetachDisk(ctx, d.ID, id))
+			}
+			within(t, "the machine is gone", func() error {
+				if l := list(t, c); len(l) > 0 {
+					return fmt.Errorf("listed: %+v", l)
+				}
+				return nil
+			})
+			if err := c.DetachDisk(ctx, d.ID, id); err != nil {
+				t.Errorf("taken from the machine that is gone: %v", err)
+			}
+			next := launch(t, c, "b").ID
+			if err := c.AttachDisk(ctx, d.ID, next); err != nil {
+				t.Fatal(err)
+			}
+			if got := devices(t, cfg, next); len(got) != 1 {
+				t.Errorf("attached to the next machine: %q", got)
+			}
+			if err := c.Terminate(ctx, next).Err(); err != nil {
+				t.Error(err)
+			}
+			if err := c.DeleteDisk(ctx, d.ID); err != nil {
+				t.Error(err)
+			}
+			gone(t, cfg, c)
+		})
+	}
+}

@@ -1,0 +1,118 @@
+//go:build e2e
+
+package boot
+
+import (
+	"encoding/base64"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/internal/pki"
+)
+
+// services answers as the metadata services of Google Cloud and Azure do.
+type services struct {
+	userData string
+	ready    chan string // what Azure is told
+}
+
+func (s services) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	google, azure, wire := r.Header.Get("Metadata-Flavor") == "Google", r.Header.Get("Metadata") == "true", r.Header.Get("X-Ms-Version") != ""
+	at := r.Method + " " + r.Host + r.URL.Path
+	switch {
+	case google && at == "GET 169.254.169.254/computeMetadata/v1/instance/attributes/user-data":
+		_, _ = io.WriteString(w, s.userData)
+	case google && at == "GET 169.254.169.254/computeMetadata/v1/instance/hostname":
+		_, _ = io.WriteString(w, "cell.c.project.internal")
+	case azure && at == "GET 169.254.169.254/metadata/instance/compute/userData":
+		_, _ = io.WriteString(w, base64.StdEncoding.EncodeToString([]byte(s.userData)))
+	case azure && at == "GET 169.254.169.254/metadata/instance/compute/name":
+		_, _ = io.WriteString(w, "cell")
+	case wire && at == "GET 168.63.129.16/machine/" && r.URL.Query().Get("comp") == "goalstate":
+		_, _ = io.WriteString(w, `<GoalState><Incarnation>1</Incarnation><Container><ContainerId>c</ContainerId>
+			<RoleInstanceList><RoleInstance><InstanceId>i</InstanceId></RoleInstance></RoleInstanceList></Container></GoalState>`)
+	case wire && at == "POST 168.63.129.16/machine/" && r.URL.Query().Get("comp") == "health":
+		var health struct {
+			State string `xml:"Container>RoleInstanceList>Role>Health>State"`
+		}
+		_ = xml.NewDecoder(r.Body).Decode(&health) // what it is not is no Ready
+		select {
+		case s.ready <- health.State:
+		default:
+		}
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// TestAMachineIsToldByTheCloudThatItsFirmwareNames boots on the root disks of clouds and of other
+// hypervisors, at addresses of the clouds.
+func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
+	for _, tc := range []struct {
+		name, firmware, root, says string
+		reports                    bool
+	}{
+		{
+			name:     "Google Cloud",
+			firmware: "type=1,manufacturer=Google,product=Google Compute Engine",
+			root:     vm.SCSI,
+			says:     "user data of Google Cloud's metadata service (",
+		},
+		{
+			name:     "Azure",
+			firmware: "type=3,asset=7783-7084-3265-9085-8832-2578-42",
+			root:     vm.SATA,
+			says:     "user data of Azure's metadata service (",
+			reports:  true,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			authority, err := pki.New(time.Now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := services{ready: make(chan string, 1)}
+			s.userData = fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(),
+				pki.NewToken().Reveal())
+			server := httptest.NewServer(s)
+			t.Cleanup(server.Close)
+			_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			what := describe(t, newDisk(t), "", false)
+			// A network that has the services of both; each connection there is a process that leads to the test.
+			lead := "-cmd:busybox nc 127.0.0.1 " + port
+			what.Card = &vm.Card{User: strings.Join([]string{
+				"restrict=on", "net=168.0.0.0/7", "host=168.0.0.2", "dns=168.0.0.3", "dhcpstart=168.0.0.15",
+				"guestfwd=tcp:169.254.169.254:80" + lead, "guestfwd=tcp:168.63.129.16:80" + lead,
+			}, ",")}
+			what.Root, what.More = tc.root, []string{"-smbios", tc.firmware}
+			m := run(t, what)
+			m.says(tc.says)
+			m.says("the agent begins")
+			if tc.reports {
+				select {
+				case state := <-s.ready:
+					if state != "Ready" {
+						t.Errorf("Azure is told %q", state)
+					}
+				case <-within(t).Done():
+					t.Fatalf("Azure is not told that the machine works:\n%s", m.Console())
+				}
+			}
+			m.press()
+			m.ends()
+			m.says("power off")
+		})
+	}
+}
