@@ -223,7 +223,10 @@ func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
 			c := h.server.AddCell("c1", info)
 			pod := podOn("web")
 			pod.Spec.RestartPolicy, pod.OwnerReferences = tc.policy, tc.owners
-			pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+			pod.Status = corev1.PodStatus{
+				Phase:      corev1.PodRunning,
+				Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			}
 			pod = h.bindNew(c, pod)
 			closed(t, "the pod is known", c.bound().known)
 			next := *pod.Status.DeepCopy()
@@ -248,7 +251,8 @@ func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if code, _, answer := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, patch); code != http.StatusOK {
+			code, _, answer := do(ctx, c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, patch)
+			if code != http.StatusOK {
 				t.Fatalf("%s\n%d %s", patch, code, answer)
 			}
 			got := h.up.get("pods", "shop", "web").(*corev1.Pod).Status

@@ -407,7 +407,7 @@ const whole = `  containers:
 func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 10", 1))
+	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "PeriodSeconds: 2", "PeriodSeconds: 10", 1))
 	s.Apply(sleeper("always"))
 	s.Apply(deployment("d", sleeps))
 	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.waitPodOf("d", "")
