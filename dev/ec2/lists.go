@@ -103,8 +103,12 @@ type zoneXML struct {
 }
 
 func (m *Model) describeAvailabilityZones(r *request) (any, error) {
+	dry := r.flag("DryRun")
 	if err := m.one(r); err != nil {
 		return nil, err
+	}
+	if dry {
+		return nil, dryRun
 	}
 	zones := map[string]bool{}
 	for _, s := range m.Subnets() {

@@ -272,6 +272,9 @@ func bad(code, format string, args ...any) error {
 	return &apiError{http.StatusBadRequest, code, fmt.Sprintf(format, args...)}
 }
 
+// dryRun is the answer to a call that would have succeeded, and was to have no effect.
+var dryRun = &apiError{http.StatusPreconditionFailed, "DryRunOperation", "Request would have succeeded, but DryRun flag is set."}
+
 // request is one call.
 type request struct {
 	ctx context.Context

@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -125,6 +126,7 @@ func (v *volume) changeable(size int, now time.Time, step time.Duration) error {
 }
 
 func (m *Model) describeVolumesModifications(r *request) (any, error) {
+	ids := r.texts("VolumeId")
 	wanted := r.filters("volume-id", "modification-state")
 	r.number("MaxResults")
 	r.text("NextToken")
@@ -136,8 +138,15 @@ func (m *Model) describeVolumesModifications(r *request) (any, error) {
 	}
 	var all []modificationXML
 	err := m.touch(r, sim.KindListDisks, func(now time.Time, _ map[string]sim.Instance) error {
+		for _, id := range ids {
+			if v, err := m.volumeOf(id, now); err != nil {
+				return err
+			} else if v.change.from == 0 {
+				return bad("InvalidVolumeModification.NotFound", "Modification for volume '%s' does not exist.", id)
+			}
+		}
 		for _, v := range m.volumes {
-			if v.change.from == 0 || !v.shows(now, m.cfg.VolumeStep) {
+			if v.change.from == 0 || !v.shows(now, m.cfg.VolumeStep) || len(ids) > 0 && !slices.Contains(ids, v.ID) {
 				continue
 			}
 			x := v.modification(now, m.cfg.VolumeStep)

@@ -283,6 +283,9 @@ func (r *request) named() string {
 // mostGiB are the largest volumes of each kind. Source: EBS User Guide, "Amazon EBS volume types".
 var mostGiB = map[string]int{"gp3": 65536, "gp2": 16384}
 
+// mostIOPS are those of a gp3 volume. Source: EBS User Guide, "General Purpose SSD volumes".
+const mostIOPS = 80000
+
 func (m *Model) createVolume(r *request) (any, error) {
 	v := &volume{Volume: Volume{
 		Zone:      r.text("AvailabilityZone"),
@@ -291,8 +294,16 @@ func (m *Model) createVolume(r *request) (any, error) {
 		Encrypted: r.flag("Encrypted"),
 		Tags:      m.tagSpecifications(r.form, "volume")["volume"],
 	}}
-	v.token, v.call = r.text("ClientToken"), sum(r.values.Encode())
+	iops, shared, dry := r.number("Iops"), r.flag("MultiAttachEnabled"), r.flag("DryRun")
+	v.token = r.text("ClientToken")
+	v.call = fmt.Sprint(v.Zone, v.Kind, v.GiB, v.Encrypted, iops, v.Tags) // maps are printed in the order of their keys
 	switch {
+	case shared:
+		r.bad("InvalidParameterCombination", "Multi-Attach is only supported for volume types io1 and io2, not %s", v.Kind)
+	case iops != 0 && v.Kind != "gp3":
+		r.bad("InvalidParameterCombination", "The parameter iops is not supported for %s volumes.", v.Kind)
+	case iops > mostIOPS:
+		r.bad("InvalidParameterValue", "Volume iops of %d is too high; maximum is %d.", iops, mostIOPS)
 	case v.GiB < 1 || v.GiB > mostGiB[v.Kind]:
 		r.bad("InvalidParameterValue", "Volume of %dGiB is not of 1 to %dGiB, as those of type %s are", v.GiB, mostGiB[v.Kind], v.Kind)
 	case len(v.token) > 64:
@@ -306,6 +317,9 @@ func (m *Model) createVolume(r *request) (any, error) {
 	}
 	if err := m.mayMakeVolume(r, v.Tags); err != nil {
 		return nil, err
+	}
+	if dry {
+		return nil, dryRun
 	}
 	var answer volumeXML
 	err := m.touch(r, sim.KindCreateDisk, func(now time.Time, _ map[string]sim.Instance) error {

@@ -70,7 +70,9 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		"too small":    {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "VolumeType=gp3"}},
 		"too large":    {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "Size=16385"}},
 		"no such zone": {"CreateVolume", "InvalidZone.NotFound", []string{"AvailabilityZone=z9", "Size=1"}},
-		"multi-attach": {"CreateVolume", "UnknownParameter", []string{"AvailabilityZone=z1", "Size=1", "MultiAttachEnabled=true"}},
+		"multi-attach": {"CreateVolume", "InvalidParameterCombination", []string{"AvailabilityZone=z1", "Size=1", "MultiAttachEnabled=true"}},
+		"too fast":     {"CreateVolume", "InvalidParameterValue", []string{"AvailabilityZone=z1", "Size=4", "VolumeType=gp3", "Iops=2147483647"}},
+		"fast gp2":     {"CreateVolume", "InvalidParameterCombination", []string{"AvailabilityZone=z1", "Size=4", "VolumeType=gp2", "Iops=3000"}},
 		"another call of a token": {"CreateVolume", "IdempotentParameterMismatch",
 			[]string{"AvailabilityZone=z1", "Size=2", "ClientToken=a"}},
 		"no volume's name":            {"DeleteVolume", "InvalidParameterValue", []string{"VolumeId=disk-1"}},
@@ -104,6 +106,44 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 	}
 	if got := c.status(taken); got != "available" || len(c.model.Volumes()) != 3 {
 		t.Errorf("of an instance that has ended: %s, %+v", got, c.model.Volumes())
+	}
+}
+
+// The controller of ebs.csi.aws.com sends tags in any order, tries calls before it makes them, and asks
+// of one volume whether it was modified.
+func TestVolumesAreMadeAsTheEBSDriverAsksForThem(t *testing.T) {
+	c := newClient(t, sim.Knobs{})
+	if code, _ := c.ask("DescribeAvailabilityZones", "DryRun=true"); code != "DryRunOperation" {
+		t.Errorf("trying to list zones: %s", code)
+	}
+	want := []string{"AvailabilityZone=z1", "Size=1", "VolumeType=gp3", "Encrypted=true", "MultiAttachEnabled=false", "Iops=3000",
+		"ClientToken=pvc-1", "TagSpecification.1.ResourceType=volume"}
+	tags := func(first, second string) []string {
+		return append(slices.Clone(want), "TagSpecification.1.Tag.1.Key="+first, "TagSpecification.1.Tag.1.Value=v",
+			"TagSpecification.1.Tag.2.Key="+second, "TagSpecification.1.Tag.2.Value=v")
+	}
+	if code, _ := c.ask("CreateVolume", append(tags("a", "b"), "DryRun=true")...); code != "DryRunOperation" {
+		t.Errorf("trying to make a volume: %s", code)
+	}
+	made := c.idOf(c.ask("CreateVolume", tags("a", "b")...))
+	if again := c.idOf(c.ask("CreateVolume", tags("b", "a")...)); again != made {
+		t.Errorf("the same tags in another order made %s, after %s", again, made)
+	}
+	if code, _ := c.ask("CreateVolume", tags("a", "c")...); code != "IdempotentParameterMismatch" {
+		t.Errorf("another tag: %s", code)
+	}
+	if code, _ := c.ask("DescribeVolumesModifications", "VolumeId.1="+made); code != "InvalidVolumeModification.NotFound" {
+		t.Errorf("of a volume that was never modified: %s", code)
+	}
+	other := c.volume()
+	for _, id := range []string{made, other} {
+		if code, body := c.ask("ModifyVolume", "VolumeId="+id, "Size=2"); code != "" {
+			t.Fatal(code, body)
+		}
+	}
+	if code, body := c.ask("DescribeVolumesModifications", "VolumeId.1="+made); code != "" || !strings.Contains(body, made) ||
+		strings.Contains(body, other) {
+		t.Errorf("of one volume: %s %s", code, body)
 	}
 }
 

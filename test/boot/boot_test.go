@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,9 +58,14 @@ func otherAgent(t *testing.T) (a agentapi.Agent) {
 // program's stub takes further arguments of the kernel from the firmware.
 var crashes = []string{"-smbios", "type=11,value=io.systemd.stub.kernel-cmdline-extra=unknown_nmi_panic"}
 
+// smbios are QEMU's arguments for a string with user data.
+func smbios(userData string) []string {
+	return []string{"-smbios", "type=11,value=kip.user-data=" + base64.StdEncoding.EncodeToString([]byte(userData))}
+}
+
 // TestAMachineBootsJoinsAndLivesOnce follows one disk through four boots: the first, in
 // which it is told by a NoCloud disk and goes over to another agent; one that finds its disk
-// full; one on a larger disk; and one after the kernel has crashed while a pod was there.
+// full; one on a larger disk, told by SMBIOS; and one after the kernel has crashed while a pod was there.
 func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	disk := newDisk(t)
 	authority, err := pki.New(time.Now)
@@ -175,9 +181,10 @@ func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
 	if err := os.Truncate(disk, diskBytes+1<<30); err != nil {
 		t.Fatal(err)
 	}
-	again := describe(t, disk, user, true)
-	again.Reboots, again.More = true, crashes
+	again := describe(t, disk, "", true)
+	again.Reboots, again.More = true, slices.Concat(crashes, smbios(user))
 	m = run(t, again)
+	m.says("user data of the SMBIOS string kip.user-data= (")
 	m.says("going over to the agent that was fetched before")
 	m.says("the agent begins")
 	// The kubelet makes a pod's folder before it looks for its image, which nobody has.
@@ -324,9 +331,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 		},
 		{
 			name: "garbage in SMBIOS",
-			more: func(string) []string {
-				return []string{"-smbios", "type=11,value=kip.user-data=" + base64.StdEncoding.EncodeToString([]byte("garbage"))}
-			},
+			more: func(string) []string { return smbios("garbage") },
 			want: []string{"user data of the SMBIOS string kip.user-data= (", `the first line is not "#cloud-config"`},
 		},
 		{

@@ -75,18 +75,23 @@ func (s *space) zoneOf(ctx context.Context, node string) (string, error) {
 }
 
 // provision makes a volume of EC2 and the PersistentVolume of it for a claim, as the driver's
-// controller does.
+// controller and its provisioner do (v1.64.0 and v6.4.0, as they were seen on this model). By hand they
+// select nodes by the driver's own label, as they did before.
 func (s *space) provision(claim, zone string, reclaim corev1.PersistentVolumeReclaimPolicy, class string) (pv, id string) {
 	s.Helper()
 	pv = s.NS + "-" + claim
 	answer, code := s.account(s.Context(), "CreateVolume",
-		"AvailabilityZone="+zone, "Size=1", "VolumeType=gp3", "Encrypted=true", "ClientToken="+pv,
+		"AvailabilityZone="+zone, "Size=1", "VolumeType=gp3", "Encrypted=true", "MultiAttachEnabled=false", "ClientToken="+pv,
 		"TagSpecification.1.ResourceType=volume", "TagSpecification.1.Tag.1.Key="+taggedByIt, "TagSpecification.1.Tag.1.Value=true")
 	var made struct {
 		ID string `xml:"volumeId"`
 	}
 	if err := xml.Unmarshal(answer, &made); code != "" || err != nil || made.ID == "" {
 		s.Fatalf("make a volume: %s %v %s", code, err, answer)
+	}
+	key, attributes := zoneKey, map[string]string(nil)
+	if class != "" {
+		key, attributes = corev1.LabelTopologyZone, map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1-2-" + ebs}
 	}
 	if _, err := world.Admin.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: pv, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": ebs}},
@@ -97,10 +102,15 @@ func (s *space) provision(claim, zone string, reclaim corev1.PersistentVolumeRec
 			StorageClassName:              class,
 			ClaimRef:                      &corev1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: s.NS, Name: claim},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				CSI: &corev1.CSIPersistentVolumeSource{Driver: ebs, VolumeHandle: made.ID, FSType: "ext4"},
+				CSI: &corev1.CSIPersistentVolumeSource{
+					Driver:           ebs,
+					VolumeHandle:     made.ID,
+					FSType:           "ext4",
+					VolumeAttributes: attributes,
+				},
 			},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: zoneKey, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}},
 			}}}},
 		},
 	}, metav1.CreateOptions{}); err != nil {
