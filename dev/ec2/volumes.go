@@ -283,8 +283,8 @@ func (r *request) named() string {
 // mostGiB are the largest volumes of each kind. Source: EBS User Guide, "Amazon EBS volume types".
 var mostGiB = map[string]int{"gp3": 65536, "gp2": 16384}
 
-// mostIOPS are those of a gp3 volume. Source: EBS User Guide, "General Purpose SSD volumes".
-const mostIOPS = 80000
+// What a gp3 volume may have. Source: EBS User Guide, "General Purpose SSD volumes".
+const leastIOPS, mostIOPS, iopsPerGiB = 3000, 80000, 500
 
 func (m *Model) createVolume(r *request) (any, error) {
 	v := &volume{Volume: Volume{
@@ -304,6 +304,10 @@ func (m *Model) createVolume(r *request) (any, error) {
 		r.bad("InvalidParameterCombination", "The parameter iops is not supported for %s volumes.", v.Kind)
 	case iops > mostIOPS:
 		r.bad("InvalidParameterValue", "Volume iops of %d is too high; maximum is %d.", iops, mostIOPS)
+	case iops != 0 && iops < leastIOPS:
+		r.bad("InvalidParameterValue", "Volume iops of %d is too low; minimum is %d.", iops, leastIOPS)
+	case iops > max(leastIOPS, iopsPerGiB*v.GiB):
+		r.bad("InvalidParameterCombination", "Iops to volume size ratio of %d is too high; maximum is %d.", iops/max(1, v.GiB), iopsPerGiB)
 	case v.GiB < 1 || v.GiB > mostGiB[v.Kind]:
 		r.bad("InvalidParameterValue", "Volume of %dGiB is not of 1 to %dGiB, as those of type %s are", v.GiB, mostGiB[v.Kind], v.Kind)
 	case len(v.token) > 64:

@@ -47,7 +47,11 @@ const (
 	// Kip ends a pod through the API, with the pod's own grace period; this is
 	// for a machine that is switched off. With what else the end takes it is less than the
 	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs).
-	podGrace = 15 * time.Second
+	podGrace = 12 * time.Second
+	// pluginGrace is what the node plugins of CSI drivers have after that, which let go of its volumes.
+	pluginGrace = 3 * time.Second
+	// leftGrace is what is left to what a kubelet has ended and that is still there.
+	leftGrace = time.Second
 	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
 	// them is sent beside, and who follows a log has the rest of it.
 	lastWords = time.Second
@@ -281,7 +285,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	if o.Init {
-		if a.logind, err = logind.Listen(filepath.Join(o.RunDir, "logind"), podGrace+stopTimeout, o.Log); err != nil {
+		if a.logind, err = logind.Listen(filepath.Join(o.RunDir, "logind"), podGrace+pluginGrace+stopTimeout, o.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -364,7 +368,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.o.Init {
 		all.Go(func() { a.reaper.Reap(background) })
 	}
-	failed := make(chan error, 2)
+	failed := make(chan error, 3) // for each that is served
 	serve := func(f func(context.Context) error) {
 		all.Go(func() {
 			if err := f(background); err != nil {
@@ -416,13 +420,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	pods := a.o.Init && !errors.As(err, new(*ReplacedError))
 
 	a.o.Log.Info("itzo stops")
-	if pods {
-		a.endPods(background)
+	grace := podGrace
+	if pods && a.endPods(background) {
+		grace = leftGrace
 	}
 	a.end()
 	stopOffering()
 	if pods {
-		a.stopPods(background)
+		a.stopPods(background, grace)
 	}
 	stopContainerd()
 	<-containerdDone
@@ -525,24 +530,27 @@ func (a *Agent) importPause(ctx context.Context) {
 
 // endPods has the kubelet end the pods of a machine that goes down, as one does that hears of it
 // from systemd: hooks and graces are kept, no container starts again, and Kip hears how each ended.
-func (a *Agent) endPods(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, podGrace+stopTimeout)
+// It returns whether the kubelet has.
+func (a *Agent) endPods(ctx context.Context) bool {
+	a.mu.Lock()
+	runs := a.kubelet != nil
+	a.mu.Unlock()
+	if !runs {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+stopTimeout)
 	defer cancel()
 	if err := a.logind.End(ctx); err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
-		return
+		return false
 	}
-	a.mu.Lock()
-	ran := a.kubelet != nil
-	a.mu.Unlock()
-	if ran {
-		<-a.o.Clock.After(lastWords)
-	}
+	<-a.o.Clock.After(lastWords)
+	return true
 }
 
 // stopPods ends what a kubelet has left of the pods of a machine that goes down.
-func (a *Agent) stopPods(ctx context.Context) {
-	if out, err := a.command(ctx, "stop-pods", "--grace="+podGrace.String(), "--timeout="+(podGrace+stopTimeout).String()); err != nil {
+func (a *Agent) stopPods(ctx context.Context, grace time.Duration) {
+	if out, err := a.command(ctx, "stop-pods", "--grace="+grace.String(), "--timeout="+(grace+stopTimeout).String()); err != nil {
 		a.o.Log.Warn("stop the pods", "err", err, "output", out)
 	}
 }

@@ -414,14 +414,17 @@ func (m *machine) delay(a *Agent) {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { _ = c.Close() })
-	said := make(chan *dbus.Signal, 1)
-	c.Signal(said)
 	var lock dbus.UnixFD
 	call := c.Object("org.freedesktop.login1", "/org/freedesktop/login1").Call("org.freedesktop.login1.Manager.Inhibit", 0,
 		"shutdown", "kubelet", "pods end first", "delay")
 	if err := call.Store(&lock); err != nil {
 		m.t.Fatal(err)
 	}
+	if err := c.AddMatchSignal(dbus.WithMatchMember("PrepareForShutdown")); err != nil {
+		m.t.Fatal(err)
+	}
+	said := make(chan *dbus.Signal, 1)
+	c.Signal(said)
 	ended := make(chan error, 1)
 	go func() {
 		<-said

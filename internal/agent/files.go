@@ -99,7 +99,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 	}
 	machine := configs.Machine{GPUs: a.gpus().Present()}
 	if a.logind != nil {
-		machine.PodGrace = podGrace
+		machine.PodGrace, machine.PluginGrace = podGrace, pluginGrace
 	}
 	kubelet, err := configs.Kubelet(c, a.pki.Files, machine)
 	if err != nil {

@@ -274,6 +274,9 @@ type Plugin struct {
 	Pod json.RawMessage `json:"pod"`
 }
 
+// PluginPriority is the priority of plugins' pods, system-node-critical's: they end after the others.
+const PluginPriority = 2000001000
+
 // PluginNamespace is where the pods of plugins are. Nobody but the cell's kubelet
 // knows of them.
 const PluginNamespace = "kube-system"

@@ -303,12 +303,12 @@ func FuzzAStatusPatchOfACell(f *testing.F) {
 	}
 	known := addresses{host: []netip.Addr{info.NodeIP}, pod: []netip.Addr{info.PodIP}}
 	f.Fuzz(func(t *testing.T, sent []byte) {
-		if _, err := podStatusPatch(sent, "uid-one", known, false); err != nil {
-			if _, stays := podStatusPatch(sent, "uid-one", known, true); stays == nil {
+		if _, err := podStatusPatch(sent, "uid-one", known, ends{true, true}); err != nil {
+			if _, stays := podStatusPatch(sent, "uid-one", known, ends{}); stays == nil {
 				t.Fatalf("refused of a pod that ends with its machine alone: %v", err)
 			}
 		}
-		b, err := podStatusPatch(sent, "uid-one", known, true)
+		b, err := podStatusPatch(sent, "uid-one", known, ends{})
 		if err != nil {
 			return
 		}

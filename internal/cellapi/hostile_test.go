@@ -201,21 +201,36 @@ func TestAKubeletsStatusPatchesComeThroughWhole(t *testing.T) {
 	}
 }
 
-// A kubelet calls each pod of a machine that ends Failed. One that nobody makes anew goes on elsewhere, as
+// A kubelet ends each pod of a machine that is switched off. One that nobody makes anew goes on elsewhere, as
 // a pod does whose machine is lost.
-func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
+func TestAPodWhoseMachineIsSwitchedOffEndsWhereAnotherTakesItsPlace(t *testing.T) {
 	controller := []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "job", UID: "uid-job", Controller: ptr.To(true)}}
-	now := metav1.Now().Rfc3339Copy()
+	const always, onFailure, never = corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever
+	off := &corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet,
+		Message: switchedOff}
+	evicted := off.DeepCopy()
+	evicted.Message = "The node was low on resource: memory."
 	for name, tc := range map[string]struct {
-		policy corev1.RestartPolicy
-		owners []metav1.OwnerReference
-		fails  bool
+		policy  corev1.RestartPolicy
+		owners  []metav1.OwnerReference
+		phase   corev1.PodPhase
+		why     *corev1.PodCondition
+		reason  string
+		deleted bool
+		ends    bool
 	}{
-		"always":                  {policy: corev1.RestartPolicyAlways},
-		"on failure":              {policy: corev1.RestartPolicyOnFailure},
-		"never":                   {policy: corev1.RestartPolicyNever, fails: true},
-		"always, of a controller": {policy: corev1.RestartPolicyAlways, owners: controller, fails: true},
-		"on failure, of a Job":    {policy: corev1.RestartPolicyOnFailure, owners: controller, fails: true},
+		"always, failed":               {policy: always, phase: corev1.PodFailed, why: off},
+		"always, succeeded":            {policy: always, phase: corev1.PodSucceeded, why: off},
+		"always, deleted":              {policy: always, phase: corev1.PodFailed, why: off, deleted: true, ends: true},
+		"always, evicted":              {policy: always, phase: corev1.PodFailed, why: evicted, reason: "Evicted", ends: true},
+		"always, of its own":           {policy: always, phase: corev1.PodFailed, ends: true},
+		"always, not admitted":         {policy: always, phase: corev1.PodFailed, reason: "NodeShutdown"},
+		"never, not admitted":          {policy: never, phase: corev1.PodFailed, reason: "NodeShutdown"},
+		"on failure, failed":           {policy: onFailure, phase: corev1.PodFailed, why: off},
+		"on failure, succeeded":        {policy: onFailure, phase: corev1.PodSucceeded, why: off, ends: true},
+		"never, failed":                {policy: never, phase: corev1.PodFailed, why: off, ends: true},
+		"always, failed, replaced":     {policy: always, phase: corev1.PodFailed, why: off, owners: controller, ends: true},
+		"on failure, failed, of a Job": {policy: onFailure, phase: corev1.PodFailed, why: off, owners: controller, ends: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
@@ -223,21 +238,22 @@ func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
 			c := h.server.AddCell("c1", info)
 			pod := podOn("web")
 			pod.Spec.RestartPolicy, pod.OwnerReferences = tc.policy, tc.owners
-			pod.Status = corev1.PodStatus{
-				Phase:      corev1.PodRunning,
-				Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			if tc.deleted {
+				pod.DeletionTimestamp, pod.Finalizers = ptr.To(metav1.Now()), []string{"example.com/kept"}
 			}
+			ready := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
+			pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}}
 			pod = h.bindNew(c, pod)
 			closed(t, "the pod is known", c.bound().known)
 			next := *pod.Status.DeepCopy()
-			next.Phase, next.Reason, next.Message = corev1.PodFailed, "Terminated", "Pod was terminated in response to imminent node shutdown."
-			next.Conditions = []corev1.PodCondition{
-				{Type: corev1.PodReady, Status: corev1.ConditionFalse},
-				{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: corev1.PodReasonTerminationByKubelet},
+			next.Phase, next.Reason, next.Message = tc.phase, tc.reason, "why"
+			next.Conditions[0].Status = corev1.ConditionFalse
+			if tc.why != nil {
+				next.Conditions = append(next.Conditions, *tc.why)
 			}
 			next.ContainerStatuses = []corev1.ContainerStatus{{
 				Name:  "main",
-				State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, FinishedAt: now}},
+				State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 3, FinishedAt: metav1.Now().Rfc3339Copy()}},
 			}}
 			from, err := json.Marshal(corev1.Pod{Status: pod.Status})
 			if err != nil {
@@ -255,10 +271,9 @@ func TestAPodWhoseMachineEndsFailsWhereAnotherTakesItsPlace(t *testing.T) {
 			if code != http.StatusOK {
 				t.Fatalf("%s\n%d %s", patch, code, answer)
 			}
-			got := h.up.get("pods", "shop", "web").(*corev1.Pod).Status
-			want := next
-			if !tc.fails {
-				want.Phase, want.Reason, want.Message, want.Conditions = corev1.PodRunning, "", "", next.Conditions[:1]
+			got, want := h.up.get("pods", "shop", "web").(*corev1.Pod).Status, next
+			if !tc.ends { // but it is not ready
+				want = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: next.Conditions[:1]}
 			}
 			if !equality.Semantic.DeepEqual(got, want) {
 				t.Errorf("its status is %+v, want %+v", got, want)

@@ -150,8 +150,8 @@ func notNull(fields map[string]any, at *field.Path, names ...string) error {
 
 // podStatusPatch rebuilds the patch of a pod's status: the UID, and of the status
 // what is a kubelet's. Neither metadata nor a directive for the whole comes through.
-// A pod that stays says nothing of its end where its machine ends.
-func podStatusPatch(sent []byte, uid types.UID, known addresses, stays bool) ([]byte, error) {
+// A machine that is switched off ends the pod as may says.
+func podStatusPatch(sent []byte, uid types.UID, known addresses, may ends) ([]byte, error) {
 	var change map[string]any
 	if err := utiljson.Unmarshal(sent, &change); err != nil || change == nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
@@ -185,8 +185,8 @@ func podStatusPatch(sent []byte, uid types.UID, known addresses, stays bool) ([]
 		if err != nil {
 			return nil, err
 		}
-		if m, isObject := made.(map[string]any); isObject && stays {
-			stay(m)
+		if m, isObject := made.(map[string]any); isObject {
+			may.hold(m)
 		}
 		patch["status"] = made
 	}
@@ -200,34 +200,55 @@ func podStatusPatch(sent []byte, uid types.UID, known addresses, stays bool) ([]
 	return b, nil
 }
 
-// staysWithoutMachine says whether a pod goes on elsewhere when its machine ends, as one of a node that
-// starts again goes on there. One of a controller is replaced at once where a kubelet calls it Failed.
-func staysWithoutMachine(pod *corev1.Pod) bool {
-	return pod != nil && pod.Spec.RestartPolicy != corev1.RestartPolicyNever && metav1.GetControllerOf(pod) == nil
+// ends are the phases in which a pod may end when its machine is switched off.
+type ends struct{ succeeded, failed bool }
+
+// endsOf are those of a pod: one that nobody makes anew, and that would start again on a node whose
+// machine starts again, goes on elsewhere, as when its cell is lost.
+func endsOf(pod *corev1.Pod) ends {
+	switch {
+	case pod == nil, pod.DeletionTimestamp != nil, metav1.GetControllerOf(pod) != nil,
+		pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+		return ends{succeeded: true, failed: true}
+	case pod.Spec.RestartPolicy == corev1.RestartPolicyOnFailure:
+		return ends{succeeded: true}
+	}
+	return ends{}
 }
 
-// stay takes out of a status what makes a pod Failed since its machine ends. How its containers
-// ended remains.
-func stay(status map[string]any) {
-	if status["phase"] != string(corev1.PodFailed) || status["reason"] != machineEnds {
+// What a kubelet writes of pods when its machine is switched off, and of one that comes then
+// (k8s.io/kubernetes/pkg/kubelet/nodeshutdown, nodeShutdownMessage and NodeShutdownNotAdmittedReason).
+const (
+	switchedOff = "Pod was terminated in response to imminent node shutdown."
+	notAdmitted = "NodeShutdown"
+)
+
+// hold takes out of a status that the pod has ended, where it may not. Nothing is said of its containers
+// then: some may have ended for good, by a kubelet's rules, which start again elsewhere. A pod that was
+// not let in has never run, and has not ended in any case.
+func (may ends) hold(status map[string]any) {
+	phase, failed, succeeded := status["phase"], string(corev1.PodFailed), string(corev1.PodSucceeded)
+	turnedAway := phase == failed && status["reason"] == notAdmitted
+	ended := phase == failed && !may.failed || phase == succeeded && !may.succeeded
+	isOff := func(e any) bool {
+		m, _ := e.(map[string]any)
+		return m["type"] == string(corev1.DisruptionTarget) && m["message"] == switchedOff
+	}
+	conditions, _ := status["conditions"].([]any)
+	if !turnedAway && !(ended && slices.ContainsFunc(conditions, isOff)) {
 		return
 	}
-	for _, k := range []string{"phase", "reason", "message"} {
+	for _, k := range []string{"phase", "reason", "message", "containerStatuses", "initContainerStatuses"} {
 		delete(status, k)
 	}
-	for _, k := range []string{"conditions", "$setElementOrder/conditions"} {
-		if all, isList := status[k].([]any); isList {
-			status[k] = slices.DeleteFunc(all, func(e any) bool {
-				m, _ := e.(map[string]any)
-				return m["type"] == string(corev1.DisruptionTarget)
-			})
-		}
+	status["conditions"] = slices.DeleteFunc(conditions, isOff)
+	if order, is := status["$setElementOrder/conditions"].([]any); is {
+		status["$setElementOrder/conditions"] = slices.DeleteFunc(order, func(e any) bool {
+			m, _ := e.(map[string]any)
+			return m["type"] == string(corev1.DisruptionTarget)
+		})
 	}
 }
-
-// machineEnds is a kubelet's reason for the end of a pod when its machine ends
-// (k8s.io/kubernetes/pkg/kubelet/nodeshutdown, nodeShutdownReason).
-const machineEnds = "Terminated"
 
 // podStatus is what a kubelet's status manager writes.
 func podStatus(known addresses) shape {
@@ -260,6 +281,9 @@ func podStatus(known addresses) shape {
 // passPodStatus passes a patch of the pod's status, rebuilt, with the UID of the
 // cell's pod in it, so that the API server refuses it for any other.
 func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if err := c.knowsPod(r.Context()); err != nil {
+		return err
+	}
 	b, err := c.ownPod(a)
 	if err != nil {
 		return err
@@ -281,7 +305,7 @@ func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) err
 		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
 	}
 	pod, _ := c.lastPod()
-	patch, err := podStatusPatch(p.body, b.uid, c.addressesOf(pod), staysWithoutMachine(pod))
+	patch, err := podStatusPatch(p.body, b.uid, c.addressesOf(pod), endsOf(pod))
 	if err != nil {
 		return err
 	}

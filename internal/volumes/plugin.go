@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/agentapi"
 )
@@ -106,6 +107,7 @@ func staticPod(driver string, set *appsv1.DaemonSet) (*corev1.Pod, error) {
 			}
 		}
 	}
+	spec.Priority = ptr.To[int32](agentapi.PluginPriority) // no admission gives it one
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{

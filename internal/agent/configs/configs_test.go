@@ -76,7 +76,7 @@ func TestContainerdConfigIsAsReviewed(t *testing.T) {
 }
 
 func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
-	b, err := Kubelet(config(), files, Machine{PodGrace: 15 * time.Second})
+	b, err := Kubelet(config(), files, Machine{PodGrace: 12 * time.Second, PluginGrace: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,12 +144,15 @@ func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
 	}
 }
 
-func TestOneGraceIsForEachPodOfAMachineThatEnds(t *testing.T) {
+func TestPluginsEndAfterThePodsOfAMachineThatEnds(t *testing.T) {
 	for grace, want := range map[time.Duration][]kubeletv1beta1.ShutdownGracePeriodByPodPriority{
-		0:                nil,
-		15 * time.Second: {{Priority: 0, ShutdownGracePeriodSeconds: 15}},
+		0: nil,
+		12 * time.Second: {
+			{Priority: 0, ShutdownGracePeriodSeconds: 12},
+			{Priority: agentapi.PluginPriority, ShutdownGracePeriodSeconds: 3},
+		},
 	} {
-		b, err := Kubelet(config(), files, Machine{PodGrace: grace})
+		b, err := Kubelet(config(), files, Machine{PodGrace: grace, PluginGrace: 3 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -36,6 +36,8 @@ type Machine struct {
 	// PodGrace is what pods have at most when the machine ends, in whole seconds; 0 where the
 	// kubelet is not told that it ends.
 	PodGrace time.Duration
+	// PluginGrace is what the node plugins of CSI drivers have after that, in whole seconds.
+	PluginGrace time.Duration
 }
 
 // Kubelet renders the kubelet's configuration file.
@@ -55,9 +57,10 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 		cfg["maxPods"] = maxPods + maxPlugins
 	}
 	if m.PodGrace > 0 {
-		// One group, since the end of a critical pod is not to be waited for longer.
+		seconds := func(d time.Duration) int64 { return int64(d / time.Second) }
 		cfg["shutdownGracePeriodByPodPriority"] = []map[string]any{
-			{"priority": 0, "shutdownGracePeriodSeconds": int64(m.PodGrace / time.Second)},
+			{"priority": 0, "shutdownGracePeriodSeconds": seconds(m.PodGrace)},
+			{"priority": agentapi.PluginPriority, "shutdownGracePeriodSeconds": seconds(m.PluginGrace)},
 		}
 	}
 	if m.GPUs {

@@ -31,8 +31,9 @@ const (
 	prepare     = "PrepareForShutdown"
 	unknown     = "org.freedesktop.DBus.Error.UnknownMethod"
 	wrong       = "org.freedesktop.DBus.Error.InvalidArgs"
-	maxLine     = 1 << 10 // of the handshake, in bytes
-	serialStart = 8       // in a message: after order, type, flags, version and the body's length
+	ends        = "org.freedesktop.login1.OperationInProgress" // logind's answer to who comes then
+	maxLine     = 1 << 10                                      // of the handshake, in bytes
+	serialStart = 8                                            // in a message: after order, type, flags, version and the body's length
 )
 
 // Server is a bus with one service on it.
@@ -43,7 +44,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	clients map[*client]bool
-	locks   map[*os.File]bool // what is held, by the end that is read
+	locks   map[*os.File]*client // what is held, by the end that is read, and by whom
 	ending  bool
 	changed chan struct{} // has room for one: a lock was let go
 }
@@ -54,6 +55,8 @@ type client struct {
 
 	mu     sync.Mutex // of what is sent
 	serial uint32
+
+	listens bool // it has asked for signals; under the server's mu
 }
 
 // Listen opens the socket, of which the folder must be there. delay is the longest time for which
@@ -77,7 +80,7 @@ func Listen(socket string, delay time.Duration, log *slog.Logger) (*Server, erro
 		delay:    delay,
 		log:      log,
 		clients:  map[*client]bool{},
-		locks:    map[*os.File]bool{},
+		locks:    map[*os.File]*client{},
 		changed:  make(chan struct{}, 1),
 	}, nil
 }
@@ -89,7 +92,9 @@ func (s *Server) Address() string { return "unix:path=" + s.listener.Addr().Stri
 func (s *Server) Serve(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	stop := context.AfterFunc(ctx, func() {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	context.AfterFunc(ctx, func() {
 		_ = s.listener.Close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -100,7 +105,6 @@ func (s *Server) Serve(ctx context.Context) error {
 			_ = l.Close()
 		}
 	})
-	defer stop()
 	for {
 		accepted, err := s.listener.Accept()
 		if err != nil {
@@ -129,8 +133,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-// End says that the machine ends, and returns when nobody delays that any longer, or with an error
-// when ctx ends before.
+// End says that the machine ends, and returns when nobody who hears that delays it any longer, or with
+// an error when ctx ends before. Nobody can delay it from then on.
 func (s *Server) End(ctx context.Context) error {
 	s.mu.Lock()
 	s.ending = true
@@ -145,8 +149,13 @@ func (s *Server) End(ctx context.Context) error {
 		}
 	}
 	for {
+		held := 0
 		s.mu.Lock()
-		held := len(s.locks)
+		for _, by := range s.locks {
+			if by.listens {
+				held++
+			}
+		}
 		s.mu.Unlock()
 		if held == 0 {
 			return nil
@@ -215,7 +224,10 @@ func (s *Server) answer(ctx context.Context, all *sync.WaitGroup, c *client, cal
 	switch of + "." + member {
 	case bus + ".Hello":
 		return c.reply(call, ":1.1")
-	case bus + ".AddMatch", bus + ".RemoveMatch": // each hears all of the one signal
+	case bus + ".AddMatch": // there is one signal
+		s.mu.Lock()
+		c.listens = true
+		s.mu.Unlock()
 		return c.reply(call)
 	case properties + ".Get":
 		if slices.Equal(call.Body, []any{manager, maxDelay}) {
@@ -239,9 +251,14 @@ func (s *Server) inhibit(ctx context.Context, all *sync.WaitGroup, c *client, ca
 	}
 	defer write.Close()
 	s.mu.Lock()
-	s.locks[read] = true
 	ending, over := s.ending, ctx.Err() != nil
+	if !ending {
+		s.locks[read] = c
+	}
 	s.mu.Unlock()
+	if ending {
+		return errors.Join(read.Close(), c.refuse(call, ends, "the machine ends already"))
+	}
 	if over { // nobody else closes it
 		_ = read.Close()
 	}
@@ -256,13 +273,7 @@ func (s *Server) inhibit(ctx context.Context, all *sync.WaitGroup, c *client, ca
 		default:
 		}
 	})
-	if err := c.reply(call, dbus.UnixFD(write.Fd())); err != nil {
-		return err
-	}
-	if ending { // it came late
-		return c.signal(true)
-	}
-	return nil
+	return c.reply(call, dbus.UnixFD(write.Fd()))
 }
 
 func (c *client) reply(call *dbus.Message, body ...any) error {

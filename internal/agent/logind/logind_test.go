@@ -108,6 +108,7 @@ func TestTheMachineEndsWhenNobodyDelaysIt(t *testing.T) {
 	}
 	a, b := lock(t, first), lock(t, second)
 	heard := signals(t, first)
+	signals(t, second)
 	over := ending(t.Context(), s)
 	if said := <-heard; said.Path != path || said.Name != manager+"."+prepare || len(said.Body) != 1 || said.Body[0] != true {
 		t.Errorf("it says %+v", said)
@@ -121,21 +122,29 @@ func TestTheMachineEndsWhenNobodyDelaysIt(t *testing.T) {
 	}
 }
 
-func TestWhoComesWhileTheMachineEndsHearsIt(t *testing.T) {
+func TestWhoComesWhileTheMachineEndsDoesNotDelayIt(t *testing.T) {
 	s := serve(t)
-	first := lock(t, kubelet(t, s))
+	first := kubelet(t, s)
+	held := lock(t, first)
+	signals(t, first)
 	over := ending(t.Context(), s)
 	none(t, over)
-	late := kubelet(t, s)
-	heard := signals(t, late)
-	second := lock(t, late)
-	if said := <-heard; said.Body[0] != true {
-		t.Errorf("it says %+v", said)
+	call := kubelet(t, s).Object("org.freedesktop.login1", path).Call(manager+".Inhibit", 0, "shutdown", "kubelet", "late", "delay")
+	if refused := new(dbus.Error); !errors.As(call.Err, refused) || refused.Name != ends {
+		t.Errorf("who comes late is answered %v", call.Err)
 	}
-	_ = first.Close()
 	none(t, over)
-	_ = second.Close()
+	_ = held.Close()
 	if err := <-over; err != nil {
+		t.Error(err)
+	}
+}
+
+// A kubelet takes its lock before it asks for signals. One that has not come to that hears nothing.
+func TestWhoHearsNothingDelaysNothing(t *testing.T) {
+	s := serve(t)
+	defer lock(t, kubelet(t, s)).Close()
+	if err := s.End(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -144,6 +153,7 @@ func TestALockEndsWithTheProcessThatHoldsIt(t *testing.T) {
 	s := serve(t)
 	c := kubelet(t, s)
 	held := lock(t, c)
+	signals(t, c)
 	copied, err := unix.Dup(int(held.Fd()))
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +173,10 @@ func TestWhereNobodyDelaysTheEndItIsAtOnceAndElseNotForEver(t *testing.T) {
 	if err := s.End(t.Context()); err != nil {
 		t.Error(err)
 	}
-	defer lock(t, kubelet(t, s)).Close()
+	s = serve(t)
+	c := kubelet(t, s)
+	defer lock(t, c).Close()
+	signals(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	over := ending(ctx, s)
 	none(t, over)
