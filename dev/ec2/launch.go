@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -89,7 +90,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	before := m.launches[request.Token]
 	m.mu.Unlock()
 	if before == nil {
-		if err := m.exists(l, imageID, groupIDs); err != nil {
+		if err := m.exists(l, imageID, spec.InstanceType, groupIDs); err != nil {
 			return nil, err
 		}
 		if err := cmp.Or(m.reserve(l, spec.InstanceType, most), m.onto(l, spec.InstanceType, most), m.addresses(l, most)); err != nil {
@@ -396,13 +397,16 @@ func (m *Model) spotRole(r *request) error {
 }
 
 // exists says whether what a launch names is there.
-func (m *Model) exists(l *launch, image string, groups []string) error {
+func (m *Model) exists(l *launch, image, instanceType string, groups []string) error {
 	images := m.Images()
 	n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image })
 	if n < 0 {
 		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)
 	}
 	l.image = images[n]
+	if err := m.boots(l.image, instanceType); err != nil {
+		return err
+	}
 	for _, id := range groups {
 		g, ok := m.group(id)
 		if !ok || g.VPC != l.subnet.VPC {
@@ -417,6 +421,20 @@ func (m *Model) exists(l *launch, image string, groups []string) error {
 		if d.Name == l.image.RootDevice && d.GiB < l.image.GiB {
 			return bad("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot, expect size >= %dGB", d.GiB, l.image.GiB)
 		}
+	}
+	return nil
+}
+
+// boots says that an image and a type are of one architecture; of a type that there is not, more is said later.
+func (m *Model) boots(i Image, instanceType string) error {
+	n := slices.IndexFunc(m.cfg.Sim.Catalogue, func(t catalog.InstanceType) bool { return t.Name == instanceType })
+	if n < 0 {
+		return nil
+	}
+	has, want := cmp.Or(i.Architecture, "x86_64"), architectures[m.cfg.Sim.Catalogue[n].Arch]
+	if has != want {
+		return bad("InvalidParameterValue", "The architecture '%s' of the specified instance type does not match the architecture '%s' of"+
+			" the specified AMI. Specify an instance type and an AMI that have matching architectures, and try again.", want, has)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ type use struct {
 // the kernel cannot load on a cell, unless root there brings it along.
 var uses = []use{
 	{why: "disks of KVM and of Google Cloud", early: true, names: []string{"virtio_blk", "virtio_scsi", "virtio_mmio", "sd_mod"}},
-	{why: "disks of Azure", early: true, names: []string{"hv_vmbus", "hv_storvsc"}},
+	{why: "disks of Azure, also by PCI", early: true, names: []string{"hv_vmbus", "hv_storvsc", "pci-hyperv"}},
 	{why: "disks of EC2's older types and of Xen", early: true, names: []string{"xen-blkfront"}, archs: []string{"amd64"}},
 	{why: "disks of other hypervisors", early: true, names: []string{"ahci"}},
 	{why: "the root", early: true, names: []string{"erofs", "overlay"}},
@@ -72,7 +72,7 @@ var uses = []use{
 	{why: "network of EC2", names: []string{"ena"}},
 	{why: "network of EC2's older types and of Xen", names: []string{"ixgbevf", "xen-netfront"}, archs: []string{"amd64"}},
 	{why: "network of Google Cloud", names: []string{"gve"}},
-	{why: "network of Azure", names: []string{"hv_netvsc", "mlx4_core", "mlx4_en", "mlx5_core"}},
+	{why: "network of Azure, also by PCI", names: []string{"hv_netvsc", "mlx4_core", "mlx4_en", "mlx5_core", "mana"}},
 	{why: "the power button", names: []string{"button", "evdev"}},
 	{why: "random numbers of the host", names: []string{"virtio-rng"}},
 	{why: "memory that goes back to the host", names: []string{"virtio_balloon"}},

@@ -251,7 +251,7 @@ type Cells struct {
 	PrivateIPOnly          bool                `key:"privateIPOnly" default:"false" clouds:"aws,gce,azure" doc:"Cells get no public address."`
 	CellConfig             map[string]string   `key:"cellConfig" doc:"Settings of cells of earlier releases. None has an effect any more: each is an error that names what to use instead."`
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod has pod.elotl.co/allow-metadata and names none. Other cells have no role."`
-	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Hand settings to cells by SSM parameters, not by user data."`
+	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Of earlier releases: true is an error, since user data holds no secret but one that joins once."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
 	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
 	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`

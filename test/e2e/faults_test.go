@@ -409,7 +409,8 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	s := newSpace(t)
 	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "PeriodSeconds: 2", "PeriodSeconds: 10", 1))
 	s.Apply(sleeper("always"))
-	s.Apply(deployment("d", sleeps))
+	// With exit status 0 they would count as Succeeded, which is the kubelet's way.
+	s.Apply(deployment("d", strings.Replace(sleeps, "exit 0", "exit 3", 1)))
 	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.waitPodOf("d", "")
 	machines := map[string]machine{}
 	for _, pod := range []string{"never", "always", first.Name} {
@@ -439,12 +440,8 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 		if failed.UID != p.UID || failed.Status.Reason != "Terminated" || !disrupted {
 			t.Errorf("pod %s has reason %q, conditions %+v", p.Name, failed.Status.Reason, failed.Status.Conditions)
 		}
-		want := int32(0)
-		if p == never {
-			want = 3
-		}
-		if x := firstContainer(failed).State.Terminated; x == nil || x.ExitCode != want {
-			t.Errorf("pod %s is %s, want exit code %d", p.Name, namespace.States(failed), want)
+		if x := firstContainer(failed).State.Terminated; x == nil || x.ExitCode != 3 {
+			t.Errorf("pod %s is %s, want exit code 3", p.Name, namespace.States(failed))
 		}
 	}
 	// Its log is kept, as that of each pod that ended.

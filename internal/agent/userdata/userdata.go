@@ -64,11 +64,39 @@ func Choose(sources []Source) (Source, error) {
 	return Source{}, fmt.Errorf("no user data: this machine has none of%s", names[min(1, len(names)):])
 }
 
+// lastWord is what a source has to say why it did not make it in time.
+const lastWord = 100 * time.Millisecond
+
+// within fetches until ctx ends. What reads a device may hang on it, whatever ctx says: it is left then,
+// and ends with the machine.
+func (s Source) within(ctx context.Context) (Data, error) {
+	type answer struct {
+		data Data
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		d, err := s.Fetch(ctx)
+		answers <- answer{d, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.data, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-answers:
+		return a.data, a.err
+	case <-time.After(lastWord):
+		return Data{}, fmt.Errorf("it does not answer: %w", ctx.Err())
+	}
+}
+
 // Get asks a source within its limit.
 func (s Source) Get(ctx context.Context) (Data, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Limit)
 	defer cancel()
-	d, err := s.Fetch(ctx)
+	d, err := s.within(ctx)
 	if err == nil && len(d.Document) == 0 {
 		err = errors.New("there is none: this machine was not launched by Kip")
 	}

@@ -255,6 +255,12 @@ func TestASourceHasATimeLimit(t *testing.T) {
 	if _, err := s.Get(context.Background()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a source that never answers: %v", err)
 	}
+	hangs := make(chan struct{}) // as a read of a bad device does
+	defer close(hangs)
+	s.Fetch = func(context.Context) (Data, error) { <-hangs; return Data{}, nil }
+	if _, err := s.Get(context.Background()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a source that hears nothing: %v", err)
+	}
 	for _, s := range sources("/sys", "/dev", mountSeed, Metadata, wire) {
 		if s.Limit <= 0 || s.Limit > time.Minute {
 			t.Errorf("%s has the limit %v", s.Name, s.Limit)

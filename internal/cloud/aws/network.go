@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -219,13 +220,24 @@ func CheckImage(spec map[string]string) error {
 	return nil
 }
 
+// archOf is the architecture of a type, in Kubernetes' words; "" of one that the catalogue does not have.
+func (c *Cloud) archOf(instanceType string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == instanceType })
+	if n < 0 {
+		return ""
+	}
+	return c.sold[n].Arch
+}
+
 // image finds what a launch boots: by its ID, or the newest that is called so, of an owner
-// or of the account itself. It is remembered until the next catalogue.
-func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error) {
+// or of the account itself, for an architecture. It is remembered until the next catalogue.
+func (c *Cloud) image(ctx context.Context, spec map[string]string, arch string) (image, error) {
 	if err := CheckImage(spec); err != nil {
 		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
 	}
-	key := fmt.Sprint(spec[imageID], " ", spec[imageOwner], " ", spec[imageName])
+	key := fmt.Sprint(spec[imageID], " ", spec[imageOwner], " ", spec[imageName], " ", arch)
 	c.mu.Lock()
 	known, ok := c.images[key]
 	c.mu.Unlock()
@@ -240,6 +252,11 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 		}
 		in = &ec2.DescribeImagesInput{Owners: []string{owner}, Filters: []types.Filter{filter("name", name), filter("state", "available")}}
 	}
+	for a, known := range architectures {
+		if known == arch && spec[imageName] != "" {
+			in.Filters = append(in.Filters, filter("architecture", string(a)))
+		}
+	}
 	out, err := c.api.DescribeImages(ctx, in)
 	if err != nil {
 		return image{}, fmt.Errorf("find the image %v: %w", spec, classify(err, cloud.Scope{}))
@@ -251,8 +268,18 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string) (image, error
 			newest = i
 		}
 	}
-	if newest.ImageId == nil {
+	unfit := func(format string, args ...any) error {
+		return cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf(format, args...))
+	}
+	has := architectures[types.ArchitectureType(string(newest.Architecture))]
+	switch {
+	case newest.ImageId == nil && arch == "":
 		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, refused("EC2 shows none")))
+	case newest.ImageId == nil:
+		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, unfit("EC2 shows none for %s", arch)))
+	case arch != "" && has != arch:
+		return image{}, unfit("cells.bootImageSpec: image %s is for %s, and %s is wanted: want a name, which images of each architecture have",
+			*newest.ImageId, newest.Architecture, arch)
 	}
 	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
 	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
