@@ -52,6 +52,33 @@ func checkBuild(cfg *config.Config) error {
 	return nil
 }
 
+// ofAWS are the settings of EC2's driver; cfg has cloud.aws.
+func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
+	a := cfg.Cloud.AWS
+	return aws.Config{
+		Region:          a.Region,
+		AccessKeyID:     a.AccessKeyID.Reveal(),
+		SecretAccessKey: a.SecretAccessKey.Reveal(),
+		VPC:             a.VPCID,
+		Subnets:         a.Subnets(),
+		Dedicated:       cfg.Cells.MayBeDedicated(),
+		SubnetTags:      a.SubnetTags,
+		Reservations:    aws.Choice(a.CapacityReservations),
+		Hosts:           aws.Choice(a.DedicatedHosts),
+		ImageRole:       a.ECR.RoleARN,
+		Endpoint:        a.EndpointURL,
+		Endpoints:       aws.Endpoints(a.Endpoints),
+		SkipVerify:      a.InsecureTLSSkipVerify,
+		UseFIPS:         a.UseFIPS,
+		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
+		PrivateOnly:     cfg.Cells.PrivateIPOnly,
+		Log:             log.With("cloud", "aws"),
+
+		InterruptionQueue: a.InterruptionQueue,
+		RootDiskInitRate:  int32(a.VolumeInitializationRate),
+	}
+}
+
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
 // calls it any more.
 func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
@@ -60,28 +87,7 @@ func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud
 	}
 	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
 	case a != nil:
-		machines, err := aws.New(ctx, aws.Config{
-			Region:          a.Region,
-			AccessKeyID:     a.AccessKeyID.Reveal(),
-			SecretAccessKey: a.SecretAccessKey.Reveal(),
-			VPC:             a.VPCID,
-			Subnets:         a.Subnets(),
-			Dedicated:       cfg.Cells.MayBeDedicated(),
-			SubnetTags:      a.SubnetTags,
-			Reservations:    aws.Choice(a.CapacityReservations),
-			Hosts:           aws.Choice(a.DedicatedHosts),
-			ImageRole:       a.ECR.RoleARN,
-			Endpoint:        a.EndpointURL,
-			Endpoints:       aws.Endpoints(a.Endpoints),
-			SkipVerify:      a.InsecureTLSSkipVerify,
-			UseFIPS:         a.UseFIPS,
-			ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
-			PrivateOnly:     cfg.Cells.PrivateIPOnly,
-			Log:             log.With("cloud", "aws"),
-
-			InterruptionQueue: a.InterruptionQueue,
-			RootDiskInitRate:  int32(a.VolumeInitializationRate),
-		})
+		machines, err := aws.New(ctx, ofAWS(cfg, log))
 		if err != nil {
 			return nil, nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/pods"
@@ -90,6 +92,57 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 	if err != nil || len(list.Instances) != 2 || len(model.Machines().Truth()) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
+}
+
+// Each key of cloud.aws by itself has an effect on what the driver is given.
+func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {
+	settings := func(change func(*config.Config)) aws.Config {
+		cfg := &config.Config{}
+		cfg.Cloud.AWS = &config.AWS{}
+		change(cfg)
+		return ofAWS(cfg, slog.New(slog.DiscardHandler))
+	}
+	none := settings(func(*config.Config) {})
+	none.Log = nil
+	check := func(key string, change func(*config.Config)) {
+		t.Helper()
+		with := settings(change)
+		with.Log = nil
+		if reflect.DeepEqual(with, none) {
+			t.Errorf("%s has no effect", key)
+		}
+	}
+	// fill gives a value, and whatever is in it, something to say.
+	var fill func(v reflect.Value)
+	fill = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.String:
+			v.SetString("said")
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.Int:
+			v.SetInt(100)
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			fill(v.Index(0))
+		case reflect.Map:
+			v.Set(reflect.ValueOf(map[string]string{"key": "said"}))
+		case reflect.Struct:
+			for i := range v.NumField() {
+				fill(v.Field(i))
+			}
+		default:
+			t.Fatalf("a key of kind %s", v.Kind())
+		}
+	}
+	for n, field := range reflect.VisibleFields(reflect.TypeFor[config.AWS]()) {
+		if field.Name == "ECSClusterName" { // of the original
+			continue
+		}
+		check(field.Name, func(cfg *config.Config) { fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n)) })
+	}
+	check("cells.extraCIDRs", func(cfg *config.Config) { cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
+	check("cells.privateIPOnly", func(cfg *config.Config) { cfg.Cells.PrivateIPOnly = true })
 }
 
 func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {

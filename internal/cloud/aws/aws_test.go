@@ -287,6 +287,14 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 	}{
 		{500, "InsufficientInstanceCapacity", cloud.ErrCapacity, offering, true},
 		{400, "SpotMaxPriceTooLow", cloud.ErrCapacity, offering, true},
+		{400, "InsufficientHostCapacity", cloud.ErrCapacity, offering, true},
+		{500, "UnfulfillableCapacity", cloud.ErrCapacity, offering, true},
+		{500, "InsufficientVolumeCapacity", cloud.ErrCapacity, offering, true},
+		{400, "VolumeTypeNotAvailableInZone", cloud.ErrRefused, offering, true},
+		{400, "NetworkInterfaceLimitExceeded", cloud.ErrQuota, everything, true},
+		{400, "SecurityGroupsPerInterfaceLimitExceeded", cloud.ErrRefused, cloud.Scope{}, true},
+		{401, "OptInRequired", cloud.ErrUnauthorised, everything, true},
+		{400, "PendingVerification", cloud.ErrUnauthorised, everything, true},
 		{400, "Unsupported", cloud.ErrRefused, offering, true},
 		{400, "InsufficientAddressCapacity", cloud.ErrCapacity, subnet, true},
 		{400, "InsufficientFreeAddressesInSubnet", cloud.ErrTogether, subnet, true},
@@ -1510,6 +1518,35 @@ func TestAGPUIsOneOfNVIDIAOrAMD(t *testing.T) {
 		})
 		if !is || len(got.GPUs) != want {
 			t.Errorf("of maker %q: %+v, %t", maker, got, is)
+		}
+	}
+}
+
+// Kip's image boots by UEFI, and finds disks and interfaces of Nitro's.
+func TestATypeIsOfNitroAndBootsByUEFI(t *testing.T) {
+	for name, tc := range map[string]struct {
+		hypervisor types.InstanceTypeHypervisor
+		boots      []types.BootModeType
+		metal, is  bool
+	}{
+		"m5.large":  {types.InstanceTypeHypervisorNitro, []types.BootModeType{types.BootModeTypeLegacyBios, types.BootModeTypeUefi}, false, true},
+		"m6i.metal": {"", []types.BootModeType{types.BootModeTypeUefi}, true, true},
+		"a.told":    {types.InstanceTypeHypervisorNitro, nil, false, true},
+		"t2.micro":  {types.InstanceTypeHypervisorXen, []types.BootModeType{types.BootModeTypeLegacyBios}, false, false},
+		"i3.large":  {types.InstanceTypeHypervisorXen, nil, false, false},
+		"bios":      {types.InstanceTypeHypervisorNitro, []types.BootModeType{types.BootModeTypeLegacyBios}, false, false},
+	} {
+		if _, is := typeOf(types.InstanceTypeInfo{
+			InstanceType:       types.InstanceType(name),
+			Hypervisor:         tc.hypervisor,
+			BareMetal:          aws.Bool(tc.metal),
+			SupportedBootModes: tc.boots,
+			VCpuInfo:           &types.VCpuInfo{DefaultVCpus: aws.Int32(2)},
+			MemoryInfo:         &types.MemoryInfo{SizeInMiB: aws.Int64(8 << 10)},
+			NetworkInfo:        &types.NetworkInfo{Ipv4AddressesPerInterface: aws.Int32(10)},
+			ProcessorInfo:      &types.ProcessorInfo{SupportedArchitectures: []types.ArchitectureType{types.ArchitectureTypeX8664}},
+		}); is != tc.is {
+			t.Errorf("%s can be a cell: %t", name, is)
 		}
 	}
 }
