@@ -53,7 +53,13 @@ type instanceXML struct {
 	Lifecycle   string         `xml:"instanceLifecycle,omitempty"`
 	SpotRequest string         `xml:"spotInstanceRequestId,omitempty"`
 	Reserved    string         `xml:"capacityReservationId,omitempty"`
+	Profile     *profileXML    `xml:"iamInstanceProfile"`
 	Reason      *StateReason   `xml:"stateReason"`
+}
+
+// profileXML is an instance profile.
+type profileXML struct {
+	ARN string `xml:"arn"`
 }
 
 // StateReason is why an instance has ended.
@@ -147,6 +153,13 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		Token:       l.token,
 		Tags:        tagSet(i.Tags),
 		Reserved:    l.reservation,
+	}
+	if l.profile != "" {
+		arn := l.profile
+		if !strings.HasPrefix(arn, "arn:") {
+			arn = m.arnOf("iam", "", m.cfg.Account, "instance-profile/"+arn)
+		}
+		out.Profile = &profileXML{arn}
 	}
 	if i.Spot {
 		out.Lifecycle, out.SpotRequest = "spot", spotRequest(i.ID)

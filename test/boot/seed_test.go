@@ -46,7 +46,8 @@ func seed(t *testing.T, dir, userData string) string {
 // noCloud are QEMU's arguments for a disk with user data: a CD-ROM, as most hypervisors have it.
 func noCloud(t *testing.T, dir, userData string) []string {
 	t.Helper()
-	return []string{"-drive", "if=none,id=seed,readonly=on,format=raw,file=" + seed(t, dir, userData), "-device", "ide-cd,bus=ide.1,drive=seed"}
+	file := seed(t, dir, userData)
+	return []string{"-drive", "if=none,id=seed,readonly=on,format=raw,file=" + file, "-device", "ide-cd,bus=ide.1,drive=seed"}
 }
 
 // record is a file's or a folder's in a folder.

@@ -30,11 +30,11 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	if len(state.Refused) > 0 || !is {
 		t.Errorf("refused: %v; the policies are those of %v", state.Refused, state.Unused)
 	}
-	// The others: no instance has a role, the account has that of spot, and nothing is refused.
+	// The others: the account has the role of spot, and nothing is refused.
 	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesInReservations",
 		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
 		"KipMakesDisks", "KipMovesDisks", "KipMovesDisksOfTheDriver", "KipRoutes",
-		"KipLetsCellsForward", "KipHearsOfInterruptions", "KipLendsPulls"} {
+		"KipLetsCellsForward", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
 		}

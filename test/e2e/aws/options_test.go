@@ -1,0 +1,101 @@
+//go:build e2e
+
+package aws
+
+import (
+	"encoding/xml"
+	"fmt"
+	"path"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// What provider.yaml says of all cells, and annotations of one, is what the instance is launched with.
+func TestAnInstanceHasTheGroupsRolesAndAddressesOfItsPod(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	var subnets struct {
+		VPCs []string `xml:"subnetSet>item>vpcId"`
+	}
+	answer, code := s.account(t.Context(), "DescribeSubnets")
+	if err := xml.Unmarshal(answer, &subnets); code != "" || err != nil || len(subnets.VPCs) == 0 {
+		t.Fatalf("%s %v: %s", code, err, answer)
+	}
+	made := map[string]string{}
+	for _, name := range []string{"of-all-cells", "of-one-pod"} {
+		answer, code := s.account(t.Context(), "CreateSecurityGroup", "GroupName="+name, "GroupDescription=of e2e", "VpcId="+subnets.VPCs[0])
+		var group struct {
+			ID string `xml:"groupId"`
+		}
+		if err := xml.Unmarshal(answer, &group); code != "" || err != nil {
+			t.Fatalf("%s %v: %s", code, err, answer)
+		}
+		made[name] = group.ID
+	}
+	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+		cells := provider["cells"].(map[string]any)
+		cells["extraSecurityGroups"], cells["defaultIAMPermissions"] = []string{"of-all-cells"}, "of-all-cells"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/instance-profile=of-one-pod",
+		"allow.kip.elotl.co/security-groups="+made["of-one-pod"], "allow.kip.elotl.co/allow-metadata=true")
+	for _, one := range []struct {
+		name, annotations, profile string
+		groups                     []string
+		private                    bool
+	}{
+		{"plain", "{}", "", []string{"of-all-cells"}, false},
+		{"reads", `{pod.elotl.co/allow-metadata: "true"}`, "of-all-cells", []string{"of-all-cells"}, false},
+		{
+			"own",
+			`{pod.elotl.co/instance-profile: of-one-pod, pod.elotl.co/allow-metadata: "true", pod.elotl.co/private-ip-only: "true", ` +
+				`pod.elotl.co/security-groups: ` + made["of-one-pod"] + `}`,
+			"of-one-pod", []string{"of-all-cells", "of-one-pod"}, true,
+		},
+	} {
+		s.Apply(pod(one.name, one.annotations))
+		is := s.described(s.WaitReady(one.name))
+		var groups []string
+		for _, g := range is.Groups {
+			if _, ours := made[g]; ours {
+				groups = append(groups, g)
+			}
+		}
+		slices.Sort(groups)
+		if profile := path.Base("/" + is.Profile); profile != path.Base("/"+one.profile) || !slices.Equal(groups, one.groups) ||
+			(is.PublicIP == "") != one.private {
+			t.Errorf("the instance of pod %s has the profile %q, the groups %q and the public address %q: want %+v", one.name, is.Profile,
+				is.Groups, is.PublicIP, one)
+		}
+		s.Kubectl("delete", "pod", one.name, "--wait=false")
+		s.waitOver(one.name, before)
+	}
+	if err := restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, id := range made {
+		if _, code := s.account(t.Context(), "DeleteSecurityGroup", "GroupId="+id); code != "" {
+			t.Errorf("delete group %s: %s", name, code)
+		}
+	}
+}
+
+// described is what EC2 says of the instance of a pod.
+type described struct {
+	Profile  string   `xml:"reservationSet>item>instancesSet>item>iamInstanceProfile>arn"`
+	Groups   []string `xml:"reservationSet>item>instancesSet>item>groupSet>item>groupName"`
+	PublicIP string   `xml:"reservationSet>item>instancesSet>item>ipAddress"`
+}
+
+func (s *space) described(p *corev1.Pod) (is described) {
+	s.Helper()
+	answer, code := s.account(s.Context(), "DescribeInstances", "InstanceId.1="+s.of(p).ID)
+	if err := xml.Unmarshal(answer, &is); err != nil || code != "" {
+		s.Fatal(fmt.Sprint(code, err, string(answer)))
+	}
+	return is
+}
