@@ -13,7 +13,7 @@ import (
 )
 
 // What provider.yaml says of all cells, and annotations of one, is what the instance is launched with.
-func TestAnInstanceHasTheGroupsRolesAndAddressesOfItsPod(t *testing.T) {
+func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	var subnets struct {
@@ -46,15 +46,14 @@ func TestAnInstanceHasTheGroupsRolesAndAddressesOfItsPod(t *testing.T) {
 	for _, one := range []struct {
 		name, annotations, profile string
 		groups                     []string
-		private                    bool
 	}{
-		{"plain", "{}", "", []string{"of-all-cells"}, false},
-		{"reads", `{pod.elotl.co/allow-metadata: "true"}`, "of-all-cells", []string{"of-all-cells"}, false},
+		{"plain", "{}", "", []string{"of-all-cells"}},
+		{"reads", `{pod.elotl.co/allow-metadata: "true"}`, "of-all-cells", []string{"of-all-cells"}},
 		{
 			"own",
-			`{pod.elotl.co/instance-profile: of-one-pod, pod.elotl.co/allow-metadata: "true", pod.elotl.co/private-ip-only: "true", ` +
+			`{pod.elotl.co/instance-profile: of-one-pod, pod.elotl.co/allow-metadata: "true", ` +
 				`pod.elotl.co/security-groups: ` + made["of-one-pod"] + `}`,
-			"of-one-pod", []string{"of-all-cells", "of-one-pod"}, true,
+			"of-one-pod", []string{"of-all-cells", "of-one-pod"},
 		},
 	} {
 		s.Apply(pod(one.name, one.annotations))
@@ -66,10 +65,8 @@ func TestAnInstanceHasTheGroupsRolesAndAddressesOfItsPod(t *testing.T) {
 			}
 		}
 		slices.Sort(groups)
-		if profile := path.Base("/" + is.Profile); profile != path.Base("/"+one.profile) || !slices.Equal(groups, one.groups) ||
-			(is.PublicIP == "") != one.private {
-			t.Errorf("the instance of pod %s has the profile %q, the groups %q and the public address %q: want %+v", one.name, is.Profile,
-				is.Groups, is.PublicIP, one)
+		if profile := path.Base("/" + is.Profile); profile != path.Base("/"+one.profile) || !slices.Equal(groups, one.groups) {
+			t.Errorf("the instance of pod %s has the profile %q and the groups %q: want %+v", one.name, is.Profile, is.Groups, one)
 		}
 		s.Kubectl("delete", "pod", one.name, "--wait=false")
 		s.waitOver(one.name, before)
@@ -86,9 +83,8 @@ func TestAnInstanceHasTheGroupsRolesAndAddressesOfItsPod(t *testing.T) {
 
 // described is what EC2 says of the instance of a pod.
 type described struct {
-	Profile  string   `xml:"reservationSet>item>instancesSet>item>iamInstanceProfile>arn"`
-	Groups   []string `xml:"reservationSet>item>instancesSet>item>groupSet>item>groupName"`
-	PublicIP string   `xml:"reservationSet>item>instancesSet>item>ipAddress"`
+	Profile string   `xml:"reservationSet>item>instancesSet>item>iamInstanceProfile>arn"`
+	Groups  []string `xml:"reservationSet>item>instancesSet>item>groupSet>item>groupName"`
 }
 
 func (s *space) described(p *corev1.Pod) (is described) {
