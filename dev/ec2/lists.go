@@ -159,6 +159,9 @@ func bootModes(t catalog.InstanceType) (all []string) {
 
 var architectures = map[string]string{"amd64": "x86_64", "arm64": "arm64"}
 
+// Architecture is EC2's word for one of Go's.
+func Architecture(goarch string) string { return architectures[goarch] }
+
 func (m *Model) describeInstanceTypes(r *request) (any, error) {
 	wanted := r.filters("processor-info.supported-architecture")
 	if err := m.one(r); err != nil {

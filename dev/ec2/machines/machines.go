@@ -240,12 +240,13 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		return nil, err
 	}
 	images := []ec2.Image{{
-		ID:         "ami-0123456789abcdef0",
-		Name:       Image,
-		Owner:      "self",
-		Created:    "2026-01-01T00:00:00.000Z",
-		RootDevice: "/dev/xvda",
-		GiB:        imageGiB,
+		ID:           "ami-0123456789abcdef0",
+		Name:         Image,
+		Owner:        "self",
+		Created:      "2026-01-01T00:00:00.000Z",
+		Architecture: ec2.Architecture(runtime.GOARCH), // that of its machines
+		RootDevice:   "/dev/xvda",
+		GiB:          imageGiB,
 	}}
 	if cfg.Boot != nil {
 		images = nil // it is published
