@@ -271,7 +271,7 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string, arch string) 
 	unfit := func(format string, args ...any) error {
 		return cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf(format, args...))
 	}
-	has := architectures[types.ArchitectureType(string(newest.Architecture))]
+	has := architectures[types.ArchitectureType(newest.Architecture)]
 	switch {
 	case newest.ImageId == nil && arch == "":
 		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, refused("EC2 shows none")))
