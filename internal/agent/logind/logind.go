@@ -122,7 +122,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			_ = c.conn.Close()
 		}
 		all.Go(func() {
-			if err := s.talk(ctx, &all, c); err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+			if err := s.talk(ctx, &all, c); ctx.Err() == nil && !errors.Is(err, io.EOF) {
 				s.log.Warn("talk with one who may delay the machine's end", "err", err)
 			}
 			s.mu.Lock()
@@ -168,7 +168,8 @@ func (s *Server) End(ctx context.Context) error {
 	}
 }
 
-// talk answers one client until it leaves. What is to be waited for after that is left to all.
+// talk answers one client until it leaves, which is io.EOF, or what else ends it. What is to be waited
+// for after that is left to all.
 func (s *Server) talk(ctx context.Context, all *sync.WaitGroup, c *client) error {
 	in := bufio.NewReaderSize(c.conn, maxLine)
 	if err := greet(in, c.conn); err != nil {
