@@ -46,12 +46,13 @@ const (
 	// podGrace is what containers have at most when the machine goes down under them.
 	// Kip ends a pod through the API, with the pod's own grace period; this is
 	// for a machine that is switched off. With what else the end takes it is less than the
-	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs).
+	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs), also where a kubelet
+	// hangs: then 16 s, stopTimeout and leftGrace.
 	podGrace = 12 * time.Second
 	// pluginGrace is what the node plugins of CSI drivers have after that, which let go of its volumes.
 	pluginGrace = 3 * time.Second
-	// leftGrace is what is left to what a kubelet has ended and that is still there.
-	leftGrace = time.Second
+	// leftGrace is the least that is left to what the kubelet has not ended.
+	leftGrace = 3 * time.Second
 	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
 	// them is sent beside, and who follows a log has the rest of it.
 	lastWords = time.Second
@@ -420,14 +421,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	pods := a.o.Init && !errors.As(err, new(*ReplacedError))
 
 	a.o.Log.Info("itzo stops")
-	grace := podGrace
-	if pods && a.endPods(background) {
-		grace = leftGrace
+	began := a.o.Clock.Now()
+	if pods {
+		a.endPods(background)
 	}
 	a.end()
 	stopOffering()
 	if pods {
-		a.stopPods(background, grace)
+		a.stopPods(background, max(leftGrace, podGrace-a.o.Clock.Since(began)))
 	}
 	stopContainerd()
 	<-containerdDone
@@ -530,25 +531,24 @@ func (a *Agent) importPause(ctx context.Context) {
 
 // endPods has the kubelet end the pods of a machine that goes down, as one does that hears of it
 // from systemd: hooks and graces are kept, no container starts again, and Kip hears how each ended.
-// It returns whether the kubelet has.
-func (a *Agent) endPods(ctx context.Context) bool {
+// A kubelet that is down just then hears nothing, and one may hang: stopPods ends what is left.
+func (a *Agent) endPods(ctx context.Context) {
 	a.mu.Lock()
 	runs := a.kubelet != nil
 	a.mu.Unlock()
 	if !runs {
-		return false
+		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+stopTimeout)
+	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+lastWords)
 	defer cancel()
 	if err := a.logind.End(ctx); err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
-		return false
+		return
 	}
 	<-a.o.Clock.After(lastWords)
-	return true
 }
 
-// stopPods ends what a kubelet has left of the pods of a machine that goes down.
+// stopPods ends what the kubelet has left of the pods of a machine that goes down.
 func (a *Agent) stopPods(ctx context.Context, grace time.Duration) {
 	if out, err := a.command(ctx, "stop-pods", "--grace="+grace.String(), "--timeout="+(grace+stopTimeout).String()); err != nil {
 		a.o.Log.Warn("stop the pods", "err", err, "output", out)

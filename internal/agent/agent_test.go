@@ -21,6 +21,7 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
@@ -79,7 +80,7 @@ case "$*" in
 "--root=`+m.root+`") component device-plugin ;;
 "--kube-proxy-config=/var/lib/kube-proxy/config.yaml --config=/var/lib/kubelet/config.yaml "*) component kubelet ;;
 import-images*) until [ -e `+m.root+`/serving ]; do sleep 0.01; done; did "imported ${2##*/}" ;;
-stop-pods*) did "pods stopped" ;;
+stop-pods*) did "pods stopped"; echo "$*" >`+m.root+`/asked ;;
 *) did "unknown: $*"; exit 1 ;;
 esac
 `, 0o755)
@@ -373,36 +374,64 @@ func TestARestartedAgentContinuesWithoutKip(t *testing.T) {
 	}
 }
 
+// passed is a clock by which so much has passed since any time.
+type passed struct {
+	clock.RealClock
+	since time.Duration
+}
+
+func (p passed) Since(time.Time) time.Duration { return p.since }
+
 func TestThePartsStopInOrder(t *testing.T) {
 	for _, c := range []struct {
+		name string
 		init bool
-		want []string
+		// hears says that the kubelet hears of the end, and ends the pods; took is how long that takes.
+		hears bool
+		took  time.Duration
+		want  []string
+		grace string // of what is left
 	}{
-		{true, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}},
-		// On an ordinary machine the pod outlives the agent.
-		{false, []string{"kubelet stopped", "containerd stopped"}},
+		{"by the kubelet", true, true, 2 * time.Second, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}, "10s"},
+		{"late", true, true, 15 * time.Second, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}, "3s"},
+		{"by a kubelet that does not hear of it", true, false, 0, []string{"kubelet stopped", "pods stopped", "containerd stopped"}, "12s"},
+		{"on an ordinary machine the pod outlives the agent", false, false, 0, []string{"kubelet stopped", "containerd stopped"}, ""},
 	} {
-		t.Run(fmt.Sprintf("init=%t", c.init), func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
 			m.file("serving", "", 0o444)
 			a := m.agent(c.init)
+			a.o.Clock = passed{since: c.took}
 			stop := m.run(a)
 			put(t, a, config())
 			eventually(t, "both run", func() bool {
 				return m.didIt("kubelet started")() && m.didIt("containerd started")()
 			})
 			before := len(m.did())
-			if c.init {
+			if c.hears {
 				m.delay(a)
 			}
 			stop()
 			if got := m.did()[before:]; !slices.Equal(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
+			asked, err := os.ReadFile(m.path("asked"))
+			if c.grace == "" && !errors.Is(err, fs.ErrNotExist) ||
+				c.grace != "" && !strings.HasPrefix(string(asked), "stop-pods --grace="+c.grace+" --timeout=") {
+				t.Errorf("what is left is stopped by %q (%v), want a grace of %s", asked, err, c.grace)
+			}
 			if put(t, a, config()).Code != http.StatusServiceUnavailable {
 				t.Error("a stopped agent takes a configuration")
 			}
 		})
+	}
+}
+
+// The end has to be over before Google Cloud cuts the power of a spot machine.
+func TestAMachinesEndFitsIntoTheTimeThatCloudsGive(t *testing.T) {
+	const given = 30 * time.Second
+	if hung := podGrace + pluginGrace + lastWords + stopTimeout + leftGrace; hung > given-stopTimeout {
+		t.Errorf("with a kubelet that hangs, containers have ended after %v, want %v for containerd", hung, stopTimeout)
 	}
 }
 

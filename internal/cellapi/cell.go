@@ -399,7 +399,7 @@ func (c *Cell) serveReference(w http.ResponseWriter, r *http.Request, a *ask, k 
 	if a.Name == "" || a.Namespace == "" {
 		return c.forbidden(a, "only by name, those that its pod names")
 	}
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	ref := c.reference(watches.Ref{

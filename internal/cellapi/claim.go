@@ -25,7 +25,7 @@ func (c *Cell) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if !status && (a.Subresource != "" || a.Verb != "get") {
 		return c.forbidden(a, a.Resource+" can only be read, by name, and their status patched")
 	}
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	if !c.names(a.Namespace, a.Name) {
@@ -51,7 +51,7 @@ func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error
 	if a.Subresource != "" || a.Verb != "get" {
 		return c.forbidden(a, a.Resource+" can only be read, by name")
 	}
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	if pod, _ := c.lastPod(); pod == nil {

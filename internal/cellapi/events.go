@@ -69,8 +69,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	isPod := b != nil && about.Kind == "Pod" && about.Namespace == b.namespace && about.Name == b.name && about.UID == b.uid
 	isClaim := about.Kind == "PersistentVolumeClaim"
 	if isClaim {
-		rests(w) // while the pod is waited for
-		if err := c.knowsPod(r.Context()); err != nil {
+		if err := c.knowsPod(w, r); err != nil {
 			return err
 		}
 		b = c.bound()

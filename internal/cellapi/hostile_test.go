@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
@@ -116,6 +117,13 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 	if got.NominatedNodeName != "theirs" || len(got.Message) != maxMessage || len(got.ResourceClaimStatuses) != 0 ||
 		len(got.AllocatedResources) != 1 {
 		t.Errorf("status is %+v", got)
+	}
+	// What Kip takes out of a status says nothing of others' conditions either.
+	if code, answer := patch(strategic, `{"status":{"phase":"Failed","reason":"`+notAdmitted+`"}}`); code != http.StatusOK {
+		t.Errorf("a pod that is turned away: %d %.300s", code, answer)
+	}
+	if got := stored().Status; len(got.Conditions) != 2 || got.Phase == corev1.PodFailed {
+		t.Errorf("after a pod was turned away: %+v", got)
 	}
 	for _, r := range h.up.asked(func(r apiRequest) bool { return r.verb == "patch" }) {
 		if strings.Contains(r.body, "madeUp") || strings.Contains(r.body, "$retainKeys") || strings.Contains(r.body, "replace") {
@@ -280,6 +288,57 @@ func TestAPodWhoseMachineIsSwitchedOffEndsWhereAnotherTakesItsPlace(t *testing.T
 			}
 		})
 	}
+}
+
+// What a kubelet says of the end comes perhaps before Kip, which has just begun, knows whose pod it is:
+// that is waited for, and holds up nobody else.
+func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
+	known := make(chan struct{})
+	h := newHouseAt(t, clock.RealClock{}, func(h *house) {
+		h.up.refuse = func(r apiRequest) error {
+			if r.resource == "pods" && r.verb != "patch" {
+				<-known
+			}
+			return nil
+		}
+	})
+	c := h.server.AddCell("c1", info)
+	pod := podOn("web")
+	pod.Spec.RestartPolicy, pod.Status.Phase = corev1.RestartPolicyAlways, corev1.PodRunning
+	pod = h.bindNew(c, pod)
+	over := make(chan string, 1)
+	go func() {
+		code, _, answer := do(context.Background(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, []byte(`{"status":{
+			"phase":"Failed","conditions":[{"type":"DisruptionTarget","status":"True","message":"`+switchedOff+`"}]}}`))
+		over <- fmt.Sprintf("%d %s", code, answer)
+	}()
+	eventually(t, "the patch is received", func() bool { _, _, bodies := c.budget.holds(); return bodies > 0 })
+	eventually(t, "no turn is held", func() bool {
+		all := c.working.all.TryAcquire(workedAtOnce())
+		if all {
+			c.working.all.Release(workedAtOnce())
+		}
+		return all
+	})
+	select {
+	case answer := <-over:
+		t.Fatalf("before the pod is known: %s", answer)
+	default:
+	}
+	close(known)
+	if answer := <-over; !strings.HasPrefix(answer, "200 ") {
+		t.Fatal(answer)
+	}
+	if got := h.up.get("pods", "shop", "web").(*corev1.Pod).Status; got.Phase != corev1.PodRunning {
+		t.Errorf("the pod, which goes on elsewhere, is %+v", got)
+	}
+	eventually(t, "no turn is held", func() bool {
+		own := c.working.own.TryAcquire(workedOfOne)
+		if own {
+			c.working.own.Release(workedOfOne)
+		}
+		return own
+	})
 }
 
 // While what a cell sent is being applied, however long that takes, nothing of it or

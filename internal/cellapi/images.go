@@ -114,7 +114,7 @@ func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *
 	if err := json.Unmarshal(sent, &asked); err != nil {
 		return apierrors.NewBadRequest("decode the body: " + err.Error())
 	}
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	pod, gone := c.lastPod()

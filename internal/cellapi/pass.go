@@ -45,7 +45,7 @@ func newPasser(cfg *rest.Config) (*passer, error) {
 }
 
 // passedOptions are the query parameters that are passed on.
-var passedOptions = []string{"fieldManager", "fieldValidation", "dryRun"}
+var passedOptions = []string{"fieldManager", "fieldValidation"}
 
 // body is what is sent upstream; always made anew from what was checked, never the
 // bytes that came, so that nobody can read it differently.
@@ -279,8 +279,7 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Subresource != "token" || a.Verb != "create" {
 		return c.forbidden(a, "it may only have tokens made")
 	}
-	rests(w) // while others are asked
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	pod, gone := c.lastPod()
@@ -300,6 +299,7 @@ func (c *Cell) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
 		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
 	}
+	rests(w) // while others are asked
 	may, err := c.mayHaveToken(r.Context(), pod, &request.Spec)
 	if err != nil {
 		return err

@@ -304,9 +304,9 @@ func (c *Cell) lastPod() (*corev1.Pod, bool) {
 	return c.pod.current, c.pod.gone
 }
 
-// knowsPod waits until it is known whether the bound pod exists. Without a binding
-// there is nothing to wait for.
-func (c *Cell) knowsPod(ctx context.Context) error {
+// knowsPod waits until it is known whether the bound pod exists, and holds no turn meanwhile.
+// Without a binding there is nothing to wait for.
+func (c *Cell) knowsPod(w http.ResponseWriter, r *http.Request) error {
 	b := c.bound()
 	if b == nil {
 		return nil
@@ -316,12 +316,13 @@ func (c *Cell) knowsPod(ctx context.Context) error {
 		return nil
 	default:
 	}
+	rests(w)
 	timer := c.server.clock.NewTimer(patience)
 	defer timer.Stop()
 	select {
 	case <-b.known:
-		return nil
-	case <-ctx.Done():
+		return c.worksAgain(r.Context(), w)
+	case <-r.Context().Done():
 	case <-timer.C():
 	}
 	return notYet(fmt.Sprintf("pod %s/%s", b.namespace, b.name))
@@ -361,7 +362,7 @@ func (c *Cell) readPods(w http.ResponseWriter, r *http.Request, a *ask) error {
 		// restored.
 		return notYet("the pod of cell " + c.id)
 	}
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	return c.read(w, r, &reader{

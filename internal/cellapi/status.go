@@ -241,7 +241,9 @@ func (may ends) hold(status map[string]any) {
 	for _, k := range []string{"phase", "reason", "message", "containerStatuses", "initContainerStatuses"} {
 		delete(status, k)
 	}
-	status["conditions"] = slices.DeleteFunc(conditions, isOff)
+	if conditions != nil { // a null would delete those of others
+		status["conditions"] = slices.DeleteFunc(conditions, isOff)
+	}
 	if order, is := status["$setElementOrder/conditions"].([]any); is {
 		status["$setElementOrder/conditions"] = slices.DeleteFunc(order, func(e any) bool {
 			m, _ := e.(map[string]any)
@@ -281,7 +283,7 @@ func podStatus(known addresses) shape {
 // passPodStatus passes a patch of the pod's status, rebuilt, with the UID of the
 // cell's pod in it, so that the API server refuses it for any other.
 func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if err := c.knowsPod(r.Context()); err != nil {
+	if err := c.knowsPod(w, r); err != nil {
 		return err
 	}
 	b, err := c.ownPod(a)

@@ -54,6 +54,17 @@ func (c *Cell) work(ctx context.Context) (rest func(), err error) {
 	}), nil
 }
 
+// worksAgain has a request that has waited for others take its turn again.
+func (c *Cell) worksAgain(ctx context.Context, w http.ResponseWriter) error {
+	out, ok := w.(*counted)
+	if !ok {
+		return nil
+	}
+	var err error
+	out.rest, err = c.work(ctx)
+	return err
+}
+
 // rests ends the work on a request that is going to wait for others.
 func rests(w http.ResponseWriter) {
 	if c, ok := w.(*counted); ok {

@@ -261,18 +261,23 @@ func spoil(t *testing.T, disk string, how func(f *os.File, root gpt.Partition) e
 // TestABadStartEndsInAMessage: whatever is wrong, the console says it and the machine is
 // off, so that the cloud sees it. Where a machine goes on, it says what is wrong all the same.
 func TestABadStartEndsInAMessage(t *testing.T) {
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		name, userData string
 		spoil          func(f *os.File, root gpt.Partition) error
 		card           vm.Card
 		noCard, noLink bool
 		stays          bool // since no more runs than firmware, which looks on
+		crashes        bool // its first process, by which the kernel does; the machine is not started again here
 		more           func(dir string) []string
 		want           []string
 	}{
 		{
 			name: "no user data",
-			want: []string{"no user data: this machine has none of QEMU's firmware configuration"},
+			want: []string{"find user data: FAILED after 5.", "no user data: this machine has none of QEMU's firmware configuration"},
 		},
 		{
 			// Nobody tells the time either, and the hardware's clock is wrong by years.
@@ -339,6 +344,13 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 			more: func(dir string) []string { return noCloud(t, dir, "garbage") },
 			want: []string{"user data of a NoCloud disk (", `the first line is not "#cloud-config"`},
 		},
+		{
+			name: "an agent that crashes",
+			userData: fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\nruncmd: [kill -QUIT 1]\n",
+				authority.Hash(), pki.NewToken().Reveal()),
+			crashes: true,
+			want:    []string{"SIGQUIT: quit", "goroutine 1 ", "main.main()"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -359,6 +371,9 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 				m.do("set_link", map[string]any{"name": "card", "up": false})
 				m.do("cont", nil)
 			}
+			if tc.crashes {
+				m.says("Kernel panic - not syncing: Attempted to kill init!")
+			}
 			if tc.stays {
 				m.says(tc.want[len(tc.want)-1])
 			} else {
@@ -366,7 +381,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 			}
 			got := m.Console()
 			for _, want := range tc.want {
-				if !strings.Contains(got, want) || strings.Contains(got, "Kernel panic") {
+				if !strings.Contains(got, want) || strings.Contains(got, "Kernel panic") != tc.crashes {
 					t.Errorf("the console has no %q:\n%s", want, got)
 				}
 			}

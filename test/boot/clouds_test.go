@@ -53,25 +53,50 @@ func (s services) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// inside are commands on the machine that tell the console of it, and then end it as a hypervisor's
+// order to the kernel does (Xen's, Hyper-V's).
+const inside = `runcmd:
+- |
+  exec >/dev/console 2>&1
+  cd /var/lib
+  echo "its name is $(hostname)"
+  truncate -s 320M disk && mkfs.xfs -q disk && mkdir xfs && mount -t xfs -o loop disk xfs
+  grep " /var/lib/xfs " /proc/mounts
+  mount -t nfs -o nfsvers=4,port=1,retry=0 168.0.0.2:/ xfs
+  poweroff
+`
+
 // TestAMachineIsToldByTheCloudThatItsFirmwareNames boots on the root disks of clouds and of other
-// hypervisors, at addresses of the clouds.
+// hypervisors, at addresses of the clouds. Each machine ends in a way of its own.
 func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 	for _, tc := range []struct {
-		name, firmware, root, says string
-		reports                    bool
+		name, firmware, root string
+		says                 []string
+		document             string // beside what is Kip's
+		reports              bool
+		end                  func(m machine)
 	}{
 		{
 			name:     "Google Cloud",
 			firmware: "type=1,manufacturer=Google,product=Google Compute Engine",
 			root:     vm.SCSI,
-			says:     "user data of Google Cloud's metadata service (",
+			document: inside,
+			says: []string{
+				"user data of Google Cloud's metadata service (", "the agent begins", "its name is cell.c.project.internal",
+				" /var/lib/xfs xfs rw", "mount.nfs: Connection refused", "this machine ends: terminated signal received",
+			},
 		},
 		{
 			name:     "Azure",
 			firmware: "type=3,asset=7783-7084-3265-9085-8832-2578-42",
 			root:     vm.SATA,
-			says:     "user data of Azure's metadata service (",
+			says:     []string{"user data of Azure's metadata service (", "the agent begins"},
 			reports:  true,
+			end: func(m machine) {
+				key := func(name string) map[string]any { return map[string]any{"type": "qcode", "data": name} }
+				m.do("send-key", map[string]any{"keys": []any{key("ctrl"), key("alt"), key("delete")}})
+				m.says("this machine ends: interrupt signal received")
+			},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -81,8 +106,8 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := services{ready: make(chan string, 1)}
-			s.userData = fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", authority.Hash(),
-				pki.NewToken().Reveal())
+			s.userData = fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n%s", authority.Hash(),
+				pki.NewToken().Reveal(), tc.document)
 			server := httptest.NewServer(s)
 			t.Cleanup(server.Close)
 			_, port, err := net.SplitHostPort(server.Listener.Addr().String())
@@ -98,8 +123,9 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 			}, ",")}
 			what.Root, what.More = tc.root, []string{"-smbios", tc.firmware}
 			m := run(t, what)
-			m.says(tc.says)
-			m.says("the agent begins")
+			for _, want := range tc.says {
+				m.says(want)
+			}
 			if tc.reports {
 				select {
 				case state := <-s.ready:
@@ -110,7 +136,9 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 					t.Fatalf("Azure is not told that the machine works:\n%s", m.Console())
 				}
 			}
-			m.press()
+			if tc.end != nil {
+				tc.end(m)
+			}
 			m.ends()
 			m.says("power off")
 		})

@@ -14,8 +14,12 @@ import (
 	"github.com/elotl/kip/internal/netdump"
 )
 
-// metadata is where instances find their metadata service.
-var metadata = netip.MustParseAddrPort("169.254.169.254:80")
+// Where instances find EC2's own services: all of them, that of metadata, and the time.
+var (
+	services = netip.MustParsePrefix("169.254.169.0/24")
+	metadata = netip.MustParseAddrPort("169.254.169.254:80")
+	clock    = netip.MustParseAddrPort("169.254.169.123:123")
+)
 
 // priority is that of the rule, after the kernel's own table of this host's addresses.
 const priority = 16925
@@ -23,11 +27,12 @@ const priority = 16925
 // tables is added to a bridge's index for its table of routes.
 const tables = 169_254_000
 
-// link is the metadata address on one bridge. Only what comes from there is led to it: the
+// link is the services' addresses on one bridge. Only what comes from there is led to it: the
 // host may have a metadata service of its own at the same address.
 type link struct {
-	net.Listener
-	bridge string
+	net.Listener // of metadata
+	clock        net.PacketConn
+	bridge       string
 }
 
 func rule(bridge string, index int) *netlink.Rule {
@@ -38,10 +43,10 @@ func rule(bridge string, index int) *netlink.Rule {
 }
 
 func service() *net.IPNet {
-	return &net.IPNet{IP: metadata.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}
+	return &net.IPNet{IP: services.Addr().AsSlice(), Mask: net.CIDRMask(services.Bits(), 32)}
 }
 
-// plug leads what a bridge sends to the metadata address to this process.
+// plug leads what a bridge sends to the services to this process.
 func plug(ctx context.Context, bridge string) (_ *link, err error) {
 	device, err := netlink.LinkByName(bridge)
 	if err != nil {
@@ -65,10 +70,10 @@ func plug(ctx context.Context, bridge string) (_ *link, err error) {
 		Scope:     netlink.SCOPE_HOST,
 	}
 	if err := netlink.RouteReplace(route); err != nil {
-		return nil, fmt.Errorf("lead %s to this host: %w", metadata.Addr(), err)
+		return nil, fmt.Errorf("lead %s to this host: %w", services, err)
 	}
 	if err := netlink.RuleAdd(rule(bridge, index)); err != nil {
-		return nil, fmt.Errorf("lead %s of bridge %s to this host, for which the kernel needs policy routing: %w", metadata.Addr(), bridge, err)
+		return nil, fmt.Errorf("lead %s of bridge %s to this host, for which the kernel needs policy routing: %w", services, bridge, err)
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var set error
@@ -83,7 +88,11 @@ func plug(ctx context.Context, bridge string) (_ *link, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for bridge %s: %w", bridge, err)
 	}
-	return &link{l, bridge}, nil
+	c, err := lc.ListenPacket(ctx, "udp4", clock.String())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for bridge %s: %w", bridge, err), l.Close())
+	}
+	return &link{l, c, bridge}, nil
 }
 
 func (l *link) unplug() error {
@@ -91,7 +100,7 @@ func (l *link) unplug() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	return errors.Join(err, Unplug(l.bridge))
+	return errors.Join(err, l.clock.Close(), Unplug(l.bridge))
 }
 
 // Unplug removes what a process that was killed has left for a bridge, which may be gone.

@@ -203,6 +203,11 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
 	e.serve(e.api, l)
 	e.serve(e.metadata, e.link)
+	e.serving.Go(func() {
+		if err := tellTime(e.link.clock, time.Now); !errors.Is(err, net.ErrClosed) {
+			e.failed <- fmt.Errorf("serve EC2: %w", err)
+		}
+	})
 	if err := e.openToPods(ctx, cfg.Local.CIDR.Masked().Addr().Next()); err != nil {
 		return nil, err
 	}
@@ -314,15 +319,15 @@ func (e *EC2) Close() error {
 			errs = append(errs, s.Close())
 		}
 	}
+	if e.link != nil {
+		errs = append(errs, e.link.unplug())
+	}
 	e.serving.Wait()
 	if e.model != nil {
 		errs = append(errs, e.model.Close())
 	}
 	if e.machines != nil {
 		errs = append(errs, e.machines.Close())
-	}
-	if e.link != nil {
-		errs = append(errs, e.link.unplug())
 	}
 	return errors.Join(errs...)
 }

@@ -21,6 +21,10 @@ import (
 // vendor is what SMBIOS says of EC2's machines, by which the image knows where its user data is.
 const vendor = "Amazon EC2"
 
+// anotherTime is what a machine's own clock says first: years before any certificate, so that it has to
+// take the time from EC2.
+const anotherTime = "2001-01-01T00:00:00"
+
 // virtualize publishes the image and has virtual machines that boot what was uploaded, on a link
 // that tells them their addresses.
 func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
@@ -41,6 +45,7 @@ func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
 		Image:       disk,
 		Nameservers: cfg.Local.Nameservers,
 		Vendor:      vendor,
+		More:        []string{"-rtc", "base=" + anotherTime},
 	})
 	if err != nil {
 		return err

@@ -251,7 +251,7 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 	if o.UserData == fromEC2 || o.UserData == fromCloud {
 		source := userdata.EC2()
 		if o.UserData == fromCloud {
-			if source, err = userdata.Choose(userdata.Sources()); err != nil {
+			if source, err = userdata.Choose(ctx, userdata.Sources()); err != nil {
 				return err
 			}
 		}

@@ -119,8 +119,9 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	all.Go(func() { watchDevices(background, m.console, drivers) })
 	all.Go(func() { m.watchPower(background) })
 
-	source, err := userdata.Choose(userdata.Sources())
-	if err != nil {
+	var source userdata.Source
+	choose := func() (err error) { source, err = userdata.Choose(ctx, userdata.Sources()); return err }
+	if err := m.console.Step("find user data", choose); err != nil {
 		return err
 	}
 	n := &network{console: m.console}

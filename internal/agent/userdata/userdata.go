@@ -45,9 +45,36 @@ type Source struct {
 	Ready func(ctx context.Context) error
 }
 
-// Choose returns the first source that the machine has. One that is there and fails is
-// not passed over for the next: a machine would take another's orders.
-func Choose(sources []Source) (Source, error) {
+// A drive of some hypervisors comes after the drivers: a machine without a source is looked at again, so
+// often, for so long.
+const (
+	lookLimit = 5 * time.Second
+	lookEvery = 100 * time.Millisecond
+)
+
+// errNowhere is that of a machine that has no source.
+var errNowhere = errors.New("no user data: this machine has none of")
+
+// Choose returns the first source that the machine has, and waits a little for one to come. One that is
+// there and fails is not passed over for the next: a machine would take another's orders.
+func Choose(ctx context.Context, sources []Source) (Source, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	for {
+		s, err := look(sources)
+		if !errors.Is(err, errNowhere) {
+			return s, err
+		}
+		select {
+		case <-ctx.Done():
+			return Source{}, err
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+// look is Choose at one moment.
+func look(sources []Source) (Source, error) {
 	for _, s := range sources {
 		here, err := s.Here()
 		if err != nil {
@@ -61,7 +88,7 @@ func Choose(sources []Source) (Source, error) {
 	for _, s := range sources {
 		names += ", " + s.Name
 	}
-	return Source{}, fmt.Errorf("no user data: this machine has none of%s", names[min(1, len(names)):])
+	return Source{}, fmt.Errorf("%w%s", errNowhere, names[min(1, len(names)):])
 }
 
 // lastWord is what a source has to say why it did not make it in time.

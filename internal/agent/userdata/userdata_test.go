@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +53,7 @@ func (m machine) seed(string) (string, func() error, error) {
 
 // get chooses a source and asks it; the service is at url.
 func (m machine) get(url string) (Source, Data, error) {
-	s, err := Choose(sources(m.sys, m.dev, m.seed, url, url))
+	s, err := look(sources(m.sys, m.dev, m.seed, url, url))
 	if err != nil {
 		return s, Data{}, err
 	}
@@ -208,7 +209,7 @@ func TestAzureIsToldThatTheMachineWorks(t *testing.T) {
 	}))
 	defer service.Close()
 	m := newMachine(t, map[string]string{"class/dmi/id/chassis_asset_tag": azureTag})
-	s, err := Choose(sources(m.sys, m.dev, m.seed, service.URL, service.URL))
+	s, err := look(sources(m.sys, m.dev, m.seed, service.URL, service.URL))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,5 +340,44 @@ func TestAClientOfMetadataServicesHasTheMarkOfTheAgent(t *testing.T) {
 	}
 	if mark != 0x6b690001 { // as docs/networking.md says
 		t.Errorf("its mark is %#x", mark)
+	}
+}
+
+func TestADriveThatComesLateIsFound(t *testing.T) {
+	fails := errors.New("it fails")
+	for _, tc := range []struct {
+		name  string
+		after time.Duration // when the source is there
+		err   error         // of the look at it
+		want  error
+		took  time.Duration
+	}{
+		{name: "at once"},
+		{name: "late", after: 3 * time.Second, took: 3 * time.Second},
+		{name: "too late", after: time.Minute, want: errNowhere, took: lookLimit},
+		{name: "late, and it fails", after: time.Second, err: fails, want: fails, took: time.Second},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				s, err := Choose(t.Context(), []Source{{Name: "a disk", Here: func() (bool, error) {
+					if time.Since(began) < tc.after {
+						return false, nil
+					}
+					return true, tc.err
+				}}})
+				if !errors.Is(err, tc.want) || (err == nil) != (s.Name == "a disk") || time.Since(began) != tc.took {
+					t.Errorf("after %v: %q, %v, want %v after %v", time.Since(began), s.Name, err, tc.want, tc.took)
+				}
+			})
+		})
+	}
+}
+
+func TestAMachineThatEndsLooksForNoUserData(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Choose(ctx, nil); !errors.Is(err, errNowhere) {
+		t.Errorf("%v, want %v", err, errNowhere)
 	}
 }

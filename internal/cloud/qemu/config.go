@@ -52,6 +52,8 @@ type Config struct {
 	// where that cloud has it; somebody is to answer on the bridge. When empty, the kernel is booted
 	// directly and finds both in the machine's firmware configuration.
 	Vendor string
+	// More are further arguments, as vm.Machine has them. Optional.
+	More []string
 	// ShutLimit is how long a machine that is stopped has to end by itself. Default: 90 s.
 	ShutLimit time.Duration
 }

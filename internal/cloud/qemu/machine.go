@@ -150,6 +150,7 @@ func (k *kind) machine(b *host.Boot, card *vm.Card) (vm.Machine, error) {
 		Hugepages:   k.cfg.Hugepages,
 		Sandbox:     true,
 		Vendor:      k.cfg.Vendor,
+		More:        k.cfg.More,
 	}
 	if k.cfg.Vendor != "" {
 		m.Variables, m.Root = firmwareFile, vm.NVMe

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -145,6 +146,31 @@ func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A retirement is mostly told of days before. Kip, which was away, sees it when it starts.
+func TestAnInstanceThatEC2RetiresWithinTheHourIsLeft(t *testing.T) {
+	s := newSpace(t)
+	s.Apply(strings.ReplaceAll(deployment("soon")+deployment("later"), "launch-type: spot", "launch-type: on-demand"))
+	soon, later := s.podOf("soon", ""), s.podOf("later", "")
+	on, stays := s.of(soon), s.of(later)
+	if on.Spot || stays.Spot {
+		t.Fatalf("the instances are %+v and %+v, want them not spot", on, stays)
+	}
+	if err := world.KillKip(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	s.order("maintain", ec2.Maintenance{Instance: on.ID, Code: "instance-retirement", NotBefore: now.Add(30 * time.Minute)})
+	s.order("maintain", ec2.Maintenance{Instance: stays.ID, Code: "instance-retirement", NotBefore: now.Add(2 * time.Hour)})
+	if err := world.StartKip(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.waitEvent(soon.Name, events.Interrupted, "instance-retirement")
+	s.moved("soon", soon, on)
+	if again := s.podOf("later", ""); again.UID != later.UID || s.of(again).ID != stays.ID {
+		t.Errorf("the pod has moved, two hours before its instance retires")
+	}
 }
 
 // moved waits until a Deployment has another pod instead of one whose instance EC2 takes back, and

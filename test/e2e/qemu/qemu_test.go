@@ -21,13 +21,16 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 )
@@ -374,6 +377,51 @@ func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 		}
 		return s.NoCells(ctx)
 	})
+	if err := world.Empty(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Nothing else says then what kept it: it has joined nobody.
+func TestAMachineThatDiesBeforeItJoinsLeavesWhatItSaidLast(t *testing.T) {
+	s := namespace.New(t, world)
+	s.Apply(late)
+	cloudConfig := host.Config{StateDir: filepath.Join(world.State, "cloud")}
+	var id string
+	s.Eventually("a machine boots", func(context.Context) error {
+		all, err := host.Recorded(cloudConfig)
+		if err != nil || len(all) != 1 {
+			return fmt.Errorf("%d machines, %v", len(all), err)
+		}
+		id = all[0].ID
+		said, err := os.ReadFile(filepath.Join(cloudConfig.MachineDir(id), "console.log"))
+		if err == nil && !strings.Contains(string(said), "init begins") {
+			err = fmt.Errorf("its console has %q", said)
+		}
+		return err
+	})
+	m, err := host.Inspect(cloudConfig, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(m.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.Eventually("an Event of the pod has what the machine said last", func(ctx context.Context) error {
+		all, err := world.Admin.CoreV1().Events(s.NS).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + events.CellConsole})
+		if err != nil {
+			return err
+		}
+		for _, e := range all.Items {
+			if e.InvolvedObject.Name == "late" && strings.Contains(e.Message, "The console of "+id+" ends with: [") &&
+				strings.Contains(e.Message, agentapi.ConsolePrefix) {
+				return nil
+			}
+		}
+		return fmt.Errorf("the Events are %+v", all.Items)
+	})
+	s.Kubectl("delete", "pod", "late", "--wait=false")
+	s.Eventually("no cell is left", s.NoCells)
 	if err := world.Empty(t.Context()); err != nil {
 		t.Error(err)
 	}

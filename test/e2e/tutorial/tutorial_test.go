@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -20,6 +21,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/internal/cloud/host"
@@ -219,33 +224,18 @@ func runUntil(t *testing.T, root, until string, variables ...string) (run *child
 	return run, said
 }
 
-// TestARunWithANodeEndsAfterTheExample runs what the page says of NODES=1 and of
+// TestARunOnEC2WithANodeEndsAfterTheExample runs what the pages say of NODES=1, of CLOUD=aws and of
 // ARGS=--once together.
-func TestARunWithANodeEndsAfterTheExample(t *testing.T) {
+func TestARunOnEC2WithANodeEndsAfterTheExample(t *testing.T) {
 	root, err := harness.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
 	tells(t, root, "docs/first-pod.md", "`make run ARGS=--once` ends here instead", "`make run NODES=1` adds an ordinary node, `node-1`")
 	tells(t, root, "README.md", "\nmake run NODES=1 ")
-	once(t, root, "NODES=1", `until node kip-0 and 1 more are Ready`)
-}
-
-// TestARunOnEC2EndsAfterTheExample runs what docs/aws.md says of CLOUD=aws and ARGS=--once.
-func TestARunOnEC2EndsAfterTheExample(t *testing.T) {
-	root, err := harness.Repository()
-	if err != nil {
-		t.Fatal(err)
-	}
-	tells(t, root, "docs/aws.md", "\nsudo make run CLOUD=aws\n", "`ARGS=--once` ends it after the example")
-	once(t, root, "CLOUD=aws", `starting a model of EC2, with cells behind its instances`)
-}
-
-// once runs `make run ARGS=--once` with a variable of make's, which shows this besides the example.
-func once(t *testing.T, root, variable, shows string) {
-	t.Helper()
+	tells(t, root, "docs/aws.md", "`ARGS=--once` ends it after the example")
 	out := filepath.Join(t.TempDir(), "run.log")
-	run := start(t, root, out, "run", variable, args("--once"))
+	run := start(t, root, out, "run", "NODES=1", "CLOUD=aws", args("--once"))
 	<-run.Done()
 	text, err := os.ReadFile(out)
 	if err != nil {
@@ -255,7 +245,8 @@ func once(t *testing.T, root, variable, shows string) {
 	if run.Err() != nil {
 		t.Errorf("it ended with %v", run.Err())
 	}
-	for _, what := range append(slices.Clone(example), shows, `(?m)^ok: pod hello succeeded on cell cell-\S+ .*; cell terminated; nothing left behind$`) {
+	for _, what := range append(slices.Clone(example), `until node kip-0 and 1 more are Ready`,
+		`starting a model of EC2, with cells behind its instances`, `(?m)^ok: pod hello succeeded on cell cell-\S+ .*; cell terminated; nothing left behind$`) {
 		if !regexp.MustCompile(what).MatchString(said) {
 			t.Errorf("it does not show %s", what)
 		}
@@ -270,6 +261,101 @@ func once(t *testing.T, root, variable, shows string) {
 	if text := stop(t, root); strings.Contains(text, "removed") {
 		t.Errorf("something was left:\n%s", text)
 	}
+}
+
+// TestARunOnEC2ShowsHowToLookAtIt runs `make run CLOUD=aws`, and what that prints to be typed: who has
+// no aws sees what it would be told.
+func TestARunOnEC2ShowsHowToLookAtIt(t *testing.T) {
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tells(t, root, "docs/aws.md", "\nsudo make run CLOUD=aws\n", "It prints an `aws --endpoint-url … ec2 describe-instances`", "`curl -d JSON http://127.0.0.1:5080/_model/NAME`")
+	run, said := runUntil(t, root, "Kip is up.", "CLOUD=aws")
+	printed := func(line string) []string {
+		t.Helper()
+		found := regexp.MustCompile(`(?m)^  ` + line + `$`).FindStringSubmatch(said())
+		if found == nil {
+			t.Fatalf("it does not print %s:\n%s", line, said())
+		}
+		return found[1:]
+	}
+	look := printed(`AWS_ACCESS_KEY_ID=(\S+) AWS_SECRET_ACCESS_KEY=(\S+) aws --endpoint-url (\S+) --region (\S+) ec2 describe-instances`)
+	api := ec2.New(ec2.Options{
+		BaseEndpoint: &look[2],
+		Region:       look[3],
+		Credentials:  credentials.NewStaticCredentialsProvider(look[0], look[1], ""),
+	})
+	running := func() (all []types.Instance) {
+		t.Helper()
+		answer, err := api.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range answer.Reservations {
+			for _, i := range r.Instances {
+				if i.State.Name == types.InstanceStateNameRunning {
+					all = append(all, i)
+				}
+			}
+		}
+		return all
+	}
+	for _, command := range []string{`(\S+ --kubeconfig \S+ run spot .*)`, `(\S+ --kubeconfig \S+ run private .*)`} {
+		line := printed(command)[0]
+		text, failed := bash(t, root, strings.Replace(line, " -it --rm ", " ", 1))
+		if failed != nil {
+			t.Fatalf("%q failed:\n%s", failed, text)
+		}
+	}
+	kubectl := strings.Fields(printed(`(\S+ --kubeconfig \S+) run spot .*`)[0])
+	tell := func(args string) string {
+		text, _ := bash(t, root, strings.Join(kubectl, " ")+" "+args+"\n")
+		return text
+	}
+	wait(t, "the pods' instances run, one of them spot", func() error {
+		all := running()
+		if spot := slices.IndexFunc(all, func(i types.Instance) bool { return i.InstanceLifecycle == types.InstanceLifecycleTypeSpot }); spot < 0 {
+			return fmt.Errorf("EC2 shows %d instances, none spot:\n%s", len(all), tell("describe pods"))
+		}
+		if text := tell("get pods"); !regexp.MustCompile(`(?m)^spot +1/1 +Running `).MatchString(text) {
+			return errors.New(text)
+		}
+		if text := tell("get events --field-selector involvedObject.name=private"); !strings.Contains(text, "Pulled") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	order := printed(`curl -d '(\{\})' (http://\S+/interrupt)`)
+	answer, err := http.Post(order[1], "application/x-www-form-urlencoded", strings.NewReader(order[0])) // as curl does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("the interruption is answered with %s", answer.Status)
+	}
+	wait(t, "the pod is told of it", func() error {
+		if text := tell("describe pod spot"); !strings.Contains(text, "the cloud takes instance") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	if err := syscall.Kill(-run.PID(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "make run ends", func() error {
+		select {
+		case <-run.Done():
+			return nil
+		default:
+			return errors.New("it does not:\n" + said())
+		}
+	})
+	if !strings.Contains(said(), "stopped; nothing left behind") {
+		t.Errorf("make run ended with %v and said\n%s", run.Err(), said())
+	}
+	noneCrashed(t, root)
 }
 
 // TestMakeStopRemovesWhatAKilledRunLeft kills a run with a pod and a node.
