@@ -302,6 +302,8 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 			return nil
 		}
 	})
+	learn := sync.OnceFunc(func() { close(known) })
+	t.Cleanup(learn)
 	c := h.server.AddCell("c1", info)
 	pod := podOn("web")
 	pod.Spec.RestartPolicy, pod.Status.Phase = corev1.RestartPolicyAlways, corev1.PodRunning
@@ -325,7 +327,7 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 		t.Fatalf("before the pod is known: %s", answer)
 	default:
 	}
-	close(known)
+	learn()
 	if answer := <-over; !strings.HasPrefix(answer, "200 ") {
 		t.Fatal(answer)
 	}
