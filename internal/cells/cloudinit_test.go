@@ -287,6 +287,45 @@ func TestWhatAnImageIsMendedOfIsFoundOutByOneCell(t *testing.T) {
 	})
 }
 
+func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
+	file := &operators{now: "one"}
+	names := &modelNames{answer: func(_ context.Context, _ int, s cloud.LaunchSpec) error {
+		if s.Arch == "arm64" {
+			return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: s.InstanceType}, errors.New("no image for arm64"))
+		}
+		return nil
+	}}
+	inBubble(t, func(c *setup) {
+		c.CloudInit = file
+		c.Cloud.(*modelCloud).features.Resolver = names
+	}, nil, func(t *testing.T, b *bubble) {
+		agents := &setUps{status: http.StatusOK, answer: "{}"}
+		b.links.agents = agents.serve
+		b.later(time.Second)
+		for pod, archs := range map[string][]string{"both": {"arm64", "arm64", "amd64"}, "one": {"arm64", "arm64"}} {
+			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Special: true}
+			for n, arch := range archs {
+				r.Offers = append(r.Offers, Offer{InstanceType: fmt.Sprint(arch, n), Arch: arch, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour})
+			}
+			if _, err := b.cells.Request(b.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.later(time.Hour)
+		both, _ := b.cells.ForPod(ref("both").UID)
+		if both.Phase != apiv1.Bound || both.Offer().InstanceType != "amd642" || b.launched() != 1 {
+			t.Errorf("the pod that may have either is %q on %s, after %d launches", both.Phase, both.Offer(), b.launched())
+		}
+		one, _ := b.cells.ForPod(ref("one").UID)
+		if waits := b.cells.WaitsFor(one.ID); one.Phase != apiv1.Requested || one.Refusals != 0 || !strings.Contains(waits, "no image for arm64") {
+			t.Errorf("the pod that may not is %q, and waits for %q", one.Phase, waits)
+		}
+		if len(b.cooled) > 0 || len(file.told()) > 0 || len(b.said("Warning CloudInitUnfit")) > 0 || len(b.said("Warning LaunchDelayed", "no image for arm64")) == 0 {
+			t.Errorf("cooled %v; the cloud-init file is blamed %d times, and said %v", b.cooled, len(file.told()), b.said(""))
+		}
+	})
+}
+
 func TestALaunchThatTheOperatorIsToMendWaitsAndBlamesNobody(t *testing.T) {
 	file := &operators{now: "users"}
 	unfit := cloud.No(cloud.ErrUnfit, cloud.Scope{}, errors.New("nobody can log in"))

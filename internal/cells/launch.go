@@ -731,6 +731,9 @@ func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, err
 func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	offer := cell.Offer()
 	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), c.cfg.Shortages.Unavailable)
+	if unfitForType(refusal) {
+		left = slices.DeleteFunc(left, func(o Offer) bool { return o.Arch == offer.Arch })
+	}
 	reason := events.CellNotLaunched
 	if errors.Is(refusal, cloud.ErrCapacity) {
 		reason = events.NoCapacity
@@ -779,6 +782,7 @@ func (c *Controller) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
 	offer := cell.Offer()
 	return cloud.LaunchSpec{
 		InstanceType:  offer.InstanceType,
+		Arch:          offer.Arch,
 		Zone:          offer.Zone,
 		Subnet:        offer.Subnet,
 		Market:        offer.Market(),

@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
@@ -43,8 +44,14 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
-		c.resolveAgain(group, failure)
-		return
+		others := c.ofOtherArch(&group, failure)
+		if len(group) > 0 {
+			c.resolveAgain(group, failure)
+		}
+		if len(others) == 0 {
+			return
+		}
+		group, results, is = others, cloud.NotLaunched(len(others), failure), isRefused
 	}
 	for _, e := range group {
 		e.resolving = attempts{} // the next offer is another question
@@ -62,9 +69,36 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	c.resolve(ctx, l, known, verdicts, results)
 }
 
+// ofOtherArch takes out of a group the cells that can go on where the configuration does not go together
+// with their offer's type: those that may as well have one of another architecture.
+func (c *Controller) ofOtherArch(group *[]*entry, failure error) (others []*entry) {
+	if !unfitForType(failure) {
+		return nil
+	}
+	all := *group
+	*group = nil
+	for _, e := range all {
+		if cell := e.cell(); slices.ContainsFunc(cell.Offers, func(o Offer) bool { return o.Arch != cell.Offer().Arch }) {
+			others = append(others, e)
+		} else {
+			*group = append(*group, e)
+		}
+	}
+	return others
+}
+
+// unfitForType says that another type may go together with what the operator has configured.
+func unfitForType(err error) bool {
+	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""
+}
+
 // resolveAgain has a group wait until its launch is resolved once more.
 func (c *Controller) resolveAgain(group []*entry, failure error) {
 	offer, now, unfit := group[0].cell().Offer(), c.cfg.Clock.Now(), whyUnfit(failure)
+	reason := events.CloudInitUnfit
+	if unfitForType(failure) { // of which the cloud-init file is no part
+		reason = events.LaunchDelayed
+	}
 	if unfit == "" {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
 	}
@@ -72,7 +106,7 @@ func (c *Controller) resolveAgain(group []*entry, failure error) {
 		e.resolving.fail(now, failure, c.cfg.Random)
 		switch {
 		case unfit != "":
-			c.tellUnfit(e, unfit, false, false)
+			c.tellUnfit(e, unfit, reason, false)
 		case e.resolving.failed == 1:
 			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
 		}

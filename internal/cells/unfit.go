@@ -133,7 +133,11 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 		why, left := u.why, u.until.Sub(now)
 		tellNode := u == agent && u.told.is(why, now)
 		c.mu.Unlock()
-		c.tellUnfit(e, why, u == agent, tellNode)
+		reason := events.CloudInitUnfit
+		if u == agent {
+			reason = events.AgentNotStarted
+		}
+		c.tellUnfit(e, why, reason, tellNode)
 		return min(left, unfitLook)
 	}
 	for _, u := range []*unfit{agent, file} {
@@ -149,24 +153,20 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	return 0
 }
 
-// tellUnfit tells the pod's owner and the operator why a cell is not launched: for its agent, or
-// for its cloud-init file. The node is told of an agent if tellNode.
-func (c *Controller) tellUnfit(e *entry, why string, agent, tellNode bool) {
+// tellUnfit tells the pod's owner and the operator why a cell is not launched: by the reason, for its
+// agent, for its cloud-init file, or for its image. The node is told of an agent if tellNode.
+func (c *Controller) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	changed := e.unfit != why
 	e.unfit = why
 	tell := e.unfitTold.is(why, now)
 	c.mu.Unlock()
-	reason := events.CloudInitUnfit
-	if agent {
-		reason = events.AgentNotStarted
-	}
 	switch {
 	case tellNode && c.cfg.NodeEvents != nil:
 		c.cfg.NodeEvents.Event(c.cfg.NodeName, warning, reason,
 			fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until that is mended: %s", refusedAgents, why))
-	case tell && !agent && c.cfg.CloudInit != nil:
+	case tell && reason == events.CloudInitUnfit && c.cfg.CloudInit != nil:
 		c.cfg.CloudInit.Unfit(why)
 	}
 	if tell {

@@ -27,7 +27,9 @@ const (
 // what is sent again is what was sent before.
 type LaunchSpec struct {
 	InstanceType string `json:"instanceType"`
-	Zone         string `json:"zone"`
+	// Arch is the type's, as in catalog.InstanceType; "" in a launch that a Kip before stored.
+	Arch string `json:"arch,omitempty"`
+	Zone string `json:"zone"`
 	// Subnet is set where the offering has one.
 	Subnet string `json:"subnet,omitempty"`
 	// Market is OnDemand when empty.

@@ -13,7 +13,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -220,20 +219,10 @@ func CheckImage(spec map[string]string) error {
 	return nil
 }
 
-// archOf is the architecture of a type, in Kubernetes' words; "" of one that the catalogue does not have.
-func (c *Cloud) archOf(instanceType string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == instanceType })
-	if n < 0 {
-		return ""
-	}
-	return c.sold[n].Arch
-}
-
 // image finds what a launch boots: by its ID, or the newest that is called so, of an owner
-// or of the account itself, for an architecture. It is remembered until the next catalogue.
-func (c *Cloud) image(ctx context.Context, spec map[string]string, arch string) (image, error) {
+// or of the account itself, for its type's architecture. It is remembered until the next catalogue.
+func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
+	spec, arch := of.Image, of.Arch
 	if err := CheckImage(spec); err != nil {
 		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
 	}
@@ -269,7 +258,7 @@ func (c *Cloud) image(ctx context.Context, spec map[string]string, arch string) 
 		}
 	}
 	unfit := func(format string, args ...any) error {
-		return cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf(format, args...))
+		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: of.InstanceType}, fmt.Errorf(format, args...))
 	}
 	has := architectures[types.ArchitectureType(newest.Architecture)]
 	switch {

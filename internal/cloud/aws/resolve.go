@@ -47,7 +47,7 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 			return cloud.Resolved{}, err
 		}
 	}
-	boot, err := c.image(ctx, s.Image, c.archOf(s.InstanceType))
+	boot, err := c.image(ctx, s)
 	if err != nil {
 		return cloud.Resolved{}, err
 	}
