@@ -242,11 +242,17 @@ func (o Options) write(ctx context.Context, m Manifest, root tree, bill []byte, 
 		}
 		m.Outputs = append(m.Outputs, out)
 	}
+	m.EFI = Output{
+		Name:      o.name() + efiSuffix,
+		Bytes:     int64(len(efi)),
+		UsedBytes: int64(len(efi)),
+		SHA256:    fmt.Sprintf("%x", sha256.Sum256(efi)),
+	}
 	beside, err := indent(m)
 	if err != nil {
 		return m, err
 	}
-	for name, b := range map[string][]byte{manifestSuffix: beside, ".spdx.json": bill, ".efi": efi} {
+	for name, b := range map[string][]byte{manifestSuffix: beside, ".spdx.json": bill, efiSuffix: efi} {
 		p := filepath.Join(tmp, "file")
 		if err := os.WriteFile(p, b, 0o644); err != nil {
 			return m, err

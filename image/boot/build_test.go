@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"debug/pe"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -82,10 +84,13 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 	if out, err := beside.Output("raw"); err != nil || !slices.Contains(m.Outputs, out) || out.SHA256 == "" {
 		t.Errorf("its manifest has the raw disk as %+v: %v", out, err)
 	}
+	if sum := fmt.Sprintf("%x", sha256.Sum256(read(t, o, ".efi"))); beside.EFI != m.EFI || m.EFI.SHA256 != sum || m.EFI.Name != "kip-cell-amd64.efi" {
+		t.Errorf("its manifest has the EFI program as %+v, want the digest %s", beside.EFI, sum)
+	}
 	if _, err := ReadManifest(o.Out, "arm64"); err == nil {
 		t.Error("it is taken for one for arm64")
 	}
-	beside.Outputs = nil
+	beside.Outputs, beside.EFI = nil, Output{}
 	if _, err := beside.Output("raw"); err == nil {
 		t.Error("without a raw disk one is found")
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // Manifest says what an image is made of. It lies beside the image and, without
-// Outputs, in it.
+// Outputs and EFI, in it.
 type Manifest struct {
 	Version    string `json:"version"`
 	Arch       string `json:"arch"`
@@ -37,8 +37,9 @@ type Manifest struct {
 	Settings []machine.Setting `json:"settings"`
 	// Root is the ID of the root's partition.
 	Root string `json:"root,omitempty"`
-	// Outputs are the files of the image.
+	// Outputs are the files of the image, and EFI the program that UEFI starts in each of them.
 	Outputs []Output `json:"outputs,omitempty"`
+	EFI     Output   `json:"efi,omitzero"`
 }
 
 // Output is a file of an image.
@@ -79,8 +80,8 @@ func (m Manifest) Output(format string) (Output, error) {
 	return Output{}, fmt.Errorf("the image has no form %s: make image IMAGE_FORMATS=%s", format, format)
 }
 
-// manifestSuffix is that of the file with the manifest.
-const manifestSuffix = ".manifest.json"
+// What is beside an image: its manifest, and its EFI program.
+const manifestSuffix, efiSuffix = ".manifest.json", ".efi"
 
 func indent(v any) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", "  ")

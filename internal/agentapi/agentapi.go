@@ -274,8 +274,9 @@ type Plugin struct {
 	Pod json.RawMessage `json:"pod"`
 }
 
-// PluginPriority is the priority of plugins' pods, system-node-critical's: they end after the others.
-const PluginPriority = 2000001000
+// PluginPriority is the priority of plugins' pods: they end after all others, of which none is above
+// system-node-critical's, 2000001000.
+const PluginPriority = 2000001001
 
 // PluginNamespace is where the pods of plugins are. Nobody but the cell's kubelet
 // knows of them.

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 
 	"k8s.io/utils/clock"
 
@@ -48,8 +47,7 @@ type Config struct {
 	// Reached is told each named step of a launch or an end; tests use it to
 	// die there.
 	Reached func(step string)
-	// disks is held while the disks in StateDir are read or changed.
-	disks *sync.Mutex
+	disks   *disks
 }
 
 var (
@@ -88,7 +86,7 @@ func (c Config) WithDefaults() (Config, error) {
 		c.Clock = clock.RealClock{}
 	}
 	if c.disks == nil {
-		c.disks = new(sync.Mutex)
+		c.disks = &disks{busy: map[string]chan struct{}{}}
 	}
 	if c.Reached == nil {
 		c.Reached = func(string) {}

@@ -28,6 +28,7 @@ type sleepers struct {
 	fails error
 	calls []string        // of what ends machines
 	disks map[string]bool // that are attached
+	hangs string          // the disk of which no machine answers
 }
 
 func (s *sleepers) Name() string { return "sleepers" }
@@ -62,13 +63,24 @@ func (s *sleepers) call(what string) {
 	s.calls = append(s.calls, what)
 }
 
+func (s *sleepers) called() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
+}
+
 func (s *sleepers) Kill(_ string, p *Handle) error { s.call("kill"); return p.Kill() }
 
 func (s *sleepers) Clear(context.Context, string) error { s.call("clear"); return nil }
 
 func (s *sleepers) ClearAll() error { s.call("clear all"); return nil }
 
-func (s *sleepers) AttachDisk(_ context.Context, p Process, d Disk) error {
+func (s *sleepers) AttachDisk(ctx context.Context, p Process, d Disk) error {
+	if s.hangs == d.ID {
+		s.call("hangs")
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if _, err := os.Stat(d.File); err != nil {
 		return err
 	}
@@ -232,6 +244,69 @@ func gone(t *testing.T, c *Cloud) {
 			t.Fatal("the machine is listed")
 		case <-tick.C:
 		}
+	}
+}
+
+// A machine may be its guest's, and answer nobody.
+func TestAMachineThatHangsHoldsUpNoDiskOfOthers(t *testing.T) {
+	cfg, kind := sleeping(t)
+	c := opened(t, cfg, kind)
+	ids, disks := make([]string, 2), make([]string, 3)
+	for n := range ids {
+		r := launchRequest()
+		r.Token = fmt.Sprint(r.Token, n)
+		list, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[n] = list[0].ID
+	}
+	for n := range disks {
+		d, err := c.CreateDisk(t.Context(), cloud.DiskRequest{
+			Token: fmt.Sprint("disk", n), SizeBytes: 512, Zone: "here", Tags: map[string]string{cloud.TagOwner: "me"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		disks[n] = d.ID
+	}
+	kind.hangs = disks[0]
+	ctx, giveUp := context.WithCancel(t.Context())
+	hung := make(chan error, 1)
+	go func() { hung <- c.AttachDisk(ctx, disks[0], ids[0]) }()
+	t.Cleanup(func() {
+		giveUp()
+		if err := <-hung; !errors.Is(err, context.Canceled) {
+			t.Errorf("what hung ends with %v", err)
+		}
+	})
+	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for !slices.Contains(kind.called(), "hangs") {
+		if within.Err() != nil {
+			t.Fatal("the machine is not told of its disk")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if all, err := c.ListDisks(within, "me"); err != nil || len(all) != len(disks) {
+		t.Errorf("%d disks, %v", len(all), err)
+	}
+	if err := c.AttachDisk(within, disks[1], ids[1]); err != nil {
+		t.Errorf("attach another: %v", err)
+	}
+	if _, err := c.GrowDisk(within, disks[1], 1000); err != nil {
+		t.Errorf("grow another: %v", err)
+	}
+	if err := c.DeleteDisk(within, disks[2]); err != nil {
+		t.Errorf("delete another: %v", err)
+	}
+	if err := c.Terminate(within, ids[1]).Err(); err != nil {
+		t.Errorf("end another machine: %v", err)
+	}
+	late, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := c.DetachDisk(late, disks[0], ids[0]); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("who changes the same disk does not wait: %v", err)
 	}
 }
 

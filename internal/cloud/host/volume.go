@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -81,6 +82,54 @@ func (c Config) readDisk(id string) (diskRecord, error) {
 		return r, fmt.Errorf("read %s: disk.id is %q, want the folder's name %q", path, r.Disk.ID, id)
 	}
 	return r, nil
+}
+
+// disk is readDisk while no record is changed.
+func (c Config) disk(id string) (diskRecord, error) {
+	c.disks.Lock()
+	defer c.disks.Unlock()
+	return c.readDisk(id)
+}
+
+// store is write while no record is read.
+func (r diskRecord) store(c Config) error {
+	c.disks.Lock()
+	defer c.disks.Unlock()
+	return r.write(c)
+}
+
+// disks are those of a StateDir. The lock is held while their records are read or changed, and never
+// while a machine is told of one: that may hang, and is its own affair.
+type disks struct {
+	sync.Mutex
+	busy map[string]chan struct{} // those that somebody changes, each until its channel is closed
+}
+
+// take waits until nobody else changes a disk, and has it until done.
+func (d *disks) take(ctx context.Context, id string) (done func(), err error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		d.Lock()
+		other := d.busy[id]
+		if other == nil {
+			mine := make(chan struct{})
+			d.busy[id] = mine
+			d.Unlock()
+			return func() {
+				d.Lock()
+				defer d.Unlock()
+				delete(d.busy, id)
+				close(mine)
+			}, nil
+		}
+		d.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // readDisks returns all disks. A folder without a record is one that was being
@@ -197,14 +246,16 @@ func (c *Cloud) hasZone(zone string) bool {
 
 // DeleteDisk removes the record, then the file.
 func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
+	if !diskID.MatchString(id) {
+		return ctx.Err()
+	}
+	done, err := c.cfg.disks.take(ctx, id)
+	if err != nil {
+		return fmt.Errorf("delete disk %s: %w", id, err)
+	}
+	defer done()
 	c.cfg.disks.Lock()
 	defer c.cfg.disks.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if !diskID.MatchString(id) {
-		return nil
-	}
 	rec, err := c.cfg.readDisk(id)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -245,45 +296,14 @@ func (c *Cloud) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, erro
 
 // AttachDisk has the machine's kind make a device of the disk in it.
 func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
-	c.cfg.disks.Lock()
-	defer c.cfg.disks.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	rec, err := c.cfg.readDisk(id)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("attach disk %s: %w: there is no such disk", id, cloud.ErrNotFound)
-	}
+	done, err := c.cfg.disks.take(ctx, id)
 	if err != nil {
 		return fmt.Errorf("attach disk %s: %w", id, err)
 	}
-	if has := rec.Disk.Instance; has != "" && has != instance {
-		return fmt.Errorf("attach to %s: %w", instance, &cloud.InUseError{Disk: id, Instance: has})
-	}
-	// Read with the disks' lock held: a machine that ends after this frees its
-	// disks when it has the lock.
-	c.mu.Lock()
-	m := c.machines[instance]
-	running := m != nil && m.process != nil && m.rec.Instance.State == cloud.Running
-	var init Process
-	zone := ""
-	if running {
-		init, zone = m.rec.Process, m.rec.Instance.Zone
-	}
-	c.mu.Unlock()
-	switch {
-	case !running:
-		return fmt.Errorf("attach disk %s to %s: %w: no such machine runs", id, instance, cloud.ErrNotFound)
-	case zone != rec.Disk.Zone:
-		return fmt.Errorf("attach disk %s to %s: %w: the disk is in zone %q, the machine in %q", id, instance, cloud.ErrRefused, rec.Disk.Zone,
-			zone)
-	}
-	if rec.Disk.Instance == "" {
-		rec.Disk.Instance = instance
-		if err := rec.write(c.cfg); err != nil {
-			return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
-		}
-		c.cfg.Reached("disk attaching")
+	defer done()
+	init, err := c.attaching(id, instance)
+	if err != nil {
+		return err
 	}
 	if err := c.kind.AttachDisk(ctx, init, c.cfg.Disk(id)); err != nil {
 		return fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
@@ -292,14 +312,56 @@ func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
 	return nil
 }
 
-// DetachDisk has the machine's kind take the device away.
-func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+// attaching notes that a disk is a machine's from now on, and returns the machine's process. Who changes
+// the disk holds it.
+func (c *Cloud) attaching(id, instance string) (init Process, err error) {
 	c.cfg.disks.Lock()
 	defer c.cfg.disks.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	rec, err := c.cfg.readDisk(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return init, fmt.Errorf("attach disk %s: %w: there is no such disk", id, cloud.ErrNotFound)
+	}
+	if err != nil {
+		return init, fmt.Errorf("attach disk %s: %w", id, err)
+	}
+	if has := rec.Disk.Instance; has != "" && has != instance {
+		return init, fmt.Errorf("attach to %s: %w", instance, &cloud.InUseError{Disk: id, Instance: has})
+	}
+	// Read with the disks' lock held: a machine that ends after this frees its
+	// disks when it has the lock.
+	c.mu.Lock()
+	m := c.machines[instance]
+	running := m != nil && m.process != nil && m.rec.Instance.State == cloud.Running
+	zone := ""
+	if running {
+		init, zone = m.rec.Process, m.rec.Instance.Zone
+	}
+	c.mu.Unlock()
+	switch {
+	case !running:
+		return init, fmt.Errorf("attach disk %s to %s: %w: no such machine runs", id, instance, cloud.ErrNotFound)
+	case zone != rec.Disk.Zone:
+		return init, fmt.Errorf("attach disk %s to %s: %w: the disk is in zone %q, the machine in %q", id, instance, cloud.ErrRefused, rec.Disk.Zone,
+			zone)
+	}
+	if rec.Disk.Instance == "" {
+		rec.Disk.Instance = instance
+		if err := rec.write(c.cfg); err != nil {
+			return init, fmt.Errorf("attach disk %s to %s: %w", id, instance, err)
+		}
+		c.cfg.Reached("disk attaching")
+	}
+	return init, nil
+}
+
+// DetachDisk has the machine's kind take the device away.
+func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
+	done, err := c.cfg.disks.take(ctx, id)
+	if err != nil {
+		return fmt.Errorf("detach disk %s: %w", id, err)
+	}
+	defer done()
+	rec, err := c.cfg.disk(id)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.Disk.Instance != instance {
 		return nil
 	}
@@ -316,7 +378,7 @@ func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
 	}
 	rec.Disk.Instance = ""
-	if err := rec.write(c.cfg); err != nil {
+	if err := rec.store(c.cfg); err != nil {
 		return fmt.Errorf("detach disk %s from %s: %w", id, instance, err)
 	}
 	c.cfg.Reached("disk detached")
@@ -330,12 +392,12 @@ const mostBytes = 16 << 40
 // GrowDisk makes the file longer, then has the machine see that. The record is last: until then a
 // disk is as it was to whoever asks, and is grown again.
 func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
-	c.cfg.disks.Lock()
-	defer c.cfg.disks.Unlock()
-	if err := ctx.Err(); err != nil {
-		return cloud.Disk{}, err
+	done, err := c.cfg.disks.take(ctx, id)
+	if err != nil {
+		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w", id, err)
 	}
-	rec, err := c.cfg.readDisk(id)
+	defer done()
+	rec, err := c.cfg.disk(id)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return cloud.Disk{}, fmt.Errorf("grow disk %s: %w: there is no such disk", id, cloud.ErrNotFound)
@@ -364,7 +426,7 @@ func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Dis
 		}
 	}
 	rec.Disk.SizeBytes = sectors(bytes)
-	if err := rec.write(c.cfg); err != nil {
+	if err := rec.store(c.cfg); err != nil {
 		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
 	}
 	c.cfg.Reached("disk grown")
@@ -388,8 +450,8 @@ func lengthen(path string, bytes int64) error {
 // freeDisks takes its disks from a machine of which nothing runs any more.
 func freeDisks(ctx context.Context, cfg Config, kind Kind, instance string) error {
 	cfg.disks.Lock()
-	defer cfg.disks.Unlock()
 	all, err := cfg.readDisks()
+	cfg.disks.Unlock()
 	if err != nil {
 		return err
 	}
@@ -398,14 +460,31 @@ func freeDisks(ctx context.Context, cfg Config, kind Kind, instance string) erro
 		if rec.Disk.Instance != instance {
 			continue
 		}
-		if err := kind.DetachDisk(ctx, Process{}, cfg.Disk(rec.Disk.ID)); err != nil {
+		if err := detachFrom(ctx, cfg, kind, rec.Disk.ID, instance); err != nil {
 			errs = append(errs, fmt.Errorf("free disk %s of %s: %w", rec.Disk.ID, instance, err))
-			continue
 		}
-		rec.Disk.Instance = ""
-		errs = append(errs, rec.write(cfg))
 	}
 	return errors.Join(errs...)
+}
+
+func detachFrom(ctx context.Context, cfg Config, kind Kind, id, instance string) error {
+	done, err := cfg.disks.take(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	rec, err := cfg.disk(id)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && rec.Disk.Instance != instance {
+		return nil // it was meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	if err := kind.DetachDisk(ctx, Process{}, cfg.Disk(id)); err != nil {
+		return err
+	}
+	rec.Disk.Instance = ""
+	return rec.store(cfg)
 }
 
 // recoverDisks frees the disks of machines that are not there at all, which have

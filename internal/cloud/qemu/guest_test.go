@@ -96,9 +96,13 @@ func writeImage(t testing.TB, dir string, kernel []byte) string {
 	sum := sha256.Sum256(kernel)
 	copy(disk[4096:], sum[:])
 	digest := sha256.Sum256(disk)
+	program := efi(map[string][]byte{
+		".linux": kernel, ".initrd": make([]byte, 1024), ".cmdline": []byte("quiet " + rootArgument + testRoot + "\x00"),
+	})
 	manifest, err := json.Marshal(map[string]any{
 		"version": "v1.2.3", "arch": "amd64", "root": testRoot,
 		"outputs": []map[string]any{{"name": "cell.raw", "sha256": fmt.Sprintf("%x", digest), "bytes": len(disk)}},
+		"efi":     map[string]any{"name": "cell.efi", "sha256": fmt.Sprintf("%x", sha256.Sum256(program))},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -106,9 +110,7 @@ func writeImage(t testing.TB, dir string, kernel []byte) string {
 	for name, content := range map[string][]byte{
 		"cell.raw":           disk,
 		"cell.manifest.json": manifest,
-		"cell.efi": efi(map[string][]byte{
-			".linux": kernel, ".initrd": make([]byte, 1024), ".cmdline": []byte("quiet " + rootArgument + testRoot + "\x00"),
-		}),
+		"cell.efi":           program,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)

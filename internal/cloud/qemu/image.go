@@ -29,6 +29,7 @@ const (
 	imageLink = "image"
 	diskFile  = "disk"
 	argsFile  = "arguments"
+	efiFile   = "efi" // until it is unpacked
 )
 
 // image is what a machine boots.
@@ -42,15 +43,20 @@ type image struct {
 
 // manifest is what kip-image says of an image; see image/boot.
 type manifest struct {
-	Version string `json:"version"`
-	Arch    string `json:"arch"`
-	Root    string `json:"root"`
-	Outputs []struct {
-		Name   string `json:"name"`
-		SHA256 string `json:"sha256"`
-		Bytes  int64  `json:"bytes"`
-	} `json:"outputs"`
+	Version string   `json:"version"`
+	Arch    string   `json:"arch"`
+	Root    string   `json:"root"`
+	Outputs []output `json:"outputs"`
+	EFI     output   `json:"efi"`
 }
+
+type output struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"`
+}
+
+// What is beside an image's disk; see image/boot.
+const manifestSuffix, efiSuffix = ".manifest.json", ".efi"
 
 // rootArgument is how the kernel's arguments name the root; see image/boot.
 const rootArgument = "kip.root="
@@ -60,7 +66,7 @@ var digest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // readManifest returns what is said of an image, and its digest.
 func readManifest(file string) (m manifest, sum string, err error) {
 	stem := strings.TrimSuffix(file, filepath.Ext(file))
-	b, err := os.ReadFile(stem + ".manifest.json")
+	b, err := os.ReadFile(stem + manifestSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, "", fmt.Errorf("image %s: want one that kip-image built (make image), with its manifest beside it: %w", file, err)
 	}
@@ -73,16 +79,20 @@ func readManifest(file string) (m manifest, sum string, err error) {
 	if m.Arch != "amd64" {
 		return m, "", fmt.Errorf("image %s is for %q: want amd64", file, m.Arch)
 	}
-	for _, o := range m.Outputs {
-		if o.Name != filepath.Base(file) {
-			continue
-		}
-		if !digest.MatchString(o.SHA256) {
-			return m, "", fmt.Errorf("%s.manifest.json has the digest %q of %s: want 64 hexadecimal digits", stem, o.SHA256, o.Name)
-		}
-		return m, o.SHA256, nil
+	sums := map[string]string{}
+	for _, o := range append(m.Outputs, m.EFI) {
+		sums[o.Name] = o.SHA256
 	}
-	return m, "", fmt.Errorf("%s.manifest.json does not know %s: it is of another build", stem, filepath.Base(file))
+	for _, name := range []string{filepath.Base(stem) + efiSuffix, filepath.Base(file)} {
+		var is bool
+		if sum, is = sums[name]; !is {
+			return m, "", fmt.Errorf("%s%s does not know %s: it is of another build", stem, manifestSuffix, name)
+		}
+		if !digest.MatchString(sum) {
+			return m, "", fmt.Errorf("%s%s has the digest %q of %s: want 64 hexadecimal digits", stem, manifestSuffix, sum, name)
+		}
+	}
+	return m, sum, nil
 }
 
 // install has an image in the state folder, and returns it. It is repeated at each start;
@@ -96,9 +106,10 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if format != "qcow2" && format != "raw" {
 		return image{}, fmt.Errorf("image %s: want a file of form qcow2 or raw, with that at the end of its name", file)
 	}
-	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]), format: format, version: m.Version}
+	// Another kernel is another image, also with the same root.
+	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]+m.EFI.SHA256[:32]), format: format, version: m.Version}
 	if args, err := os.ReadFile(filepath.Join(i.dir, argsFile)); err == nil {
-		i.args = string(args) // written last, so that all is there
+		i.args = string(args) // stored last, so that all is there
 		return i, nil
 	}
 	if err := os.RemoveAll(i.dir); err != nil {
@@ -110,7 +121,11 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if err := copyVerified(ctx, filepath.Join(i.dir, diskFile), file, sum); err != nil {
 		return image{}, fmt.Errorf("copy the image: %w", err)
 	}
-	kernel, err := vm.UnpackKernel(strings.TrimSuffix(file, filepath.Ext(file))+".efi", i.dir)
+	program := filepath.Join(i.dir, efiFile)
+	if err := copyVerified(ctx, program, strings.TrimSuffix(file, filepath.Ext(file))+efiSuffix, m.EFI.SHA256); err != nil {
+		return image{}, fmt.Errorf("copy the EFI program, which kip-image writes beside the image: %w", err)
+	}
+	kernel, err := vm.UnpackKernel(program, i.dir)
 	if err != nil {
 		return image{}, err
 	}
@@ -122,7 +137,22 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if err := os.WriteFile(tmp, []byte(i.args), 0o600); err != nil {
 		return image{}, err
 	}
-	return i, os.Rename(tmp, filepath.Join(i.dir, argsFile))
+	// A host that crashes must not keep the last of it alone.
+	for _, name := range []string{diskFile, vm.LinuxFile, vm.InitrdFile, argsFile + ".new", "."} {
+		if err := stored(filepath.Join(i.dir, name)); err != nil {
+			return image{}, err
+		}
+	}
+	return i, errors.Join(os.Remove(program), os.Rename(tmp, filepath.Join(i.dir, argsFile)), stored(i.dir))
+}
+
+// stored returns when a file, or what names a folder has, outlives a crash of the host.
+func stored(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // tellVersion logs that an image is of another version than Kip's. Its machines run: the agent
