@@ -1,6 +1,7 @@
 package kip
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +17,6 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/pods"
@@ -94,23 +95,40 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 	}
 }
 
-// Each key of cloud.aws by itself has an effect on what the driver is given.
+// Each key of cloud.aws by itself sets one thing that the driver is given, and nothing else.
 func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {
-	settings := func(change func(*config.Config)) aws.Config {
+	settings := func(change func(*config.Config)) reflect.Value {
 		cfg := &config.Config{}
 		cfg.Cloud.AWS = &config.AWS{}
 		change(cfg)
-		return ofAWS(cfg, slog.New(slog.DiscardHandler))
+		given := ofAWS(cfg, slog.New(slog.DiscardHandler))
+		given.Log = nil
+		return reflect.ValueOf(given)
 	}
 	none := settings(func(*config.Config) {})
-	none.Log = nil
-	check := func(key string, change func(*config.Config)) {
+	check := func(key, want string, change func(*config.Config)) {
 		t.Helper()
 		with := settings(change)
-		with.Log = nil
-		if reflect.DeepEqual(with, none) {
-			t.Errorf("%s has no effect", key)
+		var set []string
+		for _, f := range reflect.VisibleFields(with.Type()) {
+			if f.IsExported() && !reflect.DeepEqual(with.FieldByIndex(f.Index).Interface(), none.FieldByIndex(f.Index).Interface()) {
+				set = append(set, f.Name)
+			}
 		}
+		if !slices.Equal(set, []string{want}) {
+			t.Errorf("%s sets %q, want %s", key, set, want)
+		}
+	}
+	// others have another name there.
+	others := map[string]string{
+		"VPCID":                    "VPC",
+		"SubnetID":                 "Subnets",
+		"CapacityReservations":     "Reservations",
+		"DedicatedHosts":           "Hosts",
+		"VolumeInitializationRate": "RootDiskInitRate",
+		"ECR":                      "ImageRole",
+		"EndpointURL":              "Endpoint",
+		"InsecureTLSSkipVerify":    "SkipVerify",
 	}
 	// fill gives a value, and whatever is in it, something to say.
 	var fill func(v reflect.Value)
@@ -139,10 +157,10 @@ func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {
 		if field.Name == "ECSClusterName" { // of the original
 			continue
 		}
-		check(field.Name, func(cfg *config.Config) { fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n)) })
+		check(field.Name, cmp.Or(others[field.Name], field.Name), func(cfg *config.Config) { fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n)) })
 	}
-	check("cells.extraCIDRs", func(cfg *config.Config) { cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
-	check("cells.privateIPOnly", func(cfg *config.Config) { cfg.Cells.PrivateIPOnly = true })
+	check("cells.extraCIDRs", "ExtraCIDRs", func(cfg *config.Config) { cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
+	check("cells.privateIPOnly", "PrivateOnly", func(cfg *config.Config) { cfg.Cells.PrivateIPOnly = true })
 }
 
 func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {

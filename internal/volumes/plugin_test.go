@@ -162,6 +162,10 @@ func TestAPluginIsAStaticPodThatAsksTheAPINothing(t *testing.T) {
 		s.Affinity != nil || s.PriorityClassName != "" || !s.HostNetwork {
 		t.Errorf("its spec is %+v", s)
 	}
+	const critical = 2000001000 // system-node-critical's, the highest of all pods
+	if p := s.Priority; p == nil || *p != agentapi.PluginPriority || *p <= critical {
+		t.Errorf("its priority is %v: where its machine ends it does so with the pods that it serves", p)
+	}
 	for _, v := range s.Volumes {
 		if v.Secret != nil || v.ConfigMap != nil || v.Projected != nil &&
 			(len(v.Projected.Sources) != 1 || v.Projected.Sources[0].DownwardAPI == nil) {

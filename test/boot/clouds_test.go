@@ -5,17 +5,14 @@ package boot
 import (
 	"encoding/base64"
 	"encoding/xml"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
-	"github.com/elotl/kip/internal/pki"
 )
 
 // services answers as the metadata services of Google Cloud and Azure do.
@@ -72,18 +69,22 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 	for _, tc := range []struct {
 		name, firmware, root string
 		says                 []string
-		document             string // beside what is Kip's
 		reports              bool
-		end                  func(m machine)
+		end                  func(k *kip, m machine)
 	}{
 		{
 			name:     "Google Cloud",
 			firmware: "type=1,manufacturer=Google,product=Google Compute Engine",
 			root:     vm.SCSI,
-			document: inside,
-			says: []string{
-				"user data of Google Cloud's metadata service (", "the agent begins", "its name is cell.c.project.internal",
-				" /var/lib/xfs xfs rw", "mount.nfs: Connection refused", "this machine ends: terminated signal received",
+			says:     []string{"user data of Google Cloud's metadata service (", "the agent begins"},
+			end: func(k *kip, m machine) {
+				k.runs(m, inside)
+				for _, want := range []string{
+					"its name is cell.c.project.internal", " /var/lib/xfs xfs rw", "mount.nfs: Connection refused",
+					"this machine ends: terminated signal received",
+				} {
+					m.says(want)
+				}
 			},
 		},
 		{
@@ -92,7 +93,7 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 			root:     vm.SATA,
 			says:     []string{"user data of Azure's metadata service (", "the agent begins"},
 			reports:  true,
-			end: func(m machine) {
+			end: func(_ *kip, m machine) {
 				key := func(name string) map[string]any { return map[string]any{"type": "qcode", "data": name} }
 				m.do("send-key", map[string]any{"keys": []any{key("ctrl"), key("alt"), key("delete")}})
 				m.says("this machine ends: interrupt signal received")
@@ -101,13 +102,8 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			authority, err := pki.New(time.Now)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := services{ready: make(chan string, 1)}
-			s.userData = fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n%s", authority.Hash(),
-				pki.NewToken().Reveal(), tc.document)
+			k := newKip(t)
+			s := services{userData: k.userData(), ready: make(chan string, 1)}
 			server := httptest.NewServer(s)
 			t.Cleanup(server.Close)
 			_, port, err := net.SplitHostPort(server.Listener.Addr().String())
@@ -136,9 +132,7 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 					t.Fatalf("Azure is not told that the machine works:\n%s", m.Console())
 				}
 			}
-			if tc.end != nil {
-				tc.end(m)
-			}
+			tc.end(k, m)
 			m.ends()
 			m.says("power off")
 		})

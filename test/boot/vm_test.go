@@ -6,7 +6,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/tunnel"
 )
 
 // limit bounds one boot. Emulated on a busy host it takes a minute.
@@ -102,6 +109,76 @@ func describe(t *testing.T, disk, userData string, card bool) vm.Machine {
 		what.Files[vm.UserData] = file
 	}
 	return what
+}
+
+// kip is who launches a test's machine, as the cell c-1, and connects to its agent.
+type kip struct {
+	t         *testing.T
+	authority *pki.Authority
+	dialer    *tunnel.Dialer
+	token     pki.Token
+	keyHash   string // of the agent that has joined
+}
+
+func newKip(t *testing.T) *kip {
+	t.Helper()
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &kip{t: t, authority: authority, dialer: dialer, token: pki.NewToken()}
+}
+
+// userData is what the machine is launched with.
+func (k *kip) userData() string {
+	return fmt.Sprintf("#cloud-config\nkip:\n  cellID: c-1\n  caHash: \"%s\"\n  token: \"%s\"\n", k.authority.Hash(), k.token.Reveal())
+}
+
+// join connects to the agent, which has joined before where the token is empty.
+func (k *kip) join(m machine, token pki.Token) (agent agentapi.Client, leave func()) {
+	k.t.Helper()
+	ctx := within(k.t)
+	s, err := k.dialer.Keep(ctx, tunnel.Target{
+		CellID:  "c-1",
+		Addr:    netip.MustParseAddrPort(m.Agent),
+		Token:   token,
+		KeyHash: k.keyHash,
+	}, http.NotFoundHandler(), func(_ context.Context, hash string) error { k.keyHash = hash; return nil })
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	select {
+	case <-s.Ready():
+	case <-ctx.Done():
+		k.t.Fatalf("the agent has not joined: %v\n%s", s.LastError(), m.Console())
+	}
+	return agentapi.Client{Conn: s.Conn()}, s.Close
+}
+
+// runs has the agent begin to carry out a cloud-init file, by which the machine ends.
+func (k *kip) runs(m machine, document string) {
+	k.t.Helper()
+	agent, leave := k.join(m, k.token)
+	defer leave()
+	for {
+		_, err := agent.PutCloudInit(within(k.t), []byte("#cloud-config\n"+document))
+		var said *agentapi.StatusError
+		if errors.As(err, &said) && !errors.Is(err, agentapi.ErrNotYet) {
+			k.t.Fatalf("the agent refuses it: %v", err)
+		}
+		if !errors.Is(err, agentapi.ErrNotYet) {
+			return
+		}
+		select {
+		case <-m.Ended():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // says waits for a line with this on the console, and returns it.
