@@ -50,6 +50,15 @@ func main() {
 	}
 }
 
+// parse reads flags, and refuses what is none: behind it flags would be left out.
+func parse(flags *flag.FlagSet, args []string) error {
+	_ = flags.Parse(args) // ExitOnError
+	if flags.NArg() > 0 {
+		return fmt.Errorf("%s takes no arguments: %q; want -flag=value", flags.Name(), flags.Args())
+	}
+	return nil
+}
+
 func build(ctx context.Context, args []string) error {
 	o := boot.Options{Version: version.String(), Progress: func(step string) { fmt.Fprintln(os.Stderr, step) }}
 	flags := flag.NewFlagSet("kip-image build", flag.ExitOnError)
@@ -62,7 +71,9 @@ func build(ctx context.Context, args []string) error {
 	gone := flags.String("gone", "fail", "what happens where the mirror has a pinned version no more: `fail or newest`, "+
 		"which builds the image of Debian's newest versions")
 	formats := flags.String("formats", strings.Join(boot.Formats(), ","), "`forms` of the image, with commas between them")
-	_ = flags.Parse(args) // ExitOnError
+	if err := parse(flags, args); err != nil {
+		return err
+	}
 	o.Formats = strings.FieldsFunc(*formats, func(r rune) bool { return r == ',' })
 	var err error
 	if o.Lock, err = debian.Pinned(); err != nil {
@@ -92,7 +103,9 @@ func agent(_ context.Context, args []string) error {
 	arch := flags.String("arch", runtime.GOARCH, "`architecture` of the agent: amd64 or arm64")
 	programs := flags.String("programs", "bin", "`folder` with Kip's programs for that architecture")
 	out := flags.String("out", "bin/image", "`folder` of the archive")
-	_ = flags.Parse(args) // ExitOnError
+	if err := parse(flags, args); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(*out, 0o755); err != nil {
 		return err
 	}
@@ -114,7 +127,9 @@ func lock(ctx context.Context, args []string) error {
 	mirrors := mirrorFlags(flags)
 	keyring := flags.String("keyring", debianKeys,
 		"`file` with Debian's keys (package debian-archive-keyring)")
-	_ = flags.Parse(args) // ExitOnError
+	if err := parse(flags, args); err != nil {
+		return err
+	}
 	l, err := debian.Resolve(ctx, mirrors, *keyring, boot.Packages, "amd64", "arm64")
 	if err != nil {
 		return err

@@ -22,7 +22,9 @@ func publish(ctx context.Context, args []string) error {
 	dir := flags.String("image", "bin/image", "`folder` of the image, with its form raw")
 	arch := flags.String("arch", runtime.GOARCH, "`architecture` of the image: amd64 or arm64")
 	removeOld := flags.Bool("remove-old", false, "then remove what was published before, but for images of which there are instances")
-	_ = flags.Parse(args) // ExitOnError
+	if err := parse(flags, args); err != nil {
+		return err
+	}
 	if *cloud != "aws" {
 		return fmt.Errorf("-cloud=%s: want aws", *cloud)
 	}

@@ -238,7 +238,11 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 		case !known:
 			invalid = append(invalid, unknownAnnotation(name, v))
 		case !kind.parse(&parsed, strings.TrimSpace(v)):
-			invalid = append(invalid, &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed})
+			e := &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed}
+			if name == AnnotationRequirements { // of which one expression among many may be wrong
+				_, e.Why = ParseRequirements(strings.TrimSpace(v))
+			}
+			invalid = append(invalid, e)
 		}
 	}
 	if p := parsed.InstanceProfile; p != "" && (parsed.AllowMetadata == nil || !*parsed.AllowMetadata) {

@@ -14,6 +14,8 @@ type InvalidAnnotationError struct {
 	Annotation, Value string
 	// Allowed says what would be right; "" when the annotation is unknown.
 	Allowed string
+	// Why is what is wrong with a value of many parts. Optional.
+	Why error
 	// Nearest is the known word that was probably meant, "" when none is near:
 	// an annotation when this one is unknown, else a value.
 	Nearest string
@@ -31,7 +33,11 @@ func (e *InvalidAnnotationError) Error() string {
 	if e.Allowed == "" {
 		return fmt.Sprintf("annotation %s is unknown: %s* may be %s%s", e.Annotation, Prefix, strings.Join(shortNames(), ", "), meant)
 	}
-	return fmt.Sprintf("annotation %s: %q is not valid: want %s%s", e.Annotation, shortened(e.Value), e.Allowed, meant)
+	why := ""
+	if e.Why != nil {
+		why = shortened(e.Why.Error()) + ": "
+	}
+	return fmt.Sprintf("annotation %s: %q is not valid: %swant %s%s", e.Annotation, shortened(e.Value), why, e.Allowed, meant)
 }
 
 // shortened keeps of a value what people need to recognize it: an Event has 1024 bytes.

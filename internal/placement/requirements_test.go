@@ -227,7 +227,9 @@ func TestBadRequirementsAreRefused(t *testing.T) {
 		var invalid *InvalidAnnotationError
 		if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "want a JSON list of node selector terms such as [{") {
 			t.Errorf("%.80s: %v, want what is allowed", bad, err)
-		} else if len(err.Error()) > 600 {
+		} else if invalid.Why == nil || !strings.Contains(err.Error(), "is not valid: "+shortened(invalid.Why.Error())+": want") {
+			t.Errorf("%.80s: %v, want what is wrong with it: %v", bad, err, invalid.Why)
+		} else if len(err.Error()) > 900 {
 			t.Errorf("%.80s: an error of %d bytes, for an Event that may have 1024", bad, len(err.Error()))
 		}
 	}

@@ -36,6 +36,9 @@ const (
 	serialStart = 8                                            // in a message: after order, type, flags, version and the body's length
 )
 
+// acceptAgain is the pause after a connection could not be taken.
+const acceptAgain = time.Second
+
 // Server is a bus with one service on it.
 type Server struct {
 	listener net.Listener
@@ -111,7 +114,16 @@ func (s *Server) Serve(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("serve those who delay the machine's end: %w", err)
+			if errors.Is(err, net.ErrClosed) {
+				return fmt.Errorf("serve those who delay the machine's end: %w", err)
+			}
+			// Of descriptors or of memory there is none just now, say: no reason to end a machine.
+			s.log.Warn("take one who may delay the machine's end", "err", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(acceptAgain):
+			}
+			continue
 		}
 		c := &client{conn: accepted.(*net.UnixConn)} // of a listener on a unix socket
 		s.mu.Lock()

@@ -129,6 +129,10 @@ func refused(format string, args ...any) error {
 
 // noSubnet is the error where EC2 shows no subnet that is configured.
 func (c *Cloud) noSubnet() error {
+	if len(c.cfg.Subnets) > 0 {
+		return refused("cloud.aws.subnetID is %q: want subnets that %s has, or none for those of cloud.aws.vpcID", strings.Join(c.cfg.Subnets, ","),
+			c.cfg.Region)
+	}
 	if len(c.cfg.SubnetTags) == 0 {
 		return refused("there is no subnet of %s: want cloud.aws.subnetID, or a cloud.aws.vpcID that has some",
 			cmp.Or(map[string]string{defaultVPC: "a default VPC"}[c.cfg.VPC], c.cfg.VPC))

@@ -33,6 +33,12 @@ var (
 	made  = map[string]map[string][]string{"StringLike": {"aws:RequestTag/" + cloud.TagOwner: {"*"}}}
 )
 
+// disksBy is the condition of Kip's disks, by the tags of what is made or of what is there. The root disk of a
+// cell has the owner's tag alone.
+func disksBy(tags string) map[string]map[string][]string {
+	return map[string]map[string][]string{"StringLike": {tags + cloud.TagOwner: {"*"}, tags + tagDisk: {"*"}}}
+}
+
 // madeByLaunch are what a launch makes.
 var madeByLaunch = []string{resource("instance"), resource("volume"), resource("network-interface"), resource("spot-instances-request")}
 
@@ -139,13 +145,20 @@ var permissions = []permission{
 		why:        "The disks of claims of Kip's own StorageClasses.",
 		actions:    []string{"ec2:CreateVolume"},
 		resources:  []string{resource("volume")},
-		conditions: made,
+		conditions: disksBy("aws:RequestTag/"),
 	},
 	{
 		sid:        "KipMovesDisks",
-		why:        "These disks, to cells and from them, their growth, and their end with that of their claim.",
+		why:        "These disks, to cells and from them, their growth, and their end with that of their claim; the root disk of no cell.",
 		actions:    []string{"ec2:AttachVolume", "ec2:DeleteVolume", "ec2:DetachVolume", "ec2:ModifyVolume"},
-		resources:  []string{resource("instance"), resource("volume")},
+		resources:  []string{resource("volume")},
+		conditions: disksBy("aws:ResourceTag/"),
+	},
+	{
+		sid:        "KipAttachesToCells",
+		why:        "Cells as what disks are attached to.",
+		actions:    []string{"ec2:AttachVolume", "ec2:DetachVolume"},
+		resources:  []string{resource("instance")},
 		conditions: owned,
 	},
 	{

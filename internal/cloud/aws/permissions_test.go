@@ -202,6 +202,7 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		Device:   "/dev/sdf",
 	})
 	drivers := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{ebsDriverTag: "true"}})
+	root := model.AddVolume(ec2.Volume{Zone: "us-east-1a", GiB: 1, Tags: map[string]string{cloud.TagOwner: owner}})
 	mine, err := c.CreateDisk(t.Context(), diskRequest("mine"))
 	if err != nil {
 		t.Fatal(err)
@@ -221,6 +222,8 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"giving its disk away":   c.AttachDisk(t.Context(), mine.ID, other),
 		"freeing another's disk": c.DetachDisk(t.Context(), taken, got[0].ID),
 		"ending another's disk":  c.DeleteDisk(t.Context(), free),
+		"a cell's root disk":     c.AttachDisk(t.Context(), root, got[0].ID),
+		"ending a root disk":     c.DeleteDisk(t.Context(), root),
 		"ending the driver's":    c.DeleteDisk(t.Context(), drivers),
 		"leading to another's":   c.Route(t.Context(), other, routes),
 		"attaching it elsewhere": c.AttachDisk(t.Context(), drivers, other),

@@ -33,7 +33,7 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	// The others: the account has the role of spot, and nothing is refused.
 	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesInReservations",
 		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
-		"KipMakesDisks", "KipMovesDisks", "KipMovesDisksOfTheDriver", "KipRoutes",
+		"KipMakesDisks", "KipMovesDisks", "KipAttachesToCells", "KipMovesDisksOfTheDriver", "KipRoutes",
 		"KipLetsCellsForward", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
