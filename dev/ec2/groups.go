@@ -296,6 +296,13 @@ func (m *Model) deleteSecurityGroup(r *request) (any, error) {
 			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 		}
 	}
+	// Interfaces that outlived their instances are still members: of Kip's own group all of that Kip's.
+	g, _ := m.group(id)
+	for _, p := range m.sim.PartsNow() {
+		if owner := g.Tags[cloud.TagOwner]; owner != "" && p.Instance == "" && p.Tags[cloud.TagOwner] == owner {
+			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.groups = slices.DeleteFunc(m.groups, func(g Group) bool { return g.ID == id })

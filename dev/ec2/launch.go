@@ -371,10 +371,13 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	if l.profile == "" {
 		return nil
 	}
-	name := l.profile[strings.LastIndex(l.profile, "/")+1:]
+	name := roleOf(l.profile)
 	_, service := m.partition()
 	return m.may(r, "iam:PassRole", m.arnOf("iam", "", m.cfg.Account, "role/"+name), map[string][]string{"iam:PassedToService": {service}})
 }
+
+// roleOf is the name of the role in an instance profile, of which an ARN or the name is given: the same.
+func roleOf(profile string) string { return profile[strings.LastIndex(profile, "/")+1:] }
 
 // spotRole makes the role that spot instances need, where there is none and the caller may.
 func (m *Model) spotRole(r *request) error {
@@ -406,6 +409,9 @@ func (m *Model) exists(l *launch, image, instanceType string, groups []string) e
 	l.image = images[n]
 	if err := m.boots(l.image, instanceType); err != nil {
 		return err
+	}
+	if name := roleOf(l.profile); name != "" && m.cfg.Profiles != nil && !slices.Contains(m.cfg.Profiles, name) {
+		return bad("InvalidParameterValue", "Value (%s) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name", l.profile)
 	}
 	for _, id := range groups {
 		g, ok := m.group(id)

@@ -40,6 +40,8 @@ const (
 	lifetimeHeader = tokenHeader + "-ttl-seconds"
 	// longestToken is six hours (EC2 User Guide, "Use IMDSv2").
 	longestToken = 21600
+	// roleLifetime is that of the credentials of an instance's role, at most.
+	roleLifetime = 6 * time.Hour
 	// usualTTL is Linux' own.
 	usualTTL = 64
 	// metadataPatience bounds a connection that says nothing.
@@ -164,6 +166,13 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 	}
 	if i.Spot {
 		said["instance-life-cycle"] = "spot"
+	}
+	if role := roleOf(l.profile); role != "" {
+		said["iam/info"] = fmt.Sprintf(`{"Code": "Success", "InstanceProfileArn": %q}`, x.Profile.ARN)
+		said["iam/security-credentials/"] = role
+		said["iam/security-credentials/"+role] = fmt.Sprintf(`{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIA%s",`+
+			` "SecretAccessKey": "any", "Token": "any", "Expiration": %q}`, strings.ToUpper(sum(i.ID)[:16]),
+			m.now().Add(roleLifetime).UTC().Format(time.RFC3339))
 	}
 	announced := m.announced(WayMetadata)
 	if n := slices.IndexFunc(announced, func(a cloud.Interruption) bool { return a.InstanceID == i.ID }); n >= 0 {

@@ -257,3 +257,27 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 		t.Errorf("with capacity again: %q", code)
 	}
 }
+
+func TestAnInstanceHasTheCredentialsOfItsProfilesRole(t *testing.T) {
+	c := newClient(t, sim.Knobs{})
+	c.model.cfg.Pods, c.model.cfg.Profiles = netip.MustParsePrefix("127.128.0.0/10"), []string{"cells"}
+	if code, body := c.ask("RunInstances", run("MaxCount=1", "IamInstanceProfile.Name=nobody")...); code != "InvalidParameterValue" ||
+		!strings.Contains(string(body), "Invalid IAM Instance Profile name") {
+		t.Errorf("a profile that there is not: %s: %s", code, body)
+	}
+	if code, body := c.ask("RunInstances", run("MaxCount=1", "IamInstanceProfile.Name=cells", "ClientToken=other")...); code != "" {
+		t.Fatal(code, string(body))
+	}
+	const path = "/latest/meta-data/iam/security-credentials/"
+	if status, role, _ := onInstance(t, c.model, first, "GET", path); status != http.StatusOK || role != "cells" {
+		t.Errorf("its role: %d %q", status, role)
+	}
+	var given struct{ Code, AccessKeyId string }
+	status, text, _ := onInstance(t, c.model, first, "GET", path+"cells")
+	if err := json.Unmarshal([]byte(text), &given); status != http.StatusOK || err != nil || given.Code != "Success" || given.AccessKeyId == "" {
+		t.Errorf("its credentials: %d %v %q", status, err, text)
+	}
+	if status, text, _ := onInstance(t, c.model, first, "GET", path+"other"); status != http.StatusNotFound {
+		t.Errorf("those of another role: %d %q", status, text)
+	}
+}

@@ -45,6 +45,8 @@ type Config struct {
 	Roles map[string]*Policy
 	// Providers are whose tokens are taken by AssumeRoleWithWebIdentity.
 	Providers []Provider
+	// Profiles are the names of the account's instance profiles, each with a role of its name; any when nil.
+	Profiles []string
 	// Repositories are those of images that the account has.
 	Repositories []string
 	// RepositoryPolicies are what a repository itself allows to sessions that it names by

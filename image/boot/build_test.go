@@ -279,6 +279,51 @@ func TestEveryFormHasTheSameDisk(t *testing.T) {
 	}
 }
 
+// What each cloud's machines cannot do without, by their documentation: a list of its own, since all else here is
+// made of the one that is tested.
+func TestEachCloudsMachinesHaveTheirDrivers(t *testing.T) {
+	has := map[string]map[string]bool{} // by architecture: a module, and whether it is early
+	for _, arch := range []string{"amd64", "arm64"} {
+		has[arch] = map[string]bool{}
+		for _, u := range uses {
+			for _, name := range u.names {
+				if u.archs == nil || slices.Contains(u.archs, arch) {
+					has[arch][name] = u.early || has[arch][name]
+				}
+			}
+		}
+	}
+	for where, needs := range map[string]struct{ disks, others []string }{
+		"EC2":          {others: []string{"ena"}}, // NVMe is built in
+		"Google Cloud": {disks: []string{"virtio_scsi", "sd_mod"}, others: []string{"virtio_net", "gve"}},
+		"Azure": {disks: []string{"hv_vmbus", "hv_storvsc", "pci-hyperv"},
+			others: []string{"hv_netvsc", "mlx4_core", "mlx4_en", "mlx5_core", "mana", "hv_utils"}},
+		"KVM":   {disks: []string{"virtio_blk", "virtio_scsi"}, others: []string{"virtio_net", "virtio_balloon", "virtio-rng", "qemu_fw_cfg"}},
+		"SATA":  {disks: []string{"ahci", "sd_mod"}},
+		"all":   {disks: []string{"erofs", "overlay"}, others: []string{"button", "evdev"}},
+		"seeds": {others: []string{"isofs", "vfat", "sr_mod"}},
+		"pods":  {others: []string{"xfs", "nfs", "nfsv4", "fs/fuse/", "dm-crypt", "veth", "tun", "net/netfilter/", "sch_tbf"}},
+	} {
+		for arch, modules := range has {
+			for _, name := range needs.disks {
+				if early, is := modules[name]; !is || !early {
+					t.Errorf("%s on %s: the first file system has no %s", where, arch, name)
+				}
+			}
+			for _, name := range needs.others {
+				if _, is := modules[name]; !is {
+					t.Errorf("%s on %s: the image has no %s", where, arch, name)
+				}
+			}
+		}
+	}
+	for _, name := range []string{"xen-blkfront", "xen-netfront"} {
+		if _, is := has["amd64"][name]; !is {
+			t.Errorf("Xen: the image has no %s", name)
+		}
+	}
+}
+
 func TestWhatAnImageLacksIsNamed(t *testing.T) {
 	whole := wholeWorld(t)
 	for name, tc := range map[string]struct {

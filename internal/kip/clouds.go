@@ -290,12 +290,16 @@ func health(cfg *config.Config) cells.Health {
 }
 
 // template names what a cell is made of, so that standby cells of another are
-// replaced: everything that reaches a machine before its pod does.
+// replaced: everything that reaches a machine before its pod does, and where it is.
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
+	var subnets []any
+	if a := cfg.Cloud.AWS; a != nil {
+		subnets = []any{a.VPCID, a.SubnetID, a.SubnetTags}
+	}
 	made, err := json.Marshal([]any{
 		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
-		standbyOptions(cfg),
+		standbyOptions(cfg), c.DefaultVolumeSize.Value(), subnets,
 	})
 	if err != nil {
 		panic(err) // strings, maps of strings and numbers

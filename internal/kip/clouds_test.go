@@ -202,6 +202,27 @@ func TestCellsGoOverToTheAgentThatIsConfigured(t *testing.T) {
 	}
 }
 
+// A standby cell that no pod can be given would be kept for ever, and paid.
+func TestStandbyCellsOfOtherDisksOrSubnetsAreReplaced(t *testing.T) {
+	text := func(subnets, more string) *config.Config {
+		return configured(t, "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', "+subnets+"}}\ncells: {defaultInstanceType: t3.nano"+more+"}")
+	}
+	is := template(text("subnetID: subnet-1", ""), "ca")
+	if again := template(text("subnetID: subnet-1", ""), "ca"); again != is {
+		t.Error("the same is another")
+	}
+	for what, other := range map[string]*config.Config{
+		"a larger disk":    text("subnetID: subnet-1", ", defaultVolumeSize: 20Gi"),
+		"another subnet":   text("subnetID: subnet-2", ""),
+		"another VPC":      text("vpcID: vpc-1", ""),
+		"subnets by a tag": text("subnetTags: {a: b}", ""),
+	} {
+		if template(other, "ca") == is {
+			t.Errorf("with %s they are the same", what)
+		}
+	}
+}
+
 func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
 	const image, group = "bootImageSpec: {imageID: ami-1}", "extraSecurityGroups: [a]"

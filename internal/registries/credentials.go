@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -41,6 +42,9 @@ const (
 	// patience is for how long a call goes on when all mostAsked are under way and somebody
 	// waits who has fewer of them: AWS answers in less than a second.
 	patience = 5 * time.Second
+	// failuresEvery and failuresAtOnce bound the lines of the log about loans that fail: which
+	// images a pod names is its owner's choice.
+	failuresEvery, failuresAtOnce = 10 * time.Second, 20
 )
 
 // Config of Credentials. All fields are required unless they say otherwise.
@@ -59,8 +63,11 @@ type Credentials struct {
 	end      context.CancelFunc
 	tasks    sync.WaitGroup // calls that are under way
 
+	failures *rate.Limiter // of the log
+
 	mu     sync.Mutex
 	closed bool
+	untold int               // failures since the last one that was logged
 	kept   map[string]*loan  // by registry and set of repositories
 	turns  map[string]*turns // of each who waits or is asked for
 	under  []*call           // at most mostAsked, the oldest first
@@ -87,6 +94,7 @@ type call struct {
 
 // loan is what the cloud said, or is going to.
 type loan struct {
+	of    string        // who asked first
 	said  chan struct{} // closed when it has
 	begun chan struct{} // closed when it is asked, or nobody waits for a turn any more
 
@@ -115,6 +123,8 @@ func New(cfg Config) *Credentials {
 		cfg:   cfg,
 		kept:  map[string]*loan{},
 		turns: map[string]*turns{},
+
+		failures: rate.NewLimiter(rate.Every(failuresEvery), failuresAtOnce),
 	}
 	c.lifetime, c.end = context.WithCancel(context.Background())
 	return c
@@ -147,7 +157,7 @@ func (c *Credentials) Get(ctx context.Context, asker, registry, repository strin
 	now := c.cfg.Clock.Now()
 	l := c.kept[key]
 	if l == nil || l.over(now) {
-		l = &loan{said: make(chan struct{}), begun: make(chan struct{}), askers: map[string]bool{}}
+		l = &loan{of: asker, said: make(chan struct{}), begun: make(chan struct{}), askers: map[string]bool{}}
 		c.makeRoom(now)
 		c.kept[key] = l
 	}
@@ -206,7 +216,8 @@ func (l *loan) over(now time.Time) bool {
 	}
 }
 
-// makeRoom forgets what is over and, if that is not enough, what ends next. c.mu is held.
+// makeRoom forgets what is over and, if that is not enough, what ends next of whoever has most.
+// c.mu is held.
 func (c *Credentials) makeRoom(now time.Time) {
 	if len(c.kept) < mostKept {
 		return
@@ -215,11 +226,18 @@ func (c *Credentials) makeRoom(now time.Time) {
 	if len(c.kept) < mostKept {
 		return
 	}
+	count := map[string]int{}
+	for _, l := range c.kept {
+		count[l.of]++
+	}
 	next := ""
+	sooner := func(l, than *loan) bool {
+		return cmp.Or(cmp.Compare(count[than.of], count[l.of]), l.until.Compare(than.until)) < 0
+	}
 	for key, l := range c.kept {
 		select {
 		case <-l.said:
-			if next == "" || l.until.Before(c.kept[next].until) {
+			if next == "" || sooner(l, c.kept[next]) {
 				next = key
 			}
 		default: // others wait for it
@@ -395,6 +413,19 @@ func (c *Credentials) ask(ctx context.Context, l *loan, registry string, reposit
 			kept = refusedFor
 		}
 		l.until = now.Add(kept)
-		c.cfg.Log.Warn("credentials for images not lent", "registry", registry, "repositories", repositories, "err", l.err)
+		c.tellFailure(now, registry, repositories, l.err)
 	}
+}
+
+// tellFailure logs one of the loans that failed, if not too many were just now.
+func (c *Credentials) tellFailure(now time.Time, registry string, repositories []string, err error) {
+	c.mu.Lock()
+	untold := c.untold
+	if c.untold++; !c.failures.AllowN(now, 1) {
+		c.mu.Unlock()
+		return
+	}
+	c.untold = 0
+	c.mu.Unlock()
+	c.cfg.Log.Warn("credentials for images not lent", "registry", registry, "repositories", repositories, "untold", untold, "err", err)
 }

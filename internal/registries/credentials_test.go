@@ -357,6 +357,42 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	})
 }
 
+func TestOneWhoAsksForMuchMakesNobodyElsesForgotten(t *testing.T) {
+	l := &lender{lifetime: time.Hour}
+	with(t, l, func(t *testing.T, c *Credentials) {
+		if _, err := c.Get(t.Context(), "other", registry, "app", nil); err != nil {
+			t.Fatal(err)
+		}
+		for n := range mostKept + 10 {
+			time.Sleep(time.Millisecond)
+			must(t, c, fmt.Sprintf("r%d", n))
+		}
+		before := len(l.calls())
+		if _, err := c.Get(t.Context(), "other", registry, "app", nil); err != nil || len(l.calls()) != before {
+			t.Errorf("another's is asked for anew (%v)", err)
+		}
+	})
+}
+
+func TestFailuresFillNoLog(t *testing.T) {
+	l := &lender{lifetime: time.Hour, err: errors.New("no such account")}
+	var log bytes.Buffer
+	synctest.Test(t, func(t *testing.T) {
+		c := New(Config{Cloud: l, Clock: clock.RealClock{}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		for n := range 600 {
+			if _, err := c.Get(t.Context(), "cell", registry, fmt.Sprint("made-up-", n), nil); err == nil {
+				t.Fatal("it is lent")
+			}
+			time.Sleep(time.Second)
+		}
+		c.Close()
+	})
+	const most = failuresAtOnce + int(10*time.Minute/failuresEvery)
+	if lines := strings.Count(log.String(), "\n"); lines > most || lines < most-2 || !strings.Contains(log.String(), " untold=9 ") {
+		t.Errorf("600 failures in ten minutes are %d lines, want %d that say how many there were:\n%s", lines, most, log.String())
+	}
+}
+
 func TestCredentialsOfAShortLifeAreKeptForAMinuteAtMost(t *testing.T) {
 	l := &lender{lifetime: 5 * time.Minute}
 	with(t, l, func(t *testing.T, c *Credentials) {

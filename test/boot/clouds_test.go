@@ -60,7 +60,7 @@ const inside = `runcmd:
   truncate -s 320M disk && mkfs.xfs -q disk && mkdir xfs && mount -t xfs -o loop disk xfs
   grep " /var/lib/xfs " /proc/mounts
   mount -t nfs -o nfsvers=4,port=1,retry=0 168.0.0.2:/ xfs
-  poweroff
+  /sbin/poweroff
 `
 
 // TestAMachineIsToldByTheCloudThatItsFirmwareNames boots on the root disks of clouds and of other

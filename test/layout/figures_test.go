@@ -190,6 +190,7 @@ var figures = map[string][]figure{
 		{says: `two looks at it \(` + number + ` s\)`, unit: time.Second / 2, dir: "internal/cells", constant: "idlePoll"},
 		{says: `what the instance itself takes to end \(` + number + ` min\)`, unit: time.Minute, dir: "test/faults", constant: "terminationMax"},
 		{says: `has a reported reason\*\* within ` + number + ` seconds`, unit: time.Second, dir: "test/faults", constant: "reasonBound"},
+		{says: `every time: ` + number + ` deaths or more`, unit: 1, dir: "test/faults", constant: "leastDeaths"},
 		{says: "`reachBound` \\(" + number + " min", unit: time.Minute, dir: "test/faults", constant: "reachBound", roundTo: 30 * time.Second},
 	},
 	"docs/cells.md": {

@@ -62,6 +62,9 @@ var Repositories = []string{Readable + "busybox", Readable + "other", "payroll/b
 // ImageTag is that of the image in each of them.
 const ImageTag = "1.36"
 
+// Profiles are the instance profiles of the account.
+var Profiles = []string{"of-all-cells", "of-one-pod"}
+
 // Registry is the host in the names of the account's images.
 func Registry() string { return ec2.RegistryHost(Account, Region) }
 
@@ -283,6 +286,7 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Account:      Account,
 		Policies:     map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
 		Roles:        map[string]*ec2.Policy{ImageRole: pulls},
+		Profiles:     Profiles,
 		Providers:    []ec2.Provider{cfg.Provider},
 		Repositories: Repositories,
 		Queue:        Queue,

@@ -1203,7 +1203,7 @@ func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
 }
 
 func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
-	c, model := newCloud(t, sim.Knobs{})
+	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
 	got, err := c.Launch(t.Context(), request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
@@ -1219,6 +1219,14 @@ func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	}
 	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
 		t.Fatal(err)
+	}
+	if err := c.DeleteParts(t.Context(), group).Err(); !cloud.Refused(err) {
+		t.Errorf("one of which an interface is a member yet: %v", err)
+	}
+	for _, p := range parts {
+		if err := c.DeleteParts(t.Context(), p.ID).Err(); p.ID != group && err != nil {
+			t.Error(err)
+		}
 	}
 	for range 2 {
 		if err := c.DeleteParts(t.Context(), group).Err(); err != nil {

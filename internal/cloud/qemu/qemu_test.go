@@ -232,6 +232,10 @@ func TestAMachineBootsAndIsToldByFilesOfItsOwn(t *testing.T) {
 	if err != nil || bytes.Contains(args, []byte("token")) || !bytes.Contains(args, []byte(userDataFile)) {
 		t.Errorf("arguments %q, %v", args, err)
 	}
+	// It has given up what it never needs: system calls are filtered (proc_pid_status(5), "Seccomp").
+	if status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", side.PID)); err != nil || !bytes.Contains(status, []byte("\nSeccomp:\t2\n")) {
+		t.Errorf("QEMU's system calls are not filtered: %s, %v", status, err)
+	}
 	for name, want := range map[string]fs.FileMode{
 		userDataFile: 0o600, networkFile: 0o600, rootFile: 0o600, saidFile: 0o600, ".": fs.ModeDir | 0o700,
 	} {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,6 +69,9 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 		if profile := path.Base("/" + is.Profile); profile != path.Base("/"+one.profile) || !slices.Equal(groups, one.groups) {
 			t.Errorf("the instance of pod %s has the profile %q and the groups %q: want %+v", one.name, is.Profile, is.Groups, one)
 		}
+		if one.profile != "" {
+			s.hasRole(one.name, one.profile)
+		}
 		s.Kubectl("delete", "pod", one.name, "--wait=false")
 		s.waitOver(one.name, before)
 	}
@@ -77,6 +81,18 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 	for name, id := range made {
 		if _, code := s.account(t.Context(), "DeleteSecurityGroup", "GroupId="+id); code != "" {
 			t.Errorf("delete group %s: %s", name, code)
+		}
+	}
+}
+
+// hasRole checks that a pod gets the credentials of its instance's role, as the SDKs do.
+func (s *space) hasRole(pod, role string) {
+	s.Helper()
+	_, given, _ := strings.Cut(s.says(s.Context(), pod, "PUT /latest/api/token HTTP/1.1", lifetime), "\r\n\r\n")
+	const roles = "/latest/meta-data/iam/security-credentials/"
+	for path, want := range map[string]string{roles: role, roles + role: `"AccessKeyId": "ASIA`} {
+		if out := s.says(s.Context(), pod, "GET "+path+" HTTP/1.1", token+strings.TrimSpace(given)); !strings.Contains(out, want) {
+			s.Errorf("pod %s asks for %s, and is told %q; want %s", pod, path, out, want)
 		}
 	}
 }
