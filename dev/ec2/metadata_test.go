@@ -274,7 +274,8 @@ func TestAnInstanceHasTheCredentialsOfItsProfilesRole(t *testing.T) {
 	}
 	var given struct{ Code, AccessKeyId string }
 	status, text, _ := onInstance(t, c.model, first, "GET", path+"cells")
-	if err := json.Unmarshal([]byte(text), &given); status != http.StatusOK || err != nil || given.Code != "Success" || given.AccessKeyId == "" {
+	if err := json.Unmarshal([]byte(text), &given); status != http.StatusOK || err != nil || given.Code != "Success" ||
+		given.AccessKeyId == "" {
 		t.Errorf("its credentials: %d %v %q", status, err, text)
 	}
 	if status, text, _ := onInstance(t, c.model, first, "GET", path+"other"); status != http.StatusNotFound {

@@ -84,7 +84,8 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 	if out, err := beside.Output("raw"); err != nil || !slices.Contains(m.Outputs, out) || out.SHA256 == "" {
 		t.Errorf("its manifest has the raw disk as %+v: %v", out, err)
 	}
-	if sum := fmt.Sprintf("%x", sha256.Sum256(read(t, o, ".efi"))); beside.EFI != m.EFI || m.EFI.SHA256 != sum || m.EFI.Name != "kip-cell-amd64.efi" {
+	sum := fmt.Sprintf("%x", sha256.Sum256(read(t, o, ".efi")))
+	if beside.EFI != m.EFI || m.EFI.SHA256 != sum || m.EFI.Name != "kip-cell-amd64.efi" {
 		t.Errorf("its manifest has the EFI program as %+v, want the digest %s", beside.EFI, sum)
 	}
 	if _, err := ReadManifest(o.Out, "arm64"); err == nil {

@@ -317,10 +317,12 @@ func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 			t.Errorf("the pod that may have either is %q on %s, after %d launches", both.Phase, both.Offer(), b.launched())
 		}
 		one, _ := b.cells.ForPod(ref("one").UID)
-		if waits := b.cells.WaitsFor(one.ID); one.Phase != apiv1.Requested || one.Refusals != 0 || !strings.Contains(waits, "no image for arm64") {
+		const why = "no image for arm64"
+		if waits := b.cells.WaitsFor(one.ID); one.Phase != apiv1.Requested || one.Refusals != 0 || !strings.Contains(waits, why) {
 			t.Errorf("the pod that may not is %q, and waits for %q", one.Phase, waits)
 		}
-		if len(b.cooled) > 0 || len(file.told()) > 0 || len(b.said("Warning CloudInitUnfit")) > 0 || len(b.said("Warning LaunchDelayed", "no image for arm64")) == 0 {
+		if len(b.cooled) > 0 || len(file.told()) > 0 || len(b.said("Warning CloudInitUnfit")) > 0 ||
+			len(b.said("Warning LaunchDelayed", why)) == 0 {
 			t.Errorf("cooled %v; the cloud-init file is blamed %d times, and said %v", b.cooled, len(file.told()), b.said(""))
 		}
 	})

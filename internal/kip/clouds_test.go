@@ -157,9 +157,13 @@ func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {
 		if field.Name == "ECSClusterName" { // of the original
 			continue
 		}
-		check(field.Name, cmp.Or(others[field.Name], field.Name), func(cfg *config.Config) { fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n)) })
+		check(field.Name, cmp.Or(others[field.Name], field.Name), func(cfg *config.Config) {
+			fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n))
+		})
 	}
-	check("cells.extraCIDRs", "ExtraCIDRs", func(cfg *config.Config) { cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
+	check("cells.extraCIDRs", "ExtraCIDRs", func(cfg *config.Config) {
+		cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	})
 	check("cells.privateIPOnly", "PrivateOnly", func(cfg *config.Config) { cfg.Cells.PrivateIPOnly = true })
 }
 

@@ -157,7 +157,12 @@ func (c *Credentials) Get(ctx context.Context, asker, registry, repository strin
 	now := c.cfg.Clock.Now()
 	l := c.kept[key]
 	if l == nil || l.over(now) {
-		l = &loan{of: asker, said: make(chan struct{}), begun: make(chan struct{}), askers: map[string]bool{}}
+		l = &loan{
+			of:     asker,
+			said:   make(chan struct{}),
+			begun:  make(chan struct{}),
+			askers: map[string]bool{},
+		}
 		c.makeRoom(now)
 		c.kept[key] = l
 	}

@@ -341,8 +341,8 @@ func (c *Cloud) attaching(id, instance string) (init Process, err error) {
 	case !running:
 		return init, fmt.Errorf("attach disk %s to %s: %w: no such machine runs", id, instance, cloud.ErrNotFound)
 	case zone != rec.Disk.Zone:
-		return init, fmt.Errorf("attach disk %s to %s: %w: the disk is in zone %q, the machine in %q", id, instance, cloud.ErrRefused, rec.Disk.Zone,
-			zone)
+		return init, fmt.Errorf("attach disk %s to %s: %w: the disk is in zone %q, the machine in %q", id, instance, cloud.ErrRefused,
+			rec.Disk.Zone, zone)
 	}
 	if rec.Disk.Instance == "" {
 		rec.Disk.Instance = instance

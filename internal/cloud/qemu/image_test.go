@@ -89,20 +89,22 @@ func TestABadImageIsRefusedBeforeAnyMachineIsMade(t *testing.T) {
 		spoil func(dir string) error
 		want  string
 	}{
-		"cut off":                {change("cell.raw", func(b []byte) []byte { return b[:len(b)/2] }), "not as its manifest says"},
-		"a bit flipped":          {change("cell.raw", func(b []byte) []byte { b[5000] ^= 1; return b }), "not as its manifest says"},
-		"no manifest":            {remove("cell.manifest.json"), "with its manifest beside it"},
-		"no JSON":                {change("cell.manifest.json", func([]byte) []byte { return []byte("{") }), "unexpected end of JSON"},
-		"for another arch":       {change("cell.manifest.json", swap("amd64", "arm64")), `is for "arm64": want amd64`},
-		"a kernel's bit flipped": {change("cell.efi", func(b []byte) []byte { b[len(b)-1] ^= 1; return b }), "cell.efi is not as its manifest says"},
-		"an older build":         {change("cell.manifest.json", swap("cell.efi", "cell.other")), "does not know cell.efi"},
-		"another's manifest":     {change("cell.manifest.json", swap("cell.raw", "other.raw")), "does not know cell.raw"},
-		"no digest":              {change("cell.manifest.json", swap(`"sha256":"`, `"sha256":"../`)), "want 64 hexadecimal digits"},
-		"another's kernel":       {meant(change("cell.efi", swap(testRoot[:8], "ffffffff"))), "boots another root"},
-		"no kernel":              {meant(change("cell.efi", swap(".linux", ".other"))), "no whole section .linux"},
-		"half a kernel":          {meant(change("cell.efi", func(b []byte) []byte { return b[:0x300] })), "EOF"},
-		"no EFI program":         {remove("cell.efi"), "which kip-image writes beside the image"},
-		"no disk":                {remove("cell.raw"), "no such file"},
+		"cut off":          {change("cell.raw", func(b []byte) []byte { return b[:len(b)/2] }), "not as its manifest says"},
+		"a bit flipped":    {change("cell.raw", func(b []byte) []byte { b[5000] ^= 1; return b }), "not as its manifest says"},
+		"no manifest":      {remove("cell.manifest.json"), "with its manifest beside it"},
+		"no JSON":          {change("cell.manifest.json", func([]byte) []byte { return []byte("{") }), "unexpected end of JSON"},
+		"for another arch": {change("cell.manifest.json", swap("amd64", "arm64")), `is for "arm64": want amd64`},
+		"a kernel's bit flipped": {
+			change("cell.efi", func(b []byte) []byte { b[len(b)-1] ^= 1; return b }), "cell.efi is not as its manifest says",
+		},
+		"an older build":     {change("cell.manifest.json", swap("cell.efi", "cell.other")), "does not know cell.efi"},
+		"another's manifest": {change("cell.manifest.json", swap("cell.raw", "other.raw")), "does not know cell.raw"},
+		"no digest":          {change("cell.manifest.json", swap(`"sha256":"`, `"sha256":"../`)), "want 64 hexadecimal digits"},
+		"another's kernel":   {meant(change("cell.efi", swap(testRoot[:8], "ffffffff"))), "boots another root"},
+		"no kernel":          {meant(change("cell.efi", swap(".linux", ".other"))), "no whole section .linux"},
+		"half a kernel":      {meant(change("cell.efi", func(b []byte) []byte { return b[:0x300] })), "EOF"},
+		"no EFI program":     {remove("cell.efi"), "which kip-image writes beside the image"},
+		"no disk":            {remove("cell.raw"), "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, state := t.TempDir(), t.TempDir()

@@ -39,16 +39,6 @@ func (c *Cloud) freeParts(m *machine) {
 	})
 }
 
-// AddPart adds a part that belongs to no machine, such as a security group, and
-// returns its ID.
-func (c *Cloud) AddPart(kind string, tags map[string]string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	id := fmt.Sprintf("part-%d", len(c.parts))
-	c.parts = append(c.parts, &cloud.Part{ID: id, Kind: kind, Tags: maps.Clone(tags)})
-	return id
-}
-
 // PartsNow returns the parts that exist.
 func (c *Cloud) PartsNow() []cloud.Part {
 	c.mu.Lock()
