@@ -61,8 +61,8 @@ type Kind interface {
 // they are killed, so that a stop is to let them end by themselves.
 type Shutter interface {
 	// Shut asks a machine to end, as by its power button, and returns once it has been
-	// asked. It is repeated. When the machine has not ended after ShutLimit, or after an
-	// error, Kill follows.
+	// asked. It is repeated, also after an error. When the machine has not ended after ShutLimit,
+	// Kill follows.
 	Shut(ctx context.Context, id string, p Process) error
 	ShutLimit() time.Duration
 }

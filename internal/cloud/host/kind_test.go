@@ -247,6 +247,46 @@ func gone(t *testing.T, c *Cloud) {
 	}
 }
 
+// closers end by themselves when they are asked, but for the first time.
+type closers struct {
+	*sleepers
+	deaf int
+}
+
+func (c *closers) Shut(_ context.Context, _ string, p Process) error {
+	c.call("shut")
+	if c.deaf--; c.deaf >= 0 {
+		return errors.New("it does not answer")
+	}
+	return unix.Kill(p.PID, unix.SIGTERM)
+}
+
+func (c *closers) ShutLimit() time.Duration { return time.Minute }
+
+// One on a busy host may not answer at once, and keeps what it has not written all the same.
+func TestAMachineThatDoesNotAnswerIsAskedAgainToEnd(t *testing.T) {
+	cfg, sleepers := sleeping(t)
+	c := opened(t, cfg, &closers{sleepers, 1})
+	list, err := c.Launch(t.Context(), launchRequest()).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Stop(t.Context(), list[0].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.After(30 * time.Second)
+	for state(t, c) != cloud.Stopped {
+		select {
+		case <-deadline:
+			t.Fatalf("it is %s", state(t, c))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if called := sleepers.called(); !slices.Equal(called, []string{"clear all", "shut", "shut", "clear"}) {
+		t.Errorf("it was ended by %q", called)
+	}
+}
+
 // A machine may be its guest's, and answer nobody.
 func TestAMachineThatHangsHoldsUpNoDiskOfOthers(t *testing.T) {
 	cfg, kind := sleeping(t)

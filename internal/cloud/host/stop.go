@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -99,16 +100,13 @@ func (c *Cloud) shut(m *machine) {
 }
 
 // ask asks a machine to end until it has, or its time is over: one that still boots does not
-// hear it.
+// hear it, and one on a busy host may not answer at once.
 func (c *Cloud) ask(kind Shutter, m *machine, process Process, settled <-chan struct{}) error {
 	over := c.cfg.Clock.After(kind.ShutLimit())
 	for {
 		ctx, cancel := context.WithTimeout(c.ctx, shutRequest)
 		err := kind.Shut(ctx, m.id, process)
 		cancel()
-		if err != nil {
-			return err
-		}
 		select {
 		case <-settled:
 			return nil
@@ -117,7 +115,7 @@ func (c *Cloud) ask(kind Shutter, m *machine, process Process, settled <-chan st
 		case <-c.ctx.Done():
 			return nil
 		case <-over:
-			return fmt.Errorf("it has not ended after %v", kind.ShutLimit())
+			return errors.Join(fmt.Errorf("it has not ended after %v", kind.ShutLimit()), err)
 		case <-c.cfg.Clock.After(shutAgain):
 		}
 	}
