@@ -273,6 +273,7 @@ type counted struct {
 	cell  *Cell
 	bytes int    // not charged yet
 	rest  func() // ends the work on the request
+	works bool   // a turn was taken for it: what is only read needs none
 }
 
 func (c *counted) Write(p []byte) (int, error) {
@@ -327,6 +328,7 @@ func (c *Cell) receive(w *counted, r *http.Request) error {
 	}
 	var err error
 	w.rest, err = c.work(r.Context())
+	w.works = true
 	return err
 }
 

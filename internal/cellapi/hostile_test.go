@@ -334,6 +334,10 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 	if got := h.up.get("pods", "shop", "web").(*corev1.Pod).Status; got.Phase != corev1.PodRunning {
 		t.Errorf("the pod, which goes on elsewhere, is %+v", got)
 	}
+	// Nor by what is only read, such as a watch, that waits as well: it never has one.
+	if err := c.worksAgain(t.Context(), &counted{ResponseWriter: httptest.NewRecorder(), cell: c, rest: func() {}}); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "no turn is held", func() bool {
 		own := c.working.own.TryAcquire(workedOfOne)
 		if own {

@@ -54,10 +54,10 @@ func (c *Cell) work(ctx context.Context) (rest func(), err error) {
 	}), nil
 }
 
-// worksAgain has a request that has waited for others take its turn again.
+// worksAgain has a request that has waited for others take its turn again, if it had one.
 func (c *Cell) worksAgain(ctx context.Context, w http.ResponseWriter) error {
 	out, ok := w.(*counted)
-	if !ok {
+	if !ok || !out.works {
 		return nil
 	}
 	var err error
