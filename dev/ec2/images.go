@@ -40,7 +40,8 @@ func (m *Model) Images() []Image {
 
 // describeImages shows an image that was just registered as pending once.
 func (m *Model) describeImages(r *request) (any, error) {
-	owners, wanted := r.texts("Owner"), r.filters("image-id", "name", "state", "tag:", "tag-key", "architecture")
+	// Nobody but the account itself may launch what it has.
+	owners, users, wanted := r.texts("Owner"), r.texts("ExecutableBy"), r.filters("image-id", "name", "state", "tag:", "tag-key", "architecture")
 	if err := m.one(r); err != nil {
 		return nil, err
 	}
@@ -51,6 +52,9 @@ func (m *Model) describeImages(r *request) (any, error) {
 		owner := i.Owner
 		if owner == m.cfg.Account {
 			owner = "self"
+		}
+		if len(users) > 0 && !slices.Contains(users, "self") {
+			continue
 		}
 		if len(owners) > 0 && !slices.Contains(owners, owner) && !slices.Contains(owners, i.Owner) {
 			continue

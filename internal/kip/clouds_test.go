@@ -237,7 +237,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 	for cells, want := range map[string]string{
 		image + "," + group:                     "",
 		group:                                   "cells.bootImageSpec",
-		group + ", bootImageSpec: {filters: x}": `cells.bootImageSpec: "filters"`,
+		group + ", bootImageSpec: {filters: x}": `cells.bootImageSpec: filters has "x"`,
 		image:                                   "",
 		image + "," + group + ", extraCIDRs: [10.0.0.0/8]":                                          "",
 		image + "," + group + ", useCloudParameterStore: true":                                      "cells.useCloudParameterStore",

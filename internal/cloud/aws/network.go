@@ -203,52 +203,20 @@ type image struct {
 // not see the tags of each other's.
 const tagKipImage = "KipImage"
 
-// Keys of cloud.Options.Image.
-const (
-	imageID    = "imageID"
-	imageName  = "name"
-	imageOwner = "owner"
-)
-
-// CheckImage says what is wrong with what an image is called by.
-func CheckImage(spec map[string]string) error {
-	for _, key := range slices.Sorted(maps.Keys(spec)) {
-		if key != imageID && key != imageName && key != imageOwner {
-			return fmt.Errorf("%q is no key of an image: want imageID, or name with or without owner", key)
-		}
-	}
-	if id, name := spec[imageID], spec[imageName]; (id == "") == (name == "") || id != "" && spec[imageOwner] != "" {
-		return fmt.Errorf("imageID is %q, name %q and owner %q: want imageID, or name with or without owner", id, name, spec[imageOwner])
-	}
-	return nil
-}
-
 // image finds what a launch boots: by its ID, or the newest that is called so, of an owner
 // or of the account itself, for its type's architecture. It is remembered until the next catalogue.
 func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	spec, arch := of.Image, of.Arch
-	if err := CheckImage(spec); err != nil {
+	in, err := findImages(spec, arch)
+	if err != nil {
 		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
 	}
-	key := fmt.Sprint(spec[imageID], " ", spec[imageOwner], " ", spec[imageName], " ", arch)
+	key := fmt.Sprint(spec, " ", arch) // in the order of its keys
 	c.mu.Lock()
 	known, ok := c.images[key]
 	c.mu.Unlock()
 	if ok {
 		return known, nil
-	}
-	in := &ec2.DescribeImagesInput{Filters: []types.Filter{filter("image-id", spec[imageID])}}
-	if name := spec[imageName]; name != "" {
-		owner := "self"
-		if spec[imageOwner] != "" {
-			owner = spec[imageOwner]
-		}
-		in = &ec2.DescribeImagesInput{Owners: []string{owner}, Filters: []types.Filter{filter("name", name), filter("state", "available")}}
-	}
-	for a, known := range architectures {
-		if known == arch && spec[imageName] != "" {
-			in.Filters = append(in.Filters, filter("architecture", string(a)))
-		}
 	}
 	out, err := c.api.DescribeImages(ctx, in)
 	if err != nil {

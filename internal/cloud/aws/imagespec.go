@@ -1,0 +1,106 @@
+package aws
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+)
+
+// Keys of cloud.Options.Image. An image is called by imageID, or is the newest of what all others leave; the
+// last four are those of Kip of 2020, with its notation: words between spaces or commas, and filters as
+// NAME=VALUE,VALUE with spaces between them.
+const (
+	imageID         = "imageID"
+	imageName       = "name"
+	imageOwner      = "owner"
+	imageOwners     = "owners"
+	imageIDs        = "imageIDs"
+	imageUsers      = "executableUsers"
+	imageFilters    = "filters"
+	imageKeysWanted = "want imageID, or name, imageIDs or filters, perhaps with owner or owners, and executableUsers"
+)
+
+// Filters of DescribeImages that Kip sets, too.
+const filterName, filterArchitecture = "name", "architecture"
+
+// CheckImage says what is wrong with what an image is called by.
+func CheckImage(spec map[string]string) error {
+	_, err := findImages(spec, "")
+	return err
+}
+
+// findImages is the call that finds what an image is called by, for an architecture in Kubernetes' words; "" for any.
+func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, error) {
+	known := []string{imageID, imageName, imageOwner, imageOwners, imageIDs, imageUsers, imageFilters}
+	for _, key := range slices.Sorted(maps.Keys(spec)) {
+		switch {
+		case !slices.Contains(known, key):
+			return nil, fmt.Errorf("%q is no key of an image: %s", key, imageKeysWanted)
+		case strings.TrimSpace(spec[key]) == "":
+			return nil, fmt.Errorf("%s is %q: want a value, or not the key", key, spec[key])
+		case key == imageID && len(spec) > 1:
+			return nil, fmt.Errorf("%s is %q, and there are other keys: %s", key, spec[key], imageKeysWanted)
+		}
+	}
+	if id := spec[imageID]; id != "" {
+		return &ec2.DescribeImagesInput{Filters: []types.Filter{filter("image-id", id)}}, nil
+	}
+	if spec[imageName]+spec[imageIDs]+spec[imageFilters] == "" {
+		return nil, errors.New("nothing says which image: " + imageKeysWanted)
+	}
+	if spec[imageOwner] != "" && spec[imageOwners] != "" {
+		return nil, fmt.Errorf("owner is %q and owners %q: want one of them", spec[imageOwner], spec[imageOwners])
+	}
+	filters, err := readFilters(spec[imageFilters])
+	if err != nil {
+		return nil, err
+	}
+	has := func(name string) bool {
+		return slices.ContainsFunc(filters, func(f types.Filter) bool { return aws.ToString(f.Name) == name })
+	}
+	in := &ec2.DescribeImagesInput{
+		Owners:          words(spec[imageOwner] + " " + spec[imageOwners]),
+		ExecutableUsers: words(spec[imageUsers]),
+		Filters:         append(filters, filter("state", "available")),
+	}
+	if name := spec[imageName]; name != "" {
+		if has(filterName) {
+			return nil, fmt.Errorf("name is %q, and filters have one, too: want one of them", name)
+		}
+		in.Filters = append(in.Filters, filter(filterName, name))
+	}
+	if ids := words(spec[imageIDs]); len(ids) > 0 {
+		in.Filters = append(in.Filters, filter("image-id", ids...))
+	} else if len(in.Owners)+len(in.ExecutableUsers) == 0 {
+		in.Owners = []string{"self"} // anybody can give an image any name
+	}
+	for a, known := range architectures {
+		if known == arch && !has(filterArchitecture) {
+			in.Filters = append(in.Filters, filter(filterArchitecture, string(a)))
+		}
+	}
+	return in, nil
+}
+
+// words are those of a list, between spaces or commas.
+func words(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' || r == '\t' || r == '\n' })
+}
+
+// readFilters reads filters of DescribeImages.
+func readFilters(list string) (all []types.Filter, err error) {
+	for _, one := range strings.Fields(list) {
+		name, values, is := strings.Cut(one, "=")
+		if !is || name == "" || len(words(values)) == 0 {
+			return nil, fmt.Errorf("filters has %q: want NAME=VALUE, or NAME=VALUE,VALUE, with spaces between them", one)
+		}
+		all = append(all, filter(name, words(values)...))
+	}
+	return all, nil
+}

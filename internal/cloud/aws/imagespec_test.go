@@ -1,0 +1,86 @@
+package aws
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+func TestAnImageIsFoundByWhatItIsCalledBy(t *testing.T) {
+	for _, tc := range []struct {
+		spec map[string]string
+		want string // owners, users and filters
+	}{
+		{map[string]string{imageID: "ami-1"}, "[] [] image-id=[ami-1]"},
+		{map[string]string{imageName: "kip-*"}, "[self] [] state=[available] name=[kip-*] architecture=[arm64]"},
+		{map[string]string{imageName: "kip-*", imageOwner: "1"}, "[1] [] state=[available] name=[kip-*] architecture=[arm64]"},
+		{map[string]string{imageIDs: "ami-1, ami-2"}, "[] [] state=[available] image-id=[ami-1 ami-2] architecture=[arm64]"},
+		{map[string]string{imageFilters: "name=a*,b key=val", imageOwners: "1 2"},
+			"[1 2] [] name=[a* b] key=[val] state=[available] architecture=[arm64]"},
+		{map[string]string{imageFilters: "architecture=x86_64", imageUsers: "self"}, "[] [self] architecture=[x86_64] state=[available]"},
+	} {
+		in, err := findImages(tc.spec, "arm64")
+		if err != nil {
+			t.Errorf("%v: %v", tc.spec, err)
+			continue
+		}
+		got := fmt.Sprint(in.Owners, " ", in.ExecutableUsers)
+		for _, f := range in.Filters {
+			got += fmt.Sprintf(" %s=%v", aws.ToString(f.Name), f.Values)
+		}
+		if got != tc.want {
+			t.Errorf("%v: %s, want %s", tc.spec, got, tc.want)
+		}
+	}
+	for want, spec := range map[string]map[string]string{
+		`"imageid" is no key of an image`:           {"imageid": "ami-1"},
+		`nothing says which image`:                  {},
+		`nothing says which image: want`:            {imageOwners: "1"},
+		`imageID is "ami-1", and there are other`:   {imageID: "ami-1", imageName: "a"},
+		`name is " ": want a value`:                 {imageName: " "},
+		`owner is "1" and owners "2"`:               {imageName: "a", imageOwner: "1", imageOwners: "2"},
+		`filters has "name": want NAME=VALUE`:       {imageFilters: "name"},
+		`filters has "=a": want NAME=VALUE`:         {imageFilters: "key=a =a"},
+		`filters has "name=,": want`:                {imageFilters: "name=,"},
+		`name is "a", and filters have one, too: w`: {imageName: "a", imageFilters: "name=b"},
+	} {
+		if err := CheckImage(spec); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", spec, err, want)
+		}
+	}
+}
+
+func TestTheNewestImageThatFiltersLeaveIsBooted(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	for n, team := range []string{"a", "b", "a"} {
+		account.Images = append(account.Images, ec2.Image{
+			ID:         fmt.Sprint("ami-of-", n),
+			Name:       fmt.Sprint("team-", n),
+			Owner:      "self",
+			Created:    fmt.Sprintf("2026-10-%02dT00:00:00.000Z", 10-n),
+			RootDevice: "/dev/xvda",
+			GiB:        4,
+			Tags:       map[string]string{"team": team},
+		})
+	}
+	_, url := serve(t, account)
+	c := open(t, settings(url))
+	for want, spec := range map[string]map[string]string{
+		"ami-of-0": {imageFilters: "tag:team=a"},
+		"ami-of-1": {imageIDs: "ami-of-1 ami-of-2"},
+		"ami-of-2": {imageFilters: "name=team-2", imageUsers: "self"},
+		"":         {imageFilters: "tag:team=c"},
+	} {
+		s := request("t", 1).LaunchSpec
+		s.Image, s.Arch = spec, "amd64"
+		if got, err := c.Resolve(t.Context(), s); got.Image != want || (err == nil) != (want != "") {
+			t.Errorf("%v: %s (%v), want %s", spec, got.Image, err, cloud.Resolved{Image: want}.Image)
+		}
+	}
+}
