@@ -41,7 +41,8 @@ func (m *Model) Images() []Image {
 // describeImages shows an image that was just registered as pending once.
 func (m *Model) describeImages(r *request) (any, error) {
 	// Nobody but the account itself may launch what it has.
-	owners, users, wanted := r.texts("Owner"), r.texts("ExecutableBy"), r.filters("image-id", "name", "state", "tag:", "tag-key", "architecture")
+	owners, users := r.texts("Owner"), r.texts("ExecutableBy")
+	wanted := r.filters("image-id", "name", "state", "tag:", "tag-key", "architecture")
 	if err := m.one(r); err != nil {
 		return nil, err
 	}

@@ -177,6 +177,7 @@ func (o Options) manifest(k *kernel, packages debian.Lock, programs map[string][
 	for _, p := range packages {
 		m.Packages[p.Name] = p.Version
 	}
+	m.Components = componentsOf(programs)
 	for p, b := range programs {
 		m.Programs["/"+p] = digest(b)
 	}

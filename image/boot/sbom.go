@@ -29,6 +29,8 @@ type Manifest struct {
 	Arguments string `json:"arguments"`
 	// Packages are Debian's, with their versions.
 	Packages map[string]string `json:"packages"`
+	// Components are the versions of what others make, and is built with Kip.
+	Components map[string]string `json:"components,omitempty"`
 	// Programs are Kip's own and those built with it, with their digests.
 	Programs map[string]string `json:"programs"`
 	// Modules are the kernel's that can be loaded, by what for.
@@ -40,6 +42,30 @@ type Manifest struct {
 	// Outputs are the files of the image, and EFI the program that UEFI starts in each of them.
 	Outputs []Output `json:"outputs,omitempty"`
 	EFI     Output   `json:"efi,omitzero"`
+}
+
+// components are Go's modules of what Manifest.Components names.
+var components = map[string]string{
+	"github.com/containerd/containerd/v2":    "containerd",
+	"github.com/opencontainers/runc":         "runc",
+	"github.com/containernetworking/plugins": "cni-plugins",
+}
+
+// componentsOf reads which of them programs were built of, and in which versions.
+func componentsOf(programs map[string][]byte) map[string]string {
+	has := map[string]string{}
+	for _, b := range programs {
+		info, err := buildinfo.Read(bytes.NewReader(b))
+		if err != nil {
+			continue // in C
+		}
+		for _, dep := range append([]*debug.Module{&info.Main}, info.Deps...) {
+			if name := components[dep.Path]; name != "" && dep.Version != "" {
+				has[name] = dep.Version
+			}
+		}
+	}
+	return has
 }
 
 // Output is a file of an image.

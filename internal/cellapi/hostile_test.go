@@ -118,6 +118,10 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 		len(got.AllocatedResources) != 1 {
 		t.Errorf("status is %+v", got)
 	}
+	if code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status?dryRun=All", strategic,
+		[]byte(`{"status":{"phase":"Running"}}`)); code != http.StatusBadRequest {
+		t.Errorf("a dry run, which would be told as done: %d %.300s, want 400", code, answer)
+	}
 	// What Kip takes out of a status says nothing of others' conditions either.
 	if code, answer := patch(strategic, `{"status":{"phase":"Failed","reason":"`+notAdmitted+`"}}`); code != http.StatusOK {
 		t.Errorf("a pod that is turned away: %d %.300s", code, answer)

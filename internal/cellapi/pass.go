@@ -84,6 +84,9 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 	u := *c.as.raw.base
 	u.Path = path.Join(u.Path, r.URL.Path)
 	query, sent := url.Values{}, r.URL.Query()
+	if sent.Has("dryRun") { // which a kubelet never asks for: it would be told of what is not there
+		return nil, apierrors.NewBadRequest("dryRun is not for cells: want none")
+	}
 	for _, option := range passedOptions {
 		if v, ok := sent[option]; ok {
 			query[option] = v

@@ -69,6 +69,7 @@ type together struct {
 	offering
 	diskBytes int64
 	options   string
+	devices   bool
 }
 
 func newLaunchQueue() *launchQueue { return &launchQueue{wake: make(chan struct{}, 1)} }
@@ -79,7 +80,12 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 	if err != nil {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
-	return toLaunch{e, cell.Pod.Namespace, together{cell.Offer().offering(), cell.Offer().DiskBytes, string(options)}}, nil
+	return toLaunch{e, cell.Pod.Namespace, together{
+		offering:  cell.Offer().offering(),
+		diskBytes: cell.Offer().DiskBytes,
+		options:   string(options),
+		devices:   cell.needsDevices(),
+	}}, nil
 }
 
 func (q *launchQueue) add(i toLaunch) {

@@ -44,13 +44,16 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 	return "", 0, 0
 }
 
+// needsDevices says that the cell's pod asks for GPUs or other accelerators.
+func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Accelerators) > 0 }
+
 // equip waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
 // good; one that has not been told runs it without. It returns true as well when something else
 // is to be done with the cell first.
 func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
-	if cell.GPUs == 0 && len(cell.Accelerators) == 0 || cell.Stopped || e.equipped {
+	if !cell.needsDevices() || cell.Stopped || e.equipped {
 		return true, 0, nil
 	}
 	if stays, err := c.stays(ctx, e); !stays {

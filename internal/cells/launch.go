@@ -596,7 +596,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		}
 		// These say nothing of what the cloud has.
 		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) ||
+			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) && !unfitForType(err) ||
 			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
 			continue
 		}
@@ -789,6 +789,7 @@ func (c *Controller) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
 		Reservation:   offer.Reservation,
 		RootDiskBytes: offer.DiskBytes,
 		Login:         c.cfg.CloudInit != nil && c.cfg.CloudInit.NeedsLogin(),
+		Devices:       cell.needsDevices(),
 		Options:       cell.Options,
 		Tags:          map[string]string{cloud.TagOwner: c.cfg.ControllerID, cloud.TagNameTag: nameTag},
 	}

@@ -99,7 +99,7 @@ func (c *Controller) resolveAgain(group []*entry, failure error) {
 	if unfitForType(failure) { // of which the cloud-init file is no part
 		reason = events.LaunchDelayed
 	}
-	if unfit == "" {
+	if reason == events.LaunchDelayed {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
 	}
 	for _, e := range group {

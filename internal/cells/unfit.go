@@ -153,8 +153,9 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	return 0
 }
 
-// tellUnfit tells the pod's owner and the operator why a cell is not launched: by the reason, for its
-// agent, for its cloud-init file, or for its image. The node is told of an agent if tellNode.
+// tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
+// file, or for its image. The operator is told of that file here, of an image by the log; the node is told of an
+// agent if tellNode.
 func (c *Controller) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()

@@ -42,6 +42,8 @@ type LaunchSpec struct {
 	// Login says that the machine is to have users who can log in: with an image that has
 	// none the launch is refused, where the cloud can tell.
 	Login bool `json:"login,omitempty"`
+	// Devices says that the machine is to have drivers of GPUs or other accelerators: so, too.
+	Devices bool `json:"devices,omitempty"`
 	Options
 	// Tags are those of all machines.
 	Tags map[string]string `json:"tags,omitempty"`

@@ -215,13 +215,13 @@ func TestStandbyCellsOfOtherDisksOrSubnetsAreReplaced(t *testing.T) {
 	if again := template(text("subnetID: subnet-1", ""), "ca"); again != is {
 		t.Error("the same is another")
 	}
-	for what, other := range map[string]*config.Config{
-		"a larger disk":    text("subnetID: subnet-1", ", defaultVolumeSize: 20Gi"),
-		"another subnet":   text("subnetID: subnet-2", ""),
-		"another VPC":      text("vpcID: vpc-1", ""),
-		"subnets by a tag": text("subnetTags: {a: b}", ""),
+	for what, other := range map[string][2]*config.Config{
+		"a larger disk":     {text("subnetID: subnet-1", ""), text("subnetID: subnet-1", ", defaultVolumeSize: 20Gi")},
+		"another subnet":    {text("subnetID: subnet-1", ""), text("subnetID: subnet-2", "")},
+		"another VPC":       {text("vpcID: vpc-1", ""), text("vpcID: vpc-2", "")},
+		"subnets by others": {text("subnetTags: {a: b}", ""), text("subnetTags: {a: c}", "")},
 	} {
-		if template(other, "ca") == is {
+		if template(other[0], "ca") == template(other[1], "ca") {
 			t.Errorf("with %s they are the same", what)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	made "github.com/elotl/kip/image/boot"
@@ -98,6 +99,11 @@ func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
 		}
 		if n != 1 {
 			t.Errorf("the list of software has %s %d times", name, n)
+		}
+	}
+	for _, name := range []string{"containerd", "runc", "cni-plugins"} {
+		if v := second.Components[name]; !strings.HasPrefix(v, "v") {
+			t.Errorf("the manifest has %q as the version of %s", v, name)
 		}
 	}
 	if packed, err := second.Output("tar.gz"); err != nil || packed.Bytes > mostCompressed {

@@ -103,7 +103,7 @@ type Boot struct {
 }
 
 // Types are what the account can launch: of the sizes that EC2 sells, some of those that
-// have no more processors than this host, of its architecture.
+// have no more processors than this host, of its architecture; and one with a GPU.
 func Types() (all []catalog.InstanceType) {
 	// The last, since what pods ask for is held against what a burstable type sustains.
 	names := map[string][]string{
@@ -127,6 +127,15 @@ func Types() (all []catalog.InstanceType) {
 				{Zone: zone, Subnet: subnet, PricePerHour: price / 4, Spot: true},
 			},
 		})
+	}
+	if len(all) > 0 {
+		// EC2's have four processors, which this host may not; its GPU is a stand-in where a local cell is
+		// the machine.
+		withGPU := all[1]
+		withGPU.Name = map[string]string{"amd64": "g4dn.xlarge", "arm64": "g5g.xlarge"}[runtime.GOARCH]
+		withGPU.GPUs = []catalog.GPU{{Model: "T4", Count: 1}}
+		withGPU.Offerings = []catalog.Offering{{Zone: zone, Subnet: subnet, PricePerHour: 0.526}}
+		all = append(all, withGPU)
 	}
 	return all
 }

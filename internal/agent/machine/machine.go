@@ -142,14 +142,20 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if !source.IPv4Only {
 		all.Go(func() { n.keep6(background) })
 	}
+	// Nobody judges a certificate before both are there.
+	t := timekeeper{console: m.console, servers: servers(source, n.lease)}
+	told := make(chan bool, 1)
+	all.Go(func() {
+		done := t.begin(ctx)
+		told <- done
+		t.keep(background, done)
+	})
 	if source.Network {
 		if err := get(); err != nil {
 			return err
 		}
 	}
-	t := timekeeper{console: m.console, servers: servers(source, n.lease)}
-	done := t.begin(ctx)
-	all.Go(func() { t.keep(background, done) })
+	<-told
 	if err := m.console.Step("name and user data", func() error { return leave("/", data, n) }); err != nil {
 		return err
 	}

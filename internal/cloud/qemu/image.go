@@ -83,7 +83,11 @@ func readManifest(file string) (m manifest, sum string, err error) {
 	for _, o := range append(m.Outputs, m.EFI) {
 		sums[o.Name] = o.SHA256
 	}
-	for _, name := range []string{filepath.Base(stem) + efiSuffix, filepath.Base(file)} {
+	names := []string{filepath.Base(stem) + efiSuffix, filepath.Base(file)}
+	if m.EFI == (output{}) { // a kip-image before said nothing of it
+		names = names[1:]
+	}
+	for _, name := range names {
 		var is bool
 		if sum, is = sums[name]; !is {
 			return m, "", fmt.Errorf("%s%s does not know %s: it is of another build", stem, manifestSuffix, name)
@@ -97,7 +101,7 @@ func readManifest(file string) (m manifest, sum string, err error) {
 
 // install has an image in the state folder, and returns it. It is repeated at each start;
 // what an earlier one left in part is made again.
-func install(ctx context.Context, file, state string) (image, error) {
+func install(ctx context.Context, file, state string) (_ image, err error) {
 	m, sum, err := readManifest(file)
 	if err != nil {
 		return image{}, err
@@ -107,7 +111,7 @@ func install(ctx context.Context, file, state string) (image, error) {
 		return image{}, fmt.Errorf("image %s: want a file of form qcow2 or raw, with that at the end of its name", file)
 	}
 	// Another kernel is another image, also with the same root.
-	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]+m.EFI.SHA256[:32]), format: format, version: m.Version}
+	i := image{dir: filepath.Join(state, imagesFolder, sum[:32]+m.EFI.SHA256[:min(32, len(m.EFI.SHA256))]), format: format, version: m.Version}
 	if args, err := os.ReadFile(filepath.Join(i.dir, argsFile)); err == nil {
 		i.args = string(args) // stored last, so that all is there
 		return i, nil
@@ -121,9 +125,14 @@ func install(ctx context.Context, file, state string) (image, error) {
 	if err := copyVerified(ctx, filepath.Join(i.dir, diskFile), file, sum); err != nil {
 		return image{}, fmt.Errorf("copy the image: %w", err)
 	}
-	program := filepath.Join(i.dir, efiFile)
-	if err := copyVerified(ctx, program, strings.TrimSuffix(file, filepath.Ext(file))+efiSuffix, m.EFI.SHA256); err != nil {
-		return image{}, fmt.Errorf("copy the EFI program, which kip-image writes beside the image: %w", err)
+	program := strings.TrimSuffix(file, filepath.Ext(file)) + efiSuffix
+	if m.EFI != (output{}) {
+		to := filepath.Join(i.dir, efiFile)
+		if err := copyVerified(ctx, to, program, m.EFI.SHA256); err != nil {
+			return image{}, fmt.Errorf("copy the EFI program, which kip-image writes beside the image: %w", err)
+		}
+		defer func() { err = errors.Join(err, os.Remove(to)) }()
+		program = to
 	}
 	kernel, err := vm.UnpackKernel(program, i.dir)
 	if err != nil {
@@ -143,7 +152,7 @@ func install(ctx context.Context, file, state string) (image, error) {
 			return image{}, err
 		}
 	}
-	return i, errors.Join(os.Remove(program), os.Rename(tmp, filepath.Join(i.dir, argsFile)), stored(i.dir))
+	return i, errors.Join(os.Rename(tmp, filepath.Join(i.dir, argsFile)), stored(i.dir))
 }
 
 // stored returns when a file, or what names a folder has, outlives a crash of the host.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -48,6 +49,32 @@ func TestAnImageIsCopiedOnceWithItsKernel(t *testing.T) {
 	}
 	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what a crash left is there: %v", err)
+	}
+}
+
+// What a kip-image before wrote goes on.
+func TestAnImageWhoseManifestHasNoDigestOfItsKernelIsTaken(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	file := writeImage(t, dir, guest(true))
+	path := filepath.Join(dir, "cell.manifest.json")
+	var m map[string]any
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &m)
+	}
+	delete(m, "efi")
+	if b, more := json.Marshal(m); err == nil {
+		err = errors.Join(more, os.WriteFile(path, b, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := install(t.Context(), file, state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(i.dir, vm.LinuxFile)); err != nil || !bytes.Equal(got, guest(true)) {
+		t.Errorf("its kernel has %d bytes, %v", len(got), err)
 	}
 }
 
