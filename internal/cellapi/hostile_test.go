@@ -311,7 +311,7 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 	c := h.server.AddCell("c1", info)
 	pod := podOn("web")
 	pod.Spec.RestartPolicy, pod.Status.Phase = corev1.RestartPolicyAlways, corev1.PodRunning
-	pod = h.bindNew(c, pod)
+	h.bindNew(c, pod)
 	over := make(chan string, 1)
 	go func() {
 		code, _, answer := do(context.Background(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic, []byte(`{"status":{
