@@ -95,9 +95,9 @@ func unfitForType(err error) bool {
 // resolveAgain has a group wait until its launch is resolved once more.
 func (c *Controller) resolveAgain(group []*entry, failure error) {
 	offer, now, unfit := group[0].cell().Offer(), c.cfg.Clock.Now(), whyUnfit(failure)
-	reason := events.CloudInitUnfit
-	if unfitForType(failure) { // of which the cloud-init file is no part
-		reason = events.LaunchDelayed
+	reason := events.LaunchDelayed
+	if unfit != "" && !unfitForType(failure) {
+		reason = events.CloudInitUnfit
 	}
 	if reason == events.LaunchDelayed {
 		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)

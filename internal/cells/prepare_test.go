@@ -1,10 +1,13 @@
 package cells
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -348,6 +351,28 @@ func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.
 				t.Errorf("%s: it is %q, sent %v, said %v", what, b.phase("a"), *sent, b.events)
 			}
 		})
+	}
+}
+
+// Whoever runs Kip reads in the log why launches wait, be it the cloud's affair or the image's.
+func TestALaunchThatCannotBeResolvedIsLogged(t *testing.T) {
+	for _, failure := range []error{
+		errors.New("ask EC2: connection refused"),
+		cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: "nano"}, errors.New("no image for arm64")),
+	} {
+		var log bytes.Buffer
+		names := &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error { return failure }}
+		inBubble(t, func(c *setup) {
+			c.Cloud.(*modelCloud).features.Resolver = names
+			c.Log = slog.New(slog.NewTextHandler(&log, nil))
+		}, nil, func(t *testing.T, b *bubble) {
+			b.later(time.Second)
+			b.ask("a", Options{}, "nano")
+			b.later(time.Minute)
+		})
+		if !strings.Contains(log.String(), "resolve a launch, retrying") || !strings.Contains(log.String(), failure.Error()) {
+			t.Errorf("%v is not logged:\n%s", failure, log.String())
+		}
 	}
 }
 
