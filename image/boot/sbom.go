@@ -51,15 +51,21 @@ var components = map[string]string{
 	"github.com/containernetworking/plugins": "cni-plugins",
 }
 
+// builtOf is the Go that a program was built by and its modules, the main one first; nothing for one in C.
+func builtOf(program []byte) (version string, modules []*debug.Module) {
+	info, err := buildinfo.Read(bytes.NewReader(program))
+	if err != nil {
+		return "", nil
+	}
+	return info.GoVersion, append([]*debug.Module{&info.Main}, info.Deps...)
+}
+
 // componentsOf reads which of them programs were built of, and in which versions.
 func componentsOf(programs map[string][]byte) map[string]string {
 	has := map[string]string{}
 	for _, b := range programs {
-		info, err := buildinfo.Read(bytes.NewReader(b))
-		if err != nil {
-			continue // in C
-		}
-		for _, dep := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		_, modules := builtOf(b)
+		for _, dep := range modules {
 			if name := components[dep.Path]; name != "" && dep.Version != "" {
 				has[name] = dep.Version
 			}
@@ -199,11 +205,11 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 		}, fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", p.Name, p.Version, p.Arch, debian.Suite))
 	}
 	for _, name := range slices.Sorted(maps.Keys(programs)) {
-		info, err := buildinfo.Read(bytes.NewReader(programs[name]))
-		if err != nil {
-			continue // in C
+		version, modules := builtOf(programs[name])
+		if version == "" {
+			continue
 		}
-		for _, dep := range append([]*debug.Module{&info.Main}, info.Deps...) {
+		for _, dep := range modules {
 			if dep.Path == kipModule {
 				dep = &debug.Module{Path: dep.Path, Version: m.Version}
 			}
@@ -213,7 +219,7 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 			add(spdxPackage{Name: dep.Path, Version: dep.Version, Location: "NOASSERTION"},
 				"pkg:golang/"+dep.Path+"@"+dep.Version)
 		}
-		add(spdxPackage{Name: "go", Version: info.GoVersion, Location: "NOASSERTION"}, "pkg:golang/std@"+info.GoVersion)
+		add(spdxPackage{Name: "go", Version: version, Location: "NOASSERTION"}, "pkg:golang/std@"+version)
 	}
 	for _, name := range linkedIn {
 		add(spdxPackage{Name: name, Location: "NOASSERTION"}, "pkg:generic/"+name)

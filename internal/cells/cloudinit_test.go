@@ -287,6 +287,21 @@ func TestWhatAnImageIsMendedOfIsFoundOutByOneCell(t *testing.T) {
 	})
 }
 
+// unfitting runs a bubble with a cloud-init file, which each agent carries out, and a cloud that may find that
+// launches do not fit.
+func unfitting(t *testing.T, file *operators, names *modelNames, f func(t *testing.T, b *bubble)) {
+	t.Helper()
+	inBubble(t, func(c *setup) {
+		withFile(file)(c)
+		c.Cloud.(*modelCloud).features.Resolver = names
+	}, nil, func(t *testing.T, b *bubble) {
+		agents := &setUps{status: http.StatusOK, answer: "{}"}
+		b.links.agents = agents.serve
+		b.later(time.Second)
+		f(t, b)
+	})
+}
+
 func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 	file := &operators{now: "one"}
 	names := &modelNames{answer: func(_ context.Context, _ int, s cloud.LaunchSpec) error {
@@ -295,13 +310,7 @@ func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 		}
 		return nil
 	}}
-	inBubble(t, func(c *setup) {
-		c.CloudInit = file
-		c.Cloud.(*modelCloud).features.Resolver = names
-	}, nil, func(t *testing.T, b *bubble) {
-		agents := &setUps{status: http.StatusOK, answer: "{}"}
-		b.links.agents = agents.serve
-		b.later(time.Second)
+	unfitting(t, file, names, func(t *testing.T, b *bubble) {
 		for pod, archs := range map[string][]string{"both": {"arm64", "arm64", "amd64"}, "one": {"arm64", "arm64"}} {
 			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Special: true}
 			for n, arch := range archs {
@@ -337,13 +346,7 @@ func TestALaunchThatTheOperatorIsToMendWaitsAndBlamesNobody(t *testing.T) {
 		}
 		return nil
 	}}
-	inBubble(t, func(c *setup) {
-		c.CloudInit = file
-		c.Cloud.(*modelCloud).features.Resolver = names
-	}, nil, func(t *testing.T, b *bubble) {
-		agents := &setUps{status: http.StatusOK, answer: "{}"}
-		b.links.agents = agents.serve
-		b.later(time.Second)
+	unfitting(t, file, names, func(t *testing.T, b *bubble) {
 		b.request("a", "nano", "small")
 		b.request("b", "small")
 		b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")

@@ -44,9 +44,9 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
-		others := c.ofOtherArch(&group, failure)
-		if len(group) > 0 {
-			c.resolveAgain(group, failure)
+		stay, others := byOtherArch(group, failure)
+		if len(stay) > 0 {
+			c.resolveAgain(stay, failure)
 		}
 		if len(others) == 0 {
 			return
@@ -69,22 +69,20 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	c.resolve(ctx, l, known, verdicts, results)
 }
 
-// ofOtherArch takes out of a group the cells that can go on where the configuration does not go together
-// with their offer's type: those that may as well have one of another architecture.
-func (c *Controller) ofOtherArch(group *[]*entry, failure error) (others []*entry) {
+// byOtherArch parts a group whose configuration does not go together with its offer's type: those that may as
+// well have a type of another architecture go on, the others stay.
+func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 	if !unfitForType(failure) {
-		return nil
+		return group, nil
 	}
-	all := *group
-	*group = nil
-	for _, e := range all {
+	for _, e := range group {
 		if cell := e.cell(); slices.ContainsFunc(cell.Offers, func(o Offer) bool { return o.Arch != cell.Offer().Arch }) {
 			others = append(others, e)
 		} else {
-			*group = append(*group, e)
+			stay = append(stay, e)
 		}
 	}
-	return others
+	return stay, others
 }
 
 // unfitForType says that another type may go together with what the operator has configured.

@@ -144,21 +144,7 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 		}
 	}
 
-	if err := syscall.Kill(-run.PID(), syscall.SIGINT); err != nil { // as a terminal sends it
-		t.Fatal(err)
-	}
-	wait(t, "make run ends", func() error {
-		select {
-		case <-run.Done():
-			return nil
-		default:
-			return errors.New("it does not:\n" + said())
-		}
-	})
-	if !strings.Contains(said(), "stopped; nothing left behind") {
-		t.Errorf("make run ended with %v and said\n%s", run.Err(), said())
-	}
-	noneCrashed(t, root)
+	interrupt(t, root, run, said)
 	if text := stop(t, root); strings.Contains(text, "removed") {
 		t.Errorf("something was left:\n%s", text)
 	}
@@ -181,6 +167,26 @@ func stop(t *testing.T, root string) string {
 		t.Errorf("make stop: %v\n%s", err, text)
 	}
 	return string(text)
+}
+
+// interrupt presses Ctrl-C, and checks how a run ends.
+func interrupt(t *testing.T, root string, run *child.Process, said func() string) {
+	t.Helper()
+	if err := syscall.Kill(-run.PID(), syscall.SIGINT); err != nil { // as a terminal sends it
+		t.Fatal(err)
+	}
+	wait(t, "make run ends", func() error {
+		select {
+		case <-run.Done():
+			return nil
+		default:
+			return errors.New("it does not:\n" + said())
+		}
+	})
+	if !strings.Contains(said(), "stopped; nothing left behind") {
+		t.Errorf("make run ended with %v and said\n%s", run.Err(), said())
+	}
+	noneCrashed(t, root)
 }
 
 // noneCrashed looks at what the Kip of a run that has ended logged.
@@ -349,21 +355,7 @@ func TestARunOnEC2ShowsHowToLookAtIt(t *testing.T) {
 		}
 		return nil
 	})
-	if err := syscall.Kill(-run.PID(), syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, "make run ends", func() error {
-		select {
-		case <-run.Done():
-			return nil
-		default:
-			return errors.New("it does not:\n" + said())
-		}
-	})
-	if !strings.Contains(said(), "stopped; nothing left behind") {
-		t.Errorf("make run ended with %v and said\n%s", run.Err(), said())
-	}
-	noneCrashed(t, root)
+	interrupt(t, root, run, said)
 }
 
 // TestMakeStopRemovesWhatAKilledRunLeft kills a run with a pod and a node.
