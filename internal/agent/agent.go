@@ -47,14 +47,15 @@ const (
 	// Kip ends a pod through the API, with the pod's own grace period; this is
 	// for a machine that is switched off. With what else the end takes it is less than the
 	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs), also where a kubelet
-	// hangs: then 16 s, stopTimeout and leftGrace.
+	// hangs: then 17 s, stopTimeout and leftGrace.
 	podGrace = 12 * time.Second
 	// pluginGrace is what the node plugins of CSI drivers have after that, which let go of its volumes.
 	pluginGrace = 3 * time.Second
 	// leftGrace is the least that is left to what the kubelet has not ended.
 	leftGrace = 3 * time.Second
 	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
-	// them is sent beside, and who follows a log has the rest of it.
+	// them is sent beside, and who follows a log has the rest of it. What is under way then
+	// has at least as long again.
 	lastWords = time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
@@ -539,13 +540,16 @@ func (a *Agent) endPods(ctx context.Context) {
 	if !runs {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+lastWords)
+	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+2*lastWords)
 	defer cancel()
 	if err := a.logind.End(ctx); err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
 		return
 	}
 	<-a.o.Clock.After(lastWords)
+	if err := a.api.Answered(ctx); err != nil {
+		a.o.Log.Warn("wait for Kip to take what the kubelet says of the pods", "err", err)
+	}
 }
 
 // stopPods ends what the kubelet has left of the pods of a machine that goes down.

@@ -171,6 +171,9 @@ const (
 	// before its cell is terminated under it: time enough for a kubelet that
 	// kills what does not stop, and for a tunnel that is being mended.
 	overdue = time.Minute
+	// lastWords is how long a kubelet has to say how the containers of a pod ended of which it
+	// has said that it ended: a moment, on a machine that is busy with just that.
+	lastWords = 5 * time.Second
 )
 
 // Controller reconciles pods with cells.
@@ -215,6 +218,7 @@ type waiting struct {
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
+	endedSeen            time.Time // when it was first seen that it has ended
 }
 
 // lacked is what a machine had less than its type promises, and its pod needed.
@@ -446,6 +450,9 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	case pod.DeletionTimestamp != nil:
 		return c.finishDeletion(ctx, pod)
 	case watches.Ended(pod):
+		if left := c.untold(pod); left > 0 {
+			return left, nil
+		}
 		c.cfg.Cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
 		return 0, nil
 	}
@@ -579,14 +586,37 @@ func (c *Controller) graceLeft(pod *corev1.Pod) time.Duration {
 	return seen.Add(time.Duration(grace) * time.Second).Sub(now)
 }
 
+// untold is how long the kubelet of a pod that has ended may still take to say how its containers
+// did, negative once that is over; 0 if it has. A kubelet that ends a pod itself, for its deadline,
+// on a full disk or as its machine goes down, may say so in two steps, of which the exit codes are
+// the second.
+func (c *Controller) untold(pod *corev1.Pod) time.Duration {
+	if !slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) {
+		return 0
+	}
+	if cell, has := c.cfg.Cells.ForPod(pod.UID); !has || !cell.Live() || cell.Phase != apiv1.Bound {
+		return 0 // no kubelet says more
+	}
+	now := c.cfg.Clock.Now()
+	seen := now
+	c.note(apiv1.Ref(pod), func(w *waiting) {
+		if w.endedSeen.IsZero() {
+			w.endedSeen = now
+		}
+		seen = w.endedSeen
+	})
+	return seen.Add(lastWords).Sub(now)
+}
+
+// statuses are those of all of a pod's containers.
+func statuses(pod *corev1.Pod) []corev1.ContainerStatus {
+	s := &pod.Status
+	return slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses)
+}
+
 // started says that a kubelet has run containers of the pod.
 func started(pod *corev1.Pod) bool {
-	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		if s.ContainerID != "" {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.ContainerID != "" })
 }
 
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it

@@ -433,14 +433,14 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 		t.Errorf("who follows the log sees %q (%v)", log.String(), err)
 	}
 	for _, p := range []*corev1.Pod{never, first} {
-		failed := s.WaitPod(p.Name, "has Failed", namespace.HasPhase(corev1.PodFailed))
+		failed := s.WaitPod(p.Name, "has Failed, and its kubelet says how its container ended", failedAndTold)
 		disrupted := slices.ContainsFunc(failed.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonTerminationByKubelet
 		})
 		if failed.UID != p.UID || failed.Status.Reason != "Terminated" || !disrupted {
 			t.Errorf("pod %s has reason %q, conditions %+v", p.Name, failed.Status.Reason, failed.Status.Conditions)
 		}
-		if x := firstContainer(failed).State.Terminated; x == nil || x.ExitCode != 3 {
+		if x := firstContainer(failed).State.Terminated; x.ExitCode != 3 {
 			t.Errorf("pod %s is %s, want exit code 3", p.Name, namespace.States(failed))
 		}
 	}
@@ -455,6 +455,11 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	for _, m := range machines {
 		s.waitCellGone(m)
 	}
+}
+
+// failedAndTold is what a kubelet says in one step or two of a pod that it ends.
+func failedAndTold(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodFailed && firstContainer(pod).State.Terminated != nil
 }
 
 // wasLost checks what a kubelet makes of a pod that ran on another machine.
@@ -483,7 +488,7 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	first := s.waitPodOf("d", "")
 	m := s.machine(first.Name)
 	m.fillDisk(s)
-	evicted := s.WaitPod(first.Name, "has Failed", namespace.HasPhase(corev1.PodFailed))
+	evicted := s.WaitPod(first.Name, "has Failed, and its kubelet says how its container ended", failedAndTold)
 	if evicted.Status.Reason != "Evicted" || !strings.Contains(evicted.Status.Message, "ephemeral-storage") {
 		t.Errorf("the pod failed for %q: %s", evicted.Status.Reason, evicted.Status.Message)
 	}

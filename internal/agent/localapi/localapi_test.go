@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -153,6 +154,58 @@ func TestAWatchEventIsPassedOnAtOnceAndTheWatchEndsWithItsClient(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+func TestWhatTheKubeletSendsIsWaitedForButNoWatch(t *testing.T) {
+	p := newPKI(t)
+	came, answer := make(chan string, 2), make(chan struct{})
+	e := serve(t, p, roundTrip(func(r *http.Request) (*http.Response, error) {
+		came <- r.Method
+		body, send := io.Pipe()
+		go func() {
+			select {
+			case <-answer:
+			case <-r.Context().Done():
+			}
+			send.Close()
+		}()
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: body}, nil
+	}))
+	c := kubelet(t, p)
+	ask := func(method, path string) {
+		req, err := http.NewRequestWithContext(t.Context(), method, e.URL()+path, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		_, _ = io.Copy(io.Discard, resp.Body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer close(answer)
+	all.Go(func() { ask(http.MethodGet, "/api/v1/pods?watch=true") })
+	<-came
+	if err := e.Answered(ctx); err != nil {
+		t.Errorf("a watch is waited for: %v", err)
+	}
+	all.Go(func() { ask(http.MethodPatch, "/api/v1/namespaces/a/pods/b/status") })
+	<-came
+	if err := e.Answered(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("what has no answer is not waited for: %v", err)
+	}
+	answer <- struct{}{}
+	answer <- struct{}{} // of both
+	if err := e.Answered(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestWithoutKipTheKubeletGetsAStatus(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/elotl/kip/internal/agent/configs"
@@ -32,6 +33,7 @@ const shutdownGrace = 200 * time.Millisecond
 type Endpoint struct {
 	server *http.Server
 	lis    net.Listener
+	open   requests
 }
 
 // Listen opens the endpoint at address, which is one of 127.0.0.1. Requests go
@@ -55,14 +57,63 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			unavailable(w, r, err, http.StatusTooManyRequests, "TooManyRequests", "Kip is not connected to this cell", log)
 		},
 	}
-	return &Endpoint{
-		lis: tls.NewListener(lis, withALPN(p.serverTLS())),
-		server: &http.Server{
-			Handler:           proxy,
-			ReadHeaderTimeout: 10 * time.Second,
-			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		},
-	}, nil
+	e := &Endpoint{lis: tls.NewListener(lis, withALPN(p.serverTLS()))}
+	e.server = &http.Server{
+		Handler:           e.open.count(proxy),
+		ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	return e, nil
+}
+
+// requests counts those that are under way, but for watches.
+type requests struct {
+	mu    sync.Mutex
+	n     int
+	ended chan struct{} // of those that are under way, the last; made by who waits for it
+}
+
+func (o *requests) count(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isWatch(r.URL.Query().Get("watch")) {
+			o.add(1)
+			defer o.add(-1)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (o *requests) add(n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.n += n; o.n == 0 && o.ended != nil {
+		close(o.ended)
+		o.ended = nil
+	}
+}
+
+// Answered waits until each request has its answer, but for watches, or until ctx ends.
+func (e *Endpoint) Answered(ctx context.Context) error {
+	o := &e.open
+	o.mu.Lock()
+	ended := o.ended
+	switch {
+	case o.n == 0:
+		ended = nil
+	case ended == nil:
+		ended = make(chan struct{})
+		o.ended = ended
+	}
+	o.mu.Unlock()
+	if ended == nil {
+		return nil
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the answers to the kubelet's requests: %w", ctx.Err())
+	}
 }
 
 // maxBody bounds what the kubelet sends in one request: what the cell API takes,
