@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 // Reservation is capacity that the account has reserved.
@@ -94,6 +95,12 @@ func (r Reservation) stateAt(now time.Time) string {
 		return "expired"
 	}
 	return cmp.Or(r.State, "active")
+}
+
+// ReservedOf is the ID of the reservation, or of the host, that an instance is in; "" of another.
+func (m *Model) ReservedOf(i sim.Instance) string {
+	l := m.launchOf(i)
+	return cmp.Or(l.reservation, l.host)
 }
 
 // vacant is for how many instances more a reservation has room.

@@ -45,8 +45,16 @@ func subnetOf(zone string) string { return "subnet-" + zone }
 // volumeStep is how long each step of a volume takes.
 const volumeStep = 1500 * time.Millisecond
 
+// What the account of a story has beside what each has: capacity for one machine each, which is
+// paid for whether it is used or not, and a queue, by the name that the policy has.
+const (
+	oneReserved = "cr-1"
+	oneHost     = "h-1"
+	queueName   = "kip-interruptions"
+)
+
 // newModel is a model of EC2 before the simulated machines.
-func newModel(machines sim.Config, disks ec2.Disks) (*ec2.Model, error) {
+func newModel(machines sim.Config, disks ec2.Disks, s setting) (*ec2.Model, error) {
 	machines.Catalogue = slices.Clone(machines.Catalogue)
 	for n, t := range machines.Catalogue {
 		t.Offerings = slices.Clone(t.Offerings)
@@ -59,7 +67,7 @@ func newModel(machines sim.Config, disks ec2.Disks) (*ec2.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ec2.New(ec2.Config{
+	cfg := ec2.Config{
 		Sim:      machines,
 		Subnets:  []ec2.Subnet{{ID: subnetOf("a"), VPC: "vpc-1", Zone: "a"}, {ID: subnetOf("b"), VPC: "vpc-1", Zone: "b"}},
 		Images:   ec2Images(1, 1),
@@ -67,14 +75,22 @@ func newModel(machines sim.Config, disks ec2.Disks) (*ec2.Model, error) {
 		Disks:    disks,
 
 		VolumeStep: volumeStep,
-	})
+	}
+	if s.reserved {
+		cfg.Reservations = []ec2.Reservation{{ID: oneReserved, Type: "small", Zone: "a", Total: 1}}
+		cfg.Hosts = []ec2.Host{{ID: oneHost, Type: "small", Zone: "a", VCPUs: 1}}
+	}
+	if s.queue {
+		cfg.Queue = queueName
+	}
+	return ec2.New(cfg)
 }
 
 const ec2Key = "AKIATESTS"
 
 // newDriver is that of one life of Kip, which remembers nothing of the life before.
 func newDriver(k *kip) (*aws.Cloud, error) {
-	return aws.New(k.ctx, aws.Config{
+	cfg := aws.Config{
 		Region:          "us-east-1",
 		AccessKeyID:     ec2Key,
 		SecretAccessKey: "secret",
@@ -85,7 +101,14 @@ func newDriver(k *kip) (*aws.Cloud, error) {
 		ExtraCIDRs:      []netip.Prefix{networkOf(k.life)},
 		// The quiet hour is long.
 		InterruptionsEvery: cmp.Or(k.w.looksEvery, time.Hour),
-	})
+	}
+	if k.w.reserved {
+		cfg.Reservations, cfg.Hosts = aws.Choice{IDs: []string{oneReserved}}, aws.Choice{IDs: []string{oneHost}}
+	}
+	if k.w.queue {
+		cfg.InterruptionQueue = queueName
+	}
+	return aws.New(k.ctx, cfg)
 }
 
 // onEC2 is a launch with what only EC2 asks for.
@@ -139,21 +162,22 @@ func (t wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	action := cmp.Or(form.Get("Action"), strings.TrimPrefix(r.Header.Get("X-Amz-Target"), "AmazonSQS."))
 	n := 0
-	// How many looks at spot requests and maintenance fit between two calls is the clock's affair.
-	if action := form.Get("Action"); action != "DescribeSpotInstanceRequests" && action != "DescribeInstanceStatus" {
+	// How many looks at spot requests, at maintenance and into the queue fit between two calls is the clock's affair.
+	if !slices.Contains([]string{"DescribeSpotInstanceRequests", "DescribeInstanceStatus", "ReceiveMessage"}, action) {
 		n = w.nextPoint()
 	}
 	if err := w.point(n, false); err != nil {
 		return nil, err
 	}
-	w.happened("EC2 " + form.Get("Action"))
+	w.happened("EC2 " + action)
 	got := r.Clone(r.Context())
 	got.Body = io.NopCloser(bytes.NewReader(body))
 	answer := httptest.NewRecorder()
 	err = w.answers(answer, got)
 	if w.heard != nil {
-		w.heard(form.Get("Action"), codeOf(answer), err == nil)
+		w.heard(action, codeOf(answer), err == nil)
 	}
 	if err != nil {
 		return nil, err
@@ -305,6 +329,35 @@ var onlyOnEC2 = []scenario{
 		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
 		if s.alive() {
 			s.shows("its pod was told what EC2 finds", s.explained(uid, "the cloud's own checks have failed"))
+		}
+	}},
+	{ec2: true, reserved: true, every: 8, name: "capacity that is reserved is taken, and is full", story: func(s *stage) {
+		in := func() (places []string) {
+			for _, i := range s.cloud.Truth() {
+				places = append(places, s.model.ReservedOf(i))
+			}
+			slices.Sort(places)
+			return places
+		}
+		var uids []types.UID
+		for range 3 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "reserved"))
+			s.until("it runs", s.runs(uids...))
+		}
+		s.until("one is in the reservation, one on the host, and one is in neither", func() bool {
+			return slices.Equal(in(), []string{"", oneReserved, oneHost})
+		})
+		s.delete(uids[0])
+		s.until("the pod is gone, and so is its machine", func() bool { return s.gone(uids[0])() && len(in()) == 2 })
+	}},
+	{ec2: true, spot: true, queue: true, every: 6, name: "the account's queue tells that an instance is taken back", story: func(s *stage) {
+		uid := s.pod(corev1.RestartPolicyAlways, "spot")
+		s.until("it runs", s.runs(uid))
+		s.shows("its instance is taken back", s.model.Interrupt(ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}) == nil)
+		s.until("the pod was moved away", s.gone(uid))
+		s.until("the queue is empty", func() bool { return s.model.Queued() == 0 })
+		if s.alive() {
+			s.shows("the pod was evicted", s.told(uid, "Evicted"))
 		}
 	}},
 	{ec2: true, name: "Kip comes back from elsewhere", story: func(s *stage) {

@@ -32,6 +32,8 @@ type scenario struct {
 	ec2      bool // Kip asks a model of EC2, by its driver
 	spot     bool // where that has spot instances
 	routed   bool // networks are led to pods there
+	reserved bool // the account has reserved capacity there
+	queue    bool // and a queue of interruptions
 	unbilled bool // the ledger is lost on the way
 	story    func(s *stage)
 	// every is of how many points Kip is killed at one, in a story that waits long; 0 for at each.
@@ -624,6 +626,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 			looks = spotLooks
 		}
 		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, routed: sc.routed,
+			reserved: sc.reserved, queue: sc.queue,
 			looksEvery: looks, movingAddr: !sc.ec2,
 			knobs: sim.Knobs{
 				Pending:     sim.Distribution{Median: time.Second},

@@ -53,6 +53,11 @@ func (p placer) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells
 		list = append(offersOf("small", true), offersOf("small", false)...)
 	case "small":
 		list = append(offersOf("small", false), offersOf("large", false)...)
+	case "reserved":
+		inside := offersOf("small", false)[0]
+		onHost := inside
+		inside.Reservation, onHost.Reservation, onHost.Dedicated = oneReserved, oneHost, true
+		list = append([]cells.Offer{inside, onHost}, offersOf("small", false)...)
 	case "large":
 		list = offersOf("large", false)
 	default:

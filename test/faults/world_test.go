@@ -52,6 +52,8 @@ type setting struct {
 	shared     bool      // the machines of a launch share their user data
 	stormy     bool      // of hundreds of pods
 	routed     bool      // Kip leads networks to pods
+	reserved   bool      // the account has capacity that is reserved
+	queue      bool      // and a queue of interruptions
 	ec2        bool      // Kip asks a model of EC2, by its driver
 	// looksEvery is how often that looks for spot instances which are taken back; hardly ever if 0.
 	looksEvery time.Duration
@@ -240,7 +242,7 @@ func newWorld(s setting) *world {
 		Resolves: s.shared}
 	var err error
 	if s.ec2 {
-		w.model, err = newModel(machines, &w.mounted)
+		w.model, err = newModel(machines, &w.mounted, s)
 	} else {
 		w.cloud, err = sim.New(machines)
 	}
@@ -518,7 +520,7 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: k.cells, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
-		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, CloudRoutes: []netip.Prefix{behindPod}}}},
+		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true, CloudRoutes: []netip.Prefix{behindPod}}}},
 		Clock:  kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
