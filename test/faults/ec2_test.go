@@ -353,7 +353,8 @@ var onlyOnEC2 = []scenario{
 	{ec2: true, spot: true, queue: true, every: 6, name: "the account's queue tells that an instance is taken back", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
-		s.shows("its instance is taken back", s.model.Interrupt(ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}) == nil)
+		taken := ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}
+		s.shows("its instance is taken back", s.model.Interrupt(taken) == nil)
 		s.until("the pod was moved away", s.gone(uid))
 		s.until("the queue is empty", func() bool { return s.model.Queued() == 0 })
 		if s.alive() {
