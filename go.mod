@@ -70,7 +70,11 @@ require (
 	tags.cncf.io/container-device-interface/specs-go v1.1.0
 )
 
-require go4.org/netipx v0.0.0-20260823151212-3075585bcbeb
+require (
+	github.com/go-git/go-billy/v5 v5.6.0
+	github.com/willscott/go-nfs v0.0.4
+	go4.org/netipx v0.0.0-20260823151212-3075585bcbeb
+)
 
 require (
 	github.com/aws/aws-sdk-go-v2/internal/configsources v1.5.10 // indirect
@@ -81,9 +85,12 @@ require (
 	github.com/aws/aws-sdk-go-v2/service/signin v1.12.3 // indirect
 	github.com/aws/aws-sdk-go-v2/service/sso v1.39.3 // indirect
 	github.com/aws/aws-sdk-go-v2/service/ssooidc v1.44.3 // indirect
+	github.com/hashicorp/golang-lru/v2 v2.0.7 // indirect
 	github.com/moby/ipvs v1.1.0 // indirect
 	github.com/pierrec/lz4/v4 v4.1.21 // indirect
+	github.com/rasky/go-xdr v0.0.0-20170124162913-1a41d1a06c93 // indirect
 	github.com/u-root/uio v0.0.0-20240224005618-d2acac8f3701 // indirect
+	github.com/willscott/go-nfs-client v0.0.0-20240104095149-b44639837b00 // indirect
 	sigs.k8s.io/knftables v0.0.21 // indirect
 )
 

@@ -141,7 +141,7 @@ func testCluster(t *testing.T) *cluster {
 			InstanceType: "c5.large", Zone: "us-east-1a",
 			LaunchType: "On-Demand", PricePerHour: "0.085", Reason: "no capacity for t3.nano", Steps: []apiv1.Step{
 				step("seen", 90*time.Second), step("placed", 89500*time.Millisecond), step("launched", 10*time.Second)},
-			Boot:  &apiv1.Boot{Kernel: since(2613), UserSpace: since(4800), Joined: since(6500)},
+			Boot:  &apiv1.Boot{Kernel: since(2613), UserSpace: since(4800), Network: since(5100), Joined: since(6500), Ready: since(8050)},
 			Agent: &apiv1.Agent{Version: "v1.4.1", SHA256: strings.Repeat("0af", 21) + "9"}}),
 		testCell("c-leaving", "batch", "leaving", apiv1.CellStatus{Phase: apiv1.Draining, Attempt: 1, InstanceType: "m5.large",
 			Zone: "us-east-1a", LaunchType: "On-Demand", PricePerHour: "0.096"}),

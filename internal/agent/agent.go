@@ -42,20 +42,22 @@ const (
 	logBytes = 4 << 20
 	// stopTimeout is what the kubelet and containerd have from SIGTERM to
 	// SIGKILL. Neither stops a pod, so both end within a fraction of a second.
-	stopTimeout = 5 * time.Second
+	stopTimeout = 4 * time.Second
 	// podGrace is what containers have at most when the machine goes down under them.
 	// Kip ends a pod through the API, with the pod's own grace period; this is
 	// for a machine that is switched off. With what else the end takes it is less than the
-	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs), also where a kubelet
-	// hangs: then 17 s, stopTimeout and leftGrace.
+	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs), also where kubelet and
+	// containerd hang: then 16 s, stopTimeout, leftGrace and killTime, and stopTimeout again.
 	podGrace = 12 * time.Second
 	// pluginGrace is what the node plugins of CSI drivers have after that, which let go of its volumes.
 	pluginGrace = 3 * time.Second
 	// leftGrace is the least that is left to what the kubelet has not ended.
 	leftGrace = 3 * time.Second
+	// killTime is what containerd has beside that to end what did not.
+	killTime = time.Second
 	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
-	// them is sent beside, and who follows a log has the rest of it. What is under way then
-	// has at least as long again.
+	// them is sent beside, and who follows a log has the rest of it. What is under way then has what
+	// is left of the graces.
 	lastWords = time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
@@ -540,7 +542,7 @@ func (a *Agent) endPods(ctx context.Context) {
 	if !runs {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+2*lastWords)
+	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+lastWords)
 	defer cancel()
 	if err := a.logind.End(ctx); err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
@@ -554,7 +556,7 @@ func (a *Agent) endPods(ctx context.Context) {
 
 // stopPods ends what the kubelet has left of the pods of a machine that goes down.
 func (a *Agent) stopPods(ctx context.Context, grace time.Duration) {
-	if out, err := a.command(ctx, "stop-pods", "--grace="+grace.String(), "--timeout="+(grace+stopTimeout).String()); err != nil {
+	if out, err := a.command(ctx, "stop-pods", "--grace="+grace.String(), "--timeout="+(grace+killTime).String()); err != nil {
 		a.o.Log.Warn("stop the pods", "err", err, "output", out)
 	}
 }

@@ -596,7 +596,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		}
 		// These say nothing of what the cloud has.
 		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) && !unfitForType(err) ||
+			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) ||
 			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
 			continue
 		}

@@ -9,8 +9,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/go-git/go-billy/v5/osfs"
+	"github.com/willscott/go-nfs"
+	nfshelper "github.com/willscott/go-nfs/helpers"
 
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
@@ -55,13 +61,43 @@ func (s services) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const inside = `runcmd:
 - |
   exec >/dev/console 2>&1
+  for n in 1 2 3 4 5 6 7 8 9 10; do [ ! -b /dev/sr0 ] || break; sleep 1; done
+  [ ! -b /dev/sr0 ] || echo "its late drive is there"
   cd /var/lib
   echo "its name is $(hostname)"
   truncate -s 320M disk && mkfs.xfs -q disk && mkdir xfs && mount -t xfs -o loop disk xfs
   grep " /var/lib/xfs " /proc/mounts
-  mount -t nfs -o nfsvers=4,port=1,retry=0 168.0.0.2:/ xfs
+  mkdir nfs && mount -t nfs -o nfsvers=3,nolock,port=2049,mountport=2049,mountproto=tcp 168.0.0.4:/ nfs
+  cat nfs/here && echo "from the machine" >nfs/there
   /sbin/poweroff
 `
+
+// serveNFS serves a folder by NFS 3 until the test ends, at a port of loopback.
+func serveNFS(t *testing.T) (export, port string) {
+	t.Helper()
+	export = t.TempDir()
+	if err := os.WriteFile(filepath.Join(export, "here"), []byte("from the server\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const handles = 64
+	served := make(chan error, 1)
+	go func() {
+		served <- nfs.Serve(l, nfshelper.NewCachingHandler(nfshelper.NewNullAuthHandler(osfs.New(export)), handles))
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-served
+	})
+	_, port, err = net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return export, port
+}
 
 // TestAMachineIsToldByTheCloudThatItsFirmwareNames boots on the root disks of clouds and of other
 // hypervisors, at addresses of the clouds. Each machine ends in a way of its own.
@@ -69,7 +105,7 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 	for _, tc := range []struct {
 		name, firmware, root string
 		says                 []string
-		reports              bool
+		reports, mounts      bool
 		end                  func(k *kip, m machine)
 	}{
 		{
@@ -77,10 +113,13 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 			firmware: "type=1,manufacturer=Google,product=Google Compute Engine",
 			root:     vm.SCSI,
 			says:     []string{"user data of Google Cloud's metadata service (", "the agent begins"},
+			mounts:   true,
 			end: func(k *kip, m machine) {
+				// A device of which nothing had been there when the drivers were loaded.
+				m.do("device_add", map[string]any{"driver": "scsi-cd", "id": "late", "bus": vm.DisksBus})
 				k.runs(m, inside)
 				for _, want := range []string{
-					"its name is cell.c.project.internal", " /var/lib/xfs xfs rw", "mount.nfs: Connection refused",
+					"its late drive is there", "its name is cell.c.project.internal", " /var/lib/xfs xfs rw", "from the server",
 					"this machine ends: terminated signal received",
 				} {
 					m.says(want)
@@ -113,9 +152,11 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 			what := describe(t, newDisk(t), "", false)
 			// A network that has the services of both; each connection there is a process that leads to the test.
 			lead := "-cmd:busybox nc 127.0.0.1 " + port
+			export, nfsPort := serveNFS(t)
 			what.Card = &vm.Card{User: strings.Join([]string{
 				"restrict=on", "net=168.0.0.0/7", "host=168.0.0.2", "dns=168.0.0.3", "dhcpstart=168.0.0.15",
 				"guestfwd=tcp:169.254.169.254:80" + lead, "guestfwd=tcp:168.63.129.16:80" + lead,
+				"guestfwd=tcp:168.0.0.4:2049-cmd:busybox nc 127.0.0.1 " + nfsPort,
 			}, ",")}
 			what.Root, what.More = tc.root, []string{"-smbios", tc.firmware}
 			m := run(t, what)
@@ -135,6 +176,11 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 			tc.end(k, m)
 			m.ends()
 			m.says("power off")
+			if tc.mounts {
+				if got, err := os.ReadFile(filepath.Join(export, "there")); err != nil || string(got) != "from the machine\n" {
+					t.Errorf("the machine wrote %q (%v) by NFS", got, err)
+				}
+			}
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ type Client struct {
 	Hardware net.HardwareAddr
 	// Rand makes the numbers by which answers are known.
 	Rand func() uint32
-	// wait is the first pause before a message is sent again; 0 for firstWait.
+	// wait is the first pause before a message is sent again, or a lease asked for anew; 0 for firstWait.
 	wait time.Duration
 }
 
@@ -40,7 +41,7 @@ var errRefused = errors.New("the DHCP server refuses the address")
 // Acquire asks until a server has given a lease or ctx ends. What makes no sense is
 // passed over; the error tells of the last.
 func (c *Client) Acquire(ctx context.Context) (Lease, error) {
-	for {
+	for wait := cmp.Or(c.wait, firstWait); ; wait = min(2*wait, lastWait) {
 		xid := c.Rand()
 		offered, err := c.exchange(ctx, discover, xid, netip.Addr{}, c.options(), offer)
 		if err != nil {
@@ -52,8 +53,16 @@ func (c *Client) Acquire(ctx context.Context) (Lease, error) {
 			o[optServer] = offered.Server.AsSlice()
 		}
 		l, err := c.exchange(ctx, request, xid, netip.Addr{}, o, ack)
-		if !errors.Is(err, errRefused) || ctx.Err() != nil {
+		if !errors.Is(err, errRefused) {
 			return l, err
+		}
+		// Such as one of two servers that disagree, which answers as fast as it is asked.
+		again := time.NewTimer(wait)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return Lease{}, fmt.Errorf("no lease: %w; last: %w", ctx.Err(), err)
 		}
 	}
 }
@@ -86,10 +95,7 @@ func (c *Client) exchange(
 		client:   has,
 		options:  options,
 	}
-	wait := c.wait
-	if wait == 0 {
-		wait = firstWait
-	}
+	wait := cmp.Or(c.wait, firstWait)
 	last := errors.New("nothing came")
 	for ; ; wait = min(2*wait, lastWait) {
 		if err := c.Conn.Send(m.bytes()); err != nil {

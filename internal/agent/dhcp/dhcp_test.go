@@ -182,6 +182,28 @@ func TestARefusedLeaseIsAskedForAnew(t *testing.T) {
 	}
 }
 
+func TestAServerThatAlwaysRefusesIsNotAskedAsFastAsItAnswers(t *testing.T) {
+	asked := 0
+	s := server(t, func(_ int, b []byte) [][]byte {
+		if asked++; optionOf(b, optKind)[0] == discover {
+			return [][]byte{reply(b, given(offer))}
+		}
+		return [][]byte{reply(b, map[byte][]byte{optKind: {nak}})}
+	})
+	c := client(s)
+	c.wait = time.Hour
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_, err := c.Acquire(ctx)
+	s.stop()
+	if !errors.Is(err, errRefused) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a server that refuses: %v", err)
+	}
+	if asked != 2 {
+		t.Errorf("it was sent %d messages before the first pause, want 2", asked)
+	}
+}
+
 func TestNobodyAnswers(t *testing.T) {
 	for name, answer := range map[string][]byte{"nothing": nil, "rubbish": {1}} {
 		c := client(server(t, func(int, []byte) [][]byte { return [][]byte{answer} }))

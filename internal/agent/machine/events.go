@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,22 +82,24 @@ func modalias(message []byte) string {
 	return ""
 }
 
-// watchDevices loads the drivers of devices that come later, such as the disk of a
-// volume, until ctx ends.
-func watchDevices(ctx context.Context, c *console.Console, set *modules.Set) {
+// newDevices opens what tells of devices that come from then on.
+func newDevices() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
-		c.Say("watch for devices: %v", err)
-		return
+		return nil, fmt.Errorf("watch for devices: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "devices")
-	defer f.Close()
-	defer context.AfterFunc(ctx, func() { f.Close() })()
 	const fromKernel = 1
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: fromKernel}); err != nil {
-		c.Say("watch for devices: %v", err)
-		return
+		return nil, errors.Join(fmt.Errorf("watch for devices: %w", err), unix.Close(fd))
 	}
+	return os.NewFile(uintptr(fd), "devices"), nil
+}
+
+// watchDevices loads the drivers of devices of which f tells, such as the disk of a volume, until ctx
+// ends. It closes f.
+func watchDevices(ctx context.Context, c *console.Console, f *os.File, set *modules.Set) {
+	defer f.Close()
+	defer context.AfterFunc(ctx, func() { f.Close() })()
 	for b := make([]byte, 1<<14); ; {
 		n, err := f.Read(b)
 		if ctx.Err() != nil {

@@ -23,6 +23,8 @@ const (
 	// endLimit bounds the way from the order to end to the power's end. The agent gives
 	// its pods less.
 	endLimit = time.Minute
+	// syncLimit is how long the disks have to take what is written before that.
+	syncLimit = 10 * time.Second
 	// readLimit is how long a console has to be read before the power goes.
 	readLimit = 2 * time.Second
 	// maxHostname is Linux' HOST_NAME_MAX.
@@ -80,7 +82,17 @@ func powerOff(c *console.Console) {
 	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		c.Say("end all processes: %v", err)
 	}
-	unix.Sync()
+	// The server of a mount may be gone, for which the kernel waits without end.
+	synced := make(chan struct{})
+	go func() {
+		unix.Sync()
+		close(synced)
+	}()
+	select {
+	case <-synced:
+	case <-time.After(syncLimit):
+		c.Say("what is written has not reached all disks after %v", syncLimit)
+	}
 	c.Say("power off")
 	c.Say("power off: %v", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 	select {} // a firmware that cannot
@@ -111,12 +123,17 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc") }); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}
-	var drivers *modules.Set
-	err := m.console.Step("drivers", func() (err error) { drivers, err = loadDrivers(m.console); return err })
+	// Before the devices are looked through: none comes in between.
+	coming, err := newDevices()
 	if err != nil {
 		return err
 	}
-	all.Go(func() { watchDevices(background, m.console, drivers) })
+	var drivers *modules.Set
+	err = m.console.Step("drivers", func() (err error) { drivers, err = loadDrivers(m.console); return err })
+	if err != nil {
+		return errors.Join(err, coming.Close())
+	}
+	all.Go(func() { watchDevices(background, m.console, coming, drivers) })
 	all.Go(func() { m.watchPower(background) })
 
 	var source userdata.Source

@@ -58,19 +58,26 @@ var errNowhere = errors.New("no user data: this machine has none of")
 // Choose returns the first source that the machine has, and waits a little for one to come. One that is
 // there and fails is not passed over for the next: a machine would take another's orders.
 func Choose(ctx context.Context, sources []Source) (Source, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	over, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
 	for {
-		s, err := look(sources)
+		s, err := lookOnce(ctx, sources)
 		if !errors.Is(err, errNowhere) {
 			return s, err
 		}
 		select {
-		case <-ctx.Done():
+		case <-over.Done():
 			return Source{}, err
 		case <-time.After(lookEvery):
 		}
 	}
+}
+
+// lookOnce is look, bounded: a drive may hang.
+func lookOnce(ctx context.Context, sources []Source) (Source, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	return within(ctx, "a drive that may have user data", func() (Source, error) { return look(sources) })
 }
 
 // look is Choose at one moment.
@@ -94,28 +101,29 @@ func look(sources []Source) (Source, error) {
 // lastWord is what a source has to say why it did not make it in time.
 const lastWord = 100 * time.Millisecond
 
-// within fetches until ctx ends. What reads a device may hang on it, whatever ctx says: it is left then,
+// within asks until ctx ends. What reads a device may hang on it, whatever ctx says: it is left then,
 // and ends with the machine.
-func (s Source) within(ctx context.Context) (Data, error) {
+func within[T any](ctx context.Context, who string, ask func() (T, error)) (T, error) {
 	type answer struct {
-		data Data
-		err  error
+		is  T
+		err error
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		d, err := s.Fetch(ctx)
-		answers <- answer{d, err}
+		is, err := ask()
+		answers <- answer{is, err}
 	}()
 	select {
 	case a := <-answers:
-		return a.data, a.err
+		return a.is, a.err
 	case <-ctx.Done():
 	}
 	select {
 	case a := <-answers:
-		return a.data, a.err
+		return a.is, a.err
 	case <-time.After(lastWord):
-		return Data{}, fmt.Errorf("it does not answer: %w", ctx.Err())
+		var none T
+		return none, fmt.Errorf("%s does not answer: %w", who, ctx.Err())
 	}
 }
 
@@ -123,7 +131,7 @@ func (s Source) within(ctx context.Context) (Data, error) {
 func (s Source) Get(ctx context.Context) (Data, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Limit)
 	defer cancel()
-	d, err := s.within(ctx)
+	d, err := within(ctx, "it", func() (Data, error) { return s.Fetch(ctx) })
 	if err == nil && len(d.Document) == 0 {
 		err = errors.New("there is none: this machine was not launched by Kip")
 	}

@@ -374,6 +374,20 @@ func TestADriveThatComesLateIsFound(t *testing.T) {
 	}
 }
 
+func TestADriveThatHangsHoldsUpNoLookForUserData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, hangs := time.Now(), make(chan struct{})
+		defer close(hangs)
+		_, err := Choose(t.Context(), []Source{{Name: "a disk", Here: func() (bool, error) { <-hangs; return false, nil }}})
+		if err == nil || !strings.Contains(err.Error(), "a drive that may have user data does not answer") {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(began); took != lookLimit+lastWord {
+			t.Errorf("it took %v, want %v", took, lookLimit+lastWord)
+		}
+	})
+}
+
 func TestAMachineThatEndsLooksForNoUserData(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -69,6 +70,16 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 		ExecutableUsers: words(spec[imageUsers]),
 		Filters:         append(filters, filter("state", "available")),
 	}
+	for _, one := range in.Owners {
+		if !accountID.MatchString(one) && !slices.Contains(ownerAliases, one) {
+			return nil, fmt.Errorf("owner and owners have %q: want an account's 12 digits, or one of %s", one, strings.Join(ownerAliases, ", "))
+		}
+	}
+	for _, one := range in.ExecutableUsers {
+		if !accountID.MatchString(one) && one != "self" && one != "all" {
+			return nil, fmt.Errorf("executableUsers has %q: want an account's 12 digits, self or all", one)
+		}
+	}
 	if name := spec[imageName]; name != "" {
 		if has(filterName) {
 			return nil, fmt.Errorf("name is %q, and filters have one, too: want one of them", name)
@@ -77,7 +88,11 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 	}
 	if ids := words(spec[imageIDs]); len(ids) > 0 {
 		in.Filters = append(in.Filters, filter("image-id", ids...))
-	} else if len(in.Owners)+len(in.ExecutableUsers) == 0 {
+	} else if len(in.Owners) == 0 {
+		if len(in.ExecutableUsers) > 0 {
+			return nil, fmt.Errorf("executableUsers is %q, and there is no owner: want one, since anybody can share an image of any name",
+				spec[imageUsers])
+		}
 		in.Owners = []string{"self"} // anybody can give an image any name
 	}
 	for a, known := range architectures {
@@ -87,6 +102,21 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 	}
 	return in, nil
 }
+
+// What DescribeImages takes (EC2 API reference, "DescribeImages").
+var (
+	accountID        = regexp.MustCompile(`^[0-9]{12}$`)
+	ownerAliases     = []string{"self", "amazon", "aws-backup-vault", "aws-marketplace"}
+	imageFilterNames = []string{
+		"architecture", "block-device-mapping.delete-on-termination", "block-device-mapping.device-name",
+		"block-device-mapping.encrypted", "block-device-mapping.snapshot-id", "block-device-mapping.volume-size",
+		"block-device-mapping.volume-type", "creation-date", "description", "ena-support", "free-tier-eligible", "hypervisor",
+		"image-allowed", "image-id", "image-type", "is-public", "kernel-id", "manifest-location", "name", "owner-alias", "owner-id",
+		"platform", "product-code", "product-code.type", "ramdisk-id", "root-device-name", "root-device-type", "source-image-id",
+		"source-image-region", "source-instance-id", "sriov-net-support", "state", "state-reason-code", "state-reason-message",
+		"tag-key", "virtualization-type",
+	}
+)
 
 // words are those of a list, between spaces or commas.
 func words(list string) []string {
@@ -99,6 +129,9 @@ func readFilters(list string) (all []types.Filter, err error) {
 		name, values, is := strings.Cut(one, "=")
 		if !is || name == "" || len(words(values)) == 0 {
 			return nil, fmt.Errorf("filters has %q: want NAME=VALUE, or NAME=VALUE,VALUE, with spaces between them", one)
+		}
+		if !slices.Contains(imageFilterNames, name) && (!strings.HasPrefix(name, "tag:") || name == "tag:") {
+			return nil, fmt.Errorf("filters has %q, by which EC2 finds no images: want tag:KEY, or one of %s", name, strings.Join(imageFilterNames, ", "))
 		}
 		all = append(all, filter(name, words(values)...))
 	}

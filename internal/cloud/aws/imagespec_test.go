@@ -19,11 +19,12 @@ func TestAnImageIsFoundByWhatItIsCalledBy(t *testing.T) {
 	}{
 		{map[string]string{imageID: "ami-1"}, "[] [] image-id=[ami-1]"},
 		{map[string]string{imageName: "kip-*"}, "[self] [] state=[available] name=[kip-*] architecture=[arm64]"},
-		{map[string]string{imageName: "kip-*", imageOwner: "1"}, "[1] [] state=[available] name=[kip-*] architecture=[arm64]"},
+		{map[string]string{imageName: "kip-*", imageOwner: "amazon"}, "[amazon] [] state=[available] name=[kip-*] architecture=[arm64]"},
 		{map[string]string{imageIDs: "ami-1, ami-2"}, "[] [] state=[available] image-id=[ami-1 ami-2] architecture=[arm64]"},
-		{map[string]string{imageFilters: "name=a*,b key=val", imageOwners: "1 2"},
-			"[1 2] [] name=[a* b] key=[val] state=[available] architecture=[arm64]"},
-		{map[string]string{imageFilters: "architecture=x86_64", imageUsers: "self"}, "[] [self] architecture=[x86_64] state=[available]"},
+		{map[string]string{imageFilters: "name=a*,b tag:key=val", imageOwners: "111111111111 self"},
+			"[111111111111 self] [] name=[a* b] tag:key=[val] state=[available] architecture=[arm64]"},
+		{map[string]string{imageFilters: "architecture=x86_64", imageUsers: "self", imageOwner: "111111111111"},
+			"[111111111111] [self] architecture=[x86_64] state=[available]"},
 	} {
 		in, err := findImages(tc.spec, "arm64")
 		if err != nil {
@@ -39,16 +40,21 @@ func TestAnImageIsFoundByWhatItIsCalledBy(t *testing.T) {
 		}
 	}
 	for want, spec := range map[string]map[string]string{
-		`"imageid" is no key of an image`:           {"imageid": "ami-1"},
-		`nothing says which image`:                  {},
-		`nothing says which image: want`:            {imageOwners: "1"},
-		`imageID is "ami-1", and there are other`:   {imageID: "ami-1", imageName: "a"},
-		`name is " ": want a value`:                 {imageName: " "},
-		`owner is "1" and owners "2"`:               {imageName: "a", imageOwner: "1", imageOwners: "2"},
-		`filters has "name": want NAME=VALUE`:       {imageFilters: "name"},
-		`filters has "=a": want NAME=VALUE`:         {imageFilters: "key=a =a"},
-		`filters has "name=,": want`:                {imageFilters: "name=,"},
-		`name is "a", and filters have one, too: w`: {imageName: "a", imageFilters: "name=b"},
+		`"imageid" is no key of an image`:              {"imageid": "ami-1"},
+		`nothing says which image`:                     {},
+		`nothing says which image: want`:               {imageOwners: "1"},
+		`imageID is "ami-1", and there are other`:      {imageID: "ami-1", imageName: "a"},
+		`name is " ": want a value`:                    {imageName: " "},
+		`owner is "1" and owners "2"`:                  {imageName: "a", imageOwner: "1", imageOwners: "2"},
+		`filters has "name": want NAME=VALUE`:          {imageFilters: "name"},
+		`filters has "=a": want NAME=VALUE`:            {imageFilters: "tag:key=a =a"},
+		`filters has "tags:team", by which EC2 find`:   {imageFilters: "tags:team=x"},
+		`filters has "tag:", by which`:                 {imageFilters: "tag:=x"},
+		`owner and owners have "1": want an account`:   {imageName: "a", imageOwners: "self 1"},
+		`executableUsers has "me": want an account's`:  {imageName: "a", imageOwner: "self", imageUsers: "me"},
+		`executableUsers is "self", and there is no o`: {imageName: "a", imageUsers: "self"},
+		`filters has "name=,": want`:                   {imageFilters: "name=,"},
+		`name is "a", and filters have one, too: w`:    {imageName: "a", imageFilters: "name=b"},
 	} {
 		if err := CheckImage(spec); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %s", spec, err, want)
@@ -74,7 +80,7 @@ func TestTheNewestImageThatFiltersLeaveIsBooted(t *testing.T) {
 	for want, spec := range map[string]map[string]string{
 		"ami-of-0": {imageFilters: "tag:team=a"},
 		"ami-of-1": {imageIDs: "ami-of-1 ami-of-2"},
-		"ami-of-2": {imageFilters: "name=team-2", imageUsers: "self"},
+		"ami-of-2": {imageFilters: "name=team-2", imageOwner: "self", imageUsers: "self"},
 		"":         {imageFilters: "tag:team=c"},
 	} {
 		s := request("t", 1).LaunchSpec

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -121,9 +124,24 @@ func (c *Cloud) ask(kind Shutter, m *machine, process Process, settled <-chan st
 	}
 }
 
+// syncAround has the file system of a folder write all that it holds.
+func syncAround(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Syncfs(int(f.Fd())), f.Close())
+}
+
 // rest notes that a machine has stopped. It says false for one that is not to
 // rest: it was terminated meanwhile.
 func (c *Cloud) rest(m *machine) (bool, error) {
+	if _, ok := c.kind.(Shutter); ok {
+		// What starts again outlives a crash of the host.
+		if err := syncAround(c.cfg.MachineDir(m.id)); err != nil {
+			return false, fmt.Errorf("write the disk of a machine that has stopped: %w", err)
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m.rec.Instance.State != cloud.Stopping {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -158,6 +159,11 @@ func freeLoop(d host.Disk, n int) error {
 	_, loop, err := openLoop(n, filepath.Dir(d.File), os.O_RDWR|unix.O_EXCL)
 	if err != nil {
 		return err
+	}
+	// It may have been freed meanwhile, and be another disk's. As long as it is held, nobody takes it.
+	now, err := loopsOfDisk(d)
+	if err != nil || !slices.ContainsFunc(now, func(l diskLoop) bool { return l.n == n }) {
+		return errors.Join(err, loop.Close())
 	}
 	err = errors.Join(loop.Sync(), unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0))
 	// The kernel lets go when the last who has it open does; until then it

@@ -97,9 +97,9 @@ const (
 	lowMemory, bouncing = 2816 << 20, 66 << 20
 )
 
-// seen is what the kernel of a machine counts of its memory, in bytes; rather too little, so
+// SeenMemory is what the kernel of a machine counts of its memory, in bytes; rather too little, so
 // that the first pod that is placed by it fits.
-func seen(memory int64) int64 {
+func SeenMemory(memory int64) int64 {
 	n := memory - kernelMemory - memory/unseenShare
 	if memory > lowMemory {
 		n -= bouncing
@@ -114,7 +114,7 @@ func possible(types []catalog.InstanceType, cpus int, accelerator string) []cata
 		return t.MilliCPU > int64(cpus)*1000 || t.MemoryBytes < leastMemory
 	})
 	for n := range types {
-		types[n].UsableBytes = seen(types[n].MemoryBytes)
+		types[n].UsableBytes = SeenMemory(types[n].MemoryBytes)
 		if accelerator != vm.KVM {
 			types[n].BootTimeout = bootEmulated
 		}

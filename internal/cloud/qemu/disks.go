@@ -30,7 +30,7 @@ func (k *kind) AttachDisk(ctx context.Context, p host.Process, d host.Disk) erro
 				return true, nil
 			case node:
 				return false, m.Do(ctx, "device_add", map[string]any{
-					"driver": "scsi-hd", "id": d.ID, "bus": vm.DisksBus, "drive": d.ID, "serial": d.ID, "device_id": d.ID,
+					"driver": "scsi-hd", "id": d.ID, "bus": vm.DisksBus, "drive": d.ID, "serial": d.ID, "device_id": d.ID, "werror": "report",
 				}, nil)
 			}
 			// What a machine has flushed is on the host's disk: the volume outlives both.

@@ -494,6 +494,23 @@ func devices(t testing.TB, cfg Config, id string) (names []string) {
 	return names
 }
 
+func TestTheStartRemovesAnImageThatNoMachineBootsAndTellsOfOneOfAnotherVersion(t *testing.T) {
+	cfg := testHost(t)
+	var said bytes.Buffer
+	cfg.Log, cfg.Version = slog.New(slog.NewTextHandler(&said, nil)), "v0.0.0-another"
+	old := filepath.Join(cfg.StateDir, imagesFolder, "of-an-earlier-release")
+	if err := os.MkdirAll(old, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	open(t, cfg)
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the image that no machine boots is there: %v", err)
+	}
+	if !strings.Contains(said.String(), "kip="+cfg.Version) {
+		t.Errorf("nothing is said of the image's version: %s", &said)
+	}
+}
+
 func TestDisksArePluggedInAndTakenOutWhileTheMachineRuns(t *testing.T) {
 	cfg := testHost(t)
 	c := open(t, cfg)
@@ -509,6 +526,24 @@ func TestDisksArePluggedInAndTakenOutWhileTheMachineRuns(t *testing.T) {
 		}
 		if got := devices(t, cfg, i.ID); !slices.Equal(got, []string{d.ID + " child<scsi-hd>"}) {
 			t.Errorf("attached: %q", got)
+		}
+		var disks []struct {
+			Device, Qdev string
+			Status       string `json:"io-status"`
+		}
+		tell(t, cfg, i.ID, "query-block", nil, &disks)
+		used := 0
+		for _, disk := range disks {
+			if disk.Qdev != "" {
+				used++
+			}
+			// Only of one at whose errors the machine is paused does QEMU say whether it had any.
+			if disk.Status != "" {
+				t.Errorf("an error of %s %s, such as a full disk of the host, pauses the machine and nobody is told", disk.Device, disk.Qdev)
+			}
+		}
+		if used != 2 {
+			t.Errorf("the machine uses %d disks, want its own and the volume: %+v", used, disks)
 		}
 		for range 2 {
 			if err := c.DetachDisk(ctx, d.ID, i.ID); err != nil {

@@ -17,6 +17,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,8 +29,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/harness"
@@ -134,6 +139,36 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 		}
 		if got := s.Kubectl("exec", "server", "--", "cat", "/proc/sys/kernel/random/boot_id"); got == string(here) {
 			t.Error("the pod runs on this host's kernel")
+		}
+	})
+	t.Run("what its boot took, and the memory that its kernel sees, are as the Cell says", func(t *testing.T) {
+		s := s.For(t)
+		cells, err := s.Cells(t.Context())
+		if err != nil || len(cells) != 2 {
+			t.Fatalf("%d cells, %v", len(cells), err)
+		}
+		cell := cells[0]
+		b, before := cell.Status.Boot, time.Duration(0)
+		if b == nil {
+			t.Fatal("the Cell does not say what its boot took")
+		}
+		for n, part := range []*metav1.Duration{b.Kernel, b.UserSpace, b.Network, b.Joined, b.Ready} {
+			if part == nil || part.Duration < before || part.Duration > time.Since(began) {
+				t.Fatalf("part %d of the boot %+v is none, or before another, or longer than the test", n, b)
+			}
+			before = part.Duration
+		}
+		types := sizes.Types(runtime.GOARCH)
+		typ := types[slices.IndexFunc(types, func(t catalog.InstanceType) bool { return t.Name == cell.Status.InstanceType })]
+		var kib int64
+		if _, err := fmt.Sscanf(s.Kubectl("exec", cell.Status.Pod.Name, "--", "cat", "/proc/meminfo"), "MemTotal: %d kB", &kib); err != nil {
+			t.Fatal(err)
+		}
+		// Little more at most, or pods pay for what they do not get.
+		least := qemu.SeenMemory(typ.MemoryBytes)
+		if kib<<10 < least || kib<<10 > least+typ.MemoryBytes/100 {
+			t.Errorf("the kernel of a %s sees %d bytes, and %d are taken for granted: measure internal/cloud/qemu's constants anew",
+				typ.Name, kib<<10, least)
 		}
 	})
 	t.Run("addresses of both families", func(t *testing.T) {

@@ -167,7 +167,8 @@ func (m Machine) boot() []string {
 func (m Machine) devices() []string {
 	args := []string{
 		// What it has not written when the host crashes is lost, and no machine runs on then.
-		"-drive", "if=none,id=root,discard=unmap,cache=unsafe,format=" + m.Disk.Format + ",file=" + escape(m.Disk.File),
+		// On a full disk of the host it gets an error, of which it can tell: paused it would say nothing.
+		"-drive", "if=none,id=root,discard=unmap,cache=unsafe,werror=report,format=" + m.Disk.Format + ",file=" + escape(m.Disk.File),
 		"-device", "virtio-scsi-pci,id=" + strings.TrimSuffix(DisksBus, ".0"),
 		"-device", cmp.Or(m.Root, VirtioBlk) + ",drive=root,bootindex=1",
 		"-device", "virtio-rng-pci",
