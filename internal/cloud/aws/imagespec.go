@@ -131,7 +131,8 @@ func readFilters(list string) (all []types.Filter, err error) {
 			return nil, fmt.Errorf("filters has %q: want NAME=VALUE, or NAME=VALUE,VALUE, with spaces between them", one)
 		}
 		if !slices.Contains(imageFilterNames, name) && (!strings.HasPrefix(name, "tag:") || name == "tag:") {
-			return nil, fmt.Errorf("filters has %q, by which EC2 finds no images: want tag:KEY, or one of %s", name, strings.Join(imageFilterNames, ", "))
+			return nil, fmt.Errorf("filters has %q, by which EC2 finds no images: want tag:KEY, or one of %s", name,
+				strings.Join(imageFilterNames, ", "))
 		}
 		all = append(all, filter(name, words(values)...))
 	}
