@@ -123,15 +123,11 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc") }); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}
-	// Before the devices are looked through: none comes in between.
-	coming, err := newDevices()
+	var drivers *modules.Set
+	var coming *os.File
+	err := m.console.Step("drivers", func() (err error) { drivers, coming, err = loadDrivers(m.console); return err })
 	if err != nil {
 		return err
-	}
-	var drivers *modules.Set
-	err = m.console.Step("drivers", func() (err error) { drivers, err = loadDrivers(m.console); return err })
-	if err != nil {
-		return errors.Join(err, coming.Close())
 	}
 	all.Go(func() { watchDevices(background, m.console, coming, drivers) })
 	all.Go(func() { m.watchPower(background) })
@@ -192,20 +188,23 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	return agent(ctx, m.boot)
 }
 
-// loadDrivers loads what the machine's devices ask for. One that fails is told and left.
-func loadDrivers(c *console.Console) (*modules.Set, error) {
+// loadDrivers loads what the machine's devices ask for, and returns what tells of those that come
+// later, however soon. One that fails is told and left.
+func loadDrivers(c *console.Console) (s *modules.Set, coming *os.File, err error) {
 	dir, err := modules.Dir()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	s, err := modules.Open(dir)
-	if err != nil {
-		return nil, err
+	if s, err = modules.Open(dir); err != nil {
+		return nil, nil, err
+	}
+	if coming, err = newDevices(); err != nil {
+		return nil, nil, err
 	}
 	if err := s.LoadPresent("/sys/devices"); err != nil {
 		c.Say("a driver failed: %v", err)
 	}
-	return s, nil
+	return s, coming, nil
 }
 
 // leave writes what the agent and others look for below root: the user data, the
