@@ -234,6 +234,18 @@ type mirror struct {
 	cache.Store
 	mu    sync.Mutex
 	lists [][]string // the keys of every full list it was given
+
+	changes atomic.Int64 // that it was told of after a list
+}
+
+func (m *mirror) Add(o any) error {
+	m.changes.Add(1)
+	return m.Store.Add(o)
+}
+
+func (m *mirror) Update(o any) error {
+	m.changes.Add(1)
+	return m.Store.Update(o)
 }
 
 func (m *mirror) Replace(list []any, rv string) error {

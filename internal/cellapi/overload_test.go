@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	testingclock "k8s.io/utils/clock/testing"
@@ -134,7 +136,7 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 		}()
 		cell.ServeHTTP(w, r)
 	})
-	h.bindNew(c, podOn("live"))
+	live := h.bindNew(c, podOn("live"))
 	m.join(h)
 	client := m.kubelet(t)
 	core := client.CoreV1().RESTClient()
@@ -169,6 +171,27 @@ func TestAReconnectCostsNoListAndNoObject(t *testing.T) {
 		}
 		return len(mirrors["services"].List()) == many && mirrors["pods"].has("shop/live") && connected()
 	})
+	// Each has begun to watch after its list only when it has heard of a change.
+	for _, o := range []watches.APIObject{
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "service-0"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "settings"}},
+		&discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "shop", Name: "service-0", Labels: map[string]string{discoveryv1.LabelServiceName: "service-0"},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		},
+		live.DeepCopy(),
+		virtual(),
+	} {
+		labels := map[string]string{"changed": "once"}
+		maps.Copy(labels, o.GetLabels())
+		o.SetLabels(labels)
+		h.up.put(o)
+	}
+	for name, m := range mirrors {
+		soon("a change is seen of "+name, func() bool { return m.changes.Load() > 0 })
+	}
 	cut := func() {
 		t.Helper()
 		now.Step(2 * time.Second) // since the last watch began
