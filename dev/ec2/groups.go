@@ -256,7 +256,10 @@ func noGroup(id string) error {
 func (m *Model) authorizeSecurityGroupIngress(r *request) (any, error) {
 	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {
 		all := slices.Clone(has)
-		for _, rule := range named {
+		for n, rule := range named {
+			if slices.Contains(named[:n], rule) {
+				return nil, bad("InvalidParameterValue", "The same permission must not appear multiple times")
+			}
 			if slices.Contains(all, rule) {
 				return nil, bad("InvalidPermission.Duplicate", "the specified rule already exists")
 			}

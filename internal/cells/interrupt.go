@@ -35,6 +35,7 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 				c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
 			},
 			Mine:    func(instance string) bool { return c.havingInstance(instance) != nil },
+			Planned: c.planned,
 			Changed: c.changed,
 			AtRisk:  c.atRisk,
 		})
@@ -60,6 +61,18 @@ func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
 	if found != nil {
 		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
 	}
+}
+
+// planned are the instances that the cloud is to take for what it has planned.
+func (c *Controller) planned() (instances []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.cells {
+		if cell := e.cell(); cell.Planned && !cell.Interrupted.IsZero() && cell.Instance != nil {
+			instances = append(instances, cell.Instance.ID)
+		}
+	}
+	return instances
 }
 
 // havingInstance is the cell that has an instance; nil where none has.

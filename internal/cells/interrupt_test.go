@@ -322,6 +322,33 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 	}, &told)
 }
 
+func TestWhoListensAnewIsToldWhatWasPlanned(t *testing.T) {
+	var says teller
+	inBubble(t, func(s *setup) {
+		says = make(teller)
+		s.Cloud.(*modelCloud).features.Interrupter = says
+	}, nil, func(t *testing.T, b *bubble) {
+		b.spot("a")
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		at := time.Now().Add(time.Hour)
+		for _, planned := range []bool{true, false} {
+			b.cells.interrupt(t.Context(), cloud.Interruption{
+				InstanceID: cell.Instance.ID,
+				At:         at,
+				Reason:     "words",
+				Planned:    planned,
+			})
+			at = at.Add(-30 * time.Minute) // the sooner counts
+			b.later(time.Second)
+			got := make(chan []string, 1)
+			says <- func(l cloud.Listener) { got <- l.Planned() }
+			if told := <-got; slices.Equal(told, []string{cell.Instance.ID}) != planned || !planned && len(told) > 0 {
+				t.Errorf("planned (%t) are %q", planned, told)
+			}
+		}
+	})
+}
+
 // teller is a cloud's messages, each of which tells the listener something.
 type teller chan func(cloud.Listener)
 

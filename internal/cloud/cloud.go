@@ -206,6 +206,9 @@ type Listener struct {
 	Notify func(Interruption)
 	// Mine says whether an instance is one of the listener's. Optional: without it each is.
 	Mine func(instanceID string) bool
+	// Planned are the instances that have been told to be Planned, also by another call or an earlier
+	// process, which may be called off. Optional.
+	Planned func() (instanceIDs []string)
 	// Changed says that a message tells of an instance's stop or end. Messages may be made up: the
 	// listener asks the cloud. Optional.
 	Changed func(instanceID string)

@@ -1031,6 +1031,13 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 			},
 			want: slices.Concat(others("10.0.0.0/8", "icmp"), others("203.0.113.4/30", "icmp"), []string{"tcp 6421-6421 from 203.0.113.4/30"}),
 		},
+		"with networks that are the VPC's, and there twice": {
+			change: func(c *Cloud) {
+				c.cfg.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix(six), netip.MustParsePrefix(six)}
+			},
+			want: slices.Concat(others("10.0.0.0/8", "icmp"), others(six, "icmpv6"),
+				[]string{"tcp 6421-6421 from 10.0.0.0/8", "tcp 6421-6421 from " + six}),
+		},
 		"on an instance, with a network more": {
 			change: func(c *Cloud) {
 				c.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}

@@ -170,13 +170,22 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		c.onInstance, c.kipGroups = true, here.groups
 	}
 	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
-		return nil, errors.New("cells.extraCIDRs: there is no value, and Kip runs outside of the cells' VPC: " +
-			"want the addresses from which it dials them, such as 203.0.113.7/32")
+		return nil, fmt.Errorf("cells.extraCIDRs: there is no value, and Kip runs %s: want the addresses from which it dials them, "+
+			"such as 203.0.113.7/32", c.outside("the cells' VPC"))
 	}
 	if err := c.checkRules(); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// outside says where Kip is, for an error, and what is right where that is not true: a pod does not reach the
+// metadata service of a node whose hop limit is 1, nor is there one on Fargate.
+func (c *Cloud) outside(vpc string) string {
+	if !c.unlocated {
+		return "outside of " + vpc
+	}
+	return "outside of " + vpc + ", as it seems, since no metadata service answers it (if it is inside: cells.privateIPOnly: true)"
 }
 
 // loadSDK reads the settings of the SDK: who Kip is, and whom it asks.

@@ -57,16 +57,23 @@ func (c *Cloud) rules(vpc []netip.Prefix) (all []rule) {
 			kip = append(kip, p.Masked().String())
 		}
 	}
+	add := func(r rule) {
+		if !slices.Contains(all, r) { // a network may be the VPC's, and in the file as well: EC2 takes none twice
+			all = append(all, r)
+		}
+	}
 	for _, source := range kip {
-		all = append(all, rule{"tcp", agentPort, agentPort, source})
+		add(rule{"tcp", agentPort, agentPort, source})
 	}
 	for _, p := range others {
 		source, icmp := p.Masked().String(), "icmp"
 		if p.Addr().Is6() {
 			icmp = "icmpv6"
 		}
-		all = append(all, rule{"tcp", 0, agentPort - 1, source}, rule{"tcp", agentPort + 1, 65535, source}, rule{"udp", 0, 65535, source},
-			rule{icmp, -1, -1, source})
+		add(rule{"tcp", 0, agentPort - 1, source})
+		add(rule{"tcp", agentPort + 1, 65535, source})
+		add(rule{"udp", 0, 65535, source})
+		add(rule{icmp, -1, -1, source})
 	}
 	return all
 }

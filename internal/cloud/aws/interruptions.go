@@ -55,6 +55,11 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 		told: map[string]bool{},
 		soon: map[string]time.Time{},
 	}
+	if l.Planned != nil {
+		for _, id := range l.Planned() {
+			w.soon[id] = time.Time{} // told of, at a time that is not known here
+		}
+	}
 	for now := (due{true, true}); ; {
 		if now.spot {
 			w.lookAtSpot(ctx)

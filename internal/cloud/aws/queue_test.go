@@ -38,7 +38,7 @@ type listening struct {
 }
 
 // listen starts one; change may change what it is configured with.
-func listen(t *testing.T, change func(*Config, *ec2.Model)) *listening {
+func listen(t *testing.T, change func(*Config, *ec2.Model), planned ...string) *listening {
 	t.Helper()
 	w := &listening{
 		T:     t,
@@ -75,6 +75,7 @@ func listen(t *testing.T, change func(*Config, *ec2.Model)) *listening {
 				}
 			},
 			Mine:    func(id string) bool { return id == w.spot },
+			Planned: func() []string { return planned },
 			Changed: func(id string) { w.note("changed " + id) },
 			AtRisk:  func(id string) { w.note("at risk " + id) },
 			Counted: func(about cloud.Message) {
@@ -324,6 +325,16 @@ func TestTheQueueIsAskedAtTheEndpointOrWhereTheEnvironmentSays(t *testing.T) {
 			t.Errorf("with AWS_ENDPOINT_URL_SQS %q: %v after %d calls of the endpoint, %d of STS, %d of the queue's", tc.environment, err,
 				atEndpoint.Load(), atSTS.Load(), atQueue.Load())
 		}
+	}
+}
+
+func TestMaintenanceThatWasCalledOffWhileNobodyListenedIsToldToBe(t *testing.T) {
+	w := listen(t, func(cfg *Config, _ *ec2.Model) {
+		cfg.InterruptionQueue, cfg.MaintenanceEvery = "", leastPause
+	}, "i-of-an-earlier-life")
+	w.until("it looked", func() bool { return w.model.Calls()["DescribeInstanceStatus"] > 3 })
+	if told, _ := w.all(); !slices.Equal(told, []string{"called off i-of-an-earlier-life"}) {
+		t.Errorf("told %q, want once what is called off", told)
 	}
 }
 
