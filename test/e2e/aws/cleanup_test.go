@@ -32,7 +32,8 @@ func TestNothingOfKipIsInTheAccountAfterACleanup(t *testing.T) {
 	before := s.state(t.Context())
 	s.order("interfaces", ec2.Interfaces{Stay: true}) // as EC2 sometimes forgets them
 	defer s.order("interfaces", ec2.Interfaces{})
-	s.Apply(pod("ended", "{}") + "---\n" + pod("runs", "{}"))
+	s.mayRoute()
+	s.Apply(pod("ended", "{}") + "---\n" + pod("runs", "{pod.elotl.co/cloud-route: "+behindPod+"}"))
 	s.WaitReady("ended")
 	s.WaitReady("runs")
 	s.Kubectl("delete", "pod", "ended", "--wait=false")
@@ -43,6 +44,12 @@ func TestNothingOfKipIsInTheAccountAfterACleanup(t *testing.T) {
 			}
 		}
 		return errors.New("it has left none")
+	})
+	s.Eventually("a network is led to the pod that runs", func(ctx context.Context) error {
+		if len(s.state(ctx).Routes) == 0 {
+			return errors.New("there are no routes")
+		}
+		return nil
 	})
 	now := s.state(t.Context())
 	if len(now.Groups) != 1 || len(now.Interfaces) != 2 {

@@ -39,12 +39,12 @@ spec:
     resources: {requests: {cpu: 100m, memory: 64Mi}}
 `
 
-func TestAPodIsTheWayToANetwork(t *testing.T) {
-	s := newSpace(t)
-	before := s.state(t.Context())
-	file := filepath.Join(t.TempDir(), "gate.yaml")
+// mayRoute lets pods have the network behind them.
+func (s *space) mayRoute() {
+	s.Helper()
+	file := filepath.Join(s.TempDir(), "gate.yaml")
 	if err := os.WriteFile(file, []byte(gate), 0o600); err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
 	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/cloud-route="+behindPod)
 	s.Eventually("its pods may have the network", func(ctx context.Context) error { // the API server learns of it a little later
@@ -54,6 +54,12 @@ func TestAPodIsTheWayToANetwork(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestAPodIsTheWayToANetwork(t *testing.T) {
+	s := newSpace(t)
+	before := s.state(t.Context())
+	s.mayRoute()
 	s.killAt(true, func() { s.Apply(gate) }, "ModifyInstanceAttribute", "CreateRoute")
 	p := s.WaitReady("gate")
 	id := s.only(before).ID
