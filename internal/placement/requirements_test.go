@@ -245,7 +245,7 @@ func TestRequirementsMeanWhatNodeAffinityMeans(t *testing.T) {
 	p := placer(t, labelled(), Config{}).OnNode(map[string]string{"team": "a"})
 	c := &choice{Placer: p}
 	held, seen := 0, 0
-	for range 20_000 {
+	for range 7_000 {
 		var terms []corev1.NodeSelectorTerm
 		for range 1 + rng.IntN(3) {
 			var exprs []corev1.NodeSelectorRequirement
