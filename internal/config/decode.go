@@ -229,6 +229,12 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 				if instead := f.Tag.Get("deprecated"); instead != "" && !isNull(value) {
 					d.warn(at, "is deprecated: %s", instead)
 				}
+				if f.Tag.Get("list") != "" && value.Kind == yaml.SequenceNode {
+					var all []string
+					d.value(at, value, reflect.ValueOf(&all).Elem())
+					v.Field(i).SetString(strings.Join(all, ","))
+					return
+				}
 				d.value(at, value, v.Field(i))
 				return
 			}

@@ -33,6 +33,9 @@ func keysUnder(path string, t reflect.Type) []key {
 			ft = ft.Elem()
 		}
 		k.kind = kindOf(ft)
+		if f.Tag.Get("list") != "" {
+			k.kind += ", or list of " + k.kind
+		}
 		all = append(all, k)
 		switch {
 		case ft.Kind() == reflect.Struct && !isScalar(ft):
