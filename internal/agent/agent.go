@@ -47,7 +47,7 @@ const (
 	// Kip ends a pod through the API, with the pod's own grace period; this is
 	// for a machine that is switched off. With what else the end takes it is less than the
 	// 30 s that GCE gives a machine ("Preemption process" of its Spot VMs), also where kubelet and
-	// containerd hang: then 16 s, stopTimeout, leftGrace and killTime, and stopTimeout again.
+	// containerd hang: then 17 s, stopTimeout, leftGrace and killTime, and stopTimeout again.
 	podGrace = 12 * time.Second
 	// pluginGrace is what the node plugins of CSI drivers have after that, which let go of its volumes.
 	pluginGrace = 3 * time.Second
@@ -56,9 +56,9 @@ const (
 	// killTime is what containerd has beside that to end what did not.
 	killTime = time.Second
 	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
-	// them is sent beside, and who follows a log has the rest of it. What is under way then has what
-	// is left of the graces.
-	lastWords = time.Second
+	// them is sent beside, who follows a log has the rest of it, and Kip fetches the logs. What is
+	// under way then has what is left of the graces.
+	lastWords = 2 * time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
 )
@@ -549,8 +549,8 @@ func (a *Agent) endPods(ctx context.Context) {
 		return
 	}
 	<-a.o.Clock.After(lastWords)
-	if err := a.api.Answered(ctx); err != nil {
-		a.o.Log.Warn("wait for Kip to take what the kubelet says of the pods", "err", err)
+	if err := a.pki.Answered(ctx); err != nil {
+		a.o.Log.Warn("wait for Kip to take what the kubelet says of the pods, and their logs", "err", err)
 	}
 }
 

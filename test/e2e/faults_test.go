@@ -410,18 +410,13 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "PeriodSeconds: 2", "PeriodSeconds: 10", 1))
 	s.Apply(sleeper("always"))
 	// With exit status 0 they would count as Succeeded, which is the kubelet's way.
-	s.Apply(deployment("d", strings.Replace(sleeps, "exit 0", "exit 3", 1)))
+	s.Apply(deployment("d", strings.NewReplacer("exit 0", "exit 3", "PeriodSeconds: 1", "PeriodSeconds: 10").Replace(sleeps)))
 	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.waitPodOf("d", "")
 	machines := map[string]machine{}
 	for _, pod := range []string{"never", "always", first.Name} {
 		machines[pod] = s.machine(pod)
 	}
-	var log strings.Builder
-	follow := s.Command(t.Context(), "logs", "-f", "never")
-	follow.Stdout = &log
-	if err := follow.Start(); err != nil {
-		t.Fatal(err)
-	}
+	rest := s.Follow("never", "started")
 	ended := machines["always"].ended(s)
 	for _, m := range machines {
 		if err := syscall.Kill(m.pid, syscall.SIGTERM); err != nil {
@@ -429,11 +424,11 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 		}
 	}
 
-	if err := follow.Wait(); err != nil || log.String() != "started\nhook\nended\n" {
-		t.Errorf("who follows the log sees %q (%v)", log.String(), err)
+	if log, err := rest(); err != nil || log != "hook\nended\n" {
+		t.Errorf("who follows the log sees then %q (%v)", log, err)
 	}
 	for _, p := range []*corev1.Pod{never, first} {
-		failed := s.WaitPod(p.Name, "has Failed, and its kubelet says how its container ended", failedAndTold)
+		failed := s.WaitPod(p.Name, "has Failed, and its kubelet says how its container ended", namespace.FailedAndTold)
 		disrupted := slices.ContainsFunc(failed.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonTerminationByKubelet
 		})
@@ -455,11 +450,6 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	for _, m := range machines {
 		s.waitCellGone(m)
 	}
-}
-
-// failedAndTold is what a kubelet says in one step or two of a pod that it ends.
-func failedAndTold(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodFailed && firstContainer(pod).State.Terminated != nil
 }
 
 // wasLost checks what a kubelet makes of a pod that ran on another machine.
@@ -488,7 +478,7 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	first := s.waitPodOf("d", "")
 	m := s.machine(first.Name)
 	m.fillDisk(s)
-	evicted := s.WaitPod(first.Name, "has Failed, and its kubelet says how its container ended", failedAndTold)
+	evicted := s.WaitPod(first.Name, "has Failed, and its kubelet says how its container ended", namespace.FailedAndTold)
 	if evicted.Status.Reason != "Evicted" || !strings.Contains(evicted.Status.Message, "ephemeral-storage") {
 		t.Errorf("the pod failed for %q: %s", evicted.Status.Reason, evicted.Status.Message)
 	}

@@ -12,10 +12,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // bridge and cidr are the network of the cells. Another one lets two runs of the
@@ -82,17 +82,5 @@ func startKip(t *testing.T) {
 // called or the test ends.
 func reconfigure(t *testing.T, cells map[string]any) (restore func()) {
 	t.Helper()
-	undo, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
-		maps.Copy(provider["cells"].(map[string]any), cells)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	restore = sync.OnceFunc(func() {
-		if err := undo(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(restore)
-	return restore
+	return namespace.Reconfigure(t, world, func(provider map[string]any) { maps.Copy(provider["cells"].(map[string]any), cells) })
 }

@@ -67,7 +67,7 @@ func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 // be silent. It is Kip that was away, and not they.
 func TestAPausedKipLosesNoPod(t *testing.T) {
 	s := newSpace(t)
-	// The pause is longer than that, and shorter than the 40 seconds after which
+	// The pause is longer than that, and shorter than the 50 seconds after which
 	// Kubernetes takes a node for dead that does not renew its lease each 10.
 	const silence, pause = 20 * time.Second, 28 * time.Second
 	before := map[string]*corev1.Pod{}

@@ -353,12 +353,12 @@ var onlyOnEC2 = []scenario{
 	{ec2: true, spot: true, queue: true, every: 6, name: "the account's queue tells that an instance is taken back", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "spot")
 		s.until("it runs", s.runs(uid))
-		taken := ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}
+		taken, at := ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}, time.Now()
 		s.shows("its instance is taken back", s.model.Interrupt(taken) == nil)
 		s.until("the pod was moved away", s.gone(uid))
 		s.until("the queue is empty", func() bool { return s.model.Queued() == 0 })
 		if s.alive() {
-			s.shows("the pod was evicted", s.told(uid, "Evicted"))
+			s.shows("the pod was evicted before Kip looked by itself", s.toldBefore(uid, "Evicted", at.Add(spotLooks/4)))
 		}
 	}},
 	{ec2: true, name: "Kip comes back from elsewhere", story: func(s *stage) {

@@ -94,10 +94,12 @@ func (s *stage) called(kind sim.Kind, outcomes ...sim.Outcome) bool {
 }
 
 // told says that Kip has reported something of a pod.
-func (s *stage) told(uid types.UID, reason string) bool {
+func (s *stage) told(uid types.UID, reason string) bool { return s.toldBefore(uid, reason, time.Now()) }
+
+func (s *stage) toldBefore(uid types.UID, reason string, end time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return r.reason == reason })
+	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return r.reason == reason && !r.at.After(end) })
 }
 
 // atWrite does something once, as soon as a write makes a condition true; the returned

@@ -4,12 +4,15 @@
 package namespace
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -241,6 +244,52 @@ func IsReady(pod *corev1.Pod) bool {
 // HasPhase asks whether a pod is in a phase.
 func HasPhase(phase corev1.PodPhase) func(*corev1.Pod) bool {
 	return func(pod *corev1.Pod) bool { return pod.Status.Phase == phase }
+}
+
+// Reconfigure starts the world's Kip with another provider.yaml, until restore is called or the test ends.
+func Reconfigure(t testing.TB, world *harness.World, change func(provider map[string]any)) (restore func()) {
+	t.Helper()
+	undo, err := world.Reconfigure(t.Context(), change)
+	if undo != nil {
+		restore = sync.OnceFunc(func() {
+			if err := undo(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(restore)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return restore
+}
+
+// FailedAndTold says that a pod has Failed, and how its first container ended: of a pod that it ends
+// itself a kubelet may say so in two steps.
+func FailedAndTold(pod *corev1.Pod) bool {
+	all := pod.Status.ContainerStatuses
+	return pod.Status.Phase == corev1.PodFailed && len(all) > 0 && all[0].State.Terminated != nil
+}
+
+// Follow follows a pod's log, of which it waits for the first line. The rest comes when the log has ended.
+func (s *Space) Follow(pod, first string) (rest func() (string, error)) {
+	s.Helper()
+	follow := s.Command(s.Context(), "logs", "-f", pod)
+	pipe, err := follow.StdoutPipe()
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := follow.Start(); err != nil {
+		s.Fatal(err)
+	}
+	lines := bufio.NewReader(pipe)
+	if got, err := lines.ReadString('\n'); got != first+"\n" {
+		s.Fatalf("the log of pod %s begins with %q (%v), want %q", pod, got, err, first)
+	}
+	return func() (string, error) {
+		more, err := io.ReadAll(lines)
+		return string(more), errors.Join(err, follow.Wait())
+	}
 }
 
 // WaitReady waits until a pod is Ready, and returns it.

@@ -193,17 +193,17 @@ func TestWhatTheKubeletSendsIsWaitedForButNoWatch(t *testing.T) {
 	defer close(answer)
 	all.Go(func() { ask(http.MethodGet, "/api/v1/pods?watch=true") })
 	<-came
-	if err := e.Answered(ctx); err != nil {
+	if err := p.Answered(ctx); err != nil {
 		t.Errorf("a watch is waited for: %v", err)
 	}
 	all.Go(func() { ask(http.MethodPatch, "/api/v1/namespaces/a/pods/b/status") })
 	<-came
-	if err := e.Answered(ctx); !errors.Is(err, context.Canceled) {
+	if err := p.Answered(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("what has no answer is not waited for: %v", err)
 	}
 	answer <- struct{}{}
 	answer <- struct{}{} // of both
-	if err := e.Answered(t.Context()); err != nil {
+	if err := p.Answered(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

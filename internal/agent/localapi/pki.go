@@ -32,6 +32,7 @@ type PKI struct {
 	roots   *x509.CertPool
 	server  tls.Certificate // itzo's endpoint for the kubelet
 	kubelet tls.Certificate // itzo as the kubelet server's client
+	open    requests        // by which the two talk
 }
 
 // NewPKI makes the PKI and writes the kubelet's part of it into dir, which only

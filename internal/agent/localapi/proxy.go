@@ -14,6 +14,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,7 +34,6 @@ const shutdownGrace = 200 * time.Millisecond
 type Endpoint struct {
 	server *http.Server
 	lis    net.Listener
-	open   requests
 }
 
 // Listen opens the endpoint at address, which is one of 127.0.0.1. Requests go
@@ -57,25 +57,27 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			unavailable(w, r, err, http.StatusTooManyRequests, "TooManyRequests", "Kip is not connected to this cell", log)
 		},
 	}
-	e := &Endpoint{lis: tls.NewListener(lis, withALPN(p.serverTLS()))}
-	e.server = &http.Server{
-		Handler:           e.open.count(proxy),
-		ReadHeaderTimeout: 10 * time.Second,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
-	return e, nil
+	return &Endpoint{
+		lis: tls.NewListener(lis, withALPN(p.serverTLS())),
+		server: &http.Server{
+			Handler:           p.open.count(proxy, func(r *http.Request) bool { return !isWatch(r.URL.Query().Get("watch")) }),
+			ReadHeaderTimeout: 10 * time.Second,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		},
+	}, nil
 }
 
-// requests counts those that are under way, but for watches.
+// requests counts those that are under way.
 type requests struct {
 	mu    sync.Mutex
 	n     int
 	ended chan struct{} // of those that are under way, the last; made by who waits for it
 }
 
-func (o *requests) count(next http.Handler) http.Handler {
+// count counts those that end.
+func (o *requests) count(next http.Handler, ends func(*http.Request) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isWatch(r.URL.Query().Get("watch")) {
+		if ends(r) {
 			o.add(1)
 			defer o.add(-1)
 		}
@@ -92,9 +94,10 @@ func (o *requests) add(n int) {
 	}
 }
 
-// Answered waits until each request has its answer, but for watches, or until ctx ends.
-func (e *Endpoint) Answered(ctx context.Context) error {
-	o := &e.open
+// Answered waits until each request of the kubelet's has its answer, but for watches, and so has each to it
+// for a log; or until ctx ends.
+func (p *PKI) Answered(ctx context.Context) error {
+	o := &p.open
 	o.mu.Lock()
 	ended := o.ended
 	switch {
@@ -112,7 +115,7 @@ func (e *Endpoint) Answered(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the answers to the kubelet's requests: %w", ctx.Err())
+		return fmt.Errorf("wait for what the kubelet asks, and is asked for: %w", ctx.Err())
 	}
 }
 
@@ -210,7 +213,8 @@ func (p *PKI) KubeletProxy(prefix string, log *slog.Logger) http.Handler {
 
 func (p *PKI) kubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
 	target := &url.URL{Scheme: "https", Host: addr}
-	return http.StripPrefix(prefix, &httputil.ReverseProxy{
+	isLog := func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, prefix+"/containerLogs/") }
+	return p.open.count(http.StripPrefix(prefix, &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport: &http.Transport{
 			// HTTP/1.1 only: HTTP/2 has no upgrades.
@@ -224,7 +228,7 @@ func (p *PKI) kubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			unavailable(w, r, err, http.StatusServiceUnavailable, "ServiceUnavailable", "the cell's kubelet does not answer", log)
 		},
-	})
+	}), isLog)
 }
 
 // unavailable answers as an API server would: with a Status, which clients show

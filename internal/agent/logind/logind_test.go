@@ -126,8 +126,9 @@ func TestWhoComesWhileTheMachineEndsDoesNotDelayIt(t *testing.T) {
 	s := serve(t)
 	first := kubelet(t, s)
 	held := lock(t, first)
-	signals(t, first)
+	said := signals(t, first)
 	over := ending(t.Context(), s)
+	<-said // it ends from then on
 	none(t, over)
 	call := kubelet(t, s).Object("org.freedesktop.login1", path).Call(manager+".Inhibit", 0, "shutdown", "kubelet", "late", "delay")
 	if refused := new(dbus.Error); !errors.As(call.Err, refused) || refused.Name != ends {

@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // mostUserData is EC2's, in bytes.
@@ -68,17 +69,7 @@ func TestALargeCloudInitFileReachesACellWhoseUserDataOthersPutTogether(t *testin
 	if err := os.WriteFile(file, largeCloudInit(t, contents), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
-		provider["cells"].(map[string]any)["cloudInitFile"] = file
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := restore(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer namespace.Reconfigure(t, world, func(provider map[string]any) { provider["cells"].(map[string]any)["cloudInitFile"] = file })()
 	s.order("compose", ec2.Compose{On: true})
 	defer s.order("compose", ec2.Compose{})
 	before := s.state(t.Context())

@@ -12,18 +12,16 @@ import (
 
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // The GPU is a stand-in, and what EC2 says of its type is the model's; all between is as with a real one.
 func TestAPodOnEC2GetsItsGPU(t *testing.T) {
 	s := newSpace(t)
 	const gpu = "nvidia.com/gpu"
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		provider["kubelet"].(map[string]any)["capacity"].(map[string]any)[gpu] = "1"
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.Eventually("the virtual node has a GPU", func(ctx context.Context) error {
 		node, err := world.Admin.CoreV1().Nodes().Get(ctx, harness.Node, metav1.GetOptions{})
 		if err != nil {
@@ -45,7 +43,5 @@ func TestAPodOnEC2GetsItsGPU(t *testing.T) {
 	}
 	s.Kubectl("delete", "pod", "one", "--wait=false")
 	s.Eventually("no cell is left", s.NoCells)
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // What provider.yaml says of all cells, and annotations of one, is what the instance is launched with.
@@ -35,13 +37,10 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 		}
 		made[name] = group.ID
 	}
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		cells := provider["cells"].(map[string]any)
 		cells["extraSecurityGroups"], cells["defaultIAMPermissions"] = []string{"of-all-cells"}, "of-all-cells"
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/instance-profile=of-one-pod",
 		"allow.kip.elotl.co/security-groups="+made["of-one-pod"], "allow.kip.elotl.co/allow-metadata=true")
 	for _, one := range []struct {
@@ -75,9 +74,7 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 		s.Kubectl("delete", "pod", one.name, "--wait=false")
 		s.waitOver(one.name, before)
 	}
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	for name, id := range made {
 		if _, code := s.account(t.Context(), "DeleteSecurityGroup", "GroupId="+id); code != "" {
 			t.Errorf("delete group %s: %s", name, code)

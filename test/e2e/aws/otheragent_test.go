@@ -15,12 +15,9 @@ func TestAnInstanceGoesOverToTheAgentThatKipNames(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	other := namespace.ServeOtherAgent(t, world, netip.MustParsePrefix(cidr))
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		maps.Copy(provider["cells"].(map[string]any), other.Wanted(other.SHA256))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.Apply(pod("a", "{}"))
 	p := s.WaitReady("a")
 	cells, err := s.Cells(t.Context())
@@ -33,9 +30,7 @@ func TestAnInstanceGoesOverToTheAgentThatKipNames(t *testing.T) {
 	if i := s.only(before); i.ID != s.of(p).ID {
 		t.Errorf("the pod is on %+v, and %+v is all that was launched", s.of(p), i)
 	}
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitOver("a", before)
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // What the account has paid for comes first: a reservation for a pod on demand, a host for a dedicated one.
@@ -23,15 +24,12 @@ func TestPodsAreOnWhatTheAccountHasPaidForFirst(t *testing.T) {
 		Reservations: []ec2.Reservation{{ID: "cr-e2e", Type: kind, Zone: zone, Total: 1, Tags: map[string]string{"team": "e2e"}}},
 		Hosts:        []ec2.Host{{ID: "h-e2e", Type: kind, Zone: zone, VCPUs: 2}},
 	})
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		of := provider["cloud"].(map[string]any)["aws"].(map[string]any)
 		of["capacityReservations"] = map[string]any{"tags": map[string]any{"team": "e2e"}}
 		of["dedicatedHosts"] = map[string]any{"ids": []string{"h-e2e"}}
 		of["volumeInitializationRate"] = 100
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/launch-type=dedicated")
 	type placed struct {
 		Reservation string `xml:"reservationSet>item>instancesSet>item>capacityReservationId"`
@@ -62,8 +60,6 @@ func TestPodsAreOnWhatTheAccountHasPaidForFirst(t *testing.T) {
 	}
 	s.Kubectl("delete", "pods", "--all", "--wait=false")
 	s.waitOver("reserved", before)
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	s.order("paid", ec2.Paid{})
 }

@@ -48,18 +48,14 @@ func TestPodsTakeStandbyInstancesThatRunAndThatAreStopped(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	types := machines.Types()
-	var restore func(context.Context) error
+	var restore func()
 	s.killAt(true, func() {
-		var err error
-		restore, err = world.Reconfigure(t.Context(), func(provider map[string]any) {
+		restore = namespace.Reconfigure(t, world, func(provider map[string]any) {
 			provider["cells"].(map[string]any)["standbyCells"] = []any{
 				map[string]any{"instanceType": types[0].Name, "count": 1},
 				map[string]any{"instanceType": types[1].Name, "count": 1, "stopped": true},
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 	}, "StopInstances")
 	running, stopped := s.kept(before)
 	if running.InstanceType != types[0].Name || stopped.InstanceType != types[1].Name {
@@ -73,9 +69,7 @@ func TestPodsTakeStandbyInstancesThatRunAndThatAreStopped(t *testing.T) {
 	if i := s.of(s.WaitReady("on-stopped")); i.ID != stopped.ID {
 		t.Errorf("the pod is on %+v, want %s", i, stopped.ID)
 	}
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	for _, name := range []string{"on-running", "on-stopped"} {
 		if log := s.Kubectl("logs", name); log != "hello\n" {
 			t.Errorf("pod %s has started more than once: its log is %q", name, log)

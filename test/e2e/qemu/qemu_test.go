@@ -360,12 +360,9 @@ spec:
 // the pod first.
 func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 	s := namespace.New(t, world)
-	restore, err := world.Reconfigure(t.Context(), func(provider map[string]any) {
+	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var kept cloud.Instance
 	s.Eventually("a machine is stopped", func(context.Context) error {
 		all, err := host.Recorded(host.Config{StateDir: filepath.Join(world.State, "cloud")})
@@ -387,22 +384,15 @@ func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 	if got := s.Kubectl("logs", "late"); got != "started\n" {
 		t.Errorf("the log is %q", got)
 	}
-	if err := restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	s.Eventually("exec works", s.ExecTrue("late"))
-	var log strings.Builder
-	follow := s.Command(t.Context(), "logs", "-f", "late")
-	follow.Stdout = &log
-	if err := follow.Start(); err != nil {
-		t.Fatal(err)
-	}
+	rest := s.Follow("late", "started")
 	press(t, kept.ID)
-	if err := follow.Wait(); err != nil || log.String() != "started\ntold\nended\n" {
-		t.Errorf("who follows the log sees %q (%v)", log.String(), err)
+	if log, err := rest(); err != nil || log != "told\nended\n" {
+		t.Errorf("who follows the log sees then %q (%v)", log, err)
 	}
-	failed := s.WaitPod("late", "has Failed", namespace.HasPhase(corev1.PodFailed))
-	if x := failed.Status.ContainerStatuses[0].State.Terminated; failed.Status.Reason != "Terminated" || x == nil || x.ExitCode != 3 {
+	failed := s.WaitPod("late", "has Failed, and its kubelet says how its container ended", namespace.FailedAndTold)
+	if x := failed.Status.ContainerStatuses[0].State.Terminated; failed.Status.Reason != "Terminated" || x.ExitCode != 3 {
 		t.Errorf("the pod has Failed for %q: %s", failed.Status.Reason, namespace.States(failed))
 	}
 	s.Kubectl("delete", "pod", "late", "--wait=false")
