@@ -175,7 +175,7 @@ override STAGES := build lint unit unit-kubernetes faults fuzz e2e hostile tutor
 # By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
 # smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
 # race pass.
-override BOUNDS := STEPS=100000 FAULTS_SEED=1 FAULTS_TIMEOUT=25m FUZZTIME=10 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
+override BOUNDS := STEPS=60000 FAULTS_SEED=1 FAULTS_TIMEOUT=25m FUZZTIME=10 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
 	GOFLAGS=-buildvcs=false GORACE= ARGS= SHARD= SUBSET_LIMIT=30m GO=go IMAGE_ARCH=$(HOST_ARCH) IMAGE_PROGRAMS=$(BIN)
 .PHONY: test
 test: ## everything that is checked; as root

@@ -101,7 +101,7 @@ func TestRandomHistories(t *testing.T) {
 
 // A run of so many steps must have seen what leastPlays and leastLive say, and a
 // shorter one its share; below leastRun chance has too much of a say: of 20,000 steps, which
-// are 80 histories, one run in four lacks something. What make test plays is a whole run.
+// are 80 histories, one run in four lacks something. What make test plays is more than half of one.
 const wholeRun, leastRun = 100_000, 50_000
 
 // usualPlays is how often each kind of event, and each kind of fault of one call,

@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/harness"
@@ -160,22 +159,30 @@ func (s *Space) Apply(manifest string) {
 	}
 }
 
+// A check is made again after leastPause, or twice what it took, but for longestPause: one by kubectl and
+// exec costs all that it goes through most of a second of CPU, which other tests wait for.
+const leastPause, longestPause = 100 * time.Millisecond, time.Second
+
 // Poll waits until check returns nil, and returns its last error when ctx ends first.
 func Poll(ctx context.Context, check func(context.Context) error) error {
 	last := errors.New("never checked")
-	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		if err := check(ctx); err != nil {
-			if ctx.Err() == nil {
-				last = err
-			}
-			return false, nil
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := check(ctx)
+		if err == nil {
+			return nil
 		}
-		return true, nil
-	})
-	if err != nil {
-		return last
+		if ctx.Err() == nil {
+			last = err
+		}
+		pause := time.NewTimer(min(max(leastPause, 2*time.Since(began)), longestPause))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
 	}
-	return nil
+	return last
 }
 
 // Eventually waits until check returns nil.
