@@ -185,7 +185,7 @@ func (c *Cloud) outside(vpc string) string {
 	if !c.unlocated {
 		return "outside of " + vpc
 	}
-	return "outside of " + vpc + ", as it seems, since no metadata service answers it (if it is inside: cells.privateIPOnly: true)"
+	return "outside of " + vpc + " (so it seems, since no metadata service answers: if it is inside, want cells.privateIPOnly: true)"
 }
 
 // loadSDK reads the settings of the SDK: who Kip is, and whom it asks.

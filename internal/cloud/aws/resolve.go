@@ -37,9 +37,9 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 			fmt.Errorf("subnet %s is in zone %s, not in %q", s.Subnet, in.zone, s.Zone))
 	case c.dialPublic && !in.public:
 		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{Zone: s.Zone, Subnet: s.Subnet},
-			fmt.Errorf("Kip runs %s, and reaches public addresses only: want a subnet with a route to an internet gateway", c.outside(n.vpc)))
+			fmt.Errorf("from %s Kip reaches public addresses only: want a subnet with a route to an internet gateway", c.outside(n.vpc)))
 	case c.dialPublic && s.PrivateIPOnly:
-		return cloud.Resolved{}, refused("Kip runs %s, and reaches public addresses only: want no private-ip-only", c.outside(n.vpc))
+		return cloud.Resolved{}, refused("from %s Kip reaches public addresses only: want no private-ip-only", c.outside(n.vpc))
 	}
 	var resolved cloud.Resolved
 	if s.Reservation != "" {
