@@ -64,7 +64,7 @@ probe.mk: ;
 `})
 	var want []string
 	for _, stage := range strings.Fields("build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset tally") {
-		want = append(want, "made "+stage+" with 100000 1 10 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go bin")
+		want = append(want, "made "+stage+" with 60000 1 10 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go bin")
 	}
 	for _, given := range [][]string{
 		nil,
