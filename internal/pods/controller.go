@@ -587,9 +587,8 @@ func (c *Controller) graceLeft(pod *corev1.Pod) time.Duration {
 }
 
 // untold is how long the kubelet of a pod that has ended may still take to say how its containers
-// did, negative once that is over; 0 if it has. A kubelet that ends a pod itself, for its deadline,
-// on a full disk or as its machine goes down, may say so in two steps, of which the exit codes are
-// the second.
+// did, negative once that is over; 0 if it has. A kubelet that ends a pod itself, for its deadline or
+// as its machine goes down, may say so in two steps, of which the exit codes are the second.
 func (c *Controller) untold(pod *corev1.Pod) time.Duration {
 	if !slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) {
 		return 0
