@@ -265,7 +265,7 @@ boot: ## the boot image on emulated machines: agent, power button, one life, bad
 	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
 	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 10m
 	@# Two beside each other: the emulated machines of one keep hardly more than a core busy.
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 2 -timeout 20m
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 2 -timeout 30m
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.
 .PHONY: cloud-contract
