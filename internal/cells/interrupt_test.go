@@ -323,11 +323,7 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 }
 
 func TestWhoListensAnewIsToldWhatWasPlanned(t *testing.T) {
-	var says teller
-	inBubble(t, func(s *setup) {
-		says = make(teller)
-		s.Cloud.(*modelCloud).features.Interrupter = says
-	}, nil, func(t *testing.T, b *bubble) {
+	telling(t, func(t *testing.T, b *bubble, says teller) {
 		b.spot("a")
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		at := time.Now().Add(time.Hour)
@@ -363,12 +359,18 @@ func (t teller) Interruptions(ctx context.Context, l cloud.Listener) error {
 	}
 }
 
-func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
+// telling runs a bubble with a cloud that tells its listener what the test has it tell.
+func telling(t *testing.T, f func(t *testing.T, b *bubble, says teller)) {
+	t.Helper()
 	var says teller
 	inBubble(t, func(s *setup) {
 		says = make(teller)
 		s.Cloud.(*modelCloud).features.Interrupter = says
-	}, nil, func(t *testing.T, b *bubble) {
+	}, nil, func(t *testing.T, b *bubble) { f(t, b, says) })
+}
+
+func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
+	telling(t, func(t *testing.T, b *bubble, says teller) {
 		b.spot("a")
 		onDemand := b.bound(1)[0]
 		instance := func(pod string) string {
