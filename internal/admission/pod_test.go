@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -392,6 +393,31 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 			t.Errorf("%s: %+v\nwant %+v", c.says, got.Spec.Tolerations, want.Spec.Tolerations)
 		}
 	}
+}
+
+// TestPatternsOfTypesAreNamedByManyAtOnce is of what a placer keeps of the patterns that pods
+// name, which placement's own tests ask one after the other.
+func TestPatternsOfTypesAreNamedByManyAtOnce(t *testing.T) {
+	const kept, longest = 128, 64 // of the patterns
+	placer, err := placement.New([]catalog.InstanceType{{Name: "c.small", MilliCPU: 1000, MemoryBytes: 8 << 30, Arch: "amd64",
+		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}}}, placement.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := range 2 * kept {
+				pattern := "c.*" + strings.Repeat("*", i%longest)
+				pod := &corev1.Pod{}
+				pod.Annotations = map[string]string{placement.AnnotationInstanceType: pattern}
+				if got, err := placer.Candidates(pod, nil); err != nil || len(got) != 1 || got[0].InstanceType.Name != "c.small" {
+					t.Errorf("%s: %+v, %v", pattern, got, err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // The oracle is the scheduler's: what a pod selects is asked of a node that has the

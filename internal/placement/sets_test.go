@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -99,21 +98,4 @@ func TestAPatternIsLookedForOnceAndFewAreKept(t *testing.T) {
 	if found != 1 {
 		t.Errorf("a pattern is looked for %d times, want once", found)
 	}
-}
-
-func TestPatternsAreNamedByManyAtOnce(t *testing.T) {
-	p := placer(t, shop(), Config{})
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for i := range 2 * mostPatterns {
-				pattern := "c.*" + strings.Repeat("*", i%longestPattern)
-				got, err := p.Candidates(annotated(podOf("cpu=100m"), AnnotationInstanceType, pattern), nil)
-				if err != nil || !strings.HasPrefix(got[0].InstanceType.Name, "c.") {
-					t.Errorf("%s: %+v, %v", pattern, got, err)
-				}
-			}
-		})
-	}
-	all.Wait()
 }

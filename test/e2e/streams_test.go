@@ -81,6 +81,9 @@ func TestLogsTakeTheirOptions(t *testing.T) {
 	for lines.Scan() {
 		t.Errorf("one line too many: %q", lines.Text())
 	}
+	if err := lines.Err(); err != nil {
+		t.Error(err)
+	}
 	if err := follow.Wait(); err != nil {
 		t.Errorf("logs -f did not end with the container: %v", err)
 	}

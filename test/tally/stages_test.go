@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -18,7 +19,7 @@ func scripts(t *testing.T, files map[string]string) string {
 		t.Fatal(err)
 	}
 	files["hack/prerequisites"] = "#!/bin/sh\n"
-	for _, name := range []string{"Makefile", "go.mod", "hack/stages", "hack/lint", "hack/fuzz"} {
+	for _, name := range []string{"Makefile", "go.mod", "hack/stages", "hack/with-progress", "hack/lint", "hack/fuzz"} {
 		data, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {
 			t.Fatal(err)
@@ -63,7 +64,7 @@ probe.mk: ;
 	@echo "made $@ with $$STEPS $(FAULTS_SEED) $(FUZZTIME) $$FUZZ_SEED $$FUZZ_PODS $$HOSTILE_SEED; GOFLAGS=$$GOFLAGS GORACE=$$GORACE ARGS=$(ARGS) GO=$(GO) $(IMAGE_PROGRAMS)"
 `})
 	var want []string
-	for _, stage := range strings.Fields("build lint unit unit-kubernetes faults fuzz e2e hostile tutorial boot conformance-subset tally") {
+	for _, stage := range strings.Fields("boot build conformance-subset e2e faults fuzz hostile lint tally tutorial unit unit-kubernetes") {
 		want = append(want, "made "+stage+" with 60000 1 10 1 40 1; GOFLAGS=-buildvcs=false GORACE= ARGS= GO=go bin")
 	}
 	for _, given := range [][]string{
@@ -83,7 +84,9 @@ probe.mk: ;
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if made := regexp.MustCompile(`(?m)^made .*`).FindAllString(out, -1); strings.Join(made, "\n") != strings.Join(want, "\n") {
+			made := regexp.MustCompile(`(?m)^made .*`).FindAllString(out, -1)
+			slices.Sort(made) // some are made beside others
+			if !slices.Equal(made, want) {
 				t.Errorf("with %q in %s it\n%s\nwant\n%s", given, where, strings.Join(made, "\n"), strings.Join(want, "\n"))
 			}
 		}
@@ -125,6 +128,57 @@ there:
 	}
 }
 
+// TestWhatIsMadeBesideOthersCountsAsTheyDo is of stages with what the CPUs have left.
+func TestWhatIsMadeBesideOthersCountsAsTheyDo(t *testing.T) {
+	dir := scripts(t, map[string]string{"probe": probe, "probe.mk": `.PHONY: good idle later bad last
+good later last:
+	@echo did $@
+idle:
+	@while [ ! -e go ]; do sleep 0.01; done; chrt --pid $$$$; echo did $@
+# Says that idle may end, which must be beside it.
+release:
+	@echo did $@; touch go
+bad:
+	@while [ ! -e go ]; do sleep 0.01; done; exit 3
+wrong:
+	@touch go; sleep 0.5; exit 4
+hangs:
+	@touch go; sleep 1h
+`})
+	for _, tc := range []struct {
+		stages string
+		says   []string // in this order
+		not    string
+		fails  bool
+	}{
+		{"good beside:idle beside:later release last",
+			[]string{"did good", "did release", "policy: SCHED_IDLE", "did idle", "did later", "did last", "\nidle ", "\nlater ", "\nlast "},
+			"", false},
+		{"beside:bad beside:later release last", []string{"did release", "make bad failed with 2"}, "did l", true},
+		{"beside:hangs wrong last", []string{"make wrong failed with 2"}, "did last", true},
+		{"good beside:later", []string{"the last target, beside:later, has none beside it"}, "did", true},
+		{"beside:later good beside:idle release last", []string{"does not stand together: idle"}, "did last", true},
+	} {
+		_ = os.Remove(filepath.Join(dir, "go"))
+		out, err := in(dir, []string{"MAKE=" + dir + "/probe"}, "hack/stages", append([]string{"A=1"}, strings.Fields(tc.stages)...)...)
+		if (err != nil) != tc.fails {
+			t.Errorf("%s ended with %v, and said\n%s", tc.stages, err, out)
+		}
+		if tc.not != "" && strings.Contains(out, tc.not) {
+			t.Errorf("%s said\n%s\nwant no %q", tc.stages, out, tc.not)
+		}
+		rest := out
+		for _, want := range tc.says {
+			_, after, found := strings.Cut(rest, want)
+			if !found {
+				t.Errorf("%s said\n%s\nwant %q, after what was wanted before it", tc.stages, out, want)
+				break
+			}
+			rest = after
+		}
+	}
+}
+
 func TestWhatWasSkippedIsSaidLast(t *testing.T) {
 	const why = "this is no git checkout, so there is no older Kip to upgrade from"
 	dir := scripts(t, map[string]string{"probe": probe, "probe.mk": `.PHONY: unit bad tally
@@ -158,7 +212,7 @@ func TestEachFuzzTargetIsRunByItself(t *testing.T) {
 		"path/go": `#!/bin/sh
 case "$1 $2" in
 "list -f") pwd ;;
-"test -c") printf '#!/bin/sh\necho "%s $*"\n' "$7" >"$6"; chmod +x "$6" ;;
+"test -c") [ ! -e broken ] || exit 1; echo "compiled $9"; printf '#!/bin/sh\necho "%s $*"\n' "$9" >"$8"; chmod +x "$8" ;;
 "tool test2json")
 	shift 5
 	echo "$*"
@@ -183,22 +237,32 @@ esac
 		}
 	}
 	for _, tc := range []struct {
-		targets, idle string
+		targets, made string
 		fails         bool
 		says          []string
 	}{
 		{targets: "m/a FuzzOne\nm/b FuzzOne\n", says: []string{"m/a -test", "m/b -test", "-s INT 7 ", "-test.fuzz ^FuzzOne$ "}},
 		{targets: "m/a FuzzBad\nm/b FuzzOne\n", fails: true, says: []string{"m/a FuzzBad failed\nwhat it found\n", "m/b FuzzOne\n"}},
+		{targets: "m/a FuzzOne\nm/a FuzzTwo\n", says: []string{"m/a FuzzOne\n", "m/a FuzzTwo\n"}},
 		{targets: "", fails: true, says: []string{"no fuzz targets"}},
-		{targets: "m/a FuzzOne\n", idle: "idle", fails: true},
+		{targets: "m/a FuzzOne\n", made: "idle", fails: true},
+		{targets: "m/a FuzzOne\n", made: "broken", fails: true},
 	} {
 		give("targets", tc.targets)
-		if tc.idle != "" {
-			give(tc.idle, "")
+		if tc.made != "" {
+			give(tc.made, "")
 		}
 		out, err := in(dir, env, "hack/fuzz", "7")
 		if (err != nil) != tc.fails {
 			t.Errorf("with %q it ended with %v", tc.targets, err)
+		}
+		if n := strings.Count(out, "compiled m/a\n"); n > 1 {
+			t.Errorf("with %q it compiled m/a %d times", tc.targets, n)
+		}
+		if tc.made != "" {
+			if err := os.Remove(filepath.Join(dir, tc.made)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for _, want := range tc.says {
 			if !strings.Contains(out, want) {

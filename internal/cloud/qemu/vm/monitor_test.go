@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"path/filepath"
 	"strings"
@@ -30,17 +31,19 @@ func monitor(t *testing.T, ends bool, says ...string) (path string, heard <-chan
 			return
 		}
 		defer conn.Close()
-		in := bufio.NewScanner(conn)
+		in := bufio.NewReader(conn)
 		for _, text := range says {
 			if _, err := conn.Write([]byte(text)); err != nil {
 				return
 			}
-			if !in.Scan() {
+			line, err := in.ReadString('\n')
+			if err != nil {
 				return
 			}
-			lines <- in.Text()
+			lines <- strings.TrimSuffix(line, "\n")
 		}
-		for !ends && in.Scan() {
+		if !ends {
+			_, _ = io.Copy(io.Discard, conn)
 		}
 	}()
 	return path, lines
