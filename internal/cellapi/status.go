@@ -129,7 +129,7 @@ func someAddresses(known []netip.Addr) shape {
 	return list(8, func(at *field.Path, v any) (any, error) {
 		m, _ := v.(map[string]any)
 		switch {
-		case m != nil && m["ip"] == nil:
+		case m != nil && (m["ip"] == nil || m["ip"] == ""):
 			return nil, wrong(at.Child("ip"), "there: it says which address is meant")
 		case m["$patch"] != nil:
 			return gone(at, v)

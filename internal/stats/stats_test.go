@@ -335,6 +335,32 @@ container_memory_working_set_bytes{container="main",namespace="default",pod="evi
 	}
 }
 
+// TestOneCellsNamesSpoilNoOtherFamily has a cell whose series are called as the samples of the others'
+// histogram are, or whose histogram is called as the beginning of theirs is: who reads the answer
+// would refuse all of it.
+func TestOneCellsNamesSpoilNoOtherFamily(t *testing.T) {
+	const histogram = "# TYPE x histogram\nx_bucket{POD,le=\"+Inf\"} 2\nx_sum{POD} 1.5\nx_count{POD} 2\n"
+	for _, tc := range []struct{ good, evil, name, not string }{
+		{histogram, "# TYPE x_bucket gauge\nx_bucket{POD} 7\n", "x", "x_bucket"},
+		{histogram, "x_count{POD} 7\n", "x", "x_count"},
+		{histogram, "# TYPE x_sum counter\nx_sum{POD} 7\n", "x", "x_sum"},
+		{"# TYPE x_sum gauge\nx_sum{POD} 1\n", histogram, "x_sum", "x"},
+		{"# TYPE x_count gauge\nx_count{POD} 1\n", "# TYPE x summary\nx_count{POD} 1\n", "x_count", "x"},
+	} {
+		var cells []Cell
+		for pod, text := range map[string]string{"evil": tc.evil, "a": tc.good, "b": tc.good} {
+			c := cell(t, pod)
+			c.Conn = all(strings.ReplaceAll(text, "POD", `namespace="default",pod="`+pod+`"`))
+			cells = append(cells, c)
+		}
+		families := newFixture(t, cells...).families(t, "/metrics/probes")
+		got := podsIn(families[tc.name])
+		if slices.Sort(got); families[tc.not] != nil || !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("beside %q, %s has the pods %v, and %s is %v", tc.evil, tc.name, got, tc.not, families[tc.not])
+		}
+	}
+}
+
 // endless is a body without an end.
 type endless struct{}
 
@@ -372,6 +398,8 @@ func TestNoCellSpoilsTheRest(t *testing.T) {
 		Invalid: {
 			all("{\"node\": 7}\n# TYPE x nonsense\nx{pod=\"bad\",namespace=\"default\"} 1"),
 			all("\x00\xff{pod=\"bad\",namespace=\"default\"} what"),
+			all("#TYPE A \n{pod=\"bad\",namespace=\"default\"}0"), // over which the parser panics
+			all("# TYPE x gauge_histogram\nx_count{pod=\"bad\",namespace=\"default\"} 1\n"),
 		},
 		TooLarge: {tripper(func(*http.Request) (*http.Response, error) { return respond(endless{}) })},
 	}

@@ -108,30 +108,9 @@ type typed struct {
 func (m *textMerger) held() int { return int(m.size.Load()) }
 
 func (m *textMerger) add(c *Cell, body []byte) error {
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(m.ownLines(c, body)))
+	families, lines, err := m.read(c, body)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errInvalid, err)
-	}
-	lines := make(map[string]*bytes.Buffer, len(families))
-	node := map[string]*dto.Metric{}
-	for name, f := range families {
-		if slices.ContainsFunc(m.textEndpoint.node, func(s nodeSeries) bool { return s.name == name }) {
-			node[name] = f.Metric[0]
-			continue
-		}
-		own := slices.DeleteFunc(f.Metric, func(metric *dto.Metric) bool { return !ofPod(metric, c) })
-		if len(own) == 0 {
-			continue
-		}
-		var text bytes.Buffer
-		if _, err := expfmt.MetricFamilyToText(&text, &dto.MetricFamily{Name: f.Name, Type: f.Type, Metric: own}); err != nil {
-			return fmt.Errorf("%w: %w", errInvalid, err)
-		}
-		if _, err := text.ReadBytes('\n'); err != nil { // the line with the type
-			return fmt.Errorf("%w: family %s: %w", errInvalid, name, err)
-		}
-		lines[name] = &text
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,11 +119,48 @@ func (m *textMerger) add(c *Cell, body []byte) error {
 		m.size.Add(int64(m.typed(name, f.GetType(), f.GetHelp()).add(text.Bytes())))
 	}
 	for _, s := range m.textEndpoint.node {
-		if metric := node[s.name]; metric != nil {
-			m.addNode(c, s, metric)
+		if f := families[s.name]; f != nil {
+			m.addNode(c, s, f.Metric[0])
 		}
 	}
 	return nil
+}
+
+// read parses what a cell answers. It returns its families, and by name the lines of those that have
+// series of its pod. The parser panics over some texts, and a cell must not end Kip with one.
+func (m *textMerger) read(c *Cell, body []byte) (families map[string]*dto.MetricFamily, lines map[string]*bytes.Buffer, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: the parser gave up: %v", errInvalid, p)
+		}
+	}()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err = parser.TextToMetricFamilies(bytes.NewReader(m.ownLines(c, body)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	lines = make(map[string]*bytes.Buffer, len(families))
+	for name, f := range families {
+		if slices.ContainsFunc(m.textEndpoint.node, func(s nodeSeries) bool { return s.name == name }) {
+			continue
+		}
+		if f.GetType() == dto.MetricType_GAUGE_HISTOGRAM { // Prometheus' format has none, and it would refuse the answer
+			return nil, nil, fmt.Errorf("%w: family %s is a gauge histogram", errInvalid, name)
+		}
+		own := slices.DeleteFunc(f.Metric, func(metric *dto.Metric) bool { return !ofPod(metric, c) })
+		if len(own) == 0 {
+			continue
+		}
+		var text bytes.Buffer
+		if _, err := expfmt.MetricFamilyToText(&text, &dto.MetricFamily{Name: f.Name, Type: f.Type, Metric: own}); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", errInvalid, err)
+		}
+		if _, err := text.ReadBytes('\n'); err != nil { // the line with the type
+			return nil, nil, fmt.Errorf("%w: family %s: %w", errInvalid, name, err)
+		}
+		lines[name] = &text
+	}
+	return families, lines, nil
 }
 
 // ownLines are the lines about the cell's pod, or the node, and all comments. It
@@ -244,6 +260,7 @@ func (m *textMerger) end(cells []Cell) (*answer, error) {
 			node[s.name] = text
 		}
 	}
+	m.keepApart()
 	a := &answer{contentType: textFormat}
 	names := slices.AppendSeq(slices.Collect(maps.Keys(m.families)), maps.Keys(node)) // none is in both
 	slices.Sort(names)
@@ -281,14 +298,42 @@ func (m *textMerger) nodeText(s nodeSeries, cells []Cell) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// part is the family as most cells have it.
-func (f *family) part(name string) part {
-	var most dto.MetricType
+// keepApart leaves out, under mu, families that are called as the samples of a histogram or a summary
+// are: who reads the answer would take them for these, and all of it for wrong. What more cells have stays.
+func (m *textMerger) keepApart() {
+	for _, name := range slices.Sorted(maps.Keys(m.families)) {
+		for _, suffix := range []string{"_bucket", "_count", "_sum"} {
+			of, is := strings.CutSuffix(name, suffix)
+			if !is || m.families[of] == nil {
+				continue
+			}
+			t := m.families[of].most()
+			if t != dto.MetricType_HISTOGRAM && (t != dto.MetricType_SUMMARY || suffix == "_bucket") {
+				continue
+			}
+			if alone := m.families[name]; alone.types[alone.most()].cells > m.families[of].types[t].cells {
+				delete(m.families, of)
+			} else {
+				delete(m.families, name)
+			}
+			break
+		}
+	}
+}
+
+// most is the type that most cells give the family.
+func (f *family) most() (most dto.MetricType) {
 	for _, t := range slices.Sorted(maps.Keys(f.types)) {
 		if of, best := f.types[t], f.types[most]; best == nil || of.cells > best.cells {
 			most = t
 		}
 	}
+	return most
+}
+
+// part is the family as most cells have it.
+func (f *family) part(name string) part {
+	most := f.most()
 	of := f.types[most]
 	var head bytes.Buffer
 	if of.help != "" {

@@ -212,7 +212,11 @@ func TestEachFuzzTargetIsRunByItself(t *testing.T) {
 		"path/go": `#!/bin/sh
 case "$1 $2" in
 "list -f") pwd ;;
-"test -c") [ ! -e broken ] || exit 1; echo "compiled $9"; printf '#!/bin/sh\necho "%s $*"\n' "$9" >"$8"; chmod +x "$8" ;;
+"list -m") echo m ;;
+"test -c")
+	[ ! -e broken ] || exit 1
+	shift 8
+	echo "compiled $2"; printf '#!/bin/sh\necho "%s $*"\n' "$2" >"$1"; chmod +x "$1" ;;
 "tool test2json")
 	shift 5
 	echo "$*"
