@@ -164,13 +164,15 @@ func (m *textMerger) read(c *Cell, body []byte) (families map[string]*dto.Metric
 }
 
 // ownLines are the lines about the cell's pod, or the node, and all comments. It
-// only saves work: most of cAdvisor's series are about the machine. What is left
-// is parsed, and looked at again.
+// saves work: most of cAdvisor's series are about the machine. What is left
+// is parsed, and looked at again. No line is left that begins with the labels, as if it had
+// its name among them: no kubelet writes one, and the parser mixes it up with the one before.
 func (m *textMerger) ownLines(c *Cell, body []byte) []byte {
 	pod, namespace := []byte(`pod="`+c.Pod+`"`), []byte(`namespace="`+c.Namespace+`"`)
 	out := body[:0] // a line moves forward only
 	for line := range bytes.Lines(body) {
-		keep := len(line) > 0 && line[0] == '#' || bytes.Contains(line, pod) && bytes.Contains(line, namespace)
+		keep := len(line) > 0 && line[0] == '#' || bytes.Contains(line, pod) && bytes.Contains(line, namespace) &&
+			!bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{"))
 		for i := 0; !keep && i < len(m.textEndpoint.node); i++ {
 			keep = bytes.HasPrefix(line, []byte(m.textEndpoint.node[i].name))
 		}
