@@ -28,6 +28,9 @@ var stagesLine = regexp.MustCompile(`(?m)^override STAGES := (.*)$`)
 // minutesHead is the head of the table of minutes in CONTRIBUTING.md.
 const minutesHead = "| stage | does | cold | warm | allowed, cold |"
 
+// besideMark is before a stage of the Makefile that is made beside the others: its minutes are theirs.
+const besideMark = "beside:"
+
 // dash stands in the table for what is not measured yet.
 const dash = "–"
 
@@ -47,7 +50,14 @@ func wrongMinutes(contributing, makefile string, unmeasured []string) (out []str
 		return out
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
-	open := append(strings.Fields(strings.ReplaceAll(stages[1], "beside:", "")), "tally")
+	open, beside := []string{"tally"}, []string(nil)
+	for _, s := range strings.Fields(stages[1]) {
+		stage, is := strings.CutPrefix(s, besideMark)
+		if is {
+			beside = append(beside, stage)
+		}
+		open = append(open, stage)
+	}
 	var sum minutesOf
 	all := ""
 	for line := range strings.Lines(table) {
@@ -68,6 +78,12 @@ func wrongMinutes(contributing, makefile string, unmeasured []string) (out []str
 			wrong("make test has no stage %s, or the table has it twice", stage)
 		default:
 			open = slices.Delete(open, at, at+1)
+		}
+		if slices.Contains(beside, stage) {
+			if cells[2] != "beside" || cells[3] != "beside" || cells[4] != "beside" {
+				wrong("%s is made beside the others, which the row must say instead of minutes: each of them %q", cells[0], "beside")
+			}
+			continue
 		}
 		var row minutesOf
 		for i, cell := range cells[2:] {
@@ -155,4 +171,8 @@ func TestWrongMinutesAreFound(t *testing.T) {
 		expect(t, wrongMinutes(strings.Replace(rows, tc.was, tc.is, 1), makefile, nil), tc.says...)
 	}
 	expect(t, wrongMinutes(rows, "STAGES = build\n", nil), "does not see")
+	const beside = "override STAGES := build beside:lint e2e\n"
+	lane := strings.Replace(rows, "| all |", "| `make lint` | reads | beside | beside | beside |\n| all |", 1)
+	expect(t, wrongMinutes(lane, beside, nil))
+	expect(t, wrongMinutes(strings.Replace(lane, "reads | beside", "reads | 5", 1), beside, nil), "made beside")
 }

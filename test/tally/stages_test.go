@@ -134,7 +134,7 @@ func TestWhatIsMadeBesideOthersCountsAsTheyDo(t *testing.T) {
 good later last:
 	@echo did $@
 idle:
-	@while [ ! -e go ]; do sleep 0.01; done; chrt --pid $$$$; echo did $@
+	@while [ ! -e go ]; do sleep 0.01; done; chrt --pid $$$$; cat /proc/self/autogroup || echo nice 19; echo did $@
 # Says that idle may end, which must be beside it.
 release:
 	@echo did $@; touch go
@@ -143,7 +143,7 @@ bad:
 wrong:
 	@touch go; sleep 0.5; exit 4
 hangs:
-	@touch go; sleep 1h
+	@touch go; echo $$$$ >hangs; exec sleep 1h
 `})
 	for _, tc := range []struct {
 		stages string
@@ -152,8 +152,8 @@ hangs:
 		fails  bool
 	}{
 		{"good beside:idle beside:later release last",
-			[]string{"did good", "did release", "policy: SCHED_IDLE", "did idle", "did later", "did last", "\nidle ", "\nlater ", "\nlast "},
-			"", false},
+			[]string{"did good", "did release", "policy: SCHED_IDLE", "nice 19", "did idle", "did later", "did last",
+				"\nidle ", "\nlater ", "\nlast "}, "", false},
 		{"beside:bad beside:later release last", []string{"did release", "make bad failed with 2"}, "did l", true},
 		{"beside:hangs wrong last", []string{"make wrong failed with 2"}, "did last", true},
 		{"good beside:later", []string{"the last target, beside:later, has none beside it"}, "did", true},
@@ -163,6 +163,11 @@ hangs:
 		out, err := in(dir, []string{"MAKE=" + dir + "/probe"}, "hack/stages", append([]string{"A=1"}, strings.Fields(tc.stages)...)...)
 		if (err != nil) != tc.fails {
 			t.Errorf("%s ended with %v, and said\n%s", tc.stages, err, out)
+		}
+		if pid, err := os.ReadFile(filepath.Join(dir, "hangs")); err == nil {
+			if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
+				t.Errorf("%s left what hangs", tc.stages)
+			}
 		}
 		if tc.not != "" && strings.Contains(out, tc.not) {
 			t.Errorf("%s said\n%s\nwant no %q", tc.stages, out, tc.not)
