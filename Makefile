@@ -192,8 +192,9 @@ tally: ## whether the stages of make test have run every test of the tree
 tally-update: ## take how many subtests the stages ran into test/tally/subtests.txt; SHRINK=1 where they are fewer
 	@CGO_ENABLED=0 $(GO) run -trimpath ./test/tally -all .kip/checks -update $(if $(SHRINK),-shrink)
 
-# Those that compute most and start no goroutine, as test/layout sees: the race detector would
-# find nothing there, and makes them take five times as long.
+# Those that compute most, and neither they nor their tests start a goroutine, as test/layout sees: the race
+# detector would find nothing, and makes them take five times as long. What is asked by many at once of
+# internal/placement has its test in internal/admission.
 SEQUENTIAL := $(addprefix $(MODULE)/,internal/placement internal/quote internal/daybook internal/policy internal/cloudconfig \
 	internal/config internal/catalog hack/catalog test/layout test/tally test/oddpods test/cost)
 .PHONY: unit

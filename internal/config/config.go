@@ -232,7 +232,7 @@ type EtcdClient struct {
 
 // Cells are the machines that pods run on.
 type Cells struct {
-	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. With aws imageID, or what the newest is taken of: name, of which * may be a part, imageIDs, filters of DescribeImages (NAME=VALUE,VALUE with spaces between them), owner or owners (accounts; else your own), with those also executableUsers; required there. Default: Kip's newest."`
+	BootImageSpec          map[string]string   `key:"bootImageSpec" clouds:"aws,gce,azure" doc:"Which image cells boot, in the cloud's own terms. With aws imageID, or what the newest is taken of: name, of which * may be a part, imageIDs, filters of DescribeImages (NAME=VALUE,VALUE with spaces between them), owner or owners (accounts; else your own), with those also executableUsers. Required with aws."`
 	DefaultInstanceType    string              `key:"defaultInstanceType" doc:"Instance type of pods that name neither resources nor a type. Required."`
 	DefaultVolumeSize      resource.Quantity   `key:"defaultVolumeSize" default:"5Gi" clouds:"aws,gce,azure" doc:"Size of a cell's root disk, at least 1Gi."`
 	ReservedMemory         resource.Quantity   `key:"reservedMemory" doc:"What a cell's kernel and agent need of its memory: added to what the pod needs when an instance type is chosen. Default: 128Mi; with local and sim, whose cells have no kernel of their own, 64Mi."`

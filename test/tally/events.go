@@ -35,19 +35,24 @@ type ends struct {
 
 // fuzzing is what a fuzz target last said of its run as such.
 type fuzzing struct {
-	corpus int // inputs that it had to begin with
-	execs  int // inputs that it ran, the corpus included
+	corpus int  // inputs that it had to begin with
+	execs  int  // inputs that it ran, the corpus included
+	guided bool // it was led by what of the code it reached
 }
 
 func (f fuzzing) String() string {
-	return fmt.Sprintf("%d inputs, %d of them its corpus", f.execs, f.corpus)
+	unguided := ""
+	if f.execs > 0 && !f.guided {
+		unguided = ", not led by what they reached, since its binary was not made for fuzzing"
+	}
+	return fmt.Sprintf("%d inputs, %d of them its corpus%s", f.execs, f.corpus, unguided)
 }
 
-// triedNew says that it ran more than what it had to begin with.
-func (f fuzzing) triedNew() bool { return f.execs > f.corpus }
+// triedNew says that it ran more than what it had to begin with, led by what that reached.
+func (f fuzzing) triedNew() bool { return f.guided && f.execs > f.corpus }
 
 var (
-	fuzzCorpus = regexp.MustCompile(`^fuzz: elapsed: \S+, (?:gathering baseline coverage|testing seed corpus): \d+/(\d+) completed`)
+	fuzzCorpus = regexp.MustCompile(`^fuzz: elapsed: \S+, gathering baseline coverage: \d+/(\d+) completed`)
 	fuzzExecs  = regexp.MustCompile(`^fuzz: elapsed: \S+, execs: (\d+) `)
 )
 
@@ -61,7 +66,8 @@ func (f fuzzing) line(text string) fuzzing {
 		}
 		return was
 	}
-	return fuzzing{corpus: number(fuzzCorpus, f.corpus), execs: number(fuzzExecs, f.execs)}
+	// A binary without counters of coverage says "testing seed corpus" instead.
+	return fuzzing{corpus: number(fuzzCorpus, f.corpus), execs: number(fuzzExecs, f.execs), guided: f.guided || fuzzCorpus.MatchString(text)}
 }
 
 func newEnds() *ends {

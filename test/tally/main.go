@@ -407,7 +407,7 @@ func notFuzzed(want []test, ran *ends, l lists) error {
 			names = append(names, fmt.Sprintf("%s: %s", t, ran.fuzzed[t]))
 		}
 	}
-	return listed("were not fuzzed: they ran no input but their corpus, if that; where it takes so long, a larger FUZZTIME or go clean -fuzzcache helps", names)
+	return listed("were not fuzzed: they ran no input but their corpus, if that; where that takes so long, a larger FUZZTIME helps, or fewer inputs in its testdata/fuzz", names)
 }
 
 // repository is the folder with the module's go.mod, from the working folder.

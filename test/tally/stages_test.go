@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // scripts is a folder with the Makefile and hack/ of the tree, but for the
@@ -141,9 +142,9 @@ release:
 bad:
 	@while [ ! -e go ]; do sleep 0.01; done; exit 3
 wrong:
-	@touch go; sleep 0.5; exit 4
+	@touch go; while [ ! -s pid ]; do sleep 0.01; done; exit 4
 hangs:
-	@touch go; echo $$$$ >hangs; exec sleep 1h
+	@touch go; echo $$$$ >pid; exec sleep 1h
 `})
 	for _, tc := range []struct {
 		stages string
@@ -164,9 +165,17 @@ hangs:
 		if (err != nil) != tc.fails {
 			t.Errorf("%s ended with %v, and said\n%s", tc.stages, err, out)
 		}
-		if pid, err := os.ReadFile(filepath.Join(dir, "hangs")); err == nil {
-			if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
-				t.Errorf("%s left what hangs", tc.stages)
+		if strings.Contains(tc.stages, "hangs") {
+			pid, err := os.ReadFile(filepath.Join(dir, "pid"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // with what the CPUs have left
+				if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err != nil {
+					break
+				} else if time.Now().After(end) {
+					t.Fatalf("%s left what hangs", tc.stages)
+				}
 			}
 		}
 		if tc.not != "" && strings.Contains(out, tc.not) {
@@ -220,6 +229,7 @@ case "$1 $2" in
 "list -m") echo m ;;
 "test -c")
 	[ ! -e broken ] || exit 1
+	[ "$4 $5" = "-gcflags m/...=-d=libfuzzer" ] || exit 1
 	shift 8
 	echo "compiled $2"; printf '#!/bin/sh\necho "%s $*"\n' "$2" >"$1"; chmod +x "$1" ;;
 "tool test2json")

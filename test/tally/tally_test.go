@@ -331,9 +331,11 @@ func TestAFuzzTargetThatTriesNothingNewFails(t *testing.T) {
 		lines []string
 		fails string
 	}{
-		"it tried new inputs":        {append(run(begins, baseline, fmt.Sprintf(execs, 42)), passes), ""},
-		"it ran its corpus only":     {append(run(begins, baseline, fmt.Sprintf(execs, 41)), passes), "FuzzIt: 41 inputs, 41 of them its corpus"},
-		"the time went for that":     {append(run(begins), passes), "FuzzIt: 0 inputs, 41 of them"},
+		"it tried new inputs":    {append(run(begins, baseline, fmt.Sprintf(execs, 42)), passes), ""},
+		"it ran its corpus only": {append(run(begins, baseline, fmt.Sprintf(execs, 41)), passes), "FuzzIt: 41 inputs, 41 of them its corpus"},
+		"the time went for that": {append(run(begins), passes), "FuzzIt: 0 inputs, 41 of them"},
+		"it was not led by coverage": {append(run("fuzz: elapsed: 0s, testing seed corpus: 0/41 completed", fmt.Sprintf(execs, 42)), passes),
+			"42 inputs, 0 of them its corpus, not led"},
 		"it ran as a test":           {[]string{says("pass", "FuzzIt/seed"), passes}, "FuzzIt: 0 inputs, 0 of them"},
 		"it printed that by itself":  {append(run("so much for fuzz: elapsed: 3s, execs: 9 (1/sec)"), passes), "FuzzIt: 0 inputs"},
 		"it failed after new inputs": {append(run(begins, baseline, fmt.Sprintf(execs, 42)), says("fail", "FuzzIt")), "1 failed"},

@@ -331,8 +331,9 @@ Kip needs the policy below, as a role of its service account (IRSA, EKS Pod Iden
 as a user's whose keys are in ` + "`cloud.aws`" + `. Cells need no rights of their own. The calls that Kip makes are these and no others: a test
 compares them with the code, and the tests of the driver run against a model of EC2 that refuses what this policy does not allow.
 
-Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with one exception: it attaches volumes of
-` + "`" + ebsDriver + "`" + `, which have that driver's tag. Where several Kips share an account, give each a
+Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with these exceptions: the routes to pods' cells, in the tables of
+their subnets; the messages of its queue of interruptions; and volumes of ` + "`" + ebsDriver + "`" + `, which it attaches, and which have that driver's tag.
+Where several Kips share an account, give each a
 policy of its own, in which the Kip's controller ID, the value of that tag on its cells, stands for the ` + "`*`" + ` of the conditions on that tag.
 
 | statement | allows | for |
