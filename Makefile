@@ -199,10 +199,10 @@ SEQUENTIAL := $(addprefix $(MODULE)/,internal/placement internal/quote internal/
 	internal/config internal/catalog hack/catalog test/layout test/tally test/oddpods test/cost)
 .PHONY: unit
 unit: benchmarks ## tests without root and without Kubernetes' own code
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-sequential . '' '$(SEQUENTIAL)' -trimpath -short -count=1 -timeout 5m
+	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-sequential . '' '$(SEQUENTIAL)' -trimpath -short -count=1 -timeout 20m
 	@# Four packages at once, since many wait for an etcd of their own. That of make faults has run twice there.
-	@FORMAT=pkgname hack/run-tests unit . '' '$(filter-out $(MODULE)/test/faults $(SEQUENTIAL),$(UNIT))' -race -short -count=1 -p 4 -timeout 5m
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-karpenter test/bench/karpenter '' ./... -trimpath -count=1 -timeout 3m
+	@FORMAT=pkgname hack/run-tests unit . '' '$(filter-out $(MODULE)/test/faults $(SEQUENTIAL),$(UNIT))' -race -short -count=1 -p 4 -timeout 20m
+	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-karpenter test/bench/karpenter '' ./... -trimpath -count=1 -timeout 20m
 
 # So that none rots; make bench measures. Those of the local cloud want root, and are
 # part of e2e.
@@ -210,12 +210,12 @@ BENCHMARKS = $(shell CGO_ENABLED=0 $(GO) run -trimpath ./test/tally -benchmarks)
 .PHONY: benchmarks
 benchmarks: ## each benchmark once
 	@CGO_ENABLED=0 hack/run-tests benchmarks . '$(ITZO_TAGS)' '$(filter-out $(MODULE)/internal/cloud/local,$(BENCHMARKS))' \
-		-trimpath -short -bench . -benchtime 1x -timeout 5m
+		-trimpath -short -bench . -benchtime 1x -timeout 20m
 
 # Compiled as the programs are, so without -race: with it Kubernetes is compiled again.
 .PHONY: unit-kubernetes
 unit-kubernetes: ## tests of the packages that link Kubernetes' own code
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-kubernetes . '$(ITZO_TAGS)' '$(LINK_KUBERNETES)' -trimpath -count=1 -timeout 5m
+	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-kubernetes . '$(ITZO_TAGS)' '$(LINK_KUBERNETES)' -trimpath -count=1 -timeout 20m
 
 # The same histories each time, so that a check says something of the change that
 # it checks; 0 takes others.
@@ -246,8 +246,8 @@ fuzz: ## each fuzz target for FUZZTIME seconds
 IN_WORLD = -race -count=1 -timeout 45m
 .PHONY: e2e
 e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests with real machines and real kubelets on the local cloud, and a Kip that tells of data races; as root
-	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/host ./internal/cloud/local ./internal/agent' -race -count=1 -timeout 10m
-	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 5m
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/host ./internal/cloud/local ./internal/agent' -race -count=1 -timeout 20m
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 20m
 	@# Worlds beside each other, since what goes alone in its world waits most of the time.
 	@export KIP_BIN=$(CURDIR)/$(BIN) status=0; \
 	SHARD=alone:1/2 KIP_E2E_BRIDGE=kipe2e1 KIP_E2E_CIDR=10.122.0.0/16 hack/run-tests e2e-alone-1 . e2e ./test/e2e $(IN_WORLD) & first=$$!; \

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -195,23 +196,30 @@ func maxDisks(t types.InstanceTypeInfo) int64 {
 	return max(1, most)
 }
 
+// embeddedTypes are those of the embedded catalogue, read once: their prices, which are most
+// of it, are not kept.
+var embeddedTypes = sync.OnceValues(func() ([]catalog.InstanceType, error) {
+	book, err := books.Open("aws")
+	return book.Types, err
+})
+
 // complete adds to types what the embedded catalogue knows and EC2's API does not tell, or
 // in other words: what a kernel sees of their memory, the memory of their GPUs, and their
 // other accelerators.
 func complete(kinds []catalog.InstanceType) error {
-	book, err := books.Open("aws")
+	embedded, err := embeddedTypes()
 	if err != nil {
 		return err
 	}
 	for i := range kinds {
 		t := &kinds[i]
-		at, found := slices.BinarySearchFunc(book.Types, t.Name, func(known catalog.InstanceType, name string) int {
+		at, found := slices.BinarySearchFunc(embedded, t.Name, func(known catalog.InstanceType, name string) int {
 			return strings.Compare(known.Name, name)
 		})
-		if !found || book.Types[at].MemoryBytes != t.MemoryBytes {
+		if !found || embedded[at].MemoryBytes != t.MemoryBytes {
 			continue
 		}
-		known := book.Types[at]
+		known := embedded[at]
 		t.UsableBytes, t.Accelerators = known.UsableBytes, known.Accelerators
 		if len(known.GPUs) == 1 && len(t.GPUs) == 1 && known.GPUs[0].Count == t.GPUs[0].Count {
 			t.GPUs[0].MemoryBytes = known.GPUs[0].MemoryBytes
