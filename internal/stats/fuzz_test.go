@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -108,6 +109,25 @@ func byPod(t *testing.T, families map[string]*dto.MetricFamily) map[string][]str
 	return series
 }
 
+// readable is what Prometheus' own reader takes, which is less than the library's for clients does: see the
+// lexer of its model/textparse.
+var readable = regexp.MustCompile(`^(# (HELP|TYPE) [a-zA-Z_:][a-zA-Z0-9_:]* [^\x00\n]*|` +
+	`[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*="([^"\\\x00\n]|\\[^\x00\n])*",?)*\})? [^ \x00\n]+( [0-9]+)?)\n$`)
+
+// checkLine says that Prometheus can read a line of an answer, and metrics-server takes it for its own pod's.
+func checkLine(t *testing.T, line []byte) {
+	t.Helper()
+	if !readable.Match(line) {
+		t.Fatalf("Prometheus reads no line %q", line)
+	}
+	for label, want := range map[string][]string{"pod": {"a", "b", "evil"}, "namespace": {"default"}} {
+		_, value, has := bytes.Cut(line, []byte(label+`="`))
+		if value, _, _ = bytes.Cut(value, []byte(`"`)); has && line[0] != '#' && !slices.Contains(want, string(value)) {
+			t.Fatalf("metrics-server reads the %s %q in %q", label, value, line)
+		}
+	}
+}
+
 // FuzzATextOfOneCellSpoilsNothing merges whatever a cell answers with the answers of
 // good ones.
 func FuzzATextOfOneCellSpoilsNothing(f *testing.F) {
@@ -133,6 +153,9 @@ func FuzzATextOfOneCellSpoilsNothing(f *testing.F) {
 		"node_cpu_usage_seconds_total{pod=\"a\",namespace=\"default\"} 5\n",
 		"node_cpu_usage_seconds_total{pod=\"evil\",namespace=\"default\"} 5\n",
 		"container_scrape_error 1e300\n",
+		"x" + label + "1 -1\n",
+		"x{apod=\"a\",namespace=\"default\",pod=\"evil\"} 1\n",
+		"# HELP x a\x00b\n# TYPE x gauge\nx" + label + "1\n",
 	} {
 		for i := range endpoints {
 			f.Add(byte(i), i == 0, []byte(text))
@@ -148,6 +171,9 @@ func FuzzATextOfOneCellSpoilsNothing(f *testing.F) {
 			}
 			if !utf8.Valid(out) {
 				t.Fatalf("the answer is not all text: %q", out)
+			}
+			for line := range bytes.Lines(out) {
+				checkLine(t, line)
 			}
 			return families
 		}

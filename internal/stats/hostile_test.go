@@ -2,12 +2,15 @@ package stats
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strings"
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
@@ -98,5 +101,111 @@ func TestTheNodesNumbersAreBoundedByTheMachines(t *testing.T) {
 	}
 	if text := f.fresh(t, "/metrics/resource"); strings.Contains(text, "e+308") || strings.Contains(text, "Inf") {
 		t.Errorf("the answer has\n%s", text)
+	}
+}
+
+// Each is left out, and what the cell says beside it stays.
+func TestALineThatNoKubeletWritesIsLeftOut(t *testing.T) {
+	const own = `namespace="default",pod="evil"`
+	manyLabels := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `,l%d=""`, i)
+		}
+		return b.String()
+	}
+	for name, line := range map[string]string{
+		"a time before 1970":          `x{` + own + `} 1 -1`,
+		"a time with a sign":          `x{` + own + `} 1 +1`,
+		"a time that is none":         `x{` + own + `} 1 1.5`,
+		"what follows the time":       `x{` + own + `} 1 1 # {a="b"} 1`,
+		"no value":                    `x{` + own + `} `,
+		"its name among its labels":   `{"x",` + own + `} 1`,
+		"spaces":                      `x {` + own + `} 1`,
+		"a label in quotes":           `x{"a"="b",` + own + `} 1`,
+		"an unknown escape":           `x{a="\t",` + own + `} 1`,
+		"a quote left open":           `x{` + own + `,a="} 1`,
+		"a control character":         "x{a=\"\x00\"," + own + `} 1`,
+		"no text":                     "x{a=\"\xff\"," + own + `} 1`,
+		"more labels than any has":    `x{` + own + manyLabels(mostLabels-1) + `} 1`,
+		"a line longer than any is":   `x{` + own + `,a="` + strings.Repeat("b", mostLine) + `"} 1`,
+		"another's pod, for some":     `x{apod="a",` + own + `} 1`,
+		"another's namespace":         `x{anamespace="kube-system",` + own + `} 1`,
+		"another's container":         `x{acontainer="main",container="main",` + own + `} 1`,
+		"another's pod, at the end":   `x{` + own + `,_pod="a"} 1`,
+		"the end of a value like one": `x{a="pod=",` + own + `} 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			good := `y{container="main",` + own + manyLabels(mostLabels-3) + "} 1 0\n"
+			out := string(merged(t, newTexts(cadvisor).begin(begin), goodText, true, []byte(line+"\n"+good)))
+			if families := parse(t, out); families["x"] != nil || families["y"] == nil {
+				t.Errorf("of %q the answer has\n%s", line, out)
+			}
+		})
+	}
+}
+
+// The parser of Prometheus' library panics over some texts, of which a line that begins with its labels is one.
+func TestAParserThatPanicsIsAnErrorOfItsCell(t *testing.T) {
+	m := newTexts(cadvisor).begin(begin).(*textMerger)
+	const text = "# TYPE y gauge\n{namespace=\"default\",pod=\"evil\"} 0\n"
+	if kept, err := m.ownLines(&evil, []byte(text)); err != nil || strings.Contains(string(kept), "evil") {
+		t.Errorf("of %q there is %q: %v", text, kept, err)
+	}
+	panics := func(io.Reader) (map[string]*dto.MetricFamily, error) { panic("as it does") }
+	if _, _, err := m.read(&evil, []byte(text), panics); !errors.Is(err, errInvalid) {
+		t.Errorf("a panic is %v", err)
+	}
+}
+
+func TestHelpThatSomeCannotReadIsLeftOut(t *testing.T) {
+	for _, help := range []string{"a\x00b", "a\xffb", strings.Repeat("a", mostHelp)} {
+		body := "# HELP x " + help + "\n# TYPE x gauge\nx{namespace=\"default\",pod=\"evil\"} 1\n"
+		out := string(merged(t, newTexts(cadvisor).begin(begin), goodText, true, []byte(body)))
+		if f := parse(t, out)["x"]; f == nil || f.GetHelp() != "" {
+			t.Errorf("the family is %v", f)
+		}
+	}
+}
+
+// What a cell makes Kip keep counts, also where it is no line.
+func TestFamiliesAreBounded(t *testing.T) {
+	text := func(families int, help string) []byte {
+		var b strings.Builder
+		for n := range families {
+			fmt.Fprintf(&b, "# HELP x%d %s\n# TYPE x%d gauge\n", n, help, n)
+			fmt.Fprintf(&b, "x%d{namespace=\"default\",pod=\"evil\"} 1\n", n)
+		}
+		return []byte(b.String())
+	}
+	m := newTexts(cadvisor).begin(begin)
+	for _, body := range [][]byte{
+		text(mostFamilies+1, ""),
+		[]byte(strings.ReplaceAll(string(text(mostFamilies+1, "")), "#", "##")), // none of the comments counts
+	} {
+		if err := m.add(&evil, body); !errors.Is(err, errInvalid) || m.held() != 0 {
+			t.Errorf("of too many families there are %d bytes, and the error is %v", m.held(), err)
+		}
+	}
+	help := strings.Repeat("a", 900)
+	if err := m.add(&evil, text(mostFamilies, help)); err != nil || m.held() < mostFamilies*(familySize+len(help)) {
+		t.Errorf("%d families count as %d bytes: %v", mostFamilies, m.held(), err)
+	}
+}
+
+func TestASummaryOfManyValuesIsNotRead(t *testing.T) {
+	for what, body := range map[string]string{
+		"pods":       `{"pods":[` + strings.Repeat("{},", mostValues) + `{}]}`,
+		"nothings":   `{"pods":[` + strings.Repeat("null,", mostValues) + `null]}`,
+		"containers": `{"pods":[{"containers":[` + strings.Repeat("{},", mostValues) + `{}]}]}`,
+	} {
+		for name, m := range map[string]merger{
+			"summary": newSummaries("kip-0", begin).begin(begin),
+			"meter":   (&uses{cells: map[string]*used{}}).begin(begin),
+		} {
+			if err := m.add(&evil, []byte(body)); !errors.Is(err, errTooLarge) {
+				t.Errorf("%s of many %s: %v", name, what, err)
+			}
+		}
 	}
 }

@@ -2,12 +2,8 @@ package stats
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"sync"
 	"time"
-
-	statsapi "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
 const (
@@ -103,9 +99,9 @@ type useMerger struct {
 func (m *useMerger) held() int { return 0 }
 
 func (m *useMerger) add(c *Cell, body []byte) error {
-	var s statsapi.Summary
-	if err := json.Unmarshal(body, &s); err != nil {
-		return fmt.Errorf("%w: %w", errInvalid, err)
+	s, err := readSummary(body)
+	if err != nil {
+		return err
 	}
 	for i := range s.Pods {
 		p := &s.Pods[i]

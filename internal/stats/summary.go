@@ -49,17 +49,32 @@ func (m *summaryMerger) held() int { return int(m.size.Load()) }
 // summary of all is lost. A cell can have them, in another time zone than UTC.
 var unreadableYears = [][]byte{[]byte(`"10000-01-0`), []byte(`"-0001-12-3`)}
 
+// mostValues is how many values a summary may have. Three bytes can be an entry of a list, which takes some
+// 200 as it is read. A kubelet writes some 250 values in all for a pod of one container, and some 50 for each more.
+const mostValues = 1 << 16
+
+// readSummary reads what a cell answers.
+func readSummary(body []byte) (*statsapi.Summary, error) {
+	if bytes.Count(body, []byte{','}) >= mostValues {
+		return nil, fmt.Errorf("%w: it has more than %d values", errTooLarge, mostValues)
+	}
+	s := &statsapi.Summary{}
+	if err := json.Unmarshal(body, s); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	return s, nil
+}
+
 func (m *summaryMerger) add(c *Cell, body []byte) error {
-	var s statsapi.Summary
-	if err := json.Unmarshal(body, &s); err != nil {
-		return fmt.Errorf("%w: %w", errInvalid, err)
+	s, err := readSummary(body)
+	if err != nil {
+		return err
 	}
 	var pod []byte
 	for i := range s.Pods {
 		if ref := s.Pods[i].PodRef; ref.Namespace != c.Namespace || ref.Name != c.Pod || ref.UID != string(c.UID) {
 			continue
 		}
-		var err error
 		if pod, err = json.Marshal(&s.Pods[i]); err != nil {
 			return fmt.Errorf("%w: %w", errInvalid, err)
 		}

@@ -3,6 +3,7 @@ package stats
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"slices"
@@ -108,7 +109,7 @@ type typed struct {
 func (m *textMerger) held() int { return int(m.size.Load()) }
 
 func (m *textMerger) add(c *Cell, body []byte) error {
-	families, lines, err := m.read(c, body)
+	families, lines, err := m.read(c, body, parseText)
 	if err != nil {
 		return err
 	}
@@ -126,16 +127,28 @@ func (m *textMerger) add(c *Cell, body []byte) error {
 	return nil
 }
 
+type textParser func(io.Reader) (map[string]*dto.MetricFamily, error)
+
+func parseText(text io.Reader) (map[string]*dto.MetricFamily, error) {
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	return parser.TextToMetricFamilies(text)
+}
+
 // read parses what a cell answers. It returns its families, and by name the lines of those that have
 // series of its pod. The parser panics over some texts, and a cell must not end Kip with one.
-func (m *textMerger) read(c *Cell, body []byte) (families map[string]*dto.MetricFamily, lines map[string]*bytes.Buffer, err error) {
+func (m *textMerger) read(c *Cell, body []byte, parse textParser) (families map[string]*dto.MetricFamily,
+	lines map[string]*bytes.Buffer, err error,
+) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: the parser gave up: %v", errInvalid, p)
 		}
 	}()
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err = parser.TextToMetricFamilies(bytes.NewReader(m.ownLines(c, body)))
+	kept, err := m.ownLines(c, body)
+	if err != nil {
+		return nil, nil, err
+	}
+	families, err = parse(bytes.NewReader(kept))
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errInvalid, err)
 	}
@@ -160,27 +173,10 @@ func (m *textMerger) read(c *Cell, body []byte) (families map[string]*dto.Metric
 		}
 		lines[name] = &text
 	}
-	return families, lines, nil
-}
-
-// ownLines are the lines about the cell's pod, or the node, and all comments. It
-// saves work: most of cAdvisor's series are about the machine. What is left
-// is parsed, and looked at again. No line is left that begins with the labels, as if it had
-// its name among them: no kubelet writes one, and the parser mixes it up with the one before.
-func (m *textMerger) ownLines(c *Cell, body []byte) []byte {
-	pod, namespace := []byte(`pod="`+c.Pod+`"`), []byte(`namespace="`+c.Namespace+`"`)
-	out := body[:0] // a line moves forward only
-	for line := range bytes.Lines(body) {
-		keep := len(line) > 0 && line[0] == '#' || bytes.Contains(line, pod) && bytes.Contains(line, namespace) &&
-			!bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("{"))
-		for i := 0; !keep && i < len(m.textEndpoint.node); i++ {
-			keep = bytes.HasPrefix(line, []byte(m.textEndpoint.node[i].name))
-		}
-		if keep {
-			out = append(out, line...)
-		}
+	if len(lines) > mostFamilies {
+		return nil, nil, fmt.Errorf("%w: it has more than %d families", errInvalid, mostFamilies)
 	}
-	return out
+	return families, lines, nil
 }
 
 // ofPod says whether a series is one of the cell's pod.
@@ -197,6 +193,10 @@ func ofPod(metric *dto.Metric, c *Cell) bool {
 	return pod && namespace
 }
 
+// familySize is what is kept of a family beside its lines, its name and its help, in bytes: some
+// entries of maps, and its part of the answer.
+const familySize = 512
+
 // typed finds, under mu, where the lines of a family belong.
 func (m *textMerger) typed(name string, t dto.MetricType, help string) *pile {
 	f := m.families[name]
@@ -206,8 +206,9 @@ func (m *textMerger) typed(name string, t dto.MetricType, help string) *pile {
 	}
 	of := f.types[t]
 	if of == nil {
-		of = &typed{help: strings.ToValidUTF8(help, "?")}
+		of = &typed{help: help}
 		f.types[t] = of
+		m.size.Add(int64(familySize + 2*len(name) + 2*len(help)))
 	}
 	of.cells++
 	return &of.pile
@@ -301,7 +302,8 @@ func (m *textMerger) nodeText(s nodeSeries, cells []Cell) ([]byte, error) {
 }
 
 // keepApart leaves out, under mu, families that are called as the samples of a histogram or a summary
-// are: who reads the answer would take them for these, and all of it for wrong. What more cells have stays.
+// are: who reads the answer would take them for these, and all of it for wrong. What more cells have stays,
+// and where as many have both, the histogram.
 func (m *textMerger) keepApart() {
 	for _, name := range slices.Sorted(maps.Keys(m.families)) {
 		for _, suffix := range []string{"_bucket", "_count", "_sum"} {
