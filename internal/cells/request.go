@@ -226,12 +226,15 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.launchesPaused(e); wait > 0 {
 		return wait, nil
 	}
-	if wait := c.keptBack(e); wait > 0 {
-		return wait, nil
-	}
 	next, err := toLaunchOf(e)
 	if err != nil {
 		return 0, err
+	}
+	if wait := c.keptBack(e); wait > 0 {
+		return wait, nil
+	}
+	if wait := c.looksForRights(e); wait > 0 {
+		return wait, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

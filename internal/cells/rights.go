@@ -94,7 +94,8 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 	}
 }
 
-// startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started.
+// startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started,
+// perhaps to see whether Kip has them.
 func (c *Controller) startsPaused(e *entry) time.Duration {
 	c.mu.Lock()
 	all := c.pause.all
@@ -102,12 +103,18 @@ func (c *Controller) startsPaused(e *entry) time.Duration {
 	if !all {
 		return 0
 	}
-	return c.launchesPaused(e)
+	return c.looksForRights(e)
 }
 
-// launchesPaused is how long a cell has to wait for Kip's rights; 0 if it may be
-// launched. When the time has come one cell is let through, to see.
-func (c *Controller) launchesPaused(e *entry) time.Duration {
+// launchesPaused is how long a cell has to wait for Kip's rights; 0 if it may be launched, or one
+// is to be, to see.
+func (c *Controller) launchesPaused(e *entry) time.Duration { return c.paused(e, false) }
+
+// looksForRights is launchesPaused for a cell that nothing else holds up: it is the one that is
+// let through, to see, and the others wait for its answer.
+func (c *Controller) looksForRights(e *entry) time.Duration { return c.paused(e, true) }
+
+func (c *Controller) paused(e *entry, looks bool) time.Duration {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	if c.pause.since.IsZero() {
@@ -116,7 +123,9 @@ func (c *Controller) launchesPaused(e *entry) time.Duration {
 	}
 	left := c.pause.until.Sub(now)
 	if left <= 0 {
-		c.pause.until, c.pause.asked = now.Add(callTimeout), true // the others wait for its answer
+		if looks {
+			c.pause.until, c.pause.asked = now.Add(callTimeout), true
+		}
 		c.mu.Unlock()
 		return 0
 	}

@@ -304,7 +304,10 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	}
 	if !c.isAside(e, startsInstance) {
 		c.cfg.Calls.TakeBackStop(id) // the pod would wait until that is sent
-		if wait := max(e.starting.wait(now), c.startsPaused(e)); wait > 0 {
+		if wait := e.starting.wait(now); wait > 0 {
+			return wait, nil
+		}
+		if wait := c.startsPaused(e); wait > 0 {
 			return wait, nil
 		}
 	}

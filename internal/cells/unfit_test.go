@@ -1,6 +1,8 @@
 package cells
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // nodeEvents notes the events of virtual nodes.
@@ -126,4 +129,48 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One launch a minute looks whether Kip has its rights again: one that is sent.
+func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
+	inBubble(t, withAgent("v2"), nil, func(t *testing.T, b *bubble) {
+		b.links.agents = (&goers{}).serve
+		b.later(time.Second)
+		var kept []Cell
+		b.cells.mu.Lock()
+		u := b.cells.unfitFor(withAgentOf(b.cells.cfg.Agent, &Cell{Offers: nano("kept").Offers}))
+		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
+		b.cells.mu.Unlock()
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
+			}
+		})
+		for n := range 20 {
+			cell, err := b.cells.Request(t.Context(), nano(fmt.Sprint("kept", n)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept = append(kept, cell)
+		}
+		own := nano("own")
+		own.Options = Options{Image: map[string]string{"imageid": "mine"}}
+		if _, err := b.cells.Request(t.Context(), own); err != nil {
+			t.Fatal(err)
+		}
+		b.later(10 * time.Minute)
+		if len(b.said("LaunchesPaused")) == 0 {
+			t.Fatalf("no launch is paused; said %v", b.events)
+		}
+		b.cloud.set(func() { b.cloud.fail = nil })
+		b.later(longestPause + 30*time.Second)
+		if b.phase("own") == apiv1.Requested || b.launched() == 0 {
+			t.Errorf("a minute after Kip had its rights again the one is %q", b.phase("own"))
+		}
+		for _, cell := range kept {
+			if b.phase(cell.Pod.Name) != apiv1.Requested {
+				t.Errorf("%s is %q", cell.Pod.Name, b.phase(cell.Pod.Name))
+			}
+		}
+	})
 }
