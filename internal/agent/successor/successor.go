@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -296,22 +297,35 @@ func mayRedirect(next *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// elsewhereNoLocal connects to a host, and to others where these are not the machine itself or
-// on its link, as a cloud's metadata service is: whoever answers for the host may redirect.
+// services are those of clouds for their machines that are not on the machine's link: EC2's and GCE's over IPv6
+// ("Instance metadata" in the EC2 User Guide, "About VM metadata" of Compute Engine), and Azure's wire server.
+var services = []netip.Prefix{
+	netip.MustParsePrefix("fd00:ec2::/32"), netip.MustParsePrefix("fd20:ce::/32"), netip.MustParsePrefix("168.63.129.16/32"),
+}
+
+// elsewhereNoLocal connects to a host, and to others where these are not the machine itself,
+// on its link, or a service of its cloud: whoever answers for the host may redirect.
 func elsewhereNoLocal(host string) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		var dialer net.Dialer
 		if to, _, err := net.SplitHostPort(address); err != nil || to != host {
 			dialer.Control = func(_, address string, _ syscall.RawConn) error {
 				to, err := netip.ParseAddrPort(address)
-				if ip := to.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() {
-					return errors.New("a redirect leads to an address of the machine or its link")
+				if err != nil || isLocal(to.Addr()) {
+					return errors.New("a redirect leads to an address of the machine, its link, or its cloud's services")
 				}
 				return nil
 			}
 		}
 		return dialer.DialContext(ctx, network, address)
 	}
+}
+
+// isLocal says that an address is the machine's own, on its link, or one of services.
+func isLocal(ip netip.Addr) bool {
+	ip = ip.Unmap().WithZone("")
+	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() ||
+		slices.ContainsFunc(services, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
 // fetch gets the program once, and gives it its name only where it is whole and has the

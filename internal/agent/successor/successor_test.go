@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,7 +89,7 @@ func (w *world) run(s *Successor, done func() bool) (program string) {
 	defer cancel()
 	ended := make(chan string, 1)
 	go func() { ended <- s.Run(ctx) }()
-	for end := time.Now().Add(20 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		select {
 		case p := <-ended:
 			return p
@@ -390,5 +391,17 @@ func TestARedirectLeadsNowhereThatIsLocalAndIsNotTold(t *testing.T) {
 	}
 	if err := mayRedirect(from, []*http.Request{to}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestWhatAMachinesCloudTellsItIsLocal(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.2": true, "::1": true, "0.0.0.0": true, "169.254.169.254": true, "::ffff:169.254.169.254": true, "fe80::1%eth0": true,
+		"fd00:ec2::254": true, "fd20:ce::254": true, "168.63.129.16": true,
+		"10.0.0.1": false, "fd00::1": false, "168.63.129.17": false, "2001:db8::1": false,
+	} {
+		if got := isLocal(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s is local: %t", address, got)
+		}
 	}
 }
