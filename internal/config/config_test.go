@@ -48,6 +48,7 @@ cloud:
     ecr:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
+    kipSources: [10.0.3.7/32, sg-1]
     capacityReservations: {ids: [cr-1], tags: {team: a}}
     dedicatedHosts: {ids: [h-1], tags: {team: b}}
     endpointURL: https://ec2.example.com:8443
@@ -210,6 +211,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 				Pricing: "https://p.example.com",
 			},
 			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
+			KipSources:           []string{"10.0.3.7/32", "sg-1"},
 			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}},
 			DedicatedHosts:       DedicatedHosts{IDs: []string{"h-1"}, Tags: map[string]string{"team": "b"}}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
@@ -491,6 +493,9 @@ func TestErrors(t *testing.T) {
 		{"a queue's ARN", "cloud:\n  aws:\n    interruptionQueue: 'arn:aws:sqs:us-east-1:123456789012:kip'\ncells: {defaultInstanceType: x}",
 			`p.yaml:3: cloud.aws.interruptionQueue: "arn:aws:sqs:us-east-1:123456789012:kip" is not valid: want a name such as kip-interruptions, ` +
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
+		{"a place of Kip's that is none", "cloud:\n  aws:\n    kipSources: [10.0.0.0/16, kip.example.com]\ncells: {defaultInstanceType: x}",
+			`p.yaml:3: cloud.aws.kipSources[1]: "kip.example.com" is not valid: want a network such as 10.0.3.7/32, or the ID of a security group ` +
+				"such as sg-0123456789abcdef0"},
 		{"a queue's URL without an account", "cloud: {aws: {interruptionQueue: 'https://sqs.us-east-1.amazonaws.com/kip'}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.interruptionQueue: "https://sqs.us-east-1.amazonaws.com/kip" is not valid: want a name such as kip-interruptions, ` +
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},

@@ -271,6 +271,11 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 		"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
 	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
 		"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
+	for i, source := range a.KipSources {
+		_, err := netip.ParsePrefix(source)
+		d.check(err == nil || strings.HasPrefix(source, "sg-"), fmt.Sprintf("cloud.aws.kipSources[%d]", i), source,
+			"a network such as 10.0.3.7/32, or the ID of a security group such as sg-0123456789abcdef0")
+	}
 	d.together("cloud.aws.accessKeyID", a.AccessKeyID != "", "cloud.aws.secretAccessKey", a.SecretAccessKey != "")
 }
 

@@ -71,6 +71,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		SkipVerify:      a.InsecureTLSSkipVerify,
 		UseFIPS:         a.UseFIPS,
 		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
+		KipSources:      a.KipSources,
 		PrivateOnly:     cfg.Cells.PrivateIPOnly,
 		Log:             log.With("cloud", "aws"),
 

@@ -600,7 +600,7 @@ func TestAListOfAllThatHangsLeavesTimeForThatOfEachZone(t *testing.T) {
 	if err := model.Hang(ec2.Hang{Action: "DescribeInstances", Nth: 1}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 	defer cancel()
 	if list, err := c.List(ctx, owner); err != nil || len(list.Instances) != 1 || !list.Complete() {
 		t.Errorf("%+v, %v", list, err)
@@ -1038,6 +1038,13 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 			want: slices.Concat(others("10.0.0.0/8", "icmp"), others(six, "icmpv6"),
 				[]string{"tcp 6421-6421 from 10.0.0.0/8", "tcp 6421-6421 from " + six}),
 		},
+		"where the file says": {
+			change: func(c *Cloud) {
+				c.kipGroups, c.cfg.KipSources = []string{"sg-kip"}, []string{"sg-pods", "10.0.3.7/24", "2001:db8::7/128", "sg-pods"}
+			},
+			want: append(others("10.0.0.0/8", "icmp"),
+				"tcp 6421-6421 from sg-pods", "tcp 6421-6421 from 10.0.3.0/24", "tcp 6421-6421 from 2001:db8::7/128"),
+		},
 		"on an instance, with a network more": {
 			change: func(c *Cloud) {
 				c.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}
@@ -1062,7 +1069,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 			t.Errorf("%s: three launches took %d calls for one group", what, n)
 		}
 		// Another start, with other networks: what is surplus goes, what is right stays.
-		c.cfg.ExtraCIDRs, c.dialPublic, c.kipGroups = nil, false, nil
+		c.cfg.ExtraCIDRs, c.cfg.KipSources, c.dialPublic, c.kipGroups = nil, nil, false, nil
 		c.forget()
 		if err := c.Launch(t.Context(), request("again", 1)).Err(); err != nil {
 			t.Fatal(err)

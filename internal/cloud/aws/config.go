@@ -78,6 +78,9 @@ type Config struct {
 	InterruptionQueue string
 	// ExtraCIDRs may reach cells, besides the VPC.
 	ExtraCIDRs []netip.Prefix
+	// KipSources are where Kip dials cells from, networks or IDs of security groups; none where that is
+	// to be found out.
+	KipSources []string
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
 	PrivateOnly bool
 
@@ -169,9 +172,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	if inside && cfg.Endpoint == "" {
 		c.onInstance, c.kipGroups = true, here.groups
 	}
-	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 {
-		return nil, fmt.Errorf("cells.extraCIDRs: there is no value, and Kip runs %s: want the addresses from which it dials them, "+
-			"such as 203.0.113.7/32", c.outside("the cells' VPC"))
+	if c.dialPublic && len(cfg.ExtraCIDRs)+len(cfg.KipSources) == 0 {
+		return nil, fmt.Errorf("cells.extraCIDRs: there is no value, nor of cloud.aws.kipSources, and Kip runs %s: want the addresses from which "+
+			"it dials them, such as 203.0.113.7/32", c.outside("the cells' VPC"))
 	}
 	if err := c.checkRules(); err != nil {
 		return nil, err

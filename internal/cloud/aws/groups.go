@@ -33,8 +33,8 @@ const maxRules = 60
 // checkRules refuses more rules than a group takes, with a VPC of one network.
 func (c *Cloud) checkRules() error {
 	if n := len(c.rules([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})); n > maxRules {
-		return fmt.Errorf("cells.extraCIDRs: the %d values make %d rules of the cells' security group, and EC2 takes %d: "+
-			"want fewer, wider ones", len(c.cfg.ExtraCIDRs), n, maxRules)
+		return fmt.Errorf("cells.extraCIDRs: the %d values, and %d of cloud.aws.kipSources, make %d rules of the cells' security group, "+
+			"and EC2 takes %d: want fewer, wider ones", len(c.cfg.ExtraCIDRs), len(c.cfg.KipSources), n, maxRules)
 	}
 	return nil
 }
@@ -43,9 +43,7 @@ func (c *Cloud) checkRules() error {
 // the VPC and from cells.extraCIDRs.
 func (c *Cloud) rules(vpc []netip.Prefix) (all []rule) {
 	others := slices.Concat(vpc, c.cfg.ExtraCIDRs)
-	c.mu.Lock()
-	kip := c.kipGroups
-	c.mu.Unlock()
+	kip := c.kipIs()
 	switch {
 	case len(kip) > 0:
 	case c.dialPublic:
@@ -76,6 +74,22 @@ func (c *Cloud) rules(vpc []netip.Prefix) (all []rule) {
 		add(rule{icmp, -1, -1, source})
 	}
 	return all
+}
+
+// kipIs is where Kip dials from, as the file says, or its instance; none where nobody does.
+func (c *Cloud) kipIs() (sources []string) {
+	for _, source := range c.cfg.KipSources {
+		if p, err := netip.ParsePrefix(source); err == nil {
+			source = p.Masked().String() // as EC2 keeps it
+		}
+		sources = append(sources, source)
+	}
+	if len(sources) > 0 {
+		return sources
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.kipGroups)
 }
 
 // permissionsOf are rules in EC2's words.
@@ -187,7 +201,7 @@ func (c *Cloud) admit(ctx context.Context, owner string) error {
 			return errors.New("the metadata service was silent when Kip began, so that Kip takes itself to be outside of EC2, and now answers: restart Kip")
 		}
 	}
-	if c.onInstance {
+	if c.onInstance && len(c.cfg.KipSources) == 0 {
 		here, err := whereIsKip(ctx, c.cfg.metadata)
 		if err != nil {
 			return err
