@@ -9,7 +9,8 @@
 // which are refused where EC2's reference forbids them or the model does not know them;
 // tokens by zone; subnets, groups, images and interfaces; pages; and who may do what.
 //
-// What Kip never sends, it does not know, such as the name of a key pair, with its rights.
+// What Kip never sends, it does not know: an account has no key pairs, an instance one interface, and there are no
+// fleets, with what CreateFleet says of capacity in an answer that is none of an error.
 //
 // Signatures of calls are not verified: an access key is believed to be whose it says. Those of
 // tokens by which roles are assumed are, and so are ECR's.

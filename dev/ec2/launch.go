@@ -23,6 +23,7 @@ type launch struct {
 	image   Image
 	groups  []Group
 	profile string // ARN or name
+	key     string // the name of a key pair
 	// public, secondary and prefix are what the interface has besides its address.
 	public, secondary, prefix bool
 	devices                   []deviceXML
@@ -49,7 +50,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	imageID, token := r.text("ImageId"), r.text("ClientToken")
 	more := m.tagSpecifications(r.form, "instance", "volume", "network-interface", "spot-instances-request")
 	profile := r.at("IamInstanceProfile")
-	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name"))}
+	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name")), key: r.text("KeyName")}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
 	l.tenancy, l.host = m.tenancy(r.form)
 	spec.Market = m.market(r.form)
@@ -340,6 +341,9 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	if r.text("InstanceMarketOptions.MarketType") == "spot" {
 		uses = append(uses, use{"spot-instances-request/*", tags["spot-instances-request"]})
 	}
+	if l.key != "" {
+		uses = append(uses, use{"key-pair/" + l.key, nil})
+	}
 	if l.reservation != "" {
 		uses = append(uses, use{"capacity-reservation/" + l.reservation, nil})
 	}
@@ -412,6 +416,9 @@ func (m *Model) exists(l *launch, image, instanceType string, groups []string) e
 	}
 	if name := roleOf(l.profile); name != "" && m.cfg.Profiles != nil && !slices.Contains(m.cfg.Profiles, name) {
 		return bad("InvalidParameterValue", "Value (%s) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name", l.profile)
+	}
+	if l.key != "" { // none is ever imported here
+		return bad("InvalidKeyPair.NotFound", "The key pair '%s' does not exist", l.key)
 	}
 	for _, id := range groups {
 		g, ok := m.group(id)

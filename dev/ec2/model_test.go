@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/aws/wire"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -45,7 +46,7 @@ func newClient(t *testing.T, knobs sim.Knobs) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(m)
+	server := httptest.NewServer(wire.Checked(t, m))
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)

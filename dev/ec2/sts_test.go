@@ -43,10 +43,13 @@ func newAsker(t *testing.T) *asker {
 	a.model, err = New(Config{
 		Sim:     sim.Config{Catalogue: aCatalogue(), Clock: a.clock},
 		Subnets: []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}, {ID: "subnet-2", VPC: "vpc-1", Zone: "z2"}},
+		Images:  []Image{{ID: "ami-1", RootDevice: "/dev/xvda", GiB: 8}},
 		Policies: map[string]*Policy{
 			"AKIAKIP":     policy(`{"Sid": "A", "Effect": "Allow", "Action": "sts:AssumeRole", "Resource": "` + role + `"}`),
 			"AKIADECODES": policy(`{"Sid": "A", "Effect": "Allow", "Action": "sts:DecodeAuthorizationMessage", "Resource": "*"}`),
 			"AKIANONE":    policy(`{"Sid": "A", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`),
+			"AKIAONEKEY": policy(`{"Sid": "A", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"},
+				{"Sid": "B", "Effect": "Deny", "Action": "ec2:RunInstances", "Resource": "arn:aws:ec2:*:*:key-pair/others"}`),
 		},
 		Roles: map[string]*Policy{
 			role: policy(`{"Sid": "A", "Effect": "Allow", "Action": "ecr:*", "Resource": "*"},
@@ -284,6 +287,25 @@ func TestASessionMayDoInEC2WhatItsRoleAndItsPolicyMay(t *testing.T) {
 	}, http.MethodPost, "/", encode("DescribeInstances"))
 	if status != http.StatusForbidden || !strings.Contains(text, "UnauthorizedOperation") {
 		t.Errorf("%d %s", status, text)
+	}
+}
+
+// Whether the caller may use it comes first.
+func TestALaunchWithAKeyPairAsksForTheRightToIt(t *testing.T) {
+	a := newAsker(t)
+	for name, want := range map[string]string{"others": "UnauthorizedOperation", "own": "InvalidKeyPair.NotFound"} {
+		_, text := a.send("AKIAONEKEY", "", func(r *http.Request) {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		}, http.MethodPost, "/", encode("RunInstances", run("KeyName="+name)...))
+		if !strings.Contains(text, want) {
+			t.Errorf("with key pair %s: %s, want %s", name, text, want)
+		}
+	}
+	_, text := a.send("AKIAONEKEY", "", func(r *http.Request) {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}, http.MethodPost, "/", encode("RunInstances", run()...))
+	if strings.Contains(text, "Unauthorized") || strings.Contains(text, "KeyPair") {
+		t.Errorf("without one: %s", text)
 	}
 }
 

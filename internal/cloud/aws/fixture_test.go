@@ -7,6 +7,7 @@ import (
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud/aws/wire"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -63,7 +64,7 @@ func serve(t *testing.T, cfg ec2.Config) (*ec2.Model, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(model)
+	server := httptest.NewServer(wire.Checked(t, model))
 	t.Cleanup(func() {
 		// In this order: a call may hang in the model.
 		if err := model.Close(); err != nil {
