@@ -182,7 +182,8 @@ override BOUNDS := STEPS=60000 FAULTS_SEED=1 FAULTS_TIMEOUT=90m FUZZTIME=10 FUZZ
 test: ## everything that is checked; as root
 	@hack/prerequisites --test
 	@rm -rf .kip/checks
-	@MAKE='$(MAKE)' hack/stages '$(BOUNDS)' $(STAGES) tally
+	@hack/with-progress 'building what runs tests' hack/test-programs
+	@TEST_PROGRAMS=built MAKE='$(MAKE)' hack/stages '$(BOUNDS)' $(STAGES) tally
 
 .PHONY: tally
 tally: ## whether the stages of make test have run every test of the tree
@@ -260,7 +261,7 @@ e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests
 HOSTILE_SEED ?= 1
 .PHONY: hostile
 hostile: build ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
-	@HOSTILE_SEED=$(HOSTILE_SEED) CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . e2e ./test/hostile -trimpath -count=1 -timeout 10m
+	@HOSTILE_SEED=$(HOSTILE_SEED) CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . e2e ./test/hostile -trimpath -count=1 -timeout 20m
 
 .PHONY: tutorial
 tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
@@ -271,9 +272,9 @@ boot: ## the boot image on emulated machines: agent, power button, one life, bad
 	@hack/prerequisites --boot
 	@# What Debian publishes on some day must not decide whether a commit is good: the newest versions boot, too.
 	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 10m
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 20m
 	@# Two beside each other: the emulated machines of one keep hardly more than a core busy.
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 2 -timeout 30m
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 2 -timeout 45m
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.
 .PHONY: cloud-contract
@@ -343,6 +344,7 @@ lint: ## formatting, scripts, vet and staticcheck
 	@hack/lint
 	@mkdir -p .kip
 	@CGO_ENABLED=0 $(SHOW) "building what vets" $(GO) -C hack/tools build -trimpath -o $(CURDIR)/.kip/lint ./lint
+	@$(CHECK) hack/lint-works
 	@# It reads thousands of packages, and spends a quarter less where it collects less often, up to a bound.
 	@for m in . $(MODULES); do (cd $$m && $(CHECK) GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/hack/with-progress "vet and staticcheck in $$m" \
 		$(CURDIR)/.kip/lint ./...) || exit; done

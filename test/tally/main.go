@@ -304,8 +304,11 @@ func compareAll(want []test, stages map[string]*ends, l lists, out io.Writer) er
 	}
 	stale := l.stale(ran)
 	for t := range l.subtests {
-		if stages[t.stage] == nil {
+		switch ran := stages[t.stage]; {
+		case ran == nil:
 			stale = append(stale, fmt.Sprintf("test/tally/subtests.txt: %s: there is no such stage", t))
+		case len(missing([]test{t.test}, ran, l)) > 0: // another stage may run less of it
+			stale = append(stale, fmt.Sprintf("test/tally/subtests.txt: %s: it did not run there", t))
 		}
 	}
 	var skipped []string

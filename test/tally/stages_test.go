@@ -11,15 +11,17 @@ import (
 	"time"
 )
 
-// scripts is a folder with the Makefile and hack/ of the tree, but for the
-// prerequisites, and with further files.
+// scripts is a folder with the Makefile and hack/ of the tree, but for what makes
+// ready, and with further files.
 func scripts(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root, err := repository()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files["hack/prerequisites"] = "#!/bin/sh\n"
+	for _, name := range []string{"hack/prerequisites", "hack/test-programs"} {
+		files[name] = "#!/bin/sh\n"
+	}
 	for _, name := range []string{"Makefile", "go.mod", "hack/stages", "hack/with-progress", "hack/lint", "hack/fuzz"} {
 		data, err := os.ReadFile(filepath.Join(root, name))
 		if err != nil {

@@ -232,6 +232,22 @@ func TestATableThatIsNotAsCountedFails(t *testing.T) {
 	}
 }
 
+// Where a test leaves a stage, another may run it with -short.
+func TestATestThatLeavesItsStageFails(t *testing.T) {
+	one, two := test{a, "TestOne"}, test{a, "TestTwo"}
+	l := lists{subtests: map[stageTest]subtests{{"faults", one}: {n: 1}, {"race", one}: {n: 1}}}
+	whole := []string{says("pass", "TestOne"), says("pass", "TestOne/part")}
+	for want, faults := range map[string][]string{
+		"": append(whole, says("pass", "TestTwo")),
+		"subtests.txt: faults " + a + " TestOne: it did not run there": {says("pass", "TestTwo")},
+	} {
+		err := compareAll([]test{one, two}, map[string]*ends{"faults": read(t, faults...), "race": read(t, whole...)}, l, io.Discard)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("it ended with %v, want %q", err, want)
+		}
+	}
+}
+
 func TestAnUpdateTakesNothingAwayUnlessItIsToShrink(t *testing.T) {
 	const before = `e2e a TestGone 1
 e2e a TestOne 7
