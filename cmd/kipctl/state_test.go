@@ -370,7 +370,7 @@ func (r reloads) begun(t *testing.T) bool {
 	select {
 	case <-r:
 		return true
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		return false
 	}
 }

@@ -398,7 +398,13 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 // TestPatternsOfTypesAreNamedByManyAtOnce is of what a placer keeps of the patterns that pods
 // name, which placement's own tests ask one after the other.
 func TestPatternsOfTypesAreNamedByManyAtOnce(t *testing.T) {
-	const kept, longest = 128, 64 // of the patterns
+	// More than twice as many as are kept, so that some are forgotten meanwhile.
+	var patterns []string
+	for _, end := range []string{"", ".*", ".s*", ".sm*", ".sma*", ".smal*", ".small"} {
+		for stars := range 40 {
+			patterns = append(patterns, "c"+strings.Repeat("*", 1+stars)+end)
+		}
+	}
 	placer, err := placement.New([]catalog.InstanceType{{Name: "c.small", MilliCPU: 1000, MemoryBytes: 8 << 30, Arch: "amd64",
 		Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1}}}}, placement.Config{})
 	if err != nil {
@@ -407,8 +413,7 @@ func TestPatternsOfTypesAreNamedByManyAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
-			for i := range 2 * kept {
-				pattern := "c.*" + strings.Repeat("*", i%longest)
+			for _, pattern := range patterns {
 				pod := &corev1.Pod{}
 				pod.Annotations = map[string]string{placement.AnnotationInstanceType: pattern}
 				if got, err := placer.Candidates(pod, nil); err != nil || len(got) != 1 || got[0].InstanceType.Name != "c.small" {

@@ -29,7 +29,7 @@ import (
 )
 
 // patience is how long a test waits for a real process before it fails.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()

@@ -157,7 +157,7 @@ func (w *world) config(st *store.Store, who string) Config {
 // takes has a Kip hold the node, without a wait.
 func (w *world) takes(c Config) *Hold {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	defer cancel()
 	h, err := Take(ctx, c)
 	if err != nil {
@@ -181,7 +181,7 @@ func (w *world) takesUnseen(c Config) *Hold {
 	select {
 	case h := <-p.hold:
 		return h
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		w.t.Fatalf("%s waits longer than %s", c.Who, unansweredFor)
 	}
 	return nil
@@ -202,7 +202,7 @@ func (w *world) waits(c Config) *taking {
 	case <-p.said:
 	case <-p.hold:
 		w.t.Fatalf("%s does not wait", c.Who)
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		w.t.Fatalf("%s says nothing", c.Who)
 	}
 	return p
@@ -228,7 +228,7 @@ func (w *world) begins(c Config) *taking {
 // pass lets the time pass between two looks of all who wait.
 func (w *world) pass(who ...*taking) {
 	w.t.Helper()
-	until := time.Now().Add(10 * time.Second)
+	until := time.Now().Add(time.Minute)
 	holds := func(p *taking) bool { return len(p.hold) > 0 }
 	settle := func() {
 		for !w.clock.HasWaiters() && !slices.ContainsFunc(who, holds) && time.Now().Before(until) {
@@ -326,7 +326,7 @@ func TestTwoThatBeginAtOnceDoNotBothHoldTheNode(t *testing.T) {
 	w.pass(p)
 	select {
 	case <-p.said:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the first does not wait for the second")
 	}
 	if len(p.hold) > 0 {
@@ -487,7 +487,7 @@ func TestALookThatFailsOnceIsNoReasonToBegin(t *testing.T) {
 	w.pass(second)
 	select {
 	case <-second.said:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("it does not say that it waits")
 	}
 	if len(second.hold) > 0 {
@@ -756,7 +756,7 @@ func TestKeepRenewsAndEndsForAnother(t *testing.T) {
 		return markOf(w.leases.lease).Renewed
 	}
 	for n := range uint64(3) {
-		for until := time.Now().Add(10 * time.Second); renewed() <= n; time.Sleep(time.Millisecond) {
+		for until := time.Now().Add(time.Minute); renewed() <= n; time.Sleep(time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatal("the mark is not renewed")
 			}

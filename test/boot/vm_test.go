@@ -24,8 +24,8 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 )
 
-// limit bounds one boot. Emulated on a busy host it takes a minute.
-const limit = 5 * time.Minute
+// limit bounds one boot. Emulated on a busy host, beside others, it takes minutes.
+const limit = 15 * time.Minute
 
 // diskBytes is the size of a machine's disk, larger than the image.
 const diskBytes = 3 << 30

@@ -69,7 +69,7 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 	s := newSpace(t)
 	// The pause is longer than that, and shorter than the 50 seconds after which
 	// Kubernetes takes a node for dead that does not renew its lease each 10.
-	const silence, pause = 20 * time.Second, 28 * time.Second
+	const silence, pause = 35 * time.Second, 43 * time.Second
 	before := map[string]*corev1.Pod{}
 	for _, name := range []string{"a", "b"} {
 		s.Apply(strings.Replace(counting(name), "{name: "+name+"}",

@@ -73,7 +73,7 @@ func (s *space) service(name, app string, change func(*corev1.ServiceSpec)) *cor
 func (s *space) fetch(pod, address string) string {
 	s.Helper()
 	// busybox' wget has no working timeout: the pod's own clock ends it.
-	out, _, _ := s.Try("exec", pod, "--", "timeout", "3", "wget", "-qO-", "http://"+address+"/")
+	out, _, _ := s.Try("exec", pod, "--", "timeout", "10", "wget", "-qO-", "http://"+address+"/")
 	return strings.TrimSpace(out)
 }
 
@@ -111,7 +111,7 @@ func (s *space) answersAll(what string, ask func() string, want ...string) {
 
 // fromHost gets http://address from this host; "" when nothing answers.
 func fromHost(address string) string {
-	return get(&http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}, address)
+	return get(&http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}, address)
 }
 
 // get gets http://address by a client; "" when nothing answers.
@@ -208,7 +208,7 @@ func askUDP(address string) string {
 		return ""
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	if _, err := conn.Write([]byte("who\n")); err != nil {
 		return ""
 	}

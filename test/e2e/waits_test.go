@@ -22,14 +22,14 @@ import (
 )
 
 // Two pods are cut off for two minutes: one may be silent for 90 seconds, as is
-// the default, the other for five minutes.
+// the default, the other for a quarter of an hour.
 func TestACutNetworkIsOutlivedOrEndsTheCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.company()
 	s.Apply(sleeper("short"))
 	s.Apply(strings.Replace(webServer("long", "", "well"), "{name: long}",
-		`{name: long, labels: {app: web}, annotations: {pod.elotl.co/healthcheck-healthy-timeout: "300"}}`, 1))
+		`{name: long, labels: {app: web}, annotations: {pod.elotl.co/healthcheck-healthy-timeout: "900"}}`, 1))
 	s.Apply(`apiVersion: v1
 kind: Service
 metadata: {name: web}
@@ -100,16 +100,17 @@ func (s *space) company() {
 // Three pods may be silent for half a minute. The kubelet of one hangs, and the agent of
 // another, which is the machine's first process: the cell API that the kubelet renews
 // its lease by is the agent's. What hangs may go on at any time, so each pod gets
-// another cell only when its machine is no more. The third is well.
+// another cell only when its machine is no more. The third is well, and may be silent for longer.
 func TestAPodWhoseKubeletOrAgentHangsGoesOnOnAnotherCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	const limit = `{pod.elotl.co/healthcheck-healthy-timeout: "30"}`
+	limits := map[string]string{"kubelet": "30", "agent": "30", "well": "120"}
 	s.company()
 	before, on := map[string]*corev1.Pod{}, map[string]machine{}
 	names := []string{"kubelet", "agent", "well"}
 	for _, name := range names {
-		s.Apply(strings.Replace(sleeper(name), "{name: "+name+"}", "{name: "+name+", annotations: "+limit+"}", 1))
+		s.Apply(strings.Replace(sleeper(name), "{name: "+name+"}",
+			fmt.Sprintf("{name: %s, annotations: {pod.elotl.co/healthcheck-healthy-timeout: %q}}", name, limits[name]), 1))
 	}
 	for _, name := range names {
 		before[name], on[name] = s.WaitReady(name), s.machine(name)

@@ -23,7 +23,7 @@ import (
 )
 
 // patience is how long a test waits for what is to come.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // kubelet does with device plugins what the kubelet does, on real sockets.
 type kubelet struct {

@@ -115,7 +115,7 @@ func TestAnotherServerIsAskedForTheAddressWhereItsOwnIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
 	defer cancel()
 	if again, err := c.Renew(ctx, l); err != nil || again.Address != l.Address {
 		t.Fatalf("%+v, %v", again, err)

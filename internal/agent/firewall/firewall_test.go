@@ -343,7 +343,7 @@ func (n *net3) listenOn(ns netns.NsHandle, network, address string) {
 // that pass take microseconds.
 const (
 	lost     = 300 * time.Millisecond
-	patience = 20 * time.Second
+	patience = time.Minute
 )
 
 // dial connects from a namespace, and hears its own words.

@@ -91,7 +91,7 @@ func newRouter(t *testing.T) *router {
 	}
 	// Its link-local address is of use once it is known that nobody else has it.
 	r := &router{t: t, served: make(chan error, 1)}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		ip, err := dhcpv6.GetLinkLocalAddr("router")
 		if err == nil {
 			r.advertise, err = net.ListenPacket("ip6:ipv6-icmp", ip.String()+"%router")

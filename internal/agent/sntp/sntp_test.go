@@ -44,7 +44,7 @@ func server(t *testing.T, clock func() time.Time, change func(b []byte)) string 
 }
 
 func TestAClockThatIsYearsWrongIsSeen(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	real := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	for name, here := range map[string]time.Time{

@@ -21,7 +21,7 @@ import (
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // patience is how long a test waits for a real process before it fails.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // eventually polls until ok: the processes are real and tell nobody.
 func eventually(t *testing.T, what string, ok func() bool) {

@@ -54,7 +54,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 				Offering: func(types []catalog.InstanceType) (catalog.InstanceType, catalog.Offering) {
 					return types[0], types[0].Offerings[0]
 				},
-				UserData: []byte("#cloud-config\n"), Patience: 10 * time.Second, ComparesRequests: true,
+				UserData: []byte("#cloud-config\n"), Patience: time.Minute, ComparesRequests: true,
 			})
 		})
 	}

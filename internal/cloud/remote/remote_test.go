@@ -51,7 +51,7 @@ func overASocket(t *testing.T) (*Cloud, *sim.Cloud) {
 func TestKeepsWhatTheCloudBehindItPromises(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Subject{
 		New:      func(t *testing.T) cloud.Cloud { c, _ := overASocket(t); return c },
-		UserData: []byte("#cloud-config\n"), ComparesRequests: true, Patience: 10 * time.Second,
+		UserData: []byte("#cloud-config\n"), ComparesRequests: true, Patience: time.Minute,
 	})
 }
 
