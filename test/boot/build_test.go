@@ -5,11 +5,13 @@ package boot
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	made "github.com/elotl/kip/image/boot"
@@ -18,8 +20,52 @@ import (
 // mostCompressed bounds the smallest form of the image, in bytes.
 const mostCompressed = 200e6
 
-// TestTheImageIsMadeAgainOfTheSameBytes builds what make image built once more, of Debian's packages
-// and Kip's programs, into another folder.
+// nobody is the user, and the group, who may do nothing that not everybody may.
+const nobody = 65534
+
+// copied copies the files of these patterns into a new folder, since nobody may look into that of another.
+func copied(t *testing.T, to, from string, patterns ...string) {
+	t.Helper()
+	if err := os.Mkdir(to, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(filepath.Join(from, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("there is no %s in %s (%v; make image makes it)", pattern, from, err)
+		}
+		if out, err := exec.CommandContext(t.Context(), "cp", append(files, to)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
+
+// asNobody has a program run as nobody in a folder that is nobody's, with all that lies there. Who runs the
+// tests without being root has no privileges as it is.
+func asNobody(t *testing.T, dir string, cmd *exec.Cmd) {
+	t.Helper()
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
+	if os.Geteuid() != 0 {
+		return
+	}
+	// The folder of a test's folders is its user's alone.
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Lchown(path, nobody, nobody)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+}
+
+// TestTheImageIsMadeAgainOfTheSameBytes builds what make image built once more, of copies of Debian's
+// packages and Kip's programs, into another folder, without any privileges.
 func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
 	stem := image(t)
 	bin, err := filepath.Abs(filepath.Dir(filepath.Dir(stem)))
@@ -30,11 +76,18 @@ func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), filepath.Join(bin, "kip-image"), "build", "-programs="+bin, "-out="+dir,
-		"-cache="+filepath.Join(filepath.Dir(bin), ".kip", "debs"), "-formats=raw,tar.gz,vhd", "-gone=newest")
+	all := t.TempDir()
+	programs, packages, dir := filepath.Join(all, "bin"), filepath.Join(all, "debs"), filepath.Join(all, "image")
+	copied(t, programs, bin, "kip-image", "itzo", "itzo-containerd", "itzo-lite", "itzo-boot", "runc", "portmap", "pause")
+	copied(t, packages, filepath.Join(filepath.Dir(bin), ".kip", "debs"), "*.deb")
+	build := exec.CommandContext(t.Context(), filepath.Join(programs, "kip-image"), "build", "-programs="+programs, "-out="+dir,
+		"-cache="+packages, "-formats=raw,tar.gz,vhd", "-gone=newest")
+	asNobody(t, all, build)
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
+	}
+	if info, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && info.Sys().(*syscall.Stat_t).Uid != nobody {
+		t.Errorf("it was not nobody who built it: %+v, %v", info, err)
 	}
 	second, err := made.ReadManifest(dir, runtime.GOARCH)
 	if err != nil {
