@@ -9,6 +9,7 @@ import (
 	"debug/pe"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -145,11 +146,16 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 			t.Errorf("/%s leads to %q (%v), want %q", p, got, err, want)
 		}
 	}
-	for _, p := range []string{
-		"usr/bin/login", "usr/share/doc/x", libs + "libunused.so", "usr/lib/modules/" + release + "/kernel/lib/unwanted.ko",
-	} {
+	for _, p := range []string{"usr/share/doc/x", libs + "libunused.so", "usr/lib/modules/" + release + "/kernel/lib/unwanted.ko"} {
 		if _, err := fs.Stat(fsys, p); err == nil {
 			t.Errorf("/%s is in the root", p)
+		}
+	}
+	for _, name := range logins {
+		for _, dir := range []string{"usr/bin/", "usr/sbin/"} {
+			if _, err := fs.Lstat(fsys, dir+name); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("/%s%s, by which somebody may log in, is in the root (%v)", dir, name, err)
+			}
 		}
 	}
 	deps, err := fs.ReadFile(fsys, "usr/lib/modules/"+release+"/modules.dep")

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -136,6 +137,10 @@ func moduleFile(modinfo string) string {
 	return string(program{machine: elf.EM_X86_64, modinfo: modinfo}.bytes())
 }
 
+// logins are busybox' applets by which somebody may log in, and that a cell must not have: a list of its own,
+// beside that of the image.
+var logins = []string{"getty", "login", "passwd", "su", "sulogin", "telnetd"}
+
 // contents are the files of two packages from which an image can be made.
 func contents(t *testing.T) (kernel, tools map[string]string) {
 	t.Helper()
@@ -180,7 +185,8 @@ func contents(t *testing.T) (kernel, tools map[string]string) {
 		tools[p] = "#!/bin/sh\n# " + p + "\n"
 	}
 	tools["usr/sbin/nft"] = string(program{machine: elf.EM_X86_64, loader: "/lib64/ld.so", needs: []string{"liba.so.1"}}.bytes())
-	tools["usr/bin/busybox"] = "code [\x00[[\x00ash\x00login\x00mount\x00sh\x00\x00more"
+	applets := slices.Concat([]string{"[", "[[", "ash", "mount", "sh"}, logins)
+	tools["usr/bin/busybox"] = "code " + strings.Join(applets, "\x00") + "\x00\x00more"
 	return kernel, tools
 }
 
