@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -170,6 +171,22 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 	if err != nil || json.Unmarshal(text, &inside) != nil || inside.Version != "v1.2.3" || inside.Kernel != release ||
 		inside.Packages["linux"] != "1" || !slices.Equal(inside.Settings, machine.Settings()) || inside.Programs["/usr/bin/runc"] == "" {
 		t.Errorf("the manifest in the root (%v): %s", err, text)
+	}
+	modules := map[string][]string{}
+	whys := map[string]bool{}
+	for _, u := range uses {
+		if u.why == "" || whys[u.why] {
+			t.Errorf("nobody says why the image has the modules %v, or the same is said of others: %q", u.names, u.why)
+		}
+		whys[u.why] = true
+		if u.archs == nil || slices.Contains(u.archs, o.Arch) {
+			modules[u.why] = u.names
+		}
+	}
+	for where, m := range map[string]Manifest{"in the root": inside, "beside it": beside} {
+		if !maps.EqualFunc(m.Modules, modules, slices.Equal) {
+			t.Errorf("the manifest %s has the modules %v, want %v", where, m.Modules, modules)
+		}
 	}
 	var bill struct {
 		SPDXVersion string
