@@ -14,6 +14,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/console"
+	"github.com/elotl/kip/internal/agent/dhcp"
 	"github.com/elotl/kip/internal/agent/modules"
 	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/agentapi"
@@ -58,6 +59,7 @@ func Main(agent func(ctx context.Context, boot agentapi.Boot) error) int {
 		c.Say("take Ctrl-Alt-Del as an order to end: %v", cad)
 	}
 	m := &machine{console: c, end: end, boot: boot}
+	m.steps = m.itsSteps()
 	err := m.run(ctx, agent)
 	c.Say("the agent has ended (%v)", err)
 	if ctx.Err() == nil { // nobody wished it
@@ -104,7 +106,50 @@ type machine struct {
 	// end orders the machine to end.
 	end context.CancelCauseFunc
 	// boot is how far it has come, and when.
-	boot agentapi.Boot
+	boot  agentapi.Boot
+	steps steps
+}
+
+// steps are what run does to a machine. Their order is its own: a test of that has others.
+type steps struct {
+	mount, firstLife, settle func() error
+	// drivers loads those of the devices that are there, and returns what loads those of later ones.
+	drivers func() (later func(context.Context), err error)
+	power   func(context.Context)
+	sources func() []userdata.Source
+	up      func(*network, context.Context) error
+	// keep and keep6 run as long as the machine has the addresses.
+	keep, keep6 func(*network, context.Context)
+	clock       func(userdata.Source, dhcp.Lease) timekeeper
+	leave       func(userdata.Data, *network) error
+	// life begins to watch for a pod, and returns what goes on with that.
+	life func() (watch func(context.Context), err error)
+}
+
+// itsSteps are those of the machine that this is the init of.
+func (m *machine) itsSteps() steps {
+	return steps{
+		mount:     mount,
+		firstLife: theLife.check,
+		settle:    func() error { return settle("/proc") },
+		drivers: func() (func(context.Context), error) {
+			set, coming, err := loadDrivers(m.console)
+			return func(ctx context.Context) { watchDevices(ctx, m.console, coming, set) }, err
+		},
+		power:   m.watchPower,
+		sources: userdata.Sources,
+		up:      (*network).up,
+		keep:    (*network).keep,
+		keep6:   (*network).keep6,
+		clock: func(s userdata.Source, l dhcp.Lease) timekeeper {
+			return timekeeper{console: m.console, servers: servers(s, l)}
+		},
+		leave: func(data userdata.Data, n *network) error { return leave("/", data, n) },
+		life: func() (func(context.Context), error) {
+			watch, err := theLife.watch()
+			return func(ctx context.Context) { watch.run(ctx, m.console) }, err
+		},
+	}
 }
 
 // run boots, and runs the agent until ctx ends or the agent does.
@@ -114,32 +159,31 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer stop()
-	if err := m.console.Step("mount", mount); err != nil {
+	if err := m.console.Step("mount", m.steps.mount); err != nil {
 		return err
 	}
-	if err := m.console.Step("see that this is the first life", theLife.check); err != nil {
+	if err := m.console.Step("see that this is the first life", m.steps.firstLife); err != nil {
 		return err
 	}
-	if err := m.console.Step("settings of the kernel", func() error { return settle("/proc") }); err != nil {
+	if err := m.console.Step("settings of the kernel", m.steps.settle); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}
-	var drivers *modules.Set
-	var coming *os.File
-	err := m.console.Step("drivers", func() (err error) { drivers, coming, err = loadDrivers(m.console); return err })
+	var later func(context.Context)
+	err := m.console.Step("drivers", func() (err error) { later, err = m.steps.drivers(); return err })
 	if err != nil {
 		return err
 	}
-	all.Go(func() { watchDevices(background, m.console, coming, drivers) })
-	all.Go(func() { m.watchPower(background) })
+	all.Go(func() { later(background) })
+	all.Go(func() { m.steps.power(background) })
 
 	var source userdata.Source
-	choose := func() (err error) { source, err = userdata.Choose(ctx, userdata.Sources()); return err }
+	choose := func() (err error) { source, err = userdata.Choose(ctx, m.steps.sources()); return err }
 	if err := m.console.Step("find user data", choose); err != nil {
 		return err
 	}
 	n := &network{console: m.console}
 	up := make(chan error, 1)
-	all.Go(func() { up <- m.console.Step("network", func() error { return n.up(ctx) }) })
+	all.Go(func() { up <- m.console.Step("network", func() error { return m.steps.up(n, ctx) }) })
 	var data userdata.Data
 	get := func() error {
 		return m.console.Step("user data of "+source.Name, func() (err error) { data, err = source.Get(ctx); return err })
@@ -151,12 +195,12 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 		return err
 	}
 	m.boot.Network = console.SinceBoot()
-	all.Go(func() { n.keep(background) })
+	all.Go(func() { m.steps.keep(n, background) })
 	if !source.IPv4Only {
-		all.Go(func() { n.keep6(background) })
+		all.Go(func() { m.steps.keep6(n, background) })
 	}
 	// Nobody judges a certificate before both are there.
-	t := timekeeper{console: m.console, servers: servers(source, n.lease)}
+	t := m.steps.clock(source, n.lease)
 	told := make(chan bool, 1)
 	all.Go(func() {
 		done := t.begin(ctx)
@@ -169,14 +213,14 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 		}
 	}
 	<-told
-	if err := m.console.Step("name and user data", func() error { return leave("/", data, n) }); err != nil {
+	if err := m.console.Step("name and user data", func() error { return m.steps.leave(data, n) }); err != nil {
 		return err
 	}
-	watch, err := theLife.watch()
+	watch, err := m.steps.life()
 	if err != nil {
 		return err
 	}
-	all.Go(func() { watch.run(background, m.console) })
+	all.Go(func() { watch(background) })
 	if source.Ready != nil {
 		all.Go(func() {
 			if err := source.Ready(background); err != nil {
