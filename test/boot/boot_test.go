@@ -276,6 +276,23 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 			want: []string{"whose content is not an image's root"},
 		},
 		{
+			name: "the root of another build",
+			spoil: func(f *os.File, root gpt.Partition) error {
+				info, err := f.Stat()
+				if err != nil {
+					return err
+				}
+				table, err := gpt.Read(f, uint64(info.Size())/gpt.Sector)
+				if err != nil {
+					return err
+				}
+				n := slices.IndexFunc(table.Partitions, func(p gpt.Partition) bool { return p.ID == root.ID })
+				table.Partitions[n].ID = gpt.Random([16]byte{1})
+				return table.Write(f)
+			},
+			want: []string{"find the disk with the root ", "not there after 30s: ", "none of its 2 partitions is that root"},
+		},
+		{
 			name: "a disk cut short",
 			spoil: func(f *os.File, root gpt.Partition) error {
 				return f.Truncate(int64(root.First+root.Last) / 2 * gpt.Sector)
