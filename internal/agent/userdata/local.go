@@ -124,17 +124,21 @@ func noCloud(sys, dev string, mount func(device string) (dir string, unmount fun
 		if err != nil {
 			return "", err
 		}
+		var unread []error
 		for _, d := range all {
 			device := filepath.Join(dev, filepath.Base(d))
 			label, err := labelOf(device)
 			if err != nil {
-				continue // a drive without a medium
+				if !empty(err) {
+					unread = append(unread, fmt.Errorf("%w: %w", errUnread, err))
+				}
+				continue
 			}
 			if strings.EqualFold(label, "cidata") {
 				return device, nil
 			}
 		}
-		return "", nil
+		return "", errors.Join(unread...)
 	}
 	return Source{
 		Name:  "a NoCloud disk",
@@ -153,6 +157,11 @@ func noCloud(sys, dev string, mount func(device string) (dir string, unmount fun
 			return Data{Document: b}, errors.Join(err, unmount())
 		},
 	}
+}
+
+// empty says that an error is that of a drive without a medium, which EOF is of some, or of one that went.
+func empty(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, unix.ENOMEDIUM) || errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist)
 }
 
 // labelOf returns the label of an ISO 9660 or FAT file system, "" for another.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -52,8 +53,13 @@ const (
 	lookEvery = 100 * time.Millisecond
 )
 
-// errNowhere is that of a machine that has no source.
-var errNowhere = errors.New("no user data: this machine has none of")
+var (
+	// errNowhere is that of a machine that has no source.
+	errNowhere = errors.New("no user data: this machine has none of")
+	// errUnread is that of a drive of which nobody knows whether it is a source. Others are looked at all the
+	// same, since it may be a pod's; where there is none, it is told.
+	errUnread = errors.New("a drive that may have user data cannot be read")
+)
 
 // Choose returns the first source that the machine has, and waits a little for one to come. One that is
 // there and fails is not passed over for the next: a machine would take another's orders.
@@ -82,12 +88,15 @@ func lookOnce(ctx context.Context, sources []Source) (Source, error) {
 
 // look is Choose at one moment.
 func look(sources []Source) (Source, error) {
+	unread := ""
 	for _, s := range sources {
 		here, err := s.Here()
-		if err != nil {
+		switch {
+		case errors.Is(err, errUnread):
+			unread = "; " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		case err != nil:
 			return Source{}, fmt.Errorf("look for user data of %s: %w", s.Name, err)
-		}
-		if here {
+		case here:
 			return s, nil
 		}
 	}
@@ -95,7 +104,7 @@ func look(sources []Source) (Source, error) {
 	for _, s := range sources {
 		names += ", " + s.Name
 	}
-	return Source{}, fmt.Errorf("%w%s", errNowhere, names[min(1, len(names)):])
+	return Source{}, fmt.Errorf("%w%s%s", errNowhere, names[min(1, len(names)):], unread)
 }
 
 // lastWord is what a source has to say why it did not make it in time.

@@ -63,6 +63,14 @@ func (m machine) get(url string) (Source, Data, error) {
 	return s, d, err
 }
 
+// isoOf is a disk with an ISO 9660 file system of that label.
+func isoOf(label string) string {
+	b := make([]byte, 17*2048)
+	copy(b[16*2048:], "\x01CD001")
+	copy(b[16*2048+40:], label+strings.Repeat(" ", 32-len(label)))
+	return string(b)
+}
+
 const fwCfg = "firmware/qemu_fw_cfg/by_name/opt/com.elotl.kip/user-data/raw"
 
 // Who answers once for the service would else be asked for all, and be told the token.
@@ -87,9 +95,6 @@ func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 	all := map[string]string{
 		fwCfg: "by fw_cfg", "firmware/dmi/entries/11-0/raw": oem, "class/block/sr0/size": "1", "class/dmi/id/sys_vendor": "Amazon EC2\n",
 	}
-	iso := make([]byte, 17*2048)
-	copy(iso[16*2048:], "\x01CD001")
-	copy(iso[16*2048+40:], "cidata"+strings.Repeat(" ", 26))
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "by service") }))
 	defer service.Close()
 	for _, step := range []struct{ gone, want string }{
@@ -98,7 +103,7 @@ func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 		delete(all, step.gone)
 		m := newMachine(t, all)
 		if all["class/block/sr0/size"] != "" {
-			m.put(filepath.Join(m.dev, "sr0"), string(iso))
+			m.put(filepath.Join(m.dev, "sr0"), isoOf("cidata"))
 		}
 		m.put(filepath.Join(m.dev, "mounted/user-data"), "by disk")
 		s, d, err := m.get(service.URL)
@@ -110,6 +115,27 @@ func TestOneSourceWinsByTheStatedOrder(t *testing.T) {
 	const want = "no user data: this machine has none of QEMU's"
 	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Azure's") {
 		t.Errorf("a machine with none: %v", err)
+	}
+}
+
+// Nobody knows what is on it: where no other has user data, that is why. It may be a pod's, so another is taken.
+func TestADriveThatCannotBeReadIsToldWhereThereIsNoUserData(t *testing.T) {
+	m := newMachine(t, map[string]string{"class/block/sda/size": "1", "class/block/sr0/size": "0", "class/block/gone/size": "1"})
+	bad := filepath.Join(m.dev, "sda")
+	if err := os.Mkdir(bad, 0o755); err != nil { // a folder can be opened, and not be read
+		t.Fatal(err)
+	}
+	m.put(filepath.Join(m.dev, "sr0"), "") // no medium
+	_, _, err := m.get("http://127.0.0.1:1")
+	want := "a NoCloud disk; a drive that may have user data cannot be read: read " + bad + ": is a directory"
+	if err == nil || !errors.Is(err, errNowhere) || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("with a drive that cannot be read: %v, want %q at its end", err, want)
+	}
+	m.put(filepath.Join(m.sys, "class/block/sr1/size"), "1")
+	m.put(filepath.Join(m.dev, "sr1"), isoOf("cidata"))
+	m.put(filepath.Join(m.dev, "mounted/user-data"), "by disk")
+	if s, d, err := m.get("http://127.0.0.1:1"); err != nil || string(d.Document) != "by disk" {
+		t.Errorf("with another drive: %q of %s, %v", d.Document, s.Name, err)
 	}
 }
 
