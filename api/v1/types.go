@@ -100,6 +100,9 @@ type Agent struct {
 	Version string `json:"version,omitempty"`
 	// SHA256 is the digest of its program, where cells.itzo says which agent is wanted.
 	SHA256 string `json:"sha256,omitempty"`
+	// Kip is Kip's own version, where the agent is of another one that cells.itzo does not name. It is
+	// written when empty, too, since a merge patch would keep the old one.
+	Kip string `json:"kip"`
 }
 
 // Boot are moments of a machine's start, each as the time since its kernel started. What is

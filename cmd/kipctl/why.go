@@ -120,8 +120,8 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 			if a.SHA256 != "" {
 				words = append(words, "sha256 "+a.SHA256)
 			}
-			if c.Kip != "" {
-				words = append(words, "which is not Kip's, "+c.Kip)
+			if a.Kip != "" {
+				words = append(words, "which is not Kip's, "+a.Kip)
 			}
 			line("Agent version", strings.Join(words, ", "))
 		}

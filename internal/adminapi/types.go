@@ -276,8 +276,6 @@ type Cell struct {
 	Tunnel *Tunnel `json:"tunnel,omitempty"`
 	// Agent is what a booting cell's agent says; nil when it was not asked.
 	Agent *Agent `json:"agent,omitempty"`
-	// Kip is Kip's own version, where the agent on the cell is of another one that nobody has asked for.
-	Kip string `json:"kip,omitempty"`
 	// Console is what the machine of a cell that has not joined says; nil when the cloud
 	// was not asked, or keeps no consoles.
 	Console *Console `json:"console,omitempty"`

@@ -112,10 +112,10 @@ func (c *Controller) endWithoutAgent(e *entry, why string) {
 // maxVersions bounds the versions of agents that are remembered; then all are told again.
 const maxVersions = 100
 
-// AgentOfOther says that the cell's agent is of another version than Kip's, and none that the
-// operator has named for it (cells.itzo).
-func (c *Cell) AgentOfOther(kip string) bool {
-	return c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
+// agentOfOther says that the cell's agent is of another version than Kip's, and none that the
+// operator has named for it (cells.itzo). A Kip without a version, "", compares none.
+func (c *Cell) agentOfOther(kip string) bool {
+	return kip != "" && c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
 }
 
 // tellVersion tells the node of an agent of another version than Kip's, once of each image. The cell
@@ -123,7 +123,7 @@ func (c *Cell) AgentOfOther(kip string) bool {
 // known to one of them is refused by name.
 func (c *Controller) tellVersion(e *entry) {
 	cell := e.cell()
-	if c.cfg.NodeEvents == nil || c.cfg.Version == "" || !cell.AgentOfOther(c.cfg.Version) {
+	if c.cfg.NodeEvents == nil || !cell.agentOfOther(c.cfg.Version) {
 		return
 	}
 	of := withAgentOf(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)

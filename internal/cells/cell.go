@@ -155,12 +155,16 @@ func (c *Cell) agentIsNews(told agentapi.RunningAgent) bool {
 	return told != (agentapi.RunningAgent{}) && told != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
 }
 
-// shownAgent is what people are shown of the agent; nil for nothing.
-func (c *Cell) shownAgent() *apiv1.Agent {
+// shownAgent is what people are shown of the agent, by a Kip of this version; nil for nothing.
+func (c *Cell) shownAgent(kip string) *apiv1.Agent {
 	if c.AgentRuns == (agentapi.RunningAgent{}) {
 		return nil
 	}
-	return &apiv1.Agent{Version: c.AgentRuns.Version, SHA256: c.AgentRuns.SHA256}
+	a := &apiv1.Agent{Version: c.AgentRuns.Version, SHA256: c.AgentRuns.SHA256}
+	if c.agentOfOther(kip) {
+		a.Kip = kip
+	}
+	return a
 }
 
 // bootIsNews says that what an agent tells of its machine's start is news, once a start: it

@@ -33,11 +33,11 @@ const mirrorWorkers = 8
 // but to remove what an earlier run left.
 type Mirror struct {
 	Unobserved
-	node, controllerID string
-	client             dynamic.ResourceInterface
-	waitsFor           func(id string) string
-	log                *slog.Logger
-	queue              workqueue.TypedRateLimitingInterface[string]
+	node, controllerID, version string
+	client                      dynamic.ResourceInterface
+	waitsFor                    func(id string) string
+	log                         *slog.Logger
+	queue                       workqueue.TypedRateLimitingInterface[string]
 
 	mu      sync.Mutex
 	latest  map[string]Cell
@@ -46,12 +46,13 @@ type Mirror struct {
 
 var _ Observer = (*Mirror)(nil)
 
-// NewMirror returns a mirror of the cells of one Kip; Run writes it. waitsFor says
-// what a cell waits for.
-func NewMirror(client dynamic.Interface, node, controllerID string, waitsFor func(id string) string, log *slog.Logger) *Mirror {
+// NewMirror returns a mirror of the cells of one Kip, of this version; Run writes it. waitsFor
+// says what a cell waits for.
+func NewMirror(client dynamic.Interface, node, controllerID, version string, waitsFor func(id string) string, log *slog.Logger) *Mirror {
 	return &Mirror{
 		node:         node,
 		controllerID: controllerID,
+		version:      version,
 		client:       client.Resource(apiv1.Resource),
 		waitsFor:     waitsFor,
 		log:          log,
@@ -216,7 +217,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,
 		Boot:         cell.Boot.shown(),
-		Agent:        cell.shownAgent(),
+		Agent:        cell.shownAgent(m.version),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -45,7 +46,7 @@ type mirrored struct {
 func newMirrored(t *testing.T) mirrored {
 	kinds := map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-	m := mirrored{t, NewMirror(client, "kip-0", "me", func(string) string { return "" }, slog.New(slog.DiscardHandler))}
+	m := mirrored{t, NewMirror(client, "kip-0", "me", "v1.4.2", func(string) string { return "" }, slog.New(slog.DiscardHandler))}
 	t.Cleanup(m.queue.ShutDown)
 	return m
 }
@@ -99,6 +100,34 @@ func TestAMirroredCellThatSomebodyDeletesComesBack(t *testing.T) {
 	m.told(Cell{ID: "c", Phase: apiv1.Bound})
 	if got := m.phase("c"); got != string(apiv1.Bound) {
 		t.Errorf("the resource says %q, want Bound", got)
+	}
+}
+
+// A Kip that is upgraded goes on with its cells, and their agents are of its version then, or are not.
+func TestTheMirrorSaysWhoseAgentIsNotOfKipsVersion(t *testing.T) {
+	m := newMirrored(t)
+	named := &Launch{Agent: &agentapi.Agent{Version: "v1.4.1"}} // by cells.itzo
+	for _, tc := range []struct {
+		kip, runs string
+		launch    *Launch
+		want      string
+	}{
+		{kip: "v1.4.2", runs: "v1.4.1", want: "v1.4.2"},
+		{kip: "v1.4.1", runs: "v1.4.1"},
+		{kip: "v1.4.3", runs: "v1.4.1", want: "v1.4.3"},
+		{kip: "v1.4.3", runs: "v1.4.1", launch: named},
+		{runs: "v1.4.1"},
+	} {
+		m.version = tc.kip
+		m.told(Cell{ID: "c", Phase: apiv1.Bound, Launch: tc.launch, AgentRuns: agentapi.RunningAgent{Version: tc.runs}})
+		object, err := m.client.Get(t.Context(), "c", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := unstructured.NestedStringMap(object.Object, "status", "agent")
+		if err != nil || got["version"] != tc.runs || got["kip"] != tc.want {
+			t.Errorf("of a Kip of %q and an agent of %s the resource says %v (%v), want %q", tc.kip, tc.runs, got, err, tc.want)
+		}
 	}
 }
 

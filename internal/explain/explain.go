@@ -16,7 +16,6 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/spelling"
-	"github.com/elotl/kip/internal/version"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -204,9 +203,6 @@ func (x *Explainer) Cells(context.Context) ([]adminapi.Cell, error) {
 
 func (x *Explainer) cell(c cells.Cell) adminapi.Cell {
 	shown := adminapi.Cell{Name: c.ID, Status: x.cfg.Mirror.Status(c)}
-	if c.AgentOfOther(version.String()) {
-		shown.Kip = version.String()
-	}
 	if link, ok := x.cfg.Cells.Link(c.ID); ok {
 		shown.Tunnel = &adminapi.Tunnel{Connected: link.Connected}
 		if !link.LastHeard.IsZero() {

@@ -447,7 +447,7 @@ func (l *leading) meterOfCells() *stats.Meter {
 
 // wireToldOfCells makes what is told of the cells, and what tells people of them.
 func (l *leading) wireToldOfCells() {
-	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, l.cells.WaitsFor, l.Log)
+	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.cells.WaitsFor, l.Log)
 	l.atEnd(l.mirror.Close)
 	l.rotation.cells, l.cloudInit.cells = l.cells, l.cells
 	l.cloudInit.say = func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) }
