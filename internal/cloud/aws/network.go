@@ -241,6 +241,10 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	case arch != "" && has != arch:
 		return image{}, unfit("cells.bootImageSpec: image %s is for %s, and %s is wanted: want a name, which images of each architecture have",
 			*newest.ImageId, newest.Architecture, arch)
+	// An image without a mode boots by what its type has.
+	case newest.BootMode == types.BootModeValuesLegacyBios:
+		return image{}, unfit("cells.bootImageSpec: image %s has the boot mode %s, and the types of cells are chosen by UEFI: "+
+			"want an image with the boot mode uefi or uefi-preferred, or with none", *newest.ImageId, newest.BootMode)
 	}
 	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
 	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })

@@ -213,6 +213,28 @@ func TestWhatALaunchNeedsOfItsImageKipsOwnHasNot(t *testing.T) {
 	}
 }
 
+// The types of the catalogue all have UEFI, and not all of them a BIOS.
+func TestAnImageThatBootsByBIOSAloneIsRefused(t *testing.T) {
+	for mode, fits := range map[string]bool{"": true, "uefi": true, "uefi-preferred": true, "legacy-bios": false} {
+		account := anAccount(sim.Knobs{})
+		for n := range account.Images {
+			account.Images[n].BootMode = mode
+		}
+		_, url := serve(t, account)
+		s := request("t", 1).LaunchSpec
+		s.Image = map[string]string{imageID: "ami-1"}
+		found, err := open(t, settings(url)).Resolve(t.Context(), s)
+		if fits && (err != nil || found.Image != "ami-1") {
+			t.Errorf("boot mode %q: image %s, %v", mode, found.Image, err)
+		}
+		const want = "image ami-1 has the boot mode legacy-bios, and the types of cells are chosen by UEFI: " +
+			"want an image with the boot mode uefi or uefi-preferred"
+		if !fits && (!errors.Is(err, cloud.ErrUnfit) || !strings.Contains(err.Error(), want) || cloud.ScopeOf(err).InstanceType != s.InstanceType) {
+			t.Errorf("boot mode %q: %v, about %+v, want %q", mode, err, cloud.ScopeOf(err), want)
+		}
+	}
+}
+
 // What was stored has the rate that was configured then.
 func TestARootDiskIsFilledAtTheRateThatIsConfigured(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))
