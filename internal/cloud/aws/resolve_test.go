@@ -229,8 +229,9 @@ func TestAnImageThatBootsByBIOSAloneIsRefused(t *testing.T) {
 		}
 		const want = "image ami-1 has the boot mode legacy-bios, and the types of cells are chosen by UEFI: " +
 			"want an image with the boot mode uefi or uefi-preferred"
-		if !fits && (!errors.Is(err, cloud.ErrUnfit) || !strings.Contains(err.Error(), want) || cloud.ScopeOf(err).InstanceType != s.InstanceType) {
-			t.Errorf("boot mode %q: %v, about %+v, want %q", mode, err, cloud.ScopeOf(err), want)
+		of := cloud.ScopeOf(err)
+		if !fits && (!errors.Is(err, cloud.ErrUnfit) || !strings.Contains(err.Error(), want) || of.InstanceType != s.InstanceType) {
+			t.Errorf("boot mode %q: %v, about %+v, want %q", mode, err, of, want)
 		}
 	}
 }
