@@ -44,8 +44,8 @@ type Config struct {
 	// Clock defaults to the real one.
 	Clock clock.Clock
 
-	// Reached is told each named step of a launch or an end; tests use it to
-	// die there.
+	// Reached is told each named step of a launch, an end, or what is done with a
+	// disk; tests use it to die there.
 	Reached func(step string)
 	disks   *disks
 }

@@ -390,7 +390,7 @@ func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 const mostBytes = 16 << 40
 
 // GrowDisk makes the file longer, then has the machine see that. The record is last: until then a
-// disk is as it was to whoever asks, and is grown again.
+// disk is as it was to whoever asks, and is grown again, to no less than its machine may have seen.
 func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
 	done, err := c.cfg.disks.take(ctx, id)
 	if err != nil {
@@ -409,7 +409,8 @@ func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Dis
 		return rec.Disk, nil
 	}
 	d := c.cfg.Disk(id)
-	if err := lengthen(d.File, sectors(bytes)); err != nil {
+	size, err := lengthen(d.File, sectors(bytes))
+	if err != nil {
 		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
 	}
 	c.cfg.Reached("disk file grown")
@@ -421,11 +422,12 @@ func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Dis
 	}
 	c.mu.Unlock()
 	if init.PID != 0 {
-		if err := c.kind.GrowDisk(ctx, init, d, sectors(bytes)); err != nil {
-			return cloud.Disk{}, fmt.Errorf("grow disk %s of %s to %d bytes: %w", id, rec.Disk.Instance, bytes, err)
+		if err := c.kind.GrowDisk(ctx, init, d, size); err != nil {
+			return cloud.Disk{}, fmt.Errorf("grow disk %s of %s to %d bytes: %w", id, rec.Disk.Instance, size, err)
 		}
+		c.cfg.Reached("disk growth shown")
 	}
-	rec.Disk.SizeBytes = sectors(bytes)
+	rec.Disk.SizeBytes = size
 	if err := rec.store(c.cfg); err != nil {
 		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
 	}
@@ -433,18 +435,22 @@ func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Dis
 	return rec.Disk, nil
 }
 
-// lengthen gives a file so many bytes. An interrupted try may have given it more, of which
-// somebody knows already.
-func lengthen(path string, bytes int64) error {
+// lengthen gives a file at least so many bytes, and returns how many it has then. An interrupted
+// try may have given it more, of which somebody knows already.
+func lengthen(path string, bytes int64) (int64, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	has, err := f.Stat()
-	if err == nil && has.Size() < bytes {
+	switch {
+	case err != nil:
+	case has.Size() < bytes:
 		err = f.Truncate(bytes)
+	default:
+		bytes = has.Size()
 	}
-	return errors.Join(err, f.Sync(), f.Close())
+	return bytes, errors.Join(err, f.Sync(), f.Close())
 }
 
 // freeDisks takes its disks from a machine of which nothing runs any more.

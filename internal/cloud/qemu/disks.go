@@ -74,6 +74,7 @@ func (k *kind) GrowDisk(ctx context.Context, p host.Process, d host.Disk, bytes 
 		if err != nil || !node {
 			return err
 		}
+		k.cfg.Reached("disk growing")
 		return m.Do(ctx, "block_resize", map[string]any{"node-name": d.ID, "size": bytes}, nil)
 	})
 	if errors.Is(err, host.ErrGone) {
