@@ -199,6 +199,9 @@ func TestMachineCannotLeadItsDevicesOutside(t *testing.T) {
 	}
 }
 
+// grownBytes is how large the disk of diskRequest becomes.
+const grownBytes = 96 << 20
+
 // diskLife is all that is done with a disk of a machine.
 func diskLife(ctx context.Context, c *Cloud, machine string) error {
 	d, err := c.CreateDisk(ctx, diskRequest("disk"))
@@ -206,6 +209,9 @@ func diskLife(ctx context.Context, c *Cloud, machine string) error {
 		return err
 	}
 	if err := c.AttachDisk(ctx, d.ID, machine); err != nil {
+		return err
+	}
+	if _, err := c.GrowDisk(ctx, d.ID, grownBytes); err != nil {
 		return err
 	}
 	if err := c.DetachDisk(ctx, d.ID, machine); err != nil {
@@ -277,6 +283,61 @@ func TestDisksOfAMachineThatVanishedAreFreedAtTheNextStart(t *testing.T) {
 	}
 }
 
+// hasGrown checks that a disk has its new size in its record, in its file and as a device.
+func hasGrown(t *testing.T, cfg Config, c *Cloud, id string) {
+	t.Helper()
+	disks, err := c.ListDisks(t.Context(), "me")
+	if err != nil || len(disks) != 1 || disks[0].ID != id || disks[0].SizeBytes != grownBytes {
+		t.Errorf("listed: %+v, %v; want %s of %d bytes", disks, err, id, grownBytes)
+	}
+	if file, err := os.Stat(cfg.Disk(id).File); err != nil || file.Size() != grownBytes {
+		t.Errorf("its file: %+v, %v; want %d bytes", file, err, grownBytes)
+	}
+	n, err := loop(cfg.Disk(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/size", n))
+	if got := strings.TrimSpace(string(size)); err != nil || got != fmt.Sprint(grownBytes/512) {
+		t.Errorf("the device has %s sectors of 512 bytes (%v): want %d", got, err, grownBytes/512)
+	}
+}
+
+// Until it is recorded, a disk is as it was to whoever asks.
+func TestKipThatDiesWhileADiskGrowsGrowsItAgain(t *testing.T) {
+	limited(t)
+	for _, step := range []string{"disk file grown", "disk growth shown", "disk grown"} {
+		t.Run(step, func(t *testing.T) {
+			cfg := testHost(t)
+			die(t, step, "disk")
+			c := open(t, cfg)
+			i := only(t, c)
+			want := diskRequest("disk").SizeBytes
+			if step == "disk grown" {
+				want = grownBytes
+			}
+			disks, err := c.ListDisks(t.Context(), "me")
+			if err != nil || len(disks) != 1 || disks[0].SizeBytes != want || disks[0].Instance != i.ID {
+				t.Fatalf("left: %+v, %v; want one of %d bytes, at %s", disks, err, want, i.ID)
+			}
+			if grown, err := c.GrowDisk(t.Context(), disks[0].ID, grownBytes); err != nil || grown.SizeBytes != grownBytes {
+				t.Errorf("grown: %+v, %v; want %d bytes", grown, err, grownBytes)
+			}
+			hasGrown(t, cfg, c, disks[0].ID)
+			if err := diskLife(t.Context(), c, i.ID); err != nil { // the rest of it
+				t.Error(err)
+			}
+			if err := c.Terminate(t.Context(), i.ID).Err(); err != nil {
+				t.Error(err)
+			}
+			if left, err := os.ReadDir(filepath.Join(cfg.StateDir, "disks")); err != nil || len(left) != 0 {
+				t.Errorf("left of all disks: %v, %v", left, err)
+			}
+			onlyBridgeIsLeft(t, cfg)
+		})
+	}
+}
+
 func TestADiskGrowsInTheMachineThatHasIt(t *testing.T) {
 	limited(t)
 	cfg := testHost(t)
@@ -286,18 +347,11 @@ func TestADiskGrowsInTheMachineThatHasIt(t *testing.T) {
 	if err := c.AttachDisk(t.Context(), id, m.ID); err != nil {
 		t.Fatal(err)
 	}
-	grown, err := c.GrowDisk(t.Context(), id, 96<<20)
-	if err != nil || grown.SizeBytes != 96<<20 || grown.Instance != m.ID {
+	grown, err := c.GrowDisk(t.Context(), id, grownBytes)
+	if err != nil || grown.SizeBytes != grownBytes || grown.Instance != m.ID {
 		t.Errorf("grown: %+v, %v", grown, err)
 	}
-	n, err := loop(cfg.Disk(id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	size, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/size", n))
-	if got := strings.TrimSpace(string(size)); err != nil || got != fmt.Sprint(96<<20/512) {
-		t.Errorf("the device has %s sectors of 512 bytes (%v): want %d", got, err, 96<<20/512)
-	}
+	hasGrown(t, cfg, c, id)
 	if err := c.DetachDisk(t.Context(), id, m.ID); err != nil {
 		t.Error(err)
 	}

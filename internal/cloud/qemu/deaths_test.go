@@ -52,7 +52,7 @@ func gone(t *testing.T, cfg Config, c *Cloud) {
 }
 
 func TestQEMUThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
-	deaths(t, []string{"attached", "identified", "answers", "begun"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+	deaths(t, []string{"attached", "identified", "answers", "begun", "running"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
 		arm()
 		// A machine that was there for a moment is none that failed to start.
 		if made, err := c.Launch(context.Background(), request("a")).All(); err != nil {
@@ -100,6 +100,22 @@ func TestQEMUThatDiesInStartLeavesAStoppedMachine(t *testing.T) {
 			t.Error("it started, though its QEMU has died")
 		}
 		startsAgain(t, cfg, c, id)
+	})
+}
+
+// A machine that began, and has ended by itself, is gone: it is no start that failed.
+func TestQEMUThatDiesOnceItsMachineRunsAgainLeavesNothingBehind(t *testing.T) {
+	deaths(t, []string{"begun", "running"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		id := launch(t, c, "a").ID
+		says(t, c, id, "here\n")
+		if err := c.Stop(context.Background(), id).Err(); err != nil {
+			t.Fatal(err)
+		}
+		arm()
+		if err := c.Start(context.Background(), id).Err(); err != nil {
+			t.Errorf("the start of a machine that began says: %v", err)
+		}
+		gone(t, cfg, c)
 	})
 }
 
@@ -169,4 +185,46 @@ func TestQEMUThatDiesWhileADiskIsPluggedInGivesTheDiskBack(t *testing.T) {
 			gone(t, cfg, c)
 		})
 	}
+}
+
+func TestQEMUThatDiesWhileADiskGrowsLeavesItToTheNextMachine(t *testing.T) {
+	deaths(t, []string{"disk file grown", "disk growing", "disk grown"}, func(t *testing.T, cfg Config, c *Cloud, arm func()) {
+		ctx := context.Background()
+		id := launch(t, c, "a").ID
+		d, err := c.CreateDisk(ctx, diskRequest())
+		if err == nil {
+			err = c.AttachDisk(ctx, d.ID, id)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		arm()
+		want := d.SizeBytes // of a growth that failed
+		grown, err := c.GrowDisk(ctx, d.ID, grownBytes)
+		if t.Logf("growing it: %+v, %v", grown, err); err == nil {
+			want = grownBytes
+		}
+		gone(t, cfg, c)
+		if left := onlyDisk(t, c); left.SizeBytes != want || left.Instance != "" {
+			t.Errorf("left: %+v; want %d bytes, free", left, want)
+		}
+		if grown, err := c.GrowDisk(ctx, d.ID, grownBytes); err != nil || grown.SizeBytes != grownBytes {
+			t.Errorf("grown without a machine: %+v, %v; want %d bytes", grown, err, grownBytes)
+		}
+		next := launch(t, c, "b").ID
+		if err := c.AttachDisk(ctx, d.ID, next); err != nil {
+			t.Fatal(err)
+		}
+		hasGrown(t, cfg, c, next)
+		if err := c.Terminate(ctx, next).Err(); err != nil {
+			t.Error(err)
+		}
+		if err := c.DeleteDisk(ctx, d.ID); err != nil {
+			t.Error(err)
+		}
+		if found := diskFolders(t, cfg); len(found) > 0 {
+			t.Errorf("left of the disk: %q", found)
+		}
+		gone(t, cfg, c)
+	})
 }

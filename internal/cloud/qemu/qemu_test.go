@@ -463,6 +463,76 @@ func diskRequest() cloud.DiskRequest {
 	}
 }
 
+// grownBytes is how large the disk of diskRequest becomes.
+const grownBytes = 3 << 20
+
+// diskLife is all that is done with a disk of a machine.
+func diskLife(ctx context.Context, c *Cloud, machine string) error {
+	d, err := c.CreateDisk(ctx, diskRequest())
+	if err != nil {
+		return err
+	}
+	if err := c.AttachDisk(ctx, d.ID, machine); err != nil {
+		return err
+	}
+	if _, err := c.GrowDisk(ctx, d.ID, grownBytes); err != nil {
+		return err
+	}
+	if err := c.DetachDisk(ctx, d.ID, machine); err != nil {
+		return err
+	}
+	return c.DeleteDisk(ctx, d.ID)
+}
+
+// onlyDisk returns the one disk that is listed.
+func onlyDisk(t testing.TB, c *Cloud) cloud.Disk {
+	t.Helper()
+	disks, err := c.ListDisks(context.Background(), "me")
+	if err != nil || len(disks) != 1 {
+		t.Fatalf("disks: %+v, %v; want one", disks, err)
+	}
+	return disks[0]
+}
+
+// hasGrown checks that the one disk has its new size in its record, in its file and for the machine that
+// has it.
+func hasGrown(t testing.TB, cfg Config, c *Cloud, machine string) {
+	t.Helper()
+	d := onlyDisk(t, c)
+	if d.SizeBytes != grownBytes || d.Instance != machine {
+		t.Errorf("listed: %+v; want %d bytes, at %s", d, grownBytes, machine)
+	}
+	if file, err := os.Stat(cfg.Disk(d.ID).File); err != nil || file.Size() != grownBytes {
+		t.Errorf("its file: %+v, %v; want %d bytes", file, err, grownBytes)
+	}
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Bytes int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	tell(t, cfg, machine, "query-named-block-nodes", map[string]any{"flat": true}, &nodes)
+	seen := int64(0)
+	for _, n := range nodes {
+		if n.Name == d.ID {
+			seen = n.Image.Bytes
+		}
+	}
+	if seen != grownBytes {
+		t.Errorf("the machine sees %d bytes of it, want %d", seen, grownBytes)
+	}
+}
+
+// diskFolders are the disks of which something is on the host.
+func diskFolders(t testing.TB, cfg Config) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(cfg.StateDir, "disks", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
 // tell gives an order to a machine's QEMU.
 func tell(t testing.TB, cfg Config, id, command string, arguments, result any) {
 	t.Helper()
@@ -757,11 +827,7 @@ func crash(step, does string) error {
 			err = c.Start(ctx, id).Err()
 		}
 	case "disk":
-		var d cloud.Disk
-		d, err = c.CreateDisk(ctx, diskRequest())
-		if err == nil {
-			err = errors.Join(c.AttachDisk(ctx, d.ID, id), c.DetachDisk(ctx, d.ID, id))
-		}
+		err = diskLife(ctx, c, id)
 	}
 	return errors.Join(err, fmt.Errorf("never reached %q", step))
 }
@@ -790,9 +856,17 @@ func crashes(t *testing.T, does string, steps []string, check func(t *testing.T,
 }
 
 func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
-	steps := []string{"folder", "recorded", "filled", "plugged", "limited", "spawned", "attached", "identified", "answers", "begun"}
+	steps := []string{"folder", "recorded", "filled", "plugged", "limited", "spawned", "attached", "identified", "answers", "begun", "running"}
 	gated := []string{"spawned", "attached", "identified"}
 	crashes(t, "launch", steps, func(t *testing.T, cfg Config, step string) {
+		if step == "running" {
+			c, id := adopted(t, cfg)
+			if err := c.Terminate(context.Background(), id).Err(); err != nil {
+				t.Error(err)
+			}
+			onlyBridgeIsLeft(t, cfg)
+			return
+		}
 		if slices.Contains(gated, step) {
 			within(t, "what was to become QEMU ends", func() error {
 				ids, err := running(filepath.Dir(cfg.MachineDir("any")))
@@ -822,6 +896,30 @@ func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
 	})
 }
 
+// adopted opens the cloud of a Kip that died when its only machine ran, and checks that the machine
+// goes on, as the next Kip's. It returns both.
+func adopted(t *testing.T, cfg Config) (*Cloud, string) {
+	t.Helper()
+	all, err := host.Recorded(cfg.Config)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("records: %+v, %v; want one", all, err)
+	}
+	before, err := host.Inspect(cfg.Config, all[0].ID)
+	if err != nil || before.PID == 0 {
+		t.Fatalf("the machine has not outlived its Kip: %+v, %v", before, err)
+	}
+	c := open(t, cfg)
+	i := only(t, c)
+	if after, err := host.Inspect(cfg.Config, i.ID); err != nil || after != before || i.State != cloud.Running {
+		t.Errorf("adopted %+v, %+v, %v; was %+v", i, after, err, before)
+	}
+	says(t, c, i.ID, "here\n")
+	if again := launch(t, c, "crash"); again.ID != i.ID {
+		t.Errorf("the token launched %s beside %s", again.ID, i.ID)
+	}
+	return c, i.ID
+}
+
 func TestKipThatDiesInTerminateFinishesItLater(t *testing.T) {
 	crashes(t, "terminate", []string{"terminating", "killed", "unplugged", "emptied"}, func(t *testing.T, cfg Config, _ string) {
 		c := open(t, cfg)
@@ -837,7 +935,17 @@ func TestKipThatDiesInStopLeavesAStoppedMachine(t *testing.T) {
 }
 
 func TestKipThatDiesInStartLeavesAStoppedMachine(t *testing.T) {
-	crashes(t, "start", []string{"plugged", "limited", "spawned", "attached", "identified", "answers", "begun"}, stopsAfterACrash)
+	steps := []string{"plugged", "limited", "spawned", "attached", "identified", "answers", "begun", "running"}
+	crashes(t, "start", steps, func(t *testing.T, cfg Config, step string) {
+		if step == "running" { // a stop ends it as if it had been launched
+			c, id := adopted(t, cfg)
+			if err := c.Stop(context.Background(), id).Err(); err != nil {
+				t.Error(err)
+			}
+			_ = c.Close()
+		}
+		stopsAfterACrash(t, cfg, step)
+	})
 }
 
 func stopsAfterACrash(t *testing.T, cfg Config, _ string) {
@@ -863,12 +971,7 @@ func TestKipThatDiesWhileADiskIsPluggedInGoesOnWithIt(t *testing.T) {
 	crashes(t, "disk", steps, func(t *testing.T, cfg Config, _ string) {
 		c := open(t, cfg)
 		ctx := context.Background()
-		id := only(t, c).ID
-		disks, err := c.ListDisks(ctx, "me")
-		if err != nil || len(disks) != 1 {
-			t.Fatalf("%+v, %v", disks, err)
-		}
-		d := disks[0].ID
+		id, d := only(t, c).ID, onlyDisk(t, c).ID
 		if err := c.AttachDisk(ctx, d, id); err != nil {
 			t.Fatal(err)
 		}
@@ -882,6 +985,70 @@ func TestKipThatDiesWhileADiskIsPluggedInGoesOnWithIt(t *testing.T) {
 			t.Errorf("detached: %q", got)
 		}
 		if err := errors.Join(c.AttachDisk(ctx, d, id), c.Terminate(ctx, id).Err(), c.DeleteDisk(ctx, d)); err != nil {
+			t.Error(err)
+		}
+		onlyBridgeIsLeft(t, cfg)
+	})
+}
+
+func TestKipThatDiesWhileADiskIsMadeOrRemovedLeavesAWholeOneOrNone(t *testing.T) {
+	crashes(t, "disk", []string{"disk file", "disk recorded", "disk record removed"}, func(t *testing.T, cfg Config, step string) {
+		c := open(t, cfg)
+		ctx := context.Background()
+		id := only(t, c).ID
+		if step != "disk recorded" {
+			if disks, err := c.ListDisks(ctx, "me"); err != nil || len(disks) > 0 {
+				t.Errorf("listed: %+v, %v; want none", disks, err)
+			}
+			if found := diskFolders(t, cfg); len(found) > 0 {
+				t.Errorf("left of the disk: %q", found)
+			}
+		} else {
+			d := onlyDisk(t, c)
+			file, err := os.Stat(cfg.Disk(d.ID).File)
+			if want := diskRequest().SizeBytes; err != nil || file.Size() != want || d.SizeBytes != want || d.Instance != "" {
+				t.Errorf("made %+v, its file %+v, %v; want %d bytes", d, file, err, want)
+			}
+		}
+		// The same calls make, or go on with, one disk, and leave none.
+		if err := diskLife(ctx, c, id); err != nil {
+			t.Error(err)
+		}
+		if got, found := devices(t, cfg, id), diskFolders(t, cfg); len(got)+len(found) > 0 {
+			t.Errorf("the machine has %q; left of all disks: %q", got, found)
+		}
+		if err := c.Terminate(ctx, id).Err(); err != nil {
+			t.Error(err)
+		}
+		onlyBridgeIsLeft(t, cfg)
+	})
+}
+
+// Until it is recorded, a disk is as it was to whoever asks.
+func TestKipThatDiesWhileADiskGrowsGrowsItAgain(t *testing.T) {
+	steps := []string{"disk file grown", "disk growing", "disk growth shown", "disk grown"}
+	crashes(t, "disk", steps, func(t *testing.T, cfg Config, step string) {
+		c := open(t, cfg)
+		ctx := context.Background()
+		id, d := only(t, c).ID, onlyDisk(t, c)
+		want := diskRequest().SizeBytes
+		if step == "disk grown" {
+			want = grownBytes
+		}
+		if d.SizeBytes != want || d.Instance != id {
+			t.Errorf("left: %+v; want %d bytes, at %s", d, want, id)
+		}
+		if grown, err := c.GrowDisk(ctx, d.ID, grownBytes); err != nil || grown.SizeBytes != grownBytes {
+			t.Errorf("grown: %+v, %v; want %d bytes", grown, err, grownBytes)
+		}
+		hasGrown(t, cfg, c, id)
+		if err := diskLife(ctx, c, id); err != nil { // the rest of it
+			t.Error(err)
+		}
+		if got, found := devices(t, cfg, id), diskFolders(t, cfg); len(got)+len(found) > 0 {
+			t.Errorf("the machine has %q; left of all disks: %q", got, found)
+		}
+		if err := c.Terminate(ctx, id).Err(); err != nil {
 			t.Error(err)
 		}
 		onlyBridgeIsLeft(t, cfg)
