@@ -246,6 +246,21 @@ func TestAMachineBootsAndIsToldByFilesOfItsOwn(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(side.Dir, userDataFile)); err != nil || string(got) != secret {
 		t.Errorf("user data %q, %v", got, err)
 	}
+	// Its disk is as large as its type says, and not as its image. QEMU has the file locked (-U).
+	info, err := exec.Command("qemu-img", "info", "-U", "--output=json", filepath.Join(side.Dir, rootFile)).Output()
+	var disk struct {
+		Bytes int64 `json:"virtual-size"`
+	}
+	if err == nil {
+		err = json.Unmarshal(info, &disk)
+	}
+	image, statErr := os.Stat(cfg.Image)
+	if statErr != nil {
+		t.Fatal(statErr)
+	}
+	if want := cfg.Catalogue[0].DiskBytes; err != nil || disk.Bytes != want || want == image.Size() {
+		t.Errorf("its disk has %d bytes, %v; want %d, which is not its image's %d", disk.Bytes, err, want, image.Size())
+	}
 	var link vm.Link
 	text, err := os.ReadFile(filepath.Join(side.Dir, networkFile))
 	if err == nil {
