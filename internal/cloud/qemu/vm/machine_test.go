@@ -26,7 +26,7 @@ func TestArgumentsSayWhatTheMachineIs(t *testing.T) {
 		"-accel kvm -cpu host", "-smp 2 -m 3072 ", "-kernel linux -initrd initrd -append quiet root=x ", "file=a,,b.qcow2 ",
 		"ifname=kip0 -device virtio-net-pci,netdev=card,romfile=,mac=02:00:00:00:00:01", "socket,id=monitor,server=on,wait=off,fd=3 ",
 		"-fw_cfg name=" + Network + ",file=net -fw_cfg name=" + UserData + ",file=user", "append=on,path=console.log",
-		"free-page-reporting=on", " -name i-1", " -S",
+		"free-page-reporting=on", " -device virtio-rng-pci ", " -name i-1", " -S",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %s", want, text)
