@@ -416,6 +416,7 @@ func Orders() []Order {
 		{"interfaces", `{"Stay":true}`, "network interfaces outlive the instances that end from now on"},
 		{"interrupt", `{"Instance":"i-…"}`, "a spot instance is taken back, with EC2's notice; {} means the youngest"},
 		{"rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance"},
+		{"impair", `{"Instance":"i-…","Check":"system-status.status"}`, "an instance fails one of EC2's checks; without Check it passes both"},
 		{"maintain", `{"Instance":"i-…","Code":"instance-stop","NotBefore":"2030-01-01T00:00:00Z"}`, "maintenance is scheduled"},
 		{"role", `{"ARN":"arn:aws:iam::123456789012:role/a","Policy":{"Statement":[]},"Trust":{"Statement":[]}}`, "a role is made or changed"},
 	}
@@ -445,6 +446,7 @@ func (m *Model) Control() http.Handler {
 	handle(mux, "interfaces", m.Interfaces)
 	handle(mux, "compose", m.Compose)
 	handle(mux, "interrupt", m.Interrupt)
+	handle(mux, "impair", m.impair)
 	handle(mux, "maintain", m.Maintain)
 	handle(mux, "rebalance", m.Rebalance)
 	handle(mux, "role", m.PutRole)

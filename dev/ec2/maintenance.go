@@ -45,6 +45,24 @@ const (
 	CheckSystem   Check = "system-status.status"
 )
 
+// Impairment has an instance fail one of them.
+type Impairment struct {
+	Instance string
+	Check    Check // it passes both with ""
+}
+
+// impair does what an order says.
+func (m *Model) impair(i Impairment) error {
+	switch {
+	case i.Check != "" && i.Check != CheckInstance && i.Check != CheckSystem:
+		return fmt.Errorf("the field Check is %q: want %s, %s, or none", i.Check, CheckInstance, CheckSystem)
+	case !slices.ContainsFunc(m.sim.Truth(), func(one sim.Instance) bool { return one.ID == i.Instance }):
+		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", i.Instance)
+	}
+	m.Impair(i.Instance, i.Check)
+	return nil
+}
+
 // Impair has an instance fail a check; it passes both with "".
 func (m *Model) Impair(instance string, fails Check) {
 	m.mu.Lock()
