@@ -134,10 +134,10 @@ func (s *Stack) PrivateImage() string {
 	return machines.Registry() + "/" + machines.Repositories[0] + ":" + machines.ImageTag
 }
 
-// awsConfig is cloud.aws of provider.yaml.
+// awsConfig is cloud.aws of provider.yaml. The one subnet makes the zone of all disks that of the virtual node.
 func (s *Stack) awsConfig() map[string]any {
 	return map[string]any{
-		"region": machines.Region, "vpcID": machines.VPC, "endpointURL": s.ec2.URL(),
+		"region": machines.Region, "vpcID": machines.VPC, "subnetID": machines.Subnets[0].ID, "endpointURL": s.ec2.URL(),
 		"interruptionQueue": machines.Queue,
 		"ecr":               map[string]any{"roleARN": machines.ImageRole},
 		"accessKeyID":       machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature

@@ -33,7 +33,7 @@ const (
 	// AdministratorKeyID is the key of who may do everything: whoever else uses the account, such as
 	// the controller of a CSI driver.
 	AdministratorKeyID = "AKIAI44QH8DHBEXAMPLE"
-	// VPC has the subnet of the cells.
+	// VPC is the default one, with all of Subnets.
 	VPC = "vpc-0123456789abcdef0"
 	// Image is the name of the only image.
 	Image = "kip-cell-local"
@@ -43,8 +43,6 @@ const (
 	ImageRole = "arn:aws:iam::" + Account + ":role/kip-images"
 	Readable  = "team/"
 
-	zone   = Region + "a"
-	subnet = "subnet-0123456789abcdef0"
 	imageGiB,
 	gib = 4, 1 << 30
 	// diskBytes is what a machine's disk takes at most.
@@ -54,6 +52,40 @@ const (
 	// least is the narrowest network: a machine has a /28 of its upper half.
 	least = 20
 )
+
+// Subnets are one for each zone: a private one, and one with a route to an internet gateway. Machines of both are on
+// one link, and their addresses are of one plan: the model tells nobody which network a subnet has.
+var Subnets = []ec2.Subnet{
+	{
+		ID:      "subnet-0123456789abcdef0",
+		VPC:     VPC,
+		Zone:    Region + "a",
+		Default: true,
+	},
+	{
+		ID:      "subnet-0fedcba9876543210",
+		VPC:     VPC,
+		Zone:    Region + "b",
+		Default: true,
+		Public:  true,
+	},
+}
+
+// offered is what a type costs in each of them, in dollars an hour; spot at 0 is not sold.
+func offered(price, spot float64) (all []catalog.Offering) {
+	for _, s := range Subnets {
+		all = append(all, catalog.Offering{Zone: s.Zone, Subnet: s.ID, PricePerHour: price})
+		if spot > 0 {
+			all = append(all, catalog.Offering{
+				Zone:         s.Zone,
+				Subnet:       s.ID,
+				PricePerHour: spot,
+				Spot:         true,
+			})
+		}
+	}
+	return all
+}
 
 // Repositories are those of the account's images: of two teams, of which one's are not for pods of
 // all.
@@ -122,10 +154,7 @@ func Types() (all []catalog.InstanceType) {
 			MemoryBytes: gib << n,
 			DiskBytes:   diskBytes,
 			Arch:        runtime.GOARCH,
-			Offerings: []catalog.Offering{
-				{Zone: zone, Subnet: subnet, PricePerHour: price},
-				{Zone: zone, Subnet: subnet, PricePerHour: price / 4, Spot: true},
-			},
+			Offerings:   offered(price, price/4),
 		})
 	}
 	if len(all) > 0 {
@@ -134,7 +163,7 @@ func Types() (all []catalog.InstanceType) {
 		withGPU := all[1]
 		withGPU.Name = map[string]string{"amd64": "g4dn.xlarge", "arm64": "g5g.xlarge"}[runtime.GOARCH]
 		withGPU.GPUs = []catalog.GPU{{Model: "T4", Count: 1}}
-		withGPU.Offerings = []catalog.Offering{{Zone: zone, Subnet: subnet, PricePerHour: 0.526}}
+		withGPU.Offerings = offered(0.526, 0)
 		all = append(all, withGPU)
 	}
 	return all
@@ -290,7 +319,7 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 				StoppedKeepsAddresses: true,
 			},
 		},
-		Subnets:      []ec2.Subnet{{ID: subnet, VPC: VPC, Zone: zone, Default: true}},
+		Subnets:      Subnets,
 		Images:       images,
 		Account:      Account,
 		Policies:     map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
