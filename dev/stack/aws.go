@@ -144,7 +144,8 @@ func (s *Stack) awsConfig() map[string]any {
 	}
 }
 
-// awsEnvironment keeps what a developer has of AWS from Kip.
+// awsEnvironment keeps what a developer has of AWS from Kip. Its keys are for a provider.yaml without any.
 var awsEnvironment = []string{
-	"AWS_REGION=" + machines.Region, "AWS_PROFILE=", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null",
+	"AWS_ACCESS_KEY_ID=" + machines.AccessKeyID, "AWS_SECRET_ACCESS_KEY=any", "AWS_SESSION_TOKEN=", "AWS_REGION=", "AWS_DEFAULT_REGION=",
+	"AWS_PROFILE=", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null",
 }
