@@ -12,11 +12,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/test/namespace"
 )
 
 // What provider.yaml says of all cells, and annotations of one, is what the instance is launched with.
-func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
+func TestAnInstanceHasTheGroupsTheRoleAndThePublicAddressOfItsPod(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	var subnets struct {
@@ -40,20 +41,22 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		cells := provider["cells"].(map[string]any)
 		cells["extraSecurityGroups"], cells["defaultIAMPermissions"] = []string{"of-all-cells"}, "of-all-cells"
+		provider["cloud"].(map[string]any)["aws"].(map[string]any)["subnetID"] = machines.Subnets[1].ID // a public one
 	})
 	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/instance-profile=of-one-pod",
 		"allow.kip.elotl.co/security-groups="+made["of-one-pod"], "allow.kip.elotl.co/allow-metadata=true")
 	for _, one := range []struct {
 		name, annotations, profile string
 		groups                     []string
+		public                     bool
 	}{
-		{"plain", "{}", "", []string{"of-all-cells"}},
-		{"reads", `{pod.elotl.co/allow-metadata: "true"}`, "of-all-cells", []string{"of-all-cells"}},
+		{"plain", "{}", "", []string{"of-all-cells"}, true},
+		{"reads", `{pod.elotl.co/allow-metadata: "true"}`, "of-all-cells", []string{"of-all-cells"}, true},
 		{
 			"own",
 			`{pod.elotl.co/instance-profile: of-one-pod, pod.elotl.co/allow-metadata: "true", ` +
-				`pod.elotl.co/security-groups: ` + made["of-one-pod"] + `}`,
-			"of-one-pod", []string{"of-all-cells", "of-one-pod"},
+				`pod.elotl.co/private-ip-only: "true", pod.elotl.co/security-groups: ` + made["of-one-pod"] + `}`,
+			"of-one-pod", []string{"of-all-cells", "of-one-pod"}, false,
 		},
 	} {
 		s.Apply(pod(one.name, one.annotations))
@@ -67,6 +70,9 @@ func TestAnInstanceHasTheGroupsAndTheRoleOfItsPod(t *testing.T) {
 		slices.Sort(groups)
 		if profile := path.Base("/" + is.Profile); profile != path.Base("/"+one.profile) || !slices.Equal(groups, one.groups) {
 			t.Errorf("the instance of pod %s has the profile %q and the groups %q: want %+v", one.name, is.Profile, is.Groups, one)
+		}
+		if public := is.Public != ""; public != one.public {
+			t.Errorf("the instance of pod %s has the public address %q: want one is %t", one.name, is.Public, one.public)
 		}
 		if one.profile != "" {
 			s.hasRole(one.name, one.profile)
