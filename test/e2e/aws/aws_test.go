@@ -2,7 +2,8 @@
 
 // Package aws proves on the real parts, as package e2e does, what Kip does on EC2: the
 // driver and its SDK ask a model of it, under the policy that the documentation gives, and
-// local cells stand behind its instances. Its tests inject faults, one after the other.
+// local cells stand behind its instances. Its tests inject faults, one after the other, but for those
+// that wait for long.
 package aws
 
 import (

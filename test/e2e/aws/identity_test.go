@@ -74,7 +74,9 @@ func (s *space) assume(role, file string) (answer string, code int, said string)
 		"`+role+`" "$(cat `+file+`)" >/tmp/asked && exec wget -q -O - --post-file /tmp/asked "$AWS_ENDPOINT_URL_STS"/`)
 }
 
+// It asks nothing of Kip's: it runs beside what waits.
 func TestAPodAssumesTheRoleOfItsServiceAccount(t *testing.T) {
+	t.Parallel()
 	s := newSpace(t)
 	mayPull := json.RawMessage(`{"Version": "2012-10-17", "Statement": [
 		{"Sid": "T", "Effect": "Allow", "Action": "ecr:GetAuthorizationToken", "Resource": "*"},

@@ -13,7 +13,7 @@ import (
 	"github.com/elotl/kip/dev/ec2/machines"
 )
 
-// The last: it looks back at all others.
+// The last of those that go alone: it looks back at all of them.
 func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	s := newSpace(t)
 	resp, err := http.PostForm(s.url, url.Values{"Action": {"DescribeInstances"}, "Version": {"2016-11-15"}})
