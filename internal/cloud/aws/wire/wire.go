@@ -37,7 +37,7 @@ func Checked(t testing.TB, api http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
-			t.Error(err)
+			return // who asks has gone
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		call := callOf(r, body)
