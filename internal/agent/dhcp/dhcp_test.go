@@ -102,9 +102,9 @@ func reply(asked []byte, options map[byte][]byte) []byte {
 
 // optionOf reads what a client asked, with a loop of its own.
 func optionOf(asked []byte, option byte) []byte {
-	for rest := asked[header+4:]; rest[0] != optEnd; rest = rest[2+rest[1]:] {
+	for rest := asked[header+4:]; rest[0] != optEnd; rest = rest[2+int(rest[1]):] {
 		if rest[0] == option {
-			return rest[2 : 2+rest[1]]
+			return rest[2 : 2+int(rest[1])]
 		}
 	}
 	return nil
@@ -326,10 +326,31 @@ func TestOnlyPacketsToAClientAreRead(t *testing.T) {
 	}
 }
 
+// The longest have lengths near the end of a byte: whoever is on the link may send one, and the agent is the
+// machine's first process.
+func TestAnOptionOfAnyLengthIsRead(t *testing.T) {
+	for long := range 256 {
+		option := bytes.Repeat([]byte{7}, long)
+		b := reply(make([]byte, 64), map[byte][]byte{optKind: {ack}, 200: option})
+		m, err := parse(b)
+		if err != nil || !bytes.Equal(m.options[200], option) || m.kind != ack {
+			t.Errorf("of an option of %d bytes: %+v, %v", long, m, err)
+		}
+		if at := bytes.LastIndex(b, []byte{200, byte(long)}); long > 0 {
+			if _, err := parse(b[:at+1+long]); err == nil {
+				t.Errorf("an option of %d bytes that ends in the middle is read", long)
+			}
+		}
+	}
+}
+
 // FuzzParse: whatever is on the link, it is an error or a lease that can be used.
 func FuzzParse(f *testing.F) {
 	f.Add(reply(make([]byte, 64), given(ack)))
 	f.Add(reply(make([]byte, 64), map[byte][]byte{optKind: {offer}, optRoutes: {0, 10, 0, 0, 1}, optMask: {255, 255, 255, 255}}))
+	for _, long := range []int{253, 254, 255} {
+		f.Add(reply(make([]byte, 64), map[byte][]byte{optKind: {ack}, optMask: {255, 255, 255, 0}, 200: make([]byte, long)}))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parse(b)
 		if err != nil {

@@ -140,12 +140,16 @@ func parse(b []byte) (message, error) {
 			rest = rest[1:]
 			continue
 		}
-		if len(rest) < 2 || len(rest) < 2+int(rest[1]) {
+		end := 2
+		if len(rest) > 1 {
+			end += int(rest[1])
+		}
+		if len(rest) < end {
 			return message{}, errors.New("an option of a DHCP answer ends in the middle")
 		}
 		// One that is there twice is one that was too long (RFC 3396).
-		m.options[rest[0]] = append(m.options[rest[0]], rest[2:2+rest[1]]...)
-		rest = rest[2+rest[1]:]
+		m.options[rest[0]] = append(m.options[rest[0]], rest[2:end]...)
+		rest = rest[end:]
 	}
 	if len(m.options[optKind]) != 1 {
 		return message{}, errors.New("a DHCP answer does not say of what kind it is")
