@@ -40,7 +40,8 @@ type Config struct {
 	// current and for the previous run each. 0: DefaultMaxBytesPerContainer.
 	MaxBytesPerContainer int64
 	// MaxBytesTotal bounds all files together; beyond it the logs that were
-	// saved first are removed. 0: DefaultMaxBytesTotal.
+	// saved first are removed, of the namespace that has most: nobody's pods
+	// take away what others' have said. 0: DefaultMaxBytesTotal.
 	MaxBytesTotal int64
 	Log           *slog.Logger
 	Clock         clock.PassiveClock // optional
@@ -253,7 +254,7 @@ func (s *Saver) saveRun(ctx context.Context, dir, container string, previous, ha
 	}
 	defer body.Close()
 	t, broken := readTail(body, s.c.MaxBytesPerContainer)
-	if broken != nil && (have || len(t.lines) == 0) {
+	if broken != nil && (have || len(t.text) == 0) {
 		return run{}, broken
 	}
 	n, err := writeFile(dir, logFile(container, previous), func(w io.Writer) error {
@@ -269,9 +270,11 @@ func (s *Saver) saveRun(ctx context.Context, dir, container string, previous, ha
 // all, but not those of uid. s.mu is held.
 func (s *Saver) makeRoom(uid types.UID) error {
 	var total int64
+	of := map[string]int64{} // by namespace
 	order := make([]types.UID, 0, len(s.pods))
 	for u, i := range s.pods {
 		total += i.bytes()
+		of[i.Namespace] += i.bytes()
 		if u != uid {
 			order = append(order, u)
 		}
@@ -280,15 +283,22 @@ func (s *Saver) makeRoom(uid types.UID) error {
 		return nil
 	}
 	slices.SortFunc(order, func(a, b types.UID) int { return s.pods[a].Saved.Compare(s.pods[b].Saved) })
-	for _, u := range order {
-		if total <= s.c.MaxBytesTotal {
-			break
+	for len(order) > 0 && total > s.c.MaxBytesTotal {
+		// The first of the namespace that has most, and another that something can be taken from.
+		n := 0
+		for k, u := range order {
+			if of[s.pods[u].Namespace] > of[s.pods[order[n]].Namespace] {
+				n = k
+			}
 		}
+		u := order[n]
+		order = slices.Delete(order, n, n+1)
 		i := s.pods[u]
 		if err := s.remove(u); err != nil {
 			return err
 		}
 		total -= i.bytes()
+		of[i.Namespace] -= i.bytes()
 		s.c.Log.Warn("removed saved logs to make room", "pod", i.Namespace+"/"+i.Name, "uid", u, "limit", s.c.MaxBytesTotal)
 	}
 	return nil

@@ -2,6 +2,7 @@ package podlogs
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,11 +11,10 @@ import (
 // timeFormat is how the kubelet writes the time of a line.
 const timeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
-// tail is the end of a log, line by line, each with its end of line, but for
-// the last, which may have none.
+// tail is the end of a log: lines, each with its end of line, but for the last, which may
+// have none. They lie in one piece, since a cell may answer a million lines of nothing.
 type tail struct {
-	lines [][]byte
-	bytes int64
+	text []byte
 	// left out before the first line
 	droppedLines, droppedBytes int64
 }
@@ -55,35 +55,43 @@ func readLine(in *bufio.Reader, max int64) (line []byte, cut int64, err error) {
 	}
 }
 
+// add adds a line, and drops the first ones beyond max bytes, but never the last.
 func (t *tail) add(line []byte, max int64) {
-	t.lines = append(t.lines, line)
-	t.bytes += int64(len(line))
-	drop := 0
-	for t.bytes > max && drop < len(t.lines)-1 {
-		n := int64(len(t.lines[drop]))
-		t.bytes -= n
-		t.droppedBytes += n
-		t.lines[drop] = nil
-		drop++
+	t.text = append(t.text, line...)
+	for int64(len(t.text)) > max {
+		first := t.first()
+		if len(first) == len(t.text) {
+			return
+		}
+		t.droppedLines++
+		t.droppedBytes += int64(len(first))
+		t.text = t.text[len(first):]
 	}
-	t.droppedLines += int64(drop)
-	t.lines = t.lines[drop:]
+}
+
+func (t *tail) first() []byte {
+	if end := bytes.IndexByte(t.text, '\n'); end >= 0 {
+		return t.text[:end+1]
+	}
+	return t.text
+}
+
+func (t *tail) last() []byte {
+	return t.text[bytes.LastIndexByte(t.text[:len(t.text)-1], '\n')+1:]
 }
 
 // write writes the log, and says where something is missing: before, because it
 // was longer than max, or after, because broken ended the reading. What it says
-// has a time, like every line.
+// has a time, like every line. With broken the log has a line.
 func (t *tail) write(w io.Writer, max int64, broken error) error {
 	out := bufio.NewWriter(w)
 	if t.droppedLines > 0 {
 		fmt.Fprintf(out, "%s [kip: the log was longer than the %d bytes that are kept; %d lines, %d bytes, before this are left out]\n",
-			stamp(t.lines[0]), max, t.droppedLines, t.droppedBytes)
+			stamp(t.first()), max, t.droppedLines, t.droppedBytes)
 	}
-	for _, line := range t.lines {
-		out.Write(line) // a failure stays in out until Flush
-	}
+	out.Write(t.text) // a failure stays in out until Flush
 	if broken != nil {
-		last := t.lines[len(t.lines)-1]
+		last := t.last()
 		if last[len(last)-1] != '\n' {
 			out.WriteByte('\n')
 		}
