@@ -80,12 +80,25 @@ func (s *Session) waitReady(ctx context.Context) error {
 	}
 }
 
+// upgradesAtOnce is how many connections for requests of one cell are being made at the same time. Each may keep
+// one of the handshakes of all for as long as it may last.
+const upgradesAtOnce = 2
+
+func (s *Session) placeOfRequest() place {
+	return place{rank: rankRequest, stalling: s.stalling.Load() || s.requestsStall.Load()}
+}
+
 // upgrade sends one request by HTTP/1.1 on a connection of its own, that ends
 // with the response's body.
 func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 	t := &http.Transport{
-		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			tc, _, err := s.dial(ctx, protoHTTP1, place{rank: rankRequest, stalling: s.stalling.Load()}, s.credentials(), s.verify)
+		DialTLSContext: func(_ context.Context, _, _ string) (net.Conn, error) {
+			ctx := req.Context() // the transport's outlasts it, for a next request, and there is none
+			if err := enter(ctx, s.upgrading); err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
+			}
+			defer func() { <-s.upgrading }()
+			tc, _, err := s.dial(ctx, protoHTTP1, s.placeOfRequest(), s.credentials(), s.verify)
 			if err != nil {
 				return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
 			}
@@ -145,7 +158,7 @@ func (s *Session) dialAgent(d *dialing) {
 }
 
 func (s *Session) connectAgent(ctx context.Context, by credentials) (*http2.ClientConn, error) {
-	tc, nc, err := s.dial(ctx, protoHTTP2, place{rank: rankRequest, stalling: s.stalling.Load()}, by, s.verify)
+	tc, nc, err := s.dial(ctx, protoHTTP2, s.placeOfRequest(), by, s.verify)
 	if err != nil {
 		return nil, err
 	}

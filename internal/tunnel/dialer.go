@@ -156,8 +156,11 @@ func (d *Dialer) Keep(ctx context.Context, t Target, cellAPI http.Handler, onSpe
 		log:     d.log.With("cell", t.CellID),
 		ready:   make(chan struct{}),
 		done:    make(chan struct{}),
-		by:      newCredentials(d.authorities.Of(t.CA)),
-		told:    rate.NewLimiter(toldRate, toldBurst),
+
+		upgrading: make(chan struct{}, upgradesAtOnce),
+
+		by:   newCredentials(d.authorities.Of(t.CA)),
+		told: rate.NewLimiter(toldRate, toldBurst),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	go s.run()
@@ -231,7 +234,11 @@ func (s *Session) dial(ctx context.Context, proto string, p place, by credential
 			return verify(state)
 		},
 	})
-	if err := atDeadline(ctx, tracked, d.limits.handshake, func() error { return tc.HandshakeContext(ctx) }); err != nil {
+	err = atDeadline(ctx, tracked, d.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
+	if p.rank == rankRequest {
+		s.requestsStall.Store(err != nil)
+	}
+	if err != nil {
 		_ = tracked.Close()
 		return nil, nil, fmt.Errorf("TLS for %s: %w", proto, err)
 	}

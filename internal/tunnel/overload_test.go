@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"sync"
@@ -387,6 +389,45 @@ func TestMachinesThatStallInTLSLeaveRoomForTheOthers(t *testing.T) {
 		for _, s := range all {
 			s.Close()
 		}
+	})
+}
+
+// As who may exec in its pod can have it, with a machine that is heard and lets TLS for requests wait.
+func TestRequestsOfOneCellLeaveRoomForTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		d := nowhere(t, w)
+		s := w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		ask := func() {
+			for range 10 * cap(d.handshakes) {
+				all.Go(func() {
+					req := httptest.NewRequestWithContext(ctx, http.MethodPost, "https://cell/exec", nil)
+					if resp, err := s.upgrade(req); err == nil {
+						resp.Body.Close()
+						t.Error("a machine that says nothing has answered")
+					}
+				})
+			}
+		}
+		time.Sleep(time.Second)
+		own := len(d.handshakes) // of the session itself
+		s.stalling.Store(false)  // as if that had succeeded
+		ask()
+		time.Sleep(100 * time.Millisecond)
+		if n := len(d.handshakes) - own; n != upgradesAtOnce {
+			t.Errorf("its requests have %d handshakes, want %d", n, upgradesAtOnce)
+		}
+		time.Sleep(d.limits.handshake)
+		s.stalling.Store(false)
+		time.Sleep(100 * time.Millisecond)
+		if n := len(d.stalling); n < upgradesAtOnce {
+			t.Errorf("%d of its requests are among those that stall, want %d", n, upgradesAtOnce)
+		}
+		cancel()
+		all.Wait()
+		s.Close()
 	})
 }
 

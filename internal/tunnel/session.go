@@ -44,6 +44,11 @@ type Session struct {
 	// stalling says that in the last attempt the machine answered, and the handshake
 	// failed.
 	stalling atomic.Bool
+	// requestsStall says so of the last connection that was made for a request: a machine may answer
+	// the one kind, and let the others wait.
+	requestsStall atomic.Bool
+	// upgrading holds the requests whose own connection is being made.
+	upgrading chan struct{}
 
 	mu        sync.Mutex
 	by        credentials
