@@ -43,6 +43,7 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 		// A token comes with each scrape.
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate},
 		ReadHeaderTimeout: 10 * time.Second,
+		MaxHeaderBytes:    32 << 10, // a token has a few thousand bytes
 		ErrorLog:          slog.NewLogLogger(k.Log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

@@ -138,6 +138,10 @@ func NewPort(c PortConfig) (*Port, error) {
 	return p, nil
 }
 
+// mostHeader bounds what is held of a request, in bytes, before it is known who asks, whom anybody can be: a token
+// has a few thousand, and a command for exec is the rest.
+const mostHeader = 128 << 10
+
 // Serve answers on l, by TLS, until ctx ends; then every request is cancelled.
 // It closes l.
 func (p *Port) Serve(ctx context.Context, l net.Listener) error {
@@ -156,6 +160,7 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 		},
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       90 * time.Second,
+		MaxHeaderBytes:    mostHeader,
 		ErrorLog:          slog.NewLogLogger(p.c.Log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}

@@ -319,6 +319,28 @@ func (f *fixture) do(t *testing.T, token, method, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
+// What is held of who is not known yet is bounded.
+func TestAHeaderThatIsLargerThanAnyIsRefused(t *testing.T) {
+	f := serve(t, says("from the cell"))
+	transport := &http.Transport{TLSClientConfig: f.tls()} // by HTTP/1, where the client does not refuse to send it
+	defer transport.CloseIdleConnections()
+	for size, want := range map[int]int{mostHeader / 2: http.StatusUnauthorized, mostHeader + 16<<10: http.StatusRequestHeaderFieldsTooLarge} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.addr+"/stats/summary", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("X-Long", strings.Repeat("a", size))
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("with a header of %d bytes: %s, want %d", size, resp.Status, want)
+		}
+	}
+}
+
 func says(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, text) }
 }
