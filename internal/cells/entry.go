@@ -35,6 +35,7 @@ type entry struct {
 	// launch is the one that is being stored or sent; under mu.
 	launch     string
 	toldPaused bool // that launches are paused; under mu
+	looks      bool // it was let through to see whether Kip has its rights; under mu
 	// tagging is set while the instance's tags are being written; tagTries is how often
 	// that was tried since a look last showed them, and tagAfter when it may be again.
 	tagging  bool

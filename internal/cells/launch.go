@@ -120,6 +120,7 @@ func (c *Controller) wanted(group []*entry) []*entry {
 	return slices.DeleteFunc(group, func(e *entry) bool {
 		why, _ := c.endingOf(e)
 		if why != "" {
+			c.giveTurnBack(e)
 			c.landed(e)
 		}
 		return why != ""

@@ -158,7 +158,7 @@ func TestWhereThereIsNoRoomForSeveralCellsAreLaunchedOneByOne(t *testing.T) {
 		}
 		b.later(apartFor)
 		b.cloud.set(func() { pieces = false })
-		for n := range 5 {
+		for n := range 20 {
 			b.request(fmt.Sprint("later", n), "nano")
 		}
 		b.later(time.Minute)

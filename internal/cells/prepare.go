@@ -41,6 +41,11 @@ func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
 // answer does not do so for this offer alone, and is no shortage of it.
 func (c *Controller) notResolved(ctx context.Context, group []*entry, failure error) {
+	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
+		for _, e := range group {
+			c.giveTurnBack(e)
+		}
+	}
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
@@ -58,7 +63,7 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	}
 	l := &launch{group: group, unstored: true}
 	known := l.open()
-	if errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
+	if errors.Is(failure, cloud.ErrUnauthorised) {
 		c.heardOfRights(offer.offering(), results)
 	}
 	verdicts := map[int]verdict{}

@@ -199,11 +199,15 @@ var ErrConnecting = errors.New("connecting to standby cells that the pod may be 
 // running its pod.
 func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, error) {
 	c.mu.Lock()
-	if e.launching && e.ending != "" && c.launches.remove(e) {
+	removed := e.launching && e.ending != "" && c.launches.remove(e)
+	if removed {
 		e.launching = false
 	}
 	launching, why := e.launching, e.ending
 	c.mu.Unlock()
+	if removed {
+		c.giveTurnBack(e)
+	}
 	switch {
 	case launching:
 		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back

@@ -87,11 +87,7 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 	}
 	c.cfg.Log.Info("Kip may launch instances again", "cloud", c.cfg.Calls.Name(), "paused", now.Sub(c.pause.since))
 	c.pause = pause{}
-	for id, e := range c.cells {
-		if e.cell().Phase == apiv1.Requested {
-			c.queue.Add(id)
-		}
-	}
+	c.wakeRequested()
 }
 
 // startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started,
@@ -106,8 +102,8 @@ func (c *Controller) startsPaused(e *entry) time.Duration {
 	return c.looksForRights(e)
 }
 
-// launchesPaused is how long a cell has to wait for Kip's rights; 0 if it may be launched, or one
-// is to be, to see.
+// launchesPaused is how long a cell has to wait for Kip's rights; 0 where there is no pause, or where it is
+// time that some cell looks whether it is over.
 func (c *Controller) launchesPaused(e *entry) time.Duration { return c.paused(e, false) }
 
 // looksForRights is launchesPaused for a cell that nothing else holds up: it is the one that is
@@ -117,6 +113,9 @@ func (c *Controller) looksForRights(e *entry) time.Duration { return c.paused(e,
 func (c *Controller) paused(e *entry, looks bool) time.Duration {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
+	if looks {
+		e.looks = false
+	}
 	if c.pause.since.IsZero() {
 		c.mu.Unlock()
 		return 0
@@ -124,7 +123,7 @@ func (c *Controller) paused(e *entry, looks bool) time.Duration {
 	left := c.pause.until.Sub(now)
 	if left <= 0 {
 		if looks {
-			c.pause.until, c.pause.asked = now.Add(callTimeout), true
+			c.pause.until, c.pause.asked, e.looks = now.Add(callTimeout), true, true
 		}
 		c.mu.Unlock()
 		return 0
@@ -136,4 +135,28 @@ func (c *Controller) paused(e *entry, looks bool) time.Duration {
 		c.warn(e.cell(), events.LaunchesPaused, "Kip has no right to launch instances: %s; the pod waits until it has", why)
 	}
 	return left
+}
+
+// giveTurnBack has another cell look for Kip's rights, where this one was to and nothing of it was sent.
+func (c *Controller) giveTurnBack(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !e.looks {
+		return
+	}
+	e.looks = false
+	if c.pause.since.IsZero() || !c.pause.asked {
+		return
+	}
+	c.pause.until, c.pause.asked = c.cfg.Clock.Now(), false
+	c.wakeRequested()
+}
+
+// wakeRequested has all cells that are to be launched looked at. The caller holds mu.
+func (c *Controller) wakeRequested() {
+	for id, e := range c.cells {
+		if e.cell().Phase == apiv1.Requested {
+			c.queue.Add(id)
+		}
+	}
 }

@@ -313,6 +313,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 	}
 	err := c.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
 	if errors.Is(err, errUnderWay) && !c.isAside(e, startsInstance) {
+		c.giveTurnBack(e)
 		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
 	}
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {

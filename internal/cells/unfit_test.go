@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -171,6 +172,36 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 			if b.phase(cell.Pod.Name) != apiv1.Requested {
 				t.Errorf("%s is %q", cell.Pod.Name, b.phase(cell.Pod.Name))
 			}
+		}
+	})
+}
+
+func TestACellOfWhichNothingIsSentGivesItsTurnToLookForRightsBack(t *testing.T) {
+	file := &operators{now: "users"}
+	names := &modelNames{answer: func(_ context.Context, _ int, s cloud.LaunchSpec) error {
+		if s.Login && len(s.Image) == 0 {
+			return cloud.No(cloud.ErrUnfit, cloud.Scope{}, errors.New("nobody can log in"))
+		}
+		return nil
+	}}
+	unfitting(t, file, names, func(t *testing.T, b *bubble) {
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
+			}
+		})
+		for n := range 20 {
+			b.request(fmt.Sprint("unfit", n), "nano")
+		}
+		b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")
+		b.later(10 * time.Minute)
+		if len(b.said("LaunchesPaused")) == 0 {
+			t.Fatalf("no launch is paused; said %v", b.events)
+		}
+		b.cloud.set(func() { b.cloud.fail = nil })
+		b.later(longestPause + 30*time.Second)
+		if b.phase("own") == apiv1.Requested || b.launched() == 0 {
+			t.Errorf("a minute after Kip had its rights again the one is %q", b.phase("own"))
 		}
 	})
 }
