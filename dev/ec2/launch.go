@@ -438,7 +438,8 @@ func (m *Model) exists(l *launch, image, instanceType string, groups []string) e
 	return nil
 }
 
-// boots says that an image and a type are of one architecture; of a type that there is not, more is said later.
+// boots says that an image and a type are of one architecture, and that the type boots as the image does; of a type that there
+// is not, more is said later. Message of the latter: https://github.com/RhinoSecurityLabs/cloudgoat/issues/247.
 func (m *Model) boots(i Image, instanceType string) error {
 	n := slices.IndexFunc(m.cfg.Sim.Catalogue, func(t catalog.InstanceType) bool { return t.Name == instanceType })
 	if n < 0 {
@@ -448,6 +449,12 @@ func (m *Model) boots(i Image, instanceType string) error {
 	if has != want {
 		return bad("InvalidParameterValue", "The architecture '%s' of the specified instance type does not match the architecture '%s' of"+
 			" the specified AMI. Specify an instance type and an AMI that have matching architectures, and try again.", want, has)
+	}
+	// What prefers UEFI boots by a BIOS where there is none.
+	if i.BootMode == "uefi" || i.BootMode == "legacy-bios" {
+		if !slices.Contains(bootModes(m.cfg.Sim.Catalogue[n]), i.BootMode) {
+			return bad("InvalidParameterValue", "The %s instance type does not support an AMI with a boot mode of %s.", instanceType, i.BootMode)
+		}
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func aCatalogue() []catalog.InstanceType {
 
 func newClient(t *testing.T, knobs sim.Knobs) *client {
 	t.Helper()
-	m, err := New(Config{
+	return newClientOf(t, Config{
 		Sim: sim.Config{
 			Catalogue: aCatalogue(),
 			Knobs:     knobs,
@@ -43,6 +43,11 @@ func newClient(t *testing.T, knobs sim.Knobs) *client {
 		Subnets: []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}, {ID: "subnet-2", VPC: "vpc-1", Zone: "z2"}},
 		Images:  []Image{{ID: "ami-1", RootDevice: "/dev/xvda", GiB: 8}},
 	})
+}
+
+func newClientOf(t *testing.T, cfg Config) *client {
+	t.Helper()
+	m, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -461,6 +466,28 @@ func TestPatterns(t *testing.T) {
 	} {
 		if got := like(tc.pattern, tc.text); got != tc.want {
 			t.Errorf("%q is like %q: %v", tc.text, tc.pattern, got)
+		}
+	}
+}
+
+func TestATypeBootsByWhatTheImageDoes(t *testing.T) {
+	cfg := Config{Subnets: []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}}}
+	for name, modes := range map[string][]string{"c5.large": nil, "t2.micro": {"bios"}, "m8i.large": {"uefi"}} {
+		typ := aCatalogue()[0]
+		typ.Name, typ.BootModes = name, modes
+		cfg.Sim.Catalogue = append(cfg.Sim.Catalogue, typ)
+	}
+	for _, mode := range []string{"", "uefi", "uefi-preferred", "legacy-bios"} {
+		cfg.Images = append(cfg.Images, Image{ID: "ami-" + mode, RootDevice: "/dev/xvda", GiB: 8, BootMode: mode})
+	}
+	c := newClientOf(t, cfg)
+	refused := map[[2]string]bool{{"t2.micro", "uefi"}: true, {"m8i.large", "legacy-bios"}: true}
+	for _, typ := range cfg.Sim.Catalogue {
+		for _, i := range cfg.Images {
+			code, text := c.ask("RunInstances", run("InstanceType="+typ.Name, "ImageId="+i.ID)...)
+			if want := refused[[2]string{typ.Name, i.BootMode}]; want != (code == "InvalidParameterValue") || !want && code != "" {
+				t.Errorf("%s of boot mode %q: %s", typ.Name, i.BootMode, text)
+			}
 		}
 	}
 }

@@ -129,6 +129,19 @@ func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
 	return all, err
 }
 
+// bootModes are EC2's, in the catalogue's words.
+var bootModes = map[types.BootModeType]string{types.BootModeTypeLegacyBios: bios, types.BootModeTypeUefi: "uefi"}
+
+const bios = "bios"
+
+// hasBIOS says that a type boots by a BIOS, too, or that this is not known of it.
+func (c *Cloud) hasBIOS(instanceType string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == instanceType })
+	return n < 0 || len(c.sold[n].BootModes) == 0 || slices.Contains(c.sold[n].BootModes, bios)
+}
+
 // makersOfGPUs are those whose GPUs pods ask for by a resource, in EC2's words: the Gaudi of
 // Habana is a GPU to EC2, and to no pod.
 var makersOfGPUs = []string{"NVIDIA", "AMD"}
@@ -150,6 +163,11 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 		BaselineMilliCPU: baselines[name],
 		BootTimeout:      BootTimeout(name),
 		MaxDisks:         maxDisks(t),
+	}
+	for _, mode := range t.SupportedBootModes {
+		if bootModes[mode] != "" {
+			one.BootModes = append(one.BootModes, bootModes[mode])
+		}
 	}
 	for _, a := range t.ProcessorInfo.SupportedArchitectures {
 		if architectures[a] != "" {

@@ -172,7 +172,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	if inside && cfg.Endpoint == "" {
 		c.onInstance, c.kipGroups = true, here.groups
 	}
-	if c.dialPublic && len(cfg.ExtraCIDRs)+len(cfg.KipSources) == 0 {
+	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 && !slices.ContainsFunc(cfg.KipSources, isPublic) {
 		return nil, fmt.Errorf("cells.extraCIDRs: there is no value, nor of cloud.aws.kipSources, and Kip runs %s: want the addresses from which "+
 			"it dials them, such as 203.0.113.7/32", c.outside("the cells' VPC"))
 	}
@@ -180,6 +180,13 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// isPublic says that a source is a network whose addresses reach public ones as what they are: what a group has
+// come there by others, as private ones do.
+func isPublic(source string) bool {
+	p, err := netip.ParsePrefix(source)
+	return err == nil && p.Addr().IsGlobalUnicast() && !p.Addr().IsPrivate()
 }
 
 // outside says where Kip is, for an error, and what is right where that is not true: a pod does not reach the

@@ -226,7 +226,7 @@ func (c *Cloud) admit(ctx context.Context, owner string) error {
 	if err != nil || group == "" {
 		return err
 	}
-	return c.keepRules(ctx, n.vpc, group, has, !c.unlocated)
+	return c.keepRules(ctx, n.vpc, group, has, !c.unlocated || len(c.cfg.KipSources) > 0)
 }
 
 // nameOfGroup is that of the group of an owner's cells.

@@ -197,6 +197,7 @@ type image struct {
 	rootDevice string
 	gib        int32 // the least size of its disk
 	kips       bool  // it is Kip's own, as its tags say
+	bios       bool  // it boots by a BIOS alone
 }
 
 // tagKipImage is what a published image of Kip's has, as images.TagArch says. Accounts do
@@ -241,12 +242,12 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	case arch != "" && has != arch:
 		return image{}, unfit("cells.bootImageSpec: image %s is for %s, and %s is wanted: want a name, which images of each architecture have",
 			*newest.ImageId, newest.Architecture, arch)
-	// An image without a mode boots by what its type has.
-	case newest.BootMode == types.BootModeValuesLegacyBios:
-		return image{}, unfit("cells.bootImageSpec: image %s has the boot mode %s, and the types of cells are chosen by UEFI: "+
-			"want an image with the boot mode uefi or uefi-preferred, or with none", *newest.ImageId, newest.BootMode)
 	}
-	found := image{id: *newest.ImageId, rootDevice: aws.ToString(newest.RootDeviceName)}
+	found := image{
+		id:         *newest.ImageId,
+		rootDevice: aws.ToString(newest.RootDeviceName),
+		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
+	}
 	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
 	for _, d := range newest.BlockDeviceMappings {
 		if aws.ToString(d.DeviceName) == found.rootDevice && d.Ebs != nil {

@@ -51,6 +51,11 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	if err != nil {
 		return cloud.Resolved{}, err
 	}
+	if boot.bios && !c.hasBIOS(s.InstanceType) {
+		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: s.InstanceType}, fmt.Errorf("cells.bootImageSpec: image %s"+
+			" has the boot mode legacy-bios, and %s boots by UEFI alone: want an image with the boot mode uefi or uefi-preferred",
+			boot.id, s.InstanceType))
+	}
 	if s.Login && boot.kips {
 		return cloud.Resolved{}, cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf("nobody can log in on image %s, which is Kip's own,"+
 			" and cells.cloudInitFile has users or their keys: want none, or an image of your own", boot.id))

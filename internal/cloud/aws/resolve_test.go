@@ -214,24 +214,31 @@ func TestWhatALaunchNeedsOfItsImageKipsOwnHasNot(t *testing.T) {
 }
 
 // The types of the catalogue all have UEFI, and not all of them a BIOS.
-func TestAnImageThatBootsByBIOSAloneIsRefused(t *testing.T) {
+func TestAnImageThatBootsByBIOSAloneIsRefusedWhereTheTypeHasNone(t *testing.T) {
 	for mode, fits := range map[string]bool{"": true, "uefi": true, "uefi-preferred": true, "legacy-bios": false} {
 		account := anAccount(sim.Knobs{})
 		for n := range account.Images {
 			account.Images[n].BootMode = mode
 		}
+		small, large := account.Sim.Catalogue[0].Name, account.Sim.Catalogue[1].Name
+		account.Sim.Catalogue[1].BootModes = []string{"uefi"}
 		_, url := serve(t, account)
-		s := request("t", 1).LaunchSpec
-		s.Image = map[string]string{imageID: "ami-1"}
-		found, err := open(t, settings(url)).Resolve(t.Context(), s)
-		if fits && (err != nil || found.Image != "ami-1") {
-			t.Errorf("boot mode %q: image %s, %v", mode, found.Image, err)
+		c := open(t, settings(url))
+		if _, err := c.Catalogue(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-		const want = "image ami-1 has the boot mode legacy-bios, and the types of cells are chosen by UEFI: " +
-			"want an image with the boot mode uefi or uefi-preferred"
-		of := cloud.ScopeOf(err)
-		if !fits && (!errors.Is(err, cloud.ErrUnfit) || !strings.Contains(err.Error(), want) || of.InstanceType != s.InstanceType) {
-			t.Errorf("boot mode %q: %v, about %+v, want %q", mode, err, of, want)
+		for instanceType, fits := range map[string]bool{small: true, large: fits, "unknown": true} {
+			s := request("t", 1).LaunchSpec
+			s.Image, s.InstanceType = map[string]string{imageID: "ami-1"}, instanceType
+			found, err := c.Resolve(t.Context(), s)
+			if fits && (err != nil || found.Image != "ami-1") {
+				t.Errorf("boot mode %q on %s: image %s, %v", mode, instanceType, found.Image, err)
+			}
+			const want = "image ami-1 has the boot mode legacy-bios, and c5.large boots by UEFI alone: want an image with the boot mode uefi"
+			if !fits && (!errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), want) ||
+				cloud.ScopeOf(err).InstanceType != instanceType) {
+				t.Errorf("boot mode %q on %s: %v, about %+v, want %q", mode, instanceType, err, cloud.ScopeOf(err), want)
+			}
 		}
 	}
 }
