@@ -15,8 +15,8 @@ const (
 	mostFamilies = 500
 )
 
-// ownLines are the lines about the cell's pod, or the node, and the comments on families. It
-// saves work: most of cAdvisor's series are about the machine. What is left
+// ownLines are the lines about the cell's pod, or the node, and the comments on families. To leave out
+// the others saves work: most of cAdvisor's series are about the machine. What is left
 // is parsed, and looked at again.
 func (m *textMerger) ownLines(c *Cell, body []byte) ([]byte, error) {
 	pod, namespace := []byte(`pod="`+c.Pod+`"`), []byte(`namespace="`+c.Namespace+`"`)
@@ -69,8 +69,8 @@ func isText(line []byte) bool {
 	return utf8.Valid(line)
 }
 
-// owners are the labels that say whose a series is, as metrics-server looks for them: it takes the first
-// place in a line where one stands, if at the end of another label's name (parseContainerLabels in its
+// Owners are the labels that say whose a series is, as metrics-server looks for them: it takes the first
+// place in a line where one stands, even at the end of another label's name (parseContainerLabels in its
 // pkg/scraper/client/resource).
 var podOwner, namespaceOwner, containerOwner = []byte(`pod="`), []byte(`namespace="`), []byte(`container="`)
 

@@ -28,7 +28,7 @@ import (
 
 // Patience is how long anything may take on a busy machine. No test asserts a
 // duration; this only keeps a broken one from hanging.
-const Patience = 2 * time.Minute
+const Patience = 5 * time.Minute
 
 // attempt is how long one of several attempts may take: what hangs, such as a
 // request to a Kip that is paused, would else use up the patience of all.
