@@ -132,6 +132,30 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 	}
 }
 
+// loseRights has the cloud say that Kip may launch nothing.
+func (b *bubble) loseRights() {
+	b.cloud.set(func() {
+		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+			return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
+		}
+	})
+}
+
+// regainRights lets launches be paused, and then has Kip its rights again: a minute later a pod is to
+// have its launch.
+func (b *bubble) regainRights(t *testing.T, pod string) {
+	t.Helper()
+	b.later(10 * time.Minute)
+	if len(b.said("LaunchesPaused")) == 0 {
+		t.Fatalf("no launch is paused; said %v", b.events)
+	}
+	b.cloud.set(func() { b.cloud.fail = nil })
+	b.later(longestPause + 30*time.Second)
+	if b.phase(pod) == apiv1.Requested || b.launched() == 0 {
+		t.Errorf("a minute after Kip had its rights again the one is %q", b.phase(pod))
+	}
+}
+
 // One launch a minute looks whether Kip has its rights again: one that is sent.
 func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 	inBubble(t, withAgent("v2"), nil, func(t *testing.T, b *bubble) {
@@ -142,11 +166,7 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		u := b.cells.unfitFor(withAgentOf(b.cells.cfg.Agent, &Cell{Offers: nano("kept").Offers}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
 		b.cells.mu.Unlock()
-		b.cloud.set(func() {
-			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
-				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
-			}
-		})
+		b.loseRights()
 		for n := range 20 {
 			cell, err := b.cells.Request(t.Context(), nano(fmt.Sprint("kept", n)))
 			if err != nil {
@@ -159,15 +179,7 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		if _, err := b.cells.Request(t.Context(), own); err != nil {
 			t.Fatal(err)
 		}
-		b.later(10 * time.Minute)
-		if len(b.said("LaunchesPaused")) == 0 {
-			t.Fatalf("no launch is paused; said %v", b.events)
-		}
-		b.cloud.set(func() { b.cloud.fail = nil })
-		b.later(longestPause + 30*time.Second)
-		if b.phase("own") == apiv1.Requested || b.launched() == 0 {
-			t.Errorf("a minute after Kip had its rights again the one is %q", b.phase("own"))
-		}
+		b.regainRights(t, "own")
 		for _, cell := range kept {
 			if b.phase(cell.Pod.Name) != apiv1.Requested {
 				t.Errorf("%s is %q", cell.Pod.Name, b.phase(cell.Pod.Name))
@@ -185,23 +197,11 @@ func TestACellOfWhichNothingIsSentGivesItsTurnToLookForRightsBack(t *testing.T) 
 		return nil
 	}}
 	unfitting(t, file, names, func(t *testing.T, b *bubble) {
-		b.cloud.set(func() {
-			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
-				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
-			}
-		})
+		b.loseRights()
 		for n := range 20 {
 			b.request(fmt.Sprint("unfit", n), "nano")
 		}
 		b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")
-		b.later(10 * time.Minute)
-		if len(b.said("LaunchesPaused")) == 0 {
-			t.Fatalf("no launch is paused; said %v", b.events)
-		}
-		b.cloud.set(func() { b.cloud.fail = nil })
-		b.later(longestPause + 30*time.Second)
-		if b.phase("own") == apiv1.Requested || b.launched() == 0 {
-			t.Errorf("a minute after Kip had its rights again the one is %q", b.phase("own"))
-		}
+		b.regainRights(t, "own")
 	})
 }

@@ -499,6 +499,22 @@ func diskLife(ctx context.Context, c *Cloud, machine string) error {
 	return c.DeleteDisk(ctx, d.ID)
 }
 
+// livesOn goes through a disk's life, or the rest of it, and then ends the machine: nothing is left.
+func livesOn(t *testing.T, cfg Config, c *Cloud, machine string) {
+	t.Helper()
+	ctx := context.Background()
+	if err := diskLife(ctx, c, machine); err != nil {
+		t.Error(err)
+	}
+	if got, found := devices(t, cfg, machine), diskFolders(t, cfg); len(got)+len(found) > 0 {
+		t.Errorf("the machine has %q; left of all disks: %q", got, found)
+	}
+	if err := c.Terminate(ctx, machine).Err(); err != nil {
+		t.Error(err)
+	}
+	onlyBridgeIsLeft(t, cfg)
+}
+
 // onlyDisk returns the one disk that is listed.
 func onlyDisk(t testing.TB, c *Cloud) cloud.Disk {
 	t.Helper()
@@ -1026,16 +1042,7 @@ func TestKipThatDiesWhileADiskIsMadeOrRemovedLeavesAWholeOneOrNone(t *testing.T)
 			}
 		}
 		// The same calls make, or go on with, one disk, and leave none.
-		if err := diskLife(ctx, c, id); err != nil {
-			t.Error(err)
-		}
-		if got, found := devices(t, cfg, id), diskFolders(t, cfg); len(got)+len(found) > 0 {
-			t.Errorf("the machine has %q; left of all disks: %q", got, found)
-		}
-		if err := c.Terminate(ctx, id).Err(); err != nil {
-			t.Error(err)
-		}
-		onlyBridgeIsLeft(t, cfg)
+		livesOn(t, cfg, c, id)
 	})
 }
 
@@ -1057,15 +1064,6 @@ func TestKipThatDiesWhileADiskGrowsGrowsItAgain(t *testing.T) {
 			t.Errorf("grown: %+v, %v; want %d bytes", grown, err, grownBytes)
 		}
 		hasGrown(t, cfg, c, id)
-		if err := diskLife(ctx, c, id); err != nil { // the rest of it
-			t.Error(err)
-		}
-		if got, found := devices(t, cfg, id), diskFolders(t, cfg); len(got)+len(found) > 0 {
-			t.Errorf("the machine has %q; left of all disks: %q", got, found)
-		}
-		if err := c.Terminate(ctx, id).Err(); err != nil {
-			t.Error(err)
-		}
-		onlyBridgeIsLeft(t, cfg)
+		livesOn(t, cfg, c, id) // the rest of it
 	})
 }
