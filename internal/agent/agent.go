@@ -55,9 +55,9 @@ const (
 	leftGrace = 3 * time.Second
 	// killTime is what containerd has beside that to end what did not.
 	killTime = time.Second
-	// lastWords is how long the kubelet goes on when its pods have ended: what it says of
-	// them is sent beside, who follows a log has the rest of it, and Kip fetches the logs. What is
-	// under way then has what is left of the graces.
+	// lastWords is how long the kubelet goes on when it has said that its pods have ended: who
+	// follows a log has the rest of it, and Kip fetches the logs. What is not said by the end of
+	// the graces is not waited for, and what is under way after these words has what is left of them.
 	lastWords = 2 * time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
@@ -544,13 +544,21 @@ func (a *Agent) endPods(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+lastWords)
 	defer cancel()
+	graces, over := context.WithTimeout(ctx, podGrace+pluginGrace)
+	defer over()
 	if err := a.logind.End(ctx); err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
 		return
 	}
-	<-a.o.Clock.After(lastWords)
+	if err := a.pki.Told(graces); err != nil {
+		a.o.Log.Warn("wait for Kip to take how the pods ended", "err", err)
+	}
+	select {
+	case <-a.o.Clock.After(lastWords):
+	case <-ctx.Done():
+	}
 	if err := a.pki.Answered(ctx); err != nil {
-		a.o.Log.Warn("wait for Kip to take what the kubelet says of the pods, and their logs", "err", err)
+		a.o.Log.Warn("wait for Kip to fetch the pods' logs", "err", err)
 	}
 }
 

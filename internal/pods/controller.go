@@ -172,8 +172,9 @@ const (
 	// kills what does not stop, and for a tunnel that is being mended.
 	overdue = time.Minute
 	// lastWords is how long a kubelet has to say how the containers of a pod ended of which it
-	// has said that it ended: a moment, on a machine that is busy with just that.
-	lastWords = 5 * time.Second
+	// has said that it ended: a moment, on a machine that is busy with just that. It is no more than
+	// its agent waits for it (podGrace and pluginGrace there).
+	lastWords = 15 * time.Second
 )
 
 // Controller reconciles pods with cells.

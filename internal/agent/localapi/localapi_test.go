@@ -208,6 +208,80 @@ func TestWhatTheKubeletSendsIsWaitedForButNoWatch(t *testing.T) {
 	}
 }
 
+func TestThePodsEndIsWaitedForUntilKipHasTakenIt(t *testing.T) {
+	p := newPKI(t)
+	refuses := false
+	e := serve(t, p, roundTrip(func(*http.Request) (*http.Response, error) {
+		if refuses {
+			return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{}, Body: http.NoBody}, nil
+		}
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody}, nil
+	}))
+	c := kubelet(t, p)
+	write := func(method, path, body string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, e.URL()+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+	}
+	const pod, plugin = "/api/v1/namespaces/a/pods/b/status", "/api/v1/namespaces/kube-system/pods/c/status"
+	const ended = `"containerStatuses":[{"state":{"terminated":{}}}]`
+	const runs = `"containerStatuses":[{"state":{"terminated":{}}},{"state":{"running":{}}}]`
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, s := range []struct {
+		name, method, path, status string
+		refuses, told              bool
+	}{
+		{"another object", http.MethodPatch, "/api/v1/nodes/a/status", `"phase":"Running"`, false, true},
+		{"the pod is looked at", http.MethodGet, pod, `"phase":"Running"`, false, true},
+		{"no patch", http.MethodPatch, pod, `!`, false, true},
+		{"it runs", http.MethodPatch, pod, `"phase":"Running",` + runs, false, false},
+		{"a condition", http.MethodPatch, pod, `"conditions":[]`, false, false},
+		{"it has failed, and a container runs", http.MethodPatch, pod, `"phase":"Failed"`, false, false},
+		{"Kip refuses that the container has ended", http.MethodPatch, pod, ended, true, false},
+		{"the container has ended", http.MethodPatch, pod, ended, false, true},
+		{"a plugin's pod runs", http.MethodPatch, plugin, `"phase":"Running",` + runs, false, false},
+		{"it has succeeded", http.MethodPatch, plugin, `"phase":"Succeeded",` + ended, false, true},
+	} {
+		refuses = s.refuses
+		write(s.method, s.path, `{"status":{`+s.status+`}}`)
+		if err := p.Told(over); (err == nil) != s.told {
+			t.Errorf("%s: told of all ends: %v, want %t", s.name, err, s.told)
+		}
+	}
+
+	write(http.MethodPatch, pod, `{"status":{"phase":"Running"}}`)
+	heard := make(chan error, 1)
+	go func() { heard <- p.Told(t.Context()) }()
+	write(http.MethodPatch, pod, `{"status":{"conditions":[]}}`)
+	select {
+	case err := <-heard:
+		t.Fatalf("heard before the pod has ended: %v", err)
+	default:
+	}
+	write(http.MethodPatch, pod, `{"status":{"phase":"Failed"}}`)
+	if err := <-heard; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReportsAreBounded(t *testing.T) {
+	var r reports
+	for i := range 2 * maxReports {
+		r.take(http.MethodPatch, fmt.Sprintf("/api/v1/namespaces/a/pods/%d/status", i), []byte(`{"status":{"phase":"Running"}}`))
+	}
+	if len(r.pods) != maxReports {
+		t.Errorf("%d pods are kept, want %d", len(r.pods), maxReports)
+	}
+}
+
 func TestWithoutKipTheKubeletGetsAStatus(t *testing.T) {
 	p := newPKI(t)
 	e := serve(t, p, roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("no connection") }))

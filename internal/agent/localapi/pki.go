@@ -33,6 +33,7 @@ type PKI struct {
 	server  tls.Certificate // itzo's endpoint for the kubelet
 	kubelet tls.Certificate // itzo as the kubelet server's client
 	open    requests        // by which the two talk
+	reports reports
 }
 
 // NewPKI makes the PKI and writes the kubelet's part of it into dir, which only

@@ -48,7 +48,7 @@ func (p *PKI) Listen(address string, kip http.RoundTripper, log *slog.Logger) (*
 			// The host is for form's sake: the tunnel has one peer.
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", "kip", "kip"
 		},
-		Transport:     resumable{whole{kip}},
+		Transport:     resumable{whole{kip, &p.reports}},
 		FlushInterval: -1, // a watch event is not held back
 		ErrorLog:      slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -127,7 +127,10 @@ const maxBody = 4 << 20
 // request before it has read all of it. The kubelet, when it hears of that, no
 // longer sends the rest and waits for the end of the answer; the proxy, to end
 // the answer, waits for the rest: golang.org/issue/80085.
-type whole struct{ kip http.RoundTripper }
+type whole struct {
+	kip     http.RoundTripper
+	reports *reports // of what was taken
+}
 
 func (t whole) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body == nil || req.Body == http.NoBody {
@@ -143,7 +146,11 @@ func (t whole) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	out := req.Clone(req.Context())
 	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return t.kip.RoundTrip(out)
+	resp, err := t.kip.RoundTrip(out)
+	if err == nil && resp.StatusCode == http.StatusOK {
+		t.reports.take(req.Method, req.URL.Path, body)
+	}
+	return resp, err
 }
 
 // resumable ends a watch that broke off as one whose time is over. A reflector then

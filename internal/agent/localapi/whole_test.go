@@ -19,7 +19,7 @@ func TestARequestReachesKipOnlyWithItsWholeBody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := whole{roundTrip(func(r *http.Request) (*http.Response, error) {
+	resp, err := whole{kip: roundTrip(func(r *http.Request) (*http.Response, error) {
 		if !source.ended || !source.closed {
 			t.Error("it is sent on while the kubelet still sends")
 		}
@@ -39,7 +39,7 @@ func TestARequestThatIsTooLargeIsNotSentOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (whole{roundTrip(func(*http.Request) (*http.Response, error) {
+	if _, err := (whole{kip: roundTrip(func(*http.Request) (*http.Response, error) {
 		t.Error("it was sent on")
 		return nil, nil
 	})}).RoundTrip(req); err == nil {
