@@ -37,7 +37,10 @@ LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) $(K8S_LDFLAGS)
 ITZO_TAGS := no_btrfs,no_zfs,no_devmapper
 
 SHOW := hack/with-progress
-BUILD = CGO_ENABLED=0 $(SHOW) "building $@" $(GO) build -trimpath -ldflags "$(LDFLAGS)"
+# The compiler spends a fifth less where it collects its garbage less often: measured on what is largest here, the SDK of EC2,
+# 83 s of CPU and 66.
+COMPILE = GOGC=400 $(SHOW) "building $@" $(GO)
+BUILD = CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags "$(LDFLAGS)"
 
 # The packages that do not link Kubernetes' own code, and those that do, which take
 # minutes to compile with -race. Empty if they cannot be listed, which tally notices.
@@ -101,18 +104,18 @@ $(BIN)/itzo $(BIN)/itzo-containerd $(BIN)/itzo-lite: $(BIN)/%: FORCE | announce
 
 # runc wants C for the seccomp filters that pods ask for.
 $(BIN)/runc: FORCE | announce
-	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) -C image/runc build -trimpath -tags seccomp,netgo,osusergo \
+	@CGO_ENABLED=1 $(COMPILE) -C image/runc build -trimpath -tags seccomp,netgo,osusergo \
 		-ldflags '-s -w -extldflags "-static"' -o $(CURDIR)/$@ github.com/opencontainers/runc
 
 # In modules of their own.
 $(BIN)/coredns: FORCE | announce
-	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C dev/dns/coredns build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
+	@CGO_ENABLED=0 $(COMPILE) -C dev/dns/coredns build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
 
 $(BIN)/ptp: CNI := main
 $(BIN)/host-local: CNI := ipam
 $(BIN)/portmap: CNI := meta
 $(BIN)/ptp $(BIN)/host-local $(BIN)/portmap: $(BIN)/%: FORCE | announce
-	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C image/cni build -trimpath -ldflags '-s -w' \
+	@CGO_ENABLED=0 $(COMPILE) -C image/cni build -trimpath -ldflags '-s -w' \
 		-o $(CURDIR)/$@ github.com/containernetworking/plugins/plugins/$(CNI)/$*
 
 # For another architecture its programs are built first, into a folder of their own: runc and
@@ -149,17 +152,17 @@ image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot
 
 # For the end-to-end tests. Compiled as the unit tests are.
 $(BIN)/race/kip: FORCE | announce
-	@CGO_ENABLED=1 $(SHOW) "building $@" $(GO) build -race -ldflags "$(LDFLAGS)" -o $@ ./cmd/kip
+	@CGO_ENABLED=1 $(COMPILE) build -race -ldflags "$(LDFLAGS)" -o $@ ./cmd/kip
 
 .PHONY: older
 older: | announce
 	@hack/older '-s -w -X $(MODULE)/internal/version.Version=v0.0.0-older $(K8S_LDFLAGS)' '$(ITZO_TAGS)'
 
 $(BIN)/metrics-server: FORCE | announce
-	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
+	@CGO_ENABLED=0 $(COMPILE) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
 $(BIN)/csidriver: FORCE | announce
-	@CGO_ENABLED=0 $(SHOW) "building $@" $(GO) build -trimpath -ldflags '-s -w' -o $@ ./test/csidriver
+	@CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags '-s -w' -o $@ ./test/csidriver
 
 # For machines that have none.
 $(BIN)/kubectl: | announce
@@ -244,18 +247,20 @@ FUZZTIME ?= 10
 fuzz: ## each fuzz target for FUZZTIME seconds
 	@mkdir -p .kip && hack/fuzz $(FUZZTIME)
 
-IN_WORLD = -race -count=1 -timeout 45m
+# Kip tells of data races there; what asks it is compiled as the programs are.
+IN_WORLD = -trimpath -count=1 -timeout 45m
 .PHONY: e2e
 e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests with real machines and real kubelets on the local cloud, and a Kip that tells of data races; as root
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/host ./internal/cloud/local ./internal/agent' -race -count=1 -timeout 20m
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 20m
-	@# Worlds beside each other, since what goes alone in its world waits most of the time.
-	@export KIP_BIN=$(CURDIR)/$(BIN) status=0; \
-	SHARD=alone:1/2 KIP_E2E_BRIDGE=kipe2e1 KIP_E2E_CIDR=10.122.0.0/16 hack/run-tests e2e-alone-1 . e2e ./test/e2e $(IN_WORLD) & first=$$!; \
-	SHARD=alone:2/2 KIP_E2E_BRIDGE=kipe2e2 KIP_E2E_CIDR=10.123.0.0/16 hack/run-tests e2e-alone-2 . e2e ./test/e2e $(IN_WORLD) & second=$$!; \
-	SHARD=together hack/run-tests e2e . e2e ./test/e2e $(IN_WORLD) -parallel 4 || status=$$?; \
-	hack/run-tests e2e-clouds . e2e './test/e2e/dualstack ./test/e2e/aws' $(IN_WORLD) -p 1 || status=$$?; \
-	wait $$first || status=$$?; wait $$second || status=$$?; exit $$status
+	@# Worlds beside each other, since what goes alone in its world waits most of the time. Of those that go together
+	@# so many do as the machine has CPU for: test/namespace.
+	@export KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 status=0 worlds=; \
+	SHARD=alone:1/2 KIP_E2E_BRIDGE=kipe2e1 KIP_E2E_CIDR=10.122.0.0/16 hack/run-tests e2e-alone-1 . e2e ./test/e2e $(IN_WORLD) & worlds+=" $$!"; \
+	SHARD=alone:2/2 KIP_E2E_BRIDGE=kipe2e2 KIP_E2E_CIDR=10.123.0.0/16 hack/run-tests e2e-alone-2 . e2e ./test/e2e $(IN_WORLD) & worlds+=" $$!"; \
+	hack/run-tests e2e-clouds . e2e './test/e2e/dualstack ./test/e2e/aws' $(IN_WORLD) -p 1 & worlds+=" $$!"; \
+	SHARD=together hack/run-tests e2e . e2e ./test/e2e $(IN_WORLD) -parallel 16 || status=$$?; \
+	for world in $$worlds; do wait $$world || status=$$?; done; exit $$status
 
 # Compiled as the programs are. The same fuzzed requests each time; 0 takes others.
 HOSTILE_SEED ?= 1
@@ -265,7 +270,7 @@ hostile: build ## root on a cell, agents and pods that attack a real Kip, a line
 
 .PHONY: tutorial
 tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
-	@hack/run-tests tutorial . e2e ./test/e2e/tutorial -race -count=1 -timeout 20m
+	@CGO_ENABLED=0 hack/run-tests tutorial . e2e ./test/e2e/tutorial -trimpath -count=1 -timeout 20m
 
 .PHONY: boot
 boot: ## the boot image on emulated machines: agent, power button, one life, bad starts; the cloud of virtual machines, and pods on them, also as instances of EC2; as root
@@ -301,7 +306,7 @@ bench-tools:
 # module of their own.
 CONFORMANCE_PROGRAMS := ginkgo=github.com/onsi/ginkgo/v2/ginkgo agnhost=k8s.io/kubernetes/test/images/agnhost \
 	nnp=k8s.io/kubernetes/test/images/nonewprivs sample-apiserver=k8s.io/sample-apiserver etcd=go.etcd.io/etcd/server/v3
-CONFORMANCE_BUILD = CGO_ENABLED=0 $(SHOW) "building $(1)" $(GO) -C test/conformance/upstream
+CONFORMANCE_BUILD = GOGC=400 CGO_ENABLED=0 $(SHOW) "building $(1)" $(GO) -C test/conformance/upstream
 .PHONY: conformance-tools
 conformance-tools:
 	@hack/prerequisites mmdebstrap
