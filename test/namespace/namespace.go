@@ -45,9 +45,10 @@ type Space struct {
 }
 
 // New makes a namespace that is removed, with its pods and their cells, when the
-// test ends.
+// test ends, once it is the test's turn.
 func New(t *testing.T, world *harness.World) *Space {
 	t.Helper()
+	ours.take(t)
 	ns, err := world.Admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: "e2e-",

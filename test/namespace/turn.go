@@ -1,0 +1,161 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A test begins when the machine has CPU for it: the tests of several worlds wait most of the time, or ask
+// for all there is, and where too many do that at once nothing of them is in time.
+const (
+	// fewest tests of a process go on beside each other, however busy the machine is.
+	fewest = 3
+	// busy is the part of the CPUs from which on no other test begins.
+	busy = 0.7
+	// measure is over how long is seen how busy the machine is. What has begun shows by then.
+	measure = 2 * time.Second
+)
+
+// ours are the turns of this process's tests.
+var ours = newTurns(filepath.Join(os.TempDir(), "kip-tests-begin.lock"), load)
+
+// turns say how many tests go on beside each other.
+type turns struct {
+	mu      sync.Mutex
+	running int
+
+	// lock is a file: one process of the machine measures at a time, so that each sees what the others began.
+	lock string
+	// load is how busy the machine is, from 0 to 1.
+	load func(context.Context) (float64, error)
+}
+
+func newTurns(lock string, load func(context.Context) (float64, error)) *turns {
+	return &turns{lock: lock, load: load}
+}
+
+// take waits for the test's turn, which ends with the test.
+func (o *turns) take(t testing.TB) {
+	t.Helper()
+	began := time.Now()
+	if err := o.wait(t.Context()); err != nil {
+		t.Fatalf("wait until the machine has CPU for the test: %v", err)
+	}
+	if waited := time.Since(began); waited > measure {
+		t.Logf("waited %s until the machine had CPU for it", waited.Round(time.Second))
+	}
+	t.Cleanup(func() { o.add(-1) })
+}
+
+func (o *turns) wait(ctx context.Context) error {
+	for !o.among(fewest) {
+		free, err := o.isFree(ctx)
+		if err != nil {
+			return err
+		}
+		if free {
+			o.add(1)
+			return nil
+		}
+	}
+	return nil
+}
+
+// among takes a turn if fewer have one.
+func (o *turns) among(most int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.running >= most {
+		return false
+	}
+	o.running++
+	return true
+}
+
+func (o *turns) add(n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.running += n
+}
+
+// isFree measures, unless another process does so just now: then it waits for a moment, and says no.
+func (o *turns) isFree(ctx context.Context) (bool, error) {
+	file, err := os.OpenFile(o.lock, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return false, sleep(ctx, measure/10)
+	case err != nil:
+		return false, fmt.Errorf("lock %s: %w", o.lock, err)
+	}
+	now, err := o.load(ctx)
+	return err == nil && now < busy, err
+}
+
+// load is what of the CPUs is used, measured now, but for what is nice: that gives way.
+func load(ctx context.Context) (float64, error) {
+	used, all, err := cpuTimes("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	if err := sleep(ctx, measure); err != nil {
+		return 0, err
+	}
+	usedNow, allNow, err := cpuTimes("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	if allNow <= all {
+		return 0, fmt.Errorf("/proc/stat: the CPUs have spent %d ticks, and %d a moment before", allNow, all)
+	}
+	return float64(usedNow-used) / float64(allNow-all), nil
+}
+
+// cpuTimes are the ticks that all CPUs have spent on what does not give way, and on anything: proc_stat(5).
+func cpuTimes(file string) (used, all uint64, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0, 0, err
+	}
+	line, _, _ := strings.Cut(string(data), "\n")
+	fields := strings.Fields(line)
+	const nice, idle, iowait, guest = 2, 4, 5, 9 // a guest's time is in the user's, too
+	if len(fields) < guest || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("%s begins with %q: want the times of all CPUs", file, line)
+	}
+	for i, f := range fields[1:guest] {
+		n, err := strconv.ParseUint(f, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: %w", file, err)
+		}
+		all += n
+		if at := i + 1; at != nice && at != idle && at != iowait {
+			used += n
+		}
+	}
+	return used, all, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

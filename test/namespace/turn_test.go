@@ -1,0 +1,110 @@
+package namespace
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestATestBeginsWhenTheMachineHasCPUForIt(t *testing.T) {
+	loads := make(chan float64)
+	o := newTurns(filepath.Join(t.TempDir(), "lock"), func(ctx context.Context) (float64, error) {
+		select {
+		case l := <-loads:
+			return l, nil
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	})
+	for range fewest {
+		if err := o.wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := make(chan error)
+	go func() { begun <- o.wait(t.Context()) }()
+	loads <- 1
+	loads <- busy
+	select {
+	case err := <-begun:
+		t.Fatalf("it began on a busy machine (%v)", err)
+	case loads <- busy - 0.1:
+	}
+	if err := <-begun; err != nil || o.running != fewest+1 {
+		t.Errorf("%d run (%v), want %d", o.running, err, fewest+1)
+	}
+
+	// One that ends makes room for one, however busy the machine is.
+	t.Run("ends", func(t *testing.T) {
+		o.add(-2)
+		o.take(t)
+	})
+	if o.running != fewest-1 {
+		t.Errorf("%d run, want %d", o.running, fewest-1)
+	}
+
+	o.add(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := o.wait(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("whose test has ended waits: %v", err)
+	}
+}
+
+func TestOneProcessMeasuresAtATime(t *testing.T) {
+	lock := filepath.Join(t.TempDir(), "lock")
+	began, end := make(chan bool), make(chan bool)
+	first := newTurns(lock, func(context.Context) (float64, error) {
+		began <- true
+		<-end
+		return 0, nil
+	})
+	measured := make(chan error, 1)
+	go func() {
+		_, err := first.isFree(t.Context())
+		measured <- err
+	}()
+	<-began
+	second := newTurns(lock, func(context.Context) (float64, error) { return 0, errors.New("it measured too") })
+	if free, err := second.isFree(t.Context()); free || err != nil {
+		t.Errorf("beside another it says %t (%v)", free, err)
+	}
+	close(end)
+	if err := <-measured; err != nil {
+		t.Error(err)
+	}
+	if _, err := second.isFree(t.Context()); err == nil {
+		t.Error("after the other it does not measure")
+	}
+}
+
+func TestWhatIsNiceIsNoLoad(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "stat")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+	used, all, err := cpuTimes(file)
+	if err != nil || used != 1+300+600000+7000000+80000000 || all != 87654321 {
+		t.Errorf("%d of %d are used (%v)", used, all, err)
+	}
+	for _, bad := range []string{"", "cpu  1 2 3\n", "cpu0 1 2 3 4 5 6 7 8 9 10\n", "cpu  1 2 x 4 5 6 7 8 9 10\n"} {
+		write(bad)
+		if _, _, err := cpuTimes(file); err == nil {
+			t.Errorf("%q is read", bad)
+		}
+	}
+}
+
+func TestTheMachinesLoadIsAPart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if l, err := load(ctx); err != nil || l < 0 || l > 1 {
+		t.Errorf("%v, %v", l, err)
+	}
+}
