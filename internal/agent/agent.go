@@ -56,8 +56,8 @@ const (
 	// killTime is what containerd has beside that to end what did not.
 	killTime = time.Second
 	// lastWords is how long the kubelet goes on when it has said that its pods have ended: who
-	// follows a log has the rest of it, and Kip fetches the logs. What is not said by the end of
-	// the graces is not waited for, and what is under way after these words has what is left of them.
+	// follows a log has the rest of it, and Kip fetches the logs. It is part of what all of that
+	// has, with the graces.
 	lastWords = 2 * time.Second
 	// importRetry is the pause after a failed import of the pause image.
 	importRetry = time.Second
@@ -173,6 +173,8 @@ type Agent struct {
 	firewall   *firewall.Firewall
 	// logind tells the kubelet that the machine ends; nil where that is somebody else's.
 	logind *logind.Server
+	// told waits until Kip has taken that the pod ended.
+	told func(context.Context) error
 	// imported is closed when containerd serves and has the pause image.
 	imported chan struct{}
 
@@ -248,6 +250,7 @@ func New(o Options) (*Agent, error) {
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}
+	a.told = a.pki.Told
 	a.machine, err = firstboot.New(firstboot.Options{
 		Root:        o.Root,
 		StateDir:    o.StateDir,
@@ -544,14 +547,17 @@ func (a *Agent) endPods(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, podGrace+pluginGrace+lastWords)
 	defer cancel()
-	graces, over := context.WithTimeout(ctx, podGrace+pluginGrace)
-	defer over()
-	if err := a.logind.End(ctx); err != nil {
+	left, err := a.logind.End(ctx)
+	if err != nil {
 		a.o.Log.Warn("wait for the kubelet to end the pods", "err", err)
 		return
 	}
-	if err := a.pki.Told(graces); err != nil {
-		a.o.Log.Warn("wait for Kip to take how the pods ended", "err", err)
+	if left == nil {
+		return
+	}
+	if err := a.hearEnd(ctx, left); err != nil {
+		a.o.Log.Warn("wait for Kip to take how the pod ended", "err", err)
+		return
 	}
 	select {
 	case <-a.o.Clock.After(lastWords):
@@ -560,6 +566,20 @@ func (a *Agent) endPods(ctx context.Context) {
 	if err := a.pki.Answered(ctx); err != nil {
 		a.o.Log.Warn("wait for Kip to fetch the pods' logs", "err", err)
 	}
+}
+
+// hearEnd waits until Kip has taken that the pod ended, as long as the kubelet that ended it is there.
+func (a *Agent) hearEnd(ctx context.Context, left <-chan struct{}) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-left:
+			stop(errors.New("the kubelet has ended"))
+		case <-ctx.Done():
+		}
+	}()
+	return a.told(ctx)
 }
 
 // stopPods ends what the kubelet has left of the pods of a machine that goes down.

@@ -383,6 +383,7 @@ type passed struct {
 func (p passed) Since(time.Time) time.Duration { return p.since }
 
 func TestThePartsStopInOrder(t *testing.T) {
+	byKubelet := []string{"pods ended", "told", "kubelet stopped", "pods stopped", "containerd stopped"}
 	for _, c := range []struct {
 		name string
 		init bool
@@ -392,8 +393,8 @@ func TestThePartsStopInOrder(t *testing.T) {
 		want  []string
 		grace string // of what is left
 	}{
-		{"by the kubelet", true, true, 2 * time.Second, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}, "10s"},
-		{"late", true, true, 15 * time.Second, []string{"pods ended", "kubelet stopped", "pods stopped", "containerd stopped"}, "3s"},
+		{"by the kubelet", true, true, 2 * time.Second, byKubelet, "10s"},
+		{"late", true, true, 15 * time.Second, byKubelet, "3s"},
 		{"by a kubelet that does not hear of it", true, false, 0, []string{"kubelet stopped", "pods stopped", "containerd stopped"}, "12s"},
 		{"on an ordinary machine the pod outlives the agent", false, false, 0, []string{"kubelet stopped", "containerd stopped"}, ""},
 	} {
@@ -402,6 +403,7 @@ func TestThePartsStopInOrder(t *testing.T) {
 			m.file("serving", "", 0o444)
 			a := m.agent(c.init)
 			a.o.Clock = passed{since: c.took}
+			a.told = func(context.Context) error { return m.does("told") }
 			stop := m.run(a)
 			put(t, a, config())
 			eventually(t, "both run", func() bool {
@@ -436,7 +438,7 @@ func TestAMachinesEndFitsIntoTheTimeThatCloudsGive(t *testing.T) {
 }
 
 // delay delays the machine's end as its kubelet does, until the pods have ended.
-func (m *machine) delay(a *Agent) {
+func (m *machine) delay(a *Agent) *dbus.Conn {
 	m.t.Helper()
 	c, err := dbus.Connect(a.logind.Address())
 	if err != nil {
@@ -457,20 +459,50 @@ func (m *machine) delay(a *Agent) {
 	ended := make(chan error, 1)
 	go func() {
 		<-said
-		m.mu.Lock()
-		f, err := os.OpenFile(m.path("did"), os.O_APPEND|os.O_WRONLY, 0)
-		if err == nil {
-			_, err = f.WriteString("pods ended\n")
-			err = errors.Join(err, f.Close())
-		}
-		m.mu.Unlock()
-		ended <- errors.Join(err, unix.Close(int(lock)))
+		ended <- errors.Join(m.does("pods ended"), unix.Close(int(lock)))
 	}()
 	m.t.Cleanup(func() {
 		if err := <-ended; err != nil {
 			m.t.Error(err)
 		}
 	})
+	return c
+}
+
+// does notes what was done.
+func (m *machine) does(what string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f, err := os.OpenFile(m.path("did"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(what + "\n")
+	return errors.Join(err, f.Close())
+}
+
+// The kubelet that would tell Kip how the pod ended crashes instead: nothing is to be heard any more.
+func TestAKubeletThatIsGoneIsNotWaitedFor(t *testing.T) {
+	m := newMachine(t)
+	m.file("serving", "", 0o444)
+	a := m.agent(true)
+	stop := m.run(a)
+	put(t, a, config())
+	eventually(t, "the kubelet runs", m.didIt("kubelet started"))
+	kubelet := m.delay(a)
+	var why error
+	a.told = func(ctx context.Context) error {
+		if err := kubelet.Close(); err != nil {
+			t.Error(err)
+		}
+		<-ctx.Done()
+		why = context.Cause(ctx)
+		return why
+	}
+	stop()
+	if why == nil || why.Error() != "the kubelet has ended" {
+		t.Errorf("it is waited for until %v", why)
+	}
 }
 
 func TestABadConfigurationIsRefusedAndTheOldStays(t *testing.T) {

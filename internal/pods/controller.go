@@ -172,8 +172,8 @@ const (
 	// kills what does not stop, and for a tunnel that is being mended.
 	overdue = time.Minute
 	// lastWords is how long a kubelet has to say how the containers of a pod ended of which it
-	// has said that it ended: a moment, on a machine that is busy with just that. It is no more than
-	// its agent waits for it (podGrace and pluginGrace there).
+	// has said that it ended: a moment, or more on a machine that is busy with just that, for which its
+	// agent keeps the machine for as long, of the graces that pods have there.
 	lastWords = 15 * time.Second
 )
 

@@ -210,15 +210,12 @@ func TestWhatTheKubeletSendsIsWaitedForButNoWatch(t *testing.T) {
 
 func TestThePodsEndIsWaitedForUntilKipHasTakenIt(t *testing.T) {
 	p := newPKI(t)
-	refuses := false
+	answer := http.StatusOK
 	e := serve(t, p, roundTrip(func(*http.Request) (*http.Response, error) {
-		if refuses {
-			return &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{}, Body: http.NoBody}, nil
-		}
-		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody}, nil
+		return &http.Response{StatusCode: answer, Header: http.Header{}, Body: http.NoBody}, nil
 	}))
 	c := kubelet(t, p)
-	write := func(method, path, body string) {
+	ask := func(method, path, body string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, e.URL()+path, strings.NewReader(body))
 		if err != nil {
@@ -230,55 +227,64 @@ func TestThePodsEndIsWaitedForUntilKipHasTakenIt(t *testing.T) {
 		}
 		_ = resp.Body.Close()
 	}
-	const pod, plugin = "/api/v1/namespaces/a/pods/b/status", "/api/v1/namespaces/kube-system/pods/c/status"
-	const ended = `"containerStatuses":[{"state":{"terminated":{}}}]`
-	const runs = `"containerStatuses":[{"state":{"terminated":{}}},{"state":{"running":{}}}]`
+	const pod, status = "/api/v1/namespaces/a/pods/b", "/api/v1/namespaces/a/pods/b/status"
+	const patch, get, remove = http.MethodPatch, http.MethodGet, http.MethodDelete
+	list := func(name, states string) string {
+		return `{"status":{"` + name + `":[{"state":{"terminated":{}}},{"state":{` + states + `}}]}}`
+	}
+	const main, begins, debug = "containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"
+	const runs, ended, failed = `"running":{}`, `"terminated":{}`, `{"status":{"phase":"Failed"}}`
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, s := range []struct {
-		name, method, path, status string
-		refuses, told              bool
+		name, method, path, body string
+		answer                   int
+		told                     bool
 	}{
-		{"another object", http.MethodPatch, "/api/v1/nodes/a/status", `"phase":"Running"`, false, true},
-		{"the pod is looked at", http.MethodGet, pod, `"phase":"Running"`, false, true},
-		{"no patch", http.MethodPatch, pod, `!`, false, true},
-		{"it runs", http.MethodPatch, pod, `"phase":"Running",` + runs, false, false},
-		{"a condition", http.MethodPatch, pod, `"conditions":[]`, false, false},
-		{"it has failed, and a container runs", http.MethodPatch, pod, `"phase":"Failed"`, false, false},
-		{"Kip refuses that the container has ended", http.MethodPatch, pod, ended, true, false},
-		{"the container has ended", http.MethodPatch, pod, ended, false, true},
-		{"a plugin's pod runs", http.MethodPatch, plugin, `"phase":"Running",` + runs, false, false},
-		{"it has succeeded", http.MethodPatch, plugin, `"phase":"Succeeded",` + ended, false, true},
+		{"another object", patch, "/api/v1/nodes/a", list(main, runs), 200, true},
+		{"the pod itself", patch, pod, list(main, runs), 200, true},
+		{"no patch", patch, status, "!", 200, true},
+		{"one that Kip refuses", patch, status, list(main, runs), 403, true},
+		{"it runs", patch, status, list(main, runs), 200, false},
+		{"a condition", patch, status, `{"status":{"conditions":[]}}`, 200, false},
+		{"it has failed, and a container runs", patch, status, failed, 200, false},
+		{"Kip has no time for the container's end", patch, status, list(main, ended), 429, false},
+		{"the container has ended", patch, status, list(main, ended), 200, true},
+		{"a sidecar runs", patch, status, list(begins, runs), 200, false},
+		{"and ends", patch, status, list(begins, ended), 200, true},
+		{"one for people runs", patch, status, list(debug, runs), 200, false},
+		{"there is none", patch, status, `{"status":{"` + debug + `":null}}`, 200, true},
+		{"it runs after all", patch, status, `{"status":{"phase":"Running"}}`, 200, false},
+		{"another pod is not there", get, "/api/v1/namespaces/a/pods/c", "", 404, false},
+		{"Kip does not answer", get, pod, "", 503, false},
+		{"it is not there", get, pod, "", 404, true},
+		{"it comes again", patch, status, list(main, runs), 200, false},
+		{"its end is refused", remove, pod, "{}", 409, false},
+		{"it is deleted", remove, pod, "{}", 200, true},
+		{"another of its name", patch, status, `{"status":{"phase":"Running"}}`, 200, false},
+		{"of which nothing was kept", patch, status, failed, 200, true},
 	} {
-		refuses = s.refuses
-		write(s.method, s.path, `{"status":{`+s.status+`}}`)
+		answer = s.answer
+		ask(s.method, s.path, s.body)
 		if err := p.Told(over); (err == nil) != s.told {
-			t.Errorf("%s: told of all ends: %v, want %t", s.name, err, s.told)
+			t.Errorf("%s: told of the end: %v, want %t", s.name, err, s.told)
 		}
 	}
 
-	write(http.MethodPatch, pod, `{"status":{"phase":"Running"}}`)
-	heard := make(chan error, 1)
+	ask(patch, status, `{"status":{"phase":"Running"}}`)
+	heard := make(chan error)
 	go func() { heard <- p.Told(t.Context()) }()
-	write(http.MethodPatch, pod, `{"status":{"conditions":[]}}`)
-	select {
-	case err := <-heard:
-		t.Fatalf("heard before the pod has ended: %v", err)
-	default:
+	for range 2 {
+		ask(patch, status, `{"status":{"conditions":[]}}`)
+		select {
+		case err := <-heard:
+			t.Fatalf("heard before the pod has ended: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
-	write(http.MethodPatch, pod, `{"status":{"phase":"Failed"}}`)
+	ask(patch, status, failed)
 	if err := <-heard; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestReportsAreBounded(t *testing.T) {
-	var r reports
-	for i := range 2 * maxReports {
-		r.take(http.MethodPatch, fmt.Sprintf("/api/v1/namespaces/a/pods/%d/status", i), []byte(`{"status":{"phase":"Running"}}`))
-	}
-	if len(r.pods) != maxReports {
-		t.Errorf("%d pods are kept, want %d", len(r.pods), maxReports)
 	}
 }
 

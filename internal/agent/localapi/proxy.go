@@ -129,26 +129,28 @@ const maxBody = 4 << 20
 // the answer, waits for the rest: golang.org/issue/80085.
 type whole struct {
 	kip     http.RoundTripper
-	reports *reports // of what was taken
+	reports *reports // what comes of requests; optional
 }
 
 func (t whole) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.Body == nil || req.Body == http.NoBody {
-		return t.kip.RoundTrip(req)
+	var body []byte
+	out := req
+	if req.Body != nil && req.Body != http.NoBody {
+		var err error
+		body, err = io.ReadAll(io.LimitReader(req.Body, maxBody+1))
+		_ = req.Body.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read the request: %w", err)
+		}
+		if len(body) > maxBody {
+			return nil, fmt.Errorf("the request is larger than %d bytes", maxBody)
+		}
+		out = req.Clone(req.Context())
+		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
-	body, err := io.ReadAll(io.LimitReader(req.Body, maxBody+1))
-	_ = req.Body.Close()
-	if err != nil {
-		return nil, fmt.Errorf("read the request: %w", err)
-	}
-	if len(body) > maxBody {
-		return nil, fmt.Errorf("the request is larger than %d bytes", maxBody)
-	}
-	out := req.Clone(req.Context())
-	out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	resp, err := t.kip.RoundTrip(out)
-	if err == nil && resp.StatusCode == http.StatusOK {
-		t.reports.take(req.Method, req.URL.Path, body)
+	if err == nil && t.reports != nil {
+		t.reports.take(req.Method, req.URL.Path, resp.StatusCode, body)
 	}
 	return resp, err
 }

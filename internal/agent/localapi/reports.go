@@ -6,101 +6,112 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"strings"
 	"sync"
 )
 
-// statusPath is where a kubelet writes how a pod is.
-var statusPath = regexp.MustCompile(`^/api/v1/namespaces/[^/]+/pods/[^/]+/status$`)
+// podPath is a pod's, or that to which a kubelet writes how it is.
+var podPath = regexp.MustCompile(`^/api/v1/namespaces/[^/]+/pods/[^/]+(/status)?$`)
 
-// maxReports bounds the pods of which it is kept how they are: a cell has one, and the node plugins of
-// its volumes.
-const maxReports = 64
+// containerLists are where the status of a pod has those of its containers.
+var containerLists = [...]string{"initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"}
 
-// reports are what Kip has taken of what the kubelet wrote of its pods.
+// reports are what Kip has taken of what the kubelet wrote of the cell's pod. Kip takes nothing of
+// others, of static pods neither.
 type reports struct {
 	mu      sync.Mutex
-	pods    map[string]report // by the path to which it is written
-	changed chan struct{}     // by the next report; made by who waits for it
+	pod     string // the path, "" if nothing was written
+	ended   bool
+	runs    [len(containerLists)]bool // whether one of the list does
+	changed chan struct{}             // by the next report; made by who waits for it
 }
 
-// report is how a pod is.
-type report struct{ ended, runs bool }
-
-// take keeps what a request says that Kip has taken. A patch leaves out what has not changed, but for
-// lists, which it replaces.
-func (r *reports) take(method, path string, body []byte) {
-	if method != http.MethodPatch || !statusPath.MatchString(path) {
+// take keeps what a request says of a pod, or Kip's answer to it. A patch leaves out what has not
+// changed, but for lists, which it replaces.
+func (r *reports) take(method, path string, code int, body []byte) {
+	if !podPath.MatchString(path) {
 		return
 	}
-	var patch struct {
-		Status struct {
-			Phase      *string         `json:"phase"`
-			Containers *[]containerNow `json:"containerStatuses"`
-		} `json:"status"`
-	}
-	if json.Unmarshal(body, &patch) != nil {
-		return
-	}
+	pod, isStatus := strings.CutSuffix(path, "/status")
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now, known := r.pods[path]
-	if !known && len(r.pods) >= maxReports {
+	switch {
+	case code == http.StatusNotFound, code == http.StatusOK && method == http.MethodDelete:
+		if pod != r.pod {
+			return
+		}
+		r.pod = "" // nobody takes a word of it any more
+	case code == http.StatusOK && method == http.MethodPatch && isStatus:
+		if !r.patch(pod, body) {
+			return
+		}
+	default:
 		return
 	}
-	if p := patch.Status.Phase; p != nil {
-		now.ended = *p == "Failed" || *p == "Succeeded"
-	}
-	if list := patch.Status.Containers; list != nil {
-		now.runs = false
-		for _, c := range *list {
-			now.runs = now.runs || c.State.Running != nil
-		}
-	}
-	if r.pods == nil {
-		r.pods = map[string]report{}
-	}
-	r.pods[path] = now
 	if r.changed != nil {
 		close(r.changed)
 		r.changed = nil
 	}
 }
 
-// containerNow is what is read of a container's status.
-type containerNow struct {
-	State struct {
-		Running *struct{} `json:"running"`
-	} `json:"state"`
+func (r *reports) patch(pod string, body []byte) bool {
+	var patch struct {
+		Status map[string]json.RawMessage `json:"status"`
+	}
+	if json.Unmarshal(body, &patch) != nil {
+		return false
+	}
+	if pod != r.pod {
+		r.pod, r.ended, r.runs = pod, false, [len(containerLists)]bool{}
+	}
+	var phase string
+	if raw, is := patch.Status["phase"]; is && json.Unmarshal(raw, &phase) == nil {
+		r.ended = phase == "Failed" || phase == "Succeeded"
+	}
+	for i, name := range containerLists {
+		var list []struct {
+			State struct {
+				Running *struct{} `json:"running"`
+			} `json:"state"`
+		}
+		raw, is := patch.Status[name]
+		if !is || json.Unmarshal(raw, &list) != nil {
+			continue
+		}
+		r.runs[i] = false
+		for _, c := range list {
+			r.runs[i] = r.runs[i] || c.State.Running != nil
+		}
+	}
+	return true
 }
 
-// missing is the path of a pod of which the kubelet has not written yet that it and its containers have
-// ended, and what tells of the next report; "" if there is none.
+// missing is the pod's path if the kubelet has not written yet that it and its containers have ended,
+// and what tells of the next report; else "".
 func (r *reports) missing() (string, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for path, now := range r.pods {
-		if !now.ended || now.runs {
-			if r.changed == nil {
-				r.changed = make(chan struct{})
-			}
-			return path, r.changed
-		}
+	if r.pod == "" || r.ended && r.runs == [len(containerLists)]bool{} {
+		return "", nil
 	}
-	return "", nil
+	if r.changed == nil {
+		r.changed = make(chan struct{})
+	}
+	return r.pod, r.changed
 }
 
-// Told waits until Kip has taken of each pod of which the kubelet has ever written that it has ended,
-// with all its containers; or until ctx ends.
+// Told waits until Kip has taken that the pod of which the kubelet has written has ended, with all its
+// containers, or is no more; or until ctx ends.
 func (p *PKI) Told(ctx context.Context) error {
 	for {
-		path, changed := p.reports.missing()
-		if path == "" {
+		pod, changed := p.reports.missing()
+		if pod == "" {
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the kubelet to write to %s that its pod has ended: %w", path, ctx.Err())
+			return fmt.Errorf("wait for the kubelet to write that %s has ended: %w", pod, context.Cause(ctx))
 		}
 	}
 }

@@ -59,7 +59,8 @@ type client struct {
 	mu     sync.Mutex // of what is sent
 	serial uint32
 
-	listens bool // it has asked for signals; under the server's mu
+	listens bool          // it has asked for signals; under the server's mu
+	left    chan struct{} // closed when it has gone
 }
 
 // Listen opens the socket, of which the folder must be there. delay is the longest time for which
@@ -125,7 +126,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 			continue
 		}
-		c := &client{conn: accepted.(*net.UnixConn)} // of a listener on a unix socket
+		c := &client{conn: accepted.(*net.UnixConn), left: make(chan struct{})} // of a listener on a unix socket
 		s.mu.Lock()
 		s.clients[c] = true
 		over := ctx.Err() != nil
@@ -141,13 +142,15 @@ func (s *Server) Serve(ctx context.Context) error {
 			delete(s.clients, c)
 			s.mu.Unlock()
 			_ = c.conn.Close()
+			close(c.left)
 		})
 	}
 }
 
 // End says that the machine ends, and returns when nobody who hears that delays it any longer, or with
-// an error when ctx ends before. Nobody can delay it from then on.
-func (s *Server) End(ctx context.Context) error {
+// an error when ctx ends before. Nobody can delay it from then on. left is closed when one who delayed
+// it has gone, and nil if nobody did.
+func (s *Server) End(ctx context.Context) (left <-chan struct{}, err error) {
 	s.mu.Lock()
 	s.ending = true
 	clients := make([]*client, 0, len(s.clients))
@@ -166,15 +169,16 @@ func (s *Server) End(ctx context.Context) error {
 		for _, by := range s.locks {
 			if by.listens {
 				held++
+				left = by.left
 			}
 		}
 		s.mu.Unlock()
 		if held == 0 {
-			return nil
+			return left, nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d still delay the machine's end: %w", held, ctx.Err())
+			return left, fmt.Errorf("%d still delay the machine's end: %w", held, ctx.Err())
 		case <-s.changed:
 		}
 	}

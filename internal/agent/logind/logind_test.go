@@ -85,7 +85,10 @@ func signals(t *testing.T, c *dbus.Conn) <-chan *dbus.Signal {
 // ending ends the machine beside the test.
 func ending(ctx context.Context, s *Server) <-chan error {
 	over := make(chan error, 1)
-	go func() { over <- s.End(ctx) }()
+	go func() {
+		_, err := s.End(ctx)
+		over <- err
+	}()
 	return over
 }
 
@@ -145,9 +148,32 @@ func TestWhoComesWhileTheMachineEndsDoesNotDelayIt(t *testing.T) {
 func TestWhoHearsNothingDelaysNothing(t *testing.T) {
 	s := serve(t)
 	defer lock(t, kubelet(t, s)).Close()
-	if err := s.End(t.Context()); err != nil {
-		t.Error(err)
+	if left, err := s.End(t.Context()); err != nil || left != nil {
+		t.Errorf("somebody delayed it: %t (%v)", left != nil, err)
 	}
+}
+
+func TestItIsToldWhenWhoDelayedTheEndHasGone(t *testing.T) {
+	s := serve(t)
+	defer lock(t, kubelet(t, s)).Close() // of one that hears nothing
+	c := kubelet(t, s)
+	held := lock(t, c)
+	said := signals(t, c)
+	go func() {
+		<-said
+		_ = held.Close()
+	}()
+	left, err := s.End(t.Context())
+	if err != nil || left == nil {
+		t.Fatalf("somebody delayed it: %t (%v)", left != nil, err)
+	}
+	select {
+	case <-left:
+		t.Error("it has gone, and is still there")
+	default:
+	}
+	_ = c.Close()
+	<-left
 }
 
 func TestALockEndsWithTheProcessThatHoldsIt(t *testing.T) {
@@ -171,8 +197,8 @@ func TestALockEndsWithTheProcessThatHoldsIt(t *testing.T) {
 
 func TestWhereNobodyDelaysTheEndItIsAtOnceAndElseNotForEver(t *testing.T) {
 	s := serve(t)
-	if err := s.End(t.Context()); err != nil {
-		t.Error(err)
+	if left, err := s.End(t.Context()); err != nil || left != nil {
+		t.Errorf("somebody delayed it: %t (%v)", left != nil, err)
 	}
 	s = serve(t)
 	c := kubelet(t, s)
