@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,28 +50,40 @@ func disks(sys string) (map[string]uint64, error) {
 	return out, nil
 }
 
+// errTwoRoots is why none of several disks is taken: a pod may have written to one of its volumes what
+// looks like the root, for when its machine starts again.
+var errTwoRoots = errors.New("more than one disk has that root, and a machine does not choose")
+
 // find returns the disk, of those below dev, with the root of this ID, or nil and what
-// was there instead.
+// was there instead; errTwoRoots where there are several.
 func find(dev string, all map[string]uint64, root string) (*disk, error) {
 	var seen []error
-	for name, sectors := range all {
+	var found *disk
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		d := &disk{path: filepath.Join(dev, name)}
 		f, err := os.Open(d.path)
 		if err != nil {
 			seen = append(seen, err)
 			continue
 		}
-		d.table, err = gpt.Read(f, sectors)
+		d.table, err = gpt.Read(f, all[name])
 		f.Close()
 		if err != nil {
 			seen = append(seen, fmt.Errorf("%s: %w", d.path, err))
 			continue
 		}
 		d.root = d.number(func(p gpt.Partition) bool { return p.ID.String() == root })
-		if d.root > 0 {
-			return d, nil
+		switch {
+		case d.root == 0:
+			seen = append(seen, fmt.Errorf("%s: none of its %d partitions is that root", d.path, len(d.table.Partitions)))
+		case found != nil:
+			return nil, fmt.Errorf("%s and %s: %w", found.path, d.path, errTwoRoots)
+		default:
+			found = d
 		}
-		seen = append(seen, fmt.Errorf("%s: none of its %d partitions is that root", d.path, len(d.table.Partitions)))
+	}
+	if found != nil {
+		return found, nil
 	}
 	if len(seen) == 0 {
 		seen = append(seen, errors.New("there is no disk"))

@@ -1,6 +1,7 @@
 package earlyboot
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,40 @@ func TestTheRootIsFoundByItsID(t *testing.T) {
 	}
 	if _, err := find(dev, nil, mine.String()); err == nil || !strings.Contains(err.Error(), "no disk") {
 		t.Errorf("without any disk: %v", err)
+	}
+}
+
+// A pod may write the ID of the root to a volume of its own, and wait for a reset.
+func TestOfTwoDisksWithTheRootNoneIsTaken(t *testing.T) {
+	dev, sys, root := t.TempDir(), t.TempDir(), gpt.Random([16]byte{1})
+	come := func(name string) {
+		t.Helper()
+		image(t, filepath.Join(dev, name), 1<<16, root)
+		folder := filepath.Join(sys, "class/block", name)
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, "size"), []byte("65536\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	come("nvme1n1")
+	taken, err := find(dev, map[string]uint64{"nvme1n1": 1 << 16}, root.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := alone(sys, dev, taken, root.String()); err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	if err := alone(sys, dev, &disk{path: filepath.Join(dev, "vda")}, root.String()); !errors.Is(err, errTwoRoots) {
+		t.Errorf("in the place of another: %v", err)
+	}
+	come("nvme0n1")
+	if d, err := find(dev, map[string]uint64{"nvme0n1": 1 << 16, "nvme1n1": 1 << 16}, root.String()); !errors.Is(err, errTwoRoots) {
+		t.Errorf("of two %+v is taken (%v)", d, err)
+	}
+	if err := alone(sys, dev, taken, root.String()); !errors.Is(err, errTwoRoots) {
+		t.Errorf("beside one that came: %v", err)
 	}
 }
 

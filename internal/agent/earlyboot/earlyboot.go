@@ -89,10 +89,30 @@ func boot(c *console.Console, began time.Duration) error {
 	if err := c.Step("mount the state "+d.partition(d.state), func() error { return mountState(c, d) }); err != nil {
 		return err
 	}
+	if err := c.Step("see that no other disk has that root", func() error { return alone("/sys", "/dev", d, root) }); err != nil {
+		return err
+	}
 	if err := c.Step("lay them over each other", layOver); err != nil {
 		return err
 	}
 	return handOver(began)
+}
+
+// alone looks once more before what is on the disk runs: another with that root, or the machine's own, may
+// have come later.
+func alone(sys, dev string, taken *disk, root string) error {
+	all, err := disks(sys)
+	if err != nil {
+		return err
+	}
+	d, err := find(dev, all, root)
+	if err != nil {
+		return err
+	}
+	if d.path != taken.path {
+		return fmt.Errorf("%s, and %s a moment ago: %w", d.path, taken.path, errTwoRoots)
+	}
+	return nil
 }
 
 // wanted returns the ID of the root that the kernel's arguments name.
@@ -124,6 +144,9 @@ func wait(c *console.Console, set *modules.Set, root string) (*disk, error) {
 		d, err := find("/dev", all, root)
 		if err == nil {
 			return d, nil
+		}
+		if errors.Is(err, errTwoRoots) {
+			return nil, err
 		}
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("not there after %v: %w", diskLimit, err)
