@@ -29,6 +29,7 @@ type imageDeviceXML struct {
 	Name     string `xml:"deviceName"`
 	GiB      int    `xml:"ebs>volumeSize"`
 	Snapshot string `xml:"ebs>snapshotId,omitempty"`
+	Ends     bool   `xml:"ebs>deleteOnTermination"`
 }
 
 // Images are all that there are.
@@ -75,8 +76,11 @@ func (m *Model) describeImages(r *request) (any, error) {
 			ENA:          i.ENA,
 			IMDS:         i.IMDS,
 			RootDevice:   i.RootDevice,
-			Devices:      []imageDeviceXML{{i.RootDevice, i.GiB, i.Snapshot}},
+			Devices:      []imageDeviceXML{{i.RootDevice, i.GiB, i.Snapshot, true}},
 			Tags:         tagSet(i.Tags),
+		}
+		if i.Further != "" {
+			x.Devices = append(x.Devices, imageDeviceXML{i.Further, i.GiB, "", i.Ends})
 		}
 		if wanted.match(func(name string) []string {
 			switch name {

@@ -118,6 +118,9 @@ type Image struct {
 	Created         string // RFC 3339
 	RootDevice      string
 	GiB             int
+	// Further is the device of a volume beside the root's, Ends whether that ends with its instance.
+	Further string
+	Ends    bool
 	// What else an image has that was registered.
 	Architecture, BootMode, IMDS, Snapshot string
 	ENA                                    bool

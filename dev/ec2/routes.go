@@ -25,7 +25,8 @@ type routeTableXML struct {
 }
 
 type routeXML struct {
-	CIDR      string `xml:"destinationCidrBlock"`
+	CIDR      string `xml:"destinationCidrBlock,omitempty"`
+	CIDR6     string `xml:"destinationIpv6CidrBlock,omitempty"`
 	Gateway   string `xml:"gatewayId,omitempty"`
 	Instance  string `xml:"instanceId,omitempty"`
 	Interface string `xml:"networkInterfaceId,omitempty"`
@@ -96,6 +97,9 @@ func shownRoute(r Route, living map[string]sim.Instance) routeXML {
 		Interface: "eni-" + r.Instance,
 		State:     "active",
 		Origin:    "CreateRoute",
+	}
+	if r.To.Addr().Is6() {
+		x.CIDR, x.CIDR6 = "", x.CIDR
 	}
 	switch i, lives := living[r.Instance]; {
 	case !lives:

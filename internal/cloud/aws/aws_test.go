@@ -374,6 +374,32 @@ func TestAMissingRightToARoleIsThePodsOwn(t *testing.T) {
 	}
 }
 
+func TestAMissingRightToASecurityGroupIsThePodsOwn(t *testing.T) {
+	const words = "User: x is not authorized to perform: ec2:RunInstances on resource: arn:aws:ec2:us-east-1:1:security-group/%s because y"
+	for _, c := range []struct {
+		denied string
+		named  []string
+		own    bool
+	}{
+		{"sg-2", []string{"sg-1", "sg-2"}, true},
+		{"sg-2", []string{"another"}, true},
+		{"sg-2", nil, false},
+		{"sg-2", []string{"sg-1"}, false},
+		{"sg-22", []string{"sg-2"}, false},
+	} {
+		r := request("t", 1)
+		r.SecurityGroups = c.named
+		to := answering(t, "RunInstances", 403, "UnauthorizedOperation", fmt.Sprintf(words, c.denied))
+		if _, err := to.Resolve(t.Context(), r.LaunchSpec); err != nil {
+			t.Fatal(err)
+		}
+		err := to.Launch(t.Context(), r).Err()
+		if own := cloud.CauseOf(err) == cloud.ErrRefused && !cloud.ScopeOf(err).Says() && cloud.NothingDone(err); own != c.own {
+			t.Errorf("%s, of a pod that names %v: %v for %+v", c.denied, c.named, err, cloud.ScopeOf(err))
+		}
+	}
+}
+
 func TestALongMessageIsCut(t *testing.T) {
 	c := answering(t, "DescribeInstances", 400, "SomethingNew", strings.Repeat("x", 100_000))
 	if _, err := c.List(t.Context(), owner); err == nil || len(err.Error()) > 2*maxMessage {
@@ -829,6 +855,23 @@ func TestInstancesWithTheSameTagsShareACall(t *testing.T) {
 		if i.Tags[cloud.TagPod] != taggings[n].Tags[cloud.TagPod] || i.Tags[cloud.TagOwner] != owner {
 			t.Errorf("instance %d has the tags %v", n, i.Tags)
 		}
+	}
+}
+
+// Of a pod with a long name, say: none of its tags would come.
+func TestATagThatIsTooLongIsCut(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("é", maxTagValue)
+	want := cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"Name": long + "x", cloud.TagPod: "a"}}
+	if err := c.Tag(t.Context(), want).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if tags := model.Machines().Truth()[0].Tags; tags["Name"] != long || tags[cloud.TagPod] != "a" {
+		t.Errorf("it has the tags %v", tags)
 	}
 }
 

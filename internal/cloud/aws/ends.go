@@ -110,7 +110,7 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		for i, n := range places {
 			ids[i] = taggings[n].ID
 		}
-		tags := tagsOf(taggings[places[0]].Tags)
+		tags := cut(tagsOf(taggings[places[0]].Tags))
 		answered := each(ids, "tag", func(ids []string) cloud.Results {
 			_, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, Tags: tags})
 			return cloud.Each(classifyNamed(err), ids...)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -71,6 +72,9 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
 		c.tellUnexplained(err)
+		if c.isOwnGroup(r, err) {
+			return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, saidOf(err))
+		}
 		return nil, classify(err, askedFor(r.LaunchSpec))
 	}
 	// EC2 does not say what it is short of, which may be the subnet's addresses or a quota: what is
@@ -84,6 +88,21 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	}
 	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, short,
 		fmt.Errorf("EC2 has launched %d of %d: %s", len(out.Instances), len(r.Machines), code)))
+}
+
+// isOwnGroup says that a right is missing to a security group that a pod names: what names none may be
+// launched. The resource is in what EC2 says, or in what STS has decoded of that.
+func (c *Cloud) isOwnGroup(r cloud.LaunchRequest, err error) bool {
+	said := saidOf(err)
+	if said == nil || !ofEC2(err) || meanings[said.code].about != launched {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(r.SecurityGroups, func(named string) bool {
+		denied := regexp.MustCompile(`:security-group/` + regexp.QuoteMeta(cmp.Or(c.groups[named], named)) + `\b`)
+		return denied.MatchString(said.message)
+	})
 }
 
 // maxUnexplained bounds the codes that are remembered as told.
@@ -302,6 +321,16 @@ func tagSpecifications(r cloud.LaunchRequest) (all []types.TagSpecification) {
 		all = append(all, types.TagSpecification{ResourceType: kind, Tags: tagsOf(r.TagsOf(0))})
 	}
 	return all
+}
+
+// cut bounds the values of tags for people, rather than have all of them refused.
+func cut(tags []types.Tag) []types.Tag {
+	for i, t := range tags {
+		if text := []rune(aws.ToString(t.Value)); len(text) > maxTagValue {
+			tags[i].Value = aws.String(string(text[:maxTagValue]))
+		}
+	}
+	return tags
 }
 
 // tagsOf are tags in EC2's words, in an order of their own: what is sent again must be the

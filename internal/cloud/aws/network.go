@@ -250,8 +250,14 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	}
 	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
 	for _, d := range newest.BlockDeviceMappings {
-		if aws.ToString(d.DeviceName) == found.rootDevice && d.Ebs != nil {
+		switch name := aws.ToString(d.DeviceName); {
+		case d.Ebs == nil:
+		case name == found.rootDevice:
 			found.gib = aws.ToInt32(d.Ebs.VolumeSize)
+		case !aws.ToBool(d.Ebs.DeleteOnTermination):
+			// Each cell would leave one, which has no tag by which a sweep finds it.
+			return image{}, fmt.Errorf("find the image %v: %w", spec, refused("the volume %s of %s stays when an instance ends: "+
+				"want an image without it, or one made with its DeleteOnTermination", name, found.id))
 		}
 	}
 	c.mu.Lock()

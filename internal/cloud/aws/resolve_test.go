@@ -243,6 +243,25 @@ func TestAnImageThatBootsByBIOSAloneIsRefusedWhereTheTypeHasNone(t *testing.T) {
 	}
 }
 
+// Nobody would find, or end, the volumes that cells of such an image leave.
+func TestAnImageWhoseVolumesOutliveTheirInstancesIsRefused(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		account := anAccount(sim.Knobs{})
+		account.Images[0].Further, account.Images[0].Ends = "/dev/sdb", ends
+		_, url := serve(t, account)
+		s := request("t", 1).LaunchSpec
+		s.Image = map[string]string{imageID: "ami-1"}
+		found, err := open(t, settings(url)).Resolve(t.Context(), s)
+		const want = "the volume /dev/sdb of ami-1 stays when an instance ends"
+		switch {
+		case ends && (err != nil || found.Image != "ami-1"):
+			t.Errorf("one whose volumes end: image %s, %v", found.Image, err)
+		case !ends && (!errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), want)):
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // What was stored has the rate that was configured then.
 func TestARootDiskIsFilledAtTheRateThatIsConfigured(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))

@@ -83,7 +83,10 @@ func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix)
 	}
 	for _, table := range tables {
 		for _, r := range table.Routes {
-			prefix, err := netip.ParsePrefix(aws.ToString(r.DestinationCidrBlock))
+			if r.DestinationCidrBlock == nil { // to IPv6 or a list of prefixes, so somebody else's
+				continue
+			}
+			prefix, err := netip.ParsePrefix(*r.DestinationCidrBlock)
 			named := err == nil && slices.Contains(to, prefix)
 			if aws.ToString(r.InstanceId) != instance && (!named || !leadsNowhere(r)) {
 				continue

@@ -65,6 +65,12 @@ func TestRoutesOfOthersStay(t *testing.T) {
 	if err := c.Unroute(t.Context(), mine, to(dead)); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere}) {
 		t.Errorf("%v, %v", model.Routes(), err)
 	}
+	// One to IPv6 is not Kip's, which has no words to take it back.
+	six := ec2.Route{Table: table, To: netip.MustParsePrefix("2001:db8::/64"), Instance: mine}
+	model.AddRoute(six)
+	if err := c.Unroute(t.Context(), mine, nil); err != nil || !slices.Equal(model.Routes(), []ec2.Route{elsewhere, six}) {
+		t.Errorf("%v, %v", model.Routes(), err)
+	}
 	// What leads through EC2's own gateway is nobody's to take.
 	anything := ec2.Route{To: netip.MustParsePrefix("0.0.0.0/0")}
 	if err := c.Route(t.Context(), mine, to(anything)); !errors.As(err, &taken) || taken.Target != "igw-1" {
