@@ -421,7 +421,6 @@ func TestClaimsAreExpandedAsTheyAreSeenAndWhenTheirTimeHasCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	var running sync.WaitGroup
-	running.Go(func() { run(ctx) })
 	defer running.Wait()
 	defer cancel()
 	eventually := func(what string, is func() bool) {
@@ -432,7 +431,9 @@ func TestClaimsAreExpandedAsTheyAreSeenAndWhenTheirTimeHasCome(t *testing.T) {
 			t.Fatalf("never: %s; the claim is %+v", what, g.claim().Status)
 		}
 	}
-	eventually("the cloud is asked, and the claim waits for it", func() bool { return g.calls() == 1 && g.clock.HasWaiters() })
+	const tickers = 1 // of a queue, from its making on
+	running.Go(func() { run(ctx) })
+	eventually("the cloud is asked, and the claim waits for it", func() bool { return g.calls() == 1 && g.clock.Waiters() > tickers })
 	eventually("the claim says so", func() bool {
 		c := g.claim().Status.Conditions
 		return len(c) == 1 && strings.Contains(c[0].Message, "changed an hour ago")

@@ -27,12 +27,12 @@ const (
 )
 
 // ours are the turns of this process's tests.
-var ours = newTurns(filepath.Join(os.TempDir(), "kip-tests-begin.lock"), load)
+var ours = newTurns(filepath.Join(os.TempDir(), fmt.Sprintf("kip-tests-%d.lock", os.Getuid())), load)
 
 // turns say how many tests go on beside each other.
 type turns struct {
 	mu      sync.Mutex
-	running int
+	running map[string]int // how many namespaces a test has
 
 	// lock is a file: one process of the machine measures at a time, so that each sees what the others began.
 	lock string
@@ -41,51 +41,66 @@ type turns struct {
 }
 
 func newTurns(lock string, load func(context.Context) (float64, error)) *turns {
-	return &turns{lock: lock, load: load}
+	return &turns{running: map[string]int{}, lock: lock, load: load}
 }
 
-// take waits for the test's turn, which ends with the test.
+// take waits for the test's turn, which ends with the test. One that has a turn has it for all its
+// namespaces and subtests.
 func (o *turns) take(t testing.TB) {
 	t.Helper()
+	test, _, _ := strings.Cut(t.Name(), "/")
 	began := time.Now()
-	if err := o.wait(t.Context()); err != nil {
+	if err := o.wait(t.Context(), test, func() { t.Log("waits until the machine has CPU for it") }); err != nil {
 		t.Fatalf("wait until the machine has CPU for the test: %v", err)
 	}
 	if waited := time.Since(began); waited > measure {
 		t.Logf("waited %s until the machine had CPU for it", waited.Round(time.Second))
 	}
-	t.Cleanup(func() { o.add(-1) })
+	t.Cleanup(func() { o.leave(test) })
 }
 
-func (o *turns) wait(ctx context.Context) error {
-	for !o.among(fewest) {
+// wait waits for a test's turn, and tells if it is not at once.
+func (o *turns) wait(ctx context.Context, test string, tell func()) error {
+	for told := false; !o.among(fewest, test); {
+		if !told {
+			tell()
+			told = true
+		}
 		free, err := o.isFree(ctx)
 		if err != nil {
 			return err
 		}
 		if free {
-			o.add(1)
+			o.enter(test)
 			return nil
 		}
 	}
 	return nil
 }
 
-// among takes a turn if fewer have one.
-func (o *turns) among(most int) bool {
+// among takes a turn if fewer tests have one, or this has.
+func (o *turns) among(most int, test string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.running >= most {
+	if o.running[test] == 0 && len(o.running) >= most {
 		return false
 	}
-	o.running++
+	o.running[test]++
 	return true
 }
 
-func (o *turns) add(n int) {
+func (o *turns) enter(test string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.running += n
+	o.running[test]++
+}
+
+func (o *turns) leave(test string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.running[test]--; o.running[test] == 0 {
+		delete(o.running, test)
+	}
 }
 
 // isFree measures, unless another process does so just now: then it waits for a moment, and says no.
@@ -105,7 +120,8 @@ func (o *turns) isFree(ctx context.Context) (bool, error) {
 	return err == nil && now < busy, err
 }
 
-// load is what of the CPUs is used, measured now, but for what is nice: that gives way.
+// load is what of the CPUs is used, measured now, but for what nice processes use themselves: they give
+// way. What the kernel does for them counts.
 func load(ctx context.Context) (float64, error) {
 	used, all, err := cpuTimes("/proc/stat")
 	if err != nil {
@@ -118,10 +134,11 @@ func load(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if allNow <= all {
-		return 0, fmt.Errorf("/proc/stat: the CPUs have spent %d ticks, and %d a moment before", allNow, all)
+	if allNow <= all || usedNow < used {
+		return 0, fmt.Errorf("/proc/stat: of %d ticks the CPUs have spent %d on work; a moment before of %d %d", allNow, usedNow, all, used)
 	}
-	return float64(usedNow-used) / float64(allNow-all), nil
+	// The time in which they wait for a disk may become less (proc_stat(5)).
+	return min(1, float64(usedNow-used)/float64(allNow-all)), nil
 }
 
 // cpuTimes are the ticks that all CPUs have spent on what does not give way, and on anything: proc_stat(5).

@@ -3,6 +3,7 @@ package namespace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,13 +20,20 @@ func TestATestBeginsWhenTheMachineHasCPUForIt(t *testing.T) {
 			return 0, ctx.Err()
 		}
 	})
-	for range fewest {
-		if err := o.wait(t.Context()); err != nil {
-			t.Fatal(err)
+	told := 0
+	wait := func(ctx context.Context, test string) error { return o.wait(ctx, test, func() { told++ }) }
+	for n := range fewest {
+		if err := wait(t.Context(), fmt.Sprint(n)); err != nil || told > 0 {
+			t.Fatalf("the first have to wait (%v)", err)
 		}
 	}
+	// For another namespace of its own none waits.
+	if err := wait(t.Context(), "0"); err != nil || len(o.running) != fewest {
+		t.Fatal(err)
+	}
+	o.leave("0")
 	begun := make(chan error)
-	go func() { begun <- o.wait(t.Context()) }()
+	go func() { begun <- wait(t.Context(), "next") }()
 	loads <- 1
 	loads <- busy
 	select {
@@ -33,23 +41,27 @@ func TestATestBeginsWhenTheMachineHasCPUForIt(t *testing.T) {
 		t.Fatalf("it began on a busy machine (%v)", err)
 	case loads <- busy - 0.1:
 	}
-	if err := <-begun; err != nil || o.running != fewest+1 {
-		t.Errorf("%d run (%v), want %d", o.running, err, fewest+1)
+	if err := <-begun; err != nil || len(o.running) != fewest+1 || told != 1 {
+		t.Errorf("%d run (%v), %d told, want %d and one", len(o.running), err, told, fewest+1)
 	}
 
 	// One that ends makes room for one, however busy the machine is.
 	t.Run("ends", func(t *testing.T) {
-		o.add(-2)
+		o.leave("0")
+		o.leave("1")
 		o.take(t)
+		if len(o.running) != fewest {
+			t.Errorf("%d run, want %d", len(o.running), fewest)
+		}
 	})
-	if o.running != fewest-1 {
-		t.Errorf("%d run, want %d", o.running, fewest-1)
+	if len(o.running) != fewest-1 {
+		t.Errorf("%d run, want %d", len(o.running), fewest-1)
 	}
 
-	o.add(1)
+	o.enter("another")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := o.wait(ctx); !errors.Is(err, context.Canceled) {
+	if err := wait(ctx, "over"); !errors.Is(err, context.Canceled) {
 		t.Errorf("whose test has ended waits: %v", err)
 	}
 }
