@@ -257,7 +257,7 @@ type Cells struct {
 	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
 	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`
 	Prices                 []Price             `key:"prices" doc:"Your own prices, and types that are preferred or left out. Of several with a price for a type the first counts."`
-	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named."`
+	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named. A mirror is shown the credentials of the images that it is asked for, pull secrets and those of ECR: want https where they matter."`
 }
 
 // Grants are what the pods of namespaces may ask for by annotation.

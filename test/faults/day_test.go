@@ -27,7 +27,7 @@ import (
 var dayFlag = flag.Int("day-pods", 0, "the measure of the day of AWS, about how many pods it has at noon; 0 is what a stage has time for")
 
 // The sizes of a day where nobody says one: that of a stage, and with -short.
-const dayPods, dayPodsShort = 40, 20
+const dayPods, dayPodsShort = 40, 10
 
 // The batch on spot has so many pods, whatever the size of the day, and with -short.
 const spotPods, spotPodsShort = 220, 12

@@ -498,6 +498,33 @@ func TestWhatAScriptLeavesRunningGoesOnWritingAndIsBounded(t *testing.T) {
 	}
 }
 
+// A pod that has the folder by hostPath may put links in it.
+func TestNoLinkIsFollowedWhereTheLogIsBounded(t *testing.T) {
+	b := newBox(t)
+	m := b.machine()
+	log, mine := "var/log/"+LogName, strings.Repeat("x", 2*logBytes)
+	b.file("etc/program", mine)
+	b.file(log, mine)
+	if err := os.Symlink(b.in("etc/program"), b.in(log+".1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.boundLog(); err != nil || len(b.text(log)) != 0 || len(b.text(log+".1")) != logBytes {
+		t.Errorf("in the place of the one before: %v, %d and %d bytes", err, len(b.text(log)), len(b.text(log+".1")))
+	}
+	if err := os.Remove(b.in(log)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(b.in("etc/program"), b.in(log)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.boundLog(); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("in the place of the log: %v", err)
+	}
+	if b.text("etc/program") != mine {
+		t.Error("what the links lead to was written")
+	}
+}
+
 func TestAScriptRunsAlsoWhileTheAgentStartsOtherPrograms(t *testing.T) {
 	b := newBox(t)
 	m := b.machine()

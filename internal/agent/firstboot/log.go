@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -38,9 +40,10 @@ func (m *Machine) KeepLog(ctx context.Context) {
 }
 
 // boundLog moves the end of a file that is too long to the one before it. It empties the file
-// and does not replace it: who writes has it open. What is written meanwhile may be lost.
+// and does not replace it: who writes has it open. What is written meanwhile may be lost. No link is
+// followed: a pod may have the folder by hostPath.
 func (m *Machine) boundLog() error {
-	log, err := os.OpenFile(m.logFile(), os.O_RDWR, 0)
+	log, err := os.OpenFile(m.logFile(), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -52,7 +55,11 @@ func (m *Machine) boundLog() error {
 	if err != nil || info.Size() <= logBytes {
 		return err
 	}
-	old, err := os.OpenFile(m.logFile()+".1", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	before := m.logFile() + ".1"
+	if err := os.Remove(before); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, log.Truncate(0))
+	}
+	old, err := os.OpenFile(before, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {
 		_, err = io.Copy(old, io.NewSectionReader(log, info.Size()-logBytes, logBytes))
 		err = errors.Join(err, old.Close())

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // tailBytes is how much of a component's last output is kept for its status.
@@ -24,7 +26,8 @@ type LogFile struct {
 }
 
 // OpenLog opens a log file for appending. maxBytes bounds the file; with the
-// rotated one it takes at most twice as much.
+// rotated one it takes at most twice as much. A link in its place is an error: a pod
+// may have the folder by hostPath.
 func OpenLog(path string, maxBytes int64) (*LogFile, error) {
 	l := &LogFile{path: path, max: maxBytes}
 	if err := l.open(); err != nil {
@@ -34,7 +37,7 @@ func OpenLog(path string, maxBytes int64) (*LogFile, error) {
 }
 
 func (l *LogFile) open() error {
-	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return fmt.Errorf("open log: %w", err)
 	}

@@ -276,6 +276,44 @@ func TestACommandIsKilledWithItsChildrenWhenItsTimeIsOver(t *testing.T) {
 	}
 }
 
+// A pod that has the folder by hostPath may put a link in it.
+func TestALogIsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	program, path := filepath.Join(dir, "program"), filepath.Join(dir, "log")
+	if err := os.WriteFile(program, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(program, path); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := OpenLog(path, 1000); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("it is opened: %v (%v)", l, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	l, err := OpenLog(path, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	if _, err := l.Write(make([]byte, 900)); err != nil {
+		t.Fatal(err)
+	}
+	// In the place of that to come, when this one is full.
+	if err := errors.Join(os.Remove(path), os.Symlink(program, path)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := l.Write(make([]byte, 900)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if data, err := os.ReadFile(program); err != nil || string(data) != "x" {
+		t.Errorf("what the link leads to was written: %d bytes (%v)", len(data), err)
+	}
+}
+
 func TestTheLogIsBoundedAndItsEndIsKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := OpenLog(path, 1000)
