@@ -82,7 +82,7 @@ func onEC2(ctx context.Context) (err error) {
 	if err := s.running(ctx, 1); err != nil {
 		return err
 	}
-	if err := sleep(ctx, ec2Refills); err != nil {
+	if err := harness.Sleep(ctx, ec2Refills); err != nil {
 		return err
 	}
 	return s.launchedOnEC2(ctx, model)

@@ -260,7 +260,7 @@ func (b bed) requests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := sleep(ctx, took); err != nil {
+	if err := harness.Sleep(ctx, took); err != nil {
 		return err
 	}
 	quiet, err := count()
@@ -323,7 +323,7 @@ func (b bed) idleCells(ctx context.Context) error {
 		before = append(before, used)
 	}
 	began := time.Now()
-	if err := sleep(ctx, idle); err != nil {
+	if err := harness.Sleep(ctx, idle); err != nil {
 		return err
 	}
 	for i, c := range cells {
@@ -459,7 +459,7 @@ func (b bed) standbyOf(ctx context.Context, figure, typ, cpu string) error {
 		if err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, full); err != nil {
 			return fmt.Errorf("wait for %d standby cells: %w", standbyPool, err)
 		}
-		if err := sleep(ctx, time.Second); err != nil { // what has just booted comes to rest
+		if err := harness.Sleep(ctx, time.Second); err != nil { // what has just booted comes to rest
 			return err
 		}
 		name := fmt.Sprintf("standby-%s-%d", typ, i)
@@ -474,17 +474,6 @@ func (b bed) standbyOf(ctx context.Context, figure, typ, cpu string) error {
 	}
 	printAll(figure, took, "s")
 	return restore(ctx)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }
 
 func residentBytes(pid int) (float64, error) {

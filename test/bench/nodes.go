@@ -57,7 +57,7 @@ type cost struct{ memory, goroutines, watches, leases float64 }
 
 // costOfNodes is what Kip and the API server have when nothing happens.
 func (b bed) costOfNodes(ctx context.Context) (c cost, err error) {
-	if err := sleep(ctx, settle); err != nil {
+	if err := harness.Sleep(ctx, settle); err != nil {
 		return c, err
 	}
 	pid, err := b.KipPID()

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 const (
@@ -45,7 +47,7 @@ func (s *simulated) recovery(ctx context.Context, cells int) error {
 		}
 		name := fmt.Sprintf("cells_%d_recovery_", cells)
 		print(name+"seconds_"+trouble.name, time.Since(began).Seconds(), "s")
-		if err := sleep(ctx, settle); err != nil {
+		if err := harness.Sleep(ctx, settle); err != nil {
 			return err
 		}
 		// What was late is judged by now, if it is.
@@ -93,7 +95,7 @@ func (s *simulated) stopKip(ctx context.Context) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return err
 	}
-	err = sleep(ctx, stopFor)
+	err = harness.Sleep(ctx, stopFor)
 	return errors.Join(err, syscall.Kill(pid, syscall.SIGCONT))
 }
 
@@ -113,7 +115,7 @@ func (s *simulated) halveKip(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = sleep(ctx, holdFor)
+	err = harness.Sleep(ctx, holdFor)
 	return errors.Join(err, restore())
 }
 

@@ -233,7 +233,7 @@ func (s *simulated) many(ctx context.Context, cells int) error {
 	}
 	name := fmt.Sprintf("cells_%d_", cells)
 	print(name+"up_seconds", time.Since(began).Seconds(), "s")
-	if err := sleep(ctx, settle); err != nil {
+	if err := harness.Sleep(ctx, settle); err != nil {
 		return err
 	}
 	pid, err := s.KipPID()
@@ -318,7 +318,7 @@ func (s *simulated) scrapedIdle(ctx context.Context, name string, pid int) error
 				return
 			}
 			took, pods = append(took, time.Since(began).Seconds()), append(pods, scraped(string(text)))
-			if sleep(scraping, scrapeEvery-time.Since(began)) != nil {
+			if harness.Sleep(scraping, scrapeEvery-time.Since(began)) != nil {
 				done <- nil
 				return
 			}
@@ -402,7 +402,7 @@ func coresOf(ctx context.Context, pid int, d time.Duration) (float64, error) {
 		return 0, err
 	}
 	began := time.Now()
-	if err := sleep(ctx, d); err != nil {
+	if err := harness.Sleep(ctx, d); err != nil {
 		return 0, err
 	}
 	after, err := cpuSecondsOf(pid)

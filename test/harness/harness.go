@@ -93,6 +93,18 @@ type Options struct {
 	Race bool
 }
 
+// Sleep waits for so long, or returns ctx's error when that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // Start brings a world up. Its state is under .kip/ in the repository's folder.
 func Start(ctx context.Context, o Options) (_ *World, err error) {
 	root, err := Repository()

@@ -25,40 +25,41 @@ var others = map[string][]string{
 		"google.golang.org/genproto/googleapis/rpc"},
 }
 
-// twice are the modules of which another go.mod of the tree names another version than that at its top:
-// what depends on them, and that may be all of Kubernetes, is compiled once more for it.
-func twice(tree fs.FS, apart []string, others map[string][]string) (out []string, err error) {
-	versions := map[string]map[string]string{}
-	err = fs.WalkDir(tree, ".", func(p string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && p != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "bin"):
-			return fs.SkipDir
-		case d.Name() != "go.mod":
-			return nil
-		}
-		data, err := fs.ReadFile(tree, p)
+// versions are what each go.mod of the tree requires, by its folder: of each module the version that is
+// named and, where another stands for it, that. The compiler's cache goes by both.
+func versions(tree fs.FS) (map[string]map[string]string, error) {
+	names, err := files(tree, ".mod")
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]map[string]string{}
+	for _, name := range names {
+		data, err := fs.ReadFile(tree, name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		file, err := modfile.Parse(p, data, nil)
+		file, err := modfile.Parse(name, data, nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		of := map[string]string{}
 		for _, r := range file.Require {
 			of[r.Mod.Path] = r.Mod.Version
 		}
-		// The compiler's cache goes by both: the version that is named, and what stands for it.
 		for _, r := range file.Replace {
 			if v, is := of[r.Old.Path]; is && v != r.New.Version {
 				of[r.Old.Path] = v + " => " + r.New.Version
 			}
 		}
-		versions[path.Dir(p)] = of
-		return nil
-	})
+		all[path.Dir(name)] = of
+	}
+	return all, nil
+}
+
+// twice are the modules of which another go.mod of the tree names another version than that at its top:
+// what depends on them, and that may be all of Kubernetes, is compiled once more for it.
+func twice(tree fs.FS, apart []string, others map[string][]string) (out []string, err error) {
+	versions, err := versions(tree)
 	if err != nil {
 		return nil, err
 	}
@@ -104,9 +105,7 @@ func TestModulesOfTheTreeShareWhatTheyAreMadeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range bad {
-		t.Error(b)
-	}
+	report(t, bad)
 }
 
 func TestASecondVersionOfAModuleIsFound(t *testing.T) {

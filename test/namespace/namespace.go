@@ -176,12 +176,7 @@ func Poll(ctx context.Context, check func(context.Context) error) error {
 		if ctx.Err() == nil {
 			last = err
 		}
-		pause := time.NewTimer(min(max(leastPause, 2*time.Since(began)), longestPause))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-		}
+		_ = harness.Sleep(ctx, min(max(leastPause, 2*time.Since(began)), longestPause)) // that ctx has ended, the loop sees
 	}
 	return last
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/test/harness"
 )
 
 // A test begins when the machine has CPU for it: the tests of several worlds wait most of the time, or ask
@@ -61,7 +64,7 @@ func (o *turns) take(t testing.TB) {
 
 // wait waits for a test's turn, and tells if it is not at once.
 func (o *turns) wait(ctx context.Context, test string, tell func()) error {
-	for told := false; !o.among(fewest, test); {
+	for most, told := fewest, false; !o.enter(most, test); {
 		if !told {
 			tell()
 			told = true
@@ -71,15 +74,14 @@ func (o *turns) wait(ctx context.Context, test string, tell func()) error {
 			return err
 		}
 		if free {
-			o.enter(test)
-			return nil
+			most = math.MaxInt
 		}
 	}
 	return nil
 }
 
-// among takes a turn if fewer tests have one, or this has.
-func (o *turns) among(most int, test string) bool {
+// enter takes a turn if fewer tests have one, or this has.
+func (o *turns) enter(most int, test string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.running[test] == 0 && len(o.running) >= most {
@@ -87,12 +89,6 @@ func (o *turns) among(most int, test string) bool {
 	}
 	o.running[test]++
 	return true
-}
-
-func (o *turns) enter(test string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.running[test]++
 }
 
 func (o *turns) leave(test string) {
@@ -112,7 +108,7 @@ func (o *turns) isFree(ctx context.Context) (bool, error) {
 	defer file.Close()
 	switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return false, sleep(ctx, measure/10)
+		return false, harness.Sleep(ctx, measure/10)
 	case err != nil:
 		return false, fmt.Errorf("lock %s: %w", o.lock, err)
 	}
@@ -127,7 +123,7 @@ func load(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := sleep(ctx, measure); err != nil {
+	if err := harness.Sleep(ctx, measure); err != nil {
 		return 0, err
 	}
 	usedNow, allNow, err := cpuTimes("/proc/stat")
@@ -164,15 +160,4 @@ func cpuTimes(file string) (used, all uint64, err error) {
 		}
 	}
 	return used, all, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

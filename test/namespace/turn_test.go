@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -58,7 +59,7 @@ func TestATestBeginsWhenTheMachineHasCPUForIt(t *testing.T) {
 		t.Errorf("%d run, want %d", len(o.running), fewest-1)
 	}
 
-	o.enter("another")
+	o.enter(math.MaxInt, "another")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := wait(ctx, "over"); !errors.Is(err, context.Canceled) {

@@ -126,7 +126,7 @@ const maxBody = 4 << 20
 // whole reads a request's body to its end before it sends it. Kip may refuse a
 // request before it has read all of it. The kubelet, when it hears of that, no
 // longer sends the rest and waits for the end of the answer; the proxy, to end
-// the answer, waits for the rest: golang.org/issue/80085.
+// the answer, waits for the rest: golang.org/issue/80085. What comes of it is reported.
 type whole struct {
 	kip     http.RoundTripper
 	reports *reports // what comes of requests; optional

@@ -240,8 +240,7 @@ replace k8s.io/sample-apiserver => k8s.io/sample-apiserver v0.36.3
 
 replace k8s.io/streaming => k8s.io/streaming v0.36.3
 
-// What Kubernetes 1.36 is built with: the provisioner's library names newer ones in
-// its go.mod, and uses none of them.
+// As in the go.mod above.
 replace (
 	github.com/container-storage-interface/spec => github.com/container-storage-interface/spec v1.9.0
 	github.com/go-openapi/jsonpointer => github.com/go-openapi/jsonpointer v0.21.0
