@@ -4,10 +4,6 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-ifneq ($(findstring i,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
-$(error make -i, or MAKEFLAGS, lets all pass that fails: want none of it)
-endif
-
 # Arguments of `make run`, such as ARGS=--once.
 ARGS ?=
 # Ordinary nodes of `make run`, beside the virtual one.
@@ -43,7 +39,7 @@ COMPILE = GOGC=400 $(SHOW) "building $@" $(GO)
 BUILD = CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags "$(LDFLAGS)"
 
 # The packages that do not link Kubernetes' own code, and those that do, which take
-# minutes to compile with -race. Empty if they cannot be listed, which tally notices.
+# minutes to compile with -race.
 PACKAGES = $(GO) list -f '{{.ImportPath}} {{join .Deps " "}}' ./...
 UNIT = $(shell $(PACKAGES) | awk '!/ k8s\.io\/kubernetes\// {print $$1}')
 LINK_KUBERNETES = $(shell $(PACKAGES) | awk '/ k8s\.io\/kubernetes\// {print $$1}')
@@ -173,68 +169,68 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 
 ##### check
 
-# Each stage, and that they leave no test out. Minutes of each: CONTRIBUTING.md. Those beside
-# the others only compute, and take what these leave of the CPUs while they wait.
-override STAGES := build beside:lint beside:faults unit unit-kubernetes fuzz e2e hostile tutorial boot conformance-subset
-# By what they are bounded, as CONTRIBUTING.md says. Who calls make test cannot make them
-# smaller by accident; who calls a stage can. The empty ones would choose tests, or let a
-# race pass.
-override BOUNDS := STEPS=60000 FAULTS_SEED=1 FAULTS_TIMEOUT=90m FUZZTIME=10 FUZZ_SEED=1 FUZZ_PODS=40 HOSTILE_SEED=1 \
-	GOFLAGS=-buildvcs=false GORACE= ARGS= SHARD= SUBSET_LIMIT=30m GO=go IMAGE_ARCH=$(HOST_ARCH) IMAGE_PROGRAMS=$(BIN)
+# What make test runs, and what each takes: CONTRIBUTING.md.
+STAGES := build lint unit unit-kubernetes faults machines worlds
 .PHONY: test
-test: ## everything that is checked; as root
+test: ## the tests of each change, in half an hour; as root
 	@hack/prerequisites --test
-	@rm -rf .kip/checks
-	@hack/with-progress 'building what runs tests' hack/test-programs
-	@TEST_PROGRAMS=built MAKE='$(MAKE)' hack/stages '$(BOUNDS)' $(STAGES) tally
+	@$(MAKE) --no-print-directory test-tools
+	@SHORT=-short .kip/bin/stages -deadline 85m $(STAGES)
 
-.PHONY: tally
-tally: ## whether the stages of make test have run every test of the tree
-	@CGO_ENABLED=0 $(GO) run -trimpath ./test/tally -all .kip/checks
+# Everything. Each shard is a target of its own, and takes at most 15 minutes.
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot qemu conformance-subset other-worlds
+# SHARD=e2e stands for all its parts.
+SHARD ?=
+.PHONY: test-all
+test-all: ## all tests, in shards: those that have not passed on these files, or SHARD='aws e2e-2'; hours; as root
+	@hack/prerequisites --test
+	@$(MAKE) --no-print-directory test-tools
+	@$(foreach s,$(SHARD),$(if $(filter $(s) $(s)-%,$(SHARDS)),,echo 'SHARD=$(s): want some of $(SHARDS)' >&2; exit 1;)) \
+	SHORT= .kip/bin/stages $(if $(SHARD),$(foreach s,$(SHARD),$(filter $(s) $(s)-%,$(SHARDS))),-resume build $(SHARDS))
 
-.PHONY: tally-update
-tally-update: ## take how many subtests the stages ran into test/tally/subtests.txt; SHRINK=1 where they are fewer
-	@CGO_ENABLED=0 $(GO) run -trimpath ./test/tally -all .kip/checks -update $(if $(SHRINK),-shrink)
+# With SHORT=-short the targets below leave out what test/tier gives to make test-all.
+SHORT ?=
+export SHORT
 
-# Those that compute most, and neither they nor their tests start a goroutine, as test/layout sees: the race
-# detector would find nothing, and makes them take five times as long. What is asked by many at once of
-# internal/placement has its test in internal/admission.
-SEQUENTIAL := $(addprefix $(MODULE)/,internal/placement internal/quote internal/daybook internal/policy internal/cloudconfig \
-	internal/config internal/catalog hack/catalog test/layout test/tally test/oddpods test/cost)
+.PHONY: test-tools
+test-tools: .kip/bin/gotestsum .kip/bin/stages
+
+.kip/bin/gotestsum: FORCE
+	@CGO_ENABLED=0 $(COMPILE) -C hack/tools build -trimpath -o $(CURDIR)/$@ gotest.tools/gotestsum
+
+.kip/bin/stages: FORCE
+	@CGO_ENABLED=0 $(COMPILE) -C hack/tools build -trimpath -o $(CURDIR)/$@ ./stages
+
+# Packages whose tests have a target of their own: machines of this host, and faults.
+MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent
+QEMU := ./internal/cloud/qemu/...
+APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults)
+# The race detector makes these take five times as long, and they start no goroutine.
+WITHOUT_RACE := $(addprefix $(MODULE)/,internal/placement internal/quote internal/daybook internal/policy internal/cloudconfig \
+	internal/config internal/catalog hack/catalog test/oddpods test/cost)
 .PHONY: unit
-unit: benchmarks ## tests without root and without Kubernetes' own code
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-sequential . '' '$(SEQUENTIAL)' -trimpath -short -count=1 -timeout 20m
-	@# Four packages at once, since many wait for an etcd of their own. That of make faults has run twice there.
-	@FORMAT=pkgname hack/run-tests unit . '' '$(filter-out $(MODULE)/test/faults $(SEQUENTIAL),$(UNIT))' -race -short -count=1 -p 4 -timeout 20m
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-karpenter test/bench/karpenter '' ./... -trimpath -count=1 -timeout 20m
-
-# So that none rots; make bench measures. Those of the local cloud want root, and are
-# part of e2e.
-BENCHMARKS = $(shell CGO_ENABLED=0 $(GO) run -trimpath ./test/tally -benchmarks)
-.PHONY: benchmarks
-benchmarks: ## each benchmark once
-	@CGO_ENABLED=0 hack/run-tests benchmarks . '$(ITZO_TAGS)' '$(filter-out $(MODULE)/internal/cloud/local,$(BENCHMARKS))' \
-		-trimpath -short -bench . -benchtime 1x -timeout 20m
+unit: test-tools ## tests without machines and without Kubernetes' own code
+	@CGO_ENABLED=0 hack/run-tests without-race . -trimpath -timeout 20m $(WITHOUT_RACE)
+	@# Four packages at once, since many wait for an etcd of their own.
+	@hack/run-tests race . -race -p 4 -timeout 20m $(filter-out $(APART) $(WITHOUT_RACE),$(UNIT))
+	@CGO_ENABLED=0 hack/run-tests tools hack/tools -trimpath ./...
 
 # Compiled as the programs are, so without -race: with it Kubernetes is compiled again.
 .PHONY: unit-kubernetes
-unit-kubernetes: ## tests of the packages that link Kubernetes' own code
-	@CGO_ENABLED=0 FORMAT=pkgname hack/run-tests unit-kubernetes . '$(ITZO_TAGS)' '$(LINK_KUBERNETES)' -trimpath -count=1 -timeout 20m
+unit-kubernetes: test-tools ## tests of the packages that link Kubernetes' own code
+	@CGO_ENABLED=0 hack/run-tests kubernetes . -tags $(ITZO_TAGS) -trimpath -timeout 20m $(LINK_KUBERNETES)
 
-# The same histories each time, so that a check says something of the change that
-# it checks; 0 takes others.
-FAULTS_SEED ?= 1
-FAULTS_TIMEOUT ?= 24h
-RACE_STEPS := 10000
+# The same histories each time, so that a failure comes from the change that is tested; 0 takes others.
+export FAULTS_SEED ?= 1
+FAULTS_TIMEOUT ?= 45m
 .PHONY: faults
-faults: ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0
-	@# Each process keeps one core busy, and a quarter less of it where it collects garbage less often. The last takes others,
-	@# for data races; -short takes a twentieth of the points at which Kip is killed.
-	@export FAULTS_SEED=$(FAULTS_SEED) GOGC=800; status=0; parts=; for part in 1 2 3; do \
-		SHARD=alone:$$part/3 CGO_ENABLED=0 hack/run-tests faults-$$part . '' ./test/faults -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) & parts="$$parts $$!"; done; \
-	FAULTS_SEED=1000001 STEPS=$(RACE_STEPS) FAULTS_SHORT_STEPS=$(RACE_STEPS) CGO_ENABLED=1 hack/run-tests faults-race . '' ./test/faults \
-		-race -short -count=1 -timeout $(FAULTS_TIMEOUT) || status=$$?; \
-	for part in $$parts; do wait $$part || status=$$?; done; exit $$status
+faults: test-tools ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0 FAULTS_TIMEOUT=24h
+	@# A process keeps one core busy. The last looks for data races in other histories.
+	@export GOGC=800 CGO_ENABLED=0; status=0; parts=; for part in 1 2; do \
+		PART=$$part/2 hack/run-tests faults-$$part . -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) ./test/faults & parts+=" $$!"; done; \
+	for part in $$parts; do wait $$part || status=$$?; done; \
+	FAULTS_SEED=1000001 SHORT=-short CGO_ENABLED=1 hack/run-tests faults-race . -race -count=1 -timeout $(FAULTS_TIMEOUT) ./test/faults || status=$$?; \
+	exit $$status
 
 DAY_PODS ?= 60
 .PHONY: cloud-day
@@ -245,41 +241,63 @@ cloud-day: ## a day of AWS in virtual time, with all that goes wrong on some day
 FUZZTIME ?= 10
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME seconds
-	@mkdir -p .kip && hack/fuzz $(FUZZTIME)
+	@hack/fuzz $(FUZZTIME)
 
-# Kip tells of data races there; what asks it is compiled as the programs are.
-IN_WORLD = -trimpath -count=1 -timeout 45m
-.PHONY: e2e
-e2e: build $(BIN)/metrics-server $(BIN)/csidriver $(BIN)/race/kip older ## tests with real machines and real kubelets on the local cloud, and a Kip that tells of data races; as root
-	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests e2e-parts . '' './internal/cloud/host ./internal/cloud/local ./internal/agent' -race -count=1 -timeout 20m
-	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests benchmarks-local . '' ./internal/cloud/local -race -bench . -benchtime 1x -timeout 20m
-	@# Worlds beside each other, since what goes alone in its world waits most of the time. Of those that go together
-	@# so many do as the machine has CPU for: test/namespace.
-	@export KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 status=0 worlds=; \
-	SHARD=alone:1/2 KIP_E2E_BRIDGE=kipe2e1 KIP_E2E_CIDR=10.122.0.0/16 hack/run-tests e2e-alone-1 . e2e ./test/e2e $(IN_WORLD) & worlds+=" $$!"; \
-	SHARD=alone:2/2 KIP_E2E_BRIDGE=kipe2e2 KIP_E2E_CIDR=10.123.0.0/16 hack/run-tests e2e-alone-2 . e2e ./test/e2e $(IN_WORLD) & worlds+=" $$!"; \
-	hack/run-tests e2e-clouds . e2e './test/e2e/dualstack ./test/e2e/aws' $(IN_WORLD) -p 1 & worlds+=" $$!"; \
-	SHARD=together hack/run-tests e2e . e2e ./test/e2e $(IN_WORLD) -parallel 16 || status=$$?; \
-	for world in $$worlds; do wait $$world || status=$$?; done; exit $$status
+# So that none rots; make bench measures.
+BENCHMARKS = $(addprefix ./,$(shell grep -rl --include='*_test.go' '^func Benchmark' internal test | grep -v karpenter/ | xargs -n 1 dirname | sort -u))
+.PHONY: benchmarks
+benchmarks: build test-tools ## each benchmark once, and the tests of those beside Karpenter; as root
+	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 $(SHOW) 'each benchmark once' $(GO) test -vet=off -trimpath -tags $(ITZO_TAGS) -run '^$$' -bench . -benchtime 1x -timeout 20m $(BENCHMARKS)
+	@CGO_ENABLED=0 hack/run-tests karpenter test/bench/karpenter -trimpath -timeout 20m ./...
 
-# Compiled as the programs are. The same fuzzed requests each time; 0 takes others.
-HOSTILE_SEED ?= 1
+.PHONY: machines
+machines: build test-tools ## tests that make machines of namespaces, without a cluster; as root
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests machines . -race -count=1 -timeout 20m $(MACHINES) $(if $(SHORT),$(QEMU))
+
+# Real clusters. Kip itself reports data races there.
+WORLD = -tags e2e -trimpath -count=1 -timeout 45m -parallel 16
+.PHONY: world-programs
+world-programs: build test-tools $(BIN)/race/kip $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver older)
+
+.PHONY: worlds
+worlds: world-programs run-image ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root
+	@CGO_ENABLED=0 SHORT=-short hack/run-tests worlds . $(WORLD) -p 2 ./test/e2e ./test/e2e/aws ./test/hostile ./test/e2e/tutorial ./test/e2e/awsvm
+
+E2E := e2e-1 e2e-2 e2e-3 e2e-4
+.PHONY: e2e $(E2E)
+e2e: $(E2E) ## tests with real machines and real kubelets on the local cloud; a quarter: make e2e-1; as root
+$(E2E): world-programs
+	@CGO_ENABLED=0 PART=$(@:e2e-%=%)/$(words $(E2E)) hack/run-tests $@ . $(WORLD) ./test/e2e
+
+.PHONY: aws
+aws: world-programs ## tests with real kubelets and a model of EC2, and with two families of addresses; as root
+	@CGO_ENABLED=0 hack/run-tests aws . $(WORLD) -p 1 ./test/e2e/aws ./test/e2e/dualstack
+
+# The same fuzzed requests each time; 0 takes others.
+export HOSTILE_SEED ?= 1
 .PHONY: hostile
-hostile: build ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
-	@HOSTILE_SEED=$(HOSTILE_SEED) CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . e2e ./test/hostile -trimpath -count=1 -timeout 20m
+hostile: build test-tools ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
+	@CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . $(WORLD) ./test/hostile
 
 .PHONY: tutorial
-tutorial: build ## the README's first command and the tutorial, as a new user types them; as root
-	@CGO_ENABLED=0 hack/run-tests tutorial . e2e ./test/e2e/tutorial -trimpath -count=1 -timeout 20m
+tutorial: build test-tools ## the README's first command and the tutorial, as a new user types them; as root
+	@CGO_ENABLED=0 hack/run-tests tutorial . $(WORLD) ./test/e2e/tutorial
 
 .PHONY: boot
-boot: ## the boot image on emulated machines: agent, power button, one life, bad starts; the cloud of virtual machines, and pods on them, also as instances of EC2; as root
-	@hack/prerequisites --boot
-	@# What Debian publishes on some day must not decide whether a commit is good: the newest versions boot, too.
-	@$(MAKE) --no-print-directory image IMAGE_FORMATS=raw,qcow2 IMAGE_GONE=newest
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot-parts . '' ./internal/cloud/qemu/... -trimpath -count=1 -timeout 20m
-	@# Two beside each other: the emulated machines of one keep hardly more than a core busy.
-	@KIP_BIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 hack/run-tests boot . e2e './test/boot ./test/e2e/qemu ./test/e2e/awsvm' -trimpath -count=1 -p 2 -timeout 45m
+boot: build test-tools run-image ## the boot image on emulated machines: agent, power button, one life, bad starts; as root
+	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) ./test/boot
+
+.PHONY: qemu
+qemu: build test-tools run-image ## virtual machines: the cloud of this host, and pods on them, also as instances of EC2; as root
+	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests machines . -race -count=1 -timeout 20m $(QEMU)
+	@CGO_ENABLED=0 hack/run-tests qemu . $(WORLD) -p 1 ./test/e2e/qemu ./test/e2e/awsvm
+
+# Worlds that no target above names.
+OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/dualstack test/hostile test/e2e/tutorial test/boot test/e2e/qemu test/e2e/awsvm,\
+	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
+.PHONY: other-worlds
+other-worlds: world-programs
+	@[ -z '$(OTHER_WORLDS)' ] || CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.
 .PHONY: cloud-contract
