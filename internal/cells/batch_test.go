@@ -99,6 +99,9 @@ func TestABatchSharesItsUserDataAndEachMachineIsTheCellOfItsPlace(t *testing.T) 
 			if target.CellID != machine.CellID || target.Token.Reveal() != machine.Token || machine.CellID == cell.ID {
 				t.Errorf("the machine of %s is %s, and Kip expects %s", cell.ID, machine.CellID, target.CellID)
 			}
+			if cell.Token != "" || strings.Contains(b.stored(), machine.Token) {
+				t.Errorf("the token of %s is stored after it was spent", cell.ID)
+			}
 			tokens[machine.Token] = true
 		}
 		if len(tokens) != 3 {

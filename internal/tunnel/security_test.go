@@ -124,6 +124,8 @@ func TestCellRefusesAllButKip(t *testing.T) {
 	tls12.MinVersion, tls12.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	cell := *m.id.certificate()
 	cell.Certificate = append([][]byte{}, cell.Certificate[0], w.authority.Certificate().Raw)
+	neighbour := cellCertificate(t, w.authority, "c-2")
+	neighbour.Certificate = append(neighbour.Certificate, w.authority.Certificate().Raw)
 	for name, tc := range map[string]struct {
 		at  netip.AddrPort
 		cfg *tls.Config
@@ -134,9 +136,12 @@ func TestCellRefusesAllButKip(t *testing.T) {
 		"self-signed, for a join":       {fresh.addr, with(selfSigned(t, client), protoJoin)},
 		"another authority":             {m.addr, kipTLS(t, other, protoHTTP1)},
 		"another authority, for a join": {fresh.addr, kipTLS(t, other, protoJoin)},
+		"another authority, for HTTP/2": {m.addr, kipTLS(t, other, protoHTTP2)},
+		"another authority, reverse":    {m.addr, kipTLS(t, other, protoCellAPI)},
 		"another authority and ours":    {m.addr, mixed},
 		"an expired certificate":        {oldCell.addr, kipTLS(t, old, protoJoin)},
 		"a cell's own certificate":      {m.addr, with(cell, protoHTTP1)},
+		"another cell's certificate":    {m.addr, with(neighbour, protoHTTP1)},
 		"TLS 1.2":                       {m.addr, tls12},
 		"no protocol":                   {m.addr, kipTLS(t, w.authority)},
 		"two protocols":                 {m.addr, kipTLS(t, w.authority, protoHTTP1, protoJoin)},
@@ -422,6 +427,50 @@ func TestSpentTokenJoinsNoOtherMachine(t *testing.T) {
 	}
 	if w.spentOn() != spent {
 		t.Error("the token is spent on another key")
+	}
+}
+
+// A Kip with a CA of its own that knows all that is in the user data, and more, neither
+// connects to a cell that has joined nor disturbs it.
+func TestAForeignKipIsRefusedByAJoinedCell(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", says("agent"))
+	own := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "ready", own.Ready())
+	other, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, calls := w.spentOn(), w.spendCalls()
+	for name, target := range map[string]Target{
+		"with the spent token":                     {Token: w.token},
+		"with the spent token and the cell's key":  {Token: w.token, KeyHash: key},
+		"with another token":                       {Token: pki.NewToken()},
+		"without a token, but with the cell's key": {KeyHash: key},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := newStates(t)
+			target.CellID, target.Addr, target.OnState = w.cellID, m.addr, st.note
+			var asked atomic.Int32
+			s := w.keep(w.dialer(other), target, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+			err := st.next("a refusal", isFailed).err
+			s.Close()
+			if s.Connected() || asked.Load() != 0 {
+				t.Errorf("it was connected, and was asked %d times", asked.Load())
+			}
+			// Nor would this Kip take the cell for its own, but by the key that joined: then the cell refuses it.
+			if unknown := (x509.UnknownAuthorityError{}); target.KeyHash == "" && !errors.As(err, &unknown) {
+				t.Errorf("it ended with %v; want that the cell's certificate is of an unknown authority", err)
+			} else if target.KeyHash != "" && !isRotated(err) {
+				t.Errorf("it ended with %v; want that the cell refuses it", err)
+			}
+		})
+	}
+	if n := w.spendCalls(); n != calls {
+		t.Errorf("a certificate was asked for %d times", n-calls)
+	}
+	if status, body := get(t, own.Conn(), "/"); status != http.StatusOK || !own.Connected() {
+		t.Errorf("Kip itself is answered %d %q", status, body)
 	}
 }
 

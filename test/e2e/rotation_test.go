@@ -48,7 +48,7 @@ func (s *space) obeys(when string, cas pki.Authorities, signing, before bool, na
 			*pki.Authority
 			want bool
 		}{"new": {cas.Signing, signing}, "old": {cas.Before, before}} {
-			if answer, err := m.hears(s.T, ca.Authority, alpnHTTP1); ca.want && err != nil || !ca.want && !isRefusal(err) {
+			if answer, err := m.hears(s.T, ca.Authority); ca.want && err != nil || !ca.want && !isRefusal(err) {
 				s.Errorf("%s, to a Kip by the %s CA the cell of pod %s answers %q, %v; want that it obeys: %t", when, what, name, answer, err, ca.want)
 			}
 		}
