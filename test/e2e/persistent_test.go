@@ -16,8 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	apiv1 "github.com/elotl/kip/api/v1"
-
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/test/namespace"
 )
@@ -393,46 +391,6 @@ func TestAPodOnTheNodeWaitsForItsClaim(t *testing.T) {
 	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.waitGone("a")
 	s.Kubectl("delete", "pvc", "data")
-	s.noVolumes(pv)
-}
-
-// Not parallel: it kills the Kip that all tests share.
-func TestVolumesSurviveAKillOfKipBetweenTheirSteps(t *testing.T) {
-	s := newSpace(t)
-	s.Apply(claim("data", "") + withVolume("a", "persistentVolumeClaim: {claimName: data}"))
-	for _, step := range []func(){
-		func() {},
-		func() {
-			s.Eventually("the claim is bound", func(ctx context.Context) error {
-				pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
-				if err == nil && pvc.Status.Phase != corev1.ClaimBound {
-					err = errors.New("it is " + string(pvc.Status.Phase))
-				}
-				return err
-			})
-		},
-		func() { s.waitPhase("a", apiv1.Booting) },
-	} {
-		step()
-		killKip(t)
-		startKip(t)
-	}
-	s.WaitReady("a")
-	s.in("a", "echo kept > /data/f")
-	pv := s.volumeOf("data")
-	// While it is dead the pod ends, and another wants the volume.
-	killKip(t)
-	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.Apply(withVolume("b", "persistentVolumeClaim: {claimName: data}"))
-	startKip(t)
-	s.WaitReady("b")
-	if got := s.in("b", "cat /data/f"); got != "kept" {
-		t.Errorf("pod b reads %q", got)
-	}
-	s.Kubectl("delete", "pod", "b", "--wait=false")
-	s.Kubectl("delete", "pvc", "data", "--wait=false")
-	killKip(t)
-	startKip(t)
 	s.noVolumes(pv)
 }
 
