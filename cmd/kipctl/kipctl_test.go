@@ -32,6 +32,9 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 var update = flag.Bool("update", false, "rewrite testdata/*.golden from what the commands print")
 
 var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
@@ -388,7 +391,7 @@ func socket(t *testing.T, change ...func(*adminapi.Config)) {
 	})
 	path := filepath.Join(dir, adminapi.SocketName)
 	t.Setenv(socketEnv, path)
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		if _, err := adminapi.NewClient(path).Version(t.Context()); err == nil {
 			return
 		} else if time.Now().After(deadline) {

@@ -18,6 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 // TestMain lets this binary play the children, and a parent that is killed.
 func TestMain(m *testing.M) {
 	switch os.Getenv("CHILD_TEST_ROLE") {
@@ -58,7 +61,7 @@ func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 // ended waits until the process that fd stands for is no more.
 func ended(t *testing.T, fd int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; {
+	for end := time.Now().Add(patience); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(end).Milliseconds()))
 		switch {
 		case n == 1:

@@ -21,6 +21,9 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 type answers struct {
 	why   map[string]Explanation
 	cells []Cell
@@ -79,7 +82,7 @@ func serve(t *testing.T, c Config) (stop func()) {
 		}
 	}
 	t.Cleanup(stop)
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		if _, err := NewClient(filepath.Join(dir, SocketName)).Version(t.Context()); err == nil {
 			return stop
 		} else if !errors.Is(err, ErrNoServer) || time.Now().After(deadline) {

@@ -27,10 +27,13 @@ import (
 	"github.com/elotl/kip/internal/watches"
 )
 
+// testPatience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const testPatience = 5 * time.Minute
+
 // eventually waits until cond holds.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(testPatience)
 	for !cond() {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
@@ -44,7 +47,7 @@ func closed(t *testing.T, what string, c <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(30 * time.Second):
+	case <-time.After(testPatience):
 		t.Fatalf("never: %s", what)
 	}
 }
@@ -132,7 +135,7 @@ var ours = regexp.MustCompile(`internal/cellapi/[a-z]+\.go:`)
 func noGoroutines(t *testing.T) {
 	t.Helper()
 	var left string
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(testPatience)
 	for time.Now().Before(deadline) {
 		left = ""
 		buf := make([]byte, 4<<20)

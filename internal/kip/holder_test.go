@@ -89,7 +89,7 @@ func TestANodeThatIsLostEndsWhatIsBeingWired(t *testing.T) {
 	api.mu.Lock()
 	api.mark = `{"id":"another","after":"` + l.hold.ID() + `"}`
 	api.mu.Unlock()
-	for until := time.Now().Add(30 * time.Second); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(patience); held.Err() == nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
 		if clock.HasWaiters() {
 			clock.Step(holder.RenewEvery)
 		}
@@ -119,7 +119,7 @@ func TestAKipThatWaitsForTheNodeSaysSo(t *testing.T) {
 		}
 		return list
 	}
-	for until := time.Now().Add(30 * time.Second); len(told()) == 0; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(patience); len(told()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("no Event says that another Kip has the node")
 		}

@@ -30,6 +30,9 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 const testNode = "kip-0"
 
 // cluster is an API server with one set of objects and two identities: own, and
@@ -168,7 +171,7 @@ func start(t *testing.T, c Config) (*Node, func()) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 2*time.Millisecond, 30*time.Second, true,
+	err := wait.PollUntilContextTimeout(t.Context(), 2*time.Millisecond, patience, true,
 		func(context.Context) (bool, error) { return ok(), nil })
 	if err != nil {
 		t.Fatalf("never: %s", what)
@@ -179,7 +182,7 @@ func waitReady(t *testing.T, n *Node) {
 	t.Helper()
 	select {
 	case <-n.Ready():
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the node never became ready")
 	}
 }

@@ -616,7 +616,7 @@ func TestStoppingEndsOpenStreams(t *testing.T) {
 	conn, in := upgrade(t, f, "SPDY/3.1", "Authorization: Bearer admin\r\n")
 	<-headers
 	f.stop()
-	if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	var timeout net.Error
@@ -702,7 +702,7 @@ func TestFollowedLogsComeLineByLineAndEndWithTheCaller(t *testing.T) {
 	cancel()
 	select {
 	case <-gone:
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Error("the cell never heard that the caller has gone")
 	}
 }

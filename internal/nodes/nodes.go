@@ -171,6 +171,8 @@ type Nodes struct {
 	// long the object of a node that was read counts.
 	lingers, asksAgain, readsAgain time.Duration
 	turnsFor, turnsAgain           time.Duration // those of the constants
+	// listen opens a kubelet port.
+	listen func(ctx context.Context, address string) (net.Listener, error)
 
 	reads reads
 
@@ -202,6 +204,7 @@ func newNodes(c Config) *Nodes {
 		readsAgain: LookEvery,
 		turnsFor:   turnsFor,
 		turnsAgain: turnsAgain,
+		listen:     listen,
 		reads:      reads{objects: map[string]reading{}},
 		failed:     make(chan error, 1),
 		wake:       make(chan struct{}, 1),

@@ -103,6 +103,7 @@ func admitsAll(t *testing.T) kubernetes.Interface {
 
 func TestTheKubeletPortOfANodeHasItsOwnPodsOnly(t *testing.T) {
 	w := newTown(t, "nodes: [{zones: [a]}, {zones: [b]}]")
+	w.base, w.ports = freePorts(t, 2), nil
 	w.asKip = reviewed{w.cluster, admitsAll(t)}
 	pods := map[string]string{"kip-0-1": "web-a", "kip-0-2": "web-b"}
 	w.ways = func(pods cache.Store) node.Cells { return known{pods} }

@@ -124,11 +124,15 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 	}
 	// Before anything runs: a port that is taken ends Kip before it has done anything.
 	at := net.JoinHostPort(addresses[0].String(), strconv.Itoa(portOf(n.c.KubeletPort, s.number)))
-	s.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at)
+	s.listener, err = n.listen(ctx, at)
 	if err != nil {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
 	}
 	return nil
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "tcp", address)
 }
 
 // ErrNotListed says that it is not known yet which pods there are.

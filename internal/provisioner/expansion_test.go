@@ -27,6 +27,9 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 )
 
+// testPatience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const testPatience = 5 * time.Minute
+
 // The steps of an expansion, as a claim shows them.
 const (
 	allocating = corev1.PersistentVolumeClaimControllerResizeInProgress
@@ -425,7 +428,7 @@ func TestClaimsAreExpandedAsTheyAreSeenAndWhenTheirTimeHasCome(t *testing.T) {
 	defer cancel()
 	eventually := func(what string, is func() bool) {
 		t.Helper()
-		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		if err := wait.PollUntilContextTimeout(ctx, time.Millisecond, testPatience, true, func(context.Context) (bool, error) {
 			return is(), nil
 		}); err != nil {
 			t.Fatalf("never: %s; the claim is %+v", what, g.claim().Status)

@@ -23,6 +23,9 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 var testAddr = netip.MustParseAddrPort("127.64.0.1:6421")
 
 func TestNetworkConnectionsAreConnections(t *testing.T) {
@@ -177,7 +180,7 @@ func joinOverTCP(t *testing.T, listen func(netip.AddrPort) (net.Listener, error)
 		defer session.Close()
 		select {
 		case <-session.Ready():
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("cell at %s has not joined: %v", ip, session.LastError())
 		}
 	}

@@ -233,7 +233,7 @@ func TestANeighbourFindsThePodsIPv6AddressAtItsMachine(t *testing.T) {
 		if err := errors.Join(netlink.AddrAdd(peer, address), netlink.LinkSetUp(peer)); err != nil {
 			return err
 		}
-		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(podIPv6, 80).String(), 30*time.Second)
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(podIPv6, 80).String(), patience)
 		if err != nil {
 			return err
 		}

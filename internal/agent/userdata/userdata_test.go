@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 const document = "#cloud-config\nkip: {}\n"
 
 // machine is the files that a kernel shows of one.
@@ -57,7 +60,7 @@ func (m machine) get(url string) (Source, Data, error) {
 	if err != nil {
 		return s, Data{}, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	d, err := s.Get(ctx)
 	return s, d, err

@@ -19,6 +19,9 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 func diskRequest(token string) cloud.DiskRequest {
 	return cloud.DiskRequest{
 		Token:     token,
@@ -30,7 +33,7 @@ func diskRequest(token string) cloud.DiskRequest {
 
 func makeDisk(t *testing.T, c *Cloud, r cloud.DiskRequest) cloud.Disk {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	disk, err := c.CreateDisk(ctx, r)
 	if err != nil {
@@ -108,7 +111,7 @@ func TestADiskIsMadeOnceHoweverLongItsMakerWasAway(t *testing.T) {
 // givesUpAfter is a context that ends when EC2 has been asked about volumes so many times more.
 func givesUpAfter(t *testing.T, model *ec2.Model, looks int) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	enough := model.Calls()["DescribeVolumes"] + looks
 	var patience sync.WaitGroup
 	patience.Go(func() {
@@ -533,7 +536,7 @@ func TestADiskIsWaitedForWhileEC2MakesItAndTakesItAway(t *testing.T) {
 // asked waits until so many ask about volumes, of whom none has been answered.
 func (c *Cloud) asked(t *testing.T, n int) *look {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		c.mu.Lock()
 		l := c.next
 		enough := l != nil && len(l.ids) == n

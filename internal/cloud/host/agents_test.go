@@ -31,7 +31,7 @@ const (
 	otherPort = agentPort + 1
 	// lost is how long one waits for packets that should be dropped, patience for those that
 	// should pass, which take microseconds.
-	lost, patience = 300 * time.Millisecond, time.Minute
+	lost, patience = 300 * time.Millisecond, 5 * time.Minute
 )
 
 // neighbours are a host of its own, in a network namespace, with two machines on its

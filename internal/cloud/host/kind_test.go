@@ -236,7 +236,7 @@ func TestAnyKindOfMachineIsKeptByItsRecord(t *testing.T) {
 // gone waits until no machine is listed; the deadline only bounds a failing test.
 func gone(t *testing.T, c *Cloud) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for state(t, c) != "" {
@@ -275,7 +275,7 @@ func TestAMachineThatDoesNotAnswerIsAskedAgainToEnd(t *testing.T) {
 	if err := c.Stop(t.Context(), list[0].ID).Err(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	for state(t, c) != cloud.Stopped {
 		select {
 		case <-deadline:
@@ -323,7 +323,7 @@ func TestAMachineThatHangsHoldsUpNoDiskOfOthers(t *testing.T) {
 			t.Errorf("what hung ends with %v", err)
 		}
 	})
-	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	within, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for !slices.Contains(kind.called(), "hangs") {
 		if within.Err() != nil {

@@ -32,6 +32,9 @@ import (
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
+// patience is how long a test waits for what must come. It only tells a hang from a slow machine.
+const patience = 5 * time.Minute
+
 // The environment with which this test binary runs itself as a Kip that dies:
 // it does what crashDoes says until it reaches crashAt, and kills itself there.
 const (
@@ -235,7 +238,7 @@ func list(t testing.TB, c *Cloud) []string {
 // within waits for a condition; the deadline only bounds a failing test.
 func within(t testing.TB, what string, condition func() error) {
 	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -255,7 +258,7 @@ func within(t testing.TB, what string, condition func() error) {
 // run runs a shell script in the machine and returns what it prints.
 func run(t testing.TB, ip netip.Addr, script string) string {
 	t.Helper()
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	var out []byte
 	within(t, "run in machine "+ip.String(), func() error {
 		resp, err := client.Post(fmt.Sprintf("http://%s/cgi-bin/run", netip.AddrPortFrom(ip, 8080)), "text/plain", strings.NewReader(script))
