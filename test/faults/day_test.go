@@ -513,7 +513,8 @@ func TestADayOfAWS(t *testing.T) {
 	})
 	t.Logf("\n%s\nplayed in %s, %s of CPU", report, time.Since(began).Round(time.Second), (cpuTime() - cpu).Round(time.Second))
 	if len(violations) > 0 {
-		t.Fatalf("a day of %d pods, seed %d:\n  %s", size, seed, strings.Join(violations, "\n  "))
+		t.Fatalf("a day of %d pods, seed %d:\n  %s\nagain: go test ./test/faults -run '^TestADayOfAWS$' -v -seed %d [-day-pods %d]", size, seed,
+			strings.Join(violations, "\n  "), seed, size)
 	}
 }
 

@@ -48,6 +48,14 @@ func envUint(name string, otherwise uint64) uint64 {
 	return n
 }
 
+// firstSeed returns that of -seed, or one from the clock. It is printed at once, since a hang
+// would not say it.
+var firstSeed = sync.OnceValue(func() uint64 {
+	seed := cmp.Or(*seedFlag, uint64(time.Now().UnixNano()))
+	fmt.Fprintln(os.Stderr, "the first seed is", seed)
+	return seed
+})
+
 // perHistory is how many steps a history has.
 const perHistory = 250
 
@@ -55,15 +63,12 @@ const perHistory = 250
 // everything that can happen without time passing has happened, and all
 // invariants are checked.
 func TestRandomHistories(t *testing.T) {
-	seed, steps := *seedFlag, *stepsFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
+	first, steps := firstSeed(), *stepsFlag
 	if testing.Short() {
 		steps = min(steps, *shortFlag)
 	}
 	began, virtual, played, histories, live, plays := time.Now(), time.Duration(0), uint64(0), 0, map[string]int{}, map[string]int{}
-	for ; played < steps; seed++ {
+	for seed := first; played < steps; seed++ {
 		r := rand.New(rand.NewPCG(seed, 0))
 		s := draw(r)
 		events := history(r, perHistory, s.mild)
@@ -78,8 +83,9 @@ func TestRandomHistories(t *testing.T) {
 		if len(violations) > 0 {
 			fmt.Fprintf(os.Stderr, "seed %d breaks, a shorter history is searched for %s: %s\n", seed, *shrinkFor, violations[0])
 			report, events := shrink(t, seed, s, events, violations)
-			t.Fatalf("seed %d breaks:\n  %s\nreplay: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%sseed %d breaks: %s",
-				seed, strings.Join(report, "\n  "), seed, s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events), seed, report[0])
+			t.Fatalf("an invariant broke with seed %d:\n  %s\npools %+v, health by the cloud %t, moving addresses %t, at most %d attempts\nhistory, as short as it was got (%d events):\n%san invariant broke with seed %d: %s\nagain: go test ./test/faults -run TestRandomHistories -seed %d -one [-trace]",
+				seed, strings.Join(report, "\n  "), s.pools, s.cloudAPI, s.movingAddr, s.maxTries, len(events), lines(events), seed, report[0],
+				seed)
 		}
 		played += uint64(len(events))
 		histories++
@@ -94,10 +100,18 @@ func TestRandomHistories(t *testing.T) {
 	if *oneFlag {
 		return
 	}
-	for _, lack := range lacks(played, plays, live) {
-		t.Error(lack)
+	again := fmt.Sprintf("again: go test ./test/faults -run TestRandomHistories -seed %d -steps %d", first, steps)
+	if lack := lacks(first, played, plays, live); len(lack) > 0 {
+		t.Errorf("no invariant broke, but the histories of seed %d and on saw too little:\n  %s\n%s", first, strings.Join(lack, "\n  "), again)
+		return
 	}
+	t.Logf("no invariant broke with seed %d and on; %s", first, again)
 }
+
+// usualSeed is that of make test: its histories are the same each time, so what they lack is not
+// by chance. A run from another seed lacks only what it has not seen at all, of what a run
+// sees often.
+const usualSeed = 1
 
 // A run of so many steps must have seen what leastPlays and leastLive say, and a
 // shorter one its share; below leastRun chance has too much of a say: of 20,000 steps, which
@@ -183,11 +197,19 @@ func floors() map[string]int {
 }
 
 // lacks are what a run of so many steps should have seen and has not.
-func lacks(played uint64, plays, live map[string]int) (list []string) {
+func lacks(seed, played uint64, plays, live map[string]int) (list []string) {
 	if played < leastRun {
 		return nil
 	}
-	share := func(least int) int { return max(1, int(uint64(least)*min(played, wholeRun)/wholeRun)) }
+	share := func(least int) int {
+		switch {
+		case seed == usualSeed:
+			return max(1, int(uint64(least)*min(played, wholeRun)/wholeRun))
+		case least >= usualPlays:
+			return 1
+		}
+		return 0
+	}
 	floors := floors()
 	for _, kind := range slices.Sorted(maps.Keys(floors)) {
 		if least := share(floors[kind]); plays[kind] < least {
@@ -209,29 +231,41 @@ func lacks(played uint64, plays, live map[string]int) (list []string) {
 func TestARunFailsThatSawTooLittle(t *testing.T) {
 	enough := func() (plays, live map[string]int) { return floors(), maps.Clone(leastLive) }
 	all, bounds := enough()
-	if lack := lacks(wholeRun, all, bounds); len(lack) > 0 {
+	if lack := lacks(usualSeed, wholeRun, all, bounds); len(lack) > 0 {
 		t.Fatalf("a run that saw enough lacks %q", lack)
 	}
 	for kind := range all {
 		for _, left := range []int{0, all[kind] - 1} {
 			plays, live := enough()
 			plays[kind] = left
-			if lack := lacks(wholeRun, plays, live); len(lack) != 1 || !strings.Contains(lack[0], strconv.Quote(kind)) {
+			if lack := lacks(usualSeed, wholeRun, plays, live); len(lack) != 1 || !strings.Contains(lack[0], strconv.Quote(kind)) {
 				t.Errorf("%q had an effect %d times, and the run lacks %q: want that", kind, left, lack)
 			}
 		}
 		plays, live := enough()
 		delete(plays, kind)
-		if lack := lacks(leastRun, plays, live); len(lack) != 1 {
+		if lack := lacks(usualSeed, leastRun, plays, live); len(lack) != 1 {
 			t.Errorf("%q had no effect in %d steps, and the run lacks %q: want that", kind, leastRun, lack)
+		}
+		if lack := lacks(usualSeed+1, leastRun, plays, live); len(lack) != 1 && all[kind] >= usualPlays {
+			t.Errorf("%q had no effect with another seed, and the run lacks %q: want that", kind, lack)
 		}
 	}
 	for bound := range bounds {
 		plays, live := enough()
 		live[bound]--
-		if lack := lacks(wholeRun, plays, live); len(lack) != 1 || !strings.Contains(lack[0], strconv.Quote(bound)) {
+		if lack := lacks(usualSeed, wholeRun, plays, live); len(lack) != 1 || !strings.Contains(lack[0], strconv.Quote(bound)) {
 			t.Errorf("bound %q was short of a check, and the run lacks %q: want that", bound, lack)
 		}
+	}
+	for kind, least := range all {
+		all[kind] = min(least/usualPlays, 1)
+	}
+	for bound := range bounds {
+		bounds[bound] = 1
+	}
+	if lack := lacks(usualSeed+1, wholeRun, all, bounds); len(lack) > 0 {
+		t.Errorf("a run with another seed that saw once what is frequent lacks %q", lack)
 	}
 }
 

@@ -1,8 +1,8 @@
 package faults
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -67,7 +67,7 @@ var leastStorms = map[string]int{
 
 // TestStorms plays histories of hundreds of pods, and checks the same invariants.
 func TestStorms(t *testing.T) {
-	seed, count := cmp.Or(*seedFlag, uint64(time.Now().UnixNano())), uint64(storms)
+	seed, count := firstSeed(), uint64(storms)
 	if testing.Short() {
 		count = stormsShort
 	}
@@ -81,8 +81,8 @@ func TestStorms(t *testing.T) {
 		events := stormHistory(r)
 		violations, told := play(t, seed+n, s, events)
 		if len(violations) > 0 {
-			t.Fatalf("storm %d breaks:\n  %s\nreplay: go test ./test/faults -run TestStorms -seed %d -one [-trace]\nhistory (%d events):\n%s",
-				seed+n, strings.Join(violations, "\n  "), seed+n, len(events), lines(events))
+			t.Fatalf("an invariant broke in storm %d:\n  %s\nhistory (%d events):\n%san invariant broke in storm %d: %s\nagain: go test ./test/faults -run TestStorms -seed %d -one [-trace]",
+				seed+n, strings.Join(violations, "\n  "), len(events), lines(events), seed+n, violations[0], seed+n)
 		}
 		for kind, n := range told.plays {
 			plays[kind] += n
@@ -98,11 +98,22 @@ func TestStorms(t *testing.T) {
 	if count < storms {
 		return // chance has too much of a say
 	}
-	for kind, least := range leastStorms {
+	var lack []string
+	for _, kind := range slices.Sorted(maps.Keys(leastStorms)) {
+		least := 1
+		if seed == usualSeed {
+			least = leastStorms[kind]
+		}
 		if plays[kind] < least {
-			t.Errorf("%q had an effect %d times in %d storms: want %d or more, see leastStorms", kind, plays[kind], count, least)
+			lack = append(lack, fmt.Sprintf("%q had an effect %d times in %d storms: want %d or more, see leastStorms", kind, plays[kind], count, least))
 		}
 	}
+	again := fmt.Sprintf("again: go test ./test/faults -run TestStorms -seed %d", seed)
+	if len(lack) > 0 {
+		t.Errorf("no invariant broke, but the storms of seed %d and on saw too little:\n  %s\n%s", seed, strings.Join(lack, "\n  "), again)
+		return
+	}
+	t.Logf("no invariant broke with seed %d and on; %s", seed, again)
 }
 
 // drawStorm makes the setting of a storm. The cloud's limits are EC2's own.
