@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/cloudtest"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
@@ -653,33 +653,13 @@ func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
 	f.want(t, "kip_cloud_call_wait_seconds", map[string]string{"call=launch": "1 2"})
 }
 
-func TestACloudCanNoMoreAndNoLessThanBefore(t *testing.T) {
+func TestEachFeatureIsMeasured(t *testing.T) {
 	f := newFixture(t, nil)
-	c := &testCloud{}
-	for name, features := range map[string]cloud.Features{
-		"neither":     {},
-		"stopper":     {Stopper: testStopper{c}},
-		"interrupter": {Interrupter: testInterrupter{c}},
-		"both":        {Stopper: testStopper{c}, Interrupter: testInterrupter{c}},
-		"disks":       {Disks: brokenDisks{testCloud: c}},
-		"tagger":      {Tagger: testTagger{c}},
-		"admitter":    {Admitter: testAdmitter{c}},
-		"resolver":    {Resolver: testResolver{c}},
-		"console":     {Console: testConsole{c}},
-		"registries":  {Registries: testRegistries{c}},
-		"parts":       {Parts: struct{ cloud.Parts }{}},
-		"checkup":     {Checkup: struct{ cloud.Checkup }{}},
-		"checker":     {DiskChecker: struct{ cloud.DiskChecker }{}},
-		"grower":      {DiskGrower: brokenDisks{testCloud: c}},
-	} {
-		c.features = features
-		got := f.Cloud(c).Features()
-		for i, before := range reflect.ValueOf(features).Fields() {
-			after := reflect.ValueOf(got).FieldByIndex(i.Index)
-			if after.IsNil() != before.IsNil() || !before.IsNil() && after.Elem().Type() == before.Elem().Type() {
-				t.Errorf("%s: %s was %T and became %T", name, i.Name, before.Interface(), after.Interface())
-			}
-		}
+	if bare := cloudtest.Undecorated(t, f.Cloud); len(bare) > 0 {
+		t.Errorf("the metrics pass on %v as they are: their calls are not counted", bare)
+	}
+	if got := f.Cloud(&testCloud{}).Features(); got != (cloud.Features{}) {
+		t.Errorf("a cloud without features has %+v", got)
 	}
 }
 
