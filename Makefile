@@ -356,21 +356,20 @@ conformance-publish: ## take the results of this machine, all of one clean commi
 conformance-page: ## write docs/conformance.md from the results and reasons in test/conformance
 	$(CONFORMANCE) -page
 
-# As the programs are built, so that what they are made of is compiled once; with the
-# files that only end-to-end tests have.
-CHECK := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath -tags=$(ITZO_TAGS),e2e"
 # Modules of their own that have code of ours; the others only pin programs.
-MODULES := dev/dns/coredns test/bench/karpenter hack/tools
+MODULES := dev/dns/coredns test/bench/karpenter
 
+# Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
+# thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.
+LINT := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath" GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/.kip/golangci-lint run
 .PHONY: lint
-lint: ## formatting, scripts, vet and staticcheck
+lint: ## shell scripts and Go code; .golangci.yml says what of it (ARGS=--fix)
+	@hack/prerequisites shellcheck
 	@hack/lint
 	@mkdir -p .kip
-	@CGO_ENABLED=0 $(SHOW) "building what vets" $(GO) -C hack/tools build -trimpath -o $(CURDIR)/.kip/lint ./lint
-	@$(CHECK) hack/lint-works
-	@# It reads thousands of packages, and spends a quarter less where it collects less often, up to a bound.
-	@for m in . $(MODULES); do (cd $$m && $(CHECK) GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/hack/with-progress "vet and staticcheck in $$m" \
-		$(CURDIR)/.kip/lint ./...) || exit; done
+	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/golangci-lint build -trimpath -ldflags '-s -w' -o $(CURDIR)/.kip/golangci-lint \
+		github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@for m in . $(MODULES); do (cd $$m && $(CURDIR)/hack/with-progress "golangci-lint in $$m" env $(LINT) $(ARGS)) || exit; done
 
 # What is known changes without a commit, so no stage of make test asks.
 .PHONY: vulncheck
