@@ -434,7 +434,7 @@ func TestKipIsKilledBetweenAnyTwoCallsToEC2(t *testing.T) {
 		names[sc.name] = true
 		step := max(sc.every, 1)
 		if testing.Short() { // neighbours are of one request, or nearly: in a row of stories each is met
-			step = 25
+			step = max(step, *shortEveryFlag)
 		}
 		t.Run(strings.ReplaceAll(sc.name, " ", "_"), func(t *testing.T) {
 			sc.ec2, sc.shared = true, true

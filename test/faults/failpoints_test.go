@@ -22,7 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-var pointFlag = flag.Int("point", 0, "kill Kip at this write or call only")
+var (
+	pointFlag      = flag.Int("point", 0, "kill Kip at this write or call only")
+	shortEveryFlag = flag.Int("short-every", int(envUint("FAULTS_SHORT_EVERY", 25)), "with -short: kill Kip at one of so many writes or calls")
+)
 
 // scenario is a short story that ends well, also if Kip is killed in it.
 type scenario struct {
@@ -758,7 +761,7 @@ func TestKipIsKilledAtEveryWriteAndEveryCloudCall(t *testing.T) {
 			}
 			step := 1
 			if testing.Short() {
-				step = 20
+				step = max(*shortEveryFlag, 1)
 			}
 			if len(passed) < leastPoints {
 				t.Errorf("%d points at which to die: want %d or more, or the scenario does nothing", len(passed), leastPoints)
