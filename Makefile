@@ -358,7 +358,7 @@ conformance-page: ## write docs/conformance.md from the results and reasons in t
 	$(CONFORMANCE) -page
 
 # Modules of their own that have code of ours; the others only pin programs.
-MODULES := dev/dns/coredns test/bench/karpenter
+MODULES := dev/dns/coredns test/bench/karpenter hack/tools
 
 # Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
 # thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.
