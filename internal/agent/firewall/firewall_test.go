@@ -302,7 +302,7 @@ func (n *net3) apply(f *Firewall, change func(*agentapi.Firewall)) {
 	}
 }
 
-// listen answers connections, over TCP and UDP, with what they say.
+// listen answers connections with what they say.
 func (n *net3) listen(ns netns.NsHandle, address string) {
 	n.Helper()
 	if port, all := strings.CutPrefix(address, ":"); all {
@@ -361,6 +361,28 @@ func (n *net3) dial(from netns.NsHandle, source, address string, patience time.D
 		return talk(c, patience)
 	})
 	return c, err
+}
+
+// sends sends one datagram and waits until it has come, briefly if it is not wanted.
+func (n *net3) sends(from, to netns.NsHandle, address string, wanted bool) error {
+	var sink net.PacketConn
+	n.in(to, func() (err error) { sink, err = net.ListenPacket("udp", address); return err })
+	defer sink.Close()
+	var source net.Conn
+	n.in(from, func() (err error) { source, err = net.Dial("udp", address); return err })
+	defer source.Close()
+	_, err := source.Write([]byte("hello"))
+	within := lost
+	if wanted {
+		within = patience
+	}
+	if err == nil {
+		err = sink.SetReadDeadline(time.Now().Add(within))
+	}
+	if err == nil {
+		_, _, err = sink.ReadFrom(make([]byte, 5))
+	}
+	return err
 }
 
 func talk(c net.Conn, patience time.Duration) error {
@@ -471,6 +493,11 @@ func TestPacketsPassAsTheRulesSay(t *testing.T) {
 		}}
 	})
 	expect("some allowed", in80, out53, outOther, probe, neighbour, ownLoopback, names)
+	for port, want := range map[string]bool{":53": true, ":80": false} {
+		if err := n.sends(n.pod, n.outside, outsideIP+port, want); (err == nil) != want {
+			t.Errorf("some allowed: a datagram out to port %s: %v, want it to pass: %t", port, err, want)
+		}
+	}
 
 	n.apply(f, func(fw *agentapi.Firewall) {
 		everybody := []agentapi.Allowed{{Addresses: prefixes("0.0.0.0/0", "::/0"), AnyPort: true}}
