@@ -26,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/tier"
 )
 
 // otherAgent serves another agent than the image's, which is the same with bytes behind it
@@ -64,6 +65,7 @@ func smbios(userData string) []string {
 // which it is told by a NoCloud disk and goes over to another agent; one that finds its disk
 // full; one on a larger disk, told by SMBIOS; and one after the kernel has crashed while a pod was there.
 func TestAMachineBootsJoinsAndLivesOnce(t *testing.T) {
+	tier.All(t)
 	disk := newDisk(t)
 	k := newKip(t)
 	user, token := k.userData(), k.token
@@ -235,6 +237,7 @@ func spoil(t *testing.T, disk string, how func(f *os.File, root gpt.Partition) e
 // TestABadStartEndsInAMessage: whatever is wrong, the console says it and the machine is
 // off, so that the cloud sees it. Where a machine goes on, it says what is wrong all the same.
 func TestABadStartEndsInAMessage(t *testing.T) {
+	tier.All(t)
 	for _, tc := range []struct {
 		name, userData string
 		spoil          func(f *os.File, root gpt.Partition) error
@@ -367,6 +370,7 @@ func TestABadStartEndsInAMessage(t *testing.T) {
 
 // An agent that crashes is the machine's first process, and the kernel's end: the console has its report.
 func TestTheConsoleHasTheReportOfAnAgentThatCrashes(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	k := newKip(t)
 	m := start(t, newDisk(t), k.userData(), true)

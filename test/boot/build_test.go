@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	made "github.com/elotl/kip/image/boot"
+	"github.com/elotl/kip/test/tier"
 )
 
 // mostCompressed bounds the smallest form of the image, in bytes.
@@ -67,6 +68,7 @@ func asNobody(t *testing.T, dir string, cmd *exec.Cmd) {
 // TestTheImageIsMadeAgainOfTheSameBytes builds what make image built once more, of copies of Debian's
 // packages and Kip's programs, into another folder, without any privileges.
 func TestTheImageIsMadeAgainOfTheSameBytes(t *testing.T) {
+	tier.All(t)
 	stem := image(t)
 	bin, err := filepath.Abs(filepath.Dir(filepath.Dir(stem)))
 	if err != nil {

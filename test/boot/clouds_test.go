@@ -19,6 +19,7 @@ import (
 	nfshelper "github.com/willscott/go-nfs/helpers"
 
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/test/tier"
 )
 
 // services answers as the metadata services of Google Cloud and Azure do.
@@ -102,6 +103,7 @@ func serveNFS(t *testing.T) (export, port string) {
 // TestAMachineIsToldByTheCloudThatItsFirmwareNames boots on the root disks of clouds and of other
 // hypervisors, at addresses of the clouds. Each machine ends in a way of its own.
 func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
+	tier.All(t)
 	for _, tc := range []struct {
 		name, firmware, root string
 		says                 []string

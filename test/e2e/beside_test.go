@@ -33,6 +33,7 @@ import (
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/hollow"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // besideKey is of the label and the taint of the nodes of a Kip beside the world's: no
@@ -343,6 +344,7 @@ func (s *space) waitRunning(name string) *corev1.Pod {
 }
 
 func TestPodsGetMachinesOfTheArchitectureThatTheySelect(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	const name = "kip-archs"
 	sold := sizes.Types("amd64", "a")
@@ -408,6 +410,7 @@ func likes(zone string) string {
 }
 
 func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	const name = "kip-zones"
 	s := inTwoZones(t, name, "127.67.0.0/16")
@@ -443,6 +446,7 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 }
 
 func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	const name = "kip-drain"
 	s := inTwoZones(t, name, "127.70.0.0/16")
@@ -479,6 +483,7 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 }
 
 func TestPeopleReadWellWhatANodeIs(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	const name = "kip-reads"
 	kipBeside(t, name, "127.71.0.0/16", sizes.Types("amd64", "a"), map[string]any{"zones": []string{"a"}})

@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/tier"
 )
 
 // nodeEvents are those of a reason about virtual nodes.
@@ -21,6 +23,7 @@ func nodeEvents(ctx context.Context, reason string) (*corev1.EventList, error) {
 
 // Not parallel: it starts Kip with other settings.
 func TestACellCarriesOutTheOperatorsCloudInitFile(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	file := filepath.Join(t.TempDir(), "cloud-init.yaml")
 	write := func(text string) {

@@ -31,6 +31,7 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // csiImage has test/csidriver.
@@ -240,6 +241,7 @@ func (s *space) install(driver, image, attach string) {
 
 // Not parallel: it starts Kip anew.
 func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
+	tier.All(t)
 	server := serveCSI(t)
 	elsewhere := newSpace(t)
 	s := newSpace(t)
@@ -363,6 +365,7 @@ func (s *space) plugins(pod string) []string {
 
 // Not parallel: it starts Kip anew.
 func TestACSIVolumeThatCannotWorkSaysWhy(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	const attached, broken, missing, unnamed = "attached.csi.example.com", "broken.csi.example.com", "missing.csi.example.com",
 		"unnamed.csi.example.com"

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // within waits until check returns nil, for longer than a step takes: for what
@@ -471,6 +472,7 @@ func isDisrupted(pod *corev1.Pod) bool {
 // Nothing is said of the evicted pod's log and exit code: on a full disk the kubelet collects
 // dead containers, sometimes before Kip has saved the one, and it has told the other.
 func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	// With exit status 0 it would count as Succeeded, which is the kubelet's way.
@@ -488,6 +490,7 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 }
 
 func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(sleeper("a"))
@@ -538,6 +541,7 @@ func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
 
 // Not parallel: it starts Kip with other settings.
 func TestAStandbyCellThatDiesOrIsTakenBackIsReplaced(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 1}}})
 	only := func() machine {

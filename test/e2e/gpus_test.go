@@ -19,6 +19,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 const resourceGPU = "nvidia.com/gpu"
@@ -69,6 +70,7 @@ true > /dev/nvidiactl && nvidia-smi`)
 
 // Not parallel: it starts Kip with other settings.
 func TestAPodGetsTheGPUsThatItAsksFor(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	restore := withGPUs(t, nil)
 	s.Eventually("the virtual node has GPUs", func(ctx context.Context) error {
@@ -127,6 +129,7 @@ func TestAPodGetsTheGPUsThatItAsksFor(t *testing.T) {
 
 // Not parallel: it starts Kip with other settings.
 func TestAPodIsShownWhenItsGPUsHaveCome(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	file := filepath.Join(t.TempDir(), "cloud-init.yaml")
 	// Before the kubelet runs: as with a driver that is late.

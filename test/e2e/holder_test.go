@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 // letGo lets a Kip with another store begin at once, as an admin does who knows that the
@@ -33,6 +34,7 @@ func letGo(t *testing.T) {
 
 // Not parallel: another Kip than the world's has the node at the end.
 func TestAKipWithAnotherStoreWaitsUntilTheNodeIsNotHeldAnyMore(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(counting("a"))
 	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}

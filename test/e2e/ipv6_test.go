@@ -8,12 +8,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/test/tier"
 )
 
 // What no policy is about and no firewall rule counts, nobody must be able to use:
 // in a cluster with IPv4 only neither pods nor cells nor the bridge have as much as a
 // link-local address. Package dualstack has the rest.
 func TestACellWithoutIPv6HasNoSideDoor(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(sleeper("pod"))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // kipctl runs kipctl against a Kip's socket, in the test's namespace.
@@ -91,6 +92,7 @@ func TestKipctlShowsCellsAndPods(t *testing.T) {
 // Not parallel: another Kip than the world's serves the node, with a cloud that runs
 // out of a type.
 func TestKipctlShowsWhatTheCloudIsOutOf(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	killKip(t)
 	w, at := serveTo(t, openCloud(t))

@@ -27,6 +27,7 @@ import (
 	"github.com/elotl/kip/dev/child"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // nodeRaw asks the kubelet port, through the API server.
@@ -290,6 +291,7 @@ func atLeast(column, least string) error {
 
 // Alone in its world: while the metrics API does not answer, on a machine that is busy, no namespace can be deleted.
 func TestMetricsServerAndAutoscalerSeePodsOnCells(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(`apiVersion: apps/v1
 kind: Deployment

@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/local"
 
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // ordinaryNode is the world's node beside the virtual one.
@@ -52,6 +53,7 @@ func names(network string) *net.Resolver {
 }
 
 func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	dns, err := world.Admin.CoreV1().Services("kube-system").Get(t.Context(), "kube-dns", metav1.GetOptions{})
@@ -119,6 +121,7 @@ func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
 
 // A stack of its own, without Kip, which is killed.
 func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	// Beside the world's, and as far from those of other runs of the tests.
 	network, err := netip.ParsePrefix(cidr)
@@ -214,6 +217,7 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 }
 
 func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n")

@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/oddpods"
+	"github.com/elotl/kip/test/tier"
 )
 
 // oddPatience is how long a group of odd pods has until each has a reason. A mount
@@ -42,6 +43,7 @@ func numberFrom(t *testing.T, name, otherwise string) uint64 {
 // goes on, and nothing is left. FUZZ_SEED=n begins elsewhere, FUZZ_PODS=n admits
 // more. It does not run beside tests that kill Kip.
 func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	const group = 10 // cells at a time
 	seed, most := numberFrom(t, "FUZZ_SEED", "1"), int(numberFrom(t, "FUZZ_PODS", "40"))

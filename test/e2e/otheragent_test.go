@@ -14,10 +14,12 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // Not parallel: it starts Kip with other settings.
 func TestACellGoesOverToTheAgentThatKipNames(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	other := namespace.ServeOtherAgent(t, world, netip.MustParsePrefix(cidr))
 	restore := reconfigure(t, other.Wanted(other.SHA256))
@@ -55,6 +57,7 @@ const agentBadAnswers, agentRefusals = 5, 3
 
 // Not parallel: it starts Kip with other settings.
 func TestNoCellStartsAnAgentOfAnotherDigest(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	other := namespace.ServeOtherAgent(t, world, netip.MustParsePrefix(cidr))
 	before, err := machinesOnDisk()

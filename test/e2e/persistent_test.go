@@ -18,6 +18,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // claim is a claim on a disk of the local cloud.
@@ -138,6 +139,7 @@ func TestAStatefulSetKeepsItsDataWhenItsPodAndItsCellEnd(t *testing.T) {
 }
 
 func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	const source = "persistentVolumeClaim: {claimName: data}"
@@ -159,6 +161,7 @@ func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
 }
 
 func TestAnEphemeralVolumeLivesAndEndsWithItsPod(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(strings.Replace(withVolume("a",
@@ -176,6 +179,7 @@ func TestAnEphemeralVolumeLivesAndEndsWithItsPod(t *testing.T) {
 }
 
 func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(claim("data", "") + withVolume("a", "persistentVolumeClaim: {claimName: data}"))
@@ -260,6 +264,7 @@ func (s *space) isNotExpandedFor(pod, why string) {
 }
 
 func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	const source = "persistentVolumeClaim: {claimName: data}"
@@ -329,6 +334,7 @@ func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
 }
 
 func TestVolumesOfTheMachineItselfAreTheKubelets(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	local := "local-" + s.NS
@@ -367,6 +373,7 @@ spec: {storageClassName: ` + local + `, accessModes: [ReadWriteOnce], resources:
 }
 
 func TestAVolumeThatCannotWorkIsSaidAtOnceAndLaunchesNothing(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(withVolume("a", "csi: {driver: secrets-store.csi.k8s.io, readOnly: true}"))
@@ -401,6 +408,7 @@ func withDevice(name string) string {
 }
 
 func TestABlockVolumeIsADeviceThatKeepsItsBytes(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(strings.Replace(claim("data", ""), "spec: {", "spec: {volumeMode: Block, ", 1) + withDevice("a"))

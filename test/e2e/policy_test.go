@@ -25,6 +25,7 @@ import (
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // lost is how long a packet that should be dropped is waited for.
@@ -344,6 +345,7 @@ const away = 30 * time.Second
 
 // Not parallel: it kills the Kip that all tests share.
 func TestPoliciesHoldWhileKipIsAway(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(ports("denied", "{app: denied}") + "---\n" + ports("open", "{app: open}"))
 	s.policy("deny", "{podSelector: {matchLabels: {app: denied}}}")

@@ -23,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // Not parallel: it kills the Kip that all tests share. Parallel tests are
@@ -66,6 +67,7 @@ func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 // Not parallel: it pauses the Kip that all tests share, for longer than pods' cells may
 // be silent. It is Kip that was away, and not they.
 func TestAPausedKipLosesNoPod(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	// The pause is longer than that, and shorter than the 50 seconds after which
 	// Kubernetes takes a node for dead that does not renew its lease each 10.
@@ -124,6 +126,7 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 
 // A pod that is deleted, and one that is made, while Kip is dead.
 func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(sleeper("a"))
 	s.WaitReady("a")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/tier"
 )
 
 // ca is what kipctl shows of the CAs.
@@ -57,6 +58,7 @@ func (s *space) obeys(when string, cas pki.Authorities, signing, before bool, na
 
 // Not parallel: Kip begins its work anew, and is killed in each part of the rotation.
 func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(counting("counter"))
 	s.Apply(sleeper("old"))

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // labelled gives a pod of a manifest the label app.
@@ -276,6 +277,7 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 }
 
 func TestAPodReachesItselfThroughItsService(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
@@ -287,6 +289,7 @@ func TestAPodReachesItselfThroughItsService(t *testing.T) {
 // The rules are there before the pod is: its first process, once, without a try
 // again.
 func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
@@ -342,6 +345,7 @@ func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 }
 
 func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(labelled(bare("a", `  containers:
@@ -396,6 +400,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 }
 
 func TestAHostNetworkPodReachesServices(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
@@ -410,6 +415,7 @@ func TestAHostNetworkPodReachesServices(t *testing.T) {
 
 // A cell is part of the one virtual node: what runs on another cell is local.
 func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	local := corev1.ServiceInternalTrafficPolicyLocal
@@ -439,6 +445,7 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 // A client is in the zone of its virtual node, which is the label that the cloud's
 // zones give it.
 func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(answerer("a", "web", ""))
@@ -512,6 +519,7 @@ func (m machine) kubeProxy(t *testing.T) int {
 }
 
 func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	web := s.service("web", "web", nil)

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/test/tier"
 )
 
 // spotToo are instance types in zones that can be had as spot, too, for a third.
@@ -73,6 +74,7 @@ func (m market) on(pod *corev1.Pod, spot bool) {
 }
 
 func TestAPodThatPrefersSpotFallsToOnDemand(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	m := newMarket(t, "kip-spot", "127.68.0.0/16")
 	m.Apply(beside(m.kip, "before", likesSpot))
@@ -113,6 +115,7 @@ func (m market) said(pod, reason string) {
 }
 
 func TestPodsLeaveASpotNodeThatStaysWithoutCapacity(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	m := newMarket(t, "kip-leave", "127.69.0.0/16")
 	m.Apply(beside(m.kip, "bare", likesSpot) + "---\n" +
@@ -242,6 +245,7 @@ func (m zonedMarket) littleStays() {
 }
 
 func TestPodsLeaveASpotNodeForWantOfTheirType(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	m := newZonedMarket(t, "kip-type", "127.72.0.0/16")
 	m.machines.fail(cloud.Scope{InstanceType: scarce, Zone: "a", Spot: new(true)}, time.Hour)
@@ -258,6 +262,7 @@ func TestPodsLeaveASpotNodeForWantOfTheirType(t *testing.T) {
 }
 
 func TestPodsLeaveAllSpotNodesForWantOfTheirType(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	m := newZonedMarket(t, "kip-types", "127.73.0.0/16")
 	m.machines.fail(cloud.Scope{InstanceType: scarce, Spot: new(true)}, time.Hour)
@@ -276,6 +281,7 @@ func TestPodsLeaveAllSpotNodesForWantOfTheirType(t *testing.T) {
 }
 
 func TestPodsLeaveANodeWhoseZoneFailsWithItsMachines(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	const kip = "kip-dark"
 	machines := kipBeside(t, kip, "127.74.0.0/16", sizes.Types("amd64", "a", "b"),

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // standby returns the cells that no pod has.
@@ -120,6 +121,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 
 // Not parallel: it starts Kip with other settings.
 func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}})
 	kept := s.waitStandby(1)

@@ -14,10 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/test/tier"
 )
 
 // Not parallel: another Kip than the world's serves the node.
 func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	killKip(t)
 	etcd := serveEtcd(t)
@@ -77,6 +80,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 
 // Not parallel: another Kip than the world's serves the node.
 func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	killKip(t)
 	disk := shortDir(t)

@@ -26,6 +26,7 @@ import (
 	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // older is the folder of the programs of an older Kip and its agent.
@@ -73,6 +74,7 @@ func olderRoot(t *testing.T, older string) string {
 // Not parallel: it ends Kip and starts it, as an upgrade does. The first is an older
 // one, on cells with an older agent; the others are this one.
 func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	bin := older(t)
 	root, data := olderRoot(t, bin), filepath.Join(shortDir(t), "data")

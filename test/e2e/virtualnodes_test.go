@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // zonesHere are those of the local cloud in these tests; the first is the usual one.
@@ -197,6 +198,7 @@ spec:
 }
 
 func TestPodsOfAStatefulSetComeBackToTheZonesOfTheirDisks(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	defer inZones(t, s)()
 	s.Apply(`apiVersion: apps/v1
@@ -247,6 +249,7 @@ spec:
 }
 
 func TestAZoneOfTheLocalCloudThatFailsLosesItsMachinesAndGetsNoPods(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	defer inZones(t, s)()
 	nodes, err := zoneNodes(t.Context())
@@ -293,6 +296,7 @@ func TestAZoneOfTheLocalCloudThatFailsLosesItsMachinesAndGetsNoPods(t *testing.T
 }
 
 func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	defer inZones(t, s)()
 	s.Apply(strings.Replace(sleeper("stays"), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))

@@ -19,11 +19,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // Two pods are cut off for two minutes: one may be silent for 90 seconds, as is
 // the default, the other for a quarter of an hour.
 func TestACutNetworkIsOutlivedOrEndsTheCell(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.company()
@@ -102,6 +104,7 @@ func (s *space) company() {
 // its lease by is the agent's. What hangs may go on at any time, so each pod gets
 // another cell only when its machine is no more. The third is well, and may be silent for longer.
 func TestAPodWhoseKubeletOrAgentHangsGoesOnOnAnotherCell(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	limits := map[string]string{"kubelet": "30", "agent": "30", "well": "120"}
@@ -166,6 +169,7 @@ func (s *space) endpoints(want int) func(context.Context) error {
 // Three machines are taken back: of a pod whose controller makes another, of one
 // that may not be evicted, and of one that nobody would make again.
 func TestAnInterruptionMovesWhatCanMoveWithinItsNotice(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(deployment("free", `      terminationGracePeriodSeconds: 20

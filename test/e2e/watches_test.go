@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 // watches reads how many watches the API server has open, by resource.
@@ -49,6 +50,7 @@ func watches(t *testing.T) map[string]int {
 
 // Not parallel: it counts what all cells together cost the API server.
 func TestTwentyCellsCostTheAPIServerNoMoreWatchesThanTwo(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(`apiVersion: apps/v1
 kind: Deployment
@@ -89,6 +91,7 @@ spec:
 
 // Not parallel: it counts what all nodes together cost the API server.
 func TestTwentyVirtualNodesCostTheAPIServerAPodWatchAndALeaseEach(t *testing.T) {
+	tier.All(t)
 	const more = 20
 	s := newSpace(t)
 	numbered := func(n int) []any {

@@ -29,6 +29,7 @@ import (
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // What a connection to an agent is for, by ALPN: see the documentation of package
@@ -293,6 +294,7 @@ func foreign(t *testing.T, cell string) tls.Certificate {
 }
 
 func TestAnAgentThatIsNotItzoHarmsNobody(t *testing.T) {
+	tier.All(t)
 	s, b := begin(t, "")
 	createLarge(t, s)
 	s.Apply(namesLarge("a"))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // flood is a pod that opens connections to an agent as fast as it can.
@@ -37,6 +38,7 @@ func flood(name, spec, address string, port int) string {
 // A pod of the host's network attacks the agent of its own cell, an ordinary one that of
 // another, which a cloud without a rule of its own would let it do, while Kip is killed and started again: Kip comes back to all cells.
 func TestPodsDoNotKeepKipOutOfACell(t *testing.T) {
+	tier.All(t)
 	s, b := begin(t, sleeper("own", "", "  hostNetwork: true\n"), "own")
 	own := s.machine("own")
 	s.Apply(flood("host", "  hostNetwork: true\n", "127.0.0.1", agentapi.Port) +

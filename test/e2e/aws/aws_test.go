@@ -33,6 +33,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // The network of the cells; other ones let two runs go side by side.
@@ -248,6 +249,7 @@ func TestAPodRunsOnAnInstance(t *testing.T) {
 }
 
 func TestTheNextTypeIsTakenWhereOneIsUsedUp(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	s.Apply(pod("small", "{}"))
@@ -320,6 +322,8 @@ func TestAVolumeGoesFromOneInstanceToTheNext(t *testing.T) {
 	if out := s.Kubectl("exec", "reader", "--", "cat", "/data/f"); out != "precious\n" {
 		t.Errorf("the reader finds %q", out)
 	}
+	s.expand("data", "2Gi")
+	s.waitSize("data", volume.ID, 2)
 	s.Kubectl("delete", "pod", "reader", "--wait=false")
 	s.waitOver("reader", before)
 	s.Kubectl("delete", "pvc", "data", "--wait=false")

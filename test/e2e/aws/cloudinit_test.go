@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // mostUserData is EC2's, in bytes.
@@ -59,6 +60,7 @@ func squeezed(t *testing.T, content []byte) []byte {
 }
 
 func TestALargeCloudInitFileReachesACellWhoseUserDataOthersPutTogether(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	contents := [4][]byte{[]byte("plain")}
 	for n := 1; n < len(contents); n++ {

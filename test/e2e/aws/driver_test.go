@@ -19,6 +19,7 @@ import (
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 // ebs is the driver of EBS volumes, zoneKey the label by which its volumes select nodes, and taggedByIt
@@ -185,6 +186,7 @@ func (s *space) attachedByKip(p *corev1.Pod, ids ...string) {
 }
 
 func TestVolumesOfTheEBSDriverGoFromOneInstanceToTheNext(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.installDriver()
 	before := s.state(t.Context())

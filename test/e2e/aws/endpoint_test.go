@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // regionOfKip is what the environment of the Kip that runs says of its region.
@@ -35,6 +36,7 @@ func (s *space) regionOfKip() (said []string) {
 
 // Its keys are those of its environment, where the SDK looks for them.
 func TestAnEndpointAloneIsEnoughForKip(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {

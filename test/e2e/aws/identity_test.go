@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
+	"github.com/elotl/kip/test/tier"
 )
 
 const webIdentityRole = "arn:aws:iam::" + machines.Account + ":role/reader"
@@ -76,6 +77,7 @@ func (s *space) assume(role, file string) (answer string, code int, said string)
 
 // It asks nothing of Kip's: it runs beside what waits.
 func TestAPodAssumesTheRoleOfItsServiceAccount(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	mayPull := json.RawMessage(`{"Version": "2012-10-17", "Statement": [

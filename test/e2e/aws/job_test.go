@@ -10,6 +10,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/test/tier"
 )
 
 // served is a Deployment, its Service, and a Job that is done when that has answered it.
@@ -56,6 +57,7 @@ spec:
 `
 
 func TestAJobIsAnsweredByTheServiceOfADeployment(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	s.Apply(served)

@@ -14,10 +14,12 @@ import (
 
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // What provider.yaml says of all cells, and annotations of one, is what the instance is launched with.
 func TestAnInstanceHasTheGroupsTheRoleAndThePublicAddressOfItsPod(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	var subnets struct {

@@ -23,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // What the account has: own is of the pod of the test, next may be read by the role for images,
@@ -139,6 +140,7 @@ func (s *space) pulls(password, repository string) int {
 }
 
 func TestAPodHasItsImagesOfECRWithoutAPullSecretAndNoOthers(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	elsewhere := strings.Replace(inECR(own), ".us-east-1.amazonaws.com", ".cn-north-1.amazonaws.com.cn", 1)
 	s.Apply(podOf("own", inECR(own)))

@@ -11,11 +11,13 @@ import (
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // What the account has paid for comes first: a reservation for a pod on demand, a host for a dedicated one.
 // Who comes when they are full is elsewhere. So it is said in provider.yaml and in annotations.
 func TestPodsAreOnWhatTheAccountHasPaidForFirst(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	const zone = "us-east-1a"

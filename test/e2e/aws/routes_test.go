@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/test/tier"
 )
 
 // TEST-NET-2, of RFC 5737, with somebody behind the pod.
@@ -57,6 +58,7 @@ func (s *space) mayRoute() {
 }
 
 func TestAPodIsTheWayToANetwork(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	s.mayRoute()

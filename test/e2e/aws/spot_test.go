@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // notices are what EC2 says of a Deployment's spot instance by some ways, and what Kip tells of it.
@@ -84,6 +85,7 @@ func (s *space) podOf(deployment, not string) (pod *corev1.Pod) {
 }
 
 func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	var all strings.Builder
 	for _, n := range notices {
@@ -150,6 +152,7 @@ func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
 
 // A retirement is mostly told of days before. Kip, which was away, sees it when it starts.
 func TestAnInstanceThatEC2RetiresWithinTheHourIsLeft(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.Apply(strings.ReplaceAll(deployment("soon")+deployment("later"), "launch-type: spot", "launch-type: on-demand"))
 	soon, later := s.podOf("soon", ""), s.podOf("later", "")

@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // kept waits until the standby pools are full: of those of a Kip which dies while it stops one, one
@@ -45,6 +46,7 @@ func (s *space) kept(before ec2.State) (running, stopped sim.Instance) {
 }
 
 func TestPodsTakeStandbyInstancesThatRunAndThatAreStopped(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	before := s.state(t.Context())
 	types := machines.Types()

@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // classIn makes a class of Kip's own whose disks are in a zone, until the test ends.
@@ -52,6 +53,7 @@ func (s *space) isIn(p *corev1.Pod, subnet ec2.Subnet) {
 
 // A pod that is free to be anywhere is in the first zone: both cost the same.
 func TestAPodRunsInTheZoneOfItsVolume(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	here, there := machines.Subnets[0], machines.Subnets[1]
 	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {

@@ -22,6 +22,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // cut takes the network cable of the machine behind a pod's instance out of the bridge, and returns
@@ -57,6 +58,7 @@ const impairedPatience = 5*time.Minute + namespace.Patience
 // Of three pods that may be silent for a day one is cut off and its machine impaired. One is cut off alone, and
 // one is on an impaired machine that is heard.
 func TestASilentCellIsLostWhoseMachineFailsEC2sChecks(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	names := []string{"lost", "silent", "heard"}

@@ -19,6 +19,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // server is a pod that serves its name on 8080, on all addresses.
@@ -100,6 +101,7 @@ func (s *space) reaches(what, pod string, urls []string, want ...string) {
 }
 
 func TestAPodHasAnAddressOfEachFamily(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(server("a", "{}") + server("b", "{}"))
@@ -165,6 +167,7 @@ func TestAPodHasAnAddressOfEachFamily(t *testing.T) {
 }
 
 func TestAServiceAnswersOnItsAddressesOfBothFamilies(t *testing.T) {
+	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(server("web", "{app: web}") + server("client", "{}") + `

@@ -38,6 +38,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 // The network of the cells; other ones let two runs go side by side.
@@ -117,6 +118,7 @@ func gets(s *namespace.Space, at string) func(context.Context) error {
 }
 
 func TestAPodRunsOnAVirtualMachine(t *testing.T) {
+	tier.All(t)
 	s := namespace.New(t, world)
 	began := time.Now()
 	s.Apply(pods)
@@ -359,6 +361,7 @@ spec:
 // A machine's second boot is no second life where no pod was on it before. Its power button ends
 // the pod first.
 func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
+	tier.All(t)
 	s := namespace.New(t, world)
 	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		provider["cells"].(map[string]any)["standbyCells"] = []any{map[string]any{"instanceType": "small", "count": 1, "stopped": true}}
@@ -409,6 +412,7 @@ func TestAStoppedVirtualMachineStartsForItsPod(t *testing.T) {
 
 // Nothing else says then what kept it: it has joined nobody.
 func TestAMachineThatDiesBeforeItJoinsLeavesWhatItSaidLast(t *testing.T) {
+	tier.All(t)
 	s := namespace.New(t, world)
 	s.Apply(late)
 	cloudConfig := host.Config{StateDir: filepath.Join(world.State, "cloud")}

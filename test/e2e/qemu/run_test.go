@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 // Where the run is, beside any of the user's own, and beside the world of the other tests.
@@ -32,6 +33,7 @@ const runLimit = 8 * time.Minute
 // TestARunOnVirtualMachinesEndsAsOneOnTheLocalCloud is `make run CLOUD=qemu ARGS=--once`, as
 // docs/virtual-machines.md has it. Package tutorial has the same for the local cloud.
 func TestARunOnVirtualMachinesEndsAsOneOnTheLocalCloud(t *testing.T) {
+	tier.All(t)
 	root, err := harness.Repository()
 	if err != nil {
 		t.Fatal(err)

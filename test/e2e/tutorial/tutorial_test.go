@@ -28,6 +28,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/tier"
 )
 
 // Where the run is, beside any of the user's own. It is the one thing in which the
@@ -231,6 +232,7 @@ func runUntil(t *testing.T, root, until string, variables ...string) (run *child
 // TestARunOnEC2WithANodeEndsAfterTheExample runs what the pages say of NODES=1, of CLOUD=aws and of
 // ARGS=--once together.
 func TestARunOnEC2WithANodeEndsAfterTheExample(t *testing.T) {
+	tier.All(t)
 	root, err := harness.Repository()
 	if err != nil {
 		t.Fatal(err)
@@ -270,6 +272,7 @@ func TestARunOnEC2WithANodeEndsAfterTheExample(t *testing.T) {
 // TestARunOnEC2ShowsHowToLookAtIt runs `make run CLOUD=aws`, and what that prints to be typed: who has
 // no aws sees what it would be told.
 func TestARunOnEC2ShowsHowToLookAtIt(t *testing.T) {
+	tier.All(t)
 	root, err := harness.Repository()
 	if err != nil {
 		t.Fatal(err)
@@ -360,6 +363,7 @@ func TestARunOnEC2ShowsHowToLookAtIt(t *testing.T) {
 
 // TestMakeStopRemovesWhatAKilledRunLeft kills a run with a pod and a node.
 func TestMakeStopRemovesWhatAKilledRunLeft(t *testing.T) {
+	tier.All(t)
 	root, err := harness.Repository()
 	if err != nil {
 		t.Fatal(err)
