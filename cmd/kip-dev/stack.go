@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -24,6 +25,7 @@ type place struct {
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
 	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
 	kipArgs, zones                                                                                   []string
+	nodeGrace                                                                                        time.Duration
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -57,6 +59,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
 	fs.IntVar(&p.tolerationSeconds, "toleration-seconds", 0,
 		"how many `seconds` pods that do not say stay on a node that is not heard of; 0 for upstream's default")
+	fs.DurationVar(&p.nodeGrace, "node-grace", 0,
+		"how long a node may be silent before it is taken to be unwell; 0 for upstream's default")
 	fs.StringVar(&p.auditLog, "audit-log", "",
 		"`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
@@ -127,6 +131,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Log:             slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 
 		TolerationSeconds: p.tolerationSeconds,
+		NodeGrace:         p.nodeGrace,
 	}, nil
 }
 

@@ -73,6 +73,9 @@ type Options struct {
 	// TolerationSeconds is how long pods that do not say stay on a node that is not heard
 	// of; 0 for upstream's five minutes.
 	TolerationSeconds int
+	// NodeGrace is how long a node may be silent before it is taken to be unwell; 0 for
+	// upstream's default.
+	NodeGrace time.Duration
 	// AuditLog, if it is set, is the file to which the API server appends a line of
 	// JSON for each stage of each request, with who asked for what: for benchmarks.
 	// It is outside of what the cluster removes.

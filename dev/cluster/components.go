@@ -153,7 +153,11 @@ func (c *Cluster) auditArgs() ([]string, error) {
 
 func (c *Cluster) controllerManagerArgs() []string {
 	f := c.files
-	return append(c.clientLimits(),
+	args := c.clientLimits()
+	if c.opts.NodeGrace > 0 {
+		args = append(args, "--node-monitor-grace-period="+c.opts.NodeGrace.String())
+	}
+	return append(args,
 		"--kubeconfig="+f.path("controller-manager.kubeconfig"),
 		"--leader-elect=false",
 		"--secure-port=0",

@@ -76,11 +76,14 @@ type Options struct {
 	// TolerationSeconds: for how long pods stay on a node that is not heard of; 0 for
 	// upstream's default.
 	TolerationSeconds int
-	AuditLog          string   // file for who asked the API server for what; none when empty
-	Verbose           bool     // Kip logs everything
-	KipArgs           []string // further arguments of Kip
-	Command           string   // what the user typed, for whoever meets the lock
-	Log               *slog.Logger
+	// NodeGrace: how long a node may be silent before it is taken to be unwell; 0 for
+	// upstream's default.
+	NodeGrace time.Duration
+	AuditLog  string   // file for who asked the API server for what; none when empty
+	Verbose   bool     // Kip logs everything
+	KipArgs   []string // further arguments of Kip
+	Command   string   // what the user typed, for whoever meets the lock
+	Log       *slog.Logger
 
 	// IPv6CIDR are the bridge's IPv6 addresses, ServiceIPv6CIDR those of Services:
 	// both where the cluster is dual-stack, else none. Ordinary nodes have IPv4 only.
@@ -273,6 +276,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 		NoFsync:           s.opts.NoFsync,
 		UpstreamLimits:    s.opts.UpstreamLimits,
 		TolerationSeconds: s.opts.TolerationSeconds,
+		NodeGrace:         s.opts.NodeGrace,
 		NodeName:          s.opts.Node,
 		Peers:             s.peers(),
 		AuditLog:          s.opts.AuditLog,

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
@@ -28,6 +29,17 @@ var (
 // tolerationSeconds is how long the API server lets pods that do not say stay on a node
 // that is not heard of: short, so that it shows which pods stay.
 const tolerationSeconds = 2
+
+const (
+	// nodeGrace is how long Kubernetes lets a node be silent before it takes it for dead. It
+	// is longer than upstream's 50 seconds, so that tests that keep Kip from its node for a
+	// while have room on a slow machine.
+	nodeGrace = 2 * time.Minute
+	// leaseAge is how old a node's lease is at most when its Kip stops.
+	leaseAge = 10 * time.Second
+	// nodeRoom is what such a test leaves of nodeGrace for all else that takes time.
+	nodeRoom = 45 * time.Second
+)
 
 // auditLog is where the API server writes who asked it for what.
 var auditLog = filepath.Join(os.TempDir(), bridge+"-audit.log")
@@ -45,7 +57,8 @@ func TestMain(m *testing.M) {
 		defer os.RemoveAll(images)
 		defer os.Remove(auditLog)
 		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
-			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds)}}
+			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds),
+				fmt.Sprint("--node-grace=", nodeGrace)}}
 		return harness.Main(o, &world, func() int {
 			code, err := besideACloud(m.Run)
 			if err != nil {

@@ -69,9 +69,9 @@ func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 func TestAPausedKipLosesNoPod(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
-	// The pause is longer than that, and shorter than the 50 seconds after which
-	// Kubernetes takes a node for dead that does not renew its lease each 10.
-	const silence, pause = 35 * time.Second, 43 * time.Second
+	// The pause is longer than that, and shorter than what Kubernetes lets a node be silent.
+	const silence, pause = 50 * time.Second, 60 * time.Second
+	const _ = uint64(nodeGrace - nodeRoom - leaseAge - pause) // or it does not compile
 	before := map[string]*corev1.Pod{}
 	for _, name := range []string{"a", "b"} {
 		s.Apply(strings.Replace(counting(name), "{name: "+name+"}",

@@ -33,10 +33,11 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	m, counted := s.machine("a"), s.counts("a", 0)
 	s.waitReadyz(k, 200)
 
-	// Longer than the lease of a leader, and shorter than the 50 seconds that Kubernetes
-	// gives a node which is not heard: a Kip without its store does not lead, and who
-	// does not lead does not renew the node's lease.
+	// Longer than the lease of a leader, and shorter than what Kubernetes lets a node be
+	// silent: a Kip without its store does not lead, and who does not lead does not renew the
+	// node's lease.
 	const outage = 30 * time.Second
+	const _ = uint64(nodeGrace - nodeRoom - leaseAge - outage) // or it does not compile
 	began := time.Now()
 	etcd.Stop()
 	t.Logf("/readyz says\n%s", s.waitReadyz(k, 500, "[-]store failed: "))
