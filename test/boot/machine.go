@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/test/loopback"
 )
 
 // AgentPort is where the agent listens on a machine.
@@ -61,7 +63,7 @@ type Machine struct {
 func Start(what vm.Machine) (*Machine, error) {
 	m := &Machine{monitor: what.Monitor, grew: make(chan struct{}), ended: make(chan struct{})}
 	if what.Card != nil && what.Card.Tap == "" {
-		free, err := net.Listen("tcp", "127.0.0.1:0")
+		free, err := net.Listen("tcp", netip.AddrPortFrom(loopback.Own(), 0).String())
 		if err != nil {
 			return nil, err
 		}

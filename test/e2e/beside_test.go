@@ -230,25 +230,15 @@ func letBe(t *testing.T, name string, n int) {
 // free, too.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for {
-		port, err := harness.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		free := 1
-		for ; free <= n; free++ {
-			l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port+100+free))
-			if err != nil {
-				break
-			}
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if free > n {
-			return port
-		}
+	var more []int
+	for i := range n {
+		more = append(more, 100+i+1)
 	}
+	port, err := harness.FreePort(more...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // besideNode waits for the Ready node of a Kip beside the world's that has a label.

@@ -149,15 +149,6 @@ func Amiss(log []byte) (lines []string) {
 	return lines
 }
 
-// FreePort is a TCP port that nobody listens on now.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
-}
-
 // Done is closed when the process has ended and has been looked at.
 func (k *Kip) Done() <-chan struct{} { return k.done }
 
