@@ -24,9 +24,10 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// oddPatience is how long a group of odd pods has until each has a reason. A mount
-// that hangs is told of after two minutes.
-const oddPatience = 4 * time.Minute
+// oddPatience is how long a group of odd pods has until each has a reason, and again until
+// all are gone: patience after what kubelets wait for, who report a mount that hangs after
+// two minutes.
+const oddPatience = 2*time.Minute + patience
 
 // numberFrom reads an environment variable.
 func numberFrom(t *testing.T, name, otherwise string) uint64 {
@@ -82,6 +83,8 @@ func TestPodsWithOddValuesEndInAStateWithAReason(t *testing.T) {
 			}
 			reached[how]++
 		}
+		cancel()
+		ctx, cancel = context.WithTimeout(t.Context(), oddPatience)
 		for _, pod := range admitted {
 			if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				t.Error(err)

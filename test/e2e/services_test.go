@@ -110,9 +110,13 @@ func (s *space) answersAll(what string, ask func() string, want ...string) {
 	}
 }
 
+// answerWithin is how long one ask may take. It only tells a hang: what is asked again and again
+// must answer each time.
+const answerWithin = 30 * time.Second
+
 // fromHost gets http://address from this host; "" when nothing answers.
 func fromHost(address string) string {
-	return get(&http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}, address)
+	return get(&http.Client{Timeout: answerWithin, Transport: &http.Transport{DisableKeepAlives: true}}, address)
 }
 
 // get gets http://address by a client; "" when nothing answers.
@@ -209,7 +213,7 @@ func askUDP(address string) string {
 		return ""
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(answerWithin))
 	if _, err := conn.Write([]byte("who\n")); err != nil {
 		return ""
 	}
@@ -328,7 +332,7 @@ func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 	config := &rest.Config{Host: "https://" + address, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authority)}}
 	config.Dial = func(context.Context, string, string) (conn net.Conn, err error) {
 		// This image has no TLS that the API server takes: the test speaks it.
-		s.inside("client", func() error { conn, err = net.DialTimeout("tcp", address, 5*time.Second); return nil })
+		s.inside("client", func() error { conn, err = net.DialTimeout("tcp", address, answerWithin); return nil })
 		return conn, err
 	}
 	client, err := kubernetes.NewForConfig(config)
@@ -369,7 +373,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	s.answersAll("the UDP hostPort", func() string { return askUDP(at(ip, 7090)) }, "a")
 	// One with a hostIP is served there, in the machine, and nowhere else.
 	m := s.machine("a")
-	inMachine := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.dial}}
+	inMachine := http.Client{Timeout: answerWithin, Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.dial}}
 	s.answersAll("the hostPort of hostIP 127.0.0.9, from the machine", func() string { return get(&inMachine, "127.0.0.9:7081") }, "a")
 	s.answersAll("the container's port on the pod's address", func() string { return fromHost(at(pod.Status.PodIP, 8080)) }, "a")
 	for what, address := range map[string]string{

@@ -107,7 +107,7 @@ func TestAPodWhoseKubeletOrAgentHangsGoesOnOnAnotherCell(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	limits := map[string]string{"kubelet": "30", "agent": "30", "well": "120"}
+	limits := map[string]string{"kubelet": "30", "agent": "30", "well": "900"}
 	s.company()
 	before, on := map[string]*corev1.Pod{}, map[string]machine{}
 	names := []string{"kubelet", "agent", "well"}

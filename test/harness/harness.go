@@ -37,7 +37,7 @@ import (
 const Node = "kip-0"
 
 // patience bounds each step; a step that needs longer has failed.
-const patience = 3 * time.Minute
+const patience = 5 * time.Minute
 
 // World is a cluster with one Kip on local cells.
 type World struct {

@@ -29,17 +29,18 @@ import (
 )
 
 const (
-	// answerWithin is what each question of the bystander is given: what the API server
-	// gives a kubelet to answer. It is no measure of speed: that is printed.
-	answerWithin = 30 * time.Second
+	// answerWithin is what each question of the bystander is given. It only tells a hang:
+	// how fast the answers come is printed.
+	answerWithin = namespace.Patience
 	// rounds is how often the bystander is asked everything while an attack goes on.
 	rounds = 2
 	// mostMemory bounds by how many MiB Kip's largest resident set may grow while one
 	// cell attacks. Of that cell Kip holds 256 KiB of node, lease and CSINode, 512 KiB
 	// of bodies and 1 MiB that HTTP/2 buffers; of its agent 16 MiB that HTTP/2 buffers;
 	// and a few objects that are worked on. The rest is room for Go's collector, which
-	// lets a heap double, and for what the bystander's exec takes.
-	mostMemory = 96
+	// lets a heap double, and longer grow where the CPUs are busy, and for what the
+	// bystander's exec takes. What an attack sends is gigabytes.
+	mostMemory = 192
 )
 
 // space is a namespace of a test's own.

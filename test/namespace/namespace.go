@@ -32,7 +32,7 @@ const Patience = 5 * time.Minute
 
 // attempt is how long one of several attempts may take: what hangs, such as a
 // request to a Kip that is paused, would else use up the patience of all.
-const attempt = 15 * time.Second
+const attempt = 40 * time.Second
 
 // Looks is how many times is looked for what must not be.
 const Looks = 3
