@@ -71,9 +71,6 @@ func newNeighbours(t *testing.T) *neighbours {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	if testing.Short() {
-		t.Skip("machines are not made with -short")
-	}
 	n := &neighbours{T: t, stray: netip.MustParseAddr("169.254.77.1"), cfg: Config{
 		StateDir: filepath.Join(t.TempDir(), "cloud"),
 		CIDR:     netip.MustParsePrefix("10.117.0.0/16"),

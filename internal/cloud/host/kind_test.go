@@ -116,9 +116,6 @@ func sleeping(t *testing.T) (Config, *sleepers) {
 	if os.Geteuid() != 0 {
 		t.Skip("machines need root")
 	}
-	if testing.Short() {
-		t.Skip("machines are not made with -short")
-	}
 	cfg := Config{
 		StateDir: filepath.Join(os.TempDir(), "kip-host-test"), Bridge: "kiptest2", CIDR: netip.MustParsePrefix("10.117.0.0/16"),
 		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},

@@ -11,7 +11,7 @@ import (
 func TestKeepsWhatCloudsPromise(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Subject{
 		New: func(t *testing.T) cloud.Cloud {
-			cfg := testHost(t)
+			cfg := coreHost(t)
 			cfg.IPv6CIDR = testIPv6
 			return open(t, cfg)
 		},

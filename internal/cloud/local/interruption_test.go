@@ -11,9 +11,11 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/test/tier"
 )
 
 func TestInterruptedMachineVanishes(t *testing.T) {
+	tier.All(t)
 	for _, stopped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stopped=%t", stopped), func(t *testing.T) {
 			cfg := testHost(t)

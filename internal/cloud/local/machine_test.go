@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/test/tier"
 )
 
 // patience is how long a test waits for what must come. It only tells a hang from a slow machine.
@@ -127,15 +128,19 @@ func testConfig() Config {
 	}
 }
 
-// testHost makes the folder of a test and takes care that nothing is left of it:
-// every test ends by looking.
+// testHost is that of a test of make test-all.
 func testHost(t testing.TB) Config {
+	t.Helper()
+	tier.All(t)
+	return coreHost(t)
+}
+
+// coreHost makes the folder of a test and takes care that nothing is left of it:
+// every test ends by looking.
+func coreHost(t testing.TB) Config {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("machines need root")
-	}
-	if testing.Short() {
-		t.Skip("machines are not made with -short")
 	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -609,6 +614,7 @@ func TestMachineOutlivesKip(t *testing.T) {
 }
 
 func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
+	tier.All(t)
 	for _, step := range []string{"folder", "recorded", "spawned", "populated", "limited", "identified", "attached", "plugged", "released"} {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)
@@ -627,6 +633,7 @@ func TestKipThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
 }
 
 func TestKipThatDiesInTerminateFinishesItLater(t *testing.T) {
+	tier.All(t)
 	for _, step := range []string{"terminating", "killed", "unplugged", "emptied"} {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)
@@ -722,6 +729,7 @@ func TestReusedPIDIsNotTheMachine(t *testing.T) {
 }
 
 func TestFailedLaunchSaysWhyAndLeavesNothing(t *testing.T) {
+	tier.All(t)
 	for name, tc := range map[string]struct {
 		spoil func(t *testing.T, cfg Config)
 		want  string
@@ -763,6 +771,7 @@ func TestFailedLaunchSaysWhyAndLeavesNothing(t *testing.T) {
 }
 
 func TestCancelledLaunchLeavesNothing(t *testing.T) {
+	tier.All(t)
 	for _, step := range []string{"recorded", "limited", "plugged"} {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/test/tier"
 )
 
 // only returns the one machine that is listed.
@@ -175,6 +176,7 @@ func TestStoppedMachineOutlivesKip(t *testing.T) {
 }
 
 func TestKipThatDiesInStopOrStartLeavesAStoppedMachine(t *testing.T) {
+	tier.All(t)
 	for does, steps := range map[string][]string{
 		"stop":  {"stopping", "killed", "halted", "stopped"},
 		"start": {"spawned", "populated", "limited", "identified", "attached", "plugged", "released", "running"},
@@ -241,6 +243,7 @@ func TestMachineThatCannotStartIsStoppedAgain(t *testing.T) {
 }
 
 func TestCancelledStartLeavesAStoppedMachine(t *testing.T) {
+	tier.All(t)
 	for _, step := range []string{"spawned", "plugged"} {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/test/tier"
 )
 
 func diskRequest(token string) cloud.DiskRequest {
@@ -223,6 +224,7 @@ func diskLife(ctx context.Context, c *Cloud, machine string) error {
 // Wherever Kip dies, the same calls by the next one do what was asked for, and
 // nothing is left of what was not.
 func TestDisksSurviveAKillAtEveryStep(t *testing.T) {
+	tier.All(t)
 	limited(t)
 	for _, step := range []string{"disk file", "disk recorded", "disk attaching", "disk looped", "disk attached", "disk unlooped",
 		"disk detached", "disk record removed"} {
@@ -305,6 +307,7 @@ func hasGrown(t *testing.T, cfg Config, c *Cloud, id string) {
 
 // Until it is recorded, a disk is as it was to whoever asks.
 func TestKipThatDiesWhileADiskGrowsGrowsItAgain(t *testing.T) {
+	tier.All(t)
 	limited(t)
 	for _, step := range []string{"disk file grown", "disk growth shown", "disk grown"} {
 		t.Run(step, func(t *testing.T) {

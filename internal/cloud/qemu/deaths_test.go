@@ -10,11 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/test/tier"
 )
 
 // deaths runs a test for each step at which a machine's QEMU dies, and Kip goes on. It is armed by
 // what arm returns, from when on the next such step is its last.
 func deaths(t *testing.T, steps []string, check func(t *testing.T, cfg Config, c *Cloud, arm func())) {
+	tier.All(t)
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)

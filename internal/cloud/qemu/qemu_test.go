@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/test/tier"
 )
 
 // The environment with which this test binary runs itself as a Kip that dies: it does what
@@ -77,11 +78,9 @@ func testConfig() Config {
 // by looking. Real machines of QEMU boot a kernel of 60 bytes.
 func testHost(t testing.TB) Config {
 	t.Helper()
+	tier.All(t)
 	if os.Geteuid() != 0 {
 		t.Skip("machines need root")
-	}
-	if testing.Short() {
-		t.Skip("machines are not made with -short")
 	}
 	for _, p := range []string{vm.Program, "qemu-img"} {
 		if _, err := exec.LookPath(p); err != nil {
@@ -210,6 +209,7 @@ func onlyBridgeIsLeft(t testing.TB, cfg Config) {
 }
 
 func TestKeepsWhatCloudsPromise(t *testing.T) {
+	tier.All(t)
 	cloudtest.Run(t, cloudtest.Subject{
 		New:           func(t *testing.T) cloud.Cloud { return open(t, testHost(t)) },
 		UserData:      []byte(secret),
@@ -877,6 +877,7 @@ func die(t *testing.T, step, does string) {
 
 // crashes runs a test for each step at which Kip dies.
 func crashes(t *testing.T, does string, steps []string, check func(t *testing.T, cfg Config, step string)) {
+	tier.All(t)
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			cfg := testHost(t)
