@@ -35,7 +35,7 @@ import (
 // shortDir is a folder whose path leaves room for the name of a socket.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kip-e2e-")
+	dir, err := os.MkdirTemp("", harness.TempPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}

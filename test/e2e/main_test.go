@@ -6,7 +6,6 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -19,11 +18,11 @@ import (
 	"github.com/elotl/kip/test/namespace"
 )
 
-// bridge and cidr are the network of the cells. Another one lets two runs of the
-// tests go side by side.
+// The network of the cells.
 var (
-	bridge = cmp.Or(os.Getenv("KIP_E2E_BRIDGE"), "kipe2e0")
-	cidr   = cmp.Or(os.Getenv("KIP_E2E_CIDR"), "10.111.0.0/16")
+	ownNetwork = harness.MustClaim("e2e")
+	bridge     = ownNetwork.Bridge
+	cidr       = ownNetwork.CIDR.String()
 )
 
 // tolerationSeconds is how long the API server lets pods that do not say stay on a node
@@ -56,7 +55,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(images)
 		defer os.Remove(auditLog)
-		o := harness.Options{Name: bridge, CIDR: cidr, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
+		o := harness.Options{Network: ownNetwork, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
 			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds),
 				fmt.Sprint("--node-grace=", nodeGrace)}}
 		return harness.Main(o, &world, func() int {

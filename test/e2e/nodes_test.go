@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 
+	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
@@ -123,22 +123,14 @@ func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
 func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
-	// Beside the world's, and as far from those of other runs of the tests.
-	network, err := netip.ParsePrefix(cidr)
+	n, err := harness.Claim("killed") // beside the world's
 	if err != nil {
-		t.Fatal(err)
-	}
-	a := network.Addr().As4()
-	a[1] += 100
-	device := bridge + "k"
-	dir := filepath.Join(filepath.Dir(world.State), device)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	ready := filepath.Join(t.TempDir(), "ready")
 	place := []string{
-		"--state", filepath.Join(dir, "state"), "--cell-root", filepath.Join(filepath.Dir(world.State), "cell-root"),
-		"--bridge", device, "--cidr", netip.PrefixFrom(netip.AddrFrom4(a), network.Bits()).String(), "--nodes", "1",
+		"--state", n.State, "--cell-root", filepath.Join(filepath.Dir(world.State), "cell-root"),
+		"--bridge", n.Bridge, "--cidr", n.CIDR.String(), "--nodes", "1",
 	}
 	clean := func(ctx context.Context) string {
 		out, err := exec.CommandContext(ctx, world.Tool("kip-dev"), append([]string{"clean"}, place...)...).CombinedOutput()
@@ -147,7 +139,7 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 		}
 		return string(out)
 	}
-	log := filepath.Join(dir, "log")
+	log := n.State + ".log"
 	dev, err := child.Start(child.Spec{Path: world.Tool("kip-dev"),
 		Args: append([]string{"cluster", "--no-fsync", "--ready-file", ready}, place...), LogFile: log})
 	if err != nil {
@@ -159,7 +151,7 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 		}
 		clean(context.Background())
 		if !t.Failed() {
-			if err := os.RemoveAll(dir); err != nil {
+			if err := errors.Join(os.RemoveAll(n.State), os.Remove(log)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -182,10 +174,10 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 	}
 	// What cannot end by itself is a machine's: the node's, with its first process.
 	nodes := local.Config{Config: host.Config{
-		StateDir: filepath.Join(dir, "state", "nodes"),
-		Bridge:   device,
-		Group:    device + "-nodes",
-		CIDR:     netip.PrefixFrom(netip.AddrFrom4(a), network.Bits()),
+		StateDir: filepath.Join(n.State, "nodes"),
+		Bridge:   n.Bridge,
+		Group:    n.Bridge + "-nodes",
+		CIDR:     n.CIDR,
 	}}
 	left, err := local.Leftovers(t.Context(), nodes)
 	if err != nil {
@@ -211,8 +203,8 @@ func TestNothingOfAKilledStackIsLeftAfterClean(t *testing.T) {
 	if got := clean(t.Context()); got != "" {
 		t.Errorf("the second clean finds %q", got)
 	}
-	if _, err := net.InterfaceByName(device); err == nil {
-		t.Errorf("the bridge %s is still there", device)
+	if _, err := net.InterfaceByName(n.Bridge); err == nil {
+		t.Errorf("the bridge %s is still there", n.Bridge)
 	}
 }
 

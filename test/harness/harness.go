@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/test/network"
 )
 
 // Node is the virtual node's name.
@@ -71,9 +72,11 @@ type World struct {
 // Options of a world. Worlds with different names, bridges and networks can run
 // side by side, also beside `make run`.
 type Options struct {
-	Name   string // of the bridge, and of the state folder
-	CIDR   string
-	Stderr io.Writer
+	Name string // of the bridge, and of the state folder
+	CIDR string
+	// Network is one that Claim claimed, in place of Name and CIDR.
+	Network *network.Network
+	Stderr  io.Writer
 	// DevArgs are further arguments of kip-dev.
 	DevArgs []string
 	// KipArgs are further arguments of Kip.
@@ -117,7 +120,9 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 		Bridge:   o.Name,
 		Patience: o.Patience,
 	}
-	if w.cidr, err = netip.ParsePrefix(o.CIDR); err != nil {
+	if n := o.Network; n != nil {
+		w.State, w.Bridge, w.cidr = n.State, n.Bridge, n.CIDR
+	} else if w.cidr, err = netip.ParsePrefix(o.CIDR); err != nil {
 		return nil, err
 	}
 	w.Kubeconfig, w.KipKubeconfig = filepath.Join(w.State, "kubeconfig"), filepath.Join(w.State, "kip.kubeconfig")
@@ -127,7 +132,7 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err := w.forget(ready); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", o.Name, w.log)
+	fmt.Fprintf(o.Stderr, "starting a control plane and Kip on bridge %s; log: %s\n", w.Bridge, w.log)
 	if w.dev, err = child.Start(w.devSpec(root, ready, o)); err != nil {
 		return nil, fmt.Errorf("start kip-dev (is everything built? `make build`): %w", err)
 	}
@@ -180,7 +185,7 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 		// A test that panics or is killed must not leave a control plane behind.
 		Death: syscall.SIGTERM,
 		Args: []string{"up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
-			"--bridge", o.Name, "--cidr", o.CIDR, "--verbose", "--ready-file", ready},
+			"--bridge", w.Bridge, "--cidr", w.cidr.String(), "--verbose", "--ready-file", ready},
 	}
 	if o.Nodes > 0 {
 		dev.Args = append(dev.Args, "--nodes", strconv.Itoa(o.Nodes))

@@ -74,7 +74,7 @@ func Main(o Options, world **World, run func() int) int {
 		return code
 	}
 	// It says what Stop has left, and removes the logs.
-	clean := exec.Command(w.Tool("kip-dev"), "clean", "--state", w.State, "--bridge", w.Bridge, "--cidr", o.CIDR)
+	clean := exec.Command(w.Tool("kip-dev"), "clean", "--state", w.State, "--bridge", w.Bridge, "--cidr", w.cidr.String())
 	if out, err := clean.CombinedOutput(); err != nil || strings.Contains(string(out), "removed") {
 		fail("something was left: %v\n%s", err, out)
 	}
@@ -157,6 +157,10 @@ func (w *World) noStrays(ctx context.Context) error {
 	return nil
 }
 
+// TempPrefix is what the names of a process's folders in the temporary folder begin with, if tests mount
+// anything there. Other runs have others, so that none finds theirs.
+func TempPrefix() string { return fmt.Sprintf("kip-e2e-%d-", os.Getpid()) }
+
 // onMachine names what there is on this machine of the world's cells, of this process
 // and of the Kips that it ran: processes, cgroups, network devices, mounts (those that
 // keep network namespaces too), loop devices, folders.
@@ -190,7 +194,7 @@ func (w *World) onMachine(ctx context.Context) ([]string, error) {
 	for line := range strings.Lines(string(mounts)) {
 		// Device, folder and type.
 		if f := strings.Fields(line); len(f) > 2 && (f[2] == "nsfs" || strings.HasPrefix(f[1], w.State+"/") ||
-			strings.HasPrefix(f[1], filepath.Join(os.TempDir(), "kip-"))) {
+			strings.HasPrefix(f[1], filepath.Join(os.TempDir(), TempPrefix()))) {
 			all = append(all, "mount "+f[1])
 		}
 	}
@@ -198,7 +202,7 @@ func (w *World) onMachine(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	pids, err := child.Marked("KIP_DEV_STATE=" + w.State)
+	pids, err := child.Marked(mark(w.State))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ package hostile
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"os"
 	"strconv"
 	"testing"
@@ -18,11 +19,10 @@ import (
 	"github.com/elotl/kip/test/harness"
 )
 
-const (
-	bridge = "kiphost0"
-	cidr   = "10.114.0.0/16"
+var (
+	ownNetwork = harness.MustClaim("hostile")
 	// metrics is where Kip tells of its health.
-	metrics = "10.114.0.1:10255"
+	metrics = netip.AddrPortFrom(ownNetwork.Host(), 10255).String()
 )
 
 // world is the one cluster that all tests share; each has a namespace.
@@ -45,5 +45,5 @@ var seed = func() int64 {
 // Kip is built without -race, which needs several times the memory: its memory is
 // what is looked at here. That of make e2e tells of data races.
 func TestMain(m *testing.M) {
-	os.Exit(harness.Main(harness.Options{Name: bridge, CIDR: cidr, Stderr: os.Stderr}, &world, m.Run))
+	os.Exit(harness.Main(harness.Options{Network: ownNetwork, Stderr: os.Stderr}, &world, m.Run))
 }

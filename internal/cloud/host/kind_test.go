@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	networks "github.com/elotl/kip/test/network"
 )
 
 // sleepers are machines that do nothing: plain processes, without a network.
@@ -110,18 +111,32 @@ func (s *sleepers) Traces() []string { return []string{"no-machine"} }
 
 func (s *sleepers) Inspect() ([]string, []int, error) { return nil, nil, nil }
 
+// claimed is the network of this process's tests.
+var claimed = sync.OnceValues(func() (networks.Network, error) {
+	return networks.Host.Claim(filepath.Join(os.TempDir(), "kip-host-"), func(earlier networks.Network) error {
+		return errors.Join(Destroy(context.Background(), configOf(earlier), &sleepers{}), os.RemoveAll(earlier.State))
+	})
+})
+
+func configOf(n networks.Network) Config {
+	return Config{
+		StateDir: n.State, Bridge: n.Bridge, CIDR: n.CIDR,
+		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},
+		Log:       slog.New(slog.DiscardHandler),
+	}
+}
+
 // sleeping is a cloud of sleepers, of which the test leaves nothing.
 func sleeping(t *testing.T) (Config, *sleepers) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("machines need root")
 	}
-	cfg := Config{
-		StateDir: filepath.Join(os.TempDir(), "kip-host-test"), Bridge: "kiptest2", CIDR: netip.MustParsePrefix("10.117.0.0/16"),
-		Catalogue: []catalog.InstanceType{{Name: "nano", Offerings: []catalog.Offering{{Zone: "here"}}}},
-		Log:       slog.New(slog.DiscardHandler),
+	n, err := claimed()
+	if err != nil {
+		t.Fatal(err)
 	}
-	kind := &sleepers{disks: map[string]bool{}}
+	cfg, kind := configOf(n), &sleepers{disks: map[string]bool{}}
 	remove := func() {
 		if err := Destroy(context.Background(), cfg, kind); err != nil {
 			t.Error(err)
@@ -133,7 +148,7 @@ func sleeping(t *testing.T) (Config, *sleepers) {
 			t.Error(err)
 		}
 	}
-	remove() // of a test that was killed
+	remove()
 	t.Cleanup(remove)
 	return cfg, kind
 }
@@ -188,7 +203,7 @@ func TestAnyKindOfMachineIsKeptByItsRecord(t *testing.T) {
 	if err := c.Start(t.Context(), id).Err(); err != nil || state(t, c) != cloud.Running {
 		t.Fatalf("started: %s, %v", state(t, c), err)
 	}
-	address, gateway := netip.PrefixFrom(list[0].ManagementIP, 16), netip.MustParseAddr("10.117.0.1")
+	address, gateway := netip.PrefixFrom(list[0].ManagementIP, 16), network{cfg.CIDR}.gateway()
 	want := []Boot{
 		{ID: id, Address: address, Gateway: gateway, UserData: []byte("data")},
 		{ID: id, Address: address, Gateway: gateway, Again: true},
@@ -379,19 +394,20 @@ func TestAMachineThatItsKindCannotStartLeavesNothing(t *testing.T) {
 func TestALaunchAtAnAddressHasThatOrIsRefused(t *testing.T) {
 	cfg, kind := sleeping(t)
 	c := opened(t, cfg, kind)
-	at := func(token, address string) (cloud.Instance, error) {
+	at := func(token string, address netip.Addr) (cloud.Instance, error) {
 		r := launchRequest()
 		r.Token = token
-		return c.LaunchAt(t.Context(), r, netip.MustParseAddr(address))
+		return c.LaunchAt(t.Context(), r, address)
 	}
-	one, err := at("a", "10.117.0.77")
-	if err != nil || one.ManagementIP != netip.MustParseAddr("10.117.0.77") {
+	address := network{cfg.CIDR}.management(77)
+	one, err := at("a", address)
+	if err != nil || one.ManagementIP != address {
 		t.Fatalf("%+v, %v", one, err)
 	}
-	if _, err := at("b", "10.117.0.77"); !errors.Is(err, cloud.ErrCapacity) {
+	if _, err := at("b", address); !errors.Is(err, cloud.ErrCapacity) {
 		t.Errorf("an address that is in use: %v", err)
 	}
-	if _, err := at("c", "10.117.0.1"); !errors.Is(err, cloud.ErrRefused) {
+	if _, err := at("c", network{cfg.CIDR}.gateway()); !errors.Is(err, cloud.ErrRefused) {
 		t.Errorf("the host's address: %v", err)
 	}
 	gone := c.Gone(one.ID)
@@ -405,7 +421,7 @@ func TestALaunchAtAnAddressHasThatOrIsRefused(t *testing.T) {
 	}
 	<-gone
 	<-c.Gone(one.ID)
-	if _, err := at("d", "10.117.0.77"); err != nil {
+	if _, err := at("d", address); err != nil {
 		t.Errorf("an address that is free again: %v", err)
 	}
 }

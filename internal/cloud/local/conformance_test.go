@@ -12,7 +12,7 @@ func TestKeepsWhatCloudsPromise(t *testing.T) {
 	cloudtest.Run(t, cloudtest.Subject{
 		New: func(t *testing.T) cloud.Cloud {
 			cfg := coreHost(t)
-			cfg.IPv6CIDR = testIPv6
+			cfg.IPv6CIDR = ours(t).IPv6CIDR
 			return open(t, cfg)
 		},
 		UserData: []byte("#cloud-config\n"), Patience: time.Minute, ForgetsTokens: true,

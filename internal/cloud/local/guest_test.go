@@ -14,7 +14,7 @@ func TestAGuestAndTheOwnerOfABridgeLeaveEachOtherAlone(t *testing.T) {
 	cfg := testHost(t)
 	ctx := context.Background()
 	guest := cfg
-	guest.StateDir, guest.Group = filepath.Join(testDir(), "guest"), cfg.Bridge+"-guest"
+	guest.StateDir, guest.Group = filepath.Join(filepath.Dir(cfg.StateDir), "guest"), cfg.Bridge+"-guest"
 	if _, err := New(guest); err == nil || !strings.Contains(err.Error(), "bridge "+cfg.Bridge) {
 		t.Fatalf("a guest without a bridge: %v", err)
 	}

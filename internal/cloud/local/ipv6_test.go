@@ -10,8 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var testIPv6 = netip.MustParsePrefix("fd10:119::/64")
-
 // addressesOf are the IPv6 addresses of the bridge.
 func addressesOf(t *testing.T, cfg Config) (all []string) {
 	t.Helper()
@@ -51,7 +49,8 @@ func TestWithoutAnIPv6NetworkThereIsNoIPv6(t *testing.T) {
 
 func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 	cfg := testHost(t)
-	cfg.IPv6CIDR = testIPv6
+	cfg.IPv6CIDR = ours(t).IPv6CIDR
+	gateway := cfg.IPv6CIDR.Addr().Next().String()
 	c := open(t, cfg)
 	a, b := launch(t, c, request("a")), launch(t, c, request("b"))
 	run(t, b.ManagementIP,
@@ -65,10 +64,10 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 		}
 	}
 	if got := run(t, a.ManagementIP, "ip -6 route show default; cat /proc/sys/net/ipv6/conf/eth0/accept_ra"); !strings.Contains(got,
-		"fd10:119::1") || !strings.HasSuffix(got, "0") {
+		gateway) || !strings.HasSuffix(got, "0") {
 		t.Errorf("the machine's way out, and whether it listens to routers: %q", got)
 	}
-	if all := addressesOf(t, cfg); !strings.Contains(strings.Join(all, " "), "fd10:119::1/64") {
+	if all := addressesOf(t, cfg); !strings.Contains(strings.Join(all, " "), gateway+"/64") {
 		t.Errorf("the bridge has %v", all)
 	}
 
@@ -77,7 +76,7 @@ func TestMachinesReachEachOtherByIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := cfg
-	other.IPv6CIDR = netip.MustParsePrefix("fd10:118::/64")
+	other.IPv6CIDR = netip.MustParsePrefix("fd10:1::/64")
 	if _, err := New(other); err == nil || !strings.Contains(err.Error(), "ipv6CIDR") {
 		t.Errorf("another network: %v", err)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/test/network"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -41,6 +42,7 @@ const patience = 5 * time.Minute
 const (
 	crashAt   = "KIP_LOCAL_TEST_CRASH_AT"
 	crashDoes = "KIP_LOCAL_TEST_CRASH_DOES"
+	crashSlot = "KIP_LOCAL_TEST_CRASH_SLOT" // of its network
 )
 
 func TestMain(m *testing.M) {
@@ -56,7 +58,11 @@ func TestMain(m *testing.M) {
 
 // crash is a Kip that dies at a step; it returns only if it did not get there.
 func crash(step, does string) error {
-	cfg := testConfig()
+	slot, err := strconv.Atoi(os.Getenv(crashSlot))
+	if err != nil {
+		return err
+	}
+	cfg := configOf(network.Local.At(slot, testDir()))
 	var armed atomic.Bool
 	armed.Store(does == "launch" || does == "terminate" || does == "disk")
 	cfg.Reached = func(s string) {
@@ -106,25 +112,42 @@ sh 2>&1
 echo "exit=$?"
 `
 
-func testDir() string { return filepath.Join(os.TempDir(), "kip-local-test") }
+// testDir is what the name of a test's folder begins with.
+func testDir() string { return filepath.Join(os.TempDir(), "kip-local-") }
+
+var claimed = sync.OnceValues(func() (network.Network, error) {
+	return network.Local.Claim(testDir(), func(earlier network.Network) error {
+		return errors.Join(Destroy(context.Background(), configOf(earlier)), os.RemoveAll(earlier.State))
+	})
+})
+
+// ours returns the network of this process's tests.
+func ours(t testing.TB) network.Network {
+	t.Helper()
+	n, err := claimed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
 
 var testTypes = []catalog.InstanceType{
 	{Name: "nano", MilliCPU: 250, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
 	{Name: "xlarge", MilliCPU: 4000, MemoryBytes: 3 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "local"}}},
 }
 
-func testConfig() Config {
+func configOf(n network.Network) Config {
 	return Config{
 		Config: host.Config{
-			StateDir:  filepath.Join(testDir(), "state"),
-			Bridge:    "kiptest0",
-			CIDR:      netip.MustParsePrefix("10.119.0.0/16"),
+			StateDir:  filepath.Join(n.State, "state"),
+			Bridge:    n.Bridge,
+			CIDR:      n.CIDR,
 			Catalogue: testTypes,
 			Log:       slog.New(slog.DiscardHandler),
 		},
-		RootDir:     filepath.Join(testDir(), "root"),
+		RootDir:     filepath.Join(n.State, "root"),
 		Init:        []string{"/init"},
-		Nameservers: []netip.Addr{netip.MustParseAddr("10.119.0.1")},
+		Nameservers: []netip.Addr{n.Host()},
 	}
 }
 
@@ -146,12 +169,13 @@ func coreHost(t testing.TB) Config {
 	if err != nil {
 		t.Skip("machines for tests are made of busybox: apt-get install busybox-static")
 	}
-	cfg := testConfig()
+	n := ours(t)
+	cfg := configOf(n)
 	ctx := context.Background()
 	if err := Destroy(ctx, cfg); err != nil {
 		t.Fatalf("clean up after an earlier test: %v", err)
 	}
-	if err := os.RemoveAll(testDir()); err != nil {
+	if err := os.RemoveAll(n.State); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -162,7 +186,7 @@ func coreHost(t testing.TB) Config {
 		if err != nil || len(left) > 0 {
 			t.Errorf("left over: %q, %v", left, err)
 		}
-		if err := os.RemoveAll(testDir()); err != nil {
+		if err := os.RemoveAll(n.State); err != nil {
 			t.Error(err)
 		}
 	})
@@ -313,7 +337,7 @@ func TestMachineShowsItsType(t *testing.T) {
 		for _, see := range []struct{ what, script, want string }{
 			{"its name", "hostname; cat /etc/hostname", i.ID + "\n" + i.ID},
 			{"itself in hosts", "grep " + i.ID + " /etc/hosts", i.ManagementIP.String() + " " + i.ID},
-			{"the nameserver", "cat /etc/resolv.conf", "nameserver 10.119.0.1"},
+			{"the nameserver", "cat /etc/resolv.conf", "nameserver " + cfg.Nameservers[0].String()},
 			{"its user data", "cat /var/lib/cloud/seed/user-data", strings.TrimSpace(string(r.Machines[0].UserData))},
 			{"its user data closed to others", "stat -c %a:%u /var/lib/cloud/seed/user-data", "400:0"},
 			{"its memory", "grep MemTotal /proc/meminfo | grep -o '[0-9]*'", strconv.FormatInt(typ.MemoryBytes/1024, 10)},
@@ -572,7 +596,7 @@ func TestMachineWhoseInitEndsIsGone(t *testing.T) {
 func die(t *testing.T, step, does string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does)
+	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does, crashSlot+"="+strconv.Itoa(ours(t).Slot))
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
@@ -669,7 +693,7 @@ func TestDestroyNeedsNoRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := strings.Join(left, "\n")
-	for _, want := range []string{"process ", "(init)", "cgroup ", "network device kiptest0", "network device " + "kip" + ids[2][2:14],
+	for _, want := range []string{"process ", "(init)", "cgroup ", "network device " + cfg.Bridge, "network device " + "kip" + ids[2][2:14],
 		"folder " + cfg.MachineDir(ids[0])} {
 		if !strings.Contains(text, want) {
 			t.Errorf("leftovers do not name %q:\n%s", want, text)
@@ -798,7 +822,7 @@ func TestCancelledLaunchLeavesNothing(t *testing.T) {
 
 func TestNoAddressLeftIsNoCapacity(t *testing.T) {
 	cfg := testHost(t)
-	cfg.CIDR = netip.MustParsePrefix("10.119.0.0/28")
+	cfg.CIDR = netip.PrefixFrom(cfg.CIDR.Addr(), 28)
 	c := open(t, cfg)
 	var last cloud.Instance
 	for n := range 5 {
@@ -861,7 +885,7 @@ func TestForeignNetworkIsLeftAlone(t *testing.T) {
 		!strings.Contains(err.Error(), "belongs to the machines in "+cfg.StateDir) {
 		t.Errorf("another cloud's bridge: %v", err)
 	}
-	other.Bridge = "kiptest1"
+	other.Bridge += "-1"
 	if err := host.EnsureBridge(context.Background(), other.Config); err == nil || !strings.Contains(err.Error(), "overlaps") {
 		t.Errorf("an overlapping network: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/host/cgroups"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
+	"github.com/elotl/kip/test/network"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -38,6 +40,7 @@ import (
 const (
 	crashAt   = "KIP_QEMU_TEST_CRASH_AT"
 	crashDoes = "KIP_QEMU_TEST_CRASH_DOES"
+	crashSlot = "KIP_QEMU_TEST_CRASH_SLOT" // of its network
 )
 
 // patience only bounds a failing test.
@@ -51,23 +54,40 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func testDir() string { return filepath.Join(os.TempDir(), "kip-qemu-test") }
+// testDir is what the name of a test's folder begins with.
+func testDir() string { return filepath.Join(os.TempDir(), "kip-qemu-") }
 
-func testConfig() Config {
+var claimed = sync.OnceValues(func() (network.Network, error) {
+	return network.QEMU.Claim(testDir(), func(earlier network.Network) error {
+		return errors.Join(Destroy(context.Background(), configOf(earlier)), os.RemoveAll(earlier.State))
+	})
+})
+
+// ours returns the network of this process's tests.
+func ours(t testing.TB) network.Network {
+	t.Helper()
+	n, err := claimed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func configOf(n network.Network) Config {
 	return Config{
 		Config: host.Config{
-			StateDir: filepath.Join(testDir(), "state"),
-			Bridge:   "kiptest3",
-			CIDR:     netip.MustParsePrefix("10.115.0.0/16"),
-			IPv6CIDR: netip.MustParsePrefix("fd10:115::/64"),
+			StateDir: filepath.Join(n.State, "state"),
+			Bridge:   n.Bridge,
+			CIDR:     n.CIDR,
+			IPv6CIDR: n.IPv6CIDR,
 			Catalogue: []catalog.InstanceType{{
 				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, DiskBytes: 1 << 30, Arch: "amd64",
 				Offerings: []catalog.Offering{{Zone: "here"}},
 			}},
 			Log: slog.New(slog.DiscardHandler),
 		},
-		Image:       filepath.Join(testDir(), "image", "cell.raw"),
-		Nameservers: []netip.Addr{netip.MustParseAddr("10.115.0.1")},
+		Image:       filepath.Join(n.State, "image", "cell.raw"),
+		Nameservers: []netip.Addr{n.Host()},
 		// The same machines wherever the test runs.
 		Accelerator: vm.TCG,
 		ShutLimit:   patience,
@@ -87,12 +107,13 @@ func testHost(t testing.TB) Config {
 			t.Skip("machines need QEMU: apt-get install qemu-system-x86 qemu-utils")
 		}
 	}
-	cfg := testConfig()
+	n := ours(t)
+	cfg := configOf(n)
 	ctx := context.Background()
 	if err := Destroy(ctx, cfg); err != nil {
 		t.Fatalf("clean up after an earlier test: %v", err)
 	}
-	if err := os.RemoveAll(testDir()); err != nil {
+	if err := os.RemoveAll(n.State); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -103,7 +124,7 @@ func testHost(t testing.TB) Config {
 		if err != nil || len(left) > 0 {
 			t.Errorf("left over: %q, %v", left, err)
 		}
-		if err := os.RemoveAll(testDir()); err != nil {
+		if err := os.RemoveAll(n.State); err != nil {
 			t.Error(err)
 		}
 	})
@@ -266,12 +287,13 @@ func TestAMachineBootsAndIsToldByFilesOfItsOwn(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &link)
 	}
-	hardware := fmt.Sprintf("0a:58:0a:73:%02x:%02x", i.ManagementIP.As4()[2], i.ManagementIP.As4()[3])
+	ip := i.ManagementIP.As4()
+	hardware := fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", ip[0], ip[1], ip[2], ip[3])
 	want := vm.Link{
 		Hardware:    hardware,
 		Hostname:    i.ID,
 		Addresses:   []netip.Prefix{netip.PrefixFrom(i.ManagementIP, 16), netip.PrefixFrom(i.ManagementIPv6, 64)},
-		Gateways:    []netip.Addr{netip.MustParseAddr("10.115.0.1"), netip.MustParseAddr("fd10:115::1")},
+		Gateways:    []netip.Addr{cfg.Nameservers[0], cfg.IPv6CIDR.Addr().Next()},
 		Nameservers: cfg.Nameservers,
 	}
 	if err != nil || !reflect.DeepEqual(link, want) {
@@ -758,7 +780,7 @@ func TestAKernelIsTriedUntilItsMachineEnds(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the image's kernel does not run with tcg") {
 		t.Errorf("one that is none: %v", err)
 	}
-	fails := filepath.Join(testDir(), "qemu")
+	fails := filepath.Join(t.TempDir(), "qemu")
 	if err := os.WriteFile(fails, []byte("#!/bin/sh\necho KVM internal error. Suberror: 1 >&2\nexec sleep 3600\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -824,7 +846,11 @@ func (s *syncBuffer) String() string {
 
 // crash is a Kip that dies at a step; it returns only if it did not get there.
 func crash(step, does string) error {
-	cfg := testConfig()
+	slot, err := strconv.Atoi(os.Getenv(crashSlot))
+	if err != nil {
+		return err
+	}
+	cfg := configOf(network.QEMU.At(slot, testDir()))
 	ctx := context.Background()
 	var armed atomic.Bool
 	armed.Store(does == "launch")
@@ -867,7 +893,7 @@ func crash(step, does string) error {
 func die(t *testing.T, step, does string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does)
+	cmd.Env = append(os.Environ(), crashAt+"="+step, crashDoes+"="+does, crashSlot+"="+strconv.Itoa(ours(t).Slot))
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.String() != "signal: killed" {

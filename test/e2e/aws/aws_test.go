@@ -8,7 +8,6 @@ package aws
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"encoding/xml"
@@ -36,17 +35,18 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// The network of the cells; other ones let two runs go side by side.
+// The network of the cells.
 var (
-	bridge = cmp.Or(os.Getenv("KIP_E2E_AWS_BRIDGE"), "kipe2ea")
-	cidr   = cmp.Or(os.Getenv("KIP_E2E_AWS_CIDR"), "10.118.0.0/16")
+	ownNetwork = harness.MustClaim("aws")
+	bridge     = ownNetwork.Bridge
+	cidr       = ownNetwork.CIDR.String()
 )
 
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
 
 func TestMain(m *testing.M) {
-	o := harness.Options{Name: bridge, CIDR: cidr, Race: true, Stderr: os.Stderr, DevArgs: []string{"--cloud", "aws"}}
+	o := harness.Options{Network: ownNetwork, Race: true, Stderr: os.Stderr, DevArgs: []string{"--cloud", "aws"}}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
 

@@ -7,7 +7,6 @@
 package awsvm
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,18 +25,11 @@ import (
 	"github.com/elotl/kip/test/namespace"
 )
 
-// The network of the cells; other ones let two runs go side by side.
-var (
-	bridge = cmp.Or(os.Getenv("KIP_E2E_AWSVM_BRIDGE"), "kipe2ev")
-	cidr   = cmp.Or(os.Getenv("KIP_E2E_AWSVM_CIDR"), "10.124.0.0/16")
-)
-
 var world *harness.World
 
 func TestMain(m *testing.M) {
 	o := harness.Options{
-		Name:     bridge,
-		CIDR:     cidr,
+		Network:  harness.MustClaim("awsvm"),
 		Stderr:   os.Stderr,
 		DevArgs:  []string{"--cloud", "aws-vm"},
 		Patience: 6 * time.Minute,

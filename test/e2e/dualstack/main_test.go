@@ -6,7 +6,6 @@
 package dualstack
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -17,18 +16,17 @@ import (
 	"github.com/elotl/kip/test/namespace"
 )
 
-// The network of the cells; other ones let two runs go side by side.
+// The network of the cells.
 var (
-	bridge   = cmp.Or(os.Getenv("KIP_E2E_DUALSTACK_BRIDGE"), "kipe2e6")
-	cidr     = cmp.Or(os.Getenv("KIP_E2E_DUALSTACK_CIDR"), "10.116.0.0/16")
-	ipv6CIDR = cmp.Or(os.Getenv("KIP_E2E_DUALSTACK_IPV6_CIDR"), "fd10:116::/64")
+	ownNetwork = harness.MustClaim("dualstack")
+	ipv6CIDR   = ownNetwork.IPv6CIDR.String()
 )
 
 // world is the one cluster that all tests share; each has a namespace.
 var world *harness.World
 
 func TestMain(m *testing.M) {
-	o := harness.Options{Name: bridge, CIDR: cidr, Race: true, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
+	o := harness.Options{Network: ownNetwork, Race: true, Stderr: os.Stderr, DevArgs: []string{"--ipv6-cidr", ipv6CIDR}}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
 

@@ -7,7 +7,6 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,11 +42,10 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-// The network of the cells; other ones let two runs go side by side.
+// The network of the cells.
 var (
-	bridge   = cmp.Or(os.Getenv("KIP_E2E_QEMU_BRIDGE"), "kipe2eq")
-	cidr     = cmp.Or(os.Getenv("KIP_E2E_QEMU_CIDR"), "10.122.0.0/16")
-	ipv6CIDR = cmp.Or(os.Getenv("KIP_E2E_QEMU_IPV6_CIDR"), "fd10:122::/64")
+	ownNetwork = harness.MustClaim("qemu")
+	ipv6CIDR   = ownNetwork.IPv6CIDR.String()
 )
 
 // isPinned reports whether the lock of the boot image's packages has a kernel.
@@ -67,8 +65,7 @@ var world *harness.World
 
 func TestMain(m *testing.M) {
 	o := harness.Options{
-		Name:     bridge,
-		CIDR:     cidr,
+		Network:  ownNetwork,
 		Stderr:   os.Stderr,
 		DevArgs:  []string{"--cloud", "qemu", "--ipv6-cidr", ipv6CIDR},
 		Patience: 6 * time.Minute,

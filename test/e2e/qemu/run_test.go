@@ -3,7 +3,6 @@
 package qemu
 
 import (
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,13 +17,6 @@ import (
 	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/tier"
-)
-
-// Where the run is, beside any of the user's own, and beside the world of the other tests.
-const (
-	runState  = ".kip/qemurun"
-	runBridge = "kiprunq0"
-	runCIDR   = "10.125.0.0/16"
 )
 
 // runLimit bounds it: on emulated machines it takes a minute or two.
@@ -43,7 +35,12 @@ func TestARunOnVirtualMachinesEndsAsOneOnTheLocalCloud(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "run.log")
-	where := "--state=" + runState + " --bridge=" + runBridge + " --cidr=" + runCIDR
+	// Beside any run of the user's own, and beside the world of the other tests.
+	n, err := harness.Claim("qemurun")
+	if err != nil {
+		t.Fatal(err)
+	}
+	where := "--state=" + n.State + " --bridge=" + n.Bridge + " --cidr=" + n.CIDR.String()
 	run, err := child.Start(child.Spec{
 		Path:    program,
 		Args:    []string{"run", "CLOUD=qemu", "ARGS=--once " + where},
@@ -71,7 +68,7 @@ func TestARunOnVirtualMachinesEndsAsOneOnTheLocalCloud(t *testing.T) {
 	if run.Err() != nil || !last.Match(text) {
 		t.Errorf("it ended with %v, and said\n%s", run.Err(), text)
 	}
-	log, err := os.ReadFile(filepath.Join(root, runState, "kip.log"))
+	log, err := os.ReadFile(filepath.Join(n.State, "kip.log"))
 	if err != nil {
 		t.Error(err)
 	}
@@ -79,9 +76,9 @@ func TestARunOnVirtualMachinesEndsAsOneOnTheLocalCloud(t *testing.T) {
 		t.Errorf("Kip's log has %q, and is to be of the cloud qemu", amiss)
 	}
 	here := qemu.Config{Config: host.Config{
-		StateDir: filepath.Join(root, runState, "cloud"),
-		Bridge:   runBridge,
-		CIDR:     netip.MustParsePrefix(runCIDR),
+		StateDir: filepath.Join(n.State, "cloud"),
+		Bridge:   n.Bridge,
+		CIDR:     n.CIDR,
 	}}
 	if left, err := qemu.Leftovers(t.Context(), here); err != nil || len(left) > 0 {
 		t.Errorf("it leaves %q, %v", left, err)

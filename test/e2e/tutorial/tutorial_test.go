@@ -1,8 +1,7 @@
 //go:build e2e
 
 // Package tutorial does what the README's first command, docs/first-pod.md and docs/aws.md tell
-// a new user to do, with the commands as they stand there. It needs root, and a
-// machine on which no other run has its bridge.
+// a new user to do, with the commands as they stand there. It needs root.
 package tutorial
 
 import (
@@ -12,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,10 +31,9 @@ import (
 
 // Where the run is, beside any of the user's own. It is the one thing in which the
 // commands differ from those of the page.
-const (
-	state  = ".kip/tutorial"
-	bridge = "kiptut0"
-	cidr   = "10.119.0.0/16"
+var (
+	ownNetwork = harness.MustClaim("tutorial")
+	state      = ".kip/" + filepath.Base(ownNetwork.State)
 )
 
 const patience = 5 * time.Minute
@@ -153,7 +150,8 @@ func TestTheTutorialDoesWhatItSays(t *testing.T) {
 
 // args are those of `make run` and `make stop`.
 func args(more ...string) string {
-	return "ARGS=" + strings.Join(append([]string{"--state=" + state, "--bridge=" + bridge, "--cidr=" + cidr}, more...), " ")
+	where := []string{"--state=" + state, "--bridge=" + ownNetwork.Bridge, "--cidr=" + ownNetwork.CIDR.String()}
+	return "ARGS=" + strings.Join(append(where, more...), " ")
 }
 
 // stop runs `make stop` and returns what it prints.
@@ -384,7 +382,11 @@ func TestMakeStopRemovesWhatAKilledRunLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-run.Done()
-	here := local.Config{Config: host.Config{StateDir: filepath.Join(root, state, "cloud"), Bridge: bridge, CIDR: netip.MustParsePrefix(cidr)}}
+	here := local.Config{Config: host.Config{
+		StateDir: filepath.Join(root, state, "cloud"),
+		Bridge:   ownNetwork.Bridge,
+		CIDR:     ownNetwork.CIDR,
+	}}
 	left, err := local.Leftovers(t.Context(), here)
 	if err != nil {
 		t.Fatal(err)
