@@ -362,13 +362,13 @@ MODULES := dev/dns/coredns test/bench/karpenter hack/tools
 
 # Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
 # thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.
-LINT := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath" GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/.kip/golangci-lint run
+LINT := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath" GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/.kip/bin/golangci-lint run --allow-parallel-runners
 .PHONY: lint
 lint: ## shell scripts and Go code; .golangci.yml says what of it (ARGS=--fix)
 	@hack/prerequisites shellcheck
 	@hack/lint
-	@mkdir -p .kip
-	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/golangci-lint build -trimpath -ldflags '-s -w' -o $(CURDIR)/.kip/golangci-lint \
+	@mkdir -p .kip/bin
+	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/golangci-lint build -trimpath -ldflags '-s -w' -o $(CURDIR)/.kip/bin/golangci-lint \
 		github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	@for m in . $(MODULES); do (cd $$m && $(CURDIR)/hack/with-progress "golangci-lint in $$m" env $(LINT) $(ARGS)) || exit; done
 
