@@ -679,29 +679,27 @@ func TestNothingPassesWhileRulesAreReplaced(t *testing.T) {
 		})
 		return packets
 	}
-	before := arrived()
 	ctx, stop := context.WithCancel(t.Context())
-	sent := make(chan int)
-	go func() {
-		count := 0
+	var sending sync.WaitGroup
+	sending.Go(func() {
 		for ctx.Err() == nil {
-			if _, err := source.Write([]byte("no")); err == nil {
-				count++
+			_, _ = source.Write([]byte("no")) // whether it arrives is seen at the other end
+		}
+	})
+	defer sending.Wait()
+	defer stop()
+	// Some packets meet the rules before each change, and so also after it. The kernel may drop
+	// others on the way, where it has too many.
+	for i := range 50 {
+		for enough, end := arrived()+20, time.Now().Add(patience); arrived() < enough; {
+			if time.Now().After(end) {
+				t.Fatalf("before change %d hardly any packet reaches the cell", i)
 			}
 		}
-		sent <- count
-	}()
-	for i := range 50 {
 		n.apply(f, deny(i+1))
 	}
 	stop()
-	count := <-sent
-	if count < 1000 {
-		t.Fatalf("only %d packets were sent", count)
-	}
-	if reached := arrived() - before; reached < uint64(count) {
-		t.Fatalf("only %d of %d packets have reached the cell", reached, count)
-	}
+	sending.Wait()
 	if got := receive(lost); got > 0 {
 		t.Errorf("%d packets passed", got)
 	}
