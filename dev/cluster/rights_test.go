@@ -35,6 +35,7 @@ import (
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
+	"github.com/elotl/kip/test/tier"
 )
 
 // The driver and the provisioner of Kip's disks, and who makes them.
@@ -181,22 +182,27 @@ func isHostPath(pv *corev1.PersistentVolume) {
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
 }
 
-// One test, since there can be one control plane in a process.
+// One test, since there can be one control plane in a process. What each part makes, the next ones use.
 func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a control plane")
-	}
+	tier.All(t)
 	is := started(t)
-	kipMakesItsNode(t, is)
-	eachNodeReadsWhatItsOwnPodsName(t, is)
-	kipEscapesByNoVolume(t, is)
-	kipWritesOfClaimsHowFarTheirExpansionIs(t, is)
-	kipWritesOfItsNodeWhatIsItsOwn(t, is)
-	podsAskForWhatTheirNamespaceIsGranted(t, is)
-	kipWritesOfItsWebhookWhoIsTrusted(t, is)
-	podsAreChangedAsKipAnswers(t, is)
-	podsOfANamespaceOfKipsAreForKip(t, is)
-	cloudsLeaveKipsNodeWhileKipIsAway(t, is)
+	for _, part := range []struct {
+		name  string
+		prove func(*testing.T, identities)
+	}{
+		{"Kip makes its node", kipMakesItsNode},
+		{"each node reads what its own pods name", eachNodeReadsWhatItsOwnPodsName},
+		{"Kip escapes by no volume", kipEscapesByNoVolume},
+		{"Kip writes of claims how far their expansion is", kipWritesOfClaimsHowFarTheirExpansionIs},
+		{"Kip writes of its node what is its own", kipWritesOfItsNodeWhatIsItsOwn},
+		{"pods ask for what their namespace is granted", podsAskForWhatTheirNamespaceIsGranted},
+		{"Kip writes of its webhook who is trusted", kipWritesOfItsWebhookWhoIsTrusted},
+		{"pods are changed as Kip answers", podsAreChangedAsKipAnswers},
+		{"pods of a namespace of Kip's are for Kip", podsOfANamespaceOfKipsAreForKip},
+		{"clouds leave Kip's node while Kip is away", cloudsLeaveKipsNodeWhileKipIsAway},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.prove(t, is) })
+	}
 }
 
 func kipMakesItsNode(t *testing.T, is identities) {

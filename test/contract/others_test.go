@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/test/tier"
 )
 
 // motoIs is the version of moto of which testdata/moto.txt is.
@@ -92,6 +93,7 @@ func motoVersion(t *testing.T) string {
 
 // What docs/aws.md says of another endpoint is so: which checks moto passes, and how many.
 func TestMotoIsAsTheDocumentSays(t *testing.T) {
+	tier.All(t)
 	account(t) // for its environment
 	url := moto(t)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -138,6 +140,7 @@ func TestMotoIsAsTheDocumentSays(t *testing.T) {
 
 // The model is EC2 to a program of AWS' own, too, which reads its answers in its own way.
 func TestTheModelAnswersAWSOwnCommand(t *testing.T) {
+	tier.All(t)
 	program, err := exec.LookPath("aws")
 	if err != nil {
 		t.Skip("AWS' COMMAND HAS NOT ASKED: there is no aws on this machine")
