@@ -1,6 +1,6 @@
-// Package layout proves what the programs and the pure packages do not contain, however indirectly.
+// Package linkage proves what the programs and the pure packages do not contain, however indirectly.
 // The rules about direct imports are depguard's, in .golangci.yml. It starts nothing but `go list`.
-package layout
+package linkage
 
 import (
 	"os"
