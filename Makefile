@@ -201,10 +201,10 @@ test-tools: .kip/bin/gotestsum .kip/bin/stages
 .kip/bin/stages: FORCE
 	@CGO_ENABLED=0 $(COMPILE) -C hack/tools build -trimpath -o $(CURDIR)/$@ ./stages
 
-# Packages whose tests have a target of their own: machines of this host, and faults.
+# Packages whose tests unit runs in another way, or another target does.
 MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent
 QEMU := ./internal/cloud/qemu/...
-APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults)
+APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults ./test/linkage)
 # The race detector makes these take five times as long, and they start no goroutine.
 WITHOUT_RACE := $(addprefix $(MODULE)/,internal/placement internal/quote internal/daybook internal/policy internal/cloudconfig \
 	internal/config internal/catalog hack/catalog test/oddpods test/cost)
@@ -213,6 +213,8 @@ unit: test-tools ## tests without machines and without Kubernetes' own code
 	@CGO_ENABLED=0 hack/run-tests without-race . -trimpath -timeout 20m $(WITHOUT_RACE)
 	@# Four packages at once, since many wait for an etcd of their own.
 	@hack/run-tests race . -race -p 4 -timeout 20m $(filter-out $(APART) $(WITHOUT_RACE),$(UNIT))
+	@# go test does not see when what this lists has changed, so that its cache is no help.
+	@CGO_ENABLED=0 hack/run-tests linkage . -trimpath -count=1 ./test/linkage
 	@CGO_ENABLED=0 hack/run-tests tools hack/tools -trimpath ./...
 
 # Compiled as the programs are, so without -race: with it Kubernetes is compiled again.
