@@ -35,7 +35,6 @@ import (
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
-	"github.com/elotl/kip/test/tier"
 )
 
 // The driver and the provisioner of Kip's disks, and who makes them.
@@ -184,7 +183,6 @@ func isHostPath(pv *corev1.PersistentVolume) {
 
 // One test, since there can be one control plane in a process. What each part makes, the next ones use.
 func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
-	tier.All(t)
 	is := started(t)
 	for _, part := range []struct {
 		name  string
