@@ -23,6 +23,7 @@ type entry struct {
 	revision int64                // of the stored record; under writing
 	unsure   *Cell                // what was written if the lost answer was a yes; under writing
 	loaded   bool                 // its record is of an earlier process; never changed once it is shown
+	arrived  bool                 // its pod arrived, as in Request; under mu
 
 	// ending, once set, is why the cell must end; podEnded as in Cell.
 	ending   string

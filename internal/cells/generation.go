@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -41,6 +42,9 @@ type generation struct {
 	Ahead map[string]uint64 `json:"ahead,omitempty"`
 	// Since is when the store was last found to be behind.
 	Since time.Time `json:"since,omitzero"`
+	// Unproven says that the store has launched instances, and that the cloud's lists have not shown
+	// yet whether it is new or was lost.
+	Unproven bool `json:"unproven,omitempty"`
 	// Distrusted says that what the store says of cells that no pod runs on yet is to be
 	// forgotten before they are loaded.
 	Distrusted bool `json:"distrusted,omitempty"`
@@ -64,18 +68,21 @@ func generationOf(i cloud.Instance) (line string, number uint64) {
 	return line, number
 }
 
-// knows says that an instance was launched before the store was as it is. A store that
-// has never launched anything knows of none; any other knows of those without a tag,
-// which Kips before this one launched.
+// mayBeLost reports whether the store may be the successor of one that was lost.
+func (g *generation) mayBeLost() bool { return g.Number == 0 || g.Unproven }
+
+// knows says that an instance was launched before the store was as it is. A store that may
+// be a lost one's successor knows only of its own launches; any other knows of those without
+// a tag as well, which Kips before this one launched.
 func (g *generation) knows(line string, number uint64) bool {
 	newest, left := g.Left[line]
 	switch {
-	case g.Number == 0:
+	case line == g.Line:
+		return g.Number > 0 && number <= g.Number
+	case g.mayBeLost():
 		return false
 	case line == "":
 		return true
-	case line == g.Line:
-		return number <= g.Number
 	}
 	return left && number <= newest
 }
@@ -91,8 +98,11 @@ var errBehind = errors.New(behind)
 const (
 	behind = "the cloud has instances of this Kip that its store does not know of: the store is empty or older than they are, or another Kip " +
 		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
-	unlooked = "the cloud has not listed the instances of this Kip yet: whether its store knows them all is not certain"
-	unseen   = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
+	unlooked = "Kip has not read a complete list of its instances in the cloud yet: one that its store does not know may run the pod; " +
+		"Kip goes on when the list has come"
+	unproven = "the store is new, and an instance of a store that was lost may run the pod: Kip goes on when a second list of its instances " +
+		"in the cloud shows none, which it reads after %s"
+	unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
 )
 
 // lineage is the generation of the store.
@@ -115,10 +125,25 @@ type lineage struct {
 	unknown []cloud.Instance
 }
 
-// newAge is how far apart two complete lists are before a store that has launched nothing is
-// believed to be new, beside the cloud's ListLag: any instance would say that it was lost, and
-// one list may lack them.
+// newAge is how far apart two complete lists are at least before a store is believed to be new
+// where the cloud's list lags: any instance would say that the store was lost, and one list may
+// lack them.
 const newAge = orphanAge
+
+// proofAge is how far apart the two lists are; 0 where one is enough, since it lacks nothing.
+func (l *lineage) proofAge() time.Duration {
+	if l.listLag == 0 {
+		return 0
+	}
+	return max(newAge, l.listLag)
+}
+
+// proves reports whether a complete list, asked for at a time, says all about the store that lists
+// can say. The caller holds mu.
+func (l *lineage) proves(began time.Time) bool {
+	age := l.proofAge()
+	return age == 0 || began.Sub(l.first) > age
+}
 
 // open reads the record, and makes it where there is none. adopts says that the store
 // has records of a Kip that knew no generations: those are believed.
@@ -199,6 +224,9 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 	if next.behind() {
 		return errBehind
 	}
+	l.mu.Lock()
+	next.Unproven = next.mayBeLost() && !l.looked
+	l.mu.Unlock()
 	next.Number++
 	return l.write(ctx, next, func(c store.Change) (int64, error) { return do(next.tag(), c) })
 }
@@ -224,12 +252,18 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, 
 		ahead[line] = max(ahead[line], number)
 	}
 	l.mu.Lock()
-	if len(seen.missing) == 0 && l.first.IsZero() {
+	complete := len(seen.missing) == 0
+	if complete && l.first.IsZero() {
 		l.first = now // a list may wait for its budget after it has begun
 	}
-	l.looked = l.looked || next.Number > 0 || len(seen.missing) == 0 && seen.began.Sub(l.first) > max(newAge, l.listLag)
+	l.looked = l.looked || !next.mayBeLost() || complete && l.proves(seen.began)
 	l.unknown, l.blind = unknown, seen.blind
+	proven := l.looked
 	l.mu.Unlock()
+	if next.Unproven && proven {
+		next.Unproven, l.untold = false, true
+		l.set(next)
+	}
 	if !maps.Equal(ahead, next.Ahead) {
 		if news = len(next.Ahead) == 0; news {
 			next.Since = seen.began
@@ -332,6 +366,8 @@ func (c *Controller) Behind() (why string, sure bool) {
 	switch {
 	case l.now.behind():
 		return behind, true
+	case !l.looked && l.now.mayBeLost() && !l.first.IsZero():
+		return fmt.Sprintf(unproven, l.first.Add(l.proofAge()).UTC().Format(time.TimeOnly+" UTC")), false
 	case !l.looked:
 		return unlooked, false
 	case l.blind:
@@ -353,11 +389,28 @@ func (c *Controller) mayRunMore(e *entry) bool {
 	return why != "" && e.loaded && e.session == nil
 }
 
+// doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
+// the lists of the cloud do not have to say more. The caller holds mu.
+func (c *Controller) doubt(e *entry) string {
+	why, sure := c.Behind()
+	look := c.inventory.last()
+	switch {
+	case why != "" && sure:
+		return why
+	case look.began.IsZero():
+		return unlooked // whether the store is behind
+	case why == "" && !look.blind, e.arrived:
+		return ""
+	case e.pod.UID == "" && (why == "" || why == unseen):
+		return "" // nothing is run twice before the cell is given to a pod, which asks again
+	}
+	return cmp.Or(why, unseen)
+}
+
 // Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
 // one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
-// run it is ended. Of a pod that was created while this process leads, and that has not run,
-// a list has nothing to say.
-func (c *Controller) Elsewhere(pod types.UID, created time.Time, ran bool) (why string, sure bool) {
+// run it is ended. Of a pod that arrived, as in Request, a list has nothing to say.
+func (c *Controller) Elsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
 	look := c.inventory.last()
 	why, sure = c.Behind()
 	switch {
@@ -368,12 +421,11 @@ func (c *Controller) Elsewhere(pod types.UID, created time.Time, ran bool) (why 
 	case look.blind:
 		why = unseen
 	}
-	young := !ran && created.After(c.began.Add(clockSkew))
-	if why != "" && (c.isBehind() || !young) {
+	if why != "" && (c.isBehind() || !arrived) {
 		return why, sure
 	}
 	own, _ := c.ForPod(pod)
-	if others := c.others(pod, created, own.JoinID()); len(others) > 0 {
+	if others := c.others(pod, created, own.JoinID(), arrived); len(others) > 0 {
 		return fmt.Sprintf(mayRun, others), true
 	}
 	return "", true

@@ -5,14 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 )
@@ -39,6 +42,10 @@ func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T)
 		{g, "own.-1", true},
 		{g, "own.99999999999999999999", true},
 		{g, ".8", true},
+		{generation{Line: "own", Number: 2, Unproven: true}, "own.2", true},
+		{generation{Line: "own", Number: 2, Unproven: true}, "own.3", false},
+		{generation{Line: "own", Number: 2, Unproven: true}, "", false},
+		{generation{Line: "own", Number: 2, Unproven: true}, "another.1", false},
 		{generation{Line: "own"}, "own.0", false},
 		{generation{Line: "own"}, "", false},
 		{generation{Line: "own", Left: map[string]uint64{"": 0}}, "", false},
@@ -368,6 +375,153 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 	}
 }
 
+// arrives requests a cell for a pod that came after its node's pods were listed.
+func (b *bubble) arrives(name string) {
+	b.Helper()
+	r := nano(name)
+	r.Arrived = true
+	if _, err := b.cells.Request(b.Context(), r); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestAPodThatArrivesAtANewStoreIsLaunchedAtOnceAndAnotherIsToldWhatItWaitsFor(t *testing.T) {
+	const lag = 20 * time.Second
+	for _, tc := range []struct {
+		name    string
+		lag     time.Duration
+		waits   bool // the pod that was there before
+		because string
+	}{
+		{"its list does not lag", 0, false, ""},
+		{"its list lags", lag, true, "second list"},
+	} {
+		inBubble(t, func(c *setup) { c.ListLag = tc.lag }, nil, func(t *testing.T, b *bubble) {
+			b.stop()
+			b.patient, b.store = true, store.Memory(nil)
+			b.cfg.Store = b.store
+			sent := b.calls()
+			b.run()
+			b.request("before", "nano")
+			b.arrives("new")
+			synctest.Wait()
+			time.Sleep(time.Second) // after which a request looks again whether there was a list
+			synctest.Wait()
+			var launched []string
+			for _, r := range *sent {
+				for _, m := range r.Machines {
+					launched = append(launched, m.Tags[cloud.TagPod])
+				}
+			}
+			slices.Sort(launched)
+			want := []string{"before", "new"}
+			if tc.waits {
+				want = want[1:]
+			}
+			if !slices.Equal(launched, want) {
+				t.Errorf("%s: after one list %v are launched, want %v", tc.name, launched, want)
+			}
+			cell, _ := b.cells.ForPod(ref("before").UID)
+			said, waits := b.said(events.InstancesNotListed), b.cells.WaitsFor(cell.ID)
+			due := time.Now().Add(lag - time.Second).UTC().Format(time.TimeOnly)
+			if tc.waits && (len(said) != 1 || !strings.Contains(said[0], due+" UTC") || !strings.Contains(waits, tc.because)) {
+				t.Errorf("%s: the Events are %q, and it waits for %q: want %q and %s", tc.name, said, waits, tc.because, due)
+			}
+			if !tc.waits && len(said) > 0 {
+				t.Errorf("%s: the Events are %q", tc.name, said)
+			}
+			if g := b.cells.lineage.current(); g.Unproven != tc.waits {
+				t.Errorf("%s: the store is %+v", tc.name, g)
+			}
+			b.later(lag + 5*time.Second)
+			if why, sure := b.cells.Behind(); why != "" || !sure || b.phase("before") != apiv1.Bound || b.phase("new") != apiv1.Bound {
+				t.Errorf("%s: at last it says %q, and the pods are %s and %s", tc.name, why, b.phase("before"), b.phase("new"))
+			}
+			var stored generation
+			if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Unproven {
+				t.Errorf("%s: the stored generation is %+v, %v", tc.name, stored, err)
+			}
+		})
+	}
+}
+
+// A launch for a pod that nobody else can run says nothing of what runs besides.
+func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		for _, untagged := range []bool{false, true} { // by a Kip before generations
+			name := fmt.Sprintf("restarts %t, untagged %t", restarts, untagged)
+			inBubble(t, func(c *setup) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
+				b.bound(1)
+				old := b.cloud.running()[0]
+				b.stop()
+				b.patient, b.store = true, store.Memory(nil)
+				b.cfg.Store = b.store
+				b.cloud.set(func() {
+					b.cloud.hidden[old] = true
+					if i := b.cloud.instances[old]; untagged {
+						i.Tags = maps.Clone(i.Tags)
+						delete(i.Tags, cloud.TagGeneration)
+						b.cloud.instances[old] = i
+					}
+				})
+				b.run()
+				b.request("p000", "nano")
+				b.arrives("new")
+				b.later(5 * time.Second)
+				if got := b.cloud.running(); len(got) != 2 || b.phase("p000") != apiv1.Requested {
+					t.Fatalf("%s: after one list %v run, and the pod that may run already is %q", name, got, b.phase("p000"))
+				}
+				if restarts {
+					b.stop()
+					b.run()
+				}
+				b.cloud.set(func() { clear(b.cloud.hidden) })
+				b.later(time.Hour)
+				if got := b.cloud.running(); len(got) != 2 || !b.cells.isBehind() || b.phase("p000") != apiv1.Requested || b.phase("new") != apiv1.Bound {
+					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.isBehind(), b.phase("p000"), b.phase("new"))
+				}
+				b.arrives("later")
+				b.later(time.Minute)
+				if got := b.phase("later"); got != apiv1.Requested {
+					t.Errorf("%s: the store is behind, and a pod that arrived is %q", name, got)
+				}
+			})
+		}
+	}
+}
+
+// After a restart it is not known any more of a pod that nobody else can run it.
+func TestThatAPodArrivedIsKnownToNoLaterProcess(t *testing.T) {
+	var away atomic.Bool
+	inBubble(t, func(c *setup) {
+		c.ListLag = 20 * time.Second
+		c.Cloud = listless{c.Cloud, &away}
+	}, nil, func(t *testing.T, b *bubble) {
+		b.stop()
+		b.patient, b.store = true, store.Memory(nil)
+		b.cfg.Store = b.store
+		away.Store(true)
+		b.run()
+		b.arrives("a")
+		b.later(quietStart + 5*time.Second)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if said := b.said(events.InstancesNotListed); b.phase("a") != apiv1.Requested || len(said) != 1 || b.cells.WaitsFor(cell.ID) != unlooked {
+			t.Errorf("while the cloud lists nothing it is %q, is told %q and waits for %q", b.phase("a"), said, b.cells.WaitsFor(cell.ID))
+		}
+		b.stop()
+		away.Store(false)
+		b.run()
+		b.later(5 * time.Second)
+		if b.phase("a") != apiv1.Requested {
+			t.Errorf("in the next process it is %q after one list", b.phase("a"))
+		}
+		b.later(30 * time.Second)
+		if b.phase("a") != apiv1.Bound {
+			t.Errorf("after two lists it is %q", b.phase("a"))
+		}
+	})
+}
+
 // listless is a cloud without a list while away says so.
 type listless struct {
 	cloud.Cloud
@@ -497,7 +651,7 @@ func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 		}
 		b.patient, b.store = true, store.Memory(nil)
 		b.stop()
-		b.cfg.Store = b.store
+		b.cfg.Store, b.cfg.ListLag = b.store, 15*time.Second
 		b.run()
 		b.later(time.Second)
 		takeOver("a store that may be new has one list", b.cells.Generation(), true, ErrNotAllSeen)
@@ -567,17 +721,16 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 }
 
 // A zone that is away from the start, as after another Kip took over in its outage.
-func TestWhileAZoneIsNotListedYoungPodsRunAndOldOnesSayWhyTheyWait(t *testing.T) {
+func TestWhileAZoneIsNotListedPodsThatArriveRunAndOthersSayWhyTheyWait(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.bound(1)
 		b.stop()
 		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 		b.run()
-		began := time.Now()
-		b.later(10 * time.Minute)
-		for name, created := range map[string]time.Time{"young": time.Now(), "old": began.Add(-time.Hour)} {
+		b.later(time.Second)
+		for name, arrived := range map[string]bool{"young": true, "old": false} {
 			r := nano(name)
-			r.Created = created
+			r.Arrived = arrived
 			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
@@ -586,6 +739,9 @@ func TestWhileAZoneIsNotListedYoungPodsRunAndOldOnesSayWhyTheyWait(t *testing.T)
 		old, _ := b.cells.ForPod(ref("old").UID)
 		if b.phase("young") != apiv1.Bound || b.phase("old") != apiv1.Requested || b.cells.WaitsFor(old.ID) != unseen {
 			t.Errorf("the young is %q, the old is %q and waits for %q", b.phase("young"), b.phase("old"), b.cells.WaitsFor(old.ID))
+		}
+		if said := b.said(events.InstancesNotListed); len(said) != 1 || !strings.HasSuffix(said[0], unseen) {
+			t.Errorf("the old is told %q", said)
 		}
 		b.cloud.set(func() { b.cloud.blind = nil })
 		b.later(time.Minute)
@@ -596,38 +752,34 @@ func TestWhileAZoneIsNotListedYoungPodsRunAndOldOnesSayWhyTheyWait(t *testing.T)
 }
 
 // Nobody else can have launched a cell for such a pod, in whatever zone.
-func TestAPodThatIsYoungerThanThisProcessAndNeverRanWaitsForNoList(t *testing.T) {
+func TestAPodThatArrivedWaitsForNoList(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.bound(1)
 		b.stop()
 		b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 		b.run()
-		began := time.Now()
-		b.later(time.Hour)
-		elsewhere := func(when, want string, created time.Time, ran bool) {
+		b.later(time.Minute)
+		elsewhere := func(when, want string, arrived bool) {
 			t.Helper()
-			if why, sure := b.cells.Elsewhere("a pod", created, ran); why != want || !sure {
+			if why, sure := b.cells.Elsewhere("a pod", time.Now(), arrived); why != want || !sure {
 				t.Errorf("%s: %q, %t, want %q", when, why, sure, want)
 			}
 		}
-		elsewhere("it is older", unseen, began.Add(-time.Minute), false)
-		elsewhere("it may be older, by another clock", unseen, began.Add(clockSkew), false)
-		elsewhere("it has run", unseen, began.Add(2*clockSkew), true)
-		elsewhere("its age is not known", unseen, time.Time{}, false)
-		elsewhere("it is younger", "", began.Add(2*clockSkew), false)
+		elsewhere("it was there before", unseen, false)
+		elsewhere("it arrived", "", true)
 		b.cloud.set(func() {
 			i := tagged("")
 			i.Zone, i.Tags[cloud.TagPodUID], i.Tags[cloud.TagCell] = "z", "a pod", "another"
 			b.cloud.instances[i.ID] = i
 		})
 		b.later(time.Minute)
-		elsewhere("an instance has its name", fmt.Sprintf(mayRun, []string{"i-"}), began.Add(2*clockSkew), false)
+		elsewhere("an instance has its name", fmt.Sprintf(mayRun, []string{"i-"}), true)
 		b.cloud.set(func() {
 			i := tagged("other.9")
 			i.Zone = "z"
 			b.cloud.instances[i.ID] = i
 		})
 		b.later(time.Minute)
-		elsewhere("the store is behind", behind, began.Add(2*clockSkew), false)
+		elsewhere("the store is behind", behind, true)
 	})
 }

@@ -27,6 +27,9 @@ type Request struct {
 	// Seen is when Kip first saw the pod, and Created when it was created, by the API
 	// server's clock; zero where that is not known.
 	Seen, Created time.Time
+	// Arrived says that the pod came to its node after this process had listed the pods there, and that
+	// nothing had run it then: no other Kip can have launched a cell for it.
+	Arrived bool
 	// Offers come best first; there is at least one.
 	Offers []Offer
 	// RuledOut says why other types are none, for people.
@@ -106,6 +109,7 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	cell.step(apiv1.StepSeen, r.Seen)
 	cell.step(apiv1.StepPlaced, c.cfg.Clock.Now())
 	e := newEntry(cell, 0)
+	e.arrived = r.Arrived
 	c.reserve(e) // while it is being stored
 	unlock()
 	return cell, c.store(ctx, e)
@@ -257,18 +261,21 @@ const clockSkew = 5 * time.Minute
 // terminated first. What no pod is named on may run any that was there before the
 // store was lost, and holds up no other.
 func (c *Controller) nobodyElseRuns(e *entry) bool {
-	cell, look := e.cell(), c.inventory.last()
-	why, sure := c.Behind()
-	if why != "" && (sure || why == unlooked) || look.began.IsZero() {
-		return false
-	}
-	if unsure := why != "" || look.blind; unsure && !c.young(cell) {
+	cell := e.cell()
+	c.mu.Lock()
+	doubt, arrived := c.doubt(e), e.arrived
+	tells := c.cfg.Clock.Since(c.awake) >= quietStart || !c.inventory.last().began.IsZero()
+	c.mu.Unlock()
+	if doubt != "" {
+		if tells && e.unknown.is(doubt, c.cfg.Clock.Now()) {
+			c.warn(cell, events.InstancesNotListed, "%s", doubt)
+		}
 		return false
 	}
 	if cell.Pod.UID == "" {
-		return true // nothing is run twice before the cell is given to a pod, which asks again
+		return true
 	}
-	other := c.others(cell.Pod.UID, cell.PodCreated, cell.JoinID())
+	other := c.others(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
 	if len(other) == 0 {
 		return true
 	}
@@ -278,19 +285,17 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	return false
 }
 
-// young says that a list has nothing to say of a cell's pod, since it was created while this process
-// leads, or that it has none yet.
-func (c *Controller) young(cell *Cell) bool {
-	return cell.Pod.UID == "" || cell.PodCreated.After(c.began.Add(clockSkew))
-}
+// quietStart is how long after its start Kip does not say that it waits for the cloud's first list,
+// which mostly comes within a second.
+const quietStart = 5 * time.Second
 
 const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
 
 // others are the instances of the last look that may run a pod, besides that of the cell
-// with a JoinID. They are ended.
-func (c *Controller) others(pod types.UID, created time.Time, joinID string) (other []string) {
+// with a JoinID. They are ended. Of a pod that arrived none can be a stranger.
+func (c *Controller) others(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
 	look := c.inventory.last()
-	if created.IsZero() || created.Before(c.born.Add(clockSkew)) {
+	if !arrived && (created.IsZero() || created.Before(c.born.Add(clockSkew))) {
 		other = append(other, look.strangers...)
 	}
 	for _, id := range look.byPod[pod] {

@@ -94,7 +94,7 @@ func (c *Controller) takeStandby(r Request) (*entry, error) {
 		return nil, nil
 	}
 	delete(c.standby, best.id)
-	best.pod, best.disks = r.Pod, r.Disks
+	best.pod, best.disks, best.arrived = r.Pod, r.Disks, r.Arrived
 	c.reserve(best)
 	c.pools.taken(best.cell().Standby)
 	return best, nil

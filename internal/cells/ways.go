@@ -132,8 +132,12 @@ func (c *Controller) WaitsFor(id string) string {
 		return "it is gone"
 	}
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
+		why, _ := c.Behind()
+		if phase == apiv1.Requested {
+			why = c.doubt(e)
+		}
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
-		if why, sure := c.Behind(); why != "" && (sure || !e.launching && (phase == apiv1.Launching || !c.young(e.cell()))) {
+		if why != "" && (!e.launching || c.isBehind()) {
 			return why
 		}
 	}

@@ -62,7 +62,7 @@ func TestALaunchThatIsHeldUntilTheCloudHasListedSaysSo(t *testing.T) {
 	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	c.cells["c"] = newEntry(Cell{ID: "c", Phase: apiv1.Launching}, 0)
-	if got := c.WaitsFor("c"); !strings.Contains(got, "has not listed the instances") {
+	if got := c.WaitsFor("c"); !strings.Contains(got, "has not read a complete list") {
 		t.Errorf("a launch of an earlier Kip, which this one has not sent, waits for %q", got)
 	}
 }
@@ -78,7 +78,7 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		apiv1.Draining: "its pod's logs and volumes are not saved yet", apiv1.Terminating: "the cloud has not ended it yet",
 	} {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
-		e.session, e.launching = link{up: true}, phase == apiv1.Launching
+		e.session, e.launching = link{up: true}, phase == apiv1.Requested || phase == apiv1.Launching
 		c.cells[e.id] = e
 		c.noteDisk(t.Context(), e, told{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {

@@ -15,6 +15,8 @@ const (
 	CloudInitUnfit   = "CloudInitUnfit" // of the virtual node, too
 	CellUnknown      = "CellUnknown"
 	StoreBehind      = "StoreBehind"
+	// InstancesNotListed: whether an instance that Kip does not know of runs the pod is not known yet.
+	InstancesNotListed = "InstancesNotListed"
 )
 
 // Of a pod that gets no cell now.

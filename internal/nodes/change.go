@@ -361,6 +361,11 @@ func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInfo
 	lw := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = ofNode
+			if o.ResourceVersion == "0" {
+				// A watch cache that is behind would lack pods that an earlier Kip has served, and
+				// these would count as having come since.
+				o.ResourceVersion = ""
+			}
 			return pods.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {

@@ -3,7 +3,9 @@ package pods
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +13,10 @@ import (
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 )
 
 func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *testing.T) {
@@ -28,7 +34,7 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 	}{
 		{"new", false, pod("new"), behindRetry, []string{"Warning StoreBehind"}},
 		{"ran", false, pod("ran", ran, never), behindRetry, []string{"Warning StoreBehind"}},
-		{"before the first list", true, pod("early", ran, never), staleRetry, []string{"Warning StoreBehind"}},
+		{"before the first list", true, pod("early", ran, never), staleRetry, []string{"Warning InstancesNotListed"}},
 		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, []string{"Warning CellUnknown"}},
 		{"deleted before the first list", true, pod("deleted-early", deletedAt(time.Unix(0, 0))), staleRetry, nil},
 	} {
@@ -41,8 +47,8 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		}
 		h.want(tc.name, h.events, tc.events...)
 		h.want(tc.name, h.cells.requests)
-		if ran := tc.pod.Status.Phase == corev1.PodRunning; slices.Contains(h.cells.asked, !ran) {
-			t.Errorf("%s: it has run: %t, and it is asked of %v", tc.name, ran, h.cells.asked)
+		if slices.Contains(h.cells.asked, true) {
+			t.Errorf("%s: it is asked of a pod that arrived", tc.name)
 		}
 		now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
 		if err != nil || now.Status.Phase == corev1.PodFailed {
@@ -58,6 +64,92 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 	h.put(pod("fresh"))
 	h.must("fresh")
 	h.want("requests", h.cells.requests, "uid-fresh#1")
+}
+
+// TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived: any other may have been given to a
+// cell by a Kip before this one.
+func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T) {
+	started := func(p *corev1.Pod) { p.Status.StartTime = &metav1.Time{} }
+	for _, tc := range []struct {
+		name  string
+		pod   *corev1.Pod
+		first bool // the first list had it
+		later func(p *corev1.Pod)
+		want  bool
+	}{
+		{"it came later", pod("a"), false, nil, true},
+		{"the first list had it", pod("a"), true, nil, false},
+		{"a kubelet had it", pod("a", started), false, nil, false},
+		{"it ran already", pod("a", running), false, nil, false},
+		{"it came later, and ran since", pod("a"), false, running, false},
+	} {
+		h := newHarness(t)
+		h.put(tc.pod)
+		h.c.added(tc.pod, tc.first)
+		if tc.later != nil {
+			now := tc.pod.DeepCopy()
+			tc.later(now)
+			h.put(now)
+		}
+		h.must("a")
+		if !slices.Equal(h.cells.arrived, []bool{tc.want}) {
+			t.Errorf("%s: the requests say that it arrived: %v, want %t", tc.name, h.cells.arrived, tc.want)
+		}
+		delete(h.cells.cells, tc.pod.UID)
+		deleted := tc.pod.DeepCopy()
+		deletedAt(time.Unix(0, 0))(deleted)
+		if tc.later != nil {
+			tc.later(deleted)
+		}
+		h.put(deleted)
+		h.must("a")
+		if !slices.Equal(h.cells.asked, []bool{tc.want}) {
+			t.Errorf("%s: when it is deleted, Elsewhere hears that it arrived: %v, want %t", tc.name, h.cells.asked, tc.want)
+		}
+	}
+}
+
+// withoutWatchList is an API server that lists and watches by two requests.
+type withoutWatchList struct{ *cache.ListWatch }
+
+func (withoutWatchList) IsWatchListSemanticsUnSupported() bool { return true }
+
+// An informer says which pods were in its first list.
+func TestTheInformerSaysWhichPodsCameLater(t *testing.T) {
+	h := newHarness(t)
+	later := watch.NewFake()
+	h.informer = cache.NewSharedIndexInformer(withoutWatchList{&cache.ListWatch{
+		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			return &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: []corev1.Pod{*pod("before")}}, nil
+		},
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return later, nil },
+	}}, &corev1.Pod{}, 0, nil)
+	cfg := h.c.cfg
+	cfg.Pods = listed{h.informer, h}
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { h.informer.RunWithContext(ctx) })
+	defer running.Wait()
+	defer cancel()
+	later.Add(pod("later"))
+	arrived := map[types.UID]bool{}
+	for range 2 {
+		name, _ := c.queue.Get()
+		c.queue.Done(name)
+		c.mu.Lock()
+		for uid, w := range c.pods {
+			arrived[uid] = w.arrived
+		}
+		c.mu.Unlock()
+	}
+	if want := map[types.UID]bool{"uid-later": true}; !maps.Equal(arrived, want) {
+		t.Errorf("these arrived: %v, want %v", arrived, want)
+	}
 }
 
 // Who has taken over a store that was behind ends what may run a pod. Until that is gone

@@ -121,9 +121,9 @@ type Cells interface {
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
 	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that
-	// which it may have.
+	// which it may have, and whether that arrived.
 	Behind() (why string, sure bool)
-	Elsewhere(uid types.UID, created time.Time, ran bool) (why string, sure bool)
+	Elsewhere(uid types.UID, created time.Time, arrived bool) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	// ReleaseVanished returns false while the end is held back.
 	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
@@ -209,6 +209,7 @@ type waiting struct {
 	failures    int        // cells in a row that were launched and not ready, or refused for what the pod asks
 	refusal     string     // why the last of them was refused; "" if it was launched
 	ran         bool       // a kubelet has had the pod
+	arrived     bool       // it came after its node's pods were listed, and no kubelet had had it then
 	lacked      lacked     // what the machine of its last cell that was too small had not
 	silent      time.Time  // when its cell was last found silent
 	marked      time.Time  // when it was marked as not ready, since its cell is silent
@@ -241,8 +242,8 @@ func New(cfg Config) (*Controller, error) {
 
 		departures: departures{},
 	}
-	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    c.enqueue,
+	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    c.added,
 		UpdateFunc: func(_, obj any) { c.enqueue(obj) },
 		DeleteFunc: c.deleted,
 	}); err != nil {
@@ -255,6 +256,15 @@ func (c *Controller) enqueue(obj any) {
 	if name, err := cache.DeletionHandlingObjectToName(obj); err == nil {
 		c.queue.Add(name)
 	}
+}
+
+// added is told of a pod. One that its node's first list lacked was given to the node since, so no
+// Kip before this one can have launched a cell for it.
+func (c *Controller) added(obj any, isInInitialList bool) {
+	if pod, ok := obj.(*corev1.Pod); ok && !isInInitialList && pod.Status.StartTime == nil && !started(pod) {
+		c.note(apiv1.Ref(pod), func(w *waiting) { w.arrived = true })
+	}
+	c.enqueue(obj)
 }
 
 // deleted is told of a pod that has gone, perhaps while nobody watched.
@@ -490,9 +500,9 @@ func behindWait(sure bool) time.Duration {
 
 // mayRunElsewhere says why a pod may run on a cell that this Kip does not know of.
 func (c *Controller) mayRunElsewhere(pod *corev1.Pod) (why string, sure bool) {
-	ran := started(pod)
-	c.note(apiv1.Ref(pod), func(w *waiting) { ran = ran || w.ran })
-	return c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time, ran)
+	arrived := false
+	c.note(apiv1.Ref(pod), func(w *waiting) { arrived = w.arrived && !w.ran && !started(pod) })
+	return c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time, arrived)
 }
 
 // waits records and reports why a pod has no cell, once for each reason.

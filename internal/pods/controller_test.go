@@ -45,7 +45,8 @@ type modelCells struct {
 	behind       string // what Behind says
 	unsure       bool   // and that it is not sure
 	other        string // what may run a pod besides
-	asked        []bool // whether each that Elsewhere was asked of has run
+	asked        []bool // whether each that Elsewhere was asked of arrived
+	arrived      []bool // whether each that was requested for did
 	holds        bool   // the end of those that vanish
 	strikes      int    // how many offers a budget leaves out
 }
@@ -56,8 +57,8 @@ func (m *modelCells) Behind() (string, bool) {
 	return m.behind, !m.unsure
 }
 
-func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, ran bool) (string, bool) {
-	m.asked = append(m.asked, ran)
+func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, arrived bool) (string, bool) {
+	m.asked = append(m.asked, arrived)
 	why, sure := m.Behind()
 	return cmp.Or(why, m.other), sure
 }
@@ -73,6 +74,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		return cells.Cell{}, m.refuse
 	}
 	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
+	m.arrived = append(m.arrived, r.Arrived)
 	cell := cells.Cell{
 		ID:      fmt.Sprintf("cell-%d", len(m.requests)),
 		Pod:     pod,

@@ -24,6 +24,7 @@ type asked struct {
 	failures int
 	refusal  string
 	ran      bool   // a kubelet has had it, or may have
+	arrived  bool   // as in cells.Request
 	paused   string // why no cells are requested, if set
 }
 
@@ -49,6 +50,7 @@ func (c *Controller) asks(pod *corev1.Pod, now time.Time) (asked, bool) {
 		failures: w.failures,
 		refusal:  w.refusal,
 		ran:      w.ran || started(pod),
+		arrived:  w.arrived && !w.ran && !started(pod),
 		paused:   c.paused,
 	}, true
 }
@@ -62,7 +64,11 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	// First: it may run on a cell that this Kip does not know of.
 	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || is.ran) {
-		c.waits(pod, events.StoreBehind, why, time.Time{})
+		reason := events.StoreBehind
+		if !sure {
+			reason = events.InstancesNotListed
+		}
+		c.waits(pod, reason, why, time.Time{})
 		return behindWait(sure), nil
 	}
 	if reason, why := c.hopeless(pod, is); why != "" {
@@ -91,7 +97,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	case err != nil:
 		return c.waitsForVolume(pod, err)
 	}
-	r.Attempt, r.Seen = is.attempt, is.seen
+	r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
 	cell, err := c.cfg.Cells.Request(ctx, r)
 	if err != nil {
 		return c.waitsForCell(pod, err, now)

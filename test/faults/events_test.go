@@ -360,10 +360,29 @@ func (w *world) stick(a uint32) {
 	}
 }
 
+// proven says that the store has launched instances, and that lists have shown it to be new.
+func (w *world) proven() bool {
+	const key = "generation"
+	var g struct {
+		Number   uint64
+		Unproven bool
+	}
+	w.mu.Lock()
+	w.auditing[key]++
+	w.mu.Unlock()
+	_, err := w.store.Get(context.Background(), key, &g)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.auditing[key]--; err != nil {
+		panic(err)
+	}
+	return g.Number > 0 && !g.Unproven
+}
+
 // stray lets an instance of ours appear that no cell has.
 func (w *world) stray() {
-	if len(w.cloud.History()) == 0 {
-		return // any instance is ahead of a store that has launched nothing
+	if !w.proven() {
+		return // any instance is ahead of a store that may be a lost one's successor
 	}
 	w.mu.Lock()
 	w.serial++
