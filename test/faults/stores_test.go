@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/store"
@@ -118,6 +119,35 @@ func (s *stage) staysBehind(waits types.UID) {
 		}
 	}
 	s.shows("the pod that waits is told why", s.told(waits, events.StoreBehind))
+}
+
+// hasListedPods says that the Kip that runs has the first list of pods.
+func (s *stage) hasListedPods() bool {
+	s.mu.Lock()
+	k := s.kip
+	up := k != nil && k.up && k.ctx.Err() == nil
+	s.mu.Unlock()
+	return up && k.informer.HasSynced()
+}
+
+// knowsThatItIsBehind says that the Kip that runs knows that its store is behind.
+func (s *stage) knowsThatItIsBehind() bool {
+	s.mu.Lock()
+	k := s.kip
+	up := k != nil && k.up && k.ctx.Err() == nil
+	s.mu.Unlock()
+	if !up {
+		return false
+	}
+	why, sure := k.cells.Behind()
+	return why != "" && sure
+}
+
+// hasInstance says that an instance was launched for a pod.
+func (s *stage) hasInstance(uid types.UID) func() bool {
+	return func() bool {
+		return slices.ContainsFunc(s.cloud.History(), func(i sim.Instance) bool { return i.Tags[cloud.TagPodUID] == string(uid) })
+	}
 }
 
 // takeOver is what a person does, as often as it takes.
@@ -282,6 +312,38 @@ var storeScenarios = []scenario{
 		s.until("the pods run elsewhere", func() bool { return s.runsElsewhere(a, on)() && s.runs(c)() })
 		s.until("the deleted pod is gone", s.gone(b))
 		s.until("what the store does not know has ended", func() bool { return len(s.cloud.Truth()) == 2 })
+	}},
+	{name: "the store is lost, and the list does not show yet what runs", unbilled: true, story: func(s *stage) {
+		a := s.pod(corev1.RestartPolicyAlways, "small")
+		s.until("it runs", s.runs(a))
+		on := s.machineOf(a)
+		s.change(func(k *sim.Knobs) { k.StaleLists, k.StaleBy = 1, listLag-s.slowestList-time.Second })
+		s.swapStore(nil)
+		s.until("Kip has listed the pods", s.hasListedPods)
+		came := time.Now()
+		later := s.pod(corev1.RestartPolicyAlways, "large")
+		s.soon(s.hasInstance(later))
+		if s.alive() {
+			s.shows("a pod that came later is launched at once", s.hasInstance(later)() && time.Since(came) < time.Second)
+			s.shows("the list does not show yet what runs", !s.knowsThatItIsBehind())
+			s.shows("the pod that may run is told why it waits", s.told(a, events.InstancesNotListed))
+		}
+		s.until("the list shows what runs", s.knowsThatItIsBehind)
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
+			s.rest() // the one that came later boots
+			s.check()
+		}
+		if s.alive() {
+			s.shows("the one that came later runs", s.runs(later)())
+		}
+		if now := s.machineOf(a); now != on {
+			s.violate("the pod ran on %s, and runs on %q", on, now)
+		}
+		waits := s.pod(corev1.RestartPolicyNever, "small")
+		s.staysBehind(waits)
+		s.takeOver()
+		s.until("the pods run", func() bool { return s.runsElsewhere(a, on)() && s.runs(later, waits)() })
+		s.until("what the store does not know has ended", func() bool { return len(s.cloud.Truth()) == 3 })
 	}},
 	{name: "the store is older than what runs", pools: []poolOf{{"small", 1, false}}, unbilled: true, story: func(s *stage) {
 		known := s.pod(corev1.RestartPolicyNever, "large")
