@@ -546,7 +546,7 @@ var scenarios = []scenario{
 			defer s.mu.Unlock()
 			return lost
 		}
-		s.soon(isLost) // a new store's first launch waits for two lists
+		s.soon(isLost)
 		s.soon(told)
 		if s.armed == (failpoint{}) && !told() { // a Kip that dies then says it no more
 			s.violate("nothing says why the pod's first cell was not launched: %s", s.describe())

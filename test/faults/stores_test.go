@@ -143,6 +143,20 @@ func (s *stage) knowsThatItIsBehind() bool {
 	return why != "" && sure
 }
 
+// isGiven says that a kubelet has a pod, and has not started it.
+func (s *stage) isGiven(uid types.UID) func() bool {
+	return func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, m := range s.machines {
+			if m.up && m.pod == uid && !m.running && !m.over {
+				return true
+			}
+		}
+		return false
+	}
+}
+
 // hasInstance says that an instance was launched for a pod.
 func (s *stage) hasInstance(uid types.UID) func() bool {
 	return func() bool {
@@ -315,10 +329,17 @@ var storeScenarios = []scenario{
 	}},
 	{name: "the store is lost, and the list does not show yet what runs", unbilled: true, story: func(s *stage) {
 		a := s.pod(corev1.RestartPolicyAlways, "small")
-		s.until("it runs", s.runs(a))
-		on := s.machineOf(a)
+		has := func() bool { return s.isGiven(a)() || s.machineOf(a) != "" }
+		for end := time.Now().Add(patience); !has() && time.Now().Before(end); {
+			s.soon(has)
+		}
+		if s.alive() {
+			s.shows("a kubelet has the pod, and has not started it", s.isGiven(a)())
+		}
 		s.change(func(k *sim.Knobs) { k.StaleLists, k.StaleBy = 1, listLag-s.slowestList-time.Second })
 		s.swapStore(nil)
+		s.until("it runs", func() bool { return s.machineOf(a) != "" })
+		on := s.machineOf(a)
 		s.until("Kip has listed the pods", s.hasListedPods)
 		came := time.Now()
 		later := s.pod(corev1.RestartPolicyAlways, "large")
@@ -326,7 +347,9 @@ var storeScenarios = []scenario{
 		if s.alive() {
 			s.shows("a pod that came later is launched at once", s.hasInstance(later)() && time.Since(came) < time.Second)
 			s.shows("the list does not show yet what runs", !s.knowsThatItIsBehind())
-			s.shows("the pod that may run is told why it waits", s.told(a, events.InstancesNotListed))
+			s.shows("nothing says that the pod runs", s.phase(a) == corev1.PodPending)
+			s.soon(func() bool { return s.told(a, events.InstancesNotListed) })
+			s.shows("it is told what it waits for", s.told(a, events.InstancesNotListed))
 		}
 		s.until("the list shows what runs", s.knowsThatItIsBehind)
 		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
