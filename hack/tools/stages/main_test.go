@@ -50,7 +50,7 @@ const events = `cat >"$EVENTS/run.json" <<END
 {"Action":"output","Package":"p","Test":"TestBad","Output":"    bad_test.go:3: two is not three\n"}
 {"Action":"fail","Package":"p","Test":"TestBad","Elapsed":1}
 {"Action":"run","Package":"p","Test":"TestSkipped"}
-{"Action":"output","Package":"p","Test":"TestSkipped","Output":"    skip_test.go:9: no GPU here\n"}
+{"Action":"output","Package":"p","Test":"TestSkipped","Output":"    skip.go:9: no GPU here\n"}
 {"Action":"skip","Package":"p","Test":"TestSkipped"}
 {"Action":"run","Package":"p","Test":"TestDear"}
 {"Action":"output","Package":"p","Test":"TestDear","Output":"    tier.go:20: runs in make test-all\n"}

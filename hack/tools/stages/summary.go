@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -219,13 +220,15 @@ func (t *tests) printSkipped(out io.Writer) {
 	}
 }
 
+// position is what the testing package writes before the text of a log or a skip.
+var position = regexp.MustCompile(`^\s+\S+\.go:[0-9]+: `)
+
 // reason returns what a skipped test gave as its reason: the text after the
-// position, as in "    file_test.go:12: text".
+// last position, as in "    file_test.go:12: text".
 func (t test) reason() string {
-	for _, line := range t.output {
-		if _, after, found := strings.Cut(line, "_test.go:"); found {
-			_, why, _ := strings.Cut(after, ": ")
-			return strings.TrimSpace(why)
+	for _, line := range slices.Backward(t.output) {
+		if at := position.FindString(line); at != "" {
+			return strings.TrimSpace(line[len(at):])
 		}
 	}
 	return "it gives no reason"
