@@ -202,7 +202,7 @@ test-tools: .kip/bin/gotestsum .kip/bin/stages
 	@CGO_ENABLED=0 $(COMPILE) -C hack/tools build -trimpath -o $(CURDIR)/$@ ./stages
 
 # Packages whose tests unit runs in another way, or another target does.
-MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent
+MACHINES := ./internal/cloud/host ./internal/cloud/local
 QEMU := ./internal/cloud/qemu/...
 APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults ./test/linkage)
 # The race detector makes these take five times as long, and they start no goroutine.
