@@ -802,12 +802,12 @@ func TestWhereAPodMayGoInsteadOfItsNode(t *testing.T) {
 			tolerations []corev1.Toleration
 			want        []string
 		}{
-			"any node":                           {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
-			"a taint":                            {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
-			"Kip's own taint":                    {"kip-0-1", nil, nil, nil},
-			"a selector":                         {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
-			"another's selector":                 {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
-			"on demand, with something for some": {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
+			"any node":                      {"kip-0-1", nil, []corev1.Toleration{kip, dear}, []string{"kip-0-3", "kip-0-4"}},
+			"a taint":                       {"kip-0-1", nil, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+			"Kip's own taint":               {"kip-0-1", nil, nil, nil},
+			"a selector":                    {"kip-0-1", map[string]string{"team": "batch"}, []corev1.Toleration{kip}, []string{"kip-0-3"}},
+			"another's selector":            {"kip-0-1", map[string]string{"karpenter.sh/capacity-type": "spot"}, []corev1.Toleration{kip}, nil},
+			"on demand, something for some": {"kip-0-3", nil, []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, nil},
 		} {
 			pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: c.on, NodeSelector: c.selects, Tolerations: c.tolerations}}
 			if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, c.want) {

@@ -105,7 +105,8 @@ func TestStorms(t *testing.T) {
 			least = leastStorms[kind]
 		}
 		if plays[kind] < least {
-			lack = append(lack, fmt.Sprintf("%q had an effect %d times in %d storms: want %d or more, see leastStorms", kind, plays[kind], count, least))
+			lack = append(lack, fmt.Sprintf("%q had an effect %d times in %d storms: want %d or more, see leastStorms", kind, plays[kind], count,
+				least))
 		}
 	}
 	again := fmt.Sprintf("again: go test ./test/faults -run TestStorms -seed %d", seed)
