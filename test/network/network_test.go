@@ -114,6 +114,22 @@ func TestTheNextClaimCleansWhatKilledOnesLeft(t *testing.T) {
 	}
 }
 
+func TestAClaimCleansAlsoWhatItDoesNotTake(t *testing.T) {
+	locks := t.TempDir()
+	_, killFirst := claimant(t, locks)
+	_, killSecond := claimant(t, locks)
+	killSecond()
+	killFirst()
+	var cleaned []string
+	clean := func(n Network) error { cleaned = append(cleaned, n.Bridge); return nil }
+	if n, err := testKind.claim(locks, "/next", clean, noRoute); err != nil || n.Bridge != "kiptest0" {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if want := []string{"kiptest0", "kiptest1"}; !slices.Equal(cleaned, want) {
+		t.Errorf("cleaned %q, want %q", cleaned, want)
+	}
+}
+
 func TestNetworksThatTheHostReachesAreLeftAlone(t *testing.T) {
 	first := func(p netip.Prefix) (bool, error) { return p == testKind.At(0, "").CIDR, nil }
 	if n, err := testKind.claim(t.TempDir(), "", nothingLeft, first); err != nil || n.Slot != 1 {
