@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
+
+	"github.com/elotl/kip/test/tier"
 )
 
 // asked waits until the API server asks Kip about pods: one that selects an instance type
@@ -95,6 +97,7 @@ func TestPodsGetTheInstanceThatTheySelect(t *testing.T) {
 // as long as the API server lets pods stay on one that is not. A cloud that knows no
 // machine of its name would have it deleted.
 func TestPodsStayWhileKipIsAway(t *testing.T) {
+	tier.All(t)
 	s := newSpace(t)
 	s.asked()
 	tolerating := func(name string, seconds int) string {
