@@ -365,7 +365,7 @@ MODULES := dev/dns/coredns test/bench/karpenter hack/tools
 
 # Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
 # thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.
-LINT := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath" GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/.kip/bin/golangci-lint run --allow-parallel-runners
+LINT := CGO_ENABLED=0 GOFLAGS="$(GOFLAGS) -trimpath" GOGC=400 GOMEMLIMIT=4GiB $(CURDIR)/.kip/bin/golangci-lint run
 .PHONY: lint
 lint: ## shell scripts and Go code; .golangci.yml says what of it (ARGS=--fix)
 	@hack/prerequisites shellcheck

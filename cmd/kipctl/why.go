@@ -189,7 +189,7 @@ func (k *kipctl) steps(w io.Writer, e *adminapi.Explanation) {
 		if i > 0 {
 			took = fmt.Sprintf("+%.3fs", s.Time.Sub(before.Time.Time).Seconds())
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(string(s.Name)), took)
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(s.Name), took)
 		before = s
 	}
 }

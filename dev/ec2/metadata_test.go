@@ -262,11 +262,11 @@ func TestAnInstanceHasTheCredentialsOfItsProfilesRole(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	c.model.cfg.Pods, c.model.cfg.Profiles = netip.MustParsePrefix("127.128.0.0/10"), []string{"cells"}
 	if code, body := c.ask("RunInstances", run("MaxCount=1", "IamInstanceProfile.Name=nobody")...); code != "InvalidParameterValue" ||
-		!strings.Contains(string(body), "Invalid IAM Instance Profile name") {
+		!strings.Contains(body, "Invalid IAM Instance Profile name") {
 		t.Errorf("a profile that there is not: %s: %s", code, body)
 	}
 	if code, body := c.ask("RunInstances", run("MaxCount=1", "IamInstanceProfile.Name=cells", "ClientToken=other")...); code != "" {
-		t.Fatal(code, string(body))
+		t.Fatal(code, body)
 	}
 	const path = "/latest/meta-data/iam/security-credentials/"
 	if status, role, _ := onInstance(t, c.model, first, "GET", path); status != http.StatusOK || role != "cells" {

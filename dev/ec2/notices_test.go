@@ -3,7 +3,6 @@ package ec2
 import (
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -91,7 +90,7 @@ func newInstanceWorld(t *testing.T, more ...string) *instanceWorld {
 		Metadata: server.URL,
 		Kip:      w.kip,
 		Clock:    w.clock,
-		Log:      slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Log:      slog.New(slog.DiscardHandler),
 	})
 	go func() { defer close(w.ended); watcher.Run(t.Context()) }()
 	return w

@@ -119,8 +119,8 @@ func TestAnImageHasWhatACellNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p, want := range map[string]string{
-		"usr/sbin/nft":                      string(mustTools(t)["usr/sbin/nft"]),
-		libs + "liba.so.1":                  string(mustTools(t)[libs+"liba.so.1.2"]), // by way of a link
+		"usr/sbin/nft":                      mustTools(t)["usr/sbin/nft"],
+		libs + "liba.so.1":                  mustTools(t)[libs+"liba.so.1.2"], // by way of a link
 		"etc/ssl/certs/ca-certificates.crt": "A\nB\n",
 		"etc/mke2fs.conf":                   "#!/bin/sh\n# etc/mke2fs.conf\n",
 		"usr/lib/modules/" + release + "/kernel/lib/lz4-x.ko": moduleFile("depends=libcrc32c"),

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -132,7 +131,7 @@ func (m *machine) agent(init bool) *Agent {
 		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
 		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyHealth: m.proxyHealth,
 		Self: m.path("itzo"), Components: m.path("itzo"), Containerd: m.path("itzo"), Nft: m.path("nft"), Init: init, Version: "v1",
-		Log:         slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Log:         slog.New(slog.DiscardHandler),
 		SetHostname: func(name string) error { m.file("name", name, 0o644); return nil },
 		Prepare: func(c agentapi.Config) error {
 			m.mu.Lock()
@@ -574,7 +573,7 @@ func TestAConfigurationThatCannotBeStoredIsToldAndStartsNothing(t *testing.T) {
 
 func TestWithoutUserDataThereIsNoAgent(t *testing.T) {
 	m := newMachine(t)
-	_, err := New(Options{Root: m.root, UserData: m.path("none"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	_, err := New(Options{Root: m.root, UserData: m.path("none"), Log: slog.New(slog.DiscardHandler)})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}

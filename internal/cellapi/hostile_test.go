@@ -443,7 +443,7 @@ func TestWhatACellSaysOfItsNodeIsBounded(t *testing.T) {
 		}
 		return "[" + strings.Join(all, ",") + "]"
 	}
-	cell := string(c.Node().Status.Capacity.Cpu().String())
+	cell := c.Node().Status.Capacity.Cpu().String()
 	for what, tc := range map[string]struct {
 		body string
 		code int

@@ -130,7 +130,7 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disrupt
 	c.refusing = refused
 	c.mu.Unlock()
 	if is := refused.said(); (is != "") != (wasRefused.said() != "") {
-		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by term", refused.cells, "by CA", refused.rotated, "of", ready,
+		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", ready,
 			"why", is)
 	}
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {

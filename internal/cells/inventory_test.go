@@ -383,9 +383,9 @@ func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 func TestAnInstanceThatSomebodyElseHasLaunchedIsLeftAlone(t *testing.T) {
 	var log bytes.Buffer
 	inBubble(t, func(c *setup) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) }, nil, func(t *testing.T, b *bubble) {
-		cell := b.request("a", "nano")
+		b.request("a", "nano")
 		b.later(10 * time.Second)
-		cell, _ = b.cells.ForPod(ref("a").UID)
+		cell, _ := b.cells.ForPod(ref("a").UID)
 		b.cloud.set(func() {
 			for id, tags := range map[string]map[string]string{
 				"i-stray":   {},

@@ -128,7 +128,7 @@ func (r *reader) config(data []byte, d *Document) {
 		// The parser's own words may quote a secret.
 		line := 1
 		if m := syntaxLine.FindStringSubmatch(err.Error()); m != nil {
-			fmt.Sscan(m[1], &line)
+			_, _ = fmt.Sscan(m[1], &line) // without a number it stays 1
 		}
 		r.fail(line, "", "no valid YAML")
 		return

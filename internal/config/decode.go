@@ -131,7 +131,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	case err != nil:
 		line, problem := 1, err.Error()
 		if m := syntaxLine.FindStringSubmatch(problem); m != nil {
-			fmt.Sscan(m[1], &line)
+			_, _ = fmt.Sscan(m[1], &line) // without a number it stays 1
 			problem = problem[len(m[0]):]
 		}
 		problem = aliasError.ReplaceAllLiteralString(problem, "a value that begins with * is a YAML alias: put it in quotes if it is none")

@@ -187,7 +187,7 @@ func (k *process) parts() []part {
 func (k *process) keepStore(ctx context.Context, own *store.Store) error {
 	maintaining, stop := context.WithCancel(ctx)
 	maintained := make(chan struct{})
-	go func() { defer close(maintained); own.Maintain(maintaining, k.Log) }()
+	go func() { defer close(maintained); _ = own.Maintain(maintaining, k.Log) }() // it is always nil
 	defer func() { stop(); <-maintained }()
 	select {
 	case <-ctx.Done():
@@ -284,7 +284,7 @@ func (k *process) turn(ctx context.Context, own *store.Store, lead task) (err er
 	if err = st.Migrate(work); err == nil {
 		err = lead(work, st)
 	}
-	if cause := context.Cause(work); cause == errDeposed || cause == errStill {
+	if cause := context.Cause(work); errors.Is(cause, errDeposed) || errors.Is(cause, errStill) {
 		return errors.Join(cause, err)
 	}
 	return err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -59,7 +58,7 @@ func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said 
 		say:     func(m string) { *said = append(*said, m) },
 		pulse:   pulse.New(clock.RealClock{}, silent),
 		clock:   clock.RealClock{},
-		log:     slog.New(slog.NewTextHandler(io.Discard, nil)),
+		log:     slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -200,7 +200,7 @@ func (m *Metrics) phaseEndedBy(c *cells.Cell, n int) (phase, outcome string) {
 
 // endReason says why a cell ends, or has ended.
 func (m *Metrics) endReason(c *cells.Cell) cells.Cause {
-	if r := cells.Cause(c.Cause); slices.Contains(causes, r) {
+	if r := c.Cause; slices.Contains(causes, r) {
 		return r
 	}
 	switch {

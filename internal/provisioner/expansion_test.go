@@ -400,7 +400,7 @@ func TestOnlyTheDiskThatWasMadeForTheVolumeIsExpanded(t *testing.T) {
 		}, "disk-of-somebody"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGrown(t, change(c.change))
+			g := newGrown(t, c.change)
 			g.asks("2Gi")
 			_, err := g.try()
 			if foreign := errors.As(err, new(*volumes.ForeignDiskError)); foreign != (c.told != "") || !foreign && err != nil || g.calls() != 0 {

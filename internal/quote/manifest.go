@@ -110,7 +110,7 @@ var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 func (r *reader) syntax(err error) {
 	line, text := 1, err.Error()
 	if m := yamlLine.FindStringSubmatch(text); m != nil {
-		fmt.Sscan(m[1], &line)
+		_, _ = fmt.Sscan(m[1], &line) // without a number it stays 1
 		text = text[len(m[0]):]
 	}
 	r.errs = append(r.errs, &Error{File: r.file, Line: line, Problem: "error converting YAML to JSON: " + text})

@@ -811,7 +811,7 @@ func TestAFloodTurnsAwayOnlyItself(t *testing.T) {
 	// Who comes from where Kip came last is not metered.
 	for range 3 {
 		next = from("127.0.0.3")
-		flood(int(w.limits.arrivalBurst), func(int) string { return "127.0.0.2" })
+		flood(w.limits.arrivalBurst, func(int) string { return "127.0.0.2" })
 		proves("many times", next, protoCellAPI)
 	}
 }

@@ -232,7 +232,7 @@ func identify(path string) (identity, error) {
 	if err := unix.Stat(path, &s); err != nil {
 		return identity{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return identity{uint64(s.Dev), s.Ino, s.Ctim}, nil
+	return identity{s.Dev, s.Ino, s.Ctim}, nil
 }
 
 // service is the plugin's server, for one kubelet.

@@ -23,7 +23,7 @@ import (
 	"github.com/elotl/kip/test/loopback"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 type roundTrip func(*http.Request) (*http.Response, error)
 

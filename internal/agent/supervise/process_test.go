@@ -3,7 +3,6 @@ package supervise
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -18,7 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // patience is how long a test waits for a real process before it fails.
 const patience = time.Minute

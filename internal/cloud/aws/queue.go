@@ -91,7 +91,7 @@ func readMessage(body, region string) (said, error) {
 		Instance string `json:"instance-id"`
 		State    string `json:"state"`
 	}
-	kind := cloud.MessageForeign
+	var kind cloud.Message
 	switch e.Type {
 	case typeSpot:
 		kind = cloud.MessageTakenBack
@@ -287,7 +287,7 @@ func (q *queue) tellUnusable(err error) {
 	}
 	text := err.Error() // of the message it may repeat a lot
 	q.cfg.Log.Warn("a message in the queue of interruptions cannot be read, and is deleted",
-		"queue", q.name, "so far", q.unusable, "err", text[:min(len(text), maxMessage)])
+		"queue", q.name, "so_far", q.unusable, "err", text[:min(len(text), maxMessage)])
 }
 
 // toldBySQS is an error without what a person does not read.

@@ -173,7 +173,7 @@ func (k *kind) spawn(consolePath string) (*launching, error) {
 
 // release tells the process to become the machine and waits until it has.
 func (l *launching) release(ctx context.Context, s spec) error {
-	stop := context.AfterFunc(ctx, func() { l.status.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = l.status.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	writeErr := json.NewEncoder(l.spec).Encode(s)
 	l.spec.Close()
