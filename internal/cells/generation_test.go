@@ -477,8 +477,9 @@ func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing
 				}
 				b.cloud.set(func() { clear(b.cloud.hidden) })
 				b.later(time.Hour)
-				if got := b.cloud.running(); len(got) != 2 || !b.cells.isBehind() || b.phase("p000") != apiv1.Requested || b.phase("new") != apiv1.Bound {
-					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.isBehind(), b.phase("p000"), b.phase("new"))
+				waits, came := b.phase("p000"), b.phase("new")
+				if got := b.cloud.running(); len(got) != 2 || !b.cells.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
+					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.isBehind(), waits, came)
 				}
 				b.arrives("later")
 				b.later(time.Minute)
