@@ -178,6 +178,7 @@ test: ## the tests of each change, in half an hour; as root
 	@SHORT=-short .kip/bin/stages -deadline 85m $(STAGES)
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
+E2E := e2e-1 e2e-2 e2e-3 e2e-4
 SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot qemu conformance-subset other-worlds
 # SHARD=e2e stands for all its parts.
 SHARD ?=
@@ -267,7 +268,6 @@ world-programs: build test-tools $(BIN)/race/kip $(if $(SHORT),,$(BIN)/metrics-s
 worlds: world-programs run-image ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root
 	@CGO_ENABLED=0 SHORT=-short hack/run-tests worlds . $(WORLD) -p 2 ./test/e2e ./test/e2e/aws ./test/hostile ./test/e2e/tutorial ./test/e2e/awsvm
 
-E2E := e2e-1 e2e-2 e2e-3 e2e-4
 .PHONY: e2e $(E2E)
 e2e: $(E2E) ## tests with real machines and real kubelets on the local cloud; a quarter: make e2e-1; as root
 $(E2E): world-programs
