@@ -208,7 +208,7 @@ func ShownUnmoved(all []Unmoved) string {
 	return hex.EncodeToString(hash.Sum(nil)[:6])
 }
 
-// ErrOtherUnmoved: what would end now nobody has decided on.
+// ErrOtherUnmoved says that nobody has decided on what would end now.
 var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are others than those that were shown: look again")
 
 // EndUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.

@@ -43,7 +43,7 @@ const (
 // hasDisks says that the cloud has disks.
 func (c *Controller) hasDisks() bool { return c.cfg.Calls.Features().Disks != nil }
 
-// DiskInUseError: a disk of the request is another pod's.
+// DiskInUseError says that a disk of the request is another pod's.
 type DiskInUseError struct {
 	Disk Disk
 	Pod  apiv1.PodReference

@@ -192,10 +192,10 @@ func (c *Controller) PodsNamed(name cache.ObjectName) []types.UID {
 	return slices.Clone(c.named[name])
 }
 
-// ErrHasCell: a pod has at most one cell at a time.
+// ErrHasCell says that the pod has a cell: it has at most one at a time.
 var ErrHasCell = errors.New("the pod has a cell already")
 
-// ErrConnecting: Kip has begun a moment ago, and has yet to connect to a standby cell that the
+// ErrConnecting says that Kip has begun a moment ago, and has yet to connect to a standby cell that the
 // pod may be given. It is to be requested again soon.
 var ErrConnecting = errors.New("connecting to standby cells that the pod may be given")
 

@@ -91,7 +91,7 @@ type Disk struct {
 // TagVolume names the PersistentVolume of a disk.
 const TagVolume = "KipVolume"
 
-// ErrInUse: somebody has the disk. Every *InUseError matches it.
+// ErrInUse says that somebody has the disk. Every *InUseError matches it.
 var ErrInUse = errors.New("the disk is in use")
 
 // FailedDiskError is of a disk that a cloud has accepted and then could not make, as it has

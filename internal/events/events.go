@@ -75,7 +75,7 @@ const (
 	FirewallFailed       = "FirewallFailed"
 )
 
-// Of the images of pods.
+// NoImageCredentials is of the images of pods.
 const NoImageCredentials = "NoImageCredentials"
 
 // Of volumes. Those of an attachment and of an expansion are named as Kubernetes names them.

@@ -35,7 +35,7 @@ func New() *Lanes {
 // one that was not.
 type Pace struct{ slow atomic.Bool }
 
-// ErrSlow: an agent did not answer soon, and there are too many such already. It is to
+// ErrSlow says that an agent did not answer soon, and there are too many such already. It is to
 // be asked again later.
 var ErrSlow = errors.New("the cell's agent does not answer soon, as many others do not")
 

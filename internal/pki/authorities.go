@@ -15,7 +15,7 @@ type Authorities struct {
 	Before *Authority
 }
 
-// ErrRotating: there are two authorities already.
+// ErrRotating says that there are two authorities already.
 var ErrRotating = errors.New("the CA is being rotated already")
 
 // Rotated returns the authorities with which a rotation begins: a new one, and the one

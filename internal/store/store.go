@@ -15,19 +15,19 @@ import (
 	"github.com/elotl/kip/internal/pulse"
 )
 
-// ErrConflict: the record is not at the revision that the writer has seen.
+// ErrConflict says that the record is not at the revision that the writer has seen.
 var ErrConflict = errors.New("the stored record was changed by another writer")
 
-// ErrNoSpace: the disk of an embedded etcd is full, or etcd's database has
+// ErrNoSpace says that the disk of an embedded etcd is full, or etcd's database has
 // reached its quota. Nothing was written, and writes work again by themselves
 // once there is room, unless Done is closed: then it was too late to refuse.
 var ErrNoSpace = errors.New("no space for the store")
 
-// ErrNotLeader: the write came through a fenced view whose holder is no longer
+// ErrNotLeader says that the write came through a fenced view whose holder is no longer
 // the leader. Nothing was written.
 var ErrNotLeader = errors.New("this process no longer leads; another one may write to the store")
 
-// ErrTooBig: the changes of one transaction are more than MaxBytes together. Nothing
+// ErrTooBig says that the changes of one transaction are more than MaxBytes together. Nothing
 // was written, and the same changes never will be at once.
 var ErrTooBig = errors.New("too many bytes for one transaction of the store")
 
@@ -101,7 +101,7 @@ type fence struct {
 	created int64
 }
 
-// ErrUnreadable: a record is there, and is not of the form that was asked for.
+// ErrUnreadable says that a record is there, and is not of the form that was asked for.
 var ErrUnreadable = errors.New("not of the form that is wanted")
 
 // Get reads the record at key into v and returns its revision; 0 means that

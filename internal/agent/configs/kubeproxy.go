@@ -12,7 +12,7 @@ import (
 // it has written its rules.
 const KubeProxyHealth = "127.0.0.1:10256"
 
-// KubeProxyFlag, with its file after it, is the first argument of a kubelet in
+// KubeProxyFlag is, with its file after it, the first argument of a kubelet in
 // whose process kube-proxy is to run.
 const KubeProxyFlag = "--kube-proxy-config="
 

@@ -28,10 +28,10 @@ type Set struct {
 // New returns the disks of the machine whose root directory is root.
 func New(root string, log *slog.Logger) *Set { return &Set{root: root, log: log} }
 
-// ErrNotYet: the machine does not show a device of the disk. It may come.
+// ErrNotYet says that the machine does not show a device of the disk. It may come.
 var ErrNotYet = errors.New("the machine has no device of it yet")
 
-// ErrInUse: a file system of the disk is mounted, or its device is open.
+// ErrInUse says that a file system of the disk is mounted, or its device is open.
 var ErrInUse = errors.New("it is in use")
 
 var diskID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)

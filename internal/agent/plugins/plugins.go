@@ -26,7 +26,7 @@ type Set struct {
 // New returns the plugins of the machine whose root directory is root.
 func New(root string, log *slog.Logger) *Set { return &Set{root: root, log: log} }
 
-// ErrInUse: the kubelet has a volume of the driver.
+// ErrInUse says that the kubelet has a volume of the driver.
 var ErrInUse = errors.New("it is in use")
 
 // suffix of the files of static pods.

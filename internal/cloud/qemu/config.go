@@ -13,7 +13,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 )
 
-// Accelerators that Config can ask for; vm.KVM and vm.TCG are the others.
+// Auto is an accelerator that Config can ask for; vm.KVM and vm.TCG are the others.
 const Auto = "auto"
 
 const (
