@@ -68,7 +68,8 @@ func (k Kind) At(slot int, state string) Network {
 // Claim calls clean for each free network in which a run was: clean removes what that run left if it was
 // killed, or returns ErrInUse. Its State is the folder of that run.
 func (k Kind) Claim(state string, clean func(Network) error) (Network, error) {
-	return k.claim(filepath.Join(os.TempDir(), "kip-networks"), state, clean, routed)
+	// A fixed folder, since two runs may have different folders for temporary files.
+	return k.claim("/run/kip-networks", state, clean, routed)
 }
 
 func (k Kind) claim(locks, state string, clean func(Network) error, routed func(netip.Prefix) (bool, error)) (Network, error) {

@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// grace is how long a stage may take to end after an interrupt: its tests
-// remove their machines in that time.
+// grace is how long a stage may take to end after an interrupt. What machines it
+// leaves, the next test that claims their network removes.
 const grace = 90 * time.Second
 
 func main() {
@@ -50,15 +50,12 @@ func command(args []string, out io.Writer) error {
 		fs.Usage()
 		return errors.New("stages: no targets")
 	}
-	r := runner{make: *run, logs: *logs, out: out, deadline: *deadline}
-	if *resume {
-		tree, err := treeHash()
-		if err != nil {
-			return fmt.Errorf("hash the files of the tree, to skip what has passed on them: %w", err)
-		}
-		r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done"), tree: tree}
+	r := runner{make: *run, logs: *logs, out: out, deadline: *deadline, resume: *resume}
+	r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done")}
+	if _, err := treeHash(); err != nil && *resume {
+		fmt.Fprintf(out, "nothing is skipped, since git does not hash the files of the tree: %v\n", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	return r.all(ctx, fs.Args())
 }
@@ -68,6 +65,7 @@ type runner struct {
 	make, logs string
 	out        io.Writer
 	deadline   time.Duration // of the run; 0 is none
+	resume     bool          // skip what has passed
 	passed     passed
 }
 
@@ -79,9 +77,6 @@ func (r *runner) all(ctx context.Context, targets []string) error {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, r.deadline, fmt.Errorf("the run reached its deadline of %s", r.deadline))
 		defer cancel()
-	}
-	if err := os.RemoveAll(r.logs); err != nil {
-		return fmt.Errorf("remove the logs of the last run: %w", err)
 	}
 	var stages []stage
 	for _, target := range targets {
@@ -97,8 +92,13 @@ func (r *runner) one(ctx context.Context, target string) stage {
 	case ctx.Err() != nil:
 		s.result, s.err = notRun, context.Cause(ctx)
 		return s
-	case r.passed.has(target):
+	case r.resume && r.passed.has(target):
 		s.result = passedBefore
+		return s
+	}
+	before, err := r.passed.begin(target)
+	if err != nil {
+		s.result, s.err = failed, err
 		return s
 	}
 	fmt.Fprintf(r.out, "\n##### make %s\n", target)
@@ -108,7 +108,7 @@ func (r *runner) one(ctx context.Context, target string) stage {
 	switch {
 	case err == nil:
 		s.result = ok
-		s.err = r.passed.add(target)
+		s.err = r.passed.add(target, before)
 	case ctx.Err() != nil:
 		s.result, s.err = unfinished, context.Cause(ctx)
 	default:
@@ -121,7 +121,8 @@ func (r *runner) one(ctx context.Context, target string) stage {
 // reaches all that the target has started. It returns the CPU time that the
 // target used.
 func (r *runner) run(ctx context.Context, s *stage) (time.Duration, error) {
-	if err := os.MkdirAll(s.events, 0o755); err != nil {
+	// Another run in this folder may use the others.
+	if err := errors.Join(os.RemoveAll(s.events), os.MkdirAll(s.events, 0o755)); err != nil {
 		return 0, err
 	}
 	events, err := filepath.Abs(s.events)

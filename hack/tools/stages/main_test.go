@@ -20,8 +20,11 @@ func inTree(t *testing.T, script string) {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("git", "init", "-q").CombinedOutput(); err != nil {
-		t.Fatalf("git init: %v: %s", err, out)
+	for _, args := range [][]string{{"init", "-q"}, {"commit", "-q", "--allow-empty", "-m", "first"}} {
+		cmd := exec.Command("git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v: %s", args, err, out)
+		}
 	}
 }
 
@@ -90,7 +93,7 @@ func TestARunThatReachesItsDeadlineSaysWhatDidNotFinish(t *testing.T) {
 }
 
 func TestAResumedRunSkipsWhatHasPassedOnTheseFiles(t *testing.T) {
-	inTree(t, `echo "$target runs"; [ "$target" = good ] || exit 1`)
+	inTree(t, `echo "$target runs"; [ "$target" = good ] && [ ! -e .kip/fails ] || exit 1`)
 	run := func() string {
 		t.Helper()
 		out, err := stages(t, "-resume", "good", "bad")
@@ -109,6 +112,63 @@ func TestAResumedRunSkipsWhatHasPassedOnTheseFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantAll(t, run(), "good runs")
+	wantAll(t, run(), "passed before")
+	// A run that asks for it runs it, and forgets that it has passed.
+	if err := os.WriteFile(".kip/fails", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := stages(t, "good"); err == nil {
+		t.Errorf("it fails, and the run passes:\n%s", out)
+	}
+	if err := os.Remove(".kip/fails"); err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, run(), "good runs")
+}
+
+func TestATargetThatPassesOnFilesThatChangeMeanwhileRunsAgain(t *testing.T) {
+	inTree(t, `echo "$target runs"; date +%N >>changes.go`)
+	for range 2 {
+		out, err := stages(t, "-resume", "good")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantAll(t, out, "good runs")
+	}
+}
+
+func TestWhereGitHashesNothingAllTargetsRun(t *testing.T) {
+	inTree(t, `echo "$target runs"`)
+	if err := os.RemoveAll(".git"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		out, err := stages(t, "-resume", "good")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantAll(t, out, "good runs", "nothing is skipped")
+	}
+}
+
+func TestWhatAPackageSaysOutsideOfItsTestsIsReported(t *testing.T) {
+	inTree(t, `cat >"$EVENTS/run.json" <<END
+{"Action":"build-output","ImportPath":"q","Output":"q.go:3: undefined: x\n"}
+{"Action":"build-fail","ImportPath":"q"}
+{"Action":"run","Package":"p","Test":"TestBad"}
+{"Action":"fail","Package":"p","Test":"TestBad","Elapsed":1}
+{"Action":"output","Package":"p","Output":"after the tests: left: instance i-1\n"}
+{"Action":"output","Package":"p","Output":"more\n"}
+{"Action":"output","Package":"p","Output":"FAIL\n"}
+{"Action":"output","Package":"p","Output":"FAIL p\n"}
+{"Action":"fail","Package":"p","Elapsed":9}
+END
+exit 1`)
+	out, err := stages(t, "tests")
+	if err == nil {
+		t.Error("a test failed, and the run passes")
+	}
+	wantAll(t, out, "left: instance i-1", "undefined: x", "p TestBad")
 }
 
 func TestAProcessThatAStageLeavesIsKilled(t *testing.T) {

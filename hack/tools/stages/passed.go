@@ -1,57 +1,82 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
-// passed records which targets have passed on which files. The zero value
-// records nothing.
-type passed struct {
-	folder string
-	tree   string // the hash of the files
-}
+// passed records which targets have passed, and on which files.
+type passed struct{ folder string }
 
-// has reports whether a target has passed on these files.
+// has reports whether a target has passed on the files of the tree.
 func (p passed) has(target string) bool {
-	if p.folder == "" {
+	tree, err := treeHash()
+	if err != nil {
 		return false
 	}
-	tree, err := os.ReadFile(filepath.Join(p.folder, target))
-	return err == nil && string(tree) == p.tree
+	recorded, err := os.ReadFile(filepath.Join(p.folder, target))
+	return err == nil && string(recorded) == tree
 }
 
-// add records that a target has passed.
-func (p passed) add(target string) error {
-	if p.folder == "" {
-		return nil
+// begin forgets that a target has passed, and returns the hash of the files of
+// the tree. The hash is empty where git cannot tell.
+func (p passed) begin(target string) (tree string, err error) {
+	if err := os.Remove(filepath.Join(p.folder, target)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	tree, err = treeHash()
+	if err != nil {
+		return "", nil // then it is not recorded, and not skipped
+	}
+	return tree, nil
+}
+
+// add records that a target has passed, unless the files have changed since
+// begin.
+func (p passed) add(target, before string) error {
+	if tree, err := treeHash(); err != nil || tree != before {
+		return nil // as in begin
 	}
 	if err := os.MkdirAll(p.folder, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(p.folder, target), []byte(p.tree), 0o644)
+	return os.WriteFile(filepath.Join(p.folder, target), []byte(before), 0o644)
 }
 
-// treeHash returns git's hash of all files in the work tree that git does not
-// ignore, whether they are committed or not. It leaves git's own index alone.
+// treeHash returns git's hash of all files of the work tree, whether they are
+// committed or not, and the version of Go. It leaves out untracked files that
+// git ignores, and leaves git's own index alone. It fails where this folder is
+// not the top of a work tree, such as in an unpacked archive.
 func treeHash() (string, error) {
 	scratch, err := os.MkdirTemp("", "kip-stages-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(scratch)
-	hash := ""
-	for _, args := range [][]string{{"add", "--all", ":/"}, {"write-tree"}} {
+	git := func(args ...string) (string, error) {
 		cmd := exec.Command("git", args...)
 		cmd.Env = append(os.Environ(), "GIT_INDEX_FILE="+filepath.Join(scratch, "index"))
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, out)
 		}
-		hash = strings.TrimSpace(string(out))
+		return strings.TrimSpace(string(out)), nil
 	}
-	return hash, nil
+	if prefix, err := git("rev-parse", "--show-prefix"); err != nil || prefix != "" {
+		return "", errors.Join(err, errors.New("this folder is not the top of a git work tree"))
+	}
+	// Tracked files count even if they are ignored.
+	if _, err := git("read-tree", "HEAD"); err != nil {
+		return "", err
+	}
+	if _, err := git("add", "--all", ":/"); err != nil {
+		return "", err
+	}
+	tree, err := git("write-tree")
+	return tree + " " + runtime.Version(), err
 }

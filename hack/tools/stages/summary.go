@@ -19,6 +19,7 @@ import (
 const (
 	slowest = 15                      // how many of the slowest tests are listed
 	lines   = 60                      // how many lines of a failed test's output are shown
+	outside = 3                       // how many lines a failed package prints that say nothing more
 	tail    = 25                      // how many lines of a failed stage's log are shown
 	tierAll = "runs in make test-all" // what test/tier gives as the reason of a skip
 )
@@ -54,9 +55,12 @@ func summarize(out io.Writer, stages []stage, took time.Duration) error {
 	failures := new(strings.Builder)
 	var cpu time.Duration
 	for _, s := range stages {
-		ran, err := readTests(s.events)
-		if err != nil {
-			s.result, s.err = failed, errors.Join(s.err, err)
+		var ran tests
+		if s.result != notRun && s.result != passedBefore {
+			var err error
+			if ran, err = readTests(s.events); err != nil {
+				s.result, s.err = failed, errors.Join(s.err, err)
+			}
 		}
 		cpu += s.cpu
 		fmt.Fprintf(out, "%-22s %-14s %8s %8s %7d\n", s.target, s.result, clock(s.took), clock(s.cpu), ran.passed)
@@ -88,7 +92,7 @@ func clock(d time.Duration) string {
 func (s *stage) explain(w io.Writer, ran tests) {
 	fmt.Fprintf(w, "\n%s: make %s: %v\n", s.result, s.target, s.err)
 	for _, f := range ran.failed {
-		fmt.Fprintf(w, "\n  %s (%.1fs)\n%s", f.name, f.took.Seconds(), indent(f.output, lines))
+		fmt.Fprintf(w, "\n  %s (%s)\n%s", f.name, f.duration(), indent(f.output, lines))
 	}
 	if len(ran.failed) > 0 || s.result == notRun {
 		return
@@ -120,6 +124,14 @@ type test struct {
 	name   string // package and test; the package alone if it failed outside of its tests
 	took   time.Duration
 	output []string
+}
+
+// duration is how long the test took.
+func (t test) duration() string {
+	if t.took < 0 {
+		return "did not end"
+	}
+	return fmt.Sprintf("%.1fs", t.took.Seconds())
 }
 
 // tests are what one or several runs of `go test -json` wrote.
@@ -188,6 +200,16 @@ func readFile(file string) (tests, error) {
 	for _, tc := range testjson.FilterFailedUnique(run.Failed()) {
 		name := strings.TrimSpace(tc.Package + " " + tc.Test.Name())
 		all.failed = append(all.failed, test{name, tc.Elapsed, run.OutputLines(tc)})
+	}
+	// What a package says outside of its tests: what they left, a data race, a panic.
+	for _, name := range run.Packages() {
+		p := run.Package(name)
+		if said := strings.SplitAfter(p.Output(0), "\n"); p.Result() == testjson.ActionFail && len(p.Failed) > 0 && len(said) > outside {
+			all.failed = append(all.failed, test{name: name + ", outside of its tests", output: said})
+		}
+	}
+	if errs := run.Errors(); len(errs) > 0 {
+		all.failed = append(all.failed, test{name: "errors of go test, such as of the compiler", output: errs})
 	}
 	return all, nil
 }
