@@ -276,7 +276,7 @@ world-programs: build test-tools $(BIN)/race/kip $(if $(SHORT),,$(BIN)/metrics-s
 worlds: world-programs ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root
 	@# Without an image, as where Debian's mirror is away, all but the last one run.
 	@status=0 packages='./test/e2e ./test/e2e/aws ./test/hostile ./test/e2e/tutorial'; \
-	if $(MAKE) --no-print-directory run-image; then packages+=' ./test/e2e/awsvm'; else status=1; fi; \
+	if make --no-print-directory run-image; then packages+=' ./test/e2e/awsvm'; else status=1; fi; \
 	CGO_ENABLED=0 SHORT=-short hack/run-tests worlds . $(WORLD) -p 2 $$packages || status=$$?; \
 	exit $$status
 
