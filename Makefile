@@ -363,7 +363,7 @@ conformance: build conformance-tools ## upstream's conformance tests (MODE=nodes
 
 SUBSET_LIMIT ?= 15m
 .PHONY: conformance-subset
-conformance-subset: build conformance-tools ## those of them that are run for each change, each once, with Kip; as root
+conformance-subset: build conformance-tools ## some of them, each once, with Kip; as root
 	$(CONFORMANCE) -subset -limit=$(SUBSET_LIMIT) $(ARGS)
 
 .PHONY: conformance-publish

@@ -20,7 +20,7 @@ const Release = "v1.36.3"
 //go:embed specs.txt
 var specList string
 
-// subsetList has the names of those that are run for each change.
+// subsetList has the names of those that make test-all runs.
 //
 //go:embed subset.txt
 var subsetList string

@@ -94,3 +94,21 @@ func TestTheSeccompProfileOfAPodIsApplied(t *testing.T) {
 		t.Errorf("the status of a process in the pod has %q, want Seccomp 2", got)
 	}
 }
+
+// The threat model names it: no spec of upstream has a pod that takes its machine's memory.
+func TestAContainerThatUsesTooMuchMemoryIsOOMKilled(t *testing.T) {
+	tier.All(t)
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(bare("a", `  restartPolicy: Never
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'x=0123456789abcdef; while :; do x=$x$x; done']
+    resources: {limits: {memory: 32Mi}}
+`))
+	pod := s.WaitPod("a", "has Failed", namespace.HasPhase(corev1.PodFailed))
+	if got := pod.Status.ContainerStatuses[0].State.Terminated; got.Reason != "OOMKilled" || got.ExitCode != 137 {
+		t.Fatalf("terminated as %s, exit %d; want OOMKilled, 137", got.Reason, got.ExitCode)
+	}
+}
