@@ -144,7 +144,7 @@ func Types() (all []catalog.InstanceType) {
 	}
 	const cpus = 2
 	for n, name := range names[runtime.GOARCH] {
-		if runtime.NumCPU() < cpus {
+		if host.CPUs() < cpus {
 			break // a kubelet cannot write what it is shown into a cpuset
 		}
 		price := 0.0104 * float64(int(1)<<n)
@@ -203,7 +203,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	switch {
 	case len(types) == 0:
 		return nil, fmt.Errorf("start EC2: no instance type is like this host, of %s with %d processors: want two or more",
-			runtime.GOARCH, runtime.NumCPU())
+			runtime.GOARCH, host.CPUs())
 	case cfg.Local.CIDR.Bits() > least:
 		return nil, fmt.Errorf("start EC2: the network %s is too small: want a /%d or larger", cfg.Local.CIDR, least)
 	}

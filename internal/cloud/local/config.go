@@ -67,7 +67,7 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if len(c.Catalogue) == 0 {
 		types := append(sizes.Types(runtime.GOARCH, c.Zones...), sizes.WithGPUs(runtime.GOARCH, c.GPUs, c.Zones...)...)
-		c.Catalogue = possible(types, runtime.NumCPU())
+		c.Catalogue = possible(types, host.CPUs())
 	}
 	var err error
 	c.Config, err = c.Config.WithDefaults()

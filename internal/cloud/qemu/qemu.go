@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"time"
 
@@ -90,10 +89,10 @@ func prepare(ctx context.Context, cfg Config) (*kind, error) {
 	} else {
 		cfg.Log.Info("machines are virtualized", "accelerator", k.accelerator)
 	}
-	k.cfg.Catalogue = possible(cfg.Catalogue, runtime.NumCPU(), k.accelerator)
+	k.cfg.Catalogue = possible(cfg.Catalogue, host.CPUs(), k.accelerator)
 	if len(k.cfg.Catalogue) == 0 {
 		return nil, fmt.Errorf("none of %d instance types is one for a virtual machine of this host, which has %d CPUs", len(cfg.Catalogue),
-			runtime.NumCPU())
+			host.CPUs())
 	}
 	return k, nil
 }
