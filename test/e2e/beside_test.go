@@ -448,7 +448,7 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 	s.in(bare, "b")
 	cells := map[string]string{stays.Name: s.cellOf(stays.Name).Name, bare.Name: s.cellOf(bare.Name).Name}
 
-	s.Kubectl("drain", s.nodes["a"], "--timeout=2m")
+	s.Kubectl("drain", s.nodes["a"], "--timeout=5m")
 	s.waitGone(moves.Name)
 	moved := s.besidePodOf("moves", moves.UID)
 	s.in(moved, "b")

@@ -35,7 +35,7 @@ spec:
         command: [sh, -c, 'echo hello from $(hostname)']
         resources: {requests: {cpu: 100m, memory: 32Mi}}
 `)
-	s.Kubectl("wait", "--for=condition=complete", "job/j", "--timeout=120s")
+	s.Kubectl("wait", "--for=condition=complete", "job/j", "--timeout=5m")
 	s.Eventually("the cell is gone", s.NoCells)
 	if log := s.Kubectl("logs", "job/j"); !strings.HasPrefix(log, "hello from j-") {
 		t.Fatalf("the log is %q", log)

@@ -215,7 +215,7 @@ func TestNetworkPoliciesDecideWhoReachesAPod(t *testing.T) {
 		if c.what == "default deny" {
 			// Of this namespace only; and the kubelet's probes are not the network's.
 			s.reaches(c.what, "friend", open, foreign.Status.PodIP, "8080", "8081", "8082")
-			s.Kubectl("wait", "pod/server", "--for=condition=Ready", "--timeout=5s")
+			s.Kubectl("wait", "pod/server", "--for=condition=Ready", "--timeout=1m")
 		}
 	}
 }

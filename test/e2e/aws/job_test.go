@@ -61,7 +61,7 @@ func TestAJobIsAnsweredByTheServiceOfADeployment(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	s.Apply(served)
-	s.Kubectl("wait", "--for=condition=Complete", "job/ask", "--timeout=110s")
+	s.Kubectl("wait", "--for=condition=Complete", "job/ask", "--timeout=5m")
 	want := s.Kubectl("get", "pods", "-l=app=web", "--sort-by=.metadata.name", `-o=jsonpath={range .items[*]}{.metadata.name}{"\n"}{end}`)
 	if log := s.Kubectl("logs", "job/ask"); log != want {
 		t.Errorf("the Job was answered by %q, want the pods %q", log, want)

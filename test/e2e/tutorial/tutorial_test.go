@@ -370,7 +370,7 @@ func TestMakeStopRemovesWhatAKilledRunLeft(t *testing.T) {
 	run, said := runUntil(t, root, "Kip is up.", "NODES=1")
 	kubectl := "bin/kubectl --kubeconfig " + state + "/kubeconfig "
 	text, failed := bash(t, root, kubectl+"get nodes\n"+kubectl+"run left --image busybox:1.36 --overrides '{\"spec\":{\"nodeSelector\":{\"type\":\"virtual-kubelet\"}}}' -- sleep 1000\n"+
-		kubectl+"wait --for=condition=Ready pod/left --timeout=2m\n")
+		kubectl+"wait --for=condition=Ready pod/left --timeout=5m\n")
 	if failed != nil || !regexp.MustCompile(`(?m)^node-1 +Ready `).MatchString(text) || !strings.Contains(text, "pod/left condition met") {
 		t.Errorf("%q failed:\n%s\n%s", failed, text, said())
 	}
