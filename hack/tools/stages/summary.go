@@ -204,7 +204,11 @@ func readFile(file string) (tests, error) {
 	// What a package says outside of its tests: what they left, a data race, a panic.
 	for _, name := range run.Packages() {
 		p := run.Package(name)
-		if said := strings.SplitAfter(p.Output(0), "\n"); p.Result() == testjson.ActionFail && len(p.Failed) > 0 && len(said) > outside {
+		var text strings.Builder
+		if err := p.WriteOutputTo(&text, 0); err != nil {
+			return tests{}, err
+		}
+		if said := strings.SplitAfter(text.String(), "\n"); p.Result() == testjson.ActionFail && len(p.Failed) > 0 && len(said) > outside {
 			all.failed = append(all.failed, test{name: name + ", outside of its tests", output: said})
 		}
 	}
