@@ -515,7 +515,7 @@ func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 		a.mu.Lock()
 		a.fails, a.answer = nil, http.StatusInternalServerError
 		a.mu.Unlock()
-		w.later(time.Minute)
+		w.later(2 * time.Minute) // two tries are up to 30 s apart, and some more by chance
 		if !w.told("p Warning FirewallFailed") || !w.told("no such kernel") || len(w.events) != 1 {
 			t.Errorf("events %q", w.events)
 		}
