@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
-
 	"github.com/elotl/kip/test/tier"
 )
 

@@ -52,8 +52,10 @@ func command(args []string, out io.Writer) error {
 	}
 	r := runner{make: *run, logs: *logs, out: out, deadline: *deadline, resume: *resume}
 	r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done")}
-	if _, err := treeHash(); err != nil && *resume {
-		fmt.Fprintf(out, "nothing is skipped, since git does not hash the files of the tree: %v\n", err)
+	if *resume {
+		if _, err := treeHash(); err != nil {
+			fmt.Fprintf(out, "nothing is skipped, since git does not hash the files of the tree: %v\n", err)
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
