@@ -264,7 +264,7 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	cell := e.cell()
 	c.mu.Lock()
 	doubt, arrived := c.doubt(e), e.arrived
-	tells := c.cfg.Clock.Since(c.awake) >= quietStart || !c.inventory.last().began.IsZero()
+	tells := doubt != unlooked || c.cfg.Clock.Since(c.awake) >= quietStart
 	c.mu.Unlock()
 	if doubt != "" {
 		if tells && e.unknown.is(doubt, c.cfg.Clock.Now()) {
