@@ -23,7 +23,7 @@ type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
 	ipv6CIDR, serviceIPv6CIDR                                                                        string
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
-	noFsync, upstreamLimits, verbose, serviceProxy                                                   bool
+	noFsync, upstreamLimits, verbose, serviceProxy, masquerade                                       bool
 	kipArgs, zones                                                                                   []string
 	nodeGrace                                                                                        time.Duration
 }
@@ -50,6 +50,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"names of the local cloud's `zones`, such as a,b,c: each Kip has a virtual node for each of them, from kip-0-1 on, instead of kip-0")
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
+	fs.BoolVar(&p.masquerade, "masquerade", true,
+		"route what pods and cells send to the internet by this machine, with its address; it writes nftables rules that go at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
 	fs.IntVar(&p.gpus, "gpus", 0, "how many stand-ins for GPUs machines of the type medium-gpu have, of the local cloud; 0 for no such type")
 	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")
@@ -119,6 +121,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Nodes:           p.nodes,
 		CPUs:            p.cpus,
 		GPUs:            p.gpus,
+		Masquerade:      p.masquerade,
 		ServiceProxy:    p.serviceProxy,
 		DefaultType:     p.defaultType,
 		Images:          p.images,

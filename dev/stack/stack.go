@@ -67,6 +67,7 @@ type Options struct {
 	Zones        []string // of this host's cloud, each with a virtual node; one when empty, with what VirtualNodes says
 	CPUs         int      // what the scheduler may place on a virtual node
 	GPUs         int      // stand-ins of a machine of the local cloud's type with GPUs; 0 for no such type
+	Masquerade   bool     // cells and pods reach the internet by this machine, if it does
 	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
 	Images       string   // folder with images for the registry, an OCI layout; none when empty
@@ -207,7 +208,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := errors.Join(s.stopProxy(ctx), s.stopNodes(ctx), machines.Unplug(s.opts.Bridge)); err != nil {
+	if err := errors.Join(s.stopMasquerade(ctx), s.stopProxy(ctx), s.stopNodes(ctx), machines.Unplug(s.opts.Bridge)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := errors.Join(s.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
@@ -258,6 +259,9 @@ func (s *Stack) removeState() error {
 // StartCluster makes the bridge and starts the control plane on it, with its DNS.
 func (s *Stack) StartCluster(ctx context.Context) error {
 	if err := s.makeBridges(ctx); err != nil {
+		return err
+	}
+	if err := s.startMasquerade(ctx); err != nil {
 		return err
 	}
 	clusterIP, err := dns.ClusterIP(s.opts.ServiceCIDR)
@@ -632,7 +636,7 @@ func (s *Stack) Stop(ctx context.Context) error {
 	if s.Cluster != nil {
 		errs = append(errs, s.Cluster.Stop(ctx))
 	}
-	errs = append(errs, s.destroyClouds(ctx))
+	errs = append(errs, s.stopMasquerade(ctx), s.destroyClouds(ctx))
 	if err := s.removeState(); err != nil {
 		errs = append(errs, fmt.Errorf("empty the state folder: %w", err))
 	}
@@ -654,6 +658,11 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
+	masquerades, err := s.masqueradeLeftovers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	found = append(found, masquerades...)
 	rules, err := machines.Plugged(s.opts.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)

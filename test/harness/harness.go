@@ -185,7 +185,8 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 		// A test that panics or is killed must not leave a control plane behind.
 		Death: syscall.SIGTERM,
 		Args: []string{"up", "--state", w.State, "--cell-root", filepath.Join(root, ".kip", "cell-root"),
-			"--bridge", w.Bridge, "--cidr", w.cidr.String(), "--verbose", "--ready-file", ready},
+			"--bridge", w.Bridge, "--cidr", w.cidr.String(), "--verbose", "--ready-file", ready,
+			"--masquerade=false"}, // what tests send stays on the bridge
 	}
 	if o.Nodes > 0 {
 		dev.Args = append(dev.Args, "--nodes", strconv.Itoa(o.Nodes))

@@ -1,0 +1,262 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// With Options.Masquerade this machine routes what pods and cells send to the internet, as the network of a
+// node does. The rules are one nftables table for each stack. Its set named closed has the devices that
+// forwarded no packets before; they forward none again once no stack needs them. So the kernel itself keeps
+// what has to be undone, and a run that was killed is cleaned up without a file.
+
+// masqueradePrefix begins the names of the tables; the name of the first Kip's bridge ends them.
+const masqueradePrefix = "kip-masquerade-"
+
+// masqueradeLock serializes the changes of several runs on this machine.
+const masqueradeLock = "/run/kip-masquerade.lock"
+
+func (s *Stack) masqueradeTable() string { return masqueradePrefix + s.opts.Bridge }
+
+// forwarding is the file that says whether packets that come in by a device are forwarded.
+func forwarding(device string) string {
+	return filepath.Join("/proc/sys/net/ipv4/conf", device, "forwarding")
+}
+
+// startMasquerade adds the rules. The bridges are there. Without a default route there is no internet, and
+// it does nothing.
+func (s *Stack) startMasquerade(ctx context.Context) error {
+	if !s.opts.Masquerade {
+		return nil
+	}
+	uplinks, err := uplinks()
+	if err != nil {
+		return err
+	}
+	if len(uplinks) == 0 {
+		s.opts.Log.Info("this machine has no default route: pods reach no address beyond the bridge", "bridge", s.opts.Bridge)
+		return nil
+	}
+	unlock, err := lockMasquerade()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	closed, err := closedUplinks(ctx, uplinks)
+	if err != nil {
+		return err
+	}
+	if err := nft(ctx, s.masqueradeRules(uplinks, closed)); err != nil {
+		return fmt.Errorf("masquerade what pods send to the internet (kip-dev --masquerade=false leaves it out): %w", err)
+	}
+	open := slices.Clone(closed)
+	for _, k := range s.kips {
+		open = append(open, k.bridge)
+	}
+	for _, device := range open {
+		if err := os.WriteFile(forwarding(device), []byte("1\n"), 0); err != nil {
+			return fmt.Errorf("forward packets from device %s: %w", device, err)
+		}
+	}
+	s.warnOfFirewall(ctx)
+	return nil
+}
+
+// warnOfFirewall names the firewall that drops what this machine forwards, as Docker sets it up. No rule of
+// another table can accept what one drops.
+func (s *Stack) warnOfFirewall(ctx context.Context) {
+	out, err := exec.CommandContext(ctx, "iptables", "-w", "-S", "FORWARD").Output()
+	if err != nil {
+		return // no iptables, so it drops nothing
+	}
+	if rules := string(out); strings.Contains(rules, "-P FORWARD DROP") && !strings.Contains(rules, "-i "+s.opts.Bridge+" ") {
+		s.opts.Log.WarnContext(ctx, "the firewall of this machine drops what pods send to the internet", "bridge", s.opts.Bridge,
+			"fix", fmt.Sprintf("iptables -I FORWARD -i %[1]s -j ACCEPT; iptables -I FORWARD -o %[1]s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+				s.opts.Bridge))
+	}
+}
+
+// masqueradeRules is the table as nft reads it. The filter comes before the masquerade: nobody beyond the
+// uplinks begins a connection to a cell, and to nobody else by a device that forwarded nothing before. The
+// link-local addresses of this machine's own cloud are for this machine alone, with the credentials there.
+func (s *Stack) masqueradeRules(uplinks, closed []string) string {
+	var bridges []string
+	for _, k := range s.kips {
+		bridges = append(bridges, k.bridge)
+	}
+	set := func(name string, devices []string) string {
+		elements := ""
+		if len(devices) > 0 {
+			elements = " elements = { \"" + strings.Join(devices, `", "`) + `" };`
+		}
+		return fmt.Sprintf("  set %s { type ifname;%s }\n", name, elements)
+	}
+	return "table ip " + s.masqueradeTable() + " {\n" +
+		set("bridges", bridges) + set("uplinks", uplinks) + set("closed", closed) +
+		`  chain forward {
+    type filter hook forward priority filter - 10; policy accept;
+    iifname @bridges ip daddr 169.254.0.0/16 drop
+    iifname @uplinks oifname @bridges ct state != { established, related } drop
+    iifname @closed ct state != { established, related } drop
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr ` + s.opts.CIDR.String() + ` oifname @uplinks masquerade
+  }
+}
+`
+}
+
+// stopMasquerade removes the rules of this stack, also those of a run that was killed.
+func (s *Stack) stopMasquerade(ctx context.Context) error {
+	unlock, err := lockMasquerade()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	tables, err := masqueradeTables(ctx)
+	if err != nil {
+		return err
+	}
+	closed, there := tables[s.masqueradeTable()]
+	if !there {
+		return nil
+	}
+	delete(tables, s.masqueradeTable())
+	opened := slices.Concat(slices.Collect(maps.Values(tables))...)
+	for _, device := range closed {
+		if slices.Contains(opened, device) {
+			continue // the last one closes it
+		}
+		if err := os.WriteFile(forwarding(device), []byte("0\n"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forward no more packets from device %s: %w", device, err)
+		}
+	}
+	return nft(ctx, "delete table ip "+s.masqueradeTable()+"\n")
+}
+
+// masqueradeLeftovers names the rules of this stack on this machine.
+func (s *Stack) masqueradeLeftovers(ctx context.Context) ([]string, error) {
+	tables, err := masqueradeTables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, there := tables[s.masqueradeTable()]; there {
+		return []string{"nftables table ip " + s.masqueradeTable()}, nil
+	}
+	return nil, nil
+}
+
+// uplinks are the devices of this machine's IPv4 default routes.
+func uplinks() ([]string, error) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's routes: %w", err)
+	}
+	var devices []string
+	for _, r := range routes {
+		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+			continue
+		}
+		link, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			continue // a route without one device, or it has gone
+		}
+		devices = append(devices, link.Attrs().Name)
+	}
+	slices.Sort(devices)
+	return slices.Compact(devices), nil
+}
+
+// closedUplinks are those that forward nothing, but for a stack that runs.
+func closedUplinks(ctx context.Context, uplinks []string) (closed []string, err error) {
+	tables, err := masqueradeTables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	opened := slices.Concat(slices.Collect(maps.Values(tables))...)
+	for _, device := range uplinks {
+		b, err := os.ReadFile(forwarding(device))
+		if err != nil {
+			return nil, fmt.Errorf("read whether device %s forwards packets: %w", device, err)
+		}
+		if string(bytes.TrimSpace(b)) == "0" || slices.Contains(opened, device) {
+			closed = append(closed, device)
+		}
+	}
+	return closed, nil
+}
+
+// masqueradeTables are the closed devices of all stacks on this machine, by the name of the table. A machine
+// without nft has none.
+func masqueradeTables(ctx context.Context) (map[string][]string, error) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return nil, nil
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, "nft", "-j", "list", "sets", "ip")
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's nftables sets: %w: %s", err, stderr.Bytes())
+	}
+	var listing struct {
+		Nftables []struct {
+			Set struct {
+				Table, Name string
+				Elem        json.RawMessage // of sets of others it may have any form
+			}
+		}
+	}
+	if err := json.Unmarshal(out, &listing); err != nil {
+		return nil, fmt.Errorf("read the list of nftables sets: %w", err)
+	}
+	tables := map[string][]string{}
+	for _, o := range listing.Nftables {
+		if o.Set.Name != "closed" || !strings.HasPrefix(o.Set.Table, masqueradePrefix) {
+			continue
+		}
+		var devices []string
+		if len(o.Set.Elem) > 0 { // nft leaves an empty list out
+			if err := json.Unmarshal(o.Set.Elem, &devices); err != nil {
+				return nil, fmt.Errorf("read the nftables set closed of %s: %w", o.Set.Table, err)
+			}
+		}
+		tables[o.Set.Table] = devices
+	}
+	return tables, nil
+}
+
+func nft(ctx context.Context, rules string) error {
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft -f -: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+func lockMasquerade() (unlock func(), err error) {
+	f, err := os.OpenFile(masqueradeLock, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the rules of masquerading: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock the rules of masquerading: %w", err)
+	}
+	return func() { f.Close() }, nil
+}

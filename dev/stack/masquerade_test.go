@@ -1,0 +1,244 @@
+package stack
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// lab is a machine with an uplink and two bridges, a host of the internet, and a cell on each bridge. Each is
+// a network namespace; the machine's is that of the test's thread.
+type lab struct {
+	*testing.T
+	machine, internet netns.NsHandle
+	cells             [2]netns.NsHandle
+}
+
+const (
+	internetAddress = "203.0.113.1"
+	machineAddress  = "203.0.113.2"
+	metadataAddress = "169.254.169.254"
+)
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	runtime.LockOSThread() // and never unlocked, so that the thread ends with the test
+	l := &lab{T: t}
+	for _, ns := range []*netns.NsHandle{&l.internet, &l.cells[0], &l.cells[1], &l.machine} { // the thread stays in the last
+		var err error
+		if *ns, err = netns.New(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ns.Close() })
+	}
+	l.run("ip link set lo up")
+	l.wire("uplink", l.internet, internetAddress+"/24", metadataAddress+"/32")
+	l.run("ip address add " + machineAddress + "/24 dev uplink")
+	l.run("ip route add default via " + internetAddress)
+	for i, cell := range l.cells {
+		l.run(fmt.Sprintf("ip link add kip%d type bridge", i))
+		l.run(fmt.Sprintf("ip address add 10.11%d.0.1/16 dev kip%d", i, i))
+		l.run(fmt.Sprintf("ip link set kip%d up", i))
+		device := fmt.Sprintf("cell%d", i)
+		l.wire(device, cell, fmt.Sprintf("10.11%d.0.2/16", i))
+		l.run(fmt.Sprintf("ip link set %s master kip%d", device, i))
+		l.within(cell, func() { l.run(fmt.Sprintf("ip route add default via 10.11%d.0.1", i)) })
+	}
+	// The internet knows the way to the cells, as a machine in the same network may.
+	l.within(l.internet, func() { l.run("ip route add 10.110.0.0/15 via " + machineAddress) })
+	return l
+}
+
+// run runs a command in the namespace of the thread.
+func (l *lab) run(command string) {
+	l.Helper()
+	args := strings.Fields(command)
+	if out, err := exec.CommandContext(l.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		l.Fatalf("%s: %v: %s", command, err, out)
+	}
+}
+
+// within runs f in another namespace.
+func (l *lab) within(ns netns.NsHandle, f func()) {
+	l.Helper()
+	if err := netns.Set(ns); err != nil {
+		l.Fatal(err)
+	}
+	defer func() {
+		if err := netns.Set(l.machine); err != nil {
+			l.Fatal(err)
+		}
+	}()
+	f()
+}
+
+// wire connects the machine with a namespace, where the device is eth0.
+func (l *lab) wire(device string, there netns.NsHandle, addresses ...string) {
+	l.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = device
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(there))}); err != nil {
+		l.Fatal(err)
+	}
+	l.run("ip link set " + device + " up")
+	l.within(there, func() {
+		l.run("ip link set lo up")
+		l.run("ip link set eth0 up")
+		for _, a := range addresses {
+			l.run("ip address add " + a + " dev eth0")
+		}
+	})
+}
+
+// asks connects from one namespace to an address of another and returns whom the other sees; "" where nothing
+// comes through.
+func (l *lab) asks(from, to netns.NsHandle, address string) (seen string) {
+	l.Helper()
+	var server net.Listener
+	l.within(to, func() {
+		var err error
+		if server, err = net.Listen("tcp", address+":0"); err != nil {
+			l.Fatal(err)
+		}
+	})
+	defer server.Close()
+	l.within(from, func() {
+		// What is dropped is never answered, so this time decides nothing else.
+		c, err := (&net.Dialer{Timeout: 500 * time.Millisecond}).DialContext(l.Context(), "tcp", server.Addr().String())
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		there, err := server.Accept()
+		if err != nil {
+			l.Fatal(err)
+		}
+		defer there.Close()
+		seen = there.RemoteAddr().(*net.TCPAddr).IP.String()
+	})
+	return seen
+}
+
+func (l *lab) forwards(device string) string {
+	l.Helper()
+	b, err := os.ReadFile(forwarding(device))
+	if err != nil {
+		l.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// stack is a run of kip-dev on a bridge of the lab.
+func (l *lab) stack(i int) *Stack {
+	bridge := fmt.Sprintf("kip%d", i)
+	return &Stack{
+		opts: Options{
+			Bridge: bridge, CIDR: netip.MustParsePrefix(fmt.Sprintf("10.11%d.0.0/16", i)), Masquerade: true,
+			Log: slog.New(slog.NewTextHandler(l.Output(), nil)),
+		},
+		kips: []*kip{{bridge: bridge}},
+	}
+}
+
+func (l *lab) start(s *Stack) {
+	l.Helper()
+	if err := s.startMasquerade(l.Context()); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *lab) stop(s *Stack) {
+	l.Helper()
+	if err := s.stopMasquerade(l.Context()); err != nil {
+		l.Fatal(err)
+	}
+	if left, err := s.masqueradeLeftovers(l.Context()); err != nil || len(left) > 0 {
+		l.Errorf("after the end there are %q (%v)", left, err)
+	}
+}
+
+func TestCellsReachTheInternetAndNobodyThereReachesThem(t *testing.T) {
+	l := newLab(t)
+	if got := l.asks(l.cells[0], l.internet, internetAddress); got != "" {
+		t.Fatalf("before masquerading the internet sees %q", got)
+	}
+	s := l.stack(0)
+	l.start(s)
+	if got := l.asks(l.cells[0], l.internet, internetAddress); got != machineAddress {
+		t.Errorf("the internet sees %q, want the machine's address", got)
+	}
+	if got := l.asks(l.cells[0], l.internet, metadataAddress); got != "" {
+		t.Errorf("a cell reaches the metadata service of this machine's own cloud, which sees %q", got)
+	}
+	for i, address := range []string{"10.110.0.2", "10.111.0.2"} {
+		if got := l.asks(l.internet, l.cells[i], address); got != "" {
+			t.Errorf("the internet reaches %s as %q", address, got)
+		}
+	}
+	if left, err := s.masqueradeLeftovers(t.Context()); err != nil || len(left) != 1 || !strings.Contains(left[0], "kip-masquerade-kip0") {
+		t.Errorf("a run that was killed leaves %q (%v), want its table", left, err)
+	}
+	l.stop(s)
+	if got := l.asks(l.cells[0], l.internet, internetAddress); got != "" || l.forwards("uplink") != "0" {
+		t.Errorf("after the end the internet sees %q, and the uplink forwards: %s", got, l.forwards("uplink"))
+	}
+	l.stop(s) // there is nothing to do
+}
+
+func TestTheLastRunOnAMachineEndsItsForwarding(t *testing.T) {
+	for _, forwarded := range []string{"0", "1"} {
+		l := newLab(t)
+		if err := os.WriteFile(forwarding("uplink"), []byte(forwarded), 0); err != nil {
+			t.Fatal(err)
+		}
+		first, second := l.stack(0), l.stack(1)
+		l.start(first)
+		l.start(second)
+		l.stop(first)
+		if got := l.asks(l.cells[1], l.internet, internetAddress); got != machineAddress {
+			t.Errorf("after the first has ended the internet sees of the second %q", got)
+		}
+		l.stop(second)
+		if got := l.forwards("uplink"); got != forwarded {
+			t.Errorf("the uplink forwarded %s before, and %s after", forwarded, got)
+		}
+	}
+}
+
+func TestOnAMachineWithoutInternetNothingIsMasqueraded(t *testing.T) {
+	l := newLab(t)
+	l.run("ip route delete default")
+	s := l.stack(0)
+	l.start(s)
+	if left, err := s.masqueradeLeftovers(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("there are %q (%v)", left, err)
+	}
+}
+
+// What other programs have in nftables is no concern of Kip's, whatever its form.
+func TestSetsOfOthersAreLeftAlone(t *testing.T) {
+	l := newLab(t)
+	if err := nft(t.Context(), `table ip others {
+  set closed { type ipv4_addr . inet_service; flags interval; elements = { 10.0.0.0/8 . 80 }; }
+}
+`); err != nil {
+		t.Fatal(err)
+	}
+	s := l.stack(0)
+	l.start(s)
+	l.stop(s)
+	out, err := exec.CommandContext(t.Context(), "nft", "list", "tables").Output()
+	if err != nil || strings.TrimSpace(string(out)) != "table ip others" {
+		t.Errorf("the tables are %q (%v)", out, err)
+	}
+}
