@@ -83,9 +83,10 @@ func (s *Stack) warnOfFirewall(ctx context.Context) {
 		return // no iptables, so it drops nothing
 	}
 	if rules := string(out); strings.Contains(rules, "-P FORWARD DROP") && !strings.Contains(rules, "-i "+s.opts.Bridge+" ") {
-		s.opts.Log.WarnContext(ctx, "the firewall of this machine drops what pods send to the internet", "bridge", s.opts.Bridge,
-			"fix", fmt.Sprintf("iptables -I FORWARD -i %[1]s -j ACCEPT; iptables -I FORWARD -o %[1]s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-				s.opts.Bridge))
+		const fix = "iptables -I FORWARD -i %[1]s -j ACCEPT; " +
+			"iptables -I FORWARD -o %[1]s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+		s.opts.Log.WarnContext(ctx, "the firewall of this machine drops what pods send to the internet",
+			"bridge", s.opts.Bridge, "fix", fmt.Sprintf(fix, s.opts.Bridge))
 	}
 }
 
