@@ -29,13 +29,14 @@ const generationKey = "generation"
 type generation struct {
 	// Store is the store's own name, which it keeps.
 	Store string `json:"store"`
-	// Line begins anew when a person has the store take over: two stores that were one
-	// before go on in different lines.
+	// Line begins anew when a person has the store take over, so that two stores that were one
+	// before go on in different lines. It also begins anew if Kip launches before the cloud has
+	// listed all zones.
 	Line string `json:"line"`
 	// Number is that of the last launch of the line; 0 before the first.
 	Number uint64 `json:"number"`
-	// Left are the lines that a person has had taken over, with the highest number that
-	// was seen of each until then.
+	// Left are the earlier lines of the store and those that a person has had taken over, with
+	// the highest number that the store knew of each.
 	Left map[string]uint64 `json:"left,omitempty"`
 	// Ahead are the lines of instances that the store does not know of, each with the
 	// highest number. As long as there are any, this Kip launches and sweeps nothing.
@@ -75,16 +76,24 @@ func (g *generation) mayBeLost() bool { return g.Number == 0 || g.Unproven }
 // be a lost one's successor knows only of its own launches; any other knows of those without
 // a tag as well, which Kips before this one launched.
 func (g *generation) knows(line string, number uint64) bool {
-	newest, left := g.Left[line]
-	switch {
-	case line == g.Line:
+	switch line {
+	case g.Line:
 		return g.Number > 0 && number <= g.Number
-	case g.mayBeLost():
-		return false
-	case line == "":
-		return true
+	case "":
+		return !g.mayBeLost()
 	}
+	newest, left := g.Left[line]
 	return left && number <= newest
+}
+
+// leave begins a new line, with the numbers after those of the old one.
+func (g *generation) leave() {
+	left := maps.Clone(g.Left)
+	if left == nil {
+		left = map[string]uint64{}
+	}
+	left[g.Line] = g.Number
+	g.Line, g.Left = newID(""), left
 }
 
 // ErrTakenOver ends Run: a person has had the store take over, and the cells are to be
@@ -114,8 +123,9 @@ type lineage struct {
 	// before all other locks.
 	writing  sync.Mutex
 	revision int64
-	known    bool // revision is that of the stored record
-	untold   bool // the stored record lacks what this process has seen
+	known    bool   // revision is that of the stored record
+	untold   bool   // the stored record lacks what this process has seen
+	own      string // the line of this process's launches
 
 	mu      sync.Mutex
 	now     generation // never modified, only replaced
@@ -226,8 +236,15 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 	}
 	l.mu.Lock()
 	next.Unproven = next.mayBeLost() && !l.looked
+	partly := l.blind || !l.looked
 	l.mu.Unlock()
+	if partly && next.Number > 0 && next.Line != l.own {
+		// The store may be older than instances in the zones that are not listed. With its next numbers
+		// they would look like its own.
+		next.leave()
+	}
 	next.Number++
+	l.own = next.Line
 	return l.write(ctx, next, func(c store.Change) (int64, error) { return do(next.tag(), c) })
 }
 
@@ -258,19 +275,17 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, 
 	}
 	l.looked = l.looked || !next.mayBeLost() || complete && l.proves(seen.began)
 	l.unknown, l.blind = unknown, seen.blind
-	proven := l.looked
-	l.mu.Unlock()
-	if next.Unproven && proven {
+	if next.Unproven && l.looked {
 		next.Unproven, l.untold = false, true
-		l.set(next)
 	}
 	if !maps.Equal(ahead, next.Ahead) {
 		if news = len(next.Ahead) == 0; news {
 			next.Since = seen.began
 		}
 		next.Ahead, l.untold = ahead, true
-		l.set(next)
 	}
+	l.now = next // at once with looked: nobody sees a store that was compared and not what came of it
+	l.mu.Unlock()
 	if !l.untold {
 		return false, nil
 	}
@@ -309,16 +324,12 @@ func (l *lineage) takeOver(ctx context.Context, shown string) error {
 	case shown != now:
 		return ErrShownOther
 	}
-	left := maps.Clone(next.Left)
-	if left == nil {
-		left = map[string]uint64{}
-	}
-	left[next.Line] = next.Number
-	for line, number := range next.Ahead {
-		left[line] = max(left[line], number)
+	next.leave()
+	for line, seen := range next.Ahead {
+		next.Left[line] = max(next.Left[line], seen)
 	}
 	next.Number++
-	next.Line, next.Left, next.Ahead, next.Distrusted = newID(""), left, nil, true
+	next.Ahead, next.Distrusted = nil, true
 	return l.write(ctx, next, l.put(ctx))
 }
 

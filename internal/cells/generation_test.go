@@ -721,6 +721,51 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 	})
 }
 
+// Its own launches must not use up the numbers of those that it has lost, which would look like its own then.
+func TestAnOlderStoreThatLaunchesWhileAZoneIsAwayIsBehindWhenTheZoneIsBack(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.bound(1)
+		var backup bytes.Buffer
+		if err := b.store.Backup(t.Context(), &backup, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		old := b.cloud.running()
+		b.request("lost", "small")
+		b.later(time.Minute)
+		lost := slices.DeleteFunc(b.cloud.running(), func(id string) bool { return slices.Contains(old, id) })
+		if len(lost) != 1 {
+			t.Fatalf("the launches to be lost are %v", lost)
+		}
+		b.stop()
+		if err := b.store.Restore(t.Context(), bytes.NewReader(backup.Bytes()), true); err != nil {
+			t.Fatal(err)
+		}
+		b.cloud.set(func() {
+			i := b.cloud.instances[lost[0]]
+			i.Zone = "y"
+			b.cloud.instances[lost[0]] = i
+			b.cloud.blind = []string{"y"}
+		})
+		for _, name := range []string{"first", "second"} { // each by a process of its own
+			b.run()
+			b.later(time.Second)
+			b.arrives(name)
+			b.later(time.Minute)
+			if b.phase(name) != apiv1.Bound {
+				t.Errorf("while the zone is away %s is %s", name, b.phase(name))
+			}
+			b.stop()
+		}
+		b.cloud.set(func() { b.cloud.blind = nil })
+		b.run()
+		b.later(10 * time.Minute)
+		if !b.cells.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
+			why, sure := b.cells.Behind()
+			t.Errorf("when the zone is back Kip says %q, %t, and %v run", why, sure, b.cloud.running())
+		}
+	})
+}
+
 // A zone that is away from the start, as after another Kip took over in its outage.
 func TestWhileAZoneIsNotListedPodsThatArriveRunAndOthersSayWhyTheyWait(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
