@@ -175,11 +175,13 @@ STAGES := build lint unit unit-kubernetes faults machines worlds
 test: ## the tests of each change, in half an hour; as root
 	@hack/prerequisites --test
 	@$(MAKE) --no-print-directory test-tools
-	@SHORT=-short .kip/bin/stages -deadline 85m $(STAGES)
+	@SHORT=-short .kip/bin/stages $(SETTINGS) -deadline 85m $(STAGES)
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4
 SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot qemu conformance-subset other-worlds
+# What has passed with one of these is not taken for passed with another.
+SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
 SHARD ?=
 .PHONY: test-all
@@ -187,7 +189,7 @@ test-all: ## all tests, in shards: those that have not passed on these files, or
 	@hack/prerequisites --test
 	@$(MAKE) --no-print-directory test-tools
 	@$(foreach s,$(SHARD),$(if $(filter $(s) $(s)-%,$(SHARDS)),,echo 'SHARD=$(s): want some of $(SHARDS)' >&2; exit 1;)) \
-	SHORT= .kip/bin/stages $(if $(SHARD),$(foreach s,$(SHARD),$(filter $(s) $(s)-%,$(SHARDS))),-resume build $(SHARDS))
+	SHORT= .kip/bin/stages $(SETTINGS) $(if $(SHARD),$(foreach s,$(SHARD),$(filter $(s) $(s)-%,$(SHARDS))),-resume build $(SHARDS))
 
 # With SHORT=-short the targets below leave out what test/tier gives to make test-all.
 SHORT ?=

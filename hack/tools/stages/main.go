@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -40,8 +41,10 @@ func command(args []string, out io.Writer) error {
 		fs.PrintDefaults()
 	}
 	deadline := fs.Duration("deadline", 0, "end the run after this `duration`, and say what did not finish; 0 sets no deadline")
-	resume := fs.Bool("resume", false, "skip a target that passed before on exactly these files")
+	resume := fs.Bool("resume", false, "skip a target that passed before on exactly these files, with these settings")
 	logs := fs.String("logs", ".kip/stages", "`folder` for the log and the test events of each stage")
+	settings := fs.String("settings", "",
+		"`names` of environment variables that change what a target tests: with another value it has not passed before")
 	run := fs.String("make", "make", "the `command` that runs a target")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -51,9 +54,9 @@ func command(args []string, out io.Writer) error {
 		return errors.New("stages: no targets")
 	}
 	r := runner{make: *run, logs: *logs, out: out, deadline: *deadline, resume: *resume}
-	r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done")}
+	r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done"), settings: strings.Fields(*settings)}
 	if *resume {
-		if _, err := treeHash(); err != nil {
+		if _, err := r.passed.state(); err != nil {
 			fmt.Fprintf(out, "nothing is skipped, since git does not hash the files of the tree: %v\n", err)
 		}
 	}

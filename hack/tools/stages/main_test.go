@@ -126,6 +126,34 @@ func TestAResumedRunSkipsWhatHasPassedOnTheseFiles(t *testing.T) {
 	wantAll(t, run(), "good runs")
 }
 
+// Such as a run of make test, which passes -short, before one of make test-all.
+func TestATargetThatHasPassedWithOtherSettingsRunsAgain(t *testing.T) {
+	inTree(t, `echo "$target runs"`)
+	for _, short := range []string{"-short", ""} {
+		t.Setenv("SHORT", short)
+		for _, want := range []string{"good runs", "passed before"} {
+			out, err := stages(t, "-resume", "-settings", "SHORT STEPS", "good")
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantAll(t, out, want)
+		}
+	}
+}
+
+func TestAStageThatEndsWellWithFailedTestsHasFailed(t *testing.T) {
+	inTree(t, `cat >"$EVENTS/run.json" <<END
+{"Action":"run","Package":"p","Test":"TestBad"}
+{"Action":"fail","Package":"p","Test":"TestBad","Elapsed":1}
+{"Action":"fail","Package":"p","Elapsed":9}
+END`)
+	out, err := stages(t, "tests")
+	if err == nil {
+		t.Error("a test failed, and the run passes")
+	}
+	wantAll(t, out, "p TestBad")
+}
+
 func TestATargetThatPassesOnFilesThatChangeMeanwhileRunsAgain(t *testing.T) {
 	inTree(t, `echo "$target runs"; date +%N >>changes.go`)
 	for range 2 {

@@ -10,36 +10,48 @@ import (
 	"strings"
 )
 
-// passed records which targets have passed, and on which files.
-type passed struct{ folder string }
+// passed records which targets have passed, on which files and with which settings.
+type passed struct {
+	folder   string
+	settings []string // names of environment variables
+}
 
-// has reports whether a target has passed on the files of the tree.
+// state returns the hash of the files of the tree, the version of Go and the settings.
+func (p passed) state() (string, error) {
+	state, err := treeHash()
+	for _, name := range p.settings {
+		state += fmt.Sprintf(" %s=%q", name, os.Getenv(name))
+	}
+	return state, err
+}
+
+// has reports whether a target has passed on the files of the tree, with the same settings.
 func (p passed) has(target string) bool {
-	tree, err := treeHash()
+	state, err := p.state()
 	if err != nil {
 		return false
 	}
 	recorded, err := os.ReadFile(filepath.Join(p.folder, target))
-	return err == nil && string(recorded) == tree
+	return err == nil && string(recorded) == state
 }
 
-// begin forgets that a target has passed, and returns the hash of the files of
-// the tree. The hash is empty where git cannot tell.
-func (p passed) begin(target string) (tree string, err error) {
+// begin forgets that a target has passed, and returns the state. It is empty where
+// git cannot tell.
+func (p passed) begin(target string) (state string, err error) {
 	if err := os.Remove(filepath.Join(p.folder, target)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	tree, err = treeHash()
+	state, err = p.state()
 	if err != nil {
 		return "", nil // then it is not recorded, and not skipped
 	}
-	return tree, nil
+	return state, nil
 }
 
 // add records that a target has passed, unless the files have changed since
 // begin.
 func (p passed) add(target, before string) error {
-	if tree, err := treeHash(); err != nil || tree != before {
+	if state, err := p.state(); err != nil || state != before {
 		return nil // as in begin
 	}
 	if err := os.MkdirAll(p.folder, 0o755); err != nil {

@@ -61,6 +61,9 @@ func summarize(out io.Writer, stages []stage, took time.Duration) error {
 			if ran, err = readTests(s.events); err != nil {
 				s.result, s.err = failed, errors.Join(s.err, err)
 			}
+			if s.result == ok && len(ran.failed) > 0 {
+				s.result, s.err = failed, errors.New("it ended well, but tests of it have failed")
+			}
 		}
 		cpu += s.cpu
 		fmt.Fprintf(out, "%-22s %-14s %8s %8s %7d\n", s.target, s.result, clock(s.took), clock(s.cpu), ran.passed)
