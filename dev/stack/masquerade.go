@@ -3,6 +3,8 @@ package stack
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,28 +18,37 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/netdump"
 )
 
 // With Options.Masquerade this machine routes what pods and cells send to the internet, as the network of a
 // node does. The rules are one nftables table for each stack. Its set named closed has the devices that
-// forwarded no packets before; they forward none again once no stack needs them. So the kernel itself keeps
-// what has to be undone, and a run that was killed is cleaned up without a file.
+// forwarded no packets before. Once no stack needs them, they forward none again.
 
-// masqueradePrefix begins the names of the tables; the name of the first Kip's bridge ends them.
+// masqueradePrefix begins the names of the tables.
 const masqueradePrefix = "kip-masquerade-"
 
 // masqueradeLock serializes the changes of several runs on this machine.
 const masqueradeLock = "/run/kip-masquerade.lock"
 
-func (s *Stack) masqueradeTable() string { return masqueradePrefix + s.opts.Bridge }
+// masqueradeTable is named for the state folder, so that no run removes the rules of another.
+func (s *Stack) masqueradeTable() string {
+	sum := sha256.Sum256([]byte(s.opts.State))
+	return masqueradePrefix + hex.EncodeToString(sum[:4])
+}
+
+// masqueradeRecord is the file that lists the closed devices, from before they forward packets until they
+// forward none again: somebody may flush this machine's nftables in between.
+func (s *Stack) masqueradeRecord() string { return s.path("masquerade.json") }
 
 // forwarding is the file that says whether packets that come in by a device are forwarded.
 func forwarding(device string) string {
 	return filepath.Join("/proc/sys/net/ipv4/conf", device, "forwarding")
 }
 
-// startMasquerade adds the rules. The bridges are there. Without a default route there is no internet, and
-// it does nothing.
+// startMasquerade adds the rules. The bridges are there. A machine that cannot masquerade, or has no default
+// route, runs all the same: its pods reach no address beyond the bridge.
 func (s *Stack) startMasquerade(ctx context.Context) error {
 	if !s.opts.Masquerade {
 		return nil
@@ -47,7 +58,7 @@ func (s *Stack) startMasquerade(ctx context.Context) error {
 		return err
 	}
 	if len(uplinks) == 0 {
-		s.opts.Log.Info("this machine has no default route: pods reach no address beyond the bridge", "bridge", s.opts.Bridge)
+		s.opts.Log.WarnContext(ctx, "this machine has no default IPv4 route: pods reach no address beyond the bridge", "bridge", s.opts.Bridge)
 		return nil
 	}
 	unlock, err := lockMasquerade()
@@ -56,22 +67,37 @@ func (s *Stack) startMasquerade(ctx context.Context) error {
 	}
 	defer unlock()
 	closed, err := closedUplinks(ctx, uplinks)
+	if err == nil {
+		err = s.recordMasquerade(closed)
+	}
+	if err == nil {
+		err = nft(ctx, s.masqueradeRules(uplinks, closed))
+	}
 	if err != nil {
-		return err
+		s.opts.Log.WarnContext(ctx, "this machine does not masquerade: pods reach no address beyond the bridge",
+			"bridge", s.opts.Bridge, "err", err)
+		return nil
 	}
-	if err := nft(ctx, s.masqueradeRules(uplinks, closed)); err != nil {
-		return fmt.Errorf("masquerade what pods send to the internet (kip-dev --masquerade=false leaves it out): %w", err)
-	}
-	open := slices.Clone(closed)
 	for _, k := range s.kips {
-		open = append(open, k.bridge)
+		closed = append(closed, k.bridge)
 	}
-	for _, device := range open {
+	for _, device := range closed {
 		if err := os.WriteFile(forwarding(device), []byte("1\n"), 0); err != nil {
 			return fmt.Errorf("forward packets from device %s: %w", device, err)
 		}
 	}
 	s.warnOfFirewall(ctx)
+	return nil
+}
+
+func (s *Stack) recordMasquerade(closed []string) error {
+	b, err := json.Marshal(closed)
+	if err != nil {
+		return fmt.Errorf("record the devices that forward no packets: %w", err)
+	}
+	if err := os.WriteFile(s.masqueradeRecord(), b, 0o600); err != nil {
+		return fmt.Errorf("record the devices that forward no packets: %w", err)
+	}
 	return nil
 }
 
@@ -92,7 +118,8 @@ func (s *Stack) warnOfFirewall(ctx context.Context) {
 
 // masqueradeRules is the table as nft reads it. The filter comes before the masquerade: nobody beyond the
 // uplinks begins a connection to a cell, and to nobody else by a device that forwarded nothing before. The
-// link-local addresses of this machine's own cloud are for this machine alone, with the credentials there.
+// addresses of metadata services are for this machine alone, with the credentials of its cloud: link-local,
+// Azure's WireServer 168.63.129.16, Alibaba Cloud's 100.100.100.200 (as their references say).
 func (s *Stack) masqueradeRules(uplinks, closed []string) string {
 	var bridges []string
 	for _, k := range s.kips {
@@ -109,7 +136,7 @@ func (s *Stack) masqueradeRules(uplinks, closed []string) string {
 		set("bridges", bridges) + set("uplinks", uplinks) + set("closed", closed) +
 		`  chain forward {
     type filter hook forward priority filter - 10; policy accept;
-    iifname @bridges ip daddr 169.254.0.0/16 drop
+    iifname @bridges ip daddr { 169.254.0.0/16, 168.63.129.16, 100.100.100.200 } drop
     iifname @uplinks oifname @bridges ct state != { established, related } drop
     iifname @closed ct state != { established, related } drop
   }
@@ -123,6 +150,17 @@ func (s *Stack) masqueradeRules(uplinks, closed []string) string {
 
 // stopMasquerade removes the rules of this stack, also those of a run that was killed.
 func (s *Stack) stopMasquerade(ctx context.Context) error {
+	b, err := os.ReadFile(s.masqueradeRecord())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read which devices forwarded no packets: %w", err)
+	}
+	var closed []string
+	if err := json.Unmarshal(b, &closed); err != nil {
+		return fmt.Errorf("read which devices forwarded no packets from %s: %w", s.masqueradeRecord(), err)
+	}
 	unlock, err := lockMasquerade()
 	if err != nil {
 		return err
@@ -130,40 +168,58 @@ func (s *Stack) stopMasquerade(ctx context.Context) error {
 	defer unlock()
 	tables, err := masqueradeTables(ctx)
 	if err != nil {
+		s.opts.Log.WarnContext(ctx, "this machine's nftables cannot be listed", "err", err) // then it has none of Kip's
+	}
+	_, there := tables[s.masqueradeTable()]
+	delete(tables, s.masqueradeTable())
+	if err := stopForwarding(closed, slices.Concat(slices.Collect(maps.Values(tables))...)); err != nil {
 		return err
 	}
-	closed, there := tables[s.masqueradeTable()]
-	if !there {
+	if there {
+		if err := nft(ctx, "delete table ip "+s.masqueradeTable()+"\n"); err != nil {
+			return err
+		}
+	}
+	return os.Remove(s.masqueradeRecord())
+}
+
+// stopForwarding has devices forward no more packets, but for those that other stacks have opened too: the
+// last one closes them. Somebody who has turned forwarding on for the whole machine since needs them open.
+func stopForwarding(closed, opened []string) error {
+	all, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+	if err != nil {
+		return fmt.Errorf("read whether this machine forwards packets: %w", err)
+	}
+	if string(bytes.TrimSpace(all)) != "0" {
 		return nil
 	}
-	delete(tables, s.masqueradeTable())
-	opened := slices.Concat(slices.Collect(maps.Values(tables))...)
 	for _, device := range closed {
 		if slices.Contains(opened, device) {
-			continue // the last one closes it
+			continue
 		}
 		if err := os.WriteFile(forwarding(device), []byte("0\n"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forward no more packets from device %s: %w", device, err)
 		}
 	}
-	return nft(ctx, "delete table ip "+s.masqueradeTable()+"\n")
+	return nil
 }
 
-// masqueradeLeftovers names the rules of this stack on this machine.
-func (s *Stack) masqueradeLeftovers(ctx context.Context) ([]string, error) {
-	tables, err := masqueradeTables(ctx)
-	if err != nil {
+// masqueradeLeftovers names what this stack has changed on this machine.
+func (s *Stack) masqueradeLeftovers() ([]string, error) {
+	switch _, err := os.Stat(s.masqueradeRecord()); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
 		return nil, err
 	}
-	if _, there := tables[s.masqueradeTable()]; there {
-		return []string{"nftables table ip " + s.masqueradeTable()}, nil
-	}
-	return nil, nil
+	return []string{"nftables table ip " + s.masqueradeTable()}, nil
 }
 
 // uplinks are the devices of this machine's IPv4 default routes.
 func uplinks() ([]string, error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := netdump.Whole(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's routes: %w", err)
 	}
@@ -172,11 +228,15 @@ func uplinks() ([]string, error) {
 		if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
 			continue
 		}
-		link, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			continue // a route without one device, or it has gone
+		indexes := []int{r.LinkIndex}
+		for _, hop := range r.MultiPath {
+			indexes = append(indexes, hop.LinkIndex)
 		}
-		devices = append(devices, link.Attrs().Name)
+		for _, index := range indexes {
+			if link, err := netlink.LinkByIndex(index); err == nil { // else it has gone, or there are several
+				devices = append(devices, link.Attrs().Name)
+			}
+		}
 	}
 	slices.Sort(devices)
 	return slices.Compact(devices), nil

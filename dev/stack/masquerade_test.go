@@ -28,6 +28,7 @@ const (
 	internetAddress = "203.0.113.1"
 	machineAddress  = "203.0.113.2"
 	metadataAddress = "169.254.169.254"
+	wireServer      = "168.63.129.16" // Azure's
 )
 
 func newLab(t *testing.T) *lab {
@@ -42,7 +43,7 @@ func newLab(t *testing.T) *lab {
 		t.Cleanup(func() { ns.Close() })
 	}
 	l.run("ip link set lo up")
-	l.wire("uplink", l.internet, internetAddress+"/24", metadataAddress+"/32")
+	l.wire("uplink", l.internet, internetAddress+"/24", metadataAddress+"/32", wireServer+"/32")
 	l.run("ip address add " + machineAddress + "/24 dev uplink")
 	l.run("ip route add default via " + internetAddress)
 	for i, cell := range l.cells {
@@ -140,10 +141,11 @@ func (l *lab) forwards(device string) string {
 
 // stack is a run of kip-dev on a bridge of the lab.
 func (l *lab) stack(i int) *Stack {
+	l.Helper()
 	bridge := fmt.Sprintf("kip%d", i)
 	return &Stack{
 		opts: Options{
-			Bridge: bridge, CIDR: netip.MustParsePrefix(fmt.Sprintf("10.11%d.0.0/16", i)), Masquerade: true,
+			State: l.TempDir(), Bridge: bridge, CIDR: netip.MustParsePrefix(fmt.Sprintf("10.11%d.0.0/16", i)), Masquerade: true,
 			Log: slog.New(slog.NewTextHandler(l.Output(), nil)),
 		},
 		kips: []*kip{{bridge: bridge}},
@@ -162,7 +164,7 @@ func (l *lab) stop(s *Stack) {
 	if err := s.stopMasquerade(l.Context()); err != nil {
 		l.Fatal(err)
 	}
-	if left, err := s.masqueradeLeftovers(l.Context()); err != nil || len(left) > 0 {
+	if left, err := s.masqueradeLeftovers(); err != nil || len(left) > 0 {
 		l.Errorf("after the end there are %q (%v)", left, err)
 	}
 }
@@ -177,15 +179,17 @@ func TestCellsReachTheInternetAndNobodyThereReachesThem(t *testing.T) {
 	if got := l.asks(l.cells[0], l.internet, internetAddress); got != machineAddress {
 		t.Errorf("the internet sees %q, want the machine's address", got)
 	}
-	if got := l.asks(l.cells[0], l.internet, metadataAddress); got != "" {
-		t.Errorf("a cell reaches the metadata service of this machine's own cloud, which sees %q", got)
+	for _, address := range []string{metadataAddress, wireServer} {
+		if got := l.asks(l.cells[0], l.internet, address); got != "" {
+			t.Errorf("a cell reaches %s, a metadata service of this machine's own cloud, which sees %q", address, got)
+		}
 	}
 	for i, address := range []string{"10.110.0.2", "10.111.0.2"} {
 		if got := l.asks(l.internet, l.cells[i], address); got != "" {
 			t.Errorf("the internet reaches %s as %q", address, got)
 		}
 	}
-	if left, err := s.masqueradeLeftovers(t.Context()); err != nil || len(left) != 1 || !strings.Contains(left[0], "kip-masquerade-kip0") {
+	if left, err := s.masqueradeLeftovers(); err != nil || len(left) != 1 || !strings.Contains(left[0], s.masqueradeTable()) {
 		t.Errorf("a run that was killed leaves %q (%v), want its table", left, err)
 	}
 	l.stop(s)
@@ -220,8 +224,32 @@ func TestOnAMachineWithoutInternetNothingIsMasqueraded(t *testing.T) {
 	l.run("ip route delete default")
 	s := l.stack(0)
 	l.start(s)
-	if left, err := s.masqueradeLeftovers(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.masqueradeLeftovers(); err != nil || len(left) > 0 {
 		t.Errorf("there are %q (%v)", left, err)
+	}
+}
+
+func TestForwardingThatOthersTurnOnMeanwhileStaysOn(t *testing.T) {
+	l := newLab(t)
+	s := l.stack(0)
+	l.start(s)
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	l.stop(s)
+	if l.forwards("uplink") != "1" {
+		t.Error("the uplink forwards nothing any more")
+	}
+}
+
+func TestForwardingEndsEvenIfSomebodyFlushesTheRules(t *testing.T) {
+	l := newLab(t)
+	s := l.stack(0)
+	l.start(s)
+	l.run("nft flush ruleset")
+	l.stop(s)
+	if l.forwards("uplink") != "0" {
+		t.Error("the uplink still forwards")
 	}
 }
 

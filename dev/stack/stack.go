@@ -658,7 +658,7 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
-	masquerades, err := s.masqueradeLeftovers(ctx)
+	masquerades, err := s.masqueradeLeftovers()
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
