@@ -268,7 +268,11 @@ func (c *Controller) nobodyElseRuns(e *entry) bool {
 	c.mu.Unlock()
 	if doubt != "" {
 		if tells && e.unknown.is(doubt, c.cfg.Clock.Now()) {
-			c.warn(cell, events.InstancesNotListed, "%s", doubt)
+			reason := events.InstancesNotListed
+			if doubt == behind {
+				reason = events.StoreBehind
+			}
+			c.warn(cell, reason, "%s", doubt)
 		}
 		return false
 	}

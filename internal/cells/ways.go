@@ -141,6 +141,10 @@ func (c *Controller) WaitsFor(id string) string {
 			return why
 		}
 	}
+	if phase := e.cell().Phase; (phase == apiv1.Booting || phase == apiv1.Ready) && c.mayRunMore(e) {
+		why, _ := c.Behind() // Kip tells a kubelet nothing before
+		return why
+	}
 	if kind := c.callFor(e); kind != "" {
 		if waits := c.cfg.Calls.Waits(kind); waits != "" {
 			return waits

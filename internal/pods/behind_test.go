@@ -36,7 +36,8 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		{"ran", false, pod("ran", ran, never), behindRetry, []string{"Warning StoreBehind"}},
 		{"before the first list", true, pod("early", ran, never), staleRetry, []string{"Warning InstancesNotListed"}},
 		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, []string{"Warning CellUnknown"}},
-		{"deleted before the first list", true, pod("deleted-early", deletedAt(time.Unix(0, 0))), staleRetry, nil},
+		{"deleted before the first list", true, pod("deleted-early", deletedAt(time.Unix(0, 0))), staleRetry,
+			[]string{"Warning InstancesNotListed"}},
 	} {
 		h := newHarness(t)
 		h.cells.behind, h.cells.unsure = "it is older", tc.unsure

@@ -529,6 +529,21 @@ func backoffOf(attempt int) time.Duration {
 	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }
 
+// waitsForEnd reports what keeps a pod without a cell from being ended, since an instance may run it.
+// It returns when to check again; 0 if nothing runs it.
+func (c *Controller) waitsForEnd(pod *corev1.Pod) time.Duration {
+	why, sure := c.mayRunElsewhere(pod)
+	if why == "" {
+		return 0
+	}
+	reason := events.CellUnknown
+	if !sure {
+		reason = events.InstancesNotListed
+	}
+	c.waits(pod, reason, why, time.Time{})
+	return behindWait(sure)
+}
+
 // finishDeletion sees a deleted pod out. Where a kubelet has it, the kubelet
 // does; else Kip.
 func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
@@ -546,11 +561,8 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
-	if why, sure := c.mayRunElsewhere(pod); why != "" {
-		if sure { // else a list comes in a moment
-			c.waits(pod, events.CellUnknown, why, time.Time{})
-		}
-		return behindWait(sure), nil
+	if wait := c.waitsForEnd(pod); wait > 0 {
+		return wait, nil
 	}
 	if err := c.leads(ctx); err != nil {
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)
@@ -632,9 +644,8 @@ func started(pod *corev1.Pod) bool {
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
 // does so at once.
 func (c *Controller) giveUp(ctx context.Context, pod *corev1.Pod, reason, message string) (time.Duration, error) {
-	if why, sure := c.mayRunElsewhere(pod); why != "" {
-		c.waits(pod, events.CellUnknown, why, time.Time{})
-		return behindWait(sure), nil
+	if wait := c.waitsForEnd(pod); wait > 0 {
+		return wait, nil
 	}
 	return 0, c.fail(ctx, pod, reason, message)
 }
