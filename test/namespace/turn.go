@@ -116,17 +116,21 @@ func (o *turns) isFree(ctx context.Context) (bool, error) {
 	return err == nil && now < busy, err
 }
 
-// load is what of the CPUs is used, measured now, but for what nice processes use themselves: they give
-// way. What the kernel does for them counts.
+// load is what is used of the CPUs that this process may run on, measured now, but for what nice processes
+// use themselves: they give way. What the kernel does for them counts.
 func load(ctx context.Context) (float64, error) {
-	used, all, err := cpuTimes("/proc/stat")
+	var cpus unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
+		return 0, fmt.Errorf("read which CPUs this process may run on: %w", err)
+	}
+	used, all, err := cpuTimes("/proc/stat", &cpus)
 	if err != nil {
 		return 0, err
 	}
 	if err := harness.Sleep(ctx, measure); err != nil {
 		return 0, err
 	}
-	usedNow, allNow, err := cpuTimes("/proc/stat")
+	usedNow, allNow, err := cpuTimes("/proc/stat", &cpus)
 	if err != nil {
 		return 0, err
 	}
@@ -137,25 +141,44 @@ func load(ctx context.Context) (float64, error) {
 	return min(1, float64(usedNow-used)/float64(allNow-all)), nil
 }
 
-// cpuTimes are the ticks that all CPUs have spent on what does not give way, and on anything: proc_stat(5).
-func cpuTimes(file string) (used, all uint64, err error) {
+// cpuTimes are the ticks that some CPUs have spent on what does not give way, and on anything: proc_stat(5).
+func cpuTimes(file string, cpus *unix.CPUSet) (used, all uint64, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return 0, 0, err
 	}
-	line, _, _ := strings.Cut(string(data), "\n")
-	fields := strings.Fields(line)
-	const nice, idle, iowait, guest = 2, 4, 5, 9 // a guest's time is in the user's, too
-	if len(fields) < guest || fields[0] != "cpu" {
-		return 0, 0, fmt.Errorf("%s begins with %q: want the times of all CPUs", file, line)
+	for line := range strings.Lines(string(data)) {
+		name, times, _ := strings.Cut(line, " ")
+		cpu, err := strconv.Atoi(strings.TrimPrefix(name, "cpu"))
+		if err != nil || !strings.HasPrefix(name, "cpu") || !cpus.IsSet(cpu) {
+			continue
+		}
+		lineUsed, lineAll, err := ticks(times)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%s: the times of %s: %w", file, name, err)
+		}
+		used, all = used+lineUsed, all+lineAll
 	}
-	for i, f := range fields[1:guest] {
+	if all == 0 {
+		return 0, 0, fmt.Errorf("%s has no times of the CPUs that this process may run on", file)
+	}
+	return used, all, nil
+}
+
+// ticks adds up the times of a CPU.
+func ticks(times string) (used, all uint64, err error) {
+	fields := strings.Fields(times)
+	const nice, idle, iowait, guest = 1, 3, 4, 8 // a guest's time is in the user's, too
+	if len(fields) < guest {
+		return 0, 0, fmt.Errorf("%d figures, want %d", len(fields), guest)
+	}
+	for i, f := range fields[:guest] {
 		n, err := strconv.ParseUint(f, 10, 64)
 		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", file, err)
+			return 0, 0, err
 		}
 		all += n
-		if at := i + 1; at != nice && at != idle && at != iowait {
+		if i != nice && i != idle && i != iowait {
 			used += n
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestATestBeginsWhenTheMachineHasCPUForIt(t *testing.T) {
@@ -101,14 +103,18 @@ func TestWhatIsNiceIsNoLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("cpu  1 20 300 4000 50000 600000 7000000 80000000 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-	used, all, err := cpuTimes(file)
-	if err != nil || used != 1+300+600000+7000000+80000000 || all != 87654321 {
+	var cpus unix.CPUSet
+	cpus.Set(0)
+	cpus.Set(2)
+	write("cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 20 300 4000 50000 600000 7000000 80000000 9 9\n" +
+		"cpu1 9 9 9 9 9 9 9 9 9 9\ncpu2 1 1 1 1 1 1 1 1 1 1\nintr 1 2\n")
+	used, all, err := cpuTimes(file, &cpus)
+	if err != nil || used != 1+300+600000+7000000+80000000+5 || all != 87654321+8 {
 		t.Errorf("%d of %d are used (%v)", used, all, err)
 	}
-	for _, bad := range []string{"", "cpu  1 2 3\n", "cpu0 1 2 3 4 5 6 7 8 9 10\n", "cpu  1 2 x 4 5 6 7 8 9 10\n"} {
+	for _, bad := range []string{"", "cpu0 1 2 3\n", "cpu 1 2 3 4 5 6 7 8 9 10\n", "cpu0 1 2 x 4 5 6 7 8 9 10\n"} {
 		write(bad)
-		if _, _, err := cpuTimes(file); err == nil {
+		if _, _, err := cpuTimes(file, &cpus); err == nil {
 			t.Errorf("%q is read", bad)
 		}
 	}

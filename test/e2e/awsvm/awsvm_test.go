@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		Network:  harness.MustClaim("awsvm"),
 		Stderr:   os.Stderr,
 		DevArgs:  []string{"--cloud", "aws-vm"},
-		Patience: 6 * time.Minute,
+		Patience: 15 * time.Minute, // machines are emulated
 	}
 	os.Exit(harness.Main(o, &world, m.Run))
 }

@@ -68,7 +68,7 @@ func TestMain(m *testing.M) {
 		Network:  ownNetwork,
 		Stderr:   os.Stderr,
 		DevArgs:  []string{"--cloud", "qemu", "--ipv6-cidr", ipv6CIDR},
-		Patience: 6 * time.Minute,
+		Patience: 15 * time.Minute, // machines are emulated
 	}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
