@@ -241,6 +241,8 @@ type Offer struct {
 	MilliCPU    int64 `json:"milliCPU"`
 	MemoryBytes int64 `json:"memoryBytes"`
 	DiskBytes   int64 `json:"diskBytes"`
+	// OwnDisk is a root disk whose size the type fixes.
+	OwnDisk bool `json:"ownDisk,omitempty"`
 	// BootTimeout is how long this type may take from launch to join.
 	BootTimeout time.Duration `json:"bootTimeout"`
 	// Reason says why placement chose it.

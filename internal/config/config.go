@@ -264,7 +264,7 @@ type Cells struct {
 type Grants struct {
 	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
 	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
-	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
+	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that a pod may get, by pod.elotl.co/volume-size or for its ephemeral-storage, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
 	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
 }
 
@@ -353,7 +353,7 @@ type EndLimit struct {
 
 // Kubelet is what the virtual node says of itself.
 type Kubelet struct {
-	Capacity corev1.ResourceList `key:"capacity" default:"{cpu: 20, memory: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default."`
+	Capacity corev1.ResourceList `key:"capacity" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default, ephemeral-storage too."`
 	Labels   map[string]string   `key:"labels" doc:"Labels of the virtual node, besides Kip's own."`
 
 	// Of the following, Capacity has the values.

@@ -185,7 +185,7 @@ func TestDefaults(t *testing.T) {
 			CAOverlap:           5 * time.Minute,
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
-			"pods": resource.MustParse("20")}},
+			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("20")}},
 	}
 	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -264,7 +264,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		},
 		Kubelet: Kubelet{
 			Capacity: corev1.ResourceList{"cpu": resource.MustParse("100"), "memory": resource.MustParse("100Gi"),
-				"pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
+				"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("20"), "nvidia.com/gpu": resource.MustParse("8")},
 			Labels: map[string]string{"team": "a", "example.com/tier": "1"},
 		},
 		Nodes: []Node{{
@@ -817,6 +817,21 @@ func TestDeprecatedCapacityIsCopied(t *testing.T) {
 		if q := c.Kubelet.Capacity[name]; q.String() != want {
 			t.Errorf("capacity %s is %s, want %s", name, q.String(), want)
 		}
+	}
+}
+
+// A capacity that names no ephemeral-storage still has the default: without any, no pod that
+// asks for some would ever be scheduled.
+func TestACapacityKeepsTheDefaultOfWhatItDoesNotName(t *testing.T) {
+	c, _ := parsed(t, least+"kubelet: {capacity: {cpu: 5, hugepages-2Mi: 4Gi}}")
+	for name, want := range map[corev1.ResourceName]string{"cpu": "5", "memory": "100Gi", "ephemeral-storage": "100Gi", "pods": "20", "hugepages-2Mi": "4Gi"} {
+		if q := c.Kubelet.Capacity[name]; q.String() != want {
+			t.Errorf("capacity %s is %s, want %s", name, q.String(), want)
+		}
+	}
+	c, _ = parsed(t, least+"kubelet: {capacity: {ephemeral-storage: 0}}")
+	if q := c.Kubelet.Capacity["ephemeral-storage"]; !q.IsZero() {
+		t.Errorf("a node that is to offer none offers %s", q.String())
 	}
 }
 

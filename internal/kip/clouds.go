@@ -310,10 +310,10 @@ func template(cfg *config.Config, caHash string) string {
 }
 
 // offers turns what placement found into what cells launch.
-func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
+func offers(candidates []placement.Candidate) []cells.Offer {
 	list := make([]cells.Offer, 0, len(candidates))
 	for _, c := range candidates {
-		o := offer(*c.InstanceType, c.Offering, defaultDisk, c.Reason)
+		o := offer(*c.InstanceType, c.Offering, c.Beside.DiskBytes, c.Reason)
 		o.BurstPerHour = c.CreditsPerHour
 		o.DiskPerHour, o.DiskUnpriced = paid(c.Beside.DiskPerHour)
 		o.AddressPerHour, o.AddressUnpriced = paid(c.Beside.AddressPerHour)
@@ -323,20 +323,17 @@ func offers(candidates []placement.Candidate, defaultDisk int64) []cells.Offer {
 }
 
 // placer chooses what is launched for pods of what their nodes have.
-type placer struct {
-	*nodes.Nodes
-	disk int64 // of types that have none of a size of their own, in bytes
-}
+type placer struct{ *nodes.Nodes }
 
 var _ pods.Placer = placer{}
 
 func (l *leading) placer() placer {
-	return placer{Nodes: l.nodes, disk: l.cfg.Cells.DefaultVolumeSize.Value()}
+	return placer{l.nodes}
 }
 
 func (p placer) Offers(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 	candidates, err := p.Candidates(ctx, pod, zone)
-	return offers(candidates, p.disk), err
+	return offers(candidates), err
 }
 
 // paid is a price, and whether it is not known.
@@ -347,7 +344,8 @@ func paid(price *float64) (dollars float64, unpriced bool) {
 	return *price, false
 }
 
-func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason string) cells.Offer {
+// offer is one of a type. disk is the size of its root disk where the type does not fix it.
+func offer(t catalog.InstanceType, o catalog.Offering, disk int64, reason string) cells.Offer {
 	return cells.Offer{
 		InstanceType: t.Name,
 		Family:       t.Family,
@@ -361,7 +359,8 @@ func offer(t catalog.InstanceType, o catalog.Offering, defaultDisk int64, reason
 		Unpriced:     o.Unpriced,
 		MilliCPU:     t.MilliCPU,
 		MemoryBytes:  t.MemoryBytes,
-		DiskBytes:    cmp.Or(t.DiskBytes, defaultDisk),
+		DiskBytes:    cmp.Or(t.DiskBytes, disk),
+		OwnDisk:      t.DiskBytes > 0,
 		BootTimeout:  t.BootLimit(),
 		Reason:       reason,
 	}

@@ -244,12 +244,7 @@ func (c *choice) diskCheck() check {
 			return s.disk < c.least.disk || !c.anySize && !c.anyDisk && s.disk == math.MaxInt64
 		},
 		of: func(rejected []int) string {
-			size := func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, c.config.DefaultDiskBytes) }
-			s := c.largest(size, bytesText)(rejected)
-			if slices.ContainsFunc(rejected, func(typ int) bool { return c.types[typ].DiskBytes == 0 }) {
-				s += "; " + AnnotationVolumeSize + " can ask for more"
-			}
-			return s
+			return c.largest(func(typ int) int64 { return cmp.Or(c.types[typ].DiskBytes, maxVolumeBytes) }, bytesText)(rejected)
 		},
 	}
 }

@@ -150,6 +150,39 @@ func raised(containers []corev1.Container) []corev1.Container {
 	return containers
 }
 
+// Of a disk, the kubelet of a cell offers its pod less than there is.
+const (
+	// diskThreshold is what the kubelet keeps free (evictionHard of package configs), and takes
+	// off what is allocatable.
+	diskThreshold = 100 << 20
+	// diskParts is what a disk has beside the root's file system: 64 MiB for the EFI program
+	// (espSectors of package boot), and the file system's journal, at most as much of an image.
+	diskParts = 128 << 20
+	// inodeShare is the share of a file system that its inodes take: ext4 has one of 256 bytes
+	// for each 16 KiB (mke2fs.conf: inode_ratio, inode_size). As much again is for the tables of
+	// its groups.
+	inodeShare = 64 / 2
+)
+
+// diskFor returns the size of the disk of which a pod gets so many bytes of ephemeral storage:
+// the kubelet fails a pod that asks for more than is allocatable (OutOfephemeral-storage).
+func diskFor(storage int64) int64 {
+	if storage == 0 {
+		return 0
+	}
+	besides := diskThreshold + diskParts + storage/(inodeShare-1) + 1
+	return storage + min(besides, math.MaxInt64-storage)
+}
+
+// inGiB rounds bytes up to whole GiB, in which clouds make disks.
+func inGiB(bytes int64) int64 {
+	const gib = 1 << 30
+	if bytes > math.MaxInt64-gib {
+		return math.MaxInt64
+	}
+	return (bytes + gib - 1) / gib * gib
+}
+
 // exceeds reports whether a has anything that b has less of.
 func exceeds(a, b corev1.ResourceList) bool {
 	for name, q := range a {

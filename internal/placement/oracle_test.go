@@ -228,7 +228,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		}
 		typeDisk := t.DiskBytes
 		if typeDisk == 0 {
-			typeDisk = max(volume, config.DefaultDiskBytes)
+			typeDisk = max(volume, config.DefaultDiskBytes, (diskFor(disk)+gib-1)/gib*gib)
 		}
 		if volume > typeDisk {
 			continue
@@ -243,7 +243,7 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 		if t.BaselineMilliCPU > 0 && t.CreditPerCPUHour == 0 {
 			has = min(has, t.BaselineMilliCPU)
 		}
-		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || disk > typeDisk) || gpus > typeGPUs {
+		if only == "" && (cpu > has || memory+config.ReservedMemoryBytes > sees || diskFor(disk) > typeDisk) || gpus > typeGPUs {
 			continue
 		}
 		for _, o := range t.Offerings {

@@ -393,8 +393,10 @@ type choice struct {
 	byDefault bool
 	// anySize leaves the pod's resources out: the type was named.
 	anySize bool
-	// anyDisk reports whether a disk whose size is chosen at launch will be large enough.
-	anyDisk bool
+	// anyDisk reports whether a disk whose size is chosen at launch can be large enough, and
+	// launchDisk is that size; 0 where it is the cloud's choice.
+	anyDisk    bool
+	launchDisk int64
 
 	// least is what the type must have: the need, as far as it counts.
 	least size
@@ -466,9 +468,12 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if c.private = p.config.PrivateIPOnly; annotations.PrivateIPOnly != nil {
 		c.private = *annotations.PrivateIPOnly
 	}
+	if p.config.DefaultDiskBytes > 0 {
+		c.launchDisk = max(p.config.DefaultDiskBytes, c.need.volume, inGiB(diskFor(c.need.disk)))
+	}
 	c.besides = [2]Beside{c.beside(0), c.beside(1)}
 	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
-	c.anyDisk = p.config.DefaultDiskBytes == 0 || max(p.config.DefaultDiskBytes, c.need.volume) >= c.need.disk
+	c.anyDisk = diskFor(c.need.disk) <= maxVolumeBytes
 	// The disk that an annotation asks for is no resource: it counts for named types too. So do
 	// GPUs: on a machine with too few no pod that asks for them ever runs.
 	c.least = size{memory: -1, disk: c.need.volume, gpus: c.need.gpus}
@@ -477,7 +482,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 			milliCPU: c.need.milliCPU,
 			gpus:     c.need.gpus,
 			memory:   c.need.memory,
-			disk:     max(c.need.volume, c.need.disk),
+			disk:     max(c.need.volume, diskFor(c.need.disk)),
 		}
 	}
 	c.picky = c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
@@ -714,7 +719,7 @@ func (c *choice) price(r *row, o offer) float64 {
 func (c *choice) beside(size int64) Beside {
 	nothing, rates := new(float64), c.config.Rates
 	b := Beside{
-		DiskBytes:      cmp.Or(size, max(c.config.DefaultDiskBytes, c.need.volume)),
+		DiskBytes:      cmp.Or(size, c.launchDisk, c.need.volume),
 		DiskPerHour:    nothing,
 		AddressPerHour: nothing,
 	}
@@ -873,7 +878,7 @@ func (c *choice) appendReason(text []byte, rank int, skipped bool, r *row, unpri
 		text = append(text, "the default instance type, since the pod asks for no resources"...)
 	case c.only >= 0:
 		text = append(text, "named by "+AnnotationInstanceType...)
-		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < c.need.disk || s.gpus < c.need.gpus ||
+		if s := c.sizeOf(r.typ); s.milliCPU < c.need.milliCPU || s.memory < c.need.memory || s.disk < diskFor(c.need.disk) || s.gpus < c.need.gpus ||
 			!c.need.devices.within(devicesOf(&c.types[r.typ])) {
 			text = fmt.Appendf(text, ", though too small for %s", c.need.text(c.config.ReservedMemoryBytes))
 		}

@@ -189,9 +189,14 @@ func TestChoice(t *testing.T) {
 			"cheapest of 2 types that fit nvidia.com/gpu 1"},
 		{"GPUs of all containers", shop(), shopping, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 			container(nil, resources("nvidia.com/gpu=1")), container(nil, resources("nvidia.com/gpu=1"))}}}, "g.8xlarge/b", ""},
-		{"a disk larger than the default", shop(), shopping, podOf("cpu=1", "ephemeral-storage=20Gi"), "d.large/a", ""},
+		{"a disk larger than the default", shop(), shopping, podOf("cpu=100m", "ephemeral-storage=20Gi"), "t.large/a t.large/b c.large/a",
+			"cheapest of 6 types that fit cpu 100m, ephemeral-storage 20Gi"},
+		{"a disk, and nothing else", localTypes, local, podOf("ephemeral-storage=1Gi"), "nano/local micro/local small/local", ""},
+		{"what a disk has besides counts", localTypes, local, podOf("ephemeral-storage=4Gi"), "micro/local small/local", ""},
+		{"a limit of a disk", localTypes, local, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{container(
+			resources("ephemeral-storage=1Gi"), resources("ephemeral-storage=9Gi"))}}}, "small/local", ""},
 		{"a disk as large as the pod says", shop(), shopping, annotated(podOf("cpu=100m", "ephemeral-storage=20Gi"), AnnotationVolumeSize,
-			"20Gi"), "t.large/a t.large/b c.large/a", ""},
+			"21Gi"), "t.large/a t.large/b c.large/a", ""},
 		{"a disk larger than the type's", shop(), shopping, annotated(podOf("cpu=100m", "memory=6Gi"), AnnotationVolumeSize, "200Gi"),
 			"t.large/a t.large/b m.large/a m.large/b m.large/c g.xlarge/b", ""},
 		{"other extended resources are nobody's", shop(), shopping, podOf("memory=12Gi", "example.com/licence=3"), "g.xlarge/b g.8xlarge/b", ""},
@@ -294,11 +299,11 @@ func TestUnplaceable(t *testing.T) {
 		{"an empty catalogue", nil, Config{}, podOf("cpu=1"), "needs cpu 1: 0 types considered: the cloud offers none"},
 		{"pattern", localTypes, local, annotated(podOf("cpu=2"), AnnotationInstanceType, "n*"),
 			"needs cpu 2, memory 0 (+64Mi for the cell): 1 type considered: 1 has too little cpu (largest: nano with 250m)"},
-		{"each for its own reason", shop(), shopping, selecting(podOf("cpu=2", "memory=6Gi", "ephemeral-storage=50Gi"),
+		{"each for its own reason", shop(), shopping, selecting(podOf("cpu=2", "memory=6Gi", "ephemeral-storage=70Ti"),
 			corev1.LabelTopologyZone, "b"),
-			"needs cpu 2, memory 6Gi, ephemeral-storage 50Gi: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), " +
+			"needs cpu 2, memory 6Gi, ephemeral-storage 70Ti: 7 types considered: 1 has an architecture that the pod cannot run on (arm64), " +
 				"1 has no offering in a zone where the pod may run (offered in a), 1 has too little memory (largest: c.large with 4Gi), " +
-				"4 have too small a disk (largest: g.8xlarge with 5Gi; pod.elotl.co/volume-size can ask for more)"},
+				"4 have too small a disk (largest: g.8xlarge with 64Ti)"},
 		{"more than can be counted", localTypes, Config{}, &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil),
 			container(resources("cpu=9223372036854775807", "memory=9223372036854775807"), nil)}}},

@@ -135,6 +135,10 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 			}
 		}
 	}
+	offers, err := g.withinDisk(namespace, offers)
+	if err != nil {
+		return nil, err
+	}
 	most := g.MaxPricePerHour
 	if most == 0 {
 		return offers, nil
@@ -154,6 +158,27 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 		Asked:     fmt.Sprintf("%s for %s", offers[0], price),
 		Namespace: namespace,
 		Key:       "cells.grants.maxPricePerHour",
+	}
+}
+
+// withinDisk returns the offers whose root disk a pod of the namespace may have: one that is
+// as large as the pod's ephemeral storage needs is paid as one by annotation is.
+func (g Grants) withinDisk(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
+	most := g.MaxVolumeBytes
+	if most == 0 {
+		return offers, nil
+	}
+	for _, n := range g.of(namespace) {
+		most = max(most, n.MaxVolumeBytes)
+	}
+	left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return !o.OwnDisk && o.DiskBytes > most })
+	if len(left) > 0 {
+		return left, nil
+	}
+	return nil, &NotGrantedError{
+		Asked:     fmt.Sprintf("a root disk of %s", resource.NewQuantity(offers[0].DiskBytes, resource.BinarySI)),
+		Namespace: namespace,
+		Key:       "cells.grants.maxVolumeSize",
 	}
 }
 

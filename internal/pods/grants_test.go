@@ -136,6 +136,36 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 	}
 }
 
+// A root disk that a pod's ephemeral storage needs is bounded as one that an annotation asks
+// for, and a type's own is not.
+func TestDisksThatAreNotGrantedAreLeftOut(t *testing.T) {
+	const gib = 1 << 30
+	grants := Grants{MaxVolumeBytes: 100 * gib, Namespaces: []NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 500 * gib}}}
+	chosen, own := cells.Offer{InstanceType: "chosen", DiskBytes: 200 * gib}, cells.Offer{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
+	for _, c := range []struct {
+		grants    Grants
+		namespace string
+		offers    []cells.Offer
+		want      int
+	}{
+		{grants, "b", []cells.Offer{chosen, own}, 1},
+		{grants, "b", []cells.Offer{chosen}, 0},
+		{grants, "b", nil, 0},
+		{grants, "a", []cells.Offer{chosen, own}, 2},
+		{Grants{}, "b", []cells.Offer{chosen}, 1},
+		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []cells.Offer{chosen}, 1},
+	} {
+		left, err := c.grants.affordable(c.namespace, c.offers)
+		var refused *NotGrantedError
+		if len(left) != c.want || errors.As(err, &refused) != (c.want == 0 && len(c.offers) > 0) {
+			t.Errorf("namespace %s of %+v: %v, %v; want %d", c.namespace, c.grants, left, err, c.want)
+		}
+		if refused != nil && refused.Key != "cells.grants.maxVolumeSize" {
+			t.Errorf("it names %s", refused.Key)
+		}
+	}
+}
+
 func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *testing.T) {
 	h := newHarness(t)
 	p := pod("p")
