@@ -9,5 +9,6 @@
 //	clients.go    work queues, requests to the API server, the store
 //	cellapi.go    what cells ask of their API, and are refused
 //	health.go     /metrics, /healthz, /readyz
+//	kubelet.go    /metrics of the kubelet port of a virtual node
 //	reference.go  docs/metrics.md
 package metrics

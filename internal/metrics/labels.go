@@ -217,7 +217,7 @@ var (
 	}}
 	labelEndpoint = &label{name: "endpoint", doc: "What the kubelet port was asked for.", values: []value{
 		{"summary", "`/stats/summary`"}, {"resource", "`/metrics/resource`"}, {"cadvisor", "`/metrics/cadvisor`"},
-		{"probes", "`/metrics/probes`"},
+		{"probes", "`/metrics/probes`"}, {"volumes", "`/metrics`, for the volumes of claims"},
 	}}
 	labelRefusal = &label{name: "reason", doc: "Why it was refused.", values: []value{
 		{refusedForbidden, "a cell may not have it"},

@@ -182,6 +182,10 @@ func subresourcesOf(path string) []string {
 		return []string{"log"}
 	case under(path, "/checkpoint"):
 		return []string{"checkpoint"}
+	case under(path, "/statusz"):
+		return []string{"statusz"}
+	case under(path, "/flagz"):
+		return []string{"configz"}
 	}
 	return []string{"proxy"}
 }

@@ -37,7 +37,7 @@ func FuzzNobodyReachesACellWithoutTheRight(f *testing.F) {
 	verbs := []string{"get", "create", "update", "patch", "delete", ""}
 	var beside, all []string
 	for _, verb := range verbs {
-		for _, sub := range []string{"pods", "healthz", "configz", "stats", "metrics", "log"} {
+		for _, sub := range []string{"pods", "healthz", "configz", "stats", "metrics", "log", "statusz"} {
 			beside = append(beside, verb+" "+sub)
 		}
 		all = append(all, verb+" proxy", verb+" checkpoint")
@@ -60,6 +60,8 @@ func FuzzNobodyReachesACellWithoutTheRight(f *testing.F) {
 		Cells:       cells,
 		Logs:        fakeLogs{},
 		Stats:       http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served = true }),
+		Metrics:     http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served = true }),
+		MaxPods:     func() int64 { served = true; return 20 },
 		Pods:        func() []*corev1.Pod { served = true; return nil },
 		Healthy:     func(context.Context) error { served = true; return nil },
 		Log:         slog.New(slog.DiscardHandler),

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -33,6 +32,9 @@ const DefaultPort = 10250
 // StatsPaths are where metrics-server, Prometheus and others ask a kubelet what
 // the pods of its node use.
 var StatsPaths = []string{"/stats/summary", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"}
+
+// MetricsPaths are where Prometheus asks a kubelet about itself.
+var MetricsPaths = []string{"/metrics", "/metrics/slis"}
 
 // Cells finds the cell of a pod.
 type Cells interface {
@@ -86,6 +88,12 @@ type PortConfig struct {
 	Logs        SavedLogs
 	// Stats answers for StatsPaths.
 	Stats http.Handler
+	// Metrics answers for MetricsPaths.
+	Metrics http.Handler
+	// MaxPods is how many pods the node takes now.
+	MaxPods func() int64
+	// Version of Kip.
+	Version string
 	// Pods are those bound to the node.
 	Pods func() []*corev1.Pod
 	// Healthy says why Kip cannot do its work now, or nil.
@@ -103,8 +111,8 @@ type Port struct {
 // NewPort checks the configuration. It has no effect outside.
 func NewPort(c PortConfig) (*Port, error) {
 	if c.NodeName == "" || c.Reviews == nil || c.Certificate == nil || c.Cells == nil || c.Logs == nil ||
-		c.Stats == nil || c.Pods == nil || c.Healthy == nil || c.Log == nil {
-		return nil, errors.New("kubelet port: NodeName, Reviews, Certificate, Cells, Logs, Stats, Pods, Healthy and Log must be set")
+		c.Stats == nil || c.Metrics == nil || c.MaxPods == nil || c.Pods == nil || c.Healthy == nil || c.Log == nil {
+		return nil, errors.New("kubelet port: NodeName, Reviews, Certificate, Cells, Logs, Stats, Metrics, MaxPods, Pods, Healthy and Log must be set")
 	}
 	gate, err := newGate(c.NodeName, c.Reviews, c.ClientCA)
 	if err != nil {
@@ -133,8 +141,10 @@ func NewPort(c PortConfig) (*Port, error) {
 	for _, path := range StatsPaths {
 		p.mux.Handle("GET "+path, c.Stats)
 	}
-	p.mux.HandleFunc("GET /healthz", p.healthz)
-	p.mux.HandleFunc("GET /healthz/{$}", p.healthz)
+	for _, path := range MetricsPaths {
+		p.mux.Handle("GET "+path, c.Metrics)
+	}
+	p.aboutNode()
 	return p, nil
 }
 
@@ -402,12 +412,4 @@ func (p *Port) pods(want func(*corev1.Pod) bool) http.HandlerFunc {
 		// A caller who has gone is no error of ours.
 		_, _ = w.Write(body)
 	}
-}
-
-func (p *Port) healthz(w http.ResponseWriter, r *http.Request) {
-	if err := p.c.Healthy(r.Context()); err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	_, _ = io.WriteString(w, "ok")
 }

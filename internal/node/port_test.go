@@ -227,6 +227,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 			"nobody":  {},
 			"metrics": {"get metrics"},
 			"stats":   {"get stats"},
+			"config":  {"get configz", "get statusz"},
 		}},
 		cells: &fakeCells{}, health: &state{},
 	}
@@ -252,7 +253,9 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 		NodeName: testNode, Reviews: client, ClientCA: clientCA,
 		Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil },
 		Cells:       f.cells, Logs: fakeLogs{}, Healthy: f.health.healthy,
-		Stats: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "stats of %s", r.URL.Path) }),
+		Stats:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "stats of %s", r.URL.Path) }),
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "stats of %s", r.URL.Path) }),
+		MaxPods: func() int64 { return 20 }, Version: "v2.0.0",
 		Pods: func() []*corev1.Pod {
 			return []*corev1.Pod{pod("a", corev1.PodRunning), pod("b", corev1.PodPending)}
 		},
@@ -345,6 +348,55 @@ func says(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, text) }
 }
 
+// Each path that a kubelet serves (k8s.io/kubernetes/pkg/kubelet/server/server.go) answers, for
+// who may ask it: as a kubelet does, or as one whose handler is off, and says why.
+func TestEachPathOfAKubeletAnswers(t *testing.T) {
+	f := serve(t, says("from the cell"))
+	for _, c := range []struct {
+		user, method, path string
+		code               int
+		body               string // what is in it
+	}{
+		{"lister", "GET", "/healthz", 200, "ok"},
+		{"lister", "GET", "/healthz/ping", 200, "ok"},
+		{"lister", "GET", "/healthz/log", 200, "ok"},
+		{"lister", "GET", "/healthz/syncloop", 200, "ok"},
+		{"admin", "GET", "/healthz/nothing", 404, ""},
+		{"lister", "GET", "/pods", 200, `"PodList"`},
+		{"lister", "GET", "/runningpods/", 200, `"PodList"`},
+		{"stats", "GET", "/stats/summary", 200, "stats of"},
+		{"metrics", "GET", "/metrics", 200, "stats of /metrics"},
+		{"metrics", "GET", "/metrics/slis", 200, "stats of /metrics/slis"},
+		{"metrics", "GET", "/metrics/nothing", 404, ""},
+		{"config", "GET", "/configz", 200, `"maxPods":20`},
+		{"reader", "GET", "/configz", 200, `"kind":"KubeletConfiguration"`},
+		{"metrics", "GET", "/configz", 403, ""},
+		{"config", "GET", "/statusz", 200, "v2.0.0"},
+		{"reader", "GET", "/statusz", 403, ""},
+		{"config", "GET", "/flagz", 404, "has no flags"},
+		{"reader", "GET", "/flagz", 403, ""},
+		{"admin", "GET", "/logs/", 405, "logs endpoint is disabled."},
+		{"admin", "GET", "/logs/messages", 405, "logs endpoint is disabled."},
+		{"reader", "GET", "/debug/pprof/heap", 405, "profiling endpoint is disabled."},
+		{"reader", "GET", "/debug/flags/v", 405, "flags endpoint is disabled."},
+		{"nobody", "GET", "/debug/pprof/heap", 403, ""},
+		{"admin", "POST", "/checkpoint/ns/p/c", 200, "from the cell"},
+		{"reader", "GET", "/checkpoint/ns/p/c", 403, ""},
+		{"reader", "GET", "/flags", 404, ""},
+	} {
+		code, body := f.do(t, c.user, c.method, c.path)
+		if code != c.code || !strings.Contains(body, c.body) {
+			t.Errorf("%s %s as %s: %d %s, want %d with %q", c.method, c.path, c.user, code, body, c.code, c.body)
+		}
+	}
+	f.health.set(errors.New("no store"))
+	for path, want := range map[string]int{"/healthz": 500, "/healthz/syncloop": 500, "/healthz/ping": 200} {
+		if code, body := f.do(t, "lister", "GET", path); code != want {
+			t.Errorf("GET %s of a Kip that cannot work: %d %s, want %d", path, code, body, want)
+		}
+	}
+}
+
 // What a pod uses is not for all who may reach the port, nor for who may reach
 // its pods: the kubelet has a right of its own for each of the two kinds.
 func TestStatsNeedTheirOwnRights(t *testing.T) {
@@ -352,6 +404,7 @@ func TestStatsNeedTheirOwnRights(t *testing.T) {
 	for path, may := range map[string]string{
 		"/stats/summary": "stats", "/stats/summary?only_cpu_and_memory=true": "stats",
 		"/metrics/resource": "metrics", "/metrics/cadvisor": "metrics", "/metrics/probes": "metrics",
+		"/metrics": "metrics", "/metrics/slis": "metrics",
 	} {
 		for _, user := range []string{"stats", "metrics", "reader", "nobody", ""} {
 			want := http.StatusForbidden

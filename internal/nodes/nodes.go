@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
@@ -128,6 +130,8 @@ type Certificates interface {
 type Observer interface {
 	// StatsGathered is told of each gathering of what pods use, as in stats.Config.
 	StatsGathered(endpoint string, took time.Duration, missed map[stats.Miss]int)
+	// Kubelet answers for /metrics and /metrics/slis of a node's kubelet port.
+	Kubelet(metrics.KubeletConfig) http.Handler
 	// NodeGone is told of a node that is served no more.
 	NodeGone(node string)
 }

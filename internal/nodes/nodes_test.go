@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -44,6 +45,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
@@ -155,6 +157,7 @@ type unobserved struct{}
 
 func (unobserved) StatsGathered(string, time.Duration, map[stats.Miss]int) {}
 func (unobserved) NodeGone(string)                                         {}
+func (unobserved) Kubelet(metrics.KubeletConfig) http.Handler              { return http.NotFoundHandler() }
 
 // As is a node's own view: its pods are its own, all else is the cluster's.
 func (w *town) As(name string) (kubernetes.Interface, error) {

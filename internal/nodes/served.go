@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/provisioner"
@@ -102,11 +103,12 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 	}
 	s.stats = stats.New(stats.Config{
 		NodeName: s.name,
-		Cells:    func() []stats.Cell { return n.made.Ways.Running(s.name) },
+		Cells:    func() []stats.Cell { return withClaims(n.made.Ways.Running(s.name), s.informer.GetStore()) },
 		Gathered: n.made.Observer.StatsGathered,
 		Clock:    n.c.Clock,
 		Log:      n.c.Log,
 	})
+	pods, healthy := func() []*corev1.Pod { return watches.List(s.informer) }, n.healthyOf(s)
 	s.port, err = node.NewPort(node.PortConfig{
 		NodeName:    s.name,
 		Reviews:     n.c.Client,
@@ -115,9 +117,18 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 		Cells:       n.made.Ways.To(s.informer.GetStore()),
 		Logs:        n.made.Logs,
 		Stats:       s.stats,
-		Pods:        func() []*corev1.Pod { return watches.List(s.informer) },
-		Healthy:     n.healthyOf(s),
-		Log:         n.c.Log,
+		Metrics: n.made.Observer.Kubelet(metrics.KubeletConfig{
+			Node:        s.name,
+			Pods:        pods,
+			Certificate: certificate,
+			Volumes:     s.stats.Volumes,
+			Healthy:     healthy,
+		}),
+		MaxPods: func() int64 { return n.maxPods(s) },
+		Version: version.String(),
+		Pods:    pods,
+		Healthy: healthy,
+		Log:     n.c.Log,
 	})
 	if err != nil {
 		return err
@@ -129,6 +140,31 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
 	}
 	return nil
+}
+
+// withClaims returns the cells with the claims of their pods, as the pods of their node have them.
+func withClaims(cells []stats.Cell, pods cache.Store) []stats.Cell {
+	for i := range cells {
+		o, _, err := pods.GetByKey(cells[i].Namespace + "/" + cells[i].Pod)
+		pod, ok := o.(*corev1.Pod)
+		if err != nil || !ok || pod.UID != cells[i].UID {
+			continue
+		}
+		for v := range pod.Spec.Volumes {
+			if volume := &pod.Spec.Volumes[v]; volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil {
+				cells[i].Claims = append(cells[i].Claims, volumes.ClaimOf(pod, volume))
+			}
+		}
+	}
+	return cells
+}
+
+// maxPods is how many pods the node takes, as the configuration has it now.
+func (n *Nodes) maxPods(s *served) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	capacity := n.cfg.CapacityOf(s.entry.Node)
+	return capacity.Pods().Value()
 }
 
 func listen(ctx context.Context, address string) (net.Listener, error) {

@@ -52,6 +52,7 @@ func (p *pile) writeTo(w io.Writer) error {
 type answer struct {
 	contentType string
 	parts       []part
+	volumes     []Volume
 }
 
 // part is a piece of an answer, pile after head.

@@ -19,7 +19,7 @@ func (src *source) gather(ctx context.Context) (*answer, map[Miss]int, error) {
 	s := src.s
 	bounded, cancel := context.WithTimeout(ctx, gatherTimeout)
 	defer cancel()
-	cells := s.c.Cells()
+	cells := src.cells()
 	// The others are in nobody's way.
 	slices.SortStableFunc(cells, func(a, b Cell) int {
 		switch was, is := src.late[a.ID], src.late[b.ID]; {

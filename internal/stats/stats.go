@@ -47,6 +47,8 @@ type Cell struct {
 	Machine Machine
 	// Given is when the pod was given the cell.
 	Given time.Time
+	// Claims are those of the pod's volumes.
+	Claims []string
 	// Conn leads to the agent; it is nil when the cell is not connected.
 	Conn agentapi.Conn
 }
@@ -92,8 +94,8 @@ const (
 // Misses are all there are.
 var Misses = []Miss{NotConnected, TimedOut, Failed, Invalid, TooLarge}
 
-// Endpoints are the last parts of the paths that are answered.
-var Endpoints = []string{summaryName, resource.name, cadvisor.name, probes.name}
+// Endpoints are what is gathered for: the last parts of the paths that are answered, and volumes.
+var Endpoints = []string{summaryName, resource.name, cadvisor.name, probes.name, volumesName}
 
 // Config of Stats. All fields are required.
 type Config struct {
@@ -112,10 +114,11 @@ type Stats struct {
 	c       Config
 	since   time.Time
 	reading budget
-	parsing chan struct{} // as many as there are processors
-	largest chan struct{} // one, of a large answer
-	held    int           // maxHeld
-	sources map[string]*source
+	parsing chan struct{}      // as many as there are processors
+	largest chan struct{}      // one, of a large answer
+	held    int                // maxHeld
+	sources map[string]*source // by path
+	volumes *source
 
 	mu      sync.Mutex
 	ctx     context.Context // of gatherings; nil when they may not begin
@@ -142,6 +145,8 @@ func New(c Config) *Stats {
 		path := "/metrics/" + e.name
 		s.sources[path] = newSource(s, e.name, path, newTexts(e))
 	}
+	s.volumes = newSource(s, volumesName, summaryPath, volumes{})
+	s.volumes.cells = s.withClaims
 	return s
 }
 
@@ -156,6 +161,7 @@ func (s *Stats) Run(ctx context.Context) error {
 	for _, src := range s.sources {
 		src.forget(src.last)
 	}
+	s.volumes.forget(s.volumes.last)
 	s.mu.Unlock()
 	s.running.Wait()
 	return nil
@@ -202,6 +208,7 @@ type source struct {
 	s              *Stats
 	endpoint, path string
 	merging        merging
+	cells          func() []Cell // that are asked
 
 	last *gathering // under Stats.mu
 
@@ -233,6 +240,7 @@ func newSource(s *Stats, endpoint, path string, m merging) *source {
 		endpoint: endpoint,
 		path:     path,
 		merging:  m,
+		cells:    s.c.Cells,
 	}
 }
 
