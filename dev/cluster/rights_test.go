@@ -913,6 +913,7 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 	if err := refused(err, "pod.elotl.co/launch-type: namespace for-anybody may not use it"); err != nil {
 		t.Errorf("a pod that selects dedicated hosts: %v", err)
 	}
+	eachPodHasAHostOfItsOwn(t, is)
 }
 
 // The optional policy, while no Kip answers: the namespaces and the webhook are there.

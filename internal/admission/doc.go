@@ -5,6 +5,7 @@
 //	pod.go           pure: pod in, patch out
 //	selection.go     what a pod selects that no label of a node can say
 //	tolerations.go   why a pod outlives a Kip that is away
+//	host.go          what a pod asks of its host that each cell has by itself
 //	review.go        the API server's question and its answer
 //	question.go      what is read of it, and how much
 //	limits.go        who may ask how much at once

@@ -48,18 +48,13 @@ const (
 // Patch returns what is to be changed of a pod before it is made, nil for nothing. The
 // warnings are for who makes it. The pod is not changed.
 func (r Rules) Patch(pod *corev1.Pod, scope Scope, defaults Defaults) (patch []Operation, warnings []string) {
-	if r.elsewhere(&pod.Spec) {
+	if !r.takes(pod, scope) {
 		return nil, nil
 	}
 	var tolerated []corev1.Toleration
 	if scope == InNamespace {
-		if !r.free(pod) {
-			return nil, nil
-		}
 		patch = r.place(pod)
 		tolerated = r.tolerationOfTaint(pod.Spec.Tolerations)
-	} else if !r.selects(&pod.Spec) {
-		return nil, nil
 	}
 	chosen, err := r.rewrite(pod)
 	if err != nil {
@@ -67,6 +62,17 @@ func (r Rules) Patch(pod *corev1.Pod, scope Scope, defaults Defaults) (patch []O
 	}
 	patch = append(patch, chosen...)
 	return append(patch, tolerate(pod.Spec.Tolerations, tolerated, defaults)...), warnings
+}
+
+// takes reports whether a pod is for Kip's nodes alone.
+func (r Rules) takes(pod *corev1.Pod, scope Scope) bool {
+	switch {
+	case r.elsewhere(&pod.Spec):
+		return false
+	case scope == InNamespace:
+		return r.free(pod)
+	}
+	return r.selects(&pod.Spec)
 }
 
 // selects reports whether only nodes with Kip's label will do for a pod.

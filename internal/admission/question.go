@@ -35,7 +35,7 @@ type question struct {
 }
 
 // podOf reads of a pod what its patch depends on. The error may be a *tooManyError.
-func podOf(object []byte) (*corev1.Pod, error) {
+func podOf(object []byte) (*corev1.Pod, ofHost, error) {
 	var is struct {
 		Metadata struct {
 			Name            string `json:"name"`
@@ -47,7 +47,9 @@ func podOf(object []byte) (*corev1.Pod, error) {
 			NodeName     string      `json:"nodeName"`
 			NodeSelector texts       `json:"nodeSelector"`
 			Tolerations  tolerations `json:"tolerations"`
-			Affinity     struct {
+			listsOfHost
+			Affinity struct {
+				termsOfHost
 				NodeAffinity struct {
 					Required *struct {
 						Terms terms `json:"nodeSelectorTerms"`
@@ -57,7 +59,7 @@ func podOf(object []byte) (*corev1.Pod, error) {
 		} `json:"spec"`
 	}
 	if err := json.Unmarshal(object, &is); err != nil {
-		return nil, err
+		return nil, ofHost{}, err
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -82,7 +84,7 @@ func podOf(object []byte) (*corev1.Pod, error) {
 		}
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: selector}}
 	}
-	return pod, nil
+	return pod, hostOf(is.Spec.listsOfHost, is.Spec.Affinity.termsOfHost), nil
 }
 
 // tooManyError says that a pod has more of something than is read.

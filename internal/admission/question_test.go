@@ -42,13 +42,13 @@ func TestOfAPodIsReadWhatItsPatchDependsOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := podOf(object); err != nil || !reflect.DeepEqual(got, pod) {
+		if got, _, err := podOf(object); err != nil || !reflect.DeepEqual(got, pod) {
 			t.Errorf("%s\nis read as %+v, %v", object, got, err)
 		}
 	}
 	for _, bad := range []string{`{"spec":{"tolerations":{}}}`, `{"metadata":{"annotations":[]}}`, `{"metadata":{"annotations":{"a":1}}}`} {
 		var tooMany *tooManyError
-		if _, err := podOf([]byte(bad)); err == nil || errors.As(err, &tooMany) {
+		if _, _, err := podOf([]byte(bad)); err == nil || errors.As(err, &tooMany) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
@@ -66,7 +66,15 @@ func TestAForgedQuestionTakesLittleMemory(t *testing.T) {
 	}
 	const required = `{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[`
 	for says, c := range map[string]struct{ pod, warning string }{
-		"containers":  {list(`{"spec":{"containers":[`, "{}", `]}}`), ""},
+		"containers":    {list(`{"spec":{"containers":[`, "{}", `]}}`), ""},
+		"ports":         {list(`{"spec":{"containers":[{"ports":[`, "{}", `]}]}}`), ""},
+		"host ports":    {list(`{"spec":{"containers":[{"ports":[`, `{"hostPort":1}`, `]}]}}`), "more than 65535 host ports"},
+		"ports of many": {list(`{"spec":{"initContainers":[`, `{"ports":[{"hostPort":1}]}`, `]}}`), "more than 65535 host ports"},
+		"constraints":   {list(`{"spec":{"topologySpreadConstraints":[`, "{}", `]}}`), ""},
+		"anti-affinity": {list(`{"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[`,
+			`{"topologyKey":"kubernetes.io/hostname","labelSelector":{}}`, `]}}}}`), "more than 4096 terms by kubernetes.io/hostname"},
+		"selectors": {list(`{"spec":{"topologySpreadConstraints":[{"topologyKey":"kubernetes.io/hostname","labelSelector":{"matchExpressions":[`,
+			"{}", `]}}]}}`), ""},
 		"labels":      {`{"metadata":{"labels":{` + keys.String() + `"z":""}}}`, ""},
 		"annotations": {`{"metadata":{"annotations":{` + keys.String() + `"z":""}}}`, "more than 4096 annotations"},
 		"owners":      {list(`{"metadata":{"ownerReferences":[`, "{}", `]}}`), "more than 256 owners"},

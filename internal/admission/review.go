@@ -14,6 +14,8 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/hostports"
 )
 
 const (
@@ -130,13 +132,13 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 	response := &admissionv1.AdmissionResponse{UID: asked.UID, Allowed: true}
 	if asked.Operation == admissionv1.Create && asked.SubResource == "" &&
 		asked.Resource == (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
-		pod, err := podOf(asked.Object)
+		pod, host, err := podOf(asked.Object)
 		var tooMany *tooManyError
 		if errors.As(err, &tooMany) {
 			response.Warnings = []string{"Kip leaves the pod as it is: " + tooMany.Error()}
 		} else if err != nil {
 			return nil, fmt.Errorf("read the pod: %w", err)
-		} else if err := rs.patch(ctx, response, pod, asked.Namespace, scope); err != nil {
+		} else if err := rs.patch(ctx, response, pod, host, asked.Namespace, scope); err != nil {
 			return nil, err
 		}
 	}
@@ -144,12 +146,17 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 }
 
 // patch adds to a response what is to be changed of a pod.
-func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionResponse, pod *corev1.Pod, namespace string,
+func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionResponse, pod *corev1.Pod, host ofHost, namespace string,
 	scope Scope) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	patch, warnings := rs.rules().Patch(pod, scope, rs.defaults())
+	rules := rs.rules()
+	patch, warnings := rules.Patch(pod, scope, rs.defaults())
+	if rules.takes(pod, scope) {
+		hidden, warned := host.patch(hostports.NewMark())
+		patch, warnings = append(patch, hidden...), append(warnings, warned...)
+	}
 	response.Warnings = warnings
 	if len(patch) == 0 {
 		return nil

@@ -37,6 +37,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/hostports"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -418,6 +419,26 @@ func TestLeaseAndCSINodeOfACell(t *testing.T) {
 	}
 	if got := h.up.asked(func(r apiRequest) bool { return r.resource == "leases" || r.resource == "csinodes" }); len(got) != 0 {
 		t.Errorf("the API server was asked %v", got)
+	}
+}
+
+// To the scheduler host ports are told apart; the kubelet maps them as the pod's owner wrote them.
+func TestACellIsShownHostPortsAsTheirOwnerWroteThem(t *testing.T) {
+	h := newHouse(t)
+	m := newMachine(t, "c1")
+	c := m.join(h)
+	pod := podOn("web")
+	apart, _ := hostports.NewMark().Apart("")
+	pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80, HostIP: apart}}
+	h.bindNew(c, pod)
+	mir := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", onNode)
+	eventually(t, "the pod is seen", func() bool { return mir.has("shop/web") })
+	o, _, _ := mir.GetByKey("shop/web")
+	if port := o.(*corev1.Pod).Spec.Containers[0].Ports[0]; port.HostIP != "" || port.HostPort != 80 {
+		t.Errorf("the kubelet is shown %+v", port)
+	}
+	if stored := h.up.get("pods", "shop", "web").(*corev1.Pod); stored.Spec.Containers[0].Ports[0].HostIP != apart {
+		t.Errorf("the pod that all share has become %+v", stored.Spec.Containers[0].Ports[0])
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/elotl/kip/internal/hostports"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -177,7 +178,9 @@ func (c *Cell) show(pod *corev1.Pod) {
 		return
 	}
 	// The informer's objects belong to others.
-	o, err := watches.NewObject(podKind, pod.DeepCopy())
+	shown := pod.DeepCopy()
+	hostports.Restore(shown)
+	o, err := watches.NewObject(podKind, shown)
 	if err != nil {
 		c.server.log.Error("pod not shown to its cell", "cell", c.id, "err", err)
 		return
