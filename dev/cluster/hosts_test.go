@@ -33,6 +33,37 @@ func roomy(t *testing.T, is identities) {
 	}
 }
 
+// resizesAreBoundedByTheMachine has pods on a virtual node resized. Kip answers that each has a nano.
+func resizesAreBoundedByTheMachine(t *testing.T, is identities) {
+	t.Helper()
+	ctx, all := t.Context(), is.admin.CoreV1().Pods("for-anybody")
+	requests := func(cpu, memory string) corev1.ResourceList {
+		return corev1.ResourceList{"cpu": resource.MustParse(cpu), "memory": resource.MustParse(memory)}
+	}
+	pod, err := all.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "resized"}, Spec: corev1.PodSpec{
+		NodeName: "roomy", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Containers: []corev1.Container{{Name: "main", Image: "busybox", Resources: corev1.ResourceRequirements{Requests: requests("100m", "64Mi")}}},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ cpu, memory, words string }{
+		{"250m", "192Mi", ""},
+		{"15", "64Mi", "cpu, requested: 15, available: 250m"},
+		{"100m", "50Gi", "memory, requested: 50Gi, available: 192Mi"},
+	} {
+		becomes(t, "a resize to "+c.cpu+" and "+c.memory, func() error {
+			pod := pod.DeepCopy()
+			pod.Spec.Containers[0].Resources.Requests = requests(c.cpu, c.memory)
+			_, err := all.UpdateResize(ctx, "resized", pod, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			if c.words != "" {
+				return refused(err, c.words)
+			}
+			return err
+		})
+	}
+}
+
 // eachPodHasAHostOfItsOwn has the scheduler place pods that want different hosts on one virtual
 // node. Kip answers about them.
 func eachPodHasAHostOfItsOwn(t *testing.T, is identities) {

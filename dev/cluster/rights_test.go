@@ -837,6 +837,9 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 					Taint: &corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule},
 				}
 			},
+			Machines: func(_ context.Context, pod types.UID) (admission.Machine, bool, error) {
+				return admission.Machine{Type: "nano", MilliCPU: 250, MemoryBytes: 192 << 20}, true, nil
+			},
 			Clock: clock.RealClock{},
 			Log:   slog.New(slog.DiscardHandler),
 		}).Run(ctx)
@@ -914,6 +917,7 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 		t.Errorf("a pod that selects dedicated hosts: %v", err)
 	}
 	eachPodHasAHostOfItsOwn(t, is)
+	resizesAreBoundedByTheMachine(t, is)
 }
 
 // The optional policy, while no Kip answers: the namespaces and the webhook are there.

@@ -6,6 +6,7 @@
 //	selection.go     what a pod selects that no label of a node can say
 //	tolerations.go   why a pod outlives a Kip that is away
 //	host.go          what a pod asks of its host that each cell has by itself
+//	resize.go        a resize beyond what the machine of a pod has
 //	review.go        the API server's question and its answer
 //	question.go      what is read of it, and how much
 //	limits.go        who may ask how much at once

@@ -31,6 +31,7 @@ type question struct {
 		SubResource string                      `json:"subResource"`
 		Namespace   string                      `json:"namespace"`
 		Object      json.RawMessage             `json:"object"`
+		OldObject   json.RawMessage             `json:"oldObject"`
 	} `json:"request"`
 }
 

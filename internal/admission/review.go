@@ -34,27 +34,34 @@ const (
 	turnTimeout = 3 * time.Second
 )
 
-// The paths at which is asked about the pods of each scope.
+// The paths at which is asked about the pods of each scope, and about resizes.
 const (
 	selectingPath   = "/pods"
 	inNamespacePath = "/namespaced-pods"
+	resizesPath     = "/resizes"
 )
 
+// Resizing is the scope of pods that are on a node already.
+const Resizing Scope = "resizing"
+
 // reviews answers the API server's questions. Whoever reaches it may ask: what it tells
-// follows from the question, and it keeps nothing.
+// follows from the question, or is the size of the machine of a pod whose UID is known, and
+// it keeps nothing.
 type reviews struct {
 	rules    func() Rules
 	defaults func() Defaults
+	machines Machines
 	bodies   *places
 	turns    *semaphore.Weighted
 	patience time.Duration
 	log      *slog.Logger
 }
 
-func newReviews(rules func() Rules, defaults func() Defaults, patience time.Duration, log *slog.Logger) http.Handler {
+func newReviews(rules func() Rules, defaults func() Defaults, machines Machines, patience time.Duration, log *slog.Logger) http.Handler {
 	rs := &reviews{
 		rules:    rules,
 		defaults: defaults,
+		machines: machines,
 		bodies:   newPlaces(),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
 		patience: patience,
@@ -63,6 +70,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, patience time.Dura
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+selectingPath, rs.serve(Selecting))
 	mux.HandleFunc("POST "+inNamespacePath, rs.serve(InNamespace))
+	mux.HandleFunc("POST "+resizesPath, rs.serve(Resizing))
 	return mux
 }
 
@@ -130,19 +138,30 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 		return nil, errors.New("this is no AdmissionReview of admission.k8s.io/v1 with a request")
 	}
 	response := &admissionv1.AdmissionResponse{UID: asked.UID, Allowed: true}
-	if asked.Operation == admissionv1.Create && asked.SubResource == "" &&
-		asked.Resource == (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) {
-		pod, host, err := podOf(asked.Object)
-		var tooMany *tooManyError
-		if errors.As(err, &tooMany) {
-			response.Warnings = []string{"Kip leaves the pod as it is: " + tooMany.Error()}
-		} else if err != nil {
-			return nil, fmt.Errorf("read the pod: %w", err)
-		} else if err := rs.patch(ctx, response, pod, host, asked.Namespace, scope); err != nil {
-			return nil, err
-		}
+	ofPods := asked.Resource == (metav1.GroupVersionResource{Version: "v1", Resource: "pods"})
+	var err error
+	switch {
+	case ofPods && scope == Resizing && asked.Operation == admissionv1.Update && asked.SubResource == "resize":
+		err = rs.resizeOf(ctx, response, asked.Object, asked.OldObject)
+	case ofPods && scope != Resizing && asked.Operation == admissionv1.Create && asked.SubResource == "":
+		err = rs.made(ctx, response, asked.Object, asked.Namespace, scope)
+	}
+	var tooMany *tooManyError
+	if errors.As(err, &tooMany) {
+		response.Warnings = []string{"Kip leaves the pod as it is: " + tooMany.Error()}
+	} else if err != nil {
+		return nil, err
 	}
 	return json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: response})
+}
+
+// made answers about a pod that is to be made.
+func (rs *reviews) made(ctx context.Context, response *admissionv1.AdmissionResponse, object []byte, namespace string, scope Scope) error {
+	pod, host, err := podOf(object)
+	if err != nil {
+		return fmt.Errorf("read the pod: %w", err)
+	}
+	return rs.patch(ctx, response, pod, host, namespace, scope)
 }
 
 // patch adds to a response what is to be changed of a pod.

@@ -55,8 +55,10 @@ type Config struct {
 	Authorities func(context.Context) (pki.Authorities, error)
 	// Rules are what is known of the nodes now.
 	Rules func() Rules
-	Clock clock.Clock
-	Log   *slog.Logger
+	// Machines are those of the pods' cells.
+	Machines Machines
+	Clock    clock.Clock
+	Log      *slog.Logger
 }
 
 // Node is a virtual node, and who acts as it.
@@ -246,7 +248,7 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
-	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, turnTimeout, w.cfg.Log), w.cfg.Log)
+	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Machines, turnTimeout, w.cfg.Log), w.cfg.Log)
 	server.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

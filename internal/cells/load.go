@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/store"
 )
 
 const keyPrefix = "cells/"
@@ -88,6 +89,18 @@ func (c *Controller) sweepLaunches(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Stored calls each for every cell that is stored, for a process that has none of its own.
+func Stored(ctx context.Context, st *store.Store, each func(Cell)) error {
+	return st.List(ctx, keyPrefix, func(key string, data []byte, _ int64) error {
+		var cell Cell
+		if err := json.Unmarshal(data, &cell); err != nil {
+			return fmt.Errorf("read the stored cell %s: %w", key, err)
+		}
+		each(cell)
+		return nil
+	})
 }
 
 const bornKey = "born"

@@ -47,8 +47,9 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 			cfg := k.configNow()
 			return admissionRules(cfg, k.controllerID, namesOf(cfg, k.NodeName), taint)
 		},
-		Clock: k.clock,
-		Log:   k.Log,
+		Machines: (&machines{process: k, own: own}).Of,
+		Clock:    k.clock,
+		Log:      k.Log,
 	}).Run(ctx)
 }
 

@@ -1,0 +1,68 @@
+package kip
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// machinesAge is how old what a replica that stands by has read of the stored cells may be: it
+// reads all of them at once, and anybody who reaches the webhook may ask.
+const machinesAge = 5 * time.Second
+
+// machines are those of the cells of pods: the cells' own where this process leads, else the
+// stored ones.
+type machines struct {
+	process *process
+	own     *store.Store
+
+	mu   sync.Mutex
+	read time.Time // when the stored ones were
+	of   map[types.UID]admission.Machine
+}
+
+// Of returns the machine of the cell of a pod; false where it has none, or none that is known yet.
+func (m *machines) Of(ctx context.Context, pod types.UID) (admission.Machine, bool, error) {
+	if leads := m.process.leading.Load(); leads != nil {
+		cell, has := leads.cells.ForPod(pod)
+		return m.machine(cell), has && runsPod(cell), nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now := m.process.clock.Now(); m.read.IsZero() || now.Sub(m.read) >= machinesAge {
+		of := map[types.UID]admission.Machine{}
+		if err := cells.Stored(ctx, m.own, func(cell cells.Cell) {
+			if runsPod(cell) {
+				of[cell.Pod.UID] = m.machine(cell)
+			}
+		}); err != nil {
+			return admission.Machine{}, false, err
+		}
+		m.of, m.read = of, now
+	}
+	machine, has := m.of[pod]
+	return machine, has, nil
+}
+
+// runsPod reports whether a cell is its pod's for good: before that, it may get another machine.
+func runsPod(cell cells.Cell) bool { return cell.Pod.UID != "" && cell.Phase == apiv1.Bound }
+
+// machine is what a pod can have of a cell: what the machine has, or as long as nobody has said
+// that, what its type promises, without the cell's own part.
+func (m *machines) machine(cell cells.Cell) admission.Machine {
+	offer := cell.Offer()
+	room := cmp.Or(cell.Room, catalog.Room{MilliCPU: offer.MilliCPU, MemoryBytes: offer.MemoryBytes})
+	return admission.Machine{
+		Type:        offer.InstanceType,
+		MilliCPU:    room.MilliCPU,
+		MemoryBytes: room.MemoryBytes - m.process.cfg.Cells.ReservedMemory.Value(),
+	}
+}

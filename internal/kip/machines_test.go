@@ -1,0 +1,54 @@
+package kip
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, own := t.Context(), store.Memory(nil)
+		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}}
+		m := &machines{process: k, own: own}
+		put := func(id string, pod types.UID, phase apiv1.Phase, room catalog.Room) {
+			t.Helper()
+			if _, err := own.Put(ctx, "cells/"+id, cells.Cell{
+				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Room: room,
+				Offers: []cells.Offer{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
+			}, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		is := func(when string, pod types.UID, want admission.Machine, known bool) {
+			t.Helper()
+			if got, has, err := m.Of(ctx, pod); err != nil || has != known || has && got != want {
+				t.Errorf("%s: pod %s has %+v, %t, %v; want %+v, %t", when, pod, got, has, err, want, known)
+			}
+		}
+		nano := admission.Machine{Type: "nano", MilliCPU: 250, MemoryBytes: 192 << 20}
+		put("a", "promised", apiv1.Bound, catalog.Room{})
+		put("b", "measured", apiv1.Bound, catalog.Room{MilliCPU: 240, MemoryBytes: 164 << 20})
+		put("c", "booting", apiv1.Booting, catalog.Room{})
+		put("d", "", apiv1.Ready, catalog.Room{})
+		is("at first", "promised", nano, true)
+		is("at first", "measured", admission.Machine{Type: "nano", MilliCPU: 240, MemoryBytes: 100 << 20}, true)
+		for _, pod := range []types.UID{"booting", "another's", ""} {
+			is("at first", pod, admission.Machine{}, false)
+		}
+		put("e", "later", apiv1.Bound, catalog.Room{})
+		is("as it was read a moment ago", "later", admission.Machine{}, false)
+		time.Sleep(machinesAge)
+		is("read again", "later", nano, true)
+	})
+}
