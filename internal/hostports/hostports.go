@@ -12,10 +12,13 @@ import (
 // (RFC 6666). No machine has an address of it.
 var prefix = netip.MustParsePrefix("100::/64")
 
-// written are the values of hostIP that may be any cell's. Their index is in an address of the
-// prefix, in the first byte after that: values are only appended. Another address is that of one
-// machine, which nobody knows before the cell is there.
-var written = []string{"", "0.0.0.0", "127.0.0.1", "::", "::1"}
+// written are the values of hostIP that may be any cell's, beside loopback addresses of IPv4. Their
+// index is in an address of the prefix, in the first byte after that: values are only appended.
+// Another address is that of one machine, which nobody knows before the cell is there.
+var written = []string{"", "0.0.0.0", "::", "::1"}
+
+// loopback stands in the place of the index for an address of 127.0.0.0/8, whose last three bytes follow.
+const loopback = 0xff
 
 // Mark tells the host ports of one pod from those of all others. All its ports have the same, so
 // that the API server still refuses a pod that names one twice.
@@ -33,13 +36,20 @@ func (m Mark) Apart(hostIP string) (string, bool) {
 	if own, apart := original(hostIP); apart {
 		hostIP = own
 	}
+	address := prefix.Addr().As16()
+	copy(address[9:], m[:])
 	index := slices.Index(written, hostIP)
-	if index < 0 {
+	own, err := netip.ParseAddr(hostIP)
+	switch {
+	case index >= 0:
+		address[8] = byte(index)
+	case err == nil && own.Is4() && own.IsLoopback():
+		four := own.As4()
+		address[8] = loopback
+		copy(address[9:], four[1:])
+	default:
 		return "", false
 	}
-	address := prefix.Addr().As16()
-	address[8] = byte(index)
-	copy(address[9:], m[:])
 	return netip.AddrFrom16(address).String(), true
 }
 
@@ -49,8 +59,12 @@ func original(hostIP string) (string, bool) {
 	if err != nil || !prefix.Contains(address) {
 		return "", false
 	}
-	if index := int(address.As16()[8]); index < len(written) {
+	bytes := address.As16()
+	switch index := int(bytes[8]); {
+	case index < len(written):
 		return written[index], true
+	case index == loopback:
+		return netip.AddrFrom4([4]byte{127, bytes[9], bytes[10], bytes[11]}).String(), true
 	}
 	return "", false
 }

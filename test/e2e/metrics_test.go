@@ -54,6 +54,10 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.WaitReady(name)
 	}
+	text, err := nodeRaw(s.Context(), "/metrics", "", "")
+	if err != nil || !strings.Contains(text, `kubelet_node_name{node="`+harness.Node+`"} 1`) || !strings.Contains(text, "\nkubelet_running_pods ") {
+		t.Errorf("/metrics of the node: %v\n%s", err, text)
+	}
 	for path, name := range map[string]string{
 		"/metrics/resource": "container_cpu_usage_seconds_total", "/metrics/cadvisor": "container_memory_working_set_bytes",
 		"/metrics/probes": "prober_probe_total",
