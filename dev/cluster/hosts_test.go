@@ -42,7 +42,8 @@ func resizesAreBoundedByTheMachine(t *testing.T, is identities) {
 	}
 	pod, err := all.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "resized"}, Spec: corev1.PodSpec{
 		NodeName: "roomy", Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		Containers: []corev1.Container{{Name: "main", Image: "busybox", Resources: corev1.ResourceRequirements{Requests: requests("100m", "64Mi")}}},
+		Containers: []corev1.Container{{Name: "main", Image: "busybox",
+			Resources: corev1.ResourceRequirements{Requests: requests("100m", "64Mi")}}},
 	}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -72,9 +73,8 @@ func eachPodHasAHostOfItsOwn(t *testing.T, is identities) {
 	ctx, all := t.Context(), is.admin.CoreV1().Pods("for-anybody")
 	for app, spec := range map[string]func(*corev1.PodSpec, *metav1.LabelSelector){
 		"anti-affinity": func(s *corev1.PodSpec, own *metav1.LabelSelector) {
-			s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
-				{TopologyKey: corev1.LabelHostname, LabelSelector: own},
-			}}}
+			terms := []corev1.PodAffinityTerm{{TopologyKey: corev1.LabelHostname, LabelSelector: own}}
+			s.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}
 		},
 		"host-port": func(s *corev1.PodSpec, _ *metav1.LabelSelector) {
 			s.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 8080}}
@@ -83,8 +83,8 @@ func eachPodHasAHostOfItsOwn(t *testing.T, is identities) {
 			s.HostNetwork, s.Containers[0].Ports = true, []corev1.ContainerPort{{ContainerPort: 8081}}
 		},
 		"spread": func(s *corev1.PodSpec, own *metav1.LabelSelector) {
-			s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1, MinDomains: new(int32(3)), TopologyKey: corev1.LabelHostname,
-				WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: own}}
+			s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{MaxSkew: 1, MinDomains: new(int32(3)),
+				TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: own}}
 		},
 		"storage": func(s *corev1.PodSpec, _ *metav1.LabelSelector) {
 			s.Containers[0].Resources.Requests = corev1.ResourceList{"ephemeral-storage": resource.MustParse("1Gi")}

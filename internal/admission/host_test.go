@@ -2,7 +2,6 @@ package admission
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -61,7 +60,8 @@ func demanding() corev1.PodSpec {
 		}}},
 		Affinity: &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{
-				byHostname(web), {TopologyKey: corev1.LabelTopologyZone, LabelSelector: web}, byHostname(some), byHostname(nil), byHostname(&metav1.LabelSelector{}),
+				byHostname(web), {TopologyKey: corev1.LabelTopologyZone, LabelSelector: web}, byHostname(some), byHostname(nil),
+				byHostname(&metav1.LabelSelector{}),
 			},
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{Weight: 1, PodAffinityTerm: byHostname(web)}},
 		}},
@@ -141,12 +141,12 @@ func TestAHostThatPodsAreToShareIsToldToBeNone(t *testing.T) {
 func TestAPodWithManyHostPortsGetsThemAll(t *testing.T) {
 	spec := corev1.PodSpec{Containers: make([]corev1.Container, 300)}
 	for i := range spec.Containers {
-		spec.Containers[i] = corev1.Container{Name: fmt.Sprint("c", i), Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: int32(1000 + i)}}}
+		spec.Containers[i].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: int32(1000 + i)}}
 	}
 	got, warnings := answered(t, forKip(spec), "/pods")
-	for _, c := range got.Spec.Containers {
+	for i, c := range got.Spec.Containers {
 		if c.Ports[0].HostIP == "" {
-			t.Fatalf("container %s keeps its host port from others; warnings %q", c.Name, warnings)
+			t.Fatalf("container %d keeps its host port from others; warnings %q", i, warnings)
 		}
 	}
 }

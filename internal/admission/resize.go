@@ -68,8 +68,8 @@ func (rs *reviews) resizeOf(ctx context.Context, response *admissionv1.Admission
 		Status: metav1.StatusFailure,
 		Code:   http.StatusForbidden,
 		Reason: metav1.StatusReasonForbidden,
-		Message: fmt.Sprintf("the machine of pod %s (%s) does not have enough: %s; a cell does not grow, so make the pod anew with these requests",
-			pod.name, machine.Type, strings.Join(lacks, "; ")),
+		Message: fmt.Sprintf("the machine of pod %s (%s) does not have enough: %s; "+
+			"a cell does not grow, so make the pod anew with these requests", pod.name, machine.Type, strings.Join(lacks, "; ")),
 		Details: &metav1.StatusDetails{Name: pod.name, Kind: "pods", Causes: []metav1.StatusCause{{Type: nodeCapacity}}},
 	}
 	return nil
@@ -116,7 +116,7 @@ func resizedOf(object []byte) (resized, error) {
 		Overhead:       corev1.ResourceList(is.Spec.Overhead),
 	}
 	if r := is.Spec.Resources; r != nil {
-		spec.Resources = &corev1.ResourceRequirements{Requests: corev1.ResourceList(r.Requests), Limits: corev1.ResourceList(r.Limits)}
+		spec.Resources = new(r.list())
 	}
 	return resized{uid: is.Metadata.UID, name: is.Metadata.Name, spec: spec}, nil
 }
@@ -130,6 +130,10 @@ type (
 	}
 	resizedContainers []corev1.Container
 )
+
+func (a amountsOf) list() corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{Requests: corev1.ResourceList(a.Requests), Limits: corev1.ResourceList(a.Limits)}
+}
 
 // amountForm are the quantities that machines have. What a quantity costs to read is its
 // exponent: no other is read.
@@ -177,10 +181,7 @@ func (l *resizedContainers) UnmarshalJSON(b []byte) error {
 		if err := d.Decode(&c); err != nil {
 			return err
 		}
-		*l = append(*l, corev1.Container{
-			RestartPolicy: c.RestartPolicy,
-			Resources:     corev1.ResourceRequirements{Requests: corev1.ResourceList(c.Resources.Requests), Limits: corev1.ResourceList(c.Resources.Limits)},
-		})
+		*l = append(*l, corev1.Container{RestartPolicy: c.RestartPolicy, Resources: c.Resources.list()})
 		return nil
 	})
 }

@@ -248,7 +248,8 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
-	server := newServer(newReviews(w.cfg.Rules, func() Defaults { return *w.defaults.Load() }, w.cfg.Machines, turnTimeout, w.cfg.Log), w.cfg.Log)
+	defaults := func() Defaults { return *w.defaults.Load() }
+	server := newServer(newReviews(w.cfg.Rules, defaults, w.cfg.Machines, turnTimeout, w.cfg.Log), w.cfg.Log)
 	server.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

@@ -82,8 +82,9 @@ var (
 		"A metric with a constant '1' value labeled by the version of the kubelet that runs on the node's cells.",
 		[]string{"major", "minor", "git_version", "go_version", "compiler", "platform"}, nil)
 	runningPodsDesc = prometheus.NewDesc("kubelet_running_pods", "Number of pods that have a running pod sandbox", nil, nil)
-	containersDesc  = prometheus.NewDesc("kubelet_running_containers", "Number of containers currently running", []string{"container_state"}, nil)
-	servingDesc     = prometheus.NewDesc("kubelet_certificate_manager_server_ttl_seconds",
+	containersDesc  = prometheus.NewDesc("kubelet_running_containers", "Number of containers currently running",
+		[]string{"container_state"}, nil)
+	servingDesc = prometheus.NewDesc("kubelet_certificate_manager_server_ttl_seconds",
 		"Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value is in seconds until certificate expiry "+
 			"(negative if already expired). If serving certificate is invalid or unused, the value will be +INF.", nil, nil)
 

@@ -141,7 +141,8 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 func TestDisksThatAreNotGrantedAreLeftOut(t *testing.T) {
 	const gib = 1 << 30
 	grants := Grants{MaxVolumeBytes: 100 * gib, Namespaces: []NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 500 * gib}}}
-	chosen, own := cells.Offer{InstanceType: "chosen", DiskBytes: 200 * gib}, cells.Offer{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
+	chosen := cells.Offer{InstanceType: "chosen", DiskBytes: 200 * gib}
+	own := cells.Offer{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
 	for _, c := range []struct {
 		grants    Grants
 		namespace string

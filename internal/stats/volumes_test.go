@@ -23,7 +23,8 @@ func TestACellSpeaksForTheClaimsOfItsOwnPod(t *testing.T) {
 	f := newFixture(t,
 		Cell{ID: "c-a", Namespace: "default", Pod: "a", UID: "1", Claims: []string{"mine", "shared", "silent"},
 			Conn: says(claimsOf("a", "1", "default", "mine", "shared", "hers"))},
-		Cell{ID: "c-b", Namespace: "default", Pod: "b", UID: "2", Claims: []string{"shared"}, Conn: says(claimsOf("b", "2", "default", "shared", "mine"))},
+		Cell{ID: "c-b", Namespace: "default", Pod: "b", UID: "2", Claims: []string{"shared"},
+			Conn: says(claimsOf("b", "2", "default", "shared", "mine"))},
 		Cell{ID: "c-c", Namespace: "default", Pod: "c", UID: "3", Claims: []string{"far"}, Conn: says(claimsOf("c", "3", "kube-system", "far"))},
 		Cell{ID: "c-d", Namespace: "default", Pod: "d", UID: "4", Claims: []string{"bad"}, Conn: says(map[string]string{"/stats/summary": "{"})},
 		Cell{ID: "c-e", Namespace: "default", Pod: "e", UID: "5", Conn: says(nil)}, // without a claim it is not asked
