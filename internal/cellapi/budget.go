@@ -18,10 +18,14 @@ import (
 	"github.com/elotl/kip/internal/spelling"
 )
 
-// What a cell may ask: a kubelet and a kube-proxy that start anew ask some fifty
-// requests and thirty watches, an idle one a request in ten seconds.
+// What a cell may ask whatever its pod; see allowance for what a larger pod adds. A kubelet
+// and a kube-proxy that start anew ask some fifty requests and thirty watches, an idle one a
+// request in ten seconds. Beyond a rate of bytes or of work a request waits; see paced.
 const (
-	askedRate, askedBurst = 20, 400
+	// askedRate is what the clients of a kubelet and a kube-proxy hold themselves to: 50 and 5
+	// a second (KubeAPIQPS of k8s.io/kubernetes/pkg/kubelet/apis/config/v1beta1/defaults.go,
+	// QPS of pkg/proxy/apis/config/v1alpha1/defaults.go), and some events.
+	askedRate, askedBurst = 60, 400
 	// sentRate and sentBurst limit the bytes of bodies, charged before they are read.
 	sentRate, sentBurst = 32 << 10, 2 << 20
 	// answeredRate and answeredBurst limit the bytes of answers. A list may be as
@@ -29,8 +33,8 @@ const (
 	answeredRate, answeredBurst = 1 << 20, 64 << 20
 	// chargedAtOnce are the bytes of an answer after which they are charged.
 	chargedAtOnce = 64 << 10
-	// openRequests are answered at the same time, openWatches beside them, and one
-	// for each object that the pod names.
+	// openRequests are answered at the same time, openWatches beside them, and of both
+	// one more for each object that the pod names.
 	openRequests, openWatches = 32, 128
 	// renewRate, renewBurst and openRenewals are for renewals of the lease, which
 	// count for none of the others. A kubelet renews it every 10 s, and tries five
@@ -38,10 +42,12 @@ const (
 	renewRate, renewBurst, openRenewals = 1, 10, 4
 	// leaseBody is the largest body of a lease.
 	leaseBody = 8 << 10
-	// bodiesHeld are the bytes of bodies that are in memory at the same time, and
-	// readWithin is how long one of them may take to come.
+	// bodiesHeld are the bytes of bodies that are in memory at the same time, beside what a
+	// status of the pod may take more than one of a small pod.
 	bodiesHeld = 512 << 10
-	readWithin = 10 * time.Second
+	// readWithin is how long a body may take to come. An API server gives the whole request
+	// a minute (k8s.io/apiserver/pkg/server/config.go, RequestTimeout).
+	readWithin = 60 * time.Second
 	// workRate and workBurst limit, in microseconds, the time that Kip works on what
 	// a cell sends. An idle kubelet's node and lease take a millisecond in ten seconds.
 	workRate, workBurst = 100_000, 5_000_000
@@ -53,25 +59,29 @@ const (
 )
 
 // bodyLimit is the largest body that is read for a resource; 0 for what is only read.
-func bodyLimit(a *ask) int64 {
+// A larger one is no kubelet's: messages are long before they are cut.
+func (c *Cell) bodyLimit(a *ask) int64 {
 	switch a.resource {
 	case podKind.Resource:
-		if a.Subresource == "status" {
-			return 192 << 10 // with what is left out of it
-		}
-		if a.Verb == "create" {
+		switch {
+		case a.isPodStatus():
+			return int64(c.budget.allowed().status)
+		case a.Verb == "create":
 			return 256 << 10 // a mirror pod
 		}
-		return 8 << 10
+		return 8 << 10 // options of a deletion
 	case nodeKind.Resource:
-		return 128 << 10
+		// 50 images of 5 names (k8s.io/kubernetes/pkg/kubelet/apis/config/v1beta1/defaults.go,
+		// NodeStatusMaxImages; pkg/kubelet/nodestatus/setters.go, MaxNamesPerImageInNodeStatus), each of
+		// a host, a repository of 255 bytes, a tag of 128 and a digest.
+		return 256 << 10
 	case csiNodeKind.Resource:
 		return 16 << 10
-	case coreEvents, groupEvents:
-		return 64 << 10
+	case coreEvents, groupEvents, claims:
+		return 256 << 10
 	case leaseKind.Resource:
 		return leaseBody
-	case serviceAccounts, claims:
+	case serviceAccounts:
 		return 8 << 10
 	case imageCredentials:
 		return agentapi.MaxImage + 1<<10 // with what is around the name
@@ -88,6 +98,7 @@ type budget struct {
 	mu                       sync.Mutex
 	open, watching, renewing int
 	bodies                   int64
+	more                     allowance // for the pod
 	usage                    Usage
 }
 
@@ -138,7 +149,15 @@ func newBudget(o Observer) *budget {
 		answered: rate.NewLimiter(answeredRate, answeredBurst),
 		renewed:  rate.NewLimiter(renewRate, renewBurst),
 		worked:   rate.NewLimiter(workRate, workBurst),
+		more:     allowance{status: statusBody},
 	}
+}
+
+// allowed is what the cell may ask more for its pod's sake.
+func (b *budget) allowed() allowance {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.more
 }
 
 // overBudget asks a cell to ask less.
@@ -181,18 +200,17 @@ func (b *budget) renew(now time.Time, bytes int64) (done func(), refusal error) 
 }
 
 // take charges what a request is going to hold, and returns what gives that back.
-func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done func(), refusal error) {
+func (b *budget) take(watch bool, bytes int64, watches int) (done func(), refusal error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	held := bodiesHeld + int64(b.more.status-statusBody)
 	switch {
 	case watch && b.watching >= watches:
 		return nil, overBudget(limitWatches, "a cell has at most %d watches", watches)
-	case !watch && b.open >= openRequests:
-		return nil, overBudget(limitOpen, "a cell has at most %d requests open", openRequests)
-	case b.bodies+bytes > bodiesHeld:
-		return nil, overBudget(limitBodies, "a cell's requests are at most %d bytes at the same time", bodiesHeld)
-	case bytes > 0 && !b.sent.AllowN(now, int(bytes)):
-		return nil, overBudget(limitSent, "a cell may send %d bytes a second", sentRate)
+	case !watch && b.open >= openRequests+b.more.objects:
+		return nil, overBudget(limitOpen, "a cell has at most %d requests open", openRequests+b.more.objects)
+	case b.bodies+bytes > held:
+		return nil, overBudget(limitBodies, "a cell's requests are at most %d bytes at the same time", held)
 	}
 	n := &b.open
 	if watch {
@@ -208,18 +226,6 @@ func (b *budget) take(now time.Time, watch bool, bytes int64, watches int) (done
 		*n--
 		b.bodies -= bytes
 	}, nil
-}
-
-// owes is the refusal of a cell that was answered more than it may be, or that made
-// Kip work longer; nil for another.
-func (b *budget) owes(now time.Time) error {
-	switch {
-	case b.answered.TokensAt(now) < 0:
-		return overBudget(limitAnswered, "a cell is answered %d bytes a second", answeredRate)
-	case b.worked.TokensAt(now) < 0:
-		return overBudget(limitWork, "Kip works %v a second for a cell", workRate*time.Microsecond)
-	}
-	return nil
 }
 
 // workedFor charges time.
@@ -295,7 +301,7 @@ func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // admit charges a request that was understood, and limits its body.
 func (c *Cell) admit(w http.ResponseWriter, r *http.Request, a *ask) (done func(), err error) {
-	most, now := bodyLimit(a), c.server.clock.Now()
+	most := c.bodyLimit(a)
 	bytes := r.ContentLength
 	switch {
 	case bytes > most && most > 0:
@@ -309,15 +315,32 @@ func (c *Cell) admit(w http.ResponseWriter, r *http.Request, a *ask) (done func(
 		watches += len(c.pod.refs)
 	}
 	c.mu.Unlock()
+	if done, err = c.budget.take(a.Verb == "watch", bytes, watches); err != nil {
+		return nil, err
+	}
+	if err := c.pays(r.Context(), a, int(bytes)); err != nil {
+		done()
+		return nil, err
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	return done, nil
+}
+
+// pays waits until the cell has paid for its earlier requests, and charges the bytes of a body.
+func (c *Cell) pays(ctx context.Context, a *ask, bytes int) error {
+	b := c.budget
 	// A lease says that the cell lives, whatever else it does.
 	if a.resource != leaseKind.Resource {
-		if err := c.budget.owes(now); err != nil {
-			return nil, err
+		over := overBudget(limitAnswered, "a cell is answered %d bytes a second", answeredRate)
+		if err := c.paced(ctx, nil, b.answered, 0, over); err != nil {
+			return err
+		}
+		over = overBudget(limitWork, "Kip works %v a second for a cell", workRate*time.Microsecond)
+		if err := c.paced(ctx, nil, b.worked, 0, over); err != nil {
+			return err
 		}
 	}
-	done, err = c.budget.take(now, a.Verb == "watch", bytes, watches)
-	r.Body = http.MaxBytesReader(w, r.Body, most)
-	return done, err
+	return c.paced(ctx, nil, b.sent, bytes, overBudget(limitSent, "a cell may send %d bytes a second", sentRate))
 }
 
 // receive reads the body of a request that was admitted, all of it and in time, and

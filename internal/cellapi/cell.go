@@ -28,20 +28,30 @@ import (
 
 const (
 	// passedRate and passedBurst limit what a cell may have passed to the API
-	// server, in requests a second. A pod's whole life takes about a dozen.
-	passedRate, passedBurst = 5, 50
-	// eventRate and eventBurst limit a cell's events. A pod's life takes about
-	// twenty; one that crashes in a loop goes on at a few a minute.
-	eventRate, eventBurst = 1, 50
+	// server beside Events, in requests a second; what is more waits. A pod's whole life takes about
+	// a dozen, a large pod's a get and a patch of each status. A kubelet asks 100 at once
+	// (KubeAPIBurst of k8s.io/kubernetes/pkg/kubelet/apis/config/v1beta1/defaults.go).
+	passedRate, passedBurst = 10, 100
+	// finalRate and finalBurst limit what waits for neither this nor what may be stored: the
+	// end of the pod, and its deletion. A kubelet says both once, and again each 10 s.
+	finalRate, finalBurst = 1. / 5, 10
+	// eventRate and eventBurst limit a cell's events; what is more waits. A kubelet sends at
+	// most 100 at once (EventBurst of k8s.io/kubernetes/pkg/kubelet/apis/config/v1beta1/defaults.go), of one
+	// object 25, and then one in five minutes (k8s.io/client-go/tools/record/events_cache.go,
+	// defaultSpamBurst and defaultSpamQPS).
+	eventRate, eventBurst = 1, 100
 	// refusalRate and refusalBurst limit the log lines that a cell can cause.
 	refusalRate, refusalBurst = 1. / 60, 1
-	// writtenRate and writtenBurst limit the bytes that a cell may have stored.
+	// writtenRate and writtenBurst limit the bytes that a cell may have stored of the status of
+	// a small pod, and of its claims; see rewrites for a larger pod. What is more waits.
 	writtenRate, writtenBurst = 16 << 10, 512 << 10
 	// eventBytesRate and eventBytesBurst limit those of its events, which the API
-	// server keeps for an hour.
-	eventBytesRate, eventBytesBurst = 1 << 10, 64 << 10
+	// server keeps for an hour. The burst has as many events as are sent at once, of
+	// some 2.5 KiB.
+	eventBytesRate, eventBytesBurst = 1 << 10, 256 << 10
 	// credentialsRate and credentialsBurst limit how often a cell asks for what pulls an
-	// image. A kubelet asks once for each repository, and again when a pull has failed.
+	// image. A kubelet asks once for each repository, and again when a pull has failed; of a
+	// pod of many images that is more.
 	credentialsRate, credentialsBurst = 1, 50
 	// maxPath bounds the path of a request, in bytes: a group, a namespace and a name
 	// of 253 each, and a few words.
@@ -64,6 +74,7 @@ type Cell struct {
 	slices *watches.Collection // the EndpointSlices that it is shown
 
 	passed     *rate.Limiter
+	final      *rate.Limiter
 	events     *rate.Limiter
 	written    *rate.Limiter // bytes
 	eventBytes *rate.Limiter
@@ -82,6 +93,7 @@ type Cell struct {
 	pod      *binding
 	reported []string // names of events that this cell made, newest last
 	trouble  string   // the last warning about a plugin
+	unstored string   // what is wrong with the last status of the pod
 }
 
 var _ http.Handler = (*Cell)(nil)
@@ -97,6 +109,7 @@ func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 		pods:       watches.NewCollection(podKind, podHistory),
 		slices:     s.endpoints.acquire(id),
 		passed:     rate.NewLimiter(passedRate, passedBurst),
+		final:      rate.NewLimiter(finalRate, finalBurst),
 		events:     rate.NewLimiter(eventRate, eventBurst),
 		refusals:   rate.NewLimiter(refusalRate, refusalBurst),
 		written:    rate.NewLimiter(writtenRate, writtenBurst),
@@ -156,6 +169,11 @@ func (a *ask) String() string {
 		what += " in namespace " + a.Namespace
 	}
 	return spelling.Printable(cut(a.Verb+" "+what, maxLogged))
+}
+
+// isPodStatus reports whether it is what a kubelet says of its pod.
+func (a *ask) isPodStatus() bool {
+	return a.resource == podKind.Resource && a.Subresource == "status"
 }
 
 // apiPaths knows the form of the API's paths.
@@ -291,7 +309,7 @@ func (c *Cell) served() error {
 }
 
 // serve answers the request or returns the error to answer with.
-func (c *Cell) serve(w *counted, r *http.Request) error {
+func (c *Cell) serve(w *counted, r *http.Request) (err error) {
 	if err := c.served(); err != nil {
 		return err
 	}
@@ -302,12 +320,15 @@ func (c *Cell) serve(w *counted, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if a.isPodStatus() {
+		defer func() { c.noteUnstored(err) }()
+	}
 	done, err := c.admit(w, r, a)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if r.Method != http.MethodGet && bodyLimit(a) > 0 {
+	if r.Method != http.MethodGet && c.bodyLimit(a) > 0 {
 		if err := c.receive(w, r); err != nil {
 			return err
 		}

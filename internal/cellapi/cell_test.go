@@ -1083,7 +1083,7 @@ func TestEventsOfACell(t *testing.T) {
 		t.Errorf("%d requests about events were passed on, want %d", passed(), n)
 	}
 
-	// More than a pod's life takes: 429, and again after a while.
+	// More than a kubelet sends at once waits.
 	body, err := encode(formatJSON, func() runtime.Object {
 		e := event("web.9", "shop", about)
 		e.TypeMeta = metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}
@@ -1092,21 +1092,21 @@ func TestEventsOfACell(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	post := func() (int, http.Header) {
-		code, header, _ := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", body)
-		return code, header
+	post := func() {
+		t.Helper()
+		if code, _, answer := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", body); code != http.StatusCreated {
+			t.Errorf("%d %s", code, answer)
+		}
 	}
-	code, header := post()
+	clk.Step(time.Hour)
 	for range eventBurst {
-		code, header = post()
+		post()
 	}
-	if code != http.StatusTooManyRequests || header.Get("Retry-After") == "" {
-		t.Errorf("after %d events at once: %d, want 429 with Retry-After", eventBurst, code)
-	}
-	clk.Step(5 * time.Second)
-	if code, _ = post(); code != http.StatusCreated {
-		t.Errorf("a while later: %d, want 201", code)
-	}
+	over := make(chan struct{})
+	go func() { defer close(over); post() }()
+	eventually(t, "one more waits", clk.HasWaiters)
+	clk.Step(time.Second)
+	closed(t, "it is stored", over)
 }
 
 func TestClaimsAndVolumesOfThePod(t *testing.T) {
@@ -1189,7 +1189,9 @@ func TestACellThatAsksTooMuchIsToldToAskAgainAlsoForItsVolumes(t *testing.T) {
 			t.Errorf("%s: %d %s, want 200", path, code, answer)
 		}
 	}
-	c.passed.SetBurst(0) // as after all that it may ask
+	for range 3 { // as after all that it may ask, and more than waits
+		c.passed.ReserveN(time.Now(), c.passed.Burst())
+	}
 	for _, path := range paths {
 		if code, header, answer := get(ctx, c, path); code != http.StatusTooManyRequests || header.Get("Retry-After") == "" {
 			t.Errorf("%s of a cell that has asked too much: %d %s, want 429 with Retry-After", path, code, answer)
@@ -1660,7 +1662,7 @@ func TestNewNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A cell that floods is held back, others are not.
+// A cell that floods waits, others do not. Who waits for long is refused.
 func TestPassedRequestsAreLimitedPerCell(t *testing.T) {
 	ctx := context.Background()
 	clk := clocktesting.NewFakeClock(time.Now())
@@ -1668,13 +1670,25 @@ func TestPassedRequestsAreLimitedPerCell(t *testing.T) {
 	c1, c2 := h.server.AddCell("c1", info), h.server.AddCell("c2", info)
 	h.bindNew(c1, podOn("one"))
 	h.bindNew(c2, podOn("two"))
-	code := 0
-	for range passedBurst + 1 {
-		code, _, _ = get(ctx, c1, "/api/v1/namespaces/shop/pods/one")
+	closed(t, "the pod is known", c1.bound().known)
+	ask := func() {
+		t.Helper()
+		if code, _, answer := get(ctx, c1, "/api/v1/namespaces/shop/pods/one"); code != http.StatusOK {
+			t.Errorf("%d %s", code, answer)
+		}
 	}
-	if code != http.StatusTooManyRequests {
-		t.Errorf("after %d requests at once: %d, want 429", passedBurst, code)
+	for c1.passed.TokensAt(clk.Now()) >= 1 {
+		ask()
 	}
+	over := make(chan struct{})
+	go func() { defer close(over); ask() }()
+	eventually(t, "one more waits", clk.HasWaiters)
+	c1.passed.ReserveN(clk.Now(), passedRate*int(patience.Seconds()))
+	if code, header, _ := get(ctx, c1, "/api/v1/namespaces/shop/pods/one"); code != http.StatusTooManyRequests ||
+		header.Get("Retry-After") == "" {
+		t.Errorf("what would wait for longer than %v: %d, want 429 with Retry-After", patience, code)
+	}
+	defer func() { clk.Step(time.Minute); closed(t, "it is answered", over) }()
 	if code, _, b := get(ctx, c2, "/api/v1/namespaces/shop/pods/two"); code != http.StatusOK {
 		t.Errorf("another cell: %d (%s), want 200", code, b)
 	}

@@ -34,7 +34,12 @@ func (c *Cell) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if status {
 		return c.passClaimStatus(w, r, a)
 	}
-	return c.pass(w, r, a, body{}, nil)
+	return c.pass(w, r, a, body{}, func(answer []byte) error {
+		if claim, err := decode[*corev1.PersistentVolumeClaim](answer); err == nil {
+			c.noteClaim(claim.Name, claim.Spec.VolumeName)
+		}
+		return nil
+	})
 }
 
 // names reports whether the pod names a claim.
@@ -77,9 +82,6 @@ func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error
 	return nil
 }
 
-// maxClaimPatch bounds the patch of a claim's status, in bytes of JSON.
-const maxClaimPatch = 8 << 10
-
 // claimPatch is what a kubelet's patch of a claim's status may have: how the expansion of its
 // volume goes (pkg/volume/util/resize_util.go). A null of the whole removes what is the kubelet's.
 var claimPatch = func() shape {
@@ -95,7 +97,7 @@ var claimPatch = func() shape {
 				"storage": oneOf(string(corev1.PersistentVolumeClaimNodeResizeInProgress), string(corev1.PersistentVolumeClaimNodeResizeInfeasible)),
 			}),
 			"conditions": list(16, fieldsOf(map[string]shape{
-				"type": oneOf(types...), "status": oneOf("True", "False", "Unknown"), "reason": reasonText, "message": message(1 << 10),
+				"type": oneOf(types...), "status": oneOf("True", "False", "Unknown"), "reason": reasonText, "message": message(maxMessage),
 				"lastProbeTime": moment, "lastTransitionTime": moment, "$patch": oneOf("delete"),
 			})),
 		}),
@@ -117,7 +119,7 @@ func (c *Cell) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) e
 	if err := utiljson.Unmarshal(p.body, &sent); err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("the patch is not JSON: %v", err))
 	}
-	shaped, err := within(maxClaimPatch, claimPatch)(field.NewPath("patch"), sent)
+	shaped, err := claimPatch(field.NewPath("patch"), sent)
 	if err != nil {
 		return err
 	}
@@ -149,14 +151,11 @@ func (c *Cell) boundClaim(ctx context.Context, a *ask) (*corev1.PersistentVolume
 	defer cancel()
 	defer context.AfterFunc(c.lifetime, cancel)()
 	core := c.as.client.CoreV1()
-	done, err := c.passing.take(ctx)
+	done, err := c.turn(ctx)
 	if err != nil {
-		return nil, nil, apierrors.NewTimeoutError("the client went away", 1)
-	}
-	defer done()
-	if err := c.mayAsk(); err != nil {
 		return nil, nil, err
 	}
+	defer done()
 	claim, err := core.PersistentVolumeClaims(a.Namespace).Get(ctx, a.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, nil, err

@@ -113,10 +113,10 @@ func TestAKubeletFinishesTheExpansionOfItsPodsClaim(t *testing.T) {
 	}
 	patch(func(s *corev1.PersistentVolumeClaimStatus) {
 		s.Conditions = append(s.Conditions, corev1.PersistentVolumeClaimCondition{
-			Type: corev1.PersistentVolumeClaimNodeResizeError, Status: corev1.ConditionTrue, Message: strings.Repeat("x", 2000),
+			Type: corev1.PersistentVolumeClaimNodeResizeError, Status: corev1.ConditionTrue, Message: strings.Repeat("x", 40_000),
 		})
 	})
-	if got := status(); got != "1Gi NodeResizeInProgress Theirs NodeResizeError of 1024 bytes FileSystemResizePending" {
+	if got := status(); got != "1Gi NodeResizeInProgress Theirs NodeResizeError of 32768 bytes FileSystemResizePending" {
 		t.Errorf("failed: %s", got)
 	}
 	// It drops all conditions, also those that are not its own.
@@ -167,7 +167,7 @@ func TestACellWritesOfAClaimNoMoreThanItsVolumeHas(t *testing.T) {
 		"a merge patch":       {mediaType: string(types.MergePatchType), body: `{"status":{"capacity":{"storage":"2Gi"}}}`, code: 415},
 		"a list":              {body: `[]`, code: 422},
 		"no JSON":             {body: `{`, code: 400},
-		"too much":            {body: `{"status":{"x":"` + strings.Repeat("x", 9<<10) + `"}}`, code: 413},
+		"too much":            {body: `{"status":{"x":"` + strings.Repeat("x", 300<<10) + `"}}`, code: 413},
 		"a claim of no volume": {change: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "" }, code: 403,
 			body: `{"status":{"capacity":{"storage":"2Gi"}}}`},
 	} {

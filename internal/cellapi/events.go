@@ -30,8 +30,9 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
 		return c.forbidden(a, "it may only report events")
 	}
-	if !c.events.AllowN(c.server.clock.Now(), 1) {
-		return overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, eventRate)
+	over := overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, eventRate)
+	if err := c.paced(r.Context(), w, c.events, 1, over); err != nil {
+		return err
 	}
 	if a.Verb == "patch" {
 		return c.passEventPatch(w, r, a)
@@ -82,7 +83,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if err != nil {
 		return err
 	}
-	if err := c.chargeEvent(encoded); err != nil {
+	if err := c.chargeEvent(w, r, encoded); err != nil {
 		return err
 	}
 	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func(answer []byte) error {
@@ -110,26 +111,23 @@ func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event
 // about is not among them.
 var recurring = map[string]shape{
 	"count": whole, "deprecatedCount": whole, "lastTimestamp": moment, "deprecatedLastTimestamp": moment,
-	"message": message(maxNote), "note": message(maxNote),
+	"message": message(maxEventMessage), "note": message(maxNote),
 	"series": fieldsOf(map[string]shape{"count": whole, "lastObservedTime": moment}),
 }
 
 const (
-	// maxEvent bounds an event, in bytes of JSON.
-	maxEvent = 8 << 10
-	// maxNote is the longest message: what the API server takes of events.k8s.io.
+	// maxNote is the longest message of an event that has an eventTime, in bytes
+	// (k8s.io/kubernetes/pkg/apis/core/validation/events.go, NoteLengthLimit).
 	maxNote = 1 << 10
+	// maxEventMessage is that of another, as a kubelet's are. The API server takes any; the
+	// longest of a kubelet are a runtime's errors, of some kilobytes.
+	maxEventMessage = 8 << 10
 )
 
-// chargeEvent takes what an event of the cell costs from its budget.
-func (c *Cell) chargeEvent(encoded []byte) error {
-	switch {
-	case len(encoded) > maxEvent:
-		return tooMuch("the event", len(encoded), maxEvent)
-	case !c.eventBytes.AllowN(c.server.clock.Now(), len(encoded)):
-		return overBudget(limitEventBytes, "a cell reports %d bytes of events a second", eventBytesRate)
-	}
-	return nil
+// chargeEvent charges the bytes of an event to the cell, and waits until it may be stored.
+func (c *Cell) chargeEvent(w http.ResponseWriter, r *http.Request, encoded []byte) error {
+	over := overBudget(limitEventBytes, "a cell reports %d bytes of events a second", eventBytesRate)
+	return c.paced(r.Context(), w, c.eventBytes, len(encoded), over)
 }
 
 // eventOf makes an event anew of what a kubelet reports. It is told in the name of the
@@ -170,12 +168,16 @@ func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) wat
 		}
 		return made
 	case *corev1.Event:
+		most := maxEventMessage
+		if !e.EventTime.IsZero() {
+			most = maxNote
+		}
 		return &corev1.Event{
 			TypeMeta:            e.TypeMeta,
 			ObjectMeta:          meta,
 			InvolvedObject:      about,
 			Reason:              cut(e.Reason, 128),
-			Message:             cut(e.Message, maxNote),
+			Message:             cut(e.Message, most),
 			Type:                typeOf(e.Type),
 			Source:              source,
 			FirstTimestamp:      e.FirstTimestamp,
@@ -226,7 +228,7 @@ func (c *Cell) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) er
 	if err != nil {
 		return fmt.Errorf("encode the patch of event %s/%s: %w", a.Namespace, a.Name, err)
 	}
-	if err := c.chargeEvent(patched); err != nil {
+	if err := c.chargeEvent(w, r, patched); err != nil {
 		return err
 	}
 	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/watches"
 )
@@ -342,4 +343,26 @@ func (h *house) bindNew(c *Cell, pod *corev1.Pod) *corev1.Pod {
 		h.t.Fatal(err)
 	}
 	return stored
+}
+
+// steppedClock is a fake clock that goes on, by a tenth of a second each time, while somebody waits for it.
+func steppedClock(t *testing.T) *clocktesting.FakeClock {
+	t.Helper()
+	clk := clocktesting.NewFakeClock(time.Now())
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(time.Millisecond):
+				if clk.HasWaiters() {
+					clk.Step(time.Second / 10)
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() { close(end); <-ended })
+	return clk
 }

@@ -79,6 +79,7 @@ func lonely(f *testing.F) (*apiServer, *Cell) {
 	f.Cleanup(func() { cancel(); tasks.Wait() })
 	c := server.AddCell("c1", info)
 	c.passed, c.events, c.refusals = rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(0, 0)
+	c.final = rate.NewLimiter(rate.Inf, 0)
 	c.written, c.eventBytes = rate.NewLimiter(rate.Inf, 0), rate.NewLimiter(rate.Inf, 0)
 	c.budget.free()
 	if err := c.Bind("shop", "one", "uid-one"); err != nil {
@@ -302,16 +303,19 @@ func FuzzAStatusPatchOfACell(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	known := addresses{host: []netip.Addr{info.NodeIP}, pod: []netip.Addr{info.PodIP}}
+	pod := podOn("one")
+	pod.UID, pod.Spec.InitContainers = "uid-one", []corev1.Container{{Name: "i"}}
 	f.Fuzz(func(t *testing.T, sent []byte) {
-		if _, err := podStatusPatch(sent, "uid-one", known, ends{true, true}); err != nil {
-			if _, stays := podStatusPatch(sent, "uid-one", known, ends{}); stays == nil {
+		if _, err := podStatusPatch(sent, pod, known, ends{true, true}); err != nil {
+			if _, stays := podStatusPatch(sent, pod, known, ends{}); stays == nil {
 				t.Fatalf("refused of a pod that ends with its machine alone: %v", err)
 			}
 		}
-		b, err := podStatusPatch(sent, "uid-one", known, ends{})
+		made, err := podStatusPatch(sent, pod, known, ends{})
 		if err != nil {
 			return
 		}
+		b := made.bytes
 		var patch struct {
 			Metadata map[string]any
 			Status   corev1.PodStatus
@@ -323,7 +327,7 @@ func FuzzAStatusPatchOfACell(f *testing.F) {
 		if err := decoder.Decode(&patch); err != nil {
 			t.Fatalf("%s is none of a status: %v", b, err)
 		}
-		if len(b) > 128<<10 || len(patch.Metadata) != 1 || patch.Metadata["uid"] != "uid-one" {
+		if len(b) > maxRequest || len(patch.Status.ContainerStatuses) > 1 || len(patch.Metadata) != 1 || patch.Metadata["uid"] != "uid-one" {
 			t.Fatalf("%d bytes, metadata %v", len(b), patch.Metadata)
 		}
 		s := patch.Status

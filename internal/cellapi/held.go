@@ -50,8 +50,10 @@ var nodeShape = fieldsOf(map[string]shape{
 			"containerRuntimeVersion": nameText, "kubeletVersion": nameText, "kubeProxyVersion": nameText, "operatingSystem": nameText,
 			"architecture": nameText, "swap": fieldsOf(map[string]shape{"capacity": whole}),
 		}),
-		"images": list(64, fieldsOf(map[string]shape{"names": list(8, text(512)), "sizeBytes": whole})),
+		// A kubelet has 50 of 5 names; see bodyLimit.
+		"images": list(64, fieldsOf(map[string]shape{"names": list(8, text(maxImage)), "sizeBytes": whole})),
 
+		// No machine of a cloud has more than 128 disks.
 		"volumesInUse":                     list(128, text(512)),
 		"$setElementOrder/volumesAttached": list(128, fieldsOf(map[string]shape{"name": text(512)})),
 		"volumesAttached": list(128, fieldsOf(map[string]shape{

@@ -45,7 +45,7 @@ func TestACellThatHasSpentAllBudgetsRenewsItsLease(t *testing.T) {
 	c.budget.wrote(now.Now(), answeredBurst)
 	c.budget.wrote(now.Now(), answeredBurst)
 	for range openRequests {
-		if _, err := c.budget.take(now.Now(), false, bodiesHeld/openRequests, 0); err != nil {
+		if _, err := c.budget.take(false, bodiesHeld/openRequests, 0); err != nil {
 			t.Fatal(err)
 		}
 	}

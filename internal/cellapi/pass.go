@@ -52,15 +52,51 @@ var passedOptions = []string{"fieldManager", "fieldValidation"}
 type body struct {
 	mediaType string
 	bytes     []byte
+	// final is the end of the pod: nothing that the cell has asked before delays it.
+	final bool
+	// cuts are the messages that were cut.
+	cuts []string
 }
 
-// mayAsk counts a request to the API server for the cell. An error tells it to ask
-// again later.
-func (c *Cell) mayAsk() error {
-	if !c.passed.AllowN(c.server.clock.Now(), 1) {
-		return overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, passedRate)
+// mayAsk counts a request to the API server for the cell, and waits until it may be sent.
+func (c *Cell) mayAsk(ctx context.Context) error {
+	return c.paced(ctx, nil, c.passed, 1, overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, passedRate))
+}
+
+// mayPass is mayAsk for a request with a body, and charges what it has stored.
+func (c *Cell) mayPass(ctx context.Context, a *ask, b body) error {
+	if isEvent(a) {
+		return nil // which has a budget of its own
 	}
-	return nil
+	size := 0
+	if storesStatus(a) {
+		size = len(b.bytes)
+	}
+	if now := c.server.clock.Now(); b.final && c.final.AllowN(now, 1) {
+		c.passed.ReserveN(now, 1)
+		c.written.ReserveN(now, min(size, c.written.Burst()))
+		return nil
+	}
+	if err := c.mayAsk(ctx); err != nil || size == 0 {
+		return err
+	}
+	return c.paced(ctx, nil, c.written, size, overBudget(limitWritten, "a cell may have %d bytes a second stored", int(c.written.Limit())))
+}
+
+// storesStatus reports whether a request stores the status of the pod, or of a claim.
+func storesStatus(a *ask) bool { return a.Subresource == "status" && a.Verb == "patch" }
+
+func isEvent(a *ask) bool { return a.resource == coreEvents || a.resource == groupEvents }
+
+// turn is mayAsk, and then waits for the cell's turn at the API server.
+func (c *Cell) turn(ctx context.Context) (done func(), err error) {
+	if err := c.mayAsk(ctx); err != nil {
+		return nil, err
+	}
+	if done, err = c.passing.take(ctx); err != nil {
+		return nil, apierrors.NewTimeoutError("the client went away", 1)
+	}
+	return done, nil
 }
 
 // answered is what the API server answered, the whole of it.
@@ -75,11 +111,8 @@ type answered struct {
 // binding a little later than everyone else.
 func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered, error) {
 	s := c.server
-	if err := c.mayAsk(); err != nil {
+	if err := c.mayPass(r.Context(), a, b); err != nil {
 		return nil, err
-	}
-	if size := len(b.bytes); size > 0 && !c.written.AllowN(s.clock.Now(), size) {
-		return nil, overBudget(limitWritten, "a cell may have %d bytes a second stored", writtenRate)
 	}
 	u := *c.as.raw.base
 	u.Path = path.Join(u.Path, r.URL.Path)
@@ -113,7 +146,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 			return nil, apierrors.NewServiceUnavailable("the API server cannot be reached")
 		}
 		if answer.code != http.StatusForbidden || !c.settling() {
-			if len(b.bytes) > 0 && answer.code < http.StatusMultipleChoices {
+			if answer.code < http.StatusMultipleChoices {
 				c.chargeStored(a, len(answer.body)-len(b.bytes))
 			}
 			return answer, nil
@@ -128,16 +161,19 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 }
 
 // chargeStored charges what the API server stored beyond the bytes that it was sent:
-// a patch, however small, has the whole object written anew. Who owes has nothing
-// passed that is stored.
+// a patch, however small, has the whole object written anew. What comes next waits for it.
 func (c *Cell) chargeStored(a *ask, beyond int) {
-	now, limiters := c.server.clock.Now(), []*rate.Limiter{c.written}
-	if a.resource == coreEvents || a.resource == groupEvents {
-		limiters = append(limiters, c.eventBytes)
+	var l *rate.Limiter
+	switch {
+	case isEvent(a):
+		l = c.eventBytes
+	case storesStatus(a):
+		// The answer may be in JSON, which is larger than what is stored.
+		l, beyond = c.written, min(beyond, max(c.budget.allowed().size, writtenRate))
+	default:
+		return
 	}
-	for _, l := range limiters {
-		l.ReserveN(now, min(max(beyond, 0), l.Burst()))
-	}
+	l.ReserveN(c.server.clock.Now(), min(max(beyond, 0), l.Burst()))
 }
 
 // send waits for the cell's turn, and for the whole answer.
@@ -179,6 +215,9 @@ func (c *Cell) pass(w http.ResponseWriter, r *http.Request, a *ask, b body, chec
 	answer, err := c.askUpstream(r.WithContext(ctx), a, f, b)
 	if err != nil {
 		return err
+	}
+	if a.isPodStatus() {
+		c.noteStored(answer, b.cuts)
 	}
 	if check != nil && answer.code < http.StatusMultipleChoices {
 		if err := check(answer.body); err != nil {
@@ -261,7 +300,7 @@ func (c *Cell) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) err
 	if err != nil {
 		return fmt.Errorf("encode the deletion of pod %s/%s: %w", b.namespace, b.name, err)
 	}
-	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: remade}, nil)
+	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: remade, final: true}, nil)
 }
 
 // decodeOptions decodes the options of a deletion, and nothing else.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -87,39 +88,74 @@ func (c *Cell) boundVolumes(ctx context.Context, name string, f func(*corev1.Per
 	if pod == nil || gone {
 		return nil
 	}
-	core := c.as.client.CoreV1()
-	done, err := c.passing.take(ctx)
-	if err != nil {
-		return apierrors.NewTimeoutError("the client went away", 1)
-	}
-	defer done()
-	for claim := range referencesOf(pod).claims {
+	// That of the volume first, if it is known: a pod may have many claims.
+	claims := slices.SortedFunc(maps.Keys(referencesOf(pod).claims), func(a, b string) int {
+		isA, isB := c.claimHas(a, name), c.claimHas(b, name)
+		switch {
+		case isA && !isB:
+			return -1
+		case isB && !isA:
+			return 1
+		}
+		return strings.Compare(a, b)
+	})
+	for _, claim := range claims {
 		if !c.names(pod.Namespace, claim) {
 			continue
 		}
-		if err := c.mayAsk(); err != nil {
+		if found, err := c.boundVolume(ctx, pod.Namespace, claim, name, f); err != nil || found {
 			return err
-		}
-		pvc, err := core.PersistentVolumeClaims(pod.Namespace).Get(ctx, claim, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return err
-		case name != "" && pvc.Spec.VolumeName != name:
-			continue
-		}
-		pv, err := volumes.OfClaim(ctx, core, pvc)
-		switch {
-		case errors.As(err, new(*volumes.UnboundError)), name == "" && apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return err
-		case f(pv, pvc):
-			return nil
 		}
 	}
 	return nil
+}
+
+// boundVolume calls f with the volume of a claim, if it is bound to one, of that name.
+func (c *Cell) boundVolume(ctx context.Context, namespace, claim, name string,
+	f func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) bool,
+) (found bool, err error) {
+	done, err := c.turn(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer done()
+	core := c.as.client.CoreV1()
+	pvc, err := core.PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	c.noteClaim(claim, pvc.Spec.VolumeName)
+	if name != "" && pvc.Spec.VolumeName != name {
+		return false, nil
+	}
+	pv, err := volumes.OfClaim(ctx, core, pvc)
+	switch {
+	case errors.As(err, new(*volumes.UnboundError)), name == "" && apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return f(pv, pvc), nil
+}
+
+// noteClaim notes the volume that a claim of the pod is bound to, which does not change. It says
+// only which claim is asked for first.
+func (c *Cell) noteClaim(claim, volume string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if volume != "" && c.pod != nil && c.pod.claims.Has(claim) {
+		c.pod.volumeOf[claim] = volume
+	}
+}
+
+// claimHas reports whether a claim of the pod was bound to a volume when it was read last.
+func (c *Cell) claimHas(claim, volume string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return volume != "" && c.pod != nil && c.pod.volumeOf[claim] == volume
 }
 
 // serveVolumeSecret passes the get of a Secret that a CSI volume of the pod names

@@ -47,6 +47,8 @@ type binding struct {
 	current *corev1.Pod // last seen, also after it is gone; nil before
 	refs    map[watches.Ref]*heldRef
 	claims  sets.Set[string]
+	// volumeOf is the volume of each claim that was read.
+	volumeOf map[string]string
 }
 
 // heldRef is a cell's use of a referenced object.
@@ -90,7 +92,9 @@ func (c *Cell) Bind(namespace, name string, uid types.UID) error {
 		known:     make(chan struct{}),
 		refs:      map[watches.Ref]*heldRef{},
 		claims:    sets.New[string](),
+		volumeOf:  map[string]string{},
 	}
+	c.budget.allow(s.clock.Now(), allowance{status: maxRequest}) // until it is known
 	s.bound[uid] = c
 	s.startLocked(c.find)
 	return nil
@@ -192,6 +196,7 @@ func (c *Cell) show(pod *corev1.Pod) {
 	}
 	b.current = o.APIObject.(*corev1.Pod)
 	c.refer(referencesOf(b.current))
+	c.allow(allowanceOf(b.current))
 	c.pods.Put(o)
 	c.know()
 }
@@ -218,6 +223,7 @@ func (c *Cell) lose(resourceVersion string) {
 	// what the pod named.
 	held := slices.Collect(maps.Values(b.refs))
 	c.referUntil(references{}, func(*heldRef) {})
+	c.budget.allow(c.server.clock.Now(), allowance{status: statusBody})
 	c.server.start(func() {
 		select {
 		case <-c.server.clock.After(partingTime):

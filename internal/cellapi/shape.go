@@ -1,7 +1,7 @@
 package cellapi
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -117,6 +117,9 @@ func quantity(at *field.Path, v any) (any, error) {
 	return nil, wrong(at, "a quantity of at most 20 digits and an exponent of two")
 }
 
+// errLeftOut is returned by the shape of a field that may only be null.
+var errLeftOut = errors.New("the field is left out")
+
 // orNull also takes null, which removes a field.
 func orNull(s shape) shape {
 	return func(at *field.Path, v any) (any, error) {
@@ -145,6 +148,10 @@ func fieldsOf(of map[string]shape) shape {
 				continue
 			}
 			next, err := s(at.Child(k), sent)
+			if errors.Is(err, errLeftOut) {
+				delete(made, k)
+				continue
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -192,20 +199,6 @@ func table(most int, of shape) shape {
 				return nil, err
 			}
 			made[k] = next
-		}
-		return made, nil
-	}
-}
-
-// within bounds the bytes of what another shape makes.
-func within(most int, s shape) shape {
-	return func(at *field.Path, v any) (any, error) {
-		made, err := s(at, v)
-		if err != nil {
-			return nil, err
-		}
-		if b, err := json.Marshal(made); err != nil || len(b) > most {
-			return nil, wrong(at, fmt.Sprintf("at most %d bytes", most))
 		}
 		return made, nil
 	}

@@ -1,11 +1,13 @@
 package cellapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,31 +15,45 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/elotl/kip/internal/spelling"
 )
 
-// A pod's status has at most 128 KiB from its cell: a field of its own limit each,
-// of which none grows by being sent again.
+// The bounds of what a pod's status says. Its lists have as many entries as the pod's spec has
+// containers and mounts, and allowance bounds the whole. What is longer than it may be is cut at
+// messages, by which nobody decides.
 const (
-	maxStatus         = 128 << 10
-	maxContainers     = 56 << 10
-	maxInitContainers = 32 << 10
-	maxEphemeral      = 16 << 10
-	maxConditions     = 8 << 10
-	maxStatusRest     = 2 << 10 // of each of pod-level resources
-	maxMessage        = 4 << 10 // what a kubelet keeps of a termination message
+	// maxWhy and maxMessage are what Kubernetes takes of the reason and message of a condition
+	// (k8s.io/apimachinery/pkg/apis/meta/v1/types.go, Condition). A termination message has
+	// 4 KiB at most, or 12 where it is not UTF-8 (k8s.io/kubernetes/pkg/kubelet/container/runtime.go,
+	// MaxContainerTerminationMessageLength).
+	maxWhy, maxMessage = 1 << 10, 32 << 10
+	// maxGroups are the supplementary groups of a process (NGROUPS_MAX of linux/limits.h).
+	maxGroups = 1 << 16
+	// maxImage is the longest name of an image that the spec does not have: a host, a repository
+	// of 255 bytes, a tag of 128 and a digest of 135.
+	maxImage = 1 << 10
+	// maxListed bounds lists that a kubelet makes of what is on its machine.
+	maxListed = 1 << 10
+	// maxCuts is how many cut messages are told of.
+	maxCuts = 3
 )
 
-// kubeletConditions are the types of a pod's conditions that are a kubelet's to
-// write. Others are other controllers', a readiness gate for example.
-var kubeletConditions = []string{
-	string(corev1.PodScheduled), string(corev1.PodReady), string(corev1.PodInitialized), string(corev1.ContainersReady),
-	string(corev1.PodReadyToStartContainers), string(corev1.PodResizePending), string(corev1.PodResizeInProgress),
-	string(corev1.DisruptionTarget), "AllContainersRestarting",
-}
+// ownConditions are the types of a pod's conditions that are the kubelet's alone
+// (k8s.io/kubernetes/pkg/kubelet/types/pod_status.go), kubeletConditions those that it writes.
+// Others are other controllers', a readiness gate for example.
+var (
+	ownConditions = []string{
+		string(corev1.PodScheduled), string(corev1.PodReady), string(corev1.PodInitialized), string(corev1.ContainersReady),
+		string(corev1.PodReadyToStartContainers), string(corev1.PodResizePending), string(corev1.PodResizeInProgress),
+		string(corev1.AllContainersRestarting),
+	}
+	kubeletConditions = append([]string{string(corev1.DisruptionTarget)}, ownConditions...)
+)
 
 var (
 	nameText   = text(253)
-	reasonText = text(1024)
+	reasonText = text(maxWhy)
 	quantities = table(32, quantity)
 
 	// podResources are those of the pod as a whole. A patch merges them, so that
@@ -47,47 +63,86 @@ var (
 		"hugepages-64Ki": quantity, "hugepages-2Mi": quantity, "hugepages-32Mi": quantity, "hugepages-512Mi": quantity,
 		"hugepages-1Gi": quantity, "hugepages-16Gi": quantity,
 	})
-	containerState = fieldsOf(map[string]shape{
-		"waiting": fieldsOf(map[string]shape{"reason": reasonText, "message": message(maxMessage)}),
-		"running": fieldsOf(map[string]shape{"startedAt": moment}),
-		"terminated": fieldsOf(map[string]shape{
-			"exitCode": whole, "signal": whole, "reason": reasonText, "message": message(maxMessage),
-			"startedAt": moment, "finishedAt": moment, "containerID": text(256),
-		}),
-	})
-	containerStatus = fieldsOf(map[string]shape{
-		"name": nameText, "state": containerState, "lastState": containerState, "ready": boolean, "started": boolean,
-		"restartCount": whole, "image": text(1024), "imageID": text(1024), "containerID": text(256), "stopSignal": nameText,
-		"allocatedResources": quantities,
-		"resources": fieldsOf(map[string]shape{
-			"limits": quantities, "requests": quantities,
-			"claims": list(32, fieldsOf(map[string]shape{"name": nameText, "request": nameText})),
-		}),
-		"volumeMounts": list(256, fieldsOf(map[string]shape{
-			"name": nameText, "mountPath": text(4096), "readOnly": boolean, "recursiveReadOnly": nameText,
-			"volumeStatus": fieldsOf(map[string]shape{"image": fieldsOf(map[string]shape{"imageRef": text(1024)})}),
-		})),
-		"user": fieldsOf(map[string]shape{"linux": fieldsOf(map[string]shape{
-			"uid": whole, "gid": whole, "supplementalGroups": list(256, whole),
-		})}),
-		"allocatedResourcesStatus": list(32, fieldsOf(map[string]shape{
-			"name":      nameText,
-			"resources": list(32, fieldsOf(map[string]shape{"resourceID": nameText, "health": nameText, "message": message(maxMessage)})),
-		})),
-	})
-	podCondition = fieldsOf(map[string]shape{
-		"type": nameText, "status": oneOf("True", "False", "Unknown"), "reason": reasonText, "message": message(1 << 10),
-		"lastProbeTime": moment, "lastTransitionTime": moment, "observedGeneration": whole, "$patch": oneOf("delete"),
-	})
 	podPhase = oneOf(string(corev1.PodPending), string(corev1.PodRunning), string(corev1.PodSucceeded), string(corev1.PodFailed),
 		string(corev1.PodUnknown))
 	qosClass = oneOf(string(corev1.PodQOSGuaranteed), string(corev1.PodQOSBurstable), string(corev1.PodQOSBestEffort))
 )
 
-// podConditions are the conditions of a patch that are a kubelet's. The API server
+// specBounds are what a pod's spec makes of the bounds of its status.
+type specBounds struct {
+	pod    *corev1.Pod
+	mounts int // of a container, at most
+	image  int // bytes of the longest image's name
+	path   int // of the longest path of a mount
+	names  int // of all containers' names, which a condition may list
+	cuts   []string
+}
+
+func boundsOf(pod *corev1.Pod) *specBounds {
+	b := &specBounds{pod: pod, image: maxImage}
+	eachContainer(pod, func(c *corev1.Container) {
+		b.mounts = max(b.mounts, len(c.VolumeMounts))
+		b.image = max(b.image, len(c.Image))
+		b.names += len(c.Name) + 1
+		for i := range c.VolumeMounts {
+			b.path = max(b.path, len(c.VolumeMounts[i].MountPath))
+		}
+	})
+	return b
+}
+
+// message is a string for people: a longer one is cut, and that is noted.
+func (b *specBounds) message(at *field.Path, v any) (any, error) {
+	most := maxMessage + b.names
+	if s, ok := v.(string); ok && len(s) > most {
+		if len(b.cuts) < maxCuts {
+			b.cuts = append(b.cuts, at.String())
+		}
+		v = cut(s, most)
+	}
+	return message(most)(at, v)
+}
+
+// containerStatuses are those of so many containers of the spec.
+func (b *specBounds) containerStatuses(containers int) shape {
+	resources := table(maxListed, quantity)
+	state := fieldsOf(map[string]shape{
+		"waiting": fieldsOf(map[string]shape{"reason": reasonText, "message": b.message}),
+		"running": fieldsOf(map[string]shape{"startedAt": moment}),
+		"terminated": fieldsOf(map[string]shape{
+			"exitCode": whole, "signal": whole, "reason": reasonText, "message": b.message,
+			"startedAt": moment, "finishedAt": moment, "containerID": text(256),
+		}),
+	})
+	return list(containers, fieldsOf(map[string]shape{
+		"name": nameText, "state": state, "lastState": state, "ready": boolean, "started": boolean,
+		"restartCount": whole, "image": text(b.image), "imageID": text(maxImage), "containerID": text(256), "stopSignal": nameText,
+		"allocatedResources": resources,
+		"resources": fieldsOf(map[string]shape{
+			"limits": resources, "requests": resources,
+			"claims": list(maxListed, fieldsOf(map[string]shape{"name": nameText, "request": nameText})),
+		}),
+		"volumeMounts": list(b.mounts, fieldsOf(map[string]shape{
+			"name": nameText, "mountPath": text(b.path), "readOnly": boolean, "recursiveReadOnly": nameText,
+			"volumeStatus": fieldsOf(map[string]shape{"image": fieldsOf(map[string]shape{"imageRef": text(maxImage)})}),
+		})),
+		"user": fieldsOf(map[string]shape{"linux": fieldsOf(map[string]shape{
+			"uid": whole, "gid": whole, "supplementalGroups": list(maxGroups, whole),
+		})}),
+		"allocatedResourcesStatus": list(maxListed, fieldsOf(map[string]shape{
+			"name":      text(317),
+			"resources": list(maxListed, fieldsOf(map[string]shape{"resourceID": text(maxImage), "health": nameText, "message": b.message})),
+		})),
+	}))
+}
+
+// conditions are the conditions of a patch that are a kubelet's. The API server
 // merges them by type, so that those of other controllers stay.
-func podConditions(at *field.Path, v any) (any, error) {
-	made, err := list(64, podCondition)(at, v)
+func (b *specBounds) conditions(at *field.Path, v any) (any, error) {
+	made, err := list(maxListed, fieldsOf(map[string]shape{
+		"type": text(317), "status": oneOf("True", "False", "Unknown"), "reason": reasonText, "message": b.message,
+		"lastProbeTime": moment, "lastTransitionTime": moment, "observedGeneration": whole, "$patch": oneOf("delete"),
+	}))(at, v)
 	if err != nil {
 		return nil, err
 	}
@@ -138,20 +193,27 @@ func someAddresses(known []netip.Addr) shape {
 	})
 }
 
-// notNull takes no null: what it would remove is not only the kubelet's.
-func notNull(fields map[string]any, at *field.Path, names ...string) error {
-	for _, n := range names {
-		if v, there := fields[n]; there && v == nil {
-			return wrong(at.Child(n), "something else than null")
-		}
+// withoutOwn deletes the kubelet's own conditions, each by its type. A kubelet writes null for the
+// whole list where it knows of no others, as when it rejects a pod.
+func withoutOwn() []any {
+	var all []any
+	for _, t := range ownConditions {
+		all = append(all, map[string]any{"$patch": "delete", "type": t})
 	}
-	return nil
+	return all
+}
+
+// statusPatch is the patch of a pod's status, rebuilt.
+type statusPatch struct {
+	bytes []byte
+	ended bool     // it says that the pod has ended
+	cuts  []string // the messages that were cut
 }
 
 // podStatusPatch rebuilds the patch of a pod's status: the UID, and of the status
 // what is a kubelet's. Neither metadata nor a directive for the whole comes through.
 // A machine that is switched off ends the pod as may says.
-func podStatusPatch(sent []byte, uid types.UID, known addresses, may ends) ([]byte, error) {
+func podStatusPatch(sent []byte, pod *corev1.Pod, known addresses, may ends) (*statusPatch, error) {
 	var change map[string]any
 	if err := utiljson.Unmarshal(sent, &change); err != nil || change == nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("the patch is not a JSON object: %v", err))
@@ -173,31 +235,63 @@ func podStatusPatch(sent []byte, uid types.UID, known addresses, may ends) ([]by
 			}
 		}
 	}
-	root := field.NewPath("status")
-	patch := map[string]any{"metadata": map[string]any{"uid": string(uid)}}
+	patch := map[string]any{"metadata": map[string]any{"uid": string(pod.UID)}}
+	made := &statusPatch{}
 	if status, there := change["status"]; there {
-		if m, isObject := status.(map[string]any); isObject {
-			if err := notNull(m, root, "conditions"); err != nil {
-				return nil, err
-			}
-		}
-		made, err := podStatus(known)(root, status)
+		bounds := boundsOf(pod)
+		rebuilt, err := bounds.status(known)(field.NewPath("status"), status)
 		if err != nil {
 			return nil, err
 		}
-		if m, isObject := made.(map[string]any); isObject {
-			may.hold(m)
+		m := rebuilt.(map[string]any)
+		if conditions, there := m["conditions"]; there && conditions == nil {
+			m["conditions"] = withoutOwn()
 		}
-		patch["status"] = made
+		may.hold(m)
+		patch["status"] = m
+		made.cuts, made.ended = bounds.cuts, m["phase"] == string(corev1.PodFailed) || m["phase"] == string(corev1.PodSucceeded)
 	}
-	b, err := json.Marshal(patch)
-	if err != nil {
-		return nil, fmt.Errorf("encode the patch of a pod's status: %w", err)
+	var err error
+	made.bytes, err = encodePatch(patch, func() { made.cuts = append(made.cuts, "all messages") })
+	return made, err
+}
+
+// encodePatch encodes a patch as an API server takes it: of one that is larger, since a character
+// may take more bytes here, messages are cut until it is not.
+func encodePatch(patch map[string]any, cutting func()) ([]byte, error) {
+	for most := maxMessage; ; most /= 2 {
+		var out bytes.Buffer
+		encoder := json.NewEncoder(&out)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(patch); err != nil {
+			return nil, fmt.Errorf("encode the patch of a pod's status: %w", err)
+		}
+		switch {
+		case out.Len() <= maxRequest:
+			return bytes.TrimSuffix(out.Bytes(), []byte("\n")), nil
+		case most == 0:
+			return nil, tooMuch("the status", out.Len(), maxRequest)
+		}
+		cutting()
+		cutMessages(patch, most/2)
 	}
-	if len(b) > maxStatus {
-		return nil, tooMuch("the status", len(b), maxStatus)
+}
+
+// cutMessages cuts all messages in a JSON value.
+func cutMessages(v any, most int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			if s, is := e.(string); is && k == "message" {
+				v[k] = cut(s, most)
+			}
+			cutMessages(e, most)
+		}
+	case []any:
+		for _, e := range v {
+			cutMessages(e, most)
+		}
 	}
-	return b, nil
 }
 
 // ends are the phases in which a pod may end when its machine is switched off.
@@ -241,8 +335,8 @@ func (may ends) hold(status map[string]any) {
 	for _, k := range []string{"phase", "reason", "message", "containerStatuses", "initContainerStatuses"} {
 		delete(status, k)
 	}
-	if conditions != nil { // a null would delete those of others
-		status["conditions"] = slices.DeleteFunc(conditions, isOff)
+	if conditions != nil {
+		status["conditions"] = slices.DeleteFunc(conditions, func(e any) bool { return isOff(e) || unschedules(e) })
 	}
 	if order, is := status["$setElementOrder/conditions"].([]any); is {
 		status["$setElementOrder/conditions"] = slices.DeleteFunc(order, func(e any) bool {
@@ -252,13 +346,20 @@ func (may ends) hold(status map[string]any) {
 	}
 }
 
-// podStatus is what a kubelet's status manager writes.
-func podStatus(known addresses) shape {
+// unschedules reports whether an element of a patch deletes that the pod was scheduled.
+func unschedules(e any) bool {
+	m, _ := e.(map[string]any)
+	return m["type"] == string(corev1.PodScheduled) && m["$patch"] == "delete"
+}
+
+// status is what a kubelet's status manager writes.
+func (b *specBounds) status(known addresses) shape {
+	spec := b.pod.Spec
 	return fieldsOf(map[string]shape{
 		"observedGeneration": whole,
 		"phase":              podPhase,
-		"conditions":         within(maxConditions, podConditions),
-		"message":            message(maxMessage),
+		"conditions":         b.conditions,
+		"message":            b.message,
 		"reason":             reasonText,
 		"hostIP":             oneAddress(known.host),
 		"hostIPs":            someAddresses(known.host),
@@ -267,16 +368,18 @@ func podStatus(known addresses) shape {
 		"startTime":          moment,
 		"qosClass":           qosClass,
 		"resize":             nameText,
+		// A kubelet writes none, and so removes what a scheduler wrote.
+		"nominatedNodeName": func(*field.Path, any) (any, error) { return nil, errLeftOut },
 
-		"$setElementOrder/conditions": list(64, fieldsOf(map[string]shape{"type": nameText})),
+		"$setElementOrder/conditions": list(maxListed, fieldsOf(map[string]shape{"type": text(317)})),
 		"$setElementOrder/hostIPs":    someAddresses(known.host),
 		"$setElementOrder/podIPs":     someAddresses(known.pod),
 
-		"initContainerStatuses":      within(maxInitContainers, list(256, containerStatus)),
-		"containerStatuses":          within(maxContainers, list(256, containerStatus)),
-		"ephemeralContainerStatuses": within(maxEphemeral, list(64, containerStatus)),
-		"allocatedResources":         within(maxStatusRest, podResources),
-		"resources":                  within(maxStatusRest, fieldsOf(map[string]shape{"limits": podResources, "requests": podResources})),
+		"initContainerStatuses":      b.containerStatuses(len(spec.InitContainers)),
+		"containerStatuses":          b.containerStatuses(len(spec.Containers)),
+		"ephemeralContainerStatuses": b.containerStatuses(len(spec.EphemeralContainers)),
+		"allocatedResources":         podResources,
+		"resources":                  fieldsOf(map[string]shape{"limits": podResources, "requests": podResources}),
 	})
 }
 
@@ -307,9 +410,53 @@ func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) err
 		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
 	}
 	pod, _ := c.lastPod()
-	patch, err := podStatusPatch(p.body, b.uid, c.addressesOf(pod), endsOf(pod))
+	patch, err := podStatusPatch(p.body, pod, c.addressesOf(pod), endsOf(pod))
 	if err != nil {
 		return err
 	}
-	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patch}, nil)
+	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patch.bytes, final: patch.ended, cuts: patch.cuts}, nil)
+}
+
+// StatusTrouble is what is wrong with the last status of the pod that its kubelet sent: it was
+// refused, or cut. It is "" when that is stored as it was sent.
+func (c *Cell) StatusTrouble() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unstored
+}
+
+// noteUnstored notes why Kip did not pass a status of the pod on; nil where it did.
+func (c *Cell) noteUnstored(err error) {
+	if err == nil {
+		return
+	}
+	// Another's pod, one that is gone, and a request that the kubelet gave up say nothing of the status.
+	status := statusOf(err)
+	if slices.Contains([]int32{http.StatusForbidden, http.StatusNotFound, http.StatusGatewayTimeout}, status.Code) {
+		return
+	}
+	c.setUnstored("Kip refuses the pod's status: " + status.Message)
+}
+
+// noteStored notes how the API server answered a status of the pod, of which messages were cut.
+func (c *Cell) noteStored(answer *answered, cuts []string) {
+	switch {
+	case answer.code >= http.StatusBadRequest:
+		why := http.StatusText(answer.code)
+		if status, err := decode[*metav1.Status](answer.body); err == nil {
+			why = status.Message
+		}
+		c.setUnstored("the API server refuses the pod's status: " + why)
+	case len(cuts) > 0:
+		c.setUnstored("the pod's status is stored with messages cut: " + strings.Join(cuts, ", "))
+	default:
+		c.setUnstored("")
+	}
+}
+
+func (c *Cell) setUnstored(why string) {
+	why = spelling.Printable(cut(why, maxTrouble))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unstored = why
 }

@@ -50,6 +50,7 @@ type API interface {
 	Node() *corev1.Node
 	CSIDrivers() (registered []string, known bool)
 	PluginTrouble() string
+	StatusTrouble() string
 }
 
 var _ API = (*cellapi.Cell)(nil)

@@ -190,6 +190,8 @@ func (l *modelLink) CSIDrivers() ([]string, bool) {
 	return l.all.drivers()
 }
 
+func (l *modelLink) StatusTrouble() string { return "" }
+
 func (l *modelLink) PluginTrouble() string {
 	if l.all.trouble == nil {
 		return ""

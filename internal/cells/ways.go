@@ -111,6 +111,18 @@ func (c *Controller) Link(id string) (Link, bool) {
 	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
 }
 
+// StatusTrouble is what is wrong with the last status of its pod that a cell's kubelet sent, "" for
+// nothing.
+func (c *Controller) StatusTrouble(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.cells[id]
+	if !ok || e.api == nil {
+		return ""
+	}
+	return e.api.StatusTrouble()
+}
+
 // Connected is how many cells this process is connected to.
 func (c *Controller) Connected() (n int) {
 	c.mu.Lock()

@@ -459,6 +459,7 @@ func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {
 // No pod of the histories has CSI volumes.
 func (a *cellAPI) CSIDrivers() ([]string, bool) { return nil, false }
 func (a *cellAPI) PluginTrouble() string        { return "" }
+func (a *cellAPI) StatusTrouble() string        { return "" }
 
 // What the machines of the histories have, nobody asks.
 func (a *cellAPI) Node() *corev1.Node { return nil }

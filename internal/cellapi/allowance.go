@@ -1,0 +1,128 @@
+package cellapi
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+const (
+	// maxRequest is the largest body that an API server reads
+	// (k8s.io/apiserver/pkg/server/config.go, MaxRequestBodyBytes).
+	maxRequest = 3 << 20
+	// statusBody, perContainer, perMount and perSpecByte make the largest patch of a pod's
+	// status. A kubelet writes of each container of the spec its state and the one before,
+	// with the messages of both, its image and its resources; and of each mount its name
+	// and path (k8s.io/kubernetes/pkg/kubelet/kubelet_pods.go, convertToAPIContainerStatuses).
+	// A byte of a name may take six in JSON.
+	statusBody, perContainer, perMount, perSpecByte = 384 << 10, 16 << 10, 256, 6
+	// perObject is how often a kubelet asks for an object that its pod names when the pod
+	// starts: a list and a watch of a Secret, a claim and its volume twice.
+	perObject = 4
+	// rewrites is how often a cell may have its pod stored at once, and rewriteRate how often
+	// a second after that. A kubelet looks at its containers once a second, and sends the
+	// latest status when the one before is answered.
+	rewrites, rewriteRate = 32, 2
+)
+
+// allowance is what a cell may ask more for its pod's sake: a larger pod takes more.
+type allowance struct {
+	objects int // that the kubelet reads, or asks for, by name
+	images  int // that it pulls
+	status  int // the largest patch of the status, in bytes
+	size    int // of the pod, in bytes of protobuf
+}
+
+func allowanceOf(pod *corev1.Pod) allowance {
+	refs := referencesOf(pod)
+	mounts, containers := 0, 0
+	eachContainer(pod, func(c *corev1.Container) {
+		containers++
+		mounts += len(c.VolumeMounts)
+	})
+	return allowance{
+		images:  len(imagesOf(pod)),
+		objects: len(refs.secrets) + len(refs.configMaps) + len(refs.claims) + len(pod.Spec.Volumes),
+		status:  min(statusBody+perContainer*containers+perMount*mounts+perSpecByte*pod.Spec.Size(), maxRequest),
+		size:    pod.Size(),
+	}
+}
+
+// eachContainer calls f with each container of a pod, of all sorts.
+func eachContainer(pod *corev1.Pod, f func(*corev1.Container)) {
+	for i := range pod.Spec.InitContainers {
+		f(&pod.Spec.InitContainers[i])
+	}
+	for i := range pod.Spec.Containers {
+		f(&pod.Spec.Containers[i])
+	}
+	for i := range pod.Spec.EphemeralContainers {
+		c := corev1.Container(pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		f(&c)
+	}
+}
+
+// allow gives the cell what its pod takes. c.mu is held.
+func (c *Cell) allow(a allowance) {
+	now := c.server.clock.Now()
+	c.budget.allow(now, a)
+	grow(c.passed, now, passedRate, passedBurst+perObject*a.objects)
+	grow(c.credentials, now, credentialsRate, 2*a.images)
+	grow(c.written, now, rate.Limit(rewriteRate*a.size), rewrites*a.size)
+}
+
+// allow gives the cell what its pod takes of what all requests are charged to.
+func (b *budget) allow(now time.Time, a allowance) {
+	b.mu.Lock()
+	b.more = a
+	b.mu.Unlock()
+	grow(b.asked, now, askedRate, askedBurst+perObject*(a.objects+a.images))
+	// In JSON an object has about twice the bytes. Each write of a status has three more of
+	// the pod answered: to a get before it, to itself, and in the watch.
+	grow(b.sent, now, rate.Limit(sentRate+2*rewriteRate*a.size), 2*a.status)
+	grow(b.answered, now, rate.Limit(answeredRate+6*rewriteRate*a.size), answeredBurst)
+}
+
+// grow gives a limiter more, at once. It never takes anything back: a pod that grows and
+// shrinks by turns would be given more each time.
+func grow(l *rate.Limiter, now time.Time, limit rate.Limit, burst int) {
+	if limit > l.Limit() {
+		l.SetLimitAt(now, limit)
+	}
+	if more := burst - l.Burst(); more > 0 && l.Limit() != rate.Inf {
+		l.SetBurstAt(now, burst)
+		l.ReserveN(now, -more)
+	}
+}
+
+// paced charges n to a limiter and waits until the cell may have it, in the order of
+// coming: a client that is refused asks again late. It refuses what would wait for longer
+// than patience. A request that has a turn to be worked on gives it up meanwhile.
+func (c *Cell) paced(ctx context.Context, w http.ResponseWriter, l *rate.Limiter, n int, refusal error) error {
+	clk := c.server.clock
+	now := clk.Now()
+	r := l.ReserveN(now, min(n, l.Burst()))
+	delay := r.DelayFrom(now)
+	switch {
+	case delay <= 0:
+		return nil
+	case delay > patience:
+		r.CancelAt(now)
+		return refusal
+	}
+	rests(w)
+	timer := clk.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C():
+		return c.worksAgain(ctx, w)
+	case <-ctx.Done():
+	case <-c.lifetime.Done():
+	}
+	r.CancelAt(clk.Now())
+	return apierrors.NewTimeoutError("the client went away", 1)
+}
