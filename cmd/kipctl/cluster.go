@@ -142,7 +142,7 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*adminap
 			return nil, fmt.Errorf("pod %s/%s is on node %s, which is not a virtual node: Kip has no part in it", namespace, name, on)
 		}
 	}
-	e := &adminapi.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase)}
+	e := &adminapi.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase), Ended: adminapi.EndOf(pod)}
 	cells, err := c.cells(ctx)
 	if err != nil && !errors.Is(err, errNoCellResource) {
 		return nil, err

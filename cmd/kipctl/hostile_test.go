@@ -20,8 +20,10 @@ func TestNothingThatACellSaysSteersATerminal(t *testing.T) {
 	var out bytes.Buffer
 	k := &kipctl{out: &out, err: &out, clock: clock.RealClock{}}
 	e := &adminapi.Explanation{
-		PodPhase: owned,
-		Waiting:  owned,
+		PodPhase:      owned,
+		Ended:         owned,
+		StatusTrouble: owned,
+		Waiting:       owned,
 		Cell: &adminapi.Cell{
 			Tunnel: &adminapi.Tunnel{Error: owned},
 			Agent:  &adminapi.Agent{Error: owned, Components: []adminapi.Component{{Name: owned, Waiting: owned}}},

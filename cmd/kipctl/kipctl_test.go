@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -311,6 +312,22 @@ func TestAClusterWithoutKip(t *testing.T) {
 	}
 	if got := run(t, nil, "get", "cells"); got.failed == nil || !strings.Contains(got.err, "no cluster") {
 		t.Errorf("no cluster: %+v", got)
+	}
+}
+
+// A pod that was rejected has the kubelet's reason, one whose status is not stored what is wrong with it.
+func TestWhySaysWhyAPodFailedAndWhatIsWrongWithItsStatus(t *testing.T) {
+	var out bytes.Buffer
+	k := &kipctl{out: &out, err: &out, clock: clock.RealClock{}}
+	if err := k.explanation(&out, &adminapi.Explanation{
+		PodPhase: "Failed", Ended: "SysctlForbidden: Pod was rejected: why", StatusTrouble: "Kip refuses the pod's status: it is odd",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"Failed, SysctlForbidden: Pod was rejected: why\n", "Kip refuses the pod's status: it is odd\n"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("%q is not in:\n%s", line, out.String())
+		}
 	}
 }
 

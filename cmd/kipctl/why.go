@@ -101,9 +101,12 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, spelling.Printable(value)) }
 	line("Pod", e.Pod.String())
 	line("Node", orNone(e.Node))
-	line("Phase", orNone(e.PodPhase))
+	line("Phase", orNone(strings.Join(adminapi.NonEmpty(e.PodPhase, e.Ended), ", ")))
 	if e.Waiting != "" {
 		line("Waiting for", e.Waiting)
+	}
+	if e.StatusTrouble != "" {
+		line("Status", e.StatusTrouble)
 	}
 	if c := e.Cell; c == nil {
 		line("Cell", "<none>")

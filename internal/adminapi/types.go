@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
@@ -226,6 +228,10 @@ type Explanation struct {
 	Node string `json:"node,omitempty"`
 	// PodPhase is the pod's phase in the API.
 	PodPhase string `json:"podPhase,omitempty"`
+	// Ended says why a pod has failed: the reason and message of its status.
+	Ended string `json:"ended,omitempty"`
+	// StatusTrouble says why the API does not have the pod's status as its kubelet last sent it.
+	StatusTrouble string `json:"statusTrouble,omitempty"`
 	// Waiting says what the pod waits for; empty when it waits for nothing.
 	Waiting string `json:"waiting,omitempty"`
 	// Cell is the pod's cell; nil when it has none.
@@ -235,6 +241,15 @@ type Explanation struct {
 	Placement *Placement `json:"placement,omitempty"`
 	// Events on the pod, oldest first.
 	Events []Event `json:"events,omitempty"`
+}
+
+// EndOf returns why a pod has failed, as its kubelet or Kip says; "" for another pod, and for one that
+// says no reason.
+func EndOf(pod *corev1.Pod) string {
+	if pod.Status.Phase != corev1.PodFailed {
+		return ""
+	}
+	return strings.Join(NonEmpty(pod.Status.Reason, pod.Status.Message), ": ")
 }
 
 // Placement is a choice among instance types.

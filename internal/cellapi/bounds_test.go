@@ -1,9 +1,12 @@
 package cellapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -521,5 +525,77 @@ func TestTheTroubleWithAStatusIsKnown(t *testing.T) {
 	do(t.Context(), k.Cell, http.MethodPatch, "/api/v1/namespaces/shop/pods/other/status", strategic, []byte(`{"status":{}}`))
 	if got := k.StatusTrouble(); got != "" {
 		t.Errorf("of another's pod: %q", got)
+	}
+}
+
+// allFields is a JSON value that has all fields of a type.
+func allFields(t reflect.Type, name string) any {
+	texts := map[string]string{"phase": "Running", "status": "True", "qosClass": "Burstable", "ip": "10.0.128.5", "podIP": "10.0.128.5",
+		"hostIP": "10.0.128.5", "type": string(corev1.PodReady)}
+	switch t {
+	case reflect.TypeFor[metav1.Time]():
+		return "2026-07-01T12:00:00Z"
+	case reflect.TypeFor[resource.Quantity]():
+		return "1"
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return allFields(t.Elem(), name)
+	case reflect.Slice:
+		return []any{allFields(t.Elem(), name)}
+	case reflect.Map:
+		return map[string]any{"cpu": allFields(t.Elem(), name)}
+	case reflect.Struct:
+		made := map[string]any{}
+		for i := range t.NumField() {
+			key, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+			made[key] = allFields(t.Field(i).Type, key)
+		}
+		return made
+	case reflect.String:
+		return cmp.Or(texts[name], "a")
+	case reflect.Bool:
+		return true
+	}
+	return int64(1)
+}
+
+// No field that a kubelet writes is left out.
+func TestNoFieldThatAKubeletWritesIsLeftOut(t *testing.T) {
+	pod := podOn("web")
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	pod.Spec.InitContainers = []corev1.Container{{Name: "init"}}
+	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{}}
+	ips := []netip.Addr{info.PodIP}
+	for what, tc := range map[string]struct {
+		of    reflect.Type
+		shape shape
+		none  []string // others write them
+	}{
+		// The conditions of a pod: see kubeletConditions. Of pod-level resources: no claims.
+		"a pod": {reflect.TypeFor[corev1.PodStatus](), boundsOf(pod).status(addresses{host: ips, pod: ips}),
+			[]string{"nominatedNodeName", "resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses", "resources"}},
+		"a node": {reflect.TypeFor[corev1.NodeStatus](), func(at *field.Path, v any) (any, error) {
+			made, err := nodeShape(at, map[string]any{"status": v})
+			if err != nil {
+				return nil, err
+			}
+			return made.(map[string]any)["status"], nil
+		}, []string{"config"}},
+	} {
+		want := allFields(tc.of, "").(map[string]any)
+		for _, k := range tc.none {
+			delete(want, k)
+		}
+		made, err := tc.shape(field.NewPath("status"), want)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		got := made.(map[string]any)
+		for k := range want {
+			if !reflect.DeepEqual(got[k], want[k]) {
+				t.Errorf("%s: of %s comes through\n%v, want\n%v", what, k, got[k], want[k])
+			}
+		}
 	}
 }

@@ -36,6 +36,7 @@ type requests struct {
 	made    chan cells.Request
 	has     *cells.Cell // of the pod
 	standby string      // the cell that would be taken
+	trouble string      // with the status of its pod
 }
 
 func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, error) {
@@ -59,6 +60,7 @@ func (r *requests) List() []cells.Cell {
 }
 func (*requests) Link(string) (cells.Link, bool) { return cells.Link{}, false }
 func (*requests) WaitsFor(string) string         { return "" }
+func (r *requests) StatusTrouble(string) string  { return r.trouble }
 func (*requests) Standby() []cells.StandbyState  { return nil }
 func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	if r.has == nil {

@@ -75,6 +75,7 @@ type Cells interface {
 	Link(id string) (cells.Link, bool)
 	Conn(uid types.UID) (agentapi.Conn, error)
 	WaitsFor(id string) string
+	StatusTrouble(id string) string
 	Standby() []cells.StandbyState
 	WouldTake(r cells.Request) (cells.Cell, bool)
 }
@@ -107,14 +108,20 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 		Pod:      apiv1.Ref(pod),
 		Node:     pod.Spec.NodeName,
 		PodPhase: string(pod.Status.Phase),
+		Ended:    adminapi.EndOf(pod),
 		Waiting:  x.cfg.Loop.Waiting(pod.UID),
 	}
-	if cell, has := x.cfg.Cells.ForPod(pod.UID); !has {
+	cell, has := x.cfg.Cells.ForPod(pod.UID)
+	switch {
+	case !has && (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded):
+		// It has ended, and gets no other cell.
+	case !has:
 		e.Placement = x.placement(ctx, pod)
-	} else {
+	default:
 		c := x.cell(cell)
 		e.Placement = placed(cell)
 		e.Cell = &c
+		e.StatusTrouble = x.cfg.Cells.StatusTrouble(cell.ID)
 		if e.Waiting == "" {
 			e.Waiting = x.waiting(pod, cell)
 		}

@@ -9,8 +9,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cells"
 )
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -45,5 +49,21 @@ func TestAnAgentIsAskedAndOneThatHangsHoldsNobodyUp(t *testing.T) {
 	})
 	if got := askAgent(ctx, hangs, "cell-1"); !strings.Contains(got.Error, "deadline") {
 		t.Errorf("one that hangs: %+v", got)
+	}
+}
+
+// A pod that its kubelet rejected has the kubelet's reason, and nothing that would be chosen for it; one whose status is
+// not stored has what is wrong with that.
+func TestWhyAPodHasFailedOrItsStatusIsNotStoredIsSaid(t *testing.T) {
+	pod := asking("100Mi")
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "SysctlForbidden", "Pod was rejected: forbidden sysctl"
+	k := newKip(t, pod)
+	e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name)
+	if err != nil || e.Ended != "SysctlForbidden: Pod was rejected: forbidden sysctl" || e.Placement != nil || e.StatusTrouble != "" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	k.requests.has, k.requests.trouble = &cells.Cell{ID: "cell-1", Phase: apiv1.Bound}, "Kip refuses the pod's status: why"
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.StatusTrouble != k.requests.trouble {
+		t.Errorf("%+v, %v", e, err)
 	}
 }

@@ -127,6 +127,43 @@ func TestAPodThatFailsOnceIsNotRunAgain(t *testing.T) {
 	}
 }
 
+// The scheduler has written a condition, of which a kubelet that rejects its pod wants to know nothing.
+func TestAPodThatItsKubeletRejectsFailsAndItsCellEnds(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(bare("a", `  restartPolicy: Never
+  securityContext: {sysctls: [{name: kernel.msgmax, value: "70000"}]}
+  containers:
+  - {name: main, image: 'busybox:1.36', command: ["true"]}
+`))
+	pod := s.WaitPod("a", "has Failed", namespace.HasPhase(corev1.PodFailed))
+	if pod.Status.Reason != "SysctlForbidden" {
+		t.Errorf("its reason is %q: %s", pod.Status.Reason, pod.Status.Message)
+	}
+	s.Eventually("the cell is gone", s.NoCells)
+}
+
+// Each of its containers has an entry in the status, and each mount one in that.
+func TestAPodOfManyContainersAndMountsEnds(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	var spec strings.Builder
+	spec.WriteString("  restartPolicy: Never\n  volumes:\n")
+	for v := range 15 {
+		fmt.Fprintf(&spec, "  - {name: v%d, emptyDir: {}}\n", v)
+	}
+	spec.WriteString("  containers:\n")
+	for c := range 30 {
+		fmt.Fprintf(&spec, "  - name: c%d\n    image: busybox:1.36\n    command: ['true']\n    volumeMounts:\n", c)
+		for v := range 15 {
+			fmt.Fprintf(&spec, "    - {name: v%d, mountPath: /mounts/%d}\n", v, v)
+		}
+	}
+	s.Apply(bare("a", spec.String()))
+	s.WaitPod("a", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
+	s.Eventually("the cell is gone", s.NoCells)
+}
+
 // The DaemonSet asks for virtual nodes: its pod has the affinity to one node, and the
 // tolerations, that no pod of a Deployment has.
 func TestAPodOfADaemonSetRunsOnACellAndComesAgain(t *testing.T) {
