@@ -47,7 +47,8 @@ func TestEachBoundTakesWhatAKubeletMayDo(t *testing.T) {
 			stores(func() (*corev1.Pod, []corev1.PodStatus) {
 				pod, all := large(0, 0, 0, 0)()
 				for n := range 250 {
-					pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: fmt.Sprintf("%s-%03d", strings.Repeat("n", 59), n), Image: "busybox"})
+					name := fmt.Sprintf("%s-%03d", strings.Repeat("n", 59), n)
+					pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: name, Image: "busybox"})
 				}
 				return pod, append(all, statusOfAll(pod, waiting("ErrImagePull", strings.Repeat("failed to pull and unpack ", 20))))
 			})},
@@ -116,7 +117,8 @@ func large(inits, containers, ephemeral, mounts int) func() (*corev1.Pod, []core
 		of := func(sort string, n int) corev1.Container {
 			c := corev1.Container{Name: fmt.Sprintf("%s-%d", sort, n), Image: "busybox:1.36"}
 			for m := range mounts {
-				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: fmt.Sprintf("v%d", m), MountPath: fmt.Sprintf("/m%d", m), ReadOnly: true})
+				mount := corev1.VolumeMount{Name: fmt.Sprintf("v%d", m), MountPath: fmt.Sprintf("/m%d", m), ReadOnly: true}
+				c.VolumeMounts = append(c.VolumeMounts, mount)
 			}
 			return c
 		}
@@ -206,8 +208,8 @@ func statusOfAll(pod *corev1.Pod, is func(*corev1.ContainerStatus)) corev1.PodSt
 		add(&status.EphemeralContainerStatuses, corev1.Container(c.EphemeralContainerCommon))
 	}
 	message := fmt.Sprintf("containers with unready status: [%s]", strings.Join(names, " "))
-	for _, c := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.PodReady, corev1.ContainersReady,
-		corev1.PodScheduled} {
+	for _, c := range []corev1.PodConditionType{corev1.PodReadyToStartContainers, corev1.PodInitialized, corev1.PodReady,
+		corev1.ContainersReady, corev1.PodScheduled} {
 		status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c, Status: corev1.ConditionFalse, Reason: "ContainersNotReady",
 			Message: message, ObservedGeneration: 1, LastTransitionTime: then})
 	}
@@ -351,26 +353,30 @@ func asksForClaims(many int) func(*testing.T) {
 // reports sends so many Events about the pod at once.
 func reports(many, message int) func(*testing.T) {
 	return func(t *testing.T) {
-		k := runs(t, clocktesting.NewFakeClock(time.Now()), podOn("web"))
-		for n := range many {
-			e := &corev1.Event{
-				TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
-				ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("web.%d", n), Namespace: "shop"},
-				InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web", UID: k.pod().UID},
-				Reason:         "FailedCreatePodSandBox", Message: strings.Repeat("m", message), Type: corev1.EventTypeWarning,
-				FirstTimestamp: then, LastTimestamp: then, Count: 1,
-			}
-			b, err := json.Marshal(e)
-			if err != nil {
-				t.Fatal(err)
-			}
-			code, _, answer := do(t.Context(), k.Cell, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", b)
-			if code != http.StatusCreated {
-				t.Fatalf("event %d: %d %s", n, code, answer)
-			}
-			if got := k.h.up.get("events", "shop", e.Name).(*corev1.Event); got.Message != e.Message {
-				t.Errorf("a message of %d bytes is stored", len(got.Message))
-			}
+		runs(t, clocktesting.NewFakeClock(time.Now()), podOn("web")).reports(t, many, message)
+	}
+}
+
+func (k *kubelet) reports(t *testing.T, many, message int) {
+	t.Helper()
+	for n := range many {
+		e := &corev1.Event{
+			TypeMeta:       metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("web.%d", n), Namespace: "shop"},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web", UID: k.pod().UID},
+			Reason:         "FailedCreatePodSandBox", Message: strings.Repeat("m", message), Type: corev1.EventTypeWarning,
+			FirstTimestamp: then, LastTimestamp: then, Count: 1,
+		}
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, _, answer := do(t.Context(), k.Cell, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", b)
+		if code != http.StatusCreated {
+			t.Fatalf("event %d: %d %s", n, code, answer)
+		}
+		if got := k.h.up.get("events", "shop", e.Name).(*corev1.Event); got.Message != e.Message {
+			t.Errorf("a message of %d bytes is stored", len(got.Message))
 		}
 	}
 }
@@ -384,7 +390,8 @@ func nodeStatus(images, names, length, volumes int) func(*testing.T) {
 		k.node.show()
 		status := corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}
 		for range images {
-			status.Images = append(status.Images, corev1.ContainerImage{Names: slices.Repeat([]string{strings.Repeat("i", length)}, names), SizeBytes: 1})
+			image := corev1.ContainerImage{Names: slices.Repeat([]string{strings.Repeat("i", length)}, names), SizeBytes: 1}
+			status.Images = append(status.Images, image)
 		}
 		for n := range volumes {
 			v := corev1.UniqueVolumeName(fmt.Sprintf("kubernetes.io/csi/ebs.csi.aws.com^vol-%017d", n))
@@ -453,7 +460,9 @@ func TestAPodThatItsKubeletRejectsIsFailed(t *testing.T) {
 				pod := podOn("web")
 				pod.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: corev1.PodQOSBestEffort, Conditions: has}
 				k := runs(t, clock.RealClock{}, pod)
-				k.says(t, corev1.PodStatus{Phase: corev1.PodFailed, QOSClass: corev1.PodQOSBestEffort, Reason: reason, Message: "Pod was rejected: why"})
+				k.says(t, corev1.PodStatus{
+					Phase: corev1.PodFailed, QOSClass: corev1.PodQOSBestEffort, Reason: reason, Message: "Pod was rejected: why",
+				})
 			})
 		}
 	}
@@ -481,6 +490,7 @@ func TestALargePodsStatusIsPacedAndItsEndIsNot(t *testing.T) {
 		t.Error("nothing is owed, so nothing is tried")
 	}
 	began := clk.Now()
+	k.reports(t, 10, 1<<10)
 	if code, _, answer := get(t.Context(), k.Cell, strings.TrimSuffix(webStatus, "/status")); code != http.StatusOK {
 		t.Fatalf("%d %.200s", code, answer)
 	}
@@ -574,7 +584,8 @@ func TestNoFieldThatAKubeletWritesIsLeftOut(t *testing.T) {
 	}{
 		// The conditions of a pod: see kubeletConditions. Of pod-level resources: no claims.
 		"a pod": {reflect.TypeFor[corev1.PodStatus](), boundsOf(pod).status(addresses{host: ips, pod: ips}),
-			[]string{"nominatedNodeName", "resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses", "resources"}},
+			[]string{"nominatedNodeName", "resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses",
+				"resources"}},
 		"a node": {reflect.TypeFor[corev1.NodeStatus](), func(at *field.Path, v any) (any, error) {
 			made, err := nodeShape(at, map[string]any{"status": v})
 			if err != nil {

@@ -340,6 +340,9 @@ func (c *Cell) pays(ctx context.Context, a *ask, bytes int) error {
 			return err
 		}
 	}
+	if bytes == 0 {
+		return nil
+	}
 	return c.paced(ctx, nil, b.sent, bytes, overBudget(limitSent, "a cell may send %d bytes a second", sentRate))
 }
 

@@ -44,6 +44,12 @@
 // request is charged to the cell's budget first; no lock is held while what a cell
 // sent is read, applied or compared.
 //
+// What an ordinary node may do, a cell may do. Bounds are Kubernetes' own, or what the
+// pod's spec makes a kubelet write, and what is too long is cut at messages. A request
+// beyond a rate waits, and is refused only where it would wait for long; the end of the
+// pod does not wait. So a kubelet's status manager, which sends one status at a time, sends
+// the latest one next.
+//
 // Resource versions of shared kinds, referenced objects and the pod are the API
 // server's own, so that watches go on over a restart of Kip. Those of nodes, leases
 // and CSINodes start at the time of day in microseconds, so that they grow over a

@@ -441,6 +441,7 @@ func (c *Cell) noteUnstored(err error) {
 // noteStored notes how the API server answered a status of the pod, of which messages were cut.
 func (c *Cell) noteStored(answer *answered, cuts []string) {
 	switch {
+	case answer.code == http.StatusNotFound: // the pod is gone
 	case answer.code >= http.StatusBadRequest:
 		why := http.StatusText(answer.code)
 		if status, err := decode[*metav1.Status](answer.body); err == nil {
