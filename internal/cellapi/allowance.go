@@ -27,6 +27,8 @@ const (
 	// a second after that. A kubelet looks at its containers once a second, and sends the
 	// latest status when the one before is answered.
 	rewrites, rewriteRate = 32, 2
+	// bytesWorked are the bytes of a status that Kip rebuilds in a microsecond, as measured.
+	bytesWorked = 10
 )
 
 // allowance is what a cell may ask more for its pod's sake: a larger pod takes more.
@@ -85,6 +87,7 @@ func (b *budget) allow(now time.Time, a allowance) {
 	// the pod answered: to a get before it, to itself, and in the watch.
 	grow(b.sent, now, rate.Limit(sentRate+2*rewriteRate*a.size), 2*a.status)
 	grow(b.answered, now, rate.Limit(answeredRate+6*rewriteRate*a.size), answeredBurst)
+	grow(b.worked, now, rate.Limit(workRate+2*rewriteRate*a.size/bytesWorked), workBurst)
 }
 
 // grow gives a limiter more, at once. It never takes anything back: a pod that grows and
