@@ -9,11 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/elotl/kip/internal/sources"
 )
 
 // dialled is a listener to which connections come from any address.
@@ -56,7 +57,9 @@ func serving(t *testing.T, h http.Handler) *dialled {
 	l := &dialled{conns: make(chan net.Conn), ended: make(chan struct{})}
 	server := newServer(h, slog.New(slog.DiscardHandler))
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(&fairListener{Listener: l, open: map[source][]*openConn{}}) }()
+	go func() {
+		ended <- server.Serve(&sources.Listener{Listener: l, OfOne: connectionsOfOne, All: connectionLimit})
+	}()
 	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
 			t.Error(err)
@@ -215,25 +218,4 @@ func TestConnectionsOfOneSourceLeaveRoomForOthers(t *testing.T) {
 			t.Errorf("in the room of one that was closed: %d", got)
 		}
 	})
-}
-
-func TestSourcesAreToldApart(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		same bool
-	}{
-		{"10.0.0.1:1", "10.0.0.1:2", true},
-		{"10.0.0.1:1", "[::ffff:10.0.0.1]:2", true},
-		{"10.0.0.1:1", "10.0.0.2:1", false},
-		{"[2001:db8::1]:1", "[2001:db8::ffff%eth0]:1", true},
-		{"[2001:db8::1]:1", "[2001:db8:0:1::1]:1", false},
-		{"pipe", "", true},
-	} {
-		if got := sourceOf(c.a) == sourceOf(c.b); got != c.same {
-			t.Errorf("%s and %s are one: %t", c.a, c.b, got)
-		}
-	}
-	if strings.Contains(fmt.Sprint(netip.Prefix(sourceOf("10.0.0.1:1"))), "invalid") {
-		t.Error("an address is none")
-	}
 }

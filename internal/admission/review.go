@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elotl/kip/internal/sources"
 	"golang.org/x/sync/semaphore"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -51,7 +52,7 @@ type reviews struct {
 	rules    func() Rules
 	defaults func() Defaults
 	machines Machines
-	bodies   *places
+	bodies   *sources.Places
 	turns    *semaphore.Weighted
 	patience time.Duration
 	log      *slog.Logger
@@ -62,7 +63,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, machines Machines,
 		rules:    rules,
 		defaults: defaults,
 		machines: machines,
-		bodies:   newPlaces(),
+		bodies:   sources.NewPlaces(bodiesAtOnce, bodiesOfOne),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
 		patience: patience,
 		log:      log,
@@ -78,7 +79,7 @@ func (rs *reviews) serve(scope Scope) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), rs.patience)
 		defer cancel()
-		leave, err := rs.bodies.take(ctx, sourceOf(r.RemoteAddr))
+		leave, err := rs.bodies.Take(ctx, sources.Of(r.RemoteAddr))
 		if err != nil {
 			http.Error(w, "too many questions at once", http.StatusServiceUnavailable)
 			return

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/sources"
 )
 
 const (
@@ -257,7 +258,9 @@ func (w *Webhook) serve(l net.Listener) {
 		},
 	}
 	w.server = server
-	go func() { w.ended <- server.ServeTLS(&fairListener{Listener: l, open: map[source][]*openConn{}}, "", "") }()
+	go func() {
+		w.ended <- server.ServeTLS(&sources.Listener{Listener: l, OfOne: connectionsOfOne, All: connectionLimit}, "", "")
+	}()
 }
 
 // newServer returns a server whose callers nobody knows.

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firstboot"
+	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agentapi"
@@ -31,7 +32,7 @@ func (a *Agent) Handler() http.Handler {
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
 	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
 	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
-	mux.Handle(agentapi.PathKubelet+"/", a.pki.KubeletProxy(agentapi.PathKubelet, a.o.Log))
+	mux.Handle(agentapi.PathKubelet+"/", a.pki.KubeletProxy(agentapi.PathKubelet, localapi.KubeletAddress, a.o.Log))
 	return mux
 }
 

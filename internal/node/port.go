@@ -148,9 +148,10 @@ func NewPort(c PortConfig) (*Port, error) {
 	return p, nil
 }
 
-// mostHeader bounds what is held of a request, in bytes, before it is known who asks, whom anybody can be: a token
-// has a few thousand, and a command for exec is the rest.
-const mostHeader = 128 << 10
+// mostHeader bounds the header of a request, in bytes, with the command of an exec in its path: what a kubelet takes
+// (MaxHeaderBytes in pkg/kubelet/server/server.go), and the API server. What those may hold of it of whom it is not known
+// yet who they are, strangers bounds.
+const mostHeader = http.DefaultMaxHeaderBytes
 
 // Serve answers on l, by TLS, until ctx ends; then every request is cancelled.
 // It closes l.
@@ -171,12 +172,13 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    mostHeader,
+		ConnContext:       withStranger,
 		ErrorLog:          slog.NewLogLogger(p.c.Log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	err := server.ServeTLS(l, "", "")
+	err := server.ServeTLS(strangers(l), "", "")
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -239,10 +241,14 @@ func (p *Port) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		text := refused.err.Error()
 		if refused.code == http.StatusUnauthorized {
 			text = "Unauthorized" // why not is not for who is not known
+			w.Header().Set("Connection", "close")
+		} else {
+			proven(r.Context())
 		}
 		http.Error(w, text, refused.code)
 		return
 	}
+	proven(r.Context())
 	p.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
 }
 

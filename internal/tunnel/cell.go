@@ -143,7 +143,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	c.open.Store(all)
 	srv := &http.Server{
 		Handler:           inside,
-		ReadHeaderTimeout: c.limits.handshake,
+		ReadHeaderTimeout: c.limits.header,
 		IdleTimeout:       2 * c.limits.idle, // Kip closes first
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },

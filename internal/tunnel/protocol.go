@@ -48,6 +48,8 @@ type limits struct {
 	connect time.Duration
 	// handshake bounds TLS, and what must follow at once.
 	handshake time.Duration
+	// header is how long the header of a request to a cell may take, which can have a MiB.
+	header time.Duration
 	// join bounds the messages of a join, with the store's write in it.
 	join time.Duration
 	// wait is how long a request waits for a connection.
@@ -80,6 +82,7 @@ func defaultLimits() limits {
 		connect:     2 * time.Second,
 		patience:    3 * time.Minute,
 		handshake:   5 * time.Second,
+		header:      30 * time.Second,
 		turn:        2 * time.Second,
 		join:        30 * time.Second,
 		wait:        10 * time.Second,
@@ -101,9 +104,11 @@ const (
 	// maxStreams is how many requests one end has in flight to the other. A
 	// kubelet holds a watch open for every object that its pod names.
 	maxStreams = 1000
-	// maxHeader bounds the header of a request to a cell. Kubernetes' are small.
-	maxHeader = 64 << 10
-	// maxAnswerHeader bounds that of an answer, with those that come before it.
+	// maxHeader bounds the header of a request to a cell, which has the command of an exec in its path: what a
+	// kubelet takes (MaxHeaderBytes in pkg/kubelet/server/server.go), and the API server. Only Kip asks.
+	maxHeader = http.DefaultMaxHeaderBytes
+	// maxAnswerHeader bounds that of an answer, with those that come before it: a kubelet's has some hundred bytes,
+	// whatever it was asked.
 	maxAnswerHeader = 64 << 10
 	// maxAskedHeader bounds that of a request of a cell, with its path and options. A
 	// kubelet's is of some 500 bytes: it shows a certificate, no token.

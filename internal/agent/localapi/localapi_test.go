@@ -339,7 +339,7 @@ func TestUpgradedConnectionsPassIntoTheKubelet(t *testing.T) {
 	}))
 	for _, protocol := range []string{"SPDY/3.1", "websocket"} {
 		t.Run(protocol, func(t *testing.T) {
-			itzo := httptest.NewServer(p.kubeletProxy(agentapi.PathKubelet, addr, quiet))
+			itzo := httptest.NewServer(p.KubeletProxy(agentapi.PathKubelet, addr, quiet))
 			defer itzo.Close()
 			conn, err := net.Dial("tcp", itzo.Listener.Addr().String())
 			if err != nil {
@@ -376,7 +376,7 @@ func TestLogsFlowWhileTheyAreWritten(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 		}
 	}))
-	itzo := httptest.NewServer(p.kubeletProxy(agentapi.PathKubelet, addr, quiet))
+	itzo := httptest.NewServer(p.KubeletProxy(agentapi.PathKubelet, addr, quiet))
 	defer itzo.Close()
 	got := make(chan string)
 	go func() {
@@ -407,7 +407,7 @@ func TestAKubeletThatDoesNotRunIsSaidSo(t *testing.T) {
 	p := newPKI(t)
 	addr := loopback.Refused(t).String()
 	w := httptest.NewRecorder()
-	p.kubeletProxy(agentapi.PathKubelet, addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, agentapi.PathKubelet+"/healthz", nil))
+	p.KubeletProxy(agentapi.PathKubelet, addr, quiet).ServeHTTP(w, httptest.NewRequest(http.MethodGet, agentapi.PathKubelet+"/healthz", nil))
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "kubelet does not answer") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

@@ -213,14 +213,13 @@ func (e *Endpoint) Serve(ctx context.Context) error {
 	return fmt.Errorf("serve the kubelet's API endpoint: %w", err)
 }
 
+// KubeletAddress is where the kubelet serves, for itzo.
+var KubeletAddress = net.JoinHostPort("127.0.0.1", strconv.Itoa(configs.KubeletPort))
+
 // KubeletProxy is the handler that passes requests into the kubelet's server:
 // logs as they come, and upgraded connections (SPDY, WebSocket) for exec,
-// attach and port-forward. prefix is cut off the path.
-func (p *PKI) KubeletProxy(prefix string, log *slog.Logger) http.Handler {
-	return p.kubeletProxy(prefix, net.JoinHostPort("127.0.0.1", strconv.Itoa(configs.KubeletPort)), log)
-}
-
-func (p *PKI) kubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
+// attach and port-forward. It listens at addr; prefix is cut off the path.
+func (p *PKI) KubeletProxy(prefix, addr string, log *slog.Logger) http.Handler {
 	target := &url.URL{Scheme: "https", Host: addr}
 	isLog := func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, prefix+"/containerLogs/") }
 	return p.open.count(http.StripPrefix(prefix, &httputil.ReverseProxy{

@@ -1,0 +1,210 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	clientcommand "k8s.io/client-go/tools/remotecommand"
+	servercommand "k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/tunnel"
+)
+
+// throughACell returns the way to a kubelet with this handler, and the bounds of a real one, through
+// a tunnel and what an agent serves.
+func throughACell(t *testing.T, kubelet http.Handler) agentapi.Conn {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	local, err := localapi.NewPKI(filepath.Join(t.TempDir(), "pki"), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(local.Files.ServingCert, local.Files.ServingKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := os.ReadFile(local.Files.CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(bundle)
+	server := httptest.NewUnstartedServer(kubelet)
+	server.Config.MaxHeaderBytes = 1 << 20 // MaxHeaderBytes in pkg/kubelet/server/server.go
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := pki.NewToken()
+	cell, err := tunnel.NewCell(tunnel.CellConfig{
+		UserData: agentapi.UserData{CellID: "c-1", CAHash: authority.Hash(), Token: token.Reveal()},
+		StateDir: t.TempDir(),
+		Handler:  local.KubeletProxy(agentapi.PathKubelet, server.Listener.Addr().String(), log),
+		Log:      log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- cell.Serve(ctx, l) }()
+	dialer, err := tunnel.NewDialer(tunnel.DialerConfig{Authority: authority, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := dialer.Keep(ctx, tunnel.Target{CellID: "c-1", Addr: l.Addr().(*net.TCPAddr).AddrPort(), Token: token},
+		http.NotFoundHandler(), func(context.Context, string) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		session.Close()
+		cancel()
+		if err := <-served; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	return session.Conn()
+}
+
+// told is a container's process that says how long its last argument is.
+type told struct{}
+
+func (told) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, _ io.Reader, out, _ io.WriteCloser, _ bool,
+	_ <-chan servercommand.TerminalSize, _ time.Duration) error {
+	fmt.Fprint(out, len(cmd[len(cmd)-1]))
+	return nil
+}
+
+// Linux takes an argument of 128 KiB (MAX_ARG_STRLEN in include/uapi/linux/binfmts.h), and a node's kubelet what of it
+// there is in a header of 1 MiB: each byte of what is no letter takes three in the path.
+func TestACommandAsLongAsANodeTakesReachesTheKubelet(t *testing.T) {
+	f := serve(t, nil)
+	f.cells.conn = throughACell(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		options, err := servercommand.NewOptions(r)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		servercommand.ServeExec(w, r, told{}, "p", "", "c", r.URL.Query()["command"], options,
+			time.Minute, time.Minute, servercommand.SupportedStreamingProtocols)
+	}))
+	config := &rest.Config{Host: "https://" + f.addr, BearerToken: "admin", TLSClientConfig: rest.TLSClientConfig{CAData: f.ca.pem}}
+	for _, script := range []string{"exit", strings.Repeat("x", 128<<10-1), strings.Repeat("\n", 120_000), strings.Repeat("\n", 128<<10-1)} {
+		u := &url.URL{Scheme: "https", Host: f.addr, Path: "/exec/ns/p/c",
+			RawQuery: url.Values{"command": {"sh", "-c", script}, "output": {"1"}}.Encode()}
+		executor, err := clientcommand.NewSPDYExecutor(config, "POST", u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		err = executor.StreamWithContext(t.Context(), clientcommand.StreamOptions{Stdout: &out})
+		if err != nil || out.String() != fmt.Sprint(len(script)) {
+			t.Errorf("of %d bytes, %d in the path, came %q: %.200v", len(script), len(u.RawQuery), out.String(), err)
+		}
+	}
+}
+
+// from is a client of the port with an address of its own.
+func (f *fixture) from(t *testing.T, address string) *http.Client {
+	t.Helper()
+	dialer := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 0))}
+	transport := &http.Transport{TLSClientConfig: f.tls(), DialContext: dialer.DialContext}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// Whom nobody knows holds so much of Kip's memory, and keeps no place that others wait for.
+func TestLargeHeadersOfStrangersKeepOutNobodyElse(t *testing.T) {
+	f := serve(t, says("from the cell"))
+	for range placesOfLarge + 1 {
+		conn, err := tls.Dial("tcp", f.addr, f.tls())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: kip\r\nX-Long: %s", strings.Repeat("x", 2*smallHeader)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		from string
+		size int
+	}{{"127.0.0.1", 0}, {"127.0.0.2", mostHeader / 2}} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.addr+"/containerLogs/ns/p/c", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer admin")
+		r.Header.Set("X-Long", strings.Repeat("x", c.size))
+		resp, err := f.from(t, c.from).Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%d bytes from %s: %s", c.size, c.from, resp.Status)
+		}
+	}
+}
+
+func TestAStrangerIsReadSoFar(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	l := strangers(inner)
+	for _, known := range []bool{false, true} {
+		there, err := net.Dial("tcp", inner.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer there.Close()
+		here, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer here.Close()
+		if known {
+			proven(withStranger(t.Context(), here))
+		}
+		go func() {
+			defer there.Close()
+			_, _ = there.Write(make([]byte, mostSent+1<<20)) // it breaks where it is not read
+		}()
+		n, err := io.Copy(io.Discard, here)
+		if known && (n != mostSent+1<<20 || err != nil) || !known && (n < mostHeader || n > mostSent+64<<10 || !errors.Is(err, errTooLarge)) {
+			t.Errorf("of who is known: %t, %d bytes were read: %v", known, n, err)
+		}
+		here.Close()
+	}
+}
