@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,6 +11,8 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
@@ -67,7 +71,7 @@ type EndedError struct {
 func (e *EndedError) Error() string { return fmt.Sprintf("the pod has ended: %s", e.Phase) }
 
 // SavedLogs answers a containerLogs request for a pod whose cell has gone. It
-// reads the options from the request's query, and answers 404 for what it does
+// reads the options from the request's query, and answers 400 for what it does
 // not have.
 type SavedLogs interface {
 	Serve(w http.ResponseWriter, r *http.Request, uid types.UID, container string)
@@ -310,7 +314,7 @@ func (p *Port) toCell(what string) http.HandlerFunc {
 			// Never the query: it holds the command.
 			p.c.Log.Info("into a pod", "what", what, "pod", t.namespace+"/"+t.pod, "container", t.container, "user", caller(r))
 		}
-		conn, err := p.c.Cells.Conn(t.namespace, t.pod, t.uid)
+		conn, err := p.conn(r.Context(), t)
 		if err != nil {
 			p.noCell(w, r, t, err)
 			return
@@ -332,6 +336,9 @@ func (p *Port) toCell(what string) http.HandlerFunc {
 				// choice.
 				if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 					return fmt.Errorf("the cell answered with a redirect (%d)", resp.StatusCode)
+				}
+				if resp.StatusCode == http.StatusNotFound {
+					return p.known(resp, t)
 				}
 				return nil
 			},
@@ -360,6 +367,76 @@ func withoutBearer(h http.Header) {
 	if len(keep) > 0 {
 		h.Set(header, strings.Join(keep, ", "))
 	}
+}
+
+// A pod that the API server has just bound may come to the watch of its node a moment after somebody asks for it.
+const (
+	bindingTimeout = time.Second
+	bindingPoll    = 20 * time.Millisecond
+)
+
+// conn leads to the cell of a pod. It waits a moment for a pod that is not there, and answers nothing for one while the
+// pods are not listed.
+func (p *Port) conn(ctx context.Context, t target) (conn agentapi.Conn, err error) {
+	_ = wait.PollUntilContextTimeout(ctx, bindingPoll, bindingTimeout, true, func(context.Context) (bool, error) {
+		conn, err = p.c.Cells.Conn(t.namespace, t.pod, t.uid)
+		return !errors.Is(err, ErrPodNotFound), nil
+	})
+	if errors.Is(err, ErrPodNotFound) {
+		if cause := p.c.Healthy(ctx); cause != nil {
+			return nil, fmt.Errorf("which pods there are is not known: %w", cause)
+		}
+	}
+	return conn, err
+}
+
+// known makes the answer of a kubelet that does not know its pod one that says why: the pod is on the node, and that
+// kubelet has not seen it yet, or has just started. Of a 404 the API server would not hand the text on.
+func (p *Port) known(resp *http.Response, t target) error {
+	const most = 1 << 10 // of a kubelet's text: a name of 253, and a few words
+	text, err := io.ReadAll(io.LimitReader(resp.Body, most))
+	if err != nil {
+		return err
+	}
+	// As getContainerLogs and the others in pkg/kubelet/server/server.go say it; there is a 404 for containers, too.
+	if !strings.Contains(string(text), "does not exist") {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(text), resp.Body), resp.Body}
+		return nil
+	}
+	pods := p.c.Pods()
+	i := slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return pod.Namespace == t.namespace && pod.Name == t.pod })
+	if i >= 0 {
+		text = []byte(t.unavailable(pods[i]) + "\n")
+		resp.StatusCode, resp.Status = http.StatusBadRequest, ""
+	}
+	_ = resp.Body.Close()
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	resp.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	resp.Header.Del("Content-Encoding")
+	return nil
+}
+
+// unavailable is what a kubelet says of a container that it has not started, or of which it knows nothing
+// (validateContainerLogStatus in pkg/kubelet/kubelet_pods.go).
+func (t target) unavailable(pod *corev1.Pod) string {
+	what := fmt.Sprintf("pod %q", t.pod)
+	if t.container != "" {
+		what = fmt.Sprintf("container %q in pod %q", t.container, t.pod)
+	}
+	started := func(s corev1.ContainerStatus) bool {
+		return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0
+	}
+	switch {
+	case pod.DeletionTimestamp != nil, slices.ContainsFunc(pod.Status.InitContainerStatuses, started),
+		slices.ContainsFunc(pod.Status.ContainerStatuses, started):
+		return what + " is not available: the kubelet of its cell has just started, or has forgotten the pod, which is being deleted"
+	case len(pod.Spec.InitContainers) > 0:
+		return what + " is waiting to start: PodInitializing"
+	}
+	return what + " is waiting to start: ContainerCreating"
 }
 
 // lost answers for a cell that did not. It may have ended in the meantime: then
@@ -397,7 +474,8 @@ func (p *Port) noCell(w http.ResponseWriter, r *http.Request, t target, err erro
 			http.StatusBadRequest)
 	default:
 		p.c.Log.Warn("a pod's cell cannot be reached", "pod", t.namespace+"/"+t.pod, "what", t.what, "err", err)
-		http.Error(w, fmt.Sprintf("the cell of pod %s/%s cannot be reached: %v", t.namespace, t.pod, err), http.StatusServiceUnavailable)
+		// Of a 503 the API server would not hand the text on.
+		http.Error(w, fmt.Sprintf("the cell of pod %s/%s cannot be reached: %v", t.namespace, t.pod, err), http.StatusBadGateway)
 	}
 }
 

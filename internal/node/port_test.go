@@ -257,7 +257,10 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "stats of %s", r.URL.Path) }),
 		MaxPods: func() int64 { return 20 }, Version: "v2.0.0",
 		Pods: func() []*corev1.Pod {
-			return []*corev1.Pod{pod("a", corev1.PodRunning), pod("b", corev1.PodPending)}
+			inits, ran := pod("inits", corev1.PodPending), pod("ran", corev1.PodPending)
+			inits.Spec.InitContainers = []corev1.Container{{Name: "i"}}
+			ran.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 1}}
+			return []*corev1.Pod{pod("a", corev1.PodRunning), pod("b", corev1.PodPending), inits, ran}
 		},
 		Log: slog.New(slog.DiscardHandler),
 	})
@@ -775,12 +778,55 @@ func TestWithoutACellTheAnswerSaysWhy(t *testing.T) {
 		{"GET", "/containerLogs/ns/p/c", waiting, 400, `container "c" in pod "p" is waiting to start: no capacity for c5.large`},
 		{"POST", "/portForward/ns/p", waiting, 400, `pod "p" is waiting to start: no capacity for c5.large`},
 		{"GET", "/containerLogs/ns/p/c", ErrPodNotFound, 404, `pod "p" does not exist in namespace "ns" on node kip-0`},
-		{"GET", "/containerLogs/ns/p/c", errors.New("no route"), 503, "the cell of pod ns/p cannot be reached: no route"},
+		{"GET", "/containerLogs/ns/p/c", errors.New("no route"), 502, "the cell of pod ns/p cannot be reached: no route"},
 	} {
 		f.cells.errs = []error{c.err}
 		if code, body := f.do(t, "admin", c.method, c.path); code != c.code || strings.TrimSpace(body) != c.body {
 			t.Errorf("%s %s with %v: got %d %q, want %d %q", c.method, c.path, c.err, code, body, c.code, c.body)
 		}
+	}
+}
+
+// A kubelet that is to start a pod has not seen it at first. The API server answers 404 without a text, and a kubelet
+// on a node none at all for a pod that exists.
+func TestAKubeletThatDoesNotKnowItsPodYetIsNotBelieved(t *testing.T) {
+	var answer string
+	f := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, answer, http.StatusNotFound) })
+	const begun = "is not available: the kubelet of its cell has just started, or has forgotten the pod, which is being deleted"
+	for _, c := range []struct {
+		method, path, kubelet string
+		code                  int
+		says                  string
+	}{
+		{"GET", "/containerLogs/ns/b/c?follow=true", `pod "b" does not exist`, 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
+		{"GET", "/containerLogs/ns/inits/c", `pod "inits" does not exist`, 400, `container "c" in pod "inits" is waiting to start: PodInitializing`},
+		{"POST", "/exec/ns/b/c", "pod does not exist", 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
+		{"POST", "/attach/ns/b/uid-1/c", "pod does not exist", 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
+		{"POST", "/portForward/ns/b", "pod does not exist", 400, `pod "b" is waiting to start: ContainerCreating`},
+		{"POST", "/exec/ns/ran/c", "pod does not exist", 400, `container "c" in pod "ran" ` + begun},
+		{"GET", "/containerLogs/ns/ran/c", `pod "ran" does not exist`, 400, `container "c" in pod "ran" ` + begun},
+		{"GET", "/containerLogs/ns/gone/c", `pod "gone" does not exist`, 404, `pod "gone" does not exist`},
+		{"GET", "/containerLogs/ns/b/x", `container "x" not found in pod "b"`, 404, `container "x" not found in pod "b"`},
+		{"GET", "/containerLogs/ns/b/x", strings.Repeat("x", 5000), 404, strings.Repeat("x", 5000)},
+	} {
+		answer = c.kubelet
+		if code, body := f.do(t, "admin", c.method, c.path); code != c.code || strings.TrimSpace(body) != c.says {
+			t.Errorf("%s %s: %d %.200q, want %d %.200q", c.method, c.path, code, body, c.code, c.says)
+		}
+	}
+}
+
+func TestAPodThatHasJustBeenBoundIsWaitedFor(t *testing.T) {
+	f := serve(t, says("from the cell"))
+	f.cells.errs = []error{ErrPodNotFound, ErrPodNotFound, nil}
+	if code, body := f.do(t, "admin", "GET", "/containerLogs/ns/p/c"); code != 200 || body != "from the cell" {
+		t.Errorf("%d %q", code, body)
+	}
+	// Before the pods are listed there is no telling.
+	f.cells.errs = []error{ErrPodNotFound}
+	f.health.set(errors.New("not listed"))
+	if code, body := f.do(t, "admin", "GET", "/containerLogs/ns/p/c"); code != 502 || !strings.Contains(body, "not listed") {
+		t.Errorf("%d %q", code, body)
 	}
 }
 
@@ -819,7 +865,7 @@ func TestACellCannotSendTheCallerElsewhere(t *testing.T) {
 
 func TestPodsAndHealth(t *testing.T) {
 	f := serve(t, says(""))
-	for path, want := range map[string][]string{"/pods": {"a", "b"}, "/pods/": {"a", "b"}, "/runningpods/": {"a"}} {
+	for path, want := range map[string][]string{"/pods": {"a", "b", "inits", "ran"}, "/pods/": {"a", "b", "inits", "ran"}, "/runningpods/": {"a"}} {
 		_, body := f.do(t, "admin", "GET", path)
 		var list corev1.PodList
 		if err := json.Unmarshal([]byte(body), &list); err != nil || list.Kind != "PodList" || list.APIVersion != "v1" {

@@ -135,8 +135,8 @@ func TestServeRefusesAsTheKubelet(t *testing.T) {
 		{"u", "main", "stream=Stdout", 400, "Stdout"},
 		{"u", "main", "previous=true", 400, "main/previous has no log"},
 		{"u", "side", "", 404, `container "side" not found in pod "pod-u"`},
-		{"other", "main", "", 404, "not saved"},
-		{"../u", "main", "", 404, "not saved"},
+		{"other", "main", "", 400, "not saved"},
+		{"../u", "main", "", 400, "not saved"},
 	} {
 		if code, got := get(s, c.uid, c.container, c.query); code != c.code || !strings.Contains(got, c.says) {
 			t.Errorf("%s/%s?%s: got %d %q, want %d and %q", c.uid, c.container, c.query, code, got, c.code, c.says)

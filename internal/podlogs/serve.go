@@ -34,7 +34,8 @@ func (s *Saver) Serve(w http.ResponseWriter, r *http.Request, uid types.UID, con
 	i, known := s.pods[uid]
 	s.mu.Unlock()
 	if !known {
-		http.Error(w, "the pod has ended and its log was not saved, or is no longer kept", http.StatusNotFound)
+		// Of a 404 the API server would not hand the text on, and the pod exists.
+		http.Error(w, "the pod has ended and its log was not saved, or is no longer kept", http.StatusBadRequest)
 		return
 	}
 	c, known := i.Containers[container]
@@ -55,7 +56,7 @@ func (s *Saver) Serve(w http.ResponseWriter, r *http.Request, uid types.UID, con
 	}
 	f, err := os.Open(filepath.Join(s.c.Dir, string(uid), logFile(container, options.Previous)))
 	if errors.Is(err, os.ErrNotExist) { // removed since
-		http.Error(w, "the log is no longer kept", http.StatusNotFound)
+		http.Error(w, "the log is no longer kept", http.StatusBadRequest)
 		return
 	}
 	if err != nil {
