@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 )
@@ -120,8 +121,12 @@ type Recorder interface {
 
 // Logs are those of pods that have ended.
 type Logs interface {
-	// SaveLogs keeps the container logs of a cell's pod, which it asks the cell's agent for.
+	// SaveLogs keeps the container logs of a cell's pod, which it asks the cell's agent for. It bounds its time.
 	SaveLogs(ctx context.Context, cell Cell, agent agentapi.Conn) error
+	// HasStreams reports whether somebody reads of a pod's cell: a log, or what exec, attach or port-forward carry.
+	HasStreams(pod types.UID) bool
+	// Finish reads what the cell of a pod has yet to say to those, so that it may end. It bounds its time.
+	Finish(ctx context.Context, pod types.UID)
 }
 
 // ClusterDNS is what pods ask for names.

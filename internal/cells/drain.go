@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -12,17 +13,17 @@ import (
 	"github.com/elotl/kip/internal/pulse"
 )
 
-// drainTimeout bounds what is saved from a cell before the cell is terminated. A
+// drainTimeout bounds what a cell is waited for before it is terminated. A
 // longer wait for a machine that does not answer costs more than it saves.
 const drainTimeout = 30 * time.Second
 
 // drain saves what must outlive the cell: the logs of a pod that ran to its end,
-// and what is on its disks. A cell that cannot be reached is terminated without.
+// what people read of it that lag, and what is on its disks. A cell that cannot be reached is terminated without.
 // An event of its pod says so.
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
 	c.dropAside(e, drains)
 	cell := e.cell()
-	if !e.drained && (cell.PodEnded || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && c.hasDisks()) {
+	if !e.drained && (cell.PodEnded || c.cfg.Logs.HasStreams(cell.Pod.UID) || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && c.hasDisks()) {
 		if err := c.aside(ctx, e, drains, func(drain context.Context) error {
 			_, err := c.dialled(ctx, e) // a session outlives what it was dialled for
 			return c.saveAll(drain, e, err)
@@ -73,6 +74,21 @@ func (c *Controller) letsGo(ctx context.Context, e *entry, poll time.Duration, a
 // saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile
 // nothing else is done with the cell. It returns an error only when ctx has ended.
 func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
+	var finishing sync.WaitGroup
+	pod := e.cell().Pod.UID
+	finishing.Go(func() { c.cfg.Logs.Finish(ctx, pod) })
+	err = c.savesLogs(ctx, e, err)
+	resume := pulse.Wait(ctx, pulse.Cell)
+	finishing.Wait()
+	resume()
+	if err != nil {
+		return err
+	}
+	return c.freeVolumes(ctx, e)
+}
+
+// savesLogs saves the logs of a pod that ran to its end. It returns an error only when ctx has ended.
+func (c *Controller) savesLogs(ctx context.Context, e *entry, err error) error {
 	if e.cell().PodEnded {
 		if err == nil {
 			err = c.connectNow(ctx, e)
@@ -87,6 +103,11 @@ func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 			c.warn(e.cell(), events.LogsNotSaved, "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
 		}
 	}
+	return nil
+}
+
+// freeVolumes has a cell let go of its pod's volumes. It returns an error only when ctx has ended.
+func (c *Controller) freeVolumes(ctx context.Context, e *entry) error {
 	if len(e.cell().Plugins) > 0 {
 		err := c.unplug(ctx, e)
 		if ctx.Err() != nil {
@@ -115,9 +136,10 @@ func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
 		return ctx.Err()
 	}
 	defer func() { <-c.logs }()
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer pulse.Wait(ctx, pulse.Cell)()
+	dialling, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	if !e.ready(ctx) { // after a restart of Kip it may still be dialling
+	if !e.ready(dialling) { // after a restart of Kip it may still be dialling
 		return ErrNotConnected
 	}
 	if err := c.cfg.Logs.SaveLogs(ctx, *e.cell(), e.session.Conn()); err != nil {

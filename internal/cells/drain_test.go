@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -49,6 +51,44 @@ func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
 					t.Errorf("saved %d times, said %d times; want %d and %d", saved, got, tc.saved, tc.said)
 				}
 			})
+		})
+	}
+}
+
+// streamed are Logs of pods whose cells somebody reads of.
+type streamed struct {
+	saves
+	finish func(types.UID)
+}
+
+func (s streamed) HasStreams(types.UID) bool { return true }
+
+func (s streamed) Finish(_ context.Context, pod types.UID) { s.finish(pod) }
+
+// On a node who lags reads on after the pod has ended, and after it was deleted.
+func TestWhatIsReadOfACellIsReadToItsEndBeforeTheInstanceEnds(t *testing.T) {
+	for _, ended := range []bool{true, false} {
+		finished := 0
+		var instances func() []string
+		inBubble(t, func(c *setup) {
+			c.Logs = streamed{
+				saves: func(context.Context, Cell, agentapi.Conn) error { return nil },
+				finish: func(pod types.UID) {
+					finished++
+					if pod != ref("a").UID || len(instances()) != 1 {
+						t.Errorf("the streams of %s are finished while the instances are %v", pod, instances())
+					}
+				},
+			}
+		}, nil, func(t *testing.T, b *bubble) {
+			instances = b.cloud.running
+			b.request("a", "nano")
+			b.later(10 * time.Second)
+			b.cells.Release(ref("a").UID, "done", ended)
+			b.later(10 * time.Second)
+			if b.phase("a") != "" || len(b.cloud.running()) != 0 || finished != 1 {
+				t.Errorf("the cell is %q, instances %v, finished %d times", b.phase("a"), b.cloud.running(), finished)
+			}
 		})
 	}
 }

@@ -376,6 +376,10 @@ func (f saves) SaveLogs(ctx context.Context, cell Cell, agent agentapi.Conn) err
 	return f(ctx, cell, agent)
 }
 
+func (f saves) HasStreams(types.UID) bool { return false }
+
+func (f saves) Finish(context.Context, types.UID) {}
+
 // standbyOn are Nodes of which a function says which a standby cell is made for.
 type standbyOn func(Offer) string
 

@@ -28,7 +28,9 @@ func (l *leading) savedLogs() savedLogs { return savedLogs{nodes: l.nodes, saver
 
 // SaveLogs keeps the logs of all containers of a cell's pod.
 func (s savedLogs) SaveLogs(ctx context.Context, cell cells.Cell, agent agentapi.Conn) error {
-	if !cache.WaitForCacheSync(ctx.Done(), func() bool { return s.nodes.Listed(cell.Node) }) {
+	listing, cancel := context.WithTimeout(ctx, podlogs.SaveTimeout)
+	defer cancel()
+	if !cache.WaitForCacheSync(listing.Done(), func() bool { return s.nodes.Listed(cell.Node) }) {
 		return nodes.ErrNotListed
 	}
 	ref := cell.Pod
@@ -52,6 +54,12 @@ func (s savedLogs) SaveLogs(ctx context.Context, cell cells.Cell, agent agentapi
 	}
 	return s.saver.Save(ctx, ref.Namespace, ref.Name, ref.UID, names, podlogs.FromCell(agent, ref.Namespace, ref.Name))
 }
+
+// HasStreams implements cells.Logs.
+func (s savedLogs) HasStreams(pod types.UID) bool { return s.saver.HasStreams(pod) }
+
+// Finish implements cells.Logs.
+func (s savedLogs) Finish(ctx context.Context, pod types.UID) { s.saver.Finish(ctx, pod) }
 
 // forget removes the saved logs of a pod that no longer exists.
 func (s savedLogs) forget(pod types.UID) {

@@ -9,6 +9,7 @@ import (
 	"github.com/elotl/kip/internal/daybook"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
+	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/watches"
@@ -21,6 +22,7 @@ import (
 type ways struct {
 	cells *cells.Controller
 	loop  *pods.Controller
+	logs  *podlogs.Saver
 }
 
 var _ nodes.Ways = ways{}
@@ -52,7 +54,11 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 	cell, has := w.cells.ForPod(pod.UID)
 	switch {
 	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
-		return w.cells.Conn(pod.UID)
+		conn, err := w.cells.Conn(pod.UID)
+		if err != nil {
+			return nil, err
+		}
+		return w.logs.Track(pod.Namespace, pod.UID, conn), nil
 	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
 	case !has:

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,12 +28,13 @@ import (
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/tunnel"
 )
 
 // throughACell returns the way to a kubelet with this handler, and the bounds of a real one, through
-// a tunnel and what an agent serves.
-func throughACell(t *testing.T, kubelet http.Handler) agentapi.Conn {
+// a tunnel and what an agent serves. The cell ends with end.
+func throughACell(t *testing.T, kubelet http.Handler) (conn agentapi.Conn, end func()) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	local, err := localapi.NewPKI(filepath.Join(t.TempDir(), "pki"), time.Now())
@@ -85,14 +87,15 @@ func throughACell(t *testing.T, kubelet http.Handler) agentapi.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
+	end = sync.OnceFunc(session.Close)
 	t.Cleanup(func() {
-		session.Close()
+		end()
 		cancel()
 		if err := <-served; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})
-	return session.Conn()
+	return session.Conn(), end
 }
 
 // told is a container's process that says how long its last argument is.
@@ -108,7 +111,7 @@ func (told) ExecInContainer(_ context.Context, _, _, _ string, cmd []string, _ i
 // there is in a header of 1 MiB: each byte of what is no letter takes three in the path.
 func TestACommandAsLongAsANodeTakesReachesTheKubelet(t *testing.T) {
 	f := serve(t, nil)
-	f.cells.conn = throughACell(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	f.cells.conn, _ = throughACell(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		options, err := servercommand.NewOptions(r)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
@@ -130,6 +133,45 @@ func TestACommandAsLongAsANodeTakesReachesTheKubelet(t *testing.T) {
 		if err != nil || out.String() != fmt.Sprint(len(script)) {
 			t.Errorf("of %d bytes, %d in the path, came %q: %.200v", len(script), len(u.RawQuery), out.String(), err)
 		}
+	}
+}
+
+// A node keeps the log as long as the pod exists, and who is late reads on. A cell ends, and what it had to say is kept.
+func TestWhoLagsGetsTheWholeLogOfACellThatEnds(t *testing.T) {
+	const lines = 89_000 // 9.7 MB, which no buffers on the way hold
+	f := serve(t, nil)
+	conn, end := throughACell(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for i := range lines {
+			if _, err := fmt.Fprintf(w, "%08d %0100d\n", i, 0); err != nil {
+				return
+			}
+		}
+	}))
+	saver, err := podlogs.Open(podlogs.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.cells.conn = saver.Track("ns", "u", conn)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.addr+"/containerLogs/ns/p/c?follow=true", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer admin")
+	resp, err := f.client(t).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	first := make([]byte, 1000)
+	if _, err := io.ReadFull(resp.Body, first); err != nil {
+		t.Fatal(err)
+	}
+	saver.Finish(t.Context(), "u") // nobody reads meanwhile
+	end()
+	rest, err := io.ReadAll(resp.Body)
+	all := append(first, rest...)
+	if n := bytes.Count(all, []byte("\n")); err != nil || n != lines || !bytes.HasPrefix(all[len(all)-110:], fmt.Appendf(nil, "%08d", lines-1)) {
+		t.Errorf("%d lines of %d: %v; the last is %q", n, lines, err, all[max(0, len(all)-110):])
 	}
 }
 

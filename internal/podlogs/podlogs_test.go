@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -166,7 +167,7 @@ func TestTheEndOfALongLogIsKeptAndSaysSo(t *testing.T) {
 }
 
 func TestALineLongerThanTheLimitIsCutAndSaysSo(t *testing.T) {
-	s, _ := open(t, Config{MaxBytesPerContainer: 100})
+	s, _ := open(t, Config{MaxBytesPerContainer: 100 + maxNote})
 	save(t, s, "u", map[string]string{"main": at(2) + " first\n" + at(1) + " " + strings.Repeat("x", 200_000) + "\n"})
 	_, got := get(s, "u", "main", "tailLines=1")
 	want := strings.Repeat("x", 100-31) + " [kip: 199932 bytes of this line were left out]\n"
@@ -302,13 +303,41 @@ func TestWhoHasMostMakesRoom(t *testing.T) {
 	}
 }
 
+// buffer is the file of a tail.
+type buffer struct{ b []byte }
+
+func (b *buffer) grow(n int64) int64 { return n }
+
+func (b *buffer) WriteAt(p []byte, at int64) (int, error) {
+	b.b = append(b.b, make([]byte, max(0, int(at)+len(p)-len(b.b)))...)
+	return copy(b.b[at:], p), nil
+}
+
+func (b *buffer) ReadAt(p []byte, at int64) (int, error) { return bytes.NewReader(b.b).ReadAt(p, at) }
+
+// kept is what is shown of a log, of which so much is kept.
+func kept(t *testing.T, log io.Reader, max int64) (r run, shown string, file *buffer) {
+	t.Helper()
+	file = &buffer{}
+	tail := &tail{file: file, max: max}
+	broken := tail.read(log)
+	r, err := tail.run(broken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(r.text(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, string(b), file
+}
+
 // A cell may answer anything.
 func TestALogOfManyLinesTakesItsBytes(t *testing.T) {
 	const max = 1 << 20
-	tail, err := readTail(strings.NewReader(strings.Repeat("\n", 3*max)), max)
-	if err != nil || len(tail.text) != max || cap(tail.text) > 4*max || tail.droppedLines != 2*max || tail.droppedBytes != 2*max {
-		t.Errorf("%d bytes in room for %d, without %d lines of %d bytes: %v", len(tail.text), cap(tail.text),
-			tail.droppedLines, tail.droppedBytes, err)
+	r, shown, file := kept(t, strings.NewReader(strings.Repeat("\n", 3*max)), max)
+	if r.Bytes != max || len(file.b) != max+1 || !strings.Contains(shown, fmt.Sprintf("%d lines, %d bytes, before", 2*max, 2*max)) {
+		t.Errorf("%d bytes in a file of %d: %.200q", r.Bytes, len(file.b), shown)
 	}
 }
 
@@ -353,7 +382,7 @@ func TestFromCellAsksTheKubeletWithTimes(t *testing.T) {
 		case agentapi.PathKubelet + "/containerLogs/ns/p/late":
 			http.Error(w, "is waiting to start", http.StatusBadRequest)
 		default:
-			http.Error(w, "pod does not exist", http.StatusNotFound)
+			http.Error(w, `container "lost" not found in pod "p"`, http.StatusNotFound)
 		}
 	}))
 	defer cell.Close()
@@ -376,6 +405,36 @@ func TestFromCellAsksTheKubeletWithTimes(t *testing.T) {
 	if code, got := get(s, "u", "lost", ""); code != 400 || !strings.Contains(got, "could not be read before its cell ended") {
 		t.Errorf("lost: %d %q", code, got)
 	}
+}
+
+func TestAKubeletThatDoesNotKnowItsPodYetIsAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		fetch := FromCell(tracked(func(*http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			if tries++; tries < 4 {
+				http.Error(w, `pod "p" does not exist`, http.StatusNotFound)
+			} else {
+				fmt.Fprint(w, "hello")
+			}
+			return w.Result(), nil
+		}), "ns", "p")
+		log, err := fetch(t.Context(), "main", false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(log); string(b) != "hello" || err != nil || tries != 4 {
+			t.Errorf("%q after %d tries: %v", b, tries, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), SaveTimeout)
+		defer cancel()
+		if tries = -1 << 30; err == nil {
+			_, err = fetch(ctx, "main", false)
+		}
+		if err == nil {
+			t.Error("it does not end")
+		}
+	})
 }
 
 // toServer sends every request to one address.
@@ -405,36 +464,23 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, log string, room uint16, query string) {
 		max := int64(room) + 1
-		tail, err := readTail(strings.NewReader(log), max)
-		if err != nil {
-			t.Fatal(err)
+		r, saved, file := kept(t, strings.NewReader(log), max)
+		if r.Bytes > max || int64(len(file.b)) > max+1 {
+			t.Fatalf("kept %d bytes, of at most %d, in a file of %d", r.Bytes, max, len(file.b))
 		}
-		// One line may be longer, by the note that it was cut.
-		kept, several := int64(len(tail.text)), len(tail.text) > 0 && len(tail.first()) < len(tail.text)
-		if kept > max && several || kept > max+64 {
-			t.Fatalf("kept %d bytes, of at most %d, of several lines: %t", kept, max, several)
+		if int64(len(log)) <= max-maxNote && saved != log {
+			t.Fatalf("a log that fits became %q", saved)
 		}
-		var saved, broken bytes.Buffer
-		if err := tail.write(&saved, max, nil); err != nil {
-			t.Fatal(err)
+		_, broken, _ := kept(t, io.MultiReader(strings.NewReader(log), iotest.ErrReader(errors.New("link down"))), max)
+		before := saved
+		if before != "" && !strings.HasSuffix(before, "\n") {
+			before += "\n" // a last line without an end gets one
 		}
-		if int64(len(log)) <= max && saved.String() != log {
-			t.Fatalf("a log that fits became %q", saved.String())
-		}
-		if len(tail.text) > 0 {
-			if err := tail.write(&broken, max, errors.New("link down")); err != nil {
-				t.Fatal(err)
-			}
-			before := saved.String()
-			if !strings.HasSuffix(before, "\n") {
-				before += "\n" // a last line without an end gets one
-			}
-			said, whole := strings.CutPrefix(broken.String(), before)
-			stamp, text, _ := strings.Cut(said, " ")
-			if _, err := time.Parse(timeFormat, stamp); err != nil || !whole ||
-				text != "[kip: the rest of the log could not be read from the cell: link down]\n" {
-				t.Fatalf("a broken log became %q, without the break %q", broken.String(), saved.String())
-			}
+		said, whole := strings.CutPrefix(broken, before)
+		stamp, text, _ := strings.Cut(said, " ")
+		if _, err := time.Parse(timeFormat, stamp); err != nil || !whole ||
+			text != "[kip: the rest of the log could not be read from the cell: link down]\n" {
+			t.Fatalf("a broken log became %q, without the break %q", broken, saved)
 		}
 		q, err := url.ParseQuery(query)
 		if err != nil {
@@ -448,7 +494,7 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 			return
 		}
 		var shown bytes.Buffer
-		if err := write(&shown, bytes.NewReader(saved.Bytes()), o, noon); err != nil {
+		if err := write(&shown, func() io.Reader { return strings.NewReader(saved) }, o, noon); err != nil {
 			t.Fatal(err)
 		}
 		if o.LimitBytes != nil && int64(shown.Len()) > *o.LimitBytes {
@@ -462,8 +508,8 @@ func FuzzSavedLogsNeverGrowBeyondTheirBound(f *testing.F) {
 			t.Fatalf("%q shows %q", query, shown.String())
 		}
 		if all := o.LimitBytes == nil && o.SinceSeconds == nil && o.SinceTime == nil; all && o.Timestamps {
-			if !bytes.HasSuffix(saved.Bytes(), shown.Bytes()) || o.TailLines == nil && shown.Len() != saved.Len() {
-				t.Fatalf("%q shows %q of %q", query, shown.String(), saved.String())
+			if !strings.HasSuffix(saved, shown.String()) || o.TailLines == nil && shown.Len() != len(saved) {
+				t.Fatalf("%q shows %q of %q", query, shown.String(), saved)
 			}
 		}
 	})

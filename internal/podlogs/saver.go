@@ -9,9 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,8 +23,15 @@ import (
 
 // Bounds that hold when Config says nothing.
 const (
-	DefaultMaxBytesPerContainer = 1 << 20
-	DefaultMaxBytesTotal        = 1 << 30
+	// DefaultMaxBytesPerContainer is twice the size at which a kubelet rotates a log, 10Mi (ContainerLogMaxSize in
+	// pkg/kubelet/apis/config/v1beta1/defaults.go): it looks each ten seconds, and never again when the container has
+	// ended, and the time of a line takes 31 bytes here.
+	DefaultMaxBytesPerContainer = 20 << 20
+	// DefaultMaxBytesPerPod has room for the longest logs of 50 containers.
+	DefaultMaxBytesPerPod = 1 << 30
+	// DefaultMaxBytesTotal has room for those of 500, as for twice the pods of a node (110, MaxPods in the same file) that
+	// log without end, and one that ends again and again.
+	DefaultMaxBytesTotal = 10 << 30
 )
 
 const (
@@ -39,9 +46,12 @@ type Config struct {
 	// MaxBytesPerContainer is how much of the end of a log is kept, for the
 	// current and for the previous run each. 0: DefaultMaxBytesPerContainer.
 	MaxBytesPerContainer int64
+	// MaxBytesPerPod bounds the logs of a pod. 0: DefaultMaxBytesPerPod.
+	MaxBytesPerPod int64
 	// MaxBytesTotal bounds all files together; beyond it the logs that were
 	// saved first are removed, of the namespace that has most: nobody's pods
-	// take away what others' have said. 0: DefaultMaxBytesTotal.
+	// take away what others' have said. Each byte is reserved before it is
+	// written. 0: DefaultMaxBytesTotal.
 	MaxBytesTotal int64
 	Log           *slog.Logger
 	Clock         clock.PassiveClock // optional
@@ -51,8 +61,13 @@ type Config struct {
 type Saver struct {
 	c Config
 
+	diskLow func() bool
+
 	mu   sync.Mutex
 	pods map[types.UID]index
+	room room
+
+	streams streams
 }
 
 // index is what is known of a pod's saved logs.
@@ -72,16 +87,36 @@ type saved struct {
 
 // run is the log of one run of a container.
 type run struct {
-	// Bytes of the file, if there is one.
-	Saved bool  `json:"saved"`
+	Saved bool `json:"saved"`
+	// Bytes are those of the log, File those of the file if they are others. The log is in it from Begin on, and goes on
+	// at its beginning.
 	Bytes int64 `json:"bytes,omitempty"`
+	File  int64 `json:"file,omitempty"`
+	Begin int64 `json:"begin,omitempty"`
+	// Before and After are what is said of what is missing.
+	Before string `json:"before,omitempty"`
+	After  string `json:"after,omitempty"`
 	// Answer is what the kubelet said instead of a log.
 	Answer string `json:"answer,omitempty"`
 }
 
+// size is that of the file.
+func (r run) size() int64 { return cmp.Or(r.File, r.Bytes) }
+
+// kept reads the log in the file, without what is said of it.
+func (r run) kept(file io.ReaderAt) io.Reader {
+	first := min(r.Bytes, r.size()-r.Begin)
+	return io.MultiReader(io.NewSectionReader(file, r.Begin, first), io.NewSectionReader(file, 0, r.Bytes-first))
+}
+
+// text reads all.
+func (r run) text(file io.ReaderAt) io.Reader {
+	return io.MultiReader(strings.NewReader(r.Before), r.kept(file), strings.NewReader(r.After))
+}
+
 func (i index) bytes() (n int64) {
 	for _, c := range i.Containers {
-		n += c.Current.Bytes + c.Previous.Bytes
+		n += c.Current.size() + c.Previous.size()
 	}
 	return n
 }
@@ -105,19 +140,26 @@ func Open(c Config) (*Saver, error) {
 	if c.Dir == "" || c.Log == nil {
 		return nil, errors.New("saved logs: Dir and Log must be set")
 	}
-	if c.MaxBytesPerContainer < 0 || c.MaxBytesTotal < 0 {
-		return nil, fmt.Errorf("saved logs: MaxBytesPerContainer %d and MaxBytesTotal %d must not be negative", c.MaxBytesPerContainer,
-			c.MaxBytesTotal)
+	s := &Saver{
+		diskLow: lowDisk(c.Dir),
+		pods:    map[types.UID]index{},
+		room:    room{ofNamespace: map[string]int64{}, ofPod: map[types.UID]int64{}, claims: map[*claim]bool{}},
+		streams: streams{open: map[types.UID]map[*stream]bool{}, finishing: map[types.UID]*finishing{}},
+	}
+	s.streams.ended.L = &s.streams.mu
+	if s.c = c; s.checkRoom() != nil {
+		return nil, s.checkRoom()
 	}
 	c.MaxBytesPerContainer = cmp.Or(c.MaxBytesPerContainer, DefaultMaxBytesPerContainer)
+	c.MaxBytesPerPod = cmp.Or(c.MaxBytesPerPod, DefaultMaxBytesPerPod)
 	c.MaxBytesTotal = cmp.Or(c.MaxBytesTotal, DefaultMaxBytesTotal)
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
+	s.c = c
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("saved logs: %w", err)
 	}
-	s := &Saver{c: c, pods: map[types.UID]index{}}
 	entries, err := os.ReadDir(c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("saved logs: %w", err)
@@ -142,7 +184,9 @@ func Open(c Config) (*Saver, error) {
 		if err := removeTemporary(dir); err != nil {
 			return nil, fmt.Errorf("saved logs: %w", err)
 		}
-		s.pods[types.UID(e.Name())] = i
+		uid := types.UID(e.Name())
+		s.pods[uid] = i
+		s.room.add(i.Namespace, uid, i.bytes())
 	}
 	return s, nil
 }
@@ -178,27 +222,41 @@ func removeTemporary(dir string) error {
 	return err
 }
 
+// SaveTimeout is how long a Save may take, and one second more for each leastRate bytes that come.
+const (
+	SaveTimeout = 30 * time.Second
+	leastRate   = 1 << 20
+)
+
+// saving is what a Save is of.
+type saving struct {
+	namespace, name, dir string
+	uid                  types.UID
+	fetch                Fetch
+	patience             *patience
+}
+
 // Save fetches and keeps the log of each container, the current run and the
 // previous. It goes on past a container that cannot be fetched, keeps of a log
 // what could be read, and returns what went wrong, so that the caller may try
-// again; what was saved by then, or before, stays.
+// again; what was saved by then, or before, stays. It takes SaveTimeout, and longer only while logs come.
 func (s *Saver) Save(ctx context.Context, namespace, name string, uid types.UID, containers []string, fetch Fetch) error {
 	if err := checkNames(uid, containers...); err != nil {
 		return err
 	}
-	dir := filepath.Join(s.c.Dir, string(uid))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	ctx, patience, cancel := withPatience(ctx, SaveTimeout, s.c.MaxBytesPerPod)
+	defer cancel()
+	of := saving{namespace: namespace, name: name, dir: filepath.Join(s.c.Dir, string(uid)), uid: uid, fetch: fetch, patience: patience}
+	if err := os.MkdirAll(of.dir, 0o700); err != nil {
 		return fmt.Errorf("save the logs of %s/%s: %w", namespace, name, err)
 	}
 	i := index{Namespace: namespace, Name: name, Containers: map[string]saved{}}
 	s.mu.Lock()
-	before := s.pods[uid]
+	maps.Copy(i.Containers, s.pods[uid].Containers)
 	s.mu.Unlock()
-	for c, was := range before.Containers {
-		i.Containers[c] = was
-	}
 
 	var problems []error
+	var reserved int64 // for what is saved now
 	for _, c := range containers {
 		was := i.Containers[c]
 		for _, previous := range []bool{false, true} {
@@ -206,7 +264,8 @@ func (s *Saver) Save(ctx context.Context, namespace, name string, uid types.UID,
 			if previous {
 				have = &was.Previous
 			}
-			r, err := s.saveRun(ctx, dir, c, previous, have.Saved, fetch)
+			r, err := s.saveRun(ctx, of, c, previous, have.Saved)
+			reserved += r.size()
 			if err != nil {
 				what := "log of container " + c
 				if previous {
@@ -220,31 +279,35 @@ func (s *Saver) Save(ctx context.Context, namespace, name string, uid types.UID,
 		}
 		i.Containers[c] = was
 	}
-
 	i.Saved = s.c.Clock.Now()
-	b, err := json.Marshal(i)
-	if err == nil {
-		_, err = writeFile(dir, indexFile, func(w io.Writer) error { _, err := w.Write(b); return err })
-	}
-	if err != nil {
-		problems = append(problems, fmt.Errorf("index: %w", err))
-	} else {
-		s.mu.Lock()
-		s.pods[uid] = i
-		problems = append(problems, s.makeRoom(uid))
-		s.mu.Unlock()
-	}
-	if err := errors.Join(problems...); err != nil {
+	if err := errors.Join(append(problems, s.enter(of, i, reserved))...); err != nil {
 		return fmt.Errorf("save the logs of %s/%s: %w", namespace, name, err)
 	}
 	return nil
 }
 
-// saveRun keeps the log of one run. The run is the zero value if nothing of it
-// is to be kept; beside an error it may be the part that could be read, unless
-// there is one from before.
-func (s *Saver) saveRun(ctx context.Context, dir, container string, previous, have bool, fetch Fetch) (run, error) {
-	body, err := fetch(ctx, container, previous)
+// enter makes an index that of its pod. So many bytes were reserved beside those of the index before.
+func (s *Saver) enter(of saving, i index, reserved int64) error {
+	b, err := json.Marshal(i)
+	if err == nil {
+		err = writeFile(of.dir, indexFile, b)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.room.add(of.namespace, of.uid, -reserved)
+		return fmt.Errorf("index: %w", err)
+	}
+	before := s.pods[of.uid] // none if it was removed meanwhile
+	s.room.add(of.namespace, of.uid, i.bytes()-before.bytes()-reserved)
+	s.pods[of.uid] = i
+	return nil
+}
+
+// saveRun keeps the log of one run, of which it returns what is reserved for it. The run is the zero value if nothing
+// of it is to be kept; beside an error it may be the part that could be read, unless there is one from before.
+func (s *Saver) saveRun(ctx context.Context, of saving, container string, previous, have bool) (run, error) {
+	body, err := of.fetch(ctx, container, previous)
 	var none *NoLogError
 	if errors.As(err, &none) {
 		return run{Answer: none.Answer}, nil
@@ -253,55 +316,30 @@ func (s *Saver) saveRun(ctx context.Context, dir, container string, previous, ha
 		return run{}, err
 	}
 	defer body.Close()
-	t, broken := readTail(body, s.c.MaxBytesPerContainer)
-	if broken != nil && (have || len(t.text) == 0) {
+	file, err := s.claim(of.dir, of.namespace, of.uid, true)
+	if err != nil {
+		return run{}, err
+	}
+	defer file.release()
+	t := &tail{file: file, max: s.c.MaxBytesPerContainer}
+	broken := t.read(of.patience.reader(body))
+	if broken != nil && ctx.Err() != nil {
+		broken = context.Cause(ctx)
+	}
+	if broken != nil && (have || t.written == 0) {
 		return run{}, broken
 	}
-	n, err := writeFile(dir, logFile(container, previous), func(w io.Writer) error {
-		return t.write(w, s.c.MaxBytesPerContainer, broken)
-	})
+	r, err := t.run(broken)
+	if err == nil {
+		err = file.sync()
+	}
+	if err == nil {
+		err = file.keep(logFile(container, previous))
+	}
 	if err != nil {
 		return run{}, errors.Join(broken, err)
 	}
-	return run{Saved: true, Bytes: n}, broken
-}
-
-// makeRoom removes the logs that were saved first while there is too much of
-// all, but not those of uid. s.mu is held.
-func (s *Saver) makeRoom(uid types.UID) error {
-	var total int64
-	of := map[string]int64{} // by namespace
-	order := make([]types.UID, 0, len(s.pods))
-	for u, i := range s.pods {
-		total += i.bytes()
-		of[i.Namespace] += i.bytes()
-		if u != uid {
-			order = append(order, u)
-		}
-	}
-	if total <= s.c.MaxBytesTotal {
-		return nil
-	}
-	slices.SortFunc(order, func(a, b types.UID) int { return s.pods[a].Saved.Compare(s.pods[b].Saved) })
-	for len(order) > 0 && total > s.c.MaxBytesTotal {
-		// The first of the namespace that has most, and another that something can be taken from.
-		n := 0
-		for k, u := range order {
-			if of[s.pods[u].Namespace] > of[s.pods[order[n]].Namespace] {
-				n = k
-			}
-		}
-		u := order[n]
-		order = slices.Delete(order, n, n+1)
-		i := s.pods[u]
-		if err := s.remove(u); err != nil {
-			return err
-		}
-		total -= i.bytes()
-		of[i.Namespace] -= i.bytes()
-		s.c.Log.Warn("removed saved logs to make room", "pod", i.Namespace+"/"+i.Name, "uid", u, "limit", s.c.MaxBytesTotal)
-	}
-	return nil
+	return r, broken
 }
 
 // Has says whether logs of the pod are kept.
@@ -329,6 +367,7 @@ func (s *Saver) remove(uid types.UID) error {
 	if err := os.Remove(filepath.Join(dir, indexFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove saved logs: %w", err)
 	}
+	s.room.add(s.pods[uid].Namespace, uid, -s.pods[uid].bytes())
 	delete(s.pods, uid)
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove saved logs: %w", err)
@@ -374,23 +413,22 @@ func logFile(container string, previous bool) string {
 }
 
 // writeFile writes a file whole or not at all.
-func writeFile(dir, name string, write func(io.Writer) error) (n int64, err error) {
+func writeFile(dir, name string, content []byte) (err error) {
 	f, err := os.CreateTemp(dir, tempPrefix) // mode 0600
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	err = write(f)
+	_, err = f.Write(content)
 	if err == nil {
 		err = f.Sync()
 	}
-	info, statErr := f.Stat()
-	if err = errors.Join(err, statErr, f.Close()); err != nil {
-		return 0, err
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
 	}
-	return info.Size(), os.Rename(f.Name(), filepath.Join(dir, name))
+	return os.Rename(f.Name(), filepath.Join(dir, name))
 }

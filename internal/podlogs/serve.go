@@ -66,7 +66,7 @@ func (s *Saver) Serve(w http.ResponseWriter, r *http.Request, uid types.UID, con
 	}
 	defer f.Close()
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if err := write(w, f, options, s.c.Clock.Now()); err != nil {
+	if err := write(w, func() io.Reader { return run.text(f) }, options, s.c.Clock.Now()); err != nil {
 		s.c.Log.Debug("a saved log was not sent in full", "pod", i.Namespace+"/"+i.Name, "container", container, "err", err)
 	}
 }
@@ -131,7 +131,7 @@ func decode(o *corev1.PodLogOptions, key string, values []string) error {
 }
 
 // write writes a saved log as options ask.
-func write(w io.Writer, f io.ReadSeeker, o *corev1.PodLogOptions, now time.Time) error {
+func write(w io.Writer, log func() io.Reader, o *corev1.PodLogOptions, now time.Time) error {
 	var since time.Time
 	switch {
 	case o.SinceTime != nil:
@@ -144,14 +144,11 @@ func write(w io.Writer, f io.ReadSeeker, o *corev1.PodLogOptions, now time.Time)
 		remain = *o.LimitBytes
 	}
 	if o.TailLines != nil {
-		total, err := countLines(f)
+		total, err := countLines(log())
 		if err != nil {
 			return err
 		}
-		if _, err := f.Seek(0, io.SeekStart); err != nil {
-			return err
-		}
-		in := bufio.NewReaderSize(f, 64<<10)
+		in := bufio.NewReaderSize(log(), 64<<10)
 		for skip := total - *o.TailLines; skip > 0; skip-- {
 			if err := skipLine(in); err != nil {
 				return err
@@ -162,35 +159,40 @@ func write(w io.Writer, f io.ReadSeeker, o *corev1.PodLogOptions, now time.Time)
 		}
 		return writeLines(w, in, o.Timestamps, since, remain)
 	}
-	return writeLines(w, bufio.NewReaderSize(f, 64<<10), o.Timestamps, since, remain)
+	return writeLines(w, bufio.NewReaderSize(log(), 64<<10), o.Timestamps, since, remain)
 }
 
+// writeLines holds no line as a whole: one can be as long as a log.
 func writeLines(w io.Writer, in *bufio.Reader, timestamps bool, since time.Time, remain int64) error {
 	var last time.Time // of the line before, for lines without
+	begins, shown := true, false
 	for remain > 0 {
-		line, err := in.ReadBytes('\n')
-		if len(line) > 0 {
-			at, text := splitLine(line)
+		part, err := in.ReadSlice('\n')
+		text := part
+		if begins && len(part) > 0 {
+			at, without := splitLine(part)
 			if at.IsZero() {
 				at = last
 			}
-			last = at
-			if !at.Before(since) {
-				if timestamps {
-					text = line
-				}
-				text = text[:min(int64(len(text)), remain)]
-				n, err := w.Write(text)
-				if err != nil {
-					return err
-				}
-				remain -= int64(n)
+			last, shown = at, !at.Before(since)
+			if !timestamps {
+				text = without
 			}
 		}
-		if errors.Is(err, io.EOF) {
-			return nil
+		if shown {
+			text = text[:min(int64(len(text)), remain)]
+			n, err := w.Write(text)
+			if err != nil {
+				return err
+			}
+			remain -= int64(n)
 		}
-		if err != nil {
+		begins = err == nil
+		switch {
+		case err == nil, errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF):
+			return nil
+		default:
 			return err
 		}
 	}

@@ -6,98 +6,152 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // timeFormat is how the kubelet writes the time of a line.
 const timeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
-// tail is the end of a log: lines, each with its end of line, but for the last, which may
-// have none. They lie in one piece, since a cell may answer a million lines of nothing.
+// maxNote bounds what is said of a line that is cut.
+const maxNote = 64
+
+// tail is the end of a log, in a file of bounded size that is written round and round.
 type tail struct {
-	text []byte
-	// left out before the first line
-	droppedLines, droppedBytes int64
-}
-
-// readTail reads a log to its end and keeps the last lines, of max bytes at
-// most. A line that is longer than that on its own is cut, and says so. On an
-// error of r it returns what it has read by then.
-func readTail(r io.Reader, max int64) (*tail, error) {
-	t := &tail{}
-	in := bufio.NewReaderSize(r, 64<<10)
-	for {
-		line, cut, err := readLine(in, max)
-		if len(line) > 0 {
-			if cut > 0 {
-				line = fmt.Appendf(line, " [kip: %d bytes of this line were left out]\n", cut)
-			}
-			t.add(line, max)
-		}
-		if errors.Is(err, io.EOF) {
-			return t, nil
-		}
-		if err != nil {
-			return t, err
-		}
+	file interface {
+		io.WriterAt
+		io.ReaderAt
+		grow(int64) int64
 	}
+	max            int64
+	size           int64 // of the file
+	full           bool  // it does not grow any more
+	written, lines int64 // in all, and ends of lines in that
+	last           []byte
+	open           bool // the last line has no end yet
 }
 
-// readLine reads a line of which it keeps max bytes; cut is how many it left out.
-func readLine(in *bufio.Reader, max int64) (line []byte, cut int64, err error) {
+// read reads a log to its end, in bounded memory. A line that is longer on its own than what is kept is cut, and says so.
+func (t *tail) read(r io.Reader) error {
+	in, out := bufio.NewReaderSize(r, 64<<10), bufio.NewWriterSize(t, 64<<10)
+	most := max(t.max-maxNote, 1)
+	var line int64 // bytes of it so far
 	for {
 		part, err := in.ReadSlice('\n')
-		keep := min(int64(len(part)), max-int64(len(line)))
-		line = append(line, part[:keep]...)
-		cut += int64(len(part)) - keep
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, cut, err
+		if len(part) > 0 {
+			if !t.open {
+				t.last = append(t.last[:0], part[:min(len(part), len(timeFormat)+1)]...)
+				line = 0
+			}
+			keep := min(int64(len(part)), max(most-line, 0))
+			line += int64(len(part))
+			t.open = part[len(part)-1] != '\n'
+			_, _ = out.Write(part[:keep]) // a failure stays in out until Flush
+		}
+		if more := errors.Is(err, bufio.ErrBufferFull); !more && line > most {
+			fmt.Fprintf(out, " [kip: %d bytes of this line were left out]\n", line-most)
+			t.open, line = false, 0
+		}
+		switch {
+		case err == nil, errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF):
+			return out.Flush()
+		default:
+			return errors.Join(err, out.Flush())
 		}
 	}
 }
 
-// add adds a line, and drops the first ones beyond max bytes, but never the last.
-func (t *tail) add(line []byte, max int64) {
-	t.text = append(t.text, line...)
-	for int64(len(t.text)) > max {
-		first := t.first()
-		if len(first) == len(t.text) {
-			return
+// Write implements io.Writer. Beyond the file's size it overwrites what came first. One byte more than is kept says
+// whether the first line that is left is whole.
+func (t *tail) Write(p []byte) (int, error) {
+	all := len(p)
+	t.lines += int64(bytes.Count(p, []byte{'\n'}))
+	for len(p) > 0 {
+		at, n := t.size, int64(0)
+		if !t.full {
+			n = min(int64(len(p)), t.max+1-t.size)
+			n = t.file.grow(n)
+			t.size += n
 		}
-		t.droppedLines++
-		t.droppedBytes += int64(len(first))
-		t.text = t.text[len(first):]
+		if n == 0 {
+			t.full = true
+			if t.size == 0 {
+				t.written += int64(len(p))
+				break
+			}
+			at = t.written % t.size
+			n = min(int64(len(p)), t.size-at)
+		}
+		if _, err := t.file.WriteAt(p[:n], at); err != nil {
+			return 0, err
+		}
+		t.written += n
+		p = p[n:]
 	}
+	return all, nil
 }
 
-func (t *tail) first() []byte {
-	if end := bytes.IndexByte(t.text, '\n'); end >= 0 {
-		return t.text[:end+1]
+// run describes what is kept. It says where something is missing: before, because it was too long, or after, because
+// broken ended the reading. What it says has a time, like every line.
+func (t *tail) run(broken error) (run, error) {
+	r := run{Saved: true, Bytes: t.size, File: t.size}
+	if t.written > min(t.size, t.max) {
+		if t.size > 0 {
+			r.Begin = t.written % t.size
+		}
+		if err := t.skipLine(&r); err != nil {
+			return run{}, err
+		}
+		kept, first, err := t.look(r)
+		if err != nil {
+			return run{}, err
+		}
+		r.Before = fmt.Sprintf("%s [kip: the log was longer than the %d bytes that are kept; %d lines, %d bytes, before this are left out]\n",
+			stamp(first), min(t.max, max(t.size-1, 0)), t.lines-kept, t.written-r.Bytes)
 	}
-	return t.text
-}
-
-func (t *tail) last() []byte {
-	return t.text[bytes.LastIndexByte(t.text[:len(t.text)-1], '\n')+1:]
-}
-
-// write writes the log, and says where something is missing: before, because it
-// was longer than max, or after, because broken ended the reading. What it says
-// has a time, like every line. With broken the log has a line.
-func (t *tail) write(w io.Writer, max int64, broken error) error {
-	out := bufio.NewWriter(w)
-	if t.droppedLines > 0 {
-		fmt.Fprintf(out, "%s [kip: the log was longer than the %d bytes that are kept; %d lines, %d bytes, before this are left out]\n",
-			stamp(t.first()), max, t.droppedLines, t.droppedBytes)
-	}
-	out.Write(t.text) // a failure stays in out until Flush
 	if broken != nil {
-		last := t.last()
-		if last[len(last)-1] != '\n' {
-			out.WriteByte('\n')
+		if t.open {
+			r.After = "\n"
 		}
-		fmt.Fprintf(out, "%s [kip: the rest of the log could not be read from the cell: %v]\n", stamp(last), broken)
+		r.After += fmt.Sprintf("%s [kip: the rest of the log could not be read from the cell: %v]\n", stamp(t.last), broken)
 	}
-	return out.Flush()
+	return r, nil
+}
+
+// skipLine leaves out what is there up to the first end of a line.
+func (t *tail) skipLine(r *run) error {
+	in := bufio.NewReader(r.kept(t.file))
+	for {
+		part, err := in.ReadSlice('\n')
+		r.Bytes -= int64(len(part))
+		if t.size > 0 {
+			r.Begin = (r.Begin + int64(len(part))) % t.size
+		}
+		if err == nil || errors.Is(err, io.EOF) {
+			return nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return err
+		}
+	}
+}
+
+// look returns how many ends of lines are kept, and the beginning of the first line.
+func (t *tail) look(r run) (lines int64, first []byte, err error) {
+	in, buf := r.kept(t.file), make([]byte, 64<<10)
+	for {
+		n, err := in.Read(buf)
+		if first == nil && n > 0 {
+			first = slices.Clone(buf[:min(n, len(timeFormat)+1)])
+		}
+		lines += int64(bytes.Count(buf[:n], []byte{'\n'}))
+		if errors.Is(err, io.EOF) {
+			return lines, first, nil
+		}
+		if err != nil {
+			return lines, first, err
+		}
+	}
 }
 
 // stamp is the time of a line, as text; that of the beginning if it has none.

@@ -1,0 +1,252 @@
+package podlogs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// saveIn keeps a log of a pod that is named as its UID.
+func saveIn(t *testing.T, s *Saver, namespace string, uid types.UID, containers []string, log string) error {
+	t.Helper()
+	logs := map[string]string{}
+	for _, c := range containers {
+		logs[c] = log
+	}
+	return s.Save(t.Context(), namespace, string(uid), uid, containers, texts(logs))
+}
+
+// accounted looks that what is counted is what there is.
+func accounted(t *testing.T, s *Saver) {
+	t.Helper()
+	var total int64
+	for _, i := range s.pods {
+		total += i.bytes()
+	}
+	if s.room.total != total || len(s.room.claims) != 0 {
+		t.Errorf("%d bytes are counted and %d claims, of %d", s.room.total, len(s.room.claims), total)
+	}
+}
+
+// As `kubectl logs` shows it of a node: what it writes in ten seconds may be beyond the size at which a log is rotated.
+func TestALogOfANodesSizeIsKeptWhole(t *testing.T) {
+	s, _ := open(t, Config{})
+	for name, log := range map[string]string{
+		"lines of a hundred bytes": strings.Repeat(at(1)+" "+strings.Repeat("x", 108)+"\n", 89_000),
+		"short lines":              strings.Repeat(at(1)+" x\n", (10<<20)/len(at(1)+" stdout F x\n")), // as the file is that is rotated
+		"one line":                 at(1) + " " + strings.Repeat("x", 10<<20) + "\n",
+	} {
+		if err := s.Save(t.Context(), "ns", "p", "u", []string{"main"}, texts(map[string]string{"main": log, "main/previous": log})); err != nil {
+			t.Fatal(err)
+		}
+		for _, query := range []string{"timestamps=true", "timestamps=true&previous=true"} {
+			if code, got := get(s, "u", "main", query); code != 200 || got != log {
+				t.Errorf("%s, ?%s: %d, %d bytes of %d", name, query, code, len(got), len(log))
+			}
+		}
+		accounted(t, s)
+	}
+}
+
+func TestNobodysLogsEvictWhatOthersHave(t *testing.T) {
+	line := at(1) + " 12345678\n" // 40 bytes
+	many := make([]string, 30)
+	for i := range many {
+		many[i] = fmt.Sprintf("c-%d", i)
+	}
+	for name, loud := range map[string]func(*Saver, func(time.Duration)){
+		"many pods": func(s *Saver, later func(time.Duration)) {
+			for n := range 50 {
+				later(time.Second)
+				if err := saveIn(t, s, "loud", types.UID(fmt.Sprintf("loud-%d", n)), []string{"main"}, line); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+		"many containers": func(s *Saver, _ func(time.Duration)) {
+			if err := saveIn(t, s, "loud", "loud", many, line); err != nil {
+				t.Error(err)
+			}
+		},
+		"many pods of many containers": func(s *Saver, later func(time.Duration)) {
+			for n := range 5 {
+				later(time.Second)
+				if err := saveIn(t, s, "loud", types.UID(fmt.Sprintf("loud-%d", n)), many, line); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+		"long logs": func(s *Saver, _ func(time.Duration)) {
+			if err := saveIn(t, s, "loud", "loud", []string{"main"}, strings.Repeat(line, 1000)); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, clock := open(t, Config{MaxBytesTotal: 1000})
+			later := func(d time.Duration) { clock.SetTime(clock.Now().Add(d)) }
+			for n := range 5 {
+				later(time.Second)
+				if err := saveIn(t, s, fmt.Sprintf("quiet-%d", n), types.UID(fmt.Sprint(n)), []string{"main"}, line); err != nil {
+					t.Fatal(err)
+				}
+			}
+			loud(s, later)
+			for n := range 5 {
+				if _, got := get(s, types.UID(fmt.Sprint(n)), "main", "timestamps=true"); got != line {
+					t.Errorf("the log of quiet-%d is %q", n, got)
+				}
+			}
+			if s.room.total > 1000 || s.room.ofNamespace["loud"] < 700 {
+				t.Errorf("%d bytes are kept, %d of who has many", s.room.total, s.room.ofNamespace["loud"])
+			}
+			accounted(t, s)
+			// And who comes later has its share.
+			if err := saveIn(t, s, "late", "late", []string{"main"}, line); err != nil {
+				t.Error(err)
+			}
+			if _, got := get(s, "late", "main", "timestamps=true"); got != line {
+				t.Errorf("the log of who comes later is %q", got)
+			}
+		})
+	}
+}
+
+func TestAPodHasSoMuchRoom(t *testing.T) {
+	line := at(1) + " 12345678\n" // 40 bytes
+	s, _ := open(t, Config{MaxBytesPerPod: 100})
+	if err := saveIn(t, s, "ns", "u", []string{"a", "b", "c"}, line); err != nil {
+		t.Fatal(err)
+	}
+	if _, got := get(s, "u", "b", ""); got != "12345678\n" {
+		t.Errorf("what fits is %q", got)
+	}
+	if code, got := get(s, "u", "c", ""); code != 200 || !strings.Contains(got, "1 lines, 40 bytes, before this are left out") {
+		t.Errorf("what does not is %d %q", code, got)
+	}
+	accounted(t, s)
+}
+
+// What is saved at the same time is reserved, and who has most gives way also while it is being saved.
+func TestRoomIsReservedBeforeItIsWritten(t *testing.T) {
+	line := at(1) + " 12345678\n" // 40 bytes
+	s, _ := open(t, Config{MaxBytesTotal: 400})
+	written, read := io.Pipe()
+	saved := make(chan error, 1)
+	go func() {
+		saved <- s.Save(context.Background(), "loud", "p", "loud", []string{"main"}, func(_ context.Context, _ string, previous bool) (io.ReadCloser, error) {
+			if previous {
+				return nil, &NoLogError{Answer: "none"}
+			}
+			return written, nil
+		})
+	}()
+	// More than is buffered, so that a part is in the file.
+	if _, err := io.WriteString(read, strings.Repeat(line, 8000)); err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []types.UID{"a", "b"} {
+		if err := saveIn(t, s, "quiet", uid, []string{"main"}, strings.Repeat(line, 4)); err != nil {
+			t.Fatal(err)
+		}
+		if s.room.total > 400 {
+			t.Errorf("%d bytes are reserved", s.room.total)
+		}
+	}
+	read.Close()
+	if err := <-saved; !errors.Is(err, errTaken) {
+		t.Errorf("of who had most: %v", err)
+	}
+	for _, uid := range []types.UID{"a", "b"} {
+		if _, got := get(s, uid, "main", "timestamps=true"); got != strings.Repeat(line, 4) {
+			t.Errorf("%s is %q", uid, got)
+		}
+	}
+	accounted(t, s)
+}
+
+// The store may be on the disk of the logs.
+func TestLogsLeaveRoomOnTheDisk(t *testing.T) {
+	line := at(1) + " 12345678\n" // 40 bytes
+	s, clock := open(t, Config{})
+	for _, uid := range []types.UID{"a", "b", "c", "d"} {
+		s.diskLow = func() bool { return uid > "b" }
+		clock.SetTime(clock.Now().Add(time.Second))
+		if err := saveIn(t, s, "ns", uid, []string{"main"}, line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Has("a") || s.Has("b") || !s.Has("c") || !s.Has("d") || s.room.total != 80 {
+		t.Errorf("%d bytes are kept on a disk that is nearly full, of %v", s.room.total, s.pods)
+	}
+	if lowDisk(t.TempDir())() && lowDisk("/")() {
+		t.Log("the disk of this test is nearly full")
+	}
+}
+
+// comes is a log of which so much comes each second.
+type comes struct {
+	left, each int
+	ctx        context.Context
+}
+
+func (c *comes) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, io.EOF
+	}
+	select {
+	case <-time.After(time.Second):
+	case <-c.ctx.Done():
+		return 0, context.Cause(c.ctx)
+	}
+	n := min(len(p), c.left, c.each)
+	c.left -= n
+	return n, nil
+}
+
+func TestASaveTakesLongOnlyWhileLogsCome(t *testing.T) {
+	for name, c := range map[string]struct {
+		all, each int // bytes, and those of a second
+		room      int64
+		takes     time.Duration
+		whole     bool
+	}{
+		"short":                      {all: 1 << 10, each: 1 << 10, takes: 2 * time.Second, whole: true},
+		"slow":                       {all: 1 << 20, each: 1 << 10, takes: SaveTimeout},
+		"long":                       {all: 4 << 20, each: 64 << 10, takes: 30*time.Second + time.Second},
+		"without an end, and enough": {all: 1 << 40, each: 64 << 10, room: 1 << 20, takes: SaveTimeout + time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, p, cancel := withPatience(t.Context(), SaveTimeout, max(c.room, 1<<20))
+			defer cancel()
+			began := time.Now()
+			_, err := io.Copy(io.Discard, p.reader(&comes{left: c.all, each: c.each, ctx: ctx}))
+			if took := time.Since(began); took > c.takes || (err == nil) != c.whole || err != nil && !errors.Is(err, errSlow) {
+				t.Errorf("%s: %v after %v", name, err, took)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, p, cancel := withPatience(t.Context(), SaveTimeout, 1<<30)
+		defer cancel()
+		for range 100 { // 200 MiB of 2 MiB a second
+			time.Sleep(time.Second)
+			p.came(2 << 20)
+		}
+		if err := ctx.Err(); err != nil {
+			t.Errorf("while logs come: %v", err)
+		}
+		time.Sleep(SaveTimeout + 200*time.Second)
+		synctest.Wait()
+		if !errors.Is(context.Cause(ctx), errSlow) {
+			t.Errorf("when none come any more: %v", context.Cause(ctx))
+		}
+	})
+}
