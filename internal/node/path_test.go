@@ -170,7 +170,8 @@ func TestWhoLagsGetsTheWholeLogOfACellThatEnds(t *testing.T) {
 	end()
 	rest, err := io.ReadAll(resp.Body)
 	all := append(first, rest...)
-	if n := bytes.Count(all, []byte("\n")); err != nil || n != lines || !bytes.HasPrefix(all[len(all)-110:], fmt.Appendf(nil, "%08d", lines-1)) {
+	last := fmt.Appendf(nil, "%08d", lines-1)
+	if n := bytes.Count(all, []byte("\n")); err != nil || n != lines || !bytes.HasPrefix(all[len(all)-110:], last) {
 		t.Errorf("%d lines of %d: %v; the last is %q", n, lines, err, all[max(0, len(all)-110):])
 	}
 }

@@ -798,8 +798,10 @@ func TestAKubeletThatDoesNotKnowItsPodYetIsNotBelieved(t *testing.T) {
 		code                  int
 		says                  string
 	}{
-		{"GET", "/containerLogs/ns/b/c?follow=true", `pod "b" does not exist`, 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
-		{"GET", "/containerLogs/ns/inits/c", `pod "inits" does not exist`, 400, `container "c" in pod "inits" is waiting to start: PodInitializing`},
+		{"GET", "/containerLogs/ns/b/c?follow=true", `pod "b" does not exist`, 400,
+			`container "c" in pod "b" is waiting to start: ContainerCreating`},
+		{"GET", "/containerLogs/ns/inits/c", `pod "inits" does not exist`, 400,
+			`container "c" in pod "inits" is waiting to start: PodInitializing`},
 		{"POST", "/exec/ns/b/c", "pod does not exist", 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
 		{"POST", "/attach/ns/b/uid-1/c", "pod does not exist", 400, `container "c" in pod "b" is waiting to start: ContainerCreating`},
 		{"POST", "/portForward/ns/b", "pod does not exist", 400, `pod "b" is waiting to start: ContainerCreating`},

@@ -141,12 +141,13 @@ func TestRoomIsReservedBeforeItIsWritten(t *testing.T) {
 	written, read := io.Pipe()
 	saved := make(chan error, 1)
 	go func() {
-		saved <- s.Save(context.Background(), "loud", "p", "loud", []string{"main"}, func(_ context.Context, _ string, previous bool) (io.ReadCloser, error) {
+		fetch := func(_ context.Context, _ string, previous bool) (io.ReadCloser, error) {
 			if previous {
 				return nil, &NoLogError{Answer: "none"}
 			}
 			return written, nil
-		})
+		}
+		saved <- s.Save(context.Background(), "loud", "p", "loud", []string{"main"}, fetch)
 	}()
 	// More than is buffered, so that a part is in the file.
 	if _, err := io.WriteString(read, strings.Repeat(line, 8000)); err != nil {

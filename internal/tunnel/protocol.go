@@ -101,7 +101,8 @@ func defaultLimits() limits {
 const unjudged = 365 * 24 * time.Hour
 
 const (
-	// maxStreams is how many requests one end has in flight to the other. A
+	// maxStreams is how many requests one end has in flight to the other, as of a client of an API server
+	// (HTTP2MaxStreamsPerConnection in k8s.io/apiserver/pkg/server/options/recommended.go). A
 	// kubelet holds a watch open for every object that its pod names.
 	maxStreams = 1000
 	// maxHeader bounds the header of a request to a cell, which has the command of an exec in its path: what a

@@ -112,3 +112,7 @@ func (askedFor) SaveLogs(ctx context.Context, _ cells.Cell, agent agentapi.Conn)
 	}
 	return log.Close()
 }
+
+func (askedFor) HasStreams(types.UID) bool { return false }
+
+func (askedFor) Finish(context.Context, types.UID) {}
