@@ -29,6 +29,7 @@ type Session interface {
 	Trust(ctx context.Context) error
 	CA() string
 	Conn() agentapi.Conn
+	Streams() agentapi.Conn
 	Close()
 }
 
@@ -72,6 +73,8 @@ func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler,
 type session struct{ *tunnel.Session }
 
 func (s session) Conn() agentapi.Conn { return pulse.Transport(s.Session.Conn(), pulse.Cell) }
+
+func (s session) Streams() agentapi.Conn { return pulse.Transport(s.Session.Streams(), pulse.Cell) }
 
 func (s session) Trust(ctx context.Context) error {
 	defer pulse.Wait(ctx, pulse.Cell)()

@@ -154,6 +154,7 @@ func (l *modelLink) Node() *corev1.Node         { return l.all.node.Load() }
 func (l *modelLink) LastHeard() time.Time       { return l.LastHeartbeat() }
 func (l *modelLink) Close()                     {}
 func (l *modelLink) Conn() agentapi.Conn        { return l }
+func (l *modelLink) Streams() agentapi.Conn     { return l }
 
 // ServeHTTP refuses all, as the API does what no kubelet may ask.
 func (l *modelLink) ServeHTTP(w http.ResponseWriter, r *http.Request) {

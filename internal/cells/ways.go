@@ -78,7 +78,7 @@ func (c *Controller) List() []Cell {
 	return list
 }
 
-// Conn leads to the agent of the pod's cell. ErrNoCell when the pod has
+// Conn leads to the agent of the pod's cell, for people, who may read slowly. ErrNoCell when the pod has
 // none, ErrNotConnected when its tunnel is down.
 func (c *Controller) Conn(uid types.UID) (agentapi.Conn, error) {
 	c.mu.Lock()
@@ -90,7 +90,7 @@ func (c *Controller) Conn(uid types.UID) (agentapi.Conn, error) {
 	if e.session == nil || !e.session.Connected() {
 		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
 	}
-	return e.session.Conn(), nil
+	return e.session.Streams(), nil
 }
 
 // Link is how the connection to a cell fares.

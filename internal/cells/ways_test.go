@@ -21,6 +21,8 @@ type link struct {
 func (l link) Connected() bool     { return l.up }
 func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 
+func (l link) Streams() agentapi.Conn { return http.DefaultTransport }
+
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do

@@ -95,7 +95,7 @@ func throughACell(t *testing.T, kubelet http.Handler) (conn agentapi.Conn, end f
 			t.Error(err)
 		}
 	})
-	return session.Conn(), end
+	return session.Streams(), end
 }
 
 // told is a container's process that says how long its last argument is.

@@ -60,6 +60,18 @@ func (s *Session) Conn() agentapi.Conn {
 	})
 }
 
+// Streams sends requests as Conn does, each on a connection of its own: whoever reads an answer as slowly as he likes
+// holds up no other request, above all none of Kip's.
+func (s *Session) Streams() agentapi.Conn {
+	return roundTripFunc(func(req *http.Request) (*http.Response, error) {
+		if err := s.waitReady(req.Context()); err != nil {
+			closeBody(req)
+			return nil, err
+		}
+		return s.upgrade(req)
+	})
+}
+
 func (s *Session) waitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -88,7 +100,7 @@ func (s *Session) placeOfRequest() place {
 	return place{rank: rankRequest, stalling: s.stalling.Load() || s.requestsStall.Load()}
 }
 
-// upgrade sends one request by HTTP/1.1 on a connection of its own, that ends
+// upgrade sends one request, which may upgrade, by HTTP/1.1 on a connection of its own, that ends
 // with the response's body.
 func (s *Session) upgrade(req *http.Request) (*http.Response, error) {
 	t := &http.Transport{

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -97,11 +98,13 @@ func TestWhatIsBeyondAWindowWaitsAndArrives(t *testing.T) {
 		want    string
 		times   int
 	}{
-		"a command, upgraded": {by: s.Conn(), path: longestExec(), upgrade: true, want: fmt.Sprint(len(query)), times: 3 * upgradesAtOnce},
-		"a command":           {by: s.Conn(), path: longestExec(), want: fmt.Sprintf("%d 0", len(query)), times: 3},
-		"a log":               {by: s.Conn(), path: "/containerLogs/ns/p/c", want: "0 0" + string(log), times: 3},
-		"a kubelet's watch":   {by: m.RoundTripper(), path: longestWatch(), want: fmt.Sprintf("%d 0", len(watch)), times: 3},
-		"a kubelet's patch":   {by: m.RoundTripper(), path: "/", body: 3 << 20, want: fmt.Sprintf("0 %d", 3<<20), times: 3},
+		"a command, upgraded":   {by: s.Conn(), path: longestExec(), upgrade: true, want: fmt.Sprint(len(query)), times: 3 * upgradesAtOnce},
+		"a command, by its own": {by: s.Streams(), path: longestExec(), want: fmt.Sprintf("%d 0", len(query)), times: 3},
+		"a log, by its own":     {by: s.Streams(), path: "/containerLogs/ns/p/c", want: "0 0" + string(log), times: 3},
+		"a command":             {by: s.Conn(), path: longestExec(), want: fmt.Sprintf("%d 0", len(query)), times: 3},
+		"a log":                 {by: s.Conn(), path: "/containerLogs/ns/p/c", want: "0 0" + string(log), times: 3},
+		"a kubelet's watch":     {by: m.RoundTripper(), path: longestWatch(), want: fmt.Sprintf("%d 0", len(watch)), times: 3},
+		"a kubelet's patch":     {by: m.RoundTripper(), path: "/", body: 3 << 20, want: fmt.Sprintf("0 %d", 3<<20), times: 3},
 	} {
 		var all sync.WaitGroup
 		for range c.times {
@@ -127,5 +130,41 @@ func TestWhatIsBeyondAWindowWaitsAndArrives(t *testing.T) {
 			})
 		}
 		all.Wait()
+	}
+}
+
+// As many as like may follow a log and not read it.
+func TestWhoDoesNotReadHoldsUpNobody(t *testing.T) {
+	w := newWorld(t)
+	m := w.start(t.TempDir(), "", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = rw.Write(make([]byte, 1<<10)) // before it stalls
+		if err := http.NewResponseController(rw).Flush(); err != nil || r.URL.Path == "/v1/status" {
+			return
+		}
+		for {
+			if _, err := rw.Write(make([]byte, 64<<10)); err != nil {
+				return
+			}
+		}
+	}))
+	s := w.keep(w.dialer(w.authority), w.target(m.addr), nil)
+	wait(t, "the session", s.Ready())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 2 * connWindow / streamWindow {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://cell/containerLogs/ns/p/c?follow=true", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := s.Streams().RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+	}
+	for name, conn := range map[string]http.RoundTripper{"Kip": s.Conn(), "another reader": s.Streams()} {
+		if code, body, err := tryGet(conn, "/v1/status"); err != nil || code != http.StatusOK || len(body) != 1<<10 {
+			t.Errorf("%s: %d, %d bytes, %v", name, code, len(body), err)
+		}
 	}
 }

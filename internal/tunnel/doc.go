@@ -14,8 +14,9 @@
 //	                cell's requests to the cell API come this way
 //	h2              Kip's requests to the agent; dialled when there are any,
 //	                closed when there were none for a while
-//	http/1.1        one of Kip's requests that upgrades (exec, attach,
-//	                port-forward): a connection of its own
+//	http/1.1        a request that somebody reads as slowly as he likes (logs), or
+//	                that upgrades (exec, attach, port-forward): a connection of
+//	                its own
 //
 // So an idle cell costs one connection, and a session is connected while
 // kip-cell-api/1 is up. Both ends ping on it, and on h2, when they hear nothing.

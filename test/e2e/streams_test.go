@@ -89,6 +89,50 @@ func TestLogsTakeTheirOptions(t *testing.T) {
 	}
 }
 
+// On a node the log stays as long as the pod, and so does who reads it.
+func TestWhoFollowsALogAndLagsGetsItWhole(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	const lines = 89_000 // 9.7 MB, more than all buffers on the way hold
+	s.Apply(bare("a", fmt.Sprintf(`  restartPolicy: Never
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'while [ ! -e /go ]; do sleep 0.1; done; yes %s | head -n %d']
+`, strings.Repeat("x", 108), lines)))
+	s.WaitReady("a")
+	follow := s.Command(t.Context(), "logs", "-f", "a")
+	pipe, err := follow.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl("exec", "a", "--", "touch", "/go")
+	s.Eventually("the cell has ended", s.NoCells)
+	all, err := io.ReadAll(pipe)
+	if n := bytes.Count(all, []byte("\n")); err != nil || n != lines {
+		t.Errorf("%d lines of %d, %v; the end is %q", n, lines, err, all[max(0, len(all)-300):])
+	}
+	if err := follow.Wait(); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Count(s.Kubectl("logs", "a"), "\n"); got != lines {
+		t.Errorf("of the log that is kept there are %d lines of %d", got, lines)
+	}
+}
+
+func TestExecTakesAScriptAsLongAsANodeTakes(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(sleeper("a"))
+	s.WaitReady("a")
+	if out := s.Kubectl("exec", "a", "--", "sh", "-c", strings.Repeat("\n", 120_000)+"echo done"); out != "done\n" {
+		t.Errorf("%.200q", out)
+	}
+}
+
 func TestAttachReachesTheContainersStdin(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)

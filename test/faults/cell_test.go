@@ -693,6 +693,9 @@ func (s *session) hold() {
 // Conn leads to the agent.
 func (s *session) Conn() agentapi.Conn { return agent{s} }
 
+// Streams lead there, too.
+func (s *session) Streams() agentapi.Conn { return agent{s} }
+
 type agent struct{ s *session }
 
 func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
