@@ -87,6 +87,9 @@ func (c *claim) grow(n int64) int64 {
 	limit := s.c.MaxBytesTotal
 	if s.diskLow() {
 		limit = min(limit, s.room.total) // what is new takes the place of what is old
+		s.warning.Do(func() {
+			s.c.Log.Warn("the disk is nearly full: logs of pods that ended are kept in the place of older ones", "dir", s.c.Dir)
+		})
 	}
 	for n > 0 && s.room.total+n > limit {
 		if !s.makeRoom(c, n) {

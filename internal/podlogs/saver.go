@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -62,6 +63,7 @@ type Saver struct {
 	c Config
 
 	diskLow func() bool
+	warning rate.Sometimes // of that
 
 	mu   sync.Mutex
 	pods map[types.UID]index
@@ -142,6 +144,7 @@ func Open(c Config) (*Saver, error) {
 	}
 	s := &Saver{
 		diskLow: lowDisk(c.Dir),
+		warning: rate.Sometimes{Interval: time.Minute},
 		pods:    map[types.UID]index{},
 		room:    room{ofNamespace: map[string]int64{}, ofPod: map[types.UID]int64{}, claims: map[*claim]bool{}},
 		streams: streams{open: map[types.UID]map[*stream]bool{}, finishing: map[types.UID]*finishing{}},
@@ -230,10 +233,10 @@ const (
 
 // saving is what a Save is of.
 type saving struct {
-	namespace, name, dir string
-	uid                  types.UID
-	fetch                Fetch
-	patience             *patience
+	namespace, dir string
+	uid            types.UID
+	fetch          Fetch
+	patience       *patience
 }
 
 // Save fetches and keeps the log of each container, the current run and the
@@ -246,7 +249,7 @@ func (s *Saver) Save(ctx context.Context, namespace, name string, uid types.UID,
 	}
 	ctx, patience, cancel := withPatience(ctx, SaveTimeout, s.c.MaxBytesPerPod)
 	defer cancel()
-	of := saving{namespace: namespace, name: name, dir: filepath.Join(s.c.Dir, string(uid)), uid: uid, fetch: fetch, patience: patience}
+	of := saving{namespace: namespace, dir: filepath.Join(s.c.Dir, string(uid)), uid: uid, fetch: fetch, patience: patience}
 	if err := os.MkdirAll(of.dir, 0o700); err != nil {
 		return fmt.Errorf("save the logs of %s/%s: %w", namespace, name, err)
 	}
