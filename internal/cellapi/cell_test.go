@@ -1094,7 +1094,8 @@ func TestEventsOfACell(t *testing.T) {
 	}
 	post := func() {
 		t.Helper()
-		if code, _, answer := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", body); code != http.StatusCreated {
+		code, _, answer := do(ctx, c, http.MethodPost, "/api/v1/namespaces/shop/events", "application/json", body)
+		if code != http.StatusCreated {
 			t.Errorf("%d %s", code, answer)
 		}
 	}

@@ -142,7 +142,8 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 		}
 		got := stored().Status
 		for _, c := range want {
-			if !slices.ContainsFunc(got.Conditions, func(has corev1.PodCondition) bool { return has.Type == c }) || len(got.Conditions) != len(want) {
+			has := slices.ContainsFunc(got.Conditions, func(has corev1.PodCondition) bool { return has.Type == c })
+			if !has || len(got.Conditions) != len(want) {
 				t.Errorf("%s: conditions %+v, want %v", body, got.Conditions, want)
 			}
 		}

@@ -824,7 +824,9 @@ func TestDeprecatedCapacityIsCopied(t *testing.T) {
 // asks for some would ever be scheduled.
 func TestACapacityKeepsTheDefaultOfWhatItDoesNotName(t *testing.T) {
 	c, _ := parsed(t, least+"kubelet: {capacity: {cpu: 5, hugepages-2Mi: 4Gi}}")
-	for name, want := range map[corev1.ResourceName]string{"cpu": "5", "memory": "100Gi", "ephemeral-storage": "100Gi", "pods": "20", "hugepages-2Mi": "4Gi"} {
+	for name, want := range map[corev1.ResourceName]string{
+		"cpu": "5", "memory": "100Gi", "ephemeral-storage": "100Gi", "pods": "20", "hugepages-2Mi": "4Gi",
+	} {
 		if q := c.Kubelet.Capacity[name]; q.String() != want {
 			t.Errorf("capacity %s is %s, want %s", name, q.String(), want)
 		}

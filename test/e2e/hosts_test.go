@@ -45,7 +45,8 @@ func TestPodsThatWantDifferentHostsRunOnOneNode(t *testing.T) {
 	}
 	for ip, name := range hosts {
 		if name != "c" { // of that, the name is its machine's
-			s.answersAll("the host port of pod "+name, func() string { return fromHost(netip.AddrPortFrom(netip.MustParseAddr(ip), 8080).String()) }, name)
+			port := netip.AddrPortFrom(netip.MustParseAddr(ip), 8080).String()
+			s.answersAll("the host port of pod "+name, func() string { return fromHost(port) }, name)
 		}
 	}
 }
@@ -104,7 +105,8 @@ func TestAPodIsResizedWithinItsMachine(t *testing.T) {
 	for _, c := range []struct{ cpu, memory, says string }{
 		{"2", "64Mi", "cpu, requested: 2, available: 250m"}, {"200m", "2Gi", "memory, requested: 2Gi, available: "},
 	} {
-		if text := resize(c.cpu, c.memory); !strings.Contains(text, c.says) || !strings.Contains(text, "Forbidden") && !strings.Contains(text, "denied") {
+		text := resize(c.cpu, c.memory)
+		if !strings.Contains(text, c.says) || !strings.Contains(text, "Forbidden") && !strings.Contains(text, "denied") {
 			t.Errorf("a resize to cpu %s, memory %s: %q, want %q", c.cpu, c.memory, text, c.says)
 		}
 	}

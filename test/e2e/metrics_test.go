@@ -55,7 +55,8 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 		s.WaitReady(name)
 	}
 	text, err := nodeRaw(s.Context(), "/metrics", "", "")
-	if err != nil || !strings.Contains(text, `kubelet_node_name{node="`+harness.Node+`"} 1`) || !strings.Contains(text, "\nkubelet_running_pods ") {
+	if err != nil || !strings.Contains(text, `kubelet_node_name{node="`+harness.Node+`"} 1`) ||
+		!strings.Contains(text, "\nkubelet_running_pods ") {
 		t.Errorf("/metrics of the node: %v\n%s", err, text)
 	}
 	for path, name := range map[string]string{
