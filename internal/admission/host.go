@@ -15,10 +15,10 @@ import (
 // it besides is about the pods of one cell, of which there is one.
 const SameCell = "kip.elotl.co/same-cell"
 
-// What is read of it is bounded: a machine has no more ports of one protocol
-// (validation.IsValidPortNum), and no pod as many terms.
+// What is read of it is bounded: with a hostIP a port takes some 45 bytes in etcd, which stores
+// objects of 1.5 MiB (--max-request-bytes), and no pod has as many terms.
 const (
-	maxHostPorts = 65_535
+	maxHostPorts = 32_768
 	maxByHost    = 4_096
 )
 

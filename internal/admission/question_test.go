@@ -68,8 +68,8 @@ func TestAForgedQuestionTakesLittleMemory(t *testing.T) {
 	for says, c := range map[string]struct{ pod, warning string }{
 		"containers":    {list(`{"spec":{"containers":[`, "{}", `]}}`), ""},
 		"ports":         {list(`{"spec":{"containers":[{"ports":[`, "{}", `]}]}}`), ""},
-		"host ports":    {list(`{"spec":{"containers":[{"ports":[`, `{"hostPort":1}`, `]}]}}`), "more than 65535 host ports"},
-		"ports of many": {list(`{"spec":{"initContainers":[`, `{"ports":[{"hostPort":1}]}`, `]}}`), "more than 65535 host ports"},
+		"host ports":    {list(`{"spec":{"containers":[{"ports":[`, `{"hostPort":1}`, `]}]}}`), "more than 32768 host ports"},
+		"ports of many": {list(`{"spec":{"initContainers":[`, `{"ports":[{"hostPort":1}]}`, `]}}`), "more than 32768 host ports"},
 		"constraints":   {list(`{"spec":{"topologySpreadConstraints":[`, "{}", `]}}`), ""},
 		"anti-affinity": {list(`{"spec":{"affinity":{"podAntiAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":[`,
 			`{"topologyKey":"kubernetes.io/hostname","labelSelector":{}}`, `]}}}}`), "more than 4096 terms by kubernetes.io/hostname"},

@@ -109,7 +109,7 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 	if code != http.StatusOK {
 		t.Fatalf("what can be made a status: %d %.300s", code, answer)
 	}
-	got := stored().Status
+	got := stored().DeepCopy().Status
 	slices.SortFunc(got.Conditions, func(a, b corev1.PodCondition) int { return strings.Compare(string(a.Type), string(b.Type)) })
 	if len(got.Conditions) != 3 || got.Conditions[0].Type != corev1.PodScheduled || got.Conditions[1].Type != corev1.PodReady ||
 		got.Conditions[2].Reason != "TheirOwn" || got.Conditions[2].Status != corev1.ConditionTrue {
