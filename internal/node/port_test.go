@@ -867,7 +867,9 @@ func TestACellCannotSendTheCallerElsewhere(t *testing.T) {
 
 func TestPodsAndHealth(t *testing.T) {
 	f := serve(t, says(""))
-	for path, want := range map[string][]string{"/pods": {"a", "b", "inits", "ran"}, "/pods/": {"a", "b", "inits", "ran"}, "/runningpods/": {"a"}} {
+	for path, want := range map[string][]string{
+		"/pods": {"a", "b", "inits", "ran"}, "/pods/": {"a", "b", "inits", "ran"}, "/runningpods/": {"a"},
+	} {
 		_, body := f.do(t, "admin", "GET", path)
 		var list corev1.PodList
 		if err := json.Unmarshal([]byte(body), &list); err != nil || list.Kind != "PodList" || list.APIVersion != "v1" {

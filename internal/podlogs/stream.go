@@ -42,7 +42,7 @@ func (s *Saver) Track(namespace string, uid types.UID, conn agentapi.Conn) agent
 		st := &stream{
 			s: s, namespace: namespace, uid: uid,
 			body:    resp.Body,
-			log:     strings.HasPrefix(r.URL.Path, agentapi.PathKubelet+"/containerLogs/"),
+			log:     strings.Contains(r.URL.Path, "/containerLogs/"), // no name in it has a slash
 			last:    '\n',
 			reading: make(chan struct{}, 1),
 		}
