@@ -51,7 +51,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
 	fs.BoolVar(&p.masquerade, "masquerade", true,
-		"route what pods and cells send to the internet by this machine, with its address; it writes nftables rules that go at the end")
+		"let pods and cells reach the internet through this machine, from its address; adds nftables rules, and removes them at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
 	fs.IntVar(&p.gpus, "gpus", 0, "how many stand-ins for GPUs machines of the type medium-gpu have, of the local cloud; 0 for no such type")
 	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")

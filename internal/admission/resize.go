@@ -47,7 +47,7 @@ func (rs *reviews) resizeOf(ctx context.Context, response *admissionv1.Admission
 	}
 	machine, known, err := rs.machines(ctx, pod.uid)
 	if err != nil {
-		rs.log.Warn("a resize is left to the kubelet of the cell, since its machine is not known", "pod", pod.name, "err", err)
+		rs.log.Warn("failed to read the machine of the pod's cell; its kubelet decides about the resize", "pod", pod.name, "err", err)
 		return nil
 	}
 	if !known {
@@ -68,8 +68,8 @@ func (rs *reviews) resizeOf(ctx context.Context, response *admissionv1.Admission
 		Status: metav1.StatusFailure,
 		Code:   http.StatusForbidden,
 		Reason: metav1.StatusReasonForbidden,
-		Message: fmt.Sprintf("the machine of pod %s (%s) does not have enough: %s; "+
-			"a cell does not grow, so make the pod anew with these requests", pod.name, machine.Type, strings.Join(lacks, "; ")),
+		Message: fmt.Sprintf("resize pod %s: its machine (%s) is too small: %s; "+
+			"a machine cannot grow, so delete the pod and create it with these requests", pod.name, machine.Type, strings.Join(lacks, "; ")),
 		Details: &metav1.StatusDetails{Name: pod.name, Kind: "pods", Causes: []metav1.StatusCause{{Type: nodeCapacity}}},
 	}
 	return nil

@@ -172,7 +172,7 @@ func (b *budget) begin(now time.Time) error {
 	b.mu.Unlock()
 	b.observer.CellAsked()
 	if !b.asked.AllowN(now, 1) {
-		return overBudget(limitRequests, "a cell may ask %d times a second", askedRate)
+		return overBudget(limitRequests, "a cell may ask %d times a second", int(b.asked.Limit()))
 	}
 	return nil
 }
@@ -331,11 +331,11 @@ func (c *Cell) pays(ctx context.Context, a *ask, bytes int) error {
 	b := c.budget
 	// A lease says that the cell lives, whatever else it does.
 	if a.resource != leaseKind.Resource {
-		over := overBudget(limitAnswered, "a cell is answered %d bytes a second", answeredRate)
+		over := overBudget(limitAnswered, "a cell is answered %d bytes a second", int(b.answered.Limit()))
 		if err := c.paced(ctx, nil, b.answered, 0, over); err != nil {
 			return err
 		}
-		over = overBudget(limitWork, "Kip works %v a second for a cell", workRate*time.Microsecond)
+		over = overBudget(limitWork, "Kip works %v a second for a cell", time.Duration(b.worked.Limit())*time.Microsecond)
 		if err := c.paced(ctx, nil, b.worked, 0, over); err != nil {
 			return err
 		}
@@ -343,7 +343,7 @@ func (c *Cell) pays(ctx context.Context, a *ask, bytes int) error {
 	if bytes == 0 {
 		return nil
 	}
-	return c.paced(ctx, nil, b.sent, bytes, overBudget(limitSent, "a cell may send %d bytes a second", sentRate))
+	return c.paced(ctx, nil, b.sent, bytes, overBudget(limitSent, "a cell may send %d bytes a second", int(b.sent.Limit())))
 }
 
 // receive reads the body of a request that was admitted, all of it and in time, and

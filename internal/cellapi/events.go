@@ -30,7 +30,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
 		return c.forbidden(a, "it may only report events")
 	}
-	over := overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, eventRate)
+	over := overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, int(c.events.Limit()))
 	if err := c.paced(r.Context(), w, c.events, 1, over); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ const (
 
 // chargeEvent charges the bytes of an event to the cell, and waits until it may be stored.
 func (c *Cell) chargeEvent(w http.ResponseWriter, r *http.Request, encoded []byte) error {
-	over := overBudget(limitEventBytes, "a cell reports %d bytes of events a second", eventBytesRate)
+	over := overBudget(limitEventBytes, "a cell reports %d bytes of events a second", int(c.eventBytes.Limit()))
 	return c.paced(r.Context(), w, c.eventBytes, len(encoded), over)
 }
 

@@ -104,7 +104,7 @@ func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *
 		return c.forbidden(a, "")
 	}
 	if !c.credentials.AllowN(c.server.clock.Now(), 1) {
-		return overBudget(limitCredentials, "cell %s asks more than %d time a second for what pulls images", c.id, credentialsRate)
+		return overBudget(limitCredentials, "cell %s asks more than %d time a second for what pulls images", c.id, int(c.credentials.Limit()))
 	}
 	sent, err := readBody(r)
 	if err != nil {

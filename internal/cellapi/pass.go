@@ -60,7 +60,7 @@ type body struct {
 
 // mayAsk counts a request to the API server for the cell, and waits until it may be sent.
 func (c *Cell) mayAsk(ctx context.Context) error {
-	return c.paced(ctx, nil, c.passed, 1, overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, passedRate))
+	return c.paced(ctx, nil, c.passed, 1, overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, int(c.passed.Limit())))
 }
 
 // mayPass is mayAsk for a request with a body, and charges what it has stored.

@@ -182,7 +182,7 @@ func (k *kubelet) volumes(tell func(d *prometheus.Desc, v float64, labels ...str
 	defer cancel()
 	list, err := k.cfg.Volumes(ctx)
 	if err != nil {
-		k.m.cfg.Log.Debug("what volumes have is not told", "node", k.cfg.Node, "err", err)
+		k.m.cfg.Log.Debug("failed to read the sizes of volumes from cells", "node", k.cfg.Node, "err", err)
 		return
 	}
 	for _, v := range list {

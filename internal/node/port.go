@@ -433,7 +433,7 @@ func (t target) unavailable(pod *corev1.Pod) string {
 	switch {
 	case pod.DeletionTimestamp != nil, slices.ContainsFunc(pod.Status.InitContainerStatuses, started),
 		slices.ContainsFunc(pod.Status.ContainerStatuses, started):
-		return what + " is not available: the kubelet of its cell has just started, or has forgotten the pod, which is being deleted"
+		return what + " is not available: the kubelet of its cell has just started, or the pod is being deleted and that kubelet has removed it"
 	case len(pod.Spec.InitContainers) > 0:
 		return what + " is waiting to start: PodInitializing"
 	}

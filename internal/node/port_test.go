@@ -792,7 +792,7 @@ func TestWithoutACellTheAnswerSaysWhy(t *testing.T) {
 func TestAKubeletThatDoesNotKnowItsPodYetIsNotBelieved(t *testing.T) {
 	var answer string
 	f := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, answer, http.StatusNotFound) })
-	const begun = "is not available: the kubelet of its cell has just started, or has forgotten the pod, which is being deleted"
+	const begun = "is not available: the kubelet of its cell has just started, or the pod is being deleted and that kubelet has removed it"
 	for _, c := range []struct {
 		method, path, kubelet string
 		code                  int

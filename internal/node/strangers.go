@@ -66,7 +66,7 @@ type stranger struct {
 }
 
 // errTooLarge is why a connection is not read any more.
-var errTooLarge = errors.New("it has sent too much for one whom nobody knows")
+var errTooLarge = errors.New("client sent too many bytes before it was authenticated")
 
 // Read implements net.Conn. A stranger who sends much waits for a place.
 func (c *stranger) Read(p []byte) (int, error) {

@@ -13,7 +13,7 @@ import (
 )
 
 // errTaken is why a log is not kept whose room was given to others.
-var errTaken = errors.New("its namespace keeps more logs than others, which need the room")
+var errTaken = errors.New("no room: its namespace keeps the most logs, so Kip gave the space to another namespace")
 
 // room is what is kept, in bytes, and what is reserved for what is being written.
 type room struct {
@@ -88,7 +88,7 @@ func (c *claim) grow(n int64) int64 {
 	if s.diskLow() {
 		limit = min(limit, s.room.total) // what is new takes the place of what is old
 		s.warning.Do(func() {
-			s.c.Log.Warn("the disk is nearly full: logs of pods that ended are kept in the place of older ones", "dir", s.c.Dir)
+			s.c.Log.Warn("the disk is nearly full: Kip removes older saved logs to save new ones", "dir", s.c.Dir)
 		})
 	}
 	for n > 0 && s.room.total+n > limit {

@@ -207,8 +207,8 @@ func (st *stream) missing(err error) []byte {
 		b.WriteByte('\n')
 	}
 	if st.lostBytes > 0 {
-		fmt.Fprintf(&b, "[kip: %d lines, %d bytes of the log are missing here: they were not read before the cell ended, and there was no room "+
-			"to keep them; the end of the log may be kept, see kubectl logs]\n", st.lostLines, st.lostBytes)
+		fmt.Fprintf(&b, "[kip: %d lines, %d bytes of the log are missing here: the cell ended before you had read them, and Kip had no room "+
+			"to keep them; Kip may have saved the end of the log: run kubectl logs again]\n", st.lostLines, st.lostBytes)
 	}
 	if !errors.Is(err, io.EOF) {
 		b.WriteString("[kip: the rest of the log could not be read: the connection to the cell broke]\n")

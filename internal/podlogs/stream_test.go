@@ -131,8 +131,8 @@ func TestALogThatIsNotCompleteSaysSo(t *testing.T) {
 	}{
 		"without room": {
 			max: 8, says: []string{"one\n", "two\n", "three\n", "four\n"}, finish: true,
-			want: "one\ntwo\n[kip: 2 lines, 11 bytes of the log are missing here: they were not read before the cell ended, " +
-				"and there was no room to keep them; the end of the log may be kept, see kubectl logs]\n",
+			want: "one\ntwo\n[kip: 2 lines, 11 bytes of the log are missing here: the cell ended before you had read them, " +
+				"and Kip had no room to keep them; Kip may have saved the end of the log: run kubectl logs again]\n",
 		},
 		"broken, in a line": {
 			says: []string{"one\n", "tw"}, fails: broken,

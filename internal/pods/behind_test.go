@@ -35,7 +35,7 @@ func TestAPodThatAnUnknownCellMayRunIsNeitherGivenAnotherNorFailedNorDeleted(t *
 		{"new", false, pod("new"), behindRetry, []string{"Warning StoreBehind"}},
 		{"ran", false, pod("ran", ran, never), behindRetry, []string{"Warning StoreBehind"}},
 		{"before the first list", true, pod("early", ran, never), staleRetry, []string{"Warning InstancesNotListed"}},
-		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, []string{"Warning CellUnknown"}},
+		{"deleted", false, pod("deleted", ran, deletedAt(time.Unix(0, 0))), behindRetry, []string{"Warning StoreBehind"}},
 		{"deleted before the first list", true, pod("deleted-early", deletedAt(time.Unix(0, 0))), staleRetry,
 			[]string{"Warning InstancesNotListed"}},
 	} {

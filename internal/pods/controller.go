@@ -537,8 +537,10 @@ func (c *Controller) waitsForEnd(pod *corev1.Pod) time.Duration {
 		return 0
 	}
 	reason := events.CellUnknown
-	if !sure {
+	if behind, known := c.cfg.Cells.Behind(); !sure {
 		reason = events.InstancesNotListed
+	} else if behind != "" && known {
+		reason = events.StoreBehind
 	}
 	c.waits(pod, reason, why, time.Time{})
 	return behindWait(sure)
