@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +31,9 @@ type Machines func(ctx context.Context, pod types.UID) (Machine, bool, error)
 // compares with the virtual node (plugin/pkg/admission/podresize, ReasonNodeCapacity).
 const nodeCapacity metav1.CauseType = "NodeCapacity"
 
+// machineTimeout bounds the question for the machine of a pod: others, whose pods are to be made, wait meanwhile.
+const machineTimeout = 300 * time.Millisecond
+
 // resizeOf answers about a resize of a pod on a node: one beyond the machine of its cell is
 // refused. The cell's kubelet would hold it as Deferred for ever, as if another pod could make room.
 func (rs *reviews) resizeOf(ctx context.Context, response *admissionv1.AdmissionResponse, object, before []byte) error {
@@ -45,6 +49,8 @@ func (rs *reviews) resizeOf(ctx context.Context, response *admissionv1.Admission
 	if asked == had {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, machineTimeout)
+	defer cancel()
 	machine, known, err := rs.machines(ctx, pod.uid)
 	if err != nil {
 		rs.log.Warn("failed to read the machine of the pod's cell; its kubelet decides about the resize", "pod", pod.name, "err", err)

@@ -20,6 +20,11 @@ const (
 	// and path (k8s.io/kubernetes/pkg/kubelet/kubelet_pods.go, convertToAPIContainerStatuses).
 	// A byte of a name may take six in JSON.
 	statusBody, perContainer, perMount, perSpecByte = 384 << 10, 16 << 10, 256, 6
+	// storedOfOne is what a kubelet's status of a container takes, in bytes, with a termination
+	// message of 4096 (k8s.io/kubernetes/pkg/kubelet/container, MaxContainerTerminationMessageLength).
+	storedOfOne = 5 << 10
+	// maxObject is the largest object that etcd stores (--max-request-bytes).
+	maxObject = 1536 << 10
 	// perObject is how often a kubelet asks for an object that its pod names when the pod
 	// starts: a list and a watch of a Secret, a claim and its volume twice.
 	perObject = 4
@@ -36,7 +41,7 @@ type allowance struct {
 	objects int // that the kubelet reads, or asks for, by name
 	images  int // that it pulls
 	status  int // the largest patch of the status, in bytes
-	size    int // of the pod, in bytes of protobuf
+	size    int // of the pod with the status of an honest kubelet, in bytes of protobuf
 }
 
 func allowanceOf(pod *corev1.Pod) allowance {
@@ -50,7 +55,8 @@ func allowanceOf(pod *corev1.Pod) allowance {
 		images:  len(imagesOf(pod)),
 		objects: len(refs.secrets) + len(refs.configMaps) + len(refs.claims) + len(pod.Spec.Volumes),
 		status:  min(statusBody+perContainer*containers+perMount*mounts+perSpecByte*pod.Spec.Size(), maxRequest),
-		size:    pod.Size(),
+		// Not the status itself: a cell could make that large, and so be given more.
+		size: min(pod.ObjectMeta.Size()+pod.Spec.Size()+storedOfOne*containers+perMount*mounts, maxObject),
 	}
 }
 

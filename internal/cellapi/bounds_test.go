@@ -620,3 +620,12 @@ func TestNoFieldThatAKubeletWritesIsLeftOut(t *testing.T) {
 		}
 	}
 }
+
+func TestACellIsGivenNoMoreForAStatusThatItHasMadeLarge(t *testing.T) {
+	pod := podOn("web")
+	want := allowanceOf(pod)
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Message: strings.Repeat("x", 400<<10)}}
+	if got := allowanceOf(pod); got != want {
+		t.Errorf("it is given %+v, and with a small status %+v", got, want)
+	}
+}

@@ -78,13 +78,13 @@ func (c *Controller) saveAll(ctx context.Context, e *entry, err error) error {
 	pod := e.cell().Pod.UID
 	finishing.Go(func() { c.cfg.Logs.Finish(ctx, pod) })
 	err = c.savesLogs(ctx, e, err)
-	resume := pulse.Wait(ctx, pulse.Cell)
-	finishing.Wait()
-	resume()
-	if err != nil {
-		return err
+	if err == nil {
+		err = c.freeVolumes(ctx, e) // other pods may wait for them
 	}
-	return c.freeVolumes(ctx, e)
+	defer pulse.Wait(ctx, pulse.Cell)()
+	finishing.Wait()
+	c.cfg.Logs.Finish(ctx, pod) // for who has begun to read meanwhile
+	return err
 }
 
 // savesLogs saves the logs of a pod that ran to its end. It returns an error only when ctx has ended.

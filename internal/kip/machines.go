@@ -39,14 +39,17 @@ func (m *machines) Of(ctx context.Context, pod types.UID) (admission.Machine, bo
 	defer m.mu.Unlock()
 	if now := m.process.clock.Now(); m.read.IsZero() || now.Sub(m.read) >= machinesAge {
 		of := map[types.UID]admission.Machine{}
-		if err := cells.Stored(ctx, m.own, func(cell cells.Cell) {
+		err := cells.Stored(ctx, m.own, func(cell cells.Cell) {
 			if runsPod(cell) {
 				of[cell.Pod.UID] = m.machine(cell)
 			}
-		}); err != nil {
+		})
+		// A store that does not answer is left alone for as long as an answer is kept: others wait for the lock.
+		m.of, m.read = of, now
+		if err != nil {
+			m.of = nil
 			return admission.Machine{}, false, err
 		}
-		m.of, m.read = of, now
 	}
 	machine, has := m.of[pod]
 	return machine, has, nil

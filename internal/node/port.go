@@ -166,8 +166,11 @@ func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	if f, ok := p.c.ClientCA.(*followedCA); ok {
 		p.awaitClientCA(ctx, f)
 	}
+	var protocols http.Protocols // exec needs this one, and by HTTP/2 a few bytes can stand for many of a header
+	protocols.SetHTTP1(true)
 	server := &http.Server{
-		Handler: p,
+		Handler:   p,
+		Protocols: &protocols,
 		TLSConfig: &tls.Config{
 			MinVersion:     tls.VersionTLS12,
 			GetCertificate: p.c.Certificate,
@@ -247,8 +250,6 @@ func (p *Port) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if refused.code == http.StatusUnauthorized {
 			text = "Unauthorized" // why not is not for who is not known
 			w.Header().Set("Connection", "close")
-		} else {
-			proven(r.Context())
 		}
 		http.Error(w, text, refused.code)
 		return

@@ -247,7 +247,8 @@ func (s *Saver) Save(ctx context.Context, namespace, name string, uid types.UID,
 	if err := checkNames(uid, containers...); err != nil {
 		return err
 	}
-	ctx, patience, cancel := withPatience(ctx, SaveTimeout, s.c.MaxBytesPerPod)
+	most := min(s.c.MaxBytesPerPod, 2*int64(len(containers))*s.c.MaxBytesPerContainer) // of the current and the previous run
+	ctx, patience, cancel := withPatience(ctx, SaveTimeout, most)
 	defer cancel()
 	of := saving{namespace: namespace, dir: filepath.Join(s.c.Dir, string(uid)), uid: uid, fetch: fetch, patience: patience}
 	if err := os.MkdirAll(of.dir, 0o700); err != nil {

@@ -264,8 +264,7 @@ func (st *stream) pump(f *finishing) {
 		case came <- struct{}{}:
 		default:
 		}
-		f.patience.came(int64(n))
-		st.keep(buf[:n])
+		f.patience.came(st.keep(buf[:n]))
 		if err != nil {
 			st.mu.Lock()
 			st.ended = err
@@ -301,18 +300,18 @@ func (st *stream) watch(stop <-chan struct{}, came, done <-chan struct{}) {
 	}
 }
 
-// keep takes what was read ahead, as far as there is room.
-func (st *stream) keep(p []byte) {
+// keep takes what was read ahead, as far as there is room. It returns how many bytes it has taken.
+func (st *stream) keep(p []byte) int64 {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if len(p) == 0 || st.closed {
-		return
+		return 0
 	}
 	if st.file == nil {
 		file, err := st.s.claim(st.s.c.Dir, st.namespace, st.uid, false)
 		if err != nil {
 			st.lose(p)
-			return
+			return 0
 		}
 		st.file = file
 	}
@@ -327,6 +326,7 @@ func (st *stream) keep(p []byte) {
 	st.lose(p[n:])
 	st.size += n
 	st.changed.Broadcast()
+	return n
 }
 
 func (st *stream) lose(p []byte) {
