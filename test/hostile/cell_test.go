@@ -212,7 +212,8 @@ func TestRootOnACellHarmsNobodyByWhatItAsks(t *testing.T) {
 	// Last, since the cell owes for what it is answered.
 	t.Run("reads without a pause", func(t *testing.T) {
 		b.while(t, "reads without a pause", func(ctx context.Context, answers *counts) {
-			a.fire(t, ctx, answers, 100, 32,
+			// More than the burst, what 32 are answered meanwhile, and what the cell may wait for.
+			a.fire(t, ctx, answers, 300, 32,
 				shot{http.MethodGet, "/api/v1/namespaces/" + s.NS + "/configmaps/" + large, "", "", []int{http.StatusOK}},
 				shot{http.MethodGet, "/api/v1/services", "", "", []int{http.StatusOK}})
 			if !answers.has("answered 429") {
