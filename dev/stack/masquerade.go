@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/netdump"
 )
 
@@ -78,10 +79,7 @@ func (s *Stack) startMasquerade(ctx context.Context) error {
 			"bridge", s.opts.Bridge, "err", err)
 		return nil
 	}
-	for _, k := range s.kips {
-		closed = append(closed, k.bridge)
-	}
-	for _, device := range closed {
+	for _, device := range append(closed, s.bridges()...) {
 		if err := os.WriteFile(forwarding(device), []byte("1\n"), 0); err != nil {
 			return fmt.Errorf("forward packets from device %s: %w", device, err)
 		}
@@ -104,11 +102,7 @@ func (s *Stack) recordMasquerade(closed []string) error {
 // warnOfFirewall names the firewall that drops what this machine forwards, as Docker sets it up. No rule of
 // another table can accept what one drops.
 func (s *Stack) warnOfFirewall(ctx context.Context) {
-	out, err := exec.CommandContext(ctx, "iptables", "-w", "-S", "FORWARD").Output()
-	if err != nil {
-		return // no iptables, so it drops nothing
-	}
-	if rules := string(out); strings.Contains(rules, "-P FORWARD DROP") && !strings.Contains(rules, "-i "+s.opts.Bridge+" ") {
+	if host.FirewallDrops(ctx, s.opts.Bridge) {
 		const fix = "iptables -I FORWARD -i %[1]s -j ACCEPT; " +
 			"iptables -I FORWARD -o %[1]s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
 		s.opts.Log.WarnContext(ctx, "the firewall of this machine drops what pods send to the internet",
@@ -116,15 +110,18 @@ func (s *Stack) warnOfFirewall(ctx context.Context) {
 	}
 }
 
+func (s *Stack) bridges() (all []string) {
+	for _, k := range s.kips {
+		all = append(all, k.bridge)
+	}
+	return all
+}
+
 // masqueradeRules is the table as nft reads it. The filter comes before the masquerade: nobody beyond the
 // uplinks begins a connection to a cell, and to nobody else by a device that forwarded nothing before. The
 // addresses of metadata services are for this machine alone, with the credentials of its cloud: link-local,
 // Azure's WireServer 168.63.129.16, Alibaba Cloud's 100.100.100.200 (as their references say).
 func (s *Stack) masqueradeRules(uplinks, closed []string) string {
-	var bridges []string
-	for _, k := range s.kips {
-		bridges = append(bridges, k.bridge)
-	}
 	set := func(name string, devices []string) string {
 		elements := ""
 		if len(devices) > 0 {
@@ -133,7 +130,7 @@ func (s *Stack) masqueradeRules(uplinks, closed []string) string {
 		return fmt.Sprintf("  set %s { type ifname;%s }\n", name, elements)
 	}
 	return "table ip " + s.masqueradeTable() + " {\n" +
-		set("bridges", bridges) + set("uplinks", uplinks) + set("closed", closed) +
+		set("bridges", s.bridges()) + set("uplinks", uplinks) + set("closed", closed) +
 		`  chain forward {
     type filter hook forward priority filter - 10; policy accept;
     iifname @bridges ip daddr { 169.254.0.0/16, 168.63.129.16, 100.100.100.200 } drop

@@ -9,7 +9,6 @@
 //	resize.go        a resize beyond what the machine of a pod has
 //	review.go        the API server's question and its answer
 //	question.go      what is read of it, and how much
-//	limits.go        who may ask how much at once
 //	webhook.go       the server and its certificate
 //	configuration.go how the API server calls it, and whom it trusts
 //	defaults.go      which tolerations the API server adds by itself

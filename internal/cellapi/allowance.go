@@ -110,8 +110,9 @@ func grow(l *rate.Limiter, now time.Time, limit rate.Limit, burst int) {
 
 // paced charges n to a limiter and waits until the cell may have it, in the order of
 // coming: a client that is refused asks again late. It refuses what would wait for longer
-// than patience. A request that has a turn to be worked on gives it up meanwhile.
-func (c *Cell) paced(ctx context.Context, w http.ResponseWriter, l *rate.Limiter, n int, refusal error) error {
+// than patience, for the limit and with the text that are given. A request that has a turn to be worked on gives it
+// up meanwhile.
+func (c *Cell) paced(ctx context.Context, w http.ResponseWriter, l *rate.Limiter, n int, limit, format string, args ...any) error {
 	clk := c.server.clock
 	now := clk.Now()
 	r := l.ReserveN(now, min(n, l.Burst()))
@@ -121,7 +122,7 @@ func (c *Cell) paced(ctx context.Context, w http.ResponseWriter, l *rate.Limiter
 		return nil
 	case delay > patience:
 		r.CancelAt(now)
-		return refusal
+		return overBudget(limit, format, args...)
 	}
 	rests(w)
 	timer := clk.NewTimer(delay)

@@ -331,19 +331,18 @@ func (c *Cell) pays(ctx context.Context, a *ask, bytes int) error {
 	b := c.budget
 	// A lease says that the cell lives, whatever else it does.
 	if a.resource != leaseKind.Resource {
-		over := overBudget(limitAnswered, "a cell is answered %d bytes a second", int(b.answered.Limit()))
-		if err := c.paced(ctx, nil, b.answered, 0, over); err != nil {
+		if err := c.paced(ctx, nil, b.answered, 0, limitAnswered, "a cell is answered %d bytes a second", int(b.answered.Limit())); err != nil {
 			return err
 		}
-		over = overBudget(limitWork, "Kip works %v a second for a cell", time.Duration(b.worked.Limit())*time.Microsecond)
-		if err := c.paced(ctx, nil, b.worked, 0, over); err != nil {
+		work := time.Duration(b.worked.Limit()) * time.Microsecond
+		if err := c.paced(ctx, nil, b.worked, 0, limitWork, "Kip works %v a second for a cell", work); err != nil {
 			return err
 		}
 	}
 	if bytes == 0 {
 		return nil
 	}
-	return c.paced(ctx, nil, b.sent, bytes, overBudget(limitSent, "a cell may send %d bytes a second", int(b.sent.Limit())))
+	return c.paced(ctx, nil, b.sent, bytes, limitSent, "a cell may send %d bytes a second", int(b.sent.Limit()))
 }
 
 // receive reads the body of a request that was admitted, all of it and in time, and

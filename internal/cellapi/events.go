@@ -30,8 +30,8 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
 		return c.forbidden(a, "it may only report events")
 	}
-	over := overBudget(limitEvents, "cell %s reports more than %d event a second", c.id, int(c.events.Limit()))
-	if err := c.paced(r.Context(), w, c.events, 1, over); err != nil {
+	if err := c.paced(r.Context(), w, c.events, 1, limitEvents,
+		"cell %s reports more than %d event a second", c.id, int(c.events.Limit())); err != nil {
 		return err
 	}
 	if a.Verb == "patch" {
@@ -126,8 +126,8 @@ const (
 
 // chargeEvent charges the bytes of an event to the cell, and waits until it may be stored.
 func (c *Cell) chargeEvent(w http.ResponseWriter, r *http.Request, encoded []byte) error {
-	over := overBudget(limitEventBytes, "a cell reports %d bytes of events a second", int(c.eventBytes.Limit()))
-	return c.paced(r.Context(), w, c.eventBytes, len(encoded), over)
+	return c.paced(r.Context(), w, c.eventBytes, len(encoded), limitEventBytes,
+		"a cell reports %d bytes of events a second", int(c.eventBytes.Limit()))
 }
 
 // eventOf makes an event anew of what a kubelet reports. It is told in the name of the

@@ -60,7 +60,7 @@ type body struct {
 
 // mayAsk counts a request to the API server for the cell, and waits until it may be sent.
 func (c *Cell) mayAsk(ctx context.Context) error {
-	return c.paced(ctx, nil, c.passed, 1, overBudget(limitPassed, "cell %s asks more than %d times a second", c.id, int(c.passed.Limit())))
+	return c.paced(ctx, nil, c.passed, 1, limitPassed, "cell %s asks more than %d times a second", c.id, int(c.passed.Limit()))
 }
 
 // mayPass is mayAsk for a request with a body, and charges what it has stored.
@@ -80,7 +80,7 @@ func (c *Cell) mayPass(ctx context.Context, a *ask, b body) error {
 	if err := c.mayAsk(ctx); err != nil || size == 0 {
 		return err
 	}
-	return c.paced(ctx, nil, c.written, size, overBudget(limitWritten, "a cell may have %d bytes a second stored", int(c.written.Limit())))
+	return c.paced(ctx, nil, c.written, size, limitWritten, "a cell may have %d bytes a second stored", int(c.written.Limit()))
 }
 
 // storesStatus reports whether a request stores the status of the pod, or of a claim.

@@ -217,9 +217,9 @@ func lowDisk(dir string) func() bool {
 	}
 }
 
-func (s *Saver) checkRoom() error {
-	for name, n := range map[string]int64{"MaxBytesPerContainer": s.c.MaxBytesPerContainer, "MaxBytesPerPod": s.c.MaxBytesPerPod,
-		"MaxBytesTotal": s.c.MaxBytesTotal} {
+func (c *Config) checkRoom() error {
+	for name, n := range map[string]int64{"MaxBytesPerContainer": c.MaxBytesPerContainer, "MaxBytesPerPod": c.MaxBytesPerPod,
+		"MaxBytesTotal": c.MaxBytesTotal} {
 		if n < 0 {
 			return fmt.Errorf("saved logs: %s %d must not be negative", name, n)
 		}

@@ -150,8 +150,8 @@ func Open(c Config) (*Saver, error) {
 		streams: streams{open: map[types.UID]map[*stream]bool{}, finishing: map[types.UID]*finishing{}},
 	}
 	s.streams.ended.L = &s.streams.mu
-	if s.c = c; s.checkRoom() != nil {
-		return nil, s.checkRoom()
+	if err := c.checkRoom(); err != nil {
+		return nil, err
 	}
 	c.MaxBytesPerContainer = cmp.Or(c.MaxBytesPerContainer, DefaultMaxBytesPerContainer)
 	c.MaxBytesPerPod = cmp.Or(c.MaxBytesPerPod, DefaultMaxBytesPerPod)

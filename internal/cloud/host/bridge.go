@@ -236,15 +236,17 @@ func warnOfFirewall(ctx context.Context, cfg Config) {
 	if err != nil || strings.TrimSpace(string(b)) != "1" {
 		return
 	}
-	out, err := exec.CommandContext(ctx, "iptables", "-w", "-S", "FORWARD").Output()
-	if err != nil {
-		return // no iptables, so nothing that it set
-	}
-	if forwardDropped(string(out), cfg.Bridge) {
+	if FirewallDrops(ctx, cfg.Bridge) {
 		cfg.Log.WarnContext(ctx, "the host's firewall drops packets between machines",
 			"bridge", cfg.Bridge,
 			"mend", fmt.Sprintf("iptables -I FORWARD -i %s -o %s -j ACCEPT", cfg.Bridge, cfg.Bridge))
 	}
+}
+
+// FirewallDrops reports whether iptables drops by default what this host forwards for a bridge.
+func FirewallDrops(ctx context.Context, bridge string) bool {
+	out, err := exec.CommandContext(ctx, "iptables", "-w", "-S", "FORWARD").Output()
+	return err == nil && forwardDropped(string(out), bridge) // without iptables it drops nothing
 }
 
 func forwardDropped(rules, bridge string) bool {
