@@ -86,8 +86,8 @@ func TestWhatIsReadOfACellIsReadToItsEndBeforeTheInstanceEnds(t *testing.T) {
 			b.later(10 * time.Second)
 			b.cells.Release(ref("a").UID, "done", ended)
 			b.later(10 * time.Second)
-			if b.phase("a") != "" || len(b.cloud.running()) != 0 || finished != 1 {
-				t.Errorf("the cell is %q, instances %v, finished %d times", b.phase("a"), b.cloud.running(), finished)
+			if b.phase("a") != "" || len(b.cloud.running()) != 0 || finished == 0 {
+				t.Errorf("the cell is %q, instances %v; its streams were finished %d times", b.phase("a"), b.cloud.running(), finished)
 			}
 		})
 	}
