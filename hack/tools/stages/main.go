@@ -41,10 +41,10 @@ func command(args []string, out io.Writer) error {
 		fs.PrintDefaults()
 	}
 	deadline := fs.Duration("deadline", 0, "end the run after this `duration`, and say what did not finish; 0 sets no deadline")
-	resume := fs.Bool("resume", false, "skip a target that passed before on exactly these files, with these settings")
+	resume := fs.Bool("resume", false, "skip a target that passed before on exactly these files, with the same settings")
 	logs := fs.String("logs", ".kip/stages", "`folder` for the log and the test events of each stage")
 	settings := fs.String("settings", "",
-		"`names` of environment variables that change what a target tests: with another value it has not passed before")
+		"`names` of environment variables that change what a target tests: a pass counts only for the same values")
 	run := fs.String("make", "make", "the `command` that runs a target")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -56,7 +56,7 @@ func command(args []string, out io.Writer) error {
 	r := runner{make: *run, logs: *logs, out: out, deadline: *deadline, resume: *resume}
 	r.passed = passed{folder: filepath.Join(filepath.Dir(*logs), "done"), settings: strings.Fields(*settings)}
 	if *resume {
-		if _, err := r.passed.state(); err != nil {
+		if _, err := treeHash(); err != nil {
 			fmt.Fprintf(out, "nothing is skipped, since git does not hash the files of the tree: %v\n", err)
 		}
 	}
@@ -110,14 +110,18 @@ func (r *runner) one(ctx context.Context, target string) stage {
 	began := time.Now()
 	used, err := r.run(ctx, &s)
 	s.took, s.cpu, s.err = time.Since(began), used, err
+	var readErr error
+	s.tests, readErr = readTests(s.events)
 	switch {
-	case err == nil:
+	case ctx.Err() != nil && err != nil:
+		s.result, s.err = unfinished, context.Cause(ctx)
+	case err == nil && readErr == nil && len(s.tests.failed) == 0:
 		s.result = ok
 		s.err = r.passed.add(target, before)
-	case ctx.Err() != nil:
-		s.result, s.err = unfinished, context.Cause(ctx)
+	case err == nil && readErr == nil:
+		s.result, s.err = failed, errors.New("it ended well, but tests of it have failed")
 	default:
-		s.result = failed
+		s.result, s.err = failed, errors.Join(err, readErr)
 	}
 	return s
 }

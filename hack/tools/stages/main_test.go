@@ -139,6 +139,12 @@ func TestATargetThatHasPassedWithOtherSettingsRunsAgain(t *testing.T) {
 			wantAll(t, out, want)
 		}
 	}
+	t.Setenv("SHORT", "-short") // that it has passed with other settings since does not matter
+	out, err := stages(t, "-resume", "-settings", "SHORT STEPS", "good")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, out, "passed before")
 }
 
 func TestAStageThatEndsWellWithFailedTestsHasFailed(t *testing.T) {
@@ -147,11 +153,13 @@ func TestAStageThatEndsWellWithFailedTestsHasFailed(t *testing.T) {
 {"Action":"fail","Package":"p","Test":"TestBad","Elapsed":1}
 {"Action":"fail","Package":"p","Elapsed":9}
 END`)
-	out, err := stages(t, "tests")
-	if err == nil {
-		t.Error("a test failed, and the run passes")
+	for range 2 { // nor does it count as passed in the next run
+		out, err := stages(t, "-resume", "tests")
+		if err == nil {
+			t.Error("a test failed, and the run passes")
+		}
+		wantAll(t, out, "p TestBad")
 	}
-	wantAll(t, out, "p TestBad")
 }
 
 func TestATargetThatPassesOnFilesThatChangeMeanwhileRunsAgain(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -10,38 +11,38 @@ import (
 	"strings"
 )
 
-// passed records which targets have passed, on which files and with which settings.
+// passed records which targets have passed, and on which files: a file for each target and each set of settings.
 type passed struct {
 	folder   string
 	settings []string // names of environment variables
 }
 
-// state returns the hash of the files of the tree, the version of Go and the settings.
-func (p passed) state() (string, error) {
-	state, err := treeHash()
+// file returns the name of the record of a target with the present settings.
+func (p passed) file(target string) string {
+	h := sha256.New()
 	for _, name := range p.settings {
-		state += fmt.Sprintf(" %s=%q", name, os.Getenv(name))
+		fmt.Fprintf(h, "%s=%q ", name, os.Getenv(name))
 	}
-	return state, err
+	return filepath.Join(p.folder, fmt.Sprintf("%s-%x", target, h.Sum(nil)[:8]))
 }
 
-// has reports whether a target has passed on the files of the tree, with the same settings.
+// has reports whether a target has passed on the files of the tree, with the present settings.
 func (p passed) has(target string) bool {
-	state, err := p.state()
+	state, err := treeHash()
 	if err != nil {
 		return false
 	}
-	recorded, err := os.ReadFile(filepath.Join(p.folder, target))
+	recorded, err := os.ReadFile(p.file(target))
 	return err == nil && string(recorded) == state
 }
 
 // begin forgets that a target has passed, and returns the state. It is empty where
 // git cannot tell.
 func (p passed) begin(target string) (state string, err error) {
-	if err := os.Remove(filepath.Join(p.folder, target)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(p.file(target)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	state, err = p.state()
+	state, err = treeHash()
 	if err != nil {
 		return "", nil // then it is not recorded, and not skipped
 	}
@@ -51,13 +52,13 @@ func (p passed) begin(target string) (state string, err error) {
 // add records that a target has passed, unless the files have changed since
 // begin.
 func (p passed) add(target, before string) error {
-	if state, err := p.state(); err != nil || state != before {
+	if state, err := treeHash(); err != nil || state != before {
 		return nil // as in begin
 	}
 	if err := os.MkdirAll(p.folder, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(p.folder, target), []byte(before), 0o644)
+	return os.WriteFile(p.file(target), []byte(before), 0o644)
 }
 
 // treeHash returns git's hash of all files of the work tree, whether they are

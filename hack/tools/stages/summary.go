@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -43,6 +42,7 @@ type stage struct {
 	result    result
 	err       error // why the result is not ok
 	took, cpu time.Duration
+	tests     tests // that ran
 }
 
 // summarize prints how each stage ended, the failed tests with their output, the
@@ -55,24 +55,14 @@ func summarize(out io.Writer, stages []stage, took time.Duration) error {
 	failures := new(strings.Builder)
 	var cpu time.Duration
 	for _, s := range stages {
-		var ran tests
-		if s.result != notRun && s.result != passedBefore {
-			var err error
-			if ran, err = readTests(s.events); err != nil {
-				s.result, s.err = failed, errors.Join(s.err, err)
-			}
-			if s.result == ok && len(ran.failed) > 0 {
-				s.result, s.err = failed, errors.New("it ended well, but tests of it have failed")
-			}
-		}
 		cpu += s.cpu
-		fmt.Fprintf(out, "%-22s %-14s %8s %8s %7d\n", s.target, s.result, clock(s.took), clock(s.cpu), ran.passed)
-		all.add(ran)
+		fmt.Fprintf(out, "%-22s %-14s %8s %8s %7d\n", s.target, s.result, clock(s.took), clock(s.cpu), s.tests.passed)
+		all.add(s.tests)
 		if s.result == ok && s.err == nil || s.result == passedBefore {
 			continue
 		}
 		bad = append(bad, s.target)
-		s.explain(failures, ran)
+		s.explain(failures)
 	}
 	fmt.Fprintf(out, "%-22s %-14s %8s %8s %7d\n", "all", "", clock(took), clock(cpu), all.passed)
 	all.printSlowest(out)
@@ -92,12 +82,12 @@ func clock(d time.Duration) string {
 
 // explain writes why a stage did not pass: its failed tests or, without any, the
 // end of its log.
-func (s *stage) explain(w io.Writer, ran tests) {
+func (s *stage) explain(w io.Writer) {
 	fmt.Fprintf(w, "\n%s: make %s: %v\n", s.result, s.target, s.err)
-	for _, f := range ran.failed {
+	for _, f := range s.tests.failed {
 		fmt.Fprintf(w, "\n  %s (%s)\n%s", f.name, f.duration(), indent(f.output, lines))
 	}
-	if len(ran.failed) > 0 || s.result == notRun {
+	if len(s.tests.failed) > 0 || s.result == notRun {
 		return
 	}
 	log, err := os.ReadFile(s.log)
