@@ -13,13 +13,14 @@ import (
 	"github.com/elotl/kip/internal/pulse"
 )
 
-// drainTimeout bounds what a cell is waited for before it is terminated. A
-// longer wait for a machine that does not answer costs more than it saves.
+// drainTimeout bounds how long Kip waits for a cell to answer before it terminates it. A
+// longer wait for a machine that does not answer costs more than it saves. Logs that
+// come take longer: podlogs bounds that.
 const drainTimeout = 30 * time.Second
 
 // drain saves what must outlive the cell: the logs of a pod that ran to its end,
-// what people read of it that lag, and what is on its disks. A cell that cannot be reached is terminated without.
-// An event of its pod says so.
+// what the cell has yet to say to slow readers, and what is on its disks. A cell that cannot be reached is terminated
+// without that. An event of its pod says so.
 func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error) {
 	c.dropAside(e, drains)
 	cell := e.cell()

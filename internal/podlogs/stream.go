@@ -2,10 +2,12 @@ package podlogs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -130,6 +132,7 @@ type stream struct {
 	size, at  int64  // of the file, and what was read of that
 	lostBytes int64  // that had no room
 	lostLines int64
+	unread    error  // why what was read ahead is lost, of which nobody counted the lines
 	ended     error // why nothing more comes; nil before
 	closed    bool
 	last      byte   // that was read
@@ -170,7 +173,10 @@ func (st *stream) read(p []byte) (int, error) {
 	for st.at == st.size && st.ended == nil && !st.closed {
 		st.changed.Wait()
 	}
-	if st.at == st.size {
+	switch {
+	case st.closed:
+		return 0, net.ErrClosed
+	case st.at == st.size:
 		return st.end(p, st.ended)
 	}
 	n, err := st.file.ReadAt(p[:min(int64(len(p)), st.size-st.at)], st.at)
@@ -178,9 +184,10 @@ func (st *stream) read(p []byte) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
-	st.lostBytes += st.size - st.at // its room was given to others
+	st.lostBytes += st.size - st.at
 	st.at = st.size
-	return st.end(p, err)
+	st.unread = err // its room was given to others, or the disk fails
+	return st.end(p, cmp.Or(st.ended, err))
 }
 
 // end returns what ends the stream: of a log a note before that, if something is missing. st.mu is held.
@@ -206,11 +213,16 @@ func (st *stream) missing(err error) []byte {
 	if st.last != '\n' {
 		b.WriteByte('\n')
 	}
-	if st.lostBytes > 0 {
+	const again = "Kip may have saved the end of the log: run kubectl logs again"
+	switch {
+	case st.unread != nil:
+		fmt.Fprintf(&b, "[kip: %d bytes of the log are missing here: the cell ended before you had read them, and Kip could not keep "+
+			"them: %v; %s]\n", st.lostBytes, st.unread, again)
+	case st.lostBytes > 0:
 		fmt.Fprintf(&b, "[kip: %d lines, %d bytes of the log are missing here: the cell ended before you had read them, and Kip had no room "+
-			"to keep them; Kip may have saved the end of the log: run kubectl logs again]\n", st.lostLines, st.lostBytes)
+			"to keep them; %s]\n", st.lostLines, st.lostBytes, again)
 	}
-	if !errors.Is(err, io.EOF) {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, st.unread) {
 		b.WriteString("[kip: the rest of the log could not be read: the connection to the cell broke]\n")
 	}
 	return b.Bytes()

@@ -210,7 +210,8 @@ func TestAStreamThatIsNotReadGivesWay(t *testing.T) {
 		if _, got := get(s, "quiet", "main", "timestamps=true"); got != strings.Repeat(line, 4) {
 			t.Errorf("another's log is %q", got)
 		}
-		if b, err := io.ReadAll(stream); err == nil || !strings.HasPrefix(string(b), "[kip: ") || !strings.Contains(string(b), "360 bytes") {
+		if b, err := io.ReadAll(stream); err == nil || !strings.HasPrefix(string(b), "[kip: ") || !strings.Contains(string(b), "360 bytes") ||
+			!strings.Contains(string(b), "gave the space to another namespace") || strings.Contains(string(b), "connection") {
 			t.Errorf("who reads at last gets %q, %v", b, err)
 		}
 		if err := stream.Close(); err != nil {

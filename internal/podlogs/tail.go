@@ -45,7 +45,9 @@ func (t *tail) read(r io.Reader) error {
 			keep := min(int64(len(part)), max(most-line, 0))
 			line += int64(len(part))
 			t.open = part[len(part)-1] != '\n'
-			_, _ = out.Write(part[:keep]) // a failure stays in out until Flush
+			if _, err := out.Write(part[:keep]); err != nil {
+				return err
+			}
 		}
 		if more := errors.Is(err, bufio.ErrBufferFull); !more && line > most {
 			fmt.Fprintf(out, " [kip: %d bytes of this line were left out]\n", line-most)
@@ -102,7 +104,7 @@ func (t *tail) run(broken error) (run, error) {
 		if err := t.skipLine(&r); err != nil {
 			return run{}, err
 		}
-		kept, first, err := t.look(r)
+		kept, first, err := t.countKept(r)
 		if err != nil {
 			return run{}, err
 		}
@@ -136,8 +138,8 @@ func (t *tail) skipLine(r *run) error {
 	}
 }
 
-// look returns how many ends of lines are kept, and the beginning of the first line.
-func (t *tail) look(r run) (lines int64, first []byte, err error) {
+// countKept returns how many ends of lines are kept, and the beginning of the first line.
+func (t *tail) countKept(r run) (lines int64, first []byte, err error) {
 	in, buf := r.kept(t.file), make([]byte, 64<<10)
 	for {
 		n, err := in.Read(buf)
