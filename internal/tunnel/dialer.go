@@ -235,7 +235,7 @@ func (s *Session) dial(ctx context.Context, proto string, p place, by credential
 		},
 	})
 	err = atDeadline(ctx, tracked, d.limits.handshake, func() error { return tc.HandshakeContext(ctx) })
-	if p.rank == rankRequest {
+	if p.rank == rankRequest && ctx.Err() == nil { // who gave up says nothing about the machine
 		s.requestsStall.Store(err != nil)
 	}
 	if err != nil {

@@ -431,6 +431,28 @@ func TestRequestsOfOneCellLeaveRoomForTheOthers(t *testing.T) {
 	})
 }
 
+// As who ends a kubectl logs during the handshake: nobody knows yet whether the machine lets it wait.
+func TestARequestThatIsGivenUpDoesNotSayThatItsMachineStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		s := w.keep(nowhere(t, w), w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		defer s.Close()
+		time.Sleep(time.Second)
+		for after, stalls := range map[time.Duration]bool{time.Second: false, time.Hour: true} {
+			ctx, cancel := context.WithTimeout(t.Context(), after)
+			resp, err := s.upgrade(httptest.NewRequestWithContext(ctx, http.MethodGet, "https://cell/logs", nil))
+			cancel()
+			if err == nil {
+				resp.Body.Close()
+				t.Error("a machine that says nothing has answered")
+			}
+			if got := s.requestsStall.Swap(false); got != stalls {
+				t.Errorf("of a request that is given up after %s: stalls is %t, want %t", after, got, stalls)
+			}
+		}
+	})
+}
+
 func TestASessionWhoseMachineIsNotThereIsNotHeldBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
