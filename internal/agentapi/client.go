@@ -60,6 +60,12 @@ func (e *StatusError) Is(target error) bool {
 	return target == ErrNotYet && e.Code == http.StatusServiceUnavailable
 }
 
+// IsUnknownPod reports whether a kubelet's answer says that it does not know the pod. It answers 404 for a container as well.
+func IsUnknownPod(code int, text string) bool {
+	// getContainerLogs and others in pkg/kubelet/server/server.go: pod "NAME" does not exist
+	return code == http.StatusNotFound && strings.Contains(text, "does not exist")
+}
+
 // AnswerError is an answer with status 200 that is not what was asked for.
 type AnswerError struct {
 	Method, Path string

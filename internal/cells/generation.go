@@ -109,8 +109,8 @@ const (
 		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
 	unlooked = "Kip has not read a complete list of its instances in the cloud yet: one that its store does not know may run the pod; " +
 		"Kip goes on when the list has come"
-	unproven = "the store is new, and an instance of a store that was lost may run the pod: Kip goes on when a second list of its instances " +
-		"in the cloud shows none, which it reads after %s"
+	unproven = "Kip's store is new, and an instance from a store that was lost may run the pod: Kip lists its instances in the cloud " +
+		"again after %s, and goes on when there is none"
 	unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
 )
 

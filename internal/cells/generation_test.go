@@ -394,7 +394,7 @@ func TestAPodThatArrivesAtANewStoreIsLaunchedAtOnceAndAnotherIsToldWhatItWaitsFo
 		because string
 	}{
 		{"its list does not lag", 0, false, ""},
-		{"its list lags", lag, true, "second list"},
+		{"its list lags", lag, true, "lists its instances in the cloud again"},
 	} {
 		inBubble(t, func(c *setup) { c.ListLag = tc.lag }, nil, func(t *testing.T, b *bubble) {
 			b.stop()

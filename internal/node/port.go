@@ -154,8 +154,8 @@ func NewPort(c PortConfig) (*Port, error) {
 }
 
 // mostHeader bounds the header of a request, in bytes, with the command of an exec in its path: what a kubelet takes
-// (MaxHeaderBytes in pkg/kubelet/server/server.go), and the API server. What those may hold of it of whom it is not known
-// yet who they are, strangers bounds.
+// (MaxHeaderBytes in pkg/kubelet/server/server.go), and the API server. mostStrangers bounds how many callers may hold as
+// much before they have proven who they are.
 const mostHeader = http.DefaultMaxHeaderBytes
 
 // Serve answers on l, by TLS, until ctx ends; then every request is cancelled.
@@ -400,8 +400,7 @@ func (p *Port) known(resp *http.Response, t target) error {
 	if err != nil {
 		return err
 	}
-	// As getContainerLogs and the others in pkg/kubelet/server/server.go say it; there is a 404 for containers, too.
-	if !strings.Contains(string(text), "does not exist") {
+	if !agentapi.IsUnknownPod(resp.StatusCode, string(text)) {
 		resp.Body = struct {
 			io.Reader
 			io.Closer

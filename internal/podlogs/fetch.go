@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -27,8 +26,7 @@ func FromCell(conn agentapi.Conn, namespace, name string) Fetch {
 				return nil, &NoLogError{Answer: refused.Text}
 			}
 			err = fmt.Errorf("ask the cell's kubelet: %w", err)
-			// As getContainerLogs in pkg/kubelet/server/server.go says it; there is a 404 for containers, too.
-			if refused == nil || refused.Code != http.StatusNotFound || !strings.Contains(refused.Text, "does not exist") {
+			if refused == nil || !agentapi.IsUnknownPod(refused.Code, refused.Text) {
 				return nil, err
 			}
 			select {
