@@ -236,7 +236,9 @@ FAULTS_TIMEOUT ?= 30m
 .PHONY: faults
 faults: test-tools ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0 FAULTS_TIMEOUT=24h
 	@# A process keeps one core busy, so that three keep two busy to the end. The third looks for data races, in other histories.
-	@export GOGC=800 CGO_ENABLED=0 FAULTS_SHORT_STEPS=15000 FAULTS_SHORT_EVERY=8; status=0; parts=; for part in 1 2; do \
+	@# Each has a process group of its own: without job control the shell would have them ignore an interrupt.
+	@export GOGC=800 CGO_ENABLED=0 FAULTS_SHORT_STEPS=15000 FAULTS_SHORT_EVERY=8; status=0; parts=; \
+	set -m; trap 'for part in $$parts; do kill -- -$$part; done; exit 1' INT TERM; for part in 1 2; do \
 		PART=$$part/2 hack/run-tests faults-$$part . -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) ./test/faults & parts+=" $$!"; done; \
 	FAULTS_SEED=1000001 FAULTS_SHORT_STEPS=2500 FAULTS_SHORT_EVERY=50 SHORT=-short CGO_ENABLED=1 \
 		hack/run-tests faults-race . -race -count=1 -timeout $(FAULTS_TIMEOUT) \
