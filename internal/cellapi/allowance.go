@@ -83,11 +83,16 @@ func (c *Cell) allow(a allowance) {
 	grow(c.written, now, rate.Limit(rewriteRate*a.size), rewrites*a.size)
 }
 
+// admit takes requests as large as a says, at the budget that the cell has.
+func (b *budget) admit(a allowance) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.more = a
+}
+
 // allow gives the cell what its pod takes of what all requests are charged to.
 func (b *budget) allow(now time.Time, a allowance) {
-	b.mu.Lock()
-	b.more = a
-	b.mu.Unlock()
+	b.admit(a)
 	grow(b.asked, now, askedRate, askedBurst+perObject*(a.objects+a.images))
 	// In JSON an object has about twice the bytes. Each write of a status has three more of
 	// the pod answered: to a get before it, to itself, and in the watch.

@@ -94,7 +94,7 @@ func (c *Cell) Bind(namespace, name string, uid types.UID) error {
 		claims:    sets.New[string](),
 		volumeOf:  map[string]string{},
 	}
-	c.budget.allow(s.clock.Now(), allowance{status: maxRequest}) // until it is known
+	c.budget.admit(allowance{status: maxRequest}) // until the pod is known
 	s.bound[uid] = c
 	s.startLocked(c.find)
 	return nil
