@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -55,40 +56,60 @@ func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
 	}
 }
 
-// streamed are Logs of pods whose cells somebody reads of.
+// streamed are Logs of pods that people read. lags is full while one of them lags.
 type streamed struct {
 	saves
-	finish func(types.UID)
+	lags chan struct{}
 }
 
 func (s streamed) HasStreams(types.UID) bool { return true }
 
-func (s streamed) Finish(_ context.Context, pod types.UID) { s.finish(pod) }
+// Finish returns when nobody lags.
+func (s streamed) Finish(_ context.Context, pod types.UID) {
+	if pod == ref("a").UID {
+		s.lags <- struct{}{}
+		<-s.lags
+	}
+}
 
-// On a node who lags reads on after the pod has ended, and after it was deleted.
+// On a node, who lags reads on after the pod has ended, and after it was deleted. Other pods may wait for the volumes meanwhile.
 func TestWhatIsReadOfACellIsReadToItsEndBeforeTheInstanceEnds(t *testing.T) {
-	for _, ended := range []bool{true, false} {
-		finished := 0
-		var instances func() []string
-		inBubble(t, func(c *setup) {
-			c.Logs = streamed{
-				saves: func(context.Context, Cell, agentapi.Conn) error { return nil },
-				finish: func(pod types.UID) {
-					finished++
-					if pod != ref("a").UID || len(instances()) != 1 {
-						t.Errorf("the streams of %s are finished while the instances are %v", pod, instances())
-					}
-				},
-			}
-		}, nil, func(t *testing.T, b *bubble) {
-			instances = b.cloud.running
-			b.request("a", "nano")
-			b.later(10 * time.Second)
-			b.cells.Release(ref("a").UID, "done", ended)
-			b.later(10 * time.Second)
-			if b.phase("a") != "" || len(b.cloud.running()) != 0 || finished == 0 {
-				t.Errorf("the cell is %q, instances %v; its streams were finished %d times", b.phase("a"), b.cloud.running(), finished)
-			}
+	for name, tc := range map[string]struct{ ended, later bool }{
+		"of a pod that ended":                       {ended: true},
+		"of a pod that was deleted":                 {},
+		"by who begins while the volumes are freed": {ended: true, later: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
+				unmounts := func(can bool) { d.mu.Lock(); d.busy = !can; d.mu.Unlock() }
+				lags := make(chan struct{}, 1)
+				b.stop()
+				b.cfg.Logs = streamed{saves(func(context.Context, Cell, agentapi.Conn) error { return nil }), lags}
+				b.run()
+				if err := b.requestDisk("a", "d"); err != nil {
+					t.Fatal(err)
+				}
+				b.later(10 * time.Second)
+				if !tc.later {
+					lags <- struct{}{}
+				}
+				unmounts(false)
+				b.cells.Release(ref("a").UID, "done", tc.ended)
+				b.later(10 * time.Second)
+				if tc.later {
+					lags <- struct{}{}
+				}
+				unmounts(true)
+				b.later(time.Minute)
+				if did, left := d.done(), b.cloud.running(); !slices.Contains(did, "detach d i-0") || len(left) != 1 {
+					t.Errorf("while somebody lags, done %q, instances %v: want that the disk is free and the instance runs", did, left)
+				}
+				<-lags
+				b.later(10 * time.Second)
+				if left := b.cloud.running(); b.phase("a") != "" || len(left) != 0 {
+					t.Errorf("when all is read, the cell is %q, instances %v", b.phase("a"), left)
+				}
+			})
 		})
 	}
 }
