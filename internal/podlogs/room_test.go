@@ -195,6 +195,7 @@ func TestLogsLeaveRoomOnTheDisk(t *testing.T) {
 // comes is a log of which so much comes each second.
 type comes struct {
 	left, each int
+	now        int // that came, and is not read
 	ctx        context.Context
 }
 
@@ -202,35 +203,40 @@ func (c *comes) Read(p []byte) (int, error) {
 	if c.left == 0 {
 		return 0, io.EOF
 	}
-	select {
-	case <-time.After(time.Second):
-	case <-c.ctx.Done():
-		return 0, context.Cause(c.ctx)
+	if c.now == 0 {
+		select {
+		case <-time.After(time.Second):
+		case <-c.ctx.Done():
+			return 0, context.Cause(c.ctx)
+		}
+		c.now = min(c.left, c.each)
 	}
-	n := min(len(p), c.left, c.each)
+	n := min(len(p), c.now)
 	c.left -= n
+	c.now -= n
 	return n, nil
 }
 
 func TestASaveTakesLongOnlyWhileLogsCome(t *testing.T) {
+	const room = 64 << 20
 	for name, c := range map[string]struct {
 		all, each int // bytes, and those of a second
-		room      int64
 		takes     time.Duration
 		whole     bool
 	}{
-		"short":                      {all: 1 << 10, each: 1 << 10, takes: 2 * time.Second, whole: true},
-		"slow":                       {all: 1 << 20, each: 1 << 10, takes: SaveTimeout},
-		"long":                       {all: 4 << 20, each: 64 << 10, takes: 30*time.Second + time.Second},
-		"without an end, and enough": {all: 1 << 40, each: 64 << 10, room: 1 << 20, takes: SaveTimeout + time.Second},
+		"short":          {all: 1 << 10, each: 1 << 10, takes: time.Second, whole: true},
+		"slow":           {all: 1 << 20, each: 1 << 10, takes: SaveTimeout},
+		"too slow":       {all: room, each: leastRate / 4, takes: SaveTimeout + 9*time.Second}, // the tenth MiB comes after 40 s
+		"long":           {all: room, each: leastRate, takes: room / leastRate * time.Second, whole: true},
+		"without an end": {all: 1 << 30, each: leastRate, takes: SaveTimeout + room/leastRate*time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, p, cancel := withPatience(t.Context(), SaveTimeout, max(c.room, 1<<20))
+			ctx, p, cancel := withPatience(t.Context(), SaveTimeout, room)
 			defer cancel()
 			began := time.Now()
 			_, err := io.Copy(io.Discard, p.reader(&comes{left: c.all, each: c.each, ctx: ctx}))
-			if took := time.Since(began); took > c.takes || (err == nil) != c.whole || err != nil && !errors.Is(err, errSlow) {
-				t.Errorf("%s: %v after %v", name, err, took)
+			if took := time.Since(began); took != c.takes || (err == nil) != c.whole || err != nil && !errors.Is(err, errSlow) {
+				t.Errorf("%s: %v after %v, want %v", name, err, took, c.takes)
 			}
 		})
 	}
