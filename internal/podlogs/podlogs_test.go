@@ -20,6 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -34,15 +35,29 @@ func at(s int) string { return noon.Add(-time.Duration(s) * time.Second).Format(
 func open(t *testing.T, c Config) (*Saver, *clocktesting.FakePassiveClock) {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(noon)
-	c.Clock, c.Log = clock, slog.New(slog.DiscardHandler)
+	c.Clock = clock
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
 	if c.Dir == "" {
 		c.Dir = t.TempDir()
+	}
+	if c.Statfs == nil {
+		c.Statfs = hasFree(1000)
 	}
 	s, err := Open(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s, clock
+}
+
+// hasFree is what a disk of a thousand blocks says that has so many for whoever is not root.
+func hasFree(blocks uint64) func(string, *unix.Statfs_t) error {
+	return func(_ string, disk *unix.Statfs_t) error {
+		disk.Blocks, disk.Bfree, disk.Bavail = 1000, 1000, blocks
+		return nil
+	}
 }
 
 // texts is a Fetch of logs by "container" or "container/previous".

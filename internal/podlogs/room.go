@@ -206,15 +206,25 @@ func (c *claim) sync() error {
 // in pkg/kubelet/eviction/defaults_linux.go). The store may be on it.
 const diskReserve = 10
 
-// lowDisk returns a check of the disk of a folder.
-func lowDisk(dir string) func() bool {
-	return func() bool {
-		var disk unix.Statfs_t
-		if err := unix.Statfs(dir, &disk); err != nil {
-			return false // writing tells
-		}
-		return disk.Bavail < disk.Blocks/diskReserve
+// diskCheck is how long the answer of the file system counts: each piece of each log asks.
+const diskCheck = time.Second
+
+// disk is the disk of the logs. Saver.mu guards it.
+type disk struct {
+	low     bool
+	checked time.Time
+}
+
+// diskLow reports whether the logs' disk was nearly full less than diskCheck ago. s.mu is held.
+func (s *Saver) diskLow() bool {
+	now := s.c.Clock.Now()
+	if age := now.Sub(s.disk.checked); age < 0 || age >= diskCheck {
+		var is unix.Statfs_t
+		err := s.c.Statfs(s.c.Dir, &is)
+		// After an error a log is written nevertheless: the write reports what is wrong.
+		s.disk = disk{low: err == nil && is.Bavail < is.Blocks/diskReserve, checked: now}
 	}
+	return s.disk.low
 }
 
 func (c *Config) checkRoom() error {

@@ -1,15 +1,19 @@
 package podlogs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -176,19 +180,66 @@ func TestRoomIsReservedBeforeItIsWritten(t *testing.T) {
 // The store may be on the disk of the logs.
 func TestLogsLeaveRoomOnTheDisk(t *testing.T) {
 	line := at(1) + " 12345678\n" // 40 bytes
-	s, clock := open(t, Config{})
-	for _, uid := range []types.UID{"a", "b", "c", "d"} {
-		s.diskLow = func() bool { return uid > "b" }
-		clock.SetTime(clock.Now().Add(time.Second))
-		if err := saveIn(t, s, "ns", uid, []string{"main"}, line); err != nil {
+	dir := t.TempDir()
+	var is func(string, *unix.Statfs_t) error
+	var logged bytes.Buffer
+	s, clock := open(t, Config{Dir: dir, Log: slog.New(slog.NewTextHandler(&logged, nil)),
+		Statfs: func(path string, disk *unix.Statfs_t) error {
+			if path != dir {
+				t.Errorf("what is free is asked of %s, and logs are in %s", path, dir)
+			}
+			return is(path, disk)
+		}})
+	for _, c := range []struct {
+		uid  types.UID
+		disk func(string, *unix.Statfs_t) error
+		kept string
+		said bool
+	}{
+		{"a", hasFree(100), "a", false},
+		{"b", hasFree(100), "ab", false},
+		{"c", hasFree(99), "bc", true},
+		{"d", hasFree(0), "cd", true},
+		{"e", func(string, *unix.Statfs_t) error { return unix.EIO }, "cde", true},
+	} {
+		is = c.disk
+		clock.SetTime(clock.Now().Add(diskCheck))
+		if err := saveIn(t, s, "ns", c.uid, []string{"main"}, line); err != nil {
 			t.Fatal(err)
 		}
+		var kept []string
+		for uid := range s.pods {
+			kept = append(kept, string(uid))
+		}
+		slices.Sort(kept)
+		if got := strings.Join(kept, ""); got != c.kept {
+			t.Errorf("after the log of %s those of %q are kept, want %q", c.uid, got, c.kept)
+		}
+		if said := strings.Contains(logged.String(), "the disk is nearly full"); said != c.said {
+			t.Errorf("after the log of %s Kip has warned of the disk: %t, want %t", c.uid, said, c.said)
+		}
 	}
-	if s.Has("a") || s.Has("b") || !s.Has("c") || !s.Has("d") || s.room.total != 80 {
-		t.Errorf("%d bytes are kept on a disk that is nearly full, of %v", s.room.total, s.pods)
-	}
-	if lowDisk(t.TempDir())() && lowDisk("/")() {
-		t.Log("the disk of this test is nearly full")
+	accounted(t, s)
+}
+
+// A file system that answers slowly holds up all logs.
+func TestTheDiskIsAskedOnceASecond(t *testing.T) {
+	asked := 0
+	s, clock := open(t, Config{Statfs: func(path string, disk *unix.Statfs_t) error {
+		asked++
+		return hasFree(1000)(path, disk)
+	}})
+	for _, c := range []struct {
+		later time.Duration
+		asked int
+	}{{0, 1}, {diskCheck - 1, 1}, {1, 2}, {-time.Hour, 3}} { // somebody may set a clock back
+		clock.SetTime(clock.Now().Add(c.later))
+		if err := saveIn(t, s, "ns", "u", []string{"a", "b"}, strings.Repeat(at(1)+" 12345678\n", 8000)); err != nil {
+			t.Fatal(err)
+		}
+		if asked != c.asked {
+			t.Errorf("%v later the disk was asked %d times, want %d", c.later, asked, c.asked)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/types"
@@ -55,19 +56,20 @@ type Config struct {
 	// written. 0: DefaultMaxBytesTotal.
 	MaxBytesTotal int64
 	Log           *slog.Logger
-	Clock         clock.PassiveClock // optional
+	Clock         clock.PassiveClock                           // optional
+	Statfs        func(path string, disk *unix.Statfs_t) error // optional: what the file system of Dir has
 }
 
 // Saver keeps logs. Make it with Open. All methods are safe for concurrent use.
 type Saver struct {
 	c Config
 
-	diskLow func() bool
-	warning rate.Sometimes // of that
+	warning rate.Sometimes // that the disk is nearly full
 
 	mu   sync.Mutex
 	pods map[types.UID]index
 	room room
+	disk disk
 
 	streams streams
 }
@@ -143,7 +145,6 @@ func Open(c Config) (*Saver, error) {
 		return nil, errors.New("saved logs: Dir and Log must be set")
 	}
 	s := &Saver{
-		diskLow: lowDisk(c.Dir),
 		warning: rate.Sometimes{Interval: time.Minute},
 		pods:    map[types.UID]index{},
 		room:    room{ofNamespace: map[string]int64{}, ofPod: map[types.UID]int64{}, claims: map[*claim]bool{}},
@@ -158,6 +159,9 @@ func Open(c Config) (*Saver, error) {
 	c.MaxBytesTotal = cmp.Or(c.MaxBytesTotal, DefaultMaxBytesTotal)
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
+	}
+	if c.Statfs == nil {
+		c.Statfs = unix.Statfs
 	}
 	s.c = c
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
