@@ -50,17 +50,31 @@ func forwarding(device string) string {
 
 // startMasquerade adds the rules. The bridges are there. A machine that cannot masquerade, or has no default
 // route, runs all the same: its pods reach no address beyond the bridge.
-func (s *Stack) startMasquerade(ctx context.Context) error {
+func (s *Stack) startMasquerade(ctx context.Context) {
 	if !s.opts.Masquerade {
-		return nil
+		return
 	}
+	switch err := s.masquerade(ctx); {
+	case errors.Is(err, errNoUplink):
+		s.opts.Log.WarnContext(ctx, "this machine has no default IPv4 route: pods reach no address beyond the bridge", "bridge", s.opts.Bridge)
+	case err != nil:
+		s.opts.Log.WarnContext(ctx, "this machine does not masquerade: pods reach no address beyond the bridge",
+			"bridge", s.opts.Bridge, "err", err)
+	default:
+		s.warnOfFirewall(ctx)
+	}
+}
+
+var errNoUplink = errors.New("no default IPv4 route")
+
+// masquerade adds the rules. stopMasquerade removes what it adds before an error.
+func (s *Stack) masquerade(ctx context.Context) error {
 	uplinks, err := uplinks()
 	if err != nil {
 		return err
 	}
 	if len(uplinks) == 0 {
-		s.opts.Log.WarnContext(ctx, "this machine has no default IPv4 route: pods reach no address beyond the bridge", "bridge", s.opts.Bridge)
-		return nil
+		return errNoUplink
 	}
 	unlock, err := lockMasquerade()
 	if err != nil {
@@ -68,24 +82,30 @@ func (s *Stack) startMasquerade(ctx context.Context) error {
 	}
 	defer unlock()
 	closed, err := closedUplinks(ctx, uplinks)
-	if err == nil {
-		err = s.recordMasquerade(closed)
-	}
-	if err == nil {
-		err = nft(ctx, s.masqueradeRules(uplinks, closed))
-	}
 	if err != nil {
-		s.opts.Log.WarnContext(ctx, "this machine does not masquerade: pods reach no address beyond the bridge",
-			"bridge", s.opts.Bridge, "err", err)
-		return nil
+		return err
+	}
+	if err := s.recordMasquerade(closed); err != nil {
+		return err
+	}
+	if err := nft(ctx, s.masqueradeRules(uplinks, closed)); err != nil {
+		return err
 	}
 	for _, device := range append(closed, s.bridges()...) {
-		if err := os.WriteFile(forwarding(device), []byte("1\n"), 0); err != nil {
+		if err := setForwarding(device, "1"); err != nil {
 			return fmt.Errorf("forward packets from device %s: %w", device, err)
 		}
 	}
-	s.warnOfFirewall(ctx)
 	return nil
+}
+
+// setForwarding writes only what changes: in many containers /proc/sys is read-only.
+func setForwarding(device, to string) error {
+	is, err := os.ReadFile(forwarding(device))
+	if err != nil || string(bytes.TrimSpace(is)) == to {
+		return err
+	}
+	return os.WriteFile(forwarding(device), []byte(to+"\n"), 0)
 }
 
 func (s *Stack) recordMasquerade(closed []string) error {
@@ -194,7 +214,7 @@ func stopForwarding(closed, opened []string) error {
 		if slices.Contains(opened, device) {
 			continue
 		}
-		if err := os.WriteFile(forwarding(device), []byte("0\n"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := setForwarding(device, "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forward no more packets from device %s: %w", device, err)
 		}
 	}

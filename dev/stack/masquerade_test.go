@@ -1,6 +1,8 @@
 package stack
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // lab is a machine with an uplink and two bridges, a host of the internet, and a cell on each bridge. Each is
@@ -154,7 +157,7 @@ func (l *lab) stack(i int) *Stack {
 
 func (l *lab) start(s *Stack) {
 	l.Helper()
-	if err := s.startMasquerade(l.Context()); err != nil {
+	if err := s.masquerade(l.Context()); err != nil {
 		l.Fatal(err)
 	}
 }
@@ -223,9 +226,50 @@ func TestOnAMachineWithoutInternetNothingIsMasqueraded(t *testing.T) {
 	l := newLab(t)
 	l.run("ip route delete default")
 	s := l.stack(0)
-	l.start(s)
+	if err := s.masquerade(t.Context()); !errors.Is(err, errNoUplink) {
+		t.Errorf("without a default route: %v", err)
+	}
 	if left, err := s.masqueradeLeftovers(); err != nil || len(left) > 0 {
 		t.Errorf("there are %q (%v)", left, err)
+	}
+}
+
+// In many containers these are read-only.
+func TestAMachineWhoseForwardingCannotBeChangedRunsAllTheSame(t *testing.T) {
+	for _, readOnly := range []string{"/proc/sys", "/run"} {
+		t.Run(readOnly, func(t *testing.T) {
+			l := newLab(t)
+			l.mountReadOnly(readOnly)
+			var logged bytes.Buffer
+			s := l.stack(0)
+			s.opts.Log = slog.New(slog.NewTextHandler(&logged, nil))
+			s.startMasquerade(t.Context())
+			const warning = "pods reach no address beyond the bridge"
+			if said := logged.String(); !strings.Contains(said, warning) || !strings.Contains(said, readOnly+"/") {
+				t.Errorf("the warnings are %q", said)
+			}
+			l.stop(s)
+		})
+	}
+}
+
+// mountReadOnly has the thread see a folder that cannot be written to.
+func (l *lab) mountReadOnly(dir string) {
+	l.Helper()
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		l.Fatal(err)
+	}
+	for _, step := range []struct {
+		source, target string
+		flags          uintptr
+	}{
+		{"", "/", unix.MS_REC | unix.MS_PRIVATE},
+		{dir, dir, unix.MS_BIND | unix.MS_REC},
+		{"", dir, unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY},
+	} {
+		if err := unix.Mount(step.source, step.target, "", step.flags, ""); err != nil {
+			l.Fatalf("mount %s read-only: %v", dir, err)
+		}
 	}
 }
 

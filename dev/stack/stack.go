@@ -261,9 +261,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 	if err := s.makeBridges(ctx); err != nil {
 		return err
 	}
-	if err := s.startMasquerade(ctx); err != nil {
-		return err
-	}
+	s.startMasquerade(ctx)
 	clusterIP, err := dns.ClusterIP(s.opts.ServiceCIDR)
 	if err != nil {
 		return err
