@@ -208,7 +208,8 @@ test-tools: .kip/bin/gotestsum .kip/bin/stages
 
 # Packages whose tests unit runs in another way, or another target does. MACHINES ask this host's kernel and programs,
 # of which go test's cache does not know.
-MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent/firewall ./internal/agent/network ./internal/agent/disks ./image
+MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent/firewall ./internal/agent/network ./internal/agent/disks \
+	./internal/agent/machine ./internal/agent/firstboot ./image
 QEMU := ./internal/cloud/qemu/...
 APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults ./test/linkage)
 # The race detector makes these take five times as long, and they start no goroutine.
@@ -225,10 +226,11 @@ unit: test-tools ## tests without machines and without Kubernetes' own code
 	CGO_ENABLED=0 hack/run-tests tools hack/tools -trimpath ./... || status=$$?; \
 	exit $$status
 
-# Compiled as the programs are, so without -race: with it Kubernetes is compiled again.
+# Compiled as the programs are, so without -race: with it Kubernetes is compiled again. Tests of dev/stack ask this host's
+# kernel and nft, of which go test's cache does not know.
 .PHONY: unit-kubernetes
 unit-kubernetes: test-tools ## tests of the packages that link Kubernetes' own code
-	@CGO_ENABLED=0 hack/run-tests kubernetes . -tags $(ITZO_TAGS) -trimpath -timeout 20m $(LINK_KUBERNETES)
+	@CGO_ENABLED=0 hack/run-tests kubernetes . -tags $(ITZO_TAGS) -trimpath -count=1 -timeout 20m $(LINK_KUBERNETES)
 
 # The same histories each time, so that a failure comes from the change that is tested; 0 takes others.
 export FAULTS_SEED ?= 1
