@@ -2,8 +2,10 @@ package cellapi
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"reflect"
@@ -92,9 +94,10 @@ func TestEachBoundTakesWhatAKubeletMayDo(t *testing.T) {
 				}
 				return pod, all
 			})},
-		{"askedRate, askedBurst, openRequests, openWatches, perObject", "the limits of a kubelet's client, and the objects of the spec",
-			"300 ConfigMaps, all at once", readsAll(300)},
-		{"passedRate, passedBurst, openRequests", "the objects of the spec", "100 claims and their volumes, all at once", asksForClaims(100)},
+		{"askedRate, askedBurst, openWatches, perObject", "the limits of a kubelet's client, and the objects of the spec",
+			"300 ConfigMaps, all listed and then watched at once", readsAll(300)},
+		{"openRequests, perObject", "the objects of the spec", "300 ConfigMaps, all lists open at once", listsAll(300)},
+		{"passedRate, passedBurst", "the objects of the spec", "100 claims and their volumes, all at once", asksForClaims(100)},
 		{"eventRate, eventBurst, eventBytesBurst", "EventBurst of a kubelet", "100 Events at once, of 2 KiB each", reports(100, 1500)},
 		{"maxEventMessage", "an error of a runtime", "one Event of 8 KiB", reports(1, 8<<10)},
 		{"bodyLimit, maxNode, maxImage", "NodeStatusMaxImages and MaxNamesPerImageInNodeStatus of a kubelet",
@@ -299,31 +302,99 @@ func stores(of func() (*corev1.Pod, []corev1.PodStatus)) func(*testing.T) {
 	}
 }
 
-// readsAll has a pod that mounts so many ConfigMaps, each of which its kubelet lists and watches at once.
+// mountsAll is a pod that mounts so many ConfigMaps, and names two objects more: see podOn.
+func mountsAll(many int) *corev1.Pod {
+	pod := podOn("web")
+	for n := range many {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("v%d", n), VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: fmt.Sprintf("c%d", n)}},
+		}})
+	}
+	return pod
+}
+
+// heldOpen are requests of a kubelet that go on until the test ends.
+type heldOpen struct {
+	k   *kubelet
+	ctx context.Context
+	all sync.WaitGroup
+}
+
+func (k *kubelet) opens(t *testing.T) *heldOpen {
+	ctx, end := context.WithCancel(t.Context())
+	o := &heldOpen{k: k, ctx: ctx}
+	t.Cleanup(func() { end(); o.all.Wait() })
+	return o
+}
+
+func (o *heldOpen) get(path string) { o.all.Go(func() { get(o.ctx, o.k.Cell, path) }) }
+
+// mustBe demands that so many requests and watches are open, none was refused, and one more of these is refused by this limit.
+func (o *heldOpen) mustBe(t *testing.T, requests, watches int, limit, more string) {
+	t.Helper()
+	eventually(t, "all are open, or some are refused", func() bool {
+		requesting, watching, _ := o.k.budget.holds()
+		return requesting >= requests && watching >= watches || o.k.Usage().Refused > 0
+	})
+	if u := o.k.Usage(); u.Refused > 0 {
+		t.Fatalf("before %d requests and %d watches are open, some are refused: %v", requests, watches, u.RefusedBy)
+	}
+	o.get(more)
+	eventually(t, "one more is refused, or open", func() bool {
+		requesting, watching, _ := o.k.budget.holds()
+		return requesting+watching > requests+watches || o.k.Usage().Refused > 0
+	})
+	requesting, watching, _ := o.k.budget.holds()
+	if u := o.k.Usage(); requesting != requests || watching != watches || !maps.Equal(u.RefusedBy, map[string]uint64{limit: 1}) {
+		t.Errorf("%d requests and %d watches are open, want %d and %d; refused are %v, want one by %s",
+			requesting, watching, requests, watches, u.RefusedBy, limit)
+	}
+}
+
+// readsAll has a kubelet list all of so many ConfigMaps at once, and hold a watch of each. Beside these it may have
+// openWatches, and no more.
 func readsAll(many int) func(*testing.T) {
 	return func(t *testing.T) {
-		pod := podOn("web")
-		for n := range many {
-			pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("v%d", n), VolumeSource: corev1.VolumeSource{
-				ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: fmt.Sprintf("c%d", n)}},
-			}})
-		}
-		k := runs(t, clocktesting.NewFakeClock(time.Now()), pod)
-		var all sync.WaitGroup
+		k := runs(t, clocktesting.NewFakeClock(time.Now()), mountsAll(many))
 		for n := range many {
 			k.h.up.put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("c%d", n)}})
 		}
+		o := k.opens(t)
+		var lists sync.WaitGroup
 		for n := range many {
-			all.Go(func() {
+			lists.Go(func() {
 				path := fmt.Sprintf("/api/v1/namespaces/shop/configmaps?fieldSelector=metadata.name%%3Dc%d", n)
-				for range 2 { // a list, and another in the place of the watch
-					if code, _, answer := get(t.Context(), k.Cell, path); code != http.StatusOK {
-						t.Errorf("%s: %d %s", path, code, answer)
-					}
+				if code, _, answer := get(t.Context(), k.Cell, path); code != http.StatusOK {
+					t.Errorf("%s: %d %s", path, code, answer)
 				}
+				o.get(path + "&watch=true")
 			})
 		}
-		all.Wait()
+		lists.Wait()
+		const services = "/api/v1/services?watch=true"
+		for range openWatches + 2 {
+			o.get(services)
+		}
+		o.mustBe(t, 0, openWatches+many+2, limitWatches, services)
+	}
+}
+
+// listsAll has a kubelet list all of so many ConfigMaps at once, each at a version that Kip does not have yet. Beside what
+// the objects of its pod need, it may have openRequests, and no more.
+func listsAll(many int) func(*testing.T) {
+	return func(t *testing.T) {
+		pod := mountsAll(many)
+		k := runs(t, clocktesting.NewFakeClock(time.Now()), pod)
+		const later = "resourceVersion=1000000&resourceVersionMatch=NotOlderThan"
+		o := k.opens(t)
+		for n := range many {
+			o.get(fmt.Sprintf("/api/v1/namespaces/shop/configmaps?fieldSelector=metadata.name%%3Dc%d&%s", n, later))
+		}
+		others := openRequests + 3 + len(pod.Spec.Volumes) // two objects of podOn, a claim, and each volume
+		for range others {
+			o.get("/api/v1/services?" + later)
+		}
+		o.mustBe(t, many+others, 0, limitOpen, "/api/v1/services?"+later)
 	}
 }
 
@@ -513,13 +584,26 @@ func TestALargePodsStatusIsPacedAndItsEndIsNot(t *testing.T) {
 	if took := clk.Since(began); took > time.Second/10 { // a step that was under way
 		t.Errorf("the end waits %v", took)
 	}
-	// It is no way around the budget.
-	for range 2 * finalBurst {
-		k.final.AllowN(clk.Now(), 1)
-	}
-	k.h.up.put(pod)
-	if k.final.TokensAt(clk.Now()) >= 1 {
-		t.Error("a cell may say the end of its pod as often as it likes")
+}
+
+// A cell may report the end of its pod finalBurst times without a wait. Further reports wait as any other status.
+func TestTheEndOfAPodIsNoWayAroundTheBudget(t *testing.T) {
+	clk := steppedClock(t)
+	pod, _ := templates(80 << 10)()
+	k := runs(t, clk, pod)
+	k.budget.worked.SetLimit(rate.Inf)               // how long this machine works on it is of no interest
+	k.written.ReserveN(clk.Now(), k.written.Burst()) // earlier statuses have used it
+	for n := range finalBurst + 1 {
+		began := clk.Now()
+		code, _, answer := do(t.Context(), k.Cell, http.MethodPatch, webStatus, strategic,
+			fmt.Appendf(nil, `{"status":{"phase":"Failed","message":"%d"}}`, n))
+		if code != http.StatusOK {
+			t.Fatalf("end %d: %d %.200s", n, code, answer)
+		}
+		took := clk.Since(began)
+		if waits := took > time.Second/10; waits != (n == finalBurst) { // a step may have been under way
+			t.Errorf("end %d of %d waits %v", n+1, finalBurst+1, took)
+		}
 	}
 }
 
@@ -592,10 +676,10 @@ func TestNoFieldThatAKubeletWritesIsLeftOut(t *testing.T) {
 		shape shape
 		none  []string // others write them
 	}{
-		// The conditions of a pod: see kubeletConditions. Of pod-level resources: no claims.
+		// The conditions of a pod: see kubeletConditions.
 		"a pod": {reflect.TypeFor[corev1.PodStatus](), boundsOf(pod).status(addresses{host: ips, pod: ips}),
 			[]string{"nominatedNodeName", "resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses",
-				"resources"}},
+				"resources.claims"}},
 		"a node": {reflect.TypeFor[corev1.NodeStatus](), func(at *field.Path, v any) (any, error) {
 			made, err := nodeShape(at, map[string]any{"status": v})
 			if err != nil {
@@ -606,7 +690,11 @@ func TestNoFieldThatAKubeletWritesIsLeftOut(t *testing.T) {
 	} {
 		want := allFields(tc.of, "").(map[string]any)
 		for _, k := range tc.none {
-			delete(want, k)
+			in := want
+			if outer, inner, nested := strings.Cut(k, "."); nested {
+				in, k = want[outer].(map[string]any), inner
+			}
+			delete(in, k)
 		}
 		made, err := tc.shape(field.NewPath("status"), want)
 		if err != nil {
