@@ -691,8 +691,12 @@ func TestEventsOfAHostileCellAreMadeAnew(t *testing.T) {
 	}
 	// As long as it likes: what is stored is a kilobyte a second, beside the burst.
 	const seconds = 300
+	const most = eventBurst + (seconds+1)*eventRate
 	began := clk.Now()
 	for i := 0; clk.Since(began) < seconds*time.Second; i++ {
+		if i > most {
+			t.Fatalf("%d events were stored in %v, want at most %d in %d s", i, clk.Since(began), most, seconds)
+		}
 		if code := post(fmt.Sprint("more.", i), strings.Repeat("z", 10_000)); code != http.StatusCreated {
 			t.Errorf("event %d: %d, want it to wait", i, code)
 		}
@@ -1007,6 +1011,9 @@ func TestAPatchIsChargedWhatItHasStored(t *testing.T) {
 	const seconds = 30
 	began, stored := clk.Now(), 0
 	for ; clk.Since(began) < seconds*time.Second; stored++ {
+		if stored > rewrites+rewriteRate*(seconds+1) {
+			t.Fatalf("%d small patches of what is large were stored in %v", stored, clk.Since(began))
+		}
 		code, _, answer := do(t.Context(), c, http.MethodPatch, "/api/v1/namespaces/shop/pods/web/status", strategic,
 			fmt.Appendf(nil, `{"status":{"message":"%d"}}`, stored))
 		if code != http.StatusOK || len(answer) < 80<<10 {
