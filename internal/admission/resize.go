@@ -31,8 +31,10 @@ type Machines func(ctx context.Context, pod types.UID) (Machine, bool, error)
 // compares with the virtual node (plugin/pkg/admission/podresize, ReasonNodeCapacity).
 const nodeCapacity metav1.CauseType = "NodeCapacity"
 
-// machineTimeout bounds the question for the machine of a pod: others, whose pods are to be made, wait meanwhile.
-const machineTimeout = 300 * time.Millisecond
+// machineTimeout bounds the question for the machine of a pod. It is half of what the API server waits (timeoutSeconds
+// in deploy/webhook.yaml): a resize is answered in time, and so is the creation of a pod that waits for its turn
+// meanwhile. A read of the store takes a few milliseconds, and longer on a slow machine.
+const machineTimeout = time.Second
 
 // resizeOf answers about a resize of a pod on a node: one beyond the machine of its cell is
 // refused. The cell's kubelet would hold it as Deferred for ever, as if another pod could make room.

@@ -6,12 +6,18 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elotl/kip/deploy"
 )
 
 // nano has one pod on a nano of the local cloud.
@@ -66,6 +72,47 @@ func TestAResizeBeyondTheMachineIsRefused(t *testing.T) {
 			t.Errorf("%s: refused with %+v, want %q", says, r.Result, c.refusal)
 		}
 	}
+}
+
+// The API server waits timeoutSeconds. A resize whose machine cannot be read is answered before, and so is a pod that is to
+// be made meanwhile.
+func TestAMachineThatIsNotReadHoldsUpNobodyForLong(t *testing.T) {
+	var waits time.Duration
+	for _, found := range regexp.MustCompile(`timeoutSeconds: (\d+)`).FindAllSubmatch(deploy.Webhook, -1) {
+		seconds, err := strconv.Atoi(string(found[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := time.Duration(seconds) * time.Second; waits == 0 || s < waits {
+			waits = s
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := newReviews(rules, func() Defaults { return UpstreamDefaults }, func(ctx context.Context, _ types.UID) (Machine, bool, error) {
+			<-ctx.Done()
+			return Machine{}, false, ctx.Err()
+		}, time.Hour, slog.New(slog.DiscardHandler))
+		began := time.Now()
+		var all sync.WaitGroup
+		ask := func(says, path, body string) {
+			all.Go(func() {
+				w := serve(h, http.MethodPost, path, strings.NewReader(body))
+				var review admissionv1.AdmissionReview
+				if err := json.Unmarshal(w.Body.Bytes(), &review); err != nil || w.Code != http.StatusOK || !review.Response.Allowed {
+					t.Errorf("%s: %d, %v: %s", says, w.Code, err, w.Body)
+				}
+				if took := time.Since(began); took >= waits {
+					t.Errorf("%s is answered after %v, and the API server waits %v", says, took, waits)
+				}
+			})
+		}
+		for range reviewsAtOnce {
+			ask("a resize", resizesPath, resizing("ours", "{}", `{"containers":[{"resources":{"requests":{"cpu":"1"}}}]}`))
+		}
+		synctest.Wait()
+		ask("a pod that is made", selectingPath, asking(podForKip))
+		all.Wait()
+	})
 }
 
 // Nobody is asked about what is no resize, and a forged one takes little memory and time.

@@ -1,6 +1,7 @@
 package kip
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,5 +51,41 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 		is("as it was read a moment ago", "later", admission.Machine{}, false)
 		time.Sleep(machinesAge)
 		is("read again", "later", nano, true)
+	})
+}
+
+// A replica asks a store that fails once in machinesAge, however often it is asked itself.
+func TestAStoreThatFailsIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads, broken := 0, error(nil)
+		own := store.MemoryWith(nil, func(string) error {
+			reads++
+			return broken
+		})
+		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}}
+		m := &machines{process: k, own: own}
+		if _, err := own.Put(t.Context(), "cells/a", cells.Cell{ID: "a", Pod: apiv1.PodReference{UID: "pod"}, Phase: apiv1.Bound,
+			Offers: []cells.Offer{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {
+			t.Fatal(err)
+		}
+		is := func(when string, known, fails bool, want int) {
+			t.Helper()
+			_, has, err := m.Of(t.Context(), "pod")
+			if has != known || fails != (err != nil) || !errors.Is(err, broken) && fails || reads != want {
+				t.Errorf("%s: known %t, %v, after %d reads; want known %t, an error %t, after %d", when, has, err, reads, known, fails, want)
+			}
+		}
+		is("at first", true, false, 1)
+		time.Sleep(machinesAge)
+		broken = errors.New("the store does not answer")
+		is("when the store fails", false, true, 2)
+		for range 10 {
+			is("soon after", false, false, 2) // and what was read before may be wrong by now
+		}
+		time.Sleep(machinesAge)
+		is("later", false, true, 3)
+		broken = nil
+		time.Sleep(machinesAge)
+		is("when the store answers", true, false, 4)
 	})
 }
