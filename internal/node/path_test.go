@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -185,38 +186,189 @@ func (f *fixture) from(t *testing.T, address string) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
+// meter is a listener that counts what was read of each connection.
+type meter struct {
+	net.Listener
+	mu  sync.Mutex
+	all []*metered
+}
+
+type metered struct {
+	net.Conn
+	read atomic.Int64
+}
+
+func (m *meter) Accept() (net.Conn, error) {
+	c, err := m.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	is := &metered{Conn: c}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all = append(m.all, is)
+	return is, nil
+}
+
+func (c *metered) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.read.Add(int64(n))
+	return n, err
+}
+
+// count returns of how many connections of an address so many bytes were read.
+func (m *meter) count(from string, bytes int64) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.all {
+		if host, _, err := net.SplitHostPort(c.RemoteAddr().String()); err == nil && host == from && c.read.Load() >= bytes {
+			n++
+		}
+	}
+	return n
+}
+
+// asksWith asks for a log as an admin, with a header of such a size, from an address.
+func (f *fixture) asksWith(t *testing.T, from string, size int) (*http.Response, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.addr+"/containerLogs/ns/p/c", nil)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer admin")
+	r.Header.Set("X-Long", strings.Repeat("x", size))
+	resp, err := f.from(t, from).Do(r)
+	if err == nil {
+		resp.Body.Close()
+	}
+	return resp, err
+}
+
 // Whom nobody knows holds so much of Kip's memory, and keeps no place that others wait for.
 func TestLargeHeadersOfStrangersKeepOutNobodyElse(t *testing.T) {
+	const strangers, whole = placesOfLarge + 1, 4 * smallHeader // one read of TLS may be larger than smallHeader
 	f := serve(t, says("from the cell"))
-	for range placesOfLarge + 1 {
+	for range strangers {
 		conn, err := tls.Dial("tcp", f.addr, f.tls())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: kip\r\nX-Long: %s", strings.Repeat("x", 2*smallHeader)); err != nil {
-			t.Fatal(err)
-		}
+		go func() { // what Kip does not read may not fit into the network
+			_, _ = fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: kip\r\nX-Long: %s", strings.Repeat("x", whole))
+		}()
 	}
+	eventually(t, "as many as may have a place, and all others wait for one", func() bool {
+		return f.meter.count("127.0.0.1", smallHeader) == strangers && f.meter.count("127.0.0.1", whole) >= placesOfOne
+	})
 	for _, c := range []struct {
 		from string
 		size int
 	}{{"127.0.0.1", 0}, {"127.0.0.2", mostHeader / 2}} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+f.addr+"/containerLogs/ns/p/c", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", "Bearer admin")
-		r.Header.Set("X-Long", strings.Repeat("x", c.size))
-		resp, err := f.from(t, c.from).Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%d bytes from %s: %s", c.size, c.from, resp.Status)
+		if resp, err := f.asksWith(t, c.from, c.size); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("%d bytes from %s: %v, %v", c.size, c.from, resp, err)
 		}
 	}
+	if n := f.meter.count("127.0.0.1", whole); n > placesOfLarge {
+		t.Errorf("large headers of %d strangers were read, want %d at most", n, placesOfLarge)
+	}
+}
+
+// Who is known leaves its place to the next, however long its request takes.
+func TestWhoIsKnownLeavesItsPlace(t *testing.T) {
+	const callers = placesOfOne + 1
+	reached, goOn := make(chan struct{}, callers), make(chan struct{})
+	f := serve(t, func(http.ResponseWriter, *http.Request) {
+		reached <- struct{}{}
+		<-goOn
+	})
+	end := sync.OnceFunc(func() { close(goOn) })
+	defer end()
+	answers := make(chan string, callers)
+	for range callers {
+		go func() {
+			resp, err := f.asksWith(t, "127.0.0.1", 2*smallHeader)
+			if err != nil {
+				answers <- err.Error()
+				return
+			}
+			answers <- resp.Status
+		}()
+	}
+	for n := range callers {
+		select {
+		case <-reached:
+		case answer := <-answers:
+			t.Fatalf("beside %d callers whose requests go on, one has the answer %s", n, answer)
+		case <-time.After(patience):
+			t.Fatalf("%d of %d callers reach the cell", n, callers)
+		}
+	}
+	end()
+	for range callers {
+		if answer := <-answers; answer != "200 OK" {
+			t.Error(answer)
+		}
+	}
+}
+
+// arriving is a listener of connections in memory, that come from any address.
+type arriving struct {
+	net.Listener
+	next net.Conn
+}
+
+func (l *arriving) Accept() (net.Conn, error) { return l.next, nil }
+
+type connFrom struct {
+	net.Conn
+	from net.Addr
+}
+
+func (c connFrom) RemoteAddr() net.Addr { return c.from }
+
+// Of more strangers than there may be, the oldest goes of the source that has the most. Those that are known stay.
+func TestTheOldestOfTooManyStrangersGoes(t *testing.T) {
+	inner := &arriving{}
+	l := strangers(inner)
+	type caller struct{ here, there net.Conn }
+	comes := func(from string) caller {
+		t.Helper()
+		here, there := net.Pipe()
+		inner.next = connFrom{here, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from + ":1234"))}
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return caller{c, there}
+	}
+	is := func(when string, c caller, open bool) {
+		t.Helper()
+		err := c.there.SetReadDeadline(time.Unix(1, 0))
+		if err == nil {
+			_, err = c.there.Read(make([]byte, 1))
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) != open {
+			t.Errorf("%s: %v, want it open: %t", when, err, open)
+		}
+	}
+	other := comes("10.0.0.2")
+	var flood []caller
+	for range mostStrangers - 1 {
+		flood = append(flood, comes("10.0.0.1"))
+	}
+	is("the oldest of as many as there may be", flood[0], true)
+	comes("10.0.0.3")
+	is("the oldest, and one has come", flood[0], false)
+	is("the next, and one has come", flood[1], true)
+	proven(withStranger(t.Context(), flood[1].here))
+	comes("10.0.0.4")
+	is("the next, in the room of one that is known", flood[2], true)
+	comes("10.0.0.5")
+	is("the next, and another has come", flood[2], false)
+	is("one that is known", flood[1], true)
+	is("of another source", other, true)
 }
 
 func TestAStrangerIsReadSoFar(t *testing.T) {

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -202,6 +203,7 @@ func (fakeLogs) Serve(w http.ResponseWriter, r *http.Request, uid types.UID, con
 // fixture is a port that serves, and what is around it.
 type fixture struct {
 	addr   string
+	meter  *meter
 	ca     *authority
 	api    *reviewer
 	cells  *fakeCells
@@ -271,7 +273,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.addr = l.Addr().String()
+	f.addr, f.meter = l.Addr().String(), &meter{Listener: l}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	var following sync.WaitGroup
@@ -280,7 +282,7 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 			t.Error(err)
 		}
 	})
-	go func() { done <- port.Serve(ctx, l); following.Wait() }()
+	go func() { done <- port.Serve(ctx, f.meter); following.Wait() }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -819,12 +821,23 @@ func TestAKubeletThatDoesNotKnowItsPodYetIsNotBelieved(t *testing.T) {
 }
 
 func TestAPodThatHasJustBeenBoundIsWaitedFor(t *testing.T) {
-	f := serve(t, says("from the cell"))
-	f.cells.errs = []error{ErrPodNotFound, ErrPodNotFound, nil}
-	if code, body := f.do(t, "admin", "GET", "/containerLogs/ns/p/c"); code != 200 || body != "from the cell" {
-		t.Errorf("%d %q", code, body)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		cells, health := &fakeCells{conn: toServer{}}, &state{}
+		p := &Port{c: PortConfig{Cells: cells, Healthy: health.healthy}}
+		const polls = int(bindingTimeout / bindingPoll)
+		cells.errs = append(slices.Repeat([]error{ErrPodNotFound}, polls-1), nil)
+		if conn, err := p.conn(t.Context(), target{namespace: "ns", pod: "p"}); conn != cells.conn || err != nil {
+			t.Errorf("a pod that comes at the last moment: %v, %v", conn, err)
+		}
+		cells.errs = []error{ErrPodNotFound}
+		began := time.Now()
+		_, err := p.conn(t.Context(), target{namespace: "ns", pod: "p"})
+		if took := time.Since(began); !errors.Is(err, ErrPodNotFound) || took != bindingTimeout {
+			t.Errorf("a pod that does not come: %v after %v, want %v after %v", err, took, ErrPodNotFound, bindingTimeout)
+		}
+	})
 	// Before the pods are listed there is no telling.
+	f := serve(t, says("from the cell"))
 	f.cells.errs = []error{ErrPodNotFound}
 	f.health.set(errors.New("not listed"))
 	if code, body := f.do(t, "admin", "GET", "/containerLogs/ns/p/c"); code != 502 || !strings.Contains(body, "not listed") {
