@@ -1,15 +1,18 @@
 package tunnel
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -34,7 +37,8 @@ func longestWatch() string {
 	}.Encode()
 }
 
-// Each bound of the tunnel, where it comes from, and the largest that a node does.
+// Each bound of the tunnel, where it comes from, and the largest that a node does. TestACellThatFloodsIsDisconnectedForAWhile
+// drives maxHeld: a kubelet within its budget has no answers held.
 func TestEachBoundLeavesRoomForWhatANodeDoes(t *testing.T) {
 	l := defaultLimits()
 	for _, b := range []struct {
@@ -50,7 +54,6 @@ func TestEachBoundLeavesRoomForWhatANodeDoes(t *testing.T) {
 		{"limits.pingAfter and pingTimeout", int64(l.silence()), int64(10 * time.Second), "a heartbeat of a kubelet: nodeStatusUpdateFrequency"},
 		{"limits.patience", int64(l.patience), int64(40 * time.Second), "nodeLeaseDurationSeconds"},
 		{"limits.arrivalBurst", int64(l.arrivalBurst), 50, "a Kip that does not know yet whether a cell has joined; proven ones are not metered"},
-		{"maxHeld", maxHeld, 0, "a kubelet within its budget has no answers held"},
 	} {
 		if b.bound < b.honest {
 			t.Errorf("%s is %d, and a node does %d: %s", b.name, b.bound, b.honest, b.source)
@@ -59,6 +62,35 @@ func TestEachBoundLeavesRoomForWhatANodeDoes(t *testing.T) {
 	if streamWindow*2 > connWindow || requestWindow*2 > requestConnWindow {
 		t.Error("one reader that stalls holds up the others")
 	}
+}
+
+// A header may come as slowly as limits.header allows. The cell closes the connection of one that comes more slowly.
+func TestAHeaderHasItsTimeAndNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, d, _ := w.overPipes(says("agent"))
+		s := w.keep(d, w.target(netip.MustParseAddrPort("10.0.0.1:6421")), nil)
+		<-s.Ready()
+		for pause, answered := range map[time.Duration]bool{w.limits.header - time.Second: true, w.limits.header + time.Second: false} {
+			tc, nc, err := s.dial(t.Context(), protoHTTP1, s.placeOfRequest(), s.credentials(), s.verify)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(tc, "GET / HTTP/1.1\r\nHost: cell\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(pause)
+			_, _ = io.WriteString(tc, "\r\n") // which fails when the cell has closed
+			resp, err := http.ReadResponse(bufio.NewReader(tc), nil)
+			if err == nil {
+				resp.Body.Close()
+			}
+			if (err == nil) != answered {
+				t.Errorf("a header that takes %v: answered %t, %v", pause, err == nil, err)
+			}
+			nc.Close()
+		}
+	})
 }
 
 // What paces instead of refusing lets everything through: more and larger requests than are taken at once.
