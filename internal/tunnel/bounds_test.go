@@ -37,7 +37,7 @@ func longestWatch() string {
 	}.Encode()
 }
 
-// Each bound of the tunnel, where it comes from, and the largest that a node does. TestACellThatFloodsIsDisconnectedForAWhile
+// Each bound of the tunnel, where it comes from, and the largest that a node does. TestAConnectionHasSoManyAnswersHeld
 // drives maxHeld: a kubelet within its budget has no answers held.
 func TestEachBoundLeavesRoomForWhatANodeDoes(t *testing.T) {
 	l := defaultLimits()

@@ -1,12 +1,44 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
+
+// A connection may have maxHeld answers held, again and again. One more closes it, and ends the others.
+func TestAConnectionHasSoManyAnswersHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := newPipe(t)
+		h := &holder{conn: c, lasts: time.Second}
+		ctx := context.WithValue(t.Context(), holderKey{}, h)
+		for range 2 {
+			var held sync.WaitGroup
+			for range maxHeld {
+				held.Go(func() { Hold(ctx) })
+			}
+			synctest.Wait()
+			if isClosed(c) || h.flood.Load() {
+				t.Fatalf("closed with %d answers held", maxHeld)
+			}
+			held.Wait()
+		}
+		var held sync.WaitGroup
+		began := time.Now()
+		for range maxHeld + 1 {
+			held.Go(func() { Hold(ctx) })
+		}
+		held.Wait()
+		if took := time.Since(began); !isClosed(c) || !h.flood.Load() || took != 0 {
+			t.Errorf("with %d answers held: closed %t, as a flood %t, after %v", maxHeld+1, isClosed(c), h.flood.Load(), took)
+		}
+	})
+}
 
 // A cell that asks on while its answers are held is disconnected and left alone for a
 // while. That counts as Kip's doing.
