@@ -132,7 +132,7 @@ type stream struct {
 	size, at  int64  // of the file, and what was read of that
 	lostBytes int64  // that had no room
 	lostLines int64
-	unread    error  // why what was read ahead is lost, of which nobody counted the lines
+	unread    error // why what was read ahead is lost, of which nobody counted the lines
 	ended     error // why nothing more comes; nil before
 	closed    bool
 	last      byte   // that was read
