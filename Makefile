@@ -292,8 +292,8 @@ $(E2E): world-programs
 	@CGO_ENABLED=0 PART=$(@:e2e-%=%)/$(words $(E2E)) hack/run-tests $@ . $(WORLD) ./test/e2e
 
 .PHONY: aws
-aws: world-programs ## tests with real kubelets and a model of EC2, and with two families of addresses; as root
-	@CGO_ENABLED=0 hack/run-tests aws . $(WORLD) -p 1 ./test/e2e/aws ./test/e2e/dualstack
+aws: world-programs ## tests with real kubelets and a model of EC2; as root
+	@CGO_ENABLED=0 hack/run-tests aws . $(WORLD) ./test/e2e/aws
 
 # The same fuzzed requests each time; 0 takes others.
 export HOSTILE_SEED ?= 1
@@ -310,18 +310,18 @@ boot: build test-tools run-image ## the boot image on emulated machines: agent, 
 	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) ./test/boot
 
 .PHONY: qemu
-qemu: build test-tools run-image ## virtual machines: the cloud of this host, and pods on them, also as instances of EC2; as root
+qemu: build test-tools run-image ## virtual machines: the cloud of this host, and pods on them; as root
 	@status=0; \
 	KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests machines . -race -count=1 -timeout 20m $(QEMU) || status=$$?; \
-	CGO_ENABLED=0 hack/run-tests qemu . $(WORLD) -p 1 ./test/e2e/qemu ./test/e2e/awsvm || status=$$?; \
+	CGO_ENABLED=0 hack/run-tests qemu . $(WORLD) ./test/e2e/qemu || status=$$?; \
 	exit $$status
 
 # Worlds that no target above names.
-OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/dualstack test/hostile test/e2e/tutorial test/boot test/e2e/qemu test/e2e/awsvm,\
+OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
-other-worlds: world-programs
-	@[ -z '$(OTHER_WORLDS)' ] || CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
+other-worlds: world-programs run-image ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
+	@CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.
 .PHONY: cloud-contract
