@@ -397,10 +397,13 @@ func (i *impostor) provoke(ctx context.Context, b *bystander) {
 			i.Errorf("the bystander is not in the numbers of all pods: %.300s", raw)
 		}
 	})
+	// These wait for as long as an agent stalls, and the lease of its cell runs out meanwhile.
+	within, end := context.WithTimeout(ctx, 5*time.Second)
+	defer end()
 	wg.Go(func() {
 		// By the node's proxy, which hands on what else a kubelet would not answer.
 		log, err := world.Admin.CoreV1().RESTClient().Get().
-			AbsPath("/api/v1/nodes/" + harness.Node + "/proxy/containerLogs/" + i.NS + "/a/main").Stream(ctx)
+			AbsPath("/api/v1/nodes/" + harness.Node + "/proxy/containerLogs/" + i.NS + "/a/main").Stream(within)
 		if err != nil {
 			return // what an agent refuses is refused
 		}
@@ -412,8 +415,6 @@ func (i *impostor) provoke(ctx context.Context, b *bystander) {
 	})
 	taken := i.answers.has(wasDialled) // else Kip still has the connection of before
 	wg.Go(func() {
-		within, cancel := context.WithTimeout(ctx, 5*time.Second) // of an agent that stalls
-		defer cancel()
 		if err := b.exec(within, "a"); err == nil && taken {
 			i.Errorf("exec in the pod of an agent that is none has worked")
 		}
