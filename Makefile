@@ -179,8 +179,7 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4
-AWS := aws-1 aws-2
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) $(AWS) hostile tutorial boot qemu conformance-subset other-worlds
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -292,10 +291,9 @@ e2e: $(E2E) ## tests with real machines and real kubelets on the local cloud; a 
 $(E2E): world-programs
 	@CGO_ENABLED=0 PART=$(@:e2e-%=%)/$(words $(E2E)) hack/run-tests $@ . $(WORLD) ./test/e2e
 
-.PHONY: aws $(AWS)
-aws: $(AWS) ## tests with real kubelets and a model of EC2; a half: make aws-1; as root
-$(AWS): world-programs
-	@CGO_ENABLED=0 PART=$(@:aws-%=%)/$(words $(AWS)) hack/run-tests $@ . $(WORLD) ./test/e2e/aws
+.PHONY: aws
+aws: world-programs ## tests with real kubelets and a model of EC2; as root
+	@CGO_ENABLED=0 hack/run-tests aws . $(WORLD) ./test/e2e/aws
 
 # The same fuzzed requests each time; 0 takes others.
 export HOSTILE_SEED ?= 1
