@@ -132,24 +132,29 @@ func TestAPodsStatusFromItsCellIsRebuilt(t *testing.T) {
 	}
 	// Nor does a null for all conditions, which a kubelet writes that rejects its pod. One that is turned away
 	// was scheduled still.
-	for body, want := range map[string][]corev1.PodConditionType{
-		`{"status":{"phase":"Failed","reason":"` + notAdmitted + `","conditions":null}}`: {corev1.PodScheduled, "example.com/gate"},
-		`{"status":{"conditions":null,"nominatedNodeName":null}}`:                        {"example.com/gate"},
+	for _, row := range []struct {
+		body      string
+		want      []corev1.PodConditionType
+		nominated string // what is left of the node that a scheduler nominated
+	}{
+		{`{"status":{"phase":"Failed","reason":"` + notAdmitted + `","conditions":null}}`,
+			[]corev1.PodConditionType{corev1.PodScheduled, "example.com/gate"}, "theirs"},
+		{`{"status":{"conditions":null,"nominatedNodeName":null}}`, []corev1.PodConditionType{"example.com/gate"}, ""},
 	} {
 		h.up.put(pod)
-		if code, answer := patch(strategic, body); code != http.StatusOK {
+		if code, answer := patch(strategic, row.body); code != http.StatusOK {
 			t.Errorf("no conditions of its own: %d %.300s", code, answer)
 		}
 		got := stored().Status
-		for _, c := range want {
+		for _, c := range row.want {
 			has := slices.ContainsFunc(got.Conditions, func(has corev1.PodCondition) bool { return has.Type == c })
-			if !has || len(got.Conditions) != len(want) {
-				t.Errorf("%s: conditions %+v, want %v", body, got.Conditions, want)
+			if !has || len(got.Conditions) != len(row.want) {
+				t.Errorf("%s: conditions %+v, want %v", row.body, got.Conditions, row.want)
 			}
 		}
-	}
-	if got := stored().Status.NominatedNodeName; got != "" {
-		t.Errorf("the node that the pod was nominated for is %q, and a kubelet has removed it", got)
+		if got.NominatedNodeName != row.nominated {
+			t.Errorf("%s: the nominated node is %q, want %q", row.body, got.NominatedNodeName, row.nominated)
+		}
 	}
 	for _, r := range h.up.asked(func(r apiRequest) bool { return r.verb == "patch" }) {
 		if strings.Contains(r.body, "madeUp") || strings.Contains(r.body, "$retainKeys") || strings.Contains(r.body, "replace") {
