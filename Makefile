@@ -274,7 +274,7 @@ machines: build test-tools ## tests that make machines of namespaces or ask the 
 	@KIP_BIN=$(CURDIR)/$(BIN) hack/run-tests machines . -race -count=1 -timeout 20m $(MACHINES) $(if $(SHORT),$(QEMU))
 
 # Real clusters. Kip itself reports data races there.
-WORLD = -tags e2e -trimpath -count=1 -timeout 30m -parallel 16
+WORLD = -tags e2e -trimpath -count=1 -timeout 60m -parallel 16
 .PHONY: world-programs
 world-programs: build test-tools $(BIN)/race/kip $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver older)
 

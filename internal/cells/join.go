@@ -135,8 +135,9 @@ func addressLacking(i *cloud.Instance) string {
 	return "it has no public address, at which Kip would reach it"
 }
 
-// readyTimeout is how long a kubelet may take from the join: it needs about a
-// second, on a machine that is being started perhaps ten.
+// readyTimeout is the least time that a kubelet has from the join: it needs about a
+// second, on a machine that is being started perhaps ten. On a machine that was slow to
+// join, such as an emulated one on a busy host, it has as long as the join took.
 const readyTimeout = 2 * time.Minute
 
 // bootTime is how much time a booting cell has left, and for what. What Kip was late, or
@@ -148,6 +149,8 @@ func (c *Controller) bootTime(e *entry, cell *Cell, session Session) (left time.
 	}
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
+	} else if what == "ready" {
+		limit = max(limit, min(from.Sub(cell.launched()), cell.Offer().BootTimeout))
 	}
 	if session != nil {
 		if held := session.HeldBack(); held.After(from) {

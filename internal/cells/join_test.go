@@ -29,6 +29,25 @@ func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
 	})
 }
 
+// As an emulated machine on a busy host.
+func TestAKubeletHasAsLongAsTheJoinOfItsMachineTook(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.joinsAfter, b.links.kubeletsFail = 8*time.Minute, true
+		offer := Offer{InstanceType: "nano", Zone: "z", BootTimeout: 10 * time.Minute}
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+			t.Fatal(err)
+		}
+		b.later(15 * time.Minute)
+		if first, _ := b.cells.ForPod(ref("a").UID); first.Phase != apiv1.Booting || len(b.said("CellNotReady", "")) != 0 {
+			t.Fatalf("it is %q; said %v", first.Phase, b.events)
+		}
+		b.later(2 * time.Minute)
+		if len(b.said("CellNotReady", "not ready in time")) != 1 {
+			t.Errorf("it is %q after its time; said %v", b.phase("a"), b.events)
+		}
+	})
+}
+
 func TestABootTakesNoTimeInWhichKipCouldNotHaveAnswered(t *testing.T) {
 	request := func(b *bubble) {
 		b.links.boots = func(string) bool { return false }

@@ -36,6 +36,9 @@ type modelLinks struct {
 	nodes map[string][]string // of which node each cell's kubelet was to be
 	// boots is false for machines on which no agent comes up.
 	boots func(cell string) bool
+	// joinsAfter is how long each machine takes to join; kubelets that fail are never ready.
+	joinsAfter   time.Duration
+	kubeletsFail bool
 	// agents answers requests to agents; binds is told when a pod is shown.
 	agents func(*http.Request) *http.Response
 	binds  func(cell string)
@@ -100,6 +103,7 @@ func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler
 		}
 	}
 	go func() {
+		time.Sleep(m.joinsAfter)
 		for spend(ctx, "key of "+l.id) != nil {
 			if ctx.Err() != nil {
 				return
@@ -108,7 +112,9 @@ func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler
 		}
 		l.set(true, nil)
 		close(l.ready)
-		close(l.nodeReady)
+		if !m.kubeletsFail {
+			close(l.nodeReady)
+		}
 	}()
 	return l, nil
 }

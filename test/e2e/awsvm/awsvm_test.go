@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		Network:  harness.MustClaim("awsvm"),
 		Stderr:   os.Stderr,
 		DevArgs:  []string{"--cloud", "aws-vm"},
-		Patience: 15 * time.Minute, // machines are emulated
+		Patience: 30 * time.Minute, // machines are emulated, on one core beside the other worlds
 	}
 	os.Exit(harness.Main(o, &world, m.Run))
 }
