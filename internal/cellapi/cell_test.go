@@ -620,7 +620,10 @@ func get(ctx context.Context, c *Cell, path string) (int, http.Header, []byte) {
 	return do(ctx, c, http.MethodGet, path, "", nil)
 }
 
+// do gives up after two minutes: a watch that should have been refused ends only then.
 func do(ctx context.Context, c *Cell, method, path, contentType string, body []byte) (int, http.Header, []byte) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
 	r := httptest.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
 	if contentType != "" {
 		r.Header.Set("Content-Type", contentType)
