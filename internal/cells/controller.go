@@ -135,6 +135,10 @@ func New(cfg Config) *Controller {
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// Before a worker looks at a cell: nobodyElseRuns says nothing for a while after this.
+	c.mu.Lock()
+	c.awake = c.cfg.Clock.Now()
+	c.mu.Unlock()
 	for range workers {
 		c.running.Go(func() {
 			for {
@@ -147,9 +151,6 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 		})
 	}
-	c.mu.Lock()
-	c.awake = c.cfg.Clock.Now()
-	c.mu.Unlock()
 	for _, loop := range []func(){
 		func() { c.keepAdmitted(ctx) },
 		func() { c.takeInventory(ctx) },
