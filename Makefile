@@ -244,7 +244,7 @@ faults: test-tools ## random histories of faults in virtual time, and Kip killed
 		PART=$$part/2 hack/run-tests faults-$$part . -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) ./test/faults & parts+=" $$!"; done; \
 	FAULTS_SEED=1000001 FAULTS_SHORT_STEPS=2500 FAULTS_SHORT_EVERY=50 SHORT=-short CGO_ENABLED=1 \
 		hack/run-tests faults-race . -race -count=1 -timeout $(FAULTS_TIMEOUT) \
-		$(if $(SHORT),-run '^(TestRandomHistories|TestKipIsKilledAtEveryWriteAndEveryCloudCall)$$') ./test/faults & parts+=" $$!"; \
+		$(if $(SHORT),-run '^(TestRandomHistories|TestKipIsKilledAtEveryWriteAndEveryCloudCall)$$') ./test/faults & parts+=" $$!"; set +m; \
 	for part in $$parts; do wait $$part || status=$$?; done; \
 	exit $$status
 
