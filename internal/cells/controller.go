@@ -135,7 +135,7 @@ func New(cfg Config) *Controller {
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Before a worker looks at a cell: nobodyElseRuns says nothing for a while after this.
+	// Before a worker looks at a cell: for quietStart after this no pod is told that the first list has not come.
 	c.mu.Lock()
 	c.awake = c.cfg.Clock.Now()
 	c.mu.Unlock()

@@ -143,14 +143,13 @@ const readyTimeout = 2 * time.Minute
 // bootTime is how much time a booting cell has left, and for what. What Kip was late, or
 // kept the cell waiting, is not taken off.
 func (c *Controller) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
-	from, limit, what := cell.StepTime(apiv1.StepJoined), readyTimeout, "ready"
+	from, what := cell.StepTime(apiv1.StepJoined), "ready"
+	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offer().BootTimeout))
 	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
 		from, limit, what = begun, cloudInitTimeout, "done with its cloud-init file"
 	}
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
-	} else if what == "ready" {
-		limit = max(limit, min(from.Sub(cell.launched()), cell.Offer().BootTimeout))
 	}
 	if session != nil {
 		if held := session.HeldBack(); held.After(from) {
