@@ -157,6 +157,12 @@ func (s *Server) End(ctx context.Context) (left <-chan struct{}, err error) {
 	for c := range s.clients {
 		clients = append(clients, c)
 	}
+	// Before the signal: whoever hears it may let go at once.
+	for _, by := range s.locks {
+		if by.listens {
+			left = by.left
+		}
+	}
 	s.mu.Unlock()
 	for _, c := range clients {
 		if err := c.signal(true); err != nil {
@@ -169,7 +175,6 @@ func (s *Server) End(ctx context.Context) (left <-chan struct{}, err error) {
 		for _, by := range s.locks {
 			if by.listens {
 				held++
-				left = by.left
 			}
 		}
 		s.mu.Unlock()

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,6 +176,47 @@ func TestItIsToldWhenWhoDelayedTheEndHasGone(t *testing.T) {
 	}
 	_ = c.Close()
 	<-left
+}
+
+// A kubelet whose pods have ended already lets go before End checks who still delays it.
+func TestEndReportsAClientThatLetsGoAtOnce(t *testing.T) {
+	s := serve(t)
+	c := kubelet(t, s)
+	held := lock(t, c)
+	signals(t, c)
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.clients))
+	s.mu.Unlock()
+	all[0].mu.Lock() // End waits here with its signal
+	ended := make(chan (<-chan struct{}), 1)
+	go func() {
+		left, err := s.End(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- left
+	}()
+	eventually(t, s, func() bool { return s.ending })
+	_ = held.Close()
+	eventually(t, s, func() bool { return len(s.locks) == 0 })
+	all[0].mu.Unlock()
+	if <-ended == nil {
+		t.Error("End reports that nobody delayed it")
+	}
+}
+
+// eventually waits until something holds of a server. is is called under its mu.
+func eventually(t *testing.T, s *Server, is func() bool) {
+	t.Helper()
+	for {
+		s.mu.Lock()
+		now := is()
+		s.mu.Unlock()
+		if now {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func TestALockEndsWithTheProcessThatHoldsIt(t *testing.T) {
