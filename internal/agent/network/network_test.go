@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -197,6 +198,60 @@ func TestThePodIsReachedByItsOneAddressAndTheCellIsItsGateway(t *testing.T) {
 	}
 	if err := del(args); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// assignment returns how a device of a network namespace has got its hardware address, in the words of the kernel
+// that udev reads: 1 is at random, 3 was set (include/uapi/linux/netdevice.h, NET_ADDR_RANDOM and NET_ADDR_SET).
+func assignment(t *testing.T, ns netns.NsHandle, device string) string {
+	t.Helper()
+	dir := t.TempDir()
+	var text []byte
+	err := within(ns, func() (err error) { // on a thread that ends, and its mounts with it
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make mounts private: %w", err)
+		}
+		if err := unix.Mount("sysfs", dir, "sysfs", 0, ""); err != nil {
+			return fmt.Errorf("mount sysfs: %w", err)
+		}
+		text, err = os.ReadFile(filepath.Join(dir, "class/net", device, "addr_assign_type"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(text))
+}
+
+func TestNoHardwareAddressOfAVethIsLeftToUdev(t *testing.T) {
+	machine(t)
+	args := pod(t, "c1")
+	c, err := parse(args.StdinData)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := connect(args, c); err != nil {
+		t.Fatal(err)
+	}
+	cell, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cell.Close()
+	inPod, err := netns.GetFromPath(args.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inPod.Close()
+	const set = "3"
+	if got := assignment(t, cell, hostVeth("c1", "eth0")); got != set {
+		t.Errorf("the address of the cell's end is of type %s, want %s: udev would change it", got, set)
+	}
+	if got := assignment(t, inPod, "eth0"); got != set {
+		t.Errorf("the address of the pod's end is of type %s, want %s: udev would change it", got, set)
 	}
 }
 

@@ -121,6 +121,17 @@ func hostVeth(containerID, ifName string) string {
 	return "pod" + hex.EncodeToString(sum[:6]) // 15 characters, the most that Linux takes
 }
 
+// hardwareAddr returns the address of one end of a container's veth, the cell's or the pod's. The plugin sets
+// both. To a device whose address the kernel made up udev gives another one (MACAddressPolicy=persistent), which
+// may be after the plugin has read the first and told the other end for good. An address that was set stays.
+// Sources: systemd.link(5), "MACAddressPolicy="; aws/amazon-vpc-cni-k8s issue 2103 and pull request 3348.
+func hardwareAddr(containerID, ifName, end string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(containerID + "/" + ifName + "/" + end))
+	address := net.HardwareAddr(sum[:6])
+	address[0] = address[0]&^1 | 2 // of one device, and locally administered
+	return address
+}
+
 func add(args *skel.CmdArgs) error {
 	c, err := parse(args.StdinData)
 	if err != nil {
@@ -181,11 +192,14 @@ func makePair(args *skel.CmdArgs, pod netns.NsHandle, inPod *netlink.Handle, mtu
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, mtu
+	attrs.HardwareAddr = hardwareAddr(args.ContainerID, args.IfName, "cell")
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      args.IfName,
 		PeerNamespace: netlink.NsFd(int(pod)),
 		PeerMTU:       uint32(mtu),
+
+		PeerHardwareAddr: hardwareAddr(args.ContainerID, args.IfName, "pod"),
 	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return nil, fmt.Errorf("make veth %s with %s in the pod: %w", name, args.IfName, err)
