@@ -169,6 +169,7 @@ func (o Options) items(root *os.Root) (map[string]item, error) {
 		unitFile: {content: unit(o.UserData), mode: 0o644},
 		enabled:  {link: "../" + unitName},
 	}
+	maps.Copy(items, leavesAddresses)
 	own := o.inPlace()
 	for _, s := range sources {
 		from := filepath.Join(o.From, s.name)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 )
 
 // linux is a folder that looks like one with systemd, and from one with the agent's files.
@@ -158,6 +160,37 @@ func TestTheAgentIsInstalledOnce(t *testing.T) {
 	}
 }
 
+// Nothing else on the machine takes the pod's address, which EC2 tells the machine as one of its own. What somebody has
+// put in the same place stops the installation before it changes anything.
+func TestOtherProgramsLeaveThePodsAddressAlone(t *testing.T) {
+	l := newLinux(t)
+	l.install(l.options())
+	tree := l.tree()
+	var cloud struct {
+		Datasource struct {
+			Ec2 map[string]any `json:"Ec2"`
+		} `json:"datasource"`
+	}
+	if err := yaml.UnmarshalStrict([]byte(tree["etc/cloud/cloud.cfg.d/99-kip-addresses.cfg"]), &cloud); err != nil {
+		t.Fatal(err)
+	}
+	if apply, is := cloud.Datasource.Ec2["apply_full_imds_network_config"]; !is || apply != false {
+		t.Errorf("cloud-init is told %v", cloud)
+	}
+	for _, unit := range []string{"policy-routes@.service", "refresh-policy-routes@.service", "refresh-policy-routes@.timer"} {
+		if to := tree["etc/systemd/system/"+unit]; to != "/dev/null" {
+			t.Errorf("%s leads to %q", unit, to)
+		}
+	}
+	own := newLinux(t)
+	own.file("etc/systemd/system/policy-routes@.service", "[Service]\n")
+	before := own.tree()
+	_, err := own.options().Install()
+	if err == nil || !strings.Contains(err.Error(), "/etc/systemd/system/policy-routes@.service") || !equal(before, own.tree()) {
+		t.Errorf("beside a unit of somebody's own: %v", err)
+	}
+}
+
 func equal(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
 // A newer agent replaces the older, and takes away what it no longer has; what somebody has
@@ -221,7 +254,11 @@ func TestARemovalThatWasCutOffGoesOn(t *testing.T) {
 	l.install(l.options())
 	l.file("var/lib/itzo/identity/key", "secret")
 	o := l.options()
-	o.Say = func(string, ...any) { panic("cut off") }
+	o.Say = func(format string, args ...any) {
+		if fmt.Sprintf(format, args...) == "removed /"+unitFile {
+			panic("cut off")
+		}
+	}
 	func() {
 		defer func() { _ = recover() }()
 		_ = o.Uninstall()
