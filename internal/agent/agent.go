@@ -110,8 +110,10 @@ type Options struct {
 	// Metadata is the URL of EC2's metadata service, which is asked whether the machine is taken
 	// back; "" on a machine that is not EC2's.
 	Metadata string
-	// Prepare readies the machine's network for the pod's address.
+	// Prepare readies the machine's network for the pod's address. Keep keeps it so until ctx ends; optional with
+	// Prepare.
 	Prepare func(c agentapi.Config) error
+	Keep    func(ctx context.Context)
 }
 
 func (o *Options) defaults() {
@@ -142,13 +144,9 @@ func (o *Options) defaults() {
 		o.SetHostname = func(name string) error { return unix.Sethostname([]byte(name)) }
 	}
 	if o.Prepare == nil {
-		o.Prepare = func(c agentapi.Config) error {
-			err := network.Prepare(c.PodIP, c.NodeIP)
-			if err == nil && c.PodIPv6.IsValid() {
-				err = network.PrepareIPv6(c.PodIPv6, c.NodeIPv6)
-			}
-			return err
-		}
+		host := network.NewHost(o.Log)
+		o.Prepare = func(c agentapi.Config) error { return host.Prepare(c.PodIP, c.NodeIP, c.PodIPv6, c.NodeIPv6) }
+		o.Keep = host.Keep
 	}
 }
 
@@ -402,9 +400,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			replaced <- program
 		}
 	})
-	if a.o.Metadata != "" {
-		all.Go(func() { a.watcher().Run(background) })
-	}
+	a.watch(background, all.Go)
 	stopOffering := a.startOffering(background)
 
 	if err := a.guard(background); err != nil {
@@ -439,6 +435,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	stopContainerd()
 	<-containerdDone
 	return err
+}
+
+// watch starts what watches the machine's cloud and its network until ctx ends.
+func (a *Agent) watch(ctx context.Context, start func(func())) {
+	if a.o.Metadata != "" {
+		start(func() { a.watcher().Run(ctx) })
+	}
+	if a.o.Keep != nil {
+		start(func() { a.o.Keep(ctx) })
+	}
 }
 
 // watcher is who tells Kip that the cloud takes the machine back.

@@ -2,7 +2,7 @@
 // pod's address, and it is the CNI plugin that gives the pod its interface. It
 // owns the pod's veth, the route and the proxy neighbour of the pod's address,
 // and a few sysctls of this network namespace; it leaves the machine's own
-// interface and routes alone.
+// interface and routes alone, but takes the pod's address from them.
 //
 // All of the pod's traffic is routed through the cell's network namespace, where
 // rules for Services and policies can see it.
