@@ -81,14 +81,16 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 }
 
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
-// calls it any more.
-func openCloud(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
+// calls it any more. facts are kept of its account; nil for no longer than the cloud is open.
+func openCloud(ctx context.Context, cfg *config.Config, facts aws.Facts, log *slog.Logger) (cloud.Cloud, func() error, error) {
 	if err := checkBuild(cfg); err != nil {
 		return nil, nil, err
 	}
 	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
 	case a != nil:
-		machines, err := aws.New(ctx, ofAWS(cfg, log))
+		settings := ofAWS(cfg, log)
+		settings.Facts = facts
+		machines, err := aws.New(ctx, settings)
 		if err != nil {
 			return nil, nil, err
 		}

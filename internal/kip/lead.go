@@ -53,6 +53,7 @@ type leading struct {
 	shop      *shop.Shop
 	meter     *stats.Meter
 	shortages *storedShortages
+	facts     *storedFacts // of the cloud's account
 
 	nodes       *nodes.Nodes
 	provisioner *provisioner.Provisioner // nil without disks
@@ -126,6 +127,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 		{name: "local socket", run: l.socket.Run},
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
+		{name: "facts", run: l.facts.keep},
 		{name: "catalogue", run: l.shop.Run},
 		{name: "meter", run: l.meter.Run},
 	}
@@ -207,7 +209,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.rotation, err = l.loadRotation(ctx); err != nil {
 		return err
 	}
-	bare, closeIt, err := openCloud(ctx, l.cfg, l.Log)
+	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
+		return err
+	}
+	bare, closeIt, err := openCloud(ctx, l.cfg, l.facts, l.Log)
 	if err != nil {
 		return err
 	}

@@ -84,6 +84,9 @@ type Config struct {
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
 	PrivateOnly bool
 
+	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
+	Facts Facts
+
 	// InterruptionsEvery is how often spot instances are looked at that are about to
 	// be taken back; 5 seconds when 0. The notice is 2 minutes.
 	InterruptionsEvery time.Duration
@@ -123,6 +126,9 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
+	}
+	if cfg.Facts == nil {
+		cfg.Facts = &memory{clock: cfg.Clock, until: map[string]time.Time{}}
 	}
 	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
 	cfg.MaintenanceEvery = cmp.Or(cfg.MaintenanceEvery, 5*time.Minute)

@@ -1,0 +1,45 @@
+package aws
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// Facts are what has turned out of an account, which EC2 says only when it refuses a call. They are kept over restarts
+// of Kip, so that a call that was refused is not tried again. Both methods are for concurrent use and do not block.
+type Facts interface {
+	// Holds reports whether a fact was noted and its time is not over.
+	Holds(fact string) bool
+	// Note notes that a fact holds for a time.
+	Note(fact string, lasts time.Duration)
+}
+
+// holds reports whether a fact holds in Kip's region.
+func (c *Cloud) holds(fact string) bool { return c.cfg.Facts.Holds(c.factOf(fact)) }
+
+// note notes a fact of Kip's region.
+func (c *Cloud) note(fact string, lasts time.Duration) { c.cfg.Facts.Note(c.factOf(fact), lasts) }
+
+func (c *Cloud) factOf(fact string) string { return c.Name() + "/" + c.cfg.Region + "/" + fact }
+
+// memory is Facts that end with the process.
+type memory struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	until map[string]time.Time
+}
+
+func (m *memory) Holds(fact string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.clock.Now().Before(m.until[fact])
+}
+
+func (m *memory) Note(fact string, lasts time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.until[fact] = m.clock.Now().Add(lasts)
+}
