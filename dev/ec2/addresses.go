@@ -1,6 +1,9 @@
 package ec2
 
-import "github.com/elotl/kip/internal/cloud"
+import (
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
 
 const (
 	// reservedAddresses are those of a subnet that no interface gets: the first four and the last.
@@ -43,4 +46,27 @@ func (m *Model) addresses(l *launch, most int) error {
 			l.subnet.ID)
 	}
 	return nil
+}
+
+func (m *Model) refusesSecondaries() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.loneSecondaries
+}
+
+// addressesOf returns the addresses by which the interface of an instance is found: its own and secondary ones. Those of
+// a prefix are not among them. Sources: EC2 API reference, "DescribeNetworkInterfaces", addresses.private-ip-address;
+// kubernetes-sigs/aws-load-balancer-controller commit f3e6695e, which looks for prefixes by themselves.
+func (m *Model) addressesOf(all []sim.Instance, instance string) (addresses []string) {
+	for _, i := range all {
+		if i.ID != instance {
+			continue
+		}
+		for _, n := range m.instance(i).Interfaces {
+			for _, a := range n.Addresses {
+				addresses = append(addresses, a.IP)
+			}
+		}
+	}
+	return addresses
 }

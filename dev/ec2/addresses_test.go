@@ -2,6 +2,7 @@ package ec2
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -41,5 +42,38 @@ func TestASubnetHasAsManyAddressesAsItsNetwork(t *testing.T) {
 		if code := launch(1, "SecondaryPrivateIpAddressCount=1"); code != "InsufficientFreeAddressesInSubnet" {
 			t.Errorf("/%d: one more: %q", bits, code)
 		}
+	}
+}
+
+// AWS Load Balancer Controller finds a pod on an instance by its secondary address, and by no address of a prefix.
+func TestAnInterfaceIsFoundByItsSecondaryAddressAndByNoneOfAPrefix(t *testing.T) {
+	const nic = "NetworkInterface.1."
+	c := newClient(t, sim.Knobs{})
+	for parameter, found := range map[string]int{"SecondaryPrivateIpAddressCount=1": 2, "Ipv4PrefixCount=1": 0} {
+		before := c.running()
+		if code, body := c.ask("RunInstances", run("MaxCount=2", nic+parameter)...); code != "" {
+			t.Fatalf("%s: %s: %s", parameter, code, body)
+		}
+		n := 0
+		for _, i := range c.model.Machines().Truth()[before:] {
+			pod := c.model.prefixOf(i.PodIP).Addr().String()
+			_, body := c.ask("DescribeNetworkInterfaces", "Filter.1.Name=addresses.private-ip-address", "Filter.1.Value.1="+pod)
+			n += strings.Count(body, "<instanceId>"+i.ID+"<")
+			if all := strings.Count(body, "<networkInterfaceId>"); all > 1 {
+				t.Errorf("%s: %d interfaces have the address %s: %s", parameter, all, pod, body)
+			}
+		}
+		if n != found {
+			t.Errorf("%s: the interfaces of %d pods are found, want %d", parameter, n, found)
+		}
+	}
+	// The other answer that EC2 may have.
+	c.model.Change(func(cfg *Config) { cfg.LoneSecondaries = true })
+	before := c.running()
+	if code, _ := c.ask("RunInstances", run("MaxCount=2", nic+"SecondaryPrivateIpAddressCount=1")...); code != "InvalidParameterCombination" {
+		t.Errorf("secondary addresses of several: %q", code)
+	}
+	if code, _ := c.ask("RunInstances", run(nic+"SecondaryPrivateIpAddressCount=1")...); code != "" || c.running() != before+1 {
+		t.Errorf("of one: %q", code)
 	}
 }

@@ -304,18 +304,28 @@ type eniXML struct {
 	Instance string `xml:"instanceId"`
 }
 
+// byAddress is the filter by which AWS Load Balancer Controller finds the interface of a pod (pkg/networking,
+// pod_eni_info_resolver.go).
+const byAddress = "addresses.private-ip-address"
+
 func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
-	wanted := r.filters("tag:", "tag-key")
+	wanted := r.filters("tag:", "tag-key", byAddress)
 	if err := m.listing(r, sim.KindListParts); err != nil {
 		return nil, err
 	}
 	var all []networkInterfaceXML
+	instances := m.sim.Truth()
 	for _, p := range m.sim.PartsNow() {
 		x := networkInterfaceXML{ID: p.ID, Zone: p.Zone, Tags: tagSet(p.Tags)}
 		if p.Instance != "" {
 			x.Attachment = &eniXML{p.Instance}
 		}
-		if wanted.match(func(name string) []string { return tagValues(p.Tags, name) }) {
+		if wanted.match(func(name string) []string {
+			if name == byAddress {
+				return m.addressesOf(instances, p.Instance)
+			}
+			return tagValues(p.Tags, name)
+		}) {
 			all = append(all, x)
 		}
 	}

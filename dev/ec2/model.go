@@ -37,6 +37,11 @@ type Config struct {
 	// NoSpotRole says that the account has not got the role of EC2's own that spot instances need. Who
 	// launches the first makes it.
 	NoSpotRole bool
+	// LoneSecondaries has a launch of more than one instance refused that asks for a number of secondary addresses.
+	// Which EC2 does is not known. The reference once forbade it and no longer does (EC2 API reference,
+	// "InstanceNetworkInterfaceSpecification", as of SDK ec2@v1.344.1), while it still forbids PrivateIpAddress and
+	// PrivateIpAddresses. Nor is the wording of a refusal known.
+	LoneSecondaries bool
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
@@ -154,6 +159,8 @@ type Model struct {
 	hosts        []Host
 	noSpotRole   bool
 
+	loneSecondaries bool
+
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
 	routes    []Route                // made by calls
@@ -200,6 +207,8 @@ func New(cfg Config) (*Model, error) {
 		hosts:        slices.Clone(cfg.Hosts),
 		noSpotRole:   cfg.NoSpotRole,
 
+		loneSecondaries: cfg.LoneSecondaries,
+
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
 		reasons:   map[string]StateReason{},
@@ -235,8 +244,8 @@ func (m *Model) Close() error { return m.sim.Close() }
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
-// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations and the Hosts of its Config.
-// What else change does to that has no effect.
+// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations and the Hosts of its Config, and
+// LoneSecondaries. What else change does to that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -246,9 +255,12 @@ func (m *Model) Change(change func(*Config)) {
 		Images:       slices.Clone(m.images),
 		Reservations: slices.Clone(m.reservations),
 		Hosts:        slices.Clone(m.hosts),
+
+		LoneSecondaries: m.loneSecondaries,
 	}
 	change(&now)
 	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
+	m.loneSecondaries = now.LoneSecondaries
 }
 
 // Subnets are those that there are.

@@ -140,13 +140,12 @@ func TestWhatTheReferenceForbidsIsRefused(t *testing.T) {
 		more []string
 		want string
 	}{
-		"nothing":                         {},
-		"a parameter that nobody knows":   {[]string{"Surprise=1"}, "UnknownParameter"},
-		"one below another that is known": {[]string{nic + "Surprise=1"}, "UnknownParameter"},
-		"secondary addresses of several instances": {[]string{"MaxCount=2", nic + "SecondaryPrivateIpAddressCount=1"},
-			"InvalidParameterCombination"},
-		"a secondary address of one instance": {[]string{nic + "SecondaryPrivateIpAddressCount=1"}, ""},
-		"a prefix for each of several":        {[]string{"MaxCount=2", nic + "Ipv4PrefixCount=1"}, ""},
+		"nothing":                                  {},
+		"a parameter that nobody knows":            {[]string{"Surprise=1"}, "UnknownParameter"},
+		"one below another that is known":          {[]string{nic + "Surprise=1"}, "UnknownParameter"},
+		"secondary addresses of several instances": {[]string{"MaxCount=2", nic + "SecondaryPrivateIpAddressCount=1"}, ""},
+		"a secondary address of one instance":      {[]string{nic + "SecondaryPrivateIpAddressCount=1"}, ""},
+		"a prefix for each of several":             {[]string{"MaxCount=2", nic + "Ipv4PrefixCount=1"}, ""},
 		"both for one": {[]string{nic + "Ipv4PrefixCount=1", nic + "SecondaryPrivateIpAddressCount=1"},
 			"InvalidParameterCombination"},
 		"a public address beside a second interface": {

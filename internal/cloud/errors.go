@@ -22,9 +22,9 @@ const (
 	// ErrTogether: there is no room for the machines of one call together. Each by itself
 	// may be launched all the same.
 	ErrTogether Cause = "no room for several in one call"
-	// ErrStale: what the launch was resolved to is not there any more. It is to be resolved and
-	// launched anew, with another token.
-	ErrStale Cause = "what the launch was resolved to is not there any more"
+	// ErrStale: what the launch was resolved to is not there any more, or the cloud does not take it.
+	// It is to be resolved and launched anew, with another token.
+	ErrStale Cause = "what the launch was resolved to does not hold"
 	// ErrNotYet: what the launch needs is there, and not known to all of the cloud yet. The
 	// same call succeeds later.
 	ErrNotYet Cause = "not known to all of the cloud yet"

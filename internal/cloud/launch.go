@@ -67,6 +67,9 @@ type Resolved struct {
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 	// PublicAddress says that each instance has one.
 	PublicAddress bool `json:"publicAddress,omitempty"`
+	// SecondaryAddress reports whether the pods of all instances have secondary addresses of their interfaces. If not,
+	// as in a launch that an earlier Kip stored, those of several instances have addresses of prefixes.
+	SecondaryAddress bool `json:"secondaryAddress,omitempty"`
 	// CapacityBlock says that the reservation is one, and AtMost for how many machines it has room;
 	// 0 where that is no bound.
 	CapacityBlock bool `json:"capacityBlock,omitempty"`

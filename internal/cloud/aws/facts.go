@@ -16,6 +16,12 @@ type Facts interface {
 	Note(fact string, lasts time.Duration)
 }
 
+// The facts. Each is of one region.
+const (
+	// factNoSecondaries is that EC2 refuses a number of secondary addresses in a call for several instances.
+	factNoSecondaries = "no-secondary-addresses-together"
+)
+
 // holds reports whether a fact holds in Kip's region.
 func (c *Cloud) holds(fact string) bool { return c.cfg.Facts.Holds(c.factOf(fact)) }
 

@@ -49,6 +49,7 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		if err != nil {
 			return nil, err
 		}
+		resolved.SecondaryAddress = false // the same as that Kip would have sent
 		r.Resolved = &resolved
 	}
 	out, err := c.api.RunInstances(ctx, runInstances(r))
@@ -68,6 +69,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, c.stale(saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
+	case c.refusesSecondaries(r, err):
+		return nil, cloud.No(cloud.ErrStale, cloud.Scope{}, fmt.Errorf("the machines are to have prefixes: %w", saidOf(err)))
 	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
@@ -289,26 +292,6 @@ func hops(r cloud.LaunchRequest) int32 {
 		return 2
 	}
 	return 1
-}
-
-// nic is the one interface of each machine. The pod's address is a secondary one where the
-// call has one machine. EC2 takes no number of secondary addresses in a call with several,
-// and an interface of the pod's own excludes a public address; so there it is the first
-// address of a /28, which costs the subnet seventeen addresses a cell, not two.
-func nic(r cloud.LaunchRequest) types.InstanceNetworkInterfaceSpecification {
-	n := types.InstanceNetworkInterfaceSpecification{
-		DeviceIndex:              aws.Int32(0),
-		SubnetId:                 aws.String(r.Subnet),
-		Groups:                   r.Resolved.SecurityGroups,
-		DeleteOnTermination:      aws.Bool(true),
-		AssociatePublicIpAddress: aws.Bool(r.Resolved.PublicAddress),
-	}
-	if len(r.Machines) == 1 {
-		n.SecondaryPrivateIpAddressCount = aws.Int32(1)
-	} else {
-		n.Ipv4PrefixCount = aws.Int32(1)
-	}
-	return n
 }
 
 // tagSpecifications put the tags on all that a launch makes.

@@ -76,5 +76,6 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	resolved.RootDiskInitRate = c.cfg.RootDiskInitRate
 	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
 	resolved.PublicAddress = in.public && !s.PrivateIPOnly
+	resolved.SecondaryAddress = !c.holds(factNoSecondaries)
 	return resolved, nil
 }
