@@ -81,6 +81,7 @@ var (
 	_ cloud.Router      = router{}
 	_ cloud.DiskGrower  = diskGrower{}
 	_ cloud.Checkup     = checkup{}
+	_ cloud.Booster     = booster{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -161,6 +162,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Checkup != nil {
 		f.Checkup = checkup{c, f.Checkup}
+	}
+	if f.Booster != nil {
+		f.Booster = booster{c, f.Booster}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -283,6 +287,21 @@ func (t tagger) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 			some[n] = taggings[place]
 		}
 		return t.t.Tag(ctx, some...)
+	})
+}
+
+type booster struct {
+	c *Calls
+	b cloud.Booster
+}
+
+func (b booster) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	return b.c.each(ctx, cloud.CallEndBoost, ids, func(ctx context.Context, places []int) cloud.Results {
+		some := make([]string, len(places))
+		for n, place := range places {
+			some[n] = ids[place]
+		}
+		return b.b.EndBoost(ctx, some...)
 	})
 }
 

@@ -35,6 +35,7 @@ func (h hangs) Features() cloud.Features {
 		Admitter:    h,
 		Resolver:    h,
 		Checkup:     h,
+		Booster:     h,
 	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
@@ -61,6 +62,9 @@ func (hangs) Start(ctx context.Context, ids ...string) cloud.Results {
 }
 func (hangs) Tag(ctx context.Context, _ ...cloud.Tagging) cloud.Results {
 	return cloud.Each(hang(ctx), "i-a")
+}
+func (hangs) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	return cloud.Each(hang(ctx), ids...)
 }
 func (hangs) Admit(ctx context.Context, _ string) error { return hang(ctx) }
 func (hangs) Interruptions(ctx context.Context, l cloud.Listener) error {
@@ -117,6 +121,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 			return f.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
 		},
 		cloud.CallImpaired: func(ctx context.Context) error { _, err := f.Checkup.Impaired(ctx); return err },
+		cloud.CallEndBoost: func(ctx context.Context) error { return f.Booster.EndBoost(ctx, "i-a").Err() },
 		cloud.CallAdmit:    func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
 		cloud.CallResolve:  func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}

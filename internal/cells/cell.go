@@ -103,6 +103,8 @@ type Cell struct {
 	// Refusals are how many offers in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
+	// Boosted reports whether the cloud is yet to be told that the machine has started, and needs no more CPU for that.
+	Boosted bool `json:"boosted,omitempty"`
 	// Stale says that the last launch was taken back, since something that it was resolved to is
 	// not there any more.
 	Stale bool `json:"stale,omitempty"`

@@ -46,6 +46,7 @@ type Controller struct {
 	launches     *launchQueue
 	terminations *gather[*termination]
 	taggings     *gather[*entry]
+	boosts       *gather[*entry] // to end
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
@@ -111,6 +112,7 @@ func New(cfg Config) *Controller {
 		launches:     newLaunchQueue(),
 		terminations: newGather[*termination](),
 		taggings:     newGather[*entry](),
+		boosts:       newGather[*entry](),
 		ledger:       newLedgerOf(cfg.Store),
 		inventory:    newInventory(cfg.Health, cfg.ListLag),
 		lineage:      &lineage{store: cfg.Store, listLag: cfg.ListLag},
@@ -164,6 +166,11 @@ func (c *Controller) Run(ctx context.Context) error {
 		func() {
 			c.taggings.run(ctx, func(entries []*entry) {
 				c.cfg.Pulse.Turn(ctx, "tags", func(ctx context.Context) { c.tagAll(ctx, entries) })
+			})
+		},
+		func() {
+			c.boosts.run(ctx, func(entries []*entry) {
+				c.cfg.Pulse.Turn(ctx, "boosts", func(ctx context.Context) { c.endBoosts(ctx, entries) })
 			})
 		},
 		func() {

@@ -42,6 +42,10 @@ type entry struct {
 	tagging  bool
 	tagTries int
 	tagAfter time.Time
+	// podRuns is set once its pod was seen to run, unboosting while the cloud is asked to end its boost, which it is not
+	// asked again before unboostAfter.
+	podRuns, unboosting bool
+	unboostAfter        time.Time
 	// pod is whose cell it is: for a moment before the record says so.
 	pod apiv1.PodReference
 	// reserved is what counts of it against its namespace's budget, in dollars an hour;

@@ -476,6 +476,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 		c.queue.Add(id)
 	}
 	c.tagUntagged(seen)
+	c.unboostAll()
 	states, faults := c.describe(ctx, f.absent)
 	if len(f.absent) > 0 {
 		seen = c.inventory.adopt(seen, f, states)

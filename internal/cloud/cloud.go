@@ -142,6 +142,7 @@ const (
 	CallInterruptions Call = "interruptions"
 	// CallImpaired asks which instances fail the cloud's own checks.
 	CallImpaired Call = "impaired"
+	CallEndBoost Call = "endBoost"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -174,6 +175,14 @@ type Features struct {
 	Resolver    Resolver
 	Registries  Registries
 	Checkup     Checkup
+	Booster     Booster
+}
+
+// Booster is a cloud whose machines may use more CPU while they start than they are to have later.
+type Booster interface {
+	// EndBoost has instances use no more CPU than their type sustains from now on. It is idempotent: one that never had
+	// more is no error. There is a result for each ID, in their order.
+	EndBoost(ctx context.Context, ids ...string) Results
 }
 
 // Checkup is a cloud that looks after the health of its machines.

@@ -70,6 +70,10 @@ type Resolved struct {
 	// SecondaryAddress reports whether the pods of all instances have secondary addresses of their interfaces. If not,
 	// as in a launch that an earlier Kip stored, those of several instances have addresses of prefixes.
 	SecondaryAddress bool `json:"secondaryAddress,omitempty"`
+	// CPUCredits are those of burstable instances, in the cloud's own words; "" in a launch that an earlier Kip stored.
+	CPUCredits string `json:"cpuCredits,omitempty"`
+	// Boosted reports whether the cloud is told by its Booster when the instances have started.
+	Boosted bool `json:"boosted,omitempty"`
 	// CapacityBlock says that the reservation is one, and AtMost for how many machines it has room;
 	// 0 where that is no bound.
 	CapacityBlock bool `json:"capacityBlock,omitempty"`

@@ -476,7 +476,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,
 		Events:      l.events,
-		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs()},
+		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs(), cells: l.cells},
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
 		Leadership:  l.store,
 		Pulse:       l.pulse,

@@ -39,11 +39,15 @@ func (l learning) CellTakenBack(c cells.Cell) {
 type podObserver struct {
 	metrics *metrics.Metrics
 	logs    savedLogs
+	cells   *cells.Controller
 }
 
 var _ pods.Observer = podObserver{}
 
-func (o podObserver) PodRunning(cell cells.Cell, at time.Time) { o.metrics.PodRunning(cell, at) }
+func (o podObserver) PodRunning(cell cells.Cell, at time.Time) {
+	o.metrics.PodRunning(cell, at)
+	o.cells.PodRunning(cell.Pod.UID)
+}
 
 func (o podObserver) PodGone(pod types.UID) { o.logs.forget(pod) }
 

@@ -42,6 +42,7 @@ const (
 
 	callInterruptions = string(cloud.CallInterruptions)
 	callImpaired      = string(cloud.CallImpaired)
+	callEndBoost      = string(cloud.CallEndBoost)
 
 	callPullCredentials = string(cloud.CallPullCredentials)
 )
@@ -63,6 +64,7 @@ var (
 	_ cloud.Router      = measuredRouter{}
 	_ cloud.DiskGrower  = measuredDiskGrower{}
 	_ cloud.Checkup     = measuredCheckup{}
+	_ cloud.Booster     = measuredBooster{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -94,6 +96,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Checkup != nil {
 		f.Checkup = measuredCheckup{f.Checkup, c.m}
+	}
+	if f.Booster != nil {
+		f.Booster = measuredBooster{f.Booster, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -314,6 +319,18 @@ func (t measuredTagger) Tag(ctx context.Context, taggings ...cloud.Tagging) clou
 	began := t.m.cfg.Clock.Now()
 	results := t.tagger.Tag(ctx, taggings...)
 	t.m.called(ctx, callTag, began, results.Err())
+	return results
+}
+
+type measuredBooster struct {
+	booster cloud.Booster
+	m       *Metrics
+}
+
+func (b measuredBooster) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	began := b.m.cfg.Clock.Now()
+	results := b.booster.EndBoost(ctx, ids...)
+	b.m.called(ctx, callEndBoost, began, results.Err())
 	return results
 }
 

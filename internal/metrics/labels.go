@@ -169,6 +169,7 @@ var (
 		{callGrowDisk, ""},
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 		{callInterruptions, "which instances the cloud takes back"}, {callImpaired, "which instances fail the cloud's own checks"},
+		{callEndBoost, "ends the credits by which burstable instances start"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{

@@ -487,6 +487,13 @@ func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
 	return cloud.Each(t.c.err, "i-1")
 }
 
+type testBooster struct{ c *testCloud }
+
+func (b testBooster) EndBoost(context.Context, ...string) cloud.Results {
+	b.c.took()
+	return cloud.Each(b.c.err, "i-1")
+}
+
 type testAdmitter struct{ c *testCloud }
 
 func (a testAdmitter) Admit(context.Context, string) error {
@@ -543,6 +550,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		Interrupter: testInterrupter{inner},
 		Tagger:      testTagger{inner},
 		Admitter:    testAdmitter{inner},
+		Booster:     testBooster{inner},
 		Resolver:    testResolver{inner},
 		Console:     testConsole{inner},
 		Registries:  testRegistries{inner},
@@ -592,6 +600,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	inner.err = nil
 	c.Features().Stopper.Stop(ctx, "i-1")
 	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
+	c.Features().Booster.EndBoost(ctx, "i-1")
 	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
 		t.Errorf("admit gave %v", err)
 	}
@@ -630,8 +639,9 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
 		"call=terminate,error=unknown": "1 0.25",
 		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
-		"call=resolve,error=": "1 0.25",
-		"call=console,error=": "1 0.25",
+		"call=endBoost,error=": "1 0.25",
+		"call=resolve,error=":  "1 0.25",
+		"call=console,error=":  "1 0.25",
 
 		"call=pullCredentials,error=": "1 0.25",
 		"call=start,error=capacity":   "1 0.25", "call=interruptions,error=unknown": "1 0.25",

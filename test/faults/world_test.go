@@ -889,6 +889,7 @@ var (
 	_ cloud.Resolver    = handle{}
 	_ cloud.Admitter    = handle{}
 	_ cloud.Checkup     = handle{}
+	_ cloud.Booster     = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -964,6 +965,9 @@ func (h handle) Features() cloud.Features {
 	if h.k.asks.Features().Checkup != nil {
 		f.Checkup = h
 	}
+	if h.k.asks.Features().Booster != nil {
+		f.Booster = h
+	}
 	if h.k.asks.Features().DiskGrower != nil {
 		f.DiskGrower = h
 	}
@@ -995,6 +999,10 @@ func (h handle) Route(ctx context.Context, instance string, to []netip.Prefix) e
 }
 func (h handle) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
 	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Router.Unroute(ctx, instance, to) })
+}
+func (h handle) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	err := h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Booster.EndBoost(ctx, ids...).Err() })
+	return cloud.Each(err, ids...)
 }
 func (h handle) Impaired(ctx context.Context) ([]string, error) {
 	return ask(ctx, h, func(ctx context.Context) ([]string, error) { return h.k.asks.Features().Checkup.Impaired(ctx) })

@@ -28,6 +28,7 @@ func (capable) Features() cloud.Features {
 		Resolver:    struct{ cloud.Resolver }{},
 		Registries:  struct{ cloud.Registries }{},
 		Checkup:     struct{ cloud.Checkup }{},
+		Booster:     struct{ cloud.Booster }{},
 	}
 }
 
