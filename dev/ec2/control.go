@@ -237,7 +237,7 @@ var kinds = []cloud.Call{
 	cloud.CallLaunch, cloud.CallList, cloud.CallDescribe, cloud.CallTerminate, cloud.CallStop, cloud.CallStart, cloud.CallTag,
 	cloud.CallCatalogue, cloud.CallInterruptions, cloud.CallCreateDisk, cloud.CallDeleteDisk, cloud.CallListDisks,
 	cloud.CallAttachDisk, cloud.CallDetachDisk, cloud.CallGrowDisk, cloud.CallRoute, cloud.CallUnroute, cloud.CallListParts,
-	cloud.CallDeleteParts, cloud.CallPullCredentials,
+	cloud.CallDeleteParts, cloud.CallPullCredentials, cloud.CallEndBoost,
 }
 
 // plan has one happen.

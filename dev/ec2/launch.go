@@ -32,6 +32,7 @@ type launch struct {
 	reservation               string // the ID of that into which it is
 	block                     bool   // which is a Capacity Block
 	subnet                    Subnet
+	credits                   string // of a burstable type: standard or unlimited
 	userData                  []byte
 	metadata                  metadataOptions
 	// spotTags are those of a spot instance's request: they are not the instance's.
@@ -57,6 +58,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	l.reservation, l.block = capacity(r.form, r.text("InstanceMarketOptions.MarketType"))
 	spec.Market, spec.Reservation = poolOf(l, spec.Market)
 	l.metadata = m.options(r.form)
+	l.credits = optionOf(spec.InstanceType, r.text("CreditSpecification.CpuCredits"))
 	m.disks(r.form, l)
 	if err := r.bounded(l, least, most); err != nil {
 		return nil, err

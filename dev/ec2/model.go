@@ -175,6 +175,8 @@ type Model struct {
 	queue     queue
 	prices    PriceFaults
 
+	credits map[string]creditsNow // that were changed, by instance
+
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
 
@@ -221,6 +223,8 @@ func New(cfg Config) (*Model, error) {
 		queue:     queue{news: make(chan struct{})},
 
 		repositories: newRepositories(cfg.Repositories),
+
+		credits: map[string]creditsNow{},
 
 		maintenance: map[string]Maintenance{},
 		impaired:    map[string]Check{},
@@ -346,6 +350,8 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DescribeInstanceTypes":         m.describeInstanceTypes,
 		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
 		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,
+
+		"ModifyInstanceCreditSpecification": m.modifyInstanceCreditSpecification,
 	}
 }
 

@@ -51,6 +51,7 @@ cloud:
     kipSources: [10.0.3.7/32, sg-1]
     capacityReservations: {ids: [cr-1], tags: {team: a}}
     dedicatedHosts: {ids: [h-1], tags: {team: b}}
+    cpuCredits: standard
     endpointURL: https://ec2.example.com:8443
     endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
@@ -202,6 +203,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Kind:       "serverConfig",
 		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
 			SubnetID:    "subnet-1",
+			CPUCredits:  "standard",
 			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images"},
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true,
 			Endpoints: AWSEndpoints{
@@ -501,6 +503,10 @@ func TestErrors(t *testing.T) {
 				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
 		{"a rate that EBS has not", "cloud: {aws: {volumeInitializationRate: 99}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.volumeInitializationRate: "99" is not valid: want 100 to 300, or 0 for no rate`},
+		{"credits that EC2 has not", "cloud: {aws: {cpuCredits: free}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.cpuCredits: "free" is not valid: want boot, standard or unlimited`},
+		{"credits of an unknown price", "cloud: {aws: {region: cn-north-1, cpuCredits: unlimited}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.cpuCredits: "unlimited" is not valid: want boot or standard, since the price of credits in China is not known`},
 		{"a subnet that is no text", "cloud: {aws: {subnetID: [subnet-1, [subnet-2]]}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.subnetID[1]: a list is not valid: want a text`},
 		{"subnets in two ways", "cloud: {aws: {subnetID: subnet-1, subnetTags: {a: b}}}\ncells: {defaultInstanceType: x}",

@@ -260,6 +260,10 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 	d.tagKeys("cloud.aws.subnetTags", a.SubnetTags)
 	rate := a.VolumeInitializationRate
 	d.check(rate == 0 || rate >= 100 && rate <= 300, "cloud.aws.volumeInitializationRate", fmt.Sprint(rate), "100 to 300, or 0 for no rate")
+	credits := []string{"boot", "standard", "unlimited"}
+	d.check(slices.Contains(credits, a.CPUCredits), "cloud.aws.cpuCredits", a.CPUCredits, "boot, standard or unlimited")
+	d.check(a.CPUCredits != "unlimited" || !strings.HasPrefix(a.Region, "cn-"), "cloud.aws.cpuCredits", a.CPUCredits,
+		"boot or standard, since the price of credits in China is not known")
 	d.chosen("cloud.aws.capacityReservations", "cr-", a.CapacityReservations.IDs, a.CapacityReservations.Tags)
 	d.chosen("cloud.aws.dedicatedHosts", "h-", a.DedicatedHosts.IDs, a.DedicatedHosts.Tags)
 	if d.has("cloud.aws.dedicatedHosts") && !cells.MayBeDedicated() {

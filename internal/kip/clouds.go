@@ -61,6 +61,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		SecretAccessKey: a.SecretAccessKey.Reveal(),
 		VPC:             a.VPCID,
 		Subnets:         a.Subnets(),
+		CPUCredits:      a.CPUCredits,
 		Dedicated:       cfg.Cells.MayBeDedicated(),
 		SubnetTags:      a.SubnetTags,
 		Reservations:    aws.Choice(a.CapacityReservations),
@@ -296,13 +297,13 @@ func health(cfg *config.Config) cells.Health {
 // replaced: everything that reaches a machine before its pod does, and where it is.
 func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
-	var subnets []any
+	var ofCloud []any
 	if a := cfg.Cloud.AWS; a != nil {
-		subnets = []any{a.VPCID, a.SubnetID, a.SubnetTags}
+		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits}
 	}
 	made, err := json.Marshal([]any{
 		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,
-		standbyOptions(cfg), c.DefaultVolumeSize.Value(), subnets,
+		standbyOptions(cfg), c.DefaultVolumeSize.Value(), ofCloud,
 	})
 	if err != nil {
 		panic(err) // strings, maps of strings and numbers

@@ -56,6 +56,9 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 	if err := complete(kinds); err != nil {
 		return nil, err
 	}
+	if c.cfg.CPUCredits != creditsUnlimited {
+		sellNoCredits(kinds)
+	}
 	offered, err := c.readOfferings(ctx)
 	if err != nil {
 		return nil, err
@@ -239,6 +242,9 @@ func complete(kinds []catalog.InstanceType) error {
 		}
 		known := embedded[at]
 		t.UsableBytes, t.Accelerators = known.UsableBytes, known.Accelerators
+		if burstable(t.Name) {
+			t.CreditPerCPUHour = known.CreditPerCPUHour
+		}
 		if len(known.GPUs) == 1 && len(t.GPUs) == 1 && known.GPUs[0].Count == t.GPUs[0].Count {
 			t.GPUs[0].MemoryBytes = known.GPUs[0].MemoryBytes
 		}
@@ -318,6 +324,14 @@ var baselines = func() map[string]int64 {
 	}
 	return all
 }()
+
+// sellNoCredits has burstable types sustain their baseline and no more. What their boot is charged above that is no part
+// of their price.
+func sellNoCredits(kinds []catalog.InstanceType) {
+	for n := range kinds {
+		kinds[n].CreditPerCPUHour = 0
+	}
+}
 
 // burstable says that a type runs on credits.
 func burstable(instanceType string) bool { return baselines[instanceType] > 0 }

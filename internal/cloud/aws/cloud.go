@@ -135,6 +135,7 @@ func (c *Cloud) Traits() cloud.Traits {
 
 			cloud.CallInterruptions: describe,
 			cloud.CallImpaired:      describe,
+			cloud.CallEndBoost:      mutate,
 
 			cloud.CallPullCredentials: lend,
 		},
@@ -157,6 +158,7 @@ func (c *Cloud) Features() cloud.Features {
 		Resolver:    c,
 		Registries:  c,
 		Checkup:     c,
+		Booster:     c,
 	}
 }
 

@@ -48,6 +48,9 @@ type Config struct {
 	// RootDiskInitRate is how fast EBS fills the root disks of cells from their image, in MiB a
 	// second; 0 for no rate, which costs nothing.
 	RootDiskInitRate int32
+	// CPUCredits are those of burstable instances: standard, unlimited, or boot, which is unlimited until their pods run.
+	// boot when empty.
+	CPUCredits string
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool
@@ -149,6 +152,10 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	}
 	if cfg.UseFIPS && strings.HasPrefix(cfg.Region, "cn-") {
 		return nil, fmt.Errorf("cloud.aws.useFIPS: true is not valid in region %s: want false, since AWS has no such endpoints in China", cfg.Region)
+	}
+	cfg.CPUCredits = cmp.Or(cfg.CPUCredits, creditsBoot)
+	if err := cfg.checkCredits(); err != nil {
+		return nil, err
 	}
 	if currencyOf(cfg.Region) == yuan {
 		cfg.Log.Warn("prices in China are in yuan: so is all that is shown, counted and bounded as dollars", "region", cfg.Region)

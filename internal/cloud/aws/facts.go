@@ -20,6 +20,8 @@ type Facts interface {
 const (
 	// factNoSecondaries is that EC2 refuses a number of secondary addresses in a call for several instances.
 	factNoSecondaries = "no-secondary-addresses-together"
+	// factCreditRight and factNoCreditRight are whether Kip may change the CPU credits of instances.
+	factCreditRight, factNoCreditRight = "may-change-cpu-credits", "may-not-change-cpu-credits"
 )
 
 // holds reports whether a fact holds in Kip's region.

@@ -47,6 +47,9 @@ func (c *Cloud) eachHost(ctx context.Context, do func(r *reservation, useless st
 			}
 			if h.AvailableCapacity != nil {
 				for _, room := range h.AvailableCapacity.AvailableInstanceCapacity {
+					if c.cfg.CPUCredits == creditsUnlimited && burstable(aws.ToString(room.InstanceType)) {
+						continue // there they have standard ones alone, and pods may need more
+					}
 					one.free[aws.ToString(room.InstanceType)] = int(aws.ToInt32(room.AvailableCapacity))
 				}
 			}

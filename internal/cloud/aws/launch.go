@@ -49,7 +49,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		if err != nil {
 			return nil, err
 		}
-		resolved.SecondaryAddress = false // the same as that Kip would have sent
+		// The same as that Kip would have sent.
+		resolved.SecondaryAddress, resolved.CPUCredits, resolved.Boosted = false, "", false
 		r.Resolved = &resolved
 	}
 	out, err := c.api.RunInstances(ctx, runInstances(r))
@@ -250,8 +251,7 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 		in.BlockDeviceMappings[0].Ebs.VolumeInitializationRate = aws.Int32(rate)
 	}
 	if burstable(r.InstanceType) {
-		// Placement counts what the type sustains, which needs no credits that cost.
-		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String("standard")}
+		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String(cmp.Or(r.Resolved.CPUCredits, creditsStandard))}
 	}
 	switch {
 	case isHost(r.Reservation):

@@ -120,6 +120,14 @@ var permissions = []permission{
 		conditions: owned,
 	},
 	{
+		sid: "KipEndsBootCredits",
+		why: "The CPU credits of burstable cells, which are unlimited while they start (`cloud.aws.cpuCredits: boot`). " +
+			"Without it they start with standard ones, slowly.",
+		actions:    []string{"ec2:ModifyInstanceCreditSpecification"},
+		resources:  []string{resource("instance")},
+		conditions: owned, // as in the policy of github.com/coder/coder's templates for AWS
+	},
+	{
 		sid:        "KipLetsCellsForward",
 		why:        "Source and destination checks of cells whose pods have `pod.elotl.co/cloud-route`. Leave it out where none may have it.",
 		actions:    []string{"ec2:ModifyInstanceAttribute"},

@@ -138,6 +138,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("tags", c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: map[string]string{
 		cloud.TagCell: "a", cloud.TagNamespace: "a", cloud.TagPod: "a", cloud.TagPodUID: "a", cloud.TagName: "a",
 	}}).Err())
+	must("CPU credits", c.EndBoost(t.Context(), id).Err())
 	must("routes", c.Route(t.Context(), id, routes))
 	must("routes taken back", c.Unroute(t.Context(), id, routes))
 	must("a stop", c.Stop(t.Context(), id).Err())
@@ -225,6 +226,7 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"a cell's root disk":     c.AttachDisk(t.Context(), root, got[0].ID),
 		"ending a root disk":     c.DeleteDisk(t.Context(), root),
 		"ending the driver's":    c.DeleteDisk(t.Context(), drivers),
+		"another's CPU credits":  c.EndBoost(t.Context(), other).Err(),
 		"leading to another's":   c.Route(t.Context(), other, routes),
 		"attaching it elsewhere": c.AttachDisk(t.Context(), drivers, other),
 		"both in one call":       c.Terminate(t.Context(), got[0].ID, other).Err(),

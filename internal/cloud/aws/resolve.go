@@ -77,5 +77,6 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
 	resolved.PublicAddress = in.public && !s.PrivateIPOnly
 	resolved.SecondaryAddress = !c.holds(factNoSecondaries)
+	resolved.CPUCredits, resolved.Boosted = c.creditsOf(s)
 	return resolved, nil
 }

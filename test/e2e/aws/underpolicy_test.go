@@ -37,7 +37,7 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesInReservations",
 		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
 		"KipMakesDisks", "KipMovesDisks", "KipAttachesToCells", "KipMovesDisksOfTheDriver", "KipRoutes",
-		"KipLetsCellsForward", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
+		"KipLetsCellsForward", "KipEndsBootCredits", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
 		}

@@ -1,0 +1,139 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+var _ cloud.Booster = (*Cloud)(nil)
+
+// Values of Config.CPUCredits. The latter two are also EC2's.
+const (
+	creditsBoot      = "boot"
+	creditsStandard  = "standard"
+	creditsUnlimited = "unlimited"
+)
+
+var allCredits = []string{creditsBoot, creditsStandard, creditsUnlimited}
+
+const (
+	// rightFor is how long it counts that Kip may change CPU credits, and noRightFor that it may not.
+	rightFor, noRightFor = 30 * 24 * time.Hour, 24 * time.Hour
+)
+
+// checkCredits returns an error that says what is wrong with Config.CPUCredits.
+func (cfg *Config) checkCredits() error {
+	switch {
+	case !slices.Contains(allCredits, cfg.CPUCredits):
+		return fmt.Errorf("cloud.aws.cpuCredits: %q is not valid: want one of %q", cfg.CPUCredits, allCredits)
+	case cfg.CPUCredits == creditsUnlimited && currencyOf(cfg.Region) == yuan:
+		// The embedded price is in dollars, and that of China is in no source.
+		return fmt.Errorf("cloud.aws.cpuCredits: %s is not valid in region %s, where Kip does not know the price of credits: want %s or %s",
+			creditsUnlimited, cfg.Region, creditsBoot, creditsStandard)
+	}
+	return nil
+}
+
+// creditsOf returns the CPU credits that instances are launched with, "" for types without, and whether EndBoost is to
+// be told of them.
+//
+// T3, T3a and T4g have no launch credits with standard ones: they start at their baseline, a t3.nano at a tenth of a
+// CPU. With unlimited ones they start at full speed, and EC2 charges the surplus when they are changed to standard
+// ones: at $0.05 a vCPU-hour, ten seconds of a CPU are $0.00014. Sources: EC2 User Guide, "Standard mode concepts for
+// burstable performance instances" (Launch credits) and "Unlimited mode concepts" (When unlimited mode can incur
+// charges). On Dedicated Hosts there are standard ones alone: EC2 API reference, "InstanceCreditSpecificationRequest".
+//
+// What Kip cannot take back it does not give: instances have unlimited credits once a call has shown that Kip may
+// change credits. EndBoost is told of the first ones, too, which is that call.
+func (c *Cloud) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
+	switch {
+	case !burstable(s.InstanceType):
+		return "", false
+	case isHost(s.Reservation) || c.cfg.CPUCredits == creditsStandard:
+		return creditsStandard, false
+	case c.cfg.CPUCredits == creditsUnlimited:
+		return creditsUnlimited, false
+	case c.holds(factNoCreditRight):
+		return creditsStandard, false
+	case c.holds(factCreditRight):
+		return creditsUnlimited, true
+	}
+	return creditsStandard, true
+}
+
+// EndBoost implements cloud.Booster: it gives the instances standard CPU credits.
+func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	results := cloud.Each(nil, ids...)
+	in := &ec2.ModifyInstanceCreditSpecificationInput{}
+	for _, id := range ids {
+		in.InstanceCreditSpecifications = append(in.InstanceCreditSpecifications, types.InstanceCreditSpecificationRequest{
+			InstanceId: aws.String(id),
+			CpuCredits: aws.String(creditsStandard),
+		})
+	}
+	out, err := c.api.ModifyInstanceCreditSpecification(ctx, in)
+	if err != nil {
+		err = fmt.Errorf("give %d instances standard CPU credits: %w", len(ids), classify(err, cloud.Scope{}))
+		if errors.Is(err, cloud.ErrUnauthorised) {
+			c.noCreditRight(err)
+		}
+		return cloud.Each(err, ids...)
+	}
+	if !c.holds(factCreditRight) {
+		c.note(factCreditRight, rightFor)
+	}
+	said := map[string]error{}
+	for _, i := range out.SuccessfulInstanceCreditSpecifications {
+		said[aws.ToString(i.InstanceId)] = nil
+	}
+	for _, i := range out.UnsuccessfulInstanceCreditSpecifications {
+		said[aws.ToString(i.InstanceId)] = creditFault(i)
+	}
+	for n, id := range ids {
+		err, is := said[id]
+		if !is {
+			err = errors.New("EC2 does not say whether it did")
+		}
+		if err != nil {
+			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", id, err)
+		}
+	}
+	return results
+}
+
+// creditFault returns why EC2 has not changed the credits of an instance; nil if it has none.
+func creditFault(i types.UnsuccessfulInstanceCreditSpecificationItem) error {
+	if i.Error == nil {
+		return errors.New("EC2 does not say why not")
+	}
+	said := &failed{code: string(i.Error.Code), message: aws.ToString(i.Error.Message)}
+	switch i.Error.Code {
+	case types.UnsuccessfulInstanceCreditSpecificationErrorCodeInstanceCreditSpecificationNotSupported:
+		return nil
+	case types.UnsuccessfulInstanceCreditSpecificationErrorCodeInstanceNotFound:
+		return cloud.No(cloud.ErrNotFound, cloud.Scope{}, said)
+	case types.UnsuccessfulInstanceCreditSpecificationErrorCodeIncorrectInstanceState: // such as stopping
+		return cloud.No(cloud.ErrNotYet, cloud.Scope{}, said)
+	}
+	return cloud.No(cloud.ErrRefused, cloud.Scope{}, said)
+}
+
+// noCreditRight notes that Kip may not change CPU credits.
+func (c *Cloud) noCreditRight(err error) {
+	known := c.holds(factNoCreditRight)
+	c.note(factCreditRight, 0)
+	c.note(factNoCreditRight, noRightFor)
+	if !known {
+		c.cfg.Log.Warn("Kip may not change CPU credits, so burstable cells start with standard ones, slowly: want the right to "+
+			"ec2:ModifyInstanceCreditSpecification, or cloud.aws.cpuCredits: standard", "for", noRightFor, "err", err)
+	}
+}
