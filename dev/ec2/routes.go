@@ -42,9 +42,9 @@ type associationXML struct {
 // The IDs of a VPC's tables begin so.
 const mainTable, privateTable = "rtb-main-", "rtb-private-"
 
-// mostRoutes is how many routes a table takes. Source: Amazon VPC User Guide, "Amazon VPC
-// quotas".
-const mostRoutes = 50
+// mostRoutes is how many routes a table takes by default. Source: AWS, "What's New", June 2025 (50 before); Amazon VPC User
+// Guide, "Amazon VPC quotas".
+const mostRoutes = 500
 
 func made(cidr, gateway string) routeXML {
 	return routeXML{
