@@ -31,7 +31,7 @@ import (
 
 // Config is where instances are launched, and as whom.
 type Config struct {
-	// Region is that of all subnets. When empty: that of the environment (AWS_REGION),
+	// Region is that of all subnets. When empty: that of the environment (AWS_REGION, or the SDK's files),
 	// then that of the instance that Kip runs on.
 	Region string
 	// AccessKeyID and SecretAccessKey are for those who have no role. When empty: the
@@ -219,7 +219,7 @@ func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 	}
 	if cfg.Region != "" {
 		// Of other services, too: STS turns a role's token into keys in the same partition.
-		load = append(load, config.WithDefaultRegion(cfg.Region))
+		load = append(load, config.WithRegion(cfg.Region))
 	}
 	if cfg.UseFIPS {
 		load = append(load, config.WithUseFIPSEndpoint(aws.FIPSEndpointStateEnabled))
@@ -246,10 +246,13 @@ func loadSDK(ctx context.Context, cfg Config) (aws.Config, error) {
 	return sdk, nil
 }
 
-// locate finds the region, and the subnet or the VPC where none is configured. The SDK's region is that
-// of AWS_REGION, which wins over provider.yaml.
+// locate finds the region, and the subnet or the VPC where none is configured. A configured region wins over the SDK's, which
+// is that of AWS_REGION: EKS' webhook for IRSA sets that in Kip's pod without being asked.
 func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
-	cfg.Region = cmp.Or(sdkRegion, cfg.Region, here.region)
+	if env := cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")); cfg.Region != "" && env != "" && env != cfg.Region {
+		cfg.Log.Warn("cloud.aws.region wins over AWS_REGION and AWS_DEFAULT_REGION of the environment", "region", cfg.Region, "environment", env)
+	}
+	cfg.Region = cmp.Or(cfg.Region, sdkRegion, here.region)
 	if cfg.Region == "" && cfg.Endpoint != "" {
 		cfg.Region = "us-east-1" // as the SDK's own tools: a signature needs some name
 	}

@@ -1,8 +1,10 @@
 package aws
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -120,17 +122,31 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentsRegionWins(t *testing.T) {
-	ownSettings(t)
-	t.Setenv("AWS_REGION", "eu-west-1")
-	cfg := Config{Region: "us-east-1"}
-	sdk, err := loadSDK(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.Subnets = []string{"subnet-1"}
-	if err := cfg.locate(sdk.Region, whereabouts{}); err != nil || cfg.Region != "eu-west-1" || sdk.Region != "eu-west-1" {
-		t.Errorf("Kip is in %s, its credentials in %s: %v", cfg.Region, sdk.Region, err)
+// EKS' webhook for IRSA sets AWS_REGION in Kip's pod.
+func TestTheConfiguredRegionWinsOverTheEnvironment(t *testing.T) {
+	for name, tc := range map[string]struct {
+		configured, environment, want string
+		told                          bool
+	}{
+		"both":               {"us-east-1", "eu-west-1", "us-east-1", true},
+		"both, the same":     {"us-east-1", "us-east-1", "us-east-1", false},
+		"the environment's":  {"", "eu-west-1", "eu-west-1", false},
+		"the configured one": {"us-east-1", "", "us-east-1", false},
+	} {
+		ownSettings(t)
+		t.Setenv("AWS_REGION", tc.environment)
+		var told bytes.Buffer
+		cfg := Config{Region: tc.configured, Subnets: []string{"subnet-1"}, Log: slog.New(slog.NewTextHandler(&told, nil))}
+		sdk, err := loadSDK(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cfg.locate(sdk.Region, whereabouts{}); err != nil || cfg.Region != tc.want || sdk.Region != tc.want {
+			t.Errorf("%s: Kip is in %s, its credentials in %s, want %s: %v", name, cfg.Region, sdk.Region, tc.want, err)
+		}
+		if is := strings.Contains(told.String(), "eu-west-1"); is != tc.told {
+			t.Errorf("%s: Kip's log has %q", name, &told)
+		}
 	}
 }
 
