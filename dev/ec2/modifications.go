@@ -12,11 +12,34 @@ import (
 type change struct {
 	from  int // GiB; 0 for a volume that was never changed
 	began time.Time
+	// earlier are when those before it began.
+	earlier []time.Time
 }
 
-// betweenChanges is how long a volume cannot be changed after a change (EC2 API reference,
-// "ModifyVolume").
-const betweenChanges = 6 * time.Hour
+// A volume is changed up to mostChanges times within a rolling window, each time after the last change is completed (EC2 API
+// reference, "ModifyVolume", since January 2026).
+const (
+	mostChanges   = 4
+	changesWithin = 24 * time.Hour
+)
+
+// after is the next change of a volume, from a size.
+func (c change) after(from int, now time.Time) change {
+	next := change{from: from, began: now}
+	if c.from > 0 {
+		next.earlier = append(slices.Clone(c.earlier), c.began)
+	}
+	return next
+}
+
+// nextAt is when the volume can be changed again.
+func (c change) nextAt() time.Time {
+	all := append(slices.Clone(c.earlier), c.began)
+	if c.from == 0 || len(all) < mostChanges {
+		return time.Time{}
+	}
+	return all[len(all)-mostChanges].Add(changesWithin)
+}
 
 type modificationXML struct {
 	Volume   string `xml:"volumeId"`
@@ -66,6 +89,9 @@ func (m *Model) AgeChanges(d time.Duration) {
 	defer m.mu.Unlock()
 	for _, v := range m.volumes {
 		v.change.began = v.change.began.Add(-d)
+		for n, at := range v.change.earlier {
+			v.change.earlier[n] = at.Add(-d)
+		}
 	}
 }
 
@@ -87,7 +113,7 @@ func (m *Model) modifyVolume(r *request) (any, error) {
 		if err := v.changeable(size, now, m.cfg.VolumeStep); err != nil {
 			return err
 		}
-		v.change, v.GiB = change{from: v.GiB, began: now}, size
+		v.change, v.GiB = v.change.after(v.GiB, now), size
 		made, answer = v.Volume, v.modification(now, m.cfg.VolumeStep)
 		return nil
 	})
@@ -118,9 +144,10 @@ func (v *volume) changeable(size int, now time.Time, step time.Duration) error {
 	if state := v.changing(now, step); state != "completed" {
 		return bad("IncorrectModificationState", "Cannot modify volume %s, currently in state %s", v.ID, state)
 	}
-	if now.Before(v.change.began.Add(betweenChanges)) {
+	// The message says when the volume can be changed again. No source has its words.
+	if next := v.change.nextAt(); now.Before(next) {
 		return bad("VolumeModificationRateExceeded",
-			"You've reached the maximum modification rate per volume limit. Wait at least 6 hours between modifications per EBS volume.")
+			"You've reached the maximum modification rate per volume limit. You can perform your next modification at %s.", wireTime(next))
 	}
 	return nil
 }

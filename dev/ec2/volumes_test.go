@@ -60,8 +60,11 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 	}
 	const gone = "vol-0123456789abcdef0"
 	changed := c.volume()
-	if code, body := c.ask("ModifyVolume", "VolumeId="+changed, "Size=2"); code != "" || !strings.Contains(body, "<targetSize>2<") {
-		t.Fatal(code, body)
+	for _, size := range []string{"2", "3", "4", "5"} {
+		code, body := c.ask("ModifyVolume", "VolumeId="+changed, "Size="+size)
+		if code != "" || !strings.Contains(body, "<targetSize>"+size+"<") {
+			t.Fatal(code, body)
+		}
 	}
 	for what, tc := range map[string]struct {
 		action, want string
@@ -91,7 +94,7 @@ func TestVolumesAreRefusedAsEC2RefusesThem(t *testing.T) {
 		"changing none":  {"ModifyVolume", "InvalidVolume.NotFound", []string{"VolumeId=" + gone, "Size=2"}},
 		"making smaller": {"ModifyVolume", "InvalidParameterValue", []string{"VolumeId=" + free, "Size=0"}},
 		"making huge":    {"ModifyVolume", "InvalidParameterValue", []string{"VolumeId=" + free, "Size=65537"}},
-		"changing twice": {"ModifyVolume", "VolumeModificationRateExceeded", []string{"VolumeId=" + changed, "Size=3"}},
+		"changing often": {"ModifyVolume", "VolumeModificationRateExceeded", []string{"VolumeId=" + changed, "Size=6"}},
 		"changing type":  {"ModifyVolume", "UnknownParameter", []string{"VolumeId=" + free, "VolumeType=io2"}},
 		"showing none":   {"DescribeVolumes", "InvalidVolume.NotFound", []string{"VolumeId.1=" + gone}},
 		"pages of names": {"DescribeVolumes", "InvalidParameterCombination", []string{"VolumeId.1=" + free, "MaxResults=5"}},

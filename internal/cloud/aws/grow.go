@@ -13,14 +13,14 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// betweenChanges is how long EC2 changes a volume no more that it has changed (EC2 API reference,
-// "ModifyVolume").
-const betweenChanges = 6 * time.Hour
-
-// What EC2 says of a volume that was changed a short while ago, or is being changed.
+// What EC2 says of a volume that it does not change now, and when Kip tries again. EC2 changes a volume up to four times
+// within a rolling 24-hour period, each time after the last change is completed (EC2 API reference, "ModifyVolume"). A change that is
+// under way takes minutes to hours. After four, only the message says when the next one is possible.
 const (
-	codeChangedOften = "VolumeModificationRateExceeded"
-	codeChanging     = "IncorrectModificationState"
+	codeChanging      = "IncorrectModificationState"
+	changingRetry     = time.Minute
+	codeChangedOften  = "VolumeModificationRateExceeded"
+	changedOftenRetry = 30 * time.Minute
 )
 
 // mostGiB are the sizes of the largest volumes of each type that can be changed in size. Source:
@@ -64,7 +64,7 @@ func (c *Cloud) grow(ctx context.Context, id string, bytes int64) (types.Volume,
 	switch code := codeOf(err); {
 	case err == nil:
 	case code == codeChanging, code == codeChangedOften:
-		if done, err := c.whenChanged(ctx, id, size, err); !done {
+		if done, err := c.isChanged(ctx, id, size, err); !done {
 			return v, err
 		}
 	case code == codeState:
@@ -90,24 +90,23 @@ func (c *Cloud) change(ctx context.Context, id string) (last *types.VolumeModifi
 	return last, err
 }
 
-// whenChanged says of a volume that EC2 does not change now whether it is getting the size all the
-// same, by a call whose answer was lost; else the error says until when EC2 changes it no more.
-func (c *Cloud) whenChanged(ctx context.Context, id string, size int64, said error) (is bool, err error) {
+// isChanged reports whether a volume that EC2 does not change now gets the size all the same, by a call whose answer was
+// lost. If it does not, the error says what Kip waits for.
+func (c *Cloud) isChanged(ctx context.Context, id string, size int64, said error) (is bool, err error) {
 	last, err := c.change(ctx, id)
 	if err != nil {
 		return false, unsure(err)
 	}
-	no := cloud.No(cloud.ErrNotYet, cloud.Scope{}, saidOf(said))
-	if last == nil || last.StartTime == nil {
-		return false, no
-	}
-	if int64(aws.ToInt32(last.TargetSize)) >= size && last.ModificationState != types.VolumeModificationStateFailed {
+	if last != nil && int64(aws.ToInt32(last.TargetSize)) >= size && last.ModificationState != types.VolumeModificationStateFailed {
 		return true, nil
 	}
-	until := last.StartTime.Add(betweenChanges)
-	no.RetryAfter = max(0, until.Sub(c.cfg.Clock.Now()))
-	no.Err = fmt.Errorf("EC2 has changed the volume at %s, and changes it again from %s on: %w", last.StartTime.UTC().Format(time.RFC3339),
-		until.UTC().Format(time.RFC3339), saidOf(said))
+	no := cloud.No(cloud.ErrNotYet, cloud.Scope{}, saidOf(said))
+	if no.RetryAfter = changedOftenRetry; codeOf(said) == codeChanging {
+		no.RetryAfter = changingRetry
+	}
+	if last != nil && codeOf(said) == codeChanging {
+		no.Err = fmt.Errorf("EC2 has not completed the last change of the volume, which is %s: %w", last.ModificationState, saidOf(said))
+	}
 	return false, no
 }
 
