@@ -273,11 +273,8 @@ func (m *Model) describeInstances(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A zone that is disrupted fails each call that may be about it.
-	for _, zone := range m.blindZones() {
-		if only := wanted["availability-zone"]; only == nil || slices.Contains(only, zone) {
-			return nil, &apiError{http.StatusServiceUnavailable, "Unavailable", "The zone " + zone + " is experiencing a service disruption"}
-		}
+	if err := m.disrupted(ids, shown); err != nil {
+		return nil, err
 	}
 	if unknown := m.unknown(ids...); len(unknown) > 0 {
 		return nil, notFound(unknown)
@@ -341,6 +338,17 @@ func (m *Model) blindZones() (zones []string) {
 	// Change is how the knobs are read, too: it never fails where nothing changes.
 	_ = m.sim.Change(func(k *sim.Knobs) { zones = slices.Clone(k.BlindZones) })
 	return zones
+}
+
+// disrupted fails a call while a zone has a service disruption: one that names no IDs, whatever its filters, and one that
+// names an instance of that zone. Source: EC2 API reference, "DescribeInstances". It does not say with which code.
+func (m *Model) disrupted(ids []string, shown []sim.Instance) error {
+	for _, zone := range m.blindZones() {
+		if len(ids) == 0 || slices.ContainsFunc(shown, func(i sim.Instance) bool { return i.Zone == zone && slices.Contains(ids, i.ID) }) {
+			return &apiError{http.StatusServiceUnavailable, "Unavailable", "The zone " + zone + " is experiencing a service disruption"}
+		}
+	}
+	return nil
 }
 
 func notFound(ids []string) error {

@@ -308,8 +308,9 @@ type eniXML struct {
 // pod_eni_info_resolver.go).
 const byAddress = "addresses.private-ip-address"
 
+// describeNetworkInterfaces works while a zone has a service disruption: the reference says nothing else.
 func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
-	wanted := r.filters("tag:", "tag-key", byAddress)
+	wanted := r.filters("tag:", "tag-key", byAddress, "attachment.instance-id")
 	if err := m.listing(r, sim.KindListParts); err != nil {
 		return nil, err
 	}
@@ -321,8 +322,11 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 			x.Attachment = &eniXML{p.Instance}
 		}
 		if wanted.match(func(name string) []string {
-			if name == byAddress {
+			switch name {
+			case byAddress:
 				return m.addressesOf(instances, p.Instance)
+			case "attachment.instance-id":
+				return []string{p.Instance}
 			}
 			return tagValues(p.Tags, name)
 		}) {

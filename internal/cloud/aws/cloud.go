@@ -3,11 +3,8 @@ package aws
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -73,6 +70,8 @@ type Cloud struct {
 	looks  chan struct{} // holds one who makes it
 
 	attempts map[string]attempt // of disks that EC2 fails to make, by token; under mu
+
+	seen sightings
 }
 
 // Name implements cloud.Cloud.
@@ -84,6 +83,7 @@ func (c *Cloud) Name() string { return "aws" }
 const (
 	pageSize      = 1000
 	filterValues  = 200
+	idsCall       = filterValues // the IDs of one description are a filter's values too
 	instancesCall = 500
 	// maxPages bounds what is read of one list: a million things.
 	maxPages = 1000
@@ -170,76 +170,6 @@ func filter(name string, values ...string) types.Filter {
 // living are the states of instances that a list shows.
 var living = filter("instance-state-name", "pending", "running", "shutting-down", "stopping", "stopped")
 
-// List implements cloud.Cloud.
-func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
-	if owner == "" {
-		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
-	}
-	list, err := c.eachZone(ctx, filter("tag:"+cloud.TagOwner, owner), living)
-	if err != nil {
-		return cloud.Listing{}, fmt.Errorf("list the instances of %s: %w", owner, err)
-	}
-	return list, nil
-}
-
-// eachZone returns the instances that match. While a zone is disrupted, EC2 fails a call that does
-// not say where to look: then each zone of the region is asked by itself.
-func (c *Cloud) eachZone(ctx context.Context, filters ...types.Filter) (cloud.Listing, error) {
-	// An endpoint that is impaired answers late rather than with an error.
-	some, cancel := partOf(ctx, 3)
-	all, whole := c.describe(some, filters...)
-	cancel()
-	if whole == nil {
-		return cloud.Listing{Instances: all}, nil
-	}
-	if ctx.Err() != nil || cloud.CauseOf(whole) != "" {
-		return cloud.Listing{}, whole
-	}
-	n, err := c.where(ctx)
-	if err != nil {
-		return cloud.Listing{}, errors.Join(whole, err)
-	}
-	var list cloud.Listing
-	for i, zone := range n.zones {
-		some, cancel := partOf(ctx, len(n.zones)-i)
-		found, err := c.describe(some, append(slices.Clone(filters), filter("availability-zone", zone))...)
-		cancel()
-		if err != nil {
-			c.cfg.Log.Warn("look at the instances of a zone", "zone", zone, "err", err)
-			list.Missing = append(list.Missing, zone)
-			continue
-		}
-		list.Instances = append(list.Instances, found...)
-	}
-	if len(list.Missing) == len(n.zones) {
-		return cloud.Listing{}, whole
-	}
-	return list, nil
-}
-
-// partOf has a share of the time that is left, so that what hangs leaves some to what comes after it.
-func partOf(ctx context.Context, shares int) (context.Context, context.CancelFunc) {
-	end, has := ctx.Deadline()
-	if !has {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
-}
-
-// describe reads all pages of the instances that match.
-func (c *Cloud) describe(ctx context.Context, filters ...types.Filter) ([]cloud.Instance, error) {
-	var all []cloud.Instance
-	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{Filters: filters, MaxResults: aws.Int32(pageSize)})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
-		for _, r := range page.Reservations {
-			for _, i := range r.Instances {
-				all = append(all, instanceOf(i))
-			}
-		}
-	})
-	return all, err
-}
-
 var errTooLong = fmt.Errorf("the answer has no end: more than %d pages", maxPages)
 
 // paginator is one of the SDK's.
@@ -261,37 +191,6 @@ func eachPage[Answer any](ctx context.Context, pages paginator[Answer], take fun
 		take(page)
 	}
 	return nil
-}
-
-// Describe implements cloud.Cloud. It asks by a filter: an ID that EC2 does not know, as
-// just after its launch, fails a call that names it, and all others with it.
-func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
-	known, unseen := map[string]cloud.Instance{}, map[string]bool{}
-	for some := range slices.Chunk(ids, filterValues) {
-		list, err := c.eachZone(ctx, filter("instance-id", some...))
-		if err != nil {
-			return nil, fmt.Errorf("describe %d instances: %w", len(ids), err)
-		}
-		for _, i := range list.Instances {
-			known[i.ID] = i
-		}
-		for _, id := range some {
-			unseen[id] = !list.Complete()
-		}
-	}
-	var answer []cloud.Instance
-	for _, id := range ids {
-		i, ok := known[id]
-		switch {
-		case !ok && unseen[id]: // it may be in a zone that does not answer
-			i = cloud.Instance{ID: id}
-		case !ok:
-			i = cloud.Instance{ID: id, State: cloud.Unknown}
-		}
-		i.Tags = maps.Clone(i.Tags) // an ID may be asked for twice
-		answer = append(answer, i)
-	}
-	return answer, nil
 }
 
 // states are EC2's, as far as Kip cares.

@@ -1,0 +1,319 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// How EC2 answers while an Availability Zone has a service disruption (EC2 API reference,
+// "DescribeInstances"): a call that names no instance ID fails, whatever its filters. A call that names IDs
+// fails if one of them is in the affected zone. A call with IDs of other zones works.
+//
+// So Kip asks by IDs, zone by zone. It knows the zones from earlier answers, and from network interfaces. The
+// reference has no such limit for DescribeNetworkInterfaces. If that call fails too, Kip has no list.
+
+const codeNoInstance = "InvalidInstanceID.NotFound"
+
+// rememberedFor is how long Kip remembers the zone of an instance that EC2 has stopped to show. EC2 shows one that has
+// ended for about an hour.
+const rememberedFor = time.Hour
+
+// sightings are the zones of the instances that EC2 has shown.
+type sightings struct {
+	mu sync.Mutex
+	of map[string]sighting // by ID
+}
+
+type sighting struct {
+	zone string
+	at   time.Time
+}
+
+// note remembers the zones of instances. A complete list makes it forget those that EC2 shows no longer.
+func (s *sightings) note(now time.Time, all []cloud.Instance, complete bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == nil {
+		s.of = map[string]sighting{}
+	}
+	for _, i := range all {
+		if i.Zone != "" {
+			s.of[i.ID] = sighting{i.Zone, now}
+		}
+	}
+	if complete {
+		maps.DeleteFunc(s.of, func(_ string, last sighting) bool { return now.Sub(last.at) > rememberedFor })
+	}
+}
+
+// zones returns the zones that are known, by instance ID.
+func (s *sightings) zones() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[string]string, len(s.of))
+	for id, last := range s.of {
+		all[id] = last.zone
+	}
+	return all
+}
+
+// byZone groups IDs by their zones. IDs without a zone are in the group "".
+func byZone(ids []string, zones map[string]string) map[string][]string {
+	groups := map[string][]string{}
+	for _, id := range ids {
+		groups[zones[id]] = append(groups[zones[id]], id)
+	}
+	return groups
+}
+
+// List implements cloud.Cloud.
+func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
+	if owner == "" {
+		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
+	}
+	list, err := c.list(ctx, owner)
+	if err != nil {
+		return cloud.Listing{}, fmt.Errorf("list the instances of %s: %w", owner, err)
+	}
+	return list, nil
+}
+
+func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
+	of := filter("tag:"+cloud.TagOwner, owner)
+	// An impaired endpoint answers late rather than with an error.
+	some, cancel := partOf(ctx, 3)
+	all, whole := c.describe(some, &ec2.DescribeInstancesInput{Filters: []types.Filter{of, living}, MaxResults: aws.Int32(pageSize)})
+	cancel()
+	if whole == nil {
+		c.seen.note(c.cfg.Clock.Now(), all, true)
+		return cloud.Listing{Instances: all}, nil
+	}
+	if !mayBeZones(ctx, whole) {
+		return cloud.Listing{}, whole
+	}
+	some, cancel = partOf(ctx, 2)
+	zones, err := c.interfaces(some, of)
+	cancel()
+	if err != nil {
+		return cloud.Listing{}, errors.Join(whole, err)
+	}
+	for id, zone := range c.seen.zones() { // an interface may be missing in that list
+		if zones[id] == "" {
+			zones[id] = zone
+		}
+	}
+	groups := byZone(slices.Sorted(maps.Keys(zones)), zones)
+	all, failed, err := c.inZones(ctx, groups)
+	switch {
+	case err != nil:
+		return cloud.Listing{}, err
+	case len(failed) == len(groups) && len(groups) > 0:
+		return cloud.Listing{}, whole
+	}
+	list := cloud.Listing{Missing: failed}
+	for _, i := range all {
+		// As the filters of the whole list: a call with IDs shows instances that have ended, and those of others.
+		if i.Tags[cloud.TagOwner] == owner && i.State != cloud.Gone && i.State != cloud.Unknown {
+			list.Instances = append(list.Instances, i)
+		}
+	}
+	return list, nil
+}
+
+// mayBeZones reports whether a call may have failed by what is wrong with a zone.
+func mayBeZones(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && cloud.CauseOf(err) == "" && !errors.Is(err, errTooLong)
+}
+
+// partOf returns a context with a share of the time that is left, so that a call that hangs leaves time for the next.
+func partOf(ctx context.Context, shares int) (context.Context, context.CancelFunc) {
+	end, has := ctx.Deadline()
+	if !has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
+}
+
+// Describe implements cloud.Cloud.
+func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+	known, unseen := map[string]cloud.Instance{}, map[string]bool{}
+	for some := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(ids))), idsCall) {
+		found, silent, err := c.find(ctx, some)
+		if err != nil {
+			return nil, fmt.Errorf("describe %d instances: %w", len(ids), err)
+		}
+		for _, i := range found {
+			known[i.ID] = i
+		}
+		for _, id := range silent {
+			unseen[id] = true
+		}
+	}
+	var answer []cloud.Instance
+	for _, id := range ids {
+		i, ok := known[id]
+		switch {
+		case !ok && unseen[id]: // it may be in a zone that does not answer
+			i = cloud.Instance{ID: id}
+		case !ok:
+			i = cloud.Instance{ID: id, State: cloud.Unknown}
+		}
+		i.Tags = maps.Clone(i.Tags) // an ID may be asked for twice
+		answer = append(answer, i)
+	}
+	return answer, nil
+}
+
+// find returns the instances with these IDs, and the IDs for which nothing answers.
+func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance, silent []string, err error) {
+	some, cancel := partOf(ctx, 3)
+	found, whole := c.named(some, ids)
+	cancel()
+	if whole == nil {
+		return found, nil, nil
+	}
+	if !mayBeZones(ctx, whole) {
+		return nil, nil, whole
+	}
+	zones := c.seen.zones()
+	if lost := byZone(ids, zones)[""]; len(lost) > 0 {
+		some, cancel = partOf(ctx, 3)
+		placed, err := c.interfaces(some, filter("attachment.instance-id", lost...))
+		cancel()
+		if err != nil {
+			c.cfg.Log.Warn("read the zones of instances from their network interfaces", "instances", len(lost), "err", err)
+		}
+		maps.Copy(zones, placed)
+	}
+	groups := byZone(ids, zones)
+	found, failed, err := c.inZones(ctx, groups)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case len(failed) == len(groups):
+		return nil, nil, whole
+	}
+	for _, zone := range failed {
+		silent = append(silent, groups[zone]...)
+	}
+	// An ID without a known zone may be in the zone that does not answer.
+	silent = append(silent, groups[""]...)
+	return found, silent, nil
+}
+
+// inZones reads instances by their IDs, zone by zone. It returns the zones that fail, and an error if EC2 says that the fault
+// is not a zone's.
+func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found []cloud.Instance, failed []string, err error) {
+	zones := slices.Sorted(maps.Keys(groups))
+	for i, zone := range zones {
+		some, cancel := partOf(ctx, len(zones)-i)
+		all, err := c.named(some, groups[zone])
+		cancel()
+		switch {
+		case err == nil:
+			found = append(found, all...)
+			continue
+		case !mayBeZones(ctx, err):
+			return nil, nil, err
+		}
+		c.cfg.Log.Warn("read the instances of a zone", "zone", zone, "instances", len(groups[zone]), "err", err)
+		failed = append(failed, zone)
+	}
+	return found, failed, nil
+}
+
+// named reads the instances with these IDs, some in each call.
+func (c *Cloud) named(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
+	for some := range slices.Chunk(ids, idsCall) {
+		found, err := c.together(ctx, some)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// instanceIDs finds the IDs in a message of EC2.
+var instanceIDs = regexp.MustCompile(`i-[0-9a-f]+`)
+
+// together reads the instances with these IDs in one call, if EC2 knows all of them. EC2 refuses a call that names an ID
+// which it does not know, and its message names these: "The instance IDs 'i-…, i-…' do not exist". (Sources: moto,
+// tests/test_ec2/test_instances.py; a lambda of ClickHouse's CI reads the message.) Kip asks for the others. If the message names
+// none of them, Kip halves the call.
+func (c *Cloud) together(ctx context.Context, ids []string) ([]cloud.Instance, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	found, err := c.describe(ctx, &ec2.DescribeInstancesInput{InstanceIds: ids}) // which has no pages
+	switch {
+	case codeOf(err) != codeNoInstance:
+		c.seen.note(c.cfg.Clock.Now(), found, false)
+		return found, err
+	case len(ids) == 1:
+		return nil, nil
+	}
+	var unknown []string
+	if said, is := errors.AsType[smithy.APIError](err); is {
+		unknown = instanceIDs.FindAllString(said.ErrorMessage(), -1) // all of it: Kip cuts what it logs
+	}
+	known := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return slices.Contains(unknown, id) })
+	if len(known) < len(ids) {
+		return c.together(ctx, known)
+	}
+	half := len(ids) / 2
+	first, err := c.together(ctx, ids[:half])
+	if err != nil {
+		return nil, err
+	}
+	second, err := c.together(ctx, ids[half:])
+	return append(first, second...), err
+}
+
+// describe reads all pages of a call.
+func (c *Cloud) describe(ctx context.Context, in *ec2.DescribeInstancesInput) (all []cloud.Instance, err error) {
+	err = eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
+		for _, r := range page.Reservations {
+			for _, i := range r.Instances {
+				all = append(all, instanceOf(i))
+			}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// interfaces returns the zones of instances by their IDs, from the network interfaces that match.
+func (c *Cloud) interfaces(ctx context.Context, by types.Filter) (map[string]string, error) {
+	zones := map[string]string{}
+	pages := ec2.NewDescribeNetworkInterfacesPaginator(c.api, &ec2.DescribeNetworkInterfacesInput{
+		Filters:    []types.Filter{by},
+		MaxResults: aws.Int32(pageSize),
+	})
+	err := eachPage(ctx, pages, func(page *ec2.DescribeNetworkInterfacesOutput) {
+		for _, i := range page.NetworkInterfaces {
+			if i.Attachment != nil && i.Attachment.InstanceId != nil {
+				zones[*i.Attachment.InstanceId] = aws.ToString(i.AvailabilityZone)
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read network interfaces: %w", err)
+	}
+	return zones, nil
+}

@@ -1,0 +1,198 @@
+package aws
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// inBothZones launches instances in each zone, and returns their IDs by zone.
+func inBothZones(t *testing.T, c *Cloud, n int) map[string][]string {
+	t.Helper()
+	there := request("b", n)
+	there.Zone, there.Subnet = "us-east-1b", privateSubnet
+	ids := map[string][]string{}
+	for _, r := range []cloud.LaunchRequest{request("a", n), there} {
+		got, err := c.Launch(t.Context(), r).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range got {
+			ids[r.Zone] = append(ids[r.Zone], i.ID)
+		}
+	}
+	return ids
+}
+
+// disrupt gives zones a service disruption, and ends those before.
+func disrupt(t *testing.T, model *ec2.Model, zones ...string) {
+	t.Helper()
+	if err := model.Machines().Change(func(k *sim.Knobs) { k.BlindZones = zones }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// statesOf are what a description says of each ID.
+func statesOf(t *testing.T, c *Cloud, ids ...string) (all []cloud.State) {
+	t.Helper()
+	got, err := c.Describe(t.Context(), ids...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, i := range got {
+		if i.ID != ids[n] {
+			t.Errorf("answer %d is of %s, want %s", n, i.ID, ids[n])
+		}
+		all = append(all, i.State)
+	}
+	return all
+}
+
+// A Kip that has begun during the disruption knows no zone of an instance from before.
+func TestADisruptionOfAZoneHidesNoInstanceOfAnother(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	before := open(t, settings(url))
+	ids := inBothZones(t, before, 3)
+	a, b := ids["us-east-1a"], ids["us-east-1b"]
+	if _, err := before.List(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	disrupt(t, model, "us-east-1a")
+	if err := before.Terminate(t.Context(), b[0]).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]*Cloud{"one from before": before, "a new one": open(t, settings(url))} {
+		list, err := c.List(t.Context(), owner)
+		if err != nil || !slices.Equal(list.Missing, []string{"us-east-1a"}) || !list.Covers("us-east-1b") {
+			t.Errorf("%s: the list lacks %v, %v: want us-east-1a alone", what, list.Missing, err)
+		}
+		var listed []string
+		for _, i := range list.Instances {
+			listed = append(listed, i.ID)
+		}
+		slices.Sort(listed)
+		if want := slices.Sorted(slices.Values(b[1:])); !slices.Equal(listed, want) {
+			t.Errorf("%s: it lists %v, want %v", what, listed, want)
+		}
+		if got := statesOf(t, c, a[0], b[1], a[1], b[2]); !slices.Equal(got, []cloud.State{"", cloud.Running, "", cloud.Running}) {
+			t.Errorf("%s: of a, b, a and b it says %q", what, got)
+		}
+	}
+	// Only one that has seen the ended instance knows that EC2 answers for its zone.
+	if got := statesOf(t, before, a[0], b[0]); !slices.Equal(got, []cloud.State{"", cloud.Gone}) {
+		t.Errorf("of one in the zone, and of one that has ended in the other, it says %q", got)
+	}
+	// An ID that nobody can place may be in the zone.
+	if got := statesOf(t, before, a[0], "i-0123456789abcdef0"); !slices.Equal(got, []cloud.State{"", ""}) {
+		t.Errorf("of one in the zone, and of an unknown one, it says %q", got)
+	}
+	disrupt(t, model)
+	if list, err := before.List(t.Context(), owner); err != nil || !list.Complete() || len(list.Instances) != 5 {
+		t.Errorf("after it: %d, %v, %v: want all 5", len(list.Instances), list.Missing, err)
+	}
+}
+
+// Without them nobody knows which instances there are.
+func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	inBothZones(t, c, 1)
+	disrupt(t, model, "us-east-1a")
+	model.Machines().FailNth(sim.KindListParts, 1, sim.Fault{Before: errors.New("InternalError")})
+	if list, err := c.List(t.Context(), owner); err == nil {
+		t.Errorf("the list is %+v", list)
+	}
+	if list, err := c.List(t.Context(), owner); err != nil || list.Complete() {
+		t.Errorf("once the interfaces are told: %+v, %v", list, err)
+	}
+}
+
+// What EC2 says of the account is no fault of a zone: launches leave alone a zone that a list lacks.
+func TestAThrottledDescriptionIsNoFaultOfAZone(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	calls := 0
+	_, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PostForm.Has("InstanceId.1") {
+			if calls++; calls == 2 {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				fmt.Fprint(w, "<Response><Errors><Error><Code>RequestLimitExceeded</Code></Error></Errors></Response>")
+				return
+			}
+		}
+		model.ServeHTTP(w, r)
+	}))
+	c := open(t, settings(url))
+	inBothZones(t, c, 1)
+	disrupt(t, model, "us-east-1b")
+	if list, err := c.List(t.Context(), owner); !errors.Is(err, cloud.ErrThrottled) {
+		t.Errorf("%+v, %v: want ErrThrottled", list, err)
+	}
+}
+
+// EC2 refuses the whole call, and names those that it does not know, or perhaps not.
+func TestInstancesThatEC2DoesNotKnowHideNoOthers(t *testing.T) {
+	for what, tc := range map[string]struct {
+		rewrite func(string) string
+		most    int // calls
+	}{
+		"named":     {func(s string) string { return s }, 2},
+		"not named": {func(string) string { return "Some instance IDs do not exist" }, 15},
+		"cut off": {func(s string) string {
+			first, _, more := strings.Cut(s, ",")
+			if !more {
+				return s
+			}
+			return first + "' do not exist"
+		}, 3},
+	} {
+		model, _ := serve(t, anAccount(sim.Knobs{}))
+		h, url := eavesdrop(t, rewriting(t, model, tc.rewrite))
+		c := open(t, settings(url))
+		got, err := c.Launch(t.Context(), request("t", 5)).All()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := []string{got[0].ID, "i-00000000000000001", got[1].ID, got[2].ID, "i-00000000000000002", got[3].ID, got[4].ID, got[0].ID}
+		runs, unknown := cloud.Running, cloud.Unknown
+		want := []cloud.State{runs, unknown, runs, runs, unknown, runs, runs, runs}
+		if states := statesOf(t, c, ids...); !slices.Equal(states, want) {
+			t.Errorf("%s: it says %q, want %q", what, states, want)
+		}
+		if n := len(h.of("DescribeInstances")); n > tc.most {
+			t.Errorf("%s: after %d calls, want at most %d", what, n, tc.most)
+		}
+	}
+}
+
+// answer is one that is written again.
+type answer struct {
+	http.ResponseWriter
+	text strings.Builder
+	code int
+}
+
+func (a *answer) Write(b []byte) (int, error) { return a.text.Write(b) }
+func (a *answer) WriteHeader(code int)        { a.code = code }
+
+// rewriting changes the messages of an API's refusals.
+func rewriting(t *testing.T, api http.Handler, rewrite func(string) string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := &answer{ResponseWriter: w, code: http.StatusOK}
+		api.ServeHTTP(a, r)
+		text := a.text.String()
+		if begin, after, is := strings.Cut(text, "<Message>"); is && a.code == http.StatusBadRequest {
+			message, end, _ := strings.Cut(after, "</Message>")
+			text = begin + "<Message>" + rewrite(message) + "</Message>" + end
+		}
+		w.WriteHeader(a.code)
+		if _, err := fmt.Fprint(w, text); err != nil {
+			t.Error(err)
+		}
+	})
+}
