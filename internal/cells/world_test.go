@@ -258,7 +258,9 @@ type world struct {
 	events []string
 	phases map[string][]apiv1.Phase // by pod
 	cooled []string
-	waker  chan struct{}
+	// refused are the answers for which offers were cooled.
+	refused []error
+	waker   chan struct{}
 }
 
 func newWorld(t *testing.T) *world {
@@ -401,8 +403,8 @@ func (w *world) CellInterrupted(c Cell) {
 	w.note(func() { w.events = append(w.events, "interrupted "+c.Pod.Name) })
 }
 
-func (w *world) Mark(o Offer, _ error) {
-	w.note(func() { w.cooled = append(w.cooled, o.InstanceType) })
+func (w *world) Mark(o Offer, answer error) {
+	w.note(func() { w.cooled, w.refused = append(w.cooled, o.InstanceType), append(w.refused, answer) })
 }
 
 func (*world) Unavailable(Offer) bool { return false }
