@@ -75,6 +75,7 @@ cells:
   - {instanceType: m5.large, dedicated: true, stopped: true}
   maxAttempts: 7
   interruptionPenalty: 25
+  spotSpread: 5
   cloudInitFile: /etc/kip/cloudinit.yaml
   itzo:
     version: v1.0.1
@@ -179,6 +180,7 @@ func TestDefaults(t *testing.T) {
 			ReservedMemory:      resource.MustParse("64Mi"),
 			MaxAttempts:         5,
 			InterruptionPenalty: 10,
+			SpotSpread:          10,
 			StatusInterval:      5 * time.Second,
 			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi")},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
@@ -228,6 +230,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			MaxAttempts:         7,
 			CloudInitFile:       "/etc/kip/cloudinit.yaml",
 			InterruptionPenalty: 25,
+			SpotSpread:          5,
 			Itzo: Itzo{
 				Version: "v1.0.1",
 				URL:     "https://example.com/itzo",
@@ -663,6 +666,8 @@ func TestErrors(t *testing.T) {
 			`p.yaml:2: cells.standbyCells[0].zone: "us-west1-b" is not valid: want us-west1-a, which is cloud.gce.zone`},
 		{"a penalty above all", least + "  interruptionPenalty: 101",
 			`p.yaml:5: cells.interruptionPenalty: "101" is not valid: want 0 to 100`},
+		{"spread over more than double", least + "  spotSpread: 101",
+			`p.yaml:5: cells.spotSpread: "101" is not valid: want 0 to 100`},
 		{"fewer attempts than none", least + "  maxAttempts: -1",
 			`p.yaml:5: cells.maxAttempts: "-1" is not valid: want 0, for no bound, or more`},
 		{"empty security group", least + "  extraSecurityGroups: [sg-1, '']",

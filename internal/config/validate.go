@@ -401,6 +401,7 @@ func (d *decoder) cells(c *Cells) {
 	d.check(c.DefaultVolumeSize.Cmp(resource.MustParse("1Gi")) >= 0, "cells.defaultVolumeSize", c.DefaultVolumeSize.String(), "at least 1Gi")
 	d.check(c.InterruptionPenalty >= 0 && c.InterruptionPenalty <= 100, "cells.interruptionPenalty",
 		fmt.Sprint(c.InterruptionPenalty), "0 to 100")
+	d.check(c.SpotSpread >= 0 && c.SpotSpread <= 100, "cells.spotSpread", fmt.Sprint(c.SpotSpread), "0 to 100")
 	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
 	for _, key := range slices.Sorted(maps.Keys(c.CellConfig)) {
 		d.bad("cells.cellConfig."+key, "it has no effect any more: want none; %s", insteadOf(key))

@@ -291,6 +291,7 @@ func (l *leading) openShop(ctx context.Context) error {
 			ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 			DefaultDiskBytes:    l.cfg.Cells.DefaultVolumeSize.Value(),
 			PrivateIPOnly:       l.cfg.Cells.PrivateIPOnly,
+			SpotSpread:          float64(l.cfg.Cells.SpotSpread) / 100,
 			Rates:               rates,
 		},
 		Data:  l.data,

@@ -47,6 +47,9 @@ type Config struct {
 	LaunchTypes []LaunchType
 	// Seller is whose types are in the catalogue, for people; "" for this cloud.
 	Seller string
+	// SpotSpread is how much dearer than the cheapest, as a share, spot offerings may be over which pods are
+	// spread; 0 for the cheapest alone.
+	SpotSpread float64
 	// Rates are what is paid beside a machine; nil for nothing.
 	Rates *catalog.Rates
 	// PrivateIPOnly says that machines have no public address, where a pod does not say.
@@ -348,9 +351,9 @@ func (p *Placer) nearest(name string) string {
 
 // Candidates returns the offerings that a pod can be launched on, cheapest first
 // (of equal cost: the smaller type, then by name, zone and subnet), at most
-// MaxCandidates. Where a pod names several launch types, all candidates of the first
-// come before those of the next. What unavailable reports to have no capacity is left
-// out; nil leaves nothing out.
+// MaxCandidates. Of spot the first are spread, as Config.SpotSpread says. Where a pod
+// names several launch types, all candidates of the first come before those of the next.
+// What unavailable reports to have no capacity is left out; nil leaves nothing out.
 //
 // The errors are *InvalidAnnotationError (several may be joined),
 // *UnplaceableError and *NoCapacityError.
@@ -380,6 +383,8 @@ func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(capacity.Offering)
 // choice is all that a pod says about its machine, ready to be compared.
 type choice struct {
 	*Placer
+	// uid is the pod's; "" for one that there is not yet.
+	uid string
 	// markets are where the types are offered as the pod wants to be launched, in
 	// its order of preference.
 	markets []*market
@@ -431,6 +436,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	}
 	c := &choice{
 		Placer:       p,
+		uid:          string(pod.UID),
 		markets:      p.byDefault,
 		need:         needOf(pod),
 		only:         -1,
@@ -775,7 +781,10 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 			fallback = f.market.launchType.words() + ", the fall-back from " + either(launchTypes(c.markets[:i]),
 				func(t LaunchType) string { return string(t) }) + ": "
 		}
-		out = c.write(out, f, fallback)
+		first := len(out)
+		if out = c.write(out, f, fallback); f.market.launchType == Spot {
+			spread(out[first:], c.config.SpotSpread, c.uid)
+		}
 	}
 	return out
 }

@@ -80,7 +80,9 @@ func report() (string, error) {
 	w.line("  promises, and keeps 128 MiB for itself. CPU above a burstable type's baseline is paid for all the time that a pod runs.")
 	w.line("- Fargate's prices are those of Linux in us-east-1, March 2026, for the smallest of its sizes that has as much as the pod asks for.")
 	w.line("  On EKS, Fargate adds 256 MiB to each pod, which may be the next size: that is left out, to its advantage.")
-	w.line("- A cluster's control plane, traffic, and people's time are left out everywhere.\n")
+	w.line("- A cluster's control plane, traffic, and people's time are left out everywhere.")
+	w.line("- Spot is left out. Kip [spreads it](placement.md#spot-is-spread) over pools that cost up to `cells.spotSpread` percent more than the")
+	w.line("  cheapest, by default 10, so that fewer cells are taken back at once.\n")
 	w.line("What your own cells have cost is told by [`kipctl cost`](kipctl.md#what-did-it-cost), what your manifests would cost by")
 	w.line("[`kipctl price`](kipctl.md#what-will-it-cost).\n")
 	if err := w.fargate(amd, arm); err != nil {
