@@ -416,6 +416,9 @@ func (m *Model) exists(l *launch, image, instanceType string, groups []string) e
 	if err := m.boots(l.image, instanceType); err != nil {
 		return err
 	}
+	if err := l.bootsThere(); err != nil {
+		return err
+	}
 	if name := roleOf(l.profile); name != "" && m.cfg.Profiles != nil && !slices.Contains(m.cfg.Profiles, name) {
 		return bad("InvalidParameterValue", "Value (%s) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name", l.profile)
 	}
@@ -457,6 +460,15 @@ func (m *Model) boots(i Image, instanceType string) error {
 		if !slices.Contains(bootModes(m.cfg.Sim.Catalogue[n]), i.BootMode) {
 			return bad("InvalidParameterValue", "The %s instance type does not support an AMI with a boot mode of %s.", instanceType, i.BootMode)
 		}
+	}
+	return nil
+}
+
+// bootsThere refuses x86 machines that do not boot in a zone: "UEFI boot is not supported in Wavelength Zones" (EC2 User Guide,
+// "Instance launch behavior with Amazon EC2 boot modes"). No source says how EC2 answers.
+func (l *launch) bootsThere() error {
+	if l.subnet.ZoneType == "wavelength-zone" && l.image.BootMode == "uefi" && cmp.Or(l.image.Architecture, "x86_64") == "x86_64" {
+		return bad("Unsupported", "The requested configuration is currently not supported: the boot mode uefi in zone %s", l.subnet.Zone)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"encoding/xml"
 	"fmt"
 	"slices"
@@ -44,6 +45,7 @@ type subnetXML struct {
 	VPC     string `xml:"vpcId"`
 	Zone    string `xml:"availabilityZone"`
 	Default bool   `xml:"defaultForAz"`
+	Outpost string `xml:"outpostArn,omitempty"`
 
 	Tags []tagXML `xml:"tagSet>item"`
 }
@@ -81,6 +83,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 			VPC:     s.VPC,
 			Zone:    s.Zone,
 			Default: s.Default,
+			Outpost: s.Outpost,
 			Tags:    tagSet(s.Tags),
 		}
 		if wanted.match(func(name string) []string {
@@ -100,6 +103,7 @@ type zoneXML struct {
 	Name   string `xml:"zoneName"`
 	State  string `xml:"zoneState"`
 	Region string `xml:"regionName"`
+	Type   string `xml:"zoneType"`
 }
 
 func (m *Model) describeAvailabilityZones(r *request) (any, error) {
@@ -110,13 +114,13 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 	if dry {
 		return nil, dryRun
 	}
-	zones := map[string]bool{}
+	zones := map[string]string{}
 	for _, s := range m.Subnets() {
-		zones[s.Zone] = true
+		zones[s.Zone] = cmp.Or(s.ZoneType, "availability-zone")
 	}
 	var all []zoneXML
 	for _, z := range sortedKeys(zones) {
-		all = append(all, zoneXML{z, "available", m.cfg.Region})
+		all = append(all, zoneXML{z, "available", m.cfg.Region, zones[z]})
 	}
 	return list("availabilityZoneInfo", all), nil
 }

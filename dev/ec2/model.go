@@ -99,6 +99,10 @@ type Subnet struct {
 	Fragmented bool
 	// Default says that it is that of its zone in the account's default VPC.
 	Default bool
+	// ZoneType is that of its zone: availability-zone when empty, local-zone or wavelength-zone.
+	ZoneType string
+	// Outpost is the ARN of the Outpost that it is on.
+	Outpost string
 	Tags    map[string]string
 }
 

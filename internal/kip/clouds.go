@@ -64,6 +64,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		CPUCredits:      a.CPUCredits,
 		Dedicated:       cfg.Cells.MayBeDedicated(),
 		SubnetTags:      a.SubnetTags,
+		Image:           cfg.Cells.BootImageSpec,
 		Reservations:    aws.Choice(a.CapacityReservations),
 		Hosts:           aws.Choice(a.DedicatedHosts),
 		ImageRole:       a.ECR.RoleARN,

@@ -72,6 +72,10 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 		return nil, err
 	}
 	dedicated := c.dedicatedPrices(ctx)
+	out, err := c.withoutUEFI(ctx, n)
+	if err != nil {
+		return nil, err
+	}
 	ids := slices.Sorted(maps.Keys(n.subnets))
 	for i := range kinds {
 		t := &kinds[i]
@@ -79,7 +83,7 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 		t.PricesTold = price.told
 		for _, id := range ids {
 			zone := n.subnets[id].zone
-			if !offered[sold{t.Name, zone}] {
+			if _, no := out[id]; !offered[sold{t.Name, zone}] || no && t.Arch == archX86 {
 				continue
 			}
 			t.Offerings = append(t.Offerings, catalog.Offering{
@@ -107,7 +111,7 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 			}
 		}
 	}
-	return kinds, nil
+	return kinds, c.unusable(n, out, kinds)
 }
 
 // architectures are EC2's, in Kubernetes' words. Macs have others.

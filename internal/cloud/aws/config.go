@@ -57,6 +57,8 @@ type Config struct {
 	// SubnetTags are what the subnets of the cells are tagged with, in place of Subnets; all of
 	// VPC if that is set. A value may have * and ?, as EC2's filters have.
 	SubnetTags map[string]string
+	// Image is what cells boot, as in cloud.Options: nothing is offered where it does not boot.
+	Image map[string]string
 	// Reservations are the capacity reservations, Capacity Blocks among them, and Hosts the Dedicated
 	// Hosts, into and onto which cells are launched first.
 	Reservations, Hosts Choice

@@ -20,13 +20,13 @@ import (
 type network struct {
 	vpc     string
 	subnets map[string]subnet
-	zones   []string // of the region, those without a subnet included
 }
 
 type subnet struct {
 	zone string
 	// public says that it has a route to an internet gateway.
 	public bool
+	site   site
 }
 
 // where returns the network, which is read once until the next catalogue.
@@ -92,8 +92,11 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	if err != nil {
 		return nil, classify(err, cloud.Scope{})
 	}
-	for _, z := range zones.AvailabilityZones {
-		n.zones = append(n.zones, aws.ToString(z.ZoneName))
+	for _, s := range all {
+		id := aws.ToString(s.SubnetId)
+		in := n.subnets[id]
+		in.site = siteOf(s, zones.AvailabilityZones)
+		n.subnets[id] = in
 	}
 	return n, nil
 }
@@ -198,6 +201,7 @@ type image struct {
 	gib        int32 // the least size of its disk
 	kips       bool  // it is Kip's own, as its tags say
 	bios       bool  // it boots by a BIOS alone
+	uefi       bool  // it boots by UEFI alone
 }
 
 // tagKipImage is what a published image of Kip's has, as images.TagArch says. Accounts do
@@ -247,6 +251,7 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 		id:         *newest.ImageId,
 		rootDevice: aws.ToString(newest.RootDeviceName),
 		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
+		uefi:       newest.BootMode == types.BootModeValuesUefi,
 	}
 	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
 	for _, d := range newest.BlockDeviceMappings {

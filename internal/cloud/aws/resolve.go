@@ -56,6 +56,9 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 			" has the boot mode legacy-bios, and %s boots by UEFI alone: want an image with the boot mode uefi or uefi-preferred",
 			boot.id, s.InstanceType))
 	}
+	if err := c.notThere(s, in, boot); err != nil {
+		return cloud.Resolved{}, err
+	}
 	if s.Login && boot.kips {
 		return cloud.Resolved{}, cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf("nobody can log in on image %s, which is Kip's own,"+
 			" and cells.cloudInitFile has users or their keys: want none, or an image of your own", boot.id))
