@@ -21,11 +21,15 @@ import (
 )
 
 const (
-	// serviceLimit bounds one cloud's metadata service as a whole: it is on the host.
-	serviceLimit = 30 * time.Second
-	// answerLimit bounds one answer, and retryPause is how long a failed one is waited on.
+	// serviceLimit bounds one cloud's metadata service as a whole. It is on the host, and may come up after
+	// the machine: cloud-init waits as long for EC2's (url_max_wait in DataSourceEc2.py), and Azure's is
+	// away for 70 seconds while it is updated ("Errors and debugging" in the page of its service).
+	serviceLimit = 240 * time.Second
+	// answerLimit bounds one answer. retryPause is how long the first one that failed is waited on, and
+	// mostPause the longest: Azure's takes 5 questions a second.
 	answerLimit = 5 * time.Second
 	retryPause  = 250 * time.Millisecond
+	mostPause   = 2 * time.Second
 )
 
 // Addresses of the services. All three clouds have the first; Azure tells the other
@@ -76,6 +80,8 @@ const ec2Name = "EC2's metadata service"
 
 func sources(sys, dev string, mount func(string) (string, func() error, error), metadata, wire string) []Source {
 	c := &service{client: Client(answerLimit), metadata: metadata, wire: wire}
+	azure := *c
+	azure.notYet = azureNotYet
 	dmi := func(field, value string) func() (bool, error) {
 		return func() (bool, error) {
 			b, err := os.ReadFile(filepath.Join(sys, "class/dmi/id", field))
@@ -122,8 +128,8 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 			Network: true,
 			Limit:   serviceLimit,
 			Here:    dmi("chassis_asset_tag", azureTag),
-			Fetch:   c.azure,
-			Ready:   c.ready,
+			Fetch:   azure.azure,
+			Ready:   azure.ready,
 		},
 		noCloud(sys, dev, mount),
 	}
@@ -133,7 +139,14 @@ func sources(sys, dev string, mount func(string) (string, func() error, error), 
 type service struct {
 	client         *http.Client
 	metadata, wire string
+	// notYet are answers by which the service says that it is not ready, besides those of each.
+	notYet []int
 }
+
+// azureNotYet are those that Azure gives while its services are not ready, where others mean that there is
+// nothing: cloud-init and Ignition ask again (retry_codes in cloudinit/sources/azure/imds.py,
+// https://github.com/coreos/ignition/pull/1807).
+var azureNotYet = []int{http.StatusNotFound, http.StatusGone}
 
 // errNone is that of what a service does not have.
 var errNone = errors.New("the service has none")
@@ -141,12 +154,12 @@ var errNone = errors.New("the service has none")
 // ask sends one request until it is answered or ctx ends: a service may come up after
 // the machine. What the service refuses is not asked again.
 func (s *service) ask(ctx context.Context, method, url string, headers map[string]string, body []byte, limit int64) ([]byte, error) {
-	for {
+	for pause := retryPause; ; pause = min(2*pause, mostPause) {
 		b, again, err := s.once(ctx, method, url, headers, body, limit)
 		if err == nil || !again {
 			return b, err
 		}
-		timer := time.NewTimer(retryPause)
+		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -172,6 +185,8 @@ func (s *service) once(ctx context.Context, method, url string, headers map[stri
 	}
 	defer resp.Body.Close()
 	switch {
+	case slices.Contains(s.notYet, resp.StatusCode):
+		return nil, true, fmt.Errorf("%s: %s", url, resp.Status)
 	case resp.StatusCode == http.StatusNotFound:
 		return nil, false, fmt.Errorf("%s: %w", url, errNone)
 	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:

@@ -252,6 +252,41 @@ func TestAzureIsToldThatTheMachineWorks(t *testing.T) {
 	}
 }
 
+// Azure says while its services begin what others say of what they do not have.
+func TestAzureIsAskedUntilItsServicesAreReady(t *testing.T) {
+	const documentAt, wanted, told = "/metadata/instance/compute/userData", "/machine/goalstate", "/machine/health"
+	notYet := map[string][]int{
+		documentAt: {http.StatusNotFound, http.StatusGone, http.StatusTooManyRequests}, wanted: {http.StatusGone}, told: {http.StatusNotFound},
+	}
+	reports := 0
+	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		at := r.URL.Path + r.URL.Query().Get("comp")
+		if codes := notYet[at]; len(codes) > 0 {
+			notYet[at] = codes[1:]
+			w.WriteHeader(codes[0])
+			return
+		}
+		switch at {
+		case documentAt:
+			_, _ = io.WriteString(w, base64.StdEncoding.EncodeToString([]byte(document)))
+		case "/metadata/instance/compute/name":
+			_, _ = io.WriteString(w, "cell-1")
+		case wanted:
+			_, _ = io.WriteString(w, "<GoalState><Incarnation>1</Incarnation></GoalState>")
+		case told:
+			reports++
+		}
+	}))
+	defer service.Close()
+	s, d, err := newMachine(t, map[string]string{"class/dmi/id/chassis_asset_tag": azureTag}).get(service.URL)
+	if err != nil || string(d.Document) != document || d.Hostname != "cell-1" {
+		t.Errorf("the user data is %+v (%v)", d, err)
+	}
+	if err := s.Ready(t.Context()); err != nil || reports != 1 {
+		t.Errorf("Azure is told %d times that the machine works: %v", reports, err)
+	}
+}
+
 func TestAServiceThatRefusesIsNotAskedAgain(t *testing.T) {
 	for status, want := range map[int]string{
 		http.StatusNotFound: "the service has none", http.StatusUnauthorized: "401", http.StatusForbidden: "403",
@@ -292,7 +327,8 @@ func TestASourceHasATimeLimit(t *testing.T) {
 		t.Errorf("a source that hears nothing: %v", err)
 	}
 	for _, s := range sources("/sys", "/dev", mountSeed, Metadata, wire) {
-		if s.Limit <= 0 || s.Limit > time.Minute {
+		// A machine that has not joined after 10 minutes is ended.
+		if s.Limit <= 0 || s.Limit > 5*time.Minute || s.Network && s.Limit < 70*time.Second {
 			t.Errorf("%s has the limit %v", s.Name, s.Limit)
 		}
 	}
