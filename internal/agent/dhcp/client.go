@@ -78,7 +78,8 @@ func (c *Client) options() map[byte][]byte {
 		optClient:  append([]byte{ethernet}, c.Hardware...),
 		optMaxSize: {maxBytes >> 8, maxBytes & 0xff},
 		optWanted: {
-			optMask, optRouter, optDNS, optHostname, optDomain, optMTU, optNTP, optLifetime, optServer, optRenew, optRoutes,
+			optMask, optRouter, optDNS, optHostname, optDomain, optMTU, optNTP, optLifetime, optServer, optRenew, optSearch,
+			optRoutes,
 		},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ var want = Lease{
 	DNS:      []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")},
 	NTP:      []netip.Addr{netip.MustParseAddr("169.254.169.123")},
 	Hostname: "ip-10-1-2-3",
-	Domain:   "ec2.internal",
+	Search:   []string{"ec2.internal"},
 	MTU:      9001,
 	Server:   netip.MustParseAddr("10.1.0.1"),
 	Lifetime: time.Hour,
@@ -256,7 +257,7 @@ func TestWhatMakesNoSenseIsNoLease(t *testing.T) {
 		"a cut route":          {optRoutes, []byte{24, 10, 0}, "routes of a DHCP lease end"},
 		"a route of 40 bits":   {optRoutes, []byte{40, 1, 2, 3, 4, 5, 6, 7, 8, 9}, "routes of a DHCP lease end"},
 		"a name with a line":   {optHostname, []byte("a\nb"), ""},
-		"a name with a space":  {optDomain, []byte("a b"), ""},
+		"a domain with a line": {optDomain, []byte("a\nb; c"), ""},
 		"an MTU below IPv4's":  {optMTU, []byte{0, 68}, ""},
 		"an MTU of one byte":   {optMTU, []byte{5}, ""},
 		"a renewal after all":  {optRenew, []byte{0, 1, 0, 0}, ""},
@@ -275,10 +276,48 @@ func TestWhatMakesNoSenseIsNoLease(t *testing.T) {
 			}
 			continue
 		}
-		same := l.Hostname+l.Domain == want.Hostname+want.Domain && l.MTU == want.MTU && l.Lifetime == want.Lifetime
+		same := l.Hostname == want.Hostname && slices.Equal(l.Search, want.Search) && l.MTU == want.MTU && l.Lifetime == want.Lifetime
 		if err != nil || same != (tc.option == optRenew) || l.Renew > l.Lifetime {
 			t.Errorf("%s: %+v (%v)", name, l, err)
 		}
+	}
+}
+
+// AWS lets an option set name several domains for machines with Linux, and Google Cloud tells those of its
+// projects by option 119.
+func TestTheDomainsInWhichNamesAreLookedFor(t *testing.T) {
+	const a, b = "\x01a\x07example\x03com\x00", "\x02bb\xc0\x02" // a.example.com, bb.example.com
+	for name, tc := range map[string]struct {
+		domain, search string
+		want           []string
+	}{
+		"one domain":              {"ec2.internal", "", []string{"ec2.internal"}},
+		"several":                 {"a.example.com  b.example.com. c\x00", "", []string{"a.example.com", "b.example.com", "c"}},
+		"one that is no name":     {"a.example.com b;c", "", []string{"a.example.com"}},
+		"a list":                  {"ec2.internal", a + b, []string{"a.example.com", "bb.example.com"}},
+		"a pointer alone":         {"", a + "\xc0\x02", []string{"a.example.com", "example.com"}},
+		"a pointer to a pointer":  {"", a + b + "\x01c\xc0\x0f", []string{"a.example.com", "bb.example.com", "c.bb.example.com"}},
+		"a list of no names":      {"ec2.internal", "\x03b;c\x00", []string{"ec2.internal"}},
+		"a list that is cut":      {"", a + "\x07exam", []string{"a.example.com"}},
+		"a pointer to itself":     {"", a + "\xc0\x0f", []string{"a.example.com"}},
+		"a pointer behind itself": {"", a + "\xc0\x7f", []string{"a.example.com"}},
+		"a pointer that is cut":   {"", a + "\xc0", []string{"a.example.com"}},
+		"a label of a later kind": {"ec2.internal", "\x41a\x00", []string{"ec2.internal"}},
+		"very many":               {strings.Repeat("a ", 100), "", slices.Repeat([]string{"a"}, maxSearch)},
+	} {
+		options := given(ack)
+		options[optDomain], options[optSearch] = []byte(tc.domain), []byte(tc.search)
+		m, err := parse(reply(make([]byte, 64), options))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l, err := m.lease(); err != nil || !slices.Equal(l.Search, tc.want) {
+			t.Errorf("%s: %q (%v), want %q", name, l.Search, err, tc.want)
+		}
+	}
+	asked := client(nil).options()[optWanted]
+	if !slices.Contains(asked, byte(optSearch)) {
+		t.Errorf("asked is for %v, and not for option 119", asked)
 	}
 }
 
@@ -348,6 +387,7 @@ func TestAnOptionOfAnyLengthIsRead(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(reply(make([]byte, 64), given(ack)))
 	f.Add(reply(make([]byte, 64), map[byte][]byte{optKind: {offer}, optRoutes: {0, 10, 0, 0, 1}, optMask: {255, 255, 255, 255}}))
+	f.Add(reply(make([]byte, 64), map[byte][]byte{optKind: {ack}, optMask: {255, 255, 255, 0}, optSearch: []byte("\x01a\x00\x01b\xc0\x00")}))
 	for _, long := range []int{253, 254, 255} {
 		f.Add(reply(make([]byte, 64), map[byte][]byte{optKind: {ack}, optMask: {255, 255, 255, 0}, 200: make([]byte, long)}))
 	}
@@ -360,11 +400,13 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !l.Address.IsValid() || l.Renew > l.Lifetime || strings.ContainsAny(l.Hostname+l.Domain, "\n ;#") || l.MTU != 0 && l.MTU < 576 {
+		names := l.Hostname + strings.Join(l.Search, "")
+		if !l.Address.IsValid() || l.Renew > l.Lifetime || strings.ContainsAny(names, "\n ;#") || l.MTU != 0 && l.MTU < 576 {
 			t.Errorf("the lease %+v", l)
 		}
 		if ones, _ := net.IPMask(m.options[optMask]).Size(); !bytes.Equal(l.Address.Addr().AsSlice(), b[16:20]) || l.Address.Bits() != ones ||
-			len(l.DNS) != len(m.options[optDNS])/4 || len(l.NTP) != len(m.options[optNTP])/4 || len(l.Hostname)+len(l.Domain) > 2*maxNames {
+			len(l.DNS) != len(m.options[optDNS])/4 || len(l.NTP) != len(m.options[optNTP])/4 || len(l.Search) > maxSearch ||
+			slices.ContainsFunc(append(l.Search, l.Hostname), func(n string) bool { return len(n) > maxNames }) {
 			t.Errorf("the lease %+v is not what %x gives", l, b)
 		}
 		for _, r := range l.Routes {

@@ -23,7 +23,7 @@ const (
 	nak      = 6
 )
 
-// Options (RFC 2132, RFC 3442 for routes).
+// Options (RFC 2132, RFC 3397 for the search list, RFC 3442 for routes).
 const (
 	optPad       = 0
 	optMask      = 1
@@ -41,6 +41,7 @@ const (
 	optMaxSize   = 57
 	optRenew     = 58
 	optClient    = 61
+	optSearch    = 119
 	optRoutes    = 121
 	optEnd       = 255
 )
@@ -58,6 +59,8 @@ const (
 	broadcast = 0x8000
 	ethernet  = 1
 	maxNames  = 253
+	// maxSearch is how many domains are taken: as many as the kubelet takes for a pod.
+	maxSearch = 32
 )
 
 // Route is a way that a lease brings: Via is unset for what is on the link.
@@ -70,9 +73,12 @@ type Route struct {
 type Lease struct {
 	Address netip.Prefix
 	// Routes are those of option 121, or else one by the first router.
-	Routes           []Route
-	DNS, NTP         []netip.Addr
-	Hostname, Domain string
+	Routes   []Route
+	DNS, NTP []netip.Addr
+	Hostname string
+	// Search are the domains in which a name without dots is looked for: option 119, or else those of
+	// option 15.
+	Search []string
 	// MTU is in bytes, 0 for the link's own.
 	MTU    int
 	Server netip.Addr
@@ -164,7 +170,10 @@ func (m message) lease() (Lease, error) {
 		DNS:      addresses(m.options[optDNS]),
 		NTP:      addresses(m.options[optNTP]),
 		Hostname: name(m.options[optHostname]),
-		Domain:   name(m.options[optDomain]),
+		Search:   searchList(m.options[optSearch]),
+	}
+	if len(l.Search) == 0 {
+		l.Search = domains(m.options[optDomain])
 	}
 	mask := m.options[optMask]
 	if len(mask) != 4 || !m.your.IsGlobalUnicast() && !m.your.IsLinkLocalUnicast() {
@@ -245,4 +254,57 @@ func name(b []byte) string {
 		return ""
 	}
 	return s
+}
+
+// domains reads option 15, which is one name, or several between spaces: AWS allows these for machines with
+// Linux ("DHCP option sets" in the VPC guide). What is no name is left out.
+func domains(b []byte) []string {
+	var out []string
+	for part := range bytes.FieldsSeq(bytes.TrimRight(b, "\x00")) {
+		if n := name(part); n != "" && len(out) < maxSearch {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// searchList reads option 119: names as DNS has them, whose ends may be pointers into the option. What ends
+// in the middle is left out, with all that follows.
+func searchList(b []byte) []string {
+	var out []string
+	for at := 0; at < len(b) && len(out) < maxSearch; {
+		labels, next, ok := domain(b, at)
+		if !ok {
+			break
+		}
+		if n := name([]byte(strings.Join(labels, "."))); n != "" {
+			out = append(out, n)
+		}
+		at = next
+	}
+	return out
+}
+
+// domain reads one name of option 119 at a place, and returns where the next begins.
+func domain(b []byte, at int) (labels []string, next int, ok bool) {
+	const pointer, label = 0xc0, 0x00
+	end := len(b)
+	for length := 0; at < end && length <= maxNames; {
+		n := int(b[at])
+		switch {
+		case n == 0:
+			return labels, max(next, at+1), true
+		case n&pointer == label && at+1+n < len(b):
+			labels = append(labels, string(b[at+1:at+1+n]))
+			length += n + 1
+			at += 1 + n
+		case n&pointer == pointer && at+1 < len(b):
+			next = max(next, at+2)
+			// What it leads to lies before it, so that this ends.
+			at, end = n&^pointer<<8|int(b[at+1]), at
+		default:
+			return nil, 0, false
+		}
+	}
+	return nil, 0, false
 }

@@ -204,8 +204,8 @@ func resolvConf(l dhcp.Lease) string {
 	if b.Len() == 0 {
 		b.WriteString("# No nameserver: a look-up fails at once.\n")
 	}
-	if l.Domain != "" {
-		fmt.Fprintf(&b, "search %s\n", l.Domain)
+	if len(l.Search) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(l.Search, " "))
 	}
 	return b.String()
 }

@@ -195,7 +195,7 @@ func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 		Address:  netip.MustParsePrefix("10.0.0.5/24"),
 		DNS:      []netip.Addr{netip.MustParseAddr("10.0.0.2")},
 		Hostname: "ip-10-0-0-5",
-		Domain:   "ec2.internal",
+		Search:   []string{"ec2.internal", "example.com"},
 	}}
 	read := func(p string) string {
 		b, err := os.ReadFile(filepath.Join(root, p))
@@ -209,7 +209,7 @@ func TestWhatTheAgentLooksForIsThere(t *testing.T) {
 	}
 	for p, want := range map[string]string{
 		"etc/hostname": "ip-10-0-0-5\n", "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n10.0.0.5 ip-10-0-0-5\n",
-		"etc/resolv.conf": "nameserver 10.0.0.2\nsearch ec2.internal\n", "var/lib/cloud/seed/user-data": "#cloud-config\n",
+		"etc/resolv.conf": "nameserver 10.0.0.2\nsearch ec2.internal example.com\n", "var/lib/cloud/seed/user-data": "#cloud-config\n",
 		"var/lib/cloud/seed/launch-index": "3",
 	} {
 		if got := read(p); got != want {
