@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -127,7 +128,29 @@ func cards(sys string) ([]netlink.Link, error) {
 			out = append(out, l)
 		}
 	}
-	return out, nil
+	return withoutFunctions(sys, out), nil
+}
+
+// hyperV is the driver of Hyper-V's network card, as Azure's machines have it.
+const hyperV = "hv_netvsc"
+
+// withoutFunctions leaves out virtual functions that Hyper-V's cards send by: Azure's accelerated
+// networking. Such a function has the address of its card, and DHCP would give it the card's lease,
+// but Azure takes the function away for maintenance of the host, with all addresses and routes
+// (https://github.com/Azure/azure-vm-utils/issues/106). The driver marks one as a slave only some
+// time after it has come, so what tells it is its address.
+func withoutFunctions(sys string, all []netlink.Link) []netlink.Link {
+	isHyperV := func(l netlink.Link) bool {
+		driver, err := os.Readlink(filepath.Join(sys, l.Attrs().Name, "device/driver"))
+		return err == nil && filepath.Base(driver) == hyperV
+	}
+	taken := map[string]bool{}
+	for _, l := range all {
+		if isHyperV(l) {
+			taken[l.Attrs().HardwareAddr.String()] = true
+		}
+	}
+	return slices.DeleteFunc(all, func(l netlink.Link) bool { return taken[l.Attrs().HardwareAddr.String()] && !isHyperV(l) })
 }
 
 // acquire brings a card up and asks for a lease.
