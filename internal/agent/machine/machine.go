@@ -48,12 +48,9 @@ func Main(agent func(ctx context.Context, boot agentapi.Boot) error) int {
 	defer stop()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	context.AfterFunc(ctx, func() {
-		c.Say("this machine ends: %v", context.Cause(ctx))
-		time.AfterFunc(endLimit, func() {
-			c.Say("the agent has not ended after %v", endLimit)
-			powerOff(c)
-		})
+	boundEnd(ctx, c, func() {
+		c.Say("the agent has not ended after %v", endLimit)
+		powerOff(c)
 	})
 	if cad != nil {
 		c.Say("take Ctrl-Alt-Del as an order to end: %v", cad)
@@ -67,6 +64,15 @@ func Main(agent func(ctx context.Context, boot agentapi.Boot) error) int {
 	}
 	powerOff(c)
 	return 1
+}
+
+// boundEnd calls off endLimit after ctx ends.
+func boundEnd(ctx context.Context, c *console.Console, off func()) {
+	context.AfterFunc(ctx, func() {
+		// First, so that nothing that is written delays the end.
+		time.AfterFunc(endLimit, off)
+		c.Say("this machine ends: %v", context.Cause(ctx))
+	})
 }
 
 // began is when the first init began, as it says, and 0 where it does not.
