@@ -24,6 +24,7 @@ import (
 	"github.com/elotl/kip/internal/agent/cgroups"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/imageplugin"
 	"github.com/elotl/kip/internal/agent/machine"
@@ -139,11 +140,12 @@ func cell() int {
 
 // boot runs a machine, with the agent in the same process.
 func boot() int {
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	out := console.Output()
+	log := slog.New(slog.NewTextHandler(out, nil))
 	if os.Getpid() == 1 {
 		becomeKept(log)
 	}
-	return machine.Main(func(ctx context.Context, boot agentapi.Boot) error {
+	return machine.Main(out, func(ctx context.Context, boot agentapi.Boot) error {
 		debug.SetGCPercent(25)
 		return runCell(ctx, log, boot)
 	})

@@ -44,7 +44,7 @@ var onState = []string{"/var/lib/containerd", "/var/lib/kubelet"}
 // one that hangs would cost as much as one that works.
 func Main() {
 	began := console.SinceBoot()
-	c := console.New(os.Stderr)
+	c := console.New(console.Output())
 	c.Say("the kernel has started, init begins")
 	err := boot(c, began)
 	c.Say("this machine cannot boot, and is switched off: %v", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -34,10 +35,11 @@ const (
 
 // Main runs the machine with this agent, and returns only where it is not the first
 // process of one. However it ends, the machine is switched off and never started
-// again: its pod has had its life. The agent is told how the machine came to it.
-func Main(agent func(ctx context.Context, boot agentapi.Boot) error) int {
+// again: its pod has had its life. The agent is told how the machine came to it. What the machine
+// does is written to out, its console, which must not block.
+func Main(out io.Writer, agent func(ctx context.Context, boot agentapi.Boot) error) int {
 	boot := agentapi.Boot{Kernel: began(os.Getenv(console.InitBegan)), UserSpace: console.SinceBoot()}
-	c := console.New(os.Stderr)
+	c := console.New(out)
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "itzo boot is the first process of a machine, and nothing else")
 		return 2

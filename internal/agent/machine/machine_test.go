@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -508,7 +509,7 @@ func TestTheFirstInitSaysWhenItBegan(t *testing.T) {
 
 func TestOnlyTheFirstProcessIsInit(t *testing.T) {
 	ran := false
-	if code := Main(func(context.Context, agentapi.Boot) error { ran = true; return nil }); code != 2 || ran {
+	if code := Main(io.Discard, func(context.Context, agentapi.Boot) error { ran = true; return nil }); code != 2 || ran {
 		t.Errorf("as an ordinary process: code %d, the agent ran: %v", code, ran)
 	}
 }
