@@ -38,17 +38,27 @@ const agentYears = 20
 // timekeeper keeps the clock right.
 type timekeeper struct {
 	console *console.Console
+	// host returns the device of the hypervisor's clock, "" for none: it is asked before the servers, and may
+	// come late. Optional: there is none.
+	host    func() string
 	servers []netip.Addr
-	// ask returns by how much the clock is behind a server's, and set sets it. Optional: by SNTP,
-	// and the kernel's clock.
-	ask func(ctx context.Context, server netip.Addr) (time.Duration, error)
-	set func(to time.Time) error
+	// ask returns by how much the clock is behind a server's, askHost by how much behind that of a
+	// device, set sets it, and adjust is adjtimex. Optional: by SNTP, and the kernel's.
+	ask     func(ctx context.Context, server netip.Addr) (time.Duration, error)
+	askHost func(device string) (time.Duration, error)
+	set     func(to time.Time) error
+	adjust  func(*unix.Timex) error
 	// now is what the clock says. Optional: the kernel's.
 	now func() time.Time
 }
 
 func askSNTP(ctx context.Context, server netip.Addr) (time.Duration, error) {
 	return sntp.Offset(ctx, net.JoinHostPort(server.String(), ntpPort), time.Now)
+}
+
+func adjustClock(t *unix.Timex) error {
+	_, err := unix.Adjtimex(t)
+	return err
 }
 
 func setClock(to time.Time) error {
@@ -68,7 +78,7 @@ func servers(s userdata.Source, l dhcp.Lease) []netip.Addr {
 // begin sets the clock before anybody judges a certificate by it. It says whether that was done: a
 // wrong clock is told, and the machine goes on, since it may be right after all.
 func (t timekeeper) begin(ctx context.Context) (done bool) {
-	if len(t.servers) > 0 && t.console.Step("clock", func() error { return t.compare(ctx) }) == nil {
+	if t.any() && t.console.Step("clock", func() error { return t.compare(ctx) }) == nil {
 		return true
 	}
 	now := t.clock().UTC()
@@ -79,6 +89,9 @@ func (t timekeeper) begin(ctx context.Context) (done bool) {
 	}
 	return false
 }
+
+// any reports whether there is somebody to ask for the time.
+func (t timekeeper) any() bool { return len(t.servers) > 0 || t.host != nil && t.host() != "" }
 
 // clock is what the machine's says.
 func (t timekeeper) clock() time.Time {
@@ -95,7 +108,7 @@ func impossible(at time.Time) bool {
 
 // keep compares the clock now and then, and soon where begin could not.
 func (t timekeeper) keep(ctx context.Context, done bool) {
-	if len(t.servers) == 0 {
+	if t.host == nil && len(t.servers) == 0 {
 		return
 	}
 	again := clockAgain
@@ -108,6 +121,9 @@ func (t timekeeper) keep(ctx context.Context, done bool) {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
+		}
+		if !t.any() {
+			continue
 		}
 		err := t.compare(ctx)
 		if ctx.Err() != nil {
@@ -122,43 +138,73 @@ func (t timekeeper) keep(ctx context.Context, done bool) {
 	}
 }
 
-// compare asks the servers in turn and sets the clock by the first that answers.
-func (t timekeeper) compare(ctx context.Context) (err error) {
-	ask := t.ask
-	if ask == nil {
-		ask = askSNTP
+// complete returns t with what is optional.
+func (t timekeeper) complete() timekeeper {
+	if t.ask == nil {
+		t.ask = askSNTP
 	}
-	for _, s := range t.servers {
-		one, cancel := context.WithTimeout(ctx, askLimit)
-		offset, askErr := ask(one, s)
-		cancel()
-		if askErr != nil {
-			err = askErr
-			continue
-		}
-		if told := t.clock().Add(offset); impossible(told) {
-			err = fmt.Errorf("%s tells the time %s, which cannot be: an agent of %s is in use for %d years at most", s,
-				told.UTC().Format(time.RFC3339), written.Format(time.DateOnly), agentYears)
-			continue
-		}
-		return t.move(offset)
+	if t.askHost == nil {
+		t.askHost = askHost
 	}
-	return err
+	if t.set == nil {
+		t.set = setClock
+	}
+	if t.adjust == nil {
+		t.adjust = adjustClock
+	}
+	return t
 }
 
+// compare asks the hypervisor and the servers in turn, and sets the clock by the first that answers.
+func (t timekeeper) compare(ctx context.Context) error {
+	t = t.complete()
+	var last error
+	if t.host != nil {
+		if device := t.host(); device != "" {
+			answered, err := t.by(device, func() (time.Duration, error) { return t.askHost(device) })
+			if answered {
+				return err
+			}
+			last = err
+		}
+	}
+	for _, s := range t.servers {
+		answered, err := t.by(s.String(), func() (time.Duration, error) {
+			one, cancel := context.WithTimeout(ctx, askLimit)
+			defer cancel()
+			return t.ask(one, s)
+		})
+		if answered {
+			return err
+		}
+		last = err
+	}
+	return last
+}
+
+// by asks one, and sets the clock by what it says. It returns false where it says no time.
+func (t timekeeper) by(name string, ask func() (time.Duration, error)) (answered bool, err error) {
+	offset, err := ask()
+	if err != nil {
+		return false, err
+	}
+	if told := t.clock().Add(offset); impossible(told) {
+		return false, fmt.Errorf("%s tells the time %s, which cannot be: an agent of %s is in use for %d years at most", name,
+			told.UTC().Format(time.RFC3339), written.Format(time.DateOnly), agentYears)
+	}
+	return true, t.move(offset)
+}
+
+// move moves the clock.
 func (t timekeeper) move(offset time.Duration) error {
 	if offset.Abs() < stepFrom {
-		const singleShot = 0x8001 // ADJ_OFFSET_SINGLESHOT: slowly, in microseconds
-		if _, err := unix.Adjtimex(&unix.Timex{Modes: singleShot, Offset: offset.Microseconds()}); err != nil {
+		// Slowly.
+		if err := t.adjust(&unix.Timex{Modes: unix.ADJ_OFFSET_SINGLESHOT, Offset: offset.Microseconds()}); err != nil {
 			return fmt.Errorf("adjust the clock by %v: %w", offset, err)
 		}
 		return nil
 	}
-	set := t.set
-	if set == nil {
-		set = setClock
-	}
-	if err := set(t.clock().Add(offset)); err != nil {
+	if err := t.set(t.clock().Add(offset)); err != nil {
 		return fmt.Errorf("set the clock, which is wrong by %v: %w", offset, err)
 	}
 	t.console.Say("the clock was wrong by %v and is set", offset)

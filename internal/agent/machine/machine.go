@@ -150,7 +150,8 @@ func (m *machine) itsSteps() steps {
 		keep:    (*network).keep,
 		keep6:   (*network).keep6,
 		clock: func(s userdata.Source, l dhcp.Lease) timekeeper {
-			return timekeeper{console: m.console, servers: servers(s, l)}
+			host := func() string { return hostClock("/sys", "/dev") }
+			return timekeeper{console: m.console, host: host, servers: servers(s, l)}
 		},
 		leave: func(data userdata.Data, n *network) error { return leave("/", data, n) },
 		life: func() (func(context.Context), error) {
