@@ -184,29 +184,46 @@ func (t timekeeper) compare(ctx context.Context) error {
 
 // by asks one, and sets the clock by what it says. It returns false where it says no time.
 func (t timekeeper) by(name string, ask func() (time.Duration, error)) (answered bool, err error) {
+	began := time.Now()
 	offset, err := ask()
 	if err != nil {
 		return false, err
 	}
+	took := time.Since(began)
 	if told := t.clock().Add(offset); impossible(told) {
 		return false, fmt.Errorf("%s tells the time %s, which cannot be: an agent of %s is in use for %d years at most", name,
 			told.UTC().Format(time.RFC3339), written.Format(time.DateOnly), agentYears)
 	}
-	return true, t.move(offset)
+	return true, t.move(offset, took)
 }
 
-// move moves the clock.
-func (t timekeeper) move(offset time.Duration) error {
+// move moves the clock. The answer took so long.
+func (t timekeeper) move(offset, took time.Duration) error {
 	if offset.Abs() < stepFrom {
 		// Slowly.
 		if err := t.adjust(&unix.Timex{Modes: unix.ADJ_OFFSET_SINGLESHOT, Offset: offset.Microseconds()}); err != nil {
 			return fmt.Errorf("adjust the clock by %v: %w", offset, err)
 		}
-		return nil
+		return t.synchronised(offset.Abs() + took)
 	}
 	if err := t.set(t.clock().Add(offset)); err != nil {
 		return fmt.Errorf("set the clock, which is wrong by %v: %w", offset, err)
 	}
 	t.console.Say("the clock was wrong by %v and is set", offset)
+	return t.synchronised(took)
+}
+
+// synchronised tells the kernel that the clock is right, but for so much: else it says by adjtimex that nobody
+// keeps the clock (STA_UNSYNC), of which node-exporter and databases warn. The kernel lets the error grow
+// by half a second in 1000, and says so again once it is 16 s (NTP_PHASE_LIMIT), after 9 hours.
+func (t timekeeper) synchronised(within time.Duration) error {
+	err := t.adjust(&unix.Timex{
+		Modes:    unix.ADJ_STATUS | unix.ADJ_MAXERROR | unix.ADJ_ESTERROR,
+		Maxerror: within.Microseconds(),
+		Esterror: within.Microseconds(),
+	})
+	if err != nil {
+		return fmt.Errorf("say that the clock is kept: %w", err)
+	}
 	return nil
 }

@@ -109,3 +109,32 @@ func TestAHypervisorsClockThatComesLateIsAsked(t *testing.T) {
 		}
 	})
 }
+
+// The kernel says of a clock that was set by hand that nobody keeps it, which databases and alerts read.
+func TestAClockThatIsKeptIsSaidToBe(t *testing.T) {
+	const statusAndErrors = unix.ADJ_STATUS | unix.ADJ_MAXERROR | unix.ADJ_ESTERROR
+	synctest.Test(t, func(t *testing.T) {
+		for offset, want := range map[time.Duration]time.Duration{
+			40 * time.Millisecond: 240 * time.Millisecond, -40 * time.Millisecond: 240 * time.Millisecond, time.Hour: 200 * time.Millisecond,
+		} {
+			a := newAsks(nil, func() (time.Duration, error) { time.Sleep(200 * time.Millisecond); return offset, nil })
+			a.now = func() time.Time { return written.Add(time.Hour) }
+			if !a.begin(t.Context()) || len(a.adjusts) == 0 {
+				t.Fatalf("the clock is not set: %q", &a.out)
+			}
+			last := a.adjusts[len(a.adjusts)-1]
+			if last.Modes != statusAndErrors || last.Status != 0 || last.Maxerror != want.Microseconds() {
+				t.Errorf("a clock that was wrong by %v has the state %#x, by at most %d us (modes %#x), want %d us",
+					offset, last.Status, last.Maxerror, last.Modes, want.Microseconds())
+			}
+			if slow := a.adjusts[0].Modes == unix.ADJ_OFFSET_SINGLESHOT && a.sets == 0; slow != (offset < stepFrom) {
+				t.Errorf("a clock that is wrong by %v is set slowly: %t", offset, slow)
+			}
+		}
+	})
+	refused := newAsks(nil, func() (time.Duration, error) { return time.Hour, nil })
+	refused.set = func(time.Time) error { return unix.EPERM }
+	if refused.begin(t.Context()) || len(refused.adjusts) > 0 {
+		t.Errorf("a clock that cannot be set is said to be kept: %+v", refused.adjusts)
+	}
+}

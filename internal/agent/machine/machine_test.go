@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/dhcp"
@@ -380,7 +381,8 @@ func TestAClockThatIsWrongByYearsIsSetAndTold(t *testing.T) {
 				set = append(set, to)
 				return tc.refuse
 			},
-			now: func() time.Time { return time.Now().Add(-tc.offset) },
+			adjust: func(*unix.Timex) error { return nil },
+			now:    func() time.Time { return time.Now().Add(-tc.offset) },
 		}
 		begun := time.Now()
 		k.begin(context.Background())
@@ -443,8 +445,9 @@ func TestATimeServerThatDoesNotAnswerIsAskedAgainSoon(t *testing.T) {
 				}
 				return written.Sub(time.Unix(0, 0)), nil
 			},
-			set: func(time.Time) error { return nil },
-			now: func() time.Time { return time.Unix(5, 0) },
+			set:    func(time.Time) error { return nil },
+			adjust: func(*unix.Timex) error { return nil },
+			now:    func() time.Time { return time.Unix(5, 0) },
 		}
 		done := k.begin(t.Context())
 		if text := out.String(); done || !strings.Contains(text, "clock: FAILED") || !strings.Contains(text, "no answer") ||

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/dhcp"
 	"github.com/elotl/kip/internal/agent/userdata"
@@ -120,8 +122,9 @@ func TestStepsThatNeedNotEachOtherRunBesideEachOther(t *testing.T) {
 							}
 							return time.Hour, besideData.begins(ctx, 1, "the clock")
 						},
-						set: func(time.Time) error { return nil },
-						now: func() time.Time { return written },
+						set:    func(time.Time) error { return nil },
+						adjust: func(*unix.Timex) error { return nil },
+						now:    func() time.Time { return written },
 					}
 				},
 				leave: func(userdata.Data, *network) error { return nil },
