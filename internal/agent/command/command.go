@@ -272,6 +272,9 @@ func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
 		o.Containerd = beside(o.Self, containerdName, o.Components)
 	}
 	if o.Init {
+		if err := machine.RaiseLimits(); err != nil {
+			log.Warn("give pods the limits that they have on other nodes", "err", err)
+		}
 		if err := cgroups.Enter(SystemCgroup); err != nil {
 			// Accounting is the poorer for it; the cell works.
 			log.Warn("separate the machine's own parts from pods", "err", err)

@@ -13,6 +13,8 @@ const (
 //
 // An agent that ends, or is started again, leaves its pod alone: systemd signals the agent
 // only, which ends its kubelet and containerd itself, and containers go on.
+//
+// Containers inherit the limits, which are those of Kip's image (limits in package machine).
 func unit(userData string) string {
 	return fmt.Sprintf(`# Written by itzo install. Changes belong into a drop-in: systemctl edit %s
 [Unit]
@@ -29,7 +31,8 @@ RestartSec=2
 KillMode=process
 Delegate=yes
 OOMScoreAdjust=-999
-LimitNOFILE=1048576
+LimitNOFILE=65536:1048576
+LimitNPROC=infinity
 TasksMax=infinity
 
 [Install]
