@@ -105,7 +105,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := configs.KubeProxy(c)
+	proxy, err := configs.KubeProxy(c, configs.OwnsConntrack(a.o.Root))
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
+	"github.com/vishvananda/netns"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	kubeletv1 "k8s.io/kubelet/config/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
@@ -94,19 +96,61 @@ func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
 }
 
 func TestKubeProxyConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
-	b, err := KubeProxy(config())
+	for name, own := range map[string]bool{"kube-proxy.yaml": false, "kube-proxy-own-conntrack.yaml": true} {
+		b, err := KubeProxy(config(), own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeproxyv1alpha1.KubeProxyConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Errorf("kube-proxy would refuse it: %v", err)
+		}
+		golden(t, name, b)
+		for _, address := range []string{typed.MetricsBindAddress, typed.HealthzBindAddress} {
+			if !strings.HasPrefix(address, "127.0.0.1:") {
+				t.Errorf("%s is open to the cell's neighbours", address)
+			}
+		}
+		// What is not said is kube-proxy's default.
+		if max := typed.Conntrack.MaxPerCore; own && max != nil || !own && (max == nil || *max != 0) {
+			t.Errorf("with a table of its own: %t: kube-proxy is told %+v", own, typed.Conntrack)
+		}
+	}
+}
+
+func TestOnlyAMachineWithAKernelOfItsOwnSizesItsTableOfConnections(t *testing.T) {
+	root := t.TempDir()
+	for _, f := range conntrackFiles {
+		if OwnsConntrack(root) {
+			t.Errorf("without %s the table is the machine's own", f)
+		}
+		f = filepath.Join(root, f)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, []byte("1"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !OwnsConntrack(root) {
+		t.Error("with all files that are written, it is not")
+	}
+	// As a cell of the local cloud: with another network namespace than the kernel's first one.
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	first, err := netns.Get()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var typed kubeproxyv1alpha1.KubeProxyConfiguration
-	if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-		t.Errorf("kube-proxy would refuse it: %v", err)
+	other, err := netns.New()
+	if err != nil {
+		t.Skipf("no network namespaces here: %v", err)
 	}
-	golden(t, "kube-proxy.yaml", b)
-	for _, address := range []string{typed.MetricsBindAddress, typed.HealthzBindAddress} {
-		if !strings.HasPrefix(address, "127.0.0.1:") {
-			t.Errorf("%s is open to the cell's neighbours", address)
-		}
+	if OwnsConntrack("/") {
+		t.Error("a machine that is a namespace sizes the table of another's kernel")
+	}
+	if err := errors.Join(netns.Set(first), other.Close(), first.Close()); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Host is what a machine can do, as far as configuration depends on it.
@@ -56,4 +58,21 @@ func InspectHost(root string) (Host, error) {
 		h.AppArmor = strings.HasPrefix(string(b), "Y")
 	}
 	return h, nil
+}
+
+// conntrackFiles are those in which kube-proxy sizes the table of connections. If it cannot write one
+// it ends, and the kubelet with it (k8s.io/kubernetes/pkg/proxy/conntrack/sysctls.go).
+var conntrackFiles = []string{"proc/sys/net/netfilter/nf_conntrack_max", "sys/module/nf_conntrack/parameters/hashsize"}
+
+// OwnsConntrack reports whether the machine whose root directory is root may size the kernel's table of
+// connections. A machine that is a namespace of another's kernel may not: the size is for all
+// namespaces, so the kernel shows it read-only in all but the first. Ask once the firewall has
+// loaded nf_conntrack.
+func OwnsConntrack(root string) bool {
+	for _, f := range conntrackFiles {
+		if err := unix.Access(filepath.Join(root, f), unix.W_OK); err != nil {
+			return false
+		}
+	}
+	return true
 }

@@ -20,10 +20,11 @@ const KubeProxyFlag = "--kube-proxy-config="
 // (package network).
 const PodInterfaces = "pod"
 
-// KubeProxy renders kube-proxy's configuration file.
-func KubeProxy(c agentapi.Config) ([]byte, error) {
+// KubeProxy renders kube-proxy's configuration file. ownConntrack says that kube-proxy may size the
+// kernel's table of connections (OwnsConntrack).
+func KubeProxy(c agentapi.Config, ownConntrack bool) ([]byte, error) {
 	// A map, for the reason that Kubelet has. A test decodes it strictly.
-	b, err := yaml.Marshal(map[string]any{
+	config := map[string]any{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",
 		"hostnameOverride": c.NodeName,
@@ -51,14 +52,18 @@ func KubeProxy(c agentapi.Config) ([]byte, error) {
 		"metricsBindAddress": "127.0.0.1:10249",
 		"healthzBindAddress": KubeProxyHealth,
 		"enableProfiling":    false,
-		// The kernel's values stay: a machine that is a namespace may not set
-		// them, and one pod needs no more.
-		"conntrack": map[string]any{
-			"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
-		},
 		// The informers' resync, for which nothing here has a use.
 		"configSyncPeriod": "12h",
-	})
+	}
+	// kube-proxy's defaults are what other nodes have: 32768 connections a core, 131072 at least. The
+	// kernel's are by memory, some 4,000 for 512 MiB, and beyond them packets are dropped
+	// (https://github.com/kubernetes/kubernetes/issues/32435). Entries cost memory only when used.
+	if !ownConntrack {
+		config["conntrack"] = map[string]any{
+			"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+		}
+	}
+	b, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("render kube-proxy's configuration: %w", err)
 	}
