@@ -190,6 +190,9 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 			}
 		}
 	})
+	t.Run("limits and sysctls are as on other nodes", func(t *testing.T) {
+		hasTheLimitsOfANode(t, s.For(t), "server")
+	})
 	t.Run("addresses of both families", func(t *testing.T) {
 		s := s.For(t)
 		ips := server.Status.PodIPs
