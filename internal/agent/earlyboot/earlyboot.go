@@ -1,6 +1,7 @@
 package earlyboot
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/agent/console"
 	"github.com/elotl/kip/internal/agent/gpt"
 	"github.com/elotl/kip/internal/agent/modules"
+	"github.com/elotl/kip/internal/agent/readahead"
 )
 
 const (
@@ -33,6 +35,12 @@ const (
 	lower = "/root"
 	state = "/state"
 	newer = "/new"
+)
+
+const (
+	// initPath is the root's init, and mostAhead how many bytes of it are read ahead.
+	initPath  = "/usr/bin/itzo"
+	mostAhead = 32 << 20
 )
 
 // onState are the folders of the machine that lie straight on the state partition:
@@ -86,6 +94,14 @@ func boot(c *console.Console, began time.Duration) error {
 	if err := c.Step("mount the root", func() error { return mountRoot(set, d) }); err != nil {
 		return err
 	}
+	// itzo is read beside what follows. Who still reads when it begins ends with this process.
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		if err := readahead.Files(ctx, mostAhead, lower+initPath); err != nil {
+			c.Say("%v", err)
+		}
+	}()
 	if err := c.Step("mount the state "+d.partition(d.state), func() error { return mountState(c, d) }); err != nil {
 		return err
 	}
@@ -95,6 +111,7 @@ func boot(c *console.Console, began time.Duration) error {
 	if err := c.Step("lay them over each other", layOver); err != nil {
 		return err
 	}
+	stop()
 	return handOver(began)
 }
 
@@ -314,8 +331,8 @@ func handOver(began time.Duration) error {
 		return err
 	}
 	env := []string{"PATH=/usr/sbin:/usr/bin", console.InitBegan + "=" + began.String()}
-	if err := unix.Exec("/usr/bin/itzo", []string{"itzo", "boot"}, env); err != nil {
-		return fmt.Errorf("start the root's init /usr/bin/itzo: %w", err)
+	if err := unix.Exec(initPath, []string{"itzo", "boot"}, env); err != nil {
+		return fmt.Errorf("start the root's init %s: %w", initPath, err)
 	}
 	return nil
 }

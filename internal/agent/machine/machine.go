@@ -121,6 +121,8 @@ type machine struct {
 // steps are what run does to a machine. Their order is its own: a test of that has others.
 type steps struct {
 	mount, firstLife, settle func() error
+	// ahead reads the programs that the machine starts later.
+	ahead func(context.Context)
 	// drivers loads those of the devices that are there, and returns what loads those of later ones.
 	drivers func() (later func(context.Context), err error)
 	power   func(context.Context)
@@ -140,6 +142,7 @@ func (m *machine) itsSteps() steps {
 		mount:     mount,
 		firstLife: theLife.check,
 		settle:    func() error { return settle("/proc") },
+		ahead:     m.readAhead,
 		drivers: func() (func(context.Context), error) {
 			set, coming, err := loadDrivers(m.console)
 			return func(ctx context.Context) { watchDevices(ctx, m.console, coming, set) }, err
@@ -174,6 +177,7 @@ func (m *machine) run(ctx context.Context, agent func(context.Context, agentapi.
 	if err := m.console.Step("see that this is the first life", m.steps.firstLife); err != nil {
 		return err
 	}
+	all.Go(func() { m.steps.ahead(background) })
 	if err := m.console.Step("settings of the kernel", m.steps.settle); err != nil {
 		m.console.Say("a setting of the kernel: %v", err) // each by itself; the machine works without
 	}

@@ -99,6 +99,7 @@ func TestStepsThatNeedNotEachOtherRunBesideEachOther(t *testing.T) {
 				mount:     nothing,
 				firstLife: nothing,
 				settle:    nothing,
+				ahead:     beside.step("reading programs ahead"),
 				drivers:   func() (func(context.Context), error) { return beside.step("drivers of later devices"), nil },
 				power:     beside.step("the power button"),
 				sources:   func() []userdata.Source { return []userdata.Source{source} },
@@ -131,7 +132,7 @@ func TestStepsThatNeedNotEachOtherRunBesideEachOther(t *testing.T) {
 				life:  func() (func(context.Context), error) { return beside.step("the watch for a pod"), nil },
 			}}
 			err := m.run(t.Context(), func(context.Context, agentapi.Boot) error {
-				beside.wait(6)
+				beside.wait(7)
 				return errAgentEnded
 			})
 			if !errors.Is(err, errAgentEnded) {
