@@ -129,9 +129,6 @@ func (f *figures) err() error {
 const (
 	mib = 1 << 20
 	gib = 1 << 30
-	// unseenShare is how much of a type's memory its kernel does not see: firmware, the
-	// kernel's own image and its table of pages. Others measured 1.7 to 5.3 %.
-	unseenShare = 0.03
 )
 
 // common reads what all clouds' files say of types in the same words. Types of an
@@ -146,7 +143,7 @@ func common(name string, v strict.Value, field func(string) strict.Value) (t cat
 	memory := int64(field("memoryMiB").In(v).Number(64, 128<<20) * mib)
 	t.Name = name
 	t.MilliCPU = int64(field("vcpu").In(v).Number(0.1, 4096) * 1000)
-	t.MemoryBytes, t.UsableBytes = memory, memory-int64(float64(memory)*unseenShare)
+	t.MemoryBytes, t.UsableBytes = memory, catalog.CloudSees(memory)
 	t.BaselineMilliCPU = int64(field("baselineVcpu").Number(0.01, 4096)*1000 + 0.5)
 	t.BareMetal = field("bareMetal").Bool()
 	if t.BaselineMilliCPU >= t.MilliCPU { // all of it is sustained

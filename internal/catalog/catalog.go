@@ -90,6 +90,35 @@ func (t InstanceType) SeenBytes() int64 {
 	return cmp.Or(t.Learnt.MemoryBytes, t.UsableBytes, t.MemoryBytes)
 }
 
+// What of a machine's memory its kernel does not count as memory, in bytes. Measured with the
+// boot image's kernel, Linux 6.12, on virtual machines with one CPU: 47 MiB of 512, 56 of 1024, 74 of
+// 2048, 173 of 4096, 243 of 8192.
+const (
+	// kernelMemory is the kernel itself, and pagesShare describes pages: one byte of so many.
+	kernelMemory, pagesShare = 40 << 20, 56
+	// lowMemory is how much lies below 4 GiB at most. With more, the kernel sets bouncing aside for
+	// devices that reach no further.
+	lowMemory, bouncing = 2816 << 20, 66 << 20
+	// unseenPercent is what a kernel does not see of larger machines: clouds' firmware takes some, too.
+	// Others measured 1.7 to 5.3 %.
+	unseenPercent = 3
+)
+
+// KernelSees returns what the boot image's kernel counts of a machine's memory, in bytes; rather too
+// little, so that the first pod that is placed by it fits.
+func KernelSees(memory int64) int64 {
+	n := memory - kernelMemory - memory/pagesShare
+	if memory > lowMemory {
+		n -= bouncing
+	}
+	return max(0, n)
+}
+
+// CloudSees is KernelSees for a machine in a cloud.
+func CloudSees(memory int64) int64 {
+	return min(KernelSees(memory), memory-memory*unseenPercent/100)
+}
+
 // BootLimit is how long a machine of this type may take from its launch until its
 // kubelet is ready.
 func (t InstanceType) BootLimit() time.Duration { return cmp.Or(t.BootTimeout, BootTimeout) }

@@ -228,9 +228,9 @@ var embeddedTypes = sync.OnceValues(func() ([]catalog.InstanceType, error) {
 	return book.Types, err
 })
 
-// complete adds to types what the embedded catalogue knows and EC2's API does not tell, or
-// in other words: what a kernel sees of their memory, the memory of their GPUs, and their
-// other accelerators.
+// complete adds to types what EC2's API does not tell, or in other words: what a kernel sees of
+// their memory and, as far as the embedded catalogue knows the type, the memory of its GPUs and
+// its other accelerators.
 func complete(kinds []catalog.InstanceType) error {
 	embedded, err := embeddedTypes()
 	if err != nil {
@@ -238,6 +238,7 @@ func complete(kinds []catalog.InstanceType) error {
 	}
 	for i := range kinds {
 		t := &kinds[i]
+		t.UsableBytes = catalog.CloudSees(t.MemoryBytes)
 		at, found := slices.BinarySearchFunc(embedded, t.Name, func(known catalog.InstanceType, name string) int {
 			return strings.Compare(known.Name, name)
 		})
@@ -245,7 +246,7 @@ func complete(kinds []catalog.InstanceType) error {
 			continue
 		}
 		known := embedded[at]
-		t.UsableBytes, t.Accelerators = known.UsableBytes, known.Accelerators
+		t.Accelerators = known.Accelerators
 		if burstable(t.Name) {
 			t.CreditPerCPUHour = known.CreditPerCPUHour
 		}

@@ -86,27 +86,6 @@ func checkHost() error {
 	return nil
 }
 
-// What of a machine's memory its kernel does not count as memory, in bytes. Measured with the
-// boot image's kernel, Linux 6.12, and one CPU: 47 MiB of 512, 56 of 1024, 74 of 2048, 173 of
-// 4096, 243 of 8192.
-const (
-	// kernelMemory is the kernel itself, and unseenShare describes pages: one byte of so many.
-	kernelMemory, unseenShare = 40 << 20, 56
-	// lowMemory is how much QEMU's q35 has below 4 GiB at most. With more, the kernel sets
-	// bouncing aside for devices that reach no further.
-	lowMemory, bouncing = 2816 << 20, 66 << 20
-)
-
-// SeenMemory is what the kernel of a machine counts of its memory, in bytes; rather too little, so
-// that the first pod that is placed by it fits.
-func SeenMemory(memory int64) int64 {
-	n := memory - kernelMemory - memory/unseenShare
-	if memory > lowMemory {
-		n -= bouncing
-	}
-	return n
-}
-
 // possible leaves out the types that no machine of this host can be of, and says what a
 // machine's kernel sees of their memory, and how long they take to boot.
 func possible(types []catalog.InstanceType, cpus int, accelerator string) []catalog.InstanceType {
@@ -114,7 +93,7 @@ func possible(types []catalog.InstanceType, cpus int, accelerator string) []cata
 		return t.MilliCPU > int64(cpus)*1000 || t.MemoryBytes < leastMemory
 	})
 	for n := range types {
-		types[n].UsableBytes = SeenMemory(types[n].MemoryBytes)
+		types[n].UsableBytes = catalog.KernelSees(types[n].MemoryBytes)
 		if accelerator != vm.KVM {
 			types[n].BootTimeout = bootEmulated
 		}

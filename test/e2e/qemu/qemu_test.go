@@ -34,7 +34,6 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
-	"github.com/elotl/kip/internal/cloud/qemu"
 	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/harness"
@@ -179,9 +178,9 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 		}
 		// Little more at most, or pods pay for what they do not get. What a kernel that Debian has
 		// published since takes for itself does not decide whether a commit is good.
-		least := qemu.SeenMemory(typ.MemoryBytes)
+		least := catalog.KernelSees(typ.MemoryBytes)
 		if kib<<10 < least || kib<<10 > least+typ.MemoryBytes/100 {
-			text := fmt.Sprintf("the kernel of a %s sees %d bytes, and %d are taken for granted: measure internal/cloud/qemu's constants anew",
+			text := fmt.Sprintf("the kernel of a %s sees %d bytes, and %d are taken for granted: measure the constants of internal/catalog anew",
 				typ.Name, kib<<10, least)
 			if kernel := strings.TrimSpace(s.Kubectl("exec", cell.Status.Pod.Name, "--", "uname", "-r")); isPinned(t, kernel) {
 				t.Error(text)
