@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -253,5 +254,48 @@ func TestLinksInPackagesAreFollowed(t *testing.T) {
 	}
 	if _, _, err := all.Open("usr/lib/dangling"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a link to nowhere: %v", err)
+	}
+}
+
+// Only the main component has to be in both archives: of the security updates some are empty.
+func TestAPackageOfAnotherComponentIsFound(t *testing.T) {
+	packed := exec.Command("xz", "--stdout")
+	packed.Stdin = strings.NewReader("Package: libcuda1\nVersion: 1\nSize: 2\nSHA256: 3\nFilename: pool/non-free/c\n")
+	list, err := packed.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/dists/trixie/non-free/binary-amd64/Packages.xz" {
+			t.Errorf("asked for %s", r.URL)
+		}
+		_, _ = w.Write(list)
+	}))
+	defer server.Close()
+	mirrors := Mirrors{Release: server.URL, Security: server.URL}
+	releases := map[string]string{Security: "Origin: Debian\nSHA256:\n"}
+	releases[Release] = fmt.Sprintf("Origin: Debian\nSHA256:\n %x %d non-free/binary-amd64/Packages.xz\n", sha256.Sum256(list), len(list))
+	all, err := indexes(t.Context(), mirrors, releases, "non-free", "amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := lookUp(t.Context(), all, "libcuda1"); err != nil || p.Path != "pool/non-free/c" || p.Archive != Release {
+		t.Errorf("found %+v (%v)", p, err)
+	}
+	if _, err := indexes(t.Context(), mirrors, releases, "main", "amd64"); err == nil {
+		t.Error("without its main component, a release is taken for whole")
+	}
+}
+
+func TestTheKernelsPackagesAreNamedByItsABI(t *testing.T) {
+	list := func(depends string) map[string]string {
+		return map[string]string{Release: "Package: linux-image-cloud-amd64\nVersion: 6.12.118-1\nSize: 2\nSHA256: 3\nFilename: p\nDepends: " +
+			depends + "\n"}
+	}
+	if abi, err := kernelABI(t.Context(), list("linux-image-6.12.118+deb13-cloud-amd64 (= 6.12.118-1)"), "amd64"); err != nil || abi != "6.12.118+deb13" {
+		t.Errorf("it is %q (%v)", abi, err)
+	}
+	if abi, err := kernelABI(t.Context(), list("initramfs-tools"), "amd64"); err == nil {
+		t.Errorf("of another dependency it is %q", abi)
 	}
 }

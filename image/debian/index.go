@@ -21,9 +21,14 @@ const (
 	maxIndex = 256 << 20
 )
 
+// mainComponent is the component of a suite that packages are of unless their name says another.
+const mainComponent = "main"
+
 // Resolve makes a lock of the newest versions that Debian's archives have now, of all of them
-// together. In a name ARCH stands for the architecture; one that ends in "=depends" means the
-// one package on which the package before the "=" depends, and is locked by the latter's name.
+// together. In a name ARCH stands for the architecture, and ABI for what the newest cloud kernel is
+// called by, such as 6.12.118+deb13. A name that ends in "=depends" means the one package on which
+// the package before the "=" depends, and is locked by the latter's name. A name with a "/" is of
+// the component before that, such as non-free/libcuda1.
 // Each archive's list must be signed by a key of keyring, a file as gpgv takes it.
 func Resolve(ctx context.Context, mirrors Mirrors, keyring string, names []string, archs ...string) (Lock, error) {
 	releases := map[string]string{}
@@ -36,20 +41,66 @@ func Resolve(ctx context.Context, mirrors Mirrors, keyring string, names []strin
 	var l Lock
 	var errs []error
 	for _, arch := range archs {
-		indexes := map[string]string{}
-		for _, a := range archives {
-			var err error
-			if indexes[a.name], err = a.index(ctx, mirrors[a.name], releases[a.name], arch); err != nil {
-				return nil, err
-			}
-		}
+		lists := map[string]map[string]string{} // by component and archive
 		for _, n := range names {
-			p, err := lookUp(ctx, indexes, strings.ReplaceAll(n, "ARCH", arch))
+			component, name, is := strings.Cut(n, "/")
+			if !is {
+				component, name = mainComponent, n
+			}
+			for _, c := range []string{mainComponent, component} {
+				if lists[c] != nil {
+					continue
+				}
+				var err error
+				if lists[c], err = indexes(ctx, mirrors, releases, c, arch); err != nil {
+					return nil, err
+				}
+			}
+			if strings.Contains(name, "ABI") {
+				abi, err := kernelABI(ctx, lists[mainComponent], arch)
+				if err != nil {
+					return nil, err
+				}
+				name = strings.ReplaceAll(name, "ABI", abi)
+			}
+			p, err := lookUp(ctx, lists[component], strings.ReplaceAll(name, "ARCH", arch))
 			p.Arch = arch
 			l, errs = append(l, p), append(errs, err)
 		}
 	}
 	return l, errors.Join(errs...)
+}
+
+// indexes returns a component's lists of an architecture's packages, by archive. Only main has to be in all archives.
+func indexes(ctx context.Context, mirrors Mirrors, releases map[string]string, component, arch string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, a := range archives {
+		name := component + "/binary-" + arch + "/Packages.xz"
+		if _, err := digestIn(releases[a.name], name); err != nil && component != mainComponent {
+			continue
+		}
+		var err error
+		if all[a.name], err = a.index(ctx, mirrors[a.name], releases[a.name], name); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// kernelABI returns what is between "linux-image-" and "-cloud-ARCH" in the name of the newest cloud kernel's package.
+func kernelABI(ctx context.Context, indexes map[string]string, arch string) (string, error) {
+	name := "linux-image-cloud-" + arch
+	_, fields, err := newest(ctx, indexes, name)
+	if err != nil {
+		return "", err
+	}
+	on, _, _ := strings.Cut(fields["Depends"], " ")
+	abi, begins := strings.CutPrefix(on, "linux-image-")
+	abi, ends := strings.CutSuffix(abi, "-cloud-"+arch)
+	if !begins || !ends {
+		return "", fmt.Errorf("%s depends on %q first: want linux-image-ABI-cloud-%s", name, on, arch)
+	}
+	return abi, nil
 }
 
 // release returns the list of the suite's files, with its signature verified.
@@ -69,9 +120,8 @@ func (a archive) release(ctx context.Context, mirror, keyring string) (string, e
 	return release, nil
 }
 
-// index returns the list of an architecture's packages, of which the release has the digest.
-func (a archive) index(ctx context.Context, mirror, release, arch string) (string, error) {
-	name := "main/binary-" + arch + "/Packages.xz"
+// index returns a list of packages by its name, of which the release has the digest.
+func (a archive) index(ctx context.Context, mirror, release, name string) (string, error) {
 	sum, err := digestIn(release, name)
 	if err != nil {
 		return "", fmt.Errorf("the list of %s: %w", a.suite, err)
