@@ -179,7 +179,7 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot qemu conformance-subset other-worlds
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot boot-arm64 qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -307,7 +307,13 @@ tutorial: build test-tools ## the README's first command and the tutorial, as a 
 
 .PHONY: boot
 boot: build test-tools run-image ## the boot image on emulated machines: agent, power button, one life, bad starts; as root
-	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) ./test/boot
+	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) -skip '^TestARM64' ./test/boot
+
+.PHONY: boot-arm64
+boot-arm64: build test-tools ## the boot image for arm64 on an emulated machine: agent, kubelet, power button; as root
+	@hack/prerequisites --emulate arm64
+	@$(MAKE) --no-print-directory image IMAGE_ARCH=arm64 IMAGE_FORMATS=raw IMAGE_GONE=newest
+	@CGO_ENABLED=0 hack/run-tests boot-arm64 . $(WORLD) -run '^TestARM64' ./test/boot
 
 .PHONY: qemu
 qemu: build test-tools run-image ## virtual machines: the cloud of this host, and pods on them; as root

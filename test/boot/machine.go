@@ -75,14 +75,14 @@ func Start(what vm.Machine) (*Machine, error) {
 		card.User = strings.TrimPrefix(card.User+",", ",") + fmt.Sprintf("hostfwd=tcp:%s-:%d", m.Agent, AgentPort)
 		what.Card = &card
 	}
-	m.cmd = exec.Command(vm.Program, what.Args()...)
+	m.cmd = exec.Command(what.Program(), what.Args()...)
 	out, err := m.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
 	m.cmd.Stderr = m.cmd.Stdout
 	if err := m.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%w (Debian's package qemu-system-x86 has it)", err)
+		return nil, fmt.Errorf("%w (Debian's packages qemu-system-x86 and qemu-system-arm have it)", err)
 	}
 	go m.read(bufio.NewScanner(out))
 	return m, nil

@@ -30,21 +30,31 @@ const limit = 15 * time.Minute
 // diskBytes is the size of a machine's disk, larger than the image.
 const diskBytes = 3 << 30
 
-// image is the folder of what make image built.
+// image is where what make image built is, without a suffix, for this host's architecture.
 func image(t *testing.T) string {
+	t.Helper()
+	return imageFor(t, runtime.GOARCH)
+}
+
+func imageFor(t *testing.T, arch string) string {
 	t.Helper()
 	bin, err := filepath.Abs(cmp.Or(os.Getenv("KIP_BIN"), "../../bin"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(bin, "image", "kip-cell-"+runtime.GOARCH)
+	return filepath.Join(bin, "image", "kip-cell-"+arch)
 }
 
 // newDisk makes a machine's disk of the image.
 func newDisk(t *testing.T) string {
 	t.Helper()
+	return diskOf(t, image(t))
+}
+
+func diskOf(t *testing.T, image string) string {
+	t.Helper()
 	disk := filepath.Join(t.TempDir(), "disk.raw")
-	if out, err := exec.Command("cp", "--sparse=always", image(t)+".raw", disk).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", "--sparse=always", image+".raw", disk).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s (make image builds it)", err, out)
 	}
 	if err := os.Truncate(disk, diskBytes); err != nil {
@@ -81,19 +91,12 @@ func run(t *testing.T, what vm.Machine) machine {
 func describe(t *testing.T, disk, userData string, card bool) vm.Machine {
 	t.Helper()
 	dir := t.TempDir()
-	vars, err := os.ReadFile(vm.FirmwareVariables)
-	if err != nil {
-		t.Fatalf("%v (Debian's package ovmf has it)", err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "vars"), vars, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	// Always emulated, so that it is the same machine wherever the test runs.
 	what := vm.Machine{
 		Accelerator: vm.TCG,
 		CPUs:        1,
 		MemoryBytes: 1 << 30,
-		Variables:   filepath.Join(dir, "vars"),
+		Variables:   variables(t, dir, vm.FirmwareVariables),
 		Disk:        vm.Disk{File: disk, Format: "raw"},
 		Monitor:     filepath.Join(dir, "monitor"),
 		Files:       map[string]string{},
@@ -109,6 +112,16 @@ func describe(t *testing.T, disk, userData string, card bool) vm.Machine {
 		what.Files[vm.UserData] = file
 	}
 	return what
+}
+
+// variables is a machine's own copy of the variables of UEFI.
+func variables(t *testing.T, dir, of string) string {
+	t.Helper()
+	file := filepath.Join(dir, "vars")
+	if out, err := exec.Command("cp", "--sparse=always", of, file).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s (Debian's packages ovmf and qemu-efi-aarch64 have it)", err, out)
+	}
+	return file
 }
 
 // kip is who launches a test's machine, as the cell c-1, and connects to its agent.

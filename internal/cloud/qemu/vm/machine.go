@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Program is QEMU for the machines that there are: amd64, as a q35.
+// Program is QEMU for machines of amd64, which are a q35.
 const Program = "qemu-system-x86_64"
 
 // Names of files in QEMU's firmware configuration, which the image reads.
@@ -48,6 +48,8 @@ const DisksBus = "disks.0"
 // Machine is a virtual machine. Its files are named as QEMU sees them from its working
 // folder; fields without a default are required.
 type Machine struct {
+	// Arch is amd64 unless it is ARM64.
+	Arch        string
 	Accelerator string
 	CPUs        int
 	MemoryBytes int64
@@ -107,7 +109,10 @@ type Card struct {
 
 // Args are QEMU's arguments. None is a secret: everybody on the host can read them.
 func (m Machine) Args() []string {
-	machine := "q35,usb=off,vmport=off"
+	machine, accelerate := "q35,usb=off,vmport=off", Accelerate(m.Accelerator)
+	if m.Arch == ARM64 {
+		machine, accelerate = machineARM64, []string{"-accel", "tcg,thread=multi", "-cpu", processorARM64}
+	}
 	if m.Hugepages {
 		machine += ",memory-backend=memory"
 	}
@@ -117,7 +122,7 @@ func (m Machine) Args() []string {
 		"-smp", strconv.Itoa(m.CPUs),
 		"-m", strconv.FormatInt(m.MemoryBytes>>20, 10),
 	}
-	args = append(args, Accelerate(m.Accelerator)...)
+	args = append(args, accelerate...)
 	args = append(args, m.boot()...)
 	args = append(args, m.devices()...)
 	if m.Hugepages {
@@ -158,8 +163,12 @@ func (m Machine) boot() []string {
 	if k := m.Kernel; k != nil {
 		return []string{"-kernel", k.Linux, "-initrd", k.Initrd, "-append", k.Arguments}
 	}
+	code := FirmwareCode
+	if m.Arch == ARM64 {
+		code = FirmwareCodeARM64
+	}
 	return []string{
-		"-drive", "if=pflash,format=raw,readonly=on,file=" + escape(FirmwareCode),
+		"-drive", "if=pflash,format=raw,readonly=on,file=" + escape(code),
 		"-drive", "if=pflash,format=raw,file=" + escape(m.Variables),
 	}
 }

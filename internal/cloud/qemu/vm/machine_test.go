@@ -54,6 +54,13 @@ func TestArgumentsSayWhatTheMachineIs(t *testing.T) {
 			t.Errorf("%s in %s", no, text)
 		}
 	}
+	m.Arch = ARM64
+	text = strings.Join(m.Args(), " ")
+	if want := "-machine virt,gic-version=3,usb=off,memory-backend=memory "; !strings.Contains(text, want) || m.Program() != ProgramARM64 ||
+		!strings.Contains(text, "-cpu neoverse-n1 ") || !strings.Contains(text, "readonly=on,file="+FirmwareCodeARM64) {
+		t.Errorf("a machine for arm64 is one of %s: %s", m.Program(), text)
+	}
+	m.Arch = ""
 	if !slices.Contains(m.Args(), "-no-reboot") {
 		t.Error("a machine that panics would start again")
 	}
