@@ -134,9 +134,11 @@ image-programs: $(IMAGED:%=$(BIN)/%)
 
 IMAGE_FORMATS ?= raw,qcow2,tar.gz,vhd
 IMAGE_GONE ?= fail
+# nvidia for an image with the driver of NVIDIA. It is of the command line alone: the environment of some machines has a VARIANT.
+VARIANT :=
 .PHONY: image
-image: $(IMAGE_NEEDS) ## the boot image of cells, into bin/image (IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=, IMAGE_GONE=)
-	@$(BIN)/kip-image build -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -formats=$(IMAGE_FORMATS) -out=$(BIN)/image -gone=$(IMAGE_GONE)
+image: $(IMAGE_NEEDS) ## the boot image of cells, into bin/image (VARIANT=nvidia, IMAGE_ARCH=, IMAGE_PROGRAMS=, IMAGE_FORMATS=, IMAGE_GONE=)
+	@$(BIN)/kip-image build -arch=$(IMAGE_ARCH) -variant='$(VARIANT)' -programs=$(IMAGE_PROGRAMS) -formats=$(IMAGE_FORMATS) -out=$(BIN)/image -gone=$(IMAGE_GONE)
 
 .PHONY: agent
 agent: $(IMAGE_NEEDS) ## the agent for a Linux of one's own, bin/image/kip-agent-ARCH.tar.gz (IMAGE_ARCH=, IMAGE_PROGRAMS=)
@@ -179,7 +181,7 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot boot-arm64 qemu conformance-subset other-worlds
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -307,13 +309,19 @@ tutorial: build test-tools ## the README's first command and the tutorial, as a 
 
 .PHONY: boot
 boot: build test-tools run-image ## the boot image on emulated machines: agent, power button, one life, bad starts; as root
-	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) -skip '^TestARM64' ./test/boot
+	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) -skip '^Test(ARM64|NVIDIA)' ./test/boot
 
 .PHONY: boot-arm64
 boot-arm64: build test-tools ## the boot image for arm64 on an emulated machine: agent, kubelet, power button; as root
 	@hack/prerequisites --emulate arm64
 	@$(MAKE) --no-print-directory image IMAGE_ARCH=arm64 IMAGE_FORMATS=raw IMAGE_GONE=newest
 	@CGO_ENABLED=0 hack/run-tests boot-arm64 . $(WORLD) -run '^TestARM64' ./test/boot
+
+.PHONY: boot-nvidia
+boot-nvidia: build test-tools ## the boot image with NVIDIA's driver on an emulated machine without a GPU; as root
+	@hack/prerequisites --boot
+	@$(MAKE) --no-print-directory image VARIANT=nvidia IMAGE_FORMATS=raw IMAGE_GONE=newest
+	@CGO_ENABLED=0 hack/run-tests boot-nvidia . $(WORLD) -run '^TestNVIDIA' ./test/boot
 
 .PHONY: qemu
 qemu: build test-tools run-image ## virtual machines: the cloud of this host, and pods on them; as root

@@ -18,6 +18,7 @@ import (
 	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/image/boot"
 	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/image/nvidia"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -63,6 +64,7 @@ func build(ctx context.Context, args []string) error {
 	o := boot.Options{Version: version.String(), Progress: func(step string) { fmt.Fprintln(os.Stderr, step) }}
 	flags := flag.NewFlagSet("kip-image build", flag.ExitOnError)
 	flags.StringVar(&o.Arch, "arch", runtime.GOARCH, "`architecture` of the image: amd64 or arm64")
+	flags.StringVar(&o.Variant, "variant", "", "`variant` of the image: nvidia, which has NVIDIA's driver, or none")
 	flags.StringVar(&o.Programs, "programs", "bin", "`folder` with Kip's programs for that architecture")
 	flags.StringVar(&o.Out, "out", "bin/image", "`folder` of the image")
 	flags.StringVar(&o.Cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
@@ -79,13 +81,20 @@ func build(ctx context.Context, args []string) error {
 	if o.Lock, err = debian.Pinned(); err != nil {
 		return err
 	}
+	if o.VariantLock, err = debian.PinnedNVIDIA(); err != nil {
+		return err
+	}
 	if *gone != "fail" && *gone != "newest" {
 		return fmt.Errorf("-gone=%s: want fail or newest", *gone)
 	}
 	m, err := boot.Build(ctx, o)
 	if errors.Is(err, debian.ErrGone) && *gone == "newest" {
 		fmt.Fprintf(os.Stderr, "%v\nThe image is built of Debian's newest versions, not of those of the lock.\n", err)
-		if o.Lock, err = debian.Resolve(ctx, o.Mirrors, *keyring, boot.Packages, o.Arch); err == nil {
+		o.Lock, err = debian.Resolve(ctx, o.Mirrors, *keyring, boot.Packages, o.Arch)
+		if err == nil && o.Variant != "" {
+			o.VariantLock, err = debian.Resolve(ctx, o.Mirrors, *keyring, nvidia.Packages(), o.Arch)
+		}
+		if err == nil {
 			m, err = boot.Build(ctx, o)
 		}
 	}
@@ -124,6 +133,7 @@ func agent(_ context.Context, args []string) error {
 func lock(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("kip-image lock", flag.ExitOnError)
 	file := flags.String("file", "image/debian/packages.lock", "`file` to write")
+	fileNVIDIA := flags.String("nvidia-file", "image/debian/nvidia.lock", "`file` to write of what images with NVIDIA's driver have besides")
 	mirrors := mirrorFlags(flags)
 	keyring := flags.String("keyring", debianKeys,
 		"`file` with Debian's keys (package debian-archive-keyring)")
@@ -134,7 +144,11 @@ func lock(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(*file, []byte(l.String()), 0o644)
+	besides, err := debian.Resolve(ctx, mirrors, *keyring, nvidia.Packages(), nvidia.Arch)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(*file, []byte(l.String()), 0o644), os.WriteFile(*fileNVIDIA, []byte(besides.String()), 0o644))
 }
 
 // mirrorFlags adds those that name mirrors of Debian's archives, which they set.

@@ -21,6 +21,7 @@ func publish(ctx context.Context, args []string) error {
 	flags.StringVar(&cfg.Endpoint, "endpoint", "", "`URL` of another API than the cloud's own")
 	dir := flags.String("image", "bin/image", "`folder` of the image, with its form raw")
 	arch := flags.String("arch", runtime.GOARCH, "`architecture` of the image: amd64 or arm64")
+	variant := flags.String("variant", "", "`variant` of the image: nvidia, or none")
 	removeOld := flags.Bool("remove-old", false, "then remove what was published before, but for images of which there are instances")
 	if err := parse(flags, args); err != nil {
 		return err
@@ -28,7 +29,7 @@ func publish(ctx context.Context, args []string) error {
 	if *cloud != "aws" {
 		return fmt.Errorf("-cloud=%s: want aws", *cloud)
 	}
-	m, err := boot.ReadManifest(*dir, *arch)
+	m, err := boot.ReadVariant(*dir, *arch, *variant)
 	if err != nil {
 		return err
 	}
@@ -40,18 +41,21 @@ func publish(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	id, err := p.Publish(ctx, images.Image{
+	image := images.Image{
 		File:    filepath.Join(*dir, raw.Name),
 		SHA256:  raw.SHA256,
 		Arch:    m.Arch,
 		Version: m.Version,
-	})
+		Variant: m.Variant,
+		GPUs:    m.GPUs,
+	}
+	id, err := p.Publish(ctx, image)
 	if err != nil {
 		return err
 	}
 	fmt.Println(id)
 	if *removeOld {
-		return p.RemoveOld(ctx, m.Arch, id)
+		return p.RemoveOld(ctx, image.Kind(), id)
 	}
 	return nil
 }

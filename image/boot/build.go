@@ -43,6 +43,8 @@ var (
 type Options struct {
 	// Arch is amd64 or arm64, whatever this machine is.
 	Arch string
+	// Variant is what the image has besides: "" for nothing, nvidia.Variant for NVIDIA's driver.
+	Variant string
 	// Version is Kip's.
 	Version string
 	// Programs is the folder with what make builds: the itzos, itzo-boot, runc, portmap
@@ -51,7 +53,9 @@ type Options struct {
 	// Lock pins Debian's packages. They are fetched from Mirrors, and kept in Cache.
 	Lock    debian.Lock
 	Mirrors debian.Mirrors
-	Cache   string
+	// VariantLock pins the packages of the Variant.
+	VariantLock debian.Lock
+	Cache       string
 	// Out is the folder of the image, and Formats the forms that are wanted.
 	Out     string
 	Formats []string
@@ -60,6 +64,8 @@ type Options struct {
 
 	// unit is of what the disk's size is a multiple; 0 for diskUnit.
 	unit int64
+	// modules builds the variant's kernel modules; nil for what its package does.
+	modules func(context.Context) (map[string][]byte, error)
 }
 
 // own are Kip's programs in the root, by their names in Options.Programs.
@@ -86,7 +92,7 @@ func (o Options) build(ctx context.Context) (Manifest, error) {
 	if efiNames[o.Arch] == "" {
 		return Manifest{}, fmt.Errorf("there are images for %s only", strings.Join(slices.Sorted(maps.Keys(efiNames)), " and "))
 	}
-	if err := checkFormats(o.Formats); err != nil {
+	if err := errors.Join(o.checkVariant(), checkFormats(o.Formats)); err != nil {
 		return Manifest{}, err
 	}
 	if o.unit == 0 {
@@ -115,13 +121,22 @@ func (o Options) build(ctx context.Context) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
-	all, err := k.choose(ctx, o.Arch, func(use) bool { return true })
+	d, err := o.driver(ctx, k)
 	if err != nil {
 		return Manifest{}, err
 	}
+	all, err := k.choose(ctx, o.uses(), o.Arch, func(use) bool { return true })
+	if err != nil {
+		return Manifest{}, err
+	}
+	packages = append(packages, d.packages...)
 	m := o.manifest(k, packages, programs)
+	m.GPUs = d.gpus
 	root, err := o.rootTree(files, programs)
 	if err != nil {
+		return Manifest{}, err
+	}
+	if err := d.addTo(root, o.Arch, files); err != nil {
 		return Manifest{}, err
 	}
 	k.install(root, all)
@@ -166,6 +181,7 @@ func (o Options) manifest(k *kernel, packages debian.Lock, programs map[string][
 	m := Manifest{
 		Version:    o.Version,
 		Arch:       o.Arch,
+		Variant:    o.Variant,
 		Kernel:     k.release,
 		Kubernetes: version.Kubernetes,
 		Arguments:  arguments[o.Arch],
@@ -181,7 +197,7 @@ func (o Options) manifest(k *kernel, packages debian.Lock, programs map[string][
 	for p, b := range programs {
 		m.Programs["/"+p] = digest(b)
 	}
-	for _, u := range uses {
+	for _, u := range o.uses() {
 		if u.archs == nil || slices.Contains(u.archs, o.Arch) {
 			m.Modules[u.why] = u.names
 		}
@@ -266,7 +282,12 @@ func (o Options) write(ctx context.Context, m Manifest, root tree, bill []byte, 
 }
 
 // name is that of all outputs, before their suffix.
-func (o Options) name() string { return "kip-cell-" + o.Arch }
+func (o Options) name() string {
+	if o.Variant != "" {
+		return "kip-cell-" + o.Arch + "-" + o.Variant
+	}
+	return "kip-cell-" + o.Arch
+}
 
 // output writes a raw disk in one form.
 func (o Options) output(tmp, format string, raw *os.File, size int64) (Output, error) {
@@ -304,7 +325,7 @@ func (o Options) output(tmp, format string, raw *os.File, size int64) (Output, e
 // efi is the program that firmware starts: the kernel, its arguments and its first
 // file system.
 func (o Options) efi(ctx context.Context, m Manifest, k *kernel, files debian.Files) ([]byte, error) {
-	early, err := k.choose(ctx, o.Arch, func(u use) bool { return u.early })
+	early, err := k.choose(ctx, uses, o.Arch, func(u use) bool { return u.early })
 	if err != nil {
 		return nil, err
 	}

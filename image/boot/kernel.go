@@ -33,6 +33,8 @@ type module struct {
 	// packed is what the package has, content the same decompressed.
 	packed, content []byte
 	needs, aliases  []string
+	// magic is that of the kernel for which it was built, and version its own.
+	magic, version string
 }
 
 // moduleName is a module's, of its file or of what somebody calls it.
@@ -107,6 +109,10 @@ func (k *kernel) open(ctx context.Context, name string) (module, error) {
 			}
 		case "alias":
 			m.aliases = append(m.aliases, value)
+		case "vermagic":
+			m.magic = strings.TrimSpace(value)
+		case "version":
+			m.version = value
 		}
 	}
 	for i, n := range m.needs {
@@ -117,7 +123,7 @@ func (k *kernel) open(ctx context.Context, name string) (module, error) {
 }
 
 // choose returns the modules of some uses and all that these need, by name.
-func (k *kernel) choose(ctx context.Context, arch string, of func(use) bool) (map[string]module, error) {
+func (k *kernel) choose(ctx context.Context, uses []use, arch string, of func(use) bool) (map[string]module, error) {
 	out := map[string]module{}
 	var add func(name string) error
 	add = func(name string) error {

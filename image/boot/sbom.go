@@ -21,10 +21,13 @@ import (
 // Manifest says what an image is made of. It lies beside the image and, without
 // Outputs and EFI, in it.
 type Manifest struct {
-	Version    string `json:"version"`
-	Arch       string `json:"arch"`
-	Kernel     string `json:"kernel"`
-	Kubernetes string `json:"kubernetes"`
+	Version string `json:"version"`
+	Arch    string `json:"arch"`
+	// Variant is what the image has besides, such as "nvidia", and GPUs the models that it then drives.
+	Variant    string   `json:"variant,omitempty"`
+	GPUs       []string `json:"gpus,omitempty"`
+	Kernel     string   `json:"kernel"`
+	Kubernetes string   `json:"kubernetes"`
 	// Arguments are the kernel's, but for the root's ID.
 	Arguments string `json:"arguments"`
 	// Packages are Debian's, with their versions.
@@ -83,11 +86,14 @@ type Output struct {
 	SHA256    string `json:"sha256"`
 }
 
-// ReadManifest reads the manifest of the image for an architecture that was built into a
-// folder.
-func ReadManifest(dir, arch string) (Manifest, error) {
+// ReadManifest reads the manifest of the image for an architecture, without a variant, that was built
+// into a folder.
+func ReadManifest(dir, arch string) (Manifest, error) { return ReadVariant(dir, arch, "") }
+
+// ReadVariant reads that of an image of a variant.
+func ReadVariant(dir, arch, variant string) (Manifest, error) {
 	var m Manifest
-	file := filepath.Join(dir, Options{Arch: arch}.name()+manifestSuffix)
+	file := filepath.Join(dir, Options{Arch: arch, Variant: variant}.name()+manifestSuffix)
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return m, fmt.Errorf("read what image there is (make image builds one): %w", err)
@@ -95,15 +101,15 @@ func ReadManifest(dir, arch string) (Manifest, error) {
 	if err := json.Unmarshal(b, &m); err != nil {
 		return m, fmt.Errorf("read %s: %w", file, err)
 	}
-	if m.Arch != arch {
-		return m, fmt.Errorf("%s is of an image for %q, not for %s", file, m.Arch, arch)
+	if m.Arch != arch || m.Variant != variant {
+		return m, fmt.Errorf("%s is of an image for %q with the variant %q, not for %s with %q", file, m.Arch, m.Variant, arch, variant)
 	}
 	return m, nil
 }
 
 // Output is the image's file of a form.
 func (m Manifest) Output(format string) (Output, error) {
-	name := Options{Arch: m.Arch}.name() + formats[format].suffix
+	name := Options{Arch: m.Arch, Variant: m.Variant}.name() + formats[format].suffix
 	for _, o := range m.Outputs {
 		if o.Name == name {
 			return o, nil
@@ -179,7 +185,7 @@ func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte,
 		Version:  "SPDX-2.3",
 		License:  "CC0-1.0",
 		ID:       "SPDXRef-DOCUMENT",
-		Name:     "kip-cell-" + m.Arch,
+		Name:     Options{Arch: m.Arch, Variant: m.Variant}.name(),
 		Creation: spdxCreation{Created: "1970-01-01T00:00:00Z", Creators: []string{"Tool: kip-image"}},
 		Packages: []spdxPackage{
 			{ID: image, Name: "kip-cell", Version: m.Version, Location: "NOASSERTION"},

@@ -75,6 +75,12 @@ var pinned []byte
 // Pinned returns the lock that this program was built with.
 func Pinned() (Lock, error) { return ParseLock(pinned) }
 
+//go:embed nvidia.lock
+var pinnedNVIDIA []byte
+
+// PinnedNVIDIA returns the lock of the further packages of images with NVIDIA's driver.
+func PinnedNVIDIA() (Lock, error) { return ParseLock(pinnedNVIDIA) }
+
 // lockHead explains the file to who reads it.
 const lockHead = "# Debian's packages of the boot image, pinned. Written by kip-image lock.\n" +
 	"# architecture name version bytes sha256 archive path\n"

@@ -29,8 +29,11 @@ import (
 
 // Tags of images and their snapshots.
 const (
-	// TagArch marks what this package made, with the image's architecture.
+	// TagArch marks what this package made, with the image's architecture and its variant: "amd64",
+	// "amd64-nvidia". So no image of another kind is taken for an older one.
 	TagArch = "KipImage"
+	// TagGPUs has the models of GPUs that an image with a driver drives, with spaces between them.
+	TagGPUs = "KipImageGPUs"
 	// TagDigest is the SHA-256 of the disk, in hex, and TagVersion Kip's version.
 	TagDigest  = "KipImageDigest"
 	TagVersion = "KipImageVersion"
@@ -83,6 +86,17 @@ type Image struct {
 	File, SHA256 string
 	Arch         string // amd64 or arm64
 	Version      string // Kip's
+	// Variant is what it has besides, and GPUs what it drives then; "" for nothing.
+	Variant string
+	GPUs    []string
+}
+
+// Kind returns the image's architecture and its variant, as TagArch has them.
+func (i Image) Kind() string {
+	if i.Variant != "" {
+		return i.Arch + "-" + i.Variant
+	}
+	return i.Arch
 }
 
 // New reads the settings of AWS, and asks nothing yet.
@@ -149,7 +163,7 @@ func (p *Publisher) Publish(ctx context.Context, i Image) (id string, err error)
 
 func (p *Publisher) publish(ctx context.Context, i Image, disk *os.File, size int64) (string, error) {
 	same := tag(TagDigest, i.SHA256)
-	known, err := p.images(ctx, tag(TagArch, i.Arch), same)
+	known, err := p.images(ctx, tag(TagArch, i.Kind()), same)
 	if err != nil {
 		return "", err
 	}
@@ -159,8 +173,11 @@ func (p *Publisher) publish(ctx context.Context, i Image, disk *os.File, size in
 			return id, p.available(ctx, id)
 		}
 	}
-	tags := map[string]string{TagArch: i.Arch, TagDigest: i.SHA256, TagVersion: i.Version, "Name": name(i)}
-	snapshot, err := p.snapshotOf(ctx, same, tag(TagArch, i.Arch))
+	tags := map[string]string{TagArch: i.Kind(), TagDigest: i.SHA256, TagVersion: i.Version, "Name": name(i)}
+	if len(i.GPUs) > 0 {
+		tags[TagGPUs] = strings.Join(i.GPUs, " ")
+	}
+	snapshot, err := p.snapshotOf(ctx, same, tag(TagArch, i.Kind()))
 	if err == nil && snapshot == "" {
 		snapshot, err = p.upload(ctx, disk, size, tags)
 	}
@@ -203,7 +220,7 @@ const maxVersion = 80
 // name is the image's: of what its disk is, so that another has another.
 func name(i Image) string {
 	version := noName.ReplaceAllString(i.Version, "-")
-	return fmt.Sprintf("kip-cell-%s-%s-%.12s", i.Arch, version[:min(len(version), maxVersion)], i.SHA256)
+	return fmt.Sprintf("kip-cell-%s-%s-%.12s", i.Kind(), version[:min(len(version), maxVersion)], i.SHA256)
 }
 
 // snapshotOf returns the complete snapshot of a disk that an earlier run has made, "" where
@@ -267,10 +284,10 @@ func (p *Publisher) wait(ctx context.Context, what string, look func() (done boo
 	}
 }
 
-// RemoveOld removes the images of an architecture that this package has published before
+// RemoveOld removes the images of a kind that this package has published before
 // one, but for those of which an instance is there, and then the snapshots that no image has.
-func (p *Publisher) RemoveOld(ctx context.Context, arch, keep string) error {
-	mine := tag(TagArch, arch)
+func (p *Publisher) RemoveOld(ctx context.Context, kind, keep string) error {
+	mine := tag(TagArch, kind)
 	all, err := p.images(ctx, mine)
 	if err != nil {
 		return fmt.Errorf("remove older images: %w", err)

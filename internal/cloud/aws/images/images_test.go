@@ -442,3 +442,29 @@ func TestOlderImagesAreRemovedButForThoseInUse(t *testing.T) {
 		t.Errorf("the documented policy allows what nobody needs: %v", unused)
 	}
 }
+
+// A plain image and one with a driver are both in use: neither is an older one of the other.
+func TestImagesOfTwoVariantsStayBesideEachOther(t *testing.T) {
+	r := newRegion(t)
+	plain, _ := r.disk("plain")
+	driver, _ := r.disk("driver")
+	driver.Variant, driver.GPUs = "nvidia", []string{"T4", "L4"}
+	for _, i := range []Image{plain, driver, plain} {
+		id := r.publish(i)
+		if err := r.publisher(2*uploadLimit, r.transport()).RemoveOld(t.Context(), i.Kind(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := r.published()
+	if len(all) != 2 || len(r.model.Snapshots()) != 2 {
+		t.Fatalf("there are %+v and %d snapshots; said %q", all, len(r.model.Snapshots()), r.said)
+	}
+	slices.SortFunc(all, func(a, b ec2.Image) int { return strings.Compare(a.Name, b.Name) })
+	if name := all[0].Name; name != "kip-cell-amd64-nvidia-driver-"+driver.SHA256[:12] || all[0].Tags[TagArch] != "amd64-nvidia" ||
+		all[0].Tags[TagGPUs] != "T4 L4" {
+		t.Errorf("the one with a driver is %s, %v", name, all[0].Tags)
+	}
+	if name := all[1].Name; name != "kip-cell-amd64-plain-"+plain.SHA256[:12] || all[1].Tags[TagArch] != "amd64" || all[1].Tags[TagGPUs] != "" {
+		t.Errorf("the other is %s, %v", name, all[1].Tags)
+	}
+}
