@@ -199,24 +199,21 @@ type image struct {
 	id         string
 	rootDevice string
 	gib        int32 // the least size of its disk
-	kips       bool  // it is Kip's own, as its tags say
 	bios       bool  // it boots by a BIOS alone
 	uefi       bool  // it boots by UEFI alone
+	making
 }
 
-// tagKipImage is what a published image of Kip's has, as images.TagArch says. Accounts do
-// not see the tags of each other's.
-const tagKipImage = "KipImage"
-
 // image finds what a launch boots: by its ID, or the newest that is called so, of an owner
-// or of the account itself, for its type's architecture. It is remembered until the next catalogue.
+// or of the account itself, for its type's architecture and its devices. It is remembered until the next catalogue.
 func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	spec, arch := of.Image, of.Arch
 	in, err := findImages(spec, arch)
 	if err != nil {
 		return image{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("cells.bootImageSpec: %w", err))
 	}
-	key := fmt.Sprint(spec, " ", arch) // in the order of its keys
+	devices := c.wantsDriver(of)
+	key := fmt.Sprint(spec, " ", arch, " ", devices) // in the order of its keys
 	c.mu.Lock()
 	known, ok := c.images[key]
 	c.mu.Unlock()
@@ -227,13 +224,7 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	if err != nil {
 		return image{}, fmt.Errorf("find the image %v: %w", spec, classify(err, cloud.Scope{}))
 	}
-	var newest types.Image
-	for _, i := range out.Images {
-		// The times are all of one form, RFC 3339 in UTC.
-		if newest.ImageId == nil || aws.ToString(i.CreationDate) > aws.ToString(newest.CreationDate) {
-			newest = i
-		}
-	}
+	newest := newestOf(out.Images, devices)
 	unfit := func(format string, args ...any) error {
 		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: of.InstanceType}, fmt.Errorf(format, args...))
 	}
@@ -252,8 +243,8 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 		rootDevice: aws.ToString(newest.RootDeviceName),
 		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
 		uefi:       newest.BootMode == types.BootModeValuesUefi,
+		making:     madeAs(newest),
 	}
-	found.kips = slices.ContainsFunc(newest.Tags, func(t types.Tag) bool { return aws.ToString(t.Key) == tagKipImage })
 	for _, d := range newest.BlockDeviceMappings {
 		switch name := aws.ToString(d.DeviceName); {
 		case d.Ebs == nil:

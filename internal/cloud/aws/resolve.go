@@ -63,9 +63,8 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 		return cloud.Resolved{}, cloud.No(cloud.ErrUnfit, cloud.Scope{}, fmt.Errorf("nobody can log in on image %s, which is Kip's own,"+
 			" and cells.cloudInitFile has users or their keys: want none, or an image of your own", boot.id))
 	}
-	if s.Devices && boot.kips {
-		return cloud.Resolved{}, cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: s.InstanceType}, fmt.Errorf("image %s, which is Kip's own,"+
-			" has no drivers of GPUs and other accelerators: want an image of your own that has (docs/own-image.md)", boot.id))
+	if err := c.checkDriver(boot, s); err != nil {
+		return cloud.Resolved{}, err
 	}
 	more, err := c.groupIDs(ctx, n.vpc, s.SecurityGroups)
 	if err != nil {

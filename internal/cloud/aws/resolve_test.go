@@ -206,7 +206,7 @@ func TestWhatALaunchNeedsOfItsImageKipsOwnHasNot(t *testing.T) {
 		s := request("t", 1).LaunchSpec
 		s.Devices, s.Image = true, map[string]string{imageID: image}
 		_, err := open(t, settings(url)).Resolve(t.Context(), s)
-		unfit := errors.Is(err, cloud.ErrUnfit) && strings.Contains(err.Error(), "image "+image+", which is Kip's own, has no drivers of GPUs")
+		unfit := errors.Is(err, cloud.ErrUnfit) && strings.Contains(err.Error(), "image "+image+", which is Kip's own, has no driver of GPUs")
 		if unfit != kips || !unfit && err != nil {
 			t.Errorf("image %s for a pod with GPUs: %v", image, err)
 		}

@@ -1,0 +1,117 @@
+package aws
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// What a published image of Kip's has in its tags, as images.TagArch and images.TagGPUs say. Accounts do
+// not see the tags of each other's.
+const (
+	tagKipImage     = "KipImage"
+	tagKipImageGPUs = "KipImageGPUs"
+)
+
+// making is what the tags of an image say of it.
+type making struct {
+	kips    bool     // it is Kip's own
+	variant string   // what it has besides: "nvidia"
+	gpus    []string // the models that its driver drives
+}
+
+func madeAs(i types.Image) (k making) {
+	tags := mapOf(i.Tags)
+	value, kips := tags[tagKipImage]
+	_, variant, _ := strings.Cut(value, "-")
+	return making{kips: kips, variant: variant, gpus: strings.Fields(tags[tagKipImageGPUs])}
+}
+
+// newestOf returns the newest of images; its ID is nil if there is none. Of Kip's own, those with a driver are for machines
+// with devices, and those without one for all others. One of the wrong kind is taken only if there is no other.
+func newestOf(all []types.Image, devices bool) types.Image {
+	fits := func(i types.Image) bool {
+		k := madeAs(i)
+		return !k.kips || (k.variant != "") == devices
+	}
+	var found types.Image
+	for _, i := range all {
+		// The times are all of one form, RFC 3339 in UTC.
+		if found.ImageId == nil || fits(i) && !fits(found) ||
+			fits(i) == fits(found) && aws.ToString(i.CreationDate) > aws.ToString(found.CreationDate) {
+			found = i
+		}
+	}
+	return found
+}
+
+// typeNamed returns the catalogue's type of a name. It returns false if the catalogue was not read yet, or has none.
+func (c *Cloud) typeNamed(name string) (catalog.InstanceType, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == name })
+	if n < 0 {
+		return catalog.InstanceType{}, false
+	}
+	return c.sold[n], true
+}
+
+// wantsDriver reports whether a launch is to boot an image with a driver: its pod asks for devices, or its machine has
+// GPUs, since a standby cell has no pod yet.
+func (c *Cloud) wantsDriver(s cloud.LaunchSpec) bool {
+	t, _ := c.typeNamed(s.InstanceType)
+	return s.Devices || len(t.GPUs) > 0
+}
+
+// ofParts are the families whose machines have a part of a GPU, which NVIDIA's GRID driver alone drives. Source: EC2 User
+// Guide, "NVIDIA drivers for your Amazon EC2 instance", the table of drivers by instance type, as quoted in
+// github.com/awslabs/amazon-eks-ami/issues/2443.
+var ofParts = []string{"g6f", "gr6f"}
+
+// checkDriver refuses a launch whose pod asks for devices if the image is Kip's own and does not drive them.
+func (c *Cloud) checkDriver(boot image, s cloud.LaunchSpec) error {
+	if !s.Devices || !boot.kips {
+		return nil
+	}
+	t, known := c.typeNamed(s.InstanceType)
+	models := map[string]bool{}
+	for _, g := range t.GPUs {
+		models[g.Model] = true
+	}
+	unfit := func(format string, args ...any) error {
+		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: s.InstanceType}, fmt.Errorf(format, args...))
+	}
+	ownImage := "an image of your own that has it (docs/own-image.md)"
+	switch {
+	case known && len(models) == 0:
+		return unfit("image %s, which is Kip's own, has no driver of the accelerators of %s: want %s", boot.id, s.InstanceType, ownImage)
+	case boot.variant == "" && s.Arch == "arm64":
+		return unfit("image %s, which is Kip's own, has no driver of GPUs, and there is none of Kip's for arm64 that has: want %s",
+			boot.id, ownImage)
+	case boot.variant == "":
+		return unfit("image %s, which is Kip's own, has no driver of GPUs: run make image VARIANT=nvidia IMAGE_FORMATS=raw and"+
+			" bin/kip-image publish -cloud=aws -variant=nvidia, and name the images in cells.bootImageSpec such that it is found,"+
+			" as kip-cell-* does (docs/gpus.md); or want %s", boot.id, ownImage)
+	}
+	another := func(has string) error {
+		return cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: s.InstanceType}, fmt.Errorf("image %s, which is Kip's own, has a driver"+
+			" of whole GPUs of the models %s, and %s has %s: want another type, or %s", boot.id, strings.Join(boot.gpus, ", "), s.InstanceType,
+			has, ownImage))
+	}
+	if family, _, _ := strings.Cut(s.InstanceType, "."); slices.Contains(ofParts, family) {
+		return another("a part of one")
+	}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		if !slices.Contains(boot.gpus, model) {
+			return another(model)
+		}
+	}
+	return nil
+}
