@@ -71,7 +71,7 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 	}
 	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
 	if name == agentapi.ResourceGPU {
-		lacks += "the image's driver, its device nodes and libraries, is what gives them"
+		lacks += "the driver of the cell's image gives them, and kipctl console " + e.id + " shows what it says"
 	} else {
 		what = "accelerators"
 		lacks += "of Kip's own a cell offers " + string(agentapi.ResourceGPU) + " alone, so a device plugin in its image is to offer these"

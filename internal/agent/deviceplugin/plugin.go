@@ -130,7 +130,7 @@ func (p *Plugin) look(ctx context.Context) {
 	p.note("make the nodes of the GPUs", p.o.Machine.MakeNodes())
 	found := p.o.Machine.GPUs()
 	if len(found) == 0 && len(p.devices) == 0 {
-		p.note("look for GPUs", errors.New("none can be used: either the image has no driver, or the driver has not found its GPU yet"))
+		p.note("look for GPUs", fmt.Errorf("none can be used: %w", p.o.Machine.Lacks()))
 		return
 	}
 	spec := p.o.Machine.Spec(found)

@@ -195,6 +195,23 @@ func (m Machine) HasDriver() bool {
 	return known
 }
 
+// moduleLists are what the machine's kernels can load.
+const moduleLists = modulesDir + "/*/modules.dep"
+
+// Lacks returns why a machine that has a GPU has none that can be used.
+func (m Machine) Lacks() error {
+	if m.HasDriver() {
+		return errors.New("the driver has found no GPU that it can drive: the kernel's log has what it says")
+	}
+	lists, _ := filepath.Glob(m.path(moduleLists)) // the pattern is good
+	for _, list := range lists {
+		if b, err := os.ReadFile(list); err == nil && strings.Contains(string(b), "/nvidia.ko") {
+			return errors.New("the driver is not loaded: it is built for another kernel, or drives no such GPU; the kernel's log has why")
+		}
+	}
+	return errors.New("the image has no driver: want one with the kernel modules nvidia and nvidia-uvm")
+}
+
 // HasUVM says whether the kernel has the module by which CUDA shares memory with a GPU. No
 // device asks for that module, so it is loaded by name.
 func (m Machine) HasUVM() bool {

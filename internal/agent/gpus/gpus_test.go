@@ -309,3 +309,21 @@ func TestLibrariesAreThoseOfTheFirstFolderThatHasSome(t *testing.T) {
 		})
 	}
 }
+
+func TestWhyNoGPUCanBeUsedIsSaid(t *testing.T) {
+	for want, files := range map[string]map[string]string{
+		"the image has no driver":  {"/lib/modules/6.12/modules.dep": "kernel/fs/xfs.ko:\n"},
+		"the driver is not loaded": {"/lib/modules/6.12/modules.dep": "updates/nvidia.ko:\nupdates/nvidia-uvm.ko: updates/nvidia.ko\n"},
+		"the driver has found no GPU": {
+			"/lib/modules/6.12/modules.dep": "updates/nvidia.ko:\n", "/proc/driver/nvidia/gpus/0000:00:1e.0/information": "Model: Tesla T4\n",
+		},
+	} {
+		m := newMachine(t)
+		for name, text := range files {
+			m.file(name, text)
+		}
+		if err := m.Lacks(); !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("with %v: %v; want %s", files, err, want)
+		}
+	}
+}
