@@ -39,8 +39,9 @@ func withDriver(t *testing.T, more map[string]string) Options {
 	kernel["usr/lib/modules/"+release+"/kernel/drivers/overlay.ko"] = moduleFile("vermagic=" + magic)
 	tools[libs+"libm.so.6"] = string(program{machine: elf.EM_X86_64}.bytes())
 	o := world(t, kernel, tools)
+	smi := program{machine: elf.EM_X86_64, loader: "/lib64/ld.so", needs: []string{"libm.so.6"}}
 	files := map[string]string{
-		"usr/lib/nvidia/current/nvidia-smi":           string(program{machine: elf.EM_X86_64, loader: "/lib64/ld.so", needs: []string{"libm.so.6"}}.bytes()),
+		"usr/lib/nvidia/current/nvidia-smi":           string(smi.bytes()),
 		"usr/lib/firmware/nvidia/550.1/gsp_tu10x.bin": "turing",
 		"usr/lib/firmware/nvidia/550.1/gsp_ga10x.bin": "ampere",
 	}
@@ -112,7 +113,8 @@ func TestTheVariantHasTheDriver(t *testing.T) {
 	}
 	deps, depsErr := fs.ReadFile(fsys, dir+"modules.dep")
 	aliases, aliasErr := fs.ReadFile(fsys, dir+"modules.alias")
-	if depsErr != nil || aliasErr != nil || !strings.Contains(string(deps), "updates/nvidia-uvm.ko: updates/nvidia.ko kernel/lib/libcrc32c.ko\n") ||
+	if depsErr != nil || aliasErr != nil ||
+		!strings.Contains(string(deps), "updates/nvidia-uvm.ko: updates/nvidia.ko kernel/lib/libcrc32c.ko\n") ||
 		!strings.Contains(string(aliases), "alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia\n") {
 		t.Errorf("the lists of modules are (%v, %v)\n%s\n%s", depsErr, aliasErr, deps, aliases)
 	}
@@ -149,7 +151,9 @@ func TestABuildWithAWrongDriverFails(t *testing.T) {
 		}
 	}
 	o := withDriver(t, nil)
-	for _, tc := range [][3]string{{"nvidia", "arm64", "there is one for amd64 only"}, {"amd", "amd64", `variant "amd": want nvidia, or none`}} {
+	for _, tc := range [][3]string{
+		{"nvidia", "arm64", "there is one for amd64 only"}, {"amd", "amd64", `variant "amd": want nvidia, or none`},
+	} {
 		o.Variant, o.Arch = tc[0], tc[1]
 		if _, err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), tc[2]) {
 			t.Errorf("variant %s for %s: %v, want %q", tc[0], tc[1], err, tc[2])

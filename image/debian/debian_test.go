@@ -292,7 +292,8 @@ func TestTheKernelsPackagesAreNamedByItsABI(t *testing.T) {
 		return map[string]string{Release: "Package: linux-image-cloud-amd64\nVersion: 6.12.118-1\nSize: 2\nSHA256: 3\nFilename: p\nDepends: " +
 			depends + "\n"}
 	}
-	if abi, err := kernelABI(t.Context(), list("linux-image-6.12.118+deb13-cloud-amd64 (= 6.12.118-1)"), "amd64"); err != nil || abi != "6.12.118+deb13" {
+	abi, err := kernelABI(t.Context(), list("linux-image-6.12.118+deb13-cloud-amd64 (= 6.12.118-1)"), "amd64")
+	if err != nil || abi != "6.12.118+deb13" {
 		t.Errorf("it is %q (%v)", abi, err)
 	}
 	if abi, err := kernelABI(t.Context(), list("initramfs-tools"), "amd64"); err == nil {

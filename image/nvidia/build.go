@@ -143,7 +143,9 @@ func (b Builder) unpack(ctx context.Context, packages debian.Lock, root string) 
 			return err
 		}
 	}
-	for link, to := range map[string]string{"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "usr/bin/awk": "mawk"} {
+	for link, to := range map[string]string{
+		"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "usr/bin/awk": "mawk",
+	} {
 		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
 			return err
 		}

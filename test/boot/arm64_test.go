@@ -46,8 +46,8 @@ func TestARM64BootsJoinsAndRunsTheKubelet(t *testing.T) {
 	begins := m.says("the agent begins")
 	agent, leave := k.join(m, k.token)
 	defer leave()
-	t.Logf("since the kernel started, in seconds: init %.1f, user space %.1f, agent %.1f", at(t, m.says("init begins")), at(t, m.says("first life")),
-		at(t, begins))
+	t.Logf("since the kernel started, in seconds: init %.1f, user space %.1f, agent %.1f",
+		at(t, m.says("init begins")), at(t, m.says("first life")), at(t, begins))
 
 	m.until("run a cloud-init file", func(ctx context.Context) error {
 		failures, err := agent.PutCloudInit(ctx, []byte(onARM64))

@@ -464,7 +464,8 @@ func TestImagesOfTwoVariantsStayBesideEachOther(t *testing.T) {
 		all[0].Tags[TagGPUs] != "T4 L4" {
 		t.Errorf("the one with a driver is %s, %v", name, all[0].Tags)
 	}
-	if name := all[1].Name; name != "kip-cell-amd64-plain-"+plain.SHA256[:12] || all[1].Tags[TagArch] != "amd64" || all[1].Tags[TagGPUs] != "" {
+	if name := all[1].Name; name != "kip-cell-amd64-plain-"+plain.SHA256[:12] || all[1].Tags[TagArch] != "amd64" ||
+		all[1].Tags[TagGPUs] != "" {
 		t.Errorf("the other is %s, %v", name, all[1].Tags)
 	}
 }
