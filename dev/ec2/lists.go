@@ -134,10 +134,10 @@ type typeXML struct {
 	BootModes     []string `xml:"supportedBootModes>item"`
 	Addresses     int      `xml:"networkInfo>ipv4AddressesPerInterface"`
 	GPUs          []gpuXML `xml:"gpuInfo>gpus>item,omitempty"`
-	Volumes       *ebsXML  `xml:"ebsInfo"`
+	Volumes       ebsXML   `xml:"ebsInfo"`
 }
 
-// ebsXML is of a type that says how many volumes it takes.
+// ebsXML says how many volumes a type takes.
 type ebsXML struct {
 	Limit string `xml:"attachmentLimitType"`
 	Most  int64  `xml:"maximumEbsAttachments"`
@@ -185,9 +185,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 		for _, g := range t.GPUs {
 			x.GPUs = append(x.GPUs, gpuXML{g.Model, g.Count})
 		}
-		if t.MaxDisks > 0 {
-			x.Volumes = &ebsXML{"dedicated", t.MaxDisks + 1} // with the root disk
-		}
+		x.Volumes.Most, x.Volumes.Limit = attachments(t)
 		if wanted.match(func(string) []string { return x.Architectures }) {
 			all = append(all, x)
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -528,15 +529,30 @@ func (m *Model) attachable(v *volume, i sim.Instance, device string, now time.Ti
 	return nil
 }
 
-// mostVolumes are how many a type takes besides its root disk. Source of 28 for a type's disks
-// and interfaces together: EC2 User Guide, "Amazon EBS volume limits for Amazon EC2 instances".
+// mostVolumes are how many a type takes besides its root disk.
 func (m *Model) mostVolumes(instanceType string) int {
 	for _, t := range m.cfg.Sim.Catalogue {
-		if t.Name == instanceType && t.MaxDisks > 0 {
-			return int(t.MaxDisks)
+		if t.Name == instanceType {
+			most, _ := attachments(t)
+			return int(most) - 1
 		}
 	}
-	return 26
+	return 0
+}
+
+// attachments returns how many volumes a type takes, the root disk included, and how EC2 calls that limit. A shared
+// one is of 28 for volumes, interfaces and the machine's own disks and accelerators; EC2 tells it without those, and
+// without one interface. Source: https://github.com/kubernetes-sigs/aws-ebs-csi-driver, pkg/cloud/limits, which is
+// made of EC2's answers: c5.large has 27, and g4dn.xlarge, with a GPU and a disk, 25. Types of the model have no disks.
+func attachments(t catalog.InstanceType) (most int64, limit string) {
+	if t.MaxDisks > 0 {
+		return t.MaxDisks + 1, "dedicated"
+	}
+	most = 27
+	for _, g := range t.GPUs {
+		most -= g.Count
+	}
+	return most, "shared"
 }
 
 // mayMove refuses a call about a volume and an instance that the caller may not make, or that names

@@ -192,33 +192,20 @@ func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
 	return one, one.Arch != "" && one.MilliCPU > 0 && one.MemoryBytes > 0
 }
 
-// sharedAttachments is how many disks and interfaces a type of the Nitro system takes that does not
-// say how many. Source: EC2 User Guide, "Amazon EBS volume limits for Amazon EC2 instances".
-const sharedAttachments = 28
+// sharedAttachments is how many disks a type of the Nitro system takes that does not say how many: 28, less the
+// interface. Source: EC2 User Guide, "Amazon EBS volume limits for Amazon EC2 instances".
+const sharedAttachments = 27
 
-// maxDisks are how many volumes a type takes besides its root disk. Where the limit is shared, a cell's interface
-// counts, and all disks and accelerators of the machine itself.
+// maxDisks is how many volumes a type takes besides its root disk. EC2 has subtracted what else counts of a cell:
+// an interface and, where the limit is shared, the disks and the accelerators of the machine itself. It says
+// "shared" of some machines of metal whose limit is not, which matters to those with more interfaces alone.
+// Source: https://github.com/kubernetes-sigs/aws-ebs-csi-driver, pkg/cloud/limits and NodeService.getVolumesLimit.
 func maxDisks(t types.InstanceTypeInfo) int64 {
-	most, shared := int64(sharedAttachments), true
+	most := int64(sharedAttachments)
 	if e := t.EbsInfo; e != nil && aws.ToInt32(e.MaximumEbsAttachments) > 0 {
-		most, shared = int64(*e.MaximumEbsAttachments), e.AttachmentLimitType != types.AttachmentLimitTypeDedicated
+		most = int64(*e.MaximumEbsAttachments)
 	}
-	most-- // the root disk
-	if !shared {
-		return max(1, most)
-	}
-	most-- // the interface
-	if t.InstanceStorageInfo != nil {
-		for _, d := range t.InstanceStorageInfo.Disks {
-			most -= int64(aws.ToInt32(d.Count))
-		}
-	}
-	if t.GpuInfo != nil {
-		for _, g := range t.GpuInfo.Gpus {
-			most -= int64(aws.ToInt32(g.Count))
-		}
-	}
-	return max(1, most)
+	return min(max(1, most-1), int64(len(deviceNames)))
 }
 
 // embeddedTypes are those of the embedded catalogue, read once: their prices, which are most

@@ -458,27 +458,30 @@ func TestADiskThatSeveralMayHaveIsRefused(t *testing.T) {
 }
 
 func TestTheLimitOfATypeIsWhatIsLeftForDisks(t *testing.T) {
-	gpus := &types.GpuInfo{Gpus: []types.GpuDeviceInfo{{Count: aws.Int32(8)}}}
+	said := func(most int32, limit types.AttachmentLimitType) types.InstanceTypeInfo {
+		return types.InstanceTypeInfo{
+			EbsInfo: &types.EbsInfo{MaximumEbsAttachments: aws.Int32(most), AttachmentLimitType: limit},
+			GpuInfo: &types.GpuInfo{Gpus: []types.GpuDeviceInfo{{Count: aws.Int32(8)}}},
+			InstanceStorageInfo: &types.InstanceStorageInfo{
+				Disks: []types.DiskInfo{{Count: aws.Int32(8)}},
+			},
+		}
+	}
+	// What EC2 says of these types, and what the driver of EBS makes of it, as of its commit 429e202e.
 	for what, tc := range map[string]struct {
 		info types.InstanceTypeInfo
 		want int64
 	}{
-		"nothing is said": {types.InstanceTypeInfo{}, 26},
-		"shared, with more": {types.InstanceTypeInfo{GpuInfo: gpus, InstanceStorageInfo: &types.InstanceStorageInfo{
-			Disks: []types.DiskInfo{{Count: aws.Int32(8)}},
-		}}, 10},
-		"shared, and said": {types.InstanceTypeInfo{EbsInfo: &types.EbsInfo{
-			MaximumEbsAttachments: aws.Int32(20),
-			AttachmentLimitType:   types.AttachmentLimitTypeShared,
-		}}, 18},
-		"of their own": {types.InstanceTypeInfo{GpuInfo: gpus, EbsInfo: &types.EbsInfo{
-			MaximumEbsAttachments: aws.Int32(128),
-			AttachmentLimitType:   types.AttachmentLimitTypeDedicated,
-		}}, 127},
-		"hardly any": {types.InstanceTypeInfo{EbsInfo: &types.EbsInfo{
-			MaximumEbsAttachments: aws.Int32(1),
-			AttachmentLimitType:   types.AttachmentLimitTypeDedicated,
-		}}, 1},
+		"nothing is said":            {types.InstanceTypeInfo{}, 26},
+		"c5.large, shared":           {said(27, types.AttachmentLimitTypeShared), 26},
+		"m5d.large, shared":          {said(26, types.AttachmentLimitTypeShared), 25},
+		"i3en.24xlarge, shared":      {said(19, types.AttachmentLimitTypeShared), 18},
+		"g5.48xlarge, shared":        {said(9, types.AttachmentLimitTypeShared), 8},
+		"m8a.metal-48xl, not shared": {said(79, types.AttachmentLimitTypeShared), 78},
+		"c7i.large, of their own":    {said(32, types.AttachmentLimitTypeDedicated), 31},
+		"hardly any":                 {said(1, types.AttachmentLimitTypeDedicated), 1},
+		// There are no more names of devices.
+		"r8gb.48xlarge": {said(128, types.AttachmentLimitTypeDedicated), 104},
 	} {
 		if got := maxDisks(tc.info); got != tc.want {
 			t.Errorf("%s: %d, want %d", what, got, tc.want)
@@ -491,9 +494,10 @@ func TestTheLimitOfATypeIsWhatIsLeftForDisks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	want := map[string]int64{"t3.small": 26, "c5.large": 3, "c7g.large": 26, "g5.xlarge": 25}
 	for _, one := range all {
-		if want := map[bool]int64{true: 3, false: 26}[one.Name == cfg.Sim.Catalogue[1].Name]; one.Name != "g5.xlarge" && one.MaxDisks != want {
-			t.Errorf("%s takes %d disks, want %d", one.Name, one.MaxDisks, want)
+		if one.MaxDisks != want[one.Name] {
+			t.Errorf("%s takes %d disks, want %d", one.Name, one.MaxDisks, want[one.Name])
 		}
 	}
 }
