@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"time"
 )
 
 // imageName is what an image may be called. Source: EC2 API reference, RegisterImage.
@@ -21,6 +22,7 @@ type imageXML struct {
 	ENA          bool             `xml:"enaSupport"`
 	IMDS         string           `xml:"imdsSupport,omitempty"`
 	RootDevice   string           `xml:"rootDeviceName"`
+	Deprecated   string           `xml:"deprecationTime,omitempty"`
 	Devices      []imageDeviceXML `xml:"blockDeviceMapping>item"`
 	Tags         []tagXML         `xml:"tagSet>item"`
 }
@@ -43,14 +45,21 @@ func (m *Model) Images() []Image {
 func (m *Model) describeImages(r *request) (any, error) {
 	// Nobody but the account itself may launch what it has.
 	owners, users := r.texts("Owner"), r.texts("ExecutableBy")
+	ids, deprecated := r.texts("ImageId"), r.flag("IncludeDeprecated")
 	wanted := r.filters("image-id", "name", "state", "tag:", "tag-key", "architecture")
 	if err := m.one(r); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.checkImages(ids); err != nil {
+		return nil, err
+	}
 	var all []imageXML
 	for n, i := range m.images {
+		if m.hides(i, ids, deprecated) || len(ids) > 0 && !slices.Contains(ids, i.ID) {
+			continue
+		}
 		owner := i.Owner
 		if owner == m.cfg.Account {
 			owner = "self"
@@ -76,6 +85,7 @@ func (m *Model) describeImages(r *request) (any, error) {
 			ENA:          i.ENA,
 			IMDS:         i.IMDS,
 			RootDevice:   i.RootDevice,
+			Deprecated:   i.Deprecated,
 			Devices:      []imageDeviceXML{{i.RootDevice, i.GiB, i.Snapshot, true}},
 			Tags:         tagSet(i.Tags),
 		}
@@ -100,6 +110,26 @@ func (m *Model) describeImages(r *request) (any, error) {
 		}
 	}
 	return paged(r, "imagesSet", m.unasked(r, len(all)), all, func(i imageXML) string { return i.ID }), nil
+}
+
+// hides reports whether DescribeImages leaves out an image that its owner has deprecated. Its
+// owner sees what is deprecated, as do those who name its ID, or ask for what is deprecated. Sources: EC2 API
+// reference, "DescribeImages"; https://github.com/hashicorp/packer-plugin-amazon/issues/261.
+func (m *Model) hides(i Image, ids []string, deprecated bool) bool {
+	since, err := time.Parse(time.RFC3339, i.Deprecated)
+	old := err == nil && !m.now().Before(since)
+	own := i.Owner == "self" || i.Owner == m.cfg.Account
+	return old && !own && !deprecated && !slices.Contains(ids, i.ID)
+}
+
+// checkImages refuses IDs of images that there are not.
+func (m *Model) checkImages(ids []string) error {
+	for _, id := range ids {
+		if !slices.ContainsFunc(m.images, func(i Image) bool { return i.ID == id && !m.hides(i, ids, true) }) {
+			return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", id)
+		}
+	}
+	return nil
 }
 
 // unasked is the most of a page of a list that has pages only where they are asked for.

@@ -134,6 +134,8 @@ type Image struct {
 	Architecture, BootMode, IMDS, Snapshot string
 	ENA                                    bool
 	Tags                                   map[string]string
+	// Deprecated is since when its owner says that nobody should use it, RFC 3339; "" for never.
+	Deprecated string
 
 	fresh bool // no list has shown it
 }

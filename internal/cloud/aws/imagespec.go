@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -37,6 +38,8 @@ func CheckImage(spec map[string]string) error {
 }
 
 // findImages is the call that finds what an image is called by, for an architecture in Kubernetes' words; "" for any.
+// Without IncludeDeprecated a filter hides the images of others that are deprecated, and launches of them work. Sources:
+// https://github.com/hashicorp/packer-plugin-amazon/issues/261, EC2 User Guide, "Deprecate an Amazon EC2 AMI".
 func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, error) {
 	known := []string{imageID, imageName, imageOwner, imageOwners, imageIDs, imageUsers, imageFilters}
 	for _, key := range slices.Sorted(maps.Keys(spec)) {
@@ -50,7 +53,7 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 		}
 	}
 	if id := spec[imageID]; id != "" {
-		return &ec2.DescribeImagesInput{Filters: []types.Filter{filter("image-id", id)}}, nil
+		return &ec2.DescribeImagesInput{Filters: []types.Filter{filter("image-id", id)}, IncludeDeprecated: aws.Bool(true)}, nil
 	}
 	if spec[imageName]+spec[imageIDs]+spec[imageFilters] == "" {
 		return nil, errors.New("nothing says which image: " + imageKeysWanted)
@@ -69,6 +72,8 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 		Owners:          words(spec[imageOwner] + " " + spec[imageOwners]),
 		ExecutableUsers: words(spec[imageUsers]),
 		Filters:         append(filters, filter("state", "available")),
+
+		IncludeDeprecated: aws.Bool(true),
 	}
 	for _, one := range in.Owners {
 		if !accountID.MatchString(one) && !slices.Contains(ownerAliases, one) {
@@ -101,6 +106,12 @@ func findImages(spec map[string]string, arch string) (*ec2.DescribeImagesInput, 
 		}
 	}
 	return in, nil
+}
+
+// deprecated reports whether an image's owner has set a time since when nobody should use it.
+func deprecated(i types.Image, now time.Time) bool {
+	since, err := time.Parse(time.RFC3339, aws.ToString(i.DeprecationTime))
+	return err == nil && !now.Before(since)
 }
 
 // What DescribeImages takes (EC2 API reference, "DescribeImages").

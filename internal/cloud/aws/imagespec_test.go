@@ -1,7 +1,9 @@
 package aws
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -88,5 +90,60 @@ func TestTheNewestImageThatFiltersLeaveIsBooted(t *testing.T) {
 		if got, err := c.Resolve(t.Context(), s); got.Image != want || (err == nil) != (want != "") {
 			t.Errorf("%v: %s (%v), want %s", spec, got.Image, err, cloud.Resolved{Image: want}.Image)
 		}
+	}
+}
+
+// A vendor deprecates an image, and launches of it go on to work.
+func TestAnImageOfAnotherAccountStaysWhenItIsDeprecated(t *testing.T) {
+	const vendor = "210987654321"
+	account := anAccount(sim.Knobs{})
+	image := func(id, name, created, deprecated string) ec2.Image {
+		return ec2.Image{ID: id, Name: name, Owner: vendor, Created: created, RootDevice: "/dev/xvda", GiB: 4, Deprecated: deprecated}
+	}
+	const past, future = "2026-01-01T00:00:00.000Z", "2999-01-01T00:00:00.000Z"
+	account.Images = append(account.Images,
+		image("ami-old", "vendor-1", "2024-01-01T00:00:00.000Z", past),
+		image("ami-older", "vendor-0", "2023-01-01T00:00:00.000Z", past),
+		image("ami-new", "vendor-2", "2025-01-01T00:00:00.000Z", future),
+		image("ami-bad", "vendor-3", "2025-02-01T00:00:00.000Z", past),
+	)
+	model, url := serve(t, account)
+	var log bytes.Buffer
+	s := settings(url)
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	c := open(t, s)
+	for what, tc := range map[string]struct {
+		spec map[string]string
+		want string
+	}{
+		"by its ID":            {map[string]string{imageID: "ami-old"}, "ami-old"},
+		"by its ID among some": {map[string]string{imageIDs: "ami-old, ami-older"}, "ami-old"},
+		"by its name":          {map[string]string{imageName: "vendor-1", imageOwner: vendor}, "ami-old"},
+		"the newest but those": {map[string]string{imageName: "vendor-*", imageOwner: vendor}, "ami-new"},
+	} {
+		log.Reset()
+		r := request("t-"+tc.want, 1)
+		r.Image, r.Arch = tc.spec, "amd64"
+		got, err := c.Resolve(t.Context(), r.LaunchSpec)
+		if err != nil || got.Image != tc.want {
+			t.Errorf("%s: %s, %v, want %s", what, got.Image, err, tc.want)
+			continue
+		}
+		if told := strings.Contains(log.String(), "image="+tc.want); told != (tc.want == "ami-old") {
+			t.Errorf("%s: the log has %q", what, &log)
+		}
+		if err := c.Launch(t.Context(), r).Err(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := len(model.Machines().Truth()); n != 2 {
+		t.Errorf("%d run, want one of each image", n)
+	}
+	_, err := c.Resolve(t.Context(), cloud.LaunchSpec{
+		Zone: "us-east-1a", Subnet: "subnet-a1", Tags: request("t", 1).Tags,
+		Options: cloud.Options{Image: map[string]string{imageID: "ami-none"}},
+	})
+	if err == nil || !strings.Contains(err.Error(), "EC2 shows none") {
+		t.Errorf("one that is not there: %v", err)
 	}
 }

@@ -224,7 +224,7 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	if err != nil {
 		return image{}, fmt.Errorf("find the image %v: %w", spec, classify(err, cloud.Scope{}))
 	}
-	newest := newestOf(out.Images, devices)
+	newest := newestOf(out.Images, devices, c.cfg.Clock.Now())
 	unfit := func(format string, args ...any) error {
 		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: of.InstanceType}, fmt.Errorf(format, args...))
 	}
@@ -244,6 +244,10 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
 		uefi:       newest.BootMode == types.BootModeValuesUefi,
 		making:     madeAs(newest),
+	}
+	if deprecated(newest, c.cfg.Clock.Now()) {
+		c.cfg.Log.Warn("the image of cells is deprecated: its owner may remove it at any time; name another image in cells.bootImageSpec",
+			"image", found.id, "since", aws.ToString(newest.DeprecationTime))
 	}
 	for _, d := range newest.BlockDeviceMappings {
 		switch name := aws.ToString(d.DeviceName); {

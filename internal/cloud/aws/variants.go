@@ -1,10 +1,12 @@
 package aws
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
@@ -34,22 +36,33 @@ func madeAs(i types.Image) (k making) {
 	return making{kips: kips, variant: variant, gpus: strings.Fields(tags[tagKipImageGPUs])}
 }
 
-// newestOf returns the newest of images; its ID is nil if there is none. Of Kip's own, those with a driver are for machines
-// with devices, and those without one for all others. One of the wrong kind is taken only if there is no other.
-func newestOf(all []types.Image, devices bool) types.Image {
-	fits := func(i types.Image) bool {
-		k := madeAs(i)
-		return !k.kips || (k.variant != "") == devices
-	}
-	var found types.Image
-	for _, i := range all {
-		// The times are all of one form, RFC 3339 in UTC.
-		if found.ImageId == nil || fits(i) && !fits(found) ||
-			fits(i) == fits(found) && aws.ToString(i.CreationDate) > aws.ToString(found.CreationDate) {
-			found = i
+// newestOf returns the best of images; its ID is nil if there is none. Of Kip's own, those with a driver are for machines
+// with devices, and those without one for all others: one of the wrong kind is taken only if there is no other. Of these,
+// one that is not deprecated is better, and then the newest.
+func newestOf(all []types.Image, devices bool, now time.Time) types.Image {
+	fits := func(i types.Image) int {
+		if k := madeAs(i); !k.kips || (k.variant != "") == devices {
+			return 1
 		}
+		return 0
 	}
-	return found
+	kept := func(i types.Image) int {
+		if deprecated(i, now) {
+			return 0
+		}
+		return 1
+	}
+	if len(all) == 0 {
+		return types.Image{}
+	}
+	return slices.MaxFunc(all, func(a, b types.Image) int {
+		return cmp.Or(
+			fits(a)-fits(b),
+			kept(a)-kept(b),
+			// The times are all of one form, RFC 3339 in UTC.
+			cmp.Compare(aws.ToString(a.CreationDate), aws.ToString(b.CreationDate)),
+		)
+	})
 }
 
 // typeNamed returns the catalogue's type of a name. It returns false if the catalogue was not read yet, or has none.
