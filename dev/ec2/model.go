@@ -34,6 +34,8 @@ type Config struct {
 	Reservations []Reservation
 	// Hosts are Dedicated Hosts.
 	Hosts []Host
+	// Plan is what EC2 sells to the account.
+	Plan Plan
 	// NoSpotRole says that the account has not got the role of EC2's own that spot instances need. Who
 	// launches the first makes it.
 	NoSpotRole bool
@@ -164,6 +166,7 @@ type Model struct {
 	reservations []Reservation
 	hosts        []Host
 	noSpotRole   bool
+	sold         Plan
 
 	loneSecondaries bool
 
@@ -214,6 +217,7 @@ func New(cfg Config) (*Model, error) {
 		reservations: slices.Clone(cfg.Reservations),
 		hosts:        slices.Clone(cfg.Hosts),
 		noSpotRole:   cfg.NoSpotRole,
+		sold:         cfg.Plan,
 
 		loneSecondaries: cfg.LoneSecondaries,
 
@@ -254,8 +258,8 @@ func (m *Model) Close() error { return m.sim.Close() }
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
-// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations and the Hosts of its Config, and
-// LoneSecondaries. What else change does to that has no effect.
+// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan and
+// LoneSecondaries of its Config. What else change does to that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -265,10 +269,12 @@ func (m *Model) Change(change func(*Config)) {
 		Images:       slices.Clone(m.images),
 		Reservations: slices.Clone(m.reservations),
 		Hosts:        slices.Clone(m.hosts),
+		Plan:         m.sold,
 
 		LoneSecondaries: m.loneSecondaries,
 	}
 	change(&now)
+	m.sold = now.Plan
 	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
 	m.loneSecondaries = now.LoneSecondaries
 }

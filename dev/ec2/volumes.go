@@ -327,7 +327,13 @@ func (m *Model) createVolume(r *request) (any, error) {
 		return nil, dryRun
 	}
 	var answer volumeXML
+	has, plan := m.rootGiB()+m.volumeGiB(), m.currentPlan()
 	err := m.touch(r, sim.KindCreateDisk, func(now time.Time, _ map[string]sim.Instance) error {
+		// EC2 counts first, also what the token has made. Source: https://github.com/kubernetes-sigs/aws-ebs-csi-driver,
+		// pkg/cloud/cloud.go, at VolumeLimitExceeded.
+		if err := plan.storage(has + v.GiB); err != nil {
+			return err
+		}
 		for _, before := range m.volumes {
 			switch {
 			case v.token == "" || before.token != v.token:

@@ -597,7 +597,7 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		}
 		// These say nothing of what the cloud has.
 		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
-			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) ||
+			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) || ofDisks(err) ||
 			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
 			continue
 		}
@@ -623,6 +623,10 @@ func ofTheCell(cell *Cell, err error) bool {
 	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
 		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
 }
+
+// ofDisks reports whether the account lacks room for the cell's disk. No other offer has more, and no offer
+// is short: other cells may have smaller disks.
+func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
 
 // sleep returns false when ctx ends.
 func (c *Controller) sleep(ctx context.Context, d time.Duration) bool {
@@ -750,11 +754,14 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
 	}
-	if len(left) == 0 || cell.Refusals >= maxRefusals {
+	if len(left) == 0 || cell.Refusals >= maxRefusals || ofDisks(refusal) {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
 		why := "; no other type fits now"
-		if len(left) > 0 {
+		switch {
+		case ofDisks(refusal):
+			why = "; other types need the same disk, so Kip tries again later"
+		case len(left) > 0:
 			why = "; other types are not tried, since the fault is in what is asked for"
 		}
 		return outcome{warning, reason, cell.Reason + why}, cell.enter(apiv1.Gone)

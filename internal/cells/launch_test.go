@@ -93,6 +93,8 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 			case r.Image["name"] == "new":
 				scope := cloud.Scope{InstanceType: r.InstanceType, Zone: r.Zone}
 				return cloud.No(cloud.ErrUnexplained, scope, errors.New("SomethingNew")), false
+			case r.Image["name"] == "large":
+				return cloud.No(cloud.ErrQuota, cloud.Scope{Disks: true}, errors.New("VolumeLimitExceeded")), false
 			case r.Image["name"] == "mixed" && r.InstanceType != "b":
 				return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("InvalidParameterCombination")), false
 			case r.Image["name"] == "mixed":
@@ -113,6 +115,8 @@ func TestAPodsOwnFaultIsNoShortageAndEndsItsCellSoon(t *testing.T) {
 			{"gone", true, "[a b c d]", "[a b c d]", 0},
 			{"new", false, "[a b]", "[a b]", 2}, // whose fault it is nobody knows
 			{"new", true, "[a b c d]", "[a b c d]", 0},
+			{"large", false, "[a]", "[]", 0}, // no type has more room for disks, and others need less
+			{"large", true, "[a]", "[]", 0},
 		} {
 			b.later(time.Second)
 			b.cloud.launches, b.cooled = nil, nil

@@ -59,6 +59,9 @@ type Scope struct {
 	Pool string
 	// Account says that all of the account is meant, in this region.
 	Account bool
+	// Disks says that the account is short of room for disks. All types need the same room. A
+	// smaller disk may still fit.
+	Disks bool
 }
 
 // Says reports whether anything is said.
@@ -68,6 +71,9 @@ func (s Scope) String() string {
 	what := s.InstanceType
 	if what == "" && s.Family != "" {
 		what = "instances of family " + s.Family
+	}
+	if what == "" && s.Disks {
+		what = "disks"
 	}
 	if what == "" {
 		what = "instances"

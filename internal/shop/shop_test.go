@@ -412,6 +412,12 @@ func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true, MilliCPU: 2000}},
 			[]capacity.Offering{Offering(o), {InstanceType: "m5.large", Family: "standard", Zone: "z2", MilliCPU: 2000}},
 		},
+		"room for disks": {
+			cloud.No(cloud.ErrQuota, cloud.Scope{Disks: true}, nil),
+			[]capacity.Offering{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s2"},
+				{InstanceType: "m5.large", Family: "standard", Zone: "z1", Subnet: "s1"}},
+			[]capacity.Offering{Offering(o)},
+		},
 		"quota of the account": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Account: true, Spot: &onDemand}, nil),
 			[]capacity.Offering{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},

@@ -11,7 +11,7 @@ import (
 // Shortage is what an offer that a cloud did not serve says of others: what the cloud
 // named, for as long as it said. Where it named nothing, a quota is one of the
 // type's family, wherever it is launched, and any other cause is about that offer
-// alone.
+// alone. A lack of room for disks is also about that offer alone: others may need less.
 func Shortage(o cells.Offer, err error) capacity.Shortage {
 	s := capacity.Shortage{Why: err.Error()}
 	if e, ok := errors.AsType[*cloud.Error](err); ok {
@@ -19,6 +19,8 @@ func Shortage(o cells.Offer, err error) capacity.Shortage {
 	}
 	scope := cloud.ScopeOf(err)
 	switch {
+	case scope.Disks:
+		s.InstanceType, s.Zone, s.Subnet, s.Spot, s.Pool = o.InstanceType, o.Zone, o.Subnet, &o.Spot, o.Pool()
 	case scope.Says():
 		s.InstanceType, s.Family, s.Zone, s.Subnet, s.Spot = scope.InstanceType, scope.Family, scope.Zone, scope.Subnet, scope.Spot
 		s.Pool = scope.Pool

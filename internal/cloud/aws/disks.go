@@ -146,7 +146,13 @@ func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) 
 			TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeVolume, Tags: tags}},
 		})
 		if err != nil {
-			return types.Volume{}, classify(err, cloud.Scope{})
+			no := classify(err, cloud.Scope{})
+			if cloud.ScopeOf(no).Disks {
+				// EC2 says so, too, to a token that has made a volume. Source:
+				// https://github.com/kubernetes-sigs/aws-ebs-csi-driver, pkg/cloud/cloud.go, at VolumeLimitExceeded.
+				no = unsure(no)
+			}
+			return types.Volume{}, no
 		}
 		id = aws.ToString(out.VolumeId)
 		if v, err := c.whole(ctx, r.Token, id, longMade(out)); !errors.Is(err, errGone) {

@@ -28,6 +28,7 @@ const (
 	family                // what quotas count by instance, bought so
 	cpus                  // what quotas count by vCPU, bought so
 	market                // all that is bought so
+	disks                 // the account's room for disks
 	account
 	launched // all that a launch asked of EC2's offers; the account, where nothing was launched
 )
@@ -61,7 +62,9 @@ var meanings = map[string]meaning{
 	"MaxSpotInstanceCountExceeded":         {cloud.ErrQuota, cpus},
 	"InsufficientVolumeCapacity":           {cloud.ErrCapacity, offering},
 	"VolumeTypeNotAvailableInZone":         {cloud.ErrRefused, offering},
-	"VolumeLimitExceeded":                  {cloud.ErrRefused, nothing}, // in all of a kind's TiB: a smaller disk may still fit
+	"VolumeLimitExceeded":                  {cloud.ErrQuota, disks}, // in TiB of all disks of a type, such as gp3
+	"MaxIOPSLimitExceeded":                 {cloud.ErrQuota, disks}, // of all disks with IOPS of their own
+	"VolumeModificationSizeLimitExceeded":  {cloud.ErrQuota, disks}, // in TiB of all disks that are being changed
 	codeNoSpotRole:                         {cloud.ErrQuota, market},
 	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
@@ -87,12 +90,16 @@ var meanings = map[string]meaning{
 	"InvalidVolume.NotFound":               {cloud.ErrNotFound, nothing},
 	"IdempotentParameterMismatch":          {cloud.ErrMismatch, nothing},
 
-	// What is asked for.
+	// What is asked for. These limits are of the one instance, interface or resource.
+	"AttachmentLimitExceeded":                 {cloud.ErrRefused, nothing},
 	"OperationNotPermitted":                   {cloud.ErrRefused, nothing},
 	"PrivateIpAddressLimitExceeded":           {cloud.ErrRefused, nothing},
+	"SecurityGroupsPerInstanceLimitExceeded":  {cloud.ErrRefused, nothing},
 	"SecurityGroupsPerInterfaceLimitExceeded": {cloud.ErrRefused, nothing},
+	"TagLimitExceeded":                        {cloud.ErrRefused, nothing},
 	"TagPolicyViolation":                      {cloud.ErrRefused, nothing},
 	"UnknownParameter":                        {cloud.ErrRefused, nothing},
+	"UnknownVolumeType":                       {cloud.ErrRefused, nothing},
 	"UnsupportedOperation":                    {cloud.ErrRefused, nothing},
 	"ValidationError":                         {cloud.ErrRefused, nothing},
 }
@@ -335,6 +342,8 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 		}
 	case market:
 		return cloud.Scope{Spot: asked.Spot}
+	case disks:
+		return cloud.Scope{Disks: true}
 	case place:
 		return cloud.Scope{Zone: asked.Zone, Subnet: asked.Subnet}
 	case family, cpus:
