@@ -3,6 +3,7 @@ package ec2
 import (
 	"cmp"
 	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"time"
@@ -112,22 +113,36 @@ func (m *Model) describeImages(r *request) (any, error) {
 	return paged(r, "imagesSet", m.unasked(r, len(all)), all, func(i imageXML) string { return i.ID }), nil
 }
 
-// hides reports whether DescribeImages leaves out an image that its owner has deprecated. Its
+// hides reports whether DescribeImages leaves out an image that its owner has deprecated, or shares no more. Its
 // owner sees what is deprecated, as do those who name its ID, or ask for what is deprecated. Sources: EC2 API
 // reference, "DescribeImages"; https://github.com/hashicorp/packer-plugin-amazon/issues/261.
 func (m *Model) hides(i Image, ids []string, deprecated bool) bool {
 	since, err := time.Parse(time.RFC3339, i.Deprecated)
 	old := err == nil && !m.now().Before(since)
 	own := i.Owner == "self" || i.Owner == m.cfg.Account
-	return old && !own && !deprecated && !slices.Contains(ids, i.ID)
+	return i.Withdrawn && !i.Listed || old && !own && !deprecated && !slices.Contains(ids, i.ID)
 }
 
-// checkImages refuses IDs of images that there are not.
+// checkImages refuses IDs of images that there are not, or not for this account.
 func (m *Model) checkImages(ids []string) error {
 	for _, id := range ids {
 		if !slices.ContainsFunc(m.images, func(i Image) bool { return i.ID == id && !m.hides(i, ids, true) }) {
 			return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", id)
 		}
+	}
+	return nil
+}
+
+// mayUse refuses a launch of an image that the account may not use.
+func (m *Model) mayUse(i Image) error {
+	switch {
+	// Source: https://github.com/Orange-Cyberdefense/GOAD/issues/304, the status included.
+	case i.Withdrawn:
+		return bad("AuthFailure", "Not authorized for images: [%s]", i.ID)
+	// Source: https://github.com/awslabs/harmonix/issues/22, the status included.
+	case i.Product != "":
+		return &apiError{http.StatusUnauthorized, "OptInRequired", "In order to use this AWS Marketplace product you need to accept terms and" +
+			" subscribe. To do so please visit https://aws.amazon.com/marketplace/pp?sku=" + i.Product}
 	}
 	return nil
 }

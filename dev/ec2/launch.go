@@ -416,6 +416,9 @@ func (m *Model) exists(l *launch, image, instanceType string, groups []string) e
 		return bad("InvalidAMIID.NotFound", "The image id '[%s]' does not exist", image)
 	}
 	l.image = images[n]
+	if err := m.mayUse(l.image); err != nil {
+		return err
+	}
 	if err := m.boots(l.image, instanceType); err != nil {
 		return err
 	}

@@ -138,6 +138,10 @@ type Image struct {
 	Tags                                   map[string]string
 	// Deprecated is since when its owner says that nobody should use it, RFC 3339; "" for never.
 	Deprecated string
+	// Withdrawn says that its owner shares it with the account no more; Listed, that lists show it all the same.
+	Withdrawn, Listed bool
+	// Product is one of AWS Marketplace to which the account has not subscribed; "" for none.
+	Product string
 
 	fresh bool // no list has shown it
 }

@@ -412,6 +412,7 @@ const (
 	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
 	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
+	isUnfit     verdict = "unfit"     // there surely is none: it is to be resolved anew, and waits for the operator
 	isAbandoned verdict = "abandoned" // nobody knows: it ends
 	isOpen      verdict = "open"      // the call is to be sent again
 )
@@ -490,6 +491,9 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
 			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
 				verdicts[n] = isTooMany
+			}
+			if verdicts[n] == isOpen && !unsure[n] && errors.Is(results[n].Err, cloud.ErrUnfit) {
+				verdicts[n] = isUnfit
 			}
 			if verdicts[n] != isOpen {
 				known = append(known, n)
@@ -677,7 +681,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				cell.Boosted = l.boosted()
 			case isRefused:
 				outcomes[i], err = c.refused(cell, results[n].Err)
-			case isForbidden, isApart, isTooMany, isExpired:
+			case isForbidden, isApart, isTooMany, isExpired, isUnfit:
 				outcomes[i], err = c.takenBack(cell)
 			case isStale:
 				outcomes[i], err = c.stale(cell, results[n].Err)
@@ -771,8 +775,8 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 }
 
 // takenBack takes back the launch of a cell that Kip has no right to, which then waits
-// until Kip may launch again, one that is to be launched by itself, or one whose secret has
-// expired.
+// until Kip may launch again, one that is to be launched by itself, one whose secret has
+// expired, or one that the configuration does not fit, of which its next Resolve tells the pod.
 func (c *Controller) takenBack(cell *Cell) (outcome, error) {
 	cell.Launch, cell.Token = nil, ""
 	return outcome{}, cell.enter(apiv1.Requested)

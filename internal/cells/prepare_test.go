@@ -140,6 +140,49 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
 	}
 }
 
+// What the operator has to put right ends no cell, however long that takes, and blames no offer.
+func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) {
+	var began time.Time
+	barred := map[time.Duration]bool{} // by whole minutes
+	unfit := func() error {
+		if is := barred[time.Since(began)/time.Minute]; !is {
+			return nil
+		}
+		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: "nano"}, errors.New("nobody has subscribed to the image"))
+	}
+	names := &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error { return unfit() }}
+	resolving(t, names, func(t *testing.T, b *bubble) {
+		began = time.Now()
+		sent := 0
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				// Each launch shows that the image is not put right, until the third.
+				if sent++; sent > 2 {
+					return nil, false
+				}
+				now := time.Since(began) / time.Minute
+				for n := range time.Duration(5) {
+					barred[now+n] = true
+				}
+				return unfit(), false
+			}
+		})
+		b.special = true
+		b.ask("a", Options{}, "nano", "small")
+		b.later(4 * time.Minute)
+		if sent != 1 || b.phase("a") != apiv1.Requested {
+			t.Errorf("before it is put right: %d launches, it is %q", sent, b.phase("a"))
+		}
+		b.later(30 * time.Minute)
+		if cell, _ := b.cells.ForPod(ref("a").UID); sent != 3 || b.phase("a") != apiv1.Bound || cell.Offer().InstanceType != "nano" {
+			t.Errorf("after that: %d launches, it is %q as %s", sent, b.phase("a"), cell.Offer())
+		}
+		if len(b.cooled) > 0 || len(b.said("subscribed", "the pod waits")) == 0 {
+			t.Errorf("remembered %v, said %v", b.cooled, b.events)
+		}
+	})
+}
+
 // Each offer is another launch: what was gone for one before is not held against it.
 func TestALaunchOfWhatIsGoneIsResolvedAnewOnceForEachOffer(t *testing.T) {
 	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {

@@ -29,7 +29,8 @@ const (
 	// same call succeeds later.
 	ErrNotYet Cause = "not known to all of the cloud yet"
 	// ErrUnfit: what the operator has configured does not go together with what is to be launched.
-	// No offer and no pod is at fault; the same call succeeds once the configuration is mended.
+	// No offer and no pod is at fault; the same call succeeds once the configuration is fixed. Where
+	// Launch returns it, the next Resolve of the same does, too.
 	ErrUnfit Cause = "the configuration does not fit"
 	// ErrUnexplained: the cloud did not do it, for a reason that Kip does not know: a code that is
 	// newer than Kip. It may be in what the cloud has, or in what was asked for. The error may have

@@ -58,6 +58,8 @@ type Cloud struct {
 
 	unexplained map[string]bool // codes that were told of; under mu
 
+	barred map[string]barred // the images that the account may not use; under mu
+
 	// What is sold, without the offerings of reservations, and when it was read; and the reservations
 	// by their IDs, with what was told of those that are of no use. All under mu.
 	sold        []catalog.InstanceType

@@ -178,6 +178,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 
 		attempts:    map[string]attempt{},
 		unexplained: map[string]bool{},
+		barred:      map[string]barred{},
 
 		unlocated: unlocated,
 	}

@@ -40,7 +40,8 @@ type meaning struct {
 }
 
 // meanings are the codes on which Kip decides. Source: EC2 API reference, "Error codes for
-// the Amazon EC2 API". Each means that nothing was done, but for a mismatch.
+// the Amazon EC2 API". Each means that nothing was done, but for a mismatch. Some codes say too
+// little: see messages.
 var meanings = map[string]meaning{
 	"InsufficientInstanceCapacity":         {cloud.ErrCapacity, offering},
 	"InsufficientCapacity":                 {cloud.ErrCapacity, offering},

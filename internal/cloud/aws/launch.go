@@ -63,6 +63,9 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	default:
 		c.took(r.Reservation, r.InstanceType, 0, codeOf(err) == codeReservationFull || codeOf(err) == codeHostFull)
 	}
+	if no := c.byMessage(r, err); no != nil {
+		return nil, no
+	}
 	switch {
 	case codeOf(err) == codeNoGroup:
 		return nil, c.noGroup(ctx, r.Resolved.SecurityGroups, saidOf(err))

@@ -233,7 +233,8 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 	case newest.ImageId == nil && arch == "":
 		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, refused("EC2 shows none")))
 	case newest.ImageId == nil:
-		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, unfit("EC2 shows none for %s", arch)))
+		return image{}, fmt.Errorf("find the image %v: %w", spec, c.notShown(key, unfit("EC2 shows none for %s:"+
+			" want one of this account, or one that is shared with it", arch)))
 	case arch != "" && has != arch:
 		return image{}, unfit("cells.bootImageSpec: image %s is for %s, and %s is wanted: want a name, which images of each architecture have",
 			*newest.ImageId, newest.Architecture, arch)

@@ -1,0 +1,72 @@
+package aws
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// messages are answers to a launch whose code alone would mislead: EC2 has the code for several things, and
+// only the message tells them apart. The first that matches counts.
+var messages = []struct {
+	code, says string // what the code begins with, and what the message has
+	means      func(*Cloud, cloud.LaunchRequest, *failed) error
+}{
+	// AuthFailure is mostly of the credentials. Source: EC2 API reference, "Error codes", AuthFailure: also of
+	// "an AMI for which you do not have permissions". Message: https://github.com/Orange-Cyberdefense/GOAD/issues/304.
+	{"AuthFailure", "Not authorized for image", barring("ask the owner to share the image with this account, or name another image")},
+	// OptInRequired is mostly of an account that is new. Message: https://github.com/awslabs/harmonix/issues/22.
+	{"OptInRequired", "AWS Marketplace", barring("subscribe to the product in AWS Marketplace, or name another image")},
+}
+
+// byMessage returns what EC2's answer to a launch means if its message decides that; nil otherwise.
+func (c *Cloud) byMessage(r cloud.LaunchRequest, err error) error {
+	said := saidOf(err)
+	if said == nil || !ofEC2(err) || !refusal(err) {
+		return nil
+	}
+	for _, m := range messages {
+		if strings.HasPrefix(said.code, m.code) && strings.Contains(said.message, m.says) {
+			return m.means(c, r, said)
+		}
+	}
+	return nil
+}
+
+// barredFor is how long Kip launches no image that the account may not use. After that one launch shows
+// whether the account may use it now.
+const barredFor = 5 * time.Minute
+
+// barred is why the account may not use an image.
+type barred struct {
+	why   string
+	until time.Time
+}
+
+// barring returns what an answer means that finds fault with the image. Kip forgets which images there are, so that
+// Resolve finds another one if it can. It refuses this one for a while, and says what to do.
+func barring(cure string) func(*Cloud, cloud.LaunchRequest, *failed) error {
+	return func(c *Cloud, r cloud.LaunchRequest, said *failed) error {
+		c.forget()
+		now := c.cfg.Clock.Now()
+		c.mu.Lock()
+		maps.DeleteFunc(c.barred, func(_ string, b barred) bool { return !now.Before(b.until) })
+		c.barred[r.Resolved.Image] = barred{why: fmt.Sprintf("%s; %s", said.Error(), cure), until: now.Add(barredFor)}
+		c.mu.Unlock()
+		return c.mayBoot(r.Resolved.Image, r.InstanceType)
+	}
+}
+
+// mayBoot returns an error if the account may not use an image.
+func (c *Cloud) mayBoot(image, instanceType string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, is := c.barred[image]
+	if !is || !c.cfg.Clock.Now().Before(b.until) {
+		return nil
+	}
+	return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: instanceType}, fmt.Errorf("cells.bootImageSpec: image %s: %s", image, b.why))
+}
