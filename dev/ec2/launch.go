@@ -96,7 +96,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 		if err := m.exists(l, imageID, spec.InstanceType, groupIDs); err != nil {
 			return nil, err
 		}
-		if err := m.sells(l, most); err != nil {
+		if err := m.sells(l, spec, most); err != nil {
 			return nil, err
 		}
 		if err := cmp.Or(m.reserve(l, spec.InstanceType, most), m.onto(l, spec.InstanceType, most), m.addresses(l, most)); err != nil {

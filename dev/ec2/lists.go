@@ -135,6 +135,7 @@ type typeXML struct {
 	Addresses     int      `xml:"networkInfo>ipv4AddressesPerInterface"`
 	GPUs          []gpuXML `xml:"gpuInfo>gpus>item,omitempty"`
 	Volumes       ebsXML   `xml:"ebsInfo"`
+	Classes       []string `xml:"supportedUsageClasses>item"`
 }
 
 // ebsXML says how many volumes a type takes.
@@ -172,6 +173,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 		return nil, err
 	}
 	var all []typeXML
+	plan := m.currentPlan()
 	for _, t := range m.cfg.Sim.Catalogue {
 		x := typeXML{
 			Name:          t.Name,
@@ -181,6 +183,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 			Hypervisor:    "nitro",
 			BootModes:     bootModes(t),
 			Addresses:     4,
+			Classes:       plan.soldAs(t.Name),
 		}
 		for _, g := range t.GPUs {
 			x.GPUs = append(x.GPUs, gpuXML{g.Model, g.Count})

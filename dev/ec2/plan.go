@@ -1,7 +1,16 @@
 package ec2
 
+import (
+	"slices"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
 // Plan is what EC2 sells to the account.
 type Plan struct {
+	// Sold is how a type is sold: as on-demand, spot or capacity-block. A type that is not here is sold
+	// on demand and as spot.
+	Sold map[string][]string
 	// MostGiB is the quota of all gp3 volumes together, root disks included; none when 0. EC2 counts it in TiB.
 	MostGiB int
 }
@@ -13,13 +22,30 @@ func (m *Model) currentPlan() Plan {
 	return m.sold
 }
 
+// soldAs returns how a type is sold, in EC2's words.
+func (p Plan) soldAs(instanceType string) []string {
+	if as := p.Sold[instanceType]; as != nil {
+		return as
+	}
+	return []string{"on-demand", "spot"}
+}
+
 // sells refuses a launch of what the account cannot buy. A dry run tells nothing of that.
-func (m *Model) sells(l *launch, most int) error {
+func (m *Model) sells(l *launch, spec cloud.LaunchSpec, most int) error {
+	p, as := m.currentPlan(), "on-demand"
+	if spec.Spot() {
+		as = "spot"
+	}
 	gib := 0
 	for _, d := range l.devices {
 		gib += d.GiB * most
 	}
-	return m.currentPlan().storage(m.rootGiB() + m.volumeGiB() + gib)
+	// Source: https://github.com/terraform-aws-modules/terraform-aws-ec2-instance/pull/404, of a Capacity Block that is
+	// used on demand. No source says what EC2 answers of a type without that block.
+	if !l.block && !slices.Contains(p.soldAs(spec.InstanceType), as) {
+		return bad("InvalidParameterValue", "The market type (purchasing) option is not valid. Choose a different market type and try again.")
+	}
+	return p.storage(m.rootGiB() + m.volumeGiB() + gib)
 }
 
 // storage refuses to have so many GiB. Message: https://github.com/openshift/hive/pull/1946.

@@ -531,7 +531,7 @@ func (u unending) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestAListWithoutEndIsAnError(t *testing.T) {
 	for action, ask := range map[string]func(*Cloud) error{
-		"DescribeInstanceTypes":         func(c *Cloud) error { _, err := c.readTypes(t.Context()); return err },
+		"DescribeInstanceTypes":         func(c *Cloud) error { _, _, err := c.readTypes(t.Context()); return err },
 		"DescribeInstanceTypeOfferings": func(c *Cloud) error { _, err := c.readOfferings(t.Context()); return err },
 		"DescribeSpotPriceHistory":      func(c *Cloud) error { _, err := c.readSpotPrices(t.Context()); return err },
 		"DescribeInstances":             func(c *Cloud) error { _, err := c.Describe(t.Context(), "i-1"); return err },

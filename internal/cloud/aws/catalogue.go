@@ -49,7 +49,7 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 
 // readSold reads all types, with their offerings in the cells' subnets.
 func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceType, error) {
-	kinds, err := c.readTypes(ctx)
+	kinds, sells, err := c.readTypes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -86,13 +86,15 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 			if _, no := out[id]; !offered[sold{t.Name, zone}] || no && t.Arch == archX86 {
 				continue
 			}
-			t.Offerings = append(t.Offerings, catalog.Offering{
-				Zone:         zone,
-				Subnet:       id,
-				PricePerHour: price.perHour,
-				Unpriced:     !priced,
-			})
-			if c.cfg.Dedicated && dedicable(t.Name) {
+			if sells[t.Name].onDemand {
+				t.Offerings = append(t.Offerings, catalog.Offering{
+					Zone:         zone,
+					Subnet:       id,
+					PricePerHour: price.perHour,
+					Unpriced:     !priced,
+				})
+			}
+			if c.cfg.Dedicated && dedicable(t.Name) && sells[t.Name].onDemand {
 				own := catalog.Offering{Zone: zone, Subnet: id, Dedicated: true}
 				if p, told := dedicated[t.Name]; told {
 					own.PricePerHour = p.perHour
@@ -101,7 +103,7 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 				}
 				t.Offerings = append(t.Offerings, own)
 			}
-			if price, ok := spot[sold{t.Name, zone}]; ok {
+			if price, ok := spot[sold{t.Name, zone}]; ok && sells[t.Name].spot {
 				t.Offerings = append(t.Offerings, catalog.Offering{
 					Zone:         zone,
 					Subnet:       id,
@@ -119,21 +121,21 @@ var architectures = map[types.ArchitectureType]string{types.ArchitectureTypeX866
 
 // readTypes reads the types that can be cells: those of the Nitro system, whose disks are
 // NVMe devices and whose interfaces take prefixes, with room for a pod's address and a
-// firmware that boots by UEFI, as Kip's image does.
-func (c *Cloud) readTypes(ctx context.Context) ([]catalog.InstanceType, error) {
-	var all []catalog.InstanceType
+// firmware that boots by UEFI, as Kip's image does; and how EC2 sells each of them.
+func (c *Cloud) readTypes(ctx context.Context) (all []catalog.InstanceType, sells map[string]terms, err error) {
+	sells = map[string]terms{}
 	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
 		Filters: []types.Filter{filter("processor-info.supported-architecture", "x86_64", "arm64")},
 	})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeInstanceTypesOutput) {
+	err = eachPage(ctx, pages, func(page *ec2.DescribeInstanceTypesOutput) {
 		for _, t := range page.InstanceTypes {
 			if one, ok := typeOf(t); ok {
-				all = append(all, one)
+				all, sells[one.Name] = append(all, one), termsOf(t)
 			}
 		}
 	})
 	slices.SortFunc(all, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
-	return all, err
+	return all, sells, err
 }
 
 // bootModes are EC2's, in the catalogue's words.

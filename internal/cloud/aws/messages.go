@@ -20,6 +20,11 @@ var messages = []struct {
 	{"AuthFailure", "Not authorized for image", barring("ask the owner to share the image with this account, or name another image")},
 	// OptInRequired is mostly of an account that is new. Message: https://github.com/awslabs/harmonix/issues/22.
 	{"OptInRequired", "AWS Marketplace", barring("subscribe to the product in AWS Marketplace, or name another image")},
+	// A type is not sold so, such as one that is sold in Capacity Blocks alone. Source of the message:
+	// https://github.com/terraform-aws-modules/terraform-aws-ec2-instance/pull/404.
+	{"InvalidParameter", "market type (purchasing) option is not valid", func(_ *Cloud, r cloud.LaunchRequest, said *failed) error {
+		return cloud.No(cloud.ErrRefused, scopeOf(meaning{about: offering}, askedFor(r.LaunchSpec)), said)
+	}},
 }
 
 // byMessage returns what EC2's answer to a launch means if its message decides that; nil otherwise.
