@@ -135,7 +135,7 @@ func (m *Model) checkImages(ids []string) error {
 
 // mayUse refuses a launch of an image that the account may not use.
 func (m *Model) mayUse(i Image) error {
-	switch {
+	switch p := m.currentPlan(); {
 	// Source: https://github.com/Orange-Cyberdefense/GOAD/issues/304, the status included.
 	case i.Withdrawn:
 		return bad("AuthFailure", "Not authorized for images: [%s]", i.ID)
@@ -143,6 +143,10 @@ func (m *Model) mayUse(i Image) error {
 	case i.Product != "":
 		return &apiError{http.StatusUnauthorized, "OptInRequired", "In order to use this AWS Marketplace product you need to accept terms and" +
 			" subscribe. To do so please visit https://aws.amazon.com/marketplace/pp?sku=" + i.Product}
+	// Source: https://github.com/bitnami/vms/issues/1838, which lacks the code.
+	case p.Free && i.Paid:
+		return bad("InvalidParameterCombination", "The specified image is not eligible for Free Tier. For a list of Free Tier images, run"+
+			" 'describe-images' with the filter 'free-tier-eligible=true'.")
 	}
 	return nil
 }

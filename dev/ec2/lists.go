@@ -135,6 +135,7 @@ type typeXML struct {
 	Addresses     int      `xml:"networkInfo>ipv4AddressesPerInterface"`
 	GPUs          []gpuXML `xml:"gpuInfo>gpus>item,omitempty"`
 	Volumes       ebsXML   `xml:"ebsInfo"`
+	Free          bool     `xml:"freeTierEligible"`
 	Classes       []string `xml:"supportedUsageClasses>item"`
 }
 
@@ -183,6 +184,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 			Hypervisor:    "nitro",
 			BootModes:     bootModes(t),
 			Addresses:     4,
+			Free:          slices.Contains(plan.Eligible, t.Name),
 			Classes:       plan.soldAs(t.Name),
 		}
 		for _, g := range t.GPUs {

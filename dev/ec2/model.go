@@ -142,6 +142,8 @@ type Image struct {
 	Withdrawn, Listed bool
 	// Product is one of AWS Marketplace to which the account has not subscribed; "" for none.
 	Product string
+	// Paid says that the Free plan does not have it.
+	Paid bool
 
 	fresh bool // no list has shown it
 }

@@ -8,6 +8,10 @@ import (
 
 // Plan is what EC2 sells to the account.
 type Plan struct {
+	// Free says that the account is on AWS' Free plan.
+	Free bool
+	// Eligible are the types that the Free plan has. Accounts on the Paid plan are told them, too.
+	Eligible []string
 	// Sold is how a type is sold: as on-demand, spot or capacity-block. A type that is not here is sold
 	// on demand and as spot.
 	Sold map[string][]string
@@ -40,9 +44,14 @@ func (m *Model) sells(l *launch, spec cloud.LaunchSpec, most int) error {
 	for _, d := range l.devices {
 		gib += d.GiB * most
 	}
+	switch {
+	// Source: https://github.com/LinkedInLearning/learning-terraform-3087701/issues/345.
+	case p.Free && !slices.Contains(p.Eligible, spec.InstanceType):
+		return bad("InvalidParameterCombination", "The specified instance type is not eligible for Free Tier. For a list of Free Tier"+
+			" instance types, run 'describe-instance-types' with the filter 'free-tier-eligible=true'.")
 	// Source: https://github.com/terraform-aws-modules/terraform-aws-ec2-instance/pull/404, of a Capacity Block that is
 	// used on demand. No source says what EC2 answers of a type without that block.
-	if !l.block && !slices.Contains(p.soldAs(spec.InstanceType), as) {
+	case !l.block && !slices.Contains(p.soldAs(spec.InstanceType), as):
 		return bad("InvalidParameterValue", "The market type (purchasing) option is not valid. Choose a different market type and try again.")
 	}
 	return p.storage(m.rootGiB() + m.volumeGiB() + gib)

@@ -34,6 +34,9 @@ type InstanceType struct {
 	// what the other fields say: "nvidia.com/gpu.product": "Tesla-T4".
 	Labels    map[string]string `json:"labels,omitempty"`
 	Offerings []Offering        `json:"offerings"`
+	// Withheld says why the cloud sells none of it to this account, for people; "" where it sells some.
+	// A type that is withheld has no offerings.
+	Withheld string `json:"withheld,omitempty"`
 	// PricesTold is when the prices of those of the offerings were told that are not spot,
 	// where that was not when the catalogue was read; zero where it was, or is unknown.
 	PricesTold time.Time `json:"pricesTold,omitzero"`

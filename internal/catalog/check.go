@@ -82,6 +82,9 @@ func (t InstanceType) Check() []Problem {
 	for i, a := range t.Accelerators {
 		within(fmt.Sprintf("accelerators[%d].count", i), a.Count, 1, mostGPUs)
 	}
+	if t.Withheld != "" && len(t.Offerings) > 0 {
+		bad("withheld", "%q is there, and there are %d offerings: want only one of them", t.Withheld, len(t.Offerings))
+	}
 	for i, o := range t.Offerings {
 		field := fmt.Sprintf("offerings[%d]", i)
 		switch wrong := CheckPrice(o.PricePerHour); {

@@ -47,6 +47,7 @@ func TestWhatIsWrongWithATypeIsNamed(t *testing.T) {
 		"offerings[1]: offerings[0] is the same offering":             func(t *InstanceType) { t.Offerings[1].Spot = false },
 		`offerings[1].reservation: "cr-1" is there, and spot is true`: func(t *InstanceType) { t.Offerings[1].Reservation = "cr-1" },
 		"offerings[0].orderedAt: -1 is no price":                      func(t *InstanceType) { t.Offerings[0].OrderedAt = -1 },
+		`withheld: "the plan" is there, and there are 2 offerings`:    func(t *InstanceType) { t.Withheld = "the plan" },
 		"offerings[1].dedicated: spot is true too":                    func(t *InstanceType) { t.Offerings[1].Dedicated = true },
 	} {
 		bad := good()

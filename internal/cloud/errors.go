@@ -109,6 +109,8 @@ type Error struct {
 	// NothingDone says that the call surely had no effect. A driver sets it only
 	// where the cloud says so: a throttled call may have started machines.
 	NothingDone bool
+	// Catalogue says that the cloud's catalogue has changed with this answer: it is worth reading now.
+	Catalogue bool
 	// Err is the cloud's own; may be nil.
 	Err error
 }

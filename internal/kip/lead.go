@@ -315,6 +315,7 @@ func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.contro
 // wireShortages makes what knows which capacity is missing.
 func (l *leading) wireShortages(ctx context.Context) (err error) {
 	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
+	l.shortages.catalogue = l.shop
 	return err
 }
 

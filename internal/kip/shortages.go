@@ -2,10 +2,12 @@ package kip
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
@@ -22,7 +24,14 @@ type storedShortages struct {
 	revision  int64
 	changed   chan struct{}
 	nodes     looker // told of each one; set before any is noted
+	catalogue reader // told where it has changed; set before any is noted
 	log       *slog.Logger
+}
+
+// reader is who reads the cloud's catalogue.
+type reader interface {
+	// ReadSoon asks for another reading, and does not block.
+	ReadSoon()
 }
 
 // looker are the virtual nodes, which tell by their taints what is short.
@@ -31,7 +40,7 @@ type looker interface {
 	LookSoon()
 }
 
-// loadShortages returns those that are stored. The caller sets nodes.
+// loadShortages returns those that are stored. The caller sets nodes and catalogue.
 func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
 	s := &storedShortages{
 		shortages: capacity.New(c),
@@ -51,6 +60,9 @@ func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, l
 func (s *storedShortages) Mark(o cells.Offer, err error) {
 	s.shortages.Mark(shop.Shortage(o, err))
 	s.nodes.LookSoon()
+	if said, ok := errors.AsType[*cloud.Error](err); ok && said.Catalogue {
+		s.catalogue.ReadSoon()
+	}
 	select {
 	case s.changed <- struct{}{}:
 	default:

@@ -130,6 +130,13 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 	archs := c.constraint.archOnly()
 	return []check{
 		{
+			words: "are not sold to this account",
+			fails: func(s *size, _ []*row) bool { return c.types[s.typ].Withheld != "" },
+			of: func(rejected []int) string {
+				return list(rejected, func(typ int) []string { return []string{c.types[typ].Withheld} })
+			},
+		},
+		{
 			words: "are not offered " + either(launchTypes(c.markets), LaunchType.words),
 			fails: func(_ *size, rows []*row) bool { return len(rows) == 0 },
 		},

@@ -462,6 +462,28 @@ func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
 	}
 }
 
+func TestATypeThatIsNotSoldToTheAccountSaysWhy(t *testing.T) {
+	const plan = "the Free plan has only m.large"
+	types := shop()
+	for i := range types {
+		if types[i].Name != "m.large" {
+			types[i].Offerings, types[i].Withheld = nil, plan
+		}
+	}
+	p := placer(t, types, Config{DefaultArch: "amd64", DefaultInstanceType: "t.large"})
+	if got, err := p.Candidates(podOf("cpu=1"), nil); err != nil || len(got) == 0 || got[0].InstanceType.Name != "m.large" {
+		t.Errorf("what is sold: %v, %v", got, err)
+	}
+	for want, pod := range map[string]*corev1.Pod{
+		"7 types considered: 6 are not sold to this account (" + plan + "), 1 has too little memory (largest: m.large with 8Gi)": podOf("memory=64Gi"),
+		"1 type considered: 1 is not sold to this account (" + plan + ")":                                                        podOf(), // the default
+	} {
+		if _, err := p.Candidates(pod, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("got %v\nwant …%s", err, want)
+		}
+	}
+}
+
 func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
 	var types []catalog.InstanceType
 	for i := range 40 {

@@ -53,8 +53,16 @@ func (s *Shop) known() catalog.Learnt {
 	return s.learnt
 }
 
-// takeInUntil takes in what is learnt, until due or the end of ctx.
-func (s *Shop) takeInUntil(ctx context.Context, due <-chan time.Time) {
+// ReadSoon has Run read the catalogue before it is due. It does not block.
+func (s *Shop) ReadSoon() {
+	select {
+	case s.readSoon <- struct{}{}:
+	default:
+	}
+}
+
+// takeInUntil takes in what is learnt, until due, the end of ctx, or a ReadSoon, which it reports.
+func (s *Shop) takeInUntil(ctx context.Context, due <-chan time.Time) (asked bool) {
 	for {
 		var forget <-chan time.Time
 		stop := func() bool { return false }
@@ -66,10 +74,13 @@ func (s *Shop) takeInUntil(ctx context.Context, due <-chan time.Time) {
 		select {
 		case <-ctx.Done():
 			stop()
-			return
+			return false
 		case <-due:
 			stop()
-			return
+			return false
+		case <-s.readSoon:
+			stop()
+			return true
 		case <-forget:
 		case <-s.news:
 			stop()

@@ -127,8 +127,8 @@ type node struct {
 type Shop struct {
 	cfg   Config
 	stock atomic.Pointer[stock]
-	// revision of the stored record, and stale, whether the cloud has not been read
-	// since the start; for Run alone.
+	// revision is of the stored record. stale says that the catalogue is out of date: it could not be
+	// read at the start, or after ReadSoon. Both are for Run alone.
 	revision int64
 	stale    bool
 	// unkept says that the last one was not stored; for Run alone.
@@ -139,6 +139,7 @@ type Shop struct {
 	learntMu       sync.Mutex
 	learnt         catalog.Learnt
 	news, taken    chan struct{}
+	readSoon       chan struct{} // asks Run to read the catalogue
 	learntRevision int64
 	// interrupted are those of the last day, under learntMu; its revision is for Run alone.
 	interrupted           catalog.Interruptions
@@ -148,7 +149,7 @@ type Shop struct {
 // Open reads the cloud's catalogue; where the cloud does not answer, the one that was
 // read last. Without either Kip cannot choose, which is an error.
 func Open(ctx context.Context, cfg Config) (*Shop, error) {
-	s := &Shop{cfg: cfg, news: make(chan struct{}, 1), taken: make(chan struct{}, 1)}
+	s := &Shop{cfg: cfg, news: make(chan struct{}, 1), taken: make(chan struct{}, 1), readSoon: make(chan struct{}, 1)}
 	stored, err := s.load(ctx)
 	if err != nil {
 		return nil, err
@@ -243,11 +244,12 @@ func (s *Shop) Run(ctx context.Context) error {
 			timer := s.cfg.Clock.NewTimer(wait)
 			due, stop = timer.C(), timer.Stop
 		}
-		if s.takeInUntil(ctx, due); ctx.Err() != nil {
-			stop()
+		asked := s.takeInUntil(ctx, due)
+		if stop(); ctx.Err() != nil {
 			return nil
 		}
 		if err := s.refresh(ctx); err != nil && ctx.Err() == nil {
+			s.stale = s.stale || asked
 			s.cfg.Log.Warn("the catalogue is not refreshed: placing pods by the last one",
 				"cloud", s.cfg.Cloud.Name(), "age", s.Age(), "err", err)
 		}

@@ -134,6 +134,32 @@ func TestACatalogueThatChangesReachesThePlacerWithoutARestart(t *testing.T) {
 	})
 }
 
+func TestACatalogueIsReadSoonWhereItsCloudSaysThatItHasChanged(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		b.while(s, func() {
+			// Most types are sold to this account no more, and none is gone.
+			less := types(4, 1)
+			for i := range less[:3] {
+				less[i].Offerings, less[i].Withheld = nil, "the account's plan"
+			}
+			b.sell(less)
+			later(time.Hour)
+			b.away(true)
+			s.ReadSoon()
+			later(time.Second)
+			if got := price(b.T, s); got != 1 {
+				b.Errorf("while the cloud does not answer the cheapest costs %v", got)
+			}
+			b.away(false)
+			later(2 * retryEvery)
+			if got := price(b.T, s); got != 4 || len(s.Types()) != 4 {
+				b.Errorf("the cheapest of %d costs %v, by a catalogue of %s", len(s.Types()), got, s.Age())
+			}
+		})
+	})
+}
+
 // A cloud whose price list cannot be read tells prices of an older day, also after a restart.
 func TestPricesThatWereToldLaterAreKeptWithTheirAge(t *testing.T) {
 	inBubble(t, func(b *bench) {

@@ -44,7 +44,7 @@ func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 		}
 		all = c.withReserved(all, n)
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 }), nil
+	return slices.DeleteFunc(c.withholding(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 && t.Withheld == "" }), nil
 }
 
 // readSold reads all types, with their offerings in the cells' subnets.
@@ -76,6 +76,9 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	c.terms = sells
+	c.mu.Unlock()
 	ids := slices.Sorted(maps.Keys(n.subnets))
 	for i := range kinds {
 		t := &kinds[i]

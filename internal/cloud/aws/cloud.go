@@ -58,7 +58,12 @@ type Cloud struct {
 
 	unexplained map[string]bool // codes that were told of; under mu
 
-	barred map[string]barred // the images that the account may not use; under mu
+	// How EC2 sells each type, until when the account counts as one of the Free plan, whether the catalogue
+	// has not shown that yet, and the images that the account may not use. All under mu.
+	terms         map[string]terms
+	freePlanUntil time.Time
+	planChanged   bool
+	barred        map[string]barred
 
 	// What is sold, without the offerings of reservations, and when it was read; and the reservations
 	// by their IDs, with what was told of those that are of no use. All under mu.
@@ -315,10 +320,11 @@ func (c *Cloud) catalogueEvery() time.Duration {
 
 // Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
 // and what images and groups are called; but where reservations are configured, most times it
-// reads these alone.
+// reads these alone. Where the account's plan has turned out to lack types, it reads nothing.
 func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	c.mu.Lock()
-	again := !c.cfg.reserves() || c.cfg.Clock.Since(c.soldAt) >= soldEvery
+	again := !c.planChanged && (!c.cfg.reserves() || c.cfg.Clock.Since(c.soldAt) >= soldEvery)
+	c.planChanged = false
 	c.mu.Unlock()
 	if again {
 		c.forget()

@@ -15,6 +15,11 @@ var messages = []struct {
 	code, says string // what the code begins with, and what the message has
 	means      func(*Cloud, cloud.LaunchRequest, *failed) error
 }{
+	// An account on AWS' Free plan may launch few images. Source: https://github.com/bitnami/vms/issues/1838.
+	{"InvalidParameter", "image is not eligible for Free Tier", barring("upgrade the account to AWS' Paid plan, or name another image")},
+	// It may launch few types. Sources: https://github.com/LinkedInLearning/learning-terraform-3087701/issues/345,
+	// https://github.com/aws/karpenter-provider-aws/pull/9004.
+	{"InvalidParameter", "is not eligible for Free Tier", (*Cloud).notInPlan},
 	// AuthFailure is mostly of the credentials. Source: EC2 API reference, "Error codes", AuthFailure: also of
 	// "an AMI for which you do not have permissions". Message: https://github.com/Orange-Cyberdefense/GOAD/issues/304.
 	{"AuthFailure", "Not authorized for image", barring("ask the owner to share the image with this account, or name another image")},

@@ -18,15 +18,21 @@ import (
 func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 	for what, tc := range map[string]struct {
 		change   func(*ec2.Image)
+		plan     ec2.Plan
 		says, do string
 	}{
 		"withdrawn": {
-			func(i *ec2.Image) { i.Withdrawn, i.Listed = true, true },
+			func(i *ec2.Image) { i.Withdrawn, i.Listed = true, true }, ec2.Plan{},
 			"Not authorized for images: [ami-2]", "ask the owner",
 		},
-		"of AWS Marketplace": {func(i *ec2.Image) { i.Product = "abc" }, "OptInRequired", "subscribe to the product"},
+		"of AWS Marketplace": {func(i *ec2.Image) { i.Product = "abc" }, ec2.Plan{}, "OptInRequired", "subscribe to the product"},
+		"not of the Free plan": {
+			func(i *ec2.Image) { i.Paid = true }, ec2.Plan{Free: true, Eligible: []string{"c5.large"}},
+			"image is not eligible", "upgrade the account",
+		},
 	} {
 		account := anAccount(sim.Knobs{})
+		account.Plan = tc.plan
 		tc.change(&account.Images[1])
 		model, url := serve(t, account)
 		clk := clocktesting.NewFakeClock(time.Now())
@@ -67,7 +73,7 @@ func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 		model.Change(func(cfg *ec2.Config) {
 			cfg.Images = slices.DeleteFunc(cfg.Images, func(i ec2.Image) bool { return i.ID == "ami-9" })
 			one := &cfg.Images[1]
-			one.Withdrawn, one.Product = false, ""
+			one.Withdrawn, one.Product, one.Paid = false, "", false
 		})
 		clk.Step(barredFor)
 		c.forget()

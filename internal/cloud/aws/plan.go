@@ -1,14 +1,23 @@
 package aws
 
 import (
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // terms are how EC2 sells a type.
 type terms struct {
 	onDemand, spot bool
+	freePlan       bool // also to accounts on AWS' Free plan
 }
 
 // termsOf returns those of a type. Other types than these two are sold in Capacity Blocks alone, into which only a
@@ -18,5 +27,84 @@ func termsOf(t types.InstanceTypeInfo) terms {
 	return terms{
 		onDemand: len(all) == 0 || slices.Contains(all, types.UsageClassTypeOnDemand),
 		spot:     len(all) == 0 || slices.Contains(all, types.UsageClassTypeSpot),
+		freePlan: aws.ToBool(t.FreeTierEligible),
 	}
+}
+
+// freePlanFor is how long Kip takes the account to be on AWS' Free plan since EC2 has said so. EC2 does not say
+// when the account leaves it: the next catalogue after that has all types, and one launch shows whether it has.
+const freePlanFor = 6 * time.Hour
+
+// notInPlan returns what it means that the account's plan lacks the type of a launch. It notes the plan: the next
+// catalogue withholds all such types, rather than have each pod try them one after the other.
+func (c *Cloud) notInPlan(r cloud.LaunchRequest, said *failed) error {
+	asked, now := askedFor(r.LaunchSpec), c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	no := cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: asked.InstanceType, Spot: asked.Spot, Pool: asked.Pool}, said)
+	if c.terms[r.InstanceType].freePlan { // it is refused for something else, such as its market
+		return no
+	}
+	no.Err = fmt.Errorf("%w; %s", said, c.freePlanHas())
+	no.Catalogue = !now.Before(c.freePlanUntil)
+	c.planChanged = c.planChanged || no.Catalogue
+	c.freePlanUntil = now.Add(freePlanFor)
+	return no
+}
+
+// mostNamed is how many types of the Free plan a message names. There are six.
+const mostNamed = 10
+
+// freePlanHas says which types the account can have. The caller holds mu.
+func (c *Cloud) freePlanHas() string {
+	has := slices.DeleteFunc(slices.Sorted(maps.Keys(c.terms)), func(name string) bool { return !c.terms[name].freePlan })
+	which := "has few types"
+	if len(has) > 0 {
+		which = "has only " + strings.Join(has[:min(len(has), mostNamed)], ", ")
+	}
+	return "AWS' Free plan " + which + ": use one of these, or upgrade the account to the Paid plan"
+}
+
+// withheld says why the account can have none of a type; "" where it can, or where that is not known. The caller
+// holds mu.
+func (c *Cloud) withheld(instanceType string) string {
+	t, known := c.terms[instanceType]
+	if !known || t.freePlan || !c.cfg.Clock.Now().Before(c.freePlanUntil) {
+		return ""
+	}
+	// An endpoint that calls no type eligible does not say so of any.
+	for _, t := range c.terms {
+		if t.freePlan {
+			return c.freePlanHas()
+		}
+	}
+	return ""
+}
+
+// withholding returns types without the offerings of those that are withheld. The types are not changed.
+func (c *Cloud) withholding(all []catalog.InstanceType) []catalog.InstanceType {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all = slices.Clone(all)
+	for i := range all {
+		if t := &all[i]; len(t.Offerings) > 0 {
+			if t.Withheld = c.withheld(t.Name); t.Withheld != "" {
+				t.Offerings = nil
+			}
+		}
+	}
+	return all
+}
+
+// mayHave returns an error if a type is withheld, as for a pod that was placed before that was known.
+func (c *Cloud) mayHave(s cloud.LaunchSpec) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	why := c.withheld(s.InstanceType)
+	if why == "" {
+		return nil
+	}
+	asked := askedFor(s)
+	return cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: asked.InstanceType, Spot: asked.Spot, Pool: asked.Pool},
+		fmt.Errorf("%s is not in the account's plan: %s", s.InstanceType, why))
 }

@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,10 +9,111 @@ import (
 	"testing"
 	"time"
 
+	clocktesting "k8s.io/utils/clock/testing"
+
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
+
+// offers are the names of the types that a catalogue sells, and why it withholds others.
+func offers(t *testing.T, c *Cloud) (sells []string, withheld map[string]string) {
+	t.Helper()
+	all, err := c.Catalogue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := catalog.Validate(all); err != nil {
+		t.Error(err)
+	}
+	withheld = map[string]string{}
+	for _, one := range all {
+		if len(one.Offerings) > 0 {
+			sells = append(sells, one.Name)
+		}
+		if one.Withheld != "" {
+			withheld[one.Name] = one.Withheld
+		}
+	}
+	return sells, withheld
+}
+
+func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Plan = ec2.Plan{Free: true, Eligible: []string{"t3.small"}}
+	model, url := serve(t, account)
+	clk := clocktesting.NewFakeClock(time.Now())
+	s := settings(url)
+	s.Clock = clk
+	c := open(t, s)
+	all := []string{"c5.large", "c7g.large", "g5.xlarge", "t3.small"}
+	if sells, withheld := offers(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
+		t.Fatalf("before anything is launched: it sells %v, withholds %v", sells, withheld)
+	}
+	launch := func(instanceType string) error {
+		r := request("t-"+instanceType, 1)
+		r.InstanceType = instanceType
+		return c.Launch(t.Context(), r).Err()
+	}
+	refused := func(err error, tellsCatalogue bool) {
+		t.Helper()
+		no, is := errors.AsType[*cloud.Error](err)
+		scope := cloud.ScopeOf(err)
+		if !is || no.Cause != cloud.ErrQuota || !no.NothingDone || scope.InstanceType == "" || scope.Zone != "" || scope.Account {
+			t.Fatalf("%v for %+v: want a quota of that type", err, scope)
+		}
+		if text := err.Error(); !strings.Contains(text, "t3.small") || !strings.Contains(text, "upgrade the account") {
+			t.Errorf("it does not say what to do: %s", text)
+		}
+		if no.Catalogue != tellsCatalogue {
+			t.Errorf("it says that the catalogue has changed: %t, want %t", no.Catalogue, tellsCatalogue)
+		}
+	}
+	refused(launch("c5.large"), true)
+
+	// Pods that were placed before cost no call each.
+	calls := model.Calls()["RunInstances"]
+	r := request("u", 1)
+	r.InstanceType = "g5.xlarge"
+	_, err := c.Resolve(t.Context(), r.LaunchSpec)
+	refused(err, false)
+	read := model.Calls()["DescribeInstanceTypes"]
+	sells, withheld := offers(t, c)
+	if !slices.Equal(sells, []string{"t3.small"}) || len(withheld) != 3 || !strings.Contains(withheld["c5.large"], "t3.small") {
+		t.Errorf("it sells %v, withholds %v", sells, withheld)
+	}
+	if model.Calls()["RunInstances"] != calls || model.Calls()["DescribeInstanceTypes"] != read {
+		t.Errorf("EC2 was asked again for what it has said: %v", model.Calls())
+	}
+	if err := launch("t3.small"); err != nil {
+		t.Errorf("what the plan has: %v", err)
+	}
+
+	// The account is upgraded, which EC2 does not say.
+	model.Change(func(cfg *ec2.Config) { cfg.Plan.Free = false })
+	clk.Step(soldEvery)
+	if sells, withheld := offers(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
+		t.Errorf("after the upgrade: it sells %v, withholds %v", sells, withheld)
+	}
+	if err := launch("c5.large"); err != nil {
+		t.Errorf("after the upgrade: %v", err)
+	}
+}
+
+// Another endpoint may have EC2's message, and name no type that is eligible.
+func TestNoTypeIsWithheldWhereNoneIsSaidToBeEligible(t *testing.T) {
+	const words = "The specified instance type is not eligible for Free Tier."
+	c := answering(t, "RunInstances", 400, "InvalidParameterCombination", words)
+	before, _ := offers(t, c)
+	err := c.Launch(t.Context(), request("t", 1)).Err()
+	if cloud.CauseOf(err) != cloud.ErrQuota || cloud.ScopeOf(err).InstanceType != "c5.large" {
+		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
+	}
+	if sells, withheld := offers(t, c); !slices.Equal(sells, before) || len(withheld) > 0 {
+		t.Errorf("it sells %v, withholds %v", sells, withheld)
+	}
+}
 
 func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 	account := anAccount(sim.Knobs{})

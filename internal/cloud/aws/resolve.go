@@ -23,6 +23,9 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	if owner == "" {
 		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, errNoOwner)
 	}
+	if err := c.mayHave(s); err != nil {
+		return cloud.Resolved{}, err
+	}
 	n, err := c.where(ctx)
 	if err != nil {
 		return cloud.Resolved{}, err

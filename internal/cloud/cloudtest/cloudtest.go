@@ -328,8 +328,11 @@ func catalogue(t *trial) {
 	}
 	seen := map[string]bool{}
 	for _, typ := range types {
-		if typ.Name == "" || seen[typ.Name] || typ.MilliCPU <= 0 || typ.MemoryBytes <= 0 || typ.Arch == "" || len(typ.Offerings) == 0 {
+		if typ.Name == "" || seen[typ.Name] || typ.MilliCPU <= 0 || typ.MemoryBytes <= 0 || typ.Arch == "" {
 			t.Errorf("type %q is there twice or lacks something: %+v", typ.Name, typ)
+		}
+		if withheld := typ.Withheld != ""; withheld != (len(typ.Offerings) == 0) {
+			t.Errorf("type %s has %d offerings and is withheld for %q: want one of them", typ.Name, len(typ.Offerings), typ.Withheld)
 		}
 		seen[typ.Name] = true
 		for _, o := range typ.Offerings {
