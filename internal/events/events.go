@@ -37,6 +37,11 @@ const (
 	NodeHeldByAnother = "NodeHeldByAnother"
 	CloudInitChanged  = "CloudInitChanged"
 	CloudInitInvalid  = "CloudInitInvalid"
+
+	// Of the certificate that the kubelet port of a virtual node serves.
+	ServingCertificatePending = "ServingCertificatePending"
+	ServingCertificateRefused = "ServingCertificateRefused"
+	ServingCertificateSigned  = "ServingCertificateSigned"
 )
 
 // Of cells that do not live as they should.

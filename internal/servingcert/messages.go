@@ -1,0 +1,68 @@
+package servingcert
+
+import (
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+)
+
+// tellEvery is how often the same is told again: the cluster forgets an Event after an hour.
+const tellEvery = time.Hour
+
+// tell reports what a person should know, unless it was just told.
+func (s *Certificate) tell(kind, reason, message string) {
+	now := s.c.Clock.Now()
+	if message == s.told && now.Sub(s.toldAt) < tellEvery {
+		return
+	}
+	s.told, s.toldAt = message, now
+	s.c.Event(kind, reason, message)
+}
+
+// approveCommand is what a person types.
+func approveCommand(name string) string { return "kubectl certificate approve " + name }
+
+// serves says what the kubelet port serves now.
+func (s *Certificate) serves() string {
+	if pair := s.current(); pair != nil {
+		return fmt.Sprintf("The kubelet port serves a certificate of %s until %s.", s.c.SignerName, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return "The kubelet port serves Kip's own certificate, which an API server that verifies kubelets refuses."
+}
+
+func (s *Certificate) pendingMessage(name string) string {
+	return fmt.Sprintf("Approve the request for the certificate of the kubelet port: %s. %s", approveCommand(name), s.serves())
+}
+
+func (s *Certificate) forbiddenMessage(name string) string {
+	return fmt.Sprintf("Kip has no right to approve its request for the certificate of the kubelet port. Apply deploy/csr-approve.yaml,"+
+		" with the signer %s in it, or type: %s. %s", s.c.SignerName, approveCommand(name), s.serves())
+}
+
+func (s *Certificate) unsignedMessage(name string) string {
+	cure := "Is there such a signer in the cluster?"
+	if s.c.SignerName == certificatesv1.KubeletServingSignerName {
+		cure = "EKS signs it for its own instances only: there, set servingCertificate.signerName to beta.eks.amazonaws.com/app-serving."
+	}
+	return fmt.Sprintf("The request %s is approved, and %s has not signed it. %s %s", name, s.c.SignerName, cure, s.serves())
+}
+
+// deniedCure says what helps where a request was denied.
+func (s *Certificate) deniedCure(name string) string {
+	if s.c.AsNode {
+		return " An approver of the cluster may know only nodes that are instances, as GKE's does: then set servingCertificate.requester to kip."
+	}
+	return " See who denied it: kubectl describe csr " + name + "."
+}
+
+func (s *Certificate) refusedMessage(name, why, cure string) string {
+	return fmt.Sprintf("The request %s for the certificate of the kubelet port has failed: %s.%s Kip makes another at %s. %s",
+		name, why, cure, s.askAt.UTC().Format(time.RFC3339), s.serves())
+}
+
+func (s *Certificate) signedMessage(leaf *x509.Certificate) string {
+	return fmt.Sprintf("%s has signed the certificate of the kubelet port, which is valid until %s", s.c.SignerName,
+		leaf.NotAfter.UTC().Format(time.RFC3339))
+}
