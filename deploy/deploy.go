@@ -9,6 +9,16 @@ import _ "embed"
 //go:embed rbac.yaml
 var RBAC []byte
 
+// CSR lets Kip request the certificate of its kubelet port as itself.
+//
+//go:embed csr.yaml
+var CSR []byte
+
+// CSRApprove lets Kip approve such requests.
+//
+//go:embed csr-approve.yaml
+var CSRApprove []byte
+
 // Policies bound what RBAC cannot: which annotations the pods of a namespace may
 // have, and what Kip's own service accounts write.
 //

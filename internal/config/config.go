@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -25,6 +26,8 @@ type Config struct {
 	Nodes      []Node  `key:"nodes" auto:"true" doc:"The virtual nodes, at most 64, or auto: one for each zone, architecture and capacity type (on-demand, spot) that the cloud offers. They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
 	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
+
+	ServingCertificate ServingCertificate `key:"servingCertificate" doc:"The certificate of the kubelet port, by which an API server that verifies kubelets knows a virtual node: see docs/serving-certificates.md. APISERVER_CERT_LOCATION and APISERVER_KEY_LOCATION name files instead."`
 
 	// AutoNodes says that nodes is auto. Nodes is empty then.
 	AutoNodes bool
@@ -213,7 +216,7 @@ type Etcd struct {
 	Internal EtcdInternal `key:"internal" doc:"The etcd that Kip embeds."`
 	Client   EtcdClient   `key:"client" doc:"An etcd cluster of yours, instead of the embedded one."`
 
-	EncryptionKeyFiles []string `key:"encryptionKeyFiles" doc:"Files with the keys that encrypt the CA's key in etcd: in each 32 random bytes in base64, as openssl rand -base64 32 gives. The first encrypts, all decrypt: to change it, put a new one first, and drop the old one after Kip has started. Default: the CA's key is not encrypted."`
+	EncryptionKeyFiles []string `key:"encryptionKeyFiles" doc:"Files with the keys that encrypt the CA's key, and those of serving certificates, in etcd: in each 32 random bytes in base64, as openssl rand -base64 32 gives. The first encrypts, all decrypt: to change it, put a new one first, and drop the old one after Kip has started. Default: these keys are not encrypted."`
 }
 
 // EtcdInternal is the embedded etcd.
@@ -383,6 +386,27 @@ type Taint struct {
 	Key    string `key:"key" doc:"Key of the taint. Required."`
 	Value  string `key:"value" doc:"Its value."`
 	Effect string `key:"effect" default:"NoSchedule" doc:"NoSchedule, PreferNoSchedule or NoExecute."`
+}
+
+// Who may request the certificate of a kubelet port.
+const (
+	RequesterNode = "node"
+	RequesterKip  = "kip"
+)
+
+// ServingCertificate is the certificate of the kubelet port.
+type ServingCertificate struct {
+	SignerName string `key:"signerName" doc:"Signer of which Kip requests the certificate: kubernetes.io/kubelet-serving, on EKS beta.eks.amazonaws.com/app-serving, or another that signs serving certificates. Kip renews the certificate in time. Default: no request; the kubelet port serves Kip's own certificate, which an API server that verifies kubelets refuses."`
+	Requester  string `key:"requester" doc:"Who makes the request: node, the virtual node itself as a kubelet would, or kip, Kip's service account, which needs deploy/csr.yaml. GKE denies requests of nodes that are no instances: kip there. Default: node for kubernetes.io/kubelet-serving, kip for other signers."`
+	Approve    bool   `key:"approve" default:"false" doc:"Kip approves its own requests. It needs deploy/csr-approve.yaml, which lets Kip's service account approve every request to that signer: see docs/threat-model.md. Without it Kip prints the command with which you approve, also at renewals."`
+}
+
+// RequestedByNode reports whether the virtual node makes the requests.
+func (c ServingCertificate) RequestedByNode() bool {
+	if c.Requester == "" {
+		return c.SignerName == certificatesv1.KubeletServingSignerName
+	}
+	return c.Requester == RequesterNode
 }
 
 // Costs say what the ledger of costs is kept by.

@@ -140,6 +140,10 @@ nodes:
   - {key: gpu, effect: NoExecute}
   capacity: {cpu: 50}
 - {}
+servingCertificate:
+  signerName: beta.eks.amazonaws.com/app-serving
+  requester: node
+  approve: true
 testing:
   controllerID: abc-123
 `
@@ -282,7 +286,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Taints:        []Taint{{Key: "gpu", Value: "yes", Effect: "NoSchedule"}, {Key: "gpu", Effect: "NoExecute"}},
 			Capacity:      corev1.ResourceList{"cpu": resource.MustParse("50")},
 		}, {}},
-		Testing: Testing{ControllerID: "abc-123"},
+		Testing:            Testing{ControllerID: "abc-123"},
+		ServingCertificate: ServingCertificate{SignerName: "beta.eks.amazonaws.com/app-serving", Requester: RequesterNode, Approve: true},
 	}
 	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -378,7 +383,7 @@ func TestErrors(t *testing.T) {
 		{"null", "---\n",
 			"p.yaml:1: cells.defaultInstanceType: there is no value: this key is required\np.yaml:1: cloud: none is there: want exactly one of local, qemu, aws, gce, azure, sim"},
 		{"a text", "hello",
-			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
+			"p.yaml:1: a single value is not valid: want keys and values: apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing, servingCertificate"},
 		{"no YAML", "a:\n  b: [", "p.yaml:2: no valid YAML: did not find expected node content"},
 		{"a tab", "cells:\n\tnametag: x", "p.yaml:2: no valid YAML: found character that cannot start any token"},
 		{"two documents", least + "---\na: b\n", "p.yaml:5: a second document begins here: want one only"},
@@ -388,7 +393,7 @@ func TestErrors(t *testing.T) {
 		{"wrong case", least + "  nameTag: x", "p.yaml:5: cells.nameTag: no such key; did you mean cells.nametag?"},
 		{"key in a wrong place", least + "nametag: x", "p.yaml:5: nametag: no such key; did you mean cells.nametag?"},
 		{"unknown key, nothing near", least + "testing: {zzz: x}", "p.yaml:5: testing.zzz: no such key: want one of controllerID"},
-		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing"},
+		{"empty key", least + "'': x", "p.yaml:5: \"\": no such key: want one of apiVersion, kind, cloud, etcd, cells, kubelet, nodes, costs, testing, servingCertificate"},
 		{"key that is no text", least + "[a]: x", "p.yaml:5: a key is no text"},
 		{"duplicate key", least + "  nametag: a\n  nametag: b", "p.yaml:6: cells.nametag: this key is there twice: first on line 5"},
 		{"duplicate section", least + "cells: {}", "p.yaml:5: cells: this key is there twice: first on line 3"},
@@ -616,6 +621,15 @@ func TestErrors(t *testing.T) {
 				"p.yaml:8: cells.budgets[2].namespace: there is no value: this key is required\n" +
 				"p.yaml:9: cells.budgets[3].namespace: \"A_b\" is not valid: want the name of a namespace, or *\n" +
 				"p.yaml:10: cells.budgets[4]: want maxCostPerHour or maxCostPerMonth: there is no bound"},
+		{"a signer that is none", least + "servingCertificate: {signerName: kubelet-serving, requester: me}",
+			"p.yaml:5: servingCertificate.requester: \"me\" is not valid: want node or kip\n" +
+				"p.yaml:5: servingCertificate.signerName: \"kubelet-serving\" is not valid: want a name such as example.com/serving"},
+		{"a signer of clients", least + "servingCertificate: {signerName: kubernetes.io/kube-apiserver-client}",
+			"p.yaml:5: servingCertificate.signerName: \"kubernetes.io/kube-apiserver-client\" is not valid: want kubernetes.io/kubelet-serving: " +
+				"the others of that domain sign certificates of clients"},
+		{"no signer", least + "servingCertificate: {approve: true}",
+			"p.yaml:5: servingCertificate.signerName: there is no value, but there are requester or approve: want a signer such as " +
+				"kubernetes.io/kubelet-serving"},
 		{"too many labels of costs", least + "costs:\n  labels: [a, b, c, d, e, f]",
 			"p.yaml:6: costs.labels: there are 6: want at most 5"},
 		{"labels of costs that are none", least + "costs:\n  labels: [team, a b, '', team, example.com/stage]",
@@ -977,6 +991,22 @@ func TestReference(t *testing.T) {
 	}
 	if string(got) != want {
 		t.Errorf("%s is out of date: go test ./internal/config -run TestReference -update", page)
+	}
+}
+
+func TestWhoRequestsAServingCertificate(t *testing.T) {
+	for _, c := range []struct {
+		signer, requester string
+		node              bool
+	}{
+		{"kubernetes.io/kubelet-serving", "", true},
+		{"kubernetes.io/kubelet-serving", RequesterKip, false},
+		{"beta.eks.amazonaws.com/app-serving", "", false},
+		{"beta.eks.amazonaws.com/app-serving", RequesterNode, true},
+	} {
+		if is := (ServingCertificate{SignerName: c.signer, Requester: c.requester}).RequestedByNode(); is != c.node {
+			t.Errorf("with the signer %s and the requester %q it is the node: %t", c.signer, c.requester, is)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -169,6 +170,7 @@ func (d *decoder) validate(c *Config) {
 	d.standbyCells(c)
 	d.kubelet(&c.Kubelet)
 	d.nodes(c)
+	d.servingCertificate(c.ServingCertificate)
 	d.costs(c.Costs)
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
@@ -587,6 +589,30 @@ func (d *decoder) budgets(budgets []Budget) {
 const mostCostLabels = 5
 
 // costs checks what costs are kept by.
+// servingCertificate checks who signs the certificate of the kubelet port, and who asks.
+func (d *decoder) servingCertificate(c ServingCertificate) {
+	const signer, requester = "servingCertificate.signerName", "servingCertificate.requester"
+	d.check(slices.Contains([]string{"", RequesterNode, RequesterKip}, c.Requester), requester, c.Requester, "node or kip")
+	if c.SignerName == "" {
+		if c.Requester != "" || c.Approve {
+			d.bad(signer, "there is no value, but there are requester or approve: want a signer such as %s",
+				certificatesv1.KubeletServingSignerName)
+		}
+		return
+	}
+	// As ValidateSignerName in pkg/apis/core/validation of Kubernetes.
+	domain, name, _ := strings.Cut(c.SignerName, "/")
+	ok := len(validation.IsDNS1123Subdomain(domain)) == 0 && strings.Contains(domain, ".")
+	for part := range strings.SplitSeq(name, ".") {
+		ok = ok && len(validation.IsDNS1123Subdomain(part)) == 0
+	}
+	d.check(ok, signer, c.SignerName, "a name such as example.com/serving")
+	if domain == "kubernetes.io" {
+		d.check(c.SignerName == certificatesv1.KubeletServingSignerName, signer, c.SignerName,
+			certificatesv1.KubeletServingSignerName+": the others of that domain sign certificates of clients")
+	}
+}
+
 func (d *decoder) costs(c Costs) {
 	if n := len(c.Labels); n > mostCostLabels {
 		d.bad("costs.labels", "there are %d: want at most %d", n, mostCostLabels)

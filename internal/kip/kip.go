@@ -106,6 +106,9 @@ func Run(ctx context.Context, o Options) error {
 	if err := checkBuild(cfg); err != nil {
 		return err
 	}
+	if err := checkServingCertificate(cfg); err != nil {
+		return err
+	}
 	data, err := instanceData(o.InstanceDataPath)
 	if err != nil {
 		return err

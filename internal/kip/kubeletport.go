@@ -13,15 +13,24 @@ import (
 	"github.com/elotl/kip/internal/pki"
 )
 
+// certificateFiles are those of the environment; nil for none.
+func (o Options) certificateFiles() (*node.FileCertificate, error) {
+	certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv)
+	if certFile == "" && keyFile == "" {
+		return nil, nil
+	}
+	return node.NewFileCertificate(node.OfKubeletPort, certFile, keyFile, o.Log)
+}
+
 // servingCertificate is the operator's of the kubelet port, or one of the authority.
 func (o Options) servingCertificate(
 	authority *pki.Authority, name string, addresses []netip.Addr,
 ) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	if certFile, keyFile := os.Getenv(node.CertFileEnv), os.Getenv(node.KeyFileEnv); certFile != "" || keyFile != "" {
-		files, err := node.NewFileCertificate(node.OfKubeletPort, certFile, keyFile, o.Log)
-		if err != nil {
-			return nil, err
-		}
+	files, err := o.certificateFiles()
+	if err != nil {
+		return nil, err
+	}
+	if files != nil {
 		return files.GetCertificate, nil
 	}
 	own, err := authority.Server([]string{name}, addresses)
@@ -29,20 +38,6 @@ func (o Options) servingCertificate(
 		return nil, err
 	}
 	return own.GetCertificate, nil
-}
-
-// certificates are those of the kubelet ports of nodes.
-type certificates struct {
-	Options
-	authority *pki.Authority
-}
-
-var _ nodes.Certificates = certificates{}
-
-func (c certificates) Certificate(
-	node string, addresses []netip.Addr,
-) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
-	return c.servingCertificate(c.authority, node, addresses)
 }
 
 var _ nodes.Flags = Options{}

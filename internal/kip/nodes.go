@@ -48,7 +48,7 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 		Ways:         ways{cells: l.cells, loop: l.pods, logs: l.logs},
 		Observer:     nodeObserver{Metrics: l.metrics, cellAPI: l.cellAPI},
 		Logs:         l.logs,
-		Certificates: certificates{Options: l.Options, authority: l.rotation.is.authorities.Signing},
+		Certificates: l.certificates(),
 		ClientCA:     l.clientCA,
 		Recorder:     l.recorder,
 	})

@@ -122,8 +122,16 @@ type Ways interface {
 
 // Certificates are those of kubelet ports.
 type Certificates interface {
-	// Certificate returns what serves that of a node's, at these addresses.
-	Certificate(node string, addresses []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error)
+	// Certificate returns that of a node, whose port has these addresses.
+	Certificate(ctx context.Context, node string, addresses []netip.Addr) (Certificate, error)
+}
+
+// Certificate is the certificate of a kubelet port.
+type Certificate interface {
+	// GetCertificate is for a server's tls.Config.
+	GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Run keeps the certificate valid until ctx ends.
+	Run(ctx context.Context) error
 }
 
 // Observer is told what becomes of nodes.

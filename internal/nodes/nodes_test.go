@@ -3,7 +3,6 @@ package nodes
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -144,12 +143,20 @@ func (flags) Taint() (*corev1.Taint, error) {
 // certificates are those of an authority.
 type certificates struct{ authority *pki.Authority }
 
-func (c certificates) Certificate(name string, at []netip.Addr) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+func (c certificates) Certificate(_ context.Context, name string, at []netip.Addr) (Certificate, error) {
 	own, err := c.authority.Server([]string{name}, at)
 	if err != nil {
 		return nil, err
 	}
-	return own.GetCertificate, nil
+	return certificate{own}, nil
+}
+
+// certificate is one that needs nobody to keep it.
+type certificate struct{ *pki.Renewed }
+
+func (certificate) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
 }
 
 // unobserved is told, and does nothing.

@@ -37,11 +37,12 @@ type served struct {
 	number int // in the name
 	asNode kubernetes.Interface
 
-	informer cache.SharedIndexInformer // of its pods
-	stats    *stats.Stats
-	port     *node.Port
-	listener net.Listener
-	stop     context.CancelFunc // of these; nil before they run
+	informer    cache.SharedIndexInformer // of its pods
+	stats       *stats.Stats
+	certificate Certificate // of the port
+	port        *node.Port
+	listener    net.Listener
+	stop        context.CancelFunc // of these; nil before they run
 
 	lost    chan struct{} // it has become another's
 	once    sync.Once
@@ -97,8 +98,7 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 	if err != nil {
 		return err
 	}
-	certificate, err := n.made.Certificates.Certificate(s.name, addresses)
-	if err != nil {
+	if s.certificate, err = n.made.Certificates.Certificate(ctx, s.name, addresses); err != nil {
 		return err
 	}
 	s.stats = stats.New(stats.Config{
@@ -113,14 +113,14 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 		NodeName:    s.name,
 		Reviews:     n.c.Client,
 		ClientCA:    n.made.ClientCA,
-		Certificate: certificate,
+		Certificate: s.certificate.GetCertificate,
 		Cells:       n.made.Ways.To(s.informer.GetStore()),
 		Logs:        n.made.Logs,
 		Stats:       s.stats,
 		Metrics: n.made.Observer.Kubelet(metrics.KubeletConfig{
 			Node:        s.name,
 			Pods:        pods,
-			Certificate: certificate,
+			Certificate: s.certificate.GetCertificate,
 			Volumes:     s.stats.Volumes,
 			Healthy:     healthy,
 		}),
@@ -360,6 +360,8 @@ func (n *Nodes) watch(ctx context.Context, s *served) {
 	if ctx.Err() != nil {
 		return
 	}
+	// Not before: a certificate in the name of a machine is none for Kip to request.
+	n.tasks.Go(func() { n.unless(ctx, s.certificate.Run(ctx)) })
 	n.tasks.Go(func() {
 		if cache.WaitForCacheSync(ctx.Done(), s.informer.HasSynced) {
 			if e, _ := n.entryOf(s.name); e.Removed {

@@ -1,0 +1,225 @@
+package kip
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/store"
+)
+
+// asNodes are the clients of nodes.
+type asNodes map[string]kubernetes.Interface
+
+func (a asNodes) As(node string) (kubernetes.Interface, error) { return a[node], nil }
+
+// writePair writes a certificate of an authority, with its key.
+func writePair(t *testing.T, authority *pki.Authority, name string) (certFile, keyFile string) {
+	t.Helper()
+	own, err := authority.Server([]string{name}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := own.GetCertificate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certFile, keyFile = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	if err := errors.Join(
+		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}), 0o600),
+		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return certFile, keyFile
+}
+
+func TestKipSaysAtTheStartWhichCertificateTheKubeletPortServes(t *testing.T) {
+	authority, err := pki.New(time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile := writePair(t, authority, "of-files")
+	sealer, err := openSealer(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, says, serves string
+		files              bool
+		config             config.ServingCertificate
+		asks               string // who: kip, node or nobody
+	}{
+		{name: "by itself", says: "Kip's own certificate", serves: "kip-0"},
+		{name: "files", says: "a certificate of files", serves: "of-files", files: true},
+		{name: "kubelet-serving", says: "signer=kubernetes.io/kubelet-serving", serves: "kip-0", asks: "node",
+			config: config.ServingCertificate{SignerName: "kubernetes.io/kubelet-serving"}},
+		{name: "another signer", says: "signer=example.com/serving", serves: "kip-0", asks: "kip",
+			config: config.ServingCertificate{SignerName: "example.com/serving"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.files {
+				t.Setenv(node.CertFileEnv, certFile)
+				t.Setenv(node.KeyFileEnv, keyFile)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				var log strings.Builder
+				clients := map[string]*fake.Clientset{"kip": fake.NewClientset(), "node": fake.NewClientset()}
+				made, err := certificates{
+					Options:   Options{NodeName: "kip-0", Log: slog.New(slog.NewTextHandler(&log, nil))},
+					config:    c.config,
+					authority: authority,
+					store:     store.Memory(nil),
+					sealer:    sealer,
+					asKip:     clients["kip"],
+					clients:   asNodes{"kip-0": clients["node"]},
+					event:     func(string, string, string, string) {},
+					clock:     clock.RealClock{},
+				}.Certificate(t.Context(), "kip-0", []netip.Addr{netip.MustParseAddr("10.0.0.1")})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !strings.Contains(log.String(), c.says) {
+					t.Errorf("Kip says %q, want %q", &log, c.says)
+				}
+				pair, err := made.GetCertificate(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				leaf, err := x509.ParseCertificate(pair.Certificate[0])
+				if err != nil || !slices.Equal(leaf.DNSNames, []string{c.serves}) {
+					t.Errorf("it serves as %v (%v), want %s", leaf.DNSNames, err, c.serves)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := made.Run(ctx); err != nil {
+					t.Error(err)
+				}
+				for who, client := range clients {
+					list, err := client.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if asked := len(list.Items) > 0; asked != (who == c.asks) {
+						t.Errorf("%s has requested a certificate: %t", who, asked)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestFilesAndASignerAreOneTooMany(t *testing.T) {
+	cfg, _, err := config.Parse("provider.yaml", []byte("cloud: {local: {}}\ncells: {defaultInstanceType: small}\n"+
+		"servingCertificate: {signerName: kubernetes.io/kubelet-serving}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkServingCertificate(cfg); err != nil {
+		t.Errorf("without files: %v", err)
+	}
+	t.Setenv(node.CertFileEnv, "/etc/kip/tls.crt")
+	err = checkServingCertificate(cfg)
+	for _, words := range []string{"provider.yaml:3", "servingCertificate.signerName", "kubelet-serving", node.CertFileEnv, "/etc/kip"} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("it is refused with %v, want %q in it", err, words)
+		}
+	}
+	cfg.ServingCertificate.SignerName = ""
+	if err := checkServingCertificate(cfg); err != nil {
+		t.Errorf("without a signer: %v", err)
+	}
+}
+
+func TestTheKeyOfAServingCertificateIsSealedInTheStoreByTheFirstKey(t *testing.T) {
+	st := store.Memory(nil)
+	secret := []byte("secret")
+	keep := func(files ...string) *keptCertificate {
+		t.Helper()
+		sealer, err := openSealer(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &keptCertificate{store: st, sealer: sealer, key: servingCertKey + "kip-0", log: silent}
+	}
+	stored := func() (data []byte) {
+		t.Helper()
+		if _, err := st.Get(t.Context(), servingCertKey+"kip-0", &data); err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	first, second := keyFile(t, 1), keyFile(t, 2)
+	k := keep(first)
+	if data, err := k.Load(t.Context()); data != nil || err != nil {
+		t.Fatalf("before anything is stored: %q, %v", data, err)
+	}
+	if err := k.Save(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(stored(), secret) {
+		t.Error("it is stored in plain")
+	}
+	if data, err := keep(second, first).Load(t.Context()); !bytes.Equal(data, secret) || err != nil {
+		t.Errorf("with another key before the first: %q, %v", data, err)
+	}
+	if data, err := keep(second).Load(t.Context()); !bytes.Equal(data, secret) || err != nil {
+		t.Errorf("when the old key is dropped: %q, %v", data, err)
+	}
+	// Another can be requested.
+	k = keep(first)
+	if data, err := k.Load(t.Context()); data != nil || err != nil {
+		t.Errorf("without its key: %q, %v", data, err)
+	}
+	if err := k.Save(t.Context(), []byte("another")); err != nil {
+		t.Error(err)
+	}
+	if data, err := keep(first).Load(t.Context()); string(data) != "another" || err != nil {
+		t.Errorf("what follows is %q, %v", data, err)
+	}
+}
+
+// A write whose answer is lost was done all the same.
+func TestAServingCertificateIsKeptAfterALostAnswer(t *testing.T) {
+	st := store.Memory(nil)
+	sealer, err := openSealer(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &keptCertificate{store: st, sealer: sealer, key: servingCertKey + "kip-0", log: silent}
+	if _, err := st.Put(t.Context(), k.key, []byte("of the lost answer"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, data := range []string{"next", "last"} {
+		if err := k.Save(t.Context(), []byte(data)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := k.Load(t.Context()); string(got) != data || err != nil {
+			t.Errorf("it is %q, %v; want %q", got, err, data)
+		}
+	}
+}
