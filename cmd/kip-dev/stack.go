@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/run"
 	"github.com/elotl/kip/dev/stack"
 )
@@ -22,6 +23,7 @@ import (
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
 	ipv6CIDR, serviceIPv6CIDR                                                                        string
+	approver                                                                                         string
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
 	noFsync, upstreamLimits, verbose, serviceProxy, masquerade                                       bool
 	kipArgs, zones                                                                                   []string
@@ -65,6 +67,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"how long a node may be silent before it is taken to be unwell; 0 for upstream's default")
 	fs.StringVar(&p.auditLog, "audit-log", "",
 		"`file` to which the API server appends who asked it for what: for benchmarks; it stays after the end")
+	fs.StringVar(&p.approver, "csr-approver", cluster.ApproverPerson,
+		"`who` answers requests for certificates of kubelet ports: person approves those of Kip, gke denies those of nodes as GKE does, or none")
 	fs.BoolVarP(&p.verbose, "verbose", "v", false, "log more")
 	fs.StringArrayVar(&p.kipArgs, "kip-arg", nil, "further `argument` of Kip; may be given several times")
 }
@@ -94,6 +98,9 @@ func (p *place) options(command string) (stack.Options, error) {
 			return stack.Options{}, fmt.Errorf("find the folder of kip-dev: %w", err)
 		}
 		bin = filepath.Dir(self)
+	}
+	if err := cluster.CheckApprover(p.approver); err != nil {
+		return stack.Options{}, fmt.Errorf("--csr-approver: %w", err)
 	}
 	root := p.cellRoot
 	if root == "" {
@@ -128,6 +135,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		NoFsync:         p.noFsync,
 		UpstreamLimits:  p.upstreamLimits,
 		AuditLog:        p.auditLog,
+		Approver:        p.approver,
 		Verbose:         p.verbose,
 		KipArgs:         p.kipArgs,
 		Command:         command,

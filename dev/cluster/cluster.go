@@ -65,11 +65,14 @@ type Options struct {
 	// UpstreamLimits leaves the controller manager and the scheduler the limits on
 	// their requests that they have by default: for benchmarks.
 	UpstreamLimits bool
-	// NodeName is the virtual node, whose kubelet port gets a certificate.
+	// NodeName is the virtual node.
 	NodeName string
 	// Peers are further virtual nodes, with the addresses of their kubelet ports.
 	// One service account serves all.
 	Peers map[string]netip.Addr
+	// Approver is who answers the requests for certificates of kubelet ports, one of
+	// Approvers; ApproverPerson when empty.
+	Approver string
 	// TolerationSeconds is how long pods that do not say stay on a node that is not heard
 	// of; 0 for upstream's five minutes.
 	TolerationSeconds int
@@ -134,12 +137,6 @@ func (c *Cluster) AdminKubeconfig() string { return c.files.path("kubeconfig") }
 // KipKubeconfig is the path of a kubeconfig of Kip's service account.
 func (c *Cluster) KipKubeconfig() string { return c.files.path("kip.kubeconfig") }
 
-// KubeletCertificate is where the certificate and key of the virtual node's
-// kubelet port are; the API server trusts no other.
-func (c *Cluster) KubeletCertificate() (cert, key string) {
-	return c.files.cert("kubelet-server"), c.files.key("kubelet-server")
-}
-
 // Server is the URL of the API server for machines on the bridge.
 func (c *Cluster) Server() string { return c.server }
 
@@ -183,6 +180,9 @@ func (c *Cluster) Failed() <-chan error { return c.failed }
 
 func (c *Cluster) start(ctx context.Context) error {
 	began := time.Now()
+	if err := CheckApprover(c.opts.Approver); err != nil {
+		return err
+	}
 	if err := c.makeFolders(); err != nil {
 		return err
 	}
@@ -258,6 +258,7 @@ func (c *Cluster) startComponents(ctx context.Context, began time.Time) error {
 		c.run(running, "kube-controller-manager", func(ctx context.Context) error {
 			return runControllerManager(ctx, c.controllerManagerArgs())
 		}),
+		c.run(running, "answers to certificate requests", c.answerRequests),
 	}
 	return nil
 }
@@ -399,7 +400,6 @@ func (c *Cluster) writeCredentials(server string) error {
 			"127.0.0.1", address, first.String(), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
 			"kubernetes.default.svc.cluster.local",
 		}}},
-		"kubelet-server":     {ca, Subject{Name: "system:node:" + c.opts.NodeName, Groups: []string{"system:nodes"}, Hosts: c.kubeletHosts()}},
 		"kubelet-client":     {ca, Subject{Name: kubeletClient, Groups: []string{"system:masters"}}},
 		"front-proxy":        {frontProxy, Subject{Name: "front-proxy-client"}},
 		"admin":              {ca, Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}}},

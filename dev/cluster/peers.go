@@ -15,15 +15,6 @@ import (
 	"github.com/elotl/kip/dev/manifest"
 )
 
-// kubeletHosts are the names and addresses of all kubelet ports.
-func (c *Cluster) kubeletHosts() []string {
-	hosts := []string{c.opts.Address.String(), "127.0.0.1", c.opts.NodeName}
-	for node, address := range c.opts.Peers {
-		hosts = append(hosts, node, address.String())
-	}
-	return hosts
-}
-
 // manifestNode is the node whose rights deploy.RBAC has.
 const manifestNode = "kip-0"
 

@@ -46,6 +46,7 @@ const (
 
 // identities are clients of one cluster.
 type identities struct {
+	config                        *rest.Config // of the administrator
 	admin, kip, provisioner, node kubernetes.Interface
 	kipDynamic, nodeDynamic       dynamic.Interface
 	// another virtual node of the same Kip, and one that is none of its nodes
@@ -76,6 +77,7 @@ func started(t *testing.T) identities {
 		NoFsync:     true,
 		NodeName:    "kip-0",
 		Peers:       map[string]netip.Addr{"kip-1": netip.MustParseAddr("127.0.0.3")},
+		Approver:    ApproverNone,
 		Log:         slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -115,6 +117,7 @@ func started(t *testing.T) identities {
 	}
 	node := who(kip, "system:node:kip-0", "system:nodes")
 	return identities{
+		config:      c.AdminConfig(),
 		admin:       client(c.AdminConfig()),
 		kip:         client(kip),
 		provisioner: client(who(kip, provisionerSA)),
@@ -190,6 +193,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 	}{
 		{"Kip makes its node", kipMakesItsNode},
 		{"each node reads what its own pods name", eachNodeReadsWhatItsOwnPodsName},
+		{"kubectl logs works by a certificate of each kind", kubectlLogsWorksByACertificateOfEachKind},
 		{"Kip escapes by no volume", kipEscapesByNoVolume},
 		{"Kip writes of claims how far their expansion is", kipWritesOfClaimsHowFarTheirExpansionIs},
 		{"Kip writes of its node what is its own", kipWritesOfItsNodeWhatIsItsOwn},

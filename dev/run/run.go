@@ -219,6 +219,9 @@ func (r *run) hints() {
   %[3]s get cells --kubeconfig %[2]s
 Logs: %[4]s, %[5]s. Ctrl-C ends it all.
 `, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), relative(r.stack.KipLog()), relative(r.stack.Cluster.LogFile()))
+	if r.stack.Approves() {
+		fmt.Fprintln(r.Out, "kip-dev approves Kip's certificate requests, as you would in your cluster: kubectl certificate approve NAME")
+	}
 }
 
 // hintsOfEC2 say how to look at the model, and what can go wrong there.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -81,6 +82,7 @@ type Options struct {
 	// upstream's default.
 	NodeGrace time.Duration
 	AuditLog  string   // file for who asked the API server for what; none when empty
+	Approver  string   // who answers requests for certificates of kubelet ports, one of cluster.Approvers; a person when empty
 	Verbose   bool     // Kip logs everything
 	KipArgs   []string // further arguments of Kip
 	Command   string   // what the user typed, for whoever meets the lock
@@ -282,6 +284,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 		NodeName:          s.opts.Node,
 		Peers:             s.peers(),
 		AuditLog:          s.opts.AuditLog,
+		Approver:          s.opts.Approver,
 		Log:               s.opts.Log,
 	})
 	asked.Wait()
@@ -409,6 +412,8 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 		"etcd":       map[string]any{"internal": map[string]any{"dataDir": k.path("kip")}},
 		"cells":      cells,
 		"kubelet":    map[string]any{"capacity": capacity},
+		// The API server verifies kubelets, as most do.
+		"servingCertificate": map[string]any{"signerName": certificatesv1.KubeletServingSignerName},
 	}
 	if nodes := s.opts.virtualNodes(); nodes != nil {
 		config["nodes"] = nodes
@@ -443,7 +448,6 @@ func (s *Stack) writeProviderConfig(k *kip) error {
 // command is how a Kip is run in this stack: its path and arguments, and what
 // its environment has besides.
 func (s *Stack) command(k *kip) (path string, args, env []string) {
-	cert, key := s.Cluster.KubeletCertificate()
 	args = []string{
 		"--kubeconfig=" + s.Cluster.KipKubeconfig(),
 		"--provider-config=" + k.path("provider.yaml"),
@@ -451,7 +455,7 @@ func (s *Stack) command(k *kip) (path string, args, env []string) {
 		"--node-ip=" + k.nodeIP(),
 		"--metrics-addr=" + net.JoinHostPort(k.address.String(), "10255"),
 	}
-	env = []string{"APISERVER_CERT_LOCATION=" + cert, "APISERVER_KEY_LOCATION=" + key, markVariable + "=" + s.opts.State}
+	env = []string{markVariable + "=" + s.opts.State}
 	if s.ec2 != nil {
 		env = append(env, awsEnvironment...)
 	}
@@ -530,12 +534,24 @@ func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) 
 		}
 		var ready bool
 		ready, state = takesPods(node)
+		if ready && kip != nil && s.Approves() {
+			// As kubectl logs, which fails until the API server can verify the kubelet port.
+			_, err = client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("healthz").DoRaw(ctx)
+			if err != nil {
+				ready, state = false, "its kubelet port: "+err.Error()
+			}
+		}
 		return ready, nil
 	})
 	if err != nil {
 		return fmt.Errorf("wait for node %s (%s): %w", name, state, err)
 	}
 	return nil
+}
+
+// Approves reports whether this process approves the certificates of kubelet ports.
+func (s *Stack) Approves() bool {
+	return cmp.Or(s.opts.Approver, cluster.ApproverPerson) == cluster.ApproverPerson
 }
 
 // KillKip ends the first Kip as a crash would, if it runs. That it had died by
