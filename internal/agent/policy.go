@@ -75,7 +75,7 @@ func (a *Agent) putFirewall(w http.ResponseWriter, r *http.Request) {
 
 func (a *Agent) getFirewall(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(agentapi.FirewallStatus{Digest: a.firewall.Digest()})
+	_ = json.NewEncoder(w).Encode(agentapi.FirewallStatus{Digest: a.firewall.Digest(), Masquerades: true})
 }
 
 // nft runs the program nft and returns what it printed.

@@ -320,6 +320,19 @@ type Firewall struct {
 	AllowMetadata bool      `json:"allowMetadata,omitempty"`
 	Ingress       Direction `json:"ingress"`
 	Egress        Direction `json:"egress"`
+	// Masquerade changes the source of what the pod sends; nil for nothing. Send it only to
+	// an agent that knows it (FirewallStatus.Masquerades): others refuse unknown keys.
+	Masquerade *Masquerade `json:"masquerade,omitempty"`
+}
+
+// Masquerade has the cell send the pod's IPv4 packets with another source address. The
+// rules of Ingress and Egress see the pod's own address all the same.
+type Masquerade struct {
+	// As is that address, one of the cell's.
+	As netip.Addr `json:"as"`
+	// Except are the IPv4 networks that the pod reaches from its own address, disjoint and
+	// sorted.
+	Except []netip.Prefix `json:"except,omitempty"`
 }
 
 // Direction is what may come to the pod, or what it may reach.
@@ -353,6 +366,8 @@ type FirewallStatus struct {
 	// Digest is of the Firewall in force, "" before the first: nothing of the
 	// pod's passes then.
 	Digest string `json:"digest"`
+	// Masquerades reports whether the agent knows Firewall.Masquerade.
+	Masquerades bool `json:"masquerades,omitempty"`
 }
 
 // Digest tells one encoded Firewall from another.

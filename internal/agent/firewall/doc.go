@@ -1,5 +1,5 @@
 // Package firewall owns the nftables table "inet kip" of a cell's network
-// namespace: which packets of the pod pass. It renders and loads the table;
+// namespace: which packets of the pod pass, and from which address. It renders and loads the table;
 // what is in it Kip decides. It leaves other tables alone, and the gate that holds
 // the pod back is its caller's.
 //
@@ -20,4 +20,7 @@
 // belongs to a connection that was let through passes, also when the rules have
 // changed since. What the cell's own processes send to the pod, such as the
 // kubelet's probes, never comes this way.
+//
+// Kip may say that the pod's packets leave with the cell's address, but for some
+// networks. The table then has a chain that does so, behind all filters.
 package firewall

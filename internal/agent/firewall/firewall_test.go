@@ -67,8 +67,11 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	dual := sample()
 	dual.PodIPv6 = netip.MustParseAddr(podIPv6)
 	zeros := strings.Repeat("0", 64)
+	masqueraded := sample()
+	masqueraded.Masquerade = &agentapi.Masquerade{As: netip.MustParseAddr(cellIP), Except: prefixes("10.0.0.0/8", "192.168.7.0/24")}
 	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil, false),
 		"dual.nft":         rendered(&dual, zeros, nil, true),
+		"masquerade.nft":   rendered(&masqueraded, zeros, nil, false),
 		"behind.nft":       rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24"), false),
 		"uplinks.nft":      uplinkGuard(true, true, []Uplink{{"eth0", 2}, {"eth1", 3}}),
 		"uplinks-host.nft": uplinkGuard(true, false, []Uplink{{"eth0", 2}})} {
@@ -109,6 +112,12 @@ func TestRulesThatNobodyCanMeanAreRefused(t *testing.T) {
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"tcp dport 1 accept; #","first":1,"last":1}]}]}}`,
 			"TCP, UDP or SCTP"},
 		{`{"podIP":"10.9.128.2","egress":{"allowed":[{"any":true,"ports":[{"protocol":"TCP","first":2,"last":1}]}]}}`, "2-1"},
+		{`{"podIP":"10.9.128.2","masquerade":{}}`, "masquerade.as"},
+		{`{"podIP":"10.9.128.2","masquerade":{"as":"fd00::1"}}`, "masquerade.as \"fd00::1\""},
+		{`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2","except":["fd00::/8"]}}`, "fd00::/8"},
+		{`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2","except":["10.0.0.1/8"]}}`, "10.0.0.1/8"},
+		{`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2","except":["10.0.0.0/8","10.1.0.0/16"]}}`, "10.1.0.0/16"},
+		{`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2","except":["10.0.0.0/8","9.0.0.0/8"]}}`, "9.0.0.0/8"},
 	} {
 		err := f.Apply(t.Context(), netip.MustParseAddr(podIP), netip.Addr{}, nil, []byte(c.rules))
 		if !errors.As(err, new(ErrInvalid)) || !strings.Contains(err.Error(), c.says) {

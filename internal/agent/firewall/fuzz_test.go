@@ -39,6 +39,12 @@ func given(fw *agentapi.Firewall) (all []string) {
 			}
 		}
 	}
+	if m := fw.Masquerade; m != nil {
+		all = append(all, m.As.String(), "169.254.0.0/16", "224.0.0.0/4")
+		for _, p := range m.Except {
+			all = append(all, p.String())
+		}
+	}
 	return append(all, podIP, podIPv6)
 }
 
@@ -63,6 +69,11 @@ func wrong(fw *agentapi.Firewall, pod6 netip.Addr) string {
 				}
 			}
 		}
+	}
+	if m := fw.Masquerade; m != nil && (!m.As.Is4() || slices.ContainsFunc(m.Except, func(p netip.Prefix) bool {
+		return !p.Addr().Is4() || p.Masked() != p
+	})) {
+		return "what it masquerades as, or does not, is no IPv4"
 	}
 	return ""
 }
@@ -108,8 +119,13 @@ func FuzzApply(f *testing.F) {
 	dual.AllowMetadata = true
 	dual.Egress.Allowed = append(dual.Egress.Allowed, agentapi.Allowed{Addresses: prefixes("fd00::7/128", "::/0", "0.0.0.0/0"), AnyPort: true})
 	add(dual)
+	masqueraded := sample()
+	masqueraded.Masquerade = &agentapi.Masquerade{As: netip.MustParseAddr(cellIP), Except: prefixes("10.0.0.0/8", "192.0.2.7/32")}
+	add(masqueraded)
 	for _, rules := range []string{
 		`{}`,
+		`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2 } chain x {"}}`,
+		`{"podIP":"10.9.128.2","masquerade":{"as":"10.9.0.2","except":["10.0.0.0/8","10.1.0.0/16"]}}`,
 		`{} {}`,
 		`{"podIP":"10.9.128.2"}`,
 		`{"podIP":"10.9.128.3"}`,

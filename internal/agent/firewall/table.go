@@ -59,6 +59,7 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exemp
 	if fw != nil {
 		directionChain(&t.Builder, "ingress", "saddr", fw.Ingress)
 		directionChain(&t.Builder, "egress", "daddr", fw.Egress)
+		t.masquerade(fw)
 	}
 
 	metadata := "\t\tjump metadata\n"
@@ -263,5 +264,5 @@ func validate(fw agentapi.Firewall) error {
 			}
 		}
 	}
-	return nil
+	return validateMasquerade(fw.Masquerade)
 }
