@@ -10,7 +10,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-// vpcNetwork is that of each VPC.
+// vpcNetwork is that of a VPC for which the account has no others.
 const vpcNetwork = "10.0.0.0/8"
 
 type vpcXML struct {
@@ -23,7 +23,20 @@ type networkXML struct {
 	State string `xml:"cidrBlockState>state"`
 }
 
-// describeVpcs shows each VPC with a network that it has, and one that it had.
+// networksOf are those of a VPC.
+func (m *Model) networksOf(vpc string) (all []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.networks[vpc] {
+		all = append(all, p.String())
+	}
+	if all == nil {
+		return []string{vpcNetwork}
+	}
+	return all
+}
+
+// describeVpcs shows each VPC with the networks that it has, and one that it had.
 func (m *Model) describeVpcs(r *request) (any, error) {
 	wanted := r.filters("vpc-id")
 	if err := m.one(r); err != nil {
@@ -36,7 +49,11 @@ func (m *Model) describeVpcs(r *request) (any, error) {
 	var all []vpcXML
 	for _, id := range sortedKeys(vpcs) {
 		if vpcs[id] {
-			all = append(all, vpcXML{id, []networkXML{{vpcNetwork, "associated"}, {"192.168.0.0/16", "disassociated"}}})
+			networks := []networkXML{}
+			for _, p := range m.networksOf(id) {
+				networks = append(networks, networkXML{p, "associated"})
+			}
+			all = append(all, vpcXML{id, append(networks, networkXML{"192.168.0.0/16", "disassociated"})})
 		}
 	}
 	return list("vpcSet", all), nil

@@ -54,6 +54,12 @@ type Config struct {
 	Providers []Provider
 	// Profiles are the names of the account's instance profiles, each with a role of its name; any when nil.
 	Profiles []string
+	// Networks are those of each VPC, by its ID; 10.0.0.0/8 alone where there are none.
+	Networks map[string][]netip.Prefix
+	// Routes are those of the account's own, besides what calls make.
+	Routes []Route
+	// PrefixLists are the networks of each, by its ID.
+	PrefixLists map[string][]netip.Prefix
 	// Repositories are those of images that the account has.
 	Repositories []string
 	// RepositoryPolicies are what a repository itself allows to sessions that it names by
@@ -192,6 +198,10 @@ type Model struct {
 
 	credits map[string]creditsNow // that were changed, by instance
 
+	given    []Route                   // of Config
+	networks map[string][]netip.Prefix // by VPC
+	lists    map[string][]netip.Prefix // by ID
+
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
 
@@ -224,6 +234,9 @@ func New(cfg Config) (*Model, error) {
 		hosts:        slices.Clone(cfg.Hosts),
 		noSpotRole:   cfg.NoSpotRole,
 		sold:         cfg.Plan,
+		given:        slices.Clone(cfg.Routes),
+		networks:     maps.Clone(cfg.Networks),
+		lists:        maps.Clone(cfg.PrefixLists),
 
 		loneSecondaries: cfg.LoneSecondaries,
 
@@ -264,8 +277,8 @@ func (m *Model) Close() error { return m.sim.Close() }
 // Machines are what is behind the model, for faults and for the truth.
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
-// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan and
-// LoneSecondaries of its Config. What else change does to that has no effect.
+// Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan, the
+// Networks, the Routes, the PrefixLists and LoneSecondaries of its Config. What else change does to that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -276,6 +289,9 @@ func (m *Model) Change(change func(*Config)) {
 		Reservations: slices.Clone(m.reservations),
 		Hosts:        slices.Clone(m.hosts),
 		Plan:         m.sold,
+		Networks:     maps.Clone(m.networks),
+		Routes:       slices.Clone(m.given),
+		PrefixLists:  maps.Clone(m.lists),
 
 		LoneSecondaries: m.loneSecondaries,
 	}
@@ -283,6 +299,7 @@ func (m *Model) Change(change func(*Config)) {
 	m.sold = now.Plan
 	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
 	m.loneSecondaries = now.LoneSecondaries
+	m.networks, m.given, m.lists = now.Networks, now.Routes, now.PrefixLists
 }
 
 // Subnets are those that there are.
@@ -348,6 +365,7 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DeleteNetworkInterface":        m.deleteNetworkInterface,
 		"DescribeSubnets":               m.describeSubnets,
 		"DescribeRouteTables":           m.describeRouteTables,
+		"GetManagedPrefixListEntries":   m.getManagedPrefixListEntries,
 		"CreateRoute":                   m.createRoute,
 		"DeleteRoute":                   m.deleteRoute,
 		"ModifyInstanceAttribute":       m.modifyInstanceAttribute,

@@ -15,6 +15,9 @@ type Route struct {
 	Table    string
 	To       netip.Prefix
 	Instance string
+	// List is the prefix list to which it leads, in place of To, and Target what it leads to, in place of an
+	// Instance, by its ID. Only of Config.Routes.
+	List, Target string `json:",omitempty"`
 }
 
 type routeTableXML struct {
@@ -27,7 +30,11 @@ type routeTableXML struct {
 type routeXML struct {
 	CIDR      string `xml:"destinationCidrBlock,omitempty"`
 	CIDR6     string `xml:"destinationIpv6CidrBlock,omitempty"`
+	List      string `xml:"destinationPrefixListId,omitempty"`
 	Gateway   string `xml:"gatewayId,omitempty"`
+	NAT       string `xml:"natGatewayId,omitempty"`
+	Transit   string `xml:"transitGatewayId,omitempty"`
+	Peering   string `xml:"vpcPeeringConnectionId,omitempty"`
 	Instance  string `xml:"instanceId,omitempty"`
 	Interface string `xml:"networkInterfaceId,omitempty"`
 	State     string `xml:"state"`
@@ -69,18 +76,24 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 		}
 		n := slices.IndexFunc(all, func(t routeTableXML) bool { return t.VPC == s.VPC })
 		if n < 0 {
-			local := made("10.0.0.0/8", "local")
+			var local []routeXML // one for each network. Source: Amazon VPC User Guide, "Route table concepts"
+			for _, p := range m.networksOf(s.VPC) {
+				local = append(local, made(p, "local"))
+			}
 			n = len(all)
 			all = append(all,
-				routeTableXML{mainTable + s.VPC, s.VPC, []routeXML{local, made("0.0.0.0/0", "igw-1")}, []associationXML{{Main: true}}},
-				routeTableXML{privateTable + s.VPC, s.VPC, []routeXML{local}, nil})
+				routeTableXML{mainTable + s.VPC, s.VPC, append(slices.Clone(local), made("0.0.0.0/0", "igw-1")), []associationXML{{Main: true}}},
+				routeTableXML{privateTable + s.VPC, s.VPC, slices.Clone(local), nil})
 		}
 		if !s.Public {
 			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
 		}
 	}
 	living := m.living()
-	for _, route := range m.Routes() {
+	m.mu.Lock()
+	given := slices.Clone(m.given)
+	m.mu.Unlock()
+	for _, route := range append(given, m.Routes()...) {
 		if n := slices.IndexFunc(all, func(t routeTableXML) bool { return t.ID == route.Table }); n >= 0 {
 			all[n].Routes = append(all[n].Routes, shownRoute(route, living))
 		}
@@ -91,6 +104,9 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 // shownRoute is a route as EC2 shows it. Of one to an instance that has ended it says no more
 // than that the interface is gone.
 func shownRoute(r Route, living map[string]sim.Instance) routeXML {
+	if r.Target != "" {
+		return shownTarget(r)
+	}
 	x := routeXML{
 		CIDR:      r.To.String(),
 		Instance:  r.Instance,
@@ -108,6 +124,63 @@ func shownRoute(r Route, living map[string]sim.Instance) routeXML {
 		x.State = "blackhole"
 	}
 	return x
+}
+
+// shownTarget is a route to something else than an instance. One to a virtual gateway is propagated.
+func shownTarget(r Route) routeXML {
+	x := routeXML{List: r.List, State: "active", Origin: "CreateRoute"}
+	if r.List == "" {
+		x.CIDR = r.To.String()
+	}
+	switch kind, _, _ := strings.Cut(r.Target, "-"); kind {
+	case "nat":
+		x.NAT = r.Target
+	case "tgw":
+		x.Transit = r.Target
+	case "pcx":
+		x.Peering = r.Target
+	case "eni":
+		x.Interface = r.Target
+	case "vgw":
+		x.Gateway, x.Origin = r.Target, "EnableVgwRoutePropagation"
+	default: // an internet gateway, an endpoint
+		x.Gateway = r.Target
+	}
+	return x
+}
+
+type entryXML struct {
+	CIDR string `xml:"cidr"`
+}
+
+// mostEntries is the most that a page has. Source: EC2 API reference, "GetManagedPrefixListEntries".
+const mostEntries = 100
+
+// getManagedPrefixListEntries shows the networks of a list, whether it is AWS' or a customer's.
+func (m *Model) getManagedPrefixListEntries(r *request) (any, error) {
+	id := r.text("PrefixListId")
+	r.number("MaxResults")
+	r.text("NextToken")
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	if err := m.may(r, "ec2:"+r.action, m.arn("prefix-list/"+id), nil); err != nil {
+		return nil, err
+	}
+	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindCatalogue}, func() error { return nil }); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	networks, has := m.lists[id]
+	m.mu.Unlock()
+	if !has {
+		return nil, bad("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", id)
+	}
+	var all []entryXML
+	for _, p := range networks {
+		all = append(all, entryXML{p.String()})
+	}
+	return paged(r, "entrySet", min(mostEntries, m.cfg.PageSize), all, func(e entryXML) string { return e.CIDR }), nil
 }
 
 // Routes are those that were made.
@@ -168,7 +241,7 @@ func (m *Model) createRoute(r *request) (any, error) {
 			return notFound([]string{to.Instance})
 		case i.State != cloud.Running:
 			return bad("IncorrectInstanceState", "The instance %s is not in the state running", to.Instance)
-		case slices.ContainsFunc(m.routes, same):
+		case slices.ContainsFunc(m.routes, same), slices.ContainsFunc(m.given, same):
 			return bad("RouteAlreadyExists", "The route identified by %s already exists.", to.To)
 		case n >= mostRoutes:
 			return bad("RouteLimitExceeded", "The maximum number of routes has been reached.")

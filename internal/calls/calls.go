@@ -82,6 +82,7 @@ var (
 	_ cloud.DiskGrower  = diskGrower{}
 	_ cloud.Checkup     = checkup{}
 	_ cloud.Booster     = booster{}
+	_ cloud.Egress      = egress{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -165,6 +166,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Booster != nil {
 		f.Booster = booster{c, f.Booster}
+	}
+	if f.Egress != nil {
+		f.Egress = egress{c, f.Egress}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -456,6 +460,17 @@ func (u checkup) Impaired(ctx context.Context) (all []string, err error) {
 		return err
 	})
 	return all, err
+}
+
+type egress struct {
+	c *Calls
+	e cloud.Egress
+}
+
+func (e egress) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
+	return answered(ctx, e.c, cloud.CallEgress, Timeout, func(ctx context.Context) (map[string]cloud.Way, error) {
+		return e.e.Ways(ctx, subnets...)
+	})
 }
 
 // one makes a call that is merged with no other, within a timeout if that is not 0,

@@ -36,6 +36,7 @@ func (h hangs) Features() cloud.Features {
 		Resolver:    h,
 		Checkup:     h,
 		Booster:     h,
+		Egress:      h,
 	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
@@ -86,7 +87,10 @@ func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { re
 func (hangs) GrowDisk(ctx context.Context, _ string, _ int64) (cloud.Disk, error) {
 	return cloud.Disk{}, hang(ctx)
 }
-func (hangs) Impaired(ctx context.Context) ([]string, error)                { return nil, hang(ctx) }
+func (hangs) Impaired(ctx context.Context) ([]string, error) { return nil, hang(ctx) }
+func (hangs) Ways(ctx context.Context, _ ...string) (map[string]cloud.Way, error) {
+	return nil, hang(ctx)
+}
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
@@ -122,6 +126,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		},
 		cloud.CallImpaired: func(ctx context.Context) error { _, err := f.Checkup.Impaired(ctx); return err },
 		cloud.CallEndBoost: func(ctx context.Context) error { return f.Booster.EndBoost(ctx, "i-a").Err() },
+		cloud.CallEgress:   func(ctx context.Context) error { _, err := f.Egress.Ways(ctx); return err },
 		cloud.CallAdmit:    func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
 		cloud.CallResolve:  func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}

@@ -142,7 +142,10 @@ const (
 	CallInterruptions Call = "interruptions"
 	// CallImpaired asks which instances fail the cloud's own checks.
 	CallImpaired Call = "impaired"
+	// CallEndBoost ends the credits by which burstable instances start.
 	CallEndBoost Call = "endBoost"
+	// CallEgress asks for the ways from subnets to the internet.
+	CallEgress Call = "egress"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -176,6 +179,7 @@ type Features struct {
 	Registries  Registries
 	Checkup     Checkup
 	Booster     Booster
+	Egress      Egress
 }
 
 // Booster is a cloud whose machines may use more CPU while they start than they are to have later.

@@ -43,6 +43,7 @@ const (
 	callInterruptions = string(cloud.CallInterruptions)
 	callImpaired      = string(cloud.CallImpaired)
 	callEndBoost      = string(cloud.CallEndBoost)
+	callEgress        = string(cloud.CallEgress)
 
 	callPullCredentials = string(cloud.CallPullCredentials)
 )
@@ -65,6 +66,7 @@ var (
 	_ cloud.DiskGrower  = measuredDiskGrower{}
 	_ cloud.Checkup     = measuredCheckup{}
 	_ cloud.Booster     = measuredBooster{}
+	_ cloud.Egress      = measuredEgress{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -99,6 +101,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Booster != nil {
 		f.Booster = measuredBooster{f.Booster, c.m}
+	}
+	if f.Egress != nil {
+		f.Egress = measuredEgress{f.Egress, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -258,6 +263,15 @@ type measuredCheckup struct {
 
 func (u measuredCheckup) Impaired(ctx context.Context) ([]string, error) {
 	return measured(ctx, u.m, callImpaired, func() ([]string, error) { return u.checkup.Impaired(ctx) })
+}
+
+type measuredEgress struct {
+	egress cloud.Egress
+	m      *Metrics
+}
+
+func (e measuredEgress) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
+	return measured(ctx, e.m, callEgress, func() (map[string]cloud.Way, error) { return e.egress.Ways(ctx, subnets...) })
 }
 
 type measuredDisks struct {

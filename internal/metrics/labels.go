@@ -170,6 +170,7 @@ var (
 		{callListParts, ""}, {callDeleteParts, ""}, {callTag, ""}, {callAdmit, ""}, {callResolve, ""}, {callConsole, ""},
 		{callInterruptions, "which instances the cloud takes back"}, {callImpaired, "which instances fail the cloud's own checks"},
 		{callEndBoost, "ends the credits by which burstable instances start"},
+		{callEgress, "the ways from subnets to the internet"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{

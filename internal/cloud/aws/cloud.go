@@ -29,6 +29,7 @@ var (
 	_ cloud.Resolver    = (*Cloud)(nil)
 	_ cloud.Registries  = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
+	_ cloud.Egress      = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -57,6 +58,7 @@ type Cloud struct {
 	dedicated    map[string]price      // of dedicated instances, as they were told last
 
 	unexplained map[string]bool // codes that were told of; under mu
+	unreadLists sync.Map        // prefix lists that could not be read, by ID, and were told of
 
 	// How EC2 sells each type, until when the account counts as one of the Free plan, whether the catalogue
 	// has not shown that yet, and the images that the account may not use. All under mu.
@@ -143,6 +145,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallInterruptions: describe,
 			cloud.CallImpaired:      describe,
 			cloud.CallEndBoost:      mutate,
+			cloud.CallEgress:        describe,
 
 			cloud.CallPullCredentials: lend,
 		},
@@ -166,6 +169,7 @@ func (c *Cloud) Features() cloud.Features {
 		Registries:  c,
 		Checkup:     c,
 		Booster:     c,
+		Egress:      c,
 	}
 }
 

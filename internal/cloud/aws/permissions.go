@@ -57,6 +57,13 @@ var permissions = []permission{
 		resources: []string{"*"},
 	},
 	{
+		sid: "KipReadsPrefixLists",
+		why: "The networks of prefix lists that routes of the cells' subnets name, as those of S3's gateway endpoint: pods reach them from their own address. " +
+			"Without it they reach them from their cell's.",
+		actions:   []string{"ec2:GetManagedPrefixListEntries"},
+		resources: []string{resource("prefix-list")},
+	},
+	{
 		sid: "KipReadsPrices",
 		why: "What types cost on demand, in AWS' public price list. " +
 			"Without it prices are those that were embedded when Kip was built, mostly of another region.",

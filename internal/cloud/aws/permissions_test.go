@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,6 +96,8 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Queue = queueName
 	cfg.NoSpotRole = true
 	cfg.Reservations = anAccountThatReserves().Reservations
+	cfg.Routes = []ec2.Route{{Table: "rtb-main-" + vpc, List: "pl-s3", Target: "vpce-1"}}
+	cfg.PrefixLists = map[string][]netip.Prefix{"pl-s3": {netip.MustParsePrefix("203.0.113.0/24")}}
 	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
 	lends := settings(url)
@@ -123,6 +126,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("a launch into a reservation", c.Launch(t.Context(), into("reserved", "cr-1", 1)).Err())
 	must("a launch onto a host", c.Launch(t.Context(), ontoHost("hosted", "h-1", 1)).Err())
 	id := got[0].ID
+	_, err = c.Ways(t.Context(), r.Subnet)
+	must("the ways to the internet", err)
 	_, err = c.Console(t.Context(), id)
 	must("the console", err)
 	disk, err := c.CreateDisk(t.Context(), diskRequest("disk"))

@@ -29,6 +29,7 @@ func (capable) Features() cloud.Features {
 		Registries:  struct{ cloud.Registries }{},
 		Checkup:     struct{ cloud.Checkup }{},
 		Booster:     struct{ cloud.Booster }{},
+		Egress:      struct{ cloud.Egress }{},
 	}
 }
 
