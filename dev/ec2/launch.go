@@ -37,6 +37,9 @@ type launch struct {
 	metadata                  metadataOptions
 	// spotTags are those of a spot instance's request: they are not the instance's.
 	spotTags map[string]string
+
+	// bySubnet says that the call leaves it to the subnet whether there is a public address.
+	bySubnet bool
 }
 
 // maxUserData is EC2's, in bytes before base64.
@@ -72,6 +75,8 @@ func (m *Model) runInstances(r *request) (any, error) {
 		return nil, bad("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", subnetID)
 	}
 	l.subnet = subnets[n]
+	// Source: EC2 API reference, "ModifySubnetAttribute", MapPublicIpOnLaunch.
+	l.public = l.public || l.bySubnet && l.subnet.MapPublic
 	l.spotTags = more["spot-instances-request"]
 	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
 	// The whole call is compared with the one that its token was used for.
@@ -119,7 +124,9 @@ func (m *Model) runInstances(r *request) (any, error) {
 	}
 	answer := reservationXML{ReservationID: reservation(request.Token), OwnerID: m.cfg.Account, RequestID: requestID}
 	for _, i := range instances {
-		answer.Instances = append(answer.Instances, m.instance(sim.Instance{Instance: i, Token: request.Token}))
+		x := m.instance(sim.Instance{Instance: i, Token: request.Token})
+		x.PublicIP = "" // told once it runs. Source: AWS CLI reference, run-instances, the output of its examples
+		answer.Instances = append(answer.Instances, x)
 	}
 	return answer, nil
 }
@@ -214,6 +221,7 @@ func tags(f *form) map[string]string {
 func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups []string) {
 	subnet, groups = f.text("SubnetId"), f.texts("SecurityGroupId")
 	all := f.each("NetworkInterface")
+	l.bySubnet = true
 	if len(all) > 0 && (subnet != "" || len(groups) > 0) {
 		f.bad("InvalidParameterCombination", "Network interfaces and an instance-level subnet ID or security groups may not be specified on the same request")
 	}
@@ -237,6 +245,7 @@ func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups 
 		}
 		subnet, groups = id, i.texts("SecurityGroupId")
 		l.public, l.secondary, l.prefix = public, secondary == 1, prefixes == 1
+		l.bySubnet = !i.has("AssociatePublicIpAddress")
 	}
 	if subnet == "" {
 		f.bad("MissingInput", "No subnets found for the default VPC: the model wants a subnet")

@@ -46,6 +46,7 @@ type subnetXML struct {
 	Zone    string `xml:"availabilityZone"`
 	Default bool   `xml:"defaultForAz"`
 	Outpost string `xml:"outpostArn,omitempty"`
+	Maps    bool   `xml:"mapPublicIpOnLaunch"`
 
 	Tags []tagXML `xml:"tagSet>item"`
 }
@@ -84,6 +85,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 			Zone:    s.Zone,
 			Default: s.Default,
 			Outpost: s.Outpost,
+			Maps:    s.MapPublic,
 			Tags:    tagSet(s.Tags),
 		}
 		if wanted.match(func(name string) []string {

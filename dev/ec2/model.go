@@ -100,6 +100,8 @@ type Subnet struct {
 	ID, VPC, Zone string
 	// Public says that it has a route to an internet gateway.
 	Public bool
+	// MapPublic says that it gives instances public addresses by itself, as one of a default VPC does.
+	MapPublic bool
 	// Bits is the length of the prefix that its IPv4 network has, by which its addresses are counted:
 	// unbounded when 0.
 	Bits int

@@ -56,6 +56,7 @@ cloud:
     endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
     useFIPS: false
+    publicAddress: true
 etcd:
   internal:
     dataDir: /var/lib/kip
@@ -220,6 +221,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			},
 			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
 			KipSources:           []string{"10.0.3.7/32", "sg-1"},
+			PublicAddress:        true,
 			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}},
 			DedicatedHosts:       DedicatedHosts{IDs: []string{"h-1"}, Tags: map[string]string{"team": "b"}}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},

@@ -75,6 +75,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
 		KipSources:      a.KipSources,
 		PrivateOnly:     cfg.Cells.PrivateIPOnly,
+		PublicAddress:   a.PublicAddress,
 		Log:             log.With("cloud", "aws"),
 
 		InterruptionQueue: a.InterruptionQueue,

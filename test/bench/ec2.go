@@ -50,7 +50,7 @@ func onEC2(ctx context.Context) (err error) {
 					Arch:        "amd64",
 					Offerings:   []catalog.Offering{{Zone: ec2Zone, Subnet: ec2Subnet, PricePerHour: 0.0104}},
 				}}},
-				Subnets:  []ec2.Subnet{{ID: ec2Subnet, VPC: ec2VPC, Zone: ec2Zone, Public: true}},
+				Subnets:  []ec2.Subnet{{ID: ec2Subnet, VPC: ec2VPC, Zone: ec2Zone, Public: true, MapPublic: true}},
 				Images:   []ec2.Image{{ID: "ami-1", Name: "cell-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 4}},
 				Policies: map[string]*ec2.Policy{ec2Key: policy},
 			})

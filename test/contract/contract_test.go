@@ -34,7 +34,7 @@ func account(t *testing.T) *ec2.Model {
 		Sim: sim.Config{Knobs: sim.Knobs{StoppedKeepsAddresses: true}, Catalogue: []catalog.InstanceType{{
 			Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: []catalog.Offering{{Zone: zone, Subnet: subnet}},
 		}}},
-		Subnets: []ec2.Subnet{{ID: subnet, VPC: "vpc-1", Zone: zone, Default: true, Public: true}},
+		Subnets: []ec2.Subnet{{ID: subnet, VPC: "vpc-1", Zone: zone, Default: true, Public: true, MapPublic: true}},
 		Groups:  []ec2.Group{{ID: "sg-1", Name: "default", VPC: "vpc-1"}},
 		Images: []ec2.Image{
 			{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", Created: "2026-01-01T00:00:00.000Z", RootDevice: "/dev/xvda", GiB: 4},

@@ -403,7 +403,7 @@ func changed(c *ec2.Config) {
 	c.Images = ec2Images(200, 200)
 	c.Groups = slices.DeleteFunc(c.Groups, func(g ec2.Group) bool { return g.Tags[cloud.TagOwner] == owner })
 	for n := range c.Subnets {
-		c.Subnets[n].Public = !c.Subnets[n].Public
+		c.Subnets[n].Public, c.Subnets[n].MapPublic = !c.Subnets[n].Public, !c.Subnets[n].MapPublic
 	}
 }
 

@@ -68,6 +68,8 @@ var Subnets = []ec2.Subnet{
 		Zone:    Region + "b",
 		Default: true,
 		Public:  true,
+		// As all of a default VPC have it. Source: Amazon VPC User Guide, "Default VPC components".
+		MapPublic: true,
 	},
 }
 

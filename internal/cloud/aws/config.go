@@ -88,6 +88,9 @@ type Config struct {
 	KipSources []string
 	// PrivateOnly says that no cell has a public address, unless its pod asks for one.
 	PrivateOnly bool
+	// PublicAddress says that cells have a public address in each subnet with a route to an internet gateway, and
+	// not only in those that give one by themselves. PrivateOnly wins.
+	PublicAddress bool
 
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
 	Facts Facts

@@ -41,8 +41,8 @@ func anAccount(knobs sim.Knobs) ec2.Config {
 	return ec2.Config{
 		Sim: sim.Config{Catalogue: forSale(), Knobs: knobs, Seed: 1},
 		Subnets: []ec2.Subnet{
-			{ID: "subnet-a1", VPC: vpc, Zone: "us-east-1a", Public: true, Default: true},
-			{ID: "subnet-a2", VPC: vpc, Zone: "us-east-1a", Public: true},
+			{ID: "subnet-a1", VPC: vpc, Zone: "us-east-1a", Public: true, MapPublic: true, Default: true},
+			{ID: "subnet-a2", VPC: vpc, Zone: "us-east-1a", Public: true, MapPublic: true},
 			{ID: privateSubnet, VPC: vpc, Zone: "us-east-1b"},
 			{ID: "subnet-elsewhere", VPC: "vpc-2", Zone: "us-east-1b"},
 		},

@@ -27,6 +27,8 @@ type subnet struct {
 	// public says that it has a route to an internet gateway.
 	public bool
 	site   site
+	// maps says that it gives public addresses by itself.
+	maps bool
 }
 
 // where returns the network, which is read once until the next catalogue.
@@ -66,7 +68,7 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 			return nil, refused("subnet %s is in %s, another one in %s: want subnets of one VPC", id, vpc, n.vpc)
 		}
 		n.vpc = vpc
-		n.subnets[id] = subnet{zone: aws.ToString(s.AvailabilityZone)}
+		n.subnets[id] = subnet{zone: aws.ToString(s.AvailabilityZone), maps: aws.ToBool(s.MapPublicIpOnLaunch)}
 		names = append(names, id)
 	}
 	switch {

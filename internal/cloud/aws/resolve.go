@@ -9,7 +9,7 @@ import (
 )
 
 // Resolve implements cloud.Resolver: the image and its disk, the security groups, whether
-// the subnet gives public addresses, and for how many a reservation has room. The group of the cells is made where there is none.
+// instances get a public address, and for how many a reservation has room. The group of the cells is made where there is none.
 func (c *Cloud) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	resolved, err := c.lookUp(ctx, s)
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	resolved.Image, resolved.RootDevice, resolved.RootDiskBytes = boot.id, boot.rootDevice, int64(boot.gib)*gib
 	resolved.RootDiskInitRate = c.cfg.RootDiskInitRate
 	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
-	resolved.PublicAddress = in.public && !s.PrivateIPOnly
+	resolved.PublicAddress = !s.PrivateIPOnly && (in.maps || in.public && (c.cfg.PublicAddress || c.dialPublic))
 	resolved.SecondaryAddress = !c.holds(factNoSecondaries)
 	resolved.CPUCredits, resolved.Boosted = c.creditsOf(s)
 	return resolved, nil
