@@ -215,6 +215,8 @@ type Launch struct {
 	// NameTag is the configured one when the launch was stored: of launches that are
 	// stored without their call, as Kips before did, it is made again.
 	NameTag string `json:"nameTag"`
+	// PublicAddress says that the instance gets one, which the answer to the launch need not have.
+	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
 // Offer is one thing to launch: a type somewhere, for a price.

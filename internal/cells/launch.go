@@ -217,6 +217,8 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		Shared:    c.cfg.Calls.Traits().SharedUserData,
 		CloudInit: c.cloudInit(),
 		Agent:     c.cfg.Agent,
+
+		PublicAddress: resolved != nil && resolved.PublicAddress,
 	}
 	var secret pki.BatchSecret
 	stored := launchRecord{Version: 1}

@@ -94,6 +94,9 @@ func TestALaunchIsResolvedOnceAndSentAsItIsStored(t *testing.T) {
 		if b.phase("a") != apiv1.Bound || len(b.cloud.running()) != 1 {
 			t.Errorf("it is %s, and %v run", b.phase("a"), b.cloud.running())
 		}
+		if cell, _ := b.cells.ForPod(ref("a").UID); cell.Launch == nil || !cell.Launch.PublicAddress {
+			t.Errorf("its launch is %+v, want it to say that it has a public address", cell.Launch)
+		}
 		spec := names.asked()
 		if len(spec) != 1 || spec[0].InstanceType != "nano" || spec[0].Tags[cloud.TagOwner] != "me" || spec[0].Tags[cloud.TagNameTag] != "prod" {
 			t.Errorf("resolved %+v", spec)

@@ -94,6 +94,7 @@ cells:
       interval: 30
       healthyTimeout: 120
   privateIPOnly: true
+  masquerade: false
   defaultIAMPermissions: arn:aws:iam::1:instance-profile/x
   useCloudParameterStore: true
   grants:
@@ -191,6 +192,7 @@ func TestDefaults(t *testing.T) {
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
 			CAOverlap:           5 * time.Minute,
+			Masquerade:          true,
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
 			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("20")}},

@@ -60,6 +60,10 @@ type Config struct {
 	// AllowsMetadata says whether a pod's annotations ask for the metadata service, and
 	// its namespace may have it. It is pure.
 	AllowsMetadata func(namespace string, annotations map[string]string) bool
+	// Masquerade returns whether cells with a public address in a subnet masquerade what their
+	// pods send, and the networks for which they do not. It is known once MasqueradeChanged was
+	// called. It does not block. Optional: without it no cell masquerades.
+	Masquerade func(subnet string) (except []netip.Prefix, does, known bool)
 	// Events are those of pods.
 	Events Recorder
 	// Pulse is told of the turns of the loop. Optional.
@@ -95,6 +99,11 @@ type Cell struct {
 	PodIP netip.Addr
 	// PodIPv6 is the zero address where the pod has none.
 	PodIPv6 netip.Addr
+	// Subnet is the cell's, in the cloud's words.
+	Subnet string
+	// PublicAt is the cell's own address, to which its public one leads; the zero address where
+	// it has no public one.
+	PublicAt netip.Addr
 }
 
 // Controller keeps the firewalls. Run starts it.
@@ -130,7 +139,9 @@ type agent struct {
 	// asked is false until this connection's agent has said what it has in force.
 	asked  bool
 	digest string
-	pushed time.Time // when rules were last handed over
+	// masquerades says that the agent can.
+	masquerades bool
+	pushed      time.Time // when rules were last handed over
 }
 
 // New returns a controller that has not started.
@@ -366,7 +377,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 			return
 		}
 		c.mu.Lock()
-		a.asked, a.digest = true, inForce.Digest
+		a.asked, a.digest, a.masquerades = true, inForce.Digest, inForce.Masquerades
 	}
 	missing := c.unknown(x)
 	if missing != "" {
@@ -377,6 +388,11 @@ func (c *Controller) process(ctx context.Context, id string) {
 			c.mu.Unlock()
 			return
 		}
+	}
+	masquerade, known := c.masquerade(x, a)
+	if !known {
+		c.mu.Unlock()
+		return // MasqueradeChanged comes back here
 	}
 	if now := c.cfg.Clock.Now(); now.Before(a.pushed.Add(pace)) {
 		c.queue.AddAfter(id, a.pushed.Add(pace).Sub(now))
@@ -391,6 +407,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		AllowMetadata: x.allowMetadata,
 		Ingress:       ingress,
 		Egress:        egress,
+		Masquerade:    masquerade,
 	}
 	was := a.digest
 	c.mu.Unlock()

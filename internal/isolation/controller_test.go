@@ -74,6 +74,8 @@ type agentOf struct {
 	hangs  bool  // says nothing until the caller gives up
 	takes  time.Duration
 	calls  int
+	// masquerades says that the agent knows Firewall.Masquerade.
+	masquerades bool
 }
 
 func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -107,7 +109,7 @@ func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 		if a.force != nil {
 			digest = agentapi.Digest(a.force)
 		}
-		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q}`, digest))
+		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t}`, digest, a.masquerades))
 	}
 	a.puts++
 	body, err := io.ReadAll(r.Body)
@@ -143,6 +145,8 @@ type world struct {
 	shared *shared
 	agents map[string]*agentOf
 	stop   func()
+	// masquerade is Config.Masquerade.
+	masquerade func(subnet string) (except []netip.Prefix, does, known bool)
 
 	mu     sync.Mutex
 	events []string
@@ -174,8 +178,16 @@ func (w *world) run() {
 	w.kip = New(Config{
 		Pods: informer, Client: w.client, Shared: w.shared,
 		AllowsMetadata: func(_ string, a map[string]string) bool { return a["metadata"] == "yes" },
-		Events:         w,
-		Clock:          clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
+		Masquerade: func(subnet string) ([]netip.Prefix, bool, bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.masquerade == nil {
+				return nil, false, true
+			}
+			return w.masquerade(subnet)
+		},
+		Events: w,
+		Clock:  clock.RealClock{}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -1,8 +1,13 @@
 package kip
 
 import (
+	"context"
+	"net/netip"
+
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
@@ -15,22 +20,45 @@ import (
 type isolated struct {
 	cells.Unobserved
 	firewalls *isolation.Controller
+	egress    *egress.Egress // nil where no cell masquerades
 }
 
 var _ cells.Observer = isolated{}
 
 func (i isolated) CellChanged(c cells.Cell) {
+	if i.egress != nil && len(c.Options.CloudRoutes) > 0 {
+		i.egress.Behind(c.ID, networksBehind(c))
+	}
 	switch {
 	case !c.Live():
 		i.firewalls.Gone(c.ID)
 	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
 		i.firewalls.Bound(isolation.Cell{
-			ID:      c.ID,
-			Pod:     c.Pod,
-			PodIP:   c.Instance.PodIP,
-			PodIPv6: c.Instance.PodIPv6,
+			ID:       c.ID,
+			Pod:      c.Pod,
+			PodIP:    c.Instance.PodIP,
+			PodIPv6:  c.Instance.PodIPv6,
+			Subnet:   c.Instance.Subnet,
+			PublicAt: publicAt(c),
 		})
 	}
+}
+
+// networksBehind are those to which Kip routes by a cell, from before it does until it has taken that back.
+func networksBehind(c cells.Cell) []netip.Prefix {
+	if c.Phase == apiv1.Gone {
+		return nil
+	}
+	return c.Options.CloudRoutes
+}
+
+// publicAt is the cell's own address if a public one leads there. A cloud may tell the public one later
+// than the others, so what the launch asked for counts, too.
+func publicAt(c cells.Cell) netip.Addr {
+	if c.Instance.PublicIP.IsValid() || c.Launch != nil && c.Launch.PublicAddress {
+		return c.Instance.ManagementIP
+	}
+	return netip.Addr{}
 }
 
 func (i isolated) CellConnected(c cells.Cell, agent agentapi.Conn) {
@@ -53,4 +81,28 @@ func (a *apiServer) protobuf() (kubernetes.Interface, error) {
 	own.ContentType = runtime.ContentTypeProtobuf
 	own.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	return kubernetes.NewForConfig(own)
+}
+
+// wireEgress makes what knows where pods' packets leave with their cell's address, if any do.
+func (l *leading) wireEgress(ctx context.Context) (err error) {
+	ways := l.machines.Features().Egress
+	if ways == nil || !l.cfg.Cells.Masquerade {
+		return nil
+	}
+	l.egress, err = egress.Open(ctx, egress.Config{
+		Cloud:   ways,
+		Store:   l.store,
+		Changed: func() { l.firewalls.MasqueradeChanged() },
+		Clock:   l.clock,
+		Log:     l.Log,
+	})
+	return err
+}
+
+// masquerade is what firewalls ask; nil where no cell masquerades.
+func (l *leading) masquerade() func(subnet string) (except []netip.Prefix, does, known bool) {
+	if l.egress == nil {
+		return nil
+	}
+	return l.egress.Masquerade
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/holder"
@@ -62,6 +63,7 @@ type leading struct {
 	logs        *podlogs.Saver
 	cellAPI     *cellapi.Server
 
+	egress    *egress.Egress // nil where no cell masquerades
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
 	cloudInit *operatorsCloudInit
@@ -107,7 +109,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 // wire makes what works while this process leads, and loads the cells.
 func (l *leading) wire(ctx context.Context) error {
 	for _, wire := range []func(context.Context) error{
-		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
+		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireEgress, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
 		l.wireSocket,
 	} {
 		if err := wire(ctx); err != nil {
@@ -133,6 +135,9 @@ func (l *leading) parts(known []cells.Cell) []part {
 	}
 	if l.provisioner != nil {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
+	}
+	if l.egress != nil {
+		all = append(all, part{name: "egress", run: l.egress.Run})
 	}
 	return append(all,
 		part{name: "pod informer", run: l.nodes.Follow}, // and the kubelet port, of each node
@@ -353,6 +358,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
+		Masquerade:     l.masquerade(),
 		Events:         l.events,
 		Pulse:          l.pulse,
 		Queues:         l.metrics.WorkqueueProvider(),

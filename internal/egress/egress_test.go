@@ -1,0 +1,260 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// routed is a cloud that answers what a test says.
+type routed struct {
+	mu    sync.Mutex
+	ways  map[string]cloud.Way
+	err   error
+	hangs bool
+}
+
+func (r *routed) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.hangs {
+		r.mu.Unlock()
+		<-ctx.Done()
+		r.mu.Lock()
+		return nil, ctx.Err()
+	}
+	ways := map[string]cloud.Way{}
+	for _, id := range subnets {
+		if way, has := r.ways[id]; has {
+			ways[id] = way
+		}
+	}
+	return ways, r.err
+}
+
+func (r *routed) set(change func(*routed)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r)
+}
+
+// bench is a Kip's knowledge in a bubble.
+type bench struct {
+	*testing.T
+	cloud   *routed
+	store   *store.Store
+	changes atomic.Int32
+	egress  *Egress
+}
+
+// while runs one that starts with what is stored.
+func (b *bench) while(test func()) {
+	b.Helper()
+	var err error
+	b.egress, err = Open(b.Context(), Config{
+		Cloud:   b.cloud,
+		Store:   b.store,
+		Changed: func() { b.changes.Add(1) },
+		Clock:   clock.RealClock{},
+		Log:     slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := b.egress.Run(ctx); err != nil {
+			b.Error(err)
+		}
+	})
+	test()
+	cancel()
+	running.Wait()
+}
+
+func inBubble(t *testing.T, test func(*bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		test(&bench{T: t, cloud: &routed{ways: map[string]cloud.Way{}}, store: store.Memory(nil)})
+	})
+}
+
+func later(d time.Duration) {
+	time.Sleep(d) // virtual
+	synctest.Wait()
+}
+
+// unknown and none are what a subnet has; else it is the networks in one line.
+const unknown, none = "unknown", "none"
+
+func (b *bench) has(state, subnet, want string) {
+	b.Helper()
+	except, does, known := b.egress.Masquerade(subnet)
+	var words []string
+	for _, p := range except {
+		words = append(words, p.String())
+	}
+	got := strings.Join(words, " ")
+	switch {
+	case !known:
+		got = unknown
+	case !does:
+		got = none
+	}
+	if got != want {
+		b.Errorf("%s: subnet %s has %q, want %q", state, subnet, got, want)
+	}
+}
+
+func networks(all ...string) (list []netip.Prefix) {
+	for _, p := range all {
+		list = append(list, netip.MustParsePrefix(p))
+	}
+	return list
+}
+
+const own = "10.0.0.0/8 100.64.0.0/10 172.16.0.0/12 192.168.0.0/16"
+
+func TestCellsMasqueradeWhereTheirSubnetHasAWayToTheInternet(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true, Direct: networks("10.0.0.0/16", "203.0.113.0/24")}
+		b.cloud.ways["out"] = cloud.Way{Direct: networks("10.0.0.0/16")}
+		b.while(func() {
+			for _, subnet := range []string{"in", "out", "elsewhere"} {
+				b.has("at first", subnet, unknown)
+			}
+			later(0)
+			b.has("read", "in", own+" 203.0.113.0/24")
+			b.has("read", "out", none)
+			b.has("read", "elsewhere", none)
+			if n := b.changes.Load(); n < 1 {
+				t.Error("nobody was told")
+			}
+			before := b.changes.Load()
+			later(10 * readEvery)
+			if n := b.changes.Load(); n != before {
+				t.Errorf("%d changes were told where nothing changed", n-before)
+			}
+			b.cloud.set(func(r *routed) {
+				r.ways["in"] = cloud.Way{Internet: true, Direct: networks("10.0.0.0/16", "198.51.100.0/24")}
+			})
+			later(readEvery)
+			b.has("another route", "in", own+" 198.51.100.0/24")
+			if n := b.changes.Load(); n != before+1 {
+				t.Errorf("%d changes were told, want one", n-before)
+			}
+		})
+	})
+}
+
+func TestWhatIsBehindPodsIsReachedDirectly(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true}
+		b.while(func() {
+			b.egress.Masquerade("in")
+			later(0)
+			before := b.changes.Load()
+			for range 2 {
+				b.egress.Behind("gate", networks("192.0.2.0/24"))
+				b.egress.Behind("other", nil)
+			}
+			b.has("behind a pod", "in", strings.Replace(own, "172.16.0.0/12 ", "172.16.0.0/12 192.0.2.0/24 ", 1))
+			for range 2 {
+				b.egress.Behind("gate", nil)
+			}
+			b.has("the pod is gone", "in", own)
+			if n := b.changes.Load() - before; n != 2 {
+				t.Errorf("%d changes were told, want 2", n)
+			}
+		})
+	})
+}
+
+// A Kip that starts while the cloud does not answer changes nothing.
+func TestAKipThatStartsKnowsTheWaysOfTheOneBefore(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true}
+		b.while(func() {
+			b.egress.Masquerade("in")
+			later(0)
+		})
+		b.cloud.err, b.cloud.ways = errors.New("no route to EC2"), nil
+		before := b.changes.Load()
+		b.while(func() {
+			b.has("at once", "in", own)
+			later(time.Hour)
+			b.has("without an answer", "in", own)
+			if n := b.changes.Load() - before; n != 0 {
+				t.Errorf("%d changes were told", n)
+			}
+			b.cloud.set(func(r *routed) { r.err = nil })
+			later(retryEvery)
+			b.has("the subnet is gone", "in", none)
+		})
+		b.cloud.err = errors.New("no route to EC2")
+		b.while(func() { b.has("that is stored, too", "in", none) })
+	})
+}
+
+// Cells do not wait for a cloud that does not answer; they masquerade once it has.
+func TestNobodyWaitsForACloudThatDoesNotAnswer(t *testing.T) {
+	for name, broken := range map[string]func(*routed){
+		"it fails": func(r *routed) { r.err = errors.New("denied") },
+		"it hangs": func(r *routed) { r.hangs = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(b *bench) {
+				b.cloud.ways["in"] = cloud.Way{Internet: true}
+				broken(b.cloud)
+				b.while(func() {
+					b.has("at first", "in", unknown)
+					later(firstTimeout)
+					b.has("asked in vain", "in", none)
+					if n := b.changes.Load(); n != 1 {
+						t.Errorf("%d changes were told, want 1", n)
+					}
+					b.cloud.set(func(r *routed) { r.err, r.hangs = nil, false })
+					later(retryEvery + readTimeout)
+					b.has("it answers", "in", own)
+					if n := b.changes.Load(); n != 2 {
+						t.Errorf("%d changes were told, want 2", n)
+					}
+				})
+			})
+		})
+	}
+}
+
+// What could not be stored is stored with the next reading.
+func TestWaysThatWereNotStoredAreStoredLater(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true}
+		b.while(func() {
+			// Another process was here: this one's first write is refused.
+			if _, err := b.store.Put(b.Context(), waysKey, map[string]cloud.Way{}, 0); err != nil {
+				t.Fatal(err)
+			}
+			b.egress.Masquerade("in")
+			later(readEvery)
+		})
+		var stored map[string]cloud.Way
+		if _, err := b.store.Get(b.Context(), waysKey, &stored); err != nil || !stored["in"].Internet || len(stored) != 1 {
+			t.Errorf("%v is stored: %v", stored, err)
+		}
+	})
+}

@@ -1,0 +1,28 @@
+package isolation
+
+import "github.com/elotl/kip/internal/agentapi"
+
+// MasqueradeChanged tells that Config.Masquerade may return something else. It does not block.
+func (c *Controller) MasqueradeChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, x := range c.cells {
+		if x.PublicAt.IsValid() {
+			c.queue.Add(id)
+		}
+	}
+}
+
+// masquerade returns what the agent is to be told of masquerading; nil for nothing. It is known at
+// once but for a cell with a public address. An agent from before masquerading refuses rules that
+// tell of it, and its pod goes on without. The lock is held.
+func (c *Controller) masquerade(x *cell, a *agent) (m *agentapi.Masquerade, known bool) {
+	if c.cfg.Masquerade == nil || !x.PublicAt.IsValid() || !a.masquerades {
+		return nil, true
+	}
+	except, does, known := c.cfg.Masquerade(x.Subnet)
+	if !does || !known {
+		return nil, known
+	}
+	return &agentapi.Masquerade{As: x.PublicAt, Except: except}, true
+}
