@@ -86,6 +86,7 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 		Policy:      aws.Policy(),
 		ImagePolicy: images,
 		Image:       s.example,
+		NAT:         s.opts.Masquerade,
 		Provider: ec2.Provider{
 			Issuer:    cluster.Issuer,
 			Audiences: []string{"sts.amazonaws.com"},

@@ -105,6 +105,9 @@ func (l *link) unplug() error {
 
 // Unplug removes what a process that was killed has left for a bridge, which may be gone.
 func Unplug(bridge string) error {
+	if err := closeGateway(context.Background(), bridge); err != nil {
+		return fmt.Errorf("remove the gateways of bridge %s: %w", bridge, err)
+	}
 	rules, err := Plugged(bridge)
 	if err != nil {
 		return err

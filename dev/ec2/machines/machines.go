@@ -124,7 +124,10 @@ type Config struct {
 	Image v1.Image
 	// Provider is whose tokens assume roles: the cluster's issuer of those of service accounts.
 	Provider ec2.Provider
-	Log      *slog.Logger
+	// NAT says that this host translates the addresses of whoever is on the bridge, so that the private subnets have
+	// a NAT gateway.
+	NAT bool
+	Log *slog.Logger
 }
 
 // Boot is the image of virtual machines.
@@ -177,6 +180,7 @@ type EC2 struct {
 	model    *ec2.Model
 	machines *host.Cloud
 	link     *link
+	gateway  *gateway
 	api      *http.Server
 	public   *http.Server
 	metadata *http.Server
@@ -197,6 +201,8 @@ type instance struct {
 	machine string // its ID; empty before the first boot
 	boots   int
 	over    bool
+	// out is what the gateway lets pass of it.
+	out ec2.Outbound
 }
 
 // Start serves an account without instances. Close it.
@@ -235,6 +241,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
 		return nil, err
 	}
+	e.gateway = openGateway(ctx, cfg.Local.Bridge, []netip.Prefix{managementNetwork(cfg.Local.CIDR), podNetwork(cfg.Local.CIDR)}, cfg.Log)
 	l, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 	if err != nil {
 		return nil, err
@@ -299,9 +306,10 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 	if cfg.Boot != nil {
 		images = nil // it is published
 	}
-	bits := cfg.Local.CIDR.Bits()
-	upper := cfg.Local.CIDR.Addr().As4()
-	upper[bits/8] |= 0x80 >> (bits % 8)
+	var routes []ec2.Route
+	if cfg.NAT {
+		routes = append(routes, ec2.NATRoute(VPC))
+	}
 	return ec2.New(ec2.Config{
 		Region: Region,
 		Sim: sim.Config{
@@ -309,8 +317,8 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 			Boot:      e.boot,
 			End:       e.end,
 			Log:       cfg.Log,
-			// As many as there are /28s in the upper half, and no guest's.
-			ManagementCIDR: netip.PrefixFrom(cfg.Local.CIDR.Addr(), bits+6),
+			// As many as there are /28s for their pods.
+			ManagementCIDR: managementNetwork(cfg.Local.CIDR),
 			Knobs: sim.Knobs{
 				Pending:               sim.Distribution{Median: 500 * time.Millisecond},
 				Termination:           sim.Distribution{Median: 500 * time.Millisecond},
@@ -330,10 +338,24 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Providers:    []ec2.Provider{cfg.Provider},
 		Repositories: Repositories,
 		Queue:        Queue,
-		Pods:         netip.PrefixFrom(netip.AddrFrom4(upper), bits+1),
+		Networks:     map[string][]netip.Prefix{VPC: {cfg.Local.CIDR.Masked()}},
+		Routes:       routes,
+		Pods:         podNetwork(cfg.Local.CIDR),
 		Console:      e.console,
 		Disks:        e,
 	})
+}
+
+// managementNetwork is where instances have their own addresses, of which none is a guest's.
+func managementNetwork(cidr netip.Prefix) netip.Prefix {
+	return netip.PrefixFrom(cidr.Addr(), cidr.Bits()+6)
+}
+
+// podNetwork is where their pods have theirs: the first half of the upper half.
+func podNetwork(cidr netip.Prefix) netip.Prefix {
+	upper := cidr.Addr().As4()
+	upper[cidr.Bits()/8] |= 0x80 >> (cidr.Bits() % 8)
+	return netip.PrefixFrom(netip.AddrFrom4(upper), cidr.Bits()+2)
 }
 
 func (e *EC2) serve(s *http.Server, l net.Listener) {
@@ -420,6 +442,10 @@ func (e *EC2) begin(ctx context.Context, one *instance, i cloud.Instance) (boot 
 		return 0, context.Canceled
 	}
 	one.boots++
+	if out, has := e.model.OutboundOf(i.ID); has && out != one.out {
+		one.out = out
+		e.gateway.plug(ctx, out)
+	}
 	if one.machine != "" {
 		e.stop(ctx, i.ID, one)
 		return one.boots, e.machines.Start(ctx, one.machine).Err()
@@ -454,6 +480,9 @@ func (e *EC2) end(ctx context.Context, i cloud.Instance) {
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	one.over = true
+	if !e.closing.Load() { // else all of it goes
+		e.gateway.unplug(ctx, one.out)
+	}
 	if one.machine == "" {
 		return
 	}
