@@ -97,11 +97,12 @@ type permissionXML struct {
 	Groups   []sourceXML `xml:"groups>item"`
 }
 
-// sourceXML has one of its fields.
+// sourceXML has one of its fields, besides the description of the rule.
 type sourceXML struct {
-	CIDR  string `xml:"cidrIp,omitempty"`
-	CIDR6 string `xml:"cidrIpv6,omitempty"`
-	Group string `xml:"groupId,omitempty"`
+	CIDR        string `xml:"cidrIp,omitempty"`
+	CIDR6       string `xml:"cidrIpv6,omitempty"`
+	Group       string `xml:"groupId,omitempty"`
+	Description string `xml:"description,omitempty"`
 }
 
 func (m *Model) describeSecurityGroups(r *request) (any, error) {
@@ -129,11 +130,11 @@ func (m *Model) describeSecurityGroups(r *request) (any, error) {
 			p := permissionXML{Protocol: rule.Protocol, From: rule.From, To: rule.To}
 			switch prefix, err := netip.ParsePrefix(rule.Source); {
 			case err != nil:
-				p.Groups = []sourceXML{{Group: rule.Source}}
+				p.Groups = []sourceXML{{Group: rule.Source, Description: rule.Description}}
 			case prefix.Addr().Is6():
-				p.Sources6 = []sourceXML{{CIDR6: rule.Source}}
+				p.Sources6 = []sourceXML{{CIDR6: rule.Source, Description: rule.Description}}
 			default:
-				p.Sources = []sourceXML{{CIDR: rule.Source}}
+				p.Sources = []sourceXML{{CIDR: rule.Source, Description: rule.Description}}
 			}
 			x.Rules = append(x.Rules, p)
 		}
@@ -199,6 +200,12 @@ func (m *Model) mayMakeGroup(r *request, vpc string, set map[string]string) erro
 	return m.may(r, "ec2:CreateTags", group, about)
 }
 
+// What a description is made of. Source: EC2 API reference, "IpRange".
+const (
+	maxDescription        = 255
+	descriptionCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ._-:/()#,@[]+=&;{}!$*"
+)
+
 // rules reads those of a call.
 func rules(f *form) (all []Rule) {
 	for _, p := range f.each("IpPermissions") {
@@ -207,8 +214,11 @@ func rules(f *form) (all []Rule) {
 		if !slices.Contains([]string{"tcp", "udp", "icmp", "icmpv6"}, one.Protocol) || !icmp && !ports {
 			f.bad("InvalidParameterValue", "Invalid rule for protocol %s: %d to %d", one.Protocol, one.From, one.To)
 		}
-		add := func(source string) {
-			one.Source = source
+		add := func(source string, at *form) {
+			one.Source, one.Description = source, at.text("Description")
+			if len(one.Description) > maxDescription || strings.Trim(one.Description, descriptionCharacters) != "" {
+				f.bad("InvalidParameterValue", "Invalid rule description '%s'", one.Description)
+			}
 			all = append(all, one)
 		}
 		for list, key := range map[string]string{"IpRanges": "CidrIp", "Ipv6Ranges": "CidrIpv6"} {
@@ -217,11 +227,11 @@ func rules(f *form) (all []Rule) {
 				if prefix, err := netip.ParsePrefix(cidr); err != nil || prefix != prefix.Masked() || prefix.Addr().Is6() != (key == "CidrIpv6") {
 					f.bad("InvalidParameterValue", "CIDR block %s is malformed", cidr)
 				}
-				add(cidr)
+				add(cidr, s)
 			}
 		}
 		for _, g := range p.each("Groups") {
-			add(g.text("GroupId"))
+			add(g.text("GroupId"), g)
 		}
 	}
 	return all
@@ -270,14 +280,23 @@ func noGroup(id string) error {
 	return bad("InvalidGroup.NotFound", "The security group '%s' does not exist", id)
 }
 
+// among is the place of a rule in a list, -1 if it is not there. Two rules with different descriptions are the same:
+// EC2 refuses the second as a duplicate. Source: https://github.com/londonaicentre/FLIP/pull/886, tried on EC2.
+func (r Rule) among(list []Rule) int {
+	return slices.IndexFunc(list, func(other Rule) bool {
+		other.Description = r.Description
+		return other == r
+	})
+}
+
 func (m *Model) authorizeSecurityGroupIngress(r *request) (any, error) {
 	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {
 		all := slices.Clone(has)
 		for n, rule := range named {
-			if slices.Contains(named[:n], rule) {
+			if rule.among(named[:n]) >= 0 {
 				return nil, bad("InvalidParameterValue", "The same permission must not appear multiple times")
 			}
-			if slices.Contains(all, rule) {
+			if rule.among(all) >= 0 {
 				return nil, bad("InvalidPermission.Duplicate", "the specified rule already exists")
 			}
 			all = append(all, rule)
@@ -292,14 +311,34 @@ func (m *Model) authorizeSecurityGroupIngress(r *request) (any, error) {
 // maxRules are those of one direction (Amazon VPC User Guide, "Amazon VPC quotas").
 const maxRules = 60
 
+// revokeSecurityGroupIngress needs no descriptions. Source: EC2 API reference, "RevokeSecurityGroupIngress".
 func (m *Model) revokeSecurityGroupIngress(r *request) (any, error) {
 	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {
 		for _, rule := range named {
-			if !slices.Contains(has, rule) {
-				return nil, bad("InvalidPermission.NotFound", "The specified rule does not exist in this security group.")
+			if rule.among(has) < 0 {
+				return nil, errNoRule
 			}
 		}
-		return slices.DeleteFunc(slices.Clone(has), func(rule Rule) bool { return slices.Contains(named, rule) }), nil
+		return slices.DeleteFunc(slices.Clone(has), func(rule Rule) bool { return rule.among(named) >= 0 }), nil
+	})
+}
+
+var errNoRule = bad("InvalidPermission.NotFound", "The specified rule does not exist in this security group.")
+
+// updateSecurityGroupRuleDescriptionsIngress gives rules the descriptions of the call, or takes away those that they have.
+// Source: EC2 API reference. It does not say what a rule is answered with that is not there: here it is what a revocation
+// is answered with.
+func (m *Model) updateSecurityGroupRuleDescriptionsIngress(r *request) (any, error) {
+	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {
+		all := slices.Clone(has)
+		for _, rule := range named {
+			n := rule.among(all)
+			if n < 0 {
+				return nil, errNoRule
+			}
+			all[n].Description = rule.Description
+		}
+		return all, nil
 	})
 }
 

@@ -129,6 +129,8 @@ type Rule struct {
 	Protocol string
 	From, To int
 	Source   string
+	// Description is for people and tools: it is no part of what tells rules apart.
+	Description string
 }
 
 // Image is an AMI of the account's own, or of another owner.
@@ -377,6 +379,8 @@ func (m *Model) actions() map[string]func(*request) (any, error) {
 		"DeleteSecurityGroup":           m.deleteSecurityGroup,
 		"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
 		"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
+
+		"UpdateSecurityGroupRuleDescriptionsIngress": m.updateSecurityGroupRuleDescriptionsIngress,
 		"DescribeVpcs":                  m.describeVpcs,
 		"DescribeImages":                m.describeImages,
 		"RegisterImage":                 m.registerImage,

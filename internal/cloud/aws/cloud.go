@@ -57,8 +57,9 @@ type Cloud struct {
 	pricesDenied bool                  // it was told that Kip may not read prices
 	dedicated    map[string]price      // of dedicated instances, as they were told last
 
-	unexplained map[string]bool // codes that were told of; under mu
-	unreadLists sync.Map        // prefix lists that could not be read, by ID, and were told of
+	unexplained map[string]bool   // codes that were told of; under mu
+	told        map[string]string // what was told last, by its subject; under mu
+	unreadLists sync.Map          // prefix lists that could not be read, by ID, and were told of
 
 	// How EC2 sells each type, until when the account counts as one of the Free plan, whether the catalogue
 	// has not shown that yet, and the images that the account may not use. All under mu.

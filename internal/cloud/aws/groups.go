@@ -92,52 +92,6 @@ func (c *Cloud) kipIs() (sources []string) {
 	return slices.Clone(c.kipGroups)
 }
 
-// permissionsOf are rules in EC2's words.
-func permissionsOf(rules []rule) (all []types.IpPermission) {
-	for _, r := range rules {
-		p := types.IpPermission{IpProtocol: aws.String(r.protocol), FromPort: aws.Int32(r.from), ToPort: aws.Int32(r.to)}
-		switch prefix, err := netip.ParsePrefix(r.source); {
-		case strings.HasPrefix(r.source, "pl-"):
-			p.PrefixListIds = []types.PrefixListId{{PrefixListId: aws.String(r.source)}}
-		case err != nil:
-			p.UserIdGroupPairs = []types.UserIdGroupPair{{GroupId: aws.String(r.source)}}
-		case prefix.Addr().Is6():
-			p.Ipv6Ranges = []types.Ipv6Range{{CidrIpv6: aws.String(r.source)}}
-		default:
-			p.IpRanges = []types.IpRange{{CidrIp: aws.String(r.source)}}
-		}
-		all = append(all, p)
-	}
-	return all
-}
-
-// rulesOf are those that a group has.
-func rulesOf(all []types.IpPermission) (rules []rule) {
-	for _, p := range all {
-		add := func(source *string) {
-			rules = append(rules, rule{aws.ToString(p.IpProtocol), aws.ToInt32(p.FromPort), aws.ToInt32(p.ToPort), aws.ToString(source)})
-		}
-		for _, r := range p.IpRanges {
-			add(r.CidrIp)
-		}
-		for _, r := range p.Ipv6Ranges {
-			add(r.CidrIpv6)
-		}
-		for _, g := range p.UserIdGroupPairs {
-			add(g.GroupId)
-		}
-		for _, l := range p.PrefixListIds {
-			add(l.PrefixListId)
-		}
-	}
-	return rules
-}
-
-// without are those of a list that another one lacks.
-func without(all, other []rule) []rule {
-	return slices.DeleteFunc(slices.Clone(all), func(r rule) bool { return slices.Contains(other, r) })
-}
-
 // groupTries bounds how often a group is looked for that is there after all.
 const groupTries = 3
 
@@ -222,37 +176,45 @@ func (c *Cloud) admit(ctx context.Context, owner string) error {
 		return err
 	}
 	defer unlock()
-	group, has, err := c.findGroup(ctx, n.vpc, owner)
-	if err != nil || group == "" {
+	group, err := c.findGroup(ctx, n.vpc, owner)
+	if err != nil || group.id == "" {
 		return err
 	}
-	return c.keepRules(ctx, n.vpc, group, has, !c.unlocated || len(c.cfg.KipSources) > 0)
+	return c.keepRules(ctx, n.vpc, group, !c.unlocated || len(c.cfg.KipSources) > 0)
 }
 
 // nameOfGroup is that of the group of an owner's cells.
 func nameOfGroup(owner string) string { return "kip-" + owner + "-cells" }
 
-// findGroup finds the group of an owner's cells and its rules; "" where there is none.
-func (c *Cloud) findGroup(ctx context.Context, vpc, owner string) (id string, has []rule, err error) {
+// foundGroup is a group of cells as EC2 shows it; its ID is "" if there is none.
+type foundGroup struct {
+	id    string
+	rules []describedRule
+}
+
+// findGroup finds the group of an owner's cells.
+func (c *Cloud) findGroup(ctx context.Context, vpc, owner string) (foundGroup, error) {
 	out, err := c.api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{
 		Filters: []types.Filter{filter("vpc-id", vpc), filter("group-name", nameOfGroup(owner)), filter("tag:"+cloud.TagOwner, owner)},
 	})
 	if err != nil {
-		return "", nil, classify(err, cloud.Scope{})
+		return foundGroup{}, classify(err, cloud.Scope{})
 	}
 	if len(out.SecurityGroups) == 0 {
-		return "", nil, nil
+		return foundGroup{}, nil
 	}
-	return aws.ToString(out.SecurityGroups[0].GroupId), rulesOf(out.SecurityGroups[0].IpPermissions), nil
+	g := out.SecurityGroups[0]
+	return foundGroup{aws.ToString(g.GroupId), rulesOf(g.IpPermissions)}, nil
 }
 
 // makeGroup finds the group or makes it, and sees to its rules.
 func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (group cellsGroup, err error) {
-	var has []rule
-	if group.id, has, err = c.findGroup(ctx, vpc, owner); err != nil {
+	found, err := c.findGroup(ctx, vpc, owner)
+	if err != nil {
 		return cellsGroup{}, err
 	}
-	if name := nameOfGroup(owner); group.id == "" {
+	group.id = found.id
+	if name := nameOfGroup(owner); found.id == "" {
 		made, err := c.api.CreateSecurityGroup(ctx, &ec2.CreateSecurityGroupInput{
 			GroupName:   aws.String(name),
 			Description: aws.String("Cells of Kip: who may reach them"),
@@ -266,64 +228,9 @@ func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (group cellsGr
 			return cellsGroup{}, classify(err, cloud.Scope{})
 		}
 		group = cellsGroup{aws.ToString(made.GroupId), c.cfg.Clock.Now()}
+		found.id = group.id
 	}
-	return group, c.keepRules(ctx, vpc, group.id, has, true)
-}
-
-// keepRules gives a group the rules that it is to have. What it has goes once that is done, but
-// for who may reach the agents: that goes only where it is surely known where Kip is.
-func (c *Cloud) keepRules(ctx context.Context, vpc, group string, has []rule, surely bool) error {
-	networks, err := c.networksOf(ctx, vpc)
-	if err != nil {
-		return err
-	}
-	wanted := c.rules(networks)
-	more, surplus := without(wanted, has), without(has, wanted)
-	if !surely {
-		surplus = slices.DeleteFunc(surplus, func(r rule) bool { return r.from == agentPort })
-	}
-	err = c.authorise(ctx, group, more)
-	if codeOf(err) == codeManyRules && len(surplus) > 0 { // old and new ones do not fit beside each other
-		if err := c.revoke(ctx, group, surplus); err != nil {
-			return err
-		}
-		surplus, err = nil, c.authorise(ctx, group, more)
-	}
-	if err != nil {
-		return err
-	}
-	return c.revoke(ctx, group, surplus)
-}
-
-// codeManyRules is what EC2 says of more rules than a group takes.
-const codeManyRules = "RulesPerSecurityGroupLimitExceeded"
-
-func (c *Cloud) authorise(ctx context.Context, group string, rules []rule) error {
-	if len(rules) == 0 {
-		return nil
-	}
-	_, err := c.api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
-		GroupId:       aws.String(group),
-		IpPermissions: permissionsOf(rules),
-	})
-	if err != nil {
-		return classify(err, cloud.Scope{})
-	}
-	return nil
-}
-
-func (c *Cloud) revoke(ctx context.Context, group string, rules []rule) error {
-	if len(rules) == 0 {
-		return nil
-	}
-	_, err := c.api.RevokeSecurityGroupIngress(ctx, &ec2.RevokeSecurityGroupIngressInput{
-		GroupId:       aws.String(group),
-		IpPermissions: permissionsOf(rules),
-	})
-	if err != nil {
-		return classify(err, cloud.Scope{})
-	}
-	return nil
+	return group, c.keepRules(ctx, vpc, found, true)
 }
 
 // networksOf are the networks of a VPC: all of them, not only the first.

@@ -1,0 +1,187 @@
+package aws
+
+import (
+	"bytes"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// ofLBC is how the AWS Load Balancer Controller describes its rules. Source: its pkg/targetgroupbinding,
+// networking_manager.go.
+const ofLBC = "elbv2.k8s.aws/targetGroupBinding=shared"
+
+// cellsGroupOf is a model's only group of cells.
+func cellsGroupOf(t *testing.T, model *ec2.Model) ec2.Group {
+	t.Helper()
+	all := model.Groups()
+	n := slices.IndexFunc(all, func(g ec2.Group) bool { return g.Name == nameOfGroup(owner) })
+	if n < 0 {
+		t.Fatalf("there is no group of cells among %+v", all)
+	}
+	return all[n]
+}
+
+// changeRules changes the rules of the group of cells, as somebody else does.
+func changeRules(t *testing.T, model *ec2.Model, change func([]ec2.Rule) []ec2.Rule) {
+	t.Helper()
+	id := cellsGroupOf(t, model).ID
+	model.Change(func(cfg *ec2.Config) {
+		n := slices.IndexFunc(cfg.Groups, func(g ec2.Group) bool { return g.ID == id })
+		cfg.Groups[n].Rules = change(slices.Clone(cfg.Groups[n].Rules))
+	})
+}
+
+// byDescription are the sources of the rules of the agents' port and of those of others, by their description.
+func byDescription(g ec2.Group) map[string][]string {
+	all := map[string][]string{}
+	for _, r := range g.Rules {
+		if r.Description != ownDescription || r.From == agentPort {
+			all[r.Description] = append(all[r.Description], r.Source)
+		}
+	}
+	for _, sources := range all {
+		slices.Sort(sources)
+	}
+	return all
+}
+
+func is(t *testing.T, what string, got, want map[string][]string) {
+	t.Helper()
+	if !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("%s: the sources of rules are %v, want %v", what, got, want)
+	}
+}
+
+func TestRulesOfOthersStayInTheGroupOfCells(t *testing.T) {
+	var log bytes.Buffer
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	cfg := settings(url)
+	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
+	c := open(t, cfg)
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
+		return append(rules,
+			ec2.Rule{Protocol: "tcp", From: 1024, To: 65535, Source: "sg-lb", Description: ofLBC},
+			ec2.Rule{Protocol: "tcp", From: 22, To: 22, Source: "192.0.2.0/24"},
+			// What Kip wants soon, described by somebody else.
+			ec2.Rule{Protocol: "tcp", From: agentPort, To: agentPort, Source: "sg-next", Description: "bastion"})
+	})
+	admit := func(what string, want map[string][]string) {
+		t.Helper()
+		if err := c.Admit(t.Context(), owner); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		is(t, what, byDescription(cellsGroupOf(t, model)), want)
+	}
+	others := map[string][]string{ofLBC: {"sg-lb"}, "": {"192.0.2.0/24"}, "bastion": {"sg-next"}}
+	with := func(own ...string) map[string][]string {
+		all := maps.Clone(others)
+		if len(own) > 0 {
+			all[ownDescription] = own
+		}
+		return all
+	}
+	admit("beside Kip's", with("sg-here"))
+	c.cfg.KipSources = []string{"sg-there"}
+	admit("after a move", with("sg-there"))
+	c.cfg.KipSources = []string{"sg-next"}
+	admit("with a rule of somebody else that serves Kip", with())
+	changes := model.Calls()
+	admit("and again", with())
+	for _, action := range []string{"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress", "UpdateSecurityGroupRuleDescriptionsIngress"} {
+		if now := model.Calls()[action]; now != changes[action] {
+			t.Errorf("nothing has changed, and %s was called", action)
+		}
+	}
+	if text := log.String(); strings.Contains(text, "an earlier Kip") {
+		t.Errorf("rules that no Kip has ever made are taken for Kip's: %s", text)
+	}
+}
+
+// A Kip before this one described no rule.
+func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing.T) {
+	var log bytes.Buffer
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	cfg := settings(url)
+	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
+	c := open(t, cfg)
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
+		for n := range rules {
+			rules[n].Description = ""
+		}
+		return append(rules, ec2.Rule{Protocol: "tcp", From: agentPort, To: agentPort, Source: "sg-before"})
+	})
+	for range 2 {
+		if err := c.Admit(t.Context(), owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is(t, "after the upgrade", byDescription(cellsGroupOf(t, model)), map[string][]string{ownDescription: {"sg-here"}, "": {"sg-before"}})
+	if n := model.Calls()["UpdateSecurityGroupRuleDescriptionsIngress"]; n != 1 {
+		t.Errorf("the rules were adopted by %d calls", n)
+	}
+	if text := log.String(); strings.Count(text, "tcp 6421-6421 from sg-before") != 1 {
+		t.Errorf("want it told once that the rule stays: %s", text)
+	}
+	c.cfg.KipSources = []string{"sg-there"}
+	if err := c.Admit(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	is(t, "after a move", byDescription(cellsGroupOf(t, model)), map[string][]string{ownDescription: {"sg-there"}, "": {"sg-before"}})
+}
+
+// The policy of an earlier Kip does not let it describe rules: they serve without.
+func TestRulesThatCannotBeAdoptedServeAllTheSame(t *testing.T) {
+	l := newLimited(t, nil, deny("NoDescriptions", "ec2:UpdateSecurityGroupRuleDescriptionsIngress", "*"))
+	if err := l.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changeRules(t, l.model, func(rules []ec2.Rule) []ec2.Rule {
+		for n := range rules {
+			rules[n].Description = ""
+		}
+		return rules
+	})
+	for range 3 {
+		if err := l.Admit(t.Context(), owner); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := strings.Count(l.log.String(), "describe the rules of an earlier Kip"); n != 1 {
+		t.Errorf("it is told %d times: %s", n, l.log)
+	}
+}
+
+func TestAGroupThatIsFullOfRulesOfOthersSaysSo(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
+		for n := len(rules); n < maxRules; n++ {
+			rules = append(rules, ec2.Rule{Protocol: "tcp", From: n, To: n, Source: "sg-lb", Description: ofLBC})
+		}
+		return rules
+	})
+	c.cfg.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	err := c.Admit(t.Context(), owner)
+	if err == nil || !strings.Contains(err.Error(), "which has 60: remove rules that others made, or raise the quota") {
+		t.Errorf("%v", err)
+	}
+	if got := byDescription(cellsGroupOf(t, model))[ofLBC]; len(got) != maxRules-5 {
+		t.Errorf("%d rules of others are left, want %d", len(got), maxRules-5)
+	}
+}
