@@ -424,36 +424,6 @@ type doneXML struct {
 	Return    bool   `xml:"return"`
 }
 
-func (m *Model) createTags(r *request) (any, error) {
-	ids, set := r.texts("ResourceId"), tags(r.form)
-	if err := r.done(); err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		if !strings.HasPrefix(id, "i-") {
-			return nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances", id)
-		}
-	}
-	if unknown := m.unknown(ids...); len(unknown) > 0 {
-		return nil, m.refused(r, sim.KindTag, ids, notFound(unknown))
-	}
-	var taggings []cloud.Tagging
-	for _, id := range ids {
-		about := tagged("RequestTag", set)
-		for k, v := range tagged("ResourceTag", m.tagsOf(id)) {
-			about[k] = v
-		}
-		if err := m.may(r, "ec2:CreateTags", m.arn("instance/"+id), about); err != nil {
-			return nil, err
-		}
-		taggings = append(taggings, cloud.Tagging{ID: id, Tags: set})
-	}
-	if err := m.sim.Tag(r.ctx, taggings...).Err(); err != nil {
-		return nil, err
-	}
-	return doneXML{requestID, true}, nil
-}
-
 type consoleXML struct {
 	RequestID string `xml:"requestId"`
 	ID        string `xml:"instanceId"`

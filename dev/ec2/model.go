@@ -47,6 +47,10 @@ type Config struct {
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
+	// Organization is a service control policy of the account's organization: what it denies nobody may do. It allows
+	// nothing; one of these needs a statement that allows all, which is left out here. Source: AWS Organizations User Guide,
+	// "Example SCPs for tagging resources".
+	Organization *Policy
 	// Roles are what each role may do that can be assumed, by its ARN. PutRole makes others, and
 	// those that Providers' tokens assume.
 	Roles map[string]*Policy
@@ -598,17 +602,15 @@ func (m *Model) arnOf(service, region, account, resource string) string {
 	return strings.Join([]string{"arn", partition, service, region, account, resource}, ":")
 }
 
-// may refuses an action on a resource that the caller's policy does not allow.
+// may refuses an action on a resource that the caller's policy does not allow, or the organization denies.
 func (m *Model) may(r *request, action, resource string, about map[string][]string) error {
-	if r.policy == nil {
-		return nil
-	}
 	about = maps.Clone(about)
 	if about == nil {
 		about = map[string][]string{}
 	}
 	about["aws:RequestedRegion"] = []string{m.cfg.Region}
-	if r.policy.allows(action, resource, about) {
+	forbidden := m.cfg.Organization != nil && m.cfg.Organization.denies(action, resource, about)
+	if !forbidden && (r.policy == nil || r.policy.allows(action, resource, about)) {
 		return nil
 	}
 	m.mu.Lock()

@@ -124,6 +124,9 @@ var operators = map[string]func(has, want []string) bool{
 	"ForAllValues:StringEquals": func(has, want []string) bool {
 		return !slices.ContainsFunc(has, func(h string) bool { return !slices.Contains(want, h) })
 	},
+	"ForAllValues:StringNotEquals": func(has, want []string) bool {
+		return !slices.ContainsFunc(has, func(h string) bool { return slices.Contains(want, h) })
+	},
 }
 
 func anyMatches(has, want []string, same func(h, w string) bool) bool {

@@ -32,7 +32,12 @@ func (m *Model) encoded(r *request, action, resource string, about map[string][]
 	type item map[string]any
 	list := func(items ...item) item { return item{"items": items} }
 	statements, conditions := []item{}, []item{}
-	sid, denied := r.policy.deniedBy(action, resource, about)
+	sid, denied := "", false
+	for _, p := range []*Policy{m.cfg.Organization, r.policy} {
+		if p != nil && !denied {
+			sid, denied = p.deniedBy(action, resource, about)
+		}
+	}
 	if denied {
 		statements = append(statements, item{
 			"statementId": sid,

@@ -7,6 +7,7 @@ package cloud
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -364,3 +365,6 @@ const (
 	TagName    = "Name"
 	TagNameTag = "KipNametag"
 )
+
+// IsOwnTag reports whether Kip writes the tag with this key itself. No tag of a user's choice takes its place.
+func IsOwnTag(key string) bool { return key == TagName || strings.HasPrefix(key, "Kip") }

@@ -65,6 +65,8 @@ type Resolved struct {
 	RootDiskInitRate int32 `json:"rootDiskInitRate,omitempty"`
 	// SecurityGroups are the IDs of all, that which Kip makes included.
 	SecurityGroups []string `json:"securityGroups,omitempty"`
+	// Tags are the configured ones of all that the launch makes. Those of LaunchSpec and of each machine win over them.
+	Tags map[string]string `json:"tags,omitempty"`
 	// PublicAddress says that each instance has one.
 	PublicAddress bool `json:"publicAddress,omitempty"`
 	// SecondaryAddress reports whether the pods of all instances have secondary addresses of their interfaces. If not,

@@ -136,6 +136,8 @@ type AWS struct {
 	InsecureTLSSkipVerify    bool                 `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
 	PublicAddress            bool                 `key:"publicAddress" default:"false" doc:"Give cells a public address in each subnet with a route to an internet gateway. Default: as the subnet says (MapPublicIpOnLaunch), but for a Kip outside of the VPC, which dials public addresses and so asks for them. cells.privateIPOnly and the pod's annotation win over it. AWS charges for each."`
 	UseFIPS                  bool                 `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
+	ClusterName              string               `key:"clusterName" doc:"Name of the Kubernetes cluster, for the tag kubernetes.io/cluster/NAME with the value owned on all that Kip makes but the cells' security group, which gets it by securityGroupTags. Default: no such tag."`
+	SecurityGroupTags        map[string]string    `key:"securityGroupTags" doc:"Tags of the cells' security group, besides cells.tags: such as kubernetes.io/cluster/NAME, which the AWS Load Balancer Controller looks for if cells have several groups. Kip writes them also on a group that is there, and removes none."`
 	ECSClusterName           string               `key:"ecsClusterName" deprecated:"Fargate is not supported" doc:"Ignored."`
 
 	Endpoints AWSEndpoints `key:"endpoints" doc:"Where other services are asked, if not at endpointURL. AWS_ENDPOINT_URL_STS and its like win over them."`
@@ -250,6 +252,7 @@ type Cells struct {
 	Itzo                   Itzo                `key:"itzo" doc:"Another agent than that of the cells' image, which fetches it, checks its digest and hands over to it. All three keys, or none. See docs/own-image.md."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
 	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
+	Tags                   map[string]string   `key:"tags" clouds:"aws" doc:"Tags of all that Kip makes in the cloud, in the call that makes it: instances, root disks, network interfaces and spot requests of cells, disks of Kip's StorageClasses, and the cells' security group. Keys of at most 128 characters, values of at most 256: letters, digits, spaces and + - = . _ : / @. Kip's own tags are Name and those that begin with Kip. Standby cells are replaced when these tags change."`
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
 	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`

@@ -49,6 +49,8 @@ cloud:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     kipSources: [10.0.3.7/32, sg-1]
+    clusterName: prod.example.com
+    securityGroupTags: {kubernetes.io/cluster/prod: owned}
     capacityReservations: {ids: [cr-1], tags: {team: a}}
     dedicatedHosts: {ids: [h-1], tags: {team: b}}
     cpuCredits: standard
@@ -85,6 +87,7 @@ cells:
   extraCIDRs: [10.20.0.0/16, "2001:db8::/32"]
   extraSecurityGroups:
   - sg-1
+  tags: {cost-center: "42", Größe: ""}
   nametag: team-a
   statusInterval: 2.5
   endLimit: {percent: 25, least: 3, window: 120}
@@ -224,6 +227,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
 			KipSources:           []string{"10.0.3.7/32", "sg-1"},
 			PublicAddress:        true,
+			ClusterName:          "prod.example.com",
+			SecurityGroupTags:    map[string]string{"kubernetes.io/cluster/prod": "owned"},
 			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}},
 			DedicatedHosts:       DedicatedHosts{IDs: []string{"h-1"}, Tags: map[string]string{"team": "b"}}}},
 		Etcd: Etcd{Internal: EtcdInternal{DataDir: "/var/lib/kip", ConfigFile: "/etc/kip/etcd.yaml"},
@@ -246,6 +251,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			},
 			ExtraCIDRs:             []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("2001:db8::/32")},
 			ExtraSecurityGroups:    []string{"sg-1"},
+			Tags:                   map[string]string{"cost-center": "42", "Größe": ""},
 			Nametag:                "team-a",
 			StatusInterval:         2500 * time.Millisecond,
 			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},

@@ -172,6 +172,9 @@ func (d *decoder) validate(c *Config) {
 	d.nodes(c)
 	d.servingCertificate(c.ServingCertificate)
 	d.costs(c.Costs)
+	if c.Cloud.AWS != nil {
+		d.tagsOfAWS(c)
+	}
 	id := c.Testing.ControllerID
 	d.check(id == "" || lowerID.MatchString(id), "testing.controllerID", id, "at most 63 lower-case letters, digits and dashes")
 	d.otherClouds(c.Cloud.Name())

@@ -76,6 +76,9 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		KipSources:      a.KipSources,
 		PrivateOnly:     cfg.Cells.PrivateIPOnly,
 		PublicAddress:   a.PublicAddress,
+		Tags:            cfg.Cells.Tags,
+		GroupTags:       a.SecurityGroupTags,
+		Cluster:         a.ClusterName,
 		Log:             log.With("cloud", "aws"),
 
 		InterruptionQueue: a.InterruptionQueue,
@@ -302,6 +305,9 @@ func template(cfg *config.Config, caHash string) string {
 	var ofCloud []any
 	if a := cfg.Cloud.AWS; a != nil {
 		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits}
+		if len(c.Tags) > 0 || a.ClusterName != "" { // without them cells stay that a Kip made which did not know them
+			ofCloud = append(ofCloud, c.Tags, a.ClusterName)
+		}
 	}
 	made, err := json.Marshal([]any{
 		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,

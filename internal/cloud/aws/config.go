@@ -95,6 +95,11 @@ type Config struct {
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
 	Facts Facts
 
+	// Tags are those of all that Kip makes, besides its own. GroupTags are those of the security group of the cells, besides Tags.
+	Tags, GroupTags map[string]string
+	// Cluster is the name of the cluster in the tag kubernetes.io/cluster/NAME of cells and disks; none if it is empty.
+	Cluster string
+
 	// InterruptionsEvery is how often spot instances are looked at that are about to
 	// be taken back; 5 seconds when 0. The notice is 2 minutes.
 	InterruptionsEvery time.Duration

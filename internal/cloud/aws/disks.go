@@ -134,7 +134,7 @@ func clientToken(token string, number int) string {
 
 // newVolume makes a volume, or is told again of that which the token has made.
 func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) (types.Volume, error) {
-	tags := cut(append(tagsOf(r.Tags), types.Tag{Key: aws.String(tagDisk), Value: aws.String(r.Token)}))
+	tags := cut(append(tagsOf(merged(c.cfg.configuredTags(), r.Tags)), types.Tag{Key: aws.String(tagDisk), Value: aws.String(r.Token)}))
 	id := ""
 	for range mostNumbers {
 		out, err := c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{

@@ -180,6 +180,7 @@ func (c *Cloud) admit(ctx context.Context, owner string) error {
 	if err != nil || group.id == "" {
 		return err
 	}
+	c.keepTags(ctx, group, owner)
 	return c.keepRules(ctx, n.vpc, group, !c.unlocated || len(c.cfg.KipSources) > 0)
 }
 
@@ -190,6 +191,7 @@ func nameOfGroup(owner string) string { return "kip-" + owner + "-cells" }
 type foundGroup struct {
 	id    string
 	rules []describedRule
+	tags  map[string]string
 }
 
 // findGroup finds the group of an owner's cells.
@@ -204,7 +206,7 @@ func (c *Cloud) findGroup(ctx context.Context, vpc, owner string) (foundGroup, e
 		return foundGroup{}, nil
 	}
 	g := out.SecurityGroups[0]
-	return foundGroup{aws.ToString(g.GroupId), rulesOf(g.IpPermissions)}, nil
+	return foundGroup{aws.ToString(g.GroupId), rulesOf(g.IpPermissions), mapOf(g.Tags)}, nil
 }
 
 // makeGroup finds the group or makes it, and sees to its rules.
@@ -221,15 +223,16 @@ func (c *Cloud) makeGroup(ctx context.Context, vpc, owner string) (group cellsGr
 			VpcId:       aws.String(vpc),
 			TagSpecifications: []types.TagSpecification{{
 				ResourceType: types.ResourceTypeSecurityGroup,
-				Tags:         tagsOf(map[string]string{cloud.TagOwner: owner, cloud.TagName: name}),
+				Tags:         tagsOf(c.groupTags(owner)),
 			}},
 		})
 		if err != nil {
 			return cellsGroup{}, classify(err, cloud.Scope{})
 		}
 		group = cellsGroup{aws.ToString(made.GroupId), c.cfg.Clock.Now()}
-		found.id = group.id
+		found.id, found.tags = group.id, c.groupTags(owner)
 	}
+	c.keepTags(ctx, found, owner)
 	return group, c.keepRules(ctx, vpc, found, true)
 }
 

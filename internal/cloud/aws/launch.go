@@ -304,7 +304,7 @@ func tagSpecifications(r cloud.LaunchRequest) (all []types.TagSpecification) {
 		made = append(made, types.ResourceTypeSpotInstancesRequest)
 	}
 	for _, kind := range made {
-		all = append(all, types.TagSpecification{ResourceType: kind, Tags: tagsOf(r.TagsOf(0))})
+		all = append(all, types.TagSpecification{ResourceType: kind, Tags: tagsOf(launchTags(r))})
 	}
 	return all
 }

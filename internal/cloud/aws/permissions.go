@@ -108,14 +108,16 @@ var permissions = []permission{
 		},
 	},
 	{
-		sid:       "KipTagsCells",
-		why:       "The pod of a cell, for people who read the bill. Neither the owner's tag nor the batch's can be changed.",
+		sid: "KipTagsCells",
+		why: "The pod of a cell and its labels, for people who read the bill, and the tags of the cells' security group. " +
+			"The tags by which Kip knows what is its own cannot be changed.",
 		actions:   []string{"ec2:CreateTags"},
-		resources: []string{resource("instance")},
+		resources: []string{resource("instance"), resource("security-group")},
 		conditions: map[string]map[string][]string{
 			"StringLike": owned["StringLike"],
-			"ForAllValues:StringEquals": {"aws:TagKeys": {
-				cloud.TagCell, cloud.TagNamespace, cloud.TagPod, cloud.TagPodUID, cloud.TagName,
+			// True if no key of the call is among them. Source: IAM User Guide, "Set operators for multivalued context keys".
+			"ForAllValues:StringNotEquals": {"aws:TagKeys": {
+				cloud.TagOwner, cloud.TagBatch, cloud.TagGeneration, tagDisk, ebsDriverTag,
 			}},
 		},
 	},

@@ -221,7 +221,7 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"tagging another's":      c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagPod: "a"}}).Err(),
 		"taking another's":       c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagOwner: owner}}).Err(),
 		"giving away its own":    c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{cloud.TagOwner: "b"}}).Err(),
-		"a tag of another tool":  c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b"}}).Err(),
+		"what makes it a disk":   c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b", tagDisk: "b"}}).Err(),
 		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
 		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
 		"taking another's disk":  c.AttachDisk(t.Context(), free, got[0].ID),

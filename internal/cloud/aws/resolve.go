@@ -86,5 +86,6 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	resolved.PublicAddress = !s.PrivateIPOnly && (in.maps || in.public && (c.cfg.PublicAddress || c.dialPublic))
 	resolved.SecondaryAddress = !c.holds(factNoSecondaries)
 	resolved.CPUCredits, resolved.Boosted = c.creditsOf(s)
+	resolved.Tags = c.cfg.configuredTags()
 	return resolved, nil
 }

@@ -1,0 +1,77 @@
+package ec2
+
+import (
+	"maps"
+	"strings"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+)
+
+// createTags adds to the tags of instances and groups, or changes them.
+func (m *Model) createTags(r *request) (any, error) {
+	ids, set := r.texts("ResourceId"), tags(r.form)
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	var instances []string
+	for _, id := range ids {
+		if strings.HasPrefix(id, "i-") {
+			instances = append(instances, id)
+		}
+	}
+	if unknown := m.unknown(instances...); len(unknown) > 0 {
+		return nil, m.refused(r, sim.KindTag, instances, notFound(unknown))
+	}
+	for _, id := range ids {
+		kind, has, err := m.taggable(id)
+		if err != nil {
+			return nil, err
+		}
+		about := tagged("RequestTag", set)
+		maps.Copy(about, tagged("ResourceTag", has))
+		if err := m.may(r, "ec2:CreateTags", m.arn(kind+"/"+id), about); err != nil {
+			return nil, err
+		}
+	}
+	var taggings []cloud.Tagging
+	for _, id := range instances {
+		taggings = append(taggings, cloud.Tagging{ID: id, Tags: set})
+	}
+	if err := m.sim.Tag(r.ctx, taggings...).Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, id := range ids {
+		if n := m.groupAt(id); n >= 0 {
+			m.groups[n].Tags = with(m.groups[n].Tags, set)
+		}
+	}
+	return doneXML{requestID, true}, nil
+}
+
+// taggable says what kind of resource an ID is of, and which tags that has.
+func (m *Model) taggable(id string) (kind string, has map[string]string, err error) {
+	switch prefix, _, _ := strings.Cut(id, "-"); prefix {
+	case "i":
+		return "instance", m.tagsOf(id), nil
+	case "sg":
+		g, there := m.group(id)
+		if !there {
+			return "", nil, noGroup(id)
+		}
+		return "security-group", g.Tags, nil
+	}
+	return "", nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances and groups", id)
+}
+
+// with are tags with more of them, which win.
+func with(tags, more map[string]string) map[string]string {
+	all := maps.Clone(tags)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, more)
+	return all
+}
