@@ -50,6 +50,7 @@ type instanceXML struct {
 	Token       string         `xml:"clientToken"`
 	Tags        []tagXML       `xml:"tagSet>item"`
 	Interfaces  []interfaceXML `xml:"networkInterfaceSet>item"`
+	Volumes     []mappingXML   `xml:"blockDeviceMapping>item"`
 	Lifecycle   string         `xml:"instanceLifecycle,omitempty"`
 	SpotRequest string         `xml:"spotInstanceRequestId,omitempty"`
 	Reserved    string         `xml:"capacityReservationId,omitempty"`
@@ -191,7 +192,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 			out.PublicIP = publicOf(i.ManagementIP).String()
 		}
 	}
-	out.Interfaces = []interfaceXML{n}
+	out.Interfaces, out.Volumes = []interfaceXML{n}, m.mappings(i, l)
 	return out
 }
 

@@ -35,8 +35,8 @@ type launch struct {
 	credits                   string // of a burstable type: standard or unlimited
 	userData                  []byte
 	metadata                  metadataOptions
-	// spotTags are those of a spot instance's request: they are not the instance's.
-	spotTags map[string]string
+	// spotTags are those of a spot instance's request: they are not the instance's. Nor are those of its root disk and interface.
+	spotTags, volumeTags, interfaceTags map[string]string
 
 	// bySubnet says that the call leaves it to the subnet whether there is a public address.
 	bySubnet bool
@@ -77,7 +77,7 @@ func (m *Model) runInstances(r *request) (any, error) {
 	l.subnet = subnets[n]
 	// Source: EC2 API reference, "ModifySubnetAttribute", MapPublicIpOnLaunch.
 	l.public = l.public || l.bySubnet && l.subnet.MapPublic
-	l.spotTags = more["spot-instances-request"]
+	l.spotTags, l.volumeTags, l.interfaceTags = more["spot-instances-request"], more["volume"], more["network-interface"]
 	spec.Zone, spec.Subnet, spec.Tags = l.subnet.Zone, l.subnet.ID, more["instance"]
 	// The whole call is compared with the one that its token was used for.
 	spec.Image = map[string]string{"call": sum(r.values.Encode())}

@@ -325,8 +325,10 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	}
 	var all []networkInterfaceXML
 	instances := m.sim.Truth()
+	tags := m.PartTags()
 	for _, p := range m.sim.PartsNow() {
-		x := networkInterfaceXML{ID: p.ID, Zone: p.Zone, Tags: tagSet(p.Tags)}
+		own := tags[p.ID]
+		x := networkInterfaceXML{ID: p.ID, Zone: p.Zone, Tags: tagSet(own)}
 		if p.Instance != "" {
 			x.Attachment = &eniXML{p.Instance}
 		}
@@ -337,7 +339,7 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 			case "attachment.instance-id":
 				return []string{p.Instance}
 			}
-			return tagValues(p.Tags, name)
+			return tagValues(own, name)
 		}) {
 			all = append(all, x)
 		}
@@ -359,7 +361,7 @@ func (m *Model) deleteNetworkInterface(r *request) (any, error) {
 	case parts[n].Instance != "":
 		return nil, m.refused(r, sim.KindDeleteParts, nil, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", parts[n].Tags)); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", m.PartTags()[id])); err != nil {
 		return nil, err
 	}
 	if err := m.sim.DeleteParts(r.ctx, id).Err(); err != nil {

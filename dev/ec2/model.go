@@ -213,6 +213,8 @@ type Model struct {
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
 
+	partTags map[string]map[string]string // that were written on root disks and interfaces, by ID
+
 	composes    bool // user data, with what others have
 	hideVolumes bool // from descriptions
 	fate        Fate // of the volumes that are made
@@ -255,6 +257,7 @@ func New(cfg Config) (*Model, error) {
 		tokens:    map[string]registryToken{},
 		roles:     map[string]assumable{},
 		risks:     map[string]time.Time{},
+		partTags:  map[string]map[string]string{},
 		untold:    map[string][]Way{},
 		denied:    map[string]int{},
 		queue:     queue{news: make(chan struct{})},

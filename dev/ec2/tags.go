@@ -8,7 +8,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-// createTags adds to the tags of instances and groups, or changes them.
+// createTags adds to the tags of instances, their root disks and interfaces, and groups, or changes them.
 func (m *Model) createTags(r *request) (any, error) {
 	ids, set := r.texts("ResourceId"), tags(r.form)
 	if err := r.done(); err != nil {
@@ -47,6 +47,9 @@ func (m *Model) createTags(r *request) (any, error) {
 		if n := m.groupAt(id); n >= 0 {
 			m.groups[n].Tags = with(m.groups[n].Tags, set)
 		}
+		if strings.HasPrefix(id, "vol-") || strings.HasPrefix(id, "eni-") {
+			m.partTags[id] = with(m.partTags[id], set)
+		}
 	}
 	return doneXML{requestID, true}, nil
 }
@@ -62,8 +65,18 @@ func (m *Model) taggable(id string) (kind string, has map[string]string, err err
 			return "", nil, noGroup(id)
 		}
 		return "security-group", g.Tags, nil
+	case "vol":
+		if !m.isPart(id) {
+			return "", nil, bad("InvalidVolume.NotFound", "The volume '%s' does not exist.", id)
+		}
+		return "volume", m.PartTags()[id], nil
+	case "eni":
+		if !m.isPart(id) {
+			return "", nil, bad("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
+		}
+		return "network-interface", m.PartTags()[id], nil
 	}
-	return "", nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances and groups", id)
+	return "", nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances, their root disks and interfaces, and groups", id)
 }
 
 // with are tags with more of them, which win.

@@ -108,6 +108,8 @@ type Cell struct {
 	// Stale says that the last launch was taken back, since something that it was resolved to is
 	// not there any more.
 	Stale bool `json:"stale,omitempty"`
+	// NoLabels says that the cloud has refused a launch with labels of pods as tags: the next one has none.
+	NoLabels bool `json:"noLabels,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`
@@ -206,6 +208,8 @@ type Launch struct {
 	// Shared says that the machines share their user data, and a secret in it. It is
 	// nowhere but in the stored call; each cell has the token that follows from it.
 	Shared bool `json:"shared,omitempty"`
+	// Labelled says that the call has labels of its pods as tags.
+	Labelled bool `json:"labelled,omitempty"`
 	// CloudInit is the digest of the operator's cloud-init file when the launch was stored;
 	// "" for none.
 	CloudInit string `json:"cloudInit,omitempty"`

@@ -42,6 +42,7 @@ type entry struct {
 	tagging  bool
 	tagTries int
 	tagAfter time.Time
+	parts    []string // what of the instance gets its tags, too
 	// podRuns is set once its pod was seen to run, unboosting while the cloud is asked to end its boost, which it is not
 	// asked again before unboostAfter.
 	podRuns, unboosting bool

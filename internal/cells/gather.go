@@ -61,6 +61,7 @@ type launchQueue struct {
 type toLaunch struct {
 	e         *entry
 	namespace string // of its pod; "" of a standby cell
+	labels    string // of its pod, those that costs are kept by
 	together
 }
 
@@ -80,7 +81,7 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 	if err != nil {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
-	return toLaunch{e, cell.Pod.Namespace, together{
+	return toLaunch{e, cell.Pod.Namespace, cell.Account.labels(), together{
 		offering:  cell.Offer().offering(),
 		diskBytes: cell.Offer().DiskBytes,
 		options:   string(options),
@@ -180,8 +181,10 @@ func (q *launchQueue) alike(one toLaunch) (n int) {
 	return n
 }
 
-// next takes the cell whose turn it is and those that go with it, which have waited longest:
-// at most so many of an offering, and as many as allow says.
+// next takes the cell whose turn it is and those that go with it: at most so many of an offering, and
+// as many as allow says. If not all fit, those whose pods have the same labels come first, since a call may have
+// these as tags, and then those that have waited longest. So labels cost no call, and no cell waits for ever:
+// its turn comes.
 func (q *launchQueue) next(most func(offering) int, allow func(n int) int) (group []*entry) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -191,16 +194,18 @@ func (q *launchQueue) next(most func(offering) int, allow func(n int) int) (grou
 	head := q.head()
 	n := allow(min(q.alike(head), most(head.offering)))
 	taken := []toLaunch{head}
-	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
-		if i.e == head.e {
+	take := func(alike bool) {
+		q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
+			if i.together != head.together || len(taken) == n || alike && i.labels != head.labels {
+				return false
+			}
+			taken = append(taken, i)
 			return true
-		}
-		if i.together != head.together || len(taken) == n {
-			return false
-		}
-		taken = append(taken, i)
-		return true
-	})
+		})
+	}
+	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == head.e })
+	take(true)
+	take(false)
 	q.takeTurns(taken)
 	for _, i := range taken {
 		group = append(group, i.e)

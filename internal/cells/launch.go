@@ -239,6 +239,10 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		}
 		cells[n].Token = token.Reveal()
 	}
+	labelled := intent.Shared && len(commonLabels(cells)) > 0
+	for n := range cells {
+		cells[n].Launch.Labelled = labelled
+	}
 	var err error
 	if stored.Request, err = c.launchRequest(cells, secret); err != nil {
 		return nil, err
@@ -400,6 +404,9 @@ func (c *Controller) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
 	r, err := c.launchRequest(cells, pki.BatchSecret{})
 	r.Token = offerToken(c.cfg.ControllerID, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offer())
 	r.RootDiskBytes = 0 // which they did not ask for
+	for n := range r.Machines {
+		r.Machines[n].Tags = ownTags(cells[n]) // they did not write labels
+	}
 	return r, err
 }
 
@@ -415,8 +422,10 @@ const (
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
 	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
 	isUnfit     verdict = "unfit"     // there surely is none: it is to be resolved anew, and waits for the operator
-	isAbandoned verdict = "abandoned" // nobody knows: it ends
-	isOpen      verdict = "open"      // the call is to be sent again
+	// There surely is none: it is to be launched without the labels of its pods.
+	isUnlabelled verdict = "unlabelled"
+	isAbandoned  verdict = "abandoned" // nobody knows: it ends
+	isOpen       verdict = "open"      // the call is to be sent again
 )
 
 // judge reads the answer for one machine. unsure says that an earlier call may have
@@ -480,7 +489,11 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.heardOfRights(offer.offering(), results)
+		// A launch without labels tells whose fault it is.
+		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
+		if !labels {
+			c.heardOfRights(offer.offering(), results)
+		}
 		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 			throttled = 0
 		}
@@ -491,6 +504,10 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 		var failed error
 		for _, n := range l.open() {
 			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
+			if labels && (verdicts[n] == isRefused || verdicts[n] == isForbidden) && mayBeLabels(results[n].Err) {
+				verdicts[n] = isUnlabelled
+				c.giveTurnBack(l.group[n])
+			}
 			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
 				verdicts[n] = isTooMany
 			}
@@ -685,6 +702,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 				outcomes[i], err = c.refused(cell, results[n].Err)
 			case isForbidden, isApart, isTooMany, isExpired, isUnfit:
 				outcomes[i], err = c.takenBack(cell)
+			case isUnlabelled:
+				outcomes[i], err = c.withoutLabels(cell)
 			case isStale:
 				outcomes[i], err = c.stale(cell, results[n].Err)
 			default:
@@ -816,6 +835,7 @@ func (c *Controller) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.
 	first := cells[0]
 	r := cloud.LaunchRequest{Token: first.launchToken(c.cfg.ControllerID), LaunchSpec: c.launchSpec(first, first.Launch.NameTag)}
 	if first.Launch.Shared {
+		maps.Copy(r.Tags, commonLabels(cells))
 		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
 		var err error
 		r.UserData, err = userData(agentapi.BatchUserData{
@@ -836,8 +856,14 @@ func (c *Controller) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.
 	return r, nil
 }
 
-// tags are those of one machine.
+// tags are those of one machine: the labels of its pod, and Kip's own.
 func tags(cell Cell) map[string]string {
+	tags := ownTags(cell)
+	maps.Copy(tags, labelTags(&cell))
+	return tags
+}
+
+func ownTags(cell Cell) map[string]string {
 	tags := map[string]string{
 		cloud.TagCell: cell.ID,
 		cloud.TagName: "Kip cell " + cell.Launch.NameTag + " standby",

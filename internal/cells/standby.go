@@ -136,6 +136,7 @@ func (c *Controller) give(ctx context.Context, e *entry, r Request) (Cell, error
 		c.queue.Add(e.id)
 		return Cell{}, fmt.Errorf("give standby cell %s to pod %s: %w", e.id, r.Pod, err)
 	}
+	c.tagGiven(e)
 	c.queue.Add(e.id)
 	return *e.cell(), nil
 }

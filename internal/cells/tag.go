@@ -17,6 +17,9 @@ const (
 	mostTagTries = 5
 	// Between two tries.
 	firstTagRetry, longestTagRetry = 5 * time.Second, 2 * time.Minute
+	// labelTries is how often they are written with labels. Then they are written without, since
+	// the cloud may refuse a label, which whoever makes pods chooses.
+	labelTries = 3
 )
 
 // tagUntagged has the tags written that the launching call could not have, since its
@@ -37,15 +40,31 @@ func (c *Controller) tagUntagged(seen look) {
 		i, there := seen.byID[cell.Instance.ID]
 		switch {
 		case !there:
-		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID):
+		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
 			e.tagTries = 0
 		case !e.tagging && e.tagTries < mostTagTries && !now.Before(e.tagAfter):
-			// Also after a success: a list may be late, and it is all that tells.
-			e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+min(firstTagRetry<<e.tagTries, longestTagRetry))
-			e.tagTries++
-			c.taggings.add(e)
+			c.tagSoon(e, i.Parts, now)
 		}
 	}
+}
+
+// hasLabels reports whether an instance has the labels of its cell's pod.
+func hasLabels(i cloud.Instance, cell *Cell) bool {
+	for key, value := range labelTags(cell) {
+		if has, there := i.Tags[key]; !there || has != value {
+			return false
+		}
+	}
+	return true
+}
+
+// tagSoon has the tags of an instance and of its parts written. The caller holds mu.
+func (c *Controller) tagSoon(e *entry, parts []string, now time.Time) {
+	// Again later also after a success: a list may be late, and it is all that tells.
+	e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+min(firstTagRetry<<e.tagTries, longestTagRetry))
+	e.tagTries++
+	e.parts = parts
+	c.taggings.add(e)
 }
 
 // tagAll writes the tags of cells, as far as it can.
@@ -55,7 +74,12 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 		for n, e := range group {
 			cell := e.cell()
 			ids[n] = cell.Instance.ID
-			taggings[n] = cloud.Tagging{ID: ids[n], Tags: tags(*cell)}
+			c.mu.Lock()
+			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.parts, Tags: ownTags(*cell)}
+			if e.tagTries <= labelTries {
+				taggings[n].Tags = tags(*cell)
+			}
+			c.mu.Unlock()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		results := c.cfg.Calls.Features().Tagger.Tag(call, taggings...)

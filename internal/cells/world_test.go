@@ -69,6 +69,9 @@ type modelCloud struct {
 	faults   map[string]error
 	tagged   map[string]int
 	failTags map[string]error
+	// failTagging refuses a tagging; nil for none. taggings are those that were not refused, by instance.
+	failTagging func(cloud.Tagging) error
+	taggings    map[string]cloud.Tagging
 }
 
 var (
@@ -88,7 +91,11 @@ func (m *modelCloud) Tag(_ context.Context, taggings ...cloud.Tagging) cloud.Res
 		if !there {
 			results[n].Err = cloud.ErrNotFound
 		}
+		if m.failTagging != nil && results[n].Err == nil {
+			results[n].Err = m.failTagging(t)
+		}
 		if results[n].Err == nil {
+			m.taggings[t.ID] = t
 			i.Tags = maps.Clone(i.Tags)
 			maps.Copy(i.Tags, t.Tags)
 			m.instances[t.ID] = i
@@ -99,7 +106,8 @@ func (m *modelCloud) Tag(_ context.Context, taggings ...cloud.Tagging) cloud.Res
 
 func newModelCloud() *modelCloud {
 	return &modelCloud{byToken: map[string]string{}, requests: map[string]string{}, hidden: map[string]bool{},
-		instances: map[string]cloud.Instance{}, terminated: map[string]int{}, tagged: map[string]int{}, failTags: map[string]error{}}
+		instances: map[string]cloud.Instance{}, terminated: map[string]int{}, tagged: map[string]int{}, failTags: map[string]error{},
+		taggings: map[string]cloud.Tagging{}}
 }
 
 // set changes the model.

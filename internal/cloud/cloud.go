@@ -340,6 +340,9 @@ type Resolver interface {
 type Tagging struct {
 	ID   string            `json:"id"`
 	Tags map[string]string `json:"tags"`
+	// Parts are the IDs of what the instance has (Instance.Parts), which get the tags as well, as far as the cloud
+	// lets them.
+	Parts []string `json:"parts,omitempty"`
 }
 
 // Tags that Kip puts on everything it makes in a cloud, in the launching call; but

@@ -46,6 +46,9 @@ type Instance struct {
 	// does not tell, as one without Traits.SharedUserData need not.
 	Place string            `json:"place,omitempty"`
 	Tags  map[string]string `json:"tags,omitempty"`
+	// Parts are the IDs of what the instance has that is billed by itself and ends with it: disks and interfaces.
+	// Empty where the cloud does not tell.
+	Parts []string `json:"-"`
 	// Origin is what the cloud tells of the call that launched the instance.
 	Origin Origin `json:"-"`
 	// Fault is why the cloud has ended or stopped the instance by itself, also after it had answered the

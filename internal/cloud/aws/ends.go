@@ -110,10 +110,16 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		for i, n := range places {
 			ids[i] = taggings[n].ID
 		}
-		tags := cut(tagsOf(taggings[places[0]].Tags))
+		tags, parts := cut(tagsOf(taggings[places[0]].Tags)), map[string][]string{}
+		for _, n := range places {
+			parts[taggings[n].ID] = taggings[n].Parts
+		}
 		answered := each(ids, "tag", func(ids []string) cloud.Results {
-			_, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: ids, Tags: tags})
-			return cloud.Each(classifyNamed(err), ids...)
+			var theirs []string
+			for _, id := range ids {
+				theirs = append(theirs, parts[id]...)
+			}
+			return cloud.Each(c.tagResources(ctx, ids, theirs, tags), ids...)
 		})
 		for i, n := range places {
 			if results[n].Err = answered[i].Err; errors.Is(results[n].Err, cloud.ErrThrottled) {

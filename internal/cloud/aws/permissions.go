@@ -112,7 +112,7 @@ var permissions = []permission{
 		why: "The pod of a cell and its labels, for people who read the bill, and the tags of the cells' security group. " +
 			"The tags by which Kip knows what is its own cannot be changed.",
 		actions:   []string{"ec2:CreateTags"},
-		resources: []string{resource("instance"), resource("security-group")},
+		resources: []string{resource("instance"), resource("volume"), resource("network-interface"), resource("security-group")},
 		conditions: map[string]map[string][]string{
 			"StringLike": owned["StringLike"],
 			// True if no key of the call is among them. Source: IAM User Guide, "Set operators for multivalued context keys".

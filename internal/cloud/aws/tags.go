@@ -1,7 +1,14 @@
 package aws
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"slices"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -32,3 +39,43 @@ func merged(all ...map[string]string) map[string]string {
 
 // launchTags are the tags of all that a launch makes. Kip's own win.
 func launchTags(r cloud.LaunchRequest) map[string]string { return merged(r.Resolved.Tags, r.TagsOf(0)) }
+
+// partsOf are the root disk and the interface of an instance: what ends with it. Disks of claims have tags of their own.
+func partsOf(i types.Instance) (ids []string) {
+	for _, d := range i.BlockDeviceMappings {
+		if d.Ebs != nil && aws.ToBool(d.Ebs.DeleteOnTermination) && d.Ebs.VolumeId != nil {
+			ids = append(ids, *d.Ebs.VolumeId)
+		}
+	}
+	for _, n := range i.NetworkInterfaces {
+		if n.Attachment != nil && aws.ToBool(n.Attachment.DeleteOnTermination) && n.NetworkInterfaceId != nil {
+			ids = append(ids, *n.NetworkInterfaceId)
+		}
+	}
+	return ids
+}
+
+// taggedCall is how many resources one call tags. Source: EC2 API reference, "CreateTags".
+const taggedCall = 1000
+
+// tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with the policy of
+// an earlier Kip, or does not know one of them any more, it tags the instances alone: lists show their tags.
+func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag) error {
+	err := c.createTags(ctx, slices.Concat(ids, parts), tags)
+	if err == nil || len(parts) == 0 || !cloud.Refused(err) {
+		return err
+	}
+	if errors.Is(err, cloud.ErrUnauthorised) && c.isNews("tags of disks and interfaces", codeOf(err)) {
+		c.cfg.Log.Warn("tag the disks and interfaces of cells: their instances are tagged alone", "err", err)
+	}
+	return c.createTags(ctx, ids, tags)
+}
+
+func (c *Cloud) createTags(ctx context.Context, ids []string, tags []types.Tag) error {
+	for some := range slices.Chunk(ids, taggedCall) {
+		if _, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: some, Tags: tags}); err != nil {
+			return classifyNamed(err)
+		}
+	}
+	return nil
+}

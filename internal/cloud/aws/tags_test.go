@@ -174,3 +174,81 @@ func TestTheGroupOfCellsGetsTheTagsOfTheFileAndKeepsThoseOfOthers(t *testing.T) 
 func with(tags map[string]string, key, value string) map[string]string {
 	return merged(tags, map[string]string{key: value})
 }
+
+// oneInstance is a driver with one instance and its parts, whose rights are a policy's.
+func oneInstance(t *testing.T, policy []byte) (*Cloud, *ec2.Model, cloud.Instance) {
+	t.Helper()
+	allows, err := ec2.ParsePolicy(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := anAccount(sim.Knobs{})
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
+	model, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), owner)
+	if err != nil || len(list.Instances) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	return c, model, list.Instances[0]
+}
+
+func TestTagsAreWrittenOnAnInstanceItsRootDiskAndItsInterface(t *testing.T) {
+	c, model, i := oneInstance(t, Policy())
+	disk := makeDisk(t, c, diskRequest("claim"))
+	if err := c.AttachDisk(t.Context(), disk.ID, i.ID); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i = list.Instances[0]
+	if len(i.Parts) != 2 || slices.Contains(i.Parts, disk.ID) {
+		t.Fatalf("its parts are %v: want its root disk and its interface, and not %s", i.Parts, disk.ID)
+	}
+	tags := map[string]string{"team": "a", cloud.TagPod: "b"}
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: tags}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range i.Parts {
+		if got := model.PartTags()[id]; got["team"] != "a" || got[cloud.TagPod] != "b" || got[cloud.TagOwner] != owner {
+			t.Errorf("%s has the tags %v", id, got)
+		}
+	}
+	if n := model.Calls()["CreateTags"]; n != 1 {
+		t.Errorf("it took %d calls", n)
+	}
+	for _, v := range model.Volumes() {
+		if v.Tags["team"] != "" {
+			t.Errorf("the disk of a claim has the tags %v", v.Tags)
+		}
+	}
+}
+
+// The policy of an earlier Kip lets it tag instances alone.
+func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
+	doc := policyOf(permissions)
+	for n := range doc.Statement {
+		if doc.Statement[n].Sid == "KipTagsCells" {
+			doc.Statement[n].Resource = []string{resource("instance")}
+		}
+	}
+	c, model, i := oneInstance(t, doc.text())
+	for what, parts := range map[string][]string{"without the right": i.Parts, "with one that is gone": {"eni-0123456789abcdef0"}} {
+		if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: parts, Tags: map[string]string{cloud.TagPod: what}}).Err(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if list, err := c.List(t.Context(), owner); err != nil || list.Instances[0].Tags[cloud.TagPod] != what {
+			t.Errorf("%s: it has the tags %v, %v", what, list.Instances[0].Tags, err)
+		}
+	}
+	for _, id := range i.Parts {
+		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
+			t.Errorf("%s has the tags %v", id, got)
+		}
+	}
+}

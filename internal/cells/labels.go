@@ -1,0 +1,71 @@
+package cells
+
+import (
+	"errors"
+	"maps"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// labelTags are the labels of a cell's pod that costs are kept by, as tags. A label with the key of one of Kip's own tags
+// is none: Kip knows its instances by these.
+func labelTags(cell *Cell) map[string]string {
+	tags := maps.Clone(cell.Account.Labels)
+	maps.DeleteFunc(tags, func(key, _ string) bool { return cloud.IsOwnTag(key) })
+	return tags
+}
+
+// commonLabels are the labels on which the pods of all cells of a launch agree. They are tags in its call.
+func commonLabels(cells []Cell) map[string]string {
+	common := labelTags(&cells[0])
+	for n := range cells {
+		if cells[n].NoLabels {
+			return nil
+		}
+		own := labelTags(&cells[n])
+		maps.DeleteFunc(common, func(key, value string) bool {
+			has, there := own[key]
+			return !there || has != value
+		})
+	}
+	return common
+}
+
+// mayBeLabels reports whether a cloud may have refused a launch because of the labels in its tags. An organization may
+// allow some values only, and whoever makes pods writes labels: such a pod must not stop the launches of others.
+func mayBeLabels(err error) bool {
+	return cloud.Refused(err) &&
+		(errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, cloud.ErrRefused) && !cloud.ScopeOf(err).Says())
+}
+
+// labelled reports whether a launch has labels of its pods as tags.
+func (l *launch) labelled() bool {
+	for _, n := range l.open() {
+		if intent := l.group[n].cell().Launch; intent != nil && intent.Labelled {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
+func (c *Controller) withoutLabels(cell *Cell) (outcome, error) {
+	cell.NoLabels = true
+	return c.takenBack(cell)
+}
+
+// tagGiven has the tags of a standby cell written that was given to a pod. The cloud has known its instance for long, so
+// nothing has to show it first.
+func (c *Controller) tagGiven(e *entry) {
+	cell := e.cell()
+	if c.cfg.Calls.Features().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
+		return
+	}
+	parts := c.inventory.last().byID[cell.Instance.ID].Parts
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !e.tagging { // else the next look shows what is missing
+		c.tagSoon(e, parts, now)
+	}
+}

@@ -1,0 +1,223 @@
+package cells
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pki"
+)
+
+func labels(pairs ...string) Account {
+	a := Account{Labels: map[string]string{}}
+	for n := 0; n+1 < len(pairs); n += 2 {
+		a.Labels[pairs[n]] = pairs[n+1]
+	}
+	return a
+}
+
+func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		for what, tc := range map[string]struct {
+			cells []Cell
+			want  map[string]string
+		}{
+			"one":            {[]Cell{{Account: labels("team", "a", "app", "")}}, map[string]string{"team": "a", "app": ""}},
+			"some agree":     {[]Cell{{Account: labels("team", "a", "app", "x")}, {Account: labels("team", "a", "app", "y")}}, map[string]string{"team": "a"}},
+			"one has none":   {[]Cell{{Account: labels("team", "a")}, {}}, nil},
+			"one of standby": {[]Cell{{}}, nil},
+			"Kip's own":      {[]Cell{{Account: labels(cloud.TagOwner, "thief", cloud.TagName, "x", "team", "a")}}, map[string]string{"team": "a"}},
+			"refused before": {[]Cell{{Account: labels("team", "a")}, {Account: labels("team", "a"), NoLabels: true}}, nil},
+		} {
+			for n := range tc.cells {
+				tc.cells[n].ID, tc.cells[n].Offers = fmt.Sprint("cell-", n), []Offer{{InstanceType: "nano"}}
+				tc.cells[n].Launch = &Launch{ID: "launch-1", Index: n, Cells: len(tc.cells), Shared: true, NameTag: "prod"}
+			}
+			r, err := b.cells.launchRequest(tc.cells, pki.NewBatchSecret())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{cloud.TagOwner: "me", cloud.TagNameTag: "prod", cloud.TagBatch: "launch-1"}
+			maps.Copy(want, tc.want)
+			if !maps.Equal(r.Tags, want) {
+				t.Errorf("%s: the launch has the tags %v, want %v", what, r.Tags, want)
+			}
+			// In a cloud in which each machine has tags of its own, too, none takes the place of Kip's.
+			for n := range tc.cells {
+				tc.cells[n].Launch.Shared = false
+			}
+			if r, err = b.cells.launchRequest(tc.cells, pki.BatchSecret{}); err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
+				t.Errorf("%s: a machine has the tags %v, %v", what, r.TagsOf(0), err)
+			}
+		}
+	})
+}
+
+// A full call has the cells with one set of labels where there are as many, and no call more than without labels.
+func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
+	for what, tc := range map[string]struct {
+		labels string // of the cells in their order, a letter each
+		want   []string
+	}{
+		"they fill calls":       {"xyxyxy", []string{"x0 x2 x4", "y1 y3 y5"}},
+		"they do not":           {"xyzxyz", []string{"x0 x3 y1", "z2 y4 z5"}},
+		"all fit into one call": {"xyz", []string{"x0 y1 z2"}},
+		"the oldest comes first, whatever its labels": {"yxxxx", []string{"y0 x1 x2", "x3 x4"}},
+	} {
+		q := newLaunchQueue()
+		for n, label := range tc.labels {
+			cell := Cell{ID: fmt.Sprintf("%c%d", label, n), Account: labels("team", string(label)), Offers: []Offer{{InstanceType: "nano"}}}
+			item, err := toLaunchOf(newEntry(cell, 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			q.add(item)
+		}
+		var got []string
+		for len(q.items) > 0 {
+			var ids []string
+			for _, e := range q.next(func(offering) int { return 3 }, func(n int) int { return n }) {
+				ids = append(ids, e.id)
+			}
+			got = append(got, strings.Join(ids, " "))
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %q, want %q", what, got, tc.want)
+		}
+	}
+}
+
+func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.later(time.Second)
+		for n, pod := range []string{"a", "b", "c"} {
+			b.requestFor(pod, labels("team", "blue", "app", fmt.Sprint("app-", n)))
+		}
+		b.later(time.Second)
+		b.cloud.set(func() {
+			for id, i := range b.cloud.instances {
+				i.Parts = []string{"vol-of-" + id}
+				b.cloud.instances[id] = i
+			}
+		})
+		b.later(time.Minute)
+		for n, pod := range []string{"a", "b", "c"} {
+			cell, _ := b.cells.ForPod(ref(pod).UID)
+			id := cell.Instance.ID
+			if tags := b.cloud.instances[id].Tags; tags["team"] != "blue" || tags["app"] != fmt.Sprint("app-", n) || tags[cloud.TagPod] != pod {
+				t.Errorf("the instance of %s has the tags %v", pod, tags)
+			}
+			if last := b.cloud.taggings[id]; !slices.Equal(last.Parts, []string{"vol-of-" + id}) {
+				t.Errorf("the tagging of %s is %+v", id, last)
+			}
+		}
+	})
+}
+
+func TestAStandbyCellGetsTheTagsOfItsPodWhenItIsGivenToIt(t *testing.T) {
+	share := func(c *setup) {
+		keep(1)(c)
+		m := c.Cloud.(*modelCloud)
+		m.traits.SharedUserData, m.features.Tagger = true, m
+	}
+	inBubble(t, share, nil, func(t *testing.T, b *bubble) {
+		b.later(time.Minute)
+		// No look shows it before.
+		b.requestFor("a", labels("team", "blue"))
+		synctest.Wait()
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		if cell.Standby == "" {
+			t.Fatal("the pod has no standby cell")
+		}
+		if tags := b.cloud.instances[cell.Instance.ID].Tags; tags["team"] != "blue" || tags[cloud.TagPodUID] != string(ref("a").UID) {
+			t.Errorf("its instance has the tags %v", tags)
+		}
+	})
+}
+
+// An organization may allow some values of a tag only. Whoever makes pods chooses their labels, and must stop nobody else.
+func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
+	for what, refusal := range map[string]error{
+		"a tag policy":   cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("TagPolicyViolation")),
+		"missing rights": cloud.No(cloud.ErrUnauthorised, cloud.Scope{InstanceType: "nano", Zone: "z"}, errors.New("UnauthorizedOperation")),
+	} {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.sharing()
+			var sent []string
+			b.cloud.set(func() {
+				b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+					if sent = append(sent, r.Tags["team"]); r.Tags["team"] == "bad" {
+						return refusal, false
+					}
+					return nil, false
+				}
+				b.cloud.failTagging = func(t cloud.Tagging) error {
+					if t.Tags["team"] == "bad" {
+						return refusal
+					}
+					return nil
+				}
+			})
+			b.later(time.Second)
+			b.requestFor("a", labels("team", "bad"))
+			b.later(5 * time.Second)
+			if !slices.Equal(sent, []string{"bad", ""}) || b.phase("a") != apiv1.Bound {
+				t.Errorf("%s: it was sent with the labels %q, the cell is %s; said %v", what, sent, b.phase("a"), b.events)
+			}
+			if len(b.cooled) > 0 || b.cells.pause != (pause{}) {
+				t.Errorf("%s: what is offered is left alone: %v; launches are paused: %+v", what, b.cooled, b.cells.pause)
+			}
+			b.requestFor("b", labels("team", "good"))
+			b.later(5 * time.Second)
+			if b.phase("b") != apiv1.Bound || sent[len(sent)-1] != "good" {
+				t.Errorf("%s: the next pod's cell is %s, sent with the labels %q", what, b.phase("b"), sent)
+			}
+			// Who it is says the instance all the same.
+			b.later(time.Hour)
+			cell, _ := b.cells.ForPod(ref("a").UID)
+			if tags := b.cloud.instances[cell.Instance.ID].Tags; tags[cloud.TagPod] != "a" || tags["team"] != "" {
+				t.Errorf("%s: its instance has the tags %v", what, tags)
+			}
+			if n := b.cloud.tagged[cell.Instance.ID]; n > mostTagTries {
+				t.Errorf("%s: its tags were tried %d times", what, n)
+			}
+		})
+	}
+}
+
+// Without any right the launch without labels says so, and nothing more is sent for a while.
+func TestWithoutRightsALabelIsNotToBlame(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		sent := 0
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				sent++
+				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
+			}
+		})
+		b.later(time.Second)
+		b.requestFor("a", labels("team", "blue"))
+		b.later(time.Second)
+		if sent != 2 {
+			t.Errorf("%d launches were sent, want one with the label and one without", sent)
+		}
+		b.later(10 * time.Minute)
+		if sent > 20 {
+			t.Errorf("%d launches were sent", sent)
+		}
+		b.cloud.set(func() { b.cloud.fail = nil })
+		b.later(5 * time.Minute)
+		if b.phase("a") != apiv1.Bound {
+			t.Errorf("with rights the cell is %s", b.phase("a"))
+		}
+	})
+}
