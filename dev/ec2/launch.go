@@ -361,6 +361,9 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	if l.reservation != "" {
 		uses = append(uses, use{"capacity-reservation/" + l.reservation, nil})
 	}
+	if l.host != "" { // as policies of others grant it, such as AmazonEMRServicePolicy_v2
+		uses = append(uses, use{"dedicated-host/" + l.host, nil})
+	}
 	if len(groups) == 0 {
 		groups = []string{"sg-default"}
 	}
@@ -382,6 +385,14 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	}
 	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), nil); err != nil {
 		return err
+	}
+	// Whether EC2 asks for the snapshot of the image as well, it does not say: policies of others grant it, such as that of
+	// karpenter-provider-aws.
+	images := m.Images()
+	if n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image && i.Snapshot != "" }); n >= 0 {
+		if err := m.may(r, "ec2:RunInstances", m.snapshotARN(images[n].Snapshot), nil); err != nil {
+			return err
+		}
 	}
 	if err := m.spotRole(r); err != nil {
 		return err

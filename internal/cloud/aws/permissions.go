@@ -85,10 +85,11 @@ var permissions = []permission{
 		conditions: made,
 	},
 	{
-		sid:       "KipLaunchesFrom",
-		why:       "What cells are launched of and in. Narrow it to the subnets, groups and images of cells.",
-		actions:   []string{"ec2:RunInstances"},
-		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*"},
+		sid:     "KipLaunchesFrom",
+		why:     "What cells are launched of and in. Narrow it to the subnets, groups and images of cells, and the snapshots of these.",
+		actions: []string{"ec2:RunInstances"},
+		// Snapshots as karpenter-provider-aws has them, in its cloudformation.yaml.
+		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"},
 	},
 	{
 		sid: "KipLaunchesInReservations",
@@ -96,6 +97,13 @@ var permissions = []permission{
 			"are none.",
 		actions:   []string{"ec2:RunInstances"},
 		resources: []string{resource("capacity-reservation")},
+	},
+	{
+		sid:     "KipLaunchesOntoHosts",
+		why:     "The hosts in `cloud.aws.dedicatedHosts`. Narrow it to those hosts, or leave it out where there are none.",
+		actions: []string{"ec2:RunInstances"},
+		// As AmazonEMRServicePolicy_v2 and terraform-aws-github-runner have it. EC2's own reference does not name hosts here.
+		resources: []string{resource("dedicated-host")},
 	},
 	{
 		sid:       "KipTagsWhatItMakes",
