@@ -66,6 +66,9 @@ type Config struct {
 	PrefixLists map[string][]netip.Prefix
 	// Repositories are those of images that the account has.
 	Repositories []string
+	// Upstreams are repositories of which the account has none: a rule of its pull through cache has each imported from another
+	// registry at the first pull. Upstream is that registry.
+	Upstreams []string
 	// RepositoryPolicies are what a repository itself allows to sessions that it names by
 	// aws:PrincipalArn, with a wildcard as its principal: neither their own policy nor their
 	// role has to allow it, too, and only what one of these denies stays denied. Source: IAM
@@ -169,6 +172,7 @@ type Model struct {
 	key [32]byte // signs the tokens of the metadata service
 
 	repositories map[string]http.Handler // by name
+	upstreams    map[string]http.Handler // of Config.Upstreams, by name
 
 	mu        sync.Mutex
 	launches  map[string]*launch // by the sim's token
@@ -213,6 +217,7 @@ type Model struct {
 	maintenance map[string]Maintenance // by instance
 	impaired    map[string]Check       // by instance
 
+	imported map[string]bool              // the upstreams that were pulled from
 	partTags map[string]map[string]string // that were written on root disks and interfaces, by ID
 
 	composes    bool // user data, with what others have
@@ -263,6 +268,8 @@ func New(cfg Config) (*Model, error) {
 		queue:     queue{news: make(chan struct{})},
 
 		repositories: newRepositories(cfg.Repositories),
+		upstreams:    newRepositories(cfg.Upstreams),
+		imported:     map[string]bool{},
 
 		credits: map[string]creditsNow{},
 

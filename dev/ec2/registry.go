@@ -103,12 +103,43 @@ func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	images := m.repositories[repository]
+	if upstream := m.upstreams[repository]; upstream != nil {
+		if right, lacks := m.importOf(token.policy, repository, what, arn); lacks {
+			refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
+			return
+		}
+		images = upstream
+	}
 	if images == nil {
 		refuse(http.StatusNotFound, "NAME_UNKNOWN", "The repository with name '%s' does not exist in the registry", repository)
 		return
 	}
 	images.ServeHTTP(w, r)
 }
+
+// importOf imports a repository from its upstream at the first pull of a manifest, or says which right the caller lacks for that.
+// Source: Amazon ECR User Guide, "IAM permissions required to sync an upstream registry with an Amazon ECR private registry". The
+// model makes the repository each time: there it is not before.
+func (m *Model) importOf(policy *Policy, repository, what, arn string) (right string, lacks bool) {
+	m.mu.Lock()
+	done := m.imported[repository]
+	m.mu.Unlock()
+	if done {
+		return "", false
+	}
+	for _, right := range []string{"ecr:CreateRepository", "ecr:BatchImportUpstreamImage"} {
+		if !m.letsTo(policy, right, repository, arn) {
+			return right, true
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.imported[repository] = what == "manifests"
+	return "", false
+}
+
+// Upstream is the registry that a repository of Config.Upstreams is imported from: who pushes there needs no right of the account's.
+func (m *Model) Upstream(repository string) http.Handler { return m.upstreams[repository] }
 
 // letsTo says whether the holder of a policy, nil for one who may do everything, has a right to a
 // repository: by that, or by the repository's own.

@@ -174,6 +174,8 @@ type DedicatedHosts struct {
 // ECR is Amazon's registry of images.
 type ECR struct {
 	RoleARN string `key:"roleARN" doc:"Role that Kip assumes for a cell's credentials, each time limited to the repositories that its pod names. Without one no cell gets any, and a pod whose image is in ECR needs a pull secret."`
+
+	PullThroughCache bool `key:"pullThroughCache" default:"false" doc:"Let these credentials fill ECR's pull through cache: the first pull of an image imports it from its upstream registry, and makes its repository. The role needs the statement KipFillsCaches. Only with roleARN."`
 }
 
 // Subnets are the IDs in SubnetID.

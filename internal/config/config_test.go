@@ -47,6 +47,7 @@ cloud:
     subnetID: subnet-1
     ecr:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
+      pullThroughCache: true
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     kipSources: [10.0.3.7/32, sg-1]
     clusterName: prod.example.com
@@ -216,7 +217,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 		Cloud: Cloud{AWS: &AWS{Region: "us-gov-west-1", AccessKeyID: "AKIAEXAMPLE", SecretAccessKey: "very-secret", VPCID: "vpc-1",
 			SubnetID:    "subnet-1",
 			CPUCredits:  "standard",
-			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images"},
+			ECR:         ECR{RoleARN: "arn:aws-us-gov:iam::123456789012:role/path/kip-images", PullThroughCache: true},
 			EndpointURL: "https://ec2.example.com:8443", InsecureTLSSkipVerify: true,
 			Endpoints: AWSEndpoints{
 				STS:     "https://sts.example.com",

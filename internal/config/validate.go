@@ -278,6 +278,8 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 		"an ID such as vpc-0123456789abcdef0, or default")
 	d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
 		"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
+	d.check(!a.ECR.PullThroughCache || a.ECR.RoleARN != "", "cloud.aws.ecr.pullThroughCache", "true",
+		"false, since there is no cloud.aws.ecr.roleARN")
 	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
 		"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
 	for i, source := range a.KipSources {

@@ -68,6 +68,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		Reservations:    aws.Choice(a.CapacityReservations),
 		Hosts:           aws.Choice(a.DedicatedHosts),
 		ImageRole:       a.ECR.RoleARN,
+		PullThrough:     a.ECR.PullThroughCache,
 		Endpoint:        a.EndpointURL,
 		Endpoints:       aws.Endpoints(a.Endpoints),
 		SkipVerify:      a.InsecureTLSSkipVerify,

@@ -65,6 +65,8 @@ type Config struct {
 	// ImageRole is the ARN of the role that is assumed for the credentials by which cells
 	// pull images from ECR. Without one no cell is given any.
 	ImageRole string
+	// PullThrough lets these credentials fill ECR's pull through cache as well.
+	PullThrough bool
 	// Endpoint is the URL of another EC2 API. With it nothing else is asked, neither
 	// AWS nor the metadata service: other services are expected there, too, unless Endpoints
 	// or, as to the SDK's own tools, the environment (AWS_ENDPOINT_URL_STS and its like) says

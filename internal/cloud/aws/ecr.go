@@ -108,16 +108,20 @@ func (r registry) arn(repository string) string {
 // policy does not allow a repository's own may: one that lets in any principal whose
 // aws:PrincipalArn is the role's is bounded by nothing but what is denied (IAM User Guide, "AWS
 // JSON policy elements: Principal"). So the bounds are the two that deny, and what is allowed
-// is no more than what they leave; the long names stand there once.
-func (r registry) mayPull(repositories []string) string {
+// is no more than what they leave; the long names stand there once. fills lets a pull fill ECR's pull through cache, and
+// make the repository for that.
+func (r registry) mayPull(repositories []string, fills bool) string {
 	arns := make([]string, len(repositories))
 	for n, name := range repositories {
 		arns[n] = r.arn(name)
 	}
-	all := []string{"*"}
+	all, actions := []string{"*"}, imageActions
+	if fills {
+		actions = slices.Concat(imageActions, fillActions)
+	}
 	text, err := json.Marshal(document{Version: policyVersion, Statement: []statement{
 		{Sid: "A", Effect: "Allow", Action: []string{"ecr:*"}, Resource: all},
-		{Sid: "B", Effect: "Deny", NotAction: imageActions, Resource: all},
+		{Sid: "B", Effect: "Deny", NotAction: actions, Resource: all},
 		{Sid: "C", Effect: "Deny", NotAction: []string{tokenAction}, NotResource: arns},
 	}})
 	if err != nil {
@@ -166,7 +170,7 @@ func (c *Cloud) PullCredentials(ctx context.Context, host string, repositories .
 	session, err := c.sts.AssumeRole(ctx, &sts.AssumeRoleInput{
 		RoleArn:         aws.String(c.cfg.ImageRole),
 		RoleSessionName: aws.String(imageSessionName),
-		Policy:          aws.String(r.mayPull(repositories)),
+		Policy:          aws.String(r.mayPull(repositories, c.cfg.PullThrough)),
 		DurationSeconds: aws.Int32(int32(imageSession / time.Second)),
 	})
 	if err != nil {

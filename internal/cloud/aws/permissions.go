@@ -259,6 +259,11 @@ const tokenAction = "ecr:GetAuthorizationToken"
 // imageActions are all that cells have of ECR.
 var imageActions = append([]string{tokenAction}, pullActions...)
 
+// fillActions are what the first pull of an image through ECR's pull through cache asks for besides, and the first after the
+// upstream has another one: the import, and the repository where there is none. Source: Amazon ECR User Guide, "IAM permissions
+// required to sync an upstream registry with an Amazon ECR private registry".
+var fillActions = []string{"ecr:BatchImportUpstreamImage", "ecr:CreateRepository"}
+
 // imagePermissions are those of the role in Config.ImageRole.
 var imagePermissions = []permission{
 	{
@@ -275,10 +280,17 @@ var imagePermissions = []permission{
 		resources: []string{"arn:*:ecr:*:*:repository/*"},
 	},
 	{
+		sid: "KipFillsCaches",
+		why: "Images of other registries that come through ECR's pull through cache, with `cloud.aws.ecr.pullThroughCache`. " +
+			"Narrow it to the repositories of its rules, or leave it out where there are none.",
+		actions:   fillActions,
+		resources: []string{"arn:*:ecr:*:*:repository/*"},
+	},
+	{
 		sid: "KipOnlyPulls",
 		why: "Pushes, and all else, also where a repository's own policy allows them to any principal with a condition that this role meets " +
 			"(`aws:PrincipalArn`).",
-		actions:   imageActions,
+		actions:   slices.Concat(imageActions, fillActions),
 		denied:    true,
 		resources: []string{"*"},
 	},
