@@ -105,7 +105,7 @@ type prefixXML struct {
 }
 
 type deviceXML struct {
-	Name              string
+	Name, Key         string
 	GiB               int
 	Encrypted, Delete bool
 }

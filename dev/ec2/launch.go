@@ -122,6 +122,11 @@ func (m *Model) runInstances(r *request) (any, error) {
 	if before != nil && m.someEnded(request.Token) {
 		return nil, bad("IdempotentInstanceTerminated", "The client token '%s' is that of an instance that has been terminated", token)
 	}
+	if before == nil && !m.encrypts(r, l) {
+		if err := m.failUnencrypted(instances); err != nil {
+			return nil, err
+		}
+	}
 	answer := reservationXML{ReservationID: reservation(request.Token), OwnerID: m.cfg.Account, RequestID: requestID}
 	for _, i := range instances {
 		x := m.instance(sim.Instance{Instance: i, Token: request.Token})
@@ -324,9 +329,13 @@ func (m *Model) disks(f *form, l *launch) {
 		e := d.at("Ebs")
 		one := deviceXML{
 			Name:      d.text("DeviceName"),
+			Key:       e.text("KmsKeyId"),
 			GiB:       e.number("VolumeSize"),
 			Encrypted: e.flag("Encrypted"),
 			Delete:    e.flag("DeleteOnTermination"),
+		}
+		if one.Key != "" && !one.Encrypted {
+			f.bad("InvalidParameterDependency", "The parameter KmsKeyId requires the parameter Encrypted to be set.")
 		}
 		kind := cmp.Or(oneOf(e, "VolumeType", "gp3", "gp2"), "gp2")
 		// Root disks are made of a snapshot, of which alone the rate is.

@@ -47,6 +47,10 @@ type Config struct {
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
+	// Keys are the ARNs of the account's customer managed keys of KMS that can be used. DefaultKey is the one with which a volume is
+	// encrypted whose call names none; "" for aws/ebs.
+	Keys       []string
+	DefaultKey string
 	// Organization is a service control policy of the account's organization: what it denies nobody may do. It allows
 	// nothing; one of these needs a statement that allows all, which is left out here. Source: AWS Organizations User Guide,
 	// "Example SCPs for tagging resources".

@@ -120,6 +120,8 @@ var operators = map[string]func(has, want []string) bool{
 	"StringLike": func(has, want []string) bool {
 		return anyMatches(has, want, func(h, w string) bool { return like(w, h) })
 	},
+	// Bool has one value, in lower case.
+	"Bool": func(has, want []string) bool { return anyMatches(has, want, func(h, w string) bool { return h == w }) },
 	"Null": func(has, want []string) bool { return slices.Equal(want, []string{"true"}) == (len(has) == 0) },
 	"ForAllValues:StringEquals": func(has, want []string) bool {
 		return !slices.ContainsFunc(has, func(h string) bool { return !slices.Contains(want, h) })

@@ -175,6 +175,10 @@ func (m *Model) startSnapshot(r *request, req *http.Request) (int, map[string]st
 	if err := m.may(r, "ebs:StartSnapshot", m.snapshotARN("*"), tagged("RequestTag", tags)); err != nil {
 		return 0, nil, nil, err
 	}
+	// The model encrypts where the account's default says so; EBS does if it is set to encrypt by default.
+	if !m.mayUseKey(r, "", "", snapshotRights) {
+		return 0, nil, nil, &ebsError{http.StatusForbidden, "AccessDeniedException", "The KMS key cannot be used", "DEPENDENCY_ACCESS_DENIED"}
+	}
 	if len(tags) > 0 { // with no ec2:CreateAction. Source: Service Authorization Reference, Amazon EBS, StartSnapshot
 		if err := m.may(r, "ec2:CreateTags", m.snapshotARN("*"), tagged("RequestTag", tags)); err != nil {
 			return 0, nil, nil, err

@@ -297,7 +297,8 @@ func (m *Model) createVolume(r *request) (any, error) {
 	}}
 	iops, shared, dry := r.number("Iops"), r.flag("MultiAttachEnabled"), r.flag("DryRun")
 	v.token = r.text("ClientToken")
-	v.call = fmt.Sprint(v.Zone, v.Kind, v.GiB, v.Encrypted, iops, v.Tags) // maps are printed in the order of their keys
+	key := r.text("KmsKeyId")
+	v.call = fmt.Sprint(v.Zone, v.Kind, v.GiB, v.Encrypted, iops, key, v.Tags) // maps are printed in the order of their keys
 	switch {
 	case shared:
 		r.bad("InvalidParameterCombination", "Multi-Attach is only supported for volume types io1 and io2, not %s", v.Kind)
@@ -313,6 +314,8 @@ func (m *Model) createVolume(r *request) (any, error) {
 		r.bad("InvalidParameterValue", "Volume of %dGiB is not of 1 to %dGiB, as those of type %s are", v.GiB, mostGiB[v.Kind], v.Kind)
 	case len(v.token) > 64:
 		r.bad("InvalidParameterValue", "The client token has more than 64 characters")
+	case key != "" && !v.Encrypted:
+		r.bad("InvalidParameterDependency", "The parameter KmsKeyId requires the parameter Encrypted to be set.")
 	}
 	if err := r.done(); err != nil {
 		return nil, err
@@ -344,7 +347,9 @@ func (m *Model) createVolume(r *request) (any, error) {
 			v = before // also one that was deleted since
 		}
 		if v.ID == "" {
-			v.created, v.fate = now, m.fate
+			if v.created, v.fate = now, m.fate; v.Encrypted && !m.mayUseKey(r, key, "ec2", volumeRights) {
+				v.fate = FateError
+			}
 			m.addVolume(v)
 		}
 		answer = v.xml(now, m.cfg.VolumeStep)

@@ -29,8 +29,11 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			cells []Cell
 			want  map[string]string
 		}{
-			"one":            {[]Cell{{Account: labels("team", "a", "app", "")}}, map[string]string{"team": "a", "app": ""}},
-			"some agree":     {[]Cell{{Account: labels("team", "a", "app", "x")}, {Account: labels("team", "a", "app", "y")}}, map[string]string{"team": "a"}},
+			"one": {[]Cell{{Account: labels("team", "a", "app", "")}}, map[string]string{"team": "a", "app": ""}},
+			"some agree": {
+				[]Cell{{Account: labels("team", "a", "app", "x")}, {Account: labels("team", "a", "app", "y")}},
+				map[string]string{"team": "a"},
+			},
 			"one has none":   {[]Cell{{Account: labels("team", "a")}, {}}, nil},
 			"one of standby": {[]Cell{{}}, nil},
 			"Kip's own":      {[]Cell{{Account: labels(cloud.TagOwner, "thief", cloud.TagName, "x", "team", "a")}}, map[string]string{"team": "a"}},

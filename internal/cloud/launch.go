@@ -63,6 +63,8 @@ type Resolved struct {
 	// RootDiskInitRate is how fast the root disk is filled from the image, in MiB a second; 0 for
 	// what the cloud does by itself.
 	RootDiskInitRate int32 `json:"rootDiskInitRate,omitempty"`
+	// Key is the key that encrypts the root disk; "" for what the cloud takes by itself.
+	Key string `json:"key,omitempty"`
 	// SecurityGroups are the IDs of all, that which Kip makes included.
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 	// Tags are the configured ones of all that the launch makes. Those of LaunchSpec and of each machine win over them.

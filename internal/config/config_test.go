@@ -51,6 +51,7 @@ cloud:
     interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     kipSources: [10.0.3.7/32, sg-1]
     clusterName: prod.example.com
+    kmsKeyID: alias/cells
     securityGroupTags: {kubernetes.io/cluster/prod: owned}
     capacityReservations: {ids: [cr-1], tags: {team: a}}
     dedicatedHosts: {ids: [h-1], tags: {team: b}}
@@ -229,6 +230,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			KipSources:           []string{"10.0.3.7/32", "sg-1"},
 			PublicAddress:        true,
 			ClusterName:          "prod.example.com",
+			KMSKeyID:             "alias/cells",
 			SecurityGroupTags:    map[string]string{"kubernetes.io/cluster/prod": "owned"},
 			CapacityReservations: CapacityReservations{IDs: []string{"cr-1"}, Tags: map[string]string{"team": "a"}},
 			DedicatedHosts:       DedicatedHosts{IDs: []string{"h-1"}, Tags: map[string]string{"team": "b"}}}},

@@ -278,6 +278,8 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 		"an ID such as vpc-0123456789abcdef0, or default")
 	d.check(a.ECR.RoleARN == "" || roleARN.MatchString(a.ECR.RoleARN), "cloud.aws.ecr.roleARN", a.ECR.RoleARN,
 		"the ARN of a role such as arn:aws:iam::123456789012:role/kip-images")
+	d.check(a.KMSKeyID == "" || a.EndpointURL != "" || kmsKey.MatchString(a.KMSKeyID), "cloud.aws.kmsKeyID", a.KMSKeyID,
+		"the ID of a key such as 1234abcd-12ab-34cd-56ef-1234567890ab, its ARN, or an alias such as alias/cells")
 	d.check(!a.ECR.PullThroughCache || a.ECR.RoleARN != "", "cloud.aws.ecr.pullThroughCache", "true",
 		"false, since there is no cloud.aws.ecr.roleARN")
 	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,

@@ -73,6 +73,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		Endpoints:       aws.Endpoints(a.Endpoints),
 		SkipVerify:      a.InsecureTLSSkipVerify,
 		UseFIPS:         a.UseFIPS,
+		KMSKey:          a.KMSKeyID,
 		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
 		KipSources:      a.KipSources,
 		PrivateOnly:     cfg.Cells.PrivateIPOnly,
@@ -308,6 +309,9 @@ func template(cfg *config.Config, caHash string) string {
 		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits}
 		if len(c.Tags) > 0 || a.ClusterName != "" { // without them cells stay that a Kip made which did not know them
 			ofCloud = append(ofCloud, c.Tags, a.ClusterName)
+		}
+		if a.KMSKeyID != "" {
+			ofCloud = append(ofCloud, a.KMSKeyID)
 		}
 	}
 	made, err := json.Marshal([]any{

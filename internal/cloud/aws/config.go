@@ -51,6 +51,8 @@ type Config struct {
 	// CPUCredits are those of burstable instances: standard, unlimited, or boot, which is unlimited until their pods run.
 	// boot when empty.
 	CPUCredits string
+	// KMSKey encrypts the disks that Kip makes: the ID, the ARN or an alias of a key; "" for the account's default.
+	KMSKey string
 	// Dedicated offers instances on hosts that no other account shares. It makes the catalogue half
 	// as large again.
 	Dedicated bool

@@ -135,6 +135,10 @@ func clientToken(token string, number int) string {
 // newVolume makes a volume, or is told again of that which the token has made.
 func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) (types.Volume, error) {
 	tags := cut(append(tagsOf(merged(c.cfg.configuredTags(), r.Tags)), types.Tag{Key: aws.String(tagDisk), Value: aws.String(r.Token)}))
+	var key *string
+	if c.cfg.KMSKey != "" {
+		key = aws.String(c.cfg.KMSKey)
+	}
 	id := ""
 	for range mostNumbers {
 		out, err := c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{
@@ -143,6 +147,7 @@ func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) 
 			Size:              aws.Int32(size),
 			VolumeType:        types.VolumeTypeGp3,
 			Encrypted:         aws.Bool(true),
+			KmsKeyId:          key,
 			TagSpecifications: []types.TagSpecification{{ResourceType: types.ResourceTypeVolume, Tags: tags}},
 		})
 		if err != nil {
@@ -188,7 +193,7 @@ func (c *Cloud) whole(ctx context.Context, token, id string, long bool) (types.V
 var errGone = errors.New("EC2 has it no more")
 
 // wantKey is what EC2 does not say of a volume that it cannot make.
-const wantKey = "mostly it is the KMS key: want one that is enabled, and that Kip's role may use"
+const wantKey = "mostly it is the KMS key: want one that is enabled, and that Kip's role may use (" + wantKeyRights + ")"
 
 // available waits until a volume is more than begun. EC2 may take some seconds to show it at all,
 // but for one that was made long ago. That a volume is lost is believed when two looks have said so.

@@ -138,7 +138,10 @@ const codeAsked = "Client.UserInitiatedShutdown"
 
 // kms is what EC2 does not say with Client.InternalError (EC2 User Guide, "Instance terminates
 // immediately").
-const kms = "; mostly the KMS key of the root disk, which is disabled, or whose policy does not let Kip's role use it"
+const kms = "; mostly the KMS key of the root disk: enable it, and let Kip's role use it (" + wantKeyRights + ")"
+
+// wantKeyRights says how: both policies decide, that of the key and that of the role.
+const wantKeyRights = "the key's policy, and the statements KipGrantsKeysOfDisks and KipUsesKeysOfDisks of docs/aws-permissions.md"
 
 // faultOf is what EC2 says of an end, of an instance of what is in the scope; nil for nothing.
 func faultOf(r *types.StateReason, of cloud.Scope) error {

@@ -97,7 +97,9 @@ func TestRulesOfOthersStayInTheGroupOfCells(t *testing.T) {
 	admit("with a rule of somebody else that serves Kip", with())
 	changes := model.Calls()
 	admit("and again", with())
-	for _, action := range []string{"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress", "UpdateSecurityGroupRuleDescriptionsIngress"} {
+	for _, action := range []string{
+		"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress", "UpdateSecurityGroupRuleDescriptionsIngress",
+	} {
 		if now := model.Calls()[action]; now != changes[action] {
 			t.Errorf("nothing has changed, and %s was called", action)
 		}

@@ -253,6 +253,9 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	if rate := r.Resolved.RootDiskInitRate; rate > 0 {
 		in.BlockDeviceMappings[0].Ebs.VolumeInitializationRate = aws.Int32(rate)
 	}
+	if key := r.Resolved.Key; key != "" {
+		in.BlockDeviceMappings[0].Ebs.KmsKeyId = aws.String(key)
+	}
 	if burstable(r.InstanceType) {
 		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String(cmp.Or(r.Resolved.CPUCredits, creditsStandard))}
 	}

@@ -27,6 +27,9 @@ type permission struct {
 // resource is all of a kind in EC2, in any partition.
 func resource(kind string) string { return "arn:*:ec2:*:*:" + kind + "/*" }
 
+// keysOfKMS are the keys of the account, and of others that share theirs.
+const keysOfKMS = "arn:*:kms:*:*:key/*"
+
 // owned and made are conditions: what is touched has an owner's tag, what is made gets one.
 var (
 	owned = map[string]map[string][]string{"StringLike": {"aws:ResourceTag/" + cloud.TagOwner: {"*"}}}
@@ -216,6 +219,22 @@ var permissions = []permission{
 		},
 		resources:  []string{resource("security-group")},
 		conditions: owned,
+	},
+	{
+		sid: "KipGrantsKeysOfDisks",
+		why: "Grants by which EC2 uses the customer managed KMS key of a disk: `cloud.aws.kmsKeyID`, the account's default key for EBS, or " +
+			"the key of an image's snapshot. Narrow it to these keys, or leave it out where AWS' own key `aws/ebs` encrypts all of them.",
+		actions:    []string{"kms:CreateGrant"},
+		resources:  []string{keysOfKMS},
+		conditions: map[string]map[string][]string{"Bool": {"kms:GrantIsForAWSResource": {"true"}}},
+	},
+	{
+		sid: "KipUsesKeysOfDisks",
+		why: "The same keys, by way of EC2 alone: Kip itself can decrypt nothing. Narrow it, or leave it out, like the one before.",
+		// Source: Amazon EBS User Guide, "Requirements for Amazon EBS encryption", "Permissions for users".
+		actions:    []string{"kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncrypt*"},
+		resources:  []string{keysOfKMS},
+		conditions: map[string]map[string][]string{"StringLike": {"kms:ViaService": {"ec2.*"}}},
 	},
 	{
 		sid: "KipPassesRoles",

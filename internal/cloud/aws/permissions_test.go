@@ -77,7 +77,10 @@ func callsOf(t *testing.T, dir string) (all []string) {
 
 func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
 	// Asked for by RunInstances, and by cells that pull.
-	besides := slices.Concat([]string{"iam:PassRole", "iam:CreateServiceLinkedRole"}, pullActions, fillActions)
+	besides := slices.Concat([]string{
+		"iam:PassRole", "iam:CreateServiceLinkedRole",
+		"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncrypt*",
+	}, pullActions, fillActions)
 	calls, allowed := callsOf(t, "."), slices.DeleteFunc(actions(), func(a string) bool { return slices.Contains(besides, a) })
 	if !slices.Equal(calls, allowed) {
 		t.Errorf("the code calls %v; the policy allows %v", calls, allowed)
@@ -95,6 +98,7 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
 	cfg.Queue = queueName
 	cfg.NoSpotRole = true
+	cfg.Keys, cfg.DefaultKey = []string{keyOfDisks}, keyOfDisks
 	cfg.Reservations = anAccountThatReserves().Reservations
 	cfg.Routes = []ec2.Route{{Table: "rtb-main-" + vpc, List: "pl-s3", Target: "vpce-1"}}
 	cfg.PrefixLists = map[string][]netip.Prefix{"pl-s3": {netip.MustParsePrefix("203.0.113.0/24")}}

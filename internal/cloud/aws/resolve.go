@@ -81,7 +81,7 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 		return cloud.Resolved{}, err
 	}
 	resolved.Image, resolved.RootDevice, resolved.RootDiskBytes = boot.id, boot.rootDevice, int64(boot.gib)*gib
-	resolved.RootDiskInitRate = c.cfg.RootDiskInitRate
+	resolved.RootDiskInitRate, resolved.Key = c.cfg.RootDiskInitRate, c.cfg.KMSKey
 	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
 	resolved.PublicAddress = !s.PrivateIPOnly && (in.maps || in.public && (c.cfg.PublicAddress || c.dialPublic))
 	resolved.SecondaryAddress = !c.holds(factNoSecondaries)

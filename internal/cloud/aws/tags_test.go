@@ -16,7 +16,8 @@ import (
 // resources".
 const wantsTeam = `{"Version": "2012-10-17", "Statement": [
 	{"Sid": "DenyLaunchWithoutTeam", "Effect": "Deny", "Action": "ec2:RunInstances", "Resource": [
-		"arn:aws:ec2:*:*:instance/*", "arn:aws:ec2:*:*:volume/*", "arn:aws:ec2:*:*:network-interface/*", "arn:aws:ec2:*:*:spot-instances-request/*"],
+		"arn:aws:ec2:*:*:instance/*", "arn:aws:ec2:*:*:volume/*", "arn:aws:ec2:*:*:network-interface/*",
+		"arn:aws:ec2:*:*:spot-instances-request/*"],
 	 "Condition": {"Null": {"aws:RequestTag/team": "true"}}},
 	{"Sid": "DenyTheRestWithoutTeam", "Effect": "Deny", "Action": ["ec2:CreateVolume", "ec2:CreateSecurityGroup"],
 	 "Resource": ["arn:aws:ec2:*:*:volume/*", "arn:aws:ec2:*:*:security-group/*"],
@@ -44,8 +45,9 @@ func inOrganization(t *testing.T, change func(*Config)) (*Cloud, *ec2.Model, *he
 
 func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T) {
 	bare, _, _ := inOrganization(t, func(*Config) {})
+	const noGroup = "ec2:CreateSecurityGroup on arn:aws:ec2:us-east-1:123456789012:security-group/* is denied by statement DenyTheRestWithoutTeam"
 	if err := bare.Launch(t.Context(), request("group", 1)).Err(); !errors.Is(err, cloud.ErrUnauthorised) ||
-		!strings.Contains(err.Error(), "ec2:CreateSecurityGroup on arn:aws:ec2:us-east-1:123456789012:security-group/* is denied by statement DenyTheRestWithoutTeam") {
+		!strings.Contains(err.Error(), noGroup) {
 		t.Errorf("a group without the tag: %v", err)
 	}
 	r := resolved(t, open(t, settings(serveURL(t))), request("bare", 1))

@@ -41,10 +41,19 @@ type region struct {
 	said []string
 }
 
-const accessKey = "AKIAPUBLISHER"
+const (
+	accessKey    = "AKIAPUBLISHER"
+	keyOfAccount = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+)
 
 // newRegion is one with another image of the account, and these.
 func newRegion(t *testing.T, more ...ec2.Image) *region {
+	t.Helper()
+	return newRegionWith(t, documented(t), more...)
+}
+
+// newRegionWith is one whose publisher has the rights of a policy.
+func newRegionWith(t *testing.T, policy *ec2.Policy, more ...ec2.Image) *region {
 	t.Helper()
 	for name, value := range map[string]string{
 		"AWS_REGION": "", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
@@ -52,7 +61,7 @@ func newRegion(t *testing.T, more ...ec2.Image) *region {
 	} {
 		t.Setenv(name, value)
 	}
-	r := &region{T: t, policy: documented(t)}
+	r := &region{T: t, policy: policy}
 	everything, err := ec2.ParsePolicy([]byte(`{"Statement":[{"Sid":"All","Effect":"Allow","Action":"*","Resource":"*"}]}`))
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +77,9 @@ func newRegion(t *testing.T, more ...ec2.Image) *region {
 		Subnets:  []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}},
 		Images:   append(more, ec2.Image{ID: "ami-other", Name: "another", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}),
 		Policies: map[string]*ec2.Policy{accessKey: r.policy, "AKIAROOT": everything},
+		// The account encrypts by default, with a key of its own.
+		Keys:       []string{keyOfAccount},
+		DefaultKey: keyOfAccount,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -86,17 +98,44 @@ func newRegion(t *testing.T, more ...ec2.Image) *region {
 // documented is the policy in the documentation.
 func documented(t *testing.T) *ec2.Policy {
 	t.Helper()
+	policy, err := ec2.ParsePolicy(documentedText(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return policy
+}
+
+func documentedText(t *testing.T) []byte {
+	t.Helper()
 	page, err := os.ReadFile("../../../../docs/boot-image.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, after, _ := strings.Cut(string(page), "```json\n")
 	text, _, _ := strings.Cut(after, "```")
-	policy, err := ec2.ParsePolicy([]byte(text))
-	if err != nil {
-		t.Fatal(err)
+	return []byte(text)
+}
+
+// The policy's last statements are for an account that encrypts with a key of its own.
+func TestWithoutTheRightToItsKeyAPublicationSaysWhatToDo(t *testing.T) {
+	for _, sid := range []string{"GrantsTheKey", "UsesTheKey"} {
+		without := bytes.Replace(documentedText(t), []byte(`"`+sid+`",
+      "Effect": "Allow"`), []byte(`"`+sid+`",
+      "Effect": "Deny"`), 1)
+		policy, err := ec2.ParsePolicy(without)
+		if err != nil || bytes.Equal(without, documentedText(t)) {
+			t.Fatalf("%s: %v", sid, err)
+		}
+		r := newRegionWith(t, policy)
+		i, _ := r.disk("v1")
+		_, err = r.publisher(0, r.transport()).Publish(t.Context(), i)
+		if err == nil || !strings.Contains(err.Error(), "the statements GrantsTheKey and UsesTheKey of docs/boot-image.md") {
+			t.Errorf("without %s: %v", sid, err)
+		}
+		if n := len(r.model.Snapshots()); n != 0 {
+			t.Errorf("without %s: %d snapshots are left", sid, n)
+		}
 	}
-	return policy
 }
 
 // publisher is one whose clock is late by so much, and whose calls go through here.

@@ -49,7 +49,7 @@ func (p *Publisher) upload(ctx context.Context, disk *os.File, size int64, tags 
 	}
 	started, err := p.blocks.StartSnapshot(ctx, in) // the SDK adds a token, for its own tries
 	if err != nil {
-		return "", fmt.Errorf("start a snapshot: %w", err)
+		return "", fmt.Errorf("start a snapshot: %w", withKey(err))
 	}
 	id = aws.ToString(started.SnapshotId)
 	defer func() {
@@ -62,7 +62,7 @@ func (p *Publisher) upload(ctx context.Context, disk *os.File, size int64, tags 
 		if undone != nil {
 			undone = fmt.Errorf("remove the snapshot %s again: %w", id, undone)
 		}
-		err = errors.Join(fmt.Errorf("upload the snapshot %s: %w", id, err), undone)
+		err = errors.Join(fmt.Errorf("upload the snapshot %s: %w", id, withKey(err)), undone)
 	}()
 	if got := aws.ToInt32(started.BlockSize); got != blockSize {
 		return id, fmt.Errorf("EBS has blocks of %d bytes, and this program of %d", got, blockSize)
@@ -90,6 +90,17 @@ func (p *Publisher) upload(ctx context.Context, disk *os.File, size int64, tags 
 	}
 	p.cfg.Say("uploaded %d MB into the snapshot %s", int64(written)*blockSize/1e6, id)
 	return id, p.completed(ctx, id)
+}
+
+// withKey says what to do about an error of EBS that another service has caused. That is KMS: an account may encrypt by default, with
+// a key of its own. Source: EBS direct APIs reference (2019-11-02), AccessDeniedException.
+func withKey(err error) error {
+	denied, is := errors.AsType[*ebstypes.AccessDeniedException](err)
+	if !is || denied.Reason != ebstypes.AccessDeniedExceptionReasonDependencyAccessDenied {
+		return err
+	}
+	return fmt.Errorf("EBS may not use the KMS key that encrypts snapshots in this account: enable it, and let this role use it "+
+		"(the key's policy, and the statements GrantsTheKey and UsesTheKey of docs/boot-image.md): %w", err)
 }
 
 // put writes the blocks that are not all zeros, and returns their checksums, by index.

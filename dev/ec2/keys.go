@@ -1,0 +1,58 @@
+package ec2
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// What the use of a customer managed key asks its caller for: where EC2 makes an encrypted volume, and where EBS direct APIs write
+// an encrypted snapshot. Sources: Amazon EBS User Guide, "Requirements for Amazon EBS encryption", "Permissions for users"; "Control
+// access to EBS direct APIs using IAM", "Permissions to use AWS KMS keys".
+var (
+	volumeRights = []string{
+		"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo",
+	}
+	snapshotRights = append([]string{"kms:Encrypt", "kms:GenerateDataKey"}, volumeRights...)
+)
+
+// mayUseKey says whether a caller may have something encrypted with a key: with the account's default if none is named. via is the
+// service that uses it on the caller's behalf, "" where that is not known.
+func (m *Model) mayUseKey(r *request, named, via string, rights []string) bool {
+	key := cmp.Or(named, m.cfg.DefaultKey)
+	if key == "" { // aws/ebs, which everybody in the account may use
+		return true
+	}
+	n := slices.IndexFunc(m.cfg.Keys, func(arn string) bool { return arn == key || strings.HasSuffix(arn, "key/"+key) })
+	if n < 0 {
+		return false
+	}
+	about := map[string][]string{"kms:GrantIsForAWSResource": {"true"}}
+	if via != "" {
+		about["kms:ViaService"] = []string{via + "." + m.cfg.Region + ".amazonaws.com"}
+	}
+	return !slices.ContainsFunc(rights, func(right string) bool {
+		arn := m.cfg.Keys[n]
+		return m.cfg.Organization != nil && m.cfg.Organization.denies(right, arn, about) ||
+			r.policy != nil && !r.policy.allows(right, arn, about)
+	})
+}
+
+// encrypts says whether the caller may use the keys of the encrypted disks of a launch.
+func (m *Model) encrypts(r *request, l *launch) bool {
+	return !slices.ContainsFunc(l.devices, func(d deviceXML) bool {
+		return d.Encrypted && !m.mayUseKey(r, d.Key, "ec2", volumeRights)
+	})
+}
+
+// failUnencrypted ends instances whose disks EC2 could not encrypt: it has answered the launch before it looks at the key. Source: EC2
+// User Guide, "Instance terminates immediately"; https://repost.aws/knowledge-center/kms-iam-ec2-permission has the words.
+func (m *Model) failUnencrypted(instances []cloud.Instance) error {
+	var ids []string
+	for _, i := range instances {
+		ids = append(ids, i.ID)
+	}
+	return m.Fail(StateReason{"Client.InternalError", "Client.InternalError: Client error on launch"}, ids...)
+}
