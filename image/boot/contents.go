@@ -77,6 +77,7 @@ var uses = []use{
 	{why: "random numbers of the host", names: []string{"virtio-rng"}},
 	{why: "memory that goes back to the host", names: []string{"virtio_balloon"}},
 	{why: "Azure's clock and its order to end", names: []string{"hv_utils"}},
+	{why: "the clock of KVM", names: []string{"ptp_kvm"}, archs: []string{"amd64"}},
 	{why: "user data of QEMU", names: []string{"qemu_fw_cfg"}},
 	{
 		why:   "user data on a NoCloud disk",

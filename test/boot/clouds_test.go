@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-git/go-billy/v5/osfs"
@@ -26,12 +27,17 @@ import (
 type services struct {
 	userData string
 	ready    chan string // what Azure is told
+	// early counts down the questions to Azure that come before its services are ready.
+	early *atomic.Int32
 }
 
 func (s services) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	google, azure, wire := r.Header.Get("Metadata-Flavor") == "Google", r.Header.Get("Metadata") == "true", r.Header.Get("X-Ms-Version") != ""
 	at := r.Method + " " + r.Host + r.URL.Path
 	switch {
+	// As cloud-init's list of answers has it (retry_codes in cloudinit/sources/azure/imds.py).
+	case azure && s.early.Add(-1) >= 0:
+		w.WriteHeader(http.StatusGone)
 	case google && at == "GET 169.254.169.254/computeMetadata/v1/instance/attributes/user-data":
 		_, _ = io.WriteString(w, s.userData)
 	case google && at == "GET 169.254.169.254/computeMetadata/v1/instance/hostname":
@@ -66,6 +72,9 @@ const inside = `runcmd:
   [ ! -b /dev/sr0 ] || echo "its late drive is there"
   cd /var/lib
   echo "its name is $(hostname)"
+  cd /proc/sys
+  echo "its limits are $(ulimit -Sn) $(ulimit -Hn) $(cat vm/max_map_count net/ipv4/neigh/default/gc_thresh3 | tr '\n' ' ')"
+  cd /var/lib
   truncate -s 320M disk && mkfs.xfs -q disk && mkdir xfs && mount -t xfs -o loop disk xfs
   grep " /var/lib/xfs " /proc/mounts
   mkdir nfs && mount -t nfs -o nfsvers=3,nolock,port=2049,mountport=2049,mountproto=tcp 168.0.0.4:/ nfs
@@ -121,8 +130,8 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 				m.do("device_add", map[string]any{"driver": "scsi-cd", "id": "late", "bus": vm.DisksBus})
 				k.runs(m, inside)
 				for _, want := range []string{
-					"its late drive is there", "its name is cell.c.project.internal", " /var/lib/xfs xfs rw", "from the server",
-					"this machine ends: terminated signal received",
+					"its late drive is there", "its name is cell.c.project.internal", "its limits are 65536 1048576 524288 16384",
+					" /var/lib/xfs xfs rw", "from the server", "this machine ends: terminated signal received",
 				} {
 					m.says(want)
 				}
@@ -144,7 +153,8 @@ func TestAMachineIsToldByTheCloudThatItsFirmwareNames(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			k := newKip(t)
-			s := services{userData: k.userData(), ready: make(chan string, 1)}
+			s := services{userData: k.userData(), ready: make(chan string, 1), early: &atomic.Int32{}}
+			s.early.Store(2)
 			server := httptest.NewServer(s)
 			t.Cleanup(server.Close)
 			_, port, err := net.SplitHostPort(server.Listener.Addr().String())

@@ -9,12 +9,23 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/internal/agent/modules"
 )
 
 // hostClocks are the names of clocks by which a hypervisor shows its own time to a machine, which is UTC:
 // Hyper-V's (hv_utils, drivers/hv/hv_util.c), as on Azure, and KVM's (ptp_kvm). Clocks of network cards are
 // others, which nobody may have set.
 var hostClocks = map[string]bool{"hyperv": true, "KVM virtual PTP": true}
+
+// loadHostClock loads the clock of KVM, which no device asks for.
+func loadHostClock(load func(module string) error) error {
+	err := load("ptp_kvm")
+	if errors.Is(err, modules.ErrUnknown) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil // another image or hypervisor, or a KVM that does not show its clock
+	}
+	return err
+}
 
 // hostClock returns the device of the hypervisor's clock, as the kernel shows it below sys ("/sys")
 // and dev ("/dev"); "" where there is none.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/console"
+	"github.com/elotl/kip/internal/agent/modules"
 )
 
 // Azure has no time server: its hypervisor shows its clock as a device.
@@ -37,6 +38,17 @@ func TestTheHypervisorsClockIsKnownByItsName(t *testing.T) {
 	at := func(s float64) unix.Timespec { return unix.NsecToTimespec(int64(s * 1e9)) }
 	if got := behind(at(100), at(103.5), at(101)); got != 3*time.Second {
 		t.Errorf("a clock that says 100 and 101 s is behind one of 103.5 s by %v", got)
+	}
+}
+
+func TestAMachineWithoutKVMsClockSaysNothingOfIt(t *testing.T) {
+	broken := errors.New("it is broken")
+	for loaded, want := range map[error]error{nil: nil, modules.ErrUnknown: nil, unix.ENODEV: nil, unix.EOPNOTSUPP: nil, broken: broken} {
+		var asked string
+		load := func(module string) error { asked = module; return loaded }
+		if err := loadHostClock(load); !errors.Is(err, want) || asked != "ptp_kvm" {
+			t.Errorf("loading %q fails with %v: %v, want %v", asked, loaded, err, want)
+		}
 	}
 }
 

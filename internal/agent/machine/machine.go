@@ -258,7 +258,7 @@ func loadDrivers(c *console.Console) (s *modules.Set, coming *os.File, err error
 	if coming, err = newDevices(); err != nil {
 		return nil, nil, err
 	}
-	if err := s.LoadPresent("/sys/devices"); err != nil {
+	if err := errors.Join(s.LoadPresent("/sys/devices"), loadHostClock(s.Load)); err != nil {
 		c.Say("a driver failed: %v", err)
 	}
 	return s, coming, nil

@@ -9,25 +9,28 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// chunk is what one read brings in. A cloud's disk that was made of a snapshot fetches each block
-	// when it is first touched, at EBS one of 512 KiB ("Amazon EBS volume initialization" in
-	// the EBS guide; BlockSize in StartSnapshot of EBS direct APIs).
+	// chunk is what is touched at once. A cloud's disk that was made of a snapshot fetches each block when
+	// it is first touched, at EBS one of 512 KiB ("Amazon EBS volume initialization" in the EBS
+	// guide; BlockSize in StartSnapshot of EBS direct APIs).
 	chunk = 512 << 10
-	// atOnce is how many reads are under way: such a first touch is latency and not bandwidth. All
-	// of them together are 12 MiB, behind which a read that somebody waits for takes its turn.
-	atOnce = 24
+	// touch is how much of each block is read first, many at once: such a read is latency, and no bandwidth.
+	touch, touches = 4 << 10, 24
+	// reads is how many whole blocks are read at once after that: enough for a disk's bandwidth, and
+	// whoever boots waits behind 1 MiB at most.
+	reads = 2
 	// lowest is the priority of what reads, as nice has it.
 	lowest = 19
 )
 
-// Files reads the files one after another, up to this many bytes in all, until ctx ends. Files that
-// are not there are left out. It returns once the reads that are under way have ended.
+// Files touches each block of the files, and then reads the files one after another, up to this many
+// bytes in all, until ctx ends. Files that are not there are left out. It returns once the reads that are
+// under way have ended.
 func Files(ctx context.Context, most int64, paths ...string) error {
 	return files(ctx, most, fetch, paths)
 }
@@ -40,66 +43,67 @@ type piece struct {
 
 func files(ctx context.Context, most int64, fetch func(piece) error, paths []string) error {
 	var errs []error
-	pieces := make(chan piece)
-	failed := make(chan error, atOnce)
-	var readers sync.WaitGroup
-	for range atOnce {
-		readers.Go(func() {
-			// What boots comes first: this thread has the lowest priority, and ends with its goroutine.
-			runtime.LockOSThread()
-			err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowest)
-			for p := range pieces {
-				if err == nil { // else its disk is bad, and the reads of those who need it say so, too
-					err = fetch(p)
-				}
-			}
-			failed <- err
-		})
-	}
-	var open []*os.File
+	var pieces []piece
 	for _, path := range paths {
 		f, err := os.Open(path)
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		open = append(open, f)
-		n, err := send(ctx, pieces, f, most)
-		errs = append(errs, err)
-		most -= n
+		var info fs.FileInfo
+		if err == nil {
+			defer f.Close()
+			info, err = f.Stat()
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for at, end := int64(0), min(info.Size(), most); at < end; at += chunk {
+			pieces = append(pieces, piece{f, at, min(chunk, end-at)})
+			most -= min(chunk, end-at)
+		}
 	}
-	close(pieces)
-	readers.Wait()
-	for range atOnce {
-		errs = append(errs, <-failed)
+	err := inTurn(ctx, touches, pieces, func(p piece) error {
+		p.length = min(p.length, touch)
+		return fetch(p)
+	})
+	if err == nil {
+		err = inTurn(ctx, reads, pieces, fetch)
 	}
-	for _, f := range open {
-		errs = append(errs, f.Close())
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return fmt.Errorf("read files ahead: %w", err)
 	}
 	return nil
 }
 
-// send hands the pieces of a file to the readers, and returns how many bytes they have.
-func send(ctx context.Context, to chan<- piece, f *os.File, most int64) (sent int64, err error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
+// inTurn fetches pieces, so many at once, until ctx ends or a disk turns out to be bad: whoever needs what is
+// left says so, too.
+func inTurn(ctx context.Context, atOnce int, pieces []piece, fetch func(piece) error) error {
+	readers, ctx := errgroup.WithContext(ctx)
+	next := make(chan piece)
+	for range atOnce {
+		readers.Go(func() error {
+			// What boots comes first: this thread has the lowest priority, and ends with its goroutine.
+			runtime.LockOSThread()
+			if err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowest); err != nil {
+				return err
+			}
+			for p := range next {
+				if err := fetch(p); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	}
-	for end := min(info.Size(), most); sent < end; {
-		p := piece{f, sent, min(chunk, end-sent)}
+	for n := 0; n < len(pieces) && ctx.Err() == nil; n++ {
 		select {
-		case to <- p:
-			sent += p.length
+		case next <- pieces[n]:
 		case <-ctx.Done():
-			return sent, nil
 		}
 	}
-	return sent, nil
+	close(next)
+	return readers.Wait()
 }
 
 // fetch has the kernel read a piece into its cache, and waits for its end.

@@ -30,33 +30,42 @@ func some(t *testing.T, sizes ...int64) (paths []string) {
 	return paths
 }
 
-// A disk takes a second for each first touch. Read one after another the files take as many seconds as they have
-// pieces; without a bound who waits for another read waits behind all of them.
-func TestManyPiecesAreReadAtOnceAndNoMore(t *testing.T) {
-	const pieces = 4 * atOnce
-	paths := some(t, chunk*pieces/2-1, 0, chunk*pieces/2)
+// A new disk takes a second for the first touch of each block, and who boots waits behind all reads that are under
+// way: many may touch a block, and few read it whole.
+func TestManyBlocksAreTouchedAtOnceAndFewAreRead(t *testing.T) {
+	const blocks = 4 * touches
+	paths := some(t, chunk*blocks/2-1, 0, chunk*blocks/2)
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		now, most := 0, 0
-		seen := map[string]int64{}
-		began := time.Now()
+		var touching, reading, mostTouching, mostReading int
+		bytes := map[string]int64{}
+		began, touched := time.Now(), time.Duration(0)
 		err := files(t.Context(), 1<<40, func(p piece) error {
+			now, most := &reading, &mostReading
+			if p.length == touch {
+				now, most = &touching, &mostTouching
+			}
 			mu.Lock()
-			now++
-			most = max(most, now)
-			seen[p.file.Name()] += p.length
+			*now++
+			*most = max(*most, *now)
 			mu.Unlock()
 			time.Sleep(time.Second)
 			mu.Lock()
-			now--
+			*now--
+			if p.length == touch {
+				touched = max(touched, time.Since(began))
+			} else {
+				bytes[p.file.Name()] += p.length
+			}
 			mu.Unlock()
 			return nil
 		}, append(paths, filepath.Join(t.TempDir(), "not there")))
-		if err != nil || most != atOnce || time.Since(began) != pieces/atOnce*time.Second {
-			t.Errorf("%d pieces took %v, %d at once, want %d (%v)", pieces, time.Since(began), most, atOnce, err)
+		if err != nil || mostTouching != touches || mostReading != reads || touched != blocks/touches*time.Second {
+			t.Errorf("%d blocks were touched %d at once, and read %d at once; the last touch was after %v (%v)", blocks, mostTouching,
+				mostReading, touched, err)
 		}
-		if seen[paths[0]] != chunk*pieces/2-1 || seen[paths[2]] != chunk*pieces/2 {
-			t.Errorf("of the files these bytes were read: %v", seen)
+		if bytes[paths[0]] != chunk*blocks/2-1 || bytes[paths[2]] != chunk*blocks/2 {
+			t.Errorf("of the files these bytes were read: %v", bytes)
 		}
 	})
 }
@@ -65,19 +74,21 @@ func TestNoMoreIsReadThanMemoryIsToSpare(t *testing.T) {
 	paths := some(t, 3*chunk, 3*chunk)
 	var mu sync.Mutex
 	var sum int64
-	err := files(t.Context(), 4*chunk+5, func(p piece) error {
+	err := files(t.Context(), 4*chunk+2*touch, func(p piece) error {
 		mu.Lock()
 		defer mu.Unlock()
-		sum += p.length
+		if p.length != touch {
+			sum += p.length
+		}
 		return nil
 	}, paths)
-	if err != nil || sum != 4*chunk+5 {
-		t.Errorf("%d bytes are read (%v), want %d", sum, err, 4*chunk+5)
+	if err != nil || sum != 4*chunk+2*touch {
+		t.Errorf("%d bytes are read (%v), want %d", sum, err, 4*chunk+2*touch)
 	}
 }
 
 func TestReadingAheadEndsWithItsContext(t *testing.T) {
-	paths := some(t, 100*atOnce*chunk)
+	paths := some(t, 100*touches*chunk)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 		defer end()
@@ -91,10 +102,10 @@ func TestReadingAheadEndsWithItsContext(t *testing.T) {
 
 func TestABadDiskIsToldAndLeft(t *testing.T) {
 	bad := errors.New("input/output error")
-	var reads atomic.Int64
-	err := files(t.Context(), 1<<40, func(piece) error { reads.Add(1); return bad }, some(t, 100*atOnce*chunk))
-	if !errors.Is(err, bad) || reads.Load() > atOnce {
-		t.Errorf("after %d reads it says %v", reads.Load(), err)
+	var asked atomic.Int64
+	err := files(t.Context(), 1<<40, func(piece) error { asked.Add(1); return bad }, some(t, 100*touches*chunk))
+	if !errors.Is(err, bad) || asked.Load() > touches {
+		t.Errorf("after %d reads it says %v", asked.Load(), err)
 	}
 }
 
@@ -110,7 +121,7 @@ func TestWhatReadsAheadHasTheLowestPriority(t *testing.T) {
 			return fmt.Errorf("nice %d, %w", ofNice-got, err)
 		}
 		return nil
-	}, some(t, 10*atOnce*chunk))
+	}, some(t, 10*touches*chunk))
 	if err != nil {
 		t.Error(err)
 	}
