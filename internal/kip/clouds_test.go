@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
@@ -58,7 +59,7 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
 cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
 `, server.URL))
-	c, closeIt, err := openCloud(t.Context(), cfg, nil, silent)
+	c, closeIt, err := openCloud(t.Context(), cfg, allHold{}, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,18 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 	if err != nil || len(list.Instances) != 2 || len(model.Machines().Truth()) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
+	// Of an account where all facts hold, one is that several instances get no secondary addresses.
+	found, err := c.Features().Resolver.Resolve(t.Context(), r.LaunchSpec)
+	if err != nil || found.SecondaryAddress {
+		t.Errorf("launches are not resolved by the facts that are kept: %+v, %v", found, err)
+	}
 }
+
+// allHold are facts of an account, all of which hold.
+type allHold struct{}
+
+func (allHold) Holds(string) bool          { return true }
+func (allHold) Note(string, time.Duration) {}
 
 // Each key of cloud.aws by itself sets one thing that the driver is given, and nothing else.
 func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {

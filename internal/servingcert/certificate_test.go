@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,9 +68,9 @@ type cluster struct {
 	ca     *x509.Certificate
 	key    *ecdsa.PrivateKey
 	own    *tls.Certificate
-	log    bytes.Buffer
 
 	mu     sync.Mutex
+	log    bytes.Buffer
 	events []string
 
 	certificate *Certificate
@@ -113,9 +114,29 @@ func newCluster(t *testing.T) *cluster {
 			c.events = append(c.events, kind+" "+reason+": "+message)
 		},
 		Clock: clock.RealClock{},
-		Log:   slog.New(slog.NewTextHandler(&c.log, nil)),
+		Log:   slog.New(slog.NewTextHandler(c, nil)),
 	}
 	return c
+}
+
+// Write is told of lines of the log.
+func (c *cluster) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.log.Write(p)
+}
+
+// said are the log and the Events until now.
+func (c *cluster) said() (log string, events []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.log.String(), slices.Clone(c.events)
+}
+
+// heard are the Events until now.
+func (c *cluster) heard() []string {
+	_, events := c.said()
+	return events
 }
 
 // start begins a process.
@@ -266,7 +287,7 @@ func TestThePersonWhoApprovesIsToldHow(t *testing.T) {
 		c.pass(time.Minute)
 		r := c.only()
 		if !c.told("Warning", events.ServingCertificatePending, "kubectl certificate approve "+r.Name) {
-			t.Errorf("the Events are %q", c.events)
+			t.Errorf("the Events are %q", c.heard())
 		}
 		if c.serves() {
 			t.Error("a certificate serves that nobody has signed")
@@ -279,15 +300,15 @@ func TestThePersonWhoApprovesIsToldHow(t *testing.T) {
 		if asked.Subject.CommonName != "system:node:kip-0" || !slices.Equal(asked.Subject.Organization, []string{"system:nodes"}) {
 			t.Errorf("%s is asked for, which %s does not sign", asked.Subject, r.Spec.SignerName)
 		}
-		before := len(c.events)
+		before := len(c.heard())
 		c.pass(12 * time.Hour)
-		if n := len(c.events) - before; n < 10 || n > 14 {
+		if n := len(c.heard()) - before; n < 10 || n > 14 {
 			t.Errorf("in twelve hours that is told %d times more: Events last an hour", n)
 		}
 		c.approveAndSign(year, nil)
 		c.pass(time.Minute)
 		if !c.serves() || !c.told("Normal", events.ServingCertificateSigned) {
-			t.Errorf("what was signed does not serve; the Events are %q", c.events)
+			t.Errorf("what was signed does not serve; the Events are %q", c.heard())
 		}
 		c.pass(24 * time.Hour)
 		if n := len(c.requests()); n != 1 {
@@ -380,7 +401,7 @@ func TestACertificateIsRenewedInTime(t *testing.T) {
 			t.Error("while it is renewed the certificate does not serve")
 		}
 		if !c.told("kubectl certificate approve "+r.Name, "until ") {
-			t.Errorf("the Events are %q", c.events)
+			t.Errorf("the Events are %q", c.heard())
 		}
 		c.approveAndSign(year, nil)
 		c.pass(time.Minute)
@@ -418,7 +439,9 @@ func TestASignerOfShortLivesIsNotAskedAllTheTime(t *testing.T) {
 	in(t, func(c *cluster) {
 		signed := 0
 		c.client.PrependReactor("create", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			signed++
+			if signed++; signed > 100 {
+				return true, nil, errors.New("that is enough")
+			}
 			r := a.(clienttesting.CreateAction).GetObject().(*certificatesv1.CertificateSigningRequest)
 			conclude(r, certificatesv1.CertificateApproved, "", "")
 			r.Status.Certificate = c.issue(r, 10*time.Minute, func(leaf *x509.Certificate) { leaf.NotBefore = time.Now().Add(-24 * time.Hour) })
@@ -437,7 +460,11 @@ func TestASignerOfShortLivesIsNotAskedAllTheTime(t *testing.T) {
 
 // deny has an approver deny each request at once.
 func (c *cluster) deny() {
+	made := 0
 	c.client.PrependReactor("create", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if made++; made > 100 {
+			return true, nil, errors.New("that is enough")
+		}
 		r := a.(clienttesting.CreateAction).GetObject().(*certificatesv1.CertificateSigningRequest)
 		conclude(r, certificatesv1.CertificateDenied, "AutoDenied", "") // GKE's says no more
 		return false, nil, nil
@@ -450,7 +477,7 @@ func TestADeniedRequestIsToldAndFollowedSlowly(t *testing.T) {
 		c.start()
 		c.pass(time.Minute)
 		if !c.told("Warning", events.ServingCertificateRefused, "denied (AutoDenied)", "servingCertificate.requester to kip") {
-			t.Errorf("the Events are %q", c.events)
+			t.Errorf("the Events are %q", c.heard())
 		}
 		c.pass(24 * time.Hour)
 		made := len(c.requests())
@@ -495,7 +522,7 @@ func TestWhatASignerCannotSignIsTold(t *testing.T) {
 		c.update(r)
 		c.pass(time.Minute)
 		if !c.told(events.ServingCertificateRefused, "cannot sign it (SignerValidationFailure: subject organization is not system:nodes)") {
-			t.Errorf("the Events are %q", c.events)
+			t.Errorf("the Events are %q", c.heard())
 		}
 	})
 }
@@ -514,7 +541,7 @@ func TestASignerThatDoesNotSignIsTold(t *testing.T) {
 			c.update(r)
 			c.pass(3 * time.Minute)
 			if !c.told("Warning", events.ServingCertificatePending, r.Name+" is approved", cure) {
-				t.Errorf("the Events are %q", c.events)
+				t.Errorf("the Events are %q", c.heard())
 			}
 		})
 	}
@@ -535,7 +562,7 @@ func TestACertificateThatDoesNotFitIsNotServed(t *testing.T) {
 				t.Errorf("a certificate %s serves", what)
 			}
 			if !c.told("Warning", events.ServingCertificateRefused, "does not fit (x509: ") {
-				t.Errorf("%s: the Events are %q", what, c.events)
+				t.Errorf("%s: the Events are %q", what, c.heard())
 			}
 		})
 	}
@@ -582,7 +609,7 @@ func TestKipApprovesNoRequestThatIsNotItsOwn(t *testing.T) {
 				}
 			}
 			if !c.told("Warning", events.ServingCertificateRefused, "another ") {
-				t.Errorf("%s: the Events are %q", what, c.events)
+				t.Errorf("%s: the Events are %q", what, c.heard())
 			}
 		})
 	}
@@ -601,22 +628,23 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		c.start()
 		c.pass(time.Minute)
 		if !c.told("Warning", "deploy/csr-approve.yaml", c.config.SignerName, "kubectl certificate approve "+c.only().Name) {
-			t.Errorf("the Events are %q", c.events)
+			t.Errorf("the Events are %q", c.heard())
 		}
 	})
 	in(t, func(c *cluster) {
 		c.config.AsNode = false
-		denied := true
+		var denied atomic.Bool
+		denied.Store(true)
 		c.client.PrependReactor("get", "certificatesigningrequests", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return denied, nil, forbidden("cannot get")
+			return denied.Load(), nil, forbidden("cannot get")
 		})
 		c.start()
 		c.pass(time.Hour)
-		log := c.log.String()
+		log, _ := c.said()
 		if n := strings.Count(log, "deploy/csr.yaml"); n != 1 {
 			t.Errorf("in an hour the file with the right is named %d times: %s", n, log)
 		}
-		denied = false
+		denied.Store(false)
 		c.pass(2 * time.Minute)
 		c.only()
 	})
