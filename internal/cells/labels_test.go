@@ -63,6 +63,16 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 	})
 }
 
+// instanceOf is the ID of a pod's instance.
+func (b *bubble) instanceOf(pod string) string {
+	b.Helper()
+	cell, _ := b.cells.ForPod(ref(pod).UID)
+	if cell.Instance == nil {
+		b.Fatalf("pod %s has no instance; said %v", pod, b.events)
+	}
+	return cell.Instance.ID
+}
+
 // A full call has the cells with one set of labels where there are as many, and no call more than without labels.
 func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 	for what, tc := range map[string]struct {
@@ -70,7 +80,7 @@ func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 		want   []string
 	}{
 		"they fill calls":       {"xyxyxy", []string{"x0 x2 x4", "y1 y3 y5"}},
-		"they do not":           {"xyzxyz", []string{"x0 x3 y1", "z2 y4 z5"}},
+		"they do not":           {"xyzxyz", []string{"x0 x3 y1", "z2 z5 y4"}},
 		"all fit into one call": {"xyz", []string{"x0 y1 z2"}},
 		"the oldest comes first, whatever its labels": {"yxxxx", []string{"y0 x1 x2", "x3 x4"}},
 	} {
@@ -113,14 +123,25 @@ func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *
 		})
 		b.later(time.Minute)
 		for n, pod := range []string{"a", "b", "c"} {
-			cell, _ := b.cells.ForPod(ref(pod).UID)
-			id := cell.Instance.ID
+			id := b.instanceOf(pod)
 			if tags := b.cloud.instances[id].Tags; tags["team"] != "blue" || tags["app"] != fmt.Sprint("app-", n) || tags[cloud.TagPod] != pod {
 				t.Errorf("the instance of %s has the tags %v", pod, tags)
 			}
 			if last := b.cloud.taggings[id]; !slices.Equal(last.Parts, []string{"vol-of-" + id}) {
 				t.Errorf("the tagging of %s is %+v", id, last)
 			}
+		}
+		// Nor has the instance of an earlier Kip its labels, which has all other tags.
+		id := b.instanceOf("a")
+		b.cloud.set(func() {
+			i := b.cloud.instances[id]
+			i.Tags = maps.Clone(i.Tags)
+			delete(i.Tags, "app")
+			b.cloud.instances[id] = i
+		})
+		b.later(5 * time.Minute)
+		if tags := b.cloud.instances[id].Tags; tags["app"] != "app-0" {
+			t.Errorf("then the instance has the tags %v", tags)
 		}
 	})
 }
@@ -175,8 +196,8 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 			if !slices.Equal(sent, []string{"bad", ""}) || b.phase("a") != apiv1.Bound {
 				t.Errorf("%s: it was sent with the labels %q, the cell is %s; said %v", what, sent, b.phase("a"), b.events)
 			}
-			if len(b.cooled) > 0 || b.cells.pause != (pause{}) {
-				t.Errorf("%s: what is offered is left alone: %v; launches are paused: %+v", what, b.cooled, b.cells.pause)
+			if len(b.cooled) > 0 || len(b.cells.denied) > 0 || b.cells.pause != (pause{}) {
+				t.Errorf("%s: what is offered is left alone: %v, %v; launches are paused: %+v", what, b.cooled, b.cells.denied, b.cells.pause)
 			}
 			b.requestFor("b", labels("team", "good"))
 			b.later(5 * time.Second)
@@ -185,11 +206,11 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 			}
 			// Who it is says the instance all the same.
 			b.later(time.Hour)
-			cell, _ := b.cells.ForPod(ref("a").UID)
-			if tags := b.cloud.instances[cell.Instance.ID].Tags; tags[cloud.TagPod] != "a" || tags["team"] != "" {
+			id := b.instanceOf("a")
+			if tags := b.cloud.instances[id].Tags; tags[cloud.TagPod] != "a" || tags["team"] != "" {
 				t.Errorf("%s: its instance has the tags %v", what, tags)
 			}
-			if n := b.cloud.tagged[cell.Instance.ID]; n > mostTagTries {
+			if n := b.cloud.tagged[id]; n > mostTagTries {
 				t.Errorf("%s: its tags were tried %d times", what, n)
 			}
 		})
@@ -201,9 +222,16 @@ func TestWithoutRightsALabelIsNotToBlame(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
 		sent := 0
+		var labelled, next time.Time // a launch with another label, and the one after it
 		b.cloud.set(func() {
-			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 				sent++
+				switch {
+				case r.Tags["team"] == "late":
+					labelled = time.Now()
+				case next.IsZero() && !labelled.IsZero():
+					next = time.Now()
+				}
 				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
 			}
 		})
@@ -213,14 +241,24 @@ func TestWithoutRightsALabelIsNotToBlame(t *testing.T) {
 		if sent != 2 {
 			t.Errorf("%d launches were sent, want one with the label and one without", sent)
 		}
+		// A launch with labels that is let through to see whether the rights are back says nothing of them: one without looks.
+		b.cells.Release(ref("a").UID, "deleted", false)
+		late := nano("b")
+		late.Account, late.Offers[0].InstanceType = labels("team", "late"), "micro"
+		if _, err := b.cells.Request(b.Context(), late); err != nil {
+			t.Fatal(err)
+		}
 		b.later(10 * time.Minute)
-		if sent > 20 {
+		if labelled.IsZero() || next.IsZero() || next.Sub(labelled) > callTimeout/2 {
+			t.Errorf("a launch with a label was sent at %v, and the next at %v", labelled, next)
+		}
+		if sent > 30 {
 			t.Errorf("%d launches were sent", sent)
 		}
 		b.cloud.set(func() { b.cloud.fail = nil })
 		b.later(5 * time.Minute)
-		if b.phase("a") != apiv1.Bound {
-			t.Errorf("with rights the cell is %s", b.phase("a"))
+		if b.phase("b") != apiv1.Bound {
+			t.Errorf("with rights the cell is %s", b.phase("b"))
 		}
 	})
 }

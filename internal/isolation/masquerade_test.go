@@ -42,7 +42,9 @@ func TestCellsWithAPublicAddressMasqueradeBesidesTheirRules(t *testing.T) {
 		w.policies(denyAll)
 		in, out := w.public("in", "a", true), w.public("out", "b", true)
 		old, private := w.public("old", "a", false), w.cell("private")
+		private.mu.Lock()
 		private.masquerades = true
+		private.mu.Unlock()
 		w.later(time.Second)
 		for name, a := range map[string]*agentOf{"in": in, "out": out} {
 			if fw, _ := a.now(); fw != nil {

@@ -26,6 +26,8 @@ import (
 const (
 	internetHost, internetGateway = "203.0.113.78", "203.0.113.77"
 	internetDevice                = "kip-internet"
+
+	onInternet = internetHost + ":8080"
 )
 
 // tellsSources answers a request with the address that it comes from.
@@ -54,7 +56,7 @@ func serve(t *testing.T, l net.Listener) {
 	})
 }
 
-// connectInternet has this machine route between the cells and a host that answers at port 8080.
+// connectInternet has this machine route between the cells and a host that answers at onInternet.
 func connectInternet(t *testing.T) {
 	t.Helper()
 	made := make(chan error, 1)
@@ -76,7 +78,7 @@ func connectInternet(t *testing.T) {
 			err = bringUp("eth0", internetHost+"/30", net.ParseIP(internetGateway))
 		}
 		if err == nil {
-			listener, err = net.Listen("tcp4", internetHost+":8080")
+			listener, err = net.Listen("tcp4", onInternet)
 		}
 		made <- err
 	}()
@@ -125,17 +127,17 @@ func bringUp(device, address string, gateway net.IP) error {
 }
 
 // fetches returns the source that somebody sees whom a pod asks, "" where nothing comes through.
-func (s *space) fetches(ctx context.Context, pod, host string) string {
+func (s *space) fetches(ctx context.Context, pod, from string) string {
 	s.Helper()
-	out, _, _ := s.Attempt(ctx, "exec", pod, "--", "wget", "-T", "3", "-q", "-O", "-", "http://"+net.JoinHostPort(host, "8080")+"/")
+	out, _, _ := s.Attempt(ctx, "exec", pod, "--", "timeout", "3", "wget", "-qO-", "http://"+from+"/")
 	return strings.TrimSpace(out)
 }
 
 // reaches waits until a pod is seen as somebody, or as nobody.
-func (s *space) reaches(pod, host, want string) {
+func (s *space) reaches(pod, to, want string) {
 	s.Helper()
-	s.Eventually(fmt.Sprintf("%s sees pod %s as %q", host, pod, want), func(ctx context.Context) error {
-		if got := s.fetches(ctx, pod, host); got != want {
+	s.Eventually(fmt.Sprintf("%s sees pod %s as %q", to, pod, want), func(ctx context.Context) error {
+		if got := s.fetches(ctx, pod, to); got != want {
 			return fmt.Errorf("it sees %q", got)
 		}
 		return nil
@@ -146,18 +148,18 @@ func TestAPodInAPublicSubnetReachesTheInternetAsItsCell(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	connectInternet(t)
-	vpc := ownNetwork.CIDR.Masked().Addr().Next().String() // this machine, on the bridge
-	l, err := net.Listen("tcp4", net.JoinHostPort(vpc, "8080"))
+	l, err := net.Listen("tcp4", ownNetwork.CIDR.Masked().Addr().Next().String()+":0") // this machine, on the bridge
 	if err != nil {
 		t.Fatal(err)
 	}
 	serve(t, l)
+	vpc := l.Addr().String()
 	before := s.state(t.Context())
 
 	s.Apply(pod("private", "{}"))
 	private := s.WaitReady("private")
 	s.reaches("private", vpc, private.Status.PodIP)
-	if got := s.fetches(t.Context(), "private", internetHost); got != "" {
+	if got := s.fetches(t.Context(), "private", onInternet); got != "" {
 		t.Errorf("a private subnet without a NAT gateway: the internet sees %q", got)
 	}
 
@@ -170,7 +172,7 @@ func TestAPodInAPublicSubnetReachesTheInternetAsItsCell(t *testing.T) {
 	if is.Public == "" {
 		t.Fatal("the cell has no public address")
 	}
-	if got := s.fetches(t.Context(), "public", internetHost); got != is.Public {
+	if got := s.fetches(t.Context(), "public", onInternet); got != is.Public {
 		t.Errorf("from its first moment the internet sees %q, want %s", got, is.Public)
 	}
 	s.reaches("public", vpc, public.Status.PodIP)
@@ -178,10 +180,10 @@ func TestAPodInAPublicSubnetReachesTheInternetAsItsCell(t *testing.T) {
 	off := namespace.Reconfigure(t, world, func(provider map[string]any) {
 		provider["cells"].(map[string]any)["masquerade"] = false
 	})
-	s.reaches("public", internetHost, "")
+	s.reaches("public", onInternet, "")
 	s.reaches("public", vpc, public.Status.PodIP)
 	off()
-	s.reaches("public", internetHost, is.Public)
+	s.reaches("public", onInternet, is.Public)
 
 	for _, name := range []string{"private", "public"} {
 		s.Kubectl("delete", "pod", name, "--wait=false")
