@@ -79,7 +79,7 @@ type Builder struct {
 // kernel that gives user namespaces to others.
 func (b Builder) Modules(ctx context.Context) (map[string][]byte, error) {
 	packages := slices.DeleteFunc(slices.Clone(b.Lock), InImage)
-	sum := sha256.Sum256([]byte(b.Release + compile + packages.String()))
+	sum := sha256.Sum256([]byte(b.Release + compile + string(fourArguments) + packages.String()))
 	dir := filepath.Join(b.Cache, "nvidia-"+hex.EncodeToString(sum[:8]))
 	if modules, err := read(dir); !errors.Is(err, fs.ErrNotExist) {
 		return modules, err
@@ -173,7 +173,7 @@ func (b Builder) unpack(ctx context.Context, packages debian.Lock, root string) 
 	if out, err := source.CombinedOutput(); err != nil {
 		return fmt.Errorf("unpack the source of NVIDIA's modules: %w: %s", err, bytes.TrimSpace(out))
 	}
-	return nil
+	return adapt(root)
 }
 
 func (b Builder) compile(ctx context.Context, root string) error {
