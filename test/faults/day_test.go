@@ -395,6 +395,7 @@ func (d *day) live() {
 	for range d.size / 10 { // Deployments: they run until the evening
 		d.works = append(d.works, &work{size: "small", policy: corev1.RestartPolicyAlways})
 	}
+	dying, since := 0, time.Duration(0) // the life that is about to end, also in the next part, and since when
 	for _, p := range d.parts {
 		if p.begin != nil {
 			p.begin(d)
@@ -404,7 +405,6 @@ func (d *day) live() {
 			killAt = p.from + time.Duration(d.r.Int64N(int64(p.to-p.from)))
 		}
 		wave := 0
-		dying := 0 // the life that is about to end
 		for ticks := 0; time.Since(d.w.began) < p.to && !d.w.failed(); ticks++ {
 			at := time.Since(d.w.began)
 			if wave < p.waves && at >= p.from+time.Duration(wave)*(p.to-p.from)/time.Duration(p.waves) {
@@ -417,8 +417,8 @@ func (d *day) live() {
 			switch {
 			case p.kill && at >= killAt:
 				p.kill = false
-				dying = d.kill()
-			case dying == d.life() && at > killAt+time.Minute: // the call had no answer after which to die
+				dying, since = d.kill(), at
+			case dying == d.life() && at > since+time.Minute: // the call had no answer after which to die
 				d.w.kill()
 			}
 			d.tend()
