@@ -61,6 +61,9 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 		}
 	}
 	for now := (due{true, true}); ; {
+		if err := ctx.Err(); err != nil { // select may choose a ticker that is due as well
+			return err
+		}
 		if now.spot {
 			w.lookAtSpot(ctx)
 		}
