@@ -113,16 +113,21 @@ func (m *Model) runInstances(r *request) (any, error) {
 		}
 		m.mu.Unlock()
 	}
+	return m.start(r, l, request, least, before != nil)
+}
+
+// start starts the instances of a launch, or tells again of those that were started with its token.
+func (m *Model) start(r *request, l *launch, request cloud.LaunchRequest, least int, again bool) (any, error) {
 	results := m.sim.LaunchAtLeast(r.ctx, request, least)
 	instances := slices.DeleteFunc(results.Instances(), func(i cloud.Instance) bool { return i.ID == "" })
 	if len(instances) == 0 {
 		m.unused(request.Token, l)
 		return nil, results.Err()
 	}
-	if before != nil && m.someEnded(request.Token) {
-		return nil, bad("IdempotentInstanceTerminated", "The client token '%s' is that of an instance that has been terminated", token)
+	if again && m.someEnded(request.Token) {
+		return nil, bad("IdempotentInstanceTerminated", "The client token '%s' is that of an instance that has been terminated", l.token)
 	}
-	if before == nil && !m.encrypts(r, l) {
+	if !again && !m.encrypts(r, l) {
 		if err := m.failUnencrypted(instances); err != nil {
 			return nil, err
 		}

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // Bounds of tags. Sources: Amazon EC2 User Guide, "Tag restrictions", whose characters are those that all services of AWS
@@ -25,6 +23,9 @@ var (
 	tagCharacters = regexp.MustCompile(`^[\p{L}\p{N}\p{Z}+=._:/@-]*$`)
 	clusterName   = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._-]{0,105}$`)
 )
+
+// isOwnTag reports whether Kip writes the tag with this key itself, as cloud.IsOwnTag does.
+func isOwnTag(key string) bool { return key == "Name" || strings.HasPrefix(key, "Kip") }
 
 // tagsOfAWS checks all keys that become tags on AWS.
 func (d *decoder) tagsOfAWS(c *Config) {
@@ -47,7 +48,7 @@ func (d *decoder) tagsOfAWS(c *Config) {
 		tagged[label] = ""
 		at := fmt.Sprintf("costs.labels[%d]", i)
 		d.check(len(label) <= mostTagKey, at, label, fmt.Sprintf("at most %d characters, since it is a tag on AWS", mostTagKey))
-		if cloud.IsOwnTag(label) {
+		if isOwnTag(label) {
 			d.bad(at, "%s is a tag of Kip's own on AWS: want a label other than Name that does not begin with Kip", label)
 		}
 	}
@@ -74,7 +75,7 @@ func (d *decoder) tags(at string, tags map[string]string) {
 			d.bad(at, "%s is no key of a tag: want 1 to %d letters, digits, spaces and + - = . _ : / @", quote(key), mostTagKey)
 		case strings.HasPrefix(strings.ToLower(key), "aws:"):
 			d.bad(at, "AWS keeps keys that begin with aws: to itself: want another key")
-		case cloud.IsOwnTag(key):
+		case isOwnTag(key):
 			d.bad(at, "Kip writes this tag itself: want a key other than Name that does not begin with Kip")
 		}
 		if utf8.RuneCountInString(value) > mostTagValue || !tagCharacters.MatchString(value) {

@@ -90,7 +90,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
 // calls it any more. facts are kept of its account; nil for no longer than the cloud is open.
-func openCloud(ctx context.Context, cfg *config.Config, facts aws.Facts, log *slog.Logger) (cloud.Cloud, func() error, error) {
+func openCloud(ctx context.Context, cfg *config.Config, facts cloud.Facts, log *slog.Logger) (cloud.Cloud, func() error, error) {
 	if err := checkBuild(cfg); err != nil {
 		return nil, nil, err
 	}

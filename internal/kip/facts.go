@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
@@ -33,7 +33,7 @@ type storedFacts struct {
 	all map[string]fact
 }
 
-var _ aws.Facts = (*storedFacts)(nil)
+var _ cloud.Facts = (*storedFacts)(nil)
 
 // loadFacts returns those that are stored.
 func loadFacts(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedFacts, error) {
@@ -58,14 +58,14 @@ func loadFacts(ctx context.Context, st *store.Store, c clock.PassiveClock, log *
 	return f, nil
 }
 
-// Holds implements aws.Facts.
+// Holds implements cloud.Facts.
 func (f *storedFacts) Holds(name string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.clock.Now().Before(f.all[name].Until)
 }
 
-// Note implements aws.Facts.
+// Note implements cloud.Facts.
 func (f *storedFacts) Note(name string, lasts time.Duration) {
 	f.mu.Lock()
 	f.all[name] = fact{Until: f.clock.Now().Add(lasts), Lasts: lasts}

@@ -27,6 +27,8 @@ import (
 	"github.com/aws/smithy-go/middleware"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/internal/cloud"
 )
 
 // Config is where instances are launched, and as whom.
@@ -97,7 +99,7 @@ type Config struct {
 	PublicAddress bool
 
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
-	Facts Facts
+	Facts cloud.Facts
 
 	// Tags are those of all that Kip makes, besides its own. GroupTags are those of the security group of the cells, besides Tags.
 	Tags, GroupTags map[string]string

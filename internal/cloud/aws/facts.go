@@ -7,15 +7,6 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Facts are what has turned out of an account, which EC2 says only when it refuses a call. They are kept over restarts
-// of Kip, so that a call that was refused is not tried again. Both methods are for concurrent use and do not block.
-type Facts interface {
-	// Holds reports whether a fact was noted and its time is not over.
-	Holds(fact string) bool
-	// Note notes that a fact holds for a time.
-	Note(fact string, lasts time.Duration)
-}
-
 // The facts. Each is of one region.
 const (
 	// factNoSecondaries is that EC2 refuses a number of secondary addresses in a call for several instances.

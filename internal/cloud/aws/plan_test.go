@@ -164,8 +164,9 @@ func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 	r := request("t", 1)
 	r.InstanceType = "g5.xlarge"
 	err := c.Launch(t.Context(), r).Err()
-	if scope := cloud.ScopeOf(err); cloud.CauseOf(err) != cloud.ErrRefused || scope.InstanceType != "g5.xlarge" || scope.Spot == nil || *scope.Spot {
-		t.Errorf("%v for %+v: want that type, on demand", err, cloud.ScopeOf(err))
+	scope := cloud.ScopeOf(err)
+	if cloud.CauseOf(err) != cloud.ErrRefused || scope.InstanceType != "g5.xlarge" || scope.Spot == nil || *scope.Spot {
+		t.Errorf("%v for %+v: want that type, on demand", err, scope)
 	}
 	if n := len(model.Machines().Truth()); n != 0 {
 		t.Errorf("%d run", n)
