@@ -57,7 +57,6 @@ type Egress struct {
 
 	mu      sync.Mutex
 	subnets map[string]*subnet
-	behind  map[string][]netip.Prefix // networks behind pods, by cell
 
 	// Of Run alone.
 	revision int64
@@ -77,7 +76,6 @@ func Open(ctx context.Context, cfg Config) (*Egress, error) {
 		cfg:     cfg,
 		more:    make(chan struct{}, 1),
 		subnets: map[string]*subnet{},
-		behind:  map[string][]netip.Prefix{},
 	}
 	var stored map[string]cloud.Way
 	var err error
@@ -114,32 +112,11 @@ func (e *Egress) Masquerade(id string) (except []netip.Prefix, does, known bool)
 			b.AddPrefix(p)
 		}
 	}
-	for _, networks := range e.behind {
-		for _, p := range networks {
-			b.AddPrefix(p)
-		}
-	}
 	all, err := b.IPSet()
 	if err != nil { // a network that is none, which no cloud and no annotation has
 		return nil, false, true
 	}
 	return slices.DeleteFunc(all.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() }), true, true
-}
-
-// Behind tells of the networks behind a cell's pod, to which Kip routes; none once the cell has
-// gone. It does not block.
-func (e *Egress) Behind(cell string, networks []netip.Prefix) {
-	e.mu.Lock()
-	changed := !slices.Equal(e.behind[cell], networks)
-	if len(networks) > 0 {
-		e.behind[cell] = slices.Clone(networks)
-	} else {
-		delete(e.behind, cell)
-	}
-	e.mu.Unlock()
-	if changed {
-		e.cfg.Changed()
-	}
 }
 
 // Run reads the ways until ctx ends.

@@ -162,29 +162,6 @@ func TestCellsMasqueradeWhereTheirSubnetHasAWayToTheInternet(t *testing.T) {
 	})
 }
 
-func TestWhatIsBehindPodsIsReachedDirectly(t *testing.T) {
-	inBubble(t, func(b *bench) {
-		b.cloud.ways["in"] = cloud.Way{Internet: true}
-		b.while(func() {
-			b.egress.Masquerade("in")
-			later(0)
-			before := b.changes.Load()
-			for range 2 {
-				b.egress.Behind("gate", networks("192.0.2.0/24"))
-				b.egress.Behind("other", nil)
-			}
-			b.has("behind a pod", "in", strings.Replace(own, "172.16.0.0/12 ", "172.16.0.0/12 192.0.2.0/24 ", 1))
-			for range 2 {
-				b.egress.Behind("gate", nil)
-			}
-			b.has("the pod is gone", "in", own)
-			if n := b.changes.Load() - before; n != 2 {
-				t.Errorf("%d changes were told, want 2", n)
-			}
-		})
-	})
-}
-
 // A Kip that starts while the cloud does not answer changes nothing.
 func TestAKipThatStartsKnowsTheWaysOfTheOneBefore(t *testing.T) {
 	inBubble(t, func(b *bench) {

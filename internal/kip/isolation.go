@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/egress"
@@ -20,15 +19,11 @@ import (
 type isolated struct {
 	cells.Unobserved
 	firewalls *isolation.Controller
-	egress    *egress.Egress // nil where no cell masquerades
 }
 
 var _ cells.Observer = isolated{}
 
 func (i isolated) CellChanged(c cells.Cell) {
-	if i.egress != nil && len(c.Options.CloudRoutes) > 0 {
-		i.egress.Behind(c.ID, networksBehind(c))
-	}
 	switch {
 	case !c.Live():
 		i.firewalls.Gone(c.ID)
@@ -42,14 +37,6 @@ func (i isolated) CellChanged(c cells.Cell) {
 			PublicAt: publicAt(c),
 		})
 	}
-}
-
-// networksBehind are those to which Kip routes by a cell, from before it does until it has taken that back.
-func networksBehind(c cells.Cell) []netip.Prefix {
-	if c.Phase == apiv1.Gone {
-		return nil
-	}
-	return c.Options.CloudRoutes
 }
 
 // publicAt is the cell's own address if a public one leads there. A cloud may tell the public one later

@@ -15,7 +15,7 @@ import (
 // observers are told of each change of a cell, in this order: what is counted and
 // shown first, then those who act.
 func (l *leading) observers() []cells.Observer {
-	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls, egress: l.egress}, learning{shop: l.shop}}
+	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}, learning{shop: l.shop}}
 }
 
 // learning tells the shop what cells show of the cloud's types.
