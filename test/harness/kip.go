@@ -3,7 +3,6 @@ package harness
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -167,12 +166,8 @@ func (k *Kip) Get(ctx context.Context, path string) (code int, body string, err 
 	return code, body, err
 }
 
-// ask asks a Kip's metrics port, whose certificate is of the cluster's CA.
+// ask asks a Kip's metrics port. Its certificate is of Kip's own CA, which Kip keeps to itself.
 func (w *World) ask(ctx context.Context, url, token string) (code int, body string, err error) {
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(w.Config.CAData) {
-		return 0, "", errors.New("there is no certificate of the cluster's CA in the kubeconfig")
-	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, "", err
@@ -180,7 +175,7 @@ func (w *World) ask(ctx context.Context, url, token string) (code int, body stri
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {

@@ -107,8 +107,9 @@ type described struct {
 	Profile string   `xml:"reservationSet>item>instancesSet>item>iamInstanceProfile>arn"`
 	Groups  []string `xml:"reservationSet>item>instancesSet>item>groupSet>item>groupName"`
 	// Prefix is its interface's, Public its public address; each is "" where there is none.
-	Prefix string `xml:"reservationSet>item>instancesSet>item>networkInterfaceSet>item>ipv4PrefixSet>item>ipv4Prefix"`
-	Public string `xml:"reservationSet>item>instancesSet>item>ipAddress"`
+	Prefix    string   `xml:"reservationSet>item>instancesSet>item>networkInterfaceSet>item>ipv4PrefixSet>item>ipv4Prefix"`
+	Addresses []string `xml:"reservationSet>item>instancesSet>item>networkInterfaceSet>item>privateIpAddressesSet>item>privateIpAddress"`
+	Public    string   `xml:"reservationSet>item>instancesSet>item>ipAddress"`
 }
 
 func (s *space) described(p *corev1.Pod) (is described) {
