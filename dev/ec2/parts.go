@@ -40,6 +40,10 @@ func (m *Model) PartTags() map[string]map[string]string {
 	all := map[string]map[string]string{}
 	for _, i := range m.sim.History() {
 		l := m.launchOf(i)
+		if l.image.RootDevice == "" { // nobody called RunInstances for it: the machines behind the model have its tags
+			all[interfaceID(i.ID)] = i.Tags
+			continue
+		}
 		all[rootVolume(i.ID)], all[interfaceID(i.ID)] = l.volumeTags, l.interfaceTags
 	}
 	m.mu.Lock()
