@@ -5,26 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/elotl/kip/test/netlab"
 )
 
 // lab is a machine with an uplink and two bridges, a host of the internet, and a cell on each bridge. Each is
-// a network namespace; the machine's is that of the test's thread.
+// a network namespace; the machine's is the Host's.
 type lab struct {
-	*testing.T
-	machine, internet netns.NsHandle
-	cells             [2]netns.NsHandle
+	*netlab.Lab
+	internet netns.NsHandle
+	cells    [2]netns.NsHandle
 }
 
 const (
@@ -45,106 +44,29 @@ const (
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	runtime.LockOSThread() // and never unlocked, so that the thread ends with the test
-	l := &lab{T: t}
-	for _, ns := range []*netns.NsHandle{&l.internet, &l.cells[0], &l.cells[1], &l.machine} { // the thread stays in the last
-		var err error
-		if *ns, err = netns.New(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { ns.Close() })
-	}
-	l.run("ip link set lo up")
-	l.wire("uplink", l.internet, internetAddress+"/24", metadataAddress+"/32", wireServer+"/32", alibabaAddress+"/32")
-	l.run("ip address add " + machineAddress + "/24 dev uplink")
-	l.run("ip route add default via " + internetAddress)
+	l := &lab{}
+	l.Lab = netlab.New(t, &l.internet, &l.cells[0], &l.cells[1])
+	l.Wire("uplink", l.internet, internetAddress+"/24", metadataAddress+"/32", wireServer+"/32", alibabaAddress+"/32")
+	l.Run("ip address add " + machineAddress + "/24 dev uplink")
+	l.Run("ip route add default via " + internetAddress)
 	for i, cell := range l.cells {
-		l.run(fmt.Sprintf("ip link add kip%d type bridge", i))
-		l.run(fmt.Sprintf("ip address add 10.11%d.0.1/16 dev kip%d", i, i))
-		l.run(fmt.Sprintf("ip link set kip%d up", i))
+		l.Run(fmt.Sprintf("ip link add kip%d type bridge", i))
+		l.Run(fmt.Sprintf("ip address add 10.11%d.0.1/16 dev kip%d", i, i))
+		l.Run(fmt.Sprintf("ip link set kip%d up", i))
 		device := fmt.Sprintf("cell%d", i)
-		l.wire(device, cell, fmt.Sprintf("10.11%d.0.2/16", i))
-		l.run(fmt.Sprintf("ip link set %s master kip%d", device, i))
-		l.within(cell, func() { l.run(fmt.Sprintf("ip route add default via 10.11%d.0.1", i)) })
+		l.Wire(device, cell, fmt.Sprintf("10.11%d.0.2/16", i))
+		l.Run(fmt.Sprintf("ip link set %s master kip%d", device, i))
+		l.Within(cell, func() { l.Run(fmt.Sprintf("ip route add default via 10.11%d.0.1", i)) })
 	}
 	// The internet knows the way to the cells, as a machine in the same network may.
-	l.within(l.internet, func() { l.run("ip route add 10.110.0.0/15 via " + machineAddress) })
+	l.Within(l.internet, func() { l.Run("ip route add 10.110.0.0/15 via " + machineAddress) })
 	return l
-}
-
-// run runs a command in the namespace of the thread.
-func (l *lab) run(command string) {
-	l.Helper()
-	args := strings.Fields(command)
-	if out, err := exec.CommandContext(l.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
-		l.Fatalf("%s: %v: %s", command, err, out)
-	}
-}
-
-// within runs f in another namespace.
-func (l *lab) within(ns netns.NsHandle, f func()) {
-	l.Helper()
-	if err := netns.Set(ns); err != nil {
-		l.Fatal(err)
-	}
-	defer func() {
-		if err := netns.Set(l.machine); err != nil {
-			l.Fatal(err)
-		}
-	}()
-	f()
-}
-
-// wire connects the machine with a namespace, where the device is eth0.
-func (l *lab) wire(device string, there netns.NsHandle, addresses ...string) {
-	l.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = device
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(there))}); err != nil {
-		l.Fatal(err)
-	}
-	l.run("ip link set " + device + " up")
-	l.within(there, func() {
-		l.run("ip link set lo up")
-		l.run("ip link set eth0 up")
-		for _, a := range addresses {
-			l.run("ip address add " + a + " dev eth0")
-		}
-	})
-}
-
-// asks connects from one namespace to an address of another and returns whom the other sees; "" where nothing
-// comes through in time.
-func (l *lab) asks(from, to netns.NsHandle, address string, within time.Duration) (seen string) {
-	l.Helper()
-	var server net.Listener
-	l.within(to, func() {
-		var err error
-		if server, err = net.Listen("tcp", address+":0"); err != nil {
-			l.Fatal(err)
-		}
-	})
-	defer server.Close()
-	l.within(from, func() {
-		c, err := (&net.Dialer{Timeout: within}).DialContext(l.Context(), "tcp", server.Addr().String())
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		there, err := server.Accept()
-		if err != nil {
-			l.Fatal(err)
-		}
-		defer there.Close()
-		seen = there.RemoteAddr().(*net.TCPAddr).IP.String()
-	})
-	return seen
 }
 
 // reaches fails the test unless the internet sees a cell as this machine.
 func (l *lab) reaches(cell int) {
 	l.Helper()
-	if got := l.asks(l.cells[cell], l.internet, internetAddress, untilHang); got != machineAddress {
+	if got := l.Sees(l.cells[cell], l.internet, "", internetAddress, untilHang); got != machineAddress {
 		l.Errorf("the internet sees cell %d as %q, want the machine's address", cell, got)
 	}
 }
@@ -154,10 +76,10 @@ func (l *lab) reaches(cell int) {
 func (l *lab) cannotReach(from, to netns.NsHandle, address string) {
 	l.Helper()
 	for range tries {
-		if seen := l.asks(from, to, address, shortly); seen != "" {
+		if seen := l.Sees(from, to, "", address, shortly); seen != "" {
 			l.Errorf("%s is reached, and sees %q", address, seen)
 		}
-		if l.asks(l.machine, to, address, untilHang) == "" {
+		if l.Sees(l.Host, to, "", address, untilHang) == "" {
 			l.Errorf("the machine itself does not reach %s", address)
 		}
 	}
@@ -249,7 +171,7 @@ func TestTheLastRunOnAMachineEndsItsForwarding(t *testing.T) {
 
 func TestOnAMachineWithoutInternetNothingIsMasqueraded(t *testing.T) {
 	l := newLab(t)
-	l.run("ip route delete default")
+	l.Run("ip route delete default")
 	s := l.stack(0)
 	if err := s.masquerade(t.Context()); !errors.Is(err, errNoUplink) {
 		t.Errorf("without a default route: %v", err)
@@ -315,7 +237,7 @@ func TestForwardingEndsEvenIfSomebodyFlushesTheRules(t *testing.T) {
 	l := newLab(t)
 	s := l.stack(0)
 	l.start(s)
-	l.run("nft flush ruleset")
+	l.Run("nft flush ruleset")
 	l.stop(s)
 	if l.forwards("uplink") != "0" {
 		t.Error("the uplink still forwards")
