@@ -23,11 +23,8 @@ type fact struct {
 
 // storedFacts is what has turned out of the cloud's account, kept over restarts. Its methods are for concurrent use.
 type storedFacts struct {
-	store    *store.Store
-	revision int64
-	changed  chan struct{}
-	clock    clock.PassiveClock
-	log      *slog.Logger
+	record *kept[map[string]fact]
+	clock  clock.PassiveClock
 
 	mu  sync.Mutex
 	all map[string]fact
@@ -37,15 +34,9 @@ var _ cloud.Facts = (*storedFacts)(nil)
 
 // loadFacts returns those that are stored.
 func loadFacts(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedFacts, error) {
-	f := &storedFacts{
-		store:   st,
-		changed: make(chan struct{}, 1),
-		clock:   c,
-		log:     log,
-		all:     map[string]fact{},
-	}
+	f := &storedFacts{clock: c, all: map[string]fact{}}
 	var err error
-	if f.revision, err = st.Get(ctx, factsKey, &f.all); err != nil {
+	if f.record, err = loadKept(ctx, st, factsKey, "what has turned out of the cloud's account", &f.all, log); err != nil {
 		return nil, err
 	}
 	now := c.Now()
@@ -70,10 +61,7 @@ func (f *storedFacts) Note(name string, lasts time.Duration) {
 	f.mu.Lock()
 	f.all[name] = fact{Until: f.clock.Now().Add(lasts), Lasts: lasts}
 	f.mu.Unlock()
-	select {
-	case f.changed <- struct{}{}:
-	default:
-	}
+	f.record.change()
 }
 
 // list returns the facts that hold.
@@ -85,23 +73,5 @@ func (f *storedFacts) list() map[string]fact {
 	return maps.Clone(f.all)
 }
 
-// keep stores the facts until ctx ends. One that is not stored costs a call that is refused, no more: the next change
-// stores it.
-func (f *storedFacts) keep(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-f.changed:
-		}
-		revision, err := f.store.Put(ctx, factsKey, f.list(), f.revision)
-		if err != nil && ctx.Err() == nil {
-			f.log.Warn("store what has turned out of the cloud's account", "err", err)
-			var stored map[string]fact
-			revision, err = f.store.Get(ctx, factsKey, &stored)
-		}
-		if err == nil {
-			f.revision = revision
-		}
-	}
-}
+// keep stores the facts until ctx ends.
+func (f *storedFacts) keep(ctx context.Context) error { return f.record.run(ctx, f.list) }

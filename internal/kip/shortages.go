@@ -20,12 +20,9 @@ const shortagesKey = "unavailable"
 // ask for all that it knows to be missing.
 type storedShortages struct {
 	shortages *capacity.Shortages
-	store     *store.Store
-	revision  int64
-	changed   chan struct{}
+	record    *kept[[]capacity.Shortage]
 	nodes     looker // told of each one; set before any is noted
 	catalogue reader // told where it has changed; set before any is noted
-	log       *slog.Logger
 }
 
 // reader is who reads the cloud's catalogue.
@@ -42,15 +39,10 @@ type looker interface {
 
 // loadShortages returns those that are stored. The caller sets nodes and catalogue.
 func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
-	s := &storedShortages{
-		shortages: capacity.New(c),
-		store:     st,
-		changed:   make(chan struct{}, 1),
-		log:       log,
-	}
+	s := &storedShortages{shortages: capacity.New(c)}
 	var stored []capacity.Shortage
-	revision, err := st.Get(ctx, shortagesKey, &stored)
-	s.revision = revision
+	var err error
+	s.record, err = loadKept(ctx, st, shortagesKey, "unavailable capacity", &stored, log)
 	s.shortages.Load(stored)
 	return s, err
 }
@@ -63,10 +55,7 @@ func (s *storedShortages) Mark(o cells.Offer, err error) {
 	if said, ok := errors.AsType[*cloud.Error](err); ok && said.Catalogue {
 		s.catalogue.ReadSoon()
 	}
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	s.record.change()
 }
 
 // Unavailable says that an offer is known not to be served now.
@@ -74,23 +63,5 @@ func (s *storedShortages) Unavailable(o cells.Offer) bool {
 	return s.shortages.Unavailable(shop.Offering(o))
 }
 
-// keep stores the shortages until ctx ends. One that is not stored costs a launch
-// that fails, no more: the next change stores it.
-func (s *storedShortages) keep(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.changed:
-		}
-		revision, err := s.store.Put(ctx, shortagesKey, s.shortages.List(), s.revision)
-		if err != nil && ctx.Err() == nil {
-			s.log.Warn("store unavailable capacity", "err", err)
-			var stored []capacity.Shortage
-			revision, err = s.store.Get(ctx, shortagesKey, &stored)
-		}
-		if err == nil {
-			s.revision = revision
-		}
-	}
-}
+// keep stores the shortages until ctx ends.
+func (s *storedShortages) keep(ctx context.Context) error { return s.record.run(ctx, s.shortages.List) }
