@@ -139,16 +139,14 @@ func (h *Host) takeAgain(ip netip.Addr) {
 }
 
 // disclaim takes an address from the machine itself, and returns the devices that had it. It returns an error if the
-// machine still takes what is for the address as its own.
+// machine still takes what is for the address as its own, but not for an address that it was given in the meantime:
+// Keep hears of that.
 func disclaim(ip netip.Addr) (from []string, err error) {
-	all, err := netdump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, family(ip)) })
+	held, err := holders(ip)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
-	for _, a := range all {
-		if own, _ := netip.AddrFromSlice(a.IP); own.Unmap() != ip {
-			continue
-		}
+	for _, a := range held {
 		link, err := netlink.LinkByIndex(a.LinkIndex)
 		if err != nil {
 			return from, fmt.Errorf("look up the device that has the pod's address %s: %w", ip, err)
@@ -165,11 +163,32 @@ func disclaim(ip netip.Addr) (from []string, err error) {
 		}
 		from = append(from, name)
 	}
-	// The routes of the machine's own addresses need no address: some programs make them for whole prefixes.
-	routes, err := netlink.RouteGet(ip.AsSlice())
-	if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
-		return from, fmt.Errorf("the pod's address %s is local to the machine by a route (ip route show table local): "+
-			"remove what makes that route, such as cloud-netconfig or google-guest-agent", ip)
+	if !isLocal(ip) {
+		return from, nil
 	}
-	return from, nil
+	// The kernel lists an address before it makes its route (inet_insert_ifa).
+	if held, err = holders(ip); err != nil || len(held) > 0 {
+		return from, err
+	}
+	return from, fmt.Errorf("the pod's address %s is local to the machine by a route (ip route show table local): "+
+		"remove what makes that route, such as cloud-netconfig or google-guest-agent", ip)
+}
+
+// holders lists the devices that have an address.
+func holders(ip netip.Addr) ([]netlink.Addr, error) {
+	all, err := netdump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, family(ip)) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return slices.DeleteFunc(all, func(a netlink.Addr) bool {
+		own, _ := netip.AddrFromSlice(a.IP)
+		return own.Unmap() != ip
+	}), nil
+}
+
+// isLocal reports whether the machine takes what is for an address as its own. Such a route needs no address: some
+// programs make routes for whole prefixes.
+func isLocal(ip netip.Addr) bool {
+	routes, err := netlink.RouteGet(ip.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }

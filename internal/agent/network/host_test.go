@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -196,5 +197,47 @@ func TestTheMachineIsKeptFromThePodsAddress(t *testing.T) {
 	}
 	if n := log.lines(); n != 3 { // the first, the second and the fourth
 		t.Errorf("%d lines of the log for %d times: %s", n, times, log.text.String())
+	}
+}
+
+// An address that comes while it is taken is not mistaken for a route that has none.
+func TestAnAddressThatComesWhileItIsTakenIsTaken(t *testing.T) {
+	machine(t)
+	if err := NewHost(slog.New(slog.DiscardHandler)).Prepare(podIP, nodeIP, netip.Addr{}, netip.Addr{}); err != nil {
+		t.Fatal(err)
+	}
+	here, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	up, err := netlink.LinkByName("up")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := make(chan error, 1)
+	go func() {
+		given <- within(here, func() error {
+			address := &netlink.Addr{IPNet: &net.IPNet{IP: podIP.AsSlice(), Mask: net.CIDRMask(32, 32)}}
+			for range 3000 {
+				if err := netlink.AddrAdd(up, address); err != nil && !errors.Is(err, unix.EEXIST) {
+					return err
+				}
+			}
+			return nil
+		})
+	}()
+	for {
+		if _, err := disclaim(podIP); err != nil {
+			t.Error(err)
+		}
+		select {
+		case err := <-given:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		default:
+		}
 	}
 }
