@@ -14,10 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/image/debian"
 )
@@ -42,15 +39,12 @@ const (
 	sourceDir  = "modules/nvidia-open-kernel"
 )
 
-// compile builds the modules in a folder that has all packages, of which the shell's first argument is the path. The
-// second is the kernel's release, the third how many processes there may be. The mounts end with it. NVIDIA's own
-// names of modules differ from those of their files: an exclusion that it does not know would do nothing.
+// compile builds the modules. The first argument is the kernel's release, the second how many processes there may be.
+// NVIDIA's own names of modules differ from those of their files: an exclusion that it does not know would do nothing.
 const compile = `
-mount --rbind /dev "$1/dev"
-exec chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin LC_ALL=C sh -euc '
 cd "/build/` + sourceDir + `"
 make -j"$2" KERNEL_UNAME="$1" NV_EXCLUDE_KERNEL_MODULES="nvidia-drm nvidia-modeset nvidia-peermem nvidia-vgpu-vfio" modules
-strip --strip-debug nvidia.ko nvidia-uvm.ko' sh "$2" "$3"
+strip --strip-debug nvidia.ko nvidia-uvm.ko
 `
 
 // built are the files that it makes.
@@ -79,7 +73,7 @@ type Builder struct {
 // kernel that gives user namespaces to others.
 func (b Builder) Modules(ctx context.Context) (map[string][]byte, error) {
 	packages := slices.DeleteFunc(slices.Clone(b.Lock), InImage)
-	sum := sha256.Sum256([]byte(b.Release + compile + string(fourArguments) + packages.String()))
+	sum := sha256.Sum256([]byte(b.Release + sandbox + compile + string(fourArguments) + packages.String()))
 	dir := filepath.Join(b.Cache, "nvidia-"+hex.EncodeToString(sum[:8]))
 	if modules, err := read(dir); !errors.Is(err, fs.ErrNotExist) {
 		return modules, err
@@ -91,7 +85,7 @@ func (b Builder) Modules(ctx context.Context) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Its mounts are in a namespace of their own, so that this removes nothing of /dev.
+	// The build's mounts are in a namespace of their own, so that this removes nothing of /dev.
 	defer os.RemoveAll(root)
 	if err := b.unpack(ctx, packages, root); err != nil {
 		return nil, err
@@ -177,15 +171,11 @@ func (b Builder) unpack(ctx context.Context, packages debian.Lock, root string) 
 }
 
 func (b Builder) compile(ctx context.Context, root string) error {
-	args := []string{"--mount"}
-	if os.Geteuid() != 0 {
-		args = append(args, "--map-root-user")
+	cmd, err := sandboxed(ctx, root, "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin", "LC_ALL=C",
+		"sh", "-euc", compile, "sh", b.Release, strconv.Itoa(runtime.NumCPU()))
+	if err != nil {
+		return err
 	}
-	args = append(args, "sh", "-euc", compile, "sh", root, b.Release, strconv.Itoa(runtime.NumCPU()))
-	cmd := exec.CommandContext(ctx, "unshare", args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = killDelay
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("build NVIDIA's kernel modules for %s: %w: %s", b.Release, err, out[max(0, len(out)-saidMost):])
