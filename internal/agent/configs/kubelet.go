@@ -27,6 +27,11 @@ const KubeletPort = 10250
 // in the kubelet's books: the cell API never shows the kubelet a second pod.
 const maxPods = 4
 
+// reservedPIDs are tasks of the machine that the pods' cgroup may not take: a Go program such as the agent, the kubelet
+// or containerd ends when it gets no thread. The kubelet gives pods what is left of the smaller of kernel.pid_max and
+// kernel.threads-max (pkg/kubelet/stats/pidlimit), which is some 8000 for each GiB of memory (kernel/fork.c).
+const reservedPIDs = 1000
+
 // maxPlugins is how many CSI drivers the volumes of one pod can be of.
 const maxPlugins = 16
 
@@ -147,7 +152,7 @@ func kubeletReserves(c agentapi.Config) map[string]any {
 		// The pods' cgroup is limited to the rest, so that a pod cannot starve the
 		// agent.
 		"enforceNodeAllocatable": []string{"pods"},
-		"systemReserved":         map[string]string{"memory": fmt.Sprint(c.ReservedMemoryBytes)},
+		"systemReserved":         map[string]string{"memory": fmt.Sprint(c.ReservedMemoryBytes), "pid": fmt.Sprint(reservedPIDs)},
 		// No memory threshold: eviction is for choosing among pods, and here is
 		// one. It would also be taken off what is allocatable, which placement
 		// has counted exactly. When memory runs out, the kernel's OOM killer

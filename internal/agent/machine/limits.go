@@ -21,8 +21,8 @@ type limit struct {
 // and to each user as many processes as its memory allows. Nodes of EKS give containers 65536 and
 // 1048576 open files (amazon-eks-ami, nodeadm/internal/containerd/base-runtime-spec.json). Elasticsearch
 // refuses to start below 65535. The soft limit is no higher, since some programs close each
-// file up to it. The cgroup bounds a pod's processes, so the limit by user is off, as in
-// containerd's own unit.
+// file up to it. The cgroup bounds a pod's processes (reservedPIDs in package configs), so the
+// limit by user is off, as in containerd's own unit.
 //
 // These stay as the kernel has them: 8 MiB of locked memory, which is systemd's default too, and
 // core files of no bytes, which a process may raise. Nothing on a cell collects core files: each
