@@ -108,6 +108,7 @@ type deviceXML struct {
 	Name, Key         string
 	GiB               int
 	Encrypted, Delete bool
+	Snapshot          string `xml:"-"` // that a call names; the image's is not shown
 }
 
 var states = map[cloud.State]stateXML{

@@ -335,6 +335,7 @@ func (m *Model) disks(f *form, l *launch) {
 		one := deviceXML{
 			Name:      d.text("DeviceName"),
 			Key:       e.text("KmsKeyId"),
+			Snapshot:  e.text("SnapshotId"),
 			GiB:       e.number("VolumeSize"),
 			Encrypted: e.flag("Encrypted"),
 			Delete:    e.flag("DeleteOnTermination"),
@@ -400,11 +401,14 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), nil); err != nil {
 		return err
 	}
-	// Whether EC2 asks for the snapshot of the image as well, it does not say: policies of others grant it, such as that of
-	// karpenter-provider-aws.
-	images := m.Images()
-	if n := slices.IndexFunc(images, func(i Image) bool { return i.ID == image && i.Snapshot != "" }); n >= 0 {
-		if err := m.may(r, "ec2:RunInstances", m.snapshotARN(images[n].Snapshot), nil); err != nil {
+	// EC2 asks for no right to the snapshot of the image: its own examples of policies for a launch have none (EC2 User Guide,
+	// "Example policies to control access the Amazon EC2 API"). It asks for that to a snapshot that the call names (Service
+	// Authorization Reference, "Actions, resources, and condition keys for Amazon EC2", RunInstances).
+	for _, d := range l.devices {
+		if d.Snapshot == "" {
+			continue
+		}
+		if err := m.may(r, "ec2:RunInstances", m.snapshotARN(d.Snapshot), nil); err != nil {
 			return err
 		}
 	}

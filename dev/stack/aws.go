@@ -80,7 +80,7 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 		return err
 	}
 	// Narrowed, as its documentation says.
-	images := bytes.ReplaceAll(aws.ImagePolicy(), []byte(":repository/*"), []byte(":repository/"+machines.Readable+"*"))
+	images := bytes.ReplaceAll(aws.ImagePolicy(true), []byte(":repository/*"), []byte(":repository/"+machines.Readable+"*"))
 	cfg := machines.Config{
 		Local:       cells,
 		Policy:      aws.Policy(),

@@ -30,7 +30,7 @@ const (
 // withRepositories is an account with a role that may read all its repositories.
 func withRepositories(t *testing.T, cfg ec2.Config) ec2.Config {
 	t.Helper()
-	role, err := ec2.ParsePolicy(ImagePolicy())
+	role, err := ec2.ParsePolicy(ImagePolicy(true))
 	if err != nil {
 		t.Fatal(err)
 	}

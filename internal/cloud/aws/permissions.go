@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -46,7 +47,14 @@ func disksBy(tags string) map[string]map[string][]string {
 var madeByLaunch = []string{resource("instance"), resource("volume"), resource("network-interface"), resource("spot-instances-request")}
 
 // permissions are what the calls of this package need, each of which is in one of them.
-var permissions = []permission{
+var permissions = slices.Concat(allPermissions, featurePermissions)
+
+// policyMost is how many characters a customer managed policy may have, white space apart. A user's inline policies may
+// have 2048 together, a role's 10240. Source: IAM User Guide, "IAM and AWS STS quotas".
+const policyMost = 6144
+
+// allPermissions are those that each Kip needs.
+var allPermissions = []permission{
 	{
 		sid: "KipReads",
 		why: "Instances, what they can be launched of and where, and prices of spot. EC2 limits these calls to no resource.",
@@ -89,24 +97,12 @@ var permissions = []permission{
 	},
 	{
 		sid:     "KipLaunchesFrom",
-		why:     "What cells are launched of and in. Narrow it to the subnets, groups and images of cells, and the snapshots of these.",
+		why:     "What cells are launched of and in. Narrow it to the subnets, groups and images of cells.",
 		actions: []string{"ec2:RunInstances"},
-		// Snapshots as karpenter-provider-aws has them, in its cloudformation.yaml.
-		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*", "arn:*:ec2:*::snapshot/*"},
-	},
-	{
-		sid: "KipLaunchesInReservations",
-		why: "The capacity that is reserved, in `cloud.aws.capacityReservations`. Narrow it to those reservations, or leave it out where there " +
-			"are none.",
-		actions:   []string{"ec2:RunInstances"},
-		resources: []string{resource("capacity-reservation")},
-	},
-	{
-		sid:     "KipLaunchesOntoHosts",
-		why:     "The hosts in `cloud.aws.dedicatedHosts`. Narrow it to those hosts, or leave it out where there are none.",
-		actions: []string{"ec2:RunInstances"},
-		// As AmazonEMRServicePolicy_v2 and terraform-aws-github-runner have it. EC2's own reference does not name hosts here.
-		resources: []string{resource("dedicated-host")},
+		// Not snapshots: Kip's launches name none, and EC2's own examples of policies for a launch of an image have none
+		// (EC2 User Guide, "Example policies to control access the Amazon EC2 API"). Whoever may launch from a snapshot may
+		// read it.
+		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*"},
 	},
 	{
 		sid:       "KipTagsWhatItMakes",
@@ -121,7 +117,8 @@ var permissions = []permission{
 	{
 		sid: "KipTagsCells",
 		why: "The pod of a cell and its labels, for people who read the bill, and the tags of the cells' security group. " +
-			"The tags by which Kip knows what is its own cannot be changed.",
+			"The tags by which Kip knows what is its own cannot be changed. Other policies may trust other tags (`aws:ResourceTag`): narrow it by " +
+			"`ForAllValues:StringLike` to the keys `Kip*`, `Name`, and those of `cells.tags`, `cells.nametag`, `cloud.aws.securityGroupTags` and `costs.labels`.",
 		actions:   []string{"ec2:CreateTags"},
 		resources: []string{resource("instance"), resource("volume"), resource("network-interface"), resource("security-group")},
 		conditions: map[string]map[string][]string{
@@ -146,20 +143,6 @@ var permissions = []permission{
 		actions:    []string{"ec2:ModifyInstanceCreditSpecification"},
 		resources:  []string{resource("instance")},
 		conditions: owned, // as in the policy of github.com/coder/coder's templates for AWS
-	},
-	{
-		sid:        "KipLetsCellsForward",
-		why:        "Source and destination checks of cells whose pods have `pod.elotl.co/cloud-route`. Leave it out where none may have it.",
-		actions:    []string{"ec2:ModifyInstanceAttribute"},
-		resources:  []string{resource("instance")},
-		conditions: owned,
-	},
-	{
-		sid: "KipRoutes",
-		why: "The routes to such cells. Narrow it to the route tables of the cells' subnets, or leave it out where no pod may have routes: " +
-			"whoever may change a table may lead away what other machines send.",
-		actions:   []string{"ec2:CreateRoute", "ec2:DeleteRoute"},
-		resources: []string{resource("route-table")},
 	},
 	{
 		sid:        "KipSweeps",
@@ -190,14 +173,6 @@ var permissions = []permission{
 		conditions: owned,
 	},
 	{
-		sid: "KipMovesDisksOfTheDriver",
-		why: "Volumes of `" + ebsDriver + "`, to cells and from them: those with the tag that the driver's controller gives to all that it " +
-			"makes. A volume that was made by hand needs that tag. Leave it out where pods have no such volumes.",
-		actions:    []string{"ec2:AttachVolume", "ec2:DetachVolume"},
-		resources:  []string{resource("volume")},
-		conditions: map[string]map[string][]string{"StringEquals": {"aws:ResourceTag/" + ebsDriverTag: {"true"}}},
-	},
-	{
 		sid:        "KipMakesAGroup",
 		why:        "The security group of the cells.",
 		actions:    []string{"ec2:CreateSecurityGroup"},
@@ -219,6 +194,46 @@ var permissions = []permission{
 		},
 		resources:  []string{resource("security-group")},
 		conditions: owned,
+	},
+}
+
+// featurePermissions are those of what is configured, or used by pods.
+var featurePermissions = []permission{
+	{
+		sid: "KipLaunchesInReservations",
+		why: "The capacity that is reserved, in `cloud.aws.capacityReservations`. Narrow it to those reservations, or leave it out where there " +
+			"are none.",
+		actions:   []string{"ec2:RunInstances"},
+		resources: []string{resource("capacity-reservation")},
+	},
+	{
+		sid:     "KipLaunchesOntoHosts",
+		why:     "The hosts in `cloud.aws.dedicatedHosts`. Narrow it to those hosts, or leave it out where there are none.",
+		actions: []string{"ec2:RunInstances"},
+		// As AmazonEMRServicePolicy_v2 and terraform-aws-github-runner have it. EC2's own reference does not name hosts here.
+		resources: []string{resource("dedicated-host")},
+	},
+	{
+		sid:        "KipLetsCellsForward",
+		why:        "Source and destination checks of cells whose pods have `pod.elotl.co/cloud-route`. Leave it out where none may have it.",
+		actions:    []string{"ec2:ModifyInstanceAttribute"},
+		resources:  []string{resource("instance")},
+		conditions: owned,
+	},
+	{
+		sid: "KipRoutes",
+		why: "The routes to such cells. Narrow it to the route tables of the cells' subnets, or leave it out where no pod may have routes: " +
+			"whoever may change a table may lead away what other machines send.",
+		actions:   []string{"ec2:CreateRoute", "ec2:DeleteRoute"},
+		resources: []string{resource("route-table")},
+	},
+	{
+		sid: "KipMovesDisksOfTheDriver",
+		why: "Volumes of `" + ebsDriver + "`, to cells and from them: those with the tag that the driver's controller gives to all that it " +
+			"makes. A volume that was made by hand needs that tag. Leave it out where pods have no such volumes.",
+		actions:    []string{"ec2:AttachVolume", "ec2:DetachVolume"},
+		resources:  []string{resource("volume")},
+		conditions: map[string]map[string][]string{"StringEquals": {"aws:ResourceTag/" + ebsDriverTag: {"true"}}},
 	},
 	{
 		sid: "KipGrantsKeysOfDisks",
@@ -283,36 +298,42 @@ var imageActions = append([]string{tokenAction}, pullActions...)
 // required to sync an upstream registry with an Amazon ECR private registry".
 var fillActions = []string{"ecr:BatchImportUpstreamImage", "ecr:CreateRepository"}
 
-// imagePermissions are those of the role in Config.ImageRole.
-var imagePermissions = []permission{
-	{
-		sid:       "KipGetsTokens",
-		why:       "The token that is the password for a registry. ECR limits this call to no repository.",
-		actions:   []string{tokenAction},
-		resources: []string{"*"},
-	},
-	{
-		sid: "KipPulls",
-		why: "The images that pods may have. Narrow it to their repositories; each cell is lent only those that its pod names. " +
-			"Those of another account have to allow it by their own policies, too.",
-		actions:   pullActions,
-		resources: []string{"arn:*:ecr:*:*:repository/*"},
-	},
-	{
-		sid: "KipFillsCaches",
-		why: "Images of other registries that come through ECR's pull through cache, with `cloud.aws.ecr.pullThroughCache`. " +
-			"Narrow it to the repositories of its rules, or leave it out where there are none.",
-		actions:   fillActions,
-		resources: []string{"arn:*:ecr:*:*:repository/*"},
-	},
-	{
+// imagePermissions are those of the role in Config.ImageRole. fills lets it fill ECR's pull through cache.
+func imagePermissions(fills bool) []permission {
+	most := imageActions
+	var filling []permission
+	if fills {
+		most = slices.Concat(imageActions, fillActions)
+		filling = []permission{{
+			sid: "KipFillsCaches",
+			why: "Images of other registries that come through ECR's pull through cache: any image that the rule's credentials may read, also a " +
+				"private one. Narrow it to the repositories that pods may fill.",
+			actions:   fillActions,
+			resources: []string{"arn:*:ecr:*:*:repository/*"},
+		}}
+	}
+	return slices.Concat([]permission{
+		{
+			sid:       "KipGetsTokens",
+			why:       "The token that is the password for a registry. ECR limits this call to no repository.",
+			actions:   []string{tokenAction},
+			resources: []string{"*"},
+		},
+		{
+			sid: "KipPulls",
+			why: "The images that pods may have. Narrow it to their repositories; each cell is lent only those that its pod names. " +
+				"Those of another account have to allow it by their own policies, too.",
+			actions:   pullActions,
+			resources: []string{"arn:*:ecr:*:*:repository/*"},
+		},
+	}, filling, []permission{{
 		sid: "KipOnlyPulls",
 		why: "Pushes, and all else, also where a repository's own policy allows them to any principal with a condition that this role meets " +
 			"(`aws:PrincipalArn`).",
-		actions:   slices.Concat(imageActions, fillActions),
+		actions:   most,
 		denied:    true,
 		resources: []string{"*"},
-	},
+	}})
 }
 
 // statement is one of a policy's.
@@ -353,11 +374,11 @@ func policyOf(permissions []permission) document {
 	return doc
 }
 
-// Policy is the IAM policy that Kip needs, JSON.
+// Policy is all that Kip needs with all its features, JSON: both of the page's policies.
 func Policy() []byte { return policyOf(permissions).text() }
 
-// ImagePolicy is the one that the role in Config.ImageRole needs, JSON.
-func ImagePolicy() []byte { return policyOf(imagePermissions).text() }
+// ImagePolicy is what the role in Config.ImageRole needs, JSON; fills lets it fill ECR's pull through cache.
+func ImagePolicy(fills bool) []byte { return policyOf(imagePermissions(fills)).text() }
 
 func (doc document) text() []byte {
 	var text bytes.Buffer
@@ -372,7 +393,7 @@ func (doc document) text() []byte {
 
 // actions are all that the policies allow.
 func actions() (all []string) {
-	for _, p := range slices.Concat(permissions, imagePermissions) {
+	for _, p := range slices.Concat(permissions, imagePermissions(true)) {
 		all = append(all, p.actions...)
 	}
 	slices.Sort(all)
@@ -386,9 +407,13 @@ func PermissionsPage() string {
 
 <!-- Generated from internal/cloud/aws by: go test ./internal/cloud/aws -run TestPermissionsPage -update -->
 
-Kip needs the policy below, as a role of its service account (IRSA, EKS Pod Identity), as the role of the instance that it runs on, or
-as a user's whose keys are in ` + "`cloud.aws`" + `. Cells need no rights of their own. The calls that Kip makes are these and no others: a test
-compares them with the code, and the tests of the driver run against a model of EC2 that refuses what this policy does not allow.
+Kip needs the first policy below, as a role of its service account (IRSA, EKS Pod Identity), as the role of the instance that it runs on, or
+as a user's whose keys are in ` + "`cloud.aws`" + `. The second has what is needed by some features only. Cells need no rights of their own. The calls
+that Kip makes are these and no others: a test compares them with the code, and the tests of the driver run against a model of EC2 that
+refuses what these policies do not allow.
+
+Make a customer managed policy of each: such a policy takes ` + strconv.Itoa(policyMost) + ` characters without white space, which each of the two keeps to with a controller ID
+and two subnets filled in. A role's inline policies may have 10240 together, which both fit into. Those of a user may have 2048, which is too few.
 
 Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with these exceptions: the routes to pods' cells, in the tables of
 their subnets; the messages of its queue of interruptions; and volumes of ` + "`" + ebsDriver + "`" + `, which it attaches, and which have that driver's tag.
@@ -398,7 +423,19 @@ policy of its own, in which the Kip's controller ID, the value of that tag on it
 | statement | allows | for |
 | --- | --- | --- |
 `)
-	tell(&b, permissions)
+	tell(&b, allPermissions)
+	b.WriteString(`
+EC2's own examples of policies ask for no right to the snapshot of an image. Should it refuse a launch for want of it (` + "`UnauthorizedOperation`" + `,
+` + "`ec2:RunInstances`" + ` on ` + "`snapshot/snap-…`" + `), allow that snapshot to ` + "`KipLaunchesFrom`" + `, and no others: who may launch from a snapshot may read it.
+
+## For some features
+
+Take those statements whose feature you use.
+
+| statement | allows | for |
+| --- | --- | --- |
+`)
+	tell(&b, featurePermissions)
 	b.WriteString(`
 ## The role for images
 
@@ -409,7 +446,14 @@ of its own to the repositories that one pod names: it denies all others, also th
 | statement | allows | for |
 | --- | --- | --- |
 `)
-	tell(&b, imagePermissions)
+	tell(&b, imagePermissions(false))
+	b.WriteString(`
+With ` + "`cloud.aws.ecr.pullThroughCache`" + ` it needs this one:
+
+| statement | allows | for |
+| --- | --- | --- |
+`)
+	tell(&b, imagePermissions(true))
 	return b.String()
 }
 

@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"go/ast"
@@ -12,6 +13,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
@@ -75,6 +79,22 @@ func callsOf(t *testing.T, dir string) (all []string) {
 	return slices.Compact(all)
 }
 
+// Each policy of the page can be made, also when it is narrowed as the page says.
+func TestTheQuotaOfIAMLeavesRoomToNarrowThePolicies(t *testing.T) {
+	const subnets = "arn:aws:ec2:us-east-1:123456789012:subnet/subnet-0123456789abcdef0"
+	for name, some := range map[string][]permission{"for all": allPermissions, "for features": featurePermissions} {
+		text, err := json.Marshal(policyOf(some))
+		if err != nil {
+			t.Fatal(err)
+		}
+		narrow := strings.ReplaceAll(string(text), `"`+resource("subnet")+`"`, `"`+subnets+`","`+subnets+`"`)
+		narrow = strings.ReplaceAll(narrow, cloud.TagOwner+`":["*"]`, cloud.TagOwner+`":["01234567-89ab-cdef-0123-456789abcdef"]`)
+		if narrow == string(text) && name == "for all" || len(narrow) > policyMost {
+			t.Errorf("%s: %d characters of %d", name, len(narrow), policyMost)
+		}
+	}
+}
+
 func TestThePolicyHasTheCallsOfTheCodeAndNoOther(t *testing.T) {
 	// Asked for by RunInstances, and by cells that pull.
 	besides := slices.Concat([]string{
@@ -102,9 +122,6 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Reservations = anAccountThatReserves().Reservations
 	cfg.Routes = []ec2.Route{{Table: "rtb-main-" + vpc, List: "pl-s3", Target: "vpce-1"}}
 	cfg.PrefixLists = map[string][]netip.Prefix{"pl-s3": {netip.MustParsePrefix("203.0.113.0/24")}}
-	for n := range cfg.Images {
-		cfg.Images[n].Snapshot = "snap-0123456789abcdef0"
-	}
 	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
 	lends := settings(url)
@@ -222,7 +239,13 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	}
 	in := runInstances(resolved(t, c, request("u", 1)))
 	in.TagSpecifications = in.TagSpecifications[:1] // the instance's, and neither disk's nor interface's
+	reads := runInstances(resolved(t, c, request("r", 1)))
+	reads.BlockDeviceMappings = append(reads.BlockDeviceMappings, types.BlockDeviceMapping{
+		DeviceName: aws.String("/dev/sdx"),
+		Ebs:        &types.EbsBlockDevice{SnapshotId: aws.String("snap-0123456789abcdef0"), VolumeSize: aws.Int32(1)},
+	})
 	for what, err := range map[string]error{
+		"reading a snapshot":     func() error { _, err := c.api.RunInstances(t.Context(), reads); return classify(err, cloud.Scope{}) }(),
 		"ending another's":       c.Terminate(t.Context(), other).Err(),
 		"stopping another's":     c.Stop(t.Context(), other).Err(),
 		"tagging another's":      c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagPod: "a"}}).Err(),
