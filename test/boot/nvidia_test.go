@@ -33,7 +33,7 @@ func TestNVIDIAModulesAreOfTheImagesKernel(t *testing.T) {
 		_, err := agent.PutCloudInit(ctx, []byte(withoutGPU))
 		return err
 	})
-	m.says("nvidia.ko: no such device")
+	m.says("(updates/nvidia.ko): No such device")
 	m.says("couldn't communicate with the NVIDIA driver")
 	m.press()
 	m.ends()
