@@ -29,7 +29,7 @@ runcmd:
 - nft add table inet kip-test && nft delete table inet kip-test
 - mkdir /var/tmp/xfs && truncate -s 320M /var/tmp/disk && mkfs.xfs -q /var/tmp/disk && mount -t xfs -o loop /var/tmp/disk /var/tmp/xfs
 - umount /var/tmp/xfs && xfs_repair -n /var/tmp/disk
-- mke2fs -q -F /var/tmp/disk && e2fsck -n /var/tmp/disk && blkid /var/tmp/disk
+- mkfs.ext4 -q -F /var/tmp/disk && e2fsck -n /var/tmp/disk && blkid /var/tmp/disk
 - mount.nfs -V
 `
 
