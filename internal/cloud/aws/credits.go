@@ -70,8 +70,45 @@ func (c *Cloud) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
 	return creditsStandard, true
 }
 
-// EndBoost implements cloud.Booster: it gives the instances standard CPU credits.
+// EndBoost implements cloud.Booster: it gives the instances standard CPU credits. EC2 refuses a call whole where Kip has
+// no right to one of its instances, such as one that has lost its tags or has ended. So what a refused call named is looked
+// up, and the call made again for those that are Kip's still. If they are refused as well, the right is missing.
 func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	results, err := c.giveStandardCredits(ctx, ids)
+	if codeOf(err) != unauthorized {
+		return results
+	}
+	all, lookErr := c.Describe(ctx, ids...)
+	if lookErr != nil {
+		return cloud.Each(errors.Join(err, lookErr), ids...)
+	}
+	var own []string
+	for n, i := range all {
+		switch {
+		case i.State == cloud.Unknown || i.State == cloud.Gone:
+			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it has ended")))
+		case i.Tags[cloud.TagOwner] != "":
+			own = append(own, i.ID)
+		}
+	}
+	if len(own) == 0 {
+		return results
+	}
+	again := cloud.Each(err, own...)
+	if len(own) < len(ids) {
+		again, err = c.giveStandardCredits(ctx, own)
+	}
+	if codeOf(err) == unauthorized {
+		c.noCreditRight(err)
+	}
+	for _, r := range again {
+		results[slices.Index(ids, r.ID)].Err = r.Err
+	}
+	return results
+}
+
+// giveStandardCredits makes the call of EndBoost. The error is that of the call, which all results have then.
+func (c *Cloud) giveStandardCredits(ctx context.Context, ids []string) (cloud.Results, error) {
 	results := cloud.Each(nil, ids...)
 	in := &ec2.ModifyInstanceCreditSpecificationInput{}
 	for _, id := range ids {
@@ -82,14 +119,12 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	}
 	out, err := c.api.ModifyInstanceCreditSpecification(ctx, in)
 	if err != nil {
-		err = fmt.Errorf("give %d instances standard CPU credits: %w", len(ids), classify(err, cloud.Scope{}))
-		if errors.Is(err, cloud.ErrUnauthorised) {
-			c.noCreditRight(err)
-		}
-		return cloud.Each(err, ids...)
+		err = fmt.Errorf("give %d instances standard CPU credits: %w", len(ids), classifyNamed(err))
+		return cloud.Each(err, ids...), err
 	}
-	if !c.holds(factCreditRight) {
+	if !c.holds(factCreditRight) || c.holds(factNoCreditRight) {
 		c.note(factCreditRight, rightFor)
+		c.note(factNoCreditRight, 0)
 	}
 	said := map[string]error{}
 	for _, i := range out.SuccessfulInstanceCreditSpecifications {
@@ -107,7 +142,7 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", id, err)
 		}
 	}
-	return results
+	return results, nil
 }
 
 // creditFault returns why EC2 has not changed the credits of an instance; nil if it has none.

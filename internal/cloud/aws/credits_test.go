@@ -230,6 +230,41 @@ func TestWithoutTheRightToChangeCreditsNoneAreGiven(t *testing.T) {
 	}
 }
 
+// EC2 refuses a call whole for one instance that Kip has no right to. That says nothing of the right to others, nor does
+// a refusal of Kip's credentials.
+func TestARefusalOfOtherThanTheRightSaysNothingOfIt(t *testing.T) {
+	c, model, _ := underPolicy(t, sim.Knobs{})
+	id := launchOne(t, c, small(t, c, "a", 1))
+	others := model.Machines().Launch(t.Context(), cloud.LaunchRequest{
+		Token:      "of-somebody-who-is-not-kip",
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "t3.small", Zone: "us-east-1a", Subnet: "subnet-a1"},
+		UserData:   []byte{},
+		Machines:   make([]cloud.Machine, 1),
+	})
+	if err := others.Err(); err != nil {
+		t.Fatal(err)
+	}
+	other := others[0].Instance.ID
+	c.note(factCreditRight, rightFor)
+	c.note(factNoCreditRight, noRightFor) // as once
+	results := c.EndBoost(t.Context(), other, id)
+	if !errors.Is(results[0].Err, cloud.ErrUnauthorised) || results[1].Err != nil {
+		t.Errorf("another's and its own: %v", results)
+	}
+	if c.holds(factNoCreditRight) || !c.holds(factCreditRight) {
+		t.Error("Kip does not know its right")
+	}
+	if err := c.EndBoost(t.Context(), other).Err(); !errors.Is(err, cloud.ErrUnauthorised) || c.holds(factNoCreditRight) {
+		t.Errorf("another's alone: %v, no right: %t", err, c.holds(factNoCreditRight))
+	}
+	expired := c.cfg
+	expired.AccessKeyID = "AKIAEXPIRED"
+	c = open(t, expired)
+	if err := c.EndBoost(t.Context(), id).Err(); !errors.Is(err, cloud.ErrUnauthorised) || c.holds(factNoCreditRight) {
+		t.Errorf("with a key that nobody has: %v, no right: %t", err, c.holds(factNoCreditRight))
+	}
+}
+
 // EC2 answers by instance: what is wrong with one says nothing of the others.
 func TestTheEndOfABoostIsAnsweredByInstance(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})

@@ -73,7 +73,7 @@ var meanings = map[string]meaning{
 	"ThrottlingException":                  {cloud.ErrThrottled, account},
 	"RequestThrottled":                     {cloud.ErrThrottled, account},
 	"EC2ThrottledException":                {cloud.ErrThrottled, account},
-	"UnauthorizedOperation":                {cloud.ErrUnauthorised, launched}, // IAM answers by resource
+	unauthorized:                           {cloud.ErrUnauthorised, launched}, // IAM answers by resource
 	"AuthFailure":                          {cloud.ErrUnauthorised, account},
 	"AccessDenied":                         {cloud.ErrUnauthorised, launched},
 	"AccessDeniedException":                {cloud.ErrUnauthorised, launched},
@@ -306,6 +306,9 @@ func classifyBeside(err error) error {
 	}
 	return said
 }
+
+// unauthorized is EC2's code for a right that is missing. Others that mean "not authorised" are of the caller's credentials.
+const unauthorized = "UnauthorizedOperation"
 
 // passRole is the action that the use of an instance profile asks a right to. EC2 has no code
 // of its own for it.
