@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -89,6 +90,7 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	for id, s := range n.subnets {
 		s.public = public(id)
 		n.subnets[id] = s
+		c.warnOfNoAddress(id, s)
 	}
 	zones, err := c.api.DescribeAvailabilityZones(ctx, &ec2.DescribeAvailabilityZonesInput{})
 	if err != nil {
@@ -101,6 +103,16 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 		n.subnets[id] = in
 	}
 	return n, nil
+}
+
+// warnOfNoAddress tells once of a subnet whose cells reach nothing outside: its way out is an internet gateway, which sends
+// nothing for an interface without a public address.
+func (c *Cloud) warnOfNoAddress(id string, s subnet) {
+	reaches := !s.public || s.maps || c.cfg.PublicAddress || c.dialPublic || c.cfg.PrivateOnly
+	if c.isNews("public address in "+id, strconv.FormatBool(reaches)) && !reaches {
+		c.cfg.Log.Warn("the subnet's route to the internet is an internet gateway, and cells there have no public address, so neither images nor "+
+			"pods reach the internet: want cloud.aws.publicAddress: true, MapPublicIpOnLaunch on the subnet, or a route to a NAT gateway", "subnet", id)
+	}
 }
 
 // goneAfter is how long EC2 must not show what it has shown before that counts as gone: one

@@ -1,7 +1,10 @@
 package aws
 
 import (
+	"bytes"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -29,7 +32,8 @@ func TestOnlyWhoIsToHasAPublicAddress(t *testing.T) {
 			account.Subnets[0].MapPublic, account.Subnets[2].MapPublic = false, tc.hiddenGives
 			_, url := serve(t, account)
 			s := settings(url)
-			s.PublicAddress = tc.config.PublicAddress
+			var log bytes.Buffer
+			s.PublicAddress, s.Log = tc.config.PublicAddress, slog.New(slog.NewTextHandler(&log, nil))
 			c := open(t, s)
 			c.dialPublic = tc.dialPublic
 			for _, subnet := range []string{plain, maps, hidden} {
@@ -55,6 +59,12 @@ func TestOnlyWhoIsToHasAPublicAddress(t *testing.T) {
 				if has, want := described[0].PublicIP.IsValid(), slices.Contains(tc.want, subnet); has != want {
 					t.Errorf("in %s there is a public address: %t, want %t", subnet, has, want)
 				}
+			}
+			// Nothing that has no address goes through an internet gateway.
+			warns := !tc.private && !slices.Contains(tc.want, plain)
+			if n := strings.Count(log.String(), "have no public address"); warns != (n == 1) || n > 1 ||
+				warns && !strings.Contains(log.String(), "subnet="+plain) {
+				t.Errorf("it warns %d times, want it: %t: %s", n, warns, log.String())
 			}
 		})
 	}
