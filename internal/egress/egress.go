@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -26,8 +27,8 @@ const (
 	readEvery = time.Minute
 	// retryEvery is the wait after an error.
 	retryEvery = 10 * time.Second
-	// readTimeout bounds a reading, and firstTimeout that of a subnet of which nothing is known: the
-	// cells there wait for it, in silence.
+	// readTimeout bounds a reading. firstTimeout bounds how long cells wait, in silence, for a subnet
+	// of which nothing is known.
 	readTimeout, firstTimeout = time.Minute, 5 * time.Second
 )
 
@@ -57,6 +58,7 @@ type Egress struct {
 
 	mu      sync.Mutex
 	subnets map[string]*subnet
+	cancel  context.CancelFunc // of the reading under way; nil for none
 
 	// Of Run alone.
 	revision int64
@@ -65,9 +67,42 @@ type Egress struct {
 
 // subnet is one that has, or had, a cell with a public address.
 type subnet struct {
-	way *cloud.Way // nil while it is not known
-	// asked says that the cloud was asked, whether it has answered or not.
+	way    *cloud.Way     // nil while it is not known
+	except []netip.Prefix // of way; never changed, only replaced
+	does   bool           // cells masquerade
+	// since is when somebody first needed the way, and asked says that the cloud was asked, whether it
+	// has answered or not.
+	since time.Time
 	asked bool
+	// doubted is when a reading first had no way to the internet where way has one; zero for not.
+	doubted time.Time
+}
+
+// set takes a way, and reports whether cells masquerade otherwise than before.
+func (s *subnet) set(way cloud.Way) (changed bool) {
+	except, does := exceptions(way)
+	changed = s.way == nil || does != s.does || !slices.Equal(except, s.except)
+	s.way, s.except, s.does, s.doubted = &way, except, does, time.Time{}
+	return changed
+}
+
+// exceptions returns the networks for which cells do not masquerade, disjoint and sorted. They are few:
+// EC2 bounds the routes of a table, and counts the entries of prefix lists among them.
+func exceptions(way cloud.Way) (except []netip.Prefix, does bool) {
+	if !way.Internet {
+		return nil, false
+	}
+	var b netipx.IPSetBuilder
+	for _, networks := range [][]netip.Prefix{private, way.Direct} {
+		for _, p := range networks {
+			b.AddPrefix(p)
+		}
+	}
+	all, err := b.IPSet()
+	if err != nil { // a network that is none, which no cloud has
+		return nil, false
+	}
+	return slices.DeleteFunc(all.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() }), true
 }
 
 // Open returns the ways that are stored.
@@ -83,7 +118,8 @@ func Open(ctx context.Context, cfg Config) (*Egress, error) {
 		return nil, fmt.Errorf("read the stored ways to the internet: %w", err)
 	}
 	for id, way := range stored {
-		e.subnets[id] = &subnet{way: &way}
+		e.subnets[id] = &subnet{}
+		e.subnets[id].set(way)
 	}
 	return e, nil
 }
@@ -96,39 +132,33 @@ func (e *Egress) Masquerade(id string) (except []netip.Prefix, does, known bool)
 	defer e.mu.Unlock()
 	s := e.subnets[id]
 	if s == nil {
-		s = &subnet{}
+		s = &subnet{since: e.cfg.Clock.Now()}
 		e.subnets[id] = s
+		if e.cancel != nil { // a reading that does not ask for this one
+			e.cancel()
+		}
 		select {
 		case e.more <- struct{}{}:
 		default:
 		}
 	}
-	if s.way == nil || !s.way.Internet {
-		return nil, false, s.way != nil || s.asked
-	}
-	var b netipx.IPSetBuilder
-	for _, networks := range [][]netip.Prefix{private, s.way.Direct} {
-		for _, p := range networks {
-			b.AddPrefix(p)
-		}
-	}
-	all, err := b.IPSet()
-	if err != nil { // a network that is none, which no cloud and no annotation has
-		return nil, false, true
-	}
-	return slices.DeleteFunc(all.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() }), true, true
+	return s.except, s.does, s.way != nil || s.asked
 }
 
 // Run reads the ways until ctx ends.
 func (e *Egress) Run(ctx context.Context) error {
 	for {
 		var again <-chan time.Time // no subnet, no reading
-		if ids, timeout := e.known(); len(ids) > 0 {
+		if call, ids, cancel := e.begin(ctx); len(ids) > 0 {
 			pause := readEvery
-			if err := e.read(ctx, timeout, ids); err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
+			err := e.read(ctx, call, ids)
+			cancel()
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case errors.Is(err, errMore):
+				continue
+			case err != nil:
 				e.cfg.Log.Warn("read the ways from subnets to the internet, retrying", "subnets", ids, "err", err)
 				pause = retryEvery
 			}
@@ -143,37 +173,50 @@ func (e *Egress) Run(ctx context.Context) error {
 	}
 }
 
-// known returns the subnets that the cloud is to be asked for, and how long that may take.
-func (e *Egress) known() (ids []string, timeout time.Duration) {
+// errMore says that a reading was given up, since there is a subnet more to read.
+var errMore = errors.New("another subnet is to be read, too")
+
+// begin returns the subnets that the cloud is to be asked for, and the context of that. The caller calls
+// cancel.
+func (e *Egress) begin(ctx context.Context) (call context.Context, ids []string, cancel context.CancelFunc) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	timeout = readTimeout
+	select {
+	case <-e.more: // this reading is for it
+	default:
+	}
+	timeout := readTimeout
 	for id, s := range e.subnets {
 		ids = append(ids, id)
 		if s.way == nil && !s.asked {
-			timeout = firstTimeout
+			timeout = min(timeout, firstTimeout-e.cfg.Clock.Since(s.since))
 		}
 	}
 	slices.Sort(ids)
-	return ids, timeout
+	call, cancel = context.WithTimeout(ctx, timeout)
+	e.cancel = cancel
+	return call, ids, cancel
 }
 
-// read asks the cloud, and stores what has changed.
-func (e *Egress) read(ctx context.Context, timeout time.Duration, ids []string) error {
-	call, cancel := context.WithTimeout(ctx, timeout)
+// read asks the cloud, and stores what has changed. It returns errMore if a subnet more is to be read.
+func (e *Egress) read(ctx, call context.Context, ids []string) error {
 	ways, err := e.cfg.Cloud.Ways(call, ids...)
-	cancel()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	e.mu.Lock()
+	e.cancel = nil
+	if errors.Is(call.Err(), context.Canceled) && err != nil {
+		e.mu.Unlock()
+		return errMore
+	}
 	changed := false
 	for _, id := range ids {
 		s := e.subnets[id]
 		changed = changed || s.way == nil && !s.asked
 		s.asked = true
-		if way := ways[id]; err == nil && (s.way == nil || !reflect.DeepEqual(*s.way, way)) {
-			s.way, changed, e.unstored = &way, true, true
+		if way, has := ways[id]; err == nil && has {
+			changed = e.take(s, way) || changed
 		}
 	}
 	stored := map[string]cloud.Way{}
@@ -190,6 +233,27 @@ func (e *Egress) read(ctx context.Context, timeout time.Duration, ids []string) 
 		e.store(ctx, stored)
 	}
 	return err
+}
+
+// take takes what a reading has of a subnet, and reports whether cells masquerade otherwise than before. A
+// way to the internet is gone when two readings in a row say so: an answer may lack what is there, and
+// who replaces a table's association takes it away for a moment.
+func (e *Egress) take(s *subnet, way cloud.Way) (changed bool) {
+	switch {
+	case s.way != nil && reflect.DeepEqual(*s.way, way):
+		s.doubted = time.Time{}
+		return false
+	case s.way != nil && s.way.Internet && !way.Internet:
+		now := e.cfg.Clock.Now()
+		if s.doubted.IsZero() {
+			s.doubted = now
+		}
+		if now.Sub(s.doubted) < retryEvery { // at once, another one says no more
+			return false
+		}
+	}
+	e.unstored = true
+	return s.set(way)
 }
 
 // store keeps the ways for the next Kip. What fails is done with the next reading.

@@ -181,10 +181,91 @@ func TestAKipThatStartsKnowsTheWaysOfTheOneBefore(t *testing.T) {
 			}
 			b.cloud.set(func(r *routed) { r.err = nil })
 			later(retryEvery)
-			b.has("the subnet is gone", "in", none)
+			b.has("an answer lacks the subnet", "in", own)
+			later(10 * readEvery)
+			b.has("all answers lack the subnet", "in", own)
+			b.cloud.set(func(r *routed) { r.ways = map[string]cloud.Way{"in": {}} })
+			later(2 * readEvery)
+			b.has("it has no way", "in", none)
 		})
 		b.cloud.err = errors.New("no route to EC2")
 		b.while(func() { b.has("that is stored, too", "in", none) })
+	})
+}
+
+// Who replaces the association of a route table takes the way to the internet away for a moment.
+func TestAWayToTheInternetIsGoneWhenTwoReadingsSaySo(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		way := cloud.Way{Internet: true, Direct: networks("203.0.113.0/24")}
+		b.cloud.ways["in"] = way
+		b.while(func() {
+			b.egress.Masquerade("in")
+			later(0)
+			before := b.changes.Load()
+			set := func(way cloud.Way) { b.cloud.set(func(r *routed) { r.ways["in"] = way }) }
+			for range 3 {
+				set(cloud.Way{Direct: networks("10.0.0.0/16")})
+				later(readEvery)
+				b.has("one reading has none", "in", own+" 203.0.113.0/24")
+				b.egress.Masquerade("another subnet, which is read at once" + time.Now().String())
+				later(0)
+				b.has("so has one that follows at once", "in", own+" 203.0.113.0/24")
+				set(way)
+				later(readEvery)
+				b.has("the next reading has it", "in", own+" 203.0.113.0/24")
+			}
+			if n := b.changes.Load() - before; n != 3 { // of the other subnets
+				t.Errorf("%d changes were told, want 3", n)
+			}
+			set(cloud.Way{})
+			later(2 * readEvery)
+			b.has("two readings have none", "in", none)
+			set(way)
+			later(readEvery)
+			b.has("it is back", "in", own+" 203.0.113.0/24")
+		})
+	})
+}
+
+// Routes of pods come and go, mostly to private networks.
+func TestAWayThatMasqueradesAsBeforeIsNoChange(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true}
+		b.cloud.ways["out"] = cloud.Way{}
+		b.while(func() {
+			b.egress.Masquerade("in")
+			b.egress.Masquerade("out")
+			later(0)
+			before := b.changes.Load()
+			b.cloud.set(func(r *routed) {
+				r.ways["in"] = cloud.Way{Internet: true, Direct: networks("10.20.0.0/16")}
+				r.ways["out"] = cloud.Way{Direct: networks("203.0.113.0/24")}
+			})
+			later(readEvery)
+			if n := b.changes.Load() - before; n != 0 {
+				t.Errorf("%d changes were told", n)
+			}
+		})
+	})
+}
+
+// Cells of a subnet that is new wait for its reading, and for no other one.
+func TestANewSubnetWaitsForNoReadingOfOthers(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		b.cloud.ways["in"] = cloud.Way{Internet: true}
+		b.while(func() {
+			b.egress.Masquerade("in")
+			later(0)
+			b.cloud.set(func(r *routed) { r.hangs = true })
+			later(readEvery + time.Second) // a reading of what is known hangs
+			b.has("at first", "new", unknown)
+			later(time.Second)
+			b.has("at first", "newer", unknown)
+			later(firstTimeout - time.Second)
+			b.has("asked in vain", "new", none)
+			b.has("asked in vain", "newer", none)
+			b.has("known", "in", own)
+		})
 	})
 }
 
