@@ -131,6 +131,9 @@ type cell struct {
 	allowMetadata, seen bool
 	told                string     // the last Event
 	pace                lanes.Pace // of its agent, whatever its connection
+	// masquerade is in force, if inForce says that this process knows it.
+	masquerade *agentapi.Masquerade
+	inForce    bool
 }
 
 // agent is the connection to a cell's agent, and what it has in force.
@@ -420,6 +423,9 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	digest := agentapi.Digest(encoded)
 	if digest == was {
+		c.mu.Lock()
+		x.masquerade, x.inForce = masquerade, true
+		c.mu.Unlock()
 		c.queue.Forget(id)
 		return
 	}
@@ -432,6 +438,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	c.mu.Lock()
 	a.digest, a.pushed = digest, c.cfg.Clock.Now()
+	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
 	c.queue.Forget(id)
 	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated,

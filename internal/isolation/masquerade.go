@@ -14,13 +14,17 @@ func (c *Controller) MasqueradeChanged() {
 }
 
 // masquerade returns what the agent is to be told of masquerading; nil for nothing. It is known at
-// once but for a cell with a public address. An agent from before masquerading refuses rules that
+// once but for a cell with a public address, which has no rules yet, or has them of an earlier process of
+// Kip. An agent from before masquerading refuses rules that
 // tell of it, and its pod goes on without. The lock is held.
 func (c *Controller) masquerade(x *cell, a *agent) (m *agentapi.Masquerade, known bool) {
 	if c.cfg.Masquerade == nil || !x.PublicAt.IsValid() || !a.masquerades {
 		return nil, true
 	}
 	except, does, known := c.cfg.Masquerade(x.Subnet)
+	if !known && x.inForce { // policies do not wait
+		return x.masquerade, true
+	}
 	if !does || !known {
 		return nil, known
 	}
