@@ -175,10 +175,10 @@ var annotationKinds = map[string]struct {
 		a.HealthyTimeout = &HealthyTimeout{After: time.Duration(s * float64(time.Second))}
 		return s >= 1 && s <= most // of no number, neither holds
 	}},
-	AnnotationCloudRoute: {"CIDRs such as 10.20.0.0/16, separated by spaces", func(a *Annotations, v string) bool {
+	AnnotationCloudRoute: {"CIDRs such as 10.20.0.0/16, separated by spaces, at most 500", func(a *Annotations, v string) bool {
 		for cidr := range strings.FieldsSeq(v) {
 			p, err := netip.ParsePrefix(cidr)
-			if err != nil || p != p.Masked() {
+			if err != nil || p != p.Masked() || len(a.CloudRoutes) == maxCloudRoutes {
 				return false
 			}
 			a.CloudRoutes = append(a.CloudRoutes, p)
@@ -196,6 +196,10 @@ var annotationKinds = map[string]struct {
 // maxVolumeBytes is the largest disk of any cloud. Sources: Amazon EBS User Guide, "General
 // Purpose SSD volumes" (gp3: 64 TiB); Compute Engine, "Persistent Disk performance" (64 TiB).
 const maxVolumeBytes = 64 << 40
+
+// maxCloudRoutes is how many routes a route table takes. Source: Amazon VPC User Guide, "Amazon VPC quotas"
+// (routes per route table: 500).
+const maxCloudRoutes = 500
 
 // sizeForm bounds a size before it is parsed: ParseQuantity takes hours over an
 // exponent such as 1e-999999999, and anybody who may make a pod can write one.

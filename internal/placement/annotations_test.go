@@ -94,6 +94,7 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationCloudRoute, "10.20.0.0", `"10.20.0.0" is not valid: want CIDRs such as 10.20.0.0/16, separated by spaces`},
 		{AnnotationCloudRoute, "10.20.0.1/16", "want CIDRs"},
 		{AnnotationCloudRoute, " ", "want CIDRs"},
+		{AnnotationCloudRoute, strings.TrimSpace(strings.Repeat("10.20.0.0/16 ", 501)), "separated by spaces, at most 500"},
 		{AnnotationImageOverlayRootfs, "overlay", "want true or false"},
 	} {
 		t.Run(c.name+"="+c.value, func(t *testing.T) {
