@@ -62,12 +62,13 @@ func (c *Cloud) createVolume(ctx context.Context, r cloud.DiskRequest) (types.Vo
 	case r.Tags[cloud.TagOwner] == "":
 		return types.Volume{}, refused("the tags have no %s: without it no list shows the disk", cloud.TagOwner)
 	}
+	asked := c.cfg.Clock.Now()
 	made, err := c.volumes(ctx, filter("tag:"+tagDisk, r.Token), filter("tag:"+cloud.TagOwner, r.Tags[cloud.TagOwner]), existing)
 	if err != nil {
 		return types.Volume{}, unsure(err) // an earlier try may have made it
 	}
 	if len(made) == 0 {
-		return c.newVolume(ctx, r, int32(size))
+		return c.newVolume(ctx, r, int32(size), asked)
 	}
 	v := made[max(0, slices.IndexFunc(made, func(v types.Volume) bool { return v.State != types.VolumeStateError }))]
 	// One that came to nothing is deleted, and the next may be of another size and elsewhere.
@@ -97,6 +98,9 @@ const (
 type attempt struct {
 	number int
 	lost   string // the volume of the number before
+	// differs is when EC2 first said that one of the token's ClientTokens has made a volume with other tags, or another
+	// key: those of an earlier configuration.
+	differs time.Time
 }
 
 func (c *Cloud) attemptAt(token string) attempt {
@@ -113,10 +117,33 @@ func (c *Cloud) lose(token, id string) {
 	if was.lost == id {
 		return
 	}
-	if len(c.attempts) >= mostAttempts {
+	c.remember(token, attempt{was.number + 1, id, was.differs})
+}
+
+// remember notes how far a token has come. The caller holds mu.
+func (c *Cloud) remember(token string, a attempt) {
+	if _, known := c.attempts[token]; !known && len(c.attempts) >= mostAttempts {
 		clear(c.attempts)
 	}
-	c.attempts[token] = attempt{was.number + 1, id}
+	c.attempts[token] = a
+}
+
+// differs notes that a ClientToken has made a volume by an earlier configuration, and reports whether the next one is to
+// be tried. A look by the tag has shown no volume at the time asked: EC2 may show it soon, and then it is the token's disk.
+// What EC2 has known for long and does not show has failed, or was deleted.
+func (c *Cloud) differs(token string, asked time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.attempts[token]
+	if a.differs.IsZero() {
+		a.differs = c.cfg.Clock.Now()
+	}
+	next := asked.Sub(a.differs) >= shownWithin
+	if next {
+		a.number++
+	}
+	c.remember(token, a)
+	return next
 }
 
 // clientToken is that of an attempt. The name of a PersistentVolume has no slash, so that no
@@ -132,8 +159,9 @@ func clientToken(token string, number int) string {
 	return numbered
 }
 
-// newVolume makes a volume, or is told again of that which the token has made.
-func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) (types.Volume, error) {
+// newVolume makes a volume, or is told again of that which the token has made. A look by the tag has shown none at the
+// time asked.
+func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32, asked time.Time) (types.Volume, error) {
 	tags := cut(append(tagsOf(merged(c.cfg.configuredTags(), r.Tags)), types.Tag{Key: aws.String(tagDisk), Value: aws.String(r.Token)}))
 	var key *string
 	if c.cfg.KMSKey != "" {
@@ -152,6 +180,12 @@ func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) 
 		})
 		if err != nil {
 			no := classify(err, cloud.Scope{})
+			if errors.Is(no, cloud.ErrMismatch) {
+				if c.differs(r.Token, asked) {
+					continue
+				}
+				return types.Volume{}, fmt.Errorf("wait %v for EC2 to show the volume that an earlier configuration has made: %w", shownWithin, no)
+			}
 			if cloud.ScopeOf(no).Disks {
 				// EC2 says so, too, to a token that has made a volume. Source:
 				// https://github.com/kubernetes-sigs/aws-ebs-csi-driver, pkg/cloud/cloud.go, at VolumeLimitExceeded.
@@ -164,7 +198,7 @@ func (c *Cloud) newVolume(ctx context.Context, r cloud.DiskRequest, size int32) 
 			return v, err
 		}
 	}
-	return types.Volume{}, fmt.Errorf("EC2 has none of %d volumes any more that it has made one after another, the last of them %s: %s",
+	return types.Volume{}, fmt.Errorf("EC2 has none of %d volumes any more that it has made one after another, the last of them %q: %s",
 		mostNumbers, id, wantKey)
 }
 

@@ -13,6 +13,7 @@ import (
 	api "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"golang.org/x/sync/errgroup"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
@@ -167,6 +168,47 @@ func TestAClaimGetsItsDiskOnceEC2CanMakeIt(t *testing.T) {
 	disk := makeDisk(t, c, diskRequest("a"))
 	if again := makeDisk(t, c, diskRequest("a")); again.ID != disk.ID || len(model.Volumes()) != 1 || len(c.attempts) != 0 {
 		t.Errorf("made %s and then %s: %+v, remembering %v", disk.ID, again.ID, model.Volumes(), c.attempts)
+	}
+}
+
+// EC2 refuses a ClientToken that comes with other tags, or with another key (EC2 API reference, "Ensuring idempotency in
+// Amazon EC2 API requests"), as it does once the operator has set the key that a failed volume asks for.
+func TestAClaimGetsItsDiskOnceItsConfigurationIsAnother(t *testing.T) {
+	for what, change := range map[string]func(*Config, *cloud.DiskRequest){
+		"a key":            func(cfg *Config, _ *cloud.DiskRequest) { cfg.KMSKey = keyOfDisks },
+		"tags":             func(cfg *Config, _ *cloud.DiskRequest) { cfg.Tags = map[string]string{"team": "a"} },
+		"a cluster's name": func(cfg *Config, _ *cloud.DiskRequest) { cfg.Cluster = "prod" },
+		"a name tag":       func(_ *Config, r *cloud.DiskRequest) { r.Tags[cloud.TagNameTag] = "prod" },
+	} {
+		account := anAccount(sim.Knobs{})
+		account.Keys = []string{keyOfDisks}
+		model, url := serve(t, account)
+		c := open(t, settings(url))
+		model.FailVolumes(ec2.FateError)
+		for range 3 { // each uses up a ClientToken
+			_, err := tryDisk(t, c, model, "a")
+			failed, is := errors.AsType[*cloud.FailedDiskError](err)
+			if !is {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if err := c.DeleteDisk(t.Context(), failed.Disk); err != nil {
+				t.Fatal(err)
+			}
+		}
+		model.FailVolumes(ec2.FateWhole)
+		s, r, clk := settings(url), diskRequest("a"), clocktesting.NewFakeClock(time.Now())
+		s.Clock = clk
+		change(&s, &r)
+		c = open(t, s)
+		// It may be a volume that EC2 does not show yet: another beside it would be nobody's.
+		if _, err := c.CreateDisk(t.Context(), r); err == nil || cloud.Refused(err) || len(model.Volumes()) != 0 {
+			t.Errorf("%s: at once: %v with %+v", what, err, model.Volumes())
+		}
+		clk.Step(2 * shownWithin)
+		disk := makeDisk(t, c, r)
+		if again := makeDisk(t, c, r); again.ID != disk.ID || len(model.Volumes()) != 1 || len(c.attempts) != 0 {
+			t.Errorf("%s: made %s and then %s: %+v, remembering %v", what, disk.ID, again.ID, model.Volumes(), c.attempts)
+		}
 	}
 }
 
