@@ -83,7 +83,7 @@ func TestAnInstanceWhoseKeyCannotBeUsedSaysWhatToDo(t *testing.T) {
 		},
 	} {
 		c, _ := withKey(t, tc.change, tc.without...)
-		if err := c.Launch(t.Context(), request("t", 2)).Err(); err != nil {
+		if err := c.Launch(t.Context(), resolved(t, c, request("t", 2))).Err(); err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue
 		}

@@ -51,6 +51,7 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		}
 		// The same as that Kip would have sent.
 		resolved.SecondaryAddress, resolved.CPUCredits, resolved.Boosted = false, "", false
+		resolved.Tags, resolved.Key = nil, ""
 		r.Resolved = &resolved
 	}
 	out, err := c.api.RunInstances(ctx, runInstances(r))

@@ -63,7 +63,7 @@ func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T)
 	spot := request("spot", 2)
 	spot.Market = cloud.Spot
 	for _, r := range []cloud.LaunchRequest{request("batch", 3), request("one", 1), spot} {
-		if err := c.Launch(t.Context(), r).Err(); err != nil {
+		if err := c.Launch(t.Context(), resolved(t, c, r)).Err(); err != nil {
 			t.Errorf("%s: %v", r.Token, err)
 		}
 	}
@@ -251,6 +251,25 @@ func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 	for _, id := range i.Parts {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
 			t.Errorf("%s has the tags %v", id, got)
+		}
+	}
+}
+
+// A Kip that did not resolve its launches knew no configured tags and no key. The same token comes with neither.
+func TestAStoredLaunchThatWasNotResolvedIsSentWithoutWhatItsKipDidNotKnow(t *testing.T) {
+	c, h := withKey(t, func(_ *ec2.Config, cfg *Config) {
+		cfg.Tags, cfg.KMSKey, cfg.Cluster = map[string]string{"team": "a"}, keyOfDisks, "prod"
+	})
+	if err := c.Launch(t.Context(), request("t", 2)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	call := h.of("RunInstances")[0]
+	if key := call["BlockDeviceMapping.1.Ebs.KmsKeyId"]; key != "" {
+		t.Errorf("the root disk has the key %q", key)
+	}
+	for parameter, value := range call {
+		if value == "team" || value == tagCluster+"prod" {
+			t.Errorf("%s is %s", parameter, value)
 		}
 	}
 }
