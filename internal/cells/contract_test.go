@@ -1,8 +1,10 @@
 package cells
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"regexp"
@@ -165,6 +167,56 @@ func TestARecordOfALaterVersionIsNotSent(t *testing.T) {
 			t.Fatalf("it was sent; the cell is %s", b.phase("a"))
 		}
 	})
+}
+
+// resolvesTo is a cloud that resolves each launch to the same.
+type resolvesTo cloud.Resolved
+
+func (to resolvesTo) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
+	return cloud.Resolved(to), nil
+}
+
+// A Kip of the release before knows the first two versions, and of a call no secondary address, tags, key or credits: it would
+// send another one with the same token.
+func TestACallThatTheReleaseBeforeDoesNotKnowWholeHasAVersionOfItsOwn(t *testing.T) {
+	for what, tc := range map[string]struct {
+		to    cloud.Resolved
+		newer bool
+	}{
+		"what it knows":       {cloud.Resolved{Image: "image", PublicAddress: true}, false},
+		"a secondary address": {cloud.Resolved{SecondaryAddress: true}, true},
+		"tags":                {cloud.Resolved{Tags: map[string]string{"team": "a"}}, true},
+		"a key":               {cloud.Resolved{Key: "key"}, true},
+		"credits":             {cloud.Resolved{CPUCredits: "standard"}, true},
+		"a boost":             {cloud.Resolved{Boosted: true}, true},
+	} {
+		inBubble(t, func(c *setup) {
+			model := c.Cloud.(*modelCloud)
+			model.features.Resolver = resolvesTo(tc.to)
+		}, nil, func(t *testing.T, b *bubble) {
+			for _, shared := range []bool{false, true} {
+				if shared {
+					b.sharing()
+				}
+				b.cloud.set(func() { b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true } })
+				b.later(time.Second)
+				b.request(fmt.Sprint("pod-", shared), "nano")
+				b.later(time.Second)
+				var record launchRecord
+				if _, err := b.store.Get(t.Context(), b.launchesStored()[0], &record); err != nil {
+					t.Fatal(err)
+				}
+				if newer := record.Version > 2; newer != tc.newer || !newer && (record.Version == 2) != shared {
+					t.Errorf("%s, shared %t: it is stored in version %d", what, shared, record.Version)
+				}
+				b.cloud.set(func() { b.cloud.fail = nil }) // this Kip sends it again
+				b.later(time.Minute)
+				if left := b.launchesStored(); len(left) > 0 {
+					t.Errorf("%s, shared %t: calls are still stored: %v", what, shared, left)
+				}
+			}
+		})
+	}
 }
 
 // slowFirstLaunch delays the storing of the first launch for a second: what is

@@ -35,10 +35,21 @@ const (
 // launchesPrefix is where the calls are stored whose outcome is not known yet.
 const launchesPrefix = "launches/"
 
-// launchVersion is the latest of launchRecord: that of calls whose machines share
-// their user data. Others are stored in the first, which Kips before know. A Kip that
-// does not know a record's version sends nothing of it.
-const launchVersion = 2
+// launchVersion is the latest of launchRecord. A Kip that does not know a record's version
+// sends nothing of it: it would drop what it does not know, and send another call.
+const launchVersion = 3
+
+// versionOf is the first version in which Kips know all of a call.
+func versionOf(r cloud.LaunchRequest) int {
+	to := r.Resolved
+	switch {
+	case to != nil && (to.SecondaryAddress || len(to.Tags) > 0 || to.Key != "" || to.CPUCredits != "" || to.Boosted):
+		return launchVersion
+	case r.Shared():
+		return 2
+	}
+	return 1
+}
 
 // launchRecord is a call to the cloud, whole: whatever the configuration says by
 // then, what is sent again is this.
@@ -221,10 +232,10 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		PublicAddress: resolved != nil && resolved.PublicAddress,
 	}
 	var secret pki.BatchSecret
-	stored := launchRecord{Version: 1}
+	var stored launchRecord
 	if intent.Shared {
 		secret = pki.NewBatchSecret()
-		stored.Version, stored.Until = launchVersion, c.cfg.Clock.Now().Add(group[0].cell().Offer().BootTimeout)
+		stored.Until = c.cfg.Clock.Now().Add(group[0].cell().Offer().BootTimeout)
 	}
 	cells := make([]Cell, len(group))
 	for n, e := range group {
@@ -248,6 +259,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		return nil, err
 	}
 	stored.Request.Resolved = resolved
+	stored.Version = versionOf(stored.Request)
 	var revision int64
 	err = c.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
 		stored.Request.Tags[cloud.TagGeneration] = tag
