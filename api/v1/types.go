@@ -200,6 +200,7 @@ const (
 	StepSeen       = "seen"       // Kip saw the pod on its node
 	StepPlaced     = "placed"     // placement chose a type
 	StepLaunched   = "launched"   // the cloud answered with an instance
+	StepBoosted    = "boosted"    // it has more CPU to start, until its pod runs
 	StepJoined     = "joined"     // the agent has its certificate; the tunnel is up
 	StepCloudInit  = "cloudInit"  // the agent carries out the operator's cloud-init file
 	StepReady      = "ready"      // the kubelet is ready

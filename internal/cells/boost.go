@@ -19,6 +19,9 @@ const (
 	boostRetry = time.Minute
 )
 
+// boosted reports whether the cloud is yet to be told that the cell's machine has started.
+func (c *Cell) boosted() bool { return !c.StepTime(apiv1.StepBoosted).IsZero() && !c.BoostEnded }
+
 // boosted reports whether the instances of a launch have been launched so that their boost is to be ended.
 func (l *launch) boosted() bool { return l.request.Resolved != nil && l.request.Resolved.Boosted }
 
@@ -47,7 +50,7 @@ func (c *Controller) unboostAll() {
 func (c *Controller) unboost(e *entry) {
 	cell, now := e.cell(), c.cfg.Clock.Now()
 	switch {
-	case !cell.Boosted || cell.Phase != apiv1.Bound || cell.Instance == nil:
+	case !cell.boosted() || cell.Phase != apiv1.Bound || cell.Instance == nil:
 	case !e.podRuns && now.Sub(cell.StepTime(apiv1.StepBound)) < boostLimit:
 	case e.unboosting || now.Before(e.unboostAfter):
 	default:
@@ -56,14 +59,14 @@ func (c *Controller) unboost(e *entry) {
 	}
 }
 
-// endBoosts ends the boosts of cells, and stores that. What fails is tried again: the record of a cell has its boost
-// until the cloud has ended it.
+// endBoosts ends the boosts of cells, and stores that. What fails is tried again: the record of a cell says
+// nothing of an end until the cloud has ended it.
 func (c *Controller) endBoosts(ctx context.Context, entries []*entry) {
 	for group := range slices.Chunk(entries, tagMost) {
 		ended := slices.DeleteFunc(c.endBoostsOf(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
 		if len(ended) > 0 {
 			err := c.commit(ctx, ended, func(_ int, cell *Cell) error {
-				cell.Boosted = false
+				cell.BoostEnded = true
 				return nil
 			})
 			switch {

@@ -2,8 +2,8 @@ package cells
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -73,7 +73,43 @@ func boosting(t *testing.T, change func(*setup), f func(t *testing.T, b *bubble,
 // stillBoosted reports whether a record in the store has a boost that is to be ended.
 func (b *bubble) stillBoosted() bool {
 	b.Helper()
-	return strings.Contains(b.stored(), `"boosted":true`)
+	still := false
+	for _, cell := range b.records() {
+		still = still || cell.boosted()
+	}
+	return still
+}
+
+// records are the stored records of all cells.
+func (b *bubble) records() map[string]Cell {
+	b.Helper()
+	all := map[string]Cell{}
+	if err := b.store.List(b.Context(), keyPrefix, func(key string, data []byte, _ int64) error {
+		var cell Cell
+		err := json.Unmarshal(data, &cell)
+		all[key] = cell
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	return all
+}
+
+// writtenByTheReleaseBefore has the records as a Kip writes them that does not know boosts.
+func (b *bubble) writtenByTheReleaseBefore() {
+	b.Helper()
+	for key := range b.records() {
+		record := map[string]json.RawMessage{}
+		revision, err := b.store.Get(b.Context(), key, &record)
+		if err != nil {
+			b.Fatal(err)
+		}
+		delete(record, "boosted")
+		delete(record, "boostEnded")
+		if _, err := b.store.Put(b.Context(), key, record, revision); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
 
 func TestACellIsBoostedUntilItsPodRuns(t *testing.T) {
@@ -140,6 +176,31 @@ func TestAnEndOfABoostThatFailsIsRepeated(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A Kip of the release before may lead for a while, and writes what it knows of a record.
+func TestABoostEndsAlsoWhenTheReleaseBeforeHasWrittenItsRecord(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+			b.ask("a", Options{}, "nano")
+			b.later(time.Minute)
+			want := 1
+			if ended {
+				b.cells.PodRunning(ref("a").UID)
+				b.later(time.Second)
+				want = 2 // once more does no harm
+			}
+			b.stop()
+			b.writtenByTheReleaseBefore()
+			b.run()
+			b.later(time.Second)
+			b.cells.PodRunning(ref("a").UID)
+			b.later(boostLimit + 2*boostRetry)
+			if told, boosted := m.of(b, "a"); told != want || boosted || b.stillBoosted() {
+				t.Errorf("ended before %t: the cloud was told %d times, boosted %t, stored as boosted %t", ended, told, boosted, b.stillBoosted())
+			}
+		})
 	}
 }
 

@@ -103,8 +103,10 @@ type Cell struct {
 	// Refusals are how many offers in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
-	// Boosted reports whether the cloud is yet to be told that the machine has started, and needs no more CPU for that.
-	Boosted bool `json:"boosted,omitempty"`
+	// BoostEnded reports whether the cloud was told that the machine has started, and needs no more CPU for that. That it
+	// has more is a step: a Kip that does not know this field drops it when it writes the record, and keeps all steps. So
+	// the worst of going back to such a Kip is that the cloud is told once more.
+	BoostEnded bool `json:"boostEnded,omitempty"`
 	// Stale says that the last launch was taken back, since something that it was resolved to is
 	// not there any more.
 	Stale bool `json:"stale,omitempty"`

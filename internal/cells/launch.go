@@ -709,7 +709,9 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 			switch verdicts[n] {
 			case isLaunched:
 				outcomes[i], err = c.launched(cell, results[n].Instance)
-				cell.Boosted = l.boosted()
+				if l.boosted() {
+					cell.step(apiv1.StepBoosted, c.cfg.Clock.Now())
+				}
 			case isRefused:
 				outcomes[i], err = c.refused(cell, results[n].Err)
 			case isForbidden, isApart, isTooMany, isExpired, isUnfit:
