@@ -89,6 +89,13 @@ type ruleChanges struct {
 	// leave are rules without a description that Kip does not want, with the ports of Kip's: an earlier Kip or a person made
 	// them.
 	leave []rule
+	// open are rules that others made, by which more than Kip reaches the agents.
+	open []rule
+}
+
+// reachesAgents reports whether a rule lets its source in to the port of agents.
+func (r rule) reachesAgents() bool {
+	return r.protocol == "-1" || r.protocol == "tcp" && r.from <= agentPort && agentPort <= r.to
 }
 
 // changesOf compares the rules that Kip wants with those that a group has. EC2 tells rules apart without their
@@ -109,6 +116,8 @@ func changesOf(wanted []rule, has []describedRule) (c ruleChanges) {
 			return r.protocol == h.protocol && r.from == h.from && r.to == h.to
 		}):
 			c.leave = append(c.leave, h.rule)
+		case h.description != ownDescription && !wants && h.reachesAgents():
+			c.open = append(c.open, h.rule)
 		}
 	}
 	return c
@@ -149,6 +158,10 @@ func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
 	if left := rulesText(changes.leave); left != "" && c.isNews("rules left alone in "+group, left) {
 		c.cfg.Log.Warn("the security group of the cells has rules without a description, which an earlier Kip may have made: "+
 			"Kip leaves them alone; remove those that you do not need", "group", group, "rules", left)
+	}
+	if open := rulesText(changes.open); open != "" && c.isNews("rules to agents in "+group, open) {
+		c.cfg.Log.Warn("rules that others made in the security group of the cells let more than Kip reach the port of agents, 6421: "+
+			"Kip leaves them alone; narrow them", "group", group, "rules", open)
 	}
 	if len(changes.adopt) == 0 {
 		return

@@ -123,25 +123,35 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 		for n := range rules {
 			rules[n].Description = ""
 		}
-		return append(rules, ec2.Rule{Protocol: "tcp", From: agentPort, To: agentPort, Source: "sg-before"})
+		return append(rules, ec2.Rule{Protocol: "tcp", From: agentPort, To: agentPort, Source: "sg-before"},
+			ec2.Rule{Protocol: "tcp", From: 1024, To: 65535, Source: "0.0.0.0/0", Description: "temporary"},
+			ec2.Rule{Protocol: "tcp", From: 22, To: 22, Source: "0.0.0.0/0", Description: "bastion"})
 	})
 	for range 2 {
 		if err := c.Admit(t.Context(), owner); err != nil {
 			t.Fatal(err)
 		}
 	}
-	is(t, "after the upgrade", byDescription(cellsGroupOf(t, model)), map[string][]string{ownDescription: {"sg-here"}, "": {"sg-before"}})
+	is(t, "after the upgrade", byDescription(cellsGroupOf(t, model)), map[string][]string{
+		ownDescription: {"sg-here"}, "": {"sg-before"}, "temporary": {"0.0.0.0/0"}, "bastion": {"0.0.0.0/0"},
+	})
 	if n := model.Calls()["UpdateSecurityGroupRuleDescriptionsIngress"]; n != 1 {
 		t.Errorf("the rules were adopted by %d calls", n)
 	}
 	if text := log.String(); strings.Count(text, "tcp 6421-6421 from sg-before") != 1 {
 		t.Errorf("want it told once that the rule stays: %s", text)
 	}
+	if text := log.String(); strings.Count(text, "reach the port of agents") != 1 || !strings.Contains(text, "tcp 1024-65535 from 0.0.0.0/0") ||
+		strings.Contains(text, "22-22") {
+		t.Errorf("want it told once what lets others reach agents: %s", text)
+	}
 	c.cfg.KipSources = []string{"sg-there"}
 	if err := c.Admit(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
-	is(t, "after a move", byDescription(cellsGroupOf(t, model)), map[string][]string{ownDescription: {"sg-there"}, "": {"sg-before"}})
+	is(t, "after a move", byDescription(cellsGroupOf(t, model)), map[string][]string{
+		ownDescription: {"sg-there"}, "": {"sg-before"}, "temporary": {"0.0.0.0/0"}, "bastion": {"0.0.0.0/0"},
+	})
 }
 
 // The policy of an earlier Kip does not let it describe rules: they serve without.
