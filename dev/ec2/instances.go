@@ -342,6 +342,16 @@ func (m *Model) blindZones() (zones []string) {
 	return zones
 }
 
+// hiddenZones are those whose network interfaces are not shown either.
+func (m *Model) hiddenZones() (zones []string) {
+	_ = m.sim.Change(func(k *sim.Knobs) {
+		if k.HidesBlindParts {
+			zones = slices.Clone(k.BlindZones)
+		}
+	})
+	return zones
+}
+
 // disrupted fails a call while a zone has a service disruption: one that names no IDs, whatever its filters, and one that
 // names an instance of that zone. Source: EC2 API reference, "DescribeInstances". It does not say with which code.
 func (m *Model) disrupted(ids []string, shown []sim.Instance) error {

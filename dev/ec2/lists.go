@@ -317,7 +317,8 @@ type eniXML struct {
 // pod_eni_info_resolver.go).
 const byAddress = "addresses.private-ip-address"
 
-// describeNetworkInterfaces works while a zone has a service disruption: the reference says nothing else.
+// describeNetworkInterfaces works while a zone has a service disruption: the reference says nothing else. Nor does it say that it
+// shows the interfaces of that zone, which it does not with sim.Knobs.HidesBlindParts.
 func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	wanted := r.filters("tag:", "tag-key", byAddress, "attachment.instance-id")
 	if err := m.listing(r, sim.KindListParts); err != nil {
@@ -326,7 +327,11 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	var all []networkInterfaceXML
 	instances := m.sim.Truth()
 	tags := m.PartTags()
+	hidden := m.hiddenZones()
 	for _, p := range m.sim.PartsNow() {
+		if slices.Contains(hidden, p.Zone) {
+			continue
+		}
 		own := tags[p.ID]
 		x := networkInterfaceXML{ID: p.ID, Zone: p.Zone, Tags: tagSet(own)}
 		if p.Instance != "" {

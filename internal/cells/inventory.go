@@ -460,7 +460,7 @@ func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud
 	}
 	c.mu.Unlock()
 	listing.Instances = c.leaveOthers(listing.Instances, cells)
-	c.avoid(listing.Missing)
+	c.avoid(listing.Silent)
 	seen, f := c.inventory.show(began, listing, cells, c.born)
 	// First: nothing may be launched by a look that has not told what is unknown.
 	was, sure := c.Behind()

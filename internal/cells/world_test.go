@@ -191,7 +191,7 @@ func (m *modelCloud) List(_ context.Context, owner string) (list cloud.Listing, 
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.listed++
-	list.Missing = m.blind
+	list.Missing, list.Silent = m.blind, m.blind
 	for _, i := range m.instances {
 		if i.Tags[cloud.TagOwner] == owner && list.Covers(i.Zone) && !m.hidden[i.ID] {
 			list.Instances = append(list.Instances, i)

@@ -87,6 +87,9 @@ type Listing struct {
 	// Missing are the zones where the cloud could not look. That an instance of
 	// theirs is not listed says nothing.
 	Missing []string `json:"missing,omitempty"`
+	// Silent are those of Missing that did not answer. Of the others the cloud did not show
+	// that it could look there.
+	Silent []string `json:"silent,omitempty"`
 }
 
 // Complete says that every zone was looked at.

@@ -23,7 +23,9 @@ import (
 // fails if one of them is in the affected zone. A call with IDs of other zones works.
 //
 // So Kip asks by IDs, zone by zone. It knows the zones from earlier answers, and from network interfaces. The
-// reference has no such limit for DescribeNetworkInterfaces. If that call fails too, Kip has no list.
+// reference has no such limit for DescribeNetworkInterfaces. If that call fails too, Kip has no list. Whether it shows all
+// interfaces of a disrupted zone, no source says. So a zone of which it shows none counts as not looked at: only an instance that EC2
+// describes proves that EC2 answers for its zone.
 
 const codeNoInstance = "InvalidInstanceID.NotFound"
 
@@ -123,7 +125,20 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	case len(failed) == len(groups) && len(groups) > 0:
 		return cloud.Listing{}, whole
 	}
-	list := cloud.Listing{Missing: failed}
+	here, err := c.where(ctx)
+	if err != nil {
+		return cloud.Listing{}, errors.Join(whole, err)
+	}
+	answered := map[string]bool{}
+	for _, i := range all {
+		answered[i.Zone] = true
+	}
+	list := cloud.Listing{Silent: failed, Missing: slices.Clone(failed)}
+	for _, zone := range here.zones {
+		if !answered[zone] && !slices.Contains(failed, zone) {
+			list.Missing = append(list.Missing, zone)
+		}
+	}
 	for _, i := range all {
 		// As the filters of the whole list: a call with IDs shows instances that have ended, and those of others.
 		if i.Tags[cloud.TagOwner] == owner && i.State != cloud.Gone && i.State != cloud.Unknown {
@@ -222,9 +237,9 @@ func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found 
 		some, cancel := partOf(ctx, len(zones)-i)
 		all, err := c.named(some, groups[zone])
 		cancel()
+		found = append(found, all...)
 		switch {
 		case err == nil:
-			found = append(found, all...)
 			continue
 		case !mayBeZones(ctx, err):
 			return nil, nil, err
@@ -235,12 +250,12 @@ func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found 
 	return found, failed, nil
 }
 
-// named reads the instances with these IDs, some in each call.
+// named reads the instances with these IDs, some in each call. With an error it returns those that it has read.
 func (c *Cloud) named(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
 	for some := range slices.Chunk(ids, idsCall) {
 		found, err := c.together(ctx, some)
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		all = append(all, found...)
 	}

@@ -113,6 +113,27 @@ func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
 	}
 }
 
+// A zone counts as looked at once EC2 has described an instance there: a Kip without a memory of its instances knows none in the
+// zone otherwise, if EC2 shows no interfaces of it either.
+func TestAZoneOfWhichNothingIsKnownIsNotLookedAt(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	ids := inBothZones(t, open(t, settings(url)), 2)
+	if err := model.Machines().Change(func(k *sim.Knobs) { k.BlindZones, k.HidesBlindParts = []string{"us-east-1a"}, true }); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, settings(url))
+	list, err := c.List(t.Context(), owner)
+	if err != nil || list.Covers("us-east-1a") || !list.Covers("us-east-1b") || len(list.Silent) > 0 || len(list.Instances) != 2 {
+		t.Errorf("%+v, %v: want the two of us-east-1b, and us-east-1a missing, of which nobody was asked", list, err)
+	}
+	if err := c.Terminate(t.Context(), ids["us-east-1b"]...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.List(t.Context(), owner); err == nil && list.Complete() {
+		t.Errorf("without an instance that EC2 describes: %+v", list)
+	}
+}
+
 // What EC2 says of the account is no fault of a zone: launches leave alone a zone that a list lacks.
 func TestAThrottledDescriptionIsNoFaultOfAZone(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))

@@ -21,6 +21,8 @@ import (
 type network struct {
 	vpc     string
 	subnets map[string]subnet
+	// zones are all of the region that the account may use.
+	zones []string
 }
 
 type subnet struct {
@@ -95,6 +97,9 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	zones, err := c.api.DescribeAvailabilityZones(ctx, &ec2.DescribeAvailabilityZonesInput{})
 	if err != nil {
 		return nil, classify(err, cloud.Scope{})
+	}
+	for _, zone := range zones.AvailabilityZones {
+		n.zones = append(n.zones, aws.ToString(zone.ZoneName))
 	}
 	for _, s := range all {
 		id := aws.ToString(s.SubnetId)

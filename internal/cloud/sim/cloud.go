@@ -237,7 +237,7 @@ func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
 			asOf = now.Add(-c.knobs.StaleBy)
 		}
 		c.forget(now)
-		list = cloud.Listing{Missing: slices.Clone(c.knobs.BlindZones)}
+		list = cloud.Listing{Missing: slices.Clone(c.knobs.BlindZones), Silent: slices.Clone(c.knobs.BlindZones)}
 		for _, m := range c.machines {
 			if m.Tags[cloud.TagOwner] != owner || !list.Covers(m.Zone) {
 				continue

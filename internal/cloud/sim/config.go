@@ -108,6 +108,8 @@ type Knobs struct {
 	StaleBy    time.Duration
 	// BlindZones are where List cannot look, and of which Describe knows nothing.
 	BlindZones []string
+	// HidesBlindParts says that parts in BlindZones are not shown either.
+	HidesBlindParts bool
 	// UnknownFor is how long after a launch Describe, Terminate, Stop and Start do
 	// not know the machine yet; Terminate then does nothing.
 	UnknownFor Distribution
