@@ -110,19 +110,25 @@ func TestAShortageIsMarkedWhereTheEndIsDecidedAndOnce(t *testing.T) {
 	})
 }
 
-// One that had ended when its launch was sent again is told as what it is, too.
+// One that had ended when its launch was sent again is told as what it is, too. What the operator has configured is not the pod's fault.
 func TestALaunchOfWhatTheCloudHasEndedSaysWhy(t *testing.T) {
-	seen := &ends{}
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		fault := &cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("InsufficientInstanceCapacity")}
-		b.cloud.answer = func(i cloud.Instance) cloud.Instance {
-			i.State, i.Fault = cloud.Gone, fault
-			return i
-		}
-		b.request("a", "nano")
-		b.later(5 * time.Second)
-		if !seen.has("interrupted: the cloud has ended instance i-0: "+fault.Error()) || !slices.Contains(b.cooled, "nano") {
-			t.Errorf("cooled %v, said %v, %v", b.cooled, b.events, seen.all)
-		}
-	}, seen)
+	for cause, want := range map[cloud.Cause]string{
+		cloud.ErrCapacity: "interrupted",
+		cloud.ErrUnfit:    "unfit",
+		cloud.ErrRefused:  "lost",
+	} {
+		seen := &ends{}
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			fault := &cloud.Error{Cause: cause, Err: errors.New("words of the cloud")}
+			b.cloud.answer = func(i cloud.Instance) cloud.Instance {
+				i.State, i.Fault = cloud.Gone, fault
+				return i
+			}
+			b.request("a", "nano")
+			b.later(5 * time.Second)
+			if !seen.has(want+": the cloud has ended instance i-0: "+fault.Error()) || (cause == cloud.ErrCapacity) != slices.Contains(b.cooled, "nano") {
+				t.Errorf("%s: cooled %v, said %v, %v", cause, b.cooled, b.events, seen.all)
+			}
+		}, seen)
+	}
 }

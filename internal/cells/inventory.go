@@ -577,8 +577,11 @@ func lacks(err error) bool {
 
 // causeOf is why a cell ends whose instance the cloud has ended.
 func causeOf(fault error) Cause {
-	if lacks(fault) {
+	switch {
+	case lacks(fault):
 		return CauseInterrupted
+	case errors.Is(fault, cloud.ErrUnfit):
+		return CauseUnfit
 	}
 	return CauseLost
 }

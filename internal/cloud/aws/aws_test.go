@@ -652,7 +652,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		{"Server.SpotInstanceTermination", cloud.ErrCapacity, spot(true), "words"},
 		{"Client.VolumeLimitExceeded", cloud.ErrQuota, spot(false), "words"},
 		{"Client.InvalidSnapshot.NotFound", cloud.ErrRefused, cloud.Scope{}, "words"},
-		{"Client.InternalError", cloud.ErrRefused, cloud.Scope{}, "KMS"},
+		{"Client.InternalError", cloud.ErrUnfit, cloud.Scope{}, "KMS"},
 		{"Server.InternalError", "", cloud.Scope{}, "words"},
 		{"Server.SomethingNew", "", cloud.Scope{}, "words"},
 	} {
@@ -661,6 +661,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		if tc.code == "Server.SpotInstanceTermination" {
 			r.Market = cloud.Spot
 		}
+		r = resolved(t, c, r)
 		got, err := c.Launch(t.Context(), r).All()
 		if err != nil {
 			t.Fatal(err)

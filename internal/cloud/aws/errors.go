@@ -130,15 +130,19 @@ var faults = map[string]meaning{
 	// fit, so that not all wait.
 	"Client.VolumeLimitExceeded":      {cloud.ErrQuota, offering},
 	"Client.InvalidSnapshot.NotFound": {cloud.ErrRefused, nothing},
-	"Client.InternalError":            {cloud.ErrRefused, nothing},
+	codeNoKey:                         {cloud.ErrUnfit, nothing},
 }
+
+// codeNoKey is that of a root disk that EC2 could not make, mostly for want of its KMS key, which the operator has
+// configured: whoever asks for another instance gets the same.
+const codeNoKey = "Client.InternalError"
 
 // codeAsked is that of an end that somebody asked for.
 const codeAsked = "Client.UserInitiatedShutdown"
 
-// kms is what EC2 does not say with Client.InternalError (EC2 User Guide, "Instance terminates
+// kms is what EC2 does not say with codeNoKey (EC2 User Guide, "Instance terminates
 // immediately").
-const kms = "; mostly the KMS key of the root disk: enable it, and let Kip's role use it (" + wantKeyRights + ")"
+const kms = "; mostly the KMS key of the root disk, which is that of cloud.aws.kmsKeyID, of the image's snapshot, or the account's default: enable it, and let Kip's role use it (" + wantKeyRights + ")"
 
 // wantKeyRights says how: both policies decide, that of the key and that of the role.
 const wantKeyRights = "the key's policy, and the statements KipGrantsKeysOfDisks and KipUsesKeysOfDisks of docs/aws-permissions.md"
@@ -151,7 +155,7 @@ func faultOf(r *types.StateReason, of cloud.Scope) error {
 	// The message repeats the code.
 	message := strings.TrimPrefix(aws.ToString(r.Message), *r.Code+": ")
 	said := &failed{code: *r.Code, message: message[:min(len(message), maxMessage)]}
-	if *r.Code == "Client.InternalError" {
+	if *r.Code == codeNoKey {
 		said.message += kms
 	}
 	m, known := faults[*r.Code]

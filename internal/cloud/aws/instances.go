@@ -303,7 +303,9 @@ func (c *Cloud) describe(ctx context.Context, in *ec2.DescribeInstancesInput) (a
 	err = eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
 		for _, r := range page.Reservations {
 			for _, i := range r.Instances {
-				all = append(all, instanceOf(i))
+				one := instanceOf(i)
+				c.barKeyless(aws.ToString(i.ImageId), one)
+				all = append(all, one)
 			}
 		}
 	})

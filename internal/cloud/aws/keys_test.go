@@ -88,13 +88,19 @@ func TestAnInstanceWhoseKeyCannotBeUsedSaysWhatToDo(t *testing.T) {
 			continue
 		}
 		for _, i := range describe(t, c) {
-			const want = "Client.InternalError: Client error on launch; mostly the KMS key of the root disk: enable it, and let Kip's role use it"
+			const want = "Client.InternalError: Client error on launch; mostly the KMS key of the root disk, which is that of " +
+				"cloud.aws.kmsKeyID, of the image's snapshot, or the account's default: enable it, and let Kip's role use it"
 			if i.State != cloud.Gone || i.Fault == nil || !strings.Contains(i.Fault.Error(), want) ||
 				!strings.Contains(i.Fault.Error(), "KipUsesKeysOfDisks") {
 				t.Errorf("%s: the instance is %s: %v", what, i.State, i.Fault)
 			}
 		}
-		_, err := c.CreateDisk(t.Context(), diskRequest("disk"))
+		// Each further launch would cost an instance, too.
+		_, err := c.Resolve(t.Context(), request("next", 1).LaunchSpec)
+		if !errors.Is(err, cloud.ErrUnfit) || !strings.Contains(err.Error(), "cloud.aws.kmsKeyID") {
+			t.Errorf("%s: the next launch is resolved with %v", what, err)
+		}
+		_, err = c.CreateDisk(t.Context(), diskRequest("disk"))
 		if failed, is := errors.AsType[*cloud.FailedDiskError](err); !is || !strings.Contains(failed.Error(), "KipUsesKeysOfDisks") {
 			t.Errorf("%s: a disk: %v", what, err)
 		}
