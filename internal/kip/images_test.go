@@ -98,7 +98,7 @@ func (w *ecrWorld) runs(f func(context.Context)) {
 func (w *ecrWorld) lends(role string) cloud.Registries {
 	policy, err := ec2.ParsePolicy(aws.Policy())
 	w.must(err)
-	may, err := ec2.ParsePolicy(aws.ImagePolicy())
+	may, err := ec2.ParsePolicy(aws.ImagePolicy(true))
 	w.must(err)
 	w.model, err = ec2.New(ec2.Config{
 		Sim: sim.Config{Catalogue: []catalog.InstanceType{{

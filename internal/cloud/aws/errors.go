@@ -142,7 +142,8 @@ const codeAsked = "Client.UserInitiatedShutdown"
 
 // kms is what EC2 does not say with codeNoKey (EC2 User Guide, "Instance terminates
 // immediately").
-const kms = "; mostly the KMS key of the root disk, which is that of cloud.aws.kmsKeyID, of the image's snapshot, or the account's default: enable it, and let Kip's role use it (" + wantKeyRights + ")"
+const kms = "; mostly the KMS key of the root disk, which is that of cloud.aws.kmsKeyID, of the image's snapshot, or the account's default: " +
+	"enable it, and let Kip's role use it (" + wantKeyRights + ")"
 
 // wantKeyRights says how: both policies decide, that of the key and that of the role.
 const wantKeyRights = "the key's policy, and the statements KipGrantsKeysOfDisks and KipUsesKeysOfDisks of docs/aws-permissions.md"

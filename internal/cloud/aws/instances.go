@@ -122,7 +122,7 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	switch {
 	case err != nil:
 		return cloud.Listing{}, err
-	case len(failed) == len(groups) && len(groups) > 0:
+	case len(failed) == len(groups) && len(groups) > 0 && len(all) == 0:
 		return cloud.Listing{}, whole
 	}
 	here, err := c.where(ctx)

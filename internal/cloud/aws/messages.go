@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -61,7 +62,7 @@ type barred struct {
 func barring(cure string) func(*Cloud, cloud.LaunchRequest, *failed) error {
 	return func(c *Cloud, r cloud.LaunchRequest, said *failed) error {
 		c.forget()
-		c.bar(r.Resolved.Image, fmt.Sprintf("%s; %s", said.Error(), cure), c.cfg.Clock.Now())
+		c.bar(r.Resolved.Image, fmt.Sprintf("cells.bootImageSpec: image %s: %s; %s", r.Resolved.Image, said.Error(), cure), c.cfg.Clock.Now())
 		return c.mayBoot(r.Resolved.Image, r.InstanceType)
 	}
 }
@@ -78,10 +79,10 @@ func (c *Cloud) bar(image, why string, since time.Time) {
 }
 
 // barKeyless bars the image of an instance that EC2 has ended for want of the root disk's key. Each launch with that key would cost
-// an instance, as EC2 accepts it before it looks at the key.
+// an instance, as EC2 accepts it before it looks at the key. All root disks of cells are encrypted.
 func (c *Cloud) barKeyless(image string, i cloud.Instance) {
 	if i.Fault != nil && codeOf(i.Fault) == codeNoKey {
-		c.bar(image, i.Fault.Error(), i.Launched)
+		c.bar(image, "instance "+i.ID+" of image "+image+": "+i.Fault.Error(), i.Launched)
 	}
 }
 
@@ -93,5 +94,5 @@ func (c *Cloud) mayBoot(image, instanceType string) error {
 	if !is || !c.cfg.Clock.Now().Before(b.until) {
 		return nil
 	}
-	return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: instanceType}, fmt.Errorf("cells.bootImageSpec: image %s: %s", image, b.why))
+	return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: instanceType}, errors.New(b.why))
 }

@@ -43,6 +43,7 @@ var processLimits = []bound{
 	},
 }
 
+// sysctls are those that a pod sees: a network namespace of its own has no net.*.neigh.default.gc_thresh, which are the machine's.
 var sysctls = []bound{
 	{"vm/max_map_count", "524288", "524288", "", "524288", ""},
 	{"vm/overcommit_memory", "1", "1", "1", "1", ""},
@@ -56,9 +57,6 @@ var sysctls = []bound{
 	{"fs/inotify/max_user_watches", "524288", "524288", "65536", "524288", ""},
 	{"net/core/somaxconn", "4096", "4096", "4096", "4096", ""},
 	{"net/ipv4/ip_local_port_range", "32768 60999", "32768 60999", "32768 60999", "32768 60999", ""},
-	{"net/ipv4/neigh/default/gc_thresh1", "0", "0", "", "0", ""},
-	{"net/ipv4/neigh/default/gc_thresh2", "15360", "15360", "", "15360", ""},
-	{"net/ipv4/neigh/default/gc_thresh3", "16384", "16384", "", "16384", ""},
 	{"net/netfilter/nf_conntrack_max", "131072", "131072", "131072", "131072", ""}, // of up to 4 processors
 	{
 		"net/ipv4/tcp_wmem", "4096 20480 4194304", "4096 20480 4194304", "", "",
