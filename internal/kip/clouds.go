@@ -313,6 +313,9 @@ func template(cfg *config.Config, caHash string) string {
 		if a.KMSKeyID != "" {
 			ofCloud = append(ofCloud, a.KMSKeyID)
 		}
+		if a.PublicAddress {
+			ofCloud = append(ofCloud, "publicAddress")
+		}
 	}
 	made, err := json.Marshal([]any{
 		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,

@@ -235,6 +235,7 @@ func TestStandbyCellsOfOtherDisksOrSubnetsAreReplaced(t *testing.T) {
 		"a larger disk":     {text("subnetID: subnet-1", ""), text("subnetID: subnet-1", ", defaultVolumeSize: 20Gi")},
 		"another subnet":    {text("subnetID: subnet-1", ""), text("subnetID: subnet-2", "")},
 		"another VPC":       {text("vpcID: vpc-1", ""), text("vpcID: vpc-2", "")},
+		"a public address":  {text("subnetID: subnet-1", ""), text("subnetID: subnet-1, publicAddress: true", "")},
 		"subnets by others": {text("subnetTags: {a: b}", ""), text("subnetTags: {a: c}", "")},
 	} {
 		if template(other[0], "ca") == template(other[1], "ca") {

@@ -317,9 +317,15 @@ func (c *Cloud) forget() {
 // soldEvery is how often is read what EC2 sells.
 const soldEvery = 12 * time.Hour
 
+// catalogueEvery is how long a catalogue counts. One that withholds types counts as long as they are withheld.
 func (c *Cloud) catalogueEvery() time.Duration {
 	if c.cfg.reserves() {
 		return reservationsEvery
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if withheld := c.freePlanUntil.Sub(c.cfg.Clock.Now()); withheld > 0 {
+		return min(withheld, soldEvery)
 	}
 	return soldEvery
 }

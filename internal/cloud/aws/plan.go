@@ -33,7 +33,7 @@ func termsOf(t types.InstanceTypeInfo) terms {
 
 // freePlanFor is how long Kip takes the account to be on AWS' Free plan since EC2 has said so. EC2 does not say
 // when the account leaves it: the next catalogue after that has all types, and one launch shows whether it has.
-const freePlanFor = 6 * time.Hour
+const freePlanFor = time.Hour
 
 // notInPlan returns what it means that the account's plan lacks the type of a launch. It notes the plan: the next
 // catalogue withholds all such types, rather than have each pod try them one after the other.

@@ -92,7 +92,12 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 
 	// The account is upgraded, which EC2 does not say.
 	model.Change(func(cfg *ec2.Config) { cfg.Plan.Free = false })
-	clk.Step(soldEvery)
+	clk.Step(time.Minute)
+	next := c.Traits().CatalogueEvery
+	if next <= 0 || next > freePlanFor {
+		t.Errorf("the catalogue counts for %s more", next)
+	}
+	clk.Step(next)
 	if sells, withheld := offers(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
 		t.Errorf("after the upgrade: it sells %v, withholds %v", sells, withheld)
 	}
