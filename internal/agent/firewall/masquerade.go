@@ -14,6 +14,11 @@ import (
 // multicast.
 const unrouted = "{ 169.254.0.0/16, 224.0.0.0/4 }"
 
+// sourcePorts are those from which the cell sends what its pod sends: Linux' own for connections that a
+// machine begins. A machine listens beyond them. Would a connection keep the agent's port as its source, its
+// entry would be that of Kip's next connection from the other side to the agent, and lead that to the pod.
+const sourcePorts = "32768-60999"
+
 // masquerade is the chain that gives what the pod sends another source. Filters see the pod's own
 // address: the forward hook comes before this one, and what answers has the pod's address again
 // when it gets there. Only the first packet of a connection comes here, so a connection keeps the
@@ -36,6 +41,7 @@ func (t *table) masquerade(fw *agentapi.Firewall) {
 	if len(m.Except) > 0 {
 		t.line("\t\tip daddr @direct return")
 	}
+	t.line("\t\tip saddr %s meta l4proto { tcp, udp } snat ip to %s:%s", fw.PodIP, m.As, sourcePorts)
 	t.line("\t\tip saddr %s snat ip to %s\n\t}", fw.PodIP, m.As)
 }
 

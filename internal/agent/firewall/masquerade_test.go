@@ -197,9 +197,49 @@ func TestTheMasqueradeOutlivesTheAgent(t *testing.T) {
 	}
 }
 
+// Kip dials the agent from an address and port to which the pod has sent from the agent's port.
+func TestAPodDoesNotTakeTheConnectionsToItsAgent(t *testing.T) {
+	n := newInternet(t)
+	f := n.firewall()
+	if _, err := f.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(f, func(fw *agentapi.Firewall) { fw.Masquerade = &agentapi.Masquerade{As: netip.MustParseAddr(cellIP)} })
+	kip, agent := netip.MustParseAddrPort(webIP+":40123"), netip.AddrPortFrom(netip.MustParseAddr(cellIP), agentapi.Port)
+	n.tellSources(n.cell, agent.String())
+	dial := func(ns netns.NsHandle, from, to netip.AddrPort, within time.Duration) (c net.Conn, err error) {
+		err = inside(ns, func() error {
+			d := net.Dialer{Timeout: within, LocalAddr: net.TCPAddrFromAddrPort(from)}
+			c, err = d.DialContext(n.Context(), "tcp4", to.String())
+			return err
+		})
+		return c, err
+	}
+	// Kip's side does not answer the pod, so that its connection stays half open.
+	n.in(n.outside, func() error {
+		return nft(n.Context(), "table ip kip { chain input { type filter hook input priority 0; "+
+			"tcp dport 40123 tcp flags & (syn | ack) == syn drop; }; }")
+	})
+	if _, err := dial(n.pod, netip.AddrPortFrom(netip.MustParseAddr(podIP), agentapi.Port), kip, lost); err == nil {
+		t.Fatal("what the pod sends is not dropped")
+	}
+	c, err := dial(n.outside, kip, agent, patience)
+	if err != nil {
+		t.Fatalf("Kip reaches no agent: %v", err)
+	}
+	defer c.Close()
+	if is, err := source(c, patience); err != nil || is != webIP {
+		t.Errorf("the agent is reached from %q: %v", is, err)
+	}
+}
+
 // dropFrom has the namespace of the caller drop what one address sends to a network.
 func dropFrom(ctx context.Context, source, to string) error {
-	program := "table ip gateway { chain input { type filter hook input priority 0; ip saddr " + source + " ip daddr " + to + " drop; }; }"
+	return nft(ctx, "table ip gateway { chain input { type filter hook input priority 0; ip saddr "+source+" ip daddr "+to+" drop; }; }")
+}
+
+// nft loads a program in the namespace of the caller.
+func nft(ctx context.Context, program string) error {
 	if out, err := exec.CommandContext(ctx, "nft", program).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
