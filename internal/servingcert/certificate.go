@@ -172,12 +172,13 @@ func (c Config) purpose() string {
 	return strings.Join(list, " ")
 }
 
-// template is what is asked for.
+// template is what is asked for. Its subject is a kubelet's. kubernetes.io/kubelet-serving signs no other
+// (ValidateKubeletServingCSR in pkg/apis/certificates of Kubernetes). Of any signer an API server may come to
+// ask for that name at the kubelet port (kubernetes/enhancements issue 4872).
 func (c Config) template() *x509.CertificateRequest {
-	t := &x509.CertificateRequest{Subject: pkix.Name{CommonName: c.Node}, DNSNames: []string{c.Node}}
-	if c.SignerName == certificatesv1.KubeletServingSignerName {
-		// That signer signs no other subject (ValidateKubeletServingCSR in pkg/apis/certificates of Kubernetes).
-		t.Subject = pkix.Name{CommonName: "system:node:" + c.Node, Organization: []string{"system:nodes"}}
+	t := &x509.CertificateRequest{
+		Subject:  pkix.Name{CommonName: "system:node:" + c.Node, Organization: []string{"system:nodes"}},
+		DNSNames: []string{c.Node},
 	}
 	for _, a := range c.Addresses {
 		t.IPAddresses = append(t.IPAddresses, a.Unmap().AsSlice())
