@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/deploy"
@@ -277,11 +282,68 @@ func (p *kubeletPort) kipApproves(own *pki.Renewed, unverified func() error) {
 		p.apply(bytes.ReplaceAll(deploy.CSRApprove, []byte(certificatesv1.KubeletServingSignerName), []byte(EKSSigner)))
 		becomes(p.T, "by the signer of EKS", p.logs)
 	})
+	p.mintsTheAPIServersName(EKSSigner, p.kip)
 	p.request(own, certificatesv1.KubeletServingSignerName, p.node, nil, func(*servingcert.Certificate) {
 		if err := refused(p.approve(p.kip, p.asked()), "not permitted to approve"); err != nil {
 			p.Errorf("Kip approves for another signer: %v", err)
 		}
 	})
+	p.apply(deploy.CSRApprove)
+	p.mintsTheAPIServersName(certificatesv1.KubeletServingSignerName, p.node)
+}
+
+// mintsTheAPIServersName proves what the right to approve for a signer is worth: a certificate for any name,
+// also that of the API server, of the CA by which pods verify that.
+func (p *kubeletPort) mintsTheAPIServersName(signer string, by kubernetes.Interface) {
+	p.Helper()
+	const name = "kubernetes.default.svc"
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		p.Fatal(err)
+	}
+	csr, err := cert.MakeCSRFromTemplate(key, &x509.CertificateRequest{
+		Subject:  pkix.Name{CommonName: "system:node:kip-0", Organization: []string{"system:nodes"}},
+		DNSNames: []string{name},
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+	requests := by.CertificatesV1().CertificateSigningRequests()
+	r, err := requests.Create(p.Context(), &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "stolen-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    csr,
+			SignerName: signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	becomes(p.T, "Kip's service account approves the API server's name for "+signer, func() error { return p.approve(p.kip, r) })
+	becomes(p.T, signer+" signs the API server's name", func() error {
+		there, err := requests.Get(p.Context(), r.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		signed, err := cert.ParseCertsPEM(there.Status.Certificate)
+		if err != nil {
+			return fmt.Errorf("%w: %+v", err, there.Status.Conditions)
+		}
+		published, err := p.admin.CoreV1().ConfigMaps("default").Get(p.Context(), "kube-root-ca.crt", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(published.Data["ca.crt"])) {
+			return errors.New("no CA is published for pods")
+		}
+		_, err = signed[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: name})
+		return err
+	})
+	if err := p.admin.CertificatesV1().CertificateSigningRequests().Delete(p.Context(), r.Name, metav1.DeleteOptions{}); err != nil {
+		p.Fatal(err)
+	}
 }
 
 // mayRequest is nil if a user may read requests.
