@@ -289,6 +289,11 @@ func TestThePersonWhoApprovesIsToldHow(t *testing.T) {
 		if !c.told("Warning", events.ServingCertificatePending, "kubectl certificate approve "+r.Name) {
 			t.Errorf("the Events are %q", c.heard())
 		}
+		// What tells it from a request of somebody else.
+		if !c.told("kubectl get csr "+r.Name, "requester is system:node:kip-0", r.Spec.SignerName, subject(t, r).String(),
+			"kip-0, 10.0.0.1, fd00::1 and no others") {
+			t.Errorf("the person is not told what to compare: %q", c.heard())
+		}
 		if c.serves() {
 			t.Error("a certificate serves that nobody has signed")
 		}
@@ -643,7 +648,8 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		})
 		c.start()
 		c.pass(time.Minute)
-		if !c.told("Warning", "deploy/csr-approve.yaml", c.config.SignerName, "kubectl certificate approve "+c.only().Name) {
+		if !c.told("Warning", "deploy/csr-approve.yaml", c.config.SignerName, "kubectl certificate approve "+c.only().Name,
+			"requester is system:node:kip-0") {
 			t.Errorf("the Events are %q", c.heard())
 		}
 	})

@@ -2,7 +2,10 @@ package servingcert
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -24,6 +27,34 @@ func (s *Certificate) tell(kind, reason, message string) {
 // approveCommand is what a person types.
 func approveCommand(name string) string { return "kubectl certificate approve " + name }
 
+// compareCommand shows what a request asks for, and for whom.
+func compareCommand(name string) string {
+	return "kubectl get csr " + name + " && kubectl get csr " + name + " -o jsonpath={.spec.request} | base64 -d | openssl req -noout -text"
+}
+
+// comparison tells a person what to compare before approving: somebody else's request, or Event, may look
+// like Kip's.
+func (s *Certificate) comparison(r *request) string {
+	block, _ := pem.Decode(r.CSR)
+	if block == nil {
+		return ""
+	}
+	asked, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return ""
+	}
+	requester := "that of Kip's service account"
+	if s.c.AsNode {
+		requester = "system:node:" + s.c.Node
+	}
+	names := slices.Clone(asked.DNSNames)
+	for _, ip := range asked.IPAddresses {
+		names = append(names, ip.String())
+	}
+	return fmt.Sprintf("Compare it first: %s. Approve it only if the requester is %s, the signer %s, the subject %s,"+
+		" and the alternative names are %s and no others.", compareCommand(r.Name), requester, s.c.SignerName, asked.Subject, strings.Join(names, ", "))
+}
+
 // serves says what the kubelet port serves now.
 func (s *Certificate) serves() string {
 	if pair := s.current(); pair != nil {
@@ -32,13 +63,14 @@ func (s *Certificate) serves() string {
 	return "The kubelet port serves Kip's own certificate, which an API server that verifies kubelets refuses."
 }
 
-func (s *Certificate) pendingMessage(name string) string {
-	return fmt.Sprintf("Approve the request for the certificate of the kubelet port: %s. %s", approveCommand(name), s.serves())
+func (s *Certificate) pendingMessage(r *request) string {
+	return fmt.Sprintf("Approve the request for the certificate of the kubelet port: %s. %s %s",
+		approveCommand(r.Name), s.comparison(r), s.serves())
 }
 
-func (s *Certificate) forbiddenMessage(name string) string {
+func (s *Certificate) forbiddenMessage(r *request) string {
 	return fmt.Sprintf("Kip has no right to approve its request for the certificate of the kubelet port. Apply deploy/csr-approve.yaml,"+
-		" with the signer %s in it, or type: %s. %s", s.c.SignerName, approveCommand(name), s.serves())
+		" with the signer %s in it, or type: %s. %s %s", s.c.SignerName, approveCommand(r.Name), s.comparison(r), s.serves())
 }
 
 func (s *Certificate) unsignedMessage(name string) string {
