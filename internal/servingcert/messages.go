@@ -52,7 +52,8 @@ func (s *Certificate) comparison(r *request) string {
 		names = append(names, ip.String())
 	}
 	return fmt.Sprintf("Compare it first: %s. Approve it only if the requester is %s, the signer %s, the subject %s,"+
-		" and the alternative names are %s and no others.", compareCommand(r.Name), requester, s.c.SignerName, asked.Subject, strings.Join(names, ", "))
+		" and the alternative names are %s and no others.",
+		compareCommand(r.Name), requester, s.c.SignerName, asked.Subject, strings.Join(names, ", "))
 }
 
 // serves says what the kubelet port serves now.
