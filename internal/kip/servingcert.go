@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
@@ -79,6 +81,10 @@ func (c certificates) Certificate(ctx context.Context, node string, addresses []
 			"node", node, "cure", "servingCertificate.signerName")
 		return constant{get}, nil
 	}
+	if !c.sealer.Encrypts() {
+		c.Log.Warn("the key of the serving certificate is not encrypted in the store: who reads that, or a backup of it, can serve as the node",
+			"node", node, "key", "etcd.encryptionKeyFiles")
+	}
 	cfg := servingcert.Config{
 		Node:       node,
 		Addresses:  addresses,
@@ -100,6 +106,22 @@ func (c certificates) Certificate(ctx context.Context, node string, addresses []
 		cfg.Approver = c.asKip
 	}
 	return servingcert.New(ctx, cfg)
+}
+
+// KeepOnly implements nodes.Certificates. Without a signer no certificate is of use. What could not be
+// deleted is deleted at the next start.
+func (c certificates) KeepOnly(ctx context.Context, nodes []string) {
+	err := c.store.List(ctx, servingCertKey, func(key string, _ []byte, revision int64) error {
+		node := strings.TrimPrefix(key, servingCertKey)
+		if c.config.SignerName != "" && slices.Contains(nodes, node) {
+			return nil
+		}
+		c.Log.Info("deleting the stored serving certificate, which is of no use any more", "node", node)
+		return c.store.Delete(ctx, key, revision)
+	})
+	if err != nil && ctx.Err() == nil {
+		c.Log.Warn("a stored serving certificate is of no use any more, and is not deleted; Kip retries at its next start", "err", err)
+	}
 }
 
 // constant is a certificate that nobody has to request.
@@ -144,7 +166,9 @@ func (k *keptCertificate) Load(ctx context.Context) ([]byte, error) {
 		return nil, nil
 	}
 	if stale {
-		return data, k.Save(ctx, data)
+		if err := k.Save(ctx, data); err != nil { // the next Save, or start, does
+			k.log.Warn("the stored serving certificate is not encrypted by the first key yet", "key", k.key, "err", err)
+		}
 	}
 	return data, nil
 }

@@ -106,6 +106,9 @@ func TestKipSaysAtTheStartWhichCertificateTheKubeletPortServes(t *testing.T) {
 				if !strings.Contains(log.String(), c.says) {
 					t.Errorf("Kip says %q, want %q", &log, c.says)
 				}
+				if unsealed := strings.Contains(log.String(), "etcd.encryptionKeyFiles"); unsealed != (c.asks != "") {
+					t.Errorf("Kip warns of a key in the store: %t: %s", unsealed, &log)
+				}
 				pair, err := made.GetCertificate(nil)
 				if err != nil {
 					t.Fatal(err)
@@ -201,6 +204,60 @@ func TestTheKeyOfAServingCertificateIsSealedInTheStoreByTheFirstKey(t *testing.T
 	if data, err := keep(first).Load(t.Context()); string(data) != "another" || err != nil {
 		t.Errorf("what follows is %q, %v", data, err)
 	}
+}
+
+// A store may have no space.
+func TestAServingCertificateThatCannotBeSealedAnewServes(t *testing.T) {
+	st := store.Memory(nil)
+	first, second := keyFile(t, 1), keyFile(t, 2)
+	open := func(st *store.Store, files ...string) *keptCertificate {
+		t.Helper()
+		sealer, err := openSealer(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &keptCertificate{store: st, sealer: sealer, key: servingCertKey + "kip-0", log: silent}
+	}
+	if err := open(st, first).Save(t.Context(), []byte("secret")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Put(t.Context(), "leader", "another", 0); err != nil {
+		t.Fatal(err)
+	}
+	unwritable := st.Fenced(st.Prefix()+"leader", 1<<40)
+	if _, err := unwritable.Put(t.Context(), "x", "y", 0); err == nil {
+		t.Fatal("the store can be written")
+	}
+	if data, err := open(unwritable, second, first).Load(t.Context()); string(data) != "secret" || err != nil {
+		t.Errorf("it is %q, %v", data, err)
+	}
+}
+
+func TestServingCertificatesGoWithTheirNodesAndTheSigner(t *testing.T) {
+	st := store.Memory(nil)
+	for _, key := range []string{servingCertKey + "kip-0", servingCertKey + "kip-0-2", "other"} {
+		if _, err := st.Put(t.Context(), key, []byte("sealed"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, want ...string) {
+		t.Helper()
+		var is []string
+		if err := st.List(t.Context(), "", func(key string, _ []byte, _ int64) error { is = append(is, key); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(is, want) {
+			t.Errorf("%s the store has %q, want %q", when, is, want)
+		}
+	}
+	c := certificates{Options: Options{Log: silent}, store: st, config: config.ServingCertificate{SignerName: "example.com/serving"}}
+	c.KeepOnly(t.Context(), []string{"kip-0", "kip-0-2"})
+	expect("with both nodes", "other", servingCertKey+"kip-0", servingCertKey+"kip-0-2")
+	c.KeepOnly(t.Context(), []string{"kip-0"})
+	expect("without a node", "other", servingCertKey+"kip-0")
+	c.config = config.ServingCertificate{}
+	c.KeepOnly(t.Context(), []string{"kip-0"})
+	expect("without a signer", "other")
 }
 
 // A write whose answer is lost was done all the same.

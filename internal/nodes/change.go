@@ -152,6 +152,7 @@ func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.pods.Remove(s.name)
 	n.reads.forget(s.name)
 	n.made.Observer.NodeGone(s.name)
+	n.keepCertificates(ctx)
 	n.c.Log.Info("a virtual node that was taken out is gone", "node", s.name)
 	return nil
 }

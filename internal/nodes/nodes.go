@@ -124,6 +124,8 @@ type Ways interface {
 type Certificates interface {
 	// Certificate returns that of a node, whose port has these addresses.
 	Certificate(ctx context.Context, node string, addresses []netip.Addr) (Certificate, error)
+	// KeepOnly deletes what is stored for other nodes than these.
+	KeepOnly(ctx context.Context, nodes []string)
 }
 
 // Certificate is the certificate of a kubelet port.
@@ -238,7 +240,17 @@ func (n *Nodes) Equip(ctx context.Context, made Equipment) (err error) {
 			return cfg.Problem(keyOf(cfg, s.entry), "%v", err)
 		}
 	}
+	n.keepCertificates(ctx)
 	return nil
+}
+
+// keepCertificates deletes the stored certificates of nodes that are gone.
+func (n *Nodes) keepCertificates(ctx context.Context) {
+	var names []string
+	for _, s := range n.all() {
+		names = append(names, s.name)
+	}
+	n.made.Certificates.KeepOnly(ctx, names)
 }
 
 // Close closes the kubelet ports of nodes that are not followed, or no more.

@@ -94,6 +94,8 @@ type town struct {
 	store   *store.Store
 	base    int    // kubelet port
 	ports   *ports // nil for those of the host
+	// certified are the nodes whose certificates are kept.
+	certified atomic.Pointer[[]string]
 
 	mu       sync.Mutex
 	pods     map[string]*fake.Clientset // of each node
@@ -141,7 +143,12 @@ func (flags) Taint() (*corev1.Taint, error) {
 }
 
 // certificates are those of an authority.
-type certificates struct{ authority *pki.Authority }
+type certificates struct {
+	authority *pki.Authority
+	only      *atomic.Pointer[[]string] // the nodes for which they are kept
+}
+
+func (c certificates) KeepOnly(_ context.Context, nodes []string) { c.only.Store(&nodes) }
 
 func (c certificates) Certificate(_ context.Context, name string, at []netip.Addr) (Certificate, error) {
 	own, err := c.authority.Server([]string{name}, at)
@@ -386,7 +393,7 @@ func (w *town) start() (ended <-chan error) {
 		Ways:         w,
 		Observer:     unobserved{},
 		Logs:         logs,
-		Certificates: certificates{authority},
+		Certificates: certificates{authority, &w.certified},
 		Recorder:     w.recorder,
 	}))
 	following, endFollow := context.WithCancel(context.Background())
@@ -714,8 +721,12 @@ func TestANodeThatIsTakenOutDoesNotWaitForPodsOfDaemonSets(t *testing.T) {
 		if w.nodes.named("kip-0-2") == nil {
 			t.Error("the pods of a node are not followed any more, although it has some")
 		}
+		if kept := *w.certified.Load(); len(kept) != 2 {
+			t.Errorf("certificates are kept of %q", kept)
+		}
 		w.removePod("kip-0-2", "agent")
 		w.eventually("the node is forgotten with its last pod", func() bool { return w.nodes.named("kip-0-2") == nil })
+		w.eventually("its certificate is not kept", func() bool { return slices.Equal(*w.certified.Load(), []string{"kip-0-1"}) })
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -685,6 +686,43 @@ func TestAKeyThatIsNotKeptIsNotRequested(t *testing.T) {
 		c.kept.mu.Unlock()
 		c.pass(2 * time.Minute)
 		c.only()
+	})
+}
+
+func TestWhatHasEndedIsNotKept(t *testing.T) {
+	in(t, func(c *cluster) {
+		c.start()
+		c.pass(time.Minute)
+		c.approveAndSign(time.Hour, nil)
+		c.pass(time.Minute)
+		c.stop()
+		c.config.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
+		kept := func(when string, want int) {
+			t.Helper()
+			c.pass(time.Minute)
+			data, _ := c.kept.Load(t.Context())
+			var is kept
+			if err := json.Unmarshal(data, &is); err != nil {
+				t.Fatal(err)
+			}
+			signed := 0
+			for _, e := range is.Entries {
+				if len(e.Key) > 0 {
+					signed++
+				}
+			}
+			if signed != want {
+				t.Errorf("%s: %d keys that were signed are kept, want %d", when, signed, want)
+			}
+		}
+		c.start()
+		kept("while the certificate of the first address is valid", 1)
+		c.approveAndSign(time.Hour, nil)
+		kept("with one of the second address", 2)
+		c.stop()
+		c.pass(2 * time.Hour)
+		c.start()
+		kept("when both have ended", 0)
 	})
 }
 

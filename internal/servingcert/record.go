@@ -57,6 +57,7 @@ func (s *Certificate) load(ctx context.Context) error {
 		s.is = s.kept.Entries[i]
 		s.kept.Entries = slices.Delete(s.kept.Entries, i, i+1)
 	}
+	s.kept.Entries = slices.DeleteFunc(s.kept.Entries, s.ended)
 	s.kept.Entries = slices.Insert(s.kept.Entries, 0, s.is)
 	s.kept.Entries = s.kept.Entries[:min(len(s.kept.Entries), mostKept)]
 	if s.is.Refused > 0 {
@@ -71,10 +72,23 @@ func (s *Certificate) load(ctx context.Context) error {
 	}
 	if err != nil {
 		s.c.Log.Warn("the serving certificate that is kept is of no use; Kip requests another", "node", s.c.Node, "err", err)
+		s.is.Cert, s.is.Key = nil, nil
 		return nil
 	}
 	s.adopt(&pair)
 	return nil
+}
+
+// ended reports whether an entry has nothing but a certificate that is valid no more.
+func (s *Certificate) ended(e *entry) bool {
+	if e == nil {
+		return true
+	}
+	if e.Request != nil || len(e.Cert) == 0 {
+		return false
+	}
+	pair, err := tls.X509KeyPair(e.Cert, e.Key)
+	return err != nil || !s.c.Clock.Now().Before(pair.Leaf.NotAfter)
 }
 
 // save keeps what there is.
