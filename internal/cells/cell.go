@@ -401,10 +401,8 @@ func (c Cell) StepTime(name string) time.Time {
 	return time.Time{}
 }
 
-// next lists, for each phase, the phases that may follow it.
-// next are the moves of a cell's life. Two go back: a launch that the cloud has
-// refused is requested again, with the next offer, and a standby cell that was
-// stopped boots again.
+// next lists, for each phase, the phases that may follow it. Two go back: a launch that the cloud has
+// refused is requested again, with the next offer, and a standby cell that was stopped boots again.
 var next = map[apiv1.Phase][]apiv1.Phase{
 	apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
 	apiv1.Launching:   {apiv1.Booting, apiv1.Requested, apiv1.Terminating, apiv1.Gone},
