@@ -126,7 +126,8 @@ func TestALaunchOfWhatTheCloudHasEndedSaysWhy(t *testing.T) {
 			}
 			b.request("a", "nano")
 			b.later(5 * time.Second)
-			if !seen.has(want+": the cloud has ended instance i-0: "+fault.Error()) || (cause == cloud.ErrCapacity) != slices.Contains(b.cooled, "nano") {
+			cooled := slices.Contains(b.cooled, "nano")
+			if !seen.has(want+": the cloud has ended instance i-0: "+fault.Error()) || cooled != (cause == cloud.ErrCapacity) {
 				t.Errorf("%s: cooled %v, said %v, %v", cause, b.cooled, b.events, seen.all)
 			}
 		}, seen)

@@ -86,7 +86,8 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	for n, i := range all {
 		switch {
 		case i.State == cloud.Unknown || i.State == cloud.Gone:
-			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it has ended")))
+			ended := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it has ended"))
+			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, ended)
 		case i.Tags[cloud.TagOwner] != "":
 			own = append(own, i.ID)
 		}

@@ -141,8 +141,8 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 	if text := log.String(); strings.Count(text, "tcp 6421-6421 from sg-before") != 1 {
 		t.Errorf("want it told once that the rule stays: %s", text)
 	}
-	if text := log.String(); strings.Count(text, "reach the port of agents") != 1 || !strings.Contains(text, "tcp 1024-65535 from 0.0.0.0/0") ||
-		strings.Contains(text, "22-22") {
+	if text := log.String(); strings.Count(text, "reach the port of agents") != 1 || strings.Contains(text, "22-22") ||
+		!strings.Contains(text, "tcp 1024-65535 from 0.0.0.0/0") {
 		t.Errorf("want it told once what lets others reach agents: %s", text)
 	}
 	c.cfg.KipSources = []string{"sg-there"}
