@@ -581,7 +581,8 @@ func TestALargePodsStatusIsPacedAndItsEndIsNot(t *testing.T) {
 	if code != http.StatusOK {
 		t.Fatalf("%d %.200s", code, answer)
 	}
-	if took := clk.Since(began); took > time.Second/10 { // a step that was under way
+	// The clock goes on while anybody waits, also for something else, but by less than what the next status would wait.
+	if took := clk.Since(began); took >= time.Second/rewriteRate {
 		t.Errorf("the end waits %v", took)
 	}
 }
