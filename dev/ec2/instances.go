@@ -336,26 +336,18 @@ func (m *Model) clock() clock.Clock {
 	return clock.RealClock{}
 }
 
-func (m *Model) blindZones() (zones []string) {
+// blindZones are those with a service disruption, and whether their network interfaces are hidden as well.
+func (m *Model) blindZones() (zones []string, hidden bool) {
 	// Change is how the knobs are read, too: it never fails where nothing changes.
-	_ = m.sim.Change(func(k *sim.Knobs) { zones = slices.Clone(k.BlindZones) })
-	return zones
-}
-
-// hiddenZones are those whose network interfaces are not shown either.
-func (m *Model) hiddenZones() (zones []string) {
-	_ = m.sim.Change(func(k *sim.Knobs) {
-		if k.HidesBlindParts {
-			zones = slices.Clone(k.BlindZones)
-		}
-	})
-	return zones
+	_ = m.sim.Change(func(k *sim.Knobs) { zones, hidden = slices.Clone(k.BlindZones), k.HidesBlindParts })
+	return zones, hidden
 }
 
 // disrupted fails a call while a zone has a service disruption: one that names no IDs, whatever its filters, and one that
 // names an instance of that zone. Source: EC2 API reference, "DescribeInstances". It does not say with which code.
 func (m *Model) disrupted(ids []string, shown []sim.Instance) error {
-	for _, zone := range m.blindZones() {
+	zones, _ := m.blindZones()
+	for _, zone := range zones {
 		if len(ids) == 0 || slices.ContainsFunc(shown, func(i sim.Instance) bool { return i.Zone == zone && slices.Contains(ids, i.ID) }) {
 			return &apiError{http.StatusServiceUnavailable, "Unavailable", "The zone " + zone + " is experiencing a service disruption"}
 		}

@@ -327,9 +327,9 @@ func (m *Model) describeNetworkInterfaces(r *request) (any, error) {
 	var all []networkInterfaceXML
 	instances := m.sim.Truth()
 	tags := m.PartTags()
-	hidden := m.hiddenZones()
+	blind, hidden := m.blindZones()
 	for _, p := range m.sim.PartsNow() {
-		if slices.Contains(hidden, p.Zone) {
+		if hidden && slices.Contains(blind, p.Zone) {
 			continue
 		}
 		own := tags[p.ID]

@@ -47,14 +47,14 @@ func disksBy(tags string) map[string]map[string][]string {
 var madeByLaunch = []string{resource("instance"), resource("volume"), resource("network-interface"), resource("spot-instances-request")}
 
 // permissions are what the calls of this package need, each of which is in one of them.
-var permissions = slices.Concat(allPermissions, featurePermissions)
+var permissions = slices.Concat(corePermissions, featurePermissions)
 
 // policyMost is how many characters a customer managed policy may have, white space apart. A user's inline policies may
 // have 2048 together, a role's 10240. Source: IAM User Guide, "IAM and AWS STS quotas".
 const policyMost = 6144
 
-// allPermissions are those that each Kip needs.
-var allPermissions = []permission{
+// corePermissions are those that each Kip needs.
+var corePermissions = []permission{
 	{
 		sid: "KipReads",
 		why: "Instances, what they can be launched of and where, and prices of spot. EC2 limits these calls to no resource.",
@@ -423,7 +423,7 @@ policy of its own, in which the Kip's controller ID, the value of that tag on it
 | statement | allows | for |
 | --- | --- | --- |
 `)
-	tell(&b, allPermissions)
+	tell(&b, corePermissions)
 	b.WriteString(`
 EC2's own examples of policies ask for no right to the snapshot of an image. Should it refuse a launch for want of it (` + "`UnauthorizedOperation`" + `,
 ` + "`ec2:RunInstances`" + ` on ` + "`snapshot/snap-…`" + `), allow that snapshot to ` + "`KipLaunchesFrom`" + `, and no others: who may launch from a snapshot may read it.
