@@ -3,6 +3,7 @@ package ec2
 import (
 	"strings"
 
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -18,10 +19,11 @@ type mappingXML struct {
 // rootVolume is the ID of an instance's root disk, which is not among the model's volumes.
 func rootVolume(instance string) string { return "vol-" + strings.TrimPrefix(instance, "i-") }
 
-// mappings are the root disk of an instance and the volumes that are attached to it.
+// mappings are the root disk of an instance and the volumes that are attached to it. EC2 shows no root disk while an instance is
+// pending. Sources: aws/aws-sdk-php#2804, kubernetes-sigs/cluster-api-provider-aws#1565; hashicorp/packer#9480 asks again.
 func (m *Model) mappings(i sim.Instance, l *launch) []mappingXML {
 	var all []mappingXML
-	if l.image.RootDevice != "" { // else nobody called RunInstances for it
+	if l.image.RootDevice != "" && i.State != cloud.Pending { // without a root device nobody called RunInstances for it
 		all = append(all, mappingXML{l.image.RootDevice, rootVolume(i.ID), "attached", wireTime(i.Launched), true})
 	}
 	m.mu.Lock()

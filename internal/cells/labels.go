@@ -54,18 +54,18 @@ func (c *Controller) withoutLabels(cell *Cell) (outcome, error) {
 	return c.takenBack(cell)
 }
 
-// tagGiven has the tags of a standby cell written that was given to a pod. The cloud has known its instance for long, so
-// nothing has to show it first.
+// tagGiven has the tags of a standby cell written that was given to a pod. The last look mostly shows its instance with all
+// parts, so no other has to show them first.
 func (c *Controller) tagGiven(e *entry) {
 	cell := e.cell()
 	if c.cfg.Calls.Features().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
 		return
 	}
-	parts := c.inventory.last().byID[cell.Instance.ID].Parts
+	i, there := c.inventory.last().byID[cell.Instance.ID]
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !e.tagging { // else the next look shows what is missing
-		c.tagSoon(e, parts, now)
+	if there && !lacksParts(i, now) && !e.tagging { // else the next look shows what is missing
+		c.tagSoon(e, i.Parts, now)
 	}
 }

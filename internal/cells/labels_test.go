@@ -146,6 +146,56 @@ func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *
 	})
 }
 
+// An instance that is tagged looks done: its root disk, which the cloud shows later, would never be tagged.
+func TestTagsWaitUntilTheCloudShowsAllPartsOfAnInstance(t *testing.T) {
+	share := func(c *setup) {
+		m := c.Cloud.(*modelCloud)
+		m.traits.SharedUserData, m.features.Tagger, m.partsLate = true, m, true
+	}
+	shows := func(b *bubble, parts ...string) {
+		b.cloud.set(func() {
+			for id, i := range b.cloud.instances {
+				i.Parts, i.PartsLate = parts, false
+				b.cloud.instances[id] = i
+			}
+		})
+	}
+	for what, standby := range map[string]bool{"a cell": false, "a standby cell": true} {
+		kept := func(c *setup) {
+			if share(c); standby {
+				keep(1)(c)
+			}
+		}
+		inBubble(t, kept, nil, func(t *testing.T, b *bubble) {
+			if standby {
+				b.later(2 * time.Minute) // it has booted
+			}
+			b.requestFor("a", labels("team", "blue"))
+			b.later(30 * time.Second)
+			if cell, _ := b.cells.ForPod(ref("a").UID); (cell.Standby != "") != standby {
+				t.Fatalf("%s: the pod has cell %+v", what, cell)
+			}
+			id := b.instanceOf("a")
+			if n := b.cloud.tagged[id]; n > 0 {
+				t.Errorf("%s: it is tagged %d times without its root disk", what, n)
+			}
+			shows(b, "vol-1", "eni-1")
+			b.later(time.Minute)
+			if last := b.cloud.taggings[id]; !slices.Equal(last.Parts, []string{"vol-1", "eni-1"}) || last.Tags["team"] != "blue" {
+				t.Errorf("%s: the tagging is %+v", what, last)
+			}
+		})
+	}
+	inBubble(t, share, nil, func(t *testing.T, b *bubble) {
+		b.requestFor("a", labels("team", "blue"))
+		b.later(time.Second)
+		b.later(longestPartsWait + time.Minute)
+		if tags := b.cloud.instances[b.instanceOf("a")].Tags; tags[cloud.TagPod] != "a" {
+			t.Errorf("where the cloud shows no root disk at all the instance has the tags %v", tags)
+		}
+	})
+}
+
 func TestAStandbyCellGetsTheTagsOfItsPodWhenItIsGivenToIt(t *testing.T) {
 	share := func(c *setup) {
 		keep(1)(c)

@@ -20,7 +20,16 @@ const (
 	// labelTries is how often they are written with labels. Then they are written without, since
 	// the cloud may refuse a label, which whoever makes pods chooses.
 	labelTries = 3
+	// longestPartsWait is how long after its launch an instance is not tagged while the cloud does not show all of its parts.
+	// No source says how long that takes. Kip rather tags the instance alone then than not at all.
+	longestPartsWait = 30 * time.Minute
 )
+
+// lacksParts reports whether the tags of an instance have to wait for its parts. Kip tags both in one call: so the tags that an
+// instance has say that its parts have them, too.
+func lacksParts(i cloud.Instance, now time.Time) bool {
+	return i.PartsLate && now.Before(i.Launched.Add(longestPartsWait))
+}
 
 // tagUntagged has the tags written that the launching call could not have, since its
 // machines share theirs: of each cell whose instance a look shows without them. What a
@@ -42,6 +51,7 @@ func (c *Controller) tagUntagged(seen look) {
 		case !there:
 		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
 			e.tagTries = 0
+		case lacksParts(i, now):
 		case !e.tagging && e.tagTries < mostTagTries && !now.Before(e.tagAfter):
 			c.tagSoon(e, i.Parts, now)
 		}

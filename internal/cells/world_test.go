@@ -72,6 +72,7 @@ type modelCloud struct {
 	// failTagging refuses a tagging; nil for none. taggings are those that were not refused, by instance.
 	failTagging func(cloud.Tagging) error
 	taggings    map[string]cloud.Tagging
+	partsLate   bool // it shows some parts of the instances that it launches later
 }
 
 var (
@@ -170,6 +171,7 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 			made := cloud.Instance{
 				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(), Place: cloud.PlaceOf(n),
 				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
+				PartsLate: m.partsLate,
 			}
 			if m.onlyManagement {
 				made.PodIP = netip.Addr{}

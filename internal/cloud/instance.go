@@ -49,6 +49,8 @@ type Instance struct {
 	// Parts are the IDs of what the instance has that is billed by itself and ends with it: disks and interfaces.
 	// Empty where the cloud does not tell.
 	Parts []string `json:"-"`
+	// PartsLate says that the cloud does not show all of Parts yet.
+	PartsLate bool `json:"-"`
 	// Origin is what the cloud tells of the call that launched the instance.
 	Origin Origin `json:"-"`
 	// Fault is why the cloud has ended or stopped the instance by itself, also after it had answered the

@@ -230,6 +230,7 @@ func instanceOf(i types.Instance) cloud.Instance {
 		Launched:     aws.ToTime(i.LaunchTime),
 		Tags:         mapOf(i.Tags),
 		Parts:        partsOf(i),
+		PartsLate:    lacksRootDisk(i),
 		Origin:       cloud.Origin{Token: aws.ToString(i.ClientToken), Reservation: aws.ToString(i.CapacityReservationId)},
 	}
 	if i.Placement != nil {

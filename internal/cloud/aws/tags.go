@@ -55,6 +55,15 @@ func partsOf(i types.Instance) (ids []string) {
 	return ids
 }
 
+// lacksRootDisk reports whether EC2 does not show the root disk of an instance yet. It shows none of a pending instance
+// (aws/aws-sdk-php#2804), and may show it later still (hashicorp/packer#9480).
+func lacksRootDisk(i types.Instance) bool {
+	root := aws.ToString(i.RootDeviceName)
+	return root != "" && !slices.ContainsFunc(i.BlockDeviceMappings, func(d types.InstanceBlockDeviceMapping) bool {
+		return aws.ToString(d.DeviceName) == root
+	})
+}
+
 // taggedCall is how many resources one call tags. Source: EC2 API reference, "CreateTags".
 const taggedCall = 1000
 

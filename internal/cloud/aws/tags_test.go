@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
@@ -230,6 +233,31 @@ func TestTagsAreWrittenOnAnInstanceItsRootDiskAndItsInterface(t *testing.T) {
 		}
 	}
 }
+
+// EC2 shows no root disk of an instance that is pending.
+func TestAnInstanceSaysThatItsRootDiskIsNotShownYet(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	account := anAccount(sim.Knobs{Pending: short(time.Minute)})
+	account.Sim.Clock = clk
+	_, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, late := range []bool{true, false} {
+		list, err := c.List(t.Context(), owner)
+		if err != nil || len(list.Instances) != 1 {
+			t.Fatalf("%+v, %v", list, err)
+		}
+		i := list.Instances[0]
+		if root := slices.ContainsFunc(i.Parts, isVolume); i.PartsLate != late || root == late {
+			t.Errorf("one that is %s: late is %t, its parts are %v", i.State, i.PartsLate, i.Parts)
+		}
+		clk.Step(time.Hour)
+	}
+}
+
+func isVolume(id string) bool { return strings.HasPrefix(id, "vol-") }
 
 // The policy of an earlier Kip lets it tag instances alone.
 func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
