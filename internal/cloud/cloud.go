@@ -311,7 +311,8 @@ type Part struct {
 // what an instance may run.
 type Tagger interface {
 	// Tag adds to the tags of each instance, or changes them. It is idempotent. There
-	// is a result for each tagging, in their order.
+	// is a result for each tagging, in their order. It is ErrNotYet, and the instance has
+	// none of the tags, where the cloud does not know one of its Parts.
 	Tag(ctx context.Context, taggings ...Tagging) Results
 }
 

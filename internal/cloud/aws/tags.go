@@ -67,12 +67,19 @@ func lacksRootDisk(i types.Instance) bool {
 // taggedCall is how many resources one call tags. Source: EC2 API reference, "CreateTags".
 const taggedCall = 1000
 
+// codesNoPart say that EC2 does not know a part of an instance.
+var codesNoPart = []string{codeNoVolume, "InvalidNetworkInterfaceID.NotFound"}
+
 // tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with the policy of
-// an earlier Kip, or does not know one of them any more, it tags the instances alone: lists show their tags.
+// an earlier Kip, it tags the instances alone: lists show their tags. It tags nothing and returns ErrNotYet if EC2 does not know
+// a part: either CreateTags knows it later than lists do, or later lists do not show it.
 func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag) error {
 	err := c.createTags(ctx, slices.Concat(ids, parts), tags)
 	if err == nil || len(parts) == 0 || !cloud.Refused(err) {
 		return err
+	}
+	if said, ok := errors.AsType[*failed](err); ok && slices.Contains(codesNoPart, said.code) {
+		return cloud.No(cloud.ErrNotYet, cloud.Scope{}, said)
 	}
 	if errors.Is(err, cloud.ErrUnauthorised) && c.isNews("tags of disks and interfaces", codeOf(err)) {
 		c.cfg.Log.Warn("tag the disks and interfaces of cells: their instances are tagged alone", "err", err)

@@ -257,6 +257,38 @@ func TestAnInstanceSaysThatItsRootDiskIsNotShownYet(t *testing.T) {
 	}
 }
 
+// Lists may show a root disk before CreateTags knows it. Tags on the instance alone would say that its parts have them, too.
+func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	account := anAccount(sim.Knobs{})
+	account.Sim.Clock, account.VolumeStep = clk, time.Minute
+	model, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), owner)
+	if err != nil || len(list.Instances) != 1 || list.Instances[0].PartsLate {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	i, tags := list.Instances[0], map[string]string{cloud.TagPod: "a"}
+	for what, parts := range map[string][]string{"its root disk": i.Parts, "an interface": {"eni-0123456789abcdef0"}} {
+		err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: parts, Tags: tags}).Err()
+		if has := model.Machines().Truth()[0].Tags[cloud.TagPod]; !errors.Is(err, cloud.ErrNotYet) || has != "" {
+			t.Errorf("while EC2 does not know %s: %v, the instance has the tag %q", what, err, has)
+		}
+	}
+	clk.Step(time.Hour)
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: tags}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range i.Parts {
+		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
+			t.Errorf("then %s has the tags %v", id, got)
+		}
+	}
+}
+
 func isVolume(id string) bool { return strings.HasPrefix(id, "vol-") }
 
 // The policy of an earlier Kip lets it tag instances alone.
@@ -268,13 +300,11 @@ func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 		}
 	}
 	c, model, i := oneInstance(t, doc.text())
-	for what, parts := range map[string][]string{"without the right": i.Parts, "with one that is gone": {"eni-0123456789abcdef0"}} {
-		if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: parts, Tags: map[string]string{cloud.TagPod: what}}).Err(); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if list, err := c.List(t.Context(), owner); err != nil || list.Instances[0].Tags[cloud.TagPod] != what {
-			t.Errorf("%s: it has the tags %v, %v", what, list.Instances[0].Tags, err)
-		}
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: map[string]string{cloud.TagPod: "a"}}).Err(); err != nil {
+		t.Error(err)
+	}
+	if list, err := c.List(t.Context(), owner); err != nil || list.Instances[0].Tags[cloud.TagPod] != "a" {
+		t.Errorf("it has the tags %v, %v", list.Instances[0].Tags, err)
 	}
 	for _, id := range i.Parts {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
