@@ -315,7 +315,7 @@ func TestTheTagsOfEachMachineOfABatchAreWrittenAfterwards(t *testing.T) {
 func TestTagsThatCannotBeWrittenAreGivenUpAndHoldUpNothing(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
-		b.cloud.set(func() { b.cloud.failTags["i-0"] = errors.New("denied") })
+		b.cloud.set(func() { b.cloud.failTags["i-0"] = cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, errors.New("denied")) })
 		b.later(time.Second)
 		b.hour("a")
 		b.later(10 * time.Hour)
@@ -323,6 +323,31 @@ func TestTagsThatCannotBeWrittenAreGivenUpAndHoldUpNothing(t *testing.T) {
 			t.Errorf("the cell is %s, its tags were tried %d times: want %d", b.phase("a"), b.cloud.tagged["i-0"], mostTagTries)
 		}
 	})
+}
+
+// Nothing of an outage is because of the tags: Kip writes them, with their labels, when it is over.
+func TestAnOutageDoesNotUseUpTheTriesOfTags(t *testing.T) {
+	for what, outage := range map[string]error{
+		"no answer":           errors.New("connection refused"),
+		"a part is not known": cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("InvalidVolume.NotFound")),
+		"expired credentials": cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("ExpiredToken")),
+	} {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.sharing()
+			b.cloud.set(func() { b.cloud.failTags["i-0"] = outage })
+			b.later(time.Second)
+			b.requestFor("a", labels("team", "blue"))
+			b.later(time.Hour)
+			if n := b.cloud.tagged["i-0"]; n > 2*int(time.Hour/longestTagRetry) {
+				t.Errorf("%s: its tags were tried %d times in an hour", what, n)
+			}
+			b.cloud.set(func() { clear(b.cloud.failTags) })
+			b.later(2 * longestTagRetry)
+			if last := b.cloud.taggings["i-0"]; last.Tags[cloud.TagPod] != "a" || last.Tags["team"] != "blue" {
+				t.Errorf("%s: afterwards the tagging is %+v", what, last)
+			}
+		})
+	}
 }
 
 // After a lost store an instance without a pod's tag may run any pod that is older; a

@@ -37,10 +37,11 @@ type entry struct {
 	launch     string
 	toldPaused bool // that launches are paused; under mu
 	looks      bool // it was let through to see whether Kip has its rights; under mu
-	// tagging is set while the instance's tags are being written; tagTries is how often
-	// that was tried since a look last showed them, and tagAfter when it may be again.
+	// tagging is set while the instance's tags are being written; tagTries is how often that was tried, without outages, since
+	// a look last showed them or a pod got the cell, tagAfter when it may be again, and tagWait how long Kip last waited.
 	tagging  bool
 	tagTries int
+	tagWait  time.Duration
 	tagAfter time.Time
 	parts    []string // what of the instance gets its tags, too
 	// podRuns is set once its pod was seen to run, unboosting while the cloud is asked to end its boost, which it is not

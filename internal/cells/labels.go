@@ -65,6 +65,7 @@ func (c *Controller) tagGiven(e *entry) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	e.tagTries, e.tagWait = 0, 0                    // they were of other tags
 	if there && !lacksParts(i, now) && !e.tagging { // else the next look shows what is missing
 		c.tagSoon(e, i.Parts, now)
 	}

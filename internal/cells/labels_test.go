@@ -215,6 +215,22 @@ func TestAStandbyCellGetsTheTagsOfItsPodWhenItIsGivenToIt(t *testing.T) {
 			t.Errorf("its instance has the tags %v", tags)
 		}
 	})
+	// Nor do tries count that were of the tags that it had before.
+	inBubble(t, share, nil, func(t *testing.T, b *bubble) {
+		refused := cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, errors.New("UnauthorizedOperation"))
+		b.cloud.set(func() { b.cloud.failTags["i-0"] = refused })
+		b.later(time.Hour)
+		if n := b.cloud.tagged["i-0"]; n != mostTagTries {
+			t.Fatalf("the tags of the standby cell were tried %d times", n)
+		}
+		b.requestFor("a", labels("team", "blue"))
+		synctest.Wait()
+		b.cloud.set(func() { clear(b.cloud.failTags) })
+		b.later(time.Minute)
+		if tags := b.cloud.instances["i-0"].Tags; b.instanceOf("a") != "i-0" || tags["team"] != "blue" || tags[cloud.TagPod] != "a" {
+			t.Errorf("after tries that were refused its instance has the tags %v", tags)
+		}
+	})
 }
 
 // An organization may allow some values of a tag only. Whoever makes pods chooses their labels, and must stop nobody else.

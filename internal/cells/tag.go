@@ -12,10 +12,10 @@ import (
 const (
 	// tagMost is how many instances one call tags.
 	tagMost = cloud.MaxLaunch
-	// mostTagTries is how often the tags of an instance are written without being
-	// shown. They are for people.
+	// mostTagTries is how often the tags of an instance are written, or refused, without being
+	// shown. They are for people. An outage is no try.
 	mostTagTries = 5
-	// Between two tries.
+	// Between two tries, also in an outage.
 	firstTagRetry, longestTagRetry = 5 * time.Second, 2 * time.Minute
 	// labelTries is how often they are written with labels. Then they are written without, since
 	// the cloud may refuse a label, which whoever makes pods chooses.
@@ -50,7 +50,7 @@ func (c *Controller) tagUntagged(seen look) {
 		switch {
 		case !there:
 		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
-			e.tagTries = 0
+			e.tagTries, e.tagWait = 0, 0
 		case lacksParts(i, now):
 		case !e.tagging && e.tagTries < mostTagTries && !now.Before(e.tagAfter):
 			c.tagSoon(e, i.Parts, now)
@@ -71,8 +71,8 @@ func hasLabels(i cloud.Instance, cell *Cell) bool {
 // tagSoon has the tags of an instance and of its parts written. The caller holds mu.
 func (c *Controller) tagSoon(e *entry, parts []string, now time.Time) {
 	// Again later also after a success: a list may be late, and it is all that tells.
-	e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+min(firstTagRetry<<e.tagTries, longestTagRetry))
-	e.tagTries++
+	e.tagWait = min(max(2*e.tagWait, firstTagRetry), longestTagRetry)
+	e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+e.tagWait)
 	e.parts = parts
 	c.taggings.add(e)
 }
@@ -86,7 +86,7 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 			ids[n] = cell.Instance.ID
 			c.mu.Lock()
 			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.parts, Tags: ownTags(*cell)}
-			if e.tagTries <= labelTries {
+			if e.tagTries < labelTries {
 				taggings[n].Tags = tags(*cell)
 			}
 			c.mu.Unlock()
@@ -101,8 +101,10 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 			results = cloud.Each(fmt.Errorf("the cloud answered a tagging of %d with %d results", len(ids), len(results)), ids...)
 		}
 		c.mu.Lock()
-		for _, e := range group {
-			e.tagging = false
+		for n, e := range group {
+			if e.tagging = false; countsAsTry(results[n].Err) {
+				e.tagTries++
+			}
 		}
 		c.mu.Unlock()
 		for n, r := range results {
@@ -111,4 +113,10 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 			}
 		}
 	}
+}
+
+// countsAsTry reports whether an answer to a tagging is of the tags: a success, or a refusal that is not of all that Kip asks,
+// as with credentials that have expired.
+func countsAsTry(err error) bool {
+	return err == nil || cloud.Refused(err) && !cloud.ScopeOf(err).Account
 }
