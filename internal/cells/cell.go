@@ -110,7 +110,8 @@ type Cell struct {
 	// Stale says that the last launch was taken back, since something that it was resolved to is
 	// not there any more.
 	Stale bool `json:"stale,omitempty"`
-	// NoLabels says that the cloud has refused a launch with labels of pods as tags: the next one has none.
+	// NoLabels reports whether the next launch has no labels of pods as tags, since the cloud has refused one with them. It
+	// is taken back when the cloud refuses a launch without labels alike.
 	NoLabels bool `json:"noLabels,omitempty"`
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.

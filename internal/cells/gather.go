@@ -71,6 +71,7 @@ type together struct {
 	diskBytes int64
 	options   string
 	devices   bool
+	noLabels  bool
 }
 
 func newLaunchQueue() *launchQueue { return &launchQueue{wake: make(chan struct{}, 1)} }
@@ -86,6 +87,7 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 		diskBytes: cell.Offer().DiskBytes,
 		options:   string(options),
 		devices:   cell.needsDevices(),
+		noLabels:  cell.NoLabels,
 	}}, nil
 }
 

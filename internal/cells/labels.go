@@ -32,10 +32,10 @@ func commonLabels(cells []Cell) map[string]string {
 }
 
 // mayBeLabels reports whether a cloud may have refused a launch because of the labels in its tags. An organization may
-// allow some values only, and whoever makes pods writes labels: such a pod must not stop the launches of others.
+// allow some values only, and whoever makes pods writes labels: such a pod must not stop the launches of others. What is
+// refused to all of the account, as with credentials that have expired, no label has caused.
 func mayBeLabels(err error) bool {
-	return cloud.Refused(err) &&
-		(errors.Is(err, cloud.ErrUnauthorised) || errors.Is(err, cloud.ErrRefused) && !cloud.ScopeOf(err).Says())
+	return cloud.Refused(err) && (denied(err) || errors.Is(err, cloud.ErrRefused) && !cloud.ScopeOf(err).Says())
 }
 
 // labelled reports whether a launch has labels of its pods as tags.
@@ -52,6 +52,14 @@ func (l *launch) labelled() bool {
 func (c *Controller) withoutLabels(cell *Cell) (outcome, error) {
 	cell.NoLabels = true
 	return c.takenBack(cell)
+}
+
+// withoutLabelsRefused gives a cell its labels back where the cloud refuses its launch without them as well. Either the
+// refusal is of the account, or the cell goes on to its next offer: so no offer is tried more than twice.
+func (c *Cell) withoutLabelsRefused(err error) {
+	if mayBeLabels(err) || errors.Is(err, cloud.ErrUnauthorised) {
+		c.NoLabels = false
+	}
 }
 
 // tagGiven has the tags of a standby cell written that was given to a pod. The last look mostly shows its instance with all

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
@@ -37,7 +38,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			"one has none":   {[]Cell{{Account: labels("team", "a")}, {}}, nil},
 			"one of standby": {[]Cell{{}}, nil},
 			"Kip's own":      {[]Cell{{Account: labels(cloud.TagOwner, "thief", cloud.TagName, "x", "team", "a")}}, map[string]string{"team": "a"}},
-			"refused before": {[]Cell{{Account: labels("team", "a")}, {Account: labels("team", "a"), NoLabels: true}}, nil},
+			"refused before": {[]Cell{{Account: labels("team", "a"), NoLabels: true}, {Account: labels("team", "a"), NoLabels: true}}, nil},
 		} {
 			for n := range tc.cells {
 				tc.cells[n].ID, tc.cells[n].Offers = fmt.Sprint("cell-", n), []Offer{{InstanceType: "nano"}}
@@ -76,17 +77,19 @@ func (b *bubble) instanceOf(pod string) string {
 // A full call has the cells with one set of labels where there are as many, and no call more than without labels.
 func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 	for what, tc := range map[string]struct {
-		labels string // of the cells in their order, a letter each
+		labels string // of the cells in their order, a letter each; a capital one is launched without
 		want   []string
 	}{
 		"they fill calls":       {"xyxyxy", []string{"x0 x2 x4", "y1 y3 y5"}},
 		"they do not":           {"xyzxyz", []string{"x0 x3 y1", "z2 z5 y4"}},
 		"all fit into one call": {"xyz", []string{"x0 y1 z2"}},
 		"the oldest comes first, whatever its labels": {"yxxxx", []string{"y0 x1 x2", "x3 x4"}},
+		"those without labels go with their like":     {"xXxX", []string{"x0 x2", "X1 X3"}},
 	} {
 		q := newLaunchQueue()
 		for n, label := range tc.labels {
 			cell := Cell{ID: fmt.Sprintf("%c%d", label, n), Account: labels("team", string(label)), Offers: []Offer{{InstanceType: "nano"}}}
+			cell.NoLabels = unicode.IsUpper(label)
 			item, err := toLaunchOf(newEntry(cell, 0))
 			if err != nil {
 				t.Fatal(err)
@@ -283,48 +286,140 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 	}
 }
 
-// Without any right the launch without labels says so, and nothing more is sent for a while.
+// What is refused to all of the account no label has caused.
 func TestWithoutRightsALabelIsNotToBlame(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
+		b.later(time.Second)
+		sent, bare := 0, 0
+		var none error = cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure"))
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				if sent++; r.Tags["team"] != "blue" {
+					bare++
+				}
+				return none, false
+			}
+		})
+		for n := range 100 {
+			b.requestFor(fmt.Sprint("pod-", n), labels("team", "blue"))
+		}
+		b.later(10 * time.Minute)
+		if sent == 0 || sent > 20 {
+			t.Errorf("%d launches were sent, want two and one at each look whether the rights are back", sent)
+		}
+		b.cloud.set(func() { none = nil })
+		b.later(5 * time.Minute)
+		for n := range 100 {
+			if pod := fmt.Sprint("pod-", n); b.phase(pod) != apiv1.Bound {
+				t.Errorf("with rights the cell of %s is %s", pod, b.phase(pod))
+			}
+		}
+		if bare > 0 {
+			t.Errorf("%d of %d launches were sent without the label", bare, sent)
+		}
+	})
+}
+
+// A cell whose launch had labels looks for Kip's rights itself once more, without: the next cell's would have labels, too.
+func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.later(time.Second)
 		sent := 0
-		var labelled, next time.Time // a launch with another label, and the one after it
 		b.cloud.set(func() {
 			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 				sent++
-				switch {
-				case r.Tags["team"] == "late":
-					labelled = time.Now()
-				case next.IsZero() && !labelled.IsZero():
-					next = time.Now()
-				}
-				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("AuthFailure")), false
+				return cloud.No(cloud.ErrUnauthorised, cloud.Scope{InstanceType: r.InstanceType, Zone: "z"}, errors.New("UnauthorizedOperation")), false
 			}
 		})
-		b.later(time.Second)
-		b.requestFor("a", labels("team", "blue"))
-		b.later(time.Second)
-		if sent != 2 {
-			t.Errorf("%d launches were sent, want one with the label and one without", sent)
+		request := func(pod string, account Account) {
+			r := nano(pod)
+			r.Account = account
+			for _, name := range []string{"micro", "small"} {
+				o := r.Offers[0]
+				o.InstanceType = name
+				r.Offers = append(r.Offers, o)
+			}
+			if _, err := b.cells.Request(b.Context(), r); err != nil {
+				t.Fatal(err)
+			}
 		}
-		// A launch with labels that is let through to see whether the rights are back says nothing of them: one without looks.
-		b.cells.Release(ref("a").UID, "deleted", false)
-		late := nano("b")
-		late.Account, late.Offers[0].InstanceType = labels("team", "late"), "micro"
-		if _, err := b.cells.Request(b.Context(), late); err != nil {
-			t.Fatal(err)
+		request("first", Account{})
+		b.later(time.Second)
+		if b.cells.pause == (pause{}) {
+			t.Fatal("launches are not paused")
+		}
+		sent = 0
+		for n := range 100 {
+			request(fmt.Sprint("pod-", n), labels("team", "blue"))
 		}
 		b.later(10 * time.Minute)
-		if labelled.IsZero() || next.IsZero() || next.Sub(labelled) > callTimeout/2 {
-			t.Errorf("a launch with a label was sent at %v, and the next at %v", labelled, next)
-		}
-		if sent > 30 {
-			t.Errorf("%d launches were sent", sent)
+		if sent == 0 || sent > 40 {
+			t.Errorf("%d launches were sent, want two at each look whether the rights are back", sent)
 		}
 		b.cloud.set(func() { b.cloud.fail = nil })
 		b.later(5 * time.Minute)
-		if b.phase("b") != apiv1.Bound {
-			t.Errorf("with rights the cell is %s", b.phase("b"))
+		if b.phase("pod-99") != apiv1.Bound {
+			t.Errorf("with rights the cell of a pod is %s", b.phase("pod-99"))
 		}
 	})
+}
+
+func TestALaunchThatIsRefusedWithoutLabelsAlikeGetsThemBack(t *testing.T) {
+	right := func(name string) error {
+		return cloud.No(cloud.ErrUnauthorised, cloud.Scope{InstanceType: name, Zone: "z"}, errors.New("UnauthorizedOperation"))
+	}
+	policy := cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("TagPolicyViolation"))
+	for what, tc := range map[string]struct {
+		answers []error // to one launch after the other; the last to all that follow
+		want    []string
+		phase   apiv1.Phase
+	}{
+		"rights to one type": {
+			[]error{right("nano"), right("nano"), nil},
+			[]string{"nano blue", "nano ", "micro blue"}, apiv1.Bound,
+		},
+		"a policy": {
+			[]error{policy, policy, nil},
+			[]string{"nano blue", "nano ", "micro blue"}, apiv1.Bound,
+		},
+		"credentials that expire between the two": {
+			[]error{right("nano"), cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("RequestExpired")), nil},
+			[]string{"nano blue", "nano ", "nano blue"}, apiv1.Bound,
+		},
+		"no capacity, by which the labels were at fault": {
+			[]error{right("nano"), cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "nano"}, errors.New("none")), nil},
+			[]string{"nano blue", "nano ", "micro "}, apiv1.Bound,
+		},
+		"whatever is tried": {
+			[]error{policy},
+			[]string{"nano blue", "nano ", "micro blue", "micro "}, "",
+		},
+	} {
+		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+			b.sharing()
+			b.later(time.Second)
+			var sent []string
+			b.cloud.set(func() {
+				b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+					n := min(len(sent), len(tc.answers)-1)
+					sent = append(sent, r.InstanceType+" "+r.Tags["team"])
+					return tc.answers[n], false
+				}
+			})
+			r := nano("a")
+			r.Account = labels("team", "blue")
+			micro := r.Offers[0]
+			micro.InstanceType = "micro"
+			r.Offers = append(r.Offers, micro)
+			if _, err := b.cells.Request(b.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			b.later(10 * time.Minute)
+			if phase := b.phase("a"); !slices.Equal(sent, tc.want) || phase != tc.phase {
+				t.Errorf("%s: sent %q, want %q; the cell is %q, want %q", what, sent, tc.want, phase, tc.phase)
+			}
+		})
+	}
 }

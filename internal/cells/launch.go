@@ -518,7 +518,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && c.cfg.Clock.Since(began) >= giveUpAfter)
 			if labels && (verdicts[n] == isRefused || verdicts[n] == isForbidden) && mayBeLabels(results[n].Err) {
 				verdicts[n] = isUnlabelled
-				c.giveTurnBack(l.group[n])
+				c.looksAgain(l.group[n])
 			}
 			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
 				verdicts[n] = isTooMany
@@ -713,8 +713,12 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 					cell.step(apiv1.StepBoosted, c.cfg.Clock.Now())
 				}
 			case isRefused:
+				cell.withoutLabelsRefused(results[n].Err)
 				outcomes[i], err = c.refused(cell, results[n].Err)
-			case isForbidden, isApart, isTooMany, isExpired, isUnfit:
+			case isForbidden:
+				cell.withoutLabelsRefused(results[n].Err)
+				outcomes[i], err = c.takenBack(cell)
+			case isApart, isTooMany, isExpired, isUnfit:
 				outcomes[i], err = c.takenBack(cell)
 			case isUnlabelled:
 				outcomes[i], err = c.withoutLabels(cell)

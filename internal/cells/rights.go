@@ -22,6 +22,7 @@ type pause struct {
 	until time.Time     // the next launch is sent then, to see whether it is over
 	wait  time.Duration // for the one after
 	asked bool          // a launch was let through to see
+	again *entry        // the cell of that launch, where it is let through once more without labels
 	why   string
 	all   bool // it is of the account, and not of launches alone
 }
@@ -67,7 +68,7 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 			}
 			c.pause.why, c.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
 			if first || c.pause.asked {
-				c.pause.asked = false
+				c.pause.asked, c.pause.again = false, nil
 				c.pause.until = now.Add(c.cfg.Random.Jittered(c.pause.wait))
 				c.pause.wait = min(2*c.pause.wait, longestPause)
 			}
@@ -121,9 +122,9 @@ func (c *Controller) paused(e *entry, looks bool) time.Duration {
 		return 0
 	}
 	left := c.pause.until.Sub(now)
-	if left <= 0 {
+	if left <= 0 || c.pause.again == e {
 		if looks {
-			c.pause.until, c.pause.asked, e.looks = now.Add(callTimeout), true, true
+			c.pause.until, c.pause.asked, c.pause.again, e.looks = now.Add(callTimeout), true, nil, true
 		}
 		c.mu.Unlock()
 		return 0
@@ -150,6 +151,16 @@ func (c *Controller) giveTurnBack(e *entry) {
 	}
 	c.pause.until, c.pause.asked = c.cfg.Clock.Now(), false
 	c.wakeRequested()
+}
+
+// looksAgain lets a cell through once more that was to look for Kip's rights. Its launch had labels, so the answer says
+// nothing of the rights, and the next cell's may have labels, too.
+func (c *Controller) looksAgain(e *entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.looks && c.pause.asked {
+		c.pause.again = e
+	}
 }
 
 // wakeRequested has all cells that are to be launched looked at. The caller holds mu.
