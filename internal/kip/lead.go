@@ -246,7 +246,32 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
+	if err := l.checkRegion(ctx); err != nil {
+		return err
+	}
 	return l.openShop(ctx)
+}
+
+// checkRegion returns an error where cells are stored that are of another region than the cloud. The list of that region lacks
+// them all, so Kip would launch other cells for their pods, and never end these.
+func (l *leading) checkRegion(ctx context.Context) error {
+	name, region := l.machines.Name(), l.machines.Traits().Region
+	was, err := shop.StoredRegion(ctx, l.store, name)
+	if err != nil || was == "" || region == "" || was == region {
+		return err
+	}
+	there := 0
+	err = cells.Stored(ctx, l.store, func(cell cells.Cell) {
+		if cell.Phase != apiv1.Gone && (cell.Instance != nil || cell.Launch != nil) {
+			there++
+		}
+	})
+	if err != nil || there == 0 {
+		return err
+	}
+	return l.cfg.Refuse(map[string]string{"cloud." + name + ".region": fmt.Sprintf(
+		"%s is not valid: this Kip has cells in %s (%d), and would launch others for their pods: want %s until they have ended",
+		region, was, there, was)})
 }
 
 // wireProvisioner makes what makes disks for claims.

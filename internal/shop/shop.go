@@ -349,6 +349,20 @@ func (s *Shop) adopt(r record) error {
 	return nil
 }
 
+// StoredRegion returns the region of the stored catalogue of a cloud, in which Kip was when it last read it; "" where none is
+// stored, and for a cloud without regions.
+func StoredRegion(ctx context.Context, st *store.Store, cloud string) (string, error) {
+	var data json.RawMessage
+	if revision, err := st.Get(ctx, catalogueKey, &data); err != nil || revision == 0 {
+		return "", err
+	}
+	var r struct{ Cloud, Region string }
+	if json.Unmarshal(data, &r) != nil || r.Cloud != cloud { // load warns of what cannot be read
+		return "", nil
+	}
+	return r.Region, nil
+}
+
 // load returns the stored catalogue; nil where there is none of this cloud, or none
 // that can be read, which costs no more than a start without the cloud's API.
 func (s *Shop) load(ctx context.Context) (*record, error) {

@@ -1,0 +1,105 @@
+package kip
+
+import (
+	"strings"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/test/loopback"
+	"k8s.io/utils/clock"
+)
+
+// The list of the new region lacks all cells of the old one: their pods would get others, and these would run on.
+func TestAKipWithCellsInAnotherRegionDoesNotStart(t *testing.T) {
+	const want = "cloud.sim.region: eu-west-1 is not valid: this Kip has cells in us-east-1 (1), " +
+		"and would launch others for their pods: want us-east-1 until they have ended"
+	catalogue := func(of, region string) map[string]any { return map[string]any{"cloud": of, "region": region} }
+	running := cells.Cell{ID: "a", Phase: apiv1.Bound, Instance: &cloud.Instance{ID: "i-a", Zone: "us-east-1a"}}
+	for what, tc := range map[string]struct {
+		catalogue any
+		cell      cells.Cell
+		region    string
+		want      string
+	}{
+		"another region":             {catalogue("sim", "us-east-1"), running, "eu-west-1", want},
+		"a launch without an answer": {
+			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Launching, Launch: &cells.Launch{}}, "eu-west-1", want,
+		},
+		"a cell that ends": {
+			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Terminating, Instance: running.Instance}, "eu-west-1", want,
+		},
+		"the same region":            {catalogue("sim", "eu-west-1"), running, "eu-west-1", ""},
+		"a cell that was not launched": {
+			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Requested}, "eu-west-1", "",
+		},
+		"a cell that is gone": {
+			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Gone, Instance: running.Instance}, "eu-west-1", "",
+		},
+		"a store that names no region":    {catalogue("sim", ""), running, "eu-west-1", ""},
+		"a store without a catalogue":     {nil, running, "eu-west-1", ""},
+		"a catalogue that nobody reads":   {"none", running, "eu-west-1", ""},
+		"the catalogue of another cloud":  {catalogue("aws", "us-east-1"), running, "eu-west-1", ""},
+		"a cloud that is without regions": {catalogue("sim", "us-east-1"), running, "", ""},
+	} {
+		st := store.Memory(nil)
+		if tc.catalogue != nil {
+			if _, err := st.Put(t.Context(), "catalogue", tc.catalogue, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := st.Put(t.Context(), "cells/a", tc.cell, 0); err != nil {
+			t.Fatal(err)
+		}
+		machines, err := sim.New(sim.Config{
+			Catalogue: []catalog.InstanceType{{
+				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
+				Offerings: []catalog.Offering{{Zone: "z", PricePerHour: 1}},
+			}},
+			Traits: &cloud.Traits{Region: tc.region},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := &leading{
+			process:  &process{cfg: &config.Config{}},
+			store:    st,
+			machines: calls.New(calls.Config{Cloud: machines, Clock: clock.RealClock{}}),
+		}
+		err = l.checkRegion(t.Context())
+		if text := ""; err != nil {
+			text = err.Error()
+			if tc.want == "" || !strings.HasSuffix(text, tc.want) {
+				t.Errorf("%s: %q, want %q", what, text, tc.want)
+			}
+		} else if tc.want != "" {
+			t.Errorf("%s: no error, want %q", what, tc.want)
+		}
+		machines.Close()
+	}
+}
+
+func TestTheRegionIsCheckedBeforeTheCloudIsAsked(t *testing.T) {
+	k, st := newProcess(t), store.Memory(nil)
+	k.cfg = configured(t, "cloud: {aws: {region: eu-west-1, endpointURL: 'http://"+loopback.Refused(t).String()+
+		"', subnetID: subnet-1, accessKeyID: a, secretAccessKey: b}}\ncells: {defaultInstanceType: small, bootImageSpec: {imageID: ami-1}}")
+	for key, record := range map[string]any{
+		"catalogue": map[string]any{"cloud": "aws", "region": "us-east-1"},
+		"cells/a":   cells.Cell{ID: "a", Phase: apiv1.Bound, Instance: &cloud.Instance{ID: "i-a"}},
+	} {
+		if _, err := st.Put(t.Context(), key, record, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := &leading{process: k, store: st}
+	defer l.close()
+	if err := l.wireCloud(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud.aws.region: eu-west-1 is not valid") {
+		t.Errorf("with cells in us-east-1: %v", err)
+	}
+}
