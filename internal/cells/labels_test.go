@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -422,4 +423,30 @@ func TestALaunchThatIsRefusedWithoutLabelsAlikeGetsThemBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Policies may trust the operator's value.
+func TestALabelDoesNotReplaceAConfiguredTag(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.cloud.set(func() { b.cloud.features.Resolver = tagResolver{"team": "ops", cloud.TagOwner: "thief"} })
+		b.later(time.Second)
+		sent := b.calls()
+		b.requestFor("a", labels("team", "security", "app", "x"))
+		b.later(time.Second)
+		if len(*sent) != 1 {
+			t.Fatalf("%d launches were sent", len(*sent))
+		}
+		r := (*sent)[0]
+		if _, there := r.Tags["team"]; there || r.Tags["app"] != "x" || r.Tags[cloud.TagOwner] != "me" || r.Resolved.Tags["team"] != "ops" {
+			t.Errorf("it has the tags %v, besides %v", r.Tags, r.Resolved.Tags)
+		}
+	})
+}
+
+// tagResolver resolves each launch to configured tags.
+type tagResolver map[string]string
+
+func (r tagResolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
+	return cloud.Resolved{Image: "image", Tags: r}, nil
 }

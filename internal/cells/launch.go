@@ -259,6 +259,9 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 		return nil, err
 	}
 	stored.Request.Resolved = resolved
+	if resolved != nil {
+		dropConfigured(stored.Request.Tags, resolved.Tags)
+	}
 	stored.Version = versionOf(stored.Request)
 	var revision int64
 	err = c.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {

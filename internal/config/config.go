@@ -419,7 +419,7 @@ func (c ServingCertificate) RequestedByNode() bool {
 
 // Costs say what the ledger of costs is kept by.
 type Costs struct {
-	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count. On AWS they are tags of the cell as well."`
+	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count. On AWS they are tags of the cell as well, so name none that cells.tags has, and none that a policy trusts."`
 }
 
 // Testing is for tests only.

@@ -51,6 +51,9 @@ func (d *decoder) tagsOfAWS(c *Config) {
 		if isOwnTag(label) {
 			d.bad(at, "%s is a tag of Kip's own on AWS: want a label other than Name that does not begin with Kip", label)
 		}
+		if _, both := c.Cells.Tags[label]; both {
+			d.bad(at, "%s is a key of cells.tags, too, whose value whoever makes pods would replace: want it in one of the two", label)
+		}
 	}
 	if a.ClusterName != "" {
 		tagged[clusterTag+a.ClusterName] = ""

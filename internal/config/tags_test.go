@@ -41,9 +41,9 @@ func TestTagsThatEC2DoesNotTakeAreErrorsAtTheStart(t *testing.T) {
 			aws:  "securityGroupTags: {'aws:a': b}",
 			want: "p.yaml:2: cloud.aws.securityGroupTags.aws:a: AWS keeps keys that begin with aws: to itself",
 		},
-		"as many as there may be": {aws: "clusterName: a", tags: most(38), labels: "team, t1"},
+		"as many as there may be": {aws: "clusterName: a", tags: most(37), labels: "team, stage"},
 		"too many": {
-			aws: "clusterName: a", tags: most(39), labels: "team, t1",
+			aws: "clusterName: a", tags: most(38), labels: "team, stage",
 			want: "p.yaml:5: cells.tags: with costs.labels and cloud.aws.clusterName there are 41: want at most 40",
 		},
 		"too many of the group": {
@@ -51,6 +51,10 @@ func TestTagsThatEC2DoesNotTakeAreErrorsAtTheStart(t *testing.T) {
 			want: "p.yaml:2: cloud.aws.securityGroupTags: with cells.tags there are 41: want at most 40",
 		},
 		"a label that is Kip's own": {labels: "KipCell", want: "p.yaml:7: costs.labels[0]: KipCell is a tag of Kip's own on AWS"},
+		"a label that is a tag": {
+			tags: "stage: a", labels: "team, stage", want: "p.yaml:7: costs.labels[1]: stage is a key of cells.tags, too",
+		},
+		"a label that is a tag of the group alone": {aws: "securityGroupTags: {team: a}", labels: "team"},
 		"a label that is too long": {
 			labels: strings.Repeat("b", 63) + "." + strings.Repeat("b", 60) + "/team",
 			want:   "is not valid: want at most 128 characters, since it is a tag on AWS",

@@ -110,7 +110,7 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 		for i, n := range places {
 			ids[i] = taggings[n].ID
 		}
-		tags, parts := cut(tagsOf(taggings[places[0]].Tags)), map[string][]string{}
+		tags, parts := cut(tagsOf(c.cfg.notConfigured(taggings[places[0]].Tags))), map[string][]string{}
 		for _, n := range places {
 			parts[taggings[n].ID] = taggings[n].Parts
 		}

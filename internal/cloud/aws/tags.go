@@ -28,6 +28,17 @@ func (cfg *Config) configuredTags() map[string]string {
 	return tags
 }
 
+// notConfigured returns those of an instance's tags that replace no configured one. Labels of pods are among them, and whoever
+// makes pods chooses these: such a label may be left of a time when its key was not configured.
+func (cfg *Config) notConfigured(tags map[string]string) map[string]string {
+	kept, configured := maps.Clone(tags), cfg.configuredTags()
+	maps.DeleteFunc(kept, func(key, _ string) bool {
+		_, is := configured[key]
+		return is && !cloud.IsOwnTag(key)
+	})
+	return kept
+}
+
 // merged are several sets of tags as one. The later ones win.
 func merged(all ...map[string]string) map[string]string {
 	tags := map[string]string{}
