@@ -314,7 +314,7 @@ func template(cfg *config.Config, caHash string) string {
 			ofCloud = append(ofCloud, a.KMSKeyID)
 		}
 		if a.PublicAddress {
-			ofCloud = append(ofCloud, "publicAddress")
+			ofCloud = append(ofCloud, map[string]bool{"publicAddress": true})
 		}
 	}
 	made, err := json.Marshal([]any{
