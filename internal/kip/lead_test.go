@@ -28,14 +28,14 @@ func TestAKipWithCellsInAnotherRegionDoesNotStart(t *testing.T) {
 		region    string
 		want      string
 	}{
-		"another region":             {catalogue("sim", "us-east-1"), running, "eu-west-1", want},
+		"another region": {catalogue("sim", "us-east-1"), running, "eu-west-1", want},
 		"a launch without an answer": {
 			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Launching, Launch: &cells.Launch{}}, "eu-west-1", want,
 		},
 		"a cell that ends": {
 			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Terminating, Instance: running.Instance}, "eu-west-1", want,
 		},
-		"the same region":            {catalogue("sim", "eu-west-1"), running, "eu-west-1", ""},
+		"the same region": {catalogue("sim", "eu-west-1"), running, "eu-west-1", ""},
 		"a cell that was not launched": {
 			catalogue("sim", "us-east-1"), cells.Cell{ID: "a", Phase: apiv1.Requested}, "eu-west-1", "",
 		},
