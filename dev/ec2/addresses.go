@@ -48,10 +48,20 @@ func (m *Model) addresses(l *launch, most int) error {
 	return nil
 }
 
-func (m *Model) refusesSecondaries() bool {
+// together refuses a call for several instances as the Config says.
+func (m *Model) together(f *form, most, secondary int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.loneSecondaries
+	switch {
+	case most <= 1:
+	case m.noneTogether != "":
+		f.bad(m.noneTogether, "The model refuses each launch of more than one instance")
+	case secondary == 0 || !m.loneSecondaries:
+	case m.loneCode != "":
+		f.bad(m.loneCode, "The request is not valid")
+	default:
+		f.bad("InvalidParameterCombination", "secondaryPrivateIpAddressCount may not be specified when launching more than one instance")
+	}
 }
 
 // addressesOf returns the addresses by which the interface of an instance is found: its own and secondary ones. Those of

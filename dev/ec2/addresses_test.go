@@ -76,4 +76,15 @@ func TestAnInterfaceIsFoundByItsSecondaryAddressAndByNoneOfAPrefix(t *testing.T)
 	if code, _ := c.ask("RunInstances", run(nic+"SecondaryPrivateIpAddressCount=1")...); code != "" || c.running() != before+1 {
 		t.Errorf("of one: %q", code)
 	}
+	c.model.Change(func(cfg *Config) { cfg.LoneCode = "SomethingNew" })
+	if code, _ := c.ask("RunInstances", run("MaxCount=2", nic+"SecondaryPrivateIpAddressCount=1")...); code != "SomethingNew" {
+		t.Errorf("secondary addresses of several, by another code: %q", code)
+	}
+	if code, _ := c.ask("RunInstances", run("MaxCount=2", nic+"Ipv4PrefixCount=1")...); code != "" {
+		t.Errorf("prefixes of several: %q", code)
+	}
+	c.model.Change(func(cfg *Config) { cfg.NoneTogether = "SomethingElse" })
+	if code, _ := c.ask("RunInstances", run("MaxCount=2", nic+"Ipv4PrefixCount=1")...); code != "SomethingElse" {
+		t.Errorf("several, for another cause: %q", code)
+	}
 }

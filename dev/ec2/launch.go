@@ -227,7 +227,7 @@ func tags(f *form) map[string]string {
 
 // interfaces reads the interfaces of a call, or what stands for the one that it does not
 // name, and refuses what the reference forbids: a public address beside a second interface and, as
-// Config.LoneSecondaries says, a number of secondary addresses for more than one instance.
+// Config.LoneSecondaries and NoneTogether say, more than one instance.
 func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups []string) {
 	subnet, groups = f.text("SubnetId"), f.texts("SecurityGroupId")
 	all := f.each("NetworkInterface")
@@ -239,11 +239,10 @@ func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups 
 		index, secondary, prefixes := i.number("DeviceIndex"), i.number("SecondaryPrivateIpAddressCount"), i.number("Ipv4PrefixCount")
 		id, public := i.text("SubnetId"), i.flag("AssociatePublicIpAddress")
 		i.flag("DeleteOnTermination")
+		m.together(f, most, secondary)
 		switch {
 		case index != n:
 			f.bad("InvalidParameterValue", "The device indices must be 0, 1 and so on")
-		case secondary > 0 && most > 1 && m.refusesSecondaries():
-			f.bad("InvalidParameterCombination", "secondaryPrivateIpAddressCount may not be specified when launching more than one instance")
 		case secondary > 0 && prefixes > 0:
 			f.bad("InvalidParameterCombination", "Prefixes and secondary addresses may not be specified on the same request")
 		case secondary > 1 || prefixes > 1:

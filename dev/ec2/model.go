@@ -42,8 +42,13 @@ type Config struct {
 	// LoneSecondaries has a launch of more than one instance refused that asks for a number of secondary addresses.
 	// Which EC2 does is not known. The reference once forbade it and no longer does (EC2 API reference,
 	// "InstanceNetworkInterfaceSpecification", as of SDK ec2@v1.344.1), while it still forbids PrivateIpAddress and
-	// PrivateIpAddresses. Nor is the wording of a refusal known.
+	// PrivateIpAddresses. Nor is the wording of a refusal known, or its code: LoneCode is one, with a message that names no
+	// address; when "" it is refused as the reference once had it.
 	LoneSecondaries bool
+	LoneCode        string
+	// NoneTogether is the code by which each launch of more than one instance is refused for a cause that has nothing to do with its
+	// addresses; "" for none.
+	NoneTogether string
 	// Policies are what the holders of access keys may do; who is not named is nobody.
 	// When nil, everybody may do everything.
 	Policies map[string]*Policy
@@ -196,7 +201,8 @@ type Model struct {
 	noSpotRole   bool
 	sold         Plan
 
-	loneSecondaries bool
+	loneSecondaries        bool
+	loneCode, noneTogether string
 
 	snapshots map[string]*Snapshot   // by ID
 	volumes   []*volume              // all that ever were
@@ -258,6 +264,8 @@ func New(cfg Config) (*Model, error) {
 		lists:        maps.Clone(cfg.PrefixLists),
 
 		loneSecondaries: cfg.LoneSecondaries,
+		loneCode:        cfg.LoneCode,
+		noneTogether:    cfg.NoneTogether,
 
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
@@ -300,7 +308,8 @@ func (m *Model) Close() error { return m.sim.Close() }
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
 // Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan, the
-// Networks, the Routes, the PrefixLists and LoneSecondaries of its Config. What else change does to that has no effect.
+// Networks, the Routes, the PrefixLists, LoneSecondaries, LoneCode and NoneTogether of its Config. What else change does to that has no
+// effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -316,11 +325,13 @@ func (m *Model) Change(change func(*Config)) {
 		PrefixLists:  maps.Clone(m.lists),
 
 		LoneSecondaries: m.loneSecondaries,
+		LoneCode:        m.loneCode,
+		NoneTogether:    m.noneTogether,
 	}
 	change(&now)
 	m.sold = now.Plan
 	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
-	m.loneSecondaries = now.LoneSecondaries
+	m.loneSecondaries, m.loneCode, m.noneTogether = now.LoneSecondaries, now.LoneCode, now.NoneTogether
 	m.networks, m.given, m.lists = now.Networks, now.Routes, now.PrefixLists
 }
 
