@@ -1,20 +1,25 @@
 package aws
 
 import (
-	"regexp"
+	"crypto/sha256"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/cloud"
 )
 
 const (
-	// refusedFor is how long EC2's refusal of secondary addresses for several instances counts, and unclearFor how long
-	// one that may be meant so.
-	refusedFor, unclearFor = 7 * 24 * time.Hour, time.Hour
+	// takenFor is how long it counts that EC2 has accepted secondary addresses for several instances, and refusedFor how long that it
+	// has refused them.
+	takenFor, refusedFor = 24 * time.Hour, 7 * 24 * time.Hour
+	// trialFor is how long a trial waits for the call that decides it, and maxTrials how many wait.
+	trialFor, maxTrials = 5 * time.Minute, 200
 )
 
 // nic returns the one interface of each machine, with an address of its pod's. A secondary address can be found in the
@@ -37,29 +42,110 @@ func nic(r cloud.LaunchRequest) types.InstanceNetworkInterfaceSpecification {
 	return n
 }
 
-// namesAddresses matches what EC2 may say of a call that asks for a number of secondary addresses for several instances:
-// no source has the words.
-var namesAddresses = regexp.MustCompile(`(?i)secondary|private ?ip|(more than one|multiple) instance`)
+// trial is a call for several instances with secondary addresses that EC2 has refused. The next call that asks for the same
+// with prefixes shows whether the addresses were the cause. Whether EC2 takes secondary addresses for several is undecided. The
+// reference said no ("You cannot specify this option if you're launching more than one instance in a RunInstances request").
+// It has that no more (SDK ec2@v1.344.1, types.InstanceNetworkInterfaceSpecification), while the parameters beside it have it
+// still. No source has the code or the words of such a refusal.
+type trial struct {
+	refusal string
+	tags    map[string]string
+	until   time.Time
+}
 
-// refusesSecondaries reports whether EC2 has refused a call for several instances because of their secondary addresses.
-// It then notes that, so that the next launch is resolved to prefixes. Whether EC2 takes such a call is undecided: the
-// reference said no ("You cannot specify this option if you're launching more than one instance in a RunInstances
-// request") and has it no more (SDK ec2@v1.344.1, types.InstanceNetworkInterfaceSpecification), while the parameters
-// beside it have it still.
-func (c *Cloud) refusesSecondaries(r cloud.LaunchRequest, err error) bool {
+// triesPrefixes learns from the answer to a launch of several whether EC2 takes secondary addresses for them. It returns whether
+// EC2 may have refused the launch because of these. It then begins a trial: the next launch of the same is resolved to prefixes.
+// The answer to that ends the trial. If EC2 accepts it, Kip notes that the addresses were the cause. It notes nothing if EC2 has
+// accepted them in another launch: something else was the cause, and has passed.
+func (c *Cloud) triesPrefixes(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) bool {
+	accepted := err == nil || codeOf(err) == codeTerminated // instances of the token have run
+	switch {
+	case aws.ToInt32(in.MaxCount) == 1 || !accepted && !mayBeOfAddresses(err):
+	case r.Resolved.SecondaryAddress && accepted:
+		if !c.holds(factSecondaries) {
+			c.note(factSecondaries, takenFor)
+		}
+	case r.Resolved.SecondaryAddress:
+		c.beginTrial(r, in, err)
+		return true
+	default:
+		if t, is := c.endTrial(r, in); is && accepted && !c.holds(factSecondaries) {
+			c.note(factNoSecondaries, refusedFor)
+			c.cfg.Log.Warn("EC2 refuses secondary addresses in a launch of several instances: these get prefixes of /28, by which AWS Load "+
+				"Balancer Controller does not find their pods", "for", refusedFor, "err", t.refusal)
+		}
+	}
+	return false
+}
+
+// mayBeOfAddresses reports whether EC2 may have refused a launch because of the addresses that it asks for. EC2 finds fault with
+// what is asked for, and the code names nothing that is not there.
+func mayBeOfAddresses(err error) bool {
 	said := saidOf(err)
-	if said == nil || len(r.Machines) == 1 || !r.Resolved.SecondaryAddress || !ofEC2(err) {
+	if said == nil || !ofEC2(err) || !refusal(err) {
 		return false
 	}
-	lasts := unclearFor
-	switch named := namesAddresses.MatchString(said.message); {
-	case named && strings.HasPrefix(said.code, "InvalidParameter"), named && said.code == "UnsupportedOperation":
-		lasts = refusedFor
-	case said.code != "InvalidParameterCombination", strings.Contains(said.message, "Free Tier"):
+	if m, known := meanings[said.code]; known {
+		return m.cause == cloud.ErrRefused
+	}
+	return !strings.HasSuffix(said.code, ".NotFound") && !slices.Contains(codesStale, said.code) && !slices.Contains(codesOfServer, said.code)
+}
+
+// beginTrial begins the trial of what a call asks for. The oldest trial goes where there are too many.
+func (c *Cloud) beginTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) {
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.trials, func(_ [sha256.Size]byte, t trial) bool { return !now.Before(t.until) })
+	if len(c.trials) >= maxTrials {
+		delete(c.trials, slices.MinFunc(slices.Collect(maps.Keys(c.trials)), func(a, b [sha256.Size]byte) int {
+			return c.trials[a].until.Compare(c.trials[b].until)
+		}))
+	}
+	c.trials[trialKey(in)] = trial{refusal: saidOf(err).Error(), tags: trialTags(r), until: now.Add(trialFor)}
+}
+
+// endTrial ends the trial of what a call with prefixes asks for, and returns it. A call with other tags ends none: tags may be what
+// EC2 finds fault with.
+func (c *Cloud) endTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput) (trial, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.trials) == 0 {
+		return trial{}, false
+	}
+	key := trialKey(in)
+	t, is := c.trials[key]
+	if !is || !c.cfg.Clock.Now().Before(t.until) || !maps.Equal(t.tags, trialTags(r)) {
+		return trial{}, false
+	}
+	delete(c.trials, key)
+	return t, true
+}
+
+// onTrial reports whether a launch is to have prefixes since there is a trial of what it asks for.
+func (c *Cloud) onTrial(s cloud.LaunchSpec, resolved cloud.Resolved) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.trials) == 0 {
 		return false
 	}
-	c.note(factNoSecondaries, lasts)
-	c.cfg.Log.Warn("EC2 refuses secondary addresses in a launch of several instances: these get prefixes of /28, by which AWS Load Balancer "+
-		"Controller does not find their pods", "for", lasts, "err", said)
-	return true
+	s.Resolved = &resolved
+	t, is := c.trials[trialKey(runInstances(cloud.LaunchRequest{LaunchSpec: s, Machines: make([]cloud.Machine, 1)}))]
+	return is && c.cfg.Clock.Now().Before(t.until)
+}
+
+// trialKey is the same for calls that ask for the same. It leaves out the addresses of pods, and what each launch has of its own.
+func trialKey(in *ec2.RunInstancesInput) [sha256.Size]byte {
+	same, n := *in, in.NetworkInterfaces[0]
+	n.SecondaryPrivateIpAddressCount, n.Ipv4PrefixCount = nil, nil
+	same.NetworkInterfaces = []types.InstanceNetworkInterfaceSpecification{n}
+	return kindOf(&same, "")
+}
+
+// trialTags are the tags of a launch without those that each launch has of its own. Labels of pods are among them.
+func trialTags(r cloud.LaunchRequest) map[string]string {
+	tags := launchTags(r)
+	delete(tags, cloud.TagBatch)
+	delete(tags, cloud.TagGeneration)
+	return tags
 }

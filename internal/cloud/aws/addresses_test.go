@@ -7,6 +7,7 @@ import (
 
 	ec2api "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
@@ -101,41 +102,179 @@ func TestAnAccountWithoutSecondaryAddressesForSeveralIsAskedOnce(t *testing.T) {
 	}
 }
 
-// What EC2 says is not known for sure. A refusal that names something else blames no addresses, one that is unclear does
-// for an hour, lest no batch is launched at all.
-func TestARefusalOfSeveralCountsAsLongAsItIsClear(t *testing.T) {
-	for _, tc := range []struct {
-		code, message string
-		lasts         time.Duration
-	}{
-		{"InvalidParameterCombination", "secondaryPrivateIpAddressCount may not be specified when launching more than one instance", refusedFor},
-		{"InvalidParameterValue", "The number of private IP addresses cannot be given when launching multiple instances", refusedFor},
-		{"InvalidParameterCombination", "The parameters do not go together", unclearFor},
-		{"InvalidParameterCombination", "The specified instance type is not eligible for Free Tier.", 0},
-		{"InvalidParameterValue", "Invalid IAM Instance Profile name", 0},
-		{"InsufficientInstanceCapacity", "no more than one instance", 0},
-	} {
-		c := answering(t, "RunInstances", 400, tc.code, tc.message)
-		clk := clocktesting.NewFakeClock(time.Now())
-		c.cfg.Facts = &memory{clock: clk, until: map[string]time.Time{}}
-		err := c.Launch(t.Context(), resolved(t, c, request("one", 1))).Err()
-		if err == nil || errors.Is(err, cloud.ErrStale) || c.holds(factNoSecondaries) {
-			t.Errorf("%s of a launch of one: %v", tc.message, err)
+// No source has EC2's words, so that none decide.
+func TestALaunchWithPrefixesShowsThatEC2RefusesSecondaryAddressesForSeveral(t *testing.T) {
+	for _, code := range []string{"SomethingNew", "Unsupported", "InvalidParameterCombination"} {
+		account := anAccount(sim.Knobs{})
+		account.LoneSecondaries, account.LoneCode = true, code
+		model, url := serve(t, account)
+		c := open(t, settings(url))
+		if err := c.Launch(t.Context(), resolved(t, c, request("first", 2))).Err(); !errors.Is(err, cloud.ErrStale) || !cloud.NothingDone(err) {
+			t.Fatalf("%s: secondary addresses of several: %v, want a launch that is resolved anew", code, err)
 		}
-		err = c.Launch(t.Context(), resolved(t, c, request("several", 2))).Err()
-		if got := errors.Is(err, cloud.ErrStale); got != (tc.lasts > 0) || err == nil {
-			t.Errorf("%s: %v", tc.message, err)
-		}
-		if tc.lasts > 0 {
-			clk.Step(tc.lasts - time.Second)
-		}
-		if held := c.holds(factNoSecondaries); held != (tc.lasts > 0) {
-			t.Errorf("%s: it counts: %v, want that until %s", tc.message, held, tc.lasts)
-		}
-		clk.Step(time.Second)
 		if c.holds(factNoSecondaries) {
-			t.Errorf("%s: it counts still after %s", tc.message, tc.lasts)
+			t.Errorf("%s: it is taken for a refusal of the addresses before EC2 has accepted a launch without them", code)
 		}
+		if !another(t, c).Resolved.SecondaryAddress {
+			t.Errorf("%s: another subnet has prefixes before it is known that these are the remedy", code)
+		}
+		// The answer that shows it may be lost.
+		again := resolved(t, c, request("second", 2))
+		if err := model.Lose(ec2.Loss{Call: cloud.CallLaunch, Nth: 1, After: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Launch(t.Context(), again).Err(); err == nil || cloud.Refused(err) || c.holds(factNoSecondaries) {
+			t.Fatalf("%s: a launch whose answer is lost: %v", code, err)
+		}
+		if code == "Unsupported" { // EC2 then says that the instances of the token have been terminated
+			for _, i := range model.Machines().Truth() {
+				if err := c.Terminate(t.Context(), i.ID).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := c.Launch(t.Context(), again).Err(); err != nil || again.Resolved.SecondaryAddress {
+			t.Fatalf("%s: the next launch of the same: %v, want one with prefixes", code, err)
+		}
+		if !c.holds(factNoSecondaries) || another(t, c).Resolved.SecondaryAddress {
+			t.Errorf("%s: EC2 has accepted prefixes alone, and others ask for secondary addresses", code)
+		}
+	}
+}
+
+// another is a launch of several in another subnet.
+func another(t *testing.T, c *Cloud) cloud.LaunchRequest {
+	t.Helper()
+	r := request("another", 2)
+	r.Subnet = "subnet-a2"
+	return resolved(t, c, r)
+}
+
+// What several launches ask for alike may be refused for many causes, by codes and words that may also be meant so.
+func TestARefusalForAnotherCauseTakesSecondaryAddressesFromNoLaunch(t *testing.T) {
+	for _, code := range []string{"SomethingNew", "Unsupported", "InvalidParameterCombination"} {
+		account := anAccount(sim.Knobs{})
+		account.NoneTogether = code
+		model, url := serve(t, account)
+		c := open(t, settings(url))
+		if err := c.Launch(t.Context(), resolved(t, c, request("first", 2))).Err(); !errors.Is(err, cloud.ErrStale) {
+			t.Fatalf("%s: %v, want a launch that is resolved anew", code, err)
+		}
+		err := c.Launch(t.Context(), resolved(t, c, request("second", 2))).Err()
+		if errors.Is(err, cloud.ErrStale) || !cloud.Refused(err) || codeOf(err) != code {
+			t.Errorf("%s: without secondary addresses: %v, want EC2's refusal", code, err)
+		}
+		if n := model.Calls()["RunInstances"]; n != 2 {
+			t.Errorf("%s: %d calls, want one more than without the doubt", code, n)
+		}
+		model.Change(func(cfg *ec2.Config) { cfg.NoneTogether = "" })
+		for _, r := range []cloud.LaunchRequest{resolved(t, c, request("third", 2)), another(t, c)} {
+			if _, err := c.Launch(t.Context(), r).All(); err != nil || !r.Resolved.SecondaryAddress || c.holds(factNoSecondaries) {
+				t.Errorf("%s: %s: %v: it is launched without secondary addresses", code, r.Token, err)
+			}
+		}
+	}
+}
+
+// A cause may pass, or be in what the first launch alone asked for. Then an accepted launch with prefixes shows nothing.
+func TestALaunchWithPrefixesShowsNothingOfAnotherCauseThatHasPassed(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		before func(t *testing.T, c *Cloud)
+		next   func(*cloud.LaunchRequest)
+		wait   time.Duration
+		still  bool // the same is to have prefixes
+	}{
+		{name: "EC2 has accepted secondary addresses of others", before: func(t *testing.T, c *Cloud) {
+			t.Helper()
+			if err := c.Launch(t.Context(), another(t, c)).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "other labels", next: func(r *cloud.LaunchRequest) { r.Tags["team"] = "b" }, still: true},
+		{name: "other disks", next: func(r *cloud.LaunchRequest) { r.RootDiskBytes *= 2 }, still: true},
+		{name: "one alone", next: func(r *cloud.LaunchRequest) { r.Machines = r.Machines[:1] }, still: true},
+		{name: "much later", wait: trialFor},
+	} {
+		model, url := serve(t, anAccount(sim.Knobs{}))
+		clk := clocktesting.NewFakeClock(time.Now())
+		s := settings(url)
+		s.Clock, s.Facts = clk, &memory{clock: clk, until: map[string]time.Time{}}
+		c := open(t, s)
+		if tc.before != nil {
+			tc.before(t, c)
+		}
+		model.Change(func(cfg *ec2.Config) { cfg.NoneTogether = "SomethingNew" })
+		if err := c.Launch(t.Context(), resolved(t, c, request("first", 2))).Err(); !errors.Is(err, cloud.ErrStale) {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		model.Change(func(cfg *ec2.Config) { cfg.NoneTogether = "" })
+		r := resolved(t, c, request("same", 2)) // with prefixes
+		clk.Step(tc.wait)
+		if tc.next != nil {
+			other := request("next", 2)
+			tc.next(&other)
+			other.Resolved, r = r.Resolved, other
+		}
+		if err := c.Launch(t.Context(), r).Err(); err != nil || c.holds(factNoSecondaries) {
+			t.Errorf("%s: %v: it is taken for a refusal of secondary addresses", tc.name, err)
+		}
+		if after := resolved(t, c, request("after", 2)); after.Resolved.SecondaryAddress == tc.still {
+			t.Errorf("%s: after that the same has secondary addresses: %v", tc.name, !tc.still)
+		}
+	}
+}
+
+// These refusals are of what EC2 has, of who asks, or name what is not there.
+func TestARefusalThatIsOfNoAddressesBeginsNoTrial(t *testing.T) {
+	for _, tc := range []struct {
+		status        int
+		code, message string
+	}{
+		{500, "InsufficientInstanceCapacity", "no capacity for more than one instance"},
+		{400, "VcpuLimitExceeded", "You have requested more vCPU capacity than your limit"},
+		{503, "RequestLimitExceeded", "Request limit exceeded."},
+		{403, "UnauthorizedOperation", "You are not authorized to perform: iam:PassRole"},
+		{400, "RequestExpired", "Request has expired."},
+		{500, "InternalError", "An internal error has occurred"},
+		{503, "SomethingNew", "secondary private IP addresses"},
+		{403, "UnknownError", "a proxy's"},
+		{400, "IdempotentParameterMismatch", "Arguments on this idempotent request are inconsistent"},
+		{400, "InvalidKeyPair.NotFound", "The key pair does not exist"},
+		{400, "InvalidAMIID.NotFound", "The image id does not exist"},
+		{400, "InvalidParameterCombination", "The specified instance type is not eligible for Free Tier."},
+	} {
+		c := answering(t, "RunInstances", tc.status, tc.code, tc.message)
+		r := resolved(t, c, request("several", 2))
+		if err := c.Launch(t.Context(), r).Err(); err == nil {
+			t.Fatalf("%s: it is launched", tc.code)
+		}
+		c.freePlanUntil = time.Time{}
+		if !resolved(t, c, request("next", 2)).Resolved.SecondaryAddress {
+			t.Errorf("%d %s: %s: the next launch has prefixes", tc.status, tc.code, tc.message)
+		}
+	}
+}
+
+func TestOfTooManyTrialsTheOldestIsForgotten(t *testing.T) {
+	clk := clocktesting.NewFakeClock(time.Now())
+	_, url := serve(t, anAccount(sim.Knobs{}))
+	s := settings(url)
+	s.Clock = clk
+	c := open(t, s)
+	r := resolved(t, c, request("one", 2))
+	refusal := &failed{code: "SomethingNew", err: &smithy.GenericAPIError{Code: "SomethingNew"}}
+	onTrial := func(gib int64) bool {
+		r.RootDiskBytes = gib * gibi
+		return c.onTrial(r.LaunchSpec, *r.Resolved)
+	}
+	for gib := range int64(maxTrials + 1) {
+		r.RootDiskBytes = (10 + gib) * gibi
+		c.beginTrial(r, runInstances(r), refusal)
+		clk.Step(time.Millisecond)
+	}
+	if onTrial(10) || !onTrial(11) || !onTrial(10+maxTrials) {
+		t.Error("want the oldest trial gone, and no other")
 	}
 }
 

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
 	"net/netip"
@@ -80,6 +81,8 @@ type Cloud struct {
 	looks  chan struct{} // holds one who makes it
 
 	attempts map[string]attempt // of disks that EC2 fails to make, by token; under mu
+
+	trials map[[sha256.Size]byte]trial // by what was asked for; under mu
 
 	seen sightings
 }

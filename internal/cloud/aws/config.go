@@ -3,6 +3,7 @@ package aws
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -193,6 +194,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		attempts:    map[string]attempt{},
 		unexplained: map[string]bool{},
 		barred:      map[string]barred{},
+		trials:      map[[sha256.Size]byte]trial{},
 
 		unlocated: unlocated,
 	}

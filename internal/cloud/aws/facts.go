@@ -9,8 +9,8 @@ import (
 
 // The facts. Each is of one region.
 const (
-	// factNoSecondaries is that EC2 refuses a number of secondary addresses in a call for several instances.
-	factNoSecondaries = "no-secondary-addresses-together"
+	// factSecondaries and factNoSecondaries are whether EC2 takes a number of secondary addresses in a call for several instances.
+	factSecondaries, factNoSecondaries = "secondary-addresses-together", "no-secondary-addresses-together"
 	// factCreditRight and factNoCreditRight are whether Kip may change the CPU credits of instances.
 	factCreditRight, factNoCreditRight = "may-change-cpu-credits", "may-not-change-cpu-credits"
 )

@@ -54,7 +54,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		resolved.Tags, resolved.Key = nil, ""
 		r.Resolved = &resolved
 	}
-	out, err := c.api.RunInstances(ctx, runInstances(r))
+	in := runInstances(r)
+	out, err := c.api.RunInstances(ctx, in)
 	switch {
 	case r.Reservation == "":
 	case err == nil:
@@ -67,6 +68,10 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	if no := c.byMessage(r, err); no != nil {
 		return nil, no
 	}
+	if c.triesPrefixes(r, in, err) {
+		return nil, cloud.No(cloud.ErrStale, cloud.Scope{},
+			fmt.Errorf("EC2 may refuse secondary addresses for several instances, so the next call asks for prefixes: %w", saidOf(err)))
+	}
 	switch {
 	case codeOf(err) == codeNoGroup:
 		return nil, c.noGroup(ctx, r.Resolved.SecurityGroups, saidOf(err))
@@ -74,8 +79,6 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, c.stale(saidOf(err))
 	case codeOf(err) == codeTerminated:
 		return c.ended(ctx, r, classify(err, cloud.Scope{}))
-	case c.refusesSecondaries(r, err):
-		return nil, cloud.No(cloud.ErrStale, cloud.Scope{}, fmt.Errorf("the machines are to have prefixes: %w", saidOf(err)))
 	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:

@@ -84,8 +84,8 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	resolved.RootDiskInitRate, resolved.Key = c.cfg.RootDiskInitRate, c.cfg.KMSKey
 	resolved.SecurityGroups = append([]string{own}, slices.DeleteFunc(more, func(id string) bool { return id == own })...)
 	resolved.PublicAddress = !s.PrivateIPOnly && (in.maps || in.public && (c.cfg.PublicAddress || c.dialPublic))
-	resolved.SecondaryAddress = !c.holds(factNoSecondaries)
 	resolved.CPUCredits, resolved.Boosted = c.creditsOf(s)
 	resolved.Tags = c.cfg.configuredTags()
+	resolved.SecondaryAddress = !c.holds(factNoSecondaries) && !c.onTrial(s, resolved)
 	return resolved, nil
 }
