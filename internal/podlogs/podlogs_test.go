@@ -55,7 +55,7 @@ func open(t *testing.T, c Config) (*Saver, *clocktesting.FakePassiveClock) {
 // hasFree is what a disk of a thousand blocks says that has so many for whoever is not root.
 func hasFree(blocks uint64) func(string, *unix.Statfs_t) error {
 	return func(_ string, disk *unix.Statfs_t) error {
-		disk.Blocks, disk.Bfree, disk.Bavail = 1000, 1000, blocks
+		disk.Bsize, disk.Blocks, disk.Bfree, disk.Bavail = 4096, 1000, 1000, blocks
 		return nil
 	}
 }
@@ -321,7 +321,7 @@ func TestWhoHasMostMakesRoom(t *testing.T) {
 // buffer is the file of a tail.
 type buffer struct{ b []byte }
 
-func (b *buffer) grow(n int64) int64 { return n }
+func (b *buffer) grow(n int64) (int64, string) { return n, "" }
 
 func (b *buffer) WriteAt(p []byte, at int64) (int, error) {
 	b.b = append(b.b, make([]byte, max(0, int(at)+len(p)-len(b.b)))...)

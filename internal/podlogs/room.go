@@ -75,37 +75,43 @@ func (s *Saver) claim(dir, namespace string, uid types.UID, named bool) (*claim,
 }
 
 // grow reserves room for so many bytes more, or as many as there is room for: for its pod, and without what namespaces
-// have that keep less.
-func (c *claim) grow(n int64) int64 {
+// have that keep less. Where these are fewer, it returns which bound does not allow more.
+func (c *claim) grow(n int64) (reserved int64, bound string) {
 	s := c.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.room.claims[c] {
-		return 0
+		return 0, ""
 	}
-	n = min(n, s.c.MaxBytesPerPod-s.room.ofPod[c.uid])
+	if left := s.c.MaxBytesPerPod - s.room.ofPod[c.uid]; n > left {
+		n, bound = left, fmt.Sprintf("Kip keeps at most %d bytes of the logs of a pod", s.c.MaxBytesPerPod)
+	}
 	limit := s.c.MaxBytesTotal
-	if s.diskLow() {
-		limit = min(limit, s.room.total) // what is new takes the place of what is old
+	ofAll := fmt.Sprintf("Kip keeps at most %d bytes of logs, and most of them are of this namespace", limit)
+	if s.diskLow() && s.room.total < limit {
+		limit = s.room.total // what is new takes the place of what is old
+		ofAll = fmt.Sprintf("the disk of Kip's data folder is nearly full: %d of its %d bytes are free, and logs leave a tenth free",
+			s.disk.free, s.disk.size)
 		s.warning.Do(func() {
-			s.c.Log.Warn("the disk is nearly full: Kip removes older saved logs to save new ones", "dir", s.c.Dir)
+			s.c.Log.Warn("the disk is nearly full: Kip removes older saved logs to save new ones", "dir", s.c.Dir,
+				"free", s.disk.free, "size", s.disk.size)
 		})
 	}
 	for n > 0 && s.room.total+n > limit {
-		if !s.makeRoom(c, n) {
-			n = limit - s.room.total
+		if !s.makeRoom(c, n, ofAll) {
+			n, bound = limit-s.room.total, ofAll
 		}
 	}
 	n = max(n, 0)
 	c.bytes += n
 	s.room.add(c.namespace, c.uid, n)
-	return n
+	return n, bound
 }
 
 // makeRoom removes the logs that were saved first of the namespace that has most; where it has none but those that
 // are being written or read, the oldest of these. It returns false where that is the namespace of who needs the room,
 // and nothing is left to remove of it. s.mu is held.
-func (s *Saver) makeRoom(of *claim, n int64) bool {
+func (s *Saver) makeRoom(of *claim, n int64, bound string) bool {
 	most := s.room.most(of.namespace, n)
 	var first types.UID
 	for uid, i := range s.pods {
@@ -115,7 +121,7 @@ func (s *Saver) makeRoom(of *claim, n int64) bool {
 	}
 	if first != "" {
 		i := s.pods[first]
-		s.c.Log.Warn("removed saved logs to make room", "pod", i.Namespace+"/"+i.Name, "uid", first, "limit", s.c.MaxBytesTotal)
+		s.c.Log.Warn("removed saved logs to make room", "pod", i.Namespace+"/"+i.Name, "uid", first, "bound", bound)
 		if err := s.remove(first); err != nil {
 			s.c.Log.Error("remove saved logs", "err", err)
 			return false
@@ -211,8 +217,9 @@ const diskCheck = time.Second
 
 // disk is the disk of the logs. Saver.mu guards it.
 type disk struct {
-	low     bool
-	checked time.Time
+	low        bool
+	free, size uint64 // bytes
+	checked    time.Time
 }
 
 // diskLow reports whether the logs' disk was nearly full less than diskCheck ago. s.mu is held.
@@ -222,7 +229,8 @@ func (s *Saver) diskLow() bool {
 		var is unix.Statfs_t
 		err := s.c.Statfs(s.c.Dir, &is)
 		// After an error a log is written nevertheless: the write reports what is wrong.
-		s.disk = disk{low: err == nil && is.Bavail < is.Blocks/diskReserve, checked: now}
+		s.disk = disk{low: err == nil && is.Bavail < is.Blocks/diskReserve, free: is.Bavail * uint64(is.Bsize),
+			size: is.Blocks * uint64(is.Bsize), checked: now}
 	}
 	return s.disk.low
 }

@@ -222,6 +222,40 @@ func TestLogsLeaveRoomOnTheDisk(t *testing.T) {
 	accounted(t, s)
 }
 
+// A log of which nothing is kept says which bound that is, since the log itself was not too long.
+func TestALogThatHasNoRoomSaysWhichBoundThatIs(t *testing.T) {
+	line := at(1) + " 12345678\n" // 40 bytes
+	for name, c := range map[string]struct {
+		cfg        Config
+		containers []string
+		want       string
+	}{
+		"the disk": {
+			cfg: Config{Statfs: hasFree(99)}, containers: []string{"z"},
+			want: "the disk of Kip's data folder is nearly full: 405504 of its 4096000 bytes are free, and logs leave a tenth free",
+		},
+		"the pod": {
+			cfg: Config{MaxBytesPerPod: 40}, containers: []string{"a", "z"}, want: "Kip keeps at most 40 bytes of the logs of a pod",
+		},
+		"all": {
+			cfg: Config{MaxBytesTotal: 40}, containers: []string{"a", "z"}, want: "Kip keeps at most 40 bytes of logs",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := open(t, c.cfg)
+			if err := saveIn(t, s, "ns", "u", c.containers, line); err != nil {
+				t.Fatal(err)
+			}
+			_, got := get(s, "u", "z", "")
+			if !strings.Contains(got, c.want) || !strings.Contains(got, "; 1 lines, 40 bytes, before this are left out]") ||
+				strings.Contains(got, "longer") {
+				t.Errorf("the log is %q, want %q", got, c.want)
+			}
+			accounted(t, s)
+		})
+	}
+}
+
 // A file system that answers slowly holds up all logs.
 func TestTheDiskIsAskedOnceASecond(t *testing.T) {
 	asked := 0

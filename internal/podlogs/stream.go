@@ -132,8 +132,9 @@ type stream struct {
 	size, at  int64  // of the file, and what was read of that
 	lostBytes int64  // that had no room
 	lostLines int64
-	unread    error // why what was read ahead is lost, of which nobody counted the lines
-	ended     error // why nothing more comes; nil before
+	bound     string // why it had none
+	unread    error  // why what was read ahead is lost, of which nobody counted the lines
+	ended     error  // why nothing more comes; nil before
 	closed    bool
 	last      byte   // that was read
 	note      []byte // that is to be read
@@ -220,7 +221,7 @@ func (st *stream) missing(err error) []byte {
 			"them: %v; %s]\n", st.lostBytes, st.unread, again)
 	case st.lostBytes > 0:
 		fmt.Fprintf(&b, "[kip: %d lines, %d bytes of the log are missing here: the cell ended before you had read them, and Kip had no room "+
-			"to keep them; %s]\n", st.lostLines, st.lostBytes, again)
+			"to keep them: %s; %s]\n", st.lostLines, st.lostBytes, st.bound, again)
 	}
 	if !errors.Is(err, io.EOF) && !errors.Is(err, st.unread) {
 		b.WriteString("[kip: the rest of the log could not be read: the connection to the cell broke]\n")
@@ -322,26 +323,32 @@ func (st *stream) keep(p []byte) int64 {
 	if st.file == nil {
 		file, err := st.s.claim(st.s.c.Dir, st.namespace, st.uid, false)
 		if err != nil {
-			st.lose(p)
+			st.lose(p, err.Error())
 			return 0
 		}
 		st.file = file
 	}
 	// What is lost is lost in one piece, at the end.
 	var n int64
-	if st.lostBytes == 0 {
-		n = st.file.grow(min(int64(len(p)), st.s.c.MaxBytesPerContainer-st.size))
+	var bound string
+	if most := st.s.c.MaxBytesPerContainer; st.lostBytes == 0 {
+		n, bound = st.file.grow(min(int64(len(p)), most-st.size))
+		bound = cmp.Or(bound, fmt.Sprintf("Kip keeps at most %d bytes of it", most))
 	}
 	if _, err := st.file.WriteAt(p[:n], st.size); err != nil {
-		n = 0
+		n, bound = 0, err.Error()
 	}
-	st.lose(p[n:])
+	st.lose(p[n:], bound)
 	st.size += n
 	st.changed.Broadcast()
 	return n
 }
 
-func (st *stream) lose(p []byte) {
+// lose counts what is not kept. What is said of it is why that began.
+func (st *stream) lose(p []byte, bound string) {
+	if st.lostBytes == 0 {
+		st.bound = bound
+	}
 	st.lostBytes += int64(len(p))
 	st.lostLines += int64(bytes.Count(p, []byte{'\n'}))
 }

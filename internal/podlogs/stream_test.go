@@ -132,7 +132,7 @@ func TestALogThatIsNotCompleteSaysSo(t *testing.T) {
 		"without room": {
 			max: 8, says: []string{"one\n", "two\n", "three\n", "four\n"}, finish: true,
 			want: "one\ntwo\n[kip: 2 lines, 11 bytes of the log are missing here: the cell ended before you had read them, " +
-				"and Kip had no room to keep them; Kip may have saved the end of the log: run kubectl logs again]\n",
+				"and Kip had no room to keep them: Kip keeps at most 8 bytes of it; Kip may have saved the end of the log: run kubectl logs again]\n",
 		},
 		"broken, in a line": {
 			says: []string{"one\n", "tw"}, fails: broken,

@@ -20,12 +20,13 @@ type tail struct {
 	file interface {
 		io.WriterAt
 		io.ReaderAt
-		grow(int64) int64
+		grow(int64) (reserved int64, bound string)
 	}
 	max            int64
-	size           int64 // of the file
-	full           bool  // it does not grow any more
-	written, lines int64 // in all, and ends of lines in that
+	size           int64  // of the file
+	full           bool   // it does not grow any more
+	bound          string // why, unless it has max
+	written, lines int64  // in all, and ends of lines in that
 	last           []byte
 	open           bool // the last line has no end yet
 }
@@ -72,7 +73,7 @@ func (t *tail) Write(p []byte) (int, error) {
 		at, n := t.size, int64(0)
 		if !t.full {
 			n = min(int64(len(p)), t.max+1-t.size)
-			n = t.file.grow(n)
+			n, t.bound = t.file.grow(n)
 			t.size += n
 		}
 		if n == 0 {
@@ -108,8 +109,12 @@ func (t *tail) run(broken error) (run, error) {
 		if err != nil {
 			return run{}, err
 		}
-		r.Before = fmt.Sprintf("%s [kip: the log was longer than the %d bytes that are kept; %d lines, %d bytes, before this are left out]\n",
-			stamp(first), min(t.max, max(t.size-1, 0)), t.lines-kept, t.written-r.Bytes)
+		why := fmt.Sprintf("the log was longer than the %d bytes that are kept", t.max)
+		if t.bound != "" {
+			why = "Kip could not keep all of the log: " + t.bound
+		}
+		r.Before = fmt.Sprintf("%s [kip: %s; %d lines, %d bytes, before this are left out]\n",
+			stamp(first), why, t.lines-kept, t.written-r.Bytes)
 	}
 	if broken != nil {
 		if t.open {

@@ -13,10 +13,10 @@ type meagre struct {
 	left int64
 }
 
-func (m *meagre) grow(n int64) int64 {
+func (m *meagre) grow(n int64) (int64, string) {
 	n = min(n, m.left)
 	m.left -= n
-	return n
+	return n, ""
 }
 
 // What is kept is the last whole lines, as many as there is room for, wherever the file went round.
