@@ -3,6 +3,7 @@ package machines
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -82,12 +83,14 @@ func (g *gateway) change(ctx context.Context, verb string, out ec2.Outbound) {
 	}
 }
 
-// closeGateway removes the table, if there is one.
+// closeGateway removes the table, if there is one. A host without nft has none.
 func closeGateway(ctx context.Context, bridge string) error {
-	if err := exec.CommandContext(ctx, "nft", "list", "table", "ip", gatewayTable(bridge)).Run(); err != nil {
-		return nil // nor does a host without nftables have one
+	table := "table ip " + gatewayTable(bridge)
+	// What is added if it is missing can be deleted, so that a failure is never that there is none.
+	if err := runNft(ctx, "add "+table+"\ndelete "+table+"\n"); !errors.Is(err, exec.ErrNotFound) {
+		return err
 	}
-	return runNft(ctx, "delete table ip "+gatewayTable(bridge)+"\n")
+	return nil
 }
 
 func runNft(ctx context.Context, program string) error {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,4 +112,19 @@ func TestTheInternetGatewayKnowsPrimaryAddressesAlone(t *testing.T) {
 		}
 	}
 	l.expect("no gateway any more", all)
+}
+
+// A table that is left would hold what passed of instances that are gone.
+func TestATableThatMayBeLeftIsNoTableThatIsGone(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if err := closeGateway(t.Context(), "kip0"); err != nil {
+		t.Errorf("a host without nft: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte("#!/bin/sh\necho no memory >&2; exit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := closeGateway(t.Context(), "kip0"); err == nil || !strings.Contains(err.Error(), "no memory") {
+		t.Errorf("nft fails: %v, want what it says", err)
+	}
 }
