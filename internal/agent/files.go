@@ -97,7 +97,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return fmt.Errorf("make the folder of static pods: %w", err)
 		}
 	}
-	machine := configs.Machine{GPUs: a.gpus().Present()}
+	machine := configs.Machine{GPUs: a.gpus().Present(), Tasks: a.host.Tasks}
 	if a.logind != nil {
 		machine.PodGrace, machine.PluginGrace = podGrace, pluginGrace
 	}

@@ -4,8 +4,11 @@ package hostile
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +84,80 @@ func TestPodsDoNotKeepKipOutOfACell(t *testing.T) {
 			answers.add(fmt.Sprintf("%d connections at the agent of pod %s; back to it %d ms after it was killed", n, pod, took[pod].Milliseconds()))
 		}
 	})
+}
+
+// bomb is a pod that starts processes until no more can be, once it is told to. They stay. On a cell of the local cloud
+// they take 2 GiB, so that memory is not what bounds them.
+const bomb = `apiVersion: v1
+kind: Pod
+metadata: {name: bomb}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'until [ -e /tmp/go ]; do sleep 0.1; done; seq 50000 | xargs -n 1 -P 50000 sleep 9999']
+    resources: {requests: {cpu: "2", memory: 3Gi}}
+  - name: other
+    image: busybox:1.36
+    command: [sh, -c, 'echo started; exec sleep infinity']
+---
+`
+
+func TestAForkBombLeavesTheAgentTheTasksThatItNeeds(t *testing.T) {
+	tier.All(t)
+	s, b := begin(t, bomb, "bomb")
+	m := s.machine("bomb")
+	bound, err := tasks(m, "max")
+	if err != nil || bound > 1<<14 {
+		t.Fatalf("the cell's cgroup is bounded to %d tasks (%v): want at most 16384, or the bomb would take this machine", bound, err)
+	}
+	s.Kubectl("exec", "bomb", "-c", "main", "--", "touch", "/tmp/go")
+	s.Eventually("the bomb can start no more", func(ctx context.Context) error {
+		log, code, said := s.Attempt(ctx, "logs", "bomb", "-c", "main")
+		if code != 0 || !strings.Contains(log, "Resource temporarily unavailable") {
+			run, err := tasks(m, "current")
+			return fmt.Errorf("beside %d tasks (%w) its log is %q: %s", run, err, log, said)
+		}
+		return nil
+	})
+	b.while(t, "a fork bomb", func(ctx context.Context, answers *counts) {
+		for first := true; first || ctx.Err() == nil; first = false {
+			run, err := tasks(m, "current")
+			if err != nil || run < bound/2 || run > bound-100 {
+				t.Errorf("%d tasks run on the cell (%v): want most of %d, and some left to the agent", run, err, bound)
+			}
+			log, code, said := s.Try("logs", "bomb", "-c", "other")
+			if code != 0 || log != "started\n" {
+				t.Errorf("the log of the other container is %q: %s", log, said)
+			}
+			answers.add("gets a log of its pod")
+		}
+	})
+	if pod, err := s.Pod(t.Context(), "bomb"); err != nil || !namespace.IsReady(pod) || strings.Contains(namespace.States(pod), "1 restarts") {
+		t.Errorf("the pod of the bomb is %v (%v)", pod, err)
+	}
+	s.Kubectl("delete", "pod", "bomb")
+	s.Eventually("the cell of the bomb has ended", func(ctx context.Context) error {
+		cells, err := s.Cells(ctx)
+		if err == nil && len(cells) > 1 {
+			err = fmt.Errorf("there are %d cells", len(cells))
+		}
+		return err
+	})
+}
+
+// tasks reads a file of the pids controller of a machine's cgroup.
+func tasks(m namespace.Machine, file string) (n int, err error) {
+	text, err := os.ReadFile(m.Path("sys/fs/cgroup/pids." + file))
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = os.ReadFile(m.Path("sys/fs/cgroup/pids/pids." + file))
+	}
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
 // connections are how many are open at the machine's agent, Kip's included.

@@ -154,6 +154,23 @@ func TestOnlyAMachineWithAKernelOfItsOwnSizesItsTableOfConnections(t *testing.T)
 	}
 }
 
+// Without a bound of its own a machine has the kernel's, by which the kubelet goes itself.
+func TestThePodLeavesTasksOfItsMachinesCgroup(t *testing.T) {
+	for tasks, want := range map[int64]int64{0: 0, 600: 300, 16384: 16384 - reservedPIDs} {
+		b, err := Kubelet(config(), files, Machine{Tasks: tasks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeletv1beta1.KubeletConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Error(err)
+		}
+		if got := typed.PodPidsLimit; (got != nil) != (want > 0) || got != nil && *got != want {
+			t.Errorf("of %d tasks of the cgroup the pod has %v, want %d", tasks, got, want)
+		}
+	}
+}
+
 func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	for _, plugins := range []bool{false, true} {
 		c := config()
@@ -388,12 +405,18 @@ func TestHostIsRecognised(t *testing.T) {
 		}, Host{}},
 		"cgroup v2 with all": {map[string]string{
 			"proc/self/status": "CapEff:\t000001ffffffffff\n", "sys/fs/cgroup/cgroup.controllers": "cpu memory hugetlb pids\n",
-			"sys/module/apparmor/parameters/enabled": "Y\n",
+			"sys/fs/cgroup/pids.max": "max\n", "sys/module/apparmor/parameters/enabled": "Y\n",
 		}, Host{CgroupV2: true, Hugetlb: true, SysResource: true, AppArmor: true}},
 		"cgroup v1 with hugetlb, AppArmor off": {map[string]string{
 			"proc/self/status": "CapEff:\t0000000001000000\n", "sys/fs/cgroup/hugetlb/cgroup.procs": "",
 			"sys/module/apparmor/parameters/enabled": "N\n",
 		}, Host{Hugetlb: true, SysResource: true}},
+		"cgroup v1 that bounds tasks": {map[string]string{
+			"proc/self/status": "CapEff:\t0\n", "sys/fs/cgroup/pids/pids.max": "16384\n",
+		}, Host{Tasks: 16384}},
+		"cgroup v2 that bounds tasks": {map[string]string{
+			"proc/self/status": "CapEff:\t0\n", "sys/fs/cgroup/cgroup.controllers": "cpu\n", "sys/fs/cgroup/pids.max": "512\n",
+		}, Host{CgroupV2: true, Tasks: 512}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()

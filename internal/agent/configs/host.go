@@ -21,6 +21,9 @@ type Host struct {
 	SysResource bool
 	// AppArmor says that the kernel has it enabled.
 	AppArmor bool
+	// Tasks bounds what runs in the machine's own cgroup, that of a machine that shares its kernel; 0 for no bound but
+	// the kernel's.
+	Tasks int64
 }
 
 // capSysResource is CAP_SYS_RESOURCE of linux/capability.h.
@@ -53,6 +56,12 @@ func InspectHost(root string) (Host, error) {
 		h.Hugetlb = strings.Contains(" "+strings.TrimSpace(string(controllers))+" ", " hugetlb ")
 	} else if _, err := os.Stat(filepath.Join(cgroup, "hugetlb", "cgroup.procs")); err == nil {
 		h.Hugetlb = true
+	}
+	for _, f := range []string{"pids.max", "pids/pids.max"} {
+		// A kernel's own root cgroup has no such file, and who sets no bound has "max" there.
+		if b, err := os.ReadFile(filepath.Join(cgroup, f)); err == nil {
+			h.Tasks, _ = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+		}
 	}
 	if b, err := os.ReadFile(filepath.Join(root, "sys/module/apparmor/parameters/enabled")); err == nil {
 		h.AppArmor = strings.HasPrefix(string(b), "Y")

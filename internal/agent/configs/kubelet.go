@@ -38,6 +38,8 @@ const maxPlugins = 16
 // Machine is what the kubelet is to know of the machine.
 type Machine struct {
 	GPUs bool
+	// Tasks is what its cgroup is bounded to; 0 for no bound. See Host.
+	Tasks int64
 	// PodGrace is what pods have at most when the machine ends, in whole seconds; 0 where the
 	// kubelet is not told that it ends.
 	PodGrace time.Duration
@@ -60,6 +62,10 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 	if c.Plugins {
 		cfg["staticPodPath"] = StaticPodDir
 		cfg["maxPods"] = maxPods + maxPlugins
+	}
+	if m.Tasks > 0 {
+		// What is left of the kernel's tasks may be more than the machine's cgroup has: the local cloud gives a machine 16384.
+		cfg["podPidsLimit"] = max(m.Tasks-reservedPIDs, m.Tasks/2)
 	}
 	if m.PodGrace > 0 {
 		seconds := func(d time.Duration) int64 { return int64(d / time.Second) }
