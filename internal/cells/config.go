@@ -32,6 +32,8 @@ type Config struct {
 	// Nodes are the virtual nodes. Optional: there is the one of NodeName.
 	Nodes        Nodes
 	ControllerID string
+	// TermBegan is when this process began its term, by Clock. Optional: when it loads the records.
+	TermBegan time.Time
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
 	// Calls are those to the cloud, as its budgets allow.

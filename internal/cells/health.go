@@ -288,10 +288,16 @@ func (c *Controller) Refused() string {
 // With a term of now cells would know it for the last that began.
 var ErrBehindTime = errors.New("cells take this Kip for an older one, since its clock was behind when it began: it begins anew")
 
-// beganAfter says that this process began after that of a term, by the clock as it is now.
+// leastStep is how far the clock has to have been set: less is the time between two readings of it.
+const leastStep = time.Second
+
+// beganAfter reports whether the clock has been set forward since this process began its term, and whether it began after
+// that of another term by the clock as it is now. The clock is Kip's own, so cells that lie about terms have Kip begin
+// anew once at most each time that it is set.
 func (c *Controller) beganAfter(term uint64) bool {
-	began := c.cfg.Clock.Now().UnixMilli() - c.cfg.Clock.Since(c.began).Milliseconds()
-	return began > 0 && uint64(began) > term
+	now, lasted := c.cfg.Clock.Now(), c.cfg.Clock.Since(c.cfg.TermBegan)
+	began := now.Round(0).Add(-lasted) // Round(0): of the clock that is set, not of the one that measures
+	return began.Sub(c.cfg.TermBegan.Round(0)) >= leastStep && began.UnixMilli() > 0 && uint64(began.UnixMilli()) > term
 }
 
 // forever is longer than anybody waits.

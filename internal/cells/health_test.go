@@ -514,23 +514,27 @@ func TestAKipWhoseClockWasBehindWhenItBeganBeginsAnew(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		silent time.Duration // the health's time limit; 0 is for ever
+		took   time.Duration // from the term's beginning to that of the cells
 		term   time.Duration // of the Kip that the cells know, after the beginning of this one
 		refuse int           // of three cells
 		set    bool
 		anew   bool
 	}{
-		{"its clock is set", 90 * time.Second, -time.Minute, 2, true, true},
-		{"its clock is not set", 90 * time.Second, -time.Minute, 2, false, false},
-		{"the other began later", 90 * time.Second, time.Second, 2, true, false},
-		{"one of three says so", 90 * time.Second, -time.Minute, 1, true, false},
-		{"one of three that may be silent for ever says so", 0, -time.Minute, 1, true, false},
-		{"two of three that may be silent for ever say so", 0, -time.Minute, 2, true, true},
+		{"its clock is set", 90 * time.Second, 0, -time.Minute, 2, true, true},
+		{"its clock is not set", 90 * time.Second, 0, -time.Minute, 2, false, false},
+		{"the other began later", 90 * time.Second, 0, time.Second, 2, true, false},
+		{"one of three says so", 90 * time.Second, 0, -time.Minute, 1, true, false},
+		{"one of three that may be silent for ever says so", 0, 0, -time.Minute, 1, true, false},
+		{"two of three that may be silent for ever say so", 0, 0, -time.Minute, 2, true, true},
+		{"they name a term that is just above its own", 90 * time.Second, 10 * time.Second, time.Millisecond - time.Hour, 3, false, false},
 	} {
 		var set atomic.Bool
 		var began time.Time
 		inBubble(t, func(c *setup) {
 			began = time.Now()
 			c.Clock, c.Health.HealthyTimeout = setLater{began: began, set: &set}, tc.silent
+			c.TermBegan = c.Clock.Now()
+			time.Sleep(tc.took)
 		}, nil, func(t *testing.T, b *bubble) {
 			pods := b.bound(3)
 			set.Store(tc.set)

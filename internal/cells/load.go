@@ -16,6 +16,9 @@ const keyPrefix = "cells/"
 // is gone. Call Load once, before Run.
 func (c *Controller) Load(ctx context.Context) error {
 	c.began = c.cfg.Clock.Now()
+	if c.cfg.TermBegan.IsZero() {
+		c.cfg.TermBegan = c.began
+	}
 	if err := c.loadGeneration(ctx); err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ type leading struct {
 	gate      *gate.Gate  // before all that destroys
 	disks     cloud.Disks // nil where the cloud has none
 	shop      *shop.Shop
+	termBegan time.Time // by the clock as it was then
 	meter     *stats.Meter
 	shortages *storedShortages
 	facts     *storedFacts // of the cloud's account
@@ -87,6 +88,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 		defined: make(chan struct{}),
 	}
 	defer l.close()
+	l.termBegan = k.clock.Now()
 	if l.hold, err = k.holdNode(ctx, st); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -429,6 +431,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NodeName:     l.NodeName,
 		Nodes:        l.nodes,
 		ControllerID: l.controllerID,
+		TermBegan:    l.termBegan,
 		NameTag:      l.nameTag(),
 		Budgets:      budgets(l.cfg),
 		Calls:        l.machines,
