@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/features"
 	featurestesting "k8s.io/client-go/features/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -926,6 +927,49 @@ func TestPodStatusAndDeletion(t *testing.T) {
 				return apierrors.IsNotFound(err)
 			})
 		})
+	}
+}
+
+// An API server that was restored from a backup lacks pods that run, and nobody has seen them deleted: no kubelet is told to
+// kill one.
+func TestAPodThatNobodySawDeletedStaysOnItsKubelet(t *testing.T) {
+	ctx := t.Context()
+	up := newAPIServer(t)
+	up.put(virtual())
+	pod := up.put(podOn("web")).(*corev1.Pod)
+	h := &house{t: t, up: up, clock: clock.RealClock{}}
+	h.start()
+	defer h.stop()
+	m := newMachine(t, "c1")
+	c := m.join(h)
+	if err := c.Bind("shop", "web", pod.UID); err != nil {
+		t.Fatal(err)
+	}
+	closed(t, "the pod is known", c.bound().known)
+	pods := m.kubelet(t).CoreV1().Pods("")
+	on := metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName}
+	has := func() int {
+		list, err := pods.List(ctx, on)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list.Items)
+	}
+	h.server.podGone(cache.DeletedFinalStateUnknown{Key: "shop/web", Obj: pod})
+	if n := has(); n != 1 {
+		t.Errorf("its kubelet has %d pods, want the one that it runs", n)
+	}
+	again := pod.DeepCopy()
+	again.ResourceVersion, again.Labels = "1000000", map[string]string{"came": "back"}
+	h.server.podSeen(nil, again)
+	list, err := pods.List(ctx, on)
+	if err != nil || len(list.Items) != 1 || list.Items[0].Labels["came"] != "back" {
+		t.Errorf("the pod that is shown again is for its kubelet %v: %v", list, err)
+	}
+	again.DeletionTimestamp = new(metav1.Now())
+	h.server.podGone(cache.DeletedFinalStateUnknown{Key: "shop/web", Obj: again})
+	if n := has(); n != 0 {
+		t.Errorf("of a pod that was being deleted, and is in no list, its kubelet has %d, want none", n)
 	}
 }
 

@@ -334,13 +334,16 @@ func (s *Server) podSeen(old, o any) {
 	}
 }
 
-// podGone tells the cell of a pod that the pod is deleted.
+// podGone tells the cell of a pod that the pod is deleted. Of one that was in a list and is in the next no more it does not: an
+// API server that was restored from a backup lacks pods that run. Kip ends such a cell, if the gate lets it; until then
+// its kubelet goes on, and has the pod again if that comes back.
 func (s *Server) podGone(o any) {
-	if unknown, ok := o.(cache.DeletedFinalStateUnknown); ok {
+	unknown, missed := o.(cache.DeletedFinalStateUnknown)
+	if missed {
 		o = unknown.Obj
 	}
 	pod, ok := o.(*corev1.Pod)
-	if !ok {
+	if !ok || missed && pod.DeletionTimestamp == nil {
 		return
 	}
 	if c := s.cellOf(pod.UID); c != nil {

@@ -70,6 +70,7 @@ type leading struct {
 	cloudInit *operatorsCloudInit
 	defined   chan struct{} // closed when the API server serves the Cell resource
 	cells     *cells.Controller
+	claims    cache.SharedIndexInformer
 	pods      *pods.Controller
 
 	nodeLoop *stoppable
@@ -161,6 +162,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
 		},
 		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.Registered},
+		part{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
 		part{name: "pods", run: l.pods.Run},
@@ -502,12 +504,16 @@ func (l *leading) wirePods(context.Context) (err error) {
 		resolver.Owned, resolver.Others, resolver.CloudDriver = l.provisioner.Owned, l.provisioner.Others, l.cloudDriver()
 		resolver.Attachable, resolver.OurInstance = l.provisioner.Attachable, l.cells.HasInstance
 	}
+	if l.claims, err = volumes.WatchClaims(l.api.asKip); err != nil {
+		return err
+	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),
 		Nodes:       l.nodes,
 		Placer:      l.placer(),
 		Cells:       l.cells,
 		Volumes:     resolver,
+		Claims:      l.claims,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
 		CostLabels:  l.cfg.Costs.Labels,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/fairqueue"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -41,6 +42,8 @@ type Config struct {
 	Cells  Cells
 	// Volumes are those of pods. Optional: no pod has any.
 	Volumes Volumes
+	// Claims are those of all namespaces. Optional: pods that wait for one are looked at again and again.
+	Claims Claims
 	// Options are what a cell is launched with where its pod's annotations do not say
 	// otherwise.
 	Options cells.Options
@@ -99,6 +102,11 @@ type Volumes interface {
 	// Needs returns what a pod's volumes need. The error is a *volumes.UnsupportedError or a
 	// *volumes.NotReadyError where the pod must wait.
 	Needs(ctx context.Context, pod *corev1.Pod) (volumes.Needs, error)
+}
+
+// Claims informs of changes of claims. A [cache.SharedIndexInformer] does; of a claim only the name is read.
+type Claims interface {
+	AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
 }
 
 // Leadership is the right to act for the cluster, which another process may take over.
@@ -191,13 +199,16 @@ type Controller struct {
 	gone       map[types.UID]bool
 	paused     string // why no cells are requested, if set
 	departures departures
+	awaited    awaited
 }
 
 // waiting is what is known about a pod between its cells.
 type waiting struct {
 	seen     time.Time
 	attempts int
-	looks    int       // in a row that found nothing to launch for it
+	looks    int       // in a row that found nothing to launch for it, or its volumes not ready
+	looked   time.Time // when its volumes were last found not ready
+	awaits   []string  // what it waits for, as keys of Controller.awaited
 	until    time.Time // no cell before then, unless the pod changes
 	why      string    // why it has no cell
 	node     string    // on which it waits; set with why
@@ -235,12 +246,13 @@ func New(cfg Config) (*Controller, error) {
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			backoff.Items[cache.ObjectName](100*time.Millisecond, time.Minute, cfg.Random),
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues}),
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{DelayingQueue: newQueue(cfg.Queues)}),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
 		gone:  map[types.UID]bool{},
 
 		departures: departures{},
+		awaited:    awaited{},
 	}
 	if _, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc:    c.added,
@@ -249,7 +261,28 @@ func New(cfg Config) (*Controller, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("watch pods: %w", err)
 	}
+	if cfg.Claims != nil {
+		if _, err := cfg.Claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    c.claimChanged,
+			UpdateFunc: func(_, claim any) { c.claimChanged(claim) },
+		}); err != nil {
+			return nil, fmt.Errorf("watch claims: %w", err)
+		}
+	}
 	return c, nil
+}
+
+// newQueue returns a queue in which the pods of a namespace delay those of another by one pod each.
+func newQueue(metrics workqueue.MetricsProvider) workqueue.TypedDelayingInterface[cache.ObjectName] {
+	const name = "pods"
+	fair := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[cache.ObjectName]{
+		Name:            name,
+		MetricsProvider: metrics,
+		Queue:           fairqueue.New(func(pod cache.ObjectName) string { return pod.Namespace }),
+	})
+	return workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[cache.ObjectName]{
+		Name: name, MetricsProvider: metrics, Queue: fair,
+	})
 }
 
 func (c *Controller) enqueue(obj any) {
@@ -287,6 +320,9 @@ func (c *Controller) deleted(obj any) {
 // CellChanged learns from the end of a pod's cell, and wakes the pod. It does not
 // block.
 func (c *Controller) CellChanged(cell cells.Cell) {
+	if !cell.Live() {
+		c.disksFreed(cell.Disks)
+	}
 	if cell.Phase != apiv1.Gone || cell.Pod.UID == "" {
 		return
 	}
@@ -404,7 +440,12 @@ func (c *Controller) forgetUnlisted() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.pods, func(uid types.UID, _ *waiting) bool { return !there[uid] })
+	for uid := range c.pods {
+		if !there[uid] {
+			c.awaits(uid, cache.ObjectName{})
+			delete(c.pods, uid)
+		}
+	}
 }
 
 // Ready is closed when pods are being reconciled.
@@ -445,6 +486,8 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 			c.cfg.Cells.Release(uid, "the pod was deleted", false)
 		case has && !c.cfg.Nodes.Listed(cell.Node):
 			again = staleRetry // whether it is there is not known: its cell stays
+		case has && cell.Node != "" && c.mayExist(ctx, name, uid, cell.Node):
+			again = staleRetry
 		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
 			again = cmp.Or(again, vanishedRetry)
 			if _, sure := c.cfg.Cells.Behind(); !sure {
@@ -474,6 +517,20 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		return c.attend(ctx, pod, cell)
 	}
 	return c.request(ctx, pod)
+}
+
+// mayExist reports whether the API server has a pod that the watch does not show, or cannot tell. It is asked for a list with a
+// selector: to get a pod that does not exist is forbidden to a node (k8s.io/kubernetes/plugin/pkg/auth/authorizer/node).
+func (c *Controller) mayExist(ctx context.Context, name cache.ObjectName, uid types.UID, node string) bool {
+	list, err := c.cfg.Nodes.Client(node).CoreV1().Pods(name.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", node),
+			fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name)).String(),
+	})
+	if err != nil {
+		c.cfg.Log.Warn("look for a pod that is not listed any more", "pod", name.String(), "err", err)
+		return true
+	}
+	return slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.UID == uid })
 }
 
 // client acts as the node of a pod.
@@ -730,6 +787,7 @@ func (c *Controller) WaitingPods() map[string]int {
 
 func (c *Controller) forget(uid types.UID) {
 	c.mu.Lock()
+	c.awaits(uid, cache.ObjectName{})
 	delete(c.pods, uid)
 	c.mu.Unlock()
 	c.cfg.Observer.PodGone(uid)

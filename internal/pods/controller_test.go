@@ -288,6 +288,17 @@ func (h *harness) put(pod *corev1.Pod) {
 	}
 }
 
+// vanish has neither the watch nor the API server know a pod.
+func (h *harness) vanish(pod *corev1.Pod) {
+	h.Helper()
+	if err := h.informer.GetStore().Delete(pod); err != nil {
+		h.Fatal(err)
+	}
+	if err := h.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), pod.Namespace, pod.Name); err != nil {
+		h.Fatal(err)
+	}
+}
+
 func (h *harness) reconcile(name string) (time.Duration, error) {
 	return h.c.reconcile(h.Context(), cache.ObjectName{Namespace: "ns", Name: name})
 }
@@ -721,9 +732,7 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 		h.cells.set(p.UID, func(c *cells.Cell) { c.Phase = apiv1.Bound })
 		h.cells.holds = true
 		p = pod("a", test.change)
-		if err := h.informer.GetStore().Delete(p); err != nil {
-			t.Fatal(err)
-		}
+		h.vanish(p)
 		if test.event != nil {
 			h.c.deleted(test.event(p))
 		}
@@ -739,6 +748,29 @@ func TestAPodThatNobodySawDeletedIsLetGoAsOneThatMayBeThere(t *testing.T) {
 	}
 }
 
+// The watch, or the cache of the API server that it is of, may lack a pod that exists.
+func TestAPodThatTheAPIServerHasIsNotLetGo(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase, c.Node = apiv1.Bound, "kip-0" })
+	if err := h.informer.GetStore().Delete(pod("a")); err != nil {
+		t.Fatal(err)
+	}
+	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
+		t.Errorf("released %v, and looked at again after %s: want no release, and a look after %s", h.cells.released, again, staleRetry)
+	}
+	refuse := func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("the API server is down") }
+	h.client.PrependReactor("list", "pods", refuse)
+	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
+		t.Errorf("while nobody can tell: released %v, and looked at again after %s", h.cells.released, again)
+	}
+	h.client.ReactionChain = h.client.ReactionChain[1:]
+	h.vanish(pod("a"))
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a vanished")
+}
+
 func TestWhoIsNotLetGoIsLookedAtAgainSoonUntilTheCloudHasListed(t *testing.T) {
 	for _, test := range []struct {
 		unsure, holds bool
@@ -749,9 +781,7 @@ func TestWhoIsNotLetGoIsLookedAtAgainSoonUntilTheCloudHasListed(t *testing.T) {
 		h.must("a")
 		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
 		h.cells.holds, h.cells.unsure = test.holds, test.unsure
-		if err := h.informer.GetStore().Delete(pod("a")); err != nil {
-			t.Fatal(err)
-		}
+		h.vanish(pod("a"))
 		if again := h.must("a"); again != test.want {
 			t.Errorf("%+v: again in %s", test, again)
 		}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 )
 
 // asked is what is known of a pod that asks for a cell.
@@ -146,8 +147,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 	var over *cells.BudgetError
 	switch {
 	case errors.As(err, &inUse):
-		c.waits(pod, events.VolumeInUse, inUse.Error(), now.Add(volumeRetry))
-		return volumeRetry, nil
+		return c.waitsForVolumes(pod, events.VolumeInUse, inUse, diskKey(inUse.Disk.ID)), nil
 	case errors.As(err, &over):
 		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
 		return budgetRetry, nil
@@ -166,6 +166,7 @@ func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt 
 	c.note(pod, func(w *waiting) {
 		w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
 		w.looks = 0
+		c.awaits(pod.UID, cache.ObjectName{})
 	})
 	offer := cell.Offer() // a budget may have struck out the best
 	reason, text := events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason)
