@@ -42,11 +42,16 @@ import (
 // for that, and bounds what it makes.
 const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
 
+// reviewsShare is the part of the requests to the API server that those may be as many as, beside these, which ask who calls a
+// port of Kip's.
+const reviewsShare = 4
+
 // apiServer is the way to the API server, as Kip itself, as its node and as the
 // provisioner.
 type apiServer struct {
 	ownConfig, nodeConfig        *rest.Config
 	asKip, asNode, asProvisioner kubernetes.Interface
+	reviews                      kubernetes.Interface // as Kip, of those who call its ports
 	ownDynamic                   dynamic.Interface
 }
 
@@ -67,12 +72,18 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	node.Impersonate = rest.ImpersonationConfig{UserName: nodeUser(o.NodeName), Groups: []string{"system:nodes"}}
 	provisioner := rest.CopyConfig(own)
 	provisioner.Impersonate = rest.ImpersonationConfig{UserName: provisionerUser}
-	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner} {
+	// Whoever reaches a port has questions asked: they take nothing from the requests that launch and end cells.
+	reviews := rest.CopyConfig(own)
+	reviews.QPS, reviews.Burst = o.QPS/reviewsShare, max(o.Burst/reviewsShare, 1)
+	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner, "reviews": reviews} {
 		c.Wrap(measured(name))
 		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pulse.Transport(next, pulse.APIServer) })
 	}
 	a := &apiServer{ownConfig: own, nodeConfig: node}
 	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {
+		return nil, err
+	}
+	if a.reviews, err = kubernetes.NewForConfig(reviews); err != nil {
 		return nil, err
 	}
 	if a.asNode, err = kubernetes.NewForConfig(node); err != nil {

@@ -13,7 +13,11 @@ import (
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/sources"
 )
+
+// metricsConnections are open at the same time at the port for metrics and health: one of each scraper, and of each probe.
+const metricsConnections = 1024
 
 // serveMetrics serves metrics, health and readiness until ctx ends.
 func (k *process) serveMetrics(ctx context.Context) error {
@@ -30,7 +34,7 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	for _, c := range checksOfLeader {
 		ready = append(ready, metrics.Check{Name: c.name, Func: func(context.Context) error { return k.ready(c.holds) }})
 	}
-	scraped, err := node.Guard(k.api.asKip, k.MetricsAudience, k.metrics.Metrics())
+	scraped, err := node.Guard(k.api.reviews, k.MetricsAudience, k.metrics.Metrics())
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -38,17 +42,21 @@ func (k *process) serveMetricsOn(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	var protocols http.Protocols // by HTTP/2 a connection can have hundreds of requests wait
+	protocols.SetHTTP1(true)
 	server := &http.Server{
-		Handler: metrics.Handler(scraped, k.alive(), ready),
+		Protocols: &protocols,
+		Handler:   metrics.Handler(scraped, k.alive(), ready),
 		// A token comes with each scrape.
 		TLSConfig:         &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate},
 		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    32 << 10, // a token has a few thousand bytes
 		ErrorLog:          slog.NewLogLogger(k.Log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
-	if err := server.ServeTLS(l, "", ""); ctx.Err() == nil {
+	if err := server.ServeTLS(&sources.Listener{Listener: l, All: metricsConnections}, "", ""); ctx.Err() == nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil

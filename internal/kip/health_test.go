@@ -65,7 +65,7 @@ func TestMetricsAskWhoScrapesAndHealthDoesNot(t *testing.T) {
 		Options: Options{NodeName: "kip-0", NodeIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, MetricsAudience: "kip", Log: log},
 		clock:   clock.RealClock{},
 		metrics: metrics.New(metrics.Config{Clock: clock.RealClock{}, Log: log}),
-		api:     &apiServer{asKip: api},
+		api:     &apiServer{asKip: api, reviews: api},
 		store:   store.Memory(nil),
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

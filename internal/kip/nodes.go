@@ -22,6 +22,7 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		HasDisks:     l.disks != nil,
 		CloudDriver:  l.cloudDriver(),
 		Client:       l.api.asKip,
+		Reviews:      l.api.reviews,
 		Clients:      l.api,
 		Flags:        l.Options,
 		KubeletPort:  l.KubeletPort,

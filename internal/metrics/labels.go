@@ -240,7 +240,7 @@ var (
 	labelGoVersion         = &label{name: "go_version", doc: "The release of Go that built it."}
 	labelQueue             = &label{name: "name", doc: "A work queue of Kip, such as cells or pods."}
 	labelNode              = &label{name: "node", doc: "A virtual node; of a standby cell the one that its kubelet has the name of."}
-	labelClient            = &label{name: "client", doc: "As whom Kip asks: as itself, as its virtual node, or as the provisioner of disks."}
+	labelClient            = &label{name: "client", doc: "As whom, or for what Kip asks: as itself, as its virtual node, as the provisioner of disks, or who calls its ports (reviews)."}
 	labelVerb              = &label{name: "verb", doc: "The HTTP method, or WATCH.", values: []value{
 		{"GET", ""}, {"WATCH", "its duration is the time until it is open"}, {"POST", ""}, {"PUT", ""}, {"PATCH", ""}, {"DELETE", ""},
 		{other, ""},

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/elotl/kip/internal/sources"
 )
 
 // How long answers of the API server are kept, and how long it may take to
@@ -27,12 +30,21 @@ const (
 	reviewTimeout = 10 * time.Second
 )
 
+// Each token that is not known yet is a question to the API server, and whoever reaches a port may send as many as they like. So
+// reviewsAtOnce requests with a token are asked about at the same time, reviewsOfOne of one source. The others wait their
+// turn, for reviewTurn.
+const (
+	reviewsAtOnce, reviewsOfOne = 64, 8
+	reviewTurn                  = 20 * time.Second
+)
+
 // gate lets a request through if the API server knows who asks (token or client
 // certificate) and allows it. There is no anonymous user.
 type gate struct {
 	node  string
 	authn authenticator.Request
 	authz authorizer.Authorizer
+	turns *sources.Places
 }
 
 func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
@@ -61,7 +73,22 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 	if err != nil {
 		return nil, fmt.Errorf("authorization at the kubelet port: %w", err)
 	}
-	return &gate{node: node, authn: authn, authz: authz}, nil
+	return &gate{node: node, authn: authn, authz: authz, turns: sources.NewPlaces(reviewsAtOnce, reviewsOfOne)}, nil
+}
+
+// turn waits until a request may be reviewed. One with a certificate and no token, as an API server's, costs no question
+// until it is known who sends it, and does not wait.
+func (g *gate) turn(r *http.Request) (leave func(), refused *refusal) {
+	if r.Header.Get("Authorization") == "" {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), reviewTurn)
+	defer cancel()
+	leave, err := g.turns.Take(ctx, sources.Of(r.RemoteAddr))
+	if err != nil {
+		return nil, &refusal{http.StatusTooManyRequests, fmt.Errorf("too many requests with a token from this address: none had a turn for %s", reviewTurn)}
+	}
+	return leave, nil
 }
 
 // Guard passes a request on to next if the API server knows its bearer token, and
@@ -79,22 +106,34 @@ func Guard(reviews kubernetes.Interface, audience string, next http.Handler) (ht
 		if audience != "" {
 			asked = r.WithContext(authenticator.WithAudiences(r.Context(), authenticator.Audiences{audience}))
 		}
-		response, ok, err := g.authn.AuthenticateRequest(asked)
-		if err != nil || !ok {
-			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+		if refused := g.admitPath(asked); refused != nil {
+			http.Error(w, refused.err.Error(), refused.code)
 			return
 		}
-		verb := verbOf(r)
-		decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{User: response.User, Verb: verb, Path: r.URL.Path})
-		switch {
-		case err != nil:
-			http.Error(w, "the API server does not say whether that is allowed", http.StatusInternalServerError)
-		case decision != authorizer.DecisionAllow:
-			http.Error(w, fmt.Sprintf("user %q may not %s %s", response.User.GetName(), verb, r.URL.Path), http.StatusForbidden)
-		default:
-			next.ServeHTTP(w, r)
-		}
+		next.ServeHTTP(w, r)
 	}), nil
+}
+
+// admitPath returns why a request goes no further whose path is none of a resource; nil if it does.
+func (g *gate) admitPath(r *http.Request) *refusal {
+	leave, refused := g.turn(r)
+	if refused != nil {
+		return refused
+	}
+	defer leave()
+	response, ok, err := g.authn.AuthenticateRequest(r)
+	if err != nil || !ok {
+		return &refusal{http.StatusUnauthorized, errors.New("Unauthorized")}
+	}
+	verb := verbOf(r)
+	decision, _, err := g.authz.Authorize(r.Context(), authorizer.AttributesRecord{User: response.User, Verb: verb, Path: r.URL.Path})
+	switch {
+	case err != nil:
+		return &refusal{http.StatusInternalServerError, errors.New("the API server does not say whether that is allowed")}
+	case decision != authorizer.DecisionAllow:
+		return &refusal{http.StatusForbidden, fmt.Errorf("user %q may not %s %s", response.User.GetName(), verb, r.URL.Path)}
+	}
+	return nil
 }
 
 // refusal is why a request goes no further.
@@ -106,6 +145,11 @@ type refusal struct {
 // admit returns who asks, or why they may not. It removes the credentials from
 // the request: a cell has no business with them.
 func (g *gate) admit(r *http.Request) (user.Info, *refusal) {
+	leave, refused := g.turn(r)
+	if refused != nil {
+		return nil, refused
+	}
+	defer leave()
 	response, ok, err := g.authn.AuthenticateRequest(r)
 	r.Header.Del("Authorization")
 	if err != nil || !ok {

@@ -69,6 +69,7 @@ type Config struct {
 	CloudDriver volumes.CloudDriver
 
 	Client  kubernetes.Interface // Kip's own
+	Reviews kubernetes.Interface // the same, for token reviews and subject access reviews of the callers of kubelet ports
 	Clients Clients              // of nodes
 	// Flags are those of this process.
 	Flags Flags

@@ -355,6 +355,7 @@ func (w *town) start() (ended <-chan error) {
 		HasDisks:     w.clouds.Name != "",
 		CloudDriver:  w.clouds,
 		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
+		Reviews:      cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
 		Clients:      w,
 		Flags:        flags{},
 		KubeletPort:  w.base,

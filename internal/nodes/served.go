@@ -111,7 +111,7 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 	pods, healthy := func() []*corev1.Pod { return watches.List(s.informer) }, n.healthyOf(s)
 	s.port, err = node.NewPort(node.PortConfig{
 		NodeName:    s.name,
-		Reviews:     n.c.Client,
+		Reviews:     n.c.Reviews,
 		ClientCA:    n.made.ClientCA,
 		Certificate: s.certificate.GetCertificate,
 		Cells:       n.made.Ways.To(s.informer.GetStore()),
