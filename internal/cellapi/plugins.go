@@ -119,6 +119,8 @@ func (c *Cell) boundVolume(ctx context.Context, namespace, claim, name string,
 		return false, err
 	}
 	defer done()
+	ctx, cancel := context.WithTimeout(ctx, passWithin) // an API server that hangs keeps no turn of others
+	defer cancel()
 	core := c.as.client.CoreV1()
 	pvc, err := core.PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

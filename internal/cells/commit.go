@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -123,6 +124,7 @@ func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
 	gone := cell.Phase == apiv1.Gone
 	c.mu.Lock()
 	e.reserved, e.paidFrom = cell.Offer().CostPerHour(), cell.paidFrom()
+	c.index(e, cell.Instance)
 	c.mu.Unlock()
 	if gone && cell.Pod.UID == "" {
 		cell.Pod = e.pod // it was promised to it
@@ -137,11 +139,29 @@ func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
 	}
 }
 
+// index has an instance found as that of a cell, instead of the one that it has by now. The caller holds mu.
+func (c *Controller) index(e *entry, next *cloud.Instance) {
+	if was := e.cell().Instance; was != nil && c.byInstance[was.ID] == e {
+		delete(c.byInstance, was.ID)
+	}
+	if next != nil {
+		c.byInstance[next.ID] = e
+	}
+}
+
+// havingInstance is the cell that has an instance; nil where none has.
+func (c *Controller) havingInstance(id string) *entry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byInstance[id]
+}
+
 // bury forgets a cell that has no record any more.
 func (c *Controller) bury(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.cells, e.id)
+	c.index(e, nil)
 	c.unreserve(e)
 	c.pools.gone(*e.cell())
 	if i := e.cell().Instance; i != nil {

@@ -62,6 +62,8 @@ type Controller struct {
 	mu    sync.Mutex
 	cells map[string]*entry
 	byPod map[types.UID]string // live or not, until Gone
+	// byInstance has the cell that an instance was launched for, until that is Gone.
+	byInstance map[string]*entry
 	// byDisk has the cell that a disk was last promised to.
 	byDisk map[string]*entry
 	// named are the pods with a cell, by their names, which are reused.
@@ -120,6 +122,7 @@ func New(cfg Config) *Controller {
 		lineage:      &lineage{store: cfg.Store, listLag: cfg.ListLag},
 		cells:        map[string]*entry{},
 		byPod:        map[types.UID]string{},
+		byInstance:   map[string]*entry{},
 		byDisk:       map[string]*entry{},
 		named:        map[cache.ObjectName][]types.UID{},
 		byNamespace:  map[string]map[*entry]bool{},

@@ -194,28 +194,18 @@ func (c *Controller) giveUp(e *entry, cause Cause, reason, what string, said err
 	return true
 }
 
-// HasInstance says that an instance is that of a cell which is not Gone.
-func (c *Controller) HasInstance(instance string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance {
-			return true
-		}
-	}
-	return false
-}
+// HasInstance reports whether an instance is that of a cell which is not Gone.
+func (c *Controller) HasInstance(instance string) bool { return c.havingInstance(instance) != nil }
 
-// letsGoOf says that an instance is that of a cell which ends, and so lets go of its disks.
+// letsGoOf reports whether an instance is that of a cell which ends, and so lets go of its disks.
 func (c *Controller) letsGoOf(instance string) bool {
+	e := c.havingInstance(instance)
+	if e == nil {
+		return false
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance {
-			return e.ending != "" || !cell.Live()
-		}
-	}
-	return false
+	return e.ending != "" || !e.cell().Live()
 }
 
 // attachError: a disk could not be attached.
@@ -252,12 +242,8 @@ func (c *Controller) stays(ctx context.Context, e *entry) (bool, error) {
 
 // userOf says whose instance has a disk, for people.
 func (c *Controller) userOf(instance string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		if cell := e.cell(); cell.Instance != nil && cell.Instance.ID == instance && cell.Pod.UID != "" {
-			return fmt.Sprintf("the cell of pod %s (%s)", cell.Pod, cell.Phase)
-		}
+	if e := c.havingInstance(instance); e != nil && e.cell().Pod.UID != "" {
+		return fmt.Sprintf("the cell of pod %s (%s)", e.cell().Pod, e.cell().Phase)
 	}
 	return "instance " + instance
 }

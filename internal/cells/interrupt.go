@@ -75,18 +75,6 @@ func (c *Controller) planned() (instances []string) {
 	return instances
 }
 
-// havingInstance is the cell that has an instance; nil where none has.
-func (c *Controller) havingInstance(id string) *entry {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		if in := e.cell().Instance; in != nil && in.ID == id {
-			return e
-		}
-	}
-	return nil
-}
-
 // changed has the cloud listed soon, of an instance that somebody else is said to stop or end.
 // What the message says counts for nothing by itself.
 func (c *Controller) changed(instance string) {

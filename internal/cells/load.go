@@ -35,6 +35,7 @@ func (c *Controller) Load(ctx context.Context) error {
 		}
 		e := newEntry(cell, revision)
 		e.loaded = true
+		c.index(e, cell.Instance)
 		if other := c.cells[c.byPod[cell.Pod.UID]]; other != nil {
 			// A write whose answer was lost came through late. The cell of that
 			// write is the one that got less far.
