@@ -17,6 +17,9 @@ var schemaVersion = 1 + len(migrations)
 // is given every record of the view and returns what to put in its place: the
 // same data to leave it, nil to delete it. It must not depend on other records:
 // after a crash, the rest is done by another process.
+//
+// A Kip that does not know a field drops it from the records that it writes. So a new field whose loss does harm comes with a
+// migration too, one that leaves all records as they are: a Kip of the release before then refuses the store.
 var migrations []migration
 
 type migration func(key string, data []byte) ([]byte, error)
