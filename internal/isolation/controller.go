@@ -36,6 +36,9 @@ const (
 	// pace is the least time between two sets of rules for one cell, so that a
 	// burst of pods that others let in does not become a burst for each of them.
 	pace = 500 * time.Millisecond
+	// updateRate is how many bytes of rules in a second all cells together are handed that have some already: sets of rules
+	// grow with the peers, and so do the changes. See agent.pace.
+	updateRate = 32 << 20
 	// patience is how long a pod waits in silence.
 	patience = 5 * time.Second
 	// linger is how long the cluster's pods are still watched when nobody asks
@@ -145,6 +148,13 @@ type agent struct {
 	// masquerades says that the agent can.
 	masquerades bool
 	pushed      time.Time // when rules were last handed over
+	bytes       int       // of these
+}
+
+// pace is the least time until the cell is handed rules again. Each of so many cells has an equal share of updateRate, so
+// that the time grows with the cell's own rules, and large sets delay no small ones, nor the first rules of a pod.
+func (a *agent) pace(cells int) time.Duration {
+	return max(pace, time.Duration(float64(a.bytes)*float64(cells)/updateRate*float64(time.Second)))
 }
 
 // New returns a controller that has not started.
@@ -397,8 +407,8 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return // MasqueradeChanged comes back here
 	}
-	if now := c.cfg.Clock.Now(); now.Before(a.pushed.Add(pace)) {
-		c.queue.AddAfter(id, a.pushed.Add(pace).Sub(now))
+	if now, next := c.cfg.Clock.Now(), a.pushed.Add(a.pace(len(c.agents))); now.Before(next) {
+		c.queue.AddAfter(id, next.Sub(now))
 		c.mu.Unlock()
 		return
 	}
@@ -437,7 +447,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		return
 	}
 	c.mu.Lock()
-	a.digest, a.pushed = digest, c.cfg.Clock.Now()
+	a.digest, a.pushed, a.bytes = digest, c.cfg.Clock.Now(), len(encoded)
 	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
 	c.queue.Forget(id)

@@ -512,6 +512,44 @@ func TestABurstOfPeersIsHandedOverInFewParts(t *testing.T) {
 	})
 }
 
+// A thousand cells with a thousand peers each: what changes of one peer is not a thousand large sets twice a second, while a
+// cell with few rules has its changes as soon as ever.
+func TestLargeSetsOfRulesAreHandedOverLessOften(t *testing.T) {
+	for _, c := range []struct {
+		bytes, cells int
+		want         time.Duration
+	}{
+		{0, 10000, pace},
+		{1 << 10, 10000, pace},
+		{32 << 10, 100, pace},
+		{32 << 10, 2000, 2 * time.Second}, // 64 MB in all
+		{160 << 10, 10000, 50 * time.Second},
+	} {
+		if got := (&agent{bytes: c.bytes}).pace(c.cells).Round(100 * time.Millisecond); (got - c.want).Abs() > c.want/20 {
+			t.Errorf("%d bytes of rules of %d cells are handed over every %s, want about %s", c.bytes, c.cells, got, c.want)
+		}
+	}
+	inWorld(t, func(w *world) {
+		a := w.cell("p")
+		w.namespaces()
+		w.policies(fromWebs)
+		w.later(time.Second)
+		w.kip.mu.Lock()
+		w.kip.agents["cell-p"].bytes = 10 * updateRate // as of many cells
+		w.kip.mu.Unlock()
+		_, before := a.now()
+		w.pod("web0", "10.0.1.1", map[string]string{"app": "web"}, "")
+		w.later(8 * time.Second)
+		if _, puts := a.now(); puts != before {
+			t.Error("rules of ten times what goes over in a second are handed over within eight")
+		}
+		w.later(2 * time.Second)
+		if _, puts := a.now(); puts != before+1 {
+			t.Errorf("rules were handed over %d times when their time had come, want once", puts-before)
+		}
+	})
+}
+
 func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.namespaces()
