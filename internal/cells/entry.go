@@ -100,6 +100,9 @@ type entry struct {
 
 	trusting trusting // under mu
 
+	refusing    time.Time // since when it refuses this process, and was not heard; under mu
+	refusalTold news      // of that; under mu
+
 	// held is why its end is held back, heldTold what was told of that; under mu.
 	held     string
 	heldTold news

@@ -97,6 +97,7 @@ type silence struct {
 func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disruptions) disruptions {
 	var silent []silence
 	var refused refusals
+	var refusing []*entry
 	ready, onTime := 0, c.cfg.Late.OnTime()
 	counts := hushes{} // of those that may end for their silence: that of others says nothing of Kip's network
 	c.mu.Lock()
@@ -109,10 +110,19 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disrupt
 			ready++
 			counts.add(e.location(), false)
 			refused.add(refusal)
+			if e.refusing.IsZero() {
+				e.refusing = now
+			}
+			if phase == apiv1.Bound && now.Sub(e.refusing) >= refusalTellAfter {
+				refusing = append(refusing, e)
+			}
 			continue // it is heard
 		}
 		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
 			continue
+		}
+		if e.api.LastHeartbeat().After(e.refusing) {
+			e.refusing = time.Time{}
 		}
 		ready++
 		timeout := c.healthyTimeout(e.cell())
@@ -132,6 +142,9 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disrupt
 	if is := refused.said(); (is != "") != (wasRefused.said() != "") {
 		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", ready,
 			"why", is)
+	}
+	if refused.said() == "" {
+		c.tellRefusing(refusing, now)
 	}
 	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
 		c.fail(ErrBehindTime)
@@ -255,6 +268,29 @@ func (r *refusals) add(refusal error) {
 		return
 	}
 	r.rotated++
+}
+
+// refusalTellAfter is how long a cell refuses this process before its pod's owner is told: longer than another Kip takes to
+// give way.
+const refusalTellAfter = 2 * time.Minute
+
+// tellRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
+// store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
+func (c *Controller) tellRefusing(cells []*entry, now time.Time) {
+	for _, e := range cells {
+		why := e.refusal()
+		if why == nil {
+			continue
+		}
+		c.mu.Lock()
+		tell := e.refusalTold.is(events.CellRefuses, now)
+		since := e.refusing
+		c.mu.Unlock()
+		if tell {
+			c.warn(e.cell(), events.CellRefuses, "Cell %s has not obeyed Kip for %s, so what its pod does is not known: %v. Delete the pod to end the cell",
+				e.id, now.Sub(since).Round(time.Second), why)
+		}
+	}
 }
 
 // refusalsLeast is how many cells are believed at least that Kip is not obeyed.

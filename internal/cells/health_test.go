@@ -466,6 +466,26 @@ func TestAFewCellsThatClaimToRefuseThisKipSayNothingOfIt(t *testing.T) {
 	}
 }
 
+// One that lies gets around its loss, which is its own pod's alone, but not unseen.
+func TestTheOwnerOfAPodIsToldWhoseCellRefusesKip(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pods := b.bound(3)
+		cell, _ := b.cells.ForPod(ref(pods[0]).UID)
+		b.links.of(cell.ID).set(false, &tunnel.FollowedError{Term: math.MaxInt64})
+		b.later(refusalTellAfter - 10*time.Second)
+		if said := b.said("CellRefuses"); len(said) > 0 {
+			t.Errorf("it is told before its time: %q", said)
+		}
+		b.later(30 * time.Second)
+		if said := b.said("CellRefuses", "Delete the pod"); len(said) != 1 || !strings.Contains(said[0], cell.ID) {
+			t.Errorf("said %q, want that of cell %s once", said, cell.ID)
+		}
+		if got, has := b.cells.ForPod(ref(pods[0]).UID); !has || got.Phase != apiv1.Bound {
+			t.Errorf("the cell is %v: want it to run on", got)
+		}
+	})
+}
+
 // A cell that another Kip has joined may run a pod for it.
 func TestACellThatBootsAndRefusesThisKipIsNotEnded(t *testing.T) {
 	silent := func(c *setup) { c.APIs.(*modelLinks).boots = func(string) bool { return false } }

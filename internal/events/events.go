@@ -14,6 +14,7 @@ const (
 	LaunchesPaused   = "LaunchesPaused"
 	CloudInitUnfit   = "CloudInitUnfit" // of the virtual node, too
 	CellUnknown      = "CellUnknown"
+	CellRefuses      = "CellRefuses"
 	StoreBehind      = "StoreBehind"
 	// InstancesNotListed: whether an instance that Kip does not know of runs the pod is not known yet.
 	InstancesNotListed = "InstancesNotListed"
