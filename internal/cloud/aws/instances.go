@@ -33,18 +33,20 @@ const codeNoInstance = "InvalidInstanceID.NotFound"
 // ended for about an hour.
 const rememberedFor = time.Hour
 
-// sightings are the zones of the instances that EC2 has shown.
+// sightings are what EC2 has said of the instances that it has shown.
 type sightings struct {
 	mu sync.Mutex
 	of map[string]sighting // by ID
 }
 
+// sighting is what EC2 has said of an instance: its zone, and the token and the reservation of its launch.
 type sighting struct {
-	zone string
-	at   time.Time
+	zone, token, reservation string
+
+	at time.Time // zero if EC2 has not shown the instance
 }
 
-// note remembers the zones of instances. A complete list makes it forget those that EC2 shows no longer.
+// note remembers instances. A complete list makes it forget those that EC2 shows no longer.
 func (s *sightings) note(now time.Time, all []cloud.Instance, complete bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +55,7 @@ func (s *sightings) note(now time.Time, all []cloud.Instance, complete bool) {
 	}
 	for _, i := range all {
 		if i.Zone != "" {
-			s.of[i.ID] = sighting{i.Zone, now}
+			s.of[i.ID] = sighting{i.Zone, i.Origin.Token, i.Origin.Reservation, now}
 		}
 	}
 	if complete {
@@ -61,22 +63,22 @@ func (s *sightings) note(now time.Time, all []cloud.Instance, complete bool) {
 	}
 }
 
-// zones returns the zones that are known, by instance ID.
-func (s *sightings) zones() map[string]string {
+// known returns the instances that EC2 has shown, by ID.
+func (s *sightings) known() map[string]sighting {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make(map[string]string, len(s.of))
-	for id, last := range s.of {
-		all[id] = last.zone
+	if s.of == nil {
+		return map[string]sighting{}
 	}
-	return all
+	return maps.Clone(s.of)
 }
 
 // byZone groups IDs by their zones. IDs without a zone are in the group "".
-func byZone(ids []string, zones map[string]string) map[string][]string {
+func byZone(ids []string, known map[string]sighting) map[string][]string {
 	groups := map[string][]string{}
 	for _, id := range ids {
-		groups[zones[id]] = append(groups[zones[id]], id)
+		zone := known[id].zone
+		groups[zone] = append(groups[zone], id)
 	}
 	return groups
 }
@@ -106,18 +108,10 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	if !mayBeZones(ctx, whole) {
 		return cloud.Listing{}, whole
 	}
-	some, cancel = partOf(ctx, 2)
-	zones, err := c.interfaces(some, of)
-	cancel()
+	groups, err := c.wantedByZone(ctx, of, func(sighting) bool { return true })
 	if err != nil {
 		return cloud.Listing{}, errors.Join(whole, err)
 	}
-	for id, zone := range c.seen.zones() { // an interface may be missing in that list
-		if zones[id] == "" {
-			zones[id] = zone
-		}
-	}
-	groups := byZone(slices.Sorted(maps.Keys(zones)), zones)
 	all, failed, err := c.inZones(ctx, groups)
 	switch {
 	case err != nil:
@@ -146,6 +140,25 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 		}
 	}
 	return list, nil
+}
+
+// wantedByZone returns the IDs of the wanted instances by their zones, of those that EC2 has shown, and of those with network
+// interfaces that match.
+func (c *Cloud) wantedByZone(ctx context.Context, of types.Filter, wanted func(sighting) bool) (map[string][]string, error) {
+	some, cancel := partOf(ctx, 2)
+	zones, err := c.interfaces(some, of)
+	cancel()
+	if err != nil {
+		return nil, err
+	}
+	known := c.seen.known() // an interface may be missing in that list
+	for id, zone := range zones {
+		if _, is := known[id]; !is {
+			known[id] = sighting{zone: zone}
+		}
+	}
+	maps.DeleteFunc(known, func(_ string, s sighting) bool { return !wanted(s) })
+	return byZone(slices.Sorted(maps.Keys(known)), known), nil
 }
 
 // mayBeZones reports whether a call may have failed by what is wrong with a zone.
@@ -203,17 +216,19 @@ func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance,
 	if !mayBeZones(ctx, whole) {
 		return nil, nil, whole
 	}
-	zones := c.seen.zones()
-	if lost := byZone(ids, zones)[""]; len(lost) > 0 {
+	known := c.seen.known()
+	if lost := byZone(ids, known)[""]; len(lost) > 0 {
 		some, cancel = partOf(ctx, 3)
 		placed, err := c.interfaces(some, filter("attachment.instance-id", lost...))
 		cancel()
 		if err != nil {
 			c.cfg.Log.Warn("read the zones of instances from their network interfaces", "instances", len(lost), "err", err)
 		}
-		maps.Copy(zones, placed)
+		for id, zone := range placed {
+			known[id] = sighting{zone: zone}
+		}
 	}
-	groups := byZone(ids, zones)
+	groups := byZone(ids, known)
 	found, failed, err := c.inZones(ctx, groups)
 	switch {
 	case err != nil:

@@ -99,6 +99,44 @@ func TestADisruptionOfAZoneHidesNoInstanceOfAnother(t *testing.T) {
 	}
 }
 
+// A launch is sent again, and one of its instances has ended. A Kip that has begun since finds those that run by their interfaces.
+func TestALaunchIsAnsweredInTheDisruptionOfAnotherZone(t *testing.T) {
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	before := open(t, settings(url))
+	ids := inBothZones(t, before, 3)
+	r := request("b", 3)
+	r.Zone, r.Subnet = "us-east-1b", privateSubnet
+	first := ids[r.Zone]
+	if err := before.Terminate(t.Context(), first[1]).Err(); err != nil {
+		t.Fatal(err)
+	}
+	disrupt(t, model, "us-east-1a")
+	fresh := open(t, settings(url))
+	for what, tc := range map[string]struct {
+		c     *Cloud
+		found []bool
+	}{
+		"one from before": {before, []bool{true, true, true}},
+		"a new one":       {fresh, []bool{true, false, true}},
+	} {
+		for n, one := range tc.c.Launch(t.Context(), r) {
+			ended := n == 1
+			switch {
+			case !tc.found[n] && (one.Err == nil || cloud.NothingDone(one.Err) || cloud.CauseOf(one.Err) != ""):
+				t.Errorf("%s: machine %d, which it does not find: %v", what, n, one.Err)
+			case tc.found[n] && (one.Err != nil || one.Instance.ID != first[n] || (one.Instance.State == cloud.Gone) != ended):
+				t.Errorf("%s: machine %d: %+v, want %s, ended %t", what, n, one, first[n], ended)
+			}
+		}
+	}
+	disrupt(t, model, r.Zone)
+	for what, c := range map[string]*Cloud{"one from before": before, "a new one": fresh} {
+		if err := c.Launch(t.Context(), r).Err(); err == nil || cloud.NothingDone(err) || cloud.CauseOf(err) != "" {
+			t.Errorf("%s: in the disruption of its own zone: %v", what, err)
+		}
+	}
+}
+
 // Without them nobody knows which instances there are.
 func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -97,7 +98,12 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		}
 		short = scopeOf(meanings[code], short)
 	}
-	return placed(r, out.Instances, cloud.No(cloud.ErrCapacity, short,
+	var launched []cloud.Instance
+	for _, i := range out.Instances {
+		launched = append(launched, instanceOf(i))
+	}
+	c.seen.note(c.cfg.Clock.Now(), launched, false)
+	return placed(r, launched, cloud.No(cloud.ErrCapacity, short,
 		fmt.Errorf("EC2 has launched %d of %d: %s", len(out.Instances), len(r.Machines), code)))
 }
 
@@ -140,45 +146,52 @@ func (c *Cloud) tellUnexplained(err error) {
 // ended answers for a token whose instances have been terminated: with those, as long as
 // EC2 shows them, which is about an hour. What it does not show does not run.
 func (c *Cloud) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cloud.LaunchResults, error) {
-	var all []types.Instance
+	some, cancel := partOf(ctx, 3)
 	// A terminated instance has no subnet any more, so the zone says where it was.
-	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{
+	all, whole := c.describe(some, &ec2.DescribeInstancesInput{
 		Filters:    []types.Filter{filter("client-token", r.Token), filter("availability-zone", r.Zone)},
 		MaxResults: aws.Int32(pageSize),
 	})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
-		for _, reservation := range page.Reservations {
-			all = append(all, reservation.Instances...)
-		}
-	})
-	if err != nil {
-		// Whatever this call came to, the launch may have left instances that run.
-		return nil, &cloud.Error{
+	cancel()
+	if whole == nil {
+		return placed(r, all, why)
+	}
+	// Whatever these calls came to, the launch may have left instances that run.
+	unknown := func(err error) error {
+		return &cloud.Error{
 			Cause: cloud.CauseOf(err),
 			Scope: cloud.ScopeOf(err),
 			Err:   fmt.Errorf("find the instances of a token, for %s: %w", why.Error(), err),
 		}
 	}
-	return placed(r, all, why)
+	if !mayBeZones(ctx, whole) {
+		return nil, unknown(whole)
+	}
+	groups, err := c.wantedByZone(ctx, filter("tag:"+cloud.TagOwner, r.TagsOf(0)[cloud.TagOwner]), func(s sighting) bool {
+		return s.zone == r.Zone && (s.token == r.Token || s.at.IsZero())
+	})
+	if err != nil {
+		return nil, unknown(errors.Join(whole, err))
+	}
+	all, _, err = c.inZones(ctx, groups)
+	if err != nil {
+		return nil, unknown(err)
+	}
+	all = slices.DeleteFunc(all, func(i cloud.Instance) bool { return i.Origin.Token != r.Token })
+	return placed(r, all, unknown(whole)) // there may be others, of which nothing is known
 }
 
 // placed gives each instance to the machine of its launch index. A machine without one
 // has the error.
-func placed(r cloud.LaunchRequest, all []types.Instance, without error) (cloud.LaunchResults, error) {
+func placed(r cloud.LaunchRequest, all []cloud.Instance, without error) (cloud.LaunchResults, error) {
 	results := cloud.NotLaunched(len(r.Machines), without)
 	for _, i := range all {
-		n := int(aws.ToInt32(i.AmiLaunchIndex))
-		if n < 0 || n >= len(results) || results[n].Err == nil {
-			return nil, fmt.Errorf("EC2 answered a launch of %d with instance %s at index %d", len(results), aws.ToString(i.InstanceId), n)
+		n, err := strconv.Atoi(cmp.Or(i.Place, cloud.PlaceOf(0)))
+		if err != nil || n < 0 || n >= len(results) || results[n].Err == nil {
+			return nil, fmt.Errorf("EC2 answered a launch of %d with instance %s at index %s", len(results), i.ID, i.Place)
 		}
-		one := instanceOf(i)
-		if one.Zone == "" {
-			one.Zone = r.Zone
-		}
-		if one.Subnet == "" {
-			one.Subnet = r.Subnet
-		}
-		results[n] = cloud.LaunchResult{Instance: one}
+		i.Zone, i.Subnet = cmp.Or(i.Zone, r.Zone), cmp.Or(i.Subnet, r.Subnet)
+		results[n] = cloud.LaunchResult{Instance: i}
 	}
 	return results, nil
 }

@@ -329,25 +329,47 @@ func (c *Cloud) inEndingBlocks(ctx context.Context) (all []cloud.Interruption, e
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	pages := ec2.NewDescribeInstancesPaginator(c.api, &ec2.DescribeInstancesInput{
-		Filters:    []types.Filter{filter("tag-key", cloud.TagOwner), filter("capacity-reservation-id", ids...), living},
+	found, err := c.inReservations(ctx, ids)
+	for _, i := range found {
+		id := i.Origin.Reservation
+		all = append(all, cloud.Interruption{
+			InstanceID: i.ID,
+			At:         reserved[id].until,
+			Reason:     "the Capacity Block " + id + " ends",
+			Certain:    true,
+		})
+	}
+	return all, err
+}
+
+// inReservations returns the instances in reservations that have not ended. If a zone does not answer, it returns all that EC2
+// has shown there before.
+func (c *Cloud) inReservations(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
+	of := filter("tag-key", cloud.TagOwner)
+	some, cancel := partOf(ctx, 3)
+	all, whole := c.describe(some, &ec2.DescribeInstancesInput{
+		Filters:    []types.Filter{of, filter("capacity-reservation-id", ids...), living},
 		MaxResults: aws.Int32(pageSize),
 	})
-	err = eachPage(ctx, pages, func(page *ec2.DescribeInstancesOutput) {
-		for _, one := range page.Reservations {
-			for _, i := range one.Instances {
-				id := aws.ToString(i.CapacityReservationId)
-				if reserved[id] == nil {
-					continue
-				}
-				all = append(all, cloud.Interruption{
-					InstanceID: aws.ToString(i.InstanceId),
-					At:         reserved[id].until,
-					Reason:     "the Capacity Block " + id + " ends",
-					Certain:    true,
-				})
-			}
+	cancel()
+	if whole == nil || !mayBeZones(ctx, whole) {
+		return all, whole
+	}
+	groups, err := c.wantedByZone(ctx, of, func(s sighting) bool { return slices.Contains(ids, s.reservation) || s.at.IsZero() })
+	if err != nil {
+		return nil, errors.Join(whole, err)
+	}
+	all, failed, err := c.inZones(ctx, groups)
+	if err != nil {
+		return nil, err
+	}
+	known := c.seen.known()
+	for _, zone := range failed {
+		for _, id := range groups[zone] {
+			all = append(all, cloud.Instance{ID: id, Origin: cloud.Origin{Reservation: known[id].reservation}})
 		}
-	})
-	return all, err
+	}
+	return slices.DeleteFunc(all, func(i cloud.Instance) bool {
+		return !slices.Contains(ids, i.Origin.Reservation) || i.State == cloud.Gone || i.State == cloud.Unknown
+	}), nil
 }

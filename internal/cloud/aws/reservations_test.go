@@ -314,3 +314,43 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 		t.Errorf("the other is of %+v, want %+v", got, want)
 	}
 }
+
+// A disruption of any zone, also of the block's own, takes nothing from the notice.
+func TestInstancesOfABlockAreToldInADisruption(t *testing.T) {
+	before, model := reserving(t, nil)
+	reservedOf(t, before)
+	r := into("block", "cr-block", 2)
+	r.InstanceType = "g5.xlarge"
+	got, err := before.Launch(t.Context(), r).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Launch(t.Context(), into("beside", "cr-1", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Terminate(t.Context(), got[1].ID).Err(); err != nil {
+		t.Fatal(err)
+	}
+	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = time.Now().Add(blockNotice + blockLead) })
+	fresh := open(t, before.cfg)
+	for _, tc := range []struct {
+		what, zone string
+		c          *Cloud
+		told       []string
+	}{
+		{"another zone's", "us-east-1b", before, []string{got[0].ID}},
+		{"another zone's, and Kip is new", "us-east-1b", fresh, []string{got[0].ID}},
+		{"its own zone's", r.Zone, before, []string{got[0].ID, got[1].ID}}, // that one has ended nobody can know
+	} {
+		disrupt(t, model, tc.zone)
+		all, err := tc.c.inEndingBlocks(t.Context())
+		var told []string
+		for _, i := range all {
+			told = append(told, i.InstanceID)
+		}
+		slices.Sort(told)
+		if slices.Sort(tc.told); err != nil || !slices.Equal(told, tc.told) {
+			t.Errorf("%s: it tells of %v, %v: want %v", tc.what, told, err, tc.told)
+		}
+	}
+}
