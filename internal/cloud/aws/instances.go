@@ -127,9 +127,11 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	for _, i := range all {
 		answered[i.Zone] = true
 	}
+	anywhere := slices.Contains(failed, "") // so may be those whose zone is not known
+	failed = slices.DeleteFunc(failed, func(zone string) bool { return zone == "" })
 	list := cloud.Listing{Silent: failed, Missing: slices.Clone(failed)}
-	for _, zone := range here.zones {
-		if !answered[zone] && !slices.Contains(failed, zone) {
+	for _, zone := range slices.Concat(here.zones, slices.Sorted(maps.Keys(groups))) {
+		if zone != "" && (anywhere || !answered[zone]) && !slices.Contains(list.Missing, zone) {
 			list.Missing = append(list.Missing, zone)
 		}
 	}
@@ -208,7 +210,7 @@ func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, 
 // find returns the instances with these IDs, and the IDs for which nothing answers.
 func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance, silent []string, err error) {
 	some, cancel := partOf(ctx, 3)
-	found, whole := c.named(some, ids)
+	found, whole := c.together(some, ids)
 	cancel()
 	if whole == nil {
 		return found, nil, nil
@@ -265,10 +267,14 @@ func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found 
 	return found, failed, nil
 }
 
-// named reads the instances with these IDs, some in each call. With an error it returns those that it has read.
+// named reads the instances with these IDs, some in each call. A call that fails is made once more, since the fault may pass, and
+// not be the zone's. With an error it returns those that it has read.
 func (c *Cloud) named(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
 	for some := range slices.Chunk(ids, idsCall) {
 		found, err := c.together(ctx, some)
+		if err != nil && mayBeZones(ctx, err) {
+			found, err = c.together(ctx, some)
+		}
 		if err != nil {
 			return all, err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -169,6 +170,52 @@ func TestAZoneOfWhichNothingIsKnownIsNotLookedAt(t *testing.T) {
 	}
 	if list, err := c.List(t.Context(), owner); err == nil && list.Complete() {
 		t.Errorf("without an instance that EC2 describes: %+v", list)
+	}
+}
+
+// EC2 need not say where an interface is. A call with one ID of the disrupted zone fails for all in it.
+func TestInstancesWithoutAZoneMayBeInAny(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	ids := map[string][]string{}
+	_, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := &answer{ResponseWriter: w, code: http.StatusOK}
+		model.ServeHTTP(a, r)
+		text := a.text.String()
+		for _, of := range ids {
+			text = regexp.MustCompile(`<availabilityZone>[^<]*</availabilityZone>(<attachment><instanceId>`+of[0]+`<)`).ReplaceAllString(text, "$1")
+		}
+		w.WriteHeader(a.code)
+		fmt.Fprint(w, text)
+	}))
+	ids = inBothZones(t, open(t, settings(url)), 3)
+	disrupt(t, model, "us-east-1a")
+	list, err := open(t, settings(url)).List(t.Context(), owner)
+	if err != nil || list.Covers("us-east-1a") || list.Covers("us-east-1b") || len(list.Instances) != 2 {
+		t.Errorf("%d, without %q, %v: want two of us-east-1b, which does not have all, and no other zone", len(list.Instances), list.Missing, err)
+	}
+	if !slices.Equal(list.Silent, []string{"us-east-1a"}) {
+		t.Errorf("nothing answers for %q, want us-east-1a", list.Silent)
+	}
+}
+
+func TestAFaultThatPassesHidesNoZone(t *testing.T) {
+	model, _ := serve(t, anAccount(sim.Knobs{}))
+	failing := ""
+	_, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if failing != "" && r.PostForm.Get("InstanceId.1") == failing {
+			failing = ""
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprint(w, "<Response><Errors><Error><Code>InternalError</Code></Error></Errors></Response>")
+			return
+		}
+		model.ServeHTTP(w, r)
+	}))
+	c := open(t, settings(url))
+	ids := inBothZones(t, c, 3)
+	disrupt(t, model, "us-east-1a")
+	failing = slices.Min(ids["us-east-1b"])
+	if list, err := c.List(t.Context(), owner); err != nil || !list.Covers("us-east-1b") || len(list.Instances) != 3 || failing != "" {
+		t.Errorf("%d, without %v, %v: want the three of us-east-1b", len(list.Instances), list.Missing, err)
 	}
 }
 
