@@ -221,7 +221,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, closeIt, err := openCloud(ctx, l.cfg, l.facts, l.Log)
+	bare, closeIt, err := openCloud(ctx, l.cfg, l.controllerID, l.facts, l.Log)
 	if err != nil {
 		return err
 	}

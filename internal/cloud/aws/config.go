@@ -99,6 +99,8 @@ type Config struct {
 	// not only in those that give one by themselves. PrivateOnly wins.
 	PublicAddress bool
 
+	// Owner is the value of the owner's tag of what is this Kip's. Without it each owner's counts as Kip's own.
+	Owner string
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
 	Facts cloud.Facts
 

@@ -72,7 +72,7 @@ func (c *Cloud) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
 
 // EndBoost implements cloud.Booster: it gives the instances standard CPU credits. EC2 refuses a call whole where Kip has
 // no right to one of its instances, such as one that has lost its tags or has ended. So what a refused call named is looked
-// up, and the call made again for those that are Kip's still. If they are refused as well, the right is missing.
+// up, and the call made again for those that are Kip's still.
 func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	results, err := c.giveStandardCredits(ctx, ids)
 	if codeOf(err) != unauthorized {
@@ -88,24 +88,45 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 		case i.State == cloud.Unknown || i.State == cloud.Gone:
 			ended := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it has ended"))
 			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, ended)
-		case i.Tags[cloud.TagOwner] != "":
+		case i.Tags[cloud.TagOwner] != "" && (c.cfg.Owner == "" || i.Tags[cloud.TagOwner] == c.cfg.Owner):
 			own = append(own, i.ID)
 		}
 	}
-	if len(own) == 0 {
-		return results
-	}
-	again := cloud.Each(err, own...)
-	if len(own) < len(ids) {
-		again, err = c.giveStandardCredits(ctx, own)
-	}
-	if codeOf(err) == unauthorized {
-		c.noCreditRight(err)
-	}
-	for _, r := range again {
+	for _, r := range c.endOwnBoosts(ctx, own) {
 		results[slices.Index(ids, r.ID)].Err = r.Err
 	}
 	return results
+}
+
+// endOwnBoosts ends the boosts of instances that EC2 has just described as Kip's own. It halves a call that EC2 refuses: a policy
+// may deny one of them. Only a refusal of one by itself, while no call succeeds, shows that the right is missing. Then Kip halves
+// no more, since each half would be refused.
+func (c *Cloud) endOwnBoosts(ctx context.Context, own []string) (all cloud.Results) {
+	var missing error
+	done := false
+	for parts := [][]string{own}; len(parts) > 0; {
+		part := parts[0]
+		parts = parts[1:]
+		if len(part) == 0 {
+			continue
+		}
+		results, err := c.giveStandardCredits(ctx, part)
+		switch {
+		case codeOf(err) != unauthorized:
+			done = done || err == nil
+		case len(part) == 1:
+			missing = err
+		case missing == nil || done:
+			half := len(part) / 2
+			parts = append([][]string{part[:half], part[half:]}, parts...)
+			continue
+		}
+		all = append(all, results...)
+	}
+	if missing != nil && !done {
+		c.noCreditRight(missing)
+	}
+	return all
 }
 
 // giveStandardCredits makes the call of EndBoost. The error is that of the call, which all results have then.

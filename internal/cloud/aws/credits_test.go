@@ -3,6 +3,7 @@ package aws
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -262,6 +263,59 @@ func TestARefusalOfOtherThanTheRightSaysNothingOfIt(t *testing.T) {
 	c = open(t, expired)
 	if err := c.EndBoost(t.Context(), id).Err(); !errors.Is(err, cloud.ErrUnauthorised) || c.holds(factNoCreditRight) {
 		t.Errorf("with a key that nobody has: %v, no right: %t", err, c.holds(factNoCreditRight))
+	}
+}
+
+// A policy may name Kip's own value of the tag, and deny one of its instances for something else.
+func TestOneInstanceThatKipMayNotChangeKeepsNoOtherFromTheEndOfItsBoost(t *testing.T) {
+	const kept, tag = "kept", "aws:ResourceTag/"
+	doc := policyOf(permissions)
+	for n := range doc.Statement {
+		if doc.Statement[n].Sid == "KipEndsBootCredits" {
+			doc.Statement[n].Condition = map[string]map[string][]string{"StringEquals": {tag + cloud.TagOwner: {owner}}}
+		}
+	}
+	doc.Statement = append(doc.Statement, statement{
+		Sid:       "KeepsCredits",
+		Effect:    "Deny",
+		Action:    []string{"ec2:ModifyInstanceCreditSpecification"},
+		Resource:  []string{"*"},
+		Condition: map[string]map[string][]string{"StringEquals": {tag + kept: {"yes"}}},
+	})
+	policy, err := ec2.ParsePolicy(doc.text())
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := anAccount(sim.Knobs{})
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
+	model, url := serve(t, account)
+	s := settings(url)
+	s.Owner = owner
+	c := open(t, s)
+	var ids []string
+	for n, tags := range []map[string]string{
+		{cloud.TagOwner: owner, kept: "yes"}, {cloud.TagOwner: owner}, {cloud.TagOwner: "kip-another"}, {cloud.TagOwner: owner},
+		{cloud.TagOwner: owner, kept: "yes"},
+	} {
+		r := small(t, c, fmt.Sprint("t", n), 1)
+		r.Tags = tags
+		ids = append(ids, launchOne(t, c, r))
+		c.note(factCreditRight, rightFor) // so that the next ones are boosted
+	}
+	for n, r := range c.EndBoost(t.Context(), ids...) {
+		denied := n != 1 && n != 3
+		if r.ID != ids[n] || errors.Is(r.Err, cloud.ErrUnauthorised) != denied || (r.Err != nil) != denied {
+			t.Errorf("instance %d: %v, want a refusal: %t", n, r.Err, denied)
+		}
+		if got := creditsOf(t, model, ids[n]).Option; n > 0 && (got == creditsUnlimited) != denied {
+			t.Errorf("instance %d has %s credits", n, got)
+		}
+	}
+	if err := c.EndBoost(t.Context(), ids[2]).Err(); !errors.Is(err, cloud.ErrUnauthorised) {
+		t.Errorf("another's alone: %v", err)
+	}
+	if c.holds(factNoCreditRight) || !c.holds(factCreditRight) {
+		t.Error("Kip does not know its right")
 	}
 }
 
