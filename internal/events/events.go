@@ -36,6 +36,7 @@ const (
 	NodeHasCapacity   = "NodeHasCapacity"
 	CARotated         = "CARotated"
 	NodeHeldByAnother = "NodeHeldByAnother"
+	AgentPortOpen     = "AgentPortOpen"
 	CloudInitChanged  = "CloudInitChanged"
 	CloudInitInvalid  = "CloudInitInvalid"
 

@@ -88,19 +88,24 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 	}
 }
 
+// opener is who opens a cloud.
+type opener struct {
+	owner string      // the controller, whose instances are its own
+	facts cloud.Facts // kept of the account; nil for no longer than the cloud is open
+	// agentsOpen reports to the operator that others reach the agents. Optional.
+	agentsOpen func(message string)
+}
+
 // openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
-// calls it any more. owner is the controller whose instances are its own. facts are kept of its account; nil for no longer than
-// the cloud is open.
-func openCloud(
-	ctx context.Context, cfg *config.Config, owner string, facts cloud.Facts, log *slog.Logger,
-) (cloud.Cloud, func() error, error) {
+// calls it any more.
+func openCloud(ctx context.Context, cfg *config.Config, by opener, log *slog.Logger) (cloud.Cloud, func() error, error) {
 	if err := checkBuild(cfg); err != nil {
 		return nil, nil, err
 	}
 	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
 	case a != nil:
 		settings := ofAWS(cfg, log)
-		settings.Owner, settings.Facts = owner, facts
+		settings.Owner, settings.Facts, settings.AgentsOpen = by.owner, by.facts, by.agentsOpen
 		machines, err := aws.New(ctx, settings)
 		if err != nil {
 			return nil, nil, err

@@ -59,7 +59,7 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
 cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
 `, server.URL))
-	c, closeIt, err := openCloud(t.Context(), cfg, "kip-a", allHold{}, silent)
+	c, closeIt, err := openCloud(t.Context(), cfg, opener{owner: "kip-a", facts: allHold{}}, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", cloudInitFile: " + file:                                            "",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "",
 	} {
-		_, closeIt, err := openCloud(t.Context(), configured(t, least+cells+"}"), "kip-a", nil, silent)
+		_, closeIt, err := openCloud(t.Context(), configured(t, least+cells+"}"), opener{}, silent)
 		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
 		}

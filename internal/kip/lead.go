@@ -221,7 +221,13 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, closeIt, err := openCloud(ctx, l.cfg, l.controllerID, l.facts, l.Log)
+	bare, closeIt, err := openCloud(ctx, l.cfg, opener{
+		owner: l.controllerID,
+		facts: l.facts,
+		agentsOpen: func(message string) {
+			l.nodes.Event(l.NodeName, corev1.EventTypeWarning, events.AgentPortOpen, message)
+		},
+	}, l.Log)
 	if err != nil {
 		return err
 	}

@@ -101,6 +101,9 @@ type Config struct {
 
 	// Owner is the value of the owner's tag of what is this Kip's. Without it each owner's counts as Kip's own.
 	Owner string
+	// AgentsOpen reports to the operator that rules of others let more than Kip reach the agents: once, and again if the rules
+	// change. It does not block. Optional.
+	AgentsOpen func(message string)
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
 	Facts cloud.Facts
 

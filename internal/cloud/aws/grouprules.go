@@ -159,10 +159,7 @@ func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
 		c.cfg.Log.Warn("the security group of the cells has rules without a description, which an earlier Kip may have made: "+
 			"Kip leaves them alone; remove those that you do not need", "group", group, "rules", left)
 	}
-	if open := rulesText(changes.open); open != "" && c.isNews("rules to agents in "+group, open) {
-		c.cfg.Log.Warn("rules that others made in the security group of the cells let more than Kip reach the port of agents, 6421: "+
-			"Kip leaves them alone; narrow them", "group", group, "rules", open)
-	}
+	c.tellOpen(group, changes)
 	if len(changes.adopt) == 0 {
 		return
 	}
@@ -173,6 +170,26 @@ func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
 	if text := codeOf(err); err != nil && c.isNews("adoption in "+group, text) {
 		c.cfg.Log.Warn("describe the rules of an earlier Kip as Kip's own: without it Kip does not remove them when they are not needed",
 			"group", group, "err", classify(err, cloud.Scope{}))
+	}
+}
+
+// tellOpen reports the rules of a group by which more than Kip reaches the agents. Kip leaves them alone.
+func (c *Cloud) tellOpen(group string, changes ruleChanges) {
+	open := slices.Clone(changes.open)
+	for _, r := range changes.leave {
+		if r.reachesAgents() {
+			open = append(open, r)
+		}
+	}
+	text := rulesText(open)
+	if !c.isNews("rules to agents in "+group, text) || text == "" {
+		return
+	}
+	c.cfg.Log.Warn("rules that others made in the security group of the cells let more than Kip reach the port of agents, 6421: "+
+		"Kip leaves them alone; narrow them", "group", group, "rules", text)
+	if c.cfg.AgentsOpen != nil {
+		c.cfg.AgentsOpen(fmt.Sprintf("Rules that others made in security group %s of the cells let more than Kip reach port %d of "+
+			"the cells' agents. Kip leaves them alone; narrow or remove them: %s", group, agentPort, text[:min(len(text), maxMessage)]))
 	}
 }
 

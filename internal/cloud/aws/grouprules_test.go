@@ -114,10 +114,12 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 	var log bytes.Buffer
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	cfg := settings(url)
+	var told []string
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
+	cfg.AgentsOpen = func(message string) { told = append(told, message) }
 	c := open(t, cfg)
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
-		t.Fatal(err)
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil || len(told) > 0 {
+		t.Fatal(err, told)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
 		for n := range rules {
@@ -138,19 +140,30 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 	if n := model.Calls()["UpdateSecurityGroupRuleDescriptionsIngress"]; n != 1 {
 		t.Errorf("the rules were adopted by %d calls", n)
 	}
-	if text := log.String(); strings.Count(text, "tcp 6421-6421 from sg-before") != 1 {
-		t.Errorf("want it told once that the rule stays: %s", text)
+	if text := log.String(); !strings.Contains(text, "an earlier Kip") || len(told) != 1 {
+		t.Errorf("want it told once that the rule stays: %s; and that it opens agents: %q", text, told)
+	}
+	for _, source := range []string{"tcp 6421-6421 from sg-before", "tcp 1024-65535 from 0.0.0.0/0"} {
+		if len(told) > 0 && !strings.Contains(told[0], source) {
+			t.Errorf("no word of %s: %s", source, told[0])
+		}
 	}
 	if text := log.String(); strings.Count(text, "reach the port of agents") != 1 || strings.Contains(text, "22-22") ||
 		!strings.Contains(text, "tcp 1024-65535 from 0.0.0.0/0") {
 		t.Errorf("want it told once what lets others reach agents: %s", text)
+	}
+	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
+		return append(rules, ec2.Rule{Protocol: "-1", Source: "198.51.100.0/24", Description: "debug"})
+	})
+	if err := c.Admit(t.Context(), owner); err != nil || len(told) != 2 || !strings.Contains(told[1], "198.51.100.0/24") {
+		t.Errorf("with another rule: %v, %q", err, told)
 	}
 	c.cfg.KipSources = []string{"sg-there"}
 	if err := c.Admit(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
 	is(t, "after a move", byDescription(cellsGroupOf(t, model)), map[string][]string{
-		ownDescription: {"sg-there"}, "": {"sg-before"}, "temporary": {"0.0.0.0/0"}, "bastion": {"0.0.0.0/0"},
+		ownDescription: {"sg-there"}, "": {"sg-before"}, "temporary": {"0.0.0.0/0"}, "bastion": {"0.0.0.0/0"}, "debug": {"198.51.100.0/24"},
 	})
 }
 
