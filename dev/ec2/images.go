@@ -24,6 +24,7 @@ type imageXML struct {
 	IMDS         string           `xml:"imdsSupport,omitempty"`
 	RootDevice   string           `xml:"rootDeviceName"`
 	Deprecated   string           `xml:"deprecationTime,omitempty"`
+	Free         bool             `xml:"freeTierEligible"`
 	Devices      []imageDeviceXML `xml:"blockDeviceMapping>item"`
 	Tags         []tagXML         `xml:"tagSet>item"`
 }
@@ -87,6 +88,7 @@ func (m *Model) describeImages(r *request) (any, error) {
 			IMDS:         i.IMDS,
 			RootDevice:   i.RootDevice,
 			Deprecated:   i.Deprecated,
+			Free:         !i.Paid && !i.CalledPaid,
 			Devices:      []imageDeviceXML{{i.RootDevice, i.GiB, i.Snapshot, true}},
 			Tags:         tagSet(i.Tags),
 		}

@@ -170,6 +170,9 @@ type Image struct {
 	Product string
 	// Paid says that the Free plan does not have it.
 	Paid bool
+	// CalledPaid says that lists call it not eligible for the Free plan, which has it. No source says whether EC2 goes by what
+	// lists say, nor what they say of an image of the account's own.
+	CalledPaid bool
 
 	fresh bool // no list has shown it
 }

@@ -220,6 +220,7 @@ type image struct {
 	gib        int32 // the least size of its disk
 	bios       bool  // it boots by a BIOS alone
 	uefi       bool  // it boots by UEFI alone
+	paid       bool  // EC2 calls it not eligible for AWS' Free plan
 	making
 }
 
@@ -263,6 +264,7 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 		rootDevice: aws.ToString(newest.RootDeviceName),
 		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
 		uefi:       newest.BootMode == types.BootModeValuesUefi,
+		paid:       newest.FreeTierEligible != nil && !*newest.FreeTierEligible,
 		making:     madeAs(newest),
 	}
 	if deprecated(newest, c.cfg.Clock.Now()) {

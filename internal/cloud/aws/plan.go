@@ -96,6 +96,20 @@ func (c *Cloud) withholding(all []catalog.InstanceType) []catalog.InstanceType {
 	return all
 }
 
+// tellPaidImage warns once of an image that AWS' Free plan lacks by what EC2 says of it, if the account is on that plan. EC2 then
+// refuses a launch: "The specified image is not eligible for Free Tier" (https://github.com/bitnami/vms/issues/1838, of an image of
+// AWS Marketplace). The field is of the SDK's type Image. No source says what it is for an image of the account's own, nor
+// whether EC2 refuses that: so Kip launches it all the same.
+func (c *Cloud) tellPaidImage(boot image) {
+	c.mu.Lock()
+	onPlan := c.cfg.Clock.Now().Before(c.freePlanUntil)
+	c.mu.Unlock()
+	if onPlan && boot.paid && c.isNews("the Free plan and image "+boot.id, "") {
+		c.cfg.Log.Warn("the account is on AWS' Free plan, and EC2 says that the image of cells is not eligible for it: if launches are refused, "+
+			"upgrade the account to the Paid plan, or name another image in cells.bootImageSpec", "image", boot.id)
+	}
+}
+
 // mayHave returns an error if a type is withheld, as for a pod that was placed before that was known.
 func (c *Cloud) mayHave(s cloud.LaunchSpec) error {
 	c.mu.Lock()

@@ -1,8 +1,10 @@
 package aws
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -103,6 +105,50 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 	}
 	if err := launch("c5.large"); err != nil {
 		t.Errorf("after the upgrade: %v", err)
+	}
+}
+
+// Whether EC2 refuses an image that it calls not eligible is not known, so Kip tries.
+func TestAnImageThatTheFreePlanMayLackIsToldOnce(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Plan = ec2.Plan{Free: true, Eligible: []string{"t3.small"}}
+	account.Images[1].CalledPaid = true
+	_, url := serve(t, account)
+	var log bytes.Buffer
+	s := settings(url)
+	s.Log = slog.New(slog.NewTextHandler(&log, nil))
+	c := open(t, s)
+	told := func() int { return strings.Count(log.String(), "image=ami-2") }
+	launch := func(token, instanceType string) error {
+		r := request(token, 1)
+		r.InstanceType = instanceType
+		return c.Launch(t.Context(), r).Err()
+	}
+	if err := launch("a", "t3.small"); err != nil || told() > 0 {
+		t.Errorf("before the plan is known: %v, %s", err, log.String())
+	}
+	if err := launch("b", "c5.large"); cloud.CauseOf(err) != cloud.ErrQuota {
+		t.Fatal(err)
+	}
+	for n := range 2 {
+		c.forget()
+		if err := launch(fmt.Sprint("c", n), "t3.small"); err != nil {
+			t.Error(err)
+		}
+	}
+	if text := log.String(); told() != 1 || !strings.Contains(text, "cells.bootImageSpec") || !strings.Contains(text, "upgrade the account") {
+		t.Errorf("it is told %d times: %s", told(), text)
+	}
+	model, url := serve(t, anAccount(sim.Knobs{}))
+	model.Change(func(cfg *ec2.Config) { cfg.Plan = account.Plan })
+	log.Reset()
+	s.Endpoint = url
+	c = open(t, s)
+	if err := launch("d", "c5.large"); cloud.CauseOf(err) != cloud.ErrQuota {
+		t.Fatal(err)
+	}
+	if err := launch("e", "t3.small"); err != nil || told() > 0 {
+		t.Errorf("an image that is eligible: %v, %s", err, log.String())
 	}
 }
 

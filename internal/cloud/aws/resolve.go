@@ -57,6 +57,7 @@ func (c *Cloud) lookUp(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved,
 	if err := c.mayBoot(boot.id, s.InstanceType); err != nil {
 		return cloud.Resolved{}, err
 	}
+	c.tellPaidImage(boot)
 	if boot.bios && !c.hasBIOS(s.InstanceType) {
 		return cloud.Resolved{}, cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: s.InstanceType}, fmt.Errorf("cells.bootImageSpec: image %s"+
 			" has the boot mode legacy-bios, and %s boots by UEFI alone: want an image with the boot mode uefi or uefi-preferred",
