@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/sources"
 	"golang.org/x/sync/semaphore"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -52,7 +53,7 @@ type reviews struct {
 	rules    func() Rules
 	defaults func() Defaults
 	machines Machines
-	bodies   *sources.Places
+	bodies   *keyed.Places[sources.Source]
 	turns    *semaphore.Weighted
 	patience time.Duration
 	log      *slog.Logger
@@ -63,7 +64,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, machines Machines,
 		rules:    rules,
 		defaults: defaults,
 		machines: machines,
-		bodies:   sources.NewPlaces(bodiesAtOnce, bodiesOfOne),
+		bodies:   keyed.NewPlaces[sources.Source](bodiesAtOnce, bodiesOfOne),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
 		patience: patience,
 		log:      log,

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -83,8 +82,6 @@ type Cell struct {
 
 	budget   *budget
 	refusals *rate.Limiter
-	passing  turns // at the API server
-	working  turns // at Kip's processors
 
 	lifetime context.Context // until the cell is removed
 	end      context.CancelFunc
@@ -118,9 +115,7 @@ func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 		credentials: rate.NewLimiter(credentialsRate, credentialsBurst),
 		told:        rate.NewLimiter(toldRate, 1),
 
-		budget:  newBudget(s.observer),
-		passing: turns{own: semaphore.NewWeighted(passedOfOne), all: s.passing},
-		working: turns{own: semaphore.NewWeighted(workedOfOne), all: s.working},
+		budget: newBudget(s.observer),
 	}
 	c.lifetime, c.end = context.WithCancel(s.lifetime)
 	c.pods.StartEmpty(unboundVersion)

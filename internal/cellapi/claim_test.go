@@ -272,9 +272,7 @@ func TestAClaimThatIsWaitedForHoldsNoTurnOfWork(t *testing.T) {
 	defer asked.Wait()
 	defer close(release)
 	eventually(t, "the claim is waited for", func() bool { return open.Load() > 0 })
-	if !c.working.own.TryAcquire(workedOfOne) || !c.working.all.TryAcquire(workedAtOnce()) {
+	if own, all := h.server.working.Taken(c); own+all > 0 {
 		t.Fatal("a turn of the cell, or of all, is taken while the claim is waited for")
 	}
-	c.working.own.Release(workedOfOne)
-	c.working.all.Release(workedAtOnce())
 }

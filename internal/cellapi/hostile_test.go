@@ -347,13 +347,7 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 		over <- fmt.Sprintf("%d %s", code, answer)
 	}()
 	eventually(t, "the patch is received", func() bool { _, _, bodies := c.budget.holds(); return bodies > 0 })
-	eventually(t, "no turn is held", func() bool {
-		all := c.working.all.TryAcquire(workedAtOnce())
-		if all {
-			c.working.all.Release(workedAtOnce())
-		}
-		return all
-	})
+	eventually(t, "no turn is held", func() bool { _, all := h.server.working.Taken(c); return all == 0 })
 	select {
 	case answer := <-over:
 		t.Fatalf("before the pod is known: %s", answer)
@@ -370,13 +364,7 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 	if err := c.worksAgain(t.Context(), &counted{ResponseWriter: httptest.NewRecorder(), cell: c, rest: func() {}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no turn is held", func() bool {
-		own := c.working.own.TryAcquire(workedOfOne)
-		if own {
-			c.working.own.Release(workedOfOne)
-		}
-		return own
-	})
+	eventually(t, "no turn is held", func() bool { own, _ := h.server.working.Taken(c); return own == 0 })
 }
 
 // While what a cell sent is being applied, however long that takes, nothing of it or

@@ -93,7 +93,7 @@ func (c *Cell) turn(ctx context.Context) (done func(), err error) {
 	if err := c.mayAsk(ctx); err != nil {
 		return nil, err
 	}
-	if done, err = c.passing.take(ctx); err != nil {
+	if done, err = c.server.passing.Take(ctx, c); err != nil {
 		return nil, apierrors.NewTimeoutError("the client went away", 1)
 	}
 	return done, nil
@@ -178,7 +178,7 @@ func (c *Cell) chargeStored(a *ask, beyond int) {
 
 // send waits for the cell's turn, and for the whole answer.
 func (c *Cell) send(req *http.Request) (*answered, error) {
-	done, err := c.passing.take(req.Context())
+	done, err := c.server.passing.Take(req.Context(), c)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"golang.org/x/sync/semaphore"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -68,8 +68,8 @@ type Server struct {
 	images     ImageCredentials
 	events     Recorder
 	overdraw   func(context.Context)
-	passing    *semaphore.Weighted // requests of cells that are open at the API server
-	working    *semaphore.Weighted // requests of cells that are worked on
+	passing    *keyed.Places[*Cell] // requests of cells that are open at the API server
+	working    *keyed.Places[*Cell] // requests of cells that are worked on
 	pods       watches.Pods
 
 	cloudDriver volumes.CloudDriver
@@ -137,8 +137,8 @@ func New(cfg Config) (*Server, error) {
 		nodes:        map[string]*identity{},
 		cells:        map[string]*Cell{},
 		bound:        map[types.UID]*Cell{},
-		passing:      semaphore.NewWeighted(passedAtOnce),
-		working:      semaphore.NewWeighted(workedAtOnce()),
+		passing:      keyed.NewPlaces[*Cell](passedAtOnce, passedOfOne),
+		working:      keyed.NewPlaces[*Cell](workedAtOnce(), workedOfOne),
 	}
 	if s.observer == nil {
 		s.observer = unobserved{}

@@ -2,12 +2,10 @@ package cellapi
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"runtime"
 	"sync"
 
-	"golang.org/x/sync/semaphore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -22,27 +20,9 @@ const (
 // workedAtOnce leaves half of the processors to the rest of Kip.
 func workedAtOnce() int64 { return int64(max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// turns are those of one cell, among those of all.
-type turns struct{ own, all *semaphore.Weighted }
-
-// take waits for a turn until ctx ends.
-func (t turns) take(ctx context.Context) (done func(), err error) {
-	if err := t.own.Acquire(ctx, 1); err != nil {
-		return nil, fmt.Errorf("wait for others of the cell: %w", err)
-	}
-	if err := t.all.Acquire(ctx, 1); err != nil {
-		t.own.Release(1)
-		return nil, fmt.Errorf("wait for other cells: %w", err)
-	}
-	return sync.OnceFunc(func() {
-		t.all.Release(1)
-		t.own.Release(1)
-	}), nil
-}
-
 // work waits for the cell's turn to have something computed, which rest ends.
 func (c *Cell) work(ctx context.Context) (rest func(), err error) {
-	done, err := c.working.take(ctx)
+	done, err := c.server.working.Take(ctx, c)
 	if err != nil {
 		return func() {}, apierrors.NewTimeoutError("the client went away", 1)
 	}

@@ -10,8 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/elotl/kip/internal/keyed"
 )
 
 // However much some cells want of the API server, another gets its turn, no cell
@@ -19,18 +20,17 @@ import (
 func TestCellsShareTurnsFairly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		all := semaphore.NewWeighted(passedAtOnce)
-		newCell := func() turns { return turns{own: semaphore.NewWeighted(passedOfOne), all: all} }
+		turns := keyed.NewPlaces[int](passedAtOnce, passedOfOne)
 		var total, most atomic.Int64
 		var running sync.WaitGroup
 		const slow = 30 * time.Second
-		for range 2 * passedAtOnce / passedOfOne {
-			cell := newCell()
+		const cells = 2 * passedAtOnce / passedOfOne
+		for cell := range cells {
 			var own atomic.Int64
 			for range openRequests {
 				running.Go(func() {
 					for ctx.Err() == nil {
-						done, err := cell.take(ctx)
+						done, err := turns.Take(ctx, cell)
 						if err != nil {
 							return
 						}
@@ -50,8 +50,8 @@ func TestCellsShareTurnsFairly(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * slow)
-		cell, began := newCell(), time.Now()
-		done, err := cell.take(ctx)
+		began := time.Now()
+		done, err := turns.Take(ctx, cells)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,12 +66,12 @@ func TestCellsShareTurnsFairly(t *testing.T) {
 		// Who gives up leaves nothing taken.
 		short, stop := context.WithTimeout(ctx, time.Second)
 		defer stop()
-		if _, err := cell.take(short); err == nil {
+		if _, err := turns.Take(short, cells); err == nil {
 			t.Error("a turn while all are taken")
 		}
 		cancel()
 		running.Wait()
-		if !all.TryAcquire(passedAtOnce) || !cell.own.TryAcquire(passedOfOne) {
+		if own, all := turns.Taken(cells); own+all > 0 {
 			t.Error("a turn was not given back")
 		}
 	})
@@ -126,7 +126,9 @@ func TestTheTimeThatKipWorksForACellIsCharged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.working.own.TryAcquire(1) {
+	short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer stop()
+	if _, err := c.work(short); err == nil {
 		t.Error("a cell has two things worked on at the same time")
 	}
 	clk.Step(time.Second)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/sources"
 )
 
@@ -44,7 +45,7 @@ type gate struct {
 	node  string
 	authn authenticator.Request
 	authz authorizer.Authorizer
-	turns *sources.Places
+	turns *keyed.Places[sources.Source]
 }
 
 func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
@@ -73,7 +74,7 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 	if err != nil {
 		return nil, fmt.Errorf("authorization at the kubelet port: %w", err)
 	}
-	return &gate{node: node, authn: authn, authz: authz, turns: sources.NewPlaces(reviewsAtOnce, reviewsOfOne)}, nil
+	return &gate{node: node, authn: authn, authz: authz, turns: keyed.NewPlaces[sources.Source](reviewsAtOnce, reviewsOfOne)}, nil
 }
 
 // turn waits until a request may be reviewed. One with a certificate and no token, as an API server's, costs no question

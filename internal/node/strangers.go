@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/sources"
 )
 
@@ -32,13 +33,13 @@ const (
 func strangers(l net.Listener) net.Listener {
 	return &strangerListener{
 		Listener: sources.Listener{Listener: l, All: mostStrangers},
-		places:   sources.NewPlaces(placesOfLarge, placesOfOne),
+		places:   keyed.NewPlaces[sources.Source](placesOfLarge, placesOfOne),
 	}
 }
 
 type strangerListener struct {
 	sources.Listener
-	places *sources.Places
+	places *keyed.Places[sources.Source]
 }
 
 // Accept implements net.Listener.
@@ -54,7 +55,7 @@ func (l *strangerListener) Accept() (net.Conn, error) {
 // stranger is a connection of somebody who is not known yet.
 type stranger struct {
 	*sources.Conn
-	places *sources.Places
+	places *keyed.Places[sources.Source]
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	known  atomic.Bool

@@ -1,13 +1,10 @@
 package sources
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
-
-	"golang.org/x/sync/semaphore"
 )
 
 // Source is where somebody comes from, as far as it can be told apart: who has one IPv6
@@ -30,57 +27,6 @@ func Of(address string) Source {
 		return Source{}
 	}
 	return Source(p)
-}
-
-// Places bound how many do something at once: of one source, and of all. The others wait.
-type Places struct {
-	ofOne int64
-	all   *semaphore.Weighted
-	mu    sync.Mutex
-	of    map[Source]*place // of those that have one, or wait
-}
-
-type place struct {
-	own   *semaphore.Weighted
-	users int
-}
-
-// NewPlaces returns so many places, of which one source has so many at most.
-func NewPlaces(all, ofOne int64) *Places {
-	return &Places{ofOne: ofOne, all: semaphore.NewWeighted(all), of: map[Source]*place{}}
-}
-
-// Take waits for a place until ctx ends.
-func (p *Places) Take(ctx context.Context, from Source) (leave func(), err error) {
-	p.mu.Lock()
-	is := p.of[from]
-	if is == nil {
-		is = &place{own: semaphore.NewWeighted(p.ofOne)}
-		p.of[from] = is
-	}
-	is.users++
-	p.mu.Unlock()
-	gone := func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if is.users--; is.users == 0 {
-			delete(p.of, from)
-		}
-	}
-	if err := is.own.Acquire(ctx, 1); err != nil {
-		gone()
-		return nil, err
-	}
-	if err := p.all.Acquire(ctx, 1); err != nil {
-		is.own.Release(1)
-		gone()
-		return nil, err
-	}
-	return func() {
-		p.all.Release(1)
-		is.own.Release(1)
-		gone()
-	}, nil
 }
 
 // Listener accepts so many connections of one source, and of all. When those of all

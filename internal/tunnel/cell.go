@@ -20,7 +20,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/sources"
 )
 
 // CellConfig is what a cell's end of the tunnel needs.
@@ -136,9 +138,11 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	var (
 		wg      sync.WaitGroup
 		all     = &conns{}
-		pending = pending{max: c.limits.pending, arrivals: arrivals{every: c.limits.arrivalEvery, burst: c.limits.arrivalBurst}}
-		inner   = newHandoff(l.Addr())
-		inside  = &gate{handler: c.serves}
+		pending = pending{max: c.limits.pending, arrivals: keyed.Rates[sources.Source]{
+			Every: c.limits.arrivalEvery, Burst: c.limits.arrivalBurst, Keys: maxSources,
+		}}
+		inner  = newHandoff(l.Addr())
+		inside = &gate{handler: c.serves}
 	)
 	c.open.Store(all)
 	srv := &http.Server{
@@ -163,7 +167,7 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 
 	err := c.accept(ctx, l, func(nc net.Conn) {
-		from := sourceOf(nc.RemoteAddr())
+		from := sources.Of(nc.RemoteAddr().String())
 		if !pending.admits(from, time.Now()) {
 			_ = nc.Close()
 			c.refused(ctx, nc.RemoteAddr(), errTooMany)

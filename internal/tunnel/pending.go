@@ -2,37 +2,15 @@ package tunnel
 
 import (
 	"errors"
-	"net"
-	"net/netip"
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
+	"github.com/elotl/kip/internal/keyed"
+	"github.com/elotl/kip/internal/sources"
 )
 
 // errTooMany is why a connection was closed as it came.
 var errTooMany = errors.New("too many connections from there")
-
-// source is where connections come from, as far as it can be told apart: who has one
-// IPv6 address has its network of 64 bits.
-type source netip.Prefix
-
-func sourceOf(addr net.Addr) source {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok {
-		return source{}
-	}
-	ip := tcp.AddrPort().Addr().Unmap()
-	bits := ip.BitLen()
-	if ip.Is6() {
-		bits = 64
-	}
-	p, err := ip.WithZone("").Prefix(bits)
-	if err != nil { // no address at all
-		return source{}
-	}
-	return source(p)
-}
 
 // pending are the connections that have not yet proven to be Kip's. When there are
 // too many, one goes of the source that has the most of them: a flood from one
@@ -41,28 +19,28 @@ func sourceOf(addr net.Addr) source {
 // had it.
 type pending struct {
 	max      int
-	arrivals arrivals // of all sources but Kip's last
+	arrivals keyed.Rates[sources.Source] // of all sources but Kip's last
 
 	mu  sync.Mutex
-	all []unproven // oldest first
-	kip source     // from which Kip came last; the zero source before
+	all []unproven     // oldest first
+	kip sources.Source // from which Kip came last; the zero source before
 }
 
 type unproven struct {
 	conn *conn
-	from source
+	from sources.Source
 }
 
 // admits says whether one more connection may come from there now.
-func (p *pending) admits(from source, now time.Time) bool {
+func (p *pending) admits(from sources.Source, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.isKips(from) || p.arrivals.take(from, now)
+	return p.isKips(from) || p.arrivals.Allow(from, now)
 }
 
-func (p *pending) isKips(from source) bool { return from != source{} && from == p.kip }
+func (p *pending) isKips(from sources.Source) bool { return from != sources.Source{} && from == p.kip }
 
-func (p *pending) add(c *conn, from source) {
+func (p *pending) add(c *conn, from sources.Source) {
 	p.mu.Lock()
 	var goes *conn
 	if len(p.all) == p.max {
@@ -79,7 +57,7 @@ func (p *pending) add(c *conn, from source) {
 
 // tooMany is which connection goes. The lock is held.
 func (p *pending) tooMany() (goes int) {
-	share := map[source]int{}
+	share := map[sources.Source]int{}
 	for _, u := range p.all {
 		share[u.from]++
 	}
@@ -104,7 +82,7 @@ func (p *pending) remove(c *conn) {
 }
 
 // proved notes where Kip comes from.
-func (p *pending) proved(from source) {
+func (p *pending) proved(from sources.Source) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kip = from
@@ -112,41 +90,3 @@ func (p *pending) proved(from source) {
 
 // maxSources is how many sources are metered, each for itself.
 const maxSources = 1024
-
-// arrivals meters new connections by their source, so that a flood costs no more
-// than its acceptance. The rest of too many sources is metered as one.
-type arrivals struct {
-	every time.Duration // one connection, beyond
-	burst int
-	of    map[source]*rate.Limiter
-	rest  *rate.Limiter
-}
-
-func (a *arrivals) take(from source, now time.Time) bool {
-	l := a.of[from]
-	if l == nil {
-		l = a.enter(from, now)
-	}
-	return l.AllowN(now, 1)
-}
-
-func (a *arrivals) enter(from source, now time.Time) *rate.Limiter {
-	if a.of == nil {
-		a.of, a.rest = map[source]*rate.Limiter{}, a.limiter()
-	}
-	if len(a.of) >= maxSources {
-		for s, l := range a.of { // who did not come for long begins anew
-			if l.TokensAt(now) >= float64(a.burst) {
-				delete(a.of, s)
-			}
-		}
-	}
-	if len(a.of) >= maxSources {
-		return a.rest
-	}
-	l := a.limiter()
-	a.of[from] = l
-	return l
-}
-
-func (a *arrivals) limiter() *rate.Limiter { return rate.NewLimiter(rate.Every(a.every), a.burst) }

@@ -27,7 +27,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/sources"
 )
 
 // selfSigned is a certificate that anybody can make.
@@ -818,8 +820,8 @@ func TestAFloodTurnsAwayOnlyItself(t *testing.T) {
 
 // Arrivals are metered by source, in bounded memory.
 func TestArrivalsAreMeteredBySource(t *testing.T) {
-	at := func(s string) source { return sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s))) }
-	p := pending{max: 16, arrivals: arrivals{every: time.Second, burst: 3}}
+	at := sources.Of
+	p := pending{max: 16, arrivals: keyed.Rates[sources.Source]{Every: time.Second, Burst: 3, Keys: maxSources}}
 	now := time.Unix(1000, 0)
 	admitted := func(n int, from string) (yes int) {
 		for range n {
@@ -849,15 +851,15 @@ func TestArrivalsAreMeteredBySource(t *testing.T) {
 	for i := range 2 * maxSources {
 		admitted(1, fmt.Sprintf("10.1.%d.%d:1", i/256, i%256))
 	}
-	if len(p.arrivals.of) > maxSources {
-		t.Errorf("%d sources are held", len(p.arrivals.of))
+	if p.arrivals.Len() > maxSources {
+		t.Errorf("%d sources are held", p.arrivals.Len())
 	}
 	if a := admitted(100, "10.0.0.2:1"); a != 2 {
 		t.Errorf("%d of a source that is known were admitted, want 2", a)
 	}
 	now = now.Add(time.Hour)
-	if a := admitted(100, "10.2.0.1:1"); a != 3 || len(p.arrivals.of) != 1 {
-		t.Errorf("%d of a new source were admitted an hour later, %d sources are held", a, len(p.arrivals.of))
+	if a := admitted(100, "10.2.0.1:1"); a != 3 || p.arrivals.Len() != 1 {
+		t.Errorf("%d of a new source were admitted an hour later, %d sources are held", a, p.arrivals.Len())
 	}
 }
 

@@ -1,0 +1,3 @@
+// Package keyed owns what those who share something may use of it: so much each, by a key such as a cell, a namespace or the
+// address that they come from, and so much together. It must not know what that is.
+package keyed
