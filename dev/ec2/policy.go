@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -123,11 +124,17 @@ var operators = map[string]func(has, want []string) bool{
 	// Bool has one value, in lower case.
 	"Bool": func(has, want []string) bool { return anyMatches(has, want, func(h, w string) bool { return h == w }) },
 	"Null": func(has, want []string) bool { return slices.Equal(want, []string{"true"}) == (len(has) == 0) },
+	"ForAnyValue:StringEquals": func(has, want []string) bool {
+		return anyMatches(has, want, func(h, w string) bool { return h == w })
+	},
 	"ForAllValues:StringEquals": func(has, want []string) bool {
 		return !slices.ContainsFunc(has, func(h string) bool { return !slices.Contains(want, h) })
 	},
 	"ForAllValues:StringNotEquals": func(has, want []string) bool {
 		return !slices.ContainsFunc(has, func(h string) bool { return slices.Contains(want, h) })
+	},
+	"ForAllValues:StringNotEqualsIgnoreCase": func(has, want []string) bool {
+		return !anyMatches(has, want, strings.EqualFold)
 	},
 }
 
@@ -195,12 +202,26 @@ func (s statement) covers(action, resource string, about map[string][]string) bo
 	}
 	for operator, keys := range s.Condition {
 		for key, want := range keys {
-			if !operators[operator](about[key], want) {
+			if !operators[operator](valuesOf(about, key), want) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// valuesOf returns what a request has for a condition key. Case makes no difference in the names of these keys, those of tags among them;
+// in EC2 keys of tags that differ by case are two tags. Sources: IAM User Guide, "IAM JSON policy elements: Condition" ("Context key names
+// are not case-sensitive") and "AWS global condition context keys", aws:ResourceTag/tag-key ("TagKey1 or tagkey1, but not both"); EC2
+// User Guide, "Tag restrictions" ("Tag keys and values are case-sensitive"). No source says which of two such tags IAM takes: the
+// model has the values of both, so that a test sees what a statement may allow.
+func valuesOf(about map[string][]string, key string) (all []string) {
+	for name, values := range about {
+		if strings.EqualFold(name, key) {
+			all = append(all, values...)
+		}
+	}
+	return all
 }
 
 // Unused are the Sids of the statements that have allowed nothing yet.

@@ -112,19 +112,23 @@ var corePermissions = []permission{
 		conditions: map[string]map[string][]string{
 			"StringEquals": {"ec2:CreateAction": {"CreateSecurityGroup", "CreateVolume", "RunInstances"}},
 			"StringLike":   made["StringLike"],
+			// Case counts in the values of aws:TagKeys, and in EC2's filters, but not in aws:RequestTag: no list of Kip's would show
+			// what has the owner's tag in another case alone.
+			"ForAnyValue:StringEquals": {"aws:TagKeys": {cloud.TagOwner}},
 		},
 	},
 	{
 		sid: "KipTagsCells",
 		why: "The pod of a cell and its labels, for people who read the bill, and the tags of the cells' security group. " +
 			"The tags by which Kip knows what is its own cannot be changed. Other policies may trust other tags (`aws:ResourceTag`): narrow it by " +
-			"`ForAllValues:StringLike` to the keys `Kip*`, `Name`, and those of `cells.tags`, `cells.nametag`, `cloud.aws.securityGroupTags` and `costs.labels`.",
+			"`ForAllValues:StringLike`, besides, to the keys `Kip*`, `Name`, and those of `cells.tags`, `cells.nametag`, `cloud.aws.securityGroupTags` and `costs.labels`.",
 		actions:   []string{"ec2:CreateTags"},
 		resources: []string{resource("instance"), resource("volume"), resource("network-interface"), resource("security-group")},
 		conditions: map[string]map[string][]string{
 			"StringLike": owned["StringLike"],
-			// True if no key of the call is among them. Source: IAM User Guide, "Set operators for multivalued context keys".
-			"ForAllValues:StringNotEquals": {"aws:TagKeys": {
+			// True if no key of the call is among them. Source: IAM User Guide, "Set operators for multivalued context keys". Case
+			// does not count in aws:ResourceTag, by which other statements know these tags (same, "AWS global condition context keys").
+			"ForAllValues:StringNotEqualsIgnoreCase": {"aws:TagKeys": {
 				cloud.TagOwner, cloud.TagBatch, cloud.TagGeneration, tagDisk, ebsDriverTag,
 			}},
 		},

@@ -237,6 +237,14 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	hidden := runInstances(resolved(t, c, request("v", 1)))
+	for _, s := range hidden.TagSpecifications {
+		for n := range s.Tags {
+			if aws.ToString(s.Tags[n].Key) == cloud.TagOwner {
+				s.Tags[n].Key = aws.String(strings.ToLower(cloud.TagOwner))
+			}
+		}
+	}
 	in := runInstances(resolved(t, c, request("u", 1)))
 	in.TagSpecifications = in.TagSpecifications[:1] // the instance's, and neither disk's nor interface's
 	reads := runInstances(resolved(t, c, request("r", 1)))
@@ -252,6 +260,8 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"taking another's":       c.Tag(t.Context(), cloud.Tagging{ID: other, Tags: map[string]string{cloud.TagOwner: owner}}).Err(),
 		"giving away its own":    c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{cloud.TagOwner: "b"}}).Err(),
 		"what makes it a disk":   c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b", tagDisk: "b"}}).Err(),
+		"the same in lower case": c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{strings.ToLower(tagDisk): "b"}}).Err(),
+		"what no list shows":     func() error { _, err := c.api.RunInstances(t.Context(), hidden); return classify(err, cloud.Scope{}) }(),
 		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
 		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
 		"taking another's disk":  c.AttachDisk(t.Context(), free, got[0].ID),
