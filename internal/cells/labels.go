@@ -31,15 +31,6 @@ func commonLabels(cells []Cell) map[string]string {
 	return common
 }
 
-// dropConfigured removes labels from the tags of a launch that have the keys of configured tags. The operator chooses these values, and
-// not whoever makes pods. Kip's own tags stay.
-func dropConfigured(tags, configured map[string]string) {
-	maps.DeleteFunc(tags, func(key, _ string) bool {
-		_, is := configured[key]
-		return is && !cloud.IsOwnTag(key)
-	})
-}
-
 // mayBeLabels reports whether a cloud may have refused a launch because of the labels in its tags. An organization may
 // allow some values only, and whoever makes pods writes labels: such a pod must not stop the launches of others. What is
 // refused to all of the account, as with credentials that have expired, no label has caused.

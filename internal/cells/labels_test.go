@@ -38,7 +38,10 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			},
 			"one has none":   {[]Cell{{Account: labels("team", "a")}, {}}, nil},
 			"one of standby": {[]Cell{{}}, nil},
-			"Kip's own":      {[]Cell{{Account: labels(cloud.TagOwner, "thief", cloud.TagName, "x", "team", "a")}}, map[string]string{"team": "a"}},
+			"Kip's own": {
+				[]Cell{{Account: labels(cloud.TagOwner, "thief", cloud.TagName, "x", "team", "a", "kipdisk", "x")}},
+				map[string]string{"team": "a"},
+			},
 			"refused before": {[]Cell{{Account: labels("team", "a"), NoLabels: true}, {Account: labels("team", "a"), NoLabels: true}}, nil},
 		} {
 			for n := range tc.cells {
@@ -429,7 +432,7 @@ func TestALaunchThatIsRefusedWithoutLabelsAlikeGetsThemBack(t *testing.T) {
 func TestALabelDoesNotReplaceAConfiguredTag(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
-		b.cloud.set(func() { b.cloud.features.Resolver = tagResolver{"team": "ops", cloud.TagOwner: "thief"} })
+		b.cloud.set(func() { b.cloud.features.Resolver = tagResolver{"Team": "ops", cloud.TagOwner: "thief"} })
 		b.later(time.Second)
 		sent := b.calls()
 		b.requestFor("a", labels("team", "security", "app", "x"))
@@ -438,7 +441,7 @@ func TestALabelDoesNotReplaceAConfiguredTag(t *testing.T) {
 			t.Fatalf("%d launches were sent", len(*sent))
 		}
 		r := (*sent)[0]
-		if _, there := r.Tags["team"]; there || r.Tags["app"] != "x" || r.Tags[cloud.TagOwner] != "me" || r.Resolved.Tags["team"] != "ops" {
+		if _, there := r.Tags["team"]; there || r.Tags["app"] != "x" || r.Tags[cloud.TagOwner] != "me" || r.Resolved.Tags["Team"] != "ops" {
 			t.Errorf("it has the tags %v, besides %v", r.Tags, r.Resolved.Tags)
 		}
 	})

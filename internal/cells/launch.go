@@ -260,7 +260,7 @@ func (c *Controller) storeLaunch(ctx context.Context, group []*entry, resolved *
 	}
 	stored.Request.Resolved = resolved
 	if resolved != nil {
-		dropConfigured(stored.Request.Tags, resolved.Tags)
+		cloud.DropConfigured(stored.Request.Tags, resolved.Tags)
 	}
 	stored.Version = versionOf(stored.Request)
 	var revision int64

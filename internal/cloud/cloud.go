@@ -7,6 +7,7 @@ package cloud
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"time"
 
@@ -370,5 +371,19 @@ const (
 	TagNameTag = "KipNametag"
 )
 
-// IsOwnTag reports whether Kip writes the tag with this key itself. No tag of a user's choice takes its place.
-func IsOwnTag(key string) bool { return key == TagName || strings.HasPrefix(key, "Kip") }
+// IsOwnTag reports whether Kip writes the tag with this key itself, or one whose key differs from it by case alone: policies of AWS take
+// one for the other (IAM User Guide, "AWS global condition context keys", aws:ResourceTag). No tag of a user's choice takes its place.
+func IsOwnTag(key string) bool {
+	key = strings.ToLower(key)
+	return key == strings.ToLower(TagName) || strings.HasPrefix(key, "kip")
+}
+
+// DropConfigured removes from the tags of machines those with the keys of configured tags, in whatever case. Labels of pods are among
+// them, and whoever makes pods chooses these; the operator chooses the configured ones, which policies may trust. Kip's own tags stay.
+func DropConfigured(tags, configured map[string]string) {
+	is := map[string]bool{}
+	for key := range configured {
+		is[strings.ToLower(key)] = true
+	}
+	maps.DeleteFunc(tags, func(key, _ string) bool { return is[strings.ToLower(key)] && !IsOwnTag(key) })
+}

@@ -255,7 +255,7 @@ type Cells struct {
 	Itzo                   Itzo                `key:"itzo" doc:"Another agent than that of the cells' image, which fetches it, checks its digest and hands over to it. All three keys, or none. See docs/own-image.md."`
 	ExtraCIDRs             []netip.Prefix      `key:"extraCIDRs" clouds:"aws,gce,azure" doc:"Networks that may reach cells, besides the cells' own."`
 	ExtraSecurityGroups    []string            `key:"extraSecurityGroups" clouds:"aws,gce,azure" doc:"Security groups that are attached to each cell."`
-	Tags                   map[string]string   `key:"tags" clouds:"aws" doc:"Tags of all that Kip makes in the cloud, in the call that makes it: instances, root disks, network interfaces and spot requests of cells, disks of Kip's StorageClasses, and the cells' security group. Keys of at most 128 characters, values of at most 256: letters, digits, spaces and + - = . _ : / @. Kip's own tags are Name and those that begin with Kip. Standby cells are replaced when these tags change."`
+	Tags                   map[string]string   `key:"tags" clouds:"aws" doc:"Tags of all that Kip makes in the cloud, in the call that makes it: instances, root disks, network interfaces and spot requests of cells, disks of Kip's StorageClasses, and the cells' security group. Keys of at most 128 characters, values of at most 256: letters, digits, spaces and + - = . _ : / @. Kip's own tags are Name and those that begin with Kip, in any case. Standby cells are replaced when these tags change."`
 	Nametag                string              `key:"nametag" doc:"Word in the names of all that Kip makes in the cloud: at most 24 lower-case letters, digits and dashes, a letter first. Default: the controller ID."`
 	StatusInterval         time.Duration       `key:"statusInterval" default:"5" doc:"How often Kip looks for cells that it has not heard of. It asks them nothing: changes of a pod's status arrive by themselves, at once."`
 	Healthcheck            Healthcheck         `key:"healthcheck" doc:"When a cell counts as lost: by status or by cloudAPI, not both. Default: status."`
@@ -419,7 +419,7 @@ func (c ServingCertificate) RequestedByNode() bool {
 
 // Costs say what the ledger of costs is kept by.
 type Costs struct {
-	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count. On AWS they are tags of the cell as well, so name none that cells.tags has, and none that a policy trusts."`
+	Labels []string `key:"labels" doc:"Keys of labels of pods that costs are kept by too, at most 5: such as team. Those that a pod has when its cell is requested count. On AWS they are tags of the cell as well, so name none that cells.tags has, in any case, none of Kip's own, and none that a policy trusts."`
 }
 
 // Testing is for tests only.

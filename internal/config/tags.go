@@ -24,8 +24,11 @@ var (
 	clusterName   = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._-]{0,105}$`)
 )
 
-// isOwnTag reports whether Kip writes the tag with this key itself, as cloud.IsOwnTag does.
-func isOwnTag(key string) bool { return key == "Name" || strings.HasPrefix(key, "Kip") }
+// isOwnTag reports whether Kip writes the tag with this key itself, or one that differs by case alone, as cloud.IsOwnTag does.
+func isOwnTag(key string) bool {
+	key = strings.ToLower(key)
+	return key == "name" || strings.HasPrefix(key, "kip")
+}
 
 // tagsOfAWS checks all keys that become tags on AWS.
 func (d *decoder) tagsOfAWS(c *Config) {
@@ -33,8 +36,10 @@ func (d *decoder) tagsOfAWS(c *Config) {
 	d.check(a.ClusterName == "" || clusterName.MatchString(a.ClusterName), "cloud.aws.clusterName", a.ClusterName,
 		"at most 106 letters, digits, dots, dashes and underscores, a letter or digit first")
 	d.tags("cells.tags", c.Cells.Tags)
+	spelled := map[string]string{}
 	for key := range c.Cells.Tags {
-		if strings.HasPrefix(key, clusterTag) {
+		spelled[strings.ToLower(key)] = key
+		if strings.HasPrefix(strings.ToLower(key), clusterTag) {
 			d.bad(join("cells.tags", key), "this tag is not for all that Kip makes: want cloud.aws.clusterName, "+
 				"and cloud.aws.securityGroupTags for the cells' security group")
 		}
@@ -49,10 +54,12 @@ func (d *decoder) tagsOfAWS(c *Config) {
 		at := fmt.Sprintf("costs.labels[%d]", i)
 		d.check(len(label) <= mostTagKey, at, label, fmt.Sprintf("at most %d characters, since it is a tag on AWS", mostTagKey))
 		if isOwnTag(label) {
-			d.bad(at, "%s is a tag of Kip's own on AWS: want a label other than Name that does not begin with Kip", label)
+			d.bad(at, "%s is a tag of Kip's own on AWS, where policies ignore case: want a label other than Name that does not begin with Kip",
+				label)
 		}
-		if _, both := c.Cells.Tags[label]; both {
-			d.bad(at, "%s is a key of cells.tags, too, whose value whoever makes pods would replace: want it in one of the two", label)
+		if key, both := spelled[strings.ToLower(label)]; both {
+			d.bad(at, "%s is a key of cells.tags, too (%s; policies of AWS ignore case), whose value whoever makes pods would replace: "+
+				"want it in one of the two", label, key)
 		}
 	}
 	if a.ClusterName != "" {
@@ -79,7 +86,7 @@ func (d *decoder) tags(at string, tags map[string]string) {
 		case strings.HasPrefix(strings.ToLower(key), "aws:"):
 			d.bad(at, "AWS keeps keys that begin with aws: to itself: want another key")
 		case isOwnTag(key):
-			d.bad(at, "Kip writes this tag itself: want a key other than Name that does not begin with Kip")
+			d.bad(at, "Kip writes this tag itself, and policies of AWS ignore case: want a key other than Name that does not begin with Kip")
 		}
 		if utf8.RuneCountInString(value) > mostTagValue || !tagCharacters.MatchString(value) {
 			d.bad(at, "%s is no value of a tag: want at most %d letters, digits, spaces and + - = . _ : / @", quote(value), mostTagValue)

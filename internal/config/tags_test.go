@@ -32,7 +32,12 @@ func TestTagsThatEC2DoesNotTakeAreErrorsAtTheStart(t *testing.T) {
 		"AWS' own in capitals":  {tags: "'AWS:team': a", want: "AWS keeps keys that begin with aws: to itself"},
 		"Kip's own":             {tags: "KipControllerID: a", want: "p.yaml:5: cells.tags.KipControllerID: Kip writes this tag itself"},
 		"the name":              {tags: "Name: a", want: "p.yaml:5: cells.tags.Name: Kip writes this tag itself"},
-		"the cluster's":         {tags: "kubernetes.io/cluster/prod: owned", want: "want cloud.aws.clusterName"},
+		"Kip's own in lower case": {
+			aws:  "securityGroupTags: {kipdisk: a}",
+			want: "p.yaml:2: cloud.aws.securityGroupTags.kipdisk: Kip writes this tag itself, and policies of AWS ignore case",
+		},
+		"the name in lower case": {tags: "name: a", want: "p.yaml:5: cells.tags.name: Kip writes this tag itself"},
+		"the cluster's":          {tags: "kubernetes.io/cluster/prod: owned", want: "want cloud.aws.clusterName"},
 		"the cluster's, in its place": {
 			aws: "clusterName: my.prod_1, securityGroupTags: {kubernetes.io/cluster/my.prod_1: owned}",
 		},
@@ -53,6 +58,10 @@ func TestTagsThatEC2DoesNotTakeAreErrorsAtTheStart(t *testing.T) {
 		"a label that is Kip's own": {labels: "KipCell", want: "p.yaml:7: costs.labels[0]: KipCell is a tag of Kip's own on AWS"},
 		"a label that is a tag": {
 			tags: "stage: a", labels: "team, stage", want: "p.yaml:7: costs.labels[1]: stage is a key of cells.tags, too",
+		},
+		"a label that is Kip's own but for case": {labels: "kipdisk", want: "p.yaml:7: costs.labels[0]: kipdisk is a tag of Kip's own on AWS"},
+		"a label that is a tag but for case": {
+			tags: "Stage: a", labels: "team, stage", want: "p.yaml:7: costs.labels[1]: stage is a key of cells.tags, too (Stage;",
 		},
 		"a label that is a tag of the group alone": {aws: "securityGroupTags: {team: a}", labels: "team"},
 		"a label that is too long": {

@@ -28,14 +28,11 @@ func (cfg *Config) configuredTags() map[string]string {
 	return tags
 }
 
-// notConfigured returns those of an instance's tags that replace no configured one. Labels of pods are among them, and whoever
-// makes pods chooses these: such a label may be left of a time when its key was not configured.
+// notConfigured returns those of an instance's tags that replace no configured one. A label of a pod may, which is left of a time when
+// its key was not configured.
 func (cfg *Config) notConfigured(tags map[string]string) map[string]string {
-	kept, configured := maps.Clone(tags), cfg.configuredTags()
-	maps.DeleteFunc(kept, func(key, _ string) bool {
-		_, is := configured[key]
-		return is && !cloud.IsOwnTag(key)
-	})
+	kept := maps.Clone(tags)
+	cloud.DropConfigured(kept, cfg.configuredTags())
 	return kept
 }
 

@@ -336,14 +336,14 @@ func TestAStoredLaunchThatWasNotResolvedIsSentWithoutWhatItsKipDidNotKnow(t *tes
 func TestTagsOfTheConfigurationAreNotReplaced(t *testing.T) {
 	_, url := serve(t, anAccount(sim.Knobs{}))
 	cfg := settings(url)
-	cfg.Tags = map[string]string{"team": "ops"}
+	cfg.Tags = map[string]string{"team": "ops", "Stage": "prod"}
 	c := open(t, cfg)
 	launched := c.Launch(t.Context(), resolved(t, c, request("t", 1)))
 	if err := launched.Err(); err != nil {
 		t.Fatal(err)
 	}
 	id := launched[0].Instance.ID
-	tags := map[string]string{"team": "security", "app": "x", cloud.TagPod: "a"}
+	tags := map[string]string{"team": "security", "stage": "none", "app": "x", cloud.TagPod: "a"}
 	if err := c.Tag(t.Context(), cloud.Tagging{ID: id, Tags: tags}).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -351,7 +351,8 @@ func TestTagsOfTheConfigurationAreNotReplaced(t *testing.T) {
 	if err != nil || len(list.Instances) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if got := list.Instances[0].Tags; got["team"] != "ops" || got["app"] != "x" || got[cloud.TagPod] != "a" {
+	if got := list.Instances[0].Tags; got["team"] != "ops" || got["stage"] != "" || got["Stage"] != "prod" || got["app"] != "x" ||
+		got[cloud.TagPod] != "a" {
 		t.Errorf("it has the tags %v", got)
 	}
 }
