@@ -119,7 +119,7 @@ func (c Cloud) hostZones() (key string, zones []string) {
 
 // AWS is Amazon EC2.
 type AWS struct {
-	Region                   string               `key:"region" doc:"Region such as us-east-1. It wins over AWS_REGION and AWS_DEFAULT_REGION. Default: theirs, then that of the instance that Kip runs on, by its metadata. Kip does not start while it has cells in another region."`
+	Region                   string               `key:"region" doc:"Region such as us-east-1. It wins over AWS_REGION and AWS_DEFAULT_REGION. Default: theirs, then that of the instance that Kip runs on, by its metadata. Kip does not start while it has cells, or disks of claims, in another region."`
 	AccessKeyID              Secret               `key:"accessKeyID" doc:"Access key. Default: the environment, the service account's role, the instance's role."`
 	SecretAccessKey          Secret               `key:"secretAccessKey" doc:"The access key's secret."`
 	VPCID                    string               `key:"vpcID" doc:"VPC of the cells; default means the account's default VPC. Default: that of subnetID, or the VPC that Kip runs in; with endpointURL, default."`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -34,6 +35,7 @@ import (
 	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
@@ -262,13 +264,17 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	return l.openShop(ctx)
 }
 
-// checkRegion returns an error where cells are stored that are of another region than the cloud. The list of that region lacks
-// them all, so Kip would launch other cells for their pods, and never end these.
+// checkRegion returns an error where this Kip has cells or volumes in another region than the cloud's. The lists of that region lack them
+// all, so Kip would launch other cells for their pods, and never end these. It would let the volumes of deleted claims go without their
+// disks.
 func (l *leading) checkRegion(ctx context.Context) error {
 	name, region := l.machines.Name(), l.machines.Traits().Region
 	was, err := shop.StoredRegion(ctx, l.store, name)
 	if err != nil || was == "" || region == "" || was == region {
 		return err
+	}
+	refuse := func(why string) error {
+		return l.cfg.Refuse(map[string]string{"cloud." + name + ".region": region + " is not valid: this Kip has " + why})
 	}
 	there := 0
 	err = cells.Stored(ctx, l.store, func(cell cells.Cell) {
@@ -276,12 +282,38 @@ func (l *leading) checkRegion(ctx context.Context) error {
 			there++
 		}
 	})
-	if err != nil || there == 0 {
+	if err != nil {
 		return err
 	}
-	return l.cfg.Refuse(map[string]string{"cloud." + name + ".region": fmt.Sprintf(
-		"%s is not valid: this Kip has cells in %s (%d), and would launch others for their pods: want %s until they have ended",
-		region, was, there, was)})
+	if there > 0 {
+		return refuse(fmt.Sprintf("cells in %s (%d), and would launch others for their pods: want %s until they have ended", was, there, was))
+	}
+	left, err := l.volumesOutside(ctx, region)
+	if err != nil {
+		return fmt.Errorf("change cloud.%s.region from %s to %s: %w", name, was, region, err)
+	}
+	if len(left) > 0 {
+		return refuse(fmt.Sprintf("PersistentVolumes with disks in %s (%d, such as %s), which would stay there when their claims are deleted: "+
+			"want %s until these claims and PersistentVolumes are deleted", was, len(left), left[0], was))
+	}
+	return nil
+}
+
+// volumesOutside returns the names of the PersistentVolumes whose disks this Kip made, or is to delete, and that are in no zone whose name
+// begins with the region's.
+func (l *leading) volumesOutside(ctx context.Context, region string) (names []string, err error) {
+	all, err := l.api.asProvisioner.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list the PersistentVolumes with disks of this Kip: %w", err)
+	}
+	for _, pv := range all.Items {
+		csi := pv.Spec.CSI
+		if csi != nil && csi.Driver == volumes.Driver && csi.VolumeAttributes[volumes.AttributeNode] == l.NodeName &&
+			!strings.HasPrefix(csi.VolumeAttributes[volumes.AttributeZone], region) {
+			names = append(names, pv.Name)
+		}
+	}
+	return names, nil
 }
 
 // wireProvisioner makes what makes disks for claims.
