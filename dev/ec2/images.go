@@ -247,6 +247,18 @@ func (m *Model) mayRegister(r *request, i Image) error {
 	return m.describeNothing(r)
 }
 
+// imageTags are those of an image of the account's own. Tags of others' images are not shared with it. Sources: Service Authorization
+// Reference, "Actions, resources, and condition keys for Amazon EC2", RunInstances (image: aws:ResourceTag); EC2 User Guide, "Share an
+// AMI with specific AWS accounts".
+func (m *Model) imageTags(id string) map[string]string {
+	for _, i := range m.Images() {
+		if i.ID == id && (i.Owner == "self" || i.Owner == m.cfg.Account) {
+			return i.Tags
+		}
+	}
+	return nil
+}
+
 // deregisterImage leaves the instances of the image and its snapshot alone.
 func (m *Model) deregisterImage(r *request) (any, error) {
 	id := r.text("ImageId")

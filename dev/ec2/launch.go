@@ -397,7 +397,7 @@ func (m *Model) mayLaunch(r *request, l *launch, image, subnet string, groups []
 			return err
 		}
 	}
-	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), nil); err != nil {
+	if err := m.may(r, "ec2:RunInstances", m.publicARN("image/"+image), tagged("ResourceTag", m.imageTags(image))); err != nil {
 		return err
 	}
 	// EC2 asks for no right to the snapshot of the image: its own examples of policies for a launch have none (EC2 User Guide,

@@ -97,12 +97,27 @@ var corePermissions = []permission{
 	},
 	{
 		sid:     "KipLaunchesFrom",
-		why:     "What cells are launched of and in. Narrow it to the subnets, groups and images of cells.",
+		why:     "Where cells are launched. Narrow it to the subnets and groups of cells.",
 		actions: []string{"ec2:RunInstances"},
 		// Not snapshots: Kip's launches name none, and EC2's own examples of policies for a launch of an image have none
 		// (EC2 User Guide, "Example policies to control access the Amazon EC2 API"). Whoever may launch from a snapshot may
 		// read it.
-		resources: []string{resource("subnet"), resource("security-group"), "arn:*:ec2:*::image/*"},
+		resources: []string{resource("subnet"), resource("security-group")},
+	},
+	{
+		sid: "KipLaunchesImages",
+		why: "What cells are launched of, except images that AWS Backup and Data Lifecycle Manager made: these are the disks of other machines. " +
+			"Whoever may launch an image can read it, and your account may have other backups: narrow it to the images of cells, by their IDs " +
+			"(`arn:aws:ec2:*::image/ami-…`) or a tag of theirs (`aws:ResourceTag`).",
+		actions:   []string{"ec2:RunInstances"},
+		resources: []string{"arn:*:ec2:*::image/*"},
+		// Images of others have no tags here, and so pass. Sources: AWSBackupServiceRolePolicyForBackup, which knows such images by the
+		// first tag; Amazon EBS User Guide, "How Amazon Data Lifecycle Manager works", for the second; Service Authorization Reference,
+		// "Actions, resources, and condition keys for Amazon EC2", image, for aws:ResourceTag.
+		conditions: map[string]map[string][]string{"Null": {
+			"aws:ResourceTag/aws:backup:source-resource":  {"true"},
+			"aws:ResourceTag/aws:dlm:lifecycle-policy-id": {"true"},
+		}},
 	},
 	{
 		sid:       "KipTagsWhatItMakes",

@@ -122,6 +122,11 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Reservations = anAccountThatReserves().Reservations
 	cfg.Routes = []ec2.Route{{Table: "rtb-main-" + vpc, List: "pl-s3", Target: "vpce-1"}}
 	cfg.PrefixLists = map[string][]netip.Prefix{"pl-s3": {netip.MustParsePrefix("203.0.113.0/24")}}
+	for id, tag := range map[string]string{"ami-backup": "aws:backup:source-resource", "ami-policy": "aws:dlm:lifecycle-policy-id"} {
+		cfg.Images = append(cfg.Images, ec2.Image{
+			ID: id, Name: id, Owner: "self", Created: "2026-01-01T00:00:00.000Z", RootDevice: "/dev/xvda", GiB: 4, Tags: map[string]string{tag: "x"},
+		})
+	}
 	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
 	lends := settings(url)
@@ -252,7 +257,15 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		DeviceName: aws.String("/dev/sdx"),
 		Ebs:        &types.EbsBlockDevice{SnapshotId: aws.String("snap-0123456789abcdef0"), VolumeSize: aws.Int32(1)},
 	})
+	launches := func(image string) error {
+		in := runInstances(resolved(t, c, request(image, 1)))
+		in.ImageId = aws.String(image)
+		_, err := c.api.RunInstances(t.Context(), in)
+		return classify(err, cloud.Scope{})
+	}
 	for what, err := range map[string]error{
+		"launching a backup":     launches("ami-backup"),
+		"launching a policy's":   launches("ami-policy"),
 		"reading a snapshot":     func() error { _, err := c.api.RunInstances(t.Context(), reads); return classify(err, cloud.Scope{}) }(),
 		"ending another's":       c.Terminate(t.Context(), other).Err(),
 		"stopping another's":     c.Stop(t.Context(), other).Err(),
