@@ -62,6 +62,7 @@ func (o Options) driver(ctx context.Context, k *kernel) (d driver, err error) {
 			Lock:     o.VariantLock,
 			Mirrors:  o.Mirrors,
 			Cache:    o.Cache,
+			Check:    func(modules map[string][]byte) error { return k.add(ctx, modules, version) },
 			Progress: o.Progress,
 		}.Modules
 	}

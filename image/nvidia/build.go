@@ -10,11 +10,13 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"time"
+	"unicode"
 
 	"github.com/elotl/kip/image/debian"
 )
@@ -65,18 +67,22 @@ type Builder struct {
 	Lock    debian.Lock
 	Mirrors debian.Mirrors
 	Cache   string
+	// Check returns an error for modules that the image's kernel would not load. They are not kept then.
+	Check func(modules map[string][]byte) error
 	// Progress is told each step.
 	Progress func(string)
 }
 
-// Modules returns the modules' files, by their names. It needs the programs unshare, mount and chroot, and root or a
-// kernel that gives user namespaces to others.
+// Modules returns the modules' files, by their names. To build them it needs root, and the programs unshare, mount and chroot.
 func (b Builder) Modules(ctx context.Context) (map[string][]byte, error) {
 	packages := slices.DeleteFunc(slices.Clone(b.Lock), InImage)
 	sum := sha256.Sum256([]byte(b.Release + sandbox + compile + string(fourArguments) + packages.String()))
 	dir := filepath.Join(b.Cache, "nvidia-"+hex.EncodeToString(sum[:8]))
-	if modules, err := read(dir); !errors.Is(err, fs.ErrNotExist) {
+	if modules, err := read(dir, "."); !errors.Is(err, fs.ErrNotExist) {
 		return modules, err
+	}
+	if os.Geteuid() != 0 { // before packages are fetched
+		return nil, fmt.Errorf("build NVIDIA's kernel modules: %w", errNotRoot)
 	}
 	if err := os.MkdirAll(b.Cache, 0o755); err != nil {
 		return nil, err
@@ -94,18 +100,38 @@ func (b Builder) Modules(ctx context.Context) (map[string][]byte, error) {
 	if err := b.compile(ctx, root); err != nil {
 		return nil, err
 	}
-	modules, err := read(filepath.Join(root, "build", sourceDir))
+	modules, err := read(root, path.Join("build", sourceDir))
+	if err == nil && b.Check != nil {
+		err = b.Check(modules)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("build NVIDIA's kernel modules: %w", err)
 	}
 	return modules, keep(dir, modules)
 }
 
-func read(dir string) (map[string][]byte, error) {
+// moduleMost bounds the size of a module in bytes, some times what NVIDIA's largest has.
+const moduleMost = 256 << 20
+
+// read returns the modules in a folder below root. What has made them may have put anything in their place: it follows no link out of
+// root, and reads regular files alone.
+func read(root, dir string) (map[string][]byte, error) {
+	below, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, err
+	}
+	defer below.Close()
 	modules := map[string][]byte{}
 	for _, name := range built {
-		var err error
-		if modules[name], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+		file := path.Join(dir, name)
+		info, err := below.Lstat(file)
+		if err != nil {
+			return nil, err
+		}
+		if !info.Mode().IsRegular() || info.Size() > moduleMost {
+			return nil, fmt.Errorf("%s is no module (%s, %d bytes): want a regular file of at most %d bytes", file, info.Mode(), info.Size(), moduleMost)
+		}
+		if modules[name], err = below.ReadFile(file); err != nil {
 			return nil, err
 		}
 	}
@@ -178,7 +204,17 @@ func (b Builder) compile(ctx context.Context, root string) error {
 	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("build NVIDIA's kernel modules for %s: %w: %s", b.Release, err, out[max(0, len(out)-saidMost):])
+		return fmt.Errorf("build NVIDIA's kernel modules for %s: %w: %s", b.Release, err, printable(out[max(0, len(out)-saidMost):]))
 	}
 	return nil
+}
+
+// printable replaces what a terminal could take for a command.
+func printable(text []byte) []byte {
+	return bytes.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
 }
