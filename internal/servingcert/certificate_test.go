@@ -303,6 +303,17 @@ func TestThePersonWhoApprovesIsToldHow(t *testing.T) {
 		if n := len(c.heard()) - before; n < 10 || n > 14 {
 			t.Errorf("in twelve hours that is told %d times more: Events last an hour", n)
 		}
+		// Others may write such an Event, but not the log, also that of a process that has not made the request.
+		c.stop()
+		c.mu.Lock()
+		c.log.Reset()
+		c.mu.Unlock()
+		c.start()
+		c.pass(3 * time.Hour)
+		log, _ := c.said()
+		if n := strings.Count(log, `approve_with="kubectl certificate approve `+r.Name+`"`); n < 2 || n > 4 {
+			t.Errorf("in three hours the next process logs %d times how to approve it: %s", n, log)
+		}
 		c.approveAndSign(year, nil)
 		c.pass(time.Minute)
 		if !c.serves() || !c.told("Normal", events.ServingCertificateSigned) {

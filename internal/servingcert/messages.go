@@ -9,19 +9,31 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elotl/kip/internal/events"
 )
 
 // tellEvery is how often the same is told again: the cluster forgets an Event after an hour.
 const tellEvery = time.Hour
 
-// tell reports what a person should know, unless it was just told.
-func (s *Certificate) tell(kind, reason, message string) {
+// tell reports what a person should know, unless it was just told. It returns whether it did.
+func (s *Certificate) tell(kind, reason, message string) bool {
 	now := s.c.Clock.Now()
 	if message == s.told && now.Sub(s.toldAt) < tellEvery {
-		return
+		return false
 	}
 	s.told, s.toldAt = message, now
 	s.c.Event(kind, reason, message)
+	return true
+}
+
+// askPerson tells a person how to approve a request, also in Kip's log: others may write such Events.
+func (s *Certificate) askPerson(r *request, message string) {
+	if s.tell(corev1.EventTypeWarning, events.ServingCertificatePending, message) {
+		s.c.Log.Warn("the certificate of the kubelet port waits for an approval", "node", s.c.Node, "request", r.Name, "signer", s.c.SignerName,
+			"approve_with", approveCommand(r.Name))
+	}
 }
 
 // approveCommand is what a person types.

@@ -146,7 +146,7 @@ func (s *Certificate) look(
 	case s.c.Approver != nil:
 		return false, s.approve(ctx, r, there)
 	case waited >= pendingPatience:
-		s.tell(corev1.EventTypeWarning, events.ServingCertificatePending, s.pendingMessage(r))
+		s.askPerson(r, s.pendingMessage(r))
 	}
 	return false, nil
 }
@@ -188,7 +188,7 @@ func (s *Certificate) approve(ctx context.Context, r *request, there *certificat
 	case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err): // the next look sees what it is now
 		return nil
 	case apierrors.IsForbidden(err):
-		s.tell(corev1.EventTypeWarning, events.ServingCertificatePending, s.forbiddenMessage(r))
+		s.askPerson(r, s.forbiddenMessage(r))
 		return nil
 	}
 	return fmt.Errorf("approve certificate %s: %w", r.Name, err)
