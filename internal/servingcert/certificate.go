@@ -78,7 +78,8 @@ type Certificate struct {
 	// renewAt is when the signed certificate is to be renewed, askAt when a request may
 	// follow one that was refused.
 	renewAt, askAt time.Time
-	told           string // the last Event
+	tidyAt         time.Time // when what is kept is looked through again
+	told           string    // the last Event
 	toldAt         time.Time
 }
 
@@ -116,6 +117,7 @@ func (s *Certificate) current() *tls.Certificate {
 // Run requests the certificate, and renews it in time, until ctx ends.
 func (s *Certificate) Run(ctx context.Context) error {
 	for said := ""; ctx.Err() == nil; {
+		s.tidy(ctx)
 		pause := s.due().Sub(s.c.Clock.Now())
 		if pause <= 0 {
 			err := s.obtain(ctx)

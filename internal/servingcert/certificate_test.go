@@ -737,6 +737,53 @@ func TestWhatHasEndedIsNotKept(t *testing.T) {
 	})
 }
 
+// The address of a pod is another pod's when Kip has a new one.
+func TestKeysOfFormerAddressesEnd(t *testing.T) {
+	for name, tc := range map[string]struct {
+		signed     bool
+		still, end time.Duration
+	}{
+		"of a request that nobody has approved": {false, 23 * time.Hour, 37 * time.Hour},
+		"of a certificate":                      {true, 29 * 24 * time.Hour, 31 * 24 * time.Hour},
+	} {
+		in(t, func(c *cluster) {
+			c.start()
+			c.pass(time.Minute)
+			first := c.only().Name
+			if tc.signed {
+				c.approveAndSign(year, nil)
+				c.pass(time.Minute)
+			}
+			c.stop()
+			before := c.config
+			c.config.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
+			has := func() bool {
+				data, _ := c.kept.Load(t.Context())
+				var is kept
+				if err := json.Unmarshal(data, &is); err != nil {
+					t.Fatal(err)
+				}
+				return slices.ContainsFunc(is.Entries, func(e *entry) bool {
+					return e.Purpose == before.purpose() && (len(e.Key) > 0 || e.Request != nil && e.Request.Name == first)
+				})
+			}
+			c.start()
+			c.pass(time.Minute)
+			if tc.signed { // else this test takes long, since it looks every ten seconds
+				c.approveAndSign(year, nil)
+			}
+			c.pass(tc.still)
+			if !has() {
+				t.Errorf("the key %s is gone after %s: another replica may need it", name, tc.still)
+			}
+			c.pass(tc.end - tc.still)
+			if has() {
+				t.Errorf("the key %s is kept after %s", name, tc.end)
+			}
+		})
+	}
+}
+
 func TestFewPurposesAreKept(t *testing.T) {
 	in(t, func(c *cluster) {
 		for i := range 20 { // a pod has another address after each start

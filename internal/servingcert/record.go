@@ -14,6 +14,17 @@ import (
 // another after each start.
 const mostKept = 4
 
+// What is kept for another purpose may be another replica's, which leads one day, or of an address that is another's by now. Kip keeps
+// it for so long after a process last used it: a request as long as the cluster does that nobody has approved (pendingExpiration in
+// pkg/controller/certificates/cleaner of Kubernetes), and a certificate with its key longer, since that replica's next one may need
+// a person.
+const (
+	requestKept     = 24 * time.Hour
+	certificateKept = 30 * 24 * time.Hour
+	// usedEvery is how often a process notes that it uses an entry.
+	usedEvery = 12 * time.Hour
+)
+
 // kept is what is kept of a node.
 type kept struct {
 	Entries []*entry `json:"entries"`
@@ -22,6 +33,8 @@ type kept struct {
 // entry is what is kept for one purpose.
 type entry struct {
 	Purpose string `json:"purpose"`
+	// UsedAt is about when a process last had this purpose; zero in what an earlier Kip wrote.
+	UsedAt time.Time `json:"usedAt,omitzero"`
 	// Cert and Key are the certificate that was signed last, PEM; empty before there is one.
 	Cert []byte `json:"cert,omitempty"`
 	Key  []byte `json:"key,omitempty"`
@@ -57,7 +70,7 @@ func (s *Certificate) load(ctx context.Context) error {
 		s.is = s.kept.Entries[i]
 		s.kept.Entries = slices.Delete(s.kept.Entries, i, i+1)
 	}
-	s.kept.Entries = slices.DeleteFunc(s.kept.Entries, s.ended)
+	s.kept.Entries = slices.DeleteFunc(s.kept.Entries, func(e *entry) bool { return e == nil })
 	s.kept.Entries = slices.Insert(s.kept.Entries, 0, s.is)
 	s.kept.Entries = s.kept.Entries[:min(len(s.kept.Entries), mostKept)]
 	if s.is.Refused > 0 {
@@ -79,16 +92,36 @@ func (s *Certificate) load(ctx context.Context) error {
 	return nil
 }
 
-// ended reports whether an entry has nothing but a certificate that is valid no more.
-func (s *Certificate) ended(e *entry) bool {
-	if e == nil {
-		return true
+// tidy drops what has ended for other purposes, and notes that this process has its own. It saves that at a start, and twice a day.
+func (s *Certificate) tidy(ctx context.Context) {
+	now := s.c.Clock.Now()
+	if now.Before(s.tidyAt) {
+		return
 	}
-	if e.Request != nil || len(e.Cert) == 0 {
-		return false
+	s.tidyAt = now.Add(usedEvery)
+	s.is.UsedAt = now
+	s.kept.Entries = slices.DeleteFunc(s.kept.Entries, func(e *entry) bool { return e != s.is && e.ended(now) })
+	if err := s.save(ctx); err != nil {
+		s.c.Log.Warn("keys of serving certificates that have ended are still kept", "node", s.c.Node, "err", err)
 	}
-	pair, err := tls.X509KeyPair(e.Cert, e.Key)
-	return err != nil || !s.c.Clock.Now().Before(pair.Leaf.NotAfter)
+}
+
+// ended drops what is of no more use of an entry of another purpose, and reports whether nothing is left.
+func (e *entry) ended(now time.Time) bool {
+	if e.UsedAt.IsZero() || e.UsedAt.After(now) { // by a clock that was ahead
+		e.UsedAt = now
+	}
+	unused := now.Sub(e.UsedAt)
+	if unused >= requestKept {
+		e.Request = nil
+	}
+	if len(e.Cert) > 0 {
+		pair, err := tls.X509KeyPair(e.Cert, e.Key)
+		if err != nil || !now.Before(pair.Leaf.NotAfter) || unused >= certificateKept {
+			e.Cert, e.Key = nil, nil
+		}
+	}
+	return e.Request == nil && len(e.Cert) == 0 && unused >= requestKept
 }
 
 // save keeps what there is.

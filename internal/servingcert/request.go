@@ -46,6 +46,7 @@ func (s *Certificate) obtain(ctx context.Context) error {
 	}
 	began := s.c.Clock.Now()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		s.tidy(ctx)
 		there, err := s.read(ctx, r)
 		if err != nil {
 			return err
