@@ -129,7 +129,8 @@ func read(root, dir string) (map[string][]byte, error) {
 			return nil, err
 		}
 		if !info.Mode().IsRegular() || info.Size() > moduleMost {
-			return nil, fmt.Errorf("%s is no module (%s, %d bytes): want a regular file of at most %d bytes", file, info.Mode(), info.Size(), moduleMost)
+			return nil, fmt.Errorf("%s is no module (%s, %d bytes): want a regular file of at most %d bytes",
+				file, info.Mode(), info.Size(), moduleMost)
 		}
 		if modules[name], err = below.ReadFile(file); err != nil {
 			return nil, err

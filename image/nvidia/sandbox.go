@@ -19,8 +19,8 @@ const nobody = 65534
 
 // errNotRoot says that there is no sandbox. In a user namespace the caller's programs would be root, with the right to leave their
 // root (chroot(2)), and so would have the caller's files.
-var errNotRoot = errors.New("only root can keep the compiler's programs, which come from packages, from your files: run the build as root " +
-	"(sudo)")
+var errNotRoot = errors.New("only root can keep the compiler's programs, which come from packages, from your files: " +
+	"run the build as root (sudo)")
 
 // sandbox makes the folder of its first argument the root of what the others say, with the devices that a build
 // reads. They are in a file system of their own: what a package has in dev is neither written to nor read. The caller is root, and runs
