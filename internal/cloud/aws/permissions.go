@@ -419,6 +419,21 @@ func actions() (all []string) {
 	return slices.Compact(all)
 }
 
+// statementsFor returns the Sids of the statements that allow an action on resources of a kind.
+func statementsFor(action, resource string) (sids []string) {
+	kind := func(arn string) string {
+		kind, _, _ := strings.Cut(arn[strings.LastIndex(arn, ":")+1:], "/")
+		return kind
+	}
+	for _, p := range permissions {
+		of := func(r string) bool { return r == "*" || kind(r) == kind(resource) }
+		if slices.Contains(p.actions, action) && slices.ContainsFunc(p.resources, of) {
+			sids = append(sids, p.sid)
+		}
+	}
+	return sids
+}
+
 // PermissionsPage returns docs/aws-permissions.md.
 func PermissionsPage() string {
 	var b strings.Builder
@@ -449,7 +464,16 @@ EC2's own examples of policies ask for no right to the snapshot of an image. Sho
 
 ## For some features
 
-Take those statements whose feature you use.
+Take those statements whose feature you use, and leave out the others: some give much, such as ` + "`KipPassesRoles`" + ` and ` + "`KipRoutes`" + `. Most have a
+key of provider.yaml or an annotation, which the table names. These you may need without one:
+
+- ` + "`KipGrantsKeysOfDisks` and `KipUsesKeysOfDisks`" + `, if ` + "`aws ec2 get-ebs-default-kms-key-id`" + ` prints another key than ` + "`alias/aws/ebs`" + `, or if the
+  snapshot of the cells' image is encrypted with a customer managed key (` + "`aws ec2 describe-snapshots`" + `). Without them cells end with
+  ` + "`Client.InternalError`" + `.
+- ` + "`KipMakesTheSpotRole`" + `, if the account has never had a spot instance.
+- ` + "`KipMovesDisksOfTheDriver`" + `, if pods have volumes of ` + "`" + ebsDriver + "`" + `.
+
+If you left one out that Kip needs, EC2's refusal says what nothing allows, and Kip names the statement beside it (with ` + "`KipReadsRefusals`" + `).
 
 | statement | allows | for |
 | --- | --- | --- |

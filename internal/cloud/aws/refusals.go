@@ -195,7 +195,11 @@ func readRefusal(text string) string {
 	}
 	what := m.Context.Action + " on " + strings.Map(shown, resource[:min(len(resource), maxResource)])
 	if !m.ExplicitDeny {
-		return "no policy allows " + what
+		what = "no policy allows " + what
+		if sids := statementsFor(m.Context.Action, resource); len(sids) > 0 {
+			what += "; see " + strings.Join(sids, ", ") + " in docs/aws-permissions.md"
+		}
+		return what
 	}
 	for _, s := range m.Matched.Items {
 		if strings.EqualFold(s.Effect, "deny") && statementForm.MatchString(s.ID) {

@@ -74,7 +74,7 @@ func TestARefusalNamesActionResourceAndTheStatementThatDenies(t *testing.T) {
 		"a role that may not be passed": {
 			newLimited(t, []string{"KipPassesRoles"}),
 			func(l limited) error { return l.Launch(t.Context(), profile).Err() },
-			"no policy allows iam:PassRole on arn:aws:iam::", cloud.ErrRefused, // the pod's own fault
+			":role/x; see KipPassesRoles in docs/aws-permissions.md", cloud.ErrRefused, // the pod's own fault
 		},
 		"a list": {
 			newLimited(t, nil, deny("Blind", "ec2:DescribeInstances", "*")),
