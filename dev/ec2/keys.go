@@ -47,12 +47,25 @@ func (m *Model) encrypts(r *request, l *launch) bool {
 	})
 }
 
+// KeyFaults are the forms in which EC2 says that it could not use the key of a root disk. No source says which comes when.
+// Sources, in this order: https://repost.aws/knowledge-center/kms-iam-ec2-permission;
+// https://github.com/aws/karpenter-provider-aws/issues/1407; the message of https://github.com/CiscoDevNet/cloud-cml/issues/8 with
+// the code of https://github.com/hashicorp/packer/issues/12683; that message with itself as the code, as
+// https://github.com/openshift/osd-network-verifier compares it; and all that packer tells in the message.
+var KeyFaults = []StateReason{
+	{"Client.InternalError", "Client.InternalError: Client error on launch"},
+	{"Server.InternalError", "Client.InternalError: Client error on launch"},
+	{"Client.InternalError", "Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state"},
+	{"Client.InvalidKMSKey.InvalidState", "Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state"},
+	{"Server.InternalError", "Client.InternalError: Client.InvalidKMSKey.InvalidState: The KMS key provided is in an incorrect state"},
+}
+
 // failUnencrypted ends instances whose disks EC2 could not encrypt: it has answered the launch before it looks at the key. Source: EC2
-// User Guide, "Instance terminates immediately"; https://repost.aws/knowledge-center/kms-iam-ec2-permission has the words.
+// User Guide, "Instance terminates immediately".
 func (m *Model) failUnencrypted(instances []cloud.Instance) error {
 	var ids []string
 	for _, i := range instances {
 		ids = append(ids, i.ID)
 	}
-	return m.Fail(StateReason{"Client.InternalError", "Client.InternalError: Client error on launch"}, ids...)
+	return m.Fail(cmp.Or(m.cfg.KeyFault, KeyFaults[0]), ids...)
 }

@@ -56,6 +56,8 @@ type Config struct {
 	// encrypted whose call names none; "" for aws/ebs.
 	Keys       []string
 	DefaultKey string
+	// KeyFault is why EC2 ends instances whose root disk's key it cannot use; the first of KeyFaults when unset.
+	KeyFault StateReason
 	// Organization is a service control policy of the account's organization: what it denies nobody may do. It allows
 	// nothing; one of these needs a statement that allows all, which is left out here. Source: AWS Organizations User Guide,
 	// "Example SCPs for tagging resources".

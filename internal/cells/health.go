@@ -436,6 +436,9 @@ func (c *Controller) lose(ctx context.Context, e *entry, population int, s sign)
 	if lacks(s.fault) { // what it could not serve after all is not asked for again at once
 		c.cfg.Shortages.Mark(cell.Offer(), s.fault)
 	}
+	if errors.Is(s.fault, cloud.ErrUnfit) {
+		c.heardNotStarted(cell, s.fault)
+	}
 	c.endFor(e, s.cause, s.why)
 	return true
 }

@@ -263,6 +263,9 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
 func (c *Controller) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		c.heardStarted(e.cell())
+	}
 	if err := c.goOver(ctx, e, session); err != nil {
 		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)
 	}

@@ -628,7 +628,11 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 	told := map[string]bool{}
 	for _, n := range known {
 		err := results[n].Err
-		if fault := results[n].Instance.Fault; verdicts[n] == isLaunched && lacks(fault) {
+		fault := results[n].Instance.Fault
+		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
+			c.heardNotStarted(l.group[n].cell(), fault)
+		}
+		if verdicts[n] == isLaunched && lacks(fault) {
 			err = fault
 		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {
 			continue

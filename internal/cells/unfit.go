@@ -13,7 +13,7 @@ import (
 
 const (
 	// firstUnfit and longestUnfit are how long nothing is launched that an agent has refused to
-	// set up. To see whether it is mended costs an instance.
+	// set up, or that the cloud has ended at once. To see whether it is mended costs an instance.
 	firstUnfit, longestUnfit = time.Minute, 30 * time.Minute
 	// unfitLook is how often it is looked whether another cloud-init file counts.
 	unfitLook = 5 * time.Second
@@ -24,8 +24,13 @@ const (
 const refusedAgents = 3
 
 // ingredients are what decides whether a cloud-init file fits, or an agent: one of both, and the
-// image, of which one name may stand for one of each architecture.
-type ingredients struct{ cloudInit, agent, image, arch string }
+// image, of which one name may stand for one of each architecture. Or they decide whether the cloud can start
+// a machine: the template, which has the key of the root disk, and the image's name, of whatever architecture.
+type ingredients struct {
+	cloudInit, agent, image, arch string
+	starts                        bool
+	template                      string
+}
 
 func ingredientsOf(cloudInit string, cell *Cell) ingredients {
 	return ingredients{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
@@ -35,14 +40,19 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
 }
 
-// unfit is what agents have refused: the operator is to mend it, and no pod is at fault.
+// startOf are the ingredients of the start of what is launched now like a cell.
+func (c *Controller) startOf(cell *Cell) ingredients {
+	return ingredients{starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image)}
+}
+
+// unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
 	why     string
 	until   time.Time     // then one is launched, to see whether it is mended
 	wait    time.Duration // for the one after
 	asked   bool          // one was launched, to see
 	count   int           // of machines that refused an agent
-	heardAt time.Time     // when one did last
+	heardAt time.Time     // when one did last, or did not start
 	told    news          // to the node, of an agent
 }
 
@@ -52,7 +62,7 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for of := range c.unfits {
-		if of.agent == "" && of.cloudInit != counts {
+		if of.agent == "" && !of.starts && of.cloudInit != counts {
 			delete(c.unfits, of)
 		}
 	}
@@ -90,16 +100,46 @@ func (c *Controller) heardNoAgent(cell *Cell, refusal error) {
 	if c.cfg.Agent == nil || withAgentOf(c.cfg.Agent, cell) != withAgentOf(cell.Agent(), cell) {
 		return // nothing is launched with it any more
 	}
-	for of, old := range c.unfits {
-		if of.agent != "" && now.Sub(old.heardAt) > 2*longestUnfit {
-			delete(c.unfits, of) // nobody has asked for that image for long
-		}
-	}
+	c.forgetUnfit(now)
 	u := c.unfitFor(withAgentOf(c.cfg.Agent, cell))
 	u.heardAt = now
 	if u.count++; u.count >= refusedAgents {
 		u.heard(refusal, now)
 	}
+}
+
+// forgetUnfit forgets images that nobody has asked for for long. The caller holds mu.
+func (c *Controller) forgetUnfit(now time.Time) {
+	for of, old := range c.unfits {
+		if (of.agent != "" || of.starts) && now.Sub(old.heardAt) > 2*longestUnfit {
+			delete(c.unfits, of)
+		}
+	}
+}
+
+// heardNotStarted notes that the cloud has accepted a launch, and ended the cell's instance for what the operator has
+// configured.
+func (c *Controller) heardNotStarted(cell *Cell, fault error) {
+	if cell.Template != c.template(cell.CloudInit()) {
+		return // nothing is launched so any more
+	}
+	now := c.cfg.Clock.Now()
+	c.mu.Lock()
+	c.forgetUnfit(now)
+	u := c.unfitFor(c.startOf(cell))
+	u.heardAt = now
+	u.heard(fault, now)
+	left := u.until.Sub(now)
+	c.mu.Unlock()
+	c.cfg.Log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
+		"cell", cell.ID, "wait", left, "err", fault)
+}
+
+// heardStarted notes that the agent of a new machine has been heard.
+func (c *Controller) heardStarted(cell *Cell) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unfits, c.startOf(cell))
 }
 
 // heardAgent notes that a new machine has the agent of its launch.
@@ -117,16 +157,17 @@ func (c *Controller) heardFit(cell *Cell) {
 }
 
 // keptBack is how long a cell has to wait, since agents of cells like it have refused the
-// cloud-init file, or the agent of cells.itzo; 0 if it may be launched.
+// cloud-init file, or the agent of cells.itzo, or since the cloud could not start instances like its own; 0 if it may
+// be launched.
 func (c *Controller) keptBack(e *entry) time.Duration {
 	now, cell := c.cfg.Clock.Now(), e.cell()
 	cloudInit := ingredientsOf(c.cloudInit(), cell)
 	c.mu.Lock()
-	file, agent := c.unfits[cloudInit], (*unfit)(nil)
+	file, start, agent := c.unfits[cloudInit], c.unfits[c.startOf(cell)], (*unfit)(nil)
 	if c.cfg.Agent != nil {
 		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
 	}
-	for _, u := range []*unfit{agent, file} {
+	for _, u := range []*unfit{start, agent, file} {
 		if u == nil || !now.Before(u.until) {
 			continue
 		}
@@ -134,15 +175,18 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 		tellNode := u == agent && u.told.is(why, now)
 		c.mu.Unlock()
 		reason := events.CloudInitUnfit
-		if u == agent {
+		switch u {
+		case agent:
 			reason = events.AgentNotStarted
+		case start:
+			reason = events.LaunchDelayed
 		}
 		c.tellUnfit(e, why, reason, tellNode)
 		return min(left, unfitLook)
 	}
-	for _, u := range []*unfit{agent, file} {
+	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			// The others wait for what its agent says, which is known when its boot has timed out.
+			// The others wait for what becomes of it, which is known when its boot has timed out.
 			u.until, u.asked = now.Add(firstUnfit+cell.Offer().BootTimeout), true
 		}
 	}
@@ -154,8 +198,8 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 }
 
 // tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
-// file, or for its image. The operator is told of that file here, of an image by the log; the node is told of an
-// agent if tellNode.
+// file, or for its image or its root disk. The operator is told of that file here, of an image or a disk by the log; the
+// node is told of an agent if tellNode.
 func (c *Controller) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	now := c.cfg.Clock.Now()
 	c.mu.Lock()

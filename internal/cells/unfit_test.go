@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -203,5 +204,141 @@ func TestACellOfWhichNothingIsSentGivesItsTurnToLookForRightsBack(t *testing.T) 
 		}
 		b.ask("own", Options{Image: map[string]string{"imageid": "mine"}}, "nano")
 		b.regainRights(t, "own")
+	})
+}
+
+// keyless has the cloud accept launches and end their instances, but of the image mine, until fixed is called.
+func (b *bubble) keyless() (fixed func()) {
+	m, mine := b.cloud, false
+	fault := &cloud.Error{Cause: cloud.ErrUnfit, Err: errors.New("EC2 cannot use the KMS key")}
+	m.set(func() {
+		m.faults = map[string]error{}
+		m.fail = func(r cloud.LaunchRequest) (error, bool) {
+			mine = r.Image["imageid"] == "mine"
+			return nil, false
+		}
+		m.answer = func(i cloud.Instance) cloud.Instance {
+			if !mine {
+				delete(m.instances, i.ID)
+				m.faults[i.ID] = fault
+			}
+			return i
+		}
+	})
+	b.links.boots = func(id string) (boots bool) {
+		all := b.cells.List()
+		cell := all[slices.IndexFunc(all, func(c Cell) bool { return c.ID == id })]
+		m.set(func() { boots = m.faults[cell.Instance.ID] == nil })
+		if link := b.links.of(id); !boots {
+			link.mu.Lock()
+			defer link.mu.Unlock()
+			link.heard = time.Now().Add(-time.Hour) // never
+		}
+		return boots
+	}
+	return func() { m.set(func() { m.answer = nil }) }
+}
+
+// instances is how many were launched.
+func (b *bubble) instances() (n int) {
+	b.cloud.set(func() { n = len(b.cloud.byToken) })
+	return n
+}
+
+// A cloud that accepts a launch before it looks at the key of the root disk ends an instance for each try.
+func TestOneInstanceAtATimeShowsWhetherTheKeyOfRootDisksCanBeUsed(t *testing.T) {
+	const pods = 100
+	inBubble(t, func(c *setup) { c.Template = "a key" }, nil, func(t *testing.T, b *bubble) {
+		fixed := b.keyless()
+		request := func() {
+			for n := range pods {
+				pod := fmt.Sprint("p", n)
+				if b.phase(pod) != "" {
+					continue
+				}
+				r := nano(pod)
+				r.Offers[0].Arch, r.Offers[0].BootTimeout = []string{"amd64", "arm64"}[n%2], 5*time.Minute
+				if _, err := b.cells.Request(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for range 60 {
+			request()
+			b.later(time.Minute)
+		}
+		// One goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes.
+		if n := b.instances(); n < pods+4 || n > pods+6 {
+			t.Errorf("%d instances in an hour for %d pods, want one more for each pause", n, pods)
+		}
+		cell, _ := b.cells.ForPod(ref("p1").UID)
+		if why := b.cells.WaitsFor(cell.ID); !strings.Contains(why, "EC2 cannot use the KMS key") {
+			t.Errorf("a pod waits for %q", why)
+		}
+		own := nano("own")
+		own.Options = Options{Image: map[string]string{"imageid": "mine"}}
+		if _, err := b.cells.Request(t.Context(), own); err != nil {
+			t.Fatal(err)
+		}
+		b.later(30 * time.Second)
+		if b.phase("own") != apiv1.Bound {
+			t.Errorf("one of another image is %q", b.phase("own"))
+		}
+		fixed()
+		for range 35 {
+			request()
+			b.later(time.Minute)
+		}
+		for n := range pods {
+			if pod := fmt.Sprint("p", n); b.phase(pod) != apiv1.Bound {
+				t.Fatalf("%s is %q once the key can be used; said %v", pod, b.phase(pod), b.said(pod))
+			}
+		}
+	})
+}
+
+func TestAKeyThatIsConfiguredNoMoreHoldsUpNoLaunch(t *testing.T) {
+	seen := &ends{}
+	inBubble(t, func(c *setup) { c.Template = "a key" }, nil, func(t *testing.T, b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		b.ask("a", Options{}, "nano")
+		b.later(5 * time.Second)
+		b.stop()
+		b.cfg.Template = "another key"
+		b.run()
+		b.later(time.Second)
+		a, _ := b.cells.ForPod(ref("a").UID)
+		b.cloud.set(func() {
+			b.cloud.faults = map[string]error{a.Instance.ID: &cloud.Error{Cause: cloud.ErrUnfit, Err: errors.New("the KMS key")}}
+		})
+		b.vanish("a")
+		for n := 0; n < 120 && b.phase("a") == apiv1.Booting; n++ {
+			b.later(time.Second)
+		}
+		if n, _ := seen.of(CauseUnfit); n != 1 {
+			t.Fatalf("a has not ended for its key: said %v", b.events)
+		}
+		b.links.boots = nil
+		b.request("b", "nano")
+		b.later(5 * time.Second)
+		if b.phase("b") != apiv1.Bound {
+			t.Errorf("once a cell has ended for the key of before, one with another key is %q", b.phase("b"))
+		}
+	}, seen)
+}
+
+func TestALaunchOfWhatTheCloudHasEndedHoldsUpOthersLikeIt(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.cloud.answer = func(i cloud.Instance) cloud.Instance {
+			i.State, i.Fault = cloud.Gone, &cloud.Error{Cause: cloud.ErrUnfit, Err: errors.New("the KMS key")}
+			return i
+		}
+		b.request("a", "nano")
+		b.later(5 * time.Second)
+		b.request("b", "nano")
+		b.later(5 * time.Second)
+		if b.instances() != 1 || b.phase("b") != apiv1.Requested {
+			t.Errorf("%d instances, and the next is %q", b.instances(), b.phase("b"))
+		}
 	})
 }

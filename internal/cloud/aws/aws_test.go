@@ -639,7 +639,8 @@ func TestAListOfAllThatHangsLeavesTimeForThatOfEachZone(t *testing.T) {
 	}
 }
 
-// EC2 accepts a launch, and ends it: as what it says is what it is told.
+// EC2 accepts a launch, and ends it: as what it says is what it is told. It may say of a fault of the client that it is its own,
+// and which in the message alone.
 func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 	spot := func(is bool) cloud.Scope { return cloud.Scope{InstanceType: "c5.large", Zone: "us-east-1a", Spot: &is} }
 	for _, tc := range []struct {
@@ -666,7 +667,11 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := model.Fail(ec2.StateReason{Code: tc.code, Message: tc.code + ": words"}, got[0].ID); err != nil {
+		why := ec2.StateReason{Code: tc.code, Message: tc.code + ": words"}
+		if strings.HasPrefix(tc.code, "Client.") {
+			why.Code = "Server.InternalError"
+		}
+		if err := model.Fail(why, got[0].ID); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Terminate(t.Context(), got[1].ID).Err(); err != nil {

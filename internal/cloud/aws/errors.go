@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -130,17 +131,18 @@ var faults = map[string]meaning{
 	// fit, so that not all wait.
 	"Client.VolumeLimitExceeded":      {cloud.ErrQuota, offering},
 	"Client.InvalidSnapshot.NotFound": {cloud.ErrRefused, nothing},
-	codeNoKey:                         {cloud.ErrUnfit, nothing},
+	codeNoDisk:                        {cloud.ErrUnfit, nothing},
 }
 
-// codeNoKey is that of a root disk that EC2 could not make, mostly for want of its KMS key, which the operator has
-// configured: whoever asks for another instance gets the same.
-const codeNoKey = "Client.InternalError"
+// codeNoDisk is that of a root disk that EC2 could not make, mostly for want of its KMS key, and codesNoKey begin those of a key that it
+// cannot use. The operator has configured the key: whoever asks for another instance gets the same. Sources: those of
+// KeyFaults of dev/ec2.
+const codeNoDisk, codesNoKey = "Client.InternalError", "Client.InvalidKMSKey."
 
 // codeAsked is that of an end that somebody asked for.
 const codeAsked = "Client.UserInitiatedShutdown"
 
-// kms is what EC2 does not say with codeNoKey (EC2 User Guide, "Instance terminates
+// kms is what EC2 does not say with these (EC2 User Guide, "Instance terminates
 // immediately").
 const kms = "; mostly the KMS key of the root disk, which is that of cloud.aws.kmsKeyID, of the image's snapshot, or the account's default: " +
 	"enable it, and let Kip's role use it (" + wantKeyRights + ")"
@@ -148,18 +150,45 @@ const kms = "; mostly the KMS key of the root disk, which is that of cloud.aws.k
 // wantKeyRights says how: both policies decide, that of the key and that of the role.
 const wantKeyRights = "the key's policy, and the statements KipGrantsKeysOfDisks and KipUsesKeysOfDisks of docs/aws-permissions.md"
 
+// reasonCode is a code that begins the message of an end. It says more than the code beside it, which may be
+// Server.InternalError for a fault of the client. Source: EC2 User Guide, "Instance terminates immediately", whose example
+// has the code Server.InternalError and the message "Client.VolumeLimitExceeded: Volume limit exceeded".
+var reasonCode = regexp.MustCompile(`^(Client|Server)\.[A-Za-z.]+: `)
+
+// endCode returns the code that says most of an end, and what else the message says. The message repeats the code, or begins with
+// others.
+func endCode(code, message string) (most, rest string) {
+	message = strings.TrimPrefix(message, code+": ")
+	most, rest = code, message
+	for begin := reasonCode.FindString(message); begin != ""; begin = reasonCode.FindString(message) {
+		message = message[len(begin):]
+		inner := strings.TrimSuffix(begin, ": ")
+		if _, known := faultMeaning(inner); known {
+			most, rest = inner, message
+		}
+	}
+	return most, rest
+}
+
+func faultMeaning(code string) (m meaning, known bool) {
+	if strings.HasPrefix(code, codesNoKey) {
+		return faults[codeNoDisk], true
+	}
+	m, known = faults[code]
+	return m, known
+}
+
 // faultOf is what EC2 says of an end, of an instance of what is in the scope; nil for nothing.
 func faultOf(r *types.StateReason, of cloud.Scope) error {
 	if r == nil || aws.ToString(r.Code) == "" || *r.Code == codeAsked {
 		return nil
 	}
-	// The message repeats the code.
-	message := strings.TrimPrefix(aws.ToString(r.Message), *r.Code+": ")
-	said := &failed{code: *r.Code, message: message[:min(len(message), maxMessage)]}
-	if *r.Code == codeNoKey {
+	code, message := endCode(*r.Code, aws.ToString(r.Message))
+	said := &failed{code: code, message: message[:min(len(message), maxMessage)]}
+	m, known := faultMeaning(code)
+	if m.cause == cloud.ErrUnfit {
 		said.message += kms
 	}
-	m, known := faults[*r.Code]
 	if !known {
 		return said
 	}

@@ -324,9 +324,7 @@ func (c *Cloud) describe(ctx context.Context, in *ec2.DescribeInstancesInput) (a
 	err = eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
 		for _, r := range page.Reservations {
 			for _, i := range r.Instances {
-				one := instanceOf(i)
-				c.barKeyless(aws.ToString(i.ImageId), one)
-				all = append(all, one)
+				all = append(all, instanceOf(i))
 			}
 		}
 	})

@@ -62,27 +62,12 @@ type barred struct {
 func barring(cure string) func(*Cloud, cloud.LaunchRequest, *failed) error {
 	return func(c *Cloud, r cloud.LaunchRequest, said *failed) error {
 		c.forget()
-		c.bar(r.Resolved.Image, fmt.Sprintf("cells.bootImageSpec: image %s: %s; %s", r.Resolved.Image, said.Error(), cure), c.cfg.Clock.Now())
+		why, now := fmt.Sprintf("cells.bootImageSpec: image %s: %s; %s", r.Resolved.Image, said.Error(), cure), c.cfg.Clock.Now()
+		c.mu.Lock()
+		maps.DeleteFunc(c.barred, func(_ string, b barred) bool { return !now.Before(b.until) })
+		c.barred[r.Resolved.Image] = barred{why: why, until: now.Add(barredFor)}
+		c.mu.Unlock()
 		return c.mayBoot(r.Resolved.Image, r.InstanceType)
-	}
-}
-
-// bar has Kip launch no image for a while, counted from since.
-func (c *Cloud) bar(image, why string, since time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := c.cfg.Clock.Now()
-	maps.DeleteFunc(c.barred, func(_ string, b barred) bool { return !now.Before(b.until) })
-	if until := since.Add(barredFor); now.Before(until) && c.barred[image].until.Before(until) {
-		c.barred[image] = barred{why: why, until: until}
-	}
-}
-
-// barKeyless bars the image of an instance that EC2 has ended for want of the root disk's key. Each launch with that key would cost
-// an instance, as EC2 accepts it before it looks at the key. All root disks of cells are encrypted.
-func (c *Cloud) barKeyless(image string, i cloud.Instance) {
-	if i.Fault != nil && codeOf(i.Fault) == codeNoKey {
-		c.bar(image, "instance "+i.ID+" of image "+image+": "+i.Fault.Error(), i.Launched)
 	}
 }
 
