@@ -34,8 +34,7 @@ const (
 	// firstTimeout is that of the first, where there is a stored one: no cell is heard
 	// before it is over.
 	firstTimeout = 15 * time.Second
-	// retryEvery is how often a catalogue that could not be read at the start is
-	// tried again.
+	// retryEvery is how often Kip tries to read a catalogue again after a reading failed.
 	retryEvery = time.Minute
 	// keptAnew is from which time between two readings on each of them is stored, changed or not:
 	// the stored age of a catalogue that is read more often says when it has changed.
@@ -127,8 +126,8 @@ type node struct {
 type Shop struct {
 	cfg   Config
 	stock atomic.Pointer[stock]
-	// revision is of the stored record. stale says that the catalogue is out of date: it could not be
-	// read at the start, or after ReadSoon. Both are for Run alone.
+	// revision is of the stored record. stale reports whether the catalogue is out of date: the last reading failed, or
+	// Kip did not take what it read after ReadSoon. Both are for Run alone.
 	revision int64
 	stale    bool
 	// unkept says that the last one was not stored; for Run alone.
@@ -269,6 +268,7 @@ func (s *Shop) pricesAreOld() bool {
 func (s *Shop) refresh(ctx context.Context) error {
 	types, err := s.read(ctx, callTimeout)
 	if err != nil {
+		s.stale = true
 		return err
 	}
 	last := s.stock.Load()

@@ -134,6 +134,23 @@ func TestACatalogueThatChangesReachesThePlacerWithoutARestart(t *testing.T) {
 	})
 }
 
+// One may withhold what the cloud sells to the account again by now.
+func TestACatalogueThatCannotBeReadWhenItIsDueIsReadAgainSoon(t *testing.T) {
+	inBubble(t, func(b *bench) {
+		s := b.open()
+		b.while(s, func() {
+			b.sell(types(4, 2))
+			b.away(true)
+			later(12*time.Hour + time.Minute)
+			b.away(false)
+			later(2 * retryEvery)
+			if got := price(b.T, s); got != 2 {
+				b.Errorf("minutes after the cloud is back the cheapest costs %v, by a catalogue of %s", got, s.Age())
+			}
+		})
+	})
+}
+
 func TestACatalogueIsReadSoonWhereItsCloudSaysThatItHasChanged(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		s := b.open()
