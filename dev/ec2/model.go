@@ -58,6 +58,9 @@ type Config struct {
 	DefaultKey string
 	// KeyFault is why EC2 ends instances whose root disk's key it cannot use; the first of KeyFaults when unset.
 	KeyFault StateReason
+	// RightsFirst has CreateTags judge the caller's rights to a root disk before it knows the disk, and so without the disk's tags.
+	// No source says which EC2 does first.
+	RightsFirst bool
 	// Organization is a service control policy of the account's organization: what it denies nobody may do. It allows
 	// nothing; one of these needs a statement that allows all, which is left out here. Source: AWS Organizations User Guide,
 	// "Example SCPs for tagging resources".

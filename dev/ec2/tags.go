@@ -1,6 +1,7 @@
 package ec2
 
 import (
+	"cmp"
 	"maps"
 	"strings"
 
@@ -24,13 +25,13 @@ func (m *Model) createTags(r *request) (any, error) {
 		return nil, m.refused(r, sim.KindTag, instances, notFound(unknown))
 	}
 	for _, id := range ids {
-		kind, has, err := m.taggable(id)
-		if err != nil {
-			return nil, err
+		kind, has, unknown := m.taggable(id)
+		if unknown != nil && (!m.cfg.RightsFirst || kind == "") {
+			return nil, unknown
 		}
 		about := tagged("RequestTag", set)
 		maps.Copy(about, tagged("ResourceTag", has))
-		if err := m.may(r, "ec2:CreateTags", m.arn(kind+"/"+id), about); err != nil {
+		if err := cmp.Or(m.may(r, "ec2:CreateTags", m.arn(kind+"/"+id), about), unknown); err != nil {
 			return nil, err
 		}
 	}
@@ -67,7 +68,7 @@ func (m *Model) taggable(id string) (kind string, has map[string]string, err err
 		return "security-group", g.Tags, nil
 	case "vol":
 		if !m.isPart(id) {
-			return "", nil, bad("InvalidVolume.NotFound", "The volume '%s' does not exist.", id)
+			return "volume", nil, bad("InvalidVolume.NotFound", "The volume '%s' does not exist.", id)
 		}
 		return "volume", m.PartTags()[id], nil
 	case "eni":

@@ -325,6 +325,26 @@ func TestTagsThatCannotBeWrittenAreGivenUpAndHoldUpNothing(t *testing.T) {
 	})
 }
 
+func TestAnInstanceIsTaggedAloneOnlyAfterTriesWithItsParts(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.sharing()
+		b.cloud.set(func() {
+			b.cloud.failTagging = func(t cloud.Tagging) error {
+				if t.Whole {
+					return cloud.No(cloud.ErrUnauthorised, cloud.Scope{}, errors.New("denied"))
+				}
+				return nil
+			}
+		})
+		b.later(time.Second)
+		b.hour("a")
+		b.later(time.Hour)
+		if n := b.cloud.tagged["i-0"]; n != wholeTries+1 || b.cloud.instances["i-0"].Tags[cloud.TagPod] != "a" {
+			t.Errorf("after %d tries the instance has the tags %v", n, b.cloud.instances["i-0"].Tags)
+		}
+	})
+}
+
 // Nothing of an outage is because of the tags: Kip writes them, with their labels, when it is over.
 func TestAnOutageDoesNotUseUpTheTriesOfTags(t *testing.T) {
 	for what, outage := range map[string]error{

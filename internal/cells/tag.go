@@ -20,6 +20,9 @@ const (
 	// labelTries is how often they are written with labels. Then they are written without, since
 	// the cloud may refuse a label, which whoever makes pods chooses.
 	labelTries = 3
+	// wholeTries is how often an instance is tagged only together with its parts: a cloud that refuses a part may only not
+	// know it yet. Each of the next tries tags the instance alone, if need be.
+	wholeTries = 2
 	// longestPartsWait is how long after its launch an instance is not tagged while the cloud does not show all of its parts.
 	// No source says how long that takes. Kip rather tags the instance alone then than not at all.
 	longestPartsWait = 30 * time.Minute
@@ -85,7 +88,7 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 			cell := e.cell()
 			ids[n] = cell.Instance.ID
 			c.mu.Lock()
-			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.parts, Tags: ownTags(*cell)}
+			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.parts, Tags: ownTags(*cell), Whole: e.tagTries < wholeTries}
 			if e.tagTries < labelTries {
 				taggings[n].Tags = tags(*cell)
 			}

@@ -345,6 +345,8 @@ type Tagging struct {
 	// Parts are the IDs of what the instance has (Instance.Parts), which get the tags as well, as far as the cloud
 	// lets them.
 	Parts []string `json:"parts,omitempty"`
+	// Whole has nothing tagged if the cloud does not let Kip tag a part: it may only not know the part yet.
+	Whole bool `json:"whole,omitempty"`
 }
 
 // Tags that Kip puts on everything it makes in a cloud, in the launching call; but

@@ -111,15 +111,17 @@ func (c *Cloud) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Result
 			ids[i] = taggings[n].ID
 		}
 		tags, parts := cut(tagsOf(c.cfg.notConfigured(taggings[places[0]].Tags))), map[string][]string{}
+		whole := map[string]bool{}
 		for _, n := range places {
-			parts[taggings[n].ID] = taggings[n].Parts
+			parts[taggings[n].ID], whole[taggings[n].ID] = taggings[n].Parts, taggings[n].Whole
 		}
 		answered := each(ids, "tag", func(ids []string) cloud.Results {
 			var theirs []string
 			for _, id := range ids {
 				theirs = append(theirs, parts[id]...)
 			}
-			return cloud.Each(c.tagResources(ctx, ids, theirs, tags), ids...)
+			all := slices.ContainsFunc(ids, func(id string) bool { return whole[id] })
+			return cloud.Each(c.tagResources(ctx, ids, theirs, tags, all), ids...)
 		})
 		for i, n := range places {
 			if results[n].Err = answered[i].Err; errors.Is(results[n].Err, cloud.ErrThrottled) {

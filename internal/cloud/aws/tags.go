@@ -80,14 +80,19 @@ var codesNoPart = []string{codeNoVolume, "InvalidNetworkInterfaceID.NotFound"}
 
 // tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with the policy of
 // an earlier Kip, it tags the instances alone: lists show their tags. It tags nothing and returns ErrNotYet if EC2 does not know
-// a part: either CreateTags knows it later than lists do, or later lists do not show it.
-func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag) error {
+// a part: either CreateTags knows it later than lists do, or later lists do not show it. If IAM judges a part before EC2 knows it
+// or its tags, EC2 says UnauthorizedOperation instead, since the policy asks for the part's tags. No source says which EC2 says
+// first. So with whole it tags nothing after that answer either.
+func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag, whole bool) error {
 	err := c.createTags(ctx, slices.Concat(ids, parts), tags)
 	if err == nil || len(parts) == 0 || !cloud.Refused(err) {
 		return err
 	}
 	if said, ok := errors.AsType[*failed](err); ok && slices.Contains(codesNoPart, said.code) {
 		return cloud.No(cloud.ErrNotYet, cloud.Scope{}, said)
+	}
+	if whole && errors.Is(err, cloud.ErrUnauthorised) {
+		return err
 	}
 	if errors.Is(err, cloud.ErrUnauthorised) && c.isNews("tags of disks and interfaces", codeOf(err)) {
 		c.cfg.Log.Warn("tag the disks and interfaces of cells: their instances are tagged alone", "err", err)

@@ -289,6 +289,42 @@ func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
 	}
 }
 
+// A policy that asks for the tags of a root disk denies all to one that EC2 does not know yet, if IAM judges it first.
+func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
+	allows, err := ec2.ParsePolicy(Policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	clk := clocktesting.NewFakeClock(time.Now())
+	account := anAccount(sim.Knobs{})
+	account.Sim.Clock, account.VolumeStep, account.RightsFirst = clk, time.Minute, true
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
+	model, url := serve(t, account)
+	c := open(t, settings(url))
+	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.List(t.Context(), owner)
+	if err != nil || len(list.Instances) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	i := list.Instances[0]
+	tagging := cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: map[string]string{cloud.TagPod: "a"}, Whole: true}
+	err = c.Tag(t.Context(), tagging).Err()
+	if has := model.Machines().Truth()[0].Tags[cloud.TagPod]; !errors.Is(err, cloud.ErrUnauthorised) || has != "" {
+		t.Errorf("while EC2 does not know its root disk: %v, the instance has the tag %q", err, has)
+	}
+	clk.Step(time.Hour)
+	if err := c.Tag(t.Context(), tagging).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range i.Parts {
+		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
+			t.Errorf("then %s has the tags %v", id, got)
+		}
+	}
+}
+
 func isVolume(id string) bool { return strings.HasPrefix(id, "vol-") }
 
 // The policy of an earlier Kip lets it tag instances alone.
