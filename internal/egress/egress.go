@@ -70,19 +70,20 @@ type subnet struct {
 	way    *cloud.Way     // nil while it is not known
 	except []netip.Prefix // of way; never changed, only replaced
 	does   bool           // cells masquerade
-	// since is when somebody first needed the way, and asked says that the cloud was asked, whether it
+	// since is when the first reading began that asks for it, and asked says that the cloud was asked, whether it
 	// has answered or not.
 	since time.Time
 	asked bool
-	// doubted is when a reading first had no way to the internet where way has one; zero for not.
-	doubted time.Time
+	// doubts are what way has and the last reading has not, with the time of the first such reading: networks of Direct,
+	// and the zero one for the way to the internet.
+	doubts map[netip.Prefix]time.Time
 }
 
 // set takes a way, and reports whether cells masquerade otherwise than before.
 func (s *subnet) set(way cloud.Way) (changed bool) {
 	except, does := exceptions(way)
 	changed = s.way == nil || does != s.does || !slices.Equal(except, s.except)
-	s.way, s.except, s.does, s.doubted = &way, except, does, time.Time{}
+	s.way, s.except, s.does = &way, except, does
 	return changed
 }
 
@@ -132,7 +133,7 @@ func (e *Egress) Masquerade(id string) (except []netip.Prefix, does, known bool)
 	defer e.mu.Unlock()
 	s := e.subnets[id]
 	if s == nil {
-		s = &subnet{since: e.cfg.Clock.Now()}
+		s = &subnet{}
 		e.subnets[id] = s
 		if e.cancel != nil { // a reading that does not ask for this one
 			e.cancel()
@@ -188,6 +189,9 @@ func (e *Egress) begin(ctx context.Context) (call context.Context, ids []string,
 	timeout := readTimeout
 	for id, s := range e.subnets {
 		ids = append(ids, id)
+		if s.since.IsZero() {
+			s.since = e.cfg.Clock.Now()
+		}
 		if s.way == nil && !s.asked {
 			timeout = min(timeout, firstTimeout-e.cfg.Clock.Since(s.since))
 		}
@@ -198,7 +202,8 @@ func (e *Egress) begin(ctx context.Context) (call context.Context, ids []string,
 	return call, ids, cancel
 }
 
-// read asks the cloud, and stores what has changed. It returns errMore if a subnet more is to be read.
+// read asks the cloud, and stores what has changed. It returns errMore if it is to read again at once, since
+// there is a subnet more, or one that has time left.
 func (e *Egress) read(ctx, call context.Context, ids []string) error {
 	ways, err := e.cfg.Cloud.Ways(call, ids...)
 	if ctx.Err() != nil {
@@ -210,9 +215,13 @@ func (e *Egress) read(ctx, call context.Context, ids []string) error {
 		e.mu.Unlock()
 		return errMore
 	}
-	changed := false
+	changed, waits, hung := false, false, err != nil && errors.Is(call.Err(), context.DeadlineExceeded)
 	for _, id := range ids {
 		s := e.subnets[id]
+		if hung && s.way == nil && !s.asked && e.cfg.Clock.Since(s.since) < firstTimeout {
+			waits = true // that was the time of another
+			continue
+		}
 		changed = changed || s.way == nil && !s.asked
 		s.asked = true
 		if way, has := ways[id]; err == nil && has {
@@ -232,28 +241,58 @@ func (e *Egress) read(ctx, call context.Context, ids []string) error {
 	if e.unstored {
 		e.store(ctx, stored)
 	}
+	if waits {
+		return errMore
+	}
 	return err
 }
 
 // take takes what a reading has of a subnet, and reports whether cells masquerade otherwise than before. A
-// way to the internet is gone when two readings in a row say so: an answer may lack what is there, and
-// who replaces a table's association takes it away for a moment.
+// way to the internet, or a network that pods reach from their own address, is gone when two readings in a row say so: an
+// answer may lack what is there, and who replaces a table's association has the subnet use the main table for a moment.
 func (e *Egress) take(s *subnet, way cloud.Way) (changed bool) {
-	switch {
-	case s.way != nil && reflect.DeepEqual(*s.way, way):
-		s.doubted = time.Time{}
-		return false
-	case s.way != nil && s.way.Internet && !way.Internet:
-		now := e.cfg.Clock.Now()
-		if s.doubted.IsZero() {
-			s.doubted = now
+	if s.way != nil {
+		now, doubts := e.cfg.Clock.Now(), map[netip.Prefix]time.Time{}
+		counts := func(lacking netip.Prefix) bool {
+			since, before := s.doubts[lacking]
+			if !before {
+				since = now
+			}
+			doubts[lacking] = since
+			return now.Sub(since) < retryEvery // at once, another one says no more
 		}
-		if now.Sub(s.doubted) < retryEvery { // at once, another one says no more
+		kept := s.way.Internet && !way.Internet && counts(netip.Prefix{})
+		if !kept {
+			way.Direct = withDoubted(s.way.Direct, way.Direct, counts)
+		}
+		s.doubts = doubts
+		if kept || reflect.DeepEqual(*s.way, way) {
 			return false
 		}
 	}
 	e.unstored = true
 	return s.set(way)
+}
+
+// withDoubted returns what a reading has of networks, and those of before that count although the reading lacks them.
+func withDoubted(before, read []netip.Prefix, counts func(lacking netip.Prefix) bool) (networks []netip.Prefix) {
+	lacks := false
+	for _, p := range before {
+		is := slices.Contains(read, p)
+		if is || counts(p) {
+			networks = append(networks, p)
+			lacks = lacks || !is
+		}
+	}
+	if !lacks {
+		return read
+	}
+	for _, p := range read {
+		if !slices.Contains(before, p) {
+			networks = append(networks, p)
+		}
+	}
+	return networks
 }
 
 // store keeps the ways for the next Kip. What fails is done with the next reading.
