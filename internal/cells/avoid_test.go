@@ -34,6 +34,12 @@ func TestLaunchesLeaveAZoneAloneThatDoesNotAnswer(t *testing.T) {
 		if zones := silent(); len(zones) > 0 {
 			t.Errorf("launches leave %v alone since one call has failed", zones)
 		}
+		// Lists follow each other while there are launches on their way: one brown-out fails several.
+		b.later(3 * time.Second)
+		b.cells.avoid([]string{"z", ""})
+		if zones := silent(); len(zones) > 0 {
+			t.Errorf("launches leave %v alone since it did not answer for seconds", zones)
+		}
 		b.later(2 * idlePoll)
 		if zones := slices.Compact(silent()); !slices.Equal(zones, []string{"z"}) {
 			t.Errorf("launches leave %v alone, want z", zones)

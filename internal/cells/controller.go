@@ -86,8 +86,8 @@ type Controller struct {
 	checkup checkup
 	// apart is how many cells are launched at once, where they are fewer than may be.
 	apart map[location]fewer
-	// silent are the zones that did not answer for the last list.
-	silent []string
+	// silent has the zones that did not answer for the last list, and since when they have not.
+	silent map[string]time.Time
 	// terminating has, by their instances, the ends that are under way.
 	terminating map[string]*termination
 	// awake is since when this process has looked at the cells without a gap, and
