@@ -166,6 +166,10 @@ func TestARecordOfALaterVersionIsNotSent(t *testing.T) {
 		if len(b.cloud.launches) != before || b.phase("a") != apiv1.Launching {
 			t.Fatalf("it was sent; the cell is %s", b.phase("a"))
 		}
+		b.later(10 * time.Minute)
+		if len(b.cloud.launches) != before || b.phase("a") != "" || len(b.launchesStored()) > 0 {
+			t.Errorf("later it is not given up: the cell is %q, stored are %v", b.phase("a"), b.launchesStored())
+		}
 	})
 }
 

@@ -28,6 +28,8 @@ const (
 	// another may work.
 	giveUpTries = 5
 	giveUpAfter = time.Minute
+	// giveUpUnknown is after how long a stored launch of a later Kip is given up.
+	giveUpUnknown = 5 * time.Minute
 	// Between two tries of a launch.
 	firstRetry, longestRetry = 200 * time.Millisecond, 15 * time.Second
 )
@@ -36,7 +38,8 @@ const (
 const launchesPrefix = "launches/"
 
 // launchVersion is the latest of launchRecord. A Kip that does not know a record's version
-// sends nothing of it: it would drop what it does not know, and send another call.
+// sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
+// an instance of it is found by its tags, and ended.
 const launchVersion = 3
 
 // versionOf is the first version in which Kips know all of a call.
@@ -319,6 +322,7 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	l := &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
 	var stored launchRecord
+	var unknown error
 	revision, err := c.cfg.Store.Get(ctx, launchesPrefix+intent.ID, &stored)
 	if err != nil {
 		return 0, err
@@ -329,8 +333,14 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 			return 0, err
 		}
 	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
-		return 0, fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
+		unknown = fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
 			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
+		// The Kip that knows it may lead again soon.
+		if now := c.cfg.Clock.Now(); e.resolving.failed == 0 || now.Sub(e.resolving.began) < giveUpUnknown {
+			e.resolving.fail(now, unknown, c.cfg.Random)
+			return 0, unknown
+		}
+		l.revision = revision
 	default:
 		l.request, l.until, l.revision = stored.Request, stored.Until, revision
 	}
@@ -359,13 +369,17 @@ func (c *Controller) resume(ctx context.Context, e *entry) (time.Duration, error
 	}
 	if revision == 0 {
 		if l.request, err = c.remadeRequest(l); err != nil {
-			c.inTurn(ctx, "launch", func(ctx context.Context) { c.abandon(ctx, e, err) })
+			c.inTurn(ctx, "launch", func(ctx context.Context) { c.abandon(ctx, &launch{group: []*entry{e}}, err) })
 			e.launching = true
 			return 0, nil
 		}
 	}
 	for _, n := range l.open() {
 		l.group[n].launching = true
+	}
+	if unknown != nil {
+		c.inTurn(ctx, "launch", func(ctx context.Context) { c.abandon(ctx, l, unknown) })
+		return 0, nil
 	}
 	c.inTurn(ctx, "launch", func(ctx context.Context) { c.send(ctx, l, nil) })
 	return 0, nil
@@ -396,11 +410,14 @@ func (c *Controller) unresolved(ctx context.Context, e *entry, launch string) er
 	return nil
 }
 
-// abandon gives up a launch that cannot be sent again, for one of its cells.
-func (c *Controller) abandon(ctx context.Context, e *entry, why error) {
-	l := &launch{group: []*entry{e}}
+// abandon gives up a launch that cannot be sent again, for those of its cells that are open.
+func (c *Controller) abandon(ctx context.Context, l *launch, why error) {
 	defer func() { c.landed(l.entries(l.open())...) }()
-	c.resolve(ctx, l, []int{0}, map[int]verdict{0: isAbandoned}, cloud.NotLaunched(1, why))
+	verdicts := map[int]verdict{}
+	for _, n := range l.open() {
+		verdicts[n] = isAbandoned
+	}
+	c.resolve(ctx, l, l.open(), verdicts, cloud.NotLaunched(len(l.group), why))
 }
 
 // remadeRequest is the call of a launch that is stored without it, as Kips before
