@@ -134,9 +134,9 @@ var faults = map[string]meaning{
 	codeNoDisk:                        {cloud.ErrUnfit, nothing},
 }
 
-// codeNoDisk is that of a root disk that EC2 could not make, mostly for want of its KMS key, and codesNoKey begin those of a key that it
-// cannot use. The operator has configured the key: whoever asks for another instance gets the same. Sources: those of
-// KeyFaults of dev/ec2.
+// codeNoDisk is that of a root disk that EC2 could not make, mostly for want of its KMS key, and codesNoKey begin those of a
+// key that it cannot use. The operator has configured the key: whoever asks for another instance gets the same. Sources:
+// those of KeyFaults of dev/ec2.
 const codeNoDisk, codesNoKey = "Client.InternalError", "Client.InvalidKMSKey."
 
 // codeAsked is that of an end that somebody asked for.
