@@ -117,6 +117,9 @@ func (m *Model) describeAvailabilityZones(r *request) (any, error) {
 		return nil, dryRun
 	}
 	zones := map[string]string{}
+	for _, zone := range m.cfg.Zones {
+		zones[zone] = "availability-zone"
+	}
 	for _, s := range m.Subnets() {
 		zones[s.Zone] = cmp.Or(s.ZoneType, "availability-zone")
 	}

@@ -28,8 +28,11 @@ type Config struct {
 	// those of Subnets.
 	Sim     sim.Config
 	Subnets []Subnet
-	Groups  []Group
-	Images  []Image
+	// Zones are those of the region where the account has no subnet. It sees them all the same: EC2 API reference,
+	// "DescribeAvailabilityZones".
+	Zones  []string
+	Groups []Group
+	Images []Image
 	// Reservations are those of capacity.
 	Reservations []Reservation
 	// Hosts are Dedicated Hosts.

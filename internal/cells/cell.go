@@ -469,6 +469,17 @@ func (c *Cell) take(i cloud.Instance, now time.Time) {
 	c.Instance = &i
 }
 
+// zone is where the cell's instance is, or may be; "" if nothing was launched for it.
+func (c Cell) zone() string {
+	switch {
+	case c.Instance != nil:
+		return c.Instance.Zone
+	case c.Launch != nil:
+		return c.Offer().Zone
+	}
+	return ""
+}
+
 // launched is when the instance came to be, as well as Kip knows; zero if it has
 // none.
 func (c Cell) launched() time.Time {

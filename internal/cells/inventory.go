@@ -49,8 +49,8 @@ type look struct {
 	// strangers are cells of a Kip whose store was lost, standby or not tagged yet:
 	// which pods they run, if any, nobody knows.
 	strangers []string
-	// missing are the zones that it does not cover.
-	missing []string
+	// missing are the zones that it does not cover. If looked is not nil, it covers no others than these.
+	missing, looked []string
 	// wrong says that it lacks the instance of a cell that was heard a short while
 	// ago. That it lacks others proves nothing then.
 	wrong bool
@@ -67,7 +67,9 @@ type look struct {
 }
 
 // covers says that the look would show an instance of the zone.
-func (l look) covers(zone string) bool { return cloud.Listing{Missing: l.missing}.Covers(zone) }
+func (l look) covers(zone string) bool {
+	return cloud.Listing{Missing: l.missing, Looked: l.looked}.Covers(zone)
+}
 
 // complete says that the look shows all instances, as far as Kip can tell.
 func (l look) complete() bool {
@@ -204,7 +206,14 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []know
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
 		byPod:   map[types.UID][]string{},
 		byCell:  make(map[string]string, len(listing.Instances)),
-		missing: listing.Missing,
+		missing: slices.Clone(listing.Missing),
+		looked:  listing.Looked,
+	}
+	for _, k := range cells {
+		// The cloud need not know that Kip once launched there.
+		if zone := k.cell.zone(); zone != "" && !listing.Covers(zone) && !slices.Contains(seen.missing, zone) {
+			seen.missing = append(seen.missing, zone)
+		}
 	}
 	add := func(i cloud.Instance) {
 		seen.byID[i.ID] = i
@@ -235,7 +244,7 @@ func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []know
 	v.unseen = unseen
 	if v.blind == nil {
 		v.blind = map[string]bool{}
-		for _, zone := range listing.Missing {
+		for _, zone := range seen.missing {
 			v.blind[zone] = true
 		}
 	}

@@ -100,6 +100,24 @@ func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
 	})
 }
 
+// Kip may have launched where it launches no more, of which the cloud's driver knows nothing.
+func TestTheZoneOfACellThatTheCloudDidNotLookAtIsMissing(t *testing.T) {
+	launching := &Cell{ID: "c", Phase: apiv1.Terminating, Launch: &Launch{}, Offers: []Offer{{Zone: "e"}}}
+	elsewhere := on("i", 1000)
+	elsewhere.Instance.Zone = "e"
+	for what, cell := range map[string]*Cell{"launching": launching, "launched": elsewhere} {
+		v := newInventory(Health{}, 0)
+		f := described(v, 2000, cloud.Gone, []known{{cell: cell}}, cloud.Listing{Looked: []string{"a"}})
+		if look := v.last(); !look.blind || look.complete() || look.covers("e") || !look.covers("a") || len(f.lacking) > 0 {
+			t.Errorf("%s: the look is blind %t, complete %t, without %v", what, look.blind, look.complete(), look.missing)
+		}
+		described(v, 2020, cloud.Gone, []known{{cell: cell}}, cloud.Listing{Looked: []string{"a", "e"}})
+		if look := v.last(); look.blind || !look.covers("e") {
+			t.Errorf("%s: once the cloud has looked there: blind %t, without %v", what, look.blind, look.missing)
+		}
+	}
+}
+
 // found is what follows from a look and from what the cloud says then.
 type found struct {
 	findings

@@ -92,13 +92,22 @@ type Listing struct {
 	// Silent are those of Missing that did not answer. Of the others the cloud did not show
 	// that it could look there.
 	Silent []string `json:"silent,omitempty"`
+	// Looked are the zones where the cloud showed that it could look, if it showed that of these alone: then the listing
+	// covers no other zone. It is nil if the cloud could look everywhere but in Missing.
+	Looked []string `json:"looked"`
 }
 
-// Complete says that every zone was looked at.
+// Complete says that every zone was looked at that the cloud knows to be Kip's.
 func (l Listing) Complete() bool { return len(l.Missing) == 0 }
 
 // Covers says that an instance in the zone would have been listed. Of one whose
 // zone is not known only a complete listing says anything.
 func (l Listing) Covers(zone string) bool {
-	return l.Complete() || zone != "" && !slices.Contains(l.Missing, zone)
+	switch {
+	case zone == "":
+		return l.Complete()
+	case l.Looked != nil:
+		return slices.Contains(l.Looked, zone)
+	}
+	return !slices.Contains(l.Missing, zone)
 }

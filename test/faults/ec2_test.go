@@ -42,6 +42,9 @@ type asked interface {
 // subnetOf is the only one of a zone.
 func subnetOf(zone string) string { return "subnet-" + zone }
 
+// unusedZone is one of the region where Kip has no subnet.
+const unusedZone = "c"
+
 // volumeStep is how long each step of a volume takes.
 const volumeStep = 1500 * time.Millisecond
 
@@ -70,6 +73,7 @@ func newModel(machines sim.Config, disks ec2.Disks, s setting) (*ec2.Model, erro
 	cfg := ec2.Config{
 		Sim:      machines,
 		Subnets:  []ec2.Subnet{{ID: subnetOf("a"), VPC: "vpc-1", Zone: "a"}, {ID: subnetOf("b"), VPC: "vpc-1", Zone: "b"}},
+		Zones:    []string{unusedZone},
 		Images:   ec2Images(1, 1),
 		Policies: map[string]*ec2.Policy{ec2Key: policy},
 		Disks:    disks,
@@ -360,6 +364,16 @@ var onlyOnEC2 = []scenario{
 		if s.alive() {
 			s.shows("the pod was evicted before Kip looked by itself", s.toldBefore(uid, "Evicted", at.Add(spotLooks/4)))
 		}
+	}},
+	{ec2: true, every: 64, name: "Kip begins while a zone is disrupted that it does not use", story: func(s *stage) {
+		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 1)
+		uids := []types.UID{s.pod(corev1.RestartPolicyAlways, "small"), s.pod(corev1.RestartPolicyAlways, "small")}
+		s.until("one runs in each zone", s.runs(uids...))
+		s.change(func(k *sim.Knobs) { k.BlindZones = []string{unusedZone} })
+		s.kill()
+		waits := s.pod(corev1.RestartPolicyAlways, "large")
+		s.until("a pod runs that was there before Kip", s.runs(append(uids, waits)...))
+		s.change(func(k *sim.Knobs) { k.BlindZones = nil })
 	}},
 	{ec2: true, name: "Kip comes back from elsewhere", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "small")

@@ -48,7 +48,8 @@ type Cloud struct {
 	// mu guards what was read of EC2 and is read again with the catalogue, and kipGroups.
 	mu           sync.Mutex
 	network      *network
-	located      bool // it was read before
+	located      bool            // it was read before
+	zones        map[string]bool // of all subnets of the cells that were read since Kip began
 	images       map[string]image
 	groups       map[string]string     // IDs by name
 	own          map[string]cellsGroup // by owner

@@ -192,6 +192,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		images:  map[string]image{},
 		groups:  map[string]string{},
 		own:     map[string]cellsGroup{},
+		zones:   map[string]bool{},
 		shown:   map[string]time.Time{},
 		making:  make(chan struct{}, 1),
 		looks:   make(chan struct{}, 1),

@@ -24,8 +24,9 @@ import (
 //
 // So Kip asks by IDs, zone by zone. It knows the zones from earlier answers, and from network interfaces. The
 // reference has no such limit for DescribeNetworkInterfaces. If that call fails too, Kip has no list. Whether it shows all
-// interfaces of a disrupted zone, no source says. So a zone of which it shows none counts as not looked at: only an instance that EC2
-// describes proves that EC2 answers for its zone.
+// interfaces of a disrupted zone, no source says. So a zone where Kip has subnets, and of which it shows none, counts as not looked at:
+// only an instance that EC2 describes proves that EC2 answers for its zone. A zone counts for nothing if Kip has neither subnets nor
+// interfaces there, and EC2 has shown no instance of it.
 
 const codeNoInstance = "InvalidInstanceID.NotFound"
 
@@ -108,6 +109,12 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	if !mayBeZones(ctx, whole) {
 		return cloud.Listing{}, whole
 	}
+	some, cancel = partOf(ctx, 3)
+	zones, err := c.zonesOfCells(some)
+	cancel()
+	if err != nil {
+		return cloud.Listing{}, errors.Join(whole, err)
+	}
 	groups, err := c.wantedByZone(ctx, of, func(sighting) bool { return true })
 	if err != nil {
 		return cloud.Listing{}, errors.Join(whole, err)
@@ -119,20 +126,24 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	case len(failed) == len(groups) && len(groups) > 0 && len(all) == 0:
 		return cloud.Listing{}, whole
 	}
-	here, err := c.where(ctx)
-	if err != nil {
-		return cloud.Listing{}, errors.Join(whole, err)
-	}
 	answered := map[string]bool{}
 	for _, i := range all {
 		answered[i.Zone] = true
 	}
+	for zone := range groups {
+		zones[zone] = true
+	}
+	maps.Copy(zones, answered)
 	anywhere := slices.Contains(failed, "") // so may be those whose zone is not known
 	failed = slices.DeleteFunc(failed, func(zone string) bool { return zone == "" })
-	list := cloud.Listing{Silent: failed, Missing: slices.Clone(failed)}
-	for _, zone := range slices.Concat(here.zones, slices.Sorted(maps.Keys(groups))) {
-		if zone != "" && (anywhere || !answered[zone]) && !slices.Contains(list.Missing, zone) {
+	list := cloud.Listing{Silent: failed, Missing: slices.Clone(failed), Looked: []string{}}
+	for _, zone := range slices.Sorted(maps.Keys(zones)) {
+		switch {
+		case zone == "" || slices.Contains(failed, zone):
+		case anywhere || !answered[zone]:
 			list.Missing = append(list.Missing, zone)
+		default:
+			list.Looked = append(list.Looked, zone)
 		}
 	}
 	for _, i := range all {

@@ -138,6 +138,43 @@ func TestALaunchIsAnsweredInTheDisruptionOfAnotherZone(t *testing.T) {
 	}
 }
 
+// A Kip that begins during it must find that its list is complete, or it gives no cell to pods that were there before. Nor does a
+// list need the subnets once they are known.
+func TestADisruptionOfAZoneThatKipDoesNotUseTakesNothingFromItsList(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Zones = []string{"us-east-1e"}
+	model, _ := serve(t, account)
+	refusing := false
+	_, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if refusing && r.PostForm.Get("Action") == "DescribeSubnets" {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, "<Response><Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors></Response>")
+			return
+		}
+		model.ServeHTTP(w, r)
+	}))
+	before := open(t, settings(url))
+	inBothZones(t, before, 2)
+	disrupt(t, model, "us-east-1e")
+	fresh := open(t, settings(url))
+	for range 2 {
+		for what, c := range map[string]*Cloud{"one from before": before, "a new one": fresh} {
+			list, err := c.List(t.Context(), owner)
+			if err != nil || !list.Complete() || len(list.Instances) != 4 || !list.Covers("us-east-1b") {
+				t.Errorf("%s: %d, without %v, %v: want all 4, and no zone missing", what, len(list.Instances), list.Missing, err)
+			}
+			if list.Covers("us-east-1e") {
+				t.Errorf("%s: nothing shows that EC2 answers for us-east-1e", what)
+			}
+			c.forget()
+		}
+		refusing = true
+	}
+	if list, err := open(t, settings(url)).List(t.Context(), owner); err == nil {
+		t.Errorf("without knowing its zones it lists %+v", list)
+	}
+}
+
 // Without them nobody knows which instances there are.
 func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})

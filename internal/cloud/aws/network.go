@@ -21,8 +21,6 @@ import (
 type network struct {
 	vpc     string
 	subnets map[string]subnet
-	// zones are all of the region that the account may use.
-	zones []string
 }
 
 type subnet struct {
@@ -85,6 +83,11 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	case c.cfg.VPC != "" && c.cfg.VPC != defaultVPC && n.vpc != c.cfg.VPC:
 		return nil, refused("the subnets %s are in %s: want subnets of cloud.aws.vpcID, which is %s", strings.Join(names, ", "), n.vpc, c.cfg.VPC)
 	}
+	c.mu.Lock()
+	for _, s := range n.subnets {
+		c.zones[s.zone] = true
+	}
+	c.mu.Unlock()
 	public, err := c.publicSubnets(ctx, n.vpc)
 	if err != nil {
 		return nil, err
@@ -98,9 +101,6 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 	if err != nil {
 		return nil, classify(err, cloud.Scope{})
 	}
-	for _, zone := range zones.AvailabilityZones {
-		n.zones = append(n.zones, aws.ToString(zone.ZoneName))
-	}
 	for _, s := range all {
 		id := aws.ToString(s.SubnetId)
 		in := n.subnets[id]
@@ -108,6 +108,23 @@ func (c *Cloud) readNetwork(ctx context.Context, first bool) (*network, error) {
 		n.subnets[id] = in
 	}
 	return n, nil
+}
+
+// zonesOfCells returns the zones where Kip can launch, or could since it began. It makes calls only if it has never read the subnets.
+func (c *Cloud) zonesOfCells(ctx context.Context) (map[string]bool, error) {
+	read := func() map[string]bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return maps.Clone(c.zones)
+	}
+	if known := read(); len(known) > 0 {
+		return known, nil
+	}
+	_, err := c.where(ctx)
+	if known := read(); len(known) > 0 {
+		return known, nil
+	}
+	return nil, err
 }
 
 // warnOfNoAddress tells once of a subnet whose cells reach nothing outside: its way out is an internet gateway, which sends
