@@ -85,8 +85,9 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	var own []string
 	for n, i := range all {
 		switch {
-		case i.State == cloud.Unknown || i.State == cloud.Gone:
-			ended := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it has ended"))
+		case i.State == cloud.Unknown || i.State == cloud.Gone || i.State == cloud.Terminating:
+			// Of one that ends, no source says for how long IAM knows its tags.
+			ended := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it ends, or has ended"))
 			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, ended)
 		case i.Tags[cloud.TagOwner] != "" && (c.cfg.Owner == "" || i.Tags[cloud.TagOwner] == c.cfg.Owner):
 			own = append(own, i.ID)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -316,6 +317,29 @@ func TestOneInstanceThatKipMayNotChangeKeepsNoOtherFromTheEndOfItsBoost(t *testi
 	}
 	if c.holds(factNoCreditRight) || !c.holds(factCreditRight) {
 		t.Error("Kip does not know its right")
+	}
+}
+
+// An instance that ends may lose its tags first, or be none to IAM. No source says how EC2 answers for it, so its refusal says nothing.
+func TestARefusalOfAnInstanceThatEndsSaysNothingOfTheRight(t *testing.T) {
+	without, err := ec2.ParsePolicy([]byte(strings.ReplaceAll(string(Policy()), "ec2:ModifyInstanceCreditSpecification", "ec2:DescribeTags")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := anAccount(sim.Knobs{Termination: sim.Distribution{Median: time.Hour}})
+	account.Policies = map[string]*ec2.Policy{"AKIATESTS": without}
+	_, url := serve(t, account)
+	c := open(t, settings(url))
+	id := launchOne(t, c, small(t, c, "a", 1))
+	if err := c.Terminate(t.Context(), id).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := statesOf(t, c, id); !slices.Equal(got, []cloud.State{cloud.Terminating}) {
+		t.Fatalf("it is %q", got)
+	}
+	c.note(factCreditRight, rightFor)
+	if err := c.EndBoost(t.Context(), id).Err(); !errors.Is(err, cloud.ErrNotFound) || c.holds(factNoCreditRight) {
+		t.Errorf("of one that ends: %v, no right: %t", err, c.holds(factNoCreditRight))
 	}
 }
 
