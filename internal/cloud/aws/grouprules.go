@@ -86,11 +86,11 @@ type ruleChanges struct {
 	add, remove []rule
 	// adopt are rules without a description that Kip wants: an earlier Kip made them, which wrote none.
 	adopt []rule
-	// leave are rules without a description that Kip does not want, with the ports of Kip's: an earlier Kip or a person made
-	// them.
-	leave []rule
-	// open are rules that others made, by which more than Kip reaches the agents.
+	// open are rules that Kip does not want, by which more than Kip reaches the agents.
 	open []rule
+	// leave are other rules without a description that Kip does not want, with the ports of Kip's: an earlier Kip or a person
+	// made them.
+	leave []rule
 }
 
 // reachesAgents reports whether a rule lets its source in to the port of agents.
@@ -112,12 +112,12 @@ func changesOf(wanted []rule, has []describedRule) (c ruleChanges) {
 			c.remove = append(c.remove, h.rule)
 		case h.description == "" && wants:
 			c.adopt = append(c.adopt, h.rule)
+		case !wants && h.reachesAgents():
+			c.open = append(c.open, h.rule)
 		case h.description == "" && slices.ContainsFunc(wanted, func(r rule) bool {
 			return r.protocol == h.protocol && r.from == h.from && r.to == h.to
 		}):
 			c.leave = append(c.leave, h.rule)
-		case h.description != ownDescription && !wants && h.reachesAgents():
-			c.open = append(c.open, h.rule)
 		}
 	}
 	return c
@@ -155,7 +155,7 @@ func (c *Cloud) keepRules(ctx context.Context, vpc string, group foundGroup, sur
 
 // adopt marks rules of an earlier Kip as Kip's own. Without the mark they stay and serve, so a failure is no error.
 func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
-	if left := rulesText(changes.leave); left != "" && c.isNews("rules left alone in "+group, left) {
+	if left := rulesText(changes.leave); c.isNews("rules left alone in "+group, left) && left != "" {
 		c.cfg.Log.Warn("the security group of the cells has rules without a description, which an earlier Kip may have made: "+
 			"Kip leaves them alone; remove those that you do not need", "group", group, "rules", left)
 	}
@@ -175,20 +175,14 @@ func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
 
 // tellOpen reports the rules of a group by which more than Kip reaches the agents. Kip leaves them alone.
 func (c *Cloud) tellOpen(group string, changes ruleChanges) {
-	open := slices.Clone(changes.open)
-	for _, r := range changes.leave {
-		if r.reachesAgents() {
-			open = append(open, r)
-		}
-	}
-	text := rulesText(open)
+	text := rulesText(changes.open)
 	if !c.isNews("rules to agents in "+group, text) || text == "" {
 		return
 	}
-	c.cfg.Log.Warn("rules that others made in the security group of the cells let more than Kip reach the port of agents, 6421: "+
-		"Kip leaves them alone; narrow them", "group", group, "rules", text)
+	c.cfg.Log.Warn("rules that Kip does not want in the security group of the cells let more than Kip reach the port of agents, 6421: "+
+		"Kip leaves them alone; narrow or remove them", "group", group, "rules", text)
 	if c.cfg.AgentsOpen != nil {
-		c.cfg.AgentsOpen(fmt.Sprintf("Rules that others made in security group %s of the cells let more than Kip reach port %d of "+
+		c.cfg.AgentsOpen(fmt.Sprintf("Rules that Kip does not want in security group %s of the cells let more than Kip reach port %d of "+
 			"the cells' agents. Kip leaves them alone; narrow or remove them: %s", group, agentPort, text[:min(len(text), maxMessage)]))
 	}
 }
