@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 
 	"github.com/elotl/kip/internal/agent/configs"
@@ -101,6 +102,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if a.logind != nil {
 		machine.PodGrace, machine.PluginGrace = podGrace, pluginGrace
 	}
+	machine.Processors = runtime.NumCPU()
 	kubelet, err := configs.Kubelet(c, a.pki.Files, machine)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -223,6 +224,24 @@ func TestPluginsEndAfterThePodsOfAMachineThatEnds(t *testing.T) {
 		}
 		if !slices.Equal(typed.ShutdownGracePeriodByPodPriority, want) {
 			t.Errorf("with a grace of %s pods have %+v: want %+v", grace, typed.ShutdownGracePeriodByPodPriority, want)
+		}
+	}
+}
+
+// The kernel's own threads count as tasks, at least 8 for each processor.
+func TestThePodLeavesTasksForTheKernelsOwnThreads(t *testing.T) {
+	for _, processors := range []int{1, 128, 896} {
+		b, err := Kubelet(config(), files, Machine{Processors: processors})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var typed kubeletv1beta1.KubeletConfiguration
+		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+			t.Fatal(err)
+		}
+		reserved, err := strconv.Atoi(typed.SystemReserved["pid"])
+		if left := reserved - 8*processors; err != nil || left < reservedPIDs {
+			t.Errorf("with %d processors %d are reserved, %v: %d are left to the agent, want %d", processors, reserved, err, left, reservedPIDs)
 		}
 	}
 }

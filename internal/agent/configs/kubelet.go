@@ -32,6 +32,11 @@ const maxPods = 4
 // kernel.threads-max (pkg/kubelet/stats/pidlimit), which is some 8000 for each GiB of memory (kernel/fork.c).
 const reservedPIDs = 1000
 
+// pidsOfProcessor are tasks beside those for each processor: the kernel's own threads count towards both, too. The kernel's
+// least pid_max has 8 for each (PIDS_PER_CPU_MIN in include/linux/threads.h); workqueues start more under load, of which no
+// source has a figure, so this is twice as many.
+const pidsOfProcessor = 16
+
 // maxPlugins is how many CSI drivers the volumes of one pod can be of.
 const maxPlugins = 16
 
@@ -45,6 +50,7 @@ type Machine struct {
 	PodGrace time.Duration
 	// PluginGrace is what the node plugins of CSI drivers have after that, in whole seconds.
 	PluginGrace time.Duration
+	Processors  int
 }
 
 // Kubelet renders the kubelet's configuration file.
@@ -56,7 +62,7 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
 	}
-	for _, part := range []map[string]any{kubeletServer(f), kubeletAPI(), kubeletContainers(), kubeletReserves(c), kubeletPeriods()} {
+	for _, part := range []map[string]any{kubeletServer(f), kubeletAPI(), kubeletContainers(), kubeletReserves(c, m), kubeletPeriods()} {
 		maps.Copy(cfg, part)
 	}
 	if c.Plugins {
@@ -153,12 +159,15 @@ func kubeletContainers() map[string]any {
 }
 
 // kubeletReserves is of what is kept from the pod.
-func kubeletReserves(c agentapi.Config) map[string]any {
+func kubeletReserves(c agentapi.Config, m Machine) map[string]any {
 	return map[string]any{
 		// The pods' cgroup is limited to the rest, so that a pod cannot starve the
 		// agent.
 		"enforceNodeAllocatable": []string{"pods"},
-		"systemReserved":         map[string]string{"memory": fmt.Sprint(c.ReservedMemoryBytes), "pid": fmt.Sprint(reservedPIDs)},
+		"systemReserved": map[string]string{
+			"memory": fmt.Sprint(c.ReservedMemoryBytes),
+			"pid":    fmt.Sprint(reservedPIDs + pidsOfProcessor*m.Processors),
+		},
 		// No memory threshold: eviction is for choosing among pods, and here is
 		// one. It would also be taken off what is allocatable, which placement
 		// has counted exactly. When memory runs out, the kernel's OOM killer
