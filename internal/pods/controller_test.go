@@ -760,7 +760,9 @@ func TestAPodThatTheAPIServerHasIsNotLetGo(t *testing.T) {
 	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
 		t.Errorf("released %v, and looked at again after %s: want no release, and a look after %s", h.cells.released, again, staleRetry)
 	}
-	refuse := func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("the API server is down") }
+	refuse := func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("the API server is down")
+	}
 	h.client.PrependReactor("list", "pods", refuse)
 	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
 		t.Errorf("while nobody can tell: released %v, and looked at again after %s", h.cells.released, again)
