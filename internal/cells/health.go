@@ -287,7 +287,8 @@ func (c *Controller) tellRefusing(cells []*entry, now time.Time) {
 		since := e.refusing
 		c.mu.Unlock()
 		if tell {
-			c.warn(e.cell(), events.CellRefuses, "Cell %s has not obeyed Kip for %s, so what its pod does is not known: %v. Delete the pod to end the cell",
+			c.warn(e.cell(), events.CellRefuses,
+				"Cell %s has not obeyed Kip for %s, so what its pod does is not known: %v. Delete the pod to end the cell",
 				e.id, now.Sub(since).Round(time.Second), why)
 		}
 	}

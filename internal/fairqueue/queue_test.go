@@ -31,7 +31,9 @@ func TestAShareWithManyItemsDoesNotDelayOthers(t *testing.T) {
 	if len(order) != many+2 {
 		t.Fatalf("%d items came, want %d", len(order), many+2)
 	}
-	for place, want := range map[int]string{0: "large/0", 1: "small/0", 2: "large/1", 3: "small/1", 4: "large/2", many + 1: fmt.Sprint("large/", many-1)} {
+	for place, want := range map[int]string{
+		0: "large/0", 1: "small/0", 2: "large/1", 3: "small/1", 4: "large/2", many + 1: fmt.Sprint("large/", many-1),
+	} {
 		if order[place] != want {
 			t.Errorf("item %d is %s, want %s", place, order[place], want)
 		}

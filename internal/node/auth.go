@@ -87,7 +87,8 @@ func (g *gate) turn(r *http.Request) (leave func(), refused *refusal) {
 	defer cancel()
 	leave, err := g.turns.Take(ctx, sources.Of(r.RemoteAddr))
 	if err != nil {
-		return nil, &refusal{http.StatusTooManyRequests, fmt.Errorf("too many requests with a token from this address: none had a turn for %s", reviewTurn)}
+		return nil, &refusal{http.StatusTooManyRequests,
+			fmt.Errorf("too many requests with a token from this address: no turn came in %s", reviewTurn)}
 	}
 	return leave, nil
 }

@@ -58,7 +58,10 @@ func TestTokensOfOneAddressHoldUpNoOther(t *testing.T) {
 	for range reviewsOfOne {
 		<-came
 	}
-	for what, code := range map[string]int{"another address": send("10.0.0.2:1", "b"), "the same address without a token": send("10.0.0.1:1", "")} {
+	for what, code := range map[string]int{
+		"another address":                  send("10.0.0.2:1", "b"),
+		"the same address without a token": send("10.0.0.1:1", ""),
+	} {
 		if code != http.StatusUnauthorized {
 			t.Errorf("a request of %s is answered with %d, want %d", what, code, http.StatusUnauthorized)
 		}

@@ -34,7 +34,8 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 		return // of the tests that need most of the policy none has run
 	}
 	// The others: the account has the role of spot, and nothing is refused.
-	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesImages", "KipLaunchesInReservations",
+	for _, sid := range []string{"KipReads", "KipReadsPrices", "KipLaunches", "KipLaunchesFrom", "KipLaunchesImages",
+		"KipLaunchesInReservations",
 		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
 		"KipMakesDisks", "KipMovesDisks", "KipAttachesToCells", "KipMovesDisksOfTheDriver", "KipRoutes",
 		"KipLetsCellsForward", "KipEndsBootCredits", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
