@@ -25,10 +25,11 @@ const refusedAgents = 3
 
 // ingredients are what decides whether a cloud-init file fits, or an agent: one of both, and the
 // image, of which one name may stand for one of each architecture. Or they decide whether the cloud can start
-// a machine: the template, which has the key of the root disk, and the image's name, of whatever architecture.
+// a machine: the template, which has the key of the root disk, and the image, of which one name may also stand for that with the
+// driver of GPUs. EC2 lets spot instances use a key by another grant.
 type ingredients struct {
 	cloudInit, agent, image, arch string
-	starts                        bool
+	starts, spot, gpus            bool
 	template                      string
 }
 
@@ -42,7 +43,10 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 
 // startOf are the ingredients of the start of what is launched now like a cell.
 func (c *Controller) startOf(cell *Cell) ingredients {
-	return ingredients{starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image)}
+	return ingredients{
+		starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
+		spot: cell.Offer().Spot, gpus: cell.GPUs > 0,
+	}
 }
 
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
@@ -195,6 +199,22 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	}
 	c.mu.Unlock()
 	return 0
+}
+
+// notLaunched lets another cell show whether what was refused is fixed, instead of one that the cloud has not launched.
+func (c *Controller) notLaunched(cell *Cell) {
+	now, cloudInit := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), cell)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := []*unfit{c.unfits[cloudInit], c.unfits[c.startOf(cell)]}
+	if c.cfg.Agent != nil {
+		all = append(all, c.unfits[withAgentOf(c.cfg.Agent, cell)])
+	}
+	for _, u := range all {
+		if u != nil && u.asked && now.Before(u.until) {
+			u.until = now
+		}
+	}
 }
 
 // tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init

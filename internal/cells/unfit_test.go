@@ -267,9 +267,9 @@ func TestOneInstanceAtATimeShowsWhetherTheKeyOfRootDisksCanBeUsed(t *testing.T) 
 			request()
 			b.later(time.Minute)
 		}
-		// One goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes.
-		if n := b.instances(); n < pods+4 || n > pods+6 {
-			t.Errorf("%d instances in an hour for %d pods, want one more for each pause", n, pods)
+		// One of each architecture, whose images differ, goes in each of the pauses, of 1, 2, 4, 8, 16 and 30 minutes.
+		if n := b.instances(); n < pods+8 || n > pods+12 {
+			t.Errorf("%d instances in an hour for %d pods, want two more for each pause", n, pods)
 		}
 		cell, _ := b.cells.ForPod(ref("p1").UID)
 		if why := b.cells.WaitsFor(cell.ID); !strings.Contains(why, "EC2 cannot use the KMS key") {
@@ -293,6 +293,35 @@ func TestOneInstanceAtATimeShowsWhetherTheKeyOfRootDisksCanBeUsed(t *testing.T) 
 			if pod := fmt.Sprint("p", n); b.phase(pod) != apiv1.Bound {
 				t.Fatalf("%s is %q once the key can be used; said %v", pod, b.phase(pod), b.said(pod))
 			}
+		}
+	})
+}
+
+// One that the cloud refuses, as for want of capacity, shows nothing: the next may go at once.
+func TestACellThatIsNotLaunchedLetsAnotherShowWhetherTheKeyCanBeUsed(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		fixed := b.keyless()
+		b.request("a", "nano")
+		b.later(30 * time.Second)
+		if b.instances() != 1 {
+			t.Fatalf("%d instances: the first cell has not been launched", b.instances())
+		}
+		fixed()
+		b.cloud.set(func() {
+			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
+				return &cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("no capacity")}, false
+			}
+		})
+		b.request("b", "nano")
+		b.later(90 * time.Second)
+		if b.instances() != 1 || b.phase("b") == apiv1.Requested {
+			t.Fatalf("%d instances, and the cell that is to show whether it is fixed is %q: said %v", b.instances(), b.phase("b"), b.events)
+		}
+		b.cloud.set(func() { b.cloud.fail = nil })
+		b.request("c", "nano")
+		b.later(10 * time.Second)
+		if b.phase("c") != apiv1.Bound {
+			t.Errorf("after a cell that was not launched the next is %q: said %v", b.phase("c"), b.events)
 		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 func TestAKeyHasNoMoreThanItsPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPlaces[string](3, 2)
+		var mu sync.Mutex
 		var leave []func()
 		take := func(key string) (waits func() bool) {
 			done := false
@@ -21,10 +24,28 @@ func TestAKeyHasNoMoreThanItsPlaces(t *testing.T) {
 					t.Error(err)
 					return
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				done, leave = true, append(leave, l)
 			}()
+			waits = func() bool {
+				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				return !done
+			}
+			waits()
+			return waits
+		}
+		allLeave := func() (n int) {
+			mu.Lock()
+			all := slices.Clone(leave)
+			mu.Unlock()
+			for _, l := range all {
+				l()
+			}
 			synctest.Wait()
-			return func() bool { synctest.Wait(); return !done }
+			return len(all)
 		}
 		first, second, third := take("a"), take("a"), take("a")
 		other, later := take("b"), take("c")
@@ -41,20 +62,17 @@ func TestAKeyHasNoMoreThanItsPlaces(t *testing.T) {
 				t.Errorf("who waits no more is told %v", err)
 			}
 		}
-		leave[0]()
-		leave[0]() // counts once
+		mu.Lock()
+		one := leave[0]
+		mu.Unlock()
+		one()
+		one() // counts once
 		if third() && later() || !third() && !later() {
 			t.Error("when one leaves, want one of those that wait to come")
 		}
-		for len(leave) < 5 || first() {
-			for _, l := range leave {
-				l()
-			}
-			synctest.Wait()
+		for allLeave() < 5 {
 		}
-		for _, l := range leave {
-			l()
-		}
+		allLeave()
 		if own, all := p.Taken("a"); own != 0 || all != 0 || len(p.of) != 0 {
 			t.Errorf("when all have left %d and %d are taken, and %d keys are known", own, all, len(p.of))
 		}

@@ -570,6 +570,7 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time)
 	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
 		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, reason, until
+		c.awaits(pod.UID, cache.ObjectName{}) // whoever waits for volumes notes that after this
 		if reason != events.NoCapacity {
 			w.short = time.Time{} // whether there is any is not known
 		}

@@ -124,6 +124,38 @@ func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
 	}
 }
 
+// The cloud is asked whose disk it is, and its answer counts for some seconds: who comes later asks again, and is not told again.
+func TestAPodIsLookedAtSoonWhileTheCloudIsAskedOfItsDisk(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.volumeErr = fmt.Errorf("volume v: %w", errors.Join(&volumes.NotReadyError{Volume: "v", Why: "not told"}, volumes.ErrUntold))
+	for range 10 {
+		if again := h.must("a"); again != volumeRetry {
+			t.Fatalf("looked at again after %s, want %s", again, volumeRetry)
+		}
+		h.clock.Step(volumeRetry)
+	}
+}
+
+// A pod that waits for something else by now is not looked at for its claim.
+func TestAClaimWakesNoPodThatWaitsForCapacity(t *testing.T) {
+	h := newHarness(t)
+	p := pod("a")
+	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+	h.put(p)
+	h.volumeErr = &volumes.NotReadyError{Volume: "v", Why: "not bound"}
+	h.clock.Step(h.must("a"))
+	h.volumeErr = nil
+	h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, errors.New("no instance type fits") }
+	h.must("a")
+	before := h.untilWoken("a")
+	h.c.claimChanged(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data"}})
+	if after := h.untilWoken("a"); before <= 0 || after != before {
+		t.Errorf("it waits another %s, and after a change of its claim %s", before, after)
+	}
+}
+
 func TestTheEndOfACellWakesThePodThatHasWaitedLongestForItsDisk(t *testing.T) {
 	h := newHarness(t)
 	disk := cells.Disk{ID: "disk-1", Volume: "pvc-1"}

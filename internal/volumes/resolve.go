@@ -24,6 +24,11 @@ type NotReadyError struct{ Volume, Why string }
 
 func (e *NotReadyError) Error() string { return fmt.Sprintf("volume %s: %s", e.Volume, e.Why) }
 
+// untoldError is of a volume of which the cloud has not told yet: it is an [ErrUntold], too.
+type untoldError struct{ *NotReadyError }
+
+func (e untoldError) Unwrap() []error { return []error{e.NotReadyError, ErrUntold} }
+
 // Client reads claims and volumes.
 type Client interface {
 	corev1client.PersistentVolumeClaimsGetter
@@ -162,7 +167,7 @@ func (r Resolver) entitled(ctx context.Context, name string, pv *corev1.Persiste
 	case is:
 		return &UnsupportedError{name, foreign.Error()}
 	case errors.Is(err, ErrUntold):
-		return &NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", pv.Name, err)}
+		return untoldError{&NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", pv.Name, err)}}
 	case err != nil:
 		return fmt.Errorf("look whose disk PersistentVolume %s names: %w", pv.Name, err)
 	}
@@ -183,6 +188,8 @@ func (r Resolver) attachable(ctx context.Context, name string, disk Disk) error 
 		return nil
 	case isUnusable:
 		return &UnsupportedError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, unusable)}
+	case errors.Is(err, ErrUntold):
+		return untoldError{&NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}}
 	}
 	return &NotReadyError{name, fmt.Sprintf("PersistentVolume %s: %v", disk.Volume, err)}
 }
