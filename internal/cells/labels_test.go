@@ -364,8 +364,15 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 		}
 		b.cloud.set(func() { b.cloud.fail = nil })
 		b.later(5 * time.Minute)
-		if b.phase("pod-99") != apiv1.Bound {
-			t.Errorf("with rights the cell of a pod is %s", b.phase("pod-99"))
+		// One that looked with all of its offers was given up, as its pod would be told: pods asks for another cell.
+		bound := 0
+		for n := range 100 {
+			if b.phase(fmt.Sprint("pod-", n)) == apiv1.Bound {
+				bound++
+			}
+		}
+		if bound < 100-sent/2 {
+			t.Errorf("with rights %d of 100 cells are bound, after %d launches", bound, sent)
 		}
 	})
 }

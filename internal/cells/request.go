@@ -211,6 +211,7 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	c.mu.Unlock()
 	if removed {
 		c.giveTurnBack(e)
+		c.notLaunched(e.cell())
 	}
 	switch {
 	case launching:
@@ -242,6 +243,7 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 		return wait, nil
 	}
 	if wait := c.looksForRights(e); wait > 0 {
+		c.notLaunched(e.cell())
 		return wait, nil
 	}
 	c.mu.Lock()

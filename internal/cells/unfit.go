@@ -55,6 +55,7 @@ type unfit struct {
 	until   time.Time     // then one is launched, to see whether it is mended
 	wait    time.Duration // for the one after
 	asked   bool          // one was launched, to see
+	probe   string        // the cell that is
 	count   int           // of machines that refused an agent
 	heardAt time.Time     // when one did last, or did not start
 	told    news          // to the node, of an agent
@@ -141,9 +142,15 @@ func (c *Controller) heardNotStarted(cell *Cell, fault error) {
 
 // heardStarted notes that the agent of a new machine has been heard.
 func (c *Controller) heardStarted(cell *Cell) {
+	if cell.Template != c.template(cell.CloudInit()) {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.unfits, c.startOf(cell))
+	// One that was launched before the fault says nothing of it.
+	if u := c.unfits[c.startOf(cell)]; u != nil && cell.StepTime(apiv1.StepLaunched).After(u.heardAt) {
+		delete(c.unfits, c.startOf(cell))
+	}
 }
 
 // heardAgent notes that a new machine has the agent of its launch.
@@ -191,7 +198,7 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
 			// The others wait for what becomes of it, which is known when its boot has timed out.
-			u.until, u.asked = now.Add(firstUnfit+cell.Offer().BootTimeout), true
+			u.until, u.asked, u.probe = now.Add(firstUnfit+cell.Offer().BootTimeout), true, e.id
 		}
 	}
 	if e.resolving.failed == 0 {
@@ -211,7 +218,7 @@ func (c *Controller) notLaunched(cell *Cell) {
 		all = append(all, c.unfits[withAgentOf(c.cfg.Agent, cell)])
 	}
 	for _, u := range all {
-		if u != nil && u.asked && now.Before(u.until) {
+		if u != nil && u.asked && u.probe == cell.ID && now.Before(u.until) {
 			u.until = now
 		}
 	}

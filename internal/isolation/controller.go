@@ -39,6 +39,9 @@ const (
 	// updateRate is how many bytes of rules in a second all cells together are handed that have some already: sets of rules
 	// grow with the peers, and so do the changes. See agent.pace.
 	updateRate = 32 << 20
+	// largeSet is from how many bytes on a set of rules counts for that, and longestPace how long changes of it wait at most.
+	largeSet    = 4 << 10
+	longestPace = 30 * time.Second
 	// patience is how long a pod waits in silence.
 	patience = 5 * time.Second
 	// linger is how long the cluster's pods are still watched when nobody asks
@@ -124,6 +127,7 @@ type Controller struct {
 	byPod  map[types.UID]*cell
 	owners map[types.NamespacedName]*cell // whose pod is the subject of that name
 	agents map[string]*agent
+	large  int // of these, those with a large set
 }
 
 // cell is what is known of a cell with a pod.
@@ -151,10 +155,25 @@ type agent struct {
 	bytes       int       // of these
 }
 
-// pace is the least time until the cell is handed rules again. Each of so many cells has an equal share of updateRate, so
-// that the time grows with the cell's own rules, and large sets delay no small ones, nor the first rules of a pod.
-func (a *agent) pace(cells int) time.Duration {
-	return max(pace, time.Duration(float64(a.bytes)*float64(cells)/updateRate*float64(time.Second)))
+// pace is the least time until the cell is handed rules again, where so many cells have large sets. Each of these has an equal
+// share of updateRate, so that the time grows with the cell's own rules, and large sets delay no small ones, nor the first rules of
+// a pod.
+func (a *agent) pace(large int) time.Duration {
+	wait := time.Duration(float64(a.bytes) * float64(large) / updateRate * float64(time.Second))
+	return min(max(pace, wait), longestPace)
+}
+
+// has notes how many bytes of rules an agent has. The lock is held.
+func (c *Controller) has(a *agent, bytes int) {
+	if a == nil {
+		return
+	}
+	if a.bytes >= largeSet {
+		c.large--
+	}
+	if a.bytes = bytes; bytes >= largeSet {
+		c.large++
+	}
 }
 
 // New returns a controller that has not started.
@@ -253,6 +272,7 @@ func (c *Controller) Bound(b Cell) {
 func (c *Controller) Connected(cellID string, conn agentapi.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.has(c.agents[cellID], 0)
 	c.agents[cellID] = &agent{conn: conn}
 	if x := c.cells[cellID]; x != nil && x.since.IsZero() {
 		x.since = c.cfg.Clock.Now()
@@ -264,6 +284,7 @@ func (c *Controller) Connected(cellID string, conn agentapi.Conn) {
 func (c *Controller) Gone(cellID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.has(c.agents[cellID], 0)
 	delete(c.agents, cellID)
 	x := c.cells[cellID]
 	if x == nil {
@@ -407,7 +428,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return // MasqueradeChanged comes back here
 	}
-	if now, next := c.cfg.Clock.Now(), a.pushed.Add(a.pace(len(c.agents))); now.Before(next) {
+	if now, next := c.cfg.Clock.Now(), a.pushed.Add(a.pace(c.large)); now.Before(next) {
 		c.queue.AddAfter(id, next.Sub(now))
 		c.mu.Unlock()
 		return
@@ -447,7 +468,10 @@ func (c *Controller) process(ctx context.Context, id string) {
 		return
 	}
 	c.mu.Lock()
-	a.digest, a.pushed, a.bytes = digest, c.cfg.Clock.Now(), len(encoded)
+	a.digest, a.pushed = digest, c.cfg.Clock.Now()
+	if c.agents[id] == a {
+		c.has(a, len(encoded))
+	}
 	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
 	c.queue.Forget(id)

@@ -516,17 +516,17 @@ func TestABurstOfPeersIsHandedOverInFewParts(t *testing.T) {
 // cell with few rules has its changes as soon as ever.
 func TestLargeSetsOfRulesAreHandedOverLessOften(t *testing.T) {
 	for _, c := range []struct {
-		bytes, cells int
+		bytes, large int
 		want         time.Duration
 	}{
 		{0, 10000, pace},
 		{1 << 10, 10000, pace},
 		{32 << 10, 100, pace},
 		{32 << 10, 2000, 2 * time.Second}, // 64 MB in all
-		{160 << 10, 10000, 50 * time.Second},
+		{160 << 10, 10000, longestPace},
 	} {
-		if got := (&agent{bytes: c.bytes}).pace(c.cells).Round(100 * time.Millisecond); (got - c.want).Abs() > c.want/20 {
-			t.Errorf("%d bytes of rules of %d cells are handed over every %s, want about %s", c.bytes, c.cells, got, c.want)
+		if got := (&agent{bytes: c.bytes}).pace(c.large).Round(100 * time.Millisecond); (got - c.want).Abs() > c.want/20 {
+			t.Errorf("%d bytes of rules, of %d such sets, are handed over every %s, want about %s", c.bytes, c.large, got, c.want)
 		}
 	}
 	inWorld(t, func(w *world) {
@@ -535,7 +535,7 @@ func TestLargeSetsOfRulesAreHandedOverLessOften(t *testing.T) {
 		w.policies(fromWebs)
 		w.later(time.Second)
 		w.kip.mu.Lock()
-		w.kip.agents["cell-p"].bytes = 10 * updateRate // as of many cells
+		w.kip.has(w.kip.agents["cell-p"], 10*updateRate) // as of many cells
 		w.kip.mu.Unlock()
 		_, before := a.now()
 		w.pod("web0", "10.0.1.1", map[string]string{"app": "web"}, "")

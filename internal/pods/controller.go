@@ -487,7 +487,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		case has && !c.cfg.Nodes.Listed(cell.Node):
 			again = staleRetry // whether it is there is not known: its cell stays
 		case has && cell.Node != "" && c.mayExist(ctx, name, uid, cell.Node):
-			again = staleRetry
+			again = vanishedRetry
 		case !c.cfg.Cells.ReleaseVanished(ctx, uid, "the API server does not show the pod any more"):
 			again = cmp.Or(again, vanishedRetry)
 			if _, sure := c.cfg.Cells.Behind(); !sure {
@@ -526,6 +526,9 @@ func (c *Controller) mayExist(ctx context.Context, name cache.ObjectName, uid ty
 		FieldSelector: fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", node),
 			fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name)).String(),
 	})
+	if apierrors.IsForbidden(err) {
+		return false // it will not be told later either: the guard decides, as of a pod that is not there
+	}
 	if err != nil {
 		c.cfg.Log.Warn("look for a pod that is not listed any more", "pod", name.String(), "err", err)
 		return true
@@ -563,14 +566,15 @@ func (c *Controller) mayRunElsewhere(pod *corev1.Pod) (why string, sure bool) {
 }
 
 // waits records and reports why a pod has no cell, once for each reason.
-func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time) {
+// keys are what wakes it, as keys of awaited.
+func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time, keys ...string) {
 	c.mu.Lock()
 	w := c.known(apiv1.Ref(pod))
 	// The figures of a budget change all the time: who asks is told, the Event is enough once.
 	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
 	if w != nil {
 		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, reason, until
-		c.awaits(pod.UID, cache.ObjectName{}) // whoever waits for volumes notes that after this
+		c.awaits(pod.UID, cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}, keys...)
 		if reason != events.NoCapacity {
 			w.short = time.Time{} // whether there is any is not known
 		}

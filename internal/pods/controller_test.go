@@ -757,14 +757,14 @@ func TestAPodThatTheAPIServerHasIsNotLetGo(t *testing.T) {
 	if err := h.informer.GetStore().Delete(pod("a")); err != nil {
 		t.Fatal(err)
 	}
-	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
-		t.Errorf("released %v, and looked at again after %s: want no release, and a look after %s", h.cells.released, again, staleRetry)
+	if again := h.must("a"); again != vanishedRetry || len(h.cells.released) > 0 {
+		t.Errorf("released %v, and looked at again after %s: want no release, and a look after %s", h.cells.released, again, vanishedRetry)
 	}
 	refuse := func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("the API server is down")
 	}
 	h.client.PrependReactor("list", "pods", refuse)
-	if again := h.must("a"); again != staleRetry || len(h.cells.released) > 0 {
+	if again := h.must("a"); again != vanishedRetry || len(h.cells.released) > 0 {
 		t.Errorf("while nobody can tell: released %v, and looked at again after %s", h.cells.released, again)
 	}
 	h.client.ReactionChain = h.client.ReactionChain[1:]

@@ -16,10 +16,11 @@ import (
 
 // A pod that waits for its volumes is looked at again after volumeRetry, and then after twice as long each time, up to
 // longestVolumeRetry. A change of one of its claims, and the end of the cell that has its disk, bring the next look forward,
-// but leave wakeShare of the wait: who changes a claim again and again has its pods looked at that often and no more.
+// but leave wakeShare of the wait: who changes a claim again and again has its pods looked at that often and no more. Nothing
+// wakes a pod whose disk another node lets go of, or whose CSI driver is installed, so that the longest wait is short.
 const (
 	volumeRetry        = 2 * time.Second
-	longestVolumeRetry = time.Minute
+	longestVolumeRetry = 15 * time.Second
 	wakeShare          = 8
 )
 
@@ -61,10 +62,7 @@ func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, 
 		w.looks++
 		wait = w.volumeWait()
 	})
-	c.waits(pod, reason, why.Error(), now.Add(wait))
-	c.note(apiv1.Ref(pod), func(*waiting) {
-		c.awaits(pod.UID, cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}, keys...)
-	})
+	c.waits(pod, reason, why.Error(), now.Add(wait), keys...)
 	return wait
 }
 
