@@ -301,24 +301,34 @@ func TestOneInstanceAtATimeShowsWhetherTheKeyOfRootDisksCanBeUsed(t *testing.T) 
 func TestACellThatIsNotLaunchedLetsAnotherShowWhetherTheKeyCanBeUsed(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		fixed := b.keyless()
-		b.request("a", "nano")
-		b.later(30 * time.Second)
-		if b.instances() != 1 {
-			t.Fatalf("%d instances: the first cell has not been launched", b.instances())
+		request := func(pod string) {
+			r := nano(pod)
+			r.Offers[0].BootTimeout = 5 * time.Minute
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		request("a")
+		for n := 0; n < 300 && b.phase("a") != ""; n++ {
+			b.later(time.Second)
 		}
 		fixed()
 		b.cloud.set(func() {
 			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
-				return &cloud.Error{Cause: cloud.ErrCapacity, Err: errors.New("no capacity")}, false
+				return cloud.No(cloud.ErrCapacity, cloud.Scope{}, errors.New("no capacity")), false
 			}
 		})
-		b.request("b", "nano")
+		request("b")
+		b.later(5 * time.Second)
+		if b.instances() != 1 || b.phase("b") != apiv1.Requested {
+			t.Fatalf("%d instances: want the second cell to wait, and it is %q: said %v", b.instances(), b.phase("b"), b.events)
+		}
 		b.later(90 * time.Second)
-		if b.instances() != 1 || b.phase("b") == apiv1.Requested {
+		if b.instances() != 1 || b.phase("b") != "" {
 			t.Fatalf("%d instances, and the cell that is to show whether it is fixed is %q: said %v", b.instances(), b.phase("b"), b.events)
 		}
 		b.cloud.set(func() { b.cloud.fail = nil })
-		b.request("c", "nano")
+		request("c")
 		b.later(10 * time.Second)
 		if b.phase("c") != apiv1.Bound {
 			t.Errorf("after a cell that was not launched the next is %q: said %v", b.phase("c"), b.events)
