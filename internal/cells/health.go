@@ -139,26 +139,9 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disrupt
 	wasRefused := c.refusing
 	c.refusing = refused
 	c.mu.Unlock()
-	if is := refused.said(); (is != "") != (wasRefused.said() != "") {
-		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", ready,
-			"why", is)
-	}
-	if refused.said() == "" {
-		c.tellRefusing(refusing, now)
-	}
-	if refused.cells > ready-refused.cells && c.beganAfter(refused.term) {
-		c.fail(ErrBehindTime)
-	}
+	c.heardRefusals(refused, wasRefused, refusing, now)
 	disrupted := counts.disruptions()
-	if now, before := disrupted.String(), was.String(); now != before {
-		all := counts[location{}]
-		if now != "" {
-			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
-				"of", now, "silent", all.silent, "ready", all.bounded)
-		} else {
-			c.cfg.Log.Info("most cells are heard again", "silent", all.silent, "ready", all.bounded)
-		}
-	}
+	c.tellDisruption(disrupted, was, counts[location{}])
 	c.mu.Lock()
 	c.checkup.wanted = len(silent) > 0
 	c.mu.Unlock()
@@ -185,6 +168,32 @@ func (c *Controller) checkLeases(ctx context.Context, now time.Time, was disrupt
 		c.lose(ctx, s.e, population, lost)
 	}
 	return disrupted
+}
+
+// heardRefusals reports what cells say of this Kip, and has it begin a new term where its clock was behind.
+func (c *Controller) heardRefusals(refused, was refusals, cells []*entry, now time.Time) {
+	if is := refused.said(); (is != "") != (was.said() != "") {
+		c.cfg.Log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", refused.of,
+			"why", is)
+	}
+	if refused.said() == "" {
+		c.tellRefusing(cells, now)
+	}
+	if refused.cells > refused.of-refused.cells && c.beganAfter(refused.term) {
+		c.fail(ErrBehindTime)
+	}
+}
+
+// tellDisruption reports that most cells are silent, or are heard again.
+func (c *Controller) tellDisruption(disrupted, was disruptions, all hush) {
+	if now, before := disrupted.String(), was.String(); now != before {
+		if now != "" {
+			c.cfg.Log.Error("most cells are silent: Kip's own network may be down, and none ends for its silence until that is over, or kipctl allow",
+				"of", now, "silent", all.silent, "ready", all.bounded)
+		} else {
+			c.cfg.Log.Info("most cells are heard again", "silent", all.silent, "ready", all.bounded)
+		}
+	}
 }
 
 // silentSince is when a cell was last heard, or could not have been. The caller holds Controller.mu.

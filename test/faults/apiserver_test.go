@@ -14,6 +14,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -252,6 +253,25 @@ func (c client) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev
 		return nil, apierrors.NewNotFound(podResource, name)
 	}
 	return pod, nil
+}
+
+func (c client) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+	selector, err := fields.ParseSelector(o.FieldSelector)
+	if err != nil {
+		return nil, err
+	}
+	name, one := selector.RequiresExactMatch(metav1.ObjectNameField)
+	if !one {
+		return nil, fmt.Errorf("list pods by %q: this model lists one pod, by its name", o.FieldSelector)
+	}
+	pod, err := c.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return &corev1.PodList{}, nil
+	case err != nil:
+		return nil, err
+	}
+	return &corev1.PodList{Items: []corev1.Pod{*pod}}, nil
 }
 
 func (c client) UpdateStatus(_ context.Context, pod *corev1.Pod, _ metav1.UpdateOptions) (*corev1.Pod, error) {
