@@ -176,6 +176,14 @@ func (c *Controller) has(a *agent, bytes int) {
 	}
 }
 
+// handed notes the rules that an agent has now. The lock is held.
+func (c *Controller) handed(id string, a *agent, digest string, bytes int) {
+	a.digest, a.pushed = digest, c.cfg.Clock.Now()
+	if c.agents[id] == a { // else another connection has taken its place
+		c.has(a, bytes)
+	}
+}
+
 // New returns a controller that has not started.
 func New(cfg Config) *Controller {
 	return &Controller{
@@ -468,10 +476,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		return
 	}
 	c.mu.Lock()
-	a.digest, a.pushed = digest, c.cfg.Clock.Now()
-	if c.agents[id] == a {
-		c.has(a, len(encoded))
-	}
+	c.handed(id, a, digest, len(encoded))
 	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
 	c.queue.Forget(id)
