@@ -98,11 +98,10 @@ func (a *Agent) apply(c agentapi.Config) error {
 			return fmt.Errorf("make the folder of static pods: %w", err)
 		}
 	}
-	machine := configs.Machine{GPUs: a.gpus().Present(), Tasks: a.host.Tasks}
+	machine := configs.Machine{GPUs: a.gpus().Present(), Tasks: a.host.Tasks, Processors: runtime.NumCPU()}
 	if a.logind != nil {
 		machine.PodGrace, machine.PluginGrace = podGrace, pluginGrace
 	}
-	machine.Processors = runtime.NumCPU()
 	kubelet, err := configs.Kubelet(c, a.pki.Files, machine)
 	if err != nil {
 		return err

@@ -174,10 +174,7 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	now, cell := c.cfg.Clock.Now(), e.cell()
 	cloudInit := ingredientsOf(c.cloudInit(), cell)
 	c.mu.Lock()
-	file, start, agent := c.unfits[cloudInit], c.unfits[c.startOf(cell)], (*unfit)(nil)
-	if c.cfg.Agent != nil {
-		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
-	}
+	file, start, agent := c.unfitsOf(cell, cloudInit)
 	for _, u := range []*unfit{start, agent, file} {
 		if u == nil || !now.Before(u.until) {
 			continue
@@ -208,16 +205,22 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	return 0
 }
 
+// unfitsOf returns what is noted of the cloud-init file that a cell would have, of the start of cells like it, and of its agent; nil
+// for nothing. The caller holds mu.
+func (c *Controller) unfitsOf(cell *Cell, cloudInit ingredients) (file, start, agent *unfit) {
+	if c.cfg.Agent != nil {
+		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
+	}
+	return c.unfits[cloudInit], c.unfits[c.startOf(cell)], agent
+}
+
 // notLaunched lets another cell show whether what was refused is fixed, instead of one that the cloud has not launched.
 func (c *Controller) notLaunched(cell *Cell) {
 	now, cloudInit := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), cell)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := []*unfit{c.unfits[cloudInit], c.unfits[c.startOf(cell)]}
-	if c.cfg.Agent != nil {
-		all = append(all, c.unfits[withAgentOf(c.cfg.Agent, cell)])
-	}
-	for _, u := range all {
+	file, start, agent := c.unfitsOf(cell, cloudInit)
+	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && u.asked && u.probe == cell.ID && now.Before(u.until) {
 			u.until = now
 		}

@@ -78,6 +78,19 @@ func TestContainerdConfigIsAsReviewed(t *testing.T) {
 	}
 }
 
+// kubelet returns the kubelet's configuration, in which the kubelet knows each key.
+func kubelet(t *testing.T, c agentapi.Config, m Machine) (typed kubeletv1beta1.KubeletConfiguration) {
+	t.Helper()
+	b, err := Kubelet(c, files, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(b, &typed); err != nil {
+		t.Fatalf("the kubelet would refuse it: %v", err)
+	}
+	return typed
+}
+
 func TestKubeletConfigIsAsReviewedAndHasNoUnknownKey(t *testing.T) {
 	b, err := Kubelet(config(), files, Machine{PodGrace: 12 * time.Second, PluginGrace: 3 * time.Second})
 	if err != nil {
@@ -158,14 +171,7 @@ func TestOnlyAMachineWithAKernelOfItsOwnSizesItsTableOfConnections(t *testing.T)
 // Without a bound of its own a machine has the kernel's, by which the kubelet goes itself.
 func TestThePodLeavesTasksOfItsMachinesCgroup(t *testing.T) {
 	for tasks, want := range map[int64]int64{0: 0, 600: 300, 16384: 16384 - reservedPIDs} {
-		b, err := Kubelet(config(), files, Machine{Tasks: tasks})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var typed kubeletv1beta1.KubeletConfiguration
-		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-			t.Error(err)
-		}
+		typed := kubelet(t, config(), Machine{Tasks: tasks})
 		if got := typed.PodPidsLimit; (got != nil) != (want > 0) || got != nil && *got != want {
 			t.Errorf("of %d tasks of the cgroup the pod has %v, want %d", tasks, got, want)
 		}
@@ -176,14 +182,7 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	for _, plugins := range []bool{false, true} {
 		c := config()
 		c.Plugins = plugins
-		b, err := Kubelet(c, files, Machine{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var typed kubeletv1beta1.KubeletConfiguration
-		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-			t.Errorf("the kubelet would refuse it: %v", err)
-		}
+		typed := kubelet(t, c, Machine{})
 		if (typed.StaticPodPath == StaticPodDir) != plugins || (typed.MaxPods > maxPods) != plugins {
 			t.Errorf("with plugins %t: static pods in %q, at most %d pods", plugins, typed.StaticPodPath, typed.MaxPods)
 		}
@@ -192,14 +191,7 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 
 func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
 	for gpus, want := range map[bool]time.Duration{false: 10 * time.Second, true: time.Second} {
-		b, err := Kubelet(config(), files, Machine{GPUs: gpus})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var typed kubeletv1beta1.KubeletConfiguration
-		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-			t.Errorf("the kubelet would refuse it: %v", err)
-		}
+		typed := kubelet(t, config(), Machine{GPUs: gpus})
 		if got := typed.NodeStatusUpdateFrequency.Duration; got != want {
 			t.Errorf("with GPUs %t it looks at its node every %s: want %s", gpus, got, want)
 		}
@@ -214,14 +206,7 @@ func TestPluginsEndAfterThePodsOfAMachineThatEnds(t *testing.T) {
 			{Priority: agentapi.PluginPriority, ShutdownGracePeriodSeconds: 3},
 		},
 	} {
-		b, err := Kubelet(config(), files, Machine{PodGrace: grace, PluginGrace: 3 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var typed kubeletv1beta1.KubeletConfiguration
-		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-			t.Errorf("the kubelet would refuse it: %v", err)
-		}
+		typed := kubelet(t, config(), Machine{PodGrace: grace, PluginGrace: 3 * time.Second})
 		if !slices.Equal(typed.ShutdownGracePeriodByPodPriority, want) {
 			t.Errorf("with a grace of %s pods have %+v: want %+v", grace, typed.ShutdownGracePeriodByPodPriority, want)
 		}
@@ -231,14 +216,7 @@ func TestPluginsEndAfterThePodsOfAMachineThatEnds(t *testing.T) {
 // The kernel's own threads count as tasks, at least 8 for each processor.
 func TestThePodLeavesTasksForTheKernelsOwnThreads(t *testing.T) {
 	for _, processors := range []int{1, 128, 896} {
-		b, err := Kubelet(config(), files, Machine{Processors: processors})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var typed kubeletv1beta1.KubeletConfiguration
-		if err := yaml.UnmarshalStrict(b, &typed); err != nil {
-			t.Fatal(err)
-		}
+		typed := kubelet(t, config(), Machine{Processors: processors})
 		reserved, err := strconv.Atoi(typed.SystemReserved["pid"])
 		if left := reserved - 8*processors; err != nil || left < reservedPIDs {
 			t.Errorf("with %d processors %d are reserved, %v: %d are left to the agent, want %d", processors, reserved, err, left, reservedPIDs)
