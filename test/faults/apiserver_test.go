@@ -38,6 +38,7 @@ type apiServer struct {
 	away    bool                             // it answers nothing
 	ended   map[types.UID]time.Time          // when a pod became terminal or went
 	tooOld  bool                             // the next watch is answered 410
+	lacks   types.UID                        // the pod that lists do not show
 	cutBy   string                           // the kind of event that ended all watches last
 	// failLists and blocked are how many lists fail, and how many evictions are
 	// forbidden.
@@ -357,8 +358,14 @@ func (s *apiServer) listerWatcher(k *kip) cache.ListerWatcher {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			list := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)}}
+			lacked := false
 			for _, p := range s.pods {
-				list.Items = append(list.Items, *p)
+				if lacked = lacked || p.UID == s.lacks; p.UID != s.lacks {
+					list.Items = append(list.Items, *p)
+				}
+			}
+			if lacked {
+				defer s.w.happened("list lacks")
 			}
 			return list, nil
 		},

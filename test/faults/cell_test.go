@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -62,6 +63,7 @@ type machine struct {
 	kept       bool      // and has not ended it
 	cutAtEnd   bool      // it is cut off when it has reported that its pod has ended
 	hung       bool      // its kubelet does nothing at all
+	refuses    bool      // it says that another Kip has connected to it
 	node       string    // the virtual node that its kubelet is
 	missed     bool      // and Kip has missed its lease
 	started    time.Time // when its kubelet was up; zero when it is not
@@ -638,6 +640,10 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	defer w.mu.Unlock()
 	if !m.up || m.cutOff {
 		return 0, changed, errors.New("connection reset")
+	}
+	if m.refuses {
+		w.plays["cell refuses"]++
+		return retry, nil, &tunnel.FollowedError{Term: math.MaxInt64}
 	}
 	if !slices.Contains(m.trusts, s.by) {
 		w.violateLocked("a cell is dialled by a CA that it trusts: cell %s by %q, and it trusts %v", m.cell, s.by, m.trusts)

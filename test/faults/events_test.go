@@ -127,6 +127,8 @@ var kinds = []kind{
 		w.pauseKip(e)
 	}, false},
 	{"blind zone", 1, func(w *world, e event) { w.toggle("blind zone", e) }, true},
+	{"cell refuses", 3, (*world).refuseKip, false},
+	{"list lacks", 3, func(w *world, e event) { w.lackPod(e) }, false},
 }
 
 // errQueueGone is why notices of interruptions end.
@@ -946,6 +948,90 @@ func (w *world) cutOff(e event) {
 	}
 }
 
+// refuseKip has one cell say for a while that another Kip has connected to it, of a term that no Kip has. That is a lie.
+func (w *world) refuseKip(e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var list []*machine
+	for _, m := range w.machines {
+		if m.up && m.session != nil && m.session.flows() {
+			list = append(list, m)
+		}
+	}
+	if len(list) == 0 || w.lasting["cell refuses"] { // most cells that say so are believed, and another had begun already
+		return
+	}
+	slices.SortFunc(list, func(a, b *machine) int { return strings.Compare(a.id, b.id) })
+	m := list[int(e.a)%len(list)]
+	m.session.api.freezeBeat()
+	m.refuses, m.session = true, nil
+	w.lasting["cell refuses"] = true
+	w.linksChanged()
+	go func() {
+		if sleep(w.ctx, e.t) {
+			w.obeyKip()
+		}
+	}()
+}
+
+// obeyKip ends the lies of cells.
+func (w *world) obeyKip() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.machines {
+		m.refuses = false
+	}
+	if w.lasting["cell refuses"] {
+		delete(w.lasting, "cell refuses")
+		w.troubled(time.Now())
+	}
+	w.linksChanged()
+}
+
+// lackPod has the next list of pods lack one that runs, as that of an API server whose etcd was restored. Informers take that for a
+// deletion that they have not seen. After a while they list anew.
+func (w *world) lackPod(e event) {
+	var all []*corev1.Pod
+	for _, p := range w.api.list() {
+		if p.DeletionTimestamp == nil && !terminal(p) {
+			all = append(all, p)
+		}
+	}
+	w.api.mu.Lock()
+	lacks := len(all) > 0 && w.api.lacks == ""
+	if lacks {
+		w.api.lacks = all[int(e.a)%len(all)].UID
+	}
+	w.api.mu.Unlock()
+	if !lacks {
+		return
+	}
+	w.mu.Lock()
+	w.lasting["list lacks"] = true
+	w.mu.Unlock()
+	w.expireWatches(0)
+	go func() {
+		if sleep(w.ctx, e.t) {
+			w.listAll()
+		}
+	}()
+}
+
+// listAll has lists show all pods again.
+func (w *world) listAll() {
+	w.api.mu.Lock()
+	lacked := w.api.lacks != ""
+	w.api.lacks = ""
+	w.api.mu.Unlock()
+	if !lacked {
+		return
+	}
+	w.mu.Lock()
+	delete(w.lasting, "list lacks")
+	w.mu.Unlock()
+	w.expireWatches(0)
+}
+
 // expireWatches ends the watches, and what was watched is too old: informers list
 // anew, which fails so often first.
 func (w *world) expireWatches(failures int) {
@@ -1039,6 +1125,8 @@ func (w *world) calmDown() {
 		w.set(what, false, event{})
 	}
 	w.healLinks()
+	w.obeyKip()
+	w.listAll()
 	w.wakeKubelets(machines...)
 	w.api.mu.Lock()
 	w.api.failLists, w.api.blocked = 0, 0

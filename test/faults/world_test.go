@@ -397,7 +397,7 @@ func (w *world) supervise() {
 		killed := errors.Is(err, errDead) || errors.Is(err, cells.ErrTakenOver) || err == nil
 		k.cancel()
 		w.mu.Lock()
-		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
+		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || errors.Is(err, cells.ErrBehindTime) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
 			w.violateLocked("Kip ended by itself: %v", err)
 		}
 		w.kip, w.trouble = nil, time.Now()
@@ -518,7 +518,7 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Random: w.jitter(),
-		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: k.cells, Volumes: w,
+		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: podCells{k.cells, w}, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
 		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true, CloudRoutes: []netip.Prefix{behindPod}}}},
 		Clock:  kipClock{k: k}, Log: w.log,
@@ -588,6 +588,21 @@ func (k *kip) run() error {
 		w.violateLocked("Kip ended by itself: %v", failure)
 	}
 	return failure
+}
+
+// podCells are the cells as the controller of pods has them.
+type podCells struct {
+	*cells.Controller
+	w *world
+}
+
+// ReleaseVanished implements pods.Cells.
+func (c podCells) ReleaseVanished(ctx context.Context, uid types.UID, why string) bool {
+	released := c.Controller.ReleaseVanished(ctx, uid, why)
+	if released && slices.ContainsFunc(c.w.api.list(), func(p *corev1.Pod) bool { return p.UID == uid }) {
+		c.w.violate("a pod that the API server has is not let go: %s: %s", uid, why)
+	}
+	return released
 }
 
 // shortages are what the cloud did not serve in this life of Kip.
