@@ -236,6 +236,7 @@ type Offer struct {
 	Reservation  string  `json:"reservation,omitempty"` // as in catalog.Offering
 	Family       string  `json:"family,omitempty"`      // the type's, as in catalog.InstanceType
 	Arch         string  `json:"arch,omitempty"`        // so, too
+	HasGPUs      bool    `json:"hasGPUs,omitempty"`     // the type has
 	PricePerHour float64 `json:"pricePerHour"`
 	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
 	// all whose price is.

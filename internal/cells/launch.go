@@ -649,9 +649,6 @@ func (c *Controller) cool(offer Offer, l *launch, known []int, verdicts map[int]
 		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
 			c.heardNotStarted(l.group[n].cell(), fault)
 		}
-		if verdicts[n] != isLaunched {
-			c.notLaunched(l.group[n].cell())
-		}
 		if verdicts[n] == isLaunched && lacks(fault) {
 			err = fault
 		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {

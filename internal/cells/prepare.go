@@ -107,7 +107,6 @@ func (c *Controller) resolveAgain(group []*entry, failure error) {
 	}
 	for _, e := range group {
 		e.resolving.fail(now, failure, c.cfg.Random)
-		c.notLaunched(e.cell())
 		switch {
 		case unfit != "":
 			c.tellUnfit(e, unfit, reason, false)

@@ -211,7 +211,6 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	c.mu.Unlock()
 	if removed {
 		c.giveTurnBack(e)
-		c.notLaunched(e.cell())
 	}
 	switch {
 	case launching:
@@ -242,17 +241,18 @@ func (c *Controller) request(ctx context.Context, e *entry) (time.Duration, erro
 	if wait := c.keptBack(e); wait > 0 {
 		return wait, nil
 	}
-	if wait := c.looksForRights(e); wait > 0 {
-		c.notLaunched(e.cell())
-		return wait, nil
-	}
+	wait := c.looksForRights(e)
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.ending == "" { // else it is queued again
-		e.launching = true
+	e.launching = wait == 0 && e.ending == "" // one that is to end is queued again
+	goes := e.launching
+	if goes {
 		c.launches.add(next)
 	}
-	return 0, nil
+	c.mu.Unlock()
+	if !goes {
+		c.giveTurnBack(e)
+	}
+	return wait, nil
 }
 
 // clockSkew is how far the API server's clock may be from Kip's, and be believed.

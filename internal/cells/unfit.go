@@ -26,10 +26,10 @@ const refusedAgents = 3
 // ingredients are what decides whether a cloud-init file fits, or an agent: one of both, and the
 // image, of which one name may stand for one of each architecture. Or they decide whether the cloud can start
 // a machine: the template, which has the key of the root disk, and the image, of which one name may also stand for that with the
-// driver of GPUs. EC2 lets spot instances use a key by another grant.
+// driver of GPUs or other accelerators. EC2 lets spot instances use a key by another grant.
 type ingredients struct {
 	cloudInit, agent, image, arch string
-	starts, spot, gpus            bool
+	starts, spot, driver          bool
 	template                      string
 }
 
@@ -45,20 +45,30 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 func (c *Controller) startOf(cell *Cell) ingredients {
 	return ingredients{
 		starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
-		spot: cell.Offer().Spot, gpus: cell.GPUs > 0,
+		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
 	}
 }
 
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
 	why     string
-	until   time.Time     // then one is launched, to see whether it is mended
+	until   time.Time     // then one cell is launched, to see whether it is mended
 	wait    time.Duration // for the one after
-	asked   bool          // one was launched, to see
-	probe   string        // the cell that is
+	probe   string        // the cell that was, last
 	count   int           // of machines that refused an agent
-	heardAt time.Time     // when one did last, or did not start
+	heardAt time.Time     // when it was refused last
 	told    news          // to the node, of an agent
+}
+
+// isProbed says that a cell is on its way that is to show whether it is mended: whatever keeps that one from being launched, and
+// whatever it ends for, another is to show it then. The caller holds mu.
+func (c *Controller) isProbed(u *unfit) bool {
+	e := c.cells[u.probe]
+	if e == nil {
+		return false
+	}
+	phase := e.cell().Phase
+	return e.launching || phase == apiv1.Launching || phase == apiv1.Booting
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
@@ -74,7 +84,7 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	c.unfitFor(ingredientsOf(counts, cell)).heard(refusal, now)
+	c.heardOf(c.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
 }
 
 // unfitFor is what is noted of these, from now on. The caller holds mu.
@@ -85,12 +95,13 @@ func (c *Controller) unfitFor(of ingredients) *unfit {
 	return c.unfits[of]
 }
 
-// heard notes a refusal, unless its cell was launched with the one before.
-func (u *unfit) heard(refusal error, now time.Time) {
-	if !u.asked && now.Before(u.until) {
+// heardOf notes a refusal, unless its cell was launched with the one before. While a cell is to show whether it is mended, none that was
+// launched earlier tells of that. The caller holds mu.
+func (c *Controller) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
+	if now.Before(u.until) || u.probe != cell.ID && c.isProbed(u) {
 		return
 	}
-	u.why, u.until, u.asked = refusal.Error(), now.Add(u.wait), false
+	u.why, u.until, u.probe, u.heardAt = refusal.Error(), now.Add(u.wait), "", now
 	u.wait = min(2*u.wait, longestUnfit)
 }
 
@@ -107,10 +118,11 @@ func (c *Controller) heardNoAgent(cell *Cell, refusal error) {
 	}
 	c.forgetUnfit(now)
 	u := c.unfitFor(withAgentOf(c.cfg.Agent, cell))
-	u.heardAt = now
-	if u.count++; u.count >= refusedAgents {
-		u.heard(refusal, now)
+	if u.count++; u.count < refusedAgents {
+		u.heardAt = now
+		return
 	}
+	c.heardOf(u, cell, refusal, now)
 }
 
 // forgetUnfit forgets images that nobody has asked for for long. The caller holds mu.
@@ -132,8 +144,7 @@ func (c *Controller) heardNotStarted(cell *Cell, fault error) {
 	c.mu.Lock()
 	c.forgetUnfit(now)
 	u := c.unfitFor(c.startOf(cell))
-	u.heardAt = now
-	u.heard(fault, now)
+	c.heardOf(u, cell, fault, now)
 	left := u.until.Sub(now)
 	c.mu.Unlock()
 	c.cfg.Log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
@@ -148,8 +159,17 @@ func (c *Controller) heardStarted(cell *Cell) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// One that was launched before the fault says nothing of it.
-	if u := c.unfits[c.startOf(cell)]; u != nil && cell.StepTime(apiv1.StepLaunched).After(u.heardAt) {
-		delete(c.unfits, c.startOf(cell))
+	u := c.unfits[c.startOf(cell)]
+	if u == nil || !cell.StepTime(apiv1.StepLaunched).After(u.heardAt) {
+		return
+	}
+	delete(c.unfits, c.startOf(cell))
+	// What others were refused for, in the same words, is probably mended, too. Each of them shows it by one of its own.
+	now := c.cfg.Clock.Now()
+	for of, other := range c.unfits {
+		if of.starts && other.why == u.why && now.Before(other.until) {
+			other.until = now
+		}
 	}
 }
 
@@ -168,18 +188,25 @@ func (c *Controller) heardFit(cell *Cell) {
 }
 
 // keptBack is how long a cell has to wait, since agents of cells like it have refused the
-// cloud-init file, or the agent of cells.itzo, or since the cloud could not start instances like its own; 0 if it may
-// be launched.
+// cloud-init file, or the agent of cells.itzo, or since the cloud could not start instances like its own. With 0 it is being launched
+// from now on, and may be the one that shows whether it is mended.
 func (c *Controller) keptBack(e *entry) time.Duration {
 	now, cell := c.cfg.Clock.Now(), e.cell()
 	cloudInit := ingredientsOf(c.cloudInit(), cell)
 	c.mu.Lock()
-	file, start, agent := c.unfitsOf(cell, cloudInit)
+	file, start := c.unfits[cloudInit], c.unfits[c.startOf(cell)]
+	var agent *unfit
+	if c.cfg.Agent != nil {
+		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
+	}
 	for _, u := range []*unfit{start, agent, file} {
-		if u == nil || !now.Before(u.until) {
+		if u == nil || !now.Before(u.until) && (u.probe == e.id || !c.isProbed(u)) {
 			continue
 		}
-		why, left := u.why, u.until.Sub(now)
+		why, wait := u.why, unfitLook
+		if left := u.until.Sub(now); left > 0 {
+			wait = min(left, wait)
+		}
 		tellNode := u == agent && u.told.is(why, now)
 		c.mu.Unlock()
 		reason := events.CloudInitUnfit
@@ -190,41 +217,19 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 			reason = events.LaunchDelayed
 		}
 		c.tellUnfit(e, why, reason, tellNode)
-		return min(left, unfitLook)
+		return wait
 	}
 	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			// The others wait for what becomes of it, which is known when its boot has timed out.
-			u.until, u.asked, u.probe = now.Add(firstUnfit+cell.Offer().BootTimeout), true, e.id
+			u.probe = e.id
 		}
 	}
 	if e.resolving.failed == 0 {
 		e.unfit = ""
 	}
+	e.launching = true
 	c.mu.Unlock()
 	return 0
-}
-
-// unfitsOf returns what is noted of the cloud-init file that a cell would have, of the start of cells like it, and of its agent; nil
-// for nothing. The caller holds mu.
-func (c *Controller) unfitsOf(cell *Cell, cloudInit ingredients) (file, start, agent *unfit) {
-	if c.cfg.Agent != nil {
-		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
-	}
-	return c.unfits[cloudInit], c.unfits[c.startOf(cell)], agent
-}
-
-// notLaunched lets another cell show whether what was refused is fixed, instead of one that the cloud has not launched.
-func (c *Controller) notLaunched(cell *Cell) {
-	now, cloudInit := c.cfg.Clock.Now(), ingredientsOf(c.cloudInit(), cell)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	file, start, agent := c.unfitsOf(cell, cloudInit)
-	for _, u := range []*unfit{start, agent, file} {
-		if u != nil && u.asked && u.probe == cell.ID && now.Before(u.until) {
-			u.until = now
-		}
-	}
 }
 
 // tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init

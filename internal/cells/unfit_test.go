@@ -381,3 +381,120 @@ func TestALaunchOfWhatTheCloudHasEndedHoldsUpOthersLikeIt(t *testing.T) {
 		}
 	})
 }
+
+// Whatever becomes of the cell that is to show whether the key can be used, the next one shows it in its place.
+func TestTheEndOfTheCellThatIsToShowWhetherTheKeyCanBeUsedLetsAnotherShowIt(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		fixed := b.keyless()
+		b.request("a", "nano")
+		for n := 0; n < 300 && b.phase("a") != ""; n++ {
+			b.later(time.Second)
+		}
+		fixed()
+		b.links.boots = func(string) bool { return false }
+		b.later(2 * firstUnfit)
+		b.request("b", "nano")
+		b.later(10 * time.Second)
+		b.request("c", "nano")
+		b.later(2 * unfitLook)
+		if b.phase("b") != apiv1.Booting || b.phase("c") != apiv1.Requested {
+			t.Fatalf("the cell that is to show it is %q, and the next one %q: said %v", b.phase("b"), b.phase("c"), b.events)
+		}
+		b.links.boots = nil
+		b.cells.Release(ref("b").UID, "the pod was deleted", false)
+		b.later(2*unfitLook + 10*time.Second)
+		if b.phase("c") != apiv1.Bound {
+			t.Errorf("after the cell that was to show it has ended the next is %q: said %v", b.phase("c"), b.events)
+		}
+	})
+}
+
+// comesUp has a machine on which no agent came up have one.
+func (b *bubble) comesUp(pod string) {
+	cell, _ := b.cells.ForPod(ref(pod).UID)
+	link := b.links.of(cell.ID)
+	close(link.ready)
+	link.set(true, nil)
+	close(link.nodeReady)
+	b.later(20 * time.Second)
+}
+
+// keyFails has the cloud end a pod's instance, since it could not use the key of its root disk.
+func (b *bubble) keyFails(pod string) {
+	cell, _ := b.cells.ForPod(ref(pod).UID)
+	b.cloud.set(func() {
+		b.cloud.faults = map[string]error{cell.Instance.ID: &cloud.Error{Cause: cloud.ErrUnfit, Err: errors.New("the KMS key")}}
+	})
+	link := b.links.of(cell.ID)
+	link.mu.Lock()
+	link.heard = time.Now().Add(-time.Hour) // never: it is not held back
+	link.mu.Unlock()
+	b.vanish(pod)
+	for n := 0; n < 300 && b.phase(pod) == apiv1.Booting; n++ {
+		b.later(time.Second)
+	}
+}
+
+// What becomes of cells that were launched earlier says nothing of whether the key can be used now.
+func TestOnlyTheCellThatIsToShowWhetherTheKeyCanBeUsedDoes(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		for _, pod := range []string{"a", "late", "good"} {
+			b.request(pod, "nano")
+		}
+		b.later(10 * time.Second)
+		b.keyFails("a")
+		b.request("b", "nano")
+		b.comesUp("good")
+		if b.phase("good") != apiv1.Bound || b.phase("b") != apiv1.Requested {
+			t.Fatalf("when a cell has started that was launched before the fault, the next is %q: said %v", b.phase("b"), b.events)
+		}
+		b.later(firstUnfit)
+		if b.phase("b") != apiv1.Booting {
+			t.Fatalf("the cell that is to show it is %q: said %v", b.phase("b"), b.events)
+		}
+		b.keyFails("late")
+		b.links.boots = nil
+		b.comesUp("b")
+		b.request("c", "nano")
+		b.later(20 * time.Second)
+		if b.phase("b") != apiv1.Bound || b.phase("c") != apiv1.Bound {
+			t.Errorf("the cell that is to show it is %q, and the next one %q: said %v", b.phase("b"), b.phase("c"), b.events)
+		}
+	})
+}
+
+func TestAFaultOfMachinesWithGPUsHoldsUpNoOthers(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		request := func(pod string, gpus bool) {
+			r := nano(pod)
+			r.Offers[0].HasGPUs = gpus
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			b.later(10 * time.Second)
+		}
+		request("a", true)
+		b.keyFails("a")
+		b.links.boots = nil
+		request("plain", false)
+		request("b", true)
+		if b.phase("plain") != apiv1.Bound || b.phase("b") != apiv1.Requested {
+			t.Fatalf("one without GPUs is %q, and one with GPUs %q: said %v", b.phase("plain"), b.phase("b"), b.events)
+		}
+		b.links.boots = func(string) bool { return false }
+		request("plain too", false)
+		b.keyFails("plain too")
+		b.later(firstUnfit)
+		request("shows", true)
+		b.keyFails("shows") // from now on those with GPUs wait for two minutes
+		b.links.boots = nil
+		request("plain again", false)
+		request("b too", true)
+		if b.phase("plain again") != apiv1.Bound || b.phase("b too") != apiv1.Bound && b.phase("b") != apiv1.Bound {
+			t.Errorf("when one without GPUs has shown that the key can be used it is %q, and those with GPUs are %q and %q: said %v",
+				b.phase("plain again"), b.phase("b"), b.phase("b too"), b.events)
+		}
+	})
+}

@@ -377,6 +377,7 @@ func offer(t catalog.InstanceType, o catalog.Offering, disk int64, reason string
 		InstanceType: t.Name,
 		Family:       t.Family,
 		Arch:         t.Arch,
+		HasGPUs:      len(t.GPUs) > 0,
 		Zone:         o.Zone,
 		Subnet:       o.Subnet,
 		Spot:         o.Spot,
