@@ -55,11 +55,7 @@ func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, 
 func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, keys ...string) time.Duration {
 	now, wait := c.cfg.Clock.Now(), volumeRetry
 	c.note(apiv1.Ref(pod), func(w *waiting) {
-		w.looked = now
-		if errors.Is(why, volumes.ErrUntold) {
-			return // the cloud is being asked, and its answer counts for a moment only
-		}
-		w.looks++
+		w.looks, w.looked = w.looks+1, now
 		wait = w.volumeWait()
 	})
 	c.waits(pod, reason, why.Error(), now.Add(wait), keys...)

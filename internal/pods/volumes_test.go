@@ -124,19 +124,6 @@ func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
 	}
 }
 
-// The cloud is asked whose disk it is, and its answer counts for some seconds: who comes later asks again, and is not told again.
-func TestAPodIsLookedAtSoonWhileTheCloudIsAskedOfItsDisk(t *testing.T) {
-	h := newHarness(t)
-	h.put(pod("a"))
-	h.volumeErr = fmt.Errorf("volume v: %w", errors.Join(&volumes.NotReadyError{Volume: "v", Why: "not told"}, volumes.ErrUntold))
-	for range 10 {
-		if again := h.must("a"); again != volumeRetry {
-			t.Fatalf("looked at again after %s, want %s", again, volumeRetry)
-		}
-		h.clock.Step(volumeRetry)
-	}
-}
-
 // A pod that waits for something else by now is not looked at for its claim.
 func TestAClaimWakesNoPodThatWaitsForCapacity(t *testing.T) {
 	h := newHarness(t)

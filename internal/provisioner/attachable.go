@@ -16,8 +16,9 @@ import (
 const (
 	// checkTimeout bounds a question about one disk.
 	checkTimeout = 10 * time.Second
-	// checkedFor is how long its answer counts: longer than until a pod that was not told asks again.
-	checkedFor = 3 * time.Second
+	// checkedFor is how long its answer counts, and checkedLateFor that of one which somebody has waited for in vain: until he has
+	// asked again, which the controller of pods puts off for fifteen seconds at most, and other disks of his pod are told of, too.
+	checkedFor, checkedLateFor = 3 * time.Second, 30 * time.Second
 )
 
 // checks are what the cloud says of disks that pods are to have, one question for each at a time.
@@ -33,8 +34,8 @@ type checks struct {
 }
 
 type checked struct {
-	err error
-	at  time.Time
+	err   error
+	until time.Time // it counts
 }
 
 // begin notes when the question about a disk began, and says for how long to wait for it; or it
@@ -42,7 +43,7 @@ type checked struct {
 func (c *checks) begin(disk volumes.Disk, now time.Time) (answer checked, is bool, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if answer, is = c.told[disk]; is && now.Sub(answer.at) < checkedFor {
+	if answer, is = c.told[disk]; is && now.Before(answer.until) {
 		return answer, true, 0
 	}
 	if c.began == nil {
@@ -71,12 +72,14 @@ func (c *checks) waited() {
 func (c *checks) answered(disk volumes.Disk, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if began, is := c.began[disk]; is {
-		c.slow = now.Sub(began) >= patience
+	counts := checkedFor
+	if c.slow || now.Sub(c.began[disk]) >= patience {
+		counts = checkedLateFor
 	}
+	c.slow = now.Sub(c.began[disk]) >= patience
 	delete(c.began, disk)
-	maps.DeleteFunc(c.told, func(_ volumes.Disk, a checked) bool { return now.Sub(a.at) >= checkedFor })
-	c.told[disk] = checked{err, now}
+	maps.DeleteFunc(c.told, func(_ volumes.Disk, a checked) bool { return !now.Before(a.until) })
+	c.told[disk] = checked{err, now.Add(counts)}
 }
 
 // Attachable says whether the cloud would give a disk to an instance in its zone, so that none is

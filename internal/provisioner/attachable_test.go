@@ -10,6 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -75,7 +80,7 @@ func TestADiskIsLookedAtBeforeItsInstanceIsLaunched(t *testing.T) {
 				if asked := c.all(); !slices.Equal(asked, []string{"disk-1 in a"}) {
 					t.Errorf("asked %q: want one question for both", asked)
 				}
-				time.Sleep(checkTimeout + checkedFor)
+				time.Sleep(checkTimeout + checkedLateFor)
 				_ = p.Attachable(t.Context(), disk)
 				time.Sleep(checkTimeout) // until all questions have ended
 				synctest.Wait()
@@ -114,7 +119,7 @@ func TestManyDisksOfACloudThatIsSlowAreWaitedForOnce(t *testing.T) {
 			t.Errorf("%d questions about 100 disks; %s until all was told", len(c.all()), time.Since(began))
 		}
 		// A cloud that answers in time again is waited for again, as soon as it has shown that.
-		time.Sleep(checkedFor)
+		time.Sleep(checkedLateFor)
 		c.takes = patience / 2
 		_ = p.Attachable(t.Context(), disk(200))
 		time.Sleep(patience)
@@ -122,6 +127,60 @@ func TestManyDisksOfACloudThatIsSlowAreWaitedForOnce(t *testing.T) {
 			t.Errorf("it answers in time, and is not waited for: %v", err)
 		}
 	})
+}
+
+// A pod of three disks is looked at again after 2 s, 4, 8 and then 15, by a cloud that takes as long for each of them as it may.
+func TestAPodWithSeveralDisksIsToldOfAllHoweverSlowTheCloudIs(t *testing.T) {
+	var objects []runtime.Object
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}}
+	for _, name := range []string{"data", "wal", "log"} {
+		objects = append(objects, &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "pv-" + name},
+			Spec: corev1.PersistentVolumeSpec{
+				NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{}},
+				ClaimRef:     &corev1.ObjectReference{Namespace: "ns", Name: name, UID: types.UID(name)},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+					Driver: volumes.Driver, VolumeHandle: "disk-" + name, FSType: "ext4",
+					VolumeAttributes: map[string]string{volumes.AttributeZone: "a"}}},
+			},
+		}, &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
+			Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + name},
+			Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+		})
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
+	}
+	for _, takes := range []time.Duration{patience / 2, time.Second, 1500 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 9 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			c := &checker{takes: takes}
+			p := &Provisioner{lifetime: t.Context(), cfg: Config{Checker: c, Clock: clock.RealClock{}}}
+			r := volumes.Resolver{
+				Client:      fake.NewClientset(objects...).CoreV1(),
+				Owned:       func(context.Context, *corev1.PersistentVolume) error { return nil },
+				Attachable:  p.Attachable,
+				OurInstance: func(string) bool { return false },
+			}
+			var err error
+			for _, wait := range []time.Duration{0, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second} {
+				time.Sleep(wait)
+				var needs volumes.Needs
+				if needs, err = r.Needs(t.Context(), pod); err == nil && len(needs.Disks) != 3 {
+					t.Errorf("needs %v", needs.Disks)
+				}
+				if err == nil {
+					break
+				}
+				if !errors.Is(err, volumes.ErrUntold) {
+					t.Fatalf("where the cloud takes %s: %v", takes, err)
+				}
+			}
+			if err != nil || len(c.all()) != 3 {
+				t.Errorf("where the cloud takes %s it is asked %d times, and the last look says: %v", takes, len(c.all()), err)
+			}
+			time.Sleep(checkTimeout)
+		})
+	}
 }
 
 func TestACloudThatCannotCheckDisksIsNotAsked(t *testing.T) {

@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,6 +104,7 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 		}
 	}
 	var needs Needs
+	var untold error // all are asked about at once, else the answer about the first may count no more when the last is told of
 	seen := map[string]bool{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -120,14 +122,18 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 			}
 			switch {
 			case r.CloudDriver.Attached(pv):
-				if err := r.entitled(ctx, v.Name, pv); err != nil {
+				err := r.entitled(ctx, v.Name, pv)
+				if err != nil && !errors.Is(err, ErrUntold) {
 					return Needs{}, err
 				}
+				untold = cmp.Or(untold, err)
 				disk := r.CloudDriver.diskOf(pv)
 				if err := needs.add(v.Name, disk); err != nil {
 					return Needs{}, err
 				}
-				if err := r.attachable(ctx, v.Name, disk); err != nil {
+				if err := r.attachable(ctx, v.Name, disk); errors.Is(err, ErrUntold) {
+					untold = cmp.Or(untold, err)
+				} else if err != nil {
 					return Needs{}, err
 				}
 			case pv.Spec.CSI != nil:
@@ -143,6 +149,9 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 			return Needs{}, err
 		}
 		needs.Plugins = append(needs.Plugins, plugin)
+	}
+	if untold != nil {
+		return Needs{}, untold
 	}
 	return needs, nil
 }

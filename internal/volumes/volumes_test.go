@@ -278,6 +278,8 @@ func TestAPodWaitsForADiskThatCannotBeAttachedNow(t *testing.T) {
 		switch {
 		case isWait != tc.waits || isNever != (tc.never != "") || isNever && !strings.Contains(never.Error(), tc.never):
 			t.Errorf("%s: %v", what, err)
+		case errors.Is(tc.said, ErrUntold) != errors.Is(err, ErrUntold):
+			t.Errorf("%s: whether the cloud is being asked: %v", what, err)
 		case isWait && waits.Volume != "v" || (err == nil) != (len(got.Disks) == 1):
 			t.Errorf("%s: %v with %v", what, err, got)
 		}
@@ -314,7 +316,7 @@ func TestAVolumeThatNamesAnothersDiskIsRefused(t *testing.T) {
 				t.Errorf("its own disk: %v, %v", got, err)
 			}
 		case ErrUntold:
-			if untold, is := errors.AsType[*NotReadyError](err); !is || untold.Volume != "v" {
+			if untold, is := errors.AsType[*NotReadyError](err); !is || untold.Volume != "v" || !errors.Is(err, ErrUntold) {
 				t.Errorf("while the cloud takes its time: %v", err)
 			}
 		case away:
