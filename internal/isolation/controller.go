@@ -127,8 +127,11 @@ type Controller struct {
 	byPod  map[types.UID]*cell
 	owners map[types.NamespacedName]*cell // whose pod is the subject of that name
 	agents map[string]*agent
-	large  int // of these, those with a large set
+	large  sets // of rules, that these have
 }
+
+// sets are large sets of rules.
+type sets struct{ count, bytes int }
 
 // cell is what is known of a cell with a pod.
 type cell struct {
@@ -155,12 +158,12 @@ type agent struct {
 	bytes       int       // of these
 }
 
-// pace is the least time until the cell is handed rules again, where so many cells have large sets. Each of these has an equal
-// share of updateRate, so that the time grows with the cell's own rules, and large sets delay no small ones, nor the first rules of
-// a pod.
-func (a *agent) pace(large int) time.Duration {
-	wait := time.Duration(float64(a.bytes) * float64(large) / updateRate * float64(time.Second))
-	return min(max(pace, wait), longestPace)
+// pace is the least time until the cell is handed rules again. Cells with large sets share updateRate: each has an equal part of it, or
+// one by the size of its set, whichever is more. So neither many small ones nor many larger ones of others delay it for long, large sets
+// delay no small ones, and all together take twice updateRate at most.
+func (a *agent) pace(large sets) time.Duration {
+	share := min(float64(a.bytes)*float64(large.count), float64(large.bytes))
+	return min(max(pace, time.Duration(share/updateRate*float64(time.Second))), longestPace)
 }
 
 // has notes how many bytes of rules an agent has. The lock is held.
@@ -169,10 +172,10 @@ func (c *Controller) has(a *agent, bytes int) {
 		return
 	}
 	if a.bytes >= largeSet {
-		c.large--
+		c.large.count, c.large.bytes = c.large.count-1, c.large.bytes-a.bytes
 	}
 	if a.bytes = bytes; bytes >= largeSet {
-		c.large++
+		c.large.count, c.large.bytes = c.large.count+1, c.large.bytes+bytes
 	}
 }
 
@@ -463,6 +466,9 @@ func (c *Controller) process(ctx context.Context, id string) {
 	digest := agentapi.Digest(encoded)
 	if digest == was {
 		c.mu.Lock()
+		if a.pushed.IsZero() { // it has them of an earlier connection
+			c.handed(id, a, digest, len(encoded))
+		}
 		x.masquerade, x.inForce = masquerade, true
 		c.mu.Unlock()
 		c.queue.Forget(id)

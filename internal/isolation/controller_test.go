@@ -516,17 +516,20 @@ func TestABurstOfPeersIsHandedOverInFewParts(t *testing.T) {
 // cell with few rules has its changes as soon as ever.
 func TestLargeSetsOfRulesAreHandedOverLessOften(t *testing.T) {
 	for _, c := range []struct {
-		bytes, large int
-		want         time.Duration
+		bytes int
+		large sets
+		want  time.Duration
 	}{
-		{0, 10000, pace},
-		{1 << 10, 10000, pace},
-		{32 << 10, 100, pace},
-		{32 << 10, 2000, 2 * time.Second}, // 64 MB in all
-		{160 << 10, 10000, longestPace},
+		{0, sets{10000, 10000 * 160 << 10}, pace},
+		{1 << 10, sets{10000, 10000 * 32 << 10}, pace},
+		{32 << 10, sets{100, 100 * 32 << 10}, pace},
+		{32 << 10, sets{2000, 2000 * 32 << 10}, 2 * time.Second}, // 64 MB in all
+		{160 << 10, sets{10000, 10000 * 160 << 10}, longestPace},
+		{160 << 10, sets{1601, 1600*4<<10 + 160<<10}, pace}, // among many small ones
+		{4 << 10, sets{1601, 1600*160<<10 + 4<<10}, pace},   // among many larger ones
 	} {
 		if got := (&agent{bytes: c.bytes}).pace(c.large).Round(100 * time.Millisecond); (got - c.want).Abs() > c.want/20 {
-			t.Errorf("%d bytes of rules, of %d such sets, are handed over every %s, want about %s", c.bytes, c.large, got, c.want)
+			t.Errorf("%d bytes of rules, of %d sets, are handed over every %s, want about %s", c.bytes, c.large, got, c.want)
 		}
 	}
 	inWorld(t, func(w *world) {
@@ -546,6 +549,13 @@ func TestLargeSetsOfRulesAreHandedOverLessOften(t *testing.T) {
 		w.later(2 * time.Second)
 		if _, puts := a.now(); puts != before+1 {
 			t.Errorf("rules were handed over %d times when their time had come, want once", puts-before)
+		}
+		w.kip.Connected("cell-p", a)
+		w.later(time.Second)
+		w.kip.mu.Lock()
+		defer w.kip.mu.Unlock()
+		if now := w.kip.agents["cell-p"]; now.bytes == 0 || now.pushed.IsZero() || w.kip.large.count != 0 || w.kip.large.bytes != 0 {
+			t.Errorf("of a new connection's agent it is known that it has %d bytes since %s, and of all %+v", now.bytes, now.pushed, w.kip.large)
 		}
 	})
 }

@@ -519,16 +519,14 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	return c.request(ctx, pod)
 }
 
-// mayExist reports whether the API server has a pod that the watch does not show, or cannot tell. It is asked for a list with a
+// mayExist reports whether the API server has a pod that the watch does not show, or cannot tell: by a refusal as well, since the list
+// was allowed, and an API server that has just begun refuses what it will allow (kubernetes/kubernetes#121635). It is asked for a list with a
 // selector: to get a pod that does not exist is forbidden to a node (k8s.io/kubernetes/plugin/pkg/auth/authorizer/node).
 func (c *Controller) mayExist(ctx context.Context, name cache.ObjectName, uid types.UID, node string) bool {
 	list, err := c.cfg.Nodes.Client(node).CoreV1().Pods(name.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", node),
 			fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name)).String(),
 	})
-	if apierrors.IsForbidden(err) {
-		return false // it will not be told later either: the guard decides, as of a pod that is not there
-	}
 	if err != nil {
 		c.cfg.Log.Warn("look for a pod that is not listed any more", "pod", name.String(), "err", err)
 		return true

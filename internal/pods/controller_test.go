@@ -760,14 +760,16 @@ func TestAPodThatTheAPIServerHasIsNotLetGo(t *testing.T) {
 	if again := h.must("a"); again != vanishedRetry || len(h.cells.released) > 0 {
 		t.Errorf("released %v, and looked at again after %s: want no release, and a look after %s", h.cells.released, again, vanishedRetry)
 	}
-	refuse := func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, errors.New("the API server is down")
+	for _, refusal := range []error{
+		errors.New("the API server is down"),
+		apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("not yet authorised")),
+	} {
+		h.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, refusal })
+		if again := h.must("a"); again != vanishedRetry || len(h.cells.released) > 0 {
+			t.Errorf("while nobody can tell (%v): released %v, and looked at again after %s", refusal, h.cells.released, again)
+		}
+		h.client.ReactionChain = h.client.ReactionChain[1:]
 	}
-	h.client.PrependReactor("list", "pods", refuse)
-	if again := h.must("a"); again != vanishedRetry || len(h.cells.released) > 0 {
-		t.Errorf("while nobody can tell: released %v, and looked at again after %s", h.cells.released, again)
-	}
-	h.client.ReactionChain = h.client.ReactionChain[1:]
 	h.vanish(pod("a"))
 	h.must("a")
 	h.want("released", h.cells.released, "uid-a vanished")
