@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -191,6 +192,14 @@ var agents = []struct {
 			http.Redirect(w, r, "http://"+i.canary+r.URL.Path, http.StatusTemporaryRedirect)
 		})
 	}, "was asked containerLogs"},
+
+	{"an agent that says that another Kip leads", func(i *impostor, ctx context.Context, l net.Listener) {
+		i.shake(ctx, l, certificate(i.T, i.machine), func(_ context.Context, tc *tls.Conn) {
+			if _, err := fmt.Fprintf(tc, "KIPTERM:%016x", math.MaxInt64); err == nil { // as package tunnel refuses an older Kip
+				i.answers.add("refused a Kip")
+			}
+		})
+	}, "refused a Kip"},
 
 	{"an agent that floods Kip with frames", func(i *impostor, ctx context.Context, l net.Listener) {
 		i.shake(ctx, l, certificate(i.T, i.machine), func(_ context.Context, tc *tls.Conn) {

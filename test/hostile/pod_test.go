@@ -4,16 +4,26 @@ package hostile
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
@@ -145,6 +155,97 @@ func TestAForkBombLeavesTheAgentTheTasksThatItNeeds(t *testing.T) {
 			err = fmt.Errorf("there are %d cells", len(cells))
 		}
 		return err
+	})
+}
+
+// A pod asks Kip's kubelet port with tokens that are none, each of which the API server has to be asked about.
+func TestAPodThatFloodsTheKubeletPortHoldsUpNoOther(t *testing.T) {
+	tier.All(t)
+	s, b := begin(t, sleeper("a", "", ""), "a")
+	m := s.machine("a")
+	node, err := world.Admin.CoreV1().Nodes().Get(t.Context(), harness.Node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := ""
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			address = net.JoinHostPort(a.Address, strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)))
+		}
+	}
+	const connections = 400
+	var said *counts
+	b.while(t, "a flood of the kubelet port with random tokens", func(ctx context.Context, answers *counts) {
+		said = answers
+		var wg sync.WaitGroup
+		for range connections {
+			wg.Go(func() {
+				transport := &http.Transport{
+					TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+					DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+						err = m.Inside(func() (err error) {
+							conn, err = net.DialTimeout(network, address, 5*time.Second)
+							return err
+						})
+						return conn, err
+					},
+				}
+				defer transport.CloseIdleConnections()
+				for seen := false; ctx.Err() == nil || !seen && t.Context().Err() == nil; {
+					asking, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+					req, err := http.NewRequestWithContext(asking, http.MethodGet, "https://"+address+"/pods", nil)
+					if err != nil {
+						t.Error(err)
+						cancel()
+						return
+					}
+					req.Header.Set("Authorization", "Bearer "+rand.Text())
+					resp, err := transport.RoundTrip(req)
+					switch {
+					case err != nil:
+						answers.add("not answered")
+					default:
+						answers.add(resp.Status)
+						_ = resp.Body.Close()
+					}
+					cancel()
+					seen = answers.has("401")
+				}
+			})
+		}
+		wg.Wait()
+	})
+	if !said.has("401") || said.has("200") {
+		t.Errorf("the attack was none: %s", said)
+	}
+}
+
+// Pods wait for a claim that nobody makes, and each of them is looked at again and again.
+func TestPodsThatWaitForAClaimHoldUpNoOther(t *testing.T) {
+	tier.All(t)
+	s, b := begin(t, "")
+	others := &space{namespace.New(t, world)}
+	const pods = 300
+	var manifest strings.Builder
+	for n := range pods {
+		manifest.WriteString(sleeper(fmt.Sprint("waits-", n), "", "  volumes: [{name: v, persistentVolumeClaim: {claimName: none}}]\n"))
+	}
+	others.Apply(manifest.String())
+	others.Eventually("a pod waits for its claim", func(ctx context.Context) error {
+		list, err := world.Admin.CoreV1().Events(others.NS).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + events.VolumeNotReady})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("none says so")
+		}
+		return err
+	})
+	b.while(t, fmt.Sprint(pods, " pods that wait for a claim"), func(ctx context.Context, answers *counts) {
+		for n := 0; n == 0 || ctx.Err() == nil; n++ {
+			name, began := fmt.Sprint("new-", n), time.Now()
+			s.Apply(sleeper(name, "", ""))
+			s.WaitReady(name)
+			answers.add(fmt.Sprintf("a new pod of another namespace runs after %d ms", time.Since(began).Milliseconds()))
+			s.Kubectl("delete", "pod", name)
+		}
 	})
 }
 
