@@ -139,9 +139,8 @@ func (s *Stack) PrivateImage() string {
 func (s *Stack) awsConfig() map[string]any {
 	return map[string]any{
 		"region": machines.Region, "vpcID": machines.VPC, "subnetID": machines.Subnets[0].ID, "endpointURL": s.ec2.URL(),
-		"interruptionQueue": machines.Queue,
-		"ecr":               map[string]any{"roleARN": machines.ImageRole},
-		"accessKeyID":       machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
+		"ecr":         map[string]any{"roleARN": machines.ImageRole},
+		"accessKeyID": machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
 	}
 }
 

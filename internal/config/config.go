@@ -131,9 +131,8 @@ type AWS struct {
 	CPUCredits               string               `key:"cpuCredits" default:"boot" doc:"CPU credits of burstable cells (t3, t3a, t4g). boot: unlimited until the pod runs, then standard; Kip needs the right KipEndsBootCredits. standard: a cell starts with its type's baseline, a t3.nano with a tenth of a CPU, which takes minutes. unlimited: a pod may need more than the baseline, which AWS charges and placement counts; not in China."`
 	KMSKeyID                 string               `key:"kmsKeyID" doc:"KMS key that encrypts the root disks of cells and the disks of Kip's StorageClasses: its ID, its ARN or an alias such as alias/cells. Kip's role needs KipGrantsKeysOfDisks and KipUsesKeysOfDisks. Default: the account's default key for EBS."`
 	ECR                      ECR                  `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
-	InterruptionQueue        string               `key:"interruptionQueue" doc:"SQS queue of this Kip's own, in its region, to which EventBridge sends spot interruption warnings, rebalance recommendations, state changes and scheduled changes of AWS Health: its name, or its URL. Kip deletes all that it has read. Default: none; Kip asks EC2 and its cells in any case."`
 	KipSources               []string             `key:"kipSources" doc:"Where Kip dials cells from: networks, and IDs of security groups. Nothing else reaches their agents. Default: the security groups of the instance that Kip runs on. If there are none: the VPC and cells.extraCIDRs. If Kip runs outside of the VPC: cells.extraCIDRs alone. Kip then dials public addresses, so security groups and private networks in this list have no effect, unless cells.privateIPOnly is true."`
-	EndpointURL              string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR, SQS and the price list, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
+	EndpointURL              string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR and the price list, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
 	InsecureTLSSkipVerify    bool                 `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
 	PublicAddress            bool                 `key:"publicAddress" default:"false" doc:"Give cells a public address in each subnet with a route to an internet gateway. Default: as the subnet says (MapPublicIpOnLaunch), but for a Kip outside of the VPC, which dials public addresses and so asks for them. cells.privateIPOnly and the pod's annotation win over it. AWS charges for each. Standby cells are replaced when it changes."`
 	UseFIPS                  bool                 `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
@@ -149,7 +148,6 @@ type AWS struct {
 type AWSEndpoints struct {
 	STS     string `key:"sts" doc:"Another address of STS."`
 	ECR     string `key:"ecr" doc:"Another address of ECR's API."`
-	SQS     string `key:"sqs" doc:"Another address of SQS."`
 	Pricing string `key:"pricing" doc:"Another address of the Price List API."`
 }
 

@@ -48,7 +48,6 @@ cloud:
     ecr:
       roleARN: arn:aws-us-gov:iam::123456789012:role/path/kip-images
       pullThroughCache: true
-    interruptionQueue: https://sqs.example.com/123456789012/kip-interruptions
     kipSources: [10.0.3.7/32, sg-1]
     clusterName: prod.example.com
     kmsKeyID: alias/cells
@@ -57,7 +56,7 @@ cloud:
     dedicatedHosts: {ids: [h-1], tags: {team: b}}
     cpuCredits: standard
     endpointURL: https://ec2.example.com:8443
-    endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', sqs: 'https://sqs.example.com', pricing: 'https://p.example.com'}
+    endpoints: {sts: 'https://sts.example.com', ecr: 'https://ecr.example.com', pricing: 'https://p.example.com'}
     insecureTLSSkipVerify: true
     useFIPS: false
     publicAddress: true
@@ -223,10 +222,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Endpoints: AWSEndpoints{
 				STS:     "https://sts.example.com",
 				ECR:     "https://ecr.example.com",
-				SQS:     "https://sqs.example.com",
 				Pricing: "https://p.example.com",
 			},
-			InterruptionQueue:    "https://sqs.example.com/123456789012/kip-interruptions",
 			KipSources:           []string{"10.0.3.7/32", "sg-1"},
 			PublicAddress:        true,
 			ClusterName:          "prod.example.com",
@@ -504,8 +501,8 @@ func TestErrors(t *testing.T) {
 			`p.yaml:1: cloud.aws.useFIPS: "true" is not valid: want false, since AWS has no such endpoints in China`},
 		{"endpoint", "cloud: {aws: {endpointURL: ec2.example.com}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.endpointURL: "ec2.example.com" is not valid: want a URL such as https://ec2.example.com`},
-		{"another endpoint", "cloud: {aws: {endpointURL: 'https://x', endpoints: {sqs: sqs.example.com}}}\ncells: {defaultInstanceType: x}",
-			`p.yaml:1: cloud.aws.endpoints.sqs: "sqs.example.com" is not valid: want a URL such as https://sqs.example.com`},
+		{"another endpoint", "cloud: {aws: {endpointURL: 'https://x', endpoints: {ecr: ecr.example.com}}}\ncells: {defaultInstanceType: x}",
+			`p.yaml:1: cloud.aws.endpoints.ecr: "ecr.example.com" is not valid: want a URL such as https://ecr.example.com`},
 		{"an endpoint of AWS", "cloud: {aws: {endpoints: {pricing: 'https://x'}}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.endpoints.pricing: "https://x" is not valid: want none, since there is no cloud.aws.endpointURL`},
 		{"a role's name", "cloud:\n  aws:\n    ecr: {roleARN: kip-images}\ncells: {defaultInstanceType: x}",
@@ -513,15 +510,9 @@ func TestErrors(t *testing.T) {
 		{"a profile", "cloud:\n  aws:\n    ecr: {roleARN: 'arn:aws:iam::123456789012:instance-profile/x'}\ncells: {defaultInstanceType: x}",
 			`p.yaml:3: cloud.aws.ecr.roleARN: "arn:aws:iam::123456789012:instance-profile/x" is not valid: ` +
 				`want the ARN of a role such as arn:aws:iam::123456789012:role/kip-images`},
-		{"a queue's ARN", "cloud:\n  aws:\n    interruptionQueue: 'arn:aws:sqs:us-east-1:123456789012:kip'\ncells: {defaultInstanceType: x}",
-			`p.yaml:3: cloud.aws.interruptionQueue: "arn:aws:sqs:us-east-1:123456789012:kip" is not valid: want a name such as kip-interruptions, ` +
-				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
 		{"a place of Kip's that is none", "cloud:\n  aws:\n    kipSources: [10.0.0.0/16, kip.example.com]\ncells: {defaultInstanceType: x}",
 			`p.yaml:3: cloud.aws.kipSources[1]: "kip.example.com" is not valid: want a network such as 10.0.3.7/32, or the ID of a security group ` +
 				"such as sg-0123456789abcdef0"},
-		{"a queue's URL without an account", "cloud: {aws: {interruptionQueue: 'https://sqs.us-east-1.amazonaws.com/kip'}}\ncells: {defaultInstanceType: x}",
-			`p.yaml:1: cloud.aws.interruptionQueue: "https://sqs.us-east-1.amazonaws.com/kip" is not valid: want a name such as kip-interruptions, ` +
-				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
 		{"a rate that EBS has not", "cloud: {aws: {volumeInitializationRate: 99}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.volumeInitializationRate: "99" is not valid: want 100 to 300, or 0 for no rate`},
 		{"credits that EC2 has not", "cloud: {aws: {cpuCredits: free}}\ncells: {defaultInstanceType: x}",
@@ -542,9 +533,6 @@ func TestErrors(t *testing.T) {
 			`p.yaml:2: cells.prices[0].dedicated: spot is true too: want only one of them`},
 		{"a preference of dedicated instances", "cloud: {aws: {}}\ncells: {defaultInstanceType: x, prices: [{dedicated: true, prefer: 5}]}",
 			`p.yaml:2: cells.prices[0].dedicated: there is no discount and no pricePerHour that it would be about`},
-		{"a queue's name with a space", "cloud: {aws: {interruptionQueue: 'kip queue'}}\ncells: {defaultInstanceType: x}",
-			`p.yaml:1: cloud.aws.interruptionQueue: "kip queue" is not valid: want a name such as kip-interruptions, ` +
-				`or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions`},
 		{"half an access key", "cloud: {aws: {accessKeyID: a}}\ncells: {defaultInstanceType: x}",
 			`p.yaml:1: cloud.aws.secretAccessKey: there is no value: cloud.aws.accessKeyID needs it`},
 		{"two credentials", "cloud: {gce: {credentialsFile: f, credentials: {clientEmail: e, privateKey: k}}}\ncells: {defaultInstanceType: x}",

@@ -247,7 +247,7 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 		"a region such as us-east-1")
 	d.check(a.EndpointURL == "" || isURL(a.EndpointURL), "cloud.aws.endpointURL", a.EndpointURL, "a URL such as https://ec2.example.com")
 	for _, at := range []struct{ key, url string }{
-		{"sts", a.Endpoints.STS}, {"ecr", a.Endpoints.ECR}, {"sqs", a.Endpoints.SQS}, {"pricing", a.Endpoints.Pricing},
+		{"sts", a.Endpoints.STS}, {"ecr", a.Endpoints.ECR}, {"pricing", a.Endpoints.Pricing},
 	} {
 		key := "cloud.aws.endpoints." + at.key
 		d.check(at.url == "" || isURL(at.url), key, at.url, "a URL such as https://"+at.key+".example.com")
@@ -282,8 +282,6 @@ func (d *decoder) aws(a *AWS, cells Cells) {
 		"the ID of a key such as 1234abcd-12ab-34cd-56ef-1234567890ab, its ARN, or an alias such as alias/cells")
 	d.check(!a.ECR.PullThroughCache || a.ECR.RoleARN != "", "cloud.aws.ecr.pullThroughCache", "true",
 		"false, since there is no cloud.aws.ecr.roleARN")
-	d.check(a.InterruptionQueue == "" || isQueue(a.InterruptionQueue), "cloud.aws.interruptionQueue", a.InterruptionQueue,
-		"a name such as kip-interruptions, or a URL such as https://sqs.us-east-1.amazonaws.com/123456789012/kip-interruptions")
 	for i, source := range a.KipSources {
 		_, err := netip.ParsePrefix(source)
 		d.check(err == nil || strings.HasPrefix(source, "sg-"), fmt.Sprintf("cloud.aws.kipSources[%d]", i), source,
@@ -315,26 +313,6 @@ func (d *decoder) together(a string, hasA bool, b string, hasB bool) {
 	if hasB && !hasA {
 		d.bad(a, "there is no value: %s needs it", b)
 	}
-}
-
-// queueName is the form of the names of queues (SQS API reference, "CreateQueue"), and queuePath
-// how the paths of their URLs end.
-var (
-	queueName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,75}(\.fifo)?$|^[A-Za-z0-9_-]{76,80}$`)
-	queuePath = regexp.MustCompile(`/[0-9]{12}/([^/]+)$`)
-)
-
-// isQueue says whether s names a queue of SQS, or is the URL of one.
-func isQueue(s string) bool {
-	if !isURL(s) {
-		return queueName.MatchString(s)
-	}
-	u, err := url.Parse(s)
-	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return false
-	}
-	name := queuePath.FindStringSubmatch(u.Path)
-	return name != nil && queueName.MatchString(name[1])
 }
 
 func isURL(s string) bool {

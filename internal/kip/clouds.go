@@ -83,8 +83,7 @@ func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
 		Cluster:         a.ClusterName,
 		Log:             log.With("cloud", "aws"),
 
-		InterruptionQueue: a.InterruptionQueue,
-		RootDiskInitRate:  int32(a.VolumeInitializationRate),
+		RootDiskInitRate: int32(a.VolumeInitializationRate),
 	}
 }
 

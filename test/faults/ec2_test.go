@@ -49,11 +49,10 @@ const unusedZone = "c"
 const volumeStep = 1500 * time.Millisecond
 
 // What the account of a story has beside what each has: capacity for one machine each, which is
-// paid for whether it is used or not, and a queue, by the name that the policy has.
+// paid for whether it is used or not.
 const (
 	oneReserved = "cr-1"
 	oneHost     = "h-1"
-	queueName   = "kip-interruptions"
 )
 
 // newModel is a model of EC2 before the simulated machines.
@@ -84,9 +83,6 @@ func newModel(machines sim.Config, disks ec2.Disks, s setting) (*ec2.Model, erro
 		cfg.Reservations = []ec2.Reservation{{ID: oneReserved, Type: "small", Zone: "a", Total: 1}}
 		cfg.Hosts = []ec2.Host{{ID: oneHost, Type: "small", Zone: "a", VCPUs: 1}}
 	}
-	if s.queue {
-		cfg.Queue = queueName
-	}
 	return ec2.New(cfg)
 }
 
@@ -108,9 +104,6 @@ func newDriver(k *kip) (*aws.Cloud, error) {
 	}
 	if k.w.reserved {
 		cfg.Reservations, cfg.Hosts = aws.Choice{IDs: []string{oneReserved}}, aws.Choice{IDs: []string{oneHost}}
-	}
-	if k.w.queue {
-		cfg.InterruptionQueue = queueName
 	}
 	return aws.New(k.ctx, cfg)
 }
@@ -166,10 +159,10 @@ func (t wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	action := cmp.Or(form.Get("Action"), strings.TrimPrefix(r.Header.Get("X-Amz-Target"), "AmazonSQS."))
+	action := form.Get("Action")
 	n := 0
-	// How many looks at spot requests, at maintenance and into the queue fit between two calls is the clock's affair.
-	if !slices.Contains([]string{"DescribeSpotInstanceRequests", "DescribeInstanceStatus", "ReceiveMessage"}, action) {
+	// How many looks at spot requests and at maintenance fit between two calls is the clock's affair.
+	if !slices.Contains([]string{"DescribeSpotInstanceRequests", "DescribeInstanceStatus"}, action) {
 		n = w.nextPoint()
 	}
 	if err := w.point(n, false); err != nil {
@@ -353,17 +346,6 @@ var onlyOnEC2 = []scenario{
 		})
 		s.delete(uids[0])
 		s.until("the pod is gone, and so is its machine", func() bool { return s.gone(uids[0])() && len(in()) == 2 })
-	}},
-	{ec2: true, spot: true, queue: true, every: 6, name: "the account's queue tells that an instance is taken back", story: func(s *stage) {
-		uid := s.pod(corev1.RestartPolicyAlways, "spot")
-		s.until("it runs", s.runs(uid))
-		taken, at := ec2.Interruption{Instance: s.machineOf(uid), Untold: []ec2.Way{ec2.WayMetadata}}, time.Now()
-		s.shows("its instance is taken back", s.model.Interrupt(taken) == nil)
-		s.until("the pod was moved away", s.gone(uid))
-		s.until("the queue is empty", func() bool { return s.model.Queued() == 0 })
-		if s.alive() {
-			s.shows("the pod was evicted before Kip looked by itself", s.toldBefore(uid, "Evicted", at.Add(spotLooks/4)))
-		}
 	}},
 	{ec2: true, every: 64, name: "Kip begins while a zone is disrupted that it does not use", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small", Zone: "a"}, 1)

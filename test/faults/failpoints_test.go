@@ -36,7 +36,6 @@ type scenario struct {
 	spot     bool // where that has spot instances
 	routed   bool // networks are led to pods there
 	reserved bool // the account has reserved capacity there
-	queue    bool // and a queue of interruptions
 	unbilled bool // the ledger is lost on the way
 	story    func(s *stage)
 	// every is of how many points Kip is killed at one, in a story that waits long; 0 for at each.
@@ -97,12 +96,10 @@ func (s *stage) called(kind sim.Kind, outcomes ...sim.Outcome) bool {
 }
 
 // told says that Kip has reported something of a pod.
-func (s *stage) told(uid types.UID, reason string) bool { return s.toldBefore(uid, reason, time.Now()) }
-
-func (s *stage) toldBefore(uid types.UID, reason string, end time.Time) bool {
+func (s *stage) told(uid types.UID, reason string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return r.reason == reason && !r.at.After(end) })
+	return slices.ContainsFunc(s.reports[uid], func(r report) bool { return r.reason == reason })
 }
 
 // atWrite does something once, as soon as a write makes a condition true; the returned
@@ -631,8 +628,7 @@ func perform(t *testing.T, sc scenario, f failpoint) (violations []string, passe
 			looks = spotLooks
 		}
 		w := newWorld(setting{seed: 1, armed: f, pools: sc.pools, shared: sc.shared, ec2: sc.ec2, routed: sc.routed,
-			reserved: sc.reserved, queue: sc.queue,
-			looksEvery: looks, movingAddr: !sc.ec2,
+			reserved: sc.reserved, looksEvery: looks, movingAddr: !sc.ec2,
 			knobs: sim.Knobs{
 				Pending:     sim.Distribution{Median: time.Second},
 				BootTimes:   []sim.BootTime{{Distribution: sim.Distribution{Median: 5 * time.Second}}},

@@ -53,7 +53,6 @@ type setting struct {
 	stormy     bool      // of hundreds of pods
 	routed     bool      // Kip leads networks to pods
 	reserved   bool      // the account has capacity that is reserved
-	queue      bool      // and a queue of interruptions
 	ec2        bool      // Kip asks a model of EC2, by its driver
 	// looksEvery is how often that looks for spot instances which are taken back; hardly ever if 0.
 	looksEvery time.Duration

@@ -39,7 +39,6 @@ type Cloud struct {
 	api        *ec2.Client
 	sts        *sts.Client
 	sdk        aws.Config      // of which the clients of registries are made
-	queue      *queue          // of interruptions; nil for none
 	pricing    *pricing.Client // nil where there is none to ask
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC

@@ -84,10 +84,6 @@ type Config struct {
 	// UseFIPS asks the endpoints that are validated for FIPS 140, of EC2 and of whoever gives
 	// credentials. Not with Endpoint, nor in China.
 	UseFIPS bool
-	// InterruptionQueue is an SQS queue in Region to which EventBridge sends what happens to
-	// instances: its URL, or its name in Kip's own account. It is this Kip's own, which deletes
-	// all that it has read. Optional.
-	InterruptionQueue string
 	// ExtraCIDRs may reach cells, besides the VPC.
 	ExtraCIDRs []netip.Prefix
 	// KipSources are where Kip dials cells from, networks or IDs of security groups; none where that is
@@ -187,7 +183,6 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		api:     newAPI(sdk, cfg),
 		sts:     newSTS(sdk, cfg),
 		sdk:     sdk,
-		queue:   newQueue(sdk, cfg),
 		pricing: newPricing(sdk, cfg),
 		images:  map[string]image{},
 		groups:  map[string]string{},
@@ -311,7 +306,7 @@ func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
 }
 
 // Endpoints are the URLs of services besides EC2; "" for that of EC2.
-type Endpoints struct{ STS, ECR, SQS, Pricing string }
+type Endpoints struct{ STS, ECR, Pricing string }
 
 // endpointOf is where a service besides EC2 is expected, which the environment says as it does to
 // the SDK's own tools; nil where AWS' own is asked. The name is that of the variable.
@@ -322,7 +317,6 @@ func (cfg *Config) endpointOf(service string) *string {
 	own := map[string]string{
 		"STS":     cfg.Endpoints.STS,
 		"ECR":     cfg.Endpoints.ECR,
-		"SQS":     cfg.Endpoints.SQS,
 		"PRICING": cfg.Endpoints.Pricing,
 	}[service]
 	return aws.String(strings.TrimSuffix(cmp.Or(os.Getenv("AWS_ENDPOINT_URL_"+service), own, cfg.Endpoint), "/"))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -28,24 +27,12 @@ const (
 	lookTimeout = 20 * time.Second
 	// looksTold is after how many looks in a row that fail this is told, again and again.
 	looksTold = 3
-	// soonest and soonestMaintenance are the least times between two looks of which messages are the
-	// reason. One that comes sooner waits for the regular look.
-	soonest, soonestMaintenance = time.Second, time.Minute
 )
 
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
-// which needs no queue and no agent: two or three times within the notice would do. A look has
-// a budget of its own: a line behind other calls would eat the notice. It asks for maintenance as
-// well, and where there is a queue, sooner when that says something of Kip's instances.
+// which needs no agent: two or three times within the notice would do. A look has a budget of its
+// own: a line behind other calls would eat the notice. It asks for maintenance as well.
 func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var listening sync.WaitGroup
-	defer listening.Wait()
-	defer cancel()
-	messages := make(chan said)
-	if c.queue != nil {
-		listening.Go(func() { c.queue.listen(ctx, messages) })
-	}
 	spot, maintenance := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery), c.cfg.Clock.NewTicker(c.cfg.MaintenanceEvery)
 	defer spot.Stop()
 	defer maintenance.Stop()
@@ -60,28 +47,22 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 			w.soon[id] = time.Time{} // told of, at a time that is not known here
 		}
 	}
-	for now := (due{true, true}); ; {
+	look := func(ctx context.Context) {
+		w.lookAtSpot(ctx)
+		w.lookAhead(ctx)
+	}
+	for {
 		if err := ctx.Err(); err != nil { // select may choose a ticker that is due as well
 			return err
 		}
-		if now.spot {
-			w.lookAtSpot(ctx)
-		}
-		if now.maintenance {
-			w.lookAhead(ctx)
-		}
-		now = due{}
+		look(ctx)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-spot.C():
-			now.spot = true
+			look = w.lookAtSpot
 		case <-maintenance.C():
-			now.maintenance = true
-		case is := <-messages:
-			now = hear(is, l)
-			now.spot = now.spot && c.cfg.Clock.Since(w.spotAt) >= soonest
-			now.maintenance = now.maintenance && c.cfg.Clock.Since(w.maintenanceAt) >= soonestMaintenance
+			look = w.lookAhead
 		}
 	}
 }
@@ -95,8 +76,6 @@ type watch struct {
 	told   map[string]bool
 	soon   map[string]time.Time
 	ending map[string]bool
-	// spotAt and maintenanceAt are when the last looks began.
-	spotAt, maintenanceAt time.Time
 	// failed and blind are how many of them have failed in a row.
 	failed, blind int
 }
@@ -111,10 +90,9 @@ func (w *watch) lookAhead(ctx context.Context) {
 }
 
 // lookAtSpot tells of the spot instances that are marked since the last look. One that fails ends
-// nothing, whatever EC2 says: the queue is listened to meanwhile, and rights may come back.
+// nothing, whatever EC2 says: rights may come back.
 func (w *watch) lookAtSpot(ctx context.Context) {
 	c := w.c
-	w.spotAt = c.cfg.Clock.Now()
 	look, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	var now []cloud.Interruption

@@ -38,7 +38,7 @@ func maintenanceCodes() (all []string) {
 // worth no more than a word where it fails: most fleets never see one.
 func (w *watch) lookAtMaintenance(ctx, look context.Context) {
 	c := w.c
-	w.maintenanceAt = c.cfg.Clock.Now()
+	began := c.cfg.Clock.Now()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
 		now, err = c.maintained(ctx)
@@ -53,7 +53,7 @@ func (w *watch) lookAtMaintenance(ctx, look context.Context) {
 	w.blind = 0
 	soon := map[string]time.Time{}
 	for _, i := range soonestOf(now) {
-		if i.At.Sub(w.maintenanceAt) > maintenanceLead || w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
+		if i.At.Sub(began) > maintenanceLead || w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
 			continue
 		}
 		soon[i.InstanceID] = i.At

@@ -79,7 +79,6 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 	keys := Endpoints{
 		STS:     "https://sts.example.com",
 		ECR:     "https://ecr.example.com/",
-		SQS:     "https://sqs.example.com",
 		Pricing: "https://p.example.com",
 	}
 	ask := map[string]func(c *Cloud) error{
@@ -92,13 +91,12 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 			_, err := c.newECR(r, c.sdk.Credentials).GetAuthorizationToken(t.Context(), nil)
 			return err
 		},
-		"SQS": func(c *Cloud) error { return c.queue.find(t.Context()) },
 		"PRICING": func(c *Cloud) error {
 			_, _, err := c.readPrices(t.Context(), sharedTenancy)
 			return err
 		},
 	}
-	for service, key := range map[string]string{"STS": keys.STS, "ECR": keys.ECR, "SQS": keys.SQS, "PRICING": keys.Pricing} {
+	for service, key := range map[string]string{"STS": keys.STS, "ECR": keys.ECR, "PRICING": keys.Pricing} {
 		for _, tc := range []struct {
 			keys              Endpoints
 			environment, want string
@@ -114,7 +112,7 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 			t.Setenv("AWS_ENDPOINT_URL_"+service, tc.environment)
 			whom := &asked{}
 			cfg := settings(ec2URL)
-			cfg.Endpoints, cfg.Transport, cfg.InterruptionQueue, cfg.ImageRole = tc.keys, whom, queueName, imageRole
+			cfg.Endpoints, cfg.Transport, cfg.ImageRole = tc.keys, whom, imageRole
 			if err := ask[service](open(t, cfg)); err == nil || whom.url != tc.want {
 				t.Errorf("%s with %+v and %q in the environment is asked at %q, want %s: %v", service, tc.keys, tc.environment, whom.url, tc.want, err)
 			}

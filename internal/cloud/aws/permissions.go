@@ -287,13 +287,6 @@ var featurePermissions = []permission{
 		conditions: map[string]map[string][]string{"StringEquals": {"iam:AWSServiceName": {"spot.amazonaws.com"}}},
 	},
 	{
-		sid: "KipHearsOfInterruptions",
-		why: "The queue in `cloud.aws.interruptionQueue`, of which Kip deletes what it has read. " +
-			"Change it where that queue has another name, or leave it out where there is none.",
-		actions:   []string{"sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"},
-		resources: []string{"arn:*:sqs:*:*:kip-interruptions"},
-	},
-	{
 		sid: "KipLendsPulls",
 		why: "The role in `cloud.aws.ecr.roleARN`, below: Kip assumes it for the credentials by which cells pull images. " +
 			"Change it where that role has another name, or leave it out where there is none.",
@@ -450,7 +443,7 @@ Make a customer managed policy of each: such a policy takes ` + strconv.Itoa(pol
 and two subnets filled in. A role's inline policies may have 10240 together, which both fit into. Those of a user may have 2048, which is too few.
 
 Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with these exceptions: the routes to pods' cells, in the tables of
-their subnets; the messages of its queue of interruptions; and volumes of ` + "`" + ebsDriver + "`" + `, which it attaches, and which have that driver's tag.
+their subnets; and volumes of ` + "`" + ebsDriver + "`" + `, which it attaches, and which have that driver's tag.
 Where several Kips share an account, give each a
 policy of its own, in which the Kip's controller ID, the value of that tag on its cells, stands for the ` + "`*`" + ` of the conditions on that tag.
 

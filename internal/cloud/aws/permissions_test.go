@@ -38,7 +38,7 @@ func TestPermissionsPage(t *testing.T) {
 }
 
 // services are what the fields are called that hold the clients, with the services' names to IAM.
-var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "sqs": "sqs", "pricing": "pricing"}
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "pricing": "pricing"}
 
 // callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.
@@ -67,7 +67,7 @@ func callsOf(t *testing.T, dir string) (all []string) {
 			}
 			name := method.Sel.Name
 			if of, ok := method.X.(*ast.SelectorExpr); ok && services[of.Sel.Name] != "" {
-				all = append(all, services[of.Sel.Name]+":"+strings.TrimSuffix(name, "Batch")) // as IAM calls those of SQS
+				all = append(all, services[of.Sel.Name]+":"+name)
 			}
 			if paged := strings.TrimSuffix(strings.TrimPrefix(name, "New"), "Paginator"); "New"+paged+"Paginator" == name {
 				all = append(all, "ec2:"+paged)
@@ -116,7 +116,6 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	}
 	cfg := withRepositories(t, anAccount(knobs))
 	cfg.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
-	cfg.Queue = queueName
 	cfg.NoSpotRole = true
 	cfg.Keys, cfg.DefaultKey = []string{keyOfDisks}, keyOfDisks
 	cfg.Reservations = anAccountThatReserves().Reservations
@@ -130,7 +129,7 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 	cfg.Hosts = []ec2.Host{{ID: "h-1", Family: "c5", Zone: "us-east-1a", VCPUs: 8}}
 	model, url := serve(t, cfg)
 	lends := settings(url)
-	lends.ImageRole, lends.InterruptionQueue, lends.Reservations.IDs = imageRole, queueName, []string{"cr-1"}
+	lends.ImageRole, lends.Reservations.IDs = imageRole, []string{"cr-1"}
 	lends.Hosts.IDs = []string{"h-1"}
 	return open(t, lends), model, policy
 }
@@ -178,9 +177,6 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("a stop", c.Stop(t.Context(), id).Err())
 	must("a start", c.Start(t.Context(), id).Err())
 	must("an end", c.Terminate(t.Context(), id).Err())
-	must("a message", model.Send(fromEC2, typeSpot, ec2.Detail{"instance-id": id}))
-	_, err = c.queue.receive(t.Context(), make(chan said, 1))
-	must("the queue", err)
 	_, err = c.maintained(t.Context())
 	must("maintenance", err)
 	parts, err := c.ListParts(t.Context(), owner)

@@ -39,7 +39,6 @@ import (
 var (
 	ownNetwork = harness.MustClaim("aws")
 	bridge     = ownNetwork.Bridge
-	cidr       = ownNetwork.CIDR.String()
 )
 
 // world is the one cluster that all tests share; each has a namespace.

@@ -5,7 +5,6 @@ package aws
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,13 +31,9 @@ var notices = []struct {
 	onlyRisk bool
 	says     string
 }{
-	{name: "by-metadata", untold: []ec2.Way{ec2.WayQueue, ec2.WayRequest}, says: "it was told so itself"},
-	{name: "by-request", untold: []ec2.Way{ec2.WayQueue, ec2.WayMetadata}, says: "marked-for-termination"},
-	// What is in the queue is only a reason to ask for the request, so that these two cannot be told apart here, but that
-	// kip_cloud_messages_total shows that the message was read: the driver's own tests have a queue alone.
-	{name: "by-queue-and-request", untold: []ec2.Way{ec2.WayMetadata}, says: "marked-for-termination"},
-	{name: "risk-by-metadata", untold: []ec2.Way{ec2.WayQueue}, onlyRisk: true, says: "more likely than usual"},
-	{name: "risk-by-queue", untold: []ec2.Way{ec2.WayMetadata}, onlyRisk: true, says: "more likely than usual"},
+	{name: "by-metadata", untold: []ec2.Way{ec2.WayRequest}, says: "it was told so itself"},
+	{name: "by-request", untold: []ec2.Way{ec2.WayMetadata}, says: "marked-for-termination"},
+	{name: "risk", onlyRisk: true, says: "more likely than usual"},
 }
 
 // mayAsk is the one whose pod may ask the metadata service itself. The agents of the others may all
@@ -112,7 +107,7 @@ func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
 	}
 	for _, n := range notices {
 		if n.onlyRisk {
-			s.order("rebalance", ec2.Rebalance{Instance: on[n.name].ID, Untold: n.untold})
+			s.order("rebalance", ec2.Rebalance{Instance: on[n.name].ID})
 		} else {
 			s.order("interrupt", ec2.Interruption{Instance: on[n.name].ID, Untold: n.untold})
 		}
@@ -133,21 +128,6 @@ func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
 			t.Errorf("the pod of %s has moved by a recommendation", n.name)
 		}
 	}
-	s.Eventually("Kip has read what is in the queue, and counted it", func(ctx context.Context) error {
-		text, err := world.Scrape(ctx, netip.AddrPortFrom(netip.MustParsePrefix(cidr).Addr().Next(), 10255).String())
-		if err != nil {
-			return err
-		}
-		for _, about := range []string{"takenBack", "atRisk"} {
-			if want := fmt.Sprintf("kip_cloud_messages_total{about=%q} 1\n", about); !strings.Contains(text, want) {
-				return fmt.Errorf("the metrics lack %s", want)
-			}
-		}
-		if n := s.state(ctx).Queued; n > 0 {
-			return fmt.Errorf("in the queue are %d messages", n)
-		}
-		return nil
-	})
 }
 
 // A retirement is mostly told of days before. Kip, which was away, sees it when it starts.

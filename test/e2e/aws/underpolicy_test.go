@@ -38,7 +38,7 @@ func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 		"KipLaunchesInReservations",
 		"KipTagsWhatItMakes", "KipTagsCells", "KipEnds", "KipMakesAGroup", "KipMakesAGroupIn", "KipKeepsItsGroup", "KipSweeps",
 		"KipMakesDisks", "KipMovesDisks", "KipAttachesToCells", "KipMovesDisksOfTheDriver", "KipRoutes",
-		"KipLetsCellsForward", "KipEndsBootCredits", "KipPassesRoles", "KipHearsOfInterruptions", "KipLendsPulls"} {
+		"KipLetsCellsForward", "KipEndsBootCredits", "KipPassesRoles", "KipLendsPulls"} {
 		if slices.Contains(unused, sid) {
 			t.Errorf("nothing that Kip did needed %s", sid)
 		}
