@@ -20,8 +20,6 @@ const ControlPath = "/_model/"
 // State is what a model tells of itself.
 type State struct {
 	Calls map[string]int // of each action
-	// Queued is how many messages are in the queue.
-	Queued int
 	// Refused are the calls of each action that the policies did not allow.
 	Refused map[string]int
 	// Unused are the statements that have allowed nothing yet, of each key.
@@ -97,54 +95,37 @@ type Interruption struct {
 // Way is one by which EC2 says that it takes an instance back.
 type Way string
 
-// The ways. What is sent by WayQueue has Kip ask for WayRequest.
+// The ways.
 const (
-	WayQueue    Way = "queue"    // the event in the account's queue
 	WayMetadata Way = "metadata" // what the instance is told of itself
 	WayRequest  Way = "request"  // the status of the spot request
 )
 
-// checkUntold checks the ways by which nothing is said of something that is said by some.
-func checkUntold(untold []Way, all ...Way) error {
-	for _, w := range untold {
-		if !slices.Contains(all, w) {
-			return fmt.Errorf("the field Untold has %q: want some of %q", w, all)
-		}
-	}
-	return nil
-}
-
-// Rebalance recommends to leave a spot instance.
+// Rebalance recommends to leave a spot instance. Only the instance is told (EC2 User Guide, "EC2
+// instance rebalance recommendations": besides by EventBridge, which the model lacks).
 type Rebalance struct {
 	Instance string
-	// Untold are the ways by which nothing is said of it: WayQueue or WayMetadata.
-	Untold []Way
 }
 
 // Rebalance gives one.
 func (m *Model) Rebalance(r Rebalance) error {
-	if err := checkUntold(r.Untold, WayQueue, WayMetadata); err != nil {
-		return err
-	}
 	n := slices.IndexFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == r.Instance && i.Spot })
 	if n < 0 {
 		return fmt.Errorf("the field Instance is %q: want the ID of a spot instance that has not ended", r.Instance)
 	}
-	if !slices.Contains(r.Untold, WayMetadata) {
-		m.mu.Lock()
-		m.risks[r.Instance] = m.now()
-		m.mu.Unlock()
-	}
-	if slices.Contains(r.Untold, WayQueue) {
-		return nil
-	}
-	return m.Send("aws.ec2", "EC2 Instance Rebalance Recommendation", Detail{"instance-id": r.Instance})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.risks[r.Instance] = m.now()
+	return nil
 }
 
 // Interrupt takes a spot instance back.
 func (m *Model) Interrupt(i Interruption) error {
-	if err := checkUntold(i.Untold, WayQueue, WayMetadata, WayRequest); err != nil {
-		return err
+	all := []Way{WayMetadata, WayRequest}
+	for _, w := range i.Untold {
+		if !slices.Contains(all, w) {
+			return fmt.Errorf("the field Untold has %q: want some of %q", w, all)
+		}
 	}
 	if i.Instance == "" {
 		var youngest sim.Instance
@@ -163,16 +144,7 @@ func (m *Model) Interrupt(i Interruption) error {
 	if err := m.sim.Change(func(k *sim.Knobs) { k.InterruptionNotice = i.Notice }); err != nil {
 		return err
 	}
-	if err := m.sim.Interrupt(i.Instance); err != nil {
-		return err
-	}
-	if slices.Contains(i.Untold, WayQueue) {
-		return nil
-	}
-	return m.Send("aws.ec2", "EC2 Spot Instance Interruption Warning", Detail{
-		"instance-id":     i.Instance,
-		"instance-action": "terminate",
-	})
+	return m.sim.Interrupt(i.Instance)
 }
 
 // announced are the notices of which something is said by a way.
@@ -206,7 +178,6 @@ func (m *Model) State() State {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.Queued = len(m.queue.messages)
 	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.unallowed), slices.Clone(m.hung)
 	return s
 }

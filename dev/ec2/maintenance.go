@@ -19,21 +19,15 @@ type Maintenance struct {
 	Over bool
 }
 
-// Maintain schedules some for an instance, in place of what was, and has AWS Health say so.
+// Maintain schedules some for an instance, in place of what was.
 func (m *Model) Maintain(of Maintenance) error {
 	if !slices.ContainsFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == of.Instance }) {
 		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", of.Instance)
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.maintenance[of.Instance] = of
-	m.mu.Unlock()
-	return m.Send("aws.health", "AWS Health Event", Detail{
-		"service":           "EC2",
-		"eventTypeCode":     "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED",
-		"eventTypeCategory": "scheduledChange",
-		"startTime":         of.NotBefore.UTC().Format(time.RFC1123),
-		"affectedEntities":  []Detail{{"entityValue": of.Instance}},
-	})
+	return nil
 }
 
 // Check is one of EC2's checks of an instance that is running.

@@ -91,8 +91,6 @@ type Config struct {
 	// role has to allow it, too, and only what one of these denies stays denied. Source: IAM
 	// User Guide, "AWS JSON policy elements: Principal".
 	RepositoryPolicies map[string]*Policy
-	// Queue is the name of an SQS queue that gets events of EventBridge; "" for none.
-	Queue string
 	// Pods is where the addresses of pods are from: each instance has a /28, of which the
 	// first is its secondary address where it has no prefix. 100.64.0.0/10 when unset.
 	Pods netip.Prefix
@@ -226,7 +224,6 @@ type Model struct {
 	roles     map[string]assumable // by ARN
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
-	queue     queue
 	prices    PriceFaults
 
 	credits map[string]creditsNow // that were changed, by instance
@@ -288,7 +285,6 @@ func New(cfg Config) (*Model, error) {
 		partTags:  map[string]map[string]string{},
 		untold:    map[string][]Way{},
 		denied:    map[string]int{},
-		queue:     queue{news: make(chan struct{})},
 
 		repositories: newRepositories(cfg.Repositories),
 		upstreams:    newRepositories(cfg.Upstreams),
@@ -475,9 +471,6 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), ecrTarget):
 		m.serveECR(w, r)
-		return
-	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), sqsTarget):
-		m.serveSQS(w, r)
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricingTarget):
 		m.servePricing(w, r)

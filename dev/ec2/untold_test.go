@@ -9,9 +9,8 @@ import (
 )
 
 func TestAnInterruptionIsSaidByEachWayButThoseThatItLeavesOut(t *testing.T) {
-	for _, untold := range [][]Way{nil, {WayQueue}, {WayMetadata, WayRequest}, {WayQueue, WayMetadata, WayRequest}} {
+	for _, untold := range [][]Way{nil, {WayMetadata}, {WayRequest}, {WayMetadata, WayRequest}} {
 		c := newClient(t, sim.Knobs{})
-		c.model.cfg.Queue = "kip"
 		if err := c.model.Interrupt(Interruption{}); err == nil {
 			t.Error("an instance was interrupted where there is none")
 		}
@@ -25,36 +24,12 @@ func TestAnInterruptionIsSaidByEachWayButThoseThatItLeavesOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		for way, said := range map[Way]bool{
-			WayQueue:    c.model.Queued() > 0,
 			WayMetadata: len(c.model.announced(WayMetadata)) > 0,
 			WayRequest:  len(c.model.announced(WayRequest)) > 0,
 		} {
 			if said == slices.Contains(untold, way) {
 				t.Errorf("all but %v: said by %s: %v", untold, way, said)
 			}
-		}
-	}
-}
-
-func TestARecommendationIsSaidByEachWayButThoseThatItLeavesOut(t *testing.T) {
-	c := newClient(t, sim.Knobs{})
-	c.model.cfg.Queue = "kip"
-	for _, untold := range [][]Way{nil, {WayQueue}, {WayMetadata}} {
-		code, body := c.ask("RunInstances", run("InstanceMarketOptions.MarketType=spot")...)
-		if code != "" {
-			t.Fatal(body)
-		}
-		all := c.state().Instances
-		r, queued := Rebalance{Instance: all[len(all)-1].ID, Untold: untold}, c.model.Queued()
-		if err := c.model.Rebalance(r); err != nil {
-			t.Fatal(err)
-		}
-		_, metadata := c.model.atRisk(r.Instance)
-		if metadata == slices.Contains(untold, WayMetadata) || c.model.Queued() > queued == slices.Contains(untold, WayQueue) {
-			t.Errorf("all but %v: said by metadata: %t, in the queue: %d after %d", untold, metadata, c.model.Queued(), queued)
-		}
-		if r.Untold = []Way{WayRequest}; c.model.Rebalance(r) == nil {
-			t.Error("a way by which none is said was left out")
 		}
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/dev/ec2"
-	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/dev/leftovers"
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/dev/progress"
@@ -228,14 +227,14 @@ Logs: %[4]s, %[5]s. Ctrl-C ends it all.
 func (r *run) hintsOfEC2(kubectl, config string) {
 	fmt.Fprintf(r.Out, `EC2 is up:
   %s describe-instances
-A spot cell, and its notice in the queue %s, once it runs:
+A spot cell, and its notice, once it runs:
   %s --kubeconfig %s run spot --image busybox:1.36 --annotations pod.elotl.co/launch-type=spot`+
 		` --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- sleep 1000
   curl -d '{}' %sinterrupt
 A pod whose image is in its ECR, which needs no pull secret:
-  %[3]s --kubeconfig %[4]s run private -it --rm --image %[6]s --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
+  %[2]s --kubeconfig %[3]s run private -it --rm --image %[5]s --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
 Something goes wrong there, by the name of what, as in the line with curl:
-`, r.stack.EC2(), machines.Queue, kubectl, config, r.stack.Orders(), r.stack.PrivateImage())
+`, r.stack.EC2(), kubectl, config, r.stack.Orders(), r.stack.PrivateImage())
 	for _, o := range ec2.Orders() {
 		fmt.Fprintf(r.Out, "  %-9s  %s\n             %s\n", o.Name, o.Does, o.JSON)
 	}

@@ -37,8 +37,6 @@ const (
 	VPC = "vpc-0123456789abcdef0"
 	// Image is the name of the only image.
 	Image = "kip-cell-local"
-	// Queue is the name of the queue that hears of interruptions.
-	Queue = "kip-interruptions"
 	// ImageRole is the role for images. It may read the repositories that begin like Readable.
 	ImageRole = "arn:aws:iam::" + Account + ":role/kip-images"
 	Readable  = "team/"
@@ -337,7 +335,6 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Profiles:     Profiles,
 		Providers:    []ec2.Provider{cfg.Provider},
 		Repositories: Repositories,
-		Queue:        Queue,
 		Networks:     map[string][]netip.Prefix{VPC: {cfg.Local.CIDR.Masked()}},
 		Routes:       routes,
 		Pods:         podNetwork(cfg.Local.CIDR),

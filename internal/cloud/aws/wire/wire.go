@@ -27,7 +27,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ecr"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
-	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go/middleware"
 )
@@ -73,7 +72,7 @@ type call struct {
 // Versions are those that the SDK's query services send, targets what stands before the action of those in JSON.
 var (
 	versions = map[string]string{"2016-11-15": "ec2", "2011-06-15": "sts"}
-	targets  = map[string]string{"AmazonEC2ContainerRegistry_V20150921": "ecr", "AmazonSQS": "sqs", "AWSPriceListService": "pricing"}
+	targets  = map[string]string{"AmazonEC2ContainerRegistry_V20150921": "ecr", "AWSPriceListService": "pricing"}
 )
 
 func callOf(r *http.Request, body []byte) *call {
@@ -151,7 +150,6 @@ func (c *call) replay(answer []byte) (any, error) {
 		"ec2":     func() any { return ec2.NewFromConfig(given) },
 		"sts":     func() any { return sts.NewFromConfig(given) },
 		"ecr":     func() any { return ecr.NewFromConfig(given) },
-		"sqs":     func() any { return sqs.NewFromConfig(given) },
 		"pricing": func() any { return pricing.NewFromConfig(given) },
 	}[c.service]()
 	method := reflect.ValueOf(client).MethodByName(c.action)
