@@ -36,8 +36,6 @@ func (c *Controller) hearInterruptions(ctx context.Context) {
 			},
 			Mine:    func(instance string) bool { return c.havingInstance(instance) != nil },
 			Planned: c.planned,
-			Changed: c.changed,
-			AtRisk:  c.atRisk,
 		})
 		if ctx.Err() != nil {
 			return
@@ -73,24 +71,6 @@ func (c *Controller) planned() (instances []string) {
 		}
 	}
 	return instances
-}
-
-// changed has the cloud listed soon, of an instance that somebody else is said to stop or end.
-// What the message says counts for nothing by itself.
-func (c *Controller) changed(instance string) {
-	c.mu.Lock()
-	asked := c.terminating[instance] != nil
-	c.mu.Unlock()
-	if e := c.havingInstance(instance); e != nil && !asked && e.cell().Live() {
-		c.pollSoon()
-	}
-}
-
-// atRisk takes the cloud's word that an instance may be taken back.
-func (c *Controller) atRisk(instance string) {
-	if e := c.havingInstance(instance); e != nil {
-		c.tellRisk(e)
-	}
 }
 
 var (

@@ -345,7 +345,7 @@ func TestWhoListensAnewIsToldWhatWasPlanned(t *testing.T) {
 	})
 }
 
-// teller is a cloud's messages, each of which tells the listener something.
+// teller is a cloud that tells its listener what is sent to it.
 type teller chan func(cloud.Listener)
 
 func (t teller) Interruptions(ctx context.Context, l cloud.Listener) error {
@@ -369,7 +369,7 @@ func telling(t *testing.T, f func(t *testing.T, b *bubble, says teller)) {
 	}, nil, func(t *testing.T, b *bubble) { f(t, b, says) })
 }
 
-func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
+func TestACloudThatSpeaksOfInstancesThatAreNotKipsMovesNothing(t *testing.T) {
 	telling(t, func(t *testing.T, b *bubble, says teller) {
 		b.spot("a")
 		onDemand := b.bound(1)[0]
@@ -377,40 +377,12 @@ func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
 			cell, _ := b.cells.ForPod(ref(pod).UID)
 			return cell.Instance.ID
 		}
-		lists := func() (n int) {
-			b.cloud.set(func() { n = b.cloud.listed })
-			return n
-		}
-		// asked is how many lists were made for a message: soon, and just after one of the idle times.
-		asked := func(tell func(cloud.Listener)) int {
-			for before := lists(); lists() == before; {
-				b.later(time.Second)
-			}
-			b.later(time.Second)
-			before := lists()
-			says <- tell
-			b.later(2 * time.Second)
-			return lists() - before
-		}
-		for what, tc := range map[string]struct {
-			instance string
-			want     int
-		}{
-			"its own":     {instance("a"), 1},
-			"its own too": {instance(onDemand), 1},
-			"another's":   {"i-another", 0},
-			"nobody's":    {"", 0},
-		} {
-			if n := asked(func(l cloud.Listener) { l.Changed(tc.instance) }); n != tc.want {
-				t.Errorf("%s: %d lists, want %d", what, n, tc.want)
-			}
-		}
 		says <- func(l cloud.Listener) {
 			if !l.Mine(instance("a")) || !l.Mine(instance(onDemand)) || l.Mine("i-another") || l.Mine("") {
 				t.Error("Kip does not know which instances are its own")
 			}
-			for _, id := range []string{instance("a"), instance("a"), instance(onDemand), "i-another", ""} {
-				l.AtRisk(id)
+			for _, id := range []string{"i-another", ""} {
+				l.Notify(cloud.Interruption{InstanceID: id, At: time.Now().Add(time.Minute), Reason: "words"})
 			}
 		}
 		b.later(time.Minute)
@@ -419,7 +391,7 @@ func TestWhatMessagesSayOfACellIsAskedAndMovesNothing(t *testing.T) {
 				t.Errorf("the cell of %s is %q, to be taken at %v", pod, cell.Phase, cell.Interrupted)
 			}
 		}
-		if len(b.said("RebalanceRecommended")) != 1 || len(b.said("interrupted")) > 0 {
+		if len(b.said("Interrupted")) > 0 || len(b.said("interrupted")) > 0 {
 			t.Errorf("said %v", b.events)
 		}
 	})

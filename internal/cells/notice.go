@@ -86,13 +86,9 @@ func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) 
 	}, true)
 }
 
-// tellRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing,
-// so that a cell and a queue are believed alike.
+// tellRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing.
 func (c *Controller) tellRisk(e *entry) {
 	cell := e.cell()
-	if cell.Instance == nil || !cell.Offer().Spot {
-		return
-	}
 	c.mu.Lock()
 	told := e.atRisk
 	e.atRisk = true

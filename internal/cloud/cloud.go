@@ -224,14 +224,6 @@ type Listener struct {
 	// Planned are the instances that have been told to be Planned, also by another call or an earlier
 	// process, which may be called off. Optional.
 	Planned func() (instanceIDs []string)
-	// Changed says that a message tells of an instance's stop or end. Messages may be made up: the
-	// listener asks the cloud. Optional.
-	Changed func(instanceID string)
-	// AtRisk says that a message calls an instance more likely than usual to be taken back, of
-	// which the cloud can be asked no more. Optional.
-	AtRisk func(instanceID string)
-	// Counted is told what each message was about that the cloud sent of itself. Optional.
-	Counted func(Message)
 	// Send makes one call of kind CallInterruptions, when it is its turn. Optional: without
 	// it no call waits.
 	Send func(ctx context.Context, call func(context.Context) error) error
@@ -244,19 +236,6 @@ func (l Listener) Look(ctx context.Context, call func(context.Context) error) er
 	}
 	return l.Send(ctx, call)
 }
-
-// Message is what a message of a cloud was about.
-type Message string
-
-// What messages are about.
-const (
-	MessageTakenBack   Message = "takenBack"   // one of the listener's instances is to be taken back
-	MessageAtRisk      Message = "atRisk"      // one is more likely than usual to be
-	MessageChanged     Message = "changed"     // one stops or ends
-	MessageMaintenance Message = "maintenance" // the cloud has set a time at which it stops or reboots one
-	MessageForeign     Message = "foreign"     // nothing of that, or none of the listener's instances
-	MessageUnusable    Message = "unusable"    // it could not be read
-)
 
 // Interruption announces that the cloud takes an instance back.
 type Interruption struct {

@@ -207,12 +207,6 @@ func (i measuredInterrupter) Interruptions(ctx context.Context, l cloud.Listener
 		i.m.cloudInterruptions.Inc()
 		l.Notify(n)
 	}
-	counted.Counted = func(about cloud.Message) {
-		i.m.cloudMessages.WithLabelValues(string(about)).Inc()
-		if l.Counted != nil {
-			l.Counted(about)
-		}
-	}
 	counted.Send = func(ctx context.Context, call func(context.Context) error) error {
 		return l.Look(ctx, func(ctx context.Context) error {
 			return i.m.measure(ctx, callInterruptions, func() error { return call(ctx) })

@@ -185,14 +185,6 @@ var (
 		{errorCancelled, "Kip gave the call up itself, as when it stops"},
 		{errorUnknown, "anything else, time-outs included: the outcome is not known"},
 	}}
-	labelMessage = &label{name: "about", doc: "What the message was about.", values: []value{
-		{string(cloud.MessageTakenBack), "an instance of Kip's is to be taken back"},
-		{string(cloud.MessageAtRisk), "one is more likely than usual to be"},
-		{string(cloud.MessageChanged), "one stops or ends"},
-		{string(cloud.MessageMaintenance), "the cloud has set a time at which it stops or reboots one"},
-		{string(cloud.MessageForeign), "anything else, such as instances that are not Kip's"},
-		{string(cloud.MessageUnusable), "it could not be read"},
-	}}
 	labelPartResult = &label{name: "result", doc: "What became of the part.", values: []value{
 		{partLeft, "found for the first time"},
 		{partDeleted, "the cloud has deleted it"},

@@ -88,7 +88,6 @@ type Metrics struct {
 	callWaits          *prometheus.HistogramVec
 	cloudCapacity      *prometheus.CounterVec
 	cloudInterruptions prometheus.Counter
-	cloudMessages      *prometheus.CounterVec
 
 	queueDepth, queueUnfinished, queueLongest *prometheus.GaugeVec
 	queueAdds, queueRetries                   *prometheus.CounterVec
@@ -224,8 +223,6 @@ func (m *Metrics) addCloud(s *scrape) {
 		"Calls for which the cloud had no capacity, or not for all instances of the call.", labelInstanceType, labelZone, labelShortLaunchType)
 	m.cloudInterruptions = f.counter("kip_cloud_interruption_notices_total",
 		"Notices that the cloud takes an instance back. A cloud may repeat them.").WithLabelValues()
-	m.cloudMessages = f.counter("kip_cloud_messages_total",
-		"Messages that the cloud has sent of itself, such as those in `cloud.aws.interruptionQueue`, by what they were about.", labelMessage)
 	m.sweep = f.counter("kip_sweep_instances_total",
 		"Instances with Kip's tags that no cell has, by what became of them.", labelSweepResult)
 	m.sweepParts = f.counter("kip_sweep_parts_total",

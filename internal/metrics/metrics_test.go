@@ -529,11 +529,11 @@ type testInterrupter struct{ c *testCloud }
 func (i testInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
 	l.Notify(cloud.Interruption{InstanceID: "i-1"})
 	l.Notify(cloud.Interruption{InstanceID: "i-2"})
-	for _, id := range []string{"i-1", "i-3"} {
-		l.Counted(cloud.MessageAtRisk)
-		if l.Mine != nil && l.Mine(id) {
-			l.AtRisk(id)
-			l.Changed(id)
+	if l.Planned != nil {
+		for _, id := range l.Planned() {
+			if l.Mine(id) {
+				l.Notify(cloud.Interruption{InstanceID: id, CalledOff: true})
+			}
 		}
 	}
 	return l.Look(ctx, func(context.Context) error {
@@ -625,9 +625,8 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	if err := c.Features().Interrupter.Interruptions(ctx, cloud.Listener{
 		Notify:  func(i cloud.Interruption) { noticed = append(noticed, i.InstanceID) },
 		Mine:    func(id string) bool { return id == "i-1" },
-		AtRisk:  func(id string) { noticed = append(noticed, id+" at risk") },
-		Changed: func(id string) { noticed = append(noticed, id+" changed") },
-	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2", "i-1 at risk", "i-1 changed"}) {
+		Planned: func() []string { return []string{"i-1", "i-3"} },
+	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2", "i-1"}) {
 		t.Errorf("interruptions gave %v, %v", noticed, err)
 	}
 
@@ -650,8 +649,7 @@ func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
 		"instance_type=c5.large,launch_type=dedicated,zone=z": "1",
 	})
-	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "2"})
-	f.want(t, "kip_cloud_messages_total", map[string]string{"about=atRisk": "2"})
+	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "3"})
 }
 
 func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
