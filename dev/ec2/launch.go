@@ -188,7 +188,11 @@ func sum(text string) string {
 	return hex.EncodeToString(s[:])
 }
 
-func reservation(token string) string { return "r-" + token[:17] }
+// reservation names the launch of a token, in EC2's form.
+func reservation(token string) string {
+	digest := sha256.Sum256([]byte(token))
+	return "r-" + hex.EncodeToString(digest[:])[:17]
+}
 
 func (m *Model) someEnded(token string) bool {
 	return slices.ContainsFunc(m.sim.History(), func(i sim.Instance) bool { return i.Token == token && !i.Ended.IsZero() })
