@@ -161,6 +161,7 @@ func (c *Controller) bury(e *entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.cells, e.id)
+	c.entries.Delete(e.id)
 	c.index(e, nil)
 	c.unreserve(e)
 	c.pools.gone(*e.cell())

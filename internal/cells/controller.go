@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/fairqueue"
 	"github.com/elotl/kip/internal/lanes"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -61,7 +62,9 @@ type Controller struct {
 	// observer under mu. Observers are told under those that come before.
 	mu    sync.Mutex
 	cells map[string]*entry
-	byPod map[types.UID]string // live or not, until Gone
+	// entries has the values of cells, for the queue, which asks under its own lock.
+	entries sync.Map
+	byPod   map[types.UID]string // live or not, until Gone
 	// byInstance has the cell that an instance was launched for, until that is Gone.
 	byInstance map[string]*entry
 	// byDisk has the cell that a disk was last promised to.
@@ -103,12 +106,10 @@ type Controller struct {
 // New returns a controller; Run starts it.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg:     cfg,
-		agents:  lanes.New(),
-		logs:    make(chan struct{}, logsSaved),
-		letting: make(chan struct{}, lettingGo),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}),
+		cfg:          cfg,
+		agents:       lanes.New(),
+		logs:         make(chan struct{}, logsSaved),
+		letting:      make(chan struct{}, lettingGo),
 		polls:        make(chan struct{}, 1),
 		refill:       make(chan struct{}, 1),
 		failed:       make(chan error, 1),
@@ -133,6 +134,8 @@ func New(cfg Config) *Controller {
 		versions:     map[ingredients]bool{},
 		apart:        map[location]fewer{},
 	}
+	c.queue = workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
+		fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}, c.namespaceOf))
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, func() string { return c.template(c.cloudInit()) }, cfg.Clock)
 	return c
 }
@@ -213,6 +216,20 @@ func (c *Controller) Run(ctx context.Context) error {
 // Close lets go of what New began. It is for a controller that never ran as well, since
 // nothing else ends its queue.
 func (c *Controller) Close() { c.queue.ShutDown() }
+
+// namespaceOf is that of a cell's pod, by which cells take turns; "" of one that no pod has.
+func (c *Controller) namespaceOf(id string) string {
+	if e, ok := c.entries.Load(id); ok {
+		return e.(*entry).cell().Pod.Namespace
+	}
+	return ""
+}
+
+// enter has a cell found by its ID. The caller holds mu.
+func (c *Controller) enter(e *entry) {
+	c.cells[e.id] = e
+	c.entries.Store(e.id, e)
+}
 
 // Ready is closed when cells are being moved.
 func (c *Controller) Ready() <-chan struct{} { return c.ready }

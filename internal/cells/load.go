@@ -45,14 +45,14 @@ func (c *Controller) Load(ctx context.Context) error {
 			c.uncount(other)
 			c.count(e)
 			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
-			c.cells[other.id] = other
-			c.cells[e.id] = e
+			c.enter(other)
+			c.enter(e)
 			c.byPod[cell.Pod.UID] = e.id
 			c.claim(e)
 			return nil
 		}
 		c.reserve(e)
-		c.cells[cell.ID] = e
+		c.enter(e)
 		return nil
 	})
 	if err != nil {

@@ -133,7 +133,7 @@ func (c *Controller) store(ctx context.Context, e *entry) error {
 		}
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
 	}
-	c.cells[e.id] = e
+	c.enter(e)
 	if err != nil {
 		// The record may be stored all the same. The cell's worker finds out.
 		e.unsure, e.ending = cell, "the store did not answer"

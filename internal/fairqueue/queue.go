@@ -8,6 +8,21 @@ func New[T comparable](shareOf func(T) string) workqueue.Queue[T] {
 	return &queue[T]{shareOf: shareOf, waiting: map[string]workqueue.Queue[T]{}}
 }
 
+// InTurns returns the configuration of a work queue with that storage.
+func InTurns[T comparable](
+	c workqueue.TypedRateLimitingQueueConfig[T], shareOf func(T) string,
+) workqueue.TypedRateLimitingQueueConfig[T] {
+	c.DelayingQueue = workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[T]{
+		Name:            c.Name,
+		MetricsProvider: c.MetricsProvider,
+		Clock:           c.Clock,
+		Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[T]{
+			Name: c.Name, MetricsProvider: c.MetricsProvider, Clock: c.Clock, Queue: New(shareOf),
+		}),
+	})
+	return c
+}
+
 type queue[T comparable] struct {
 	shareOf func(T) string
 	waiting map[string]workqueue.Queue[T] // by share, where there are any

@@ -246,7 +246,8 @@ func New(cfg Config) (*Controller, error) {
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			backoff.Items[cache.ObjectName](100*time.Millisecond, time.Minute, cfg.Random),
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{DelayingQueue: newQueue(cfg.Queues)}),
+			fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues},
+				func(pod cache.ObjectName) string { return pod.Namespace })),
 		ready: make(chan struct{}),
 		pods:  map[types.UID]*waiting{},
 		gone:  map[types.UID]bool{},
@@ -270,19 +271,6 @@ func New(cfg Config) (*Controller, error) {
 		}
 	}
 	return c, nil
-}
-
-// newQueue returns a queue in which the pods of a namespace delay those of another by one pod each.
-func newQueue(metrics workqueue.MetricsProvider) workqueue.TypedDelayingInterface[cache.ObjectName] {
-	const name = "pods"
-	fair := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[cache.ObjectName]{
-		Name:            name,
-		MetricsProvider: metrics,
-		Queue:           fairqueue.New(func(pod cache.ObjectName) string { return pod.Namespace }),
-	})
-	return workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[cache.ObjectName]{
-		Name: name, MetricsProvider: metrics, Queue: fair,
-	})
 }
 
 func (c *Controller) enqueue(obj any) {
