@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/fairqueue"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -68,8 +70,7 @@ func (p *Provisioner) watch() (claims, pvs cache.SharedIndexInformer, run func(c
 		volumes: pvs.GetStore(),
 		recorder: broadcaster.NewRecorder(newScheme(),
 			corev1.EventSource{Component: volumes.Driver, Host: p.cfg.Node}),
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](firstRetry, longestRetry, nil),
-			workqueue.TypedRateLimitingQueueConfig[string]{Name: "expansions", MetricsProvider: p.cfg.Queues, Clock: p.cfg.Clock}),
+		queue: newQueue(p.cfg),
 	}
 	if _, err := claims.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { e.look(nil, o) }, UpdateFunc: e.look,
@@ -93,6 +94,15 @@ func (p *Provisioner) watch() (claims, pvs cache.SharedIndexInformer, run func(c
 			claims.RunWithContext(ctx)
 		}
 	}, nil
+}
+
+func newQueue(cfg Config) workqueue.TypedRateLimitingInterface[string] {
+	return workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](firstRetry, longestRetry, nil),
+		fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[string]{Name: "expansions", MetricsProvider: cfg.Queues, Clock: cfg.Clock},
+			func(claim string) string {
+				namespace, _, _ := strings.Cut(claim, "/")
+				return namespace
+			}))
 }
 
 // look notes a claim that may have to be expanded. What this process itself writes of a claim

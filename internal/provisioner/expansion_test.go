@@ -411,6 +411,21 @@ func TestOnlyTheDiskThatWasMadeForTheVolumeIsExpanded(t *testing.T) {
 	}
 }
 
+// A namespace with many claims that grow must not keep the claim of another waiting for the cloud's answers to all.
+func TestNamespacesTakeTurnsAtExpansions(t *testing.T) {
+	g := newGrown(t)
+	q := newQueue(g.p.cfg)
+	defer q.ShutDown()
+	for _, claim := range []string{"large/1", "large/2", "large/3", "small/1"} {
+		q.Add(claim)
+	}
+	for _, want := range []string{"large/1", "small/1"} {
+		if got, _ := q.Get(); got != want {
+			t.Errorf("the next claim is %s, want %s", got, want)
+		}
+	}
+}
+
 // The parts together: what is watched, what is waited for, and what ends.
 func TestClaimsAreExpandedAsTheyAreSeenAndWhenTheirTimeHasCome(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
