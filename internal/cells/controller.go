@@ -12,6 +12,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/fairqueue"
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/lanes"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -23,11 +24,11 @@ const (
 	// store, hardly for the processor, and never for the cloud or an agent: what needs
 	// those is done aside.
 	workers = 64
-	// logsSaved is how many cells are asked for their pods' logs at the same time.
-	logsSaved = 256
+	// logsSaved is how many cells are asked for their pods' logs at the same time, logsOfOne how many of one namespace.
+	logsSaved, logsOfOne = 256, 128
 	// lettingGo is how many cells are waited for at the same time that let go of their
-	// volumes: half of what may be asked slowly, since others hang.
-	lettingGo = 128
+	// volumes: half of what may be asked slowly, since others hang. lettingOfOne is how many of one namespace.
+	lettingGo, lettingOfOne = 128, 32
 )
 
 // Controller moves every cell through its life. One worker handles a cell at a
@@ -42,8 +43,8 @@ type Controller struct {
 	ready     chan struct{}
 
 	agents       *lanes.Lanes
-	logs         chan struct{} // bounds those that save logs
-	letting      chan struct{} // bounds those that are let go of volumes
+	logs         *keyed.Places[string] // of cells that save logs, by namespace
+	letting      *keyed.Places[string] // of cells that let go of volumes, by namespace
 	launches     *launchQueue
 	terminations *gather[*termination]
 	taggings     *gather[*entry]
@@ -108,8 +109,8 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg:          cfg,
 		agents:       lanes.New(),
-		logs:         make(chan struct{}, logsSaved),
-		letting:      make(chan struct{}, lettingGo),
+		logs:         keyed.NewPlaces[string](logsSaved, logsOfOne),
+		letting:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
 		polls:        make(chan struct{}, 1),
 		refill:       make(chan struct{}, 1),
 		failed:       make(chan error, 1),

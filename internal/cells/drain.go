@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/lanes"
 	"github.com/elotl/kip/internal/pulse"
 )
@@ -36,25 +37,21 @@ func (c *Controller) drain(ctx context.Context, e *entry) (time.Duration, error)
 	return 0, c.startTerminating(ctx, e, e.cell().Reason)
 }
 
-// taken waits for one of some places, before the time of what is done there runs: those who
-// have them may wait for cells that do not answer. It is false when ctx has ended.
-func taken(ctx context.Context, places chan struct{}) bool {
+// take waits for one of the places of a cell's namespace, before the time of what is done there runs: those
+// who have them may wait for cells that do not answer.
+func (e *entry) take(ctx context.Context, places *keyed.Places[string]) (leave func(), err error) {
 	defer pulse.Wait(ctx, pulse.Cell)()
-	select {
-	case places <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return places.Take(ctx, e.cell().Pod.Namespace)
 }
 
 // letsGo asks an agent until its cell has let go of volumes, so that all is written. Its
 // time runs from when its turn has come: what many write at the same time takes each longer.
 func (c *Controller) letsGo(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
-	if !taken(ctx, c.letting) {
-		return ctx.Err()
+	leave, err := e.take(ctx, c.letting)
+	if err != nil {
+		return err
 	}
-	defer func() { <-c.letting }()
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	if err := c.reach(ctx, e); err != nil {
@@ -133,10 +130,11 @@ func (c *Controller) freeVolumes(ctx context.Context, e *entry) error {
 }
 
 func (c *Controller) saveLogs(ctx context.Context, e *entry) error {
-	if !taken(ctx, c.logs) {
-		return ctx.Err()
+	leave, err := e.take(ctx, c.logs)
+	if err != nil {
+		return err
 	}
-	defer func() { <-c.logs }()
+	defer leave()
 	defer pulse.Wait(ctx, pulse.Cell)()
 	dialling, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()

@@ -3,8 +3,11 @@ package cells
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -109,6 +112,56 @@ func TestWhatIsReadOfACellIsReadToItsEndBeforeTheInstanceEnds(t *testing.T) {
 				if left := b.cloud.running(); b.phase("a") != "" || len(left) != 0 {
 					t.Errorf("when all is read, the cell is %q, instances %v", b.phase("a"), left)
 				}
+			})
+		})
+	}
+}
+
+// The agents of one namespace send no logs, or let go of no volume, until their time is over.
+func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
+	hangs := func(ctx context.Context, cell *Cell) error {
+		if cell.Pod.Namespace == ref("").Namespace {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	for name, end := range map[string]func(context.Context, *Controller, *entry) error{
+		"logs": func(ctx context.Context, c *Controller, e *entry) error { return c.saveLogs(ctx, e) },
+		"volumes": func(ctx context.Context, c *Controller, e *entry) error {
+			return c.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(c *setup) {
+				c.Logs = saves(func(ctx context.Context, cell Cell, _ agentapi.Conn) error { return hangs(ctx, &cell) })
+			}, nil, func(t *testing.T, b *bubble) {
+				ctx, cancel := context.WithCancel(t.Context())
+				b.bound(max(logsSaved, lettingGo))
+				small := nano("small")
+				small.Pod.Namespace = "other"
+				cell, err := b.cells.Request(ctx, small)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b.later(time.Minute)
+				b.cells.mu.Lock()
+				others := maps.Clone(b.cells.cells)
+				b.cells.mu.Unlock()
+				own := others[cell.ID]
+				delete(others, cell.ID)
+				var running sync.WaitGroup
+				for _, e := range others {
+					running.Go(func() { _ = end(ctx, b.cells, e) })
+				}
+				synctest.Wait()
+				ended := errors.New("it waits")
+				running.Go(func() { ended = end(ctx, b.cells, own) })
+				synctest.Wait()
+				if ended != nil {
+					t.Errorf("the end of the other namespace's cell: %v", ended)
+				}
+				cancel()
+				running.Wait()
 			})
 		})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/pulse"
 )
 
@@ -23,12 +24,12 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 	for name, wait := range map[string]func(context.Context, *Controller){
 		"a session": func(ctx context.Context, _ *Controller) { (&entry{session: deaf{}}).ready(ctx) },
 		"the logs of others": func(ctx context.Context, c *Controller) {
-			if err := c.saveLogs(ctx, &entry{}); !errors.Is(err, context.Canceled) {
+			if err := c.saveLogs(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
 		"the volumes of others": func(ctx context.Context, c *Controller) {
-			if err := c.letsGo(ctx, &entry{}, time.Second, nil); !errors.Is(err, context.Canceled) {
+			if err := c.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
@@ -36,7 +37,8 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
-			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: make(chan struct{}), letting: make(chan struct{})}
+			none := keyed.NewPlaces[string](0, 0)
+			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: none, letting: none}
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			running.Go(func() {
