@@ -103,7 +103,7 @@ func (c *Controller) tellSome(ctx context.Context) {
 // tell has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
 func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
-	err := c.agents.Ask(ctx, &e.pace, trustTimeout, session.Trust)
+	err := c.agents.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
 	if err == nil {
 		err = c.save(ctx, e, func(cell *Cell) error {
 			cell.CA, cell.OldCA = c.cfg.CAHash, c.cfg.OldCAHash

@@ -441,7 +441,7 @@ func (c *Controller) agentConfig(cell *Cell, node string, dns []netip.Addr) agen
 
 // ask asks a cell's agent on a session, which may be closed meanwhile.
 func (c *Controller) ask(ctx context.Context, e *entry, s Session, do func(context.Context, agentapi.Client) error) error {
-	return c.agents.Ask(ctx, &e.pace, configTimeout, func(ctx context.Context) error {
+	return c.agents.Ask(ctx, &e.pace, e.cell().Pod.Namespace, configTimeout, func(ctx context.Context) error {
 		return do(ctx, agentapi.Client{Conn: s.Conn()})
 	})
 }

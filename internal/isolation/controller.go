@@ -395,7 +395,7 @@ func (c *Controller) turn(ctx context.Context, id string) {
 	if x == nil || a == nil {
 		return // whatever is missing, its arrival comes back here
 	}
-	err := c.lanes.Ask(ctx, &x.pace, within, func(ctx context.Context) error {
+	err := c.lanes.Ask(ctx, &x.pace, x.name().Namespace, within, func(ctx context.Context) error {
 		c.process(ctx, id)
 		return context.Cause(ctx)
 	})

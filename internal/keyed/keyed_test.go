@@ -57,7 +57,10 @@ func TestAKeyHasNoMoreThanItsPlaces(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		for _, key := range []string{"a", "d"} {
+		for _, key := range []string{"a", "d"} { // the one has no place of its own, the other none of all
+			if _, ok := p.TryTake(key); ok {
+				t.Errorf("%s got a place, and there is none", key)
+			}
 			if _, err := p.Take(ctx, key); !errors.Is(err, context.Canceled) {
 				t.Errorf("who waits no more is told %v", err)
 			}
@@ -73,6 +76,12 @@ func TestAKeyHasNoMoreThanItsPlaces(t *testing.T) {
 		for allLeave() < 5 {
 		}
 		allLeave()
+		tried, ok := p.TryTake("a")
+		if own, all := p.Taken("a"); !ok || own != 1 || all != 1 {
+			t.Errorf("who tries gets a place %t, and %d and %d are taken", ok, own, all)
+		} else {
+			tried()
+		}
 		if own, all := p.Taken("a"); own != 0 || all != 0 || len(p.of) != 0 {
 			t.Errorf("when all have left %d and %d are taken, and %d keys are known", own, all, len(p.of))
 		}

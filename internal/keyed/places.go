@@ -31,14 +31,7 @@ func NewPlaces[K comparable](all, ofOne int64) *Places[K] {
 
 // Take waits for a place until ctx ends, and then returns its error.
 func (p *Places[K]) Take(ctx context.Context, key K) (leave func(), err error) {
-	p.mu.Lock()
-	is := p.of[key]
-	if is == nil {
-		is = &place{own: semaphore.NewWeighted(p.ofOne)}
-		p.of[key] = is
-	}
-	is.users++
-	p.mu.Unlock()
+	is := p.come(key)
 	if err := is.own.Acquire(ctx, 1); err != nil {
 		p.gone(key, is)
 		return nil, fmt.Errorf("wait for a place among %d of its own: %w", p.ofOne, err)
@@ -48,13 +41,22 @@ func (p *Places[K]) Take(ctx context.Context, key K) (leave func(), err error) {
 		p.gone(key, is)
 		return nil, fmt.Errorf("wait for a place among all: %w", err)
 	}
-	p.count(is, 1)
-	return sync.OnceFunc(func() {
-		p.count(is, -1)
-		p.all.Release(1)
+	return p.enter(key, is), nil
+}
+
+// TryTake takes a place if there is one now.
+func (p *Places[K]) TryTake(key K) (leave func(), ok bool) {
+	is := p.come(key)
+	if !is.own.TryAcquire(1) {
+		p.gone(key, is)
+		return nil, false
+	}
+	if !p.all.TryAcquire(1) {
 		is.own.Release(1)
 		p.gone(key, is)
-	}), nil
+		return nil, false
+	}
+	return p.enter(key, is), true
 }
 
 // Taken returns how many places are taken, by a key and by all.
@@ -65,6 +67,29 @@ func (p *Places[K]) Taken(key K) (own, all int) {
 		own = is.taken
 	}
 	return own, p.taken
+}
+
+func (p *Places[K]) come(key K) *place {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	is := p.of[key]
+	if is == nil {
+		is = &place{own: semaphore.NewWeighted(p.ofOne)}
+		p.of[key] = is
+	}
+	is.users++
+	return is
+}
+
+// enter returns what gives back a place of its own and one of all.
+func (p *Places[K]) enter(key K, is *place) (leave func()) {
+	p.count(is, 1)
+	return sync.OnceFunc(func() {
+		p.count(is, -1)
+		p.all.Release(1)
+		is.own.Release(1)
+		p.gone(key, is)
+	})
 }
 
 func (p *Places[K]) count(is *place, n int) {

@@ -3,12 +3,14 @@ package lanes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/pulse"
 	"k8s.io/utils/clock"
 )
@@ -23,7 +25,7 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 		ended := map[string]int{}
 		for n := range paces {
 			all.Go(func() {
-				switch err := l.Ask(t.Context(), &paces[n], 10*time.Second, hangs); {
+				switch err := l.Ask(t.Context(), &paces[n], fmt.Sprint(n), 10*time.Second, hangs); {
 				case errors.Is(err, ErrSlow):
 					mu.Lock()
 					defer mu.Unlock()
@@ -44,19 +46,19 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 		// Now they are known: all are asked anew, and one that is well.
 		began := time.Now()
 		for n := range paces {
-			all.Go(func() { _ = l.Ask(t.Context(), &paces[n], 10*time.Second, hangs) })
+			all.Go(func() { _ = l.Ask(t.Context(), &paces[n], fmt.Sprint(n), 10*time.Second, hangs) })
 		}
 		synctest.Wait()
-		if n := len(l.slow); n != slowAsks {
+		if _, n := l.slow.Taken(""); n != slowAsks {
 			t.Errorf("%d slow ones are asked at the same time, want %d", n, slowAsks)
 		}
 		var well Pace
-		if err := l.Ask(t.Context(), &well, 10*time.Second, func(context.Context) error { return nil }); err != nil || time.Since(began) != 0 {
+		if err := l.Ask(t.Context(), &well, "", 10*time.Second, func(context.Context) error { return nil }); err != nil || time.Since(began) != 0 {
 			t.Errorf("one that is well is asked after %v: %v", time.Since(began), err)
 		}
 		all.Wait()
-		if len(l.quick)+len(l.slow) != 0 {
-			t.Errorf("%d and %d are still asked", len(l.quick), len(l.slow))
+		if _, n := l.slow.Taken(""); len(l.quick)+n != 0 {
+			t.Errorf("%d and %d are still asked", len(l.quick), n)
 		}
 	})
 }
@@ -64,9 +66,7 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 func TestALoopThatWaitsForALaneIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p := New(), pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
-		for range slowAsks {
-			l.slow <- struct{}{}
-		}
+		l.slow = keyed.NewPlaces[string](0, 0)
 		slow := &Pace{}
 		slow.slow.Store(true)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -78,7 +78,7 @@ func TestALoopThatWaitsForALaneIsHealthy(t *testing.T) {
 		})
 		running.Go(func() {
 			p.Turn(ctx, "a loop", func(ctx context.Context) {
-				if err := l.Ask(ctx, slow, time.Second, func(context.Context) error { return nil }); !errors.Is(err, context.Canceled) {
+				if err := l.Ask(ctx, slow, "", time.Second, func(context.Context) error { return nil }); !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
 			})
@@ -99,19 +99,49 @@ func TestAnAgentThatIsWellAgainLeavesTheSlowLane(t *testing.T) {
 			takes time.Duration
 			slow  bool
 		}{{0, false}, {2 * time.Second, true}, {2 * time.Second, true}, {time.Millisecond, false}} {
-			err := l.Ask(t.Context(), &p, 10*time.Second, func(context.Context) error { time.Sleep(step.takes); return nil })
+			err := l.Ask(t.Context(), &p, "", 10*time.Second, func(context.Context) error { time.Sleep(step.takes); return nil })
 			if err != nil || p.slow.Load() != step.slow {
 				t.Errorf("after one that took %v it is slow: %t, %v", step.takes, p.slow.Load(), err)
 			}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		for range slowAsks {
-			l.slow <- struct{}{}
-		}
+		l.slow = keyed.NewPlaces[string](0, 0)
 		p.slow.Store(true)
 		cancel()
-		if err := l.Ask(ctx, &p, time.Second, func(context.Context) error { return nil }); !errors.Is(err, context.Canceled) {
+		if err := l.Ask(ctx, &p, "", time.Second, func(context.Context) error { return nil }); !errors.Is(err, context.Canceled) {
 			t.Errorf("one that waits when its caller is gone is answered %v", err)
 		}
+	})
+}
+
+func TestAgentsOfOneShareDoNotFillTheSlowLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New()
+		paces := make([]Pace, 1000)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for n := range paces {
+			paces[n].slow.Store(true)
+			all.Go(func() {
+				_ = l.Ask(ctx, &paces[n], "large", time.Hour, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+			})
+		}
+		synctest.Wait()
+		slow := &Pace{}
+		for _, first := range []bool{true, false} { // it turns slow, and is slow
+			began := time.Now()
+			err := l.Ask(ctx, slow, "small", 10*time.Second, func(ctx context.Context) error {
+				select {
+				case <-time.After(2 * time.Second):
+				case <-ctx.Done():
+				}
+				return context.Cause(ctx)
+			})
+			if took := time.Since(began); err != nil || took != 2*time.Second {
+				t.Errorf("the first time %t: answered %v after %v", first, err, took)
+			}
+		}
+		cancel()
+		all.Wait()
 	})
 }
