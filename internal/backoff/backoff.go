@@ -4,9 +4,8 @@ package backoff
 
 import (
 	"math/rand/v2"
+	"sync"
 	"time"
-
-	"k8s.io/client-go/util/workqueue"
 )
 
 // Random returns a number from 0 up to 1. It is called by several goroutines. A nil
@@ -22,17 +21,50 @@ func (r Random) Jittered(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.75 + r()/4))
 }
 
-// Items returns the waits of a work queue's items: first after one failure, twice as
+// After returns the wait after so many failures in a row: first after one, twice as
 // long after each other, up to longest, all with jitter.
-func Items[T comparable](first, longest time.Duration, random Random) workqueue.TypedRateLimiter[T] {
-	return jittered[T]{workqueue.NewTypedItemExponentialFailureRateLimiter[T](first, longest), random}
+func (r Random) After(failures int, first, longest time.Duration) time.Duration {
+	wait := first
+	for ; failures > 1 && wait < longest; failures-- {
+		wait *= 2
+	}
+	return r.Jittered(min(wait, longest))
 }
 
-type jittered[T comparable] struct {
-	workqueue.TypedRateLimiter[T]
-	random Random
+// PerItem returns the waits of a work queue's items, as After does. It is a
+// workqueue.TypedRateLimiter.
+type PerItem[T comparable] struct {
+	first, longest time.Duration
+	random         Random
+
+	mu       sync.Mutex
+	failures map[T]int // in a row
 }
 
-func (j jittered[T]) When(item T) time.Duration {
-	return j.random.Jittered(j.TypedRateLimiter.When(item))
+// Items returns the waits of items of which none has failed.
+func Items[T comparable](first, longest time.Duration, random Random) *PerItem[T] {
+	return &PerItem[T]{first: first, longest: longest, random: random, failures: map[T]int{}}
+}
+
+// When counts a failure of an item, and returns the wait after it.
+func (p *PerItem[T]) When(item T) time.Duration {
+	p.mu.Lock()
+	p.failures[item]++
+	failures := p.failures[item]
+	p.mu.Unlock()
+	return p.random.After(failures, p.first, p.longest)
+}
+
+// Forget counts the failures of an item from zero, after a success.
+func (p *PerItem[T]) Forget(item T) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failures, item)
+}
+
+// NumRequeues returns how often an item has failed in a row.
+func (p *PerItem[T]) NumRequeues(item T) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failures[item]
 }

@@ -124,8 +124,9 @@ func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
 		e.trusting.failed = 0
 		return
 	}
-	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.Jittered(min(trustAgain<<min(e.trusting.failed, 10), trustSeldom)))
-	if e.trusting.failed++; e.trusting.failed == 1 && err != nil {
+	e.trusting.failed++
+	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.After(e.trusting.failed, trustAgain, trustSeldom))
+	if e.trusting.failed == 1 && err != nil {
 		c.cfg.Log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
 			"pod", e.cell().Pod.String(), "err", err)
 	}

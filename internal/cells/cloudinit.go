@@ -165,9 +165,8 @@ func (c *Controller) notSetUp(ctx context.Context, e *entry, left time.Duration,
 				return 0, err
 			}
 		}
-		pause := min(firstSetUpPoll<<min(e.setUpPolls, 10), longestSetUpPoll)
 		e.setUpPolls++
-		return min(left, pause), nil
+		return min(left, c.cfg.Random.After(e.setUpPolls, firstSetUpPoll, longestSetUpPoll)), nil
 	}
 	return left, err
 }

@@ -222,9 +222,8 @@ func (e *attachError) Unwrap() error { return e.err }
 // nextDiskPoll is after how long to ask again: what is asked often comes out of the
 // budget of those whose disks are free.
 func (c *Controller) nextDiskPoll(e *entry) time.Duration {
-	wait := min(diskPoll<<min(e.diskPolls, 10), longestDiskPoll)
 	e.diskPolls++
-	return c.cfg.Random.Jittered(wait)
+	return c.cfg.Random.After(e.diskPolls, diskPoll, longestDiskPoll)
 }
 
 // stays connects a cell that is to be given something for its pod. It returns false

@@ -133,7 +133,7 @@ func (a *attempts) fail(now time.Time, err error, random backoff.Random) {
 	if a.failed++; a.failed == 1 {
 		a.began = now
 	}
-	a.next = now.Add(max(retryAfter(err), random.Jittered(min(firstRetry<<min(a.failed-1, 10), longestRetry))))
+	a.next = now.Add(max(retryAfter(err), random.After(a.failed, firstRetry, longestRetry)))
 }
 
 // told is what a pod's owner was told.

@@ -513,7 +513,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 	for n := range unsure {
 		unsure[n] = turn == nil
 	}
-	began, wait := c.cfg.Clock.Now(), firstRetry
+	began := c.cfg.Clock.Now()
 	cooled, throttled := false, 0
 	for try := 1; ; try++ {
 		results := c.call(ctx, l, turn)
@@ -573,14 +573,13 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 			}
 		}
 		c.cfg.Log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
-		pause := max(c.cfg.Random.Jittered(wait), retryAfter(failed))
+		pause := max(c.cfg.Random.After(try, firstRetry, longestRetry), retryAfter(failed))
 		if !l.until.IsZero() {
 			pause = min(pause, max(0, l.until.Sub(c.cfg.Clock.Now())))
 		}
 		if !c.sleep(ctx, pause) {
 			return
 		}
-		wait = min(2*wait, longestRetry)
 	}
 }
 
@@ -724,7 +723,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 	if l.revision != 0 && len(known) == len(l.open()) {
 		more = append(more, store.Change{Key: launchesPrefix + l.id, Revision: l.revision})
 	}
-	for wait := firstRetry; ; wait = min(2*wait, longestRetry) {
+	for try := 1; ; try++ {
 		_, err := c.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
 			if cell.Phase != apiv1.Launching && !l.unstored { // an earlier write of this, whose answer was lost, was found meanwhile
 				return errMoved
@@ -775,7 +774,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 			return c.resolve(ctx, l, known, verdicts, results)
 		}
 		c.cfg.Log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
-		if !c.sleep(ctx, c.cfg.Random.Jittered(wait)) {
+		if !c.sleep(ctx, c.cfg.Random.After(try, firstRetry, longestRetry)) {
 			return false
 		}
 	}

@@ -318,6 +318,7 @@ func inBubble(t *testing.T, change func(*setup), hook func(op, key string) error
 			SoonPoll:     time.Second,
 			Health:       Health{HealthyTimeout: 90 * time.Second, Check: 5 * time.Second},
 			Clock:        clock.RealClock{},
+			Random:       func() float64 { return 1 }, // no jitter
 			Log:          slog.New(slog.DiscardHandler),
 		}}
 		if change != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"k8s.io/utils/clock"
 )
 
@@ -36,14 +37,15 @@ type pool struct {
 const (
 	// poolCheck is how often pools are looked at when nothing asks for it.
 	poolCheck = 5 * time.Second
-	// longestPoolBackoff bounds the wait after standby cells that failed.
-	longestPoolBackoff = 5 * time.Minute
+	// firstPoolWait and longestPoolWait are how long none is made after standby cells that failed.
+	firstPoolWait, longestPoolWait = time.Second, 5 * time.Minute
 )
 
 // pools say how many standby cells are wanted of which kind, and when none is to be
 // made. The cells themselves are the controller's.
 type pools struct {
 	clock       clock.PassiveClock
+	random      backoff.Random
 	refillDelay time.Duration
 	template    func() string // that of the next cell
 
@@ -51,9 +53,10 @@ type pools struct {
 	byName map[string]*pool // which are there does not change
 }
 
-func newPools(list []Pool, refillDelay time.Duration, template func() string, clock clock.PassiveClock) *pools {
+func newPools(list []Pool, refillDelay time.Duration, template func() string, clock clock.PassiveClock, random backoff.Random) *pools {
 	all := &pools{
 		clock:       clock,
+		random:      random,
 		refillDelay: refillDelay,
 		template:    template,
 		byName:      map[string]*pool{},
@@ -167,7 +170,7 @@ func (all *pools) gone(cell Cell) {
 		p.failures = 0
 	default:
 		p.failures++
-		p.until = all.clock.Now().Add(min(time.Second<<min(p.failures-1, 30), longestPoolBackoff))
+		p.until = all.clock.Now().Add(all.random.After(p.failures, firstPoolWait, longestPoolWait))
 	}
 }
 

@@ -62,7 +62,7 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPools([]Pool{{Name: "nano", Count: 2}}, 0, func() string { return "t" }, testclock.NewFakePassiveClock(time.Unix(0, 0)))
+			p := newPools([]Pool{{Name: "nano", Count: 2}}, 0, func() string { return "t" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 			surplus, lacking := p.plan(tc.cells)
 			if !slices.Equal(surplus, tc.surplus) || !maps.Equal(lacking, tc.lacking) {
 				t.Errorf("it ends %v and lacks %v, want %v and %v", surplus, lacking, tc.surplus, tc.lacking)
@@ -73,7 +73,8 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 
 func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	p := newPools([]Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return nil, nil }}}, 0, func() string { return "" }, clk)
+	list := []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return nil, nil }}}
+	p := newPools(list, 0, func() string { return "" }, clk, func() float64 { return 1 })
 	failed := *standbyAt("nano", "", apiv1.Gone, 1)
 	ready := failed
 	ready.step(apiv1.StepReady, time.Unix(2, 0))
@@ -97,7 +98,7 @@ func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 
 func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 2*time.Second, func() string { return "" }, clk)
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 2*time.Second, func() string { return "" }, clk, nil)
 	if got := p.next(); got != poolCheck {
 		t.Errorf("without a wait it is %s, want %s", got, poolCheck)
 	}
@@ -109,7 +110,7 @@ func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 }
 
 func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)))
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 	none := errors.New("no capacity")
 	for i, step := range []struct {
 		err  error
@@ -124,7 +125,7 @@ func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
 }
 
 func TestEmptiedPoolsWantNothing(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)))
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 	p.empty()
 	surplus, lacking := p.plan([]*Cell{standbyAt("nano", "", apiv1.Ready, 1)})
 	if len(surplus) != 1 || len(lacking) != 0 || p.states(nil)[0].Want != 0 {

@@ -18,11 +18,11 @@ const (
 // pause is a time without launches, since the cloud says that Kip has no right to
 // them. Cells that run are left alone.
 type pause struct {
-	since time.Time     // zero while there is none
-	until time.Time     // the next launch is sent then, to see whether it is over
-	wait  time.Duration // for the one after
-	asked bool          // a launch was let through to see
-	again *entry        // the cell of that launch, where it is let through once more without labels
+	since time.Time // zero while there is none
+	until time.Time // the next launch is sent then, to see whether it is over
+	tries int       // launches that were refused
+	asked bool      // a launch was let through to see
+	again *entry    // the cell of that launch, where it is let through once more without labels
 	why   string
 	all   bool // it is of the account, and not of launches alone
 }
@@ -64,13 +64,13 @@ func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
 				return
 			}
 			if first {
-				c.pause = pause{since: now, wait: firstPause}
+				c.pause = pause{since: now}
 			}
 			c.pause.why, c.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
 			if first || c.pause.asked {
 				c.pause.asked, c.pause.again = false, nil
-				c.pause.until = now.Add(c.cfg.Random.Jittered(c.pause.wait))
-				c.pause.wait = min(2*c.pause.wait, longestPause)
+				c.pause.tries++
+				c.pause.until = now.Add(c.cfg.Random.After(c.pause.tries, firstPause, longestPause))
 			}
 			if first {
 				c.cfg.Log.Error("Kip has no right to launch instances: no cell is launched until it has; cells that run go on",

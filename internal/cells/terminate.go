@@ -237,7 +237,7 @@ func (c *Controller) heardOfEnd(t *termination, err error) {
 		tell = t.told.is(string(held.Reason), now)
 	default:
 		t.tries++
-		t.next = now.Add(max(retryAfter(err), c.cfg.Random.Jittered(endRetry(t))))
+		t.next = now.Add(max(retryAfter(err), c.cfg.Random.After(t.tries, firstEndRetry, longestEndRetry)))
 		tell = t.told.is("failed "+string(cloud.CauseOf(err)), now)
 	}
 	c.mu.Unlock()
@@ -259,11 +259,6 @@ func (c *Controller) heardOfEnd(t *termination, err error) {
 		return
 	}
 	c.queue.Add(t.cell.id)
-}
-
-// endRetry is the wait before the next try to end an instance.
-func endRetry(t *termination) time.Duration {
-	return min(firstEndRetry<<min(t.tries-1, 10), longestEndRetry)
 }
 
 // tellEnd reports on the pod of an end; in the log, where it has none.

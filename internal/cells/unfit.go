@@ -52,12 +52,12 @@ func (c *Controller) startOf(cell *Cell) ingredients {
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
 	why     string
-	until   time.Time     // then one cell is launched, to see whether it is mended
-	wait    time.Duration // for the one after
-	probe   string        // the cell that was, last
-	count   int           // of machines that refused an agent
-	heardAt time.Time     // when it was refused last
-	told    news          // to the node, of an agent
+	until   time.Time // then one cell is launched, to see whether it is mended
+	tries   int       // that were refused
+	probe   string    // the cell that was launched, last
+	count   int       // of machines that refused an agent
+	heardAt time.Time // when it was refused last
+	told    news      // to the node, of an agent
 }
 
 // isProbed says that a cell is on its way that is to show whether it is mended: whatever keeps that one from being launched, and
@@ -90,7 +90,7 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 // unfitFor is what is noted of these, from now on. The caller holds mu.
 func (c *Controller) unfitFor(of ingredients) *unfit {
 	if c.unfits[of] == nil {
-		c.unfits[of] = &unfit{wait: firstUnfit}
+		c.unfits[of] = &unfit{}
 	}
 	return c.unfits[of]
 }
@@ -101,8 +101,9 @@ func (c *Controller) heardOf(u *unfit, cell *Cell, refusal error, now time.Time)
 	if now.Before(u.until) || u.probe != cell.ID && c.isProbed(u) {
 		return
 	}
-	u.why, u.until, u.probe, u.heardAt = refusal.Error(), now.Add(u.wait), "", now
-	u.wait = min(2*u.wait, longestUnfit)
+	u.tries++
+	u.why, u.until = refusal.Error(), now.Add(c.cfg.Random.After(u.tries, firstUnfit, longestUnfit))
+	u.probe, u.heardAt = "", now
 }
 
 // heardNoAgent notes that a machine could not have the agent of its launch.
