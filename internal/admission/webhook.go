@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/sources"
 )
@@ -98,8 +99,7 @@ func New(cfg Config) *Webhook {
 // Run serves until ctx ends, as long as there is a configuration that leads to it.
 func (w *Webhook) Run(ctx context.Context) error {
 	defer w.close()
-	said, pause := "", retrySoon
-	for {
+	for said, failed := "", 0; ; {
 		err := w.look(ctx)
 		if ctx.Err() != nil {
 			return nil
@@ -108,9 +108,11 @@ func (w *Webhook) Run(ctx context.Context) error {
 		if errors.As(err, &listening) && listening.Op == "listen" {
 			return err
 		}
+		failed++
+		pause := backoff.Random(nil).After(failed, retrySoon, lookEvery)
 		switch {
 		case err == nil:
-			said, pause = "", lookEvery
+			said, failed, pause = "", 0, lookEvery
 		case err.Error() != said:
 			said = err.Error()
 			if errors.Is(err, errNotInstalled) {
@@ -129,9 +131,6 @@ func (w *Webhook) Run(ctx context.Context) error {
 			w.server = nil
 			return fmt.Errorf("answer the API server: %w", err)
 		case <-timer.C():
-		}
-		if err != nil {
-			pause = min(2*pause, lookEvery)
 		}
 	}
 }

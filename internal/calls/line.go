@@ -27,10 +27,10 @@ type line struct {
 	window int
 	// began is when the last one was sent, or let through for those that hang.
 	began time.Time
-	// No call is sent before until. pause is how long the last pause was; 0 after a
+	// No call is sent before until. throttled counts the pauses in a row; 0 after a
 	// call that was not throttled.
-	until time.Time
-	pause time.Duration
+	until     time.Time
+	throttled int
 	// pauses counts them: a call that was sent before one says nothing of the time
 	// since.
 	pauses int
@@ -277,7 +277,7 @@ func (t *Turn) end(err error) {
 	l.resources.answer(now)
 	if !errors.Is(err, cloud.ErrThrottled) {
 		if t.pauses == l.pauses {
-			l.pause, l.window = 0, min(2*l.window, most)
+			l.throttled, l.window = 0, min(2*l.window, most)
 		}
 		return
 	}
@@ -287,12 +287,12 @@ func (t *Turn) end(err error) {
 	}
 	// Of the calls that were under way together one counts.
 	if t.pauses == l.pauses {
-		l.pause = min(max(firstPause, 2*l.pause), longestPause)
+		l.throttled++
 		l.pauses++
 		l.window = 1
 		l.requests.drain(now)
 		l.resources.giveBack(t.resources)
-		after = max(after, t.c.cfg.Random.Jittered(l.pause))
+		after = max(after, t.c.cfg.Random.After(l.throttled, firstPause, longestPause))
 	}
 	if until := now.Add(after); until.After(l.until) {
 		l.until = until

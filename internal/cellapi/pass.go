@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/internal/backoff"
 )
 
 // passWithin limits one request that is passed to the API server.
@@ -127,8 +129,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 	}
 	u.RawQuery = query.Encode()
 
-	delay := 100 * time.Millisecond
-	for {
+	for tries := 1; ; tries++ {
 		req, err := http.NewRequestWithContext(r.Context(), r.Method, u.String(), bytes.NewReader(b.bytes))
 		if err != nil {
 			return nil, fmt.Errorf("pass on %s: %w", a, err)
@@ -152,8 +153,7 @@ func (c *Cell) askUpstream(r *http.Request, a *ask, f format, b body) (*answered
 			return answer, nil
 		}
 		select {
-		case <-s.clock.After(delay):
-			delay *= 2
+		case <-s.clock.After(backoff.Random(nil).After(tries, 100*time.Millisecond, 2*time.Second)):
 		case <-r.Context().Done():
 			return nil, apierrors.NewTimeoutError("the client went away", 1)
 		}

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/hostports"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -137,14 +137,7 @@ func (c *Cell) find() {
 		}
 	}
 	selector := fields.Set{metav1.ObjectNameField: b.name, "spec.nodeName": c.as.name}.AsSelector().String()
-	backoff := wait.Backoff{
-		Duration: 200 * time.Millisecond,
-		Factor:   2,
-		Jitter:   0.2,
-		Steps:    7,
-		Cap:      10 * time.Second,
-	}
-	for {
+	for tries := 1; ; tries++ {
 		list, err := c.as.client.CoreV1().Pods(b.namespace).List(c.lifetime, metav1.ListOptions{FieldSelector: selector})
 		if err == nil {
 			for i := range list.Items {
@@ -161,7 +154,7 @@ func (c *Cell) find() {
 		}
 		s.log.Warn("bound pod not looked up, retrying", "cell", c.id, "pod", watches.Key(b.namespace, b.name), "err", err)
 		select {
-		case <-s.clock.After(backoff.Step()):
+		case <-s.clock.After(backoff.Random(nil).After(tries, 200*time.Millisecond, 10*time.Second)):
 		case <-c.lifetime.Done():
 			return
 		}

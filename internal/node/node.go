@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/clock"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -317,7 +318,7 @@ func (n *Node) Ready() <-chan struct{} { return n.ready }
 func (n *Node) Run(ctx context.Context) error {
 	ctx = vklog.WithLogger(ctx, vkLogger{ctx, n.c.Log.With("node", n.c.Name)})
 	const first, most = time.Second, 30 * time.Second
-	for wait := first; ; wait = min(2*wait, most) {
+	for failed := 1; ; failed++ {
 		started := n.c.Clock.Now()
 		err := n.runOnce(ctx)
 		if errors.Is(err, ErrForeignNode) {
@@ -327,8 +328,9 @@ func (n *Node) Run(ctx context.Context) error {
 			return nil
 		}
 		if n.c.Clock.Since(started) > most {
-			wait = first
+			failed = 1
 		}
+		wait := backoff.Random(nil).After(failed, first, most)
 		n.c.Log.Error("the virtual node cannot be kept, retrying", "node", n.c.Name, "err", err, "in", wait)
 		select {
 		case <-ctx.Done():

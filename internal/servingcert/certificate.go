@@ -16,7 +16,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/backoff"
@@ -67,9 +66,8 @@ type Keep interface {
 
 // Certificate is a certificate of a kubelet port that a signer signs. Make it with New.
 type Certificate struct {
-	c       Config
-	signed  atomic.Pointer[tls.Certificate] // nil before there is one
-	retries workqueue.TypedRateLimiter[string]
+	c      Config
+	signed atomic.Pointer[tls.Certificate] // nil before there is one
 
 	// Of Run, once that runs.
 
@@ -88,7 +86,7 @@ func New(ctx context.Context, c Config) (*Certificate, error) {
 	if c.Node == "" || len(c.Addresses) == 0 || c.SignerName == "" {
 		return nil, errors.New("serving certificate: Node, Addresses and SignerName must be set")
 	}
-	s := &Certificate{c: c, retries: backoff.Items[string](firstRetry, lastRetry, c.Random)}
+	s := &Certificate{c: c}
 	if err := s.load(ctx); err != nil {
 		return nil, err
 	}
@@ -116,15 +114,14 @@ func (s *Certificate) current() *tls.Certificate {
 
 // Run requests the certificate, and renews it in time, until ctx ends.
 func (s *Certificate) Run(ctx context.Context) error {
-	for said := ""; ctx.Err() == nil; {
+	for said, failed := "", 0; ctx.Err() == nil; {
 		s.tidy(ctx)
 		pause := s.due().Sub(s.c.Clock.Now())
 		if pause <= 0 {
 			err := s.obtain(ctx)
 			switch {
 			case err == nil:
-				said = ""
-				s.retries.Forget("")
+				said, failed = "", 0
 				continue
 			case ctx.Err() != nil:
 				return nil
@@ -134,7 +131,8 @@ func (s *Certificate) Run(ctx context.Context) error {
 				said = err.Error()
 				s.c.Log.Warn("the kubelet port has no certificate of the signer yet, retrying", "node", s.c.Node, "err", err)
 			}
-			pause = s.retries.When("")
+			failed++
+			pause = s.c.Random.After(failed, firstRetry, lastRetry)
 		}
 		s.sleep(ctx, min(pause, longestSleep))
 	}

@@ -138,13 +138,9 @@ func (s *Certificate) save(ctx context.Context) error {
 
 // afterRefusal is when a request may follow those that were refused.
 func (s *Certificate) afterRefusal() time.Time {
-	pause := lastRefusal
-	if n := s.is.Refused - 1; n < 4 {
-		pause = min(firstRefusal<<n, lastRefusal)
-	}
 	at := s.is.RefusedAt
 	if now := s.c.Clock.Now(); at.After(now) { // by a clock that was ahead
 		at = now
 	}
-	return at.Add(s.c.Random.Jittered(pause))
+	return at.Add(s.c.Random.After(s.is.Refused, firstRefusal, lastRefusal))
 }

@@ -45,7 +45,7 @@ func (s *Certificate) obtain(ctx context.Context) error {
 		return err
 	}
 	began := s.c.Clock.Now()
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for looks := 1; ; looks++ {
 		s.tidy(ctx)
 		there, err := s.read(ctx, r)
 		if err != nil {
@@ -54,7 +54,7 @@ func (s *Certificate) obtain(ctx context.Context) error {
 		if signed, err := s.look(ctx, r, there, s.c.Clock.Since(began)); signed || err != nil {
 			return err
 		}
-		s.sleep(ctx, pause)
+		s.sleep(ctx, s.c.Random.After(looks, firstLook, lastLook))
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/placement"
@@ -236,7 +237,7 @@ func (s *Shop) Run(ctx context.Context) error {
 		stop := func() bool { return false }
 		wait := s.cfg.Cloud.Traits().CatalogueEvery
 		if (s.stale || early) && (wait <= 0 || wait > retryEvery) {
-			wait = retryEvery
+			wait = backoff.Random(nil).Jittered(retryEvery)
 		}
 		early = false
 		if wait > 0 {
