@@ -220,7 +220,8 @@ func TestAPodThatFloodsTheKubeletPortHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// Pods wait for a claim that nobody makes, and each of them is looked at again and again.
+// Pods wait for a claim that nobody makes, and each of them is looked at again and again: those with the node's name, which the scheduler
+// does not keep back.
 func TestPodsThatWaitForAClaimHoldUpNoOther(t *testing.T) {
 	tier.All(t)
 	s, b := begin(t, "")
@@ -228,7 +229,7 @@ func TestPodsThatWaitForAClaimHoldUpNoOther(t *testing.T) {
 	const pods = 300
 	var manifest strings.Builder
 	for n := range pods {
-		manifest.WriteString(sleeper(fmt.Sprint("waits-", n), "", "  volumes: [{name: v, persistentVolumeClaim: {claimName: none}}]\n"))
+		manifest.WriteString(sleeper(fmt.Sprint("waits-", n), "", "  nodeName: "+harness.Node+"\n  volumes: [{name: v, persistentVolumeClaim: {claimName: none}}]\n"))
 	}
 	others.Apply(manifest.String())
 	others.Eventually("a pod waits for its claim", func(ctx context.Context) error {
