@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
@@ -163,7 +164,7 @@ func (e *PlacementError) Unwrap() error { return e.Err }
 
 // wait is the reason that the pod's owner is told, and how long until another look after so
 // many in a row.
-func (e *PlacementError) wait(looks int) (reason string, wait time.Duration) {
+func (e *PlacementError) wait(looks int, random backoff.Random) (reason string, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
@@ -174,9 +175,9 @@ func (e *PlacementError) wait(looks int) (reason string, wait time.Duration) {
 	case errors.As(e.Err, &annotation):
 		return events.InvalidAnnotation, unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, min(backoffOf(looks), scarceRetry)
+		return events.NoCapacity, random.After(looks, firstBackoff, scarceRetry)
 	case errors.As(e.Err, &unplaceable):
 		return events.Unplaceable, unplaceableRetry
 	}
-	return events.CellNotRequested, min(backoffOf(looks), scarceRetry) // it could not be asked
+	return events.CellNotRequested, random.After(looks, firstBackoff, scarceRetry) // it could not be asked
 }

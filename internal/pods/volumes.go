@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
@@ -56,14 +57,16 @@ func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, 
 	now, wait := c.cfg.Clock.Now(), volumeRetry
 	c.note(apiv1.Ref(pod), func(w *waiting) {
 		w.looks, w.looked = w.looks+1, now
-		wait = w.volumeWait()
+		wait = w.volumeWait(c.cfg.Random)
 	})
 	c.waits(pod, reason, why.Error(), now.Add(wait), keys...)
 	return wait
 }
 
 // volumeWait is how long the pod waits after so many looks.
-func (w *waiting) volumeWait() time.Duration { return min(backoffOf(w.looks+1), longestVolumeRetry) }
+func (w *waiting) volumeWait(random backoff.Random) time.Duration {
+	return random.After(w.looks+1, firstBackoff, longestVolumeRetry)
+}
 
 // awaits notes what a pod waits for, instead of what it waited for before. The caller holds mu.
 func (c *Controller) awaits(uid types.UID, pod cache.ObjectName, keys ...string) {
@@ -119,7 +122,7 @@ func (c *Controller) disksFreed(disks []cells.Disk) {
 // wakeForVolumes brings the next look at a pod's volumes forward. The caller holds mu.
 func (c *Controller) wakeForVolumes(pod cache.ObjectName, w *waiting) {
 	now := c.cfg.Clock.Now()
-	soon := w.looked.Add(w.volumeWait() / wakeShare)
+	soon := w.looked.Add(w.volumeWait(c.cfg.Random) / wakeShare)
 	if soon.Before(now) {
 		soon = now
 	}
