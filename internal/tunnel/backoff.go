@@ -2,8 +2,9 @@ package tunnel
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
+
+	"github.com/elotl/kip/internal/backoff"
 )
 
 const (
@@ -18,32 +19,28 @@ const (
 	maxLongWait = 10 * time.Second
 )
 
-// backoff is how long to wait after one failure after another. The zero value
+// retries are how long to wait after one failure after another. The zero value
 // has seen none.
-type backoff struct {
-	since time.Time
-	last  time.Duration
+type retries struct {
+	since        time.Time
+	failed, late int // late are those after patience
 }
 
 // next is the wait after a failure at now.
-func (b *backoff) next(now time.Time) time.Duration {
-	if b.since.IsZero() {
-		b.since = now
+func (r *retries) next(now time.Time, random backoff.Random) time.Duration {
+	if r.failed++; r.failed == 1 {
+		r.since = now
 	}
-	limit := maxWait
-	if now.Sub(b.since) >= patience {
-		limit = maxLongWait
+	if now.Sub(r.since) >= patience {
+		r.late++
+		return random.After(r.late, 2*maxWait, maxLongWait)
 	}
-	b.last = min(max(2*b.last, firstWait), limit)
-	return b.last
+	return random.After(r.failed, firstWait, maxWait)
 }
 
-// wait waits after a failure at now, a random part of up to a quarter less than
-// next, so that many that failed together do not try again together. It returns
-// ctx's error if that ends first.
-func (b *backoff) wait(ctx context.Context, now time.Time) error {
-	d := b.next(now)
-	t := time.NewTimer(d - rand.N(d/4))
+// wait waits after a failure at now. It returns ctx's error if that ends first.
+func (r *retries) wait(ctx context.Context, now time.Time) error {
+	t := time.NewTimer(r.next(now, nil))
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -208,12 +208,12 @@ func (c *Cell) Serve(ctx context.Context, l net.Listener) error {
 
 // accept hands each connection to f until ctx ends or the listener is closed.
 func (c *Cell) accept(ctx context.Context, l net.Listener, f func(net.Conn)) error {
-	var retry backoff
+	var retry retries
 	for {
 		nc, err := l.Accept()
 		switch {
 		case err == nil:
-			retry = backoff{}
+			retry = retries{}
 			f(nc)
 			continue
 		case ctx.Err() != nil:

@@ -112,12 +112,12 @@ func (s *Session) run() {
 	s.mu.Lock()
 	s.token, s.keyHash = s.target.Token, s.target.KeyHash
 	s.mu.Unlock()
-	var retry backoff
+	var retry retries
 	for s.ctx.Err() == nil {
 		began := time.Now()
 		err := s.stayConnected()
 		if time.Since(began) > maxLongWait {
-			retry = backoff{} // it was not one failure after another
+			retry = retries{} // it was not one failure after another
 		}
 		if s.ctx.Err() == nil {
 			s.state(false, err)

@@ -650,20 +650,21 @@ func TestIdentityThatIsDamagedIsAnError(t *testing.T) {
 }
 
 func TestBackoffIsFastFirstAndPatientLater(t *testing.T) {
-	var b backoff
+	var r retries
+	most := func() float64 { return 1 }
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for i, want := range []time.Duration{
 		20 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond, 160 * time.Millisecond,
 		320 * time.Millisecond, 640 * time.Millisecond, time.Second, time.Second,
 	} {
-		if got := b.next(at); got != want {
+		if got := r.next(at, most); got != want {
 			t.Errorf("wait %d is %v, want %v", i, got, want)
 		}
 		at = at.Add(want)
 	}
 	at = at.Add(patience)
 	for i, want := range []time.Duration{2 * time.Second, 4 * time.Second, 8 * time.Second, 10 * time.Second, 10 * time.Second} {
-		if got := b.next(at); got != want {
+		if got := r.next(at, most); got != want {
 			t.Errorf("late wait %d is %v, want %v", i, got, want)
 		}
 	}
