@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/elotl/kip/internal/backoff"
 )
 
 // Times between one sending of a message and the next, in the RFC's words of 4 to 64
@@ -41,7 +43,7 @@ var errRefused = errors.New("the DHCP server refuses the address")
 // Acquire asks until a server has given a lease or ctx ends. What makes no sense is
 // passed over; the error tells of the last.
 func (c *Client) Acquire(ctx context.Context) (Lease, error) {
-	for wait := cmp.Or(c.wait, firstWait); ; wait = min(2*wait, lastWait) {
+	for tries := 1; ; tries++ {
 		xid := c.Rand()
 		offered, err := c.exchange(ctx, discover, xid, netip.Addr{}, c.options(), offer)
 		if err != nil {
@@ -57,7 +59,7 @@ func (c *Client) Acquire(ctx context.Context) (Lease, error) {
 			return l, err
 		}
 		// Such as one of two servers that disagree, which answers as fast as it is asked.
-		again := time.NewTimer(wait)
+		again := time.NewTimer(c.pause(tries))
 		select {
 		case <-again.C:
 		case <-ctx.Done():
@@ -96,13 +98,12 @@ func (c *Client) exchange(
 		client:   has,
 		options:  options,
 	}
-	wait := cmp.Or(c.wait, firstWait)
 	last := errors.New("nothing came")
-	for ; ; wait = min(2*wait, lastWait) {
+	for tries := 1; ; tries++ {
 		if err := c.Conn.Send(m.bytes()); err != nil {
 			last = err // a link that is not up yet
 		}
-		for until := time.Now().Add(wait); ; {
+		for until := time.Now().Add(c.pause(tries)); ; {
 			if ctx.Err() != nil {
 				return Lease{}, fmt.Errorf("no answer of a DHCP server: %w; last: %w", ctx.Err(), last)
 			}
@@ -123,6 +124,11 @@ func (c *Client) exchange(
 			last = err
 		}
 	}
+}
+
+// pause is how long is waited after so many messages, with jitter: many machines begin at once (RFC 2131, section 4.1).
+func (c *Client) pause(tries int) time.Duration {
+	return backoff.Random(nil).After(tries, cmp.Or(c.wait, firstWait), lastWait)
 }
 
 func isTimeout(err error) bool {

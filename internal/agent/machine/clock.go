@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/agent/dhcp"
 	"github.com/elotl/kip/internal/agent/sntp"
 	"github.com/elotl/kip/internal/agent/userdata"
+	"github.com/elotl/kip/internal/backoff"
 )
 
 const (
@@ -50,6 +51,8 @@ type timekeeper struct {
 	adjust  func(*unix.Timex) error
 	// now is what the clock says. Optional: the kernel's.
 	now func() time.Time
+	// random is for jitter. Optional.
+	random backoff.Random
 }
 
 func askSNTP(ctx context.Context, server netip.Addr) (time.Duration, error) {
@@ -111,11 +114,11 @@ func (t timekeeper) keep(ctx context.Context, done bool) {
 	if t.host == nil && len(t.servers) == 0 {
 		return
 	}
-	again := clockAgain
-	for {
+	for tries := 1; ; {
 		wait := clockEvery
 		if !done {
-			wait, again = again, min(2*again, clockEvery)
+			wait = t.random.After(tries, clockAgain, clockEvery)
+			tries++
 		}
 		select {
 		case <-ctx.Done():
@@ -132,7 +135,7 @@ func (t timekeeper) keep(ctx context.Context, done bool) {
 		if err != nil {
 			t.console.Say("clock: %v", err)
 		} else {
-			again = clockAgain
+			tries = 1
 		}
 		done = err == nil
 	}

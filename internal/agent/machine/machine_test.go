@@ -448,6 +448,7 @@ func TestATimeServerThatDoesNotAnswerIsAskedAgainSoon(t *testing.T) {
 			set:    func(time.Time) error { return nil },
 			adjust: func(*unix.Timex) error { return nil },
 			now:    func() time.Time { return time.Unix(5, 0) },
+			random: func() float64 { return 1 },
 		}
 		done := k.begin(t.Context())
 		if text := out.String(); done || !strings.Contains(text, "clock: FAILED") || !strings.Contains(text, "no answer") ||

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/backoff"
 )
 
 const (
@@ -227,7 +228,7 @@ func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
 // fetchAgain fetches the program, and asks again as long as that may help.
 func (s *Successor) fetchAgain(ctx context.Context, j job, program string) error {
 	bad := 0
-	for pause := s.o.Pause; ; pause = min(2*pause, longestPause) {
+	for tries := 1; ; tries++ {
 		err := s.fetch(ctx, j, program)
 		if err == nil || errors.As(err, new(*finalError)) {
 			return err
@@ -237,6 +238,7 @@ func (s *Successor) fetchAgain(ctx context.Context, j job, program string) error
 				return fmt.Errorf("%w; such were the answers to %d requests", err, bad)
 			}
 		}
+		pause := backoff.Random(nil).After(tries, s.o.Pause, longestPause)
 		s.o.Log.Warn("fetching another agent again", "after", pause, "err", err)
 		select {
 		case <-ctx.Done():

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agent/firewall"
+	"github.com/elotl/kip/internal/backoff"
 )
 
 const (
@@ -154,12 +155,12 @@ var errNone = errors.New("the service has none")
 // ask sends one request until it is answered or ctx ends: a service may come up after
 // the machine. What the service refuses is not asked again.
 func (s *service) ask(ctx context.Context, method, url string, headers map[string]string, body []byte, limit int64) ([]byte, error) {
-	for pause := retryPause; ; pause = min(2*pause, mostPause) {
+	for tries := 1; ; tries++ {
 		b, again, err := s.once(ctx, method, url, headers, body, limit)
 		if err == nil || !again {
 			return b, err
 		}
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(backoff.Random(nil).After(tries, retryPause, mostPause))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
