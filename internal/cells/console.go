@@ -23,8 +23,8 @@ const (
 	consoleLines, consoleBytes = 25, 4 << 10
 	toldLines, toldBytes       = 6, 640
 	// consolesAtOnce are how many are asked for at a time. Where more cells end they end for one reason,
-	// and calls of the cloud are better spent on their ends.
-	consolesAtOnce = 4
+	// and calls of the cloud are better spent on their ends. consolesOfOne are those of one namespace.
+	consolesAtOnce, consolesOfOne = 4, 2
 )
 
 // agentsLine is one that the agent wrote, in the form of the kernel's.
@@ -52,21 +52,12 @@ func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
 	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return
 	}
-	c.mu.Lock()
-	ask := c.consoles < consolesAtOnce
-	if ask {
-		c.consoles++
-	}
-	c.mu.Unlock()
-	if !ask {
+	leave, ok := c.consoles.TryTake(cell.Pod.Namespace)
+	if !ok {
 		return
 	}
 	c.inTurn(ctx, "console", func(ctx context.Context) {
-		defer func() {
-			c.mu.Lock()
-			c.consoles--
-			c.mu.Unlock()
-		}()
+		defer leave()
 		ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 		defer cancel()
 		text, err := from.Console(ctx, cell.Instance.ID)

@@ -45,6 +45,7 @@ type Controller struct {
 	agents       *lanes.Lanes
 	logs         *keyed.Places[string] // of cells that save logs, by namespace
 	letting      *keyed.Places[string] // of cells that let go of volumes, by namespace
+	consoles     *keyed.Places[string] // of cells whose consoles are read, by namespace
 	launches     *launchQueue
 	terminations *gather[*termination]
 	taggings     *gather[*entry]
@@ -84,8 +85,6 @@ type Controller struct {
 	unfits map[ingredients]*unfit
 	// versions are those of agents that the node was told of, since they are not Kip's.
 	versions map[ingredients]bool
-	// consoles are those that are being read.
-	consoles int
 	// checkup is what the cloud's own checks say while cells are silent.
 	checkup checkup
 	// apart is how many cells are launched at once, where they are fewer than may be.
@@ -111,6 +110,7 @@ func New(cfg Config) *Controller {
 		agents:       lanes.New(),
 		logs:         keyed.NewPlaces[string](logsSaved, logsOfOne),
 		letting:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
+		consoles:     keyed.NewPlaces[string](consolesAtOnce, consolesOfOne),
 		polls:        make(chan struct{}, 1),
 		refill:       make(chan struct{}, 1),
 		failed:       make(chan error, 1),
