@@ -53,7 +53,8 @@ func TestAgentsThatDoNotAnswerHoldUpNoneThatDoes(t *testing.T) {
 			t.Errorf("%d slow ones are asked at the same time, want %d", n, slowAsks)
 		}
 		var well Pace
-		if err := l.Ask(t.Context(), &well, "", 10*time.Second, func(context.Context) error { return nil }); err != nil || time.Since(began) != 0 {
+		err := l.Ask(t.Context(), &well, "", 10*time.Second, func(context.Context) error { return nil })
+		if err != nil || time.Since(began) != 0 {
 			t.Errorf("one that is well is asked after %v: %v", time.Since(began), err)
 		}
 		all.Wait()
