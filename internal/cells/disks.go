@@ -124,7 +124,8 @@ func (c *Controller) attach(ctx context.Context, e *entry) (ready bool, again ti
 	}
 	e.disksShown, e.diskPolls = true, 0
 	c.noteDisk(ctx, e, told{})
-	c.report(cell, normal, events.SuccessfulAttachVolume, "Attached to cell "+e.id+": "+volumeNames(cell.Disks))
+	c.report(cell, events.Event{Type: normal, Reason: events.SuccessfulAttachVolume,
+		Message: "Attached to cell " + e.id + ": " + volumeNames(cell.Disks)})
 	return true, 0, nil
 }
 
@@ -251,7 +252,7 @@ func (c *Controller) userOf(instance string) string {
 // that was. It is called by the cell's worker alone.
 func (c *Controller) tellDisk(ctx context.Context, e *entry, reason, message string) {
 	if c.noteDisk(ctx, e, told{reason, message}) {
-		c.report(e.cell(), warning, reason, message)
+		c.report(e.cell(), events.Event{Type: warning, Reason: reason, Message: message})
 	}
 }
 

@@ -296,9 +296,7 @@ func (c *Controller) tellRefusing(cells []*entry, now time.Time) {
 		since := e.refusing
 		c.mu.Unlock()
 		if tell {
-			c.warn(e.cell(), events.CellRefuses,
-				"Cell %s has not obeyed Kip for %s, so what its pod does is not known: %v. Delete the pod to end the cell",
-				e.id, now.Sub(since).Round(time.Second), why)
+			c.report(e.cell(), events.NewCellRefuses(e.id, now.Sub(since), why))
 		}
 	}
 }
@@ -522,6 +520,6 @@ func (e *entry) beginEnd(cause Cause, why string) bool {
 
 // sayLost says that a cell that is lost begins to end, and has it end.
 func (c *Controller) sayLost(e *entry, why string) {
-	c.warn(e.cell(), events.CellLost, "Cell %s is lost: %s", e.id, why)
+	c.report(e.cell(), events.NewCellLost(e.id, why))
 	c.queue.Add(e.id)
 }

@@ -153,8 +153,7 @@ func (c *Controller) tellNotice(e *entry, i cloud.Interruption) {
 		c.observers.CellTakenBack(*cell)
 	}
 	if warn {
-		c.warn(cell, events.Interrupted, "Cell %s will be lost: the cloud takes instance %s back at %s: %s",
-			e.id, i.InstanceID, at.UTC().Format(time.RFC3339), i.Reason)
+		c.report(cell, events.NewInterrupted(e.id, i.InstanceID, at, i.Reason))
 	}
 	c.queue.Add(e.id)
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
 // labelTags are the labels of a cell's pod that costs are kept by, as tags. A label with the key of one of Kip's own tags
@@ -49,7 +50,7 @@ func (l *launch) labelled() bool {
 }
 
 // withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
-func (c *Controller) withoutLabels(cell *Cell) (outcome, error) {
+func (c *Controller) withoutLabels(cell *Cell) (events.Event, error) {
 	cell.NoLabels = true
 	return c.takenBack(cell)
 }

@@ -697,9 +697,6 @@ func (c *Controller) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// outcome is what to report of a launch, once it is stored.
-type outcome struct{ kind, reason, message string }
-
 // resolve stores what became of some cells of a launch, for as long as it takes:
 // nobody else knows it. With the last of them the stored call goes. It returns
 // false if that could not be done.
@@ -718,7 +715,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 		return true
 	}
 	group := l.entries(known)
-	outcomes := make([]outcome, len(group))
+	outcomes := make([]events.Event, len(group))
 	var more []store.Change
 	if l.revision != 0 && len(known) == len(l.open()) {
 		more = append(more, store.Change{Key: launchesPrefix + l.id, Revision: l.revision})
@@ -759,8 +756,8 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 			}
 			c.landed(group...)
 			for i, e := range group {
-				if outcomes[i] != (outcome{}) {
-					c.report(e.cell(), outcomes[i].kind, outcomes[i].reason, outcomes[i].message)
+				if outcomes[i] != (events.Event{}) {
+					c.report(e.cell(), outcomes[i])
 				}
 			}
 			return true
@@ -780,7 +777,7 @@ func (c *Controller) resolve(ctx context.Context, l *launch, known []int, verdic
 	}
 }
 
-func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, error) {
+func (c *Controller) launched(cell *Cell, instance cloud.Instance) (events.Event, error) {
 	offer := cell.Offer()
 	cell.take(instance, c.cfg.Clock.Now())
 	cell.Reason, cell.Offers, cell.Stale = offer.Reason, cell.Offers[:1], false
@@ -792,15 +789,14 @@ func (c *Controller) launched(cell *Cell, instance cloud.Instance) (outcome, err
 			cell.Reason, cell.Cause = endedBy(instance.ID, instance.Fault), causeOf(instance.Fault)
 		}
 		cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
-		return outcome{warning, events.CellLost, "Cell " + cell.ID + " is lost: " + cell.Reason}, cell.enter(apiv1.Terminating)
+		return events.NewCellLost(cell.ID, cell.Reason), cell.enter(apiv1.Terminating)
 	}
-	return outcome{normal, events.CellLaunched, fmt.Sprintf("Launched instance %s (%s) as cell %s", instance.ID, offer, cell.ID)},
-		cell.enter(apiv1.Booting)
+	return events.NewCellLaunched(cell.ID, instance.ID, offer.String()), cell.enter(apiv1.Booting)
 }
 
 // refused moves a cell that the cloud has surely not launched to its next offer,
 // or to its end.
-func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
+func (c *Controller) refused(cell *Cell, refusal error) (events.Event, error) {
 	offer := cell.Offer()
 	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), c.cfg.Shortages.Unavailable)
 	if unfitForType(refusal) {
@@ -818,7 +814,7 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 	if over != nil {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, c.cfg.Clock.Now())
-		return outcome{warning, reason, cell.Reason}, cell.enter(apiv1.Gone)
+		return events.Event{Type: warning, Reason: reason, Message: cell.Reason}, cell.enter(apiv1.Gone)
 	}
 	if len(left) == 0 || cell.Refusals >= maxRefusals || ofDisks(refusal) {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
@@ -830,25 +826,25 @@ func (c *Controller) refused(cell *Cell, refusal error) (outcome, error) {
 		case len(left) > 0:
 			why = "; other types are not tried, since the fault is in what is asked for"
 		}
-		return outcome{warning, reason, cell.Reason + why}, cell.enter(apiv1.Gone)
+		return events.Event{Type: warning, Reason: reason, Message: cell.Reason + why}, cell.enter(apiv1.Gone)
 	}
 	cell.Offers, cell.Reason = left, left[0].Reason
-	return outcome{warning, reason, fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
+	return events.Event{Type: warning, Reason: reason, Message: fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
 }
 
 // takenBack takes back the launch of a cell that Kip has no right to, which then waits
 // until Kip may launch again, one that is to be launched by itself, one whose secret has
 // expired, or one that the configuration does not fit, of which its next Resolve tells the pod.
-func (c *Controller) takenBack(cell *Cell) (outcome, error) {
+func (c *Controller) takenBack(cell *Cell) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
-	return outcome{}, cell.enter(apiv1.Requested)
+	return events.Event{}, cell.enter(apiv1.Requested)
 }
 
 // abandoned ends a cell of which nobody knows whether it has an instance.
-func (c *Controller) abandoned(cell *Cell, err error) (outcome, error) {
+func (c *Controller) abandoned(cell *Cell, err error) (events.Event, error) {
 	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offer(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, c.cfg.Clock.Now())
-	return outcome{warning, events.CellNotLaunched, cell.Reason +
+	return events.Event{Type: warning, Reason: events.CellNotLaunched, Message: cell.Reason +
 		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
 }
 

@@ -94,7 +94,6 @@ func (c *Controller) tellRisk(e *entry) {
 	e.atRisk = true
 	c.mu.Unlock()
 	if !told && cell.Pod.UID != "" {
-		c.report(cell, normal, events.RebalanceRecommended,
-			"The cloud says that cell "+e.id+" is more likely than usual to be taken back; the pod runs on until there is a notice")
+		c.report(cell, events.NewRebalanceRecommended(e.id))
 	}
 }

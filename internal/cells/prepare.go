@@ -119,12 +119,12 @@ func (c *Controller) resolveAgain(group []*entry, failure error) {
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (c *Controller) stale(cell *Cell, err error) (outcome, error) {
+func (c *Controller) stale(cell *Cell, err error) (events.Event, error) {
 	if cell.Stale {
 		return c.refused(cell, err)
 	}
 	cell.Stale = true
 	offer := cell.Offer()
 	_, failed := c.takenBack(cell)
-	return outcome{warning, events.LaunchDelayed, offer.String() + ": " + err.Error() + "; launching it anew"}, failed
+	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: offer.String() + ": " + err.Error() + "; launching it anew"}, failed
 }

@@ -3,6 +3,7 @@ package cells
 import (
 	"fmt"
 
+	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -13,14 +14,14 @@ const (
 
 // warn reports an event of type Warning on the cell's pod.
 func (c *Controller) warn(cell *Cell, reason, format string, args ...any) {
-	c.report(cell, warning, reason, fmt.Sprintf(format, args...))
+	c.report(cell, events.Event{Type: warning, Reason: reason, Message: fmt.Sprintf(format, args...)})
 }
 
 // report reports an event on the cell's pod; in the log, where it has none.
-func (c *Controller) report(cell *Cell, kind, reason, message string) {
+func (c *Controller) report(cell *Cell, e events.Event) {
 	if cell.Pod.UID == "" {
-		c.cfg.Log.Info(message, "cell", cell.ID, "standby", cell.Standby, "reason", reason)
+		c.cfg.Log.Info(e.Message, "cell", cell.ID, "standby", cell.Standby, "reason", e.Reason)
 		return
 	}
-	c.cfg.Events.Event(cell.Pod, kind, reason, message)
+	c.cfg.Events.Event(cell.Pod, e.Type, e.Reason, e.Message)
 }

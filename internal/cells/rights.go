@@ -133,7 +133,7 @@ func (c *Controller) paused(e *entry, looks bool) time.Duration {
 	e.toldPaused = true
 	c.mu.Unlock()
 	if !told {
-		c.warn(e.cell(), events.LaunchesPaused, "Kip has no right to launch instances: %s; the pod waits until it has", why)
+		c.report(e.cell(), events.NewLaunchesPaused(why))
 	}
 	return left
 }

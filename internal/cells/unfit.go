@@ -245,13 +245,13 @@ func (c *Controller) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	c.mu.Unlock()
 	switch {
 	case tellNode && c.cfg.NodeEvents != nil:
-		c.cfg.NodeEvents.Event(c.cfg.NodeName, warning, reason,
-			fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until that is mended: %s", refusedAgents, why))
+		told := events.NewAgentNotStarted(refusedAgents, why)
+		c.cfg.NodeEvents.Event(c.cfg.NodeName, told.Type, told.Reason, told.Message)
 	case tell && reason == events.CloudInitUnfit && c.cfg.CloudInit != nil:
 		c.cfg.CloudInit.Unfit(why)
 	}
 	if tell {
-		c.warn(e.cell(), reason, "%s; the pod waits until whoever runs Kip has mended it", why)
+		c.report(e.cell(), events.NewLaunchHeld(reason, why))
 	}
 	if changed {
 		c.showAgain(e)

@@ -1,4 +1,4 @@
-// Package events holds the reasons of the Kubernetes Events that Kip reports. It
+// Package events holds the reasons of the Kubernetes Events that Kip reports, and makes Events. It
 // reports none: who knows of something does. Scripts and alarms match reasons, so one
 // that is released keeps its name; docs/troubleshooting.md explains each.
 package events

@@ -227,7 +227,8 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		owner: l.controllerID,
 		facts: l.facts,
 		agentsOpen: func(message string) {
-			l.nodes.Event(l.NodeName, corev1.EventTypeWarning, events.AgentPortOpen, message)
+			e := events.NewAgentPortOpen(message)
+			l.nodes.Event(l.NodeName, e.Type, e.Reason, e.Message)
 		},
 	}, l.Log)
 	if err != nil {
