@@ -24,7 +24,7 @@ const (
 	toldLines, toldBytes       = 6, 640
 	// consolesAtOnce are how many are asked for at a time. Where more cells end they end for one reason,
 	// and calls of the cloud are better spent on their ends. consolesOfOne are those of one namespace.
-	consolesAtOnce, consolesOfOne = 4, 2
+	consolesAtOnce, consolesOfOne = 4, 3
 )
 
 // agentsLine is one that the agent wrote, in the form of the kernel's.

@@ -25,10 +25,10 @@ const (
 	// those is done aside.
 	workers = 64
 	// logsSaved is how many cells are asked for their pods' logs at the same time, logsOfOne how many of one namespace.
-	logsSaved, logsOfOne = 256, 128
+	logsSaved, logsOfOne = 256, 192
 	// lettingGo is how many cells are waited for at the same time that let go of their
 	// volumes: half of what may be asked slowly, since others hang. lettingOfOne is how many of one namespace.
-	lettingGo, lettingOfOne = 128, 32
+	lettingGo, lettingOfOne = 128, 96
 )
 
 // Controller moves every cell through its life. One worker handles a cell at a

@@ -829,7 +829,8 @@ func (c *Controller) refused(cell *Cell, refusal error) (events.Event, error) {
 		return events.Event{Type: warning, Reason: reason, Message: cell.Reason + why}, cell.enter(apiv1.Gone)
 	}
 	cell.Offers, cell.Reason = left, left[0].Reason
-	return events.Event{Type: warning, Reason: reason, Message: fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])}, cell.enter(apiv1.Requested)
+	message := fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])
+	return events.Event{Type: warning, Reason: reason, Message: message}, cell.enter(apiv1.Requested)
 }
 
 // takenBack takes back the launch of a cell that Kip has no right to, which then waits

@@ -126,5 +126,6 @@ func (c *Controller) stale(cell *Cell, err error) (events.Event, error) {
 	cell.Stale = true
 	offer := cell.Offer()
 	_, failed := c.takenBack(cell)
-	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: offer.String() + ": " + err.Error() + "; launching it anew"}, failed
+	message := offer.String() + ": " + err.Error() + "; launching it anew"
+	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: message}, failed
 }

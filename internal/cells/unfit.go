@@ -42,19 +42,23 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 }
 
 // startOf are the ingredients of the start of what is launched now like a cell.
-func (c *Controller) startOf(cell *Cell) ingredients {
+func (c *Controller) startOf(cell *Cell) ingredients { return startOf(cell, c.cfg.Template) }
+
+func startOf(cell *Cell, template string) ingredients {
 	return ingredients{
-		starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
+		starts: true, template: template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
 		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
 	}
 }
 
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
+	of      ingredients
 	why     string
 	until   time.Time // then one cell is launched, to see whether it is mended
 	tries   int       // that were refused
 	probe   string    // the cell that was launched, last
+	probing time.Time // until when the others wait for what becomes of that
 	count   int       // of machines that refused an agent
 	heardAt time.Time // when it was refused last
 	told    news      // to the node, of an agent
@@ -64,11 +68,17 @@ type unfit struct {
 // whatever it ends for, another is to show it then. The caller holds mu.
 func (c *Controller) isProbed(u *unfit) bool {
 	e := c.cells[u.probe]
-	if e == nil {
+	if e == nil || !c.cfg.Clock.Now().Before(u.probing) || !u.of.fit(e.cell()) {
 		return false
 	}
 	phase := e.cell().Phase
 	return e.launching || phase == apiv1.Launching || phase == apiv1.Booting
+}
+
+// fit says that a cell is of these as far as its offer decides that: one that is refused goes on as another.
+func (of ingredients) fit(cell *Cell) bool {
+	start := startOf(cell, of.template)
+	return of.image == start.image && of.arch == start.arch && (!of.starts || of == start)
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
@@ -90,7 +100,7 @@ func (c *Controller) heardUnfit(cell *Cell, refusal error) {
 // unfitFor is what is noted of these, from now on. The caller holds mu.
 func (c *Controller) unfitFor(of ingredients) *unfit {
 	if c.unfits[of] == nil {
-		c.unfits[of] = &unfit{}
+		c.unfits[of] = &unfit{of: of}
 	}
 	return c.unfits[of]
 }
@@ -222,7 +232,7 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 	}
 	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			u.probe = e.id
+			u.probe, u.probing = e.id, now.Add(firstUnfit+cell.Offer().BootTimeout)
 		}
 	}
 	if e.resolving.failed == 0 {

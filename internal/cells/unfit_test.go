@@ -464,6 +464,51 @@ func TestOnlyTheCellThatIsToShowWhetherTheKeyCanBeUsedDoes(t *testing.T) {
 	})
 }
 
+// A cell that gets no spot instance goes on without, and shows no more whether spot instances can use the key.
+func TestACellThatGoesOnWithAnotherOfferHoldsUpNoneOfTheFirst(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		request := func(pod string, offers ...bool) {
+			r := nano(pod)
+			first := r.Offers[0]
+			r.Offers = nil
+			for _, spot := range offers {
+				first.Spot = spot
+				r.Offers = append(r.Offers, first)
+			}
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			b.later(10 * time.Second)
+		}
+		fixed := b.keyless()
+		request("a", true)
+		for n := 0; n < 300 && b.phase("a") != ""; n++ {
+			b.later(time.Second)
+		}
+		fixed()
+		b.links.boots = func(string) bool { return false }
+		b.later(2 * firstUnfit)
+		b.cloud.set(func() {
+			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
+				if r.Market == cloud.Spot {
+					return cloud.No(cloud.ErrCapacity, cloud.Scope{}, errors.New("no spot capacity")), false
+				}
+				return nil, false
+			}
+		})
+		request("b", true, false)
+		if b.phase("b") != apiv1.Booting {
+			t.Fatalf("the cell that has gone on is %q: said %v", b.phase("b"), b.events)
+		}
+		b.cloud.set(func() { b.cloud.fail = nil })
+		b.links.boots = nil
+		request("c", true)
+		if b.phase("c") != apiv1.Bound {
+			t.Errorf("the next one of spot is %q: said %v", b.phase("c"), b.events)
+		}
+	})
+}
+
 func TestAFaultOfMachinesWithGPUsHoldsUpNoOthers(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		request := func(pod string, gpus bool) {

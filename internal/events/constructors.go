@@ -49,7 +49,8 @@ func NewAgentPortOpen(what string) Event { return warn(AgentPortOpen, "%s", what
 
 // NewInterrupted is of a pod whose cell the cloud takes back at a time.
 func NewInterrupted(cell, instance string, at time.Time, why string) Event {
-	return warn(Interrupted, "Cell %s will be lost: the cloud takes instance %s back at %s: %s", cell, instance, at.UTC().Format(time.RFC3339), why)
+	return warn(Interrupted, "Cell %s will be lost: the cloud takes instance %s back at %s: %s",
+		cell, instance, at.UTC().Format(time.RFC3339), why)
 }
 
 // NewRebalanceRecommended is of a pod whose cell is at risk.

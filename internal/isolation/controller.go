@@ -464,25 +464,19 @@ func (c *Controller) process(ctx context.Context, id string) {
 		return
 	}
 	digest := agentapi.Digest(encoded)
-	if digest == was {
-		c.mu.Lock()
-		if a.pushed.IsZero() { // it has them of an earlier connection
-			c.handed(id, a, digest, len(encoded))
-		}
-		x.masquerade, x.inForce = masquerade, true
-		c.mu.Unlock()
-		c.queue.Forget(id)
-		return
+	if digest != was {
+		err = agent.PutFirewall(ctx, encoded)
 	}
-	if err := agent.PutFirewall(ctx, encoded); err != nil {
-		c.mu.Lock()
+	c.mu.Lock()
+	if err != nil {
 		a.asked = false // an answer that was lost may have been a yes
 		c.mu.Unlock()
 		c.failed(ctx, x, err)
 		return
 	}
-	c.mu.Lock()
-	c.handed(id, a, digest, len(encoded))
+	if digest != was || a.pushed.IsZero() { // else it has them of this connection
+		c.handed(id, a, digest, len(encoded))
+	}
 	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
 	c.queue.Forget(id)

@@ -16,7 +16,7 @@ import (
 const (
 	// quickAsks and slowAsks are how many agents are asked at the same time, those
 	// that answer at once and those that do not, and slowOfOne how many of these are of one share.
-	quickAsks, slowAsks, slowOfOne = 64, 256, 64
+	quickAsks, slowAsks, slowOfOne = 64, 256, 192
 	// slowAfter is when an agent counts as slow. One that is well answers in
 	// milliseconds, and in a second or two while its machine starts much at once.
 	slowAfter = time.Second

@@ -198,7 +198,8 @@ type Controller struct {
 	pods map[types.UID]*waiting
 	// gone are the pods with a cell of which it was seen that they were deleted.
 	gone       map[types.UID]bool
-	paused     string // why no cells are requested, if set
+	forbidden  map[types.UID]time.Time // since when one may not be looked for that is not listed
+	paused     string                  // why no cells are requested, if set
 	departures departures
 	awaited    awaited
 }
@@ -208,6 +209,7 @@ type waiting struct {
 	seen     time.Time
 	attempts int
 	looks    int       // in a row that found nothing to launch for it, or its volumes not ready
+	untold   int       // in a row that found that the cloud is being asked about its disks
 	looked   time.Time // when its volumes were last found not ready
 	awaits   []string  // what it waits for, as keys of Controller.awaited
 	until    time.Time // no cell before then, unless the pod changes
@@ -249,9 +251,10 @@ func New(cfg Config) (*Controller, error) {
 			backoff.Items[cache.ObjectName](100*time.Millisecond, time.Minute, cfg.Random),
 			fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: "pods", MetricsProvider: cfg.Queues},
 				func(pod cache.ObjectName) string { return pod.Namespace })),
-		ready: make(chan struct{}),
-		pods:  map[types.UID]*waiting{},
-		gone:  map[types.UID]bool{},
+		ready:     make(chan struct{}),
+		pods:      map[types.UID]*waiting{},
+		gone:      map[types.UID]bool{},
+		forbidden: map[types.UID]time.Time{},
 
 		departures: departures{},
 		awaited:    awaited{},
@@ -317,6 +320,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	}
 	c.mu.Lock()
 	delete(c.gone, cell.Pod.UID)
+	delete(c.forbidden, cell.Pod.UID)
 	c.mu.Unlock()
 	bound := !cell.StepTime(apiv1.StepBound).IsZero()
 	c.note(cell.Pod, func(w *waiting) {
@@ -508,17 +512,28 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	return c.request(ctx, pod)
 }
 
-// mayExist reports whether the API server has a pod that the watch does not show, or cannot tell: by a refusal as well, since the list
-// was allowed, and an API server that has just begun refuses what it will allow (kubernetes/kubernetes#121635). It is asked for a list with a
+// forbiddenFor is how long a look for a pod is forbidden before that is taken for good. An API server that has just begun refuses for
+// some minutes what it will allow (kubernetes/kubernetes#121635).
+const forbiddenFor = 15 * time.Minute
+
+// mayExist reports whether the API server has a pod that the watch does not show, or cannot tell. It is asked for a list with a
 // selector: to get a pod that does not exist is forbidden to a node (k8s.io/kubernetes/plugin/pkg/auth/authorizer/node).
 func (c *Controller) mayExist(ctx context.Context, name cache.ObjectName, uid types.UID, node string) bool {
 	list, err := c.cfg.Nodes.Client(node).CoreV1().Pods(name.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", node),
 			fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name)).String(),
 	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !apierrors.IsForbidden(err) {
+		delete(c.forbidden, uid)
+	} else if c.forbidden[uid].IsZero() {
+		c.forbidden[uid] = c.cfg.Clock.Now()
+	}
 	if err != nil {
 		c.cfg.Log.Warn("look for a pod that is not listed any more", "pod", name.String(), "err", err)
-		return true
+		since := c.forbidden[uid]
+		return since.IsZero() || c.cfg.Clock.Since(since) < forbiddenFor
 	}
 	return slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.UID == uid })
 }

@@ -766,6 +766,25 @@ func TestAPodThatTheAPIServerHasIsNotLetGo(t *testing.T) {
 	h.want("released", h.cells.released, "uid-a vanished")
 }
 
+// Who may never look leaves it to the guard, who holds back more than a few ends.
+func TestALookForAPodThatStaysForbiddenKeepsNoCellForEver(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase, c.Node = apiv1.Bound, "kip-0" })
+	h.vanish(pod("a"))
+	h.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("not here"))
+	})
+	for began := h.clock.Now(); h.clock.Since(began) < forbiddenFor; h.clock.Step(vanishedRetry) {
+		if h.must("a"); len(h.cells.released) > 0 {
+			t.Fatalf("released after %s, want %s", h.clock.Since(began), forbiddenFor)
+		}
+	}
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a vanished")
+}
+
 func TestWhoIsNotLetGoIsLookedAtAgainSoonUntilTheCloudHasListed(t *testing.T) {
 	for _, test := range []struct {
 		unsure, holds bool

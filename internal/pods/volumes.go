@@ -56,7 +56,13 @@ func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, 
 func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, keys ...string) time.Duration {
 	now, wait := c.cfg.Clock.Now(), volumeRetry
 	c.note(apiv1.Ref(pod), func(w *waiting) {
-		w.looks, w.looked = w.looks+1, now
+		w.looked = now
+		if errors.Is(why, volumes.ErrUntold) {
+			w.untold++
+			wait = c.cfg.Random.After(w.untold+1, firstBackoff, longestVolumeRetry)
+			return
+		}
+		w.looks, w.untold = w.looks+1, 0
 		wait = w.volumeWait(c.cfg.Random)
 	})
 	c.waits(pod, reason, why.Error(), now.Add(wait), keys...)

@@ -124,6 +124,26 @@ func TestAPodThatWaitsForItsClaimIsLookedAtWhenThatChanges(t *testing.T) {
 	}
 }
 
+// The cloud is asked about the disk of a pod that has waited for its claim for long: it does not wait as long for the answer.
+func TestAPodWaitsForTheAnswerAboutItsDiskWithABackOffOfItsOwn(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a"))
+	h.volumeErr = &volumes.NotReadyError{Volume: "v", Why: "not bound"}
+	for range 12 {
+		h.clock.Step(h.must("a"))
+	}
+	h.volumeErr = fmt.Errorf("volume v: %w", errors.Join(&volumes.NotReadyError{Volume: "v", Why: "not told"}, volumes.ErrUntold))
+	if again := h.must("a"); again != volumeRetry {
+		t.Errorf("looked at again after %s, want %s", again, volumeRetry)
+	}
+	for range 12 {
+		h.clock.Step(h.must("a"))
+	}
+	if again := h.must("a"); again != longestVolumeRetry {
+		t.Errorf("after many looks it is looked at again after %s, want %s", again, longestVolumeRetry)
+	}
+}
+
 // A pod that waits for something else by now is not looked at for its claim.
 func TestAClaimWakesNoPodThatWaitsForCapacity(t *testing.T) {
 	h := newHarness(t)

@@ -16,8 +16,8 @@ import (
 const (
 	// checkTimeout bounds a question about one disk.
 	checkTimeout = 10 * time.Second
-	// checkedFor is how long its answer counts, and checkedLateFor that of one which somebody has waited for in vain: until he has
-	// asked again, which the controller of pods puts off for fifteen seconds at most, and other disks of his pod are told of, too.
+	// checkedFor is how long its answer counts. checkedLateFor is how long a good one does that somebody has waited for in vain: until he
+	// has asked again, which the controller of pods puts off for fifteen seconds at most, and other disks of his pod are told of, too.
 	checkedFor, checkedLateFor = 3 * time.Second, 30 * time.Second
 )
 
@@ -28,9 +28,9 @@ type checks struct {
 	mu    sync.Mutex
 	began map[volumes.Disk]time.Time // of the questions without an answer
 	told  map[volumes.Disk]checked
-	// slow says that the latest question took longer than anybody waits. Until one does not, nobody
-	// waits: a thousand disks, each waited for a while, would take all the time of those who ask.
-	slow bool
+	// slow is until when nobody waits, since the latest question took longer than anybody does: a thousand disks, each waited for a
+	// while, would take all the time of those who ask.
+	slow time.Time
 }
 
 type checked struct {
@@ -55,17 +55,20 @@ func (c *checks) begin(disk volumes.Disk, now time.Time) (answer checked, is boo
 		c.began[disk] = now
 	}
 	wait = began.Add(patience).Sub(now)
-	if c.slow = c.slow || wait <= 0; c.slow {
+	if wait <= 0 {
+		c.slow = now.Add(checkedLateFor)
+	}
+	if now.Before(c.slow) {
 		return checked{}, false, 0
 	}
 	return checked{}, false, wait
 }
 
 // waited notes that somebody has waited in vain.
-func (c *checks) waited() {
+func (c *checks) waited(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.slow = true
+	c.slow = now.Add(checkedLateFor)
 }
 
 // answered keeps an answer, and forgets those that count no more.
@@ -73,10 +76,12 @@ func (c *checks) answered(disk volumes.Disk, err error, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	counts := checkedFor
-	if c.slow || now.Sub(c.began[disk]) >= patience {
+	if err == nil && now.Before(c.slow) {
 		counts = checkedLateFor
 	}
-	c.slow = now.Sub(c.began[disk]) >= patience
+	if began, is := c.began[disk]; is && now.Sub(began) < patience {
+		c.slow = time.Time{}
+	}
 	delete(c.began, disk)
 	maps.DeleteFunc(c.told, func(_ volumes.Disk, a checked) bool { return !now.Before(a.until) })
 	c.told[disk] = checked{err, now.Add(counts)}
@@ -109,7 +114,7 @@ func (p *Provisioner) Attachable(ctx context.Context, disk volumes.Disk) error {
 	case <-ctx.Done():
 		err := context.Cause(ctx)
 		if wait > 0 && errors.Is(err, volumes.ErrUntold) {
-			p.checks.waited()
+			p.checks.waited(p.cfg.Clock.Now())
 		}
 		return err
 	}

@@ -151,7 +151,9 @@ func TestAPodWithSeveralDisksIsToldOfAllHoweverSlowTheCloudIs(t *testing.T) {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
 	}
-	for _, takes := range []time.Duration{patience / 2, time.Second, 1500 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 9 * time.Second} {
+	for _, takes := range []time.Duration{
+		patience / 2, time.Second, 1500 * time.Millisecond, 2500 * time.Millisecond, 4 * time.Second, 9 * time.Second,
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := &checker{takes: takes}
 			p := &Provisioner{lifetime: t.Context(), cfg: Config{Checker: c, Clock: clock.RealClock{}}}

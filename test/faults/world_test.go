@@ -396,7 +396,8 @@ func (w *world) supervise() {
 		killed := errors.Is(err, errDead) || errors.Is(err, cells.ErrTakenOver) || err == nil
 		k.cancel()
 		w.mu.Lock()
-		if !killed && err != nil && (errors.Is(err, store.ErrConflict) || errors.Is(err, cells.ErrBehindTime) || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
+		never := errors.Is(err, store.ErrConflict) || errors.Is(err, cells.ErrBehindTime)
+		if !killed && err != nil && (never || len(w.lasting) == 0 && time.Since(w.trouble) > time.Minute) {
 			w.violateLocked("Kip ended by itself: %v", err)
 		}
 		w.kip, w.trouble = nil, time.Now()

@@ -228,8 +228,9 @@ func TestPodsThatWaitForAClaimHoldUpNoOther(t *testing.T) {
 	others := &space{namespace.New(t, world)}
 	const pods = 300
 	var manifest strings.Builder
+	const waits = "  nodeName: " + harness.Node + "\n  volumes: [{name: v, persistentVolumeClaim: {claimName: none}}]\n"
 	for n := range pods {
-		manifest.WriteString(sleeper(fmt.Sprint("waits-", n), "", "  nodeName: "+harness.Node+"\n  volumes: [{name: v, persistentVolumeClaim: {claimName: none}}]\n"))
+		manifest.WriteString(sleeper(fmt.Sprint("waits-", n), "", waits))
 	}
 	others.Apply(manifest.String())
 	others.Eventually("a pod waits for its claim", func(ctx context.Context) error {
