@@ -41,7 +41,8 @@ func NewLaunchesPaused(why string) Event {
 
 // NewAgentNotStarted is of the virtual node, when so many machines could not have the agent of cells.itzo.
 func NewAgentNotStarted(machines int, why string) Event {
-	return warn(AgentNotStarted, "%d machines could not have the agent of cells.itzo, and launches wait until that is mended: %s", machines, why)
+	return warn(AgentNotStarted, "%d machines could not have the agent of cells.itzo, and launches wait until that is mended: %s",
+		machines, why)
 }
 
 // NewAgentPortOpen is of the virtual node, where others than Kip may reach the port of agents.
