@@ -237,16 +237,20 @@ func (w *world) pod(name, ip string, labels map[string]string, node string) *cor
 	return p
 }
 
-// cell makes a cell with a pod of the name, which this process has seen.
-func (w *world) cell(name string) *agentOf {
+// cell makes a cell with a pod of the name, which this process has seen. Its agent is as is has it, from its first question on.
+func (w *world) cell(name string, is ...func(*agentOf)) *agentOf {
 	w.Helper()
 	p := w.pod(name, "10.0.0.9", nil, "kip-0")
 	if err := w.kip.cfg.Pods.GetStore().Add(p); err != nil {
 		w.Fatal(err)
 	}
-	w.agents[name] = &agentOf{}
+	a := &agentOf{}
+	for _, is := range is {
+		is(a)
+	}
+	w.agents[name] = a
 	w.bind(name)
-	return w.agents[name]
+	return a
 }
 
 func (w *world) bind(name string) {
@@ -564,10 +568,7 @@ func TestAnAgentThatFailsIsTriedAgainAndItsRefusalIsTold(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.namespaces()
 		w.policies()
-		a := w.cell("p")
-		a.mu.Lock()
-		a.fails = errors.New("broken pipe")
-		a.mu.Unlock()
+		a := w.cell("p", func(a *agentOf) { a.fails = errors.New("broken pipe") })
 		w.later(time.Minute)
 		if w.told("broken pipe") {
 			t.Errorf("a connection that breaks is no news of the pod: %q", w.events)
@@ -679,14 +680,14 @@ func TestAgentsThatHangHoldUpNobodyElse(t *testing.T) {
 		late.takes = 3 * time.Second // longer than those that are well
 		var hanging []*agentOf
 		for i := range 40 {
-			a := w.cell(fmt.Sprint("bad-", i))
-			a.mu.Lock()
-			a.hangs = i%2 == 0
-			a.takes = time.Hour // the others say at once what they have, and then nothing
-			a.mu.Unlock()
-			hanging = append(hanging, a)
+			hanging = append(hanging, w.cell(fmt.Sprint("bad-", i), func(a *agentOf) { a.hangs = i%2 == 0 }))
 		}
 		synctest.Wait()
+		for _, a := range hanging {
+			a.mu.Lock()
+			a.takes = time.Hour // those that do not hang have had their first rules by now
+			a.mu.Unlock()
+		}
 		isolated := func(a *agentOf, what string) {
 			t.Helper()
 			if fw, _ := a.now(); fw == nil || !fw.Ingress.Isolated {
@@ -745,10 +746,7 @@ func TestConnectingAgainDoesNotUndoTheBackOff(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.namespaces()
 		w.policies()
-		a := w.cell("p")
-		a.mu.Lock()
-		a.fails = errors.New("broken pipe")
-		a.mu.Unlock()
+		a := w.cell("p", func(a *agentOf) { a.fails = errors.New("broken pipe") })
 		w.later(time.Minute)
 		failed := w.kip.queue.NumRequeues("cell-p")
 		w.kip.Connected("cell-p", a)
