@@ -87,7 +87,7 @@ prerequisites: ## install what this machine lacks, where that is possible
 .PHONY: announce
 announce:
 	@mkdir -p $(BIN)
-	@[ -n '$(CROSS)' ] || [ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 12 minutes on two cores'
+	@[ -n '$(CROSS)' ] || [ -x $(BIN)/kip-dev ] || echo 'building Kip, a kubelet, containerd and a control plane: the first time takes some 14 minutes on two cores'
 
 # Go itself knows what has to be built again, so the rules always ask it.
 .PHONY: FORCE
