@@ -126,16 +126,19 @@ func (r Resolver) Needs(ctx context.Context, pod *corev1.Pod) (Needs, error) {
 				if err != nil && !errors.Is(err, ErrUntold) {
 					return Needs{}, err
 				}
+				entitled := err == nil
 				untold = cmp.Or(untold, err)
 				disk := r.CloudDriver.diskOf(pv)
 				if err := needs.add(v.Name, disk); err != nil {
 					return Needs{}, err
 				}
-				if err := r.attachable(ctx, v.Name, disk); errors.Is(err, ErrUntold) {
-					untold = cmp.Or(untold, err)
-				} else if err != nil {
+				if !entitled {
+					continue // what is said of a disk is for those that may have it
+				}
+				if err = r.attachable(ctx, v.Name, disk); err != nil && !errors.Is(err, ErrUntold) {
 					return Needs{}, err
 				}
+				untold = cmp.Or(untold, err)
 			case pv.Spec.CSI != nil:
 				driver = pv.Spec.CSI.Driver
 			}

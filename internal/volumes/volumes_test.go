@@ -307,6 +307,11 @@ func TestAVolumeThatNamesAnothersDiskIsRefused(t *testing.T) {
 				t.Errorf("asked about %v", asked)
 			}
 			return answer
+		}, Attachable: func(context.Context, Disk) error {
+			if answer != nil {
+				t.Errorf("asked whether a disk can be attached of which it is said: %v", answer)
+			}
+			return nil
 		}}
 		got, err := r.Needs(t.Context(), pod)
 		unsupported, is := errors.AsType[*UnsupportedError](err)
