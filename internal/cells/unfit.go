@@ -42,11 +42,9 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 }
 
 // startOf are the ingredients of the start of what is launched now like a cell.
-func (c *Controller) startOf(cell *Cell) ingredients { return startOf(cell, c.cfg.Template) }
-
-func startOf(cell *Cell, template string) ingredients {
+func (c *Controller) startOf(cell *Cell) ingredients {
 	return ingredients{
-		starts: true, template: template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
+		starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
 		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
 	}
 }
@@ -68,17 +66,15 @@ type unfit struct {
 // whatever it ends for, another is to show it then. The caller holds mu.
 func (c *Controller) isProbed(u *unfit) bool {
 	e := c.cells[u.probe]
-	if e == nil || !c.cfg.Clock.Now().Before(u.probing) || !u.of.fit(e.cell()) {
+	if e == nil || !c.cfg.Clock.Now().Before(u.probing) {
 		return false
 	}
-	phase := e.cell().Phase
-	return e.launching || phase == apiv1.Launching || phase == apiv1.Booting
-}
-
-// fit says that a cell is of these as far as its offer decides that: one that is refused goes on as another.
-func (of ingredients) fit(cell *Cell) bool {
-	start := startOf(cell, of.template)
-	return of.image == start.image && of.arch == start.arch && (!of.starts || of == start)
+	// One whose offer was refused goes on with another, and shows nothing of the first.
+	cell := e.cell()
+	if start := c.startOf(cell); u.of.image != start.image || u.of.arch != start.arch || u.of.starts && u.of != start {
+		return false
+	}
+	return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
@@ -105,8 +101,8 @@ func (c *Controller) unfitFor(of ingredients) *unfit {
 	return c.unfits[of]
 }
 
-// heardOf notes a refusal, unless its cell was launched with the one before. While a cell is to show whether it is mended, none that was
-// launched earlier tells of that. The caller holds mu.
+// heardOf notes a refusal. One that comes while launches wait says nothing new. While a cell is on its way that is to show whether it is
+// mended, only that one's counts. The caller holds mu.
 func (c *Controller) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
 	if now.Before(u.until) || u.probe != cell.ID && c.isProbed(u) {
 		return

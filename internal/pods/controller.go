@@ -524,15 +524,15 @@ func (c *Controller) mayExist(ctx context.Context, name cache.ObjectName, uid ty
 			fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name)).String(),
 	})
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !apierrors.IsForbidden(err) {
 		delete(c.forbidden, uid)
 	} else if c.forbidden[uid].IsZero() {
 		c.forbidden[uid] = c.cfg.Clock.Now()
 	}
+	since := c.forbidden[uid]
+	c.mu.Unlock()
 	if err != nil {
 		c.cfg.Log.Warn("look for a pod that is not listed any more", "pod", name.String(), "err", err)
-		since := c.forbidden[uid]
 		return since.IsZero() || c.cfg.Clock.Since(since) < forbiddenFor
 	}
 	return slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return p.UID == uid })
