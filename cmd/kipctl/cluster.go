@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -36,6 +37,7 @@ var errNoCellResource = errors.New("this cluster has no resource cells." + apiv1
 type cluster struct {
 	kube    kubernetes.Interface
 	dynamic dynamic.Interface
+	crds    apiextensionsclient.CustomResourceDefinitionInterface
 }
 
 func connect(c clientcmd.ClientConfig) (*cluster, error) {
@@ -55,7 +57,11 @@ func connect(c clientcmd.ClientConfig) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	return &cluster{kube: kube, dynamic: dyn}, nil
+	extensions, err := apiextensionsclient.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	return &cluster{kube: kube, dynamic: dyn, crds: extensions.CustomResourceDefinitions()}, nil
 }
 
 // cell is a Cell, and the object as the API server has it.

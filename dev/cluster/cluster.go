@@ -28,6 +28,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/deploy"
 	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/dev/manifest"
@@ -270,6 +271,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 		doc    []byte
 		failed string
 	}{
+		{apiv1.CRDManifest, "define the Cell resource"},
 		{deploy.RBAC, "give Kip its rights"},
 		{deploy.Policies, "bound Kip's rights, and those of pods"},
 		{deploy.StorageClass, "make the StorageClass of Kip's disks"},

@@ -48,6 +48,12 @@ func NewAgentNotStarted(machines int, why string) Event {
 // NewAgentPortOpen is of the virtual node, where others than Kip may reach the port of agents.
 func NewAgentPortOpen(what string) Event { return warn(AgentPortOpen, "%s", what) }
 
+// NewCellDefinitionUnfit is of the virtual node, where the cluster lacks the definition of the Cell resource, or has an older one.
+func NewCellDefinitionUnfit(why error) Event {
+	return warn(CellDefinitionUnfit, "Kip cannot show all of its cells to kubectl: %v. Pods run. "+
+		"Run kipctl crd update, or upgrade Kip's chart", why)
+}
+
 // NewInterrupted is of a pod whose cell the cloud takes back at a time.
 func NewInterrupted(cell, instance string, at time.Time, why string) Event {
 	return warn(Interrupted, "Cell %s will be lost: the cloud takes instance %s back at %s: %s",

@@ -32,13 +32,14 @@ const (
 
 // Of virtual nodes.
 const (
-	NodeOutOfCapacity = "NodeOutOfCapacity"
-	NodeHasCapacity   = "NodeHasCapacity"
-	CARotated         = "CARotated"
-	NodeHeldByAnother = "NodeHeldByAnother"
-	AgentPortOpen     = "AgentPortOpen"
-	CloudInitChanged  = "CloudInitChanged"
-	CloudInitInvalid  = "CloudInitInvalid"
+	NodeOutOfCapacity   = "NodeOutOfCapacity"
+	NodeHasCapacity     = "NodeHasCapacity"
+	CARotated           = "CARotated"
+	NodeHeldByAnother   = "NodeHeldByAnother"
+	AgentPortOpen       = "AgentPortOpen"
+	CellDefinitionUnfit = "CellDefinitionUnfit"
+	CloudInitChanged    = "CloudInitChanged"
+	CloudInitInvalid    = "CloudInitInvalid"
 
 	// Of the certificate that the kubelet port of a virtual node serves.
 	ServingCertificatePending = "ServingCertificatePending"

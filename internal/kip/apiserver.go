@@ -15,19 +15,18 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -35,7 +34,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/retry"
 )
 
 // provisionerUser makes and removes the volumes of claims: deploy/ gives it the rights
@@ -154,58 +152,15 @@ func unanswered(err error) bool {
 	return err != nil && !refused
 }
 
-// putCRD makes a definition what it is to be, however many Kips do so at once.
-func putCRD(
-	ctx context.Context, crds apiextensionsclient.CustomResourceDefinitionInterface, want *apiextensionsv1.CustomResourceDefinition,
-) error {
-	crossed := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-	return retry.OnError(retry.DefaultBackoff, crossed, func() error {
-		have, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			_, err = crds.Create(ctx, want, metav1.CreateOptions{})
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		update := want.DeepCopy()
-		update.ResourceVersion = have.ResourceVersion
-		_, err = crds.Update(ctx, update, metav1.UpdateOptions{})
-		return err
-	})
-}
-
-// installCRD makes the API server serve the Cell resource.
-func (a *apiServer) installCRD(ctx context.Context, log *slog.Logger) error {
+// checkCRD reports whether the Cell resource can be written: see [crd.Check].
+func (a *apiServer) checkCRD(ctx context.Context) error {
 	client, err := apiextensionsclient.NewForConfig(a.ownConfig)
 	if err != nil {
 		return err
 	}
-	crds := client.CustomResourceDefinitions()
-	want, err := apiv1.CustomResourceDefinition()
-	if err != nil {
-		return err
-	}
-	if err := putCRD(ctx, crds, want); err != nil {
-		return fmt.Errorf("install the definition of %s: %w", want.Name, err)
-	}
-	log.Debug("waiting for the API server to serve cells")
-	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		crd, err := crds.Get(ctx, want.Name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		for _, c := range crd.Status.Conditions {
-			if c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue {
-				return true, nil
-			}
-		}
-		return false, nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait until the API server serves %s: %w", want.Name, err)
-	}
-	return nil
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return crd.Check(asking, client.CustomResourceDefinitions())
 }
 
 // As acts as one of the virtual nodes. All of them together ask no more of the API server

@@ -3,10 +3,13 @@ package kip
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -16,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
@@ -35,10 +39,12 @@ import (
 	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/clock"
 )
 
 // leading is what a process has while it leads, each made of those above it.
@@ -70,10 +76,12 @@ type leading struct {
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
 	cloudInit *operatorsCloudInit
-	defined   chan struct{} // closed when the API server serves the Cell resource
-	cells     *cells.Controller
-	claims    cache.SharedIndexInformer
-	pods      *pods.Controller
+	// crdAnswered is closed when the API server has answered whether it has the Cell resource.
+	crdAnswered chan struct{}
+
+	cells  *cells.Controller
+	claims cache.SharedIndexInformer
+	pods   *pods.Controller
 
 	nodeLoop *stoppable
 	clientCA dynamiccertificates.CAContentProvider // of those who call the kubelet ports
@@ -85,10 +93,10 @@ type leading struct {
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	l := &leading{
-		process: k,
-		store:   st,
-		late:    lateness.New(k.clock),
-		defined: make(chan struct{}),
+		process:     k,
+		store:       st,
+		late:        lateness.New(k.clock),
+		crdAnswered: make(chan struct{}),
 	}
 	defer l.close()
 	l.termBegan = k.clock.Now()
@@ -156,7 +164,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 		part{
 			name:  "cell mirror",
 			run:   func(ctx context.Context) error { return l.mirrorCells(ctx, known) },
-			ready: func(ctx context.Context) { await(ctx, l.defined) },
+			ready: func(ctx context.Context) { await(ctx, l.crdAnswered) },
 		},
 		part{
 			name:  "pods of the node",
@@ -179,31 +187,69 @@ func await(ctx context.Context, c <-chan struct{}) {
 	}
 }
 
-// defineRetry is the pause after an API server that did not take the definition of cells.
-const defineRetry = 5 * time.Second
+// crdRetry is the pause between two checks of the definition of cells.
+const crdRetry = 5 * time.Second
 
-// mirrorCells defines the Cell resource and writes the cells to it, until ctx ends.
+// mirrorCells waits until the cluster has the definition of the Cell resource, and writes the cells to it until ctx ends.
+// Pods run without it.
 func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
+	if !awaitCRD(ctx, crdWait{
+		check:    l.api.checkCRD,
+		clock:    l.clock,
+		answered: sync.OnceFunc(func() { close(l.crdAnswered) }),
+		say:      func(e events.Event) { l.nodes.Event(l.NodeName, e.Type, e.Reason, e.Message) },
+		log:      l.Log,
+	}) {
+		return nil
+	}
+	return l.mirror.Run(ctx, known)
+}
+
+// crdWait is what awaitCRD needs.
+type crdWait struct {
+	check    func(context.Context) error // crd.Check
+	clock    clock.Clock
+	answered func() // called once the API server has answered
+	say      func(events.Event)
+	log      *slog.Logger
+}
+
+// awaitCRD waits until cells can be written. It reports whether they can before ctx ends.
+func awaitCRD(ctx context.Context, w crdWait) bool {
+	var said string
 	for {
-		err := l.api.installCRD(ctx, l.Log)
-		if err == nil {
-			break
-		}
+		err := w.check(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return false
 		}
-		if !unanswered(err) {
-			return err
+		var older *crd.OlderError
+		switch {
+		case err == nil:
+			w.answered()
+			return true
+		case errors.As(err, &older), apierrors.IsForbidden(err):
+			// Then the mirror itself shows whether cells can be written.
+			w.answered()
+			w.say(events.NewCellDefinitionUnfit(err))
+			return true
+		case errors.Is(err, crd.ErrNotServed):
+			w.answered()
+			w.log.Info("waiting until the API server serves the Cell resource")
+		case unanswered(err):
+			w.log.Warn("check the definition of the Cell resource, retrying", "err", err)
+		default:
+			w.answered()
+			if said != err.Error() {
+				said = err.Error()
+				w.say(events.NewCellDefinitionUnfit(err))
+			}
 		}
-		l.Log.Warn("define the Cell resource, retrying", "err", err)
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-l.clock.After(defineRetry):
+			return false
+		case <-w.clock.After(crdRetry):
 		}
 	}
-	close(l.defined)
-	return l.mirror.Run(ctx, known)
 }
 
 // atEnd has f called when this process leads no more, the last given first.
