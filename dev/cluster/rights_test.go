@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
@@ -573,13 +574,21 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			t.Errorf("Kip writes %s of a node that it had taken out: %v", body, err)
 		}
 	}
-	crd := `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"things.example.com"},"spec":{
-		"group":"example.com","scope":"Cluster","names":{"plural":"things","kind":"Thing"},
-		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
-	err := is.kip.CoreV1().RESTClient().Post().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions").
-		Body([]byte(crd)).SetHeader("Content-Type", "application/json").Do(t.Context()).Error()
-	if err := refused(err, "may not change customresourcedefinitions things.example.com"); err != nil {
-		t.Errorf("a definition of another name: %v", err)
+	const name = "cells.kip.elotl.co"
+	definitions := is.kipDynamic.Resource(schema.GroupVersionResource{
+		Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
+	})
+	own, err := definitions.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatalf("Kip reads the definition of cells: %v", err)
+	}
+	_, created := definitions.Create(t.Context(), own, metav1.CreateOptions{})
+	_, patched := definitions.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+	_, listed := definitions.List(t.Context(), metav1.ListOptions{})
+	for verb, err := range map[string]error{"create": created, "patch": patched, "list": listed} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s definitions as Kip: %v, want Forbidden", verb, err)
+		}
 	}
 }
 

@@ -4,13 +4,11 @@ package e2e
 
 import (
 	"context"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,15 +18,9 @@ import (
 	"syscall"
 	"testing"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/certificate/csr"
-	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/image"
@@ -79,9 +71,9 @@ func olderRoot(t *testing.T, older string) string {
 	return root
 }
 
-// Not parallel: it ends Kip and starts it, as an upgrade does. The first is an older
-// one, on cells with an older agent; the others are this one.
-func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
+// Not parallel: it ends Kip and starts it, as an upgrade does. An older Kip begins, on cells with an older agent. This Kip
+// follows, the older one again, as in a rollback, and this one: each has cells of the other's agent.
+func TestNoPodNoticesThatKipIsUpgradedAndRolledBackUnderLoad(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	bin := older(t)
@@ -92,23 +84,15 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	upgraded := func(provider map[string]any) {
 		provider["etcd"] = map[string]any{"internal": map[string]any{"dataDir": data}}
 	}
-	// The older Kip requests no certificate for its kubelet port.
-	certFile, keyFile := servingFiles(t)
-	t.Setenv("APISERVER_CERT_LOCATION", certFile)
-	t.Setenv("APISERVER_KEY_LOCATION", keyFile)
-	k := runKipBy(t, func(log string, args ...string) (*harness.Kip, error) {
-		return world.RunKipOf(filepath.Join(bin, "kip"), log, args...)
-	}, func(provider map[string]any) {
-		upgraded(provider)
-		for _, key := range []string{"grants", "endLimit"} { // it does not know them
-			delete(provider["cells"].(map[string]any), key)
-		}
-		delete(provider, "servingCertificate")
-		provider["cloud"].(map[string]any)["local"].(map[string]any)["rootDir"] = root
-	})
-	if err := errors.Join(os.Unsetenv("APISERVER_CERT_LOCATION"), os.Unsetenv("APISERVER_KEY_LOCATION")); err != nil {
-		t.Fatal(err)
+	runOlder := func() *harness.Kip {
+		return runKipBy(t, func(log string, args ...string) (*harness.Kip, error) {
+			return world.RunKipOf(filepath.Join(bin, "kip"), log, args...)
+		}, func(provider map[string]any) {
+			upgraded(provider)
+			provider["cloud"].(map[string]any)["local"].(map[string]any)["rootDir"] = root
+		})
 	}
+	k := runOlder()
 	socket := filepath.Join(data, "kip.sock")
 	s.waitWorks(k, socket)
 	olderVersion := kipVersion(t, socket)
@@ -133,7 +117,7 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	kept, deleted := map[string]bool{}, map[string]bool{}
 	for worker := range 2 {
 		churn.Go(func() {
-			for n := 0; n < 5 || ctx.Err() == nil && n < 12; n++ {
+			for n := 0; n < 7 || ctx.Err() == nil && n < 14; n++ {
 				if err := s.churn(ctx, worker, n, func(name string, stays bool) {
 					mu.Lock()
 					defer mu.Unlock()
@@ -150,11 +134,18 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	}
 	// Also when the test gives up: what runs on must not report to it.
 	t.Cleanup(func() { stop(); churn.Wait() })
-	for upgrade := range 2 {
+	for i, next := range []struct {
+		run   func() *harness.Kip
+		older bool
+	}{
+		{run: func() *harness.Kip { return runKip(t, upgraded) }},
+		{run: runOlder, older: true},
+		{run: func() *harness.Kip { return runKip(t, upgraded) }},
+	} {
 		s.Eventually("pods come and go", func(context.Context) error {
 			mu.Lock()
 			defer mu.Unlock()
-			if n := len(kept) + len(deleted); n < 3*(upgrade+1) {
+			if n := len(kept) + len(deleted); n < 3*(i+1) {
 				return fmt.Errorf("%d have come", n)
 			}
 			return nil
@@ -163,10 +154,10 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 		if err := s.waitEnd(k); err != nil {
 			t.Errorf("a Kip that was told to end ended with %v", err)
 		}
-		k = runKip(t, upgraded)
+		k = next.run()
 		s.waitWorks(k, socket)
-		if now := kipVersion(t, socket); now == olderVersion {
-			t.Errorf("before and after the upgrade Kip is %s", now)
+		if now := kipVersion(t, socket); (now == olderVersion) != next.older {
+			t.Errorf("Kip %d is %s; the older one is %s", i+2, now, olderVersion)
 		}
 	}
 	stop()
@@ -202,58 +193,6 @@ func TestNoPodNoticesThatKipIsUpgradedUnderLoad(t *testing.T) {
 	if err := s.waitEnd(k); err != nil {
 		t.Errorf("Kip ended with %v", err)
 	}
-}
-
-// servingFiles are a certificate of the kubelet port, and its key, as an operator gets them:
-// by a request of their own, which kip-dev approves.
-func servingFiles(t *testing.T) (certFile, keyFile string) {
-	t.Helper()
-	node, err := world.Admin.CoreV1().Nodes().Get(t.Context(), harness.Node, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ips []net.IP
-	for _, a := range node.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			ips = append(ips, net.ParseIP(a.Address))
-		}
-	}
-	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	user := "system:node:" + harness.Node
-	request, err := cert.MakeCSR(key, &pkix.Name{CommonName: user, Organization: []string{"system:nodes"}}, nil, ips)
-	if err != nil {
-		t.Fatal(err)
-	}
-	as := rest.CopyConfig(world.Config)
-	as.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:nodes"}}
-	client, err := kubernetes.NewForConfig(as)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, uid, err := csr.RequestCertificateWithContext(t.Context(), client, request, "", certificatesv1.KubeletServingSignerName, nil,
-		[]certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	signed, err := csr.WaitForCertificate(ctx, client, name, uid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	certFile, keyFile = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	if err := errors.Join(os.WriteFile(certFile, signed, 0o600), os.WriteFile(keyFile, keyPEM, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	return certFile, keyFile
 }
 
 // kipVersion is what a Kip says that it is.
