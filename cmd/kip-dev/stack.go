@@ -22,7 +22,7 @@ import (
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
-	ipv6CIDR, serviceIPv6CIDR                                                                        string
+	chart, ipv6CIDR, serviceIPv6CIDR                                                                 string
 	approver                                                                                         string
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
 	noFsync, upstreamLimits, verbose, serviceProxy, masquerade                                       bool
@@ -58,6 +58,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.IntVar(&p.gpus, "gpus", 0, "how many stand-ins for GPUs machines of the type medium-gpu have, of the local cloud; 0 for no such type")
 	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
+	fs.StringVar(&p.chart, "chart", "",
+		"`folder` of Kip's Helm chart, by which it is installed as a pod of an ordinary node; with --cloud=aws, --nodes=1 and --images")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false,
 		"let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
@@ -132,6 +134,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		ServiceProxy:    p.serviceProxy,
 		DefaultType:     p.defaultType,
 		Images:          p.images,
+		Chart:           p.chart,
 		NoFsync:         p.noFsync,
 		UpstreamLimits:  p.upstreamLimits,
 		AuditLog:        p.auditLog,

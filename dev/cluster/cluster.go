@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -61,6 +62,8 @@ type Options struct {
 	ServiceCIDR netip.Prefix
 	// ServiceIPv6CIDR is where they get those of IPv6 if the cluster is dual-stack.
 	ServiceIPv6CIDR netip.Prefix
+	// WithoutKip leaves out the rights of Kip and all else that Kip finds in a cluster: the chart installs it.
+	WithoutKip bool
 	// NoFsync lets etcd answer before its data is on the disk: for tests.
 	NoFsync bool
 	// UpstreamLimits leaves the controller manager and the scheduler the limits on
@@ -173,6 +176,15 @@ func (c *Cluster) NodeIdentity(name string, ip netip.Addr) (Identity, error) {
 	}, err
 }
 
+// Certificate makes a serving certificate for these hosts, names or addresses. All pods of the cluster trust its CA.
+func (c *Cluster) Certificate(hosts ...string) (tls.Certificate, error) {
+	p, err := c.ca.Issue(Subject{Name: hosts[0], Hosts: hosts})
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(p.Cert, p.Key)
+}
+
 // LogFile is the path of the log of all components.
 func (c *Cluster) LogFile() string { return c.files.path("control-plane.log") }
 
@@ -193,11 +205,13 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.startComponents(ctx, began); err != nil {
 		return err
 	}
-	if err := c.applyManifests(ctx); err != nil {
-		return err
-	}
-	if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
-		return err
+	if !c.opts.WithoutKip {
+		if err := c.applyManifests(ctx); err != nil {
+			return err
+		}
+		if err := c.ServiceAccountKubeconfig(ctx, kipNamespace, kipServiceAccount, c.KipKubeconfig()); err != nil {
+			return err
+		}
 	}
 	if err := c.defaultServiceAccount(ctx); err != nil {
 		return err

@@ -31,6 +31,8 @@ const (
 	// pauseArchive is the image of pods' sandboxes.
 	pauseArchive = "/usr/share/kip/pause.tar"
 	logDir       = "/var/log"
+	// VolumeDir is for a volume on the node's own disk.
+	VolumeDir = "/var/lib/volume"
 	// logBytes bounds a part's log file; it and one rotated one are kept.
 	logBytes = 64 << 20
 	// stopTimeout is what a part has from SIGTERM to SIGKILL.
@@ -172,6 +174,9 @@ func (n *node) importPause(ctx context.Context) {
 func prepare(c Config) error {
 	if err := unix.Sethostname([]byte(c.Name)); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
+	}
+	if err := os.MkdirAll(VolumeDir, 0o755); err != nil {
+		return fmt.Errorf("make the folder of a volume: %w", err)
 	}
 	for _, s := range []struct{ key, value string }{
 		{"net/ipv4/ip_forward", "1"},

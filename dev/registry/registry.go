@@ -115,15 +115,31 @@ func (r *Registry) PushLayout(ctx context.Context, dir string) error {
 			return fmt.Errorf("images in %s: annotation %s of %s is %q: want a name with a tag, such as registry.k8s.io/pause:3.10: %w", dir,
 				RefName, d.Digest, full, err)
 		}
-		image, err := index.Image(d.Digest)
-		if err != nil {
-			return fmt.Errorf("read image %s in %s: %w", full, dir, err)
-		}
-		if err := r.Push(ctx, ref.RepositoryStr()+":"+ref.TagStr(), image); err != nil {
-			return err
+		if err := r.pushOf(ctx, ref.RepositoryStr()+":"+ref.TagStr(), index, d); err != nil {
+			return fmt.Errorf("image %s in %s: %w", full, dir, err)
 		}
 	}
 	return nil
+}
+
+// pushOf makes one image of an index available, or an index of images for several architectures.
+func (r *Registry) pushOf(ctx context.Context, repositoryAndTag string, of v1.ImageIndex, d v1.Descriptor) error {
+	if !d.MediaType.IsIndex() {
+		image, err := of.Image(d.Digest)
+		if err != nil {
+			return err
+		}
+		return r.Push(ctx, repositoryAndTag, image)
+	}
+	images, err := of.ImageIndex(d.Digest)
+	if err != nil {
+		return err
+	}
+	ref, err := name.ParseReference(r.address+"/"+repositoryAndTag, name.Insecure)
+	if err != nil {
+		return err
+	}
+	return remote.WriteIndex(ref, images, remote.WithContext(ctx), remote.WithTransport(pusher{r.secret}))
 }
 
 // RefName is the annotation with an image's name in an OCI layout.

@@ -31,6 +31,8 @@ const (
 	// exampleTimeout bounds the example; it takes seconds. On a virtual machine that is
 	// emulated, among others, it takes minutes.
 	exampleTimeout, exampleEmulated = 5 * time.Minute, 20 * time.Minute
+	// logTimeout bounds the question for the log of a Kip that is a pod.
+	logTimeout = 10 * time.Second
 	// logLines of a part that failed are shown.
 	logLines = 20
 )
@@ -130,6 +132,9 @@ func (r *run) start(ctx context.Context) error {
 			return err
 		}
 	}
+	if r.Stack.Chart != "" {
+		return r.install(phase)
+	}
 	if _, err := r.stack.WriteProviderConfig(); err != nil {
 		return err
 	}
@@ -154,6 +159,27 @@ func (r *run) start(ctx context.Context) error {
 			return err
 		}
 		return r.stack.DNSReady(ctx)
+	})
+}
+
+// install starts ordinary nodes, and Kip as a pod of one.
+func (r *run) install(phase func(string, func(context.Context) error) error) error {
+	if err := phase(fmt.Sprintf("starting ordinary nodes, until %d are Ready", r.Stack.Nodes), func(ctx context.Context) error {
+		if err := r.stack.StartNodes(ctx); err != nil {
+			return err
+		}
+		if err := r.stack.NodesReady(ctx); err != nil {
+			return err
+		}
+		return r.stack.DNSReady(ctx)
+	}); err != nil {
+		return err
+	}
+	return phase("installing Kip by its chart, until node "+r.stack.FirstNode()+" is Ready", func(ctx context.Context) error {
+		if err := r.stack.Install(ctx); err != nil {
+			return err
+		}
+		return r.stack.NodeReady(ctx)
 	})
 }
 
@@ -204,11 +230,15 @@ func (r *run) example(ctx context.Context, began time.Time) (story.Outcome, erro
 
 // hints say how to go on.
 func (r *run) hints() {
+	kipLog := relative(r.stack.KipLog())
 	kubectl := "kubectl"
 	if _, err := exec.LookPath(kubectl); err != nil {
 		kubectl = filepath.Join(r.Stack.Bin, "kubectl")
 	}
 	config := relative(r.stack.Cluster.AdminKubeconfig())
+	if r.Stack.Chart != "" {
+		kipLog = fmt.Sprintf("%s --kubeconfig %s logs -n %s %s-0", kubectl, config, stack.Namespace, stack.Release)
+	}
 	if r.stack.EC2() != "" {
 		r.hintsOfEC2(kubectl, config)
 	}
@@ -217,7 +247,7 @@ func (r *run) hints() {
   %[1]s --kubeconfig %[2]s run shell -it --rm --image busybox:1.36 --overrides '{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}'
   %[3]s get cells --kubeconfig %[2]s
 Logs: %[4]s, %[5]s. Ctrl-C ends it all.
-`, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), relative(r.stack.KipLog()), relative(r.stack.Cluster.LogFile()))
+`, kubectl, config, relative(filepath.Join(r.Stack.Bin, "kipctl")), kipLog, relative(r.stack.Cluster.LogFile()))
 	if r.stack.Approves() {
 		fmt.Fprintln(r.Out, "kip-dev approves Kip's certificate requests, as you would in your cluster: kubectl certificate approve NAME")
 	}
@@ -255,6 +285,11 @@ func (r *run) showLogs() {
 			logs = append(logs, r.stack.DNSLog())
 		default:
 		}
+	}
+	if r.Stack.Chart != "" && r.stack.Cluster != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), logTimeout)
+		defer cancel()
+		fmt.Fprintf(r.Out, "the last lines of Kip's log:\n%s\n", stack.LastLines(r.stack.InstalledLog(ctx), logLines))
 	}
 	for _, log := range logs {
 		fmt.Fprintf(r.Out, "the last lines of %s:\n%s\n", relative(log), stack.Tail(log, logLines))

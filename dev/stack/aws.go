@@ -2,6 +2,7 @@ package stack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -50,6 +51,9 @@ func (o Options) checkCloud() error {
 		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
 	case o.EC2() && o.IPv6CIDR.IsValid():
 		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
+	case o.Chart != "" && (o.Cloud != CloudAWS || o.Nodes == 0 || o.Kips > 1 || o.Images == ""):
+		return fmt.Errorf("--chart is %s: want --cloud=%s, --nodes of 1 or more for Kip's pod, --kips=1, and --images with Kip's image",
+			o.Chart, CloudAWS)
 	case o.Virtual():
 		if _, err := os.Stat(o.bootImage()); err != nil {
 			return fmt.Errorf("--cloud is %s, and there is no image for its machines: make image builds it: %w", o.Cloud, err)
@@ -104,6 +108,16 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	if s.opts.Virtual() {
 		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kip-image")}
 	}
+	if s.opts.Chart != "" {
+		certificate, err := s.Cluster.Certificate(s.address.String())
+		if err != nil {
+			return err
+		}
+		cfg.Certificate = &certificate
+		if cfg.Local.AgentSources, err = s.nodePods(); err != nil {
+			return err
+		}
+	}
 	s.ec2, err = machines.Start(ctx, cfg)
 	return err
 }
@@ -138,7 +152,8 @@ func (s *Stack) PrivateImage() string {
 // awsConfig is cloud.aws of provider.yaml. The one subnet makes the zone of all disks that of the virtual node.
 func (s *Stack) awsConfig() map[string]any {
 	return map[string]any{
-		"region": machines.Region, "vpcID": machines.VPC, "subnetID": machines.Subnets[0].ID, "endpointURL": s.ec2.URL(),
+		"region": machines.Region, "vpcID": machines.VPC, "subnetID": machines.Subnets[0].ID,
+		"endpointURL": cmp.Or(s.ec2.HTTPSURL(), s.ec2.URL()),
 		"ecr":         map[string]any{"roleARN": machines.ImageRole},
 		"accessKeyID": machines.AccessKeyID, "secretAccessKey": "any", // the model looks at no signature
 	}

@@ -85,6 +85,18 @@ func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), podBits), nil
 }
 
+// nodePods are the networks of the pods on ordinary nodes.
+func (s *Stack) nodePods() (all []netip.Prefix, err error) {
+	for i := range s.opts.Nodes {
+		p, err := podCIDR(s.nodesCloud(), i)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
 // BuildNodeRoot makes the tree that ordinary nodes start from, if there are any.
 func (s *Stack) BuildNodeRoot(ctx context.Context) error {
 	if s.opts.Nodes == 0 {

@@ -1,7 +1,6 @@
 package stack
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -73,6 +72,9 @@ type Options struct {
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
 	Images       string   // folder with images for the registry, an OCI layout; none when empty
 	NoFsync      bool     // etcd does not wait for the disk
+	// Chart is the folder of Kip's Helm chart. Kip then runs as a pod of the first ordinary node, with exactly the chart's rights;
+	// Images has its image. Empty for a Kip that is a process of this machine.
+	Chart string
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
 	// TolerationSeconds: for how long pods stay on a node that is not heard of; 0 for
@@ -126,7 +128,7 @@ func (e *HostError) Error() string {
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
 	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
-	for _, p := range []*string{&o.AuditLog, &o.Images, &o.Kip} {
+	for _, p := range []*string{&o.AuditLog, &o.Images, &o.Kip, &o.Chart} {
 		if *p != "" {
 			paths = append(paths, p)
 		}
@@ -195,7 +197,7 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
 	"pki", "etcd", "registry", "kip", "cloud", "ami", "nodes", "kip.json", "provider.yaml", peersFolder,
-	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+	"values.yaml", "helm", "Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
 // Clean ends and removes what an earlier run left, however it ended. It says
@@ -282,6 +284,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 		TolerationSeconds: s.opts.TolerationSeconds,
 		NodeGrace:         s.opts.NodeGrace,
 		NodeName:          s.opts.Node,
+		WithoutKip:        s.opts.Chart != "",
 		Peers:             s.peers(),
 		AuditLog:          s.opts.AuditLog,
 		Approver:          s.opts.Approver,
@@ -359,8 +362,8 @@ func (s *Stack) rootOptions() (image.Options, error) {
 	}, nil
 }
 
-// providerConfig is the provider.yaml of a Kip.
-func (s *Stack) providerConfig(k *kip) ([]byte, error) {
+// providerConfig is the provider.yaml of a Kip, as keys.
+func (s *Stack) providerConfig(k *kip) map[string]any {
 	mirror := []string{"http://" + s.Registry.Address()}
 	mirrors := map[string]any{"docker.io": mirror, "_default": mirror}
 	cloud := map[string]any{
@@ -418,11 +421,7 @@ func (s *Stack) providerConfig(k *kip) ([]byte, error) {
 	if nodes := s.opts.virtualNodes(); nodes != nil {
 		config["nodes"] = nodes
 	}
-	data, err := yaml.Marshal(config)
-	if err != nil {
-		return nil, err
-	}
-	return append([]byte("# Written by kip-dev, for this run.\n"), data...), nil
+	return config
 }
 
 // WriteProviderConfig writes the provider.yaml of the first Kip and returns its
@@ -432,10 +431,11 @@ func (s *Stack) WriteProviderConfig() (string, error) {
 }
 
 func (s *Stack) writeProviderConfig(k *kip) error {
-	data, err := s.providerConfig(k)
+	data, err := yaml.Marshal(s.providerConfig(k))
 	if err != nil {
 		return fmt.Errorf("make provider.yaml of %s: %w", k.node, err)
 	}
+	data = append([]byte("# Written by kip-dev, for this run.\n"), data...)
 	if err := os.MkdirAll(k.dir, 0o700); err != nil {
 		return fmt.Errorf("make the folder of %s: %w", k.node, err)
 	}
@@ -534,7 +534,7 @@ func (s *Stack) nodeReady(ctx context.Context, name string, kip *child.Process) 
 		}
 		var ready bool
 		ready, state = takesPods(node)
-		if ready && kip != nil && s.Approves() {
+		if ready && (kip != nil || s.virtual(name)) && s.Approves() {
 			// As kubectl logs, which fails until the API server can verify the kubelet port.
 			_, err = client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("healthz").DoRaw(ctx)
 			if err != nil {
@@ -719,6 +719,11 @@ func Tail(path string, n int) string {
 	if err != nil {
 		return err.Error()
 	}
-	lines := bytes.Split(bytes.TrimRight(data, "\n"), []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
+	return LastLines(string(data), n)
+}
+
+// LastLines returns the last n lines of a text.
+func LastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }

@@ -2,6 +2,7 @@ package machines
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,6 +48,8 @@ const (
 	diskBytes = 16 * gib
 	// port is preferred for the API.
 	port = 5080
+	// httpsPort is preferred for the API by HTTPS.
+	httpsPort = 5443
 	// least is the narrowest network: a machine has a /28 of its upper half.
 	least = 20
 )
@@ -125,7 +128,9 @@ type Config struct {
 	// NAT says that this host translates the addresses of whoever is on the bridge, so that the private subnets have
 	// a NAT gateway.
 	NAT bool
-	Log *slog.Logger
+	// Certificate has the API served by HTTPS on this host's address on the bridge as well, for a Kip that runs as a pod. Optional.
+	Certificate *tls.Certificate
+	Log         *slog.Logger
 }
 
 // Boot is the image of virtual machines.
@@ -181,9 +186,11 @@ type EC2 struct {
 	gateway  *gateway
 	api      *http.Server
 	public   *http.Server
+	secure   *http.Server
 	metadata *http.Server
 	url      string
 	pods     string // URL of what pods reach
+	remote   string // URL of the API on the bridge
 	serving  sync.WaitGroup
 	cancel   context.CancelFunc
 	closing  atomic.Bool
@@ -256,7 +263,8 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 			e.failed <- fmt.Errorf("serve EC2: %w", err)
 		}
 	})
-	if err := e.openToPods(ctx, cfg.Local.CIDR.Masked().Addr().Next()); err != nil {
+	bridge := cfg.Local.CIDR.Masked().Addr().Next()
+	if err := errors.Join(e.openToPods(ctx, bridge), e.openByHTTPS(ctx, bridge, cfg.Certificate)); err != nil {
 		return nil, err
 	}
 	for _, repository := range Repositories {
@@ -281,6 +289,25 @@ func (e *EC2) openToPods(ctx context.Context, address netip.Addr) error {
 	e.pods = "http://" + l.Addr().String()
 	e.public = &http.Server{Handler: e.model.Public(), ReadHeaderTimeout: time.Minute}
 	e.serve(e.public, l)
+	return nil
+}
+
+// openByHTTPS serves the API on this host's address on the bridge, if there is a certificate.
+func (e *EC2) openByHTTPS(ctx context.Context, address netip.Addr, certificate *tls.Certificate) error {
+	if certificate == nil {
+		return nil
+	}
+	l, err := listen.On(ctx, address, httpsPort)
+	if err != nil {
+		return err
+	}
+	e.remote = "https://" + l.Addr().String()
+	e.secure = &http.Server{
+		Handler:           e.model,
+		ReadHeaderTimeout: time.Minute,
+		ErrorLog:          slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
+	}
+	e.serve(e.secure, tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{*certificate}, MinVersion: tls.VersionTLS12}))
 	return nil
 }
 
@@ -366,6 +393,9 @@ func (e *EC2) serve(s *http.Server, l net.Listener) {
 // URL is that of the API, on this host alone.
 func (e *EC2) URL() string { return e.url }
 
+// HTTPSURL is that of the API on the bridge, "" without Config.Certificate.
+func (e *EC2) HTTPSURL() string { return e.remote }
+
 // PodsURL is that of images and of STS' AssumeRoleWithWebIdentity, on the bridge.
 func (e *EC2) PodsURL() string { return e.pods }
 
@@ -377,7 +407,7 @@ func (e *EC2) Close() error {
 	e.closing.Store(true)
 	e.cancel()
 	var errs []error
-	for _, s := range []*http.Server{e.api, e.public, e.metadata} {
+	for _, s := range []*http.Server{e.api, e.public, e.secure, e.metadata} {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}

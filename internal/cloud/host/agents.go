@@ -37,14 +37,18 @@ func (c Config) cableGroup() uint32 {
 }
 
 // agentsRules is the program for nft that drops what comes to the agents from anywhere but
-// this host, where Kip is. Pods may have the same port for what they like.
+// this host, where Kip is, and AgentSources. Pods may have the same port for what they like.
 //
 // On the bridge other protocols are dropped as well. A machine takes a frame for its own
 // whatever empty VLAN tags are before the packet, and no rule looks behind two. What is
 // forwarded is that of who sends by the host, from wherever.
 func (c Config) agentsRules() string {
 	bits := c.CIDR.Bits()
-	rules := fmt.Sprintf("ip daddr != %s tcp dport %d drop", netip.PrefixFrom(network{c.CIDR}.pod(0), bits+1), agentPort)
+	var rules string
+	for _, source := range c.AgentSources {
+		rules += fmt.Sprintf("ip saddr %s tcp dport %d accept\n\t\t", source, agentPort)
+	}
+	rules += fmt.Sprintf("ip daddr != %s tcp dport %d drop", netip.PrefixFrom(network{c.CIDR}.pod(0), bits+1), agentPort)
 	six := fmt.Sprintf("meta protocol ip6 tcp dport %d drop", agentPort)
 	if c.IPv6CIDR.IsValid() {
 		six = fmt.Sprintf("ip6 daddr != %s tcp dport %d drop", netip.PrefixFrom(c.networkIPv6().pod(0), maxIPv6Bits+bits+1), agentPort)

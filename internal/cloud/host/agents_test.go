@@ -426,6 +426,10 @@ func TestTheRulesOfAgentsAreOfTheirNetwork(t *testing.T) {
 			Config{Bridge: "b-1_x", CIDR: netip.MustParsePrefix("10.0.0.0/8"), IPv6CIDR: netip.MustParsePrefix("fd10::/64")},
 			[]string{`oifname != "b-1_x" accept`, "ip daddr != 10.128.0.0/9 tcp dport 6421 drop", "ip6 daddr != fd10::80:0/105 tcp dport 6421 drop"},
 		},
+		"with a Kip elsewhere": {
+			Config{AgentSources: []netip.Prefix{netip.MustParsePrefix("10.110.240.0/24")}},
+			[]string{"ip saddr 10.110.240.0/24 tcp dport 6421 accept\n\t\tip daddr != 10.110.128.0/17 tcp dport 6421 drop"},
+		},
 		"of the smallest": {
 			Config{CIDR: netip.MustParsePrefix("10.9.0.16/28"), IPv6CIDR: netip.MustParsePrefix("fd10::/96")},
 			[]string{"ip daddr != 10.9.0.24/29 tcp", "ip6 daddr != fd10::8/125 tcp"},

@@ -37,6 +37,8 @@ type Config struct {
 	// pod and the host has the same place in it as in CIDR. Default: none, and
 	// IPv6 is turned off on the bridge and in the machines.
 	IPv6CIDR netip.Prefix
+	// AgentSources are networks that reach the agents of machines, besides this host: where Kip runs as a pod. None by default.
+	AgentSources []netip.Prefix
 	// Catalogue is what can be launched.
 	Catalogue []catalog.InstanceType
 	// Log defaults to slog.Default().

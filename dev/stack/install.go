@@ -1,0 +1,162 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/dev/node"
+	"github.com/elotl/kip/dev/registry"
+)
+
+// The release by which Kip is installed, and where.
+const (
+	Release   = "kip"
+	Namespace = "kip-system"
+)
+
+// clusterCA is where pods have the CA of the cluster, which has signed the certificate of the model of EC2.
+const clusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+// ValuesFile is the path of the values by which Kip is installed.
+func (s *Stack) ValuesFile() string { return s.path("values.yaml") }
+
+// virtual reports whether a node is one of a Kip's.
+func (s *Stack) virtual(node string) bool {
+	return slices.ContainsFunc(s.kips, func(k *kip) bool { return slices.Contains(s.opts.nodeNames(k), node) })
+}
+
+// Install installs Kip by its chart, as a pod of an ordinary node. It returns when the pod is ready.
+func (s *Stack) Install(ctx context.Context) error {
+	if err := s.makeVolume(ctx); err != nil {
+		return err
+	}
+	values, err := s.values()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.ValuesFile(), values, 0o600); err != nil {
+		return fmt.Errorf("write the values of Kip's chart: %w", err)
+	}
+	return s.Helm(ctx, "install", Release, s.opts.Chart, "--values", s.ValuesFile(), "--create-namespace", "--wait", "--timeout", "5m")
+}
+
+// Helm runs Helm on the release's namespace.
+func (s *Stack) Helm(ctx context.Context, args ...string) error {
+	args = append(args, "--namespace", Namespace, "--kubeconfig", s.Cluster.AdminKubeconfig())
+	cmd := exec.CommandContext(ctx, filepath.Join(s.opts.Bin, "helm"), args...)
+	// What Helm keeps of a user's is none of this cluster's.
+	cmd.Env = append(os.Environ(), markVariable+"="+s.opts.State, "HELM_CONFIG_HOME="+s.path("helm"), "HELM_CACHE_HOME="+s.path("helm"),
+		"HELM_DATA_HOME="+s.path("helm"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("helm %s: %w: %s", args[0], err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// makeVolume makes the volume for the claim of Kip's store.
+func (s *Stack) makeVolume(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return err
+	}
+	_, err = client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "kip-store"},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("4Gi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			ClaimRef:                      &corev1.ObjectReference{Namespace: Namespace, Name: "data-" + Release + "-0"},
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: node.VolumeDir}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName(0)},
+				}},
+			}}}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("make the volume of Kip's store: %w", err)
+	}
+	return nil
+}
+
+// values are those of the chart for this stack.
+func (s *Stack) values() ([]byte, error) {
+	image, err := s.image()
+	if err != nil {
+		return nil, err
+	}
+	config := s.providerConfig(s.kips[0])
+	// The chart says where the store is and which certificate is served. Kip has the account's keys from a Secret.
+	delete(config, "etcd")
+	delete(config, "servingCertificate")
+	aws := config["cloud"].(map[string]any)[CloudAWS].(map[string]any)
+	credentials := map[string]any{"AWS_ACCESS_KEY_ID": aws["accessKeyID"], "AWS_SECRET_ACCESS_KEY": aws["secretAccessKey"]}
+	delete(aws, "accessKeyID")
+	delete(aws, "secretAccessKey")
+	values := map[string]any{
+		"nodeName":           s.kips[0].node,
+		"config":             config,
+		"image":              map[string]any{"repository": image.Context().Name(), "tag": image.TagStr()},
+		"credentials":        map[string]any{"data": credentials},
+		"persistence":        map[string]any{"storageClassName": ""},
+		"servingCertificate": map[string]any{"source": "csr"},
+		"extraEnv":           []map[string]any{{"name": "AWS_CA_BUNDLE", "value": clusterCA}},
+	}
+	if s.opts.Verbose {
+		values["extraArgs"] = []string{"--v=1"}
+	}
+	return yaml.Marshal(values)
+}
+
+// image is the name of Kip's image in the registry.
+func (s *Stack) image() (name.Tag, error) {
+	index, err := layout.ImageIndexFromPath(s.opts.Images)
+	if err != nil {
+		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", s.opts.Images, err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", s.opts.Images, err)
+	}
+	for _, d := range manifest.Manifests {
+		if tag, err := name.NewTag(d.Annotations[registry.RefName]); err == nil {
+			return tag, nil
+		}
+	}
+	return name.Tag{}, fmt.Errorf("no image in %s has a name with a tag: make images builds Kip's", s.opts.Images)
+}
+
+// InstalledLog is the log of the Kip that was installed, or why there is none.
+func (s *Stack) InstalledLog(ctx context.Context) string {
+	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	if err != nil {
+		return err.Error()
+	}
+	log, err := client.CoreV1().Pods(Namespace).GetLogs(Release+"-0", &corev1.PodLogOptions{}).DoRaw(ctx)
+	if err != nil {
+		events, eventsErr := client.CoreV1().Events(Namespace).List(ctx, metav1.ListOptions{})
+		text := errors.Join(err, eventsErr).Error()
+		if eventsErr == nil {
+			for _, e := range events.Items {
+				text += fmt.Sprintf("\n%s %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
+			}
+		}
+		return text
+	}
+	return string(log)
+}
