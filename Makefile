@@ -227,6 +227,7 @@ unit: test-tools ## tests without machines and without Kubernetes' own code
 	hack/run-tests race . -race -p 4 -timeout 20m $(filter-out $(APART) $(WITHOUT_RACE),$(UNIT)) || status=$$?; \
 	CGO_ENABLED=0 hack/run-tests linkage . -trimpath -count=1 ./test/linkage || status=$$?; \
 	CGO_ENABLED=0 hack/run-tests tools hack/tools -trimpath ./... || status=$$?; \
+	CGO_ENABLED=0 hack/run-tests render deploy/render -trimpath . || status=$$?; \
 	exit $$status
 
 # Compiled as the programs are, so without -race: with it Kubernetes is compiled again. Tests of dev/stack ask this host's
@@ -396,7 +397,7 @@ conformance-page: ## write docs/conformance.md from the results and reasons in t
 	$(CONFORMANCE) -page
 
 # Modules of their own that have code of ours; the others only pin programs.
-MODULES := dev/dns/coredns test/bench/karpenter hack/tools
+MODULES := dev/dns/coredns test/bench/karpenter hack/tools deploy/render
 
 # Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
 # thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.
@@ -421,6 +422,10 @@ vulncheck: ## known vulnerabilities that the programs can reach; asks vuln.go.de
 .PHONY: docs
 docs: ## write the reference pages that are generated from code
 	$(GO) test ./internal/config ./internal/metrics -run TestReference -update
+
+.PHONY: manifests
+manifests: ## write what is generated from the Helm chart: deploy/manifests, and the chart's README and definition of Cell
+	@CGO_ENABLED=0 $(COMPILE) -C deploy/render run -trimpath .
 
 .PHONY: catalog
 catalog: ## make the embedded catalogues of clouds from the figures in hack/catalog/data

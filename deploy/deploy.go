@@ -1,41 +1,46 @@
 // Package deploy owns the manifests that install Kip into a cluster. It holds
-// them as bytes and talks to nothing.
+// them as bytes and talks to nothing. Module render writes them from the Helm chart.
 package deploy
 
 import _ "embed"
 
 // RBAC is the namespace, the service accounts and the rights of Kip.
 //
-//go:embed rbac.yaml
+//go:embed manifests/rights/rbac.yaml
 var RBAC []byte
 
 // CSR lets Kip request the certificate of its kubelet port as itself.
 //
-//go:embed csr.yaml
+//go:embed manifests/rights/csr.yaml
 var CSR []byte
 
 // CSRApprove lets Kip approve such requests.
 //
-//go:embed csr-approve.yaml
+//go:embed manifests/rights/csr-approve.yaml
 var CSRApprove []byte
 
 // Policies bound what RBAC cannot: which annotations the pods of a namespace may
 // have, and what Kip's own service accounts write.
 //
-//go:embed policies.yaml
+//go:embed manifests/rights/policies.yaml
 var Policies []byte
 
 // Webhook is by what the API server asks Kip about pods before it makes them.
 //
-//go:embed webhook.yaml
+//go:embed manifests/rights/webhook.yaml
 var Webhook []byte
 
 // CloudInit is an example of an operator's cloud-init file, as a Secret.
 //
-//go:embed cloud-init.yaml
+//go:embed manifests/rights/cloud-init.yaml
 var CloudInit []byte
+
+// Namespaces refuses pods that are not for Kip's nodes, in namespaces with the label kip.elotl.co/pods=true.
+//
+//go:embed manifests/rights/namespaces.yaml
+var Namespaces []byte
 
 // StorageClass is for claims whose volumes are disks of Kip's cloud.
 //
-//go:embed storageclass.yaml
+//go:embed manifests/rights/storageclass.yaml
 var StorageClass []byte

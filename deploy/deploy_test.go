@@ -2,7 +2,10 @@ package deploy_test
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -47,6 +50,33 @@ func TestRightsNameEachVirtualNode(t *testing.T) {
 	}
 	if seen != 2 {
 		t.Errorf("%d rules name nodes: want those of users and of nodes", seen)
+	}
+}
+
+// Kip starts with each provider.yaml of the manifests, but for that of a cloud that this release has no driver for.
+func TestProviderFilesOfTheManifestsLoad(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"manifests/*/base/provider.yaml", "manifests/kip/overlays/*/provider.yaml"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	if len(files) != 8 {
+		t.Errorf("the files are %v", files)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, warnings, err := config.Parse(file, text)
+		if err != nil || len(warnings) != 0 {
+			t.Errorf("%s: %v, %v", file, warnings, err)
+		} else if (c.Cloud.AWS == nil) != strings.Contains(file, "gcp") {
+			t.Errorf("%s: the cloud is %+v", file, c.Cloud)
+		}
 	}
 }
 

@@ -44,7 +44,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.serviceCIDR, "service-cidr", "10.96.0.0/16", "`addresses` of Services")
 	fs.StringVar(&p.ipv6CIDR, "ipv6-cidr", "", "IPv6 `addresses` on the bridge, such as fd10:110::/64; the cluster is dual-stack then")
 	fs.StringVar(&p.serviceIPv6CIDR, "service-ipv6-cidr", "fd10:96::/112", "IPv6 `addresses` of Services, where the cluster is dual-stack")
-	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/rbac.yaml")
+	fs.StringVar(&p.node, "node", "kip-0", "`name` of the virtual node; its rights are those of deploy/manifests/rights/rbac.yaml")
 	fs.IntVar(&p.nodes, "nodes", 0, "`number` of ordinary nodes beside the virtual one: machines like cells with upstream's kubelet")
 	fs.IntVar(&p.kips, "kips", 1, "how many Kips: the second has a node kip-1, and a bridge and a half of the addresses of its own")
 	fs.IntVar(&p.virtualNodes, "virtual-nodes", 1, "how many virtual nodes each Kip has: the second is kip-0-1")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elotl/kip/internal/kip"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -29,11 +30,12 @@ const (
 // its users' manifests still start.
 type options struct {
 	kip.Options
-	provider   string
-	clusterDNS string
-	nodeIP     string
-	verbosity  int
-	logFormat  string
+	provider    string
+	clusterDNS  string
+	provisioner string
+	nodeIP      string
+	verbosity   int
+	logFormat   string
 }
 
 func (o *options) add(f *pflag.FlagSet) {
@@ -60,13 +62,15 @@ func (o *options) add(f *pflag.FlagSet) {
 		"`file` with the CA of client certificates that the kubelet port accepts; default: the one that the API server publishes, if Kip may read it, "+
 			"else only tokens that the API server reviews")
 	f.IntVar(&o.WebhookPort, "webhook-port", 9443,
-		"`port` at which the API server asks about pods before it makes them, where deploy/webhook.yaml is installed; 0 for none")
+		"`port` at which the API server asks about pods before it makes them, where the webhook of deploy/ is installed; 0 for none")
 	f.StringVar(&o.MetricsAddr, "metrics-addr", ":10255", "`address` of /metrics, /healthz and /readyz; 0 for none")
 	f.StringVar(&o.MetricsCertFile, "metrics-cert-file", "",
 		"`file` with the certificate of --metrics-addr, followed when it changes; default: that of the kubelet port")
 	f.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "`file` with its key")
 	f.StringVar(&o.MetricsAudience, "metrics-audience", "",
 		"`audience` that the tokens of those who scrape must be for; default: the API server's, so that Kip is shown a token of theirs that is good there, too")
+	f.StringVar(&o.provisioner, "provisioner-account", "kip-system/kip-provisioner",
+		"service `account` that makes and removes the volumes of claims, as NAMESPACE/NAME: Kip acts as it for that")
 	f.Float32Var(&o.QPS, "kube-api-qps", 1000,
 		"`requests` a second to the API server: Kip asks for all its cells what as many kubelets would, each with 50")
 	f.IntVar(&o.Burst, "kube-api-burst", 2000, "`requests` at once to the API server")
@@ -152,6 +156,11 @@ func (o *options) complete() error {
 			return fmt.Errorf("--cluster-dns is %q: it must be an IP address", o.clusterDNS)
 		}
 	}
+	account := strings.Split(o.provisioner, "/")
+	if len(account) != 2 || account[0] == "" || account[1] == "" {
+		return fmt.Errorf("--provisioner-account is %q: it must be NAMESPACE/NAME, such as kip-system/kip-provisioner", o.provisioner)
+	}
+	o.Provisioner = types.NamespacedName{Namespace: account[0], Name: account[1]}
 	if o.nodeIP != "" {
 		if o.NodeIPs, err = parseNodeIP(o.nodeIP); err != nil {
 			return err

@@ -52,6 +52,9 @@ func TestFlagsThatCannotWorkAreNamed(t *testing.T) {
 		"--kube-api-burst=0":                     {"--kube-api-burst is 0", "above 0"},
 		"--provider-config=/none/provider.yaml":  {"--provider-config", "/none/provider.yaml", "no such file"},
 		"--kubelet-port=65536":                   {"--kubelet-port is 65536"},
+		"--provisioner-account=kip":              {`--provisioner-account is "kip"`, "NAMESPACE/NAME"},
+		"--provisioner-account=kip/":             {`--provisioner-account is "kip/"`},
+		"--provisioner-account=a/b/c":            {"--provisioner-account"},
 		"--cluster-dns=dns":                      {"--cluster-dns", `"dns"`, "IP address"},
 	} {
 		o := parsed(t, strings.Fields(args)...)

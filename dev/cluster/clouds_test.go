@@ -101,6 +101,20 @@ func cloudsLeaveKipsNodeWhileKipIsAway(t *testing.T, is identities) {
 	}
 	leave()
 
+	// Another Kip's node is that Kip's: the policy of this one does not hold its service account up.
+	const anothers = "edge-0"
+	if _, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: anothers, Labels: map[string]string{"kip.elotl.co/controller": "another"},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := refused(is.cloud.CoreV1().Nodes().Delete(ctx, cloudNode, metav1.DeleteOptions{}), "only Kip and people delete it"); err != nil {
+		t.Errorf("a component deletes Kip's node: %v", err)
+	}
+	if err := is.cloud.CoreV1().Nodes().Delete(ctx, anothers, metav1.DeleteOptions{}); err != nil {
+		t.Errorf("a component deletes a node of another Kip, which has no policy here: %v", err)
+	}
+
 	// Who wants it otherwise can.
 	// Not Ready first: without its label the node may be gone before the next request.
 	patch(cloudNode, away, "status")

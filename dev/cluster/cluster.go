@@ -44,7 +44,7 @@ const pollInterval = 50 * time.Millisecond
 // tokenLifetime of service accounts' tokens, in seconds: longer than any run.
 const tokenLifetime = int64(365 * 24 * 60 * 60)
 
-// Kip's service account; deploy/rbac.yaml gives it its rights.
+// Kip's service account; deploy/manifests/rights/rbac.yaml gives it its rights.
 const (
 	kipNamespace      = "kip-system"
 	kipServiceAccount = "kip"
@@ -309,11 +309,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 		}
 	}
 	for node := range c.opts.Peers {
-		rights, err := rightsFor(node)
-		if err == nil {
-			_, err = manifest.Apply(ctx, c.admin, "kip-dev", rights)
-		}
-		if err != nil {
+		if _, err := manifest.Apply(ctx, c.admin, "kip-dev", rightsFor(node)); err != nil {
 			return fmt.Errorf("give Kip the rights of node %s: %w", node, err)
 		}
 	}

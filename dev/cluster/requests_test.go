@@ -253,7 +253,7 @@ func kubectlLogsWorksByACertificateOfEachKind(t *testing.T, is identities) {
 	})
 
 	if err := refused(p.mayRequest(is.kip), "cannot"); err != nil {
-		t.Errorf("without deploy/csr.yaml Kip requests as itself: %v", err)
+		t.Errorf("without deploy/manifests/rights/csr.yaml Kip requests as itself: %v", err)
 	}
 	p.apply(deploy.CSR)
 	becomes(t, "Kip may request", func() error { return p.mayRequest(is.kip) })
@@ -275,7 +275,7 @@ func (p *kubeletPort) kipApproves(own *pki.Renewed, unverified func() error) {
 	p.Helper()
 	p.request(own, EKSSigner, p.kip, p.kip, func(*servingcert.Certificate) {
 		becomes(p.T, "Kip has no right to approve", func() error {
-			return p.says("Warning", events.ServingCertificatePending, "deploy/csr-approve.yaml", EKSSigner,
+			return p.says("Warning", events.ServingCertificatePending, "deploy/manifests/rights/csr-approve.yaml", EKSSigner,
 				"kubectl certificate approve "+p.asked().Name)
 		})
 		becomes(p.T, "before Kip may approve", unverified)

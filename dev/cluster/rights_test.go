@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
@@ -31,6 +30,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"github.com/elotl/kip/deploy"
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/pki"
@@ -198,6 +198,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 		{"Kip escapes by no volume", kipEscapesByNoVolume},
 		{"Kip writes of claims how far their expansion is", kipWritesOfClaimsHowFarTheirExpansionIs},
 		{"Kip writes of its node what is its own", kipWritesOfItsNodeWhatIsItsOwn},
+		{"the definition of Cell gets no older", theDefinitionOfCellGetsNoOlder},
 		{"pods ask for what their namespace is granted", podsAskForWhatTheirNamespaceIsGranted},
 		{"Kip writes of its webhook who is trusted", kipWritesOfItsWebhookWhoIsTrusted},
 		{"pods are changed as Kip answers", podsAreChangedAsKipAnswers},
@@ -374,7 +375,7 @@ func kipEscapesByNoVolume(t *testing.T, is identities) {
 	}
 
 	bindings := is.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	if err := bindings.Delete(ctx, "kip-volumes", metav1.DeleteOptions{}); err != nil {
+	if err := bindings.Delete(ctx, "kip-volumes.kip-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	becomes(t, "without the policy the volume is made", func() error { return create(is.provisioner, volume("escape", namesSecret)) })
@@ -486,6 +487,7 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 		{is.admin, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":"no"}},"spec":{"unschedulable":true}}`, ""},
 		{is.kip, `{"metadata":{"labels":{"team":"b"},"annotations":{"kip.elotl.co/registration":"x"}}}`, ""},
 		{is.kip, `{"metadata":{"labels":{"topology.kubernetes.io/zone":"y"}}}`, ""},
+		{is.kip, `{"metadata":{"labels":{"kubernetes.io/role":"agent"}}}`, ""},
 		{is.kip, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":"yes"}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"metadata":{"labels":{"node-restriction.kubernetes.io/secure":null}}}`, "Kip writes those of its node's host"},
 		{is.kip, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`, "Kip writes those of its node's host"},
@@ -574,21 +576,49 @@ func kipWritesOfItsNodeWhatIsItsOwn(t *testing.T, is identities) {
 			t.Errorf("Kip writes %s of a node that it had taken out: %v", body, err)
 		}
 	}
-	const name = "cells.kip.elotl.co"
-	definitions := is.kipDynamic.Resource(schema.GroupVersionResource{
-		Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
-	})
-	own, err := definitions.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatalf("Kip reads the definition of cells: %v", err)
+}
+
+// The definition of Cell belongs to all Kips of the cluster: an older chart does not take from it what newer ones need.
+func theDefinitionOfCellGetsNoOlder(t *testing.T, is identities) {
+	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	write := func(by kubernetes.Interface, verb, name, body string) error {
+		return by.CoreV1().RESTClient().Verb(verb).AbsPath(path, name).Body([]byte(body)).
+			SetHeader("Content-Type", "application/merge-patch+json").Do(t.Context()).Error()
 	}
-	_, created := definitions.Create(t.Context(), own, metav1.CreateOptions{})
-	_, patched := definitions.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
-	_, listed := definitions.List(t.Context(), metav1.ListOptions{})
-	for verb, err := range map[string]error{"create": created, "patch": patched, "list": listed} {
-		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s definitions as Kip: %v, want Forbidden", verb, err)
-		}
+	const thing = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%s"},"spec":{
+		"group":"%s","scope":"Cluster","names":{"plural":"%s","kind":"%s"},
+		"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
+	create := func(by kubernetes.Interface, name, group, plural, kind string) error {
+		return by.CoreV1().RESTClient().Post().AbsPath(path).Body(fmt.Appendf(nil, thing, name, group, plural, kind)).
+			SetHeader("Content-Type", "application/json").Do(t.Context()).Error()
+	}
+	if err := refused(create(is.kip, "things.example.com", "example.com", "things", "Thing"), "cannot create resource"); err != nil {
+		t.Errorf("Kip makes a definition: %v", err)
+	}
+	if err := create(is.admin, "cells.kip.elotl.co", "kip.elotl.co", "cells", "Cell"); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ version, words string }{
+		{`"9"`, ""},
+		{`"10"`, ""},
+		{`"9"`, "has version 10, and this is 9"},
+		{`null`, "has version 10, and this is 0"},
+		{`"new"`, "must be a whole number"},
+		{`"10"`, ""},
+	} {
+		becomes(t, "version "+c.version, func() error {
+			err := write(is.admin, "PATCH", "cells.kip.elotl.co", `{"metadata":{"annotations":{"kip.elotl.co/crd-version":`+c.version+`}}}`)
+			if c.words != "" {
+				return refused(err, c.words)
+			}
+			return err
+		})
+	}
+	if err := write(is.kip, "PATCH", "cells.kip.elotl.co", `{"metadata":{"annotations":{"a":"b"}}}`); !apierrors.IsForbidden(err) {
+		t.Errorf("Kip changes the definition: %v", err)
+	}
+	if err := is.kip.CoreV1().RESTClient().Get().AbsPath(path, "cells.kip.elotl.co").Do(t.Context()).Error(); err != nil {
+		t.Errorf("Kip reads the definition: %v", err)
 	}
 }
 
@@ -936,11 +966,7 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 // The optional policy, while no Kip answers: the namespaces and the webhook are there.
 func podsOfANamespaceOfKipsAreForKip(t *testing.T, is identities) {
 	ctx := t.Context()
-	text, err := os.ReadFile("../../deploy/namespaces.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects, err := manifest.Parse(text)
+	objects, err := manifest.Parse(deploy.Namespaces)
 	if err != nil {
 		t.Fatal(err)
 	}

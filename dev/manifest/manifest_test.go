@@ -84,7 +84,7 @@ func TestKipMayReadNoSecretsOrConfigMapsAsItself(t *testing.T) {
 		}
 	}
 	if roles == 0 {
-		t.Error("no ClusterRole in deploy/rbac.yaml")
+		t.Error("no ClusterRole in deploy/manifests/rights/rbac.yaml")
 	}
 }
 

@@ -32,7 +32,7 @@ type Machines func(ctx context.Context, pod types.UID) (Machine, bool, error)
 const nodeCapacity metav1.CauseType = "NodeCapacity"
 
 // machineTimeout bounds the question for the machine of a pod. It is half of what the API server waits (timeoutSeconds
-// in deploy/webhook.yaml): a resize is answered in time, and so is the creation of a pod that waits for its turn
+// in deploy/manifests/rights/webhook.yaml): a resize is answered in time, and so is the creation of a pod that waits for its turn
 // meanwhile. A read of the store takes a few milliseconds, and longer on a slow machine.
 const machineTimeout = time.Second
 

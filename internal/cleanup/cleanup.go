@@ -290,7 +290,7 @@ func (c *Cleaner) mayDeleteNode(ctx context.Context) error {
 	for _, n := range c.cfg.Nodes() {
 		err := c.cfg.AsKip.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 		if apierrors.IsForbidden(err) {
-			return fmt.Errorf("this Kip may not delete its node: apply deploy/rbac.yaml of this version: %w", err)
+			return fmt.Errorf("this Kip may not delete its node: upgrade the Helm chart, or apply deploy/manifests/rights/rbac.yaml: %w", err)
 		}
 	}
 	return nil // whatever else is wrong shows when it matters

@@ -273,7 +273,7 @@ type Cells struct {
 
 // Grants are what the pods of namespaces may ask for by annotation.
 type Grants struct {
-	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/policies.yaml, or where everybody who makes pods may."`
+	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/manifests/rights/policies.yaml, or where everybody who makes pods may."`
 	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
 	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that a pod may get, by pod.elotl.co/volume-size or for its ephemeral-storage, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
 	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
@@ -403,8 +403,8 @@ const (
 // ServingCertificate is the certificate of the kubelet port.
 type ServingCertificate struct {
 	SignerName string `key:"signerName" doc:"Signer of which Kip requests the certificate: kubernetes.io/kubelet-serving, on EKS beta.eks.amazonaws.com/app-serving, or another that signs serving certificates. Kip renews the certificate in time. Default: no request; the kubelet port serves Kip's own certificate, which an API server that verifies kubelets refuses."`
-	Requester  string `key:"requester" doc:"Who makes the request: node, the virtual node itself as a kubelet would, or kip, Kip's service account, which needs deploy/csr.yaml. GKE denies requests of nodes that are no instances: kip there. Default: node for kubernetes.io/kubelet-serving, kip for other signers."`
-	Approve    bool   `key:"approve" default:"false" doc:"Kip approves its own requests. It needs deploy/csr-approve.yaml, which lets Kip's service account approve every request to that signer: see docs/threat-model.md. Without it Kip prints the command with which you approve, also at renewals."`
+	Requester  string `key:"requester" doc:"Who makes the request: node, the virtual node itself as a kubelet would, or kip, Kip's service account, which needs deploy/manifests/rights/csr.yaml. GKE denies requests of nodes that are no instances: kip there. Default: node for kubernetes.io/kubelet-serving, kip for other signers."`
+	Approve    bool   `key:"approve" default:"false" doc:"Kip approves its own requests. It needs deploy/manifests/rights/csr-approve.yaml, which lets Kip's service account approve every request to that signer: see docs/threat-model.md. Without it Kip prints the command with which you approve, also at renewals."`
 }
 
 // RequestedByNode reports whether the virtual node makes the requests.

@@ -14,7 +14,7 @@ import (
 )
 
 // MaxNodes is how many virtual nodes one Kip has at most, and the greatest number in
-// the name of one: deploy/rbac.yaml lists the names.
+// the name of one: the ClusterRole of deploy/ lists the names.
 const MaxNodes = 64
 
 // Launch types of a Node.

@@ -36,10 +36,6 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// provisionerUser makes and removes the volumes of claims: deploy/ gives it the rights
-// for that, and bounds what it makes.
-const provisionerUser = "system:serviceaccount:kip-system:kip-provisioner"
-
 // reviewsShare is the part of the requests to the API server that those may be as many as, beside these, which ask who calls a
 // port of Kip's.
 const reviewsShare = 4
@@ -69,7 +65,7 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	node := rest.CopyConfig(own)
 	node.Impersonate = rest.ImpersonationConfig{UserName: nodeUser(o.NodeName), Groups: []string{"system:nodes"}}
 	provisioner := rest.CopyConfig(own)
-	provisioner.Impersonate = rest.ImpersonationConfig{UserName: provisionerUser}
+	provisioner.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + o.Provisioner.Namespace + ":" + o.Provisioner.Name}
 	// Whoever reaches a port has questions asked: they take nothing from the requests that launch and end cells.
 	reviews := rest.CopyConfig(own)
 	reviews.QPS, reviews.Burst = o.QPS/reviewsShare, max(o.Burst/reviewsShare, 1)

@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/version"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
 
@@ -56,6 +57,9 @@ type Options struct {
 	MetricsCertFile, MetricsKeyFile string
 	// MetricsAudience is what the tokens of those who scrape are for; "" for the API server.
 	MetricsAudience string
+	// Provisioner is the service account that makes and removes the volumes of claims:
+	// deploy/ gives it the rights for that, and bounds what it makes.
+	Provisioner types.NamespacedName
 	// QPS and Burst are the requests to the API server in a second, and at once.
 	QPS   float32
 	Burst int

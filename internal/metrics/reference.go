@@ -50,7 +50,7 @@ func Reference() string {
 Kip serves ` + "`/metrics`" + ` for Prometheus, in its text format, as OpenMetrics, and with
 native histograms for servers that ask for them, by HTTPS. Whoever scrapes shows a token
 that the API server knows, of a user who may get ` + "`/metrics`" + `: bind the role
-` + "`kip-metrics-reader`" + ` ([deploy](../deploy/README.md)). The certificate is that of
+` + "`kip-metrics-reader.NODE`" + ` ([deploy](../deploy/README.md)). The certificate is that of
 ` + "`--metrics-cert-file`" + ` and ` + "`--metrics-key-file`" + `, else that of the kubelet port, if ` + "`APISERVER_CERT_LOCATION`" + `
 names one, else one that cannot be verified. Health asks for no token.
 

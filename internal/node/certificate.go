@@ -128,7 +128,7 @@ func ClientCA(
 	switch {
 	case apierrors.IsForbidden(err):
 		log.Warn("Kip may not read the client CA: the kubelet port accepts bearer tokens only, until Kip is started with that right",
-			"right", "RoleBinding kube-system/kip-client-ca of deploy/rbac.yaml", "err", err)
+			"right", "RoleBinding kip-client-ca.NODE in kube-system, of the Helm chart and deploy/manifests/rights/rbac.yaml", "err", err)
 		return nil, nil
 	case err != nil && ctx.Err() != nil:
 		return nil, fmt.Errorf("client CA from ConfigMap %s/%s: %w", clientCANamespace, clientCAConfigMap, err)

@@ -470,7 +470,7 @@ func (n *Nodes) barred(ctx context.Context, s *served) (state rights, why string
 			return rightsUnknown, "", fmt.Errorf("ask whether Kip may %s %s %s: %w", right.Verb, right.Resource, right.Name, err)
 		}
 		if !answer.Status.Allowed {
-			return rightsMissing, fmt.Sprintf("Kip has not the right to %s %s %s: apply deploy/rbac.yaml, with this name in it",
+			return rightsMissing, fmt.Sprintf("Kip has no right to %s %s %s: raise nodeCount of the Helm chart, or name the node in its ClusterRole",
 				right.Verb, right.Resource, right.Name), nil
 		}
 	}

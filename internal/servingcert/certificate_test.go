@@ -660,7 +660,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		})
 		c.start()
 		c.pass(time.Minute)
-		if !c.told("Warning", "deploy/csr-approve.yaml", c.config.SignerName, "kubectl certificate approve "+c.only().Name,
+		if !c.told("Warning", "deploy/manifests/rights/csr-approve.yaml", c.config.SignerName, "kubectl certificate approve "+c.only().Name,
 			"requester is system:node:kip-0") {
 			t.Errorf("the Events are %q", c.heard())
 		}
@@ -675,7 +675,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		c.start()
 		c.pass(time.Hour)
 		log, _ := c.said()
-		if n := strings.Count(log, "deploy/csr.yaml"); n != 1 {
+		if n := strings.Count(log, "deploy/manifests/rights/csr.yaml"); n != 1 {
 			t.Errorf("in an hour the file with the right is named %d times: %s", n, log)
 		}
 		denied.Store(false)

@@ -82,7 +82,8 @@ func (s *Certificate) pendingMessage(r *request) string {
 }
 
 func (s *Certificate) forbiddenMessage(r *request) string {
-	return fmt.Sprintf("Kip has no right to approve its request for the certificate of the kubelet port. Apply deploy/csr-approve.yaml,"+
+	return fmt.Sprintf("Kip has no right to approve its request for the certificate of the kubelet port."+
+		" Set servingCertificate.approve of the Helm chart, or apply deploy/manifests/rights/csr-approve.yaml"+
 		" with the signer %s in it, or type: %s. %s %s", s.c.SignerName, approveCommand(r.Name), s.comparison(r), s.serves())
 }
 

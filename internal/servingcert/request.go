@@ -110,7 +110,8 @@ func (s *Certificate) read(ctx context.Context, r *request) (*certificatesv1.Cer
 		}
 	}
 	if apierrors.IsForbidden(err) && !s.c.AsNode {
-		return nil, fmt.Errorf("request certificate %s: Kip's service account needs the rights of deploy/csr.yaml: %w", r.Name, err)
+		return nil, fmt.Errorf("request certificate %s: Kip's service account needs the rights of servingCertificate.requester kip"+
+			" of the Helm chart, or of deploy/manifests/rights/csr.yaml: %w", r.Name, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("request certificate %s: %w", r.Name, err)

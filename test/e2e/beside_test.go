@@ -179,7 +179,7 @@ func endBeside(t *testing.T, k *harness.Kip, name string) {
 	}
 }
 
-// letBe gives Kip's user the rights of deploy/rbac.yaml for a node name and the first n
+// letBe gives Kip's user the rights of deploy/manifests/rights/rbac.yaml for a node name and the first n
 // of its numbers, until the test ends.
 func letBe(t *testing.T, name string, n int) {
 	t.Helper()

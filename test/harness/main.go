@@ -283,7 +283,7 @@ func withinItsRights(auditLog string) error {
 		}
 	}
 	if len(refused) > 0 || allowed == 0 {
-		return fmt.Errorf("with the rights of deploy/rbac.yaml Kip was refused %v; of what it asked as itself %d requests were answered",
+		return fmt.Errorf("with the rights of deploy/manifests/rights/rbac.yaml Kip was refused %v; of what it asked as itself %d requests were answered",
 			refused, allowed)
 	}
 	return nil

@@ -1,0 +1,459 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/engine"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/dynamic"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+)
+
+const least = "config: {cloud: {aws: {region: us-east-1}}, cells: {defaultInstanceType: t3.micro}}\n"
+
+const external = `
+config:
+  cloud: {aws: {region: us-east-1}}
+  cells: {defaultInstanceType: t3.micro}
+  etcd: {client: {endpoints: ["https://etcd:2379"]}}
+`
+
+// rendered is the chart with values, as release team in namespace apps.
+func rendered(t *testing.T, text string) (map[string]string, error) {
+	t.Helper()
+	return renderedIn(t, text, nil)
+}
+
+func renderedIn(t *testing.T, text string, cluster engine.ClientProvider) (map[string]string, error) {
+	t.Helper()
+	c, err := loadChart(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return release{name: "team", namespace: "apps", values: values, cluster: cluster}.renderAll(c)
+}
+
+// objects are all that an installation with values has, hooks too.
+func objects(t *testing.T, text string) []*unstructured.Unstructured {
+	t.Helper()
+	all, err := rendered(t, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []*unstructured.Unstructured
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if name == "NOTES" {
+			continue
+		}
+		for _, document := range documents(all[name]) {
+			out = append(out, object(t, document))
+		}
+	}
+	return out
+}
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	data, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	var o unstructured.Unstructured
+	if err := o.UnmarshalJSON(data); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	return &o
+}
+
+// named is the object of a kind, whose name begins with a word.
+func named(t *testing.T, all []*unstructured.Unstructured, kind, prefix string) *unstructured.Unstructured {
+	t.Helper()
+	for _, o := range all {
+		if o.GetKind() == kind && strings.HasPrefix(o.GetName(), prefix) {
+			return o
+		}
+	}
+	t.Fatalf("there is no %s %s", kind, prefix)
+	return nil
+}
+
+// into decodes an object as a type that has all of its fields.
+func into[T any](t *testing.T, o *unstructured.Unstructured) T {
+	t.Helper()
+	var out T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &out, true); err != nil {
+		t.Fatalf("%s %s: %v", o.GetKind(), o.GetName(), err)
+	}
+	return out
+}
+
+func podOf(t *testing.T, all []*unstructured.Unstructured) corev1.PodSpec {
+	t.Helper()
+	for _, o := range all {
+		if o.GetKind() == "StatefulSet" || o.GetKind() == "Deployment" {
+			spec, _, err := unstructured.NestedMap(o.Object, "spec", "template", "spec")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return into[corev1.PodSpec](t, &unstructured.Unstructured{Object: spec})
+		}
+	}
+	t.Fatal("there is no workload")
+	return corev1.PodSpec{}
+}
+
+// Each object decodes strictly as its kind, so that no field is misspelled or misplaced.
+func TestEveryObjectIsOneOfItsKind(t *testing.T) {
+	codec := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	others := map[string]bool{"ServiceMonitor": true, "Certificate": true}
+	for says, text := range map[string]string{
+		"the least":     least,
+		"external etcd": external,
+		"a Deployment with a claim": least + `
+kind: Deployment
+persistence: {storageClassName: "", annotations: {a: b}}`,
+		"all that is off": least + `
+nodeCount: 3
+credentials: {data: {AWS_ACCESS_KEY_ID: "1", AWS_SECRET_ACCESS_KEY: "true"}}
+serviceAccount: {annotations: {eks.amazonaws.com/role-arn: "arn:aws:iam::012345678910:role/kip"}}
+imagePullSecrets: [{name: registry}]
+policies: {namespaces: true}
+metrics: {certSecret: scrape, audience: kip, readers: [{namespace: monitoring, name: prometheus}]}
+serviceMonitor: {enabled: true, labels: {a: b}, tlsConfig: {serverName: kip}, authorization: {credentials: {name: a, key: b}}}
+servingCertificate: {source: csr, requester: kip, approve: true}
+cloudInit: "#cloud-config\nhostname: cell"
+networkPolicy: {enabled: true, from: [{ipBlock: {cidr: 10.0.0.0/8}}]}
+nodeSelector: {a: b}
+tolerations: [{operator: Exists}]
+affinity: {podAffinity: {}}
+topologySpreadConstraints: [{topologyKey: a, maxSkew: 1, whenUnsatisfiable: ScheduleAnyway}]
+podAnnotations: {a: b}
+podLabels: {a: b}
+extraArgs: [--v=1]
+extraEnv: [{name: A, value: b}]
+extraVolumes: [{name: etcd, secret: {secretName: etcd}}]
+extraVolumeMounts: [{name: etcd, mountPath: /etc/kip/etcd}]
+uninstall: {hook: true, force: true}
+createNamespace: true`,
+		"on one host": `
+config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}
+host: {name: rack-1}`,
+		"cert-manager": least + `
+hostNetwork: true
+servingCertificate: {source: cert-manager, issuerRef: {name: ca, kind: ClusterIssuer}, ipAddresses: [10.0.0.1]}`,
+		"all that is on is off": least + `
+serviceAccount: {create: false, name: other}
+rbac: {create: false}
+policies: {enabled: false}
+webhook: {enabled: false}
+storageClass: {create: false}
+persistence: {enabled: false}
+crds: {upgrade: false}
+existingConfigMap: mine`,
+	} {
+		all := objects(t, text)
+		for _, o := range all {
+			data, err := o.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := codec.Decode(data, nil, nil); err != nil && !others[o.GetKind()] {
+				t.Errorf("%s: %s %s: %v", says, o.GetKind(), o.GetName(), err)
+			}
+		}
+		if len(all) < 3 {
+			t.Errorf("%s: there are %d objects", says, len(all))
+		}
+	}
+}
+
+func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
+	for text, words := range map[string][]string{
+		"":                                                  {"config.cloud", "config.cloud.aws.region=us-east-1"},
+		"config: {cloud: {aws: {}}}":                        {"config.cells.defaultInstanceType"},
+		"config: {cloud: {aws: {}, gce: {}}}":               {"/config/cloud", "maxProperties"},
+		"config: {clouds: {}}":                              {"/config", "clouds"},
+		least + "nodename: kip-0":                           {"nodename"},
+		least + "nodeName: Kip_0":                           {"/nodeName", "Kip_0"},
+		least + "nodeCount: 65":                             {"/nodeCount", "64"},
+		least + "nodeCount: two":                            {"/nodeCount", "got string, want null or integer"},
+		least + "image: {repo: x}":                          {"/image", "repo"},
+		least + "image: {digest: abc}":                      {"/image/digest", "abc"},
+		least + "replicas: 2":                               {"replicas is 2", "config.etcd.client.endpoints"},
+		least + "kind: DaemonSet":                           {"/kind", "StatefulSet", "Deployment"},
+		least + "webhook: {port: 70000}":                    {"/webhook/port", "65,535"},
+		least + "webhook: {enabled: \"yes\"}":               {"/webhook/enabled", "want boolean"},
+		least + "taint: {effect: NoRun}":                    {"/taint/effect", "NoSchedule"},
+		least + "credentials: {data: {A: 1}}":               {"/credentials/data/A", "want string"},
+		least + "host: {name: rack-1}":                      {"host.name", "rack-1", "nodeSelector"},
+		least + "persistence: {existingClaim: c}":           {"persistence.existingClaim", `"c"`, "Deployment"},
+		least + "serviceMonitor: {enabled: true}":           {"serviceMonitor.tlsConfig", "insecureSkipVerify"},
+		least + "servingCertificate: {source: secret}":      {"servingCertificate.secretName", "kubernetes.io/tls"},
+		least + "extraArgs: [v=1]":                          {"/extraArgs/0", "v=1"},
+		least + "hostNetwork: true\nkubelet: {port: 10250}": {"kubelet.port is 10250", "hostNetwork"},
+		least + "credentials: {existingSecret: s, data: {A: b}}": {
+			"credentials.existingSecret", "credentials.data"},
+		least + "servingCertificate: {source: cert-manager}": {"servingCertificate.issuerRef.name"},
+		least + "servingCertificate: {source: cert-manager, issuerRef: {name: ca}}": {
+			"servingCertificate.ipAddresses"},
+		least + "serviceMonitor: {enabled: true, tlsConfig: {serverName: kip}}": {"serviceMonitor.authorization"},
+		"config: {cloud: {local: {}}, cells: {defaultInstanceType: nano}}": {
+			"host.name is empty", "config.cloud.local", "kubernetes.io/hostname"},
+		"config: {cloud: {aws: {secretAccessKey: hush}}, cells: {defaultInstanceType: nano}}": {
+			"config.cloud.aws.secretAccessKey", "credentials.existingSecret"},
+		"nodeCount: 1\nconfig: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{zones: [a]}, {zones: [b]}]}": {
+			"nodeCount is 1", "nodeCount to 2"},
+		"nodeCount: 4\nconfig: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7}]}": {
+			"nodeCount is 4", "nodeCount to 7"},
+		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7}, {suffix: 7}]}": {"/config/nodes", "items"},
+		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7, zones: [a]}, {suffix: 7}]}": {
+			"config.nodes", "suffix 7"},
+		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: none}": {"/config/nodes"},
+		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, servingCertificate: {signerName: a/b}}": {
+			"config.servingCertificate", "servingCertificate.source"},
+	} {
+		_, err := rendered(t, text)
+		if err == nil {
+			t.Errorf("%s\nis taken", text)
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s\n%v\ndoes not say %q", text, err, w)
+			}
+		}
+		if strings.Contains(err.Error(), "hush") {
+			t.Errorf("the error has the secret: %v", err)
+		}
+	}
+}
+
+// Kip may be the nodes that the values ask for, each by its name, and no other.
+func TestRightsNameTheNodesThatTheValuesAskFor(t *testing.T) {
+	const config = "config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: %s}\n"
+	numbered := func(n int) []string {
+		out := []string{"team-kip-0"}
+		for i := range n {
+			out = append(out, fmt.Sprintf("team-kip-0-%d", i+1))
+		}
+		return out
+	}
+	for text, want := range map[string][]string{
+		least:                                  numbered(0),
+		least + "nodeName: edge":               {"edge"},
+		least + "nodeName: edge\nnodeCount: 2": {"edge", "edge-1", "edge-2"},
+		fmt.Sprintf(config, "auto"):            numbered(64),
+		// A changed entry is another node, beside the old one.
+		fmt.Sprintf(config, "[{zones: [a]}, {zones: [b]}]"): numbered(4),
+		fmt.Sprintf(config, "[{suffix: 9}]"):                numbered(9),
+		fmt.Sprintf(config, "[{suffix: 0}]"):                numbered(2),
+	} {
+		all := objects(t, text)
+		role := into[rbacv1.ClusterRole](t, named(t, all, "ClusterRole", "kip."+want[0]))
+		seen := 0
+		for _, r := range role.Rules {
+			switch {
+			case slices.Contains(r.Resources, "users"):
+				seen++
+				for i, name := range r.ResourceNames {
+					if i >= len(want) || name != "system:node:"+want[i] || len(r.ResourceNames) != len(want) {
+						t.Errorf("%s: Kip may be %v", text, r.ResourceNames)
+						break
+					}
+				}
+			case slices.Contains(r.Resources, "nodes") && !slices.Equal(r.Verbs, []string{"create"}):
+				seen++
+				if !slices.Equal(r.ResourceNames, want) {
+					t.Errorf("%s: Kip may change %v: want %v", text, r.ResourceNames, want)
+				}
+			}
+		}
+		if seen != 2 {
+			t.Errorf("%s: %d rules name nodes: want 2", text, seen)
+		}
+		named(t, all, "MutatingWebhookConfiguration", want[0])
+	}
+}
+
+// The rest of what is made belongs to one release, so that two can be beside each other.
+func TestTwoReleasesShareNoObject(t *testing.T) {
+	c, err := loadChart(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := map[string]string{}
+	for _, name := range []string{"kip-a", "kip-b"} {
+		values, err := parse(least + `
+storageClass: {create: false}
+policies: {namespaces: true}
+servingCertificate: {source: csr, requester: kip, approve: true}
+metrics: {readers: [{namespace: a, name: b}]}
+uninstall: {hook: true}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := release{name: name, namespace: "kip-system", values: values}.renderAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(all, "NOTES")
+		for _, text := range all {
+			for _, document := range documents(text) {
+				o := object(t, document)
+				is := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
+				if owner := owners[is]; owner != "" {
+					t.Errorf("%s is of %s and of %s", is, owner, name)
+				}
+				owners[is] = name
+			}
+		}
+	}
+	if len(owners) < 50 {
+		t.Errorf("there are %d objects", len(owners))
+	}
+}
+
+// aCluster has some objects.
+type aCluster struct{ dynamic.Interface }
+
+func (c aCluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	gv, err := schema.ParseGroupVersion(apiVersion)
+	return c.Resource(gv.WithResource(strings.ToLower(kind) + "s")), false, err
+}
+
+func clusterOf(objects ...runtime.Object) aCluster {
+	return aCluster{dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}: "ClusterRoleList",
+		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasss"}:           "StorageClassList",
+	}, objects...)}
+}
+
+func TestANodeOfAnotherReleaseIsRefused(t *testing.T) {
+	role := func(release, nodes string) *unstructured.Unstructured {
+		o := named(t, objects(t, least+"nodeName: edge\nnodeCount: "+nodes), "ClusterRole", "kip.edge")
+		if release != "" {
+			o.SetAnnotations(map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "apps"})
+		}
+		return o
+	}
+	for says, c := range map[string]struct {
+		there *unstructured.Unstructured
+		text  string
+		words []string
+	}{
+		"the same release":              {role("team", "0"), "nodeName: edge", nil},
+		"another name":                  {role("other", "0"), "nodeName: edge-1", nil},
+		"the same name":                 {role("other", "0"), "nodeName: edge", []string{`node edge belongs to release "other" in namespace "apps"`}},
+		"the name of a numbered one":    {role("other", "2"), "nodeName: edge-1", []string{"node edge-1 belongs to"}},
+		"a number that is a name":       {role("other", "0"), "nodeName: edge\nnodeCount: 1", []string{"node edge "}},
+		"one that Helm did not install": {role("", "0"), "nodeName: edge", []string{"ClusterRole kip.edge", "nodeName"}},
+	} {
+		_, err := renderedIn(t, least+c.text, clusterOf(c.there))
+		if (err == nil) != (c.words == nil) {
+			t.Errorf("%s: %v", says, err)
+		}
+		for _, w := range c.words {
+			if err != nil && !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", says, err, w)
+			}
+		}
+	}
+}
+
+func TestKipRunsOnNoVirtualNode(t *testing.T) {
+	for _, text := range []string{"", `
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: a, operator: Exists}]
+      - matchFields: [{key: metadata.name, operator: In, values: [b]}]
+    preferredDuringSchedulingIgnoredDuringExecution:
+    - {weight: 1, preference: {matchExpressions: [{key: c, operator: Exists}]}}`} {
+		affinity := podOf(t, objects(t, least+text)).Affinity.NodeAffinity
+		terms := affinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		for _, term := range terms {
+			if !slices.ContainsFunc(term.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+				return r.Key == "type" && r.Operator == corev1.NodeSelectorOpNotIn && slices.Equal(r.Values, []string{"virtual-kubelet"})
+			}) {
+				t.Errorf("%s: a term lets Kip run on its own nodes: %v", text, term)
+			}
+		}
+		if text == "" && len(terms) != 1 || text != "" && (len(terms) != 2 || len(terms[0].MatchExpressions) != 2 ||
+			len(terms[1].MatchFields) != 1 || len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1) {
+			t.Errorf("%s: the affinity is %v", text, affinity)
+		}
+	}
+}
+
+// Pod Security's profile restricted, where cells are not on Kip's host.
+func TestKipIsRestrictedWhereTheCloudAllowsIt(t *testing.T) {
+	pod := podOf(t, objects(t, least))
+	c, p := pod.Containers[0].SecurityContext, pod.SecurityContext
+	if !*p.RunAsNonRoot || *p.RunAsUser == 0 || p.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || c.Privileged != nil ||
+		*c.AllowPrivilegeEscalation || !*c.ReadOnlyRootFilesystem || !slices.Equal(c.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+		len(c.Capabilities.Add) != 0 || pod.HostNetwork {
+		t.Errorf("Kip has %+v and %+v", p, c)
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			t.Errorf("Kip has a folder of the host: %v", v)
+		}
+	}
+	pod = podOf(t, objects(t, "config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}\nhost: {name: rack-1}"))
+	if !*pod.Containers[0].SecurityContext.Privileged || !pod.HostNetwork || pod.NodeSelector["kubernetes.io/hostname"] != "rack-1" {
+		t.Errorf("on a host Kip is %+v", pod)
+	}
+}
+
+func TestTheWorkloadFitsTheStore(t *testing.T) {
+	for says, c := range map[string]struct {
+		text, kind, strategy string
+		replicas             int64
+		claims               int
+		volume               string
+	}{
+		"the embedded etcd":               {least, "StatefulSet", "", 1, 1, ""},
+		"the embedded etcd, no claim":     {least + "persistence: {enabled: false}", "StatefulSet", "", 1, 0, "emptyDir"},
+		"the embedded etcd, a Deployment": {least + "kind: Deployment", "Deployment", "Recreate", 1, 0, "persistentVolumeClaim"},
+		"an external etcd":                {external, "Deployment", "", 2, 0, "emptyDir"},
+		"an external etcd, a StatefulSet": {external + "kind: StatefulSet\nreplicas: 3", "StatefulSet", "", 3, 0, "emptyDir"},
+	} {
+		o := named(t, objects(t, c.text), c.kind, "team-kip")
+		replicas, _, err := unstructured.NestedInt64(o.Object, "spec", "replicas")
+		if err != nil {
+			t.Fatal(err)
+		}
+		strategy, _, _ := unstructured.NestedString(o.Object, "spec", "strategy", "type")
+		claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
+		volumes, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "volumes")
+		volume := ""
+		for _, v := range volumes {
+			if v := v.(map[string]any); v["name"] == "data" {
+				for source := range v {
+					if source != "name" {
+						volume = source
+					}
+				}
+			}
+		}
+		if replicas != c.replicas || strategy != c.strategy || len(claims) != c.claims || volume != c.volume {
+			t.Errorf("%s: %d replicas, strategy %q, %d claims, data on %q", says, replicas, strategy, len(claims), volume)
+		}
+	}
+}

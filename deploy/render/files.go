@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"sigs.k8s.io/yaml"
+)
+
+// generatedBy is the first line of generated manifests.
+const generatedBy = "# Generated from deploy/helm/kip by make manifests.\n"
+
+const crdFile = "api/v1/crd.yaml"
+
+// rights are the parts of an installation that package deploy embeds: those of a Kip
+// in kip-system, with all nodes that provider.yaml may ask for. Each is the output of one template.
+var rights = map[string]string{
+	"rbac": "",
+	"policies": `
+policies: {namespaces: false}`,
+	"namespaces": `
+policies: {namespaces: true}`,
+	"webhook":      "",
+	"storageclass": "",
+	"csr": `
+servingCertificate: {source: csr, requester: kip}`,
+	"csr-approve": `
+servingCertificate: {source: csr, approve: true}`,
+	"cloud-init": `
+cloudInit: |
+  #cloud-config
+  write_files:
+  - path: /etc/sysctl.d/90-cells.conf
+    permissions: '0644'
+    content: |
+      net.core.somaxconn = 4096
+  runcmd:
+  - sysctl -p /etc/sysctl.d/90-cells.conf`,
+}
+
+const rightsValues = `
+config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
+nodeCount: 64
+createNamespace: true
+`
+
+// bases are what kustomize starts from, by folder. Each has a provider.yaml beside it. Its
+// users may write nodes into that, so that the rights are those of all.
+var bases = map[string]struct{ release, values string }{
+	"deploy/manifests/kip/base": {"kip", `
+nodeCount: 64
+existingConfigMap: config`},
+	"deploy/manifests/kip/overlays/aws-eks": {"kip-provider", `
+nodeCount: 64
+existingConfigMap: config`},
+	"deploy/manifests/virtual-kubelet/base": {"virtual-kubelet", `
+fullnameOverride: virtual-kubelet
+nodeName: virtual-kubelet
+nodeCount: 64
+kind: Deployment
+existingConfigMap: virtual-kubelet-config`},
+}
+
+// generated returns the content of all generated files of the repository in a folder, by path.
+func generated(folder string) (map[string][]byte, error) {
+	c, err := loadChart(folder)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	for template, text := range rights {
+		values, err := parse(rightsValues + text)
+		if err != nil {
+			return nil, err
+		}
+		outputs, err := release{name: "kip", namespace: "kip-system", values: values}.render(c)
+		if err != nil {
+			return nil, fmt.Errorf("render %s: %w", template, err)
+		}
+		content := outputs[template]
+		if template == "rbac" {
+			content = append(append(outputs["namespace"], "---\n"...), content...)
+		}
+		files["deploy/manifests/rights/"+template+".yaml"] = append([]byte(generatedBy), content...)
+	}
+	crd, err := os.ReadFile(filepath.Join(folder, crdFile))
+	if err != nil {
+		return nil, err
+	}
+	files["deploy/helm/kip/crds/cells.yaml"] = crd
+	for base := range bases {
+		r, err := baseRelease(folder, base)
+		if err != nil {
+			return nil, err
+		}
+		outputs, err := r.render(c)
+		if err != nil {
+			return nil, fmt.Errorf("render %s: %w", base, err)
+		}
+		files[base+"/kip.yaml"] = append([]byte(generatedBy), together(outputs)...)
+		files[base+"/crd.yaml"] = append([]byte("# Generated from "+crdFile+" by make manifests.\n"), crd...)
+	}
+	const readme = "deploy/helm/kip/README.md"
+	if files[readme], err = withValues(filepath.Join(folder, readme), filepath.Join(folder, "deploy/helm/kip/values.yaml")); err != nil {
+		return nil, err
+	}
+	return files, nil
+}
+
+// baseRelease is the installation that a base is, with the provider.yaml beside it.
+func baseRelease(folder, base string) (release, error) {
+	values, err := parse(bases[base].values)
+	if err != nil {
+		return release{}, err
+	}
+	text, err := os.ReadFile(filepath.Join(folder, base, "provider.yaml"))
+	if err != nil {
+		return release{}, err
+	}
+	var provider map[string]any
+	if err := yaml.UnmarshalStrict(text, &provider); err != nil {
+		return release{}, fmt.Errorf("parse provider.yaml of %s: %w", base, err)
+	}
+	values["config"] = provider
+	return release{name: bases[base].release, namespace: "kube-system", values: values}, nil
+}

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+// build is what kustomize build prints of a folder, by kind and name.
+func build(t *testing.T, folder string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
+	if err != nil {
+		t.Fatalf("build %s: %v", folder, err)
+	}
+	text, err := resources.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*unstructured.Unstructured{}
+	for _, document := range documents(string(text)) {
+		o := object(t, document)
+		out[o.GetKind()+" "+o.GetName()] = o
+	}
+	return out
+}
+
+func manifests(folder string) string { return filepath.Join(top, "deploy/manifests", folder) }
+
+// suffix is what kustomize appends to a name of a generated object.
+var suffix = regexp.MustCompile(`\b(config|kip-credentials|kip-cloud-init)-[0-9a-z]{10}\b`)
+
+func TestBaseAndChartRenderTheSameObjects(t *testing.T) {
+	c, err := loadChart(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for base := range bases {
+		r, err := baseRelease(top, base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The chart makes the ConfigMap itself, under another name, and rolls Kip's pods by its checksum.
+		name := r.values["existingConfigMap"].(string)
+		delete(r.values, "existingConfigMap")
+		outputs, err := r.render(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(together(outputs)), r.name+"-config", name)
+		want := map[string]*unstructured.Unstructured{}
+		for _, document := range documents(text) {
+			o := object(t, document)
+			unstructured.RemoveNestedField(o.Object, "spec", "template", "metadata", "annotations")
+			want[o.GetKind()+" "+o.GetName()] = o
+		}
+		is := map[string]*unstructured.Unstructured{}
+		for key, o := range build(t, filepath.Join(top, base)) {
+			data, err := o.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			is[suffix.ReplaceAllString(key, "$1")] = object(t, suffix.ReplaceAllString(string(data), "$1"))
+		}
+		definition := "CustomResourceDefinition cells.kip.elotl.co"
+		if is[definition] == nil {
+			t.Errorf("%s lacks the %s", base, definition)
+		}
+		delete(is, definition)
+		config := "ConfigMap " + name
+		for _, o := range []*unstructured.Unstructured{is[config], want[config]} {
+			if o == nil {
+				t.Fatalf("%s: there is no %s in\n%v\nnor in\n%v", base, config, slices.Collect(maps.Keys(is)), slices.Collect(maps.Keys(want)))
+			}
+			o.SetLabels(nil)
+			var provider map[string]any
+			text, _, err := unstructured.NestedString(o.Object, "data", "provider.yaml")
+			if err == nil {
+				err = yaml.Unmarshal([]byte(text), &provider)
+			}
+			if err != nil || len(provider) == 0 {
+				t.Fatalf("%s: %v", text, err)
+			}
+			o.Object["data"] = provider
+		}
+		if role := "ServiceAccount kip-provider"; want[role] != nil && base != "deploy/manifests/kip/base" {
+			is[role].SetAnnotations(nil) // the overlay's example of a role
+		}
+		for key, o := range want {
+			if is[key] == nil {
+				t.Errorf("%s lacks %s", base, key)
+			} else if !reflect.DeepEqual(is[key].Object, o.Object) {
+				t.Errorf("%s: %s is\n%v\nand by the chart\n%v", base, key, is[key].Object, o.Object)
+			}
+		}
+		for key := range is {
+			if want[key] == nil {
+				t.Errorf("%s has %s, which the chart has not", base, key)
+			}
+		}
+	}
+}
+
+// The names of the guides of 2020.
+func TestBasesHaveTheNamesOfTheirGuides(t *testing.T) {
+	for folder, c := range map[string]struct{ workload, node, config, claim string }{
+		"kip/base":             {"StatefulSet kip", "kip-0", "config", "data"},
+		"kip/overlays/aws-eks": {"StatefulSet kip-provider", "kip-provider-0", "config", "data"},
+		"virtual-kubelet/base": {"Deployment virtual-kubelet", "virtual-kubelet", "virtual-kubelet-config", ""},
+	} {
+		all := build(t, manifests(folder))
+		o := all[c.workload]
+		if o == nil {
+			t.Fatalf("%s has no %s", folder, c.workload)
+		}
+		pod := podOf(t, []*unstructured.Unstructured{o})
+		labels, _, _ := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "labels")
+		if o.GetNamespace() != "kube-system" || labels["app"] != "kip-provider" || pod.Containers[0].Name != "kip" ||
+			!slices.Contains(pod.Containers[0].Args, "--nodename="+c.node) {
+			t.Errorf("%s: namespace %s, labels %v, container 0 %s %v", folder, o.GetNamespace(), labels, pod.Containers[0].Name, pod.Containers[0].Args)
+		}
+		claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
+		claim := ""
+		for _, one := range claims {
+			claim, _, _ = unstructured.NestedString(one.(map[string]any), "metadata", "name")
+		}
+		if claim != c.claim {
+			t.Errorf("%s: the claim is of %q", folder, claim)
+		}
+		found := false
+		for key, o := range all {
+			if text, _, _ := unstructured.NestedString(o.Object, "data", "provider.yaml"); text != "" {
+				found = suffix.ReplaceAllString(key, "$1") == "ConfigMap "+c.config
+				if got := pod.Volumes[0].ConfigMap; got == nil || "ConfigMap "+got.Name != key {
+					t.Errorf("%s: %s is not mounted: %v", folder, key, pod.Volumes[0])
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s has no ConfigMap %s with provider.yaml", folder, c.config)
+		}
+	}
+}
+
+func TestOverlaysChangeTheBase(t *testing.T) {
+	base := build(t, manifests("kip/base"))
+	for overlay, word := range map[string]string{
+		"gcp":          "projectID: my-project",
+		"minikube":     "extraCIDRs",
+		"cloudinit":    "cloudInitFile: /etc/kip/cloud-init/cells.yaml",
+		"conformance":  "unrestricted: true",
+		"local-config": "defaultInstanceType",
+	} {
+		all := build(t, manifests("kip/overlays/"+overlay))
+		found := false
+		for key, o := range all {
+			text, _, _ := unstructured.NestedString(o.Object, "data", "provider.yaml")
+			found = found || strings.HasPrefix(key, "ConfigMap config-") && strings.Contains(text, word)
+		}
+		if !found {
+			t.Errorf("no provider.yaml of overlay %s has %q", overlay, word)
+		}
+		for key := range base {
+			if !strings.HasPrefix(key, "ConfigMap ") && all[key] == nil {
+				t.Errorf("overlay %s lacks %s", overlay, key)
+			}
+		}
+		pod := podOf(t, []*unstructured.Unstructured{all["StatefulSet kip"]})
+		for name := range map[string]bool{"minikube": true, "cloudinit": true} {
+			secret := ""
+			for key := range all {
+				if strings.HasPrefix(key, "Secret ") {
+					secret = strings.TrimPrefix(key, "Secret ")
+				}
+			}
+			if name != overlay {
+				continue
+			}
+			used := slices.ContainsFunc(pod.Containers[0].EnvFrom, func(e corev1.EnvFromSource) bool { return e.SecretRef.Name == secret }) ||
+				slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == secret })
+			if secret == "" || !used {
+				t.Errorf("overlay %s: Kip does not have Secret %q", overlay, secret)
+			}
+		}
+		if disabled := slices.Contains(pod.Containers[0].Args, "--disable-taint"); disabled != (overlay == "conformance") {
+			t.Errorf("overlay %s: args %v", overlay, pod.Containers[0].Args)
+		}
+	}
+}
+
+// What the README of 2020 says to type, with an editor that changes one line: prompts are what a terminal shows.
+const guide = `
+    $ mkdir -p deploy/manifests/kip/overlay/local-config
+    $ cp deploy/manifests/kip/base/provider.yaml deploy/manifests/kip/overlay/local-config/provider.yaml
+    # Edit your provider configuration file.
+    $ vi deploy/manifests/kip/overlay/local-config/provider.yaml
+    $ cat > deploy/manifests/kip/overlay/local-config/kustomization.yaml <<EOF
+    > apiVersion: kustomize.config.k8s.io/v1beta1
+    > kind: Kustomization
+    > bases:
+    > - ../../base
+    > configMapGenerator:
+    > - behavior: merge
+    >   files:
+    >   - provider.yaml
+    >   name: config
+    EOF
+`
+
+func TestTheGuideOf2020RendersAsItIsTyped(t *testing.T) {
+	checkout := t.TempDir()
+	copied := exec.Command("cp", "-a", "--parents", "deploy/manifests", checkout)
+	copied.Dir = top
+	if out, err := copied.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, f := range []string{"kustomization.yaml", "provider.yaml"} { // of the checkout, not of the guide
+		if err := os.Remove(filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config", f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	typed := "vi() { sed -i s/t3.micro/m5.large/ \"$1\"; }\n"
+	for line := range strings.Lines(guide) {
+		line = strings.TrimPrefix(line, "    ")
+		typed += strings.TrimPrefix(strings.TrimPrefix(line, "$ "), "> ")
+	}
+	shell := exec.Command("bash", "-euc", typed)
+	shell.Dir = checkout
+	if out, err := shell.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	base, all := build(t, filepath.Join(checkout, "deploy/manifests/kip/base")), build(t, filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config"))
+	if len(all) != len(base) {
+		t.Errorf("there are %d objects, in the base %d", len(all), len(base))
+	}
+	for key, o := range all {
+		if !strings.HasPrefix(key, "ConfigMap config-") {
+			continue
+		}
+		text, _, _ := unstructured.NestedString(o.Object, "data", "provider.yaml")
+		if !strings.Contains(text, "m5.large") || base[key] != nil {
+			t.Errorf("%s is %s", key, text)
+		}
+		if pod := podOf(t, []*unstructured.Unstructured{all["StatefulSet kip"]}); "ConfigMap "+pod.Volumes[0].ConfigMap.Name != key {
+			t.Errorf("Kip has %v: want %s", pod.Volumes[0].ConfigMap, key)
+		}
+		return
+	}
+	t.Error("there is no ConfigMap config")
+}
