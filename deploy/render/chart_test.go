@@ -10,6 +10,7 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -333,13 +334,14 @@ type aCluster struct{ dynamic.Interface }
 
 func (c aCluster) GetClientFor(apiVersion, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
 	gv, err := schema.ParseGroupVersion(apiVersion)
-	return c.Resource(gv.WithResource(strings.ToLower(kind) + "s")), false, err
+	plural, _ := meta.UnsafeGuessKindToResource(gv.WithKind(kind))
+	return c.Resource(plural), false, err
 }
 
 func clusterOf(objects ...runtime.Object) aCluster {
 	return aCluster{dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}: "ClusterRoleList",
-		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasss"}:           "StorageClassList",
+		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:          "StorageClassList",
 	}, objects...)}
 }
 
@@ -371,6 +373,81 @@ func TestANodeOfAnotherReleaseIsRefused(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), w) {
 				t.Errorf("%s: %v does not say %q", says, err, w)
 			}
+		}
+	}
+}
+
+func TestAStorageClassOfSomebodyElseIsRefused(t *testing.T) {
+	class := func(release string) *unstructured.Unstructured {
+		o := named(t, objects(t, least), "StorageClass", "kip")
+		o.SetAnnotations(map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "apps"})
+		return o
+	}
+	if _, err := renderedIn(t, least, clusterOf(class("team"))); err != nil {
+		t.Errorf("its own: %v", err)
+	}
+	if _, err := renderedIn(t, least+"storageClass: {create: false}", clusterOf(class("other"))); err != nil {
+		t.Errorf("another's, which it uses: %v", err)
+	}
+	if _, err := renderedIn(t, least, clusterOf(class("other"))); err == nil || !strings.Contains(err.Error(), "storageClass.create to false") {
+		t.Errorf("another's: %v", err)
+	}
+}
+
+// What a value changes besides what has its name.
+func TestValuesReachWhatDependsOnThem(t *testing.T) {
+	for text, c := range map[string]struct {
+		template string
+		has, not []string
+	}{
+		"": {"policies", []string{
+			"'system:serviceaccount:apps:team-kip'", "'system:serviceaccount:apps:team-kip-provisioner'",
+			"matches('^system:node:team-kip-0$')", "t.key in ['virtual-kubelet.io/provider']"}, []string{"kip-system"}},
+		"nodeName: a.b\nnodeCount: 2": {"policies", []string{
+			"matches('^system:node:a[.]b(-[0-9]+)?$')", "oldObject.metadata.name.matches('^a[.]b(-[0-9]+)?$')"}, nil},
+		"taint: {key: team.io/cells}": {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
+		"taint: {key: team.io/pods}":  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
+		"serviceAccount: {name: own}": {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},
+		"servingCertificate: {source: csr}": {"configmap", []string{
+			"servingCertificate:\n      approve: false\n      signerName: kubernetes.io/kubelet-serving"}, nil},
+		"servingCertificate: {source: csr, signerName: a.io/b, approve: true}": {"csr-approve", []string{"resourceNames: [a.io/b]"}, nil},
+		"servingCertificate: {source: csr, signerName: a.io/b}":                {"csr", []string{"verbs: [create, get]"}, nil},
+		"servingCertificate: {source: secret, secretName: mine}": {"workload", []string{
+			"APISERVER_CERT_LOCATION\n              value: /etc/kip/serving/tls.crt", "secretName: mine"}, nil},
+		"cloudInit: '#cloud-config'":   {"configmap", []string{"cloudInitFile: /etc/kip/cloud-init/cells.yaml"}, nil},
+		"policies: {namespaces: true}": {"namespaces", []string{"values: [kube-system, apps]"}, nil},
+		"nodeCount: 3\nnetworkPolicy: {enabled: true}": {"networkpolicy", []string{
+			"port: 10250\n", "port: 10351\n          endPort: 10353\n", "port: 10255\n", "port: 9443\n"}, nil},
+		"hostNetwork: true":                                         {"workload", []string{"--kubelet-port=10270", "dnsPolicy: ClusterFirstWithHostNet"}, nil},
+		"webhook: {enabled: false}":                                 {"workload", []string{"--webhook-port=0"}, []string{"containerPort: 9443"}},
+		"credentials: {data: {AWS_REGION: x}}":                      {"workload", []string{"name: team-kip-credentials", "checksum/credentials"}, nil},
+		"credentials: {existingSecret: mine}":                       {"workload", []string{"name: mine"}, []string{"checksum/credentials"}},
+		"image: {digest: 'sha256:" + strings.Repeat("a", 64) + "'}": {"workload", []string{"image: ghcr.io/elotl/kip@sha256:aaa"}, nil},
+	} {
+		all, err := rendered(t, least+text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		for _, w := range c.has {
+			if !strings.Contains(all[c.template], w) {
+				t.Errorf("%s: %s does not have %q:\n%s", text, c.template, w, all[c.template])
+			}
+		}
+		for _, w := range c.not {
+			if strings.Contains(all[c.template], w) {
+				t.Errorf("%s: %s has %q", text, c.template, w)
+			}
+		}
+	}
+	// Rights that nobody asked for.
+	all, err := rendered(t, least+"servingCertificate: {source: csr}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, template := range []string{"csr", "csr-approve", "namespaces", "networkpolicy", "monitoring", "certificate"} {
+		if left := documents(all[template]); len(left) != 0 {
+			t.Errorf("without a value for it, %s is %v", template, left)
 		}
 	}
 }

@@ -129,7 +129,7 @@ func TestBasesHaveTheNamesOfTheirGuides(t *testing.T) {
 		labels, _, _ := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "labels")
 		if o.GetNamespace() != "kube-system" || labels["app"] != "kip-provider" || pod.Containers[0].Name != "kip" ||
 			!slices.Contains(pod.Containers[0].Args, "--nodename="+c.node) {
-			t.Errorf("%s: namespace %s, labels %v, container 0 %s %v", folder, o.GetNamespace(), labels, pod.Containers[0].Name, pod.Containers[0].Args)
+			t.Errorf("%s: namespace %s, labels %v, container 0 %+v", folder, o.GetNamespace(), labels, pod.Containers[0])
 		}
 		claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
 		claim := ""
@@ -241,7 +241,8 @@ func TestTheGuideOf2020RendersAsItIsTyped(t *testing.T) {
 	if out, err := shell.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	base, all := build(t, filepath.Join(checkout, "deploy/manifests/kip/base")), build(t, filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config"))
+	base := build(t, filepath.Join(checkout, "deploy/manifests/kip/base"))
+	all := build(t, filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config"))
 	if len(all) != len(base) {
 		t.Errorf("there are %d objects, in the base %d", len(all), len(base))
 	}
