@@ -50,6 +50,9 @@ const (
 	// InstanceType is the label's value for a node whose pods have each an
 	// instance of a type of its own.
 	InstanceType = "kip"
+	// roleLabel is what kubectl shows as the node's role, and roleValue its value.
+	roleLabel = "kubernetes.io/role"
+	roleValue = "agent"
 	// capacityTypeLabel is karpenter's.
 	capacityTypeLabel = "karpenter.sh/capacity-type"
 	// eksComputeTypeLabel and azureManagedLabel are by what the controllers of a cloud, and
@@ -213,6 +216,7 @@ func New(c Config) (*Node, error) {
 func Labels(c Config) (map[string]string, error) {
 	fixed := map[string]string{
 		TypeLabel:            TypeValue,
+		roleLabel:            roleValue,
 		corev1.LabelHostname: c.Name,
 		corev1.LabelOSStable: operatingSys,
 		// No machine is behind it that a load balancer could send to.

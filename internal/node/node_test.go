@@ -195,6 +195,7 @@ func TestANewNodeIsMadeByKipAndKeptByTheNodeItself(t *testing.T) {
 	got := c.get(t)
 	wantLabels := map[string]string{
 		"type": "virtual-kubelet", "kubernetes.io/hostname": testNode, "kubernetes.io/os": "linux",
+		"kubernetes.io/role": "agent",
 		"kubernetes.io/arch": "amd64", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
 		"node.kubernetes.io/instance-type": "kip",
 		"eks.amazonaws.com/compute-type":   "fargate", "kubernetes.azure.com/managed": "false",
@@ -297,6 +298,27 @@ func TestARestartThatChangesNothingRegistersNothing(t *testing.T) {
 		if a.GetVerb() != "get" {
 			t.Errorf("the second registration did %s %s", a.GetVerb(), a.GetResource().Resource)
 		}
+	}
+}
+
+// An earlier Kip takes off what the registration lists, and its policy forbids it to take this label off.
+func TestAnEarlierKipLeavesTheRole(t *testing.T) {
+	c := newCluster()
+	n, err := New(config(c.own, c.node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.register(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mark := got.Annotations[registrationAnnotation]; strings.Contains(mark, roleLabel) || !strings.Contains(mark, corev1.LabelHostname) {
+		t.Errorf("the registration is %s", mark)
+	}
+	cfg := config(c.own, c.node)
+	cfg.Labels = map[string]string{roleLabel: "master"}
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), `kubernetes.io/role: Kip sets it to "agent", it cannot be "master"`) {
+		t.Errorf("another role is configured: %v", err)
 	}
 }
 

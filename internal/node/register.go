@@ -144,7 +144,10 @@ func (n *Node) fresh() (*corev1.Node, error) {
 func (n *Node) registrationMark(taints []corev1.Taint, cordoned bool) (string, error) {
 	r := registration{Taints: taints, Cordoned: cordoned}
 	for k := range n.labels {
-		r.Labels = append(r.Labels, k)
+		// An older Kip, which has come back, would take a label off that stands here, and its policy forbids it to touch this one.
+		if k != roleLabel {
+			r.Labels = append(r.Labels, k)
+		}
 	}
 	slices.Sort(r.Labels)
 	b, err := json.Marshal(r)
