@@ -51,17 +51,15 @@ func (r Rules) Patch(pod *corev1.Pod, scope Scope, defaults Defaults) (patch []O
 	if !r.takes(pod, scope) {
 		return nil, nil
 	}
-	var tolerated []corev1.Toleration
 	if scope == InNamespace {
 		patch = r.place(pod)
-		tolerated = r.tolerationOfTaint(pod.Spec.Tolerations)
 	}
 	chosen, err := r.rewrite(pod)
 	if err != nil {
 		warnings = []string{"Kip leaves what the pod selects as it is, and no node may have it: " + err.Error()}
 	}
 	patch = append(patch, chosen...)
-	return append(patch, tolerate(pod.Spec.Tolerations, tolerated, defaults)...), warnings
+	return append(patch, tolerate(pod.Spec.Tolerations, r.tolerationOfTaint(pod.Spec.Tolerations), defaults)...), warnings
 }
 
 // takes reports whether a pod is for Kip's nodes alone.

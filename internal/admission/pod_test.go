@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -95,12 +96,13 @@ func defaulted(seconds int) string {
 const (
 	forever = "{key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute}, " +
 		"{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute}"
-	ofKip = "type: virtual-kubelet"
+	ofKip   = "type: virtual-kubelet"
+	ofTaint = "{key: virtual-kubelet.io/provider, operator: Equal, value: kip, effect: NoSchedule}"
 )
 
 // affinity is a pod on Kip with terms of required node affinity, one a line.
 func affinity(selector string, terms ...string) string {
-	text := "spec:\n  tolerations: [" + forever + "]\n  nodeSelector: {" + selector +
+	text := "spec:\n  tolerations: [" + ofTaint + ", " + forever + "]\n  nodeSelector: {" + selector +
 		"}\n  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: ["
 	for _, term := range terms {
 		text += "\n    {matchExpressions: [" + term + "]},"
@@ -139,7 +141,7 @@ func TestWhatAPodSelectsOfItsInstanceBecomesAnnotations(t *testing.T) {
 		{says: "the label that the node has", pod: affinity(ofKip+", node.kubernetes.io/instance-type: kip", own),
 			left: affinity(ofKip+", node.kubernetes.io/instance-type: kip", own)},
 		{says: "one of two types", pod: affinity("", kip+", "+twoC5), left: affinity("", kip), requires: "[{matchExpressions: [" + twoC5 + "]}]"},
-		{says: "nothing else", pod: affinity(ofKip, typeC5), left: "spec:\n  tolerations: [" + forever + "]\n  nodeSelector: {" + ofKip +
+		{says: "nothing else", pod: affinity(ofKip, typeC5), left: "spec:\n  tolerations: [" + ofTaint + ", " + forever + "]\n  nodeSelector: {" + ofKip +
 			"}\n  affinity: {nodeAffinity: {}}\n", annotations: map[string]string{"instance-type": "c5.large"}},
 		{says: "spot", pod: affinity(ofKip, kip+", "+spot), left: affinity(ofKip, kip), annotations: map[string]string{"launch-type": "spot"}},
 		{says: "either", pod: affinity(ofKip, kip+", "+either), left: affinity(ofKip, kip),
@@ -162,7 +164,7 @@ func TestWhatAPodSelectsOfItsInstanceBecomesAnnotations(t *testing.T) {
 			requires:    "[{matchExpressions: [" + zoneA + ", " + typeC5 + "]}, {matchExpressions: [" + zoneB + ", " + twoC5 + ", " + spot + "]}]",
 			annotations: map[string]string{"launch-type": "spot,on-demand"}},
 		{says: "a term that is about the instance alone", pod: affinity(ofKip, zoneA+", "+typeC5, gpu),
-			left:     "spec:\n  tolerations: [" + forever + "]\n  nodeSelector: {" + ofKip + "}\n  affinity: {nodeAffinity: {}}\n",
+			left:     "spec:\n  tolerations: [" + ofTaint + ", " + forever + "]\n  nodeSelector: {" + ofKip + "}\n  affinity: {nodeAffinity: {}}\n",
 			requires: "[{matchExpressions: [" + zoneA + ", " + typeC5 + "]}, {matchExpressions: [" + gpu + "]}]"},
 		{says: "a label of the node beside one of the instance", pod: affinity(ofKip, own+", "+gpu), left: affinity(ofKip, own),
 			requires: "[{matchExpressions: [" + gpu + "]}]"},
@@ -335,28 +337,69 @@ func TestPodsThatAreNotForKipAreLeftAlone(t *testing.T) {
 }
 
 func TestPodsOfANamespaceGoToKip(t *testing.T) {
-	const taint = "{key: virtual-kubelet.io/provider, operator: Equal, value: kip, effect: NoSchedule}"
 	for says, c := range map[string]struct{ pod, want string }{
 		"one that selects nothing": {"spec: {tolerations: [" + defaulted(300) + "]}",
-			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + forever + ", " + taint + "]}"},
+			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + forever + ", " + ofTaint + "]}"},
 		"one without tolerations": {"spec: {nodeSelector: {team: a}}",
-			"spec: {nodeSelector: {team: a, " + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
+			"spec: {nodeSelector: {team: a, " + ofKip + "}, tolerations: [" + ofTaint + ", " + forever + "]}"},
 		"one that tolerates the taint": {"spec: {tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}, " + forever + "]}",
 			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}, " + forever + "]}"},
 		"one that selects an instance": {"spec: {nodeSelector: {karpenter.sh/capacity-type: spot}, tolerations: [" + forever + "]}",
-			"metadata: {annotations: {pod.elotl.co/launch-type: spot}}\nspec: {nodeSelector: {" + ofKip + "}, tolerations: [" + forever + ", " + taint + "]}"},
+			"metadata: {annotations: {pod.elotl.co/launch-type: spot}}\nspec: {nodeSelector: {" + ofKip + "}, tolerations: [" + forever + ", " + ofTaint + "]}"},
 		"one that is on a node": {"spec: {nodeName: node-1}", "spec: {nodeName: node-1}"},
 		"one for other nodes":   {"spec: {nodeSelector: {type: other}}", "spec: {nodeSelector: {type: other}}"},
 		"one of a DaemonSet":    {daemon, daemon},
 		"one of another's kind of that name": {strings.ReplaceAll(daemon, "apps/v1", "x/v1"), strings.ReplaceAll(daemon, "apps/v1", "x/v1") +
-			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
+			"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + ofTaint + ", " + forever + "]}"},
 		"one of a ReplicaSet, too": {strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet"),
 			strings.ReplaceAll(daemon, "DaemonSet", "ReplicaSet") +
-				"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + taint + ", " + forever + "]}"},
+				"spec: {nodeSelector: {" + ofKip + "}, tolerations: [" + ofTaint + ", " + forever + "]}"},
 	} {
 		got, warnings := patched(t, podFrom(t, c.pod), InNamespace, UpstreamDefaults)
 		if want := podFrom(t, c.want); !equality.Semantic.DeepEqual(got, want) || len(warnings) > 0 {
 			t.Errorf("%s: %+v, %q\nwant %+v", says, got, warnings, want)
+		}
+	}
+}
+
+// So manifests that say nothing of taints run where Kip's nodes have one.
+func TestPodsThatSelectKipsNodesTolerateTheirTaint(t *testing.T) {
+	own := rules().Taint
+	renamed := &corev1.Taint{Key: "example.com/kip", Value: "", Effect: corev1.TaintEffectNoExecute}
+	const (
+		selects = "nodeSelector: {" + ofKip + "}"
+		needs   = "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" +
+			"{matchExpressions: [{key: type, operator: In, values: [virtual-kubelet]}]}]}}}"
+		ofRenamed = "{key: example.com/kip, operator: Equal, effect: NoExecute}"
+	)
+	for says, c := range map[string]struct {
+		taint           *corev1.Taint
+		spec, own, want string
+	}{
+		"by its selector":            {own, selects, forever, forever + ", " + ofTaint},
+		"by its affinity":            {own, needs, forever, forever + ", " + ofTaint},
+		"without tolerations":        {own, selects, "", ofTaint + ", " + forever},
+		"where the taint is another": {renamed, needs, forever, forever + ", " + ofRenamed},
+		"where there is none":        {nil, selects, forever, forever},
+		"not if it tolerates it":     {own, selects, forever + ", {key: virtual-kubelet.io/provider, operator: Exists}", ""},
+		"not if it tolerates all":    {own, selects, "{operator: Exists}", ""},
+		"if it tolerates it otherwise": {own, selects, forever + ", {key: virtual-kubelet.io/provider, operator: Exists, effect: NoExecute}",
+			forever + ", {key: virtual-kubelet.io/provider, operator: Exists, effect: NoExecute}, " + ofTaint},
+	} {
+		pod, want := podFrom(t, "spec: {"+c.spec+", tolerations: ["+c.own+"]}"), podFrom(t, "spec: {"+c.spec+", tolerations: ["+cmp.Or(c.want, c.own)+"]}")
+		r := rules()
+		r.Taint = c.taint
+		operations, _ := r.Patch(pod, Selecting, UpstreamDefaults)
+		text, err := json.Marshal(operations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, err := json.Marshal(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := applied(t, object, text); !equality.Semantic.DeepEqual(got, want) {
+			t.Errorf("%s: %+v\nwant %+v", says, got.Spec, want.Spec)
 		}
 	}
 }
@@ -387,9 +430,9 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 			UpstreamDefaults, "{key: node.kubernetes.io/not-ready, operator: Exists, effect: NoSchedule}, " + forever},
 		{"as a DaemonSet has it", forever, UpstreamDefaults, forever},
 	} {
-		pod := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.own+"]}")
+		pod := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+ofTaint+", "+c.own+"]}")
 		got, _ := patched(t, pod, Selecting, c.defaults)
-		if want := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+c.want+"]}"); !equality.Semantic.DeepEqual(got, want) {
+		if want := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+ofTaint+", "+c.want+"]}"); !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s: %+v\nwant %+v", c.says, got.Spec.Tolerations, want.Spec.Tolerations)
 		}
 	}
