@@ -25,7 +25,7 @@ type place struct {
 	chart, ipv6CIDR, serviceIPv6CIDR                                                                 string
 	approver                                                                                         string
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
-	noFsync, upstreamLimits, verbose, serviceProxy, masquerade                                       bool
+	noFsync, upstreamLimits, verbose, serviceProxy, masquerade, daemonSetMachines                    bool
 	kipArgs, zones                                                                                   []string
 	nodeGrace                                                                                        time.Duration
 }
@@ -52,6 +52,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 		"names of the local cloud's `zones`, such as a,b,c: each Kip has a virtual node for each of them, from kip-0-1 on, instead of kip-0")
 	fs.BoolVar(&p.serviceProxy, "service-proxy", false,
 		"run kube-proxy on this machine, so that NodePorts answer at the virtual nodes' addresses; it writes nftables rules that go at the end")
+	fs.BoolVar(&p.daemonSetMachines, "daemonset-machines", false,
+		"give the pods of all DaemonSets cells (cells.daemonSetMachines); else only to those that ask by annotation")
 	fs.BoolVar(&p.masquerade, "masquerade", true,
 		"let pods and cells reach the internet through this machine, from its address; adds nftables rules, and removes them at the end")
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
@@ -144,6 +146,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Command:         command,
 		Log:             slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 
+		DaemonSetMachines: p.daemonSetMachines,
 		TolerationSeconds: p.tolerationSeconds,
 		NodeGrace:         p.nodeGrace,
 	}, nil

@@ -157,6 +157,9 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*adminap
 		e.Cell = &adminapi.Cell{Name: own.Name, Status: own.Status}
 	}
 	e.Waiting = waiting(pod, e.Cell)
+	if k := apiv1.WithoutMachine(pod); k != nil {
+		e.NoMachine = k.Message
+	}
 	if e.Events, err = c.events(ctx, namespace, pod.UID); err != nil {
 		return nil, err
 	}

@@ -81,6 +81,9 @@ func testCluster(t *testing.T) *cluster {
 	}
 	deleted := testPod("batch", "leaving", "kip-1", corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.9"})
 	deleted.DeletionTimestamp, deleted.Finalizers = &metav1.Time{Time: now}, []string{"kept/here"}
+	daemon := testPod("batch", "logs", "kip-1", corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
+		{Type: apiv1.NoMachine, Status: corev1.ConditionTrue, Message: "Kip launches no machine for a pod of a DaemonSet"}}})
+	daemon.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}}
 	kube := fake.NewClientset(
 		node("kip-0", virtual), node("kip-1", virtual), node("machine", nil),
 		testPod("default", "web", "kip-0", corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5"}),
@@ -91,7 +94,7 @@ func testCluster(t *testing.T) *cluster {
 		testPod("default", "unbound", "", corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes are available"}}}),
 		testPod("default", "elsewhere", "machine", corev1.PodStatus{Phase: corev1.PodRunning}),
-		deleted,
+		deleted, daemon,
 		event("e2", "uid-boots", 10*time.Second, 1, "Launched", "instance i-2 of c5.large"),
 		event("e1", "uid-boots", time.Minute, 3, "NoCapacity", "no capacity for t3.nano in us-east-1a, trying c5.large"),
 		event("e3", "uid-early", 20*time.Second, 4, "NoInstanceType", "needs cpu 99: 8 types considered, none fits"),
@@ -221,6 +224,7 @@ func TestOutput(t *testing.T) {
 		"why-pulls":           "why pulls",
 		"why-no-cell":         "why early",
 		"why-unbound":         "why unbound",
+		"why-no-machine":      "why batch/logs",
 		"help":                "--help",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -109,7 +109,7 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 		line("Status", e.StatusTrouble)
 	}
 	if c := e.Cell; c == nil {
-		line("Cell", "<none>")
+		line("Cell", strings.Join(adminapi.NonEmpty("<none>", e.NoMachine), ": "))
 	} else {
 		line("Cell", fmt.Sprintf("%s, %s", c.Name, c.Status.Phase))
 		if t := typeOf(c.Status); t != "" {

@@ -215,6 +215,7 @@ func kipMakesItsNode(t *testing.T, is identities) {
 		Labels: map[string]string{
 			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
 			"node.kubernetes.io/instance-type": "kip", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
+			"kubernetes.io/role": "agent",
 			"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
 			"team": "a",
 		},
@@ -631,6 +632,7 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 			"allow.kip.elotl.co/cloud-route": "10.20.0.0/16", "allow.kip.elotl.co/allow-metadata": "true",
 			"allow.kip.elotl.co/instance-type": "c5.*,m5.large", "allow.kip.elotl.co/private-ip-only": "false",
 			"allow.kip.elotl.co/launch-type": "dedicated", "allow.kip.elotl.co/volume-size": "500Gi",
+			"allow.kip.elotl.co/machine": "true",
 		},
 		"any": {
 			"allow.kip.elotl.co/instance-profile": "*", "allow.kip.elotl.co/security-groups": "*", "allow.kip.elotl.co/cloud-route": "*",
@@ -663,13 +665,14 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 	kips := map[string]pods.Grants{ // of the same namespaces
 		"closed": {MaxVolumeBytes: 100 << 30},
 		"open": {MaxVolumeBytes: 100 << 30, Namespaces: []pods.NamespaceGrants{{
-			Namespace:      "open",
-			SecurityGroups: []string{"sg-1", "sg-2"},
-			CloudRoutes:    []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")},
-			AllowMetadata:  true,
-			PublicAddress:  true,
-			Dedicated:      true,
-			MaxVolumeBytes: 500 << 30,
+			Namespace:         "open",
+			SecurityGroups:    []string{"sg-1", "sg-2"},
+			CloudRoutes:       []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")},
+			AllowMetadata:     true,
+			PublicAddress:     true,
+			Dedicated:         true,
+			MaxVolumeBytes:    500 << 30,
+			DaemonSetMachines: true,
 		}}},
 	}
 	for _, c := range []struct {
@@ -724,6 +727,11 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"open", "volume-size", "500Gi", true},
 		{"open", "volume-size", "501Gi", false},
 		{"any", "volume-size", "1Gi", false},
+		{"closed", "machine", "true", false},
+		{"closed", "machine", "T", false},
+		{"closed", "machine", " false", true},
+		{"open", "machine", "true", true},
+		{"any", "machine", "true", false},
 	} {
 		err := create(c.namespace, map[string]string{"pod.elotl.co/" + c.annotation: c.value})
 		if !c.allowed {

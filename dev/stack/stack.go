@@ -77,6 +77,8 @@ type Options struct {
 	Chart string
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
+	// DaemonSetMachines: pods of DaemonSets get cells without asking.
+	DaemonSetMachines bool
 	// TolerationSeconds: for how long pods stay on a node that is not heard of; 0 for
 	// upstream's default.
 	TolerationSeconds int
@@ -393,6 +395,9 @@ func (s *Stack) providerConfig(k *kip) map[string]any {
 		if s.opts.GPUs > 0 {
 			cloud["gpus"] = s.opts.GPUs
 		}
+	}
+	if s.opts.DaemonSetMachines {
+		cells["daemonSetMachines"] = true
 	}
 	if s.ec2 != nil {
 		name, cloud = CloudAWS, s.awsConfig()

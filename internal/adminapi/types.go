@@ -234,6 +234,8 @@ type Explanation struct {
 	StatusTrouble string `json:"statusTrouble,omitempty"`
 	// Waiting says what the pod waits for; empty when it waits for nothing.
 	Waiting string `json:"waiting,omitempty"`
+	// NoMachine says why a pod of a DaemonSet gets no cell; empty for all others.
+	NoMachine string `json:"noMachine,omitempty"`
 	// Cell is the pod's cell; nil when it has none.
 	Cell *Cell `json:"cell,omitempty"`
 	// Placement is what was chosen for the pod's cell or, where it has none, would

@@ -265,7 +265,8 @@ type Cells struct {
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod has pod.elotl.co/allow-metadata and names none. Other cells have no role."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Of earlier releases: true is an error, since user data holds no secret but one that joins once."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
-	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted."`
+	DaemonSetMachines      bool                `key:"daemonSetMachines" default:"false" doc:"Give the pods of all DaemonSets cells, as other pods. false: such a pod gets a cell only if it has pod.elotl.co/machine and its namespace may use that (cells.grants); else it stands on the virtual node without a machine. See docs/nodes.md."`
+	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted; a pod of a DaemonSet that asks for a machine stands without one."`
 	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`
 	Prices                 []Price             `key:"prices" doc:"Your own prices, and types that are preferred or left out. Of several with a price for a type the first counts."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named. Cells send a mirror the credentials for the images that they pull: pull secrets, and those of ECR. Use https if these matter."`
@@ -281,16 +282,17 @@ type Grants struct {
 
 // NamespaceGrants are what the pods of one namespace may ask for.
 type NamespaceGrants struct {
-	Namespace        string            `key:"namespace" doc:"Name of the namespace, or * for every one. Required."`
-	InstanceProfiles []string          `key:"instanceProfiles" doc:"Values that pod.elotl.co/instance-profile may have. One that ends with * stands for all that begin like it."`
-	SecurityGroups   []string          `key:"securityGroups" doc:"Values that pod.elotl.co/security-groups may have, likewise."`
-	CloudRoutes      []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
-	AllowMetadata    bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
-	InstanceTypes    []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
-	PublicAddress    bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
-	Dedicated        bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated instances, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
-	MaxVolumeSize    resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
-	MaxPricePerHour  resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
+	Namespace         string            `key:"namespace" doc:"Name of the namespace, or * for every one. Required."`
+	InstanceProfiles  []string          `key:"instanceProfiles" doc:"Values that pod.elotl.co/instance-profile may have. One that ends with * stands for all that begin like it."`
+	SecurityGroups    []string          `key:"securityGroups" doc:"Values that pod.elotl.co/security-groups may have, likewise."`
+	CloudRoutes       []netip.Prefix    `key:"cloudRoutes" doc:"Networks within which pod.elotl.co/cloud-route may be."`
+	AllowMetadata     bool              `key:"allowMetadata" default:"false" doc:"Whether pod.elotl.co/allow-metadata may be true."`
+	InstanceTypes     []string          `key:"instanceTypes" doc:"Instance types that the pods may get, however they are chosen, likewise. Without a list that is for the namespace, all."`
+	PublicAddress     bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
+	Dedicated         bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated instances, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
+	DaemonSetMachines bool              `key:"daemonSetMachines" default:"false" doc:"Whether pod.elotl.co/machine may be true in the pods of a DaemonSet."`
+	MaxVolumeSize     resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
+	MaxPricePerHour   resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
 
 // Budget is what the cells of one namespace may cost together.

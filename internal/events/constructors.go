@@ -28,6 +28,23 @@ func NewCellLaunched(cell, instance, offer string) Event {
 // NewCellLost is of a pod whose cell is there no more.
 func NewCellLost(cell, why string) Event { return warn(CellLost, "Cell %s is lost: %s", cell, why) }
 
+// NewNoMachine is of a pod of a DaemonSet that asks for no machine. key is what grants its namespace one, "" if it may.
+func NewNoMachine(daemonSet, namespace, annotation, key string) Event {
+	granted := ""
+	if key != "" {
+		granted = fmt.Sprintf(", and have namespace %s granted it (%s of provider.yaml)", namespace, key)
+	}
+	return Event{corev1.EventTypeNormal, NoMachine, fmt.Sprintf(
+		"Kip launches no machine for a pod of a DaemonSet, so its containers do not run. To get one, set the annotation %s: %q in the pod template of DaemonSet %s%s",
+		annotation, "true", daemonSet, granted)}
+}
+
+// NewMachineNotGranted is of a pod of a DaemonSet that asks for a machine and may not have one.
+func NewMachineNotGranted(why error) Event {
+	return warn(NotGranted, "%v. Kip launches no machine for the pod, so its containers do not run. Once it is granted, delete the pod to get one",
+		why)
+}
+
 // NewLaunchHeld is of a pod whose cell is not launched before whoever runs Kip has mended what why says. The reason is
 // [CloudInitUnfit], [AgentNotStarted] or [LaunchDelayed].
 func NewLaunchHeld(reason, why string) Event {

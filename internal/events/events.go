@@ -30,6 +30,9 @@ const (
 	Paused            = "Paused"
 )
 
+// NoMachine is of a DaemonSet's pod that gets no cell, and of its conditions, too.
+const NoMachine = "NoMachine"
+
 // Of virtual nodes.
 const (
 	NodeOutOfCapacity   = "NodeOutOfCapacity"

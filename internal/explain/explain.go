@@ -115,6 +115,8 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 	switch {
 	case !has && (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded):
 		// It has ended, and gets no other cell.
+	case !has && apiv1.WithoutMachine(pod) != nil:
+		e.NoMachine = apiv1.WithoutMachine(pod).Message
 	case !has:
 		e.Placement = x.placement(ctx, pod)
 	default:

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
@@ -49,6 +50,23 @@ func TestAnAgentIsAskedAndOneThatHangsHoldsNobodyUp(t *testing.T) {
 	})
 	if got := askAgent(ctx, hangs, "cell-1"); !strings.Contains(got.Error, "deadline") {
 		t.Errorf("one that hangs: %+v", got)
+	}
+}
+
+// Nothing would be chosen for a pod of a DaemonSet that has no machine.
+func TestWhyAPodOfADaemonSetHasNoMachineIsSaid(t *testing.T) {
+	pod := asking("100Mi")
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: new(true)}}
+	pod.Status.Conditions = []corev1.PodCondition{{Type: apiv1.NoMachine, Status: corev1.ConditionTrue, Message: "why"}}
+	k := newKip(t, pod)
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "why" || e.Placement != nil || e.Waiting != "" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	other := pod.DeepCopy()
+	other.OwnerReferences[0].Kind = "ReplicaSet"
+	k = newKip(t, other)
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "" || e.Placement == nil {
+		t.Errorf("one of a ReplicaSet: %+v, %v", e, err)
 	}
 }
 

@@ -220,25 +220,27 @@ func standbyOptions(cfg *config.Config) cells.Options {
 func grants(cfg *config.Config) pods.Grants {
 	g := cfg.Cells.Grants
 	all := pods.Grants{
-		Unrestricted:    g.Unrestricted,
-		PublicAddress:   !cfg.Cells.PrivateIPOnly,
-		MaxPricePerHour: g.MaxPricePerHour.AsApproximateFloat64(),
+		Unrestricted:      g.Unrestricted,
+		PublicAddress:     !cfg.Cells.PrivateIPOnly,
+		DaemonSetMachines: cfg.Cells.DaemonSetMachines,
+		MaxPricePerHour:   g.MaxPricePerHour.AsApproximateFloat64(),
 	}
 	if !g.MaxVolumeSize.IsZero() {
 		all.MaxVolumeBytes = max(g.MaxVolumeSize.Value(), cfg.Cells.DefaultVolumeSize.Value()) // which pods get that ask for less
 	}
 	for _, n := range g.Namespaces {
 		all.Namespaces = append(all.Namespaces, pods.NamespaceGrants{
-			Namespace:        n.Namespace,
-			InstanceProfiles: n.InstanceProfiles,
-			SecurityGroups:   n.SecurityGroups,
-			CloudRoutes:      n.CloudRoutes,
-			AllowMetadata:    n.AllowMetadata,
-			MaxPricePerHour:  n.MaxPricePerHour.AsApproximateFloat64(),
-			InstanceTypes:    n.InstanceTypes,
-			PublicAddress:    n.PublicAddress,
-			Dedicated:        n.Dedicated,
-			MaxVolumeBytes:   n.MaxVolumeSize.Value(),
+			Namespace:         n.Namespace,
+			InstanceProfiles:  n.InstanceProfiles,
+			SecurityGroups:    n.SecurityGroups,
+			CloudRoutes:       n.CloudRoutes,
+			AllowMetadata:     n.AllowMetadata,
+			MaxPricePerHour:   n.MaxPricePerHour.AsApproximateFloat64(),
+			InstanceTypes:     n.InstanceTypes,
+			PublicAddress:     n.PublicAddress,
+			Dedicated:         n.Dedicated,
+			DaemonSetMachines: n.DaemonSetMachines,
+			MaxVolumeBytes:    n.MaxVolumeSize.Value(),
 		})
 	}
 	return all

@@ -61,6 +61,8 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		return w.logs.Track(pod.Namespace, pod.UID, conn), nil
 	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
+	case !has && apiv1.WithoutMachine(pod) != nil:
+		return nil, &node.NoMachineError{Why: apiv1.WithoutMachine(pod).Message}
 	case !has:
 		why := w.loop.Waiting(pod.UID)
 		if why == "" {

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -46,7 +47,7 @@ type Cells interface {
 	// Conn leads to the agent on the pod's cell; the requests
 	// that it takes have a path of package agentapi, and any host. uid may be
 	// empty; if it is not, it must be the pod's. The errors that the port
-	// distinguishes are ErrPodNotFound, *WaitingError and *EndedError; any
+	// distinguishes are ErrPodNotFound, *WaitingError, *NoMachineError and *EndedError; any
 	// other means that the cell cannot be reached now.
 	Conn(namespace, name string, uid types.UID) (agentapi.Conn, error)
 }
@@ -61,6 +62,14 @@ type WaitingError struct {
 }
 
 func (e *WaitingError) Error() string { return "waiting to start: " + e.Why }
+
+// NoMachineError says that a pod has no cell, and gets none.
+type NoMachineError struct {
+	// Why is for the pod's owner.
+	Why string
+}
+
+func (e *NoMachineError) Error() string { return "it has no machine: " + e.Why }
 
 // EndedError says that a pod has ended and its cell has gone. Its logs may be
 // saved.
@@ -140,7 +149,9 @@ func NewPort(c PortConfig) (*Port, error) {
 
 	p.mux.HandleFunc("GET /pods", p.pods(func(*corev1.Pod) bool { return true }))
 	p.mux.HandleFunc("GET /pods/{$}", p.pods(func(*corev1.Pod) bool { return true }))
-	running := p.pods(func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning })
+	running := p.pods(func(pod *corev1.Pod) bool {
+		return pod.Status.Phase == corev1.PodRunning && apiv1.WithoutMachine(pod) == nil
+	})
 	p.mux.HandleFunc("GET /runningpods", running)
 	p.mux.HandleFunc("GET /runningpods/{$}", running)
 	for _, path := range StatsPaths {
@@ -460,10 +471,13 @@ func (p *Port) lost(w http.ResponseWriter, r *http.Request, t target, cause erro
 // kubelet gives in the same case; API servers hand the text on to kubectl.
 func (p *Port) noCell(w http.ResponseWriter, r *http.Request, t target, err error) {
 	var waiting *WaitingError
+	var none *NoMachineError
 	var ended *EndedError
 	switch {
 	case errors.Is(err, ErrPodNotFound):
 		http.Error(w, fmt.Sprintf("pod %q does not exist in namespace %q on node %s", t.pod, t.namespace, p.c.NodeName), http.StatusNotFound)
+	case errors.As(err, &none):
+		http.Error(w, fmt.Sprintf("pod %q has no machine, so %s is not possible: %s", t.pod, t.what, none.Why), http.StatusBadRequest)
 	case errors.As(err, &waiting) && t.container != "":
 		http.Error(w, fmt.Sprintf("container %q in pod %q is waiting to start: %s", t.container, t.pod, waiting.Why), http.StatusBadRequest)
 	case errors.As(err, &waiting):

@@ -768,6 +768,7 @@ func TestFollowedLogsComeLineByLineAndEndWithTheCaller(t *testing.T) {
 func TestWithoutACellTheAnswerSaysWhy(t *testing.T) {
 	ended := fmt.Errorf("lookup: %w", &EndedError{UID: "u1", Phase: corev1.PodSucceeded})
 	waiting := &WaitingError{Why: "no capacity for c5.large"}
+	none := fmt.Errorf("lookup: %w", &NoMachineError{Why: "it is a DaemonSet's"})
 	f := serve(t, says("from the cell"))
 	for _, c := range []struct {
 		method, path string
@@ -779,6 +780,10 @@ func TestWithoutACellTheAnswerSaysWhy(t *testing.T) {
 		{"POST", "/exec/ns/p/c", ended, 400, `pod "p" has ended (phase Succeeded) and its cell is gone: exec is not possible`},
 		{"GET", "/containerLogs/ns/p/c", waiting, 400, `container "c" in pod "p" is waiting to start: no capacity for c5.large`},
 		{"POST", "/portForward/ns/p", waiting, 400, `pod "p" is waiting to start: no capacity for c5.large`},
+		{"GET", "/containerLogs/ns/p/c", none, 400, `pod "p" has no machine, so containerLogs is not possible: it is a DaemonSet's`},
+		{"POST", "/exec/ns/p/uid-1/c", none, 400, `pod "p" has no machine, so exec is not possible: it is a DaemonSet's`},
+		{"POST", "/attach/ns/p/c", none, 400, `pod "p" has no machine, so attach is not possible: it is a DaemonSet's`},
+		{"POST", "/portForward/ns/p", none, 400, `pod "p" has no machine, so portForward is not possible: it is a DaemonSet's`},
 		{"GET", "/containerLogs/ns/p/c", ErrPodNotFound, 404, `pod "p" does not exist in namespace "ns" on node kip-0`},
 		{"GET", "/containerLogs/ns/p/c", errors.New("no route"), 502, "the cell of pod ns/p cannot be reached: no route"},
 	} {

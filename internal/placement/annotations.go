@@ -29,6 +29,7 @@ const (
 	AnnotationCloudRoute         = Prefix + "cloud-route"
 	AnnotationImageOverlayRootfs = Prefix + "image-overlay-rootfs"
 	AnnotationAllowMetadata      = Prefix + "allow-metadata"
+	AnnotationMachine            = Prefix + "machine"
 )
 
 // LaunchType is how an instance is bought.
@@ -94,6 +95,8 @@ type Annotations struct {
 	ImageOverlayRootfs *bool
 	// AllowMetadata, when true, lets the pod reach the cloud's metadata service.
 	AllowMetadata *bool
+	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
+	Machine *bool
 }
 
 // annotationKinds are the known annotations: what each allows, and how it is
@@ -190,6 +193,9 @@ var annotationKinds = map[string]struct {
 	}},
 	AnnotationAllowMetadata: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.AllowMetadata, v)
+	}},
+	AnnotationMachine: {"true or false", func(a *Annotations, v string) bool {
+		return parseBool(&a.Machine, v)
 	}},
 }
 

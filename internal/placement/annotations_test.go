@@ -31,6 +31,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationCloudRoute:         "10.20.0.0/16  10.30.0.0/16",
 			AnnotationImageOverlayRootfs: "false",
 			AnnotationAllowMetadata:      "true",
+			AnnotationMachine:            "false",
 		}, Annotations{
 			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
 			MaxPricePerHour: 0.25,
@@ -39,6 +40,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			CloudRoutes:        []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.30.0.0/16")},
 			ImageOverlayRootfs: &no,
 			AllowMetadata:      &yes,
+			Machine:            &no,
 		}},
 		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"never unhealthy, by 0", map[string]string{AnnotationHealthyTimeout: "0.0"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
@@ -58,7 +60,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -96,6 +98,7 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationCloudRoute, " ", "want CIDRs"},
 		{AnnotationCloudRoute, strings.TrimSpace(strings.Repeat("10.20.0.0/16 ", 501)), "separated by spaces, at most 500"},
 		{AnnotationImageOverlayRootfs, "overlay", "want true or false"},
+		{AnnotationMachine, "yes", `annotation pod.elotl.co/machine: "yes" is not valid: want true or false`},
 	} {
 		t.Run(c.name+"="+c.value, func(t *testing.T) {
 			_, err := ParseAnnotations(map[string]string{c.name: c.value})

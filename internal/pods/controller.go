@@ -234,6 +234,7 @@ type waiting struct {
 	// deleted is the end of the grace period by the API server's clock, and deletedSeen
 	// when that was first seen, by Kip's.
 	deleted, deletedSeen time.Time
+	stood                time.Time // when Kip last wrote its status as that of a pod without a machine
 	endedSeen            time.Time // when it was first seen that it has ended
 }
 
@@ -509,6 +510,9 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 		}
 		return c.attend(ctx, pod, cell)
 	}
+	if none, is := c.noMachine(pod); is {
+		return c.stand(ctx, pod, none)
+	}
 	return c.request(ctx, pod)
 }
 
@@ -621,8 +625,10 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	if cell, has := c.cfg.Cells.ForPod(pod.UID); has && (started(pod) || !cell.StepTime(apiv1.StepBound).IsZero()) {
 		return 0, nil // a lost or overdue cell: wait until the cloud has confirmed its end
 	}
-	if wait := c.waitsForEnd(pod); wait > 0 {
-		return wait, nil
+	if apiv1.WithoutMachine(pod) == nil { // nothing has ever run one
+		if wait := c.waitsForEnd(pod); wait > 0 {
+			return wait, nil
+		}
 	}
 	if err := c.leads(ctx); err != nil {
 		return 0, fmt.Errorf("delete pod %s, which no cell runs: %w", apiv1.Ref(pod), err)

@@ -15,11 +15,12 @@ import (
 // Grants are what pods may ask for by annotation: cells.grants. The zero value grants
 // nothing and bounds no price and no disk.
 type Grants struct {
-	Unrestricted    bool
-	PublicAddress   bool    // cells have one unless their pod says no
-	MaxPricePerHour float64 // US dollars; 0 for no bound
-	MaxVolumeBytes  int64   // of a root disk; 0 for no bound
-	Namespaces      []NamespaceGrants
+	Unrestricted      bool
+	PublicAddress     bool    // cells have one unless their pod says no
+	DaemonSetMachines bool    // pods of DaemonSets get cells unless they say no
+	MaxPricePerHour   float64 // US dollars; 0 for no bound
+	MaxVolumeBytes    int64   // of a root disk; 0 for no bound
+	Namespaces        []NamespaceGrants
 }
 
 // NamespaceGrants are what the pods of a namespace may ask for, "*" for every one.
@@ -30,6 +31,7 @@ type NamespaceGrants struct {
 	CloudRoutes                      []netip.Prefix // with all networks within
 	AllowMetadata, PublicAddress     bool
 	Dedicated                        bool    // hosts that no other account shares, by whatever they are chosen
+	DaemonSetMachines                bool    // cells for pods of DaemonSets that ask for one
 	MaxPricePerHour                  float64 // 0 for that of all namespaces
 	MaxVolumeBytes                   int64   // likewise
 	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
@@ -80,6 +82,9 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 	}
 	if a.PrivateIPOnly != nil && !*a.PrivateIPOnly && !g.PublicAddress && !has(func(n NamespaceGrants) bool { return n.PublicAddress }) {
 		return refused(placement.AnnotationPrivateIPOnly, "false", "publicAddress")
+	}
+	if a.Machine != nil && *a.Machine && !g.DaemonSetMachines && !has(func(n NamespaceGrants) bool { return n.DaemonSetMachines }) {
+		return refused(placement.AnnotationMachine, "true", "daemonSetMachines")
 	}
 	if slices.Contains(a.LaunchTypes, placement.Dedicated) && !has(isDedicated) {
 		return refused(placement.AnnotationLaunchType, string(placement.Dedicated), "dedicated")

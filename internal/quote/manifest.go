@@ -221,7 +221,7 @@ func hasPods(obj runtime.Object) bool {
 }
 
 const daemonSet = "not priced: a DaemonSet has one pod on each node, and how many nodes there are is in no manifest; " +
-	"on Kip's virtual node it is one, in a cell of its own, if it tolerates the node's taint"
+	"on Kip's virtual node it gets no machine, unless pod.elotl.co/machine asks for one"
 
 // workload is what an object says of its pods.
 func (r *reader) workload(c *checker, kind string, obj runtime.Object) Workload {

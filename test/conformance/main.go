@@ -27,7 +27,9 @@ var modes = map[string]harness.Options{
 	// machine than an ordinary node does, and enough to start in seconds.
 	// A spec fills the nodes with one pod each, which then must fit a cell: a
 	// virtual node says that it has the CPUs that an ordinary one has here.
-	"kip":   {DevArgs: []string{"--virtual-nodes=2", "--service-proxy", "--default-type=small", fmt.Sprintf("--cpus=%d", runtime.NumCPU())}},
+	// Specs of DaemonSets need containers of their pods that run.
+	"kip": {DevArgs: []string{"--virtual-nodes=2", "--service-proxy", "--daemonset-machines", "--default-type=small",
+		fmt.Sprintf("--cpus=%d", runtime.NumCPU())}},
 	"nodes": {DevArgs: []string{"--nodes=2"}, ClusterOnly: true},
 }
 

@@ -87,6 +87,7 @@ Kubernetes' own conformance tests (e2e.test ` + Release + `, unmodified), run ag
 ordinary nodes only, upstream kubelets as machines on one host, which says what the tests can reach here at all; and with
 Kip, where the only nodes that pods can be placed on are virtual ones: two of one Kip, or, in runs whose flags do not name
 ` + "`--virtual-nodes=2`" + `, one each of two Kips. Kip runs in its host's network beside a kube-proxy, as on an ordinary node of a cluster.
+Runs whose flags name ` + "`--daemonset-machines`" + ` give pods of DaemonSets machines, which [Kip does only if it is asked](nodes.md#pods-of-daemonsets).
 
 ` + "`make conformance`" + ` runs them, ` + "`make conformance MODE=nodes`" + ` the ordinary nodes. [Contributing](../CONTRIBUTING.md) has the rest of it.
 

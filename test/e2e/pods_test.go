@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 )
@@ -175,7 +176,7 @@ metadata: {name: d}
 spec:
   selector: {matchLabels: {app: d}}
   template:
-    metadata: {labels: {app: d}}
+    metadata: {labels: {app: d}, annotations: {pod.elotl.co/machine: "true"}}
     spec:
       nodeSelector: {type: virtual-kubelet}
 ` + sleeps)
@@ -201,6 +202,73 @@ spec:
 	s.Kubectl("delete", "daemonset", "d")
 	s.waitGone(second.Name)
 	s.noOtherCells()
+}
+
+// As an agent that a person installs on every node: it tolerates everything, and knows nothing of Kip.
+func TestAPodOfADaemonSetStandsOnTheNodeWithoutAMachine(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	const set = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  minReadySeconds: 1
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      hostNetwork: true
+      nodeSelector: {type: virtual-kubelet}
+      tolerations: [{operator: Exists}]
+` + sleeps
+	s.Apply(set)
+	rolledOut := func() { s.Kubectl("rollout", "status", "daemonset/agent", "--timeout=2m") }
+	rolledOut()
+	first := s.waitPodOf("agent", "")
+	stands := func(p *corev1.Pod) {
+		t.Helper()
+		if apiv1.WithoutMachine(p) == nil || p.Status.Phase != corev1.PodRunning || p.Status.PodIP != "" || p.Spec.NodeName != harness.Node {
+			t.Errorf("pod %s on %s has the status %+v", p.Name, p.Spec.NodeName, p.Status)
+		}
+	}
+	stands(first)
+	s.noOtherCells(first.Name)
+	if err := s.noCellOf(first.Name)(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, args := range [][]string{
+		{"logs", first.Name}, {"exec", first.Name, "--", "true"}, {"attach", first.Name}, {"port-forward", first.Name, ":80"},
+	} {
+		s.says(args, first.Name, "has no machine", "pod.elotl.co/machine")
+	}
+	ofFirst := "--field-selector=reason=NoMachine,involvedObject.name=" + first.Name
+	out := s.Kubectl("get", "events", ofFirst, "-o=jsonpath={.items[*].message}")
+	if strings.Count(out, "no machine for a pod of a DaemonSet") != 1 {
+		t.Errorf("its Events say %q", out)
+	}
+	// The rollout of another template replaces it, and ends.
+	s.Kubectl("set", "env", "daemonset/agent", "VERSION=2")
+	rolledOut()
+	second := s.waitPodOf("agent", first.Name)
+	stands(second)
+	s.waitGone(first.Name)
+	s.noOtherCells(second.Name)
+	s.Kubectl("delete", "daemonset", "agent")
+	s.waitGone(second.Name)
+	if err := s.NoCells(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// says checks that kubectl fails with words about a pod.
+func (s *space) says(args []string, words ...string) {
+	s.Helper()
+	_, code, stderr := s.Try(args...)
+	for _, word := range words {
+		if code == 0 || !strings.Contains(stderr, word) {
+			s.Errorf("kubectl %v ends with %d and %q, without %q", args, code, stderr, word)
+		}
+	}
 }
 
 func TestAFinalizerHoldsThePodAndNotItsCell(t *testing.T) {

@@ -254,12 +254,23 @@ func (w *world) untouched() bool {
 // createPod says whether there is a pod more.
 func (w *world) createPod(a, b uint32) bool {
 	policy := []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[a%3]
+	if b%16 == 15 {
+		return w.addDaemon() != ""
+	}
 	if a%5 == 1 {
 		w.mu.Lock()
 		w.nextDisk = w.disks[(a/5)%diskCount]
 		w.mu.Unlock()
 	}
 	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
+}
+
+// addDaemon makes a pod of a DaemonSet, as addPod does.
+func (w *world) addDaemon() types.UID {
+	w.mu.Lock()
+	w.nextOwner = metav1.OwnerReference{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", UID: "logs", Controller: new(true)}
+	w.mu.Unlock()
+	return w.addPod(corev1.RestartPolicyAlways, "small", true, 5)
 }
 
 // sizes are what pods ask for; nothing fits a huge one.
@@ -287,8 +298,11 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 	if w.nextDisk != "" {
 		labels[diskLabel], w.diskOf[uid], w.nextDisk = w.nextDisk, w.nextDisk, ""
 	}
-	annotations := w.annotations
-	w.annotations = nil
+	annotations, owner := w.annotations, w.nextOwner
+	if owner.Kind == "" {
+		owner = metav1.OwnerReference{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}
+	}
+	w.annotations, w.nextOwner = nil, metav1.OwnerReference{}
 	w.mu.Unlock()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid, Labels: labels, Annotations: annotations,
@@ -298,7 +312,7 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	if controlled {
-		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}}
+		p.OwnerReferences = []metav1.OwnerReference{owner}
 	}
 	if !w.api.create(p) {
 		return ""

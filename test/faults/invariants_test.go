@@ -145,6 +145,10 @@ func (w *world) check() []string {
 			if terminal(p) || p.DeletionTimestamp != nil {
 				continue
 			}
+			if apiv1.DaemonSetOf(p) != nil {
+				w.checkDaemonLocked(k, p, runs[p.UID], now, calm)
+				continue
+			}
 			if runs[p.UID] != "" || w.boundTo(p.UID) != nil {
 				w.lastCell[p.UID], w.lastLive[p.UID], w.lastBound[p.UID] = now, now, now
 				continue
@@ -241,6 +245,32 @@ func (w *world) check() []string {
 	return slices.Clone(w.violations)
 }
 
+// checkDaemonLocked checks that a DaemonSet's pod stands without a machine, and is told so once.
+func (w *world) checkDaemonLocked(k *kip, p *corev1.Pod, runs string, now, calm time.Time) {
+	if cell, has := k.cells.ForPod(p.UID); has || runs != "" {
+		w.violateLocked("pod %s of a DaemonSet has cell %s, or runs on cell %q", p.Name, cell.ID, runs)
+	}
+	since := w.created[p.UID]
+	if calm.After(since) {
+		since = calm
+	}
+	if waits := now.Sub(since); waits > reasonBound && (apiv1.WithoutMachine(p) == nil || !ready(p)) && k.pods.Waiting(p.UID) == "" {
+		w.violateLocked("pod %s of a DaemonSet does not stand Ready in %s: %+v", p.Name, waits, p.Status)
+	}
+	told := 0
+	for _, r := range w.reports[p.UID] {
+		if r.reason == events.NoMachine {
+			told++
+		}
+	}
+	if told > 1 {
+		w.violateLocked("pod %s of a DaemonSet is told %d times that it has no machine", p.Name, told)
+	}
+	if apiv1.WithoutMachine(p) != nil {
+		w.live["daemon"]++
+	}
+}
+
 // slack is how far two sums of seconds may differ by their rounding.
 const slack = 0.01
 
@@ -321,6 +351,10 @@ func (w *world) settled() bool {
 			return false
 		case terminal(p):
 			if cell != "" {
+				return false
+			}
+		case apiv1.DaemonSetOf(p) != nil:
+			if cell != "" || apiv1.WithoutMachine(p) == nil || !ready(p) {
 				return false
 			}
 		// Who waits has been told what for: else it has another look before it.

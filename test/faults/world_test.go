@@ -184,8 +184,9 @@ type world struct {
 	strikes      time.Time // until when an announced interruption may come
 	lastEvent    time.Time
 	serial       int
-	mostPods     int // at a time, of a storm
-	straying     int // launches of strays that are under way
+	mostPods     int                   // at a time, of a storm
+	nextOwner    metav1.OwnerReference // of the next pod, if it is not a Job
+	straying     int                   // launches of strays that are under way
 	moment       time.Time
 	atMoment     int // what happened at that moment
 	books        books

@@ -52,7 +52,8 @@ func New(t *testing.T, world *harness.World) *Space {
 	ns, err := world.Admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: "e2e-",
-			Annotations:  map[string]string{"allow.kip.elotl.co/allow-metadata": "true"}, // as an admin grants it
+			// As an admin grants them.
+			Annotations: map[string]string{"allow.kip.elotl.co/allow-metadata": "true", "allow.kip.elotl.co/machine": "true"},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -1,0 +1,128 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// standAgain is the least time between two writes of the status of a pod without a machine. While Kip's node is not
+// Ready, the node controller marks its pods as not ready after each write. A kubelet contradicts it as often.
+const standAgain = 10 * time.Second
+
+// noMachine reports whether a pod of a DaemonSet is to have no cell, and says why. A pod that has been told so stays as it is
+// until it is deleted, whatever is granted later: its phase would have to go back.
+func (c *Controller) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
+	set := apiv1.DaemonSetOf(pod)
+	if set == nil {
+		return events.Event{}, false
+	}
+	if k := apiv1.WithoutMachine(pod); k != nil {
+		return events.Event{Reason: k.Reason, Message: k.Message}, true
+	}
+	asked, err := placement.ParseAnnotations(pod.Annotations)
+	if _, asks := pod.Annotations[placement.AnnotationMachine]; asks && err != nil {
+		return events.Event{}, false // it waits for a valid value
+	}
+	machine, grants := asked.Machine, c.cfg.Grants
+	if machine == nil && grants.DaemonSetMachines {
+		return events.Event{}, false
+	}
+	yes := true
+	refused := grants.Check(pod.Namespace, placement.Annotations{Machine: &yes})
+	if machine != nil && *machine {
+		if refused == nil {
+			return events.Event{}, false
+		}
+		return events.NewMachineNotGranted(refused), true
+	}
+	key := ""
+	if n, is := errors.AsType[*NotGrantedError](refused); is {
+		key = n.Key
+	}
+	return events.NewNoMachine(cut(set.Name, mostName), pod.Namespace, placement.AnnotationMachine, key), true
+}
+
+// stand has a pod without a cell be Running and Ready, so that the rollout of its DaemonSet goes on. It writes nothing that the
+// pod says already.
+func (c *Controller) stand(ctx context.Context, pod *corev1.Pod, why events.Event) (time.Duration, error) {
+	first := apiv1.WithoutMachine(pod) == nil
+	if first {
+		if wait := c.waitsForEnd(pod); wait > 0 {
+			return wait, nil
+		}
+	}
+	now := c.cfg.Clock.Now()
+	var stood time.Time
+	c.note(apiv1.Ref(pod), func(w *waiting) {
+		w.why, stood = "", w.stood
+		c.awaits(pod.UID, cache.ObjectName{})
+	})
+	changed := pod.DeepCopy()
+	changed.Status = standing(pod, why, metav1.NewTime(now))
+	if apiequality.Semantic.DeepEqual(changed.Status, pod.Status) {
+		return 0, nil
+	}
+	if wait := stood.Add(standAgain).Sub(now); wait > 0 {
+		return wait, nil
+	}
+	if err := c.leads(ctx); err != nil {
+		return 0, fmt.Errorf("write that pod %s has no machine: %w", apiv1.Ref(pod), err)
+	}
+	// Not compared: an API server may not have the field.
+	changed.Status.ObservedGeneration = pod.Generation
+	_, err := c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return staleRetry, nil
+	case err != nil:
+		return 0, fmt.Errorf("write that pod %s has no machine: %w", apiv1.Ref(pod), err)
+	}
+	c.note(apiv1.Ref(pod), func(w *waiting) { w.stood = now })
+	if first {
+		c.cfg.Events.Event(apiv1.Ref(pod), why.Type, why.Reason, why.Message)
+	}
+	return 0, nil
+}
+
+// standing is the status of a pod that is Running and Ready without a machine.
+func standing(pod *corev1.Pod, why events.Event, now metav1.Time) corev1.PodStatus {
+	stands := pod.DeepCopy()
+	s := &stands.Status
+	s.Phase, s.Reason, s.Message = corev1.PodRunning, "", ""
+	s.HostIP, s.HostIPs, s.PodIP, s.PodIPs = "", nil, "", nil
+	s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses = nil, nil, nil
+	if s.StartTime == nil {
+		s.StartTime = &now
+	}
+	become := func(condition corev1.PodConditionType, reason, message string) {
+		k := corev1.PodCondition{
+			Type:               condition,
+			Status:             corev1.ConditionTrue,
+			Reason:             reason,
+			Message:            message,
+			LastTransitionTime: now,
+		}
+		for _, is := range s.Conditions {
+			if is.Type == condition && is.Status == corev1.ConditionTrue {
+				k.LastTransitionTime, k.LastProbeTime, k.ObservedGeneration = is.LastTransitionTime, is.LastProbeTime, is.ObservedGeneration
+			}
+		}
+		setCondition(stands, k)
+	}
+	become(apiv1.NoMachine, why.Reason, why.Message)
+	for _, condition := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+		become(condition, events.NoMachine, "")
+	}
+	return *s
+}
