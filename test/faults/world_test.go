@@ -32,6 +32,7 @@ import (
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
