@@ -112,11 +112,12 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 		Waiting:  x.cfg.Loop.Waiting(pod.UID),
 	}
 	cell, has := x.cfg.Cells.ForPod(pod.UID)
+	none := apiv1.WithoutMachine(pod)
 	switch {
 	case !has && (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded):
 		// It has ended, and gets no other cell.
-	case !has && apiv1.WithoutMachine(pod) != nil:
-		e.NoMachine = apiv1.WithoutMachine(pod).Message
+	case !has && none != nil:
+		e.NoMachine = none.Message
 	case !has:
 		e.Placement = x.placement(ctx, pod)
 	default:

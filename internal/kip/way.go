@@ -52,6 +52,7 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		return nil, node.ErrPodNotFound
 	}
 	cell, has := w.cells.ForPod(pod.UID)
+	none := apiv1.WithoutMachine(pod)
 	switch {
 	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
 		conn, err := w.cells.Conn(pod.UID)
@@ -61,8 +62,8 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		return w.logs.Track(pod.Namespace, pod.UID, conn), nil
 	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
-	case !has && apiv1.WithoutMachine(pod) != nil:
-		return nil, &node.NoMachineError{Why: apiv1.WithoutMachine(pod).Message}
+	case !has && none != nil:
+		return nil, &node.NoMachineError{Why: none.Message}
 	case !has:
 		why := w.loop.Waiting(pod.UID)
 		if why == "" {
