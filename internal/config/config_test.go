@@ -432,6 +432,8 @@ func TestErrors(t *testing.T) {
 			"p.yaml:5: nodes[0].instanceTypes[0]: there is no value: this key is required"},
 		{"nodes: a label of Kip's", least + "nodes: [{labels: {kubernetes.io/arch: arm64}}]",
 			`p.yaml:5: nodes[0].labels.kubernetes.io/arch: "arm64" is not valid: Kip sets this label by what the node is`},
+		{"nodes: the role", least + "nodes: [{labels: {kubernetes.io/role: master}}]",
+			`p.yaml:5: nodes[0].labels.kubernetes.io/role: "master" is not valid: Kip sets this label by what the node is`},
 		{"nodes: an unknown effect", least + "nodes: [{taints: [{key: a, effect: Never}]}]",
 			`p.yaml:5: nodes[0].taints[0].effect: "Never" is not valid: want NoSchedule, PreferNoSchedule, NoExecute`},
 		{"nodes: a taint twice", least + "nodes: [{taints: [{key: a}, {key: a, value: b}]}]",

@@ -33,7 +33,7 @@ var (
 	// kipLabels are those that Kip gives each virtual node, by what it is.
 	kipLabels = []string{
 		"type", corev1.LabelHostname, corev1.LabelOSStable, corev1.LabelArchStable, corev1.LabelTopologyZone, corev1.LabelTopologyRegion,
-		"karpenter.sh/capacity-type", "kip.elotl.co/controller", corev1.LabelNodeExcludeBalancers,
+		"kubernetes.io/role", "karpenter.sh/capacity-type", "kip.elotl.co/controller", corev1.LabelNodeExcludeBalancers,
 	}
 )
 
