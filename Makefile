@@ -145,6 +145,22 @@ image: $(IMAGE_NEEDS) ## the boot image of cells, into bin/image (VARIANT=nvidia
 agent: $(IMAGE_NEEDS) ## the agent for a Linux of one's own, bin/image/kip-agent-ARCH.tar.gz (IMAGE_ARCH=, IMAGE_PROGRAMS=)
 	@$(BIN)/kip-image agent -arch=$(IMAGE_ARCH) -programs=$(IMAGE_PROGRAMS) -out=$(BIN)/image
 
+# bin/OS-ARCH/PROGRAM, for other systems than this one. They need no C.
+IMAGE_ARCHS ?= amd64 arm64
+CONTAINED := kip kipctl
+CONTAINER_PROGRAMS := $(foreach arch,$(IMAGE_ARCHS),$(CONTAINED:%=$(BIN)/linux-$(arch)/%))
+$(CONTAINER_PROGRAMS): FORCE
+	@system='$(notdir $(@D))'; GOOS=$${system%-*} GOARCH=$${system#*-} $(BUILD) -o $@ ./cmd/$(@F)
+
+IMAGE_REGISTRY ?=
+IMAGE_TAG ?= $(VERSION)
+# When images say that they were made, so that the same commit makes the same bytes.
+export SOURCE_DATE_EPOCH ?= $(shell [ -e .git ] && git log -1 --format=%ct 2>/dev/null || echo 0)
+.PHONY: images
+images: $(BIN)/kip-image $(CONTAINER_PROGRAMS) ## the container images of Kip, into bin/images, and into a registry: IMAGE_REGISTRY=ghcr.io/team (IMAGE_TAG=, IMAGE_ARCHS=, IMAGE_GONE=)
+	@$(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
+		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)'
+
 .PHONY: image-lock
 image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot image's packages
 	@$(BIN)/kip-image lock
@@ -314,8 +330,9 @@ boot: build test-tools run-image ## the boot image on emulated machines: agent, 
 	@CGO_ENABLED=0 hack/run-tests boot . $(WORLD) -skip '^Test(ARM64|NVIDIA)' ./test/boot
 
 .PHONY: boot-arm64
-boot-arm64: build test-tools ## the boot image for arm64 on an emulated machine: agent, kubelet, power button; as root
+boot-arm64: build test-tools ## the boot image for arm64 on an emulated machine: agent, kubelet, power button; the programs of Kip's image for arm64; as root
 	@hack/prerequisites --emulate arm64
+	@$(MAKE) --no-print-directory images IMAGE_ARCHS=arm64 IMAGE_GONE=newest
 	@$(MAKE) --no-print-directory image IMAGE_ARCH=arm64 IMAGE_FORMATS=raw IMAGE_GONE=newest
 	@CGO_ENABLED=0 hack/run-tests boot-arm64 . $(WORLD) -run '^TestARM64' ./test/boot
 

@@ -1,5 +1,6 @@
 // Command kip-image builds the boot image of cells and publishes it in clouds, packs the
-// agent for other images, and pins Debian's packages that the image is made of.
+// agent for other images, builds and pushes the container images of Kip itself, and pins
+// Debian's packages that the images are made of.
 package main
 
 import (
@@ -25,6 +26,7 @@ import (
 const usage = `usage: kip-image build [flags]   build the image of what the lock pins
        kip-image agent [flags]   pack the agent for a Linux of one's own
        kip-image publish [flags] upload and register an image that was built
+       kip-image container [flags] build the container images of Kip, and push them
        kip-image lock [flags]    pin the packages that Debian has now
 
 Flags of each: kip-image build -help
@@ -36,10 +38,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, []string) error{
-		"agent":   agent,
-		"build":   build,
-		"lock":    lock,
-		"publish": publish,
+		"agent":     agent,
+		"build":     build,
+		"container": containers,
+		"lock":      lock,
+		"publish":   publish,
 	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprint(os.Stderr, usage)
@@ -67,15 +70,12 @@ func build(ctx context.Context, args []string) error {
 	flags.StringVar(&o.Variant, "variant", "", "`variant` of the image: nvidia, which has NVIDIA's driver, or none")
 	flags.StringVar(&o.Programs, "programs", "bin", "`folder` with Kip's programs for that architecture")
 	flags.StringVar(&o.Out, "out", "bin/image", "`folder` of the image")
-	flags.StringVar(&o.Cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
-	o.Mirrors = mirrorFlags(flags)
-	keyring := flags.String("keyring", debianKeys, "`file` with Debian's keys (package debian-archive-keyring), for -gone=newest")
-	gone := flags.String("gone", "fail", "what happens where the mirror has a pinned version no more: `fail or newest`, "+
-		"which builds the image of Debian's newest versions")
+	from := packageFlags(flags)
 	formats := flags.String("formats", strings.Join(boot.Formats(), ","), "`forms` of the image, with commas between them")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
+	o.Mirrors, o.Cache = from.mirrors, from.cache
 	o.Formats = strings.FieldsFunc(*formats, func(r rune) bool { return r == ',' })
 	var err error
 	if o.Lock, err = debian.Pinned(); err != nil {
@@ -84,15 +84,14 @@ func build(ctx context.Context, args []string) error {
 	if o.VariantLock, err = debian.PinnedNVIDIA(); err != nil {
 		return err
 	}
-	if *gone != "fail" && *gone != "newest" {
-		return fmt.Errorf("-gone=%s: want fail or newest", *gone)
+	if err := from.check(); err != nil {
+		return err
 	}
 	m, err := boot.Build(ctx, o)
-	if errors.Is(err, debian.ErrGone) && *gone == "newest" {
-		fmt.Fprintf(os.Stderr, "%v\nThe image is built of Debian's newest versions, not of those of the lock.\n", err)
-		o.Lock, err = debian.Resolve(ctx, o.Mirrors, *keyring, boot.Packages, o.Arch)
+	if from.takeNewest(err) {
+		o.Lock, err = debian.Resolve(ctx, from.mirrors, from.keyring, boot.Packages, o.Arch)
 		if err == nil && o.Variant != "" {
-			o.VariantLock, err = debian.Resolve(ctx, o.Mirrors, *keyring, nvidia.Packages(), o.Arch)
+			o.VariantLock, err = debian.Resolve(ctx, from.mirrors, from.keyring, nvidia.Packages(), o.Arch)
 		}
 		if err == nil {
 			m, err = boot.Build(ctx, o)
@@ -149,6 +148,38 @@ func lock(ctx context.Context, args []string) error {
 		return err
 	}
 	return errors.Join(os.WriteFile(*file, []byte(l.String()), 0o644), os.WriteFile(*fileNVIDIA, []byte(besides.String()), 0o644))
+}
+
+// packages say where Debian's packages come from.
+type packages struct {
+	mirrors              debian.Mirrors
+	cache, keyring, gone string
+}
+
+// packageFlags adds the flags that say it.
+func packageFlags(flags *flag.FlagSet) *packages {
+	p := &packages{mirrors: mirrorFlags(flags)}
+	flags.StringVar(&p.cache, "cache", ".kip/debs", "`folder` where fetched packages are kept")
+	flags.StringVar(&p.keyring, "keyring", debianKeys, "`file` with Debian's keys (package debian-archive-keyring), for -gone=newest")
+	flags.StringVar(&p.gone, "gone", "fail", "what happens where the mirror has a pinned version no more: `fail or newest`, "+
+		"which builds the image of Debian's newest versions")
+	return p
+}
+
+func (p *packages) check() error {
+	if p.gone != "fail" && p.gone != "newest" {
+		return fmt.Errorf("-gone=%s: want fail or newest", p.gone)
+	}
+	return nil
+}
+
+// takeNewest reports whether a build that failed is to be done again, of Debian's newest versions.
+func (p *packages) takeNewest(err error) bool {
+	if p.gone != "newest" || !errors.Is(err, debian.ErrGone) {
+		return false
+	}
+	fmt.Fprintf(os.Stderr, "%v\nThe image is built of Debian's newest versions, not of those of the lock.\n", err)
+	return true
 }
 
 // mirrorFlags adds those that name mirrors of Debian's archives, which they set.

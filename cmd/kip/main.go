@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	_ "time/tzdata" // neither Kip's image nor Windows has time zones
 
 	"github.com/elotl/kip/internal/kip"
 	"github.com/elotl/kip/internal/version"

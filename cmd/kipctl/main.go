@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	_ "time/tzdata" // neither Kip's image nor Windows has time zones
 
 	"k8s.io/utils/clock"
 )

@@ -8,10 +8,14 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
 func TestTheImagesOfALayoutArePulledByTheirNames(t *testing.T) {
@@ -28,6 +32,20 @@ func TestTheImagesOfALayoutArePulledByTheirNames(t *testing.T) {
 		if err := images.AppendImage(image, layout.WithAnnotations(map[string]string{RefName: n})); err != nil {
 			t.Fatal(err)
 		}
+	}
+	index, err := random.Index(100, 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := images.AppendIndex(index, layout.WithAnnotations(map[string]string{RefName: "example.com/index:1"})); err != nil {
+		t.Fatal(err)
+	}
+	subject, err := partial.Descriptor(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := images.AppendImage(mutate.Subject(image, *subject).(v1.Image)); err != nil {
+		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -57,6 +75,17 @@ func TestTheImagesOfALayoutArePulledByTheirNames(t *testing.T) {
 		if got, err := pulled.Digest(); err != nil || got != want {
 			t.Errorf("%s is %s, %v, want %s", n, got, err, want)
 		}
+	}
+	ref, err := name.ParseReference(r.Address()+"/index:1", name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulled, err := remote.Index(ref, remote.WithContext(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(pulled); err != nil {
+		t.Error(err)
 	}
 	if err := images.AppendImage(image); err != nil {
 		t.Fatal(err)

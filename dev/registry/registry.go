@@ -83,13 +83,13 @@ func (r *Registry) Address() string { return r.address }
 // Failed yields the reason when it ends that nobody stopped.
 func (r *Registry) Failed() <-chan error { return r.failed }
 
-// Push makes an image available, e.g. as library/busybox:1.36.
-func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image v1.Image) error {
+// Push makes an image, or an index of images, available, e.g. as library/busybox:1.36.
+func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image remote.Taggable) error {
 	ref, err := name.ParseReference(r.address+"/"+repositoryAndTag, name.Insecure)
 	if err != nil {
 		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
 	}
-	if err := remote.Write(ref, image, remote.WithContext(ctx), remote.WithTransport(pusher{r.secret})); err != nil {
+	if err := remote.Push(ref, image, remote.WithContext(ctx), remote.WithTransport(pusher{r.secret})); err != nil {
 		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
 	}
 	return nil
@@ -98,7 +98,7 @@ func (r *Registry) Push(ctx context.Context, repositoryAndTag string, image v1.I
 // PushLayout makes all images of an OCI layout available, under the names that its
 // index gives them in the annotation org.opencontainers.image.ref.name, such as
 // registry.k8s.io/pause:3.10: without the host, since cells ask this registry for
-// the images of every host.
+// the images of every host. It leaves out what is attached to an image, such as its list of software.
 func (r *Registry) PushLayout(ctx context.Context, dir string) error {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
@@ -110,36 +110,37 @@ func (r *Registry) PushLayout(ctx context.Context, dir string) error {
 	}
 	for _, d := range manifest.Manifests {
 		full := d.Annotations[RefName]
+		image, attached, err := entry(index, d)
+		if err != nil {
+			return fmt.Errorf("read image %s in %s: %w", full, dir, err)
+		}
+		if attached {
+			continue
+		}
 		ref, err := name.NewTag(full)
 		if err != nil {
 			return fmt.Errorf("images in %s: annotation %s of %s is %q: want a name with a tag, such as registry.k8s.io/pause:3.10: %w", dir,
 				RefName, d.Digest, full, err)
 		}
-		if err := r.pushOf(ctx, ref.RepositoryStr()+":"+ref.TagStr(), index, d); err != nil {
-			return fmt.Errorf("image %s in %s: %w", full, dir, err)
+		if err := r.Push(ctx, ref.RepositoryStr()+":"+ref.TagStr(), image); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// pushOf makes one image of an index available, or an index of images for several architectures.
-func (r *Registry) pushOf(ctx context.Context, repositoryAndTag string, of v1.ImageIndex, d v1.Descriptor) error {
-	if !d.MediaType.IsIndex() {
-		image, err := of.Image(d.Digest)
-		if err != nil {
-			return err
-		}
-		return r.Push(ctx, repositoryAndTag, image)
+// entry returns an image or an index that an index names, and whether it is attached to another one.
+func entry(of v1.ImageIndex, d v1.Descriptor) (found remote.Taggable, attached bool, err error) {
+	if d.MediaType.IsIndex() {
+		index, err := of.ImageIndex(d.Digest)
+		return index, false, err
 	}
-	images, err := of.ImageIndex(d.Digest)
+	image, err := of.Image(d.Digest)
 	if err != nil {
-		return err
+		return nil, false, err
 	}
-	ref, err := name.ParseReference(r.address+"/"+repositoryAndTag, name.Insecure)
-	if err != nil {
-		return err
-	}
-	return remote.WriteIndex(ref, images, remote.WithContext(ctx), remote.WithTransport(pusher{r.secret}))
+	m, err := image.Manifest()
+	return image, err == nil && m.Subject != nil, err
 }
 
 // RefName is the annotation with an image's name in an OCI layout.

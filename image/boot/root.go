@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -67,24 +66,12 @@ func (o Options) rootTree(from debian.Files, own map[string][]byte) (tree, error
 			t[p] = node{mode: fs.ModeSymlink | 0o777, link: "busybox"}
 		}
 	}
-	certificates := authorities(from)
+	certificates := from.Authorities()
 	if len(certificates) == 0 {
 		return nil, errors.New("no package has certificate authorities")
 	}
 	t[strings.TrimPrefix(image.HostCertificates, "/")] = node{mode: 0o644, content: certificates}
 	return t, nil
-}
-
-// authorities joins the certificate authorities into one file, as
-// update-ca-certificates does.
-func authorities(from debian.Files) []byte {
-	var b bytes.Buffer
-	for _, p := range slices.Sorted(maps.Keys(from)) {
-		if path.Dir(p) == "usr/share/ca-certificates/mozilla" {
-			b.Write(from[p].Content)
-		}
-	}
-	return b.Bytes()
 }
 
 // applets are the names in a busybox. It is not asked for them, since it may be for

@@ -1,20 +1,16 @@
 package boot
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"debug/buildinfo"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
-	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/elotl/kip/image/debian"
+	"github.com/elotl/kip/image/spdx"
 	"github.com/elotl/kip/internal/agent/machine"
 )
 
@@ -54,21 +50,15 @@ var components = map[string]string{
 	"github.com/containernetworking/plugins": "cni-plugins",
 }
 
-// builtOf is the Go that a program was built by and its modules, the main one first; nothing for one in C.
-func builtOf(program []byte) (version string, modules []*debug.Module) {
-	info, err := buildinfo.Read(bytes.NewReader(program))
-	if err != nil {
-		return "", nil
-	}
-	return info.GoVersion, append([]*debug.Module{&info.Main}, info.Deps...)
-}
-
 // componentsOf reads which of them programs were built of, and in which versions.
 func componentsOf(programs map[string][]byte) map[string]string {
 	has := map[string]string{}
 	for _, b := range programs {
-		_, modules := builtOf(b)
-		for _, dep := range modules {
+		info := spdx.BuildInfo(b)
+		if info == nil {
+			continue
+		}
+		for _, dep := range append(info.Deps, &info.Main) {
 			if name := components[dep.Path]; name != "" && dep.Version != "" {
 				has[name] = dep.Version
 			}
@@ -126,53 +116,6 @@ func indent(v any) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// The part of SPDX 2.3 that is used here: https://spdx.github.io/spdx-spec/v2.3/
-type (
-	spdxDocument struct {
-		Version       string             `json:"spdxVersion"`
-		License       string             `json:"dataLicense"`
-		ID            string             `json:"SPDXID"`
-		Name          string             `json:"name"`
-		Namespace     string             `json:"documentNamespace"`
-		Creation      spdxCreation       `json:"creationInfo"`
-		Packages      []spdxPackage      `json:"packages"`
-		Relationships []spdxRelationship `json:"relationships"`
-	}
-	spdxCreation struct {
-		Created  string   `json:"created"`
-		Creators []string `json:"creators"`
-	}
-	spdxPackage struct {
-		ID        string          `json:"SPDXID"`
-		Name      string          `json:"name"`
-		Version   string          `json:"versionInfo,omitempty"`
-		Location  string          `json:"downloadLocation"`
-		Analyzed  bool            `json:"filesAnalyzed"`
-		Checksums []spdxChecksum  `json:"checksums,omitempty"`
-		Refs      []spdxReference `json:"externalRefs,omitempty"`
-	}
-	spdxChecksum struct {
-		Algorithm string `json:"algorithm"`
-		Value     string `json:"checksumValue"`
-	}
-	spdxReference struct {
-		Category string `json:"referenceCategory"`
-		Type     string `json:"referenceType"`
-		Locator  string `json:"referenceLocator"`
-	}
-	spdxRelationship struct {
-		Of   string `json:"spdxElementId"`
-		Type string `json:"relationshipType"`
-		To   string `json:"relatedSpdxElement"`
-	}
-)
-
-// kipModule is that of Kip's own programs, which do not know their version.
-const kipModule = "github.com/elotl/kip"
-
-// notInID are the characters that an ID of SPDX cannot have.
-var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
-
 // linkedIn are libraries in C that programs have in them, of the machine that built them: no program
 // says of which version.
 var linkedIn = []string{"glibc", "libseccomp"}
@@ -180,61 +123,18 @@ var linkedIn = []string{"glibc", "libseccomp"}
 // sbom lists Debian's packages and the Go modules of the programs, themselves among them, in SPDX's
 // JSON. Its time is the epoch's, so that equal images have equal lists.
 func sbom(m Manifest, packages debian.Lock, programs map[string][]byte) ([]byte, error) {
-	const image = "SPDXRef-image"
-	d := spdxDocument{
-		Version:  "SPDX-2.3",
-		License:  "CC0-1.0",
-		ID:       "SPDXRef-DOCUMENT",
-		Name:     Options{Arch: m.Arch, Variant: m.Variant}.name(),
-		Creation: spdxCreation{Created: "1970-01-01T00:00:00Z", Creators: []string{"Tool: kip-image"}},
-		Packages: []spdxPackage{
-			{ID: image, Name: "kip-cell", Version: m.Version, Location: "NOASSERTION"},
-		},
-		Relationships: []spdxRelationship{{"SPDXRef-DOCUMENT", "DESCRIBES", image}},
-	}
-	add := func(p spdxPackage, purl string) {
-		p.ID = "SPDXRef-" + notInID.ReplaceAllString(purl, "-")
-		p.Refs = []spdxReference{{"PACKAGE-MANAGER", "purl", purl}}
-		if slices.ContainsFunc(d.Packages, func(o spdxPackage) bool { return o.ID == p.ID }) {
-			return
-		}
-		d.Packages = append(d.Packages, p)
-		d.Relationships = append(d.Relationships, spdxRelationship{image, "CONTAINS", p.ID})
-	}
-	mirrors := debian.DefaultMirrors() // not those that were asked, so that equal images have equal lists
-	for _, p := range packages {
-		add(spdxPackage{
-			Name:      p.Name,
-			Version:   p.Version,
-			Location:  p.URL(mirrors),
-			Checksums: []spdxChecksum{{"SHA256", p.SHA256}},
-		}, fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", p.Name, p.Version, p.Arch, debian.Suite))
+	c := spdx.Contents{
+		Document:  Options{Arch: m.Arch, Variant: m.Variant}.name(),
+		Name:      "kip-cell",
+		Version:   m.Version,
+		Created:   time.Unix(0, 0),
+		Packages:  packages,
+		Libraries: linkedIn,
 	}
 	for _, name := range slices.Sorted(maps.Keys(programs)) {
-		version, modules := builtOf(programs[name])
-		if version == "" {
-			continue
+		if info := spdx.BuildInfo(programs[name]); info != nil {
+			c.Programs = append(c.Programs, info)
 		}
-		for _, dep := range modules {
-			if dep.Path == kipModule {
-				dep = &debug.Module{Path: dep.Path, Version: m.Version}
-			}
-			if dep.Replace != nil {
-				dep = dep.Replace
-			}
-			add(spdxPackage{Name: dep.Path, Version: dep.Version, Location: "NOASSERTION"},
-				"pkg:golang/"+dep.Path+"@"+dep.Version)
-		}
-		add(spdxPackage{Name: "go", Version: version, Location: "NOASSERTION"}, "pkg:golang/std@"+version)
 	}
-	for _, name := range linkedIn {
-		add(spdxPackage{Name: name, Location: "NOASSERTION"}, "pkg:generic/"+name)
-	}
-	body, err := indent(d)
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(body)
-	d.Namespace = "https://github.com/elotl/kip/spdx/" + hex.EncodeToString(sum[:])
-	return indent(d)
+	return spdx.List(c)
 }

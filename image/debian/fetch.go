@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -76,7 +78,7 @@ func get(ctx context.Context, url string, limit int64) ([]byte, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("fetch %s: %w (%s): kip-image lock pins the newest versions, kip-image build -gone=newest takes them this time",
+		return nil, fmt.Errorf("fetch %s: %w (%s): kip-image lock pins the newest versions, -gone=newest (IMAGE_GONE=newest) takes them this time",
 			url, ErrGone, resp.Status)
 	}
 	if resp.StatusCode != http.StatusOK {
@@ -161,6 +163,17 @@ func (all Files) readTar(r *tar.Reader, keep func(string) bool) error {
 		}
 		all[name] = f
 	}
+}
+
+// Authorities returns the certificate authorities of the package ca-certificates in one file, as update-ca-certificates makes it.
+func (all Files) Authorities() []byte {
+	var b bytes.Buffer
+	for _, p := range slices.Sorted(maps.Keys(all)) {
+		if path.Dir(p) == "usr/share/ca-certificates/mozilla" {
+			b.Write(all[p].Content)
+		}
+	}
+	return b.Bytes()
 }
 
 // maxLinks bounds a chain of symbolic links.
