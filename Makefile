@@ -147,10 +147,11 @@ agent: $(IMAGE_NEEDS) ## the agent for a Linux of one's own, bin/image/kip-agent
 
 # bin/OS-ARCH/PROGRAM, for other systems than this one. They need no C.
 IMAGE_ARCHS ?= amd64 arm64
-CONTAINED := kip kipctl
-CONTAINER_PROGRAMS := $(foreach arch,$(IMAGE_ARCHS),$(CONTAINED:%=$(BIN)/linux-$(arch)/%))
-$(CONTAINER_PROGRAMS): FORCE
-	@system='$(notdir $(@D))'; GOOS=$${system%-*} GOARCH=$${system#*-} $(BUILD) -o $@ ./cmd/$(@F)
+CONTAINER_PROGRAMS := $(foreach arch,$(IMAGE_ARCHS),$(BIN)/linux-$(arch)/kip $(BIN)/linux-$(arch)/kipctl)
+RELEASE_SYSTEMS ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64 windows-arm64
+RELEASE_PROGRAMS := $(foreach system,$(RELEASE_SYSTEMS),$(BIN)/$(system)/kipctl$(if $(filter windows-%,$(system)),.exe))
+$(sort $(CONTAINER_PROGRAMS) $(RELEASE_PROGRAMS)): FORCE
+	@system='$(notdir $(@D))'; GOOS=$${system%-*} GOARCH=$${system#*-} $(BUILD) -o $@ ./cmd/$(basename $(@F))
 
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(VERSION)
@@ -160,6 +161,14 @@ export SOURCE_DATE_EPOCH ?= $(shell [ -e .git ] && git log -1 --format=%ct 2>/de
 images: $(BIN)/kip-image $(CONTAINER_PROGRAMS) ## the container images of Kip, into bin/images, and into a registry: IMAGE_REGISTRY=ghcr.io/team (IMAGE_TAG=, IMAGE_ARCHS=, IMAGE_GONE=)
 	@$(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
 		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)'
+
+# A boot image is in it where make image has built one.
+RELEASE_URL ?= https://github.com/elotl/kip/releases/download/$(VERSION)
+RELEASE_NEEDS := $(filter-out kip-image itzo-boot,$(PROGRAMS))
+.PHONY: release
+release: build agent $(RELEASE_PROGRAMS) ## the files of a release, into bin/release: VERSION=v1.2.3 (RELEASE_SYSTEMS=, RELEASE_URL=, IMAGE_REGISTRY=)
+	@$(BIN)/kip-image release -bin=$(BIN) -systems='$(RELEASE_SYSTEMS)' -programs='$(RELEASE_NEEDS)' -out=$(BIN)/release -url='$(RELEASE_URL)' \
+		$(if $(IMAGE_REGISTRY),-registry='$(IMAGE_REGISTRY)')
 
 .PHONY: image-lock
 image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot image's packages

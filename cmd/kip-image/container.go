@@ -18,8 +18,8 @@ import (
 	"github.com/elotl/kip/internal/version"
 )
 
-// unpushed is the registry that the images are named after if they are not pushed.
-const unpushed = "elotl"
+// published is the registry of Kip's own releases. Images that are not pushed are named after it.
+const published = "ghcr.io/elotl"
 
 // containers builds the images of Kip itself, and pushes them if a registry is given.
 func containers(ctx context.Context, args []string) error {
@@ -36,8 +36,8 @@ func containers(ctx context.Context, args []string) error {
 		return err
 	}
 	o.Mirrors, o.Cache = from.mirrors, from.cache
-	o.Archs = strings.FieldsFunc(*archs, func(r rune) bool { return r == ',' || r == ' ' })
-	ref, err := container.Name(cmp.Or(*registry, unpushed), *tag)
+	o.Archs = words(*archs)
+	ref, err := container.Name(cmp.Or(*registry, published), *tag)
 	if err := errors.Join(err, from.check()); err != nil {
 		return err
 	}

@@ -1,6 +1,6 @@
 // Command kip-image builds the boot image of cells and publishes it in clouds, packs the
-// agent for other images, builds and pushes the container images of Kip itself, and pins
-// Debian's packages that the images are made of.
+// agent for other images, builds and pushes the container images of Kip itself, packs a
+// release, and pins Debian's packages that the images are made of.
 package main
 
 import (
@@ -23,11 +23,12 @@ import (
 	"github.com/elotl/kip/internal/version"
 )
 
-const usage = `usage: kip-image build [flags]   build the image of what the lock pins
-       kip-image agent [flags]   pack the agent for a Linux of one's own
-       kip-image publish [flags] upload and register an image that was built
-       kip-image container [flags] build the container images of Kip, and push them
-       kip-image lock [flags]    pin the packages that Debian has now
+const usage = `usage: kip-image build [flags]      build the image of what the lock pins
+       kip-image agent [flags]      pack the agent for a Linux of one's own
+       kip-image publish [flags]    upload and register an image that was built
+       kip-image container [flags]  build the container images of Kip, and push them
+       kip-image release [flags]    pack a release of what was built
+       kip-image lock [flags]       pin the packages that Debian has now
 
 Flags of each: kip-image build -help
 `
@@ -43,6 +44,7 @@ func main() {
 		"container": containers,
 		"lock":      lock,
 		"publish":   publish,
+		"release":   releases,
 	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprint(os.Stderr, usage)
