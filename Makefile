@@ -162,6 +162,11 @@ images: $(BIN)/kip-image $(CONTAINER_PROGRAMS) ## the container images of Kip, i
 	@$(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
 		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)'
 
+# For this host, of what Debian has now.
+.PHONY: local-images
+local-images:
+	@$(MAKE) --no-print-directory images IMAGE_ARCHS=$(HOST_ARCH) IMAGE_GONE=newest
+
 # A boot image is in it where make image has built one.
 RELEASE_URL ?= https://github.com/elotl/kip/releases/download/$(VERSION)
 RELEASE_NEEDS := $(filter-out kip-image itzo-boot,$(PROGRAMS))
@@ -185,6 +190,10 @@ older: | announce
 $(BIN)/metrics-server: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
+# By which tests install Kip's chart, as users do.
+$(BIN)/helm: FORCE | announce
+	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/helm build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
+
 $(BIN)/csidriver: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) build -trimpath -ldflags '-s -w' -o $@ ./test/csidriver
 
@@ -207,7 +216,7 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws install hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -305,13 +314,14 @@ machines: build test-tools ## tests that make machines of namespaces or ask the 
 # Real clusters. Kip itself reports data races there.
 WORLD = -tags e2e -trimpath -count=1 -timeout 60m -parallel 16
 .PHONY: world-programs
-world-programs: build test-tools $(BIN)/race/kip $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver older)
+world-programs: build test-tools $(BIN)/race/kip $(BIN)/helm $(if $(SHORT),,$(BIN)/metrics-server $(BIN)/csidriver older)
 
 .PHONY: worlds
 worlds: world-programs ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root
-	@# Without an image, as where Debian's mirror is away, all but the last one run.
+	@# Without an image, as where Debian's mirror is away, all but the last two run.
 	@status=0 packages='./test/e2e ./test/e2e/aws ./test/hostile ./test/e2e/tutorial'; \
 	if make --no-print-directory run-image; then packages+=' ./test/e2e/awsvm'; else status=1; fi; \
+	if make --no-print-directory local-images; then packages+=' ./test/e2e/install'; else status=1; fi; \
 	CGO_ENABLED=0 SHORT=-short hack/run-tests worlds . $(WORLD) -p 2 $$packages || status=$$?; \
 	exit $$status
 
@@ -329,6 +339,10 @@ export HOSTILE_SEED ?= 1
 .PHONY: hostile
 hostile: build test-tools ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
 	@CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . $(WORLD) ./test/hostile
+
+.PHONY: install
+install: world-programs local-images ## Kip as a pod of an ordinary node, installed, upgraded and removed by its chart; as root
+	@CGO_ENABLED=0 hack/run-tests install . $(WORLD) ./test/e2e/install
 
 .PHONY: tutorial
 tutorial: build test-tools ## the README's first command and the tutorial, as a new user types them; as root
@@ -359,7 +373,7 @@ qemu: build test-tools run-image ## virtual machines: the cloud of this host, an
 	exit $$status
 
 # Worlds that no target above names.
-OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
+OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
 other-worlds: world-programs run-image ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root

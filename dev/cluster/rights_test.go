@@ -215,7 +215,7 @@ func kipMakesItsNode(t *testing.T, is identities) {
 		Labels: map[string]string{
 			"type": "virtual-kubelet", "kubernetes.io/hostname": "kip-0", "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
 			"node.kubernetes.io/instance-type": "kip", "node.kubernetes.io/exclude-from-external-load-balancers": "true",
-			"kubernetes.io/role": "agent",
+			"kubernetes.io/role":          "agent",
 			"topology.kubernetes.io/zone": "z", "topology.kubernetes.io/region": "r",
 			"team": "a",
 		},

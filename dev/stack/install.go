@@ -41,7 +41,7 @@ func (s *Stack) virtual(node string) bool {
 
 // Install installs Kip by its chart, as a pod of an ordinary node. It returns when the pod is ready.
 func (s *Stack) Install(ctx context.Context) error {
-	if err := s.makeVolume(ctx); err != nil {
+	if err := s.prepareInstall(ctx); err != nil {
 		return err
 	}
 	values, err := s.values()
@@ -51,7 +51,7 @@ func (s *Stack) Install(ctx context.Context) error {
 	if err := os.WriteFile(s.ValuesFile(), values, 0o600); err != nil {
 		return fmt.Errorf("write the values of Kip's chart: %w", err)
 	}
-	return s.Helm(ctx, "install", Release, s.opts.Chart, "--values", s.ValuesFile(), "--create-namespace", "--wait", "--timeout", "5m")
+	return s.Helm(ctx, "install", Release, s.opts.Chart, "--values", s.ValuesFile(), "--wait", "--timeout", "5m")
 }
 
 // Helm runs Helm on the release's namespace.
@@ -67,11 +67,16 @@ func (s *Stack) Helm(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// makeVolume makes the volume for the claim of Kip's store.
-func (s *Stack) makeVolume(ctx context.Context) error {
+// prepareInstall makes the release's namespace, with the strictest Pod Security, and the volume for the claim of Kip's store.
+func (s *Stack) prepareInstall(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
 	if err != nil {
 		return err
+	}
+	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{Name: Namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}},
+	}, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make the namespace of Kip: %w", err)
 	}
 	_, err = client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "kip-store"},

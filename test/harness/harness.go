@@ -87,6 +87,9 @@ type Options struct {
 	Nodes int
 	// ClusterOnly starts no Kip.
 	ClusterOnly bool
+	// Installed has Kip installed by its chart, as a pod of node-1, with a model of EC2. Its pod is no process that the world
+	// kills, starts or looks at.
+	Installed bool
 	// Fsync lets the cluster's etcd wait for the disk, as outside tests.
 	Fsync bool
 	// Patience is how long a step of a test may take, where that is longer than usual:
@@ -147,14 +150,16 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	if err := w.connect(); err != nil {
+	if err := w.connect(o); err != nil {
 		return nil, err
 	}
 	if o.ClusterOnly {
 		return w, nil
 	}
-	if w.kipRun, err = w.kipCommand(); err != nil {
-		return nil, err
+	if !o.Installed {
+		if w.kipRun, err = w.kipCommand(); err != nil {
+			return nil, err
+		}
 	}
 	if err := w.NodeReady(ctx); err != nil {
 		return nil, err
@@ -188,6 +193,11 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 			"--bridge", w.Bridge, "--cidr", w.cidr.String(), "--verbose", "--ready-file", ready,
 			"--masquerade=false"}, // what tests send stays on the bridge
 	}
+	if o.Installed {
+		o.Nodes = max(o.Nodes, 1)
+		dev.Args = append(dev.Args, "--cloud", "aws", "--chart", filepath.Join(root, "deploy", "helm", "kip"),
+			"--images", filepath.Join(w.Bin, "images", "kip"))
+	}
 	if o.Nodes > 0 {
 		dev.Args = append(dev.Args, "--nodes", strconv.Itoa(o.Nodes))
 	}
@@ -213,13 +223,15 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 }
 
 // connect makes the clients of the cluster.
-func (w *World) connect() (err error) {
+func (w *World) connect(o Options) (err error) {
 	if w.Config, err = clientcmd.BuildConfigFromFlags("", w.Kubeconfig); err != nil {
 		return err
 	}
 	w.Config.QPS, w.Config.Burst = 500, 1000
-	if w.KipConfig, err = clientcmd.BuildConfigFromFlags("", w.KipKubeconfig); err != nil {
-		return err
+	if !o.Installed {
+		if w.KipConfig, err = clientcmd.BuildConfigFromFlags("", w.KipKubeconfig); err != nil {
+			return err
+		}
 	}
 	if w.Admin, err = kubernetes.NewForConfig(w.Config); err != nil {
 		return err

@@ -1,0 +1,248 @@
+//go:build e2e
+
+// Package install proves that Kip runs as a pod: its chart installs it into a cluster whose ordinary node runs it, from the
+// images built here and with exactly the chart's rights. Its cells are instances of a model of EC2, which it asks by HTTPS.
+package install
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
+)
+
+var world *harness.World
+
+// Of kip-dev: where it installs Kip, and by which name.
+const (
+	kipNamespace = "kip-system"
+	release      = "kip"
+	kipPod       = "kip-0"
+)
+
+func TestMain(m *testing.M) {
+	audit := filepath.Join(os.TempDir(), fmt.Sprintf("kip-install-%d-audit.log", os.Getpid()))
+	o := harness.Options{
+		Network:   harness.MustClaim("install"),
+		Stderr:    os.Stderr,
+		Installed: true,
+		AuditLog:  audit, // Main fails if Kip was refused anything
+	}
+	code := harness.Main(o, &world, m.Run)
+	if code == 0 {
+		os.Remove(audit)
+	}
+	os.Exit(code)
+}
+
+const running = `apiVersion: v1
+kind: Pod
+metadata: {name: stays}
+spec:
+  nodeSelector: {type: virtual-kubelet}
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: busybox:1.36
+    command: [sh, -c, 'echo started; trap "exit 0" TERM; while :; do sleep 0.1; done']
+`
+
+const job = `apiVersion: batch/v1
+kind: Job
+metadata: {name: hello}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      nodeSelector: {type: virtual-kubelet}
+      restartPolicy: Never
+      containers: [{name: main, image: 'busybox:1.36', command: [echo, hello]}]
+`
+
+// helm runs Helm as a user would, and returns what it printed.
+func helm(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), world.Tool("helm"), append(args, "--namespace", kipNamespace, "--kubeconfig", world.Kubeconfig)...)
+	home := t.TempDir()
+	cmd.Env = append(os.Environ(), "HELM_CONFIG_HOME="+home, "HELM_CACHE_HOME="+home, "HELM_DATA_HOME="+home)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// chart is the folder of the chart, and values the file by which it was installed.
+func chart(t *testing.T) (folder, values string) {
+	t.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(root, "deploy", "helm", "kip"), filepath.Join(world.State, "values.yaml")
+}
+
+// withValues writes values that differ from those of the installation by change.
+func withValues(t *testing.T, change func(map[string]any)) string {
+	t.Helper()
+	_, file := chart(t)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	change(values)
+	if text, err = yaml.Marshal(values); err != nil {
+		t.Fatal(err)
+	}
+	changed := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(changed, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return changed
+}
+
+// kip waits until Kip's pod is ready, and is another one than before.
+func kip(s *namespace.Space, before *corev1.Pod) *corev1.Pod {
+	s.Helper()
+	var found *corev1.Pod
+	s.Eventually("Kip's pod is ready", func(ctx context.Context) (err error) {
+		if found, err = world.Admin.CoreV1().Pods(kipNamespace).Get(ctx, kipPod, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		switch {
+		case before != nil && found.UID == before.UID:
+			return fmt.Errorf("it is still the one before, %s", namespace.States(found))
+		case !namespace.IsReady(found):
+			return fmt.Errorf("it is %s", namespace.States(found))
+		}
+		return nil
+	})
+	return found
+}
+
+// log is what Kip's pod has logged. A panic, an instance that Kip did not know, and the like fail the test.
+func log(s *namespace.Space) string {
+	s.Helper()
+	text, err := world.Admin.CoreV1().Pods(kipNamespace).GetLogs(kipPod, &corev1.PodLogOptions{}).DoRaw(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	if amiss := harness.Amiss(text); len(amiss) > 0 {
+		s.Errorf("Kip's log has\n  %s", strings.Join(amiss, "\n  "))
+	}
+	return string(text)
+}
+
+// One test, since each step needs the one before.
+func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
+	s := namespace.New(t, world)
+	first := kip(s, nil)
+	if on := first.Spec.NodeName; on != "node-1" || first.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Errorf("Kip's pod is on %s, and %s", on, namespace.States(first))
+	}
+	if text := s.Kubectl("get", "node", harness.Node, "--no-headers"); !strings.Contains(text, " agent ") || !strings.Contains(text, " Ready ") {
+		t.Errorf("kubectl get nodes shows %s", text)
+	}
+
+	// Its webhook gives them the toleration of the node's taint.
+	s.Apply(job)
+	s.Kubectl("wait", "--for=condition=Complete", "job/hello", "--timeout=5m")
+	if text := s.Kubectl("logs", "job/hello"); text != "hello\n" {
+		t.Errorf("the Job logged %q", text)
+	}
+	s.Apply(running)
+	pod := s.WaitReady("stays")
+	unmoved := func(after string) {
+		t.Helper()
+		now := s.WaitReady("stays")
+		was, is := pod.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
+		if now.UID != pod.UID || is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {
+			t.Errorf("after %s the pod runs as %s with %d restarts, before as %s", after, is.ContainerID, is.RestartCount, was.ContainerID)
+		}
+		// Through the API server and Kip's kubelet port.
+		s.Eventually("exec works after "+after, s.ExecTrue("stays"))
+	}
+	unmoved("nothing")
+	log(s)
+
+	folder, _ := chart(t)
+	verbose := withValues(t, func(v map[string]any) { v["podAnnotations"] = map[string]any{"step": "upgrade"} })
+	if out, err := helm(t, "upgrade", release, folder, "--values", verbose, "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("upgrade: %v\n%s", err, out)
+	}
+	second := kip(s, first)
+	if second.Annotations["step"] != "upgrade" {
+		t.Errorf("the upgraded pod has annotations %v", second.Annotations)
+	}
+	unmoved("an upgrade")
+	if out, err := helm(t, "rollback", release, "1", "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("rollback: %v\n%s", err, out)
+	}
+	third := kip(s, second)
+	unmoved("a rollback")
+	log(s)
+
+	// As the seeds' documents say.
+	s.Kubectl("patch", "statefulset", release, "-n", kipNamespace, "-p",
+		`{"spec":{"template":{"metadata":{"annotations":{"step":"patch"}}}}}`)
+	kip(s, third)
+	unmoved("a patch of the StatefulSet")
+
+	// Whoever ends Kip ends no instance.
+	if out, err := helm(t, "uninstall", release, "--wait"); err != nil {
+		t.Fatalf("uninstall: %v\n%s", err, out)
+	}
+	cells, err := s.Cells(t.Context())
+	if err != nil || len(cells) != 1 {
+		t.Fatalf("without Kip there are cells %+v, %v", cells, err)
+	}
+	_, values := chart(t)
+	if out, err := helm(t, "install", release, folder, "--values", values, "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("install again: %v\n%s", err, out)
+	}
+	kip(s, nil)
+	unmoved("an uninstallation and another installation")
+	log(s)
+	s.Kubectl("delete", "pod", "stays", "--wait=false")
+	s.Kubectl("delete", "job", "hello", "--wait=false")
+	s.Eventually("the cells are gone", s.NoCells)
+}
+
+func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
+	s := namespace.New(t, world)
+	kip(s, nil)
+	folder, _ := chart(t)
+	for what, tc := range map[string]struct {
+		change func(map[string]any)
+		words  []string
+	}{
+		"another release with the node's name": {
+			func(map[string]any) {}, []string{"nodeName", harness.Node, release},
+		},
+		"a typo": {
+			func(v map[string]any) { v["nodeName"] = "kip-9"; v["replica"] = 1 }, []string{"replica"},
+		},
+	} {
+		out, err := helm(t, "install", "second", folder, "--values", withValues(t, tc.change))
+		if err == nil {
+			t.Errorf("%s is installed:\n%s", what, out)
+			continue
+		}
+		for _, w := range tc.words {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: %q is not in\n%s", what, w, out)
+			}
+		}
+	}
+}
