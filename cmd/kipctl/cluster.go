@@ -38,6 +38,7 @@ type cluster struct {
 	kube    kubernetes.Interface
 	dynamic dynamic.Interface
 	crds    apiextensionsclient.CustomResourceDefinitionInterface
+	exec    execFunc
 }
 
 func connect(c clientcmd.ClientConfig) (*cluster, error) {
@@ -61,7 +62,12 @@ func connect(c clientcmd.ClientConfig) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	return &cluster{kube: kube, dynamic: dyn, crds: extensions.CustomResourceDefinitions()}, nil
+	return &cluster{
+		kube:    kube,
+		dynamic: dyn,
+		crds:    extensions.CustomResourceDefinitions(),
+		exec:    execIn(config, kube.CoreV1().RESTClient()),
+	}, nil
 }
 
 // cell is a Cell, and the object as the API server has it.

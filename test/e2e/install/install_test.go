@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -144,6 +145,34 @@ func log(s *namespace.Space) string {
 	return string(text)
 }
 
+func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
+	s := namespace.New(t, world)
+	kip(s, nil)
+	folder, _ := chart(t)
+	for what, tc := range map[string]struct {
+		change func(map[string]any)
+		words  []string
+	}{
+		"another release with the node's name": {
+			func(map[string]any) {}, []string{"nodeName", harness.Node, release},
+		},
+		"a typo": {
+			func(v map[string]any) { v["nodeName"] = "kip-9"; v["replica"] = 1 }, []string{"replica"},
+		},
+	} {
+		out, err := helm(t, "install", "second", folder, "--values", withValues(t, tc.change))
+		if err == nil {
+			t.Errorf("%s is installed:\n%s", what, out)
+			continue
+		}
+		for _, w := range tc.words {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: %q is not in\n%s", what, w, out)
+			}
+		}
+	}
+}
+
 // One test, since each step needs the one before.
 func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	s := namespace.New(t, world)
@@ -199,8 +228,12 @@ func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	kip(s, third)
 	unmoved("a patch of the StatefulSet")
 
+	out, err := helm(t, "uninstall", release, "--wait")
+	if err == nil {
+		t.Fatalf("Kip is uninstalled while a pod runs:\n%s", out)
+	}
 	// Whoever ends Kip ends no instance.
-	if out, err := helm(t, "uninstall", release, "--wait"); err != nil {
+	if out, err := helm(t, "uninstall", release, "--no-hooks", "--wait"); err != nil {
 		t.Fatalf("uninstall: %v\n%s", err, out)
 	}
 	cells, err := s.Cells(t.Context())
@@ -214,35 +247,18 @@ func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	kip(s, nil)
 	unmoved("an uninstallation and another installation")
 	log(s)
-	s.Kubectl("delete", "pod", "stays", "--wait=false")
-	s.Kubectl("delete", "job", "hello", "--wait=false")
-	s.Eventually("the cells are gone", s.NoCells)
-}
 
-func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
-	s := namespace.New(t, world)
-	kip(s, nil)
-	folder, _ := chart(t)
-	for what, tc := range map[string]struct {
-		change func(map[string]any)
-		words  []string
-	}{
-		"another release with the node's name": {
-			func(map[string]any) {}, []string{"nodeName", harness.Node, release},
-		},
-		"a typo": {
-			func(v map[string]any) { v["nodeName"] = "kip-9"; v["replica"] = 1 }, []string{"replica"},
-		},
-	} {
-		out, err := helm(t, "install", "second", folder, "--values", withValues(t, tc.change))
-		if err == nil {
-			t.Errorf("%s is installed:\n%s", what, out)
-			continue
-		}
-		for _, w := range tc.words {
-			if !strings.Contains(out, w) {
-				t.Errorf("%s: %q is not in\n%s", what, w, out)
-			}
-		}
+	forced := withValues(t, func(v map[string]any) { v["uninstall"] = map[string]any{"force": true} })
+	if out, err := helm(t, "upgrade", release, folder, "--values", forced, "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("upgrade, to uninstall: %v\n%s", err, out)
 	}
+	if out, err := helm(t, "uninstall", release, "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("uninstall by force: %v\n%s", err, out)
+	}
+	s.Eventually("the pod and all cells are gone", func(ctx context.Context) error {
+		if _, err := s.Pod(ctx, "stays"); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod stays is there: %v", err)
+		}
+		return s.NoCells(ctx)
+	})
 }

@@ -18,19 +18,43 @@ annotations:
   verbs: [get, update, patch]
 {{- else -}}
 - apiGroups: [""]
-  resources: [nodes]
-  resourceNames: {{- (include "kip.nodes" .root | fromJson).names | toYaml | nindent 2 }}
-  verbs: [get, patch]
-- apiGroups: [""]
   resources: [pods]
   verbs: [list]
-- apiGroups: [""]
-  resources: [pods/eviction]
-  verbs: [create]
 - apiGroups: [kip.elotl.co]
   resources: [cells]
-  verbs: [get, list, watch]
+  verbs: [list]
 {{- end -}}
+{{- end -}}
+
+{{- /* Rights of the hook in the release's namespace: kipctl cleanup runs in Kip's pod. */ -}}
+{{- define "kip.hookExec" -}}
+{{- $name := printf "%s-%s" (include "kip.fullname" .root) .what }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $name }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- include "kip.hookMeta" (set . "weight" -2) | nindent 2 }}
+rules:
+  - apiGroups: [""]
+    resources: [pods/exec]
+    verbs: [get, create]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $name }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- include "kip.hookMeta" (set . "weight" -1) | nindent 2 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $name }}
+    namespace: {{ .root.Release.Namespace }}
 {{- end -}}
 
 {{- define "kip.hook" -}}
