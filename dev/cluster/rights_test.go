@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -204,6 +205,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 		{"pods are changed as Kip answers", podsAreChangedAsKipAnswers},
 		{"pods of a namespace of Kip's are for Kip", podsOfANamespaceOfKipsAreForKip},
 		{"clouds leave Kip's node while Kip is away", cloudsLeaveKipsNodeWhileKipIsAway},
+		{"the API server takes the bases", theAPIServerTakesTheBases},
 	} {
 		t.Run(part.name, func(t *testing.T) { part.prove(t, is) })
 	}
@@ -620,6 +622,59 @@ func theDefinitionOfCellGetsNoOlder(t *testing.T, is identities) {
 	}
 	if err := is.kip.CoreV1().RESTClient().Get().AbsPath(path, "cells.kip.elotl.co").Do(t.Context()).Error(); err != nil {
 		t.Errorf("Kip reads the definition: %v", err)
+	}
+}
+
+// What kustomize starts from, each with a node of its own, and its pod in a namespace whose pods are restricted.
+func theAPIServerTakesTheBases(t *testing.T, is identities) {
+	ctx := t.Context()
+	if _, err := is.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: "restricted", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
+	}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// It has the address of no Service.
+	if err := is.admin.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, "kip-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	create := func(pod corev1.PodSpec) error {
+		pod.ServiceAccountName, pod.DeprecatedServiceAccount = "", "" // it is in another namespace
+		_, err := is.admin.CoreV1().Pods("restricted").Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "kip"}, Spec: pod,
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	for _, base := range []string{"kip/base", "kip/overlays/aws-eks", "virtual-kubelet/base"} {
+		text, err := os.ReadFile("../../deploy/manifests/" + base + "/kip.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects, err := manifest.Apply(ctx, is.config, "kubectl", text)
+		if err != nil {
+			t.Errorf("%s: %v", base, err)
+			continue
+		}
+		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool {
+			return o.GetKind() == "StatefulSet" || o.GetKind() == "Deployment"
+		})
+		spec, _, err := unstructured.NestedMap(objects[i].Object, "spec", "template", "spec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pod corev1.PodSpec
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &pod); err != nil {
+			t.Fatal(err)
+		}
+		if objects[i].GetKind() == "StatefulSet" { // adds the volume of its claim
+			pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "data"})
+		}
+		if err := create(pod); err != nil {
+			t.Errorf("the pod of %s: %v", base, err)
+		}
+		pod.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil
+		if err := refused(create(pod), "violates PodSecurity"); err != nil {
+			t.Errorf("a pod that is not restricted: %v", err)
+		}
 	}
 }
 
