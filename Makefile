@@ -460,7 +460,7 @@ vulncheck: ## known vulnerabilities that the programs can reach; asks vuln.go.de
 		-- image/cni $(addprefix github.com/containernetworking/plugins/plugins/,main/ptp ipam/host-local meta/portmap)
 
 .PHONY: docs
-docs: ## write the reference pages that are generated from code
+docs: ## write the reference pages and the schema of provider.yaml, which are generated from code
 	$(GO) test ./internal/config ./internal/metrics -run TestReference -update
 
 .PHONY: manifests

@@ -221,7 +221,10 @@ func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 			"nodeCount is 1", "nodeCount to 2"},
 		"nodeCount: 4\nconfig: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7}]}": {
 			"nodeCount is 4", "nodeCount to 7"},
-		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7}, {suffix: 7}]}": {"/config/nodes", "items"},
+		"config: {cloud: {aws: {}}, cells: {defaultInstanceTyp: nano}}":   {"/config/cells", "defaultInstanceTyp"},
+		"config: {cloud: {aws: {region: 5}}}":                             {"/config/cloud/aws/region", "want string"},
+		"config: {cloud: {aws: {subnetID: {a: b}}}}":                      {"/config/cloud/aws/subnetID"},
+		"config: {cells: {healthcheck: {status: {healthyTimeout: 90s}}}}": {"healthyTimeout", "want number"},
 		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7, zones: [a]}, {suffix: 7}]}": {
 			"config.nodes", "suffix 7"},
 		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: none}": {"/config/nodes"},

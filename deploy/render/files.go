@@ -1,10 +1,12 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -105,7 +107,36 @@ func generated(folder string) (map[string][]byte, error) {
 	if files[readme], err = withValues(filepath.Join(folder, readme), filepath.Join(folder, "deploy/helm/kip/values.yaml")); err != nil {
 		return nil, err
 	}
-	return files, nil
+	const schema = "deploy/helm/kip/values.schema.json"
+	files[schema], err = withProvider(filepath.Join(folder, schema), filepath.Join(folder, "deploy/helm/kip/provider.schema.json"))
+	return files, err
+}
+
+// withProvider returns the schema of values in which that of config is the schema of provider.yaml: a chart's schema is one file.
+func withProvider(values, provider string) ([]byte, error) {
+	var all, config map[string]any
+	for path, into := range map[string]*map[string]any{values: &all, provider: &config} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal(text, into); err != nil {
+			return nil, fmt.Errorf("parse %s: %w", path, err)
+		}
+	}
+	cloud, found, err := unstructured.NestedMap(config, "properties", "cloud")
+	if err != nil || !found {
+		return nil, fmt.Errorf("%s has no schema of cloud (%w)", provider, err)
+	}
+	cloud["minProperties"], cloud["maxProperties"] = 1.0, 1.0 // one cloud
+	if err := unstructured.SetNestedMap(config, cloud, "properties", "cloud"); err != nil {
+		return nil, err
+	}
+	if err := unstructured.SetNestedMap(all, config, "properties", "config"); err != nil {
+		return nil, err
+	}
+	text, err := json.MarshalIndent(all, "", "  ")
+	return append(text, '\n'), err
 }
 
 // baseRelease is the installation that a base is, with the provider.yaml beside it.

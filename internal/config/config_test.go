@@ -979,21 +979,28 @@ func TestLoadNamesFilesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestReference fails when the page is not what the code says; -update mends it.
+// TestReference fails when the page and the schema are not what the code says; -update mends them.
 func TestReference(t *testing.T) {
-	const page = "../../docs/provider-configuration.md"
-	want := Reference()
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(page)
+	schema, err := Schema()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(got) != want {
-		t.Errorf("%s is out of date: go test ./internal/config -run TestReference -update", page)
+	for page, want := range map[string]string{
+		"../../docs/provider-configuration.md":       Reference(),
+		"../../deploy/helm/kip/provider.schema.json": schema,
+	} {
+		if *update {
+			if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != want {
+			t.Errorf("%s is out of date: go test ./internal/config -run TestReference -update", page)
+		}
 	}
 }
 
