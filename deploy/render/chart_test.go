@@ -392,7 +392,8 @@ func TestAStorageClassOfSomebodyElseIsRefused(t *testing.T) {
 	if _, err := renderedIn(t, least+"storageClass: {create: false}", clusterOf(class("other"))); err != nil {
 		t.Errorf("another's, which it uses: %v", err)
 	}
-	if _, err := renderedIn(t, least, clusterOf(class("other"))); err == nil || !strings.Contains(err.Error(), "storageClass.create to false") {
+	_, err := renderedIn(t, least, clusterOf(class("other")))
+	if err == nil || !strings.Contains(err.Error(), "storageClass.create to false") {
 		t.Errorf("another's: %v", err)
 	}
 }

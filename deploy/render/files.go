@@ -125,8 +125,11 @@ func withProvider(values, provider string) ([]byte, error) {
 		}
 	}
 	cloud, found, err := unstructured.NestedMap(config, "properties", "cloud")
-	if err != nil || !found {
-		return nil, fmt.Errorf("%s has no schema of cloud (%w)", provider, err)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", provider, err)
+	}
+	if !found {
+		return nil, fmt.Errorf("%s has no schema of cloud", provider)
 	}
 	cloud["minProperties"], cloud["maxProperties"] = 1.0, 1.0 // one cloud
 	if err := unstructured.SetNestedMap(config, cloud, "properties", "cloud"); err != nil {
