@@ -54,10 +54,15 @@ func TestAPushedImageIsPulledByItsArchitecture(t *testing.T) {
 		"the referrers API": {registry.WithReferrersSupport(true)}, "no referrers API": nil,
 	} {
 		var writes atomic.Int32
+		var tagged atomic.Bool
 		_, tag := serve(t, func(h http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method != http.MethodGet && r.Method != http.MethodHead {
 					writes.Add(1)
+					if tagged.Load() {
+						t.Errorf("%s: after the tag there is %s %s", registryHas, r.Method, r.URL.Path)
+					}
+					tagged.Store(strings.HasSuffix(r.URL.Path, "/manifests/v1.2.3"))
 				}
 				h.ServeHTTP(w, r)
 			})
@@ -84,6 +89,9 @@ func TestAPushedImageIsPulledByItsArchitecture(t *testing.T) {
 		}
 		if writes.Swap(0) == 0 {
 			t.Fatalf("%s: nothing was seen to be written", registryHas)
+		}
+		if !tagged.Load() {
+			t.Errorf("%s: the tag is not written last", registryHas)
 		}
 		if err := s.Push(t.Context(), tag, authn.DefaultKeychain, quiet); err != nil || writes.Load() != 0 {
 			t.Errorf("%s: the second time %d requests write (%v)", registryHas, writes.Load(), err)
