@@ -31,12 +31,15 @@ func write(t *testing.T, file, content string) {
 	}
 }
 
+// created is the time of all files in archives.
+var created = time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+
 // world is what make has built, in small, beside sources with a chart and manifests.
 func world(t *testing.T) Options {
 	t.Helper()
 	o := Options{
 		Version:      "v1.2.3-rc.1",
-		Created:      time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC),
+		Created:      created,
 		Bin:          t.TempDir(),
 		Source:       t.TempDir(),
 		Systems:      []System{"linux-arm64", "windows-amd64"},
@@ -93,6 +96,9 @@ func unpacked(t *testing.T, path string) map[string]file {
 		// krew refuses archives with others.
 		if !info.Mode().IsRegular() {
 			t.Errorf("%s in %s is no regular file: %v", name, path, info.Mode())
+		}
+		if !info.ModTime().Equal(created) {
+			t.Errorf("%s in %s is of %v, want %v", name, path, info.ModTime(), created)
 		}
 		all[name] = file{string(content), info.Mode().Perm()}
 	}
