@@ -30,7 +30,8 @@ func containers(ctx context.Context, args []string) error {
 	flags.StringVar(&o.Revision, "revision", "", "`commit` that the programs are built from")
 	from := packageFlags(flags)
 	out := flags.String("out", "bin/images", "`folder` of the images")
-	registry := flags.String("registry", "", "`name` of a registry, perhaps with a path, such as ghcr.io/team: push the images as ghcr.io/team/kip")
+	registry := flags.String("registry", "", "`name` of a registry, perhaps with a path, such as ghcr.io/team: "+
+		"push the images as ghcr.io/team/kip")
 	tag := flags.String("tag", o.Version, "`tag` of the images")
 	if err := parse(flags, args); err != nil {
 		return err

@@ -146,6 +146,12 @@ func (o Options) platform(ctx context.Context, arch string) (Platform, error) {
 	return p, err
 }
 
+// Who there is. Nobody can log in: there is no program for it.
+const (
+	passwd = "root:x:0:0:root:/:/sbin/nologin\nkip:x:%d:%[1]d:kip:/:/sbin/nologin\n"
+	group  = "root:x:0:\nkip:x:%d:\n"
+)
+
 // base returns the files that are no programs, and the packages that they are from.
 func (o Options) base(ctx context.Context, arch string) (debian.Lock, []file, error) {
 	var packages debian.Lock
@@ -170,8 +176,8 @@ func (o Options) base(ctx context.Context, arch string) (debian.Lock, []file, er
 		return nil, nil, errors.New("no package has certificate authorities")
 	}
 	return packages, []file{
-		{path: "etc/passwd", mode: 0o644, content: fmt.Appendf(nil, "root:x:0:0:root:/:/sbin/nologin\nkip:x:%d:%[1]d:kip:/:/sbin/nologin\n", User)},
-		{path: "etc/group", mode: 0o644, content: fmt.Appendf(nil, "root:x:0:\nkip:x:%d:\n", User)},
+		{path: "etc/passwd", mode: 0o644, content: fmt.Appendf(nil, passwd, User)},
+		{path: "etc/group", mode: 0o644, content: fmt.Appendf(nil, group, User)},
 		{path: strings.TrimPrefix(image.HostCertificates, "/"), mode: 0o644, content: authorities},
 	}, nil
 }

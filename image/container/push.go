@@ -21,7 +21,8 @@ import (
 func Name(registry, tag string) (name.Tag, error) {
 	// What is before it may be a password.
 	if i := strings.LastIndex(registry, "@"); i >= 0 {
-		return name.Tag{}, fmt.Errorf("the registry …%s has an @: give it without a user or a digest, and log in with docker login", registry[i:])
+		return name.Tag{}, fmt.Errorf("the registry …%s has an @: give it without a user or a digest, and log in with docker login",
+			registry[i:])
 	}
 	if _, rest, has := strings.Cut(registry, "://"); has {
 		return name.Tag{}, fmt.Errorf("the registry %q has a scheme: want %s", registry, rest)
@@ -35,7 +36,8 @@ func Name(registry, tag string) (name.Tag, error) {
 		err = errors.New("it is empty") // which name takes for latest
 	}
 	if err != nil {
-		return name.Tag{}, fmt.Errorf("the tag %q is no tag of an image: want at most 128 letters, digits, dots, dashes and underscores: %w", tag, err)
+		return name.Tag{}, fmt.Errorf("the tag %q is no tag of an image: want at most 128 letters, digits, dots, dashes and underscores: %w",
+			tag, err)
 	}
 	return t, nil
 }

@@ -124,11 +124,12 @@ func TestCredentialsAreThoseOfDocker(t *testing.T) {
 		write(t, filepath.Join(home, "config.json"), fmt.Appendf(nil, `{"auths":{%q:{"auth":%q}}}`, tag.RegistryStr(), auth))
 	}
 	const cure = "log in with `docker login "
-	if err := s.Push(t.Context(), tag, authn.DefaultKeychain, quiet); err == nil || !strings.Contains(err.Error(), cure+tag.RegistryStr()) {
+	err := s.Push(t.Context(), tag, authn.DefaultKeychain, quiet)
+	if err == nil || !strings.Contains(err.Error(), cure+tag.RegistryStr()) {
 		t.Errorf("without credentials: %v", err)
 	}
 	login(secret + "-old")
-	err := s.Push(t.Context(), tag, authn.DefaultKeychain, quiet)
+	err = s.Push(t.Context(), tag, authn.DefaultKeychain, quiet)
 	if err == nil || !strings.Contains(err.Error(), cure) || strings.Contains(err.Error(), secret) {
 		t.Errorf("with other credentials: %v", err)
 	}

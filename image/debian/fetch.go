@@ -78,7 +78,7 @@ func get(ctx context.Context, url string, limit int64) ([]byte, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("fetch %s: %w (%s): kip-image lock pins the newest versions, -gone=newest (IMAGE_GONE=newest) takes them this time",
+		return nil, fmt.Errorf("fetch %s: %w (%s): kip-image lock pins the newest versions, -gone=newest takes them this time",
 			url, ErrGone, resp.Status)
 	}
 	if resp.StatusCode != http.StatusOK {
