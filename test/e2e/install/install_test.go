@@ -20,6 +20,7 @@ import (
 
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
 )
 
 var world *harness.World
@@ -173,8 +174,30 @@ func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// One test, since each step needs the one before.
-func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
+// kept is a pod that runs, and looks whether it is moved.
+type kept struct {
+	*namespace.Space
+	pod *corev1.Pod
+}
+
+func newKept(s *namespace.Space) kept {
+	s.Helper()
+	s.Apply(running)
+	return kept{s, s.WaitReady("stays")}
+}
+
+func (k kept) unmoved(after string) {
+	k.Helper()
+	now := k.WaitReady("stays")
+	was, is := k.pod.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
+	if now.UID != k.pod.UID || is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {
+		k.Errorf("after %s the pod runs as %s with %d restarts, before as %s", after, is.ContainerID, is.RestartCount, was.ContainerID)
+	}
+	// Through the API server and Kip's kubelet port.
+	k.Eventually("exec works after "+after, k.ExecTrue("stays"))
+}
+
+func TestKipRunsAsAPodAndIsUpgradedByItsChart(t *testing.T) {
 	s := namespace.New(t, world)
 	first := kip(s, nil)
 	if on := first.Spec.NodeName; on != "node-1" || first.Status.ContainerStatuses[0].RestartCount != 0 {
@@ -190,19 +213,8 @@ func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	if text := s.Kubectl("logs", "job/hello"); text != "hello\n" {
 		t.Errorf("the Job logged %q", text)
 	}
-	s.Apply(running)
-	pod := s.WaitReady("stays")
-	unmoved := func(after string) {
-		t.Helper()
-		now := s.WaitReady("stays")
-		was, is := pod.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
-		if now.UID != pod.UID || is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {
-			t.Errorf("after %s the pod runs as %s with %d restarts, before as %s", after, is.ContainerID, is.RestartCount, was.ContainerID)
-		}
-		// Through the API server and Kip's kubelet port.
-		s.Eventually("exec works after "+after, s.ExecTrue("stays"))
-	}
-	unmoved("nothing")
+	stays := newKept(s)
+	stays.unmoved("nothing")
 	log(s)
 
 	folder, _ := chart(t)
@@ -214,24 +226,39 @@ func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	if second.Annotations["step"] != "upgrade" {
 		t.Errorf("the upgraded pod has annotations %v", second.Annotations)
 	}
-	unmoved("an upgrade")
+	stays.unmoved("an upgrade")
+	log(s)
+	out, err := helm(t, "uninstall", release, "--wait")
+	if err == nil {
+		t.Fatalf("Kip is uninstalled while a pod runs:\n%s", out)
+	}
+}
+
+// One test, since each step needs the one before. The last one leaves no Kip.
+func TestKipIsRolledBackAndRemovedByItsChart(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	folder, values := chart(t)
+	first := kip(s, nil)
+	stays := newKept(s)
+	annotated := withValues(t, func(v map[string]any) { v["podAnnotations"] = map[string]any{"step": "before the rollback"} })
+	if out, err := helm(t, "upgrade", release, folder, "--values", annotated, "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("upgrade: %v\n%s", err, out)
+	}
+	second := kip(s, first)
 	if out, err := helm(t, "rollback", release, "1", "--wait", "--timeout", "5m"); err != nil {
 		t.Fatalf("rollback: %v\n%s", err, out)
 	}
 	third := kip(s, second)
-	unmoved("a rollback")
+	stays.unmoved("a rollback")
 	log(s)
 
 	// As the seeds' documents say.
 	s.Kubectl("patch", "statefulset", release, "-n", kipNamespace, "-p",
 		`{"spec":{"template":{"metadata":{"annotations":{"step":"patch"}}}}}`)
 	kip(s, third)
-	unmoved("a patch of the StatefulSet")
+	stays.unmoved("a patch of the StatefulSet")
 
-	out, err := helm(t, "uninstall", release, "--wait")
-	if err == nil {
-		t.Fatalf("Kip is uninstalled while a pod runs:\n%s", out)
-	}
 	// Whoever ends Kip ends no instance.
 	if out, err := helm(t, "uninstall", release, "--no-hooks", "--wait"); err != nil {
 		t.Fatalf("uninstall: %v\n%s", err, out)
@@ -240,12 +267,11 @@ func TestKipIsInstalledUpgradedAndRemovedByItsChart(t *testing.T) {
 	if err != nil || len(cells) != 1 {
 		t.Fatalf("without Kip there are cells %+v, %v", cells, err)
 	}
-	_, values := chart(t)
 	if out, err := helm(t, "install", release, folder, "--values", values, "--wait", "--timeout", "5m"); err != nil {
 		t.Fatalf("install again: %v\n%s", err, out)
 	}
 	kip(s, nil)
-	unmoved("an uninstallation and another installation")
+	stays.unmoved("an uninstallation and another installation")
 	log(s)
 
 	forced := withValues(t, func(v map[string]any) { v["uninstall"] = map[string]any{"force": true} })
