@@ -22,7 +22,7 @@ import (
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
 	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
-	chart, ipv6CIDR, serviceIPv6CIDR                                                                 string
+	chart, emulated, ipv6CIDR, serviceIPv6CIDR                                                       string
 	approver                                                                                         string
 	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
 	noFsync, upstreamLimits, verbose, serviceProxy, masquerade, daemonSetMachines                    bool
@@ -62,6 +62,7 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
 	fs.StringVar(&p.chart, "chart", "",
 		"`folder` of Kip's Helm chart, by which it is installed as a pod of an ordinary node; with --cloud=aws, --nodes=1 and --images")
+	fs.StringVar(&p.emulated, "emulated-version", "", "minor `version` of Kubernetes, such as 1.34, whose API the control plane serves")
 	fs.BoolVar(&p.noFsync, "no-fsync", false, "etcd does not wait for the disk: for tests")
 	fs.BoolVar(&p.upstreamLimits, "upstream-limits", false,
 		"let the controller manager and the scheduler ask no more of the API server than by default: for benchmarks")
@@ -138,6 +139,7 @@ func (p *place) options(command string) (stack.Options, error) {
 		Images:          p.images,
 		Chart:           p.chart,
 		NoFsync:         p.noFsync,
+		EmulatedVersion: p.emulated,
 		UpstreamLimits:  p.upstreamLimits,
 		AuditLog:        p.auditLog,
 		Approver:        p.approver,

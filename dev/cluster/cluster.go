@@ -64,6 +64,8 @@ type Options struct {
 	ServiceIPv6CIDR netip.Prefix
 	// WithoutKip leaves out the rights of Kip and all else that Kip finds in a cluster: the chart installs it.
 	WithoutKip bool
+	// EmulatedVersion is the minor version of Kubernetes, such as 1.34, whose API the control plane serves; its own when empty.
+	EmulatedVersion string
 	// NoFsync lets etcd answer before its data is on the disk: for tests.
 	NoFsync bool
 	// UpstreamLimits leaves the controller manager and the scheduler the limits on

@@ -123,6 +123,9 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		// This host has routes to pods, and none to Services.
 		"--enable-aggregator-routing=true",
 	}
+	if v := c.opts.EmulatedVersion; v != "" { // the other components share the registry of versions in this process
+		args = append(args, "--emulated-version=kube="+v)
+	}
 	if n := c.opts.TolerationSeconds; n > 0 {
 		args = append(args, fmt.Sprint("--default-not-ready-toleration-seconds=", n), fmt.Sprint("--default-unreachable-toleration-seconds=", n))
 	}

@@ -72,6 +72,8 @@ type Options struct {
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
 	Images       string   // folder with images for the registry, an OCI layout; none when empty
 	NoFsync      bool     // etcd does not wait for the disk
+	// EmulatedVersion is the minor version of Kubernetes whose API the control plane serves; its own when empty.
+	EmulatedVersion string
 	// Chart is the folder of Kip's Helm chart. Kip then runs as a pod of the first ordinary node, with exactly the chart's rights;
 	// Images has its image. Empty for a Kip that is a process of this machine.
 	Chart string
@@ -287,6 +289,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 		NodeGrace:         s.opts.NodeGrace,
 		NodeName:          s.opts.Node,
 		WithoutKip:        s.opts.Chart != "",
+		EmulatedVersion:   s.opts.EmulatedVersion,
 		Peers:             s.peers(),
 		AuditLog:          s.opts.AuditLog,
 		Approver:          s.opts.Approver,
