@@ -155,11 +155,11 @@ $(sort $(CONTAINER_PROGRAMS) $(RELEASE_PROGRAMS)): FORCE
 
 IMAGE_REGISTRY ?=
 IMAGE_TAG ?= $(VERSION)
-# When images say that they were made, so that the same commit makes the same bytes.
-export SOURCE_DATE_EPOCH ?= $(shell [ -e .git ] && git log -1 --format=%ct 2>/dev/null || echo 0)
+# Images and releases have the commit's time, so that the same commit makes the same bytes. Other programs read this variable, too.
+OF_COMMIT = SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$(shell [ -e .git ] && git log -1 --format=%ct 2>/dev/null || echo 0)}
 .PHONY: images
 images: $(BIN)/kip-image $(CONTAINER_PROGRAMS) ## the container images of Kip, into bin/images, and into a registry: IMAGE_REGISTRY=ghcr.io/team (IMAGE_TAG=, IMAGE_ARCHS=, IMAGE_GONE=)
-	@$(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
+	@$(OF_COMMIT) $(BIN)/kip-image container -archs='$(IMAGE_ARCHS)' -programs=$(BIN) -out=$(BIN)/images -gone='$(IMAGE_GONE)' \
 		-revision='$(shell [ -e .git ] && git rev-parse HEAD 2>/dev/null)' -registry='$(IMAGE_REGISTRY)' -tag='$(IMAGE_TAG)'
 
 # For this host, of what Debian has now.
@@ -172,7 +172,7 @@ RELEASE_URL ?= https://github.com/elotl/kip/releases/download/$(VERSION)
 RELEASE_NEEDS := $(filter-out kip-image itzo-boot,$(PROGRAMS))
 .PHONY: release
 release: build agent $(RELEASE_PROGRAMS) ## the files of a release, into bin/release: VERSION=v1.2.3 (RELEASE_SYSTEMS=, RELEASE_URL=, IMAGE_REGISTRY=)
-	@$(BIN)/kip-image release -bin=$(BIN) -systems='$(RELEASE_SYSTEMS)' -programs='$(RELEASE_NEEDS)' -out=$(BIN)/release -url='$(RELEASE_URL)' \
+	@$(OF_COMMIT) $(BIN)/kip-image release -bin=$(BIN) -systems='$(RELEASE_SYSTEMS)' -programs='$(RELEASE_NEEDS)' -out=$(BIN)/release -url='$(RELEASE_URL)' \
 		$(if $(IMAGE_REGISTRY),-registry='$(IMAGE_REGISTRY)')
 
 .PHONY: image-lock
