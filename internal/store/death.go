@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"go.uber.org/zap/zapcore"
-	"golang.org/x/sys/unix"
 )
 
 // death is the end of an embedded etcd. It is the hook for what etcd logs as
@@ -37,7 +37,7 @@ func (d *death) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
 			err = fmt.Errorf("%w: %w", err, cause)
 		}
 	}
-	if errors.Is(err, unix.ENOSPC) {
+	if errors.Is(err, syscall.ENOSPC) {
 		err = fmt.Errorf("%w: make room on the disk of etcd.internal.dataDir and start Kip again: %w", ErrNoSpace, err)
 	}
 	d.fatal.Store(true)
@@ -54,11 +54,11 @@ const minFree = 96 << 20
 // comes before etcd, which does not survive a full disk.
 func roomIn(dir string) func() error {
 	return func() error {
-		var disk unix.Statfs_t
-		if err := unix.Statfs(dir, &disk); err != nil {
+		free, err := freeIn(dir)
+		if err != nil {
 			return fmt.Errorf("see how much space is left in %s: %w", dir, err)
 		}
-		if free := disk.Bavail * uint64(disk.Bsize); free < minFree {
+		if free < minFree {
 			return fmt.Errorf("%w: the disk of %s has %d MiB left, a write needs %d; make room", ErrNoSpace, dir, free>>20, minFree>>20)
 		}
 		return nil

@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -73,11 +72,11 @@ func OpenEmbedded(ctx context.Context, dir, configFile string) (*Store, error) {
 // lock claims the folder for this process. etcd would wait for ever for another
 // that has it.
 func lock(dir string) (unlock func() error, err error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock etcd.internal.dataDir: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := tryLock(f); err != nil {
 		holder, _ := io.ReadAll(io.LimitReader(f, 32))
 		err = fmt.Errorf("etcd.internal.dataDir %s is in use by another Kip (process %s): stop it, or give this one a folder of its own: %w",
 			dir, bytes.TrimSpace(holder), err)
