@@ -36,8 +36,8 @@ func TestANodeSaysWhatItIsToSchedulersAndControllersOfClouds(t *testing.T) {
 	for label, want := range map[string]string{
 		"karpenter.sh/capacity-type": "spot", "kip.elotl.co/controller": "abc", "kubernetes.io/arch": "amd64",
 		"node.kubernetes.io/exclude-from-external-load-balancers": "true",
-		"kubernetes.io/role": "agent",
-		"eks.amazonaws.com/compute-type":                          "fargate", "kubernetes.azure.com/managed": "false",
+		"kubernetes.io/role":             "agent",
+		"eks.amazonaws.com/compute-type": "fargate", "kubernetes.azure.com/managed": "false",
 		"topology.kubernetes.io/zone": "us-east-1a", "topology.kubernetes.io/region": "us-east-1",
 	} {
 		if got.Labels[label] != want {

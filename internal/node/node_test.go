@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -319,6 +320,48 @@ func TestAnEarlierKipLeavesTheRole(t *testing.T) {
 	cfg.Labels = map[string]string{roleLabel: "master"}
 	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), `kubernetes.io/role: Kip sets it to "agent", it cannot be "master"`) {
 		t.Errorf("another role is configured: %v", err)
+	}
+}
+
+// A Kip may be newer than the policies of its cluster.
+func TestANodeIsRegisteredWithoutItsRoleWhereAPolicyForbidsThat(t *testing.T) {
+	c := newCluster()
+	refuse := func(a clienttesting.Action) (bool, runtime.Object, error) {
+		var text []byte
+		switch a := a.(type) {
+		case clienttesting.CreateAction:
+			text = fmt.Append(nil, a.GetObject().(*corev1.Node).Labels)
+		case clienttesting.PatchAction:
+			text = a.GetPatch()
+		}
+		if strings.Contains(string(text), roleLabel) {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), testNode, errors.New("kip-node"))
+		}
+		return false, nil, nil
+	}
+	c.own.PrependReactor("create", "nodes", refuse)
+	c.own.PrependReactor("patch", "nodes", refuse)
+	for range 2 { // it is made, and then it is there
+		n, err := New(config(c.own, c.node))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := n.register(t.Context())
+		if err != nil || got.Labels["team"] != "blue" || got.Labels[roleLabel] != "" {
+			t.Errorf("%v, %v", got, err)
+		}
+	}
+	c.own.PrependReactor("*", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return a.GetVerb() != "get", nil, apierrors.NewForbidden(corev1.Resource("nodes"), testNode, errors.New("RBAC"))
+	})
+	cfg := config(c.own, c.node)
+	cfg.Labels = map[string]string{"team": "red"}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.register(t.Context()); !apierrors.IsForbidden(err) {
+		t.Errorf("what is forbidden for another reason: %v", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -87,33 +88,17 @@ func (n *Node) providerID() string { return "kip://" + n.c.Controller + "/" + n.
 // existing one up to date. It returns the object as the API server has it. When
 // nothing changed it writes nothing.
 func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
-	nodes := n.c.Own.CoreV1().Nodes()
-	var result *corev1.Node
-	stale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-	err := retry.OnError(retry.DefaultRetry, stale, func() error {
-		current, err := nodes.Get(ctx, n.c.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			fresh, err := n.fresh()
-			if err != nil {
-				return err
-			}
-			result, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
-			return err
+	result, err := n.registerWith(ctx, n.labels)
+	if apierrors.IsForbidden(err) {
+		labels := maps.Clone(n.labels)
+		delete(labels, roleLabel)
+		var without error
+		if result, without = n.registerWith(ctx, labels); without == nil {
+			// The policy of an earlier release. A node that is not registered would take its pods out of their Services.
+			n.c.Log.Warn("the virtual node gets no label of its role: apply deploy/policies.yaml of this release", "node", n.c.Name, "err", err)
+			err = nil
 		}
-		if err != nil {
-			return err
-		}
-		patch, err := n.registrationPatch(current)
-		if err != nil {
-			return err
-		}
-		if patch == nil {
-			result = current
-			return nil
-		}
-		result, err = nodes.Patch(ctx, n.c.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-		return err
-	})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("register node %s: %w", n.c.Name, err)
 	}
@@ -124,8 +109,39 @@ func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
 	return result, nil
 }
 
+// registerWith is register with these labels.
+func (n *Node) registerWith(ctx context.Context, labels map[string]string) (result *corev1.Node, err error) {
+	nodes := n.c.Own.CoreV1().Nodes()
+	stale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err = retry.OnError(retry.DefaultRetry, stale, func() error {
+		current, err := nodes.Get(ctx, n.c.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			fresh, err := n.fresh(labels)
+			if err != nil {
+				return err
+			}
+			result, err = nodes.Create(ctx, fresh, metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		patch, err := n.registrationPatch(current, labels)
+		if err != nil {
+			return err
+		}
+		if patch == nil {
+			result = current
+			return nil
+		}
+		result, err = nodes.Patch(ctx, n.c.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+	return result, err
+}
+
 // fresh is the node object before its first status.
-func (n *Node) fresh() (*corev1.Node, error) {
+func (n *Node) fresh(labels map[string]string) (*corev1.Node, error) {
 	taints := n.taints()
 	mark, err := n.registrationMark(taints, n.c.Removed)
 	if err != nil {
@@ -134,7 +150,7 @@ func (n *Node) fresh() (*corev1.Node, error) {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        n.c.Name,
-			Labels:      n.labels,
+			Labels:      labels,
 			Annotations: map[string]string{registrationAnnotation: mark},
 		},
 		Spec: corev1.NodeSpec{ProviderID: n.providerID(), Taints: taints, Unschedulable: n.c.Removed},
@@ -157,7 +173,7 @@ func (n *Node) registrationMark(taints []corev1.Taint, cordoned bool) (string, e
 // registrationPatch is the merge patch that turns current into what the
 // configuration asks for, nil when it is that already. It carries the resource
 // version, since the list of taints is replaced as a whole and others write it.
-func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
+func (n *Node) registrationPatch(current *corev1.Node, labels map[string]string) ([]byte, error) {
 	last, known := current.Annotations[registrationAnnotation]
 	controller := n.c.Controller
 	if n.c.Adopts {
@@ -193,8 +209,8 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 		return nil, err
 	}
 	metadata := map[string]any{}
-	if labels := n.labelChanges(current, before); len(labels) > 0 {
-		metadata["labels"] = labels
+	if changes := labelChanges(current, labels, before); len(changes) > 0 {
+		metadata["labels"] = changes
 	}
 	if mark != last {
 		metadata["annotations"] = map[string]any{registrationAnnotation: mark}
@@ -213,15 +229,15 @@ func (n *Node) registrationPatch(current *corev1.Node) ([]byte, error) {
 
 // labelChanges are the labels that are to be another on a node, and, as nil, those that Kip
 // wrote before and that are to go.
-func (n *Node) labelChanges(current *corev1.Node, before registration) map[string]any {
+func labelChanges(current *corev1.Node, labels map[string]string, before registration) map[string]any {
 	changes := map[string]any{}
-	for k, v := range n.labels {
+	for k, v := range labels {
 		if have, ok := current.Labels[k]; !ok || have != v {
 			changes[k] = v
 		}
 	}
 	for _, k := range before.Labels {
-		if _, wanted := n.labels[k]; wanted {
+		if _, wanted := labels[k]; wanted {
 			continue
 		}
 		if _, has := current.Labels[k]; has {
