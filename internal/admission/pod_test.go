@@ -386,7 +386,8 @@ func TestPodsThatSelectKipsNodesTolerateTheirTaint(t *testing.T) {
 		"if it tolerates it otherwise": {own, selects, forever + ", {key: virtual-kubelet.io/provider, operator: Exists, effect: NoExecute}",
 			forever + ", {key: virtual-kubelet.io/provider, operator: Exists, effect: NoExecute}, " + ofTaint},
 	} {
-		pod, want := podFrom(t, "spec: {"+c.spec+", tolerations: ["+c.own+"]}"), podFrom(t, "spec: {"+c.spec+", tolerations: ["+cmp.Or(c.want, c.own)+"]}")
+		pod := podFrom(t, "spec: {"+c.spec+", tolerations: ["+c.own+"]}")
+		want := podFrom(t, "spec: {"+c.spec+", tolerations: ["+cmp.Or(c.want, c.own)+"]}")
 		r := rules()
 		r.Taint = c.taint
 		operations, _ := r.Patch(pod, Selecting, UpstreamDefaults)
@@ -432,7 +433,8 @@ func TestPodsOfKipStayWhenItsNodeIsNotHeardOf(t *testing.T) {
 	} {
 		pod := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+ofTaint+", "+c.own+"]}")
 		got, _ := patched(t, pod, Selecting, c.defaults)
-		if want := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+ofTaint+", "+c.want+"]}"); !equality.Semantic.DeepEqual(got, want) {
+		want := podFrom(t, "spec: {nodeSelector: {"+ofKip+"}, tolerations: ["+ofTaint+", "+c.want+"]}")
+		if !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s: %+v\nwant %+v", c.says, got.Spec.Tolerations, want.Spec.Tolerations)
 		}
 	}

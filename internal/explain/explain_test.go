@@ -59,7 +59,8 @@ func TestWhyAPodOfADaemonSetHasNoMachineIsSaid(t *testing.T) {
 	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: new(true)}}
 	pod.Status.Conditions = []corev1.PodCondition{{Type: apiv1.NoMachine, Status: corev1.ConditionTrue, Message: "why"}}
 	k := newKip(t, pod)
-	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "why" || e.Placement != nil || e.Waiting != "" {
+	e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name)
+	if err != nil || e.NoMachine != "why" || e.Placement != nil || e.Waiting != "" {
 		t.Errorf("%+v, %v", e, err)
 	}
 	other := pod.DeepCopy()

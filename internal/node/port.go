@@ -477,7 +477,7 @@ func (p *Port) noCell(w http.ResponseWriter, r *http.Request, t target, err erro
 	case errors.Is(err, ErrPodNotFound):
 		http.Error(w, fmt.Sprintf("pod %q does not exist in namespace %q on node %s", t.pod, t.namespace, p.c.NodeName), http.StatusNotFound)
 	case errors.As(err, &none):
-		http.Error(w, fmt.Sprintf("pod %q has no machine, so %s is not possible: %s", t.pod, t.what, none.Why), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("pod %q has no machine: %s", t.pod, none.Why), http.StatusBadRequest)
 	case errors.As(err, &waiting) && t.container != "":
 		http.Error(w, fmt.Sprintf("container %q in pod %q is waiting to start: %s", t.container, t.pod, waiting.Why), http.StatusBadRequest)
 	case errors.As(err, &waiting):

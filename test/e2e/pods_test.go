@@ -232,10 +232,6 @@ spec:
 		}
 	}
 	stands(first)
-	s.noOtherCells(first.Name)
-	if err := s.noCellOf(first.Name)(t.Context()); err != nil {
-		t.Error(err)
-	}
 	for _, args := range [][]string{
 		{"logs", first.Name}, {"exec", first.Name, "--", "true"}, {"attach", first.Name}, {"port-forward", first.Name, ":80"},
 	} {
@@ -253,6 +249,9 @@ spec:
 	stands(second)
 	s.waitGone(first.Name)
 	s.noOtherCells(second.Name)
+	if err := s.noCellOf(second.Name)(t.Context()); err != nil {
+		t.Error(err)
+	}
 	s.Kubectl("delete", "daemonset", "agent")
 	s.waitGone(second.Name)
 	if err := s.NoCells(t.Context()); err != nil {
