@@ -95,7 +95,8 @@ func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
 		var without error
 		if result, without = n.registerWith(ctx, labels); without == nil {
 			// The policy of an earlier release. A node that is not registered would take its pods out of their Services.
-			n.c.Log.Warn("the virtual node gets no label of its role: apply deploy/policies.yaml of this release", "node", n.c.Name, "err", err)
+			n.c.Log.Warn("the virtual node gets no label of its role: upgrade the chart, or deploy/manifests/rights/policies.yaml",
+				"node", n.c.Name, "err", err)
 			err = nil
 		}
 	}
