@@ -20,10 +20,10 @@ func DaemonSetOf(pod *corev1.Pod) *metav1.OwnerReference {
 }
 
 // WithoutMachine returns the condition that says why a DaemonSet's pod has no machine; nil for a pod
-// that has one, or waits for one.
+// that has one, or waits for one. A pod that its DaemonSet has orphaned keeps the condition.
 func WithoutMachine(pod *corev1.Pod) *corev1.PodCondition {
 	s := &pod.Status
-	if DaemonSetOf(pod) == nil || len(s.InitContainerStatuses)+len(s.ContainerStatuses)+len(s.EphemeralContainerStatuses) > 0 {
+	if len(s.InitContainerStatuses)+len(s.ContainerStatuses)+len(s.EphemeralContainerStatuses) > 0 {
 		return nil // a kubelet has had it
 	}
 	for i := range s.Conditions {

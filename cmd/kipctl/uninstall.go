@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -20,6 +21,9 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
+
+// kipContainer is Kip's container in its pod.
+const kipContainer = "kip"
 
 // mostNamed is how many pods or cells an error names.
 const mostNamed = 10
@@ -36,11 +40,11 @@ func uninstall(k *kipctl) *cobra.Command {
 	var u uninstallation
 	cmd := &cobra.Command{
 		Use:   "uninstall --node NAME[,NAME…]",
-		Short: "Check that nothing runs on Kip's nodes, before Kip is uninstalled; --force ends what runs",
-		Long: "Check that nothing runs on Kip's nodes, before Kip is uninstalled: Kip ends no instance because it is stopped.\n\n" +
-			"It fails if pods with machines, or cells, are on the nodes. With --force it runs kipctl cleanup --yes in Kip's pod, which deletes\n" +
-			"every pod on the nodes, without regard to PodDisruptionBudgets, and ends all instances. The chart runs this command before\n" +
-			"helm uninstall.",
+		Short: "End what Kip has made in the cluster and the cloud, before Kip is uninstalled, if nothing runs on its nodes",
+		Long: "End what Kip has made in the cluster and the cloud, before Kip is uninstalled: Kip ends no instance because it is stopped.\n\n" +
+			"It fails, and changes nothing, if pods with machines, or cells, are on the nodes. Else, and with --force, it runs\n" +
+			"kipctl cleanup --yes in Kip's pod, which deletes every pod on the nodes, without regard to PodDisruptionBudgets, ends all\n" +
+			"instances, and removes the nodes. The chart runs this command before helm uninstall.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(u.nodes) == 0 {
@@ -66,52 +70,61 @@ func uninstall(k *kipctl) *cobra.Command {
 	return cmd
 }
 
+// withoutCheck is how a Kip that cannot clean up is uninstalled all the same.
+const withoutCheck = "helm uninstall --no-hooks uninstalls without this check"
+
 func (k *kipctl) uninstall(ctx context.Context, c *cluster, namespace string, u uninstallation) error {
-	left, err := c.onNodes(ctx, u.nodes)
+	left, err := c.onNodes(ctx, u.nodes, u.force)
 	if err != nil {
 		return err
-	}
-	if len(left) == 0 {
-		fmt.Fprintf(k.err, "Nothing runs on %s.\n", strings.Join(u.nodes, ", "))
-		return nil
-	}
-	if !u.force {
-		return fmt.Errorf("%s: their instances would run on without Kip: delete the pods and empty the standby pools, "+
-			"or set uninstall.force=true in the chart (--force)", named(left))
 	}
 	pods, err := c.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: u.selector})
 	if err != nil {
 		return fmt.Errorf("list Kip's pods in namespace %s: %w", namespace, err)
 	}
+	pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { // others are Jobs of the chart
+		return p.Status.Phase != corev1.PodRunning ||
+			!slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == kipContainer })
+	})
+	switch {
+	case len(left) > 0 && !u.force:
+		pod := "KIP-POD"
+		if len(pods.Items) > 0 {
+			pod = pods.Items[0].Name
+		}
+		return fmt.Errorf("%s: their instances would run on without Kip: delete the pods and empty the standby pools, "+
+			"or end all by kubectl exec -n %s %s -- /kipctl cleanup --yes. Then uninstall again; %s", named(left), namespace, pod, withoutCheck)
+	case len(pods.Items) == 0 && len(left) > 0:
+		return fmt.Errorf("no pod of Kip runs in namespace %s (--selector %s), so nobody ends %s: "+
+			"start Kip, or end the instances in the cloud; %s", namespace, u.selector, named(left), withoutCheck)
+	case len(pods.Items) == 0:
+		fmt.Fprintf(k.err, "No pod of Kip runs, and nothing runs on node %s. The node stays, and what Kip has made in the cloud.\n", u.nodes[0])
+		return nil
+	}
 	// The socket is that of the pod that leads.
 	var errs []error
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if pod.Status.Phase != corev1.PodRunning || pod.Spec.Containers[0].Name != "kip" { // another is a Job of the chart's
-			continue
-		}
-		fmt.Fprintf(k.err, "Ending %s, by pod %s/%s.\n", named(left), pod.Namespace, pod.Name)
+		fmt.Fprintf(k.err, "Cleaning up by pod %s/%s.\n", pod.Namespace, pod.Name)
 		err := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "--yes", "--timeout=" + u.timeout.String()}, k.err)
 		if err == nil {
 			return nil
 		}
 		errs = append(errs, fmt.Errorf("run kipctl cleanup in pod %s/%s: %w", pod.Namespace, pod.Name, err))
 	}
-	if len(errs) == 0 {
-		return fmt.Errorf("no pod of Kip runs in namespace %s (--selector %s), so nobody ends %s: start Kip, or end the instances in the cloud",
-			namespace, u.selector, named(left))
-	}
-	return errors.Join(errs...)
+	return fmt.Errorf("%w; %s", errors.Join(errs...), withoutCheck)
 }
 
-// onNodes names the pods with machines and the cells of virtual nodes.
-func (c *cluster) onNodes(ctx context.Context, nodes []string) (left []string, err error) {
-	for _, node := range nodes {
+// onNodes names the pods with machines on virtual nodes, and the cells of their Kip. Without the Cell resource it fails,
+// unless it may be blind.
+func (c *cluster) onNodes(ctx context.Context, nodes []string, blind bool) (left []string, err error) {
+	var controllers []string
+	for _, name := range nodes {
 		found, err := c.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
-			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", name).String(),
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list the pods of node %s: %w", node, err)
+			return nil, fmt.Errorf("list the pods of node %s: %w", name, err)
 		}
 		for i := range found.Items {
 			pod := &found.Items[i]
@@ -120,13 +133,21 @@ func (c *cluster) onNodes(ctx context.Context, nodes []string) (left []string, e
 				left = append(left, fmt.Sprintf("pod %s/%s", pod.Namespace, pod.Name))
 			}
 		}
+		node, err := c.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("get node %s: %w", name, err)
+		}
+		if id := node.GetLabels()[apiv1.LabelController]; err == nil && id != "" {
+			controllers = append(controllers, id)
+		}
 	}
 	all, err := c.cells(ctx)
-	if err != nil && !errors.Is(err, errNoCellResource) {
-		return nil, err
+	if err != nil && !blind {
+		return nil, fmt.Errorf("see which cells run: %w: run kipctl crd update, and wait until Kip shows its cells; %s", err, withoutCheck)
 	}
 	for _, cell := range all {
-		if slices.Contains(nodes, cell.Status.Node) && cell.Status.Phase != apiv1.Gone {
+		ours := slices.Contains(nodes, cell.Status.Node) || slices.Contains(controllers, cell.Status.ControllerID)
+		if ours && cell.Status.Phase != apiv1.Gone {
 			left = append(left, "cell "+cell.Name)
 		}
 	}
@@ -142,15 +163,16 @@ func named(left []string) string {
 	return strings.Join(left, ", ")
 }
 
-// execIn returns what runs a command in the first container of a pod, and writes what it prints.
+// execIn returns what runs a command in Kip's container of a pod, and writes what it prints.
 func execIn(config *rest.Config, client rest.Interface) execFunc {
 	return func(ctx context.Context, namespace, pod string, command []string, out io.Writer) error {
 		config := rest.CopyConfig(config)
 		config.Timeout = 0 // ctx bounds it
 		url := client.Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
-			Command: command,
-			Stdout:  true,
-			Stderr:  true,
+			Container: kipContainer,
+			Command:   command,
+			Stdout:    true,
+			Stderr:    true,
 		}, scheme.ParameterCodec).URL()
 		executor, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
 		if err != nil {

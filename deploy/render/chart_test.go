@@ -228,6 +228,8 @@ func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: [{suffix: 7, zones: [a]}, {suffix: 7}]}": {
 			"config.nodes", "suffix 7"},
 		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, nodes: none}": {"/config/nodes"},
+		least + "existingConfigMap: mine\ncloudInit: x":                               {"cloudInit", "existingConfigMap", "cells.cloudInitFile"},
+		least + "existingConfigMap: mine\nservingCertificate: {source: csr}":          {"existingConfigMap", "kubernetes.io/kubelet-serving"},
 		"config: {cloud: {aws: {}}, cells: {defaultInstanceType: nano}, servingCertificate: {signerName: a/b}}": {
 			"config.servingCertificate", "servingCertificate.source"},
 	} {
@@ -262,10 +264,9 @@ func TestRightsNameTheNodesThatTheValuesAskFor(t *testing.T) {
 		least + "nodeName: edge":               {"edge"},
 		least + "nodeName: edge\nnodeCount: 2": {"edge", "edge-1", "edge-2"},
 		fmt.Sprintf(config, "auto"):            numbered(64),
-		// A changed entry is another node, beside the old one.
-		fmt.Sprintf(config, "[{zones: [a]}, {zones: [b]}]"): numbered(4),
-		fmt.Sprintf(config, "[{suffix: 9}]"):                numbered(9),
-		fmt.Sprintf(config, "[{suffix: 0}]"):                numbered(2),
+		// An entry keeps its number when others go.
+		fmt.Sprintf(config, "[{zones: [a]}, {zones: [b]}]"): numbered(64),
+		fmt.Sprintf(config, "[{suffix: 9}]"):                numbered(64),
 	} {
 		all := objects(t, text)
 		role := into[rbacv1.ClusterRole](t, named(t, all, "ClusterRole", "kip."+want[0]))
@@ -345,6 +346,8 @@ func clusterOf(objects ...runtime.Object) aCluster {
 	return aCluster{dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
 		{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"}: "ClusterRoleList",
 		{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}:          "StorageClassList",
+		{Group: "apps", Version: "v1", Resource: "statefulsets"}:                      "StatefulSetList",
+		{Group: "apps", Version: "v1", Resource: "deployments"}:                       "DeploymentList",
 	}, objects...)}
 }
 
@@ -361,9 +364,10 @@ func TestANodeOfAnotherReleaseIsRefused(t *testing.T) {
 		text  string
 		words []string
 	}{
-		"the same release":              {role("team", "0"), "nodeName: edge", nil},
-		"another name":                  {role("other", "0"), "nodeName: edge-1", nil},
-		"the same name":                 {role("other", "0"), "nodeName: edge", []string{`node edge belongs to release "other" in namespace "apps"`}},
+		"the same release": {role("team", "0"), "nodeName: edge", nil},
+		"another name":     {role("other", "0"), "nodeName: edge-1", nil},
+		"the same name": {
+			role("other", "0"), "nodeName: edge", []string{`node edge belongs to release "other" in namespace "apps"`}},
 		"the name of a numbered one":    {role("other", "2"), "nodeName: edge-1", []string{"node edge-1 belongs to"}},
 		"a number that is a name":       {role("other", "0"), "nodeName: edge\nnodeCount: 1", []string{"node edge "}},
 		"one that Helm did not install": {role("", "0"), "nodeName: edge", []string{"ClusterRole kip.edge", "nodeName"}},
@@ -375,6 +379,51 @@ func TestANodeOfAnotherReleaseIsRefused(t *testing.T) {
 		for _, w := range c.words {
 			if err != nil && !strings.Contains(err.Error(), w) {
 				t.Errorf("%s: %v does not say %q", says, err, w)
+			}
+		}
+	}
+}
+
+func TestAReleaseKeepsItsNodeAndItsStore(t *testing.T) {
+	of := func(release, values string) *unstructured.Unstructured {
+		o := named(t, objects(t, least+values), "StatefulSet", "team-kip")
+		o.SetAnnotations(map[string]string{"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "apps"})
+		return o
+	}
+	for text, c := range map[string]struct {
+		there *unstructured.Unstructured
+		words []string
+	}{
+		"nodeName: edge":        {of("team", "nodeName: edge"), nil},
+		"nodeName: other":       {of("team", "nodeName: edge"), []string{"nodeName", "edge", "other", "kipctl cleanup"}},
+		"fullnameOverride: kip": {of("team", "nodeName: team-kip-0"), []string{"fullnameOverride", "team-kip", "kipctl cleanup"}},
+		"nodeName: third":       {of("another", "nodeName: edge"), nil},
+	} {
+		_, err := renderedIn(t, least+text, clusterOf(c.there))
+		if (err == nil) != (c.words == nil) {
+			t.Errorf("%s: %v", text, err)
+		}
+		for _, w := range c.words {
+			if err != nil && !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v does not say %q", text, err, w)
+			}
+		}
+	}
+}
+
+func TestPodsOfOneHostAreReplacedOneByOne(t *testing.T) {
+	const external = "etcd: {client: {endpoints: ['https://etcd:2379']}}, cells: {defaultInstanceType: nano}"
+	for text, words := range map[string][]string{
+		"hostNetwork: true\nconfig: {cloud: {aws: {}}, " + external + "}": {"replicas: 2", "maxSurge: 0, maxUnavailable: 1"},
+		"host: {name: a}\nconfig: {cloud: {local: {}}, " + external + "}": {"replicas: 1", "type: Recreate"},
+	} {
+		all, err := rendered(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range words {
+			if !strings.Contains(all["workload"], w) {
+				t.Errorf("%s: the workload does not have %q:\n%s", text, w, all["workload"])
 			}
 		}
 	}
@@ -406,9 +455,11 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 	}{
 		"": {"policies", []string{
 			"'system:serviceaccount:apps:team-kip'", "'system:serviceaccount:apps:team-kip-provisioner'",
-			"matches('^system:node:team-kip-0$')", "t.key in ['virtual-kubelet.io/provider']"}, []string{"kip-system"}},
+			"username in ['system:node:team-kip-0']", "t.key in ['virtual-kubelet.io/provider']"}, []string{"kip-system"}},
 		"nodeName: a.b\nnodeCount: 2": {"policies", []string{
-			"matches('^system:node:a[.]b(-[0-9]+)?$')", "oldObject.metadata.name.matches('^a[.]b(-[0-9]+)?$')"}, nil},
+			"username in ['system:node:a.b', 'system:node:a.b-1', 'system:node:a.b-2']",
+			"oldObject.metadata.name in ['a.b', 'a.b-1', 'a.b-2']"}, nil},
+		"uninstall: {force: true}":    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
 		"taint: {key: team.io/cells}": {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
 		"taint: {key: team.io/pods}":  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
 		"serviceAccount: {name: own}": {"rbac", []string{"name: own\n", "resourceNames: [own-provisioner]"}, []string{"name: team-kip\n"}},

@@ -201,7 +201,8 @@ func (s *Stack) KipRecord() string { return s.path("kip.json") }
 // stays; what others put there is not ours to remove.
 var thrownAway = []string{
 	"pki", "etcd", "registry", "kip", "cloud", "ami", "nodes", "kip.json", "provider.yaml", peersFolder,
-	"values.yaml", "helm", "Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
+	"values.yaml", "helm",
+	"Corefile", "coredns.json", "coredns.kubeconfig", "kubeconfig", "kip.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig",
 }
 
 // Clean ends and removes what an earlier run left, however it ended. It says

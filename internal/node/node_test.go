@@ -365,6 +365,41 @@ func TestANodeIsRegisteredWithoutItsRoleWhereAPolicyForbidsThat(t *testing.T) {
 	}
 }
 
+// A chart that is rendered for other taints, as by a rollback, may forbid to take off those that are there.
+func TestANodeKeepsTaintsThatAPolicyForbidsToChange(t *testing.T) {
+	c := newCluster()
+	register := func(team string, taints ...corev1.Taint) *corev1.Node {
+		t.Helper()
+		cfg := config(c.own, c.node)
+		cfg.Labels, cfg.Taints = map[string]string{"team": team}, taints
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := n.register(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	spot := corev1.Taint{Key: "spot", Effect: corev1.TaintEffectNoSchedule}
+	before := register("blue", spot)
+	forbids := true
+	c.own.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if forbids && strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), `"taints"`) {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), testNode, errors.New("kip-node"))
+		}
+		return false, nil, nil
+	})
+	if got := register("red"); got.Labels["team"] != "red" || !slices.Equal(got.Spec.Taints, before.Spec.Taints) {
+		t.Errorf("labels %v, taints %v; before %v", got.Labels, got.Spec.Taints, before.Spec.Taints)
+	}
+	forbids = false // Kip still knows that the taint is its own
+	if got := register("red"); len(got.Spec.Taints) != len(before.Spec.Taints)-1 {
+		t.Errorf("taints %v stay once they may go", got.Spec.Taints)
+	}
+}
+
 func TestRegistrationStartsOverWhenSomebodyElseWrote(t *testing.T) {
 	c := newCluster(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode, ResourceVersion: "7",
 		Labels: map[string]string{"type": "virtual-kubelet"}}})

@@ -88,16 +88,28 @@ func (n *Node) providerID() string { return "kip://" + n.c.Controller + "/" + n.
 // existing one up to date. It returns the object as the API server has it. When
 // nothing changed it writes nothing.
 func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
-	result, err := n.registerWith(ctx, n.labels)
+	result, err := n.registerWith(ctx, n.labels, false)
 	if apierrors.IsForbidden(err) {
-		labels := maps.Clone(n.labels)
-		delete(labels, roleLabel)
-		var without error
-		if result, without = n.registerWith(ctx, labels); without == nil {
-			// The policy of an earlier release. A node that is not registered would take its pods out of their Services.
-			n.c.Log.Warn("the virtual node gets no label of its role: upgrade the chart, or deploy/manifests/rights/policies.yaml",
-				"node", n.c.Name, "err", err)
-			err = nil
+		// The policy of an earlier release, or one that was rendered for other taints. A node that is not registered would take
+		// its pods out of their Services.
+		without := maps.Clone(n.labels)
+		delete(without, roleLabel)
+		for _, less := range []struct {
+			labels     map[string]string
+			keepTaints bool
+			kept       string
+		}{
+			{without, false, "no label of its role"},
+			{n.labels, true, "no change of its taints"},
+			{without, true, "no change of role and taints"},
+		} {
+			registered, lessErr := n.registerWith(ctx, less.labels, less.keepTaints)
+			if lessErr == nil {
+				n.c.Log.Warn("the virtual node gets "+less.kept+": upgrade the chart, or deploy/manifests/rights/policies.yaml",
+					"node", n.c.Name, "err", err)
+				result, err = registered, nil
+				break
+			}
 		}
 	}
 	if err != nil {
@@ -110,8 +122,8 @@ func (n *Node) register(ctx context.Context) (*corev1.Node, error) {
 	return result, nil
 }
 
-// registerWith is register with these labels.
-func (n *Node) registerWith(ctx context.Context, labels map[string]string) (result *corev1.Node, err error) {
+// registerWith is register with these labels. With keepTaints it leaves the taints of a node that is there as they are.
+func (n *Node) registerWith(ctx context.Context, labels map[string]string, keepTaints bool) (result *corev1.Node, err error) {
 	nodes := n.c.Own.CoreV1().Nodes()
 	stale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	err = retry.OnError(retry.DefaultRetry, stale, func() error {
@@ -127,7 +139,7 @@ func (n *Node) registerWith(ctx context.Context, labels map[string]string) (resu
 		if err != nil {
 			return err
 		}
-		patch, err := n.registrationPatch(current, labels)
+		patch, err := n.registrationPatch(current, labels, keepTaints)
 		if err != nil {
 			return err
 		}
@@ -174,7 +186,7 @@ func (n *Node) registrationMark(taints []corev1.Taint, cordoned bool) (string, e
 // registrationPatch is the merge patch that turns current into what the
 // configuration asks for, nil when it is that already. It carries the resource
 // version, since the list of taints is replaced as a whole and others write it.
-func (n *Node) registrationPatch(current *corev1.Node, labels map[string]string) ([]byte, error) {
+func (n *Node) registrationPatch(current *corev1.Node, labels map[string]string, keepTaints bool) ([]byte, error) {
 	last, known := current.Annotations[registrationAnnotation]
 	controller := n.c.Controller
 	if n.c.Adopts {
@@ -190,6 +202,9 @@ func (n *Node) registrationPatch(current *corev1.Node, labels map[string]string)
 		}
 	}
 	own, taints := n.taintsOn(current, before, known)
+	if keepTaints {
+		own, taints = before.Taints, current.Spec.Taints
+	}
 
 	spec := map[string]any{}
 	cordoned := current.Spec.Unschedulable && before.Cordoned && slices.ContainsFunc(current.Spec.Taints, marksRemoved)

@@ -23,12 +23,12 @@ const standAgain = 10 * time.Second
 // noMachine reports whether a pod of a DaemonSet is to have no cell, and says why. A pod that has been told so stays as it is
 // until it is deleted, whatever is granted later: its phase would have to go back.
 func (c *Controller) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
+	if k := apiv1.WithoutMachine(pod); k != nil {
+		return events.Event{Reason: k.Reason, Message: k.Message}, true
+	}
 	set := apiv1.DaemonSetOf(pod)
 	if set == nil {
 		return events.Event{}, false
-	}
-	if k := apiv1.WithoutMachine(pod); k != nil {
-		return events.Event{Reason: k.Reason, Message: k.Message}, true
 	}
 	asked, err := placement.ParseAnnotations(pod.Annotations)
 	if _, asks := pod.Annotations[placement.AnnotationMachine]; asks && err != nil {

@@ -108,6 +108,9 @@ func TestAPodOfADaemonSetStandsReadyWithoutAMachineAndIsWrittenOnce(t *testing.T
 	h.restarted(func(c *Config) { c.Grants = Grants{Unrestricted: true, DaemonSetMachines: true} })
 	h.told("a", asks("true"))
 	h.must("a")
+	// Its DaemonSet may be deleted without it, to be made anew and adopt it.
+	h.told("a", func(p *corev1.Pod) { p.OwnerReferences = nil })
+	h.must("a")
 	if n := h.writes(); n != 1 {
 		t.Errorf("its status was written %d times, want once", n)
 	}

@@ -157,11 +157,18 @@ func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
 		"another release with the node's name": {
 			func(map[string]any) {}, []string{"nodeName", harness.Node, release},
 		},
+		"the release with another node": {
+			func(v map[string]any) { v["nodeName"] = "kip-9" }, []string{"nodeName", "kip-9", "kipctl cleanup"},
+		},
 		"a typo": {
 			func(v map[string]any) { v["nodeName"] = "kip-9"; v["replica"] = 1 }, []string{"replica"},
 		},
 	} {
-		out, err := helm(t, "install", "second", folder, "--values", withValues(t, tc.change))
+		args := []string{"install", "second"}
+		if what == "the release with another node" {
+			args = []string{"upgrade", release}
+		}
+		out, err := helm(t, append(args, folder, "--values", withValues(t, tc.change))...)
 		if err == nil {
 			t.Errorf("%s is installed:\n%s", what, out)
 			continue
@@ -203,7 +210,8 @@ func TestKipRunsAsAPodAndIsUpgradedByItsChart(t *testing.T) {
 	if on := first.Spec.NodeName; on != "node-1" || first.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Errorf("Kip's pod is on %s, and %s", on, namespace.States(first))
 	}
-	if text := s.Kubectl("get", "node", harness.Node, "--no-headers"); !strings.Contains(text, " agent ") || !strings.Contains(text, " Ready ") {
+	text := s.Kubectl("get", "node", harness.Node, "--no-headers")
+	if !strings.Contains(text, " agent ") || !strings.Contains(text, " Ready ") {
 		t.Errorf("kubectl get nodes shows %s", text)
 	}
 
@@ -229,9 +237,14 @@ func TestKipRunsAsAPodAndIsUpgradedByItsChart(t *testing.T) {
 	stays.unmoved("an upgrade")
 	log(s)
 	out, err := helm(t, "uninstall", release, "--wait")
-	if err == nil {
-		t.Fatalf("Kip is uninstalled while a pod runs:\n%s", out)
+	if err == nil || !strings.Contains(out, "stays") {
+		t.Fatalf("Kip is uninstalled while a pod runs, or the pod is not named: %v\n%s", err, out)
 	}
+	// Helm takes such a release for one that is uninstalled.
+	if out, err := helm(t, "rollback", release, "2", "--wait", "--timeout", "5m"); err != nil {
+		t.Fatalf("go back after a refused uninstallation: %v\n%s", err, out)
+	}
+	stays.unmoved("a refused uninstallation")
 }
 
 // One test, since each step needs the one before. The last one leaves no Kip.

@@ -41,15 +41,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $nodes := .Values.config.nodes -}}
 {{- $least := 0 -}}
 {{- $count := 0 -}}
-{{- if kindIs "string" $nodes -}}
+{{- if $nodes -}}
+  {{- /* An entry keeps its number when others go, and a node that is taken out keeps its pods for a while. */ -}}
   {{- $count = 64 -}}
-{{- else if $nodes -}}
+{{- end -}}
+{{- if kindIs "slice" $nodes -}}
   {{- $least = len $nodes -}}
-  {{- $count = min 64 (mul 2 $least) -}}
   {{- range $nodes -}}
     {{- if not (kindIs "invalid" .suffix) -}}
       {{- $least = max $least (int .suffix) -}}
-      {{- $count = max $count (int .suffix) -}}
     {{- end -}}
   {{- end -}}
 {{- end -}}
@@ -71,9 +71,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- dict "names" $names | toJson -}}
 {{- end -}}
 
-{{- /* A regular expression that matches the names of these nodes, in a string of CEL. */ -}}
-{{- define "kip.nodePattern" -}}
-{{- include "kip.nodeName" . | replace "." "[.]" }}{{ if include "kip.nodeCount" . | int }}(-[0-9]+)?{{ end -}}
+{{- /* The names of these nodes after a prefix, as a list in CEL. */ -}}
+{{- define "kip.nodeList" -}}
+{{- $names := list -}}
+{{- range (include "kip.nodes" .root | fromJson).names -}}
+  {{- $names = append $names (printf "'%s%s'" $.prefix .) -}}
+{{- end -}}
+[{{ join ", " $names }}]
 {{- end -}}
 
 {{- /* Keys of taints that Kip may change, as a JSON object. */ -}}
@@ -109,7 +113,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "kip.replicas" -}}
 {{- if kindIs "invalid" .Values.replicas -}}
-{{- ternary 2 1 (eq (include "kip.external" .) "true") -}}
+{{- ternary 2 1 (and (eq (include "kip.external" .) "true") (not (include "kip.onHost" .))) -}}
 {{- else -}}
 {{- int .Values.replicas -}}
 {{- end -}}

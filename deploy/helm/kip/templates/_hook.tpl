@@ -5,6 +5,7 @@ annotations:
   helm.sh/hook: {{ .hook }}
   helm.sh/hook-weight: {{ .weight | quote }}
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  helm.sh/hook-output-log-policy: hook-failed
 {{- end -}}
 
 {{- define "kip.hookRules" -}}
@@ -17,6 +18,10 @@ annotations:
   resourceNames: [cells.kip.elotl.co]
   verbs: [get, update, patch]
 {{- else -}}
+- apiGroups: [""]
+  resources: [nodes]
+  resourceNames: {{- (include "kip.nodes" .root | fromJson).names | toYaml | nindent 2 }}
+  verbs: [get]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list]
@@ -39,6 +44,12 @@ metadata:
 rules:
   - apiGroups: [""]
     resources: [pods/exec]
+    {{- if eq (include "kip.kind" .root) "StatefulSet" }}
+    resourceNames:
+      {{- range until (include "kip.replicas" .root | int) }}
+      - {{ include "kip.fullname" $.root }}-{{ . }}
+      {{- end }}
+    {{- end }}
     verbs: [get, create]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -97,7 +108,7 @@ metadata:
   namespace: {{ $root.Release.Namespace }}
   {{- include "kip.hookMeta" (set . "weight" 0) | nindent 2 }}
 spec:
-  backoffLimit: 3
+  backoffLimit: 0
   template:
     metadata:
       labels: {{- include "kip.labels" $root | nindent 8 }}

@@ -253,6 +253,11 @@ spec:
         - name: webhook
           containerPort: {{ .Values.webhook.port }}
         {{- end }}
+      # A store with a long log takes a minute or two to open.
+      startupProbe:
+        httpGet: {path: /healthz, port: metrics, scheme: HTTPS}
+        timeoutSeconds: 3
+        failureThreshold: 30
       livenessProbe:
         httpGet: {path: /healthz, port: metrics, scheme: HTTPS}
         timeoutSeconds: 3
