@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,7 +42,8 @@ func TestKipWorksWithoutTheDefinitionOfCells(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
-				asked, answered := 0, false
+				asked := 0
+				var answered atomic.Bool
 				var said []string
 				mirrors := make(chan bool, 1)
 				go func() {
@@ -51,7 +53,7 @@ func TestKipWorksWithoutTheDefinitionOfCells(t *testing.T) {
 							return tc.answers[min(asked, len(tc.answers))-1]
 						},
 						clock:    clock.RealClock{},
-						answered: func() { answered = true },
+						answered: func() { answered.Store(true) },
 						say: func(e events.Event) {
 							if e.Reason != events.CellDefinitionUnfit || !strings.Contains(e.Message, "kipctl crd update") {
 								t.Errorf("it says %+v", e)
@@ -62,16 +64,16 @@ func TestKipWorksWithoutTheDefinitionOfCells(t *testing.T) {
 					})
 				}()
 				synctest.Wait()
-				if answered == tc.held {
-					t.Errorf("what comes after the mirror may start: %v", answered)
+				if answered.Load() == tc.held {
+					t.Errorf("what comes after the mirror may start: %v", answered.Load())
 				}
 				time.Sleep(time.Hour)
 				cancel()
 				if got := <-mirrors; got != tc.mirrors {
 					t.Errorf("cells are mirrored: %v, want %v", got, tc.mirrors)
 				}
-				if !slices.EqualFunc(said, tc.said, strings.Contains) || !answered {
-					t.Errorf("it says %q, want %q; answered: %v", said, tc.said, answered)
+				if !slices.EqualFunc(said, tc.said, strings.Contains) || !answered.Load() {
+					t.Errorf("it says %q, want %q; answered: %v", said, tc.said, answered.Load())
 				}
 			})
 		})
