@@ -459,6 +459,7 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 		"nodeName: a.b\nnodeCount: 2": {"policies", []string{
 			"username in ['system:node:a.b', 'system:node:a.b-1', 'system:node:a.b-2']",
 			"oldObject.metadata.name in ['a.b', 'a.b-1', 'a.b-2']"}, nil},
+		"rbac: {create: false}":       {"hooks", nil, []string{"kind:"}},
 		"uninstall: {force: true}":    {"hooks", []string{"- --force", "--node=team-kip-0", "resourceNames:\n      - team-kip-0"}, nil},
 		"taint: {key: team.io/cells}": {"policies", []string{"t.key in ['virtual-kubelet.io/provider', 'team.io/cells']"}, nil},
 		"taint: {key: team.io/pods}":  {"webhook", []string{"in ['', 'team.io/pods']"}, []string{"virtual-kubelet.io/provider"}},
