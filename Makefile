@@ -10,6 +10,8 @@ ARGS ?=
 NODES ?= 0
 # Its cloud: local, qemu, aws (a model of EC2) or aws-vm (the same before virtual machines).
 CLOUD ?= local
+# pod has Kip installed by its chart, as a pod of an ordinary node, with a model of EC2; else it is a process of this machine.
+KIP :=
 GO ?= go
 BIN := bin
 
@@ -53,13 +55,15 @@ help: ## list the targets
 	@echo '  make run CLOUD=qemu      with cells that are virtual machines'
 	@echo '  make run CLOUD=aws-vm    with a model of EC2 before such machines, which boot the image as an AMI'
 	@echo '  make run NODES=1         with an ordinary node beside Kip'"'"'s'
+	@echo '  make run KIP=pod         with Kip as a pod of that node, installed by its Helm chart'
 	@echo '  make run ARGS=--zones=a,b  with a virtual node for each zone'
 
 ##### run
 
 .PHONY: run
-run: $(if $(filter qemu aws-vm,$(CLOUD)),run-image,build) ## a control plane, Kip and an example pod on a cell, on this machine; as root
-	@exec $(BIN)/kip-dev run --nodes=$(NODES) --cloud=$(CLOUD) $(ARGS)
+run: $(if $(filter qemu aws-vm,$(CLOUD)),run-image,build) $(if $(filter pod,$(KIP)),$(BIN)/helm local-images) ## a control plane, Kip and an example pod on a cell, on this machine; as root
+	@exec $(BIN)/kip-dev run $(if $(filter pod,$(KIP)),--nodes=$(NODES:0=1) --cloud=aws --chart=deploy/helm/kip \
+		--images=$(BIN)/images/kip,--nodes=$(NODES) --cloud=$(CLOUD)) $(ARGS)
 
 # Of what Debian has now, as make boot does.
 .PHONY: run-image
