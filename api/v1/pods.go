@@ -23,6 +23,9 @@ func DaemonSetOf(pod *corev1.Pod) *metav1.OwnerReference {
 // that has one, or waits for one. A pod that its DaemonSet has orphaned keeps the condition.
 func WithoutMachine(pod *corev1.Pod) *corev1.PodCondition {
 	s := &pod.Status
+	if DaemonSetOf(pod) == nil && metav1.GetControllerOf(pod) != nil {
+		return nil
+	}
 	if len(s.InitContainerStatuses)+len(s.ContainerStatuses)+len(s.EphemeralContainerStatuses) > 0 {
 		return nil // a kubelet has had it
 	}
