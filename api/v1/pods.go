@@ -20,7 +20,8 @@ func DaemonSetOf(pod *corev1.Pod) *metav1.OwnerReference {
 }
 
 // WithoutMachine returns the condition that says why a DaemonSet's pod has no machine; nil for a pod
-// that has one, or waits for one. A pod that its DaemonSet has orphaned keeps the condition.
+// that has one, or waits for one. The condition still counts after the DaemonSet has orphaned the pod. It does not
+// count for a pod that anything else controls.
 func WithoutMachine(pod *corev1.Pod) *corev1.PodCondition {
 	s := &pod.Status
 	if DaemonSetOf(pod) == nil && metav1.GetControllerOf(pod) != nil {
