@@ -122,6 +122,9 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 		"--proxy-client-key-file=" + f.key("front-proxy"),
 		// This host has routes to pods, and none to Services.
 		"--enable-aggregator-routing=true",
+		// Otherwise its end waits a minute for watches of clients that vanished without closing their connections, such as
+		// the pods of an ordinary node whose machine has ended.
+		"--shutdown-send-retry-after=true",
 	}
 	if v := c.opts.EmulatedVersion; v != "" { // the other components share the registry of versions in this process
 		args = append(args, "--emulated-version=kube="+v)

@@ -86,7 +86,16 @@ func started(t *testing.T) identities {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		// The end waits for no client. One that has vanished closes no watch, and the API server has a minute for it.
+		all, err := kubernetes.NewForConfig(c.AdminConfig())
+		if err != nil {
+			t.Error(err)
+		} else if w, err := all.CoreV1().Nodes().Watch(context.Background(), metav1.ListOptions{}); err != nil {
+			t.Error(err)
+		} else {
+			defer w.Stop()
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute/2)
 		defer cancel()
 		if err := c.Stop(ctx); err != nil {
 			t.Error(err)

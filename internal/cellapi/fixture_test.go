@@ -345,10 +345,16 @@ func (h *house) bindNew(c *Cell, pod *corev1.Pod) *corev1.Pod {
 	return stored
 }
 
-// steppedClock is a fake clock that goes on, by a tenth of a second each time, while somebody waits for it.
-func steppedClock(t *testing.T) *clocktesting.FakeClock {
+// stepped is a clock that goes on by itself while anybody waits for it, until it is held.
+type stepped struct {
+	*clocktesting.FakeClock
+	mu   sync.Mutex
+	held bool
+}
+
+func steppedClock(t *testing.T) *stepped {
 	t.Helper()
-	clk := clocktesting.NewFakeClock(time.Now())
+	clk := &stepped{FakeClock: clocktesting.NewFakeClock(time.Now())}
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -357,12 +363,25 @@ func steppedClock(t *testing.T) *clocktesting.FakeClock {
 			case <-end:
 				return
 			case <-time.After(time.Millisecond):
-				if clk.HasWaiters() {
-					clk.Step(time.Second / 10)
-				}
+				clk.step()
 			}
 		}
 	}()
 	t.Cleanup(func() { close(end); <-ended })
 	return clk
+}
+
+func (s *stepped) step() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.held && s.HasWaiters() {
+		s.Step(time.Second / 10)
+	}
+}
+
+// hold has the clock stand still: whoever waits for it now waits for ever.
+func (s *stepped) hold(held bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = held
 }
