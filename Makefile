@@ -322,10 +322,10 @@ world-programs: build test-tools $(BIN)/race/kip $(BIN)/helm $(if $(SHORT),,$(BI
 
 .PHONY: worlds
 worlds: world-programs ## the core of the tests on real kubelets, for each cloud, with a hostile cell and as a new user; as root
-	@# Without an image, as where Debian's mirror is away, all but the last two run.
+	@# Without an image, as where Debian's mirror is away, all but the last three run.
 	@status=0 packages='./test/e2e ./test/e2e/aws ./test/hostile ./test/e2e/tutorial'; \
 	if make --no-print-directory run-image; then packages+=' ./test/e2e/awsvm'; else status=1; fi; \
-	if make --no-print-directory local-images; then packages+=' ./test/e2e/install'; else status=1; fi; \
+	if make --no-print-directory local-images; then packages+=' ./test/e2e/pods ./test/e2e/install'; else status=1; fi; \
 	CGO_ENABLED=0 SHORT=-short hack/run-tests worlds . $(WORLD) -p 2 $$packages || status=$$?; \
 	exit $$status
 
@@ -345,8 +345,8 @@ hostile: build test-tools ## root on a cell, agents and pods that attack a real 
 	@CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . $(WORLD) ./test/hostile
 
 .PHONY: install
-install: world-programs local-images ## Kip as a pod of an ordinary node, installed, upgraded and removed by its chart; as root
-	@CGO_ENABLED=0 hack/run-tests install . $(WORLD) ./test/e2e/install
+install: world-programs local-images ## Kip as a pod of an ordinary node: what pods may expect of it; installed, upgraded and removed by its chart; as root
+	@CGO_ENABLED=0 hack/run-tests install . $(WORLD) -p 1 ./test/e2e/pods ./test/e2e/install
 
 .PHONY: tutorial
 tutorial: build test-tools ## the README's first command and the tutorial, as a new user types them; as root
@@ -377,7 +377,7 @@ qemu: build test-tools run-image ## virtual machines: the cloud of this host, an
 	exit $$status
 
 # Worlds that no target above names.
-OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
+OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/pods test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
 other-worlds: world-programs run-image ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root

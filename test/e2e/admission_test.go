@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -49,7 +50,7 @@ func TestPodsGetTheInstanceThatTheySelect(t *testing.T) {
 	const tolerated = `  tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
 `
 	pod := func(name, spec string) string {
-		return strings.Replace(sleeper(name), "nodeSelector: {type: virtual-kubelet}\n", spec, 1)
+		return strings.Replace(namespace.Sleeper(name), "nodeSelector: {type: virtual-kubelet}\n", spec, 1)
 	}
 	affinity := func(expressions string) string {
 		return `affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [
@@ -64,13 +65,13 @@ func TestPodsGetTheInstanceThatTheySelect(t *testing.T) {
 	} {
 		s.Apply(pod(name, c.spec+tolerated))
 		s.WaitReady(name)
-		if got := s.cellOf(name).Status.InstanceType; got != c.want {
+		if got := s.CellOf(name).Status.InstanceType; got != c.want {
 			t.Errorf("pod %s is on a %s, want %s", name, got, c.want)
 		}
 	}
 	s.Apply(pod("gpu", "nodeSelector: {type: virtual-kubelet, nvidia.com/gpu.product: Tesla-T4}\n"+tolerated))
 	const says = "ruled out by pod.elotl.co/instance-requirements (nvidia.com/gpu.product: none has it)"
-	s.waitEvent("gpu", "Unplaceable", says)
+	s.WaitEvent("gpu", "Unplaceable", says)
 	if out := why(s, "gpu"); !strings.Contains(out, says) {
 		t.Errorf("kipctl why gpu does not say %q:\n%s", says, out)
 	}
@@ -100,15 +101,15 @@ func TestPodsStayWhileKipIsAway(t *testing.T) {
 	s := newSpace(t)
 	s.asked()
 	tolerating := func(name string, seconds int) string {
-		return strings.Replace(sleeper(name), onKip, onKip+fmt.Sprintf(`  tolerations:
+		return strings.Replace(namespace.Sleeper(name), namespace.OnKip, namespace.OnKip+fmt.Sprintf(`  tolerations:
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: %[1]d}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: %[1]d}
 `, seconds), 1)
 	}
-	s.Apply(sleeper("stays"))
+	s.Apply(namespace.Sleeper("stays"))
 	// What says itself how long it stays, Kip leaves alone. About this one it is not asked.
 	s.Apply(tolerating("leaves", 10*tolerationSeconds))
-	s.Apply(strings.Replace(sleeper("bypasses"), "nodeSelector: {type: virtual-kubelet}", "nodeName: "+harness.Node, 1))
+	s.Apply(strings.Replace(namespace.Sleeper("bypasses"), "nodeSelector: {type: virtual-kubelet}", "nodeName: "+harness.Node, 1))
 	before := map[string]*corev1.Pod{}
 	for _, name := range []string{"stays", "leaves", "bypasses"} {
 		before[name] = s.WaitReady(name)
@@ -142,8 +143,8 @@ func TestPodsStayWhileKipIsAway(t *testing.T) {
 	s.WaitReady("stays")
 	unmoved(s, firstContainer(before["stays"]).ContainerID, "stays")
 	s.Eventually("exec", s.ExecTrue("stays"))
-	s.waitGone("leaves")
-	s.waitGone("bypasses")
-	s.Apply(sleeper("next"))
+	s.WaitGone("leaves")
+	s.WaitGone("bypasses")
+	s.Apply(namespace.Sleeper("next"))
 	s.WaitReady("next")
 }

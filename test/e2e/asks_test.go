@@ -17,6 +17,7 @@ import (
 
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/hollow"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // passed are the resources of a pod's namespace of which Kip passes on, or watches in
@@ -75,7 +76,7 @@ func TestHollowCellsAskAllThatARealCellAsks(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.Kubectl("create", "secret", "generic", "s", "--from-literal=a=b")
-	s.Apply(bare("p", `  terminationGracePeriodSeconds: 5
+	s.Apply(namespace.Bare("p", `  terminationGracePeriodSeconds: 5
   containers:
   - name: main
     image: busybox:1.36
@@ -84,7 +85,7 @@ func TestHollowCellsAskAllThatARealCellAsks(t *testing.T) {
 `))
 	s.WaitReady("p")
 	s.Kubectl("delete", "pod", "p")
-	s.waitGone("p")
+	s.WaitGone("p")
 
 	want := map[string]bool{}
 	for _, a := range hollow.Asks() {

@@ -308,14 +308,14 @@ spec:
 
 // servedAgain is patience after what Kip itself waits for before it gives a cell, or a spot
 // node, up.
-const servedAgain = 2*time.Minute + lossPatience
+const servedAgain = 2*time.Minute + namespace.LossPatience
 
 // besidePodOf waits for the one pod of a Deployment, another than one of before, to run.
 func (s *space) besidePodOf(app string, before types.UID) *corev1.Pod {
 	s.Helper()
 	var found corev1.Pod
-	s.within(servedAgain, "another pod of "+app+" runs", func(ctx context.Context) error {
-		pods, err := s.podsOf(ctx, app)
+	s.Within(servedAgain, "another pod of "+app+" runs", func(ctx context.Context) error {
+		pods, err := s.PodsOf(ctx, app)
 		if err != nil {
 			return err
 		}
@@ -418,7 +418,7 @@ func TestAZoneThatFailsGetsNoPodsUntilItIsBack(t *testing.T) {
 
 	s.machines.fail(cloud.Scope{Zone: "a"}, outage)
 	s.Apply(beside(name, "waits", "  nodeSelector: {KIP, topology.kubernetes.io/zone: a}\n"))
-	s.waitEvent("waits", "NoCapacity", "")
+	s.WaitEvent("waits", "NoCapacity", "")
 	tainted("a", true)
 	s.Apply(beside(name, "elsewhere", likesA))
 	in("elsewhere", "b")
@@ -446,10 +446,10 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 	s.in(moves, "a")
 	s.in(stays, "b")
 	s.in(bare, "b")
-	cells := map[string]string{stays.Name: s.cellOf(stays.Name).Name, bare.Name: s.cellOf(bare.Name).Name}
+	cells := map[string]string{stays.Name: s.CellOf(stays.Name).Name, bare.Name: s.CellOf(bare.Name).Name}
 
 	s.Kubectl("drain", s.nodes["a"], "--timeout=5m")
-	s.waitGone(moves.Name)
+	s.WaitGone(moves.Name)
 	moved := s.besidePodOf("moves", moves.UID)
 	s.in(moved, "b")
 	for _, before := range []*corev1.Pod{stays, bare} {
@@ -457,7 +457,7 @@ func TestADrainOfOneVirtualNodeMovesItsPodsAlone(t *testing.T) {
 		if err != nil || after.UID != before.UID || after.DeletionTimestamp != nil || after.Status.Phase != corev1.PodRunning {
 			t.Errorf("pod %s of the other node is %+v, %v", before.Name, after, err)
 		}
-		if is := s.cellOf(before.Name).Name; is != cells[before.Name] {
+		if is := s.CellOf(before.Name).Name; is != cells[before.Name] {
 			t.Errorf("pod %s of the other node has cell %s, and had %s", before.Name, is, cells[before.Name])
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -45,7 +46,7 @@ runcmd:
 - [sh, -c, 'sleep 3; echo "$1" >> /srv/said; exit 7', x, done]
 `)
 	restore := reconfigure(t, map[string]any{"cloudInitFile": file})
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	m := s.machine("a")
 	said := func(m machine) string {
@@ -61,7 +62,7 @@ runcmd:
 	if info, err := os.Stat(m.path("/srv/secret")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("its file: %v, %v", info, err)
 	}
-	s.waitEvent("a", "CloudInitFailed", "runcmd: exit status 7")
+	s.WaitEvent("a", "CloudInitFailed", "runcmd: exit status 7")
 	if _, data := m.userData(t); strings.Contains(string(data), "sesame") {
 		t.Error("its user data has what is in the file")
 	}
@@ -79,7 +80,7 @@ runcmd:
 		}
 		return fmt.Errorf("there are %d such events", len(list.Items))
 	})
-	s.Apply(sleeper("b"))
+	s.Apply(namespace.Sleeper("b"))
 	s.WaitReady("b")
 	if got := said(s.machine("b")); !strings.HasPrefix(got, "a-worker\n") {
 		t.Errorf("the next cell, by the last good file, said %q", got)
@@ -93,7 +94,7 @@ runcmd:
 		}
 		return err
 	})
-	s.Apply(sleeper("c"))
+	s.Apply(namespace.Sleeper("c"))
 	s.WaitReady("c")
 	if got := said(s.machine("c")); got != "another\n" {
 		t.Errorf("the next cell said %q", got)

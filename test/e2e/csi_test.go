@@ -300,8 +300,8 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 		}
 		return nil
 	})
-	cell := s.cellOf("first")
-	s.Apply(sleeper("plain"))
+	cell := s.CellOf("first")
+	s.Apply(namespace.Sleeper("plain"))
 	s.WaitReady("plain")
 	if in := s.plugins("plain"); len(in) > 0 {
 		t.Errorf("the cell of a pod without such volumes runs %v", in)
@@ -316,18 +316,18 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 	killKip(t)
 	startKip(t)
 	s.Kubectl("delete", "pod", "inline", "first", "--wait=false")
-	s.waitGone("first")
+	s.WaitGone("first")
 	if got, n := server.has(shared); got != "of the first\n" || n != 1 {
 		t.Errorf("after its pod the server has %q, written %d times", got, n)
 	}
-	s.waitGone("inline")
+	s.WaitGone("inline")
 
 	// So does what one writes that runs to its end, the moment before it.
 	s.Apply(strings.Replace(strings.Replace(withVolume("second", "persistentVolumeClaim: {claimName: shared}"),
 		`trap "exit 0" TERM; echo started; while :; do sleep 0.1; done`, `cat /data/content; echo of the second > /data/content`, 1), "spec:\n",
 		"spec:\n  restartPolicy: Never\n", 1))
 	s.WaitPod("second", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
-	s.Eventually("its cell is gone", s.noCellOf("second"))
+	s.Eventually("its cell is gone", s.NoCellOf("second"))
 	if got, n := server.has(shared); got != "of the second\n" || n != 2 {
 		t.Errorf("after the second pod the server has %q, written %d times", got, n)
 	}
@@ -335,22 +335,6 @@ func TestVolumesOfACSIDriverWorkOnCells(t *testing.T) {
 		t.Errorf("the second pod read %q", got)
 	}
 	s.Kubectl("delete", "pod", "second") // or its claim would stay
-}
-
-// noCellOf checks that a pod, which may still be there, has no cell.
-func (s *space) noCellOf(pod string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		cells, err := s.Cells(ctx)
-		if err != nil {
-			return err
-		}
-		for _, c := range cells {
-			if c.Status.Pod.Name == pod {
-				return fmt.Errorf("cell %s is %s", c.Name, c.Status.Phase)
-			}
-		}
-		return nil
-	}
 }
 
 // plugins are the static pods of a pod's cell.
@@ -378,15 +362,15 @@ func TestACSIVolumeThatCannotWorkSaysWhy(t *testing.T) {
 	for _, driver := range []string{attached, broken, missing, unnamed} {
 		s.Apply(inline(driver))
 	}
-	s.waitEvent("unnamed", "VolumeUnsupported", "cells.csiDrivers")
-	s.waitEvent("attached", "VolumeUnsupported", "spec.attachRequired: true")
-	s.waitEvent("missing", "VolumeNotReady", "there is no CSIDriver "+missing)
+	s.WaitEvent("unnamed", "VolumeUnsupported", "cells.csiDrivers")
+	s.WaitEvent("attached", "VolumeUnsupported", "spec.attachRequired: true")
+	s.WaitEvent("missing", "VolumeNotReady", "there is no CSIDriver "+missing)
 	// This one has a cell, which has not the plugin's image.
-	s.waitEvent("broken", "CSIDriverNotReady", "example.com/not-there:1")
-	s.noOtherCells("broken")
+	s.WaitEvent("broken", "CSIDriverNotReady", "example.com/not-there:1")
+	s.NoOtherCells("broken")
 	if pod, err := s.Pod(t.Context(), "broken"); err != nil || pod.Status.Phase != corev1.PodPending {
 		t.Errorf("pod broken is %s (%v)", pod.Status.Phase, err)
 	}
 	s.Kubectl("delete", "pod", "broken", "--wait=false")
-	s.waitGone("broken")
+	s.WaitGone("broken")
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +17,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/child"
@@ -27,21 +25,6 @@ import (
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
-
-// within waits until check returns nil, for longer than a step takes: for what
-// Kip waits for itself.
-func (s *space) within(d time.Duration, what string, check func(context.Context) error) {
-	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), d)
-	defer cancel()
-	if err := namespace.Poll(ctx, check); err != nil {
-		s.Fatalf("%s: %v", what, err)
-	}
-}
-
-// lossPatience is patience after what Kip itself waits for before it gives a
-// silent cell up.
-const lossPatience = 90*time.Second + patience
 
 // localCloud is what of the world's cloud is seen from outside of its Kip.
 func localCloud() host.Config {
@@ -173,7 +156,7 @@ func firstContainer(pod *corev1.Pod) corev1.ContainerStatus {
 func (s *space) waitMoved(before *corev1.Pod, from machine, ended <-chan time.Time) (*corev1.Pod, machine) {
 	s.Helper()
 	var after *corev1.Pod
-	s.within(lossPatience, "pod "+before.Name+" is Ready on another cell", func(ctx context.Context) (err error) {
+	s.Within(namespace.LossPatience, "pod "+before.Name+" is Ready on another cell", func(ctx context.Context) (err error) {
 		if after, err = s.Pod(ctx, before.Name); err != nil {
 			return err
 		}
@@ -211,37 +194,6 @@ func (s *space) waitMoved(before *corev1.Pod, from machine, ended <-chan time.Ti
 	return after, to
 }
 
-// podsOf are the pods with a label app, without those that are being deleted.
-func (s *space) podsOf(ctx context.Context, app string) ([]corev1.Pod, error) {
-	list, err := world.Admin.CoreV1().Pods(s.NS).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
-}
-
-// waitPodOf waits until a controller has a Ready pod other than one of this name.
-func (s *space) waitPodOf(app, other string) *corev1.Pod {
-	s.Helper()
-	var found *corev1.Pod
-	s.within(lossPatience, "a ready pod of "+app+" other than "+strconv.Quote(other), func(ctx context.Context) error {
-		pods, err := s.podsOf(ctx, app)
-		if err != nil {
-			return err
-		}
-		var seen []string
-		for i := range pods {
-			if p := &pods[i]; p.Name != other && namespace.IsReady(p) {
-				found = p
-				return nil
-			}
-			seen = append(seen, fmt.Sprintf("%s is %s: %s", pods[i].Name, pods[i].Status.Phase, namespace.States(&pods[i])))
-		}
-		return fmt.Errorf("its pods are %q", seen)
-	})
-	return found
-}
-
 // deployment keeps one pod; spec is indented by six.
 func deployment(name, spec string) string {
 	return `apiVersion: apps/v1
@@ -255,11 +207,6 @@ spec:
       nodeSelector: {type: virtual-kubelet}
 ` + spec
 }
-
-const sleeps = `      terminationGracePeriodSeconds: 1
-      containers:
-      - {name: main, image: 'busybox:1.36', command: [sh, -c, 'trap "exit 0" TERM; echo started; while :; do sleep 0.1; done']}
-`
 
 // waitCellGone waits until nothing is left of a cell, on the host neither.
 func (s *space) waitCellGone(m machine) {
@@ -284,7 +231,7 @@ func (s *space) waitCellGone(m machine) {
 func TestAPodGoesOnWhenItsKubeletOrContainerdIsKilled(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	before := s.WaitReady("a")
 	m := s.machine("a")
 	for _, part := range []string{"kubelet", "containerd"} {
@@ -332,7 +279,7 @@ func TestAPodGoesOnWhenItsKubeletOrContainerdIsKilled(t *testing.T) {
 func TestAMachineThatDiesIsReplacedAsThePodsRestartPolicySays(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("always", `  initContainers:
+	s.Apply(namespace.Bare("always", `  initContainers:
   - {name: first, image: 'busybox:1.36', command: [touch, /d/made], volumeMounts: [{name: d, mountPath: /d}]}
   containers:
   - name: main
@@ -341,7 +288,7 @@ func TestAMachineThatDiesIsReplacedAsThePodsRestartPolicySays(t *testing.T) {
     volumeMounts: [{name: d, mountPath: /d}]
   volumes: [{name: d, emptyDir: {}}]
 `))
-	s.Apply(bare("never", `  restartPolicy: Never
+	s.Apply(namespace.Bare("never", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
@@ -358,7 +305,7 @@ spec:
       containers:
       - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `)
-	always, never, job := s.WaitReady("always"), s.WaitReady("never"), s.waitPodOf("job", "")
+	always, never, job := s.WaitReady("always"), s.WaitReady("never"), s.WaitPodOf("job", "")
 	s.Kubectl("exec", "always", "--", "touch", "/d/lost")
 	machines := map[string]machine{}
 	for _, pod := range []string{"always", "never", job.Name} {
@@ -370,7 +317,7 @@ spec:
 	}
 
 	after, _ := s.waitMoved(always, machines["always"], ended)
-	s.waitEvent("always", "CellLost", "")
+	s.WaitEvent("always", "CellLost", "")
 	s.Eventually("exec in pod always", s.ExecTrue("always"))
 	// The init container has run again, on another disk.
 	if files := s.Kubectl("exec", "always", "--", "ls", "/d"); files != "made\nmine\n" {
@@ -386,7 +333,7 @@ spec:
 		t.Errorf("pod never is %s", namespace.States(failed))
 	}
 
-	other := s.waitPodOf("job", job.Name)
+	other := s.WaitPodOf("job", job.Name)
 	lost := s.WaitPod(job.Name, "has Failed", namespace.HasPhase(corev1.PodFailed))
 	if lost.Status.Reason != "CellLost" || !isDisrupted(lost) {
 		t.Errorf("the Job's first pod has reason %q, conditions %+v", lost.Status.Reason, lost.Status.Conditions)
@@ -408,11 +355,11 @@ const whole = `  containers:
 func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(strings.Replace(bare("never", "  restartPolicy: Never\n"+whole), "PeriodSeconds: 2", "PeriodSeconds: 10", 1))
-	s.Apply(sleeper("always"))
+	s.Apply(strings.Replace(namespace.Bare("never", "  restartPolicy: Never\n"+whole), "PeriodSeconds: 2", "PeriodSeconds: 10", 1))
+	s.Apply(namespace.Sleeper("always"))
 	// With exit status 0 they would count as Succeeded, which is the kubelet's way.
-	s.Apply(deployment("d", strings.NewReplacer("exit 0", "exit 3", "PeriodSeconds: 1", "PeriodSeconds: 10").Replace(sleeps)))
-	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.waitPodOf("d", "")
+	s.Apply(deployment("d", strings.NewReplacer("exit 0", "exit 3", "PeriodSeconds: 1", "PeriodSeconds: 10").Replace(namespace.Sleeps)))
+	never, always, first := s.WaitReady("never"), s.WaitReady("always"), s.WaitPodOf("d", "")
 	machines := map[string]machine{}
 	for _, pod := range []string{"never", "always", first.Name} {
 		machines[pod] = s.machine(pod)
@@ -444,7 +391,7 @@ func TestAMachineThatIsSwitchedOffEndsItsPodFirst(t *testing.T) {
 	if got := s.Kubectl("logs", "never"); got != "started\nhook\nended\n" {
 		t.Errorf("the log is %q", got)
 	}
-	s.Eventually("exec in the Deployment's second pod", s.ExecTrue(s.waitPodOf("d", first.Name).Name))
+	s.Eventually("exec in the Deployment's second pod", s.ExecTrue(s.WaitPodOf("d", first.Name).Name))
 
 	s.waitMoved(always, machines["always"], ended)
 	s.Eventually("exec in pod always", s.ExecTrue("always"))
@@ -476,8 +423,8 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	// With exit status 0 it would count as Succeeded, which is the kubelet's way.
-	s.Apply(deployment("d", strings.Replace(sleeps, "exit 0", "exit 3", 1)))
-	first := s.waitPodOf("d", "")
+	s.Apply(deployment("d", strings.Replace(namespace.Sleeps, "exit 0", "exit 3", 1)))
+	first := s.WaitPodOf("d", "")
 	m := s.machine(first.Name)
 	m.fillDisk(s)
 	evicted := s.WaitPod(first.Name, "has Failed", namespace.HasPhase(corev1.PodFailed))
@@ -485,7 +432,7 @@ func TestAFullDiskEvictsThePodWhichIsReplaced(t *testing.T) {
 		t.Errorf("the pod failed for %q: %s", evicted.Status.Reason, evicted.Status.Message)
 	}
 	s.waitCellGone(m)
-	second := s.waitPodOf("d", first.Name)
+	second := s.WaitPodOf("d", first.Name)
 	s.Eventually("exec in the second pod", s.ExecTrue(second.Name))
 }
 
@@ -493,7 +440,7 @@ func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	var side host.Side
 	var cell apiv1.Cell
 	s.Eventually("the machine boots", func(ctx context.Context) error {
@@ -520,7 +467,7 @@ func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
 		t.Fatalf("the cells are %+v, %v; want %s alone", cells, err, cell.Name)
 	}
 	m.kill(s)
-	s.within(lossPatience, "another cell runs the pod", func(ctx context.Context) error {
+	s.Within(namespace.LossPatience, "another cell runs the pod", func(ctx context.Context) error {
 		cells, err := s.Cells(ctx)
 		if err != nil {
 			return err
@@ -535,7 +482,7 @@ func TestAMachineThatDiesWhileItBootsIsReplaced(t *testing.T) {
 	if c := firstContainer(pod); c.RestartCount != 0 {
 		t.Errorf("a pod that had not begun has %d restarts", c.RestartCount)
 	}
-	s.waitEvent("a", "CellLost", "")
+	s.WaitEvent("a", "CellLost", "")
 	s.waitCellGone(m)
 }
 
@@ -576,7 +523,7 @@ func TestAStandbyCellThatDiesOrIsTakenBackIsReplaced(t *testing.T) {
 	second := only()
 	second.interrupt(s, time.Now().Add(time.Hour))
 	replaced(second)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 
 	restore()

@@ -19,6 +19,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -83,10 +84,10 @@ func TestAPodGetsTheGPUsThatItAsksFor(t *testing.T) {
 		}
 		return nil
 	})
-	s.Apply(bare("two", "  containers:\n"+gpuContainer("a", 1)+gpuContainer("b", 1)+gpuContainer("none", 0)))
-	s.Apply(sleeper("cheap"))
+	s.Apply(namespace.Bare("two", "  containers:\n"+gpuContainer("a", 1)+gpuContainer("b", 1)+gpuContainer("none", 0)))
+	s.Apply(namespace.Sleeper("cheap"))
 	s.WaitReady("two")
-	cell := s.cellOf("two")
+	cell := s.CellOf("two")
 	if got := cell.Status.InstanceType; got != "medium-gpu" {
 		t.Errorf("the pod is on a %s: want medium-gpu", got)
 	}
@@ -118,12 +119,12 @@ func TestAPodGetsTheGPUsThatItAsksFor(t *testing.T) {
 		t.Errorf("the container that asks for none has\n%s", none)
 	}
 	s.WaitReady("cheap")
-	if got := s.cellOf("cheap").Status.InstanceType; strings.Contains(got, "gpu") {
+	if got := s.CellOf("cheap").Status.InstanceType; strings.Contains(got, "gpu") {
 		t.Errorf("a pod that asks for no GPU is on a %s", got)
 	}
 	s.Kubectl("delete", "pod", "two", "cheap", "--wait=false")
-	s.waitGone("two")
-	s.waitGone("cheap")
+	s.WaitGone("two")
+	s.WaitGone("cheap")
 	restore()
 }
 
@@ -137,13 +138,13 @@ func TestAPodIsShownWhenItsGPUsHaveCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore := withGPUs(t, map[string]any{"cloudInitFile": file})
-	s.Apply(bare("late", "  containers:\n"+gpuContainer("main", 1)))
-	s.waitEvent("late", "GPUsNotReady", "0 of 1 "+resourceGPU)
+	s.Apply(namespace.Bare("late", "  containers:\n"+gpuContainer("main", 1)))
+	s.WaitEvent("late", "GPUsNotReady", "0 of 1 "+resourceGPU)
 	pod, err := s.Pod(t.Context(), "late")
 	if err != nil || pod.Status.Phase != corev1.PodPending || len(pod.Status.ContainerStatuses) != 0 {
 		t.Errorf("before its GPUs are there the pod is %s, its containers %v (%v)", pod.Status.Phase, pod.Status.ContainerStatuses, err)
 	}
-	if cell := s.cellOf("late"); cell.Status.Phase != apiv1.Ready {
+	if cell := s.CellOf("late"); cell.Status.Phase != apiv1.Ready {
 		t.Errorf("its cell is %s: want Ready", cell.Status.Phase)
 	}
 	if err := unix.Mknod(s.machine("late").path("/dev/nvidia1"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
@@ -154,6 +155,6 @@ func TestAPodIsShownWhenItsGPUsHaveCome(t *testing.T) {
 		t.Errorf("the pod says\n%s", got)
 	}
 	s.Kubectl("delete", "pod", "late", "--wait=false")
-	s.waitGone("late")
+	s.WaitGone("late")
 	restore()
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -38,7 +39,7 @@ func TestAKipWithAnotherStoreWaitsUntilTheNodeIsNotHeldAnyMore(t *testing.T) {
 	s := newSpace(t)
 	s.Apply(counting("a"))
 	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
-	counted, instance := s.counts("a", 0), s.cellOf("a").Status.InstanceID
+	counted, instance := s.counts("a", 0), s.CellOf("a").Status.InstanceID
 	mark := func() string {
 		lease, err := world.Admin.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), harness.Node, metav1.GetOptions{})
 		if err != nil {
@@ -106,7 +107,7 @@ func TestAKipWithAnotherStoreWaitsUntilTheNodeIsNotHeldAnyMore(t *testing.T) {
 	// The first is gone for good. The other has the node, and finds that it knows nothing.
 	killKip(t)
 	s.waitLogs(second, "no other Kip holds the node any more")
-	s.within(lossPatience, "it knows that its store is behind", func(context.Context) error {
+	s.Within(namespace.LossPatience, "it knows that its store is behind", func(context.Context) error {
 		if out, errs, err := s.kipctl(socket, "generation"); err != nil || !strings.Contains(out, instance) {
 			return fmt.Errorf("kipctl generation: %v: %s%s", err, out, errs)
 		}

@@ -22,7 +22,7 @@ func TestPodsThatWantDifferentHostsRunOnOneNode(t *testing.T) {
 	s := newSpace(t)
 	s.asked()
 	apart := func(name, more string) string {
-		return strings.Replace(bare(name, more+`  affinity:
+		return strings.Replace(namespace.Bare(name, more+`  affinity:
     podAntiAffinity:
       requiredDuringSchedulingIgnoredDuringExecution:
       - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: apart}}}
@@ -56,13 +56,13 @@ func TestEphemeralStorageIsGivenAndBounded(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  restartPolicy: Never
+	s.Apply(namespace.Bare("a", `  restartPolicy: Never
   containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'dd if=/dev/zero of=/big bs=1M count=64; while :; do sleep 1; done']
     resources: {requests: {cpu: 100m, ephemeral-storage: 4Gi}, limits: {ephemeral-storage: 4Gi}}
-`) + "---\n" + bare("b", `  restartPolicy: Never
+`) + "---\n" + namespace.Bare("b", `  restartPolicy: Never
   containers:
   - name: main
     image: busybox:1.36
@@ -70,7 +70,7 @@ func TestEphemeralStorageIsGivenAndBounded(t *testing.T) {
     resources: {limits: {ephemeral-storage: 16Mi}}
 `))
 	s.WaitReady("a")
-	if got := s.cellOf("a").Status.InstanceType; got != "micro" { // a nano has 4Gi, with what the kubelet keeps
+	if got := s.CellOf("a").Status.InstanceType; got != "micro" { // a nano has 4Gi, with what the kubelet keeps
 		t.Errorf("pod a is on a %s, want a micro", got)
 	}
 	evicted := s.WaitPod("b", "has Failed", namespace.HasPhase(corev1.PodFailed))
@@ -84,14 +84,14 @@ func TestAPodIsResizedWithinItsMachine(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.asked()
-	s.Apply(bare("a", `  containers:
+	s.Apply(namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
     resources: {requests: {cpu: 100m, memory: 64Mi}}
 `))
 	s.WaitReady("a")
-	if got := s.cellOf("a").Status.InstanceType; got != "nano" {
+	if got := s.CellOf("a").Status.InstanceType; got != "nano" {
 		t.Fatalf("pod a is on a %s, want a nano", got)
 	}
 	resize := func(cpu, memory string) string {

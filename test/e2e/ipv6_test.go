@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -19,8 +20,8 @@ func TestACellWithoutIPv6HasNoSideDoor(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("pod"))
-	s.Apply(bare("machine", `  hostNetwork: true
+	s.Apply(namespace.Sleeper("pod"))
+	s.Apply(namespace.Bare("machine", `  hostNetwork: true
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, "3600"]}
 `))

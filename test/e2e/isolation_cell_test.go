@@ -50,7 +50,7 @@ type machine struct {
 // machine returns the machine that a pod runs on.
 func (s *space) machine(pod string) machine {
 	s.Helper()
-	m := s.Machine(s.cellOf(pod))
+	m := s.Machine(s.CellOf(pod))
 	return machine{cell: m.Cell, pid: m.PID}
 }
 
@@ -122,7 +122,7 @@ spec:
     volumeMounts:
     - {name: secret, mountPath: /secret}
     - {name: config, mountPath: /config}
-`, name, placement.AnnotationInstanceType, t.instanceType, onKip)
+`, name, placement.AnnotationInstanceType, t.instanceType, namespace.OnKip)
 	}
 	s.Apply(manifest)
 	for i, t := range all {
@@ -354,11 +354,11 @@ func (own *tenant) isRefused(t *testing.T, other *tenant) {
 func TestAHostNetworkPodGetsNothingFromItsMachinesPorts(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  hostNetwork: true
+	s.Apply(namespace.Bare("a", `  hostNetwork: true
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
-	s.Apply(sleeper("b"))
+	s.Apply(namespace.Sleeper("b"))
 	s.WaitReady("a")
 	s.WaitReady("b")
 	m, neighbour := s.machine("a"), s.machine("b")

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // secrets makes two Secrets, one of which the pod named a uses.
@@ -29,7 +30,7 @@ kind: Secret
 metadata: {name: other}
 stringData: {word: secret}
 ---
-` + bare("a", `  containers:
+` + namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sleep, infinity]

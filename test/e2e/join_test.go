@@ -76,7 +76,7 @@ func foreignAuthority(t *testing.T) *pki.Authority {
 func TestUserDataHoldsNoKey(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	m := s.machine("a")
 	ud, doc := m.userData(t)

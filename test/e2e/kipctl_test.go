@@ -57,10 +57,10 @@ func row(text, first string) []string {
 func TestKipctlShowsCellsAndPods(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a") + "---\n" + sleeper("b"))
+	s.Apply(namespace.Sleeper("a") + "---\n" + namespace.Sleeper("b"))
 	s.WaitReady("a")
 	s.WaitReady("b")
-	cell := s.cellOf("a")
+	cell := s.CellOf("a")
 	// The mirror of a cell may be a moment late.
 	s.Eventually("kipctl get cells shows that pod a runs", func(context.Context) error {
 		out := s.tells(world.Socket, "get", "cells")
@@ -69,7 +69,7 @@ func TestKipctlShowsCellsAndPods(t *testing.T) {
 		}
 		return nil
 	})
-	if out := s.tells(world.Socket, "get", "cells", cell.Name); row(out, cell.Name) == nil || row(out, s.cellOf("b").Name) != nil {
+	if out := s.tells(world.Socket, "get", "cells", cell.Name); row(out, cell.Name) == nil || row(out, s.CellOf("b").Name) != nil {
 		t.Errorf("kipctl get cells %s prints\n%s", cell.Name, out)
 	}
 	if out := s.tells(world.Socket, "get", "pods"); !slices.Contains(row(out, "a"), cell.Name) || row(out, "b") == nil {
@@ -104,21 +104,21 @@ func TestKipctlShowsWhatTheCloudIsOutOf(t *testing.T) {
 	})
 	s.waitWorks(k, socket)
 	asks := func(name string) string {
-		return bare(name, `  containers:
+		return namespace.Bare(name, `  containers:
   - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {cpu: 400m, memory: 300Mi}}}
 `)
 	}
 	s.Apply(asks("before"))
 	s.WaitReady("before")
-	first := s.cellOf("before").Status.InstanceType
+	first := s.CellOf("before").Status.InstanceType
 	if out, errs, err := s.kipctl(socket, "get", "capacity"); err != nil || out != "" || !strings.Contains(errs, "Nothing is known") {
 		t.Errorf("before, kipctl get capacity prints %q, %q (%v)", out, errs, err)
 	}
 	w.runOut(first)
 	s.Apply(asks("after"))
-	s.waitEvent("after", "NoCapacity", first)
+	s.WaitEvent("after", "NoCapacity", first)
 	s.WaitReady("after")
-	if got := s.cellOf("after").Status.InstanceType; got == first {
+	if got := s.CellOf("after").Status.InstanceType; got == first {
 		t.Errorf("the second pod is on a %s too, of which there is none", got)
 	}
 	out := s.tells(socket, "get", "capacity")
@@ -153,8 +153,8 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	if info, err := os.Stat(backup); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the backup is %v, %v; want a file that nobody else reads", info, err)
 	}
-	s.Apply(sleeper("later"))
-	later, stray := s.WaitReady("later"), s.cellOf("later").Status.InstanceID
+	s.Apply(namespace.Sleeper("later"))
+	later, stray := s.WaitReady("later"), s.CellOf("later").Status.InstanceID
 
 	restore := func(args ...string) (string, error) {
 		out, errs, err := s.kipctl(socket, append([]string{"restore", backup, "--provider-config", file, "--node", harness.Node}, args...)...)
@@ -191,14 +191,14 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	k = runKip(t, own)
 	k.Forgive(harness.Stray, stray) // the cell of which the backup knows nothing
 	// Nothing is swept before a person decides.
-	s.within(lossPatience, "Kip says that its store is older than an instance", func(context.Context) error {
+	s.Within(namespace.LossPatience, "Kip says that its store is older than an instance", func(context.Context) error {
 		if out, errs, err := s.kipctl(socket, "generation"); err != nil || !strings.Contains(out, stray) {
 			return fmt.Errorf("kipctl generation: %v: %s%s", err, out, errs)
 		}
 		return nil
 	})
 	var shown string
-	s.within(lossPatience, "a take-over without --yes says what it is to have", func(context.Context) error {
+	s.Within(namespace.LossPatience, "a take-over without --yes says what it is to have", func(context.Context) error {
 		out, errs, err := s.kipctl(socket, "generation", "take-over")
 		_, said, found := strings.Cut(errs, "--yes ")
 		shown, _, _ = strings.Cut(said, " ")
@@ -212,7 +212,7 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 		t.Fatalf("take-over: %v: %s%s", err, out, errs)
 	}
 	s.waitWorks(k, socket)
-	s.within(lossPatience, "the pod of which the backup knows nothing runs again", func(ctx context.Context) error {
+	s.Within(namespace.LossPatience, "the pod of which the backup knows nothing runs again", func(ctx context.Context) error {
 		pod, err := s.Pod(ctx, "later")
 		if err == nil && (!namespace.IsReady(pod) || firstContainer(pod).ContainerID == firstContainer(later).ContainerID) {
 			err = fmt.Errorf("it is %s", namespace.States(pod))
@@ -227,7 +227,7 @@ func TestABackupIsRestoredAndACleanupLeavesNothing(t *testing.T) {
 	if err == nil || !strings.Contains(errs, "--yes") {
 		t.Errorf("cleanup without --yes: %v: %s", err, errs)
 	}
-	for _, name := range []string{s.NS + "/kept", s.NS + "/later", s.cellOf("kept").Name, harness.Node} {
+	for _, name := range []string{s.NS + "/kept", s.NS + "/later", s.CellOf("kept").Name, harness.Node} {
 		if !strings.Contains(out, name) {
 			t.Errorf("cleanup does not name %s:\n%s", name, out)
 		}

@@ -343,7 +343,7 @@ func serveTo(t *testing.T, c *local.Cloud) (w *watchedCloud, socket string) {
 
 // counting is a pod that writes 0, 1, 2, … a line each 100 ms.
 func counting(name string) string {
-	return bare(name, `  containers:
+	return namespace.Bare(name, `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; i=0; while :; do echo $i; i=$((i+1)); sleep 0.1; done']
@@ -390,7 +390,7 @@ func (s *space) deleteAll(names ...string) {
 	s.Helper()
 	s.Kubectl(slices.Concat([]string{"delete", "--wait=false", "pod"}, names)...)
 	for _, name := range names {
-		s.waitGone(name)
+		s.WaitGone(name)
 	}
 }
 

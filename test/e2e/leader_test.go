@@ -24,6 +24,7 @@ import (
 
 	"github.com/elotl/kip/internal/store/storetest"
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 // secureEtcd is an etcd that serves and asks for certificates.
@@ -128,7 +129,7 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 		counted = s.counts("a", counted)
 		began := time.Now()
 		end()
-		s.Apply(sleeper(pod))
+		s.Apply(namespace.Sleeper(pod))
 		s.waitLeads(standby.Kip)
 		led := time.Since(began)
 		s.Eventually("exec", s.ExecTrue("a"))
@@ -153,16 +154,16 @@ func TestAStandbyKipTakesOverAndNoPodNotices(t *testing.T) {
 	// A leader that is paused does not know that another leads, and goes on
 	// where it was. By then there is much that it could get wrong: pods and
 	// instances that it has never heard of, and others that it misses.
-	s.Apply(sleeper("gone"))
+	s.Apply(namespace.Sleeper("gone"))
 	s.WaitReady("gone")
 	turn("SIGSTOP", "d", func() {
 		signal(t, leader.Kip, syscall.SIGSTOP)
 		s.Kubectl("delete", "pod", "gone", "--wait=false")
 	})
-	s.waitGone("gone")
-	s.Apply(sleeper("e"))
+	s.WaitGone("gone")
+	s.Apply(namespace.Sleeper("e"))
 	before["e"] = s.WaitReady("e")
-	s.Apply(sleeper("f"))
+	s.Apply(namespace.Sleeper("f"))
 	did := leader.cloud.made()
 	if len(standby.cloud.made()) == 0 {
 		t.Error("the leader is not seen to launch")

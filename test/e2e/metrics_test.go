@@ -44,7 +44,7 @@ func TestTheKubeletPortTellsWhatPodsUse(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	for _, name := range []string{"a", "b"} {
-		s.Apply(bare(name, `  containers:
+		s.Apply(namespace.Bare(name, `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']

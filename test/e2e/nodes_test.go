@@ -77,7 +77,7 @@ func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
 	}
 	// A headless one has its pods' addresses, when they are Ready.
 	s.Apply("apiVersion: v1\nkind: Service\nmetadata: {name: h}\nspec: {clusterIP: None, selector: {app: h}, ports: [{port: 8080}]}\n")
-	s.Apply(strings.Replace(webServer("server", "", "found"), "name: server", "name: server, labels: {app: h}", 1))
+	s.Apply(strings.Replace(namespace.WebServer("server", "", "found"), "name: server", "name: server, labels: {app: h}", 1))
 	pod := s.WaitReady("server")
 	s.Eventually("the headless Service has its pod's address", func(ctx context.Context) error {
 		got, err := names("udp").LookupHost(ctx, "h."+s.NS+".svc.cluster.local.")
@@ -94,8 +94,8 @@ func TestTheClusterDNSKnowsServicesAndNothingElse(t *testing.T) {
 func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(elsewhere(webServer("plain", "", "plain")))
-	s.Apply(webServer("cell", "", "cell"))
+	s.Apply(elsewhere(namespace.WebServer("plain", "", "plain")))
+	s.Apply(namespace.WebServer("cell", "", "cell"))
 	plain, cell := s.WaitReady("plain"), s.WaitReady("cell")
 	if plain.Spec.NodeName != ordinaryNode || cell.Spec.NodeName == ordinaryNode {
 		t.Fatalf("the pod that does not choose is on %s, the one that chooses Kip on %s", plain.Spec.NodeName, cell.Spec.NodeName)
@@ -106,7 +106,7 @@ func TestPodsOnAnOrdinaryNodeAndOnACellReachEachOther(t *testing.T) {
 		}
 	}
 	// A second pod of the node, beside the first.
-	s.Apply(elsewhere(sleeper("neighbour")))
+	s.Apply(elsewhere(namespace.Sleeper("neighbour")))
 	s.WaitReady("neighbour")
 	if got := s.Kubectl("exec", "neighbour", "--", "wget", "-qO-", fmt.Sprintf("http://%s:8080/", plain.Status.PodIP)); got != "plain\n" {
 		t.Errorf("from the neighbour: %q", got)
@@ -213,8 +213,8 @@ func TestAServiceOfACellIsReachedByNameFromAnOrdinaryNodeAndOnItsPort(t *testing
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n")
-	s.Apply(strings.Replace(webServer("server", "", "served"), "name: server", "name: server, labels: {app: web}", 1))
-	s.Apply(elsewhere(sleeper("plain")))
+	s.Apply(strings.Replace(namespace.WebServer("server", "", "served"), "name: server", "name: server, labels: {app: web}", 1))
+	s.Apply(elsewhere(namespace.Sleeper("plain")))
 	s.WaitReady("server")
 	s.WaitReady("plain")
 	// The name goes to Service kube-dns and the answer to Service web: both are

@@ -23,7 +23,7 @@ func TestACellGoesOverToTheAgentThatKipNames(t *testing.T) {
 	s := newSpace(t)
 	other := namespace.ServeOtherAgent(t, world, netip.MustParsePrefix(cidr))
 	restore := reconfigure(t, other.Wanted(other.SHA256))
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	s.Eventually("a command runs in the pod", s.ExecTrue("a"))
 	m := s.machine("a")
@@ -41,12 +41,12 @@ func TestACellGoesOverToTheAgentThatKipNames(t *testing.T) {
 	}
 
 	restore()
-	s.Apply(sleeper("b"))
+	s.Apply(namespace.Sleeper("b"))
 	s.WaitReady("b")
-	if got := s.cellOf("b").Status.Agent; got == nil || got.Version == other.Version || got.SHA256 != "" {
+	if got := s.CellOf("b").Status.Agent; got == nil || got.Version == other.Version || got.SHA256 != "" {
 		t.Errorf("without the keys the agent is %+v", got)
 	}
-	if got := s.cellOf("a").Name; got != m.cell.Name {
+	if got := s.CellOf("a").Name; got != m.cell.Name {
 		t.Errorf("pod a moved to cell %s", got)
 	}
 }
@@ -65,9 +65,9 @@ func TestNoCellStartsAnAgentOfAnotherDigest(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore := reconfigure(t, other.Wanted(strings.Repeat("0", 64)))
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	why := "has the SHA-256 " + other.SHA256
-	s.waitEvent("a", "AgentNotStarted", why)
+	s.WaitEvent("a", "AgentNotStarted", why)
 	paused := fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until that is mended", agentRefusals)
 	s.Eventually("launches pause", func(ctx context.Context) error {
 		list, err := nodeEvents(ctx, "AgentNotStarted")

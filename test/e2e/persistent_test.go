@@ -29,7 +29,7 @@ func claim(name, more string) string {
 
 // withVolume is a sleeper with a volume at /data; volume is its source, in braces.
 func withVolume(name, volume string) string {
-	return sleeper(name) + "    volumeMounts: [{name: data, mountPath: /data}]\n  volumes: [{name: data, " + volume + "}]\n"
+	return namespace.Sleeper(name) + "    volumeMounts: [{name: data, mountPath: /data}]\n  volumes: [{name: data, " + volume + "}]\n"
 }
 
 func (s *space) in(pod, script string) string {
@@ -125,7 +125,7 @@ func TestAStatefulSetKeepsItsDataWhenItsPodAndItsCellEnd(t *testing.T) {
 	// Its machine dies.
 	s.in("db-0", "echo more >> /data/f; sync")
 	s.machine("db-0").kill(s)
-	s.waitEvent("db-0", "CellLost", "")
+	s.WaitEvent("db-0", "CellLost", "")
 	s.WaitPod("db-0", "runs again on another cell", func(p *corev1.Pod) bool {
 		return namespace.IsReady(p) &&
 			(p.UID != second.UID || p.Status.ContainerStatuses[0].ContainerID != second.Status.ContainerStatuses[0].ContainerID)
@@ -147,8 +147,8 @@ func TestASecondPodOfAClaimWaitsUntilTheFirstIsGone(t *testing.T) {
 	s.WaitReady("a")
 	s.in("a", "echo mine > /data/f")
 	s.Apply(withVolume("b", source))
-	s.waitEvent("b", "VolumeInUse", s.NS+"/a")
-	s.noOtherCells("a")
+	s.WaitEvent("b", "VolumeInUse", s.NS+"/a")
+	s.NoOtherCells("a")
 	s.Kubectl("delete", "pod", "a", "--wait=false")
 	s.WaitReady("b")
 	if got := s.in("b", "cat /data/f"); got != "mine" {
@@ -174,7 +174,7 @@ func TestAnEphemeralVolumeLivesAndEndsWithItsPod(t *testing.T) {
 	}
 	pv := s.volumeOf("a-data")
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.noVolumes(pv)
 }
 
@@ -187,7 +187,7 @@ func TestARetainedVolumeKeepsItsDisk(t *testing.T) {
 	pv := s.volumeOf("data")
 	s.Kubectl("patch", "pv", pv.Name, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}`)
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.Kubectl("delete", "pvc", "data")
 	s.Eventually("the volume is released", func(ctx context.Context) error {
 		now, err := world.Admin.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
@@ -236,7 +236,7 @@ func (s *space) ask(claim, size string) {
 // grows no file system that is mounted, and the kubelet says so of the claim and of its pod.
 func (s *space) isNotExpandedFor(pod, why string) {
 	s.Helper()
-	s.waitEvent(pod, "VolumeResizeFailed", why)
+	s.WaitEvent(pod, "VolumeResizeFailed", why)
 	s.Eventually("the claim says why", func(ctx context.Context) error {
 		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
 		if err != nil {
@@ -258,7 +258,7 @@ func (s *space) isNotExpandedFor(pod, why string) {
 		s.Errorf("the pod reads %q", got)
 	}
 	s.Kubectl("delete", "pod", pod, "--wait=false")
-	s.waitGone(pod)
+	s.WaitGone(pod)
 	s.Kubectl("delete", "pvc", "data")
 	s.noVolumes(pv)
 }
@@ -300,7 +300,7 @@ func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
 
 	// Without a pod the disk grows, and its file system waits.
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.ask("data", "192Mi")
 	s.Eventually("the claim waits for a pod", func(ctx context.Context) error {
 		pvc, err := world.Admin.CoreV1().PersistentVolumeClaims(s.NS).Get(ctx, "data", metav1.GetOptions{})
@@ -328,7 +328,7 @@ func TestAClaimIsExpandedUnderItsPodAndForTheNextOne(t *testing.T) {
 		t.Errorf("pod b reads %q", got)
 	}
 	s.Kubectl("delete", "pod", "b", "--wait=false")
-	s.waitGone("b")
+	s.WaitGone("b")
 	s.Kubectl("delete", "pvc", "data")
 	s.noVolumes(pv)
 }
@@ -377,10 +377,10 @@ func TestAVolumeThatCannotWorkIsSaidAtOnceAndLaunchesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(withVolume("a", "csi: {driver: secrets-store.csi.k8s.io, readOnly: true}"))
-	s.waitEvent("a", "VolumeUnsupported", "secrets-store.csi.k8s.io")
+	s.WaitEvent("a", "VolumeUnsupported", "secrets-store.csi.k8s.io")
 	s.Apply(withVolume("b", "iscsi: {targetPortal: 10.0.0.1, iqn: iqn.2001-04.com.example:x, lun: 0}"))
-	s.waitEvent("b", "VolumeUnsupported", "volume data cannot work on a cell: cells have no iSCSI initiator")
-	s.noOtherCells()
+	s.WaitEvent("b", "VolumeUnsupported", "volume data cannot work on a cell: cells have no iSCSI initiator")
+	s.NoOtherCells()
 }
 
 // A claim that is bound later lets its pod go on.
@@ -390,20 +390,20 @@ func TestAPodOnTheNodeWaitsForItsClaim(t *testing.T) {
 	// Put on the node by hand: no scheduler has waited for the claim.
 	s.Apply(strings.Replace(withVolume("a", "persistentVolumeClaim: {claimName: data}"), "nodeSelector: {type: virtual-kubelet}",
 		"nodeName: kip-0", 1))
-	s.waitEvent("a", "VolumeNotReady", "there is no PersistentVolumeClaim data")
+	s.WaitEvent("a", "VolumeNotReady", "there is no PersistentVolumeClaim data")
 	s.Apply(strings.Replace(claim("data", ""), "metadata: {name: data}",
 		"metadata: {name: data, annotations: {volume.kubernetes.io/selected-node: kip-0}}", 1))
 	s.WaitReady("a")
 	pv := s.volumeOf("data")
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.Kubectl("delete", "pvc", "data")
 	s.noVolumes(pv)
 }
 
 // withDevice is a sleeper with a block volume at /dev/data.
 func withDevice(name string) string {
-	return sleeper(name) +
+	return namespace.Sleeper(name) +
 		"    volumeDevices: [{name: data, devicePath: /dev/data}]\n  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]\n"
 }
 
@@ -430,7 +430,7 @@ func TestABlockVolumeIsADeviceThatKeepsItsBytes(t *testing.T) {
 	}
 	// Its pod ends; then the machine of the next dies.
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.Apply(withDevice("b"))
 	s.WaitReady("b")
 	if got := s.in("b", read); got != "precious" {
@@ -448,7 +448,7 @@ func TestABlockVolumeIsADeviceThatKeepsItsBytes(t *testing.T) {
 		t.Errorf("after the cell: %q", got)
 	}
 	s.Kubectl("delete", "pod", "b", "--wait=false")
-	s.waitGone("b")
+	s.WaitGone("b")
 	s.Kubectl("delete", "pvc", "data")
 	s.noVolumes(pv)
 }

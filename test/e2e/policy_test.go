@@ -45,7 +45,7 @@ func hostIP(t *testing.T) netip.Addr {
 // ports is a pod that serves TCP on 8080 ("web"), 8081 and 8082, and what it is
 // sent, back, on 7000.
 func ports(name, labels string) string {
-	return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: " + labels + "}\nspec:\n  " + onKip + `  containers:
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: " + labels + "}\nspec:\n  " + namespace.OnKip + `  containers:
   - name: main
     image: busybox:1.36
     ports: [{name: web, containerPort: 8080}]
@@ -273,7 +273,7 @@ func TestAPolicyHoldsForThePodsFirstPacket(t *testing.T) {
 	s.policy("deny", "{podSelector: {matchLabels: {app: eager}}, policyTypes: [Egress]}")
 	// From its first instruction on.
 	eager := func(name, app string) string {
-		return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: {app: " + app + "}}\nspec:\n  " + onKip + `  containers:
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: {app: " + app + "}}\nspec:\n  " + namespace.OnKip + `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'while :; do nc -w 1 ` + host.String() + ` 9999 </dev/null >/dev/null 2>&1; echo tried; sleep 0.1; done']
@@ -386,9 +386,9 @@ func TestOnlyAPodThatAsksReachesTheMetadataService(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	service := serveMetadata(t)
-	asks := strings.Replace(sleeper("asks"), "{name: asks}", "{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
-	host := strings.Replace(sleeper("host"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
-	s.Apply(sleeper("plain") + "---\n" + asks + "---\n" + host)
+	asks := strings.Replace(namespace.Sleeper("asks"), "{name: asks}", "{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
+	host := strings.Replace(namespace.Sleeper("host"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
+	s.Apply(namespace.Sleeper("plain") + "---\n" + asks + "---\n" + host)
 	for _, pod := range []string{"plain", "asks", "host"} {
 		s.WaitReady(pod)
 	}
@@ -434,7 +434,7 @@ func TestOnlyAPodThatAsksReachesTheMetadataService(t *testing.T) {
 func TestAPodDoesNotReachItsCellsManagementPlane(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a") + "---\n" + sleeper("b"))
+	s.Apply(namespace.Sleeper("a") + "---\n" + namespace.Sleeper("b"))
 	pod := s.WaitReady("a")
 	s.WaitReady("b")
 	own, others := s.machine("a"), s.machine("b")

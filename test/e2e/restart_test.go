@@ -30,9 +30,9 @@ import (
 // paused while it runs.
 func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	before := s.WaitReady("a")
-	instance := s.cellOf("a").Status.InstanceID
+	instance := s.CellOf("a").Status.InstanceID
 
 	s.Eventually("exec works", s.ExecTrue("a"))
 	killKip(t)
@@ -54,14 +54,14 @@ func TestAPodDoesNotNoticeThatKipIsKilled(t *testing.T) {
 	if a.ContainerID != b.ContainerID || a.RestartCount != 0 || after.UID != before.UID {
 		t.Fatalf("the pod noticed: %s, %s before", namespace.States(after), namespace.States(before))
 	}
-	if got := s.cellOf("a").Status.InstanceID; got != instance {
+	if got := s.CellOf("a").Status.InstanceID; got != instance {
 		t.Fatalf("the pod moved from %s to %s", instance, got)
 	}
 	if log := s.Kubectl("logs", "a"); strings.Count(log, "started") != 1 {
 		t.Fatalf("the log is %q", log)
 	}
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 }
 
 // Not parallel: it pauses the Kip that all tests share, for longer than pods' cells may
@@ -77,7 +77,7 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 		s.Apply(strings.Replace(counting(name), "{name: "+name+"}",
 			fmt.Sprintf("{name: %s, annotations: {pod.elotl.co/healthcheck-healthy-timeout: %q}}", name, fmt.Sprint(silence.Seconds())), 1))
 	}
-	s.Apply(sleeper("deleted"))
+	s.Apply(namespace.Sleeper("deleted"))
 	s.WaitReady("deleted")
 	counted := map[string]int{}
 	for _, name := range []string{"a", "b"} {
@@ -100,9 +100,9 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 	t.Cleanup(goOn)
 	paused := time.Now()
 	s.Kubectl("delete", "pod", "deleted", "--wait=false")
-	s.Apply(sleeper("created"))
+	s.Apply(namespace.Sleeper("created"))
 	s.Eventually("the pause is over", func(ctx context.Context) error {
-		if err := s.noCellOf("created")(ctx); err != nil {
+		if err := s.NoCellOf("created")(ctx); err != nil {
 			t.Fatalf("the test paused something else: %v", err)
 		}
 		if left := pause - time.Since(paused); left > 0 {
@@ -112,7 +112,7 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 	})
 	goOn()
 	s.WaitReady("created")
-	s.waitGone("deleted")
+	s.WaitGone("deleted")
 	s.Eventually("exec works again", s.ExecTrue("a"))
 	s.allUnmoved(before)
 	for name, n := range counted {
@@ -128,13 +128,13 @@ func TestAPausedKipLosesNoPod(t *testing.T) {
 func TestKipCatchesUpWithWhatHappenedWhileItWasDead(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	killKip(t)
 	s.Kubectl("delete", "pod", "a", "--force", "--grace-period=0")
-	s.Apply(sleeper("b"))
+	s.Apply(namespace.Sleeper("b"))
 	startKip(t)
-	s.waitGone("a")
+	s.WaitGone("a")
 	s.WaitReady("b")
 }
 
@@ -207,7 +207,7 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 			}
 		})
 		k := start(0)
-		s.Apply(sleeper(name))
+		s.Apply(namespace.Sleeper(name))
 		s.Eventually(fmt.Sprintf("the moment %s", at.moment), func(context.Context) error {
 			select {
 			case <-held:
@@ -227,7 +227,7 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 		}
 		k = start(0)
 		s.WaitReady(name)
-		s.cellOf(name)
+		s.CellOf(name)
 		s.oneInstance()
 		s.deleteAll(name)
 		signal(t, k, syscall.SIGTERM)
@@ -239,10 +239,10 @@ func TestAKilledLaunchIsTakenUpAgain(t *testing.T) {
 	k := start(1)
 	kept := s.waitStandby(1)
 	die(k, apiv1.Ready)
-	s.Apply(sleeper("ready"))
+	s.Apply(namespace.Sleeper("ready"))
 	k = start(1)
 	s.WaitReady("ready")
-	if cell := s.cellOf("ready").Name; len(kept) != 1 || kept[cell].Name == "" {
+	if cell := s.CellOf("ready").Name; len(kept) != 1 || kept[cell].Name == "" {
 		t.Errorf("the pod runs on cell %s; the one that was ready when Kip died is %v", cell, kept)
 	}
 	s.deleteAll("ready")

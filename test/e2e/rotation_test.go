@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -61,7 +62,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	s.Apply(counting("counter"))
-	s.Apply(sleeper("old"))
+	s.Apply(namespace.Sleeper("old"))
 	before := map[string]*corev1.Pod{"counter": s.WaitReady("counter"), "old": s.WaitReady("old")}
 	counted := s.counts("counter", 0)
 	s.servesAll("before", "counter", "old")
@@ -73,7 +74,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 	// As soon as it is stored.
 	s.tells(world.Socket, "ca", "rotate")
 	killKip(t)
-	s.Apply(sleeper("during"))
+	s.Apply(namespace.Sleeper("during"))
 	startKip(t)
 	before["during"] = s.WaitReady("during")
 	s.Eventually("all cells know Kip by the new CA", func(context.Context) error {
@@ -92,7 +93,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 
 	// When all cells are moved.
 	killKip(t)
-	cas := storedAuthorities(t, s.cellOf("old").Status.ControllerID)
+	cas := storedAuthorities(t, s.CellOf("old").Status.ControllerID)
 	if cas.Before == nil || cas.Before.Hash() != was.Signs.Hash {
 		t.Fatalf("stored are %v, want %s as the old one", cas.Hashes(), was.Signs.Hash)
 	}
@@ -115,7 +116,7 @@ func TestPodsRunOnWhileTheCAIsRotatedAndKipIsKilled(t *testing.T) {
 		}
 		return err
 	})
-	s.Apply(sleeper("after"))
+	s.Apply(namespace.Sleeper("after"))
 	before["after"] = s.WaitReady("after")
 	s.servesAll("in the end", "counter", "old", "during", "after")
 	s.obeys("in the end", cas, true, false, "counter", "old", "during", "after")

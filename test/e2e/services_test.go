@@ -41,7 +41,7 @@ func labelled(manifest, name, app string) string {
 
 // answerer is a pod that answers HTTP on port 8080 with its name.
 func answerer(name, app, spec string) string {
-	return labelled(bare(name, spec+`  containers:
+	return labelled(namespace.Bare(name, spec+`  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'mkdir /tmp/www; echo `+name+` > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
@@ -163,7 +163,7 @@ func (s *space) inside(pod string, f func() error) {
 // process is one of a pod's, on this host.
 func (s *space) process(pod string) int {
 	s.Helper()
-	instance := s.cellOf(pod).Status.InstanceID
+	instance := s.CellOf(pod).Status.InstanceID
 	pid := 0
 	for _, root := range []string{"/sys/fs/cgroup/memory", "/sys/fs/cgroup"} {
 		_ = filepath.WalkDir(filepath.Join(root, "kip-"+bridge, instance, "kubepods"), func(path string, d fs.DirEntry, err error) error {
@@ -236,7 +236,7 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.Apply(answerer(name, "web", ""))
 	}
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	client, a := s.WaitReady("client"), s.WaitReady("a")
 	s.WaitReady("b")
 
@@ -276,7 +276,7 @@ func TestAServiceReachesItsPodsOnOtherCells(t *testing.T) {
 	s.Kubectl("delete", "pod", "b", "--wait=false")
 	s.Apply(answerer("c", "web", ""))
 	s.WaitReady("c")
-	s.waitGone("b")
+	s.WaitGone("b")
 	s.answersAll("the cluster IP after a change", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a", "c")
 }
 
@@ -314,7 +314,7 @@ func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
 		}
 		return errors.New("it is not")
 	})
-	s.Apply(bare("once", `  restartPolicy: Never
+	s.Apply(namespace.Bare("once", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [wget, -qO-, 'http://`+web.Spec.ClusterIP+`/']}
 `))
@@ -324,7 +324,7 @@ func TestAPodsServicesWorkFromItsFirstMoment(t *testing.T) {
 func TestAPodReachesTheAPIServerByItsServiceWithItsToken(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	s.WaitReady("client")
 	const mounted = "/var/run/secrets/kubernetes.io/serviceaccount/"
 	token, authority := s.Kubectl("exec", "client", "--", "cat", mounted+"token"), s.Kubectl("exec", "client", "--", "cat", mounted+"ca.crt")
@@ -352,7 +352,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(labelled(bare("a", `  containers:
+	s.Apply(labelled(namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'mkdir /tmp/www; echo a > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
@@ -362,7 +362,7 @@ func TestAHostPortIsServedOnTheCellsAddress(t *testing.T) {
     - {containerPort: 9000, hostPort: 7090, protocol: UDP}
     - {containerPort: 8080, hostPort: 7081, hostIP: 127.0.0.9}
 `), "a", "web"))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	pod := s.WaitReady("a")
 	s.WaitReady("client")
 	ip := pod.Status.HostIP
@@ -435,7 +435,7 @@ func TestInternalTrafficPolicyLocalMeansTheVirtualNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Apply(answerer("a", "web", ""))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	s.WaitReady("a")
 	s.WaitReady("client")
 	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
@@ -453,7 +453,7 @@ func TestTopologyHintsKeepRequestsInTheZone(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.Apply(answerer("a", "web", ""))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	s.WaitReady("a")
 	s.WaitReady("client")
 	node, err := world.Admin.CoreV1().Nodes().Get(s.Context(), "kip-0", metav1.GetOptions{})
@@ -528,7 +528,7 @@ func TestServicesGoOnWhenKubeProxyIsKilled(t *testing.T) {
 	s := newSpace(t)
 	web := s.service("web", "web", nil)
 	s.Apply(answerer("a", "web", ""))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.Sleeper("client"))
 	s.WaitReady("a")
 	s.WaitReady("client")
 	s.answersAll("the cluster IP", func() string { return s.fetch("client", web.Spec.ClusterIP) }, "a")
@@ -565,13 +565,13 @@ func TestPodsFindServicesByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	ip := dns.Spec.ClusterIP
-	s.Apply(labelled(sleeper("client"), "client", "client"))
-	s.Apply(bare("own", `  dnsPolicy: None
+	s.Apply(labelled(namespace.Sleeper("client"), "client", "client"))
+	s.Apply(namespace.Bare("own", `  dnsPolicy: None
   dnsConfig: {nameservers: [192.0.2.53], searches: [example.org], options: [{name: ndots, value: "2"}]}
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
-	s.Apply(bare("default", `  dnsPolicy: Default
+	s.Apply(namespace.Bare("default", `  dnsPolicy: Default
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))

@@ -82,7 +82,7 @@ func TestAPodThatPrefersSpotFallsToOnDemand(t *testing.T) {
 
 	m.machines.fail(cloud.Scope{Spot: new(true)}, outage)
 	m.Apply(beside(m.kip, "waits", "  nodeSelector: {KIP, karpenter.sh/capacity-type: spot}\n"))
-	m.waitEvent("waits", "NoCapacity", "")
+	m.WaitEvent("waits", "NoCapacity", "")
 	m.tainted(m.spot, true)
 	m.Apply(beside(m.kip, "falls", likesSpot))
 	m.on(m.waitRunning("falls"), false)
@@ -102,7 +102,7 @@ func TestAPodThatPrefersSpotFallsToOnDemand(t *testing.T) {
 // said waits for an Event about a pod, as long as Kip itself waits.
 func (m market) said(pod, reason string) {
 	m.Helper()
-	m.within(servedAgain, "pod "+pod+" has the Event "+reason, func(ctx context.Context) error {
+	m.Within(servedAgain, "pod "+pod+" has the Event "+reason, func(ctx context.Context) error {
 		events, code, stderr := m.Attempt(ctx, "get", "events", "--field-selector=involvedObject.name="+pod+",reason="+reason, "-o=name")
 		if code != 0 {
 			return errors.New(stderr)
@@ -195,7 +195,7 @@ func (m zonedMarket) needsScarce(name string) string {
 func (m zonedMarket) waitsOn(app, node string) (is *corev1.Pod) {
 	m.Helper()
 	m.Eventually("the pod of "+app+" waits on node "+node, func(ctx context.Context) error {
-		pods, err := m.podsOf(ctx, app)
+		pods, err := m.PodsOf(ctx, app)
 		if err != nil || len(pods) != 1 {
 			return fmt.Errorf("its pods are %d (%w)", len(pods), err)
 		}
@@ -204,7 +204,7 @@ func (m zonedMarket) waitsOn(app, node string) (is *corev1.Pod) {
 		}
 		return nil
 	})
-	m.waitEvent(is.Name, "NoCapacity", scarce)
+	m.WaitEvent(is.Name, "NoCapacity", scarce)
 	return is
 }
 
@@ -212,7 +212,7 @@ func (m zonedMarket) waitsOn(app, node string) (is *corev1.Pod) {
 func (m zonedMarket) nodeSays(node, reason, text string) {
 	m.Helper()
 	about := metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reason=" + reason}
-	m.within(servedAgain, "node "+node+" has the Event "+reason+" with "+text, func(ctx context.Context) error {
+	m.Within(servedAgain, "node "+node+" has the Event "+reason+" with "+text, func(ctx context.Context) error {
 		list, err := world.Admin.CoreV1().Events(metav1.NamespaceDefault).List(ctx, about)
 		if err != nil {
 			return err

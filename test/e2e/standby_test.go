@@ -61,13 +61,13 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	restore := reconfigure(t, map[string]any{"standbyCells": []any{map[string]any{"instanceType": "small", "count": 2}}})
 	kept := s.waitStandby(2)
 
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
-	taken := s.cellOf("a")
+	taken := s.CellOf("a")
 	if _, was := kept[taken.Name]; !was {
 		t.Fatalf("pod a runs on cell %s, none of the standby cells", taken.Name)
 	}
-	s.waitEvent("a", "StandbyCellTaken", taken.Name)
+	s.WaitEvent("a", "StandbyCellTaken", taken.Name)
 	again := s.waitStandby(2)
 	if out := s.tells(world.Socket, "get", "standby"); !slices.Equal(row(out, "small"), []string{"small", "2", "2", "0", "<none>"}) {
 		t.Errorf("kipctl get standby prints\n%s", out)
@@ -77,11 +77,11 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	}
 
 	// A pod of another size gets a cell of its own.
-	s.Apply(bare("b", `  containers:
+	s.Apply(namespace.Bare("b", `  containers:
   - {name: main, image: "busybox:1.36", command: [sleep, "1000"], resources: {requests: {memory: 1500Mi}}}
 `))
 	s.WaitReady("b")
-	if _, is := again[s.cellOf("b").Name]; is {
+	if _, is := again[s.CellOf("b").Name]; is {
 		t.Fatal("a pod that needs more was put on a standby cell")
 	}
 
@@ -90,9 +90,9 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	startKip(t)
 	// What the dead Kip left in the API is there at once; what the new one does with
 	// it is seen when a pod takes a cell.
-	s.Apply(sleeper("c"))
+	s.Apply(namespace.Sleeper("c"))
 	s.WaitReady("c")
-	third := s.cellOf("c").Name
+	third := s.CellOf("c").Name
 	if _, was := again[third]; !was {
 		t.Errorf("pod c runs on cell %s, which is new after a restart: the standby cells were %v", third, again)
 	}
@@ -105,7 +105,7 @@ func TestPodsTakeStandbyCellsWhichAreReplaced(t *testing.T) {
 	if machines, err := machinesOnDisk(); err != nil || len(machines) != 5 {
 		t.Errorf("the instances are %v (%v), want those of pods a, b and c and of two standby cells", machines, err)
 	}
-	if got := s.cellOf("a"); got.Name != taken.Name {
+	if got := s.CellOf("a"); got.Name != taken.Name {
 		t.Errorf("pod a moved to cell %s", got.Name)
 	}
 
@@ -137,12 +137,12 @@ func TestAStoppedStandbyCellStartsForItsPod(t *testing.T) {
 		}
 		return nil
 	})
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
-	if _, was := kept[s.cellOf("a").Name]; !was {
-		t.Fatalf("pod a runs on cell %s, not on the standby cell", s.cellOf("a").Name)
+	if _, was := kept[s.CellOf("a").Name]; !was {
+		t.Fatalf("pod a runs on cell %s, not on the standby cell", s.CellOf("a").Name)
 	}
 	restore()
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 }

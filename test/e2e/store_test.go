@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -27,7 +28,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	k := runKip(t, func(provider map[string]any) { etcd.use(t, provider) })
 	s.waitLeads(k)
 	s.Apply(counting("a"))
-	s.Apply(sleeper("deleted"))
+	s.Apply(namespace.Sleeper("deleted"))
 	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
 	s.WaitReady("deleted")
 	m, counted := s.machine("a"), s.counts("a", 0)
@@ -44,7 +45,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	if code, text, err := k.Get(t.Context(), "/healthz"); err != nil || code != 200 {
 		t.Errorf("/healthz answers %d: %s, %v; a Kip that is started again cannot do more", code, text, err)
 	}
-	s.Apply(sleeper("created"))
+	s.Apply(namespace.Sleeper("created"))
 	s.Kubectl("delete", "pod", "deleted", "--wait=false")
 	s.Eventually("the outage is over", func(context.Context) error {
 		if err := syscall.Kill(m.pid, 0); err != nil {
@@ -62,7 +63,7 @@ func TestAnEtcdThatIsDownStopsNothingThatRuns(t *testing.T) {
 	again := time.Now()
 	s.waitReadyz(k, 200)
 	s.WaitReady("created")
-	s.waitGone("deleted")
+	s.WaitGone("deleted")
 	t.Logf("%.1f s after etcd was back all was done", time.Since(again).Seconds())
 	s.allUnmoved(before)
 	s.counts("a", counted)
@@ -99,7 +100,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	})
 	s.waitWorks(k, filepath.Join(disk, "data", "kip.sock"))
 	s.Apply(counting("a"))
-	s.Apply(sleeper("deleted"))
+	s.Apply(namespace.Sleeper("deleted"))
 	before := map[string]*corev1.Pod{"a": s.WaitReady("a")}
 	s.WaitReady("deleted")
 	counted := s.counts("a", 0)
@@ -133,8 +134,8 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	s.waitReadyz(k, 500, "[-]store failed: ")
 	fill(0)
 	t.Logf("/readyz says\n%s", s.waitReadyz(k, 500, "[-]store failed: ", "0 MiB left"))
-	s.Apply(sleeper("created"))
-	s.waitEvent("created", "CellNotRequested", "0 MiB left")
+	s.Apply(namespace.Sleeper("created"))
+	s.WaitEvent("created", "CellNotRequested", "0 MiB left")
 	s.Kubectl("delete", "pod", "deleted", "--wait=false")
 	s.allUnmoved(before) // exec works
 
@@ -146,7 +147,7 @@ func TestAFullDiskUnderKipStopsNothingThatRuns(t *testing.T) {
 	}
 	s.waitReadyz(k, 200)
 	s.WaitReady("created")
-	s.waitGone("deleted")
+	s.WaitGone("deleted")
 	s.allUnmoved(before)
 	s.counts("a", counted)
 	s.deleteAll("a", "created")

@@ -32,33 +32,33 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 `
 	}
 	annotated := func(name, annotation string) string {
-		return strings.Replace(bare(name, container("")), "{name: "+name+"}", "{name: "+name+", annotations: {"+annotation+"}}", 1)
+		return strings.Replace(namespace.Bare(name, container("")), "{name: "+name+"}", "{name: "+name+", annotations: {"+annotation+"}}", 1)
 	}
 	for name, tc := range map[string]struct{ manifest, reason, text string }{
-		"large":   {bare("large", container(", resources: {requests: {memory: 900Gi}}")), "Unplaceable", "too little memory"},
+		"large":   {namespace.Bare("large", container(", resources: {requests: {memory: 900Gi}}")), "Unplaceable", "too little memory"},
 		"unknown": {annotated("unknown", "pod.elotl.co/instance-type: gigantic"), "InvalidAnnotation", "gigantic"},
 		"typo":    {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
 	} {
 		s.Apply(tc.manifest)
-		s.waitEvent(name, tc.reason, tc.text)
+		s.WaitEvent(name, tc.reason, tc.text)
 		if out := why(s, name); !strings.Contains(out, tc.text) {
 			t.Errorf("kipctl why %s does not say %q:\n%s", name, tc.text, out)
 		}
 	}
-	s.noOtherCells()
+	s.NoOtherCells()
 }
 
 func TestAnImageThatDoesNotExistIsTriedOnTheSameCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  containers:
+	s.Apply(namespace.Bare("a", `  containers:
   - {name: main, image: 'busybox:no-such-tag'}
 `))
 	s.WaitPod("a", "is in ImagePullBackOff", func(p *corev1.Pod) bool {
 		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil &&
 			p.Status.ContainerStatuses[0].State.Waiting.Reason == "ImagePullBackOff"
 	})
-	if cell := s.cellOf("a"); cell.Status.Attempt != 1 {
+	if cell := s.CellOf("a"); cell.Status.Attempt != 1 {
 		t.Fatalf("attempt %d, want 1", cell.Status.Attempt)
 	}
 	if out := why(s, "a"); !strings.Contains(out, "ImagePull") {

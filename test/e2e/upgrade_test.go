@@ -100,7 +100,7 @@ func TestNoPodNoticesThatKipIsUpgradedAndRolledBackUnderLoad(t *testing.T) {
 	before := map[string]*corev1.Pod{}
 	s.Apply(counting("counter"))
 	for i := range 6 {
-		s.Apply(sleeper(fmt.Sprint("kept-", i)))
+		s.Apply(namespace.Sleeper(fmt.Sprint("kept-", i)))
 	}
 	before["counter"] = s.WaitReady("counter")
 	counted := s.counts("counter", 0)
@@ -170,7 +170,7 @@ func TestNoPodNoticesThatKipIsUpgradedAndRolledBackUnderLoad(t *testing.T) {
 		}
 	}
 	for name := range deleted {
-		s.waitGone(name)
+		s.WaitGone(name)
 	}
 	s.allUnmoved(before)
 	s.counts("counter", counted)
@@ -216,7 +216,7 @@ func (s *space) churn(ctx context.Context, worker, n int, tell func(name string,
 	defer cancel()
 	name := fmt.Sprintf("churned-%d-%d", worker, n)
 	var pod corev1.Pod
-	if err := yaml.Unmarshal([]byte(sleeper(name)), &pod); err != nil {
+	if err := yaml.Unmarshal([]byte(namespace.Sleeper(name)), &pod); err != nil {
 		return err
 	}
 	pods := world.Admin.CoreV1().Pods(s.NS)

@@ -132,7 +132,7 @@ func (s *space) whereIs(name string) string {
 	if err != nil {
 		s.Fatal(err)
 	}
-	zone, cell := node.Labels[corev1.LabelTopologyZone], s.cellOf(name)
+	zone, cell := node.Labels[corev1.LabelTopologyZone], s.CellOf(name)
 	if cell.Status.Zone != zone || cell.Status.Node != node.Name {
 		s.Errorf("pod %s is on node %s of zone %s, its cell is of node %s in zone %s", name, node.Name, zone, cell.Status.Node, cell.Status.Zone)
 	}
@@ -193,7 +193,7 @@ spec:
 	}
 	s.Kubectl("delete", "deployment", "web")
 	for _, p := range pods {
-		s.waitGone(p.Name)
+		s.WaitGone(p.Name)
 	}
 }
 
@@ -264,32 +264,32 @@ func TestAZoneOfTheLocalCloudThatFailsLosesItsMachinesAndGetsNoPods(t *testing.T
 		}
 	}
 	in := func(name, zone string) string {
-		return strings.Replace(sleeper(name), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
+		return strings.Replace(namespace.Sleeper(name), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
 	}
 	s.Apply(in("lost", "west") + "---\n" + in("kept", "east"))
-	lost, kept, cell := s.WaitReady("lost"), s.WaitReady("kept"), s.cellOf("kept").Name
+	lost, kept, cell := s.WaitReady("lost"), s.WaitReady("kept"), s.CellOf("kept").Name
 	out(true)
 	defer out(false)
 	if n, err := host.FailMachines(localCloud(), "west"); err != nil || n < 1 {
 		t.Fatalf("%d machines have failed, %v", n, err)
 	}
 	s.Apply(in("waits", "west"))
-	s.waitEvent("waits", "NoCapacity", "")
+	s.WaitEvent("waits", "NoCapacity", "")
 	s.tainted(west, true)
 	s.Apply(in("elsewhere", "east"))
 	s.WaitReady("elsewhere")
 	s.tainted(nodes["east"].Name, false)
-	s.waitEvent("lost", "CellLost", "")
+	s.WaitEvent("lost", "CellLost", "")
 	out(false)
 	s.tainted(west, false)
 	if on := s.WaitReady("waits").Spec.NodeName; on != west {
 		t.Errorf("the pod is on node %s, want %s", on, west)
 	}
 	again := s.WaitReady("lost")
-	if on := s.cellOf("lost").Status; again.UID != lost.UID || on.Zone != "west" {
+	if on := s.CellOf("lost").Status; again.UID != lost.UID || on.Zone != "west" {
 		t.Errorf("the pod whose machine failed is %s, before %s, on a cell in zone %s", again.UID, lost.UID, on.Zone)
 	}
-	if p, err := s.Pod(t.Context(), "kept"); err != nil || p.UID != kept.UID || s.cellOf("kept").Name != cell {
+	if p, err := s.Pod(t.Context(), "kept"); err != nil || p.UID != kept.UID || s.CellOf("kept").Name != cell {
 		t.Errorf("the pod of a zone that is well is %+v, %v", p, err)
 	}
 	s.deleteAll("lost", "kept", "waits", "elsewhere")
@@ -299,7 +299,7 @@ func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	defer inZones(t, s)()
-	s.Apply(strings.Replace(sleeper("stays"), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))
+	s.Apply(strings.Replace(namespace.Sleeper("stays"), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))
 	before := s.WaitReady("stays")
 	configureNodes(t, nodesFor(zonesHere[:2]...))
 	node := before.Spec.NodeName
@@ -316,7 +316,7 @@ func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {
 		t.Errorf("the pod of a node that was taken out is %+v, %v", after, err)
 	}
 	s.Kubectl("delete", "pod", "stays")
-	s.waitGone("stays")
+	s.WaitGone("stays")
 	s.Eventually("the node is gone", func(ctx context.Context) error {
 		if _, err := world.Admin.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there (%v)", err)

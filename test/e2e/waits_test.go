@@ -29,8 +29,8 @@ func TestACutNetworkIsOutlivedOrEndsTheCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	s.company()
-	s.Apply(sleeper("short"))
-	s.Apply(strings.Replace(webServer("long", "", "well"), "{name: long}",
+	s.Apply(namespace.Sleeper("short"))
+	s.Apply(strings.Replace(namespace.WebServer("long", "", "well"), "{name: long}",
 		`{name: long, labels: {app: web}, annotations: {pod.elotl.co/healthcheck-healthy-timeout: "900"}}`, 1))
 	s.Apply(`apiVersion: v1
 kind: Service
@@ -51,25 +51,25 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 				return c.Type == corev1.PodReady && c.Status == corev1.ConditionFalse && c.Reason == "CellSilent"
 			})
 		}
-		s.within(lossPatience, "pod "+name+" is not ready", func(ctx context.Context) error {
+		s.Within(namespace.LossPatience, "pod "+name+" is not ready", func(ctx context.Context) error {
 			pod, err := s.Pod(ctx, name)
 			if err == nil && !silent(pod) {
 				err = fmt.Errorf("its conditions are %+v", pod.Status.Conditions)
 			}
 			return err
 		})
-		s.waitEvent(name, "CellSilent", "")
+		s.WaitEvent(name, "CellSilent", "")
 	}
 	t.Logf("not ready after %s", time.Since(began).Round(time.Second))
 	s.Eventually("pod long is no endpoint", s.endpoints(0))
 
 	after, _ := s.waitMoved(short, a, ended)
 	t.Logf("on another cell after %s", time.Since(began).Round(time.Second))
-	s.waitEvent("short", "CellLost", "it is cut off, while its instance runs")
+	s.WaitEvent("short", "CellLost", "it is cut off, while its instance runs")
 	wasLost(s, after)
 	s.waitCellGone(a)
 
-	s.within(lossPatience, "two minutes have passed", func(ctx context.Context) error {
+	s.Within(namespace.LossPatience, "two minutes have passed", func(ctx context.Context) error {
 		if out := 2*time.Minute - time.Since(began); out > 0 {
 			return fmt.Errorf("%s are left", out)
 		}
@@ -92,7 +92,7 @@ spec: {selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
 func (s *space) company() {
 	s.Helper()
 	for _, name := range []string{"heard-1", "heard-2"} {
-		s.Apply(sleeper(name))
+		s.Apply(namespace.Sleeper(name))
 	}
 	for _, name := range []string{"heard-1", "heard-2"} {
 		s.WaitReady(name)
@@ -112,7 +112,7 @@ func TestAPodWhoseKubeletOrAgentHangsGoesOnOnAnotherCell(t *testing.T) {
 	before, on := map[string]*corev1.Pod{}, map[string]machine{}
 	names := []string{"kubelet", "agent", "well"}
 	for _, name := range names {
-		s.Apply(strings.Replace(sleeper(name), "{name: "+name+"}",
+		s.Apply(strings.Replace(namespace.Sleeper(name), "{name: "+name+"}",
 			fmt.Sprintf("{name: %s, annotations: {pod.elotl.co/healthcheck-healthy-timeout: %q}}", name, limits[name]), 1))
 	}
 	for _, name := range names {
@@ -132,8 +132,8 @@ func TestAPodWhoseKubeletOrAgentHangsGoesOnOnAnotherCell(t *testing.T) {
 	}
 	for name, words := range why {
 		after, _ := s.waitMoved(before[name], on[name], ended[name])
-		s.waitEvent(name, "CellSilent", "")
-		s.waitEvent(name, "CellLost", words)
+		s.WaitEvent(name, "CellSilent", "")
+		s.WaitEvent(name, "CellLost", words)
 		wasLost(s, after)
 		s.waitCellGone(on[name])
 		s.Eventually("exec in pod "+name, s.ExecTrue(name))
@@ -179,14 +179,14 @@ func TestAnInterruptionMovesWhatCanMoveWithinItsNotice(t *testing.T) {
         command: [sh, -c, 'trap "echo told; sleep 1; echo saved; exit 0" TERM; echo started; while :; do sleep 0.1; done']
         lifecycle: {preStop: {exec: {command: [sh, -c, 'echo preStop > /proc/1/fd/1']}}}
 `))
-	s.Apply(deployment("held", sleeps))
+	s.Apply(deployment("held", namespace.Sleeps))
 	s.Apply(`apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata: {name: held}
 spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
 `)
-	s.Apply(sleeper("bare"))
-	free, held, alone := s.waitPodOf("free", ""), s.waitPodOf("held", ""), s.WaitReady("bare")
+	s.Apply(namespace.Sleeper("bare"))
+	free, held, alone := s.WaitPodOf("free", ""), s.WaitPodOf("held", ""), s.WaitReady("bare")
 	s.Eventually("the disruption budget counts its pod", func(ctx context.Context) error {
 		budget, err := world.Admin.PolicyV1().PodDisruptionBudgets(s.NS).Get(ctx, "held", metav1.GetOptions{})
 		if err == nil && budget.Status.CurrentHealthy != 1 {
@@ -216,11 +216,11 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
 		m.interrupt(s, at)
 	}
 
-	s.waitEvent(free.Name, "Interrupted", freeOn.cell.Status.InstanceID)
-	s.waitEvent(free.Name, "Evicted", "")
-	s.waitEvent(held.Name, "EvictionBlocked", "")
-	s.waitEvent("bare", "InterruptedPodStays", "")
-	next := s.waitPodOf("free", free.Name)
+	s.WaitEvent(free.Name, "Interrupted", freeOn.cell.Status.InstanceID)
+	s.WaitEvent(free.Name, "Evicted", "")
+	s.WaitEvent(held.Name, "EvictionBlocked", "")
+	s.WaitEvent("bare", "InterruptedPodStays", "")
+	next := s.WaitPodOf("free", free.Name)
 	if on := s.machine(next.Name); on.cell.Status.InstanceID == freeOn.cell.Status.InstanceID {
 		t.Error("the replacement is on the machine that is taken")
 	}

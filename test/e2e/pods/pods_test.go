@@ -1,6 +1,6 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"context"
@@ -46,23 +46,24 @@ spec:
 func TestABarePodRunsOnTheCheapestTypeThatFits(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  containers:
+	// A t3.micro has more memory than that, and sustains 200m.
+	s.Apply(namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sleep, infinity]
     resources: {requests: {cpu: 400m, memory: 300Mi}}
 `))
 	pod := s.WaitReady("a")
-	cell := s.cellOf("a")
-	if cell.Status.InstanceType != "micro" || cell.Status.Phase != "Bound" || cell.Status.Pod.UID != pod.UID ||
+	cell := s.CellOf("a")
+	if cell.Status.InstanceType != "t3.small" || cell.Status.Phase != "Bound" || cell.Status.Pod.UID != pod.UID ||
 		cell.Status.IP != pod.Status.PodIP {
 		t.Fatalf("the cell is %+v; the pod's address is %s", cell.Status, pod.Status.PodIP)
 	}
 	if !strings.Contains(cell.Status.Reason, "cheapest") {
-		t.Fatalf("the cell does not say why it is a micro: %q", cell.Status.Reason)
+		t.Fatalf("the cell does not say why it is a t3.small: %q", cell.Status.Reason)
 	}
 	s.Kubectl("delete", "pod", "a", "--wait=false")
-	s.waitGone("a")
+	s.WaitGone("a")
 }
 
 func TestADeploymentIsScaledUpAndDown(t *testing.T) {
@@ -114,7 +115,7 @@ spec:
 func TestAPodThatFailsOnceIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  restartPolicy: Never
+	s.Apply(namespace.Bare("a", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo so long; exit 3']}
 `))
@@ -132,7 +133,7 @@ func TestAPodThatFailsOnceIsNotRunAgain(t *testing.T) {
 func TestAPodThatItsKubeletRejectsFailsAndItsCellEnds(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  restartPolicy: Never
+	s.Apply(namespace.Bare("a", `  restartPolicy: Never
   securityContext: {sysctls: [{name: kernel.msgmax, value: "70000"}]}
   containers:
   - {name: main, image: 'busybox:1.36', command: ["true"]}
@@ -160,13 +161,13 @@ func TestAPodOfManyContainersAndMountsEnds(t *testing.T) {
 			fmt.Fprintf(&spec, "    - {name: v%d, mountPath: /mounts/%d}\n", v, v)
 		}
 	}
-	s.Apply(bare("a", spec.String()))
+	s.Apply(namespace.Bare("a", spec.String()))
 	s.WaitPod("a", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
 	s.Eventually("the cell is gone", s.NoCells)
 }
 
 // The DaemonSet asks for virtual nodes: its pod has the affinity to one node, and the
-// tolerations, that no pod of a Deployment has.
+// tolerations, that no pod of a Deployment has. Its controller makes no pod before the template tolerates the node's taint.
 func TestAPodOfADaemonSetRunsOnACellAndComesAgain(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -179,17 +180,18 @@ spec:
     metadata: {labels: {app: d}, annotations: {pod.elotl.co/machine: "true"}}
     spec:
       nodeSelector: {type: virtual-kubelet}
-` + sleeps)
-	first := s.waitPodOf("d", "")
+      tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
+` + namespace.Sleeps)
+	first := s.WaitPodOf("d", "")
 	if first.Spec.NodeName != harness.Node || first.Spec.Affinity == nil {
 		t.Errorf("pod %s is on %q, with the affinity %v", first.Name, first.Spec.NodeName, first.Spec.Affinity)
 	}
-	m := s.machine(first.Name)
+	cell := s.CellOf(first.Name)
 	s.Kubectl("delete", "pod", first.Name, "--wait=false")
-	second := s.waitPodOf("d", first.Name)
-	s.waitCellGone(m)
-	if now := s.machine(second.Name); now.cell.Name == m.cell.Name {
-		t.Errorf("both pods had cell %s", m.cell.Name)
+	second := s.WaitPodOf("d", first.Name)
+	s.WaitGone(first.Name)
+	if now := s.CellOf(second.Name); now.Name == cell.Name {
+		t.Errorf("both pods had cell %s", cell.Name)
 	}
 	s.Eventually("exec in the second pod", s.ExecTrue(second.Name))
 	s.Eventually("the DaemonSet counts one pod, on one node", func(ctx context.Context) error {
@@ -200,8 +202,8 @@ spec:
 		return err
 	})
 	s.Kubectl("delete", "daemonset", "d")
-	s.waitGone(second.Name)
-	s.noOtherCells()
+	s.WaitGone(second.Name)
+	s.NoOtherCells()
 }
 
 // As an agent that a person installs on every node: it tolerates everything, and knows nothing of Kip.
@@ -220,11 +222,11 @@ spec:
       hostNetwork: true
       nodeSelector: {type: virtual-kubelet}
       tolerations: [{operator: Exists}]
-` + sleeps
+` + namespace.Sleeps
 	s.Apply(set)
 	rolledOut := func() { s.Kubectl("rollout", "status", "daemonset/agent", "--timeout=2m") }
 	rolledOut()
-	first := s.waitPodOf("agent", "")
+	first := s.WaitPodOf("agent", "")
 	stands := func(p *corev1.Pod) {
 		t.Helper()
 		if apiv1.WithoutMachine(p) == nil || p.Status.Phase != corev1.PodRunning || p.Status.PodIP != "" || p.Spec.NodeName != harness.Node {
@@ -245,15 +247,15 @@ spec:
 	// The rollout of another template replaces it, and ends.
 	s.Kubectl("set", "env", "daemonset/agent", "VERSION=2")
 	rolledOut()
-	second := s.waitPodOf("agent", first.Name)
+	second := s.WaitPodOf("agent", first.Name)
 	stands(second)
-	s.waitGone(first.Name)
-	s.noOtherCells(second.Name)
-	if err := s.noCellOf(second.Name)(t.Context()); err != nil {
+	s.WaitGone(first.Name)
+	s.NoOtherCells(second.Name)
+	if err := s.NoCellOf(second.Name)(t.Context()); err != nil {
 		t.Error(err)
 	}
 	s.Kubectl("delete", "daemonset", "agent")
-	s.waitGone(second.Name)
+	s.WaitGone(second.Name)
 	if err := s.NoCells(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -273,7 +275,7 @@ func (s *space) says(args []string, words ...string) {
 func TestAFinalizerHoldsThePodAndNotItsCell(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(strings.Replace(sleeper("held"), "{name: held}", "{name: held, finalizers: [example.com/hold]}", 1))
+	s.Apply(strings.Replace(namespace.Sleeper("held"), "{name: held}", "{name: held, finalizers: [example.com/hold]}", 1))
 	let := func(ctx context.Context) error {
 		_, err := world.Admin.CoreV1().Pods(s.NS).Patch(ctx, "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
 			metav1.PatchOptions{})
@@ -281,34 +283,33 @@ func TestAFinalizerHoldsThePodAndNotItsCell(t *testing.T) {
 	}
 	// Also for a test that fails, or its namespace would stay.
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), namespace.Patience)
 		defer cancel()
 		if err := let(ctx); err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
 	before := s.WaitReady("held")
-	m := s.machine("held")
 	s.Kubectl("delete", "pod", "held", "--wait=false")
-	s.waitCellGone(m)
+	s.Eventually("its cell is gone", s.NoCellOf("held"))
 	s.WaitPod("held", "has ended, and is held", func(p *corev1.Pod) bool {
 		return p.UID == before.UID && p.DeletionTimestamp != nil && p.Status.Phase == corev1.PodSucceeded
 	})
 	// It gets no other cell, while other pods do.
-	s.Never("the pod has a cell again", s.noCellOf("held"), func(ctx context.Context) error {
+	s.Never("the pod has a cell again", s.NoCellOf("held"), func(ctx context.Context) error {
 		p, err := s.Pod(ctx, "held")
 		if err == nil && p.DeletionTimestamp == nil {
 			err = errors.New("the pod is not being deleted")
 		}
 		return err
 	})
-	s.Apply(sleeper("other"))
+	s.Apply(namespace.Sleeper("other"))
 	s.WaitReady("other")
-	if err := s.noCellOf("held")(t.Context()); err != nil {
+	if err := s.NoCellOf("held")(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := let(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.waitGone("held")
+	s.WaitGone("held")
 }

@@ -1,6 +1,6 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"errors"
@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/agent/configs"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 // Databases refuse to start with fewer. What runs a container inherits its limits from the machine's init, and
@@ -19,7 +21,7 @@ import (
 func TestAPodMayOpenAsManyFilesAsOnOtherNodes(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  containers:
+	s.Apply(namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sleep, infinity]

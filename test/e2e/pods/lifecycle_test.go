@@ -1,6 +1,6 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"context"
@@ -20,7 +20,7 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	ear := s.ear()
-	s.Apply(strings.Replace(bare("a", fmt.Sprintf(`  containers:
+	s.Apply(strings.Replace(namespace.Bare("a", fmt.Sprintf(`  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'trap "echo term | nc -w 1 %[1]s 9000; exit 0" TERM; while :; do sleep 0.1; done']
@@ -31,14 +31,14 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	s.WaitReady("a")
 	s.Kubectl("delete", "pod", "a")
 	s.hears("postStart\npreStop\none\ntwo\nthree\nterm\n")
-	s.waitGone("a")
+	s.WaitGone("a")
 }
 
 // ear is a pod that hears what others tell at its port 9000, also when they are gone.
 // It returns its address.
 func (s *space) ear() string {
 	s.Helper()
-	s.Apply(bare("ear", `  containers:
+	s.Apply(namespace.Bare("ear", `  containers:
   - {name: main, image: 'busybox:1.36', command: [sh, -c, 'while :; do nc -l -p 9000; done']}
 `))
 	return s.WaitReady("ear").Status.PodIP
@@ -58,7 +58,7 @@ func (s *space) hears(words string) {
 func TestReadinessGatesAndConditionsOfOthersAreKept(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  readinessGates: [{conditionType: example.com/open}]
+	s.Apply(namespace.Bare("a", `  readinessGates: [{conditionType: example.com/open}]
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
@@ -85,7 +85,7 @@ func TestTheSeccompProfileOfAPodIsApplied(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  securityContext: {seccompProfile: {type: RuntimeDefault}}
+	s.Apply(namespace.Bare("a", `  securityContext: {seccompProfile: {type: RuntimeDefault}}
   containers:
   - {name: main, image: 'busybox:1.36', command: [sleep, infinity]}
 `))
@@ -100,7 +100,7 @@ func TestAContainerThatUsesTooMuchMemoryIsOOMKilled(t *testing.T) {
 	tier.All(t)
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  restartPolicy: Never
+	s.Apply(namespace.Bare("a", `  restartPolicy: Never
   containers:
   - name: main
     image: busybox:1.36

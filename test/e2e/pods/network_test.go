@@ -1,17 +1,19 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"fmt"
 	"testing"
+
+	"github.com/elotl/kip/test/namespace"
 )
 
 func TestPodsOnTwoCellsReachEachOtherByPodIP(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(webServer("server", "", "across"))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.WebServer("server", "", "across"))
+	s.Apply(namespace.Sleeper("client"))
 	server, client := s.WaitReady("server"), s.WaitReady("client")
 	if server.Status.PodIP == client.Status.PodIP || server.Status.HostIP == client.Status.HostIP {
 		t.Fatalf("two pods share an address: %s on %s, %s on %s", server.Status.PodIP, server.Status.HostIP, client.Status.PodIP,
@@ -30,10 +32,10 @@ func TestPodsOnTwoCellsReachEachOtherByPodIP(t *testing.T) {
 func TestAHostNetworkPodHasTheCellsAddress(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(webServer("a", "  hostNetwork: true\n", "host"))
-	s.Apply(sleeper("client"))
+	s.Apply(namespace.WebServer("a", "  hostNetwork: true\n", "host"))
+	s.Apply(namespace.Sleeper("client"))
 	pod := s.WaitReady("a")
-	cell := s.cellOf("a")
+	cell := s.CellOf("a")
 	if pod.Status.PodIP != cell.Status.ManagementIP || pod.Status.HostIP != cell.Status.ManagementIP {
 		t.Fatalf("pod IP %s, host IP %s; the cell's address is %s", pod.Status.PodIP, pod.Status.HostIP, cell.Status.ManagementIP)
 	}

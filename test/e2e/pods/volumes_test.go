@@ -1,6 +1,6 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
 )
 
 func TestVolumesAreWhatAKubeletMakesOfThem(t *testing.T) {
@@ -29,7 +30,7 @@ kind: Secret
 metadata: {name: password}
 stringData: {word: sesame}
 ---
-` + bare("a", `  containers:
+` + namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sleep, infinity]

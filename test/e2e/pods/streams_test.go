@@ -1,6 +1,6 @@
 //go:build e2e
 
-package e2e
+package pods
 
 import (
 	"bufio"
@@ -21,7 +21,7 @@ import (
 func TestExecReturnsTheExitCodeAndPassesStreams(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	if out, code, errs := s.Try("exec", "a", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); code != 7 || out != "out\n" ||
 		!strings.HasPrefix(errs, "err\n") {
@@ -38,7 +38,7 @@ func TestExecReturnsTheExitCodeAndPassesStreams(t *testing.T) {
 func TestLogsTakeTheirOptions(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  containers:
+	s.Apply(namespace.Bare("a", `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'for i in 1 2 3 4 5; do echo line $i; done; trap "exit 0" TERM; while [ ! -e /go ]; do sleep 0.1; done; echo line 6; while :; do sleep 0.1; done']
@@ -94,7 +94,7 @@ func TestWhoFollowsALogAndLagsGetsItWhole(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	const lines = 30_000 // 9 MB, more than all buffers on the way hold, and less than what a kubelet rotates
-	s.Apply(bare("a", fmt.Sprintf(`  restartPolicy: Never
+	s.Apply(namespace.Bare("a", fmt.Sprintf(`  restartPolicy: Never
   containers:
   - name: main
     image: busybox:1.36
@@ -126,7 +126,7 @@ func TestWhoFollowsALogAndLagsGetsItWhole(t *testing.T) {
 func TestExecTakesAScriptAsLongAsANodeTakes(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	if out := s.Kubectl("exec", "a", "--", "sh", "-c", strings.Repeat("\n", 120_000)+"echo done"); out != "done\n" {
 		t.Errorf("%.200q", out)
@@ -136,7 +136,7 @@ func TestExecTakesAScriptAsLongAsANodeTakes(t *testing.T) {
 func TestAttachReachesTheContainersStdin(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(bare("a", `  restartPolicy: Never
+	s.Apply(namespace.Bare("a", `  restartPolicy: Never
   containers:
   - {name: main, image: 'busybox:1.36', command: [sh, -c, 'read x; echo got $x'], stdin: true, stdinOnce: true}
 `))
@@ -151,7 +151,7 @@ func TestAttachReachesTheContainersStdin(t *testing.T) {
 func TestPortForwardReachesThePod(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(webServer("a", "", "forwarded"))
+	s.Apply(namespace.WebServer("a", "", "forwarded"))
 	s.WaitReady("a")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -188,7 +188,7 @@ func TestPortForwardReachesThePod(t *testing.T) {
 func TestCopyGoesBothWays(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
-	s.Apply(sleeper("a"))
+	s.Apply(namespace.Sleeper("a"))
 	s.WaitReady("a")
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
@@ -201,14 +201,4 @@ func TestCopyGoesBothWays(t *testing.T) {
 	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, data) {
 		t.Fatalf("%d bytes came back, %v; want %d", len(got), err, len(data))
 	}
-}
-
-// webServer is a pod that serves text at port 8080.
-func webServer(name, spec, text string) string {
-	return bare(name, spec+`  containers:
-  - name: main
-    image: busybox:1.36
-    command: [sh, -c, 'mkdir /tmp/www; echo `+text+` > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
-    readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
-`)
 }
