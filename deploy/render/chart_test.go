@@ -260,8 +260,9 @@ func TestRightsNameTheNodesThatTheValuesAskFor(t *testing.T) {
 		return out
 	}
 	for text, want := range map[string][]string{
-		least:                                  numbered(0),
-		least + "nodeName: edge":               {"edge"},
+		least:                                  numbered(16),
+		fmt.Sprintf(config, "null"):            numbered(0),
+		least + "nodeName: edge\nnodeCount: 0": {"edge"},
 		least + "nodeName: edge\nnodeCount: 2": {"edge", "edge-1", "edge-2"},
 		fmt.Sprintf(config, "auto"):            numbered(64),
 		// An entry keeps its number when others go.
@@ -453,7 +454,7 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 		template string
 		has, not []string
 	}{
-		"": {"policies", []string{
+		"nodeCount: 0": {"policies", []string{
 			"'system:serviceaccount:apps:team-kip'", "'system:serviceaccount:apps:team-kip-provisioner'",
 			"username in ['system:node:team-kip-0']", "t.key in ['virtual-kubelet.io/provider']"}, []string{"kip-system"}},
 		"nodeName: a.b\nnodeCount: 2": {"policies", []string{

@@ -156,6 +156,9 @@ func baseRelease(folder, base string) (release, error) {
 	if err := yaml.UnmarshalStrict(text, &provider); err != nil {
 		return release{}, fmt.Errorf("parse provider.yaml of %s: %w", base, err)
 	}
+	if _, says := provider["nodes"]; !says {
+		provider["nodes"] = nil // one node: not the chart's default
+	}
 	values["config"] = provider
 	return release{name: bases[base].release, namespace: "kube-system", values: values}, nil
 }

@@ -23,14 +23,14 @@ type Config struct {
 	Etcd       Etcd    `key:"etcd" doc:"Where Kip keeps its state."`
 	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
 	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
-	Nodes      []Node  `key:"nodes" auto:"true" doc:"The virtual nodes, at most 64, or auto: one for each zone, architecture and capacity type (on-demand, spot) that the cloud offers. They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
+	Nodes      []Node  `key:"nodes" auto:"auto zones" doc:"The virtual nodes, at most 64. Or zones: one for each zone that the cloud offers machines in, which pods with disks of a zone need. Or auto: one for each zone, architecture and capacity type (on-demand, spot). They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself, as it has with zones where the cloud has one zone. Changes take effect while Kip runs."`
 	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
 
 	ServingCertificate ServingCertificate `key:"servingCertificate" doc:"The certificate of the kubelet port, by which an API server that verifies kubelets knows a virtual node: see docs/serving-certificates.md. APISERVER_CERT_LOCATION and APISERVER_KEY_LOCATION name files instead."`
 
-	// AutoNodes says that nodes is auto. Nodes is empty then.
-	AutoNodes bool
+	// AutoNodes is auto or zones where nodes is one of these words. Nodes is empty then.
+	AutoNodes string
 
 	at positions
 }

@@ -367,9 +367,10 @@ func TestOtherForms(t *testing.T) {
 		"pools in zones": {"cloud: {gce: {}}\ncells: {defaultInstanceType: n1, standbyCells: [{instanceType: n1, zone: us-west1-a}, {instanceType: n1, zone: us-west1-b}]}", func(c *Config) bool {
 			return c.Cells.StandbyCells[1].Zone == "us-west1-b"
 		}},
-		"nodes by themselves": {least + "nodes: auto", func(c *Config) bool { return c.AutoNodes && c.Nodes == nil }},
+		"a node for each zone": {least + "nodes: zones", func(c *Config) bool { return c.AutoNodes == NodesZones && c.Nodes == nil }},
+		"nodes by themselves":  {least + "nodes: auto", func(c *Config) bool { return c.AutoNodes == NodesAuto && c.Nodes == nil }},
 		"nodes that differ by their suffix and labels": {least + "nodes: [{suffix: 0}, {suffix: 1, labels: {a: b}}]",
-			func(c *Config) bool { return !c.AutoNodes && *c.Nodes[0].Suffix == 0 }},
+			func(c *Config) bool { return c.AutoNodes == "" && *c.Nodes[0].Suffix == 0 }},
 		"local zones": {"cloud: {local: {zones: [a, b]}}\ncells: {defaultInstanceType: x}\nnodes: [{zones: [a]}, {zones: [b]}]",
 			func(c *Config) bool { return len(c.Cloud.Local.Zones) == 2 && c.Nodes[1].Zones[0] == "b" }},
 		"status by itself": {least + "  healthcheck: {status: {healthyTimeout: 15}}",
@@ -410,7 +411,7 @@ func TestErrors(t *testing.T) {
 		{"duplicate name", least + "  cellConfig: {a: b, a: c}", "p.yaml:5: cells.cellConfig.a: this key is there twice: first on line 5"},
 
 		{"nodes: a text", least + "nodes: automatic", `p.yaml:5: nodes: "automatic" is not valid: want a list`},
-		{"nodes: none", least + "nodes: []", "p.yaml:5: nodes: the list is empty: want virtual nodes, auto, or no such key, for one node"},
+		{"nodes: none", least + "nodes: []", "p.yaml:5: nodes: the list is empty: want virtual nodes, auto, zones, or no such key, for one node"},
 		{"nodes: too many", least + "nodes: [" + strings.Repeat("{labels: {a: b}}, ", 65) + "]",
 			"p.yaml:5: nodes: there are 65: want at most 64"},
 		{"nodes: the same twice", least + "nodes:\n- {suffix: 1, zones: [local]}\n- {suffix: 2, zones: [local]}",

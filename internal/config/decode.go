@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -222,8 +223,8 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 		for i := range v.NumField() {
 			if f := v.Type().Field(i); name != "" && f.Tag.Get("key") == name {
 				d.line[at] = k.Line
-				if auto := v.FieldByName("Auto" + f.Name); f.Tag.Get("auto") != "" && value.Kind == yaml.ScalarNode && value.Value == "auto" {
-					auto.SetBool(true)
+				if words := strings.Fields(f.Tag.Get("auto")); value.Kind == yaml.ScalarNode && slices.Contains(words, value.Value) {
+					v.FieldByName("Auto" + f.Name).SetString(value.Value)
 					return
 				}
 				if instead := f.Tag.Get("deprecated"); instead != "" && !isNull(value) {

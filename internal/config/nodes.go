@@ -17,6 +17,12 @@ import (
 // the name of one: the ClusterRole of deploy/ lists the names.
 const MaxNodes = 64
 
+// What stands for a list of nodes: one for each zone, or for each zone, architecture and capacity type.
+const (
+	NodesZones = "zones"
+	NodesAuto  = "auto"
+)
+
 // Launch types of a Node.
 const (
 	OnDemand  = "on-demand"
@@ -64,12 +70,12 @@ func (c *Config) LabelsOf(n Node) map[string]string {
 
 func (d *decoder) nodes(c *Config) {
 	if c.Nodes != nil && len(c.Nodes) == 0 {
-		d.bad("nodes", "the list is empty: want virtual nodes, auto, or no such key, for one node")
+		d.bad("nodes", "the list is empty: want virtual nodes, auto, zones, or no such key, for one node")
 	}
 	if n := len(c.Nodes); n > MaxNodes {
 		d.bad("nodes", "there are %d: want at most %d", n, MaxNodes)
 	}
-	if v, has := c.Kubelet.Labels[corev1.LabelTopologyZone]; has && (c.AutoNodes || len(c.Nodes) > 0) {
+	if v, has := c.Kubelet.Labels[corev1.LabelTopologyZone]; has && (c.AutoNodes != "" || len(c.Nodes) > 0) {
 		d.bad("kubelet.labels."+corev1.LabelTopologyZone, "%q is not valid: each of nodes says its own zone", v)
 	}
 	suffixes := map[int]int{}

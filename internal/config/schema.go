@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strings"
 )
 
 // Schema returns deploy/helm/kip/provider.schema.json: the keys of provider.yaml and what kind of value each takes, for tools
@@ -52,8 +53,8 @@ func schemaOf(t reflect.Type) map[string]any {
 		if f.Tag.Get("list") != "" {
 			value = map[string]any{"anyOf": []any{value, schemaOf(reflect.TypeFor[[]string]())}}
 		}
-		if f.Tag.Get("auto") != "" {
-			value = map[string]any{"anyOf": []any{map[string]any{"const": "auto"}, value}}
+		if words := strings.Fields(f.Tag.Get("auto")); len(words) > 0 {
+			value = map[string]any{"anyOf": []any{map[string]any{"enum": words}, value}}
 		}
 		properties[key] = value
 	}

@@ -68,7 +68,7 @@ func (k *process) listenForAdmission(ctx context.Context) (net.Listener, error) 
 // namesOf are those that the virtual nodes of a configuration may have.
 func namesOf(cfg *config.Config, base string) []string {
 	names := []string{base}
-	if !cfg.AutoNodes && len(cfg.Nodes) == 0 {
+	if cfg.AutoNodes == "" && len(cfg.Nodes) == 0 {
 		return names
 	}
 	for number := 1; number <= config.MaxNodes; number++ {
@@ -135,7 +135,7 @@ func (k *process) lookAtOthers(ctx context.Context, own *store.Store) error {
 	if _, err := own.Get(ctx, nodes.Key, &stored); err != nil {
 		return err
 	}
-	cfg.AutoNodes, cfg.Nodes = false, nil
+	cfg.AutoNodes, cfg.Nodes = "", nil
 	for _, e := range stored {
 		if !e.Removed {
 			cfg.Nodes = append(cfg.Nodes, e.Node)
@@ -177,7 +177,7 @@ func admissionRules(cfg *config.Config, controller string, names []string, taint
 		}
 		add(placement.LabelCapacityType, roster.Entry{Node: n}.CapacityType())
 	}
-	if cfg.AutoNodes { // each is bought in one way
+	if cfg.AutoNodes == config.NodesAuto { // each is bought in one way
 		add(placement.LabelCapacityType, config.OnDemand)
 		add(placement.LabelCapacityType, config.Spot)
 	}

@@ -37,7 +37,7 @@ func TestTheSchedulerDecidesAboutLabelsThatNodesHave(t *testing.T) {
 		"spot beside others": {config.Config{Nodes: []config.Node{
 			{LaunchTypes: []string{config.Spot}, Labels: map[string]string{family: "m5"}}, {LaunchTypes: []string{config.OnDemand, config.Spot}}, {},
 		}}, map[string][]string{placement.LabelCapacityType: {"spot"}, family: {"m5"}, corev1.LabelInstanceTypeStable: {"kip"}}},
-		"auto": {config.Config{AutoNodes: true}, map[string][]string{placement.LabelCapacityType: {"on-demand", "spot"},
+		"auto": {config.Config{AutoNodes: config.NodesAuto}, map[string][]string{placement.LabelCapacityType: {"on-demand", "spot"},
 			corev1.LabelInstanceTypeStable: {"kip"}}},
 	} {
 		rules := admissionRules(&c.cfg, "me", []string{"kip-0", "kip-0-1"}, nil)

@@ -414,7 +414,7 @@ func (n *Nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*serve
 func (n *Nodes) sayWhatWaits(cfg *config.Config) {
 	others := func(c *config.Config) string {
 		rest := *c
-		rest.Nodes, rest.AutoNodes, rest.Kubelet = nil, false, config.Kubelet{}
+		rest.Nodes, rest.AutoNodes, rest.Kubelet = nil, "", config.Kubelet{}
 		data, err := json.Marshal(rest)
 		if err != nil {
 			return err.Error()

@@ -127,39 +127,39 @@ func Wanted(c *config.Config, offered []catalog.InstanceType, before []Entry) ([
 		was[e.Identity] = !e.Removed
 	}
 	switch {
-	case c.AutoNodes:
-		nodes := auto(offered)
+	case c.AutoNodes != "":
+		makes, isMade, each := auto, isAuto, "zone, architecture and capacity type"
+		if c.AutoNodes == config.NodesZones {
+			makes, isMade, each = zones, isZone, "zone"
+		}
+		nodes := makes(offered)
 		for _, e := range before {
 			is := func(n config.Node) bool { return identityOf(n) == e.Identity }
-			if !e.Removed && isAuto(e.Node) && !slices.ContainsFunc(nodes, is) {
+			if !e.Removed && isMade(e.Node) && !slices.ContainsFunc(nodes, is) {
 				nodes = append(nodes, e.Node)
 			}
 		}
 		if n := len(nodes); n > config.MaxNodes {
-			return nil, c.Problem("nodes", "auto makes %d virtual nodes here, one for each zone, architecture and capacity type of cloud.%s: "+
-				"want at most %d; list those that are to be", n, c.Cloud.Name(), config.MaxNodes)
+			return nil, c.Problem("nodes", "%s makes %d virtual nodes here, one for each %s of cloud.%s: "+
+				"want at most %d; list those that are to be", c.AutoNodes, n, each, c.Cloud.Name(), config.MaxNodes)
+		}
+		if c.AutoNodes == config.NodesZones && len(nodes) < 2 {
+			return []config.Node{plain()}, nil
 		}
 		return nodes, nil
 	case len(c.Nodes) == 0:
 		return []config.Node{plain()}, nil
 	}
-	var zones []string
-	for _, t := range offered {
-		for _, o := range t.Offerings {
-			zones = append(zones, o.Zone)
-		}
-	}
-	slices.Sort(zones)
-	zones = slices.Compact(zones)
+	known := zonesOf(offered)
 	for i, n := range c.Nodes {
 		if was[identityOf(n)] {
 			continue
 		}
 		key := fmt.Sprintf("nodes[%d]", i)
 		for j, zone := range n.Zones {
-			if !slices.Contains(zones, zone) {
+			if !slices.Contains(known, zone) {
 				return nil, c.Problem(fmt.Sprintf("%s.zones[%d]", key, j), "%q is not valid: want a zone of cloud.%s here: %s", zone, c.Cloud.Name(),
-					some(zones))
+					some(known))
 			}
 		}
 		if l := limitOf(n); len(l.Of(offered)) == 0 {
@@ -169,6 +169,18 @@ func Wanted(c *config.Config, offered []catalog.InstanceType, before []Entry) ([
 	return c.Nodes, nil
 }
 
+// zonesOf are the zones of what is offered, in order.
+func zonesOf(offered []catalog.InstanceType) []string {
+	var all []string
+	for _, t := range offered {
+		for _, o := range t.Offerings {
+			all = append(all, o.Zone)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // some are the first of many words.
 func some(words []string) string {
 	const most = 10
@@ -176,6 +188,20 @@ func some(words []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], ", "), len(words)-most)
 	}
 	return strings.Join(words, ", ")
+}
+
+// zones is a node for each zone.
+func zones(offered []catalog.InstanceType) []config.Node {
+	var nodes []config.Node
+	for _, zone := range zonesOf(offered) {
+		nodes = append(nodes, config.Node{Zones: []string{zone}})
+	}
+	return nodes
+}
+
+// isZone says that zones makes such nodes.
+func isZone(n config.Node) bool {
+	return len(n.Zones) == 1 && reflect.DeepEqual(n, config.Node{Zones: n.Zones})
 }
 
 // auto is a node for each zone, architecture and capacity type. What is on dedicated

@@ -111,6 +111,40 @@ func TestAutoMakesANodeForEachZoneArchitectureAndCapacityType(t *testing.T) {
 	}
 }
 
+func TestZonesMakesANodeForEachZoneAndNoneApartForOne(t *testing.T) {
+	c := configured(t, "nodes: zones")
+	in := func(zones ...string) (types []catalog.InstanceType) {
+		for _, zone := range zones {
+			types = append(types, catalog.InstanceType{Name: "t" + zone, Arch: "amd64", Offerings: []catalog.Offering{{Zone: zone}, {Zone: zone, Spot: true}}})
+		}
+		return types
+	}
+	var entries []Entry
+	for _, step := range []struct {
+		zones []string
+		want  string
+	}{
+		{[]string{"a"}, "kip:"},
+		{nil, "kip:"},
+		{[]string{"b", "a"}, "kip:(removed) | kip-1:zone a | kip-2:zone b"},
+		{[]string{"a", "b", "c"}, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+		// One answer of a cloud takes nothing away.
+		{[]string{"c"}, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+		{nil, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+	} {
+		wanted, err := Wanted(c, in(step.zones...), entries)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if entries, err = Assign(entries, wanted); err != nil {
+			t.Fatal(err)
+		}
+		if got := summary(entries); got != step.want {
+			t.Errorf("zones %v make %s, want %s", step.zones, got, step.want)
+		}
+	}
+}
+
 func TestWhatCannotBeIsNamed(t *testing.T) {
 	many := slices.Clone(offered)
 	for n := range 500 {
@@ -128,6 +162,7 @@ func TestWhatCannotBeIsNamed(t *testing.T) {
 		{"nodes:\n- {zones: [b], architectures: [arm64]}", offered,
 			"p.yaml:4: nodes[0]: offers nothing: cloud.aws has no instance type with zone b, arm64"},
 		{"nodes: auto", many, "p.yaml:3: nodes: auto makes 504 virtual nodes here"},
+		{"nodes: zones", many, "p.yaml:3: nodes: zones makes 503 virtual nodes here, one for each zone of cloud.aws"},
 	} {
 		if _, err := Wanted(configured(t, c.nodes), c.offered, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.nodes, err, c.want)

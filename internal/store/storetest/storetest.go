@@ -1,8 +1,9 @@
-// Package storetest serves an etcd on loopback, as an external one that a test
-// can stop and start.
+// Package storetest serves an etcd, as an external one that a test can stop and
+// start.
 package storetest
 
 import (
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"testing"
@@ -12,10 +13,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// Etcd is one member that serves clients on 127.0.0.1.
+// Etcd is one member, which serves clients.
 type Etcd struct {
 	Server   *embed.Etcd // nil while it is stopped
-	Endpoint string      // host:port on loopback, the same after a restart
+	Endpoint string      // host:port, the same after a restart
 
 	tls *transport.TLSInfo
 	dir string
@@ -25,7 +26,13 @@ type Etcd struct {
 // shows and asks of its clients.
 func Serve(t testing.TB, tls *transport.TLSInfo) *Etcd {
 	t.Helper()
-	x := &Etcd{Endpoint: "127.0.0.1:0", tls: tls, dir: t.TempDir()}
+	return ServeAt(t, netip.AddrFrom4([4]byte{127, 0, 0, 1}), tls)
+}
+
+// ServeAt is Serve on another address of this host.
+func ServeAt(t testing.TB, address netip.Addr, tls *transport.TLSInfo) *Etcd {
+	t.Helper()
+	x := &Etcd{Endpoint: netip.AddrPortFrom(address, 0).String(), tls: tls, dir: t.TempDir()}
 	x.Start(t)
 	x.Endpoint = x.Server.Clients[0].Addr().String()
 	t.Cleanup(x.Stop)

@@ -23,7 +23,10 @@ import (
 	"github.com/elotl/kip/test/tier"
 )
 
-var world *harness.World
+var (
+	ownNetwork = harness.MustClaim("install")
+	world      *harness.World
+)
 
 // Of kip-dev: where it installs Kip, and by which name.
 const (
@@ -35,7 +38,8 @@ const (
 func TestMain(m *testing.M) {
 	audit := filepath.Join(os.TempDir(), fmt.Sprintf("kip-install-%d-audit.log", os.Getpid()))
 	o := harness.Options{
-		Network:   harness.MustClaim("install"),
+		Network:   ownNetwork,
+		Nodes:     2, // Kip's pods leave one of them
 		Stderr:    os.Stderr,
 		Installed: true,
 		AuditLog:  audit, // Main fails if Kip was refused anything

@@ -41,7 +41,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $nodes := .Values.config.nodes -}}
 {{- $least := 0 -}}
 {{- $count := 0 -}}
-{{- if $nodes -}}
+{{- if eq (toString $nodes) "zones" -}}
+  {{- /* More zones than subnets of one Kip are in. */ -}}
+  {{- $count = 16 -}}
+{{- else if $nodes -}}
   {{- /* An entry keeps its number when others go, and a node that is taken out keeps its pods for a while. */ -}}
   {{- $count = 64 -}}
 {{- end -}}
