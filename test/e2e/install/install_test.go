@@ -121,9 +121,14 @@ func withValues(t *testing.T, change func(map[string]any)) string {
 // kip waits until Kip's pod is ready, and is another one than before.
 func kip(s *namespace.Space, before *corev1.Pod) *corev1.Pod {
 	s.Helper()
+	return kipIn(s, kipNamespace, before)
+}
+
+func kipIn(s *namespace.Space, where string, before *corev1.Pod) *corev1.Pod {
+	s.Helper()
 	var found *corev1.Pod
 	s.Eventually("Kip's pod is ready", func(ctx context.Context) (err error) {
-		if found, err = world.Admin.CoreV1().Pods(kipNamespace).Get(ctx, kipPod, metav1.GetOptions{}); err != nil {
+		if found, err = world.Admin.CoreV1().Pods(where).Get(ctx, kipPod, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		switch {

@@ -212,23 +212,34 @@ spec:
 
 // volumeFolder is where this host sees the volume of Kip's store, which is on the disk of a node's machine.
 func volumeFolder() (string, error) {
-	records, err := filepath.Glob(filepath.Join(world.State, "nodes", "machines", "*", "record.json"))
+	folders, err := volumeFolders()
 	if err != nil {
 		return "", err
+	}
+	for _, folder := range folders {
+		if within, err := os.ReadDir(folder); err == nil && len(within) > 0 {
+			return folder, nil
+		}
+	}
+	return "", errors.New("no node's machine has a volume with anything in it")
+}
+
+// volumeFolders are where this host sees the folder for volumes of each node's machine.
+func volumeFolders() (folders []string, err error) {
+	records, err := filepath.Glob(filepath.Join(world.State, "nodes", "machines", "*", "record.json"))
+	if err != nil {
+		return nil, err
 	}
 	for _, path := range records {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		var record struct{ Process struct{ PID int } }
 		if err := json.Unmarshal(text, &record); err != nil {
-			return "", fmt.Errorf("read %s: %w", path, err)
+			return nil, fmt.Errorf("read %s: %w", path, err)
 		}
-		volume := filepath.Join("/proc", strconv.Itoa(record.Process.PID), "root", node.VolumeDir)
-		if within, err := os.ReadDir(volume); err == nil && len(within) > 0 {
-			return volume, nil
-		}
+		folders = append(folders, filepath.Join("/proc", strconv.Itoa(record.Process.PID), "root", node.VolumeDir))
 	}
-	return "", errors.New("no node's machine has a volume with anything in it")
+	return folders, nil
 }
