@@ -1,6 +1,8 @@
 package ec2
 
 import (
+	"cmp"
+
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -21,31 +23,52 @@ func (m *Model) addresses(l *launch, most int) error {
 	if l.subnet.Bits == 0 {
 		return nil
 	}
-	blocks, singles := 0, reservedAddresses
-	count := func(l *launch, n int) {
-		singles += n
-		if l.secondary {
-			singles += n
-		}
-		if l.prefix {
-			blocks += n
-		}
-	}
-	for _, i := range m.sim.Truth() {
-		if of := m.launchOf(i); of.subnet.ID == l.subnet.ID && i.State != cloud.Terminating {
-			count(of, 1)
-		}
-	}
-	all := 1 << (32 - l.subnet.Bits)
-	count(l, most)
+	taken, all := m.takenIn(l.subnet.ID), 1<<(32-l.subnet.Bits)
+	taken.add(l, most)
 	switch {
-	case l.prefix && blocks+(singles+blockAddresses-1)/blockAddresses > all/blockAddresses:
+	case l.prefix && taken.blocks+(taken.singles+blockAddresses-1)/blockAddresses > all/blockAddresses:
 		return bad("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
-	case blocks*blockAddresses+singles > all:
+	case taken.all() > all:
 		return bad("InsufficientFreeAddressesInSubnet", "There are not enough free addresses in subnet '%s' to satisfy the requested number of instances.",
 			l.subnet.ID)
 	}
 	return nil
+}
+
+// taken are addresses of a subnet: those of blocks, and single ones.
+type taken struct{ blocks, singles int }
+
+func (t *taken) all() int { return t.blocks*blockAddresses + t.singles }
+
+// add adds those of so many instances of a launch.
+func (t *taken) add(l *launch, n int) {
+	t.singles += n
+	if l.secondary {
+		t.singles += n
+	}
+	if l.prefix {
+		t.blocks += n
+	}
+}
+
+// takenIn are the addresses of a subnet that nobody else can have.
+func (m *Model) takenIn(subnet string) taken {
+	t := taken{singles: reservedAddresses}
+	for _, i := range m.sim.Truth() {
+		if of := m.launchOf(i); of.subnet.ID == subnet && i.State != cloud.Terminating {
+			t.add(of, 1)
+		}
+	}
+	return t
+}
+
+// usualBits are those of a default subnet (Amazon VPC User Guide, "Default VPC components").
+const usualBits = 20
+
+// freeIn is how many addresses of a subnet are free. One of which the model bounds none tells of a /20.
+func (m *Model) freeIn(s Subnet) int {
+	t := m.takenIn(s.ID)
+	return max(0, 1<<(32-cmp.Or(s.Bits, usualBits))-t.all())
 }
 
 // together refuses a call for several instances as the Config says.

@@ -56,6 +56,13 @@ type instanceXML struct {
 	Reserved    string         `xml:"capacityReservationId,omitempty"`
 	Profile     *profileXML    `xml:"iamInstanceProfile"`
 	Reason      *StateReason   `xml:"stateReason"`
+	CPU         cpuXML         `xml:"cpuOptions"`
+}
+
+// cpuXML are the vCPUs of an instance (EC2 API reference, "CpuOptions").
+type cpuXML struct {
+	Cores   int64 `xml:"coreCount"`
+	Threads int64 `xml:"threadsPerCore"`
 }
 
 // profileXML is an instance profile.
@@ -155,6 +162,7 @@ func (m *Model) instance(i sim.Instance) instanceXML {
 		Token:       l.token,
 		Tags:        tagSet(i.Tags),
 		Reserved:    l.reservation,
+		CPU:         cpuXML{max(1, m.vCPUs(i.InstanceType)/2), min(2, m.vCPUs(i.InstanceType))},
 	}
 	if l.profile != "" {
 		arn := l.profile

@@ -47,6 +47,7 @@ type subnetXML struct {
 	Default bool   `xml:"defaultForAz"`
 	Outpost string `xml:"outpostArn,omitempty"`
 	Maps    bool   `xml:"mapPublicIpOnLaunch"`
+	Free    int    `xml:"availableIpAddressCount"`
 
 	Tags []tagXML `xml:"tagSet>item"`
 }
@@ -86,6 +87,7 @@ func (m *Model) describeSubnets(r *request) (any, error) {
 			Default: s.Default,
 			Outpost: s.Outpost,
 			Maps:    s.MapPublic,
+			Free:    m.freeIn(s),
 			Tags:    tagSet(s.Tags),
 		}
 		if wanted.match(func(name string) []string {

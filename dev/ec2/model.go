@@ -39,6 +39,8 @@ type Config struct {
 	Hosts []Host
 	// Plan is what EC2 sells to the account.
 	Plan Plan
+	// Quotas are what Service Quotas tells of EC2's, by their codes. They bound no launch: Knobs.Quotas of Sim do.
+	Quotas map[string]float64
 	// NoSpotRole says that the account has not got the role of EC2's own that spot instances need. Who
 	// launches the first makes it.
 	NoSpotRole bool
@@ -225,6 +227,8 @@ type Model struct {
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	prices    PriceFaults
+	quotas    map[string]float64
+	quotaCode string // with which Service Quotas refuses
 
 	credits map[string]creditsNow // that were changed, by instance
 
@@ -270,6 +274,7 @@ func New(cfg Config) (*Model, error) {
 		given:        slices.Clone(cfg.Routes),
 		networks:     maps.Clone(cfg.Networks),
 		lists:        maps.Clone(cfg.PrefixLists),
+		quotas:       maps.Clone(cfg.Quotas),
 
 		loneSecondaries: cfg.LoneSecondaries,
 		loneCode:        cfg.LoneCode,
@@ -315,8 +320,8 @@ func (m *Model) Close() error { return m.sim.Close() }
 func (m *Model) Machines() *sim.Cloud { return m.sim }
 
 // Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan, the
-// Networks, the Routes, the PrefixLists, LoneSecondaries, LoneCode and NoneTogether of its Config. What else change does to that has no
-// effect.
+// Quotas, the Networks, the Routes, the PrefixLists, LoneSecondaries, LoneCode and NoneTogether of its Config. What else change does to
+// that has no effect.
 func (m *Model) Change(change func(*Config)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -330,6 +335,7 @@ func (m *Model) Change(change func(*Config)) {
 		Networks:     maps.Clone(m.networks),
 		Routes:       slices.Clone(m.given),
 		PrefixLists:  maps.Clone(m.lists),
+		Quotas:       maps.Clone(m.quotas),
 
 		LoneSecondaries: m.loneSecondaries,
 		LoneCode:        m.loneCode,
@@ -339,6 +345,7 @@ func (m *Model) Change(change func(*Config)) {
 	m.sold = now.Plan
 	m.subnets, m.groups, m.images, m.reservations, m.hosts = now.Subnets, now.Groups, now.Images, now.Reservations, now.Hosts
 	m.loneSecondaries, m.loneCode, m.noneTogether = now.LoneSecondaries, now.LoneCode, now.NoneTogether
+	m.quotas = now.Quotas
 	m.networks, m.given, m.lists = now.Networks, now.Routes, now.PrefixLists
 }
 
@@ -474,6 +481,9 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricingTarget):
 		m.servePricing(w, r)
+		return
+	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), quotasTarget):
+		m.serveQuotas(w, r)
 		return
 	}
 	if err := r.ParseForm(); err != nil {

@@ -83,6 +83,7 @@ var (
 	_ cloud.Checkup     = checkup{}
 	_ cloud.Booster     = booster{}
 	_ cloud.Egress      = egress{}
+	_ cloud.Bounder     = bounder{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -169,6 +170,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Egress != nil {
 		f.Egress = egress{c, f.Egress}
+	}
+	if f.Bounder != nil {
+		f.Bounder = bounder{c, f.Bounder}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -470,6 +474,17 @@ type egress struct {
 func (e egress) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
 	return answered(ctx, e.c, cloud.CallEgress, Timeout, func(ctx context.Context) (map[string]cloud.Way, error) {
 		return e.e.Ways(ctx, subnets...)
+	})
+}
+
+type bounder struct {
+	c *Calls
+	b cloud.Bounder
+}
+
+func (b bounder) Bounds(ctx context.Context, owner string) (catalog.Bounds, error) {
+	return answered(ctx, b.c, cloud.CallBounds, Timeout, func(ctx context.Context) (catalog.Bounds, error) {
+		return b.b.Bounds(ctx, owner)
 	})
 }
 

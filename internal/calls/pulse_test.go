@@ -37,6 +37,7 @@ func (h hangs) Features() cloud.Features {
 		Checkup:     h,
 		Booster:     h,
 		Egress:      h,
+		Bounder:     h,
 	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
@@ -91,6 +92,9 @@ func (hangs) Impaired(ctx context.Context) ([]string, error) { return nil, hang(
 func (hangs) Ways(ctx context.Context, _ ...string) (map[string]cloud.Way, error) {
 	return nil, hang(ctx)
 }
+func (hangs) Bounds(ctx context.Context, _ string) (catalog.Bounds, error) {
+	return catalog.Bounds{}, hang(ctx)
+}
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
@@ -127,6 +131,7 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallImpaired: func(ctx context.Context) error { _, err := f.Checkup.Impaired(ctx); return err },
 		cloud.CallEndBoost: func(ctx context.Context) error { return f.Booster.EndBoost(ctx, "i-a").Err() },
 		cloud.CallEgress:   func(ctx context.Context) error { _, err := f.Egress.Ways(ctx); return err },
+		cloud.CallBounds:   func(ctx context.Context) error { _, err := f.Bounder.Bounds(ctx, "me"); return err },
 		cloud.CallAdmit:    func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
 		cloud.CallResolve:  func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}

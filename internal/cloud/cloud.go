@@ -148,6 +148,8 @@ const (
 	CallEndBoost Call = "endBoost"
 	// CallEgress asks for the ways from subnets to the internet.
 	CallEgress Call = "egress"
+	// CallBounds asks how much the machines of an owner may be.
+	CallBounds Call = "bounds"
 )
 
 // Budget bounds one kind of call, as EC2 does: each call takes a token of Requests
@@ -182,6 +184,7 @@ type Features struct {
 	Checkup     Checkup
 	Booster     Booster
 	Egress      Egress
+	Bounder     Bounder
 }
 
 // Booster is a cloud whose machines may use more CPU while they start than they are to have later.

@@ -44,6 +44,7 @@ const (
 	callImpaired      = string(cloud.CallImpaired)
 	callEndBoost      = string(cloud.CallEndBoost)
 	callEgress        = string(cloud.CallEgress)
+	callBounds        = string(cloud.CallBounds)
 
 	callPullCredentials = string(cloud.CallPullCredentials)
 )
@@ -67,6 +68,7 @@ var (
 	_ cloud.Checkup     = measuredCheckup{}
 	_ cloud.Booster     = measuredBooster{}
 	_ cloud.Egress      = measuredEgress{}
+	_ cloud.Bounder     = measuredBounder{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -104,6 +106,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Egress != nil {
 		f.Egress = measuredEgress{f.Egress, c.m}
+	}
+	if f.Bounder != nil {
+		f.Bounder = measuredBounder{f.Bounder, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -266,6 +271,15 @@ type measuredEgress struct {
 
 func (e measuredEgress) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
 	return measured(ctx, e.m, callEgress, func() (map[string]cloud.Way, error) { return e.egress.Ways(ctx, subnets...) })
+}
+
+type measuredBounder struct {
+	bounder cloud.Bounder
+	m       *Metrics
+}
+
+func (b measuredBounder) Bounds(ctx context.Context, owner string) (catalog.Bounds, error) {
+	return measured(ctx, b.m, callBounds, func() (catalog.Bounds, error) { return b.bounder.Bounds(ctx, owner) })
 }
 
 type measuredDisks struct {

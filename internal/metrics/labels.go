@@ -171,6 +171,7 @@ var (
 		{callInterruptions, "which instances the cloud takes back"}, {callImpaired, "which instances fail the cloud's own checks"},
 		{callEndBoost, "ends the credits by which burstable instances start"},
 		{callEgress, "the ways from subnets to the internet"},
+		{callBounds, "the quotas and free addresses of cells"},
 		{callPullCredentials, "what pulls the images of pods from the cloud's registries"},
 	}}
 	labelError = &label{name: "error", doc: "The class of error.", values: []value{

@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
+	"github.com/aws/aws-sdk-go-v2/service/servicequotas"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -31,6 +32,7 @@ var (
 	_ cloud.Registries  = (*Cloud)(nil)
 	_ cloud.Disks       = (*Cloud)(nil)
 	_ cloud.Egress      = (*Cloud)(nil)
+	_ cloud.Bounder     = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -40,6 +42,7 @@ type Cloud struct {
 	sts        *sts.Client
 	sdk        aws.Config      // of which the clients of registries are made
 	pricing    *pricing.Client // nil where there is none to ask
+	quotas     *servicequotas.Client
 	dialPublic bool
 	onInstance bool // Kip runs on one in the VPC
 	unlocated  bool // no metadata service answered: Kip is outside, or that was silent for a moment
@@ -57,6 +60,8 @@ type Cloud struct {
 	opened       bool                  // the catalogue was read before
 	pricesDenied bool                  // it was told that Kip may not read prices
 	dedicated    map[string]price      // of dedicated instances, as they were told last
+
+	quotasRead map[catalog.Class]int64 // last; nil before; under mu
 
 	unexplained map[string]bool   // codes that were told of; under mu
 	told        map[string]string // what was told last, by its subject; under mu
@@ -150,6 +155,7 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallImpaired:      describe,
 			cloud.CallEndBoost:      mutate,
 			cloud.CallEgress:        describe,
+			cloud.CallBounds:        describe,
 
 			cloud.CallPullCredentials: lend,
 		},
@@ -174,6 +180,7 @@ func (c *Cloud) Features() cloud.Features {
 		Checkup:     c,
 		Booster:     c,
 		Egress:      c,
+		Bounder:     c,
 	}
 }
 

@@ -184,6 +184,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		sts:     newSTS(sdk, cfg),
 		sdk:     sdk,
 		pricing: newPricing(sdk, cfg),
+		quotas:  newQuotas(sdk, cfg),
 		images:  map[string]image{},
 		groups:  map[string]string{},
 		own:     map[string]cellsGroup{},

@@ -95,8 +95,12 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 			_, _, err := c.readPrices(t.Context(), sharedTenancy)
 			return err
 		},
+		"SERVICE_QUOTAS": func(c *Cloud) error {
+			_, err := c.listQuotas(t.Context())
+			return err
+		},
 	}
-	for service, key := range map[string]string{"STS": keys.STS, "ECR": keys.ECR, "PRICING": keys.Pricing} {
+	for service, key := range map[string]string{"STS": keys.STS, "ECR": keys.ECR, "PRICING": keys.Pricing, "SERVICE_QUOTAS": ec2URL} {
 		for _, tc := range []struct {
 			keys              Endpoints
 			environment, want string

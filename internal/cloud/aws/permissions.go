@@ -82,6 +82,12 @@ var corePermissions = []permission{
 		resources: []string{"*"},
 	},
 	{
+		sid:       "KipReadsQuotas",
+		why:       "The account's quotas of vCPUs, for `kubelet.capacity: auto`. Without it the capacity of virtual nodes goes by addresses alone.",
+		actions:   []string{"servicequotas:ListServiceQuotas"},
+		resources: []string{"*"},
+	},
+	{
 		sid: "KipReadsRefusals",
 		why: "What EC2 means by `UnauthorizedOperation`: the action, the resource and the statement that denies it, which Kip tells. " +
 			"Without it only what EC2 says openly is told.",

@@ -38,7 +38,7 @@ func TestPermissionsPage(t *testing.T) {
 }
 
 // services are what the fields are called that hold the clients, with the services' names to IAM.
-var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "pricing": "pricing"}
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "pricing": "pricing", "quotas": "servicequotas"}
 
 // callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.
@@ -144,6 +144,8 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	}
 	_, err := c.Catalogue(t.Context())
 	must("the catalogue", err)
+	_, err = c.Bounds(t.Context(), owner)
+	must("the bounds", err)
 	r := request("t", 2)
 	r.InstanceProfile = "arn:aws:iam::123456789012:instance-profile/x"
 	got, err := c.Launch(t.Context(), r).All()

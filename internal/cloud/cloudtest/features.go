@@ -30,6 +30,7 @@ func (capable) Features() cloud.Features {
 		Checkup:     struct{ cloud.Checkup }{},
 		Booster:     struct{ cloud.Booster }{},
 		Egress:      struct{ cloud.Egress }{},
+		Bounder:     struct{ cloud.Bounder }{},
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -22,6 +24,7 @@ var (
 	_ cloud.Disks       = (*Cloud)(nil)
 	_ cloud.DiskGrower  = (*Cloud)(nil)
 	_ cloud.Console     = (*Cloud)(nil)
+	_ cloud.Bounder     = (*Cloud)(nil)
 )
 
 // Cloud launches and ends machines on this host. One process at a time has the
@@ -222,7 +225,7 @@ func (c *Cloud) Traits() cloud.Traits {
 	return cloud.Traits{Poll: 50 * time.Millisecond, RefillDelay: 2 * time.Second, IPv6: c.cfg.IPv6CIDR.IsValid()}
 }
 
-// Features are stopping, rehearsed interruptions and disks.
+// Features are stopping, rehearsed interruptions, disks, and the bounds of the host.
 func (c *Cloud) Features() cloud.Features {
 	return cloud.Features{
 		Stopper:     c,
@@ -230,7 +233,21 @@ func (c *Cloud) Features() cloud.Features {
 		Disks:       c,
 		DiskGrower:  c,
 		Console:     c,
+		Bounder:     c,
 	}
+}
+
+// Bounds returns what the host has: its machines share that. They may be promised more, and are by a capacity in numbers.
+func (c *Cloud) Bounds(context.Context, string) (catalog.Bounds, error) {
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		return catalog.Bounds{}, fmt.Errorf("read how much memory the host has: %w", err)
+	}
+	bounds := catalog.Bounds{MilliCPU: map[catalog.Class]int64{}, MemoryBytes: int64(host.Totalram) * int64(host.Unit)}
+	for _, t := range c.cfg.Catalogue {
+		bounds.MilliCPU[catalog.Class{Family: t.Family}] = int64(CPUs()) * 1000
+	}
+	return bounds, nil
 }
 
 // Catalogue returns the configured instance types.

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/elotl/kip/internal/catalog"
 )
 
 func TestCPUsAreThoseOfTheHost(t *testing.T) {
@@ -18,5 +20,18 @@ func TestCPUsAreThoseOfTheHost(t *testing.T) {
 	}
 	if want, err := strconv.Atoi(strings.TrimSpace(string(out))); err != nil || CPUs() != want {
 		t.Errorf("it counts %d processors, and getconf %q (%v)", CPUs(), out, err)
+	}
+}
+
+func TestTheBoundsOfMachinesAreWhatTheHostHas(t *testing.T) {
+	c := &Cloud{cfg: Config{Catalogue: []catalog.InstanceType{{Name: "a"}, {Name: "b", Family: "other"}}}}
+	b, err := c.Bounds(t.Context(), "me")
+	if err != nil || b.MemoryBytes < 64<<20 || len(b.Machines) > 0 || len(b.MilliCPU) != 2 {
+		t.Errorf("the bounds are %+v, %v", b, err)
+	}
+	for class, milliCPU := range b.MilliCPU {
+		if milliCPU != int64(CPUs())*1000 || class.Spot {
+			t.Errorf("%+v may have %d thousandths of a CPU", class, milliCPU)
+		}
 	}
 }

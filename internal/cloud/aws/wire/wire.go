@@ -27,6 +27,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ecr"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
+	"github.com/aws/aws-sdk-go-v2/service/servicequotas"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go/middleware"
 )
@@ -72,7 +73,9 @@ type call struct {
 // Versions are those that the SDK's query services send, targets what stands before the action of those in JSON.
 var (
 	versions = map[string]string{"2016-11-15": "ec2", "2011-06-15": "sts"}
-	targets  = map[string]string{"AmazonEC2ContainerRegistry_V20150921": "ecr", "AWSPriceListService": "pricing"}
+	targets  = map[string]string{
+		"AmazonEC2ContainerRegistry_V20150921": "ecr", "AWSPriceListService": "pricing", "ServiceQuotasV20190624": "servicequotas",
+	}
 )
 
 func callOf(r *http.Request, body []byte) *call {
@@ -151,6 +154,8 @@ func (c *call) replay(answer []byte) (any, error) {
 		"sts":     func() any { return sts.NewFromConfig(given) },
 		"ecr":     func() any { return ecr.NewFromConfig(given) },
 		"pricing": func() any { return pricing.NewFromConfig(given) },
+
+		"servicequotas": func() any { return servicequotas.NewFromConfig(given) },
 	}[c.service]()
 	method := reflect.ValueOf(client).MethodByName(c.action)
 	if !method.IsValid() {
