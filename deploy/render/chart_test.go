@@ -448,6 +448,31 @@ func TestAStorageClassOfSomebodyElseIsRefused(t *testing.T) {
 	}
 }
 
+// On AWS the quota bounds what a node can have; a capacity of the user's is left alone.
+func TestTheCapacityIsAutoOnAWSUnlessTheUserNamesOne(t *testing.T) {
+	const hosted = "host: {name: a}\n"
+	for config, want := range map[string]string{
+		"{cloud: {aws: {}}}":                                 "kubelet:\n      capacity: auto\n",
+		"{cloud: {aws: {}}, kubelet: {labels: {a: b}}}":      "kubelet:\n      capacity: auto\n      labels:\n        a: b\n",
+		"{cloud: {aws: {}}, kubelet: {capacity: {pods: 5}}}": "kubelet:\n      capacity:\n        pods: 5\n",
+		"{cloud: {aws: {}}, kubelet: {pods: 5}}":             "kubelet:\n      pods: 5\n",
+		"{cloud: {local: {}}, kubelet: {labels: {a: b}}}":    "kubelet:\n      labels:\n        a: b\n",
+	} {
+		host := ""
+		if strings.Contains(config, "local") {
+			host = hosted
+		}
+		all, err := rendered(t, "config: "+strings.TrimSuffix(config, "}")+", cells: {defaultInstanceType: t3.micro}}\n"+host)
+		if err != nil || !strings.Contains(all["configmap"], want) {
+			t.Errorf("%s: %v, want %q:\n%s", config, err, want, all["configmap"])
+		}
+	}
+	all, err := rendered(t, "config: {cloud: {local: {}}, cells: {defaultInstanceType: nano}}\n"+hosted)
+	if err != nil || strings.Contains(all["configmap"], "kubelet") {
+		t.Errorf("elsewhere: %v\n%s", err, all["configmap"])
+	}
+}
+
 // What a value changes besides what has its name.
 func TestValuesReachWhatDependsOnThem(t *testing.T) {
 	for text, c := range map[string]struct {

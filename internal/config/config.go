@@ -132,7 +132,7 @@ type AWS struct {
 	KMSKeyID                 string               `key:"kmsKeyID" doc:"KMS key that encrypts the root disks of cells and the disks of Kip's StorageClasses: its ID, its ARN or an alias such as alias/cells. Kip's role needs KipGrantsKeysOfDisks and KipUsesKeysOfDisks. Default: the account's default key for EBS."`
 	ECR                      ECR                  `key:"ecr" doc:"Images in ECR, which cells pull with credentials that Kip gets for them."`
 	KipSources               []string             `key:"kipSources" doc:"Where Kip dials cells from: networks, and IDs of security groups. Nothing else reaches their agents. Default: the security groups of the instance that Kip runs on. If there are none: the VPC and cells.extraCIDRs. If Kip runs outside of the VPC: cells.extraCIDRs alone. Kip then dials public addresses, so security groups and private networks in this list have no effect, unless cells.privateIPOnly is true."`
-	EndpointURL              string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR and the price list, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
+	EndpointURL              string               `key:"endpointURL" doc:"Another address of the EC2 API, and of those of STS, ECR, the price list and Service Quotas, for private clouds that speak it. With it Kip asks no other service, nor the metadata of the instance that it runs on."`
 	InsecureTLSSkipVerify    bool                 `key:"insecureTLSSkipVerify" default:"false" doc:"Do not verify the certificate of endpointURL's host and port; those of all others are verified."`
 	PublicAddress            bool                 `key:"publicAddress" default:"false" doc:"Give cells a public address in each subnet with a route to an internet gateway. Default: as the subnet says (MapPublicIpOnLaunch), but for a Kip outside of the VPC, which dials public addresses and so asks for them. cells.privateIPOnly and the pod's annotation win over it. AWS charges for each. Standby cells are replaced when it changes."`
 	UseFIPS                  bool                 `key:"useFIPS" default:"false" doc:"Ask the endpoints of AWS that are validated for FIPS 140. Not with endpointURL, nor in China, which has none. AWS_USE_FIPS_ENDPOINT=true does the same."`
@@ -366,8 +366,11 @@ type EndLimit struct {
 
 // Kubelet is what the virtual node says of itself.
 type Kubelet struct {
-	Capacity corev1.ResourceList `key:"capacity" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default, ephemeral-storage too."`
+	Capacity corev1.ResourceList `key:"capacity" auto:"true" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. auto, for all or as the value of cpu, memory, ephemeral-storage or pods: as much as can be launched, see docs/nodes.md. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default, ephemeral-storage too."`
 	Labels   map[string]string   `key:"labels" doc:"Labels of the virtual node, besides Kip's own."`
+
+	// AutoCapacity are the resources whose capacity is auto, sorted. Capacity has their defaults.
+	AutoCapacity []corev1.ResourceName
 
 	// Of the following, Capacity has the values.
 
@@ -386,7 +389,10 @@ type Node struct {
 	InstanceTypes []string            `key:"instanceTypes" doc:"Instance types of its cells, by name or by pattern: c5.large, g*. Default: all."`
 	Labels        map[string]string   `key:"labels" doc:"Its labels, besides kubelet.labels and Kip's own."`
 	Taints        []Taint             `key:"taints" doc:"Its taints, besides Kip's own."`
-	Capacity      corev1.ResourceList `key:"capacity" doc:"What the scheduler may place on it. What is not named is as in kubelet.capacity."`
+	Capacity      corev1.ResourceList `key:"capacity" auto:"true" doc:"What the scheduler may place on it, or auto, as in kubelet.capacity, which holds for what is not named."`
+
+	// AutoCapacity are the resources whose capacity is auto, sorted.
+	AutoCapacity []corev1.ResourceName `json:",omitempty"`
 }
 
 // Taint is one of a virtual node.

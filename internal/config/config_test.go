@@ -302,8 +302,9 @@ func TestEveryKeyIsRead(t *testing.T) {
 	if got, want := asJSON(t, *c), asJSON(t, want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	cpu, pods := c.CapacityOf(c.Nodes[0])["cpu"], c.CapacityOf(c.Nodes[0])["pods"]
-	if cpu.Value() != 50 || pods.Value() != 20 || len(c.Nodes[0].Capacity) != 1 {
+	capacity, auto := c.CapacityOf(c.Nodes[0])
+	cpu, pods := capacity["cpu"], capacity["pods"]
+	if cpu.Value() != 50 || pods.Value() != 20 || len(c.Nodes[0].Capacity) != 1 || auto != nil {
 		t.Errorf("a node's capacity is cpu %s, pods %s: want its own of cpu, and that of kubelet.capacity", &cpu, &pods)
 	}
 	if l := c.LabelsOf(c.Nodes[0]); l["team"] != "b" || l["example.com/tier"] != "1" || c.LabelsOf(c.Nodes[1])["team"] != "a" {
@@ -806,7 +807,7 @@ p.yaml:3: cells.defaultInstanceType: there is no value: this key is required
 p.yaml:4: cells.statusInterval: "-1" is not valid: want a number of seconds above 0
 p.yaml:5: cells.nametagg: no such key; did you mean cells.nametag?
 p.yaml:6: cells.privateIPOnly: "1" is not valid: want true or false
-p.yaml:7: kubelet.capacity.cpu: "z" is not valid: want a quantity such as 5Gi or 500m`
+p.yaml:7: kubelet.capacity.cpu: "z" is not valid: want auto, or a quantity such as 5Gi or 500m`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}

@@ -223,6 +223,10 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 		for i := range v.NumField() {
 			if f := v.Type().Field(i); name != "" && f.Tag.Get("key") == name {
 				d.line[at] = k.Line
+				if f.Type == typeCapacity {
+					v.FieldByName("Auto" + f.Name).Set(reflect.ValueOf(d.autoCapacity(at, value, v.Field(i))))
+					return
+				}
 				if words := strings.Fields(f.Tag.Get("auto")); value.Kind == yaml.ScalarNode && slices.Contains(words, value.Value) {
 					v.FieldByName("Auto" + f.Name).SetString(value.Value)
 					return
@@ -248,6 +252,44 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 		}
 		d.fail(k.Line, at, "%s: want one of %s", problem, strings.Join(keysOf(v.Type()), ", "))
 	})
+}
+
+func isAuto(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Value == "auto" }
+
+// autoCapacity decodes a capacity, and returns the resources of which Kip finds it out.
+func (d *decoder) autoCapacity(key string, n *yaml.Node, v reflect.Value) (auto []corev1.ResourceName) {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if isAuto(n) {
+		return slices.Clone(AutoResources)
+	}
+	rest := *n
+	if n.Kind == yaml.MappingNode {
+		rest.Content = nil
+		first := map[corev1.ResourceName]int{} // lines
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			k, value := n.Content[i], n.Content[i+1]
+			name, at := corev1.ResourceName(k.Value), join(key, k.Value)
+			switch {
+			case !slices.Contains(AutoResources, name):
+				rest.Content = append(rest.Content, k, value)
+			case first[name] > 0:
+				d.fail(k.Line, at, "this key is there twice: first on line %d", first[name])
+				continue
+			case isAuto(value):
+				auto, d.line[at] = append(auto, name), k.Line
+			case value.Kind == yaml.ScalarNode && !isNull(value) && !quantityForm.MatchString(value.Value):
+				d.fail(value.Line, at, "%s is not valid: want auto, or %s", quote(value.Value), wanted(typeQuantity))
+			default:
+				rest.Content = append(rest.Content, k, value)
+			}
+			first[name] = k.Line
+		}
+	}
+	slices.Sort(auto) // their order means nothing
+	d.value(key, &rest, v)
+	return auto
 }
 
 // nearestKey is the full path of the key that was probably meant: a sibling with
@@ -332,7 +374,7 @@ func wanted(t reflect.Type) string {
 	case typeAddr:
 		return "an IP address such as 10.20.0.1"
 	case typeCapacity:
-		return "names of resources and their quantities"
+		return "auto, or names of resources and their quantities"
 	}
 	switch t.Kind() {
 	case reflect.Bool:

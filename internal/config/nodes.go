@@ -53,11 +53,23 @@ func (c *Config) Problem(key, format string, args ...any) error {
 	}
 }
 
-// CapacityOf is what the scheduler may place on a virtual node.
-func (c *Config) CapacityOf(n Node) corev1.ResourceList {
-	all := c.Kubelet.Capacity.DeepCopy()
+// AutoResources are those whose capacity Kip can find out, sorted.
+var AutoResources = []corev1.ResourceName{
+	corev1.ResourceCPU, corev1.ResourceEphemeralStorage, corev1.ResourceMemory, corev1.ResourcePods,
+}
+
+// CapacityOf is what the scheduler may place on a virtual node, and the resources of which Kip finds that out: the list has
+// what holds of them before it is known.
+func (c *Config) CapacityOf(n Node) (all corev1.ResourceList, auto []corev1.ResourceName) {
+	all = c.Kubelet.Capacity.DeepCopy()
 	maps.Copy(all, n.Capacity.DeepCopy())
-	return all
+	for _, name := range AutoResources {
+		_, named := n.Capacity[name]
+		if slices.Contains(n.AutoCapacity, name) || slices.Contains(c.Kubelet.AutoCapacity, name) && !named {
+			auto = append(auto, name)
+		}
+	}
+	return all, auto
 }
 
 // LabelsOf are those of a virtual node, but for Kip's own.

@@ -695,6 +695,8 @@ func (d *decoder) kubelet(k *Kubelet) {
 		case q == nil:
 		case d.has("kubelet.capacity." + string(name)):
 			d.bad(key, "kubelet.capacity.%s is there too: want only that", name)
+		case slices.Contains(k.AutoCapacity, name):
+			d.bad(key, "kubelet.capacity is auto: want kubelet.capacity.%s in its place, and auto for the others", name)
 		case q.Sign() < 0:
 			d.bad(key, "%q is not valid: want 0 or more", q.String())
 		default:

@@ -172,6 +172,7 @@ func (l *leading) parts(known []cells.Cell) []part {
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
 		},
 		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.Registered},
+		part{name: "capacity of virtual nodes", run: l.nodes.KeepCapacity},
 		part{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.

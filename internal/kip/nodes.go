@@ -18,6 +18,7 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		Store:        l.store,
 		Shop:         l.shop,
 		Shortages:    l.shortages.shortages,
+		Bounder:      l.machines.Features().Bounder,
 		Region:       l.machines.Traits().Region,
 		HasDisks:     l.disks != nil,
 		CloudDriver:  l.cloudDriver(),

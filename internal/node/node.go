@@ -83,8 +83,11 @@ type Config struct {
 	// lease.
 	Node kubernetes.Interface
 	// Capacity is what the scheduler may place on the node; allocatable is
-	// the same.
+	// the same. SetCapacity changes it.
 	Capacity corev1.ResourceList
+	// Awaited are the resources of Capacity that are not known yet. A node that is there
+	// keeps what it has of them until SetCapacity. Optional.
+	Awaited []corev1.ResourceName
 	// Labels are added to the node's own, and may replace the zone, the region,
 	// the instance type and those of clouds. Optional.
 	Labels map[string]string
@@ -150,12 +153,16 @@ type Node struct {
 	uid types.UID // of the object; "" before it is there
 	// short is why nothing can be launched for the node's pods now, "" if something can.
 	short string
-	// sent is the Ready condition that the node controller was last told of,
-	// applied whether the API server has it. The node controller's inbox
-	// holds one status and blocks its writer when full, also after the
+	// capacity is never changed, only replaced.
+	capacity corev1.ResourceList
+	awaited  []corev1.ResourceName
+	// sent is the Ready condition that the node controller was last told of, sentCapacity
+	// the capacity with it, and applied whether the API server has them. The node
+	// controller's inbox holds one status and blocks its writer when full, also after the
 	// controller has ended: nothing is sent before the last was applied.
-	sent    corev1.NodeCondition
-	applied bool
+	sent         corev1.NodeCondition
+	sentCapacity corev1.ResourceList
+	applied      bool
 }
 
 // New checks the configuration. It has no effect outside.
@@ -203,11 +210,13 @@ func New(c Config) (*Node, error) {
 		return nil, err
 	}
 	return &Node{
-		c:       c,
-		labels:  labels,
-		ready:   make(chan struct{}),
-		changed: make(chan struct{}, 1),
-		there:   make(chan struct{}, 1),
+		c:        c,
+		labels:   labels,
+		capacity: c.Capacity.DeepCopy(),
+		awaited:  c.Awaited,
+		ready:    make(chan struct{}),
+		changed:  make(chan struct{}, 1),
+		there:    make(chan struct{}, 1),
 	}, nil
 }
 
@@ -272,6 +281,46 @@ func (n *Node) Short(why string) {
 	if changed {
 		n.registerSoon()
 	}
+}
+
+// Capacity returns what the scheduler may place on the node.
+func (n *Node) Capacity() corev1.ResourceList {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.capacity.DeepCopy()
+}
+
+// SetCapacity changes what the scheduler may place on the node. The API server has it after
+// the next check. It reports whether that is another capacity than before.
+func (n *Node) SetCapacity(list corev1.ResourceList) (changed bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	changed = len(list) != len(n.capacity) || !has(list, n.capacity)
+	n.capacity, n.awaited = list.DeepCopy(), nil
+	return changed
+}
+
+// await has the node keep what the API server has of the capacity that is not known yet.
+func (n *Node) await(registered *corev1.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	kept := n.capacity.DeepCopy()
+	for _, name := range n.awaited {
+		if q, is := registered.Status.Capacity[name]; is && q.Sign() > 0 {
+			kept[name] = q.DeepCopy()
+		}
+	}
+	n.capacity = kept
+}
+
+// has reports whether a list has all that another has, and as much.
+func has(list, other corev1.ResourceList) bool {
+	for name, want := range other {
+		if q, is := list[name]; !is || q.Cmp(want) != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func (n *Node) registerSoon() { soon(n.changed) }
@@ -358,13 +407,15 @@ func (n *Node) runOnce(ctx context.Context) error {
 	failures := failuresToNotReady
 	condition := n.check(ctx, &failures)
 	condition.LastTransitionTime = n.transition(condition, registered.Status.Conditions)
+	n.await(registered)
 	n.mu.Lock()
-	n.sent, n.applied = condition, false
+	capacity := n.capacity
+	n.sent, n.sentCapacity, n.applied = condition, capacity, false
 	n.mu.Unlock()
 
 	notify := make(chan func(*corev1.Node), 1)
 	controller, err := vknode.NewNodeController(provider{notify},
-		n.object(registered, condition),
+		n.object(registered, condition, capacity),
 		observedNodes{n.c.Node.CoreV1().Nodes(), n},
 		vknode.WithNodeEnableLeaseV1(renewedLeases{n.c.Node.CoordinationV1().Leases(corev1.NamespaceNodeLease)}, vknode.DefaultLeaseDuration),
 		vknode.WithNodeStatusUpdateErrorHandler(func(ctx context.Context, err error) error {
@@ -392,7 +443,7 @@ func (n *Node) runOnce(ctx context.Context) error {
 	return cmp.Or(foreign, err)
 }
 
-// keepChecking tells the node controller when Kip's health changes.
+// keepChecking tells the node controller when Kip's health changes, or the capacity.
 func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev1.Node, notify <-chan func(*corev1.Node)) {
 	var tell func(*corev1.Node)
 	select {
@@ -413,16 +464,19 @@ func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev
 			return
 		}
 		n.mu.Lock()
-		send := n.applied && !sameCondition(condition, n.sent)
+		capacity, turns := n.capacity, !sameCondition(condition, n.sent)
+		send := n.applied && (turns || !has(n.sentCapacity, capacity))
 		if send {
 			condition.LastTransitionTime = n.transition(condition, []corev1.NodeCondition{n.sent})
-			n.sent, n.applied = condition, false
+			n.sent, n.sentCapacity, n.applied = condition, capacity, false
 		}
 		n.mu.Unlock()
-		if send {
+		if send && turns {
 			n.c.Log.Info("the node's readiness changes", "node", n.c.Name,
 				"ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
-			tell(n.object(registered, condition))
+		}
+		if send {
+			tell(n.object(registered, condition, capacity))
 		}
 	}
 }
@@ -434,7 +488,7 @@ func (n *Node) observe(node *corev1.Node) {
 			continue
 		}
 		n.mu.Lock()
-		if sameCondition(c, n.sent) {
+		if sameCondition(c, n.sent) && has(node.Status.Capacity, n.sentCapacity) {
 			n.applied = true
 		}
 		n.mu.Unlock()
@@ -483,7 +537,7 @@ func sameCondition(a, b corev1.NodeCondition) bool {
 
 // object is the node as the node controller writes it. It carries no labels:
 // they are written by register.
-func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *corev1.Node {
+func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition, capacity corev1.ResourceList) *corev1.Node {
 	conditions := []corev1.NodeCondition{ready}
 	for _, t := range []corev1.NodeConditionType{
 		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
@@ -504,8 +558,8 @@ func (n *Node) object(registered *corev1.Node, ready corev1.NodeCondition) *core
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.c.Name, UID: registered.UID},
 		Status: corev1.NodeStatus{
-			Capacity:    n.c.Capacity.DeepCopy(),
-			Allocatable: n.c.Capacity.DeepCopy(),
+			Capacity:    capacity.DeepCopy(),
+			Allocatable: capacity.DeepCopy(),
 			Conditions:  conditions,
 			Addresses:   append(addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.c.Name}),
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{

@@ -514,6 +514,74 @@ func TestANodeThatStartsUnableSaysSoAtOnce(t *testing.T) {
 	}
 }
 
+// capacity is a list of CPUs, and pods.
+func capacity(cpus, pods string) corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    resource.MustParse(cpus),
+		corev1.ResourceMemory: resource.MustParse("100Gi"),
+		corev1.ResourcePods:   resource.MustParse(pods),
+	}
+}
+
+// shows says whether the API server has a capacity, which is allocatable whole.
+func (c *cluster) shows(t *testing.T, want corev1.ResourceList) bool {
+	t.Helper()
+	s := c.get(t).Status
+	return has(s.Capacity, want) && has(s.Allocatable, want) && len(s.Capacity) == len(want)
+}
+
+func TestACapacityThatChangesIsWrittenWithTheNextCheck(t *testing.T) {
+	c, s := newCluster(), &state{}
+	n, tick := running(t, c, s)
+	since := ready(c.get(t)).LastTransitionTime
+	if n.SetCapacity(n.Capacity()) {
+		t.Error("the same capacity counts as another")
+	}
+	for _, want := range []corev1.ResourceList{capacity("64", "32"), capacity("1", "1"), capacity("500m", "1000")} {
+		if !n.SetCapacity(want) || n.SetCapacity(want) {
+			t.Error("a change is one, and once")
+		}
+		eventually(t, "the API server has it", func() bool { tick(); return c.shows(t, want) })
+	}
+	if r := ready(c.get(t)); r.Status != corev1.ConditionTrue || !r.LastTransitionTime.Equal(&since) {
+		t.Errorf("the node is %+v, since %v before", r, since)
+	}
+	// With a change of its health, and without another check.
+	s.set(errors.New("etcd does not answer"))
+	want := capacity("3", "3")
+	n.SetCapacity(want)
+	eventually(t, "both are there", func() bool {
+		tick()
+		return c.shows(t, want) && ready(c.get(t)).Status == corev1.ConditionFalse
+	})
+}
+
+func TestANodeKeepsTheCapacityThatItHasUntilAnotherIsKnown(t *testing.T) {
+	c := newCluster()
+	cfg := config(c.own, c.node)
+	cfg.Capacity, cfg.Awaited = capacity("10", "77"), []corev1.ResourceName{corev1.ResourcePods, corev1.ResourceCPU}
+	n, stop := start(t, cfg)
+	waitReady(t, n)
+	if !c.shows(t, cfg.Capacity) {
+		t.Errorf("a new node has %v", c.get(t).Status.Capacity)
+	}
+	stop()
+	cfg.Capacity, cfg.Awaited = capacity("20", "20"), []corev1.ResourceName{corev1.ResourcePods}
+	n, stop = start(t, cfg)
+	waitReady(t, n)
+	if want := capacity("20", "77"); !c.shows(t, want) || !has(n.Capacity(), want) {
+		t.Errorf("a node that was there has %v", c.get(t).Status.Capacity)
+	}
+	stop()
+	cfg.Awaited = nil
+	n, stop = start(t, cfg)
+	defer stop()
+	waitReady(t, n)
+	if !c.shows(t, cfg.Capacity) {
+		t.Errorf("a node whose capacity is known has %v", c.get(t).Status.Capacity)
+	}
+}
+
 func TestADeletedNodeObjectIsMadeAgainWithItsLabels(t *testing.T) {
 	c, s := newCluster(), &state{}
 	_, tick := running(t, c, s)

@@ -147,6 +147,7 @@ func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.mu.Lock()
 	n.entries = left
 	delete(n.served, s.name)
+	delete(n.found, s.name)
 	n.mu.Unlock()
 	s.settle() // who waits for it waits for nothing any more
 	n.pods.Remove(s.name)

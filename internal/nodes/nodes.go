@@ -61,6 +61,8 @@ type Config struct {
 	Shop  Shop
 	// Shortages are what is known to be out of capacity.
 	Shortages Shortages
+	// Bounder is the cloud, where that knows how much can be launched. Optional.
+	Bounder Bounder
 	// Region is the cloud's; "" where it has none.
 	Region string
 	// HasDisks says that the cloud makes disks for claims.
@@ -97,6 +99,8 @@ type Equipment struct {
 type Shortages interface {
 	// Unavailable says that an offering is.
 	Unavailable(capacity.Offering) bool
+	// List returns them.
+	List() []capacity.Shortage
 }
 
 // Clients are the ways to the API server as one of its nodes.
@@ -189,15 +193,17 @@ type Nodes struct {
 	// listen opens a kubelet port.
 	listen func(ctx context.Context, address string) (net.Listener, error)
 
-	reads reads
+	reads  reads
+	bounds bounds
 
 	mu sync.Mutex
 	// cfg is the last good configuration: what it says of nodes holds.
 	cfg     *config.Config
 	entries []roster.Entry
 	served  map[string]*served
-	follows context.Context // of what every served node has, once it runs
-	keeps   context.Context // of the nodes' objects, once they are kept
+	found   map[string]corev1.ResourceList // capacity that was found out, by node
+	follows context.Context                // of what every served node has, once it runs
+	keeps   context.Context                // of the nodes' objects, once they are kept
 }
 
 // Open finds out which virtual nodes there are, and stores that. They are served once
@@ -225,6 +231,7 @@ func newNodes(c Config) *Nodes {
 		wake:       make(chan struct{}, 1),
 		cfg:        c.Config,
 		served:     map[string]*served{},
+		found:      map[string]corev1.ResourceList{},
 	}
 }
 

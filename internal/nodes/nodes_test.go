@@ -115,6 +115,8 @@ type town struct {
 	ways    func(pods cache.Store) node.Cells // to cells
 	running func(node string) []stats.Cell    // cells that say what their pods use
 	clouds  volumes.CloudDriver               // of a cloud that has disks
+	bounder Bounder                           // nil for a cloud that knows no bounds
+	cells   Cells                             // nil for none
 }
 
 func (w *town) write(nodes string) {
@@ -351,6 +353,7 @@ func (w *town) start() (ended <-chan error) {
 		Config:       cfg,
 		Store:        w.store,
 		Shortages:    w.missing,
+		Bounder:      w.bounder,
 		Region:       machines.Traits().Region,
 		HasDisks:     w.clouds.Name != "",
 		CloudDriver:  w.clouds,
@@ -373,7 +376,7 @@ func (w *town) start() (ended <-chan error) {
 	if w.ports != nil {
 		n.listen = w.ports.listen
 	}
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	if err := n.begin(w.Context()); err != nil {
 		failed <- err
 		w.stop = func() {}
@@ -390,7 +393,7 @@ func (w *town) start() (ended <-chan error) {
 	})
 	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{
-		Cells:        ledger,
+		Cells:        cmp.Or[Cells](w.cells, ledger),
 		Ways:         w,
 		Observer:     unobserved{},
 		Logs:         logs,
@@ -402,6 +405,7 @@ func (w *town) start() (ended <-chan error) {
 	var followed, kept sync.WaitGroup
 	followed.Go(func() { failed <- n.Follow(following) })
 	kept.Go(func() { failed <- n.Keep(keeping) })
+	kept.Go(func() { failed <- n.KeepCapacity(keeping) })
 	w.stop = sync.OnceFunc(func() {
 		endKeep()
 		kept.Wait()

@@ -159,11 +159,15 @@ func withClaims(cells []stats.Cell, pods cache.Store) []stats.Cell {
 	return cells
 }
 
-// maxPods is how many pods the node takes, as the configuration has it now.
+// maxPods is how many pods the node takes now.
 func (n *Nodes) maxPods(s *served) int64 {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	capacity := n.cfg.CapacityOf(s.entry.Node)
+	cfg, object, e := n.cfg, s.node, s.entry
+	n.mu.Unlock()
+	capacity, _ := cfg.CapacityOf(e.Node)
+	if object != nil {
+		capacity = object.Capacity()
+	}
 	return capacity.Pods().Value()
 }
 
@@ -203,7 +207,7 @@ func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 		return nil, err
 	}
 	c.Own, c.Node = n.c.Client, s.asNode
-	c.Capacity = cfg.CapacityOf(e.Node)
+	c.Capacity, c.Awaited = n.capacityOf(cfg, s.name, e)
 	c.Taint, c.Taints = taint, taintsOf(e)
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0

@@ -1,5 +1,6 @@
 // Package roster owns which virtual nodes there are: from what is configured, what the
-// cloud offers and what was stored, it says which nodes Kip serves and by which names.
+// cloud offers and what was stored, it says which nodes Kip serves and by which names, and
+// of what the cloud bounds, how much each of them takes.
 // It is pure, and must not touch nodes themselves.
 //
 // A name is that of Kip's node and a number, which an entry of the configuration keeps:

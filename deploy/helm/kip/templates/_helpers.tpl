@@ -181,5 +181,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   {{- $_ := set $cells "cloudInitFile" "/etc/kip/cloud-init/cells.yaml" -}}
   {{- $_ := set $config "cells" $cells -}}
 {{- end -}}
+{{- $kubelet := $config.kubelet | default dict -}}
+{{- if and (hasKey ($config.cloud | default dict) "aws") (not (or (hasKey $kubelet "capacity") (hasKey $kubelet "cpu") (hasKey $kubelet "memory") (hasKey $kubelet "pods"))) -}}
+  {{- $_ := set $config "kubelet" (merge (dict "capacity" "auto") $kubelet) -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}

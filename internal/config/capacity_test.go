@@ -1,0 +1,62 @@
+package config
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestCapacityThatKipFindsOut(t *testing.T) {
+	const cpu, disk, memory, pods = corev1.ResourceCPU, corev1.ResourceEphemeralStorage, corev1.ResourceMemory, corev1.ResourcePods
+	for text, want := range map[string]struct {
+		auto []corev1.ResourceName
+		pods string
+		gpus string
+	}{
+		"kubelet: {capacity: auto}":                                    {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
+		"kubelet: {capacity: {pods: auto, cpu: auto}}":                 {[]corev1.ResourceName{cpu, pods}, "20", "0"},
+		"kubelet: {capacity: {cpu: auto, pods: 7, nvidia.com/gpu: 2}}": {[]corev1.ResourceName{cpu}, "7", "2"},
+		"nodes: [{capacity: auto}]":                                    {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
+		"kubelet: {capacity: {pods: 9}}\nnodes: [{capacity: auto}]":    {[]corev1.ResourceName{cpu, disk, memory, pods}, "9", "0"},
+		"kubelet: {capacity: auto}\nnodes: [{capacity: {pods: 5, nvidia.com/gpu: 1}}]": {
+			[]corev1.ResourceName{cpu, disk, memory}, "5", "1",
+		},
+		"kubelet: {capacity: auto}\nnodes: [{capacity: {}}]": {[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0"},
+		"kubelet: {capacity: {pods: 9}}\nnodes: [{}]":        {nil, "9", "0"},
+		"kubelet: {capacity: &a auto}\nnodes: [{capacity: *a}]": {
+			[]corev1.ResourceName{cpu, disk, memory, pods}, "20", "0",
+		},
+	} {
+		c, _ := parsed(t, least+text)
+		of := Node{}
+		if len(c.Nodes) > 0 {
+			of = c.Nodes[0]
+		}
+		list, auto := c.CapacityOf(of)
+		gpus := list["nvidia.com/gpu"]
+		if !slices.Equal(auto, want.auto) || list.Pods().String() != want.pods || gpus.String() != want.gpus {
+			t.Errorf("%s: auto are %q, pods %s, GPUs %s, want %+v", text, auto, list.Pods(), gpus.String(), want)
+		}
+	}
+}
+
+func TestACapacityThatCannotBeIsRefusedWithTheChoices(t *testing.T) {
+	for text, want := range map[string]string{
+		"kubelet: {capacity: automatic}":   `kubelet.capacity: "automatic" is not valid: want auto, or names of resources and their quantities`,
+		"kubelet: {capacity: {cpu: Auto}}": `kubelet.capacity.cpu: "Auto" is not valid: want auto, or a quantity such as 5Gi or 500m`,
+		"kubelet: {capacity: {nvidia.com/gpu: auto}}": `kubelet.capacity.nvidia.com/gpu: "auto" is not valid: ` +
+			`want a quantity such as 5Gi or 500m`,
+		"kubelet: {capacity: {cpu: auto, cpu: 5}}": "kubelet.capacity.cpu: this key is there twice: first on line",
+		"kubelet: {capacity: {cpu: 5, cpu: auto}}": "kubelet.capacity.cpu: this key is there twice: first on line",
+		"kubelet: {capacity: auto, pods: 5}":       "kubelet.pods: kubelet.capacity is auto: want kubelet.capacity.pods in its place",
+		"nodes: [{capacity: max}]":                 `nodes[0].capacity: "max" is not valid: want auto, or`,
+		"nodes: [{capacity: {pods: all}}]":         `nodes[0].capacity.pods: "all" is not valid: want auto, or a quantity`,
+	} {
+		_, _, err := Parse("p.yaml", []byte(least+text))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}

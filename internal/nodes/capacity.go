@@ -1,0 +1,189 @@
+package nodes
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/watches"
+	corev1 "k8s.io/api/core/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/component-helpers/resource"
+)
+
+const (
+	// sizeEvery is how often the capacity of a node may change. Each change of a Node goes to all that watch nodes, and cells
+	// come and go by the second.
+	sizeEvery = time.Minute
+	// boundsEvery is how often the cloud is asked for its bounds, which takes it some ten calls. After an error it is asked
+	// again with the next size.
+	boundsEvery = 5 * time.Minute
+)
+
+// Bounder knows how much the machines of an owner may be.
+type Bounder interface {
+	Bounds(ctx context.Context, owner string) (catalog.Bounds, error)
+}
+
+// bounds are what the cloud has said, for KeepCapacity alone.
+type bounds struct {
+	held, last catalog.Bounds
+	known      bool
+	asked      time.Time // when it answered last; zero after an error
+}
+
+// KeepCapacity keeps the capacity of the nodes where the configuration says auto, until ctx ends.
+func (n *Nodes) KeepCapacity(ctx context.Context) error {
+	ticker := n.c.Clock.NewTicker(sizeEvery)
+	defer ticker.Stop()
+	for {
+		n.c.Pulse.Turn(ctx, "capacity of virtual nodes", n.size)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+	}
+}
+
+// size finds the capacity of all nodes out.
+func (n *Nodes) size(ctx context.Context) {
+	cfg, all := n.Configuration(), n.all()
+	if !slices.ContainsFunc(all, func(s *served) bool {
+		e, _ := n.entryOf(s.name)
+		_, auto := cfg.CapacityOf(e.Node)
+		return len(auto) > 0
+	}) || !n.askBounds(ctx) {
+		return
+	}
+	var use roster.Use
+	left, launched := n.left(), map[string]bool{} // the pods for which a machine was launched
+	for _, cell := range n.made.Cells.List() {
+		if cell.Pod.UID == "" || cell.Launch == nil && cell.Instance == nil || cell.Phase == apiv1.Gone {
+			continue
+		}
+		o := cell.Offer()
+		use.Add(o.Subnet, catalog.Class{Family: o.Family, Spot: o.Spot}, o.MilliCPU, o.MemoryBytes)
+		launched[string(cell.Pod.UID)] = true
+	}
+	for _, s := range all {
+		if !n.pods.Listed(s.name) {
+			continue // what they need is not known
+		}
+		sizing := roster.Sizing{Bounds: n.bounds.held, Use: use, Left: left}
+		sizing.Needs, sizing.Served = needs(s, launched)
+		n.setCapacity(s, sizing)
+	}
+}
+
+// askBounds asks the cloud for its bounds if it is time, and reports whether any are known. A cloud that has none to tell
+// bounds nothing.
+func (n *Nodes) askBounds(ctx context.Context) (known bool) {
+	b := &n.bounds
+	if n.c.Bounder == nil {
+		return true
+	}
+	if now := n.c.Clock.Now(); b.asked.IsZero() || now.Sub(b.asked) >= boundsEvery {
+		said, err := n.c.Bounder.Bounds(ctx, n.c.ControllerID)
+		switch {
+		case err == nil:
+			b.held, b.last, b.known, b.asked = roster.Believed(b.held, b.last, said), said, true, now
+		case ctx.Err() == nil:
+			b.asked = time.Time{}
+			n.c.Log.Warn("read how much can be launched, retrying; the capacity of virtual nodes stays", "err", err)
+		}
+	}
+	return b.known
+}
+
+// left is how much CPU classes have left at most, of which the cloud has said lately that their quota is used up.
+func (n *Nodes) left() map[catalog.Class]int64 {
+	all := map[catalog.Class]int64{}
+	for _, s := range n.c.Shortages.List() {
+		if s.Family == "" || s.InstanceType != "" || s.Zone != "" || s.Subnet != "" {
+			continue
+		}
+		for _, spot := range []bool{false, true} {
+			if s.Spot != nil && *s.Spot != spot {
+				continue
+			}
+			c, most := catalog.Class{Family: s.Family, Spot: spot}, max(0, s.LeastMilliCPU-1) // as much would have been launched
+			if before, has := all[c]; !has || most < before {
+				all[c] = most
+			}
+		}
+	}
+	return all
+}
+
+// needs are what the pods of a node ask for, as the scheduler counts it, and what those of them do that wait for no machine: it was
+// launched, or they are of a DaemonSet, and stand without one.
+func needs(s *served, launched map[string]bool) (needs, done corev1.ResourceList) {
+	needs, done = corev1.ResourceList{}, corev1.ResourceList{}
+	for _, pod := range watches.List(s.informer) {
+		if watches.Ended(pod) {
+			continue
+		}
+		requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+		requests[corev1.ResourcePods] = *quantity.NewQuantity(1, quantity.DecimalSI)
+		add(needs, requests)
+		if launched[string(pod.UID)] || ofDaemonSet(pod) {
+			add(done, requests)
+		}
+	}
+	return needs, done
+}
+
+func add(to, some corev1.ResourceList) {
+	for name, q := range some {
+		sum := to[name]
+		sum.Add(q)
+		to[name] = sum
+	}
+}
+
+// setCapacity gives a node the capacity that follows from a sizing, as far as the configuration leaves that to Kip.
+func (n *Nodes) setCapacity(s *served, sizing roster.Sizing) {
+	types, _, err := n.offers(s.name)
+	if err != nil {
+		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
+		return
+	}
+	sizing.Types = types
+	found := sizing.Capacity()
+	n.mu.Lock()
+	n.found[s.name] = found
+	// Under one lock: the capacity of an older configuration must not reach the node of a newer one, where it may be fixed.
+	cfg, object, e := n.cfg, s.node, s.entry
+	n.mu.Unlock()
+	list, auto := cfg.CapacityOf(e.Node)
+	if object == nil || len(auto) == 0 {
+		return
+	}
+	for _, name := range auto {
+		list[name] = found[name]
+	}
+	if object.SetCapacity(list) {
+		n.c.Log.Info("the capacity of a virtual node changes", "node", s.name, "cpu", list.Cpu().String(),
+			"memory", list.Memory().String(), "pods", list.Pods().String())
+	}
+}
+
+// capacityOf is that of a node that is made now, and the resources of it that are not known yet.
+func (n *Nodes) capacityOf(cfg *config.Config, name string, e roster.Entry) (list corev1.ResourceList, awaited []corev1.ResourceName) {
+	list, auto := cfg.CapacityOf(e.Node)
+	n.mu.Lock()
+	found, known := n.found[name]
+	n.mu.Unlock()
+	if !known {
+		return list, auto
+	}
+	for _, r := range auto {
+		list[r] = found[r]
+	}
+	return list, nil
+}
