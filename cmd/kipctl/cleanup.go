@@ -14,9 +14,8 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 )
 
-func cleanup(k *kipctl) *cobra.Command {
-	var yes bool
-	var timeout time.Duration
+func cleanupOf(k *kipctl) *cobra.Command {
+	var o outside
 	cmd := &cobra.Command{
 		Use:   "cleanup --yes",
 		Short: "End all pods, cells and instances of this Kip, and remove its node: before Kip is uninstalled",
@@ -28,15 +27,26 @@ func cleanup(k *kipctl) *cobra.Command {
 			"Without --yes it says what there is and changes nothing. It can be interrupted and run again: until\n" +
 			"then Kip stays as it is, makes no cells, and its node takes no pods. To keep Kip after all, restart\n" +
 			"it and `kubectl uncordon` the node. What is left in Kip's store is for you to remove. The exit\n" +
-			"status is not 0 if anything is left, or if it is not known whether anything is.",
+			"status is not 0 if anything is left, or if it is not known whether anything is.\n\n" +
+			"With -f it asks no Kip, but the cloud that a provider.yaml names, with your credentials: for when Kip\n" +
+			"is gone. It lists the Kips of which the cloud has something, by their controller IDs. With --controller\n" +
+			"it lists what one of them has there and in the cluster of your kubeconfig, and with --yes it ends the\n" +
+			"instances and removes their parts. It refuses if it sees that this Kip runs, and needs --kip-gone if\n" +
+			"the cluster cannot tell. It never ends disks of volumes, and removes nothing in the cluster.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if timeout <= 0 {
-				return fmt.Errorf("--timeout is %s: it must be above 0", timeout)
+			if o.timeout <= 0 {
+				return fmt.Errorf("--timeout is %s: it must be above 0", o.timeout)
+			}
+			if err := o.check(); err != nil {
+				return err
+			}
+			if o.file != "" {
+				return k.cleanupOutside(cmd.Context(), o)
 			}
 			path, _ := k.socketPath()
 			client := adminapi.NewClient(path)
-			if !yes {
+			if !o.yes {
 				h, err := client.Holdings(cmd.Context())
 				if err != nil {
 					return err
@@ -50,7 +60,7 @@ func cleanup(k *kipctl) *cobra.Command {
 				}
 				return errors.New("nothing was done: --yes ends all of this, and deletes the pods")
 			}
-			h, err := client.Cleanup(cmd.Context(), timeout, func(p adminapi.Progress) {
+			h, err := client.Cleanup(cmd.Context(), o.timeout, func(p adminapi.Progress) {
 				fmt.Fprintf(k.err, "%s %s\n", p.Time.Local().Format(time.TimeOnly), p.Message)
 			})
 			if h.Node != "" {
@@ -70,8 +80,11 @@ func cleanup(k *kipctl) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
-	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how `long` it may take")
+	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it")
+	cmd.Flags().StringVarP(&o.file, "provider-config", "f", "", "Kip's provider.yaml, a `file`, - for standard input: ask its cloud, and no Kip")
+	cmd.Flags().StringVar(&o.controller, "controller", "", "`ID` of the Kip, with -f")
+	cmd.Flags().BoolVar(&o.kipGone, "kip-gone", false, "end the instances although no cluster says that this Kip has stopped, with -f")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "how `long` it may take")
 	return cmd
 }
 

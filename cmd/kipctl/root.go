@@ -34,6 +34,8 @@ type kipctl struct {
 	in       io.Reader
 	out, err io.Writer
 	clock    clock.PassiveClock
+	// waits is the clock by which cleanup waits between two looks at a cloud.
+	waits clock.Clock
 	// connect makes the clients of the Kubernetes API.
 	connect func(clientcmd.ClientConfig) (*cluster, error)
 	// fallbackSocket is the socket to ask where nobody names one.
@@ -86,7 +88,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 	}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
 	root.AddCommand(get, why(k), consoleOf(k))
-	root.AddCommand(priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanup(k), allow(k), generation(k), ca(k))
+	root.AddCommand(priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanupOf(k), allow(k), generation(k), ca(k))
 	root.AddCommand(crds(k), uninstall(k))
 	return root
 }

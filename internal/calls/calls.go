@@ -84,6 +84,7 @@ var (
 	_ cloud.Booster     = booster{}
 	_ cloud.Egress      = egress{}
 	_ cloud.Bounder     = bounder{}
+	_ cloud.Owners      = owners{}
 	_ cloud.Parts       = parts{}
 	_ cloud.Tagger      = tagger{}
 	_ cloud.Console     = console{}
@@ -173,6 +174,9 @@ func (c *Calls) Features() cloud.Features {
 	}
 	if f.Bounder != nil {
 		f.Bounder = bounder{c, f.Bounder}
+	}
+	if f.Owners != nil {
+		f.Owners = owners{c, f.Owners}
 	}
 	if f.Console != nil {
 		f.Console = console{c, f.Console}
@@ -486,6 +490,15 @@ func (b bounder) Bounds(ctx context.Context, owner string) (catalog.Bounds, erro
 	return answered(ctx, b.c, cloud.CallBounds, Timeout, func(ctx context.Context) (catalog.Bounds, error) {
 		return b.b.Bounds(ctx, owner)
 	})
+}
+
+type owners struct {
+	c *Calls
+	o cloud.Owners
+}
+
+func (o owners) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+	return answered(ctx, o.c, cloud.CallList, Timeout, o.o.ListOwners)
 }
 
 // one makes a call that is merged with no other, within a timeout if that is not 0,

@@ -1,7 +1,6 @@
 package cleanup
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -27,12 +25,6 @@ import (
 )
 
 const (
-	// lookEvery is how often a cleanup looks at what it waits for, and
-	// sayEvery how often it says so.
-	lookEvery, sayEvery = time.Second, 5 * time.Second
-	// betweenLooks is the least time between the two looks at the cloud that
-	// prove that nothing is left; a list that lags asks for more.
-	betweenLooks = 2 * time.Second
 	// lastPodsTime is how long pods may take to go when the node is gone: no cell
 	// runs them any more. What stays is held by somebody's finalizer.
 	lastPodsTime = 30 * time.Second
@@ -108,10 +100,7 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 		Records:       map[string]int{},
 		Pods:          []string{},
 		Cells:         []string{},
-		Instances:     []string{},
-		Parts:         []string{},
 		CellResources: []string{},
-		Disks:         []string{},
 	}
 	// What cannot be asked must not be reported as nothing.
 	var errs []error
@@ -125,29 +114,8 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	for _, cell := range c.cfg.Cells.List() {
 		h.Cells = append(h.Cells, c.describe(cell))
 	}
-	listing, err := c.listed(ctx)
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for _, i := range listing {
-		h.Instances = append(h.Instances, fmt.Sprintf("%s of %s", i.ID, cmp.Or(i.Tags[cloud.TagCell], i.Tags[cloud.TagBatch])))
-	}
-	parts, err := c.parts(ctx)
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for _, p := range parts {
-		h.Parts = append(h.Parts, p.Kind+" "+p.ID)
-	}
-	if c.cfg.Disks != nil {
-		disks, err := c.cfg.Disks.ListDisks(ctx, c.cfg.ControllerID)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("list the disks of cloud %s: %w", c.cfg.Cloud.Name(), err))
-		}
-		for _, d := range disks {
-			h.Disks = append(h.Disks, fmt.Sprintf("%s of %s: %s", d.ID, resource.NewQuantity(d.SizeBytes, resource.BinarySI), d.Tags[cloud.TagName]))
-		}
-	}
+	there := c.inCloud().names(ctx, &errs)
+	h.Instances, h.Parts, h.Disks = there.Instances, there.Parts, there.Disks
 	if h.CellResources, err = c.cellResources(ctx); err != nil {
 		errs = append(errs, err)
 	}
@@ -164,55 +132,10 @@ func (c *Cleaner) Holdings(ctx context.Context) (adminapi.Holdings, error) {
 	}); err != nil {
 		errs = append(errs, err)
 	}
-	for _, names := range [][]string{h.Pods, h.Cells, h.Instances, h.Parts, h.CellResources, h.Disks} {
+	for _, names := range [][]string{h.Pods, h.Cells, h.CellResources} {
 		slices.Sort(names)
 	}
 	return h, errors.Join(errs...)
-}
-
-// listed returns our instances. A list that lacks a zone is an error: nothing can be
-// said to be gone by it.
-func (c *Cleaner) listed(ctx context.Context) ([]cloud.Instance, error) {
-	listing, err := c.cfg.Cloud.List(ctx, c.cfg.ControllerID)
-	if err != nil {
-		return nil, fmt.Errorf("list the instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
-	}
-	listing.Instances = slices.DeleteFunc(listing.Instances, func(i cloud.Instance) bool { return !c.cfg.Cells.Launched(i) })
-	if !listing.Complete() {
-		return listing.Instances, fmt.Errorf("list the instances of cloud %s: it does not answer for %s", c.cfg.Cloud.Name(),
-			strings.Join(listing.Missing, ", "))
-	}
-	return listing.Instances, nil
-}
-
-// parts returns what our instances have, or have left, in the cloud beside themselves.
-func (c *Cleaner) parts(ctx context.Context) ([]cloud.Part, error) {
-	source := c.cfg.Cloud.Features().Parts
-	if source == nil {
-		return nil, nil
-	}
-	parts, err := source.ListParts(ctx, c.cfg.ControllerID)
-	if err != nil {
-		return nil, fmt.Errorf("list the parts of instances of cloud %s: %w", c.cfg.Cloud.Name(), err)
-	}
-	return parts, nil
-}
-
-// removeParts deletes what is left of instances that are gone, and what they all
-// shared.
-func (c *Cleaner) removeParts(ctx context.Context) (string, error) {
-	parts, err := c.parts(ctx)
-	if err != nil || len(parts) == 0 {
-		return "", err
-	}
-	ids, names := make([]string, len(parts)), make([]string, len(parts))
-	for n, p := range parts {
-		ids[n], names[n] = p.ID, p.Kind+" "+p.ID
-	}
-	if err := c.cfg.Gate.DeleteParts(ctx, ids...).Err(); err != nil {
-		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
-	}
-	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
 }
 
 // describe names a cell and what it waits for.
@@ -303,7 +226,7 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 	if err := c.until(ctx, say, c.emptying(say)); err != nil {
 		return err
 	}
-	if err := c.until(ctx, say, c.removeParts); err != nil {
+	if err := c.until(ctx, say, c.inCloud().removeParts); err != nil {
 		return err
 	}
 	// Before its object goes: it would make it again.
@@ -326,34 +249,6 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 	return c.until(ctx, say, c.removeResources)
 }
 
-// until takes a step each second until it waits for nothing. It says what it
-// waits for when that begins, and every few seconds, and of what fails the first
-// time at once.
-func (c *Cleaner) until(ctx context.Context, say func(string), step func(context.Context) (waits string, err error)) error {
-	var said time.Time
-	failed := ""
-	for {
-		waits, err := step(ctx)
-		news := false
-		if err != nil {
-			waits = err.Error() + "; retrying"
-			news, failed = waits != failed, waits
-		}
-		if waits == "" {
-			return nil
-		}
-		if now := c.cfg.Clock.Now(); ctx.Err() == nil && (news || now.Sub(said) >= sayEvery) {
-			say(waits)
-			said = now
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-c.cfg.Clock.After(lookEvery):
-		}
-	}
-}
-
 // cordon keeps the scheduler from placing more pods on the node.
 func (c *Cleaner) cordon(ctx context.Context) (string, error) {
 	patch := []byte(`{"spec":{"unschedulable":true}}`)
@@ -367,15 +262,12 @@ func (c *Cleaner) cordon(ctx context.Context) (string, error) {
 }
 
 // emptying returns a step that deletes the pods and waits until there is no cell,
-// and then until the cloud has shown no instance twice. An instance without a cell
-// is terminated when it was seen twice. Pods that come after the cordon are those of
+// and then until the cloud has shown no instance twice. Pods that come after the cordon are those of
 // DaemonSets, which ignore it and make others for each that is deleted: unless they
 // have a cell, they wait until the node is gone.
 func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, error) {
-	empty := 0
 	var early map[types.UID]bool // the pods of before
-	var looked time.Time
-	seen := map[string]bool{}
+	cloudEmpties := emptying{holdings: c.inCloud(), say: say, before: "no cell is left; ", of: " without a cell"}
 	return func(ctx context.Context) (string, error) {
 		all := c.cfg.Cells.List()
 		withCell := map[types.UID]bool{}
@@ -394,7 +286,7 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 		}
 		waits, deleteErr := c.deletePods(ctx, slices.DeleteFunc(pods, func(p *corev1.Pod) bool { return !early[p.UID] && !withCell[p.UID] }))
 		if len(all) > 0 {
-			empty, looked = 0, c.cfg.Clock.Now()
+			cloudEmpties.restart()
 			var names []string
 			for _, cell := range all {
 				names = append(names, c.describe(cell))
@@ -407,60 +299,27 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 		if deleteErr != nil {
 			return "", deleteErr
 		}
-		if wait := max(betweenLooks, c.cfg.ListLag); c.cfg.Clock.Since(looked) < wait {
-			return fmt.Sprintf("no cell is left; looking at the cloud twice, %s apart", wait), nil
-		}
-		instances, err := c.listed(ctx)
-		looked = c.cfg.Clock.Now()
-		if err != nil {
-			empty = 0
-			return "", err
-		}
-		if len(instances) == 0 {
-			if empty++; empty < 2 {
-				return "the cloud shows no instance; looking once more", nil
-			}
-			say("the cloud has shown no instance twice")
-			return "", nil
-		}
-		empty = 0
-		var names, orphans []string
-		for _, i := range instances {
-			names = append(names, fmt.Sprintf("%s (%s)", i.ID, i.State))
-			if seen[i.ID] && i.State != cloud.Terminating {
-				orphans = append(orphans, i.ID)
-			}
-			seen[i.ID] = true
-		}
-		if len(orphans) > 0 {
-			say(fmt.Sprintf("terminating %s without a cell: %s", adminapi.Count(len(orphans), "instance"), adminapi.Some(orphans)))
-			ends := make([]gate.End, len(orphans))
-			for n, id := range orphans {
-				ends[n] = gate.End{Instance: id, Why: "all that this Kip has made is to end"}
-			}
-			if err := c.cfg.Gate.Terminate(ctx, 0, ends...).Err(); err != nil {
-				return "", fmt.Errorf("terminate %s: %w", adminapi.Some(orphans), err)
-			}
-			if err := c.unroute(ctx, orphans); err != nil {
-				return "", err
-			}
-		}
-		return fmt.Sprintf("waiting for %s of the cloud: %s", adminapi.Count(len(instances), "instance"), adminapi.Some(names)), nil
+		return cloudEmpties.step(ctx)
 	}
 }
 
-// unroute takes all routes back that lead to instances of which no record tells. A cloud need not
-// say what led to them once they have ended.
-func (c *Cleaner) unroute(ctx context.Context, instances []string) error {
-	if c.cfg.Cloud.Features().Router == nil {
-		return nil
+// inCloud is what this Kip has in its cloud.
+func (c *Cleaner) inCloud() holdings {
+	return holdings{
+		cloud:   c.cfg.Cloud,
+		gate:    c.cfg.Gate,
+		disks:   c.cfg.Disks,
+		owner:   c.cfg.ControllerID,
+		ours:    c.cfg.Cells.Launched,
+		why:     "all that this Kip has made is to end",
+		listLag: c.cfg.ListLag,
+		clock:   c.cfg.Clock,
 	}
-	for _, id := range instances {
-		if err := c.cfg.Gate.Unroute(ctx, id, nil); err != nil {
-			return fmt.Errorf("take the routes to instance %s back: %w", id, err)
-		}
-	}
-	return nil
+}
+
+// until takes a step each second until it waits for nothing.
+func (c *Cleaner) until(ctx context.Context, say func(string), step func(context.Context) (waits string, err error)) error {
+	return until(ctx, c.cfg.Clock, say, step)
 }
 
 // lastPods deletes all pods of a node that is gone.

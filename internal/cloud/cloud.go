@@ -185,6 +185,7 @@ type Features struct {
 	Booster     Booster
 	Egress      Egress
 	Bounder     Bounder
+	Owners      Owners
 }
 
 // Booster is a cloud whose machines may use more CPU while they start than they are to have later.

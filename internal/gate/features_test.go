@@ -22,6 +22,7 @@ func TestEachFeatureThatDestroysIsFenced(t *testing.T) {
 		"Booster",     // takes what no cell is to have for good; a second call does nothing
 		"Egress",      // reads
 		"Bounder",     // reads
+		"Owners",      // reads
 	}
 	bare := cloudtest.Undecorated(t, func(c cloud.Cloud) cloud.Cloud { return Fence(c, func(context.Context) error { return nil }) })
 	if !slices.Equal(bare, harmless) {

@@ -7,21 +7,13 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/aws"
-	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
-	"github.com/elotl/kip/internal/cloud/local/sizes"
-	"github.com/elotl/kip/internal/cloud/qemu"
-	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
@@ -40,140 +32,8 @@ func Child(args []string) bool {
 	return true
 }
 
-// checkBuild says which keys of provider.yaml cannot have their effect in this build: before anything
-// else begins, since a Kip that waits for its turn would else say so when it has it.
-func checkBuild(cfg *config.Config) error {
-	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
-		return err
-	}
-	if cfg.Cloud.AWS != nil {
-		return cfg.Refuse(notOnAWS(cfg))
-	}
-	return nil
-}
-
-// ofAWS are the settings of EC2's driver; cfg has cloud.aws.
-func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
-	a := cfg.Cloud.AWS
-	return aws.Config{
-		Region:          a.Region,
-		AccessKeyID:     a.AccessKeyID.Reveal(),
-		SecretAccessKey: a.SecretAccessKey.Reveal(),
-		VPC:             a.VPCID,
-		Subnets:         a.Subnets(),
-		CPUCredits:      a.CPUCredits,
-		Dedicated:       cfg.Cells.MayBeDedicated(),
-		SubnetTags:      a.SubnetTags,
-		Image:           cfg.Cells.BootImageSpec,
-		Reservations:    aws.Choice(a.CapacityReservations),
-		Hosts:           aws.Choice(a.DedicatedHosts),
-		ImageRole:       a.ECR.RoleARN,
-		PullThrough:     a.ECR.PullThroughCache,
-		Endpoint:        a.EndpointURL,
-		Endpoints:       aws.Endpoints(a.Endpoints),
-		SkipVerify:      a.InsecureTLSSkipVerify,
-		UseFIPS:         a.UseFIPS,
-		KMSKey:          a.KMSKeyID,
-		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
-		KipSources:      a.KipSources,
-		PrivateOnly:     cfg.Cells.PrivateIPOnly,
-		PublicAddress:   a.PublicAddress,
-		Tags:            cfg.Cells.Tags,
-		GroupTags:       a.SecurityGroupTags,
-		Cluster:         a.ClusterName,
-		Log:             log.With("cloud", "aws"),
-
-		RootDiskInitRate: int32(a.VolumeInitializationRate),
-	}
-}
-
-// opener is who opens a cloud.
-type opener struct {
-	owner string      // the controller, whose instances are its own
-	facts cloud.Facts // kept of the account; nil for no longer than the cloud is open
-	// agentsOpen reports to the operator that others reach the agents. Optional.
-	agentsOpen func(message string)
-}
-
-// openCloud returns the one cloud that provider.yaml names, and what closes it once nothing
-// calls it any more.
-func openCloud(ctx context.Context, cfg *config.Config, by opener, log *slog.Logger) (cloud.Cloud, func() error, error) {
-	if err := checkBuild(cfg); err != nil {
-		return nil, nil, err
-	}
-	switch a, q, l := cfg.Cloud.AWS, cfg.Cloud.QEMU, cfg.Cloud.Local; {
-	case a != nil:
-		settings := ofAWS(cfg, log)
-		settings.Owner, settings.Facts, settings.AgentsOpen = by.owner, by.facts, by.agentsOpen
-		machines, err := aws.New(ctx, settings)
-		if err != nil {
-			return nil, nil, err
-		}
-		return machines, func() error { return nil }, nil // it holds nothing open
-	case cfg.Cloud.Sim != nil:
-		machines := remote.Dial("sim", cfg.Cloud.Sim.Socket)
-		return machines, machines.Close, nil
-	case q != nil:
-		machines, err := qemu.New(ctx, qemu.Config{
-			Config: host.Config{
-				StateDir: q.StateDir,
-				Bridge:   q.Bridge,
-				CIDR:     q.CIDR,
-				IPv6CIDR: q.IPv6CIDR,
-				// Of the same sizes as the local cloud's machines.
-				Catalogue: sizes.Types(runtime.GOARCH, q.Zones...),
-				Log:       log.With("cloud", "qemu"),
-			},
-			Image:       q.Image,
-			Version:     version.String(),
-			Nameservers: q.Nameservers,
-			Accelerator: q.Accelerator,
-			Hugepages:   q.Hugepages,
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-		return machines, machines.Close, nil
-	default:
-		machines, err := local.New(local.Config{
-			Config: host.Config{
-				StateDir: l.StateDir,
-				Bridge:   l.Bridge,
-				CIDR:     l.CIDR,
-				IPv6CIDR: l.IPv6CIDR,
-				Log:      log.With("cloud", "local"),
-			},
-			Zones:       l.Zones,
-			GPUs:        l.GPUs,
-			RootDir:     l.RootDir,
-			Nameservers: l.Nameservers,
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-		return machines, machines.Close, nil
-	}
-}
-
 // onlyKipsImage says that the cloud's machines have Kip's own image, and no other.
 func onlyKipsImage(cfg *config.Config) bool { return cfg.Cloud.Local != nil || cfg.Cloud.QEMU != nil }
-
-// notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
-// with what is wrong with each.
-func notOnAWS(cfg *config.Config) map[string]string {
-	c, problems := cfg.Cells, map[string]string{}
-	refuse := func(refused bool, key, problem string) {
-		if refused {
-			problems[key] = problem
-		}
-	}
-	if err := aws.CheckImage(c.BootImageSpec); err != nil {
-		problems["cells.bootImageSpec"] = err.Error()
-	}
-	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
-		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
-	return problems
-}
 
 // launchOptions are what provider.yaml says of each launch.
 func launchOptions(cfg *config.Config) cells.Options {

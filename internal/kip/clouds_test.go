@@ -1,15 +1,12 @@
 package kip
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
@@ -59,7 +57,7 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
 cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
 `, server.URL))
-	c, closeIt, err := openCloud(t.Context(), cfg, opener{owner: "kip-a", facts: allHold{}}, silent)
+	c, closeIt, err := clouds.Open(t.Context(), cfg, clouds.By{Owner: "kip-a", Facts: allHold{}}, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,82 +104,6 @@ type allHold struct{}
 
 func (allHold) Holds(string) bool          { return true }
 func (allHold) Note(string, time.Duration) {}
-
-// Each key of cloud.aws by itself sets one thing that the driver is given, or two if it has keys of its own, and nothing else.
-func TestEachKeyOfCloudAWSReachesItsDriver(t *testing.T) {
-	settings := func(change func(*config.Config)) reflect.Value {
-		cfg := &config.Config{}
-		cfg.Cloud.AWS = &config.AWS{}
-		change(cfg)
-		given := ofAWS(cfg, slog.New(slog.DiscardHandler))
-		given.Log = nil
-		return reflect.ValueOf(given)
-	}
-	none := settings(func(*config.Config) {})
-	check := func(key, want string, change func(*config.Config)) {
-		t.Helper()
-		with := settings(change)
-		var set []string
-		for _, f := range reflect.VisibleFields(with.Type()) {
-			if f.IsExported() && !reflect.DeepEqual(with.FieldByIndex(f.Index).Interface(), none.FieldByIndex(f.Index).Interface()) {
-				set = append(set, f.Name)
-			}
-		}
-		if !slices.Equal(set, strings.Fields(want)) {
-			t.Errorf("%s sets %q, want %s", key, set, want)
-		}
-	}
-	// others have another name there.
-	others := map[string]string{
-		"VPCID":                    "VPC",
-		"KMSKeyID":                 "KMSKey",
-		"SubnetID":                 "Subnets",
-		"CapacityReservations":     "Reservations",
-		"DedicatedHosts":           "Hosts",
-		"VolumeInitializationRate": "RootDiskInitRate",
-		"ClusterName":              "Cluster",
-		"SecurityGroupTags":        "GroupTags",
-		"ECR":                      "ImageRole PullThrough",
-		"EndpointURL":              "Endpoint",
-		"InsecureTLSSkipVerify":    "SkipVerify",
-	}
-	// fill gives a value, and whatever is in it, something to say.
-	var fill func(v reflect.Value)
-	fill = func(v reflect.Value) {
-		switch v.Kind() {
-		case reflect.String:
-			v.SetString("said")
-		case reflect.Bool:
-			v.SetBool(true)
-		case reflect.Int:
-			v.SetInt(100)
-		case reflect.Slice:
-			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
-			fill(v.Index(0))
-		case reflect.Map:
-			v.Set(reflect.ValueOf(map[string]string{"key": "said"}))
-		case reflect.Struct:
-			for i := range v.NumField() {
-				fill(v.Field(i))
-			}
-		default:
-			t.Fatalf("a key of kind %s", v.Kind())
-		}
-	}
-	for n, field := range reflect.VisibleFields(reflect.TypeFor[config.AWS]()) {
-		if field.Name == "ECSClusterName" { // of the original
-			continue
-		}
-		check(field.Name, cmp.Or(others[field.Name], field.Name), func(cfg *config.Config) {
-			fill(reflect.ValueOf(cfg.Cloud.AWS).Elem().Field(n))
-		})
-	}
-	check("cells.extraCIDRs", "ExtraCIDRs", func(cfg *config.Config) {
-		cfg.Cells.ExtraCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
-	})
-	check("cells.tags", "Tags", func(cfg *config.Config) { cfg.Cells.Tags = map[string]string{"key": "said"} })
-	check("cells.privateIPOnly", "PrivateOnly", func(cfg *config.Config) { cfg.Cells.PrivateIPOnly = true })
-}
 
 func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
@@ -261,7 +183,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", cloudInitFile: " + file:                                            "",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "",
 	} {
-		_, closeIt, err := openCloud(t.Context(), configured(t, least+cells+"}"), opener{}, silent)
+		_, closeIt, err := clouds.Open(t.Context(), configured(t, least+cells+"}"), clouds.By{}, silent)
 		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
 		}

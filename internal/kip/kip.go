@@ -13,6 +13,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/leader"
@@ -107,7 +108,7 @@ func Run(ctx context.Context, o Options) error {
 	for _, w := range warnings {
 		o.Log.Warn("provider.yaml", "warning", w.String())
 	}
-	if err := checkBuild(cfg); err != nil {
+	if err := clouds.CheckBuild(cfg); err != nil {
 		return err
 	}
 	if err := checkServingCertificate(cfg); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/events"
@@ -270,10 +271,10 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, closeIt, err := openCloud(ctx, l.cfg, opener{
-		owner: l.controllerID,
-		facts: l.facts,
-		agentsOpen: func(message string) {
+	bare, closeIt, err := clouds.Open(ctx, l.cfg, clouds.By{
+		Owner: l.controllerID,
+		Facts: l.facts,
+		AgentsOpen: func(message string) {
 			e := events.NewAgentPortOpen(message)
 			l.nodes.Event(l.NodeName, e.Type, e.Reason, e.Message)
 		},

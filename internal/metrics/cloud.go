@@ -69,6 +69,7 @@ var (
 	_ cloud.Booster     = measuredBooster{}
 	_ cloud.Egress      = measuredEgress{}
 	_ cloud.Bounder     = measuredBounder{}
+	_ cloud.Owners      = measuredOwners{}
 	_ calls.Meter       = (*Metrics)(nil)
 	_ cloud.Parts       = measuredParts{}
 	_ cloud.Tagger      = measuredTagger{}
@@ -109,6 +110,9 @@ func (c *measuredCloud) Features() cloud.Features {
 	}
 	if f.Bounder != nil {
 		f.Bounder = measuredBounder{f.Bounder, c.m}
+	}
+	if f.Owners != nil {
+		f.Owners = measuredOwners{f.Owners, c.m}
 	}
 	if f.Console != nil {
 		f.Console = measuredConsole{f.Console, c.m}
@@ -280,6 +284,15 @@ type measuredBounder struct {
 
 func (b measuredBounder) Bounds(ctx context.Context, owner string) (catalog.Bounds, error) {
 	return measured(ctx, b.m, callBounds, func() (catalog.Bounds, error) { return b.bounder.Bounds(ctx, owner) })
+}
+
+type measuredOwners struct {
+	owners cloud.Owners
+	m      *Metrics
+}
+
+func (o measuredOwners) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+	return measured(ctx, o.m, callList, func() ([]cloud.Owner, error) { return o.owners.ListOwners(ctx) })
 }
 
 type measuredDisks struct {

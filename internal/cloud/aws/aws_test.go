@@ -540,7 +540,10 @@ func TestAListWithoutEndIsAnError(t *testing.T) {
 		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
 		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.routeTables(t.Context(), vpc); return err },
 		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
-		"DescribeSecurityGroups":        func(c *Cloud) error { _, err := c.listGroups(t.Context(), owner, nil); return err },
+		"DescribeSecurityGroups": func(c *Cloud) error {
+			_, err := c.groupsWith(t.Context(), filter("tag-key", cloud.TagOwner))
+			return err
+		},
 	} {
 		cfg, api := settings("http://ec2.test"), unending{map[string]int{}}
 		cfg.Transport = api

@@ -33,6 +33,7 @@ var (
 	_ cloud.Disks       = (*Cloud)(nil)
 	_ cloud.Egress      = (*Cloud)(nil)
 	_ cloud.Bounder     = (*Cloud)(nil)
+	_ cloud.Owners      = (*Cloud)(nil)
 )
 
 // Cloud is EC2 in one region. It is safe for concurrent use.
@@ -181,6 +182,7 @@ func (c *Cloud) Features() cloud.Features {
 		Booster:     c,
 		Egress:      c,
 		Bounder:     c,
+		Owners:      c,
 	}
 }
 

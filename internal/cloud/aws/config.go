@@ -95,6 +95,9 @@ type Config struct {
 	// not only in those that give one by themselves. PrivateOnly wins.
 	PublicAddress bool
 
+	// EndsOnly says that nothing is launched: what there is is listed and ended. It needs no subnets, and reaches no agents.
+	EndsOnly bool
+
 	// Owner is the value of the owner's tag of what is this Kip's. Without it each owner's counts as Kip's own.
 	Owner string
 	// AgentsOpen reports to the operator that rules of others let more than Kip reach the agents: once, and again if the rules
@@ -159,7 +162,7 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		return nil, err
 	}
 	here, unlocated := whereabouts{}, false
-	if cfg.Endpoint == "" {
+	if cfg.Endpoint == "" && (!cfg.EndsOnly || cmp.Or(cfg.Region, sdk.Region) == "") {
 		if here, err = whereIsKip(ctx, cfg.metadata); err != nil {
 			unlocated = true
 			cfg.Log.Info("the metadata service of EC2 does not answer: Kip is taken to run outside of it", "err", err)
@@ -202,13 +205,16 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	}
 	// Who is elsewhere reaches instances at their public addresses only.
 	inside := cfg.Endpoint != "" || here.vpc != "" && (cfg.VPC == "" || cfg.VPC == here.vpc || cfg.VPC == defaultVPC)
-	c.dialPublic = !inside && !cfg.PrivateOnly
+	c.dialPublic = !inside && !cfg.PrivateOnly && !cfg.EndsOnly
 	if inside && cfg.Endpoint == "" {
 		c.onInstance, c.kipGroups = true, here.groups
 	}
 	if c.dialPublic && len(cfg.ExtraCIDRs) == 0 && !slices.ContainsFunc(cfg.KipSources, isPublic) {
 		return nil, fmt.Errorf("cells.extraCIDRs: there is no value, nor of cloud.aws.kipSources, and Kip runs %s: want the addresses from which "+
 			"it dials them, such as 203.0.113.7/32", c.outside("the cells' VPC"))
+	}
+	if cfg.EndsOnly {
+		return c, nil
 	}
 	if err := c.checkRules(); err != nil {
 		return nil, err
@@ -281,7 +287,7 @@ func (cfg *Config) locate(sdkRegion string, here whereabouts) error {
 		return errors.New("cloud.aws.region: there is no value, and no metadata service that tells one: want a region such as us-east-1")
 	}
 	switch {
-	case cfg.VPC != "" || len(cfg.Subnets)+len(cfg.SubnetTags) > 0:
+	case cfg.EndsOnly || cfg.VPC != "" || len(cfg.Subnets)+len(cfg.SubnetTags) > 0:
 	case cfg.Endpoint != "":
 		cfg.VPC = defaultVPC // nothing there tells where Kip runs
 	case here.subnet == "":

@@ -257,11 +257,41 @@ func saidOf(err error) *failed {
 	if r, ok := errors.AsType[*refusalError](err); ok {
 		f.message += "; " + r.text
 	}
+	f.message += rightOf(err, f)
 	if answer, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		f.request = answer.ServiceRequestID()
 	}
 	return f
 }
+
+// rightOf names the right that a refused call needs, and the statement of Kip's policies that has it; "" if the message says both, or
+// if the call may need several rights.
+func rightOf(err error, said *failed) string {
+	op, ok := errors.AsType[*smithy.OperationError](err)
+	if said.code != unauthorized || !ok || !ofEC2(err) || strings.Contains(said.message, permissionsPage) {
+		return ""
+	}
+	text, action := "; ", actionNamed.FindString(said.message)
+	if action == "" {
+		if op.OperationName == "RunInstances" {
+			return ""
+		}
+		action = "ec2:" + op.OperationName
+		text += "the call needs " + action + "; "
+	}
+	for _, p := range permissions {
+		if slices.Contains(p.actions, action) {
+			return text + "see " + p.sid + " in " + permissionsPage
+		}
+	}
+	return strings.TrimSuffix(text, "; ")
+}
+
+// permissionsPage has all that Kip needs.
+const permissionsPage = "docs/aws-permissions.md"
+
+// actionNamed finds an action in a message.
+var actionNamed = regexp.MustCompile(`\b[a-z0-9-]+:[A-Z][A-Za-z]+`)
 
 // codeOf is the code of EC2's; "" where there is none.
 func codeOf(err error) string {

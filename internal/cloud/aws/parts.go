@@ -19,12 +19,20 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, erro
 	if owner == "" {
 		return nil, refused("owner is empty: want the value of tag %s", cloud.TagOwner)
 	}
-	var all []cloud.Part
-	pages := ec2.NewDescribeNetworkInterfacesPaginator(c.api, &ec2.DescribeNetworkInterfacesInput{
-		Filters:    []types.Filter{filter("tag:"+cloud.TagOwner, owner)},
+	all, err := c.partsWith(ctx, filter("tag:"+cloud.TagOwner, owner))
+	if err != nil {
+		return nil, fmt.Errorf("list what %s has beside instances: %w", owner, err)
+	}
+	return all, nil
+}
+
+// partsWith returns the network interfaces and the security groups that match.
+func (c *Cloud) partsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
+	interfaces := ec2.NewDescribeNetworkInterfacesPaginator(c.api, &ec2.DescribeNetworkInterfacesInput{
+		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeNetworkInterfacesOutput) {
+	err = eachPage(ctx, interfaces, func(page *ec2.DescribeNetworkInterfacesOutput) {
 		for _, i := range page.NetworkInterfaces {
 			part := cloud.Part{
 				ID:   aws.ToString(i.NetworkInterfaceId),
@@ -39,26 +47,49 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, erro
 		}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the network interfaces of %s: %w", owner, err)
+		return nil, fmt.Errorf("read network interfaces: %w", err)
 	}
-	return c.listGroups(ctx, owner, all)
+	groups, err := c.groupsWith(ctx, tags)
+	return append(all, groups...), err
 }
 
-// listGroups adds the groups of an owner to its parts.
-func (c *Cloud) listGroups(ctx context.Context, owner string, all []cloud.Part) ([]cloud.Part, error) {
+// groupsWith returns the security groups that match.
+func (c *Cloud) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
 	pages := ec2.NewDescribeSecurityGroupsPaginator(c.api, &ec2.DescribeSecurityGroupsInput{
-		Filters:    []types.Filter{filter("tag:"+cloud.TagOwner, owner)},
+		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
-	err := eachPage(ctx, pages, func(page *ec2.DescribeSecurityGroupsOutput) {
+	err = eachPage(ctx, pages, func(page *ec2.DescribeSecurityGroupsOutput) {
 		for _, g := range page.SecurityGroups {
 			all = append(all, cloud.Part{ID: aws.ToString(g.GroupId), Kind: "security group", Tags: mapOf(g.Tags)})
 		}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the security groups of %s: %w", owner, err)
+		return nil, fmt.Errorf("read security groups: %w", err)
 	}
 	return all, nil
+}
+
+// ListOwners implements cloud.Owners.
+func (c *Cloud) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+	owned := filter("tag-key", cloud.TagOwner)
+	instances, err := c.describe(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{owned, living}, MaxResults: aws.Int32(pageSize)})
+	if err != nil {
+		return nil, fmt.Errorf("list the instances of every Kip: %w", err)
+	}
+	parts, err := c.partsWith(ctx, owned)
+	if err != nil {
+		return nil, fmt.Errorf("list what every Kip has beside instances: %w", err)
+	}
+	volumes, err := c.volumes(ctx, owned, filter("tag-key", tagDisk), existing)
+	if err != nil {
+		return nil, fmt.Errorf("list the disks of every Kip: %w", err)
+	}
+	disks := make([]cloud.Disk, len(volumes))
+	for n, v := range volumes {
+		disks[n] = diskOf(v)
+	}
+	return cloud.ByOwner(instances, parts, disks), nil
 }
 
 // mapOf are tags in Kip's words.

@@ -197,7 +197,7 @@ func readRefusal(text string) string {
 	if !m.ExplicitDeny {
 		what = "no policy allows " + what
 		if sids := statementsFor(m.Context.Action, resource); len(sids) > 0 {
-			what += "; see " + strings.Join(sids, ", ") + " in docs/aws-permissions.md"
+			what += "; see " + strings.Join(sids, ", ") + " in " + permissionsPage
 		}
 		return what
 	}

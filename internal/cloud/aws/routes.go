@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -71,13 +72,20 @@ func (c *Cloud) routeIn(ctx context.Context, table types.RouteTable, instance st
 }
 
 // Unroute implements cloud.Router. It looks at all tables of the VPC, since a subnet may have got
-// another. Of an instance that has ended EC2 need not say more than that the route leads nowhere.
+// another. Of an instance that has ended EC2 need not say more than that the route leads nowhere. With EndsOnly it looks at the tables
+// of all VPCs, for routes to the instance alone.
 func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
-	n, err := c.where(ctx)
-	if err != nil {
-		return err
+	vpc := ""
+	if c.cfg.EndsOnly {
+		to = nil
+	} else {
+		n, err := c.where(ctx)
+		if err != nil {
+			return err
+		}
+		vpc = n.vpc
 	}
-	tables, err := c.routeTables(ctx, n.vpc)
+	tables, err := c.routeTables(ctx, vpc)
 	if err != nil {
 		return err
 	}
@@ -103,12 +111,16 @@ func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix)
 	return nil
 }
 
-// routeTables are all of a VPC.
+// routeTables are all of a VPC, or of all if it is "".
 func (c *Cloud) routeTables(ctx context.Context, vpc string) (all []types.RouteTable, err error) {
-	pages := ec2.NewDescribeRouteTablesPaginator(c.api, &ec2.DescribeRouteTablesInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
+	in := &ec2.DescribeRouteTablesInput{}
+	if vpc != "" {
+		in.Filters = []types.Filter{filter("vpc-id", vpc)}
+	}
+	pages := ec2.NewDescribeRouteTablesPaginator(c.api, in)
 	err = eachPage(ctx, pages, func(page *ec2.DescribeRouteTablesOutput) { all = append(all, page.RouteTables...) })
 	if err != nil {
-		return nil, fmt.Errorf("read the route tables of %s: %w", vpc, err)
+		return nil, fmt.Errorf("read the route tables of %s: %w", cmp.Or(vpc, "all VPCs"), err)
 	}
 	return all, nil
 }

@@ -31,6 +31,7 @@ func (capable) Features() cloud.Features {
 		Booster:     struct{ cloud.Booster }{},
 		Egress:      struct{ cloud.Egress }{},
 		Bounder:     struct{ cloud.Bounder }{},
+		Owners:      struct{ cloud.Owners }{},
 	}
 }
 

@@ -25,6 +25,7 @@ var (
 	_ cloud.DiskGrower  = (*Cloud)(nil)
 	_ cloud.Console     = (*Cloud)(nil)
 	_ cloud.Bounder     = (*Cloud)(nil)
+	_ cloud.Owners      = (*Cloud)(nil)
 )
 
 // Cloud launches and ends machines on this host. One process at a time has the
@@ -234,6 +235,7 @@ func (c *Cloud) Features() cloud.Features {
 		DiskGrower:  c,
 		Console:     c,
 		Bounder:     c,
+		Owners:      c,
 	}
 }
 
@@ -253,6 +255,31 @@ func (c *Cloud) Bounds(context.Context, string) (catalog.Bounds, error) {
 // Catalogue returns the configured instance types.
 func (c *Cloud) Catalogue(context.Context) ([]catalog.InstanceType, error) {
 	return c.cfg.Catalogue, nil
+}
+
+// ListOwners returns whose machines and disks there are.
+func (c *Cloud) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	var machines []cloud.Instance
+	c.mu.Lock()
+	for _, m := range c.machines {
+		machines = append(machines, m.instance())
+	}
+	c.mu.Unlock()
+	slices.SortFunc(machines, func(a, b cloud.Instance) int { return strings.Compare(a.ID, b.ID) })
+	c.cfg.disks.Lock()
+	defer c.cfg.disks.Unlock()
+	records, err := c.cfg.readDisks()
+	if err != nil {
+		return nil, err
+	}
+	var disks []cloud.Disk
+	for _, r := range records {
+		disks = append(disks, r.Disk)
+	}
+	return cloud.ByOwner(machines, nil, disks), nil
 }
 
 // List returns the owner's machines. A machine whose init has ended is removed

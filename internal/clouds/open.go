@@ -1,0 +1,114 @@
+package clouds
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/config"
+)
+
+// CheckBuild says which keys of provider.yaml cannot have their effect in this build: before anything
+// else begins, since a Kip that waits for its turn would else say so when it has it.
+func CheckBuild(cfg *config.Config) error {
+	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+		return err
+	}
+	if cfg.Cloud.AWS != nil {
+		return cfg.Refuse(notOnAWS(cfg))
+	}
+	return nil
+}
+
+// notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
+// with what is wrong with each.
+func notOnAWS(cfg *config.Config) map[string]string {
+	c, problems := cfg.Cells, map[string]string{}
+	refuse := func(refused bool, key, problem string) {
+		if refused {
+			problems[key] = problem
+		}
+	}
+	if err := aws.CheckImage(c.BootImageSpec); err != nil {
+		problems["cells.bootImageSpec"] = err.Error()
+	}
+	refuse(c.UseCloudParameterStore, "cells.useCloudParameterStore",
+		"true is not valid: want false, since user data holds no secret but one that joins once, and then is worth nothing")
+	return problems
+}
+
+// ofAWS are the settings of EC2's driver; cfg has cloud.aws.
+func ofAWS(cfg *config.Config, log *slog.Logger) aws.Config {
+	a := cfg.Cloud.AWS
+	return aws.Config{
+		Region:          a.Region,
+		AccessKeyID:     a.AccessKeyID.Reveal(),
+		SecretAccessKey: a.SecretAccessKey.Reveal(),
+		VPC:             a.VPCID,
+		Subnets:         a.Subnets(),
+		CPUCredits:      a.CPUCredits,
+		Dedicated:       cfg.Cells.MayBeDedicated(),
+		SubnetTags:      a.SubnetTags,
+		Image:           cfg.Cells.BootImageSpec,
+		Reservations:    aws.Choice(a.CapacityReservations),
+		Hosts:           aws.Choice(a.DedicatedHosts),
+		ImageRole:       a.ECR.RoleARN,
+		PullThrough:     a.ECR.PullThroughCache,
+		Endpoint:        a.EndpointURL,
+		Endpoints:       aws.Endpoints(a.Endpoints),
+		SkipVerify:      a.InsecureTLSSkipVerify,
+		UseFIPS:         a.UseFIPS,
+		KMSKey:          a.KMSKeyID,
+		ExtraCIDRs:      cfg.Cells.ExtraCIDRs,
+		KipSources:      a.KipSources,
+		PrivateOnly:     cfg.Cells.PrivateIPOnly,
+		PublicAddress:   a.PublicAddress,
+		Tags:            cfg.Cells.Tags,
+		GroupTags:       a.SecurityGroupTags,
+		Cluster:         a.ClusterName,
+		Log:             log.With("cloud", "aws"),
+
+		RootDiskInitRate: int32(a.VolumeInitializationRate),
+	}
+}
+
+// By is who opens a cloud. All fields are optional.
+type By struct {
+	// Owner is the controller, whose instances are its own.
+	Owner string
+	// Facts are kept of the account; nil for no longer than the cloud is open.
+	Facts cloud.Facts
+	// AgentsOpen reports to the operator that others reach the agents.
+	AgentsOpen func(message string)
+	// EndsOnly says that nothing is launched: what there is is listed and ended, from wherever this program runs.
+	EndsOnly bool
+}
+
+// Open returns the one cloud that provider.yaml names, and what closes it once nothing
+// calls it any more.
+func Open(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (cloud.Cloud, func() error, error) {
+	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+		return nil, nil, err
+	}
+	if !by.EndsOnly {
+		if err := CheckBuild(cfg); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch {
+	case cfg.Cloud.AWS != nil:
+		settings := ofAWS(cfg, log)
+		settings.Owner, settings.Facts, settings.AgentsOpen, settings.EndsOnly = by.Owner, by.Facts, by.AgentsOpen, by.EndsOnly
+		machines, err := aws.New(ctx, settings)
+		if err != nil {
+			return nil, nil, err
+		}
+		return machines, func() error { return nil }, nil // it holds nothing open
+	case cfg.Cloud.Sim != nil:
+		machines := remote.Dial("sim", cfg.Cloud.Sim.Socket)
+		return machines, machines.Close, nil
+	}
+	return openHost(ctx, cfg, log)
+}
