@@ -1,6 +1,6 @@
 // Kipctl shows what Kip does: cells, the pods on them, and why a pod is where it
 // is. It asks the Kubernetes API and, where it can, Kip's local socket; cleanup can ask the cloud. It changes
-// nothing, but that restore writes Kip's store, cleanup and uninstall end all that
+// nothing, but that migrate --write rewrites a provider.yaml, restore writes Kip's store, cleanup and uninstall end all that
 // Kip has made, and crd update installs a definition. Installed as kubectl-kip it is `kubectl kip`.
 package main
 

@@ -15,7 +15,7 @@ import (
 //
 // The tags of its fields are the reference: key is the name in the file, doc what
 // it means, default (in YAML) what holds without it, clouds the only clouds that
-// it matters to, deprecated what to use instead.
+// it matters to, renamed the key to use instead of it, deprecated why no key has taken its place.
 type Config struct {
 	APIVersion string  `key:"apiVersion" default:"v1" doc:"Version of this file's format: always v1."`
 	Kind       string  `key:"kind" default:"serverConfig" doc:"Kind of this file: always serverConfig."`
@@ -374,9 +374,9 @@ type Kubelet struct {
 
 	// Of the following, Capacity has the values.
 
-	CPU    *resource.Quantity `key:"cpu" deprecated:"use kubelet.capacity.cpu" doc:"Same as kubelet.capacity.cpu."`
-	Memory *resource.Quantity `key:"memory" deprecated:"use kubelet.capacity.memory" doc:"Same as kubelet.capacity.memory."`
-	Pods   *resource.Quantity `key:"pods" deprecated:"use kubelet.capacity.pods" doc:"Same as kubelet.capacity.pods."`
+	CPU    *resource.Quantity `key:"cpu" renamed:"kubelet.capacity.cpu" doc:"Same as kubelet.capacity.cpu."`
+	Memory *resource.Quantity `key:"memory" renamed:"kubelet.capacity.memory" doc:"Same as kubelet.capacity.memory."`
+	Pods   *resource.Quantity `key:"pods" renamed:"kubelet.capacity.pods" doc:"Same as kubelet.capacity.pods."`
 }
 
 // Node is one virtual node: what it offers, and what it says of itself. What is empty

@@ -79,6 +79,10 @@ type decoder struct {
 	positions
 	errs     []*Error
 	warnings []Warning
+	// replaced are the keys that are there and are not today's.
+	replaced []replacement
+	// migrates says that those of which nothing is left to have an effect are no errors.
+	migrates bool
 }
 
 func (d *decoder) fail(line int, key, format string, args ...any) {
@@ -231,8 +235,11 @@ func (d *decoder) structure(key string, n *yaml.Node, v reflect.Value) {
 					v.FieldByName("Auto" + f.Name).SetString(value.Value)
 					return
 				}
-				if instead := f.Tag.Get("deprecated"); instead != "" && !isNull(value) {
-					d.warn(at, "is deprecated: %s", instead)
+				if instead := deprecation(f.Tag); instead != "" {
+					d.replaced = append(d.replaced, replacement{parent: key, name: name, to: f.Tag.Get("renamed"), why: f.Tag.Get("deprecated")})
+					if !isNull(value) {
+						d.warn(at, "is deprecated: %s", instead)
+					}
 				}
 				if f.Tag.Get("list") != "" && value.Kind == yaml.SequenceNode {
 					var all []string
@@ -310,7 +317,7 @@ func nearestKey(key, name string, t reflect.Type) string {
 func keysOf(t reflect.Type) []string {
 	var names []string
 	for i := range t.NumField() {
-		if f := t.Field(i); f.Tag.Get("key") != "" && f.Tag.Get("deprecated") == "" {
+		if f := t.Field(i); f.Tag.Get("key") != "" && deprecation(f.Tag) == "" {
 			names = append(names, f.Tag.Get("key"))
 		}
 	}

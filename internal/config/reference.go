@@ -26,7 +26,7 @@ func keysUnder(path string, t reflect.Type) []key {
 			def:        f.Tag.Get("default"),
 			doc:        f.Tag.Get("doc"),
 			clouds:     f.Tag.Get("clouds"),
-			deprecated: f.Tag.Get("deprecated"),
+			deprecated: deprecation(f.Tag),
 		}
 		ft := f.Type
 		if ft.Kind() == reflect.Pointer {

@@ -44,16 +44,20 @@ func Parse(name string, data []byte) (*Config, []Warning, error) {
 
 func parse(name string, data []byte) (*Config, *decoder) {
 	d := &decoder{positions: positions{file: name, line: map[string]int{}}}
+	return d.parse(data), d
+}
+
+func (d *decoder) parse(data []byte) *Config {
 	c := &Config{}
 	setDefaults(reflect.ValueOf(c).Elem())
 	doc := d.document(data)
 	if doc == nil {
-		return c, d
+		return c
 	}
 	d.value("", doc, reflect.ValueOf(c).Elem())
 	d.validate(c)
 	c.at = d.positions
-	return c, d
+	return c
 }
 
 // result is what Load and Parse return, in order of lines.
@@ -368,6 +372,9 @@ func (d *decoder) etcd(e Etcd) {
 	}
 }
 
+// cellConfig is the key of settings of cells, none of which has an effect any more.
+const cellConfig = "cells.cellConfig"
+
 // insteadOf says what has taken the place of a key of cells.cellConfig: those that earlier
 // releases knew.
 func insteadOf(key string) string {
@@ -391,7 +398,10 @@ func (d *decoder) cells(c *Cells) {
 	d.check(c.SpotSpread >= 0 && c.SpotSpread <= 100, "cells.spotSpread", fmt.Sprint(c.SpotSpread), "0 to 100")
 	d.check(c.ReservedMemory.Sign() >= 0, "cells.reservedMemory", c.ReservedMemory.String(), "a quantity of 0 or more")
 	for _, key := range slices.Sorted(maps.Keys(c.CellConfig)) {
-		d.bad("cells.cellConfig."+key, "it has no effect any more: want none; %s", insteadOf(key))
+		d.replaced = append(d.replaced, replacement{parent: cellConfig, name: key, why: insteadOf(key)})
+		if !d.migrates {
+			d.bad(join(cellConfig, key), "it has no effect any more: want none; %s", insteadOf(key))
+		}
 	}
 	d.check(c.StatusInterval > 0, "cells.statusInterval", seconds(c.StatusInterval), "a number of seconds above 0")
 	d.check(c.Nametag == "" || len(c.Nametag) <= 24 && dns952.MatchString(c.Nametag), "cells.nametag", c.Nametag,
