@@ -180,8 +180,11 @@ type controllerView struct {
 // listControllers shows of which Kips the cloud has something.
 func (k *kipctl) listControllers(ctx context.Context, machines cloud.Cloud, c *clusterOutside) error {
 	all, err := cleanup.Controllers(ctx, machines)
-	if err != nil {
+	if errors.Is(err, cleanup.ErrNoOwners) {
 		return fmt.Errorf("%w: name one Kip with --controller: kubectl get nodes -L kip.elotl.co/controller shows the IDs", err)
+	}
+	if err != nil {
+		return err
 	}
 	if len(all) == 0 {
 		fmt.Fprintf(k.err, "Cloud %s shows nothing with the tag %s.\n", machines.Name(), cloud.TagOwner)

@@ -141,11 +141,14 @@ type Controller struct {
 // tagCluster begins the key of the tag that names a cluster: cloud.aws.clusterName.
 const tagCluster = "kubernetes.io/cluster/"
 
-// Controllers lists the Kips of which a cloud has something.
+// ErrNoOwners says that a cloud does not tell whose instances it has.
+var ErrNoOwners = errors.New("it does not tell whose instances it has")
+
+// Controllers lists the Kips of which a cloud has something. The error is ErrNoOwners if the cloud cannot tell.
 func Controllers(ctx context.Context, c cloud.Cloud) ([]Controller, error) {
 	source := c.Features().Owners
 	if source == nil {
-		return nil, fmt.Errorf("cloud %s does not tell whose instances it has", c.Name())
+		return nil, fmt.Errorf("cloud %s: %w", c.Name(), ErrNoOwners)
 	}
 	owners, err := source.ListOwners(ctx)
 	if err != nil {

@@ -36,6 +36,7 @@ type account struct {
 	fails map[string]int  // calls from now on that EC2 fails by itself, by action
 	alive func() error    // what is seen of the Kip
 	asked map[string]bool // actions
+	looks int             // at all instances, before the first end
 	said  []string
 }
 
@@ -51,7 +52,9 @@ func (a *account) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	a.mu.Lock()
 	action := form.Get("Action")
-	a.asked[action] = true
+	if a.asked[action] = true; action == "DescribeInstances" && !a.asked["TerminateInstances"] {
+		a.looks++
+	}
 	fails := a.fails[action] > 0
 	if fails {
 		a.fails[action]--
@@ -183,9 +186,13 @@ func TestFromOutsideOneKipsInstancesAndPartsEndAndNothingElse(t *testing.T) {
 		if err != nil || len(before.Instances) != 2 || len(before.Parts) != 3 || len(before.Disks) != 1 {
 			t.Fatalf("there is %+v, %v: want 2 instances, their interfaces, a group, a disk", before, err)
 		}
+		a.looks = 0
 		n, err := a.end(o)
 		if err != nil || len(n.Left()) != 0 {
 			t.Fatalf("left %q, %v; said %q", n.Left(), err, a.said)
+		}
+		if a.looks != 3 { // whether there is a list at all, and two that are compared
+			t.Errorf("instances end after %d lists", a.looks)
 		}
 		if len(n.Disks) != 1 || !strings.Contains(n.Disks[0], "of 1Gi: Kip gone") || len(a.model.Volumes()) != 2 {
 			t.Errorf("disks %q, volumes %v: want that of the claim named and kept", n.Disks, a.model.Volumes())
@@ -305,7 +312,7 @@ func TestTheKipsOfACloudAreListed(t *testing.T) {
 		if k := all[0]; k.ID != "gone" || k.Instances != 2 || k.Parts != 3 || k.Disks != 1 || k.Newest.IsZero() {
 			t.Errorf("%+v", k)
 		}
-		if _, err := Controllers(t.Context(), worldCloud{}); err == nil || !strings.Contains(err.Error(), "does not tell whose") {
+		if _, err := Controllers(t.Context(), worldCloud{}); !errors.Is(err, ErrNoOwners) {
 			t.Errorf("of a cloud that cannot: %v", err)
 		}
 	})

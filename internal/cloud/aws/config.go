@@ -214,6 +214,10 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 			"it dials them, such as 203.0.113.7/32", c.outside("the cells' VPC"))
 	}
 	if cfg.EndsOnly {
+		if _, err := sdk.Credentials.Retrieve(ctx); err != nil {
+			return nil, fmt.Errorf("find credentials of AWS: want AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws (AWS_PROFILE), "+
+				"or cloud.aws.accessKeyID and cloud.aws.secretAccessKey: %w", err)
+		}
 		return c, nil
 	}
 	if err := c.checkRules(); err != nil {
