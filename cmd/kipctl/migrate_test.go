@@ -66,7 +66,8 @@ func TestMigrateWritesNothingThatIsNotSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := run(t, nil, "migrate", "-f", path, "-w")
-	if r.failed == nil || !strings.Contains(r.err, "provider.yaml.orig is there already") || read(t, path) != old || read(t, path+".orig") != "mine" {
+	if r.failed == nil || !strings.Contains(r.err, "provider.yaml.orig is there already") || read(t, path) != old ||
+		read(t, path+".orig") != "mine" {
 		t.Errorf("%v: %s", r.failed, r.err)
 	}
 	wrong := strings.Replace(old, "privateIPOnly: false", "privateIPOnly: maybe\n  privateIPonly: true", 1)
@@ -77,7 +78,9 @@ func TestMigrateWritesNothingThatIsNotSafe(t *testing.T) {
 	if r.failed == nil || r.out != "" || read(t, path) != wrong {
 		t.Errorf("%v: %s", r.failed, r.out)
 	}
-	for _, words := range []string{"nothing was written", `cells.privateIPOnly: "maybe" is not valid`, "cells.privateIPonly: no such key; did you mean"} {
+	for _, words := range []string{
+		"nothing was written", `cells.privateIPOnly: "maybe" is not valid`, "cells.privateIPonly: no such key; did you mean",
+	} {
 		if !strings.Contains(r.err, words) {
 			t.Errorf("%q is not in %s", words, r.err)
 		}

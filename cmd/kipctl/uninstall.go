@@ -96,9 +96,10 @@ func (k *kipctl) uninstall(ctx context.Context, c *cluster, namespace string, u 
 			"or end all by kubectl exec -n %s %s -- /kipctl cleanup --yes. Then uninstall again; %s", named(left), namespace, pod, withoutCheck)
 	case len(pods.Items) == 0 && len(left) > 0:
 		return fmt.Errorf("no pod of Kip runs in namespace %s (--selector %s), so nobody ends %s: "+
-			"start Kip, or end the instances in the cloud; %s", namespace, u.selector, named(left), withoutCheck)
+			"start Kip, or end the instances by kipctl cleanup -f provider.yaml; %s", namespace, u.selector, named(left), withoutCheck)
 	case len(pods.Items) == 0:
-		fmt.Fprintf(k.err, "No pod of Kip runs, and nothing runs on node %s. The node stays, and what Kip has made in the cloud.\n", u.nodes[0])
+		fmt.Fprintf(k.err, "No pod of Kip runs, and nothing runs on node %s. The node stays, and what Kip has made in the cloud: "+
+			"kipctl cleanup -f provider.yaml shows it.\n", u.nodes[0])
 		return nil
 	}
 	// The socket is that of the pod that leads.
