@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/elotl/kip/dev/ec2"
@@ -34,6 +35,30 @@ func TestRoutesAreInTheTablesOfTheCellsSubnets(t *testing.T) {
 	}
 	if made := model.Routes(); len(made) != 3 || made[2].Table != "rtb-private-"+vpc {
 		t.Errorf("of one subnet: %v", made)
+	}
+}
+
+// Who only ends is told no VPC, and does not know whose a route is that leads nowhere.
+func TestWhoOnlyEndsTakesRoutesToTheInstanceBackInAnyVPC(t *testing.T) {
+	c, model := newCloud(t, sim.Knobs{})
+	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, dead := got[0].ID, ec2.Route{Table: "rtb-main-" + vpc, To: netip.MustParsePrefix("203.0.113.0/24"), Instance: "i-gone"}
+	model.AddRoute(dead)
+	if err := c.Route(t.Context(), id, routes); err != nil {
+		t.Fatal(err)
+	}
+	ends := settings(c.cfg.Endpoint)
+	ends.VPC, ends.EndsOnly = "", true
+	if err := open(t, ends).Unroute(t.Context(), id, []netip.Prefix{dead.To}); err != nil || !slices.Equal(model.Routes(), []ec2.Route{dead}) {
+		t.Errorf("%v, %v", model.Routes(), err)
+	}
+	ends.AccessKeyID, ends.SecretAccessKey = "", ""
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	if _, err := New(t.Context(), ends); err == nil || !strings.Contains(err.Error(), "want AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") {
+		t.Errorf("without credentials: %v", err)
 	}
 }
 
