@@ -261,7 +261,7 @@ func TestRightsNameTheNodesThatTheValuesAskFor(t *testing.T) {
 	}
 	for text, want := range map[string][]string{
 		least:                                  numbered(16),
-		fmt.Sprintf(config, "null"):            numbered(0),
+		fmt.Sprintf(config, "null"):            numbered(16),
 		least + "nodeName: edge\nnodeCount: 0": {"edge"},
 		least + "nodeName: edge\nnodeCount: 2": {"edge", "edge-1", "edge-2"},
 		fmt.Sprintf(config, "auto"):            numbered(64),
@@ -457,6 +457,9 @@ func TestTheCapacityIsAutoOnAWSUnlessTheUserNamesOne(t *testing.T) {
 		"{cloud: {aws: {}}, kubelet: {capacity: {pods: 5}}}": "kubelet:\n      capacity:\n        pods: 5\n",
 		"{cloud: {aws: {}}, kubelet: {pods: 5}}":             "kubelet:\n      pods: 5\n",
 		"{cloud: {local: {}}, kubelet: {labels: {a: b}}}":    "kubelet:\n      labels:\n        a: b\n",
+		"{cloud: {local: {}}, kubelet: {capacity: auto}}":    "kubelet:\n      capacity: auto\n",
+		"{cloud: {local: {}}, nodes: [{capacity: auto}, {capacity: {cpu: auto}, zones: [a]}]}": "nodes:\n    - capacity: auto\n" +
+			"    - capacity:\n        cpu: auto\n      zones:\n      - a\n",
 	} {
 		host := ""
 		if strings.Contains(config, "local") {

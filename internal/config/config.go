@@ -23,7 +23,7 @@ type Config struct {
 	Etcd       Etcd    `key:"etcd" doc:"Where Kip keeps its state."`
 	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
 	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
-	Nodes      []Node  `key:"nodes" auto:"auto zones" doc:"The virtual nodes, at most 64. Or zones: one for each zone that the cloud offers machines in, which pods with disks of a zone need. Or auto: one for each zone, architecture and capacity type (on-demand, spot). They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself, as it has with zones where the cloud has one zone. Changes take effect while Kip runs."`
+	Nodes      []Node  `key:"nodes" auto:"auto zones" doc:"The virtual nodes, at most 64. Or zones: one for all zones, which has the name itself, and, if the cloud offers machines in several zones, one for each, which pods with disks of a zone need. Or auto: one for each zone, architecture and capacity type (on-demand, spot). They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
 	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
 	Testing    Testing `key:"testing" doc:"For tests only."`
 
@@ -366,7 +366,7 @@ type EndLimit struct {
 
 // Kubelet is what the virtual node says of itself.
 type Kubelet struct {
-	Capacity corev1.ResourceList `key:"capacity" auto:"true" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. auto, for all or as the value of cpu, memory, ephemeral-storage or pods: as much as can be launched, see docs/nodes.md. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default, ephemeral-storage too."`
+	Capacity corev1.ResourceList `key:"capacity" auto:"auto" default:"{cpu: 20, memory: 100Gi, ephemeral-storage: 100Gi, pods: 20}" doc:"What the scheduler may place on the virtual node. auto, for all or as the value of cpu, memory, ephemeral-storage or pods: as much as can be launched, see docs/nodes.md. Extended resources such as nvidia.com/gpu can be added; what is not named keeps its default, ephemeral-storage too."`
 	Labels   map[string]string   `key:"labels" doc:"Labels of the virtual node, besides Kip's own."`
 
 	// AutoCapacity are the resources whose capacity is auto, sorted. Capacity has their defaults.
@@ -389,7 +389,7 @@ type Node struct {
 	InstanceTypes []string            `key:"instanceTypes" doc:"Instance types of its cells, by name or by pattern: c5.large, g*. Default: all."`
 	Labels        map[string]string   `key:"labels" doc:"Its labels, besides kubelet.labels and Kip's own."`
 	Taints        []Taint             `key:"taints" doc:"Its taints, besides Kip's own."`
-	Capacity      corev1.ResourceList `key:"capacity" auto:"true" doc:"What the scheduler may place on it, or auto, as in kubelet.capacity, which holds for what is not named."`
+	Capacity      corev1.ResourceList `key:"capacity" auto:"auto" doc:"What the scheduler may place on it, or auto, as in kubelet.capacity, which holds for what is not named."`
 
 	// AutoCapacity are the resources whose capacity is auto, sorted.
 	AutoCapacity []corev1.ResourceName `json:",omitempty"`

@@ -17,7 +17,7 @@ import (
 // the name of one: the ClusterRole of deploy/ lists the names.
 const MaxNodes = 64
 
-// What stands for a list of nodes: one for each zone, or for each zone, architecture and capacity type.
+// What stands for a list of nodes: one for all zones and one for each, or one for each zone, architecture and capacity type.
 const (
 	NodesZones = "zones"
 	NodesAuto  = "auto"

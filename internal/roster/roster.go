@@ -131,7 +131,7 @@ func Wanted(c *config.Config, offered []catalog.InstanceType, before []Entry) ([
 	case c.AutoNodes != "":
 		makes, isMade, each := auto, isAuto, "zone, architecture and capacity type"
 		if c.AutoNodes == config.NodesZones {
-			makes, isMade, each = zones, isZone, "zone"
+			makes, isMade, each = zones, isZone, "zone, and one for all"
 		}
 		nodes := makes(offered)
 		for _, e := range before {
@@ -141,11 +141,8 @@ func Wanted(c *config.Config, offered []catalog.InstanceType, before []Entry) ([
 			}
 		}
 		if n := len(nodes); n > config.MaxNodes {
-			return nil, c.Problem("nodes", "%s makes %d virtual nodes here, one for each %s of cloud.%s: "+
+			return nil, c.Problem("nodes", "%s makes %d virtual nodes here, one for each %s, of cloud.%s: "+
 				"want at most %d; list those that are to be", c.AutoNodes, n, each, c.Cloud.Name(), config.MaxNodes)
-		}
-		if c.AutoNodes == config.NodesZones && len(nodes) < 2 {
-			return []config.Node{plain()}, nil
 		}
 		return nodes, nil
 	case len(c.Nodes) == 0:
@@ -191,11 +188,14 @@ func some(words []string) string {
 	return strings.Join(words, ", ")
 }
 
-// zones is a node for each zone.
+// zones is the node of all zones, which a Kip without nodes has too, and one for each zone if there are several. Disks that
+// were made for pods of the former are bound to its name, so it stays whatever zones come.
 func zones(offered []catalog.InstanceType) []config.Node {
-	var nodes []config.Node
-	for _, zone := range zonesOf(offered) {
-		nodes = append(nodes, config.Node{Zones: []string{zone}})
+	nodes := []config.Node{plain()}
+	if in := zonesOf(offered); len(in) > 1 {
+		for _, zone := range in {
+			nodes = append(nodes, config.Node{Zones: []string{zone}})
+		}
 	}
 	return nodes
 }

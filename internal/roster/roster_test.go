@@ -111,7 +111,7 @@ func TestAutoMakesANodeForEachZoneArchitectureAndCapacityType(t *testing.T) {
 	}
 }
 
-func TestZonesMakesANodeForEachZoneAndNoneApartForOne(t *testing.T) {
+func TestZonesMakesANodeForEachOfSeveralZonesBesideTheOneForAll(t *testing.T) {
 	c := configured(t, "nodes: zones")
 	in := func(zones ...string) (types []catalog.InstanceType) {
 		for _, zone := range zones {
@@ -126,11 +126,11 @@ func TestZonesMakesANodeForEachZoneAndNoneApartForOne(t *testing.T) {
 	}{
 		{[]string{"a"}, "kip:"},
 		{nil, "kip:"},
-		{[]string{"b", "a"}, "kip:(removed) | kip-1:zone a | kip-2:zone b"},
-		{[]string{"a", "b", "c"}, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+		{[]string{"b", "a"}, "kip: | kip-1:zone a | kip-2:zone b"},
+		{[]string{"a", "b", "c"}, "kip: | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
 		// One answer of a cloud takes nothing away.
-		{[]string{"c"}, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
-		{nil, "kip:(removed) | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+		{[]string{"c"}, "kip: | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
+		{nil, "kip: | kip-1:zone a | kip-2:zone b | kip-3:zone c"},
 	} {
 		wanted, err := Wanted(c, in(step.zones...), entries)
 		if err != nil {
@@ -162,7 +162,7 @@ func TestWhatCannotBeIsNamed(t *testing.T) {
 		{"nodes:\n- {zones: [b], architectures: [arm64]}", offered,
 			"p.yaml:4: nodes[0]: offers nothing: cloud.aws has no instance type with zone b, arm64"},
 		{"nodes: auto", many, "p.yaml:3: nodes: auto makes 504 virtual nodes here"},
-		{"nodes: zones", many, "p.yaml:3: nodes: zones makes 503 virtual nodes here, one for each zone of cloud.aws"},
+		{"nodes: zones", many, "p.yaml:3: nodes: zones makes 504 virtual nodes here, one for each zone, and one for all, of cloud.aws"},
 	} {
 		if _, err := Wanted(configured(t, c.nodes), c.offered, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.nodes, err, c.want)

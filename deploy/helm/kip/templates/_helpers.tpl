@@ -40,11 +40,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "kip.nodeCount" -}}
 {{- $nodes := .Values.config.nodes -}}
 {{- $least := 0 -}}
-{{- $count := 0 -}}
-{{- if eq (toString $nodes) "zones" -}}
-  {{- /* More zones than subnets of one Kip are in. */ -}}
-  {{- $count = 16 -}}
-{{- else if $nodes -}}
+{{- /* More zones than subnets of one Kip are in. */ -}}
+{{- $count := 16 -}}
+{{- if and $nodes (ne (toString $nodes) "zones") -}}
   {{- /* An entry keeps its number when others go, and a node that is taken out keeps its pods for a while. */ -}}
   {{- $count = 64 -}}
 {{- end -}}
