@@ -226,7 +226,8 @@ func (c *Cleaner) clean(ctx context.Context, say func(string)) error {
 	if err := c.until(ctx, say, c.emptying(say)); err != nil {
 		return err
 	}
-	if err := c.until(ctx, say, c.inCloud().removeParts); err != nil {
+	clears := clearing{holdings: c.inCloud()}
+	if err := c.until(ctx, say, clears.step); err != nil {
 		return err
 	}
 	// Before its object goes: it would make it again.

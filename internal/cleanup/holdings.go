@@ -37,6 +37,15 @@ type holdings struct {
 	clock   clock.Clock
 	// mayEnd returns an error if nothing may end now. Optional.
 	mayEnd func(context.Context) error
+	// shown becomes true once a list shows anything. Optional.
+	shown *bool
+}
+
+// note records whether a list has shown anything.
+func (h holdings) note(count int) {
+	if h.shown != nil && count > 0 {
+		*h.shown = true
+	}
 }
 
 // Names are what there is of a Kip in its cloud, for people.
@@ -76,6 +85,7 @@ func (h holdings) names(ctx context.Context, errs *[]error) Names {
 		if err != nil {
 			*errs = append(*errs, fmt.Errorf("list the disks of cloud %s: %w", h.cloud.Name(), err))
 		}
+		h.note(len(disks))
 		for _, d := range disks {
 			n.Disks = append(n.Disks, fmt.Sprintf("%s of %s: %s", d.ID, resource.NewQuantity(d.SizeBytes, resource.BinarySI), d.Tags[cloud.TagName]))
 		}
@@ -94,6 +104,7 @@ func (h holdings) listed(ctx context.Context) ([]cloud.Instance, error) {
 		return nil, fmt.Errorf("list the instances of cloud %s: %w", h.cloud.Name(), err)
 	}
 	listing.Instances = slices.DeleteFunc(listing.Instances, func(i cloud.Instance) bool { return !h.ours(i) })
+	h.note(len(listing.Instances))
 	if !listing.Complete() {
 		return listing.Instances, fmt.Errorf("list the instances of cloud %s: it does not answer for %s", h.cloud.Name(),
 			strings.Join(listing.Missing, ", "))
@@ -111,10 +122,12 @@ func (h holdings) parts(ctx context.Context) ([]cloud.Part, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the parts of instances of cloud %s: %w", h.cloud.Name(), err)
 	}
-	return slices.DeleteFunc(parts, func(p cloud.Part) bool {
+	parts = slices.DeleteFunc(parts, func(p cloud.Part) bool {
 		of, tagged := p.Tags[cloud.TagOwner]
 		return tagged && of != h.owner
-	}), nil
+	})
+	h.note(len(parts))
+	return parts, nil
 }
 
 // removeParts deletes what is left of instances that are gone, and what they all
@@ -137,6 +150,31 @@ func (h holdings) removeParts(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
 	}
 	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
+}
+
+// clearing removes the parts until the cloud has shown none twice.
+type clearing struct {
+	holdings
+	empty  bool // the last look showed none
+	looked time.Time
+}
+
+func (c *clearing) step(ctx context.Context) (string, error) {
+	wait := max(betweenLooks, c.listLag)
+	again := fmt.Sprintf("the cloud shows no part of instances; looking once more, %s later", wait)
+	if c.empty && c.clock.Since(c.looked) < wait {
+		return again, nil
+	}
+	waits, err := c.removeParts(ctx)
+	if err != nil || waits != "" {
+		c.empty = false
+		return waits, err
+	}
+	if c.empty || c.cloud.Features().Parts == nil {
+		return "", nil
+	}
+	c.empty, c.looked = true, c.clock.Now()
+	return again, nil
 }
 
 // terminate ends instances, and takes all routes back that lead to them: a cloud need not say what led to them once they have ended.

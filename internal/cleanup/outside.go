@@ -60,6 +60,7 @@ func NewOutside(cfg OutsideConfig) *Outside {
 		listLag: max(leastWatch, cfg.Cloud.Traits().ListLag),
 		clock:   cfg.Clock,
 		mayEnd:  o.mayEnd,
+		shown:   new(bool),
 	}
 	return o
 }
@@ -71,6 +72,9 @@ func (o *Outside) Names(ctx context.Context) (Names, error) {
 	return n, errors.Join(errs...)
 }
 
+// Shown reports whether any list has shown an instance, a part or a disk of the Kip.
+func (o *Outside) Shown() bool { return *o.shown }
+
 // mayEnd is the last question before something ends.
 func (o *Outside) mayEnd(ctx context.Context) error {
 	err := o.cfg.Watch.Lives(ctx)
@@ -80,7 +84,8 @@ func (o *Outside) mayEnd(ctx context.Context) error {
 	return err
 }
 
-// End terminates the instances that the cloud shows in two complete lists, until two show none, and then removes their parts.
+// End terminates the instances that the cloud shows in two complete lists, until two show none, and then removes their parts,
+// until two lists show none.
 // The error says what is left, or that this is not known.
 func (o *Outside) End(ctx context.Context, say func(string)) (Names, error) {
 	if err := o.cfg.Watch.Lives(ctx); err != nil {
@@ -92,7 +97,8 @@ func (o *Outside) End(ctx context.Context, say func(string)) (Names, error) {
 	ends := emptying{holdings: o.holdings, say: say}
 	failed := until(ctx, o.clock, say, mayNot(ends.step))
 	if failed == nil {
-		failed = until(ctx, o.clock, say, mayNot(o.removeParts))
+		clears := clearing{holdings: o.holdings}
+		failed = until(ctx, o.clock, say, mayNot(clears.step))
 	}
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {

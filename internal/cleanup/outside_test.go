@@ -33,6 +33,8 @@ type account struct {
 
 	mu    sync.Mutex
 	lies  int             // lists of instances from now on that show none
+	lag   time.Duration   // for so long lists show no parts, from the first after an end
+	since time.Time       // that list
 	fails map[string]int  // calls from now on that EC2 fails by itself, by action
 	alive func() error    // what is seen of the Kip
 	asked map[string]bool // actions
@@ -61,6 +63,13 @@ func (a *account) RoundTrip(r *http.Request) (*http.Response, error) {
 	} else if action == "DescribeInstances" && a.lies > 0 {
 		a.lies--
 		form.Set("Filter.1.Value.1", "nobody's")
+	} else if a.asked["TerminateInstances"] && (action == "DescribeNetworkInterfaces" || action == "DescribeSecurityGroups") {
+		if a.since.IsZero() {
+			a.since = time.Now()
+		}
+		if time.Since(a.since) < a.lag {
+			form.Set("Filter.1.Value.1", "nobody's")
+		}
 	}
 	a.mu.Unlock()
 	answer := httptest.NewRecorder()
@@ -225,6 +234,32 @@ func TestFromOutsideListsThatAlwaysLieProveNothing(t *testing.T) {
 		n, err := a.end(a.outside(theKey))
 		if err == nil || len(n.Left()) == 0 || !strings.Contains(err.Error(), "security group") || len(a.running()) != 4 {
 			t.Errorf("left %q, %v", n.Left(), err)
+		}
+	})
+}
+
+func TestFromOutsidePartsAreGoneOnceTwoListsAListLagApartShowNone(t *testing.T) {
+	inAccount(t, func(t *testing.T, a *account) {
+		a.lag = leastWatch - time.Second
+		n, err := a.end(a.outside(theKey))
+		if got := a.groups(); err != nil || len(n.Left()) != 0 || !slices.Equal(got, []string{"lives"}) {
+			t.Errorf("left %q, %v; there are groups of %q; said %q", n.Left(), err, got, a.said)
+		}
+	})
+}
+
+func TestFromOutsideItIsKnownWhetherAListHasShownAnything(t *testing.T) {
+	inAccount(t, func(t *testing.T, a *account) {
+		o := a.outside(theKey)
+		if o.Shown() {
+			t.Error("something is shown before any list")
+		}
+		if _, err := a.end(o); err != nil || !o.Shown() {
+			t.Errorf("shown: %t, %v", o.Shown(), err)
+		}
+		none := NewOutside(OutsideConfig{Controller: "none", Cloud: o.cfg.Cloud, Watch: a, Clock: o.cfg.Clock})
+		if _, err := a.end(none); err != nil || none.Shown() {
+			t.Errorf("shown of a controller that has nothing: %t, %v", none.Shown(), err)
 		}
 	})
 }
