@@ -97,6 +97,11 @@ func replaceFile(name string, old, data []byte) (err error) {
 	if err != nil {
 		return fmt.Errorf("nothing was written: keep the earlier file: %w", err)
 	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(kept.Name()) // else the next run refuses
+		}
+	}()
 	if err := written(kept, old); err != nil {
 		return fmt.Errorf("nothing was written: keep the earlier file: %w", err)
 	}

@@ -60,6 +60,17 @@ func TestMigrateWritesTheFileAndKeepsTheEarlierOne(t *testing.T) {
 	}
 }
 
+func TestMigrateLeavesNothingBehindWhenItFailsToWrite(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "provider.yaml") // which no file replaces
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err := replaceFile(folder, []byte("old"), []byte("new"))
+	if entries, listErr := os.ReadDir(filepath.Dir(folder)); err == nil || listErr != nil || len(entries) != 1 {
+		t.Errorf("%v; there are %v, %v", err, entries, listErr)
+	}
+}
+
 func TestMigrateWritesNothingThatIsNotSafe(t *testing.T) {
 	path, old := oldFile(t)
 	if err := os.WriteFile(path+".orig", []byte("mine"), 0o600); err != nil {
