@@ -28,11 +28,12 @@ func cleanupOf(k *kipctl) *cobra.Command {
 			"then Kip stays as it is, makes no cells, and its node takes no pods. To keep Kip after all, restart\n" +
 			"it and `kubectl uncordon` the node. What is left in Kip's store is for you to remove. The exit\n" +
 			"status is not 0 if anything is left, or if it is not known whether anything is.\n\n" +
-			"With -f it asks no Kip, but the cloud that a provider.yaml names, with your credentials: for when Kip\n" +
-			"is gone. It lists the Kips of which the cloud has something, by their controller IDs. With --controller\n" +
-			"it lists what one of them has there and in the cluster of your kubeconfig, and with --yes it ends the\n" +
-			"instances and removes their parts. It refuses if it sees that this Kip runs, and needs --kip-gone if\n" +
-			"the cluster cannot tell. It never ends disks of volumes, and removes nothing in the cluster.",
+			"With -f it needs no Kip that runs: use it if Kip is gone. It asks the cloud that a provider.yaml names,\n" +
+			"with your credentials, and lists the controller IDs of the Kips that have instances, their parts or\n" +
+			"disks there. With --controller it lists what one of them has there and in the cluster of your\n" +
+			"kubeconfig, and with --yes it ends the instances and removes their parts. It refuses if it sees that\n" +
+			"this Kip runs. It needs --kip-gone if the cluster cannot tell, or if a pod or a workload of Kip is left.\n" +
+			"It never ends disks of volumes, and removes nothing in the cluster.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.timeout <= 0 {

@@ -69,6 +69,10 @@ func (k *kipctl) cleanupOutside(ctx context.Context, o outside) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Cloud.AWS != nil && cfg.Cloud.AWS.Region == "" {
+		return cfg.Refuse(map[string]string{"cloud.aws.region": "there is no value: want the region of this Kip's instances, such as us-east-1. " +
+			"AWS_REGION and the profile of this machine may name another"})
+	}
 	log := slog.New(slog.NewTextHandler(k.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	bare, closeIt, err := clouds.Open(ctx, cfg, clouds.By{Owner: o.controller, EndsOnly: true}, log)
 	if err != nil {
@@ -80,18 +84,22 @@ func (k *kipctl) cleanupOutside(ctx context.Context, o outside) error {
 		}
 	}()
 	machines := calls.New(calls.Config{Cloud: bare, Clock: clock.RealClock{}})
+	where := "cloud " + machines.Name()
+	if cfg.Cloud.AWS != nil {
+		where += " in region " + cfg.Cloud.AWS.Region
+	}
 	k.say("asking the cluster of your kubeconfig, for at most " + askFor.String())
-	c := k.lookAtCluster(ctx, o.controller)
+	c := k.lookAtCluster(ctx, o)
 	if c.unknown != "" {
 		fmt.Fprintf(k.err, "The cluster is not known: %s.\n", c.unknown)
 	}
-	k.say("asking cloud " + machines.Name())
+	k.say("asking " + where)
 	if o.controller == "" {
-		return k.listControllers(ctx, machines, c)
+		return k.listControllers(ctx, machines, where, c)
 	}
 	ends := cleanup.NewOutside(cleanup.OutsideConfig{Controller: o.controller, Cloud: machines, Watch: c, Clock: k.waits})
 	if o.yes {
-		return k.endOutside(ctx, o, ends, c)
+		return k.endOutside(ctx, o, ends, where, c)
 	}
 	names, err := ends.Names(ctx)
 	if err != nil {
@@ -100,23 +108,32 @@ func (k *kipctl) cleanupOutside(ctx context.Context, o outside) error {
 	if err := k.printOutside(o, names, c); err != nil {
 		return err
 	}
+	if !ends.Shown() {
+		return nothingShown(where, o.controller)
+	}
 	if len(names.Left()) == 0 {
-		fmt.Fprintf(k.err, "Cloud %s shows nothing of controller %s that would end.\n", machines.Name(), o.controller)
+		fmt.Fprintf(k.err, "The %s shows nothing of controller %s that would end.\n", where, o.controller)
 		return nil
 	}
 	return errors.New("nothing was done: --yes ends the instances, whatever they run, and removes their parts")
 }
 
+// nothingShown is the error for a controller of which no list has shown anything.
+func nothingShown(where, controller string) error {
+	return fmt.Errorf("%s shows nothing of controller %s, not even a disk. This is right only if the ID, and the region and the account of the cloud, "+
+		"are those of this Kip", where, controller)
+}
+
 // endOutside ends what a Kip has in its cloud, if that Kip does not live.
-func (k *kipctl) endOutside(ctx context.Context, o outside, ends *cleanup.Outside, c *clusterOutside) error {
-	if err := c.mayEnd(o); err != nil {
-		return fmt.Errorf("nothing was done: %w", err)
+func (k *kipctl) endOutside(ctx context.Context, o outside, ends *cleanup.Outside, where string, c *clusterOutside) error {
+	if err := c.mayEnd(ctx, o); err != nil {
+		return c.refused(ctx, fmt.Errorf("nothing was done: %w", err))
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not within %s", o.timeout))
 	defer cancel()
 	names, err := ends.End(ctx, k.say)
-	if lives, is := errors.AsType[*cleanup.LivesError](err); is {
-		return fmt.Errorf("%w; %s", lives, c.instead(ctx))
+	if _, lives := errors.AsType[*cleanup.LivesError](err); lives {
+		return c.refused(ctx, err)
 	}
 	if names.Instances != nil {
 		if err := k.printOutside(o, names, c); err != nil {
@@ -129,7 +146,10 @@ func (k *kipctl) endOutside(ctx context.Context, o outside, ends *cleanup.Outsid
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(k.err, "Clean: two complete lists of the cloud show nothing of controller %s but the disks of volumes.\n", o.controller)
+	if !ends.Shown() {
+		return nothingShown(where, o.controller)
+	}
+	fmt.Fprintf(k.err, "Clean: two complete lists of %s show nothing of controller %s but the disks of volumes.\n", where, o.controller)
 	return nil
 }
 
@@ -177,8 +197,8 @@ type controllerView struct {
 	Nodes []string `json:"nodes"`
 }
 
-// listControllers shows of which Kips the cloud has something.
-func (k *kipctl) listControllers(ctx context.Context, machines cloud.Cloud, c *clusterOutside) error {
+// listControllers lists the Kips that have instances, parts or disks in the cloud.
+func (k *kipctl) listControllers(ctx context.Context, machines cloud.Cloud, where string, c *clusterOutside) error {
 	all, err := cleanup.Controllers(ctx, machines)
 	if errors.Is(err, cleanup.ErrNoOwners) {
 		return fmt.Errorf("%w: name one Kip with --controller: kubectl get nodes -L kip.elotl.co/controller shows the IDs", err)
@@ -187,7 +207,7 @@ func (k *kipctl) listControllers(ctx context.Context, machines cloud.Cloud, c *c
 		return err
 	}
 	if len(all) == 0 {
-		fmt.Fprintf(k.err, "Cloud %s shows nothing with the tag %s.\n", machines.Name(), cloud.TagOwner)
+		fmt.Fprintf(k.err, "The %s shows nothing with the tag %s. Its region and its account may not be those of your Kip.\n", where, cloud.TagOwner)
 		return nil
 	}
 	views := make([]controllerView, len(all))

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -232,7 +233,8 @@ func TestCleanupFromOutsideEndsOneKipsInstances(t *testing.T) {
 	if r.failed != nil || !slices.Equal(owners(model), []string{"lives", "lives"}) || len(model.Volumes()) != 2 {
 		t.Fatalf("%v; instances of %q\n%s", r.failed, owners(model), r.err)
 	}
-	has(t, "what is said", r.err, "terminating 2 instances: ", "the cloud has shown no instance twice", "Clean: two complete lists")
+	has(t, "what is said", r.err, "terminating 2 instances: ", "the cloud has shown no instance twice",
+		"Clean: two complete lists of cloud aws in region us-east-1 show nothing of controller gone")
 	has(t, "the table", r.out, "Kip volume of gone", "kubectl delete node kip-0")
 	groups := 0
 	model.Change(func(cfg *ec2.Config) { groups = len(cfg.Groups) })
@@ -305,6 +307,115 @@ func TestCleanupFromOutsideNeedsAPersonWhereNoClusterTells(t *testing.T) {
 	if r.failed != nil || !slices.Equal(owners(model), []string{"lives", "lives"}) {
 		t.Errorf("%v; instances of %q\n%s", r.failed, owners(model), r.err)
 	}
+}
+
+// A Kip that crashes, waits for a node or is cut off has a node that is not Ready and an old lease, and its cells run on.
+func TestCleanupFromOutsideNeedsAPersonWhileKipMayStartAgain(t *testing.T) {
+	meta := func(labels string) metav1.ObjectMeta {
+		key, value, _ := strings.Cut(labels, "=")
+		return metav1.ObjectMeta{Namespace: "kip-system", Name: "kip", Labels: map[string]string{key: value}}
+	}
+	none := int32(0)
+	pod := &corev1.Pod{ObjectMeta: meta(labelsOfPods), Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	for what, one := range map[string]struct {
+		object runtime.Object
+		kind   string // its list fails
+	}{
+		"pod kip-system/kip":                    {object: pod},
+		"statefulset kip-system/kip":            {object: &appsv1.StatefulSet{ObjectMeta: meta(labelsOfKip)}},
+		"deployment kip-system/kip":             {object: &appsv1.Deployment{ObjectMeta: meta(labelsOfPods)}},
+		"list pods of Kip: not allowed":         {kind: "pods"},
+		"list statefulsets of Kip: not allowed": {kind: "statefulsets"},
+		"":                                      {object: &appsv1.StatefulSet{ObjectMeta: meta(labelsOfKip), Spec: appsv1.StatefulSetSpec{Replicas: &none}}},
+	} {
+		model, file := ec2Of(t, "gone")
+		c := leftCluster(false, dead)
+		kube := c.kube.(*fake.Clientset)
+		if one.object != nil {
+			if err := kube.Tracker().Add(one.object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if one.kind != "" {
+			kube.PrependReactor("list", one.kind, func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, errors.New("not allowed")
+			})
+		}
+		r := runOutside(t, c, "-f", file, "--controller", "gone", "--yes")
+		if what == "" {
+			if r.failed != nil || len(owners(model)) != 0 {
+				t.Errorf("without replicas: %v; instances of %q", r.failed, owners(model))
+			}
+			continue
+		}
+		if r.failed == nil || len(owners(model)) != 2 {
+			t.Errorf("%s: %v; instances of %q", what, r.failed, owners(model))
+		}
+		has(t, "the error", r.err, "nothing was done", what, "add --kip-gone")
+		if r := runOutside(t, c, "-f", file, "--controller", "gone", "--yes", "--kip-gone"); r.failed != nil || len(owners(model)) != 0 {
+			t.Errorf("%s, with --kip-gone: %v; instances of %q", what, r.failed, owners(model))
+		}
+	}
+}
+
+func TestCleanupFromOutsideSeesAKipThatAClusterShowsLater(t *testing.T) {
+	ready := func(n *corev1.Node, _ *coordinationv1.Lease) {
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	}
+	for _, fails := range []int{1, 2, 1 << 20} { // lists of nodes: that before anything, and that before the lists of the cloud
+		model, file := ec2Of(t, "gone")
+		c, lists := leftCluster(false, ready), 0
+		c.kube.(*fake.Clientset).PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+			lists++
+			return lists <= fails, nil, errors.New("connection refused")
+		})
+		r := runOutside(t, c, "-f", file, "--controller", "gone", "--yes", "--kip-gone")
+		if fails == 1<<20 {
+			if r.failed != nil || len(owners(model)) != 0 {
+				t.Errorf("of a cluster that never answers: %v; instances of %q\n%s", r.failed, owners(model), r.err)
+			}
+			continue
+		}
+		if r.failed == nil || len(owners(model)) != 2 {
+			t.Errorf("%d lists fail: %v; instances of %q", fails, r.failed, owners(model))
+		}
+		has(t, "the error", r.err, "The cluster is not known", "node kip-0 is Ready")
+	}
+}
+
+func TestCleanupFromOutsideNamesNothingThatMayBeAnotherKips(t *testing.T) {
+	_, file := ec2Of(t, "gone")
+	c := leftCluster(false, dead)
+	if err := c.kube.CoreV1().Nodes().Delete(t.Context(), "kip-0", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r := runOutside(t, c, "-f", file, "--controller", "gone")
+	has(t, "the table", r.out, "kubectl delete cells.kip.elotl.co -l kip.elotl.co/controller=gone\n",
+		"Not known of the cluster: whether the webhooks", "controller gone has no node here")
+	if n := strings.Count(r.out, "kubectl delete"); n != 1 {
+		t.Errorf("there are %d commands, without a node:\n%s", n, r.out)
+	}
+}
+
+func TestCleanupFromOutsideProvesNothingOfAKipOfWhichNothingIsSeen(t *testing.T) {
+	_, file := ec2Of(t, "gone")
+	for _, more := range [][]string{nil, {"--yes", "--kip-gone"}} {
+		r := runOutside(t, nil, append([]string{"-f", file, "--controller", "lost"}, more...)...)
+		if r.failed == nil || strings.Contains(r.err, "Clean") {
+			t.Errorf("%q: %v\n%s", more, r.failed, r.err)
+		}
+		has(t, "the error", r.err, "cloud aws in region us-east-1 shows nothing of controller lost", "only if the ID")
+	}
+	text := strings.Replace(read(t, file), "region: us-east-1, ", "", 1)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_REGION", "eu-west-1")
+	r := runOutside(t, nil, "-f", file)
+	if r.failed == nil {
+		t.Error("a region of the environment is taken")
+	}
+	has(t, "the error", r.err, "cloud.aws.region: there is no value", "want the region of this Kip's instances")
 }
 
 func TestCleanupFromOutsideRefusesFlagsThatDoNotGoTogether(t *testing.T) {

@@ -8,14 +8,17 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cleanup"
 )
 
@@ -42,8 +45,11 @@ type clusterOutside struct {
 	c          *cluster // nil if there is none to ask
 	clock      clock.PassiveClock
 	controller string
-	// unknown says why the cluster cannot be asked; "" if it can.
+	kipGone    bool // a person says that the Kip is gone
+	// unknown says why the cluster could not be asked at first; "" if it could.
 	unknown string
+	// answered reports whether it has ever listed its virtual nodes.
+	answered bool
 	// nodes are the virtual nodes of each controller, and cells reports whether there is a Cell of this one.
 	nodes map[string][]string
 	cells bool
@@ -57,10 +63,11 @@ type clusterOutside struct {
 var _ cleanup.Watch = (*clusterOutside)(nil)
 
 // lookAtCluster asks the cluster of the kubeconfig what it has of a controller.
-func (k *kipctl) lookAtCluster(ctx context.Context, controller string) *clusterOutside {
+func (k *kipctl) lookAtCluster(ctx context.Context, asked outside) *clusterOutside {
 	o := &clusterOutside{
 		clock:      k.clock,
-		controller: controller,
+		controller: asked.controller,
+		kipGone:    asked.kipGone,
 		nodes:      map[string][]string{},
 		left:       []leftover{},
 		notAsked:   []string{},
@@ -79,11 +86,12 @@ func (k *kipctl) lookAtCluster(ctx context.Context, controller string) *clusterO
 		o.unknown = fmt.Sprintf("list its virtual nodes: %v", err)
 		return o
 	}
+	o.answered = true
 	for _, n := range list.Items {
 		id := n.Labels[apiv1.LabelController]
 		o.nodes[id] = append(o.nodes[id], n.Name)
 	}
-	if controller != "" {
+	if o.controller != "" {
 		o.leftovers(ctx)
 	}
 	return o
@@ -98,7 +106,7 @@ func (o *clusterOutside) nodesOf(controller string) []string {
 }
 
 // mayEnd refuses while only a person can say that the Kip is gone, and none has.
-func (o *clusterOutside) mayEnd(asked outside) error {
+func (o *clusterOutside) mayEnd(ctx context.Context, asked outside) error {
 	const gone = "if this Kip is gone for good, add --kip-gone"
 	switch {
 	case asked.kipGone:
@@ -109,21 +117,77 @@ func (o *clusterOutside) mayEnd(asked outside) error {
 		return fmt.Errorf("the cluster of your kubeconfig has no node and no Cell of controller %s. This Kip may run in another cluster: "+
 			"name its kubeconfig with --kubeconfig or --context; %s", o.controller, gone)
 	}
+	if err := o.Lives(ctx); err != nil {
+		return err
+	}
+	found, err := o.workloads(ctx)
+	if err != nil {
+		return fmt.Errorf("the cluster does not tell whether this Kip may start again: %w; %s", err, gone)
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("this Kip may run or start again, although no node of it is Ready: the cluster has %s. Start Kip and run kipctl cleanup in "+
+			"its pod, or uninstall it (helm uninstall --no-hooks); if these belong to another Kip, or %s", adminapi.Some(found), gone)
+	}
 	return nil
 }
 
-// Lives implements cleanup.Watch. A node lives that is Ready, or whose lease is young or is renewed. A cluster that could not be
-// asked at first sees nothing.
+// workloads names the pods of all Kips, and the StatefulSets and Deployments that make them.
+func (o *clusterOutside) workloads(ctx context.Context) (found []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	core, apps := o.c.kube.CoreV1(), o.c.kube.AppsV1()
+	for _, kind := range []struct {
+		kind
+		selectors []string
+	}{
+		{kind{"pod", listed(core.Pods("").List)}, []string{labelsOfPods}}, // labelsOfKip has those of Helm's hooks, too
+		{kind{"statefulset", listed(apps.StatefulSets("").List)}, []string{labelsOfKip, labelsOfPods}},
+		{kind{"deployment", listed(apps.Deployments("").List)}, []string{labelsOfKip, labelsOfPods}},
+	} {
+		for _, selector := range kind.selectors {
+			objects, err := kind.list(ctx, metav1.ListOptions{LabelSelector: selector})
+			if err != nil {
+				return nil, fmt.Errorf("list %ss of Kip: %w", kind.name, err)
+			}
+			_ = meta.EachListItem(objects, func(object runtime.Object) error { // which no list of the API fails
+				if m, err := meta.Accessor(object); err == nil && replicas(object) > 0 {
+					found = append(found, kind.name+" "+m.GetNamespace()+"/"+m.GetName())
+				}
+				return nil
+			})
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), nil
+}
+
+// replicas returns how many pods an object stands for.
+func replicas(object runtime.Object) int32 {
+	switch w := object.(type) {
+	case *appsv1.StatefulSet:
+		return ptr.Deref(w.Spec.Replicas, 1)
+	case *appsv1.Deployment:
+		return ptr.Deref(w.Spec.Replicas, 1)
+	}
+	return 1
+}
+
+// Lives implements cleanup.Watch. A node lives that is Ready, or whose lease is young or is renewed. With --kip-gone it ignores
+// a cluster that has never answered.
 func (o *clusterOutside) Lives(ctx context.Context) error {
-	if o.unknown != "" {
-		return nil
+	if o.c == nil {
+		return nil // only --kip-gone gets here
 	}
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
 	nodes, err := o.c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: apiv1.LabelController + "=" + o.controller})
+	if err != nil && o.kipGone && !o.answered {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("see whether this Kip lives: list its virtual nodes: %w", err)
 	}
+	o.answered = true
 	for _, n := range nodes.Items {
 		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
@@ -148,6 +212,14 @@ func (o *clusterOutside) Lives(ctx context.Context) error {
 	return nil
 }
 
+// refused adds to the error of a Kip that lives how its instances are ended.
+func (o *clusterOutside) refused(ctx context.Context, err error) error {
+	if lives, is := errors.AsType[*cleanup.LivesError](err); is {
+		return fmt.Errorf("%w; %s", lives, o.instead(ctx))
+	}
+	return err
+}
+
 // instead says how the instances of a Kip that lives are ended.
 func (o *clusterOutside) instead(ctx context.Context) string {
 	where := "NAMESPACE POD"
@@ -160,7 +232,8 @@ func (o *clusterOutside) instead(ctx context.Context) string {
 	return "it ends its instances itself: kubectl exec -n " + where + " -- kipctl cleanup --yes"
 }
 
-// leftovers names what the cluster has of the Kip. With another Kip beside it only what is named after its own nodes.
+// leftovers names what the cluster has of the Kip. With another Kip beside it only what is named after its own nodes. Without a
+// node of its own nothing that only has Kip's labels: another Kip may need that, whose node is not here now.
 func (o *clusterOutside) leftovers(ctx context.Context) {
 	own := o.nodesOf(o.controller)
 	others := 0
@@ -183,7 +256,12 @@ func (o *clusterOutside) leftovers(ctx context.Context) {
 		}
 	}
 	add("lease", leases, "kubectl delete lease -n "+corev1.NamespaceNodeLease+" %s")
-	o.addCells(ctx, others > 0)
+	o.addCells(ctx, others > 0 || len(own) == 0)
+	if len(own) == 0 {
+		o.notAsked = append(o.notAsked, fmt.Sprintf("whether the webhooks, policies, roles, StorageClasses and claims with Kip's labels, and the definition "+
+			"of Cell, are left by this Kip: controller %s has no node here", o.controller))
+		return
+	}
 	for _, kind := range o.kinds() {
 		objects, err := kind.list(ctx, metav1.ListOptions{LabelSelector: labelsOfKip})
 		if !o.asked(kind.name+"s", err) {

@@ -150,7 +150,7 @@ const tagCluster = "kubernetes.io/cluster/"
 // ErrNoOwners says that a cloud does not tell whose instances it has.
 var ErrNoOwners = errors.New("it does not tell whose instances it has")
 
-// Controllers lists the Kips of which a cloud has something. The error is ErrNoOwners if the cloud cannot tell.
+// Controllers lists the Kips that have something in a cloud. The error is ErrNoOwners if the cloud cannot tell.
 func Controllers(ctx context.Context, c cloud.Cloud) ([]Controller, error) {
 	source := c.Features().Owners
 	if source == nil {
