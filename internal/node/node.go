@@ -157,7 +157,7 @@ type Node struct {
 	capacity corev1.ResourceList
 	awaited  []corev1.ResourceName
 	// sent is the Ready condition that the node controller was last told of, sentCapacity
-	// the capacity with it, and applied whether the API server has them. The node
+	// the capacity with it, and applied whether they were written. The node
 	// controller's inbox holds one status and blocks its writer when full, also after the
 	// controller has ended: nothing is sent before the last was applied.
 	sent         corev1.NodeCondition
@@ -483,17 +483,31 @@ func (n *Node) keepChecking(ctx context.Context, failures int, registered *corev
 
 // observe sees each status that the API server accepted.
 func (n *Node) observe(node *corev1.Node) {
-	for _, c := range node.Status.Conditions {
+	written := writtenStatus(node)
+	for _, c := range written.Conditions {
 		if c.Type != corev1.NodeReady {
 			continue
 		}
 		n.mu.Lock()
-		if sameCondition(c, n.sent) && has(node.Status.Capacity, n.sentCapacity) {
+		if sameCondition(c, n.sent) && has(written.Capacity, n.sentCapacity) {
 			n.applied = true
 		}
 		n.mu.Unlock()
 	}
 	n.readyOnce.Do(func() { close(n.ready) })
+}
+
+// writtenAnnotation is where Virtual Kubelet keeps the status that it has written.
+const writtenAnnotation = "virtual-kubelet.io/last-applied-node-status"
+
+// writtenStatus returns the status that was written: that of the node may be another, since
+// webhooks change it, as those do that overcommit.
+func writtenStatus(node *corev1.Node) corev1.NodeStatus {
+	var written corev1.NodeStatus
+	if err := json.Unmarshal([]byte(node.Annotations[writtenAnnotation]), &written); err != nil {
+		return node.Status
+	}
+	return written
 }
 
 // check asks whether Kip can work, and says it as the node's Ready condition.

@@ -556,6 +556,28 @@ func TestACapacityThatChangesIsWrittenWithTheNextCheck(t *testing.T) {
 	})
 }
 
+func TestAWebhookThatChangesTheCapacityHoldsUpNothing(t *testing.T) {
+	c, s := newCluster(), &state{}
+	c.node.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		obj, err := c.own.Invokes(a, nil)
+		if err != nil {
+			return true, nil, err
+		}
+		n := obj.(*corev1.Node)
+		n.Status.Capacity[corev1.ResourcePods] = resource.MustParse("7")
+		return true, n, c.own.Tracker().Update(a.GetResource(), n, "")
+	})
+	n, tick := running(t, c, s)
+	s.set(errors.New("etcd does not answer"))
+	eventually(t, "the node is not Ready", func() bool { tick(); return ready(c.get(t)).Status == corev1.ConditionFalse })
+	n.SetCapacity(capacity("64", "32"))
+	s.set(nil)
+	eventually(t, "it is again, with another capacity", func() bool {
+		tick()
+		return ready(c.get(t)).Status == corev1.ConditionTrue && c.get(t).Status.Capacity.Cpu().Value() == 64
+	})
+}
+
 func TestANodeKeepsTheCapacityThatItHasUntilAnotherIsKnown(t *testing.T) {
 	c := newCluster()
 	cfg := config(c.own, c.node)
