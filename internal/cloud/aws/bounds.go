@@ -19,6 +19,8 @@ import (
 const (
 	// quotasPatience bounds the reading of quotas: Service Quotas may have no way to a VPC that has one to EC2.
 	quotasPatience = 10 * time.Second
+	// othersPatience bounds the list of what others in the account run, of which there may be any number.
+	othersPatience = 30 * time.Second
 	// quotasCall is the most that a page has (Service Quotas API reference, "ListServiceQuotas"), and maxQuotaPages bounds the
 	// list: EC2 has some 200.
 	quotasCall, maxQuotaPages = 100, 50
@@ -91,30 +93,55 @@ func (c *Cloud) bounds(ctx context.Context, owner string) (catalog.Bounds, error
 			b.Machines[*s.SubnetId] = int64(*s.AvailableIpAddressCount) / each
 		}
 	}
-	others := map[catalog.Class]int64{}
-	in := &ec2.DescribeInstancesInput{Filters: []types.Filter{living}, MaxResults: aws.Int32(pageSize)}
-	err = eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
-		for _, r := range page.Reservations {
-			for _, i := range r.Instances {
-				if mapOf(i.Tags)[cloud.TagOwner] != owner {
-					class, milliCPU := quotaOf(i)
-					others[class] += milliCPU
-				} else if _, known := b.Machines[aws.ToString(i.SubnetId)]; known {
-					b.Machines[*i.SubnetId]++
-				}
-			}
-		}
-	})
+	of := filter("tag:"+cloud.TagOwner, owner)
+	own, err := c.describe(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{of, living}, MaxResults: aws.Int32(pageSize)})
 	if err != nil {
 		return catalog.Bounds{}, err
 	}
+	for _, i := range own {
+		if _, known := b.Machines[i.Subnet]; known {
+			b.Machines[i.Subnet]++
+		}
+	}
 	b.MilliCPU = c.readQuotas(ctx)
-	for class, milliCPU := range others {
+	for class, milliCPU := range c.readOthers(ctx, owner) {
 		if most, known := b.MilliCPU[class]; known {
 			b.MilliCPU[class] = max(0, most-milliCPU)
 		}
 	}
 	return b, nil
+}
+
+// readOthers reads how much CPU others in the account run, by class. If that fails, it returns what was read last, and tells once.
+func (c *Cloud) readOthers(ctx context.Context, owner string) map[catalog.Class]int64 {
+	some, cancel := context.WithTimeout(ctx, othersPatience)
+	defer cancel()
+	others := map[catalog.Class]int64{}
+	in := &ec2.DescribeInstancesInput{Filters: []types.Filter{living}, MaxResults: aws.Int32(pageSize)}
+	err := eachPage(some, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
+		for _, r := range page.Reservations {
+			for _, i := range r.Instances {
+				if mapOf(i.Tags)[cloud.TagOwner] != owner {
+					class, milliCPU := quotaOf(i)
+					others[class] += milliCPU
+				}
+			}
+		}
+	})
+	told := codeOf(err)
+	if err != nil && told == "" {
+		told = "not whole"
+	}
+	if ctx.Err() == nil && c.isNews("others", told) && err != nil {
+		c.cfg.Log.Warn("list what others in the account run: the capacity of virtual nodes is less what they ran when Kip read it last, if ever",
+			"err", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		c.othersRead = others
+	}
+	return maps.Clone(c.othersRead)
 }
 
 // quotaOf is what an instance takes of which quota: its vCPUs while it is pending or running. Source: EC2 User Guide, "On-Demand

@@ -94,6 +94,36 @@ func TestQuotasThatCannotBeReadAreThoseThatWereReadLast(t *testing.T) {
 	}
 }
 
+func TestWhatOthersRunIsWhatWasReadLastIfTheirListFails(t *testing.T) {
+	model, url := serve(t, anAccountWithQuotas())
+	cfg, log := settings(url), &bytes.Buffer{}
+	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	c := open(t, cfg)
+	fail := func() catalog.Bounds {
+		t.Helper()
+		if err := model.FailCall(ec2.Failure{Call: cloud.CallList, Nth: 2, Code: "InternalError"}); err != nil { // after that of its own
+			t.Fatal(err)
+		}
+		return boundsOf(t, c, "another")
+	}
+	standard := catalog.Class{Family: "standard"}
+	if b := fail(); b.MilliCPU[standard] != 64_000 || len(b.Machines) != 3 {
+		t.Errorf("before any list: %+v", b)
+	}
+	if err := c.Launch(t.Context(), resolved(t, c, request("t", 1))).Err(); err != nil { // two vCPUs
+		t.Fatal(err)
+	}
+	want := boundsOf(t, c, "another")
+	for range 2 {
+		if b := fail(); want.MilliCPU[standard] != 62_000 || !maps.Equal(b.MilliCPU, want.MilliCPU) || !maps.Equal(b.Machines, want.Machines) {
+			t.Errorf("after a fault: %+v, want %+v", b, want)
+		}
+	}
+	if n := strings.Count(log.String(), "list what others in the account run"); n != 2 { // before and after a list that was whole
+		t.Errorf("it was told %d times:\n%s", n, log)
+	}
+}
+
 func TestWithoutEC2ThereAreNoBounds(t *testing.T) {
 	model, url := serve(t, anAccountWithQuotas())
 	c := open(t, settings(url))

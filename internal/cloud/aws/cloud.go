@@ -62,7 +62,8 @@ type Cloud struct {
 	pricesDenied bool                  // it was told that Kip may not read prices
 	dedicated    map[string]price      // of dedicated instances, as they were told last
 
-	quotasRead map[catalog.Class]int64 // last; nil before; under mu
+	// The quotas, and what others in the account run, as they were read last; nil before; under mu.
+	quotasRead, othersRead map[catalog.Class]int64
 
 	unexplained map[string]bool   // codes that were told of; under mu
 	told        map[string]string // what was told last, by its subject; under mu
