@@ -32,8 +32,25 @@ type Bounder interface {
 // bounds are what the cloud has said, for KeepCapacity alone.
 type bounds struct {
 	held, last catalog.Bounds
-	known      bool
-	asked      time.Time // when it answered last; zero after an error
+	answers    int
+	asked      time.Time // when it answered last; zero before the second answer, and after an error
+	// refused are the classes of which the cloud has refused a launch for their quota, as long as that holds.
+	refused map[catalog.Class]refusal
+}
+
+// refusal is that of a launch for the quota of its class.
+type refusal struct {
+	until time.Time // of the shortage
+	most  int64     // how much CPU the class had, and may have had left
+	told  int64     // as bounds.told
+}
+
+// told is the quota of a class, -1 where the cloud tells none.
+func (b *bounds) told(c catalog.Class) int64 {
+	if quota, is := b.held.MilliCPU[c]; is {
+		return quota
+	}
+	return -1
 }
 
 // KeepCapacity keeps the capacity of the nodes where the configuration says auto, until ctx ends.
@@ -50,7 +67,7 @@ func (n *Nodes) KeepCapacity(ctx context.Context) error {
 	}
 }
 
-// size finds the capacity of all nodes out.
+// size determines the capacity of all nodes.
 func (n *Nodes) size(ctx context.Context) {
 	cfg, all := n.Configuration(), n.all()
 	if !slices.ContainsFunc(all, func(s *served) bool {
@@ -61,27 +78,32 @@ func (n *Nodes) size(ctx context.Context) {
 		return
 	}
 	var use roster.Use
-	left, launched := n.left(), map[string]bool{} // the pods for which a machine was launched
+	runs, launched := map[catalog.Class]int64{}, map[string]bool{} // the pods for which a machine was launched
 	for _, cell := range n.made.Cells.List() {
 		if cell.Pod.UID == "" || cell.Launch == nil && cell.Instance == nil || cell.Phase == apiv1.Gone {
 			continue
 		}
 		o := cell.Offer()
-		use.Add(o.Subnet, catalog.Class{Family: o.Family, Spot: o.Spot}, o.MilliCPU, o.MemoryBytes)
+		class := catalog.Class{Family: o.Family, Spot: o.Spot}
+		use.Add(o.Subnet, class, o.MilliCPU, o.MemoryBytes)
+		if cell.Instance != nil {
+			runs[class] += o.MilliCPU
+		}
 		launched[string(cell.Pod.UID)] = true
 	}
+	left, most := n.refusals(use.MilliCPU, runs)
 	for _, s := range all {
 		if !n.pods.Listed(s.name) {
 			continue // what they need is not known
 		}
-		sizing := roster.Sizing{Bounds: n.bounds.held, Use: use, Left: left}
+		sizing := roster.Sizing{Bounds: n.bounds.held, Use: use, Left: left, Most: most}
 		sizing.Needs, sizing.Served = needs(s, launched)
 		n.setCapacity(s, sizing)
 	}
 }
 
-// askBounds asks the cloud for its bounds if it is time, and reports whether any are known. A cloud that has none to tell
-// bounds nothing.
+// askBounds asks the cloud for its bounds if it is time, and reports whether they are known: one answer may lack anything, so
+// the first two count together. A cloud that has none to tell bounds nothing.
 func (n *Nodes) askBounds(ctx context.Context) (known bool) {
 	b := &n.bounds
 	if n.c.Bounder == nil {
@@ -91,18 +113,27 @@ func (n *Nodes) askBounds(ctx context.Context) (known bool) {
 		said, err := n.c.Bounder.Bounds(ctx, n.c.ControllerID)
 		switch {
 		case err == nil:
-			b.held, b.last, b.known, b.asked = roster.Believed(b.held, b.last, said), said, true, now
+			b.held, b.last = roster.Believed(b.held, b.last, said), said
+			if b.answers++; b.answers > 1 {
+				b.asked = now
+			}
 		case ctx.Err() == nil:
 			b.asked = time.Time{}
 			n.c.Log.Warn("read how much can be launched, retrying; the capacity of virtual nodes stays", "err", err)
 		}
 	}
-	return b.known
+	return b.answers > 1
 }
 
-// left is how much CPU classes have left at most, of which the cloud has said lately that their quota is used up.
-func (n *Nodes) left() map[catalog.Class]int64 {
-	all := map[catalog.Class]int64{}
+// refusals are how much CPU classes have left at most of which a launch was refused for their quota lately, and how much those may
+// have of which one was refused earlier. A refusal holds until machines run that it ruled out, or the cloud tells a larger quota:
+// a node that forgot it after a while would take pods that wait, again and again.
+func (n *Nodes) refusals(use, runs map[catalog.Class]int64) (left, most map[catalog.Class]int64) {
+	left, most = map[catalog.Class]int64{}, map[catalog.Class]int64{}
+	b := &n.bounds
+	if b.refused == nil {
+		b.refused = map[catalog.Class]refusal{}
+	}
 	for _, s := range n.c.Shortages.List() {
 		if s.Family == "" || s.InstanceType != "" || s.Zone != "" || s.Subnet != "" {
 			continue
@@ -111,13 +142,26 @@ func (n *Nodes) left() map[catalog.Class]int64 {
 			if s.Spot != nil && *s.Spot != spot {
 				continue
 			}
-			c, most := catalog.Class{Family: s.Family, Spot: spot}, max(0, s.LeastMilliCPU-1) // as much would have been launched
-			if before, has := all[c]; !has || most < before {
-				all[c] = most
+			c, rest := catalog.Class{Family: s.Family, Spot: spot}, max(0, s.LeastMilliCPU-1) // as much would have been launched
+			if before, has := left[c]; !has || rest < before {
+				left[c] = rest
+			}
+			if s.Until.After(b.refused[c].until) {
+				b.refused[c] = refusal{s.Until, use[c] + rest, b.told(c)}
 			}
 		}
 	}
-	return all
+	for c, r := range b.refused {
+		if _, lately := left[c]; lately {
+			continue
+		}
+		if runs[c] > r.most || b.told(c) > r.told {
+			delete(b.refused, c)
+			continue
+		}
+		most[c] = r.most
+	}
+	return left, most
 }
 
 // needs are what the pods of a node ask for, as the scheduler counts it, and what those of them do that wait for no machine: it was

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	testclock "k8s.io/utils/clock/testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/capacity"
@@ -148,7 +149,7 @@ func TestWhatPodsHaveCountsAsWhatTheyAskFor(t *testing.T) {
 	})
 }
 
-func TestARefusalForAQuotaCountsForAWhile(t *testing.T) {
+func TestARefusalForAQuotaCountsUntilItIsDisproved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := sized(t, "kubelet: {capacity: auto}")
 		s.say(8, 2, nil)
@@ -158,8 +159,47 @@ func TestARefusalForAQuotaCountsForAWhile(t *testing.T) {
 		w.missing.Mark(capacity.Shortage{InstanceType: "small", Zone: "b", Spot: new(true)}) // no quota
 		w.eventually("the quota has one CPU left", func() bool { return w.takes("kip-0") == 3 })
 		w.clock.Step(capacity.Cooldown)
-		w.eventually("it is over", func() bool { return w.takes("kip-0") == 10 })
+		time.Sleep(2 * sizeEvery)
+		if got := w.takes("kip-0"); got != 3 {
+			t.Errorf("after the cooldown it takes %d pods", got)
+		}
+		s.say(9, 2, nil)
+		w.asksAgain(s, 1)
+		w.eventually("the quota was raised", func() bool { return w.takes("kip-0") == 11 })
 	})
+}
+
+func TestALaunchThatIsAlwaysRefusedKeepsTheNodeSmall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := sized(t, "kubelet: {capacity: auto}") // the cloud tells no quota
+		w.start()
+		w.eventually("the node takes a thousand pods", func() bool { return w.takes("kip-0") == 1000 })
+		refuse := func() { w.missing.Mark(capacity.Shortage{Family: "standard", LeastMilliCPU: 1000}) }
+		refuse()
+		w.eventually("it takes one pod, whose Events tell", func() bool { return w.takes("kip-0") == 1 })
+		for passed := time.Duration(0); passed < 20*time.Minute; passed += sizeEvery {
+			time.Sleep(sizeEvery)
+			if got := w.takes("kip-0"); got > 2 { // one on demand and one of spot are tried
+				t.Fatalf("after %v it takes %d pods", passed, got)
+			}
+			if w.clock.Step(sizeEvery); passed%(2*capacity.Cooldown) == 0 {
+				refuse()
+			}
+		}
+	})
+}
+
+func TestALaunchThatARefusalRuledOutEndsIt(t *testing.T) {
+	n := &Nodes{c: Config{Shortages: capacity.New(testclock.NewFakePassiveClock(time.Now()))}}
+	standard := catalog.Class{Family: "standard"}
+	n.bounds.refused = map[catalog.Class]refusal{standard: {most: 3999, told: -1}}
+	of := func(milliCPU int64) map[catalog.Class]int64 { return map[catalog.Class]int64{standard: milliCPU} }
+	if _, most := n.refusals(of(6000), of(2000)); most[standard] != 3999 {
+		t.Errorf("while a launch is under way at most %v runs", most)
+	}
+	if _, most := n.refusals(of(6000), of(6000)); len(most) > 0 {
+		t.Errorf("once more runs, at most %v does", most)
+	}
 }
 
 func TestAKipThatStartsKeepsTheCapacityUntilTheCloudAnswers(t *testing.T) {
@@ -181,6 +221,15 @@ func TestAKipThatStartsKeepsTheCapacityUntilTheCloudAnswers(t *testing.T) {
 		if got := w.takes("kip-0"); got != 50 || !w.ready("kip-0") {
 			t.Errorf("the next Kip's node takes %d pods", got)
 		}
+		before := s.times()
+		s.say(0, 0, nil)
+		w.eventually("it has answered", func() bool { return s.times() > before })
+		time.Sleep(sizeEvery / 2)
+		if got := w.takes("kip-0"); got != 50 {
+			t.Errorf("after a first answer of nothing the next Kip's node takes %d pods", got)
+		}
+		s.say(60, 0, nil)
+		w.eventually("two answers count", func() bool { return w.takes("kip-0") == 60 })
 	})
 }
 

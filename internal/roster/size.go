@@ -2,6 +2,7 @@ package roster
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/elotl/kip/internal/catalog"
@@ -43,12 +44,15 @@ type Sizing struct {
 	Use    Use
 	// Left is how much CPU a class has left at most, where the cloud has refused a launch for its quota lately.
 	Left map[catalog.Class]int64
+	// Most is how much CPU a class had at most when the cloud refused a launch for its quota, where that was earlier. One machine
+	// more may be tried.
+	Most map[catalog.Class]int64
 	// Served is what the node's pods ask for that have a machine, or need none, and Needs what all of its pods do.
 	Served, Needs corev1.ResourceList
 }
 
-// Capacity is what the scheduler may place on the node: what can be launched, and what the pods ask for for which that was done.
-// These ask for less than their machines have, so the machines' own size would be too much. It is never less than the node's pods
+// Capacity is what the scheduler may place on the node: what can be launched, and what the pods with a machine ask for.
+// They ask for less than their machines have, so the machines' own size would be too much. It is never less than the node's pods
 // need, nor than one pod with a CPU: a pod that waits for a machine says by its Events what is missing, and one without a
 // node does not.
 func (s Sizing) Capacity() corev1.ResourceList {
@@ -115,32 +119,46 @@ func (s Sizing) byAddresses() (machines int64, known bool) {
 }
 
 // byQuota is how many machines more the node's classes have CPU for, and how much CPU and memory these have, in whole machines
-// of the type that has most of it. A class whose quota is not known adds nothing. If no quota is known, nothing bounds the node,
-// unless the cloud has refused launches of all its classes.
+// of the type that has most of it. A class whose quota is not told bounds nothing, unless the cloud has refused a launch of it.
+// Service Quotas leaves out quotas that have no value applied. Source: github.com/aws/aws-cli, issue 6629.
 func (s Sizing) byQuota() (machines, milliCPU, bytes int64) {
-	some, open := false, false
+	unbounded := int64(mostPods)
+	for _, n := range s.Use.Machines {
+		unbounded -= n
+	}
+	unbounded = max(0, unbounded)
+	open := false
 	for c, types := range classes(s.Types) {
-		most, known := s.Bounds.MilliCPU[c]
-		room := most - s.Use.MilliCPU[c]
-		left, refused := s.Left[c]
-		if refused && (!known || left < room) {
-			room = left
+		quota, told := s.Bounds.MilliCPU[c]
+		left, lately := s.Left[c]
+		most, refused := s.Most[c]
+		if !told && !lately && !refused {
+			open = true
+			continue
 		}
-		some, open = some || known, open || !known && !refused
+		use, room := s.Use.MilliCPU[c], int64(math.MaxInt64)
+		if told {
+			room = quota - use
+		}
+		if lately {
+			room = min(room, left)
+		}
 		var m, cpu, memory int64
 		for _, t := range types {
-			n := max(0, room) / max(1, t.MilliCPU)
+			each := max(1, t.MilliCPU)
+			n := max(0, room) / each
+			if refused {
+				n = min(n, max(1, (most-use)/each))
+			}
+			if !told {
+				n = min(n, unbounded)
+			}
 			m, cpu, memory = max(m, n), max(cpu, n*t.MilliCPU), max(memory, n*t.MemoryBytes)
 		}
 		machines, milliCPU, bytes = machines+m, milliCPU+cpu, bytes+memory
 	}
-	if open && !some {
-		var now int64
-		for _, n := range s.Use.Machines {
-			now += n
-		}
-		machines = max(0, mostPods-now)
-		return machines, machines * podMilliCPU, machines * podBytes
+	if open {
+		machines, milliCPU, bytes = max(machines, unbounded), max(milliCPU, unbounded*podMilliCPU), max(bytes, unbounded*podBytes)
 	}
 	return machines, milliCPU, bytes
 }

@@ -88,11 +88,43 @@ func TestTheCapacityOfANodeIsWhatCanBeLaunchedForIt(t *testing.T) {
 				})},
 			}, "28 76Gi 10",
 		},
-		"a class whose quota is missing adds nothing": {
+		"a class whose quota is not told is unbounded, whatever the others have": {
+			Sizing{
+				Types:  []catalog.InstanceType{large, typeIn("p3.2xlarge", "p", 8, 61, "a")},
+				Bounds: catalog.Bounds{MilliCPU: quotas(map[catalog.Class]int64{{Family: "p"}: 0})},
+			}, "4k 16000Gi 1k",
+		},
+		"and takes nothing from those that are told": {
 			Sizing{
 				Types:  []catalog.InstanceType{small, typeIn("hpc7g.4xlarge", "hpc", 16, 128, "a")},
-				Bounds: catalog.Bounds{MilliCPU: quotas(map[catalog.Class]int64{standard: 4})},
+				Bounds: catalog.Bounds{MilliCPU: quotas(map[catalog.Class]int64{standard: 10_000})},
+			}, "10k 16000Gi 5k",
+		},
+		"a class that is not told and was refused is bounded": {
+			Sizing{
+				Types:  []catalog.InstanceType{small, typeIn("p3.2xlarge", "p", 8, 61, "a")},
+				Bounds: catalog.Bounds{MilliCPU: quotas(map[catalog.Class]int64{{Family: "p"}: 0})},
+				Left:   map[catalog.Class]int64{standard: 5999},
 			}, "4 4Gi 2",
+		},
+		"an earlier refusal leaves what there was then": {
+			Sizing{
+				Types: []catalog.InstanceType{small, large},
+				Use:   uses("a", standard, 16, 4), Most: map[catalog.Class]int64{standard: 25_999},
+			}, "8 32Gi 4",
+		},
+		"and one machine more, of any type": {
+			Sizing{
+				Types: []catalog.InstanceType{small, large},
+				Use:   uses("a", standard, 16, 4), Most: map[catalog.Class]int64{standard: 17_999},
+			}, "8 32Gi 1",
+		},
+		"that a quota has room for": {
+			Sizing{
+				Types:  []catalog.InstanceType{small, large},
+				Bounds: catalog.Bounds{MilliCPU: quotas(map[catalog.Class]int64{standard: 20})},
+				Use:    uses("a", standard, 16, 4), Most: map[catalog.Class]int64{standard: 17_999},
+			}, "2 2Gi 1",
 		},
 		"addresses bound machines, and these CPU and memory": {
 			Sizing{
