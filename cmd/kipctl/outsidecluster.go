@@ -247,7 +247,6 @@ func (o *clusterOutside) leftovers(ctx context.Context) {
 			o.left = append(o.left, leftover{Kind: kind, Names: names, Command: fmt.Sprintf(command, strings.Join(names, " "))})
 		}
 	}
-	add("node", own, "kubectl delete node %s")
 	var leases []string
 	for _, n := range own {
 		_, err := o.c.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n, metav1.GetOptions{})
@@ -255,7 +254,8 @@ func (o *clusterOutside) leftovers(ctx context.Context) {
 			leases = append(leases, n)
 		}
 	}
-	add("lease", leases, "kubectl delete lease -n "+corev1.NamespaceNodeLease+" %s")
+	add("lease", leases, "kubectl delete lease -n "+corev1.NamespaceNodeLease+" %s") // goes with the node, too, so it is first
+	add("node", own, "kubectl delete node %s")
 	o.addCells(ctx, others > 0 || len(own) == 0)
 	if len(own) == 0 {
 		o.notAsked = append(o.notAsked, fmt.Sprintf("whether the webhooks, policies, roles, StorageClasses and claims with Kip's labels, and the definition "+
