@@ -115,7 +115,8 @@ func TestZonesMakesANodeForEachOfSeveralZonesBesideTheOneForAll(t *testing.T) {
 	c := configured(t, "nodes: zones")
 	in := func(zones ...string) (types []catalog.InstanceType) {
 		for _, zone := range zones {
-			types = append(types, catalog.InstanceType{Name: "t" + zone, Arch: "amd64", Offerings: []catalog.Offering{{Zone: zone}, {Zone: zone, Spot: true}}})
+			offerings := []catalog.Offering{{Zone: zone}, {Zone: zone, Spot: true}}
+			types = append(types, catalog.InstanceType{Name: "t" + zone, Arch: "amd64", Offerings: offerings})
 		}
 		return types
 	}

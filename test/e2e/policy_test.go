@@ -273,7 +273,8 @@ func TestAPolicyHoldsForThePodsFirstPacket(t *testing.T) {
 	s.policy("deny", "{podSelector: {matchLabels: {app: eager}}, policyTypes: [Egress]}")
 	// From its first instruction on.
 	eager := func(name, app string) string {
-		return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: {app: " + app + "}}\nspec:\n  " + namespace.OnKip + `  containers:
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", labels: {app: " + app + "}}\nspec:\n  " +
+			namespace.OnKip + `  containers:
   - name: main
     image: busybox:1.36
     command: [sh, -c, 'while :; do nc -w 1 ` + host.String() + ` 9999 </dev/null >/dev/null 2>&1; echo tried; sleep 0.1; done']
@@ -386,7 +387,8 @@ func TestOnlyAPodThatAsksReachesTheMetadataService(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
 	service := serveMetadata(t)
-	asks := strings.Replace(namespace.Sleeper("asks"), "{name: asks}", "{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
+	asks := strings.Replace(namespace.Sleeper("asks"), "{name: asks}",
+		"{name: asks, annotations: {"+placement.AnnotationAllowMetadata+": \"true\"}}", 1)
 	host := strings.Replace(namespace.Sleeper("host"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
 	s.Apply(namespace.Sleeper("plain") + "---\n" + asks + "---\n" + host)
 	for _, pod := range []string{"plain", "asks", "host"} {

@@ -264,7 +264,8 @@ func TestAZoneOfTheLocalCloudThatFailsLosesItsMachinesAndGetsNoPods(t *testing.T
 		}
 	}
 	in := func(name, zone string) string {
-		return strings.Replace(namespace.Sleeper(name), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
+		return strings.Replace(namespace.Sleeper(name), "{type: virtual-kubelet}",
+			"{type: virtual-kubelet, topology.kubernetes.io/zone: "+zone+"}", 1)
 	}
 	s.Apply(in("lost", "west") + "---\n" + in("kept", "east"))
 	lost, kept, cell := s.WaitReady("lost"), s.WaitReady("kept"), s.CellOf("kept").Name
@@ -299,7 +300,8 @@ func TestAVirtualNodeThatIsTakenOutGoesWithItsLastPod(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	defer inZones(t, s)()
-	s.Apply(strings.Replace(namespace.Sleeper("stays"), "{type: virtual-kubelet}", "{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))
+	s.Apply(strings.Replace(namespace.Sleeper("stays"), "{type: virtual-kubelet}",
+		"{type: virtual-kubelet, topology.kubernetes.io/zone: west}", 1))
 	before := s.WaitReady("stays")
 	configureNodes(t, nodesFor(zonesHere[:2]...))
 	node := before.Spec.NodeName

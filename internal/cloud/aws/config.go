@@ -145,18 +145,7 @@ const metadataPatience = 3 * time.Second
 // New returns EC2 in one region. It asks the metadata service where Kip runs, and
 // nothing of EC2.
 func New(ctx context.Context, cfg Config) (*Cloud, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.RealClock{}
-	}
-	if cfg.Facts == nil {
-		cfg.Facts = &memory{clock: cfg.Clock, until: map[string]time.Time{}}
-	}
-	cfg.InterruptionsEvery = cmp.Or(cfg.InterruptionsEvery, 5*time.Second)
-	cfg.MaintenanceEvery = cmp.Or(cfg.MaintenanceEvery, 5*time.Minute)
-	cfg.VolumesEvery = cmp.Or(cfg.VolumesEvery, time.Second)
+	cfg.setDefaults()
 	sdk, err := loadSDK(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -224,6 +213,22 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// setDefaults sets what holds where nothing is said.
+func (c *Config) setDefaults() {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.Facts == nil {
+		c.Facts = &memory{clock: c.Clock, until: map[string]time.Time{}}
+	}
+	c.InterruptionsEvery = cmp.Or(c.InterruptionsEvery, 5*time.Second)
+	c.MaintenanceEvery = cmp.Or(c.MaintenanceEvery, 5*time.Minute)
+	c.VolumesEvery = cmp.Or(c.VolumesEvery, time.Second)
 }
 
 // isPublic says that a source is a network whose addresses reach public ones as what they are: what a group has
