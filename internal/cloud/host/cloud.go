@@ -465,11 +465,15 @@ func (c *Cloud) own(m *machine) {
 	}
 	c.mu.Lock()
 	m.process = nil
-	if m.rec.Instance.State == cloud.Running {
-		log.Warn("a machine ended by itself", "how", how, "cell", m.rec.Instance.Tags[cloud.TagCell])
+	itself := m.rec.Instance.State == cloud.Running
+	if itself {
 		m.rec.Instance.State = cloud.Terminating
 	}
+	cell := m.rec.Instance.Tags[cloud.TagCell]
 	c.mu.Unlock()
+	if itself {
+		log.Warn("a machine ended by itself", "how", how, "cell", cell, "console", c.lastWords(m.id))
+	}
 	p.Close()
 	c.end(m)
 }

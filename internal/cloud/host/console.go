@@ -17,6 +17,8 @@ import (
 const (
 	maxConsole  = 1 << 20 // bytes above which the log is cut
 	keptConsole = 64 << 10
+	// loggedConsole is how much of it is logged of a machine that ended by itself: a kernel's panic.
+	loggedConsole = 4 << 10
 	// keptEnded is of how many machines that have ended the console is kept, in memory: why one ended is
 	// asked for once it has.
 	keptEnded = 16
@@ -47,6 +49,15 @@ func (c *Cloud) keepConsole(m *machine) {
 	defer c.mu.Unlock()
 	c.consoles = append(c.consoles, ended{m.id, text})
 	c.consoles = slices.Delete(c.consoles, 0, max(0, len(c.consoles)-keptEnded))
+}
+
+// lastWords is the end of what a machine has written, or why it cannot be had.
+func (c *Cloud) lastWords(id string) string {
+	text, err := readTail(c.cfg.consolePath(id))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-loggedConsole):])
 }
 
 // consoleOf is what a machine that has ended had written.
