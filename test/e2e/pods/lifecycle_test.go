@@ -23,10 +23,10 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	s.Apply(strings.Replace(namespace.Bare("a", fmt.Sprintf(`  containers:
   - name: main
     image: busybox:1.36
-    command: [sh, -c, 'trap "echo term | nc -w 1 %[1]s 9000; exit 0" TERM; while :; do sleep 0.1; done']
+    command: [sh, -c, 'trap "echo term | nc -w 10 %[1]s 9000; exit 0" TERM; while :; do sleep 0.1; done']
     lifecycle:
-      postStart: {exec: {command: [sh, -c, 'echo postStart | nc -w 1 %[1]s 9000']}}
-      preStop: {exec: {command: [sh, -c, 'for word in preStop one two three; do echo $word | nc -w 1 %[1]s 9000; sleep 1; done']}}
+      postStart: {exec: {command: [sh, -c, 'echo postStart | nc -w 10 %[1]s 9000']}}
+      preStop: {exec: {command: [sh, -c, 'for word in preStop one two three; do echo $word | nc -w 10 %[1]s 9000; sleep 1; done']}}
 `, ear)), "terminationGracePeriodSeconds: 2", "terminationGracePeriodSeconds: 20", 1))
 	s.WaitReady("a")
 	s.Kubectl("delete", "pod", "a")
@@ -34,12 +34,13 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	s.WaitGone("a")
 }
 
-// ear is a pod that hears what others tell at its port 9000, also when they are gone.
+// ear is a pod that hears what others tell at its port 9000, also when they are gone. It listens all the time: who is told to
+// end tells once.
 // It returns its address.
 func (s *space) ear() string {
 	s.Helper()
 	s.Apply(namespace.Bare("ear", `  containers:
-  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'while :; do nc -l -p 9000; done']}
+  - {name: main, image: 'busybox:1.36', command: [nc, -ll, -p, '9000', -e, sh, -c, 'cat >&2']}
 `))
 	return s.WaitReady("ear").Status.PodIP
 }
