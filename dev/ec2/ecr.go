@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -25,21 +24,9 @@ type registryToken struct {
 	until  time.Time
 }
 
-// serveECR answers a call of ECR's API: JSON, in which a time is seconds.
+// serveECR answers a call of ECR's API, in which a time is seconds.
 func (m *Model) serveECR(w http.ResponseWriter, r *http.Request) {
-	action := strings.TrimPrefix(r.Header.Get("X-Amz-Target"), ecrTarget)
-	m.count(action)
-	answer, err := m.authorizationToken(r, action)
-	w.Header().Set("Content-Type", "application/x-amz-json-1.1")
-	if err != nil {
-		e := apiErrorOf(err)
-		if e == nil {
-			panic(http.ErrAbortHandler)
-		}
-		w.WriteHeader(e.status)
-		answer = map[string]string{"__type": e.code, "message": e.message}
-	}
-	_ = json.NewEncoder(w).Encode(answer) // or the caller is gone
+	m.serveJSON(w, r, ecrTarget, "message", m.authorizationToken)
 }
 
 func (m *Model) authorizationToken(r *http.Request, action string) (any, error) {

@@ -45,16 +45,7 @@ func (m *Model) FailPrices(f PriceFaults) {
 
 // servePricing answers a call of the Price List API.
 func (m *Model) servePricing(w http.ResponseWriter, r *http.Request) {
-	action := strings.TrimPrefix(r.Header.Get("X-Amz-Target"), pricingTarget)
-	m.count(action)
-	answer, err := m.getProducts(r, action)
-	w.Header().Set("Content-Type", "application/x-amz-json-1.1")
-	if err != nil {
-		e := apiErrorOf(err)
-		w.WriteHeader(e.status)
-		answer = map[string]string{"__type": e.code, "Message": e.message}
-	}
-	_ = json.NewEncoder(w).Encode(answer) // or whoever asked is gone
+	m.serveJSON(w, r, pricingTarget, "Message", m.getProducts)
 }
 
 // productsCall is what a call of GetProducts may have.

@@ -24,16 +24,7 @@ func (m *Model) FailQuotas(code string) {
 
 // serveQuotas answers a call of Service Quotas.
 func (m *Model) serveQuotas(w http.ResponseWriter, r *http.Request) {
-	action := strings.TrimPrefix(r.Header.Get("X-Amz-Target"), quotasTarget)
-	m.count(action)
-	answer, err := m.listServiceQuotas(r, action)
-	w.Header().Set("Content-Type", "application/x-amz-json-1.1")
-	if err != nil {
-		e := apiErrorOf(err)
-		w.WriteHeader(e.status)
-		answer = map[string]string{"__type": e.code, "Message": e.message}
-	}
-	_ = json.NewEncoder(w).Encode(answer) // or whoever asked is gone
+	m.serveJSON(w, r, quotasTarget, "Message", m.listServiceQuotas)
 }
 
 // quota is one of an answer (Service Quotas API reference, "ServiceQuota").

@@ -81,16 +81,8 @@ func (e Entry) Zone(offered []catalog.InstanceType) string {
 	if len(e.Node.Zones) == 1 {
 		return e.Node.Zones[0]
 	}
-	zones := map[string]bool{}
-	for _, t := range offered {
-		for _, o := range t.Offerings {
-			zones[o.Zone] = true
-		}
-	}
-	if len(zones) == 1 {
-		for zone := range zones {
-			return zone
-		}
+	if in := zonesOf(offered); len(in) == 1 {
+		return in[0]
 	}
 	return ""
 }

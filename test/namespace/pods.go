@@ -59,16 +59,7 @@ func (s *Space) WaitGone(name string) {
 		if _, err := s.Pod(ctx, name); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the pod is still there (%v)", err)
 		}
-		cells, err := s.Cells(ctx)
-		if err != nil {
-			return err
-		}
-		for _, c := range cells {
-			if c.Status.Pod.Name == name {
-				return fmt.Errorf("cell %s is %s", c.Name, c.Status.Phase)
-			}
-		}
-		return nil
+		return s.NoCellOf(name)(ctx)
 	})
 }
 

@@ -34,9 +34,8 @@ func TestHooksAndTheGracePeriodAreHonoured(t *testing.T) {
 	s.WaitGone("a")
 }
 
-// ear is a pod that hears what others tell at its port 9000, also when they are gone. It listens all the time: who is told to
-// end tells once.
-// It returns its address.
+// ear makes a pod that logs what others tell at its port 9000, and keeps that when they are gone. It returns the pod's address.
+// The pod listens all the time, since a pod that is told to end tells that only once.
 func (s *space) ear() string {
 	s.Helper()
 	s.Apply(namespace.Bare("ear", `  containers:
