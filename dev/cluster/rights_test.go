@@ -939,9 +939,11 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- admission.New(admission.Config{
-			Name:  "kip-0",
-			Own:   is.kipDynamic,
-			Nodes: func() ([]admission.Node, error) { return []admission.Node{{Name: "kip-0", As: is.nodeDynamic}}, nil },
+			Name: "kip-0",
+			Own:  is.kipDynamic,
+			Nodes: func(context.Context) ([]admission.Node, error) {
+				return []admission.Node{{Name: "kip-0", As: is.nodeDynamic}}, nil
+			},
 			Listen: func(ctx context.Context) (net.Listener, error) {
 				return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.2", strconv.Itoa(webhookPort)))
 			},

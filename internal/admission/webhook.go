@@ -48,8 +48,8 @@ type Config struct {
 	Name string
 	// Own is who keeps it.
 	Own dynamic.Interface
-	// Nodes are those that Kip may have now; one is there, or will be.
-	Nodes func() ([]Node, error)
+	// Nodes are those that Kip has now; one is there, or will be.
+	Nodes func(ctx context.Context) ([]Node, error)
 	// Listen opens the port.
 	Listen func(context.Context) (net.Listener, error)
 	// Authorities are those of Kip: the API server is to trust all of them. Signing is nil as
@@ -203,7 +203,7 @@ func (w *Webhook) learn(ctx context.Context) error {
 	if now := w.cfg.Clock.Now(); !w.asked.IsZero() && now.Sub(w.asked) < askAgain {
 		return nil
 	}
-	nodes, err := w.cfg.Nodes()
+	nodes, err := w.cfg.Nodes(ctx)
 	if err != nil {
 		return err
 	}

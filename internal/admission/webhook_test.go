@@ -100,7 +100,9 @@ func run(t *testing.T, objects ...runtime.Object) *running {
 		Name: "kip-0",
 		Own:  r.api,
 		// The first is not there, as that without a number beside several.
-		Nodes: func() ([]Node, error) { return []Node{{Name: "kip-9", As: r.api}, {Name: "kip-0", As: r.api}}, nil },
+		Nodes: func(context.Context) ([]Node, error) {
+			return []Node{{Name: "kip-9", As: r.api}, {Name: "kip-0", As: r.api}}, nil
+		},
 		Listen: func(context.Context) (net.Listener, error) {
 			r.listened.Add(1)
 			return r.listener, nil
@@ -373,7 +375,7 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", taken.Addr().String())
 		},
-		Nodes:       func() ([]Node, error) { return nil, nil },
+		Nodes:       func(context.Context) ([]Node, error) { return nil, nil },
 		Authorities: func(context.Context) (pki.Authorities, error) { return pki.Authorities{Signing: a}, nil },
 		Clock:       clocktesting.NewFakeClock(time.Now()),
 		Log:         slog.New(slog.DiscardHandler),

@@ -35,9 +35,11 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 		return err
 	}
 	return admission.New(admission.Config{
-		Name:   k.NodeName,
-		Own:    k.api.ownDynamic,
-		Nodes:  k.nodesToAsk,
+		Name: k.NodeName,
+		Own:  k.api.ownDynamic,
+		Nodes: func(ctx context.Context) ([]admission.Node, error) {
+			return k.nodesToAsk(ctx, own)
+		},
 		Listen: k.listenForAdmission,
 		Authorities: func(ctx context.Context) (pki.Authorities, error) {
 			is, err := readAuthorities(ctx, own, sealer, k.clock)
@@ -77,9 +79,19 @@ func namesOf(cfg *config.Config, base string) []string {
 	return names
 }
 
-// nodesToAsk are the virtual nodes that this Kip may have, and who acts as each.
-func (k *process) nodesToAsk() (list []admission.Node, err error) {
-	for _, name := range namesOf(k.configNow(), k.NodeName) {
+// nodesToAsk are the virtual nodes that the leader has stored, and who acts as each: Kip
+// may have no right to be those that it could have besides. A Kip whose one node has no
+// number stores none.
+func (k *process) nodesToAsk(ctx context.Context, own *store.Store) (list []admission.Node, err error) {
+	var stored []roster.Entry
+	if _, err := own.Get(ctx, nodes.Key, &stored); err != nil {
+		return nil, err
+	}
+	if len(stored) == 0 {
+		stored = []roster.Entry{{}}
+	}
+	for _, e := range stored {
+		name := e.Name(k.NodeName)
 		as := rest.CopyConfig(k.api.nodeConfig)
 		as.Impersonate.UserName = "system:node:" + name
 		client, err := dynamic.NewForConfig(as)

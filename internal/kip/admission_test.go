@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -72,6 +73,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		k := &process{
 			Options: Options{NodeName: "kip-0", ProviderConfig: file, Log: slog.New(slog.NewTextHandler(log, nil))},
 			cfg:     began,
+			api:     &apiServer{nodeConfig: &rest.Config{}},
 			clock:   clock.RealClock{},
 		}
 		own := store.Memory(nil)
@@ -103,8 +105,23 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 					got[placement.LabelCapacityType], names, families, ways)
 			}
 		}
+		asks := func(when string, want ...string) {
+			t.Helper()
+			list, err := k.nodesToAsk(ctx, own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, n := range list {
+				got = append(got, n.Name)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: it asks as %q, want %q", when, got, want)
+			}
+		}
 		all := config.MaxNodes + 1
 		want("at first", 1, nil, nil)
+		asks("at first", "kip-0")
 		write("kubelet: {labels: {" + family + ": c5}}")
 		want("labelled", 1, []string{"c5"}, nil)
 		two := "nodes: [{zones: [a], launchTypes: [spot], labels: {" + family + ": m5}}, {zones: [b]}]\nkubelet: {labels: {" + family + ": c5}}"
@@ -113,6 +130,7 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		leads(config.Node{Zones: []string{"a"}, LaunchTypes: []string{config.Spot}, Labels: map[string]string{family: "m5"}},
 			config.Node{Zones: []string{"b"}})
 		want("with nodes", all, []string{"c5", "m5"}, []string{"spot"})
+		asks("with nodes", "kip-0-1", "kip-0-2", "kip-0-9") // the last has pods yet
 		write("kubelet: {label: {}}")
 		want("wrong", all, []string{"c5", "m5"}, []string{"spot"})
 		if !log.says("provider.yaml:4: kubelet.label") {
