@@ -503,7 +503,7 @@ func TestPeopleReadWellWhatANodeIs(t *testing.T) {
 	for column, want := range map[string]string{
 		"NAME":              regexp.QuoteMeta(n.Name),
 		"STATUS":            "Ready",
-		"ROLES":             "<none>", // as of any node that is not of the control plane
+		"ROLES":             "agent",
 		"AGE":               `(\d+m)?(\d+s)?`,
 		"VERSION":           `v1\.\d+\.\d+-kip-\S+`,
 		"INTERNAL-IP":       `10\.\d+\.0\.1`,
@@ -516,7 +516,7 @@ func TestPeopleReadWellWhatANodeIs(t *testing.T) {
 		}
 	}
 	s.Kubectl("label", "node", n.Name, "node-role.kubernetes.io/pods=")
-	if got := row()["ROLES"]; got != "pods" {
+	if got := row()["ROLES"]; got != "agent,pods" {
 		t.Errorf("a node that was given a role has %q", got)
 	}
 	described := s.Kubectl("describe", "node", n.Name)
