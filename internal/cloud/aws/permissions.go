@@ -448,6 +448,12 @@ refuses what these policies do not allow.
 Make a customer managed policy of each: such a policy takes ` + strconv.Itoa(policyMost) + ` characters without white space, which each of the two keeps to with a controller ID
 and two subnets filled in. A role's inline policies may have 10240 together, which both fit into. Those of a user may have 2048, which is too few.
 
+` + "```sh" + `
+aws iam create-policy --policy-name kip --policy-document file://deploy/aws/kip-policy.json
+` + "```" + `
+
+` + "`deploy/aws/kip-policy-features.json`" + ` is the second. [Terraform](terraform.md) makes policies and role by itself.
+
 Kip touches nothing that lacks the tag ` + "`" + cloud.TagOwner + "`" + `, and makes nothing without it, with these exceptions: the routes to pods' cells, in the tables of
 their subnets; and volumes of ` + "`" + ebsDriver + "`" + `, which it attaches, and which have that driver's tag.
 Where several Kips share an account, give each a

@@ -22,18 +22,23 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-var update = flag.Bool("update", false, "write docs/aws-permissions.md")
+var update = flag.Bool("update", false, "write docs/aws-permissions.md and the policies in deploy/aws")
 
+// The policies are files, too, for Terraform and for aws iam create-policy.
 func TestPermissionsPage(t *testing.T) {
-	const path = "../../../docs/aws-permissions.md"
-	want := PermissionsPage()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
+	for path, want := range map[string]string{
+		"../../../docs/aws-permissions.md":             PermissionsPage(),
+		"../../../deploy/aws/kip-policy.json":          string(policyOf(corePermissions).text()),
+		"../../../deploy/aws/kip-policy-features.json": string(policyOf(featurePermissions).text()),
+	} {
+		if *update {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if got, err := os.ReadFile(path); err != nil || string(got) != want {
-		t.Errorf("%s is out of date: go test ./internal/cloud/aws -run TestPermissionsPage -update (%v)", path, err)
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s is out of date: go test ./internal/cloud/aws -run TestPermissionsPage -update (%v)", path, err)
+		}
 	}
 }
 

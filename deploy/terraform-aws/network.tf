@@ -1,0 +1,118 @@
+data "aws_availability_zones" "available" {
+  state            = "available"
+  exclude_zone_ids = var.excluded_zone_ids
+
+  # Without Local Zones and Wavelength Zones, in which EKS has no control plane.
+  filter {
+    name   = "opt-in-status"
+    values = ["opt-in-not-required"]
+  }
+}
+
+# All of the account's images with that name.
+data "aws_ami_ids" "cells" {
+  owners = ["self"]
+
+  filter {
+    name   = "name"
+    values = [var.boot_image_name]
+  }
+}
+
+locals {
+  # EKS wants two zones. The worker runs in the first one.
+  zones = slice(data.aws_availability_zones.available.names, 0, 2)
+}
+
+resource "aws_vpc" "kip" {
+  cidr_block           = var.vpc_cidr
+  enable_dns_hostnames = true
+  tags                 = merge(var.tags, { Name = var.cluster_name })
+
+  lifecycle {
+    # The VPC is made first, so that nothing has changed yet if there is no image.
+    precondition {
+      condition     = var.publish_boot_image || length(data.aws_ami_ids.cells.ids) > 0
+      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"make build image IMAGE_FORMATS=raw && bin/kip-image publish -cloud=aws -region=${var.region}\" in the repository's root, or set publish_boot_image = true."
+    }
+  }
+}
+
+resource "aws_internet_gateway" "kip" {
+  vpc_id = aws_vpc.kip.id
+  tags   = merge(var.tags, { Name = var.cluster_name })
+}
+
+resource "aws_route_table" "kip" {
+  vpc_id = aws_vpc.kip.id
+  tags   = merge(var.tags, { Name = var.cluster_name })
+}
+
+resource "aws_route" "internet" {
+  route_table_id         = aws_route_table.kip.id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.kip.id
+}
+
+# The worker and the control plane's interfaces.
+resource "aws_subnet" "nodes" {
+  count = length(local.zones)
+
+  vpc_id                  = aws_vpc.kip.id
+  availability_zone       = local.zones[count.index]
+  cidr_block              = cidrsubnet(var.vpc_cidr, 8, count.index)
+  map_public_ip_on_launch = true # there is no NAT gateway, which would cost more than all else here
+
+  tags = merge(var.tags, {
+    Name                     = "${var.cluster_name}-nodes-${local.zones[count.index]}"
+    "kubernetes.io/role/elb" = "1"
+  })
+}
+
+resource "aws_route_table_association" "nodes" {
+  count = length(aws_subnet.nodes)
+
+  subnet_id      = aws_subnet.nodes[count.index].id
+  route_table_id = aws_route_table.kip.id
+}
+
+# Subnets for cells alone: a cell takes two addresses, or seventeen (docs/aws.md#addresses-and-subnets).
+resource "aws_subnet" "cells" {
+  count = length(local.zones)
+
+  vpc_id                  = aws_vpc.kip.id
+  availability_zone       = local.zones[count.index]
+  cidr_block              = cidrsubnet(var.vpc_cidr, 4, count.index + 1)
+  map_public_ip_on_launch = true
+
+  tags = merge(var.tags, { Name = "${var.cluster_name}-cells-${local.zones[count.index]}" })
+}
+
+resource "aws_route_table_association" "cells" {
+  count = length(aws_subnet.cells)
+
+  subnet_id      = aws_subnet.cells[count.index].id
+  route_table_id = aws_route_table.kip.id
+}
+
+# A group that each cell has besides the one that Kip makes, which lets traffic of the VPC in. Rules of yours go here.
+resource "aws_security_group" "cells" {
+  name        = "${var.cluster_name}-cells"
+  description = "Cells of Kip"
+  vpc_id      = aws_vpc.kip.id
+
+  # The AWS Load Balancer Controller wants this tag on exactly one group of a cell (docs/aws.md#security-groups).
+  tags = merge(var.tags, {
+    Name                                        = "${var.cluster_name}-cells"
+    "kubernetes.io/cluster/${var.cluster_name}" = "owned"
+  })
+}
+
+# Pods on cells reach CoreDNS, other pods of the worker, and the API server. EKS' own group lets in its members only, and cells
+# are none: they would let all other members reach the agents' port.
+resource "aws_vpc_security_group_ingress_rule" "cells_to_cluster" {
+  security_group_id            = aws_eks_cluster.kip.vpc_config[0].cluster_security_group_id
+  referenced_security_group_id = aws_security_group.cells.id
+  ip_protocol                  = "-1"
+  description                  = "from cells of Kip"
+}
