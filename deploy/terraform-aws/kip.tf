@@ -1,6 +1,9 @@
 locals {
   service_account = "kip"
 
+  # Builds the boot image and publishes it, in the repository's root.
+  publish = "make image IMAGE_FORMATS=raw IMAGE_ARCH=amd64 && bin/kip-image publish -cloud=aws -arch=amd64 -region=${var.region}"
+
   features = [
     for statement in jsondecode(file("${path.module}/../aws/kip-policy-features.json")).Statement :
     statement if contains(var.kip_features, statement.Sid)
@@ -96,7 +99,7 @@ resource "aws_iam_policy" "kip_features" {
   lifecycle {
     precondition {
       condition     = length(local.features) == length(distinct(var.kip_features))
-      error_message = "kip_features has a name that no statement of deploy/aws/kip-policy-features.json has."
+      error_message = "kip_features: deploy/aws/kip-policy-features.json has no statement ${join(", ", setsubtract(var.kip_features, local.features[*].Sid))}. Want Sids of it, such as KipMakesTheSpotRole."
     }
   }
 }
@@ -114,7 +117,7 @@ resource "terraform_data" "boot_image" {
 
   provisioner "local-exec" {
     working_dir = "${path.module}/../.."
-    command     = "make build image IMAGE_FORMATS=raw && bin/kip-image publish -cloud=aws -region=${var.region}"
+    command     = local.publish
   }
 }
 

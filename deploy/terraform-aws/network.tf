@@ -21,7 +21,7 @@ data "aws_ami_ids" "cells" {
 
 locals {
   # EKS wants two zones. The worker runs in the first one.
-  zones = slice(data.aws_availability_zones.available.names, 0, 2)
+  zones = slice(data.aws_availability_zones.available.names, 0, min(2, length(data.aws_availability_zones.available.names)))
 }
 
 resource "aws_vpc" "kip" {
@@ -29,11 +29,16 @@ resource "aws_vpc" "kip" {
   enable_dns_hostnames = true
   tags                 = merge(var.tags, { Name = var.cluster_name })
 
+  # The VPC is made first, so that nothing has changed yet if one of these is missing.
   lifecycle {
-    # The VPC is made first, so that nothing has changed yet if there is no image.
+    precondition {
+      condition     = length(local.zones) == 2
+      error_message = "excluded_zone_ids leaves ${length(local.zones)} zones of ${var.region}: want two, or another region."
+    }
+
     precondition {
       condition     = var.publish_boot_image || length(data.aws_ami_ids.cells.ids) > 0
-      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"make build image IMAGE_FORMATS=raw && bin/kip-image publish -cloud=aws -region=${var.region}\" in the repository's root, or set publish_boot_image = true."
+      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"${local.publish}\" in the repository's root, or set publish_boot_image = true."
     }
   }
 }

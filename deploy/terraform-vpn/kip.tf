@@ -58,7 +58,7 @@ resource "aws_iam_policy" "kip_features" {
   lifecycle {
     precondition {
       condition     = length(local.features) == length(distinct(var.kip_features))
-      error_message = "kip_features has a name that no statement of deploy/aws/kip-policy-features.json has."
+      error_message = "kip_features: deploy/aws/kip-policy-features.json has no statement ${join(", ", setsubtract(var.kip_features, local.features[*].Sid))}. Want Sids of it, such as KipMakesTheSpotRole."
     }
   }
 }
