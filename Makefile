@@ -191,6 +191,12 @@ $(BIN)/race/kip: FORCE | announce
 older: | announce
 	@hack/older '-s -w -X $(MODULE)/internal/version.Version=v0.0.0-older $(K8S_LDFLAGS)' '$(ITZO_TAGS)'
 
+# Made by its own kip-image, in .kip/older/images. hack/older removes it with the programs.
+.PHONY: older-image
+older-image: older
+	@[ -e .kip/older/why ] || [ -e .kip/older/images/kip/index.json ] || $(SHOW) "building the older Kip's image" .kip/older/bin/kip-image container \
+		-archs=$(HOST_ARCH) -programs=.kip/older -out=.kip/older/images -gone=newest -revision="$$(cat .kip/older/commit)"
+
 $(BIN)/metrics-server: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
@@ -345,7 +351,7 @@ hostile: build test-tools ## root on a cell, agents and pods that attack a real 
 	@CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . $(WORLD) ./test/hostile
 
 .PHONY: install
-install: world-programs local-images ## Kip as a pod of an ordinary node: what pods may expect of it; installed, upgraded and removed by its chart; as root
+install: world-programs local-images $(if $(SHORT),,older-image) ## Kip as a pod of an ordinary node: what pods may expect of it; installed, upgraded and removed by its chart; as root
 	@CGO_ENABLED=0 hack/run-tests install . $(WORLD) -p 1 ./test/e2e/pods ./test/e2e/install
 
 .PHONY: tutorial

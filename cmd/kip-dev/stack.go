@@ -21,13 +21,13 @@ import (
 // place are the flags that say where on this machine a stack is. Two with
 // different state folders, bridges and CIDRs can run side by side.
 type place struct {
-	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, images, defaultType, cloud string
-	chart, emulated, ipv6CIDR, serviceIPv6CIDR                                                       string
-	approver                                                                                         string
-	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                         int
-	noFsync, upstreamLimits, verbose, serviceProxy, masquerade, daemonSetMachines                    bool
-	kipArgs, zones                                                                                   []string
-	nodeGrace                                                                                        time.Duration
+	state, bin, kip, cellRoot, bridge, cidr, serviceCIDR, node, auditLog, defaultType, cloud string
+	chart, emulated, ipv6CIDR, serviceIPv6CIDR                                               string
+	approver                                                                                 string
+	kips, virtualNodes, nodes, cpus, gpus, tolerationSeconds                                 int
+	noFsync, upstreamLimits, verbose, serviceProxy, masquerade, daemonSetMachines            bool
+	kipArgs, zones, images                                                                   []string
+	nodeGrace                                                                                time.Duration
 }
 
 func (p *place) add(fs *pflag.FlagSet) {
@@ -59,7 +59,8 @@ func (p *place) add(fs *pflag.FlagSet) {
 	fs.IntVar(&p.cpus, "cpus", 1000, "how many CPUs the scheduler may place on a virtual node")
 	fs.IntVar(&p.gpus, "gpus", 0, "how many stand-ins for GPUs machines of the type medium-gpu have, of the local cloud; 0 for no such type")
 	fs.StringVar(&p.defaultType, "default-type", "", "instance `type` of pods that ask for no resources; default: a small one")
-	fs.StringVar(&p.images, "images", "", "`folder` with images for the registry: an OCI layout whose index names them")
+	fs.StringArrayVar(&p.images, "images", nil,
+		"`folder` with images for the registry: an OCI layout whose index names them; may be given several times: --chart takes Kip's from the first")
 	fs.StringVar(&p.chart, "chart", "",
 		"`folder` of Kip's Helm chart, by which it is installed as a pod of an ordinary node; with --cloud=aws, --nodes=1 and --images")
 	fs.StringVar(&p.emulated, "emulated-version", "", "minor `version` of Kubernetes, such as 1.34, whose API the control plane serves")

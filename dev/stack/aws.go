@@ -51,7 +51,7 @@ func (o Options) checkCloud() error {
 		return fmt.Errorf("--cloud is %s and --kips is %d: want one Kip", o.Cloud, o.Kips)
 	case o.EC2() && o.IPv6CIDR.IsValid():
 		return fmt.Errorf("--cloud is %s and --ipv6-cidr is %s: want none", o.Cloud, o.IPv6CIDR)
-	case o.Chart != "" && (o.Cloud != CloudAWS || o.Nodes == 0 || o.Kips > 1 || o.Images == ""):
+	case o.Chart != "" && (o.Cloud != CloudAWS || o.Nodes == 0 || o.Kips > 1 || len(o.Images) == 0):
 		return fmt.Errorf("--chart is %s: want --cloud=%s, --nodes of 1 or more for Kip's pod, --kips=1, and --images with Kip's image",
 			o.Chart, CloudAWS)
 	case o.Virtual():

@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
@@ -78,22 +78,8 @@ func (s *Stack) prepareInstall(ctx context.Context) error {
 	}, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make the namespace of Kip: %w", err)
 	}
-	_, err = client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "kip-store"},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("4Gi")},
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef:                      &corev1.ObjectReference{Namespace: Namespace, Name: "data-" + Release + "-0"},
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: node.VolumeDir}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName(0)},
-				}},
-			}}}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	volume := node.Volume("kip-store", nodeName(0), "", types.NamespacedName{Namespace: Namespace, Name: "data-" + Release + "-0"})
+	if _, err := client.CoreV1().PersistentVolumes().Create(ctx, volume, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make the volume of Kip's store: %w", err)
 	}
 	return nil
@@ -130,20 +116,21 @@ func (s *Stack) values() ([]byte, error) {
 
 // image is the name of Kip's image in the registry.
 func (s *Stack) image() (name.Tag, error) {
-	index, err := layout.ImageIndexFromPath(s.opts.Images)
+	folder := s.opts.Images[0]
+	index, err := layout.ImageIndexFromPath(folder)
 	if err != nil {
-		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", s.opts.Images, err)
+		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", folder, err)
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", s.opts.Images, err)
+		return name.Tag{}, fmt.Errorf("read Kip's image in %s: %w", folder, err)
 	}
 	for _, d := range manifest.Manifests {
 		if tag, err := name.NewTag(d.Annotations[registry.RefName]); err == nil {
 			return tag, nil
 		}
 	}
-	return name.Tag{}, fmt.Errorf("no image in %s has a name with a tag: make images builds Kip's", s.opts.Images)
+	return name.Tag{}, fmt.Errorf("no image in %s has a name with a tag: make images builds Kip's", folder)
 }
 
 // InstalledLog is the log of the Kip that was installed, or why there is none.

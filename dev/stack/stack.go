@@ -70,12 +70,12 @@ type Options struct {
 	Masquerade   bool     // cells and pods reach the internet by this machine, if it does
 	ServiceProxy bool     // kube-proxy runs on this machine, for NodePorts at the virtual nodes' addresses
 	DefaultType  string   // instance type of pods that ask for nothing; a small one when empty
-	Images       string   // folder with images for the registry, an OCI layout; none when empty
+	Images       []string // folders with images for the registry, OCI layouts
 	NoFsync      bool     // etcd does not wait for the disk
 	// EmulatedVersion is the minor version of Kubernetes whose API the control plane serves; its own when empty.
 	EmulatedVersion string
 	// Chart is the folder of Kip's Helm chart. Kip then runs as a pod of the first ordinary node, with exactly the chart's rights;
-	// Images has its image. Empty for a Kip that is a process of this machine.
+	// the first of Images has its image. Empty for a Kip that is a process of this machine.
 	Chart string
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
@@ -132,10 +132,14 @@ func (e *HostError) Error() string {
 // process has it, and with *HostError when this machine lacks something.
 func Open(o Options) (*Stack, error) {
 	paths := []*string{&o.State, &o.Bin, &o.CellRoot}
-	for _, p := range []*string{&o.AuditLog, &o.Images, &o.Kip, &o.Chart} {
+	for _, p := range []*string{&o.AuditLog, &o.Kip, &o.Chart} {
 		if *p != "" {
 			paths = append(paths, p)
 		}
+	}
+	o.Images = slices.Clone(o.Images)
+	for i := range o.Images {
+		paths = append(paths, &o.Images[i])
 	}
 	for _, p := range paths {
 		abs, err := filepath.Abs(*p)
@@ -320,10 +324,15 @@ func (s *Stack) StartRegistry(ctx context.Context) error {
 	if s.Registry, err = registry.Start(l, s.path("registry"), s.opts.Log); err != nil {
 		return err
 	}
-	if err := s.Registry.Push(ctx, ExampleImage, s.example); err != nil || s.opts.Images == "" {
+	if err := s.Registry.Push(ctx, ExampleImage, s.example); err != nil {
 		return err
 	}
-	return s.Registry.PushLayout(ctx, s.opts.Images)
+	for _, folder := range s.opts.Images {
+		if err := s.Registry.PushLayout(ctx, folder); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // BuildCellRoot makes the tree that all cells start from, where it is missing

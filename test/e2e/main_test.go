@@ -54,7 +54,6 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(images)
-		defer os.Remove(auditLog)
 		o := harness.Options{Network: ownNetwork, Nodes: 1, Race: true, Stderr: os.Stderr, AuditLog: auditLog,
 			DevArgs: []string{"--images", images, fmt.Sprint("--toleration-seconds=", tolerationSeconds),
 				fmt.Sprint("--node-grace=", nodeGrace)}}

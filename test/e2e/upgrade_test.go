@@ -5,15 +5,11 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -32,20 +28,14 @@ import (
 // older is the folder of the programs of an older Kip and its agent.
 func older(t *testing.T) string {
 	t.Helper()
-	root, err := harness.Repository()
+	folder, why, err := harness.Older()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if why, err := os.ReadFile(filepath.Join(root, ".kip", "older", "why")); err == nil {
-		t.Skip(strings.TrimSpace(string(why)))
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
+	if why != "" {
+		t.Skip(why)
 	}
-	bin := filepath.Join(root, ".kip", "older", "bin")
-	if _, err := os.Stat(filepath.Join(bin, "itzo-lite")); err != nil {
-		t.Fatalf("the older Kip is not built (%v): hack/older, which make e2e runs", err)
-	}
-	return bin
+	return filepath.Join(folder, "bin")
 }
 
 // olderRoot makes the root of cells with the older agent.

@@ -81,7 +81,8 @@ type Options struct {
 	DevArgs []string
 	// KipArgs are further arguments of Kip.
 	KipArgs []string
-	// AuditLog is a file for who asked the API server for what. Optional.
+	// AuditLog is a file for who asked the API server for what. Optional. Main fails if Kip was refused anything, and removes
+	// the file else.
 	AuditLog string
 	// Nodes is how many ordinary nodes there are beside the virtual one: node-1…
 	Nodes int

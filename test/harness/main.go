@@ -32,6 +32,12 @@ import (
 // by run, looks whether anything is left, ends the world, looks once more, and at
 // how each Kip has ended and what it said. It returns an exit code.
 func Main(o Options, world **World, run func() int) int {
+	if o.AuditLog != "" { // an earlier run that failed has left its own
+		if err := os.Remove(o.AuditLog); err != nil && !errors.Is(err, os.ErrNotExist) {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 	var err error
 	if *world, err = Start(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -74,6 +80,11 @@ func Main(o Options, world **World, run func() int) int {
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "the logs are in %s\n", w.State)
 		return code
+	}
+	if o.AuditLog != "" {
+		if err := os.Remove(o.AuditLog); err != nil {
+			fail("%v", err)
+		}
 	}
 	// It says what Stop has left, and removes the logs.
 	clean := exec.Command(w.Tool("kip-dev"), "clean", "--state", w.State, "--bridge", w.Bridge, "--cidr", w.cidr.String())

@@ -2,7 +2,6 @@ package namespace
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +21,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud/host"
 )
 
 // Machine is the machine of a cell, as root on the host gets at it.
@@ -33,18 +33,14 @@ type Machine struct {
 // Machine returns the machine of a cell.
 func (s *Space) Machine(cell apiv1.Cell) Machine {
 	s.Helper()
-	path := filepath.Join(s.World.State, "cloud", "machines", cell.Status.InstanceID, "record.json")
-	data, err := os.ReadFile(path)
+	side, err := host.Inspect(host.Config{StateDir: filepath.Join(s.World.State, "cloud")}, cell.Status.InstanceID)
 	if err != nil {
 		s.Fatal(err)
 	}
-	var record struct {
-		Process struct{ PID int }
+	if side.PID == 0 {
+		s.Fatalf("machine %s of cell %s has no process: %+v", cell.Status.InstanceID, cell.Name, side)
 	}
-	if err := json.Unmarshal(data, &record); err != nil || record.Process.PID == 0 {
-		s.Fatalf("%s names no process (%v): %s", path, err, data)
-	}
-	return Machine{Cell: cell, PID: record.Process.PID}
+	return Machine{Cell: cell, PID: side.PID}
 }
 
 // Path is where the host sees a file of the machine.

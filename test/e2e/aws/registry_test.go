@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
@@ -52,22 +53,14 @@ func (s *space) machine(pod string) namespace.Machine {
 	if err != nil {
 		s.Fatal(err)
 	}
+	all, err := host.Recorded(host.Config{StateDir: filepath.Join(world.State, "cloud")})
+	if err != nil {
+		s.Fatal(err)
+	}
 	for _, cell := range cells {
-		if cell.Status.Pod.Name != pod {
-			continue
-		}
-		files, err := filepath.Glob(filepath.Join(world.State, "cloud", "machines", "*", "record.json"))
-		if err != nil {
-			s.Fatal(err)
-		}
-		for _, file := range files {
-			var record struct{ Instance cloud.Instance }
-			text, err := os.ReadFile(file)
-			if err != nil || json.Unmarshal(text, &record) != nil {
-				continue // that of another, which ends
-			}
-			if record.Instance.Tags[cloud.TagName] == cell.Status.InstanceID {
-				cell.Status.InstanceID = record.Instance.ID
+		for _, machine := range all {
+			if cell.Status.Pod.Name == pod && machine.Tags[cloud.TagName] == cell.Status.InstanceID {
+				cell.Status.InstanceID = machine.ID
 				return s.Machine(cell)
 			}
 		}

@@ -6,6 +6,7 @@ package install
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,19 +37,25 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	audit := filepath.Join(os.TempDir(), fmt.Sprintf("kip-install-%d-audit.log", os.Getpid()))
+	flag.Parse()
 	o := harness.Options{
 		Network:   ownNetwork,
 		Nodes:     2, // Kip's pods leave one of them
 		Stderr:    os.Stderr,
 		Installed: true,
-		AuditLog:  audit, // Main fails if Kip was refused anything
+		AuditLog:  filepath.Join(os.TempDir(), ownNetwork.Bridge+"-audit.log"),
 	}
-	code := harness.Main(o, &world, m.Run)
-	if code == 0 {
-		os.Remove(audit)
+	if !testing.Short() {
+		folder, why, err := harness.Older()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		if why == "" {
+			o.DevArgs = []string{"--images", filepath.Join(folder, "images", "kip")}
+		}
 	}
-	os.Exit(code)
+	os.Exit(harness.Main(o, &world, m.Run))
 }
 
 const running = `apiVersion: v1
@@ -95,27 +102,52 @@ func chart(t *testing.T) (folder, values string) {
 	return filepath.Join(root, "deploy", "helm", "kip"), filepath.Join(world.State, "values.yaml")
 }
 
-// withValues writes values that differ from those of the installation by change.
-func withValues(t *testing.T, change func(map[string]any)) string {
+// readValues reads a file of values.
+func readValues[T any](t *testing.T, file string) (values T) {
 	t.Helper()
-	_, file := chart(t)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var values map[string]any
 	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatalf("read %s: %v", file, err)
+	}
+	return values
+}
+
+// settings are the values that tests use without the chart.
+type settings struct {
+	Config      map[string]any
+	Image       struct{ Repository, Tag string }
+	Credentials struct{ Data map[string]string }
+	ExtraEnv    []map[string]any
+}
+
+// provider writes provider.yaml into a folder, and returns its path.
+func (v settings) provider(t *testing.T, folder string) string {
+	t.Helper()
+	return writeYAML(t, filepath.Join(folder, "provider.yaml"), v.Config)
+}
+
+func writeYAML(t *testing.T, file string, content any) string {
+	t.Helper()
+	text, err := yaml.Marshal(content)
+	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// withValues writes values that differ from those of the installation by change.
+func withValues(t *testing.T, change func(map[string]any)) string {
+	t.Helper()
+	_, file := chart(t)
+	values := readValues[map[string]any](t, file)
 	change(values)
-	if text, err = yaml.Marshal(values); err != nil {
-		t.Fatal(err)
-	}
-	changed := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(changed, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return changed
+	return writeYAML(t, filepath.Join(t.TempDir(), "values.yaml"), values)
 }
 
 // kip waits until Kip's pod is ready, and is another one than before.
@@ -268,7 +300,7 @@ func TestKipIsRolledBackAndRemovedByItsChart(t *testing.T) {
 		t.Fatalf("upgrade: %v\n%s", err, out)
 	}
 	second := kip(s, first)
-	if out, err := helm(t, "rollback", release, "1", "--wait", "--timeout", "5m"); err != nil {
+	if out, err := helm(t, "rollback", release, "--wait", "--timeout", "5m"); err != nil {
 		t.Fatalf("rollback: %v\n%s", err, out)
 	}
 	third := kip(s, second)

@@ -3,15 +3,15 @@
 package install
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/node"
@@ -23,28 +23,12 @@ import (
 // kustomizeNamespace is that of the base.
 const kustomizeNamespace = "kube-system"
 
-// overlay writes a user's overlay of the base, which has the settings of the chart's values, into a folder.
-func overlay(s *namespace.Space, folder, step string) {
+// overlay writes a user's overlay of a Kip's base, which has the settings of the chart's values, into a folder.
+func overlay(s *namespace.Space, folder string, of build, step string) {
 	s.Helper()
 	_, file := chart(s.T)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		s.Fatal(err)
-	}
-	var values struct {
-		Config      map[string]any
-		Image       struct{ Repository, Tag string }
-		Credentials struct{ Data map[string]string }
-		ExtraEnv    []map[string]any
-	}
-	if err := yaml.Unmarshal(text, &values); err != nil {
-		s.Fatal(err)
-	}
-	root, err := harness.Repository()
-	if err != nil {
-		s.Fatal(err)
-	}
-	base, err := filepath.Rel(folder, filepath.Join(root, "deploy", "manifests", "kip", "base"))
+	values := readValues[settings](s.T, file)
+	base, err := filepath.Rel(folder, filepath.Join(of.deploy, "manifests", "kip", "base"))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -67,29 +51,19 @@ func overlay(s *namespace.Space, folder, step string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	kustomization, err := yaml.Marshal(map[string]any{
+	writeYAML(s.T, filepath.Join(folder, "kustomization.yaml"), map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": kustomizeNamespace,
 		"resources": []string{base},
 		"images": []any{map[string]any{
-			"name": "ghcr.io/elotl/kip", "newName": values.Image.Repository, "newTag": values.Image.Tag,
+			"name": "ghcr.io/elotl/kip", "newName": values.Image.Repository, "newTag": of.version,
 		}},
 		"configMapGenerator": []any{map[string]any{"name": "config", "behavior": "merge", "files": []string{"provider.yaml"}}},
 		"secretGenerator":    []any{map[string]any{"name": "kip-credentials", "envs": []string{"credentials.env"}}},
 		"patches":            []any{map[string]any{"patch": string(patchText)}},
 	})
-	if err != nil {
+	values.provider(s.T, folder)
+	if err := os.WriteFile(filepath.Join(folder, "credentials.env"), []byte(strings.Join(credentials, "\n")+"\n"), 0o600); err != nil {
 		s.Fatal(err)
-	}
-	provider, err := yaml.Marshal(values.Config)
-	if err != nil {
-		s.Fatal(err)
-	}
-	for name, text := range map[string][]byte{
-		"kustomization.yaml": kustomization, "provider.yaml": provider, "credentials.env": []byte(strings.Join(credentials, "\n") + "\n"),
-	} {
-		if err := os.WriteFile(filepath.Join(folder, name), text, 0o600); err != nil {
-			s.Fatal(err)
-		}
 	}
 }
 
@@ -105,38 +79,33 @@ func claimed(s *namespace.Space) {
 			s.Fatal(err)
 		}
 	}
-	_, err = world.Admin.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "kip-kustomize"},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("4Gi")},
-			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			ClaimRef:                      &corev1.ObjectReference{Namespace: kustomizeNamespace, Name: "data-" + kipPod},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{
-				Local: &corev1.LocalVolumeSource{Path: filepath.Join(node.VolumeDir, "kustomize")},
-			},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-1"}}},
-			}}}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	volume := node.Volume("kip-kustomize", "node-1", "kustomize", types.NamespacedName{Namespace: kustomizeNamespace, Name: "data-" + kipPod})
+	if _, err := world.Admin.CoreV1().PersistentVolumes().Create(s.Context(), volume, metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 }
 
 // It leaves no Kip.
-func TestKipIsInstalledUpgradedAndRemovedByKustomize(t *testing.T) {
+func TestKipIsInstalledUpgradedRolledBackAndRemovedByKustomize(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
 	if out, err := helm(t, "uninstall", release, "--wait", "--ignore-not-found"); err != nil {
 		t.Fatalf("uninstall the chart: %v\n%s", err, out)
 	}
 	claimed(s)
+	// From the older Kip and back, where there is one.
+	now := thisKip(t)
+	first, steps := now, []build{now}
+	if older, why := olderKip(t); why == "" {
+		first, steps = older, []build{now, older, now}
+	} else {
+		t.Log(why)
+	}
 	folder := t.TempDir()
-	overlay(s, folder, "install")
+	overlay(s, folder, first, "install")
 	run(s, world.Kubectl(t.Context(), "apply", "-k", folder))
-	first := kipIn(s, kustomizeNamespace, nil)
+	pod := kipIn(s, kustomizeNamespace, nil)
+	runs(s, kustomizeNamespace, first)
 	stays := newKept(s)
 	s.Apply(job)
 	s.Kubectl("wait", "--for=condition=Complete", "job/hello", "--timeout=5m")
@@ -145,12 +114,17 @@ func TestKipIsInstalledUpgradedAndRemovedByKustomize(t *testing.T) {
 	}
 	stays.unmoved("an installation by kustomize")
 
-	overlay(s, folder, "upgrade")
-	run(s, world.Kubectl(t.Context(), "apply", "-k", folder))
-	if second := kipIn(s, kustomizeNamespace, first); second.Annotations["step"] != "upgrade" {
-		t.Errorf("the upgraded pod has annotations %v", second.Annotations)
+	for i, to := range steps {
+		step := fmt.Sprint("step ", i)
+		overlay(s, folder, to, step)
+		run(s, world.Kubectl(t.Context(), "apply", "-k", folder))
+		if pod = kipIn(s, kustomizeNamespace, pod); pod.Annotations["step"] != step {
+			t.Errorf("in %s Kip's pod has annotations %v", step, pod.Annotations)
+		}
+		runs(s, kustomizeNamespace, to)
+		stays.unmoved(step + " by kustomize")
+		runNew(s, fmt.Sprint("kustomize-", i))
 	}
-	stays.unmoved("an upgrade by kustomize")
 
 	out := s.Kubectl("exec", "-n", kustomizeNamespace, kipPod, "--", "/kipctl", "cleanup", "--yes")
 	if !strings.Contains(out, "node") {

@@ -4,7 +4,6 @@ package install
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,9 +14,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/node"
+	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/store/storetest"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
@@ -96,21 +95,7 @@ func TestKipIsMovedToAnEtcdOfItsUsersAndServedByTwoReplicas(t *testing.T) {
 // restore writes a backup into the store that values name, by kipctl on this host.
 func restore(s *namespace.Space, backup, values string) {
 	s.Helper()
-	text, err := os.ReadFile(values)
-	if err != nil {
-		s.Fatal(err)
-	}
-	var all struct{ Config map[string]any }
-	if err := yaml.Unmarshal(text, &all); err != nil {
-		s.Fatal(err)
-	}
-	provider := filepath.Join(s.TempDir(), "provider.yaml")
-	if text, err = yaml.Marshal(all.Config); err != nil {
-		s.Fatal(err)
-	}
-	if err := os.WriteFile(provider, text, 0o600); err != nil {
-		s.Fatal(err)
-	}
+	provider := readValues[settings](s.T, values).provider(s.T, s.TempDir())
 	out, errs, err := namespace.Run(exec.CommandContext(s.Context(), world.Tool("kipctl"), "restore", backup, "--provider-config", provider,
 		"--node", harness.Node, "--kubeconfig", world.Kubeconfig))
 	if err != nil {
@@ -197,6 +182,9 @@ func TestKipIsRestoredFromACopyOfItsVolume(t *testing.T) {
 	log(s)
 }
 
+// tolerates is the toleration that Kip's webhook adds, of pods that may be made while no Kip answers.
+const tolerates = `tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]`
+
 // load are pods that come and go.
 const load = `apiVersion: apps/v1
 kind: Deployment
@@ -208,6 +196,7 @@ spec:
     metadata: {labels: {app: load}}
     spec:
       nodeSelector: {type: virtual-kubelet}
+      ` + tolerates + `
 ` + namespace.Sleeps
 
 // volumeFolder is where this host sees the volume of Kip's store, which is on the disk of a node's machine.
@@ -226,20 +215,17 @@ func volumeFolder() (string, error) {
 
 // volumeFolders are where this host sees the folder for volumes of each node's machine.
 func volumeFolders() (folders []string, err error) {
-	records, err := filepath.Glob(filepath.Join(world.State, "nodes", "machines", "*", "record.json"))
+	nodes := host.Config{StateDir: filepath.Join(world.State, "nodes")}
+	machines, err := host.Recorded(nodes)
 	if err != nil {
 		return nil, err
 	}
-	for _, path := range records {
-		text, err := os.ReadFile(path)
+	for _, m := range machines {
+		side, err := host.Inspect(nodes, m.ID)
 		if err != nil {
 			return nil, err
 		}
-		var record struct{ Process struct{ PID int } }
-		if err := json.Unmarshal(text, &record); err != nil {
-			return nil, fmt.Errorf("read %s: %w", path, err)
-		}
-		folders = append(folders, filepath.Join("/proc", strconv.Itoa(record.Process.PID), "root", node.VolumeDir))
+		folders = append(folders, filepath.Join("/proc", strconv.Itoa(side.PID), "root", node.VolumeDir))
 	}
 	return folders, nil
 }

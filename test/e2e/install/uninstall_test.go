@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
@@ -70,26 +68,10 @@ func TestWhatAGoneKipHasLeftIsEndedFromOutside(t *testing.T) {
 func outside(s *namespace.Space) func(args ...string) *exec.Cmd {
 	s.Helper()
 	_, file := chart(s.T)
-	text, err := os.ReadFile(file)
-	if err != nil {
+	values, folder := readValues[settings](s.T, file), s.TempDir()
+	provider, ca := values.provider(s.T, folder), filepath.Join(folder, "ca.crt")
+	if err := os.WriteFile(ca, world.Config.CAData, 0o600); err != nil {
 		s.Fatal(err)
-	}
-	var values struct {
-		Config      map[string]any
-		Credentials struct{ Data map[string]string }
-	}
-	if err := yaml.Unmarshal(text, &values); err != nil {
-		s.Fatal(err)
-	}
-	if text, err = yaml.Marshal(values.Config); err != nil {
-		s.Fatal(err)
-	}
-	folder := s.TempDir()
-	provider, ca := filepath.Join(folder, "provider.yaml"), filepath.Join(folder, "ca.crt")
-	for path, content := range map[string][]byte{provider: text, ca: world.Config.CAData} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			s.Fatal(err)
-		}
 	}
 	env := append(os.Environ(), "AWS_CA_BUNDLE="+ca)
 	for key, value := range values.Credentials.Data {

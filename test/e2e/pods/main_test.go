@@ -6,7 +6,6 @@
 package pods
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,18 +18,14 @@ import (
 var world *harness.World
 
 func TestMain(m *testing.M) {
-	audit := filepath.Join(os.TempDir(), fmt.Sprintf("kip-pods-%d-audit.log", os.Getpid()))
+	network := harness.MustClaim("pods")
 	o := harness.Options{
-		Network:   harness.MustClaim("pods"),
+		Network:   network,
 		Stderr:    os.Stderr,
 		Installed: true,
-		AuditLog:  audit, // Main fails if Kip was refused anything
+		AuditLog:  filepath.Join(os.TempDir(), network.Bridge+"-audit.log"),
 	}
-	code := harness.Main(o, &world, m.Run)
-	if code == 0 {
-		os.Remove(audit)
-	}
-	os.Exit(code)
+	os.Exit(harness.Main(o, &world, m.Run))
 }
 
 // space is a namespace of a test's own.
