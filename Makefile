@@ -225,7 +225,7 @@ test: ## the tests of each change, in half an hour; as root
 	@SHORT=-short .kip/bin/stages $(SETTINGS) -deadline 85m $(STAGES)
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
-E2E := e2e-1 e2e-2 e2e-3 e2e-4
+E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
 SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws install hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
@@ -336,7 +336,7 @@ worlds: world-programs ## the core of the tests on real kubelets, for each cloud
 	exit $$status
 
 .PHONY: e2e $(E2E)
-e2e: $(E2E) ## tests with real machines and real kubelets on the local cloud; a quarter: make e2e-1; as root
+e2e: $(E2E) ## tests with real machines and real kubelets on the local cloud; a fifth: make e2e-1; as root
 $(E2E): world-programs
 	@CGO_ENABLED=0 PART=$(@:e2e-%=%)/$(words $(E2E)) hack/run-tests $@ . $(WORLD) ./test/e2e
 
