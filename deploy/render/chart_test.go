@@ -416,7 +416,7 @@ func TestPodsOfOneHostAreReplacedOneByOne(t *testing.T) {
 	const external = "etcd: {client: {endpoints: ['https://etcd:2379']}}, cells: {defaultInstanceType: nano}"
 	for text, words := range map[string][]string{
 		"hostNetwork: true\nconfig: {cloud: {aws: {}}, " + external + "}": {"replicas: 2", "maxSurge: 0, maxUnavailable: 1"},
-		"host: {name: a}\nconfig: {cloud: {local: {}}, " + external + "}": {"replicas: 1", "type: Recreate"},
+		"host: {name: a}\nconfig: {cloud: {local: {}}, " + external + "}": {"replicas: 1", "type: Recreate", "hostPID: true"},
 	} {
 		all, err := rendered(t, text)
 		if err != nil {
@@ -503,7 +503,7 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 		"policies: {namespaces: true}": {"namespaces", []string{"values: [kube-system, apps]"}, nil},
 		"nodeCount: 3\nnetworkPolicy: {enabled: true}": {"networkpolicy", []string{
 			"port: 10250\n", "port: 10351\n          endPort: 10353\n", "port: 10255\n", "port: 9443\n"}, nil},
-		"hostNetwork: true":                                         {"workload", []string{"--kubelet-port=10270", "dnsPolicy: ClusterFirstWithHostNet"}, nil},
+		"hostNetwork: true":                                         {"workload", []string{"--kubelet-port=10270", "ClusterFirstWithHostNet"}, []string{"hostPID"}},
 		"webhook: {enabled: false}":                                 {"workload", []string{"--webhook-port=0"}, []string{"containerPort: 9443"}},
 		"credentials: {data: {AWS_REGION: x}}":                      {"workload", []string{"name: team-kip-credentials", "checksum/credentials"}, nil},
 		"credentials: {existingSecret: mine}":                       {"workload", []string{"name: mine"}, []string{"checksum/credentials"}},

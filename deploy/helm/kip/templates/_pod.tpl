@@ -218,6 +218,10 @@ spec:
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
+  {{- if include "kip.onHost" . }}
+  # Else the cells, which are processes, would end with the container, and Kip knows them by the host's numbers.
+  hostPID: true
+  {{- end }}
   securityContext: {{- include "kip.podSecurity" . | nindent 4 }}
   {{- $selector := .Values.nodeSelector | default dict }}
   {{- with .Values.host.name }}
