@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
@@ -64,6 +66,48 @@ kind: Deployment
 existingConfigMap: virtual-kubelet-config`},
 }
 
+// trials are installations that an API server is asked to take, by the tests of dev/cluster: those whose objects no base has.
+var trials = map[string]string{
+	"operators": `
+config: {cloud: {aws: {}}, cells: {defaultInstanceType: t3.micro}}
+hostNetwork: true
+networkPolicy: {enabled: true, from: [{ipBlock: {cidr: 10.0.0.0/8}}]}
+metrics: {certSecret: kip-metrics}
+serviceMonitor:
+  enabled: true
+  tlsConfig: {serverName: kip, ca: {secret: {name: kip-metrics, key: ca.crt}}}
+  authorization: {credentials: {name: prometheus-token, key: token}}
+servingCertificate: {source: cert-manager, issuerRef: {name: ca, kind: ClusterIssuer}, ipAddresses: [10.0.0.1]}`,
+	"host-local": `
+config: {cloud: {local: {}}, cells: {defaultInstanceType: small}}
+host: {name: rack-1}`,
+	"host-qemu": `
+config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}
+host: {name: rack-1}`,
+}
+
+// trialTemplates are the parts of a trial that differ from those of the bases.
+var trialTemplates = []string{"namespace", "workload", "networkpolicy", "monitoring", "certificate"}
+
+// trial returns the objects of a trial, in a namespace of its own.
+func trial(c *chart.Chart, name string) ([]byte, error) {
+	values, err := parse("createNamespace: true" + trials[name])
+	if err != nil {
+		return nil, err
+	}
+	outputs, err := release{name: "kip", namespace: "kip-" + name, values: values}.render(c)
+	if err != nil {
+		return nil, fmt.Errorf("render %s: %w", name, err)
+	}
+	var objects [][]byte
+	for _, template := range trialTemplates {
+		if content := outputs[template]; len(content) > 0 {
+			objects = append(objects, content)
+		}
+	}
+	return append([]byte(generatedBy), bytes.Join(objects, []byte("---\n"))...), nil
+}
+
 // generated returns the content of all generated files of the repository in a folder, by path.
 func generated(folder string) (map[string][]byte, error) {
 	c, err := loadChart(folder)
@@ -102,6 +146,11 @@ func generated(folder string) (map[string][]byte, error) {
 		}
 		files[base+"/kip.yaml"] = append([]byte(generatedBy), together(outputs)...)
 		files[base+"/crd.yaml"] = append([]byte("# Generated from "+crdFile+" by make manifests.\n"), crd...)
+	}
+	for name := range trials {
+		if files["dev/cluster/testdata/"+name+".yaml"], err = trial(c, name); err != nil {
+			return nil, err
+		}
 	}
 	const readme = "deploy/helm/kip/README.md"
 	if files[readme], err = withValues(filepath.Join(folder, readme), filepath.Join(folder, "deploy/helm/kip/values.yaml")); err != nil {

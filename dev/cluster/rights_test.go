@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -215,6 +214,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 		{"pods of a namespace of Kip's are for Kip", podsOfANamespaceOfKipsAreForKip},
 		{"clouds leave Kip's node while Kip is away", cloudsLeaveKipsNodeWhileKipIsAway},
 		{"the API server takes the bases", theAPIServerTakesTheBases},
+		{"the API server takes what operators and hosts need", theAPIServerTakesWhatOperatorsAndHostsNeed},
 	} {
 		t.Run(part.name, func(t *testing.T) { part.prove(t, is) })
 	}
@@ -646,42 +646,18 @@ func theAPIServerTakesTheBases(t *testing.T, is identities) {
 	if err := is.admin.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, "kip-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	create := func(pod corev1.PodSpec) error {
-		pod.ServiceAccountName, pod.DeprecatedServiceAccount = "", "" // it is in another namespace
-		_, err := is.admin.CoreV1().Pods("restricted").Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "kip"}, Spec: pod,
-		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		return err
-	}
 	for _, base := range []string{"kip/base", "kip/overlays/aws-eks", "virtual-kubelet/base"} {
-		text, err := os.ReadFile("../../deploy/manifests/" + base + "/kip.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		objects, err := manifest.Apply(ctx, is.config, "kubectl", text)
+		objects, err := manifest.Apply(ctx, is.config, "kubectl", read(t, "../../deploy/manifests/"+base+"/kip.yaml"))
 		if err != nil {
 			t.Errorf("%s: %v", base, err)
 			continue
 		}
-		i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool {
-			return o.GetKind() == "StatefulSet" || o.GetKind() == "Deployment"
-		})
-		spec, _, err := unstructured.NestedMap(objects[i].Object, "spec", "template", "spec")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var pod corev1.PodSpec
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(spec, &pod); err != nil {
-			t.Fatal(err)
-		}
-		if objects[i].GetKind() == "StatefulSet" { // adds the volume of its claim
-			pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "data"})
-		}
-		if err := create(pod); err != nil {
+		pod := workloadPod(t, objects)
+		if err := is.tryPod(t, "restricted", pod); err != nil {
 			t.Errorf("the pod of %s: %v", base, err)
 		}
 		pod.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil
-		if err := refused(create(pod), "violates PodSecurity"); err != nil {
+		if err := refused(is.tryPod(t, "restricted", pod), "violates PodSecurity"); err != nil {
 			t.Errorf("a pod that is not restricted: %v", err)
 		}
 	}
