@@ -114,7 +114,7 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 			return err
 		}
 		cfg.Certificate = &certificate
-		if cfg.Local.AgentSources, err = s.nodePods(); err != nil {
+		if cfg.Local.AgentSources, err = s.kipSources(); err != nil {
 			return err
 		}
 	}

@@ -85,14 +85,20 @@ func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), podBits), nil
 }
 
-// nodePods are the networks of the pods on ordinary nodes.
-func (s *Stack) nodePods() (all []netip.Prefix, err error) {
+// kipSources are the networks that Kip is in as a pod of an ordinary node: those of the nodes' pods and, in a host's network, the
+// nodes' own addresses.
+func (s *Stack) kipSources() (all []netip.Prefix, err error) {
+	cfg := s.nodesCloud()
 	for i := range s.opts.Nodes {
-		p, err := podCIDR(s.nodesCloud(), i)
+		pods, err := podCIDR(cfg, i)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, p)
+		ip, err := cfg.GuestAddress(i)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, pods, netip.PrefixFrom(ip, ip.BitLen()))
 	}
 	return all, nil
 }

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -22,5 +23,15 @@ func TestEachOrdinaryNodeHasAPodNetworkOfItsOwn(t *testing.T) {
 		if _, err := podCIDR(cfg, 8); err == nil || !strings.Contains(err.Error(), room) || !strings.Contains(err.Error(), cidr) {
 			t.Errorf("%s: error %v, want one with %q", cidr, err, room)
 		}
+	}
+}
+
+func TestKipIsInThePodNetworksOfOrdinaryNodesOrAtTheirAddresses(t *testing.T) {
+	s := &Stack{opts: Options{State: "/var/lib/kip", Bridge: "kip0", CellRoot: "/var/lib/kip/cell-root", Nodes: 2},
+		kips: []*kip{{cidr: netip.MustParsePrefix("10.110.0.0/16")}}}
+	sources, err := s.kipSources()
+	const want = "[10.110.248.0/24 10.110.120.0/32 10.110.249.0/24 10.110.120.1/32]"
+	if got := fmt.Sprint(sources); err != nil || got != want {
+		t.Errorf("%s, %v; want %s", got, err, want)
 	}
 }
