@@ -1,0 +1,351 @@
+//go:build e2e
+
+package install
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/dev/listen"
+	"github.com/elotl/kip/dev/registry"
+	"github.com/elotl/kip/internal/agent/configs"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
+)
+
+// These tests provoke what docs/install.md has in "When it does not work", and look for its words where it says that they are.
+
+// A release beside the world's own, of another node.
+const (
+	secondRelease = "second"
+	secondPodName = "second-kip-0"
+	// secondHook is the Job that Helm runs before all else.
+	secondHook = "second-kip-crd-update"
+)
+
+// secondValues are the values of the second release, which has nothing that is in the way of the first one.
+func secondValues(t *testing.T, change func(map[string]any)) string {
+	t.Helper()
+	return withValues(t, func(v map[string]any) {
+		v["nodeName"] = "second-0"
+		v["storageClass"] = map[string]any{"create": false}
+		v["webhook"] = map[string]any{"enabled": false}
+		v["policies"] = map[string]any{"enabled": false}
+		v["nodeSelector"] = map[string]any{"kubernetes.io/hostname": "node-2"}
+		change(v)
+	})
+}
+
+// removeSecond removes the second release, and what its hooks have left.
+func removeSecond(s *namespace.Space) {
+	s.Helper()
+	if out, err := helm(s.T, "uninstall", secondRelease, "--no-hooks", "--wait", "--ignore-not-found"); err != nil {
+		s.Errorf("uninstall %s: %v\n%s", secondRelease, err, out)
+	}
+	label := "app.kubernetes.io/instance=" + secondRelease
+	s.Kubectl("delete", "jobs,serviceaccounts,persistentvolumeclaims", "-n", kipNamespace, "-l", label)
+	s.Kubectl("delete", "clusterroles,clusterrolebindings", "-l", label)
+}
+
+// ofKip is the namespace of the releases.
+func ofKip(s *namespace.Space) *namespace.Space {
+	return &namespace.Space{T: s.T, World: world, NS: kipNamespace}
+}
+
+func TestAClaimThatDoesNotBindIsNamed(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	folder, _ := chart(t)
+	defer removeSecond(s)
+	values := secondValues(t, func(v map[string]any) {
+		v["persistence"] = map[string]any{"storageClassName": "nowhere"}
+		v["crds"] = map[string]any{"upgrade": false}
+	})
+	if out, err := helm(t, "install", secondRelease, folder, "--values", values); err != nil {
+		t.Fatalf("install: %v\n%s", err, out)
+	}
+	ofKip(s).WaitEvent(secondPodName, "FailedScheduling", "pod has unbound immediate PersistentVolumeClaims")
+	ofKip(s).WaitEvent("data-"+secondPodName, "ProvisioningFailed", `"nowhere" not found`)
+}
+
+func TestAnImageOfAnotherArchitectureIsNamed(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	arch, image := foreign(s)
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
+		Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
+	})
+	l, err := listen.On(t.Context(), ownNetwork.Host(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := registry.Start(l, t.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := images.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	pushed := errors.Join(images.Push(t.Context(), "kip:index", index), images.Push(t.Context(), "kip:image", image))
+	if pushed != nil {
+		t.Fatal(pushed)
+	}
+	pullsFrom(s, ordinary(s, "node-2"), images.Address())
+	install := func(tag, timeout string) (out string) {
+		values := secondValues(t, func(v map[string]any) {
+			v["persistence"] = map[string]any{"enabled": false}
+			v["image"] = map[string]any{"repository": images.Address() + "/kip", "tag": tag}
+		})
+		folder, _ := chart(t)
+		out, err := helm(t, "install", secondRelease, folder, "--values", values, "--timeout", timeout)
+		if err == nil {
+			t.Errorf("a Kip for %s is installed:\n%s", arch, out)
+		}
+		return out
+	}
+
+	t.Run("by an index", func(t *testing.T) {
+		s := s.For(t)
+		defer removeSecond(s)
+		install("index", "30s")
+		pod := ""
+		s.Eventually("the hook has a pod", func(ctx context.Context) error {
+			of := metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + secondHook}
+			pods, err := world.Admin.CoreV1().Pods(kipNamespace).List(ctx, of)
+			if err == nil && len(pods.Items) != 1 {
+				err = fmt.Errorf("it has %d", len(pods.Items))
+			}
+			if err == nil {
+				pod = pods.Items[0].Name
+			}
+			return err
+		})
+		ofKip(s).WaitEvent(pod, "Failed", "no match for platform")
+	})
+	t.Run("by itself", func(t *testing.T) {
+		s := s.For(t)
+		defer removeSecond(s)
+		if _, err := os.Stat("/proc/sys/fs/binfmt_misc/qemu-aarch64"); err == nil {
+			t.Skip("this host emulates other architectures (binfmt_misc)")
+		}
+		// Helm shows the log of a hook that has failed.
+		if out := install("image", "5m"); !strings.Contains(out, "exec format error") {
+			t.Errorf("Helm prints\n%s", out)
+		}
+		if text := s.Kubectl("logs", "job/"+secondHook, "-n", kipNamespace); !strings.Contains(text, "exec format error") {
+			t.Errorf("the hook's log is\n%s", text)
+		}
+	})
+}
+
+// foreign is an image with the programs of Kip for an architecture that this host is not.
+func foreign(s *namespace.Space) (arch string, image v1.Image) {
+	s.Helper()
+	arch, machine := "arm64", elf.EM_AARCH64
+	if runtime.GOARCH == arch {
+		arch, machine = "amd64", elf.EM_X86_64
+	}
+	var program, archive bytes.Buffer
+	header := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT)}
+	header.Ehsize = uint16(binary.Size(header))
+	copy(header.Ident[:], elf.ELFMAG)
+	header.Ident[elf.EI_CLASS], header.Ident[elf.EI_DATA] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)
+	header.Ident[elf.EI_VERSION] = byte(elf.EV_CURRENT)
+	err := binary.Write(&program, binary.LittleEndian, header)
+	w := tar.NewWriter(&archive)
+	for _, name := range []string{"kip", "kipctl"} {
+		file := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(program.Len())}
+		err = errors.Join(err, w.WriteHeader(file))
+		_, writeErr := w.Write(program.Bytes())
+		err = errors.Join(err, writeErr)
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		s.Fatal(err)
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+	if err != nil {
+		s.Fatal(err)
+	}
+	if image, err = mutate.AppendLayers(empty.Image, layer); err != nil {
+		s.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		s.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.OS, config.Architecture = "linux", arch
+	config.Config.Entrypoint = []string{"/kip"}
+	if image, err = mutate.ConfigFile(image, config); err != nil {
+		s.Fatal(err)
+	}
+	return arch, image
+}
+
+// ordinary is the machine of an ordinary node.
+func ordinary(s *namespace.Space, node string) namespace.Machine {
+	s.Helper()
+	records, err := filepath.Glob(filepath.Join(world.State, "nodes", "machines", "*", "record.json"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, path := range records {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			s.Fatal(err)
+		}
+		var record struct {
+			Instance struct{ Tags map[string]string }
+			Process  struct{ PID int }
+		}
+		if err := json.Unmarshal(text, &record); err != nil {
+			s.Fatalf("read %s: %v", path, err)
+		}
+		if record.Instance.Tags[cloud.TagName] == node {
+			return namespace.Machine{PID: record.Process.PID}
+		}
+	}
+	s.Fatalf("node %s has no machine in %v", node, records)
+	return namespace.Machine{}
+}
+
+// pullsFrom lets a node's machine pull from a registry, by HTTP.
+func pullsFrom(s *namespace.Space, node namespace.Machine, address string) {
+	s.Helper()
+	files, err := configs.RegistryHosts(map[string][]string{address: {"http://" + address}})
+	if err != nil {
+		s.Fatal(err)
+	}
+	folder := node.Path(filepath.Join(configs.RegistryDir, address))
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if err := os.RemoveAll(folder); err != nil {
+			s.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(folder, "hosts.toml"), []byte(files[address]), 0o644); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// cut drops what a node's machine forwards to a port, until restore is called or the test ends.
+func cut(s *namespace.Space, node namespace.Machine, port int) (restore func()) {
+	s.Helper()
+	nft := func(program string) error {
+		return node.Inside(func() error {
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(program)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("nft: %w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	if err := nft(fmt.Sprintf(`table inet cut {
+	chain forward {
+		type filter hook forward priority filter
+		tcp dport %d drop
+	}
+}
+`, port)); err != nil {
+		s.Fatal(err)
+	}
+	restore = sync.OnceFunc(func() {
+		if err := nft("delete table inet cut\n"); err != nil {
+			s.Error(err)
+		}
+	})
+	s.Cleanup(restore)
+	return restore
+}
+
+func TestCellsThatKipDoesNotReachAreNamed(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	installed(s)
+	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), agentapi.Port)
+	s.Apply(namespace.Sleeper("waits"))
+	says := func(what string, args ...string) {
+		t.Helper()
+		s.Eventually(what+" names the cell's agent, and the time-out", func(ctx context.Context) error {
+			out, code, errs := s.Attempt(ctx, args...)
+			if code != 0 || !strings.Contains(out, "its agent has not joined: ") || !strings.Contains(out, "i/o timeout") {
+				return fmt.Errorf("exit %d: %s%s", code, out, errs)
+			}
+			return nil
+		})
+	}
+	says("kubectl get cells", "get", "cells")
+	says("kipctl why", "exec", "-n", kipNamespace, kipPod, "--", "/kipctl", "why", s.NS+"/waits")
+	restore()
+	s.WaitReady("waits")
+	log(s)
+}
+
+func TestPodsThatTheWebhookDoesNotSeeAreNamed(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	installed(s)
+	const taint = "virtual-kubelet.io/provider"
+	// As docs/install.md says.
+	tolerates := func(ctx context.Context) (bool, error) {
+		out, code, errs := s.Attempt(ctx, "run", "probe", "--image=busybox:1.36", "--dry-run=server", "-o", "yaml",
+			`--overrides={"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}`)
+		if code != 0 {
+			return false, fmt.Errorf("kubectl run ended with %d: %s", code, errs)
+		}
+		return strings.Contains(out, taint), nil
+	}
+	becomes := func(what string, want bool) {
+		t.Helper()
+		s.Eventually(what, func(ctx context.Context) error {
+			is, err := tolerates(ctx)
+			if err == nil && is != want {
+				err = fmt.Errorf("a pod has the toleration: %t", is)
+			}
+			return err
+		})
+	}
+	becomes("a pod gets the toleration", true)
+	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), webhookPort)
+	becomes("a pod gets no toleration without the webhook", false)
+	s.Apply(namespace.Sleeper("waits"))
+	s.WaitEvent("waits", "FailedScheduling", "untolerated taint")
+	restore()
+	becomes("a pod gets the toleration again", true)
+	s.Kubectl("delete", "pod", "waits")
+	s.Apply(namespace.Sleeper("runs"))
+	s.WaitReady("runs")
+	log(s)
+}
+
+// webhookPort is the chart's default of webhook.port.
+const webhookPort = 9443
