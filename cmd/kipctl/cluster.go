@@ -50,6 +50,7 @@ func connect(c clientcmd.ClientConfig) (*cluster, error) {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	config.Timeout = requestTimeout
+	config.QPS, config.Burst = 20, 40 // try measures seconds: client-go's own five requests a second would delay it
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)

@@ -107,7 +107,7 @@ func (k *kipctl) uninstall(ctx context.Context, c *cluster, namespace string, u 
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		fmt.Fprintf(k.err, "Cleaning up by pod %s/%s.\n", pod.Namespace, pod.Name)
-		err := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "--yes", "--timeout=" + u.timeout.String()}, k.err)
+		err := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "--yes", "--timeout=" + u.timeout.String()}, k.err, k.err)
 		if err == nil {
 			return nil
 		}
@@ -164,9 +164,9 @@ func named(left []string) string {
 	return strings.Join(left, ", ")
 }
 
-// execIn returns what runs a command in Kip's container of a pod, and writes what it prints.
+// execIn returns what runs a command in Kip's container of a pod, and writes what it prints and its messages.
 func execIn(config *rest.Config, client rest.Interface) execFunc {
-	return func(ctx context.Context, namespace, pod string, command []string, out io.Writer) error {
+	return func(ctx context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
 		config := rest.CopyConfig(config)
 		config.Timeout = 0 // ctx bounds it
 		url := client.Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
@@ -179,8 +179,8 @@ func execIn(config *rest.Config, client rest.Interface) execFunc {
 		if err != nil {
 			return err
 		}
-		return executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: out})
+		return executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: messages})
 	}
 }
 
-type execFunc func(ctx context.Context, namespace, pod string, command []string, out io.Writer) error
+type execFunc func(ctx context.Context, namespace, pod string, command []string, out, messages io.Writer) error

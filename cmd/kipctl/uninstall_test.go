@@ -93,7 +93,7 @@ func TestUninstallRefusesWhileSomethingRuns(t *testing.T) {
 				})
 			}
 			cleaned := false
-			c.exec = func(_ context.Context, namespace, pod string, command []string, _ io.Writer) error {
+			c.exec = func(_ context.Context, namespace, pod string, command []string, _, _ io.Writer) error {
 				cleaned = namespace == "kip-system" && pod == "kip-0" && strings.Join(command[:3], " ") == "/kipctl cleanup --yes"
 				return tc.exec
 			}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/placement"
+	"github.com/elotl/kip/internal/quote"
+	"github.com/elotl/kip/internal/trial"
+	"github.com/elotl/kip/internal/version"
+)
+
+const (
+	// tryImage is busybox, in a registry that asks for no account.
+	tryImage = "public.ecr.aws/docker/library/busybox:1.36"
+	// tryLargeImage is about 1 GB when it is unpacked: docs/try.md.
+	tryLargeImage = "public.ecr.aws/docker/library/python:3.12"
+	// tryLog bounds what is read of the log of a pod.
+	tryLog = 4 << 10
+)
+
+// tryFlags are those of kipctl try.
+type tryFlags struct {
+	trial.Options
+	yes, clean bool
+}
+
+func try(k *kipctl) *cobra.Command {
+	var f tryFlags
+	cmd := &cobra.Command{
+		Use:   "try",
+		Short: "Run a few pods in this cluster and its cloud, for less than a dollar, and report what works",
+		Long: "Run a few pods in this cluster and its cloud, for less than a dollar, and report what works: what only a cloud can show.\n\n" +
+			"It shows what that may cost at most, and asks. All that it makes is in one namespace, whose name begins with kip-try-. It\n" +
+			"removes all of it, also when it is interrupted, and asks the cluster, and Kip about its cloud, until both have nothing of it.\n" +
+			"If kipctl is killed, its pods end by themselves, and the cluster removes them after an hour; the next kipctl try, or\n" +
+			"kipctl try --clean, removes all at once. One trial runs in a cluster at a time.\n\n" +
+			"Attach the report to a bug: kipctl try --yes > report.txt, or with -o json. It has names, addresses and IDs of what the\n" +
+			"trial made, and no secrets. A step that lacks something is \"not tried\", never \"ok\". The exit status is not 0 if a step\n" +
+			"failed, if anything is left, or if it is not known whether anything is.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return k.try(cmd.Context(), f) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.yes, "yes", false, "do not ask")
+	flags.BoolVar(&f.clean, "clean", false, "try nothing: remove what trials have left, now")
+	flags.StringVar(&f.Image, "image", tryImage, "`name` of an image with the shell, httpd, nc and wget of busybox")
+	flags.StringVar(&f.LargeImage, "large-image", tryLargeImage, "`name` of an image of about 1 GB, with a shell")
+	flags.StringVar(&f.Endpoint, "endpoint", "public.ecr.aws:443", "`HOST:PORT` outside of the cluster, which a pod connects to")
+	flags.StringVar(&f.PublicZone, "public-zone", "", "`zone` in which the subnet of cells is public")
+	flags.StringVar(&f.PrivateZone, "private-zone", "", "`zone` in which the subnet of cells is private")
+	flags.StringVar(&f.StorageClass, "storage-class", "", "`name` of the StorageClass of the volume (default: one that works on cells)")
+	flags.Float64Var(&f.MaxPricePerHour, "max-price-per-hour", 0.08, "`dollars` that one instance may cost an hour, disk and address included")
+	flags.StringSliceVar(&f.Skip, "skip", nil, "`name` of a step to leave out; may be given several times")
+	return cmd
+}
+
+func (k *kipctl) try(ctx context.Context, f tryFlags) error {
+	c, err := k.connect(k.config())
+	if err != nil {
+		return err
+	}
+	t, err := trial.New(trial.Config{
+		Cluster: trial.Cluster{
+			Kube:     c.kube,
+			Cells:    c.plainCells,
+			Logs:     c.log,
+			Holdings: func(ctx context.Context) ([]adminapi.Holdings, error) { return k.holdingsOf(ctx, c) },
+			Price:    c.prices(ctx),
+		},
+		Options: f.Options,
+		ID:      rand.String(6),
+		Kipctl:  version.String(),
+		Clock:   k.waits,
+		Say:     k.say,
+	})
+	if err != nil {
+		return err
+	}
+	if f.clean {
+		left := t.Clean(ctx)
+		if err := k.print(left, left.Text); err != nil {
+			return err
+		}
+		return trial.Report{Left: left}.Err()
+	}
+	plan, err := t.Plan(ctx)
+	if len(plan.Price.Steps) > 0 {
+		if err := plan.Price.Text(plain{k.err}); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if len(plan.Left) > 0 {
+		fmt.Fprintf(k.err, "An earlier trial has left this, which is removed first, also if that trial still runs: %s\n",
+			adminapi.Some(plan.Left))
+	}
+	if !f.yes && !k.confirmed(fmt.Sprintf("Begin, for at most $%.2f? Type yes: ", plan.Price.AtMost)) {
+		return errors.New("nothing was done: type yes, or add --yes")
+	}
+	// An interrupt ends the steps, and the trial still cleans up. A second one ends kipctl.
+	steps, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	defer context.AfterFunc(ctx, func() {
+		signal.Reset()
+		stop(errors.New("interrupted"))
+		k.say("interrupted: cleaning up; interrupt again to leave that to kipctl try --clean")
+	})()
+	r := t.Run(steps)
+	if err := k.print(r, r.Text); err != nil {
+		return err
+	}
+	if err := r.Err(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted: not all steps were tried")
+	}
+	return nil
+}
+
+// confirmed asks a person.
+func (k *kipctl) confirmed(question string) bool {
+	fmt.Fprint(k.err, question)
+	answer, err := bufio.NewReader(k.in).ReadString('\n')
+	if err != nil {
+		fmt.Fprintln(k.err)
+	}
+	return strings.TrimSpace(answer) == "yes"
+}
+
+// plainCells are the Cells alone.
+func (c *cluster) plainCells(ctx context.Context) ([]apiv1.Cell, error) {
+	all, err := c.cells(ctx)
+	cells := make([]apiv1.Cell, len(all))
+	for n := range all {
+		cells[n] = all[n].Cell
+	}
+	return cells, err
+}
+
+// log is what the container of a pod has written, as far as it is short.
+func (c *cluster) log(ctx context.Context, namespace, pod string) (string, error) {
+	text, err := c.kube.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{LimitBytes: new(int64(tryLog))}).DoRaw(ctx)
+	return string(text), err
+}
+
+// prices returns what the instance of a pod is expected to cost by the embedded catalogues; nil if they do not have the region of the
+// virtual nodes.
+func (c *cluster) prices(ctx context.Context) func(*corev1.Pod) *float64 {
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
+	if err != nil || len(nodes.Items) == 0 {
+		return nil // the trial says so itself
+	}
+	labels := nodes.Items[0].Labels
+	for _, name := range books.Clouds() {
+		book, err := books.Open(name)
+		if err != nil {
+			continue
+		}
+		const gib = 1 << 30
+		prices, err := quote.In(book, labels[corev1.LabelTopologyRegion], quote.Options{
+			Arch:                cmp.Or(labels[corev1.LabelArchStable], "amd64"),
+			DiskBytes:           5 * gib, // the defaults of provider.yaml
+			ReservedMemoryBytes: gib / 8,
+		})
+		if err != nil {
+			continue
+		}
+		return func(pod *corev1.Pod) *float64 {
+			pod = pod.DeepCopy() // what it may cost is compared with this price
+			delete(pod.Annotations, placement.AnnotationMaxPrice)
+			return prices.Of([]quote.Workload{{Name: pod.Name, Replicas: 1, Pod: pod}}).Pods[0].PricePerHour
+		}
+	}
+	return nil
+}
+
+// holdingsOf asks each Kip of the cluster for what it has: by the socket that was named, or else in Kip's pods.
+func (k *kipctl) holdingsOf(ctx context.Context, c *cluster) ([]adminapi.Holdings, error) {
+	if path, named := k.socketPath(); named {
+		h, err := adminapi.NewClient(path).Holdings(ctx)
+		return []adminapi.Holdings{h}, err
+	}
+	pods, err := c.kipPods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(pods) == 0 {
+		return nil, errors.New("no pod of Kip runs in this cluster: name Kip's socket with --socket")
+	}
+	// The socket is that of the pod that leads: the others fail.
+	var all []adminapi.Holdings
+	var errs []error
+	for _, pod := range pods {
+		var out, messages bytes.Buffer
+		// It changes nothing without --yes, and then fails if there is anything.
+		failed := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "-o", "json"}, &out, &messages)
+		var h adminapi.Holdings
+		if err := json.NewDecoder(&out).Decode(&h); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil // it has printed nothing, and says why
+			}
+			errs = append(errs, fmt.Errorf("run kipctl cleanup in pod %s/%s: %w", pod.Namespace, pod.Name,
+				errors.Join(failed, err, errors.New(strings.TrimSpace(messages.String())))))
+			continue
+		}
+		all = append(all, h)
+	}
+	if len(all) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return all, nil
+}
+
+// kipPods are the pods of all Kips that run, by namespace and name.
+func (c *cluster) kipPods(ctx context.Context) (pods []corev1.Pod, err error) {
+	for _, selector := range []string{labelsOfKip, labelsOfPods} {
+		list, err := c.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return nil, fmt.Errorf("list the pods of Kip: %w", err)
+		}
+		pods = append(pods, list.Items...)
+	}
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
+		return p.Status.Phase != corev1.PodRunning ||
+			!slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == kipContainer })
+	})
+	slices.SortFunc(pods, func(a, b corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return slices.CompactFunc(pods, func(a, b corev1.Pod) bool { return a.UID == b.UID }), nil
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/trial"
+)
+
+// tries runs kipctl try against a cluster with a Kip in the region us-east-1, whose pod prints holdings.
+func tries(t *testing.T, c *cluster, stdin, holdings string, args ...string) result {
+	t.Helper()
+	node, err := c.kube.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Labels[apiv1.LabelController], node.Labels[corev1.LabelTopologyRegion] = "id", "us-east-1"
+	if _, err := c.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kip := testPod("kip-system", "kip-0", "machine", corev1.PodStatus{Phase: corev1.PodRunning})
+	kip.Labels, kip.Spec.Containers = map[string]string{"app.kubernetes.io/name": "kip"}, []corev1.Container{{Name: "kip"}}
+	if _, err := c.kube.CoreV1().Pods("kip-system").Create(t.Context(), kip, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
+		if got := fmt.Sprint(namespace, pod, command); got != "kip-systemkip-0[/kipctl cleanup -o json]" {
+			t.Errorf("it runs %s", got)
+		}
+		fmt.Fprint(out, holdings)
+		fmt.Fprint(messages, "Error: nothing was done")
+		return errors.New("exit status 1")
+	}
+	var out, stderr bytes.Buffer
+	k := &kipctl{
+		in: strings.NewReader(stdin), out: &out, err: &stderr, clock: clock.RealClock{}, waits: clock.RealClock{},
+		connect:        func(clientcmd.ClientConfig) (*cluster, error) { return c, nil },
+		fallbackSocket: filepath.Join("none", adminapi.SocketName),
+	}
+	root := newRoot(k, "kipctl")
+	root.SetArgs(append([]string{"try"}, args...))
+	err = root.ExecuteContext(t.Context())
+	return result{out.String(), stderr.String(), err}
+}
+
+// spaces are the namespaces of trials.
+func spaces(t *testing.T, c *cluster) (names []string) {
+	t.Helper()
+	list, err := c.kube.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: trial.Label})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range list.Items {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+func TestTryShowsWhatItMayCostAndAsks(t *testing.T) {
+	c := testCluster(t)
+	r := tries(t, c, "no\n", "")
+	if r.failed == nil || r.out != "" || len(spaces(t, c)) > 0 {
+		t.Errorf("%v: it has made %v and printed %s", r.failed, spaces(t, c), r.out)
+	}
+	for _, want := range []string{
+		"load-balancer", "if kipctl is killed", "By the catalogue of this kipctl they cost $0.0", "Begin, for at most $0.", "add --yes",
+	} {
+		if !strings.Contains(r.err, want) {
+			t.Errorf("%q is not in\n%s", want, r.err)
+		}
+	}
+}
+
+func TestTryRefusesPricesThatAreTooHighOrTooLow(t *testing.T) {
+	for price, want := range map[string]string{
+		"2":      "it must be at most $1.00",
+		"0.0001": "--max-price-per-hour is 0.0001: it must be at least 0.0",
+	} {
+		c := testCluster(t)
+		r := tries(t, c, "", "", "--yes", "--max-price-per-hour", price)
+		if r.failed == nil || !strings.Contains(r.err, want) || len(spaces(t, c)) > 0 {
+			t.Errorf("%s: %v: it has made %v: %s", price, r.failed, spaces(t, c), r.err)
+		}
+	}
+}
+
+func TestTryCleanRemovesATrialAndProvesIt(t *testing.T) {
+	for what, tc := range map[string]struct{ holdings, out, err string }{
+		"nothing is left": {`{"node": "kip-0", "instances": ["i-1 of c-web"], "disks": []}`, `"names": []`, ""},
+		"a disk is left":  {`{"node": "kip-0", "disks": ["vol-1 of 1Gi: Kip volume id kip-try-old/data"]}`, "vol-1", "left: disk vol-1"},
+		"Kip says why":    {"", `"names": []`, "Error: nothing was done"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := testCluster(t)
+				old := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kip-try-old", Labels: map[string]string{trial.Label: "old"}}}
+				if _, err := c.kube.CoreV1().Namespaces().Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				r := tries(t, c, "", tc.holdings, "--clean", "-o", "json")
+				if (r.failed != nil) != (tc.err != "") || !strings.Contains(r.err, tc.err) || !strings.Contains(r.out, tc.out) {
+					t.Errorf("%v: %s%s", r.failed, r.out, r.err)
+				}
+				if left := spaces(t, c); len(left) > 0 {
+					t.Errorf("left: %s", left)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,357 @@
+package trial
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/elotl/kip/internal/adminapi"
+)
+
+// planned runs a trial to its end.
+func planned(ctx context.Context, t *testing.T, trial *Trial) Report {
+	t.Helper()
+	if _, err := trial.Plan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return trial.Run(ctx)
+}
+
+// results are those of the steps by name.
+func results(r Report) map[string]Result {
+	all := map[string]Result{}
+	for _, s := range r.Steps {
+		all[s.Name] = s.Result
+	}
+	return all
+}
+
+func TestAllStepsAreTriedAndNothingIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		r := planned(t.Context(), t, w.trial("one", nil))
+		for _, s := range r.Steps {
+			if s.Result != OK {
+				t.Errorf("%s: %s: %s", s.Name, s.Result, s.Why)
+			}
+		}
+		if err := r.Err(); err != nil || len(r.Steps) != 10 || !r.Left.Nothing() {
+			t.Errorf("%v: %d steps, left %+v", err, len(r.Steps), r.Left)
+		}
+		if left := w.left(); len(left) > 0 {
+			t.Errorf("left: %s", left)
+		}
+		batch := r.Steps[0]
+		if len(batch.Pods) != 2 || batch.Pods[0].IP == "" || batch.Pods[0].IP == batch.Pods[1].IP ||
+			batch.Pods[0].Instance == batch.Pods[1].Instance {
+			t.Fatalf("the pods of the batch are %+v", batch.Pods)
+		}
+		sum := 0.0
+		for _, phase := range batch.Pods[0].Phases {
+			sum += phase.Seconds
+		}
+		if p := batch.Pods[0]; p.Seconds < boots.Seconds() || math.Abs(sum-p.Seconds) > 1e-9 || len(p.Phases) != 3 ||
+			p.Phases[2].Name != started {
+			t.Errorf("it started after %v s: %+v", p.Seconds, p.Phases)
+		}
+		if r.Spent <= 0 || r.Spent > r.Price.AtMost || r.Price.AtMost > Cap {
+			t.Errorf("it has spent %v of %v", r.Spent, r.Price.AtMost)
+		}
+		ofThis := func(name string) bool {
+			for _, s := range r.Steps {
+				if slices.ContainsFunc(s.Pods, func(p PodReport) bool { return p.Instance == name }) {
+					return true
+				}
+			}
+			return false
+		}
+		for _, i := range w.costly {
+			if !ofThis(i) {
+				t.Errorf("instance %s is in no report", i)
+			}
+		}
+	})
+}
+
+// An abandoned trial ends by itself, since all that it makes has an end, and an owner that has one.
+func TestAllThatATrialMakesEndsByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		planned(t.Context(), t, w.trial("one", nil))
+		kinds := map[string]int{}
+		for _, a := range w.kube.Actions() {
+			create, is := a.(clienttesting.CreateActionImpl)
+			if !is {
+				continue
+			}
+			o := create.GetObject().(metav1.Object)
+			kind := a.GetResource().Resource
+			kinds[kind]++
+			if o.GetLabels()[Label] != "one" {
+				t.Errorf("%s %s has no label of the trial", kind, o.GetName())
+			}
+			if kind == "namespaces" || kind == "jobs" {
+				continue
+			}
+			if owners := o.GetOwnerReferences(); len(owners) != 1 || owners[0].Kind != "Job" || owners[0].Name != endsName {
+				t.Errorf("%s %s is owned by %+v", kind, o.GetName(), owners)
+			}
+			pod, is := o.(*corev1.Pod)
+			if is && (pod.Spec.ActiveDeadlineSeconds == nil || pod.Annotations["pod.elotl.co/max-price-per-hour"] == "") {
+				t.Errorf("pod %s has no bound of time or price", pod.Name)
+			}
+		}
+		if kinds["namespaces"] != 1 || kinds["jobs"] != 1 || kinds["pods"] < 10 || kinds["services"] != 2 ||
+			kinds["persistentvolumeclaims"] != 1 {
+			t.Errorf("it made %v", kinds)
+		}
+	})
+}
+
+func TestWhatAClusterLacksIsNotTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) { w.noBalancer, w.noClass, w.noSpot, w.noGPU = true, true, true, true })
+		r := planned(t.Context(), t, w.trial("one", func(c *Config) { c.PrivateZone, c.PublicZone, c.Skip = "", "", []string{"large-image"} }))
+		got := results(r)
+		for _, name := range []string{"load-balancer", "egress-public", "egress-private", "volume", "spot", "gpu", "large-image"} {
+			if got[name] != NotTried {
+				t.Errorf("%s is %s", name, got[name])
+			}
+		}
+		for _, s := range r.Steps {
+			if s.Result == NotTried && s.Why == "" {
+				t.Errorf("%s does not say why", s.Name)
+			}
+		}
+		if got["batch"] != OK || got["logs"] != OK || got["egress"] != OK || r.Err() != nil {
+			t.Errorf("%v: %v", r.Err(), got)
+		}
+	})
+}
+
+func TestAStepThatFailsFailsTheTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) { w.silentEgress = true })
+		r := planned(t.Context(), t, w.trial("one", nil))
+		got := results(r)
+		if err := r.Err(); got["egress"] != Failed || got["volume"] != OK || err == nil || !strings.Contains(err.Error(), "egress-private") {
+			t.Errorf("%v: %v", err, got)
+		}
+		if found := r.Steps[3].Found; len(found) != 1 || !strings.HasPrefix(found[0], "log of pod egress: ") {
+			t.Errorf("the step that failed has found %q: want the log of its pod", found)
+		}
+		if left := w.left(); len(left) > 0 || !r.Left.Nothing() {
+			t.Errorf("left: %s, told %+v", left, r.Left)
+		}
+	})
+}
+
+func TestItIsNotProvenThatNothingIsLeftWhereNoKipAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) { w.noHoldings = true })
+		r := planned(t.Context(), t, w.trial("one", nil))
+		if err := r.Err(); r.Left.Nothing() || err == nil || !strings.Contains(err.Error(), "not known") {
+			t.Errorf("%v: %+v", err, r.Left)
+		}
+	})
+}
+
+// An instance that no Cell tells of may be of a trial: its cluster has lost it.
+func TestAnInstanceWithoutACellIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		trial := w.trial("one", func(c *Config) {
+			holdings := c.Holdings
+			c.Holdings = func(ctx context.Context) (all []adminapi.Holdings, err error) {
+				all, err = holdings(ctx)
+				all[0].Instances = append(all[0].Instances, "i-lost of cell-lost")
+				all[0].Disks = []string{"vol-1 of 1Gi: Kip volume me kip-try-old/data", "vol-2 of 1Gi: Kip volume me shop/data"}
+				return all, err
+			}
+		})
+		r := planned(t.Context(), t, trial)
+		got := strings.Join(r.Left.Names, "; ")
+		if !strings.Contains(got, "i-lost") || !strings.Contains(got, "vol-1") || strings.Contains(got, "vol-2") {
+			t.Errorf("left: %s", got)
+		}
+	})
+}
+
+// At each change a trial is killed before or after it. The next one removes what it has left, and counts nothing of it.
+func TestAKilledTrialLeavesNothingToTheNext(t *testing.T) {
+	var whole Report
+	all := 0
+	few := func(c *Config) {
+		c.Skip = []string{"egress", "egress-public", "egress-private", "volume", "spot", "gpu", "large-image"}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		planned(t.Context(), t, w.trial("one", nil))
+		all = w.calls
+		whole = planned(t.Context(), t, w.trial("two", few))
+	})
+	if all < 20 {
+		t.Fatalf("a trial makes %d changes", all)
+	}
+	for at := 1; at <= all; at++ {
+		if testing.Short() && at%3 != 1 {
+			continue // make test-all has all of them
+		}
+		for _, after := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d,%v", at, after), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, func(w *world) { w.killAt, w.after = at, after })
+					first := w.trial("first", nil)
+					func() {
+						defer func() {
+							if p := recover(); p != nil && p != (killed{}) {
+								panic(p)
+							}
+						}()
+						planned(t.Context(), t, first)
+					}()
+					w.dying, w.killAt = false, 0
+					before := slices.Clone(w.costly)
+					r := planned(t.Context(), t, w.trial("second", few))
+					if left := w.left(); len(left) > 0 || !r.Left.Nothing() || r.Err() != nil {
+						t.Fatalf("%v: left %s, told %+v", r.Err(), left, r.Left)
+					}
+					for _, s := range r.Steps {
+						for _, p := range s.Pods {
+							if slices.Contains(before, p.Instance) {
+								t.Errorf("step %s counts instance %s of the trial that was killed", s.Name, p.Instance)
+							}
+						}
+					}
+					if math.Abs(r.Spent-whole.Spent) > whole.Spent/20 {
+						t.Errorf("it has spent %v, and one that nobody disturbs %v", r.Spent, whole.Spent)
+					}
+				})
+			})
+		}
+	}
+}
+
+// At each change a trial is interrupted. It cleans up itself, and its report says which steps were not tried.
+func TestAnInterruptedTrialCleansUp(t *testing.T) {
+	const withoutImage = 20 // of the changes, that of the last step's pod is none of these
+	for at := 1; at <= withoutImage; at++ {
+		t.Run(fmt.Sprint(at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				w := newWorld(t, func(w *world) {
+					w.changed = func(call int) {
+						if call == at {
+							cancel(errors.New("interrupted"))
+						}
+					}
+				})
+				r := planned(ctx, t, w.trial("one", nil))
+				if left := w.left(); len(left) > 0 || !r.Left.Nothing() {
+					t.Errorf("left: %s, told %+v", left, r.Left)
+				}
+				if got := results(r)["large-image"]; ctx.Err() == nil || r.Problem == "" && got != NotTried {
+					t.Errorf("it went on: %v", results(r))
+				}
+			})
+		})
+	}
+}
+
+func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		for what, tc := range map[string]struct {
+			change func(*Config)
+			words  string
+		}{
+			"the instances may be dear": {func(c *Config) { c.MaxPricePerHour = 0.5 }, "--max-price-per-hour (0.5)"},
+			"no instance is so cheap": {func(c *Config) {
+				c.Price = func(*corev1.Pod) *float64 { return new(0.09) }
+			}, "0.0900"},
+		} {
+			_, err := w.trial("one", tc.change).Plan(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tc.words) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if w.calls > 0 {
+			t.Errorf("it has made %d changes", w.calls)
+		}
+		plan, err := w.trial("one", func(c *Config) { c.Price = func(*corev1.Pod) *float64 { return new(0.02) } }).Plan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := plan.Price.Killed
+		for _, s := range plan.Price.Steps {
+			sum += s.AtMost
+		}
+		if p := plan.Price; math.Abs(sum-p.AtMost) > 1e-9 || p.AtMost > Cap || *p.QuotedPerHour != 0.02 {
+			t.Errorf("the steps make %v of %+v", sum, p)
+		}
+		var text strings.Builder
+		if err := plan.Price.Text(&text); err != nil || !strings.Contains(text.String(), "$0.0200 an hour") {
+			t.Errorf("%v:\n%s", err, &text)
+		}
+	})
+}
+
+func TestOptionsThatAreWrongAreNamed(t *testing.T) {
+	w := newWorld(t, nil)
+	for want, change := range map[string]func(*Config){
+		`--endpoint is "example.com": it must be HOST:PORT`:  func(c *Config) { c.Endpoint = "example.com" },
+		`--skip: "spt" is no step: it must be one of batch,`: func(c *Config) { c.Skip = []string{"spt"} },
+		"--max-price-per-hour is 0: it must be above 0":      func(c *Config) { c.MaxPricePerHour = 0 },
+		"--image is empty: it must be the name of an image":  func(c *Config) { c.Image = "" },
+	} {
+		c := w.trial("one", nil).Config
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %s", err, want)
+		}
+	}
+}
+
+func TestAReportIsForPeopleAndForMachines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) { w.noBalancer = true })
+		r := planned(t.Context(), t, w.trial("one", nil))
+		var text strings.Builder
+		if err := r.Text(&text); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			"batch: ok", "load-balancer: not tried: no controller", "i-1", "started after", "Nothing is left", "Image size",
+		} {
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("%q is not in\n%s", want, &text)
+			}
+		}
+		data, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			ID    string
+			Steps []struct{ Name, Result, Why string }
+			Left  struct{ Names, NotKnown []string }
+		}
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.ID != "one" || got.Steps[2].Result != "not tried" || got.Left.Names == nil || got.Left.NotKnown == nil {
+			t.Errorf("%s", data)
+		}
+	})
+}
