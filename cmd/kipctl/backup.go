@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,26 +53,13 @@ func backup(k *kipctl) *cobra.Command {
 	return cmd
 }
 
-// backupTo writes a backup under another name and gives it its own when it is
-// whole and on the disk.
+// backupTo writes a backup as writeWhole does.
 func (k *kipctl) backupTo(ctx context.Context, client *adminapi.Client, file string) (summary store.Summary, err error) {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // mode 0600
-	if err != nil {
-		return summary, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	summary, err = k.copyBackup(ctx, client, f)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return summary, err
-	}
-	return summary, os.Rename(f.Name(), file)
+	err = writeWhole(file, func(w io.Writer) (err error) {
+		summary, err = k.copyBackup(ctx, client, w)
+		return err
+	})
+	return summary, err
 }
 
 // copyBackup copies a backup to w and checks it on the way.

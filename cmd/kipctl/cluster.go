@@ -22,6 +22,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/doctor"
 )
 
 // virtualNodes selects the nodes of Kip.
@@ -39,6 +40,8 @@ type cluster struct {
 	dynamic dynamic.Interface
 	crds    apiextensionsclient.CustomResourceDefinitionInterface
 	exec    execFunc
+	host    string
+	raw     func(ctx context.Context, path string) (doctor.Answer, error)
 }
 
 func connect(c clientcmd.ClientConfig) (*cluster, error) {
@@ -63,11 +66,17 @@ func connect(c clientcmd.ClientConfig) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
+	raw, err := doctor.Raw(config, kube.CoreV1().RESTClient())
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
 	return &cluster{
 		kube:    kube,
 		dynamic: dyn,
 		crds:    extensions.CustomResourceDefinitions(),
 		exec:    execIn(config, kube.CoreV1().RESTClient()),
+		host:    config.Host,
+		raw:     raw,
 	}, nil
 }
 

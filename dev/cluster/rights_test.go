@@ -33,6 +33,7 @@ import (
 	"github.com/elotl/kip/deploy"
 	"github.com/elotl/kip/dev/manifest"
 	"github.com/elotl/kip/internal/admission"
+	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
@@ -211,6 +212,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 		{"pods ask for what their namespace is granted", podsAskForWhatTheirNamespaceIsGranted},
 		{"Kip writes of its webhook who is trusted", kipWritesOfItsWebhookWhoIsTrusted},
 		{"pods are changed as Kip answers", podsAreChangedAsKipAnswers},
+		{"kipctl doctor tells what is so", theDoctorTellsWhatIsSo},
 		{"pods of a namespace of Kip's are for Kip", podsOfANamespaceOfKipsAreForKip},
 		{"clouds leave Kip's node while Kip is away", cloudsLeaveKipsNodeWhileKipIsAway},
 		{"the API server takes the bases", theAPIServerTakesTheBases},
@@ -1011,6 +1013,9 @@ func podsAreChangedAsKipAnswers(t *testing.T, is identities) {
 	}
 	eachPodHasAHostOfItsOwn(t, is)
 	resizesAreBoundedByTheMachine(t, is)
+	wantFindings(t, "while Kip answers", examined(t, is, "", true), map[string]finding.Finding{
+		"kip webhook": finding.Fine("asks Kip about pods"),
+	})
 }
 
 // The optional policy, while no Kip answers: the namespaces and the webhook are there.

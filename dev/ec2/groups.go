@@ -154,7 +154,7 @@ type createdGroupXML struct {
 }
 
 func (m *Model) createSecurityGroup(r *request) (any, error) {
-	name, about, vpc := r.text("GroupName"), r.text("GroupDescription"), r.text("VpcId")
+	name, about, vpc, dry := r.text("GroupName"), r.text("GroupDescription"), r.text("VpcId"), r.flag("DryRun")
 	set := m.tagSpecifications(r.form, "security-group")["security-group"]
 	if name == "" || about == "" || len(name) > 255 || strings.HasPrefix(name, "sg-") {
 		r.bad("InvalidParameterValue", "A group has a name, not like an ID, and a description")
@@ -164,6 +164,9 @@ func (m *Model) createSecurityGroup(r *request) (any, error) {
 	}
 	if err := m.mayMakeGroup(r, vpc, set); err != nil {
 		return nil, err
+	}
+	if dry {
+		return nil, dryRun
 	}
 	if err := m.arrive(r); err != nil {
 		return nil, err

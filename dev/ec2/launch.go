@@ -51,7 +51,7 @@ const maxUserData = 16 << 10
 func (m *Model) runInstances(r *request) (any, error) {
 	least, most := r.number("MinCount"), r.number("MaxCount")
 	spec := cloud.LaunchSpec{InstanceType: r.text("InstanceType")}
-	imageID, token := r.text("ImageId"), r.text("ClientToken")
+	imageID, token, dry := r.text("ImageId"), r.text("ClientToken"), r.flag("DryRun")
 	more := m.tagSpecifications(r.form, "instance", "volume", "network-interface", "spot-instances-request")
 	profile := r.at("IamInstanceProfile")
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name")), key: r.text("KeyName")}
@@ -68,6 +68,9 @@ func (m *Model) runInstances(r *request) (any, error) {
 	}
 	if err := m.mayLaunch(r, l, imageID, subnetID, groupIDs, more); err != nil {
 		return nil, err
+	}
+	if dry { // which asks for rights. Source: EC2 API reference, "RunInstances", DryRun
+		return nil, dryRun
 	}
 	subnets := m.Subnets()
 	n := slices.IndexFunc(subnets, func(s Subnet) bool { return s.ID == subnetID })

@@ -111,12 +111,8 @@ type zoneXML struct {
 }
 
 func (m *Model) describeAvailabilityZones(r *request) (any, error) {
-	dry := r.flag("DryRun")
 	if err := m.one(r); err != nil {
 		return nil, err
-	}
-	if dry {
-		return nil, dryRun
 	}
 	zones := map[string]string{}
 	for _, zone := range m.cfg.Zones {
@@ -176,9 +172,15 @@ var architectures = map[string]string{"amd64": "x86_64", "arm64": "arm64"}
 func Architecture(goarch string) string { return architectures[goarch] }
 
 func (m *Model) describeInstanceTypes(r *request) (any, error) {
-	wanted := r.filters("processor-info.supported-architecture")
+	wanted, named := r.filters("processor-info.supported-architecture"), r.texts("InstanceType")
+	r.unpaged(named, "instanceTypesSet")
 	if err := m.one(r); err != nil {
 		return nil, err
+	}
+	for _, name := range named {
+		if !slices.ContainsFunc(m.cfg.Sim.Catalogue, func(t catalog.InstanceType) bool { return t.Name == name }) {
+			return nil, bad("InvalidInstanceType", "The following supplied instance types do not exist: [%s]", name)
+		}
 	}
 	var all []typeXML
 	plan := m.currentPlan()
@@ -198,7 +200,7 @@ func (m *Model) describeInstanceTypes(r *request) (any, error) {
 			x.GPUs = append(x.GPUs, gpuXML{g.Model, g.Count})
 		}
 		x.Volumes.Most, x.Volumes.Limit = attachments(t)
-		if wanted.match(func(string) []string { return x.Architectures }) {
+		if wanted.match(func(string) []string { return x.Architectures }) && (len(named) == 0 || slices.Contains(named, t.Name)) {
 			all = append(all, x)
 		}
 	}

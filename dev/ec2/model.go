@@ -525,9 +525,14 @@ func (m *Model) call(r *request, authorization string) (any, error) {
 	if err := m.hang(r, false); err != nil {
 		return nil, err
 	}
+	// A call that changes something reads this itself. Source: EC2 API reference, "DescribeSubnets", DryRun.
+	dry := strings.HasPrefix(r.action, "Describe") && r.flag("DryRun")
 	answer, err := do(r)
 	if err != nil {
 		return nil, err
+	}
+	if dry {
+		return nil, dryRun
 	}
 	return answer, m.hang(r, true)
 }

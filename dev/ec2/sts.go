@@ -87,6 +87,7 @@ func (m *Model) sts(r *request, authorization string) (any, error) {
 	do := map[string]func(*request) (any, error){
 		"AssumeRole":                 m.assumeRole,
 		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
+		"GetCallerIdentity":          m.getCallerIdentity,
 	}[r.action]
 	if do == nil {
 		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
@@ -95,7 +96,26 @@ func (m *Model) sts(r *request, authorization string) (any, error) {
 	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
 		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
 	}
+	r.key = keyOf(authorization)
 	return do(r)
+}
+
+// callerIdentity is the answer to who asks.
+type callerIdentity struct {
+	XMLName   xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ GetCallerIdentityResponse"`
+	ARN       string   `xml:"GetCallerIdentityResult>Arn"`
+	UserID    string   `xml:"GetCallerIdentityResult>UserId"`
+	Account   string   `xml:"GetCallerIdentityResult>Account"`
+	RequestID string   `xml:"ResponseMetadata>RequestId"`
+}
+
+// getCallerIdentity needs no right (STS API reference, "GetCallerIdentity"). The model's users are called as their keys.
+func (m *Model) getCallerIdentity(r *request) (any, error) {
+	if err := r.done(); err != nil {
+		return nil, err
+	}
+	arn := m.arnOf("iam", "", m.cfg.Account, "user/"+r.key)
+	return callerIdentity{ARN: arn, UserID: r.key, Account: m.cfg.Account, RequestID: requestID}, nil
 }
 
 // wish is what is asked for by who assumes a role.

@@ -8,6 +8,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/finding"
 )
 
 // CheckBuild says which keys of provider.yaml cannot have their effect in this build: before anything
@@ -111,4 +112,16 @@ func Open(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (clo
 		return machines, machines.Close, nil
 	}
 	return openHost(ctx, cfg, log)
+}
+
+// AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host, or simulated.
+// They change nothing, and are of whoever runs them.
+func AccountChecks(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]finding.Check, error) {
+	if err := CheckBuild(cfg); err != nil || cfg.Cloud.AWS == nil {
+		return nil, err
+	}
+	return aws.Checks(ctx, ofAWS(cfg, log), aws.Wanted{
+		InstanceType:   cfg.Cells.DefaultInstanceType,
+		SecurityGroups: cfg.Cells.ExtraSecurityGroups,
+	}), nil
 }

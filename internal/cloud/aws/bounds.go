@@ -116,18 +116,7 @@ func (c *Cloud) bounds(ctx context.Context, owner string) (catalog.Bounds, error
 func (c *Cloud) readOthers(ctx context.Context, owner string) map[catalog.Class]int64 {
 	some, cancel := context.WithTimeout(ctx, othersPatience)
 	defer cancel()
-	others := map[catalog.Class]int64{}
-	in := &ec2.DescribeInstancesInput{Filters: []types.Filter{living}, MaxResults: aws.Int32(pageSize)}
-	err := eachPage(some, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
-		for _, r := range page.Reservations {
-			for _, i := range r.Instances {
-				if mapOf(i.Tags)[cloud.TagOwner] != owner {
-					class, milliCPU := quotaOf(i)
-					others[class] += milliCPU
-				}
-			}
-		}
-	})
+	others, err := c.cpuOf(some, func(i types.Instance) bool { return mapOf(i.Tags)[cloud.TagOwner] != owner })
 	told := codeOf(err)
 	if err != nil && told == "" {
 		told = "not whole"
@@ -142,6 +131,23 @@ func (c *Cloud) readOthers(ctx context.Context, owner string) map[catalog.Class]
 		c.othersRead = others
 	}
 	return maps.Clone(c.othersRead)
+}
+
+// cpuOf returns how much CPU some of the account's instances take of each quota.
+func (c *Cloud) cpuOf(ctx context.Context, some func(types.Instance) bool) (map[catalog.Class]int64, error) {
+	all := map[catalog.Class]int64{}
+	in := &ec2.DescribeInstancesInput{Filters: []types.Filter{living}, MaxResults: aws.Int32(pageSize)}
+	err := eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
+		for _, r := range page.Reservations {
+			for _, i := range r.Instances {
+				if some(i) {
+					class, milliCPU := quotaOf(i)
+					all[class] += milliCPU
+				}
+			}
+		}
+	})
+	return all, err
 }
 
 // quotaOf is what an instance takes of which quota: its vCPUs while it is pending or running. Source: EC2 User Guide, "On-Demand

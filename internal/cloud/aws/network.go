@@ -234,10 +234,12 @@ func (c *Cloud) publicSubnets(ctx context.Context, vpc string) (func(subnet stri
 type image struct {
 	id         string
 	rootDevice string
-	gib        int32 // the least size of its disk
-	bios       bool  // it boots by a BIOS alone
-	uefi       bool  // it boots by UEFI alone
-	paid       bool  // EC2 calls it not eligible for AWS' Free plan
+	gib        int32  // the least size of its disk
+	bios       bool   // it boots by a BIOS alone
+	uefi       bool   // it boots by UEFI alone
+	paid       bool   // EC2 calls it not eligible for AWS' Free plan
+	created    string // when, RFC 3339
+	deprecated string // since when its owner says that nobody should use it, RFC 3339; "" for not yet
 	making
 }
 
@@ -282,9 +284,11 @@ func (c *Cloud) image(ctx context.Context, of cloud.LaunchSpec) (image, error) {
 		bios:       newest.BootMode == types.BootModeValuesLegacyBios, // without a mode, too, on Intel and AMD, where its type can
 		uefi:       newest.BootMode == types.BootModeValuesUefi,
 		paid:       newest.FreeTierEligible != nil && !*newest.FreeTierEligible,
+		created:    aws.ToString(newest.CreationDate),
 		making:     madeAs(newest),
 	}
 	if deprecated(newest, c.cfg.Clock.Now()) {
+		found.deprecated = aws.ToString(newest.DeprecationTime)
 		c.cfg.Log.Warn("the image of cells is deprecated: its owner may remove it at any time; name another image in cells.bootImageSpec",
 			"image", found.id, "since", aws.ToString(newest.DeprecationTime))
 	}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/clouds"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/doctor"
+	"github.com/elotl/kip/internal/finding"
+	"github.com/elotl/kip/internal/version"
+)
+
+// examination is what "kipctl doctor" is asked for.
+type examination struct {
+	file, bundle string
+	limit        time.Duration
+}
+
+func doctorOf(k *kipctl) *cobra.Command {
+	var e examination
+	cmd := &cobra.Command{
+		Use:   "doctor [-f provider.yaml]",
+		Short: "Check a cluster and a cloud account, before and after Kip is installed, and print what fixes what is wrong",
+		Long: "Check the cluster of your kubeconfig and the account of a provider.yaml, and print for each failure the command\n" +
+			"that fixes it. It changes nothing: it reads, asks what you may, and makes dry runs.\n\n" +
+			"Before Kip is installed it checks what Kip needs. If Kip is there it also checks its pods, nodes, webhook and\n" +
+			"kubelet port, and reads its provider.yaml from the cluster, unless -f names another. It asks as you: what Kip\n" +
+			"itself may do in the account is checked only with Kip's own credentials. What it could not ask is \"not\n" +
+			"checked\". The exit status is 0 if nothing failed.\n\n" +
+			"--bundle writes what was found, Kip's nodes, pods, cells, Events and log, and its provider.yaml into one file,\n" +
+			"without Secrets, without values of variables, and without what looks like a secret. Read it before you share it.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if e.limit <= 0 {
+				return fmt.Errorf("--timeout is %s: it must be above 0", e.limit)
+			}
+			return k.doctor(cmd.Context(), e)
+		},
+	}
+	cmd.Flags().StringVarP(&e.file, "provider-config", "f", "", "Kip's provider.yaml, a `file`, - for standard input: check its account")
+	cmd.Flags().StringVar(&e.bundle, "bundle", "", "`file` to write with what a bug report needs, .tar.gz, without secrets")
+	cmd.Flags().DurationVar(&e.limit, "timeout", 20*time.Second, "how `long` one check may take")
+	return cmd
+}
+
+// doctor checks the cluster, then the account.
+func (k *kipctl) doctor(ctx context.Context, e examination) error {
+	var cfg *config.Config
+	var data []byte
+	if e.file != "" {
+		var err error
+		if data, err = k.readFile(e.file); err != nil {
+			return fmt.Errorf("read the configuration: %w", err)
+		}
+		if cfg, _, err = config.Parse(e.file, data); err != nil { // the files that it names are on Kip's machine
+			return err
+		}
+	}
+	runner := &doctor.Runner{Limit: e.limit, Say: k.sayNow}
+	c, err := k.connect(k.config())
+	var d *doctor.Doctor
+	var provider []byte
+	switch {
+	case err != nil && k.kubeconfig != "":
+		return err
+	case err != nil:
+		runner.Run(ctx, found("cluster", "API server", finding.Unchecked("%v", err)))
+	default:
+		d = k.doctorFor(c, cfg)
+		cfg, provider = k.examineCluster(ctx, d, cfg, runner)
+	}
+	if err := k.examineAccount(ctx, e, cfg, runner); err != nil {
+		return err
+	}
+	report := doctor.NewReport(version.String(), k.clock.Now(), runner.Results)
+	if e.bundle != "" && ctx.Err() == nil {
+		if data != nil {
+			provider = data
+		}
+		if err := k.bundle(ctx, e.bundle, d, report, cfg, provider); err != nil {
+			return fmt.Errorf("%s is not written: %w", e.bundle, err)
+		}
+	}
+	if err := k.print(report, func(w io.Writer) error { return showReport(w, report) }); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted: %w", ctx.Err())
+	}
+	if report.Failed > 0 {
+		return fmt.Errorf("checks failed: %d; warnings: %d; not checked: %d", report.Failed, report.Warnings, report.NotChecked)
+	}
+	fmt.Fprintf(k.err, "No check failed; warnings: %d; not checked: %d.\n", report.Warnings, report.NotChecked)
+	return nil
+}
+
+// sayNow writes a line about what goes on.
+func (k *kipctl) sayNow(line string) {
+	fmt.Fprintf(k.err, "%s %s\n", k.clock.Now().Local().Format(time.TimeOnly), line)
+}
+
+// found is a check that has found something already.
+func found(area, name string, f finding.Finding) finding.Check {
+	return finding.Check{Area: area, Name: name, Run: func(context.Context) []finding.Finding { return []finding.Finding{f} }}
+}
+
+// examineCluster runs the checks of a cluster. It returns the configuration: the one that it is given, else that of the Kip in the cluster
+// with its text, if there is one.
+func (k *kipctl) examineCluster(ctx context.Context, d *doctor.Doctor, cfg *config.Config, runner *doctor.Runner) (*config.Config, []byte) {
+	runner.Run(ctx, d.First()...)
+	var data []byte
+	if cfg == nil && d.Installed() {
+		name, text, err := d.ProviderYAML(ctx)
+		if err == nil {
+			data = text
+			cfg, _, err = config.Parse(name, data)
+		}
+		if err != nil {
+			runner.Run(ctx, found("kip", "provider.yaml", finding.Unchecked("%v", err)))
+		} else {
+			runner.Run(ctx, found("kip", "provider.yaml", finding.Fine("it is that of the %s", name)))
+			d.Use(cfg)
+		}
+	}
+	runner.Run(ctx, d.Rest()...)
+	return cfg, data
+}
+
+// doctorFor is a Doctor of a cluster.
+func (k *kipctl) doctorFor(c *cluster, cfg *config.Config) *doctor.Doctor {
+	return doctor.New(doctor.Config{
+		Cluster: doctor.Cluster{
+			Kube: c.kube,
+			CRDs: c.crds,
+			Host: c.host,
+			Raw:  c.raw,
+			Cells: func(ctx context.Context) (all []apiv1.Cell, err error) {
+				cells, err := c.cells(ctx)
+				for _, one := range cells {
+					all = append(all, one.Cell)
+				}
+				return all, err
+			},
+		},
+		Namespace:    k.namespace,
+		PodNamespace: "default",
+		Provider:     cfg,
+		Version:      version.String(),
+		Clock:        k.clock,
+	})
+}
+
+// examineAccount runs the checks of the account of a configuration.
+func (k *kipctl) examineAccount(ctx context.Context, e examination, cfg *config.Config, runner *doctor.Runner) error {
+	if cfg == nil {
+		runner.Run(ctx, found("account", "credentials", finding.Unchecked("there is no provider.yaml: name one with -f")))
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	opening, cancelOpening := context.WithTimeout(ctx, e.limit)
+	defer cancelOpening()
+	k.sayNow("looking for the credentials of the account")
+	checks, err := clouds.AccountChecks(opening, cfg, slog.New(slog.DiscardHandler))
+	if err != nil && e.file != "" {
+		return err // of a key that is wrong
+	}
+	if err != nil {
+		const cure = "kubectl edit configmap -n NAMESPACE NAME # that of provider.yaml"
+		runner.Run(ctx, found("account", "provider.yaml", finding.Fail(cure, "%v", err)))
+		return nil
+	}
+	if len(checks) == 0 {
+		runner.Run(ctx, found("account", "credentials", finding.Fine("the cloud %s has no account", cfg.Cloud.Name())))
+		return nil
+	}
+	runner.Run(ctx, checks...)
+	return nil
+}
+
+// showReport writes a line a finding, and below it the command that fixes it.
+func showReport(w io.Writer, r doctor.Report) error {
+	var errs []error
+	for _, one := range r.Results {
+		_, err := fmt.Fprintf(w, "%-12s %-28s %s\n", one.Outcome, one.Area+": "+one.Check, one.Message)
+		errs = append(errs, err)
+		if one.Cure != "" {
+			_, err := fmt.Fprintf(w, "%-12s %-28s $ %s\n", "", "", one.Cure)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

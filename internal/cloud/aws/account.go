@@ -1,0 +1,510 @@
+package aws
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials/ssocreds"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+
+	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/finding"
+)
+
+// Wanted is what cells are launched as, besides what Config has.
+type Wanted struct {
+	InstanceType   string   // of pods that name none
+	SecurityGroups []string // besides Kip's own
+}
+
+// Names of the checks that others need.
+const (
+	areaAccount      = "account"
+	checkCredentials = "credentials"
+	checkSubnets     = "subnets"
+	checkImage       = "image"
+)
+
+const (
+	// doctorsOwner is the owner's tag in dry runs, which make nothing.
+	doctorsOwner = "kip-doctor-dry-run"
+	// imageAges is how old an image is that wants a newer one: Debian's security updates are in it when it is built.
+	imageAges = 90 * 24 * time.Hour
+	// fewAddresses, in a subnet, are too few for one batch of cells; fewCPUs, in a quota, for some pods.
+	fewAddresses, fewCPUs = 32, 8
+)
+
+// accountChecks checks the account of a configuration. It makes and changes nothing.
+type accountChecks struct {
+	c      *Cloud
+	wanted Wanted
+
+	// What the checks have found, for those after them.
+	arn    string // who asks
+	net    *network
+	arch   string // of the wanted type; "" if it is not known
+	images map[string]image
+}
+
+// Checks returns the checks of the account, for whoever runs them: he need not be the Kip that is to use the account.
+func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
+	cfg.EndsOnly = true // nothing is launched, and it does not matter where this program runs
+	if cfg.Endpoint != "" && cfg.VPC == "" && len(cfg.Subnets)+len(cfg.SubnetTags) == 0 {
+		cfg.VPC = defaultVPC // as for a Kip
+	}
+	c, err := New(ctx, cfg)
+	if err != nil {
+		return []finding.Check{{Area: areaAccount, Name: checkCredentials, Run: func(context.Context) []finding.Finding {
+			return []finding.Finding{noCredentials(cfg.Region, err)}
+		}}}
+	}
+	a := &accountChecks{c: c, wanted: wanted, images: map[string]image{}}
+	of := func(name, needs string, run func(context.Context) []finding.Finding) finding.Check {
+		return finding.Check{Area: areaAccount, Name: name, Needs: needs, Run: run}
+	}
+	return []finding.Check{
+		of(checkCredentials, "", a.credentials),
+		of("region", checkCredentials, a.region),
+		of(checkSubnets, checkCredentials, a.subnets),
+		of("addresses", checkSubnets, a.addresses),
+		of("security groups", checkSubnets, a.groups),
+		of("instance type", checkSubnets, a.instanceType),
+		of(checkImage, checkCredentials, a.image),
+		of("quotas", checkCredentials, a.quotas),
+		of("rights to read", checkCredentials, a.reads),
+		of("rights to launch", checkImage, a.launches),
+	}
+}
+
+func only(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
+
+// noCredentials is the finding for credentials that are not found, or that AWS does not take.
+func noCredentials(region string, err error) finding.Finding {
+	const look = "aws sts get-caller-identity"
+	code := codeOf(err)
+	_, session := errors.AsType[*ssocreds.InvalidTokenError](err)
+	switch {
+	case session, code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired", code == "TokenRefreshRequired":
+		return finding.Fail("aws sso login # or get new session keys as you got these", "your AWS session has expired: %v", err)
+	case code == "InvalidClientTokenId", code == "UnrecognizedClientException", code == "AuthFailure":
+		return finding.Fail("aws configure # then: "+look, "AWS does not know the access key: %v", err)
+	case code == "SignatureDoesNotMatch":
+		return finding.Fail("aws configure # then: "+look, "the secret access key is wrong, or this machine's clock: %v", err)
+	case strings.Contains(err.Error(), "AssumeRoleWithWebIdentity"): // of a service account
+		role := cmp.Or(os.Getenv("AWS_ROLE_ARN"), "ROLE")
+		return finding.Fail("aws iam update-assume-role-policy --role-name "+role[strings.LastIndexByte(role, '/')+1:]+
+			" --policy-document file://trust.json # that trusts this service account",
+			"the trust policy of role %s does not let this service account assume it: %v", role, err)
+	case code != "":
+		return finding.Fail(look, "AWS refuses your credentials: %v", err)
+	case strings.Contains(err.Error(), "cloud.aws."), strings.Contains(err.Error(), "find credentials"):
+		return finding.Fail("aws configure # then: "+look, "%v", err) // it says what is missing
+	}
+	return finding.Fail("aws ec2 describe-regions --all-regions --query 'Regions[].RegionName'",
+		"STS of the region %q does not answer: is cloud.aws.region right, and is there a way to the internet? %v", region, err)
+}
+
+func (a *accountChecks) credentials(ctx context.Context) []finding.Finding {
+	out, err := a.c.sts.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
+	if err != nil {
+		return only(noCredentials(a.c.cfg.Region, err))
+	}
+	a.arn = aws.ToString(out.Arn)
+	return only(finding.Fine("asked as %s; to check what Kip itself may, run this command with Kip's role", a.arn))
+}
+
+func (a *accountChecks) region(ctx context.Context) []finding.Finding {
+	out, err := a.c.api.DescribeAvailabilityZones(ctx, &ec2.DescribeAvailabilityZonesInput{})
+	region := a.c.cfg.Region
+	switch code := codeOf(err); {
+	case code == "OptInRequired" || code == "AuthFailure": // of a region that is off. Source: EC2 API reference, "Error codes"
+		return only(finding.Fail("aws account enable-region --region-name "+region, "the account does not have region %s: %v", region,
+			classify(err, cloud.Scope{})))
+	case err != nil:
+		return only(a.unanswered("list the zones of "+region, err))
+	}
+	return only(finding.Fine("region %s has %d zones for this account", region, len(out.AvailabilityZones)))
+}
+
+// unanswered is the finding for a call that EC2 refuses, or does not answer.
+func (a *accountChecks) unanswered(what string, err error) finding.Finding {
+	err = classify(err, cloud.Scope{})
+	if cloud.CauseOf(err) == cloud.ErrUnauthorised {
+		return finding.Fail(a.grant(), "%s may not %s: %v", a.arn, what, err)
+	}
+	return finding.Unchecked("%s: %v", what, err)
+}
+
+// grant is the command that gives who asks the rights that Kip needs.
+func (a *accountChecks) grant() string {
+	partition, rest, _ := strings.Cut(strings.TrimPrefix(a.arn, "arn:"), ":")
+	parts := strings.Split(rest, ":")
+	id, attach := "ACCOUNT", "attach-role-policy --role-name ROLE"
+	if len(parts) == 4 {
+		id = parts[2]
+		kind, name, _ := strings.Cut(parts[3], "/")
+		switch {
+		case kind == "user":
+			attach = "attach-user-policy --user-name " + name[strings.LastIndexByte(name, '/')+1:]
+		case kind == "assumed-role":
+			role, _, _ := strings.Cut(name, "/")
+			attach = "attach-role-policy --role-name " + role
+		}
+	}
+	return fmt.Sprintf("aws iam create-policy --policy-name kip --policy-document file://kip.json && aws iam %s --policy-arn arn:%s:iam::%s:policy/kip "+
+		"# kip.json: the policy of %s", attach, cmp.Or(partition, "aws"), id, permissionsPage)
+}
+
+// command is one of EC2's in the region.
+func (a *accountChecks) command(format string, args ...any) string {
+	return "aws ec2 " + fmt.Sprintf(format, args...) + " --region " + a.c.cfg.Region
+}
+
+func (a *accountChecks) subnets(ctx context.Context) []finding.Finding {
+	cfg := a.c.cfg
+	if cfg.VPC == "" && len(cfg.Subnets)+len(cfg.SubnetTags) == 0 {
+		return only(finding.Unchecked("provider.yaml names neither cloud.aws.subnetID nor subnetTags nor vpcID: cells go into the subnet of the instance that " +
+			"Kip runs on"))
+	}
+	n, err := a.c.where(ctx)
+	if err != nil {
+		if cloud.CauseOf(err) == cloud.ErrRefused { // it says what is not as it is configured
+			return only(finding.Fail(a.command("describe-subnets --query 'Subnets[].[SubnetId,VpcId,AvailabilityZone,AvailableIpAddressCount]' --output table"),
+				"%v", err))
+		}
+		return only(a.unanswered("find the subnets of the cells", err))
+	}
+	a.net = n
+	var found []finding.Finding
+	for _, id := range slices.Sorted(maps.Keys(n.subnets)) {
+		s := n.subnets[id]
+		switch {
+		case s.public && !s.maps && !cfg.PublicAddress && !cfg.PrivateOnly:
+			found = append(found, finding.Warn(a.command("modify-subnet-attribute --subnet-id %s --map-public-ip-on-launch", id),
+				"subnet %s in %s leads to the internet by an internet gateway, and cells there get no public address: they pull no image from the internet. "+
+					"cloud.aws.publicAddress: true gives them one, too", id, s.zone))
+		case s.public:
+			found = append(found, finding.Fine("subnet %s of %s is in %s, and public", id, n.vpc, s.zone))
+		default:
+			found = append(found, finding.Fine("subnet %s of %s is in %s, and private", id, n.vpc, s.zone))
+		}
+	}
+	return found
+}
+
+func (a *accountChecks) addresses(ctx context.Context) []finding.Finding {
+	all, err := a.c.readSubnets(ctx)
+	if err != nil {
+		return only(a.unanswered("read the free addresses of the cells' subnets", err))
+	}
+	var found []finding.Finding
+	for _, s := range all {
+		id, zone := aws.ToString(s.SubnetId), aws.ToString(s.AvailabilityZone)
+		cure := a.command("create-subnet --vpc-id %s --availability-zone %s --cidr-block CIDR", aws.ToString(s.VpcId), zone) +
+			" # then name it in cloud.aws.subnetID"
+		switch free := aws.ToInt32(s.AvailableIpAddressCount); {
+		case s.AvailableIpAddressCount == nil:
+			found = append(found, finding.Unchecked("EC2 does not tell how many addresses of subnet %s are free", id))
+		case free < addressesOfCell:
+			found = append(found, finding.Fail(cure, "subnet %s in %s has %d free addresses: a cell takes %d", id, zone, free, addressesOfCell))
+		case free < fewAddresses:
+			found = append(found, finding.Warn(cure, "subnet %s in %s has %d free addresses: room for %d cells", id, zone, free,
+				free/addressesOfCell))
+		default:
+			found = append(found, finding.Fine("subnet %s has %d free addresses: room for %d cells", id, free, free/addressesOfCell))
+		}
+	}
+	return found
+}
+
+func (a *accountChecks) groups(ctx context.Context) []finding.Finding {
+	if len(a.wanted.SecurityGroups) == 0 {
+		return only(finding.Fine("cells have the group that Kip makes, and no other"))
+	}
+	if _, err := a.c.groupIDs(ctx, a.net.vpc, a.wanted.SecurityGroups); err != nil {
+		if cloud.CauseOf(err) == cloud.ErrRefused {
+			return only(finding.Fail(a.command("describe-security-groups --filters Name=vpc-id,Values=%s --query 'SecurityGroups[].[GroupId,GroupName]' "+
+				"--output table", a.net.vpc)+" # then change cells.extraSecurityGroups", "cells.extraSecurityGroups: %v", err))
+		}
+		return only(a.unanswered("find the security groups", err))
+	}
+	return only(finding.Fine("%s has the security groups %s", a.net.vpc, strings.Join(a.wanted.SecurityGroups, ", ")))
+}
+
+func (a *accountChecks) instanceType(ctx context.Context) []finding.Finding {
+	name := a.wanted.InstanceType
+	list := a.command("describe-instance-type-offerings --location-type availability-zone --query 'InstanceTypeOfferings[].[InstanceType,Location]' --output text") +
+		" # then change cells.defaultInstanceType"
+	out, err := a.c.api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{
+		InstanceTypes: []types.InstanceType{types.InstanceType(name)},
+	})
+	if codeOf(err) == "InvalidInstanceType" {
+		return only(finding.Fail(list, "cells.defaultInstanceType: EC2 has no type %q in %s", name, a.c.cfg.Region))
+	}
+	if err != nil {
+		return only(a.unanswered("read the instance type "+name, err))
+	}
+	for _, t := range out.InstanceTypes {
+		one, ok := typeOf(t)
+		if !ok {
+			return only(finding.Fail(list, "cells.defaultInstanceType: %s can be no cell, which is of the Nitro system and boots by UEFI", name))
+		}
+		a.arch = one.Arch
+	}
+	offered, err := a.c.readOfferings(ctx)
+	if err != nil {
+		return only(a.unanswered("list what EC2 offers where", err))
+	}
+	var has, lacks []string
+	for _, s := range a.net.subnets {
+		if offered[sold{name, s.zone}] {
+			has = append(has, s.zone)
+		} else {
+			lacks = append(lacks, s.zone)
+		}
+	}
+	slices.Sort(has)
+	slices.Sort(lacks)
+	if has = slices.Compact(has); len(has) == 0 {
+		return only(finding.Fail(list, "cells.defaultInstanceType: EC2 offers %s in none of the zones %s of the cells' subnets", name,
+			strings.Join(slices.Compact(lacks), ", ")))
+	}
+	return only(finding.Fine("EC2 offers %s in %s", name, strings.Join(has, ", ")))
+}
+
+// image looks for an image of each architecture. One is enough, if the wanted type has it.
+func (a *accountChecks) image(ctx context.Context) []finding.Finding {
+	publish := "kip-image publish -cloud=aws -region=" + a.c.cfg.Region
+	var found, missing []finding.Finding
+	for _, arch := range []string{archX86, "arm64"} {
+		i, err := a.c.image(ctx, cloud.LaunchSpec{InstanceType: a.wanted.InstanceType, Arch: arch, Options: cloud.Options{Image: a.c.cfg.Image}})
+		cure := publish + " -arch=" + arch
+		switch cause := cloud.CauseOf(err); {
+		case err == nil:
+			a.images[arch] = i
+			found = append(found, a.age(i, arch, cure))
+		case cause != cloud.ErrUnfit && cause != cloud.ErrRefused:
+			return only(a.unanswered("find the image of cells", err))
+		case arch == a.arch:
+			missing = append(missing, finding.Fail(cure, "no image for %s, which cells.defaultInstanceType %s has: %v", arch,
+				a.wanted.InstanceType, err))
+		default:
+			missing = append(missing, finding.Warn(cure, "no image for %s, so cells are of no type with it: %v", arch, err))
+		}
+	}
+	if len(found) == 0 {
+		return only(finding.Fail(publish, "%s", missing[0].Message))
+	}
+	return append(found, missing...)
+}
+
+// age says how old an image is.
+func (a *accountChecks) age(i image, arch, cure string) finding.Finding {
+	made, err := time.Parse(time.RFC3339, i.created)
+	if i.deprecated != "" {
+		return finding.Warn(cure, "image %s for %s is deprecated since %s: its owner may remove it at any time", i.id, arch, i.deprecated)
+	}
+	if err != nil {
+		return finding.Unchecked("image %s for %s: EC2 does not tell when it was made: %q", i.id, arch, i.created)
+	}
+	days := int(a.c.cfg.Clock.Since(made) / (24 * time.Hour))
+	if a.c.cfg.Clock.Since(made) > imageAges {
+		return finding.Warn(cure, "image %s for %s is %d days old: it lacks the security updates of that time", i.id, arch, days)
+	}
+	return finding.Fine("image %s for %s is %d days old", i.id, arch, days)
+}
+
+func (a *accountChecks) quotas(ctx context.Context) []finding.Finding {
+	family := familyOf(a.wanted.InstanceType)
+	codes := slices.Sorted(maps.Keys(quotaCodes))
+	quotas, err := a.c.listQuotas(ctx)
+	if err != nil {
+		return only(finding.Unchecked("the quotas of vCPUs, for want of the statement KipReadsQuotas or of a way to Service Quotas: %v", err))
+	}
+	used, err := a.c.cpuOf(ctx, func(types.Instance) bool { return true })
+	if err != nil {
+		return only(a.unanswered("list what the account runs", err))
+	}
+	var found []finding.Finding
+	for _, class := range []catalog.Class{{Family: family}, {Family: family, Spot: true}} {
+		kind := map[bool]string{false: "on-demand", true: "spot"}[class.Spot]
+		most, known := quotas[class]
+		if !known {
+			found = append(found, finding.Unchecked("Service Quotas does not tell the quota of %s vCPUs of the family %s", kind, family))
+			continue
+		}
+		code := codes[slices.IndexFunc(codes, func(code string) bool { return quotaCodes[code] == class })]
+		cure := fmt.Sprintf("aws service-quotas request-service-quota-increase --region %s --service-code ec2 --quota-code %s --desired-value %d",
+			a.c.cfg.Region, code, most/1000+64)
+		left := max(0, most-used[class]) / 1000
+		say := fmt.Sprintf("of %d %s vCPUs of the family %s %d are free", most/1000, kind, family, left)
+		switch {
+		case left == 0 && !class.Spot:
+			found = append(found, finding.Fail(cure, "%s: no cell such as %s starts", say, a.wanted.InstanceType))
+		case left < fewCPUs:
+			found = append(found, finding.Warn(cure, "%s", say))
+		default:
+			found = append(found, finding.Fine("%s", say))
+		}
+	}
+	return found
+}
+
+// codeDry is EC2's answer to a dry run of a call that who asks may make. Source: EC2 API reference, "RunInstances", DryRun.
+const codeDry = "DryRunOperation"
+
+// dry is a call that is not to have an effect.
+type dry struct {
+	action string
+	ask    func(context.Context) error
+}
+
+// tried says which of the calls may be made.
+func (a *accountChecks) tried(ctx context.Context, calls []dry) []finding.Finding {
+	var found []finding.Finding
+	var may []string
+	for _, call := range calls {
+		err := call.ask(ctx)
+		switch {
+		case codeOf(err) == codeDry:
+			may = append(may, "ec2:"+call.action)
+		case err == nil: // an API that does not know DryRun
+			found = append(found, finding.Unchecked("ec2:%s: this API knows no dry runs", call.action))
+		default:
+			found = append(found, a.unanswered("dry-run ec2:"+call.action, err))
+		}
+	}
+	if len(may) > 0 {
+		found = append(found, finding.Fine("dry runs: may %s", strings.Join(may, ", ")))
+	}
+	return found
+}
+
+// reads tries the calls of the statement KipReads.
+func (a *accountChecks) reads(ctx context.Context) []finding.Finding {
+	api, yes := a.c.api, aws.Bool(true)
+	ask := func(_ any, err error) error { return err }
+	return a.tried(ctx, []dry{
+		{"DescribeCapacityReservations", func(ctx context.Context) error {
+			return ask(api.DescribeCapacityReservations(ctx, &ec2.DescribeCapacityReservationsInput{DryRun: yes}))
+		}},
+		{"DescribeInstanceStatus", func(ctx context.Context) error {
+			return ask(api.DescribeInstanceStatus(ctx, &ec2.DescribeInstanceStatusInput{DryRun: yes}))
+		}},
+		{"DescribeInstances", func(ctx context.Context) error {
+			return ask(api.DescribeInstances(ctx, &ec2.DescribeInstancesInput{DryRun: yes}))
+		}},
+		{"DescribeInstanceTypes", func(ctx context.Context) error {
+			return ask(api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{DryRun: yes}))
+		}},
+		{"DescribeNetworkInterfaces", func(ctx context.Context) error {
+			return ask(api.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{DryRun: yes}))
+		}},
+		{"DescribeRouteTables", func(ctx context.Context) error {
+			return ask(api.DescribeRouteTables(ctx, &ec2.DescribeRouteTablesInput{DryRun: yes}))
+		}},
+		{"DescribeSecurityGroups", func(ctx context.Context) error {
+			return ask(api.DescribeSecurityGroups(ctx, &ec2.DescribeSecurityGroupsInput{DryRun: yes}))
+		}},
+		{"DescribeSpotInstanceRequests", func(ctx context.Context) error {
+			return ask(api.DescribeSpotInstanceRequests(ctx, &ec2.DescribeSpotInstanceRequestsInput{DryRun: yes}))
+		}},
+		{"DescribeSpotPriceHistory", func(ctx context.Context) error {
+			return ask(api.DescribeSpotPriceHistory(ctx, &ec2.DescribeSpotPriceHistoryInput{DryRun: yes}))
+		}},
+		{"DescribeVolumes", func(ctx context.Context) error {
+			return ask(api.DescribeVolumes(ctx, &ec2.DescribeVolumesInput{DryRun: yes}))
+		}},
+		{"DescribeVolumesModifications", func(ctx context.Context) error {
+			return ask(api.DescribeVolumesModifications(ctx, &ec2.DescribeVolumesModificationsInput{DryRun: yes}))
+		}},
+		{"DescribeVpcs", func(ctx context.Context) error {
+			return ask(api.DescribeVpcs(ctx, &ec2.DescribeVpcsInput{DryRun: yes}))
+		}},
+	})
+}
+
+// launches tries a launch, and what Kip makes besides. What Kip does to a cell or a disk that it has made cannot be tried before there
+// is one.
+func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
+	const notTried = "what Kip may do to cells and disks that it has made (the statements KipEnds, KipTagsCells, KipMovesDisks, KipKeepsItsGroup): there is none " +
+		"to try it on"
+	if a.net == nil {
+		return only(finding.Unchecked("the subnet of the cells is not known"))
+	}
+	arch := cmp.Or(a.arch, slices.Sorted(maps.Keys(a.images))[0])
+	boot, has := a.images[arch]
+	if !has {
+		return only(finding.Unchecked("there is no image for %s to launch", a.wanted.InstanceType))
+	}
+	subnet := slices.Sorted(maps.Keys(a.net.subnets))[0]
+	groups, err := a.c.groupIDs(ctx, a.net.vpc, a.wanted.SecurityGroups)
+	if err != nil {
+		return only(a.unanswered("find the security groups", err))
+	}
+	launch := runInstances(cloud.LaunchRequest{
+		Token:    doctorsOwner,
+		Machines: []cloud.Machine{{}},
+		LaunchSpec: cloud.LaunchSpec{
+			InstanceType: a.wanted.InstanceType,
+			Zone:         a.net.subnets[subnet].zone,
+			Subnet:       subnet,
+			Tags:         map[string]string{cloud.TagOwner: doctorsOwner},
+			Resolved: &cloud.Resolved{
+				Image:          boot.id,
+				RootDevice:     boot.rootDevice,
+				RootDiskBytes:  int64(boot.gib) * gib,
+				Key:            a.c.cfg.KMSKey,
+				SecurityGroups: groups,
+				Tags:           a.c.cfg.configuredTags(),
+			},
+		},
+	})
+	launch.DryRun = aws.Bool(true)
+	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: doctorsOwner, tagDisk: doctorsOwner})
+	found := a.tried(ctx, []dry{
+		{"RunInstances", func(ctx context.Context) error {
+			_, err := a.c.api.RunInstances(ctx, launch)
+			return err
+		}},
+		{"CreateSecurityGroup", func(ctx context.Context) error {
+			_, err := a.c.api.CreateSecurityGroup(ctx, &ec2.CreateSecurityGroupInput{
+				DryRun:      aws.Bool(true),
+				GroupName:   aws.String(doctorsOwner),
+				Description: aws.String("A dry run of kipctl doctor"),
+				VpcId:       aws.String(a.net.vpc),
+				TagSpecifications: []types.TagSpecification{{
+					ResourceType: types.ResourceTypeSecurityGroup,
+					Tags:         tagsOf(a.c.groupTags(doctorsOwner)),
+				}},
+			})
+			return err
+		}},
+		{"CreateVolume", func(ctx context.Context) error {
+			_, err := a.c.api.CreateVolume(ctx, &ec2.CreateVolumeInput{
+				DryRun:           aws.Bool(true),
+				AvailabilityZone: aws.String(a.net.subnets[subnet].zone),
+				Size:             aws.Int32(1),
+				VolumeType:       types.VolumeTypeGp3,
+				Encrypted:        aws.Bool(true),
+				TagSpecifications: []types.TagSpecification{{
+					ResourceType: types.ResourceTypeVolume,
+					Tags:         tagsOf(disk),
+				}},
+			})
+			return err
+		}},
+	})
+	return append(found, finding.Unchecked(notTried))
+}

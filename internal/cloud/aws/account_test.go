@@ -1,0 +1,189 @@
+package aws
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/finding"
+)
+
+// toExamine is an account that lacks nothing, as it is configured, and its model.
+type toExamine struct {
+	model  ec2.Config
+	cfg    Config
+	wanted Wanted
+	now    time.Time
+}
+
+func examined(t *testing.T, change func(*toExamine)) []finding.Finding {
+	t.Helper()
+	t.Setenv("AWS_REGION", "")
+	t.Setenv("AWS_CONFIG_FILE", "/dev/null")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+	policy, err := ec2.ParsePolicy(Policy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &toExamine{model: anAccount(sim.Knobs{}), wanted: Wanted{InstanceType: "t3.small", SecurityGroups: []string{"sg-1"}}}
+	a.now = time.Date(2026, 2, 10, 0, 0, 0, 0, time.UTC)
+	a.model.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
+	a.model.Quotas = map[string]float64{"L-1216C47A": 64, "L-34B43A08": 64}
+	for n := range a.model.Images {
+		a.model.Images[n].Architecture = "x86_64"
+	}
+	arm := a.model.Images[1]
+	arm.ID, arm.Name, arm.Architecture = "ami-arm", "kip-cell-2-arm64", "arm64"
+	a.model.Images = append(a.model.Images, arm)
+	a.cfg = settings("")
+	a.cfg.Image = map[string]string{"name": "kip-cell-*"}
+	change(a)
+	model, url := serve(t, a.model)
+	if a.cfg.Endpoint == "" {
+		a.cfg.Endpoint = url
+	}
+	a.cfg.Clock = clocktesting.NewFakeClock(a.now)
+	var all []finding.Finding
+	failed := map[string]bool{}
+	for _, c := range Checks(t.Context(), a.cfg, a.wanted) {
+		if failed[c.Needs] {
+			failed[c.Name] = true
+			continue
+		}
+		for _, f := range c.Run(t.Context()) {
+			failed[c.Name] = failed[c.Name] || f.Outcome == finding.Failed || f.Outcome == finding.NotChecked
+			if f.Outcome == finding.Failed && f.Cure == "" {
+				t.Errorf("without a command that fixes it: %+v", f)
+			}
+			f.Message = c.Name + ": " + f.Message
+			all = append(all, f)
+		}
+	}
+	if n := len(model.Machines().Truth()) + len(model.Volumes()); n > 0 {
+		t.Errorf("%d instances and volumes were made", n)
+	}
+	model.Change(func(cfg *ec2.Config) {
+		if len(cfg.Groups) != len(a.model.Groups) {
+			t.Errorf("a group was made: %v", cfg.Groups)
+		}
+	})
+	return all
+}
+
+// Kip's own policy is all that the checks need.
+func TestAnAccountThatLacksNothingPassesWithKipsOwnRights(t *testing.T) {
+	all := examined(t, func(*toExamine) {})
+	for _, f := range all {
+		if f.Outcome != finding.OK && !strings.HasPrefix(f.Message, "rights to launch: what Kip may do to cells and disks") {
+			t.Errorf("%+v", f)
+		}
+	}
+	for _, want := range []string{
+		"asked as arn:aws:iam::123456789012:user/AKIATESTS", "ami-2 for amd64", "ami-arm for arm64", "may ec2:RunInstances", "ec2:DescribeVpcs", "of 64 on-demand vCPUs of the family standard 64 are free",
+	} {
+		if !slices.ContainsFunc(all, func(f finding.Finding) bool { return strings.Contains(f.Message, want) }) {
+			t.Errorf("%q is not in %+v", want, all)
+		}
+	}
+}
+
+// refuses is an API whose every call is refused with a code.
+func refuses(t *testing.T, code string) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/xml")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte("<ErrorResponse><Error><Code>" + code + "</Code><Message>no</Message></Error></ErrorResponse>"))
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestWhatAnAccountLacksIsFound(t *testing.T) {
+	without := func(statement string) func(*toExamine) {
+		return func(a *toExamine) {
+			some := slices.DeleteFunc(slices.Clone(permissions), func(p permission) bool { return p.sid == statement })
+			policy, err := ec2.ParsePolicy(policyOf(some).text())
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.model.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
+		}
+	}
+	for what, tc := range map[string]struct {
+		change  func(*toExamine)
+		outcome finding.Outcome
+		says    string
+		cure    string
+	}{
+		"expired":         {func(a *toExamine) { a.cfg.Endpoint = refuses(t, "ExpiredToken") }, finding.Failed, "credentials: your AWS session has expired", "aws sso login"},
+		"unknown key":     {func(a *toExamine) { a.cfg.AccessKeyID = "AKIAOTHER" }, finding.Failed, "credentials: AWS does not know the access key", "aws configure"},
+		"no credentials":  {func(a *toExamine) { a.cfg.AccessKeyID = "" }, finding.Failed, "credentials: find credentials", "aws configure"},
+		"no such region":  {func(a *toExamine) { a.cfg.Endpoint = "http://127.0.0.1:1" }, finding.Failed, `credentials: STS of the region "us-east-1" does not answer`, "describe-regions"},
+		"no subnet":       {func(a *toExamine) { a.cfg.Subnets = []string{"subnet-x"} }, finding.Failed, `subnets: find the subnets of the cells: refused by the cloud: cloud.aws.subnetID is "subnet-x"`, "describe-subnets"},
+		"no default VPC":  {func(a *toExamine) { a.cfg.VPC, a.model.Subnets = "", a.model.Subnets[1:] }, finding.Failed, "a default VPC", "describe-subnets"},
+		"no addresses":    {func(a *toExamine) { a.model.Subnets[2].Bits = 32 }, finding.Failed, "addresses: subnet subnet-b1 in us-east-1b has", "create-subnet --vpc-id vpc-1 --availability-zone us-east-1b"},
+		"few addresses":   {func(a *toExamine) { a.model.Subnets[2].Bits = 28 }, finding.Warning, "addresses: subnet subnet-b1", "create-subnet"},
+		"no public IP":    {func(a *toExamine) { a.model.Subnets[1].MapPublic = false }, finding.Warning, "subnets: subnet subnet-a2", "modify-subnet-attribute --subnet-id subnet-a2"},
+		"no group":        {func(a *toExamine) { a.wanted.SecurityGroups = []string{"sg-9"} }, finding.Failed, `security groups: cells.extraSecurityGroups`, "describe-security-groups"},
+		"no such type":    {func(a *toExamine) { a.wanted.InstanceType = "t9.huge" }, finding.Failed, `instance type: cells.defaultInstanceType: EC2 has no type "t9.huge"`, "describe-instance-type-offerings"},
+		"no image":        {func(a *toExamine) { a.model.Images = nil }, finding.Failed, "image: no image for", "kip-image publish -cloud=aws -region=us-east-1"},
+		"another's image": {func(a *toExamine) { a.wanted.InstanceType, a.model.Images = "c7g.large", a.model.Images[:4] }, finding.Failed, "image: no image for arm64, which cells.defaultInstanceType c7g.large has", "-arch=arm64"},
+		"only one image":  {func(a *toExamine) { a.model.Images = a.model.Images[:4] }, finding.Warning, "image: no image for arm64", "-arch=arm64"},
+		"old image":       {func(a *toExamine) { a.now = a.now.AddDate(0, 6, 0) }, finding.Warning, "image: image ami-2 for amd64 is 190 days old", "kip-image publish"},
+		"deprecated": {func(a *toExamine) {
+			a.model.Images[0].Deprecated, a.model.Images[1].Deprecated = "2026-01-02T00:00:00Z", "2026-01-02T00:00:00Z"
+		}, finding.Warning, "is deprecated since", "kip-image publish"},
+		"no quota":        {func(a *toExamine) { a.model.Quotas["L-1216C47A"] = 0 }, finding.Failed, "quotas: of 0 on-demand vCPUs", "--quota-code L-1216C47A --desired-value 64"},
+		"few spot":        {func(a *toExamine) { a.model.Quotas["L-34B43A08"] = 4 }, finding.Warning, "of 4 spot vCPUs", "--quota-code L-34B43A08"},
+		"unread quotas":   {without("KipReadsQuotas"), finding.NotChecked, "quotas: the quotas of vCPUs", ""},
+		"may not launch":  {without("KipLaunches"), finding.Failed, "may not dry-run ec2:RunInstances", "attach-user-policy --user-name AKIATESTS --policy-arn arn:aws:iam::123456789012:policy/kip"},
+		"nor make groups": {without("KipMakesAGroup"), finding.Failed, "may not dry-run ec2:CreateSecurityGroup", "docs/aws-permissions.md"},
+		"nor disks":       {without("KipMakesDisks"), finding.Failed, "may not dry-run ec2:CreateVolume", "docs/aws-permissions.md"},
+		"nor read":        {without("KipReads"), finding.Failed, "rights to read: arn:aws:iam::123456789012:user/AKIATESTS may not dry-run ec2:DescribeVolumes", "docs/aws-permissions.md"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			all := examined(t, tc.change)
+			if !slices.ContainsFunc(all, func(f finding.Finding) bool {
+				return f.Outcome == tc.outcome && strings.Contains(f.Message, tc.says) && strings.Contains(f.Cure, tc.cure)
+			}) {
+				t.Errorf("want %s: %q, fixed by %q\nof %+v", tc.outcome, tc.says, tc.cure, all)
+			}
+		})
+	}
+}
+
+func TestTheCommandThatGivesRightsNamesWhoLacksThem(t *testing.T) {
+	for arn, want := range map[string]string{
+		"arn:aws:sts::123456789012:assumed-role/kip/session": "attach-role-policy --role-name kip --policy-arn arn:aws:iam::123456789012:policy/kip",
+		"arn:aws-cn:iam::123456789012:user/ops/jane":         "attach-user-policy --user-name jane --policy-arn arn:aws-cn:iam::123456789012:policy/kip",
+		"": "attach-role-policy --role-name ROLE --policy-arn arn:aws:iam::ACCOUNT:policy/kip",
+	} {
+		if got := (&accountChecks{arn: arn}).grant(); !strings.Contains(got, want) {
+			t.Errorf("%q: %s, want %s", arn, got, want)
+		}
+	}
+}
+
+func TestARoleThatDoesNotTrustTheServiceAccountIsNamed(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", token)
+	t.Setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kip")
+	all := examined(t, func(a *toExamine) { a.cfg.AccessKeyID, a.cfg.Endpoint = "", refuses(t, "AccessDenied") })
+	if len(all) != 1 || !strings.Contains(all[0].Message, "the trust policy of role arn:aws:iam::123456789012:role/kip") ||
+		!strings.Contains(all[0].Cure, "update-assume-role-policy --role-name kip ") {
+		t.Errorf("%+v", all)
+	}
+}

@@ -1,0 +1,326 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/internal/finding"
+	"github.com/elotl/kip/internal/version"
+)
+
+const (
+	// oldest is the first minor version that Kip's policies and webhooks work with, and oldestTried the first that Kip ran beside:
+	// docs/install.md.
+	oldest, oldestTried = 30, 33
+	// kubeletsLag is how many minor versions a kubelet may be older than its API server (Kubernetes, "Version Skew Policy").
+	kubeletsLag = 3
+)
+
+func minorOf(v string) (int, error) {
+	parts := strings.Split(strings.TrimPrefix(v, "v"), ".")
+	if len(parts) < 2 || parts[0] != "1" {
+		return 0, fmt.Errorf("%q is no version of Kubernetes 1", v)
+	}
+	return strconv.Atoi(parts[1])
+}
+
+// version compares the API server's with what Kip works with.
+func (d *Doctor) version(context.Context) []finding.Finding {
+	has := d.server.GitVersion
+	minor, err := minorOf(has)
+	if err != nil {
+		return one(finding.Unchecked("%v", err))
+	}
+	own, err := minorOf(version.Kubernetes)
+	if err != nil {
+		return one(finding.Unchecked("%v", err))
+	}
+	cure := "kubeadm upgrade plan # or as your cluster's provider upgrades it"
+	if d.eks() {
+		cure = fmt.Sprintf("aws eks update-cluster-version --region %s --name %s --kubernetes-version 1.%d", d.region(), d.clusterName(),
+			max(oldest, minor+1))
+	}
+	switch {
+	case minor < oldest:
+		return one(finding.Fail(cure, "the API server is %s: Kip needs Kubernetes 1.%d or later", has, oldest))
+	case minor > own+kubeletsLag:
+		return one(finding.Fail(d.upgrade()+" # of a newer release of Kip",
+			"the API server is %s, and the kubelets of cells are %s: they may be %d minor versions older", has, version.Kubernetes, kubeletsLag))
+	case minor < oldestTried || minor > own:
+		return one(finding.Warn(cure, "the API server is %s: Kip ran beside 1.%d to 1.%d", has, oldestTried, own))
+	}
+	return one(finding.Fine("the API server is %s", has))
+}
+
+// admission says whether the API server has what Kip's policies and its webhook need.
+func (d *Doctor) admission(context.Context) []finding.Finding {
+	const group = "admissionregistration.k8s.io/v1"
+	list, err := d.c.Cluster.Kube.Discovery().ServerResourcesForGroupVersion(group)
+	if err != nil {
+		return one(unasked("list what the API server has of "+group, err))
+	}
+	var found []finding.Finding
+	for _, need := range []struct{ resource, value, loses string }{
+		{"validatingadmissionpolicies", "policies.enabled=false", "nothing bounds what RBAC cannot: what Kip writes, and who deletes its nodes"},
+		{"mutatingwebhookconfigurations", "webhook.enabled=false", "pods need the toleration of Kip's nodes themselves"},
+	} {
+		if !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == need.resource }) {
+			found = append(found, finding.Fail(d.upgrade(need.value), "the API server does not serve %s of %s. Kip can do without: then %s",
+				need.resource, group, need.loses))
+		}
+	}
+	if found == nil {
+		found = one(finding.Fine("the API server serves admission policies and webhooks"))
+	}
+	return found
+}
+
+// family refuses a cluster of IPv6 alone.
+func (d *Doctor) family(ctx context.Context) []finding.Finding {
+	s, err := d.c.Cluster.Kube.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return one(unasked("read the Service default/kubernetes", err))
+	}
+	ips := s.Spec.ClusterIPs
+	if len(ips) == 0 && s.Spec.ClusterIP != "" {
+		ips = []string{s.Spec.ClusterIP}
+	}
+	for _, text := range ips {
+		if ip, err := netip.ParseAddr(text); err == nil && ip.Is4() {
+			return one(finding.Fine("Services have IPv4 addresses, such as %s", ip))
+		}
+	}
+	if len(ips) == 0 {
+		return one(finding.Unchecked("the Service default/kubernetes has no address"))
+	}
+	cure := "kubeadm init --service-cidr 10.96.0.0/16,fd00:10:96::/112 # a cluster that has IPv4, too"
+	if d.eks() { // whose family is chosen when a cluster is made. Source: EKS API reference, "KubernetesNetworkConfigRequest"
+		cure = "eksctl create cluster --region " + d.region() + " --name CLUSTER # without kubernetesNetworkConfig.ipFamily: IPv6"
+	}
+	return one(finding.Fail(cure, "the cluster has IPv6 alone (%s): cells have IPv4, or both, and reach no Service of it. Kip does not run in such clusters",
+		ips[0]))
+}
+
+// dns finds the Service that Kip's pods ask.
+func (d *Doctor) dns(ctx context.Context) []finding.Finding {
+	s, err := d.c.Cluster.Kube.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{})
+	switch {
+	case err == nil:
+		return one(finding.Fine("the cluster's DNS is %s, Service kube-system/kube-dns", s.Spec.ClusterIP))
+	case !apierrors.IsNotFound(err):
+		return one(unasked("read the Service kube-system/kube-dns", err))
+	}
+	for _, p := range d.pods {
+		for _, c := range p.Spec.Containers {
+			for _, arg := range c.Args {
+				if at, is := strings.CutPrefix(arg, "--cluster-dns="); is && c.Name == kipContainer {
+					return one(finding.Fine("the cluster's DNS is %s, as Kip is told by --cluster-dns", at))
+				}
+			}
+		}
+	}
+	if d.eks() {
+		// Auto Mode runs CoreDNS on each of its own nodes, as a service of the system, so that there is none to reach from elsewhere.
+		// Source: EKS User Guide, "Learn about VPC Networking and Load Balancing in EKS Auto Mode".
+		which := "this cluster of EKS"
+		if d.auto() {
+			which = "EKS Auto Mode, which answers DNS on its own nodes only,"
+		}
+		cure := fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name coredns", d.region(), d.clusterName())
+		return one(finding.Fail(cure, "there is no Service kube-system/kube-dns: %s has no DNS that cells reach, so pods on cells find no Service by its name", which))
+	}
+	return one(finding.Fail(d.upgrade("'extraArgs={--cluster-dns=ADDRESS}'"),
+		"there is no Service kube-system/kube-dns: pods on cells find no Service by its name. If the cluster's DNS has another name, tell Kip its address"))
+}
+
+const (
+	annotationDefaultClass = "storageclass.kubernetes.io/is-default-class"
+	// inTree is the name of EBS' driver before it was one of CSI; the API server has the CSI driver carry it out.
+	ebsDriver, inTree = "ebs.csi.aws.com", "kubernetes.io/aws-ebs"
+	// autoDriver makes disks that only nodes of EKS Auto Mode get. Source: EKS User Guide, "Create a storage class".
+	autoDriver = "ebs.csi.eks.amazonaws.com"
+)
+
+// addDriver is the command that gives a cluster of EKS a driver for the claim of Kip's store, and a default StorageClass. Auto Mode has one
+// of its own.
+func (d *Doctor) addDriver() string {
+	if d.auto() {
+		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"auto","annotations":{"` + annotationDefaultClass +
+			`":"true"}},"provisioner":"` + autoDriver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
+	}
+	return fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name aws-ebs-csi-driver --configuration-values "+
+		`'{"defaultStorageClass":{"enabled":true}}'`, d.region(), d.clusterName())
+}
+
+// disks names StorageClasses whose volumes pods on cells cannot have, as those of EKS Auto Mode.
+func (d *Doctor) disks(ctx context.Context) []finding.Finding {
+	list, err := d.c.Cluster.Kube.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the StorageClasses", err))
+	}
+	var found []finding.Finding
+	for _, s := range list.Items {
+		if s.Provisioner == autoDriver {
+			found = append(found, finding.Warn("kubectl get storageclass kip # name it in the claims of pods on cells",
+				"StorageClass %s is of EKS Auto Mode: no cell gets its disks, so pods with such claims wait on Kip's nodes", s.Name))
+		}
+	}
+	if found == nil {
+		found = one(finding.Fine("no StorageClass is of EKS Auto Mode, whose disks no cell gets"))
+	}
+	return found
+}
+
+// storageClass says whether the claim of Kip's store gets a volume.
+func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
+	if d.c.Provider != nil && len(d.c.Provider.Etcd.Client.Endpoints) > 0 {
+		return one(finding.Fine("Kip's store is an etcd of yours: it needs no claim"))
+	}
+	for i := range d.pods {
+		if ofKipPod(&d.pods[i]).Outcome == finding.OK {
+			return one(finding.Fine("Kip's pod %s is Ready, so its store has its volume", d.pods[i].Name))
+		}
+	}
+	list, err := d.c.Cluster.Kube.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the StorageClasses", err))
+	}
+	var names []string
+	var usual *storagev1.StorageClass
+	for i, s := range list.Items {
+		names = append(names, s.Name)
+		if s.Annotations[annotationDefaultClass] == "true" {
+			usual = &list.Items[i]
+		}
+	}
+	// One of Kip's own has disks that only cells have: Kip's pod is on an ordinary node.
+	others := slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return slices.ContainsFunc(list.Items, func(s storagev1.StorageClass) bool { return s.Name == n && s.Provisioner == "disk.kip.elotl.co" })
+	})
+	switch {
+	case usual == nil && len(others) > 0:
+		return one(finding.Fail("kubectl annotate storageclass "+others[0]+" "+annotationDefaultClass+"=true",
+			"the cluster has no default StorageClass, so the claim of Kip's store gets no volume, unless persistence.storageClassName names one of %s",
+			orNone(others)))
+	case usual == nil && d.eks():
+		return one(finding.Fail(d.addDriver(), "the cluster has no StorageClass: the claim of Kip's store gets no volume"))
+	case usual == nil:
+		return one(finding.Fail("kubectl apply -f storageclass.yaml # a StorageClass of your cluster's driver; or an etcd of yours: config.etcd.client",
+			"the cluster has no StorageClass: the claim of Kip's store gets no volume"))
+	}
+	driver := usual.Provisioner
+	if driver == inTree {
+		driver = ebsDriver
+	}
+	if strings.HasPrefix(driver, "kubernetes.io/") {
+		return one(finding.Unchecked("the default StorageClass %s is of %s, of which no CSIDriver tells whether it is here", usual.Name, driver))
+	}
+	drivers, err := d.c.Cluster.Kube.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the CSIDrivers", err))
+	}
+	if driver == ebsDriver && !slices.ContainsFunc(drivers.Items, func(c storagev1.CSIDriver) bool { return c.Name == driver }) {
+		return one(finding.Fail(d.addDriver(), "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
+			"gets no volume", usual.Name, usual.Provisioner, driver))
+	}
+	return one(finding.Fine("the default StorageClass is %s, of %s", usual.Name, usual.Provisioner))
+}
+
+// made are the kinds of what Kip's chart makes: group, resource and whether it is in Kip's namespace.
+var made = []struct {
+	group, resource string
+	namespaced      bool
+}{
+	{"", "namespaces", false}, {"", "serviceaccounts", true}, {"", "configmaps", true}, {"", "secrets", true}, {"", "services", true},
+	{"apps", "statefulsets", true}, {"apps", "deployments", true}, {"batch", "jobs", true}, {"policy", "poddisruptionbudgets", true},
+	{rbacv1.GroupName, "roles", true}, {rbacv1.GroupName, "rolebindings", true},
+	{rbacv1.GroupName, "clusterroles", false}, {rbacv1.GroupName, "clusterrolebindings", false},
+	{"admissionregistration.k8s.io", "mutatingwebhookconfigurations", false},
+	{"admissionregistration.k8s.io", "validatingadmissionpolicies", false},
+	{"admissionregistration.k8s.io", "validatingadmissionpolicybindings", false},
+	{"storage.k8s.io", "storageclasses", false}, {"apiextensions.k8s.io", "customresourcedefinitions", false},
+}
+
+// rights says whether the user may install Kip.
+func (d *Doctor) rights(ctx context.Context) []finding.Finding {
+	var lacks []string
+	for _, m := range made {
+		asked := authorizationv1.ResourceAttributes{Verb: "create", Group: m.group, Resource: m.resource}
+		if m.namespaced {
+			asked.Namespace = d.Namespace()
+		}
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &asked}}
+		answer, err := d.c.Cluster.Kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			return one(unasked("ask what you may do", err))
+		}
+		if !answer.Status.Allowed {
+			lacks = append(lacks, strings.TrimSuffix(m.resource+"."+m.group, "."))
+		}
+	}
+	if len(lacks) > 0 && !d.looked {
+		return one(finding.Warn(d.makeAdmin(ctx), "you may not create %s, so you cannot install Kip into namespace %s, if it is not here already",
+			strings.Join(lacks, ", "), d.Namespace()))
+	}
+	if len(lacks) > 0 {
+		return one(finding.Fail(d.makeAdmin(ctx), "you may not create %s, so you cannot install Kip into namespace %s", strings.Join(lacks, ", "),
+			d.Namespace()))
+	}
+	return one(finding.Fine("you may create all that Kip's chart makes in namespace %s and in the cluster", d.Namespace()))
+}
+
+// makeAdmin is the command by which somebody who may gives the user the rights to install Kip.
+func (d *Doctor) makeAdmin(ctx context.Context) string {
+	user := "USER"
+	reviews := d.c.Cluster.Kube.AuthenticationV1().SelfSubjectReviews()
+	answer, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err == nil && answer.Status.UserInfo.Username != "" { // else the reader knows
+		user = answer.Status.UserInfo.Username
+	}
+	return "kubectl create clusterrolebinding kip-installer --clusterrole=cluster-admin --user='" + user + "' # as somebody who may"
+}
+
+// roles says by a dry run whether the user may give Kip its rights. An access review does not tell: the API server lets nobody give
+// what he does not have.
+func (d *Doctor) roles(ctx context.Context) []finding.Finding {
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "kip-doctor-dry-run"},
+		Rules: []rbacv1.PolicyRule{ // the strongest of deploy/helm/kip/templates/rbac.yaml
+			{APIGroups: []string{""}, Resources: []string{"users"}, ResourceNames: []string{"system:node:kip-0"}, Verbs: []string{"impersonate"}},
+			{APIGroups: []string{""}, Resources: []string{"groups"}, ResourceNames: []string{"system:nodes"}, Verbs: []string{"impersonate"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"create"}},
+		},
+	}
+	_, err := d.c.Cluster.Kube.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case err == nil:
+		return one(finding.Fine("you may give Kip its rights (a dry run)"))
+	case apierrors.IsForbidden(err):
+		return one(finding.Fail(d.makeAdmin(ctx), "you may not give Kip its rights (a dry run): %v", err))
+	}
+	return one(unasked("dry-run the creation of a ClusterRole", err))
+}
+
+// signer says what an API server that verifies kubelets needs.
+func (d *Doctor) signer(context.Context) []finding.Finding {
+	if !d.eks() {
+		return one(finding.Unchecked("whether the API server takes Kip's own certificate for its kubelet port: kubectl logs shows it after the installation. " +
+			"See docs/serving-certificates.md"))
+	}
+	if d.c.Provider != nil && d.c.Provider.ServingCertificate.SignerName != "" {
+		return one(finding.Fine("provider.yaml names the signer %s", d.c.Provider.ServingCertificate.SignerName))
+	}
+	return one(finding.Warn(d.upgrade("servingCertificate.source=csr", "servingCertificate.signerName=beta.eks.amazonaws.com/app-serving"),
+		"EKS verifies the certificates of kubelets: without a signer kubectl logs and exec fail for pods on cells, unless the chart's values name one"))
+}

@@ -1,0 +1,375 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/finding"
+)
+
+// Areas of checks.
+const (
+	areaCluster = "cluster"
+	areaKip     = "kip"
+)
+
+const (
+	// defaultNamespace is that of docs/install.md.
+	defaultNamespace = "kip-system"
+	// labelsOfPods select Kip's pods, and kipContainer is Kip's container in them, as the chart and the manifests make them.
+	labelsOfPods, kipContainer = "app=kip-provider", "kip"
+	// reachLimit bounds the first question to the API server: one that does not answer is a failure, and not a check that was left out.
+	reachLimit = 10 * time.Second
+)
+
+// Cluster is the API server that is asked.
+type Cluster struct {
+	Kube kubernetes.Interface
+	CRDs apiextensionsclient.CustomResourceDefinitionInterface
+	// Host is the API server's address, for messages.
+	Host string
+	// Raw gets a path of the API server, whatever the status of the answer.
+	Raw func(ctx context.Context, path string) (Answer, error)
+	// Cells are the Cell resources of the cluster.
+	Cells func(ctx context.Context) ([]apiv1.Cell, error)
+}
+
+// Answer is one of an API server.
+type Answer struct {
+	Status int
+	// Date is the API server's clock; zero if it did not say.
+	Date time.Time
+	Body []byte
+}
+
+// Config is what a Doctor asks, and as whom.
+type Config struct {
+	Cluster Cluster
+	// Namespace is where Kip is, or is to be; "" for where it is found, or else kip-system.
+	Namespace string
+	// PodNamespace is where a pod would be made that is not made.
+	PodNamespace string
+	// Provider is the provider.yaml; nil if there is none.
+	Provider *config.Config
+	// Version is that of this program.
+	Version string
+	Clock   clock.PassiveClock
+}
+
+// Doctor checks a cluster.
+type Doctor struct {
+	c Config
+
+	looked  bool // whether Kip is here is known
+	server  version.Info
+	date    time.Time // of the API server, when it was asked
+	askedAt time.Time
+	nodes   []corev1.Node // all of the cluster
+	own     []corev1.Node // Kip's
+	pods    []corev1.Pod  // Kip's
+	onOwn   []corev1.Pod  // those on Kip's nodes
+}
+
+// New returns a Doctor. It asks nothing yet.
+func New(c Config) *Doctor { return &Doctor{c: c} }
+
+// Use has the checks go by a configuration that was found in the cluster.
+func (d *Doctor) Use(cfg *config.Config) { d.c.Provider = cfg }
+
+// First are the checks that say whether there is a cluster to ask, and a Kip in it.
+func (d *Doctor) First() []finding.Check {
+	return []finding.Check{
+		{Area: areaCluster, Name: "API server", Run: d.reach},
+		{Area: areaCluster, Name: "clock", Needs: "API server", Run: d.clockSkew},
+		{Area: areaCluster, Name: "nodes", Needs: "API server", Run: d.look},
+	}
+}
+
+// Rest are the other checks, by what First has found: before Kip is installed, or after.
+func (d *Doctor) Rest() []finding.Check {
+	of := func(area, needs, name string, run func(context.Context) []finding.Finding) finding.Check {
+		return finding.Check{Area: area, Name: name, Needs: needs, Run: run}
+	}
+	const up = "API server"
+	all := []finding.Check{
+		of(areaCluster, up, "version", d.version),
+		of(areaCluster, up, "admission", d.admission),
+		of(areaCluster, up, "IP family", d.family),
+		of(areaCluster, up, "DNS", d.dns),
+		of(areaCluster, up, "StorageClass", d.storageClass),
+		of(areaCluster, up, "disks", d.disks),
+	}
+	switch {
+	case !d.looked:
+		return append(all, of(areaCluster, up, "rights", d.rights))
+	case !d.Installed():
+		return append(all,
+			of(areaCluster, up, "rights", d.rights),
+			of(areaCluster, up, "roles", d.roles),
+			of(areaCluster, up, "signer", d.signer),
+		)
+	}
+	return append(all,
+		of(areaKip, "", "pods", d.kipPods),
+		of(areaKip, "", "nodes", d.kipNodes),
+		of(areaKip, "", "versions", d.versions),
+		of(areaKip, "", "definition of Cell", d.definition),
+		of(areaKip, "", "webhook", d.webhook),
+		of(areaKip, "", "kubelet port", d.kubeletPort),
+		of(areaKip, "", "certificate requests", d.requests),
+		of(areaKip, "", "agents", d.agents),
+		of(areaKip, "", "events", d.events),
+		of(areaKip, "", "pods on its nodes", d.listOnOwn),
+		of(areaKip, "pods on its nodes", "DaemonSets", d.daemonSets),
+		of(areaKip, "pods on its nodes", "Services", d.services),
+	)
+}
+
+// Installed reports whether First has found a Kip.
+func (d *Doctor) Installed() bool { return len(d.own)+len(d.pods) > 0 }
+
+// Namespace is where Kip is, or is to be.
+func (d *Doctor) Namespace() string {
+	if d.c.Namespace == "" && len(d.pods) > 0 {
+		return d.pods[0].Namespace
+	}
+	return cmp.Or(d.c.Namespace, defaultNamespace)
+}
+
+// reach asks the API server for its version.
+func (d *Doctor) reach(ctx context.Context) []finding.Finding {
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	answer, err := d.c.Cluster.Raw(ctx, "/version")
+	region := eksRegion(d.c.Cluster.Host)
+	login := "kubectl auth whoami # then log in again, as your cluster's kubeconfig says"
+	if region != "" {
+		login = "aws eks update-kubeconfig --region " + region + " --name CLUSTER"
+	}
+	switch {
+	case err != nil && strings.Contains(err.Error(), "getting credentials"): // client-go, of a program in the kubeconfig
+		return one(finding.Fail(login, "the kubeconfig's program for credentials fails: %v", err))
+	case err != nil && region != "":
+		open := "aws eks update-cluster-config --region " + region + " --name CLUSTER --resources-vpc-config endpointPublicAccess=true"
+		return one(finding.Fail(open, "the API server %s does not answer: %v. If its endpoint is private, you can also run this command within its VPC", d.c.Cluster.Host, err))
+	case err != nil:
+		return one(finding.Fail("kubectl cluster-info # with --kubeconfig or --context of a cluster that you reach",
+			"the API server %s does not answer: %v", d.c.Cluster.Host, err))
+	case answer.Status == http.StatusUnauthorized:
+		return one(finding.Fail(login, "the API server %s does not know you: the credentials of the kubeconfig are wrong or have expired",
+			d.c.Cluster.Host))
+	case answer.Status != http.StatusOK:
+		return one(finding.Unchecked("GET /version of the API server %s: status %d", d.c.Cluster.Host, answer.Status))
+	}
+	if err := json.Unmarshal(answer.Body, &d.server); err != nil || d.server.GitVersion == "" {
+		return one(finding.Fail("kubectl cluster-info # with --kubeconfig or --context of a Kubernetes cluster",
+			"%s answers, and not as an API server of Kubernetes does: %.80q", d.c.Cluster.Host, answer.Body))
+	}
+	d.date, d.askedAt = answer.Date, d.c.Clock.Now()
+	return one(finding.Fine("%s answers", d.c.Cluster.Host))
+}
+
+// Limits of a clock that is off. AWS takes no signature that is five minutes off (IAM User Guide, "Signature Version 4").
+const clockWarns, clockFails = 30 * time.Second, 5 * time.Minute
+
+// clockSkew compares the clock of the API server with that of this machine.
+func (d *Doctor) clockSkew(context.Context) []finding.Finding {
+	if d.date.IsZero() {
+		return one(finding.Unchecked("the API server does not tell its time"))
+	}
+	// The header has whole seconds.
+	const cure = "sudo timedatectl set-ntp true # on the machine whose clock is wrong"
+	switch off := d.askedAt.Sub(d.date).Round(time.Second); {
+	case off.Abs() >= clockFails:
+		return one(finding.Fail(cure, "this machine's clock and the API server's differ by %s: tokens, certificates and AWS' signatures fail", off.Abs()))
+	case off.Abs() >= clockWarns:
+		return one(finding.Warn(cure, "this machine's clock and the API server's differ by %s", off.Abs()))
+	}
+	return one(finding.Fine("this machine's clock and the API server's agree within %s", clockWarns))
+}
+
+// look finds Kip.
+func (d *Doctor) look(ctx context.Context) []finding.Finding {
+	nodes, err := d.c.Cluster.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the nodes", err))
+	}
+	d.nodes = nodes.Items
+	for _, n := range d.nodes {
+		if n.Labels[apiv1.LabelController] != "" {
+			d.own = append(d.own, n)
+		}
+	}
+	pods, err := d.c.Cluster.Kube.CoreV1().Pods(d.c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelsOfPods})
+	if err != nil {
+		return one(unasked("list the pods of Kip", err))
+	}
+	d.pods, d.looked = pods.Items, true
+	if !d.Installed() {
+		return d.room()
+	}
+	return one(finding.Fine("Kip is here: nodes %s, pods %s", orNone(nodeNames(d.own)), orNone(podNames(d.pods))))
+}
+
+// room says whether Kip's pod finds a node.
+func (d *Doctor) room() []finding.Finding {
+	for _, n := range d.nodes {
+		if !n.Spec.Unschedulable && readyOf(&n) == corev1.ConditionTrue {
+			return one(finding.Fine("Kip is not here yet: of %d nodes %s is Ready for its pod", len(d.nodes), n.Name))
+		}
+	}
+	switch {
+	case d.auto():
+		return one(finding.Fine("Kip is not here yet: EKS Auto Mode makes a node for its pod"))
+	case d.eks():
+		return one(finding.Fail("eksctl create nodegroup --region "+d.region()+" --cluster "+d.clusterName()+" --nodes 1",
+			"no node is Ready for Kip's pod: the cluster has %d nodes", len(d.nodes)))
+	}
+	return one(finding.Fail("kubectl get nodes # then add one, or kubectl uncordon NODE",
+		"no node is Ready for Kip's pod: the cluster has %d nodes", len(d.nodes)))
+}
+
+// one is a list of one finding.
+func one(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
+
+// unasked is the finding for a question that the API server does not answer: it says nothing about what was asked for.
+func unasked(what string, err error) finding.Finding {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return finding.Unchecked("you may not %s: %v", what, err)
+	}
+	return finding.Unchecked("%s: %v", what, err)
+}
+
+// eks reports whether the cluster is one of EKS. Its versions are like v1.33.5-eks-113cf36 (EKS User Guide, "platform versions").
+func (d *Doctor) eks() bool {
+	return strings.Contains(d.server.GitVersion, "-eks-") || eksRegion(d.c.Cluster.Host) != ""
+}
+
+// auto reports whether nodes of EKS Auto Mode are here. Source: EKS User Guide, "Control if a workload is deployed on EKS Auto Mode nodes".
+func (d *Doctor) auto() bool {
+	return slices.ContainsFunc(d.nodes, func(n corev1.Node) bool { return n.Labels["eks.amazonaws.com/compute-type"] == "auto" })
+}
+
+// eksRegion is the region in the address of an API server of EKS, such as https://ABC.gr7.us-east-1.eks.amazonaws.com; "" for another's.
+func eksRegion(host string) string {
+	before, after, is := strings.Cut(host, ".eks.amazonaws.com")
+	if !is || strings.Trim(after, ".cn:0123456789/") != "" {
+		return ""
+	}
+	return before[strings.LastIndexByte(before, '.')+1:]
+}
+
+// region is that of the cluster, or what stands for it in a command.
+func (d *Doctor) region() string {
+	own := ""
+	if d.c.Provider != nil && d.c.Provider.Cloud.AWS != nil {
+		own = d.c.Provider.Cloud.AWS.Region
+	}
+	return cmp.Or(eksRegion(d.c.Cluster.Host), own, "REGION")
+}
+
+// clusterName is that of the cluster at EKS, or what stands for it in a command.
+func (d *Doctor) clusterName() string {
+	for _, n := range d.nodes {
+		if name := n.Labels["alpha.eksctl.io/cluster-name"]; name != "" { // on the nodes of eksctl's clusters
+			return name
+		}
+	}
+	if d.c.Provider != nil && d.c.Provider.Cloud.AWS != nil {
+		return cmp.Or(d.c.Provider.Cloud.AWS.ClusterName, "CLUSTER")
+	}
+	return "CLUSTER"
+}
+
+// upgrade is the command that sets a value of Kip's chart.
+func (d *Doctor) upgrade(values ...string) string {
+	release, verb := "kip", "install"
+	if len(d.pods) > 0 {
+		release, verb = cmp.Or(d.pods[0].Labels["app.kubernetes.io/instance"], release), "upgrade"
+	}
+	command := fmt.Sprintf("helm %s %s deploy/helm/kip --namespace %s", verb, release, d.Namespace())
+	if verb == "upgrade" {
+		command += " --reuse-values"
+	} else {
+		command += " --create-namespace --values values.yaml"
+	}
+	for _, v := range values {
+		command += " --set " + v
+	}
+	return command
+}
+
+func readyOf(n *corev1.Node) corev1.ConditionStatus {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status
+		}
+	}
+	return corev1.ConditionUnknown
+}
+
+func nodeNames(nodes []corev1.Node) (names []string) {
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+func podNames(pods []corev1.Pod) (names []string) {
+	for _, p := range pods {
+		names = append(names, p.Namespace+"/"+p.Name)
+	}
+	return names
+}
+
+// mostNamed is how many things a message names.
+const mostNamed = 10
+
+func orNone(names []string) string {
+	switch n := len(names) - mostNamed; {
+	case len(names) == 0:
+		return "none"
+	case n > 0:
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:mostNamed], ", "), n)
+	}
+	return strings.Join(names, ", ")
+}
+
+// errNoConfiguration says that Kip's pod names no ConfigMap with its configuration.
+var errNoConfiguration = errors.New("no pod of Kip has a ConfigMap with provider.yaml")
+
+// ProviderYAML reads Kip's provider.yaml from the ConfigMap that its pod mounts.
+func (d *Doctor) ProviderYAML(ctx context.Context) (name string, data []byte, err error) {
+	for _, p := range d.pods {
+		for _, v := range p.Spec.Volumes {
+			if v.ConfigMap == nil {
+				continue
+			}
+			found, err := d.c.Cluster.Kube.CoreV1().ConfigMaps(p.Namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
+			if err != nil {
+				return "", nil, fmt.Errorf("read the ConfigMap %s/%s: %w", p.Namespace, v.ConfigMap.Name, err)
+			}
+			if text, has := found.Data["provider.yaml"]; has {
+				return "ConfigMap " + p.Namespace + "/" + v.ConfigMap.Name, []byte(text), nil
+			}
+		}
+	}
+	return "", nil, errNoConfiguration
+}

@@ -1,0 +1,464 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	extensionsfake "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/fake"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/finding"
+)
+
+var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+// world is a cluster that lacks nothing. Tests change it before it is asked.
+type world struct {
+	version, host string
+	date          time.Time
+	unreachable   error
+	status        int // of /version; 200 when 0
+	serves        []string
+	dns           *corev1.Service
+	clusterIPs    []string
+	classes       []storagev1.StorageClass
+	drivers       []string
+	nodes         []corev1.Node
+	lacks         string // a resource that the user may not create
+	forbids       bool   // the API server forbids all but reviews
+	escalates     bool   // the user may give no rights
+	provider      *config.Config
+
+	// Of a Kip that is installed.
+	kips     []corev1.Pod
+	pods     []corev1.Pod
+	services []corev1.Service
+	events   []corev1.Event
+	requests []certificatesv1.CertificateSigningRequest
+	hook     *admissionregistrationv1.MutatingWebhookConfiguration
+	answers  bool // Kip's webhook
+	proxy    Answer
+	cells    []apiv1.Cell
+	noCRD    bool
+}
+
+func meta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
+
+func node(name string) corev1.Node {
+	return corev1.Node{ObjectMeta: meta("", name), Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}}
+}
+
+// fresh is a cluster without Kip.
+func fresh() *world {
+	return &world{
+		version: "v1.35.2", host: "https://10.0.0.1:6443", date: now.Add(-3 * time.Second),
+		serves:     []string{"validatingadmissionpolicies", "mutatingwebhookconfigurations"},
+		dns:        &corev1.Service{ObjectMeta: meta("kube-system", "kube-dns"), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10"}},
+		clusterIPs: []string{"10.96.0.1"},
+		classes: []storagev1.StorageClass{{ObjectMeta: metav1.ObjectMeta{Name: "usual", Annotations: map[string]string{annotationDefaultClass: "true"}},
+			Provisioner: "disks.example.org"}},
+		nodes:   []corev1.Node{node("machine")},
+		answers: true,
+	}
+}
+
+// onEKS is one of EKS.
+func onEKS() *world {
+	w := fresh()
+	w.version, w.host = "v1.35.2-eks-113cf36", "https://ABC.gr7.eu-west-1.eks.amazonaws.com"
+	w.nodes[0].Labels = map[string]string{"alpha.eksctl.io/cluster-name": "prod"}
+	return w
+}
+
+// installed is a cluster with a Kip that works.
+func installed() *world {
+	w := fresh()
+	own := node("kip-0")
+	own.Labels = map[string]string{apiv1.LabelController: "id", labelCompute: "fargate"}
+	own.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule}}
+	own.Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.2.0"
+	own.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
+	w.nodes = append(w.nodes, own)
+	kip := corev1.Pod{ObjectMeta: meta("kip-system", "kip-0")}
+	kip.Labels = map[string]string{"app": "kip-provider", "app.kubernetes.io/instance": "release"}
+	kip.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "kip", Controller: new(true)}}
+	kip.Spec.Containers = []corev1.Container{{Name: kipContainer}}
+	kip.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	w.kips = []corev1.Pod{kip}
+	hook := admissionregistrationv1.MutatingWebhook{Name: "selecting.kip.elotl.co"}
+	hook.ClientConfig.CABundle = []byte("CA")
+	w.hook = &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: meta("", "kip-0")}
+	w.hook.Webhooks = []admissionregistrationv1.MutatingWebhook{hook}
+	w.proxy = Answer{Status: http.StatusOK, Body: []byte("ok")}
+	w.cells = []apiv1.Cell{{ObjectMeta: meta("", "cell-1"), Status: apiv1.CellStatus{Phase: apiv1.Bound}}}
+	return w
+}
+
+func forbidden(a clienttesting.Action) error {
+	return apierrors.NewForbidden(a.GetResource().GroupResource(), "", errors.New("not for you"))
+}
+
+// kube is the API server of a world.
+func (w *world) kube(t *testing.T) *fake.Clientset {
+	t.Helper()
+	objects := []runtime.Object{&corev1.Service{ObjectMeta: meta("default", "kubernetes"), Spec: corev1.ServiceSpec{ClusterIPs: w.clusterIPs}}}
+	if w.dns != nil {
+		objects = append(objects, w.dns)
+	}
+	if w.hook != nil {
+		objects = append(objects, w.hook)
+	}
+	for _, d := range w.drivers {
+		objects = append(objects, &storagev1.CSIDriver{ObjectMeta: meta("", d)})
+	}
+	add := func(n int, object func(int) runtime.Object) {
+		for i := range n {
+			objects = append(objects, object(i))
+		}
+	}
+	add(len(w.classes), func(i int) runtime.Object { return &w.classes[i] })
+	add(len(w.nodes), func(i int) runtime.Object { return &w.nodes[i] })
+	add(len(w.kips), func(i int) runtime.Object { return &w.kips[i] })
+	add(len(w.pods), func(i int) runtime.Object { return &w.pods[i] })
+	add(len(w.services), func(i int) runtime.Object { return &w.services[i] })
+	add(len(w.events), func(i int) runtime.Object { return &w.events[i] })
+	add(len(w.requests), func(i int) runtime.Object { return &w.requests[i] })
+	kube := fake.NewClientset(objects...)
+	resources := &metav1.APIResourceList{GroupVersion: "admissionregistration.k8s.io/v1"}
+	for _, name := range w.serves {
+		resources.APIResources = append(resources.APIResources, metav1.APIResource{Name: name})
+	}
+	kube.Resources = []*metav1.APIResourceList{resources}
+	kube.PrependReactor("list", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		selector := a.(clienttesting.ListAction).GetListRestrictions().Fields
+		if selector.Empty() {
+			return false, nil, nil
+		}
+		list := &corev1.PodList{} // the fake API server does not select by fields
+		for _, p := range w.pods {
+			if selector.Matches(fields.Set{"spec.nodeName": p.Spec.NodeName}) {
+				list.Items = append(list.Items, p)
+			}
+		}
+		return true, list, nil
+	})
+	kube.PrependReactor("create", "*", w.create(t))
+	if w.forbids {
+		kube.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden(a) })
+	}
+	return kube
+}
+
+// create answers reviews and dry runs. It lets nothing be made.
+func (w *world) create(t *testing.T) clienttesting.ReactionFunc {
+	return func(a clienttesting.Action) (bool, runtime.Object, error) {
+		made := a.(clienttesting.CreateAction).GetObject()
+		switch object := made.(type) {
+		case *authorizationv1.SelfSubjectAccessReview:
+			object.Status.Allowed = object.Spec.ResourceAttributes.Resource != w.lacks
+			return true, object, nil
+		case *authenticationv1.SelfSubjectReview:
+			object.Status.UserInfo.Username = "jane"
+			return true, object, nil
+		}
+		if dry := a.(clienttesting.CreateActionImpl).CreateOptions.DryRun; !slices.Equal(dry, []string{metav1.DryRunAll}) {
+			t.Errorf("%s is made, with the dry run %q", a.GetResource().Resource, dry)
+		}
+		if w.escalates {
+			return true, nil, forbidden(a)
+		}
+		if pod, is := made.(*corev1.Pod); is {
+			pod.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists,
+				Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))}}
+			if w.answers {
+				pod.Spec.Tolerations[0].TolerationSeconds = nil
+				pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "virtual-kubelet.io/provider",
+					Operator: corev1.TolerationOpEqual, Value: "kip", Effect: corev1.TaintEffectNoSchedule})
+			}
+		}
+		return true, made, nil
+	}
+}
+
+// examine runs all checks of a world.
+func (w *world) examine(t *testing.T) []Result {
+	t.Helper()
+	crd, err := apiv1.CustomResourceDefinition()
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{
+		{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue},
+	}
+	extensions := extensionsfake.NewSimpleClientset()
+	if !w.noCRD {
+		extensions = extensionsfake.NewSimpleClientset(crd)
+	}
+	if w.forbids {
+		extensions.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden(a) })
+	}
+	d := New(Config{
+		Cluster: Cluster{
+			Kube: w.kube(t),
+			CRDs: extensions.ApiextensionsV1().CustomResourceDefinitions(),
+			Host: w.host,
+			Raw: func(_ context.Context, path string) (Answer, error) {
+				if path == "/version" && w.status == 0 {
+					return Answer{Status: http.StatusOK, Date: w.date, Body: []byte(`{"gitVersion":"` + w.version + `"}`)}, w.unreachable
+				}
+				if path == "/version" {
+					return Answer{Status: w.status}, w.unreachable
+				}
+				if path != "/api/v1/nodes/kip-0/proxy/healthz" {
+					t.Errorf("asked for %s", path)
+				}
+				return w.proxy, nil
+			},
+			Cells: func(context.Context) ([]apiv1.Cell, error) { return w.cells, nil },
+		},
+		PodNamespace: "default",
+		Provider:     w.provider,
+		Version:      "v1.2.0",
+		Clock:        clocktesting.NewFakePassiveClock(now),
+	})
+	r := &Runner{Limit: time.Minute, Say: func(string) {}}
+	r.Run(t.Context(), d.First()...)
+	r.Run(t.Context(), d.Rest()...)
+	return r.Results
+}
+
+func TestAClusterThatLacksNothingPasses(t *testing.T) {
+	for what, w := range map[string]*world{"before": fresh(), "after": installed()} {
+		results := w.examine(t)
+		for _, r := range results {
+			if r.Outcome != finding.OK && !(what == "before" && r.Check == "signer" && r.Outcome == finding.NotChecked) {
+				t.Errorf("%s: %+v", what, r)
+			}
+		}
+		if len(results) < 10 {
+			t.Errorf("%s: %d results", what, len(results))
+		}
+	}
+}
+
+// What may not be asked is "not checked": neither ok, nor failed.
+func TestWhatMayNotBeAskedIsNotOK(t *testing.T) {
+	asked := map[string]bool{"API server": true, "clock": true, "version": true} // which need no right
+	w := fresh()
+	w.forbids = true
+	for _, r := range w.examine(t) {
+		if !asked[r.Check] && r.Outcome != finding.NotChecked {
+			t.Errorf("%+v", r)
+		}
+	}
+	d := &Doctor{c: Config{Cluster: Cluster{Kube: (&world{lacks: "roles"}).kube(t)}}} // who may not look for Kip
+	if f := d.rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message, "if it is not here already") {
+		t.Errorf("rights: %+v", f)
+	}
+	w = installed()
+	w.forbids = true
+	kip := &Doctor{c: Config{Clock: clocktesting.NewFakePassiveClock(now), Cluster: Cluster{
+		Kube: w.kube(t),
+		Raw:  func(context.Context, string) (Answer, error) { return Answer{Status: http.StatusForbidden}, nil },
+		Cells: func(context.Context) ([]apiv1.Cell, error) {
+			return nil, apierrors.NewForbidden(apiv1.Resource.GroupResource(), "", nil)
+		},
+		CRDs: func() *extensionsfake.Clientset { return denied() }().ApiextensionsV1().CustomResourceDefinitions(),
+	}}, own: w.nodes[1:], pods: w.kips}
+	for _, c := range kip.Rest() {
+		if c.Area != areaKip || c.Name == "pods" || c.Name == "nodes" || c.Name == "versions" || c.Needs != "" {
+			continue // they ask nothing more
+		}
+		for _, f := range c.Run(t.Context()) {
+			if f.Outcome != finding.NotChecked {
+				t.Errorf("%s: %+v", c.Name, f)
+			}
+		}
+	}
+}
+
+func denied() *extensionsfake.Clientset {
+	c := extensionsfake.NewSimpleClientset()
+	c.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden(a) })
+	return c
+}
+
+// broken is one thing that is wrong with a world, and what is found then.
+type broken struct {
+	world   func() *world
+	change  func(*world)
+	check   string
+	outcome finding.Outcome
+	says    string
+	cure    string
+}
+
+func examineEach(t *testing.T, cases map[string]broken) {
+	t.Helper()
+	for what, tc := range cases {
+		t.Run(what, func(t *testing.T) {
+			w := tc.world()
+			tc.change(w)
+			results := w.examine(t)
+			var of []Result
+			for _, r := range results {
+				if r.Check == tc.check && r.Outcome == tc.outcome {
+					of = append(of, r)
+				}
+				if r.Outcome == finding.Failed && r.Cure == "" {
+					t.Errorf("without a command that fixes it: %+v", r)
+				}
+			}
+			if len(of) == 0 || !strings.Contains(of[0].Message, tc.says) || !strings.Contains(of[0].Cure, tc.cure) {
+				t.Errorf("found %+v\nwant %s: %q, fixed by %q\nof %+v", of, tc.outcome, tc.says, tc.cure, results)
+			}
+		})
+	}
+}
+
+func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
+	examineEach(t, map[string]broken{
+		"no answer":   {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "API server", finding.Failed, "i/o timeout", "kubectl cluster-info"},
+		"nor others":  {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "DNS", finding.NotChecked, `needs the check "API server"`, ""},
+		"private":     {onEKS, func(w *world) { w.unreachable = errors.New("timeout") }, "API server", finding.Failed, "endpoint is private", "endpointPublicAccess=true"},
+		"no program":  {onEKS, func(w *world) { w.unreachable = errors.New("getting credentials: exec: aws") }, "API server", finding.Failed, "program", "update-kubeconfig --region eu-west-1"},
+		"expired":     {onEKS, func(w *world) { w.status = http.StatusUnauthorized }, "API server", finding.Failed, "have expired", "update-kubeconfig"},
+		"no cluster":  {fresh, func(w *world) { w.version = "" }, "API server", finding.Failed, "not as an API server", "kubectl cluster-info"},
+		"clock, much": {fresh, func(w *world) { w.date = now.Add(time.Hour) }, "clock", finding.Failed, "differ by 1h0m0s", "set-ntp true"},
+		"clock, some": {fresh, func(w *world) { w.date = now.Add(-time.Minute) }, "clock", finding.Warning, "differ by 1m0s", "set-ntp true"},
+		"no clock":    {fresh, func(w *world) { w.date = time.Time{} }, "clock", finding.NotChecked, "does not tell", ""},
+		"old":         {onEKS, func(w *world) { w.version = "v1.29.1-eks-1" }, "version", finding.Failed, "needs Kubernetes 1.30", "--kubernetes-version 1.30"},
+		"rather old":  {fresh, func(w *world) { w.version = "v1.31.0" }, "version", finding.Warning, "ran beside 1.33", "kubeadm upgrade"},
+		"too new":     {fresh, func(w *world) { w.version = "v1.40.0" }, "version", finding.Failed, "may be 3 minor versions older", "helm install"},
+		"no policies": {fresh, func(w *world) { w.serves = w.serves[1:] }, "admission", finding.Failed, "validatingadmissionpolicies", "policies.enabled=false"},
+		"IPv6":        {onEKS, func(w *world) { w.clusterIPs = []string{"fd00::1"} }, "IP family", finding.Failed, "IPv6 alone", "eksctl create cluster"},
+		"no DNS":      {fresh, func(w *world) { w.dns = nil }, "DNS", finding.Failed, "no Service kube-system/kube-dns", "--cluster-dns"},
+		"Auto Mode": {onEKS, func(w *world) { w.dns, w.nodes[0].Labels[labelCompute] = nil, "auto" }, "DNS", finding.Failed, "EKS Auto Mode",
+			"aws eks create-addon --region eu-west-1 --cluster-name prod --addon-name coredns"},
+		"no class":         {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass", "aws-ebs-csi-driver"},
+		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "annotate storageclass usual"},
+		"only Kip's class": {fresh, func(w *world) { w.classes[0].Annotations, w.classes[0].Provisioner = nil, "disk.kip.elotl.co" }, "StorageClass", finding.Failed,
+			"no StorageClass", "storageclass.yaml"},
+		"no driver on Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner, w.nodes[0].Labels[labelCompute] = inTree, "auto" }, "StorageClass", finding.Failed,
+			"does not have the driver", `"provisioner":"ebs.csi.eks.amazonaws.com"`},
+		"disks of Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner = autoDriver }, "disks", finding.Warning, "no cell gets its disks", "storageclass kip"},
+		"no driver":          {onEKS, func(w *world) { w.classes[0].Provisioner = inTree }, "StorageClass", finding.Failed, "does not have the driver ebs.csi.aws.com", "aws-ebs-csi-driver"},
+		"a driver":           {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = inTree, []string{ebsDriver} }, "StorageClass", finding.OK, "usual", ""},
+		"an etcd": {fresh, func(w *world) {
+			w.classes, w.provider = nil, &config.Config{Etcd: config.Etcd{Client: config.EtcdClient{Endpoints: []string{"https://etcd"}}}}
+		}, "StorageClass", finding.OK, "etcd of yours", ""},
+		"no rights":       {fresh, func(w *world) { w.lacks = "clusterroles" }, "rights", finding.Failed, "may not create clusterroles.rbac", "--user='jane'"},
+		"nothing to give": {fresh, func(w *world) { w.escalates = true }, "roles", finding.Failed, "may not give Kip its rights", "cluster-admin"},
+		"no room":         {fresh, func(w *world) { w.nodes[0].Spec.Unschedulable = true }, "nodes", finding.Failed, "no node is Ready", "kubectl get nodes"},
+		"EKS verifies":    {onEKS, func(*world) {}, "signer", finding.Warning, "verifies", "signerName=beta.eks.amazonaws.com/app-serving"},
+	})
+}
+
+// onCell is a pod on Kip's node.
+func onCell(name string) corev1.Pod {
+	p := corev1.Pod{ObjectMeta: meta("shop", name), Spec: corev1.PodSpec{NodeName: "kip-0"}}
+	p.Labels = map[string]string{"app": name}
+	return p
+}
+
+func balancer(policy corev1.ServiceExternalTrafficPolicy, annotations map[string]string) corev1.Service {
+	s := corev1.Service{ObjectMeta: meta("shop", "front"), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
+	s.Spec.ExternalTrafficPolicy, s.Spec.Selector = policy, map[string]string{"app": "web"}
+	s.Annotations = annotations
+	return s
+}
+
+func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
+	byAddress := map[string]string{annotationTargets: "ip"}
+	waits := func(reason, message string) func(*world) {
+		return func(w *world) {
+			state := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
+			w.kips[0].Status = corev1.PodStatus{Phase: corev1.PodPending}
+			w.kips[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: kipContainer, RestartCount: 4, State: state}}
+		}
+	}
+	unscheduled := func(w *world) {
+		w.kips[0].Status = corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Message: "pod has unbound immediate PersistentVolumeClaims"}}}
+	}
+	stands := func(w *world) {
+		p := onCell("logs-1")
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: apiv1.NoMachine, Status: corev1.ConditionTrue}}
+		w.pods = append(w.pods, p)
+	}
+	behind := func(s corev1.Service, change func(*world)) func(*world) {
+		return func(w *world) {
+			w.pods, w.services = append(w.pods, onCell("web")), append(w.services, s)
+			change(w)
+		}
+	}
+	nothing := func(*world) {}
+	examineEach(t, map[string]broken{
+		"crashes":   {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts", "kubectl logs -n kip-system kip-0 -c kip --previous"},
+		"no image":  {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
+		"no volume": {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},
+		"no pod":    {installed, func(w *world) { w.kips = nil }, "pods", finding.Failed, "no pod of Kip", "helm install kip"},
+		"no node":   {installed, func(w *world) { w.nodes = w.nodes[:1] }, "nodes", finding.Failed, "no node of Kip", "kubectl logs -n kip-system kip-0"},
+		"not ready": {installed, func(w *world) {
+			w.nodes[1].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "no cloud"}}
+		}, "nodes", finding.Failed, "not Ready: no cloud", "kubectl describe node kip-0"},
+		"cordoned": {installed, func(w *world) { w.nodes[1].Spec.Unschedulable = true }, "nodes", finding.Failed, "cordoned", "kubectl uncordon kip-0"},
+		"another version": {installed, func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.1.0" }, "versions", finding.Warning,
+			"Kip of node kip-0 is 1.1.0, and this kipctl is 1.2.0", "kipctl version"},
+		"no definition":   {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
+		"deaf webhook":    {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
+		"deaf, on EKS":    {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
+		"no webhook":      {installed, func(w *world) { w.answers, w.hook = false, nil }, "webhook", finding.Failed, "not installed", "helm upgrade release deploy/helm/kip --namespace kip-system"},
+		"no CA":           {installed, func(w *world) { w.answers, w.hook.Webhooks[0].ClientConfig.CABundle = false, nil }, "webhook", finding.Failed, "not written its CA", "kubectl logs"},
+		"may make no pod": {installed, func(w *world) { w.escalates = true }, "webhook", finding.NotChecked, "you may not dry-run a pod", ""},
+		"deaf port":       {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte("dial tcp: i/o timeout")} }, "kubelet port", finding.Failed, "port 10250 of node kip-0", "hostNetwork"},
+		"not trusted":     {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte(`{"message":"x509: unknown authority"}`)} }, "kubelet port", finding.Failed, "does not trust", "servingCertificate.source=csr"},
+		"may not ask":     {installed, func(w *world) { w.proxy = Answer{Status: 403, Body: []byte("no")} }, "kubelet port", finding.NotChecked, "you may not get nodes/proxy", ""},
+		"a request": {installed, func(w *world) {
+			w.requests = []certificatesv1.CertificateSigningRequest{{ObjectMeta: meta("", "kip-0-serving-1")}, {ObjectMeta: meta("", "csr-another")}}
+		}, "certificate requests", finding.Failed, "kip-0-serving-1", "kubectl certificate approve kip-0-serving-1"},
+		"stuck cell": {installed, func(w *world) {
+			stuck := apiv1.Cell{ObjectMeta: meta("", "cell-2")}
+			stuck.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
+			stuck.Status = apiv1.CellStatus{Phase: apiv1.Booting, Pod: apiv1.PodReference{Namespace: "shop", Name: "web"}}
+			w.cells = append(w.cells, stuck)
+		}, "agents", finding.Failed, "port 6421", "kipctl why shop/web"},
+		"no cell": {installed, func(w *world) { w.cells = nil }, "agents", finding.NotChecked, "no cell has joined", ""},
+		"an event": {installed, func(w *world) {
+			about := corev1.ObjectReference{Kind: "Node", Name: "kip-0"}
+			w.events = []corev1.Event{{ObjectMeta: meta("default", "e"), InvolvedObject: about, Type: "Warning",
+				Reason: "StoreBehind", Message: "a person decides", LastTimestamp: metav1.NewTime(now.Add(-time.Minute))}}
+		}, "events", finding.Warning, "StoreBehind: a person decides", "kubectl describe node kip-0"},
+		"a DaemonSet":           {installed, stands, "DaemonSets", finding.Warning, "shop/logs", "kubectl patch daemonset -n shop logs"},
+		"local traffic":         {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
+		"by address":            {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
+		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, labelCompute) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
+		"no class, and no need": {installed, func(w *world) { w.classes = nil }, "StorageClass", finding.OK, "its store has its volume", ""},
+		"balanced":              {installed, behind(balancer("Cluster", nil), nothing), "Services", finding.OK, "no load balancer", ""},
+	})
+}

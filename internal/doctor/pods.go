@@ -1,0 +1,129 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/finding"
+)
+
+// listOnOwn lists the pods on Kip's nodes, for the checks after it.
+func (d *Doctor) listOnOwn(ctx context.Context) []finding.Finding {
+	for _, n := range d.own {
+		list, err := d.c.Cluster.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String(),
+		})
+		if err != nil {
+			return one(unasked("list the pods of node "+n.Name, err))
+		}
+		d.onOwn = append(d.onOwn, list.Items...)
+	}
+	return one(finding.Fine("%d pods are on Kip's nodes", len(d.onOwn)))
+}
+
+// offNode keeps the pods of a DaemonSet off Kip's nodes.
+const offNode = `'{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":` +
+	`{"nodeSelectorTerms":[{"matchExpressions":[{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}]}]}}}}}}}'`
+
+// daemonSets names those whose pods stand on Kip's nodes without a machine.
+func (d *Doctor) daemonSets(context.Context) []finding.Finding {
+	stand := map[string]string{} // what keeps it off, by namespace and name
+	for i := range d.onOwn {
+		p := &d.onOwn[i]
+		if apiv1.WithoutMachine(p) == nil {
+			continue
+		}
+		if owner := apiv1.DaemonSetOf(p); owner != nil {
+			stand[p.Namespace+"/"+owner.Name] = fmt.Sprintf("kubectl patch daemonset -n %s %s -p %s", p.Namespace, owner.Name, offNode)
+		}
+	}
+	var found []finding.Finding
+	for n, name := range slices.Sorted(maps.Keys(stand)) {
+		if n == mostNamed {
+			found = append(found, finding.Warn("kubectl get pods -A -o wide",
+				"%d more DaemonSets stand on Kip's nodes without a machine", len(stand)-n))
+			break
+		}
+		found = append(found, finding.Warn(stand[name]+" # keeps it off Kip's nodes; docs/nodes.md gives it a machine",
+			"DaemonSet %s stands on Kip's nodes without a machine: what it does for a node, it does not do for the pods on cells", name))
+	}
+	if found == nil {
+		found = one(finding.Fine("no DaemonSet stands on Kip's nodes without a machine"))
+	}
+	return found
+}
+
+const (
+	// annotationTargets is how AWS Load Balancer Controller sends to pods.
+	annotationTargets = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
+	// labelCompute has AWS Load Balancer Controller find pods by their addresses: docs/nodes-in-clouds.md.
+	labelCompute = "eks.amazonaws.com/compute-type"
+)
+
+// services names load balancers that do not reach pods on cells: docs/networking.md, docs/nodes-in-clouds.md.
+func (d *Doctor) services(ctx context.Context) []finding.Finding {
+	list, err := d.c.Cluster.Kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the Services", err))
+	}
+	var found []finding.Finding
+	for i := range list.Items {
+		s := &list.Items[i]
+		if s.Spec.Type != corev1.ServiceTypeLoadBalancer || len(s.Spec.Selector) == 0 {
+			continue
+		}
+		of := labels.SelectorFromSet(s.Spec.Selector)
+		n := slices.IndexFunc(d.onOwn, func(p corev1.Pod) bool { return p.Namespace == s.Namespace && of.Matches(labels.Set(p.Labels)) })
+		if n < 0 {
+			continue
+		}
+		if f := d.balances(s, &d.onOwn[n]); f != nil {
+			found = append(found, *f)
+		}
+	}
+	if found == nil {
+		found = one(finding.Fine("no load balancer of a Service is known not to reach its pods on cells"))
+	}
+	return found
+}
+
+// balances says what is wrong with a load balancer over a pod on a cell; nil for nothing.
+func (d *Doctor) balances(s *corev1.Service, pod *corev1.Pod) *finding.Finding {
+	name := s.Namespace + "/" + s.Name
+	byAddress := strings.HasSuffix(s.Annotations[annotationTargets], "ip")
+	var f finding.Finding
+	switch {
+	case byAddress && d.nodeOf(pod).Labels[labelCompute] != "fargate":
+		f = finding.Fail(fmt.Sprintf("kubectl label node %s %s=fargate --overwrite # and take %s out of kubelet.labels", pod.Spec.NodeName, labelCompute, labelCompute),
+			"Service %s: AWS Load Balancer Controller looks for pods of node %s on an instance of the node, finds none, and then updates no target of the group",
+			name, pod.Spec.NodeName)
+	case byAddress:
+		f = finding.Unchecked("Service %s sends to the addresses of pods on cells, such as %s: AWS Load Balancer Controller does not find one whose cell has a /28, "+
+			"which Kip's log tells (docs/aws.md, addresses and subnets). kubectl describe service -n %s %s shows its Events", name, pod.Name, s.Namespace, s.Name)
+	case s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
+		f = finding.Fail(fmt.Sprintf(`kubectl patch service -n %s %s -p '{"spec":{"externalTrafficPolicy":"Cluster"}}'`, s.Namespace, s.Name),
+			"Service %s has externalTrafficPolicy: Local, and its pod %s is on a cell: no node that the load balancer sends to has it", name, pod.Name)
+	default:
+		return nil
+	}
+	return &f
+}
+
+// nodeOf is Kip's node of a pod.
+func (d *Doctor) nodeOf(pod *corev1.Pod) corev1.Node {
+	n := slices.IndexFunc(d.own, func(n corev1.Node) bool { return n.Name == cmp.Or(pod.Spec.NodeName, "?") })
+	if n < 0 {
+		return corev1.Node{}
+	}
+	return d.own[n]
+}

@@ -1,0 +1,211 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/finding"
+)
+
+// probe is a pod that selects Kip's nodes, as restricted as Pod Security wants. It is never made.
+func probe(namespace string) *corev1.Pod {
+	little := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1m"), corev1.ResourceMemory: resource.MustParse("1Mi")}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "kip-doctor-dry-run-"},
+		Spec: corev1.PodSpec{
+			NodeSelector:    map[string]string{"type": "virtual-kubelet"},
+			RestartPolicy:   corev1.RestartPolicyNever,
+			SecurityContext: &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{
+				Name:      "main",
+				Image:     "registry.k8s.io/pause:3.10",
+				Resources: corev1.ResourceRequirements{Requests: little, Limits: little},
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: new(bool),
+					RunAsNonRoot:             new(true),
+					RunAsUser:                new(int64(65532)),
+					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}
+}
+
+// webhook has the API server ask Kip about a pod that is not made. What Kip changes of such a pod shows that it was asked.
+func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
+	pod, err := d.c.Cluster.Kube.CoreV1().Pods(d.c.PodNamespace).Create(ctx, probe(d.c.PodNamespace),
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return one(unasked("dry-run a pod in namespace "+d.c.PodNamespace, err))
+	}
+	if answered(pod) {
+		return one(finding.Fine("the API server asks Kip about pods that select its nodes (a dry run)"))
+	}
+	const loses = "so pods that select type: virtual-kubelet get no toleration of Kip's taint, and wait"
+	configured, err := d.webhookConfiguration(ctx)
+	switch {
+	case err != nil:
+		return one(finding.Fail(d.reachable(), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", loses, err))
+	case configured == nil:
+		return one(finding.Fail(d.upgrade("webhook.enabled=true"), "Kip's webhook is not installed, %s", loses))
+	case slices.ContainsFunc(configured.Webhooks, trustsNobody):
+		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", d.Namespace(), firstName(d.pods), kipContainer),
+			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, loses))
+	}
+	return one(finding.Fail(d.reachable(), "the API server does not reach Kip's webhook, port 9443 of its pod, %s", loses))
+}
+
+func trustsNobody(w admissionregistrationv1.MutatingWebhook) bool {
+	return len(w.ClientConfig.CABundle) == 0
+}
+
+// answered reports whether Kip has changed a pod as it changes each that is for its nodes: it stays on a node that is not heard of for as
+// long as that takes, which the API server bounds by itself (internal/admission, tolerations.go).
+func answered(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
+		return t.Key == corev1.TaintNodeUnreachable && t.TolerationSeconds == nil
+	})
+}
+
+// webhookConfiguration is how the API server asks Kip; nil if it does not.
+func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
+	list, err := d.c.Cluster.Kube.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range list.Items {
+		if slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }) {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// reachable is the command that has the API server reach the ports of Kip's pod.
+func (d *Doctor) reachable() string {
+	if d.eks() {
+		const from = ",UserIdGroupPairs=[{GroupId=GROUP-OF-THE-CLUSTER}]"
+		return fmt.Sprintf("aws ec2 authorize-security-group-ingress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
+			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", d.region(), from, from)
+	}
+	return d.upgrade("hostNetwork=true") + " # or let it reach the ports 9443 and 10250 of Kip's pod"
+}
+
+// kubeletPort asks Kip's kubelet port for its health, by way of the API server.
+func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
+	var found []finding.Finding
+	for _, n := range d.own {
+		answer, err := d.c.Cluster.Raw(ctx, "/api/v1/nodes/"+n.Name+"/proxy/healthz")
+		port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
+		said := saidBy(answer.Body)
+		lost := "so kubectl logs and exec fail for its pods"
+		switch {
+		case err != nil:
+			found = append(found, finding.Unchecked("ask for the health of node %s: %v", n.Name, err))
+		case answer.Status == http.StatusOK:
+			found = append(found, finding.Fine("the API server reaches the kubelet port %d of node %s", port, n.Name))
+		case answer.Status == http.StatusForbidden || answer.Status == http.StatusUnauthorized:
+			found = append(found, finding.Unchecked("you may not get nodes/proxy, or nodes/healthz, of node %s: %s", n.Name, said))
+		case strings.Contains(said, "x509") || strings.Contains(said, "certificate"):
+			found = append(found, finding.Fail(d.trusted(), "the API server does not trust the certificate of the kubelet port of node %s, %s: %s", n.Name, lost,
+				said))
+		default:
+			found = append(found, finding.Fail(d.reachable(), "the API server does not reach the kubelet port %d of node %s, %s: status %d, %s", port, n.Name,
+				lost, answer.Status, said))
+		}
+	}
+	if found == nil {
+		found = one(finding.Unchecked("there is no node of Kip"))
+	}
+	return found
+}
+
+// trusted is the command that has Kip serve a certificate that the API server trusts.
+func (d *Doctor) trusted() string {
+	if d.eks() {
+		return d.upgrade("servingCertificate.source=csr", "servingCertificate.signerName=beta.eks.amazonaws.com/app-serving")
+	}
+	return d.upgrade("servingCertificate.source=csr")
+}
+
+// saidBy is the message of an answer of an API server, in bounded length.
+func saidBy(body []byte) string {
+	var status metav1.Status
+	text := string(body)
+	if json.Unmarshal(body, &status) == nil && status.Message != "" {
+		text = status.Message
+	}
+	return cmp.Or(strings.TrimSpace(text[:min(len(text), 400)]), "it says nothing")
+}
+
+// requests says which certificates of Kip wait for somebody to approve them.
+func (d *Doctor) requests(ctx context.Context) []finding.Finding {
+	list, err := d.c.Cluster.Kube.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return one(unasked("list the certificate requests", err))
+	}
+	var found []finding.Finding
+	for _, r := range list.Items {
+		of := slices.IndexFunc(d.own, func(n corev1.Node) bool { return strings.HasPrefix(r.Name, n.Name+"-serving-") })
+		decided := slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+			return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
+		})
+		if of >= 0 && !decided && len(r.Status.Certificate) == 0 {
+			found = append(found, finding.Fail("kubectl certificate approve "+r.Name+" # after you have compared it: docs/serving-certificates.md",
+				"the certificate request %s of node %s, by %s of signer %s, waits for somebody to approve it", r.Name, d.own[of].Name, r.Spec.Username,
+				r.Spec.SignerName))
+		}
+	}
+	if found == nil {
+		found = one(finding.Fine("no certificate request of Kip waits"))
+	}
+	return found
+}
+
+// bootLimit is how long a cell boots at most before it counts as stuck here. Most are Ready within a minute or two.
+const bootLimit = 5 * time.Minute
+
+// agents says whether Kip reaches its cells. Only Kip can dial their agents, so a cell that has joined is the proof.
+func (d *Doctor) agents(ctx context.Context) []finding.Finding {
+	cells, err := d.c.Cluster.Cells(ctx)
+	if err != nil {
+		return one(unasked("list the cells", err))
+	}
+	joined := 0
+	var stuck []apiv1.Cell
+	for _, c := range cells {
+		switch {
+		case c.Status.Phase == apiv1.Ready || c.Status.Phase == apiv1.Bound || c.Status.Phase == apiv1.Draining:
+			joined++
+		case c.Status.Phase == apiv1.Booting && d.c.Clock.Since(c.CreationTimestamp.Time) > bootLimit:
+			stuck = append(stuck, c)
+		}
+	}
+	switch {
+	case len(stuck) > 0:
+		pod := stuck[0].Status.Pod
+		ask := "why " + pod.Namespace + "/" + pod.Name
+		if pod.Name == "" {
+			ask = "console " + stuck[0].Name
+		}
+		cure := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl %s", d.Namespace(), firstName(d.pods), kipContainer, ask)
+		return one(finding.Fail(cure, "%d cells boot for more than %s, such as %s (%s): Kip may not reach port 6421 of its cells", len(stuck), bootLimit,
+			stuck[0].Name, cmp.Or(stuck[0].Status.Waiting, "no reason is given")))
+	case joined > 0:
+		return one(finding.Fine("Kip reaches its cells: %d have joined", joined))
+	}
+	return one(finding.Unchecked("whether Kip reaches port 6421 of its cells: no cell has joined. Run a pod with nodeSelector type: virtual-kubelet"))
+}

@@ -1,0 +1,57 @@
+// Package finding owns the words in which a check says what it found. It asks nothing and nobody.
+package finding
+
+import (
+	"context"
+	"fmt"
+)
+
+// Outcome is what a check came to.
+type Outcome string
+
+// Outcomes.
+const (
+	OK      Outcome = "ok"
+	Failed  Outcome = "failed"
+	Warning Outcome = "warning"
+	// NotChecked is for what could not be asked. It says neither that something works nor that it does not.
+	NotChecked Outcome = "not checked"
+)
+
+// Finding is one thing that a check found.
+type Finding struct {
+	Outcome Outcome `json:"outcome"`
+	Message string  `json:"message"`
+	// Cure is the command that fixes a failure, or does away with a warning. Words in capitals stand for what the reader fills in.
+	Cure string `json:"cure,omitempty"`
+}
+
+// Fine says that something works.
+func Fine(format string, args ...any) Finding {
+	return Finding{Outcome: OK, Message: fmt.Sprintf(format, args...)}
+}
+
+// Fail says that something does not work, and which command fixes it.
+func Fail(cure, format string, args ...any) Finding {
+	return Finding{Outcome: Failed, Message: fmt.Sprintf(format, args...), Cure: cure}
+}
+
+// Warn says that something may not work later, or not for all, and which command changes that.
+func Warn(cure, format string, args ...any) Finding {
+	return Finding{Outcome: Warning, Message: fmt.Sprintf(format, args...), Cure: cure}
+}
+
+// Unchecked says what could not be asked, and why.
+func Unchecked(format string, args ...any) Finding {
+	return Finding{Outcome: NotChecked, Message: fmt.Sprintf(format, args...)}
+}
+
+// Check asks one question.
+type Check struct {
+	// Area is what it is about: "cluster", "account", "kip".
+	Area, Name string
+	// Needs is the name of an earlier check of the area without whose success this one says nothing. Optional.
+	Needs string
+	// Run asks. It changes nothing, and returns promptly when ctx ends.
+	Run func(ctx context.Context) []Finding
+}
