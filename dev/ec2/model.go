@@ -75,6 +75,8 @@ type Config struct {
 	Roles map[string]*Policy
 	// Providers are whose tokens are taken by AssumeRoleWithWebIdentity.
 	Providers []Provider
+	// Clusters are those of Amazon EKS.
+	Clusters []Cluster
 	// Profiles are the names of the account's instance profiles, each with a role of its name; any when nil.
 	Profiles []string
 	// Networks are those of each VPC, by its ID; 10.0.0.0/8 alone where there are none.
@@ -224,6 +226,7 @@ type Model struct {
 	sessions  map[string]session     // by access key
 	tokens    map[string]registryToken
 	roles     map[string]assumable // by ARN
+	iamRoles  map[string]IAMRole   // by name
 	risks     map[string]time.Time // when it was recommended to leave an instance
 	untold    map[string][]Way     // by which an interrupted instance is not spoken of
 	prices    PriceFaults
@@ -286,6 +289,7 @@ func New(cfg Config) (*Model, error) {
 		sessions:  map[string]session{},
 		tokens:    map[string]registryToken{},
 		roles:     map[string]assumable{},
+		iamRoles:  map[string]IAMRole{},
 		risks:     map[string]time.Time{},
 		partTags:  map[string]map[string]string{},
 		untold:    map[string][]Way{},
@@ -476,6 +480,9 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/"):
 		m.serveEBS(w, r)
 		return
+	case r.URL.Path == clustersPath || strings.HasPrefix(r.URL.Path, clustersPath+"/"):
+		m.serveEKS(w, r)
+		return
 	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), ecrTarget):
 		m.serveECR(w, r)
 		return
@@ -499,6 +506,10 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.PostForm.Get("Version") == stsVersion {
 		m.serveSTS(w, call, r.Header.Get("Authorization"))
+		return
+	}
+	if r.PostForm.Get("Version") == iamVersion {
+		m.serveIAM(w, call, r.Header.Get("Authorization"))
 		return
 	}
 	m.count(call.action)

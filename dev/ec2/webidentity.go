@@ -60,6 +60,8 @@ func (m *Model) PutRole(r Role) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.roles[r.ARN] = assumable{policy, trust}
+	shown := IAMRole{ARN: r.ARN, Trust: string(r.Trust), Inline: map[string]string{"kip": string(r.Policy)}}
+	m.iamRoles[shown.name()] = shown
 	return nil
 }
 

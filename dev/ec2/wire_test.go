@@ -20,7 +20,7 @@ func read(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	known := regexp.MustCompile(`strings\.EqualFold\("([^"]+)", t\.Name\.Local\)`)
-	for _, service := range []string{"ec2", "sts"} {
+	for _, service := range []string{"ec2", "sts", "iam"} {
 		module := "github.com/aws/aws-sdk-go-v2/service/" + service
 		dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 		if err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ecr"
+	"github.com/aws/aws-sdk-go-v2/service/iam"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
 	"github.com/aws/aws-sdk-go-v2/service/servicequotas"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
@@ -72,7 +73,7 @@ type call struct {
 
 // Versions are those that the SDK's query services send, targets what stands before the action of those in JSON.
 var (
-	versions = map[string]string{"2016-11-15": "ec2", "2011-06-15": "sts"}
+	versions = map[string]string{"2016-11-15": "ec2", "2011-06-15": "sts", "2010-05-08": "iam"}
 	targets  = map[string]string{
 		"AmazonEC2ContainerRegistry_V20150921": "ecr", "AWSPriceListService": "pricing", "ServiceQuotasV20190624": "servicequotas",
 	}
@@ -152,6 +153,7 @@ func (c *call) replay(answer []byte) (any, error) {
 	client := map[string]func() any{
 		"ec2":     func() any { return ec2.NewFromConfig(given) },
 		"sts":     func() any { return sts.NewFromConfig(given) },
+		"iam":     func() any { return iam.NewFromConfig(given) },
 		"ecr":     func() any { return ecr.NewFromConfig(given) },
 		"pricing": func() any { return pricing.NewFromConfig(given) },
 

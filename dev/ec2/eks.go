@@ -1,0 +1,138 @@
+package ec2
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// clustersPath is where EKS' REST API has clusters (Amazon EKS API reference, "DescribeCluster", "ListClusters").
+const clustersPath = "/clusters"
+
+// Cluster is one of Amazon EKS.
+type Cluster struct {
+	Name, Version string
+	// Status is ACTIVE when empty.
+	Status string
+	// Endpoint is the API server's URL, and CA its certificate, PEM.
+	Endpoint string
+	CA       []byte
+	// Private says that the API server is reached from the VPC only.
+	Private bool
+	VPC     string
+	Subnets []string
+	// Group is the cluster security group, which EKS makes.
+	Group string
+	// Issuer is that of the tokens of service accounts, https://….
+	Issuer string
+	// Family is that of pods' and Services' addresses: ipv4 when empty, or ipv6.
+	Family string
+	// Auto says that the cluster is in Auto Mode, with its disks.
+	Auto bool
+}
+
+// clusterJSON is a cluster of an answer (Amazon EKS API reference, "Cluster").
+type clusterJSON struct {
+	Name     string `json:"name"`
+	ARN      string `json:"arn"`
+	Version  string `json:"version"`
+	Status   string `json:"status"`
+	Endpoint string `json:"endpoint"`
+	CA       struct {
+		Data string `json:"data"`
+	} `json:"certificateAuthority"`
+	VPC struct {
+		ID      string   `json:"vpcId"`
+		Subnets []string `json:"subnetIds"`
+		Group   string   `json:"clusterSecurityGroupId"`
+		Public  bool     `json:"endpointPublicAccess"`
+		Private bool     `json:"endpointPrivateAccess"`
+	} `json:"resourcesVpcConfig"`
+	Network struct {
+		Family string `json:"ipFamily"`
+	} `json:"kubernetesNetworkConfig"`
+	Identity struct {
+		OIDC struct {
+			Issuer string `json:"issuer"`
+		} `json:"oidc"`
+	} `json:"identity"`
+	Compute struct {
+		Enabled bool `json:"enabled"`
+	} `json:"computeConfig"`
+	Storage struct {
+		Block struct {
+			Enabled bool `json:"enabled"`
+		} `json:"blockStorage"`
+	} `json:"storageConfig"`
+}
+
+func (m *Model) shown(c Cluster) clusterJSON {
+	out := clusterJSON{
+		Name:     c.Name,
+		ARN:      m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+c.Name),
+		Version:  c.Version,
+		Status:   c.Status,
+		Endpoint: c.Endpoint,
+	}
+	if out.Status == "" {
+		out.Status = "ACTIVE"
+	}
+	out.CA.Data = base64.StdEncoding.EncodeToString(c.CA)
+	out.VPC.ID, out.VPC.Subnets, out.VPC.Group, out.VPC.Public, out.VPC.Private = c.VPC, c.Subnets, c.Group, !c.Private, c.Private
+	if out.Network.Family = c.Family; c.Family == "" {
+		out.Network.Family = "ipv4"
+	}
+	out.Identity.OIDC.Issuer = c.Issuer
+	out.Compute.Enabled, out.Storage.Block.Enabled = c.Auto, c.Auto
+	return out
+}
+
+// serveEKS answers a call of Amazon EKS.
+func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
+	answer, err := m.eks(r)
+	w.Header().Set("Content-Type", "application/json")
+	if err != nil {
+		e := apiErrorOf(err)
+		if e == nil {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("X-Amzn-Errortype", e.code)
+		w.WriteHeader(e.status)
+		answer = map[string]string{"message": e.message}
+	}
+	_ = json.NewEncoder(w).Encode(answer) // or the caller is gone
+}
+
+func (m *Model) eks(r *http.Request) (any, error) {
+	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, clustersPath), "/")
+	action, resource := "DescribeCluster", m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+name)
+	if name == "" {
+		action, resource = "ListClusters", "*"
+	}
+	if r.Method != http.MethodGet || strings.Contains(name, "/") {
+		return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters only"}
+	}
+	m.count(action)
+	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
+	if err != nil {
+		return nil, &apiError{http.StatusForbidden, "UnrecognizedClientException", "The security token included in the request is invalid."}
+	}
+	if m.may(&request{ctx: r.Context(), action: action, policy: policy}, "eks:"+action, resource, nil) != nil {
+		return nil, &apiError{http.StatusForbidden, "AccessDeniedException",
+			"User: " + m.caller() + " is not authorized to perform: eks:" + action + " on resource: " + resource}
+	}
+	if name == "" {
+		names := []string{}
+		for _, c := range m.cfg.Clusters {
+			names = append(names, c.Name)
+		}
+		return map[string]any{"clusters": names}, nil
+	}
+	n := slices.IndexFunc(m.cfg.Clusters, func(c Cluster) bool { return c.Name == name })
+	if n < 0 {
+		return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "No cluster found for name: " + name + "."}
+	}
+	return map[string]any{"cluster": m.shown(m.cfg.Clusters[n])}, nil
+}
