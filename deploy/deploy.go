@@ -44,3 +44,11 @@ var Namespaces []byte
 //
 //go:embed manifests/rights/storageclass.yaml
 var StorageClass []byte
+
+// EKS is what kipctl eks deploy installs, with EKSNamespace in the place of Kip's namespace.
+//
+//go:embed manifests/eks/kip.yaml
+var EKS []byte
+
+// EKSNamespace stands in EKS for the namespace of Kip, and for nothing else.
+const EKSNamespace = "namespace-of-kip"

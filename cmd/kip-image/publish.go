@@ -5,10 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 
-	"github.com/elotl/kip/image/boot"
 	"github.com/elotl/kip/internal/cloud/aws/images"
 )
 
@@ -29,25 +27,13 @@ func publish(ctx context.Context, args []string) error {
 	if *cloud != "aws" {
 		return fmt.Errorf("-cloud=%s: want aws", *cloud)
 	}
-	m, err := boot.ReadVariant(*dir, *arch, *variant)
-	if err != nil {
-		return err
-	}
-	raw, err := m.Output("raw")
+	image, err := images.InFolder(*dir, *arch, *variant)
 	if err != nil {
 		return err
 	}
 	p, err := images.New(ctx, cfg)
 	if err != nil {
 		return err
-	}
-	image := images.Image{
-		File:    filepath.Join(*dir, raw.Name),
-		SHA256:  raw.SHA256,
-		Arch:    m.Arch,
-		Version: m.Version,
-		Variant: m.Variant,
-		GPUs:    m.GPUs,
 	}
 	id, err := p.Publish(ctx, image)
 	if err != nil {

@@ -174,8 +174,12 @@ type result struct {
 	failed   error
 }
 
-// TestMain hides the socket that who runs the tests may have named.
+// TestMain hides the socket that who runs the tests may have named. With asProgram it is kipctl.
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	if err := os.Unsetenv(socketEnv); err != nil {
 		panic(err)
 	}

@@ -1,7 +1,7 @@
 // Kipctl shows what Kip does: cells, the pods on them, and why a pod is where it
 // is. It asks the Kubernetes API and, where it can, Kip's local socket; cleanup and doctor can ask the cloud. It changes
-// nothing, but that migrate --write rewrites a provider.yaml, restore writes Kip's store, cleanup and uninstall end all that
-// Kip has made, crd update installs a definition, and try runs pods of its own and removes them.
+// nothing, but that migrate --write rewrites a provider.yaml, restore writes Kip's store, eks deploy installs Kip, cleanup and
+// uninstall end all that Kip has made, crd update installs a definition, and try runs pods of its own and removes them.
 // Installed as kubectl-kip it is `kubectl kip`.
 package main
 

@@ -49,14 +49,29 @@ nodeCount: 64
 createNamespace: true
 `
 
+// onEKS is what kipctl eks deploy installs, in the namespace and with the image, the role and the configuration that it is given. The
+// namespace here is deploy.EKSNamespace, in whose place it writes another.
+var onEKS = struct{ file, release, namespace, values string }{"deploy/manifests/eks/kip.yaml", "kip-provider", "namespace-of-kip", `
+config:
+  cloud: {aws: {}}
+  cells: {defaultInstanceType: t3.micro}
+  servingCertificate: {signerName: beta.eks.amazonaws.com/app-serving}
+existingConfigMap: kip-provider-config
+policies: {podAnnotations: false}
+servingCertificate: {source: csr, signerName: beta.eks.amazonaws.com/app-serving}
+createNamespace: true
+`}
+
 // bases are what kustomize starts from, by folder. Each has a provider.yaml beside it. Its
 // users may write nodes into that, so that the rights are those of all.
 var bases = map[string]struct{ release, values string }{
 	"deploy/manifests/kip/base": {"kip", `
 nodeCount: 64
 existingConfigMap: config`},
+	// Pods of 2020 name profiles and groups: Kip grants them by provider.yaml, and no policy refuses them before.
 	"deploy/manifests/kip/overlays/aws-eks": {"kip-provider", `
 nodeCount: 64
+policies: {podAnnotations: false}
 existingConfigMap: config`},
 	"deploy/manifests/virtual-kubelet/base": {"virtual-kubelet", `
 fullnameOverride: virtual-kubelet
@@ -130,6 +145,15 @@ func generated(folder string) (map[string][]byte, error) {
 		}
 		files["deploy/manifests/rights/"+template+".yaml"] = append([]byte(generatedBy), content...)
 	}
+	values, err := parse(onEKS.values)
+	if err != nil {
+		return nil, err
+	}
+	outputs, err := release{name: onEKS.release, namespace: onEKS.namespace, values: values}.render(c)
+	if err != nil {
+		return nil, fmt.Errorf("render %s: %w", onEKS.file, err)
+	}
+	files[onEKS.file] = append([]byte(generatedBy), together(outputs)...)
 	crd, err := os.ReadFile(filepath.Join(folder, crdFile))
 	if err != nil {
 		return nil, err

@@ -215,6 +215,7 @@ func TestRightsOfDeployAreEnoughAndNoMore(t *testing.T) {
 		{"kipctl doctor tells what is so", theDoctorTellsWhatIsSo},
 		{"pods of a namespace of Kip's are for Kip", podsOfANamespaceOfKipsAreForKip},
 		{"clouds leave Kip's node while Kip is away", cloudsLeaveKipsNodeWhileKipIsAway},
+		{"deploy.sh installs twice, and all goes with its namespace", deployInstallsTwice},
 		{"the API server takes the bases", theAPIServerTakesTheBases},
 		{"the API server takes what operators and hosts need", theAPIServerTakesWhatOperatorsAndHostsNeed},
 	} {

@@ -17,6 +17,8 @@ type permission struct {
 	// why is for people: what Kip does with it.
 	why     string
 	actions []string
+	// optional says that Kip works without it, as why tells.
+	optional bool
 	// denied says that this is what may not be done, by whatever other policy: all but the
 	// actions.
 	denied    bool
@@ -68,14 +70,16 @@ var corePermissions = []permission{
 		resources: []string{"*"},
 	},
 	{
-		sid: "KipReadsPrefixLists",
+		sid:      "KipReadsPrefixLists",
+		optional: true,
 		why: "The networks of prefix lists that routes of the cells' subnets name, as those of S3's gateway endpoint: pods reach them from their own address. " +
 			"Without it they reach them from their cell's.",
 		actions:   []string{"ec2:GetManagedPrefixListEntries"},
 		resources: []string{resource("prefix-list")},
 	},
 	{
-		sid: "KipReadsPrices",
+		sid:      "KipReadsPrices",
+		optional: true,
 		why: "What types cost on demand, in AWS' public price list. " +
 			"Without it prices are those that were embedded when Kip was built, mostly of another region.",
 		actions:   []string{"pricing:GetProducts"},
@@ -83,12 +87,14 @@ var corePermissions = []permission{
 	},
 	{
 		sid:       "KipReadsQuotas",
+		optional:  true,
 		why:       "The account's quotas of vCPUs, for `kubelet.capacity: auto`. Without it the capacity of virtual nodes goes by addresses alone.",
 		actions:   []string{"servicequotas:ListServiceQuotas"},
 		resources: []string{"*"},
 	},
 	{
-		sid: "KipReadsRefusals",
+		sid:      "KipReadsRefusals",
+		optional: true,
 		why: "What EC2 means by `UnauthorizedOperation`: the action, the resource and the statement that denies it, which Kip tells. " +
 			"Without it only what EC2 says openly is told.",
 		actions:   []string{"sts:DecodeAuthorizationMessage"},
@@ -162,7 +168,8 @@ var corePermissions = []permission{
 		conditions: owned,
 	},
 	{
-		sid: "KipEndsBootCredits",
+		sid:      "KipEndsBootCredits",
+		optional: true,
 		why: "The CPU credits of burstable cells, which are unlimited while they start (`cloud.aws.cpuCredits: boot`). " +
 			"Without it they start with standard ones, slowly.",
 		actions:    []string{"ec2:ModifyInstanceCreditSpecification"},
@@ -394,6 +401,35 @@ func policyOf(permissions []permission) document {
 
 // Policy is all that Kip needs with all its features, JSON: both of the page's policies.
 func Policy() []byte { return policyOf(permissions).text() }
+
+// CorePolicy is what each Kip needs, JSON: the page's first policy.
+func CorePolicy() []byte { return policyOf(corePermissions).text() }
+
+// Right is a statement of these policies, for those who compare it with what a role may do.
+type Right struct {
+	Sid string
+	// Optional says that Kip works without it.
+	Optional           bool
+	Actions, Resources []string
+	Conditions         map[string]map[string][]string // by operator, then by key
+}
+
+// CoreRights are what each Kip needs, and FeatureRights what needs only one with some configuration.
+func CoreRights() []Right    { return rightsOf(corePermissions) }
+func FeatureRights() []Right { return rightsOf(featurePermissions) }
+
+func rightsOf(permissions []permission) (all []Right) {
+	for _, p := range permissions {
+		all = append(all, Right{
+			Sid:        p.sid,
+			Optional:   p.optional,
+			Actions:    p.actions,
+			Resources:  p.resources,
+			Conditions: p.conditions,
+		})
+	}
+	return all
+}
 
 // ImagePolicy is what the role in Config.ImageRole needs, JSON; fills lets it fill ECR's pull through cache.
 func ImagePolicy(fills bool) []byte { return policyOf(imagePermissions(fills)).text() }

@@ -1,0 +1,446 @@
+package eks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/iam"
+	"github.com/aws/aws-sdk-go-v2/service/iam/types"
+
+	kipaws "github.com/elotl/kip/internal/cloud/aws"
+)
+
+// Role is what Kip's service account is to be in AWS.
+type Role struct {
+	ARN string
+	// Namespace and Account are those of the service account.
+	Namespace, Account string
+	// Passes says that cells get roles of their own, which Kip passes.
+	Passes bool
+	// SkipRights leaves out what the role may do.
+	SkipRights bool
+	// Owner is the controller ID of a Kip that runs, by which a policy may be narrowed; "" for none.
+	Owner string
+	// Subnet and VPC are examples of where cells are launched; "" for any.
+	Subnet, VPC string
+}
+
+// Findings are what was found out about a role. Problems have their cures.
+type Findings struct{ Problems, Notes []string }
+
+func (f *Findings) problem(format string, args ...any) {
+	f.Problems = append(f.Problems, fmt.Sprintf(format, args...))
+}
+
+func (f *Findings) note(format string, args ...any) {
+	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
+}
+
+// RoleARN is the form of a role's ARN.
+var RoleARN = regexp.MustCompile(`^arn:aws[a-z-]*:iam::[0-9]{12}:role/([\w+=,.@-]+/)*[\w+=,.@-]+$`)
+
+func (r Role) name() string { return r.ARN[strings.LastIndex(r.ARN, "/")+1:] }
+
+func (r Role) subject() string { return "system:serviceaccount:" + r.Namespace + ":" + r.Account }
+
+// CheckRole compares a role with what Kip needs: who may assume it, and what it may do. What the caller may not ask is a note, not a
+// problem.
+func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings, err error) {
+	if account := strings.Split(r.ARN, ":")[4]; account != a.ID {
+		f.note("not checked: the role %s is in account %s, and your credentials are for %s", r.ARN, account, a.ID)
+		return f, nil
+	}
+	out, err := a.iam.GetRole(ctx, &iam.GetRoleInput{RoleName: aws.String(r.name())})
+	switch {
+	case codeOf(err) == "NoSuchEntity":
+		f.problem("the account %s has no role %s: make it, with this trust policy:\n%s", a.ID, r.name(), a.trustFor(c, r))
+		return f, nil
+	case refused(err):
+		f.note("not checked: the role's trust policy, since you have no right to iam:GetRole")
+	case err != nil:
+		return f, fmt.Errorf("get the role %s: %w", r.name(), explain(err, a.Region))
+	default:
+		a.checkTrust(c, r, aws.ToString(out.Role.AssumeRolePolicyDocument), &f)
+	}
+	if err := a.checkProvider(ctx, c, &f); err != nil {
+		return f, err
+	}
+	if r.SkipRights {
+		return f, nil
+	}
+	return f, a.checkRights(ctx, r, &f)
+}
+
+// provider is the identity provider of the cluster in IAM.
+func (a *Account) provider(c Cluster) string { return a.arn("iam", "", "oidc-provider/"+c.Issuer) }
+
+// trustFor is the trust policy that the role needs.
+func (a *Account) trustFor(c Cluster, r Role) string {
+	return fmt.Sprintf(`{
+  "Version": "2012-10-17",
+  "Statement": [
+    {
+      "Effect": "Allow",
+      "Principal": {"Federated": "%s"},
+      "Action": "sts:AssumeRoleWithWebIdentity",
+      "Condition": {"StringEquals": {
+        "%s:sub": "%s",
+        "%s:aud": "sts.amazonaws.com"
+      }}
+    }
+  ]
+}`, a.provider(c), c.Issuer, r.subject(), c.Issuer)
+}
+
+// checkTrust says why the service account may not assume the role.
+func (a *Account) checkTrust(c Cluster, r Role, encoded string, f *Findings) {
+	text, err := url.QueryUnescape(encoded)
+	policy := &Policy{}
+	if err == nil {
+		policy, err = ParsePolicy([]byte(text))
+	}
+	if err != nil {
+		f.problem("the trust policy of role %s: %v", r.name(), err)
+		return
+	}
+	about := map[string][]string{c.Issuer + ":sub": {r.subject()}, c.Issuer + ":aud": {"sts.amazonaws.com"}}
+	var federated []string
+	for i := range policy.statements {
+		s := &policy.statements[i]
+		s.Resource = s.federated()
+		federated = append(federated, s.Resource...)
+	}
+	switch judge([]*Policy{policy}, "sts:AssumeRoleWithWebIdentity", a.provider(c), about) {
+	case allowed:
+		return
+	case unsure:
+		f.note("not checked: the trust policy of role %s has conditions that only AWS can judge", r.name())
+		return
+	}
+	why := "its condition on " + c.Issuer + ":sub does not allow " + r.subject()
+	switch {
+	case len(federated) == 0:
+		why = "it trusts no identity provider"
+	case !slices.Contains(federated, a.provider(c)):
+		why = "it trusts " + strings.Join(federated, ", ") + ", and the provider of this cluster is " + a.provider(c)
+	}
+	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Set this trust policy "+
+		"(aws iam update-assume-role-policy --role-name %s --policy-document file://trust.json):\n%s",
+		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), a.trustFor(c, r))
+}
+
+// checkProvider says that IAM does not know who issues the cluster's tokens.
+func (a *Account) checkProvider(ctx context.Context, c Cluster, f *Findings) error {
+	_, err := a.iam.GetOpenIDConnectProvider(ctx, &iam.GetOpenIDConnectProviderInput{OpenIDConnectProviderArn: aws.String(a.provider(c))})
+	switch {
+	case codeOf(err) == "NoSuchEntity":
+		f.problem("IAM has no identity provider for cluster %s, so no service account of it can have a role: "+
+			"eksctl utils associate-iam-oidc-provider --cluster %s --region %s --approve", c.Name, c.Name, a.Region)
+	case refused(err):
+		f.note("not checked: the cluster's identity provider in IAM, since you have no right to iam:GetOpenIDConnectProvider")
+	case err != nil:
+		return fmt.Errorf("get the identity provider of cluster %s: %w", c.Name, explain(err, a.Region))
+	}
+	return nil
+}
+
+// probe is one call that Kip makes, as IAM sees it.
+type probe struct {
+	sid, action, resource string
+	optional              bool
+	about                 map[string][]string
+}
+
+// probes are the calls of rights, each on one resource of each kind.
+func (r Role) probes(rights []kipaws.Right, partition, region, account string) (all []probe) {
+	ids := map[string]string{"subnet/*": r.Subnet, "vpc/*": r.VPC, "instance/*": "i-0123456789abcdef0"}
+	concrete := func(pattern string) string {
+		parts := strings.SplitN(pattern, ":", 6)
+		if len(parts) < 6 {
+			return pattern
+		}
+		for n, own := range map[int]string{1: partition, 3: region, 4: account} {
+			if parts[n] == "*" {
+				parts[n] = own
+			}
+		}
+		if kind := parts[5]; ids[kind] != "" {
+			parts[5] = strings.TrimSuffix(kind, "*") + ids[kind]
+		} else {
+			parts[5] = strings.ReplaceAll(kind, "*", "0123456789abcdef0")
+		}
+		return strings.Join(parts, ":")
+	}
+	for _, right := range rights {
+		for _, action := range right.Actions {
+			if strings.HasSuffix(action, "*") {
+				continue // of KMS alone, whose keys are the account's own matter
+			}
+			for _, pattern := range right.Resources {
+				all = append(all, probe{right.Sid, action, concrete(pattern), right.Optional, contextOf(right.Conditions, region)})
+			}
+		}
+	}
+	return all
+}
+
+// contextOf is the context of a call that meets conditions.
+func contextOf(conditions map[string]map[string][]string, region string) map[string][]string {
+	about := map[string][]string{"aws:RequestedRegion": {region}}
+	for _, operator := range slices.Sorted(maps.Keys(conditions)) {
+		for key, want := range conditions[operator] {
+			switch {
+			case operator == "Null": // such a key is absent
+			case strings.Contains(operator, "Not"):
+				about[key] = append(about[key], "Name")
+			case slices.Equal(want, []string{"*"}):
+				about[key] = []string{AnyValue}
+			case strings.HasPrefix(operator, "ForAnyValue:"):
+				about[key] = append(about[key], want...)
+			default:
+				about[key] = want[:1]
+			}
+		}
+	}
+	return about
+}
+
+// passes is the statement by which Kip passes the roles of cells.
+const passes = "KipPassesRoles"
+
+// checkRights says what the role lacks, by IAM's own simulation, else by its policies.
+func (a *Account) checkRights(ctx context.Context, r Role, f *Findings) error {
+	rights := kipaws.CoreRights()
+	if r.Passes {
+		rights = append(rights, slices.DeleteFunc(kipaws.FeatureRights(), func(p kipaws.Right) bool { return p.Sid != passes })...)
+	}
+	probes := r.probes(rights, a.partition, a.Region, a.ID)
+	judged, err := a.simulated(ctx, r, probes)
+	if refused(err) {
+		judged, err = a.read(ctx, r)
+	}
+	switch {
+	case refused(err):
+		f.note("not checked: what role %s may do, since you have neither the right to iam:SimulatePrincipalPolicy nor to read its policies",
+			r.name())
+		return nil
+	case errors.Is(err, errDocument):
+		f.problem("%v", err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("check what role %s may do: %w", r.name(), explain(err, a.Region))
+	}
+	lacking, unneeded, unknown := compare(probes, judged)
+	if len(lacking) > 0 {
+		command := "kipctl eks policy"
+		if lacking[passes] != nil {
+			command += " --features"
+		}
+		f.problem("the role %s lacks rights that Kip needs:\n%s\nGive it Kip's policy (docs/aws-permissions.md): "+
+			"%s > kip.json && aws iam put-role-policy --role-name %s --policy-name kip --policy-document file://kip.json. "+
+			"If the policy is narrower on purpose, leave this check out: --skip-rights",
+			r.name(), Listed(lacking), command, r.name())
+	}
+	if len(unneeded) > 0 {
+		f.note("the role %s lacks rights that Kip can do without (docs/aws-permissions.md says what then happens):\n%s", r.name(),
+			Listed(unneeded))
+	}
+	if len(unknown) > 0 {
+		f.note("not checked: conditions of the role's policies that only AWS can judge, of what %s allow", strings.Join(unknown, ", "))
+	}
+	return nil
+}
+
+// compare returns the actions that are not allowed, by statement: those that Kip needs, and those that it can do without; and the
+// statements that depend on conditions which nobody here can judge.
+func compare(probes []probe, judged func(probe) verdict) (needed, optional map[string][]string, unknown []string) {
+	needed, optional = map[string][]string{}, map[string][]string{}
+	for _, p := range probes {
+		list, what := needed, p.action
+		if p.optional {
+			list = optional
+		}
+		switch judged(p) {
+		case allowed:
+			continue
+		case unsure:
+			if !slices.Contains(unknown, p.sid) {
+				unknown = append(unknown, p.sid)
+			}
+			continue
+		case denied:
+			what += " (denied)"
+		}
+		if !slices.Contains(list[p.sid], what) {
+			list[p.sid] = append(list[p.sid], what)
+		}
+	}
+	return needed, optional, unknown
+}
+
+// Listed has a line for each statement.
+func Listed(bySid map[string][]string) string {
+	var lines []string
+	for _, sid := range slices.Sorted(maps.Keys(bySid)) {
+		lines = append(lines, "  "+sid+": "+strings.Join(bySid[sid], ", "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// simulated asks IAM. It judges permission boundaries and the organization's policies, too. One call is about one statement's actions
+// on one resource, so that the decision is that resource's. Source: IAM API reference, "SimulatePrincipalPolicy", ResourceArns,
+// EvalDecision.
+func (a *Account) simulated(ctx context.Context, r Role, probes []probe) (func(probe) verdict, error) {
+	type key struct{ sid, action, resource string }
+	found := map[key]verdict{}
+	for i := 0; i < len(probes); i++ {
+		p := probes[i]
+		if _, done := found[key{p.sid, p.action, p.resource}]; done {
+			continue
+		}
+		in := &iam.SimulatePrincipalPolicyInput{PolicySourceArn: aws.String(r.ARN), ResourceArns: []string{p.resource}}
+		for _, other := range probes {
+			if other.sid == p.sid && other.resource == p.resource {
+				in.ActionNames = append(in.ActionNames, other.action)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(p.about)) {
+			entry := types.ContextEntry{ContextKeyName: aws.String(name), ContextKeyType: types.ContextKeyTypeEnumString}
+			for _, v := range p.about[name] {
+				if v == AnyValue {
+					if v = r.Owner; v == "" {
+						v = "kip"
+					}
+				}
+				entry.ContextKeyValues = append(entry.ContextKeyValues, v)
+			}
+			if name == "aws:TagKeys" {
+				entry.ContextKeyType = types.ContextKeyTypeEnumStringList
+			}
+			in.ContextEntries = append(in.ContextEntries, entry)
+		}
+		pages := iam.NewSimulatePrincipalPolicyPaginator(a.iam, in)
+		for pages.HasMorePages() {
+			page, err := pages.NextPage(ctx)
+			if err != nil {
+				return nil, err
+			}
+			for _, result := range page.EvaluationResults {
+				v := unallowed
+				switch result.EvalDecision {
+				case types.PolicyEvaluationDecisionTypeAllowed:
+					v = allowed
+				case types.PolicyEvaluationDecisionTypeExplicitDeny:
+					v = denied
+				}
+				found[key{p.sid, aws.ToString(result.EvalActionName), p.resource}] = v
+			}
+		}
+	}
+	return func(p probe) verdict {
+		v, ok := found[key{p.sid, p.action, p.resource}]
+		if !ok {
+			return unsure
+		}
+		return v
+	}, nil
+}
+
+// errDocument says that a policy of the role is no JSON.
+var errDocument = errors.New("read the policies of the role")
+
+// read judges by the role's own policies. It does not see a permission boundary, nor the organization's policies.
+func (a *Account) read(ctx context.Context, r Role) (func(probe) verdict, error) {
+	var policies []*Policy
+	add := func(name, encoded string) error {
+		text, err := url.QueryUnescape(encoded)
+		var p *Policy
+		if err == nil {
+			p, err = ParsePolicy([]byte(text))
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s of %s: %w", errDocument, name, r.name(), err)
+		}
+		policies = append(policies, p)
+		return nil
+	}
+	role := aws.String(r.name())
+	inline := iam.NewListRolePoliciesPaginator(a.iam, &iam.ListRolePoliciesInput{RoleName: role})
+	for inline.HasMorePages() {
+		page, err := inline.NextPage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range page.PolicyNames {
+			out, err := a.iam.GetRolePolicy(ctx, &iam.GetRolePolicyInput{RoleName: role, PolicyName: aws.String(name)})
+			if err != nil {
+				return nil, err
+			}
+			if err := add(name, aws.ToString(out.PolicyDocument)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	attached := iam.NewListAttachedRolePoliciesPaginator(a.iam, &iam.ListAttachedRolePoliciesInput{RoleName: role})
+	for attached.HasMorePages() {
+		page, err := attached.NextPage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range page.AttachedPolicies {
+			policy, err := a.iam.GetPolicy(ctx, &iam.GetPolicyInput{PolicyArn: p.PolicyArn})
+			if err != nil {
+				return nil, err
+			}
+			out, err := a.iam.GetPolicyVersion(ctx, &iam.GetPolicyVersionInput{PolicyArn: p.PolicyArn, VersionId: policy.Policy.DefaultVersionId})
+			if err != nil {
+				return nil, err
+			}
+			if err := add(aws.ToString(p.PolicyName), aws.ToString(out.PolicyVersion.Document)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return func(p probe) verdict { return judge(policies, p.action, p.resource, p.about) }, nil
+}
+
+// Lacks says which of Kip's core rights a policy document does not give, by statement; those that Kip can do without apart.
+func Lacks(text []byte) (needed, optional map[string][]string, err error) {
+	policy, err := ParsePolicy(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	needed, optional, _ = compare((Role{}).probes(kipaws.CoreRights(), "aws", "us-east-1", "123456789012"), func(p probe) verdict {
+		return judge([]*Policy{policy}, p.action, p.resource, p.about)
+	})
+	return needed, optional, nil
+}
+
+// CheckProfile says that an instance profile is not there.
+func (a *Account) CheckProfile(ctx context.Context, arn string, f *Findings) error {
+	if parts := strings.Split(arn, ":"); len(parts) == 6 && parts[4] != a.ID {
+		f.problem("the instance profile %s is of account %s: want one of %s, in which cells are launched", arn, parts[4], a.ID)
+		return nil
+	}
+	name := arn[strings.LastIndex(arn, "/")+1:]
+	out, err := a.iam.GetInstanceProfile(ctx, &iam.GetInstanceProfileInput{InstanceProfileName: aws.String(name)})
+	switch {
+	case codeOf(err) == "NoSuchEntity":
+		f.problem("the account %s has no instance profile %s: want the ARN of one (aws iam list-instance-profiles)", a.ID, name)
+	case refused(err):
+		f.note("not checked: the instance profile %s, since you have no right to iam:GetInstanceProfile", name)
+	case err != nil:
+		return fmt.Errorf("get the instance profile %s: %w", name, explain(err, a.Region))
+	case len(out.InstanceProfile.Roles) == 0:
+		f.problem("the instance profile %s has no role: aws iam add-role-to-instance-profile --instance-profile-name %s --role-name ROLE",
+			name, name)
+	}
+	return nil
+}

@@ -1,0 +1,544 @@
+package eks
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/catalog"
+	kipaws "github.com/elotl/kip/internal/cloud/aws"
+	awseks "github.com/elotl/kip/internal/cloud/aws/eks"
+	"github.com/elotl/kip/internal/cloud/aws/wire"
+	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/config"
+)
+
+const (
+	region  = "us-west-2"
+	issuer  = "oidc.eks.us-west-2.amazonaws.com/id/AAAABBBBCCCCDDDDEEEEFFFF00001111"
+	account = "123456789012"
+	roleARN = "arn:aws:iam::" + account + ":role/kip-enterprise"
+)
+
+// trust is the trust policy of the first Kip's documents, for a namespace.
+func trust(namespace string) string {
+	return fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [{"Effect": "Allow",
+		"Principal": {"Federated": "arn:aws:iam::%s:oidc-provider/%s"}, "Action": "sts:AssumeRoleWithWebIdentity",
+		"Condition": {"StringEquals": {"%s:sub": "system:serviceaccount:%s:kip-provider"}}}]}`, account, issuer, issuer, namespace)
+}
+
+// installed is the policy of the first Kip's documents, with its missing comma.
+const installed = `{
+"Version": "2012-10-17",
+"Statement": [
+{
+"Sid": "",
+"Effect": "Allow",
+"Action": [
+"aws-marketplace:RegisterUsage",
+"aws-marketplace:MeterUsage"
+"ec2:ModifyVolume",
+"ec2:AuthorizeSecurityGroupIngress",
+"ec2:DescribeInstances",
+"ec2:TerminateInstances",
+"ec2:CreateTags",
+"ec2:DeleteRoute",
+"ecr:GetAuthorizationToken",
+"ecr:GetDownloadUrlForLayer",
+"ecr:BatchGetImage",
+"ec2:DescribeDhcpOptions",
+"ec2:RunInstances",
+"ec2:DescribeSecurityGroups",
+"ec2:RevokeSecurityGroupIngress",
+"ec2:DescribeImages",
+"ec2:DescribeNetworkInterfaces",
+"ec2:DescribeAvailabilityZones",
+"ec2:ModifyInstanceCreditSpecification",
+"ec2:CreateRoute",
+"ec2:DescribeVpcs",
+"ec2:CreateSecurityGroup",
+"ec2:DescribeVolumes",
+"ec2:DeleteSecurityGroup",
+"ec2:ModifyInstanceAttribute",
+"ec2:DescribeSubnets",
+"ec2:DescribeRouteTables",
+"ec2:AssociateIamInstanceProfile",
+"iam:PassRole"
+],
+"Resource": "*"
+}
+]
+}`
+
+// mended is the same with the comma.
+var mended = strings.Replace(installed, "MeterUsage\"\n", "MeterUsage\",\n", 1)
+
+// world is an account with a cluster, and who installs Kip there.
+type world struct {
+	*testing.T
+	aws   ec2.Config
+	role  ec2.IAMRole
+	api   *apiServer
+	model *ec2.Model
+	d     Deployment
+	said  []string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	for key, value := range map[string]string{
+		"AWS_REGION": "", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_PROFILE": "",
+		"AWS_ACCESS_KEY_ID": "AKIAADMIN", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true",
+		"AWS_MAX_ATTEMPTS": "1",
+	} {
+		t.Setenv(key, value)
+	}
+	w := &world{T: t, api: newAPIServer(t, clusterObjects())}
+	w.role = ec2.IAMRole{ARN: roleARN, Trust: trust("kip"), Inline: map[string]string{"kip": string(kipaws.CorePolicy())}}
+	w.aws = ec2.Config{
+		Region: region,
+		Sim: sim.Config{Catalogue: []catalog.InstanceType{
+			{Name: "t3.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "amd64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+				Subnet: "subnet-a"}}},
+			{Name: "t4g.micro", MilliCPU: 2000, MemoryBytes: 1 << 30, Arch: "arm64", Offerings: []catalog.Offering{{Zone: "us-west-2a",
+				Subnet: "subnet-a"}}},
+		}},
+		Subnets: []ec2.Subnet{
+			{ID: "subnet-a", VPC: "vpc-1", Zone: "us-west-2a"},
+			{ID: "subnet-b", VPC: "vpc-1", Zone: "us-west-2b"},
+			{ID: "subnet-public", VPC: "vpc-1", Zone: "us-west-2a", Public: true},
+		},
+		Groups:    []ec2.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}, {ID: "sg-00000002", Name: "kip-cells", VPC: "vpc-1"}},
+		Images:    []ec2.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
+		Profiles:  []string{"kip-cell"},
+		Providers: []ec2.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
+		Clusters: []ec2.Cluster{{
+			Name:     "kip",
+			Version:  "1.34",
+			Endpoint: w.api.URL,
+			VPC:      "vpc-1",
+			Subnets:  []string{"subnet-a", "subnet-b", "subnet-public"},
+			Group:    "sg-00000001",
+			Issuer:   "https://" + issuer,
+		}},
+	}
+	w.d = Deployment{
+		Request: Request{
+			Cluster:   "kip",
+			Region:    region,
+			Tag:       "1.0-latest",
+			Role:      roleARN,
+			Group:     "sg-00000002",
+			Profile:   "arn:aws:iam::" + account + ":instance-profile/kip-cell",
+			BootImage: DefaultBootImage,
+			Folder:    bootImage(t, "amd64"),
+		},
+		Connect: w.api.connect,
+		Say:     func(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) },
+		Clock:   hasty{},
+	}
+	w.role.Inline["profiles"] = passing(t)
+	return w
+}
+
+// hasty is a clock on which no wait takes any time.
+type hasty struct{ clock.RealClock }
+
+func (h hasty) After(time.Duration) <-chan time.Time {
+	now := make(chan time.Time, 1)
+	now <- h.Now()
+	return now
+}
+
+// passing is the policy's statement for the roles of cells.
+func passing(t *testing.T) string {
+	t.Helper()
+	var doc struct {
+		Version   string
+		Statement []map[string]any
+	}
+	if err := json.Unmarshal(kipaws.Policy(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	doc.Statement = slices.DeleteFunc(doc.Statement, func(s map[string]any) bool { return s["Sid"] != "KipPassesRoles" })
+	text, err := json.Marshal(doc)
+	if err != nil || len(doc.Statement) != 1 {
+		t.Fatal(err, len(doc.Statement))
+	}
+	return string(text)
+}
+
+// bootImage makes a folder as make image does, with a disk of a few blocks.
+func bootImage(t *testing.T, arch string) string {
+	t.Helper()
+	dir, disk := t.TempDir(), bytes.Repeat([]byte{1}, 3<<19)
+	sum := sha256.Sum256(disk)
+	manifest := fmt.Sprintf(`{"version": "1.0", "arch": %q, "outputs": [{"name": "kip-cell-%s.raw", "bytes": %d, "sha256": %q}]}`,
+		arch, arch, len(disk), hex.EncodeToString(sum[:]))
+	for file, content := range map[string][]byte{"kip-cell-" + arch + ".raw": disk, "kip-cell-" + arch + ".manifest.json": []byte(manifest)} {
+		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// open makes the account, once a test has changed what is in it.
+func (w *world) open() {
+	w.Helper()
+	var err error
+	if w.model, err = ec2.New(w.aws); err != nil {
+		w.Fatal(err)
+	}
+	if w.role.ARN != "" {
+		if err := w.model.PutIAMRole(w.role); err != nil {
+			w.Fatal(err)
+		}
+	}
+	server := httptest.NewServer(wire.Checked(w, w.model))
+	w.Cleanup(func() {
+		if err := w.model.Close(); err != nil {
+			w.Error(err)
+		}
+		server.Close()
+	})
+	w.Setenv("AWS_ENDPOINT_URL", server.URL)
+}
+
+func (w *world) run() error {
+	w.Helper()
+	return w.d.Run(w.Context(), false)
+}
+
+// deploy.sh goes from an account without a boot image to a node that is Ready, and a second run changes nothing.
+func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
+	w := newWorld(t)
+	w.aws.Images = nil
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatalf("%v\n%s", err, strings.Join(w.said, "\n"))
+	}
+	const in = "/namespaces/kip/"
+	account := "/api/v1" + in + "serviceaccounts/kip-provider"
+	if got := w.api.at(account, "metadata", "annotations", "eks.amazonaws.com/role-arn"); got != roleARN {
+		t.Errorf("the service account's role is %v", got)
+	}
+	set := "/apis/apps/v1" + in + "statefulsets/kip-provider"
+	containers, _ := w.api.at(set, "spec", "template", "spec", "containers").([]any)
+	if len(containers) != 1 || containers[0].(object)["image"] != "ghcr.io/elotl/kip:1.0-latest" {
+		t.Errorf("the containers are %v", containers)
+	}
+	claims, _ := w.api.at(set, "spec", "volumeClaimTemplates").([]any)
+	if len(claims) != 1 || claims[0].(object)["spec"].(object)["storageClassName"] != "gp2" {
+		t.Errorf("the claims are %v", claims)
+	}
+	text, _ := w.api.at("/api/v1"+in+"configmaps/kip-provider-config", "data", "provider.yaml").(string)
+	c, warnings, err := config.Parse("provider.yaml", []byte(text))
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("%v, %v in\n%s", err, warnings, text)
+	}
+	if got := c.Cloud.AWS.Subnets(); !slices.Equal(got, []string{"subnet-a", "subnet-b"}) || !c.Cells.PrivateIPOnly ||
+		c.Cloud.AWS.Region != region {
+		t.Errorf("cells are in %v of %s", got, c.Cloud.AWS.Region)
+	}
+	if got := c.Cells.ExtraSecurityGroups; !slices.Equal(got, []string{"sg-00000001", "sg-00000002"}) {
+		t.Errorf("cells have the groups %v", got)
+	}
+	// What is not in the namespace goes with it.
+	for _, path := range w.api.paths() {
+		owners, _ := w.api.at(path, "metadata", "ownerReferences").([]any)
+		ours := strings.Contains(path, "kip") && !strings.HasPrefix(path, "/api/v1/nodes/") && !strings.Contains(path,
+			"customresourcedefinitions")
+		within := strings.Contains(path, in) || path == "/api/v1/namespaces/kip"
+		if ours && !within && (len(owners) != 1 || owners[0].(object)["uid"] != "uid of /api/v1/namespaces/kip") {
+			t.Errorf("%s has the owners %v", path, owners)
+		}
+	}
+	if n := len(w.model.Images()); n != 1 {
+		t.Errorf("there are %d images", n)
+	}
+	// A claim keeps its class, whatever is the default later.
+	w.api.objects["/apis/storage.k8s.io/v1/storageclasses/gp3"] = object{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+		"metadata": object{"name": "gp3", "annotations": object{defaultClass: "true"}}, "provisioner": ebsDriver}
+	calls, before := w.model.Calls(), w.api.paths()
+	objects := map[string]any{}
+	for _, path := range before {
+		objects[path] = w.api.at(path)
+	}
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	if after := w.api.paths(); !slices.Equal(after, before) {
+		t.Errorf("a second run leaves\n%v\nafter\n%v", after, before)
+	}
+	for path, was := range objects {
+		if now := w.api.at(path); !reflect.DeepEqual(now, was) {
+			t.Errorf("a second run changes %s from\n%v\nto\n%v", path, was, now)
+		}
+	}
+	if now := w.model.Calls(); now["StartSnapshot"] != calls["StartSnapshot"] || len(w.model.Images()) != 1 {
+		t.Error("a second run publishes the boot image again")
+	}
+}
+
+// Each thing that is in the way is named with its cure, before anything is changed.
+func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("another")})
+	answering := func(status int, body string) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			recorder := httptest.NewRecorder()
+			recorder.WriteHeader(status)
+			recorder.WriteString(body)
+			return recorder.Result(), nil
+		})
+	}
+	for name, test := range map[string]struct {
+		change func(w *world)
+		words  []string
+	}{
+		"no such cluster": {func(w *world) { w.d.Cluster = "prod" }, []string{`no cluster "prod" in us-west-2`, "there are kip"}},
+		"no cluster at all": {func(w *world) { w.aws.Clusters = nil },
+			[]string{`no cluster "kip" in us-west-2`, "is the region right"}},
+		"no such region": {func(w *world) {
+			w.d.Region = "us-west-9"
+			w.d.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+				return nil, &net.DNSError{Err: "no such host", Name: r.URL.Host, IsNotFound: true}
+			})
+		}, []string{"no such region as us-west-9"}},
+		"expired token": {func(w *world) {
+			w.d.Transport = answering(http.StatusForbidden,
+				`<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type>`+
+					`<Code>ExpiredToken</Code><Message>The security token included in the request is expired</Message></Error></ErrorResponse>`)
+		}, []string{"credentials have expired", "aws sso login"}},
+		"IPv6": {func(w *world) { w.aws.Clusters[0].Family = "ipv6" }, []string{"kip is an IPv6 cluster", "ipFamily ipv4"}},
+		"a kubeconfig of another cluster": {func(w *world) { w.aws.Clusters[0].Endpoint = "https://AAAA.gr7.us-west-2.eks.amazonaws.com" },
+			[]string{"which is no cluster of EKS", "aws eks update-kubeconfig --name kip --region us-west-2"}},
+		"another CA": {func(w *world) {
+			w.aws.Clusters[0].Endpoint, w.aws.Clusters[0].CA = "https://AAAA.gr7.us-west-2.eks.amazonaws.com", ca
+		}, []string{"aws eks update-kubeconfig"}},
+		"a private endpoint": {func(w *world) { w.aws.Clusters[0].Private = true; w.api.Close() },
+			[]string{"private endpoint alone", "VPC vpc-1"}},
+		"who has no access": {func(w *world) { w.api.status = http.StatusUnauthorized }, []string{"does not know you",
+			"aws eks create-access-entry"}},
+		"an old cluster":    {func(w *world) { w.api.version = "v1.29.3-eks-1" }, []string{"Kubernetes v1.29.3-eks-1", "1.30 or later"}},
+		"no right to roles": {func(w *world) { w.api.denied = "clusterroles" }, []string{"you may not apply ClusterRole", "cluster admin"}},
+		"no right to sets":  {func(w *world) { w.api.denied = "statefulsets" }, []string{"you may not patch statefulsets.apps in namespace kip"}},
+		"no DNS": {func(w *world) { delete(w.api.objects, "/api/v1/namespaces/kube-system/services/kube-dns") },
+			[]string{"no Service kube-system/kube-dns", "--addon-name coredns"}},
+		"Auto Mode without DNS": {func(w *world) {
+			w.aws.Clusters[0].Auto = true
+			delete(w.api.objects, "/api/v1/namespaces/kube-system/services/kube-dns")
+		}, []string{"Auto Mode", "aws eks create-addon --cluster-name kip --addon-name coredns"}},
+		"Auto Mode with public subnets": {func(w *world) {
+			w.aws.Clusters[0].Auto, w.aws.Clusters[0].Subnets = true, []string{"subnet-public"}
+		}, []string{"route to a NAT gateway"}},
+		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
+			[]string{"no driver for disks", "aws-ebs-csi-driver"}},
+		"full subnets": {func(w *world) {
+			for i := range w.aws.Subnets {
+				w.aws.Subnets[i].Bits = 32
+			}
+		}, []string{"no subnet has room", "subnet-a in us-west-2a has 0 free addresses", "--subnets"}},
+		"no such group":   {func(w *world) { w.d.Group = "sg-00000009" }, []string{"no security group sg-00000009 in vpc-1"}},
+		"no such profile": {func(w *world) { w.aws.Profiles = []string{} }, []string{"no instance profile kip-cell"}},
+		"no role": {func(w *world) { w.role = ec2.IAMRole{} }, []string{"no role kip-enterprise",
+			"system:serviceaccount:kip:kip-provider"}},
+		"a role without trust": {func(w *world) {
+			w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}`
+		}, []string{"trusts no identity provider", "aws iam update-assume-role-policy --role-name kip-enterprise", issuer}},
+		"trust of another namespace": {func(w *world) { w.role.Trust = trust("elotl-kip") },
+			[]string{":sub does not allow system:serviceaccount:kip:kip-provider"}},
+		"no identity provider": {func(w *world) { w.aws.Providers = nil },
+			[]string{"eksctl utils associate-iam-oidc-provider --cluster kip --region us-west-2 --approve"}},
+		"the policy of the first documents": {func(w *world) { w.role.Inline = map[string]string{"kip": mended} },
+			[]string{"lacks rights that Kip needs", "KipReads: ec2:DescribeCapacityReservations", "ec2:DescribeInstanceTypes", "kipctl eks policy",
+				"KipMakesDisks: ec2:CreateVolume"}},
+		"no boot image": {func(w *world) { w.d.Folder, w.aws.Images = w.TempDir(), nil }, []string{"no boot image kip-cell-* in us-west-2",
+			"make image IMAGE_ARCH=amd64"}},
+		"a boot image of another architecture": {func(w *world) {
+			w.d.BootImage, w.d.Type = "ami-arm", "t3.micro"
+			w.aws.Images = []ec2.Image{{ID: "ami-arm", Name: "mine", Owner: "self", Architecture: "arm64", RootDevice: "/dev/xvda", GiB: 1}}
+		}, []string{"ami-arm is for arm64, and t3.micro is amd64"}},
+		"another Kip": {func(w *world) {
+			w.api.objects["/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/kip."+node] = object{
+				"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "kip." + node},
+				"subjects": []any{object{"kind": "ServiceAccount", "name": "kip-provider", "namespace": "elotl-kip"}},
+			}
+		}, []string{"is of the Kip in namespace elotl-kip", "NAMESPACE=elotl-kip"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			test.change(w)
+			w.open()
+			err := w.run()
+			problems, is := errors.AsType[Problems](err)
+			if !is {
+				t.Fatalf("it ended with %v\n%s", err, strings.Join(w.said, "\n"))
+			}
+			for _, word := range test.words {
+				if !strings.Contains(problems.Error(), word) {
+					t.Errorf("it lacks %q:\n%v", word, problems)
+				}
+			}
+			if len(problems) != 1 {
+				t.Errorf("there are %d problems:\n%v", len(problems), problems)
+			}
+			if len(w.api.writes) > 0 || len(w.model.Snapshots()) > 0 {
+				t.Errorf("it has changed %v, and made %d snapshots", w.api.writes, len(w.model.Snapshots()))
+			}
+		})
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Where IAM may not be asked to simulate, the role's policies are read, with the same outcome; who may do neither is told so.
+func TestTheRoleIsCheckedByWhatTheCallerMayAsk(t *testing.T) {
+	for rights, words := range map[string]string{
+		`"iam:SimulatePrincipalPolicy"`: "KipReads: ec2:DescribeCapacityReservations",
+		`["iam:SimulatePrincipalPolicy", "iam:GetRole*", "iam:ListRolePolicies", "iam:GetOpenIDConnectProvider"]`: "",
+	} {
+		w := newWorld(t)
+		w.role.Inline = map[string]string{}
+		w.role.Attached = map[string]string{"first": mended}
+		policy, err := ec2.ParsePolicy([]byte(`{"Statement": [{"Sid": "All", "Effect": "Allow", "Action": "*", "Resource": "*"},
+			{"Sid": "Not", "Effect": "Deny", "Action": ` + rights + `, "Resource": "*"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.aws.Policies = map[string]*ec2.Policy{"AKIAADMIN": policy}
+		w.open()
+		err = w.run()
+		if words == "" {
+			if said := strings.Join(w.said, "\n"); err != nil || !strings.Contains(said, "not checked: what role kip-enterprise may do") ||
+				!strings.Contains(said, "not checked: the role's trust policy") {
+				t.Errorf("without %s: %v\n%s", rights, err, said)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), "KipMakesDisks: ec2:CreateVolume") {
+			t.Errorf("without %s: %v", rights, err)
+		}
+	}
+}
+
+// The first Kip's policy is not even JSON.
+func TestAMissingCommaIsNamed(t *testing.T) {
+	_, _, err := awseks.Lacks([]byte(installed))
+	if want := `a comma is missing at the end of line 9, after "aws-marketplace:MeterUsage"`; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("the error is %v", err)
+	}
+	needed, optional, err := awseks.Lacks([]byte(mended))
+	if err != nil || !slices.Contains(needed["KipReads"], "ec2:DescribeInstanceTypes") || slices.Contains(needed["KipReads"],
+		"ec2:DescribeInstances") ||
+		!slices.Equal(optional["KipReadsPrices"], []string{"pricing:GetProducts"}) {
+		t.Errorf("it lacks %v and %v, %v", needed, optional, err)
+	}
+	if needed, optional, err := awseks.Lacks(kipaws.CorePolicy()); err != nil || len(needed)+len(optional) > 0 {
+		t.Errorf("Kip's own lacks %v and %v, %v", needed, optional, err)
+	}
+}
+
+// In Auto Mode with CoreDNS Kip's store gets a disk of Auto Mode's driver, for which EKS makes no StorageClass.
+func TestAutoModeGetsAStorageClass(t *testing.T) {
+	w := newWorld(t)
+	w.aws.Clusters[0].Auto = true
+	maps := w.api.objects
+	delete(maps, "/apis/storage.k8s.io/v1/storageclasses/gp2")
+	delete(maps, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver)
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.api.at("/apis/storage.k8s.io/v1/storageclasses/"+storeClass, "provisioner"); got != autoDriver {
+		t.Errorf("the provisioner is %v", got)
+	}
+	if err := w.run(); err != nil {
+		t.Errorf("the second run: %v", err)
+	}
+}
+
+func TestBadSettingsAreNamed(t *testing.T) {
+	good := Request{Cluster: "kip", Region: region, Tag: "1", Role: roleARN, Namespace: "kip", Registry: registry}
+	if p := good.check(); len(p) > 0 {
+		t.Fatal(p)
+	}
+	for _, test := range []struct {
+		change func(*Request)
+		words  string
+	}{
+		{func(r *Request) { r.Cluster = "arn:aws:eks:us-west-2:1:cluster/kip" }, "CLUSTER_NAME is"},
+		{func(r *Request) { r.Region = "us-west-2a" }, "USE_REGION is \"us-west-2a\": want a region"},
+		{func(r *Request) { r.Tag = "kip:1" }, "IMAGE_TAG is"},
+		{func(r *Request) { r.Role = "kip" }, "KIP_SERVICE_ACCOUNT_ROLE_ARN is \"kip\": want the ARN"},
+		{func(r *Request) { r.Namespace = "Kip" }, "NAMESPACE is"},
+		{func(r *Request) { r.Registry = "https://ghcr.io/elotl" }, "IMAGE_REGISTRY is"},
+		{func(r *Request) { r.Profile = "kip-cell" }, "CELL_INSTANCE_PROFILE_ARN is"},
+		{func(r *Request) { r.Group = "kip-cells" }, "KIP_CELL_SG is"},
+		{func(r *Request) { r.NFS = "fs-1.efs.us-west-2.amazonaws.com:/" }, "not in this release"},
+	} {
+		r := good
+		test.change(&r)
+		if p := r.check(); len(p) != 1 || !strings.Contains(p[0], test.words) {
+			t.Errorf("%s: %q", test.words, p)
+		}
+	}
+}
+
+// Where all subnets are public, cells get public addresses; --check changes nothing.
+func TestCellsOfPublicSubnetsGetPublicAddresses(t *testing.T) {
+	w := newWorld(t)
+	w.aws.Clusters[0].Subnets = []string{"subnet-public"}
+	w.open()
+	if err := w.d.Run(t.Context(), true); err != nil || len(w.api.writes) > 0 || len(w.model.Snapshots()) > 0 {
+		t.Fatalf("a check ends with %v, and has changed %v", err, w.api.writes)
+	}
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	text, _ := w.api.at("/api/v1/namespaces/kip/configmaps/kip-provider-config", "data", "provider.yaml").(string)
+	c, _, err := config.Parse("provider.yaml", []byte(text))
+	if err != nil || !c.Cloud.AWS.PublicAddress || c.Cells.PrivateIPOnly {
+		t.Errorf("%v:\n%s", err, text)
+	}
+	if !strings.Contains(strings.Join(w.said, "\n"), "--http-put-response-hop-limit 2") {
+		t.Errorf("it said %q", w.said)
+	}
+}
+
+// Through a tunnel the cluster is known by its CA.
+func TestAClusterIsKnownByItsCA(t *testing.T) {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("its own")})
+	c := awseks.Cluster{Name: "kip", Endpoint: "https://AAAA.gr7.us-west-2.eks.amazonaws.com", CA: ca}
+	for _, test := range []struct {
+		k    Kubernetes
+		same bool
+	}{
+		{Kubernetes{Host: "https://aaaa.gr7.us-west-2.eks.amazonaws.com"}, true},
+		{Kubernetes{Host: "https://127.0.0.1:8443", CA: append([]byte("\n"), ca...)}, true},
+		{Kubernetes{Host: "https://127.0.0.1:8443", CA: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("another")})}, false},
+		{Kubernetes{Host: "https://127.0.0.1:8443"}, false},
+	} {
+		if err := test.k.sameCluster(c, region); (err == nil) != test.same {
+			t.Errorf("%s: %v", test.k.Host, err)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package eks
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/deploy"
+	"github.com/elotl/kip/internal/config"
+)
+
+// manager is who applies the objects, as the API server keeps it.
+const manager = "kip-deploy"
+
+// configMap is the one that the manifests mount.
+const configMap = name + "-config"
+
+// plan is what was found and decided, of which the objects are made.
+type plan struct {
+	image, role, namespace string
+	provider               []byte // provider.yaml
+	dns                    string // an address; "" if Kip finds it
+	class                  string
+	ownClass               *unstructured.Unstructured // nil if there is one
+}
+
+// objects are all that is applied, the namespace first and the workload last.
+func (p plan) objects() ([]*unstructured.Unstructured, error) {
+	text := bytes.ReplaceAll(deploy.EKS, []byte(deploy.EKSNamespace), []byte(p.namespace))
+	var first, rest, last []*unstructured.Unstructured
+	for _, document := range bytes.Split(text, []byte("\n---\n")) {
+		o := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(document, &o.Object); err != nil {
+			return nil, fmt.Errorf("read the manifests of Kip: %w", err)
+		}
+		switch {
+		case len(o.Object) == 0: // comments alone
+		case o.GetKind() == "Namespace":
+			first = append(first, o)
+		case o.GetKind() == "StatefulSet":
+			if err := p.fillIn(o); err != nil {
+				return nil, err
+			}
+			last = append(last, o)
+		case o.GetKind() == "ServiceAccount" && o.GetName() == name:
+			o.SetAnnotations(map[string]string{"eks.amazonaws.com/role-arn": p.role})
+			rest = append(rest, o)
+		default:
+			rest = append(rest, o)
+		}
+	}
+	rest = append(rest, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1",
+		"kind":       "ConfigMap",
+		"metadata":   map[string]any{"name": configMap, "namespace": p.namespace},
+		"data":       map[string]any{"provider.yaml": string(p.provider)},
+	}})
+	if p.ownClass != nil {
+		rest = append(rest, p.ownClass)
+	}
+	return append(append(first, rest...), last...), nil
+}
+
+// fillIn gives the StatefulSet its image, its claim and its arguments. The configuration's checksum restarts Kip when that changes.
+func (p plan) fillIn(o *unstructured.Unstructured) error {
+	sum := sha256.Sum256(p.provider)
+	err := unstructured.SetNestedField(o.Object, hex.EncodeToString(sum[:]), "spec", "template", "metadata", "annotations", "checksum/config")
+	if err != nil {
+		return err
+	}
+	containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+	if err != nil || len(containers) != 1 {
+		return fmt.Errorf("the manifests of Kip have %d containers: %w", len(containers), err)
+	}
+	kip := containers[0].(map[string]any)
+	kip["image"] = p.image
+	if p.dns != "" {
+		kip["args"] = append(kip["args"].([]any), "--cluster-dns="+p.dns)
+	}
+	if err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers"); err != nil {
+		return err
+	}
+	claims, _, err := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
+	if err != nil || len(claims) != 1 {
+		return fmt.Errorf("the manifests of Kip have %d claims: %w", len(claims), err)
+	}
+	if err := unstructured.SetNestedField(claims[0].(map[string]any), p.class, "spec", "storageClassName"); err != nil {
+		return err
+	}
+	return unstructured.SetNestedSlice(o.Object, claims, "spec", "volumeClaimTemplates")
+}
+
+// providerYAML is Kip's configuration, which Kip takes.
+func providerYAML(settings map[string]any) ([]byte, error) {
+	text, err := yaml.Marshal(settings)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := config.Parse("provider.yaml", text); err != nil {
+		return nil, fmt.Errorf("the configuration that would be installed is not valid: %w", err)
+	}
+	return text, nil
+}
+
+// resourceOf is the resource of an object. Kip's manifests have kinds alone whose plural is regular.
+func resourceOf(o *unstructured.Unstructured) schema.GroupVersionResource {
+	plural, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
+	return plural
+}
+
+// apply applies one object by server-side apply: what others have added to it stays.
+func (k *Kubernetes) apply(ctx context.Context, o *unstructured.Unstructured, dryRun ...string) error {
+	_, err := k.Dynamic.Resource(resourceOf(o)).Namespace(o.GetNamespace()).Apply(ctx, o.GetName(), o,
+		metav1.ApplyOptions{FieldManager: manager, Force: true, DryRun: dryRun})
+	what := strings.TrimPrefix(o.GetNamespace()+"/"+o.GetName(), "/")
+	switch {
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("you may not apply %s %s: want the rights of a cluster admin: %w", o.GetKind(), what, err)
+	case err != nil:
+		return fmt.Errorf("apply %s %s: %w", o.GetKind(), what, err)
+	}
+	return nil
+}
