@@ -63,6 +63,8 @@ type entry struct {
 	session    Session
 	lacks      string              // the address that the instance has not got, as a look showed it; under mu
 	connecting time.Time           // when this process began to connect
+	away       string              // why its agent does not answer, as observers know; of its worker
+	awayTold   time.Time           // when they were told so; of its worker
 	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
 	shown      bool                // api shows the pod
 	configured bool                // the agent has its configuration, on this connection

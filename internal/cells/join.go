@@ -249,6 +249,7 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 	if err := e.show(); err != nil {
 		return nil, err
 	}
+	c.tellAway(ctx, e)
 	dns, connected, bound := c.clusterDNS(), e.session.Connected(), e.cell().Pod.UID != ""
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,6 +259,27 @@ func (c *Controller) dialled(ctx context.Context, e *entry) (configure func(cont
 	}
 	session, breaks, config := e.session, e.breaks, c.agentConfig(e.cell(), e.node, dns)
 	return func(ctx context.Context) error { return c.configure(ctx, e, session, config, breaks) }, nil
+}
+
+// tellsAway is how long a machine may not answer before observers look anew at why, and then at another reason: most machines
+// answer sooner.
+const tellsAway = time.Minute
+
+// tellAway tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
+// than they know of.
+func (c *Controller) tellAway(ctx context.Context, e *entry) {
+	err, now := e.session.LastError(), c.cfg.Clock.Now()
+	since := e.connecting
+	if e.awayTold.After(since) {
+		since = e.awayTold
+	}
+	if err == nil || e.session.Connected() || e.cell().Phase != apiv1.Booting || err.Error() == e.away || now.Sub(since) < tellsAway {
+		return
+	}
+	e.away, e.awayTold = err.Error(), now
+	lockWriting(ctx, e) // the changes of a cell are told in their order
+	defer e.writing.Unlock()
+	c.observers.CellChanged(*e.cell())
 }
 
 // configure hands the agent its configuration on a session that has had so many

@@ -2,7 +2,9 @@ package cells
 
 import (
 	"errors"
+	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +29,35 @@ func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
 			t.Fatalf("it is %q, said %v", b.phase("a"), b.events)
 		}
 	})
+}
+
+func TestObserversLookAnewAtWhyAMachineDoesNotAnswer(t *testing.T) {
+	var changed atomic.Int32
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		b.links.boots = func(string) bool { return false }
+		b.request("a", "nano")
+		b.later(10 * time.Second)
+		cell, _ := b.cells.ForPod(ref("a").UID)
+		changed.Store(0)
+		fails := func(after time.Duration, err error, want int32) {
+			t.Helper()
+			b.later(after)
+			b.links.of(cell.ID).set(false, err)
+			b.later(time.Second)
+			if got := changed.Load(); got != want {
+				t.Errorf("observers are told %d times, want %d", got, want)
+			}
+		}
+		fails(time.Second, io.EOF, 0) // machines boot
+		fails(time.Minute, io.ErrUnexpectedEOF, 1)
+		if got := b.cells.WaitsFor(cell.ID); got != "its agent has not joined: unexpected EOF" {
+			t.Errorf("it waits for %q", got)
+		}
+		fails(2*time.Minute, io.ErrUnexpectedEOF, 1)
+		fails(time.Second, io.EOF, 2)
+		fails(time.Second, io.ErrUnexpectedEOF, 2)
+		fails(time.Minute, io.ErrUnexpectedEOF, 3)
+	}, onChange{told: func(Cell) { changed.Add(1) }})
 }
 
 // As an emulated machine on a busy host.
