@@ -56,23 +56,6 @@ func valuesIn(all ...map[string]string) func(func(string) bool) {
 // caller is who calls, as far as the model tells callers apart.
 func (m *Model) caller() string { return m.arnOf("iam", "", m.cfg.Account, "user/kip") }
 
-// callerIdentity is STS' answer (STS API reference, "GetCallerIdentity").
-type callerIdentity struct {
-	XMLName   xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ GetCallerIdentityResponse"`
-	ARN       string   `xml:"GetCallerIdentityResult>Arn"`
-	UserID    string   `xml:"GetCallerIdentityResult>UserId"`
-	Account   string   `xml:"GetCallerIdentityResult>Account"`
-	RequestID string   `xml:"ResponseMetadata>RequestId"`
-}
-
-// getCallerIdentity needs no right (STS API reference, "GetCallerIdentity").
-func (m *Model) getCallerIdentity(r *request) (any, error) {
-	if err := r.done(); err != nil {
-		return nil, err
-	}
-	return callerIdentity{ARN: m.caller(), UserID: "AIDAEXAMPLE", Account: m.cfg.Account, RequestID: requestID}, nil
-}
-
 // iamFailure is how IAM says no.
 type iamFailure struct {
 	XMLName xml.Name `xml:"https://iam.amazonaws.com/doc/2010-05-08/ ErrorResponse"`

@@ -61,7 +61,7 @@ func (m *Model) encoded(r *request, action, resource string, about map[string][]
 		"matchedStatements": list(statements...),
 		"failures":          list(),
 		"context": item{
-			"principal":  item{"id": r.key, "name": "kip", "arn": m.arnOf("iam", "", m.cfg.Account, "user/kip")},
+			"principal":  item{"id": r.key, "name": "kip", "arn": m.caller()},
 			"action":     action,
 			"resource":   resource,
 			"conditions": list(conditions...),

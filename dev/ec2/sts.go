@@ -109,13 +109,12 @@ type callerIdentity struct {
 	RequestID string   `xml:"ResponseMetadata>RequestId"`
 }
 
-// getCallerIdentity needs no right (STS API reference, "GetCallerIdentity"). The model's users are called as their keys.
+// getCallerIdentity needs no right (STS API reference, "GetCallerIdentity").
 func (m *Model) getCallerIdentity(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	arn := m.arnOf("iam", "", m.cfg.Account, "user/"+r.key)
-	return callerIdentity{ARN: arn, UserID: r.key, Account: m.cfg.Account, RequestID: requestID}, nil
+	return callerIdentity{ARN: m.caller(), UserID: r.key, Account: m.cfg.Account, RequestID: requestID}, nil
 }
 
 // wish is what is asked for by who assumes a role.

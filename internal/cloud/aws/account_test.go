@@ -88,7 +88,7 @@ func TestAnAccountThatLacksNothingPassesWithKipsOwnRights(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"asked as arn:aws:iam::123456789012:user/AKIATESTS", "ami-2 for amd64", "ami-arm for arm64", "may ec2:RunInstances", "ec2:DescribeVpcs", "of 64 on-demand vCPUs of the family standard 64 are free",
+		"asked as arn:aws:iam::123456789012:user/kip", "ami-2 for amd64", "ami-arm for arm64", "may ec2:RunInstances", "ec2:DescribeVpcs", "of 64 on-demand vCPUs of the family standard 64 are free",
 	} {
 		if !slices.ContainsFunc(all, func(f finding.Finding) bool { return strings.Contains(f.Message, want) }) {
 			t.Errorf("%q is not in %+v", want, all)
@@ -146,10 +146,10 @@ func TestWhatAnAccountLacksIsFound(t *testing.T) {
 		"no quota":        {func(a *toExamine) { a.model.Quotas["L-1216C47A"] = 0 }, finding.Failed, "quotas: of 0 on-demand vCPUs", "--quota-code L-1216C47A --desired-value 64"},
 		"few spot":        {func(a *toExamine) { a.model.Quotas["L-34B43A08"] = 4 }, finding.Warning, "of 4 spot vCPUs", "--quota-code L-34B43A08"},
 		"unread quotas":   {without("KipReadsQuotas"), finding.NotChecked, "quotas: the quotas of vCPUs", ""},
-		"may not launch":  {without("KipLaunches"), finding.Failed, "may not dry-run ec2:RunInstances", "attach-user-policy --user-name AKIATESTS --policy-arn arn:aws:iam::123456789012:policy/kip"},
+		"may not launch":  {without("KipLaunches"), finding.Failed, "may not dry-run ec2:RunInstances", "attach-user-policy --user-name kip --policy-arn arn:aws:iam::123456789012:policy/kip"},
 		"nor make groups": {without("KipMakesAGroup"), finding.Failed, "may not dry-run ec2:CreateSecurityGroup", "docs/aws-permissions.md"},
 		"nor disks":       {without("KipMakesDisks"), finding.Failed, "may not dry-run ec2:CreateVolume", "docs/aws-permissions.md"},
-		"nor read":        {without("KipReads"), finding.Failed, "rights to read: arn:aws:iam::123456789012:user/AKIATESTS may not dry-run ec2:DescribeVolumes", "docs/aws-permissions.md"},
+		"nor read":        {without("KipReads"), finding.Failed, "rights to read: arn:aws:iam::123456789012:user/kip may not dry-run ec2:DescribeVolumes", "docs/aws-permissions.md"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			all := examined(t, tc.change)

@@ -73,7 +73,7 @@ func TestNodePortsAnswerAtTheVirtualNodesAddressInTheHostsNetwork(t *testing.T) 
 	answersAt := func(address string) func(context.Context) error {
 		url := "http://" + net.JoinHostPort(address, port) + "/"
 		return func(ctx context.Context) error {
-			out, code, errs := s.Attempt(ctx, "exec", "asker", "--", "wget", "-q", "-T", "5", "-O", "-", url)
+			out, code, errs := s.Attempt(ctx, "exec", "asker", "--", "timeout", "5", "wget", "-qO-", url) // wget has no working timeout
 			if code != 0 || out != "a cell\n" {
 				return fmt.Errorf("%s answers %q: exit %d: %s", url, out, code, errs)
 			}
