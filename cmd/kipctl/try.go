@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/rand"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
@@ -51,7 +50,7 @@ func try(k *kipctl) *cobra.Command {
 			"It shows what that may cost at most, and asks. All that it makes is in one namespace, whose name begins with kip-try-. It\n" +
 			"removes all of it, also when it is interrupted, and asks the cluster, and Kip about its cloud, until both have nothing of it.\n" +
 			"If kipctl is killed, its pods end by themselves, and the cluster removes them after an hour; the next kipctl try, or\n" +
-			"kipctl try --clean, removes all at once. One trial runs in a cluster at a time.\n\n" +
+			"kipctl try --clean, which asks first, removes all at once. One trial runs in a cluster at a time.\n\n" +
 			"Attach the report to a bug: kipctl try --yes > report.txt, or with -o json. It has names, addresses and IDs of what the\n" +
 			"trial made, and no secrets. A step that lacks something is \"not tried\", never \"ok\". The exit status is not 0 if a step\n" +
 			"failed, if anything is left, or if it is not known whether anything is.",
@@ -60,7 +59,7 @@ func try(k *kipctl) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.yes, "yes", false, "do not ask")
-	flags.BoolVar(&f.clean, "clean", false, "try nothing: remove what trials have left, now")
+	flags.BoolVar(&f.clean, "clean", false, "try nothing: list what trials have left, ask, and remove it")
 	flags.StringVar(&f.Image, "image", tryImage, "`name` of an image with the shell, httpd, nc and wget of busybox")
 	flags.StringVar(&f.LargeImage, "large-image", tryLargeImage, "`name` of an image of about 1 GB, with a shell")
 	flags.StringVar(&f.Endpoint, "endpoint", "public.ecr.aws:443", "`HOST:PORT` outside of the cluster, which a pod connects to")
@@ -86,7 +85,7 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 			Price:    c.prices(ctx),
 		},
 		Options: f.Options,
-		ID:      rand.String(6),
+		ID:      trial.NewID(),
 		Kipctl:  version.String(),
 		Clock:   k.waits,
 		Say:     k.say,
@@ -95,11 +94,7 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 		return err
 	}
 	if f.clean {
-		left := t.Clean(ctx)
-		if err := k.print(left, left.Text); err != nil {
-			return err
-		}
-		return trial.Report{Left: left}.Err()
+		return k.cleanTrials(ctx, t, f.yes)
 	}
 	plan, err := t.Plan(ctx)
 	if len(plan.Price.Steps) > 0 {
@@ -136,6 +131,27 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 		return errors.New("interrupted: not all steps were tried")
 	}
 	return nil
+}
+
+// cleanTrials removes what trials have left.
+func (k *kipctl) cleanTrials(ctx context.Context, t *trial.Trial, yes bool) error {
+	if !yes {
+		remains, err := t.Remains(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range remains {
+			fmt.Fprintf(k.err, "to be removed: %s\n", name)
+		}
+		if len(remains) > 0 && !k.confirmed("Remove this, also if a trial still runs? Type yes: ") {
+			return errors.New("nothing was removed: type yes, or add --yes")
+		}
+	}
+	left := t.Clean(ctx)
+	if err := k.print(left, left.Text); err != nil {
+		return err
+	}
+	return trial.Report{Left: left}.Err()
 }
 
 // confirmed asks a person.

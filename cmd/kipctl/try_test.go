@@ -98,20 +98,40 @@ func TestTryRefusesPricesThatAreTooHighOrTooLow(t *testing.T) {
 	}
 }
 
+// oldTrial makes the namespace of an earlier trial.
+func oldTrial(t *testing.T, c *cluster) {
+	t.Helper()
+	old := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kip-try-ld2222", Labels: map[string]string{trial.Label: "ld2222"}}}
+	if _, err := c.kube.CoreV1().Namespaces().Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTryCleanListsWhatItRemovesAndAsks(t *testing.T) {
+	for answer, removed := range map[string]bool{"": false, "no\n": false, "yes\n": true} {
+		synctest.Test(t, func(t *testing.T) {
+			c := testCluster(t)
+			oldTrial(t, c)
+			r := tries(t, c, answer, `{"node": "kip-0"}`, "--clean")
+			if (r.failed == nil) != removed || (len(spaces(t, c)) == 0) != removed ||
+				!strings.Contains(r.err, "to be removed: namespace kip-try-ld2222\n") {
+				t.Errorf("%q: %v: of trials there is %s: %s", answer, r.failed, spaces(t, c), r.err)
+			}
+		})
+	}
+}
+
 func TestTryCleanRemovesATrialAndProvesIt(t *testing.T) {
 	for what, tc := range map[string]struct{ holdings, out, err string }{
 		"nothing is left": {`{"node": "kip-0", "instances": ["i-1 of c-web"], "disks": []}`, `"names": []`, ""},
-		"a disk is left":  {`{"node": "kip-0", "disks": ["vol-1 of 1Gi: Kip volume id kip-try-old/data"]}`, "vol-1", "left: disk vol-1"},
+		"a disk is left":  {`{"node": "kip-0", "disks": ["vol-1 of 1Gi: Kip volume id kip-try-ld2222/data"]}`, "vol-1", "left: disk vol-1"},
 		"Kip says why":    {"", `"names": []`, "Error: nothing was done"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := testCluster(t)
-				old := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kip-try-old", Labels: map[string]string{trial.Label: "old"}}}
-				if _, err := c.kube.CoreV1().Namespaces().Create(t.Context(), old, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
-				r := tries(t, c, "", tc.holdings, "--clean", "-o", "json")
+				oldTrial(t, c)
+				r := tries(t, c, "", tc.holdings, "--clean", "--yes", "-o", "json")
 				if (r.failed != nil) != (tc.err != "") || !strings.Contains(r.err, tc.err) || !strings.Contains(r.out, tc.out) {
 					t.Errorf("%v: %s%s", r.failed, r.out, r.err)
 				}

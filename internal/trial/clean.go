@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -21,16 +22,44 @@ const (
 	betweenLooks = 2 * time.Second
 )
 
-// isOfTrial reports whether a namespace is, or was, that of a trial.
-func isOfTrial(namespace string) bool { return strings.HasPrefix(namespace, prefix) }
+// spaces are all namespaces of the cluster.
+type spaces []corev1.Namespace
 
-// look returns the Cells of trials, and enters them in the ledger.
+func (t *Trial) spaces(ctx context.Context) (spaces, error) {
+	list, err := t.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	return list.Items, nil
+}
+
+// ofTrial reports whether a namespace is that of a trial: its name ends with the ID that is its label's value. A namespace that is gone
+// has no label, but a Cell, a PersistentVolume or a disk may still have its name.
+func (s spaces) ofTrial(name string) bool {
+	id, prefixed := strings.CutPrefix(name, prefix)
+	if !prefixed || !isID(id) {
+		return false
+	}
+	at := slices.IndexFunc(s, func(n corev1.Namespace) bool { return n.Name == name })
+	return at < 0 || s[at].Labels[Label] == id
+}
+
+// trials returns the namespaces of trials.
+func (s spaces) trials() (found []corev1.Namespace) {
+	for _, n := range s {
+		if s.ofTrial(n.Name) {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// look returns all Cells, and enters those of this trial in the ledger.
 func (t *Trial) look(ctx context.Context) ([]apiv1.Cell, error) {
 	all, err := t.Cells(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(c apiv1.Cell) bool { return !isOfTrial(c.Status.Pod.Namespace) })
 	for _, c := range all {
 		if c.Status.Pod.Namespace == t.namespace {
 			t.cells.enter(c, t.Clock.Now())
@@ -61,13 +90,13 @@ func (l ledger) enter(c apiv1.Cell, now time.Time) {
 	}
 }
 
-// left names what the cluster has of all trials. What it is of a terminating namespace is named, too.
-func (t *Trial) left(ctx context.Context) (names []string, err error) {
-	namespaces, err := t.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: Label})
+// Remains names what the cluster has of all trials, which Clean would remove. It names what is in a terminating namespace, too.
+func (t *Trial) Remains(ctx context.Context) (names []string, err error) {
+	spaces, err := t.spaces(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list namespaces: %w", err)
+		return nil, err
 	}
-	for _, n := range namespaces.Items {
+	for _, n := range spaces.trials() {
 		names = append(names, "namespace "+n.Name)
 		named, err := t.within(ctx, n.Name)
 		if err != nil {
@@ -80,7 +109,7 @@ func (t *Trial) left(ctx context.Context) (names []string, err error) {
 		return nil, fmt.Errorf("list PersistentVolumes: %w", err)
 	}
 	for _, v := range volumes.Items {
-		if claim := v.Spec.ClaimRef; claim != nil && isOfTrial(claim.Namespace) {
+		if claim := v.Spec.ClaimRef; claim != nil && spaces.ofTrial(claim.Namespace) {
 			names = append(names, fmt.Sprintf("PersistentVolume %s of claim %s/%s", v.Name, claim.Namespace, claim.Name))
 		}
 	}
@@ -90,6 +119,9 @@ func (t *Trial) left(ctx context.Context) (names []string, err error) {
 	}
 	for _, c := range cells {
 		s := c.Status
+		if !spaces.ofTrial(s.Pod.Namespace) {
+			continue
+		}
 		names = append(names, strings.TrimSpace(fmt.Sprintf("Cell %s of pod %s, %s %s", c.Name, s.Pod, s.Phase, s.InstanceID)))
 	}
 	return names, nil
@@ -123,7 +155,7 @@ func (t *Trial) Clean(ctx context.Context) Left {
 	t.Say("removing what the trial has made")
 	var names []string
 	err := t.wait(ctx, func(ctx context.Context) (string, error) {
-		found, err := t.left(ctx)
+		found, err := t.Remains(ctx)
 		if err == nil {
 			names = found
 			err = t.deleteNamespaces(ctx)
@@ -147,15 +179,17 @@ func (t *Trial) Clean(ctx context.Context) Left {
 	return l
 }
 
-// deleteNamespaces deletes the namespaces of trials.
+// deleteNamespaces deletes the namespaces of trials. Their UIDs keep it from deleting one that has come since with the same name.
 func (t *Trial) deleteNamespaces(ctx context.Context) error {
-	namespaces, err := t.Kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: Label})
+	spaces, err := t.spaces(ctx)
 	if err != nil {
-		return fmt.Errorf("list namespaces: %w", err)
+		return err
 	}
-	for _, n := range namespaces.Items {
+	for _, n := range spaces.trials() {
 		if err := deleted(n.ObjectMeta, func() error {
-			return t.Kube.CoreV1().Namespaces().Delete(ctx, n.Name, metav1.DeleteOptions{})
+			return t.Kube.CoreV1().Namespaces().Delete(ctx, n.Name, metav1.DeleteOptions{
+				Preconditions: metav1.NewUIDPreconditions(string(n.UID)),
+			})
 		}); err != nil {
 			return fmt.Errorf("delete namespace %s: %w", n.Name, err)
 		}
@@ -215,6 +249,10 @@ func (t *Trial) ofCloud(ctx context.Context, unknown map[string]bool) (names, no
 	if err != nil {
 		return nil, nil, err
 	}
+	spaces, err := t.spaces(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	// By name and by instance: an instance of a batch is tagged with its cell after its launch.
 	of := map[string]string{}
 	for _, c := range cells {
@@ -236,12 +274,12 @@ func (t *Trial) ofCloud(ctx context.Context, unknown map[string]bool) (names, no
 				namespace, known = of[cell]
 			}
 			unknown[id] = !known
-			if isOfTrial(namespace) || !known && before[id] {
+			if spaces.ofTrial(namespace) || !known && before[id] {
 				names = append(names, "instance "+i)
 			}
 		}
 		for _, d := range h.Disks {
-			if strings.Contains(d, " "+prefix) {
+			if spaces.ofTrial(namespaceOf(d)) {
 				names = append(names, "disk "+d)
 			}
 		}
@@ -261,4 +299,10 @@ func (t *Trial) ofCloud(ctx context.Context, unknown map[string]bool) (names, no
 		}
 	}
 	return names, notAsked, nil
+}
+
+// namespaceOf returns the namespace of a disk's claim. Kip names a disk last by NAMESPACE/CLAIM.
+func namespaceOf(disk string) string {
+	namespace, _, _ := strings.Cut(disk[strings.LastIndex(disk, " ")+1:], "/")
+	return namespace
 }

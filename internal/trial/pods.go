@@ -298,6 +298,9 @@ func (r *running) see(ctx context.Context) error {
 		return err
 	}
 	for _, c := range all {
+		if c.Status.Pod.Namespace != r.namespace {
+			continue
+		}
 		if was, known := r.cells[c.Status.Pod.UID]; !known || was.Status.Attempt <= c.Status.Attempt {
 			r.cells[c.Status.Pod.UID] = c
 		}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
@@ -26,8 +27,11 @@ const (
 	Label = "kip.elotl.co/trial"
 	// labelStep says which step of the trial has made something.
 	labelStep = "kip.elotl.co/trial-step"
-	// prefix begins the names of the namespaces of trials.
+	// prefix begins the names of the namespaces of trials. The trial's ID follows.
 	prefix = "kip-try-"
+	// idLength and idLetters are those of a trial's ID. Without vowels few namespaces of others look like that of a trial.
+	idLength  = 6
+	idLetters = "bcdfghjklmnpqrstvwxz2456789" // those of rand.String
 	// endsName is the Job that ends an abandoned trial.
 	endsName = "ends"
 )
@@ -67,7 +71,7 @@ type Options struct {
 type Config struct {
 	Cluster
 	Options
-	// ID is of lower-case letters and digits, and of no other trial.
+	// ID is one that NewID returned.
 	ID string
 	// Kipctl is the version of kipctl, for the report.
 	Kipctl string
@@ -89,6 +93,11 @@ type Trial struct {
 	cells ledger
 }
 
+// NewID returns the ID of a new trial.
+func NewID() string { return rand.String(idLength) }
+
+func isID(s string) bool { return len(s) == idLength && strings.Trim(s, idLetters) == "" }
+
 // New returns a Trial, or what is wrong with the options.
 func New(c Config) (*Trial, error) {
 	t := &Trial{
@@ -96,6 +105,9 @@ func New(c Config) (*Trial, error) {
 		namespace: prefix + c.ID,
 		nodes:     map[string]string{},
 		cells:     ledger{},
+	}
+	if !isID(c.ID) { // Clean would not find what the trial makes
+		return nil, fmt.Errorf("the trial's ID is %q: it must be %d characters of %s", c.ID, idLength, idLetters)
 	}
 	if c.MaxPricePerHour <= 0 {
 		return nil, fmt.Errorf("--max-price-per-hour is %v: it must be above 0", c.MaxPricePerHour)
@@ -140,7 +152,7 @@ func (t *Trial) Plan(ctx context.Context) (Plan, error) {
 	if err := t.see(ctx); err != nil {
 		return Plan{}, err
 	}
-	left, err := t.left(ctx)
+	left, err := t.Remains(ctx)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -199,14 +211,18 @@ func (t *Trial) Run(ctx context.Context) Report {
 // begin removes what is left of earlier trials, and makes the namespace of this one. Its label is the record of the trial: all that costs
 // money is made after it.
 func (t *Trial) begin(ctx context.Context) error {
-	left, err := t.left(ctx)
+	left, err := t.Remains(ctx)
 	if err != nil {
 		return err
 	}
 	if len(left) > 0 {
 		t.Say("removing what an earlier trial has left: " + adminapi.Some(left))
-		if l := t.Clean(ctx); len(l.Names) > 0 {
+		l := t.Clean(ctx)
+		if len(l.Names) > 0 {
 			return fmt.Errorf("an earlier trial has left %s", adminapi.Some(l.Names))
+		}
+		if len(l.NotKnown) > 0 {
+			return fmt.Errorf("it is not known whether an earlier trial has left something: %s", strings.Join(l.NotKnown, "; "))
 		}
 	}
 	t.Say("making namespace " + t.namespace)

@@ -39,7 +39,7 @@ func results(r Report) map[string]Result {
 func TestAllStepsAreTriedAndNothingIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
-		r := planned(t.Context(), t, w.trial("one", nil))
+		r := planned(t.Context(), t, w.trial(firstID, nil))
 		for _, s := range r.Steps {
 			if s.Result != OK {
 				t.Errorf("%s: %s: %s", s.Name, s.Result, s.Why)
@@ -87,7 +87,7 @@ func TestAllStepsAreTriedAndNothingIsLeft(t *testing.T) {
 func TestAllThatATrialMakesEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
-		planned(t.Context(), t, w.trial("one", nil))
+		planned(t.Context(), t, w.trial(firstID, nil))
 		kinds := map[string]int{}
 		for _, a := range w.kube.Actions() {
 			create, is := a.(clienttesting.CreateActionImpl)
@@ -97,7 +97,7 @@ func TestAllThatATrialMakesEndsByItself(t *testing.T) {
 			o := create.GetObject().(metav1.Object)
 			kind := a.GetResource().Resource
 			kinds[kind]++
-			if o.GetLabels()[Label] != "one" {
+			if o.GetLabels()[Label] != firstID {
 				t.Errorf("%s %s has no label of the trial", kind, o.GetName())
 			}
 			if kind == "namespaces" || kind == "jobs" {
@@ -121,7 +121,7 @@ func TestAllThatATrialMakesEndsByItself(t *testing.T) {
 func TestWhatAClusterLacksIsNotTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.noBalancer, w.noClass, w.noSpot, w.noGPU = true, true, true, true })
-		r := planned(t.Context(), t, w.trial("one", func(c *Config) { c.PrivateZone, c.PublicZone, c.Skip = "", "", []string{"large-image"} }))
+		r := planned(t.Context(), t, w.trial(firstID, func(c *Config) { c.PrivateZone, c.PublicZone, c.Skip = "", "", []string{"large-image"} }))
 		got := results(r)
 		for _, name := range []string{"load-balancer", "egress-public", "egress-private", "volume", "spot", "gpu", "large-image"} {
 			if got[name] != NotTried {
@@ -142,7 +142,7 @@ func TestWhatAClusterLacksIsNotTried(t *testing.T) {
 func TestAStepThatFailsFailsTheTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.silentEgress = true })
-		r := planned(t.Context(), t, w.trial("one", nil))
+		r := planned(t.Context(), t, w.trial(firstID, nil))
 		got := results(r)
 		if err := r.Err(); got["egress"] != Failed || got["volume"] != OK || err == nil || !strings.Contains(err.Error(), "egress-private") {
 			t.Errorf("%v: %v", err, got)
@@ -159,7 +159,7 @@ func TestAStepThatFailsFailsTheTrial(t *testing.T) {
 func TestItIsNotProvenThatNothingIsLeftWhereNoKipAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.noHoldings = true })
-		r := planned(t.Context(), t, w.trial("one", nil))
+		r := planned(t.Context(), t, w.trial(firstID, nil))
 		if err := r.Err(); r.Left.Nothing() || err == nil || !strings.Contains(err.Error(), "not known") {
 			t.Errorf("%v: %+v", err, r.Left)
 		}
@@ -170,21 +170,117 @@ func TestItIsNotProvenThatNothingIsLeftWhereNoKipAnswers(t *testing.T) {
 func TestAnInstanceWithoutACellIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
-		trial := w.trial("one", func(c *Config) {
+		trial := w.trial(firstID, func(c *Config) {
 			holdings := c.Holdings
 			c.Holdings = func(ctx context.Context) (all []adminapi.Holdings, err error) {
 				all, err = holdings(ctx)
 				all[0].Instances = append(all[0].Instances, "i-lost of cell-lost")
-				all[0].Disks = []string{"vol-1 of 1Gi: Kip volume me kip-try-old/data", "vol-2 of 1Gi: Kip volume me shop/data"}
+				all[0].Disks = []string{
+					"vol-1 of 1Gi: Kip volume me kip-try-" + oldID + "/data", "vol-2 of 1Gi: Kip volume me shop/data",
+					"vol-3 of 1Gi: Kip volume me kip-try-out/data",
+				}
 				return all, err
 			}
 		})
 		r := planned(t.Context(), t, trial)
 		got := strings.Join(r.Left.Names, "; ")
-		if !strings.Contains(got, "i-lost") || !strings.Contains(got, "vol-1") || strings.Contains(got, "vol-2") {
+		if !strings.Contains(got, "i-lost") || !strings.Contains(got, "vol-1") || strings.Contains(got, "vol-2") ||
+			strings.Contains(got, "vol-3") {
 			t.Errorf("left: %s", got)
 		}
 	})
+}
+
+// A user may name a namespace like that of a trial, and may use the label for something else.
+func TestNamespacesOfOthersAreNeitherRemovedNorWaitedFor(t *testing.T) {
+	for what, space := range map[string]struct{ name, label string }{
+		"the prefix alone":        {"kip-try-out", ""},
+		"the form alone":          {prefix + oldID, ""},
+		"the label alone":         {"shop", oldID},
+		"the label of another ID": {prefix + oldID, secondID},
+		"an ID that is too long":  {prefix + oldID + "2", oldID + "2"},
+		"an ID with a vowel":      {prefix + "orders", "orders"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil)
+				w.add(space.name, space.label)
+				w.use(space.name)
+				trial := w.trial(firstID, func(c *Config) {
+					holdings := c.Holdings
+					c.Holdings = func(ctx context.Context) (all []adminapi.Holdings, err error) {
+						all, err = holdings(ctx)
+						all[0].Disks = []string{"vol-1 of 1Gi: Kip volume me " + space.name + "/data"}
+						return all, err
+					}
+				})
+				if remains, err := trial.Remains(t.Context()); err != nil || len(remains) > 0 {
+					t.Errorf("%v: of trials there is %s", err, remains)
+				}
+				if r := planned(t.Context(), t, trial); r.Err() != nil || !r.Left.Nothing() {
+					t.Errorf("%v: left %+v", r.Err(), r.Left)
+				}
+				if _, err := w.kube.CoreV1().Namespaces().Get(t.Context(), space.name, metav1.GetOptions{}); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatATrialHasLeftIsNamed(t *testing.T) {
+	for what, exists := range map[string]bool{"the namespace exists": true, "the namespace is gone": false} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t, nil)
+			if exists {
+				w.add(prefix+oldID, oldID)
+			}
+			w.use(prefix + oldID)
+			remains, err := w.trial(firstID, nil).Remains(t.Context())
+			got := strings.Join(remains, "; ")
+			if err != nil || strings.Contains(got, "namespace "+prefix+oldID) != exists || !strings.Contains(got, "Cell cell-"+prefix+oldID) ||
+				!strings.Contains(got, "PersistentVolume pv-"+prefix+oldID) || w.calls > 0 {
+				t.Errorf("%v: %d changes: %s", err, w.calls, got)
+			}
+		})
+	}
+}
+
+// Between kipctl's list and its request the namespace of a trial goes, and somebody makes another of that name.
+func TestANamespaceThatHasComeSinceIsKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) {
+			w.changed = func(int) {
+				w.must(w.kube.Tracker().Update(spacesOf, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: prefix + oldID, UID: "other"}}, ""))
+			}
+		})
+		w.add(prefix+oldID, oldID)
+		if l := w.trial(firstID, nil).Clean(t.Context()); !l.Nothing() || w.calls != 1 {
+			t.Errorf("%d changes, left %+v", w.calls, l)
+		}
+		if n, err := w.kube.CoreV1().Namespaces().Get(t.Context(), prefix+oldID, metav1.GetOptions{}); err != nil || n.UID != "other" {
+			t.Errorf("%v: %+v", err, n)
+		}
+	})
+}
+
+func TestATrialDoesNotBeginWhereItIsNotKnownWhatAnEarlierOneLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(w *world) { w.noHoldings = true })
+		w.add(prefix+oldID, oldID)
+		r := planned(t.Context(), t, w.trial(firstID, nil))
+		if !strings.Contains(r.Problem, "not known whether an earlier trial") || len(r.Steps) > 0 || w.calls != 1 {
+			t.Errorf("%q: %d steps, %d changes", r.Problem, len(r.Steps), w.calls)
+		}
+	})
+}
+
+func TestNewIDsAreOfTrials(t *testing.T) {
+	for range 100 {
+		if id := NewID(); !(spaces{}).ofTrial(prefix + id) {
+			t.Errorf("%s is not the ID of a trial", id)
+		}
+	}
 }
 
 // At each change a trial is killed before or after it. The next one removes what it has left, and counts nothing of it.
@@ -196,9 +292,9 @@ func TestAKilledTrialLeavesNothingToTheNext(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
-		planned(t.Context(), t, w.trial("one", nil))
+		planned(t.Context(), t, w.trial(firstID, nil))
 		all = w.calls
-		whole = planned(t.Context(), t, w.trial("two", few))
+		whole = planned(t.Context(), t, w.trial(secondID, few))
 	})
 	if all < 20 {
 		t.Fatalf("a trial makes %d changes", all)
@@ -211,7 +307,7 @@ func TestAKilledTrialLeavesNothingToTheNext(t *testing.T) {
 			t.Run(fmt.Sprintf("%d,%v", at, after), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := newWorld(t, func(w *world) { w.killAt, w.after = at, after })
-					first := w.trial("first", nil)
+					first := w.trial(firstID, nil)
 					func() {
 						defer func() {
 							if p := recover(); p != nil && p != (killed{}) {
@@ -222,7 +318,7 @@ func TestAKilledTrialLeavesNothingToTheNext(t *testing.T) {
 					}()
 					w.dying, w.killAt = false, 0
 					before := slices.Clone(w.costly)
-					r := planned(t.Context(), t, w.trial("second", few))
+					r := planned(t.Context(), t, w.trial(secondID, few))
 					if left := w.left(); len(left) > 0 || !r.Left.Nothing() || r.Err() != nil {
 						t.Fatalf("%v: left %s, told %+v", r.Err(), left, r.Left)
 					}
@@ -257,7 +353,7 @@ func TestAnInterruptedTrialCleansUp(t *testing.T) {
 						}
 					}
 				})
-				r := planned(ctx, t, w.trial("one", nil))
+				r := planned(ctx, t, w.trial(firstID, nil))
 				if left := w.left(); len(left) > 0 || !r.Left.Nothing() {
 					t.Errorf("left: %s, told %+v", left, r.Left)
 				}
@@ -281,7 +377,7 @@ func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
 				c.Price = func(*corev1.Pod) *float64 { return new(0.09) }
 			}, "0.0900"},
 		} {
-			_, err := w.trial("one", tc.change).Plan(t.Context())
+			_, err := w.trial(firstID, tc.change).Plan(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tc.words) {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -289,7 +385,7 @@ func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
 		if w.calls > 0 {
 			t.Errorf("it has made %d changes", w.calls)
 		}
-		plan, err := w.trial("one", func(c *Config) { c.Price = func(*corev1.Pod) *float64 { return new(0.02) } }).Plan(t.Context())
+		plan, err := w.trial(firstID, func(c *Config) { c.Price = func(*corev1.Pod) *float64 { return new(0.02) } }).Plan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,12 +406,13 @@ func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
 func TestOptionsThatAreWrongAreNamed(t *testing.T) {
 	w := newWorld(t, nil)
 	for want, change := range map[string]func(*Config){
+		`the trial's ID is "one": it must be 6 characters`:   func(c *Config) { c.ID = "one" },
 		`--endpoint is "example.com": it must be HOST:PORT`:  func(c *Config) { c.Endpoint = "example.com" },
 		`--skip: "spt" is no step: it must be one of batch,`: func(c *Config) { c.Skip = []string{"spt"} },
 		"--max-price-per-hour is 0: it must be above 0":      func(c *Config) { c.MaxPricePerHour = 0 },
 		"--image is empty: it must be the name of an image":  func(c *Config) { c.Image = "" },
 	} {
-		c := w.trial("one", nil).Config
+		c := w.trial(firstID, nil).Config
 		change(&c)
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %s", err, want)
@@ -326,7 +423,7 @@ func TestOptionsThatAreWrongAreNamed(t *testing.T) {
 func TestAReportIsForPeopleAndForMachines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.noBalancer = true })
-		r := planned(t.Context(), t, w.trial("one", nil))
+		r := planned(t.Context(), t, w.trial(firstID, nil))
 		var text strings.Builder
 		if err := r.Text(&text); err != nil {
 			t.Fatal(err)
@@ -350,7 +447,7 @@ func TestAReportIsForPeopleAndForMachines(t *testing.T) {
 		if err := json.Unmarshal(data, &got); err != nil {
 			t.Fatal(err)
 		}
-		if got.ID != "one" || got.Steps[2].Result != "not tried" || got.Left.Names == nil || got.Left.NotKnown == nil {
+		if got.ID != firstID || got.Steps[2].Result != "not tried" || got.Left.Names == nil || got.Left.NotKnown == nil {
 			t.Errorf("%s", data)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,7 +34,7 @@ const (
 type world struct {
 	t    *testing.T
 	kube *fake.Clientset
-	made int // pods and Services, for their UIDs
+	made int // objects, for their UIDs
 	// cells are those with an instance, by name; ended is when the pod of one ended.
 	cells map[string]*apiv1.Cell
 	ended map[string]time.Time
@@ -49,6 +50,9 @@ type world struct {
 	// What the cluster lacks.
 	noBalancer, noClass, noSpot, noGPU, noHoldings, silentEgress bool
 }
+
+// IDs of trials.
+const firstID, secondID, oldID = "frst22", "scnd22", "ld2222"
 
 // killed is the panic of a process that is killed.
 type killed struct{}
@@ -108,6 +112,9 @@ func (w *world) react(a clienttesting.Action) (bool, runtime.Object, error) {
 	case clienttesting.CreateActionImpl:
 		w.create(a.GetObject())
 	case clienttesting.DeleteActionImpl:
+		if err := w.keeps(a); err != nil {
+			return true, nil, err
+		}
 		w.delete(a.GetResource(), a.GetNamespace(), a.GetName())
 	}
 	return false, nil, nil
@@ -119,6 +126,7 @@ func (w *world) create(object runtime.Object) {
 	tracker := w.kube.Tracker()
 	switch o := object.(type) {
 	case *corev1.Namespace:
+		o.UID = uid
 		w.must(tracker.Add(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: o.Name, Name: "default"}}))
 	case *corev1.Service:
 		o.UID = uid
@@ -133,6 +141,43 @@ func (w *world) create(object runtime.Object) {
 		o.UID, o.CreationTimestamp = uid, metav1.Now()
 		o.Status.Phase = corev1.PodPending
 	}
+}
+
+// keeps returns the API server's refusal to delete a namespace of another UID. A trial names the UID.
+func (w *world) keeps(a clienttesting.DeleteActionImpl) error {
+	if a.GetResource() != spacesOf {
+		return nil
+	}
+	if a.DeleteOptions.Preconditions == nil || a.DeleteOptions.Preconditions.UID == nil {
+		w.t.Errorf("namespace %s is deleted by its name alone", a.GetName())
+		return nil
+	}
+	o, err := w.kube.Tracker().Get(spacesOf, "", a.GetName())
+	if want := *a.DeleteOptions.Preconditions.UID; err == nil && o.(*corev1.Namespace).UID != want {
+		return apierrors.NewConflict(spacesOf.GroupResource(), a.GetName(), fmt.Errorf("the UID is not %s", want))
+	}
+	return err
+}
+
+// add adds a namespace, with the value of a trial's label, or none.
+func (w *world) add(name, label string) {
+	w.t.Helper()
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("of " + name)}}
+	if label != "" {
+		n.Labels = map[string]string{Label: label}
+	}
+	w.must(w.kube.Tracker().Add(n))
+}
+
+// use gives a namespace a Cell and a PersistentVolume.
+func (w *world) use(namespace string) {
+	w.t.Helper()
+	w.cells["cell-"+namespace] = &apiv1.Cell{ObjectMeta: metav1.ObjectMeta{Name: "cell-" + namespace}, Status: apiv1.CellStatus{
+		Pod:        apiv1.Ref(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}}),
+		InstanceID: "i-" + namespace, ControllerID: "me",
+	}}
+	w.must(w.kube.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-" + namespace},
+		Spec: corev1.PersistentVolumeSpec{ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: "data"}}}))
 }
 
 func (w *world) delete(resource schema.GroupVersionResource, namespace, name string) {
