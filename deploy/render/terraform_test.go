@@ -100,9 +100,15 @@ func (c *configuration) declare(address string, body *hclsyntax.Body) {
 	c.bodies[address] = body
 }
 
+// ignored is the attribute of lifecycle that names attributes of the resource itself.
+const ignored = "ignore_changes"
+
 // references returns what the expressions of a body refer to.
 func references(body *hclsyntax.Body) (all []hcl.Traversal) {
-	for _, attribute := range body.Attributes {
+	for name, attribute := range body.Attributes {
+		if name == ignored {
+			continue
+		}
 		all = append(all, hclsyntax.Variables(attribute.Expr)...)
 	}
 	for _, block := range body.Blocks {
@@ -413,6 +419,31 @@ func TestTerraformDestroysKipFirst(t *testing.T) {
 	}
 	if len(reached) < 20 {
 		t.Errorf("%s depends on no more than %v", release, reached)
+	}
+}
+
+// The list of available zones changes by itself. What has a zone would be replaced by that.
+func TestTerraformMovesNothingToAnotherZone(t *testing.T) {
+	const zone, want = "availability_zone", "lifecycle { ignore_changes = [availability_zone] }"
+	for _, folder := range folders(t) {
+		zoned := 0
+		for address, body := range readConfiguration(t, folder).bodies {
+			if !isResource(address) || body.Attributes[zone] == nil {
+				continue
+			}
+			zoned++
+			kept := slices.ContainsFunc(body.Blocks, func(b *hclsyntax.Block) bool {
+				names := b.Body.Attributes[ignored]
+				return b.Type == "lifecycle" && names != nil &&
+					slices.ContainsFunc(hclsyntax.Variables(names.Expr), func(n hcl.Traversal) bool { return n.RootName() == zone })
+			})
+			if !kept {
+				t.Errorf("%s: another zone replaces %s: want %s", folder, address, want)
+			}
+		}
+		if zoned < 2 {
+			t.Errorf("%s: %d resources have a zone", folder, zoned)
+		}
 	}
 }
 

@@ -93,6 +93,14 @@ resource "aws_eks_node_group" "worker" {
     desired_size = 1
   }
 
+  # A subnet that is replaced, such as by another vpc_cidr, is made in the first zone of the day. The disk stays where it is.
+  lifecycle {
+    precondition {
+      condition     = aws_subnet.nodes[0].availability_zone == aws_ebs_volume.store.availability_zone
+      error_message = "The worker's new subnet is in ${aws_subnet.nodes[0].availability_zone}, and the disk of Kip's store in ${aws_ebs_volume.store.availability_zone}: undo the change that replaces the subnet, or run terraform destroy first, which deletes the store."
+    }
+  }
+
   # The worker needs its way to the internet to join, and its role until it has gone.
   depends_on = [
     aws_iam_role_policy_attachment.worker,

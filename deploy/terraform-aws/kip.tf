@@ -133,6 +133,12 @@ resource "aws_ebs_volume" "store" {
     Name                      = "${var.cluster_name}-kip-store"
     "ebs.csi.aws.com/cluster" = "true" # which rights of the driver may ask for
   })
+
+  # Another zone would replace the disk, and Kip would lose its store. The worker's subnet keeps its zone, too; if it is replaced and
+  # comes to another zone, the worker's precondition fails.
+  lifecycle {
+    ignore_changes = [availability_zone]
+  }
 }
 
 resource "kubernetes_namespace_v1" "kip" {

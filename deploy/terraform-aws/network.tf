@@ -20,7 +20,8 @@ data "aws_ami_ids" "cells" {
 }
 
 locals {
-  # EKS wants two zones. The worker runs in the first one.
+  # EKS wants two zones. The worker runs in the first one. These are the zones of new subnets: EC2's list changes when a zone is
+  # impaired, and with excluded_zone_ids. A subnet that exists keeps its zone (ignore_changes below).
   zones = slice(data.aws_availability_zones.available.names, 0, min(2, length(data.aws_availability_zones.available.names)))
 }
 
@@ -69,9 +70,14 @@ resource "aws_subnet" "nodes" {
   map_public_ip_on_launch = true # there is no NAT gateway, which would cost more than all else here
 
   tags = merge(var.tags, {
-    Name                     = "${var.cluster_name}-nodes-${local.zones[count.index]}"
+    Name                     = "${var.cluster_name}-nodes-${count.index}"
     "kubernetes.io/role/elb" = "1"
   })
+
+  # Another zone would replace the subnet, and with it the worker and the disk of Kip's store.
+  lifecycle {
+    ignore_changes = [availability_zone]
+  }
 }
 
 resource "aws_route_table_association" "nodes" {
@@ -90,7 +96,12 @@ resource "aws_subnet" "cells" {
   cidr_block              = cidrsubnet(var.vpc_cidr, 4, count.index + 1)
   map_public_ip_on_launch = true
 
-  tags = merge(var.tags, { Name = "${var.cluster_name}-cells-${local.zones[count.index]}" })
+  tags = merge(var.tags, { Name = "${var.cluster_name}-cells-${count.index}" })
+
+  # Another zone would replace the subnet, and with it all cells in it.
+  lifecycle {
+    ignore_changes = [availability_zone]
+  }
 }
 
 resource "aws_route_table_association" "cells" {
@@ -113,8 +124,10 @@ resource "aws_security_group" "cells" {
   })
 }
 
-# Pods on cells reach CoreDNS, other pods of the worker, and the API server. EKS' own group lets in its members only, and cells
-# are none: they would let all other members reach the agents' port.
+# Pods on cells reach CoreDNS, other pods of the worker, and the API server. The cluster's security group, which EKS makes, lets in
+# its members only. Cells must not become members: the worker is one, so Kip's own group lets all members reach the agents' port
+# (docs/aws.md#security-groups), and each cell would reach the agent of every other cell.
+# https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
 resource "aws_vpc_security_group_ingress_rule" "cells_to_cluster" {
   security_group_id            = aws_eks_cluster.kip.vpc_config[0].cluster_security_group_id
   referenced_security_group_id = aws_security_group.cells.id

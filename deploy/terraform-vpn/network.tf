@@ -8,6 +8,7 @@ data "aws_availability_zones" "available" {
 }
 
 locals {
+  # The zones of new subnets: EC2's list changes when a zone is impaired. A subnet that exists keeps its zone (ignore_changes below).
   zones = slice(data.aws_availability_zones.available.names, 0, 2)
 }
 
@@ -29,7 +30,12 @@ resource "aws_subnet" "cells" {
   vpc_id            = aws_vpc.kip.id
   availability_zone = local.zones[count.index]
   cidr_block        = cidrsubnet(var.vpc_cidr, 4, count.index + 1)
-  tags              = merge(var.tags, { Name = "${var.name}-cells-${local.zones[count.index]}" })
+  tags              = merge(var.tags, { Name = "${var.name}-cells-${count.index}" })
+
+  # Another zone would replace the subnet, and with it all cells in it.
+  lifecycle {
+    ignore_changes = [availability_zone]
+  }
 }
 
 resource "aws_route_table_association" "cells" {
@@ -53,6 +59,11 @@ resource "aws_subnet" "nat" {
   availability_zone = local.zones[0]
   cidr_block        = cidrsubnet(var.vpc_cidr, 8, 0)
   tags              = merge(var.tags, { Name = "${var.name}-nat" })
+
+  # Another zone would replace the subnet, and with it the NAT gateway.
+  lifecycle {
+    ignore_changes = [availability_zone]
+  }
 }
 
 resource "aws_route_table" "nat" {
