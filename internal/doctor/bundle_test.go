@@ -38,6 +38,10 @@ var planted = []struct{ text, secret, stays string }{
 	{`{"pin_passwd": 98765, "pod": "web"}`, "98765", `"[REDACTED]", "pod": "web"`},
 	{`get s3://x?X-Amz-Signature=planted0012&pod=web`, "planted0012", "pod=web"},
 	{`msg="{\"apiKey\": \"planted0013\", \"pod\": 1}"`, "planted0013", "pod"},
+	{`{"auths":{"example.org":{"auth": "cGxhbnRlZDAwMTU=", "pod": "web"}}}`, "cGxhbnRlZDAwMTU", `"[REDACTED]", "pod": "web"`},
+	{`msg="{\"auth\":\"cGxhbnRlZDAwMTY=\",\"pod\":1}"`, "cGxhbnRlZDAwMTY", "pod"},
+	{"pod: web\n  auth: cGxhbnRlZDAwMTc=\n", "cGxhbnRlZDAwMTc", "pod: web"},
+	{`AccountName=web;AccountKey=planted0018==;pod=web`, "planted0018", "AccountName=web"},
 	{`the known one is in planted-known-0014, pod=web`, "planted-known-0014", "pod=web"},
 }
 
@@ -54,6 +58,7 @@ func TestTextsLoseTheirSecretsAndNothingElse(t *testing.T) {
 	}
 	for _, whole := range []string{
 		`{"automountServiceAccountToken":false,"pod":"web"}`, "cell-1 is Booting: its kubelet is not ready", "tokens: [a, b]",
+		`{"auth":true,"key":"web"}`,
 	} {
 		if got := string(r.Text([]byte(whole))); got != whole {
 			t.Errorf("%s\nis %s", whole, got)
@@ -93,6 +98,8 @@ func TestNoSecretOfProviderYAMLIsKept(t *testing.T) {
 		return nil
 	}
 	tree := walk(reflect.TypeFor[config.Config]()).(map[string]any)
+	tree["another"] = map[string]any{"storageKey": "planted-in-yaml", "sasToken": "planted-in-yaml", "adminPassword": "planted-in-yaml",
+		"theSecret": "planted-in-yaml", "auth": "planted-in-yaml", "key": "taint-stays"}
 	tree["cells"] = map[string]any{"cellConfig": map[string]any{"x": "planted-in-yaml"}, "defaultInstanceType": "t3.nano"}
 	text, err := yaml.Marshal(tree)
 	if err != nil {
@@ -100,7 +107,8 @@ func TestNoSecretOfProviderYAMLIsKept(t *testing.T) {
 	}
 	text = append(text, []byte("# a comment with planted-in-yaml\n")...)
 	got := string(NewRedactor().YAML(text))
-	if secrets < 4 || strings.Contains(got, "planted") || !strings.Contains(got, "defaultInstanceType: t3.nano") {
+	if secrets < 4 || strings.Contains(got, "planted") || !strings.Contains(got, "defaultInstanceType: t3.nano") ||
+		!strings.Contains(got, "key: taint-stays") {
 		t.Errorf("of %d secrets:\n%s\nis\n%s", secrets, text, got)
 	}
 	if got := string(NewRedactor().YAML([]byte("a: [planted-in-yaml"))); strings.Contains(got, "planted") {

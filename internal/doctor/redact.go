@@ -23,7 +23,8 @@ func NewRedactor(secrets ...string) *Redactor {
 }
 
 // secretName is what the name of something secret has in it.
-const secretName = `[A-Za-z0-9_.-]*(?:secret|passw|passphrase|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|cookie)[A-Za-z0-9_.-]*`
+const secretName = `[A-Za-z0-9_.-]*(?:secret|passw|passphrase|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|` +
+	`(?:account|client|encryption|master|session|shared|signing|storage|subscription)[_-]?key|cookie)[A-Za-z0-9_.-]*`
 
 // patterns are what looks like a secret whatever its name, with what stays of it.
 var patterns = []struct {
@@ -36,6 +37,9 @@ var patterns = []struct {
 	{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*`), redacted},
 	// Access keys of AWS. Source: IAM User Guide, "IAM identifiers".
 	{regexp.MustCompile(`\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b`), redacted},
+	// Credentials of registries in Docker's configuration, base64, also quoted within a string, and in YAML.
+	{regexp.MustCompile(`(?i)(\\?"auth\\?"\s*:\s*\\?")(?:[^"\\]|\\/)+`), "${1}" + redacted},
+	{regexp.MustCompile(`(?im)^([ \t-]*auth:[ \t]+)["']?[A-Za-z0-9+/]{6,}={0,2}["']?[ \t]*$`), "${1}" + redacted},
 	{regexp.MustCompile(`://[^/\s:@"']*:[^/\s@"']+@`), "://" + redacted + "@"},
 	{regexp.MustCompile(`(?i)\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{6,}`), "$1 " + redacted},
 	// Signed addresses, as of S3.
@@ -73,8 +77,8 @@ func (r *Redactor) Text(text []byte) []byte {
 	return []byte(s)
 }
 
-// isSecretName matches the names of keys whose values are secrets.
-var isSecretName = regexp.MustCompile(`(?i)^` + secretName + `$`)
+// isSecretName matches the names of keys of a provider.yaml whose values are secrets, or may be. The key of a taint is none.
+var isSecretName = regexp.MustCompile(`(?i)^(?:` + secretName + `|.+key|auth)$`)
 
 // YAML returns a provider.yaml without secrets and comments: whatever is below a key with the name of something secret is left out, and
 // so are settings of cells of earlier releases, which may be anything.
