@@ -24,7 +24,7 @@ import (
 func (d *Doctor) kipPods(context.Context) []finding.Finding {
 	if len(d.pods) == 0 {
 		where := cmp.Or(d.c.Namespace, "*")
-		return one(finding.Fail(d.upgrade(), "no pod of Kip is in namespace %s: its nodes are %s", where, orNone(nodeNames(d.own))))
+		return one(finding.Fail(findKip, "no pod of Kip is in namespace %s: its nodes are %s", where, orNone(nodeNames(d.own))))
 	}
 	var found []finding.Finding
 	for i := range d.pods {

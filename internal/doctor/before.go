@@ -55,7 +55,7 @@ func (d *Doctor) version(context.Context) []finding.Finding {
 	case minor < oldest:
 		return one(finding.Fail(cure, "the API server is %s: Kip needs Kubernetes 1.%d or later", has, oldest))
 	case minor > own+kubeletsLag:
-		return one(finding.Fail(d.upgrade()+" # of a newer release of Kip",
+		return one(finding.Fail(d.set()+" # of a newer release of Kip",
 			"the API server is %s, and the kubelets of cells are %s: they may be %d minor versions older", has, version.Kubernetes, kubeletsLag))
 	case minor < oldestTried || minor > own:
 		return one(finding.Warn(cure, "the API server is %s: Kip ran beside 1.%d to 1.%d", has, oldestTried, own))
@@ -76,7 +76,7 @@ func (d *Doctor) admission(context.Context) []finding.Finding {
 		{"mutatingwebhookconfigurations", "webhook.enabled=false", "pods need the toleration of Kip's nodes themselves"},
 	} {
 		if !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == need.resource }) {
-			found = append(found, finding.Fail(d.upgrade(need.value), "the API server does not serve %s of %s. Kip can do without: then %s",
+			found = append(found, finding.Fail(d.set(need.value), "the API server does not serve %s of %s. Kip can do without: then %s",
 				need.resource, group, need.loses))
 		}
 	}
@@ -140,7 +140,7 @@ func (d *Doctor) dns(ctx context.Context) []finding.Finding {
 		cure := fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name coredns", d.region(), d.clusterName())
 		return one(finding.Fail(cure, "there is no Service kube-system/kube-dns: %s has no DNS that cells reach, so pods on cells find no Service by its name", which))
 	}
-	return one(finding.Fail(d.upgrade("'extraArgs={--cluster-dns=ADDRESS}'"),
+	return one(finding.Fail(d.addArgument("--cluster-dns=ADDRESS"),
 		"there is no Service kube-system/kube-dns: pods on cells find no Service by its name. If the cluster's DNS has another name, tell Kip its address"))
 }
 
@@ -182,6 +182,35 @@ func (d *Doctor) disks(ctx context.Context) []finding.Finding {
 	return found
 }
 
+// classOf chooses the StorageClass of the claim of Kip's store among several: the only one, on EKS one of EBS, else the reader chooses.
+func (d *Doctor) classOf(all []storagev1.StorageClass, names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
+	for _, driver := range []string{ebsDriver, inTree, autoDriver} {
+		n := slices.IndexFunc(all, func(s storagev1.StorageClass) bool { return s.Provisioner == driver })
+		if n >= 0 && d.eks() && (driver != autoDriver || d.auto()) {
+			return all[n].Name
+		}
+	}
+	return "NAME"
+}
+
+// useClass is the command that has the claim of Kip's store be of a StorageClass. A claim that is there and has no class takes one. Source:
+// Kubernetes, pkg/apis/core/validation, validateStorageClassUpgradeFromNil.
+func (d *Doctor) useClass(class string) string {
+	if len(d.pods) == 0 {
+		return d.set("persistence.storageClassName=" + class)
+	}
+	claim := "CLAIM"
+	for _, v := range d.pods[0].Spec.Volumes {
+		if v.PersistentVolumeClaim != nil {
+			claim = v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	return fmt.Sprintf(`kubectl patch pvc -n %s %s -p '{"spec":{"storageClassName":"%s"}}'`, d.Namespace(), claim, class)
+}
+
 // storageClass says whether the claim of Kip's store gets a volume.
 func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	if d.c.Provider != nil && len(d.c.Provider.Etcd.Client.Endpoints) > 0 {
@@ -210,7 +239,7 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	})
 	switch {
 	case usual == nil && len(others) > 0:
-		return one(finding.Fail("kubectl annotate storageclass "+others[0]+" "+annotationDefaultClass+"=true",
+		return one(finding.Fail(d.useClass(d.classOf(list.Items, others)),
 			"the cluster has no default StorageClass, so the claim of Kip's store gets no volume, unless persistence.storageClassName names one of %s",
 			orNone(others)))
 	case usual == nil && d.eks():
@@ -321,6 +350,6 @@ func (d *Doctor) signer(context.Context) []finding.Finding {
 	if d.c.Provider != nil && d.c.Provider.ServingCertificate.SignerName != "" {
 		return one(finding.Fine("provider.yaml names the signer %s", d.c.Provider.ServingCertificate.SignerName))
 	}
-	return one(finding.Warn(d.upgrade("servingCertificate.source=csr", "servingCertificate.signerName=beta.eks.amazonaws.com/app-serving"),
+	return one(finding.Warn(d.setSigner(signerOfEKS),
 		"EKS verifies the certificates of kubelets: without a signer kubectl logs and exec fail for pods on cells, unless the chart's values name one"))
 }

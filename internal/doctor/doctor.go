@@ -85,6 +85,7 @@ type Doctor struct {
 	own     []corev1.Node // Kip's
 	pods    []corev1.Pod  // Kip's
 	onOwn   []corev1.Pod  // those on Kip's nodes
+	release string        // of Helm, that has installed Kip; "" if none is known to
 }
 
 // New returns a Doctor. It asks nothing yet.
@@ -153,6 +154,28 @@ func (d *Doctor) Namespace() string {
 	return cmp.Or(d.c.Namespace, defaultNamespace)
 }
 
+// annotationRole names the role of a service account on EKS. Source: EKS User Guide, "Assign IAM roles to Kubernetes service accounts".
+const annotationRole = "eks.amazonaws.com/role-arn"
+
+// Kip is what is known of the Kip that First has found, for the checks of its account.
+func (d *Doctor) Kip(ctx context.Context) (kip finding.Kip) {
+	if len(d.own) > 0 {
+		kip.Owner = d.own[0].Labels[apiv1.LabelController]
+	}
+	if len(d.pods) == 0 {
+		return kip
+	}
+	p := &d.pods[0]
+	kip.Ask = fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl doctor -f /etc/kip/config/provider.yaml", p.Namespace, p.Name, kipContainer)
+	ctx, cancel := context.WithTimeout(ctx, reachLimit)
+	defer cancel()
+	account, err := d.c.Cluster.Kube.CoreV1().ServiceAccounts(p.Namespace).Get(ctx, p.Spec.ServiceAccountName, metav1.GetOptions{})
+	if err == nil { // else its role is not known
+		kip.Role = account.Annotations[annotationRole]
+	}
+	return kip
+}
+
 // reach asks the API server for its version.
 func (d *Doctor) reach(ctx context.Context) []finding.Finding {
 	ctx, cancel := context.WithTimeout(ctx, reachLimit)
@@ -167,8 +190,9 @@ func (d *Doctor) reach(ctx context.Context) []finding.Finding {
 	case err != nil && strings.Contains(err.Error(), "getting credentials"): // client-go, of a program in the kubeconfig
 		return one(finding.Fail(login, "the kubeconfig's program for credentials fails: %v", err))
 	case err != nil && region != "":
-		open := "aws eks update-cluster-config --region " + region + " --name CLUSTER --resources-vpc-config endpointPublicAccess=true"
-		return one(finding.Fail(open, "the API server %s does not answer: %v. If its endpoint is private, you can also run this command within its VPC", d.c.Cluster.Host, err))
+		show := "aws eks describe-cluster --region " + region + " --name CLUSTER --query cluster.resourcesVpcConfig # shows whether its endpoint is private"
+		return one(finding.Fail(show, "the API server %s does not answer: %v. If its endpoint is private, run kipctl doctor within the cluster's VPC, or "+
+			"through its VPN", d.c.Cluster.Host, err))
 	case err != nil:
 		return one(finding.Fail("kubectl cluster-info # with --kubeconfig or --context of a cluster that you reach",
 			"the API server %s does not answer: %v", d.c.Cluster.Host, err))
@@ -222,6 +246,7 @@ func (d *Doctor) look(ctx context.Context) []finding.Finding {
 		return one(unasked("list the pods of Kip", err))
 	}
 	d.pods, d.looked = pods.Items, true
+	d.findRelease(ctx)
 	if !d.Installed() {
 		return d.room()
 	}
@@ -298,22 +323,86 @@ func (d *Doctor) clusterName() string {
 	return "CLUSTER"
 }
 
-// upgrade is the command that sets a value of Kip's chart.
-func (d *Doctor) upgrade(values ...string) string {
-	release, verb := "kip", "install"
-	if len(d.pods) > 0 {
-		release, verb = cmp.Or(d.pods[0].Labels["app.kubernetes.io/instance"], release), "upgrade"
+// annotationRelease is on what Helm has installed, with the name of its release.
+const annotationRelease = "meta.helm.sh/release-name"
+
+// findRelease asks the owner of Kip's pod whether Helm has installed it. Without an answer nothing is printed that needs Helm.
+func (d *Doctor) findRelease(ctx context.Context) {
+	if len(d.pods) == 0 {
+		return
 	}
-	command := fmt.Sprintf("helm %s %s deploy/helm/kip --namespace %s", verb, release, d.Namespace())
-	if verb == "upgrade" {
-		command += " --reuse-values"
-	} else {
-		command += " --create-namespace --values values.yaml"
+	apps := d.c.Cluster.Kube.AppsV1()
+	kind, name, _ := strings.Cut(ownerOf(&d.pods[0]), "/")
+	switch kind {
+	case "statefulset":
+		if set, err := apps.StatefulSets(d.pods[0].Namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
+			d.release = set.Annotations[annotationRelease]
+		}
+	case "deployment":
+		if deployment, err := apps.Deployments(d.pods[0].Namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
+			d.release = deployment.Annotations[annotationRelease]
+		}
 	}
+}
+
+// findKip is the command that shows where Kip is installed.
+const findKip = "kubectl get statefulset,deployment -A -l app.kubernetes.io/name=kip"
+
+// set is the command that sets values of Kip's chart, or does the same for a Kip that Helm has not installed.
+func (d *Doctor) set(values ...string) string {
+	var sets string
 	for _, v := range values {
-		command += " --set " + v
+		sets += " --set " + v
 	}
-	return command
+	asChart := ""
+	if len(values) > 0 {
+		asChart = " # change first what the values " + strings.Join(values, " and ") + " of the chart change"
+	}
+	switch {
+	case len(d.pods) == 0 && (d.Installed() || !d.looked):
+		return findKip + asChart
+	case len(d.pods) == 0:
+		return fmt.Sprintf("helm install kip deploy/helm/kip --namespace %s --create-namespace --values values.yaml%s", d.Namespace(), sets)
+	case d.release != "":
+		return fmt.Sprintf("helm upgrade %s deploy/helm/kip --namespace %s --reuse-values%s", d.release, d.Namespace(), sets)
+	case d.eks():
+		return "./kustomize/deploy.sh" + asChart
+	}
+	return "kubectl apply -k deploy/manifests/kip/overlays/OVERLAY" + asChart
+}
+
+// setSigner is the command that has Kip request the certificate of its kubelet port from a signer.
+func (d *Doctor) setSigner(signer string) string {
+	if len(d.pods) > 0 && d.release == "" {
+		return fmt.Sprintf("kubectl edit configmap -n %s %s # in provider.yaml set servingCertificate.signerName: %s; docs/serving-certificates.md has the "+
+			"rights that it needs", d.Namespace(), cmp.Or(configMapOf(&d.pods[0]), "NAME"), signer)
+	}
+	return d.set("servingCertificate.source=csr", "servingCertificate.signerName="+signer)
+}
+
+// addArgument is the command that adds an argument to Kip's. A --set of extraArgs would replace the others.
+func (d *Doctor) addArgument(arg string) string {
+	switch {
+	case len(d.pods) == 0 && (d.Installed() || !d.looked):
+		return findKip + " # then add " + arg + " to its arguments"
+	case len(d.pods) == 0:
+		return d.set() + " # after you have added " + arg + " to extraArgs in values.yaml"
+	case d.release != "":
+		return fmt.Sprintf("helm get values %s --namespace %s --output yaml > values.yaml # add %s to extraArgs in it, then: "+
+			"helm upgrade %s deploy/helm/kip --namespace %s --values values.yaml", d.release, d.Namespace(), arg, d.release, d.Namespace())
+	}
+	return fmt.Sprintf("kubectl edit -n %s %s # add %s to the args of container %s", d.Namespace(), ownerOf(&d.pods[0]), arg, kipContainer)
+}
+
+// configMapOf is the ConfigMap that a pod of Kip mounts its provider.yaml from, as the chart and the manifests call the volume; "" if it
+// mounts none.
+func configMapOf(p *corev1.Pod) string {
+	for _, v := range p.Spec.Volumes {
+		if v.ConfigMap != nil && v.Name == "config" {
+			return v.ConfigMap.Name
+		}
+	}
+	return ""
 }
 
 func readyOf(n *corev1.Node) corev1.ConditionStatus {

@@ -2,7 +2,13 @@ package doctor
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,6 +16,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -60,6 +67,8 @@ type world struct {
 	proxy    Answer
 	cells    []apiv1.Cell
 	noCRD    bool
+
+	others []runtime.Object // that the API server has, too
 }
 
 func meta(namespace, name string) metav1.ObjectMeta {
@@ -106,7 +115,16 @@ func installed() *world {
 	kip := corev1.Pod{ObjectMeta: meta("kip-system", "kip-0")}
 	kip.Labels = map[string]string{"app": "kip-provider", "app.kubernetes.io/instance": "release"}
 	kip.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "kip", Controller: new(true)}}
+	kip.Spec.ServiceAccountName = "kip"
 	kip.Spec.Containers = []corev1.Container{{Name: kipContainer}}
+	kip.Spec.Volumes = []corev1.Volume{
+		{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: "kip-config"}}}},
+		{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data-kip-0"}}},
+	}
+	set := &appsv1.StatefulSet{ObjectMeta: meta("kip-system", "kip")}
+	set.Annotations = map[string]string{annotationRelease: "release"}
+	w.others = []runtime.Object{set}
 	kip.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 	w.kips = []corev1.Pod{kip}
 	hook := admissionregistrationv1.MutatingWebhook{Name: "selecting.kip.elotl.co"}
@@ -115,6 +133,13 @@ func installed() *world {
 	w.hook.Webhooks = []admissionregistrationv1.MutatingWebhook{hook}
 	w.proxy = Answer{Status: http.StatusOK, Body: []byte("ok")}
 	w.cells = []apiv1.Cell{{ObjectMeta: meta("", "cell-1"), Status: apiv1.CellStatus{Phase: apiv1.Bound}}}
+	return w
+}
+
+// byManifests is a Kip that Helm has not installed.
+func byManifests() *world {
+	w := installed()
+	w.others[0].(*appsv1.StatefulSet).Annotations = nil
 	return w
 }
 
@@ -147,7 +172,7 @@ func (w *world) kube(t *testing.T) *fake.Clientset {
 	add(len(w.services), func(i int) runtime.Object { return &w.services[i] })
 	add(len(w.events), func(i int) runtime.Object { return &w.events[i] })
 	add(len(w.requests), func(i int) runtime.Object { return &w.requests[i] })
-	kube := fake.NewClientset(objects...)
+	kube := fake.NewClientset(append(objects, w.others...)...)
 	resources := &metav1.APIResourceList{GroupVersion: "admissionregistration.k8s.io/v1"}
 	for _, name := range w.serves {
 		resources.APIResources = append(resources.APIResources, metav1.APIResource{Name: name})
@@ -329,6 +354,11 @@ func examineEach(t *testing.T, cases map[string]broken) {
 				if r.Check == tc.check && r.Outcome == tc.outcome {
 					of = append(of, r)
 				}
+				for _, harms := range []string{"endpointPublicAccess=true", "--set 'extraArgs", annotationDefaultClass + "=true"} {
+					if strings.Contains(r.Cure, harms) {
+						t.Errorf("what fixes it does more: %+v", r)
+					}
+				}
 				if r.Outcome == finding.Failed && r.Cure == "" {
 					t.Errorf("without a command that fixes it: %+v", r)
 				}
@@ -340,11 +370,19 @@ func examineEach(t *testing.T, cases map[string]broken) {
 	}
 }
 
+// severalClasses are StorageClasses of which none is the default.
+func severalClasses(w *world) {
+	w.classes[0].Annotations = nil
+	w.classes = append([]storagev1.StorageClass{
+		{ObjectMeta: meta("", "efs"), Provisioner: "efs.csi.aws.com"}, {ObjectMeta: meta("", "gp3"), Provisioner: ebsDriver},
+	}, w.classes...)
+}
+
 func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 	examineEach(t, map[string]broken{
 		"no answer":   {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "API server", finding.Failed, "i/o timeout", "kubectl cluster-info"},
 		"nor others":  {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "DNS", finding.NotChecked, `needs the check "API server"`, ""},
-		"private":     {onEKS, func(w *world) { w.unreachable = errors.New("timeout") }, "API server", finding.Failed, "endpoint is private", "endpointPublicAccess=true"},
+		"private":     {onEKS, func(w *world) { w.unreachable = errors.New("timeout") }, "API server", finding.Failed, "endpoint is private", "aws eks describe-cluster --region eu-west-1"},
 		"no program":  {onEKS, func(w *world) { w.unreachable = errors.New("getting credentials: exec: aws") }, "API server", finding.Failed, "program", "update-kubeconfig --region eu-west-1"},
 		"expired":     {onEKS, func(w *world) { w.status = http.StatusUnauthorized }, "API server", finding.Failed, "have expired", "update-kubeconfig"},
 		"no cluster":  {fresh, func(w *world) { w.version = "" }, "API server", finding.Failed, "not as an API server", "kubectl cluster-info"},
@@ -356,11 +394,13 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"too new":     {fresh, func(w *world) { w.version = "v1.40.0" }, "version", finding.Failed, "may be 3 minor versions older", "helm install"},
 		"no policies": {fresh, func(w *world) { w.serves = w.serves[1:] }, "admission", finding.Failed, "validatingadmissionpolicies", "policies.enabled=false"},
 		"IPv6":        {onEKS, func(w *world) { w.clusterIPs = []string{"fd00::1"} }, "IP family", finding.Failed, "IPv6 alone", "eksctl create cluster"},
-		"no DNS":      {fresh, func(w *world) { w.dns = nil }, "DNS", finding.Failed, "no Service kube-system/kube-dns", "--cluster-dns"},
+		"no DNS":      {fresh, func(w *world) { w.dns = nil }, "DNS", finding.Failed, "no Service kube-system/kube-dns", "added --cluster-dns=ADDRESS to extraArgs in values.yaml"},
 		"Auto Mode": {onEKS, func(w *world) { w.dns, w.nodes[0].Labels[labelCompute] = nil, "auto" }, "DNS", finding.Failed, "EKS Auto Mode",
 			"aws eks create-addon --region eu-west-1 --cluster-name prod --addon-name coredns"},
 		"no class":         {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass", "aws-ebs-csi-driver"},
-		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "annotate storageclass usual"},
+		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "--set persistence.storageClassName=usual"},
+		"several classes":  {fresh, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=NAME"},
+		"classes on EKS":   {onEKS, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
 		"only Kip's class": {fresh, func(w *world) { w.classes[0].Annotations, w.classes[0].Provisioner = nil, "disk.kip.elotl.co" }, "StorageClass", finding.Failed,
 			"no StorageClass", "storageclass.yaml"},
 		"no driver on Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner, w.nodes[0].Labels[labelCompute] = inTree, "auto" }, "StorageClass", finding.Failed,
@@ -376,6 +416,42 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"no room":         {fresh, func(w *world) { w.nodes[0].Spec.Unschedulable = true }, "nodes", finding.Failed, "no node is Ready", "kubectl get nodes"},
 		"EKS verifies":    {onEKS, func(*world) {}, "signer", finding.Warning, "verifies", "signerName=beta.eks.amazonaws.com/app-serving"},
 	})
+}
+
+// requested is a request for a certificate of a name, with the name of one of Kip's node.
+func requested(t *testing.T, user, signer, name string) certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(10, 1, 2, 3)},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := certificatesv1.CertificateSigningRequest{ObjectMeta: meta("", "kip-0-serving-1")}
+	r.Spec = certificatesv1.CertificateSigningRequestSpec{Username: user, SignerName: signer,
+		Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: asked})}
+	return r
+}
+
+// What is asked of the account goes by what is known of the Kip in the cluster.
+func TestTheAccountOfAKipIsAskedAboutItsOwnCellsAndRole(t *testing.T) {
+	w := installed()
+	account := &corev1.ServiceAccount{ObjectMeta: meta("kip-system", "kip")}
+	account.Annotations = map[string]string{annotationRole: "arn:aws:iam::123456789012:role/kip"}
+	w.others = append(w.others, account)
+	d := &Doctor{c: Config{Cluster: Cluster{Kube: w.kube(t)}}, own: w.nodes[1:], pods: w.kips}
+	want := finding.Kip{Owner: "id", Role: "arn:aws:iam::123456789012:role/kip",
+		Ask: "kubectl exec -n kip-system kip-0 -c kip -- /kipctl doctor -f /etc/kip/config/provider.yaml"}
+	if got := d.Kip(t.Context()); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := (&Doctor{}).Kip(t.Context()); got != (finding.Kip{}) {
+		t.Errorf("without a Kip: %+v", got)
+	}
 }
 
 // onCell is a pod on Kip's node.
@@ -405,11 +481,19 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		w.kips[0].Status = corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 			Message: "pod has unbound immediate PersistentVolumeClaims"}}}
 	}
-	stands := func(w *world) {
-		p := onCell("logs-1")
-		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}}
-		p.Status.Conditions = []corev1.PodCondition{{Type: apiv1.NoMachine, Status: corev1.ConditionTrue}}
-		w.pods = append(w.pods, p)
+	required := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{}}}
+	stands := func(affinity *corev1.Affinity) func(*world) {
+		return func(w *world) {
+			p := onCell("logs-1")
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: apiv1.NoMachine, Status: corev1.ConditionTrue}}
+			w.pods = append(w.pods, p)
+			if affinity != nil { // else it is not to be read
+				set := &appsv1.DaemonSet{ObjectMeta: meta("shop", "logs")}
+				set.Spec.Template.Spec.Affinity = affinity
+				w.others = append(w.others, set)
+			}
+		}
 	}
 	behind := func(s corev1.Service, change func(*world)) func(*world) {
 		return func(w *world) {
@@ -418,30 +502,55 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		}
 	}
 	nothing := func(*world) {}
+	deaf := func(w *world) { w.answers = false }
+	noDNS := func(w *world) { w.dns = nil }
+	noClass := func(w *world) {
+		unscheduled(w)
+		w.classes[0].Annotations = nil
+	}
+	noTrust := func(w *world) { w.proxy = Answer{Status: 503, Body: []byte(`{"message":"x509: unknown authority"}`)} }
+	request := func(user, signer, name string) func(*world) {
+		return func(w *world) {
+			w.requests = []certificatesv1.CertificateSigningRequest{requested(t, user, signer, name)}
+		}
+	}
+	const node, account, signer = "system:node:kip-0", "system:serviceaccount:kip-system:kip", certificatesv1.KubeletServingSignerName
 	examineEach(t, map[string]broken{
-		"crashes":   {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts", "kubectl logs -n kip-system kip-0 -c kip --previous"},
-		"no image":  {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
-		"no volume": {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},
-		"no pod":    {installed, func(w *world) { w.kips = nil }, "pods", finding.Failed, "no pod of Kip", "helm install kip"},
-		"no node":   {installed, func(w *world) { w.nodes = w.nodes[:1] }, "nodes", finding.Failed, "no node of Kip", "kubectl logs -n kip-system kip-0"},
+		"crashes":            {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts", "kubectl logs -n kip-system kip-0 -c kip --previous"},
+		"no image":           {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
+		"no volume":          {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},
+		"no pod":             {installed, func(w *world) { w.kips = nil }, "pods", finding.Failed, "no pod of Kip", findKip},
+		"no pod, deaf":       {installed, func(w *world) { w.kips, w.answers = nil, false }, "webhook", finding.Failed, "does not reach", findKip},
+		"deaf, of manifests": {byManifests, deaf, "webhook", finding.Failed, "does not reach", "kubectl apply -k deploy/manifests/kip/overlays/OVERLAY # change first"},
+		"no DNS, of Helm":    {installed, noDNS, "DNS", finding.Failed, "no Service", "helm get values release --namespace kip-system --output yaml > values.yaml # add --cluster-dns=ADDRESS to"},
+		"no DNS, of others":  {byManifests, noDNS, "DNS", finding.Failed, "no Service", "kubectl edit -n kip-system statefulset/kip # add --cluster-dns=ADDRESS"},
+		"no trust, of others": {byManifests, noTrust, "kubelet port", finding.Failed, "does not trust",
+			"kubectl edit configmap -n kip-system kip-config # in provider.yaml set servingCertificate.signerName: " + signer},
+		"too new, on EKS": {byManifests, func(w *world) { w.version = "v1.40.0-eks-1" }, "version", finding.Failed, "may be 3", "./kustomize/deploy.sh # of a newer"},
+		"no class now": {byManifests, noClass, "StorageClass", finding.Failed, "no default",
+			`kubectl patch pvc -n kip-system data-kip-0 -p '{"spec":{"storageClassName":"usual"}}'`},
+		"no node": {installed, func(w *world) { w.nodes = w.nodes[:1] }, "nodes", finding.Failed, "no node of Kip", "kubectl logs -n kip-system kip-0"},
 		"not ready": {installed, func(w *world) {
 			w.nodes[1].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "no cloud"}}
 		}, "nodes", finding.Failed, "not Ready: no cloud", "kubectl describe node kip-0"},
 		"cordoned": {installed, func(w *world) { w.nodes[1].Spec.Unschedulable = true }, "nodes", finding.Failed, "cordoned", "kubectl uncordon kip-0"},
 		"another version": {installed, func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.1.0" }, "versions", finding.Warning,
 			"Kip of node kip-0 is 1.1.0, and this kipctl is 1.2.0", "kipctl version"},
-		"no definition":   {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
-		"deaf webhook":    {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
-		"deaf, on EKS":    {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
-		"no webhook":      {installed, func(w *world) { w.answers, w.hook = false, nil }, "webhook", finding.Failed, "not installed", "helm upgrade release deploy/helm/kip --namespace kip-system"},
-		"no CA":           {installed, func(w *world) { w.answers, w.hook.Webhooks[0].ClientConfig.CABundle = false, nil }, "webhook", finding.Failed, "not written its CA", "kubectl logs"},
-		"may make no pod": {installed, func(w *world) { w.escalates = true }, "webhook", finding.NotChecked, "you may not dry-run a pod", ""},
-		"deaf port":       {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte("dial tcp: i/o timeout")} }, "kubelet port", finding.Failed, "port 10250 of node kip-0", "hostNetwork"},
-		"not trusted":     {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte(`{"message":"x509: unknown authority"}`)} }, "kubelet port", finding.Failed, "does not trust", "servingCertificate.source=csr"},
-		"may not ask":     {installed, func(w *world) { w.proxy = Answer{Status: 403, Body: []byte("no")} }, "kubelet port", finding.NotChecked, "you may not get nodes/proxy", ""},
-		"a request": {installed, func(w *world) {
-			w.requests = []certificatesv1.CertificateSigningRequest{{ObjectMeta: meta("", "kip-0-serving-1")}, {ObjectMeta: meta("", "csr-another")}}
-		}, "certificate requests", finding.Failed, "kip-0-serving-1", "kubectl certificate approve kip-0-serving-1"},
+		"no definition":    {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
+		"deaf webhook":     {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
+		"deaf, on EKS":     {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
+		"no webhook":       {installed, func(w *world) { w.answers, w.hook = false, nil }, "webhook", finding.Failed, "not installed", "helm upgrade release deploy/helm/kip --namespace kip-system"},
+		"no CA":            {installed, func(w *world) { w.answers, w.hook.Webhooks[0].ClientConfig.CABundle = false, nil }, "webhook", finding.Failed, "not written its CA", "kubectl logs"},
+		"may make no pod":  {installed, func(w *world) { w.escalates = true }, "webhook", finding.NotChecked, "you may not dry-run a pod", ""},
+		"deaf port":        {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte("dial tcp: i/o timeout")} }, "kubelet port", finding.Failed, "port 10250 of node kip-0", "hostNetwork"},
+		"not trusted":      {installed, func(w *world) { w.proxy = Answer{Status: 503, Body: []byte(`{"message":"x509: unknown authority"}`)} }, "kubelet port", finding.Failed, "does not trust", "servingCertificate.source=csr"},
+		"may not ask":      {installed, func(w *world) { w.proxy = Answer{Status: 403, Body: []byte("no")} }, "kubelet port", finding.NotChecked, "you may not get nodes/proxy", ""},
+		"a request":        {installed, request(node, signer, "kip-0"), "certificate requests", finding.Failed, "names kip-0, 10.1.2.3;", "kubectl certificate approve kip-0-serving-1"},
+		"as Kip":           {installed, request(account, signer, "kip-0"), "certificate requests", finding.Failed, "by " + account, "kubectl certificate approve"},
+		"of another node":  {installed, request("system:node:machine", signer, "kip-0"), "certificate requests", finding.Warning, `"system:node:machine" made it`, "kubectl describe csr"},
+		"another signer":   {installed, request(node, "example.org/x", "kip-0"), "certificate requests", finding.Warning, `signer "example.org/x"`, "kubectl describe csr"},
+		"EKS' signer":      {installed, request(node, signerOfEKS, "kip-0"), "certificate requests", finding.Warning, signerOfEKS, "kubectl describe csr"},
+		"for another name": {installed, request(node, signer, "machine"), "certificate requests", finding.Warning, `["machine"]`, "kubectl describe csr"},
 		"stuck cell": {installed, func(w *world) {
 			stuck := apiv1.Cell{ObjectMeta: meta("", "cell-2")}
 			stuck.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
@@ -454,7 +563,9 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 			w.events = []corev1.Event{{ObjectMeta: meta("default", "e"), InvolvedObject: about, Type: "Warning",
 				Reason: "StoreBehind", Message: "a person decides", LastTimestamp: metav1.NewTime(now.Add(-time.Minute))}}
 		}, "events", finding.Warning, "StoreBehind: a person decides", "kubectl describe node kip-0"},
-		"a DaemonSet":           {installed, stands, "DaemonSets", finding.Warning, "shop/logs", "kubectl patch daemonset -n shop logs"},
+		"a DaemonSet":           {installed, stands(&corev1.Affinity{}), "DaemonSets", finding.Warning, "shop/logs", "kubectl patch daemonset -n shop logs"},
+		"a bound DaemonSet":     {installed, stands(required), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs # add " + notOnKip},
+		"an unread DaemonSet":   {installed, stands(nil), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs"},
 		"local traffic":         {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
 		"by address":            {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
 		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, labelCompute) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},

@@ -31,20 +31,35 @@ func (d *Doctor) listOnOwn(ctx context.Context) []finding.Finding {
 	return one(finding.Fine("%d pods are on Kip's nodes", len(d.onOwn)))
 }
 
-// offNode keeps the pods of a DaemonSet off Kip's nodes.
-const offNode = `'{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":` +
-	`{"nodeSelectorTerms":[{"matchExpressions":[{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}]}]}}}}}}}'`
+// notOnKip is the expression that keeps the pods of a DaemonSet off Kip's nodes.
+const notOnKip = `{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}`
+
+// keepOff returns the command that keeps a DaemonSet off Kip's nodes. A patch replaces all terms of a required node affinity, since
+// nodeSelectorTerms is an atomic list: keepOff returns one only if the DaemonSet has no such affinity.
+func (d *Doctor) keepOff(ctx context.Context, namespace, name string) string {
+	set, err := d.c.Cluster.Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		affinity := set.Spec.Template.Spec.Affinity
+		if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+			return fmt.Sprintf(`kubectl patch daemonset -n %s %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":`+
+				`{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[%s]}]}}}}}}}' # keeps it off Kip's nodes`,
+				namespace, name, notOnKip)
+		}
+	}
+	return fmt.Sprintf("kubectl edit daemonset -n %s %s # add %s to matchExpressions of each of its nodeSelectorTerms: it keeps it off Kip's nodes",
+		namespace, name, notOnKip)
+}
 
 // daemonSets names those whose pods stand on Kip's nodes without a machine.
-func (d *Doctor) daemonSets(context.Context) []finding.Finding {
-	stand := map[string]string{} // what keeps it off, by namespace and name
+func (d *Doctor) daemonSets(ctx context.Context) []finding.Finding {
+	stand := map[string]metav1.ObjectMeta{} // by namespace and name
 	for i := range d.onOwn {
 		p := &d.onOwn[i]
 		if apiv1.WithoutMachine(p) == nil {
 			continue
 		}
 		if owner := apiv1.DaemonSetOf(p); owner != nil {
-			stand[p.Namespace+"/"+owner.Name] = fmt.Sprintf("kubectl patch daemonset -n %s %s -p %s", p.Namespace, owner.Name, offNode)
+			stand[p.Namespace+"/"+owner.Name] = metav1.ObjectMeta{Namespace: p.Namespace, Name: owner.Name}
 		}
 	}
 	var found []finding.Finding
@@ -54,7 +69,7 @@ func (d *Doctor) daemonSets(context.Context) []finding.Finding {
 				"%d more DaemonSets stand on Kip's nodes without a machine", len(stand)-n))
 			break
 		}
-		found = append(found, finding.Warn(stand[name]+" # keeps it off Kip's nodes; docs/nodes.md gives it a machine",
+		found = append(found, finding.Warn(d.keepOff(ctx, stand[name].Namespace, stand[name].Name)+"; docs/nodes.md gives it a machine",
 			"DaemonSet %s stands on Kip's nodes without a machine: what it does for a node, it does not do for the pods on cells", name))
 	}
 	if found == nil {

@@ -3,7 +3,9 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"slices"
@@ -60,7 +62,7 @@ func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
 	case err != nil:
 		return one(finding.Fail(d.reachable(), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", loses, err))
 	case configured == nil:
-		return one(finding.Fail(d.upgrade("webhook.enabled=true"), "Kip's webhook is not installed, %s", loses))
+		return one(finding.Fail(d.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", loses))
 	case slices.ContainsFunc(configured.Webhooks, trustsNobody):
 		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", d.Namespace(), firstName(d.pods), kipContainer),
 			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, loses))
@@ -101,7 +103,7 @@ func (d *Doctor) reachable() string {
 		return fmt.Sprintf("aws ec2 authorize-security-group-ingress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
 			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", d.region(), from, from)
 	}
-	return d.upgrade("hostNetwork=true") + " # or let it reach the ports 9443 and 10250 of Kip's pod"
+	return d.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
 }
 
 // kubeletPort asks Kip's kubelet port for its health, by way of the API server.
@@ -136,9 +138,9 @@ func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
 // trusted is the command that has Kip serve a certificate that the API server trusts.
 func (d *Doctor) trusted() string {
 	if d.eks() {
-		return d.upgrade("servingCertificate.source=csr", "servingCertificate.signerName=beta.eks.amazonaws.com/app-serving")
+		return d.setSigner(signerOfEKS)
 	}
-	return d.upgrade("servingCertificate.source=csr")
+	return d.setSigner(certificatesv1.KubeletServingSignerName)
 }
 
 // saidBy is the message of an answer of an API server, in bounded length.
@@ -151,28 +153,95 @@ func saidBy(body []byte) string {
 	return cmp.Or(strings.TrimSpace(text[:min(len(text), 400)]), "it says nothing")
 }
 
-// requests says which certificates of Kip wait for somebody to approve them.
+// signerOfEKS signs serving certificates of what is no instance of the cluster: docs/serving-certificates.md.
+const signerOfEKS = "beta.eks.amazonaws.com/app-serving"
+
+// requests says which certificates of Kip wait for somebody to approve them. Every node may make a request with a name like Kip's, so the
+// command that approves is printed only for what Kip itself asks for.
 func (d *Doctor) requests(ctx context.Context) []finding.Finding {
 	list, err := d.c.Cluster.Kube.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return one(unasked("list the certificate requests", err))
 	}
 	var found []finding.Finding
-	for _, r := range list.Items {
+	for i := range list.Items {
+		r := &list.Items[i]
 		of := slices.IndexFunc(d.own, func(n corev1.Node) bool { return strings.HasPrefix(r.Name, n.Name+"-serving-") })
 		decided := slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 			return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
 		})
-		if of >= 0 && !decided && len(r.Status.Certificate) == 0 {
-			found = append(found, finding.Fail("kubectl certificate approve "+r.Name+" # after you have compared it: docs/serving-certificates.md",
-				"the certificate request %s of node %s, by %s of signer %s, waits for somebody to approve it", r.Name, d.own[of].Name, r.Spec.Username,
-				r.Spec.SignerName))
+		if of < 0 || decided || len(r.Status.Certificate) > 0 {
+			continue
 		}
+		node := &d.own[of]
+		names, wrong := d.notKips(r, node)
+		if wrong != "" {
+			found = append(found, finding.Warn("kubectl describe csr "+r.Name+" # do not approve it unless you know who made it: docs/serving-certificates.md",
+				"the certificate request %s has a name like those of node %s, and is not known to be Kip's: %s", r.Name, node.Name, wrong))
+			continue
+		}
+		found = append(found, finding.Fail("kubectl certificate approve "+r.Name+" # after you have compared it: docs/serving-certificates.md",
+			"the certificate request %s of node %s, by %s of signer %s, waits for somebody to approve it. It is for the names %s; the node's addresses are %s",
+			r.Name, node.Name, r.Spec.Username, r.Spec.SignerName, orNone(names), orNone(addressesOf(node))))
 	}
 	if found == nil {
 		found = one(finding.Fine("no certificate request of Kip waits"))
 	}
 	return found
+}
+
+// notKips returns the alternative names that a request asks for, and why it is not one that Kip makes for a node; "" if it may be.
+func (d *Doctor) notKips(r *certificatesv1.CertificateSigningRequest, node *corev1.Node) (names []string, why string) {
+	users := []string{"system:node:" + node.Name}
+	for _, p := range d.pods {
+		if p.Spec.ServiceAccountName != "" {
+			users = append(users, "system:serviceaccount:"+p.Namespace+":"+p.Spec.ServiceAccountName)
+		}
+	}
+	signers := []string{certificatesv1.KubeletServingSignerName}
+	if d.eks() {
+		signers = append(signers, signerOfEKS)
+	}
+	if d.c.Provider != nil {
+		signers = []string{d.c.Provider.ServingCertificate.SignerName}
+	}
+	if !slices.Contains(users, r.Spec.Username) {
+		return nil, fmt.Sprintf("%q made it, and Kip makes its own as %s", r.Spec.Username, strings.Join(users, " or "))
+	}
+	if !slices.Contains(signers, r.Spec.SignerName) {
+		return nil, fmt.Sprintf("it is for the signer %q, and Kip's is %q", r.Spec.SignerName, strings.Join(signers, " or "))
+	}
+	block, _ := pem.Decode(r.Spec.Request)
+	if block == nil {
+		return nil, "it is no PEM"
+	}
+	asked, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, fmt.Sprintf("it cannot be read: %v", err)
+	}
+	for _, ip := range asked.IPAddresses {
+		names = append(names, ip.String())
+	}
+	names = append(slices.Clone(asked.DNSNames), names...)
+	others := slices.DeleteFunc(slices.Clone(asked.DNSNames), func(name string) bool { return name == node.Name })
+	others = append(others, asked.EmailAddresses...)
+	for _, uri := range asked.URIs {
+		others = append(others, uri.String())
+	}
+	if len(others) > 0 {
+		return nil, fmt.Sprintf("it is also for the names %q", others)
+	}
+	return names, ""
+}
+
+// addressesOf are those that the API server finds a node at.
+func addressesOf(n *corev1.Node) (all []string) {
+	for _, a := range n.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
+			all = append(all, a.Address)
+		}
+	}
+	return all
 }
 
 // bootLimit is how long a cell boots at most before it counts as stuck here. Most are Ready within a minute or two.

@@ -22,7 +22,8 @@ const (
 type Finding struct {
 	Outcome Outcome `json:"outcome"`
 	Message string  `json:"message"`
-	// Cure is the command that fixes a failure, or does away with a warning. Words in capitals stand for what the reader fills in.
+	// Cure is the command that fixes a failure, does away with a warning, or checks what was not checked. Words in capitals stand for what
+	// the reader fills in.
 	Cure string `json:"cure,omitempty"`
 }
 
@@ -54,4 +55,16 @@ type Check struct {
 	Needs string
 	// Run asks. It changes nothing, and returns promptly when ctx ends.
 	Run func(ctx context.Context) []Finding
+}
+
+// Kip is what is known of the Kip whose account is checked. Whoever asks need not be that Kip.
+type Kip struct {
+	// Owner is its controller ID, which the tags of its cells have; "" if there is none yet.
+	Owner string
+	// Role is the ARN of the role of its service account; "" if none is known.
+	Role string
+	// Inside reports whether the question comes from within its pod, and so with its rights.
+	Inside bool
+	// Ask is the command that asks from within its pod; "" if there is none.
+	Ask string
 }
