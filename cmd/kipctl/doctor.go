@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -77,7 +78,12 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 		d = k.doctorFor(c, cfg)
 		cfg, provider = k.examineCluster(ctx, d, cfg, runner)
 	}
-	if err := k.examineAccount(ctx, e, cfg, runner); err != nil {
+	var kip finding.Kip
+	if d != nil {
+		kip = d.Kip(ctx)
+	}
+	kip.Inside = os.Getenv(envOfKip) != ""
+	if err := k.examineAccount(ctx, e, cfg, kip, runner); err != nil {
 		return err
 	}
 	report := doctor.NewReport(version.String(), k.clock.Now(), runner.Results)
@@ -158,8 +164,11 @@ func (k *kipctl) doctorFor(c *cluster, cfg *config.Config) *doctor.Doctor {
 	})
 }
 
-// examineAccount runs the checks of the account of a configuration.
-func (k *kipctl) examineAccount(ctx context.Context, e examination, cfg *config.Config, runner *doctor.Runner) error {
+// envOfKip is in the environment of Kip's container: deploy/helm/kip/templates/_pod.tpl.
+const envOfKip = "VKUBELET_POD_IP"
+
+// examineAccount runs the checks of the account of a configuration, which is that of a Kip.
+func (k *kipctl) examineAccount(ctx context.Context, e examination, cfg *config.Config, kip finding.Kip, runner *doctor.Runner) error {
 	if cfg == nil {
 		runner.Run(ctx, found("account", "credentials", finding.Unchecked("there is no provider.yaml: name one with -f")))
 		return nil
@@ -169,7 +178,7 @@ func (k *kipctl) examineAccount(ctx context.Context, e examination, cfg *config.
 	opening, cancelOpening := context.WithTimeout(ctx, e.limit)
 	defer cancelOpening()
 	k.sayNow("looking for the credentials of the account")
-	checks, err := clouds.AccountChecks(opening, cfg, slog.New(slog.DiscardHandler))
+	checks, err := clouds.AccountChecks(opening, cfg, kip, slog.New(slog.DiscardHandler))
 	if err != nil && e.file != "" {
 		return err // of a key that is wrong
 	}

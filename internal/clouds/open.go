@@ -115,13 +115,14 @@ func Open(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (clo
 }
 
 // AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host, or simulated.
-// They change nothing, and are of whoever runs them.
-func AccountChecks(ctx context.Context, cfg *config.Config, log *slog.Logger) ([]finding.Check, error) {
+// They change nothing, and ask as whoever runs them, who need not be that Kip.
+func AccountChecks(ctx context.Context, cfg *config.Config, kip finding.Kip, log *slog.Logger) ([]finding.Check, error) {
 	if err := CheckBuild(cfg); err != nil || cfg.Cloud.AWS == nil {
 		return nil, err
 	}
 	return aws.Checks(ctx, ofAWS(cfg, log), aws.Wanted{
 		InstanceType:   cfg.Cells.DefaultInstanceType,
 		SecurityGroups: cfg.Cells.ExtraSecurityGroups,
+		Kip:            kip,
 	}), nil
 }

@@ -3,6 +3,8 @@ package aws
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,6 +28,7 @@ import (
 type Wanted struct {
 	InstanceType   string   // of pods that name none
 	SecurityGroups []string // besides Kip's own
+	Kip            finding.Kip
 }
 
 // Names of the checks that others need.
@@ -37,7 +40,7 @@ const (
 )
 
 const (
-	// doctorsOwner is the owner's tag in dry runs, which make nothing.
+	// doctorsOwner is the owner's tag in dry runs, which make nothing, if no Kip has a controller ID yet.
 	doctorsOwner = "kip-doctor-dry-run"
 	// imageAges is how old an image is that wants a newer one: Debian's security updates are in it when it is built.
 	imageAges = 90 * 24 * time.Hour
@@ -103,8 +106,8 @@ func noCredentials(region string, err error) finding.Finding {
 		return finding.Fail("aws configure # then: "+look, "the secret access key is wrong, or this machine's clock: %v", err)
 	case strings.Contains(err.Error(), "AssumeRoleWithWebIdentity"): // of a service account
 		role := cmp.Or(os.Getenv("AWS_ROLE_ARN"), "ROLE")
-		return finding.Fail("aws iam update-assume-role-policy --role-name "+role[strings.LastIndexByte(role, '/')+1:]+
-			" --policy-document file://trust.json # that trusts this service account",
+		return finding.Fail("aws iam get-role --role-name "+role[strings.LastIndexByte(role, '/')+1:]+" --query Role.AssumeRolePolicyDocument "+
+			"# add this statement to the role's trust policy, and keep its others: "+trustOf(role, os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE")),
 			"the trust policy of role %s does not let this service account assume it: %v", role, err)
 	case code != "":
 		return finding.Fail(look, "AWS refuses your credentials: %v", err)
@@ -113,6 +116,35 @@ func noCredentials(region string, err error) finding.Finding {
 	}
 	return finding.Fail("aws ec2 describe-regions --all-regions --query 'Regions[].RegionName'",
 		"STS of the region %q does not answer: is cloud.aws.region right, and is there a way to the internet? %v", region, err)
+}
+
+// TrustStatement is the statement of a role's trust policy by which a service account assumes the role. The provider is the ARN of the
+// identity provider that stands for the issuer of the cluster's tokens, which is an address without https://.
+func TrustStatement(provider, issuer, subject string) string {
+	return fmt.Sprintf(`{"Effect": "Allow", "Principal": {"Federated": %q}, "Action": "sts:AssumeRoleWithWebIdentity", `+
+		`"Condition": {"StringEquals": {%q: %q, %q: "sts.amazonaws.com"}}}`, provider, issuer+":sub", subject, issuer+":aud")
+}
+
+// trustOf is the statement by which a role trusts the service account whose token a file has. What it does not find the reader fills in.
+func trustOf(role, file string) string {
+	claims := struct {
+		Issuer  string `json:"iss"`
+		Subject string `json:"sub"`
+	}{}
+	if token, err := os.ReadFile(file); err == nil {
+		if parts := strings.Split(string(token), "."); len(parts) == 3 {
+			if payload, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil {
+				_ = json.Unmarshal(payload, &claims) // what it does not have stays empty
+			}
+		}
+	}
+	partition, account := "aws", "ACCOUNT"
+	if parts := strings.Split(role, ":"); len(parts) == 6 {
+		partition, account = parts[1], parts[4]
+	}
+	issuer := cmp.Or(strings.TrimPrefix(claims.Issuer, "https://"), "ISSUER")
+	return TrustStatement(fmt.Sprintf("arn:%s:iam::%s:oidc-provider/%s", partition, account, issuer), issuer,
+		cmp.Or(claims.Subject, "system:serviceaccount:NAMESPACE:NAME"))
 }
 
 func (a *accountChecks) credentials(ctx context.Context) []finding.Finding {
@@ -141,29 +173,54 @@ func (a *accountChecks) region(ctx context.Context) []finding.Finding {
 func (a *accountChecks) unanswered(what string, err error) finding.Finding {
 	err = classify(err, cloud.Scope{})
 	if cloud.CauseOf(err) == cloud.ErrUnauthorised {
+		if !a.isKip() {
+			f := finding.Unchecked("you are %s, not known to be Kip, and may not %s: run kipctl doctor in Kip's pod, or with Kip's role: %v", a.arn, what, err)
+			f.Cure = a.wanted.Kip.Ask
+			return f
+		}
 		return finding.Fail(a.grant(), "%s may not %s: %v", a.arn, what, err)
 	}
 	return finding.Unchecked("%s: %v", what, err)
 }
 
+// isKip reports whether who asks is Kip, so that what he lacks Kip lacks. If Kip's role is not known, a name says so.
+func (a *accountChecks) isKip() bool {
+	account, kind, name := whoIs(a.arn)
+	switch role := strings.Split(a.wanted.Kip.Role, ":"); {
+	case a.wanted.Kip.Inside:
+		return true
+	case len(role) == 6:
+		return kind == "assumed-role" && account == role[4] && name == role[5][strings.LastIndexByte(role[5], '/')+1:]
+	}
+	return (kind == "assumed-role" || kind == "user") && strings.HasPrefix(name, "kip")
+}
+
+// whoIs takes the ARN of a caller apart: an assumed role's has the name of the session after its own, a user's has the path before it.
+func whoIs(arn string) (account, kind, name string) {
+	parts := strings.Split(arn, ":")
+	if len(parts) != 6 {
+		return "", "", ""
+	}
+	kind, name, _ = strings.Cut(parts[5], "/")
+	if kind == "assumed-role" {
+		name, _, _ = strings.Cut(name, "/")
+	}
+	return parts[4], kind, name[strings.LastIndexByte(name, '/')+1:]
+}
+
 // grant is the command that gives who asks the rights that Kip needs.
 func (a *accountChecks) grant() string {
-	partition, rest, _ := strings.Cut(strings.TrimPrefix(a.arn, "arn:"), ":")
-	parts := strings.Split(rest, ":")
-	id, attach := "ACCOUNT", "attach-role-policy --role-name ROLE"
-	if len(parts) == 4 {
-		id = parts[2]
-		kind, name, _ := strings.Cut(parts[3], "/")
-		switch {
-		case kind == "user":
-			attach = "attach-user-policy --user-name " + name[strings.LastIndexByte(name, '/')+1:]
-		case kind == "assumed-role":
-			role, _, _ := strings.Cut(name, "/")
-			attach = "attach-role-policy --role-name " + role
-		}
+	partition, _, _ := strings.Cut(strings.TrimPrefix(a.arn, "arn:"), ":")
+	id, kind, name := whoIs(a.arn)
+	attach := "attach-role-policy --role-name ROLE"
+	switch kind {
+	case "user":
+		attach = "attach-user-policy --user-name " + name
+	case "assumed-role":
+		attach = "attach-role-policy --role-name " + name
 	}
 	return fmt.Sprintf("aws iam create-policy --policy-name kip --policy-document file://kip.json && aws iam %s --policy-arn arn:%s:iam::%s:policy/kip "+
-		"# kip.json: the policy of %s", attach, cmp.Or(partition, "aws"), id, permissionsPage)
+		"# kip.json: the policy of %s", attach, cmp.Or(partition, "aws"), cmp.Or(id, "ACCOUNT"), permissionsPage)
 }
 
 // command is one of EC2's in the region.
@@ -453,6 +510,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return only(a.unanswered("find the security groups", err))
 	}
+	owner := cmp.Or(a.wanted.Kip.Owner, doctorsOwner) // a narrowed policy allows Kip's own alone
 	launch := runInstances(cloud.LaunchRequest{
 		Token:    doctorsOwner,
 		Machines: []cloud.Machine{{}},
@@ -460,7 +518,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 			InstanceType: a.wanted.InstanceType,
 			Zone:         a.net.subnets[subnet].zone,
 			Subnet:       subnet,
-			Tags:         map[string]string{cloud.TagOwner: doctorsOwner},
+			Tags:         map[string]string{cloud.TagOwner: owner},
 			Resolved: &cloud.Resolved{
 				Image:          boot.id,
 				RootDevice:     boot.rootDevice,
@@ -472,7 +530,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 		},
 	})
 	launch.DryRun = aws.Bool(true)
-	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: doctorsOwner, tagDisk: doctorsOwner})
+	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: owner, tagDisk: doctorsOwner})
 	found := a.tried(ctx, []dry{
 		{"RunInstances", func(ctx context.Context) error {
 			_, err := a.c.api.RunInstances(ctx, launch)
@@ -486,7 +544,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 				VpcId:       aws.String(a.net.vpc),
 				TagSpecifications: []types.TagSpecification{{
 					ResourceType: types.ResourceTypeSecurityGroup,
-					Tags:         tagsOf(a.c.groupTags(doctorsOwner)),
+					Tags:         tagsOf(a.c.groupTags(owner)),
 				}},
 			})
 			return err

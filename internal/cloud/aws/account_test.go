@@ -1,18 +1,22 @@
 package aws
 
 import (
+	"encoding/base64"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/aws/smithy-go"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/finding"
 )
@@ -176,14 +180,70 @@ func TestTheCommandThatGivesRightsNamesWhoLacksThem(t *testing.T) {
 
 func TestARoleThatDoesNotTrustTheServiceAccountIsNamed(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("x"), 0o600); err != nil {
+	claims := base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"https://oidc.example.org/id/A1","sub":"system:serviceaccount:kip-system:kip"}`))
+	if err := os.WriteFile(token, []byte("e30."+claims+".x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", token)
 	t.Setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/kip")
 	all := examined(t, func(a *toExamine) { a.cfg.AccessKeyID, a.cfg.Endpoint = "", refuses(t, "AccessDenied") })
 	if len(all) != 1 || !strings.Contains(all[0].Message, "the trust policy of role arn:aws:iam::123456789012:role/kip") ||
-		!strings.Contains(all[0].Cure, "update-assume-role-policy --role-name kip ") {
-		t.Errorf("%+v", all)
+		!strings.HasPrefix(all[0].Cure, "aws iam get-role --role-name kip ") || strings.Contains(all[0].Cure, "update-assume-role-policy") {
+		t.Fatalf("%+v", all)
+	}
+	for _, want := range []string{
+		"add this statement", `"arn:aws:iam::123456789012:oidc-provider/oidc.example.org/id/A1"`,
+		`"oidc.example.org/id/A1:sub": "system:serviceaccount:kip-system:kip"`,
+	} {
+		if !strings.Contains(all[0].Cure, want) {
+			t.Errorf("%s\nlacks %s", all[0].Cure, want)
+		}
+	}
+}
+
+// Who is not Kip is told neither that Kip lacks a right nor to give himself one.
+func TestWhatOthersThanKipMayNotDoIsNotChecked(t *testing.T) {
+	const role, ask = "arn:aws:iam::123456789012:role/machines/kip", "kubectl exec"
+	for what, tc := range map[string]struct {
+		arn string
+		kip finding.Kip
+		is  bool
+	}{
+		"a user":                {"arn:aws:iam::123456789012:user/jane", finding.Kip{Ask: ask}, false},
+		"a user of Kip's":       {"arn:aws:iam::123456789012:user/ops/kip-prod", finding.Kip{}, true},
+		"a role":                {"arn:aws:sts::123456789012:assumed-role/admin/kip", finding.Kip{Ask: ask}, false},
+		"Kip's role":            {"arn:aws:sts::123456789012:assumed-role/kip/session", finding.Kip{Role: role}, true},
+		"another account's":     {"arn:aws:sts::210987654321:assumed-role/kip/session", finding.Kip{Role: role}, false},
+		"a user beside a role":  {"arn:aws:iam::123456789012:user/kip", finding.Kip{Role: role}, false},
+		"the root":              {"arn:aws:iam::123456789012:root", finding.Kip{}, false},
+		"whoever is in the pod": {"arn:aws:sts::123456789012:assumed-role/nodes/i-1", finding.Kip{Inside: true}, true},
+	} {
+		a := &accountChecks{arn: tc.arn, wanted: Wanted{Kip: tc.kip}}
+		f := a.unanswered("look", &smithy.OperationError{ServiceID: "EC2", Err: &smithy.GenericAPIError{Code: unauthorized}})
+		switch {
+		case tc.is && (f.Outcome != finding.Failed || !strings.Contains(f.Cure, "attach-")):
+			t.Errorf("%s is Kip: %+v", what, f)
+		case !tc.is && (f.Outcome != finding.NotChecked || f.Cure != tc.kip.Ask || !strings.Contains(f.Message, "you are "+tc.arn)):
+			t.Errorf("%s is not Kip: %+v", what, f)
+		}
+	}
+}
+
+// A policy that is narrowed to one Kip's cells passes.
+func TestDryRunsHaveTheTagsOfTheKipThatIsThere(t *testing.T) {
+	narrow := regexp.MustCompile(`("aws:Re[a-z]+Tag/`+cloud.TagOwner+`": \[?\s*)"\*"`).ReplaceAllString(string(Policy()), `$1"id"`)
+	for owner, want := range map[string]finding.Outcome{"id": finding.OK, "": finding.Failed} {
+		all := examined(t, func(a *toExamine) {
+			policy, err := ec2.ParsePolicy([]byte(narrow))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.model.Policies, a.wanted.Kip.Owner = map[string]*ec2.Policy{"AKIATESTS": policy}, owner
+		})
+		if !slices.ContainsFunc(all, func(f finding.Finding) bool {
+			return f.Outcome == want && strings.HasPrefix(f.Message, "rights to launch: ") && strings.Contains(f.Message, "ec2:RunInstances")
+		}) {
+			t.Errorf("owner %q: want %s of %+v", owner, want, all)
+		}
 	}
 }

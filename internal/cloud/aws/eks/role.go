@@ -86,17 +86,14 @@ func (a *Account) trustFor(c Cluster, r Role) string {
 	return fmt.Sprintf(`{
   "Version": "2012-10-17",
   "Statement": [
-    {
-      "Effect": "Allow",
-      "Principal": {"Federated": "%s"},
-      "Action": "sts:AssumeRoleWithWebIdentity",
-      "Condition": {"StringEquals": {
-        "%s:sub": "%s",
-        "%s:aud": "sts.amazonaws.com"
-      }}
-    }
+    %s
   ]
-}`, a.provider(c), c.Issuer, r.subject(), c.Issuer)
+}`, a.statementFor(c, r))
+}
+
+// statementFor is the statement of the trust policy that lets the service account assume the role.
+func (a *Account) statementFor(c Cluster, r Role) string {
+	return kipaws.TrustStatement(a.provider(c), c.Issuer, r.subject())
 }
 
 // checkTrust says why the service account may not assume the role.
@@ -131,9 +128,9 @@ func (a *Account) checkTrust(c Cluster, r Role, encoded string, f *Findings) {
 	case !slices.Contains(federated, a.provider(c)):
 		why = "it trusts " + strings.Join(federated, ", ") + ", and the provider of this cluster is " + a.provider(c)
 	}
-	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Set this trust policy "+
-		"(aws iam update-assume-role-policy --role-name %s --policy-document file://trust.json):\n%s",
-		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), a.trustFor(c, r))
+	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Add this statement to the role's "+
+		"trust policy, and keep its others (aws iam get-role --role-name %s --query Role.AssumeRolePolicyDocument shows it):\n%s",
+		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), a.statementFor(c, r))
 }
 
 // checkProvider says that IAM does not know who issues the cluster's tokens.
