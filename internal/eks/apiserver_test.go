@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,13 @@ type apiServer struct {
 	// version is that of Kubernetes, status what all is answered with that is not 200, and denied the resource that nobody may patch.
 	version, denied string
 	status          int
+	// pulls is the only image that can be pulled; "" for any. A pod of another is never Ready, and as in Kubernetes its StatefulSet does not
+	// replace it. deleted are the paths of objects that were deleted.
+	pulls   string
+	deleted []string
+	// template is that of the StatefulSet, and revision counts those that it had.
+	template string
+	revision int
 }
 
 type object = map[string]any
@@ -133,7 +141,54 @@ func (s *apiServer) list(path string) any {
 	return object{"apiVersion": group, "kind": lists[parts[len(parts)-1]], "metadata": object{}, "items": items}
 }
 
+// runPod has a StatefulSet's pod, if there is none that is stuck, and the set's status.
+func (s *apiServer) runPod(set object) {
+	const path = "/api/v1/namespaces/kip/pods/" + node
+	revision := strconv.Itoa(s.revision)
+	old := s.objects[path]
+	if old == nil || set["status"] == nil && old["status"].(object)["conditions"] != nil {
+		containers := set["spec"].(object)["template"].(object)["spec"].(object)["containers"].([]any)
+		status := object{"containerStatuses": []any{object{"name": "kip", "state": object{"waiting": object{"reason": "ImagePullBackOff"}}}}}
+		if image := containers[0].(object)["image"]; s.pulls == "" || image == s.pulls {
+			status = object{"conditions": []any{object{"type": "Ready", "status": "True"}}}
+		}
+		s.objects[path] = object{"apiVersion": "v1", "kind": "Pod", "metadata": object{
+			"name": node, "namespace": "kip", "uid": "uid " + revision, "resourceVersion": revision,
+			"labels": object{"controller-revision-hash": revision},
+		}, "status": status}
+	}
+	pod := s.objects[path]
+	status := object{"replicas": 1, "currentRevision": pod["metadata"].(object)["uid"].(string)[len("uid "):], "updateRevision": revision}
+	if set["status"] = status; pod["status"].(object)["conditions"] == nil {
+		return
+	}
+	status["readyReplicas"] = 1
+	s.objects["/api/v1/nodes/"+node] = object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": node}, "status": object{
+		"conditions": []any{object{"type": "Ready", "status": "True"}}}}
+}
+
+// remove deletes Kip's pod, if it is the one that is meant, and its StatefulSet makes another.
+func (s *apiServer) remove(r *http.Request) (int, any) {
+	var options object
+	err := json.NewDecoder(r.Body).Decode(&options)
+	o := s.objects[r.URL.Path]
+	if err != nil || o == nil {
+		return failure(404, "NotFound", r.URL.Path+" not found")
+	}
+	wanted, _ := options["preconditions"].(object)
+	if meta := o["metadata"].(object); wanted["uid"] != meta["uid"] || wanted["resourceVersion"] != meta["resourceVersion"] {
+		return failure(409, "Conflict", fmt.Sprintf("the preconditions are %v", wanted))
+	}
+	delete(s.objects, r.URL.Path)
+	s.deleted = append(s.deleted, r.URL.Path)
+	s.runPod(s.objects["/apis/apps/v1/namespaces/kip/statefulsets/"+name])
+	return 200, o
+}
+
 func (s *apiServer) write(r *http.Request) (int, any) {
+	if r.Method == http.MethodDelete {
+		return s.remove(r)
+	}
 	var o object
 	if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
 		return failure(400, "BadRequest", err.Error())
@@ -156,9 +211,11 @@ func (s *apiServer) write(r *http.Request) (int, any) {
 	meta["managedFields"] = []any{object{"manager": r.URL.Query().Get("fieldManager"), "operation": "Apply"}}
 	switch o["kind"] {
 	case "StatefulSet":
-		o["status"] = object{"replicas": 1, "readyReplicas": 1, "currentRevision": "1", "updateRevision": "1"}
-		s.objects["/api/v1/nodes/"+node] = object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": node}, "status": object{
-			"conditions": []any{object{"type": "Ready", "status": "True"}}}}
+		if template := fmt.Sprint(o["spec"].(object)["template"]); template != s.template {
+			s.template = template
+			s.revision++
+		}
+		s.runPod(o)
 	case "CustomResourceDefinition":
 		o["status"] = object{"conditions": []any{object{"type": "Established", "status": "True"}}}
 	}

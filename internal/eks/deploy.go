@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -409,6 +410,10 @@ func (k *Kubernetes) waitsFor(ctx context.Context, namespace string) (string, er
 	case err != nil:
 		return "", fmt.Errorf("get pod %s/%s: %w", namespace, node, err)
 	}
+	if set.Status.ObservedGeneration >= set.Generation && pod.DeletionTimestamp == nil &&
+		pod.Labels[appsv1.ControllerRevisionHashLabelKey] != set.Status.UpdateRevision && !isReady(pod) {
+		return "Kip's pod is of an older template and not Ready: deleting it, since the StatefulSet does not replace it", k.remove(ctx, pod)
+	}
 	for _, s := range pod.Status.ContainerStatuses {
 		switch w, t := s.State.Waiting, s.LastTerminationState.Terminated; {
 		case w == nil:
@@ -424,6 +429,26 @@ func (k *Kubernetes) waitsFor(ctx context.Context, namespace string) (string, er
 		}
 	}
 	return "Kip's pod starts", nil
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// remove deletes a pod as it was seen: not one that has become Ready, nor the next of its name. A StatefulSet with OrderedReady
+// replaces no pod that never got Ready, such as one with a wrong image. Sources: Kubernetes, "StatefulSets", forced rollback;
+// kubernetes/kubernetes issue 67250.
+func (k *Kubernetes) remove(ctx context.Context, pod *corev1.Pod) error {
+	err := k.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion},
+	})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete pod %s/%s, which is of an older template and not Ready: %w; delete it, and run this again", pod.Namespace,
+			pod.Name, err)
+	}
+	return nil
 }
 
 func (d *Deployment) done() {

@@ -152,16 +152,22 @@ func newWorld(t *testing.T) *world {
 		},
 		Connect: w.api.connect,
 		Say:     func(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) },
-		Clock:   hasty{},
+		Clock:   &hasty{},
 	}
 	w.role.Inline["profiles"] = passing(t)
 	return w
 }
 
-// hasty is a clock on which no wait takes any time.
-type hasty struct{ clock.RealClock }
+// hasty is a clock that is ahead by all that was waited for, so that no wait takes any time.
+type hasty struct {
+	clock.RealClock
+	ahead time.Duration
+}
 
-func (h hasty) After(time.Duration) <-chan time.Time {
+func (h *hasty) Now() time.Time { return h.RealClock.Now().Add(h.ahead) }
+
+func (h *hasty) After(long time.Duration) <-chan time.Time {
+	h.ahead += long
 	now := make(chan time.Time, 1)
 	now <- h.Now()
 	return now
@@ -500,6 +506,27 @@ func TestBadSettingsAreNamed(t *testing.T) {
 		if p := r.check(); len(p) != 1 || !strings.Contains(p[0], test.words) {
 			t.Errorf("%s: %q", test.words, p)
 		}
+	}
+}
+
+// A pod with a wrong image stays with its StatefulSet's older template until somebody deletes it.
+func TestAWrongTagIsOvercome(t *testing.T) {
+	w := newWorld(t)
+	w.open()
+	w.api.pulls = "ghcr.io/elotl/kip:1.0"
+	w.d.Tag = "wrong"
+	if err := w.run(); err == nil || !strings.Contains(err.Error(), "ImagePullBackOff") || len(w.api.deleted) > 0 {
+		t.Fatalf("with a wrong tag it ended with %v, and deleted %v", err, w.api.deleted)
+	}
+	w.d.Tag = "1.0"
+	if err := w.run(); err != nil {
+		t.Fatalf("with the right tag it ended with %v", err)
+	}
+	if !slices.Equal(w.api.deleted, []string{"/api/v1/namespaces/kip/pods/kip-provider-0"}) {
+		t.Errorf("it deleted %v", w.api.deleted)
+	}
+	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "of an older template and not Ready: deleting it") {
+		t.Errorf("it said %s", said)
 	}
 }
 
