@@ -63,8 +63,7 @@ func eksDeploy(k *kipctl) *cobra.Command {
 		flags.StringVar(v.Value(&r), v.Flag, "", v.Usage())
 	}
 	flags.BoolVar(&checkOnly, "check", false, "check everything, and change nothing")
-	flags.StringSliceVar(&r.Subnets, "subnets", nil, "`IDs` of the cells' subnets (default: the cluster's without a route to an internet "+
-		"gateway, else all)")
+	flags.StringSliceVar(&r.Subnets, "subnets", nil, "`IDs` of the cells' subnets (default: the cluster's private ones)")
 	flags.StringVar(&r.BootImage, "boot-image", eks.DefaultBootImage,
 		"`name` of the cells' boot images, of which * may be a part, or the ID of one")
 	flags.StringVar(&r.Folder, "image-folder", "bin/image", "`folder` of the boot image that is published if the account has none")

@@ -33,6 +33,7 @@ func anAccountWith(t *testing.T, endpoint string) (role string) {
 				Subnet: "subnet-a"}},
 		}}},
 		Subnets:   []ec2.Subnet{{ID: "subnet-a", VPC: "vpc-1", Zone: "us-east-1a"}},
+		Routes:    []ec2.Route{ec2.NATRoute("vpc-1")},
 		Groups:    []ec2.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}},
 		Images:    []ec2.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
 		Providers: []ec2.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},

@@ -111,7 +111,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 		f.running, err = api.find(ctx, d.Namespace)
 		failed(err)
 	}
-	network, err := account.Network(ctx, cluster, d.Subnets)
+	network, err := account.Network(ctx, cluster, d.Subnets, f.running.subnets)
 	failed(err)
 	d.note(network.Notes)
 	failed(account.CheckGroups(ctx, cluster.VPC, d.own()))
@@ -141,16 +141,24 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 }
 
 // checkPublic says what cells with public addresses need: a Kip that knows by its node's metadata service that it is in their VPC.
-// Nodes of Amazon Linux 2023 let no pod reach that service (aws-load-balancer-controller, issue 3695). That those of Auto Mode never do
-// is not verified.
+// Of the settings only cells.privateIPOnly tells Kip that, too, and with it cells in public subnets do not reach the internet. Nodes of
+// Amazon Linux 2023 let no pod reach the service (aws-load-balancer-controller, issue 3695). That those of Auto Mode never do is not
+// verified.
 func (d *Deployment) checkPublic(c eks.Cluster, n eks.Network) (problems []string) {
 	switch {
+	case len(n.Subnets) == 0: // a problem of its own
 	case n.Public && c.Auto:
 		return []string{"the subnets of cells have routes to an internet gateway, and a pod on a node of Auto Mode cannot ask where it " +
 			"runs, which Kip then has to: add subnets with a route to a NAT gateway, and name them: --subnets"}
+	case n.Public && len(d.Subnets) == 0:
+		return []string{fmt.Sprintf("the subnets of cells (%s) have routes to an internet gateway, and Kip then has to ask the metadata service "+
+			"of its node where it runs, which nodes of Amazon Linux 2023 let no pod do: add subnets with a route to a NAT gateway, and name "+
+			"them: --subnets. If your nodes let pods reach it, name these: --subnets=%s", strings.Join(n.Subnets, ", "),
+			strings.Join(n.Subnets, ","))}
 	case n.Public:
-		d.Say("Note: cells get public addresses, since their subnets reach the internet by an internet gateway. For these Kip has to reach the " +
-			"metadata service of its node: aws ec2 modify-instance-metadata-options --instance-id NODE --http-put-response-hop-limit 2")
+		d.Say("Note: cells get public addresses, since their subnets reach the internet by an internet gateway. For these Kip has to reach the "+
+			"metadata service of its node: aws ec2 modify-instance-metadata-options --region %s --instance-id NODE "+
+			"--http-put-response-hop-limit 2. Then every pod on that node can get the credentials of the node's role", d.Region)
 	}
 	return nil
 }

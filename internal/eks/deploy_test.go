@@ -125,6 +125,7 @@ func newWorld(t *testing.T) *world {
 			{ID: "subnet-b", VPC: "vpc-1", Zone: "us-west-2b"},
 			{ID: "subnet-public", VPC: "vpc-1", Zone: "us-west-2a", Public: true},
 		},
+		Routes:    []ec2.Route{ec2.NATRoute("vpc-1")},
 		Groups:    []ec2.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}, {ID: "sg-00000002", Name: "kip-cells", VPC: "vpc-1"}},
 		Images:    []ec2.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
 		Profiles:  []string{"kip-cell"},
@@ -355,6 +356,15 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"Auto Mode with public subnets": {func(w *world) {
 			w.aws.Clusters[0].Auto, w.aws.Clusters[0].Subnets = true, []string{"subnet-public"}
 		}, []string{"route to a NAT gateway"}},
+		"public subnets": {func(w *world) { w.aws.Clusters[0].Subnets = []string{"subnet-public"} },
+			[]string{"the subnets of cells (subnet-public) have routes to an internet gateway", "NAT gateway", "--subnets=subnet-public"}},
+		"no default route": {func(w *world) { w.aws.Routes, w.aws.Clusters[0].Subnets = nil, []string{"subnet-a", "subnet-b"} },
+			[]string{"no subnet of the cluster (subnet-a, subnet-b) has a default route", "--subnets"}},
+		"a default route to what is gone": {func(w *world) {
+			w.aws.Routes[0].Target, w.aws.Routes[0].Instance, w.aws.Clusters[0].Subnets = "", "i-gone", []string{"subnet-a", "subnet-b"}
+		}, []string{"no subnet of the cluster (subnet-a, subnet-b) has a default route"}},
+		"full private subnets": {func(w *world) { w.aws.Subnets[0].Bits, w.aws.Subnets[1].Bits = 32, 32 },
+			[]string{"no subnet has room", "subnet-a in us-west-2a has 0 free addresses", "subnet-b"}},
 		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
 			[]string{"no driver for disks", "aws-ebs-csi-driver"}},
 		"full subnets": {func(w *world) {
@@ -509,6 +519,52 @@ func TestBadSettingsAreNamed(t *testing.T) {
 	}
 }
 
+// installedConfig is the configuration that is installed.
+func (w *world) installedConfig() *config.Config {
+	w.Helper()
+	text, _ := w.api.at("/api/v1/namespaces/kip/configmaps/kip-provider-config", "data", "provider.yaml").(string)
+	c, _, err := config.Parse("provider.yaml", []byte(text))
+	if err != nil {
+		w.Fatalf("%v:\n%s", err, text)
+	}
+	return c
+}
+
+// A subnet that is full gets no cells, unless a Kip has cells there. Subnets without a default route get none.
+func TestFullSubnetsOfAnInstalledKipStay(t *testing.T) {
+	w := newWorld(t)
+	w.aws.Subnets[1].Bits = 32
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.installedConfig().Cloud.AWS.Subnets(); !slices.Equal(got, []string{"subnet-a"}) {
+		t.Errorf("cells are in %v", got)
+	}
+	w.aws.Subnets[0].Bits = 32
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	c := w.installedConfig()
+	if got := c.Cloud.AWS.Subnets(); !slices.Equal(got, []string{"subnet-a"}) || c.Cloud.AWS.PublicAddress || !c.Cells.PrivateIPOnly {
+		t.Errorf("cells are in %v, with public addresses: %v", got, c.Cloud.AWS.PublicAddress)
+	}
+}
+
+// Subnets that are named need no default route: the VPC may have endpoints.
+func TestNamedSubnetsNeedNoDefaultRoute(t *testing.T) {
+	w := newWorld(t)
+	w.aws.Routes, w.d.Subnets = nil, []string{"subnet-a"}
+	w.open()
+	if err := w.run(); err != nil {
+		t.Fatal(err)
+	}
+	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "subnet-a: no default route") {
+		t.Errorf("it said %s", said)
+	}
+}
+
 // A pod with a wrong image stays with its StatefulSet's older template until somebody deletes it.
 func TestAWrongTagIsOvercome(t *testing.T) {
 	w := newWorld(t)
@@ -530,10 +586,10 @@ func TestAWrongTagIsOvercome(t *testing.T) {
 	}
 }
 
-// Where all subnets are public, cells get public addresses; --check changes nothing.
+// Where public subnets are named, cells get public addresses; --check changes nothing.
 func TestCellsOfPublicSubnetsGetPublicAddresses(t *testing.T) {
 	w := newWorld(t)
-	w.aws.Clusters[0].Subnets = []string{"subnet-public"}
+	w.d.Subnets = []string{"subnet-public"}
 	w.open()
 	if err := w.d.Run(t.Context(), true); err != nil || len(w.api.writes) > 0 || len(w.model.Snapshots()) > 0 {
 		t.Fatalf("a check ends with %v, and has changed %v", err, w.api.writes)
@@ -546,7 +602,8 @@ func TestCellsOfPublicSubnetsGetPublicAddresses(t *testing.T) {
 	if err != nil || !c.Cloud.AWS.PublicAddress || c.Cells.PrivateIPOnly {
 		t.Errorf("%v:\n%s", err, text)
 	}
-	if !strings.Contains(strings.Join(w.said, "\n"), "--http-put-response-hop-limit 2") {
+	said := strings.Join(w.said, "\n")
+	if !strings.Contains(said, "--region us-west-2 --instance-id NODE --http-put-response-hop-limit 2. Then every pod on that node can") {
 		t.Errorf("it said %q", w.said)
 	}
 }

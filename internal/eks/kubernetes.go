@@ -195,6 +195,8 @@ type running struct {
 	owner string
 	// class is the StorageClass of the claim of Kip's store, which no StatefulSet changes; "" for none.
 	class string
+	// subnets are those of cells, by the installed configuration; none if there is none.
+	subnets []string
 }
 
 // find says who has the node already. Another installation's is left alone.
@@ -224,6 +226,12 @@ func (k *Kubernetes) find(ctx context.Context, namespace string) (r running, err
 		r.class = ptr.Deref(set.Spec.VolumeClaimTemplates[0].Spec.StorageClassName, "")
 	case err != nil && !apierrors.IsNotFound(err):
 		return r, fmt.Errorf("get StatefulSet %s/%s: %w", namespace, name, err)
+	}
+	switch installed, err := k.Client.CoreV1().ConfigMaps(namespace).Get(ctx, configMap, metav1.GetOptions{}); {
+	case err == nil:
+		r.subnets = subnetsOf(installed.Data["provider.yaml"])
+	case !apierrors.IsNotFound(err):
+		return r, fmt.Errorf("get ConfigMap %s/%s: %w", namespace, configMap, err)
 	}
 	switch ns, err := k.Client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); {
 	case err == nil && ns.DeletionTimestamp != nil:

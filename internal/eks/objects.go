@@ -112,6 +112,15 @@ func providerYAML(settings map[string]any) ([]byte, error) {
 	return text, nil
 }
 
+// subnetsOf are the subnets that an installed configuration names. One that this version does not take names none.
+func subnetsOf(provider string) []string {
+	c, _, err := config.Parse("provider.yaml", []byte(provider))
+	if err != nil || c.Cloud.AWS == nil {
+		return nil
+	}
+	return c.Cloud.AWS.Subnets()
+}
+
 // resourceOf is the resource of an object. Kip's manifests have kinds alone whose plural is regular.
 func resourceOf(o *unstructured.Unstructured) schema.GroupVersionResource {
 	plural, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())

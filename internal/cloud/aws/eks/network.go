@@ -27,9 +27,10 @@ func filter(name string, values ...string) types.Filter {
 	return types.Filter{Name: aws.String(name), Values: values}
 }
 
-// Network chooses the subnets of cells: those that are named, else the cluster's. Of the cluster's it takes those without a route to an
-// internet gateway, if there are any: their cells need no public address, and reach the internet as the cluster's nodes there do.
-func (a *Account) Network(ctx context.Context, c Cluster, named []string) (Network, error) {
+// Network chooses the subnets of cells: those that are named, else the cluster's. Of the cluster's it takes the private ones, if there
+// are any: their cells need no public address, and reach the internet as the cluster's nodes there do. What is full does not change
+// that choice. A full subnet is left out, unless it is among installed, the subnets of a Kip that runs.
+func (a *Account) Network(ctx context.Context, c Cluster, named, installed []string) (Network, error) {
 	wanted := c.Subnets
 	if len(named) > 0 {
 		wanted = named
@@ -38,51 +39,120 @@ func (a *Account) Network(ctx context.Context, c Cluster, named []string) (Netwo
 	if err != nil {
 		return Network{}, fmt.Errorf("describe the subnets %s: %w", strings.Join(wanted, ", "), explain(err, a.Region))
 	}
-	public, err := a.public(ctx, c.VPC)
+	wayOf, err := a.ways(ctx, c.VPC)
 	if err != nil {
 		return Network{}, err
 	}
-	var n Network
-	var private, others []string
+	of := map[way][]types.Subnet{}
 	seen := map[string]bool{}
 	for _, s := range out.Subnets {
-		id, free := aws.ToString(s.SubnetId), aws.ToInt32(s.AvailableIpAddressCount)
+		id := aws.ToString(s.SubnetId)
 		seen[id] = true
-		switch {
-		case aws.ToString(s.VpcId) != c.VPC:
+		if aws.ToString(s.VpcId) != c.VPC {
 			return Network{}, fmt.Errorf("subnet %s is in %s, and the cluster in %s: want subnets of the cluster's VPC", id,
 				aws.ToString(s.VpcId), c.VPC)
-		case free < perCell:
-			n.Notes = append(n.Notes, fmt.Sprintf("subnet %s in %s has %d free addresses, and a cell takes %d", id, aws.ToString(s.AvailabilityZone),
-				free, perCell))
-		case public(id):
-			others = append(others, id)
-		default:
-			private = append(private, id)
 		}
+		of[wayOf(id)] = append(of[wayOf(id)], s)
 	}
 	for _, id := range wanted {
 		if !seen[id] {
 			return Network{}, fmt.Errorf("EC2 shows no subnet %s in %s: want subnets of %s", id, a.Region, c.VPC)
 		}
 	}
-	if n.Subnets = private; len(private) == 0 {
-		n.Subnets, n.Public = others, true
+	n, taken, err := choose(of, len(named) > 0, c.VPC)
+	if err != nil {
+		return n, err
 	}
-	if len(named) > 0 {
-		n.Subnets, n.Public = slices.Concat(private, others), len(others) > 0
-	}
-	if len(n.Subnets) == 0 {
-		return n, fmt.Errorf("no subnet has room for cells (%s): end what takes their addresses, or add a subnet to %s and name it: --subnets",
-			strings.Join(n.Notes, "; "), c.VPC)
-	}
-	slices.Sort(n.Subnets)
-	return n, nil
+	err = n.fill(taken, installed, c.VPC)
+	return n, err
 }
 
-// public says which subnets of a VPC have a route to an internet gateway, by their own route table or the main one.
-func (a *Account) public(ctx context.Context, vpc string) (func(subnet string) bool, error) {
-	own, main := map[string]bool{}, false
+// choose returns the subnets that are taken, by their ways, full ones included.
+func choose(of map[way][]types.Subnet, named bool, vpc string) (n Network, taken []types.Subnet, err error) {
+	n, taken = Network{Public: len(of[public]) > 0}, slices.Concat(of[private], of[public], of[isolated])
+	switch {
+	case named:
+		if len(of[isolated]) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("%s: no default route, so cells there reach images and AWS by endpoints of the VPC alone",
+				ids(of[isolated])))
+		}
+	case len(of[private]) > 0:
+		taken, n.Public = of[private], false
+	case n.Public:
+		taken = of[public]
+	default:
+		return n, nil, fmt.Errorf("no subnet of the cluster (%s) has a default route, so cells would reach neither images nor AWS: add a route of "+
+			"0.0.0.0/0 to a NAT gateway, or name other subnets of %s: --subnets (these, if the VPC has endpoints for all that cells need)",
+			ids(of[isolated]), vpc)
+	}
+	if !named && len(of[isolated]) > 0 {
+		n.Notes = append(n.Notes, fmt.Sprintf("no cells in %s: no default route; to have cells there name them: --subnets", ids(of[isolated])))
+	}
+	return n, taken, nil
+}
+
+// fill gives the network those of the subnets that have room, or are among installed.
+func (n *Network) fill(taken []types.Subnet, installed []string, vpc string) error {
+	var full []string
+	for _, s := range taken {
+		id, free := aws.ToString(s.SubnetId), aws.ToInt32(s.AvailableIpAddressCount)
+		if free < perCell {
+			full = append(full, fmt.Sprintf("subnet %s in %s has %d free addresses, and a cell takes %d", id, aws.ToString(s.AvailabilityZone),
+				free, perCell))
+			if !slices.Contains(installed, id) {
+				continue
+			}
+		}
+		n.Subnets = append(n.Subnets, id)
+	}
+	if n.Notes = append(n.Notes, full...); len(n.Subnets) == 0 {
+		return fmt.Errorf("no subnet has room for cells (%s): end what takes their addresses, or add a subnet to %s and name it: --subnets",
+			strings.Join(full, "; "), vpc)
+	}
+	slices.Sort(n.Subnets)
+	return nil
+}
+
+func ids(subnets []types.Subnet) string {
+	var all []string
+	for _, s := range subnets {
+		all = append(all, aws.ToString(s.SubnetId))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// way is how a subnet reaches the internet.
+type way int
+
+const (
+	isolated way = iota // it does not
+	private             // by something that translates or forwards private addresses
+	public              // by an internet gateway, which sends nothing for an instance without a public address
+)
+
+// wayBy is the way that routes give. What is not an internet gateway is taken to lead out, if it has the default route. A peering does
+// not: it forwards to no gateway of the other VPC. Sources: EC2 API reference, "Route"; Amazon VPC Peering Guide, "VPC peering
+// limitations".
+func wayBy(routes []types.Route) way {
+	found := isolated
+	for _, r := range routes {
+		gateway, _, _ := strings.Cut(aws.ToString(r.GatewayId), "-")
+		switch {
+		case gateway == "igw":
+			return public
+		case aws.ToString(r.DestinationCidrBlock) != "0.0.0.0/0", r.State == types.RouteStateBlackhole:
+		case gateway == "vgw", gateway == "vpce", r.NatGatewayId != nil, r.TransitGatewayId != nil, r.NetworkInterfaceId != nil,
+			r.InstanceId != nil, r.LocalGatewayId != nil, r.CarrierGatewayId != nil, r.CoreNetworkArn != nil:
+			found = private
+		}
+	}
+	return found
+}
+
+// ways says how each subnet of a VPC reaches the internet, by its own route table or the main one.
+func (a *Account) ways(ctx context.Context, vpc string) (func(subnet string) way, error) {
+	own, main := map[string]way{}, isolated
 	pages := ec2.NewDescribeRouteTablesPaginator(a.ec2, &ec2.DescribeRouteTablesInput{Filters: []types.Filter{filter("vpc-id", vpc)}})
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
@@ -90,18 +160,20 @@ func (a *Account) public(ctx context.Context, vpc string) (func(subnet string) b
 			return nil, fmt.Errorf("describe the route tables of %s: %w", vpc, explain(err, a.Region))
 		}
 		for _, table := range page.RouteTables {
-			public := slices.ContainsFunc(table.Routes, func(r types.Route) bool { return strings.HasPrefix(aws.ToString(r.GatewayId), "igw-") })
+			by := wayBy(table.Routes)
 			for _, association := range table.Associations {
-				main = main || public && aws.ToBool(association.Main)
+				if aws.ToBool(association.Main) {
+					main = by
+				}
 				if association.SubnetId != nil {
-					own[*association.SubnetId] = public
+					own[*association.SubnetId] = by
 				}
 			}
 		}
 	}
-	return func(subnet string) bool {
-		if public, has := own[subnet]; has {
-			return public
+	return func(subnet string) way {
+		if by, has := own[subnet]; has {
+			return by
 		}
 		return main
 	}, nil
