@@ -127,6 +127,7 @@ resource "aws_security_group" "cells" {
 # Pods on cells reach CoreDNS, other pods of the worker, and the API server. The cluster's security group, which EKS makes, lets in
 # its members only. Cells must not become members: the worker is one, so Kip's own group lets all members reach the agents' port
 # (docs/aws.md#security-groups), and each cell would reach the agent of every other cell.
+# kipctl eks deploy makes cells members all the same, since it changes no rule of a group of yours.
 # https://docs.aws.amazon.com/eks/latest/userguide/sec-group-reqs.html
 resource "aws_vpc_security_group_ingress_rule" "cells_to_cluster" {
   security_group_id            = aws_eks_cluster.kip.vpc_config[0].cluster_security_group_id

@@ -119,13 +119,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	instanceType, image, err := d.bootImage(ctx, account)
 	failed(err)
 	f.image = image
-	role, err := account.CheckRole(ctx, cluster, d.role(cluster, network, f.running))
-	failed(err)
-	if d.Profile != "" {
-		failed(account.CheckProfile(ctx, d.Profile, &role))
-	}
-	problems = append(problems, role.Problems...)
-	d.note(role.Notes)
+	problems = append(problems, d.checkRole(ctx, account, cluster, network, f.running)...)
 	f.plan = plan{image: d.image(), role: d.Role, namespace: d.Namespace}
 	if f.plan.provider, err = providerYAML(d.settings(cluster, network, instanceType)); len(problems) == 0 {
 		failed(err)
@@ -138,6 +132,26 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	}
 	d.Say("Cells: subnets %s of %s, %s, boot image %s", strings.Join(network.Subnets, ", "), cluster.VPC, instanceType, d.BootImage)
 	return f, nil
+}
+
+// checkRole says what the roles of Kip and of cells lack.
+func (d *Deployment) checkRole(ctx context.Context, account *eks.Account, c eks.Cluster, n eks.Network, r running) (problems []string) {
+	wanted, profile := d.role(c, n, r), eks.Findings{}
+	if d.Profile == "" {
+		d.Say("Note: pods of every namespace may name any instance profile whose role Kip's role may pass. Whoever may make a pod gets what " +
+			"that role may. Let the statement KipPassesRoles of Kip's role name the roles of cells alone, or set CELL_INSTANCE_PROFILE_ARN")
+	} else {
+		var err error
+		if wanted.Passes, err = account.CheckProfile(ctx, d.Profile, &profile); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
+	role, err := account.CheckRole(ctx, c, wanted)
+	if err != nil {
+		problems = append(problems, err.Error())
+	}
+	d.note(slices.Concat(role.Notes, profile.Notes))
+	return slices.Concat(problems, role.Problems, profile.Problems)
 }
 
 // checkPublic says what cells with public addresses need: a Kip that knows by its node's metadata service that it is in their VPC.
@@ -182,7 +196,7 @@ func (d *Deployment) role(c eks.Cluster, n eks.Network, r running) eks.Role {
 		ARN:        d.Role,
 		Namespace:  d.Namespace,
 		Account:    name,
-		Passes:     d.Profile != "",
+		Profile:    d.Profile,
 		SkipRights: d.SkipRights,
 		Owner:      r.owner,
 		VPC:        c.VPC,
@@ -196,11 +210,11 @@ func (d *Deployment) role(c eks.Cluster, n eks.Network, r running) eks.Role {
 // checkCluster says what of the cluster itself is in the way.
 func (d *Deployment) checkCluster(ctx context.Context, f *found, c eks.Cluster) (problems []string) {
 	var err error
-	if f.plan.dns, err = f.api.findDNS(ctx, c); err != nil {
+	if f.plan.dns, err = f.api.findDNS(ctx, c, d.Region); err != nil {
 		problems = append(problems, err.Error())
 	}
 	own := false
-	if f.plan.class, own, err = f.api.findStorage(ctx, c, f.running.class); err != nil {
+	if f.plan.class, own, err = f.api.findStorage(ctx, c, d.Region, f.running.class); err != nil {
 		problems = append(problems, err.Error())
 	}
 	if own {
@@ -268,11 +282,14 @@ func (d *Deployment) settings(c eks.Cluster, n eks.Network, instanceType string)
 		"bootImageSpec":       image,
 		"defaultInstanceType": instanceType,
 		// The cluster's own lets pods on cells reach those on nodes, the cluster's DNS first, and has the tag by which the AWS Load Balancer
-		// Controller knows the group of a cell.
+		// Controller knows the group of a cell. Its members also reach the agents' port, which answers only Kip's certificate.
+		// deploy/terraform-aws avoids that by a rule in the cluster's group. That group is the user's, and this program changes no rule
+		// of it. Kip's own group lets the VPC reach that port as well: a Kip that cannot ask the metadata service does not know its node's
+		// groups, and the cluster's need not be one of them (cloud.aws.kipSources).
 		"extraSecurityGroups": append([]string{c.Group}, d.own()...),
-		// Pods of 2020 name profiles and groups: what Kip's role may pass bounds them.
+		// Pods of 2020 name profiles and groups: what Kip's role may pass bounds them, and a profile that is given.
 		"grants": map[string]any{"namespaces": []any{map[string]any{
-			"namespace": "*", "instanceProfiles": []string{"*"}, "securityGroups": []string{"*"}, "allowMetadata": true,
+			"namespace": "*", "instanceProfiles": d.profiles(), "securityGroups": []string{"*"}, "allowMetadata": true,
 		}}},
 	}
 	if d.Profile != "" {
@@ -292,6 +309,14 @@ func (d *Deployment) settings(c eks.Cluster, n eks.Network, instanceType string)
 		"kubelet":            map[string]any{"capacity": "auto"},
 		"servingCertificate": map[string]any{"signerName": "beta.eks.amazonaws.com/app-serving"},
 	}
+}
+
+// profiles are the instance profiles that pods may name: the given one, by its ARN or its name, else any.
+func (d *Deployment) profiles() []string {
+	if d.Profile == "" {
+		return []string{"*"}
+	}
+	return []string{d.Profile, d.Profile[strings.LastIndex(d.Profile, "/")+1:]}
 }
 
 // install applies everything. What is not in the namespace has it as its owner, so that the garbage collector deletes it with the

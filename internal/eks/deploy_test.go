@@ -352,7 +352,7 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"Auto Mode without DNS": {func(w *world) {
 			w.aws.Clusters[0].Auto = true
 			delete(w.api.objects, "/api/v1/namespaces/kube-system/services/kube-dns")
-		}, []string{"Auto Mode", "aws eks create-addon --cluster-name kip --addon-name coredns"}},
+		}, []string{"Auto Mode", "aws eks create-addon --cluster-name kip --region us-west-2 --addon-name coredns"}},
 		"Auto Mode with public subnets": {func(w *world) {
 			w.aws.Clusters[0].Auto, w.aws.Clusters[0].Subnets = true, []string{"subnet-public"}
 		}, []string{"route to a NAT gateway"}},
@@ -365,8 +365,14 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		}, []string{"no subnet of the cluster (subnet-a, subnet-b) has a default route"}},
 		"full private subnets": {func(w *world) { w.aws.Subnets[0].Bits, w.aws.Subnets[1].Bits = 32, 32 },
 			[]string{"no subnet has room", "subnet-a in us-west-2a has 0 free addresses", "subnet-b"}},
+		"a role that may not pass the cells'": {func(w *world) { delete(w.role.Inline, "profiles") },
+			[]string{"may not pass arn:aws:iam::123456789012:role/kip-cell", "aws iam put-role-policy --role-name kip-enterprise",
+				`"Resource":["arn:aws:iam::123456789012:role/kip-cell"]`, `"Action":["iam:PassRole"]`}},
+		"trust that denies": {func(w *world) {
+			w.role.Trust = strings.Replace(trust("kip"), "]}", `, {"Effect": "Deny", "Principal": {"Federated": "*"}, "Action": "*"}]}`, 1)
+		}, []string{"a Deny statement in the trust policy of role kip-enterprise"}},
 		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
-			[]string{"no driver for disks", "aws-ebs-csi-driver"}},
+			[]string{"no driver for disks", "--region us-west-2 --addon-name aws-ebs-csi-driver"}},
 		"full subnets": {func(w *world) {
 			for i := range w.aws.Subnets {
 				w.aws.Subnets[i].Bits = 32
@@ -375,7 +381,8 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"no such group":   {func(w *world) { w.d.Group = "sg-00000009" }, []string{"no security group sg-00000009 in vpc-1"}},
 		"no such profile": {func(w *world) { w.aws.Profiles = []string{} }, []string{"no instance profile kip-cell"}},
 		"no role": {func(w *world) { w.role = ec2.IAMRole{} }, []string{"no role kip-enterprise",
-			"system:serviceaccount:kip:kip-provider"}},
+			"aws iam create-role --role-name kip-enterprise --assume-role-policy-document '{", "system:serviceaccount:kip:kip-provider",
+			"aws iam put-role-policy --role-name kip-enterprise --policy-name kip-passes-roles"}},
 		"a role without trust": {func(w *world) {
 			w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}`
 		}, []string{"trusts no identity provider", "Add this statement", "aws iam get-role --role-name kip-enterprise", issuer}},
@@ -519,6 +526,48 @@ func TestBadSettingsAreNamed(t *testing.T) {
 	}
 }
 
+// Who sets the trust policy that is printed keeps all others whom the role trusts.
+func TestThePrintedTrustPolicyKeepsOthers(t *testing.T) {
+	const other = `{"Sid":"Node","Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}`
+	for name, was := range map[string]string{
+		"a list":        `{"Version": "2012-10-17", "Id": "mine", "Statement": [` + other + `]}`,
+		"one statement": `{"Version": "2012-10-17", "Id": "mine", "Statement": ` + other + `}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.role.Trust = was
+			w.open()
+			err := w.run()
+			if err == nil || !strings.Contains(err.Error(), "--policy-document '{") {
+				t.Fatalf("it ended with %v", err)
+			}
+			_, document, _ := strings.Cut(err.Error(), "--policy-document '")
+			document, _, _ = strings.Cut(document, "'")
+			if !strings.Contains(document, other) || !strings.Contains(document, `"Id":"mine"`) {
+				t.Errorf("the document is %s", document)
+			}
+			w.role.Trust = document
+			if err := w.model.PutIAMRole(w.role); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.run(); err != nil {
+				t.Errorf("with the printed document: %v", err)
+			}
+		})
+	}
+}
+
+// A role that is not there hides no other problem.
+func TestWithoutARoleTheIdentityProviderIsChecked(t *testing.T) {
+	w := newWorld(t)
+	w.role, w.aws.Providers = ec2.IAMRole{}, nil
+	w.open()
+	if err := w.run(); err == nil || !strings.Contains(err.Error(), "no role kip-enterprise") ||
+		!strings.Contains(err.Error(), "eksctl utils associate-iam-oidc-provider") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // installedConfig is the configuration that is installed.
 func (w *world) installedConfig() *config.Config {
 	w.Helper()
@@ -562,6 +611,25 @@ func TestNamedSubnetsNeedNoDefaultRoute(t *testing.T) {
 	}
 	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "subnet-a: no default route") {
 		t.Errorf("it said %s", said)
+	}
+}
+
+// With an instance profile pods may name that one alone. Without one they may name any, and the risk is said.
+func TestPodsMayNameTheGivenProfile(t *testing.T) {
+	arn := "arn:aws:iam::" + account + ":instance-profile/kip-cell"
+	for profile, want := range map[string][]string{arn: {arn, "kip-cell"}, "": {"*"}} {
+		w := newWorld(t)
+		w.d.Profile = profile
+		w.open()
+		if err := w.run(); err != nil {
+			t.Fatal(err)
+		}
+		if g := w.installedConfig().Cells.Grants.Namespaces; len(g) != 1 || !slices.Equal(g[0].InstanceProfiles, want) {
+			t.Errorf("with profile %q the grants are %v", profile, g)
+		}
+		if said := strings.Contains(strings.Join(w.said, "\n"), "may name any instance profile"); said != (profile == "") {
+			t.Errorf("with profile %q it said %q", profile, w.said)
+		}
 	}
 }
 

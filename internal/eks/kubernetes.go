@@ -94,7 +94,7 @@ const dnsLabel = "k8s-app=kube-dns"
 
 // findDNS returns the address of the cluster's DNS if Kip does not find it by itself, "" if it does. Source for Auto Mode: EKS User
 // Guide, "How EKS Auto Mode works", networking: DNS runs on each node of Auto Mode as a service of the machine, which no cell is.
-func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster) (string, error) {
+func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster, region string) (string, error) {
 	services := k.Client.CoreV1().Services(metav1.NamespaceSystem)
 	_, err := services.Get(ctx, "kube-dns", metav1.GetOptions{})
 	if err == nil {
@@ -116,8 +116,8 @@ func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster) (string, error)
 	if c.Auto {
 		why = "the cluster is in Auto Mode, whose DNS serves the pods of its own nodes alone"
 	}
-	return "", fmt.Errorf("%s: pods on cells would resolve no name of the cluster: aws eks create-addon --cluster-name %s --addon-name "+
-		"coredns", why, c.Name)
+	return "", fmt.Errorf("%s: pods on cells would resolve no name of the cluster: aws eks create-addon --cluster-name %s --region %s "+
+		"--addon-name coredns", why, c.Name, region)
 }
 
 // Drivers of disks: the add-on's, and Auto Mode's. The first also serves claims of the in-tree plugin. Sources: EKS User Guide, "Create
@@ -128,7 +128,7 @@ const (
 )
 
 // findStorage returns the StorageClass for the claim of Kip's store, which stays as it was; own says that it is to be made.
-func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, was string) (class string, own bool, err error) {
+func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, region, was string) (class string, own bool, err error) {
 	if was != "" {
 		return was, was == storeClass, nil
 	}
@@ -165,7 +165,8 @@ func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, was string)
 		return storeClass, true, nil
 	}
 	return "", false, fmt.Errorf("the cluster has no driver for disks, and Kip's store needs one: aws eks create-addon --cluster-name %s "+
-		"--addon-name aws-ebs-csi-driver (EKS User Guide, \"Store Kubernetes volumes with Amazon EBS\", has the role that it needs)", c.Name)
+		"--region %s --addon-name aws-ebs-csi-driver (EKS User Guide, \"Store Kubernetes volumes with Amazon EBS\", has the role that it needs)",
+		c.Name, region)
 }
 
 // storeClass is made where no StorageClass is for the cluster's driver.

@@ -1,7 +1,10 @@
 package eks
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,8 +25,8 @@ type Role struct {
 	ARN string
 	// Namespace and Account are those of the service account.
 	Namespace, Account string
-	// Passes says that cells get roles of their own, which Kip passes.
-	Passes bool
+	// Passes is the ARN of the role that Kip passes to cells, Profile the instance profile that has it; "" for none.
+	Passes, Profile string
 	// SkipRights leaves out what the role may do.
 	SkipRights bool
 	// Owner is the controller ID of a Kip that runs, by which a policy may be narrowed; "" for none.
@@ -60,8 +63,9 @@ func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings,
 	out, err := a.iam.GetRole(ctx, &iam.GetRoleInput{RoleName: aws.String(r.name())})
 	switch {
 	case codeOf(err) == "NoSuchEntity":
-		f.problem("the account %s has no role %s: make it, with this trust policy:\n%s", a.ID, r.name(), a.trustFor(c, r))
-		return f, nil
+		f.problem("%s", a.noRole(c, r))
+		// A role that is not there has no rights to check. The identity provider is of the cluster.
+		return f, a.checkProvider(ctx, c, &f)
 	case refused(err):
 		f.note("not checked: the role's trust policy, since you have no right to iam:GetRole")
 	case err != nil:
@@ -81,19 +85,93 @@ func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings,
 // provider is the identity provider of the cluster in IAM.
 func (a *Account) provider(c Cluster) string { return a.arn("iam", "", "oidc-provider/"+c.Issuer) }
 
-// trustFor is the trust policy that the role needs.
-func (a *Account) trustFor(c Cluster, r Role) string {
-	return fmt.Sprintf(`{
-  "Version": "2012-10-17",
-  "Statement": [
-    %s
-  ]
-}`, a.statementFor(c, r))
+// granting is a statement of a policy document, in the order in which people read it.
+type granting struct {
+	Effect    string
+	Principal map[string]string `json:",omitempty"`
+	Action    any
+	Resource  any `json:",omitempty"`
+	Condition map[string]map[string][]string
 }
 
-// statementFor is the statement of the trust policy that lets the service account assume the role.
-func (a *Account) statementFor(c Cluster, r Role) string {
-	return kipaws.TrustStatement(a.provider(c), c.Issuer, r.subject())
+// trustStatement is the statement that lets Kip's service account assume the role.
+func (a *Account) trustStatement(c Cluster, r Role) granting {
+	return granting{
+		Effect:    "Allow",
+		Principal: map[string]string{"Federated": a.provider(c)},
+		Action:    "sts:AssumeRoleWithWebIdentity",
+		Condition: map[string]map[string][]string{"StringEquals": {
+			c.Issuer + ":sub": {r.subject()},
+			c.Issuer + ":aud": {"sts.amazonaws.com"},
+		}},
+	}
+}
+
+// with returns a policy document that has a statement more, as one word of a shell. All else in the document stays as it is, since
+// update-assume-role-policy replaces the whole document. An empty document is a new one.
+func with(document string, more granting) (string, error) {
+	doc := map[string]json.RawMessage{}
+	if err := json.Unmarshal([]byte(cmp.Or(document, `{"Version": "2012-10-17"}`)), &doc); err != nil {
+		return "", err
+	}
+	var statements []json.RawMessage
+	if one := bytes.TrimSpace(doc["Statement"]); bytes.HasPrefix(one, []byte("{")) {
+		statements = []json.RawMessage{one}
+	} else if len(one) > 0 {
+		if err := json.Unmarshal(one, &statements); err != nil {
+			return "", err
+		}
+	}
+	add, err := json.Marshal(more)
+	if err != nil {
+		return "", err
+	}
+	if doc["Statement"], err = json.Marshal(append(statements, add)); err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	out := json.NewEncoder(&text)
+	out.SetEscapeHTML(false)
+	if err := out.Encode(doc); err != nil {
+		return "", err
+	}
+	return "'" + strings.ReplaceAll(strings.TrimSpace(text.String()), "'", `'\''`) + "'", nil
+}
+
+// noRole is the problem of a role that is not there, with the commands that make it.
+func (a *Account) noRole(c Cluster, r Role) string {
+	document, err := with("", a.trustStatement(c, r))
+	if err != nil {
+		return err.Error()
+	}
+	text := fmt.Sprintf("the account %s has no role %s: make it, and give it Kip's policy:\n"+
+		"aws iam create-role --role-name %s --assume-role-policy-document %s\n"+
+		"kipctl eks policy > kip.json && aws iam put-role-policy --role-name %s --policy-name kip --policy-document file://kip.json",
+		a.ID, r.name(), r.name(), document, r.name())
+	if r.Passes != "" {
+		if command, err := r.passCommand(); err == nil {
+			text += "\n" + command
+		}
+	}
+	return text
+}
+
+// passCommand is the command that lets the role pass the one role that it passes.
+func (r Role) passCommand() (string, error) {
+	right := passRight(r.Passes)
+	document, err := with("", granting{Effect: "Allow", Action: right.Actions, Resource: right.Resources, Condition: right.Conditions})
+	return fmt.Sprintf("aws iam put-role-policy --role-name %s --policy-name kip-passes-roles --policy-document %s", r.name(), document), err
+}
+
+// passRight is Kip's right to pass roles, of one role alone.
+func passRight(role string) kipaws.Right {
+	for _, right := range kipaws.FeatureRights() {
+		if right.Sid == passes {
+			right.Resources = []string{role}
+			return right
+		}
+	}
+	panic("the permissions of Kip have no statement " + passes)
 }
 
 // checkTrust says why the service account may not assume the role.
@@ -120,6 +198,10 @@ func (a *Account) checkTrust(c Cluster, r Role, encoded string, f *Findings) {
 	case unsure:
 		f.note("not checked: the trust policy of role %s has conditions that only AWS can judge", r.name())
 		return
+	case denied: // a statement that allows it would not help
+		f.problem("a Deny statement in the trust policy of role %s is about service account %s/%s of cluster %s: change that statement, or "+
+			"use another role", r.name(), r.Namespace, r.Account, c.Name)
+		return
 	}
 	why := "its condition on " + c.Issuer + ":sub does not allow " + r.subject()
 	switch {
@@ -128,9 +210,14 @@ func (a *Account) checkTrust(c Cluster, r Role, encoded string, f *Findings) {
 	case !slices.Contains(federated, a.provider(c)):
 		why = "it trusts " + strings.Join(federated, ", ") + ", and the provider of this cluster is " + a.provider(c)
 	}
-	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Add this statement to the role's "+
-		"trust policy, and keep its others (aws iam get-role --role-name %s --query Role.AssumeRolePolicyDocument shows it):\n%s",
-		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), a.statementFor(c, r))
+	document, err := with(text, a.trustStatement(c, r))
+	if err != nil {
+		f.problem("the trust policy of role %s: %v", r.name(), err)
+		return
+	}
+	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Add a statement; the others stay:\n"+
+		"aws iam update-assume-role-policy --role-name %s --policy-document %s",
+		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), document)
 }
 
 // checkProvider says that IAM does not know who issues the cluster's tokens.
@@ -215,8 +302,8 @@ const passes = "KipPassesRoles"
 // checkRights says what the role lacks, by IAM's own simulation, else by its policies.
 func (a *Account) checkRights(ctx context.Context, r Role, f *Findings) error {
 	rights := kipaws.CoreRights()
-	if r.Passes {
-		rights = append(rights, slices.DeleteFunc(kipaws.FeatureRights(), func(p kipaws.Right) bool { return p.Sid != passes })...)
+	if r.Passes != "" {
+		rights = append(rights, passRight(r.Passes))
 	}
 	probes := r.probes(rights, a.partition, a.Region, a.ID)
 	judged, err := a.simulated(ctx, r, probes)
@@ -235,15 +322,20 @@ func (a *Account) checkRights(ctx context.Context, r Role, f *Findings) error {
 		return fmt.Errorf("check what role %s may do: %w", r.name(), explain(err, a.Region))
 	}
 	lacking, unneeded, unknown := compare(probes, judged)
-	if len(lacking) > 0 {
-		command := "kipctl eks policy"
-		if lacking[passes] != nil {
-			command += " --features"
+	if lacking[passes] != nil {
+		delete(lacking, passes)
+		command, err := r.passCommand()
+		if err != nil {
+			return err
 		}
+		f.problem("the role %s may not pass %s, the role of instance profile %s, to cells. Let it pass this one role:\n%s", r.name(), r.Passes,
+			r.Profile, command)
+	}
+	if len(lacking) > 0 {
 		f.problem("the role %s lacks rights that Kip needs:\n%s\nGive it Kip's policy (docs/aws-permissions.md): "+
-			"%s > kip.json && aws iam put-role-policy --role-name %s --policy-name kip --policy-document file://kip.json. "+
+			"kipctl eks policy > kip.json && aws iam put-role-policy --role-name %s --policy-name kip --policy-document file://kip.json. "+
 			"If the policy is narrower on purpose, leave this check out: --skip-rights",
-			r.name(), Listed(lacking), command, r.name())
+			r.name(), Listed(lacking), r.name())
 	}
 	if len(unneeded) > 0 {
 		f.note("the role %s lacks rights that Kip can do without (docs/aws-permissions.md says what then happens):\n%s", r.name(),
@@ -420,11 +512,11 @@ func Lacks(text []byte) (needed, optional map[string][]string, err error) {
 	return needed, optional, nil
 }
 
-// CheckProfile says that an instance profile is not there.
-func (a *Account) CheckProfile(ctx context.Context, arn string, f *Findings) error {
+// CheckProfile returns the ARN of an instance profile's role, "" if it does not learn it. It finds a problem if there is no such profile.
+func (a *Account) CheckProfile(ctx context.Context, arn string, f *Findings) (role string, err error) {
 	if parts := strings.Split(arn, ":"); len(parts) == 6 && parts[4] != a.ID {
 		f.problem("the instance profile %s is of account %s: want one of %s, in which cells are launched", arn, parts[4], a.ID)
-		return nil
+		return "", nil
 	}
 	name := arn[strings.LastIndex(arn, "/")+1:]
 	out, err := a.iam.GetInstanceProfile(ctx, &iam.GetInstanceProfileInput{InstanceProfileName: aws.String(name)})
@@ -432,12 +524,14 @@ func (a *Account) CheckProfile(ctx context.Context, arn string, f *Findings) err
 	case codeOf(err) == "NoSuchEntity":
 		f.problem("the account %s has no instance profile %s: want the ARN of one (aws iam list-instance-profiles)", a.ID, name)
 	case refused(err):
-		f.note("not checked: the instance profile %s, since you have no right to iam:GetInstanceProfile", name)
+		f.note("not checked: the instance profile %s, and whether Kip may pass its role, since you have no right to iam:GetInstanceProfile", name)
 	case err != nil:
-		return fmt.Errorf("get the instance profile %s: %w", name, explain(err, a.Region))
+		return "", fmt.Errorf("get the instance profile %s: %w", name, explain(err, a.Region))
 	case len(out.InstanceProfile.Roles) == 0:
 		f.problem("the instance profile %s has no role: aws iam add-role-to-instance-profile --instance-profile-name %s --role-name ROLE",
 			name, name)
+	default:
+		return aws.ToString(out.InstanceProfile.Roles[0].Arn), nil // IAM takes one role in each
 	}
-	return nil
+	return "", nil
 }
