@@ -385,7 +385,7 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 			"aws iam put-role-policy --role-name kip-enterprise --policy-name kip-passes-roles"}},
 		"a role without trust": {func(w *world) {
 			w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}`
-		}, []string{"trusts no identity provider", "Add this statement", "aws iam get-role --role-name kip-enterprise", issuer}},
+		}, []string{"trusts no identity provider", "the others stay", `"Service":"ec2.amazonaws.com"`, issuer}},
 		"trust of another namespace": {func(w *world) { w.role.Trust = trust("elotl-kip") },
 			[]string{":sub does not allow system:serviceaccount:kip:kip-provider"}},
 		"no identity provider": {func(w *world) { w.aws.Providers = nil },
