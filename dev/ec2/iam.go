@@ -56,32 +56,19 @@ func valuesIn(all ...map[string]string) func(func(string) bool) {
 // caller is who calls, as far as the model tells callers apart.
 func (m *Model) caller() string { return m.arnOf("iam", "", m.cfg.Account, "user/kip") }
 
-// iamFailure is how IAM says no.
-type iamFailure struct {
-	XMLName xml.Name `xml:"https://iam.amazonaws.com/doc/2010-05-08/ ErrorResponse"`
-	Type    string   `xml:"Error>Type"`
-	Code    string   `xml:"Error>Code"`
-	Message string   `xml:"Error>Message"`
-	ID      string   `xml:"RequestId"`
-}
+const iamNamespace = "https://iam.amazonaws.com/doc/2010-05-08/"
 
 // serveIAM answers a call of IAM.
 func (m *Model) serveIAM(w http.ResponseWriter, r *request, authorization string) {
 	m.count(r.action)
 	answer, err := m.iam(r, authorization)
 	w.Header().Set("Content-Type", "text/xml")
-	out := xml.NewEncoder(w)
 	if err != nil {
-		e := apiErrorOf(err)
-		if e == nil {
-			panic(http.ErrAbortHandler)
-		}
-		w.WriteHeader(e.status)
-		_ = out.Encode(iamFailure{Type: "Sender", Code: e.code, Message: e.message, ID: requestID}) // or the caller is gone
+		refuse(w, iamNamespace, err)
 		return
 	}
-	start := xml.StartElement{Name: xml.Name{Space: "https://iam.amazonaws.com/doc/2010-05-08/", Local: r.action + "Response"}}
-	_ = out.EncodeElement(iamAnswer{iamResult{xml.Name{Local: r.action + "Result"}, answer}, requestID}, start)
+	start := xml.StartElement{Name: xml.Name{Space: iamNamespace, Local: r.action + "Response"}}
+	_ = xml.NewEncoder(w).EncodeElement(iamAnswer{iamResult{xml.Name{Local: r.action + "Result"}, answer}, requestID}, start)
 }
 
 type iamAnswer struct {

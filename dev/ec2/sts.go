@@ -49,13 +49,29 @@ type assumedRole struct {
 	RequestID   string      `xml:"ResponseMetadata>RequestId"`
 }
 
-// stsFailure is how STS says no.
-type stsFailure struct {
-	XMLName xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ ErrorResponse"`
-	Type    string   `xml:"Error>Type"`
-	Code    string   `xml:"Error>Code"`
-	Message string   `xml:"Error>Message"`
-	ID      string   `xml:"RequestId"`
+// queryFailure is how STS and IAM say no, each in its namespace.
+type queryFailure struct {
+	XMLName xml.Name
+	Type    string `xml:"Error>Type"`
+	Code    string `xml:"Error>Code"`
+	Message string `xml:"Error>Message"`
+	ID      string `xml:"RequestId"`
+}
+
+// refuse answers a call of STS or IAM with an error; one that is none of the API's drops the connection.
+func refuse(w http.ResponseWriter, namespace string, err error) {
+	e := apiErrorOf(err)
+	if e == nil {
+		panic(http.ErrAbortHandler)
+	}
+	w.WriteHeader(e.status)
+	_ = xml.NewEncoder(w).Encode(queryFailure{ // or the caller is gone
+		XMLName: xml.Name{Space: namespace, Local: "ErrorResponse"},
+		Type:    "Sender",
+		Code:    e.code,
+		Message: e.message,
+		ID:      requestID,
+	})
 }
 
 // serveSTS answers a call of STS.
@@ -64,17 +80,7 @@ func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string
 	answer, err := m.sts(r, authorization)
 	w.Header().Set("Content-Type", "text/xml")
 	if err != nil {
-		e := apiErrorOf(err)
-		if e == nil {
-			panic(http.ErrAbortHandler)
-		}
-		w.WriteHeader(e.status)
-		_ = xml.NewEncoder(w).Encode(stsFailure{ // or the caller is gone
-			Type:    "Sender",
-			Code:    e.code,
-			Message: e.message,
-			ID:      requestID,
-		})
+		refuse(w, "https://sts.amazonaws.com/doc/2011-06-15/", err)
 		return
 	}
 	_ = xml.NewEncoder(w).Encode(answer)
