@@ -118,9 +118,9 @@ func noCredentials(region string, err error) finding.Finding {
 		"STS of the region %q does not answer: is cloud.aws.region right, and is there a way to the internet? %v", region, err)
 }
 
-// trustStatement is the statement of a role's trust policy by which a service account assumes the role. The provider is the ARN of the
+// TrustStatement is the statement of a role's trust policy by which a service account assumes the role. The provider is the ARN of the
 // identity provider that stands for the issuer of the cluster's tokens, which is an address without https://.
-func trustStatement(provider, issuer, subject string) string {
+func TrustStatement(provider, issuer, subject string) string {
 	return fmt.Sprintf(`{"Effect": "Allow", "Principal": {"Federated": %q}, "Action": "sts:AssumeRoleWithWebIdentity", `+
 		`"Condition": {"StringEquals": {%q: %q, %q: "sts.amazonaws.com"}}}`, provider, issuer+":sub", subject, issuer+":aud")
 }
@@ -143,7 +143,7 @@ func trustOf(role, file string) string {
 		partition, account = parts[1], parts[4]
 	}
 	issuer := cmp.Or(strings.TrimPrefix(claims.Issuer, "https://"), "ISSUER")
-	return trustStatement(fmt.Sprintf("arn:%s:iam::%s:oidc-provider/%s", partition, account, issuer), issuer,
+	return TrustStatement(fmt.Sprintf("arn:%s:iam::%s:oidc-provider/%s", partition, account, issuer), issuer,
 		cmp.Or(claims.Subject, "system:serviceaccount:NAMESPACE:NAME"))
 }
 

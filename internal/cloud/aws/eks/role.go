@@ -88,28 +88,19 @@ func (a *Account) provider(c Cluster) string { return a.arn("iam", "", "oidc-pro
 // granting is a statement of a policy document, in the order in which people read it.
 type granting struct {
 	Effect    string
-	Principal map[string]string `json:",omitempty"`
 	Action    any
 	Resource  any `json:",omitempty"`
 	Condition map[string]map[string][]string
 }
 
 // trustStatement is the statement that lets Kip's service account assume the role.
-func (a *Account) trustStatement(c Cluster, r Role) granting {
-	return granting{
-		Effect:    "Allow",
-		Principal: map[string]string{"Federated": a.provider(c)},
-		Action:    "sts:AssumeRoleWithWebIdentity",
-		Condition: map[string]map[string][]string{"StringEquals": {
-			c.Issuer + ":sub": {r.subject()},
-			c.Issuer + ":aud": {"sts.amazonaws.com"},
-		}},
-	}
+func (a *Account) trustStatement(c Cluster, r Role) json.RawMessage {
+	return json.RawMessage(kipaws.TrustStatement(a.provider(c), c.Issuer, r.subject()))
 }
 
 // with returns a policy document that has a statement more, as one word of a shell. All else in the document stays as it is, since
 // update-assume-role-policy replaces the whole document. An empty document is a new one.
-func with(document string, more granting) (string, error) {
+func with(document string, more any) (string, error) {
 	doc := map[string]json.RawMessage{}
 	if err := json.Unmarshal([]byte(cmp.Or(document, `{"Version": "2012-10-17"}`)), &doc); err != nil {
 		return "", err
