@@ -226,7 +226,8 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws install hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
+INSTALL := install-1 install-2 install-3 install-4
+SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -350,9 +351,14 @@ export HOSTILE_SEED ?= 1
 hostile: build test-tools ## root on a cell, agents and pods that attack a real Kip, a line an attack; HOSTILE_SEED=0; as root
 	@CGO_ENABLED=0 FORMAT=standard-verbose hack/run-tests hostile . $(WORLD) ./test/hostile
 
-.PHONY: install
-install: world-programs local-images $(if $(SHORT),,older-image) ## Kip as a pod of an ordinary node: what pods may expect of it; installed, upgraded and removed by its chart; as root
-	@CGO_ENABLED=0 hack/run-tests install . $(WORLD) -p 1 ./test/e2e/pods ./test/e2e/install
+.PHONY: install-pods
+install-pods: world-programs local-images ## what pods may expect of a Kip that its chart installed; as root
+	@CGO_ENABLED=0 hack/run-tests $@ . $(WORLD) ./test/e2e/pods
+
+.PHONY: install $(INSTALL)
+install: install-pods $(INSTALL) ## Kip as a pod of an ordinary node: installed, upgraded and removed by its chart, and what pods may expect of it; a quarter: make install-1; as root
+$(INSTALL): world-programs local-images older-image
+	@CGO_ENABLED=0 PART=$(@:install-%=%)/$(words $(INSTALL)) hack/run-tests $@ . $(WORLD) ./test/e2e/install
 
 .PHONY: tutorial
 tutorial: build test-tools ## the README's first command and the tutorial, as a new user types them; as root

@@ -6,11 +6,13 @@ package install
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -90,6 +92,20 @@ func helm(t *testing.T, args ...string) (string, error) {
 	cmd.Env = append(os.Environ(), "HELM_CONFIG_HOME="+home, "HELM_CACHE_HOME="+home, "HELM_DATA_HOME="+home)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// revision is the number by which Helm knows the release as it is now.
+func revision(t *testing.T) string {
+	t.Helper()
+	out, err := helm(t, "status", release, "--output", "json")
+	if err != nil {
+		t.Fatalf("status: %v\n%s", err, out)
+	}
+	var status struct{ Version int }
+	if err := json.Unmarshal([]byte(out), &status); err != nil || status.Version == 0 {
+		t.Fatalf("status: %v\n%s", err, out)
+	}
+	return strconv.Itoa(status.Version)
 }
 
 // chart is the folder of the chart, and values the file by which it was installed.
@@ -189,7 +205,7 @@ func log(s *namespace.Space) string {
 
 func TestInstallationsThatCannotWorkAreRefused(t *testing.T) {
 	s := namespace.New(t, world)
-	kip(s, nil)
+	installed(s)
 	folder, _ := chart(t)
 	for what, tc := range map[string]struct {
 		change func(map[string]any)
@@ -247,6 +263,7 @@ func (k kept) unmoved(after string) {
 
 func TestKipRunsAsAPodAndIsUpgradedByItsChart(t *testing.T) {
 	s := namespace.New(t, world)
+	installed(s)
 	first := kip(s, nil)
 	if on := first.Spec.NodeName; on != "node-1" || first.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Errorf("Kip's pod is on %s, and %s", on, namespace.States(first))
@@ -277,12 +294,13 @@ func TestKipRunsAsAPodAndIsUpgradedByItsChart(t *testing.T) {
 	}
 	stays.unmoved("an upgrade")
 	log(s)
+	upgraded := revision(t)
 	out, err := helm(t, "uninstall", release, "--wait")
 	if err == nil || !strings.Contains(out, "stays") {
 		t.Fatalf("Kip is uninstalled while a pod runs, or the pod is not named: %v\n%s", err, out)
 	}
 	// Helm takes such a release for one that is uninstalled.
-	if out, err := helm(t, "rollback", release, "2", "--wait", "--timeout", "5m"); err != nil {
+	if out, err := helm(t, "rollback", release, upgraded, "--wait", "--timeout", "5m"); err != nil {
 		t.Fatalf("go back after a refused uninstallation: %v\n%s", err, out)
 	}
 	stays.unmoved("a refused uninstallation")
@@ -293,6 +311,7 @@ func TestKipIsRolledBackAndRemovedByItsChart(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
 	folder, values := chart(t)
+	installed(s)
 	first := kip(s, nil)
 	stays := newKept(s)
 	annotated := withValues(t, func(v map[string]any) { v["podAnnotations"] = map[string]any{"step": "before the rollback"} })
