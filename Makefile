@@ -218,16 +218,19 @@ $(BIN)/pause: cmd/pause/pause.c | announce
 
 # What make test runs, and what each takes: CONTRIBUTING.md.
 STAGES := build lint unit unit-kubernetes faults machines worlds
+# At which a run ends and tells what did not finish. A machine with one core needs more.
+DEADLINE ?= 85m
 .PHONY: test
 test: ## the tests of each change, in half an hour; as root
 	@hack/prerequisites --test
 	@$(MAKE) --no-print-directory test-tools
-	@SHORT=-short .kip/bin/stages $(SETTINGS) -deadline 85m $(STAGES)
+	@SHORT=-short .kip/bin/stages $(SETTINGS) -deadline $(DEADLINE) $(STAGES)
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
 INSTALL := install-1 install-2 install-3 install-4
-SHARDS := lint unit unit-kubernetes faults fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
+FAULTS := faults-1 faults-2
+SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -284,18 +287,37 @@ unit-kubernetes: test-tools ## tests of the packages that link Kubernetes' own c
 # The same histories each time, so that a failure comes from the change that is tested; 0 takes others.
 export FAULTS_SEED ?= 1
 FAULTS_TIMEOUT ?= 30m
-.PHONY: faults
+FAULTS_RUN = GOGC=800 CGO_ENABLED=0 FAULTS_SHORT_STEPS=15000 FAULTS_SHORT_EVERY=8 hack/run-tests $@ . -trimpath -count=1 \
+	-timeout $(FAULTS_TIMEOUT)
+ONLY_EC2 := ^TestKipIsKilledInWhatOnlyEC2Has$$
+BETWEEN_CALLS := ^TestKipIsKilledBetweenAnyTwoCallsToEC2$$
+AT_EVERY_WRITE := ^TestKipIsKilledAtEveryWriteAndEveryCloudCall$$
+
+# A process keeps one core busy, so that three keep two busy to the end: its random numbers are the same each time for all that
+# it runs at once. The third looks for data races, in other histories.
+.PHONY: faults $(FAULTS)
 faults: test-tools ## random histories of faults in virtual time, and Kip killed at every write; STEPS=5000000 FAULTS_SEED=0 FAULTS_TIMEOUT=24h
-	@# A process keeps one core busy, so that three keep two busy to the end. The third looks for data races, in other histories.
-	@# Each has a process group of its own: without job control the shell would have them ignore an interrupt.
-	@export GOGC=800 CGO_ENABLED=0 FAULTS_SHORT_STEPS=15000 FAULTS_SHORT_EVERY=8; status=0; parts=; \
-	set -m; trap 'for part in $$parts; do kill -- -$$part; done; exit 1' INT TERM; for part in 1 2; do \
-		PART=$$part/2 hack/run-tests faults-$$part . -trimpath -count=1 -timeout $(FAULTS_TIMEOUT) ./test/faults & parts+=" $$!"; done; \
-	FAULTS_SEED=1000001 FAULTS_SHORT_STEPS=2500 FAULTS_SHORT_EVERY=50 SHORT=-short CGO_ENABLED=1 \
-		hack/run-tests faults-race . -race -count=1 -timeout $(FAULTS_TIMEOUT) \
-		$(if $(SHORT),-run '^(TestRandomHistories|TestKipIsKilledAtEveryWriteAndEveryCloudCall)$$') ./test/faults & parts+=" $$!"; set +m; \
-	for part in $$parts; do wait $$part || status=$$?; done; \
-	exit $$status
+	@$(MAKE) --no-print-directory -k -j 3 $(if $(SHORT),faults-half-1 faults-half-2,faults-rest faults-writes faults-calls faults-ec2) faults-race
+faults-1: test-tools
+	@$(MAKE) --no-print-directory -k -j 2 faults-calls faults-ec2
+faults-2: test-tools
+	@$(MAKE) --no-print-directory -k -j 3 faults-rest faults-writes faults-race
+
+.PHONY: faults-half-1 faults-half-2 faults-calls faults-ec2 faults-writes faults-rest faults-race
+faults-half-1 faults-half-2:
+	@PART=$(@:faults-half-%=%)/2 $(FAULTS_RUN) ./test/faults
+faults-calls:
+	@$(FAULTS_RUN) -run '$(BETWEEN_CALLS)' ./test/faults
+faults-ec2:
+	@$(FAULTS_RUN) -run '$(ONLY_EC2)' ./test/faults
+faults-writes:
+	@$(FAULTS_RUN) -run '$(AT_EVERY_WRITE)' ./test/faults
+faults-rest:
+	@$(FAULTS_RUN) -skip '$(BETWEEN_CALLS)|$(ONLY_EC2)|$(AT_EVERY_WRITE)' ./test/faults
+faults-race:
+	@GOGC=800 FAULTS_SEED=1000001 FAULTS_SHORT_STEPS=2500 FAULTS_SHORT_EVERY=50 SHORT=-short \
+		hack/run-tests $@ . -race -count=1 -timeout $(FAULTS_TIMEOUT) \
+		$(if $(SHORT),-run '^TestRandomHistories$$|$(AT_EVERY_WRITE)') ./test/faults
 
 DAY_PODS ?= 60
 .PHONY: cloud-day
