@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -84,7 +82,7 @@ func mountDisk(image, dir string) error {
 		if err != nil {
 			return fmt.Errorf("find a free loop device: %w", err)
 		}
-		node, loop, err := openLoop(n, filepath.Dir(image), os.O_RDWR)
+		node, loop, err := host.OpenLoop(n, filepath.Dir(image), os.O_RDWR)
 		if err != nil {
 			return fmt.Errorf("open loop device %d: %w", n, err)
 		}
@@ -101,19 +99,4 @@ func mountDisk(image, dir string) error {
 		}
 		return err
 	}
-}
-
-// openLoop opens a loop device. Where /dev does not follow the kernel, as in a
-// container, it makes a node in dir.
-func openLoop(n int, dir string, flags int) (path string, f *os.File, err error) {
-	path = "/dev/loop" + strconv.Itoa(n)
-	if f, err = os.OpenFile(path, flags, 0); !errors.Is(err, fs.ErrNotExist) {
-		return path, f, err
-	}
-	path = filepath.Join(dir, "loop"+strconv.Itoa(n))
-	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(n)))); err != nil && !errors.Is(err, unix.EEXIST) {
-		return path, nil, err
-	}
-	f, err = os.OpenFile(path, flags, 0)
-	return path, f, err
 }

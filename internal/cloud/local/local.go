@@ -170,7 +170,7 @@ func (k *kind) GrowDisk(_ context.Context, _ host.Process, d host.Disk, _ int64)
 		return err
 	}
 	for _, l := range slices.Backward(loops) { // the nested ones last: their file is the other's device
-		_, loop, err := openLoop(l.n, filepath.Dir(d.File), os.O_RDWR)
+		_, loop, err := host.OpenLoop(l.n, filepath.Dir(d.File), os.O_RDWR)
 		if err != nil {
 			return err
 		}

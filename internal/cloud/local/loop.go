@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,8 +23,6 @@ import (
 const (
 	// deviceDir is where a machine finds its disks.
 	deviceDir = "/dev/disk/by-id"
-	// loopMajor is the kernel's number for loop devices (devices.txt).
-	loopMajor = 7
 	// freeTimeout bounds the wait for what is on its way out of use.
 	freeTimeout = 2 * time.Second
 )
@@ -59,7 +56,7 @@ func loop(d host.Disk) (int, error) {
 		if err != nil {
 			return 0, fmt.Errorf("find a free loop device: %w", err)
 		}
-		_, loop, err := openLoop(n, filepath.Dir(d.File), os.O_RDWR)
+		_, loop, err := host.OpenLoop(n, filepath.Dir(d.File), os.O_RDWR)
 		if err != nil {
 			return 0, fmt.Errorf("open loop device %d: %w", n, err)
 		}
@@ -83,38 +80,29 @@ type diskLoop struct {
 
 // loopsOfDisk returns the loop devices that have the disk, nested ones first.
 func loopsOfDisk(d host.Disk) ([]diskLoop, error) {
-	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	all, err := host.Loops()
 	if err != nil {
 		return nil, err
 	}
 	var own []diskLoop
 	holds := map[uint64][]int{} // loop devices by the device that is their file
-	for _, path := range backing {
-		text, err := os.ReadFile(path)
+	for _, l := range all {
+		has, err := l.Has(d.File)
 		if err != nil {
-			continue // freed meanwhile
+			return nil, err
 		}
-		n, err := strconv.Atoi(strings.TrimPrefix(strings.Split(path, "/")[3], "loop"))
-		if err != nil {
-			return nil, fmt.Errorf("read the number of %s: %w", path, err)
-		}
-		if strings.TrimSpace(string(text)) == d.File {
-			own = append(own, diskLoop{n: n})
+		if has {
+			own = append(own, diskLoop{n: l.N})
 			continue
 		}
 		// Its path is one in the machine: it does not say which device it is.
-		_, loop, err := openLoop(n, filepath.Dir(d.File), os.O_RDONLY)
-		if err != nil {
-			continue
-		}
-		info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
-		if closed := loop.Close(); err == nil && closed == nil && info.Rdevice != 0 {
-			holds[info.Rdevice] = append(holds[info.Rdevice], n)
+		if info, err := l.Status(filepath.Dir(d.File)); err == nil && info.Rdevice != 0 {
+			holds[info.Rdevice] = append(holds[info.Rdevice], l.N)
 		}
 	}
 	var nested []diskLoop
 	for _, l := range own {
-		for _, n := range holds[unix.Mkdev(loopMajor, uint32(l.n))] {
+		for _, n := range holds[unix.Mkdev(host.LoopMajor, uint32(l.n))] {
 			nested = append(nested, diskLoop{n: n, nested: true})
 		}
 	}
@@ -156,7 +144,7 @@ func (k *kind) unloop(ctx context.Context, d host.Disk) error {
 // freeLoop takes the file from one loop device, once all is written to it.
 func freeLoop(d host.Disk, n int) error {
 	// Exclusive: it is refused while a file system of the device is mounted.
-	_, loop, err := openLoop(n, filepath.Dir(d.File), os.O_RDWR|unix.O_EXCL)
+	_, loop, err := host.OpenLoop(n, filepath.Dir(d.File), os.O_RDWR|unix.O_EXCL)
 	if err != nil {
 		return err
 	}
@@ -214,7 +202,7 @@ func showDevice(init host.Process, id string, n int) error {
 		return err
 	}
 	defer unix.Close(fd)
-	want := unix.Mkdev(loopMajor, uint32(n))
+	want := unix.Mkdev(host.LoopMajor, uint32(n))
 	err = unix.Mknodat(fd, deviceName(id), unix.S_IFBLK|0o600, int(want))
 	if !errors.Is(err, unix.EEXIST) {
 		return err

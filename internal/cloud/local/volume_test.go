@@ -146,7 +146,7 @@ func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, device, err := openLoop(n, t.TempDir(), os.O_RDWR)
+	_, device, err := host.OpenLoop(n, t.TempDir(), os.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestALoopDeviceOfADisksDeviceIsFreedWithIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, holder, err := openLoop(free, t.TempDir(), os.O_RDWR)
+	_, holder, err := host.OpenLoop(free, t.TempDir(), os.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}
