@@ -537,6 +537,27 @@ func TestValuesReachWhatDependsOnThem(t *testing.T) {
 	}
 }
 
+// Whatever becomes of a hook, neither its Job nor its rights are in the way of the next try, or left by helm uninstall.
+func TestHooksLeaveNothing(t *testing.T) {
+	hooks := 0
+	for _, o := range objects(t, least) {
+		notes := o.GetAnnotations()
+		if notes["helm.sh/hook"] == "" {
+			continue
+		}
+		hooks++
+		policies := strings.Split(notes["helm.sh/hook-delete-policy"], ",")
+		for _, p := range []string{"before-hook-creation", "hook-succeeded", "hook-failed"} {
+			if !slices.Contains(policies, p) {
+				t.Errorf("%s %s is deleted by %v: want %s, too", o.GetKind(), o.GetName(), policies, p)
+			}
+		}
+	}
+	if hooks == 0 {
+		t.Error("the chart has no hooks")
+	}
+}
+
 func TestKipRunsOnNoVirtualNode(t *testing.T) {
 	for _, text := range []string{"", `
 affinity:

@@ -4,7 +4,7 @@ labels: {{- include "kip.labels" .root | nindent 2 }}
 annotations:
   helm.sh/hook: {{ .hook }}
   helm.sh/hook-weight: {{ .weight | quote }}
-  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
   helm.sh/hook-output-log-policy: hook-failed
 {{- end -}}
 
