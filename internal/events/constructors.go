@@ -45,6 +45,13 @@ func NewMachineNotGranted(why error) Event {
 		why)
 }
 
+// NewTolerationMissing is of a pod that was made while the API server did not reach Kip's webhook.
+func NewTolerationMissing(namespace, pod, taint string) Event {
+	return warn(TolerationMissing, "The pod selects Kip's nodes and does not tolerate their taint %[1]s, so it is on no node: it was made while the "+
+		"API server did not reach Kip's webhook. Delete it, and its controller makes one that does: kubectl delete pod %[3]s -n %[2]s. "+
+		"A pod without a controller you make again", taint, namespace, pod)
+}
+
 // NewLaunchHeld is of a pod whose cell is not launched before whoever runs Kip has mended what why says. The reason is
 // [CloudInitUnfit], [AgentNotStarted] or [LaunchDelayed].
 func NewLaunchHeld(reason, why string) Event {

@@ -28,6 +28,8 @@ const (
 	NotGranted        = "NotGranted"
 	BudgetExceeded    = "BudgetExceeded"
 	Paused            = "Paused"
+	// TolerationMissing: no node of Kip's takes the pod.
+	TolerationMissing = "TolerationMissing"
 )
 
 // NoMachine is of a DaemonSet's pod that gets no cell, and of its conditions, too.

@@ -153,6 +153,9 @@ func (l *leading) parts(known []cells.Cell) []part {
 	if l.egress != nil {
 		all = append(all, part{name: "egress", run: l.egress.Run})
 	}
+	if l.WebhookPort != 0 {
+		all = append(all, part{name: "pods without a toleration", run: l.reportUntolerating})
+	}
 	return append(all,
 		part{name: "pod informer", run: l.nodes.Follow}, // and the kubelet port, of each node
 		part{name: "cell API", run: l.cellAPI.Run},

@@ -345,6 +345,7 @@ func TestPodsThatTheWebhookDoesNotSeeAreNamed(t *testing.T) {
 	becomes("a pod gets no toleration without the webhook", false)
 	s.Apply(namespace.Sleeper("waits"))
 	s.WaitEvent("waits", "FailedScheduling", "untolerated taint")
+	s.WaitEvent("waits", "TolerationMissing", "kubectl delete pod waits -n "+s.NS)
 	restore()
 	becomes("a pod gets the toleration again", true)
 	s.Kubectl("delete", "pod", "waits")
