@@ -558,6 +558,28 @@ func TestHooksLeaveNothing(t *testing.T) {
 	}
 }
 
+func TestFoldersOfTheHostAreInItsFolder(t *testing.T) {
+	const values = "config: {cloud: {%s: {%s}}, cells: {defaultInstanceType: small}}\nhost: {name: rack-1, dir: /data/kip}"
+	for _, c := range []struct {
+		cloud, keys string
+		has         []string
+	}{
+		{"local", "", []string{"stateDir: /data/kip/local", "rootDir: /data/kip/cell-root"}},
+		{"local", "rootDir: /srv/root", []string{"stateDir: /data/kip/local", "rootDir: /srv/root"}},
+		{"qemu", "", []string{"stateDir: /data/kip/qemu", "image: /data/kip/image/kip-cell-amd64.qcow2"}},
+	} {
+		all, err := rendered(t, fmt.Sprintf(values, c.cloud, c.keys))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range c.has {
+			if !strings.Contains(all["configmap"], w) {
+				t.Errorf("cloud %s with %q: provider.yaml does not have %q:\n%s", c.cloud, c.keys, w, all["configmap"])
+			}
+		}
+	}
+}
+
 func TestKipRunsOnNoVirtualNode(t *testing.T) {
 	for _, text := range []string{"", `
 affinity:
@@ -601,6 +623,25 @@ func TestKipIsRestrictedWhereTheCloudAllowsIt(t *testing.T) {
 	pod = podOf(t, objects(t, "config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}\nhost: {name: rack-1}"))
 	if !*pod.Containers[0].SecurityContext.Privileged || !pod.HostNetwork || pod.NodeSelector["kubernetes.io/hostname"] != "rack-1" {
 		t.Errorf("on a host Kip is %+v", pod)
+	}
+	// Cells outlive the pod, so their cgroups are beside it, and what is mounted in the pod is left nowhere else.
+	hostPaths := map[string]string{}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			hostPaths[v.Name] = v.HostPath.Path
+		}
+	}
+	shown := map[string]string{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if path := hostPaths[m.Name]; path != "" {
+			shown[path] = m.MountPath
+		}
+		if m.MountPropagation != nil {
+			t.Errorf("mounts in %s are passed on: %s", m.MountPath, *m.MountPropagation)
+		}
+	}
+	if want := map[string]string{"/opt/kip": "/opt/kip", "/sys/fs/cgroup": "/sys/fs/cgroup"}; !maps.Equal(shown, want) {
+		t.Errorf("Kip sees %v of the host: want %v", shown, want)
 	}
 }
 

@@ -87,7 +87,12 @@ spec:
 // helm runs Helm as a user would, and returns what it printed.
 func helm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), world.Tool("helm"), append(args, "--namespace", kipNamespace, "--kubeconfig", world.Kubeconfig)...)
+	return helmIn(t, kipNamespace, args...)
+}
+
+func helmIn(t *testing.T, where string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), world.Tool("helm"), append(args, "--namespace", where, "--kubeconfig", world.Kubeconfig)...)
 	home := t.TempDir()
 	cmd.Env = append(os.Environ(), "HELM_CONFIG_HOME="+home, "HELM_CACHE_HOME="+home, "HELM_DATA_HOME="+home)
 	out, err := cmd.CombinedOutput()
@@ -174,9 +179,14 @@ func kip(s *namespace.Space, before *corev1.Pod) *corev1.Pod {
 
 func kipIn(s *namespace.Space, where string, before *corev1.Pod) *corev1.Pod {
 	s.Helper()
+	return kipCalled(s, where, kipPod, before)
+}
+
+func kipCalled(s *namespace.Space, where, name string, before *corev1.Pod) *corev1.Pod {
+	s.Helper()
 	var found *corev1.Pod
 	s.Eventually("Kip's pod is ready", func(ctx context.Context) (err error) {
-		if found, err = world.Admin.CoreV1().Pods(where).Get(ctx, kipPod, metav1.GetOptions{}); err != nil {
+		if found, err = world.Admin.CoreV1().Pods(where).Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		switch {
@@ -193,7 +203,12 @@ func kipIn(s *namespace.Space, where string, before *corev1.Pod) *corev1.Pod {
 // log is what Kip's pod has logged. A panic, an instance that Kip did not know, and the like fail the test.
 func log(s *namespace.Space) string {
 	s.Helper()
-	text, err := world.Admin.CoreV1().Pods(kipNamespace).GetLogs(kipPod, &corev1.PodLogOptions{}).DoRaw(s.Context())
+	return logOf(s, kipNamespace, kipPod)
+}
+
+func logOf(s *namespace.Space, where, name string) string {
+	s.Helper()
+	text, err := world.Admin.CoreV1().Pods(where).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(s.Context())
 	if err != nil {
 		s.Fatal(err)
 	}

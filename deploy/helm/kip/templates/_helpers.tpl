@@ -179,6 +179,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   {{- $_ := set $cells "cloudInitFile" "/etc/kip/cloud-init/cells.yaml" -}}
   {{- $_ := set $config "cells" $cells -}}
 {{- end -}}
+{{- /* By default provider.yaml has all in /opt/kip, which is then no folder of the host. */ -}}
+{{- if and (include "kip.onHost" .) (ne .Values.host.dir "/opt/kip") -}}
+  {{- range $name, $keys := $config.cloud -}}
+    {{- $own := dict "stateDir" (printf "%s/%s" $.Values.host.dir $name) -}}
+    {{- if eq $name "local" -}}
+      {{- $_ := set $own "rootDir" (printf "%s/cell-root" $.Values.host.dir) -}}
+    {{- else -}}
+      {{- $_ := set $own "image" (printf "%s/image/kip-cell-amd64.qcow2" $.Values.host.dir) -}}
+    {{- end -}}
+    {{- $_ := set $config.cloud $name (merge (dict) ($keys | default dict) $own) -}}
+  {{- end -}}
+{{- end -}}
 {{- $kubelet := $config.kubelet | default dict -}}
 {{- if and (hasKey ($config.cloud | default dict) "aws") (not (or (hasKey $kubelet "capacity") (hasKey $kubelet "cpu") (hasKey $kubelet "memory") (hasKey $kubelet "pods"))) -}}
   {{- $_ := set $config "kubelet" (merge (dict "capacity" "auto") $kubelet) -}}

@@ -101,7 +101,8 @@ capabilities:
 {{- if include "kip.onHost" . }}
 - name: host
   mountPath: {{ .Values.host.dir }}
-  mountPropagation: Bidirectional
+- name: cgroup
+  mountPath: /sys/fs/cgroup
 {{- end }}
 - name: data
   mountPath: {{ include "kip.dataDir" . }}
@@ -143,6 +144,11 @@ capabilities:
   hostPath:
     path: {{ .Values.host.dir }}
     type: DirectoryOrCreate
+# Else a container on a host with cgroup v1 is shown its own cgroup as the whole, and the cells, which are in there then, end with it.
+- name: cgroup
+  hostPath:
+    path: /sys/fs/cgroup
+    type: Directory
 {{- end }}
 {{- if include "kip.claimTemplate" . }}
 {{- else if or (include "kip.external" .) (not .Values.persistence.enabled) }}

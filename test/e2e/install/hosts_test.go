@@ -1,0 +1,473 @@
+//go:build e2e
+
+package install
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elotl/kip/dev/node"
+	"github.com/elotl/kip/internal/cloud/host"
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
+)
+
+// A Kip whose cells are machines of its own node, as docs/install.md says in "On a machine of your own". It is beside the world's own
+// Kip: a release with another name, namespace and node.
+const (
+	rackRelease   = "rack"
+	rackNamespace = "kip-rack"
+	rackKip       = "rack-kip-0" // of its pod, and of its virtual node
+	rackHost      = "node-1"
+	// rackDir is where the host has what host.dir names, on its disk.
+	rackDir = "/var/lib/containerd/opt-kip"
+)
+
+// Of cloud.local, by default.
+const (
+	rackBridge = "kip0"
+	rackCIDR   = "10.110.0.0/16"
+)
+
+// ownHardware are the values of docs/install.md for Kip on a machine of one's own.
+func ownHardware(t *testing.T) (values map[string]any) {
+	t.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## On a machine of your own\n")
+	_, block, _ := strings.Cut(section, "```yaml\n")
+	block, _, found := strings.Cut(block, "```")
+	if !found {
+		t.Fatal(`docs/install.md has no values in "On a machine of your own"`)
+	}
+	if err := yaml.Unmarshal([]byte(block), &values); err != nil {
+		t.Fatalf("the values of docs/install.md for a machine of one's own: %v", err)
+	}
+	return values
+}
+
+func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	machine := ordinary(s, rackHost)
+	prepareHost(s, machine)
+	image := hostImage(s, "nft", "mkfs.ext4")
+	_, file := chart(t)
+	own := readValues[struct {
+		Config struct{ Cells map[string]any }
+	}](t, file)
+
+	values := ownHardware(t)
+	values["host"] = map[string]any{"name": rackHost}
+	config := values["config"].(map[string]any)
+	config["cloud"] = map[string]any{"local": map[string]any{}}
+	config["cells"].(map[string]any)["registryMirrors"] = own.Config.Cells["registryMirrors"]
+	values["image"] = image
+	values["persistence"] = map[string]any{"storageClassName": ""}
+	values["servingCertificate"] = map[string]any{"source": "csr", "approve": true} // the API server verifies kubelets
+	values["storageClass"] = map[string]any{"create": false}
+	values["uninstall"] = map[string]any{"force": true}
+	installOnHost(s, writeYAML(t, filepath.Join(t.TempDir(), "values.yaml"), values))
+	first := kipCalled(s, rackNamespace, rackKip, nil)
+	if first.Spec.NodeName != rackHost || first.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Errorf("Kip's pod is on %s, and %s", first.Spec.NodeName, namespace.States(first))
+	}
+
+	s.Apply(fmt.Sprintf(onHost, rackKip))
+	s.Kubectl("wait", "--for=condition=Complete", "job/hello", "--timeout=5m")
+	if text := s.Kubectl("logs", "job/hello"); text != "hello\n" {
+		t.Errorf("the Job logged %q", text)
+	}
+	web := s.WaitPodOf("web", "")
+	s.Apply(asker)
+	s.WaitReady("asker")
+	routeToCells(s, ordinary(s, "node-2"), first.Status.HostIP)
+	serves := func(after string) {
+		t.Helper()
+		s.Eventually("exec works after "+after, s.ExecTrue(web.Name))
+		s.Eventually("a pod of another node reaches the cell after "+after, func(ctx context.Context) error {
+			url := "http://" + net.JoinHostPort(web.Status.PodIP, "8080") + "/"
+			out, code, errs := s.Attempt(ctx, "exec", "asker", "--", "timeout", "5", "wget", "-qO-", url)
+			if code != 0 || out != "a cell\n" {
+				return fmt.Errorf("%s answers %q: exit %d: %s", url, out, code, errs)
+			}
+			return nil
+		})
+	}
+	serves("its start")
+	logOf(s, rackNamespace, rackKip)
+
+	s.Kubectl("delete", "pod", rackKip, "-n", rackNamespace)
+	kipCalled(s, rackNamespace, rackKip, first)
+	serves("another pod of Kip has come")
+	now, err := s.Pod(t.Context(), web.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was, is := web.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
+	if now.UID != web.UID || is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {
+		t.Errorf("with another pod of Kip the pod runs as %s with %d restarts, before as %s", is.ContainerID, is.RestartCount, was.ContainerID)
+	}
+	s.Apply(namespace.Bare("later", "  nodeName: "+rackKip+"\n  "+tolerates+`
+  containers: [{name: main, image: 'busybox:1.36', command: [sleep, infinity]}]
+`))
+	s.WaitReady("later")
+	logOf(s, rackNamespace, rackKip)
+
+	if out, err := helmIn(t, rackNamespace, "uninstall", rackRelease, "--wait", "--timeout", "10m"); err != nil {
+		t.Fatalf("uninstall by force: %v\n%s", err, out)
+	}
+	s.Eventually("nothing of a cell is left on the host", func(context.Context) error { return leftOnHost(machine) })
+	if _, err := world.Admin.CoreV1().Nodes().Get(t.Context(), rackKip, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the node is left: %v", err)
+	}
+}
+
+// onHost is a Job, and a Deployment of a web server, on a virtual node.
+const onHost = `apiVersion: batch/v1
+kind: Job
+metadata: {name: hello}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      nodeSelector: {type: virtual-kubelet, kubernetes.io/hostname: %[1]s}
+      restartPolicy: Never
+      containers: [{name: main, image: 'busybox:1.36', command: [echo, hello]}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      nodeSelector: {type: virtual-kubelet, kubernetes.io/hostname: %[1]s}
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: busybox:1.36
+        command: [sh, -c, 'mkdir /tmp/www; echo a cell > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www']
+        readinessProbe: {tcpSocket: {port: 8080}, periodSeconds: 1}
+`
+
+// installOnHost installs the release, which is removed when the test ends.
+func installOnHost(s *namespace.Space, values string) {
+	s.Helper()
+	ctx := s.Context()
+	if _, err := world.Admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{Name: rackNamespace, Labels: map[string]string{enforced: "privileged"}},
+	}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	volume := node.Volume("kip-rack", rackHost, rackRelease, types.NamespacedName{Namespace: rackNamespace, Name: "data-" + rackKip})
+	if err := os.MkdirAll(ordinary(s, rackHost).Path(filepath.Join(node.VolumeDir, rackRelease)), 0o777); err != nil {
+		s.Fatal(err)
+	}
+	if _, err := world.Admin.CoreV1().PersistentVolumes().Create(ctx, volume, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if s.Failed() {
+			for _, args := range [][]string{{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"},
+				{"logs", rackKip, "--tail=200"}} {
+				out, errs, _ := namespace.Run(world.Kubectl(context.Background(), append(args, "-n", rackNamespace)...))
+				s.Logf("kubectl %s\n%s%s", strings.Join(args, " "), out, errs)
+			}
+		}
+		var errs []error
+		for _, args := range [][]string{{"delete", "namespace", rackNamespace}, {"delete", "persistentvolume", volume.Name}} {
+			out, _, err := namespace.Run(world.Kubectl(context.Background(), args...))
+			errs = append(errs, err)
+			s.Logf("kubectl %s: %s", strings.Join(args, " "), out)
+		}
+		if err := errors.Join(errs...); err != nil {
+			s.Error(err)
+		}
+	})
+	folder, _ := chart(s.T)
+	if out, err := helmIn(s.T, rackNamespace, "install", rackRelease, folder, "--values", values, "--wait", "--timeout", "5m"); err != nil {
+		s.Fatalf("install: %v\n%s", err, out)
+	}
+}
+
+// prepareHost makes of an ordinary node's machine what docs/install.md wants of the host.
+func prepareHost(s *namespace.Space, m namespace.Machine) {
+	s.Helper()
+	// Like other hosts it can make loop devices, if this one can.
+	control := m.Path("/dev/loop-control")
+	var loops unix.Stat_t
+	if err := unix.Stat("/dev/loop-control", &loops); err == nil {
+		if err := unix.Mknod(control, unix.S_IFCHR|0o600, int(loops.Rdev)); err != nil {
+			s.Fatal(err)
+		}
+	}
+	// The machine's root is an overlay, on which no other can be.
+	dir := m.Path(rackDir)
+	root, err := harness.Repository()
+	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.Symlink(rackDir, m.Path("/opt/kip"))); err != nil {
+		s.Fatal(err)
+	}
+	run(s, exec.CommandContext(s.Context(), "cp", "-a", filepath.Join(root, ".kip", "cell-root")+"/.", filepath.Join(dir, "cell-root")))
+	// Cells pull images from the registry of this host, which has no route to them.
+	nft := func(program string) error {
+		return m.Inside(func() error {
+			cmd := exec.Command("nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(program)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("nft: %w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	if err := nft(fmt.Sprintf(`table ip cells {
+	chain postrouting {
+		type nat hook postrouting priority srcnat
+		ip saddr %s ip daddr %s masquerade
+	}
+}
+`, rackCIDR, ownNetwork.Host())); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		// As docs/uninstall.md says.
+		errs := []error{nft("delete table ip cells\n"), m.Inside(func() error {
+			link, err := netlink.LinkByName(rackBridge)
+			if errors.As(err, &netlink.LinkNotFoundError{}) {
+				return nil
+			}
+			return errors.Join(err, netlink.LinkDel(link))
+		})}
+		for _, family := range []string{"bridge", "inet"} {
+			errs = append(errs, nft(fmt.Sprintf("add table %[1]s kip-agents-%[2]s\ndelete table %[1]s kip-agents-%[2]s\n", family, rackBridge)))
+		}
+		errs = append(errs, os.RemoveAll(dir), os.Remove(m.Path("/opt/kip")), os.RemoveAll(control))
+		if err := errors.Join(errs...); err != nil {
+			s.Error(err)
+		}
+	})
+}
+
+// routeToCells leads a node to the cells of the host with an address.
+func routeToCells(s *namespace.Space, m namespace.Machine, by string) {
+	s.Helper()
+	gateway, err := netip.ParseAddr(by)
+	if err != nil {
+		s.Fatal(err)
+	}
+	_, cells, err := net.ParseCIDR(rackCIDR)
+	if err != nil {
+		s.Fatal(err)
+	}
+	route := &netlink.Route{Dst: cells, Gw: gateway.AsSlice()}
+	if err := m.Inside(func() error { return netlink.RouteAdd(route) }); err != nil {
+		s.Fatalf("add a route to %s by %s: %v", rackCIDR, by, err)
+	}
+	s.Cleanup(func() {
+		if err := m.Inside(func() error { return netlink.RouteDel(route) }); err != nil {
+			s.Errorf("remove the route to %s: %v", rackCIDR, err)
+		}
+	})
+}
+
+// leftOnHost names what there is of cells on a host: folders, processes, cgroups, network devices, mounts and loop devices.
+func leftOnHost(m namespace.Machine) error {
+	var left []string
+	state := m.Path(filepath.Join(rackDir, "local"))
+	for _, what := range []string{"machines", "disks"} {
+		entries, err := os.ReadDir(filepath.Join(state, what))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			left = append(left, what+" "+e.Name())
+		}
+	}
+	loops, err := host.LoopsOf(state)
+	if err != nil {
+		return err
+	}
+	left = append(left, loops...)
+	cgroups, err := filepath.Glob(m.Path("/sys/fs/cgroup/kip-" + rackBridge + "/i-*"))
+	v1, v1Err := filepath.Glob(m.Path("/sys/fs/cgroup/*/kip-" + rackBridge + "/i-*"))
+	if err := errors.Join(err, v1Err); err != nil {
+		return err
+	}
+	left = slices.Concat(left, cgroups, v1)
+	// Other machines of this host may have cells in cgroups of these names, too.
+	own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(m.PID), "cgroup"))
+	if err != nil {
+		return err
+	}
+	first, _, _ := strings.Cut(string(own), "\n")
+	ofCells := strings.TrimSuffix(first, "/init") + "/kip-" + rackBridge + "/i-"
+	processes, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	if err != nil {
+		return err
+	}
+	for _, p := range processes {
+		if text, err := os.ReadFile(p); err == nil && strings.Contains(string(text), ofCells) {
+			left = append(left, p)
+		}
+	}
+	mounts, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(m.PID), "mounts"))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 1 && (strings.HasPrefix(f[1], rackDir) || strings.HasPrefix(f[1], "/opt/kip")) {
+			left = append(left, "mount "+f[1])
+		}
+	}
+	if err := m.Inside(func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if name := l.Attrs().Name; strings.HasPrefix(name, "kip") && name != rackBridge {
+				left = append(left, "network device "+name)
+			}
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("left: %q", left)
+	}
+	return nil
+}
+
+// hostImage is Kip's image with programs of this host, as values of the chart. The ordinary nodes can pull it.
+func hostImage(s *namespace.Space, programs ...string) map[string]any {
+	s.Helper()
+	index, err := layout.ImageIndexFromPath(filepath.Join(world.Bin, "images", "kip"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	base, err := imageOf(index)
+	if err != nil {
+		s.Fatal(err)
+	}
+	archive, err := archiveOf(s.Context(), programs)
+	if err != nil {
+		s.Fatal(err)
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
+	if err != nil {
+		s.Fatal(err)
+	}
+	image, err := mutate.AppendLayers(base, layer)
+	if err != nil {
+		s.Fatal(err)
+	}
+	images := newRegistry(s)
+	if err := images.Push(s.Context(), "kip-host:test", image); err != nil {
+		s.Fatal(err)
+	}
+	for _, n := range []string{"node-1", "node-2"} { // the hook's Job is on either
+		pullsFrom(s, ordinary(s, n), images.Address())
+	}
+	return map[string]any{"repository": images.Address() + "/kip-host", "tag": "test"}
+}
+
+// imageOf is the image for this host's architecture in an index, or in an index of that.
+func imageOf(index v1.ImageIndex) (v1.Image, error) {
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range manifest.Manifests {
+		if d.MediaType.IsIndex() {
+			inner, err := index.ImageIndex(d.Digest)
+			if err != nil {
+				return nil, err
+			}
+			return imageOf(inner)
+		}
+		if d.MediaType.IsImage() && (d.Platform == nil || d.Platform.Architecture == runtime.GOARCH) {
+			return index.Image(d.Digest)
+		}
+	}
+	return nil, fmt.Errorf("the image of Kip has none for %s", runtime.GOARCH)
+}
+
+// archiveOf is a layer with programs of this host and what they are linked with.
+func archiveOf(ctx context.Context, programs []string) ([]byte, error) {
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	added := map[string]bool{}
+	add := func(path string) error {
+		if added[path] {
+			return nil
+		}
+		added[path] = true
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(path, "/"), Mode: 0o755, Size: int64(len(data))}
+		if err := w.WriteHeader(header); err != nil {
+			return err
+		}
+		_, err = w.Write(data)
+		return err
+	}
+	library := regexp.MustCompile(`(?m)(?:^\s*|=> )(/\S+)`)
+	for _, name := range programs {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			path, err = exec.LookPath(filepath.Join("/usr/sbin", name)) // not in everybody's PATH
+		}
+		if err != nil {
+			return nil, err
+		}
+		linked, err := exec.CommandContext(ctx, "ldd", path).CombinedOutput()
+		if err != nil && !strings.Contains(string(linked), "not a dynamic executable") {
+			return nil, fmt.Errorf("ldd %s: %w: %s", path, err, linked)
+		}
+		for _, m := range library.FindAllStringSubmatch(string(linked), -1) {
+			if err := add(m[1]); err != nil {
+				return nil, err
+			}
+		}
+		if err := add(path); err != nil {
+			return nil, err
+		}
+	}
+	return archive.Bytes(), w.Close()
+}
