@@ -63,12 +63,13 @@ createNamespace: true
 `}
 
 // bases are what kustomize starts from, by folder. Each has a provider.yaml beside it. Its
-// users may write nodes into that, so that the rights are those of all.
+// users may write nodes into that, so that the rights are those of all. Pods of 2020 name
+// profiles and groups: Kip grants them by provider.yaml, and no policy refuses them before.
 var bases = map[string]struct{ release, values string }{
 	"deploy/manifests/kip/base": {"kip", `
 nodeCount: 64
+policies: {podAnnotations: false}
 existingConfigMap: config`},
-	// Pods of 2020 name profiles and groups: Kip grants them by provider.yaml, and no policy refuses them before.
 	"deploy/manifests/kip/overlays/aws-eks": {"kip-provider", `
 nodeCount: 64
 policies: {podAnnotations: false}
@@ -77,6 +78,7 @@ existingConfigMap: config`},
 fullnameOverride: virtual-kubelet
 nodeName: virtual-kubelet
 nodeCount: 64
+policies: {podAnnotations: false}
 kind: Deployment
 existingConfigMap: virtual-kubelet-config`},
 }

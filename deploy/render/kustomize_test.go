@@ -200,6 +200,31 @@ func TestOverlaysChangeTheBase(t *testing.T) {
 	}
 }
 
+// Pods of 2020 name profiles and groups: no policy refuses these, and the rendered provider.yaml is the one beside the overlay, of which
+// internal/kip asks that it grants them.
+func TestNothingRefusesThePodsOf2020BeforeKipIsAsked(t *testing.T) {
+	for _, folder := range []string{
+		"kip/base", "virtual-kubelet/base", "kip/overlays/aws-eks", "kip/overlays/local-config", "kip/overlays/minikube",
+		"kip/overlays/cloudinit",
+	} {
+		want, err := os.ReadFile(filepath.Join(manifests(folder), "provider.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for key, o := range build(t, manifests(folder)) {
+			text, _, _ := unstructured.NestedString(o.Object, "data", "provider.yaml")
+			found = found || text == string(want)
+			if strings.Contains(key, "kip-pod-annotations") {
+				t.Errorf("%s has the %s", folder, key)
+			}
+		}
+		if !found {
+			t.Errorf("%s does not have the provider.yaml of its folder", folder)
+		}
+	}
+}
+
 // What the README of 2020 says to type, with an editor that changes one line: prompts are what a terminal shows.
 const guide = `
     $ mkdir -p deploy/manifests/kip/overlay/local-config

@@ -745,7 +745,7 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"open", "instance-type", "p5.48xlarge", false},
 		{"open", "instance-requirements", "x", false},
 		{"closed", "instance-requirements", "x", true},
-		{"any", "instance-profile", "writer", true},
+		{"any", "instance-profile", "writer", false}, // since it asks for the metadata service
 		{"any", "security-groups", "sg-3", true},
 		{"any", "cloud-route", "0.0.0.0/0", true},
 		{"any", "allow-metadata", "true", false},

@@ -93,7 +93,8 @@ type Annotations struct {
 	// ImageOverlayRootfs, when set, says whether images are mounted (true) or
 	// extracted.
 	ImageOverlayRootfs *bool
-	// AllowMetadata, when true, lets the pod reach the cloud's metadata service.
+	// AllowMetadata, when true, lets the pod reach the cloud's metadata service. It is true for a pod with an InstanceProfile that does
+	// not say.
 	AllowMetadata *bool
 	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
 	Machine *bool
@@ -230,8 +231,8 @@ func parseBool(to **bool, v string) bool {
 	return err == nil
 }
 
-// besideProfile is what a pod with an instance profile has to say as well.
-const besideProfile = AnnotationAllowMetadata + `: "true" beside it, or the pod does not reach the credentials of the role`
+// besideProfile is what a pod with an instance profile may say of the metadata service.
+const besideProfile = AnnotationAllowMetadata + `: "true" beside it, or none, or the pod does not reach the credentials of the role`
 
 // ParseAnnotations reads the annotations with Prefix out of a pod's. The error
 // joins one *InvalidAnnotationError for each that is unknown or invalid, in the
@@ -255,9 +256,12 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 			invalid = append(invalid, e)
 		}
 	}
-	if p := parsed.InstanceProfile; p != "" && (parsed.AllowMetadata == nil || !*parsed.AllowMetadata) {
-		// Its credentials come from the metadata service: without that the role is only
-		// for who gets around the cell's firewall.
+	// The credentials of a role come from the metadata service: without that the role is only for who gets around the cell's firewall.
+	// So a profile asks for that service, too. Pods of 2020 name a profile alone.
+	switch p := parsed.InstanceProfile; {
+	case p != "" && parsed.AllowMetadata == nil:
+		parsed.AllowMetadata = new(true)
+	case p != "" && !*parsed.AllowMetadata:
 		invalid = append(invalid, &InvalidAnnotationError{Annotation: AnnotationInstanceProfile, Value: p, Allowed: besideProfile})
 	}
 	if invalid == nil {

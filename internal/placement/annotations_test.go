@@ -42,6 +42,8 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AllowMetadata:      &yes,
 			Machine:            &no,
 		}},
+		{"a profile asks for the metadata service", map[string]string{AnnotationInstanceProfile: "s3"},
+			Annotations{InstanceProfile: "s3", AllowMetadata: &yes}},
 		{"never unhealthy", map[string]string{AnnotationHealthyTimeout: "-1"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"never unhealthy, by 0", map[string]string{AnnotationHealthyTimeout: "0.0"}, Annotations{HealthyTimeout: &HealthyTimeout{Never: true}}},
 		{"one launch type", map[string]string{AnnotationLaunchType: " dedicated"}, Annotations{LaunchTypes: []LaunchType{Dedicated}}},

@@ -69,7 +69,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		var a placement.Annotations
 		var err error
 		if c.annotation == placement.AnnotationInstanceProfile {
-			a.InstanceProfile = c.value // valid only beside another, which is granted by itself
+			a.InstanceProfile = c.value // which asks for the metadata service, too: that is granted by itself
 		} else if a, err = placement.ParseAnnotations(map[string]string{c.annotation: c.value}); err != nil {
 			t.Fatal(err)
 		}
@@ -87,6 +87,17 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 			!strings.Contains(refused.Asked, c.annotation):
 			t.Errorf("namespace %s, %s %q: %v, want a refusal that names %s", c.namespace, c.annotation, c.value, err, c.key)
 		}
+	}
+	profile, err := placement.ParseAnnotations(map[string]string{placement.AnnotationInstanceProfile: "reader"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refused *NotGrantedError
+	if err := granted.Check("b", profile); !errors.As(err, &refused) || !strings.HasSuffix(refused.Key, ".allowMetadata") {
+		t.Errorf("a profile without the metadata service: %v", err)
+	}
+	if err := granted.Check("a", profile); err != nil {
+		t.Error(err)
 	}
 	if granted.AllowsMetadata("b") || !granted.AllowsMetadata("a") {
 		t.Error("the metadata service is another namespace's")

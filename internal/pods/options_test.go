@@ -56,7 +56,8 @@ func TestACellHasARoleOnlyIfItsPodMayUseTheMetadataService(t *testing.T) {
 		{"cells", "", "true", "cells"},
 		{"cells", "reader", "true", "reader"},
 		{"", "reader", "true", "reader"},
-		{"", "reader", "", "-"},
+		{"", "reader", "", "reader"},
+		{"cells", "reader", "", "reader"},
 		{"cells", "reader", "false", "-"},
 	} {
 		annotations := map[string]string{}
@@ -80,7 +81,7 @@ func TestACellHasARoleOnlyIfItsPodMayUseTheMetadataService(t *testing.T) {
 			t.Errorf("%+v: its role is %q", test, got)
 		}
 		// A standby cell has none.
-		if got := special(a); got != (test.metadata == "true") {
+		if got := special(a); got != (test.metadata == "true" || test.own != "") {
 			t.Errorf("%+v: that it takes a launch of its own is %v", test, got)
 		}
 	}
