@@ -3,7 +3,6 @@ package main
 import (
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -21,16 +20,28 @@ import (
 // build is what kustomize build prints of a folder, by kind and name.
 func build(t *testing.T, folder string) map[string]*unstructured.Unstructured {
 	t.Helper()
-	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
+	text, err := kustomized(folder)
 	if err != nil {
 		t.Fatalf("build %s: %v", folder, err)
 	}
-	text, err := resources.AsYaml()
+	return byName(t, text)
+}
+
+// kustomized is what kustomize build prints of a folder.
+func kustomized(folder string) (string, error) {
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
+	text, err := resources.AsYaml()
+	return string(text), err
+}
+
+// byName are the objects of a YAML text, by kind and name.
+func byName(t *testing.T, text string) map[string]*unstructured.Unstructured {
+	t.Helper()
 	out := map[string]*unstructured.Unstructured{}
-	for _, document := range documents(string(text)) {
+	for _, document := range documents(text) {
 		o := object(t, document)
 		out[o.GetKind()+" "+o.GetName()] = o
 	}
@@ -223,66 +234,4 @@ func TestNothingRefusesThePodsOf2020BeforeKipIsAsked(t *testing.T) {
 			t.Errorf("%s does not have the provider.yaml of its folder", folder)
 		}
 	}
-}
-
-// What the README of 2020 says to type, with an editor that changes one line: prompts are what a terminal shows.
-const guide = `
-    $ mkdir -p deploy/manifests/kip/overlay/local-config
-    $ cp deploy/manifests/kip/base/provider.yaml deploy/manifests/kip/overlay/local-config/provider.yaml
-    # Edit your provider configuration file.
-    $ vi deploy/manifests/kip/overlay/local-config/provider.yaml
-    $ cat > deploy/manifests/kip/overlay/local-config/kustomization.yaml <<EOF
-    > apiVersion: kustomize.config.k8s.io/v1beta1
-    > kind: Kustomization
-    > bases:
-    > - ../../base
-    > configMapGenerator:
-    > - behavior: merge
-    >   files:
-    >   - provider.yaml
-    >   name: config
-    EOF
-`
-
-func TestTheGuideOf2020RendersAsItIsTyped(t *testing.T) {
-	checkout := t.TempDir()
-	copied := exec.Command("cp", "-a", "--parents", "deploy/manifests", checkout)
-	copied.Dir = top
-	if out, err := copied.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	for _, f := range []string{"kustomization.yaml", "provider.yaml"} { // of the checkout, not of the guide
-		if err := os.Remove(filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config", f)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	typed := "vi() { sed -i s/t3.micro/m5.large/ \"$1\"; }\n"
-	for line := range strings.Lines(guide) {
-		line = strings.TrimPrefix(line, "    ")
-		typed += strings.TrimPrefix(strings.TrimPrefix(line, "$ "), "> ")
-	}
-	shell := exec.Command("bash", "-euc", typed)
-	shell.Dir = checkout
-	if out, err := shell.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	base := build(t, filepath.Join(checkout, "deploy/manifests/kip/base"))
-	all := build(t, filepath.Join(checkout, "deploy/manifests/kip/overlays/local-config"))
-	if len(all) != len(base) {
-		t.Errorf("there are %d objects, in the base %d", len(all), len(base))
-	}
-	for key, o := range all {
-		if !strings.HasPrefix(key, "ConfigMap config-") {
-			continue
-		}
-		text, _, _ := unstructured.NestedString(o.Object, "data", "provider.yaml")
-		if !strings.Contains(text, "m5.large") || base[key] != nil {
-			t.Errorf("%s is %s", key, text)
-		}
-		if pod := podOf(t, []*unstructured.Unstructured{all["StatefulSet kip"]}); "ConfigMap "+pod.Volumes[0].ConfigMap.Name != key {
-			t.Errorf("Kip has %v: want %s", pod.Volumes[0].ConfigMap, key)
-		}
-		return
-	}
-	t.Error("there is no ConfigMap config")
 }

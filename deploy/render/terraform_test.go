@@ -47,21 +47,29 @@ func folders(t *testing.T) []string {
 
 func readConfiguration(t *testing.T, folder string) *configuration {
 	t.Helper()
+	c, err := loadConfiguration(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func loadConfiguration(folder string) (*configuration, error) {
 	files, err := filepath.Glob(filepath.Join(folder, "*.tf"))
 	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
+		return nil, fmt.Errorf("%s has the files %v: %w", folder, files, err)
 	}
 	c := &configuration{folder: folder, bodies: map[string]*hclsyntax.Body{}}
 	for _, path := range files {
 		source, err := os.ReadFile(path)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		if err := c.add(source, filepath.Base(path)); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 	}
-	return c
+	return c, nil
 }
 
 // add adds what a file declares.
@@ -253,23 +261,32 @@ func (c *configuration) evaluate(local string, variables map[string]cty.Value) (
 // example returns the values in env.tfvars.example.
 func example(t *testing.T, folder string) map[string]cty.Value {
 	t.Helper()
-	file, diags := hclparse.NewParser().ParseHCLFile(filepath.Join(folder, "env.tfvars.example"))
+	values, err := variables(filepath.Join(folder, "env.tfvars.example"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+// variables returns the values in a file that -var-file names.
+func variables(path string) (map[string]cty.Value, error) {
+	file, diags := hclparse.NewParser().ParseHCLFile(path)
 	if diags.HasErrors() {
-		t.Fatal(diags)
+		return nil, diags
 	}
 	attributes, diags := file.Body.JustAttributes()
 	if diags.HasErrors() {
-		t.Fatal(diags)
+		return nil, diags
 	}
 	values := map[string]cty.Value{}
 	for name, attribute := range attributes {
 		value, diags := attribute.Expr.Value(nil)
 		if diags.HasErrors() {
-			t.Fatal(diags)
+			return nil, diags
 		}
 		values[name] = value
 	}
-	return values
+	return values, nil
 }
 
 func TestTerraformIsFormatted(t *testing.T) {
