@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -22,6 +23,13 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/eks"
 )
+
+// noRegistry is the way to a registry of images that is not there.
+type noRegistry struct{}
+
+func (noRegistry) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("no route to host")
+}
 
 // anAccountWith serves a model of AWS that has this cluster as one of EKS, with a role for Kip's service account.
 func anAccountWith(t *testing.T, endpoint string) (role string) {
@@ -115,7 +123,8 @@ func deployInstallsTwice(t *testing.T, is identities) {
 					cancel(errWaits)
 				}
 			},
-			Clock: clock.RealClock{},
+			Clock:      clock.RealClock{},
+			Registries: noRegistry{},
 		}
 		if err := d.Run(ctx, false); !errors.Is(err, errWaits) {
 			t.Fatal(err)

@@ -33,6 +33,8 @@ type Deployment struct {
 	Clock clock.Clock
 	// Transport carries the calls of AWS; nil for the SDK's own.
 	Transport http.RoundTripper
+	// Registries carries the questions to registries of images; nil for the usual.
+	Registries http.RoundTripper
 }
 
 // Problems are why nothing was changed, each with its cure.
@@ -98,7 +100,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 		return found{}, Problems{err.Error()}
 	}
 	f := found{account: account}
-	var problems Problems
+	problems := Problems(d.checkImage(ctx))
 	failed := func(err error) bool {
 		if err != nil {
 			problems = append(problems, err.Error())

@@ -99,6 +99,8 @@ type world struct {
 	model *ec2.Model
 	d     Deployment
 	said  []string
+	// registry is how the registry of Kip's image answers: 0 if it has the image.
+	registry int
 }
 
 func newWorld(t *testing.T) *world {
@@ -154,6 +156,22 @@ func newWorld(t *testing.T) *world {
 		Connect: w.api.connect,
 		Say:     func(format string, args ...any) { w.said = append(w.said, fmt.Sprintf(format, args...)) },
 		Clock:   &hasty{},
+		Registries: roundTripper(func(r *http.Request) (*http.Response, error) {
+			recorder := httptest.NewRecorder()
+			switch {
+			case r.URL.Path == "/v2/" || r.Method == http.MethodHead && strings.HasPrefix(r.URL.Path, "/v2/elotl/kip/manifests/") && w.registry == 0:
+				recorder.Header().Set("Docker-Content-Digest", "sha256:"+strings.Repeat("0", 64))
+				recorder.Header().Set("Content-Type", "application/vnd.oci.image.index.v1+json")
+				recorder.Header().Set("Content-Length", "2")
+			case w.registry == 0:
+				return nil, fmt.Errorf("%s %s is no question about Kip's image", r.Method, r.URL)
+			default:
+				recorder.WriteHeader(w.registry)
+			}
+			response := recorder.Result()
+			response.Request = r
+			return response, nil
+		}),
 	}
 	w.role.Inline["profiles"] = passing(t)
 	return w
@@ -371,6 +389,8 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"trust that denies": {func(w *world) {
 			w.role.Trust = strings.Replace(trust("kip"), "]}", `, {"Effect": "Deny", "Principal": {"Federated": "*"}, "Action": "*"}]}`, 1)
 		}, []string{"a Deny statement in the trust policy of role kip-enterprise"}},
+		"no such image": {func(w *world) { w.registry = http.StatusNotFound },
+			[]string{`IMAGE_TAG is "1.0-latest": there is no image ghcr.io/elotl/kip:1.0-latest`, "IMAGE_REGISTRY"}},
 		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
 			[]string{"no driver for disks", "--region us-west-2 --addon-name aws-ebs-csi-driver"}},
 		"full subnets": {func(w *world) {
@@ -477,6 +497,20 @@ func TestAMissingCommaIsNamed(t *testing.T) {
 	}
 	if needed, optional, err := awseks.Lacks(kipaws.CorePolicy()); err != nil || len(needed)+len(optional) > 0 {
 		t.Errorf("Kip's own lacks %v and %v, %v", needed, optional, err)
+	}
+}
+
+// A registry that refuses or fails does not say that an image is missing: a node may have other credentials, or another way to it.
+func TestARegistryThatDoesNotAnswerIsNotChecked(t *testing.T) {
+	for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusServiceUnavailable} {
+		w := newWorld(t)
+		w.registry = status
+		w.open()
+		err := w.d.Run(t.Context(), true)
+		said := strings.Join(w.said, "\n")
+		if err != nil || !strings.Contains(said, "not checked: whether there is an image ghcr.io/elotl/kip:1.0") {
+			t.Errorf("status %d: %v\n%s", status, err, said)
+		}
 	}
 }
 
