@@ -94,8 +94,8 @@ var (
 func (r *Request) check() (problems []string) {
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	if r.NFS != "" {
-		problem("NFS_VOLUME_ENDPOINT is %q: the image cache is not in this release; unset NFS_VOLUME_ENDPOINT, and cells pull each image "+
-			"from its registry", r.NFS)
+		problem("NFS_VOLUME_ENDPOINT is %q: the image cache is not in this release; unset NFS_VOLUME_ENDPOINT. Cells then pull each image "+
+			"from its registry. To have them pull from a mirror, install with the chart and set config.cells.registryMirrors", r.NFS)
 	}
 	for _, v := range Variables {
 		if *v.value(r) == "" && v.required {
