@@ -31,6 +31,20 @@ type Cluster struct {
 	Family string
 	// Auto says that the cluster is in Auto Mode, with its disks.
 	Auto bool
+	// Associations are those of EKS Pod Identity.
+	Associations []Association
+}
+
+// Association gives the pods of a service account a role, by EKS Pod Identity.
+type Association struct{ ID, Namespace, ServiceAccount, Role string }
+
+// associationJSON is one of an answer (Amazon EKS API reference, "PodIdentityAssociation", "PodIdentityAssociationSummary").
+type associationJSON struct {
+	ID             string `json:"associationId"`
+	Cluster        string `json:"clusterName"`
+	Namespace      string `json:"namespace"`
+	ServiceAccount string `json:"serviceAccount"`
+	Role           string `json:"roleArn,omitempty"` // not in lists
 }
 
 // clusterJSON is a cluster of an answer (Amazon EKS API reference, "Cluster").
@@ -106,13 +120,20 @@ func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Model) eks(r *http.Request) (any, error) {
-	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, clustersPath), "/")
+	name, below, within := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, clustersPath), "/"), "/")
+	kind, id, one := strings.Cut(below, "/")
 	action, resource := "DescribeCluster", m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+name)
-	if name == "" {
+	switch {
+	case within && one:
+		action = "DescribePodIdentityAssociation"
+		resource = m.arnOf("eks", m.cfg.Region, m.cfg.Account, "podidentityassociation/"+name+"/"+id)
+	case within:
+		action = "ListPodIdentityAssociations"
+	case name == "":
 		action, resource = "ListClusters", "*"
 	}
-	if r.Method != http.MethodGet || strings.Contains(name, "/") {
-		return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters only"}
+	if r.Method != http.MethodGet || within && kind != "pod-identity-associations" {
+		return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters and associations only"}
 	}
 	m.count(action)
 	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
@@ -134,5 +155,25 @@ func (m *Model) eks(r *http.Request) (any, error) {
 	if n < 0 {
 		return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "No cluster found for name: " + name + "."}
 	}
-	return map[string]any{"cluster": m.shown(m.cfg.Clusters[n])}, nil
+	c := m.cfg.Clusters[n]
+	switch {
+	case one:
+		n := slices.IndexFunc(c.Associations, func(a Association) bool { return a.ID == id })
+		if n < 0 {
+			return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "The association " + id + " does not exist"}
+		}
+		a := c.Associations[n]
+		return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role}}, nil
+	case within:
+		all := []associationJSON{}
+		for _, a := range c.Associations {
+			asked := r.URL.Query()
+			if (!asked.Has("namespace") || asked.Get("namespace") == a.Namespace) &&
+				(!asked.Has("serviceAccount") || asked.Get("serviceAccount") == a.ServiceAccount) {
+				all = append(all, associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, ""})
+			}
+		}
+		return map[string]any{"associations": all}, nil
+	}
+	return map[string]any{"cluster": m.shown(c)}, nil
 }

@@ -121,7 +121,7 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 	instanceType, image, err := d.bootImage(ctx, account)
 	failed(err)
 	f.image = image
-	problems = append(problems, d.checkRole(ctx, account, cluster, network, f.running)...)
+	problems = append(problems, d.checkRole(ctx, f, cluster, network)...)
 	f.plan = plan{image: d.image(), role: d.Role, namespace: d.Namespace}
 	if f.plan.provider, err = providerYAML(d.settings(cluster, network, instanceType)); len(problems) == 0 {
 		failed(err)
@@ -137,8 +137,8 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 }
 
 // checkRole says what the roles of Kip and of cells lack.
-func (d *Deployment) checkRole(ctx context.Context, account *eks.Account, c eks.Cluster, n eks.Network, r running) (problems []string) {
-	wanted, profile := d.role(c, n, r), eks.Findings{}
+func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n eks.Network) (problems []string) {
+	account, wanted, profile := f.account, d.role(c, n, f.running), eks.Findings{}
 	if d.Profile == "" {
 		d.Say("Note: pods of every namespace may name any instance profile whose role Kip's role may pass. Whoever may make a pod gets what " +
 			"that role may. Let the statement KipPassesRoles of Kip's role name the roles of cells alone, or set CELL_INSTANCE_PROFILE_ARN")
@@ -151,6 +151,11 @@ func (d *Deployment) checkRole(ctx context.Context, account *eks.Account, c eks.
 	role, err := account.CheckRole(ctx, c, wanted)
 	if err != nil {
 		problems = append(problems, err.Error())
+	}
+	if role.PodIdentity && f.api != nil {
+		if err := f.api.findPodIdentityAgent(ctx, c, d.Region); err != nil {
+			problems = append(problems, err.Error())
+		}
 	}
 	d.note(slices.Concat(role.Notes, profile.Notes))
 	return slices.Concat(problems, role.Problems, profile.Problems)

@@ -389,6 +389,26 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"trust that denies": {func(w *world) {
 			w.role.Trust = strings.Replace(trust("kip"), "]}", `, {"Effect": "Deny", "Principal": {"Federated": "*"}, "Action": "*"}]}`, 1)
 		}, []string{"a Deny statement in the trust policy of role kip-enterprise"}},
+		"Pod Identity of another role": {func(w *world) {
+			podIdentity(w)
+			w.aws.Clusters[0].Associations[0].Role = "arn:aws:iam::" + account + ":role/other"
+		}, []string{"kip/kip-provider of cluster kip has the role arn:aws:iam::123456789012:role/other by EKS Pod Identity",
+			"aws eks delete-pod-identity-association --region us-west-2 --cluster-name kip --association-id a-1"}},
+		"Pod Identity without trust": {func(w *world) {
+			podIdentity(w)
+			w.role.Trust = trust("kip")
+		}, []string{"the role kip-enterprise does not let pods.eks.amazonaws.com assume it and tag the session", "the others stay",
+			`"Service":"pods.eks.amazonaws.com"`, `"sts:TagSession"`, issuer}},
+		"Pod Identity for another namespace": {func(w *world) {
+			podIdentity(w)
+			w.role.Trust = strings.Replace(w.role.Trust, `"Effect"`, `"Condition": {"StringEquals": {"aws:RequestTag/kubernetes-namespace":
+				"kube-system"}}, "Effect"`, 1)
+		}, []string{"does not let pods.eks.amazonaws.com assume it"}},
+		"Pod Identity without its agent": {func(w *world) {
+			podIdentity(w)
+			delete(w.api.objects, agentPath)
+		}, []string{"no DaemonSet kube-system/eks-pod-identity-agent",
+			"aws eks create-addon --cluster-name kip --region us-west-2 --addon-name eks-pod-identity-agent"}},
 		"no such image": {func(w *world) { w.registry = http.StatusNotFound },
 			[]string{`IMAGE_TAG is "1.0-latest": there is no image ghcr.io/elotl/kip:1.0-latest`, "IMAGE_REGISTRY"}},
 		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
@@ -497,6 +517,31 @@ func TestAMissingCommaIsNamed(t *testing.T) {
 	}
 	if needed, optional, err := awseks.Lacks(kipaws.CorePolicy()); err != nil || len(needed)+len(optional) > 0 {
 		t.Errorf("Kip's own lacks %v and %v, %v", needed, optional, err)
+	}
+}
+
+const agentPath = "/apis/apps/v1/namespaces/kube-system/daemonsets/" + podIdentityAgent
+
+// podIdentity has EKS give Kip's pod its role, for which the cluster needs no identity provider in IAM.
+func podIdentity(w *world) {
+	w.aws.Providers = nil
+	w.aws.Clusters[0].Associations = []ec2.Association{{ID: "a-1", Namespace: "kip", ServiceAccount: "kip-provider", Role: roleARN}}
+	w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "pods.eks.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"]}]}`
+	w.api.objects[agentPath] = object{"apiVersion": "apps/v1", "kind": "DaemonSet",
+		"metadata": object{"name": podIdentityAgent, "namespace": "kube-system"}}
+}
+
+func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
+	for _, auto := range []bool{false, true} {
+		w := newWorld(t)
+		podIdentity(w)
+		if w.aws.Clusters[0].Auto = auto; auto {
+			delete(w.api.objects, agentPath) // each of its nodes has one that is no pod
+		}
+		w.open()
+		if err := w.run(); err != nil {
+			t.Errorf("Auto Mode %v: %v\n%s", auto, err, strings.Join(w.said, "\n"))
+		}
 	}
 }
 

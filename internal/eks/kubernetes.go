@@ -120,6 +120,26 @@ func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster, region string) 
 		"--addon-name coredns", why, c.Name, region)
 }
 
+// podIdentityAgent is the DaemonSet that gives pods the roles of EKS Pod Identity, as the add-on of that name installs it. Nodes of Auto
+// Mode have it as a service of the machine. Source: EKS User Guide, "Set up the Amazon EKS Pod Identity Agent".
+const podIdentityAgent = "eks-pod-identity-agent"
+
+// findPodIdentityAgent says that nobody would give Kip's pod its role.
+func (k *Kubernetes) findPodIdentityAgent(ctx context.Context, c eks.Cluster, region string) error {
+	if c.Auto {
+		return nil
+	}
+	_, err := k.Client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, podIdentityAgent, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("the service account of Kip has its role by EKS Pod Identity, and the cluster has no DaemonSet kube-system/%s: "+
+			"aws eks create-addon --cluster-name %s --region %s --addon-name %s", podIdentityAgent, c.Name, region, podIdentityAgent)
+	}
+	if err != nil {
+		return fmt.Errorf("get the DaemonSet kube-system/%s: %w", podIdentityAgent, err)
+	}
+	return nil
+}
+
 // Drivers of disks: the add-on's, and Auto Mode's. The first also serves claims of the in-tree plugin. Sources: EKS User Guide, "Create
 // a storage class"; Kubernetes, "Storage classes", AWS EBS.
 const (

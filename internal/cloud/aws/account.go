@@ -92,6 +92,10 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 
 func only(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
 
+// podIdentityAgent is the address at which the EKS Pod Identity agent of a node answers pods. Source: EKS User Guide, "Understand how EKS
+// Pod Identity works".
+const podIdentityAgent = "169.254.170.23"
+
 // noCredentials is the finding for credentials that are not found, or that AWS does not take.
 func noCredentials(region string, err error) finding.Finding {
 	const look = "aws sts get-caller-identity"
@@ -100,6 +104,12 @@ func noCredentials(region string, err error) finding.Finding {
 	switch {
 	case session, code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired", code == "TokenRefreshRequired":
 		return finding.Fail("aws sso login # or get new session keys as you got these", "your AWS session has expired: %v", err)
+	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), podIdentityAgent) && os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" &&
+		strings.Contains(err.Error(), "find credentials"): // by EKS Pod Identity
+		return finding.Fail("kubectl get daemonset -n kube-system eks-pod-identity-agent # without it: aws eks create-addon --region "+region+
+			" --cluster-name CLUSTER --addon-name eks-pod-identity-agent; else add this statement to the role's trust policy, and keep its others: "+
+			PodTrustStatement,
+			"the EKS Pod Identity agent gives this pod no credentials: %v", err)
 	case code == "InvalidClientTokenId", code == "UnrecognizedClientException", code == "AuthFailure":
 		return finding.Fail("aws configure # then: "+look, "AWS does not know the access key: %v", err)
 	case code == "SignatureDoesNotMatch":
@@ -124,6 +134,10 @@ func TrustStatement(provider, issuer, subject string) string {
 	return fmt.Sprintf(`{"Effect": "Allow", "Principal": {"Federated": %q}, "Action": "sts:AssumeRoleWithWebIdentity", `+
 		`"Condition": {"StringEquals": {%q: %q, %q: "sts.amazonaws.com"}}}`, provider, issuer+":sub", subject, issuer+":aud")
 }
+
+// PodTrustStatement is the statement of a role's trust policy by which EKS Pod Identity gives the role to pods. Source: EKS User Guide,
+// "Create IAM role with trust policy required by EKS Pod Identity".
+const PodTrustStatement = `{"Effect": "Allow", "Principal": {"Service": "pods.eks.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"]}`
 
 // trustOf is the statement by which a role trusts the service account whose token a file has. What it does not find the reader fills in.
 func trustOf(role, file string) string {

@@ -30,6 +30,15 @@ func (s *statement) federated() list {
 	return principal.Federated
 }
 
+// services are those of AWS that a statement of a trust policy is about.
+func (s *statement) services() list {
+	var principal struct{ Service list }
+	if json.Unmarshal(s.Principal, &principal) != nil {
+		return nil // "*", or none
+	}
+	return principal.Service
+}
+
 // list is one value or several, as IAM takes both.
 type list []string
 

@@ -36,7 +36,11 @@ type Role struct {
 }
 
 // Findings are what was found out about a role. Problems have their cures.
-type Findings struct{ Problems, Notes []string }
+type Findings struct {
+	Problems, Notes []string
+	// PodIdentity says that the pods of the service account have the role by EKS Pod Identity.
+	PodIdentity bool
+}
 
 func (f *Findings) problem(format string, args ...any) {
 	f.Problems = append(f.Problems, fmt.Sprintf(format, args...))
@@ -60,6 +64,9 @@ func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings,
 		f.note("not checked: the role %s is in account %s, and your credentials are for %s", r.ARN, account, a.ID)
 		return f, nil
 	}
+	if f.PodIdentity, err = a.podIdentity(ctx, c, r, &f); err != nil || len(f.Problems) > 0 {
+		return f, err
+	}
 	out, err := a.iam.GetRole(ctx, &iam.GetRoleInput{RoleName: aws.String(r.name())})
 	switch {
 	case codeOf(err) == "NoSuchEntity":
@@ -70,11 +77,15 @@ func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings,
 		f.note("not checked: the role's trust policy, since you have no right to iam:GetRole")
 	case err != nil:
 		return f, fmt.Errorf("get the role %s: %w", r.name(), explain(err, a.Region))
+	case f.PodIdentity:
+		a.checkPodTrust(c, r, aws.ToString(out.Role.AssumeRolePolicyDocument), &f)
 	default:
 		a.checkTrust(c, r, aws.ToString(out.Role.AssumeRolePolicyDocument), &f)
 	}
-	if err := a.checkProvider(ctx, c, &f); err != nil {
-		return f, err
+	if !f.PodIdentity {
+		if err := a.checkProvider(ctx, c, &f); err != nil {
+			return f, err
+		}
 	}
 	if r.SkipRights {
 		return f, nil
