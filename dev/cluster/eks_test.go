@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/aws"
@@ -44,7 +45,7 @@ func anAccountWith(t *testing.T, endpoint string) (role string) {
 		Routes:    []ec2.Route{ec2.NATRoute("vpc-1")},
 		Groups:    []ec2.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}},
 		Images:    []ec2.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
-		Providers: []ec2.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
+		Providers: []cloudmodel.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
 		Clusters: []ec2.Cluster{{
 			Name: "kip", Version: "1.36", Endpoint: endpoint, VPC: "vpc-1", Subnets: []string{"subnet-a"}, Group: "sg-00000001",
 			Issuer: "https://" + issuer,

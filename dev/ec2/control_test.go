@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -41,7 +42,7 @@ func TestEachOrderIsTakenAsItsExampleSays(t *testing.T) {
 	for _, o := range Orders() {
 		body := strings.NewReader(strings.ReplaceAll(o.JSON, "i-…", spot))
 		w := httptest.NewRecorder()
-		c.model.Control().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, ControlPath+o.Name, body))
+		c.model.Control().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, cloudmodel.ControlPath+o.Name, body))
 		if w.Code != http.StatusOK {
 			t.Errorf("%s %s: %d %s", o.Name, o.JSON, w.Code, w.Body)
 		}
@@ -53,39 +54,39 @@ func TestEachOrderIsTakenAsItsExampleSays(t *testing.T) {
 
 func TestWhatIsOrderedGoesWrong(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
-	c.order("lose", Loss{Call: cloud.CallLaunch, Nth: 1})
+	c.order("lose", cloudmodel.Loss{Call: cloud.CallLaunch, Nth: 1})
 	if code, _ := c.ask("RunInstances", run()...); code != "lost" || c.running() != 0 {
 		t.Errorf("lost before its effect: %q, and %d run", code, c.running())
 	}
-	c.order("lose", Loss{Call: cloud.CallLaunch, Nth: 1, After: true})
+	c.order("lose", cloudmodel.Loss{Call: cloud.CallLaunch, Nth: 1, After: true})
 	if code, _ := c.ask("RunInstances", run()...); code != "lost" || c.running() != 1 {
 		t.Errorf("lost after its effect: %q, and %d run", code, c.running())
 	}
 	for _, want := range []string{"RequestLimitExceeded", "InvalidParameterValue"} {
-		c.order("fail", Failure{Call: cloud.CallLaunch, Nth: 1, Code: want})
+		c.order("fail", cloudmodel.Failure{Call: cloud.CallLaunch, Nth: 1, Code: want})
 		if code, _ := c.ask("RunInstances", run()...); code != want || c.running() != 1 {
 			t.Errorf("to be answered %s: %q, and %d run", want, code, c.running())
 		}
 	}
 
-	c.order("throttle", Throttle{Call: cloud.CallList, Capacity: 1})
+	c.order("throttle", cloudmodel.Throttle{Call: cloud.CallList, Capacity: 1})
 	first, _ := c.ask("DescribeInstances")
 	if second, _ := c.ask("DescribeInstances"); first != "" || second != "RequestLimitExceeded" {
 		t.Errorf("of two lists, of which one may pass: %q and %q", first, second)
 	}
-	c.order("throttle", Throttle{Call: cloud.CallList})
+	c.order("throttle", cloudmodel.Throttle{Call: cloud.CallList})
 	if code, _ := c.ask("DescribeInstances"); code != "" {
 		t.Errorf("without a bound: %q", code)
 	}
 
-	c.order("capacity", Capacity{Zone: "z1", Instances: 0})
+	c.order("capacity", cloudmodel.Capacity{Zone: "z1", Instances: 0})
 	if code, _ := c.ask("RunInstances", run()...); code != "InsufficientInstanceCapacity" {
 		t.Errorf("in a zone without capacity: %q", code)
 	}
 	if code, body := c.ask("RunInstances", run("NetworkInterface.1.SubnetId=subnet-2")...); code != "" {
 		t.Errorf("in another zone: %s", body)
 	}
-	c.order("capacity", Capacity{Zone: "z1", Instances: -1})
+	c.order("capacity", cloudmodel.Capacity{Zone: "z1", Instances: -1})
 	if code, body := c.ask("RunInstances", run()...); code != "" {
 		t.Errorf("with capacity again: %s", body)
 	}
@@ -94,7 +95,7 @@ func TestWhatIsOrderedGoesWrong(t *testing.T) {
 func TestAnInstanceThatIsDeniedIsNotKnownForSomeCalls(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	denied, other := c.launched(), c.launched()
-	c.order("deny", Denial{Instance: denied, Calls: 4})
+	c.order("deny", cloudmodel.Denial{Instance: denied, Calls: 4})
 	byID := "InstanceId.1=" + denied
 	if code, body := c.ask("DescribeInstances"); code != "" || strings.Contains(body, denied) || !strings.Contains(body, other) {
 		t.Errorf("a list: %s", body)
@@ -116,8 +117,8 @@ func TestAnInstanceThatIsDeniedIsNotKnownForSomeCalls(t *testing.T) {
 	if code, body := c.ask("DescribeInstances", byID); code != "" || !strings.Contains(body, denied) || c.running() != 2 {
 		t.Errorf("the fifth call: %s; %d run", body, c.running())
 	}
-	c.order("deny", Denial{Instance: denied, Calls: 1})
-	c.order("deny", Denial{Instance: denied})
+	c.order("deny", cloudmodel.Denial{Instance: denied, Calls: 1})
+	c.order("deny", cloudmodel.Denial{Instance: denied})
 	if code, body := c.ask("DescribeInstances", byID); code != "" {
 		t.Errorf("when that was taken back: %s", body)
 	}
@@ -155,11 +156,11 @@ func TestAnInstanceFailsTheCheckThatWasOrdered(t *testing.T) {
 func TestAnOrderThatCannotBeIsRefused(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	for name, bad := range map[string][]any{
-		"hang":     {Hang{Action: "RunInstances"}, Hang{Action: "RunLaunches", Nth: 1}},
-		"lose":     {Loss{Call: cloud.CallLaunch}, Loss{Nth: 1}},
-		"fail":     {Failure{Call: cloud.CallLaunch, Nth: 1}, Failure{Call: "lunch", Nth: 1, Code: "InternalError"}},
-		"throttle": {Throttle{Call: "lunch", Capacity: 1}, Throttle{Call: cloud.CallList, Refill: 1}},
-		"deny":     {Denial{Instance: "i-none", Calls: 1}},
+		"hang":     {cloudmodel.Hang{Action: "RunInstances"}, cloudmodel.Hang{Action: "RunLaunches", Nth: 1}},
+		"lose":     {cloudmodel.Loss{Call: cloud.CallLaunch}, cloudmodel.Loss{Nth: 1}},
+		"fail":     {cloudmodel.Failure{Call: cloud.CallLaunch, Nth: 1}, cloudmodel.Failure{Call: "lunch", Nth: 1, Code: "InternalError"}},
+		"throttle": {cloudmodel.Throttle{Call: "lunch", Capacity: 1}, cloudmodel.Throttle{Call: cloud.CallList, Refill: 1}},
+		"deny":     {cloudmodel.Denial{Instance: "i-none", Calls: 1}},
 		"capacity": {map[string]int{"Surprise": 1}},
 	} {
 		for _, body := range bad {

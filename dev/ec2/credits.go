@@ -65,7 +65,7 @@ func (m *Model) CreditsOf(i sim.Instance) Credits {
 	if is.option == "unlimited" {
 		end := i.Ended
 		if end.IsZero() {
-			end = m.now()
+			end = m.Now()
 		}
 		c.Charged += end.Sub(is.since)
 	}
@@ -107,12 +107,12 @@ func (m *Model) modifyInstanceCreditSpecification(r *request) (any, error) {
 		return nil, err
 	}
 	for _, id := range ids {
-		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
 			return nil, err
 		}
 	}
 	answer := modifyCreditsXML{RequestID: requestID}
-	unknown, all := m.unknown(ids...), m.sim.Truth()
+	unknown, all := m.Unknown(ids...), m.sim.Truth()
 	err := m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallEndBoost, IDs: ids}, func() error {
 		for n, id := range ids {
 			at := slices.IndexFunc(all, func(i sim.Instance) bool { return i.ID == id })
@@ -148,6 +148,6 @@ func (m *Model) changeCredits(i sim.Instance, option string) *creditErrorXML {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.credits[i.ID] = creditsNow{cmp.Or(option, was.Option), m.now(), was.Charged}
+	m.credits[i.ID] = creditsNow{cmp.Or(option, was.Option), m.Now(), was.Charged}
 	return nil
 }

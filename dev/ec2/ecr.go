@@ -3,7 +3,6 @@ package ec2
 import (
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -18,37 +17,22 @@ const (
 	tokenLifetime = 12 * time.Hour
 )
 
-// registryToken is a right to pull.
-type registryToken struct {
-	policy *Policy // nil for everything
-	until  time.Time
-}
-
 // serveECR answers a call of ECR's API, in which a time is seconds.
 func (m *Model) serveECR(w http.ResponseWriter, r *http.Request) {
-	m.serveJSON(w, r, ecrTarget, "message", m.authorizationToken)
+	serveTarget(m, w, r, jsonService{
+		name:      "ecr",
+		target:    ecrTarget,
+		action:    "GetAuthorizationToken",
+		malformed: "InvalidParameterException",
+		message:   "message",
+	}, m.authorizationToken)
 }
 
-func (m *Model) authorizationToken(r *http.Request, action string) (any, error) {
-	if action != "GetAuthorizationToken" {
-		return nil, bad("UnknownOperationException", "%s", action)
-	}
-	var sent map[string]any
-	if err := json.NewDecoder(r.Body).Decode(&sent); err != nil || len(sent) > 0 {
-		return nil, bad("InvalidParameterException", "the body is %v, %v: want {}", sent, err)
-	}
-	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
-	if err != nil {
-		return nil, &apiError{http.StatusBadRequest, "UnrecognizedClientException", "The security token included in the request is invalid."}
-	}
-	asked := &request{ctx: r.Context(), action: action, policy: policy}
-	if m.may(asked, "ecr:"+action, "*", nil) != nil {
-		return nil, bad("AccessDeniedException", "User is not authorized to perform: ecr:%s on resource: *", action)
-	}
+func (m *Model) authorizationToken(r *request, _ struct{}) (any, error) {
 	var password string
 	var until time.Time
-	err = m.sim.Take(r.Context(), sim.Call{Kind: cloud.CallPullCredentials}, func() error {
-		password, until = m.newToken(policy)
+	err := m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
+		password, until = m.newToken(r.policy)
 		return nil
 	})
 	if err != nil {
@@ -63,9 +47,7 @@ func (m *Model) authorizationToken(r *http.Request, action string) (any, error) 
 
 // newToken makes one for the holder of a policy, and returns it as the registry takes it.
 func (m *Model) newToken(policy *Policy) (password string, until time.Time) {
-	password, until = rand.Text()+rand.Text(), m.now().Add(tokenLifetime)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.tokens[password] = registryToken{policy, until}
+	password, until = rand.Text()+rand.Text(), m.Now().Add(tokenLifetime)
+	m.tokens.Give(password, policy, until)
 	return password, until
 }

@@ -4,30 +4,20 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
-// Outbound is what of an instance reaches the internet. All else is dropped: an internet gateway knows the
-// primary address of an interface alone, whatever other addresses and prefixes that has. Sources: Amazon EC2
-// User Guide, "Amazon EC2 instance IP addressing"; Amazon EKS User Guide, on the VPC CNI's SNAT, by which pods
-// with secondary addresses need it.
-type Outbound struct {
-	Primary netip.Addr
-	// Pods is the network of the secondary address, or the prefix of the interface.
-	Pods netip.Prefix
-	// Public is what the internet gateway makes of Primary; the zero address where it drops that, too.
-	Public netip.Addr
-	// NAT says that the subnet's default route leads to a NAT gateway, which translates any address.
-	NAT bool
-}
-
-// OutboundOf says what of an instance reaches the internet, and whether there is such an instance.
-func (m *Model) OutboundOf(instance string) (out Outbound, has bool) {
+// OutboundOf says what of an instance reaches the internet, and whether there is such an instance. An internet gateway knows primary
+// addresses alone; a NAT gateway is that to which the subnet's default route leads. Sources: Amazon EC2 User Guide, "Amazon EC2 instance
+// IP addressing"; Amazon EKS User Guide, on the VPC CNI's SNAT, by which pods with secondary addresses need it.
+func (m *Model) OutboundOf(instance string) (out cloudmodel.Outbound, has bool) {
 	for _, i := range m.sim.Truth() {
 		if i.ID != instance || !i.ManagementIP.IsValid() {
 			continue
 		}
 		l := m.launchOf(i)
-		out = Outbound{Primary: i.ManagementIP, Pods: m.prefixOf(i.PodIP)}
+		out = cloudmodel.Outbound{Primary: i.ManagementIP, Pods: m.prefixOf(i.PodIP)}
 		switch {
 		case l.subnet.Public && l.public:
 			out.Public = publicOf(i.ManagementIP)
@@ -36,7 +26,7 @@ func (m *Model) OutboundOf(instance string) (out Outbound, has bool) {
 		}
 		return out, true
 	}
-	return Outbound{}, false
+	return cloudmodel.Outbound{}, false
 }
 
 // hasNAT says whether the private subnets of a VPC send to a NAT gateway by default.

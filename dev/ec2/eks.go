@@ -2,8 +2,8 @@ package ec2
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -105,75 +105,77 @@ func (m *Model) shown(c Cluster) clusterJSON {
 
 // serveEKS answers a call of Amazon EKS.
 func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
-	answer, err := m.eks(r)
-	w.Header().Set("Content-Type", "application/json")
-	if err != nil {
-		e := apiErrorOf(err)
-		if e == nil {
-			panic(http.ErrAbortHandler)
-		}
-		w.Header().Set("X-Amzn-Errortype", e.code)
-		w.WriteHeader(e.status)
-		answer = map[string]string{"message": e.message}
-	}
-	_ = json.NewEncoder(w).Encode(answer) // or the caller is gone
-}
-
-func (m *Model) eks(r *http.Request) (any, error) {
 	name, below, within := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, clustersPath), "/"), "/")
 	kind, id, one := strings.Cut(below, "/")
 	action, resource := "DescribeCluster", m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+name)
+	do := func() (any, error) { return m.describeCluster(name) }
 	switch {
 	case within && one:
 		action = "DescribePodIdentityAssociation"
 		resource = m.arnOf("eks", m.cfg.Region, m.cfg.Account, "podidentityassociation/"+name+"/"+id)
+		do = func() (any, error) { return m.describeAssociation(name, id) }
 	case within:
 		action = "ListPodIdentityAssociations"
+		do = func() (any, error) { return m.listAssociations(name, r.URL.Query()) }
 	case name == "":
-		action, resource = "ListClusters", "*"
+		action, resource, do = "ListClusters", "*", m.listClusters
 	}
-	if r.Method != http.MethodGet || within && kind != "pod-identity-associations" {
-		return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters and associations only"}
-	}
-	m.count(action)
-	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
-	if err != nil {
-		return nil, &apiError{http.StatusForbidden, "UnrecognizedClientException", "The security token included in the request is invalid."}
-	}
-	if m.may(&request{ctx: r.Context(), action: action, policy: policy}, "eks:"+action, resource, nil) != nil {
-		return nil, &apiError{http.StatusForbidden, "AccessDeniedException",
-			"User: " + m.caller() + " is not authorized to perform: eks:" + action + " on resource: " + resource}
-	}
-	if name == "" {
-		names := []string{}
-		for _, c := range m.cfg.Clusters {
-			names = append(names, c.Name)
+	m.serveJSON(w, r, jsonService{name: "eks", message: "message"}, action, resource, func(*request) (any, error) {
+		if r.Method != http.MethodGet || within && kind != "pod-identity-associations" {
+			return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters and associations only"}
 		}
-		return map[string]any{"clusters": names}, nil
+		return do()
+	})
+}
+
+func (m *Model) listClusters() (any, error) {
+	names := []string{}
+	for _, c := range m.cfg.Clusters {
+		names = append(names, c.Name)
 	}
+	return map[string]any{"clusters": names}, nil
+}
+
+func (m *Model) cluster(name string) (Cluster, error) {
 	n := slices.IndexFunc(m.cfg.Clusters, func(c Cluster) bool { return c.Name == name })
 	if n < 0 {
-		return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "No cluster found for name: " + name + "."}
+		return Cluster{}, &apiError{http.StatusNotFound, "ResourceNotFoundException", "No cluster found for name: " + name + "."}
 	}
-	c := m.cfg.Clusters[n]
-	switch {
-	case one:
-		n := slices.IndexFunc(c.Associations, func(a Association) bool { return a.ID == id })
-		if n < 0 {
-			return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "The association " + id + " does not exist"}
-		}
-		a := c.Associations[n]
-		return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role}}, nil
-	case within:
-		all := []associationJSON{}
-		for _, a := range c.Associations {
-			asked := r.URL.Query()
-			if (!asked.Has("namespace") || asked.Get("namespace") == a.Namespace) &&
-				(!asked.Has("serviceAccount") || asked.Get("serviceAccount") == a.ServiceAccount) {
-				all = append(all, associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, ""})
-			}
-		}
-		return map[string]any{"associations": all}, nil
+	return m.cfg.Clusters[n], nil
+}
+
+func (m *Model) describeCluster(name string) (any, error) {
+	c, err := m.cluster(name)
+	if err != nil {
+		return nil, err
 	}
 	return map[string]any{"cluster": m.shown(c)}, nil
+}
+
+func (m *Model) describeAssociation(name, id string) (any, error) {
+	c, err := m.cluster(name)
+	if err != nil {
+		return nil, err
+	}
+	n := slices.IndexFunc(c.Associations, func(a Association) bool { return a.ID == id })
+	if n < 0 {
+		return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "The association " + id + " does not exist"}
+	}
+	a := c.Associations[n]
+	return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role}}, nil
+}
+
+func (m *Model) listAssociations(name string, asked url.Values) (any, error) {
+	c, err := m.cluster(name)
+	if err != nil {
+		return nil, err
+	}
+	all := []associationJSON{}
+	for _, a := range c.Associations {
+		if (!asked.Has("namespace") || asked.Get("namespace") == a.Namespace) &&
+			(!asked.Has("serviceAccount") || asked.Get("serviceAccount") == a.ServiceAccount) {
+			all = append(all, associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, ""})
+		}
+	}
+	return map[string]any{"associations": all}, nil
 }

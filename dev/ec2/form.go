@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 // form is the parameters of a call, or those below one of them. The names are those of
@@ -168,23 +170,10 @@ func like(pattern, text string) bool {
 	return strings.Trim(pattern[p:], "*") == ""
 }
 
-// page returns one page of a list, and the token of the next. ids say what is next also
-// if the list has changed since; the list is put in their order.
+// page returns one page of a list, and the token of the next. The list is put in the order of the IDs.
 func page[T any](f *form, most int, all []T, id func(T) string) (some []T, next string) {
-	slices.SortStableFunc(all, func(a, b T) int { return strings.Compare(id(a), id(b)) })
-	size := most
 	if n := f.number("MaxResults"); n > 0 {
-		size = min(n, most)
+		most = min(n, most)
 	}
-	after := f.text("NextToken")
-	for _, one := range all {
-		if after != "" && id(one) <= after {
-			continue
-		}
-		if len(some) == size {
-			return some, id(some[size-1])
-		}
-		some = append(some, one)
-	}
-	return some, ""
+	return cloudmodel.Page(all, id, f.text("NextToken"), most)
 }

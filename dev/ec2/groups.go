@@ -143,11 +143,6 @@ func (m *Model) describeSecurityGroups(r *request) (any, error) {
 	return paged(r, "securityGroupInfo", m.cfg.PageSize, all, func(g groupInfoXML) string { return g.ID }), nil
 }
 
-// arrive lets a call that changes something beside the instances arrive.
-func (m *Model) arrive(r *request) error {
-	return m.sim.Take(r.ctx, sim.Call{Kind: sim.KindDeleteParts}, func() error { return nil })
-}
-
 type createdGroupXML struct {
 	RequestID string `xml:"requestId"`
 	ID        string `xml:"groupId"`
@@ -168,7 +163,7 @@ func (m *Model) createSecurityGroup(r *request) (any, error) {
 	if dry {
 		return nil, dryRun
 	}
-	if err := m.arrive(r); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindDeleteParts, nil); err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(m.Subnets(), func(s Subnet) bool { return s.VPC == vpc }) {
@@ -269,7 +264,7 @@ func (m *Model) changeRules(r *request, change func(has, named []Rule) ([]Rule, 
 // mayTouchGroup lets a call arrive that changes a group, if it is there and the policy
 // allows it.
 func (m *Model) mayTouchGroup(r *request, id string) error {
-	if err := m.arrive(r); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindDeleteParts, nil); err != nil {
 		return err
 	}
 	g, ok := m.group(id)

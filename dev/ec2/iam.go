@@ -2,15 +2,12 @@ package ec2
 
 import (
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 )
-
-const iamVersion = "2010-05-08"
 
 // IAMRole is a role as IAM keeps it: with its documents.
 type IAMRole struct {
@@ -53,41 +50,12 @@ func valuesIn(all ...map[string]string) func(func(string) bool) {
 	}
 }
 
-// caller is who calls, as far as the model tells callers apart.
-func (m *Model) caller() string { return m.arnOf("iam", "", m.cfg.Account, "user/kip") }
+// callerARN is who calls, as far as the model tells callers apart.
+func (m *Model) callerARN() string { return m.arnOf("iam", "", m.cfg.Account, "user/kip") }
 
-const iamNamespace = "https://iam.amazonaws.com/doc/2010-05-08/"
-
-// serveIAM answers a call of IAM.
-func (m *Model) serveIAM(w http.ResponseWriter, r *request, authorization string) {
-	m.count(r.action)
-	answer, err := m.iam(r, authorization)
-	w.Header().Set("Content-Type", "text/xml")
-	if err != nil {
-		refuse(w, iamNamespace, err)
-		return
-	}
-	start := xml.StartElement{Name: xml.Name{Space: iamNamespace, Local: r.action + "Response"}}
-	_ = xml.NewEncoder(w).EncodeElement(iamAnswer{iamResult{xml.Name{Local: r.action + "Result"}, answer}, requestID}, start)
-}
-
-type iamAnswer struct {
-	Result    iamResult
-	RequestID string `xml:"ResponseMetadata>RequestId"`
-}
-
-// iamResult is encoded under the action's name.
-type iamResult struct {
-	name xml.Name
-	body any
-}
-
-func (r iamResult) MarshalXML(e *xml.Encoder, _ xml.StartElement) error {
-	return e.EncodeElement(r.body, xml.StartElement{Name: r.name})
-}
-
-func (m *Model) iam(r *request, authorization string) (any, error) {
-	do := map[string]func(*request) (any, error){
+// iam is AWS Identity and Access Management.
+func (m *Model) iam() *queryService {
+	return younger("iam", "2010-05-08", "", map[string]func(*request) (any, error){
 		"GetRole":                  m.getRole,
 		"ListRolePolicies":         m.listRolePolicies,
 		"GetRolePolicy":            m.getRolePolicy,
@@ -97,15 +65,7 @@ func (m *Model) iam(r *request, authorization string) (any, error) {
 		"GetInstanceProfile":       m.getInstanceProfile,
 		"GetOpenIDConnectProvider": m.getOpenIDConnectProvider,
 		"SimulatePrincipalPolicy":  m.simulatePrincipalPolicy,
-	}[r.action]
-	if do == nil {
-		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, iamVersion)
-	}
-	var err error
-	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
-		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
-	}
-	return do(r)
+	})
 }
 
 // mayOf refuses a call of IAM on a resource that the caller's policy does not allow.
@@ -115,7 +75,7 @@ func (m *Model) mayOf(r *request, resource string) error {
 	}
 	if m.may(r, "iam:"+r.action, resource, nil) != nil {
 		return &apiError{http.StatusForbidden, "AccessDenied",
-			"User: " + m.caller() + " is not authorized to perform: iam:" + r.action + " on resource: " + resource}
+			"User: " + m.callerARN() + " is not authorized to perform: iam:" + r.action + " on resource: " + resource}
 	}
 	return nil
 }
@@ -305,11 +265,11 @@ func (m *Model) getOpenIDConnectProvider(r *request) (any, error) {
 		return nil, err
 	}
 	for _, p := range m.cfg.Providers {
-		if m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+p.name()) == arn {
+		if m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+providerName(p)) == arn {
 			return struct {
 				URL       string   `xml:"Url"`
 				Audiences []string `xml:"ClientIDList>member"`
-			}{p.name(), p.Audiences}, nil
+			}{providerName(p), p.Audiences}, nil
 		}
 	}
 	return nil, noEntity("OpenIDConnect Provider not found for arn %s", arn)

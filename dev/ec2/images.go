@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"time"
+
+	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 // imageName is what an image may be called. Source: EC2 API reference, RegisterImage.
@@ -120,7 +122,7 @@ func (m *Model) describeImages(r *request) (any, error) {
 // reference, "DescribeImages"; https://github.com/hashicorp/packer-plugin-amazon/issues/261.
 func (m *Model) hides(i Image, ids []string, deprecated bool) bool {
 	since, err := time.Parse(time.RFC3339, i.Deprecated)
-	old := err == nil && !m.now().Before(since)
+	old := err == nil && !m.Now().Before(since)
 	own := i.Owner == "self" || i.Owner == m.cfg.Account
 	return i.Withdrawn && !i.Listed || old && !own && !deprecated && !slices.Contains(ids, i.ID)
 }
@@ -223,7 +225,7 @@ func (m *Model) registerImage(r *request) (any, error) {
 		return nil, bad("InvalidAMIName.Duplicate", "AMI name %s is already in use", i.Name)
 	}
 	m.made++
-	i.ID, i.GiB, i.Created = fmt.Sprintf("ami-%017x", m.made), cmp.Or(i.GiB, s.GiB), wireTime(m.now())
+	i.ID, i.GiB, i.Created = fmt.Sprintf("ami-%017x", m.made), cmp.Or(i.GiB, s.GiB), wireTime(m.Now())
 	m.images = append(m.images, i)
 	return registerXML{requestID, i.ID}, nil
 }
@@ -244,7 +246,7 @@ func (m *Model) mayRegister(r *request, i Image) error {
 			return err
 		}
 	}
-	return m.describeNothing(r)
+	return m.Arrive(r.ctx, sim.KindCatalogue, nil)
 }
 
 // imageTags are those of an image of the account's own. Tags of others' images are not shared with it. Sources: Service Authorization
@@ -274,7 +276,7 @@ func (m *Model) deregisterImage(r *request) (any, error) {
 	if err := m.may(r, "ec2:DeregisterImage", m.publicARN("image/"+id), tagged("ResourceTag", tags)); err != nil {
 		return nil, err
 	}
-	if err := m.describeNothing(r); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

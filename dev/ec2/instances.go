@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -286,10 +284,10 @@ func (m *Model) describeInstances(r *request) (any, error) {
 	if err := m.disrupted(ids, shown); err != nil {
 		return nil, err
 	}
-	if unknown := m.unknown(ids...); len(unknown) > 0 {
+	if unknown := m.Unknown(ids...); len(unknown) > 0 {
 		return nil, notFound(unknown)
 	}
-	now := m.now()
+	now := m.Now()
 	shown = slices.DeleteFunc(shown, func(i sim.Instance) bool {
 		if len(ids) > 0 && !slices.Contains(ids, i.ID) || !i.Ended.IsZero() && now.Sub(i.Ended) > shownFor {
 			return true
@@ -318,7 +316,7 @@ func (m *Model) describeInstances(r *request) (any, error) {
 			}
 			return tagValues(i.Tags, name)
 		})
-		return !shown || len(ids) == 0 && m.denies(i.ID)
+		return !shown || len(ids) == 0 && m.Denies(i.ID)
 	})
 	some, next := page(r.form, m.cfg.PageSize, shown, func(i sim.Instance) string { return i.ID })
 	answer := describeInstancesXML{RequestID: requestID, NextToken: next}
@@ -333,15 +331,6 @@ func (m *Model) describeInstances(r *request) (any, error) {
 		answer.Reservations[n].Instances = append(answer.Reservations[n].Instances, m.instance(i))
 	}
 	return answer, nil
-}
-
-func (m *Model) now() time.Time { return m.clock().Now() }
-
-func (m *Model) clock() clock.Clock {
-	if c := m.cfg.Sim.Clock; c != nil {
-		return c
-	}
-	return clock.RealClock{}
 }
 
 // blindZones are those with a service disruption, and whether their network interfaces are hidden as well.
@@ -387,11 +376,11 @@ func (m *Model) change(r *request, kind sim.Kind, to cloud.State, do func(ids []
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.unknown(ids...); len(unknown) > 0 {
-		return nil, m.refused(r, kind, ids, notFound(unknown))
+	if unknown := m.Unknown(ids...); len(unknown) > 0 {
+		return nil, m.Arrive(r.ctx, kind, notFound(unknown), ids...)
 	}
 	for _, id := range ids {
-		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+		if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
 			return nil, err
 		}
 	}
@@ -403,20 +392,6 @@ func (m *Model) change(r *request, kind sim.Kind, to cloud.State, do func(ids []
 		answer.Instances = append(answer.Instances, changeXML{ID: id, Current: states[to], Previous: states[cloud.Running]})
 	}
 	return answer, nil
-}
-
-// refused is a no that counts as a call, and meets the faults of one.
-func (m *Model) refused(r *request, kind sim.Kind, ids []string, no error) error {
-	return m.sim.Take(r.ctx, sim.Call{Kind: kind, IDs: ids}, func() error { return no })
-}
-
-func (m *Model) tagsOf(id string) map[string]string {
-	for _, i := range m.sim.History() {
-		if i.ID == id {
-			return i.Tags
-		}
-	}
-	return nil
 }
 
 func (m *Model) terminateInstances(r *request) (any, error) {
@@ -449,13 +424,13 @@ func (m *Model) getConsoleOutput(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.unknown(id); len(unknown) > 0 {
-		return nil, m.refused(r, sim.KindDescribe, []string{id}, notFound(unknown))
+	if unknown := m.Unknown(id); len(unknown) > 0 {
+		return nil, m.Arrive(r.ctx, sim.KindDescribe, notFound(unknown), id)
 	}
-	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+	if err := m.may(r, "ec2:GetConsoleOutput", m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
 		return nil, err
 	}
-	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindDescribe, IDs: []string{id}}, func() error { return nil }); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindDescribe, nil, id); err != nil {
 		return nil, err
 	}
 	text := fmt.Appendf(nil, "[    0.000000] %s is simulated\n", id)
@@ -465,5 +440,5 @@ func (m *Model) getConsoleOutput(r *request) (any, error) {
 			return nil, err
 		}
 	}
-	return consoleXML{requestID, id, wireTime(m.now()), base64.StdEncoding.EncodeToString(text)}, nil
+	return consoleXML{requestID, id, wireTime(m.Now()), base64.StdEncoding.EncodeToString(text)}, nil
 }

@@ -258,7 +258,7 @@ func (m *Model) describeSpotPriceHistory(r *request) (any, error) {
 	var all []spotPriceXML
 	if len(products) == 0 || slices.Contains(products, product) {
 		m.offered(true, func(t catalog.InstanceType, o catalog.Offering) {
-			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.now())})
+			all = append(all, spotPriceXML{t.Name, product, fmt.Sprintf("%.6f", o.PricePerHour), o.Zone, wireTime(m.Now())})
 		})
 	}
 	return paged(r, "spotPriceHistorySet", m.cfg.PageSize, all, func(p spotPriceXML) string { return p.Type + " " + p.Zone }), nil
@@ -281,7 +281,7 @@ func (m *Model) describeSpotInstanceRequests(r *request) (any, error) {
 		return nil, err
 	}
 	ends := map[string]cloud.Interruption{}
-	for _, i := range m.announced(WayRequest) {
+	for _, i := range m.Announced(WayRequest) {
 		ends[i.InstanceID] = i
 	}
 	var all []spotRequestXML
@@ -368,10 +368,10 @@ func (m *Model) deleteNetworkInterface(r *request) (any, error) {
 	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.ID == id })
 	switch {
 	case n < 0:
-		return nil, m.refused(r, sim.KindDeleteParts, nil, bad("InvalidNetworkInterfaceID.NotFound",
+		return nil, m.Arrive(r.ctx, sim.KindDeleteParts, bad("InvalidNetworkInterfaceID.NotFound",
 			"The networkInterface ID '%s' does not exist", id))
 	case parts[n].Instance != "":
-		return nil, m.refused(r, sim.KindDeleteParts, nil, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
+		return nil, m.Arrive(r.ctx, sim.KindDeleteParts, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", m.PartTags()[id])); err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package ec2
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -21,8 +20,8 @@ type Maintenance struct {
 
 // Maintain schedules some for an instance, in place of what was.
 func (m *Model) Maintain(of Maintenance) error {
-	if !slices.ContainsFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == of.Instance }) {
-		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", of.Instance)
+	if err := m.MustLive(of.Instance); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -47,11 +46,11 @@ type Impairment struct {
 
 // impair does what an order says.
 func (m *Model) impair(i Impairment) error {
-	switch {
-	case i.Check != "" && i.Check != CheckInstance && i.Check != CheckSystem:
+	if i.Check != "" && i.Check != CheckInstance && i.Check != CheckSystem {
 		return fmt.Errorf("the field Check is %q: want %s, %s, or none", i.Check, CheckInstance, CheckSystem)
-	case !slices.ContainsFunc(m.sim.Truth(), func(one sim.Instance) bool { return one.ID == i.Instance }):
-		return fmt.Errorf("the field Instance is %q: want the ID of an instance that has not ended", i.Instance)
+	}
+	if err := m.MustLive(i.Instance); err != nil {
+		return err
 	}
 	m.Impair(i.Instance, i.Check)
 	return nil

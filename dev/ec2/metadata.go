@@ -113,7 +113,7 @@ func (s *metadata) token(w http.ResponseWriter, r *http.Request, instance string
 		http.Error(w, fmt.Sprintf("%s: want 1 to %d", lifetimeHeader, longestToken), http.StatusBadRequest)
 	default:
 		w.Header().Set(lifetimeHeader, strconv.Itoa(seconds))
-		_, _ = io.WriteString(w, s.sign(instance, s.model.now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
+		_, _ = io.WriteString(w, s.sign(instance, s.model.Now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
 	}
 }
 
@@ -131,7 +131,7 @@ func (s *metadata) valid(token, instance string) bool {
 		return false
 	}
 	end := time.UnixMilli(int64(binary.BigEndian.Uint64(text)))
-	return hmac.Equal([]byte(token), []byte(s.sign(instance, end))) && s.model.now().Before(end)
+	return hmac.Equal([]byte(token), []byte(s.sign(instance, end))) && s.model.Now().Before(end)
 }
 
 // tell answers what is known of an instance. What is not is not found.
@@ -172,9 +172,9 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		said["iam/security-credentials/"] = role
 		said["iam/security-credentials/"+role] = fmt.Sprintf(`{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIA%s",`+
 			` "SecretAccessKey": "any", "Token": "any", "Expiration": %q}`, strings.ToUpper(sum(i.ID)[:16]),
-			m.now().Add(roleLifetime).UTC().Format(time.RFC3339))
+			m.Now().Add(roleLifetime).UTC().Format(time.RFC3339))
 	}
-	announced := m.announced(WayMetadata)
+	announced := m.Announced(WayMetadata)
 	if n := slices.IndexFunc(announced, func(a cloud.Interruption) bool { return a.InstanceID == i.ID }); n >= 0 {
 		at := announced[n].At.UTC().Format(time.RFC3339)
 		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/net/ipv4"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -142,7 +143,7 @@ func TestATokenEnds(t *testing.T) {
 		}
 		defer m.Close()
 		s := &metadata{m}
-		token := s.sign("i-1", m.now().Add(time.Minute))
+		token := s.sign("i-1", m.Now().Add(time.Minute))
 		if !s.valid(token, "i-1") || s.valid(token, "i-2") {
 			t.Error("want it valid for its instance alone")
 		}
@@ -158,7 +159,7 @@ func TestAnInterruptionIsReadOnTheInstance(t *testing.T) {
 	if code, body := c.ask("RunInstances", run()...); code != "" {
 		t.Fatal(body)
 	}
-	c.control("interrupt", Interruption{Instance: c.model.Machines().Truth()[0].ID, Notice: time.Hour})
+	c.control("interrupt", cloudmodel.Interruption{Instance: c.model.Machines().Truth()[0].ID, Notice: time.Hour})
 	status, body, _ := onInstance(t, c.model, first, "GET", "/latest/meta-data/spot/instance-action")
 	var said struct {
 		Action string
@@ -176,7 +177,7 @@ func (c *client) control(what string, body any) int {
 	if err != nil {
 		c.Fatal(err)
 	}
-	r := httptest.NewRequestWithContext(c.Context(), http.MethodPost, ControlPath+what, bytes.NewReader(text))
+	r := httptest.NewRequestWithContext(c.Context(), http.MethodPost, cloudmodel.ControlPath+what, bytes.NewReader(text))
 	w := httptest.NewRecorder()
 	c.model.Control().ServeHTTP(w, r)
 	return w.Code
@@ -185,7 +186,7 @@ func (c *client) control(what string, body any) int {
 func (c *client) state() (s State) {
 	c.Helper()
 	w := httptest.NewRecorder()
-	c.model.Control().ServeHTTP(w, httptest.NewRequestWithContext(c.Context(), http.MethodGet, ControlPath, nil))
+	c.model.Control().ServeHTTP(w, httptest.NewRequestWithContext(c.Context(), http.MethodGet, cloudmodel.ControlPath, nil))
 	if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil {
 		c.Fatal(err)
 	}
@@ -195,7 +196,7 @@ func (c *client) state() (s State) {
 func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 	for _, after := range []bool{false, true} {
 		c := newClient(t, sim.Knobs{})
-		if code := c.control("hang", Hang{Action: "RunInstances", Nth: 2, After: after}); code != http.StatusOK {
+		if code := c.control("hang", cloudmodel.Hang{Action: "RunInstances", Nth: 2, After: after}); code != http.StatusOK {
 			t.Fatal(code)
 		}
 		if code, body := c.ask("RunInstances", run("ClientToken=a")...); code != "" {
@@ -237,13 +238,13 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 		}
 	}
 	c := newClient(t, sim.Knobs{})
-	if c.control("hang", Hang{Action: "RunInstances"}) != http.StatusBadRequest ||
-		c.control("hang", Hang{Action: "Run", Nth: 1}) != http.StatusBadRequest ||
+	if c.control("hang", cloudmodel.Hang{Action: "RunInstances"}) != http.StatusBadRequest ||
+		c.control("hang", cloudmodel.Hang{Action: "Run", Nth: 1}) != http.StatusBadRequest ||
 		c.control("hang", map[string]string{"Surprise": "1"}) != http.StatusBadRequest {
 		t.Error("want what it cannot do refused")
 	}
-	c.control("capacity", Capacity{Type: "c5.large", Instances: 0})
-	c.control("hang", Hang{Action: "RunInstances", Nth: 1, After: true}) // which one that fails does not meet
+	c.control("capacity", cloudmodel.Capacity{Type: "c5.large", Instances: 0})
+	c.control("hang", cloudmodel.Hang{Action: "RunInstances", Nth: 1, After: true}) // which one that fails does not meet
 	if code, _ := c.ask("RunInstances", run()...); code != "InsufficientInstanceCapacity" {
 		t.Errorf("without capacity: %q", code)
 	}
@@ -251,8 +252,8 @@ func TestACallHangsBeforeOrAfterItsEffect(t *testing.T) {
 		t.Errorf("%v have hung", hung)
 	}
 	c = newClient(t, sim.Knobs{})
-	c.control("capacity", Capacity{Type: "c5.large", Instances: 0})
-	c.control("capacity", Capacity{Type: "c5.large", Instances: -1})
+	c.control("capacity", cloudmodel.Capacity{Type: "c5.large", Instances: 0})
+	c.control("capacity", cloudmodel.Capacity{Type: "c5.large", Instances: -1})
 	if code, _ := c.ask("RunInstances", run()...); code != "" {
 		t.Errorf("with capacity again: %q", code)
 	}

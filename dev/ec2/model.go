@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -74,7 +74,7 @@ type Config struct {
 	// those that Providers' tokens assume.
 	Roles map[string]*Policy
 	// Providers are whose tokens are taken by AssumeRoleWithWebIdentity.
-	Providers []Provider
+	Providers []cloudmodel.Provider
 	// Clusters are those of Amazon EKS.
 	Clusters []Cluster
 	// Profiles are the names of the account's instance profiles, each with a role of its name; any when nil.
@@ -103,22 +103,10 @@ type Config struct {
 	// PageSize is the most that a page has of anything; EC2's 1000 when 0.
 	PageSize int
 	// Disks are what stands behind volumes; nothing when nil.
-	Disks Disks
+	Disks cloudmodel.Disks
 	// VolumeStep is how long a volume is unknown once it was made, and then creating,
 	// attaching, detaching and deleting, each.
 	VolumeStep time.Duration
-}
-
-// Disks do with the machines behind instances what calls have done with volumes.
-type Disks interface {
-	// Attach gives v.Instance the disk of a volume, which it makes if that is the first time.
-	Attach(ctx context.Context, v Volume) error
-	// Detach takes it from the instance.
-	Detach(ctx context.Context, volume, instance string) error
-	// Grow gives it the size of v, if there is one.
-	Grow(ctx context.Context, v Volume) error
-	// Delete removes it, if there is one.
-	Delete(ctx context.Context, volume string) error
 }
 
 // Subnet is one of a VPC's.
@@ -189,24 +177,25 @@ type Image struct {
 
 // Model is EC2. It is safe for concurrent use.
 type Model struct {
+	*cloudmodel.Model
+
 	cfg Config
-	sim *sim.Cloud
-	key [32]byte // signs the tokens of the metadata service
+	sim *sim.Cloud // the Machines
+	key [32]byte   // signs the tokens of the metadata service
+
+	services []*queryService // EC2 is the first
+
+	sessions cloudmodel.Grants[*Policy] // by sessionSecret: what the role may do, and the session's own policy allows
+	tokens   cloudmodel.Grants[*Policy] // of ECR: nil for everything
 
 	repositories map[string]http.Handler // by name
 	upstreams    map[string]http.Handler // of Config.Upstreams, by name
 
-	mu        sync.Mutex
-	launches  map[string]*launch // by the sim's token
-	calls     map[string]int
-	unallowed map[string]int // calls that no policy allowed
-	hangs     []Hang         // to come
-	hung      []string       // the actions of those that were
-	mishaps   []mishap       // to come
-	denied    map[string]int // how many calls do not know an instance, by ID
-	subnets   []Subnet
-	groups    []Group
-	images    []Image
+	mu       sync.Mutex
+	launches map[string]*launch // by the sim's token
+	subnets  []Subnet
+	groups   []Group
+	images   []Image
 
 	reserving    sync.Mutex // holds one who looks for room in a reservation or on a host, and takes it
 	reservations []Reservation
@@ -223,12 +212,9 @@ type Model struct {
 	forwards  map[string]bool        // instances without a check of source and destination
 	made      int                    // groups, images, snapshots and volumes, ever
 	reasons   map[string]StateReason // of ends that the model was told, by instance
-	sessions  map[string]session     // by access key
-	tokens    map[string]registryToken
-	roles     map[string]assumable // by ARN
-	iamRoles  map[string]IAMRole   // by name
-	risks     map[string]time.Time // when it was recommended to leave an instance
-	untold    map[string][]Way     // by which an interrupted instance is not spoken of
+	roles     map[string]assumable   // by ARN
+	iamRoles  map[string]IAMRole     // by name
+	risks     map[string]time.Time   // when it was recommended to leave an instance
 	prices    PriceFaults
 	quotas    map[string]float64
 	quotaCode string // with which Service Quotas refuses
@@ -262,13 +248,11 @@ func New(cfg Config) (*Model, error) {
 		cfg.Pods = netip.MustParsePrefix("100.64.0.0/10")
 	}
 	m := &Model{
-		cfg:       cfg,
-		launches:  map[string]*launch{},
-		calls:     map[string]int{},
-		unallowed: map[string]int{},
-		subnets:   slices.Clone(cfg.Subnets),
-		groups:    slices.Clone(cfg.Groups),
-		images:    slices.Clone(cfg.Images),
+		cfg:      cfg,
+		launches: map[string]*launch{},
+		subnets:  slices.Clone(cfg.Subnets),
+		groups:   slices.Clone(cfg.Groups),
+		images:   slices.Clone(cfg.Images),
 
 		reservations: slices.Clone(cfg.Reservations),
 		hosts:        slices.Clone(cfg.Hosts),
@@ -286,17 +270,13 @@ func New(cfg Config) (*Model, error) {
 		snapshots: map[string]*Snapshot{},
 		forwards:  map[string]bool{},
 		reasons:   map[string]StateReason{},
-		sessions:  map[string]session{},
-		tokens:    map[string]registryToken{},
 		roles:     map[string]assumable{},
 		iamRoles:  map[string]IAMRole{},
 		risks:     map[string]time.Time{},
 		partTags:  map[string]map[string]string{},
-		untold:    map[string][]Way{},
-		denied:    map[string]int{},
 
-		repositories: newRepositories(cfg.Repositories),
-		upstreams:    newRepositories(cfg.Upstreams),
+		repositories: cloudmodel.NewRepositories(cfg.Repositories),
+		upstreams:    cloudmodel.NewRepositories(cfg.Upstreams),
 		imported:     map[string]bool{},
 
 		credits: map[string]creditsNow{},
@@ -308,20 +288,21 @@ func New(cfg Config) (*Model, error) {
 		m.roles[arn] = assumable{policy: policy}
 	}
 	rand.Read(m.key[:])
+	m.services = []*queryService{m.ec2(), m.sts(), m.iam()}
 	var err error
-	machines := cfg.Sim
-	machines.Fault = m.fault
-	if m.sim, err = sim.New(machines); err != nil {
-		return nil, fmt.Errorf("make a model of EC2: %w", err)
+	m.Model, err = cloudmodel.New(cloudmodel.Config{
+		Sim:     cfg.Sim,
+		Words:   words,
+		Knows:   m.knows,
+		Refusal: refusal,
+		Ways:    []cloudmodel.Way{WayMetadata, WayRequest},
+	})
+	if err != nil {
+		return nil, err
 	}
+	m.sim = m.Machines()
 	return m, nil
 }
-
-// Close ends everything that runs.
-func (m *Model) Close() error { return m.sim.Close() }
-
-// Machines are what is behind the model, for faults and for the truth.
-func (m *Model) Machines() *sim.Cloud { return m.sim }
 
 // Change changes what the account has: the Subnets, the Groups, the Images, the Reservations, the Hosts, the Plan, the
 // Quotas, the Networks, the Routes, the PrefixLists, LoneSecondaries, LoneCode and NoneTogether of its Config. What else change does to
@@ -360,13 +341,6 @@ func (m *Model) Subnets() []Subnet {
 	return slices.Clone(m.subnets)
 }
 
-// Calls are how many there were of each action.
-func (m *Model) Calls() map[string]int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return maps.Clone(m.calls)
-}
-
 // apiError is an answer of EC2's that is no success.
 type apiError struct {
 	status        int
@@ -387,61 +361,13 @@ type request struct {
 	ctx context.Context
 	*form
 	action string
-	policy *Policy // nil for one who may do everything
-	key    string  // whose access key it is
-	// sessionToken is that of one who asks with the key of a session.
-	sessionToken string
+	caller
 }
 
-// actions are what the model can do.
-func (m *Model) actions() map[string]func(*request) (any, error) {
-	return map[string]func(*request) (any, error){
-		"RunInstances":                  m.runInstances,
-		"DescribeInstances":             m.describeInstances,
-		"TerminateInstances":            m.terminateInstances,
-		"StopInstances":                 m.stopInstances,
-		"StartInstances":                m.startInstances,
-		"CreateTags":                    m.createTags,
-		"GetConsoleOutput":              m.getConsoleOutput,
-		"CreateVolume":                  m.createVolume,
-		"DeleteVolume":                  m.deleteVolume,
-		"DescribeVolumes":               m.describeVolumes,
-		"AttachVolume":                  m.attachVolume,
-		"DetachVolume":                  m.detachVolume,
-		"ModifyVolume":                  m.modifyVolume,
-		"DescribeVolumesModifications":  m.describeVolumesModifications,
-		"DescribeInstanceStatus":        m.describeInstanceStatus,
-		"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
-		"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,
-		"DeleteNetworkInterface":        m.deleteNetworkInterface,
-		"DescribeSubnets":               m.describeSubnets,
-		"DescribeRouteTables":           m.describeRouteTables,
-		"GetManagedPrefixListEntries":   m.getManagedPrefixListEntries,
-		"CreateRoute":                   m.createRoute,
-		"DeleteRoute":                   m.deleteRoute,
-		"ModifyInstanceAttribute":       m.modifyInstanceAttribute,
-		"DescribeAvailabilityZones":     m.describeAvailabilityZones,
-		"DescribeSecurityGroups":        m.describeSecurityGroups,
-		"CreateSecurityGroup":           m.createSecurityGroup,
-		"DeleteSecurityGroup":           m.deleteSecurityGroup,
-		"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
-		"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
-
-		"UpdateSecurityGroupRuleDescriptionsIngress": m.updateSecurityGroupRuleDescriptionsIngress,
-		"DescribeVpcs":                  m.describeVpcs,
-		"DescribeImages":                m.describeImages,
-		"RegisterImage":                 m.registerImage,
-		"DeregisterImage":               m.deregisterImage,
-		"DescribeSnapshots":             m.describeSnapshots,
-		"DeleteSnapshot":                m.deleteSnapshot,
-		"DescribeCapacityReservations":  m.describeCapacityReservations,
-		"DescribeHosts":                 m.describeHosts,
-		"DescribeInstanceTypes":         m.describeInstanceTypes,
-		"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
-		"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,
-
-		"ModifyInstanceCreditSpecification": m.modifyInstanceCreditSpecification,
-	}
+// caller is who calls.
+type caller struct {
+	policy *Policy // nil for one who may do everything
+	key    string  // the access key
 }
 
 // maxRequest bounds a call in bytes: user data is 16 KiB.
@@ -456,7 +382,7 @@ const sessionHeader = "X-Amz-Security-Token"
 // and STS' AssumeRoleWithWebIdentity. So it may be served where pods reach it.
 func (m *Model) Public() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasPrefix(r.URL.Path, registryPath) {
+		if !strings.HasPrefix(r.URL.Path, cloudmodel.ImagesPath) {
 			r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 			if err := r.ParseForm(); err != nil || r.PostForm.Get("Version") != stsVersion || r.PostForm.Get("Action") != byWebIdentity ||
 				r.Header.Get("X-Amz-Target") != "" || r.URL.Path != "/" {
@@ -470,140 +396,50 @@ func (m *Model) Public() http.Handler {
 
 // ServeHTTP answers one call.
 func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if strings.HasPrefix(r.URL.Path, registryPath) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxLayer)
+	most := int64(maxRequest)
+	if strings.HasPrefix(r.URL.Path, cloudmodel.ImagesPath) {
+		most = cloudmodel.MaxLayer
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	below := func(path string) bool { return r.URL.Path == path || strings.HasPrefix(r.URL.Path, path+"/") }
+	switch target := r.Header.Get("X-Amz-Target"); {
+	case strings.HasPrefix(r.URL.Path, cloudmodel.ImagesPath):
 		m.serveRegistry(w, r)
-		return
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
-	switch {
-	case r.URL.Path == snapshotsPath || strings.HasPrefix(r.URL.Path, snapshotsPath+"/"):
+	case below(snapshotsPath):
 		m.serveEBS(w, r)
-		return
-	case r.URL.Path == clustersPath || strings.HasPrefix(r.URL.Path, clustersPath+"/"):
+	case below(clustersPath):
 		m.serveEKS(w, r)
-		return
-	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), ecrTarget):
+	case strings.HasPrefix(target, ecrTarget):
 		m.serveECR(w, r)
-		return
-	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), pricingTarget):
+	case strings.HasPrefix(target, pricingTarget):
 		m.servePricing(w, r)
-		return
-	case strings.HasPrefix(r.Header.Get("X-Amz-Target"), quotasTarget):
+	case strings.HasPrefix(target, quotasTarget):
 		m.serveQuotas(w, r)
-		return
+	default:
+		m.serveQuery(w, r)
 	}
-	if err := r.ParseForm(); err != nil {
-		m.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
-		return
-	}
-	m.endBlocks()
-	call := &request{
-		ctx:          r.Context(),
-		form:         newForm(r.PostForm),
-		action:       r.PostForm.Get("Action"),
-		sessionToken: r.Header.Get(sessionHeader),
-	}
-	if r.PostForm.Get("Version") == stsVersion {
-		m.serveSTS(w, call, r.Header.Get("Authorization"))
-		return
-	}
-	if r.PostForm.Get("Version") == iamVersion {
-		m.serveIAM(w, call, r.Header.Get("Authorization"))
-		return
-	}
-	m.count(call.action)
-	answer, err := m.call(call, r.Header.Get("Authorization"))
-	m.answer(w, call.action, answer, err)
 }
 
-func (m *Model) count(action string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.calls[action]++
-}
-
-func (m *Model) call(r *request, authorization string) (any, error) {
-	do := m.actions()[r.action]
-	if do == nil {
-		return nil, bad("InvalidAction", "The action %s is not valid for this web service.", r.action)
+// callerOf returns who signed a call, with a session's token if the key is one's.
+func (m *Model) callerOf(r *http.Request) (caller, error) {
+	c := caller{}
+	if key := accessKey.FindStringSubmatch(r.Header.Get("Authorization")); key != nil {
+		c.key = key[1]
 	}
 	var err error
-	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
-		return nil, err
+	switch {
+	case strings.HasPrefix(c.key, sessionKey):
+		c.policy, err = m.sessionOf(c.key, r.Header.Get(sessionHeader))
+	case m.cfg.Policies == nil:
+	case m.cfg.Policies[c.key] == nil:
+		err = errStranger
+	default:
+		c.policy = m.cfg.Policies[c.key]
 	}
-	r.key = keyOf(authorization)
-	if err := m.hang(r, false); err != nil {
-		return nil, err
-	}
-	// A call that changes something reads this itself. Source: EC2 API reference, "DescribeSubnets", DryRun.
-	dry := strings.HasPrefix(r.action, "Describe") && r.flag("DryRun")
-	answer, err := do(r)
-	if err != nil {
-		return nil, err
-	}
-	if dry {
-		return nil, dryRun
-	}
-	return answer, m.hang(r, true)
+	return c, err
 }
 
-// keyOf is the access key that signed a call.
-func keyOf(authorization string) string {
-	if key := accessKey.FindStringSubmatch(authorization); key != nil {
-		return key[1]
-	}
-	return ""
-}
-
-// policyOf is what the holder of an access key, and of a session's token if it is one's, may
-// do; nil for everything.
-func (m *Model) policyOf(authorization, token string) (*Policy, error) {
-	key := accessKey.FindStringSubmatch(authorization)
-	if key != nil && strings.HasPrefix(key[1], sessionKey) {
-		return m.sessionOf(key[1], token)
-	}
-	if m.cfg.Policies == nil {
-		return nil, nil
-	}
-	if key == nil || m.cfg.Policies[key[1]] == nil {
-		return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
-	}
-	return m.cfg.Policies[key[1]], nil
-}
-
-const (
-	namespace = "http://ec2.amazonaws.com/doc/2016-11-15/"
-	requestID = "00000000-0000-4000-8000-000000000000"
-)
-
-type failure struct {
-	XMLName xml.Name `xml:"Response"`
-	Code    string   `xml:"Errors>Error>Code"`
-	Message string   `xml:"Errors>Error>Message"`
-	ID      string   `xml:"RequestID"`
-}
-
-// answer writes one. An answer that the machines say is lost is none: the connection ends.
-func (m *Model) answer(w http.ResponseWriter, action string, body any, err error) {
-	status := http.StatusOK
-	if err != nil {
-		e := apiErrorOf(err)
-		if e == nil {
-			panic(http.ErrAbortHandler)
-		}
-		status, body = e.status, failure{Code: e.code, Message: e.message, ID: requestID}
-	}
-	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
-	w.WriteHeader(status)
-	out := xml.NewEncoder(w)
-	if err != nil {
-		_ = out.Encode(body) // whoever asked is gone
-		return
-	}
-	start := xml.StartElement{Name: xml.Name{Space: namespace, Local: action + "Response"}}
-	_ = out.EncodeElement(body, start)
-}
+var errStranger = &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
 
 // apiErrorOf is what EC2 says of an error of the machines; nil for nothing at all.
 func apiErrorOf(err error) *apiError {
@@ -619,7 +455,7 @@ func apiErrorOf(err error) *apiError {
 	case errors.Is(err, cloud.ErrMismatch):
 		return &apiError{http.StatusBadRequest, "IdempotentParameterMismatch", "The request uses the same client token as a previous, but non-identical request."}
 	case errors.Is(err, cloud.ErrUnauthorised):
-		return &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
+		return errStranger
 	case code == sim.CodeVCPULimit && cloud.ScopeOf(err).Spot != nil && *cloud.ScopeOf(err).Spot:
 		return &apiError{http.StatusBadRequest, "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded"}
 	case code == sim.CodeInsufficientCapacity:
@@ -668,9 +504,7 @@ func (m *Model) may(r *request, action, resource string, about map[string][]stri
 	if !forbidden && (r.policy == nil || r.policy.allows(action, resource, about)) {
 		return nil
 	}
-	m.mu.Lock()
-	m.unallowed[r.action]++
-	m.mu.Unlock()
+	m.CountRefused(r.action)
 	return &apiError{http.StatusForbidden, "UnauthorizedOperation", fmt.Sprintf("You are not authorized to perform this operation. "+
 		"The caller is not authorized to perform: %s on resource: %s", action, resource) + m.encoded(r, action, resource, about)}
 }
@@ -697,5 +531,5 @@ func (m *Model) describe(r *request, kind sim.Kind) error {
 	if err := m.may(r, "ec2:"+r.action, "*", nil); err != nil {
 		return err
 	}
-	return m.sim.Take(r.ctx, sim.Call{Kind: kind}, func() error { return nil })
+	return m.Arrive(r.ctx, kind, nil)
 }

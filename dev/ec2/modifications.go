@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -117,7 +118,8 @@ func (m *Model) modifyVolume(r *request) (any, error) {
 		made, answer = v.Volume, v.modification(now, m.cfg.VolumeStep)
 		return nil
 	})
-	if failed := m.behind(r, made.ID != "", func(ctx context.Context, d Disks) error { return d.Grow(ctx, made) }); failed != nil {
+	grow := func(ctx context.Context, d cloudmodel.Disks) error { return d.Grow(ctx, made.disk()) }
+	if failed := m.behind(r, made.ID != "", grow); failed != nil {
 		return nil, failed
 	}
 	if err != nil {

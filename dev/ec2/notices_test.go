@@ -13,6 +13,7 @@ import (
 
 	testclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -158,7 +159,7 @@ func TestACellTellsKipOnceThatItIsTakenBackOrLikelyTo(t *testing.T) {
 	}
 	w.until("Kip was told of the risk", told(1))
 	w.kip.set(0) // Kip is away for a while
-	w.control("interrupt", Interruption{Instance: id, Notice: 2 * time.Minute})
+	w.control("interrupt", cloudmodel.Interruption{Instance: id, Notice: 2 * time.Minute})
 	w.rounds(3)
 	w.kip.set(http.StatusOK)
 	w.until("Kip was told of the end", told(2))
@@ -173,7 +174,7 @@ func TestACellTellsKipOnceThatItIsTakenBackOrLikelyTo(t *testing.T) {
 func TestAKipThatKnowsNoNoticesIsToldOnce(t *testing.T) {
 	w := newInstanceWorld(t, asSpot...)
 	w.kip.set(http.StatusForbidden)
-	w.control("interrupt", Interruption{Instance: w.model.Machines().Truth()[0].ID, Notice: 2 * time.Minute})
+	w.control("interrupt", cloudmodel.Interruption{Instance: w.model.Machines().Truth()[0].ID, Notice: 2 * time.Minute})
 	w.until("Kip was told", func() bool { kinds, _ := w.kip.kinds(); return len(kinds) > 0 })
 	w.rounds(3)
 	if kinds, _ := w.kip.kinds(); len(kinds) != 1 {

@@ -62,7 +62,7 @@ func (m *Model) PartTags() map[string]map[string]string {
 func (m *Model) isPart(id string) bool {
 	for _, i := range m.sim.Truth() {
 		if id == rootVolume(i.ID) {
-			return !m.now().Before(i.Launched.Add(m.cfg.VolumeStep))
+			return !m.Now().Before(i.Launched.Add(m.cfg.VolumeStep))
 		}
 	}
 	for _, p := range m.sim.PartsNow() {

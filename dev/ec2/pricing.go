@@ -1,12 +1,15 @@
 package ec2
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 const (
@@ -45,7 +48,13 @@ func (m *Model) FailPrices(f PriceFaults) {
 
 // servePricing answers a call of the Price List API.
 func (m *Model) servePricing(w http.ResponseWriter, r *http.Request) {
-	m.serveJSON(w, r, pricingTarget, "Message", m.getProducts)
+	serveTarget(m, w, r, jsonService{
+		name:      "pricing",
+		target:    pricingTarget,
+		action:    "GetProducts",
+		malformed: "InvalidParameterException",
+		message:   "Message",
+	}, m.getProducts)
 }
 
 // productsCall is what a call of GetProducts may have.
@@ -57,34 +66,12 @@ type productsCall struct {
 	Filters       []struct{ Type, Field, Value string }
 }
 
-func (m *Model) getProducts(r *http.Request, action string) (any, error) {
-	if action != "GetProducts" {
-		return nil, bad("UnknownOperationException", "%s", action)
-	}
-	var in productsCall
-	read := json.NewDecoder(r.Body)
-	read.DisallowUnknownFields()
-	if err := read.Decode(&in); err != nil {
-		return nil, bad("InvalidParameterException", "%v", err)
-	}
-	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
-	if err != nil {
-		return nil, bad("UnrecognizedClientException", "The security token included in the request is invalid.")
-	}
-	asked := &request{ctx: r.Context(), action: action, policy: policy}
-	if m.may(asked, "pricing:"+action, "*", nil) != nil {
-		return nil, bad("AccessDeniedException", "User is not authorized to perform: pricing:%s because no identity-based policy allows it", action)
-	}
+func (m *Model) getProducts(_ *request, in productsCall) (any, error) {
 	faults, err := m.priceFaults()
 	if err != nil {
 		return nil, err
 	}
-	first, size := 0, mostPrices
-	if in.NextToken != "" {
-		if first, err = strconv.Atoi(in.NextToken); err != nil || first < 0 {
-			return nil, bad("InvalidNextTokenException", "The pagination token is invalid.")
-		}
-	}
+	size := mostPrices
 	switch {
 	case in.ServiceCode != priceService:
 		return nil, bad("InvalidParameterException", "The model has prices of %s, not of '%s'", priceService, in.ServiceCode)
@@ -104,17 +91,23 @@ func (m *Model) getProducts(r *http.Request, action string) (any, error) {
 			all = slices.DeleteFunc(all, func(p product) bool { return !p.is(f.Field, f.Value) })
 		}
 	}
-	last := min(len(all), first+min(size, m.cfg.PageSize))
+	some, next, err := cloudmodel.PageAt(all, in.NextToken, min(size, m.cfg.PageSize))
+	if err != nil {
+		return nil, bad("InvalidNextTokenException", "%v", err)
+	}
 	answer := map[string]any{"FormatVersion": priceFormat}
 	list := []string{}
-	if first == 0 {
+	if in.NextToken == "" {
 		list = append(list, faults.Odd...)
 	}
-	for _, p := range all[min(first, last):last] {
+	for _, p := range some {
 		list = append(list, p.text(m))
 	}
-	if answer["PriceList"] = list; last < len(all) || faults.Endless {
-		answer["NextToken"] = strconv.Itoa(last)
+	if faults.Endless {
+		next = cmp.Or(next, strconv.Itoa(len(all)))
+	}
+	if answer["PriceList"] = list; next != "" {
+		answer["NextToken"] = next
 	}
 	return answer, nil
 }

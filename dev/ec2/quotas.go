@@ -1,11 +1,11 @@
 package ec2
 
 import (
-	"encoding/json"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 const (
@@ -24,7 +24,13 @@ func (m *Model) FailQuotas(code string) {
 
 // serveQuotas answers a call of Service Quotas.
 func (m *Model) serveQuotas(w http.ResponseWriter, r *http.Request) {
-	m.serveJSON(w, r, quotasTarget, "Message", m.listServiceQuotas)
+	serveTarget(m, w, r, jsonService{
+		name:      "servicequotas",
+		target:    quotasTarget,
+		action:    "ListServiceQuotas",
+		malformed: "IllegalArgumentException",
+		message:   "Message",
+	}, m.listServiceQuotas)
 }
 
 // quota is one of an answer (Service Quotas API reference, "ServiceQuota").
@@ -33,37 +39,18 @@ type quota struct {
 	Value                  float64
 }
 
-func (m *Model) listServiceQuotas(r *http.Request, action string) (any, error) {
-	if action != "ListServiceQuotas" {
-		return nil, bad("UnknownOperationException", "%s", action)
-	}
-	var in struct {
-		ServiceCode string
-		MaxResults  int
-		NextToken   string
-	}
-	read := json.NewDecoder(r.Body)
-	read.DisallowUnknownFields()
-	if err := read.Decode(&in); err != nil {
-		return nil, bad("IllegalArgumentException", "%v", err)
-	}
-	policy, err := m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
-	if err != nil {
-		return nil, bad("UnrecognizedClientException", "The security token included in the request is invalid.")
-	}
-	asked := &request{ctx: r.Context(), action: action, policy: policy}
-	if m.may(asked, "servicequotas:"+action, "*", nil) != nil {
-		return nil, bad("AccessDeniedException", "User is not authorized to perform: servicequotas:%s", action)
-	}
+// quotasCall is what a call of ListServiceQuotas may have.
+type quotasCall struct {
+	ServiceCode string
+	MaxResults  int
+	NextToken   string
+}
+
+func (m *Model) listServiceQuotas(_ *request, in quotasCall) (any, error) {
 	m.mu.Lock()
 	code, values := m.quotaCode, m.quotas
 	m.mu.Unlock()
-	first, size := 0, mostQuotas
-	if in.NextToken != "" {
-		if first, err = strconv.Atoi(in.NextToken); err != nil || first < 0 {
-			return nil, bad("InvalidPaginationTokenException", "The pagination token is invalid.")
-		}
-	}
+	size := mostQuotas
 	switch {
 	case code != "":
 		return nil, bad(code, "The model refuses this call")
@@ -79,10 +66,13 @@ func (m *Model) listServiceQuotas(r *http.Request, action string) (any, error) {
 		all = append(all, quota{"ec2", code, value})
 	}
 	slices.SortFunc(all, func(a, b quota) int { return strings.Compare(a.QuotaCode, b.QuotaCode) })
-	last := min(len(all), first+min(size, m.cfg.PageSize))
-	answer := map[string]any{"Quotas": all[min(first, last):last]}
-	if last < len(all) {
-		answer["NextToken"] = strconv.Itoa(last)
+	some, next, err := cloudmodel.PageAt(all, in.NextToken, min(size, m.cfg.PageSize))
+	if err != nil {
+		return nil, bad("InvalidPaginationTokenException", "%v", err)
+	}
+	answer := map[string]any{"Quotas": some}
+	if next != "" {
+		answer["NextToken"] = next
 	}
 	return answer, nil
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/xml"
 	"strings"
 )
 
@@ -61,7 +60,7 @@ func (m *Model) encoded(r *request, action, resource string, about map[string][]
 		"matchedStatements": list(statements...),
 		"failures":          list(),
 		"context": item{
-			"principal":  item{"id": r.key, "name": "kip", "arn": m.caller()},
+			"principal":  item{"id": r.key, "name": "kip", "arn": m.callerARN()},
 			"action":     action,
 			"resource":   resource,
 			"conditions": list(conditions...),
@@ -78,9 +77,7 @@ func (m *Model) encoded(r *request, action, resource string, about map[string][]
 
 // decodedMessage is the answer of STS.
 type decodedMessage struct {
-	XMLName   xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ DecodeAuthorizationMessageResponse"`
-	Message   string   `xml:"DecodeAuthorizationMessageResult>DecodedMessage"`
-	RequestID string   `xml:"ResponseMetadata>RequestId"`
+	Message string `xml:"DecodedMessage"`
 }
 
 // decodeAuthorizationMessage decodes what encoded has made.
@@ -102,7 +99,7 @@ func (m *Model) decodeAuthorizationMessage(r *request) (any, error) {
 	if err != nil {
 		return nil, errUnreadableMessage
 	}
-	return decodedMessage{Message: string(plain), RequestID: requestID}, nil
+	return decodedMessage{string(plain)}, nil
 }
 
 var errUnreadableMessage = bad("InvalidAuthorizationMessageException", "Message is not valid.")

@@ -2,28 +2,15 @@ package ec2
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"log"
 	"net/http"
-	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
-const (
-	// registryPath is where images are (OCI Distribution Specification).
-	registryPath = "/v2/"
-	// registryUser has every token of ECR's as its password.
-	registryUser = "AWS"
-	// maxLayer bounds what is pushed in one request, in bytes: ECR's quota of a layer is larger.
-	maxLayer = 256 << 20
-)
+// registryUser has every token of ECR's as its password.
+const registryUser = "AWS"
 
 // RegistryHost is the host in the names of an account's images, in the partition aws.
 func RegistryHost(account, region string) string {
@@ -44,67 +31,38 @@ var rightsOf = map[string]string{
 	"PUT manifests":  "ecr:PutImage",
 }
 
-// newRepositories makes empty ones. Each has layers of its own, since a right is one to a
-// repository, and not to a layer.
-func newRepositories(names []string) map[string]http.Handler {
-	all := map[string]http.Handler{}
-	for _, name := range names {
-		all[name] = registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	}
-	return all
-}
-
-// whatOf reads the path of a request: which repository, and whether it is about manifests, blobs
-// or uploads of blobs; "" for a path of no such form.
-func whatOf(path string) (repository, what string) {
-	parts := strings.Split(strings.TrimPrefix(path, registryPath), "/")
-	n := len(parts) - 2
-	if n > 1 && parts[n-1] == "blobs" && parts[n] == "uploads" {
-		return strings.Join(parts[:n-1], "/"), parts[n]
-	}
-	if n < 1 {
-		return "", ""
-	}
-	return strings.Join(parts[:n], "/"), parts[n]
-}
-
 // serveRegistry answers who pulls an image of the account, or pushes one, as the token of the
 // request may.
 func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, code, format string, args ...any) {
-		w.Header().Set("Content-Type", "application/json")
 		if status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", `Basic realm="`+m.cfg.Account+`",service="ecr.amazonaws.com"`)
 		}
-		w.WriteHeader(status)
-		said := map[string]string{"code": code, "message": fmt.Sprintf(format, args...)}
-		_ = json.NewEncoder(w).Encode(map[string]any{"errors": []any{said}}) // or the caller is gone
+		cloudmodel.RefuseImage(w, status, code, format, args...)
 	}
 	user, password, _ := r.BasicAuth()
-	m.mu.Lock()
-	token, known := m.tokens[password]
-	m.mu.Unlock()
-	if user != registryUser || !known || !m.now().Before(token.until) {
+	policy, err := m.tokens.Of(password, m.Now())
+	if user != registryUser || err != nil {
 		refuse(http.StatusUnauthorized, "UNAUTHORIZED", "Your authorization token is unknown or has expired")
 		return
 	}
-	if r.URL.Path == registryPath {
+	if r.URL.Path == cloudmodel.ImagesPath {
 		return // who asks whether this is a registry is told so by 200
 	}
-	repository, what := whatOf(r.URL.Path)
+	repository, what := cloudmodel.RepositoryOf(r.URL.Path)
 	right := rightsOf[r.Method+" "+what]
 	if right == "" {
 		refuse(http.StatusNotFound, "UNSUPPORTED", "the model does not know %s %s", r.Method, r.URL.Path)
 		return
 	}
 	arn := m.arnOf("ecr", m.cfg.Region, m.cfg.Account, "repository/"+repository)
-	if !m.letsTo(token.policy, right, repository, arn) {
+	if !m.letsTo(policy, right, repository, arn) {
 		refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
 		return
 	}
 	images := m.repositories[repository]
 	if upstream := m.upstreams[repository]; upstream != nil {
-		if right, lacks := m.importOf(token.policy, repository, what, arn); lacks {
+		if right, lacks := m.importOf(policy, repository, what, arn); lacks {
 			refuse(http.StatusForbidden, "DENIED", "User is not authorized to perform: %s on resource: %s", right, arn)
 			return
 		}
@@ -156,14 +114,6 @@ func (m *Model) letsTo(policy *Policy, right, repository, arn string) bool {
 // Push puts an image into a repository of the account, as one who may do everything: as a/b:1.
 // The model is served at a host and port.
 func (m *Model) Push(ctx context.Context, at, repositoryAndTag string, image v1.Image) error {
-	ref, err := name.ParseReference(at+"/"+repositoryAndTag, name.Insecure)
-	if err != nil {
-		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
-	}
 	password, _ := m.newToken(nil)
-	as := remote.WithAuth(&authn.Basic{Username: registryUser, Password: password})
-	if err := remote.Write(ref, image, remote.WithContext(ctx), as); err != nil {
-		return fmt.Errorf("push %s: %w", repositoryAndTag, err)
-	}
-	return nil
+	return cloudmodel.PushImage(ctx, at, repositoryAndTag, image, registryUser, password)
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 // passwordOf is one of a session of the role, with these limits.
@@ -132,8 +134,8 @@ func TestInPublicOnlyWhatAsksForAProofIsAnswered(t *testing.T) {
 		"EC2 as STS":       {"/", form(byWebIdentity, "2016-11-15"), "", http.StatusNotFound, ""},
 		"ECR's tokens":     {"/", form(byWebIdentity, stsVersion), ecrTarget + "GetAuthorizationToken", http.StatusNotFound, ""},
 		"snapshots":        {snapshotsPath, form(byWebIdentity, stsVersion), "", http.StatusNotFound, ""},
-		"the control":      {ControlPath, form(byWebIdentity, stsVersion), "", http.StatusNotFound, ""},
-		"images of nobody": {registryPath, "", "", http.StatusUnauthorized, "UNAUTHORIZED"},
+		"the control":      {cloudmodel.ControlPath, form(byWebIdentity, stsVersion), "", http.StatusNotFound, ""},
+		"images of nobody": {cloudmodel.ImagesPath, "", "", http.StatusUnauthorized, "UNAUTHORIZED"},
 	} {
 		status, text := a.send("AKIAKIP", "", func(r *http.Request) {
 			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")

@@ -56,7 +56,7 @@ func (m *Model) describeCapacityReservations(r *request) (any, error) {
 			Tenancy:   one.tenancy(),
 			Total:     one.Total,
 			Available: m.vacant(one),
-			State:     one.stateAt(m.now()),
+			State:     one.stateAt(m.Now()),
 			EndType:   "unlimited",
 			Criteria:  "targeted",
 			Kind:      "default",
@@ -146,7 +146,7 @@ func (m *Model) reserve(l *launch, kind string, most int) error {
 			r.ID, r.Type, r.Zone, r.tenancy())
 	case r.Block != l.block:
 		return bad("InvalidParameterCombination", "The market type capacity-block is that of Capacity Blocks, and theirs alone")
-	case r.stateAt(m.now()) != "active" || m.vacant(r) < most || r.Block && !m.now().Before(r.End.Add(-blockNotice)):
+	case r.stateAt(m.Now()) != "active" || m.vacant(r) < most || r.Block && !m.Now().Before(r.End.Add(-blockNotice)):
 		return bad("ReservationCapacityExceeded", "The targeted Capacity Reservation does not have enough available instance capacity "+
 			"to fulfill your request")
 	}
@@ -161,7 +161,7 @@ const blockNotice = 30 * time.Minute
 func (m *Model) endBlocks() {
 	var over []string
 	for _, r := range m.Reservations() {
-		if !r.Block || m.now().Before(r.End.Add(-blockNotice)) {
+		if !r.Block || m.Now().Before(r.End.Add(-blockNotice)) {
 			continue
 		}
 		for _, i := range m.sim.Truth() {

@@ -89,7 +89,7 @@ func (m *Model) describeRouteTables(r *request) (any, error) {
 			all[n+1].Associations = append(all[n+1].Associations, associationXML{Subnet: s.ID})
 		}
 	}
-	living := m.living()
+	living := m.Living()
 	m.mu.Lock()
 	given := slices.Clone(m.given)
 	m.mu.Unlock()
@@ -167,7 +167,7 @@ func (m *Model) getManagedPrefixListEntries(r *request) (any, error) {
 	if err := m.may(r, "ec2:"+r.action, m.arn("prefix-list/"+id), nil); err != nil {
 		return nil, err
 	}
-	if err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindCatalogue}, func() error { return nil }); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -277,7 +277,7 @@ func (m *Model) changeRoute(r *request, kind sim.Kind, table string, change func
 		return err
 	}
 	if !m.table(table) {
-		return m.refused(r, kind, nil, bad("InvalidRouteTableID.NotFound", "The routeTable ID '%s' does not exist", table))
+		return m.Arrive(r.ctx, kind, bad("InvalidRouteTableID.NotFound", "The routeTable ID '%s' does not exist", table))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("route-table/"+table), nil); err != nil {
 		return err
@@ -294,10 +294,10 @@ func (m *Model) modifyInstanceAttribute(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if unknown := m.unknown(id); len(unknown) > 0 {
-		return nil, m.refused(r, sim.KindRoute, []string{id}, notFound(unknown))
+	if unknown := m.Unknown(id); len(unknown) > 0 {
+		return nil, m.Arrive(r.ctx, sim.KindRoute, notFound(unknown), id)
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.tagsOf(id))); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+id), tagged("ResourceTag", m.TagsOf(id))); err != nil {
 		return nil, err
 	}
 	err := m.sim.Take(r.ctx, sim.Call{Kind: sim.KindRoute, IDs: []string{id}}, func() error {

@@ -97,11 +97,11 @@ func (m *Model) serveEBS(w http.ResponseWriter, r *http.Request) {
 	})
 	if call, ok := ebsCallOf(r); ok {
 		asked := &request{ctx: r.Context(), action: call.action}
-		m.count(call.action)
-		asked.policy, err = m.policyOf(r.Header.Get("Authorization"), r.Header.Get(sessionHeader))
+		m.Count(call.action)
+		asked.caller, err = m.callerOf(r)
 		// Blocks have bounds of their own, far above those of EC2's calls.
 		if err == nil && call.action != "PutSnapshotBlock" {
-			err = m.sim.Take(r.Context(), sim.Call{Kind: sim.KindCatalogue}, func() error { return nil })
+			err = m.Arrive(r.Context(), sim.KindCatalogue, nil)
 		}
 		if err == nil {
 			status, header, body, err = call.do(m, asked, r)
@@ -201,13 +201,13 @@ func (m *Model) startSnapshot(r *request, req *http.Request) (int, map[string]st
 		Description: in.Description,
 		State:       "pending",
 		GiB:         in.VolumeSize,
-		Started:     m.now(),
+		Started:     m.Now(),
 		Tags:        tags,
 		Blocks:      map[int][]byte{},
 		token:       in.ClientToken,
 		call:        string(text),
 		timeout:     time.Duration(minutes) * time.Minute,
-		written:     m.now(),
+		written:     m.Now(),
 	}
 	m.snapshots[s.ID] = s
 	return http.StatusCreated, nil, s.started(m), nil
@@ -251,7 +251,7 @@ func (m *Model) writable(id string) (*Snapshot, error) {
 
 // age cancels a snapshot that nobody has written for too long.
 func (m *Model) age(s *Snapshot) {
-	if s.State == "pending" && !s.sealed && m.now().Sub(s.written) > s.timeout {
+	if s.State == "pending" && !s.sealed && m.Now().Sub(s.written) > s.timeout {
 		s.State = "error"
 	}
 }
@@ -320,7 +320,7 @@ func (m *Model) putSnapshotBlock(r *request, req *http.Request) (int, map[string
 	if index >= s.GiB*blocksPerGiB {
 		return 0, nil, nil, invalid("INVALID_BLOCK", "The volume of %d GiB has no block %d", s.GiB, index)
 	}
-	s.Blocks[index], s.written = data, m.now()
+	s.Blocks[index], s.written = data, m.Now()
 	return http.StatusCreated, map[string]string{"X-Amz-Checksum": want, "X-Amz-Checksum-Algorithm": "SHA256"}, struct{}{}, nil
 }
 
@@ -436,7 +436,7 @@ func (m *Model) deleteSnapshot(r *request) (any, error) {
 	if err := m.may(r, "ec2:DeleteSnapshot", m.snapshotARN(id), tagged("ResourceTag", m.snapshotTags(id))); err != nil {
 		return nil, err
 	}
-	if err := m.describeNothing(r); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -451,9 +451,4 @@ func (m *Model) deleteSnapshot(r *request) (any, error) {
 	}
 	delete(m.snapshots, id)
 	return doneXML{requestID, true}, nil
-}
-
-// describeNothing lets a call arrive, at the machines' faults and bounds.
-func (m *Model) describeNothing(r *request) error {
-	return m.sim.Take(r.ctx, sim.Call{Kind: sim.KindCatalogue}, func() error { return nil })
 }

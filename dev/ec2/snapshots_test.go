@@ -212,9 +212,8 @@ func TestASnapshotIsWrittenAsTheReferenceSays(t *testing.T) {
 }
 
 func TestASnapshotThatNobodyWritesIsCancelled(t *testing.T) {
-	c := newClient(t, sim.Knobs{})
 	clock := clocktesting.NewFakeClock(time.Now())
-	c.model.cfg.Sim.Clock = clock
+	c := newClientOf(t, Config{Sim: sim.Config{Catalogue: aCatalogue(), Clock: clock}})
 	id := c.started(`{"VolumeSize":1,"Timeout":10}`)
 	block := bytes.Repeat([]byte("x"), BlockSize)
 	for range 3 {

@@ -3,11 +3,12 @@ package ec2
 import (
 	"cmp"
 	"crypto/rand"
-	"encoding/xml"
+	"errors"
 	"net/http"
 	"regexp"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -24,14 +25,17 @@ const sessionKey = "ASIA"
 
 var sessionName = regexp.MustCompile(`^[\w+=,.@-]{2,64}$`)
 
-// session is what somebody has who assumed a role.
-type session struct {
-	policy *Policy // what the role may do, and the session's own policy allows
-	token  string
-	until  time.Time
-}
-
 const stsVersion = "2011-06-15"
+
+// sts is AWS Security Token Service.
+func (m *Model) sts() *queryService {
+	return younger("sts", stsVersion, byWebIdentity, map[string]func(*request) (any, error){
+		byWebIdentity:                m.assumeRoleWithWebIdentity,
+		"AssumeRole":                 m.assumeRole,
+		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
+		"GetCallerIdentity":          m.getCallerIdentity,
+	})
+}
 
 // credentials are those of a session.
 type credentials struct {
@@ -43,76 +47,15 @@ type credentials struct {
 
 // assumedRole is the answer.
 type assumedRole struct {
-	XMLName     xml.Name    `xml:"https://sts.amazonaws.com/doc/2011-06-15/ AssumeRoleResponse"`
-	Credentials credentials `xml:"AssumeRoleResult>Credentials"`
-	ARN         string      `xml:"AssumeRoleResult>AssumedRoleUser>Arn"`
-	RequestID   string      `xml:"ResponseMetadata>RequestId"`
-}
-
-// queryFailure is how STS and IAM say no, each in its namespace.
-type queryFailure struct {
-	XMLName xml.Name
-	Type    string `xml:"Error>Type"`
-	Code    string `xml:"Error>Code"`
-	Message string `xml:"Error>Message"`
-	ID      string `xml:"RequestId"`
-}
-
-// refuse answers a call of STS or IAM with an error; one that is none of the API's drops the connection.
-func refuse(w http.ResponseWriter, namespace string, err error) {
-	e := apiErrorOf(err)
-	if e == nil {
-		panic(http.ErrAbortHandler)
-	}
-	w.WriteHeader(e.status)
-	_ = xml.NewEncoder(w).Encode(queryFailure{ // or the caller is gone
-		XMLName: xml.Name{Space: namespace, Local: "ErrorResponse"},
-		Type:    "Sender",
-		Code:    e.code,
-		Message: e.message,
-		ID:      requestID,
-	})
-}
-
-// serveSTS answers a call of STS.
-func (m *Model) serveSTS(w http.ResponseWriter, r *request, authorization string) {
-	m.count(r.action)
-	answer, err := m.sts(r, authorization)
-	w.Header().Set("Content-Type", "text/xml")
-	if err != nil {
-		refuse(w, "https://sts.amazonaws.com/doc/2011-06-15/", err)
-		return
-	}
-	_ = xml.NewEncoder(w).Encode(answer)
-}
-
-func (m *Model) sts(r *request, authorization string) (any, error) {
-	if r.action == byWebIdentity { // which the token alone allows
-		return m.assumeRoleWithWebIdentity(r)
-	}
-	do := map[string]func(*request) (any, error){
-		"AssumeRole":                 m.assumeRole,
-		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
-		"GetCallerIdentity":          m.getCallerIdentity,
-	}[r.action]
-	if do == nil {
-		return nil, bad("InvalidAction", "Could not find operation %s for version %s", r.action, stsVersion)
-	}
-	var err error
-	if r.policy, err = m.policyOf(authorization, r.sessionToken); err != nil {
-		return nil, &apiError{http.StatusForbidden, "InvalidClientTokenId", "The security token included in the request is invalid."}
-	}
-	r.key = keyOf(authorization)
-	return do(r)
+	Credentials credentials
+	ARN         string `xml:"AssumedRoleUser>Arn"`
 }
 
 // callerIdentity is the answer to who asks.
 type callerIdentity struct {
-	XMLName   xml.Name `xml:"https://sts.amazonaws.com/doc/2011-06-15/ GetCallerIdentityResponse"`
-	ARN       string   `xml:"GetCallerIdentityResult>Arn"`
-	UserID    string   `xml:"GetCallerIdentityResult>UserId"`
-	Account   string   `xml:"GetCallerIdentityResult>Account"`
-	RequestID string   `xml:"ResponseMetadata>RequestId"`
+	ARN     string `xml:"Arn"`
+	UserID  string `xml:"UserId"`
+	Account string
 }
 
 // getCallerIdentity needs no right (STS API reference, "GetCallerIdentity").
@@ -120,7 +63,7 @@ func (m *Model) getCallerIdentity(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	return callerIdentity{ARN: m.caller(), UserID: r.key, Account: m.cfg.Account, RequestID: requestID}, nil
+	return callerIdentity{ARN: m.callerARN(), UserID: r.key, Account: m.cfg.Account}, nil
 }
 
 // wish is what is asked for by who assumes a role.
@@ -166,15 +109,13 @@ func (w wish) mayDo(role *Policy) (*Policy, error) {
 
 // begin makes a session.
 func (m *Model) begin(policy *Policy, lifetime time.Duration) credentials {
-	key, s := sessionKey+rand.Text()[:16], session{policy: policy, token: rand.Text(), until: m.now().Add(lifetime)}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.sessions[key] = s
+	key, token, until := sessionKey+rand.Text()[:16], rand.Text(), m.Now().Add(lifetime)
+	m.sessions.Give(sessionSecret(key, token), policy, until)
 	return credentials{
 		KeyID:      key,
 		Secret:     rand.Text(),
-		Token:      s.token,
-		Expiration: s.until.UTC().Format(time.RFC3339),
+		Token:      token,
+		Expiration: until.UTC().Format(time.RFC3339),
 	}
 }
 
@@ -201,19 +142,20 @@ func (m *Model) assumeRole(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assumedRole{Credentials: given, ARN: wanted.arn(), RequestID: requestID}, nil
+	return assumedRole{Credentials: given, ARN: wanted.arn()}, nil
 }
+
+// sessionSecret is what the holder of a session shows.
+func sessionSecret(key, token string) string { return key + " " + token }
 
 // sessionOf is what the holder of a session's key may do.
 func (m *Model) sessionOf(key, token string) (*Policy, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s, ok := m.sessions[key]
+	policy, err := m.sessions.Of(sessionSecret(key, token), m.Now())
 	switch {
-	case !ok || s.token != token:
-		return nil, &apiError{http.StatusUnauthorized, "AuthFailure", "AWS was not able to validate the provided access credentials"}
-	case !m.now().Before(s.until):
+	case errors.Is(err, cloudmodel.ErrGrantOver):
 		return nil, &apiError{http.StatusForbidden, "ExpiredToken", "The security token included in the request is expired"}
+	case err != nil:
+		return nil, errStranger
 	}
-	return s.policy, nil
+	return policy, nil
 }

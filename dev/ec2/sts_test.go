@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -169,7 +170,8 @@ func (a *asker) token(k keys) (password, code string) {
 
 func (a *asker) pull(password, path string) int {
 	a.Helper()
-	status, _ := a.send("", "", func(r *http.Request) { r.SetBasicAuth(registryUser, password) }, http.MethodGet, registryPath+path, "")
+	sign := func(r *http.Request) { r.SetBasicAuth(registryUser, password) }
+	status, _ := a.send("", "", sign, http.MethodGet, cloudmodel.ImagesPath+path, "")
 	return status
 }
 

@@ -21,8 +21,8 @@ func (m *Model) createTags(r *request) (any, error) {
 			instances = append(instances, id)
 		}
 	}
-	if unknown := m.unknown(instances...); len(unknown) > 0 {
-		return nil, m.refused(r, sim.KindTag, instances, notFound(unknown))
+	if unknown := m.Unknown(instances...); len(unknown) > 0 {
+		return nil, m.Arrive(r.ctx, sim.KindTag, notFound(unknown), instances...)
 	}
 	for _, id := range ids {
 		kind, has, unknown := m.taggable(id)
@@ -59,7 +59,7 @@ func (m *Model) createTags(r *request) (any, error) {
 func (m *Model) taggable(id string) (kind string, has map[string]string, err error) {
 	switch prefix, _, _ := strings.Cut(id, "-"); prefix {
 	case "i":
-		return "instance", m.tagsOf(id), nil
+		return "instance", m.TagsOf(id), nil
 	case "sg":
 		g, there := m.group(id)
 		if !there {

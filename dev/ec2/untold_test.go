@@ -5,27 +5,28 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 func TestAnInterruptionIsSaidByEachWayButThoseThatItLeavesOut(t *testing.T) {
-	for _, untold := range [][]Way{nil, {WayMetadata}, {WayRequest}, {WayMetadata, WayRequest}} {
+	for _, untold := range [][]cloudmodel.Way{nil, {WayMetadata}, {WayRequest}, {WayMetadata, WayRequest}} {
 		c := newClient(t, sim.Knobs{})
-		if err := c.model.Interrupt(Interruption{}); err == nil {
+		if err := c.model.Interrupt(cloudmodel.Interruption{}); err == nil {
 			t.Error("an instance was interrupted where there is none")
 		}
 		if code, body := c.ask("RunInstances", run("InstanceMarketOptions.MarketType=spot")...); code != "" {
 			t.Fatal(body)
 		}
-		if err := c.model.Interrupt(Interruption{Untold: []Way{"post"}}); err == nil {
+		if err := c.model.Interrupt(cloudmodel.Interruption{Untold: []cloudmodel.Way{"post"}}); err == nil {
 			t.Error("a way that there is not was left out")
 		}
-		if err := c.model.Interrupt(Interruption{Untold: untold}); err != nil {
+		if err := c.model.Interrupt(cloudmodel.Interruption{Untold: untold}); err != nil {
 			t.Fatal(err)
 		}
-		for way, said := range map[Way]bool{
-			WayMetadata: len(c.model.announced(WayMetadata)) > 0,
-			WayRequest:  len(c.model.announced(WayRequest)) > 0,
+		for way, said := range map[cloudmodel.Way]bool{
+			WayMetadata: len(c.model.Announced(WayMetadata)) > 0,
+			WayRequest:  len(c.model.Announced(WayRequest)) > 0,
 		} {
 			if said == slices.Contains(untold, way) {
 				t.Errorf("all but %v: said by %s: %v", untold, way, said)
@@ -37,7 +38,7 @@ func TestAnInterruptionIsSaidByEachWayButThoseThatItLeavesOut(t *testing.T) {
 func TestAnInterfaceOutlivesItsInstanceWhereItIsToStay(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	for _, stay := range []bool{true, false} {
-		if code := c.control("interfaces", Interfaces{Stay: stay}); code != http.StatusOK {
+		if code := c.control("interfaces", cloudmodel.Interfaces{Stay: stay}); code != http.StatusOK {
 			t.Fatal(code)
 		}
 		if code, body := c.ask("RunInstances", run()...); code != "" {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -27,6 +28,11 @@ type Volume struct {
 	Tags        map[string]string
 	// Instance has the volume, or is being given it, as Device; both are empty for none.
 	Instance, Device string
+}
+
+// disk is what stands behind it.
+func (v Volume) disk() cloudmodel.Disk {
+	return cloudmodel.Disk{ID: v.ID, Zone: v.Zone, GiB: v.GiB, Instance: v.Instance}
 }
 
 // volume is one as EC2 knows it.
@@ -158,7 +164,7 @@ func (v *volume) attachment(instance, status string) attachmentSet {
 
 // Volumes are those that exist, as they truly are.
 func (m *Model) Volumes() (all []Volume) {
-	living := m.living()
+	living := m.Living()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free(living)
@@ -205,15 +211,6 @@ func (m *Model) HideVolumes(hide bool) {
 	m.hideVolumes = hide
 }
 
-// living are the instances that have not ended, by their IDs.
-func (m *Model) living() map[string]sim.Instance {
-	all := map[string]sim.Instance{}
-	for _, i := range m.sim.Truth() {
-		all[i.ID] = i
-	}
-	return all
-}
-
 // free takes the volumes from the instances that have ended. It is called with mu held.
 func (m *Model) free(living map[string]sim.Instance) {
 	for _, v := range m.volumes {
@@ -225,8 +222,8 @@ func (m *Model) free(living map[string]sim.Instance) {
 
 // touch lets a call about volumes arrive. Its effect has mu, and knows which instances there are.
 func (m *Model) touch(r *request, kind sim.Kind, effect func(now time.Time, living map[string]sim.Instance) error) error {
-	living := m.living() // not within the effect, which must not ask
-	now := m.now()
+	living := m.Living() // not within the effect, which must not ask
+	now := m.Now()
 	return m.sim.Take(r.ctx, sim.Call{Kind: kind}, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -237,7 +234,7 @@ func (m *Model) touch(r *request, kind sim.Kind, effect func(now time.Time, livi
 
 // behind does with what stands behind a volume what a call has done with that, also where
 // the answer to the call is lost.
-func (m *Model) behind(r *request, done bool, do func(context.Context, Disks) error) error {
+func (m *Model) behind(r *request, done bool, do func(context.Context, cloudmodel.Disks) error) error {
 	if m.cfg.Disks == nil || !done {
 		return nil
 	}
@@ -321,7 +318,7 @@ func (m *Model) createVolume(r *request) (any, error) {
 		return nil, err
 	}
 	if !slices.ContainsFunc(m.Subnets(), func(s Subnet) bool { return s.Zone == v.Zone }) {
-		return nil, m.refused(r, sim.KindCreateDisk, nil, bad("InvalidZone.NotFound", "The zone '%s' does not exist.", v.Zone))
+		return nil, m.Arrive(r.ctx, sim.KindCreateDisk, bad("InvalidZone.NotFound", "The zone '%s' does not exist.", v.Zone))
 	}
 	if err := m.mayMakeVolume(r, v.Tags); err != nil {
 		return nil, err
@@ -398,7 +395,8 @@ func (m *Model) deleteVolume(r *request) (any, error) {
 		done = true
 		return nil
 	})
-	if err := errors.Join(err, m.behind(r, done, func(ctx context.Context, d Disks) error { return d.Delete(ctx, id) })); err != nil {
+	remove := func(ctx context.Context, d cloudmodel.Disks) error { return d.Delete(ctx, id) }
+	if err := errors.Join(err, m.behind(r, done, remove)); err != nil {
 		return nil, err
 	}
 	return doneXML{requestID, true}, nil
@@ -491,7 +489,8 @@ func (m *Model) attachVolume(r *request) (any, error) {
 		answer.Status = "attaching"
 		return nil
 	})
-	if failed := m.behind(r, made.ID != "", func(ctx context.Context, d Disks) error { return d.Attach(ctx, made) }); failed != nil {
+	attach := func(ctx context.Context, d cloudmodel.Disks) error { return d.Attach(ctx, made.disk()) }
+	if failed := m.behind(r, made.ID != "", attach); failed != nil {
 		m.undo(made)
 		err = errors.Join(err, failed)
 	}
@@ -569,10 +568,10 @@ func attachments(t catalog.InstanceType) (most int64, limit string) {
 // mayMove refuses a call about a volume and an instance that the caller may not make, or that names
 // an instance which is not there.
 func (m *Model) mayMove(r *request, id, instance string) error {
-	if unknown := m.unknown(instance); len(unknown) > 0 {
-		return m.refused(r, sim.KindAttachDisk, []string{instance}, notFound(unknown))
+	if unknown := m.Unknown(instance); len(unknown) > 0 {
+		return m.Arrive(r.ctx, sim.KindAttachDisk, notFound(unknown), instance)
 	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+instance), tagged("ResourceTag", m.tagsOf(instance))); err != nil {
+	if err := m.may(r, "ec2:"+r.action, m.arn("instance/"+instance), tagged("ResourceTag", m.TagsOf(instance))); err != nil {
 		return err
 	}
 	return m.mayTouchVolume(r, id)
@@ -608,7 +607,7 @@ func (m *Model) detachVolume(r *request) (any, error) {
 		answer, done = v.attachment(instance, "detaching"), true
 		return nil
 	})
-	err = errors.Join(err, m.behind(r, done, func(ctx context.Context, d Disks) error { return d.Detach(ctx, id, instance) }))
+	err = errors.Join(err, m.behind(r, done, func(ctx context.Context, d cloudmodel.Disks) error { return d.Detach(ctx, id, instance) }))
 	if err != nil {
 		return nil, err
 	}

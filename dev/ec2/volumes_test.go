@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -208,7 +209,7 @@ func (d *disksBehind) all() []string {
 	return slices.Clone(d.done)
 }
 
-func (d *disksBehind) Attach(_ context.Context, v Volume) error {
+func (d *disksBehind) Attach(_ context.Context, v cloudmodel.Disk) error {
 	return d.note("attach", v.ID, v.Instance)
 }
 func (d *disksBehind) Delete(_ context.Context, id string) error { return d.note("delete", id) }
@@ -216,7 +217,7 @@ func (d *disksBehind) Detach(_ context.Context, id, instance string) error {
 	return d.note("detach", id, instance)
 }
 
-func (d *disksBehind) Grow(_ context.Context, v Volume) error {
+func (d *disksBehind) Grow(_ context.Context, v cloudmodel.Disk) error {
 	return d.note("grow", v.ID, strconv.Itoa(v.GiB))
 }
 

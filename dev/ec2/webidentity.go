@@ -3,32 +3,23 @@ package ec2
 import (
 	"context"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 // byWebIdentity is the action that takes a token instead of a key.
 const byWebIdentity = "AssumeRoleWithWebIdentity"
 
-// Provider is an identity provider of the account, whose tokens assume the roles that trust it
-// (IAM User Guide, "Create an OpenID Connect (OIDC) identity provider in IAM").
-type Provider struct {
-	Issuer string // https://…, as in its tokens
-	// Audiences are those of which a token has to name one.
-	Audiences []string
-	// Keys are those that the issuer signs with now, as its jwks_uri has them.
-	Keys func(context.Context) (*jose.JSONWebKeySet, error)
-}
-
-// name is what IAM calls it.
-func (p Provider) name() string { return strings.TrimPrefix(p.Issuer, "https://") }
+// providerName is what IAM calls an identity provider of the account (IAM User Guide, "Create an OpenID Connect (OIDC) identity provider
+// in IAM").
+func providerName(p cloudmodel.Provider) string { return strings.TrimPrefix(p.Issuer, "https://") }
 
 // assumable is a role.
 type assumable struct {
@@ -73,13 +64,11 @@ func (m *Model) role(arn string) assumable {
 
 // webIdentity is the answer.
 type webIdentity struct {
-	XMLName     xml.Name    `xml:"https://sts.amazonaws.com/doc/2011-06-15/ AssumeRoleWithWebIdentityResponse"`
-	Credentials credentials `xml:"AssumeRoleWithWebIdentityResult>Credentials"`
-	ARN         string      `xml:"AssumeRoleWithWebIdentityResult>AssumedRoleUser>Arn"`
-	Subject     string      `xml:"AssumeRoleWithWebIdentityResult>SubjectFromWebIdentityToken"`
-	Audience    string      `xml:"AssumeRoleWithWebIdentityResult>Audience"`
-	Provider    string      `xml:"AssumeRoleWithWebIdentityResult>Provider"`
-	RequestID   string      `xml:"ResponseMetadata>RequestId"`
+	Credentials credentials
+	ARN         string `xml:"AssumedRoleUser>Arn"`
+	Subject     string `xml:"SubjectFromWebIdentityToken"`
+	Audience    string
+	Provider    string
 }
 
 // assumeRoleWithWebIdentity makes a session of a role for who has a token that the role trusts.
@@ -94,8 +83,8 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	of, provider := m.role(wanted.role), m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+by.name())
-	about := map[string][]string{by.name() + ":sub": {claims.Subject}, by.name() + ":aud": claims.Audience}
+	of, provider := m.role(wanted.role), m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+providerName(by))
+	about := map[string][]string{providerName(by) + ":sub": {claims.Subject}, providerName(by) + ":aud": claims.Audience}
 	if of.trust == nil || !of.trust.allows("sts:"+byWebIdentity, provider, about) {
 		return nil, &apiError{http.StatusForbidden, "AccessDenied", "Not authorized to perform sts:" + byWebIdentity}
 	}
@@ -109,7 +98,6 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 		Subject:     claims.Subject,
 		Audience:    strings.Join(claims.Audience, " "),
 		Provider:    provider,
-		RequestID:   requestID,
 	}, nil
 }
 
@@ -117,43 +105,16 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 // (OIDC) identity provider in IAM").
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512}
 
-// identify finds who issued a token and for whom, and believes it only if that one signed it, for
-// an audience of the account's, and it is good now. Errors are those of STS' API reference.
-func (m *Model) identify(ctx context.Context, token string) (by Provider, claims jwt.Claims, err error) {
-	invalid := func(format string, args ...any) (Provider, jwt.Claims, error) {
-		return Provider{}, jwt.Claims{}, bad("InvalidIdentityToken", format, args...)
-	}
-	read, err := jwt.ParseSigned(token, algorithms)
-	if err != nil {
-		return invalid("The ID Token provided is not a valid JWT.")
-	}
-	var says jwt.Claims
-	if err := read.UnsafeClaimsWithoutVerification(&says); err != nil {
-		return invalid("The ID Token provided is not a valid JWT.")
-	}
-	n := slices.IndexFunc(m.cfg.Providers, func(p Provider) bool { return p.Issuer == says.Issuer })
-	if n < 0 {
-		return invalid("No OpenIDConnect provider found in your account for %s", says.Issuer)
-	}
-	by = m.cfg.Providers[n]
-	keys, err := by.Keys(ctx)
-	if err != nil {
-		return Provider{}, jwt.Claims{}, bad("IDPCommunicationError", "Couldn't retrieve verification key from your identity provider: %v", err)
-	}
-	if err := read.Claims(*keys, &claims); err != nil {
-		return invalid("The token's signature is none of %s: %v", by.Issuer, err)
-	}
-	if claims.Subject == "" || claims.Expiry == nil || claims.IssuedAt == nil {
-		return invalid("Missing a required claim: want sub, iat and exp")
-	}
-	err = claims.ValidateWithLeeway(jwt.Expected{Issuer: by.Issuer, AnyAudience: by.Audiences, Time: m.now()}, 0)
+// identify finds who issued a token and for whom. Errors are those of STS' API reference.
+func (m *Model) identify(ctx context.Context, token string) (cloudmodel.Provider, jwt.Claims, error) {
+	by, claims, err := cloudmodel.Identify(ctx, token, m.cfg.Providers, algorithms, m.Now())
 	switch {
-	case errors.Is(err, jwt.ErrExpired):
-		return Provider{}, jwt.Claims{}, bad("ExpiredTokenException", "Token expired: current date/time must be before the expiration date/time")
-	case errors.Is(err, jwt.ErrInvalidAudience):
-		return invalid("Incorrect token audience")
+	case errors.Is(err, cloudmodel.ErrNoKeys):
+		err = bad("IDPCommunicationError", "Couldn't retrieve verification key from your identity provider: %v", err)
+	case errors.Is(err, cloudmodel.ErrTokenExpired):
+		err = bad("ExpiredTokenException", "Token expired: current date/time must be before the expiration date/time")
 	case err != nil:
-		return invalid("%v", err)
+		err = bad("InvalidIdentityToken", "%v", err)
 	}
-	return by, claims, nil
+	return by, claims, err
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 const (
@@ -49,7 +51,7 @@ func newIssuing(t *testing.T) *issuing {
 		t.Fatal(err)
 	}
 	i := &issuing{asker: newAsker(t), key: key}
-	i.model.cfg.Providers = []Provider{{
+	i.model.cfg.Providers = []cloudmodel.Provider{{
 		Issuer:    issuer,
 		Audiences: []string{audience},
 		Keys: func(context.Context) (*jose.JSONWebKeySet, error) {

@@ -16,8 +16,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/cluster"
-	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud/aws"
 )
@@ -91,7 +91,7 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 		ImagePolicy: images,
 		Image:       s.example,
 		NAT:         s.opts.Masquerade,
-		Provider: ec2.Provider{
+		Provider: cloudmodel.Provider{
 			Issuer:    cluster.Issuer,
 			Audiences: []string{"sts.amazonaws.com"},
 			Keys: func(ctx context.Context) (*jose.JSONWebKeySet, error) {
@@ -137,7 +137,7 @@ func (s *Stack) Orders() string {
 	if s.ec2 == nil {
 		return ""
 	}
-	return s.ec2.URL() + ec2.ControlPath
+	return s.ec2.URL() + cloudmodel.ControlPath
 }
 
 // PrivateImage is the name of one that the account's registry has for pods; "" where the stack has

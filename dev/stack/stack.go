@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/child"
+	"github.com/elotl/kip/dev/cloudmodel/hardware"
 	"github.com/elotl/kip/dev/cluster"
 	"github.com/elotl/kip/dev/dns"
 	"github.com/elotl/kip/dev/ec2/machines"
@@ -221,7 +222,7 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := errors.Join(s.stopMasquerade(ctx), s.stopProxy(ctx), s.stopNodes(ctx), machines.Unplug(s.opts.Bridge)); err != nil {
+	if err := errors.Join(s.stopMasquerade(ctx), s.stopProxy(ctx), s.stopNodes(ctx), hardware.Unplug(s.opts.Bridge)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := errors.Join(s.killPeers(ctx), s.destroyClouds(ctx)); err != nil {
@@ -695,7 +696,7 @@ func (s *Stack) Leftovers(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}
 	found = append(found, masquerades...)
-	rules, err := machines.Plugged(s.opts.Bridge)
+	rules, err := hardware.Plugged(s.opts.Bridge)
 	if err != nil {
 		return nil, fmt.Errorf("look for leftovers: %w", err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	kipaws "github.com/elotl/kip/internal/cloud/aws"
@@ -131,7 +132,7 @@ func newWorld(t *testing.T) *world {
 		Groups:    []ec2.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}, {ID: "sg-00000002", Name: "kip-cells", VPC: "vpc-1"}},
 		Images:    []ec2.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
 		Profiles:  []string{"kip-cell"},
-		Providers: []ec2.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
+		Providers: []cloudmodel.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
 		Clusters: []ec2.Cluster{{
 			Name:     "kip",
 			Version:  "1.34",

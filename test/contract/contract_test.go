@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -184,7 +185,7 @@ func TestWhatCannotBeLookedForIsSaidAndTheOtherChecksRun(t *testing.T) {
 func TestWhatIsThrottledIsSentAgain(t *testing.T) {
 	model := account(t)
 	for nth := 1; nth < 9; nth += 2 {
-		if err := model.FailCall(ec2.Failure{Call: cloud.CallLaunch, Nth: nth, Code: "RequestLimitExceeded"}); err != nil {
+		if err := model.FailCall(cloudmodel.Failure{Call: cloud.CallLaunch, Nth: nth, Code: "RequestLimitExceeded"}); err != nil {
 			t.Fatal(err)
 		}
 	}

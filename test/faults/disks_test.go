@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
@@ -44,11 +45,11 @@ func (m *mounts) has(disk, instance string) bool {
 
 // The disks behind the volumes of a model of EC2. What it attaches shows at once, as the
 // simulated cloud's does.
-var _ ec2.Disks = (*mounts)(nil)
+var _ cloudmodel.Disks = (*mounts)(nil)
 
-func (m *mounts) Attach(context.Context, ec2.Volume) error { return nil }
-func (m *mounts) Grow(context.Context, ec2.Volume) error   { return nil }
-func (m *mounts) Delete(context.Context, string) error     { return nil }
+func (m *mounts) Attach(context.Context, cloudmodel.Disk) error { return nil }
+func (m *mounts) Grow(context.Context, cloudmodel.Disk) error   { return nil }
+func (m *mounts) Delete(context.Context, string) error          { return nil }
 
 func (m *mounts) Detach(_ context.Context, disk, instance string) error {
 	if m.has(disk, instance) {

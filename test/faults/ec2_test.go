@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
@@ -56,7 +57,7 @@ const (
 )
 
 // newModel is a model of EC2 before the simulated machines.
-func newModel(machines sim.Config, disks ec2.Disks, s setting) (*ec2.Model, error) {
+func newModel(machines sim.Config, disks cloudmodel.Disks, s setting) (*ec2.Model, error) {
 	machines.Catalogue = slices.Clone(machines.Catalogue)
 	for n, t := range machines.Catalogue {
 		t.Offerings = slices.Clone(t.Offerings)

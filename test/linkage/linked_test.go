@@ -63,6 +63,14 @@ func TestProgramsDoNotLinkWhatTheyMustNot(t *testing.T) {
 			},
 			why: "pure packages contain no client",
 		},
+		{
+			of: []string{"dev/cloudmodel", "dev/cloudmodel/hardware"},
+			not: []string{
+				"github.com/aws", "github.com/Azure", "cloud.google.com/go", "google.golang.org/api",
+				module + "/internal/cloud/aws", module + "/dev/ec2",
+			},
+			why: "what models of clouds share knows no cloud",
+		},
 	} {
 		for _, of := range tc.of {
 			for _, d := range unwanted(dependencies(t, of), tc.not) {

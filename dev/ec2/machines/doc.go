@@ -1,4 +1,3 @@
-// Package machines owns what is real behind a model of EC2: a local cell of this host for
-// each instance, and the metadata service on their network. What EC2 answers is decided by
-// package ec2, how a machine is made by internal/cloud/local.
+// Package machines owns the account of a model of EC2 whose instances are real, and its servers: subnets, types, policies, images. What
+// stands behind instances is package cloudmodel/hardware's, and what EC2 answers package ec2's.
 package machines

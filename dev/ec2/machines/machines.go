@@ -6,20 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/elotl/kip/dev/cloudmodel"
+	"github.com/elotl/kip/dev/cloudmodel/hardware"
 	"github.com/elotl/kip/dev/ec2"
-	"github.com/elotl/kip/dev/listen"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -74,6 +71,9 @@ var Subnets = []ec2.Subnet{
 	},
 }
 
+// clock is that of the Amazon Time Sync Service.
+var clock = netip.MustParseAddr("169.254.169.123")
+
 // offered is what a type costs in each of them, in dollars an hour; spot at 0 is not sold.
 func offered(price, spot float64) (all []catalog.Offering) {
 	for _, s := range Subnets {
@@ -124,7 +124,7 @@ type Config struct {
 	// Image is what each of Repositories has.
 	Image v1.Image
 	// Provider is whose tokens assume roles: the cluster's issuer of those of service accounts.
-	Provider ec2.Provider
+	Provider cloudmodel.Provider
 	// NAT says that this host translates the addresses of whoever is on the bridge, so that the private subnets have
 	// a NAT gateway.
 	NAT bool
@@ -179,35 +179,13 @@ func Types() (all []catalog.InstanceType) {
 
 // EC2 is a model whose instances are real.
 type EC2 struct {
-	log      *slog.Logger
 	model    *ec2.Model
-	machines *host.Cloud
-	link     *link
-	gateway  *gateway
-	api      *http.Server
-	public   *http.Server
-	secure   *http.Server
-	metadata *http.Server
+	machines *hardware.Machines
+	servers  *cloudmodel.Servers
 	url      string
 	pods     string // URL of what pods reach
 	remote   string // URL of the API on the bridge
-	serving  sync.WaitGroup
 	cancel   context.CancelFunc
-	closing  atomic.Bool
-	failed   chan error
-
-	mu        sync.Mutex
-	instances map[string]*instance
-}
-
-// instance is what stands behind one. mu is held while its machine is made or ended.
-type instance struct {
-	mu      sync.Mutex
-	machine string // its ID; empty before the first boot
-	boots   int
-	over    bool
-	// out is what the gateway lets pass of it.
-	out ec2.Outbound
 }
 
 // Start serves an account without instances. Close it.
@@ -222,10 +200,15 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	}
 	serving, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	e := &EC2{
-		log:       cfg.Log,
-		cancel:    cancel,
-		instances: map[string]*instance{},
-		failed:    make(chan error, 4),
+		cancel:  cancel,
+		servers: cloudmodel.NewServers("EC2", cfg.Log),
+		machines: hardware.New(hardware.Config{
+			Owner:    "ec2",
+			Bridge:   cfg.Local.Bridge,
+			Networks: []netip.Prefix{managementNetwork(cfg.Local.CIDR), podNetwork(cfg.Local.CIDR)},
+			Clock:    clock,
+			Log:      cfg.Log,
+		}),
 	}
 	defer func() {
 		if err != nil {
@@ -238,37 +221,22 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 		if err != nil {
 			return nil, err
 		}
-		e.machines = c.Cloud
+		e.machines.Use(c.Cloud)
 	}
 	if e.model, err = e.account(cfg); err != nil {
 		return nil, err
 	}
-	if e.link, err = plug(ctx, cfg.Local.Bridge); err != nil {
-		return nil, err
-	}
-	e.gateway = openGateway(ctx, cfg.Local.Bridge, []netip.Prefix{managementNetwork(cfg.Local.CIDR), podNetwork(cfg.Local.CIDR)}, cfg.Log)
-	l, err := listen.On(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+	metadata, err := e.machines.Plug(ctx, e.model, e.servers)
 	if err != nil {
 		return nil, err
 	}
-	e.url = "http://" + l.Addr().String()
-	mux := http.NewServeMux()
-	mux.Handle("/", e.model)
-	mux.Handle(ec2.ControlPath, e.model.Control())
-	e.api, e.metadata = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}, e.model.Metadata()
-	e.serve(e.api, l)
-	e.serve(e.metadata, e.link)
-	e.serving.Go(func() {
-		if err := tellTime(e.link.clock, time.Now); !errors.Is(err, net.ErrClosed) {
-			e.failed <- fmt.Errorf("serve EC2: %w", err)
-		}
-	})
-	bridge := cfg.Local.CIDR.Masked().Addr().Next()
-	if err := errors.Join(e.openToPods(ctx, bridge), e.openByHTTPS(ctx, bridge, cfg.Certificate)); err != nil {
+	e.servers.Serve(metadata, e.model.Metadata())
+	at, err := e.open(ctx, cfg)
+	if err != nil {
 		return nil, err
 	}
 	for _, repository := range Repositories {
-		if err := e.model.Push(ctx, l.Addr().String(), repository+":"+ImageTag, cfg.Image); err != nil {
+		if err := e.model.Push(ctx, at, repository+":"+ImageTag, cfg.Image); err != nil {
 			return nil, err
 		}
 	}
@@ -280,35 +248,29 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 	return e, nil
 }
 
-// openToPods serves what proves who calls on this host's address on the bridge.
-func (e *EC2) openToPods(ctx context.Context, address netip.Addr) error {
-	l, err := listen.On(ctx, address, port)
+// open serves the API on this host alone, with what tests and people do to it, and returns at which host and port. On this host's
+// address on the bridge it serves what proves who calls; and the API by HTTPS, if there is a certificate.
+func (e *EC2) open(ctx context.Context, cfg Config) (at string, err error) {
+	api, bridge := http.NewServeMux(), cfg.Local.CIDR.Masked().Addr().Next()
+	api.Handle("/", e.model)
+	api.Handle(cloudmodel.ControlPath, e.model.Control())
+	if at, err = e.servers.Listen(ctx, netip.AddrFrom4([4]byte{127, 0, 0, 1}), port, api, nil); err != nil {
+		return "", err
+	}
+	pods, err := e.servers.Listen(ctx, bridge, port, e.model.Public(), nil)
 	if err != nil {
-		return err
+		return "", err
 	}
-	e.pods = "http://" + l.Addr().String()
-	e.public = &http.Server{Handler: e.model.Public(), ReadHeaderTimeout: time.Minute}
-	e.serve(e.public, l)
-	return nil
-}
-
-// openByHTTPS serves the API on this host's address on the bridge, if there is a certificate.
-func (e *EC2) openByHTTPS(ctx context.Context, address netip.Addr, certificate *tls.Certificate) error {
-	if certificate == nil {
-		return nil
+	e.url, e.pods = "http://"+at, "http://"+pods
+	if cfg.Certificate == nil {
+		return at, nil
 	}
-	l, err := listen.On(ctx, address, httpsPort)
+	remote, err := e.servers.Listen(ctx, bridge, httpsPort, e.model, cfg.Certificate)
 	if err != nil {
-		return err
+		return "", err
 	}
-	e.remote = "https://" + l.Addr().String()
-	e.secure = &http.Server{
-		Handler:           e.model,
-		ReadHeaderTimeout: time.Minute,
-		ErrorLog:          slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
-	}
-	e.serve(e.secure, tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{*certificate}, MinVersion: tls.VersionTLS12}))
-	return nil
+	e.remote = "https://" + remote
+	return at, nil
 }
 
 // account is what is served. The bridge's network is large enough.
@@ -339,8 +301,8 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Region: Region,
 		Sim: sim.Config{
 			Catalogue: cfg.Local.Catalogue,
-			Boot:      e.boot,
-			End:       e.end,
+			Boot:      e.machines.Boot,
+			End:       e.machines.End,
 			Log:       cfg.Log,
 			// As many as there are /28s for their pods.
 			ManagementCIDR: managementNetwork(cfg.Local.CIDR),
@@ -360,13 +322,13 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Policies:     map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
 		Roles:        map[string]*ec2.Policy{ImageRole: pulls},
 		Profiles:     Profiles,
-		Providers:    []ec2.Provider{cfg.Provider},
+		Providers:    []cloudmodel.Provider{cfg.Provider},
 		Repositories: Repositories,
 		Networks:     map[string][]netip.Prefix{VPC: {cfg.Local.CIDR.Masked()}},
 		Routes:       routes,
 		Pods:         podNetwork(cfg.Local.CIDR),
-		Console:      e.console,
-		Disks:        e,
+		Console:      e.machines.Console,
+		Disks:        e.machines,
 	})
 }
 
@@ -382,14 +344,6 @@ func podNetwork(cidr netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4(upper), cidr.Bits()+2)
 }
 
-func (e *EC2) serve(s *http.Server, l net.Listener) {
-	e.serving.Go(func() {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			e.failed <- fmt.Errorf("serve EC2: %w", err)
-		}
-	})
-}
-
 // URL is that of the API, on this host alone.
 func (e *EC2) URL() string { return e.url }
 
@@ -400,137 +354,15 @@ func (e *EC2) HTTPSURL() string { return e.remote }
 func (e *EC2) PodsURL() string { return e.pods }
 
 // Failed tells why it serves no more, if nobody closed it.
-func (e *EC2) Failed() <-chan error { return e.failed }
+func (e *EC2) Failed() <-chan error { return e.servers.Failed() }
 
 // Close ends what runs here. The machines run on: local.Destroy, or that of qemu, ends them.
 func (e *EC2) Close() error {
-	e.closing.Store(true)
 	e.cancel()
-	var errs []error
-	for _, s := range []*http.Server{e.api, e.public, e.secure, e.metadata} {
-		if s != nil {
-			errs = append(errs, s.Close())
-		}
-	}
-	if e.link != nil {
-		errs = append(errs, e.link.unplug())
-	}
-	e.serving.Wait()
+	errs := []error{e.servers.Close(), e.machines.Unplug()}
+	e.servers.Wait()
 	if e.model != nil {
 		errs = append(errs, e.model.Close())
 	}
-	if e.machines != nil {
-		errs = append(errs, e.machines.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func (e *EC2) instance(id string) *instance {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	i := e.instances[id]
-	if i == nil {
-		i = &instance{}
-		e.instances[id] = i
-	}
-	return i
-}
-
-// boot is an instance's, from its launch or start to its stop or end.
-func (e *EC2) boot(ctx context.Context, i cloud.Instance, _ []byte) {
-	one := e.instance(i.ID)
-	boot, err := e.begin(ctx, one, i)
-	if err != nil {
-		if ctx.Err() == nil {
-			e.log.Error("no machine stands behind an instance", "instance", i.ID, "err", err)
-			e.vanish(i.ID)
-		}
-		return
-	}
-	select {
-	case <-e.machines.Gone(one.machine):
-		if ctx.Err() == nil {
-			e.vanish(i.ID) // it has shut itself down
-		}
-	case <-ctx.Done():
-		one.mu.Lock()
-		defer one.mu.Unlock()
-		if !one.over && one.boots == boot && !e.closing.Load() {
-			e.stop(ctx, i.ID, one)
-		}
-	}
-}
-
-// begin makes the machine, or starts it again, and returns which boot that was.
-func (e *EC2) begin(ctx context.Context, one *instance, i cloud.Instance) (boot int, err error) {
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	if one.over {
-		return 0, context.Canceled
-	}
-	one.boots++
-	if out, has := e.model.OutboundOf(i.ID); has && out != one.out {
-		one.out = out
-		e.gateway.plug(ctx, out)
-	}
-	if one.machine != "" {
-		e.stop(ctx, i.ID, one)
-		return one.boots, e.machines.Start(ctx, one.machine).Err()
-	}
-	spec := cloud.LaunchSpec{InstanceType: i.InstanceType, Zone: i.Zone, Subnet: i.Subnet}
-	if i.Spot {
-		spec.Market = cloud.Spot
-	}
-	made, err := e.machines.LaunchAt(ctx, cloud.LaunchRequest{
-		Token:      i.ID,
-		LaunchSpec: spec,
-		Machines: []cloud.Machine{{
-			Tags: map[string]string{cloud.TagOwner: "ec2", cloud.TagName: i.ID},
-			// It asks the metadata service.
-			UserData: []byte{},
-		}},
-	}, i.ManagementIP)
-	one.machine = made.ID
-	return one.boots, err
-}
-
-// stop ends a machine's processes, and keeps its disk.
-func (e *EC2) stop(ctx context.Context, id string, one *instance) {
-	if err := e.machines.Stop(context.WithoutCancel(ctx), one.machine).Err(); err != nil {
-		e.log.Warn("stop the machine of an instance", "instance", id, "err", err)
-	}
-}
-
-// end is that of an instance, which does not come again.
-func (e *EC2) end(ctx context.Context, i cloud.Instance) {
-	one := e.instance(i.ID)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	one.over = true
-	if !e.closing.Load() { // else all of it goes
-		e.gateway.unplug(ctx, one.out)
-	}
-	if one.machine == "" {
-		return
-	}
-	if err := e.machines.Terminate(ctx, one.machine).Err(); err != nil && ctx.Err() == nil {
-		e.log.Error("end the machine of an instance", "instance", i.ID, "err", err)
-	}
-}
-
-func (e *EC2) vanish(id string) {
-	// One that has ended meanwhile is gone already.
-	if err := e.model.Machines().Vanish(id); err != nil {
-		e.log.Debug("an instance has ended with its machine", "instance", id, "err", err)
-	}
-}
-
-func (e *EC2) console(id string) ([]byte, error) {
-	one := e.instance(id)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	if one.machine == "" {
-		return nil, nil
-	}
-	return e.machines.Console(context.Background(), one.machine)
+	return errors.Join(append(errs, e.machines.Close())...)
 }

@@ -4,18 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
+	"github.com/elotl/kip/dev/cloudmodel/hardware"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/image/boot"
 	"github.com/elotl/kip/internal/cloud/qemu"
-	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 // vendor is what SMBIOS says of EC2's machines, by which the image knows where its user data is.
@@ -50,24 +48,20 @@ func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	e.machines = c.Cloud
+	e.machines.Use(c.Cloud)
 	gateway, err := cfg.Local.Gateway()
 	if err != nil {
 		return err
 	}
-	dhcp := leases{
-		bridge:      cfg.Local.Bridge,
-		network:     cfg.Local.CIDR,
-		gateway:     gateway,
-		nameservers: cfg.Local.Nameservers,
-		known:       e.known,
-		log:         cfg.Log,
+	addresses := hardware.Leases{
+		Bridge:      cfg.Local.Bridge,
+		Network:     cfg.Local.CIDR,
+		Gateway:     gateway,
+		Nameservers: cfg.Local.Nameservers,
+		Known:       e.machines.Known,
+		Log:         cfg.Log,
 	}
-	e.serving.Go(func() {
-		if err := dhcp.serve(serving); err != nil {
-			e.failed <- err
-		}
-	})
+	e.servers.Go(func() error { return addresses.Serve(serving) })
 	return nil
 }
 
@@ -130,9 +124,4 @@ func (e *EC2) download(ami string, cfg Config, m boot.Manifest) (_ string, err e
 		}
 	}
 	return disk.Name(), disk.Truncate(raw.Bytes)
-}
-
-// known says whether an instance that has not ended has the address.
-func (e *EC2) known(address netip.Addr) bool {
-	return slices.ContainsFunc(e.model.Machines().Truth(), func(i sim.Instance) bool { return i.ManagementIP == address })
 }

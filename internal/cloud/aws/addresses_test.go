@@ -10,6 +10,7 @@ import (
 	"github.com/aws/smithy-go"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -120,7 +121,7 @@ func TestALaunchWithPrefixesShowsThatEC2RefusesSecondaryAddressesForSeveral(t *t
 		}
 		// The answer that shows it may be lost.
 		again := resolved(t, c, request("second", 2))
-		if err := model.Lose(ec2.Loss{Call: cloud.CallLaunch, Nth: 1, After: true}); err != nil {
+		if err := model.Lose(cloudmodel.Loss{Call: cloud.CallLaunch, Nth: 1, After: true}); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Launch(t.Context(), again).Err(); err == nil || cloud.Refused(err) || c.holds(factNoSecondaries) {

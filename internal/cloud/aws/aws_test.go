@@ -32,6 +32,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
@@ -631,7 +632,7 @@ func TestAListOfAllThatHangsLeavesTimeForThatOfEachZone(t *testing.T) {
 	if err := c.Launch(t.Context(), request("a", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := model.Hang(ec2.Hang{Action: "DescribeInstances", Nth: 1}); err != nil {
+	if err := model.Hang(cloudmodel.Hang{Action: "DescribeInstances", Nth: 1}); err != nil {
 		t.Fatal(err)
 	}
 	// What hangs takes a third of it; what comes after that takes milliseconds.
@@ -724,7 +725,7 @@ func TestATerminationThatIsRefusedTwiceHasEndedNobody(t *testing.T) {
 	h, url := eavesdrop(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.PostForm.Get("Action") == "TerminateInstances" {
 			if calls++; calls == 2 {
-				if err := model.Deny(ec2.Denial{Instance: second, Calls: 1}); err != nil {
+				if err := model.Deny(cloudmodel.Denial{Instance: second, Calls: 1}); err != nil {
 					t.Error(err)
 				}
 			}

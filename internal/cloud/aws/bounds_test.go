@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -101,7 +102,7 @@ func TestWhatOthersRunIsWhatWasReadLastIfTheirListFails(t *testing.T) {
 	c := open(t, cfg)
 	fail := func() catalog.Bounds {
 		t.Helper()
-		if err := model.FailCall(ec2.Failure{Call: cloud.CallList, Nth: 2, Code: "InternalError"}); err != nil { // after that of its own
+		if err := model.FailCall(cloudmodel.Failure{Call: cloud.CallList, Nth: 2, Code: "InternalError"}); err != nil { // after that of its own
 			t.Fatal(err)
 		}
 		return boundsOf(t, c, "another")
@@ -128,7 +129,7 @@ func TestWithoutEC2ThereAreNoBounds(t *testing.T) {
 	model, url := serve(t, anAccountWithQuotas())
 	c := open(t, settings(url))
 	boundsOf(t, c, owner)
-	if err := model.FailCall(ec2.Failure{Call: cloud.CallList, Nth: 1, Code: "UnauthorizedOperation"}); err != nil {
+	if err := model.FailCall(cloudmodel.Failure{Call: cloud.CallList, Nth: 1, Code: "UnauthorizedOperation"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Bounds(t.Context(), owner); !errors.Is(err, cloud.ErrUnauthorised) {

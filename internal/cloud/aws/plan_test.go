@@ -13,6 +13,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
@@ -254,7 +255,7 @@ func TestAVolumeThatWasMadeIsNotRefusedForTheQuota(t *testing.T) {
 	account.Plan.MostGiB = 1
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := model.Lose(ec2.Loss{Call: cloud.CallCreateDisk, Nth: 1, After: true}); err != nil {
+	if err := model.Lose(cloudmodel.Loss{Call: cloud.CallCreateDisk, Nth: 1, After: true}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.CreateDisk(t.Context(), diskRequest("a")); err == nil || cloud.NothingDone(err) {

@@ -14,6 +14,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -32,7 +33,7 @@ func TestKipIsTheRoleThatItsServiceAccountsTokenAssumes(t *testing.T) {
 	}
 	cfg := anAccount(sim.Knobs{})
 	cfg.Policies = map[string]*ec2.Policy{} // no key is anybody's
-	cfg.Providers = []ec2.Provider{{
+	cfg.Providers = []cloudmodel.Provider{{
 		Issuer:    issuer,
 		Audiences: []string{audience},
 		Keys: func(context.Context) (*jose.JSONWebKeySet, error) {

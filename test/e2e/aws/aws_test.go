@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/internal/cloud"
@@ -97,14 +98,14 @@ func (s *space) ask(ctx context.Context, method, path string, body any) (status 
 // order changes what the model does.
 func (s *space) order(what string, body any) {
 	s.Helper()
-	if status, answer := s.ask(context.Background(), http.MethodPost, ec2.ControlPath+what, body); status != http.StatusOK {
+	if status, answer := s.ask(context.Background(), http.MethodPost, cloudmodel.ControlPath+what, body); status != http.StatusOK {
 		s.Fatalf("%s %+v: %d %s", what, body, status, answer)
 	}
 }
 
 func (s *space) state(ctx context.Context) (state ec2.State) {
 	s.Helper()
-	_, answer := s.ask(ctx, http.MethodGet, ec2.ControlPath, nil)
+	_, answer := s.ask(ctx, http.MethodGet, cloudmodel.ControlPath, nil)
 	if err := json.Unmarshal(answer, &state); err != nil {
 		s.Fatal(err)
 	}
@@ -254,8 +255,8 @@ func TestTheNextTypeIsTakenWhereOneIsUsedUp(t *testing.T) {
 	s.Apply(pod("small", "{}"))
 	s.WaitReady("small")
 	cheapest := s.only(before).InstanceType
-	s.order("capacity", ec2.Capacity{Type: cheapest, Instances: 0})
-	defer s.order("capacity", ec2.Capacity{Type: cheapest, Instances: -1})
+	s.order("capacity", cloudmodel.Capacity{Type: cheapest, Instances: 0})
+	defer s.order("capacity", cloudmodel.Capacity{Type: cheapest, Instances: -1})
 	before = s.state(t.Context())
 	s.Apply(pod("other", "{}"))
 	s.WaitReady("other")

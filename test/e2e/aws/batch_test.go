@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -21,9 +21,9 @@ func TestEqualPodsAreLaunchedInOneCall(t *testing.T) {
 	s := newSpace(t)
 	usual := sim.EC2RateLimits()[cloud.CallLaunch].Requests
 	lift := func() {
-		s.order("throttle", ec2.Throttle{Call: cloud.CallLaunch, Capacity: usual.Capacity, Refill: usual.Refill})
+		s.order("throttle", cloudmodel.Throttle{Call: cloud.CallLaunch, Capacity: usual.Capacity, Refill: usual.Refill})
 	}
-	s.order("throttle", ec2.Throttle{Call: cloud.CallLaunch, Capacity: 0.5}) // no call ever has the token that it takes
+	s.order("throttle", cloudmodel.Throttle{Call: cloud.CallLaunch, Capacity: 0.5}) // no call ever has the token that it takes
 	defer lift()
 	before := s.state(t.Context()).Calls["RunInstances"]
 	s.Apply(pod("first", "{}"))

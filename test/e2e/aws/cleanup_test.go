@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 )
@@ -30,8 +30,8 @@ func (s *space) cleanup(args ...string) (out string, err error) {
 func TestNothingOfKipIsInTheAccountAfterACleanup(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
-	s.order("interfaces", ec2.Interfaces{Stay: true}) // as EC2 sometimes forgets them
-	defer s.order("interfaces", ec2.Interfaces{})
+	s.order("interfaces", cloudmodel.Interfaces{Stay: true}) // as EC2 sometimes forgets them
+	defer s.order("interfaces", cloudmodel.Interfaces{})
 	s.mayRoute()
 	s.Apply(pod("ended", "{}") + "---\n" + pod("runs", "{pod.elotl.co/cloud-route: "+behindPod+"}"))
 	s.WaitReady("ended")

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 // killAt does what makes Kip call EC2, and has Kip die at the next call of each of these actions, in
@@ -17,7 +17,7 @@ func (s *space) killAt(after bool, do func(), actions ...string) {
 	s.Helper()
 	before := len(s.state(s.Context()).Hung)
 	for _, action := range actions {
-		s.order("hang", ec2.Hang{Action: action, Nth: 1, After: after})
+		s.order("hang", cloudmodel.Hang{Action: action, Nth: 1, After: after})
 	}
 	do()
 	var hung []string

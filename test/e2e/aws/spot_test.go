@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
@@ -26,13 +27,13 @@ import (
 var notices = []struct {
 	name string
 	// untold are the ways by which nothing is said.
-	untold []ec2.Way
+	untold []cloudmodel.Way
 	// onlyRisk says that EC2 does not take the instance back, but recommends to leave it.
 	onlyRisk bool
 	says     string
 }{
-	{name: "by-metadata", untold: []ec2.Way{ec2.WayRequest}, says: "it was told so itself"},
-	{name: "by-request", untold: []ec2.Way{ec2.WayMetadata}, says: "marked-for-termination"},
+	{name: "by-metadata", untold: []cloudmodel.Way{ec2.WayRequest}, says: "it was told so itself"},
+	{name: "by-request", untold: []cloudmodel.Way{ec2.WayMetadata}, says: "marked-for-termination"},
 	{name: "risk", onlyRisk: true, says: "more likely than usual"},
 }
 
@@ -109,7 +110,7 @@ func TestEachWayByWhichEC2TakesASpotInstanceBackIsHeard(t *testing.T) {
 		if n.onlyRisk {
 			s.order("rebalance", ec2.Rebalance{Instance: on[n.name].ID})
 		} else {
-			s.order("interrupt", ec2.Interruption{Instance: on[n.name].ID, Untold: n.untold})
+			s.order("interrupt", cloudmodel.Interruption{Instance: on[n.name].ID, Untold: n.untold})
 		}
 	}
 	for _, n := range notices {

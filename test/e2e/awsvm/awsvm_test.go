@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
@@ -63,7 +64,7 @@ func state(ctx context.Context, t *testing.T) (s ec2.State) {
 	if at == nil {
 		t.Fatalf("Kip's cloud is not EC2: %s", text)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(at[1])+ec2.ControlPath, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(at[1])+cloudmodel.ControlPath, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

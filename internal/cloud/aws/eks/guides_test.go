@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/deploy"
+	"github.com/elotl/kip/dev/cloudmodel"
 	model "github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
 	kipaws "github.com/elotl/kip/internal/cloud/aws"
@@ -173,7 +174,7 @@ func account(t *testing.T) *model.Model {
 		Groups:    []model.Group{{ID: "sg-00000001", Name: "eks-cluster-sg", VPC: "vpc-1"}},
 		Images:    []model.Image{{ID: "ami-1", Name: "kip-cell-amd64-1", Owner: "self", RootDevice: "/dev/xvda", GiB: 1}},
 		Profiles:  []string{"kip-cell"},
-		Providers: []model.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
+		Providers: []cloudmodel.Provider{{Issuer: "https://" + issuer, Audiences: []string{"sts.amazonaws.com"}}},
 		Clusters: []model.Cluster{{Name: "kip", Version: "1.36", Endpoint: "https://ABC.gr7.us-west-2.eks.amazonaws.com", VPC: "vpc-1",
 			Subnets: []string{"subnet-a"}, Group: "sg-00000001", Issuer: "https://" + issuer}},
 	})

@@ -1,4 +1,4 @@
-package machines
+package hardware
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"strings"
 
-	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/cloudmodel"
 )
 
 // gateway is what is between the instances' subnets and the internet, which is all that this host forwards
@@ -21,7 +21,7 @@ type gateway struct {
 	log    *slog.Logger
 }
 
-func gatewayTable(bridge string) string { return "kip-ec2-" + bridge }
+func gatewayTable(bridge string) string { return "kip-model-" + bridge }
 
 // openGateway lets nothing pass of these networks, which are the instances' and their pods'. A host without
 // nftables goes on without: there the bridge's pods reach what the host forwards.
@@ -56,17 +56,17 @@ func openGateway(ctx context.Context, bridge string, networks []netip.Prefix, lo
 
 func (g *gateway) tell(ctx context.Context, program string) {
 	if err := runNft(ctx, program); err != nil {
-		g.log.Warn("the internet gateway of EC2 does not know all: nothing is dropped or translated for it", "bridge", g.bridge, "err", err)
+		g.log.Warn("the internet gateway of the cloud's model does not know all: nothing is dropped or translated for it", "bridge", g.bridge, "err", err)
 	}
 }
 
-// plug lets pass what EC2 does of an instance, as often as one likes.
-func (g *gateway) plug(ctx context.Context, out ec2.Outbound) { g.change(ctx, "add", out) }
+// plug lets pass what the cloud does of an instance, as often as one likes.
+func (g *gateway) plug(ctx context.Context, out cloudmodel.Outbound) { g.change(ctx, "add", out) }
 
 // unplug takes that back.
-func (g *gateway) unplug(ctx context.Context, out ec2.Outbound) { g.change(ctx, "delete", out) }
+func (g *gateway) unplug(ctx context.Context, out cloudmodel.Outbound) { g.change(ctx, "delete", out) }
 
-func (g *gateway) change(ctx context.Context, verb string, out ec2.Outbound) {
+func (g *gateway) change(ctx context.Context, verb string, out cloudmodel.Outbound) {
 	table, program := gatewayTable(g.bridge), ""
 	element := func(set, format string, args ...any) {
 		program += fmt.Sprintf("%s element ip %s %s { %s }\n", verb, table, set, fmt.Sprintf(format, args...))

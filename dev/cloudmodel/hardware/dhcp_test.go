@@ -1,4 +1,4 @@
-package machines
+package hardware
 
 import (
 	"net"
@@ -12,11 +12,11 @@ import (
 
 func TestAMachineIsToldTheAddressOfItsInstance(t *testing.T) {
 	instance := netip.MustParseAddr("10.5.0.7")
-	l := leases{
-		network:     netip.MustParsePrefix("10.5.0.0/16"),
-		gateway:     netip.MustParseAddr("10.5.0.1"),
-		nameservers: []netip.Addr{netip.MustParseAddr("10.5.0.2")},
-		known:       func(a netip.Addr) bool { return a == instance || a.String() == "10.6.0.7" },
+	l := Leases{
+		Network:     netip.MustParsePrefix("10.5.0.0/16"),
+		Gateway:     netip.MustParseAddr("10.5.0.1"),
+		Nameservers: []netip.Addr{netip.MustParseAddr("10.5.0.2")},
+		Known:       func(a netip.Addr) bool { return a == instance || a.String() == "10.6.0.7" },
 	}
 	card := host.HardwareAddr(instance)
 	wants := func(ip string) dhcpv4.Modifier {

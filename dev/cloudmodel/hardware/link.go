@@ -1,4 +1,4 @@
-package machines
+package hardware
 
 import (
 	"context"
@@ -14,12 +14,14 @@ import (
 	"github.com/elotl/kip/internal/netdump"
 )
 
-// Where instances find EC2's own services: all of them, that of metadata, and the time.
+// Where instances find their cloud's own services: all of them, and that of metadata. Clouds agree on these addresses.
 var (
 	services = netip.MustParsePrefix("169.254.169.0/24")
 	metadata = netip.MustParseAddrPort("169.254.169.254:80")
-	clock    = netip.MustParseAddrPort("169.254.169.123:123")
 )
+
+// ntpPort is that of the time.
+const ntpPort = 123
 
 // priority is that of the rule, after the kernel's own table of this host's addresses.
 const priority = 16925
@@ -46,8 +48,8 @@ func service() *net.IPNet {
 	return &net.IPNet{IP: services.Addr().AsSlice(), Mask: net.CIDRMask(services.Bits(), 32)}
 }
 
-// plug leads what a bridge sends to the services to this process.
-func plug(ctx context.Context, bridge string) (_ *link, err error) {
+// plug leads what a bridge sends to the services to this process. The time is told at the address clock.
+func plug(ctx context.Context, bridge string, clock netip.Addr) (_ *link, err error) {
 	device, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", bridge, err)
@@ -88,7 +90,7 @@ func plug(ctx context.Context, bridge string) (_ *link, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for bridge %s: %w", bridge, err)
 	}
-	c, err := lc.ListenPacket(ctx, "udp4", clock.String())
+	c, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(clock, ntpPort).String())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for bridge %s: %w", bridge, err), l.Close())
 	}

@@ -1,4 +1,4 @@
-package machines
+package hardware
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 const (
 	messageBytes = 48
 	modeClient   = 3
-	// reply begins an answer: version 4, of a server, at stratum 1, as Amazon's says.
+	// reply begins an answer: version 4, of a server, at stratum 1.
 	reply   = 4<<3 | 4
 	stratum = 1
 	// era is 1970 in seconds since 1900, from which the protocol counts.

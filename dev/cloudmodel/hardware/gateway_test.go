@@ -1,4 +1,4 @@
-package machines
+package hardware
 
 import (
 	"log/slog"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"github.com/elotl/kip/dev/ec2"
+	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/test/netlab"
 )
 
@@ -85,10 +85,10 @@ func TestTheInternetGatewayKnowsPrimaryAddressesAlone(t *testing.T) {
 	all := map[string]string{primary: primary, secondary: secondary, stranger: stranger}
 	l.expect("no gateway, so that what is dropped below is dropped by it", all)
 	ctx := t.Context()
-	g := openGateway(ctx, "kip0", []netip.Prefix{managementNetwork(netip.MustParsePrefix("10.5.0.0/16")),
-		podNetwork(netip.MustParsePrefix("10.5.0.0/16"))}, slog.New(slog.NewTextHandler(l.Output(), nil)))
+	g := openGateway(ctx, "kip0", []netip.Prefix{netip.MustParsePrefix("10.5.0.0/22"),
+		netip.MustParsePrefix("10.5.128.0/18")}, slog.New(slog.NewTextHandler(l.Output(), nil)))
 	l.expect("no instance", nil)
-	out := ec2.Outbound{Primary: netip.MustParseAddr(primary), Pods: netip.MustParsePrefix(secondary + "/28")}
+	out := cloudmodel.Outbound{Primary: netip.MustParseAddr(primary), Pods: netip.MustParsePrefix(secondary + "/28")}
 	g.plug(ctx, out)
 	l.expect("a private subnet", nil)
 
