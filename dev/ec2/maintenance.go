@@ -91,10 +91,11 @@ func (m *Model) describeInstanceStatus(r *request) (any, error) {
 	if err := m.listing(r, sim.KindInterruptions); err != nil {
 		return nil, err
 	}
+	instances := m.sim.Truth() // not under mu, which effects of calls take while the machines are locked
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []statusXML
-	for _, i := range m.sim.Truth() {
+	for _, i := range instances {
 		of, scheduled := m.maintenance[i.ID]
 		x := statusXML{
 			Instance:       i.ID,
