@@ -17,9 +17,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cleanup"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
 )
@@ -83,7 +83,7 @@ func (k *kipctl) cleanupOutside(ctx context.Context, o outside) error {
 			fmt.Fprintln(k.err, "Warning: close the cloud:", err)
 		}
 	}()
-	machines := calls.New(calls.Config{Cloud: bare, Clock: clock.RealClock{}})
+	machines := pipe.New(pipe.Config{Cloud: bare, Clock: clock.RealClock{}})
 	where := "cloud " + machines.Name()
 	if cfg.Cloud.AWS != nil {
 		where += " in region " + cfg.Cloud.AWS.Region

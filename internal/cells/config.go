@@ -9,7 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
-	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pulse"
@@ -36,8 +36,8 @@ type Config struct {
 	TermBegan time.Time
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
-	// Calls are those to the cloud, as its budgets allow.
-	Calls   *calls.Calls
+	// Calls are those to the cloud. Gate guards them.
+	Calls   *pipe.Pipe
 	Store   *store.Store
 	Tunnels Tunnels
 	APIs    APIs
@@ -46,7 +46,7 @@ type Config struct {
 	CAHash string
 	// OldCAHash is that of the CA from before, by which some cells know Kip yet; "" for none.
 	OldCAHash string
-	// Gate is what every end goes through.
+	// Gate decides about every end.
 	Gate *gate.Gate
 	// Shortages are told of each offer that the cloud did not serve.
 	Shortages Shortages

@@ -344,7 +344,7 @@ func (c *Controller) detach(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	for _, d := range e.cell().Disks {
-		if err := c.cfg.Gate.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
+		if err := c.cfg.Calls.Features().Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
 			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
 		}
 	}

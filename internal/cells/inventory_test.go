@@ -11,8 +11,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/utils/clock"
 )
 
@@ -384,7 +384,7 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 	m := &modelCloud{instances: map[string]cloud.Instance{"i-1": {ID: "i-1", State: cloud.Running}}, odd: "i-2"}
 	c := &Controller{cfg: Config{
-		Calls: calls.New(calls.Config{Cloud: m, Clock: clock.RealClock{}}),
+		Calls: pipe.New(pipe.Config{Cloud: m, Clock: clock.RealClock{}}),
 		Log:   slog.New(slog.DiscardHandler),
 	}}
 	var asked []absent

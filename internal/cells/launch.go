@@ -10,8 +10,8 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
@@ -22,7 +22,7 @@ import (
 const (
 	// callTimeout bounds what waits for a call to the cloud, where that is not to wait
 	// for the budget for ever.
-	callTimeout = calls.Timeout
+	callTimeout = pipe.Timeout
 	// A launch whose outcome stays unknown is given up after both, and so is one that
 	// cannot be resolved: the cloud cannot say what is wrong with this offering, and
 	// another may work.
@@ -196,7 +196,7 @@ func (c *Controller) atMost() func(offering) int {
 // launchGroup stores the intent to launch a group, in as many calls as the store
 // takes at a time, and sends them, the first in the turn that it is given. resolved is
 // what the cloud has resolved it to; nil where it resolves nothing.
-func (c *Controller) launchGroup(ctx context.Context, group []*entry, resolved *cloud.Resolved, turn *calls.Turn) {
+func (c *Controller) launchGroup(ctx context.Context, group []*entry, resolved *cloud.Resolved, turn *pipe.Turn) {
 	l, err := c.storeLaunch(ctx, group, resolved)
 	if errors.Is(err, store.ErrTooBig) && len(group) > 1 {
 		c.launchGroup(ctx, group[:len(group)/2], resolved, turn)
@@ -506,7 +506,7 @@ func (c *Controller) throttledTries() int {
 // same instances; so cells that must end are launched all the same, to learn what
 // there is to terminate. turn is the one of the first call; nil where an earlier Kip
 // may have made a call, whose outcome is unknown.
-func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
+func (c *Controller) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 	defer func() { c.landed(l.entries(l.open())...) }()
 	offer := l.group[l.open()[0]].cell().Offer()
 	unsure := make([]bool, len(l.group))
@@ -585,7 +585,7 @@ func (c *Controller) send(ctx context.Context, l *launch, turn *calls.Turn) {
 
 // call sends a launch once, in a turn, or waits for one. It is not sent any more when
 // the secret that its machines share has expired.
-func (c *Controller) call(ctx context.Context, l *launch, turn *calls.Turn) cloud.LaunchResults {
+func (c *Controller) call(ctx context.Context, l *launch, turn *pipe.Turn) cloud.LaunchResults {
 	expired := cloud.NotLaunched(len(l.group), errExpired)
 	if turn == nil {
 		wait, cancel := ctx, func() {}

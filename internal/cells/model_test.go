@@ -17,9 +17,9 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -335,22 +335,23 @@ func (b *bubble) run() {
 	if b.cfg.Disks != nil {
 		b.cloud.features.Disks = b.cfg.Disks
 	}
-	b.cfg.Calls = calls.New(calls.Config{
-		Cloud: gate.Fence(b.cfg.Cloud, func(ctx context.Context) error {
-			b.cloud.mu.Lock()
-			leads := b.leads
-			b.cloud.mu.Unlock()
-			return leads(ctx)
-		}),
-		Pulse: b.cfg.Pulse,
-		Clock: b.cfg.Clock,
-	})
 	b.gate = gate.New(gate.Config{
-		Cloud:  b.cfg.Calls,
 		Behind: b.behind,
 		Limit:  b.limit,
 		Store:  b.store,
 		Clock:  b.cfg.Clock,
+	})
+	b.cfg.Calls = pipe.New(pipe.Config{
+		Cloud: b.cfg.Cloud,
+		Guard: b.gate.Intercept,
+		Leads: func(ctx context.Context) error {
+			b.cloud.mu.Lock()
+			leads := b.leads
+			b.cloud.mu.Unlock()
+			return leads(ctx)
+		},
+		Pulse: b.cfg.Pulse,
+		Clock: b.cfg.Clock,
 	})
 	b.cfg.Gate = b.gate
 	b.cells = New(b.cfg.Config)

@@ -101,7 +101,7 @@ func (c *Controller) deleteParts(ctx context.Context, group []cloud.Part) {
 		ids[n] = p.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := c.cfg.Gate.DeleteParts(call, ids...)
+	results := c.cfg.Calls.Features().Parts.DeleteParts(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return

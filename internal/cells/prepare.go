@@ -5,16 +5,16 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 )
 
 // prepare has the cloud resolve what a group is launched with, and launches it. Nothing is
 // stored before, so that a Kip that dies here leaves cells that are to be launched. Others
 // launch meanwhile, also where the cloud takes one call at a time.
-func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *calls.Turn) {
-	turn.Aside()
+func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *pipe.Turn) {
+	turn.Yield()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	resolved, err := resolver.Resolve(call, c.launchSpec(*group[0].cell(), c.cfg.NameTag))
 	cancel()
@@ -25,7 +25,7 @@ func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group
 	case err != nil:
 		turn.Cancel()
 		c.notResolved(ctx, group, err)
-	case turn.Again(ctx) == nil: // else ctx has ended
+	case turn.Resume(ctx) == nil: // else ctx has ended
 		if group = c.wanted(group); len(group) == 0 {
 			turn.Cancel()
 			return

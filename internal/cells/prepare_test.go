@@ -14,8 +14,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -369,7 +369,7 @@ func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.
 	for what, failure := range map[string]error{
 		"no answer":    errors.New("ask EC2: connection refused"),
 		"it is busy":   cloud.ErrThrottled,
-		"it was held":  &calls.UnsentError{Err: context.DeadlineExceeded},
+		"it was held":  &pipe.UnsentError{Err: context.DeadlineExceeded},
 		"its time out": context.DeadlineExceeded,
 	} {
 		var back atomic.Bool

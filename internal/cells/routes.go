@@ -69,10 +69,11 @@ func (c *Controller) route(ctx context.Context, e *entry) (ready bool, again tim
 // unrouteStray takes all routes back that lead to an instance of which no record tells. A cloud
 // need not say what led to it once it has ended.
 func (c *Controller) unrouteStray(ctx context.Context, instance string) error {
-	if c.cfg.Calls.Features().Router == nil {
+	router := c.cfg.Calls.Features().Router
+	if router == nil {
 		return nil
 	}
-	if err := c.cfg.Gate.Unroute(ctx, instance, nil); err != nil {
+	if err := router.Unroute(ctx, instance, nil); err != nil {
 		return fmt.Errorf("take the routes to instance %s back, which ends: %w", instance, err)
 	}
 	return nil
@@ -87,7 +88,10 @@ func (c *Controller) unroute(ctx context.Context, e *entry, done *bool) error {
 		return nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	if err := c.aside(ctx, e, takesRoutes, func(ctx context.Context) error { return c.cfg.Gate.Unroute(ctx, instance, to) }); err != nil {
+	err := c.aside(ctx, e, takesRoutes, func(ctx context.Context) error {
+		return c.cfg.Calls.Features().Router.Unroute(ctx, instance, to)
+	})
+	if err != nil {
 		if !errors.Is(err, errUnderWay) {
 			err = fmt.Errorf("take the routes of %s back that lead to instance %s: %w", to, instance, err)
 		}

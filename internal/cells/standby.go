@@ -297,7 +297,7 @@ func (c *Controller) stopOrStart(ctx context.Context, e *entry) (time.Duration, 
 		if e.stopping.wait(now) > 0 {
 			return time.Second, nil
 		}
-		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return c.cfg.Gate.Stop(ctx, id) })
+		err := c.aside(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
 		if errors.Is(err, errUnderWay) {
 			return time.Second, err
 		}

@@ -208,7 +208,10 @@ func (c *Controller) terminateAll(ctx context.Context, all []*termination) {
 	population := c.population()
 	for _, t := range all {
 		c.inTurn(ctx, "terminations", func(ctx context.Context) {
-			err := c.cfg.Gate.Terminate(ctx, population, t.end).Err()
+			err := c.cfg.Gate.Admit(ctx, t.end, population)
+			if err == nil {
+				err = c.cfg.Calls.Terminate(ctx, t.end.Instance).Err()
+			}
 			if ctx.Err() != nil {
 				return
 			}

@@ -8,7 +8,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/utils/clock"
 )
 
@@ -24,7 +24,7 @@ func (l link) Conn() agentapi.Conn { return http.DefaultTransport }
 func (l link) Streams() agentapi.Conn { return http.DefaultTransport }
 
 func TestWaysAreToBoundCellsAlone(t *testing.T) {
-	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
+	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	for name, e := range map[string]struct {
 		phase   apiv1.Phase
@@ -61,7 +61,7 @@ type changes struct {
 func (o *changes) CellChanged(Cell) { o.n++ }
 
 func TestALaunchThatIsHeldUntilTheCloudHasListedSaysSo(t *testing.T) {
-	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
+	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	c.cells["c"] = newEntry(Cell{ID: "c", Phase: apiv1.Launching}, 0)
 	if got := c.WaitsFor("c"); !strings.Contains(got, "has not read a complete list") {
@@ -70,7 +70,7 @@ func TestALaunchThatIsHeldUntilTheCloudHasListedSaysSo(t *testing.T) {
 }
 
 func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
-	c := New(Config{Calls: calls.New(calls.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
+	c := New(Config{Calls: pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}), Clock: clock.RealClock{}})
 	t.Cleanup(c.queue.ShutDown) // which Run would do
 	var seen changes
 	c.Observe(&seen)

@@ -17,10 +17,10 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
@@ -337,12 +337,13 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	machines := calls.New(calls.Config{Cloud: gate.Fence(w.cloud, w.store.Leads), Clock: clock.RealClock{}})
+	guard := gate.New(gate.Config{Behind: w.behind, Clock: clock.RealClock{}})
+	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guard.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
 	w.cells = New(Config{
 		NodeName:      "kip-0",
 		ControllerID:  "me",
 		Calls:         machines,
-		Gate:          gate.New(gate.Config{Cloud: machines, Behind: w.behind, Clock: clock.RealClock{}}),
+		Gate:          guard,
 		Store:         w.store,
 		Tunnels:       OverTunnels(dialer),
 		APIs:          ServedBy(api),

@@ -45,7 +45,7 @@ type Config struct {
 	// Status tells what a cell waits for.
 	Status func(cells.Cell) apiv1.CellStatus
 	Cloud  cloud.Cloud
-	// Gate ends instances.
+	// Gate guards Cloud. A cleanup opens it.
 	Gate *gate.Gate
 	// Disks of the cloud. Optional: it has none.
 	Disks cloud.Disks
@@ -308,11 +308,9 @@ func (c *Cleaner) emptying(say func(string)) func(context.Context) (string, erro
 func (c *Cleaner) inCloud() holdings {
 	return holdings{
 		cloud:   c.cfg.Cloud,
-		gate:    c.cfg.Gate,
 		disks:   c.cfg.Disks,
 		owner:   c.cfg.ControllerID,
 		ours:    c.cfg.Cells.Launched,
-		why:     "all that this Kip has made is to end",
 		listLag: c.cfg.ListLag,
 		clock:   c.cfg.Clock,
 	}

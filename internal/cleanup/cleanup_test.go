@@ -307,7 +307,6 @@ func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
 		c := w.cleaner()
 		parts, tried := []cloud.Part{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
 		c.cfg.Cloud = worldParts{worldCloud{w}, &parts, &tried}
-		c.cfg.Gate = gate.New(gate.Config{Cloud: c.cfg.Cloud, Clock: clock.RealClock{}})
 		h, err := c.Holdings(t.Context())
 		if want := []string{"network interface eni-1", "security group sg-1"}; err != nil || !slices.Equal(h.Parts, want) {
 			t.Fatalf("there is %q, %v: want %q", h.Parts, err, want)
@@ -339,7 +338,7 @@ func (w *kipWorld) cleaner() *Cleaner {
 		Cells:     w,
 		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
 		Cloud:     worldCloud{w},
-		Gate:      gate.New(gate.Config{Cloud: worldCloud{w}, Clock: clock.RealClock{}}),
+		Gate:      gate.New(gate.Config{Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		Resources: w.dynamic.Resource(apiv1.Resource),

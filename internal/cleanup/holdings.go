@@ -11,7 +11,6 @@ import (
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/clock"
 )
@@ -28,11 +27,9 @@ const (
 // holdings are what one Kip has in its cloud.
 type holdings struct {
 	cloud   cloud.Cloud
-	gate    *gate.Gate
 	disks   cloud.Disks // nil if the cloud has none
 	owner   string
 	ours    func(cloud.Instance) bool
-	why     string // its instances end
 	listLag time.Duration
 	clock   clock.Clock
 	// mayEnd returns an error if nothing may end now. Optional.
@@ -146,7 +143,7 @@ func (h holdings) removeParts(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	if err := h.gate.DeleteParts(ctx, ids...).Err(); err != nil {
+	if err := h.cloud.Features().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
 		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
 	}
 	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
@@ -184,18 +181,15 @@ func (h holdings) terminate(ctx context.Context, instances []string) error {
 			return err
 		}
 	}
-	ends := make([]gate.End, len(instances))
-	for n, id := range instances {
-		ends[n] = gate.End{Instance: id, Why: h.why}
-	}
-	if err := h.gate.Terminate(ctx, 0, ends...).Err(); err != nil {
+	if err := h.cloud.Terminate(ctx, instances...).Err(); err != nil {
 		return fmt.Errorf("terminate %s: %w", adminapi.Some(instances), err)
 	}
-	if h.cloud.Features().Router == nil {
+	router := h.cloud.Features().Router
+	if router == nil {
 		return nil
 	}
 	for _, id := range instances {
-		if err := h.gate.Unroute(ctx, id, nil); err != nil {
+		if err := router.Unroute(ctx, id, nil); err != nil {
 			return fmt.Errorf("take the routes to instance %s back: %w", id, err)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
 	"k8s.io/utils/clock"
 )
 
@@ -47,16 +46,12 @@ func (e *LivesError) Error() string { return "this Kip runs: " + e.Sign }
 
 // NewOutside returns an Outside.
 func NewOutside(cfg OutsideConfig) *Outside {
-	g := gate.New(gate.Config{Cloud: cfg.Cloud, Clock: cfg.Clock})
-	g.Open() // a person wants all to end
 	o := &Outside{cfg: cfg}
 	o.holdings = holdings{
 		cloud:   cfg.Cloud,
-		gate:    g,
 		disks:   cfg.Cloud.Features().Disks,
 		owner:   cfg.Controller,
 		ours:    func(i cloud.Instance) bool { return i.Tags[cloud.TagOwner] == cfg.Controller },
-		why:     "its Kip is gone, and kipctl cleanup was told to end it",
 		listLag: max(leastWatch, cfg.Cloud.Traits().ListLag),
 		clock:   cfg.Clock,
 		mayEnd:  o.mayEnd,

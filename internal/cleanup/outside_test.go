@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"github.com/elotl/kip/dev/ec2"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"k8s.io/utils/clock"
 )
@@ -103,7 +103,7 @@ func (a *account) Lives(context.Context) error { return a.alive() }
 func (a *account) outside(key string) *Outside {
 	c := a.driver(func(cfg *aws.Config) { cfg.EndsOnly, cfg.AccessKeyID = true, key })
 	return NewOutside(OutsideConfig{
-		Controller: "gone", Cloud: calls.New(calls.Config{Cloud: c, Clock: clock.RealClock{}}), Watch: a, Clock: clock.RealClock{},
+		Controller: "gone", Cloud: pipe.New(pipe.Config{Cloud: c, Clock: clock.RealClock{}}), Watch: a, Clock: clock.RealClock{},
 	})
 }
 

@@ -2,7 +2,7 @@
 //
 // A cloud only translates: it launches, lists and terminates instances and says
 // what it sells. Retrying, state, batching, back-off and selection live above
-// it, once, in packages cells and calls.
+// it, once, in packages cells and pipe.
 package cloud
 
 import (
@@ -166,8 +166,8 @@ type Bucket struct {
 	Refill float64
 }
 
-// Features are what a cloud can do besides: nil where it cannot. Whoever decorates
-// a cloud decorates them field by field.
+// Features are the optional interfaces of a cloud: nil where it lacks one. They are a struct, since what a cloud can do may depend on
+// its configuration, and since a decorator then has exactly what its cloud has. package pipe is the decorator.
 type Features struct {
 	Stopper     Stopper
 	Interrupter Interrupter
@@ -294,8 +294,8 @@ type Part struct {
 // people. One thing depends on them: when Kip's store was lost, TagPodUID narrows
 // what an instance may run.
 type Tagger interface {
-	// Tag adds to the tags of each instance, or changes them. It is idempotent. There
-	// is a result for each tagging, in their order. It is ErrNotYet, and the instance has
+	// Tag adds to the tags of each instance, or changes them. It is idempotent. No two taggings are of the same
+	// instance. There is a result for each tagging, in their order. It is ErrNotYet, and the instance has
 	// none of the tags, where the cloud does not know one of its Parts.
 	Tag(ctx context.Context, taggings ...Tagging) Results
 }

@@ -1,10 +1,10 @@
 package gate
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +12,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/utils/clock"
 )
 
@@ -24,9 +25,13 @@ const (
 	// any more: the cell was heard again, or is gone. Who wants it asks each few
 	// seconds, or with each look at the cloud, of which there is one in 15 s.
 	heldFor = time.Minute
-	// leadsTimeout bounds the question whether this Kip leads. Without an answer
-	// nothing ends.
-	leadsTimeout = 5 * time.Second
+	// endsKey is the record of what counts: a Kip that begins anew, or leads from now on,
+	// counts on from there.
+	endsKey = "ends"
+	// storeRetry is when it is worth asking again after the store has failed.
+	storeRetry = 5 * time.Second
+	// mergeFor is how long ends go into the same record of what counts.
+	mergeFor = 30 * time.Second
 )
 
 // Limit is how many ends that may be a mistake there may be in a time.
@@ -45,8 +50,6 @@ var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 
 // Config of a Gate. All fields are required unless they say otherwise.
 type Config struct {
-	// Cloud has its calls wait for their budgets, and a Fence behind.
-	Cloud cloud.Cloud
 	// Behind says why no instance may end whose end nobody has asked for; "" if it may.
 	// Optional: it may.
 	Behind func() string
@@ -117,26 +120,22 @@ type held struct {
 	allowed bool
 }
 
-// Gate is what every call that destroys goes through. Its methods are safe for
+// Gate guards the pipe to the cloud: every call that destroys goes through Intercept. Its methods are safe for
 // concurrent use.
 type Gate struct {
 	cfg Config
 
-	// storing is held while what counts is read or stored, and comes before mu.
-	storing  sync.Mutex
-	read     bool  // what is stored was read; under storing
-	revision int64 // of what is stored; under storing
-
-	mu sync.Mutex
+	// counting guards these fields, and is locked before mu.
+	counting sync.Mutex
+	read     bool  // the window was read from the store
+	revision int64 // of the stored window
 	// window are the ends that counted in the last Limit.Window, oldest first.
 	window []passed
 	// waiting are the namespaces of which the limit holds an end back, and when that was
 	// last asked for.
 	waiting map[string]time.Time
-	// reserved is how many more are stored to have ended, and reservedUntil when they
-	// may not be spent any more.
-	reserved      int
-	reservedUntil time.Time
+
+	mu sync.Mutex
 	// admitted are instances that may end: asked for again they do not count again.
 	admitted map[string]bool
 	held     map[string]*held
@@ -161,70 +160,40 @@ func New(cfg Config) *Gate {
 // Once admitted an instance stays so until it is forgotten. That an end counts is stored
 // before it is admitted.
 func (g *Gate) Admit(ctx context.Context, e End, population int) error {
-	for {
-		because, unstored := g.decide(e, population)
-		if !unstored {
-			if because == nil {
-				return nil
-			}
-			return because
-		}
-		if err := g.reserve(ctx, population); err != nil {
-			return g.hold(e, &HeldError{
-				Reason: ByLimit,
-				Text:   fmt.Sprintf("it is not stored that it counts: %v", err),
-				After:  storeRetry,
-			})
-		}
+	because, counts := g.judge(e)
+	if because == nil && counts {
+		because = g.count(ctx, e, population)
 	}
-}
-
-// decide is Admit, unless it is not stored yet that the end counts.
-func (g *Gate) decide(e End, population int) (because *HeldError, unstored bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := g.cfg.Clock.Now()
-	h := g.held[e.Instance]
-	if h != nil && now.Sub(h.asked) > heldFor {
-		h = nil
+	if because != nil {
+		g.note(e, because, g.cfg.Clock.Now())
+		return because
 	}
-	admitted := g.admitted[e.Instance]
+	g.admit(e.Instance)
+	return nil
+}
+
+// judge applies all rules but the Limit. It returns why the end is held back; if it is not, whether it counts for the Limit.
+func (g *Gate) judge(e End) (because *HeldError, counts bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now, admitted := g.cfg.Clock.Now(), g.admitted[e.Instance]
 	if !admitted {
-		because = g.distrust(e)
+		if because = g.distrust(e); because != nil {
+			return because, false
+		}
 	}
-	if because == nil && (g.open || h != nil && h.allowed) {
-		g.admit(e.Instance)
+	if h := g.held[e.Instance]; g.open || h != nil && h.allowed && now.Sub(h.asked) <= heldFor {
 		return nil, false
 	}
-	if because == nil {
-		because = g.veto(e, now) // also of one that was admitted before it was to end
+	if because = veto(e, now); because != nil || admitted { // it also vetoes one that was admitted before it was to end
+		return because, false
 	}
-	if because == nil && !admitted && e.Doubt != "" {
-		because = &HeldError{Reason: ByDoubt, Text: e.Doubt, After: doubtRetry}
+	if e.Doubt != "" {
+		return &HeldError{Reason: ByDoubt, Text: e.Doubt, After: doubtRetry}, false
 	}
-	if because == nil && !admitted {
-		because, unstored = g.bound(e, now, population)
-	}
-	switch {
-	case unstored:
-	case because == nil:
-		delete(g.waiting, e.Pod.Namespace) // until the next one asks
-		g.admit(e.Instance)
-	default:
-		if because.Reason == ByLimit {
-			g.waiting[e.Pod.Namespace] = now
-		}
-		g.note(e, because, now)
-	}
-	return because, unstored
-}
-
-// hold notes that an end is held back, and returns why.
-func (g *Gate) hold(e End, because *HeldError) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.note(e, because, g.cfg.Clock.Now())
-	return because
+	return nil, e.Mistakable
 }
 
 // note notes that an end is held back. It is called under mu.
@@ -270,8 +239,8 @@ func (g *Gate) distrust(e End) *HeldError {
 	return nil
 }
 
-// veto holds back the end of a cell that was heard lately. It is called under mu.
-func (g *Gate) veto(e End, now time.Time) *HeldError {
+// veto holds back the end of a cell that was heard lately.
+func veto(e End, now time.Time) *HeldError {
 	ago := now.Sub(e.Heard)
 	if e.Heard.IsZero() || ago >= Fresh {
 		return nil
@@ -281,6 +250,150 @@ func (g *Gate) veto(e End, now time.Time) *HeldError {
 		Text:   fmt.Sprintf("it was heard less than %s ago", Fresh),
 		After:  Fresh - ago,
 	}
+}
+
+// Store keeps one record. Put writes it if it has the revision, 0 for a new one, and
+// returns the new revision, which Get returns also.
+type Store interface {
+	Get(ctx context.Context, key string, v any) (revision int64, err error)
+	Put(ctx context.Context, key string, v any, revision int64) (int64, error)
+}
+
+// passed are ends that counted.
+type passed struct {
+	At time.Time `json:"at"`
+	// Population is how many there were then.
+	Population int `json:"population"`
+	Ends       int `json:"ends"`
+	// namespace is that of the pod that ended, if this process has ended it.
+	namespace *string
+}
+
+// count counts an end for the Limit, and stores that before it returns, or holds the end back.
+func (g *Gate) count(ctx context.Context, e End, population int) *HeldError {
+	g.counting.Lock()
+	defer g.counting.Unlock()
+	if g.isAdmitted(e.Instance) { // by another that asked at the same time
+		return nil
+	}
+	if err := g.readWindow(ctx); err != nil {
+		return unstored(err)
+	}
+	now := g.cfg.Clock.Now()
+	if held := g.limit(e, now, population); held != nil {
+		g.waiting[e.Pod.Namespace] = now
+		return held
+	}
+	window := append(g.window, passed{At: now, Population: population, Ends: 1, namespace: new(e.Pod.Namespace)})
+	if g.cfg.Store != nil {
+		revision, err := g.cfg.Store.Put(ctx, endsKey, together(window), g.revision)
+		if err != nil {
+			g.read = false // what is stored is not known: it is no less than what has ended
+			return unstored(err)
+		}
+		g.revision = revision
+	}
+	g.window = window
+	delete(g.waiting, e.Pod.Namespace) // until the next one asks
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.admit(e.Instance)
+	return nil
+}
+
+func unstored(err error) *HeldError {
+	return &HeldError{Reason: ByLimit, Text: fmt.Sprintf("it is not stored that it counts: %v", err), After: storeRetry}
+}
+
+func (g *Gate) isAdmitted(instance string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.admitted[instance]
+}
+
+// readWindow reads what is stored, once. It is called under counting.
+func (g *Gate) readWindow(ctx context.Context) error {
+	if g.cfg.Store == nil || g.read {
+		return nil
+	}
+	var stored []passed
+	revision, err := g.cfg.Store.Get(ctx, endsKey, &stored)
+	if err != nil {
+		return err
+	}
+	now := g.cfg.Clock.Now()
+	for n, p := range stored {
+		if p.At.After(now) { // by the clock of another machine
+			stored[n].At = now
+		}
+	}
+	g.read, g.revision, g.window = true, revision, stored
+	return nil
+}
+
+// limit holds an end back if as many have ended as may, or if it is the turn of others. It is called under counting.
+func (g *Gate) limit(e End, now time.Time, population int) *HeldError {
+	g.window = slices.DeleteFunc(g.window, func(p passed) bool { return now.Sub(p.At) >= g.cfg.Limit.Window })
+	ended, began, after := 0, population, g.cfg.Limit.Window
+	if len(g.window) > 0 {
+		began, after = g.window[0].Population, g.window[0].At.Add(g.cfg.Limit.Window).Sub(now)
+	}
+	for _, p := range g.window {
+		ended += p.Ends
+	}
+	if ended >= max(g.cfg.Limit.Least, began*g.cfg.Limit.Percent/100) {
+		return &HeldError{
+			Reason: ByLimit,
+			Text: fmt.Sprintf("%d of %d have ended within %s, which is as many as may end for a mistake",
+				ended, began, g.cfg.Limit.Window),
+			After: after,
+		}
+	}
+	if !g.isTurn(e.Pod.Namespace, now) {
+		return &HeldError{
+			Reason: ByLimit,
+			Text: fmt.Sprintf("as many as may end for a mistake had ended within %s, and it is the turn of other namespaces than %s",
+				g.cfg.Limit.Window, cmp.Or(e.Pod.Namespace, "none")),
+			After: storeRetry,
+		}
+	}
+	return nil
+}
+
+// isTurn says that no namespace waits that has had fewer ends within the time: who has
+// pods that end all the time does not keep others from ever getting another cell. It is
+// called under counting.
+func (g *Gate) isTurn(namespace string, now time.Time) bool {
+	maps.DeleteFunc(g.waiting, func(_ string, asked time.Time) bool { return now.Sub(asked) > heldFor })
+	if _, mine := g.waiting[namespace]; len(g.waiting) == 0 || mine && len(g.waiting) == 1 {
+		return true
+	}
+	had := map[string]int{}
+	for _, p := range g.window {
+		if p.namespace != nil {
+			had[*p.namespace] += p.Ends
+		}
+	}
+	for other := range g.waiting {
+		if had[other] < had[namespace] {
+			return false
+		}
+	}
+	return true
+}
+
+// together are the same ends in few records, each with the last of their times.
+func together(all []passed) (few []passed) {
+	var began time.Time
+	for _, p := range all {
+		if last := len(few) - 1; last >= 0 && p.At.Sub(began) < mergeFor {
+			few[last].At = p.At
+			few[last].Ends += p.Ends
+			continue
+		}
+		few, began = append(few, p), p.At
+	}
+	return few
 }
 
 // Resume admits an end that was decided before this process began: it is stored that
@@ -349,67 +462,20 @@ func (g *Gate) now() []Held {
 	return all
 }
 
-// Terminate ends instances, those that are admitted or may be. There is a result for
-// each, in their order, a *HeldError for one that is held back: to that nothing was
-// done.
-func (g *Gate) Terminate(ctx context.Context, population int, ends ...End) cloud.Results {
-	results := make(cloud.Results, len(ends))
-	var ids []string
-	var places []int
-	for n, e := range ends {
-		results[n].ID = e.Instance
-		if results[n].Err = g.Admit(ctx, e, population); results[n].Err == nil {
-			ids, places = append(ids, e.Instance), append(places, n)
+// Intercept is a pipe.Interceptor. It sends only what may be destroyed. An end that nobody has asked Admit about counts as one that may
+// be a mistake. What is held back has a *HeldError as its answer.
+func (g *Gate) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
+	switch call.Kind {
+	case cloud.CallTerminate:
+		for _, id := range call.IDs {
+			if err := g.Admit(ctx, End{Instance: id, Why: "it is to be terminated", Mistakable: true}, 0); err != nil {
+				return call.Fail(err)
+			}
+		}
+	case cloud.CallDeleteDisk, cloud.CallDeleteParts:
+		if held := g.distrust(End{}); held != nil {
+			return call.Fail(held)
 		}
 	}
-	if len(ids) == 0 {
-		return results
-	}
-	for i, r := range each(ctx, g.cfg.Cloud.Terminate, ids...) {
-		results[places[i]].Err = r.Err
-	}
-	return results
-}
-
-// Stop stops an instance that runs no pod. The cloud can stop instances.
-func (g *Gate) Stop(ctx context.Context, id string) error {
-	return each(ctx, g.cfg.Cloud.Features().Stopper.Stop, id).Err()
-}
-
-// Unroute takes routes back from an instance that ends, or has ended.
-func (g *Gate) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
-	return g.cfg.Cloud.Features().Router.Unroute(ctx, instance, to)
-}
-
-// DetachDisk takes a disk from an instance whose pod has ended or was deleted. The
-// cloud has disks.
-func (g *Gate) DetachDisk(ctx context.Context, disk, instance string) error {
-	return g.cfg.Cloud.Features().Disks.DetachDisk(ctx, disk, instance)
-}
-
-// DeleteDisk removes a disk with its data, whose claim was deleted, or which the cloud could not
-// make. The cloud has disks.
-func (g *Gate) DeleteDisk(ctx context.Context, disk string) error {
-	if held := g.distrust(End{}); held != nil {
-		return held
-	}
-	return g.cfg.Cloud.Features().Disks.DeleteDisk(ctx, disk)
-}
-
-// DeleteParts removes what instances have left. The cloud has parts.
-func (g *Gate) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	if held := g.distrust(End{}); held != nil {
-		return cloud.Each(held, ids...)
-	}
-	return each(ctx, g.cfg.Cloud.Features().Parts.DeleteParts, ids...)
-}
-
-// each makes a call that names things, and sees to it that each has a result.
-func each(ctx context.Context, do func(context.Context, ...string) cloud.Results, ids ...string) cloud.Results {
-	results := do(ctx, ids...)
-	if len(results) != len(ids) {
-		err := fmt.Errorf("the cloud answered a call about %d of them with %d results", len(ids), len(results))
-		return cloud.Each(errors.Join(err, results.Err()), ids...)
-	}
-	return results
+	return next(ctx, call)
 }

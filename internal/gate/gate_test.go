@@ -4,106 +4,63 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
 // killed is a cloud that notes what it was told to end. It makes no other call.
 type killed struct {
 	cloud.Cloud
+	cloud.Disks
+	cloud.Parts
 	ids   []string
 	calls int
-	short bool // it answers with too few results
 }
+
+func (*killed) Traits() cloud.Traits { return cloud.Traits{} }
+
+func (k *killed) Features() cloud.Features { return cloud.Features{Disks: k, Parts: k} }
 
 func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	k.calls++
 	k.ids = append(k.ids, ids...)
-	if k.short {
-		return cloud.Each(nil, ids[1:]...)
-	}
 	return cloud.Each(nil, ids...)
 }
 
-func (k *killed) Features() cloud.Features {
-	return cloud.Features{Stopper: k, Disks: disks{k: k}, Parts: parts{k: k}, Admitter: k, Router: k}
-}
-
-func (k *killed) Admit(_ context.Context, owner string) error {
-	k.ids = append(k.ids, owner)
-	return nil
-}
-
-func (k *killed) Stop(_ context.Context, ids ...string) cloud.Results {
+func (k *killed) DeleteParts(_ context.Context, ids ...string) cloud.Results {
 	k.ids = append(k.ids, ids...)
 	return cloud.Each(nil, ids...)
 }
 
-func (k *killed) Start(context.Context, ...string) cloud.Results { panic("the gate starts nothing") }
-
-type parts struct {
-	cloud.Parts
-	k *killed
-}
-
-func (p parts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
-	p.k.ids = append(p.k.ids, ids...)
-	return cloud.Each(nil, ids...)
-}
-
-type disks struct {
-	cloud.Disks
-	k *killed
-}
-
-func (d disks) AttachDisk(_ context.Context, disk, _ string) error {
-	d.k.ids = append(d.k.ids, disk)
+func (k *killed) DeleteDisk(_ context.Context, disk string) error {
+	k.ids = append(k.ids, disk)
 	return nil
 }
-
-func (k *killed) Route(_ context.Context, instance string, _ []netip.Prefix) error {
-	k.ids = append(k.ids, instance)
-	return nil
-}
-
-func (k *killed) Unroute(_ context.Context, instance string, _ []netip.Prefix) error {
-	k.ids = append(k.ids, instance)
-	return nil
-}
-
-func (d disks) DetachDisk(_ context.Context, disk, _ string) error {
-	d.k.ids = append(d.k.ids, disk)
-	return nil
-}
-
-func (d disks) DeleteDisk(_ context.Context, disk string) error {
-	d.k.ids = append(d.k.ids, disk)
-	return nil
-}
-
-var errDeposed = errors.New("deposed")
 
 type world struct {
 	*Gate
-	cloud *killed
-	clock *clocktesting.FakePassiveClock
-	leads error
+	machines *pipe.Pipe // guarded
+	cloud    *killed
+	clock    *clocktesting.FakePassiveClock
 }
 
 func newWorld(l Limit) *world {
 	w := &world{cloud: &killed{}, clock: clocktesting.NewFakePassiveClock(time.Unix(1e9, 0))}
-	w.Gate = New(Config{
-		Cloud: Fence(w.cloud, func(context.Context) error { return w.leads }),
-		Limit: l,
-		Clock: w.clock,
-	})
+	w.live(nil, l)
 	return w
+}
+
+// live is the next process.
+func (w *world) live(s Store, l Limit) {
+	w.Gate = New(Config{Limit: l, Store: s, Clock: w.clock})
+	w.machines = pipe.New(pipe.Config{Cloud: w.cloud, Guard: w.Intercept, Clock: clock.RealClock{}})
 }
 
 func (w *world) pass(d time.Duration) { w.clock.SetTime(w.clock.Now().Add(d)) }
@@ -199,7 +156,14 @@ func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
 	for i := range ends {
 		ends[i].Mistakable = false
 	}
-	if err := w.Terminate(t.Context(), 1000, ends...).Err(); err != nil || len(w.cloud.ids) != 300 || w.cloud.calls != 1 {
+	if n := w.admitted(ends, 1000); n != 300 {
+		t.Fatalf("%d of 300 may end", n)
+	}
+	ids := make([]string, len(ends))
+	for n, e := range ends {
+		ids[n] = e.Instance
+	}
+	if err := w.machines.Terminate(t.Context(), ids...).Err(); err != nil || len(w.cloud.ids) != 300 || w.cloud.calls != 1 {
 		t.Errorf("%v; %d ended in %d calls, want 300 in one", err, len(w.cloud.ids), w.cloud.calls)
 	}
 }
@@ -225,7 +189,7 @@ func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
 	w := newWorld(Limit{Least: 2, Window: time.Minute})
 	e := lost(3)
 	for range 5 { // as the cloud refuses it
-		if err := w.Terminate(t.Context(), 0, e[0]).Err(); err != nil {
+		if err := w.Admit(t.Context(), e[0], 0); err != nil {
 			t.Fatal(err)
 		}
 		w.pass(30 * time.Second)
@@ -239,15 +203,20 @@ func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
 	}
 }
 
-func TestOfABatchOnlyThoseAreHeldBackThatCount(t *testing.T) {
+func TestWhoeverTerminatesWithoutAskingIsHeldToTheLimit(t *testing.T) {
 	w := newWorld(Limit{Least: 1, Window: time.Minute})
-	ends := append(lost(2), End{Instance: "asked"})
-	results := w.Terminate(t.Context(), 0, ends...)
-	if results[0].Err != nil || results[1].Err == nil || results[2].Err != nil || results[1].ID != "i-001" {
-		t.Errorf("%+v", results)
+	if err := w.Admit(t.Context(), End{Instance: "asked", Asked: true}, 0); err != nil {
+		t.Fatal(err)
 	}
-	if !slices.Equal(w.cloud.ids, []string{"i-000", "asked"}) {
-		t.Errorf("ended %v", w.cloud.ids)
+	for _, id := range []string{"first", "second", "asked"} {
+		err := w.machines.Terminate(t.Context(), id).Err()
+		held, isHeld := errors.AsType[*HeldError](err)
+		if isHeld != (id == "second") || isHeld && held.Reason != ByLimit || !isHeld && err != nil {
+			t.Errorf("%s ended with %v", id, err)
+		}
+	}
+	if !slices.Equal(w.cloud.ids, []string{"first", "asked"}) || len(w.Held()) != 1 {
+		t.Errorf("ended %v, held back %v", w.cloud.ids, w.Held())
 	}
 }
 
@@ -352,50 +321,15 @@ func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 	}
 }
 
-func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
-	w := newWorld(Limit{})
-	w.leads = errDeposed
-	ctx := t.Context()
-	for what, err := range map[string]error{
-		"terminate": w.Terminate(ctx, 0, End{Instance: "i-1"}).Err(),
-		"stop":      w.Stop(ctx, "i-1"),
-		"detach":    w.DetachDisk(ctx, "d-1", "i-1"),
-		"delete":    w.DeleteDisk(ctx, "d-1"),
-		"parts":     w.DeleteParts(ctx, "p-1").Err(),
-		"admit":     w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
-		"attach":    w.cfg.Cloud.Features().Disks.AttachDisk(ctx, "d-1", "i-1"),
-		"route":     w.cfg.Cloud.Features().Router.Route(ctx, "i-1", nil),
-		"unroute":   w.Unroute(ctx, "i-1", nil),
-	} {
-		if !errors.Is(err, errDeposed) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if len(w.cloud.ids) != 0 {
-		t.Errorf("%v ended", w.cloud.ids)
-	}
-	w.leads = nil
-	for what, err := range map[string]error{
-		"stop": w.Stop(ctx, "i-2"), "detach": w.DetachDisk(ctx, "d-2", "i-2"), "delete": w.DeleteDisk(ctx, "d-3"),
-		"parts": w.DeleteParts(ctx, "p-2").Err(), "admit": w.cfg.Cloud.Features().Admitter.Admit(ctx, "me"),
-		"attach": w.cfg.Cloud.Features().Disks.AttachDisk(ctx, "d-4", "i-2"), "route": w.cfg.Cloud.Features().Router.Route(ctx, "i-4", nil),
-		"unroute": w.Unroute(ctx, "i-5", nil),
-	} {
-		if err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if slices.Sort(w.cloud.ids); !slices.Equal(w.cloud.ids, []string{"d-2", "d-3", "d-4", "i-2", "i-4", "i-5", "me", "p-2"}) {
-		t.Errorf("%v went", w.cloud.ids)
-	}
-}
-
 func TestWithAnOpenGateAllEnds(t *testing.T) {
 	w := newWorld(Limit{Window: time.Minute})
 	e := lost(2)
 	e[1].Heard = w.clock.Now()
 	w.Open()
-	if err := w.Terminate(t.Context(), 100, e...).Err(); err != nil {
+	if n := w.admitted(e, 100); n != 2 {
+		t.Errorf("%d of 2 may end", n)
+	}
+	if err := w.machines.Terminate(t.Context(), "unasked").Err(); err != nil {
 		t.Error(err)
 	}
 }
@@ -417,16 +351,6 @@ func TestToAskOfOneThatIsHeldBackCostsTheSameHoweverManyAre(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
-	w := newWorld(Limit{})
-	w.cloud.short = true
-	for _, r := range w.Terminate(t.Context(), 0, End{Instance: "a"}, End{Instance: "b"}) {
-		if r.Err == nil || r.ID == "" {
-			t.Errorf("%+v", r)
-		}
-	}
-}
-
 func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 	behind := "the store is older"
 	w := newWorld(Limit{})
@@ -434,24 +358,32 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 	unasked, asked := End{Instance: "i-1", Why: "it has no cell"}, End{Instance: "i-2", Why: "the pod has ended", Asked: true}
 	w.Open()
 	for range 2 {
-		results := w.Terminate(t.Context(), 2, unasked, asked)
-		var held *HeldError
-		if !errors.As(results[0].Err, &held) || held.Reason != ByStore || held.Text != behind || held.After <= 0 || results[1].Err != nil {
-			t.Fatalf("results %v", results)
+		if err := w.Admit(t.Context(), asked, 2); err != nil {
+			t.Fatal(err)
+		}
+		for what, err := range map[string]error{
+			"an end":                 w.Admit(t.Context(), unasked, 2),
+			"a call":                 w.machines.Terminate(t.Context(), "i-1").Err(),
+			"the deletion of a disk": w.machines.Features().Disks.DeleteDisk(t.Context(), "disk"),
+			"the deletion of a part": w.machines.Features().Parts.DeleteParts(t.Context(), "part").Err(),
+		} {
+			held, isHeld := errors.AsType[*HeldError](err)
+			if !isHeld || held.Reason != ByStore || held.Text != behind || held.After <= 0 {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+		if err := w.machines.Terminate(t.Context(), "i-2").Err(); err != nil {
+			t.Fatal(err)
 		}
 		w.Allow(w.clock.Now()) // is no decision about the store
 	}
 	if !slices.Equal(w.cloud.ids, []string{"i-2", "i-2"}) || len(w.Held()) > 1 {
 		t.Errorf("ended %v, held back %v", w.cloud.ids, w.Held())
 	}
-	if w.DeleteDisk(t.Context(), "disk") == nil || w.DeleteParts(t.Context(), "part").Err() == nil {
-		t.Error("a disk or a part is deleted")
-	}
 	behind = ""
-	if err := w.Terminate(t.Context(), 2, unasked).Err(); err != nil {
-		t.Error(err)
-	}
-	if err := errors.Join(w.DeleteDisk(t.Context(), "disk"), w.DeleteParts(t.Context(), "part").Err()); err != nil {
+	if err := errors.Join(w.Admit(t.Context(), unasked, 2), w.machines.Terminate(t.Context(), "i-1").Err(),
+		w.machines.Features().Disks.DeleteDisk(t.Context(), "disk"),
+		w.machines.Features().Parts.DeleteParts(t.Context(), "part").Err()); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,11 +33,11 @@ import (
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/registries"
@@ -133,7 +133,7 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 		ImageRole:       role,
 	})
 	w.must(err)
-	return calls.New(calls.Config{Cloud: machines, Clock: clock.RealClock{}}).Features().Registries
+	return pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}).Features().Registries
 }
 
 // newECRWorld starts all with a pod of these images, and a Kip with this role.

@@ -14,11 +14,11 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/egress"
@@ -57,8 +57,8 @@ type leading struct {
 	holdLoop *stoppable
 	late     *lateness.Meter
 
-	machines  *calls.Calls
-	gate      *gate.Gate  // before all that destroys
+	machines  *pipe.Pipe
+	gate      *gate.Gate  // guards machines
 	disks     cloud.Disks // nil where the cloud has none
 	shop      *shop.Shop
 	termBegan time.Time // by the clock as it was then
@@ -290,17 +290,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			l.Log.Warn("close the cloud", "err", err)
 		}
 	})
-	// Outside in: whether something may be destroyed (gate), when a call is sent (calls), whether this
-	// Kip leads then (the fence), and how long it takes (metrics).
-	l.machines = calls.New(calls.Config{
-		Cloud: gate.Fence(l.metrics.Cloud(bare), l.store.Leads),
-		Meter: l.metrics,
-		Pulse: l.pulse,
-		Clock: l.clock,
-	})
-	l.disks = l.machines.Features().Disks
 	l.gate = gate.New(gate.Config{
-		Cloud: l.machines,
 		// A function, since the cells, which know it, are made with the gate.
 		Behind: func() string {
 			why, _ := l.cells.Behind()
@@ -310,6 +300,15 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Store: l.store,
 		Clock: l.clock,
 	})
+	l.machines = pipe.New(pipe.Config{
+		Cloud: bare,
+		Guard: l.gate.Intercept,
+		Leads: l.store.Leads,
+		Meter: l.metrics,
+		Pulse: l.pulse,
+		Clock: l.clock,
+	})
+	l.disks = l.machines.Features().Disks
 	if err := l.checkRegion(ctx); err != nil {
 		return err
 	}
@@ -382,7 +381,6 @@ func (l *leading) wireProvisioner(ctx context.Context) (err error) {
 		Checker:      l.machines.Features().DiskChecker,
 		Grower:       l.machines.Features().DiskGrower,
 		ListLag:      l.machines.Traits().ListLag,
-		Gate:         l.gate,
 		Nodes:        l.nodes,
 		Client:       l.api.asProvisioner,
 		Queues:       l.metrics.WorkqueueProvider(),

@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/store"
@@ -96,7 +96,7 @@ func TestAKipWithCellsOrDisksInAnotherRegionDoesNotStart(t *testing.T) {
 				})},
 			},
 			store:    st,
-			machines: calls.New(calls.Config{Cloud: machines, Clock: clock.RealClock{}}),
+			machines: pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}),
 		}
 		err = l.checkRegion(t.Context())
 		if text := ""; err != nil {

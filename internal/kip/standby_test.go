@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/placement"
@@ -44,7 +44,7 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	l := &leading{
 		process:  k,
 		store:    store.Memory(nil),
-		machines: calls.New(calls.Config{Cloud: simulated, Clock: k.clock}),
+		machines: pipe.New(pipe.Config{Cloud: simulated, Clock: k.clock}),
 	}
 	l.shop, err = shop.Open(t.Context(), shop.Config{
 		Cloud:     l.machines,

@@ -21,10 +21,9 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/cloudtest"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
@@ -428,228 +427,73 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 	}
 }
 
-// testCloud answers what it is told to.
-type testCloud struct {
-	cloud.Cloud
-	took      func()
-	instances []cloud.Instance
-	err       error
-	features  cloud.Features
-}
-
-func (c *testCloud) Name() string { return "test" }
-func (c *testCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) {
-	c.took()
-	return []catalog.InstanceType{{Name: "c5.large"}}, c.err
-}
-func (c *testCloud) Launch(context.Context, cloud.LaunchRequest) cloud.LaunchResults {
-	c.took()
-	if c.err != nil {
-		return cloud.NotLaunched(1, c.err)
+// call is made by the metrics, and takes a quarter of a second. Its IDs, or its machines, have these errors.
+func (f *fixture) call(ctx context.Context, call pipe.Call, errs ...error) {
+	want := make([]pipe.Answer, len(errs))
+	for n, err := range errs {
+		want[n] = pipe.Answer{Value: n, Err: err}
 	}
-	results := cloud.AllLaunched(c.instances...)
-	for n := range results {
-		if results[n].Instance.ID == "" {
-			results[n].Err = cloud.ErrCapacity
+	got := f.Intercept(ctx, call, func(got context.Context, sent pipe.Call) []pipe.Answer {
+		if got != ctx || sent.Kind != call.Kind || !slices.Equal(sent.IDs, call.IDs) {
+			panic(fmt.Sprintf("%+v was sent as %+v", call, sent))
 		}
-	}
-	return results
-}
-func (c *testCloud) List(context.Context, string) (cloud.Listing, error) {
-	c.took()
-	return cloud.Listing{Instances: c.instances}, c.err
-}
-func (c *testCloud) Describe(context.Context, ...string) ([]cloud.Instance, error) {
-	c.took()
-	return c.instances, c.err
-}
-func (c *testCloud) Terminate(context.Context, ...string) cloud.Results {
-	c.took()
-	return cloud.Each(c.err, "i-1")
-}
-func (c *testCloud) Features() cloud.Features { return c.features }
-
-type testStopper struct{ c *testCloud }
-
-func (s testStopper) Stop(context.Context, ...string) cloud.Results {
-	s.c.took()
-	return cloud.Each(s.c.err, "i-1")
-}
-func (s testStopper) Start(context.Context, ...string) cloud.Results {
-	s.c.took()
-	return cloud.Each(s.c.err, "i-1")
-}
-
-type testTagger struct{ c *testCloud }
-
-func (t testTagger) Tag(context.Context, ...cloud.Tagging) cloud.Results {
-	t.c.took()
-	return cloud.Each(t.c.err, "i-1")
-}
-
-type testBooster struct{ c *testCloud }
-
-func (b testBooster) EndBoost(context.Context, ...string) cloud.Results {
-	b.c.took()
-	return cloud.Each(b.c.err, "i-1")
-}
-
-type testAdmitter struct{ c *testCloud }
-
-func (a testAdmitter) Admit(context.Context, string) error {
-	a.c.took()
-	return a.c.err
-}
-
-type testResolver struct{ c *testCloud }
-
-func (r testResolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
-	r.c.took()
-	return cloud.Resolved{Image: "it"}, r.c.err
-}
-
-type testConsole struct{ c *testCloud }
-
-func (k testConsole) Console(context.Context, string) ([]byte, error) {
-	k.c.took()
-	return []byte("text"), k.c.err
-}
-
-type testRegistries struct{ c *testCloud }
-
-func (r testRegistries) Images() []string { return []string{"*.example.com"} }
-
-func (r testRegistries) PullCredentials(_ context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
-	r.c.took()
-	return cloud.NewPullCredentials(registry, strings.Join(repositories, ","), time.Hour), r.c.err
-}
-
-type testInterrupter struct{ c *testCloud }
-
-func (i testInterrupter) Interruptions(ctx context.Context, l cloud.Listener) error {
-	l.Notify(cloud.Interruption{InstanceID: "i-1"})
-	l.Notify(cloud.Interruption{InstanceID: "i-2"})
-	if l.Planned != nil {
-		for _, id := range l.Planned() {
-			if l.Mine(id) {
-				l.Notify(cloud.Interruption{InstanceID: id, CalledOff: true})
-			}
-		}
-	}
-	return l.Look(ctx, func(context.Context) error {
-		i.c.took()
-		return i.c.err
+		f.clock.Step(250 * time.Millisecond)
+		return want
 	})
+	if !slices.Equal(got, want) {
+		panic(fmt.Sprintf("%s was answered %v, want %v", call.Kind, got, want))
+	}
 }
 
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
-	inner := &testCloud{took: func() { f.clock.Step(250 * time.Millisecond) }}
-	inner.features = cloud.Features{
-		Stopper:     testStopper{inner},
-		Interrupter: testInterrupter{inner},
-		Tagger:      testTagger{inner},
-		Admitter:    testAdmitter{inner},
-		Booster:     testBooster{inner},
-		Resolver:    testResolver{inner},
-		Console:     testConsole{inner},
-		Registries:  testRegistries{inner},
+	ctx := t.Context()
+	launch := func(m cloud.Market, errs ...error) {
+		f.call(ctx, pipe.Call{Kind: cloud.CallLaunch, Launch: &cloud.LaunchRequest{
+			LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: m},
+			Machines:   make([]cloud.Machine, len(errs)),
+		}}, errs...)
 	}
-	c := f.Cloud(inner)
-	ctx := context.Background()
-	request := cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: cloud.Spot}}
-	launch := func(want error, instances ...cloud.Instance) {
-		t.Helper()
-		inner.err, inner.instances = want, instances
-		got := c.Launch(ctx, request)
-		if want != nil && got.Err() != want || want == nil && len(got) != len(instances) {
-			t.Errorf("launch gave %v; the cloud %v, %v", got, instances, want)
-		}
-	}
-	launch(nil, cloud.Instance{ID: "i-1"})
-	launch(nil, cloud.Instance{ID: "i-1"}, cloud.Instance{}, cloud.Instance{}) // one call that was short
-	launch(cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
-	request.Market = cloud.Dedicated
-	launch(cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
-	launch(cloud.ErrQuota)
-	launch(cloud.ErrUnauthorised)
-	launch(fmt.Errorf("wrapped: %w", cloud.ErrThrottled))
-	launch(cloud.ErrRefused)
-	launch(cloud.ErrStale)
-	launch(&cloud.Error{Cause: cloud.ErrMismatch})
-	launch(errors.New("what?"))
-	inner.err = nil
-	if types, err := c.Catalogue(ctx); err != nil || len(types) != 1 || c.Name() != "test" {
-		t.Errorf("catalogue gave %v, %v", types, err)
-	}
-	inner.instances = []cloud.Instance{{ID: "i-9"}}
-	if list, err := c.List(ctx, "me"); err != nil || len(list.Instances) != 1 {
-		t.Errorf("list gave %v, %v", list, err)
-	}
-	if list, err := c.Describe(ctx, "i-9"); err != nil || len(list) != 1 {
-		t.Errorf("describe gave %v, %v", list, err)
-	}
-	stopping, cancel := context.WithCancel(ctx)
-	cancel()
-	inner.err = context.Canceled
-	if err := c.Terminate(stopping, "i-1").Err(); err != context.Canceled {
-		t.Errorf("terminate gave %v", err)
-	}
-	inner.err = context.DeadlineExceeded
-	c.Terminate(ctx, "i-1")
-	inner.err = nil
-	c.Features().Stopper.Stop(ctx, "i-1")
-	c.Features().Tagger.Tag(ctx, cloud.Tagging{ID: "i-1"})
-	c.Features().Booster.EndBoost(ctx, "i-1")
-	if err := c.Features().Admitter.Admit(ctx, "me"); err != nil {
-		t.Errorf("admit gave %v", err)
-	}
-	if got, err := c.Features().Resolver.Resolve(ctx, cloud.LaunchSpec{}); err != nil || got.Image != "it" {
-		t.Errorf("resolve gave %+v, %v", got, err)
-	}
-	if text, err := c.Features().Console.Console(ctx, "i-1"); err != nil || string(text) != "text" {
-		t.Errorf("the console gave %q, %v", text, err)
-	}
-	registries := c.Features().Registries
-	if got, err := registries.PullCredentials(ctx, "a.example.com", "b", "c"); err != nil || got.Username != "a.example.com" ||
-		got.Reveal() != "b,c" || !slices.Equal(registries.Images(), []string{"*.example.com"}) {
-		t.Errorf("credentials %v, %v, for images %v", got, err, registries.Images())
+	launch(cloud.Spot, nil)
+	launch(cloud.Spot, nil, cloud.ErrCapacity, cloud.ErrCapacity) // one call that was short
+	launch(cloud.Spot, cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
+	launch(cloud.Dedicated, cloud.No(cloud.ErrCapacity, cloud.Scope{}, cloud.ErrRefused))
+	for _, err := range []error{
+		cloud.ErrQuota, cloud.ErrUnauthorised, fmt.Errorf("wrapped: %w", cloud.ErrThrottled), cloud.ErrRefused, cloud.ErrStale,
+		&cloud.Error{Cause: cloud.ErrMismatch}, errors.New("what?"),
+	} {
+		launch(cloud.Spot, err)
 	}
 	onDemand := false
-	inner.err = cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none"))
-	if err := c.Features().Stopper.Start(ctx, "i-1").Err(); err != inner.err {
-		t.Errorf("start gave %v", err)
-	}
-	inner.err = errors.New("no longer")
-	var noticed []string
-	if err := c.Features().Interrupter.Interruptions(ctx, cloud.Listener{
-		Notify:  func(i cloud.Interruption) { noticed = append(noticed, i.InstanceID) },
-		Mine:    func(id string) bool { return id == "i-1" },
-		Planned: func() []string { return []string{"i-1", "i-3"} },
-	}); err != inner.err || !slices.Equal(noticed, []string{"i-1", "i-2", "i-1"}) {
-		t.Errorf("interruptions gave %v, %v", noticed, err)
-	}
+	f.call(ctx, pipe.Call{Kind: cloud.CallStart, IDs: []string{"i-1", "i-2"}}, nil,
+		cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "m5.large", Zone: "y", Spot: &onDemand}, errors.New("none")))
+	stopping, cancel := context.WithCancel(ctx)
+	cancel()
+	terminate := pipe.Call{Kind: cloud.CallTerminate, IDs: []string{"i-1", "i-2"}}
+	f.call(ctx, terminate, nil, nil)
+	f.call(stopping, terminate, nil, context.Canceled)
+	f.call(ctx, terminate, context.DeadlineExceeded, nil)
+	f.call(ctx, pipe.Call{Kind: cloud.CallCatalogue}, nil)
+	f.call(ctx, pipe.Call{Kind: cloud.CallCreateDisk}, cloud.ErrCapacity)
+	f.call(ctx, pipe.Call{Kind: cloud.CallDetachDisk, IDs: []string{"d"}}, &cloud.InUseError{Disk: "d", Instance: "i"})
+	f.call(ctx, pipe.Call{Kind: cloud.CallGrowDisk, IDs: []string{"d"}}, cloud.ErrNotFound)
+	f.InstanceInterrupted()
 
 	f.want(t, "kip_cloud_call_duration_seconds", map[string]string{
 		"call=launch,error=": "2 0.5", "call=launch,error=capacity": "2 0.5", "call=launch,error=quota": "1 0.25",
 		"call=launch,error=throttled":    "1 0.25",
 		"call=launch,error=unauthorised": "1 0.25", "call=launch,error=refused": "2 0.5", "call=launch,error=mismatch": "1 0.25",
-		"call=describe,error=": "1 0.25", "call=launch,error=unknown": "1 0.25",
-		"call=catalogue,error=": "1 0.25", "call=list,error=": "1 0.25", "call=terminate,error=cancelled": "1 0.25",
-		"call=terminate,error=unknown": "1 0.25",
-		"call=stop,error=":             "1 0.25", "call=tag,error=": "1 0.25", "call=admit,error=": "1 0.25",
-		"call=endBoost,error=": "1 0.25",
-		"call=resolve,error=":  "1 0.25",
-		"call=console,error=":  "1 0.25",
-
-		"call=pullCredentials,error=": "1 0.25",
-		"call=start,error=capacity":   "1 0.25", "call=interruptions,error=unknown": "1 0.25",
+		"call=launch,error=unknown": "1 0.25",
+		"call=start,error=capacity": "1 0.25",
+		"call=terminate,error=":     "1 0.25", "call=terminate,error=cancelled": "1 0.25", "call=terminate,error=unknown": "1 0.25",
+		"call=catalogue,error=":          "1 0.25",
+		"call=createDisk,error=capacity": "1 0.25", "call=detachDisk,error=in_use": "1 0.25", "call=growDisk,error=not_found": "1 0.25",
 	})
 	f.want(t, "kip_cloud_capacity_errors_total", map[string]string{
 		"instance_type=c5.large,launch_type=spot,zone=z": "2", "instance_type=m5.large,launch_type=on-demand,zone=y": "1",
 		"instance_type=c5.large,launch_type=dedicated,zone=z": "1",
 	})
-	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "3"})
+	f.want(t, "kip_cloud_interruption_notices_total", map[string]string{"": "1"})
 }
 
 func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
@@ -659,16 +503,6 @@ func TestCallsThatWaitAreCountedAndTimed(t *testing.T) {
 	f.CallWaited(cloud.CallLaunch, 2*time.Second)
 	f.want(t, "kip_cloud_calls_waiting", map[string]string{"call=launch": "1"})
 	f.want(t, "kip_cloud_call_wait_seconds", map[string]string{"call=launch": "1 2"})
-}
-
-func TestEachFeatureIsMeasured(t *testing.T) {
-	f := newFixture(t, nil)
-	if bare := cloudtest.Undecorated(t, f.Cloud); len(bare) > 0 {
-		t.Errorf("the metrics pass on %v as they are: their calls are not counted", bare)
-	}
-	if got := f.Cloud(&testCloud{}).Features(); got != (cloud.Features{}) {
-		t.Errorf("a cloud without features has %+v", got)
-	}
 }
 
 func TestAQueueIsMeasuredByItsName(t *testing.T) {
@@ -689,56 +523,6 @@ func TestAQueueIsMeasuredByItsName(t *testing.T) {
 	f.want(t, "workqueue_queue_duration_seconds", map[string]string{"name=cells": "1 2"})
 	f.want(t, "workqueue_work_duration_seconds", map[string]string{"name=cells": "1 3"})
 	f.want(t, "workqueue_retries_total", map[string]string{"name=cells": "1"})
-}
-
-// brokenDisks is a cloud whose disks fail.
-type brokenDisks struct {
-	*testCloud
-	err error
-}
-
-func (d brokenDisks) CreateDisk(context.Context, cloud.DiskRequest) (cloud.Disk, error) {
-	return cloud.Disk{ID: "made"}, d.err
-}
-func (d brokenDisks) DeleteDisk(context.Context, string) error { return d.err }
-func (d brokenDisks) ListDisks(context.Context, string) ([]cloud.Disk, error) {
-	return []cloud.Disk{{ID: "listed"}}, d.err
-}
-func (d brokenDisks) AttachDisk(context.Context, string, string) error { return d.err }
-func (d brokenDisks) DetachDisk(context.Context, string, string) error { return d.err }
-
-func (d brokenDisks) GrowDisk(context.Context, string, int64) (cloud.Disk, error) {
-	return cloud.Disk{ID: "grown"}, d.err
-}
-
-func TestCallsAboutDisksAreMeasured(t *testing.T) {
-	f := newFixture(t, nil)
-	for class, err := range map[string]error{
-		errorNone: nil, errorInUse: &cloud.InUseError{Disk: "d", Instance: "i"}, errorNotFound: cloud.ErrNotFound,
-	} {
-		broken := brokenDisks{&testCloud{}, err}
-		features := f.Cloud(&testCloud{features: cloud.Features{Disks: broken, DiskGrower: broken}}).Features()
-		d := features.Disks
-		disk, got := d.CreateDisk(t.Context(), cloud.DiskRequest{})
-		list, listed := d.ListDisks(t.Context(), "me")
-		grown, grew := features.DiskGrower.GrowDisk(t.Context(), "d", 1)
-		for _, e := range []error{got, listed, grew, d.DeleteDisk(t.Context(), "d"), d.AttachDisk(t.Context(), "d", "i"),
-			d.DetachDisk(t.Context(), "d", "i")} {
-			if !errors.Is(e, err) {
-				t.Errorf("%s: passed on as %v", class, e)
-			}
-		}
-		if disk.ID != "made" || grown.ID != "grown" || len(list) != 1 || list[0].ID != "listed" {
-			t.Errorf("%s: passed on %v, %v and %v", class, disk, list, grown)
-		}
-	}
-	want := map[string]string{}
-	for _, call := range []string{callCreateDisk, callDeleteDisk, callListDisks, callAttachDisk, callDetachDisk, callGrowDisk} {
-		for _, class := range []string{errorNone, errorInUse, errorNotFound} {
-			want["call="+call+",error="+class] = "1 0"
-		}
-	}
-	f.want(t, "kip_cloud_call_duration_seconds", want)
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -996,16 +780,10 @@ func everything(t *testing.T) *fixture {
 	f.StatsGathered("resource", time.Second, nil)
 	f.CallWaits(cloud.CallLaunch)
 	f.CallWaited(cloud.CallLaunch, time.Second)
-	inner := &testCloud{took: func() {}, err: cloud.ErrCapacity}
-	inner.features = cloud.Features{Stopper: testStopper{inner}, Interrupter: testInterrupter{inner}}
-	c := f.Cloud(inner)
-	c.Launch(t.Context(), cloud.LaunchRequest{LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z"}})
-	c.Catalogue(t.Context())
-	c.List(t.Context(), "")
-	c.Terminate(t.Context())
-	c.Features().Stopper.Stop(t.Context())
-	c.Features().Stopper.Start(t.Context())
-	c.Features().Interrupter.Interruptions(t.Context(), cloud.Listener{Notify: func(cloud.Interruption) {}})
+	f.call(t.Context(), pipe.Call{Kind: cloud.CallLaunch, Launch: &cloud.LaunchRequest{
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z"},
+	}}, cloud.ErrCapacity)
+	f.InstanceInterrupted()
 	p := f.WorkqueueProvider()
 	p.NewDepthMetric("q")
 	p.NewAddsMetric("q")

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
@@ -49,12 +49,12 @@ func BenchmarkNodesOfCells(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = simulated.Close() })
-	machines := calls.New(calls.Config{Cloud: simulated, Clock: clock.RealClock{}})
+	machines := pipe.New(pipe.Config{Cloud: simulated, Clock: clock.RealClock{}})
 	of := cells.New(cells.Config{
 		NodeName: "kip-0",
 		Calls:    machines,
 		Store:    store.Memory(nil),
-		Gate:     gate.New(gate.Config{Cloud: machines, Clock: clock.RealClock{}}),
+		Gate:     gate.New(gate.Config{Clock: clock.RealClock{}}),
 		Nodes:    n,
 		Clock:    clock.RealClock{},
 		Log:      silent,

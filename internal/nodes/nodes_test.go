@@ -36,11 +36,11 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/gate"
@@ -345,7 +345,7 @@ func (w *town) start() (ended <-chan error) {
 	simulated, err := sim.New(sim.Config{Catalogue: w.sells})
 	must(err)
 	w.Cleanup(func() { _ = simulated.Close() })
-	machines := calls.New(calls.Config{Cloud: simulated, Clock: clock.RealClock{}})
+	machines := pipe.New(pipe.Config{Cloud: simulated, Clock: clock.RealClock{}})
 	c := Config{
 		Name:         "kip-0",
 		ControllerID: "me",
@@ -389,7 +389,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	ledger := cells.New(cells.Config{
 		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, Nodes: n,
-		Gate: gate.New(gate.Config{Cloud: machines, Clock: c.Clock}),
+		Gate: gate.New(gate.Config{Clock: c.Clock}),
 	})
 	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{

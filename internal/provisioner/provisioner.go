@@ -20,7 +20,6 @@ import (
 
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -41,8 +40,6 @@ type Config struct {
 	Grower cloud.DiskGrower
 	// ListLag is that of the cloud's traits. It may be 0.
 	ListLag time.Duration
-	// Gate removes disks.
-	Gate *gate.Gate
 	// Nodes are the virtual nodes.
 	Nodes Nodes
 	// Client acts as the provisioner: Kip itself and nodes may not do any of this.
@@ -195,7 +192,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 // each time, makes another. The error is for the claim's Event.
 func (p *Provisioner) discard(ctx context.Context, o controller.ProvisionOptions, failed *cloud.FailedDiskError,
 	why error) (controller.ProvisioningState, error) {
-	if err := p.cfg.Gate.DeleteDisk(ctx, failed.Disk); err != nil {
+	if err := p.cfg.Disks.DeleteDisk(ctx, failed.Disk); err != nil {
 		return controller.ProvisioningInBackground, fmt.Errorf("%w; it is to be deleted before another is made: %w", why, err)
 	}
 	p.disks.removed(failed.Disk, p.cfg.Clock.Now())
@@ -273,7 +270,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 		p.cfg.Log.Info("a volume whose disk Kip does not have is let go", "disk", pv.Spec.CSI.VolumeHandle, "volume", pv.Name)
 		return nil
 	}
-	if err := p.cfg.Gate.DeleteDisk(ctx, disk.ID); err != nil {
+	if err := p.cfg.Disks.DeleteDisk(ctx, disk.ID); err != nil {
 		return err // while its cell ends it is in use, and is tried again
 	}
 	p.disks.removed(disk.ID, p.cfg.Clock.Now())

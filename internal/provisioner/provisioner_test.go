@@ -19,7 +19,6 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/volumes"
 )
 
@@ -46,7 +45,6 @@ func provisioner(t *testing.T) (*Provisioner, *sim.Cloud) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	cfg := Config{Node: "kip-0", ControllerID: "me", NodeLabel: "whose", NameTag: "tag", Disks: c, Nodes: nodes{},
-		Gate:  gate.New(gate.Config{Cloud: c, Clock: clock.RealClock{}}),
 		Clock: clock.RealClock{}, Log: slog.New(slog.DiscardHandler)}
 	return &Provisioner{cfg: cfg, lifetime: t.Context()}, c
 }

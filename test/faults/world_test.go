@@ -20,11 +20,11 @@ import (
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
@@ -487,14 +487,7 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
-	machines := calls.New(calls.Config{
-		Cloud:  gate.Fence(handle{k}, k.Leads),
-		Random: w.jitter(),
-		Clock:  kipClock{k: k},
-	})
-	k.machines = machines
 	k.gate = gate.New(gate.Config{
-		Cloud: machines,
 		Behind: func() string {
 			why, _ := k.cells.Behind()
 			return why
@@ -502,6 +495,14 @@ func (k *kip) run() error {
 		Store: k.store,
 		Clock: kipClock{k: k},
 	})
+	machines := pipe.New(pipe.Config{
+		Cloud:  handle{k},
+		Guard:  k.gate.Intercept,
+		Leads:  k.Leads,
+		Random: w.jitter(),
+		Clock:  kipClock{k: k},
+	})
+	k.machines = machines
 	late := lateness.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
 		Random:   w.jitter(),

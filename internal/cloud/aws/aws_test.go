@@ -34,9 +34,9 @@ import (
 
 	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
-	"github.com/elotl/kip/internal/calls"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
@@ -840,7 +840,7 @@ func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 			ids = append(ids, i.ID)
 		}
 	}
-	all := calls.New(calls.Config{Cloud: c, Clock: clock.RealClock{}})
+	all := pipe.New(pipe.Config{Cloud: c, Clock: clock.RealClock{}})
 	for n, r := range all.Features().Stopper.Stop(t.Context(), ids...) {
 		if r.ID != ids[n] || (r.Err != nil) != (n == 4) || n == 4 && !cloud.Refused(r.Err) {
 			t.Errorf("result %d: %+v", n, r)

@@ -1,4 +1,4 @@
-package calls
+package pipe
 
 import (
 	"testing"

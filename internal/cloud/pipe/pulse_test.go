@@ -1,4 +1,4 @@
-package calls
+package pipe
 
 import (
 	"context"
@@ -38,6 +38,9 @@ func (h hangs) Features() cloud.Features {
 		Booster:     h,
 		Egress:      h,
 		Bounder:     h,
+		Console:     h,
+		Registries:  h,
+		Owners:      h,
 	}
 }
 func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
@@ -95,13 +98,19 @@ func (hangs) Ways(ctx context.Context, _ ...string) (map[string]cloud.Way, error
 func (hangs) Bounds(ctx context.Context, _ string) (catalog.Bounds, error) {
 	return catalog.Bounds{}, hang(ctx)
 }
+func (hangs) Console(ctx context.Context, _ string) ([]byte, error) { return nil, hang(ctx) }
+func (hangs) ListOwners(ctx context.Context) ([]cloud.Owner, error) { return nil, hang(ctx) }
+func (hangs) Images() []string                                      { return []string{"*.example.com"} }
+func (hangs) PullCredentials(ctx context.Context, _ string, _ ...string) (cloud.PullCredentials, error) {
+	return cloud.PullCredentials{}, hang(ctx)
+}
 func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
 func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
 }
 
 // everyCall is one of each kind.
-func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
+func everyCall(c *Pipe) map[cloud.Call]func(context.Context) error {
 	f := c.Features()
 	return map[cloud.Call]func(context.Context) error{
 		cloud.CallCatalogue: func(ctx context.Context) error { _, err := c.Catalogue(ctx); return err },
@@ -133,7 +142,12 @@ func everyCall(c *Calls) map[cloud.Call]func(context.Context) error {
 		cloud.CallEgress:   func(ctx context.Context) error { _, err := f.Egress.Ways(ctx); return err },
 		cloud.CallBounds:   func(ctx context.Context) error { _, err := f.Bounder.Bounds(ctx, "me"); return err },
 		cloud.CallAdmit:    func(ctx context.Context) error { return f.Admitter.Admit(ctx, "me") },
-		cloud.CallResolve:  func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
+		cloud.CallConsole:  func(ctx context.Context) error { _, err := f.Console.Console(ctx, "i-a"); return err },
+		cloud.CallPullCredentials: func(ctx context.Context) error {
+			_, err := f.Registries.PullCredentials(ctx, "r.example.com", "a")
+			return err
+		},
+		cloud.CallResolve: func(ctx context.Context) error { _, err := f.Resolver.Resolve(ctx, cloud.LaunchSpec{}); return err },
 	}
 }
 
@@ -180,8 +194,10 @@ func TestALoopThatWaitsForTheCloudIsHealthy(t *testing.T) {
 // stuck is a meter that breaks its promise not to block.
 type stuck chan struct{}
 
-func (s stuck) CallWaits(cloud.Call)               { <-s }
-func (stuck) CallWaited(cloud.Call, time.Duration) {}
+func (s stuck) CallWaits(cloud.Call)                                       { <-s }
+func (stuck) CallWaited(cloud.Call, time.Duration)                         {}
+func (stuck) InstanceInterrupted()                                         {}
+func (stuck) Intercept(ctx context.Context, call Call, next Send) []Answer { return next(ctx, call) }
 
 func TestASchedulerThatStandsStillIsSeen(t *testing.T) {
 	for kind, loop := range map[cloud.Call]string{
