@@ -3,6 +3,8 @@ package cells
 import (
 	"context"
 	"time"
+
+	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
 const (
@@ -13,20 +15,27 @@ const (
 	admitRetry = 10 * time.Second
 )
 
-// keepAdmitted has the cloud let this Kip reach its cells, until ctx ends: at the start, since
+// ingress has the cloud let Kip reach its cells.
+type ingress struct {
+	loop  *loop
+	calls *pipe.Pipe
+	owner string
+}
+
+// run has the cloud let this Kip reach its cells, until ctx ends: at the start, since
 // the Kip before may have been elsewhere, and from then on.
-func (c *Controller) keepAdmitted(ctx context.Context) {
-	door := c.cfg.Calls.Features().Admitter
+func (s *ingress) run(ctx context.Context) {
+	door := s.calls.Features().Admitter
 	if door == nil {
 		return
 	}
-	for pause := time.Duration(0); c.sleep(ctx, pause); {
+	for pause := time.Duration(0); s.loop.sleep(ctx, pause); {
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		err := door.Admit(call, c.cfg.ControllerID)
+		err := door.Admit(call, s.owner)
 		cancel()
 		pause = admitEvery
 		if err != nil && ctx.Err() == nil {
-			c.cfg.Log.Warn("let Kip reach its cells, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
+			s.loop.log.Warn("let Kip reach its cells, retrying", "cloud", s.calls.Name(), "err", err)
 			pause = admitRetry
 		}
 	}

@@ -37,7 +37,7 @@ func TestKipIsLetInAtTheStartAndFromThenOn(t *testing.T) {
 		door.mu.Lock()
 		defer door.mu.Unlock()
 		want := []time.Time{began, began.Add(admitRetry), began.Add(admitRetry + admitEvery), began.Add(admitRetry + 2*admitEvery)}
-		if !slices.EqualFunc(door.asked, want, time.Time.Equal) || door.whom != b.cells.cfg.ControllerID {
+		if !slices.EqualFunc(door.asked, want, time.Time.Equal) || door.whom != b.cfg.ControllerID {
 			t.Errorf("asked to let %q in at %v, want %v", door.whom, door.asked, want)
 		}
 	})

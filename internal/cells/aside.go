@@ -3,6 +3,7 @@ package cells
 import (
 	"context"
 	"errors"
+	"sync"
 )
 
 // errUnderWay: what a step needs is being done. The cell is woken when it has ended,
@@ -25,50 +26,66 @@ type aside struct {
 	err    error
 }
 
+// asides are what is done aside for a cell: one thing at a time.
+type asides struct {
+	mu  sync.Mutex
+	now *aside
+}
+
 // aside does something slow for a cell. It returns errUnderWay until that has ended,
 // and then its outcome, once. While something else is being done for the cell, that
 // goes first; its outcome is forgotten, and whoever wants it asks again.
-func (c *Controller) aside(ctx context.Context, e *entry, what string, do func(context.Context) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if a := e.aside; a != nil {
+func (l *loop) aside(ctx context.Context, e *entry, what string, do func(context.Context) error) error {
+	e.asides.mu.Lock()
+	defer e.asides.mu.Unlock()
+	if a := e.asides.now; a != nil {
 		if !a.ended {
 			return errUnderWay
 		}
-		e.aside = nil
+		e.asides.now = nil
 		if a.what == what {
 			return a.err
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	a := &aside{what: what, cancel: cancel}
-	e.aside = a
-	c.inTurn(ctx, what, func(ctx context.Context) {
+	e.asides.now = a
+	l.inTurn(ctx, what, func(ctx context.Context) {
 		defer cancel()
 		err := do(ctx)
-		c.mu.Lock()
+		e.asides.mu.Lock()
 		a.ended, a.err = true, err
-		c.mu.Unlock()
-		c.queue.Add(e.id)
+		e.asides.mu.Unlock()
+		l.queue.Add(e.id)
 	})
 	return errUnderWay
 }
 
-// isAside says that something is being done for a cell, or has ended and nobody has its
+// is says that something is being done for a cell, or has ended and nobody has its
 // outcome yet.
-func (c *Controller) isAside(e *entry, what string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return e.aside != nil && e.aside.what == what
+func (s *asides) is(what string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now != nil && s.now.what == what
 }
 
-// dropAside ends what is being done for a cell, unless it is what is named: nobody
+// waitsFor is what is being done for a cell; "" for nothing.
+func (s *asides) waitsFor() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now == nil || s.now.ended {
+		return ""
+	}
+	return s.now.what
+}
+
+// drop ends what is being done for a cell, unless it is what is named: nobody
 // waits for it any more.
-func (c *Controller) dropAside(e *entry, but string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.aside != nil && e.aside.what != but {
-		e.aside.cancel()
-		e.aside = nil
+func (s *asides) drop(but string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.now != nil && s.now.what != but {
+		s.now.cancel()
+		s.now = nil
 	}
 }

@@ -37,15 +37,28 @@ type trusting struct {
 	next   time.Time // none is made before
 }
 
-// caOf is the CA by which a cell knows Kip.
-func (c *Controller) caOf(cell *Cell) string {
-	return cmp.Or(cell.CA, c.cfg.OldCAHash, c.cfg.CAHash)
+// authorities are the hashes of Kip's CAs: of that which signs, and of that from before, "" for none.
+type authorities struct{ now, old string }
+
+// of is the CA by which a cell knows Kip.
+func (a authorities) of(cell *Cell) string {
+	return cmp.Or(cell.CA, a.old, a.now)
 }
 
-// knowsOld says that a cell knows Kip by the CA from before. The caller holds mu.
-func (c *Controller) knowsOld(e *entry) bool {
-	old := c.cfg.OldCAHash
-	if old == "" || c.caOf(e.cell()) == old {
+// trust has cells know Kip by the CA that signs, and no other.
+type trust struct {
+	table       *table
+	loop        *loop
+	records     *records
+	agents      *asking
+	ends        *ends
+	authorities authorities
+}
+
+// knowsOld says that a cell knows Kip by the CA from before. The caller holds table.mu.
+func (s *trust) knowsOld(e *entry) bool {
+	old := s.authorities.old
+	if old == "" || s.authorities.of(e.cell()) == old {
 		return old != ""
 	}
 	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
@@ -53,15 +66,15 @@ func (c *Controller) knowsOld(e *entry) bool {
 }
 
 // untold says that a cell does not know Kip by the CA that signs, or may trust one that
-// Kip has no more. The caller holds mu.
-func (c *Controller) untold(e *entry) bool {
+// Kip has no more. The caller holds table.mu.
+func (s *trust) untold(e *entry) bool {
 	cell := e.cell()
-	return c.knowsOld(e) || c.caOf(cell) != c.cfg.CAHash || cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash
+	return s.knowsOld(e) || s.authorities.of(cell) != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
 }
 
-// tellTrust tells cells by which CAs to know Kip, until ctx ends.
-func (c *Controller) tellTrust(ctx context.Context) {
-	ticker := c.cfg.Clock.NewTicker(trustEvery)
+// run tells cells by which CAs to know Kip, until ctx ends.
+func (s *trust) run(ctx context.Context) {
+	ticker := s.loop.clock.NewTicker(trustEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -69,55 +82,55 @@ func (c *Controller) tellTrust(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		c.cfg.Pulse.Turn(ctx, "authorities", c.tellSome)
+		s.loop.pulse.Turn(ctx, "authorities", s.tellSome)
 	}
 }
 
 // tellSome begins to tell those that are due, a bounded number at a time.
-func (c *Controller) tellSome(ctx context.Context) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *trust) tellSome(ctx context.Context) {
+	now := s.loop.clock.Now()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
 	begun := 0
-	for _, e := range c.cells {
+	for _, e := range s.table.byID {
 		if e.trusting.now {
 			begun++
 		}
 	}
-	for _, e := range c.cells {
+	for _, e := range s.table.byID {
 		if begun >= trustAtOnce {
 			return
 		}
 		// With its configuration the agent has shown on this connection that it is there.
 		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) ||
-			!c.untold(e) {
+			!s.untold(e) {
 			continue
 		}
 		begun++
 		e.trusting.now = true
 		session := e.session
-		c.inTurn(ctx, "trust", func(ctx context.Context) { c.tell(ctx, e, session) })
+		s.loop.inTurn(ctx, "trust", func(ctx context.Context) { s.tell(ctx, e, session) })
 	}
 }
 
 // tell has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
-func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
-	err := c.agents.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
+func (s *trust) tell(ctx context.Context, e *entry, session Session) {
+	err := s.agents.lanes.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
 	if err == nil {
-		err = c.save(ctx, e, func(cell *Cell) error {
-			cell.CA, cell.OldCA = c.cfg.CAHash, c.cfg.OldCAHash
+		err = s.records.save(ctx, e, func(cell *Cell) error {
+			cell.CA, cell.OldCA = s.authorities.now, s.authorities.old
 			return nil
 		})
 		if refusedWrite(err) {
-			c.fail(err)
+			s.loop.fail(err)
 		}
 	}
 	if errors.Is(err, errGone) || errors.Is(err, errMoved) { // the next look sees to what is left
 		err = nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
 	forgot := e.trusting.forgot
 	e.trusting.now, e.trusting.err, e.trusting.forgot = false, err, forgot && err != nil
 	if err == nil && !forgot || ctx.Err() != nil {
@@ -125,9 +138,9 @@ func (c *Controller) tell(ctx context.Context, e *entry, session Session) {
 		return
 	}
 	e.trusting.failed++
-	e.trusting.next = c.cfg.Clock.Now().Add(c.cfg.Random.After(e.trusting.failed, trustAgain, trustSeldom))
+	e.trusting.next = s.loop.clock.Now().Add(s.loop.random.After(e.trusting.failed, trustAgain, trustSeldom))
 	if e.trusting.failed == 1 && err != nil {
-		c.cfg.Log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
+		s.loop.log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
 			"pod", e.cell().Pod.String(), "err", err)
 	}
 }
@@ -138,18 +151,18 @@ type Unmoved struct {
 	Why  string // what it waits for
 }
 
-// Unmoved are those cells, in order of their IDs, launches that are under way among them.
+// unmovedCells are those of Unmoved, in order of their IDs, launches that are under way among them.
 // As long as there are any the old CA is not dropped.
-func (c *Controller) Unmoved() (all []Unmoved) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return unmovedOf(c.unmoved())
+func (s *trust) unmovedCells() (all []Unmoved) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return unmovedOf(s.unmoved())
 }
 
-// unmoved are the entries of Unmoved. The caller holds mu.
-func (c *Controller) unmoved() (all []*entry) {
-	for _, e := range c.cells {
-		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && c.knowsOld(e) {
+// unmoved are the entries of Unmoved. The caller holds table.mu.
+func (s *trust) unmoved() (all []*entry) {
+	for _, e := range s.table.byID {
+		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && s.knowsOld(e) {
 			all = append(all, e)
 		}
 	}
@@ -157,7 +170,7 @@ func (c *Controller) unmoved() (all []*entry) {
 	return all
 }
 
-// unmovedOf is what a person is shown of unmoved cells. The caller holds Controller.mu.
+// unmovedOf is what a person is shown of unmoved cells. The caller holds table.mu.
 func unmovedOf(entries []*entry) (all []Unmoved) {
 	for _, e := range entries {
 		all = append(all, Unmoved{Cell: *e.cell(), Why: e.unmovedFor()})
@@ -165,7 +178,7 @@ func unmovedOf(entries []*entry) (all []Unmoved) {
 	return all
 }
 
-// unmovedFor says what a cell waits for that is to be moved. The caller holds mu.
+// unmovedFor says what a cell waits for that is to be moved. The caller holds table.mu.
 func (e *entry) unmovedFor() string {
 	refused, is := errors.AsType[*agentapi.StatusError](e.trusting.err)
 	switch cell := e.cell(); {
@@ -188,12 +201,12 @@ func (e *entry) unmovedFor() string {
 	return "it is told in a moment"
 }
 
-// Untold is how many cells may trust a CA yet that Kip has dropped.
-func (c *Controller) Untold() (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		if cell := e.cell(); cell.OldCA != "" && cell.OldCA != c.cfg.OldCAHash && cell.Live() {
+// untoldCells is how many cells may trust a CA yet that Kip has dropped.
+func (s *trust) untoldCells() (n int) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, e := range s.table.byID {
+		if cell := e.cell(); cell.OldCA != "" && cell.OldCA != s.authorities.old && cell.Live() {
 			n++
 		}
 	}
@@ -212,25 +225,22 @@ func ShownUnmoved(all []Unmoved) string {
 // ErrOtherUnmoved says that nobody has decided on what would end now.
 var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are others than those that were shown: look again")
 
-// EndUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.
+// endUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.
 // It ends none if there are others by now: the error is ErrOtherUnmoved then.
-func (c *Controller) EndUnmoved(shown string) ([]Unmoved, error) {
-	c.mu.Lock()
-	entries := c.unmoved()
+func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
+	s.table.mu.Lock()
+	entries := s.unmoved()
 	all := unmovedOf(entries)
 	if ShownUnmoved(all) != shown {
-		c.mu.Unlock()
+		s.table.mu.Unlock()
 		return nil, ErrOtherUnmoved
 	}
 	// All at once, under the same hold: otherwise one gets another pod after it was judged.
 	const why = "it knows Kip by a CA that is dropped, as a person has decided"
 	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEnd(CauseOther, why) })
-	c.mu.Unlock()
+	s.table.mu.Unlock()
 	for _, e := range entries {
-		c.sayLost(e, why)
+		s.ends.sayLost(e, why)
 	}
 	return all, nil
 }
-
-// End ends Run for a reason.
-func (c *Controller) End(why error) { c.fail(why) }

@@ -21,8 +21,8 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 )
 
-// authorities are Kip's CAs and what machines trust, as user data and Kip have told them.
-type authorities struct {
+// knownCAs are Kip's CAs and what machines trust, as user data and Kip have told them.
+type knownCAs struct {
 	b *bubble
 
 	mu      sync.Mutex
@@ -34,8 +34,8 @@ type authorities struct {
 }
 
 // rotates has the cells of a bubble know of CAs. The Kip that runs has first's.
-func rotates(b *bubble, first string) *authorities {
-	a := &authorities{b: b, trusts: map[string][]string{}, told: map[string]int{}}
+func rotates(b *bubble, first string) *knownCAs {
+	a := &knownCAs{b: b, trusts: map[string][]string{}, told: map[string]int{}}
 	b.links.mu.Lock()
 	defer b.links.mu.Unlock()
 	b.links.dials = func(cell, ca string) error {
@@ -73,7 +73,7 @@ func rotates(b *bubble, first string) *authorities {
 }
 
 // sentTo is the CA of a cell's user data.
-func (a *authorities) sentTo(cell string) string {
+func (a *knownCAs) sentTo(cell string) string {
 	a.b.cloud.mu.Lock()
 	defer a.b.cloud.mu.Unlock()
 	for _, text := range a.b.cloud.requests {
@@ -91,7 +91,7 @@ func (a *authorities) sentTo(cell string) string {
 }
 
 // kip begins a Kip with other CAs than the one before.
-func (a *authorities) kip(ca, old string) {
+func (a *knownCAs) kip(ca, old string) {
 	a.b.Helper()
 	a.b.stop()
 	a.b.cfg.CAHash, a.b.cfg.OldCAHash = ca, old
@@ -99,7 +99,7 @@ func (a *authorities) kip(ca, old string) {
 }
 
 // by is how many cells have records that say these CAs.
-func (a *authorities) by() map[string]int {
+func (a *knownCAs) by() map[string]int {
 	all := map[string]int{}
 	for _, cell := range a.b.cells.List() {
 		all[cell.CA+"+"+cell.OldCA]++
@@ -107,14 +107,14 @@ func (a *authorities) by() map[string]int {
 	return all
 }
 
-func (a *authorities) wantBy(when string, want map[string]int) {
+func (a *knownCAs) wantBy(when string, want map[string]int) {
 	a.b.Helper()
 	if got := a.by(); !maps.Equal(got, want) {
 		a.b.Errorf("%s: cells by their CAs are %v, want %v", when, got, want)
 	}
 }
 
-func (a *authorities) check() {
+func (a *knownCAs) check() {
 	a.b.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()

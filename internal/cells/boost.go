@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -25,68 +27,95 @@ func (c *Cell) boosted() bool { return !c.StepTime(apiv1.StepBoosted).IsZero() &
 // boosted reports whether the instances of a launch have been launched so that their boost is to be ended.
 func (l *launch) boosted() bool { return l.request.Resolved != nil && l.request.Resolved.Boosted }
 
-// PodRunning notes that a pod runs on its cell, which then has started. It may be told of that more than once.
-func (c *Controller) PodRunning(pod types.UID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e, ok := c.cells[c.byPod[pod]]; ok && !e.podRuns {
-		e.podRuns = true
-		c.unboost(e)
+// boosting ends the boost of cells that have started.
+type boosting struct {
+	table   *table
+	loop    *loop
+	records *records
+	calls   *pipe.Pipe
+	due     *gather[*entry] // whose boost is to be ended
+
+	mu sync.Mutex // of the boosts of all cells; after the table's
+}
+
+// boost is how far the end of a cell's boost is.
+type boost struct {
+	podRuns bool      // its pod was seen to run
+	ending  bool      // the cloud is being asked to end it
+	after   time.Time // it is not asked again before
+}
+
+// run ends boosts until ctx ends.
+func (s *boosting) run(ctx context.Context) {
+	s.due.run(ctx, func(entries []*entry) {
+		s.loop.pulse.Turn(ctx, "boosts", func(ctx context.Context) { s.end(ctx, entries) })
+	})
+}
+
+// podRunning notes that a pod runs on its cell, which then has started. It may be told of that more than once.
+func (s *boosting) podRunning(pod types.UID) {
+	e := s.table.ofPod(pod)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e != nil && !e.boost.podRuns {
+		e.boost.podRuns = true
+		s.unboost(e)
 	}
 }
 
 // unboostAll has the boost of each cell ended for which it is time: of those of which nobody has told, and of those
 // whose call has failed or whose end is not stored.
-func (c *Controller) unboostAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
-		c.unboost(e)
+func (s *boosting) unboostAll() {
+	all := s.table.all()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range all {
+		s.unboost(e)
 	}
 }
 
 // unboost has the boost of a cell ended, if it is time. A standby cell stays boosted: one that is stopped starts once
 // more. The caller holds mu.
-func (c *Controller) unboost(e *entry) {
-	cell, now := e.cell(), c.cfg.Clock.Now()
+func (s *boosting) unboost(e *entry) {
+	cell, now := e.cell(), s.loop.clock.Now()
 	switch {
 	case !cell.boosted() || cell.Phase != apiv1.Bound || cell.Instance == nil:
-	case !e.podRuns && now.Sub(cell.StepTime(apiv1.StepBound)) < boostLimit:
-	case e.unboosting || now.Before(e.unboostAfter):
+	case !e.boost.podRuns && now.Sub(cell.StepTime(apiv1.StepBound)) < boostLimit:
+	case e.boost.ending || now.Before(e.boost.after):
 	default:
-		e.unboosting, e.unboostAfter = true, now.Add(boostRetry)
-		c.boosts.add(e)
+		e.boost.ending, e.boost.after = true, now.Add(boostRetry)
+		s.due.add(e)
 	}
 }
 
-// endBoosts ends the boosts of cells, and stores that. What fails is tried again: the record of a cell says
+// end ends the boosts of cells, and stores that. What fails is tried again: the record of a cell says
 // nothing of an end until the cloud has ended it.
-func (c *Controller) endBoosts(ctx context.Context, entries []*entry) {
+func (s *boosting) end(ctx context.Context, entries []*entry) {
 	for group := range slices.Chunk(entries, tagMost) {
-		ended := slices.DeleteFunc(c.endBoostsOf(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
+		ended := slices.DeleteFunc(s.endOf(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
 		if len(ended) > 0 {
-			err := c.commit(ctx, ended, func(_ int, cell *Cell) error {
+			err := s.records.commit(ctx, ended, func(_ int, cell *Cell) error {
 				cell.BoostEnded = true
 				return nil
 			})
 			switch {
 			case refusedWrite(err):
-				c.fail(err)
+				s.loop.fail(err)
 			case err != nil && ctx.Err() == nil:
-				c.cfg.Log.Warn("store that cells are not boosted, retrying", "cells", len(ended), "err", err)
+				s.loop.log.Warn("store that cells are not boosted, retrying", "cells", len(ended), "err", err)
 			}
 		}
-		c.mu.Lock()
+		s.mu.Lock()
 		for _, e := range group {
-			e.unboosting = false
+			e.boost.ending = false
 		}
-		c.mu.Unlock()
+		s.mu.Unlock()
 	}
 }
 
-// endBoostsOf returns those of a group whose boost the cloud has ended.
-func (c *Controller) endBoostsOf(ctx context.Context, group []*entry) (ended []*entry) {
-	booster, ids := c.cfg.Calls.Features().Booster, make([]string, len(group))
+// endOf returns those of a group whose boost the cloud has ended.
+func (s *boosting) endOf(ctx context.Context, group []*entry) (ended []*entry) {
+	booster, ids := s.calls.Features().Booster, make([]string, len(group))
 	for n, e := range group {
 		ids[n] = e.cell().Instance.ID
 	}
@@ -105,7 +134,7 @@ func (c *Controller) endBoostsOf(ctx context.Context, group []*entry) (ended []*
 		}
 	}
 	if err := results.Err(); err != nil && ctx.Err() == nil {
-		c.cfg.Log.Warn("end the boost of cells, retrying", "cells", len(ids)-len(ended), "err", err)
+		s.loop.log.Warn("end the boost of cells, retrying", "cells", len(ids)-len(ended), "err", err)
 	}
 	return ended
 }

@@ -54,8 +54,8 @@ func (m *boosts) of(b *bubble, pod string) (told int, boosted bool) {
 	return m.told[cell.Instance.ID], !m.ended[cell.Instance.ID]
 }
 
-// boosting is a bubble with such a cloud.
-func boosting(t *testing.T, change func(*setup), f func(t *testing.T, b *bubble, m *boosts)) {
+// boosted is a bubble with such a cloud.
+func boosted(t *testing.T, change func(*setup), f func(t *testing.T, b *bubble, m *boosts)) {
 	t.Helper()
 	m := &boosts{told: map[string]int{}, ended: map[string]bool{}}
 	inBubble(t, func(c *setup) {
@@ -113,7 +113,7 @@ func (b *bubble) writtenByTheReleaseBefore() {
 }
 
 func TestACellIsBoostedUntilItsPodRuns(t *testing.T) {
-	boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+	boosted(t, nil, func(t *testing.T, b *bubble, m *boosts) {
 		for _, pod := range []string{"a", "b"} {
 			b.ask(pod, Options{}, "nano")
 		}
@@ -151,7 +151,7 @@ func TestACellIsBoostedUntilItsPodRuns(t *testing.T) {
 func TestAnEndOfABoostThatFailsIsRepeated(t *testing.T) {
 	for name, after := range map[string]bool{"it is refused": false, "its answer is lost": true} {
 		for _, restart := range []bool{false, true} {
-			boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+			boosted(t, nil, func(t *testing.T, b *bubble, m *boosts) {
 				m.fail(errors.New("connection reset"), after)
 				b.ask("a", Options{}, "nano")
 				b.later(time.Minute)
@@ -182,7 +182,7 @@ func TestAnEndOfABoostThatFailsIsRepeated(t *testing.T) {
 // A Kip of the release before may lead for a while, and writes what it knows of a record.
 func TestABoostEndsAlsoWhenTheReleaseBeforeHasWrittenItsRecord(t *testing.T) {
 	for _, ended := range []bool{false, true} {
-		boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+		boosted(t, nil, func(t *testing.T, b *bubble, m *boosts) {
 			b.ask("a", Options{}, "nano")
 			b.later(time.Minute)
 			want := 1
@@ -205,7 +205,7 @@ func TestABoostEndsAlsoWhenTheReleaseBeforeHasWrittenItsRecord(t *testing.T) {
 }
 
 func TestAPodThatDoesNotRunIsNotBoostedForLong(t *testing.T) {
-	boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+	boosted(t, nil, func(t *testing.T, b *bubble, m *boosts) {
 		b.ask("a", Options{}, "nano")
 		b.later(boostLimit + 2*time.Minute)
 		if told, boosted := m.of(b, "a"); told != 1 || boosted {
@@ -215,7 +215,7 @@ func TestAPodThatDoesNotRunIsNotBoostedForLong(t *testing.T) {
 }
 
 func TestAStandbyCellIsBoostedUntilAPodRunsOnIt(t *testing.T) {
-	boosting(t, keep(1), func(t *testing.T, b *bubble, m *boosts) {
+	boosted(t, keep(1), func(t *testing.T, b *bubble, m *boosts) {
 		b.later(2 * boostLimit)
 		m.mu.Lock()
 		early := len(m.told)
@@ -234,7 +234,7 @@ func TestAStandbyCellIsBoostedUntilAPodRunsOnIt(t *testing.T) {
 }
 
 func TestTheCloudIsToldOfNoCellThatIsNotBoosted(t *testing.T) {
-	boosting(t, nil, func(t *testing.T, b *bubble, m *boosts) {
+	boosted(t, nil, func(t *testing.T, b *bubble, m *boosts) {
 		m.plain = true
 		b.ask("a", Options{}, "nano")
 		b.later(time.Minute)

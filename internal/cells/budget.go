@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"k8s.io/utils/clock"
 )
 
 // Budget is what the cells of a namespace may cost together. It keeps new cells from being
@@ -17,9 +18,12 @@ type Budget struct {
 	PerHour, PerMonth float64
 }
 
-// budgetOf is that of a namespace; without bounds where it has none.
-func (c *Controller) budgetOf(namespace string) (b Budget) {
-	for _, one := range c.cfg.Budgets {
+// limits are the budgets of namespaces.
+type limits []Budget
+
+// of is that of a namespace; without bounds where it has none.
+func (all limits) of(namespace string) (b Budget) {
+	for _, one := range all {
 		switch one.Namespace {
 		case namespace:
 			return one
@@ -66,6 +70,14 @@ func (e *BudgetError) Error() string {
 // rounding is how far sums of prices may be off.
 const rounding = 1e-9
 
+// budgets says what namespaces may cost yet.
+type budgets struct {
+	table  *table
+	ledger *ledger
+	limits limits
+	clock  clock.PassiveClock
+}
+
 // outlay is what the cells of a namespace cost.
 type outlay struct {
 	running int
@@ -75,12 +87,12 @@ type outlay struct {
 
 // outlayOf sums what the cells of a namespace cost, but for one of them; what they have cost
 // this month where its budget bounds that. spent is what those have that are gone. The caller
-// holds mu.
-func (c *Controller) outlayOf(namespace string, b Budget, spent float64, without *entry) outlay {
+// holds table.mu.
+func (s *budgets) outlayOf(namespace string, b Budget, spent float64, without *entry) outlay {
 	o := outlay{spent: spent}
-	now := c.cfg.Clock.Now()
+	now := s.clock.Now()
 	month := monthOf(now)
-	for e := range c.byNamespace[namespace] {
+	for e := range s.table.byNamespace[namespace] {
 		if e == without {
 			continue
 		}
@@ -117,14 +129,14 @@ func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
 }
 
 // affordable returns the offers of a request that its namespace may have now, or the
-// error of the first. The caller holds mu.
-func (c *Controller) affordable(r Request, spent float64) ([]Offer, error) {
+// error of the first. The caller holds table.mu.
+func (s *budgets) affordable(r Request, spent float64) ([]Offer, error) {
 	namespace := r.Pod.Namespace
-	b := c.budgetOf(namespace)
+	b := s.limits.of(namespace)
 	if b.none() {
 		return r.Offers, nil
 	}
-	cost := c.outlayOf(namespace, b, spent, nil)
+	cost := s.outlayOf(namespace, b, spent, nil)
 	var left []Offer
 	var first error
 	for _, o := range r.Offers {
@@ -140,39 +152,39 @@ func (c *Controller) affordable(r Request, spent float64) ([]Offer, error) {
 	return left, nil
 }
 
-// lockBudget takes mu, so that what a namespace may still cost does not change until the
+// lock takes mu, so that what a namespace may still cost does not change until the
 // returned function is called; no cell of it becomes one that is gone meanwhile.
-func (c *Controller) lockBudget(ctx context.Context, namespace string) (spent float64, unlock func(), err error) {
-	if c.budgetOf(namespace).PerMonth == 0 {
-		c.mu.Lock()
-		return 0, c.mu.Unlock, nil
+func (s *budgets) lock(ctx context.Context, namespace string) (spent float64, unlock func(), err error) {
+	if s.limits.of(namespace).PerMonth == 0 {
+		s.table.mu.Lock()
+		return 0, s.table.mu.Unlock, nil
 	}
-	c.ledger.lock(ctx)
-	if err := c.ledger.read(ctx); err != nil {
-		c.ledger.mu.Unlock()
+	s.ledger.lock(ctx)
+	if err := s.ledger.read(ctx); err != nil {
+		s.ledger.mu.Unlock()
 		return 0, nil, err
 	}
-	c.mu.Lock()
-	return c.ledger.spentBy(namespace, monthOf(c.cfg.Clock.Now())), func() {
-		c.mu.Unlock()
-		c.ledger.mu.Unlock()
+	s.table.mu.Lock()
+	return s.ledger.spentBy(namespace, monthOf(s.clock.Now())), func() {
+		s.table.mu.Unlock()
+		s.ledger.mu.Unlock()
 	}, nil
 }
 
 // nextWithin returns the offers from the first that the namespace of a cell may have, and
 // counts that one as the cell's: another that is requested meanwhile finds it taken. Bounds
 // of a month were kept when the cell was requested.
-func (c *Controller) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
+func (s *budgets) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
 	namespace := cell.Pod.Namespace
-	b := c.budgetOf(namespace)
+	b := s.limits.of(namespace)
 	if cell.Pod.UID == "" || b.PerHour == 0 {
 		return offers, nil
 	}
 	b.PerMonth = 0
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := c.cells[cell.ID]
-	cost := c.outlayOf(namespace, b, 0, e)
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e := s.table.byID[cell.ID]
+	cost := s.outlayOf(namespace, b, 0, e)
 	var first error
 	for i, o := range offers {
 		err := b.afford(namespace, cost, o)
@@ -187,22 +199,6 @@ func (c *Controller) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
 		}
 	}
 	return nil, first
-}
-
-// count counts a cell against the budget of its pod's namespace, under mu.
-func (c *Controller) count(e *entry) {
-	if c.byNamespace[e.pod.Namespace] == nil {
-		c.byNamespace[e.pod.Namespace] = map[*entry]bool{}
-	}
-	c.byNamespace[e.pod.Namespace][e] = true
-}
-
-// uncount undoes count, under mu.
-func (c *Controller) uncount(e *entry) {
-	delete(c.byNamespace[e.pod.Namespace], e)
-	if len(c.byNamespace[e.pod.Namespace]) == 0 {
-		delete(c.byNamespace, e.pod.Namespace)
-	}
 }
 
 // monthOf is the beginning of the calendar month, in UTC.

@@ -236,11 +236,11 @@ func (l *looked) Now() time.Time {
 func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 	now := &looked{}
 	c := New(Config{Clock: now, Budgets: []Budget{{Namespace: "ns", PerHour: 2 * float64(cells), PerMonth: 1000 * float64(cells)}}})
-	t.Cleanup(c.queue.ShutDown)
+	t.Cleanup(c.loop.queue.ShutDown)
 	for n := range cells {
 		pod := ref(fmt.Sprint(n))
 		pod.UID = types.UID(fmt.Sprint("uid-", n))
-		c.reserve(newEntry(Cell{
+		c.table.reserve(newEntry(Cell{
 			ID:       fmt.Sprint("cell-", n),
 			Pod:      pod,
 			Offers:   []Offer{costing("nano", 1)},
@@ -257,7 +257,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offers, err := c.affordable(r, 0)
+	offers, err := c.budgets.affordable(r, 0)
 	if err != nil || len(offers) != len(r.Offers) {
 		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), err)
 	}
@@ -265,7 +265,7 @@ func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
-	if left, err := c.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offers); err != nil || len(left) != len(r.Offers) {
+	if left, err := c.budgets.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offers); err != nil || len(left) != len(r.Offers) {
 		t.Fatalf("%d offers are left, %v", len(left), err)
 	}
 	if n := now.times - was; n != 1 {
@@ -277,7 +277,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.affordable(r, 0); err != nil {
+		if _, err := c.budgets.affordable(r, 0); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -141,7 +141,7 @@ func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
 	with := Offer{InstanceType: "m5.large", Zone: "a", Reservation: "cr-1"}
 	without := with
 	without.Reservation = ""
-	c := &Controller{}
+	c := &launchCalls{recipe: &recipe{}}
 	for _, o := range []Offer{with, without} {
 		s := c.launchSpec(Cell{Offers: []Offer{o}}, "")
 		if s.Reservation != o.Reservation || s.Pool() != o.Pool() || s.Market != cloud.OnDemand {

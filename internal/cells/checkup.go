@@ -3,7 +3,10 @@ package cells
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
+
+	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
 const (
@@ -49,14 +52,38 @@ func (u *checkup) finds(instance string, now time.Time) time.Duration {
 	return u.last.Sub(since)
 }
 
-// askCheckup asks the cloud which machines fail its checks as long as a cell is silent, until ctx
+// checkups asks the cloud for its checks of the machines of silent cells.
+type checkups struct {
+	loop   *loop
+	calls  *pipe.Pipe
+	health Health
+
+	mu      sync.Mutex
+	checkup checkup
+}
+
+// want notes whether a cell is silent.
+func (s *checkups) want(silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checkup.wanted = silent
+}
+
+// finds returns for how long an instance has been impaired, as checkup.finds.
+func (s *checkups) finds(instance string, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.checkup.finds(instance, now)
+}
+
+// run asks the cloud which machines fail its checks as long as a cell is silent, until ctx
 // ends.
-func (c *Controller) askCheckup(ctx context.Context) {
-	asks := c.cfg.Calls.Features().Checkup
-	if asks == nil || c.cfg.Health.Check <= 0 {
+func (s *checkups) run(ctx context.Context) {
+	asks := s.calls.Features().Checkup
+	if asks == nil || s.health.Check <= 0 {
 		return
 	}
-	ticker := c.cfg.Clock.NewTicker(checkupEvery)
+	ticker := s.loop.clock.NewTicker(checkupEvery)
 	defer ticker.Stop()
 	var told news
 	for {
@@ -65,25 +92,25 @@ func (c *Controller) askCheckup(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		c.mu.Lock()
-		wanted := c.checkup.wanted
-		c.mu.Unlock()
+		s.mu.Lock()
+		wanted := s.checkup.wanted
+		s.mu.Unlock()
 		if !wanted {
 			continue
 		}
-		c.cfg.Pulse.Turn(ctx, "checkup", func(ctx context.Context) {
-			began := c.cfg.Clock.Now()
+		s.loop.pulse.Turn(ctx, "checkup", func(ctx context.Context) {
+			began := s.loop.clock.Now()
 			impaired, err := asks.Impaired(ctx)
 			switch {
 			case errors.Is(ctx.Err(), context.Canceled):
 			case err != nil:
 				if told.is(err.Error(), began) {
-					c.cfg.Log.Warn("ask the cloud which machines of silent cells are impaired; Kip asks again", "after", checkupEvery, "err", err)
+					s.loop.log.Warn("ask the cloud which machines of silent cells are impaired; Kip asks again", "after", checkupEvery, "err", err)
 				}
 			default:
-				c.mu.Lock()
-				c.checkup.heard(began, impaired)
-				c.mu.Unlock()
+				s.mu.Lock()
+				s.checkup.heard(began, impaired)
+				s.mu.Unlock()
 			}
 		})
 	}

@@ -11,7 +11,9 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/spelling"
 )
 
@@ -43,20 +45,28 @@ func agentsLast(lines []string) []string {
 	return own
 }
 
-// tellConsole tells what the machine of a cell that ends without having joined wrote last: what kept it
+// consoles tells what machines wrote that have not joined.
+type consoles struct {
+	loop   *loop
+	calls  *pipe.Pipe
+	events *reporter
+	places *keyed.Places[string] // of cells whose consoles are read, by namespace
+}
+
+// tell tells what the machine of a cell that ends without having joined wrote last: what kept it
 // has nowhere else to be said, and the machine is gone soon. The cell's end does not wait for it. Kip's
 // log has all of these lines, and the pod's Event those of the agent: what else an operator's own image
 // writes is none of a namespace's business.
-func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
-	from := c.cfg.Calls.Features().Console
+func (s *consoles) tell(ctx context.Context, cell *Cell) {
+	from := s.calls.Features().Console
 	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return
 	}
-	leave, ok := c.consoles.TryTake(cell.Pod.Namespace)
+	leave, ok := s.places.TryTake(cell.Pod.Namespace)
 	if !ok {
 		return
 	}
-	c.inTurn(ctx, "console", func(ctx context.Context) {
+	s.loop.inTurn(ctx, "console", func(ctx context.Context) {
 		defer leave()
 		ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 		defer cancel()
@@ -68,11 +78,11 @@ func (c *Controller) tellConsole(ctx context.Context, cell *Cell) {
 		switch {
 		case errors.Is(err, cloud.ErrNotFound), errors.Is(err, context.Canceled), err == nil && len(lines) == 0:
 		case err != nil:
-			c.cfg.Log.Warn("read the console of a cell that has not joined", "cell", cell.ID, "instance", cell.Instance.ID, "err", err)
+			s.loop.log.Warn("read the console of a cell that has not joined", "cell", cell.ID, "instance", cell.Instance.ID, "err", err)
 		default:
-			c.cfg.Log.Warn("a cell has not joined, and its console ends so", "cell", cell.ID, "instance", cell.Instance.ID, "console", lines)
+			s.loop.log.Warn("a cell has not joined, and its console ends so", "cell", cell.ID, "instance", cell.Instance.ID, "console", lines)
 			if own := agentsLast(lines); len(own) > 0 {
-				c.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(own, " | "))
+				s.events.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(own, " | "))
 			}
 		}
 	})

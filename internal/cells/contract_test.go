@@ -503,28 +503,6 @@ func TestMissingRightsPauseLaunchesAndAreSaidOnce(t *testing.T) {
 	})
 }
 
-func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		no := func(cause cloud.Cause) cloud.LaunchResults {
-			return cloud.NotLaunched(1, cloud.No(cause, cloud.Scope{Account: true}, errors.New("no")))
-		}
-		paused := func() bool {
-			b.cells.mu.Lock()
-			defer b.cells.mu.Unlock()
-			return !b.cells.pause.since.IsZero()
-		}
-		b.cells.heardOfRights(offering{}, no(cloud.ErrUnauthorised))
-		for _, cause := range []cloud.Cause{cloud.ErrStale, cloud.ErrNotYet, cloud.ErrThrottled} {
-			if b.cells.heardOfRights(offering{}, no(cause)); !paused() {
-				t.Fatalf("%q is taken for a right to launch", cause)
-			}
-		}
-		if b.cells.heardOfRights(offering{}, no(cloud.ErrCapacity)); paused() {
-			t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
-		}
-	})
-}
-
 func TestALaunchThatIsTooEarlyIsRepeatedAndBlamesNoOffering(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Second)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -242,68 +241,12 @@ type Meter interface {
 	Use(cell string) daybook.Use
 }
 
-// use is what the pod of a cell has used, if that is measured.
-func (c *Controller) use(cell *Cell) daybook.Use {
-	if c.cfg.Meter == nil {
+// useOf is what the pod of a cell has used, if that is measured.
+func useOf(m Meter, cell *Cell) daybook.Use {
+	if m == nil {
 		return daybook.Use{}
 	}
-	return c.cfg.Meter.Use(cell.ID)
-}
-
-// runningEntries are those of the cells that run, in order of the cells, with what of them
-// stands idle.
-func (c *Controller) runningEntries() []daybook.Entry { return c.entriesNow(c.use) }
-
-func (c *Controller) entriesNow(use func(*Cell) daybook.Use) (all []daybook.Entry) {
-	now, list := c.cfg.Clock.Now(), c.List()
-	slices.SortFunc(list, func(a, b Cell) int { return cmp.Compare(a.ID, b.ID) })
-	for i := range list {
-		all = append(all, list[i].running(now, use(&list[i]))...)
-	}
-	return all
-}
-
-// CostsByNamespace returns what the cells of each namespace have cost until now, since
-// Kip's state began, those that are gone included. Cells without a pod are
-// daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
-// the others are daybook.Others. What stood idle is that of cells that are gone, and of cells
-// without a pod: of the others it is not stored, and would decrease when Kip starts anew.
-func (c *Controller) CostsByNamespace() map[string]Amount {
-	c.ledger.mu.Lock()
-	defer c.ledger.mu.Unlock()
-	if c.ledger.days.own == nil { // nothing was read yet
-		return nil
-	}
-	return c.ledger.days.byNamespace(slices.Concat(c.ledger.days.open,
-		c.entriesNow(func(*Cell) daybook.Use { return daybook.Use{} })))
-}
-
-// Spent calls each with what was spent on each day from one to another, the last included,
-// by whom, until now: some of it several times for one spender and day, in no order. Days
-// are known as long as daybook.Kept says, and names as far as they fit into the bytes of a day.
-func (c *Controller) Spent(ctx context.Context, first, last daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
-	tell := func(entries []daybook.Entry) {
-		for _, e := range entries {
-			e.Each(first, last, func(d daybook.Day, a daybook.Amount) { each(e.Spender, d, a) })
-		}
-	}
-	today := daybook.DayOf(c.cfg.Clock.Now())
-	first = max(first, today-daybook.Kept)
-	begun, written, now, err := c.ledger.snapshot(ctx, c.runningEntries)
-	if err != nil {
-		return fmt.Errorf("read what was spent: %w", err)
-	}
-	tell(now)
-	// What has ended before a day has cost nothing on it. The last day that was written is one of
-	// the future where a clock was ahead once.
-	for day := max(first, begun); day < min(written, today+2); day++ {
-		var entries []daybook.Entry
-		if _, err := c.cfg.Store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
-			return fmt.Errorf("read what was spent: %w", err)
-		}
-		tell(entries)
-	}
-	return nil
+	return m.Use(cell.ID)
 }
 
 // snapshot returns the entries that may still change, with those of the cells that are

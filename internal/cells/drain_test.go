@@ -125,10 +125,10 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 		}
 		return ctx.Err()
 	}
-	for name, end := range map[string]func(context.Context, *Controller, *entry) error{
-		"logs": func(ctx context.Context, c *Controller, e *entry) error { return c.saveLogs(ctx, e) },
-		"volumes": func(ctx context.Context, c *Controller, e *entry) error {
-			return c.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
+	for name, end := range map[string]func(context.Context, *draining, *entry) error{
+		"logs": func(ctx context.Context, s *draining, e *entry) error { return s.saveLogs(ctx, e) },
+		"volumes": func(ctx context.Context, s *draining, e *entry) error {
+			return s.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,18 +144,18 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 				b.later(time.Minute)
-				b.cells.mu.Lock()
-				others := maps.Clone(b.cells.cells)
-				b.cells.mu.Unlock()
+				b.cells.table.mu.Lock()
+				others := maps.Clone(b.cells.table.byID)
+				b.cells.table.mu.Unlock()
 				own := others[cell.ID]
 				delete(others, cell.ID)
 				var running sync.WaitGroup
 				for _, e := range others {
-					running.Go(func() { _ = end(ctx, b.cells, e) })
+					running.Go(func() { _ = end(ctx, b.cells.draining, e) })
 				}
 				synctest.Wait()
 				ended := errors.New("it waits")
-				running.Go(func() { ended = end(ctx, b.cells, own) })
+				running.Go(func() { ended = end(ctx, b.cells.draining, own) })
 				synctest.Wait()
 				if ended != nil {
 					t.Errorf("the end of the other namespace's cell: %v", ended)

@@ -13,14 +13,14 @@ import (
 	"github.com/elotl/kip/internal/gate"
 )
 
-// ends are the ends of cells, as an observer is told of them.
-type ends struct {
+// seenEnds are the ends of cells, as an observer is told of them.
+type seenEnds struct {
 	Unobserved
 	mu  sync.Mutex
 	all []string
 }
 
-func (e *ends) CellChanged(c Cell) {
+func (e *seenEnds) CellChanged(c Cell) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c.Phase == apiv1.Terminating {
@@ -28,14 +28,14 @@ func (e *ends) CellChanged(c Cell) {
 	}
 }
 
-func (e *ends) has(end string) bool {
+func (e *seenEnds) has(end string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Contains(e.all, end)
 }
 
 // of is how many ended for a cause, of how many.
-func (e *ends) of(cause Cause) (n, all int) {
+func (e *seenEnds) of(cause Cause) (n, all int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, end := range e.all {
@@ -59,7 +59,7 @@ func TestAnInstanceThatTheCloudHasEndedSaysWhy(t *testing.T) {
 		"nobody knows":  {errors.New("InternalError"), CauseLost, false},
 	} {
 		for _, phase := range []apiv1.Phase{apiv1.Booting, apiv1.Bound} {
-			seen := &ends{}
+			seen := &seenEnds{}
 			inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 				if phase == apiv1.Booting {
 					b.links.boots = func(string) bool { return false }
@@ -117,7 +117,7 @@ func TestALaunchOfWhatTheCloudHasEndedSaysWhy(t *testing.T) {
 		cloud.ErrUnfit:    "unfit",
 		cloud.ErrRefused:  "lost",
 	} {
-		seen := &ends{}
+		seen := &seenEnds{}
 		inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 			fault := &cloud.Error{Cause: cause, Err: errors.New("words of the cloud")}
 			b.cloud.answer = func(i cloud.Instance) cloud.Instance {

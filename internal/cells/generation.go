@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,7 +16,6 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 const generationKey = "generation"
@@ -133,6 +131,19 @@ type lineage struct {
 	blind   bool       // a zone was never listed: what runs there was not compared
 	first   time.Time  // when the first complete list had come
 	unknown []cloud.Instance
+	// unsureSince and unsure are from when until when cells of earlier processes were not
+	// connected to, since they may run more than their records say.
+	unsureSince, unsure time.Time
+}
+
+// holdBack notes that a cell of an earlier process is not connected to now.
+func (l *lineage) holdBack(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsure = now
+	if l.unsureSince.IsZero() {
+		l.unsureSince = now
+	}
 }
 
 // newAge is how far apart two complete lists are at least before a store is believed to be new
@@ -342,36 +353,10 @@ func (l *lineage) trust(ctx context.Context) error {
 	return l.write(ctx, next, l.put(ctx))
 }
 
-// loadGeneration reads which launches the store knows of. After a take-over it first
-// makes the records fit to start from, as after a restore.
-func (c *Controller) loadGeneration(ctx context.Context) error {
-	born, err := c.cfg.Store.Get(ctx, bornKey, &c.born)
-	if err != nil {
-		return err
-	}
-	if err := c.lineage.open(ctx, born != 0); err != nil {
-		return err
-	}
-	if g := c.lineage.current(); g.behind() {
-		c.unsureSince, c.unsure = g.Since, c.cfg.Clock.Now() // until now: what comes next may end it before a cell is looked at
-	}
-	if !c.lineage.current().Distrusted {
-		return nil
-	}
-	dropped, err := Restored(ctx, c.cfg.Store, c.cfg.Clock.Now())
-	if err != nil {
-		return err
-	}
-	c.cfg.Log.Warn("the store has taken over: instances that no cell has are ended from now on, as ever",
-		"generation", c.lineage.current().tag(), "forgotten", dropped)
-	return c.lineage.trust(ctx)
-}
-
-// Behind says why this Kip launches nothing, and ends nothing that nobody has asked to
+// behind says why this Kip launches nothing, and ends nothing that nobody has asked to
 // end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
 // false.
-func (c *Controller) Behind() (why string, sure bool) {
-	l := c.lineage
+func (l *lineage) behind() (why string, sure bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -388,94 +373,16 @@ func (c *Controller) Behind() (why string, sure bool) {
 }
 
 // isBehind says that the store is known to be.
-func (c *Controller) isBehind() bool {
-	why, sure := c.Behind()
+func (l *lineage) isBehind() bool {
+	why, sure := l.behind()
 	return why != "" && sure
 }
 
 // mayRunMore says that a cell may have been given a pod of which its record does not
 // know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
-func (c *Controller) mayRunMore(e *entry) bool {
-	why, _ := c.Behind()
+func (l *lineage) mayRunMore(e *entry) bool {
+	why, _ := l.behind()
 	return why != "" && e.loaded && e.session == nil
-}
-
-// doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
-// the lists of the cloud do not have to say more. The caller holds mu.
-func (c *Controller) doubt(e *entry) string {
-	why, sure := c.Behind()
-	look := c.inventory.last()
-	switch {
-	case why != "" && sure:
-		return why
-	case look.began.IsZero():
-		return unlooked // whether the store is behind
-	case why == "" && !look.blind, e.arrived:
-		return ""
-	case e.pod.UID == "" && (why == "" || why == unseen):
-		return "" // nothing is run twice before the cell is given to a pod, which asks again
-	}
-	return cmp.Or(why, unseen)
-}
-
-// Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
-// one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
-// run it is ended. Of a pod that arrived, as in Request, a list has nothing to say.
-func (c *Controller) Elsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
-	look := c.inventory.last()
-	why, sure = c.Behind()
-	switch {
-	case why != "":
-		sure = sure || why == unseen
-	case look.began.IsZero(): // it was compared with the store, and is shown next
-		why, sure = unlooked, false
-	case look.blind:
-		why = unseen
-	}
-	if why != "" && (c.isBehind() || !arrived) {
-		return why, sure
-	}
-	own, _ := c.ForPod(pod)
-	if others := c.others(pod, created, own.JoinID(), arrived); len(others) > 0 {
-		return fmt.Sprintf(mayRun, others), true
-	}
-	return "", true
-}
-
-// Generation is what the store knows of.
-type Generation struct {
-	// Store is the store's own name.
-	Store string
-	// Number is that of the last launch.
-	Number uint64
-	// Behind is as the method.
-	Behind string
-	// Unknown are the instances of the cloud's last list that the store does not know of.
-	Unknown []cloud.Instance
-	// Shown names them, for TakeOver.
-	Shown string
-	// Incomplete says why there may be others, which no person has seen; "" if there are none.
-	Incomplete string
-}
-
-// Generation returns what the store knows of now.
-func (c *Controller) Generation() Generation {
-	why, _ := c.Behind()
-	complete := c.inventory.last().complete()
-	l := c.lineage
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := Generation{
-		Store:   l.now.Store,
-		Number:  l.now.Number,
-		Behind:  why,
-		Unknown: slices.Clone(l.unknown),
-		Shown:   l.shown(),
-	}
-	if !complete || !l.looked {
-		g.Incomplete = ErrNotAllSeen.Error()
-	}
-	return g
 }
 
 // Why there is no take-over.
@@ -489,20 +396,28 @@ var (
 	ErrShownOther = errors.New("the instances that the store does not know of are others than those that were shown: look again")
 )
 
-// TakeOver has the store take over the instances that it does not know of, as a person
+// takeOver has the store take over the instances that it does not know of, as a person
 // has decided who was shown those: from then on they are instances without a cell, which
 // end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
 // ErrNotAllSeen or ErrShownOther.
-func (c *Controller) TakeOver(ctx context.Context, shown string) error {
-	if !c.inventory.last().complete() {
+func (s *generations) takeOver(ctx context.Context, shown string) error {
+	if !s.inventory.last().complete() {
 		return ErrNotAllSeen
 	}
-	err := c.lineage.takeOver(ctx, shown)
+	err := s.lineage.takeOver(ctx, shown)
 	if err != nil && !errors.Is(err, ErrNotBehind) && !errors.Is(err, ErrNotAllSeen) && !errors.Is(err, ErrShownOther) {
-		c.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
+		s.loop.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
 	}
 	return err
 }
 
-// Reload ends Run with ErrTakenOver.
-func (c *Controller) Reload() { c.fail(ErrTakenOver) }
+// unsureAfter is how long since then loaded cells were not connected to, since they may run
+// more than their records say.
+func (l *lineage) unsureAfter(from time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unsureSince.After(from) {
+		from = l.unsureSince
+	}
+	return max(0, l.unsure.Sub(from))
+}

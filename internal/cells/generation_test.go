@@ -192,13 +192,13 @@ func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t 
 		b.run()
 		b.request("x", "small")
 		b.later(10 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.isBehind() || first.isBehind() {
-			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t", running, got, b.cells.isBehind(), first.isBehind())
+		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.lineage.isBehind() || first.lineage.isBehind() {
+			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t", running, got, b.cells.lineage.isBehind(), first.lineage.isBehind())
 		}
 		b.takeOver()
 		b.request("x", "small")
 		b.later(3 * idlePoll)
-		if !first.isBehind() {
+		if !first.lineage.isBehind() {
 			t.Errorf("the older does not notice that another has launched instances")
 		}
 	})
@@ -292,7 +292,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			}
 		}
 		c := New(b.cfg.Config)
-		defer c.queue.ShutDown()
+		defer c.loop.queue.ShutDown()
 		if err := c.Load(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -329,9 +329,9 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
-		b.cells.mu.Lock()
-		defer b.cells.mu.Unlock()
-		if n := len(b.cells.terminating); n != 0 {
+		b.cells.table.mu.Lock()
+		defer b.cells.table.mu.Unlock()
+		if n := len(b.cells.endings.byInstance); n != 0 {
 			t.Errorf("the question ends %d instances, of a cell that is there", n)
 		}
 	})
@@ -368,8 +368,8 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 				clear(b.cloud.hidden)
 			})
 			b.later(time.Hour)
-			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.isBehind() {
-				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.isBehind())
+			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.lineage.isBehind() {
+				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.lineage.isBehind())
 			}
 		})
 	}
@@ -478,8 +478,8 @@ func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing
 				b.cloud.set(func() { clear(b.cloud.hidden) })
 				b.later(time.Hour)
 				waits, came := b.phase("p000"), b.phase("new")
-				if got := b.cloud.running(); len(got) != 2 || !b.cells.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
-					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.isBehind(), waits, came)
+				if got := b.cloud.running(); len(got) != 2 || !b.cells.lineage.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
+					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.lineage.isBehind(), waits, came)
 				}
 				b.arrives("later")
 				b.later(time.Minute)
@@ -593,9 +593,9 @@ func TestACellOfThisProcessRunsNoMoreThanItsRecordSays(t *testing.T) {
 		b.later(20 * time.Second)
 		own, earlier := newEntry(Cell{}, 0), newEntry(Cell{}, 0)
 		earlier.loaded = true
-		if b.cells.mayRunMore(own) || !b.cells.mayRunMore(earlier) {
+		if b.cells.lineage.mayRunMore(own) || !b.cells.lineage.mayRunMore(earlier) {
 			t.Errorf("while the store is behind a cell of this process may run more: %t, one of an earlier: %t",
-				b.cells.mayRunMore(own), b.cells.mayRunMore(earlier))
+				b.cells.lineage.mayRunMore(own), b.cells.lineage.mayRunMore(earlier))
 		}
 	})
 }
@@ -618,7 +618,7 @@ func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 			if err := b.cells.TakeOver(t.Context(), is.Shown); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", when, err, want)
 			}
-			if !b.cells.isBehind() {
+			if !b.cells.lineage.isBehind() {
 				t.Fatalf("%s: the store has taken over", when)
 			}
 		}
@@ -671,8 +671,8 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		}
 		b.request("new", "small")
 		b.later(5 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.isBehind() {
-			t.Errorf("%v run; it is behind: %t", got, b.cells.isBehind())
+		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.lineage.isBehind() {
+			t.Errorf("%v run; it is behind: %t", got, b.cells.lineage.isBehind())
 		}
 		err := b.cells.lineage.launch(t.Context(), func(string, store.Change) (int64, error) { return 0, errors.New("it is stored") })
 		if !errors.Is(err, errBehind) {
@@ -682,7 +682,7 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		<-b.ended
 		b.run()
 		b.later(5 * time.Minute)
-		if b.cells.isBehind() {
+		if b.cells.lineage.isBehind() {
 			t.Error("it is behind when its records are loaded anew")
 		}
 	})
@@ -707,8 +707,9 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		earlier := newEntry(Cell{}, 0)
 		earlier.loaded = true
 		held, isHeld := errors.AsType[*gate.HeldError](b.gate.Admit(t.Context(), gate.End{Instance: "i-0", Mistakable: true}, 100))
-		if why, sure := b.cells.Behind(); why != unseen || sure || !b.cells.mayRunMore(earlier) || !isHeld || held.Reason != gate.ByStore {
-			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, b.cells.mayRunMore(earlier), held)
+		more := b.cells.lineage.mayRunMore(earlier)
+		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != gate.ByStore {
+			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)
 		}
 		if got := b.phase("a"); got != apiv1.Launching || len(b.cloud.launches) != sent {
 			t.Errorf("the cell is %s, %d launches were sent again", got, len(b.cloud.launches)-sent)
@@ -759,7 +760,7 @@ func TestAnOlderStoreThatLaunchesWhileAZoneIsAwayIsBehindWhenTheZoneIsBack(t *te
 		b.cloud.set(func() { b.cloud.blind = nil })
 		b.run()
 		b.later(10 * time.Minute)
-		if !b.cells.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
+		if !b.cells.lineage.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
 			why, sure := b.cells.Behind()
 			t.Errorf("when the zone is back Kip says %q, %t, and %v run", why, sure, b.cloud.running())
 		}

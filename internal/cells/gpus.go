@@ -47,27 +47,40 @@ func (c *Cell) lacked(node *corev1.Node) (name corev1.ResourceName, has, asked i
 // needsDevices says that the cell's pod asks for GPUs or other accelerators.
 func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Accelerators) > 0 }
 
-// equip waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
+// devices waits for the GPUs and other accelerators of ready cells.
+type devices struct {
+	loop  *loop
+	waits *waits
+	ends  *ends
+}
+
+// devicesState is how far that is.
+type devicesState struct {
+	since time.Time // when this process began to wait for them
+	there bool      // the kubelet has them
+}
+
+// prepare waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
 // good; one that has not been told runs it without. It returns true as well when something else
 // is to be done with the cell first.
-func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *devices) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
-	if !cell.needsDevices() || cell.Stopped || e.equipped {
+	if !cell.needsDevices() || cell.Stopped || e.devices.there {
 		return true, 0, nil
 	}
-	if stays, err := c.stays(ctx, e); !stays {
+	if stays, err := s.waits.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
-		e.equipped = true
-		c.noteDisk(ctx, e, told{})
+		e.devices.there = true
+		s.waits.note(ctx, e, told{})
 		return true, 0, nil
 	}
-	now := c.cfg.Clock.Now()
-	if e.equipping.IsZero() {
-		e.equipping = now
+	now := s.loop.clock.Now()
+	if e.devices.since.IsZero() {
+		e.devices.since = now
 	}
 	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
 	if name == agentapi.ResourceGPU {
@@ -76,13 +89,13 @@ func (c *Controller) equip(ctx context.Context, e *entry) (ready bool, again tim
 		what = "accelerators"
 		lacks += "of Kip's own a cell offers " + string(agentapi.ResourceGPU) + " alone, so a device plugin in its image is to offer these"
 	}
-	left := e.timeLeft(e.equipping.Add(gpuTimeout + c.cfg.Late.Since(e.equipping)).Sub(now))
+	left := e.timeLeft(e.devices.since.Add(gpuTimeout + s.loop.late.Since(e.devices.since)).Sub(now))
 	if left <= 0 {
-		c.endFor(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
+		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
 		return true, 0, nil
 	}
-	if now.Sub(e.equipping) >= gpuSilence {
-		c.tellDisk(ctx, e, events.GPUsNotReady, fmt.Sprintf("The %s of cell %s are not there yet: %s", what, e.id, lacks))
+	if now.Sub(e.devices.since) >= gpuSilence {
+		s.waits.tell(ctx, e, events.GPUsNotReady, fmt.Sprintf("The %s of cell %s are not there yet: %s", what, e.id, lacks))
 	}
 	return false, gpuPoll, nil
 }

@@ -3,10 +3,12 @@ package cells
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 )
@@ -23,49 +25,73 @@ const noticeOver = 2 * time.Minute
 // within half an hour.
 const certainOver = 35 * time.Minute
 
-// hearInterruptions takes the cloud's notices until ctx ends.
-func (c *Controller) hearInterruptions(ctx context.Context) {
-	source := c.cfg.Calls.Features().Interrupter
+// interruptions are those that the cloud announces of cells.
+type interruptions struct {
+	table     *table
+	loop      *loop
+	records   *records
+	calls     *pipe.Pipe
+	gate      *gate.Gate
+	events    *reporter
+	observers *observers
+	inventory *inventory
+	listening *listening
+	ends      *ends
+
+	mu sync.Mutex // of the notices of all cells
+}
+
+// notice is who was told of a cell's interruption, by its time.
+type notice struct {
+	told time.Time // to observers; of the cell's worker
+	// warned and counted are that which the pod's owner was told of, and that which CellTakenBack
+	// was told of. Those of an earlier process count as told.
+	warned, counted time.Time
+}
+
+// run takes the cloud's notices until ctx ends.
+func (s *interruptions) run(ctx context.Context) {
+	source := s.calls.Features().Interrupter
 	if source == nil {
 		return
 	}
 	for ctx.Err() == nil {
 		err := source.Interruptions(ctx, cloud.Listener{
 			Notify: func(i cloud.Interruption) {
-				c.cfg.Pulse.Turn(ctx, "interruptions", func(ctx context.Context) { c.interrupt(ctx, i) })
+				s.loop.pulse.Turn(ctx, "interruptions", func(ctx context.Context) { s.interrupt(ctx, i) })
 			},
-			Mine:    func(instance string) bool { return c.havingInstance(instance) != nil },
-			Planned: c.planned,
+			Mine:    func(instance string) bool { return s.table.havingInstance(instance) != nil },
+			Planned: s.planned,
 		})
 		if ctx.Err() != nil {
 			return
 		}
-		c.cfg.Log.Warn("listen for interruptions, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
-		c.sleep(ctx, c.cfg.Random.Jittered(interruptionRetry))
+		s.loop.log.Warn("listen for interruptions, retrying", "cloud", s.calls.Name(), "err", err)
+		s.loop.sleep(ctx, s.loop.random.Jittered(interruptionRetry))
 	}
 }
 
 // interrupt notes that the cloud takes an instance back. A cell without a pod is
 // replaced at once. A bound cell ends with the notice, and its pod moves before.
-func (c *Controller) interrupt(ctx context.Context, i cloud.Interruption) {
-	found := c.havingInstance(i.InstanceID)
+func (s *interruptions) interrupt(ctx context.Context, i cloud.Interruption) {
+	found := s.table.havingInstance(i.InstanceID)
 	if found != nil && i.CalledOff {
 		if cell := found.cell(); cell.Planned && !cell.Interrupted.IsZero() {
-			c.forgetNotice(ctx, found)
-			c.queue.Add(found.id)
+			s.forget(ctx, found)
+			s.loop.queue.Add(found.id)
 		}
 		return
 	}
 	if found != nil {
-		_ = c.announced(ctx, found, i, false) // a write that was refused has ended Kip
+		_ = s.announced(ctx, found, i, false) // a write that was refused has ended Kip
 	}
 }
 
 // planned are the instances that the cloud is to take for what it has planned.
-func (c *Controller) planned() (instances []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
+func (s *interruptions) planned() (instances []string) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, e := range s.table.byID {
 		if cell := e.cell(); cell.Planned && !cell.Interrupted.IsZero() && cell.Instance != nil {
 			instances = append(instances, cell.Instance.ID)
 		}
@@ -84,28 +110,28 @@ var (
 // stored. byCell says that the cell tells it of itself, which is believed, but not counted against
 // what it was bought as: whoever is root there may make it up. It counts when the cloud says so
 // too, or when no pod has run there.
-func (c *Controller) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) error {
+func (s *interruptions) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) error {
 	at := i.At
 	if i.Left != 0 {
-		at = c.cfg.Clock.Now().Add(i.Left)
+		at = s.loop.clock.Now().Add(i.Left)
 	}
 	for {
-		err := c.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i, byCell, c.cfg.Clock.Now()) })
+		err := s.records.save(ctx, e, func(cell *Cell) error { return cell.interrupt(at, i, byCell, s.loop.clock.Now()) })
 		switch {
 		case err == nil, errors.Is(err, errKnown):
-			c.tellNotice(e, i)
+			s.tellNotice(e, i)
 			return nil
 		case errors.Is(err, errGone), errors.Is(err, errMoot):
 			return nil
 		case errors.Is(err, errMoved):
 			continue // it may be this notice that was stored
 		}
-		c.cfg.Log.Warn("store an interruption, retrying", "cell", e.id, "instance", i.InstanceID, "err", err)
+		s.loop.log.Warn("store an interruption, retrying", "cell", e.id, "instance", i.InstanceID, "err", err)
 		if refusedWrite(err) {
-			c.fail(err)
+			s.loop.fail(err)
 			return err
 		}
-		if !c.sleep(ctx, c.cfg.Random.Jittered(time.Second)) {
+		if !s.loop.sleep(ctx, s.loop.random.Jittered(time.Second)) {
 			return err
 		}
 	}
@@ -135,75 +161,75 @@ func (cell *Cell) interrupt(at time.Time, i cloud.Interruption, byCell bool, now
 
 // tellNotice tells of the stored notice what was not told yet, and wakes the cell. It is called
 // wherever one is found stored: the answer of the write that stored it may have been lost.
-func (c *Controller) tellNotice(e *entry, i cloud.Interruption) {
+func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
 	cell := e.cell()
 	at := cell.Interrupted
 	if at.IsZero() {
 		return // it was forgotten meanwhile
 	}
-	c.mu.Lock()
-	warn := !e.warned.Equal(at)
-	e.warned = at
-	count := !cell.Unconfirmed && !cell.Planned && !e.counted.Equal(at)
+	s.mu.Lock()
+	warn := !e.notice.warned.Equal(at)
+	e.notice.warned = at
+	count := !cell.Unconfirmed && !cell.Planned && !e.notice.counted.Equal(at)
 	if count {
-		e.counted = at
+		e.notice.counted = at
 	}
-	c.mu.Unlock()
+	s.mu.Unlock()
 	if count && cell.Offer().Spot {
-		c.observers.CellTakenBack(*cell)
+		s.observers.CellTakenBack(*cell)
 	}
 	if warn {
-		c.report(cell, events.NewInterrupted(e.id, i.InstanceID, at, i.Reason))
+		s.events.report(cell, events.NewInterrupted(e.id, i.InstanceID, at, i.Reason))
 	}
-	c.queue.Add(e.id)
+	s.loop.queue.Add(e.id)
 }
 
 // interrupted carries out what a notice asks for. It returns how long is left until
 // the instance is lost, 0 where no notice was given, and whether the cell ends now.
-func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
+func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
-		if !e.told.IsZero() { // it was called off, or did not come
-			e.told = time.Time{}
-			c.observers.CellInterrupted(*cell)
+		if !e.notice.told.IsZero() { // it was called off, or did not come
+			e.notice.told = time.Time{}
+			s.observers.CellInterrupted(*cell)
 		}
 		return 0, false
 	}
-	left = cell.Interrupted.Sub(c.cfg.Clock.Now())
+	left = cell.Interrupted.Sub(s.loop.clock.Now())
 	const taken = "the cloud took its instance back"
 	if cell.Phase != apiv1.Bound {
-		c.endFor(e, CauseInterrupted, taken)
+		s.ends.begin(e, CauseInterrupted, taken)
 		return 0, true
 	}
 	if left <= 0 {
-		i := c.inventory.last().byID[cell.Instance.ID]
-		s := sign{
+		i := s.inventory.last().byID[cell.Instance.ID]
+		lost := sign{
 			cause: CauseInterrupted,
 			why:   taken,
 			sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
 		}
-		c.mu.Lock()
-		s.heard = c.mayHaveBeenHeard(e, s.sure)
-		isHeard := c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
-		c.mu.Unlock()
+		s.table.mu.Lock()
+		lost.heard = s.listening.mayHaveHeard(e, lost.sure)
+		isHeard := s.loop.clock.Since(e.lastSign()) < gate.Fresh
+		s.table.mu.Unlock()
 		over := noticeOver
 		if cell.Certain {
 			over = certainOver
 		}
 		switch {
 		case !isHeard || left > -over:
-			c.lose(ctx, e, c.population(), s)
-		case c.forgetNotice(ctx, e):
+			s.ends.lose(ctx, e, s.ends.population(), lost)
+		case s.forget(ctx, e):
 			return 0, false
 		}
 		return silentPoll, true
 	}
-	if !e.told.Equal(cell.Interrupted) {
-		if !c.mayMove(ctx, e) {
+	if !e.notice.told.Equal(cell.Interrupted) {
+		if !s.mayMove(ctx, e) {
 			return min(left, idlePoll), true
 		}
-		e.told = cell.Interrupted
-		c.observers.CellInterrupted(*cell)
+		e.notice.told = cell.Interrupted
+		s.observers.CellInterrupted(*cell)
 	}
 	return left, true
 }
@@ -212,20 +238,20 @@ func (c *Controller) interrupted(ctx context.Context, e *entry) (left time.Durat
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
 // worth most then, and an eviction leaves no pod without another. So it is with what was bought
 // for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
-func (c *Controller) mayMove(ctx context.Context, e *entry) bool {
+func (s *interruptions) mayMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
 	if cell.Offer().Market() == cloud.Spot || cell.Certain {
 		return true
 	}
-	end := c.endOf(cell, "the cloud is about to take its instance back")
+	end := endOf(cell, "the cloud is about to take its instance back")
 	end.Mistakable = true
-	return c.admit(ctx, e, end, c.population())
+	return s.ends.admit(ctx, e, end, s.ends.population())
 }
 
-// forgetNotice takes a notice back that was not true: the cell is heard long after its
+// forget takes a notice back that was not true: the cell is heard long after its
 // time. It returns false if that could not be stored.
-func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
-	err := c.save(ctx, e, func(cell *Cell) error {
+func (s *interruptions) forget(ctx context.Context, e *entry) bool {
+	err := s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Interrupted, cell.Planned, cell.Certain, cell.Unconfirmed = time.Time{}, false, false, false
 		return nil
 	})
@@ -233,14 +259,14 @@ func (c *Controller) forgetNotice(ctx context.Context, e *entry) bool {
 	case err == nil:
 	case errors.Is(err, errMoved) && e.cell().Interrupted.IsZero(): // by a write whose answer was lost
 	case refusedWrite(err):
-		c.fail(err)
+		s.loop.fail(err)
 		return false
 	default:
-		c.cfg.Log.Warn("forget an interruption that did not come, retrying", "cell", e.id, "err", err)
+		s.loop.log.Warn("forget an interruption that did not come, retrying", "cell", e.id, "err", err)
 		return false
 	}
 	id := e.cell().Instance.ID
-	c.cfg.Gate.Forget(id)
-	c.cfg.Log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)
+	s.gate.Forget(id)
+	s.loop.log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)
 	return true
 }

@@ -1,9 +1,7 @@
 package cells
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -11,7 +9,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -80,6 +77,7 @@ func (l look) complete() bool {
 type inventory struct {
 	health  Health
 	listLag time.Duration
+	polls   chan struct{} // asks for a fresh look
 
 	mu     sync.Mutex
 	latest look
@@ -138,6 +136,7 @@ func newInventory(health Health, listLag time.Duration) *inventory {
 	return &inventory{
 		health:  health,
 		listLag: listLag,
+		polls:   make(chan struct{}, 1),
 		missing: map[string]time.Time{},
 		orphans: map[string]time.Time{},
 		stopped: map[string]time.Time{},
@@ -411,237 +410,14 @@ func (v *inventory) askAnew(id string) {
 }
 
 // pollSoon asks for a fresh look; it does not wait for it.
-func (c *Controller) pollSoon() {
+func (v *inventory) pollSoon() {
 	select {
-	case c.polls <- struct{}{}:
+	case v.polls <- struct{}{}:
 	default:
-	}
-}
-
-// takeInventory compares the cloud's list of our instances with the cells, until
-// ctx ends.
-func (c *Controller) takeInventory(ctx context.Context) {
-	idle := c.cfg.Clock.NewTicker(c.cfg.Health.pollInterval())
-	defer idle.Stop()
-	for {
-		c.cfg.Pulse.Turn(ctx, "inventory", c.lookOnce)
-		select {
-		case <-ctx.Done():
-			return
-		case <-idle.C():
-			continue
-		case <-c.polls:
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.cfg.Clock.After(c.cfg.SoonPoll):
-		}
-	}
-}
-
-// lookOnce asks for the cloud's list and compares it with the cells.
-func (c *Controller) lookOnce(ctx context.Context) {
-	began := c.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	list, err := c.cfg.Calls.List(call, c.cfg.ControllerID)
-	cancel()
-	switch {
-	case err == nil:
-		c.compare(ctx, began, list)
-	case ctx.Err() == nil:
-		c.cfg.Log.Warn("list our instances", "cloud", c.cfg.Calls.Name(), "err", err)
-	}
-}
-
-// compare takes an answer of the cloud, and acts on what follows from it.
-func (c *Controller) compare(ctx context.Context, began time.Time, listing cloud.Listing) {
-	var cells []known
-	c.mu.Lock()
-	for _, e := range c.cells {
-		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
-		k.heard = c.cfg.Clock.Since(e.lastSign()) < gate.Fresh
-		if i := k.cell.Instance; i != nil && c.terminating[i.ID] != nil {
-			k.terminated = c.terminating[i.ID].accepted
-		}
-		k.addressed = k.cell.Instance == nil || c.addressed(k.cell.Instance)
-		cells = append(cells, k)
-	}
-	c.mu.Unlock()
-	listing.Instances = c.leaveOthers(listing.Instances, cells)
-	c.avoid(listing.Silent)
-	seen, f := c.inventory.show(began, listing, cells, c.born)
-	// First: nothing may be launched by a look that has not told what is unknown.
-	was, sure := c.Behind()
-	c.compareGenerations(ctx, seen, f.unnamed)
-	if is, _ := c.Behind(); !sure && is != was {
-		for _, k := range cells {
-			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
-		}
-	}
-	// Those whom the look shows do not wait for what the cloud says of others.
-	seen = c.inventory.adopt(seen, f, nil)
-	c.forgetStrays(seen)
-	for _, id := range f.wake {
-		c.queue.Add(id)
-	}
-	c.tagUntagged(seen)
-	c.unboostAll()
-	states, faults := c.describe(ctx, f.absent)
-	if len(f.absent) > 0 {
-		seen = c.inventory.adopt(seen, f, states)
-	}
-	for _, id := range seen.hides {
-		c.cfg.Log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: has it lost its tags?",
-			"instance", id, "owner", c.cfg.ControllerID)
-	}
-	population := c.population()
-	for _, a := range f.absent {
-		c.queue.Add(a.cell.ID)
-	}
-	for _, a := range f.absent {
-		if a.due && seen.ended[a.instance()] {
-			c.loseTo(ctx, a.cell.ID, population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
-		}
-	}
-	for _, cell := range f.stopped {
-		id := cell.Instance.ID
-		s := sign{cause: CauseLost, why: "instance " + id + " was stopped, and not by Kip"}
-		if fault := seen.byID[id].Fault; fault != nil {
-			s = sign{cause: causeOf(fault), why: fmt.Sprintf("the cloud has stopped instance %s: %v", id, fault), fault: fault}
-		}
-		c.loseTo(ctx, cell.ID, population, s)
-	}
-	for range f.found {
-		c.observers.OrphanFound()
-	}
-	for _, i := range f.orphans {
-		c.endStray(i)
-	}
-}
-
-// leaveOthers takes those out of a list that have Kip's tags, and that somebody else has launched:
-// they are told once, and nothing follows from them.
-func (c *Controller) leaveOthers(list []cloud.Instance, cells []known) []cloud.Instance {
-	owned := map[string]bool{}
-	for _, k := range cells {
-		if i := k.cell.Instance; i != nil {
-			owned[i.ID] = true
-		}
-	}
-	others := map[string]bool{}
-	list = slices.DeleteFunc(slices.Clone(list), func(i cloud.Instance) bool {
-		if owned[i.ID] || c.Launched(i) {
-			return false
-		}
-		others[i.ID] = true
-		if !c.inventory.foreign[i.ID] {
-			c.cfg.Log.Error("an instance has the tags of this Kip, and was launched by somebody else: it is left alone; remove its tags",
-				"instance", i.ID, "owner", c.cfg.ControllerID)
-		}
-		return true
-	})
-	c.inventory.foreign = others
-	return list
-}
-
-// Launched says that an instance with this Kip's tags was launched by it, or by one before it.
-func (c *Controller) Launched(i cloud.Instance) bool {
-	// One that ends shows less and less of itself, and is left alone anyway.
-	return i.State == cloud.Terminating || launchedBy(c.cfg.ControllerID, i)
-}
-
-// compareGenerations sees whether the store knows of the instances that no cell has.
-func (c *Controller) compareGenerations(ctx context.Context, seen look, unnamed []cloud.Instance) {
-	news, err := c.lineage.saw(ctx, seen, unnamed, c.cfg.Clock.Now())
-	if news {
-		c.cfg.Log.Error(behind, "instances", len(c.Generation().Unknown), "store", c.lineage.current().Store)
-	}
-	switch {
-	case err == nil || ctx.Err() != nil:
-	case refusedWrite(err):
-		c.fail(err)
-	default:
-		c.cfg.Log.Warn("store that the store is behind, retrying", "err", err)
-	}
-}
-
-// signOf is what an instance that is not there any more says of its cell.
-func signOf(a absent, sure bool, fault error) sign {
-	if fault == nil {
-		return sign{cause: CauseLost, why: "instance " + a.instance() + " is no longer in the cloud's list", sure: sure}
-	}
-	return sign{
-		cause: causeOf(fault),
-		why:   endedBy(a.instance(), fault),
-		sure:  sure,
-		fault: fault,
 	}
 }
 
 // lacks says that the cloud does not have what was asked for.
 func lacks(err error) bool {
 	return errors.Is(err, cloud.ErrCapacity) || errors.Is(err, cloud.ErrQuota)
-}
-
-// causeOf is why a cell ends whose instance the cloud has ended.
-func causeOf(fault error) Cause {
-	switch {
-	case lacks(fault):
-		return CauseInterrupted
-	case errors.Is(fault, cloud.ErrUnfit):
-		return CauseUnfit
-	}
-	return CauseLost
-}
-
-func endedBy(instance string, fault error) string {
-	return fmt.Sprintf("the cloud has ended instance %s: %v", instance, fault)
-}
-
-// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
-func (c *Controller) loseTo(ctx context.Context, id string, population int, s sign) {
-	c.mu.Lock()
-	e := c.cells[id]
-	if e != nil {
-		s.heard = c.mayHaveBeenHeard(e, s.sure)
-	}
-	c.mu.Unlock()
-	if e != nil {
-		c.lose(ctx, e, population, s)
-	}
-}
-
-// describeMost is how many instances one call describes.
-const describeMost = 500
-
-// describe asks the cloud of each instance that a look does not show, and returns
-// their states, and why the cloud has ended them where it says; those of which it got no
-// answer are left out.
-func (c *Controller) describe(ctx context.Context, asked []absent) (states map[string]cloud.State, faults map[string]error) {
-	states, faults = make(map[string]cloud.State, len(asked)), map[string]error{}
-	for group := range slices.Chunk(asked, describeMost) {
-		ids := make([]string, len(group))
-		for n, a := range group {
-			ids[n] = a.instance()
-		}
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		described := c.cfg.Calls.DescribeEach(call, ids...)
-		cancel()
-		var failed error // one of them: a call that fails does so for all that it names
-		unanswered := 0
-		for n, d := range described {
-			if d.Err != nil {
-				failed = d.Err
-				unanswered++
-				continue
-			}
-			states[ids[n]], faults[ids[n]] = d.Instance.State, d.Instance.Fault
-		}
-		if failed != nil && ctx.Err() == nil {
-			c.cfg.Log.Warn("describe instances that the cloud's list does not show", "cloud", c.cfg.Calls.Name(),
-				"instances", len(ids), "unanswered", unanswered, "err", failed)
-		}
-	}
-	return states, faults
 }

@@ -40,13 +40,13 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.cells.compare(t.Context(), began.Add(tc.at), list)
-		if got := len(w.cells.terminating); got != tc.want {
+		w.cells.lister.compare(t.Context(), began.Add(tc.at), list)
+		if got := len(w.cells.endings.byInstance); got != tc.want {
 			t.Fatalf("after %s %d are to end, want %d", tc.at, got, tc.want)
 		}
 	}
-	w.cells.terminateAll(t.Context(), w.cells.terminations.items)
-	w.cells.running.Wait()
+	w.cells.terminations.terminateAll(t.Context(), w.cells.terminations.queued.items)
+	w.cells.loop.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
 	}
@@ -383,10 +383,10 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 
 func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 	m := &modelCloud{instances: map[string]cloud.Instance{"i-1": {ID: "i-1", State: cloud.Running}}, odd: "i-2"}
-	c := &Controller{cfg: Config{
-		Calls: pipe.New(pipe.Config{Cloud: m, Clock: clock.RealClock{}}),
-		Log:   slog.New(slog.DiscardHandler),
-	}}
+	c := &lister{
+		calls: pipe.New(pipe.Config{Cloud: m, Clock: clock.RealClock{}}),
+		loop:  &loop{log: slog.New(slog.DiscardHandler)},
+	}
 	var asked []absent
 	for _, id := range []string{"i-1", "i-2", "i-3"} {
 		asked = append(asked, absent{cell: &Cell{Instance: &cloud.Instance{ID: id}}})

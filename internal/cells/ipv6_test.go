@@ -10,7 +10,7 @@ import (
 )
 
 func TestBothAddressesOfAnInstanceReachItsAgentAndItsCell(t *testing.T) {
-	c := &Controller{}
+	c := &connections{}
 	four := cloud.Instance{ID: "i-1", ManagementIP: netip.MustParseAddr("10.0.0.2"), PodIP: netip.MustParseAddr("10.0.128.2")}
 	both := four
 	both.ManagementIPv6, both.PodIPv6 = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::8002")

@@ -5,7 +5,6 @@ import (
 	"maps"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/events"
 )
 
 // labelTags are the labels of a cell's pod that costs are kept by, as tags. A label with the key of one of Kip's own tags
@@ -49,33 +48,10 @@ func (l *launch) labelled() bool {
 	return false
 }
 
-// withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
-func (c *Controller) withoutLabels(cell *Cell) (events.Event, error) {
-	cell.NoLabels = true
-	return c.takenBack(cell)
-}
-
 // withoutLabelsRefused gives a cell its labels back where the cloud refuses its launch without them as well. Either the
 // refusal is of the account, or the cell goes on to its next offer: so no offer is tried more than twice.
 func (c *Cell) withoutLabelsRefused(err error) {
 	if mayBeLabels(err) || errors.Is(err, cloud.ErrUnauthorised) {
 		c.NoLabels = false
-	}
-}
-
-// tagGiven has the tags of a standby cell written that was given to a pod. The last look mostly shows its instance with all
-// parts, so no other has to show them first.
-func (c *Controller) tagGiven(e *entry) {
-	cell := e.cell()
-	if c.cfg.Calls.Features().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
-		return
-	}
-	i, there := c.inventory.last().byID[cell.Instance.ID]
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e.tagTries, e.tagWait = 0, 0                    // they were of other tags
-	if there && !lacksParts(i, now) && !e.tagging { // else the next look shows what is missing
-		c.tagSoon(e, i.Parts, now)
 	}
 }

@@ -211,20 +211,6 @@ func TestALaunchThatIsThrottledForItsSizeIsMadeInSmallerOnes(t *testing.T) {
 	})
 }
 
-// Calls that were under way together are throttled together: the smallest says how many go at once.
-func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T) {
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		for _, cells := range []int{20, 100} {
-			b.cells.setApart(Offer{Zone: "z"}, cells, map[int]verdict{0: isTooMany})
-		}
-		b.cells.mu.Lock()
-		defer b.cells.mu.Unlock()
-		if got := b.cells.apart[location{}].most; got != 10 {
-			t.Errorf("%d are launched at once, want 10", got)
-		}
-	})
-}
-
 // A disk is the pod's own: who asks for another size is launched by another call.
 func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
@@ -259,10 +245,10 @@ func TestALaunchIsOverWhenItsOutcomeIsFoundStored(t *testing.T) {
 		if op != "applied" || !strings.Contains(key, launchesPrefix) || writes.Add(1) != 2 { // the first stores the launch
 			return nil
 		}
-		b.cells.mu.Lock()
-		defer b.cells.mu.Unlock()
-		for id := range b.cells.cells {
-			b.cells.queue.Add(id)
+		b.cells.table.mu.Lock()
+		defer b.cells.table.mu.Unlock()
+		for id := range b.cells.table.byID {
+			b.cells.loop.queue.Add(id)
 		}
 		return errors.New("the answer is lost")
 	}, func(t *testing.T, of *bubble) {
@@ -270,15 +256,15 @@ func TestALaunchIsOverWhenItsOutcomeIsFoundStored(t *testing.T) {
 		b.later(time.Second)
 		b.request("a", "nano")
 		b.later(time.Minute)
-		b.cells.mu.Lock()
-		defer b.cells.mu.Unlock()
-		for _, e := range b.cells.cells {
+		b.cells.table.mu.Lock()
+		defer b.cells.table.mu.Unlock()
+		for _, e := range b.cells.table.byID {
 			if e.cell().Phase != apiv1.Bound || e.launching || writes.Load() != 2 {
 				t.Errorf("the cell is %s, being launched %t, after %d writes of its launch", e.cell().Phase, e.launching, writes.Load())
 			}
 		}
-		if len(b.cells.cells) != 1 {
-			t.Errorf("there are %d cells", len(b.cells.cells))
+		if len(b.cells.table.byID) != 1 {
+			t.Errorf("there are %d cells", len(b.cells.table.byID))
 		}
 	})
 }

@@ -239,16 +239,3 @@ func (l *ledger) total(there func() []Cost) []Cost {
 	defer l.mu.Unlock()
 	return slices.SortedFunc(maps.Values(l.with(there())), func(a, b Cost) int { return cmp.Compare(a.key(), b.key()) })
 }
-
-// Costs returns what all cells have cost until now, those that are gone
-// included, also over restarts. The order is by type.
-func (c *Controller) Costs() []Cost {
-	now := c.cfg.Clock.Now()
-	return c.ledger.total(func() []Cost {
-		var running []Cost
-		for _, cell := range c.List() {
-			running = append(running, cell.cost(now))
-		}
-		return running
-	})
-}

@@ -6,79 +6,92 @@ import (
 	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 )
 
 const keyPrefix = "cells/"
 
-// Load reads the stored cells and takes up their lives again. A bound cell shows
+// loading takes up the lives of the cells that are stored.
+type loading struct {
+	table       *table
+	loop        *loop
+	store       *store.Store
+	ledger      *ledger
+	gate        *gate.Gate
+	generations *generations
+	listening   *listening
+	exclusion   *exclusion
+}
+
+// load reads the stored cells and takes up their lives again. A bound cell shows
 // its pod before its tunnel is dialled: its kubelet must never be told that the pod
-// is gone. Call Load once, before Run.
-func (c *Controller) Load(ctx context.Context) error {
-	c.began = c.cfg.Clock.Now()
-	if c.cfg.TermBegan.IsZero() {
-		c.cfg.TermBegan = c.began
+// is gone. Call it once, before Run.
+func (s *loading) load(ctx context.Context) error {
+	s.listening.began = s.loop.clock.Now()
+	if s.listening.termBegan.IsZero() {
+		s.listening.termBegan = s.listening.began
 	}
-	if err := c.loadGeneration(ctx); err != nil {
+	if err := s.generations.load(ctx); err != nil {
 		return err
 	}
-	if err := c.loadBorn(ctx); err != nil {
+	if err := s.loadBorn(ctx); err != nil {
 		return err
 	}
-	if err := c.ledger.load(ctx); err != nil {
+	if err := s.ledger.load(ctx); err != nil {
 		return err
 	}
-	err := c.cfg.Store.List(ctx, keyPrefix, func(key string, data []byte, revision int64) error {
+	err := s.store.List(ctx, keyPrefix, func(key string, data []byte, revision int64) error {
 		var cell Cell
 		if err := json.Unmarshal(data, &cell); err != nil {
 			return fmt.Errorf("read the stored cell %s: %w", key, err)
 		}
 		e := newEntry(cell, revision)
 		e.loaded = true
-		c.index(e, cell.Instance)
-		if other := c.cells[c.byPod[cell.Pod.UID]]; other != nil {
+		s.table.index(e, cell.Instance)
+		if other := s.table.byID[s.table.byPod[cell.Pod.UID]]; other != nil {
 			// A write whose answer was lost came through late. The cell of that
 			// write is the one that got less far.
 			if order(other.cell().Phase) >= order(cell.Phase) {
 				other, e = e, other
 			}
-			c.uncount(other)
-			c.count(e)
+			s.table.uncount(other)
+			s.table.count(e)
 			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
-			c.enter(other)
-			c.enter(e)
-			c.byPod[cell.Pod.UID] = e.id
-			c.claim(e)
+			s.table.enter(other)
+			s.table.enter(e)
+			s.table.byPod[cell.Pod.UID] = e.id
+			s.table.claim(e)
 			return nil
 		}
-		c.reserve(e)
-		c.enter(e)
+		s.table.reserve(e)
+		s.table.enter(e)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for id, e := range c.cells {
-		c.queue.Add(id)
+	for id, e := range s.table.byID {
+		s.loop.queue.Add(id)
 		// What an earlier process has decided stays so.
 		if cell := e.cell(); !cell.Live() && cell.Instance != nil {
-			c.cfg.Gate.Resume(cell.Instance.ID)
+			s.gate.Resume(cell.Instance.ID)
 		}
 	}
-	return c.sweepLaunches(ctx)
+	return s.sweepLaunches(ctx)
 }
 
 // sweepLaunches removes stored calls that no cell waits for: a backup that was
 // restored may hold such.
-func (c *Controller) sweepLaunches(ctx context.Context) error {
+func (s *loading) sweepLaunches(ctx context.Context) error {
 	waited := map[string]bool{}
-	for _, e := range c.cells {
+	for _, e := range s.table.byID {
 		if cell := e.cell(); cell.Phase == apiv1.Launching && cell.Launch != nil {
 			waited[launchesPrefix+cell.Launch.ID] = true
 		}
 	}
 	left := map[string]int64{}
-	err := c.cfg.Store.List(ctx, launchesPrefix, func(key string, _ []byte, revision int64) error {
+	err := s.store.List(ctx, launchesPrefix, func(key string, _ []byte, revision int64) error {
 		if !waited[key] {
 			left[key] = revision
 		}
@@ -88,7 +101,7 @@ func (c *Controller) sweepLaunches(ctx context.Context) error {
 		return err
 	}
 	for key, revision := range left {
-		if err := c.cfg.Store.Delete(ctx, key, revision); err != nil {
+		if err := s.store.Delete(ctx, key, revision); err != nil {
 			return err
 		}
 	}
@@ -111,12 +124,12 @@ const bornKey = "born"
 
 // loadBorn reads when the store was new. Instances that are older were launched
 // by a Kip whose store was lost.
-func (c *Controller) loadBorn(ctx context.Context) error {
-	revision, err := c.cfg.Store.Get(ctx, bornKey, &c.born)
+func (s *loading) loadBorn(ctx context.Context) error {
+	revision, err := s.store.Get(ctx, bornKey, &s.exclusion.born)
 	if err != nil || revision != 0 {
 		return err
 	}
-	c.born = c.cfg.Clock.Now()
-	_, err = c.cfg.Store.Put(ctx, bornKey, c.born, 0)
+	s.exclusion.born = s.loop.clock.Now()
+	_, err = s.store.Put(ctx, bornKey, s.exclusion.born, 0)
 	return err
 }

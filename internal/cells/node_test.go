@@ -103,16 +103,16 @@ func TestAStandbyCellServesAnyNode(t *testing.T) {
 
 func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 	inBubble(t, keep(0), nil, func(t *testing.T, b *bubble) {
-		b.cells.mu.Lock()
+		b.cells.table.mu.Lock()
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
 			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
 			e := newEntry(cell, 0)
 			e.session = &modelLink{connected: true}
-			b.cells.standby[cell.ID] = e
+			b.cells.table.standby[cell.ID] = e
 		}
-		best, _ := b.cells.standbyFor(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
-		clear(b.cells.standby)
-		b.cells.mu.Unlock()
+		best, _ := b.cells.standbys.find(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
+		clear(b.cells.table.standby)
+		b.cells.table.mu.Unlock()
 		if best == nil || best.id != "kip-0-2" {
 			t.Errorf("the pod is given %v, want the cell of its own node", best)
 		}

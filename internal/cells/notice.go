@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -24,8 +25,8 @@ const (
 // own pod moves, or runs where it is until the cloud says more.
 type hearing struct {
 	API
-	c *Controller
-	e *entry
+	notices *notices
+	e       *entry
 }
 
 // Unwrap returns the API itself.
@@ -34,12 +35,12 @@ func (h hearing) Unwrap() http.Handler { return h.API }
 // ServeHTTP takes notices now and then, and leaves the rest to the API, which charges the cell for
 // what it refuses, a notice too soon among it.
 func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !agentapi.IsNotice(r) || !h.c.mayNotify(h.e) {
+	if !agentapi.IsNotice(r) || !h.notices.listensTo(h.e) {
 		h.API.ServeHTTP(w, r)
 		return
 	}
 	var n agentapi.Notice
-	_ = http.NewResponseController(w).SetReadDeadline(h.c.cfg.Clock.Now().Add(noticeTimeout)) // what has none is no connection
+	_ = http.NewResponseController(w).SetReadDeadline(h.notices.loop.clock.Now().Add(noticeTimeout)) // what has none is no connection
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxNotice)).Decode(&n); err != nil {
 		http.Error(w, "the notice is no valid JSON of at most 1 KiB", http.StatusBadRequest)
 		return
@@ -47,7 +48,7 @@ func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch n.Kind {
 	case agentapi.NoticeTakenBack, agentapi.NoticeAtRisk:
 		var err error
-		h.c.cfg.Pulse.Turn(r.Context(), "notices", func(ctx context.Context) { err = h.c.notified(ctx, h.e, n) })
+		h.notices.loop.pulse.Turn(r.Context(), "notices", func(ctx context.Context) { err = h.notices.take(ctx, h.e, n) })
 		if err != nil {
 			http.Error(w, "the notice could not be stored", http.StatusServiceUnavailable)
 		}
@@ -56,30 +57,45 @@ func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// mayNotify says whether a cell is listened to now.
-func (c *Controller) mayNotify(e *entry) bool {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !e.notified.IsZero() && now.Sub(e.notified) < agentapi.NoticePause {
+// notices are what cells say of themselves.
+type notices struct {
+	loop          *loop
+	interruptions *interruptions
+	events        *reporter
+
+	mu sync.Mutex // of what all cells said of themselves
+}
+
+// ownNotice is what a cell said of itself.
+type ownNotice struct {
+	at     time.Time // when its agent last gave notice
+	atRisk bool      // its agent says that it is
+}
+
+// listensTo says whether a cell is listened to now.
+func (s *notices) listensTo(e *entry) bool {
+	now := s.loop.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.own.at.IsZero() && now.Sub(e.own.at) < agentapi.NoticePause {
 		return false
 	}
-	e.notified = now
+	e.own.at = now
 	return true
 }
 
-// notified takes what a cell says of itself. Only what was bought as spot is taken back so.
+// take takes what a cell says of itself. Only what was bought as spot is taken back so.
 // It returns an error if the cell is to say it again.
-func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) error {
+func (s *notices) take(ctx context.Context, e *entry, n agentapi.Notice) error {
 	cell := e.cell()
 	if cell.Instance == nil || !cell.Offer().Spot {
 		return nil
 	}
 	if n.Kind == agentapi.NoticeAtRisk {
-		c.tellRisk(e)
+		s.tellRisk(e)
 		return nil
 	}
-	return c.announced(ctx, e, cloud.Interruption{
+	return s.interruptions.announced(ctx, e, cloud.Interruption{
 		InstanceID: cell.Instance.ID,
 		Left:       min(max(n.Left, shortestNotice), longestNotice),
 		Reason:     "it was told so itself",
@@ -87,13 +103,13 @@ func (c *Controller) notified(ctx context.Context, e *entry, n agentapi.Notice) 
 }
 
 // tellRisk tells once that a spot cell is more likely than usual to be taken back. It moves nothing.
-func (c *Controller) tellRisk(e *entry) {
+func (s *notices) tellRisk(e *entry) {
 	cell := e.cell()
-	c.mu.Lock()
-	told := e.atRisk
-	e.atRisk = true
-	c.mu.Unlock()
+	s.mu.Lock()
+	told := e.own.atRisk
+	e.own.atRisk = true
+	s.mu.Unlock()
 	if !told && cell.Pod.UID != "" {
-		c.report(cell, events.NewRebalanceRecommended(e.id))
+		s.events.report(cell, events.NewRebalanceRecommended(e.id))
 	}
 }

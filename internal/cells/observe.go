@@ -41,9 +41,6 @@ type Observer interface {
 	PartDeleted(err error)
 }
 
-// Observe adds an observer. Call it before Load.
-func (c *Controller) Observe(o Observer) { c.observers = append(c.observers, o) }
-
 // Unobserved is an Observer that does nothing.
 type Unobserved struct{}
 

@@ -34,7 +34,7 @@ func (o everything) PartDeleted(err error)                 { o.note(o.name + " p
 func TestObserversAreToldEverythingInTheOrderInWhichTheyWereAdded(t *testing.T) {
 	var told []string
 	note := func(s string) { told = append(told, s) }
-	c := &Controller{}
+	c := &Controller{core: core{observers: &observers{}}}
 	c.Observe(everything{"first", note})
 	c.Observe(Unobserved{})
 	c.Observe(everything{"second", note})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
 const (
@@ -16,54 +17,65 @@ const (
 	partsMost = 100
 )
 
-// sweepParts deletes what instances have left, until ctx ends: network interfaces,
+// sweeping deletes the parts of instances that are gone.
+type sweeping struct {
+	table     *table
+	loop      *loop
+	calls     *pipe.Pipe
+	inventory *inventory
+	lineage   *lineage
+	observers *observers
+	owner     string
+}
+
+// run deletes what instances have left, until ctx ends: network interfaces,
 // addresses and the like.
-func (c *Controller) sweepParts(ctx context.Context) {
-	parts := c.cfg.Calls.Features().Parts
+func (s *sweeping) run(ctx context.Context) {
+	parts := s.calls.Features().Parts
 	if parts == nil {
 		return
 	}
 	left := map[string]time.Time{}
-	for c.sleep(ctx, partsPoll) {
-		if c.isBehind() {
+	for s.loop.sleep(ctx, partsPoll) {
+		if s.lineage.isBehind() {
 			continue
 		}
-		began := c.cfg.Clock.Now()
+		began := s.loop.clock.Now()
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		list, err := parts.ListParts(call, c.cfg.ControllerID)
+		list, err := parts.ListParts(call, s.owner)
 		cancel()
 		if err != nil {
 			if ctx.Err() == nil {
-				c.cfg.Log.Warn("list the parts of our instances, retrying", "cloud", c.cfg.Calls.Name(), "err", err)
+				s.loop.log.Warn("list the parts of our instances, retrying", "cloud", s.calls.Name(), "err", err)
 			}
 			continue
 		}
 		var due []cloud.Part
 		// An instance that was launched since may have one of them.
-		for c.pollSoon(); !c.inventory.last().began.After(began); {
-			if !c.sleep(ctx, time.Second) {
+		for s.inventory.pollSoon(); !s.inventory.last().began.After(began); {
+			if !s.loop.sleep(ctx, time.Second) {
 				return
 			}
 		}
-		left, due = c.leftParts(began, list, left)
+		left, due = s.find(began, list, left)
 		for group := range slices.Chunk(due, partsMost) {
-			c.deleteParts(ctx, group)
+			s.delete(ctx, group)
 		}
 	}
 }
 
-// leftParts finds the parts whose instance and cell are gone, and since when they are
+// find finds the parts whose instance and cell are gone, and since when they are
 // seen so. Due are those that were so in two lists that are orphanAge apart. A part
 // of a batch says no cell: without an instance it is nobody's, unless a cell of the
 // batch has no instance yet. A part that says none of these is the owner's own, as a
 // security group is.
-func (c *Controller) leftParts(
+func (s *sweeping) find(
 	began time.Time, list []cloud.Part, before map[string]time.Time,
 ) (left map[string]time.Time, due []cloud.Part) {
-	look := c.inventory.last()
+	look := s.inventory.last()
 	kept := map[string]bool{} // cells, instances, and launches that are open
-	c.mu.Lock()
-	for _, e := range c.cells {
+	s.table.mu.Lock()
+	for _, e := range s.table.byID {
 		kept[e.id] = true
 		if cell := e.cell(); cell.Instance != nil {
 			kept[cell.Instance.ID] = true
@@ -71,7 +83,7 @@ func (c *Controller) leftParts(
 			kept[cell.Launch.ID] = true
 		}
 	}
-	c.mu.Unlock()
+	s.table.mu.Unlock()
 	left = map[string]time.Time{}
 	for _, p := range list {
 		cell, batch := p.Tags[cloud.TagCell], p.Tags[cloud.TagBatch]
@@ -85,7 +97,7 @@ func (c *Controller) leftParts(
 		since, again := before[p.ID]
 		if !again {
 			since = began
-			c.observers.PartLeft()
+			s.observers.PartLeft()
 		}
 		left[p.ID] = since
 		if began.Sub(since) >= orphanAge {
@@ -95,24 +107,24 @@ func (c *Controller) leftParts(
 	return left, due
 }
 
-func (c *Controller) deleteParts(ctx context.Context, group []cloud.Part) {
+func (s *sweeping) delete(ctx context.Context, group []cloud.Part) {
 	ids := make([]string, len(group))
 	for n, p := range group {
 		ids[n] = p.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := c.cfg.Calls.Features().Parts.DeleteParts(call, ids...)
+	results := s.calls.Features().Parts.DeleteParts(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return
 	}
 	for n, p := range group {
-		log := c.cfg.Log.With("part", p.ID, "kind", p.Kind, "cell", p.Tags[cloud.TagCell], "instance", p.Instance)
+		log := s.loop.log.With("part", p.ID, "kind", p.Kind, "cell", p.Tags[cloud.TagCell], "instance", p.Instance)
 		if err := results[n].Err; err != nil {
 			log.Warn("delete what an instance has left, retrying", "err", err)
 		} else {
 			log.Info("deleted what an instance has left")
 		}
-		c.observers.PartDeleted(results[n].Err)
+		s.observers.PartDeleted(results[n].Err)
 	}
 }

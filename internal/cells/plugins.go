@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -30,31 +29,44 @@ const (
 	pluginSilence = 20 * time.Second
 )
 
-// plug gives a ready cell its plugins, before its kubelet sees the pod. It returns
+// plugins gives ready cells the plugins of their pods' CSI drivers.
+type plugins struct {
+	loop   *loop
+	agents *asking
+	waits  *waits
+}
+
+// pluginsState is how far that is.
+type pluginsState struct {
+	sent  time.Time // when the agent had them from this process
+	known bool      // the kubelet knows their drivers
+}
+
+// prepare gives a ready cell its plugins, before its kubelet sees the pod. It returns
 // true when the kubelet knows their drivers. It returns true as well when something
 // else is to be done with the cell first.
-func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
-	if len(cell.Plugins) == 0 || cell.Stopped || e.plugged {
+	if len(cell.Plugins) == 0 || cell.Stopped || e.plugins.known {
 		return true, 0, nil
 	}
-	if stays, err := c.stays(ctx, e); !stays {
+	if stays, err := s.waits.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
 	if !e.session.Connected() {
 		return false, 0, nil // the tunnel wakes the cell
 	}
-	if session := e.session; e.pluginsSent.IsZero() {
-		err := c.aside(ctx, e, "plug", func(ctx context.Context) error { return c.putPlugins(ctx, e, session, cell.Plugins) })
+	if session := e.session; e.plugins.sent.IsZero() {
+		err := s.loop.aside(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
 		if errors.Is(err, errUnderWay) {
 			return false, 0, err
 		}
 		if err != nil {
-			c.tellDisk(ctx, e, events.CSIDriverNotReady,
+			s.waits.tell(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("Its cell does not take the node plugins of %s: %v; retrying", driverNames(cell.Plugins), err))
 			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
-		e.pluginsSent = c.cfg.Clock.Now()
+		e.plugins.sent = s.loop.clock.Now()
 	}
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
@@ -62,33 +74,18 @@ func (c *Controller) plug(ctx context.Context, e *entry) (ready bool, again time
 	missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
 	if known && len(missing) > 0 {
 		trouble := e.api.PluginTrouble()
-		if trouble == "" && c.cfg.Clock.Since(e.pluginsSent) >= pluginSilence {
+		if trouble == "" && s.loop.clock.Since(e.plugins.sent) >= pluginSilence {
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			c.tellDisk(ctx, e, events.CSIDriverNotReady,
+			s.waits.tell(ctx, e, events.CSIDriverNotReady,
 				fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
 		}
 		return false, pluginPoll, nil
 	}
-	e.plugged = true
-	c.noteDisk(ctx, e, told{})
+	e.plugins.known = true
+	s.waits.note(ctx, e, told{})
 	return true, 0, nil
-}
-
-// unplug waits until the kubelet of a cell that is being drained has let go of all
-// CSI volumes: what a driver has not written yet would be lost with the machine.
-func (c *Controller) unplug(ctx context.Context, e *entry) error {
-	return c.letsGo(ctx, e, pluginPoll, func(ctx context.Context) error { return c.putPlugins(ctx, e, e.session, nil) })
-}
-
-// putPlugins tells the agent which plugins its cell is to have.
-func (c *Controller) putPlugins(ctx context.Context, e *entry, s Session, list []Plugin) error {
-	plugins := make([]agentapi.Plugin, len(list))
-	for i, p := range list {
-		plugins[i] = agentapi.Plugin(p)
-	}
-	return c.ask(ctx, e, s, func(ctx context.Context, agent agentapi.Client) error { return agent.PutPlugins(ctx, plugins) })
 }
 
 func driverNames(list []Plugin) string {

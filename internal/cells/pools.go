@@ -47,18 +47,20 @@ type pools struct {
 	clock       clock.PassiveClock
 	random      backoff.Random
 	refillDelay time.Duration
-	template    func() string // that of the next cell
+	recipe      *recipe       // of the next cell
+	refill      chan struct{} // asks for a look at the pools
 
 	mu     sync.Mutex
 	byName map[string]*pool // which are there does not change
 }
 
-func newPools(list []Pool, refillDelay time.Duration, template func() string, clock clock.PassiveClock, random backoff.Random) *pools {
+func newPools(list []Pool, refillDelay time.Duration, recipe *recipe, clock clock.PassiveClock, random backoff.Random) *pools {
 	all := &pools{
 		clock:       clock,
 		random:      random,
 		refillDelay: refillDelay,
-		template:    template,
+		recipe:      recipe,
+		refill:      make(chan struct{}, 1),
 		byName:      map[string]*pool{},
 	}
 	for _, p := range list {
@@ -75,7 +77,7 @@ func (all *pools) none() bool { return len(all.byName) == 0 }
 func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	template := all.template()
+	template := all.recipe.template(all.recipe.digest())
 	current, outdated := map[string][]*Cell{}, map[string][]*Cell{}
 	ready := map[string]int{}
 	for _, cell := range cells {
@@ -191,6 +193,7 @@ func (all *pools) filled(name string, err error) bool {
 
 // empty wants no standby cells from now on.
 func (all *pools) empty() {
+	defer all.refillSoon()
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for _, p := range all.byName {
@@ -233,4 +236,12 @@ func (all *pools) states(cells []*Cell) (list []StandbyState) {
 	}
 	slices.SortFunc(list, func(a, b StandbyState) int { return cmp.Compare(a.Name, b.Name) })
 	return list
+}
+
+// refillSoon asks for a look at the pools.
+func (all *pools) refillSoon() {
+	select {
+	case all.refill <- struct{}{}:
+	default:
+	}
 }

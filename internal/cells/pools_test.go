@@ -62,7 +62,7 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPools([]Pool{{Name: "nano", Count: 2}}, 0, func() string { return "t" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+			p := newPools([]Pool{{Name: "nano", Count: 2}}, 0, &recipe{settings: "t"}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 			surplus, lacking := p.plan(tc.cells)
 			if !slices.Equal(surplus, tc.surplus) || !maps.Equal(lacking, tc.lacking) {
 				t.Errorf("it ends %v and lacks %v, want %v and %v", surplus, lacking, tc.surplus, tc.lacking)
@@ -74,7 +74,7 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
 	list := []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return nil, nil }}}
-	p := newPools(list, 0, func() string { return "" }, clk, func() float64 { return 1 })
+	p := newPools(list, 0, &recipe{}, clk, func() float64 { return 1 })
 	failed := *standbyAt("nano", "", apiv1.Gone, 1)
 	ready := failed
 	ready.step(apiv1.StepReady, time.Unix(2, 0))
@@ -98,7 +98,7 @@ func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 
 func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 2*time.Second, func() string { return "" }, clk, nil)
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 2*time.Second, &recipe{}, clk, nil)
 	if got := p.next(); got != poolCheck {
 		t.Errorf("without a wait it is %s, want %s", got, poolCheck)
 	}
@@ -110,7 +110,7 @@ func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 }
 
 func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 	none := errors.New("no capacity")
 	for i, step := range []struct {
 		err  error
@@ -125,7 +125,7 @@ func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
 }
 
 func TestEmptiedPoolsWantNothing(t *testing.T) {
-	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, func() string { return "" }, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{}, testclock.NewFakePassiveClock(time.Unix(0, 0)), nil)
 	p.empty()
 	surplus, lacking := p.plan([]*Cell{standbyAt("nano", "", apiv1.Ready, 1)})
 	if len(surplus) != 1 || len(lacking) != 0 || p.states(nil)[0].Want != 0 {

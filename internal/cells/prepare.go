@@ -13,37 +13,37 @@ import (
 // prepare has the cloud resolve what a group is launched with, and launches it. Nothing is
 // stored before, so that a Kip that dies here leaves cells that are to be launched. Others
 // launch meanwhile, also where the cloud takes one call at a time.
-func (c *Controller) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *pipe.Turn) {
+func (s *launching) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *pipe.Turn) {
 	turn.Yield()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	resolved, err := resolver.Resolve(call, c.launchSpec(*group[0].cell(), c.cfg.NameTag))
+	resolved, err := resolver.Resolve(call, s.launchCalls.launchSpec(*group[0].cell(), s.recipe.nameTag))
 	cancel()
-	group = c.wanted(group) // pods may have gone meanwhile
+	group = s.wanted(group) // pods may have gone meanwhile
 	switch {
 	case ctx.Err() != nil || len(group) == 0:
 		turn.Cancel()
 	case err != nil:
 		turn.Cancel()
-		c.notResolved(ctx, group, err)
+		s.notResolved(ctx, group, err)
 	case turn.Resume(ctx) == nil: // else ctx has ended
-		if group = c.wanted(group); len(group) == 0 {
+		if group = s.wanted(group); len(group) == 0 {
 			turn.Cancel()
 			return
 		}
 		for _, e := range group {
 			e.resolving = attempts{}
 		}
-		c.launchGroup(ctx, group, &resolved, turn)
+		s.launchGroup(ctx, group, &resolved, turn)
 	}
 }
 
 // notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
 // answer does not do so for this offer alone, and is no shortage of it.
-func (c *Controller) notResolved(ctx context.Context, group []*entry, failure error) {
+func (s *launching) notResolved(ctx context.Context, group []*entry, failure error) {
 	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
 		for _, e := range group {
-			c.giveTurnBack(e)
+			s.rights.giveTurnBack(e)
 		}
 	}
 	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
@@ -51,7 +51,7 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	if is == isOpen {
 		stay, others := byOtherArch(group, failure)
 		if len(stay) > 0 {
-			c.resolveAgain(stay, failure)
+			s.resolveAgain(stay, failure)
 		}
 		if len(others) == 0 {
 			return
@@ -64,14 +64,14 @@ func (c *Controller) notResolved(ctx context.Context, group []*entry, failure er
 	l := &launch{group: group, unstored: true}
 	known := l.open()
 	if errors.Is(failure, cloud.ErrUnauthorised) {
-		c.heardOfRights(offer.offering(), results)
+		s.rights.heard(offer.offering(), results)
 	}
 	verdicts := map[int]verdict{}
 	for _, n := range known {
 		verdicts[n] = is
 	}
-	c.cool(offer, l, known, verdicts, results)
-	c.resolve(ctx, l, known, verdicts, results)
+	s.outcomes.cool(offer, l, known, verdicts, results)
+	s.outcomes.resolve(ctx, l, known, verdicts, results)
 }
 
 // byOtherArch parts a group whose configuration does not go together with its offer's type: those that may as
@@ -96,36 +96,23 @@ func unfitForType(err error) bool {
 }
 
 // resolveAgain has a group wait until its launch is resolved once more.
-func (c *Controller) resolveAgain(group []*entry, failure error) {
-	offer, now, unfit := group[0].cell().Offer(), c.cfg.Clock.Now(), whyUnfit(failure)
+func (s *launching) resolveAgain(group []*entry, failure error) {
+	offer, now, unfit := group[0].cell().Offer(), s.loop.clock.Now(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {
 		reason = events.CloudInitUnfit
 	}
 	if reason == events.LaunchDelayed {
-		c.cfg.Log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
+		s.loop.log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
 	}
 	for _, e := range group {
-		e.resolving.fail(now, failure, c.cfg.Random)
+		e.resolving.fail(now, failure, s.loop.random)
 		switch {
 		case unfit != "":
-			c.tellUnfit(e, unfit, reason, false)
+			s.blockers.tellUnfit(e, unfit, reason, false)
 		case e.resolving.failed == 1:
-			c.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
+			s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
 		}
 	}
-	c.landed(group...)
-}
-
-// stale takes back the launch of a cell that was resolved to what is not there any more. Where
-// that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (c *Controller) stale(cell *Cell, err error) (events.Event, error) {
-	if cell.Stale {
-		return c.refused(cell, err)
-	}
-	cell.Stale = true
-	offer := cell.Offer()
-	_, failed := c.takenBack(cell)
-	message := offer.String() + ": " + err.Error() + "; launching it anew"
-	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: message}, failed
+	s.loop.landed(group...)
 }

@@ -21,24 +21,24 @@ type deaf struct{ Session }
 func (deaf) Ready() <-chan struct{} { return nil }
 
 func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
-	for name, wait := range map[string]func(context.Context, *Controller){
-		"a session": func(ctx context.Context, _ *Controller) { (&entry{session: deaf{}}).ready(ctx) },
-		"the logs of others": func(ctx context.Context, c *Controller) {
-			if err := c.saveLogs(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
+	for name, wait := range map[string]func(context.Context, *draining){
+		"a session": func(ctx context.Context, _ *draining) { (&entry{connection: connection{session: deaf{}}}).ready(ctx) },
+		"the logs of others": func(ctx context.Context, s *draining) {
+			if err := s.saveLogs(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
-		"the volumes of others": func(ctx context.Context, c *Controller) {
-			if err := c.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
+		"the volumes of others": func(ctx context.Context, s *draining) {
+			if err := s.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
-		"the next try": func(ctx context.Context, c *Controller) { c.sleep(ctx, time.Hour) },
+		"the next try": func(ctx context.Context, s *draining) { s.loop.sleep(ctx, time.Hour) },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
 			none := keyed.NewPlaces[string](0, 0)
-			c := &Controller{cfg: Config{Clock: clock.RealClock{}}, logs: none, letting: none}
+			s := &draining{loop: &loop{clock: clock.RealClock{}}, places: none, letting: none}
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			running.Go(func() {
@@ -46,7 +46,7 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			running.Go(func() { p.Turn(ctx, "cells", func(ctx context.Context) { wait(ctx, c) }) })
+			running.Go(func() { p.Turn(ctx, "cells", func(ctx context.Context) { wait(ctx, s) }) })
 			time.Sleep(3 * pulse.Limit) // virtual
 			if err := p.Err(); err != nil {
 				t.Errorf("while it waits for %s: %v", name, err)

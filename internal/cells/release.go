@@ -7,13 +7,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Release lets a pod's cell go: its instance is terminated. podEnded says that
+// releases lets go of the cells of pods that no longer need them.
+type releases struct {
+	table *table
+	loop  *loop
+	ends  *ends
+}
+
+// release lets a pod's cell go: its instance is terminated. podEnded says that
 // the pod ran to its end. Its logs are then saved first. A pod without a cell is no
 // error.
-func (c *Controller) Release(uid types.UID, why string, podEnded bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[c.byPod[uid]]
+func (s *releases) release(uid types.UID, why string, podEnded bool) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[s.table.byPod[uid]]
 	if !ok || e.ending != "" {
 		return
 	}
@@ -21,37 +28,37 @@ func (c *Controller) Release(uid types.UID, why string, podEnded bool) {
 	if podEnded {
 		e.cause = CausePodEnded
 	}
-	c.queue.Add(e.id)
+	s.loop.queue.Add(e.id)
 }
 
-// ReleaseVanished lets a pod's cell go of which nobody has seen that it was deleted: the
+// vanished lets a pod's cell go of which nobody has seen that it was deleted: the
 // API server may have lost it. It returns false while the end of a cell that runs the pod
 // is held back.
-func (c *Controller) ReleaseVanished(ctx context.Context, uid types.UID, why string) bool {
-	c.mu.Lock()
-	e, ok := c.cells[c.byPod[uid]]
+func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool {
+	s.table.mu.Lock()
+	e, ok := s.table.byID[s.table.byPod[uid]]
 	runs := ok && e.ending == "" && (e.binding || e.cell().Phase == apiv1.Bound)
-	c.mu.Unlock()
+	s.table.mu.Unlock()
 	if !runs {
-		c.Release(uid, why, false)
+		s.release(uid, why, false)
 		return true
 	}
-	end := c.endOf(e.cell(), why)
+	end := endOf(e.cell(), why)
 	end.Mistakable = true
-	if !c.admit(ctx, e, end, c.population()) {
+	if !s.ends.admit(ctx, e, end, s.ends.population()) {
 		return false
 	}
-	c.Release(uid, why, false)
+	s.release(uid, why, false)
 	return true
 }
 
-// ReleaseUnbound lets a pod's cell go if its kubelet has not seen the pod. From
+// unbound lets a pod's cell go if its kubelet has not seen the pod. From
 // then on the kubelet cannot see the pod. It returns false when the cell is bound:
 // the kubelet then ends the pod.
-func (c *Controller) ReleaseUnbound(uid types.UID, why string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[c.byPod[uid]]
+func (s *releases) unbound(uid types.UID, why string) bool {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[s.table.byPod[uid]]
 	if !ok {
 		return true
 	}
@@ -60,7 +67,7 @@ func (c *Controller) ReleaseUnbound(uid types.UID, why string) bool {
 	}
 	if e.ending == "" {
 		e.ending, e.cause = why, CausePodDeleted
-		c.queue.Add(e.id)
+		s.loop.queue.Add(e.id)
 	}
 	return true
 }

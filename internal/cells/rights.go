@@ -2,10 +2,12 @@ package cells
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -14,6 +16,26 @@ const (
 	// had no right to. Rights come back by a person's hand.
 	firstPause, longestPause = 5 * time.Second, time.Minute
 )
+
+// rights is whether Kip may launch, as far as the cloud's answers say.
+type rights struct {
+	table  *table
+	loop   *loop
+	events *reporter
+	calls  *pipe.Pipe
+
+	mu    sync.Mutex // before the table's
+	pause pause      // of launches
+	// denied are what Kip had no right to launch since it last had one; they are no more
+	// than it takes to pause.
+	denied map[offering]bool
+}
+
+// rightsState is what a cell that is to be launched has to do with them.
+type rightsState struct {
+	told  bool // that launches are paused
+	looks bool // it was let through to see whether Kip has its rights
+}
 
 // pause is a time without launches, since the cloud says that Kip has no right to
 // them. Cells that run are left alone.
@@ -40,134 +62,134 @@ const deniedTypes = 3
 // toAll notes an offering that Kip has no right to. It returns whether that is to be said
 // of all: of what was launched since the last that Kip might, types and subnets differ. The
 // caller holds mu.
-func (c *Controller) toAll(o offering) bool {
+func (s *rights) toAll(o offering) bool {
 	types, subnets := map[string]bool{}, map[[2]string]bool{}
-	c.denied[o] = true
-	for o := range c.denied {
+	s.denied[o] = true
+	for o := range s.denied {
 		types[o.instanceType], subnets[[2]string{o.zone, o.subnet}] = true, true
 	}
 	return len(types) >= deniedTypes || len(types) > 1 && len(subnets) > 1
 }
 
-// heardOfRights learns from the answer to a launch of an offering whether Kip may launch.
-func (c *Controller) heardOfRights(o offering, results cloud.LaunchResults) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// heard learns from the answer to a launch of an offering whether Kip may launch.
+func (s *rights) heard(o offering, results cloud.LaunchResults) {
+	now := s.loop.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	allowed := false
 	for _, r := range results {
 		switch {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
-			first := c.pause.since.IsZero()
+			first := s.pause.since.IsZero()
 			// Reservations are resources of their own, and come before all else.
-			if first && denied(r.Err) && (o.reservation != "" || !c.toAll(o)) {
+			if first && denied(r.Err) && (o.reservation != "" || !s.toAll(o)) {
 				return
 			}
 			if first {
-				c.pause = pause{since: now}
+				s.pause = pause{since: now}
 			}
-			c.pause.why, c.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
-			if first || c.pause.asked {
-				c.pause.asked, c.pause.again = false, nil
-				c.pause.tries++
-				c.pause.until = now.Add(c.cfg.Random.After(c.pause.tries, firstPause, longestPause))
+			s.pause.why, s.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
+			if first || s.pause.asked {
+				s.pause.asked, s.pause.again = false, nil
+				s.pause.tries++
+				s.pause.until = now.Add(s.loop.random.After(s.pause.tries, firstPause, longestPause))
 			}
 			if first {
-				c.cfg.Log.Error("Kip has no right to launch instances: no cell is launched until it has; cells that run go on",
-					"cloud", c.cfg.Calls.Name(), "err", r.Err)
+				s.loop.log.Error("Kip has no right to launch instances: no cell is launched until it has; cells that run go on",
+					"cloud", s.calls.Name(), "err", r.Err)
 			}
 			return
 		case errors.Is(r.Err, cloud.ErrStale): // what is not there is looked for before the rights are
 		case r.Err == nil, cloud.Refused(r.Err):
 			allowed = true
-			clear(c.denied)
+			clear(s.denied)
 		}
 	}
-	if !allowed || c.pause.since.IsZero() {
+	if !allowed || s.pause.since.IsZero() {
 		return
 	}
-	c.cfg.Log.Info("Kip may launch instances again", "cloud", c.cfg.Calls.Name(), "paused", now.Sub(c.pause.since))
-	c.pause = pause{}
-	c.wakeRequested()
+	s.loop.log.Info("Kip may launch instances again", "cloud", s.calls.Name(), "paused", now.Sub(s.pause.since))
+	s.pause = pause{}
+	s.wakeRequested()
 }
 
 // startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started,
 // perhaps to see whether Kip has them.
-func (c *Controller) startsPaused(e *entry) time.Duration {
-	c.mu.Lock()
-	all := c.pause.all
-	c.mu.Unlock()
+func (s *rights) startsPaused(e *entry) time.Duration {
+	s.mu.Lock()
+	all := s.pause.all
+	s.mu.Unlock()
 	if !all {
 		return 0
 	}
-	return c.looksForRights(e)
+	return s.looks(e)
 }
 
 // launchesPaused is how long a cell has to wait for Kip's rights; 0 where there is no pause, or where it is
 // time that some cell looks whether it is over.
-func (c *Controller) launchesPaused(e *entry) time.Duration { return c.paused(e, false) }
+func (s *rights) launchesPaused(e *entry) time.Duration { return s.paused(e, false) }
 
-// looksForRights is launchesPaused for a cell that nothing else holds up: it is the one that is
+// looks is launchesPaused for a cell that nothing else holds up: it is the one that is
 // let through, to see, and the others wait for its answer.
-func (c *Controller) looksForRights(e *entry) time.Duration { return c.paused(e, true) }
+func (s *rights) looks(e *entry) time.Duration { return s.paused(e, true) }
 
-func (c *Controller) paused(e *entry, looks bool) time.Duration {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
+func (s *rights) paused(e *entry, looks bool) time.Duration {
+	now := s.loop.clock.Now()
+	s.mu.Lock()
 	if looks {
-		e.looks = false
+		e.rights.looks = false
 	}
-	if c.pause.since.IsZero() {
-		c.mu.Unlock()
+	if s.pause.since.IsZero() {
+		s.mu.Unlock()
 		return 0
 	}
-	left := c.pause.until.Sub(now)
-	if left <= 0 || c.pause.again == e {
+	left := s.pause.until.Sub(now)
+	if left <= 0 || s.pause.again == e {
 		if looks {
-			c.pause.until, c.pause.asked, c.pause.again, e.looks = now.Add(callTimeout), true, nil, true
+			s.pause.until, s.pause.asked, s.pause.again, e.rights.looks = now.Add(callTimeout), true, nil, true
 		}
-		c.mu.Unlock()
+		s.mu.Unlock()
 		return 0
 	}
-	told, why := e.toldPaused, c.pause.why
-	e.toldPaused = true
-	c.mu.Unlock()
+	told, why := e.rights.told, s.pause.why
+	e.rights.told = true
+	s.mu.Unlock()
 	if !told {
-		c.report(e.cell(), events.NewLaunchesPaused(why))
+		s.events.report(e.cell(), events.NewLaunchesPaused(why))
 	}
 	return left
 }
 
 // giveTurnBack has another cell look for Kip's rights, where this one was to and nothing of it was sent.
-func (c *Controller) giveTurnBack(e *entry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !e.looks {
+func (s *rights) giveTurnBack(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.rights.looks {
 		return
 	}
-	e.looks = false
-	if c.pause.since.IsZero() || !c.pause.asked {
+	e.rights.looks = false
+	if s.pause.since.IsZero() || !s.pause.asked {
 		return
 	}
-	c.pause.until, c.pause.asked = c.cfg.Clock.Now(), false
-	c.wakeRequested()
+	s.pause.until, s.pause.asked = s.loop.clock.Now(), false
+	s.wakeRequested()
 }
 
 // looksAgain lets a cell through once more that was to look for Kip's rights. Its launch had labels, so the answer says
 // nothing of the rights, and the next cell's may have labels, too.
-func (c *Controller) looksAgain(e *entry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.looks && c.pause.asked {
-		c.pause.again = e
+func (s *rights) looksAgain(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.rights.looks && s.pause.asked {
+		s.pause.again = e
 	}
 }
 
 // wakeRequested has all cells that are to be launched looked at. The caller holds mu.
-func (c *Controller) wakeRequested() {
-	for id, e := range c.cells {
+func (s *rights) wakeRequested() {
+	for _, e := range s.table.all() {
 		if e.cell().Phase == apiv1.Requested {
-			c.queue.Add(id)
+			s.loop.queue.Add(e.id)
 		}
 	}
 }

@@ -1,63 +1,19 @@
 package cells
 
 import (
-	"context"
 	"fmt"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// arrive makes a cell Ready whose kubelet is, or ends one whose machine is too small for
-// its pod: its kubelet would refuse the pod, or the kernel end it.
-func (c *Controller) arrive(ctx context.Context, e *entry) error {
-	cell := e.cell()
-	room, measured := cell.Room, false
-	if room.None() {
-		room = roomOf(e.api.Node(), cell.Offer())
-		measured = !room.None()
-	}
-	short := c.lacks(room, cell.Needs)
-	err := c.save(ctx, e, func(cell *Cell) error {
-		cell.Room = room
-		if short {
-			return nil
-		}
-		now := c.cfg.Clock.Now()
-		cell.step(apiv1.StepReady, now)
-		if !cell.Boot.Told.IsZero() && !cell.Boot.Told.Before(cell.launched()) {
-			cell.Boot.Ready = now
-		}
-		return cell.enter(apiv1.Ready)
-	})
-	if err != nil {
-		return err
-	}
-	if measured {
-		c.observers.CellMeasured(*e.cell())
-	}
-	if !short {
-		return nil
-	}
-	need := cell.Needs
-	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offer(), roomText(room), roomText(need),
-		resource.NewQuantity(c.cfg.ReservedMemoryBytes, resource.BinarySI))
-	c.warn(cell, events.CellTooSmall, "Cell %s: %s; it is terminated, and the pod gets a larger one", e.id, why)
-	c.mu.Lock()
-	e.cause = CauseTooSmall
-	c.mu.Unlock()
-	return c.startTerminating(ctx, e, why)
-}
-
-// lacks says that a machine with a room, if that is known, is too small for what a pod needs.
-func (c *Controller) lacks(room, needs catalog.Room) bool {
+// lacksRoom says that a machine with a room, if that is known, is too small for what a pod needs.
+func lacksRoom(room, needs catalog.Room, reserved int64) bool {
 	if room.None() || needs.None() {
 		return false
 	}
-	room.MemoryBytes -= c.cfg.ReservedMemoryBytes
+	room.MemoryBytes -= reserved
 	return !needs.Beyond(room).None()
 }
 

@@ -146,7 +146,7 @@ func TestACellThatIsTooSmallEndsAfterARestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.links.boots = nil
-		seen := &ends{}
+		seen := &seenEnds{}
 		b.also = []Observer{seen}
 		b.run()
 		b.later(10 * time.Second)

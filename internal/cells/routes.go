@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -18,58 +18,66 @@ const (
 )
 
 // routed says that the cloud leads networks to the cell's instance, or may.
-func (c *Controller) routed(cell *Cell) bool {
-	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.cfg.Calls.Features().Router != nil
+func routed(c *pipe.Pipe, cell *Cell) bool {
+	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.Features().Router != nil
 }
 
-// routesOf are the networks that a cell's pod is to get what is for them.
-func (c *Controller) routesOf(cell *Cell) []netip.Prefix {
-	if !c.routed(cell) {
-		return nil
-	}
-	return cell.Options.CloudRoutes
+// routes has the cloud lead the networks of pods to their cells.
+type routes struct {
+	table *table
+	loop  *loop
+	calls *pipe.Pipe
+	waits *waits
 }
 
-// route has the cloud lead its pod's networks to a ready cell, before its kubelet sees the pod.
+// routesState is how far that is.
+type routesState struct {
+	made  bool // the cloud leads them to the cell, for this process
+	taken bool // they were taken back when the cloud had accepted the cell's end
+	gone  bool // they were again when it had ended
+}
+
+// prepare has the cloud lead its pod's networks to a ready cell, before its kubelet sees the pod.
 // It returns true when that is so. It returns true as well when something else is to be done
 // with the cell first.
-func (c *Controller) route(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	cell := e.cell()
-	if !c.routed(cell) || cell.Stopped || e.routed {
+	if !routed(s.calls, cell) || cell.Stopped || e.routes.made {
 		return true, 0, nil
 	}
-	if stays, err := c.stays(ctx, e); !stays {
+	if stays, err := s.waits.stays(ctx, e); !stays {
 		return err == nil, 0, err
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err = c.aside(ctx, e, makesRoutes, func(ctx context.Context) error {
-		return c.cfg.Calls.Features().Router.Route(ctx, instance, to)
+	err = s.loop.aside(ctx, e, makesRoutes, func(ctx context.Context) error {
+		return s.calls.Features().Router.Route(ctx, instance, to)
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
 	case err == nil:
-		e.routed, e.diskPolls, e.refused = true, 0, time.Time{}
-		c.noteDisk(ctx, e, told{})
+		e.routes.made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
+		s.waits.note(ctx, e, told{})
 		return true, 0, nil
 	case errors.Is(err, errUnderWay), ctx.Err() != nil:
 		return false, 0, err
-	case isTaken && c.letsGoOf(taken.Target):
-		e.refused = time.Time{}
+	case isTaken && s.table.letsGoOf(taken.Target):
+		e.wait.refused = time.Time{}
 	case !isTaken && !cloud.Refused(err):
-		e.refused = time.Time{}
-		c.tellDisk(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
+		e.wait.refused = time.Time{}
+		s.waits.tell(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
 		return false, 0, err
-	case c.giveUp(e, CauseNoRoute, events.RouteFailed, fmt.Sprintf("the cloud did not lead the networks %s to it", to), err, heldTimeout):
+	case s.waits.giveUp(e, CauseNoRoute, events.RouteFailed,
+		fmt.Sprintf("the cloud did not lead the networks %s to it", to), err, heldTimeout):
 		return false, diskPoll, nil
 	}
-	c.tellDisk(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
-	return false, c.nextDiskPoll(e), nil
+	s.waits.tell(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
+	return false, s.waits.next(e), nil
 }
 
 // unrouteStray takes all routes back that lead to an instance of which no record tells. A cloud
 // need not say what led to it once it has ended.
-func (c *Controller) unrouteStray(ctx context.Context, instance string) error {
-	router := c.cfg.Calls.Features().Router
+func (s *routes) unrouteStray(ctx context.Context, instance string) error {
+	router := s.calls.Features().Router
 	if router == nil {
 		return nil
 	}
@@ -82,14 +90,14 @@ func (c *Controller) unrouteStray(ctx context.Context, instance string) error {
 // unroute takes the routes of a cell back whose instance ends or has ended. It returns nil once
 // that is done. It is asked for twice: as soon as the instance ends, so that the pod's next cell
 // need not wait, and when it has ended, since a call that was given up may have made one yet.
-func (c *Controller) unroute(ctx context.Context, e *entry, done *bool) error {
+func (s *routes) unroute(ctx context.Context, e *entry, done *bool) error {
 	cell := e.cell()
-	if *done || !c.routed(cell) {
+	if *done || !routed(s.calls, cell) {
 		return nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err := c.aside(ctx, e, takesRoutes, func(ctx context.Context) error {
-		return c.cfg.Calls.Features().Router.Unroute(ctx, instance, to)
+	err := s.loop.aside(ctx, e, takesRoutes, func(ctx context.Context) error {
+		return s.calls.Features().Router.Unroute(ctx, instance, to)
 	})
 	if err != nil {
 		if !errors.Is(err, errUnderWay) {

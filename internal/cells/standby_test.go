@@ -244,10 +244,10 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 		model := c.Cloud.(*modelCloud)
 		model.features.Stopper = stopping{modelCloud: model, starts: func() {
 			if starts++; starts == 2 {
-				b.cells.mu.Lock()
-				e := b.cells.cells[id]
-				b.cells.mu.Unlock()
-				noticed = b.cells.save(context.Background(), e, func(*Cell) error { return nil })
+				b.cells.table.mu.Lock()
+				e := b.cells.table.byID[id]
+				b.cells.table.mu.Unlock()
+				noticed = b.cells.records.save(context.Background(), e, func(*Cell) error { return nil })
 				time.Sleep(time.Second)
 			}
 		}}

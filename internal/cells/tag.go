@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
 const (
@@ -28,23 +30,53 @@ const (
 	longestPartsWait = 30 * time.Minute
 )
 
+// tagging writes the tags that the launching call could not have.
+type tagging struct {
+	table     *table
+	loop      *loop
+	calls     *pipe.Pipe
+	inventory *inventory
+	listLag   time.Duration
+	due       *gather[*entry] // whose tags are to be written
+
+	mu sync.Mutex // of the tags of all cells; after the table's
+}
+
+// tagState is how far the tags of a cell's instance are.
+type tagState struct {
+	writing bool
+	// tries is how often they were written, without outages, since a look last showed them or a pod got the cell.
+	tries int
+	wait  time.Duration // how long Kip last waited
+	after time.Time     // they are not written again before
+	parts []string      // what of the instance gets them, too
+}
+
 // lacksParts reports whether the tags of an instance have to wait for its parts. Kip tags both in one call: so the tags that an
 // instance has say that its parts have them, too.
 func lacksParts(i cloud.Instance, now time.Time) bool {
 	return i.PartsLate && now.Before(i.Launched.Add(longestPartsWait))
 }
 
+// run writes tags until ctx ends.
+func (s *tagging) run(ctx context.Context) {
+	s.due.run(ctx, func(entries []*entry) {
+		s.loop.pulse.Turn(ctx, "tags", func(ctx context.Context) { s.tagAll(ctx, entries) })
+	})
+}
+
 // tagUntagged has the tags written that the launching call could not have, since its
 // machines share theirs: of each cell whose instance a look shows without them. What a
 // look shows, the cloud knows; right after a launch it need not.
-func (c *Controller) tagUntagged(seen look) {
-	if c.cfg.Calls.Features().Tagger == nil {
+func (s *tagging) tagUntagged(seen look) {
+	if s.calls.Features().Tagger == nil {
 		return
 	}
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
+	now := s.loop.clock.Now()
+	all := s.table.all()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range all {
 		cell := e.cell()
 		if !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
 			continue
@@ -53,10 +85,10 @@ func (c *Controller) tagUntagged(seen look) {
 		switch {
 		case !there:
 		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
-			e.tagTries, e.tagWait = 0, 0
+			e.tags.tries, e.tags.wait = 0, 0
 		case lacksParts(i, now):
-		case !e.tagging && e.tagTries < mostTagTries && !now.Before(e.tagAfter):
-			c.tagSoon(e, i.Parts, now)
+		case !e.tags.writing && e.tags.tries < mostTagTries && !now.Before(e.tags.after):
+			s.tagSoon(e, i.Parts, now)
 		}
 	}
 }
@@ -72,30 +104,30 @@ func hasLabels(i cloud.Instance, cell *Cell) bool {
 }
 
 // tagSoon has the tags of an instance and of its parts written. The caller holds mu.
-func (c *Controller) tagSoon(e *entry, parts []string, now time.Time) {
+func (s *tagging) tagSoon(e *entry, parts []string, now time.Time) {
 	// Again later also after a success: a list may be late, and it is all that tells.
-	e.tagWait = min(max(2*e.tagWait, firstTagRetry), longestTagRetry)
-	e.tagging, e.tagAfter = true, now.Add(c.cfg.ListLag+e.tagWait)
-	e.parts = parts
-	c.taggings.add(e)
+	e.tags.wait = min(max(2*e.tags.wait, firstTagRetry), longestTagRetry)
+	e.tags.writing, e.tags.after = true, now.Add(s.listLag+e.tags.wait)
+	e.tags.parts = parts
+	s.due.add(e)
 }
 
 // tagAll writes the tags of cells, as far as it can.
-func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
+func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 	for group := range slices.Chunk(entries, tagMost) {
 		taggings, ids := make([]cloud.Tagging, len(group)), make([]string, len(group))
 		for n, e := range group {
 			cell := e.cell()
 			ids[n] = cell.Instance.ID
-			c.mu.Lock()
-			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.parts, Tags: ownTags(*cell), Whole: e.tagTries < wholeTries}
-			if e.tagTries < labelTries {
+			s.mu.Lock()
+			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.tags.parts, Tags: ownTags(*cell), Whole: e.tags.tries < wholeTries}
+			if e.tags.tries < labelTries {
 				taggings[n].Tags = tags(*cell)
 			}
-			c.mu.Unlock()
+			s.mu.Unlock()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		results := c.cfg.Calls.Features().Tagger.Tag(call, taggings...)
+		results := s.calls.Features().Tagger.Tag(call, taggings...)
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -103,16 +135,16 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 		if len(results) != len(ids) {
 			results = cloud.Each(fmt.Errorf("the cloud answered a tagging of %d with %d results", len(ids), len(results)), ids...)
 		}
-		c.mu.Lock()
+		s.mu.Lock()
 		for n, e := range group {
-			if e.tagging = false; countsAsTry(results[n].Err) {
-				e.tagTries++
+			if e.tags.writing = false; countsAsTry(results[n].Err) {
+				e.tags.tries++
 			}
 		}
-		c.mu.Unlock()
+		s.mu.Unlock()
 		for n, r := range results {
 			if r.Err != nil {
-				c.cfg.Log.Warn("tag an instance", "instance", ids[n], "cell", group[n].id, "err", r.Err)
+				s.loop.log.Warn("tag an instance", "instance", ids[n], "cell", group[n].id, "err", r.Err)
 			}
 		}
 	}
@@ -122,4 +154,21 @@ func (c *Controller) tagAll(ctx context.Context, entries []*entry) {
 // as with credentials that have expired.
 func countsAsTry(err error) bool {
 	return err == nil || cloud.Refused(err) && !cloud.ScopeOf(err).Account
+}
+
+// tagGiven has the tags of a standby cell written that was given to a pod. The last look mostly shows its instance with all
+// parts, so no other has to show them first.
+func (s *tagging) tagGiven(e *entry) {
+	cell := e.cell()
+	if s.calls.Features().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
+		return
+	}
+	i, there := s.inventory.last().byID[cell.Instance.ID]
+	now := s.loop.clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.tags.tries, e.tags.wait = 0, 0                     // they were of other tags
+	if there && !lacksParts(i, now) && !e.tags.writing { // else the next look shows what is missing
+		s.tagSoon(e, i.Parts, now)
+	}
 }

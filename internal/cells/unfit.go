@@ -41,14 +41,6 @@ func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
 	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
 }
 
-// startOf are the ingredients of the start of what is launched now like a cell.
-func (c *Controller) startOf(cell *Cell) ingredients {
-	return ingredients{
-		starts: true, template: c.cfg.Template, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
-		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
-	}
-}
-
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
 type unfit struct {
 	of      ingredients
@@ -62,118 +54,136 @@ type unfit struct {
 	told    news      // to the node, of an agent
 }
 
+// blockers keep cells from being launched of which the operator is to mend something first.
+type blockers struct {
+	table   *table
+	loop    *loop
+	records *records
+	recipe  *recipe
+	events  *reporter
+	node    nodeReporter
+	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent. Under the table's lock.
+	unfits map[ingredients]*unfit
+}
+
+// blocked is what keeps a cell from being launched; under the table's lock.
+type blocked struct {
+	why  string // what the operator is to mend; "" for nothing
+	told news   // of that
+}
+
 // isProbed says that a cell is on its way that is to show whether it is mended: whatever keeps that one from being launched, and
-// whatever it ends for, another is to show it then. The caller holds mu.
-func (c *Controller) isProbed(u *unfit) bool {
-	e := c.cells[u.probe]
-	if e == nil || !c.cfg.Clock.Now().Before(u.probing) {
+// whatever it ends for, another is to show it then. The caller holds table.mu.
+func (s *blockers) isProbed(u *unfit) bool {
+	e := s.table.byID[u.probe]
+	if e == nil || !s.loop.clock.Now().Before(u.probing) {
 		return false
 	}
 	// One whose offer was refused goes on with another, and shows nothing of the first.
 	cell := e.cell()
-	if start := c.startOf(cell); u.of.image != start.image || u.of.arch != start.arch || u.of.starts && u.of != start {
+	if start := s.recipe.startOf(cell); u.of.image != start.image || u.of.arch != start.arch || u.of.starts && u.of != start {
 		return false
 	}
 	return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
 }
 
 // heardUnfit notes that an agent has refused what its cell was to be set up with.
-func (c *Controller) heardUnfit(cell *Cell, refusal error) {
-	now, counts := c.cfg.Clock.Now(), c.cloudInit()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for of := range c.unfits {
+func (s *blockers) heardUnfit(cell *Cell, refusal error) {
+	now, counts := s.loop.clock.Now(), s.recipe.digest()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for of := range s.unfits {
 		if of.agent == "" && !of.starts && of.cloudInit != counts {
-			delete(c.unfits, of)
+			delete(s.unfits, of)
 		}
 	}
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	c.heardOf(c.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
+	s.heardOf(s.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
 }
 
-// unfitFor is what is noted of these, from now on. The caller holds mu.
-func (c *Controller) unfitFor(of ingredients) *unfit {
-	if c.unfits[of] == nil {
-		c.unfits[of] = &unfit{of: of}
+// unfitFor is what is noted of these, from now on. The caller holds table.mu.
+func (s *blockers) unfitFor(of ingredients) *unfit {
+	if s.unfits[of] == nil {
+		s.unfits[of] = &unfit{of: of}
 	}
-	return c.unfits[of]
+	return s.unfits[of]
 }
 
 // heardOf notes a refusal. One that comes while launches wait says nothing new. While a cell is on its way that is to show whether it is
-// mended, only that one's counts. The caller holds mu.
-func (c *Controller) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
-	if now.Before(u.until) || u.probe != cell.ID && c.isProbed(u) {
+// mended, only that one's counts. The caller holds table.mu.
+func (s *blockers) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
+	if now.Before(u.until) || u.probe != cell.ID && s.isProbed(u) {
 		return
 	}
 	u.tries++
-	u.why, u.until = refusal.Error(), now.Add(c.cfg.Random.After(u.tries, firstUnfit, longestUnfit))
+	u.why, u.until = refusal.Error(), now.Add(s.loop.random.After(u.tries, firstUnfit, longestUnfit))
 	u.probe, u.heardAt = "", now
 }
 
 // heardNoAgent notes that a machine could not have the agent of its launch.
-func (c *Controller) heardNoAgent(cell *Cell, refusal error) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *blockers) heardNoAgent(cell *Cell, refusal error) {
+	now := s.loop.clock.Now()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
 	if !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return // it had it, and has come back without: that says nothing of new ones
 	}
-	if c.cfg.Agent == nil || withAgentOf(c.cfg.Agent, cell) != withAgentOf(cell.Agent(), cell) {
+	if s.recipe.agent == nil || withAgentOf(s.recipe.agent, cell) != withAgentOf(cell.Agent(), cell) {
 		return // nothing is launched with it any more
 	}
-	c.forgetUnfit(now)
-	u := c.unfitFor(withAgentOf(c.cfg.Agent, cell))
+	s.forgetUnfit(now)
+	u := s.unfitFor(withAgentOf(s.recipe.agent, cell))
 	if u.count++; u.count < refusedAgents {
 		u.heardAt = now
 		return
 	}
-	c.heardOf(u, cell, refusal, now)
+	s.heardOf(u, cell, refusal, now)
 }
 
-// forgetUnfit forgets images that nobody has asked for for long. The caller holds mu.
-func (c *Controller) forgetUnfit(now time.Time) {
-	for of, old := range c.unfits {
+// forgetUnfit forgets images that nobody has asked for for long. The caller holds table.mu.
+func (s *blockers) forgetUnfit(now time.Time) {
+	for of, old := range s.unfits {
 		if (of.agent != "" || of.starts) && now.Sub(old.heardAt) > 2*longestUnfit {
-			delete(c.unfits, of)
+			delete(s.unfits, of)
 		}
 	}
 }
 
 // heardNotStarted notes that the cloud has accepted a launch, and ended the cell's instance for what the operator has
 // configured.
-func (c *Controller) heardNotStarted(cell *Cell, fault error) {
-	if cell.Template != c.template(cell.CloudInit()) {
+func (s *blockers) heardNotStarted(cell *Cell, fault error) {
+	if cell.Template != s.recipe.template(cell.CloudInit()) {
 		return // nothing is launched so any more
 	}
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	c.forgetUnfit(now)
-	u := c.unfitFor(c.startOf(cell))
-	c.heardOf(u, cell, fault, now)
+	now := s.loop.clock.Now()
+	s.table.mu.Lock()
+	s.forgetUnfit(now)
+	u := s.unfitFor(s.recipe.startOf(cell))
+	s.heardOf(u, cell, fault, now)
 	left := u.until.Sub(now)
-	c.mu.Unlock()
-	c.cfg.Log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
+	s.table.mu.Unlock()
+	s.loop.log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
 		"cell", cell.ID, "wait", left, "err", fault)
 }
 
 // heardStarted notes that the agent of a new machine has been heard.
-func (c *Controller) heardStarted(cell *Cell) {
-	if cell.Template != c.template(cell.CloudInit()) {
+func (s *blockers) heardStarted(cell *Cell) {
+	if cell.Template != s.recipe.template(cell.CloudInit()) {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
 	// One that was launched before the fault says nothing of it.
-	u := c.unfits[c.startOf(cell)]
+	u := s.unfits[s.recipe.startOf(cell)]
 	if u == nil || !cell.StepTime(apiv1.StepLaunched).After(u.heardAt) {
 		return
 	}
-	delete(c.unfits, c.startOf(cell))
+	delete(s.unfits, s.recipe.startOf(cell))
 	// What others were refused for, in the same words, is probably mended, too. Each of them shows it by one of its own.
-	now := c.cfg.Clock.Now()
-	for of, other := range c.unfits {
+	now := s.loop.clock.Now()
+	for of, other := range s.unfits {
 		if of.starts && other.why == u.why && now.Before(other.until) {
 			other.until = now
 		}
@@ -181,33 +191,33 @@ func (c *Controller) heardStarted(cell *Cell) {
 }
 
 // heardAgent notes that a new machine has the agent of its launch.
-func (c *Controller) heardAgent(cell *Cell) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.unfits, withAgentOf(cell.Agent(), cell))
+func (s *blockers) heardAgent(cell *Cell) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	delete(s.unfits, withAgentOf(cell.Agent(), cell))
 }
 
 // heardFit notes that an agent has set its cell up.
-func (c *Controller) heardFit(cell *Cell) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.unfits, ingredientsOf(cell.CloudInit(), cell))
+func (s *blockers) heardFit(cell *Cell) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	delete(s.unfits, ingredientsOf(cell.CloudInit(), cell))
 }
 
 // keptBack is how long a cell has to wait, since agents of cells like it have refused the
 // cloud-init file, or the agent of cells.itzo, or since the cloud could not start instances like its own. With 0 it is being launched
 // from now on, and may be the one that shows whether it is mended.
-func (c *Controller) keptBack(e *entry) time.Duration {
-	now, cell := c.cfg.Clock.Now(), e.cell()
-	cloudInit := ingredientsOf(c.cloudInit(), cell)
-	c.mu.Lock()
-	file, start := c.unfits[cloudInit], c.unfits[c.startOf(cell)]
+func (s *blockers) keptBack(e *entry) time.Duration {
+	now, cell := s.loop.clock.Now(), e.cell()
+	cloudInit := ingredientsOf(s.recipe.digest(), cell)
+	s.table.mu.Lock()
+	file, start := s.unfits[cloudInit], s.unfits[s.recipe.startOf(cell)]
 	var agent *unfit
-	if c.cfg.Agent != nil {
-		agent = c.unfits[withAgentOf(c.cfg.Agent, cell)]
+	if s.recipe.agent != nil {
+		agent = s.unfits[withAgentOf(s.recipe.agent, cell)]
 	}
 	for _, u := range []*unfit{start, agent, file} {
-		if u == nil || !now.Before(u.until) && (u.probe == e.id || !c.isProbed(u)) {
+		if u == nil || !now.Before(u.until) && (u.probe == e.id || !s.isProbed(u)) {
 			continue
 		}
 		why, wait := u.why, unfitLook
@@ -215,7 +225,7 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 			wait = min(left, wait)
 		}
 		tellNode := u == agent && u.told.is(why, now)
-		c.mu.Unlock()
+		s.table.mu.Unlock()
 		reason := events.CloudInitUnfit
 		switch u {
 		case agent:
@@ -223,7 +233,7 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 		case start:
 			reason = events.LaunchDelayed
 		}
-		c.tellUnfit(e, why, reason, tellNode)
+		s.tellUnfit(e, why, reason, tellNode)
 		return wait
 	}
 	for _, u := range []*unfit{start, agent, file} {
@@ -232,35 +242,35 @@ func (c *Controller) keptBack(e *entry) time.Duration {
 		}
 	}
 	if e.resolving.failed == 0 {
-		e.unfit = ""
+		e.blocked.why = ""
 	}
 	e.launching = true
-	c.mu.Unlock()
+	s.table.mu.Unlock()
 	return 0
 }
 
 // tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
 // file, or for its image or its root disk. The operator is told of that file here, of an image or a disk by the log; the
 // node is told of an agent if tellNode.
-func (c *Controller) tellUnfit(e *entry, why, reason string, tellNode bool) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	changed := e.unfit != why
-	e.unfit = why
-	tell := e.unfitTold.is(why, now)
-	c.mu.Unlock()
+func (s *blockers) tellUnfit(e *entry, why, reason string, tellNode bool) {
+	now := s.loop.clock.Now()
+	s.table.mu.Lock()
+	changed := e.blocked.why != why
+	e.blocked.why = why
+	tell := e.blocked.told.is(why, now)
+	s.table.mu.Unlock()
 	switch {
-	case tellNode && c.cfg.NodeEvents != nil:
+	case tellNode && s.node.listens():
 		told := events.NewAgentNotStarted(refusedAgents, why)
-		c.cfg.NodeEvents.Event(c.cfg.NodeName, told.Type, told.Reason, told.Message)
-	case tell && reason == events.CloudInitUnfit && c.cfg.CloudInit != nil:
-		c.cfg.CloudInit.Unfit(why)
+		s.node.event(told.Type, told.Reason, told.Message)
+	case tell && reason == events.CloudInitUnfit && s.recipe.file != nil:
+		s.recipe.file.Unfit(why)
 	}
 	if tell {
-		c.report(e.cell(), events.NewLaunchHeld(reason, why))
+		s.events.report(e.cell(), events.NewLaunchHeld(reason, why))
 	}
 	if changed {
-		c.showAgain(e)
+		s.records.showAgain(e)
 	}
 }
 

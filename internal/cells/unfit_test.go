@@ -44,7 +44,7 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 		"since the image is of old": {http.StatusNotFound, "404 page not found", time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			agents, node, seen := &goers{status: tc.status, answer: tc.answer}, &nodeEvents{}, &ends{}
+			agents, node, seen := &goers{status: tc.status, answer: tc.answer}, &nodeEvents{}, &seenEnds{}
 			setUp := func(c *setup) {
 				withAgent("v2")(c)
 				c.NodeEvents = node
@@ -93,9 +93,9 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 				if n := b.launched(); n != refusedAgents+1 || b.phase("own") == apiv1.Requested {
 					t.Errorf("%d launches with one of another image, which is %q", n, b.phase("own"))
 				}
-				b.cells.mu.Lock()
-				kept := len(b.cells.unfits)
-				b.cells.mu.Unlock()
+				b.cells.table.mu.Lock()
+				kept := len(b.cells.blockers.unfits)
+				b.cells.table.mu.Unlock()
 				if want := map[bool]int{true: 2, false: 1}[tc.boots < time.Minute]; kept != want {
 					t.Errorf("what is known of %d images is kept, want of %d", kept, want)
 				}
@@ -108,9 +108,9 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 					t.Errorf("%d launches in an hour, want one for each pause", n)
 				}
 				// Nobody has asked for the other image since.
-				b.cells.mu.Lock()
-				kept = len(b.cells.unfits)
-				b.cells.mu.Unlock()
+				b.cells.table.mu.Lock()
+				kept = len(b.cells.blockers.unfits)
+				b.cells.table.mu.Unlock()
 				if kept != 1 {
 					t.Errorf("after an hour what is known of %d images is kept, want of 1", kept)
 				}
@@ -163,10 +163,10 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		b.links.agents = (&goers{}).serve
 		b.later(time.Second)
 		var kept []Cell
-		b.cells.mu.Lock()
-		u := b.cells.unfitFor(withAgentOf(b.cells.cfg.Agent, &Cell{Offers: nano("kept").Offers}))
+		b.cells.table.mu.Lock()
+		u := b.cells.blockers.unfitFor(withAgentOf(b.cfg.Agent, &Cell{Offers: nano("kept").Offers}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
-		b.cells.mu.Unlock()
+		b.cells.table.mu.Unlock()
 		b.loseRights()
 		for n := range 20 {
 			cell, err := b.cells.Request(t.Context(), nano(fmt.Sprint("kept", n)))
@@ -337,7 +337,7 @@ func TestACellThatIsNotLaunchedLetsAnotherShowWhetherTheKeyCanBeUsed(t *testing.
 }
 
 func TestAKeyThatIsConfiguredNoMoreHoldsUpNoLaunch(t *testing.T) {
-	seen := &ends{}
+	seen := &seenEnds{}
 	inBubble(t, func(c *setup) { c.Template = "a key" }, nil, func(t *testing.T, b *bubble) {
 		b.links.boots = func(string) bool { return false }
 		b.ask("a", Options{}, "nano")

@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -26,17 +27,27 @@ type Way struct {
 	Conn agentapi.Conn
 }
 
-// Ways returns those to all bound cells.
-func (c *Controller) Ways() []Way {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ways := make([]Way, 0, len(c.byPod))
-	for _, e := range c.cells {
+// queries answers what others ask of cells.
+type queries struct {
+	table     *table
+	calls     *pipe.Pipe
+	lineage   *lineage
+	exclusion *exclusion
+	endings   *endings
+	nodeNames *nodeNames
+}
+
+// ways returns those to all bound cells.
+func (s *queries) ways() []Way {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	ways := make([]Way, 0, len(s.table.byPod))
+	for _, e := range s.table.byID {
 		cell := e.cell()
 		if cell.Phase != apiv1.Bound {
 			continue
 		}
-		w := Way{Cell: cell.ID, Node: c.nodeOf(cell), Pod: cell.Pod}
+		w := Way{Cell: cell.ID, Node: s.nodeNames.of(cell), Pod: cell.Pod}
 		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
 			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
 			if w.Given = cell.StepTime(apiv1.StepGiven); w.Given.IsZero() {
@@ -56,34 +67,12 @@ var (
 	ErrNotConnected = errors.New("the cell is not connected")
 )
 
-// ForPod returns the cell of a pod.
-func (c *Controller) ForPod(uid types.UID) (Cell, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[c.byPod[uid]]
-	if !ok {
-		return Cell{}, false
-	}
-	return *e.cell(), true
-}
-
-// List returns all cells that are not Gone.
-func (c *Controller) List() []Cell {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	list := make([]Cell, 0, len(c.cells))
-	for _, e := range c.cells {
-		list = append(list, *e.cell())
-	}
-	return list
-}
-
-// Conn leads to the agent of the pod's cell, for people, who may read slowly. ErrNoCell when the pod has
+// conn leads to the agent of the pod's cell, for people, who may read slowly. ErrNoCell when the pod has
 // none, ErrNotConnected when its tunnel is down.
-func (c *Controller) Conn(uid types.UID) (agentapi.Conn, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[c.byPod[uid]]
+func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[s.table.byPod[uid]]
 	if !ok {
 		return nil, ErrNoCell
 	}
@@ -100,34 +89,34 @@ type Link struct {
 	LastError error
 }
 
-// Link returns the state of a cell's connection; false when there is none yet.
-func (c *Controller) Link(id string) (Link, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[id]
+// link returns the state of a cell's connection; false when there is none yet.
+func (s *queries) link(id string) (Link, bool) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[id]
 	if !ok || e.session == nil {
 		return Link{}, false
 	}
 	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
 }
 
-// StatusTrouble is what is wrong with the last status of its pod that a cell's kubelet sent, "" for
+// statusTrouble is what is wrong with the last status of its pod that a cell's kubelet sent, "" for
 // nothing.
-func (c *Controller) StatusTrouble(id string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[id]
+func (s *queries) statusTrouble(id string) string {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[id]
 	if !ok || e.api == nil {
 		return ""
 	}
 	return e.api.StatusTrouble()
 }
 
-// Connected is how many cells this process is connected to.
-func (c *Controller) Connected() (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.cells {
+// connected is how many cells this process is connected to.
+func (s *queries) connected() (n int) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, e := range s.table.byID {
 		if e.session != nil && e.session.Connected() {
 			n++
 		}
@@ -135,30 +124,30 @@ func (c *Controller) Connected() (n int) {
 	return n
 }
 
-// WaitsFor says what a cell waits for; "" if for nothing that Kip knows of.
-func (c *Controller) WaitsFor(id string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, ok := c.cells[id]
+// waitsFor says what a cell waits for; "" if for nothing that Kip knows of.
+func (s *queries) waitsFor(id string) string {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[id]
 	if !ok {
 		return "it is gone"
 	}
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
-		why, _ := c.Behind()
+		why, _ := s.lineage.behind()
 		if phase == apiv1.Requested {
-			why = c.doubt(e)
+			why = s.exclusion.doubt(e)
 		}
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
-		if why != "" && (!e.launching || c.isBehind()) {
+		if why != "" && (!e.launching || s.lineage.isBehind()) {
 			return why
 		}
 	}
-	if phase := e.cell().Phase; (phase == apiv1.Booting || phase == apiv1.Ready) && c.mayRunMore(e) {
-		why, _ := c.Behind() // Kip tells a kubelet nothing before
+	if phase := e.cell().Phase; (phase == apiv1.Booting || phase == apiv1.Ready) && s.lineage.mayRunMore(e) {
+		why, _ := s.lineage.behind() // Kip tells a kubelet nothing before
 		return why
 	}
-	if kind := c.callFor(e); kind != "" {
-		if waits := c.cfg.Calls.Waits(kind); waits != "" {
+	if kind := s.callFor(e); kind != "" {
+		if waits := s.calls.Waits(kind); waits != "" {
 			return waits
 		}
 	}
@@ -166,39 +155,39 @@ func (c *Controller) WaitsFor(id string) string {
 }
 
 // callFor is the kind of call that the cell may be waiting to have sent; "" for none.
-// The caller holds mu.
-func (c *Controller) callFor(e *entry) cloud.Call {
+// The caller holds table.mu.
+func (s *queries) callFor(e *entry) cloud.Call {
 	cell := e.cell()
-	waiting := e.aside != nil && !e.aside.ended
+	waiting := e.asides.waitsFor()
 	switch {
 	case cell.Phase == apiv1.Requested && e.launching:
 		return cloud.CallLaunch
-	case cell.Phase == apiv1.Terminating && cell.Instance != nil && c.ending(cell.Instance.ID):
+	case cell.Phase == apiv1.Terminating && cell.Instance != nil && s.ending(cell.Instance.ID):
 		return cloud.CallTerminate
-	case waiting && e.aside.what == startsInstance:
+	case waiting == startsInstance:
 		return cloud.CallStart
-	case waiting && e.aside.what == attachesDisks:
+	case waiting == attachesDisks:
 		return cloud.CallAttachDisk
-	case waiting && e.aside.what == makesRoutes:
+	case waiting == makesRoutes:
 		return cloud.CallRoute
-	case waiting && e.aside.what == takesRoutes:
+	case waiting == takesRoutes:
 		return cloud.CallUnroute
 	}
 	return ""
 }
 
 // ending says that a call that ends an instance is being made, or waited for. The
-// caller holds mu.
-func (c *Controller) ending(instance string) bool {
-	t := c.terminating[instance]
+// caller holds table.mu.
+func (s *queries) ending(instance string) bool {
+	t := s.endings.byInstance[instance]
 	return t != nil && t.sending
 }
 
-// waitsFor says what the cell waits for. The caller is the cell's worker, or holds mu.
+// waitsFor says what the cell waits for. The caller is the cell's worker, or holds table.mu.
 func (e *entry) waitsFor() string {
 	switch e.cell().Phase {
 	case apiv1.Requested:
-		return cmp.Or(e.unfit, notAnswered)
+		return cmp.Or(e.blocked.why, notAnswered)
 	case apiv1.Launching:
 		return notAnswered
 	case apiv1.Booting:
@@ -207,10 +196,10 @@ func (e *entry) waitsFor() string {
 		if away := e.session != nil && !e.session.Connected(); e.cell().Agent() != nil && (away || !e.goesOver.IsZero()) {
 			return e.bootsUntil()
 		}
-		return e.diskTold.message
+		return e.wait.told.message
 	case apiv1.Bound:
-		if e.held != "" {
-			return heldBack + e.held
+		if e.hold.why != "" {
+			return heldBack + e.hold.why
 		}
 	case apiv1.Draining:
 		return "its pod's logs and volumes are not saved yet"

@@ -263,6 +263,7 @@ type world struct {
 	cloud  *modelCloud
 	store  *store.Store
 	cells  *Controller
+	config Config // of cells
 	stop   func()
 	mu     sync.Mutex
 	events []string
@@ -339,7 +340,7 @@ func (w *world) start() {
 	}
 	guard := gate.New(gate.Config{Behind: w.behind, Clock: clock.RealClock{}})
 	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guard.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
-	w.cells = New(Config{
+	w.config = Config{
 		NodeName:      "kip-0",
 		ControllerID:  "me",
 		Calls:         machines,
@@ -355,7 +356,8 @@ func (w *world) start() {
 		SoonPoll:      soonPoll,
 		Clock:         clock.RealClock{},
 		Log:           log,
-	})
+	}
+	w.cells = New(w.config)
 	w.cells.Observe(w)
 	if err := w.cells.Load(w.Context()); err != nil {
 		w.Fatal(err)

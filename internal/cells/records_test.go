@@ -25,9 +25,9 @@ func TestTwoWritersOfOneRecordEndTheController(t *testing.T) {
 	if _, err := w.store.Put(t.Context(), keyPrefix+cell.ID, stored, revision); err != nil {
 		t.Fatal(err)
 	}
-	c := New(w.cells.cfg)
-	c.cells, c.byPod = w.cells.cells, w.cells.byPod // what was read before the other one wrote
-	c.queue.Add(cell.ID)
+	c := New(w.config)
+	c.table.byID, c.table.byPod = w.cells.table.byID, w.cells.table.byPod // what was read before the other one wrote
+	c.loop.queue.Add(cell.ID)
 	if err := c.Run(t.Context()); !errors.Is(err, store.ErrConflict) {
 		t.Fatalf("it went on: %v", err)
 	}
@@ -120,13 +120,13 @@ func TestAWriteWhoseAnswerIsLostIsNeitherRepeatedNorForgotten(t *testing.T) {
 func TestACellThatIsGoneHasNoChange(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		cell := b.request("a", "nano")
-		b.cells.mu.Lock()
-		e := b.cells.cells[cell.ID]
-		b.cells.mu.Unlock()
+		b.cells.table.mu.Lock()
+		e := b.cells.table.byID[cell.ID]
+		b.cells.table.mu.Unlock()
 		b.later(time.Minute)
 		b.cells.Release(ref("a").UID, "done", false)
 		b.later(time.Minute)
-		if err := b.cells.save(t.Context(), e, func(c *Cell) error { c.Phase = apiv1.Booting; return nil }); !errors.Is(err, errGone) {
+		if err := b.cells.records.save(t.Context(), e, func(c *Cell) error { c.Phase = apiv1.Booting; return nil }); !errors.Is(err, errGone) {
 			t.Errorf("a change of it: %v", err)
 		}
 		if revision, err := b.store.Get(t.Context(), keyPrefix+cell.ID, new(Cell)); revision != 0 || err != nil {
@@ -137,15 +137,15 @@ func TestACellThatIsGoneHasNoChange(t *testing.T) {
 
 func TestACellTakesNoPodFromAnother(t *testing.T) {
 	c := New(Config{})
-	defer c.queue.ShutDown()
+	defer c.loop.queue.ShutDown()
 	first, second := newEntry(Cell{ID: "first", Pod: ref("a")}, 0), newEntry(Cell{ID: "second", Pod: ref("a")}, 0)
-	c.reserve(second)
-	c.unreserve(first)
-	if c.byPod["uid-a"] != "second" || len(c.named) != 1 {
-		t.Errorf("pod a has cell %q, and %d names are known", c.byPod["uid-a"], len(c.named))
+	c.table.reserve(second)
+	c.table.unreserve(first)
+	if c.table.byPod["uid-a"] != "second" || len(c.table.named) != 1 {
+		t.Errorf("pod a has cell %q, and %d names are known", c.table.byPod["uid-a"], len(c.table.named))
 	}
-	c.unreserve(second)
-	if len(c.byPod) != 0 || len(c.named) != 0 {
-		t.Errorf("left are %v and %v", c.byPod, c.named)
+	c.table.unreserve(second)
+	if len(c.table.byPod) != 0 || len(c.table.named) != 0 {
+		t.Errorf("left are %v and %v", c.table.byPod, c.table.named)
 	}
 }

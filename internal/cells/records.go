@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -22,22 +21,35 @@ var errMoved = errors.New("the stored record has moved on")
 // errGone: a cell that is Gone has no record, and no change.
 var errGone = errors.New("the cell is gone")
 
+// records are those of cells in the store. All changes of them go through commit.
+type records struct {
+	table     *table
+	loop      *loop
+	store     *store.Store
+	ledger    *ledger
+	limits    limits // of what counts against a month's budget
+	meter     Meter
+	pools     *pools
+	endings   *endings
+	observers *observers
+}
+
 // save changes the record of one cell: first in the store, then here.
-func (c *Controller) save(ctx context.Context, e *entry, change func(*Cell) error) error {
-	return c.commit(ctx, []*entry{e}, func(_ int, cell *Cell) error { return change(cell) })
+func (r *records) save(ctx context.Context, e *entry, change func(*Cell) error) error {
+	return r.commit(ctx, []*entry{e}, func(_ int, cell *Cell) error { return change(cell) })
 }
 
 // commit changes the records of some cells, all or none: first in the store, then
 // here. It is the only way in which a record changes. A cell that becomes Gone
 // loses its record, and its cost enters the ledger, in the same transaction.
-func (c *Controller) commit(ctx context.Context, entries []*entry, change func(n int, cell *Cell) error) error {
-	_, err := c.commitWith(ctx, entries, change)
+func (r *records) commit(ctx context.Context, entries []*entry, change func(n int, cell *Cell) error) error {
+	_, err := r.commitWith(ctx, entries, change)
 	return err
 }
 
 // commitWith is commit with changes of other records in the same transaction,
 // whose revision it returns.
-func (c *Controller) commitWith(
+func (r *records) commitWith(
 	ctx context.Context, entries []*entry, change func(n int, cell *Cell) error, more ...store.Change,
 ) (int64, error) {
 	for _, e := range slices.SortedFunc(slices.Values(entries), func(a, b *entry) int { return cmp.Compare(a.id, b.id) }) {
@@ -46,7 +58,7 @@ func (c *Controller) commitWith(
 	}
 	var moved error
 	for _, e := range entries { // all of them: what was written of one was written of all
-		if err := c.settle(ctx, e); errors.Is(err, errMoved) {
+		if err := r.settle(ctx, e); errors.Is(err, errMoved) {
 			moved = err
 		} else if err != nil {
 			return 0, err
@@ -60,7 +72,7 @@ func (c *Controller) commitWith(
 			return 0, fmt.Errorf("change cell %s: %w", e.id, errGone)
 		}
 	}
-	now := c.cfg.Clock.Now()
+	now := r.loop.clock.Now()
 	after := make([]*Cell, len(entries))
 	changes := make([]store.Change, len(entries), len(entries)+1+len(more))
 	spent := map[string]float64{}
@@ -71,11 +83,11 @@ func (c *Controller) commitWith(
 			return 0, err
 		}
 		after[n] = &cell
-		out.entries = append(out.entries, ended(e.cell(), &cell, now, c.use(&cell))...)
+		out.entries = append(out.entries, ended(e.cell(), &cell, now, useOf(r.meter, &cell))...)
 		changes[n] = store.Change{Key: keyPrefix + e.id, Revision: e.revision}
 		if cell.Phase == apiv1.Gone {
 			out.costs = append(out.costs, cell.cost(now))
-			if namespace := cell.Pod.Namespace; c.budgetOf(namespace).PerMonth > 0 {
+			if namespace := cell.Pod.Namespace; r.limits.of(namespace).PerMonth > 0 {
 				spent[namespace] += cell.spentSince(monthOf(now), now)
 			}
 		} else {
@@ -83,8 +95,8 @@ func (c *Controller) commitWith(
 		}
 	}
 	var revision int64
-	err := c.ledger.enter(ctx, out, func(entered ...store.Change) (int64, error) {
-		at, err := c.cfg.Store.Apply(ctx, slices.Concat(changes, more, entered)...)
+	err := r.ledger.enter(ctx, out, func(entered ...store.Change) (int64, error) {
+		at, err := r.store.Apply(ctx, slices.Concat(changes, more, entered)...)
 		if err != nil {
 			if !notWritten(err) {
 				for n, e := range entries {
@@ -94,7 +106,7 @@ func (c *Controller) commitWith(
 			return 0, err
 		}
 		for n, e := range entries {
-			c.adopt(e, after[n], at)
+			r.adopt(e, after[n], at)
 		}
 		revision = at
 		return at, nil
@@ -119,66 +131,48 @@ func notWritten(err error) bool {
 }
 
 // adopt makes a stored record the current one. The caller holds e.writing.
-func (c *Controller) adopt(e *entry, cell *Cell, revision int64) {
+func (r *records) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
 	gone := cell.Phase == apiv1.Gone
-	c.mu.Lock()
+	r.table.mu.Lock()
 	e.reserved, e.paidFrom = cell.Offer().CostPerHour(), cell.paidFrom()
-	c.index(e, cell.Instance)
-	c.mu.Unlock()
+	r.table.index(e, cell.Instance)
+	r.table.mu.Unlock()
 	if gone && cell.Pod.UID == "" {
 		cell.Pod = e.pod // it was promised to it
 	}
 	e.current.Store(cell)
 	if gone {
-		c.bury(e)
+		r.bury(e)
 	}
-	c.observers.CellChanged(*cell)
+	r.observers.CellChanged(*cell)
 	if cell.Standby != "" {
-		c.refillSoon()
+		r.pools.refillSoon()
 	}
-}
-
-// index has an instance found as that of a cell, instead of the one that it has by now. The caller holds mu.
-func (c *Controller) index(e *entry, next *cloud.Instance) {
-	if was := e.cell().Instance; was != nil && c.byInstance[was.ID] == e {
-		delete(c.byInstance, was.ID)
-	}
-	if next != nil {
-		c.byInstance[next.ID] = e
-	}
-}
-
-// havingInstance is the cell that has an instance; nil where none has.
-func (c *Controller) havingInstance(id string) *entry {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.byInstance[id]
 }
 
 // bury forgets a cell that has no record any more.
-func (c *Controller) bury(e *entry) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.cells, e.id)
-	c.entries.Delete(e.id)
-	c.index(e, nil)
-	c.unreserve(e)
-	c.pools.gone(*e.cell())
+func (r *records) bury(e *entry) {
+	r.table.mu.Lock()
+	defer r.table.mu.Unlock()
+	delete(r.table.byID, e.id)
+	r.table.entries.Delete(e.id)
+	r.table.index(e, nil)
+	r.table.unreserve(e)
+	r.pools.gone(*e.cell())
 	if i := e.cell().Instance; i != nil {
-		delete(c.terminating, i.ID)
-		c.cfg.Gate.Forget(i.ID)
+		r.endings.forget(i.ID)
 	}
 }
 
 // settle finds out what became of a write whose answer was lost; errMoved if it
 // was done. The caller holds e.writing.
-func (c *Controller) settle(ctx context.Context, e *entry) error {
+func (r *records) settle(ctx context.Context, e *entry) error {
 	if e.unsure == nil {
 		return nil
 	}
 	var stored json.RawMessage
-	revision, err := c.cfg.Store.Get(ctx, keyPrefix+e.id, &stored)
+	revision, err := r.store.Get(ctx, keyPrefix+e.id, &stored)
 	if err != nil {
 		return err
 	}
@@ -190,17 +184,88 @@ func (c *Controller) settle(ctx context.Context, e *entry) error {
 	case revision == 0 && e.revision == 0: // a new record that was not written
 		gone := e.cell().clone()
 		gone.Phase, gone.Reason = apiv1.Gone, "it could not be stored"
-		c.adopt(e, &gone, 0)
+		r.adopt(e, &gone, 0)
 		return errMoved
 	case revision == e.revision:
 		e.unsure = nil
 		return nil
 	case revision == 0 && e.unsure.Phase == apiv1.Gone, revision != 0 && bytes.Equal(stored, written):
-		if err := c.ledger.load(ctx); err != nil { // its cost went into it
+		if err := r.ledger.load(ctx); err != nil { // its cost went into it
 			return err
 		}
-		c.adopt(e, e.unsure, revision)
+		r.adopt(e, e.unsure, revision)
 		return errMoved
 	}
 	return fmt.Errorf("read back cell %s: %w", e.id, store.ErrConflict)
+}
+
+// add writes the record of a new cell, which is reserved, and starts its life.
+func (r *records) add(ctx context.Context, e *entry) error {
+	lockWriting(ctx, e)
+	defer e.writing.Unlock()
+	cell := e.cell()
+	revision, err := r.store.Put(ctx, keyPrefix+e.id, cell, 0)
+	r.table.mu.Lock()
+	if notWritten(err) {
+		r.table.unreserve(e)
+		r.table.mu.Unlock()
+		if refusedWrite(err) {
+			r.loop.fail(err)
+		}
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	r.table.enter(e)
+	if err != nil {
+		// The record may be stored all the same. The cell's worker finds out.
+		e.unsure, e.ending = cell, "the store did not answer"
+		r.table.mu.Unlock()
+		r.loop.queue.AddRateLimited(e.id)
+		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
+	}
+	e.revision = revision
+	r.table.mu.Unlock()
+	r.observers.CellChanged(*cell)
+	r.loop.queue.Add(e.id)
+	return nil
+}
+
+// unresolved says that a launch whose call is not stored has no stored outcome either: a
+// call goes with the write of its outcomes. If this Kip wrote them, the error is errMoved;
+// store.ErrConflict if one did that has followed it.
+func (r *records) unresolved(ctx context.Context, e *entry, launch string) error {
+	lockWriting(ctx, e)
+	defer e.writing.Unlock()
+	if err := r.settle(ctx, e); err != nil {
+		return err
+	}
+	waits := func(cell *Cell) bool {
+		return cell.Phase == apiv1.Launching && cell.Launch != nil && cell.Launch.ID == launch
+	}
+	if !waits(e.cell()) {
+		return errMoved
+	}
+	var stored Cell
+	if _, err := r.store.Get(ctx, keyPrefix+e.id, &stored); err != nil {
+		return err
+	}
+	if !waits(&stored) {
+		return fmt.Errorf("read back cell %s: %w", e.id, store.ErrConflict)
+	}
+	return nil
+}
+
+// tell tells observers of a cell whose record is the same. The changes of a cell are told in their order.
+func (r *records) tell(ctx context.Context, e *entry) {
+	lockWriting(ctx, e)
+	defer e.writing.Unlock()
+	r.observers.CellChanged(*e.cell())
+}
+
+// showAgain tells observers of a cell whose record is the same, and of which something
+// else is to be shown. If its record is being changed they are told anyway.
+func (r *records) showAgain(e *entry) {
+	if e.writing.TryLock() {
+		defer e.writing.Unlock()
+		r.observers.CellChanged(*e.cell())
+	}
 }

@@ -1,0 +1,34 @@
+package cells
+
+import (
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// readyTimeout is the least time that a kubelet has from the join: it needs about a
+// second, on a machine that is being started perhaps ten. On a machine that was slow to
+// join, such as an emulated one on a busy host, it has as long as the join took.
+const readyTimeout = 2 * time.Minute
+
+// bootTime is how much time a booting cell has left, and for what. What Kip was late, or
+// kept the cell waiting, is not taken off.
+func (s *connections) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
+	from, what := cell.StepTime(apiv1.StepJoined), "ready"
+	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offer().BootTimeout))
+	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
+		from, limit, what = begun, cloudInitTimeout, "done with its cloud-init file"
+	}
+	if from.IsZero() || cell.launched().After(from) { // or started anew
+		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
+	}
+	if session != nil {
+		if held := session.HeldBack(); held.After(from) {
+			from = held
+		}
+	}
+	if e.loaded {
+		limit += s.lineage.unsureAfter(from)
+	}
+	return from.Add(limit + s.loop.late.Since(from)).Sub(s.loop.clock.Now()), what
+}

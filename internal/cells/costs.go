@@ -1,0 +1,92 @@
+package cells
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/store"
+	"k8s.io/utils/clock"
+)
+
+// costs is what cells have cost, those that run included.
+type costs struct {
+	table  *table
+	store  *store.Store
+	ledger *ledger
+	meter  Meter
+	clock  clock.PassiveClock
+}
+
+// total returns what all cells have cost until now, those that are gone
+// included, also over restarts. The order is by type.
+func (s *costs) total() []Cost {
+	now := s.clock.Now()
+	return s.ledger.total(func() []Cost {
+		var running []Cost
+		for _, cell := range s.table.list() {
+			running = append(running, cell.cost(now))
+		}
+		return running
+	})
+}
+
+// runningEntries are those of the cells that run, in order of the cells, with what of them
+// stands idle.
+func (s *costs) runningEntries() []daybook.Entry {
+	return s.entriesNow(func(cell *Cell) daybook.Use { return useOf(s.meter, cell) })
+}
+
+func (s *costs) entriesNow(use func(*Cell) daybook.Use) (all []daybook.Entry) {
+	now, list := s.clock.Now(), s.table.list()
+	slices.SortFunc(list, func(a, b Cell) int { return cmp.Compare(a.ID, b.ID) })
+	for i := range list {
+		all = append(all, list[i].running(now, use(&list[i]))...)
+	}
+	return all
+}
+
+// byNamespace returns what the cells of each namespace have cost until now, since
+// Kip's state began, those that are gone included. Cells without a pod are
+// daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
+// the others are daybook.Others. What stood idle is that of cells that are gone, and of cells
+// without a pod: of the others it is not stored, and would decrease when Kip starts anew.
+func (s *costs) byNamespace() map[string]Amount {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
+	if s.ledger.days.own == nil { // nothing was read yet
+		return nil
+	}
+	return s.ledger.days.byNamespace(slices.Concat(s.ledger.days.open,
+		s.entriesNow(func(*Cell) daybook.Use { return daybook.Use{} })))
+}
+
+// spent calls each with what was spent on each day from one to another, the last included,
+// by whom, until now: some of it several times for one spender and day, in no order. Days
+// are known as long as daybook.Kept says, and names as far as they fit into the bytes of a day.
+func (s *costs) spent(ctx context.Context, first, last daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+	tell := func(entries []daybook.Entry) {
+		for _, e := range entries {
+			e.Each(first, last, func(d daybook.Day, a daybook.Amount) { each(e.Spender, d, a) })
+		}
+	}
+	today := daybook.DayOf(s.clock.Now())
+	first = max(first, today-daybook.Kept)
+	begun, written, now, err := s.ledger.snapshot(ctx, s.runningEntries)
+	if err != nil {
+		return fmt.Errorf("read what was spent: %w", err)
+	}
+	tell(now)
+	// What has ended before a day has cost nothing on it. The last day that was written is one of
+	// the future where a clock was ahead once.
+	for day := max(first, begun); day < min(written, today+2); day++ {
+		var entries []daybook.Entry
+		if _, err := s.store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
+			return fmt.Errorf("read what was spent: %w", err)
+		}
+		tell(entries)
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package cells
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// exclusion says whether anything else may run the pod of a cell. A pod runs on one cell at a time.
+type exclusion struct {
+	table        *table
+	loop         *loop
+	events       *reporter
+	lineage      *lineage
+	inventory    *inventory
+	listening    *listening
+	terminations *terminations
+	born         time.Time // when the store was new
+}
+
+// doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
+// the lists of the cloud do not have to say more. The caller holds table.mu.
+func (s *exclusion) doubt(e *entry) string {
+	why, sure := s.lineage.behind()
+	look := s.inventory.last()
+	switch {
+	case why != "" && sure:
+		return why
+	case look.began.IsZero():
+		return unlooked // whether the store is behind
+	case why == "" && !look.blind, e.arrived:
+		return ""
+	case e.pod.UID == "" && (why == "" || why == unseen):
+		return "" // nothing is run twice before the cell is given to a pod, which asks again
+	}
+	return cmp.Or(why, unseen)
+}
+
+// elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
+// one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
+// run it is ended. Of a pod that arrived, as in Request, a list has nothing to say.
+func (s *exclusion) elsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
+	look := s.inventory.last()
+	why, sure = s.lineage.behind()
+	switch {
+	case why != "":
+		sure = sure || why == unseen
+	case look.began.IsZero(): // it was compared with the store, and is shown next
+		why, sure = unlooked, false
+	case look.blind:
+		why = unseen
+	}
+	if why != "" && (s.lineage.isBehind() || !arrived) {
+		return why, sure
+	}
+	own, _ := s.table.forPod(pod)
+	if others := s.others(pod, created, own.JoinID(), arrived); len(others) > 0 {
+		return fmt.Sprintf(mayRun, others), true
+	}
+	return "", true
+}
+
+// clockSkew is how far the API server's clock may be from Kip's, and be believed.
+const clockSkew = 5 * time.Minute
+
+// nobodyElseRuns says that the cloud shows no other instance that may run the
+// pod: one that a Kip launched whose store was lost would go on running it. It is
+// terminated first. What no pod is named on may run any that was there before the
+// store was lost, and holds up no other.
+func (s *exclusion) nobodyElseRuns(e *entry) bool {
+	cell := e.cell()
+	s.table.mu.Lock()
+	doubt, arrived := s.doubt(e), e.arrived
+	tells := doubt != unlooked || s.loop.clock.Since(s.listening.since()) >= quietStart
+	s.table.mu.Unlock()
+	if doubt != "" {
+		if tells && e.unknown.is(doubt, s.loop.clock.Now()) {
+			reason := events.InstancesNotListed
+			if doubt == behind {
+				reason = events.StoreBehind
+			}
+			s.events.warn(cell, reason, "%s", doubt)
+		}
+		return false
+	}
+	if cell.Pod.UID == "" {
+		return true
+	}
+	other := s.others(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
+	if len(other) == 0 {
+		return true
+	}
+	if e.unknown.is(fmt.Sprint(other), s.loop.clock.Now()) {
+		s.events.warn(cell, events.CellUnknown, mayRun, other)
+	}
+	return false
+}
+
+// quietStart is how long after its start Kip does not say that it waits for the cloud's first list,
+// which mostly comes within a second.
+const quietStart = 5 * time.Second
+
+const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
+
+// others are the instances of the last look that may run a pod, besides that of the cell
+// with a JoinID. They are ended. Of a pod that arrived none can be a stranger.
+func (s *exclusion) others(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
+	look := s.inventory.last()
+	if !arrived && (created.IsZero() || created.Before(s.born.Add(clockSkew))) {
+		other = append(other, look.strangers...)
+	}
+	for _, id := range look.byPod[pod] {
+		if joinIDOf(look.byID[id]) != joinID {
+			other = append(other, id)
+		}
+	}
+	slices.Sort(other)
+	for _, id := range other {
+		if i := look.byID[id]; i.State != cloud.Terminating {
+			s.terminations.endStray(i)
+		}
+	}
+	return other
+}

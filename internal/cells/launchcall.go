@@ -1,0 +1,146 @@
+package cells
+
+import (
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pki"
+	"sigs.k8s.io/yaml"
+)
+
+// launchCalls makes the calls to the cloud that launch cells.
+type launchCalls struct {
+	owner       string // the tag of this Kip's instances
+	recipe      *recipe
+	authorities authorities
+}
+
+// launchesPrefix is where the calls are stored whose outcome is not known yet.
+const launchesPrefix = "launches/"
+
+// launchVersion is the latest of launchRecord. A Kip that does not know a record's version
+// sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
+// an instance of it is found by its tags, and ended.
+const launchVersion = 3
+
+// versionOf is the first version in which Kips know all of a call.
+func versionOf(r cloud.LaunchRequest) int {
+	to := r.Resolved
+	switch {
+	case to != nil && (to.SecondaryAddress || len(to.Tags) > 0 || to.Key != "" || to.CPUCredits != "" || to.Boosted):
+		return launchVersion
+	case r.Shared():
+		return 2
+	}
+	return 1
+}
+
+// launchRecord is a call to the cloud, whole: whatever the configuration says by
+// then, what is sent again is this.
+type launchRecord struct {
+	Version int                 `json:"version"`
+	Request cloud.LaunchRequest `json:"request"`
+	// Until is when the secret expires that the machines share: the call is sent no
+	// more, and goes. Zero where they share none.
+	Until time.Time `json:"until,omitzero"`
+}
+
+// launchSpec is what the cells of one offer and with the same options are launched as.
+func (s *launchCalls) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
+	offer := cell.Offer()
+	return cloud.LaunchSpec{
+		InstanceType:  offer.InstanceType,
+		Arch:          offer.Arch,
+		Zone:          offer.Zone,
+		Subnet:        offer.Subnet,
+		Market:        offer.Market(),
+		Reservation:   offer.Reservation,
+		RootDiskBytes: offer.DiskBytes,
+		Login:         s.recipe.file != nil && s.recipe.file.NeedsLogin(),
+		Devices:       cell.needsDevices(),
+		Options:       cell.Options,
+		Tags:          map[string]string{cloud.TagOwner: s.owner, cloud.TagNameTag: nameTag},
+	}
+}
+
+// launchRequest is the call that launches cells of one offer and with the same
+// options. The secret is that of machines that share their user data.
+func (s *launchCalls) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
+	first := cells[0]
+	r := cloud.LaunchRequest{Token: first.launchToken(s.owner), LaunchSpec: s.launchSpec(first, first.Launch.NameTag)}
+	if first.Launch.Shared {
+		maps.Copy(r.Tags, commonLabels(cells))
+		r.Tags[cloud.TagBatch], r.Machines = first.Launch.ID, make([]cloud.Machine, len(cells))
+		var err error
+		r.UserData, err = userData(agentapi.BatchUserData{
+			Version: agentapi.BatchVersion,
+			Batch:   first.Launch.ID,
+			CAHash:  s.authorities.of(&first),
+			Secret:  secret.Reveal(),
+		})
+		return r, err
+	}
+	for _, cell := range cells {
+		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: s.authorities.of(&cell), Token: cell.Token})
+		if err != nil {
+			return r, err
+		}
+		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
+	}
+	return r, nil
+}
+
+// remadeRequest is the call of a launch that is stored without it, as Kips before
+// did: made of the cells' records, as those made it.
+func (s *launchCalls) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
+	cells := make([]Cell, len(l.group))
+	for n, e := range l.group {
+		if e == nil {
+			return cloud.LaunchRequest{}, fmt.Errorf("cell %d of %d of launch %s has no record", n, len(l.group), l.id)
+		}
+		cells[n] = *e.cell()
+	}
+	if cells[0].Launch.Shared {
+		return cloud.LaunchRequest{}, fmt.Errorf("the call of launch %s is lost, and with it the secret that its machines share", l.id)
+	}
+	r, err := s.launchRequest(cells, pki.BatchSecret{})
+	r.Token = offerToken(s.owner, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offer())
+	r.RootDiskBytes = 0 // which they did not ask for
+	for n := range r.Machines {
+		r.Machines[n].Tags = ownTags(cells[n]) // they did not write labels
+	}
+	return r, err
+}
+
+// tags are those of one machine: the labels of its pod, and Kip's own.
+func tags(cell Cell) map[string]string {
+	tags := ownTags(cell)
+	maps.Copy(tags, labelTags(&cell))
+	return tags
+}
+
+func ownTags(cell Cell) map[string]string {
+	tags := map[string]string{
+		cloud.TagCell: cell.ID,
+		cloud.TagName: "Kip cell " + cell.Launch.NameTag + " standby",
+	}
+	// A standby cell that is taken while its launch is unknown keeps the tags
+	// that it was launched with: Pod is set no earlier than that is resolved.
+	if cell.Pod.UID != "" {
+		tags[cloud.TagNamespace], tags[cloud.TagPod], tags[cloud.TagPodUID] = cell.Pod.Namespace, cell.Pod.Name, string(cell.Pod.UID)
+		tags[cloud.TagName] = "Kip cell " + cell.Launch.NameTag + " " + cell.Pod.Name
+	}
+	return tags
+}
+
+// userData renders what a machine is told when it is launched.
+func userData[T agentapi.UserData | agentapi.BatchUserData](u T) ([]byte, error) {
+	body, err := yaml.Marshal(map[string]T{"kip": u})
+	if err != nil {
+		return nil, fmt.Errorf("render user data: %w", err)
+	}
+	return append([]byte("#cloud-config\n"), body...), nil
+}

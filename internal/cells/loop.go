@@ -1,0 +1,163 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/fairqueue"
+	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/pulse"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+)
+
+// loop runs the steps of cells: one worker handles a cell at a time. What a step needs to
+// wake its cell, to wait and to do something aside is here as well.
+type loop struct {
+	table   *table
+	queue   workqueue.TypedRateLimitingInterface[string]
+	running sync.WaitGroup // what workers leave running
+	failed  chan error     // ends Run
+	pulse   *pulse.Pulse
+	late    *lateness.Meter
+	random  backoff.Random
+	clock   clock.WithTicker
+	log     *slog.Logger
+}
+
+func newLoop(cfg Config, t *table) *loop {
+	return &loop{
+		table: t,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
+			fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}, t.namespaceOf)),
+		failed: make(chan error, 1),
+		pulse:  cfg.Pulse,
+		late:   cfg.Late,
+		random: cfg.Random,
+		clock:  cfg.Clock,
+		log:    cfg.Log,
+	}
+}
+
+// work runs the steps of the cells in the queue until that is shut down.
+func (l *loop) work(ctx context.Context, stepOf func(apiv1.Phase) step) {
+	for {
+		id, shutdown := l.queue.Get()
+		if shutdown {
+			return
+		}
+		l.pulse.Turn(ctx, "cells", func(ctx context.Context) { l.process(ctx, id, stepOf) })
+		l.queue.Done(id)
+	}
+}
+
+// process moves one cell as far as it goes now.
+func (l *loop) process(ctx context.Context, id string, stepOf func(apiv1.Phase) step) {
+	e := l.table.find(id)
+	if e == nil {
+		return
+	}
+	again, err := l.advance(ctx, e, stepOf)
+	switch {
+	case ctx.Err() != nil:
+	case errors.Is(err, errUnderWay):
+		// What failed before is not forgotten: it may fail again.
+		if again > 0 {
+			l.queue.AddAfter(id, again)
+		}
+	case err != nil:
+		l.again(e, err)
+	case again > 0:
+		l.queue.Forget(id)
+		l.queue.AddAfter(id, again)
+	default:
+		l.queue.Forget(id)
+	}
+}
+
+// again retries a step that failed, or ends Run where to retry would be wrong.
+func (l *loop) again(e *entry, err error) {
+	if errors.Is(err, errMoved) {
+		l.queue.Add(e.id)
+		return
+	}
+	if errors.Is(err, errGone) {
+		return // what was to be done with it is of no use any more
+	}
+	if errors.Is(err, errBehind) {
+		l.queue.Add(e.id) // it waits, and says why
+		return
+	}
+	if refusedWrite(err) {
+		// Somebody else writes our records: two Kips with one identity. To go
+		// on would double instances.
+		l.fail(err)
+		return
+	}
+	cell := e.cell()
+	l.log.Warn("a cell's step failed, retrying", "cell", e.id, "pod", cell.Pod.String(), "phase", cell.Phase, "err", err)
+	l.queue.AddRateLimited(e.id)
+}
+
+// fail ends Run.
+func (l *loop) fail(err error) {
+	select {
+	case l.failed <- err:
+	default:
+	}
+}
+
+// advance runs the steps of a cell's life until one waits. It returns after how
+// long to look again; 0 means that something else will wake the cell.
+func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) step) (time.Duration, error) {
+	for {
+		before := e.cell().Phase
+		next := stepOf(before)
+		if next == nil {
+			return 0, fmt.Errorf("a stored cell has the unknown phase %q", before)
+		}
+		again, err := next.Step(ctx, e)
+		if err != nil || e.cell().Phase == before || e.cell().Phase == apiv1.Gone {
+			return again, err
+		}
+	}
+}
+
+// inTurn does something in a turn of its own, which outlives the one that began it.
+func (l *loop) inTurn(ctx context.Context, name string, do func(context.Context)) {
+	l.running.Go(func() { l.pulse.Turn(ctx, name, do) })
+}
+
+// sleep returns false when ctx ends.
+func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
+	defer pulse.Wait(ctx, pulse.Time)()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-l.clock.After(d):
+		return true
+	}
+}
+
+// landed gives cells that were being launched back to their workers.
+func (l *loop) landed(entries ...*entry) {
+	l.table.mu.Lock()
+	defer l.table.mu.Unlock()
+	for _, e := range entries {
+		e.launching, e.launch = false, ""
+		l.queue.Add(e.id)
+	}
+}
+
+// wakeStandby has standby cells looked at again.
+func (l *loop) wakeStandby() {
+	for _, cell := range l.table.standbyCells() {
+		l.queue.Add(cell.ID)
+	}
+}

@@ -1,0 +1,284 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/store"
+)
+
+// outcomes store what has become of launches.
+type outcomes struct {
+	loop      *loop
+	records   *records
+	budgets   *budgets
+	blockers  *blockers
+	events    *reporter
+	shortages Shortages
+}
+
+// verdict is what the answer to a launch means for one cell.
+type verdict string
+
+const (
+	isLaunched  verdict = "launched"
+	isRefused   verdict = "refused"   // there surely is no instance: the next offer
+	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
+	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
+	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
+	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
+	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
+	isUnfit     verdict = "unfit"     // there surely is none: it is to be resolved anew, and waits for the operator
+	// There surely is none: it is to be launched without the labels of its pods.
+	isUnlabelled verdict = "unlabelled"
+	isAbandoned  verdict = "abandoned" // nobody knows: it ends
+	isOpen       verdict = "open"      // the call is to be sent again
+)
+
+// judge reads the answer for one machine. unsure says that an earlier call may have
+// started it: what the cloud refuses now it may then have started all the same. several
+// says that it was not launched by itself.
+func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
+	switch {
+	case r.Err == nil:
+		return isLaunched
+	case errors.Is(r.Err, errExpired) && !unsure:
+		return isExpired
+	case errors.Is(r.Err, errExpired):
+		return isAbandoned
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised) && !denied(r.Err):
+		return isForbidden
+	case cloud.Refused(r.Err) && !unsure && several && errors.Is(r.Err, cloud.ErrTogether):
+		return isApart
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrStale):
+		return isStale
+	case cloud.Refused(r.Err) && !unsure:
+		return isRefused
+	case cloud.Refused(r.Err), errors.Is(r.Err, cloud.ErrMismatch), giveUp && !errors.Is(r.Err, cloud.ErrThrottled):
+		return isAbandoned
+	}
+	return isOpen
+}
+
+// cool tells of what the cloud did not serve, each cause once.
+func (s *outcomes) cool(offer Offer, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
+	told := map[string]bool{}
+	for _, n := range known {
+		err := results[n].Err
+		fault := results[n].Instance.Fault
+		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
+			s.blockers.heardNotStarted(l.group[n].cell(), fault)
+		}
+		if verdicts[n] == isLaunched && lacks(fault) {
+			err = fault
+		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {
+			continue
+		}
+		// These say nothing of what the cloud has.
+		if errors.Is(err, cloud.ErrMismatch) || errors.Is(err, cloud.ErrUnauthorised) && !denied(err) || errors.Is(err, errExpired) ||
+			errors.Is(err, cloud.ErrStale) || errors.Is(err, cloud.ErrNotYet) || errors.Is(err, cloud.ErrUnfit) || ofDisks(err) ||
+			ofTheCell(l.group[n].cell(), err) || told[err.Error()] {
+			continue
+		}
+		told[err.Error()] = true
+		s.shortages.Mark(offer, err)
+	}
+}
+
+// maxRefusals is how many offers in a row may be refused for what a cell itself asks for: a
+// second one may differ in what the cloud found fault with, others will not.
+const maxRefusals = 2
+
+// perhapsOfTheCell says that besides of what the cloud refuses for a reason that nobody knows, so that
+// a pod that is at fault itself does not go on to cool one offer after the other.
+func perhapsOfTheCell(cell *Cell, err error) bool {
+	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
+}
+
+// ofTheCell says that the cloud found fault with what a cell's pod asks for, and not with what
+// it has: others may be launched as the same offer. A pod that asks for nothing of its own
+// is not at fault.
+func ofTheCell(cell *Cell, err error) bool {
+	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
+		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
+}
+
+// ofDisks reports whether the account lacks room for the cell's disk. No other offer has more, and no offer
+// is short: other cells may have smaller disks.
+func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
+
+// resolve stores what became of some cells of a launch, for as long as it takes:
+// nobody else knows it. With the last of them the stored call goes. It returns
+// false if that could not be done.
+func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+	// A cell that is gone needs none: its instance, if there is one, is seen without a
+	// cell.
+	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
+		gone := l.group[n].cell().Phase == apiv1.Gone
+		if gone {
+			s.loop.landed(l.group[n])
+			l.group[n] = nil
+		}
+		return gone
+	})
+	if len(known) == 0 {
+		return true
+	}
+	group := l.entries(known)
+	outcomes := make([]events.Event, len(group))
+	var more []store.Change
+	if l.revision != 0 && len(known) == len(l.open()) {
+		more = append(more, store.Change{Key: launchesPrefix + l.id, Revision: l.revision})
+	}
+	for try := 1; ; try++ {
+		_, err := s.records.commitWith(ctx, group, func(i int, cell *Cell) (err error) {
+			if cell.Phase != apiv1.Launching && !l.unstored { // an earlier write of this, whose answer was lost, was found meanwhile
+				return errMoved
+			}
+			n := known[i]
+			switch verdicts[n] {
+			case isLaunched:
+				outcomes[i], err = s.launched(cell, results[n].Instance)
+				if l.boosted() {
+					cell.step(apiv1.StepBoosted, s.loop.clock.Now())
+				}
+			case isRefused:
+				cell.withoutLabelsRefused(results[n].Err)
+				outcomes[i], err = s.refused(cell, results[n].Err)
+			case isForbidden:
+				cell.withoutLabelsRefused(results[n].Err)
+				outcomes[i], err = s.takenBack(cell)
+			case isApart, isTooMany, isExpired, isUnfit:
+				outcomes[i], err = s.takenBack(cell)
+			case isUnlabelled:
+				outcomes[i], err = s.withoutLabels(cell)
+			case isStale:
+				outcomes[i], err = s.stale(cell, results[n].Err)
+			default:
+				outcomes[i], err = s.abandoned(cell, results[n].Err)
+			}
+			return err
+		}, more...)
+		switch {
+		case err == nil, errors.Is(err, errMoved): // an earlier commit of the same worked
+			for _, n := range known {
+				l.group[n] = nil
+			}
+			s.loop.landed(group...)
+			for i, e := range group {
+				if outcomes[i] != (events.Event{}) {
+					s.events.report(e.cell(), outcomes[i])
+				}
+			}
+			return true
+		case refusedWrite(err):
+			s.loop.fail(err)
+			return false
+		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
+			half := len(known) / 2
+			return s.resolve(ctx, l, known[:half], verdicts, results) && s.resolve(ctx, l, known[half:], verdicts, results)
+		case errors.Is(err, errGone):
+			return s.resolve(ctx, l, known, verdicts, results)
+		}
+		s.loop.log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
+		if !s.loop.sleep(ctx, s.loop.random.After(try, firstRetry, longestRetry)) {
+			return false
+		}
+	}
+}
+
+func (s *outcomes) launched(cell *Cell, instance cloud.Instance) (events.Event, error) {
+	offer := cell.Offer()
+	cell.take(instance, s.loop.clock.Now())
+	cell.Reason, cell.Offers, cell.Stale = offer.Reason, cell.Offers[:1], false
+	cell.step(apiv1.StepLaunched, s.loop.clock.Now())
+	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
+		// A launch that is sent again is answered with what it once started.
+		cell.Reason, cell.Token, cell.Cause = "instance "+instance.ID+" has ended before its launch was known", "", CauseLost
+		if instance.Fault != nil {
+			cell.Reason, cell.Cause = endedBy(instance.ID, instance.Fault), causeOf(instance.Fault)
+		}
+		cell.step(apiv1.StepEnded, s.loop.clock.Now())
+		return events.NewCellLost(cell.ID, cell.Reason), cell.enter(apiv1.Terminating)
+	}
+	return events.NewCellLaunched(cell.ID, instance.ID, offer.String()), cell.enter(apiv1.Booting)
+}
+
+// refused moves a cell that the cloud has surely not launched to its next offer,
+// or to its end.
+func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
+	offer := cell.Offer()
+	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), s.shortages.Unavailable)
+	if unfitForType(refusal) {
+		left = slices.DeleteFunc(left, func(o Offer) bool { return o.Arch == offer.Arch })
+	}
+	reason := events.CellNotLaunched
+	if errors.Is(refusal, cloud.ErrCapacity) {
+		reason = events.NoCapacity
+	}
+	left, over := s.budgets.nextWithin(cell, left)
+	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offer is another launch
+	if cell.Refusals++; !perhapsOfTheCell(cell, refusal) {
+		cell.Refusals = 0
+	}
+	if over != nil {
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
+		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
+		return events.Event{Type: warning, Reason: reason, Message: cell.Reason}, cell.enter(apiv1.Gone)
+	}
+	if len(left) == 0 || cell.Refusals >= maxRefusals || ofDisks(refusal) {
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
+		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
+		why := "; no other type fits now"
+		switch {
+		case ofDisks(refusal):
+			why = "; other types need the same disk, so Kip tries again later"
+		case len(left) > 0:
+			why = "; other types are not tried, since the fault is in what is asked for"
+		}
+		return events.Event{Type: warning, Reason: reason, Message: cell.Reason + why}, cell.enter(apiv1.Gone)
+	}
+	cell.Offers, cell.Reason = left, left[0].Reason
+	message := fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])
+	return events.Event{Type: warning, Reason: reason, Message: message}, cell.enter(apiv1.Requested)
+}
+
+// takenBack takes back the launch of a cell that Kip has no right to, which then waits
+// until Kip may launch again, one that is to be launched by itself, one whose secret has
+// expired, or one that the configuration does not fit, of which its next Resolve tells the pod.
+func (s *outcomes) takenBack(cell *Cell) (events.Event, error) {
+	cell.Launch, cell.Token = nil, ""
+	return events.Event{}, cell.enter(apiv1.Requested)
+}
+
+// abandoned ends a cell of which nobody knows whether it has an instance.
+func (s *outcomes) abandoned(cell *Cell, err error) (events.Event, error) {
+	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offer(), err), "", CauseNotLaunched
+	cell.step(apiv1.StepEnded, s.loop.clock.Now())
+	return events.Event{Type: warning, Reason: events.CellNotLaunched, Message: cell.Reason +
+		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
+}
+
+// stale takes back the launch of a cell that was resolved to what is not there any more. Where
+// that comes again at once, the cloud shows what it does not find: the launch is refused.
+func (s *outcomes) stale(cell *Cell, err error) (events.Event, error) {
+	if cell.Stale {
+		return s.refused(cell, err)
+	}
+	cell.Stale = true
+	offer := cell.Offer()
+	_, failed := s.takenBack(cell)
+	message := offer.String() + ": " + err.Error() + "; launching it anew"
+	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: message}, failed
+}
+
+// withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
+func (s *outcomes) withoutLabels(cell *Cell) (events.Event, error) {
+	cell.NoLabels = true
+	return s.takenBack(cell)
+}

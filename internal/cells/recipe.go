@@ -1,0 +1,54 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+// CloudInit is the operator's cloud-init file, which changes. What a launch names of it is
+// kept as long as a cell does.
+type CloudInit interface {
+	// Digest names the content that counts for the next launch, which is stored; "" for none.
+	Digest() string
+	// NeedsLogin says that that content has users, or their keys.
+	NeedsLogin() bool
+	// Document returns a content by its digest.
+	Document(ctx context.Context, digest string) ([]byte, error)
+	// Unfit tells the operator why cells with the content that counts are not launched, again
+	// and again as long as they are not. It does not block.
+	Unfit(why string)
+}
+
+// recipe is what cells are made of, as far as it is not their own.
+type recipe struct {
+	settings string    // names image and settings
+	file     CloudInit // the operator's cloud-init file; nil for none
+	agent    *agentapi.Agent
+	nameTag  string
+}
+
+// digest is the digest of the file that counts for the next launch.
+func (r *recipe) digest() string {
+	if r.file == nil {
+		return ""
+	}
+	return r.file.Digest()
+}
+
+// template names what a cell is made of, with this cloud-init file.
+func (r *recipe) template(cloudInit string) string {
+	if cloudInit == "" {
+		return r.settings
+	}
+	return r.settings + "-" + cloudInit[:min(len(cloudInit), 16)]
+}
+
+// startOf are the ingredients of the start of what is launched now like a cell.
+func (r *recipe) startOf(cell *Cell) ingredients {
+	return ingredients{
+		starts: true, template: r.settings, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
+		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
+	}
+}

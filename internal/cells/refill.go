@@ -1,0 +1,85 @@
+package cells
+
+import (
+	"context"
+	"errors"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// refilling keeps the standby pools full.
+type refilling struct {
+	table   *table
+	loop    *loop
+	records *records
+	pools   *pools
+	recipe  *recipe
+	lineage *lineage
+	options Options // of standby cells
+}
+
+// run keeps the standby pools full until ctx ends.
+func (s *refilling) run(ctx context.Context) {
+	for {
+		s.loop.pulse.Turn(ctx, "standby pools", s.fill)
+		timer := s.loop.clock.NewTimer(s.pools.next())
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		case <-s.pools.refill:
+			timer.Stop()
+		}
+	}
+}
+
+// fill makes what the pools lack and ends what they have too many of. It is the
+// only place that does, so that no burst makes more than are wanted.
+func (s *refilling) fill(ctx context.Context) {
+	if s.lineage.isBehind() {
+		return
+	}
+	s.table.mu.Lock()
+	surplus, lacking := s.pools.plan(s.table.standbyNow())
+	for _, id := range surplus {
+		e := s.table.standby[id]
+		e.ending, e.cause = "its standby pool does not want it any more", CauseStandbyRetired
+		s.loop.queue.Add(e.id)
+	}
+	s.table.mu.Unlock()
+	for name, n := range lacking {
+		s.make(ctx, name, n)
+	}
+}
+
+// make requests n cells for a pool.
+func (s *refilling) make(ctx context.Context, name string, n int) {
+	offers, err := s.pools.offers(name)
+	if errors.Is(err, errLater) {
+		return
+	}
+	for range n {
+		if err != nil || ctx.Err() != nil {
+			break
+		}
+		cell := Cell{
+			ID:       newID("cell-"),
+			Phase:    apiv1.Requested,
+			Standby:  name,
+			Template: s.recipe.template(s.recipe.digest()),
+			Offers:   offers,
+			Options:  s.options,
+			Reason:   "standby pool " + name,
+		}
+		cell.step(apiv1.StepPlaced, s.loop.clock.Now())
+		e := newEntry(cell, 0)
+		s.table.mu.Lock()
+		s.table.reserve(e)
+		s.table.mu.Unlock()
+		err = s.records.add(ctx, e)
+	}
+	if s.pools.filled(name, err) && err != nil {
+		s.loop.log.Warn("a standby pool cannot be filled", "standby", name, "err", err)
+	}
+}

@@ -1,0 +1,135 @@
+package cells
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/tunnel"
+)
+
+// heardRefusals reports what cells say of this Kip, and has it begin a new term where its clock was behind.
+func (s *health) heardRefusals(refused, was refusals, cells []*entry, now time.Time) {
+	if is := refused.said(); (is != "") != (was.said() != "") {
+		s.loop.log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", refused.of,
+			"why", is)
+	}
+	if refused.said() == "" {
+		s.tellRefusing(cells, now)
+	}
+	if refused.cells > refused.of-refused.cells && s.beganAfter(refused.term) {
+		s.loop.fail(ErrBehindTime)
+	}
+}
+
+// refusedPoll is after how long to look again at a cell that refuses this process.
+const refusedPoll = 5 * time.Second
+
+// timeLeft is what is left of the time that a cell has to be ready: one that refuses this
+// process is not given up, and is looked at again.
+func (e *entry) timeLeft(left time.Duration) time.Duration {
+	if e.refusal() != nil {
+		return max(left, refusedPoll)
+	}
+	return left
+}
+
+// refusal is why a cell that is there does not obey this process: another Kip has connected
+// to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
+// Nil if it does.
+func (e *entry) refusal() error {
+	if e.session == nil {
+		return nil
+	}
+	err := e.session.LastError()
+	if followed, is := errors.AsType[*tunnel.FollowedError](err); is {
+		return followed
+	}
+	if rotated, is := errors.AsType[*tunnel.RotatedError](err); is {
+		return rotated
+	}
+	return nil
+}
+
+// refusals are of cells that are there: that another Kip has connected to since, and that
+// know a CA of Kip's that is not in the store.
+type refusals struct {
+	of      int // so many cells could
+	cells   int
+	term    uint64 // the highest of those
+	rotated int
+}
+
+func (r *refusals) add(refusal error) {
+	if followed, is := errors.AsType[*tunnel.FollowedError](refusal); is {
+		r.cells, r.term = r.cells+1, max(r.term, followed.Term)
+		return
+	}
+	r.rotated++
+}
+
+// refusalTellAfter is how long a cell refuses this process before its pod's owner is told: longer than another Kip takes to
+// give way.
+const refusalTellAfter = 2 * time.Minute
+
+// tellRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
+// store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
+func (s *health) tellRefusing(cells []*entry, now time.Time) {
+	for _, e := range cells {
+		why := e.refusal()
+		if why == nil {
+			continue
+		}
+		s.table.mu.Lock()
+		tell := e.health.told.is(events.CellRefuses, now)
+		since := e.health.refusing
+		s.table.mu.Unlock()
+		if tell {
+			s.events.report(e.cell(), events.NewCellRefuses(e.id, now.Sub(since), why))
+		}
+	}
+}
+
+// refusalsLeast is how many cells are believed at least that Kip is not obeyed.
+const refusalsLeast = 2
+
+// said is what the cells say of this Kip, if most of them do. A Kip that is followed, and a
+// store that is older than a rotation, are refused by all cells that the store knows, but for
+// new ones. What a few say, their roots may have made up.
+func (r refusals) said() string {
+	if n := r.cells + r.rotated; n < refusalsLeast || n <= r.of-n {
+		return ""
+	}
+	if r.rotated >= r.cells {
+		return fmt.Sprintf("%d cells of %d refuse this Kip, since they trust a CA that is not in its store: the store is older than the rotation"+
+			" of the CA; they run on, and none is ended for it, until a newer backup is restored or their pods are deleted", r.rotated, r.of)
+	}
+	return fmt.Sprintf("%d cells of %d refuse this Kip, since one of the higher term %d has connected to them: either another Kip has the same"+
+		" identity, or the clock of this one was behind when it began, or that of one before ahead; they run on, and none is ended for it",
+		r.cells, r.of, r.term)
+}
+
+// refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
+// not lost.
+func (s *health) refused() string {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return s.refusing.said()
+}
+
+// ErrBehindTime ends Run: the clock was behind when this process began, and has been set since.
+// With a term of now cells would know it for the last that began.
+var ErrBehindTime = errors.New("cells take this Kip for an older one, since its clock was behind when it began: it begins anew")
+
+// leastStep is how far the clock has to have been set: less is the time between two readings of it.
+const leastStep = time.Second
+
+// beganAfter reports whether the clock has been set forward since this process began its term, and whether it began after
+// that of another term by the clock as it is now. The clock is Kip's own, so cells that lie about terms have Kip begin
+// anew once at most each time that it is set.
+func (s *health) beganAfter(term uint64) bool {
+	now, lasted := s.loop.clock.Now(), s.loop.clock.Since(s.listening.termBegan)
+	began := now.Round(0).Add(-lasted) // Round(0): of the clock that is set, not of the one that measures
+	return began.Sub(s.listening.termBegan.Round(0)) >= leastStep && began.UnixMilli() > 0 && uint64(began.UnixMilli()) > term
+}

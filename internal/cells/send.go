@@ -1,0 +1,165 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
+)
+
+// sending sends stored launches until their outcomes are known.
+type sending struct {
+	loop      *loop
+	calls     *pipe.Pipe
+	outcomes  *outcomes
+	sizes     *batchSizes
+	rights    *rights
+	events    *reporter
+	shortages Shortages
+}
+
+// errExpired: the machines of the launch share a secret that is too old to join with.
+var errExpired = errors.New("the secret of the launch has expired")
+
+// send sends a stored launch until the outcome of each machine is known and
+// stored. Whether an earlier call with it worked or not, the same token leads to the
+// same instances; so cells that must end are launched all the same, to learn what
+// there is to terminate. turn is the one of the first call; nil where an earlier Kip
+// may have made a call, whose outcome is unknown.
+func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
+	defer func() { s.loop.landed(l.entries(l.open())...) }()
+	offer := l.group[l.open()[0]].cell().Offer()
+	unsure := make([]bool, len(l.group))
+	for n := range unsure {
+		unsure[n] = turn == nil
+	}
+	began := s.loop.clock.Now()
+	cooled, throttled := false, 0
+	for try := 1; ; try++ {
+		results := s.call(ctx, l, turn)
+		turn = nil
+		if ctx.Err() != nil {
+			return
+		}
+		// A launch without labels tells whose fault it is.
+		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
+		if !labels {
+			s.rights.heard(offer.offering(), results)
+		}
+		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
+			throttled = 0
+		}
+		bounded := s.calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
+		tooMany := bounded && len(l.group) > 1 && throttled >= s.sizes.throttledTries()
+		verdicts := map[int]verdict{}
+		var known []int
+		var failed error
+		for _, n := range l.open() {
+			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && s.loop.clock.Since(began) >= giveUpAfter)
+			if labels && (verdicts[n] == isRefused || verdicts[n] == isForbidden) && mayBeLabels(results[n].Err) {
+				verdicts[n] = isUnlabelled
+				s.rights.looksAgain(l.group[n])
+			}
+			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
+				verdicts[n] = isTooMany
+			}
+			if verdicts[n] == isOpen && !unsure[n] && errors.Is(results[n].Err, cloud.ErrUnfit) {
+				verdicts[n] = isUnfit
+			}
+			if verdicts[n] != isOpen {
+				known = append(known, n)
+				continue
+			}
+			unsure[n] = unsure[n] || !cloud.NothingDone(results[n].Err)
+			failed = results[n].Err
+		}
+		s.outcomes.cool(offer, l, known, verdicts, results)
+		if errors.Is(failed, cloud.ErrUnexplained) && !cooled {
+			// This call has to be sent again, whatever it was. Others need not meet the same.
+			cooled = true
+			s.shortages.Mark(offer, failed)
+		}
+		s.sizes.note(offer, len(l.group), verdicts)
+		if len(known) > 0 && !s.outcomes.resolve(ctx, l, known, verdicts, results) {
+			return
+		}
+		left := l.open()
+		if len(left) == 0 {
+			return
+		}
+		if try == 1 {
+			for _, e := range l.entries(left) {
+				s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failed)
+			}
+		}
+		s.loop.log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
+		pause := max(s.loop.random.After(try, firstRetry, longestRetry), retryAfter(failed))
+		if !l.until.IsZero() {
+			pause = min(pause, max(0, l.until.Sub(s.loop.clock.Now())))
+		}
+		if !s.loop.sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// call sends a launch once, in a turn, or waits for one. It is not sent any more when
+// the secret that its machines share has expired.
+func (s *sending) call(ctx context.Context, l *launch, turn *pipe.Turn) cloud.LaunchResults {
+	expired := cloud.NotLaunched(len(l.group), errExpired)
+	if turn == nil {
+		wait, cancel := ctx, func() {}
+		if !l.until.IsZero() {
+			wait, cancel = context.WithTimeout(ctx, l.until.Sub(s.loop.clock.Now()))
+		}
+		var err error
+		turn, err = s.calls.Turn(wait, cloud.CallLaunch, len(l.group))
+		cancel()
+		if err != nil {
+			return expired // or ctx has ended, and nobody reads this
+		}
+		turn.Resources(len(l.group))
+	}
+	if !l.until.IsZero() && !s.loop.clock.Now().Before(l.until) {
+		turn.Cancel()
+		return expired
+	}
+	return complete(turn.Launch(ctx, l.request), l)
+}
+
+// complete sees to it that there is a result for each machine, and in each without
+// an error an instance, which is at its place where the machines share their user data:
+// it joins as the cell of that place, and of no other.
+func complete(results cloud.LaunchResults, l *launch) cloud.LaunchResults {
+	if n := len(l.group); len(results) != n {
+		err := fmt.Errorf("the cloud answered a launch of %d with %d results", n, len(results))
+		return cloud.NotLaunched(n, errors.Join(err, results.Err()))
+	}
+	for n, r := range results {
+		switch {
+		case r.Err != nil:
+		case r.Instance.ID == "":
+			results[n].Err = errors.New("the cloud answered with an instance without an ID")
+		case l.request.Shared() && r.Instance.Place != cloud.PlaceOf(n):
+			results[n].Err = fmt.Errorf("the cloud answered with instance %s at place %q: want place %d", r.Instance.ID, r.Instance.Place, n)
+		}
+	}
+	return results
+}
+
+// longestRetryAfter bounds what a cloud may ask for between two tries of a launch.
+const longestRetryAfter = time.Minute
+
+// retryAfter is when a cloud says that a call is worth trying again; 0 if it does
+// not.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		return min(e.RetryAfter, longestRetryAfter)
+	}
+	return 0
+}

@@ -1,0 +1,79 @@
+package cells
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/store"
+)
+
+// generations compares what the store knows of with what there is.
+type generations struct {
+	loop      *loop
+	store     *store.Store
+	lineage   *lineage
+	inventory *inventory
+}
+
+// load reads which launches the store knows of. After a take-over it first
+// makes the records fit to start from, as after a restore.
+func (s *generations) load(ctx context.Context) error {
+	born, err := s.store.Get(ctx, bornKey, new(time.Time))
+	if err != nil {
+		return err
+	}
+	if err := s.lineage.open(ctx, born != 0); err != nil {
+		return err
+	}
+	if g := s.lineage.current(); g.behind() {
+		s.lineage.unsureSince, s.lineage.unsure = g.Since, s.loop.clock.Now() // until now: what comes next may end it before a cell is looked at
+	}
+	if !s.lineage.current().Distrusted {
+		return nil
+	}
+	dropped, err := Restored(ctx, s.store, s.loop.clock.Now())
+	if err != nil {
+		return err
+	}
+	s.loop.log.Warn("the store has taken over: instances that no cell has are ended from now on, as ever",
+		"generation", s.lineage.current().tag(), "forgotten", dropped)
+	return s.lineage.trust(ctx)
+}
+
+// Generation is what the store knows of.
+type Generation struct {
+	// Store is the store's own name.
+	Store string
+	// Number is that of the last launch.
+	Number uint64
+	// Behind is as the method.
+	Behind string
+	// Unknown are the instances of the cloud's last list that the store does not know of.
+	Unknown []cloud.Instance
+	// Shown names them, for TakeOver.
+	Shown string
+	// Incomplete says why there may be others, which no person has seen; "" if there are none.
+	Incomplete string
+}
+
+// now returns what the store knows of now.
+func (s *generations) now() Generation {
+	why, _ := s.lineage.behind()
+	complete := s.inventory.last().complete()
+	l := s.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := Generation{
+		Store:   l.now.Store,
+		Number:  l.now.Number,
+		Behind:  why,
+		Unknown: slices.Clone(l.unknown),
+		Shown:   l.shown(),
+	}
+	if !complete || !l.looked {
+		g.Incomplete = ErrNotAllSeen.Error()
+	}
+	return g
+}

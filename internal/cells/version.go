@@ -1,0 +1,51 @@
+package cells
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
+)
+
+// maxVersions bounds the versions of agents that are remembered; then all are told again.
+const maxVersions = 100
+
+// agentOfOther says that the cell's agent is of another version than Kip's, and none that the
+// operator has named for it (cells.itzo). A Kip without a version, "", compares none.
+func (c *Cell) agentOfOther(kip string) bool {
+	return kip != "" && c.AgentRuns.Version != "" && c.AgentRuns.Version != kip && c.Agent() == nil
+}
+
+// versions tells nodes of agents that are not of Kip's version.
+type versions struct {
+	node nodeReporter
+	own  string // Kip's
+
+	mu   sync.Mutex
+	told map[ingredients]bool // that the node was told of
+}
+
+// tell tells the node of an agent of another version than Kip's, once of each image. The cell
+// goes on: what the two say to each other is understood by neighbouring releases, and what is not
+// known to one of them is refused by name.
+func (s *versions) tell(e *entry) {
+	cell := e.cell()
+	if !s.node.listens() || !cell.agentOfOther(s.own) {
+		return
+	}
+	of := withAgentOf(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)
+	s.mu.Lock()
+	told := s.told[of]
+	if !told && len(s.told) >= maxVersions {
+		clear(s.told)
+	}
+	s.told[of] = true
+	s.mu.Unlock()
+	if told {
+		return
+	}
+	s.node.event(warning, events.AgentVersionDiffers,
+		fmt.Sprintf("the agent of cell %s is %s, and Kip is %s: the cell goes on, but what one of the two does not know is not done; "+
+			"want an image of Kip's version, or cells.itzo", e.id, cell.AgentRuns.Version, s.own))
+}

@@ -1,0 +1,89 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/elotl/kip/internal/events"
+)
+
+// waits tell what ready cells wait for before they are given their pods.
+type waits struct {
+	table         *table
+	loop          *loop
+	records       *records
+	events        *reporter
+	connections   *connections
+	interruptions *interruptions
+}
+
+// waitState is what a ready cell waits for.
+type waitState struct {
+	told    told      // what was last reported of the disks, routes, plugins and GPUs; written under the table's lock
+	polls   int       // in a row
+	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
+}
+
+// stays connects a cell that is to be given something for its pod. It returns false
+// when the cell is to end first, or with an error.
+func (s *waits) stays(ctx context.Context, e *entry) (bool, error) {
+	if why, _ := s.table.endingOf(e); why != "" {
+		return false, nil
+	}
+	if err := s.connections.connect(ctx, e); err != nil {
+		return false, err
+	}
+	_, ends := s.interruptions.interrupted(ctx, e)
+	return !ends, nil
+}
+
+// tell reports something about a cell's disks, unless it was the last thing
+// that was. It is called by the cell's worker alone.
+func (s *waits) tell(ctx context.Context, e *entry, reason, message string) {
+	if s.note(ctx, e, told{reason, message}) {
+		s.events.report(e.cell(), events.Event{Type: warning, Reason: reason, Message: message})
+	}
+}
+
+// note keeps what a ready cell waits for, for WaitsFor, and tells observers of
+// it; false if that is known.
+func (s *waits) note(ctx context.Context, e *entry, news told) bool {
+	if e.wait.told == news {
+		return false
+	}
+	s.table.mu.Lock()
+	e.wait.told = news
+	s.table.mu.Unlock()
+	s.records.tell(ctx, e)
+	return true
+}
+
+// next is after how long to ask again: what is asked often comes out of the
+// budget of those whose disks are free.
+func (s *waits) next(e *entry) time.Duration {
+	e.wait.polls++
+	return s.loop.random.After(e.wait.polls, diskPoll, longestDiskPoll)
+}
+
+// giveUp ends a cell that has waited for so long for what the cloud surely does not give to it.
+// Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
+// pause, which is longer each time. It is called by the cell's worker alone.
+func (s *waits) giveUp(e *entry, cause Cause, reason, what string, said error, after time.Duration) bool {
+	now := s.loop.clock.Now()
+	if e.wait.refused.IsZero() {
+		e.wait.refused = now
+	}
+	if e.timeLeft(e.wait.refused.Add(after+s.loop.late.Since(e.wait.refused)).Sub(now)) > 0 {
+		return false
+	}
+	why := fmt.Sprintf("%s in %s: %v", what, after, said)
+	s.table.mu.Lock()
+	begun := e.beginEnd(cause, why)
+	s.table.mu.Unlock()
+	if begun {
+		s.events.warn(e.cell(), reason, "Cell %s is ended: %s; the pod gets another after a pause", e.id, why)
+		s.loop.queue.Add(e.id)
+	}
+	return true
+}

@@ -1,0 +1,42 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// silentPoll is how often the cloud is asked while a bound cell is silent.
+const silentPoll = 2 * time.Second
+
+// watching keeps bound cells connected until their pods let them go.
+type watching struct {
+	table         *table
+	loop          *loop
+	records       *records
+	inventory     *inventory
+	connections   *connections
+	interruptions *interruptions
+}
+
+// Step keeps a bound cell connected until its pod lets it go.
+func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
+	why, podEnded := s.table.endingOf(e)
+	if why == "" {
+		left, _ := s.interruptions.interrupted(ctx, e)
+		if err := s.connections.connect(ctx, e); err != nil {
+			return left, err
+		}
+		if !e.session.Connected() {
+			s.inventory.pollSoon() // is the machine still there?
+			return silentPoll, nil
+		}
+		return left, nil
+	}
+	return 0, s.records.save(ctx, e, func(cell *Cell) error {
+		cell.Reason, cell.PodEnded, cell.Cause = why, podEnded, s.table.causeOf(e)
+		cell.step(apiv1.StepEnded, s.loop.clock.Now())
+		return cell.enter(apiv1.Draining)
+	})
+}
