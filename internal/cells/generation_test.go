@@ -193,7 +193,8 @@ func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t 
 		b.request("x", "small")
 		b.later(10 * time.Minute)
 		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.lineage.isBehind() || first.lineage.isBehind() {
-			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t", running, got, b.cells.lineage.isBehind(), first.lineage.isBehind())
+			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t",
+				running, got, b.cells.lineage.isBehind(), first.lineage.isBehind())
 		}
 		b.takeOver()
 		b.request("x", "small")

@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -76,4 +77,19 @@ func (s *generations) now() Generation {
 		g.Incomplete = ErrNotAllSeen.Error()
 	}
 	return g
+}
+
+// takeOver has the store take over the instances that it does not know of, as a person
+// has decided who was shown those: from then on they are instances without a cell, which
+// end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
+// ErrNotAllSeen or ErrShownOther.
+func (s *generations) takeOver(ctx context.Context, shown string) error {
+	if !s.inventory.last().complete() {
+		return ErrNotAllSeen
+	}
+	err := s.lineage.takeOver(ctx, shown)
+	if err != nil && !errors.Is(err, ErrNotBehind) && !errors.Is(err, ErrNotAllSeen) && !errors.Is(err, ErrShownOther) {
+		s.loop.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
+	}
+	return err
 }

@@ -1,0 +1,332 @@
+package cells
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/store"
+)
+
+const generationKey = "generation"
+
+// ErrTakenOver ends Run: a person has had the store take over, and the cells are to be
+// loaded anew.
+var ErrTakenOver = errors.New("the store has taken over: its cells are loaded anew")
+
+// errBehind: nothing is launched.
+var errBehind = errors.New(behind)
+
+// What Behind and Elsewhere say.
+const (
+	behind = "the cloud has instances of this Kip that its store does not know of: the store is empty or older than they are, or another Kip " +
+		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
+	unlooked = "Kip has not read a complete list of its instances in the cloud yet: one that its store does not know may run the pod; " +
+		"Kip goes on when the list has come"
+	unproven = "Kip's store is new, and an instance from a store that was lost may run the pod: Kip lists its instances in the cloud " +
+		"again after %s, and goes on when there is none"
+	unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
+)
+
+// lineage is the generation of the store.
+type lineage struct {
+	store   *store.Store
+	listLag time.Duration // the cloud's
+
+	// writing is held from reading the record to knowing what became of a write. It comes
+	// before all other locks.
+	writing  sync.Mutex
+	revision int64
+	known    bool   // revision is that of the stored record
+	untold   bool   // the stored record lacks what this process has seen
+	own      string // the line of this process's launches
+
+	mu      sync.Mutex
+	now     generation // never modified, only replaced
+	looked  bool       // what was compared with the store tells whether it is behind
+	blind   bool       // a zone was never listed: what runs there was not compared
+	first   time.Time  // when the first complete list had come
+	unknown []cloud.Instance
+	// unsureSince and unsure are from when until when cells of earlier processes were not
+	// connected to, since they may run more than their records say.
+	unsureSince, unsure time.Time
+}
+
+// holdBack notes that a cell of an earlier process is not connected to now.
+func (l *lineage) holdBack(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsure = now
+	if l.unsureSince.IsZero() {
+		l.unsureSince = now
+	}
+}
+
+// newAge is how far apart two complete lists are at least before a store is believed to be new
+// where the cloud's list lags: any instance would say that the store was lost, and one list may
+// lack them.
+const newAge = orphanAge
+
+// proofAge is how far apart the two lists are; 0 where one is enough, since it lacks nothing.
+func (l *lineage) proofAge() time.Duration {
+	if l.listLag == 0 {
+		return 0
+	}
+	return max(newAge, l.listLag)
+}
+
+// proves reports whether a complete list, asked for at a time, says all about the store that lists
+// can say. The caller holds mu.
+func (l *lineage) proves(began time.Time) bool {
+	age := l.proofAge()
+	return age == 0 || began.Sub(l.first) > age
+}
+
+// open reads the record, and makes it where there is none. adopts says that the store
+// has records of a Kip that knew no generations: those are believed.
+func (l *lineage) open(ctx context.Context, adopts bool) error {
+	var g generation
+	revision, err := l.store.Get(ctx, generationKey, &g)
+	if err != nil {
+		return err
+	}
+	if revision == 0 {
+		g = generation{Store: newID("store-"), Line: newID("")}
+		if adopts {
+			g.Number = 1
+		}
+		if revision, err = l.store.Put(ctx, generationKey, g, 0); err != nil {
+			return err
+		}
+	}
+	l.revision, l.known = revision, true
+	l.set(g)
+	return nil
+}
+
+func (l *lineage) set(g generation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now = g
+}
+
+func (l *lineage) current() generation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.now
+}
+
+func (l *lineage) lock(ctx context.Context) {
+	defer pulse.Wait(ctx, pulse.Store)()
+	l.writing.Lock()
+}
+
+// write stores the next record: do is to write it, with whatever belongs to it. What
+// may have been written is what this process goes by. The caller holds writing.
+func (l *lineage) write(ctx context.Context, next generation, do func(store.Change) (int64, error)) error {
+	if !l.known {
+		var stored generation
+		revision, err := l.store.Get(ctx, generationKey, &stored)
+		if err != nil {
+			return err
+		}
+		if now := l.current(); stored.Line != now.Line || stored.Number > now.Number {
+			return fmt.Errorf("read back the generation of the store: %w", store.ErrConflict)
+		}
+		l.revision, l.known = revision, true
+	}
+	revision, err := do(store.Change{Key: generationKey, Value: next, Revision: l.revision})
+	switch {
+	case err == nil:
+		l.revision, l.untold = revision, false
+		l.set(next)
+	case !notWritten(err):
+		l.known = false
+		l.set(next)
+	}
+	return err
+}
+
+// put is do of a write of the record alone.
+func (l *lineage) put(ctx context.Context) func(store.Change) (int64, error) {
+	return func(c store.Change) (int64, error) { return l.store.Put(ctx, c.Key, c.Value, c.Revision) }
+}
+
+// launch has a launch stored: do is to store it with the change, and to tag its
+// instances.
+func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change) (int64, error)) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	if next.behind() {
+		return errBehind
+	}
+	l.mu.Lock()
+	next.Unproven = next.mayBeLost() && !l.looked
+	partly := l.blind || !l.looked
+	l.mu.Unlock()
+	if partly && next.Number > 0 && next.Line != l.own {
+		// The store may be older than instances in the zones that are not listed. With its next numbers
+		// they would look like its own.
+		next.leave()
+	}
+	next.Number++
+	l.own = next.Line
+	return l.write(ctx, next, func(c store.Change) (int64, error) { return do(next.tag(), c) })
+}
+
+// saw compares a list of the cloud: of the instances in it that no cell has and that do
+// not end, those that the store does not know of are remembered, whatever later lists
+// say: a person decides. It returns whether there were none before.
+func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, now time.Time) (news bool, err error) {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	ahead := maps.Clone(next.Ahead)
+	if ahead == nil {
+		ahead = map[string]uint64{}
+	}
+	var unknown []cloud.Instance
+	for _, i := range unnamed {
+		line, number := generationOf(i)
+		if next.knows(line, number) {
+			continue
+		}
+		unknown = append(unknown, i)
+		ahead[line] = max(ahead[line], number)
+	}
+	l.mu.Lock()
+	complete := len(seen.missing) == 0
+	if complete && l.first.IsZero() {
+		l.first = now // a list may wait for its budget after it has begun
+	}
+	l.looked = l.looked || !next.mayBeLost() || complete && l.proves(seen.began)
+	l.unknown, l.blind = unknown, seen.blind
+	if next.Unproven && l.looked {
+		next.Unproven, l.untold = false, true
+	}
+	if !maps.Equal(ahead, next.Ahead) {
+		if news = len(next.Ahead) == 0; news {
+			next.Since = seen.began
+		}
+		next.Ahead, l.untold = ahead, true
+	}
+	l.now = next // at once with looked: nobody sees a store that was compared and not what came of it
+	l.mu.Unlock()
+	if !l.untold {
+		return false, nil
+	}
+	return news, l.write(ctx, next, l.put(ctx))
+}
+
+// shown names what a person is shown: what the store does not know of, by the last list and
+// by those before. The caller holds mu.
+func (l *lineage) shown() string {
+	hash := sha256.New()
+	for _, line := range slices.Sorted(maps.Keys(l.now.Ahead)) {
+		fmt.Fprintf(hash, "%q.%d ", line, l.now.Ahead[line])
+	}
+	ids := make([]string, len(l.unknown))
+	for n, i := range l.unknown {
+		ids[n] = i.ID
+	}
+	slices.Sort(ids)
+	fmt.Fprintf(hash, "%q", ids)
+	return hex.EncodeToString(hash.Sum(nil)[:6])
+}
+
+// takeOver has the store know of all that was seen, and that a person was shown. Its own
+// launches begin a new line: whoever goes on with the old one does not know of them.
+func (l *lineage) takeOver(ctx context.Context, shown string) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	l.mu.Lock()
+	next, looked, now := l.now, l.looked, l.shown()
+	l.mu.Unlock()
+	switch {
+	case len(next.Ahead) == 0:
+		return ErrNotBehind
+	case !looked:
+		return ErrNotAllSeen
+	case shown != now:
+		return ErrShownOther
+	}
+	next.leave()
+	for line, seen := range next.Ahead {
+		next.Left[line] = max(next.Left[line], seen)
+	}
+	next.Number++
+	next.Ahead, next.Distrusted = nil, true
+	return l.write(ctx, next, l.put(ctx))
+}
+
+// trust notes that what was not to be trusted is forgotten.
+func (l *lineage) trust(ctx context.Context) error {
+	l.lock(ctx)
+	defer l.writing.Unlock()
+	next := l.current()
+	next.Distrusted = false
+	return l.write(ctx, next, l.put(ctx))
+}
+
+// behind says why this Kip launches nothing, and ends nothing that nobody has asked to
+// end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
+// false.
+func (l *lineage) behind() (why string, sure bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.now.behind():
+		return behind, true
+	case !l.looked && l.now.mayBeLost() && !l.first.IsZero():
+		return fmt.Sprintf(unproven, l.first.Add(l.proofAge()).UTC().Format(time.TimeOnly+" UTC")), false
+	case !l.looked:
+		return unlooked, false
+	case l.blind:
+		return unseen, false
+	}
+	return "", true
+}
+
+// isBehind says that the store is known to be.
+func (l *lineage) isBehind() bool {
+	why, sure := l.behind()
+	return why != "" && sure
+}
+
+// mayRunMore says that a cell may have been given a pod of which its record does not
+// know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
+func (l *lineage) mayRunMore(e *entry) bool {
+	why, _ := l.behind()
+	return why != "" && e.loaded && e.session == nil
+}
+
+// Why there is no take-over.
+var (
+	// ErrNotBehind: there is nothing to take over.
+	ErrNotBehind = errors.New("there is nothing to take over: the store knows of all instances that the cloud has shown")
+	// ErrNotAllSeen: what the list lacks would end as well.
+	ErrNotAllSeen = errors.New("the cloud has not shown all instances lately: a zone may be away, or its list lacks some that are known; " +
+		"others may be there that nobody has seen")
+	// ErrShownOther: what is there now nobody has decided on.
+	ErrShownOther = errors.New("the instances that the store does not know of are others than those that were shown: look again")
+)
+
+// unsureAfter is how long since then loaded cells were not connected to, since they may run
+// more than their records say.
+func (l *lineage) unsureAfter(from time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unsureSince.After(from) {
+		from = l.unsureSince
+	}
+	return max(0, l.unsure.Sub(from))
+}
