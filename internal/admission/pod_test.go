@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -461,7 +462,7 @@ func TestPatternsOfTypesAreNamedByManyAtOnce(t *testing.T) {
 			for _, pattern := range patterns {
 				pod := &corev1.Pod{}
 				pod.Annotations = map[string]string{placement.AnnotationInstanceType: pattern}
-				if got, err := placer.Candidates(pod, nil); err != nil || len(got) != 1 || got[0].InstanceType.Name != "c.small" {
+				if got, err := placer.Offerings(pod, nil); err != nil || len(got) != 1 || got[0].InstanceType != "c.small" {
 					t.Errorf("%s: %+v, %v", pattern, got, err)
 				}
 			}
@@ -550,9 +551,9 @@ func TestNoPodGetsAnotherInstanceThanItSelects(t *testing.T) {
 		whole := slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
 			return slices.ContainsFunc(t.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool { return placement.IsInstanceLabel(e.Key) })
 		})
-		var candidates []placement.Candidate
+		var candidates []offering.Offering
 		if matches(got, nodeLabels) {
-			if candidates, err = placer.Candidates(got, nil); err != nil {
+			if candidates, err = placer.Offerings(got, nil); err != nil {
 				candidates = nil
 			}
 		}
@@ -573,8 +574,8 @@ func TestNoPodGetsAnotherInstanceThanItSelects(t *testing.T) {
 						RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: own}}}}}
 					want = want && matches(and, of)
 				}
-				has := slices.ContainsFunc(candidates, func(c placement.Candidate) bool {
-					return c.InstanceType.Name == typ.Name && c.Offering == o
+				has := slices.ContainsFunc(candidates, func(one offering.Offering) bool {
+					return one.Key() == offering.KeyOf(&typ, &o)
 				})
 				asksForSpot := strings.Contains(got.Annotations[placement.AnnotationLaunchType], "spot")
 				switch {

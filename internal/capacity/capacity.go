@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	"k8s.io/utils/clock"
 )
 
@@ -17,23 +18,9 @@ import (
 // longer wastes money on the next dearer type.
 const Cooldown = 3 * time.Minute
 
-// Offering is one thing that a cloud sells: a type somewhere, on demand or as spot.
-type Offering struct {
-	InstanceType, Zone string
-	// Subnet is empty where the cloud has none to choose from.
-	Subnet string
-	Spot   bool
-	// Family is the one of catalog.InstanceType.
-	Family string
-	// Pool is that of catalog.Offering.
-	Pool string
-	// MilliCPU is the type's.
-	MilliCPU int64
-}
-
-// reserved says that it is of a reservation: quotas count that as a whole, used or not, and a launch
+// reserved reports whether an offering is of a reservation: quotas count that as a whole, used or not, and a launch
 // into it no more.
-func (o *Offering) reserved() bool { return o.Pool != "" && o.Pool != catalog.Dedicated }
+func reserved(o *offering.Key) bool { return o.Pool != "" && o.Pool != catalog.Dedicated }
 
 // Shortage says of what, and where, there is no capacity. An empty field stands for
 // all: a subnet without free addresses can take no type, and an exhausted quota of
@@ -130,7 +117,7 @@ func (k key) shape() (s shape) {
 }
 
 // key is the only one of that shape which an offering can match.
-func (s shape) key(o *Offering) (k key) {
+func (s shape) key(o *offering.Key) (k key) {
 	if s&hasType != 0 {
 		k.instanceType, k.pool = o.InstanceType, o.Pool
 	}
@@ -246,7 +233,7 @@ func (s *Shortages) sweep(now time.Time) {
 }
 
 // Unavailable reports whether an offering falls under a shortage that is not over.
-func (s *Shortages) Unavailable(o Offering) bool {
+func (s *Shortages) Unavailable(o offering.Key) bool {
 	if s.shapes.Load() == 0 {
 		return false
 	}
@@ -254,7 +241,7 @@ func (s *Shortages) Unavailable(o Offering) bool {
 	defer s.mu.RUnlock()
 	for left := s.shapes.Load(); left != 0; left &= left - 1 {
 		shape := shape(bits.TrailingZeros32(left))
-		if shape&hasFamily != 0 && o.reserved() {
+		if shape&hasFamily != 0 && reserved(&o) {
 			continue
 		}
 		// The clock is read for what is marked only.

@@ -9,15 +9,20 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elotl/kip/internal/offering"
 	testclock "k8s.io/utils/clock/testing"
 )
 
 var start = time.Unix(1000, 0).UTC()
 
-var m5 = Offering{InstanceType: "m5.large", Zone: "a", Subnet: "s1"}
+var m5 = offering.Key{InstanceType: "m5.large", Zone: "a", Subnet: "s1"}
+
+func keyOf(instanceType, zone, subnet string, spot bool) offering.Key {
+	return offering.Key{InstanceType: instanceType, Zone: zone, Subnet: subnet, Spot: spot}
+}
 
 // only is the shortage of exactly one offering.
-func only(o Offering) Shortage {
+func only(o offering.Key) Shortage {
 	return Shortage{InstanceType: o.InstanceType, Zone: o.Zone, Subnet: o.Subnet, Spot: new(o.Spot)}
 }
 
@@ -47,31 +52,31 @@ func TestAnOfferingIsUnavailableForTheCooldownOnly(t *testing.T) {
 func TestAShortageHoldsWhereItSays(t *testing.T) {
 	for name, c := range map[string]struct {
 		shortage Shortage
-		in, out  []Offering
+		in, out  []offering.Key
 	}{
 		"one offering": {Shortage{InstanceType: "m5.large", Zone: "a", Subnet: "s1", Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}},
-			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"m5.large", "b", "s1", true, "", "", 0},
-				{"c5.large", "a", "s1", true, "", "", 0},
-				{"m5.large", "a", "s2", true, "", "", 0}, {"m5.large", "a", "", true, "", "", 0}}},
+			[]offering.Key{keyOf("m5.large", "a", "s1", true)},
+			[]offering.Key{keyOf("m5.large", "a", "s1", false), keyOf("m5.large", "b", "s1", true),
+				keyOf("c5.large", "a", "s1", true),
+				keyOf("m5.large", "a", "s2", true), keyOf("m5.large", "a", "", true)}},
 		"a type in a zone, in any subnet": {Shortage{InstanceType: "m5.large", Zone: "a", Spot: new(false)},
-			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"m5.large", "a", "s2", false, "", "", 0},
-				{"m5.large", "a", "", false, "", "", 0}},
-			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"m5.large", "b", "s1", false, "", "", 0},
-				{"m5.xlarge", "a", "s1", false, "", "", 0}}},
+			[]offering.Key{keyOf("m5.large", "a", "s1", false), keyOf("m5.large", "a", "s2", false),
+				keyOf("m5.large", "a", "", false)},
+			[]offering.Key{keyOf("m5.large", "a", "s1", true), keyOf("m5.large", "b", "s1", false),
+				keyOf("m5.xlarge", "a", "s1", false)}},
 		"a full subnet": {Shortage{Subnet: "s1"},
-			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}, {"c5.large", "a", "s1", true, "", "", 0}},
-			[]Offering{{"m5.large", "a", "s2", false, "", "", 0}, {"m5.large", "a", "", false, "", "", 0}}},
+			[]offering.Key{keyOf("m5.large", "a", "s1", false), keyOf("c5.large", "a", "s1", true)},
+			[]offering.Key{keyOf("m5.large", "a", "s2", false), keyOf("m5.large", "a", "", false)}},
 		"the quota of spot": {Shortage{Spot: new(true)},
-			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"c5.large", "b", "", true, "", "", 0}},
-			[]Offering{{"m5.large", "a", "s1", false, "", "", 0}}},
+			[]offering.Key{keyOf("m5.large", "a", "s1", true), keyOf("c5.large", "b", "", true)},
+			[]offering.Key{keyOf("m5.large", "a", "s1", false)}},
 		"a type everywhere": {Shortage{InstanceType: "m5.large"},
-			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"m5.large", "b", "", false, "", "", 0}},
-			[]Offering{{"m5.xlarge", "a", "s1", true, "", "", 0}}},
+			[]offering.Key{keyOf("m5.large", "a", "s1", true), keyOf("m5.large", "b", "", false)},
+			[]offering.Key{keyOf("m5.xlarge", "a", "s1", true)}},
 		"a zone": {Shortage{Zone: "a"},
-			[]Offering{{"m5.large", "a", "s1", true, "", "", 0}, {"c5.large", "a", "", false, "", "", 0}},
-			[]Offering{{"m5.large", "b", "s1", true, "", "", 0}, {"m5.large", "", "", true, "", "", 0}}},
-		"everything": {Shortage{}, []Offering{{}, {"m5.large", "a", "s1", true, "", "", 0}}, nil},
+			[]offering.Key{keyOf("m5.large", "a", "s1", true), keyOf("c5.large", "a", "", false)},
+			[]offering.Key{keyOf("m5.large", "b", "s1", true), keyOf("m5.large", "", "", true)}},
+		"everything": {Shortage{}, []offering.Key{{}, keyOf("m5.large", "a", "s1", true)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(testclock.NewFakePassiveClock(start))
@@ -116,7 +121,7 @@ func TestUnavailableIsWhatAnyShortageSays(t *testing.T) {
 				model = append(model, mark)
 			}
 			for range 10 {
-				o := Offering{InstanceType: words("t"), Zone: words("z"), Subnet: words("s"), Spot: rng.IntN(2) == 0}
+				o := offering.Key{InstanceType: words("t"), Zone: words("z"), Subnet: words("s"), Spot: rng.IntN(2) == 0}
 				want := false
 				for _, m := range model {
 					matches := func(of, it string) bool { return of == "" || of == it }
@@ -214,7 +219,9 @@ func TestAListIsInOrderAndOutlivesARestart(t *testing.T) {
 func TestAQuotaOfCPUIsNotShortForSmallerTypes(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(start)
 	s := New(clk)
-	of := func(cpu int64) Offering { return Offering{InstanceType: "t", Zone: "a", Family: "f", MilliCPU: cpu} }
+	of := func(cpu int64) offering.Key {
+		return offering.Key{InstanceType: "t", Zone: "a", Family: "f", MilliCPU: cpu}
+	}
 	mark := func(least int64) { s.Mark(Shortage{Family: "f", Spot: new(false), LeastMilliCPU: least}) }
 	check := func(when string, want int64) {
 		t.Helper()
@@ -266,7 +273,7 @@ func TestConcurrentUse(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			o := Offering{InstanceType: "m5.large", Zone: string(rune('a' + i))}
+			o := offering.Key{InstanceType: "m5.large", Zone: string(rune('a' + i))}
 			s.Mark(only(o))
 			if !s.Unavailable(o) {
 				t.Errorf("%+v is not unavailable after Mark", o)

@@ -52,13 +52,13 @@ func (s *batchSizes) note(o Offer, cells int, verdicts map[int]verdict) {
 }
 
 // atMost says how many cells of an offering one call may launch now.
-func (s *batchSizes) atMost() func(offering) int {
+func (s *batchSizes) atMost() func(offeringKey) int {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.apart, func(_ location, f fewer) bool { return !now.Before(f.until) })
 	apart := maps.Clone(s.apart)
-	return func(o offering) int {
+	return func(o offeringKey) int {
 		most := cloud.MaxLaunch
 		for _, l := range []location{{}, {o.zone, o.subnet}} {
 			if f, is := apart[l]; is {

@@ -15,7 +15,7 @@ func TestThrottledCallsThatWereUnderWayTogetherLeaveTheSmallestSize(t *testing.T
 	for _, cells := range []int{20, 100} {
 		sizes.note(Offer{Zone: "z"}, cells, map[int]verdict{0: isTooMany})
 	}
-	if got := sizes.atMost()(offering{zone: "other"}); got != 10 {
+	if got := sizes.atMost()(offeringKey{zone: "other"}); got != 10 {
 		t.Errorf("%d are launched at once, want 10", got)
 	}
 	if got := sizes.throttledTries(); got != 1 {
@@ -28,10 +28,10 @@ func TestCellsAreLaunchedOneByOneOnlyWhereThereWasNoRoomForSeveral(t *testing.T)
 	sizes := &batchSizes{clock: clock.RealClock{}, apart: map[location]fewer{}}
 	sizes.note(Offer{Zone: "z", Subnet: "s"}, 20, map[int]verdict{0: isApart, 1: isLaunched})
 	most := sizes.atMost()
-	if got := most(offering{zone: "z", subnet: "s"}); got != 1 {
+	if got := most(offeringKey{zone: "z", subnet: "s"}); got != 1 {
 		t.Errorf("%d are launched at once there, want 1", got)
 	}
-	if got := most(offering{zone: "z", subnet: "other"}); got <= 1 {
+	if got := most(offeringKey{zone: "z", subnet: "other"}); got <= 1 {
 		t.Errorf("%d are launched at once elsewhere", got)
 	}
 }

@@ -128,28 +128,36 @@ func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
 	return nil
 }
 
-// affordable returns the offers of a request that its namespace may have now, or the
-// error of the first. The caller holds table.mu.
-func (s *budgets) affordable(r Request, spent float64) ([]Offer, error) {
-	namespace := r.Pod.Namespace
+// affordable returns those of the offers that the budget of a namespace allows now.
+func (s *budgets) affordable(ctx context.Context, namespace string, offers []Offer) ([]Offer, error) {
+	if s.limits.of(namespace).none() {
+		return offers, nil
+	}
+	spent, unlock, err := s.lock(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	left, _ := s.allowed(namespace, offers, spent)
+	return left, nil
+}
+
+// allowed returns the offers that a namespace may have now, and why it may not have the first of the others; nil where
+// there is no other. The caller holds table.mu.
+func (s *budgets) allowed(namespace string, offers []Offer, spent float64) (left []Offer, over *BudgetError) {
 	b := s.limits.of(namespace)
 	if b.none() {
-		return r.Offers, nil
+		return offers, nil
 	}
 	cost := s.outlayOf(namespace, b, spent, nil)
-	var left []Offer
-	var first error
-	for _, o := range r.Offers {
+	for _, o := range offers {
 		if err := b.afford(namespace, cost, o); err == nil {
 			left = append(left, o)
-		} else if first == nil {
-			first = err
+		} else if over == nil {
+			over = err
 		}
 	}
-	if len(left) == 0 {
-		return nil, first
-	}
-	return left, nil
+	return left, over
 }
 
 // lock takes mu, so that what a namespace may still cost does not change until the

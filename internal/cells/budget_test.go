@@ -34,15 +34,26 @@ func costing(name string, perHour float64) Offer {
 	}
 }
 
-// buy requests a cell, and returns what the budget says against it.
+// buy requests a cell by the offers that the budget allows, and returns what the budget says against it.
 func (b *bubble) buy(pod string, offers ...Offer) *BudgetError {
 	b.Helper()
-	_, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: offers})
-	over, is := errors.AsType[*BudgetError](err)
-	if err != nil && !is {
-		b.Fatal(err)
+	for {
+		allowed, err := b.cells.Affordable(b.Context(), ref(pod).Namespace, offers)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(allowed) > 0 {
+			offers = allowed
+		}
+		_, err = b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: offers})
+		over, is := errors.AsType[*BudgetError](err)
+		if err != nil && !is {
+			b.Fatal(err)
+		}
+		if over == nil || len(allowed) < 2 {
+			return over
+		}
 	}
-	return over
 }
 
 func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
@@ -83,6 +94,26 @@ func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
 		}
 		if got := len(b.cloud.terminated); got != 0 {
 			t.Errorf("%d cells were ended for money", got)
+		}
+	})
+}
+
+// A request is stored with the offers that its pod was given. The budget may have changed since.
+func TestARequestIsRefusedForAnyOfferBeyondTheBudget(t *testing.T) {
+	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		_, err := b.cells.Request(b.Context(), Request{
+			Pod:     ref("a"),
+			Attempt: 1,
+			Seen:    time.Now(),
+			Offers:  []Offer{costing("small", 0.3), costing("large", 2)},
+		})
+		over, is := errors.AsType[*BudgetError](err)
+		if !is || over.Offer.InstanceType != "large" {
+			t.Fatalf("requested beyond the budget: %v", err)
+		}
+		if _, has := b.cells.ForPod(ref("a").UID); has {
+			t.Error("the pod has a cell all the same")
 		}
 	})
 }
@@ -257,9 +288,9 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offers, err := c.budgets.affordable(r, 0)
-	if err != nil || len(offers) != len(r.Offers) {
-		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), err)
+	offers, over := c.budgets.allowed(r.Pod.Namespace, r.Offers, 0)
+	if over != nil || len(offers) != len(r.Offers) {
+		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), over)
 	}
 	if n := now.times - was; n != 1 {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
@@ -277,8 +308,8 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.budgets.affordable(r, 0); err != nil {
-			b.Fatal(err)
+		if _, over := c.budgets.allowed(r.Pod.Namespace, r.Offers, 0); over != nil {
+			b.Fatal(over)
 		}
 	}
 }

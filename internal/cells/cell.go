@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -226,49 +227,17 @@ type Launch struct {
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
-// Offer is one thing to launch: a type somewhere, for a price.
-type Offer struct {
-	InstanceType string  `json:"instanceType"`
-	Zone         string  `json:"zone"`
-	Subnet       string  `json:"subnet,omitempty"`
-	Spot         bool    `json:"spot,omitempty"`
-	Dedicated    bool    `json:"dedicated,omitempty"`
-	Reservation  string  `json:"reservation,omitempty"` // as in catalog.Offering
-	Family       string  `json:"family,omitempty"`      // the type's, as in catalog.InstanceType
-	Arch         string  `json:"arch,omitempty"`        // so, too
-	HasGPUs      bool    `json:"hasGPUs,omitempty"`     // the type has
-	PricePerHour float64 `json:"pricePerHour"`
-	// Unpriced is an offer whose price is not known: PricePerHour is 0, and it is after
-	// all whose price is.
-	Unpriced bool `json:"unpriced,omitempty"`
-	// What is paid besides, in dollars: for what the pod asks of CPU above a burstable
-	// type's baseline, for the root disk, for a public address. A price that is not known
-	// is 0.
-	BurstPerHour    float64 `json:"burstPerHour,omitempty"`
-	DiskPerHour     float64 `json:"diskPerHour,omitempty"`
-	AddressPerHour  float64 `json:"addressPerHour,omitempty"`
-	DiskUnpriced    bool    `json:"diskUnpriced,omitempty"`
-	AddressUnpriced bool    `json:"addressUnpriced,omitempty"`
+// Offer is one thing to launch.
+type Offer = offering.Offering
 
-	MilliCPU    int64 `json:"milliCPU"`
-	MemoryBytes int64 `json:"memoryBytes"`
-	DiskBytes   int64 `json:"diskBytes"`
-	// OwnDisk is a root disk whose size the type fixes.
-	OwnDisk bool `json:"ownDisk,omitempty"`
-	// BootTimeout is how long this type may take from launch to join.
-	BootTimeout time.Duration `json:"bootTimeout"`
-	// Reason says why placement chose it.
-	Reason string `json:"reason"`
-}
-
-// offering is what the cloud tells offers apart by.
-type offering struct {
+// offeringKey is what the cloud tells offers apart by.
+type offeringKey struct {
 	instanceType, zone, subnet, reservation string
 	market                                  cloud.Market
 }
 
-func (o Offer) offering() offering {
-	return offering{
+func keyOf(o Offer) offeringKey {
+	return offeringKey{
 		instanceType: o.InstanceType,
 		zone:         o.Zone,
 		subnet:       o.Subnet,
@@ -277,41 +246,8 @@ func (o Offer) offering() offering {
 	}
 }
 
-// Market is how the offer is bought.
-func (o Offer) Market() cloud.Market { return marketOf(o.Spot, o.Dedicated) }
-
-func marketOf(spot, dedicated bool) cloud.Market {
-	switch {
-	case spot:
-		return cloud.Spot
-	case dedicated:
-		return cloud.Dedicated
-	}
-	return cloud.OnDemand
-}
-
-// Pool is that of catalog.Offering.
-func (o Offer) Pool() string {
-	return catalog.Offering{Dedicated: o.Dedicated, Reservation: o.Reservation}.Pool()
-}
-
-func (o Offer) String() string {
-	if o.Reservation != "" {
-		return o.InstanceType + " (reservation " + o.Reservation + ") in " + o.Zone
-	}
-	if m := o.Market(); m != cloud.OnDemand {
-		return o.InstanceType + " (" + string(m) + ") in " + o.Zone
-	}
-	return o.InstanceType + " in " + o.Zone
-}
-
-// CostPerHour is what is known to be paid for it, in dollars.
-func (o Offer) CostPerHour() float64 {
-	return o.PricePerHour + o.BurstPerHour + o.DiskPerHour + o.AddressPerHour
-}
-
-// Candidate shows the offer to people.
-func (o Offer) Candidate() apiv1.Candidate {
+// candidateOf shows an offer to people.
+func candidateOf(o Offer) apiv1.Candidate {
 	part := func(dollars float64, unpriced bool) string {
 		switch {
 		case unpriced:
@@ -342,7 +278,7 @@ func (o Offer) Candidate() apiv1.Candidate {
 func Candidates(offers []Offer) []apiv1.Candidate {
 	var list []apiv1.Candidate
 	for _, o := range offers[:min(len(offers), apiv1.MaxCandidates)] {
-		list = append(list, o.Candidate())
+		list = append(list, candidateOf(o))
 	}
 	return list
 }
@@ -352,7 +288,7 @@ func (c Cell) Candidates() []apiv1.Candidate {
 	offers := c.Offers
 	if len(offers) == 1 { // it is launched, or the others had no capacity
 		offers = append(slices.Clip(offers), slices.DeleteFunc(slices.Clone(c.Best), func(o Offer) bool {
-			return o.offering() == offers[0].offering()
+			return keyOf(o) == keyOf(offers[0])
 		})...)
 	}
 	return Candidates(offers)

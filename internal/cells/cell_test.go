@@ -148,8 +148,8 @@ func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
 			t.Errorf("%s is launched as %+v", o, s)
 		}
 	}
-	if with.offering() == without.offering() || with.Pool() != "cr-1" || with.String() != "m5.large (reservation cr-1) in a" {
-		t.Errorf("%+v, %q, %s", with.offering(), with.Pool(), with)
+	if keyOf(with) == keyOf(without) || with.Pool() != "cr-1" || with.String() != "m5.large (reservation cr-1) in a" {
+		t.Errorf("%+v, %q, %s", keyOf(with), with.Pool(), with)
 	}
 }
 
@@ -161,7 +161,7 @@ func TestADedicatedCellIsShownAsOne(t *testing.T) {
 	schema := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["status"].Properties["launchType"]
 	for _, offer := range []Offer{{}, {Spot: true}, {Dedicated: true}} {
 		status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(Cell{Offers: []Offer{offer}})
-		shown := offer.Candidate().LaunchType
+		shown := candidateOf(offer).LaunchType
 		if !strings.EqualFold(shown, string(offer.Market())) || status.LaunchType != shown {
 			t.Errorf("what is bought as %s is shown as %s, its cell as %s", offer.Market(), shown, status.LaunchType)
 		}

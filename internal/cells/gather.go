@@ -67,7 +67,7 @@ type toLaunch struct {
 
 // together is what the cells of one call have in common.
 type together struct {
-	offering
+	offeringKey
 	diskBytes int64
 	options   string
 	devices   bool
@@ -83,11 +83,11 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
 	return toLaunch{e, cell.Pod.Namespace, cell.Account.labels(), together{
-		offering:  cell.Offer().offering(),
-		diskBytes: cell.Offer().DiskBytes,
-		options:   string(options),
-		devices:   cell.needsDevices(),
-		noLabels:  cell.NoLabels,
+		offeringKey: keyOf(cell.Offer()),
+		diskBytes:   cell.Offer().DiskBytes,
+		options:     string(options),
+		devices:     cell.needsDevices(),
+		noLabels:    cell.NoLabels,
 	}}, nil
 }
 
@@ -167,10 +167,10 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 
 // full says that the next call has as many machines as one can have, at most so many of
 // an offering.
-func (q *launchQueue) full(most func(offering) int) bool {
+func (q *launchQueue) full(most func(offeringKey) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.items) > 0 && q.alike(q.head()) >= most(q.head().offering)
+	return len(q.items) > 0 && q.alike(q.head()) >= most(q.head().offeringKey)
 }
 
 // alike is how many cells go with one, itself among them. The caller holds mu.
@@ -187,14 +187,14 @@ func (q *launchQueue) alike(one toLaunch) (n int) {
 // as many as allow says. If not all fit, those whose pods have the same labels come first, since a call may have
 // these as tags, and then those that have waited longest. So labels cost no call, and no cell waits for ever:
 // its turn comes.
-func (q *launchQueue) next(most func(offering) int, allow func(n int) int) (group []*entry) {
+func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (group []*entry) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
 		return nil
 	}
 	head := q.head()
-	n := allow(min(q.alike(head), most(head.offering)))
+	n := allow(min(q.alike(head), most(head.offeringKey)))
 	taken := []toLaunch{head}
 	take := func(alike bool) {
 		q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {

@@ -103,7 +103,7 @@ func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 		var got []string
 		for len(q.items) > 0 {
 			var ids []string
-			for _, e := range q.next(func(offering) int { return 3 }, func(n int) int { return n }) {
+			for _, e := range q.next(func(offeringKey) int { return 3 }, func(n int) int { return n }) {
 				ids = append(ids, e.id)
 			}
 			got = append(got, strings.Join(ids, " "))

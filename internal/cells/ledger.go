@@ -11,6 +11,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 )
@@ -35,7 +36,7 @@ func (k Cost) key() string {
 }
 
 // Market is how the cells were bought.
-func (k Cost) Market() cloud.Market { return marketOf(k.Spot, k.Dedicated) }
+func (k Cost) Market() cloud.Market { return offering.CapacityTypeOf(k.Spot, k.Dedicated) }
 
 // cost is what the cell has cost until now, by the price at which it was chosen.
 func (c Cell) cost(now time.Time) Cost {

@@ -64,7 +64,7 @@ func (s *launching) notResolved(ctx context.Context, group []*entry, failure err
 	l := &launch{group: group, unstored: true}
 	known := l.open()
 	if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.rights.heard(offer.offering(), results)
+		s.rights.heard(keyOf(offer), results)
 	}
 	verdicts := map[int]verdict{}
 	for _, n := range known {

@@ -62,7 +62,7 @@ type requests struct {
 // pod would get, where there is one. It returns when the request is stored. The
 // error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
 // where a live cell of another pod has one of the disks, a *BudgetError where the
-// pod's namespace may not cost so much more, and ErrConnecting.
+// pod's namespace may not cost as much more as one of the offers, and ErrConnecting.
 func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offers) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
@@ -76,7 +76,9 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
 	if err = s.table.claimed(r.Disks); err == nil {
-		r.Offers, err = s.budgets.affordable(r, spent)
+		if _, over := s.budgets.allowed(r.Pod.Namespace, r.Offers, spent); over != nil {
+			err = over
+		}
 	}
 	var taken *entry
 	if err == nil {

@@ -28,7 +28,7 @@ type rights struct {
 	pause pause      // of launches
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
-	denied map[offering]bool
+	denied map[offeringKey]bool
 }
 
 // rightsState is what a cell that is to be launched has to do with them.
@@ -62,7 +62,7 @@ const deniedTypes = 3
 // toAll notes an offering that Kip has no right to. It returns whether that is to be said
 // of all: of what was launched since the last that Kip might, types and subnets differ. The
 // caller holds mu.
-func (s *rights) toAll(o offering) bool {
+func (s *rights) toAll(o offeringKey) bool {
 	types, subnets := map[string]bool{}, map[[2]string]bool{}
 	s.denied[o] = true
 	for o := range s.denied {
@@ -72,7 +72,7 @@ func (s *rights) toAll(o offering) bool {
 }
 
 // heard learns from the answer to a launch of an offering whether Kip may launch.
-func (s *rights) heard(o offering, results cloud.LaunchResults) {
+func (s *rights) heard(o offeringKey, results cloud.LaunchResults) {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()

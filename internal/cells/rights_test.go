@@ -15,19 +15,19 @@ func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 		table:  newTable(),
 		loop:   &loop{clock: clock.RealClock{}, log: slog.New(slog.DiscardHandler)},
 		calls:  pipe.New(pipe.Config{Cloud: newModelCloud(), Clock: clock.RealClock{}}),
-		denied: map[offering]bool{},
+		denied: map[offeringKey]bool{},
 	}
 	no := func(cause cloud.Cause) cloud.LaunchResults {
 		return cloud.NotLaunched(1, cloud.No(cause, cloud.Scope{Account: true}, errors.New("no")))
 	}
 	paused := func() bool { return !s.pause.since.IsZero() }
-	s.heard(offering{}, no(cloud.ErrUnauthorised))
+	s.heard(offeringKey{}, no(cloud.ErrUnauthorised))
 	for _, cause := range []cloud.Cause{cloud.ErrStale, cloud.ErrNotYet, cloud.ErrThrottled} {
-		if s.heard(offering{}, no(cause)); !paused() {
+		if s.heard(offeringKey{}, no(cause)); !paused() {
 			t.Fatalf("%q is taken for a right to launch", cause)
 		}
 	}
-	if s.heard(offering{}, no(cloud.ErrCapacity)); paused() {
+	if s.heard(offeringKey{}, no(cloud.ErrCapacity)); paused() {
 		t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
 	}
 }

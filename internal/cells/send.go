@@ -49,7 +49,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 		// A launch without labels tells whose fault it is.
 		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 		if !labels {
-			s.rights.heard(offer.offering(), results)
+			s.rights.heard(keyOf(offer), results)
 		}
 		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 			throttled = 0

@@ -33,7 +33,7 @@ func (s *standbys) fits(r Request, cell *Cell) bool {
 	if r.Special || has.InstanceType != best.InstanceType || has.Market() != best.Market() || has.DiskBytes != best.DiskBytes {
 		return false
 	}
-	return slices.ContainsFunc(r.Offers, func(o Offer) bool { return o.offering() == has.offering() })
+	return slices.ContainsFunc(r.Offers, func(o Offer) bool { return keyOf(o) == keyOf(has) })
 }
 
 // wouldTake returns the standby cell that a request would be given now.

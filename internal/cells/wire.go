@@ -88,7 +88,7 @@ func (c *Controller) wireShared(cfg Config) {
 		loop:   c.loop,
 		events: c.events,
 		calls:  cfg.Calls,
-		denied: map[offering]bool{},
+		denied: map[offeringKey]bool{},
 	}
 	c.blockers = &blockers{
 		table:   c.table,

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // MaxLaunch is the most machines of one LaunchRequest. A cloud whose own limit
@@ -14,12 +15,12 @@ import (
 const MaxLaunch = 50
 
 // Market is how an instance is bought.
-type Market string
+type Market = offering.CapacityType
 
 const (
-	OnDemand  Market = "on-demand"
-	Spot      Market = "spot"
-	Dedicated Market = "dedicated" // on a host that no other account shares
+	OnDemand  = offering.OnDemand
+	Spot      = offering.Spot
+	Dedicated = offering.Dedicated
 )
 
 // LaunchSpec is what is to be launched, with nothing left to be decided. It is

@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/volumes"
@@ -69,6 +70,10 @@ func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	return *r.has, true
 }
 
+func (*requests) Affordable(_ context.Context, _ string, all []offering.Offering) ([]offering.Offering, error) {
+	return all, nil
+}
+
 func (r *requests) WouldTake(q cells.Request) (cells.Cell, bool) {
 	return cells.Cell{ID: r.standby}, r.standby != "" && len(q.Offers) > 0
 }
@@ -89,9 +94,10 @@ type blank struct{}
 
 func (blank) Status(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{} }
 
-// kip is the loop and what explains it, over one catalogue of two zones.
+// kip is the loop and what explains it, with one node, over one catalogue of two zones.
 type kip struct {
 	*testing.T
+	client   kubernetes.Interface
 	loop     *pods.Controller
 	placer   *placement.Placer
 	informer cache.SharedIndexInformer
@@ -102,20 +108,10 @@ type kip struct {
 	outOf    string
 }
 
-func (k *kip) isOut(o capacity.Offering) bool { return o.InstanceType == k.outOf }
+func (k *kip) isOut(o offering.Key) bool { return o.InstanceType == k.outOf }
 
-func (k *kip) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	found, err := k.placer.Candidates(placement.InZone(pod, zone), k.isOut)
-	var offers []cells.Offer
-	for _, c := range found {
-		offers = append(offers, cells.Offer{
-			InstanceType: c.InstanceType.Name,
-			Zone:         c.Offering.Zone,
-			PricePerHour: c.Offering.PricePerHour,
-			Reason:       c.Reason,
-		})
-	}
-	return offers, err
+func (k *kip) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]offering.Offering, error) {
+	return k.placer.Offerings(placement.InZone(pod, zone), k.isOut)
 }
 
 func (k *kip) RuledOut(_ context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
@@ -124,13 +120,10 @@ func (k *kip) RuledOut(_ context.Context, pod *corev1.Pod, zone string) ([]place
 
 func (k *kip) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed }
 
-// oneNode is all that there are.
-type oneNode struct{ client kubernetes.Interface }
-
-func (oneNode) Listed(string) bool                              { return true }
-func (n oneNode) Client(string) kubernetes.Interface            { return n.client }
-func (oneNode) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
-func (oneNode) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
+func (*kip) Listed(string) bool                              { return true }
+func (k *kip) Client(string) kubernetes.Interface            { return k.client }
+func (*kip) Elsewhere(context.Context, *corev1.Pod) []string { return nil }
+func (*kip) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
 
 // unheard is whom the loop tells of pods.
 type unheard struct{}
@@ -155,12 +148,12 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	}
 	k := &kip{T: t, placer: placer, requests: &requests{made: make(chan cells.Request, 1)}}
 	client := fake.NewClientset(pod)
+	k.client = client
 	informer := informers.NewSharedInformerFactory(client, 0).Core().V1().Pods().Informer()
 	k.informer = informer
 	k.loop, err = pods.New(pods.Config{
 		Pods:     informer,
-		Nodes:    oneNode{client},
-		Placer:   k,
+		Nodes:    k,
 		Cells:    k.requests,
 		Volumes:  k,
 		Events:   unheard{},

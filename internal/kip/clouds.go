@@ -1,8 +1,6 @@
 package kip
 
 import (
-	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -15,11 +13,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/nodes"
-	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/version"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // Child runs what a cloud starts this binary for, and says that it has: the local
@@ -195,62 +190,4 @@ func template(cfg *config.Config, caHash string) string {
 	}
 	sum := sha256.Sum256(made)
 	return hex.EncodeToString(sum[:8])
-}
-
-// offers turns what placement found into what cells launch.
-func offers(candidates []placement.Candidate) []cells.Offer {
-	list := make([]cells.Offer, 0, len(candidates))
-	for _, c := range candidates {
-		o := offer(*c.InstanceType, c.Offering, c.Beside.DiskBytes, c.Reason)
-		o.BurstPerHour = c.CreditsPerHour
-		o.DiskPerHour, o.DiskUnpriced = paid(c.Beside.DiskPerHour)
-		o.AddressPerHour, o.AddressUnpriced = paid(c.Beside.AddressPerHour)
-		list = append(list, o)
-	}
-	return list
-}
-
-// placer chooses what is launched for pods of what their nodes have.
-type placer struct{ *nodes.Nodes }
-
-var _ pods.Placer = placer{}
-
-func (l *leading) placer() placer {
-	return placer{l.nodes}
-}
-
-func (p placer) Offers(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	candidates, err := p.Candidates(ctx, pod, zone)
-	return offers(candidates), err
-}
-
-// paid is a price, and whether it is not known.
-func paid(price *float64) (dollars float64, unpriced bool) {
-	if price == nil {
-		return 0, true
-	}
-	return *price, false
-}
-
-// offer is one of a type. disk is the size of its root disk where the type does not fix it.
-func offer(t catalog.InstanceType, o catalog.Offering, disk int64, reason string) cells.Offer {
-	return cells.Offer{
-		InstanceType: t.Name,
-		Family:       t.Family,
-		Arch:         t.Arch,
-		HasGPUs:      len(t.GPUs) > 0,
-		Zone:         o.Zone,
-		Subnet:       o.Subnet,
-		Spot:         o.Spot,
-		Dedicated:    o.Dedicated,
-		Reservation:  o.Reservation,
-		PricePerHour: o.PricePerHour,
-		Unpriced:     o.Unpriced,
-		MilliCPU:     t.MilliCPU,
-		MemoryBytes:  t.MemoryBytes,
-		DiskBytes:    cmp.Or(t.DiskBytes, disk),
-		OwnDisk:      t.DiskBytes > 0,
-		BootTimeout:  t.BootLimit(),
-		Reason:       reason,
-	}
 }

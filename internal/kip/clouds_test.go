@@ -18,6 +18,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
 )
@@ -70,7 +71,7 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 	if err != nil || c.Traits().Region != "us-west-2" {
 		t.Fatalf("%v in %q", err, c.Traits().Region)
 	}
-	made := offer(types[0], types[0].Offerings[0], cfg.Cells.DefaultVolumeSize.Value(), "")
+	made := offering.Of(&types[0], &types[0].Offerings[0], cfg.Cells.DefaultVolumeSize.Value())
 	o := launchOptions(cfg)
 	r := cloud.LaunchRequest{
 		Token: "t",
@@ -191,8 +192,8 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 }
 
 func TestAnOfferKeepsItsReservation(t *testing.T) {
-	got := offer(catalog.InstanceType{Name: "m5.large"}, catalog.Offering{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0, "")
-	if got.Reservation != "cr-1" || got.PricePerHour != 3 || shop.Offering(got).Pool != "cr-1" ||
+	got := offering.Of(&catalog.InstanceType{Name: "m5.large"}, &catalog.Offering{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0)
+	if got.Reservation != "cr-1" || got.PricePerHour != 3 || got.Key().Pool != "cr-1" ||
 		shop.Shortage(got, cloud.ErrCapacity).Pool != "cr-1" {
 		t.Errorf("%+v", got)
 	}

@@ -598,7 +598,6 @@ func (l *leading) wirePods(context.Context) (err error) {
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),
 		Nodes:       l.nodes,
-		Placer:      l.placer(),
 		Cells:       l.cells,
 		Volumes:     resolver,
 		Claims:      l.claims,

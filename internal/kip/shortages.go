@@ -6,8 +6,8 @@ import (
 	"log/slog"
 
 	"github.com/elotl/kip/internal/capacity"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
@@ -47,9 +47,9 @@ func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, l
 	return s, err
 }
 
-// Mark notes that an offer was not served: for all that the cloud said is missing,
-// for that offer where it said nothing of the kind.
-func (s *storedShortages) Mark(o cells.Offer, err error) {
+// Mark notes that an offering was not served: for all that the cloud said is missing,
+// for that offering where it said nothing of the kind.
+func (s *storedShortages) Mark(o offering.Offering, err error) {
 	s.shortages.Mark(shop.Shortage(o, err))
 	s.nodes.LookSoon()
 	if said, ok := errors.AsType[*cloud.Error](err); ok && said.Catalogue {
@@ -58,9 +58,9 @@ func (s *storedShortages) Mark(o cells.Offer, err error) {
 	s.record.change()
 }
 
-// Unavailable says that an offer is known not to be served now.
-func (s *storedShortages) Unavailable(o cells.Offer) bool {
-	return s.shortages.Unavailable(shop.Offering(o))
+// Unavailable reports whether an offering is known not to be served now.
+func (s *storedShortages) Unavailable(o offering.Offering) bool {
+	return s.shortages.Unavailable(o.Key())
 }
 
 // keep stores the shortages until ctx ends.

@@ -8,6 +8,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // standbyPools are the pools of cells.standbyCells.
@@ -49,8 +50,8 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	if len(offersOfPool(l.shop.Types(), s, disk, name)) == 0 {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
-	useless := func(o cells.Offer) bool {
-		_, is := l.nodes.Offering(o)
+	useless := func(o offering.Offering) bool {
+		_, is := l.nodes.NodeWith(o)
 		return !is
 	}
 	return cells.Pool{
@@ -58,7 +59,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		Count:   s.Count,
 		Stopped: s.Stopped,
 		Useless: useless,
-		Offers: func() ([]cells.Offer, error) {
+		Offers: func() ([]offering.Offering, error) {
 			all := slices.DeleteFunc(offersOfPool(l.shop.Types(), s, disk, name), useless)
 			if len(all) == 0 {
 				return nil, fmt.Errorf("%s is what no virtual node offers: its cells would get no pod", name)
@@ -74,12 +75,14 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 
 // offersOfPool are what the cells of a pool can be launched as, the cheapest first. What is reserved is
 // left to cells whose pods are there.
-func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []cells.Offer) {
+func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []offering.Offering) {
 	for _, t := range sold {
 		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.Offering.ComparePrice) {
 			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && o.Reservation == "" &&
 				(s.Zone == "" || s.Zone == o.Zone) {
-				all = append(all, offer(t, o, disk, "standby pool "+name))
+				one := offering.Of(&t, &o, disk)
+				one.Reason = "standby pool " + name
+				all = append(all, one)
 			}
 		}
 	}

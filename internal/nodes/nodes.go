@@ -23,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/roster"
@@ -97,8 +98,8 @@ type Equipment struct {
 
 // Shortages are what is known to be out of capacity.
 type Shortages interface {
-	// Unavailable says that an offering is.
-	Unavailable(capacity.Offering) bool
+	// Unavailable reports whether an offering is.
+	Unavailable(offering.Key) bool
 	// List returns them.
 	List() []capacity.Shortage
 }
@@ -461,46 +462,6 @@ func (n *Nodes) entryOf(name string) (e roster.Entry, is bool) {
 	return e, false
 }
 
-// offers are what a node offers, and what chooses for its pods.
-func (n *Nodes) offers(name string) ([]catalog.InstanceType, *placement.Placer, error) {
-	entry, _ := n.entryOf(name)
-	return n.c.Shop.OfNode(name, entry.Limit())
-}
-
-// Candidates returns what can be launched for a pod, best first; in a zone, if one is given.
-func (n *Nodes) Candidates(ctx context.Context, pod *corev1.Pod, zone string) (list []placement.Candidate, err error) {
-	_, placer, err := n.offers(pod.Spec.NodeName)
-	if err != nil {
-		return nil, err
-	}
-	placed := placement.InZone(pod, zone)
-	// A pod that fits nothing waits for long: a label that it asks for may be newer.
-	for _, ago := range []time.Duration{n.readsAgain, min(n.readsAgain, readsSoon)} {
-		labels, unread := n.labelsFor(ctx, pod, ago)
-		if unread != nil {
-			return nil, unread
-		}
-		list, err = placer.OnNode(labels).Candidates(placed, n.c.Shortages.Unavailable)
-		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
-			break
-		}
-	}
-	return list, err
-}
-
-// RuledOut counts why types are not among the candidates for a pod.
-func (n *Nodes) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-	_, placer, err := n.offers(pod.Spec.NodeName)
-	if err != nil {
-		return nil, 0, err
-	}
-	labels, err := n.labelsFor(ctx, pod, n.readsAgain)
-	if err != nil {
-		return nil, 0, err
-	}
-	return placer.OnNode(labels).RuledOut(placement.InZone(pod, zone), n.c.Shortages.Unavailable)
-}
-
 // Zones are those where a node's pods can be, the preferred one first, and the zone
 // that the node says it is in, if it is one; false for a node that is not Kip's.
 func (n *Nodes) Zones(name string) (list []string, only string, ours bool) {
@@ -528,13 +489,13 @@ func zoneOf(e roster.Entry) string {
 // StandbyNode is the first node whose pods may be given a standby cell; Kip's own name
 // where there is none.
 func (n *Nodes) StandbyNode(o cells.Offer) string {
-	name, _ := n.Offering(o)
+	name, _ := n.NodeWith(o)
 	return name
 }
 
-// Offering is the first node that offers what a standby cell is, and that Kip may
+// NodeWith is the first node that offers what a standby cell is, and that Kip may
 // serve.
-func (n *Nodes) Offering(o cells.Offer) (name string, is bool) {
+func (n *Nodes) NodeWith(o cells.Offer) (name string, is bool) {
 	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
 	if types := n.c.Shop.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
@@ -570,15 +531,7 @@ func (n *Nodes) shortage(s *served) string {
 	for _, t := range types {
 		for _, o := range t.Offerings {
 			count++
-			if !n.c.Shortages.Unavailable(capacity.Offering{
-				InstanceType: t.Name,
-				Zone:         o.Zone,
-				Subnet:       o.Subnet,
-				Spot:         o.Spot,
-				Family:       t.Family,
-				MilliCPU:     t.MilliCPU,
-				Pool:         o.Pool(),
-			}) {
+			if !n.c.Shortages.Unavailable(offering.KeyOf(&t, &o)) {
 				return ""
 			}
 		}
@@ -691,7 +644,7 @@ func (n *Nodes) hasNothing(ctx context.Context, s *served, pod *corev1.Pod) (not
 	n.mu.Unlock()
 	there := *pod
 	there.Spec.NodeName = s.name
-	_, err := n.Candidates(ctx, &there, "")
+	_, err := n.Offerings(ctx, &there, "")
 	if none, is := errors.AsType[*placement.NoCapacityError](err); is && len(none.Types) > 0 {
 		lacks = n.offeringsOf(s, none.Types)
 	}

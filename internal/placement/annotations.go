@@ -10,6 +10,8 @@ import (
 	"time"
 
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elotl/kip/internal/offering"
 )
 
 // Prefix of all annotations by which a pod's owner tells Kip something.
@@ -32,17 +34,17 @@ const (
 	AnnotationMachine            = Prefix + "machine"
 )
 
-// LaunchType is how an instance is bought.
-type LaunchType string
+// LaunchType is the capacity type that annotations and virtual nodes name.
+type LaunchType = offering.CapacityType
 
 const (
-	OnDemand  LaunchType = "on-demand"
-	Spot      LaunchType = "spot"
-	Dedicated LaunchType = "dedicated" // on a host that no other account shares
+	OnDemand  = offering.OnDemand
+	Spot      = offering.Spot
+	Dedicated = offering.Dedicated
 )
 
-// words say how a machine is launched: "offered …".
-func (t LaunchType) words() string {
+// words returns how a machine is launched, to follow "offered".
+func words(t LaunchType) string {
 	return map[LaunchType]string{OnDemand: "on demand", Spot: "as spot", Dedicated: "as dedicated instances"}[t]
 }
 

@@ -116,7 +116,7 @@ func TestInvalidAnnotations(t *testing.T) {
 }
 
 func TestAllInvalidAnnotationsAreReportedInOrder(t *testing.T) {
-	_, err := placer(t, shop(), Config{}).Candidates(annotated(podOf("cpu=1"),
+	_, err := placer(t, shop(), Config{}).Offerings(annotated(podOf("cpu=1"),
 		AnnotationVolumeSize, "x", AnnotationCloudRoute, "y", Prefix+"lunch-type", "spot"), nil)
 	if err == nil {
 		t.Fatal("no error")

@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // sold are the types of a region of an embedded catalogue.
@@ -59,8 +60,8 @@ func shape(rng *rand.Rand, zones []string) *corev1.Pod {
 
 // costOf is that of the first candidate; infinite where there is none.
 func costOf(p *Placer, pod *corev1.Pod) float64 {
-	if got, err := p.Candidates(pod, nil); err == nil {
-		return got[0].CostPerHour
+	if got, err := p.rank(pod, nil); err == nil {
+		return got[0].cost
 	}
 	return math.Inf(1)
 }
@@ -90,20 +91,21 @@ func TestTheChoiceIsTheCheapestOfEachCloudsWholeCatalogue(t *testing.T) {
 		for n := range c.shapes {
 			pod := shape(rng, c.zones)
 			where := fmt.Sprintf("%s, shape %d", c.cloud, n)
-			want, _ := oracleCandidates(types, config, pod, func(capacity.Offering) bool { return false })
-			got, err := p.Candidates(pod, nil)
+			want, _ := oracleCandidates(types, config, pod, func(offering.Key) bool { return false })
+			got, err := p.rank(pod, nil)
 			if len(got) != len(want) || (err != nil) != (len(want) == 0) {
 				t.Fatalf("%s: %d candidates, %v, want %d", where, len(got), err, len(want))
 			}
 			placed += min(1, len(got))
 			for j, w := range want {
-				if got[j].InstanceType.Name != w.t.Name || got[j].Offering != w.o || got[j].CostPerHour != w.cost {
-					t.Fatalf("%s: candidate %d is %s %+v, want %s %+v", where, j, got[j].InstanceType.Name, got[j].Offering, w.t.Name, w.o)
+				if got[j].InstanceType != w.t.Name || *got[j].sold != w.o || got[j].cost != w.cost {
+					t.Fatalf("%s: candidate %d is %s %+v, want %s %+v", where, j, got[j].InstanceType, *got[j].sold, w.t.Name, w.o)
 				}
 			}
-			same, _ := again.Candidates(pod, nil)
-			if names(same) != names(got) {
-				t.Errorf("%s: with the catalogue in another order %s, before %s", where, names(same), names(got))
+			before, _ := p.Offerings(pod, nil)
+			same, _ := again.Offerings(pod, nil)
+			if names(same) != names(before) {
+				t.Errorf("%s: with the catalogue in another order %s, before %s", where, names(same), names(before))
 			}
 			all, some := costOf(p, pod), costOf(fewer, pod)
 			if all > some {
@@ -120,9 +122,9 @@ func TestTheChoiceIsTheCheapestOfEachCloudsWholeCatalogue(t *testing.T) {
 	}
 }
 
-// BenchmarkCandidatesOfAWS is on all that AWS sells in its largest region, of which a
+// BenchmarkOfferingsOfAWS is on all that AWS sells in its largest region, of which a
 // fifth is out of capacity in one zone.
-func BenchmarkCandidatesOfAWS(b *testing.B) {
+func BenchmarkOfferingsOfAWS(b *testing.B) {
 	types := sold(b, "aws", "us-east-1")
 	p := placer(b, types, Config{DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20, DefaultDiskBytes: 8 * gib})
 	shortages := capacity.New(clock.RealClock{})
@@ -146,7 +148,7 @@ func BenchmarkCandidatesOfAWS(b *testing.B) {
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
-				if _, err := p.Candidates(pod, shortages.Unavailable); (err != nil) != (name == "unplaceable") {
+				if _, err := p.Offerings(pod, shortages.Unavailable); (err != nil) != (name == "unplaceable") {
 					b.Fatal(err)
 				}
 			}

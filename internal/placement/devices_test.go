@@ -80,10 +80,10 @@ func TestAPodGetsTheAcceleratorsThatItAsksFor(t *testing.T) {
 			terms("nvidia.com/gpu.memory", "16384", "22528")), "t4"},
 		{"a model that nobody has", selecting(podOf("nvidia.com/gpu=1"), "node.elotl.co/gpu-k80", ""), "needs nvidia.com/gpu 1"},
 	} {
-		got, err := p.Candidates(c.pod, nil)
+		got, err := p.Offerings(c.pod, nil)
 		var names []string
 		for _, candidate := range got {
-			names = append(names, candidate.InstanceType.Name)
+			names = append(names, candidate.InstanceType)
 		}
 		var none *UnplaceableError
 		wrong := err == nil && strings.Join(names, " ") != c.want

@@ -30,10 +30,10 @@ func TestAPodsDisksFitItsMachine(t *testing.T) {
 		want  string
 	}{{0, "one three any"}, {1, "one three any"}, {2, "three any"}, {4, "any"}} {
 		for _, pod := range []*corev1.Pod{podOf(), small} {
-			got, err := p.Candidates(WithDisks(pod, c.disks), nil)
+			got, err := p.Offerings(WithDisks(pod, c.disks), nil)
 			var names []string
 			for _, g := range got {
-				names = append(names, g.InstanceType.Name)
+				names = append(names, g.InstanceType)
 			}
 			if err != nil || strings.Join(names, " ") != c.want {
 				t.Errorf("%d disks: %v, %v: want %s", c.disks, names, err, c.want)
@@ -42,12 +42,12 @@ func TestAPodsDisksFitItsMachine(t *testing.T) {
 	}
 	named := annotated(podOf(), AnnotationInstanceType, "one")
 	for _, from := range []*Placer{bounded, p} {
-		if got, err := from.Candidates(WithDisks(named, 2), nil); err == nil {
+		if got, err := from.Offerings(WithDisks(named, 2), nil); err == nil {
 			t.Errorf("a type that was named and takes one disk: %v", got)
 		}
 	}
 	var none *UnplaceableError
-	if _, err := bounded.Candidates(WithDisks(small, 4), nil); !errors.As(err, &none) ||
+	if _, err := bounded.Offerings(WithDisks(small, 4), nil); !errors.As(err, &none) ||
 		!strings.Contains(err.Error(), "2 have room for fewer than the 4 disks of the pod's volumes (largest: three with 3)") {
 		t.Errorf("more than any takes: %v", err)
 	}

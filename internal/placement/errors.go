@@ -109,7 +109,7 @@ func (e *NoCapacityError) Error() string {
 	}
 	how := ""
 	if len(e.LaunchTypes) > 0 && !slices.Equal(e.LaunchTypes, []LaunchType{OnDemand}) { // on demand goes without saying
-		how = " " + either(e.LaunchTypes, LaunchType.words)
+		how = " " + either(e.LaunchTypes, words)
 	}
 	if len(e.Types) == 1 {
 		return fmt.Sprintf("no capacity now%s for %s, the only type that may be chosen for %s", how, names, e.Need)

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -34,9 +34,9 @@ func (c *choice) unplaceable() *UnplaceableError {
 	return e
 }
 
-// RuledOut says why types are not among a pod's candidates, by count, and how many types
+// RuledOut returns why types are not among a pod's offerings, by count, and how many types
 // are left. It looks at all of them: it is for people, not for each choice.
-func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(capacity.Offering) bool) (ruledOut []Rejection, left int, err error) {
+func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(offering.Key) bool) (ruledOut []Rejection, left int, err error) {
 	c, err := p.choiceFor(pod)
 	if err != nil {
 		return nil, 0, err
@@ -47,7 +47,7 @@ func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(capacity.Offering) b
 		s := c.sizeOf(typ)
 		if slices.ContainsFunc(offered[typ], func(r *row) bool {
 			return slices.ContainsFunc(r.offers, func(o offer) bool {
-				return c.allows(r, &s, o) && (unavailable == nil || !unavailable(c.offering(p.market(r.launchType), r, o)))
+				return c.allows(r, &s, o) && (unavailable == nil || !unavailable(c.key(r, o)))
 			})
 		}) {
 			left++
@@ -137,7 +137,7 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			},
 		},
 		{
-			words: "are not offered " + either(launchTypes(c.markets), LaunchType.words),
+			words: "are not offered " + either(launchTypes(c.markets), words),
 			fails: func(_ *size, rows []*row) bool { return len(rows) == 0 },
 		},
 		{

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // Limit is what a virtual node offers of a catalogue. What is empty is not limited.
@@ -54,7 +55,8 @@ func (l Limit) Of(types []catalog.InstanceType) []catalog.InstanceType {
 			continue
 		}
 		t.Offerings = slices.DeleteFunc(slices.Clone(t.Offerings), func(o catalog.Offering) bool {
-			return !within(l.Zones, o.Zone) || len(l.LaunchTypes) > 0 && !slices.Contains(l.LaunchTypes, launchTypeOf(o))
+			as := offering.CapacityTypeOf(o.Spot, o.Dedicated)
+			return !within(l.Zones, o.Zone) || len(l.LaunchTypes) > 0 && !slices.Contains(l.LaunchTypes, as)
 		})
 		if len(t.Offerings) > 0 {
 			left = append(left, t)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -44,8 +45,8 @@ func TestALimitLeavesWhatItOffersAndNothingElse(t *testing.T) {
 			var offerings []string
 			for _, o := range it.Offerings {
 				how := ""
-				if launchTypeOf(o) != OnDemand {
-					how = "-" + string(launchTypeOf(o))
+				if as := offering.CapacityTypeOf(o.Spot, o.Dedicated); as != OnDemand {
+					how = "-" + string(as)
 				}
 				offerings = append(offerings, o.Zone+how)
 			}
@@ -87,14 +88,14 @@ func TestPodsOfALimitedNodeGetWhatItOffers(t *testing.T) {
 		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: c.annotations}}
 		got := ""
-		if list, err := p.Candidates(pod, nil); err != nil {
+		if list, err := p.Offerings(pod, nil); err != nil {
 			got = err.Error()
 			var unplaceable *UnplaceableError
 			if strings.HasPrefix(c.want, "needs") && !errors.As(err, &unplaceable) {
 				t.Errorf("%+v: %v is no *UnplaceableError", c.limit, err)
 			}
 		} else {
-			got = fmt.Sprintf("%s %s %s", list[0].InstanceType.Name, list[0].Offering.Zone, launchTypeOf(list[0].Offering))
+			got = fmt.Sprintf("%s %s %s", list[0].InstanceType, list[0].Zone, list[0].Market())
 		}
 		if !strings.Contains(got, c.want) {
 			t.Errorf("%+v with %v: %s, want %s", c.limit, c.annotations, got, c.want)

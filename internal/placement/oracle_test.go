@@ -19,6 +19,7 @@ import (
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // randomCatalogue has types whose sizes and prices collide often, so that ties
@@ -282,15 +283,15 @@ func oracle(types []catalog.InstanceType, config Config, pod *corev1.Pod, spot b
 	return all
 }
 
-// oracleCandidates are those that are available, at most MaxCandidates of them, and
+// oracleCandidates are those that are available, at most MaxOfferings of them, and
 // whether any would fit if it were.
 func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.Pod,
-	unavailable func(capacity.Offering) bool) (all []oracleCandidate, fits bool) {
+	unavailable func(offering.Key) bool) (all []oracleCandidate, fits bool) {
 	of := func(spot bool) []oracleCandidate {
 		fitting := oracle(types, config, pod, spot)
 		fits = fits || len(fitting) > 0
 		return slices.DeleteFunc(fitting, func(c oracleCandidate) bool {
-			return unavailable(capacity.Offering{InstanceType: c.t.Name, Zone: c.o.Zone, Subnet: c.o.Subnet, Spot: spot})
+			return unavailable(offering.Key{InstanceType: c.t.Name, Zone: c.o.Zone, Subnet: c.o.Subnet, Spot: spot})
 		})
 	}
 	var first, second []oracleCandidate
@@ -304,12 +305,12 @@ func oracleCandidates(types []catalog.InstanceType, config Config, pod *corev1.P
 	default:
 		first = of(false)
 	}
-	second = second[:min(len(second), max(fallbackCandidates, MaxCandidates-len(first)))]
-	first = first[:min(len(first), MaxCandidates-min(len(second), fallbackCandidates))]
+	second = second[:min(len(second), max(fallbackCandidates, MaxOfferings-len(first)))]
+	first = first[:min(len(first), MaxOfferings-min(len(second), fallbackCandidates))]
 	return append(first, second...), fits
 }
 
-func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
+func TestOfferingsAreTheCheapestThatFit(t *testing.T) {
 	var placed, fellBack, full, unplaceable, noCapacity, misnamed int
 	for seed := range uint64(25) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -331,7 +332,7 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 				pod.Spec = corev1.PodSpec{Containers: []corev1.Container{{}}, NodeSelector: pod.Spec.NodeSelector}
 			}
 			out := rng.IntN(4) // of four zones and markets, how many are out
-			unavailable := func(o capacity.Offering) bool {
+			unavailable := func(o offering.Key) bool {
 				n := len(o.InstanceType) + int(o.InstanceType[0]) + int(o.Zone[0]) + len(o.Subnet)
 				if o.Spot {
 					n += 2
@@ -340,13 +341,13 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 			}
 			want, fits := oracleCandidates(types, config, pod, unavailable)
 
-			got, err := p.Candidates(pod, unavailable)
+			got, err := p.rank(pod, unavailable)
 			if ruledOut, left, wrong := p.RuledOut(pod, unavailable); wrong == nil {
 				for _, r := range ruledOut {
 					left += r.Types
 				}
 				if considered := len(slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool {
-					return !named(&t, pod) || strings.Contains(fmt.Sprint(got), "default instance type") && t.Name != config.DefaultInstanceType
+					return !named(&t, pod) || len(got) > 0 && strings.Contains(got[0].Reason, "default instance type") && t.Name != config.DefaultInstanceType
 				})); left != considered && err == nil {
 					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, left, considered, ruledOut)
 				}
@@ -362,7 +363,7 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 				placed++
 				if last := want[len(want)-1]; want[0].o.Spot != last.o.Spot {
 					fellBack++
-					if len(want) == MaxCandidates {
+					if len(want) == MaxOfferings {
 						full++
 					}
 				}
@@ -370,7 +371,7 @@ func TestCandidatesAreTheCheapestThatFit(t *testing.T) {
 					t.Fatalf("%s: %d candidates, %v, want %d", where, len(got), err, len(want))
 				}
 				for j, w := range want {
-					if got[j].InstanceType.Name != w.t.Name || got[j].Offering != w.o || got[j].CostPerHour != w.cost || got[j].Reason == "" {
+					if got[j].InstanceType != w.t.Name || *got[j].sold != w.o || got[j].cost != w.cost || got[j].Reason == "" {
 						t.Fatalf("%s: candidate %d is %+v, want %s, %+v at %v", where, j, got[j], w.t.Name, w.o, w.cost)
 					}
 				}
@@ -457,19 +458,19 @@ func TestTheReasonCountsAllTypesThatFit(t *testing.T) {
 				fitting[c.t.Name] = true
 			}
 		}
-		got, err := p.Candidates(pod, nil)
+		got, err := p.Offerings(pod, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := fmt.Sprintf(" of %d types", len(fitting)); len(got) < MaxCandidates || !strings.Contains(got[0].Reason, want) {
+		if want := fmt.Sprintf(" of %d types", len(fitting)); len(got) < MaxOfferings || !strings.Contains(got[0].Reason, want) {
 			t.Errorf("%s: %d candidates, the reason of the first is %q: want%s", name, len(got), got[0].Reason, want)
 		}
 	}
 }
 
-// BenchmarkCandidates is on the catalogue of a large cloud, of which a fifth of the
+// BenchmarkOfferings is on the catalogue of a large cloud, of which a fifth of the
 // families is out of capacity on demand in one zone, and one zone has no spot at all.
-func BenchmarkCandidates(b *testing.B) {
+func BenchmarkOfferings(b *testing.B) {
 	types := largeCatalogue(800)
 	p := placer(b, types, Config{DefaultInstanceType: types[0].Name, DefaultArch: "amd64", ReservedMemoryBytes: 64 << 20,
 		DefaultDiskBytes: 5 * gib})
@@ -498,7 +499,7 @@ func BenchmarkCandidates(b *testing.B) {
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
-				if _, err := p.Candidates(c.pod, shortages.Unavailable); err != nil {
+				if _, err := p.Offerings(c.pod, shortages.Unavailable); err != nil {
 					b.Fatal(err)
 				}
 			}

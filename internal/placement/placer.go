@@ -10,16 +10,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/spelling"
 )
 
-// MaxCandidates is how many candidates a choice returns at most: enough that one
+// MaxOfferings is how many offerings a choice returns at most: enough that one
 // zone, or one type, that is out does not use them all up, and few enough
 // to be stored with each cell. Whoever has tried them all has learnt what is
 // unavailable, and asks again.
-const MaxCandidates = 20
+const MaxOfferings = 20
 
 // fallbackCandidates is how many of them are kept for each launch type that a pod
 // falls back to. Otherwise a pod that takes spot, and on-demand where there is none,
@@ -56,42 +56,39 @@ type Config struct {
 	PrivateIPOnly bool
 }
 
-// Candidate is one way to launch a machine for a pod.
-type Candidate struct {
-	// InstanceType is the catalogue's own: it must not be changed.
-	InstanceType *catalog.InstanceType
-	Offering     catalog.Offering
-	// CostPerHour is what candidates are ordered by, in dollars: the offering's price and,
-	// as far as they are known, what the pod's CPU costs above a burstable type's baseline,
-	// the root disk and the address. Where the machine's price is not known it is with that by
-	// which the offering is ordered, or infinite: such offerings come last, by size. The price of a preferred type counts as less than
-	// it is, that of a spot offering at risk as more.
-	CostPerHour float64
-	// CreditsPerHour is how much of that is for CPU above the baseline, in dollars.
-	CreditsPerHour float64
-	// Beside is what is paid beside the machine and the credits.
-	Beside Beside
-	// Reason says why it was chosen, for people.
-	Reason string
+// ranked is an offering with what it is ordered by.
+type ranked struct {
+	offering.Offering
+	sold   *catalog.Offering // in the catalogue
+	prefer float64           // the type's
+	// cost is in dollars an hour: the machine's price and, as far as they are known, those of the pod's CPU above a
+	// burstable type's baseline, of the root disk and of the address. Where the machine's price is not known it is with
+	// that by which the offering is ordered, or infinite: such offerings come last, by size. The price of a preferred
+	// type counts as less than it is, that of a spot offering at risk as more.
+	cost float64
 }
 
-// Beside is what is paid beside a machine, in dollars an hour.
-type Beside struct {
-	// DiskBytes is the root disk's size.
-	DiskBytes int64
-	// DiskPerHour and AddressPerHour are of the root disk and of a public IPv4 address;
+// extras are what is paid beside a machine, in dollars an hour.
+type extras struct {
+	diskBytes int64 // of the root disk
+	// diskPerHour and addressPerHour are of the root disk and of a public IPv4 address;
 	// nil is a price that is not known, and 0 of what is the machine's, or is not had.
-	DiskPerHour, AddressPerHour *float64
+	diskPerHour, addressPerHour *float64
 }
 
 // known is the sum of what is known.
-func (b Beside) known() (sum float64) {
-	for _, part := range []*float64{b.DiskPerHour, b.AddressPerHour} {
-		if part != nil {
-			sum += *part
-		}
+func (e extras) known() float64 {
+	disk, _ := priceOf(e.diskPerHour)
+	address, _ := priceOf(e.addressPerHour)
+	return disk + address
+}
+
+// priceOf returns a price, 0 where it is not known, and whether that is so.
+func priceOf(price *float64) (dollars float64, unpriced bool) {
+	if price == nil {
+		return 0, true
 	}
-	return sum
+	return *price, false
 }
 
 // Placer chooses for pods out of one catalogue. What it chooses never changes, and it is
@@ -244,7 +241,7 @@ func (p *Placer) index(m *market) {
 func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
 	var offers []offer
 	for i, o := range t.Offerings {
-		if launchTypeOf(o) != as {
+		if offering.CapacityTypeOf(o.Spot, o.Dedicated) != as {
 			continue
 		}
 		if !(o.PricePerHour >= 0) || math.IsInf(o.PricePerHour, 1) {
@@ -282,16 +279,6 @@ const (
 	paidShare        = 1e-7
 	mostPricePerHour = 10_000
 )
-
-func launchTypeOf(o catalog.Offering) LaunchType {
-	switch {
-	case o.Spot:
-		return Spot
-	case o.Dedicated:
-		return Dedicated
-	}
-	return OnDemand
-}
 
 func (p *Placer) market(t LaunchType) *market {
 	switch t {
@@ -349,15 +336,28 @@ func (p *Placer) nearest(name string) string {
 	return spelling.Nearest(name, names)
 }
 
-// Candidates returns the offerings that a pod can be launched on, cheapest first
+// Offerings returns the offerings that a pod can be launched on, cheapest first
 // (of equal cost: the smaller type, then by name, zone and subnet), at most
-// MaxCandidates. Of spot the first are spread, as Config.SpotSpread says. Where a pod
-// names several launch types, all candidates of the first come before those of the next.
+// MaxOfferings. Of spot the first are spread, as Config.SpotSpread says. Where a pod
+// names several launch types, all offerings of the first come before those of the next.
 // What unavailable reports to have no capacity is left out; nil leaves nothing out.
 //
 // The errors are *InvalidAnnotationError (several may be joined),
 // *UnplaceableError and *NoCapacityError.
-func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(capacity.Offering) bool) ([]Candidate, error) {
+func (p *Placer) Offerings(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]offering.Offering, error) {
+	all, err := p.rank(pod, unavailable)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]offering.Offering, len(all))
+	for i := range all {
+		list[i] = all[i].Offering
+	}
+	return list, nil
+}
+
+// rank is Offerings with what they are ordered by.
+func (p *Placer) rank(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]ranked, error) {
 	c, err := p.choiceFor(pod)
 	if err != nil {
 		return nil, err
@@ -372,7 +372,7 @@ func (p *Placer) Candidates(pod *corev1.Pod, unavailable func(capacity.Offering)
 	}
 	switch {
 	case available > 0:
-		return c.candidates(searched, min(available, MaxCandidates)), nil
+		return c.best(searched, min(available, MaxOfferings)), nil
 	case fitting > 0:
 		return nil, c.noCapacity()
 	default:
@@ -417,7 +417,7 @@ type choice struct {
 	private bool
 	// besides are paid beside a machine: whose disk is chosen at launch, and whose is its own;
 	// paid is what of it is known.
-	besides [2]Beside
+	besides [2]extras
 	paid    [2]float64
 	// requirements is what the labels of the instance must be; nil means anything.
 	requirements Requirements
@@ -477,7 +477,7 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 	if p.config.DefaultDiskBytes > 0 {
 		c.launchDisk = max(p.config.DefaultDiskBytes, c.need.volume, inGiB(diskFor(c.need.disk)))
 	}
-	c.besides = [2]Beside{c.beside(0), c.beside(1)}
+	c.besides = [2]extras{c.beside(0), c.beside(1)}
 	c.paid = [2]float64{c.besides[0].known(), c.besides[1].known()}
 	c.anyDisk = diskFor(c.need.disk) <= maxVolumeBytes
 	// The disk that an annotation asks for is no resource: it counts for named types too. So do
@@ -511,7 +511,7 @@ func (c *choice) locate() {
 	}
 }
 
-// candidate is a Candidate before it is written out: the indices of its row in
+// candidate is an offering before it is written out: the indices of its row in
 // the market and of its offer in the row. It has no pointers, since it is moved
 // about.
 type candidate struct {
@@ -546,10 +546,10 @@ type found struct {
 
 // search looks at the types of a market that fit. Only offerings of the cheapest are
 // looked at, since rows are in order of price, and a price is never above the cost.
-func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) found {
+func (c *choice) search(m *market, unavailable func(offering.Key) bool) found {
 	fitting := c.fitting(m)
-	f := found{market: m, best: make([]candidate, 0, MaxCandidates), fitting: fitting.count()}
-	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxCandidates
+	f := found{market: m, best: make([]candidate, 0, MaxOfferings), fitting: fitting.count()}
+	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxOfferings
 	// unpriced reports whether that is of a row without a price: these are in the order of
 	// candidates already, and all that follow come after it.
 	unpriced := false
@@ -564,18 +564,18 @@ func (c *choice) search(m *market, unavailable func(capacity.Offering) bool) fou
 				continue
 			}
 			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
-			if next.cost > dearest || len(f.best) == MaxCandidates && !c.before(m, next, f.best[MaxCandidates-1]) {
+			if next.cost > dearest || len(f.best) == MaxOfferings && !c.before(m, next, f.best[MaxOfferings-1]) {
 				continue
 			}
-			if unavailable != nil && unavailable(c.offering(m, r, o)) {
+			if unavailable != nil && unavailable(c.key(r, o)) {
 				if !f.skips || c.before(m, next, f.skipped) {
 					f.skipped, f.skips = next, true
 				}
 				continue
 			}
 			f.best = c.insert(m, f.best, next)
-			if len(f.best) == MaxCandidates {
-				last := f.best[MaxCandidates-1]
+			if len(f.best) == MaxOfferings {
+				last := f.best[MaxOfferings-1]
 				dearest = last.cost
 				unpriced = math.IsInf(m.sizes[last.row].price, 1)
 			}
@@ -656,23 +656,15 @@ func (p *Placer) matching(names pattern) matches {
 	return all
 }
 
-func (c *choice) offering(m *market, r *row, o offer) capacity.Offering {
+func (c *choice) key(r *row, o offer) offering.Key {
 	t := &c.types[r.typ]
-	return capacity.Offering{
-		InstanceType: t.Name,
-		Family:       t.Family,
-		MilliCPU:     t.MilliCPU,
-		Zone:         c.zones[o.zone],
-		Subnet:       t.Offerings[o.index].Subnet,
-		Spot:         m.launchType == Spot,
-		Pool:         t.Offerings[o.index].Pool(),
-	}
+	return offering.KeyOf(t, &t.Offerings[o.index])
 }
 
 // insert puts a candidate in its place among the best, of which it drops the
 // last when they are too many.
 func (c *choice) insert(m *market, best []candidate, next candidate) []candidate {
-	if len(best) < MaxCandidates {
+	if len(best) < MaxOfferings {
 		best = append(best, next)
 	}
 	at := len(best) - 1
@@ -713,45 +705,38 @@ func (c *choice) asked(r *row, s *size, zone int) bool {
 // price is what an offering costs with all that is known to be paid for it, to a
 // billionth, since sums are not exact; infinite where that of the machine is not known.
 func (c *choice) price(r *row, o offer) float64 {
-	offering := c.types[r.typ].Offerings[o.index]
-	if offering.Unpriced {
+	sold := &c.types[r.typ].Offerings[o.index]
+	if sold.Unpriced {
 		return math.Inf(1)
 	}
-	return math.Round((offering.PricePerHour+c.credits(r)+c.paid[min(r.disk, 1)])*1e9) / 1e9
+	return math.Round((sold.PricePerHour+c.credits(r)+c.paid[min(r.disk, 1)])*1e9) / 1e9
 }
 
 // beside is what is paid beside a machine whose type has a root disk of a size; 0 where it
 // is chosen at launch.
-func (c *choice) beside(size int64) Beside {
+func (c *choice) beside(size int64) extras {
 	nothing, rates := new(float64), c.config.Rates
-	b := Beside{
-		DiskBytes:      cmp.Or(size, c.launchDisk, c.need.volume),
-		DiskPerHour:    nothing,
-		AddressPerHour: nothing,
+	e := extras{
+		diskBytes:      cmp.Or(size, c.launchDisk, c.need.volume),
+		diskPerHour:    nothing,
+		addressPerHour: nothing,
 	}
 	if rates == nil {
-		return b
+		return e
 	}
 	if size == 0 {
-		b.DiskPerHour = nil
-		if disk, known := rates.DiskPerHour(b.DiskBytes); known {
-			b.DiskPerHour = &disk
+		e.diskPerHour = nil
+		if disk, known := rates.DiskPerHour(e.diskBytes); known {
+			e.diskPerHour = &disk
 		}
 	}
 	if !c.private {
-		b.AddressPerHour = nil
+		e.addressPerHour = nil
 		if rates.AddressPerHour > 0 {
-			b.AddressPerHour = &rates.AddressPerHour
+			e.addressPerHour = &rates.AddressPerHour
 		}
 	}
-	return b
-}
-
-// besideOf is what beside returns, found once for all of a choice.
-func (c *choice) besideOf(size int64) Beside {
-	b := c.besides[min(size, 1)]
-	b.DiskBytes = cmp.Or(size, b.DiskBytes)
-	return b
+	return e
 }
 
 func (c *choice) inZone(s *size, zone int) bool {
@@ -767,9 +752,9 @@ func (c *choice) credits(r *row) float64 {
 	return 0
 }
 
-// candidates writes out n of what was found, market by market.
-func (c *choice) candidates(searched []found, n int) []Candidate {
-	out := make([]Candidate, 0, n)
+// best writes out n of what was found, market by market.
+func (c *choice) best(searched []found, n int) []ranked {
+	out := make([]ranked, 0, n)
 	for i, f := range searched {
 		room := n - len(out)
 		for _, later := range searched[i+1:] {
@@ -778,7 +763,7 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 		f.best = f.best[:min(room, len(f.best))]
 		fallback := ""
 		if i > 0 {
-			fallback = f.market.launchType.words() + ", the fall-back from " + either(launchTypes(c.markets[:i]),
+			fallback = words(f.market.launchType) + ", the fall-back from " + either(launchTypes(c.markets[:i]),
 				func(t LaunchType) string { return string(t) }) + ": "
 		}
 		first := len(out)
@@ -791,11 +776,11 @@ func (c *choice) candidates(searched []found, n int) []Candidate {
 
 // write appends what was found in one market. Each reason begins with the given words. All
 // reasons are parts of one string, since each choice has many of them.
-func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
+func (c *choice) write(out []ranked, f found, begin string) []ranked {
 	why, first := c.why(f), len(out)
 	type part struct{ from, to int }
-	var ranked [MaxCandidates]part // the reasons by rank
-	var reasons [MaxCandidates]int // which of them each candidate has
+	var ranked [MaxOfferings]part // the reasons by rank
+	var reasons [MaxOfferings]int // which of them each candidate has
 	text, rank := make([]byte, 0, 2048), 0
 	for i, b := range f.best {
 		r := &f.market.rows[b.row]
@@ -813,29 +798,39 @@ func (c *choice) write(out []Candidate, f found, begin string) []Candidate {
 			ranked[rank] = part{from, len(text)}
 			rank++
 		}
-		out = append(out, Candidate{
-			InstanceType:   t,
-			Offering:       t.Offerings[r.offers[b.offer].index],
-			CostPerHour:    b.cost,
-			CreditsPerHour: c.credits(r),
-			Beside:         c.besideOf(r.disk),
-		})
+		out = append(out, c.ranked(r, b))
 	}
 	all := string(text)
 	for i := range f.best {
 		next, of := &out[first+i], ranked[reasons[i]]
 		next.Reason = all[of.from:of.to]
-		switch o := &next.Offering; {
+		switch o := next.sold; {
 		case o.Reservation != "":
 			next.Reason += "; in reservation " + o.Reservation + ", which is paid for whether it is used or not"
 		case o.Unpriced && o.OrderedAt > 0:
 			next.Reason += fmt.Sprintf("; its price is not known, and it is ordered by that of $%g an hour on demand", o.OrderedAt)
 		}
-		if risk := next.Offering.Risk; risk > 0 {
+		if risk := next.sold.Risk; risk > 0 {
 			next.Reason += fmt.Sprintf("; counts as %.0f %% dearer, since such instances were taken back there", risk*100)
 		}
 	}
 	return out
+}
+
+// ranked writes out a candidate of a row, all but the reason.
+func (c *choice) ranked(r *row, of candidate) ranked {
+	t, e := &c.types[r.typ], c.besides[min(r.disk, 1)]
+	sold := &t.Offerings[r.offers[of.offer].index]
+	o := offering.Of(t, sold, e.diskBytes)
+	o.BurstPerHour = c.credits(r)
+	o.DiskPerHour, o.DiskUnpriced = priceOf(e.diskPerHour)
+	o.AddressPerHour, o.AddressUnpriced = priceOf(e.addressPerHour)
+	return ranked{
+		Offering: o,
+		sold:     sold,
+		prefer:   t.Prefer,
+		cost:     of.cost,
+	}
 }
 
 // reserved says that a candidate, of a row's type, is in a reservation.
@@ -873,7 +868,7 @@ func launchTypes(markets []*market) []LaunchType {
 }
 
 // ranks of candidates, by type.
-var ranks = func() (ranks [MaxCandidates + 1]string) {
+var ranks = func() (ranks [MaxOfferings + 1]string) {
 	for n := range ranks {
 		ranks[n] = fmt.Sprintf("%dth cheapest", n) // right up to 20
 	}

@@ -12,9 +12,9 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/offering"
 )
 
 const gib = int64(1) << 30
@@ -102,14 +102,14 @@ func placer(t testing.TB, catalogue []catalog.InstanceType, c Config) *Placer {
 }
 
 // names are "TYPE/ZONE", with "/SUBNET" where there is one and "/spot" of what is spot.
-func names(cs []Candidate) string {
+func names(cs []offering.Offering) string {
 	var s []string
 	for _, c := range cs {
-		n := c.InstanceType.Name + "/" + c.Offering.Zone
-		if c.Offering.Subnet != "" {
-			n += "/" + c.Offering.Subnet
+		n := c.InstanceType + "/" + c.Zone
+		if c.Subnet != "" {
+			n += "/" + c.Subnet
 		}
-		if c.Offering.Spot {
+		if c.Spot {
 			n += "/spot"
 		}
 		s = append(s, n)
@@ -202,7 +202,7 @@ func TestChoice(t *testing.T) {
 		{"other extended resources are nobody's", shop(), shopping, podOf("memory=12Gi", "example.com/licence=3"), "g.xlarge/b g.8xlarge/b", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := placer(t, c.types, c.config).Candidates(c.pod, nil)
+			got, err := placer(t, c.types, c.config).Offerings(c.pod, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,7 +216,7 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-func TestNothingElseIsACandidate(t *testing.T) {
+func TestNothingElseIsOffered(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultInstanceType: "c.large"})
 	for name, c := range map[string]struct {
 		pod  *corev1.Pod
@@ -227,7 +227,7 @@ func TestNothingElseIsACandidate(t *testing.T) {
 		"pattern":  {annotated(podOf("cpu=4"), AnnotationInstanceType, "*.*large"), "g.xlarge/b g.8xlarge/b"},
 		"affinity": {requiring(podOf("cpu=1"), term(expr(corev1.LabelTopologyZone, corev1.NodeSelectorOpIn, "c"))), "m.large/c"},
 	} {
-		got, err := p.Candidates(c.pod, nil)
+		got, err := p.Offerings(c.pod, nil)
 		if err != nil || names(got) != c.want {
 			t.Errorf("%s: candidates %s, %v, want %s", name, names(got), err, c.want)
 		}
@@ -236,7 +236,7 @@ func TestNothingElseIsACandidate(t *testing.T) {
 
 func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultArch: "amd64"})
-	got, err := p.Candidates(podOf("cpu=500m", "memory=6Gi"), func(o capacity.Offering) bool {
+	got, err := p.Offerings(podOf("cpu=500m", "memory=6Gi"), func(o offering.Key) bool {
 		return o.InstanceType == "m.large" &&
 			o.Zone == "a"
 	})
@@ -255,8 +255,8 @@ func TestReasonsSayRankCapacityAndCredits(t *testing.T) {
 			t.Errorf("candidate %d is %s, %q\nwant %s, %q", i, s, got[i].Reason, want.candidate, want.reason)
 		}
 	}
-	if d := got[0].CostPerHour - 0.095; math.Abs(d) > 1e-9 {
-		t.Errorf("cost %v, want the price 0.09 and 0.1 CPU of credits at 0.05", got[0].CostPerHour)
+	if d := got[0].CostPerHour() - 0.095; math.Abs(d) > 1e-9 {
+		t.Errorf("cost %v, want the price 0.09 and 0.1 CPU of credits at 0.05", got[0].CostPerHour())
 	}
 }
 
@@ -310,7 +310,7 @@ func TestUnplaceable(t *testing.T) {
 			"needs cpu 9223372036854775807m, memory 8589934592.0Gi: 7 types considered: 7 have too little cpu (largest: 2xlarge with 8)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := placer(t, c.types, c.config).Candidates(c.pod, nil)
+			got, err := placer(t, c.types, c.config).Offerings(c.pod, nil)
 			var u *UnplaceableError
 			if !errors.As(err, &u) {
 				t.Fatalf("candidates %s, error %v, want an UnplaceableError", names(got), err)
@@ -324,8 +324,8 @@ func TestUnplaceable(t *testing.T) {
 
 func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
 	p := placer(t, sizes.Types("amd64"), Config{})
-	none := func(capacity.Offering) bool { return true }
-	_, err := p.Candidates(podOf("cpu=2"), none)
+	none := func(offering.Key) bool { return true }
+	_, err := p.Offerings(podOf("cpu=2"), none)
 	var n *NoCapacityError
 	if !errors.As(err, &n) {
 		t.Fatalf("error %v, want a NoCapacityError", err)
@@ -333,23 +333,23 @@ func TestNoCapacityIsToldApartFromUnplaceable(t *testing.T) {
 	if want := "no capacity now for any of the 3 types that fit cpu 2: large, xlarge, 2xlarge"; n.Error() != want {
 		t.Errorf("got  %s\nwant %s", n, want)
 	}
-	if _, err := p.Candidates(podOf("cpu=1m"), none); err == nil ||
+	if _, err := p.Offerings(podOf("cpu=1m"), none); err == nil ||
 		!strings.HasSuffix(err.Error(), ": nano, micro, small, medium, large and 2 more") {
 		t.Errorf("error %v, want the first five names", err)
 	}
-	_, err = p.Candidates(annotated(podOf("cpu=2"), AnnotationInstanceType, "large"), none)
+	_, err = p.Offerings(annotated(podOf("cpu=2"), AnnotationInstanceType, "large"), none)
 	if want := "no capacity now for large, the only type that may be chosen for cpu 2"; err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	var u *UnplaceableError
-	if _, err := p.Candidates(podOf("cpu=64"), none); !errors.As(err, &u) {
+	if _, err := p.Offerings(podOf("cpu=64"), none); !errors.As(err, &u) {
 		t.Errorf("error %v, want an UnplaceableError: nothing fits, whatever the capacity", err)
 	}
 }
 
 func TestUnavailableOfferingsAreLeftOut(t *testing.T) {
 	p := placer(t, shop(), Config{DefaultArch: "amd64"})
-	got, err := p.Candidates(podOf("cpu=1", "memory=6Gi"), func(o capacity.Offering) bool {
+	got, err := p.Offerings(podOf("cpu=1", "memory=6Gi"), func(o offering.Key) bool {
 		if o.Spot {
 			t.Errorf("asked for %+v, which the pod does not want", o)
 		}
@@ -376,11 +376,11 @@ func spotShop() []catalog.InstanceType {
 
 func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 	p := placer(t, spotShop(), Config{DefaultArch: "amd64", DefaultInstanceType: "t.large"})
-	spotIsOut := func(o capacity.Offering) bool { return o.Spot }
+	spotIsOut := func(o offering.Key) bool { return o.Spot }
 	for _, c := range []struct {
 		name, launchType string
 		pod              *corev1.Pod
-		unavailable      func(capacity.Offering) bool
+		unavailable      func(offering.Key) bool
 		want             string
 		reasons          []string // of the first of each launch type
 	}{
@@ -393,7 +393,7 @@ func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 			[]string{"on demand, the fall-back from spot: cheapest of 4 types that fit memory 6Gi"}},
 		{"no type that fits is offered as spot", "spot,on-demand", podOf("memory=30Gi"), nil,
 			"g.8xlarge/b", []string{"on demand, the fall-back from spot: cheapest of 1 type that fits memory 30Gi"}},
-		{"no fall-back is needed", "spot,on-demand", podOf("memory=12Gi", "cpu=4"), func(o capacity.Offering) bool { return !o.Spot },
+		{"no fall-back is needed", "spot,on-demand", podOf("memory=12Gi", "cpu=4"), func(o offering.Key) bool { return !o.Spot },
 			"g.xlarge/c/spot", []string{"cheapest of 1 type offered as spot that fits cpu 4, memory 12Gi"}},
 		{"the other way about", "on-demand,spot", podOf("memory=12Gi"), nil,
 			"g.8xlarge/b g.xlarge/c/spot", []string{"cheapest of 1 type that fits memory 12Gi",
@@ -418,12 +418,12 @@ func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 					c.pod.Annotations[AnnotationInstanceType] = name
 				}
 			}
-			got, err := p.Candidates(c.pod, c.unavailable)
+			got, err := p.Offerings(c.pod, c.unavailable)
 			if err != nil || names(got) != c.want {
 				t.Fatalf("candidates %s, %v\nwant      %s", names(got), err, c.want)
 			}
 			for i, next := range got {
-				if len(c.reasons) > 0 && (i == 0 || next.Offering.Spot != got[i-1].Offering.Spot) {
+				if len(c.reasons) > 0 && (i == 0 || next.Spot != got[i-1].Spot) {
 					if next.Reason != c.reasons[0] {
 						t.Errorf("candidate %d: reason %q\nwant %q", i, next.Reason, c.reasons[0])
 					}
@@ -439,7 +439,7 @@ func TestAPodFallsBackInItsOrderOfPreference(t *testing.T) {
 
 func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
 	p := placer(t, spotShop(), Config{DefaultArch: "amd64"})
-	none := func(capacity.Offering) bool { return true }
+	none := func(offering.Key) bool { return true }
 	for _, c := range []struct {
 		launchType string
 		pod        *corev1.Pod
@@ -455,7 +455,7 @@ func TestErrorsSayEachLaunchTypeThatWasTried(t *testing.T) {
 		{"spot", selecting(podOf("cpu=1"), corev1.LabelTopologyZone, "d"),
 			"needs cpu 1: 7 types considered: 3 are not offered as spot, 4 have no offering in a zone where the pod may run (offered in a, b, c)"},
 	} {
-		_, err := p.Candidates(annotated(c.pod, AnnotationLaunchType, c.launchType), none)
+		_, err := p.Offerings(annotated(c.pod, AnnotationLaunchType, c.launchType), none)
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s: got %v\nwant %s", c.launchType, err, c.want)
 		}
@@ -471,20 +471,20 @@ func TestATypeThatIsNotSoldToTheAccountSaysWhy(t *testing.T) {
 		}
 	}
 	p := placer(t, types, Config{DefaultArch: "amd64", DefaultInstanceType: "t.large"})
-	if got, err := p.Candidates(podOf("cpu=1"), nil); err != nil || len(got) == 0 || got[0].InstanceType.Name != "m.large" {
+	if got, err := p.Offerings(podOf("cpu=1"), nil); err != nil || len(got) == 0 || got[0].InstanceType != "m.large" {
 		t.Errorf("what is sold: %v, %v", got, err)
 	}
 	for want, pod := range map[string]*corev1.Pod{
 		"7 types considered: 6 are not sold to this account (" + plan + "), 1 has too little memory (largest: m.large with 8Gi)": podOf("memory=64Gi"),
 		"1 type considered: 1 is not sold to this account (" + plan + ")":                                                        podOf(), // the default
 	} {
-		if _, err := p.Candidates(pod, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
+		if _, err := p.Offerings(pod, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("got %v\nwant …%s", err, want)
 		}
 	}
 }
 
-func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
+func TestAFallbackIsAmongTheOfferingsHoweverManyComeBefore(t *testing.T) {
 	var types []catalog.InstanceType
 	for i := range 40 {
 		types = append(types, catalog.InstanceType{Name: fmt.Sprintf("t%02d", i), MilliCPU: 1000, MemoryBytes: gib, Arch: "amd64",
@@ -492,16 +492,16 @@ func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
 				{Zone: "a", PricePerHour: float64(i)}, {Zone: "a", Spot: true, PricePerHour: float64(i) / 2},
 			}})
 	}
-	got, err := placer(t, types, Config{}).Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), nil)
-	if err != nil || len(got) != MaxCandidates {
-		t.Fatalf("%d candidates, %v, want %d", len(got), err, MaxCandidates)
+	got, err := placer(t, types, Config{}).Offerings(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), nil)
+	if err != nil || len(got) != MaxOfferings {
+		t.Fatalf("%d candidates, %v, want %d", len(got), err, MaxOfferings)
 	}
 	for i, c := range got {
 		rank, spot := i, true
-		if at := MaxCandidates - fallbackCandidates; i >= at {
+		if at := MaxOfferings - fallbackCandidates; i >= at {
 			rank, spot = i-at, false
 		}
-		if want := types[rank].Name; c.InstanceType.Name != want || c.Offering.Spot != spot {
+		if want := types[rank].Name; c.InstanceType != want || c.Spot != spot {
 			t.Errorf("candidate %d is %s, want %s, spot %t", i, names(got[i:i+1]), want, spot)
 		}
 	}
@@ -510,20 +510,20 @@ func TestAFallbackIsAmongTheCandidatesHoweverManyComeBefore(t *testing.T) {
 	}
 }
 
-func TestEachSubnetIsACandidate(t *testing.T) {
+func TestEachSubnetIsAnOffering(t *testing.T) {
 	p := placer(t, []catalog.InstanceType{{Name: "x", MilliCPU: 1000, MemoryBytes: gib, Offerings: []catalog.Offering{
 		{Zone: "b", Subnet: "s3", PricePerHour: 1}, {Zone: "a", Subnet: "s2", PricePerHour: 1}, {Zone: "a", Subnet: "s1", PricePerHour: 1},
 		{Zone: "a", Subnet: "s1", Spot: true, PricePerHour: 0.5},
 	}}}, Config{})
-	var asked []capacity.Offering
-	got, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), func(o capacity.Offering) bool {
+	var asked []offering.Key
+	got, err := p.Offerings(annotated(podOf("cpu=1"), AnnotationLaunchType, "spot,on-demand"), func(o offering.Key) bool {
 		asked = append(asked, o)
 		return o.Subnet == "s1" && !o.Spot
 	})
 	if want := "x/a/s1/spot x/a/s2 x/b/s3"; err != nil || names(got) != want {
 		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
 	}
-	want := []capacity.Offering{{Zone: "a", Subnet: "s1", Spot: true}, {Zone: "a", Subnet: "s1"}, {Zone: "a", Subnet: "s2"},
+	want := []offering.Key{{Zone: "a", Subnet: "s1", Spot: true}, {Zone: "a", Subnet: "s1"}, {Zone: "a", Subnet: "s2"},
 		{Zone: "b", Subnet: "s3"}}
 	for n := range want {
 		want[n].InstanceType, want[n].MilliCPU = "x", 1000
@@ -541,7 +541,7 @@ func TestTiesGoToTheSmallerThenByNameThenByZone(t *testing.T) {
 		{Name: "more-memory", MilliCPU: 1000, MemoryBytes: 2 * gib, Offerings: same},
 		{Name: "more-cpu", MilliCPU: 2000, MemoryBytes: gib, Offerings: same},
 	}, Config{})
-	got, err := p.Candidates(podOf("cpu=1"), nil)
+	got, err := p.Offerings(podOf("cpu=1"), nil)
 	if want := "y/a y/b z/a z/b more-memory/a more-memory/b more-cpu/a more-cpu/b"; err != nil || names(got) != want {
 		t.Errorf("candidates %s, %v, want %s", names(got), err, want)
 	}
@@ -554,7 +554,7 @@ func TestUnknownInstanceTypeSaysWhatWasMeant(t *testing.T) {
 		"c5.18xlarge": `annotation pod.elotl.co/instance-type: "c5.18xlarge" is not valid: want a type of this cloud`,
 		"t3.*":        `annotation pod.elotl.co/instance-type: "t3.*" is not valid: want a pattern that the name of a type of this cloud matches`,
 	} {
-		_, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationInstanceType, value), nil)
+		_, err := p.Offerings(annotated(podOf("cpu=1"), AnnotationInstanceType, value), nil)
 		var invalid *InvalidAnnotationError
 		if !errors.As(err, &invalid) || err.Error() != want {
 			t.Errorf("%s: got %v\nwant %s", value, err, want)
@@ -596,7 +596,7 @@ func TestTheCatalogueAndThePodAreNotChanged(t *testing.T) {
 		Resources:  &corev1.ResourceRequirements{Requests: resources("memory=1Gi"), Limits: resources("memory=2Gi")},
 	}}
 	podBefore := pod.DeepCopy()
-	if _, err := placer(t, types, Config{}).Candidates(pod, nil); err != nil {
+	if _, err := placer(t, types, Config{}).Offerings(pod, nil); err != nil {
 		t.Fatal(err)
 	}
 	if fmt.Sprintf("%+v", types) != before {
@@ -617,12 +617,12 @@ func TestAPreferredTypeIsChosenThoughItIsABitDearer(t *testing.T) {
 			{Name: "m5.large", MilliCPU: 2000, MemoryBytes: 8 * gib, Arch: "amd64", Prefer: c.prefer,
 				Offerings: []catalog.Offering{{Zone: "a", PricePerHour: 1.1}}},
 		}
-		got, err := placer(t, types, Config{}).Candidates(podOf("cpu=1"), nil)
-		if err != nil || got[0].InstanceType.Name != c.want {
+		got, err := placer(t, types, Config{}).Offerings(podOf("cpu=1"), nil)
+		if err != nil || got[0].InstanceType != c.want {
 			t.Fatalf("preferred by %v: %s, %v, want %s first", c.prefer, names(got), err, c.want)
 		}
-		if c.prefer == 0.15 && got[0].Offering.PricePerHour != 1.1 {
-			t.Errorf("its price is %v", got[0].Offering.PricePerHour)
+		if c.prefer == 0.15 && got[0].PricePerHour != 1.1 {
+			t.Errorf("its price is %v", got[0].PricePerHour)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // priced are types whose machine, CPU above the baseline, disk and address are paid.
@@ -44,10 +44,10 @@ func TestNoMachineCostsMoreThanThePodSays(t *testing.T) {
 		{"0.1", rates, []string{AnnotationInstanceType, "plain"}, "1 is dearer than the $0.1 an hour"},
 	} {
 		p := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: c.rates})
-		got, err := p.Candidates(annotated(podOf("cpu=2"), append(c.annotations, AnnotationMaxPrice, c.most)...), nil)
+		got, err := p.Offerings(annotated(podOf("cpu=2"), append(c.annotations, AnnotationMaxPrice, c.most)...), nil)
 		var names []string
 		for _, candidate := range got {
-			names = append(names, candidate.InstanceType.Name)
+			names = append(names, candidate.InstanceType)
 		}
 		var none *UnplaceableError
 		switch {
@@ -68,21 +68,22 @@ func TestWhatIsPaidBesideAMachineIsTold(t *testing.T) {
 		"unknown": {&catalog.Rates{}, "burst 0.075+?+? plain 0+?+? local 0+0+?"},
 		"nothing": {nil, "burst 0.075+0+0 plain 0+0+0 local 0+0+0"},
 	} {
-		list, err := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: c.rates}).Candidates(podOf("cpu=2"), nil)
+		list, err := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: c.rates}).Offerings(podOf("cpu=2"), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text := func(p *float64) string {
-			if p == nil {
+		text := func(price float64, unpriced bool) string {
+			if unpriced {
 				return "?"
 			}
-			return fmt.Sprintf("%.4g", *p)
+			return fmt.Sprintf("%.4g", price)
 		}
 		var got []string
 		for _, p := range []string{"burst", "plain", "local"} {
 			for _, l := range list {
-				if l.InstanceType.Name == p {
-					got = append(got, fmt.Sprintf("%s %.4g+%s+%s", p, l.CreditsPerHour, text(l.Beside.DiskPerHour), text(l.Beside.AddressPerHour)))
+				if l.InstanceType == p {
+					got = append(got, fmt.Sprintf("%s %.4g+%s+%s", p, l.BurstPerHour, text(l.DiskPerHour, l.DiskUnpriced),
+						text(l.AddressPerHour, l.AddressUnpriced)))
 				}
 			}
 		}
@@ -96,10 +97,10 @@ func TestWhatIsPaidBesideAMachineIsTold(t *testing.T) {
 func TestWhatIsPaidBesideAMachineCountsInTheOrder(t *testing.T) {
 	for perMonth, want := range map[float64]string{0.1: "plain 0.115 local 0.125 burst 0.13", 0.25: "local 0.125 plain 0.13 burst 0.145"} {
 		p := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: &catalog.Rates{DiskPerGiBMonth: perMonth, AddressPerHour: 0.005}})
-		list, err := p.Candidates(podOf("cpu=2"), nil)
+		list, err := p.rank(podOf("cpu=2"), nil)
 		var got []string
 		for _, c := range list {
-			got = append(got, fmt.Sprintf("%s %.4g", c.InstanceType.Name, c.CostPerHour))
+			got = append(got, fmt.Sprintf("%s %.4g", c.InstanceType, c.cost))
 		}
 		if strings.Join(got, " ") != want || err != nil {
 			t.Errorf("at $%v a GB and month: %v, %v; want %s", perMonth, got, err, want)
@@ -112,9 +113,9 @@ func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
 		{Zone: "a", Spot: true, PricePerHour: 0.1, Risk: 0.2}, {Zone: "b", Spot: true, PricePerHour: 0.11},
 	}}}
 	pod := annotated(podOf("cpu=1"), AnnotationLaunchType, "spot", AnnotationMaxPrice, "0.115")
-	got, err := placer(t, types, Config{}).Candidates(pod, nil)
+	got, err := placer(t, types, Config{}).Offerings(pod, nil)
 	const why = "; counts as 20 % dearer, since such instances were taken back there"
-	if err != nil || len(got) != 2 || got[0].Offering.Zone != "b" || strings.Contains(got[0].Reason, "dearer") ||
+	if err != nil || len(got) != 2 || got[0].Zone != "b" || strings.Contains(got[0].Reason, "dearer") ||
 		!strings.HasSuffix(got[1].Reason, why) || strings.TrimSuffix(got[1].Reason, why) != got[0].Reason {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -122,7 +123,7 @@ func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
 
 func TestWhatIsRuledOutIsCountedToTheLastType(t *testing.T) {
 	p := placer(t, priced, Config{})
-	out := func(o capacity.Offering) bool { return o.InstanceType == "local" }
+	out := func(o offering.Key) bool { return o.InstanceType == "local" }
 	got, left, err := p.RuledOut(podOf("cpu=2"), out)
 	const want = "[{1 has too little cpu (largest: small with 100m)} {1 has no capacity now}]"
 	if err != nil || left != 2 || fmt.Sprint(got) != want {
@@ -141,7 +142,7 @@ func TestWhatHasNoPriceIsOrderedByThatOfItsLike(t *testing.T) {
 			{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, Unpriced: true, OrderedAt: price}}}
 	}
 	p := placer(t, []catalog.InstanceType{dedicated("g4dn.xlarge", 0.526), dedicated("m5.xlarge", 0.192), dedicated("a.new", 0)}, Config{})
-	list, err := p.Candidates(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated"), nil)
+	list, err := p.Offerings(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated"), nil)
 	if err != nil || len(list) != 3 {
 		t.Fatal(list, err)
 	}
@@ -150,11 +151,11 @@ func TestWhatHasNoPriceIsOrderedByThatOfItsLike(t *testing.T) {
 		{"g4dn.xlarge", "2nd cheapest of 3 types that fit cpu 4; its price is not known, and it is ordered by that of $0.526 an hour on demand"},
 		{"a.new", "taken by its size, since its price is not known, of 3 types that fit cpu 4"},
 	} {
-		if list[i].InstanceType.Name != want.name || list[i].Reason != want.reason {
-			t.Errorf("%d: %s: %q, want %s: %q", i, list[i].InstanceType.Name, list[i].Reason, want.name, want.reason)
+		if list[i].InstanceType != want.name || list[i].Reason != want.reason {
+			t.Errorf("%d: %s: %q, want %s: %q", i, list[i].InstanceType, list[i].Reason, want.name, want.reason)
 		}
 	}
-	_, err = p.Candidates(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated", AnnotationMaxPrice, "10"), nil)
+	_, err = p.Offerings(annotated(podOf("cpu=4"), AnnotationLaunchType, "dedicated", AnnotationMaxPrice, "10"), nil)
 	if err == nil || !strings.Contains(err.Error(), "none has a price that is known") {
 		t.Errorf("within a bound: %v", err)
 	}
@@ -164,18 +165,18 @@ func TestOnlyTheDedicatedAreLeftOutWhereTheyAreShort(t *testing.T) {
 	both := catalog.InstanceType{Name: "m5.large", Arch: "amd64", MilliCPU: 2000, MemoryBytes: 8 << 30, Offerings: []catalog.Offering{
 		{Zone: "a", PricePerHour: 1}, {Zone: "a", Dedicated: true, PricePerHour: 2}}}
 	p := placer(t, []catalog.InstanceType{both}, Config{})
-	short := func(o capacity.Offering) bool { return o.Pool == catalog.Dedicated }
-	list, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationLaunchType, "dedicated,on-demand"), short)
-	if err != nil || len(list) != 1 || list[0].Offering.Dedicated {
+	short := func(o offering.Key) bool { return o.Pool == catalog.Dedicated }
+	list, err := p.Offerings(annotated(podOf("cpu=1"), AnnotationLaunchType, "dedicated,on-demand"), short)
+	if err != nil || len(list) != 1 || list[0].Dedicated {
 		t.Errorf("%+v, %v: want the shared one alone", list, err)
 	}
 }
 
 // reservedNames are the types of candidates and the reservations that they are in, in their order.
-func reservedNames(list []Candidate) string {
+func reservedNames(list []offering.Offering) string {
 	var all []string
 	for _, one := range list {
-		all = append(all, one.InstanceType.Name+"/"+one.Offering.Reservation)
+		all = append(all, one.InstanceType+"/"+one.Reservation)
 	}
 	return strings.Join(all, " ")
 }
@@ -199,7 +200,7 @@ func TestReservedDevicesAreForThoseWhoAskForThem(t *testing.T) {
 		"one that names it":   {"cpu=1", []string{AnnotationInstanceType, "gpus"}, "gpus/cr-block gpus/"},
 		"one that names some": {"cpu=1", []string{AnnotationInstanceType, "g*"}, "gpus/cr-block gpus/"},
 	} {
-		list, err := p.Candidates(annotated(podOf(strings.Split(c.asks, ",")...), c.annotations...), nil)
+		list, err := p.Offerings(annotated(podOf(strings.Split(c.asks, ",")...), c.annotations...), nil)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -233,8 +234,8 @@ func TestWhatIsReservedComesFirst(t *testing.T) {
 			"cheap/ dear/cr-1 dear/cr-2 dear/cr-block cheap/ dear/"},
 		"not as spot": {nil, []string{AnnotationLaunchType, "spot"}, "cheap/"},
 	} {
-		out := func(o capacity.Offering) bool { return slices.Contains(c.out, o.Pool) }
-		list, err := p.Candidates(annotated(podOf("cpu=1"), c.annotations...), out)
+		out := func(o offering.Key) bool { return slices.Contains(c.out, o.Pool) }
+		list, err := p.Offerings(annotated(podOf("cpu=1"), c.annotations...), out)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -253,8 +254,8 @@ func TestWhatIsReservedComesFirst(t *testing.T) {
 					t.Errorf("%d: %q, want %q", i, list[i].Reason, want)
 				}
 			}
-			if list[0].Offering.PricePerHour != 3 {
-				t.Errorf("its price is told as %v", list[0].Offering.PricePerHour)
+			if list[0].PricePerHour != 3 {
+				t.Errorf("its price is told as %v", list[0].PricePerHour)
 			}
 		}
 	}

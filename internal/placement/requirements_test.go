@@ -78,7 +78,7 @@ func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 			term(expr("team", in, "a"), expr(k+"family", in, "m5")),
 		}, "m5.large/a m5.large/b"},
 	} {
-		got, err := p.Candidates(asking(t, podOf(), c.terms...), nil)
+		got, err := p.Offerings(asking(t, podOf(), c.terms...), nil)
 		if err != nil || names(got) != c.want {
 			t.Errorf("%v:\ngot  %s, %v\nwant %s", c.terms, names(got), err, c.want)
 		}
@@ -87,7 +87,7 @@ func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 	spot := asking(t, podOf("cpu=1"), term(expr(LabelCapacityType, in, "spot"), expr(k+"family", in, "c5")),
 		term(expr(LabelCapacityType, in, "on-demand"), expr(k+"family", in, "m5")))
 	spot.Annotations[AnnotationLaunchType] = "spot,on-demand"
-	got, err := p.Candidates(spot, nil)
+	got, err := p.Offerings(spot, nil)
 	if want := "c5.large/a/spot c5.xlarge/a/spot m5.large/a m5.large/b"; err != nil || names(got) != want {
 		t.Errorf("by how it is bought: %s, %v, want %s", names(got), err, want)
 	}
@@ -112,7 +112,7 @@ func TestInstancesAreThoseThatTheRequirementsAllow(t *testing.T) {
 		{asking(t, podOf("cpu=64"), term(expr(k+"family", in, "c5"))), "needs cpu 64: 7 types considered: " +
 			"5 are ruled out by pod.elotl.co/instance-requirements (" + k + "family: g4dn, m5, m6i, p4d, u-6tb1), 2 have too little cpu (largest: c5.xlarge with 4)"},
 	} {
-		_, err := p.Candidates(c.pod, nil)
+		_, err := p.Offerings(c.pod, nil)
 		var unplaceable *UnplaceableError
 		if !errors.As(err, &unplaceable) || err.Error() != c.want {
 			t.Errorf("got  %v\nwant %s", err, c.want)
@@ -132,7 +132,7 @@ func TestDedicatedHostsOfANodeThatCallsItselfOnDemandAre(t *testing.T) {
 		{"", "In", "on-demand", false}, {"", "In", "dedicated", true},
 	} {
 		pod := asking(t, podOf(), term(expr(LabelCapacityType, corev1.NodeSelectorOperator(c.op), c.value)))
-		if got, err := p.OnNode(map[string]string{LabelCapacityType: c.node}).Candidates(pod, nil); (err == nil) != c.want {
+		if got, err := p.OnNode(map[string]string{LabelCapacityType: c.node}).Offerings(pod, nil); (err == nil) != c.want {
 			t.Errorf("%s %s on a node of %q: %v, %v", c.op, c.value, c.node, names(got), err)
 		}
 	}
@@ -189,7 +189,7 @@ func BenchmarkTheWorstRequirements(b *testing.B) {
 	p := placer(b, many(800), Config{})
 	pod := worst(b)
 	for b.Loop() {
-		if _, err := p.Candidates(pod, nil); err == nil {
+		if _, err := p.Offerings(pod, nil); err == nil {
 			b.Fatal("something holds")
 		}
 	}

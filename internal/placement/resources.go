@@ -8,7 +8,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 )
 
-// Resources are what a pod asks of its machine, as Candidates counts it. GPUs are those of the
+// Resources are what a pod asks of its machine, as Offerings counts it. GPUs are those of the
 // kind of accelerator of which it asks for most.
 type Resources struct {
 	MilliCPU, MemoryBytes, DiskBytes, GPUs int64
@@ -58,6 +58,3 @@ func Needs(pod *corev1.Pod) catalog.Room {
 	n := needOf(pod)
 	return catalog.Room{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
 }
-
-// LaunchType is how the candidate is bought.
-func (c Candidate) LaunchType() LaunchType { return launchTypeOf(c.Offering) }

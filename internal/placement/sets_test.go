@@ -57,11 +57,11 @@ func TestAPatternIsLookedForOnceAndFewAreKept(t *testing.T) {
 		t.Helper()
 		pod := podOf("cpu=1")
 		pod.Annotations = map[string]string{AnnotationInstanceType: pattern, AnnotationLaunchType: launchType}
-		got, err := p.Candidates(pod, nil)
+		got, err := p.Offerings(pod, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", pattern, err)
 		}
-		return fmt.Sprint(got[0].InstanceType.Name, " ", got[0].Offering.Zone, " ", got[0].Reason)
+		return fmt.Sprint(got[0].InstanceType, " ", got[0].Zone, " ", got[0].Reason)
 	}
 	const long = "c007.l*"
 	for range 2 {
@@ -80,7 +80,7 @@ func TestAPatternIsLookedForOnceAndFewAreKept(t *testing.T) {
 	if got := first(long+strings.Repeat("*", longestPattern), "spot"); !strings.HasPrefix(got, "c007.large b ") {
 		t.Errorf("a long pattern: %s", got)
 	}
-	if _, err := p.Candidates(annotated(podOf("cpu=1"), AnnotationInstanceType, "d*"), nil); err == nil {
+	if _, err := p.Offerings(annotated(podOf("cpu=1"), AnnotationInstanceType, "d*"), nil); err == nil {
 		t.Error("a pattern that no name matches is taken")
 	}
 	for pattern := range p.patterns.named {

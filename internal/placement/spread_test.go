@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apitypes "k8s.io/apimachinery/pkg/types"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 )
 
 // spotTypes have one offering of spot in each zone, at a price.
@@ -33,14 +33,14 @@ func spotPod(n int, annotations ...string) *corev1.Pod {
 	return pod
 }
 
-func poolOf(c Candidate) string { return c.InstanceType.Name + "/" + c.Offering.Zone }
+func poolOf(c offering.Offering) string { return c.InstanceType + "/" + c.Zone }
 
 // firsts are how many of the pods are launched in each pool.
-func firsts(t *testing.T, p *Placer, pods int, unavailable func(capacity.Offering) bool) map[string]int {
+func firsts(t *testing.T, p *Placer, pods int, unavailable func(offering.Key) bool) map[string]int {
 	t.Helper()
 	count := map[string]int{}
 	for n := range pods {
-		list, err := p.Candidates(spotPod(n), unavailable)
+		list, err := p.Offerings(spotPod(n), unavailable)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestAPodHasOneOrderOfPools(t *testing.T) {
 	kinds := spotTypes([]string{"a", "b", "c"}, 1, 1.05, 1.5)
 	cheapest, spread := placer(t, kinds, Config{}), placer(t, kinds, Config{SpotSpread: 0.1})
 	names := func(p *Placer, pod *corev1.Pod) (all []string) {
-		list, err := p.Candidates(pod, nil)
+		list, err := p.Offerings(pod, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func TestAPodHasOneOrderOfPools(t *testing.T) {
 			t.Errorf("%s has %v, want %v", what, got, byCost)
 		}
 	}
-	list, err := spread.Candidates(spotPod(1), nil)
+	list, err := spread.Offerings(spotPod(1), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,13 +118,13 @@ func TestAPodHasOneOrderOfPools(t *testing.T) {
 
 func TestAPoolThatIsOutMovesOnlyThePodsInIt(t *testing.T) {
 	p := placer(t, spotTypes([]string{"a", "b", "c"}, 1, 1.05), Config{SpotSpread: 0.1})
-	out := func(o capacity.Offering) bool { return o.InstanceType == "t0" && o.Zone == "b" }
+	out := func(o offering.Key) bool { return o.InstanceType == "t0" && o.Zone == "b" }
 	for n := range 100 {
-		before, err := p.Candidates(spotPod(n), nil)
+		before, err := p.Offerings(spotPod(n), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		after, err := p.Candidates(spotPod(n), out)
+		after, err := p.Offerings(spotPod(n), out)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +147,7 @@ func TestInterruptedPoolsComeLast(t *testing.T) {
 	if got := firsts(t, p, 50, nil); got["t0/c"] != 50 {
 		t.Errorf("pods are in %v, want all in zone c", got)
 	}
-	out := func(o capacity.Offering) bool { return o.Zone == "c" }
+	out := func(o offering.Key) bool { return o.Zone == "c" }
 	if got := firsts(t, p, 50, out); got["t0/b"] != 50 {
 		t.Errorf("without zone c they are in %v, want all in zone b", got)
 	}

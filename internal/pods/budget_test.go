@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -57,7 +58,7 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 	h := newHarness(t)
 	list := []cells.Offer{{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9}}
-	granted, err := Grants{MaxPricePerHour: 2}.affordable("ns", list)
+	granted, err := Grants{MaxPricePerHour: 2}.granted("ns", list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,5 +89,27 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	told := strings.Join(h.messages, "\n")
 	if !strings.HasPrefix(told, "Cell cell-0 will be nano in local") || !strings.HasSuffix(told, ": cheapest") {
 		t.Errorf("told %q, and the cell is a nano", told)
+	}
+}
+
+// Pods of one namespace are chosen for at the same time, and have one budget.
+func TestAPodGetsTheNextOfferWhereAnotherUsesTheBudgetMeanwhile(t *testing.T) {
+	for offers, want := range map[string]string{"large nano": "nano", "nano large": "nano", "large": ""} {
+		h := newHarness(t)
+		h.place = func(*corev1.Pod) (list []offering.Offering, err error) {
+			for _, name := range strings.Fields(offers) {
+				list = append(list, offering.Offering{InstanceType: name, Zone: "local"})
+			}
+			return list, nil
+		}
+		h.cells.beyond = "large"
+		h.put(pod("p"))
+		again := h.must("p")
+		if cell, has := h.cells.ForPod("uid-p"); has != (want != "") || has && cell.Offer().InstanceType != want || len(cell.Offers) > 1 {
+			t.Errorf("of %s it gets %+v, want %q", offers, cell.Offers, want)
+		}
+		if want == "" && again != budgetRetry {
+			t.Errorf("of %s it is looked at again after %s", offers, again)
+		}
 	}
 }

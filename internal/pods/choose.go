@@ -12,6 +12,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -46,18 +47,18 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offers, err := c.cfg.Placer.Offers(ctx, larger, zone)
+	offers, err := c.cfg.Nodes.Offerings(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
 		larger, lacked.why = placed, ""
-		offers, err = c.cfg.Placer.Offers(ctx, placed, zone)
+		offers, err = c.cfg.Nodes.Offerings(ctx, placed, zone)
 	}
 	placed = larger
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
 	fit := offers
-	if offers, err = c.cfg.Grants.affordable(pod.Namespace, offers); err != nil {
+	if offers, err = c.cfg.Grants.granted(pod.Namespace, offers); err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
 	ruledOut, err := c.ruledOut(ctx, placed, zone, fit, offers)
@@ -113,8 +114,10 @@ func roomList(r catalog.Room) corev1.ResourceList {
 
 // ruledOut counts what is not among the first of the offers that a pod may have, of those
 // that fit it.
-func (c *Controller) ruledOut(ctx context.Context, pod *corev1.Pod, zone string, fit, offers []cells.Offer) ([]apiv1.RuledOut, error) {
-	rejections, left, err := c.cfg.Placer.RuledOut(ctx, pod, zone)
+func (c *Controller) ruledOut(
+	ctx context.Context, pod *corev1.Pod, zone string, fit, offers []offering.Offering,
+) ([]apiv1.RuledOut, error) {
+	rejections, left, err := c.cfg.Nodes.RuledOut(ctx, pod, zone)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +140,7 @@ func (c *Controller) ruledOut(ctx context.Context, pod *corev1.Pod, zone string,
 }
 
 // typesOf is how many instance types there are among offers.
-func typesOf(offers []cells.Offer) int {
+func typesOf(offers []offering.Offering) int {
 	names := map[string]bool{}
 	for _, o := range offers {
 		names[o.InstanceType] = true
@@ -146,7 +149,7 @@ func typesOf(offers []cells.Offer) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// a Placer, or a *NotGrantedError.
+// placement, or a *NotGrantedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error

@@ -15,6 +15,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/fairqueue"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
@@ -37,9 +38,7 @@ type Config struct {
 	Pods watches.Pods
 	// Nodes are these virtual nodes.
 	Nodes Nodes
-	// Placer says what can be launched.
-	Placer Placer
-	Cells  Cells
+	Cells Cells
 	// Volumes are those of pods. Optional: no pod has any.
 	Volumes Volumes
 	// Claims are those of all namespaces. Optional: pods that wait for one are looked at again and again.
@@ -78,6 +77,11 @@ type Nodes interface {
 	Listed(node string) bool
 	// Client acts as a node.
 	Client(node string) kubernetes.Interface
+	// Offerings returns what can be launched for a pod on its node, best first; in a zone, if one is given. Errors that
+	// are not of placement say that Kip cannot tell now.
+	Offerings(ctx context.Context, pod *corev1.Pod, zone string) ([]offering.Offering, error)
+	// RuledOut returns why types are not among these offerings, by count, and how many types are left.
+	RuledOut(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if pods may leave that: one of spot alone, or one that has nothing for anybody.
 	Elsewhere(ctx context.Context, pod *corev1.Pod) []string
@@ -85,16 +89,6 @@ type Nodes interface {
 	// controller makes in its place would come back. It may ask the node to, and be called
 	// again.
 	TurnsAway(ctx context.Context, pod *corev1.Pod) bool
-}
-
-// Placer says what can be launched for pods.
-type Placer interface {
-	// Offers returns what can be launched for a pod, best first; in a zone, if one is given.
-	// Errors that are not of placement are that it cannot be told now.
-	Offers(ctx context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error)
-	// RuledOut says why types are not among the offers for such a pod, by count, and how many
-	// types are left.
-	RuledOut(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
 }
 
 // Volumes is what this package needs of package volumes.
@@ -126,6 +120,8 @@ type Observer interface {
 
 // Cells is what this package needs of package cells.
 type Cells interface {
+	// Affordable returns those of the offerings that the budget of a namespace allows now.
+	Affordable(ctx context.Context, namespace string, offerings []offering.Offering) ([]offering.Offering, error)
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
 	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that

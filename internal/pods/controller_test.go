@@ -16,6 +16,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
@@ -49,6 +50,7 @@ type modelCells struct {
 	arrived      []bool // whether each that was requested for did
 	holds        bool   // the end of those that vanish
 	strikes      int    // how many offers a budget leaves out
+	beyond       string // the type that a budget no longer allows when it is requested
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -63,6 +65,13 @@ func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, arrived bool) (string, 
 	return cmp.Or(why, m.other), sure
 }
 
+// Affordable strikes out the first of the offerings, if it is to.
+func (m *modelCells) Affordable(_ context.Context, _ string, all []offering.Offering) ([]offering.Offering, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return all[m.strikes:], nil
+}
+
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
 	pod, attempt, offers := r.Pod, r.Attempt, r.Offers
 	m.mu.Lock()
@@ -73,6 +82,9 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
+	if i := slices.IndexFunc(offers, func(o offering.Offering) bool { return o.InstanceType == m.beyond }); i >= 0 {
+		return cells.Cell{}, &cells.BudgetError{Offer: offers[i]}
+	}
 	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
 	m.arrived = append(m.arrived, r.Arrived)
 	cell := cells.Cell{
@@ -80,7 +92,7 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 		Pod:     pod,
 		Phase:   apiv1.Requested,
 		Attempt: attempt,
-		Offers:  offers[m.strikes:],
+		Offers:  offers,
 	}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -187,7 +199,6 @@ type harness struct {
 // The harness is all that the loop asks and tells, but the cells.
 var (
 	_ Nodes          = (*harness)(nil)
-	_ Placer         = (*harness)(nil)
 	_ Volumes        = (*harness)(nil)
 	_ Observer       = (*harness)(nil)
 	_ cells.Recorder = (*harness)(nil)
@@ -206,7 +217,7 @@ func (h *harness) Elsewhere(ctx context.Context, pod *corev1.Pod) []string {
 
 func (h *harness) TurnsAway(ctx context.Context, pod *corev1.Pod) bool { return h.turnsAway(ctx, pod) }
 
-func (h *harness) Offers(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+func (h *harness) Offerings(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
 	h.zone, h.placed = zone, p
 	return h.place(p)
 }
@@ -249,7 +260,6 @@ func newHarness(t *testing.T) *harness {
 	c, err := New(Config{
 		Pods:     listed{h.informer, h},
 		Nodes:    h,
-		Placer:   h,
 		Cells:    h.cells,
 		Volumes:  h,
 		Events:   h,

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -114,14 +114,14 @@ func (g Grants) AllowsMetadata(namespace string) bool {
 	return g.Check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
 }
 
-// affordable returns the offers that a pod of the namespace may have, or a
+// granted returns the offerings that a pod of the namespace may have, or a
 // *NotGrantedError where all are of other types or cost too much.
-func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
+func (g Grants) granted(namespace string, offers []offering.Offering) ([]offering.Offering, error) {
 	if g.Unrestricted || len(offers) == 0 {
 		return offers, nil
 	}
 	if first := offers[0]; !g.has(namespace, isDedicated) {
-		offers = slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.Dedicated })
+		offers = slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return o.Dedicated })
 		if len(offers) == 0 {
 			return nil, &NotGrantedError{Asked: first.String(), Namespace: namespace, Key: "cells.grants.namespaces[].dedicated"}
 		}
@@ -131,7 +131,7 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 		types = append(types, n.InstanceTypes...)
 	}
 	if first := offers[0]; len(types) > 0 {
-		offers = slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return !matches(types, o.InstanceType) })
+		offers = slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return !matches(types, o.InstanceType) })
 		if len(offers) == 0 {
 			return nil, &NotGrantedError{
 				Asked:     "instance type " + first.InstanceType,
@@ -151,7 +151,7 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxPricePerHour)
 	}
-	left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return o.Unpriced || o.PricePerHour > most })
+	left := slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return o.Unpriced || o.PricePerHour > most })
 	if len(left) > 0 {
 		return left, nil
 	}
@@ -166,9 +166,9 @@ func (g Grants) affordable(namespace string, offers []cells.Offer) ([]cells.Offe
 	}
 }
 
-// withinDisk returns the offers whose root disk a pod of the namespace may have: one that is
+// withinDisk returns the offerings whose root disk a pod of the namespace may have: one that is
 // as large as the pod's ephemeral storage needs is paid as one by annotation is.
-func (g Grants) withinDisk(namespace string, offers []cells.Offer) ([]cells.Offer, error) {
+func (g Grants) withinDisk(namespace string, offers []offering.Offering) ([]offering.Offering, error) {
 	most := g.MaxVolumeBytes
 	if most == 0 {
 		return offers, nil
@@ -176,7 +176,7 @@ func (g Grants) withinDisk(namespace string, offers []cells.Offer) ([]cells.Offe
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxVolumeBytes)
 	}
-	left := slices.DeleteFunc(slices.Clone(offers), func(o cells.Offer) bool { return !o.OwnDisk && o.DiskBytes > most })
+	left := slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return !o.OwnDisk && o.DiskBytes > most })
 	if len(left) > 0 {
 		return left, nil
 	}

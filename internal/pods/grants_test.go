@@ -135,7 +135,7 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid unknown"},
 		{Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"dear"}}}}, "a", ""},
 	} {
-		left, err := c.grants.affordable(c.namespace, offers)
+		left, err := c.grants.granted(c.namespace, offers)
 		var names []string
 		for _, o := range left {
 			names = append(names, o.InstanceType)
@@ -167,7 +167,7 @@ func TestDisksThatAreNotGrantedAreLeftOut(t *testing.T) {
 		{Grants{}, "b", []cells.Offer{chosen}, 1},
 		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []cells.Offer{chosen}, 1},
 	} {
-		left, err := c.grants.affordable(c.namespace, c.offers)
+		left, err := c.grants.granted(c.namespace, c.offers)
 		var refused *NotGrantedError
 		if len(left) != c.want || errors.As(err, &refused) != (c.want == 0 && len(c.offers) > 0) {
 			t.Errorf("namespace %s of %+v: %v, %v; want %d", c.namespace, c.grants, left, err, c.want)

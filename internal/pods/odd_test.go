@@ -5,9 +5,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/elotl/kip/internal/capacity"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/watches"
 	"github.com/elotl/kip/test/oddpods"
@@ -29,13 +28,7 @@ func TestAnyPodGetsACellOrAReason(t *testing.T) {
 	for seed := uint64(1); seed < 300; seed++ {
 		for kind, p := range map[string]*corev1.Pod{"any": oddpods.Any(seed), "posted": oddpods.Posted(seed, "ns", "p", "kip-0")} {
 			h := newHarness(t)
-			h.place = func(p *corev1.Pod) (offers []cells.Offer, err error) {
-				candidates, err := placer.Candidates(p, func(capacity.Offering) bool { return false })
-				for _, c := range candidates {
-					offers = append(offers, cells.Offer{InstanceType: c.InstanceType.Name, Zone: c.Offering.Zone, Reason: c.Reason})
-				}
-				return offers, err
-			}
+			h.place = func(p *corev1.Pod) ([]offering.Offering, error) { return placer.Offerings(p, nil) }
 			p.UID, p.Spec.NodeName = "uid-p", "kip-0"
 			if p.DeletionTimestamp != nil && len(p.Finalizers) == 0 {
 				p.Finalizers = []string{"test/keep"} // the fake API server wants one

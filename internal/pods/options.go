@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -33,10 +34,10 @@ func resolve(configured cells.Options, a placement.Annotations) cells.Options {
 	return o
 }
 
-// withDisk returns the offers with the root disk that the pod asks for. Those whose
+// withDisk returns the offerings with the root disk that the pod asks for. Those whose
 // type has a disk of its own size have enough, or placement would have left them
 // out.
-func withDisk(offers []cells.Offer, a placement.Annotations) []cells.Offer {
+func withDisk(offers []offering.Offering, a placement.Annotations) []offering.Offering {
 	if a.VolumeSizeBytes == 0 {
 		return offers
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/spelling"
 )
@@ -136,18 +137,18 @@ func (p *Prices) of(w Workload) Pod {
 		q.Reason, q.NotOnKip = w.NotOnKip, true
 		return q
 	}
-	var candidates []placement.Candidate
+	var offerings []offering.Offering
 	pod, err := admitted(w.Pod)
 	if err == nil {
-		candidates, err = p.placer.Candidates(pod, nil)
+		offerings, err = p.placer.Offerings(pod, nil)
 	}
 	if err != nil {
 		q.Reason, q.Failed = err.Error(), true
 		return q
 	}
-	best := candidates[0]
-	q.InstanceType, q.Zone = best.InstanceType.Name, best.Offering.Zone
-	q.LaunchType = string(best.LaunchType())
+	best := offerings[0]
+	q.InstanceType, q.Zone = best.InstanceType, best.Zone
+	q.LaunchType = string(best.Market())
 	parts := PartsOf(best)
 	q.PricePerHour = parts.Sum()
 	q.Reason = best.Reason + parts.text()
@@ -158,11 +159,11 @@ func (p *Prices) of(w Workload) Pod {
 		spot.Annotations = map[string]string{}
 	}
 	spot.Annotations[placement.AnnotationLaunchType] = string(placement.Spot)
-	if offers, err := p.placer.Candidates(&spot, nil); err == nil {
-		q.SpotPricePerHour = PartsOf(offers[0]).Sum()
+	if asSpot, err := p.placer.Offerings(&spot, nil); err == nil {
+		q.SpotPricePerHour = PartsOf(asSpot[0]).Sum()
 	}
 	if p.fargate {
-		if price, ok := Fargate(best.InstanceType.Arch, placement.ResourcesOf(w.Pod)); ok {
+		if price, ok := Fargate(best.Arch, placement.ResourcesOf(w.Pod)); ok {
 			q.FargatePricePerHour = &price
 		}
 	}
@@ -206,17 +207,20 @@ type Parts struct {
 }
 
 // PartsOf returns what is paid for a pod on a machine.
-func PartsOf(c placement.Candidate) Parts {
-	parts := Parts{
-		Burst:     c.CreditsPerHour,
-		Disk:      c.Beside.DiskPerHour,
-		Address:   c.Beside.AddressPerHour,
-		DiskBytes: c.Beside.DiskBytes,
+func PartsOf(o offering.Offering) Parts {
+	known := func(price *float64, unpriced bool) *float64 {
+		if unpriced {
+			return nil
+		}
+		return price
 	}
-	if !c.Offering.Unpriced {
-		parts.Machine = &c.Offering.PricePerHour
+	return Parts{
+		Machine:   known(&o.PricePerHour, o.Unpriced),
+		Burst:     o.BurstPerHour,
+		Disk:      known(&o.DiskPerHour, o.DiskUnpriced),
+		Address:   known(&o.AddressPerHour, o.AddressUnpriced),
+		DiskBytes: o.DiskBytes,
 	}
-	return parts
 }
 
 // Sum is what is known of them; nil where the machine's price is not.

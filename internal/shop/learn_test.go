@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,11 +17,11 @@ func chosenFor(b *bench, placer *placement.Placer, memory string) string {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(memory)},
 	}}}}}
-	candidates, err := placer.Candidates(pod, func(capacity.Offering) bool { return false })
+	candidates, err := placer.Offerings(pod, func(offering.Key) bool { return false })
 	if err != nil {
 		b.Fatal(err)
 	}
-	return candidates[0].InstanceType.Name
+	return candidates[0].InstanceType
 }
 
 func TestWhatMachinesHaveIsUsedAndOutlivesAKip(t *testing.T) {
@@ -107,11 +107,11 @@ func TestInterruptionsOutliveAKipAndAreForgottenAfterADay(t *testing.T) {
 		spot := func(s *Shop) string {
 			pod := &corev1.Pod{}
 			pod.Annotations = map[string]string{placement.AnnotationLaunchType: "spot"}
-			candidates, err := s.Placer().Candidates(pod, nil)
+			candidates, err := s.Placer().Offerings(pod, nil)
 			if err != nil {
 				b.Fatal(err)
 			}
-			return candidates[0].InstanceType.Name
+			return candidates[0].InstanceType
 		}
 		s := b.open()
 		b.while(s, func() {

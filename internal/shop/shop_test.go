@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
@@ -92,11 +93,11 @@ func (b *bench) sell(list []catalog.InstanceType) {
 // price is that of the cheapest type that the placer finds.
 func price(t *testing.T, s *Shop) float64 {
 	t.Helper()
-	candidates, err := s.Placer().Candidates(&corev1.Pod{}, func(capacity.Offering) bool { return false })
+	candidates, err := s.Placer().Offerings(&corev1.Pod{}, func(offering.Key) bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
-	return candidates[0].Offering.PricePerHour
+	return candidates[0].PricePerHour
 }
 
 // while runs a shop during a test.
@@ -356,8 +357,8 @@ func TestTheOperatorsTermsHoldForEachCatalogueAndAreNotStored(t *testing.T) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			cheapest, err := placer.Candidates(&corev1.Pod{}, nil)
-			if err != nil || len(offered) != 3 || cheapest[0].Offering.PricePerHour != 0.5 {
+			cheapest, err := placer.Offerings(&corev1.Pod{}, nil)
+			if err != nil || len(offered) != 3 || cheapest[0].PricePerHour != 0.5 {
 				b.Errorf("of a node limited to %q: %d types, %+v, %v", limit, len(offered), cheapest, err)
 			}
 		}
@@ -423,48 +424,48 @@ func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 	o := cells.Offer{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
 	for name, test := range map[string]struct {
 		err       error
-		available []capacity.Offering
-		short     []capacity.Offering
+		available []offering.Key
+		short     []offering.Key
 	}{
 		"capacity, nothing named": {
 			cloud.ErrCapacity,
-			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z2"}, {InstanceType: "m5.large", Zone: "z1", Subnet: "s1"}},
-			[]capacity.Offering{Offering(o)},
+			[]offering.Key{{InstanceType: "c5.large", Zone: "z2"}, {InstanceType: "m5.large", Zone: "z1", Subnet: "s1"}},
+			[]offering.Key{o.Key()},
 		},
 		"capacity of a zone": {
 			cloud.No(cloud.ErrCapacity, cloud.Scope{InstanceType: "c5.large", Zone: "z1"}, nil),
-			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z2"}},
-			[]capacity.Offering{{InstanceType: "c5.large", Zone: "z1", Subnet: "s9", Spot: true}},
+			[]offering.Key{{InstanceType: "c5.large", Zone: "z2"}},
+			[]offering.Key{{InstanceType: "c5.large", Zone: "z1", Subnet: "s9", Spot: true}},
 		},
 		"quota, nothing named": {
 			cloud.ErrQuota,
-			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
+			[]offering.Key{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
 				{InstanceType: "m5.large", Family: "standard", Zone: "z2", Spot: true}},
-			[]capacity.Offering{{InstanceType: "m5.large", Family: "standard", Zone: "z2"},
+			[]offering.Key{{InstanceType: "m5.large", Family: "standard", Zone: "z2"},
 				{InstanceType: "c5.large", Family: "standard", Zone: "z9"}},
 		},
 		"quota of a family": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Family: "p", Spot: &spot}, nil),
-			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
+			[]offering.Key{{InstanceType: "p4.large", Family: "p", Zone: "z1"},
 				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
-			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z7", Spot: true}},
+			[]offering.Key{{InstanceType: "p4.large", Family: "p", Zone: "z7", Spot: true}},
 		},
 		"quota of a family, in vCPU": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Family: "standard", ByCPU: true, Spot: &onDemand}, nil),
-			[]capacity.Offering{{InstanceType: "t3.small", Family: "standard", Zone: "z1", MilliCPU: 1000},
+			[]offering.Key{{InstanceType: "t3.small", Family: "standard", Zone: "z1", MilliCPU: 1000},
 				{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true, MilliCPU: 2000}},
-			[]capacity.Offering{Offering(o), {InstanceType: "m5.large", Family: "standard", Zone: "z2", MilliCPU: 2000}},
+			[]offering.Key{o.Key(), {InstanceType: "m5.large", Family: "standard", Zone: "z2", MilliCPU: 2000}},
 		},
 		"room for disks": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Disks: true}, nil),
-			[]capacity.Offering{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s2"},
+			[]offering.Key{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s2"},
 				{InstanceType: "m5.large", Family: "standard", Zone: "z1", Subnet: "s1"}},
-			[]capacity.Offering{Offering(o)},
+			[]offering.Key{o.Key()},
 		},
 		"quota of the account": {
 			cloud.No(cloud.ErrQuota, cloud.Scope{Account: true, Spot: &onDemand}, nil),
-			[]capacity.Offering{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
-			[]capacity.Offering{{InstanceType: "p4.large", Family: "p", Zone: "z7"}},
+			[]offering.Key{{InstanceType: "c5.large", Family: "standard", Zone: "z1", Spot: true}},
+			[]offering.Key{{InstanceType: "p4.large", Family: "p", Zone: "z7"}},
 		},
 	} {
 		shortages := capacity.New(clock.RealClock{})
@@ -490,11 +491,11 @@ func TestAShortageLastsAsLongAsTheCloudSays(t *testing.T) {
 		time.Sleep(59 * time.Minute)
 		again := capacity.New(clock.RealClock{})
 		again.Load(shortages.List())
-		if !shortages.Unavailable(Offering(o)) || !again.Unavailable(Offering(o)) {
+		if !shortages.Unavailable(o.Key()) || !again.Unavailable(o.Key()) {
 			t.Error("it is over after 59 minutes of an hour, or a restart")
 		}
 		time.Sleep(time.Minute)
-		if shortages.Unavailable(Offering(o)) || again.Unavailable(Offering(o)) {
+		if shortages.Unavailable(o.Key()) || again.Unavailable(o.Key()) {
 			t.Error("it is not over after an hour")
 		}
 	})

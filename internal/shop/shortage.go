@@ -4,15 +4,15 @@ import (
 	"errors"
 
 	"github.com/elotl/kip/internal/capacity"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/offering"
 )
 
-// Shortage is what an offer that a cloud did not serve says of others: what the cloud
+// Shortage is what an offering that a cloud did not serve says of others: what the cloud
 // named, for as long as it said. Where it named nothing, a quota is one of the
-// type's family, wherever it is launched, and any other cause is about that offer
-// alone. A lack of room for disks is also about that offer alone: others may need less.
-func Shortage(o cells.Offer, err error) capacity.Shortage {
+// type's family, wherever it is launched, and any other cause is about that offering
+// alone. A lack of room for disks is also about that offering alone: others may need less.
+func Shortage(o offering.Offering, err error) capacity.Shortage {
 	s := capacity.Shortage{Why: err.Error()}
 	if e, ok := errors.AsType[*cloud.Error](err); ok {
 		s.For = e.RetryAfter
@@ -35,17 +35,4 @@ func Shortage(o cells.Offer, err error) capacity.Shortage {
 		s.InstanceType, s.Zone, s.Subnet, s.Spot, s.Pool = o.InstanceType, o.Zone, o.Subnet, &o.Spot, o.Pool()
 	}
 	return s
-}
-
-// Offering is what shortages know of an offer.
-func Offering(o cells.Offer) capacity.Offering {
-	return capacity.Offering{
-		InstanceType: o.InstanceType,
-		Family:       o.Family,
-		MilliCPU:     o.MilliCPU,
-		Zone:         o.Zone,
-		Subnet:       o.Subnet,
-		Spot:         o.Spot,
-		Pool:         o.Pool(),
-	}
 }

@@ -18,7 +18,10 @@ import (
 )
 
 // twoNodes are the virtual nodes: the second is that of zone b.
-type twoNodes struct{ k *kip }
+type twoNodes struct {
+	k     *kip
+	short shortages
+}
 
 func (twoNodes) StandbyNode(o cells.Offer) string {
 	if o.Zone == "b" {
@@ -43,10 +46,8 @@ func (n asNode) CoreV1() corev1client.CoreV1Interface { return n }
 
 func (n asNode) Pods(string) corev1client.PodInterface { return client{s: n.k.w.api, k: n.k} }
 
-// placer chooses by the size that a pod asks for.
-type placer struct{ short shortages }
-
-func (p placer) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
+// Offerings chooses by the size that a pod asks for.
+func (n twoNodes) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
 	var list []cells.Offer
 	switch pod.Labels["size"] {
 	case "spot":
@@ -64,13 +65,13 @@ func (p placer) Offers(_ context.Context, pod *corev1.Pod, zone string) ([]cells
 		return nil, &placement.UnplaceableError{Need: "cpu 1000"}
 	}
 	list = slices.DeleteFunc(list, func(o cells.Offer) bool { return zone != "" && o.Zone != zone })
-	if list = p.short.available(list); len(list) == 0 {
+	if list = n.short.available(list); len(list) == 0 {
 		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
 	}
 	return list, nil
 }
 
-func (placer) RuledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
+func (twoNodes) RuledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
 	return nil, 0, nil
 }
 

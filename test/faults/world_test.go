@@ -509,7 +509,7 @@ func (k *kip) run() error {
 		Late:     late,
 		Gate:     k.gate,
 		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
-		Nodes:     twoNodes{k},
+		Nodes:     twoNodes{k, short},
 		CAHash:    k.ca,
 		OldCAHash: k.oldCA,
 		Shortages: short, Events: reporter{k}, Logs: askedFor{},
@@ -521,7 +521,7 @@ func (k *kip) run() error {
 	var err error
 	k.pods, err = pods.New(pods.Config{
 		Random: w.jitter(),
-		Pods:   k.informer, Nodes: twoNodes{k}, Placer: placer{short}, Cells: podCells{k.cells, w}, Volumes: w,
+		Pods:   k.informer, Nodes: twoNodes{k, short}, Cells: podCells{k.cells, w}, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
 		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true, CloudRoutes: []netip.Prefix{behindPod}}}},
 		Clock:  kipClock{k: k}, Log: w.log,
@@ -616,7 +616,7 @@ func (s shortages) Mark(o cells.Offer, answer error) {
 }
 
 func (s shortages) Unavailable(o cells.Offer) bool {
-	return s.known.Unavailable(shop.Offering(o))
+	return s.known.Unavailable(o.Key())
 }
 
 // available leaves out what is not served.

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 
-	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
+	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -95,7 +95,7 @@ func TestPlacementAnswersForAnyPod(t *testing.T) {
 						t.Fatalf("FUZZ_SEED=%d (%s): %v\n%+v", seed, kind, p, pod.Spec)
 					}
 				}()
-				candidates, err := placer.Candidates(pod, func(capacity.Offering) bool { return false })
+				candidates, err := placer.Offerings(pod, func(offering.Key) bool { return false })
 				switch {
 				case err == nil && len(candidates) == 0:
 					t.Errorf("FUZZ_SEED=%d (%s): no candidate and no reason", seed, kind)
