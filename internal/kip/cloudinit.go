@@ -94,18 +94,15 @@ type operatorsCloudInit struct {
 	cfg    *config.Config
 	store  *store.Store
 	sealer *pki.Sealer
-	cells  interface{ List() []cells.Cell }
 	say    func(kind, reason, message string)
 	pulse  *pulse.Pulse
 	clock  clock.WithTicker
 	log    *slog.Logger
 	// last is what the last look found, and seen what was made of it: that of two that agree.
-	// wrong is what is wrong with that, nil for nothing, and told when that was said. Of Run alone.
+	// wrong is what is wrong with that, nil for nothing, and told when that was said. Of cloudInitLoop alone.
 	last, seen string
 	wrong      error
 	told       time.Time
-	// unnamed is since when a stored content is named by no cell; of Run alone.
-	unnamed map[string]time.Time
 
 	mu  sync.Mutex
 	now cloudInitFile
@@ -116,17 +113,17 @@ type operatorsCloudInit struct {
 var _ cells.CloudInit = (*operatorsCloudInit)(nil)
 
 // openCloudInit has a file count before anything is launched, and seals anew what was sealed by
-// another key. The caller sets cells and say.
-func (l *leading) openCloudInit(ctx context.Context) (*operatorsCloudInit, error) {
+// another key. Events of the node go to say.
+func (l *leading) openCloudInit(ctx context.Context, say func(kind, reason, message string)) (*operatorsCloudInit, error) {
 	o := &operatorsCloudInit{
-		cfg:     l.cfg,
-		store:   l.store,
-		sealer:  l.rotation.sealer,
-		pulse:   l.pulse,
-		clock:   l.clock,
-		log:     l.Log,
-		unnamed: map[string]time.Time{},
-		unfit:   map[string]time.Time{},
+		cfg:    l.cfg,
+		store:  l.store,
+		sealer: l.ca.sealer,
+		say:    say,
+		pulse:  l.pulse,
+		clock:  l.clock,
+		log:    l.Log,
+		unfit:  map[string]time.Time{},
 	}
 	if err := o.sealAnew(ctx); err != nil {
 		return nil, err
@@ -292,9 +289,19 @@ func (o *operatorsCloudInit) sealAnew(ctx context.Context) error {
 	return nil
 }
 
-// Run reads the file again when it changes, and forgets contents that no cell needs, until
-// ctx ends.
-func (o *operatorsCloudInit) Run(ctx context.Context) error {
+// cloudInitLoop follows the file, and forgets contents that no cell needs.
+type cloudInitLoop struct {
+	*operatorsCloudInit
+	cells   interface{ List() []cells.Cell }
+	unnamed map[string]time.Time // since when no cell names a stored content
+}
+
+func newCloudInitLoop(o *operatorsCloudInit, all interface{ List() []cells.Cell }) cloudInitLoop {
+	return cloudInitLoop{operatorsCloudInit: o, cells: all, unnamed: map[string]time.Time{}}
+}
+
+// Run reads the file again when it changes, until ctx ends.
+func (o cloudInitLoop) Run(ctx context.Context) error {
 	ticker := o.clock.NewTicker(cloudInitEvery)
 	defer ticker.Stop()
 	for {
@@ -364,7 +371,7 @@ func (o *operatorsCloudInit) tellWrong() {
 }
 
 // forget removes what no cell names, and has not for a while.
-func (o *operatorsCloudInit) forget(ctx context.Context) {
+func (o cloudInitLoop) forget(ctx context.Context) {
 	all, err := o.digests(ctx)
 	if err != nil {
 		o.log.Warn("look for cloud-init files that no cell needs", "err", err)

@@ -32,7 +32,7 @@ func ofFile(content string) cells.Cell {
 
 // fileWorld is a Kip with a cloud-init file.
 type fileWorld struct {
-	*operatorsCloudInit
+	cloudInitLoop
 	t     *testing.T
 	path  string
 	cells cellList
@@ -64,15 +64,14 @@ func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
 	}
 	p := &process{cfg: cfg, setUp: operators, clock: w.clock, pulse: pulse.New(w.clock, silent)}
 	p.Log = silent
-	l := &leading{process: p, store: st, rotation: &rotation{sealer: sealer}}
+	l := &leading{process: p, store: st, ca: ca{sealer: sealer}}
 	return func() {
 		t.Helper()
-		var err error
-		if w.operatorsCloudInit, err = l.openCloudInit(t.Context()); err != nil {
+		o, err := l.openCloudInit(t.Context(), func(_, reason, message string) { w.said = append(w.said, reason+": "+message) })
+		if err != nil {
 			t.Fatal(err)
 		}
-		w.operatorsCloudInit.cells = &w.cells
-		w.say = func(_, reason, message string) { w.said = append(w.said, reason+": "+message) }
+		w.cloudInitLoop = newCloudInitLoop(o, &w.cells)
 	}
 }
 
@@ -206,8 +205,8 @@ func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &leading{process: &process{cfg: &config.Config{}}, store: st, rotation: &rotation{sealer: sealer}}
-	if _, err := l.openCloudInit(t.Context()); !errors.Is(err, pki.ErrSealed) {
+	l := &leading{process: &process{cfg: &config.Config{}}, store: st, ca: ca{sealer: sealer}}
+	if _, err := l.openCloudInit(t.Context(), nil); !errors.Is(err, pki.ErrSealed) {
 		t.Errorf("with a key that is not that of the store: %v", err)
 	}
 }

@@ -323,7 +323,7 @@ func (l *leading) reading() metrics.Reading {
 		Waiting: l.pods.WaitingPods(),
 		Held:    l.gate.Held(),
 		CA: metrics.CA{
-			Ends:    l.rotation.is.authorities.Signing.Certificate().NotAfter,
+			Ends:    l.ca.is.authorities.Signing.Certificate().NotAfter,
 			Unmoved: len(l.cells.Unmoved()),
 		},
 		Behind: l.notBehind() != nil,

@@ -52,7 +52,7 @@ import (
 type leading struct {
 	*process
 	store    *store.Store // fenced: it writes only while this process leads
-	rotation *rotation
+	ca       ca
 	hold     *holder.Hold // of the node
 	holdLoop *stoppable
 	late     *lateness.Meter
@@ -76,7 +76,8 @@ type leading struct {
 	egress    *egress.Egress // nil where no cell masquerades
 	firewalls *isolation.Controller
 	mirror    *cells.Mirror
-	cloudInit *operatorsCloudInit
+	rotation  *rotation
+	cloudInit cloudInitLoop
 	// crdAnswered is closed when the API server has answered whether it has the Cell resource.
 	crdAnswered chan struct{}
 
@@ -268,7 +269,7 @@ func (l *leading) close() {
 
 // wireCloud makes what reaches the cloud.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
-	if l.rotation, err = l.loadRotation(ctx); err != nil {
+	if l.ca, err = l.loadCA(ctx); err != nil {
 		return err
 	}
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
@@ -437,7 +438,6 @@ func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.contro
 // wireShortages makes what knows which capacity is missing.
 func (l *leading) wireShortages(ctx context.Context) (err error) {
 	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
-	l.shortages.catalogue = l.shop
 	return err
 }
 
@@ -488,12 +488,9 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
-	authorities, oldCAHash := l.rotation.is.authorities, ""
-	if authorities.Before != nil {
-		oldCAHash = authorities.Before.Hash()
-	}
-	var err error
-	if l.cloudInit, err = l.openCloudInit(ctx); err != nil {
+	authorities := l.ca.is.authorities
+	cloudInit, err := l.openCloudInit(ctx, func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) })
+	if err != nil {
 		return err
 	}
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
@@ -530,16 +527,16 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
 		CAHash:       authorities.Signing.Hash(),
-		OldCAHash:    oldCAHash,
+		OldCAHash:    l.ca.oldHash(),
 		Template:     template(l.cfg, authorities.Signing.Hash()),
-		CloudInit:    l.cloudInit,
+		CloudInit:    cloudInit,
 		NodeEvents:   l.nodes,
 		Agent:        agentOf(l.cfg),
 		Version:      version.String(),
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),
-		Shortages: l.shortages,
+		Shortages: seenShortages{l.shortages, l.nodes, l.shop},
 
 		Meter:  useOfCells{l.meter},
 		Events: l.events,
@@ -564,7 +561,10 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Log:         l.Log,
 	})
 	l.atEnd(l.cells.Close)
-	l.wireToldOfCells()
+	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
+	l.rotation = l.newRotation(l.cells, func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) })
+	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.cells.WaitsFor, l.Log)
+	l.atEnd(l.mirror.Close)
 	return nil
 }
 
@@ -574,15 +574,6 @@ func (l *leading) meterOfCells() *stats.Meter {
 		Clock: l.clock,
 		Log:   l.Log,
 	})
-}
-
-// wireToldOfCells makes what is told of the cells, and what tells people of them.
-func (l *leading) wireToldOfCells() {
-	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.cells.WaitsFor, l.Log)
-	l.atEnd(l.mirror.Close)
-	l.rotation.cells, l.cloudInit.cells = l.cells, l.cells
-	l.cloudInit.say = func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) }
-	l.rotation.say = func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) }
 }
 
 // wirePods makes the loop that matches pods to cells.

@@ -10,7 +10,7 @@ import (
 
 // wireNodes finds out which virtual nodes there are.
 func (l *leading) wireNodes(ctx context.Context) (err error) {
-	if l.nodes, err = nodes.Open(ctx, nodes.Config{
+	l.nodes, err = nodes.Open(ctx, nodes.Config{
 		Name:         l.NodeName,
 		ControllerID: l.controllerID,
 		File:         l.ProviderConfig,
@@ -30,11 +30,8 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		Pulse:        l.pulse,
 		Clock:        l.clock,
 		Log:          l.Log,
-	}); err != nil {
-		return err
-	}
-	l.shortages.nodes = l.nodes
-	return nil
+	})
+	return err
 }
 
 // wireNodeObjects makes what the API server sees of the virtual nodes, and what answers

@@ -30,14 +30,13 @@ var errNewCA = errors.New("other CAs are stored: the work begins anew with those
 //     has, and proves it on another; then its record says so.
 //   - One again, when no record says the old one: cells are told to trust it alone.
 type rotation struct {
-	is    storedAuthorities
+	ca
 	began time.Time // when this process began to lead
 	// overlap is how long the old CA is kept at least. By then each replica has shown the
 	// API server a certificate of the new one: it looks each 30 s, and does so at the third
 	// look.
 	overlap time.Duration
 	store   *store.Store
-	sealer  *pki.Sealer
 	cells   cellsOfCA
 	say     func(message string)
 	pulse   *pulse.Pulse
@@ -48,23 +47,43 @@ type rotation struct {
 	done bool // others are stored, or may be
 }
 
-// loadRotation reads the CAs of the cells. The caller sets cells and say.
-func (l *leading) loadRotation(ctx context.Context) (*rotation, error) {
+// ca is the CA of the cells as it is stored, and what seals it there.
+type ca struct {
+	is     storedAuthorities
+	sealer *pki.Sealer
+}
+
+// oldHash returns the hash of the old CA; "" where there is none.
+func (c ca) oldHash() string {
+	if c.is.authorities.Before == nil {
+		return ""
+	}
+	return c.is.authorities.Before.Hash()
+}
+
+// loadCA reads the CA of the cells.
+func (l *leading) loadCA(ctx context.Context) (ca, error) {
 	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
 	if err != nil {
-		return nil, err
+		return ca{}, err
 	}
 	is, err := loadAuthorities(ctx, l.store, sealer, l.clock, l.Log)
+	return ca{is, sealer}, err
+}
+
+// newRotation has the CA rotated of cells. Events of the node go to say.
+func (l *leading) newRotation(of cellsOfCA, say func(message string)) *rotation {
 	return &rotation{
-		is:      is,
+		ca:      l.ca,
 		began:   l.clock.Now(),
 		overlap: l.cfg.Cells.CAOverlap,
 		store:   l.store,
-		sealer:  sealer,
+		cells:   of,
+		say:     say,
 		pulse:   l.pulse,
 		clock:   l.clock,
 		log:     l.Log,
-	}, err
+	}
 }
 
 // cellsOfCA are the cells; *cells.Controller says what its methods do.

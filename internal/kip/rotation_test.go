@@ -49,11 +49,10 @@ func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said 
 		t.Fatal(err)
 	}
 	return &rotation{
-		is:      is,
+		ca:      ca{is, sealer},
 		began:   time.Now(),
 		overlap: 5 * time.Minute,
 		store:   st,
-		sealer:  sealer,
 		cells:   c,
 		say:     func(m string) { *said = append(*said, m) },
 		pulse:   pulse.New(clock.RealClock{}, silent),

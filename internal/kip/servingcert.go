@@ -55,9 +55,9 @@ func (l *leading) certificates() certificates {
 	return certificates{
 		Options:   l.Options,
 		config:    l.cfg.ServingCertificate,
-		authority: l.rotation.is.authorities.Signing,
+		authority: l.ca.is.authorities.Signing,
 		store:     l.store,
-		sealer:    l.rotation.sealer,
+		sealer:    l.ca.sealer,
 		asKip:     l.api.asKip,
 		clients:   l.api,
 		event:     l.nodes.Event,

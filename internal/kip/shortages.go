@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/elotl/kip/internal/capacity"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/shop"
@@ -21,8 +22,6 @@ const shortagesKey = "unavailable"
 type storedShortages struct {
 	shortages *capacity.Shortages
 	record    *kept[[]capacity.Shortage]
-	nodes     looker // told of each one; set before any is noted
-	catalogue reader // told where it has changed; set before any is noted
 }
 
 // reader is who reads the cloud's catalogue.
@@ -37,7 +36,7 @@ type looker interface {
 	LookSoon()
 }
 
-// loadShortages returns those that are stored. The caller sets nodes and catalogue.
+// loadShortages returns those that are stored.
 func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, log *slog.Logger) (*storedShortages, error) {
 	s := &storedShortages{shortages: capacity.New(c)}
 	var stored []capacity.Shortage
@@ -47,9 +46,18 @@ func loadShortages(ctx context.Context, st *store.Store, c clock.PassiveClock, l
 	return s, err
 }
 
+// seenShortages takes in the shortages that cells meet.
+type seenShortages struct {
+	*storedShortages
+	nodes     looker // told of each one
+	catalogue reader // told where it has changed
+}
+
+var _ cells.Shortages = seenShortages{}
+
 // Mark notes that an offering was not served: for all that the cloud said is missing,
 // for that offering where it said nothing of the kind.
-func (s *storedShortages) Mark(o offering.Offering, err error) {
+func (s seenShortages) Mark(o offering.Offering, err error) {
 	s.shortages.Mark(shop.Shortage(o, err))
 	s.nodes.LookSoon()
 	if said, ok := errors.AsType[*cloud.Error](err); ok && said.Catalogue {

@@ -20,12 +20,12 @@ func (c *counted) ReadSoon() { c.n++ }
 
 // An account may turn out to be sold few types. Pods must not try all others one after the other.
 func TestTheCatalogueIsReadWhereALaunchShowsThatItHasChanged(t *testing.T) {
-	s, err := loadShortages(t.Context(), store.Memory(nil), clock.RealClock{}, slog.New(slog.DiscardHandler))
+	stored, err := loadShortages(t.Context(), store.Memory(nil), clock.RealClock{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var reads counted
-	s.nodes, s.catalogue = &counted{}, &reads
+	s := seenShortages{stored, &counted{}, &reads}
 	no := cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: "large"}, errors.New("not in the plan"))
 	s.Mark(cells.Offer{InstanceType: "large"}, fmt.Errorf("launch: %w", no))
 	if reads.n != 0 {
