@@ -20,15 +20,25 @@ import (
 const mostExplained = 10
 
 // bundle writes a file with what a bug report needs. Without a cluster d is nil.
-func (k *kipctl) bundle(ctx context.Context, file string, d *doctor.Doctor, r doctor.Report, cfg *config.Config, provider []byte) error {
+func (k *kipctl) bundle(ctx context.Context, file string, d *doctor.Doctor, r doctor.Report, kips []examined) error {
 	report, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	redact := doctor.NewRedactor(secretsOf(cfg)...)
+	secrets := []string{os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN")}
+	for _, one := range kips {
+		secrets = append(secrets, secretsOf(one.cfg)...)
+	}
+	redact := doctor.NewRedactor(secrets...)
 	files := []doctor.File{{Name: "doctor.json", Data: report}}
-	if provider != nil {
-		files = append(files, doctor.File{Name: "provider.yaml", Data: redact.YAML(provider)})
+	for _, one := range kips {
+		name := "provider.yaml"
+		if one.name != "" {
+			name = "provider-" + strings.ReplaceAll(one.name, "/", "-") + ".yaml"
+		}
+		if one.provider != nil {
+			files = append(files, doctor.File{Name: name, Data: redact.YAML(one.provider)})
+		}
 	}
 	commands := []string{"version"}
 	if d != nil {
@@ -52,13 +62,12 @@ func (k *kipctl) bundle(ctx context.Context, file string, d *doctor.Doctor, r do
 	return nil
 }
 
-// secretsOf are those of a configuration, and of this program.
+// secretsOf are those of a configuration.
 func secretsOf(cfg *config.Config) []string {
-	secrets := []string{os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN")}
-	if cfg != nil && cfg.Cloud.AWS != nil {
-		secrets = append(secrets, cfg.Cloud.AWS.AccessKeyID.Reveal(), cfg.Cloud.AWS.SecretAccessKey.Reveal())
+	if cfg == nil || cfg.Cloud.AWS == nil {
+		return nil
 	}
-	return secrets
+	return []string{cfg.Cloud.AWS.AccessKeyID.Reveal(), cfg.Cloud.AWS.SecretAccessKey.Reveal()}
 }
 
 // outputOf is what another command of kipctl prints, or why it fails.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,7 +53,15 @@ func doctorOf(k *kipctl) *cobra.Command {
 	return cmd
 }
 
-// doctor checks the cluster, then the account.
+// examined is a Kip, or one that is to be, whose account is checked.
+type examined struct {
+	name     string         // of one of several Kips; else ""
+	cfg      *config.Config // nil if none is known
+	provider []byte         // the text of cfg
+	kip      finding.Kip
+}
+
+// doctor checks the cluster, then the account of each Kip.
 func (k *kipctl) doctor(ctx context.Context, e examination) error {
 	var cfg *config.Config
 	var data []byte
@@ -68,7 +77,7 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 	runner := &doctor.Runner{Limit: e.limit, Say: k.sayNow}
 	c, err := k.connect(k.config())
 	var d *doctor.Doctor
-	var provider []byte
+	kips := []examined{{}}
 	switch {
 	case err != nil && k.kubeconfig != "":
 		return err
@@ -76,22 +85,23 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 		runner.Run(ctx, found("cluster", "API server", finding.Unchecked("%v", err)))
 	default:
 		d = k.doctorFor(c, cfg)
-		cfg, provider = k.examineCluster(ctx, d, cfg, runner)
+		kips = k.examineCluster(ctx, d, cfg, runner)
 	}
-	var kip finding.Kip
-	if d != nil {
-		kip = d.Kip(ctx)
+	switch {
+	case cfg != nil && len(kips) > 1:
+		kips = []examined{{cfg: cfg, provider: data}} // whose it is nobody knows
+	case cfg != nil:
+		kips[0].cfg, kips[0].provider = cfg, data
 	}
-	kip.Inside = os.Getenv(envOfKip) != ""
-	if err := k.examineAccount(ctx, e, cfg, kip, runner); err != nil {
-		return err
+	for _, one := range kips {
+		one.kip.Inside = os.Getenv(envOfKip) != ""
+		if err := k.examineAccount(ctx, e, one, runner); err != nil {
+			return err
+		}
 	}
 	report := doctor.NewReport(version.String(), k.clock.Now(), runner.Results)
 	if e.bundle != "" && ctx.Err() == nil {
-		if data != nil {
-			provider = data
-		}
-		if err := k.bundle(ctx, e.bundle, d, report, cfg, provider); err != nil {
+		if err := k.bundle(ctx, e.bundle, d, report, kips); err != nil {
 			return fmt.Errorf("%s is not written: %w", e.bundle, err)
 		}
 	}
@@ -118,25 +128,33 @@ func found(area, name string, f finding.Finding) finding.Check {
 	return finding.Check{Area: area, Name: name, Run: func(context.Context) []finding.Finding { return []finding.Finding{f} }}
 }
 
-// examineCluster runs the checks of a cluster. It returns the configuration: the one that it is given, else that of the Kip in the cluster
-// with its text, if there is one.
-func (k *kipctl) examineCluster(ctx context.Context, d *doctor.Doctor, cfg *config.Config, runner *doctor.Runner) (*config.Config, []byte) {
+// examineCluster runs the checks of a cluster, by a configuration that is given, or else by that of each Kip there. It returns what it knows
+// of each Kip, or of none.
+func (k *kipctl) examineCluster(ctx context.Context, d *doctor.Doctor, given *config.Config, runner *doctor.Runner) (kips []examined) {
 	runner.Run(ctx, d.First()...)
-	var data []byte
-	if cfg == nil && d.Installed() {
-		name, text, err := d.ProviderYAML(ctx)
-		if err == nil {
-			data = text
-			cfg, _, err = config.Parse(name, data)
+	for _, one := range d.Each() {
+		kip := examined{name: one.Area(""), kip: one.Kip(ctx)}
+		if given == nil && one.Installed() {
+			kip.cfg, kip.provider = k.installedConfig(ctx, one, runner)
+			one.Use(kip.cfg)
 		}
-		if err != nil {
-			runner.Run(ctx, found("kip", "provider.yaml", finding.Unchecked("%v", err)))
-		} else {
-			runner.Run(ctx, found("kip", "provider.yaml", finding.Fine("it is that of the %s", name)))
-			d.Use(cfg)
-		}
+		runner.Run(ctx, one.Rest()...)
+		kips = append(kips, kip)
 	}
-	runner.Run(ctx, d.Rest()...)
+	return kips
+}
+
+// installedConfig is the configuration of a Kip in the cluster, with its text; nil if it cannot be read.
+func (k *kipctl) installedConfig(ctx context.Context, d *doctor.Doctor, runner *doctor.Runner) (cfg *config.Config, data []byte) {
+	name, data, err := d.ProviderYAML(ctx)
+	if err == nil {
+		cfg, _, err = config.Parse(name, data)
+	}
+	if err != nil {
+		runner.Run(ctx, found(d.Area("kip"), "provider.yaml", finding.Unchecked("%v", err)))
+		return nil, data
+	}
+	runner.Run(ctx, found(d.Area("kip"), "provider.yaml", finding.Fine("it is that of the %s", name)))
 	return cfg, data
 }
 
@@ -167,29 +185,33 @@ func (k *kipctl) doctorFor(c *cluster, cfg *config.Config) *doctor.Doctor {
 // envOfKip is in the environment of Kip's container: deploy/helm/kip/templates/_pod.tpl.
 const envOfKip = "VKUBELET_POD_IP"
 
-// examineAccount runs the checks of the account of a configuration, which is that of a Kip.
-func (k *kipctl) examineAccount(ctx context.Context, e examination, cfg *config.Config, kip finding.Kip, runner *doctor.Runner) error {
-	if cfg == nil {
-		runner.Run(ctx, found("account", "credentials", finding.Unchecked("there is no provider.yaml: name one with -f")))
+// examineAccount runs the checks of the account of a Kip.
+func (k *kipctl) examineAccount(ctx context.Context, e examination, one examined, runner *doctor.Runner) error {
+	area := strings.TrimSpace("account " + one.name)
+	if one.cfg == nil {
+		runner.Run(ctx, found(area, "credentials", finding.Unchecked("there is no provider.yaml: name one with -f")))
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	opening, cancelOpening := context.WithTimeout(ctx, e.limit)
 	defer cancelOpening()
-	k.sayNow("looking for the credentials of the account")
-	checks, err := clouds.AccountChecks(opening, cfg, kip, slog.New(slog.DiscardHandler))
+	k.sayNow("looking for the credentials of the " + area)
+	checks, err := clouds.AccountChecks(opening, one.cfg, one.kip, slog.New(slog.DiscardHandler))
 	if err != nil && e.file != "" {
 		return err // of a key that is wrong
 	}
 	if err != nil {
 		const cure = "kubectl edit configmap -n NAMESPACE NAME # that of provider.yaml"
-		runner.Run(ctx, found("account", "provider.yaml", finding.Fail(cure, "%v", err)))
+		runner.Run(ctx, found(area, "provider.yaml", finding.Fail(cure, "%v", err)))
 		return nil
 	}
 	if len(checks) == 0 {
-		runner.Run(ctx, found("account", "credentials", finding.Fine("the cloud %s has no account", cfg.Cloud.Name())))
+		runner.Run(ctx, found(area, "credentials", finding.Fine("the cloud %s has no account", one.cfg.Cloud.Name())))
 		return nil
+	}
+	for n := range checks {
+		checks[n].Area = area
 	}
 	runner.Run(ctx, checks...)
 	return nil

@@ -91,8 +91,8 @@ func (d *Doctor) Files(ctx context.Context, say func(string)) []File {
 	for i := range d.pods {
 		pods = append(pods, reduced(&d.pods[i], true))
 	}
-	for i := range d.onOwn {
-		pods = append(pods, reduced(&d.onOwn[i], false))
+	for _, p := range d.onNodes() {
+		pods = append(pods, reduced(&p, false))
 	}
 	c.add("pods.json", pods, nil)
 	say("bundle: the Events of Kip's nodes and pods")
@@ -158,7 +158,7 @@ func (d *Doctor) eventsOf(ctx context.Context) ([]shortEvent, error) {
 	for _, n := range d.own {
 		names["Node/"+n.Name] = true
 	}
-	for _, pods := range [][]corev1.Pod{d.pods, d.onOwn} {
+	for _, pods := range [][]corev1.Pod{d.pods, d.onNodes()} {
 		for _, p := range pods {
 			uids[p.UID] = true
 		}
@@ -254,7 +254,7 @@ func withoutWords(all []corev1.ContainerStatus, kips bool) (out []corev1.Contain
 
 // Waiting are the pods on Kip's nodes that do not run yet.
 func (d *Doctor) Waiting() (pods []corev1.Pod) {
-	for _, p := range d.onOwn {
+	for _, p := range d.onNodes() {
 		if p.Status.Phase == corev1.PodPending && apiv1.WithoutMachine(&p) == nil {
 			pods = append(pods, p)
 		}

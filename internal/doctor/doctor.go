@@ -86,10 +86,16 @@ type Doctor struct {
 	pods    []corev1.Pod  // Kip's
 	onOwn   []corev1.Pod  // those on Kip's nodes
 	release string        // of Helm, that has installed Kip; "" if none is known to
+
+	name  string    // of the one of several Kips that this is about; "" if there is one, or none
+	parts []*Doctor // one for each of several Kips
 }
 
 // New returns a Doctor. It asks nothing yet.
 func New(c Config) *Doctor { return &Doctor{c: c} }
+
+// Area is the name of an area of checks, with that of the Kip that they are about if there are several.
+func (d *Doctor) Area(area string) string { return strings.TrimSpace(area + " " + d.name) }
 
 // Use has the checks go by a configuration that was found in the cluster.
 func (d *Doctor) Use(cfg *config.Config) { d.c.Provider = cfg }
@@ -106,6 +112,9 @@ func (d *Doctor) First() []finding.Check {
 // Rest are the other checks, by what First has found: before Kip is installed, or after.
 func (d *Doctor) Rest() []finding.Check {
 	of := func(area, needs, name string, run func(context.Context) []finding.Finding) finding.Check {
+		if area == areaKip {
+			area = d.Area(area)
+		}
 		return finding.Check{Area: area, Name: name, Needs: needs, Run: run}
 	}
 	const up = "API server"
@@ -246,7 +255,13 @@ func (d *Doctor) look(ctx context.Context) []finding.Finding {
 		return one(unasked("list the pods of Kip", err))
 	}
 	d.pods, d.looked = pods.Items, true
-	d.findRelease(ctx)
+	// So that what is named first is the same each time.
+	slices.SortFunc(d.own, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.pods, func(a, b corev1.Pod) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
+	d.split()
+	for _, one := range d.Each() {
+		one.findRelease(ctx)
+	}
 	if !d.Installed() {
 		return d.room()
 	}

@@ -53,17 +53,22 @@ func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return one(unasked("dry-run a pod in namespace "+d.c.PodNamespace, err))
 	}
-	if answered(pod) {
+	heard := answered(pod)
+	if heard && d.name == "" {
 		return one(finding.Fine("the API server asks Kip about pods that select its nodes (a dry run)"))
 	}
 	const loses = "so pods that select type: virtual-kubelet get no toleration of Kip's taint, and wait"
 	configured, err := d.webhookConfiguration(ctx)
+	untrusted := configured != nil && slices.ContainsFunc(configured.Webhooks, trustsNobody)
 	switch {
+	case heard && !untrusted:
+		return one(finding.Unchecked("whether the API server reaches the webhook of this Kip: for pods that select type: virtual-kubelet all Kips of the " +
+			"cluster answer, and one has"))
 	case err != nil:
 		return one(finding.Fail(d.reachable(), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", loses, err))
 	case configured == nil:
 		return one(finding.Fail(d.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", loses))
-	case slices.ContainsFunc(configured.Webhooks, trustsNobody):
+	case untrusted:
 		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", d.Namespace(), firstName(d.pods), kipContainer),
 			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, loses))
 	}
@@ -82,14 +87,15 @@ func answered(pod *corev1.Pod) bool {
 	})
 }
 
-// webhookConfiguration is how the API server asks Kip; nil if it does not.
+// webhookConfiguration is how the API server asks Kip; nil if it does not. It has the name of the Kip's first node.
 func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
 	list, err := d.c.Cluster.Kube.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	for i, c := range list.Items {
-		if slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }) {
+		own := d.name == "" || c.Name == nodeNameOf(d.pods) || hasFirst(d.own, c.Name)
+		if own && slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }) {
 			return &list.Items[i], nil
 		}
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/finding"
@@ -50,7 +51,10 @@ func (r *Runner) Run(ctx context.Context, checks ...finding.Check) {
 			if f.Outcome == finding.Failed || f.Outcome == finding.NotChecked {
 				r.failed[id] = true
 			}
-			r.Results = append(r.Results, Result{Area: c.Area, Check: c.Name, Finding: f})
+			// What is of the cluster is found once, however many Kips it has.
+			if one := (Result{Area: c.Area, Check: c.Name, Finding: f}); !slices.Contains(r.Results, one) {
+				r.Results = append(r.Results, one)
+			}
 		}
 	}
 }
