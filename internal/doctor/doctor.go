@@ -136,7 +136,7 @@ func (d *Doctor) Rest() []finding.Check {
 			of(areaCluster, up, "signer", d.signer),
 		)
 	}
-	return append(all,
+	all = append(all,
 		of(areaKip, "", "pods", d.kipPods),
 		of(areaKip, "", "nodes", d.kipNodes),
 		of(areaKip, "", "versions", d.versions),
@@ -150,6 +150,10 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "pods on its nodes", "DaemonSets", d.daemonSets),
 		of(areaKip, "pods on its nodes", "Services", d.services),
 	)
+	if d.eks() {
+		all = append(all, of(areaKip, "", "Pod Identity", d.podIdentity), of(areaKip, "pods on its nodes", "roles of pods", d.rolesOfPods))
+	}
+	return all
 }
 
 // Installed reports whether First has found a Kip.

@@ -517,7 +517,28 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		}
 	}
 	const node, account, signer = "system:node:kip-0", "system:serviceaccount:kip-system:kip", certificatesv1.KubeletServingSignerName
+	agent := corev1.EnvVar{Name: "AWS_CONTAINER_CREDENTIALS_FULL_URI", Value: "http://169.254.170.23/v1/credentials"}
+	byAgent := func(there bool) func(*world) {
+		return func(w *world) {
+			w.version, w.host = "v1.35.2-eks-113cf36", "https://ABC.gr7.eu-west-1.eks.amazonaws.com"
+			w.kips[0].Spec.Containers[0].Env = []corev1.EnvVar{agent}
+			if there {
+				w.others = append(w.others, &appsv1.DaemonSet{ObjectMeta: meta("kube-system", podIdentityAgent)})
+			}
+		}
+	}
+	onCells := func(w *world) {
+		byAgent(true)(w)
+		p := onCell("web")
+		p.Spec.ServiceAccountName, p.Spec.Containers = "web", []corev1.Container{{Env: []corev1.EnvVar{agent}}}
+		w.pods = append(w.pods, p)
+	}
+	const addon = "aws eks create-addon --region eu-west-1 --cluster-name CLUSTER --addon-name eks-pod-identity-agent"
 	examineEach(t, map[string]broken{
+		"an agent":           {installed, byAgent(true), "Pod Identity", finding.OK, "kip-system/kip-0 has its role by EKS Pod Identity", ""},
+		"no agent":           {installed, byAgent(false), "Pod Identity", finding.Failed, "no DaemonSet kube-system/eks-pod-identity-agent", addon},
+		"agents on no cell":  {installed, onCells, "roles of pods", finding.Failed, "pods on cells, such as web, find no credentials", "kubectl annotate serviceaccount -n shop web"},
+		"no role by agents":  {installed, byAgent(true), "roles of pods", finding.OK, "no pod on Kip's nodes", ""},
 		"crashes":            {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts", "kubectl logs -n kip-system kip-0 -c kip --previous"},
 		"no image":           {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
 		"no volume":          {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},

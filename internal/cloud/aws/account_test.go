@@ -2,6 +2,7 @@ package aws
 
 import (
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -97,6 +98,36 @@ func TestAnAccountThatLacksNothingPassesWithKipsOwnRights(t *testing.T) {
 		if !slices.ContainsFunc(all, func(f finding.Finding) bool { return strings.Contains(f.Message, want) }) {
 			t.Errorf("%q is not in %+v", want, all)
 		}
+	}
+}
+
+// EKS Pod Identity tells a pod where it gets credentials for the token of its service account.
+func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "the token" || r.URL.Path != "/v1/credentials" {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		_, _ = w.Write([]byte(`{"AccessKeyId": "AKIATESTS", "SecretAccessKey": "secret", "Expiration": "2099-01-01T00:00:00Z"}`))
+	}))
+	t.Cleanup(agent.Close)
+	token := filepath.Join(t.TempDir(), "eks-pod-identity-token")
+	if err := os.WriteFile(token, []byte("the token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", agent.URL+"/v1/credentials")
+	t.Setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token)
+	for _, f := range examined(t, func(a *toExamine) { a.cfg.AccessKeyID, a.cfg.SecretAccessKey = "", "" }) {
+		if f.Outcome == finding.Failed {
+			t.Errorf("%+v", f)
+		}
+	}
+	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials")
+	f := noCredentials("us-east-1", errors.New("find credentials of AWS: failed to load credentials: connection refused"))
+	if f.Outcome != finding.Failed || !strings.Contains(f.Message, "the EKS Pod Identity agent") ||
+		!strings.Contains(f.Cure, `"Service": "pods.eks.amazonaws.com"`) || !strings.Contains(f.Cure, "aws eks create-addon --region us-east-1") {
+		t.Errorf("%+v", f)
 	}
 }
 
