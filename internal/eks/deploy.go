@@ -458,7 +458,9 @@ func (k *Kubernetes) waitsFor(ctx context.Context, namespace string) (string, er
 		switch w, t := s.State.Waiting, s.LastTerminationState.Terminated; {
 		case w == nil:
 		case t != nil && t.Message != "":
-			return fmt.Sprintf("Kip's pod: %s: %s", w.Reason, t.Message), nil
+			// The end of Kip's log, of which the last line says why it ended.
+			message := strings.TrimSpace(t.Message)
+			return fmt.Sprintf("Kip's pod: %s: %s", w.Reason, message[strings.LastIndex(message, "\n")+1:]), nil
 		default:
 			return strings.TrimSuffix(fmt.Sprintf("Kip's pod: %s: %s", w.Reason, w.Message), ": "), nil
 		}

@@ -19,6 +19,10 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/dev/cloudmodel"
@@ -270,6 +274,8 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	containers, _ := w.api.at(set, "spec", "template", "spec", "containers").([]any)
 	if len(containers) != 1 || containers[0].(object)["image"] != "ghcr.io/elotl/kip:1.0-latest" {
 		t.Errorf("the containers are %v", containers)
+	} else if policy := containers[0].(object)["terminationMessagePolicy"]; policy != "FallbackToLogsOnError" {
+		t.Errorf("of a Kip that ends deploy.sh would not say why: the policy of its message is %v", policy)
 	}
 	claims, _ := w.api.at(set, "spec", "volumeClaimTemplates").([]any)
 	if len(claims) != 1 || claims[0].(object)["spec"].(object)["storageClassName"] != "gp2" {
@@ -634,6 +640,24 @@ func TestThePrintedTrustPolicyKeepsOthers(t *testing.T) {
 				t.Errorf("with the printed document: %v", err)
 			}
 		})
+	}
+}
+
+func TestTheLastWordsOfAKipThatEndedAreSaid(t *testing.T) {
+	const words = "kip: leadership: read the catalogue of cloud aws: find the subnets of the cells"
+	k := Kubernetes{Client: fake.NewClientset(
+		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: name}},
+		&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: node},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}},
+				LastTerminationState: corev1.ContainerState{
+					Terminated: &corev1.ContainerStateTerminated{Message: "level=INFO msg=starting\n" + words + "\n"},
+				},
+			}}},
+		})}
+	if got, err := k.waitsFor(t.Context(), "kip"); err != nil || got != "Kip's pod: CrashLoopBackOff: "+words {
+		t.Errorf("it waits for %q (%v)", got, err)
 	}
 }
 
