@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/catalog"
@@ -452,6 +453,11 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 				"subjects": []any{object{"kind": "ServiceAccount", "name": "kip-provider", "namespace": "elotl-kip"}},
 			}
 		}, []string{"is of the Kip in namespace elotl-kip", "NAMESPACE=elotl-kip"}},
+		"a node of a Kip whose namespace was deleted": {func(w *world) {
+			w.api.objects["/api/v1/nodes/"+node] = object{"apiVersion": "v1", "kind": "Node",
+				"metadata": object{"name": node, "labels": object{apiv1.LabelController: "abc"}}}
+		}, []string{"whose store is gone (controller ID abc)", "kipctl cleanup -f provider.yaml --controller abc --yes",
+			"kubectl delete nodes -l kip.elotl.co/controller=abc"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

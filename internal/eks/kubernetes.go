@@ -242,6 +242,9 @@ func (k *Kubernetes) find(ctx context.Context, namespace string) (r running, err
 	case !apierrors.IsNotFound(err):
 		return r, fmt.Errorf("get node %s: %w", node, err)
 	}
+	if err := k.leftNode(ctx, namespace, r.owner); err != nil {
+		return r, err
+	}
 	switch set, err := k.Client.AppsV1().StatefulSets(namespace).Get(ctx, name, metav1.GetOptions{}); {
 	case err == nil && len(set.Spec.VolumeClaimTemplates) > 0:
 		r.class = ptr.Deref(set.Spec.VolumeClaimTemplates[0].Spec.StorageClassName, "")
@@ -264,6 +267,24 @@ func (k *Kubernetes) find(ctx context.Context, namespace string) (r running, err
 		return r, fmt.Errorf("get namespace %s: %w", namespace, err)
 	}
 	return r, nil
+}
+
+// leftNode returns an error if the node belongs to a Kip whose store is gone. Kip ends if its node has another controller ID, and a new
+// store has a new one.
+func (k *Kubernetes) leftNode(ctx context.Context, namespace, owner string) error {
+	if owner == "" {
+		return nil
+	}
+	claim := "data-" + node // of the StatefulSet's pod, which is called as the node
+	switch _, err := k.Client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{}); {
+	case err == nil:
+		return nil
+	case !apierrors.IsNotFound(err):
+		return fmt.Errorf("get PersistentVolumeClaim %s/%s: %w", namespace, claim, err)
+	}
+	return fmt.Errorf("node %s belongs to a Kip whose store is gone (controller ID %s): end what that Kip has left in the account: "+
+		"bin/kipctl cleanup -f provider.yaml --controller %s --yes (docs/uninstall.md#when-kip-is-gone has a provider.yaml), then remove its "+
+		"nodes: kubectl delete nodes -l %s=%s", node, owner, owner, apiv1.LabelController, owner)
 }
 
 // mayApply says which objects the caller may not apply, one of each kind: the API server tries each that is of the whole cluster or in
