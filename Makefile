@@ -414,7 +414,7 @@ qemu: build test-tools run-image ## virtual machines: the cloud of this host, an
 OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/pods test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
-other-worlds: world-programs run-image ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
+other-worlds: world-programs run-image local-images ## two families of addresses, virtual machines as instances of EC2, Kip by deploy.sh, and what else has a cluster; as root
 	@CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.

@@ -217,6 +217,7 @@ file kip.json in the state folder names its process.`,
 func clusterCommand() *cobra.Command {
 	var p place
 	var ready string
+	var eks bool
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Start only the control plane, with its DNS, and stay up until SIGTERM or Ctrl-C",
@@ -226,6 +227,7 @@ func clusterCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			o.EKS = eks
 			return run.Up(cmd.Context(), run.UpOptions{
 				Stack:       o,
 				ClusterOnly: true,
@@ -236,6 +238,8 @@ func clusterCommand() *cobra.Command {
 	}
 	p.add(cmd.Flags())
 	cmd.Flags().StringVar(&ready, "ready-file", "", "`file` that gets the READY line when everything is up")
+	cmd.Flags().BoolVar(&eks, "eks", false,
+		"start a model of EC2, too, that shows the cluster as one of Amazon EKS in an empty account; with --cloud=aws, --nodes=1 and --images")
 	return cmd
 }
 

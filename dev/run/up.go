@@ -30,9 +30,9 @@ type UpOptions struct {
 // Up starts a stack without the example, says so in one line, and keeps it
 // until ctx ends. It leaves nothing on the machine. The line is
 //
-//	READY kubeconfig=… kip-kubeconfig=… registry=… kip=…
+//	READY kubeconfig=… kip-kubeconfig=… registry=… kip=… ec2=…
 //
-// where kip is the file that names Kip's process while it runs.
+// where kip is the file that names Kip's process while it runs, and ec2 and what follows are URLs of the model of EC2.
 func Up(ctx context.Context, o UpOptions) (err error) {
 	r := &run{Options: Options{Stack: o.Stack, Out: o.Out}, progress: progress.Line{Out: o.Out, Clock: clock.RealClock{}}}
 	if r.stack, err = stack.Open(o.Stack); err != nil {
@@ -60,41 +60,34 @@ func (r *run) up(ctx context.Context, o UpOptions) error {
 	if !o.ClusterOnly && !o.NoKip {
 		return r.start(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	if err := r.clean(ctx); err != nil {
-		return err
+	for _, step := range r.steps(o) {
+		ctx, cancel := context.WithTimeout(ctx, startTimeout)
+		err := step(ctx)
+		cancel()
+		if err != nil {
+			return err
+		}
 	}
-	if err := r.stack.StartCluster(ctx); err != nil {
-		return err
-	}
+	return nil
+}
+
+// steps are what up does without Kip.
+func (r *run) steps(o UpOptions) []func(context.Context) error {
+	s := r.stack
 	if o.ClusterOnly && o.Stack.Nodes == 0 {
-		return r.stack.DNSReady(ctx)
+		return []func(context.Context) error{r.clean, s.StartCluster, s.DNSReady}
 	}
-	if err := r.stack.StartRegistry(ctx); err != nil {
-		return err
+	steps := []func(context.Context) error{r.clean, s.StartCluster, s.StartRegistry}
+	if !o.ClusterOnly || o.Stack.EKS {
+		steps = append(steps, s.BuildCellRoot, s.StartCloud)
 	}
 	if !o.ClusterOnly {
-		if err := r.stack.BuildCellRoot(ctx); err != nil {
+		steps = append(steps, func(context.Context) error {
+			_, err := s.WriteProviderConfig()
 			return err
-		}
-		if err := r.stack.StartCloud(ctx); err != nil {
-			return err
-		}
-		if _, err := r.stack.WriteProviderConfig(); err != nil {
-			return err
-		}
+		})
 	}
-	if err := r.stack.BuildNodeRoot(ctx); err != nil {
-		return err
-	}
-	if err := r.stack.StartNodes(ctx); err != nil {
-		return err
-	}
-	if err := r.stack.NodesReady(ctx); err != nil {
-		return err
-	}
-	return r.stack.DNSReady(ctx)
+	return append(steps, s.BuildNodeRoot, s.StartNodes, s.NodesReady, s.DNSReady)
 }
 
 func (r *run) ready(o UpOptions, took time.Duration) error {
@@ -104,6 +97,9 @@ func (r *run) ready(o UpOptions, took time.Duration) error {
 	}
 	if r.stack.Kip != nil {
 		line += " kip=" + r.stack.KipRecord()
+	}
+	for _, endpoint := range r.stack.Endpoints() {
+		line += " " + endpoint
 	}
 	fmt.Fprintf(o.Out, "%s\n", line)
 	o.Stack.Log.Info("ready", "after", took)

@@ -18,7 +18,9 @@ import (
 
 	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/cluster"
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
+	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/cloud/aws"
 )
 
@@ -42,6 +44,9 @@ func (o Options) Virtual() bool { return o.Cloud == CloudQEMU || o.Cloud == Clou
 // EC2 says that the cells are instances of a model of EC2.
 func (o Options) EC2() bool { return o.Cloud == CloudAWS || o.Cloud == CloudAWSVM }
 
+// kipIsPod reports whether Kip is a pod of an ordinary node, and asks the model of EC2 from there.
+func (o Options) kipIsPod() bool { return o.Chart != "" || o.EKS }
+
 // checkCloud says whether the stack can have its cloud.
 func (o Options) checkCloud() error {
 	switch {
@@ -54,6 +59,9 @@ func (o Options) checkCloud() error {
 	case o.Chart != "" && (o.Cloud != CloudAWS || o.Nodes == 0 || o.Kips > 1 || len(o.Images) == 0):
 		return fmt.Errorf("--chart is %s: want --cloud=%s, --nodes of 1 or more for Kip's pod, --kips=1, and --images with Kip's image",
 			o.Chart, CloudAWS)
+	case o.EKS && (o.Cloud != CloudAWS || o.Nodes == 0 || o.Kips > 1 || len(o.Images) == 0 || o.Chart != ""):
+		return fmt.Errorf("--eks: want --cloud=%s, --nodes of 1 or more for Kip's pod, --kips=1, --images with Kip's image, and no --chart",
+			CloudAWS)
 	case o.Virtual():
 		if _, err := os.Stat(o.bootImage()); err != nil {
 			return fmt.Errorf("--cloud is %s, and there is no image for its machines: make image builds it: %w", o.Cloud, err)
@@ -108,7 +116,18 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	if s.opts.Virtual() {
 		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kip-image")}
 	}
-	if s.opts.Chart != "" {
+	if s.opts.EKS {
+		cfg.Cluster = &ec2.Cluster{
+			Name:     EKSCluster,
+			Endpoint: s.Cluster.Server(),
+			CA:       s.Cluster.AdminConfig().CAData,
+			Issuer:   cluster.Issuer,
+		}
+		if err := s.pullFromRegistry(); err != nil {
+			return err
+		}
+	}
+	if s.opts.kipIsPod() {
 		certificate, err := s.Cluster.Certificate(s.address.String())
 		if err != nil {
 			return err
@@ -120,6 +139,44 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	}
 	s.ec2, err = machines.Start(ctx, cfg)
 	return err
+}
+
+// EKSCluster is the name of the cluster in EKS.
+const EKSCluster = "kip"
+
+// pullFromRegistry has the cells' root, which is that of this stack alone, pull from the registry: a provider.yaml that names no mirror
+// has cells ask the internet.
+func (s *Stack) pullFromRegistry() error {
+	files, err := configs.RegistryHosts(map[string][]string{"_default": {"http://" + s.Registry.Address()}})
+	if err != nil {
+		return err
+	}
+	for host, text := range files {
+		folder := filepath.Join(s.opts.CellRoot, configs.RegistryDir, host)
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return fmt.Errorf("have cells pull from the registry: %w", err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, "hosts.toml"), []byte(text), 0o644); err != nil {
+			return fmt.Errorf("have cells pull from the registry: %w", err)
+		}
+	}
+	return nil
+}
+
+// Endpoints are the URLs of the model of EC2, by name: on this host, on the bridge by HTTPS, and what of it pods on cells reach. None
+// where the stack has no model.
+func (s *Stack) Endpoints() (all []string) {
+	if s.ec2 == nil {
+		return nil
+	}
+	for _, one := range []struct{ name, url string }{
+		{"ec2", s.ec2.URL()}, {"ec2-https", s.ec2.HTTPSURL()}, {"ec2-pods", s.ec2.PodsURL()},
+	} {
+		if one.url != "" {
+			all = append(all, one.name+"="+one.url)
+		}
+	}
+	return all
 }
 
 // EC2 is how another program asks the model: environment and arguments of awscli; "" where

@@ -78,6 +78,9 @@ type Options struct {
 	// Chart is the folder of Kip's Helm chart. Kip then runs as a pod of the first ordinary node, with exactly the chart's rights;
 	// the first of Images has its image. Empty for a Kip that is a process of this machine.
 	Chart string
+	// EKS has the model of EC2 show this cluster as one of Amazon EKS, in an account that has nothing else: no boot image, and no security
+	// group but the cluster's. No Kip is started.
+	EKS bool
 	// UpstreamLimits: the cluster's components may ask no more than by default.
 	UpstreamLimits bool
 	// DaemonSetMachines: pods of DaemonSets get cells without asking.
@@ -155,6 +158,9 @@ func Open(o Options) (*Stack, error) {
 	if o.CIDR.Overlaps(o.ServiceCIDR) {
 		return nil, fmt.Errorf("the cells' network %s and the Services' %s overlap: choose others with --cidr or --service-cidr", o.CIDR,
 			o.ServiceCIDR)
+	}
+	if o.EKS {
+		o.CellRoot = filepath.Join(filepath.Dir(o.CellRoot), "eks-"+filepath.Base(o.CellRoot)) // which gets a file of its own
 	}
 	if err := o.checkIPv6(); err != nil {
 		return nil, err
@@ -294,7 +300,7 @@ func (s *Stack) StartCluster(ctx context.Context) error {
 		TolerationSeconds: s.opts.TolerationSeconds,
 		NodeGrace:         s.opts.NodeGrace,
 		NodeName:          s.opts.Node,
-		WithoutKip:        s.opts.Chart != "",
+		WithoutKip:        s.opts.kipIsPod(),
 		EmulatedVersion:   s.opts.EmulatedVersion,
 		Peers:             s.peers(),
 		AuditLog:          s.opts.AuditLog,

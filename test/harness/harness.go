@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -51,6 +52,9 @@ type World struct {
 
 	// Patience is that of Options.
 	Patience time.Duration
+
+	// Ready is what kip-dev said when it was ready, by name.
+	Ready map[string]string
 
 	Config, KipConfig *rest.Config
 	Admin             kubernetes.Interface
@@ -88,6 +92,9 @@ type Options struct {
 	Nodes int
 	// ClusterOnly starts no Kip.
 	ClusterOnly bool
+	// EKS is ClusterOnly with an ordinary node, and with a model of EC2 in which the cluster is one of Amazon EKS and the account has
+	// nothing else. World.Ready has its URLs. A test installs Kip, from the image that was built.
+	EKS bool
 	// Installed has Kip installed by its chart, as a pod of node-1, with a model of EC2. Its pod is no process that the world
 	// kills, starts or looks at.
 	Installed bool
@@ -154,8 +161,12 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	if err := w.connect(o); err != nil {
 		return nil, err
 	}
-	if o.ClusterOnly {
-		return w, nil
+	if w.Ready, err = readReady(ready); err != nil {
+		return nil, err
+	}
+	if o.ClusterOnly || o.EKS {
+		w.before, err = w.onMachine(ctx)
+		return w, err
 	}
 	if !o.Installed {
 		if w.kipRun, err = w.kipCommand(); err != nil {
@@ -167,6 +178,21 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 	}
 	w.before, err = w.onMachine(ctx)
 	return w, err
+}
+
+// readReady reads the line of a file that kip-dev made when it was ready.
+func readReady(file string) (map[string]string, error) {
+	line, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read what kip-dev says when it is ready: %w", err)
+	}
+	said := map[string]string{}
+	for word := range strings.FieldsSeq(string(line)) {
+		if name, value, is := strings.Cut(word, "="); is {
+			said[name] = value
+		}
+	}
+	return said, nil
 }
 
 // forget removes what an earlier world of the name has told: its log, its races, and that it
@@ -194,10 +220,16 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 			"--bridge", w.Bridge, "--cidr", w.cidr.String(), "--verbose", "--ready-file", ready,
 			"--masquerade=false"}, // what tests send stays on the bridge
 	}
-	if o.Installed {
+	if o.Installed || o.EKS {
 		o.Nodes = max(o.Nodes, 1)
-		dev.Args = append(dev.Args, "--cloud", "aws", "--chart", filepath.Join(root, "deploy", "helm", "kip"),
-			"--images", filepath.Join(w.Bin, "images", "kip"))
+		dev.Args = append(dev.Args, "--cloud", "aws", "--images", filepath.Join(w.Bin, "images", "kip"))
+	}
+	if o.Installed {
+		dev.Args = append(dev.Args, "--chart", filepath.Join(root, "deploy", "helm", "kip"))
+	}
+	if o.EKS {
+		o.ClusterOnly = true
+		dev.Args = append(dev.Args, "--eks")
 	}
 	if o.Nodes > 0 {
 		dev.Args = append(dev.Args, "--nodes", strconv.Itoa(o.Nodes))
@@ -229,7 +261,7 @@ func (w *World) connect(o Options) (err error) {
 		return err
 	}
 	w.Config.QPS, w.Config.Burst = 500, 1000
-	if !o.Installed {
+	if !o.Installed && !o.EKS {
 		if w.KipConfig, err = clientcmd.BuildConfigFromFlags("", w.KipKubeconfig); err != nil {
 			return err
 		}

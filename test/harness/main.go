@@ -64,7 +64,7 @@ func Main(o Options, world **World, run func() int) int {
 	if err := w.Stop(); err != nil {
 		fail("%v", err)
 	}
-	if !o.Installed {
+	if !o.Installed && !o.EKS {
 		if err := w.wellEnded(); err != nil {
 			fail("%v", err)
 		}

@@ -74,9 +74,20 @@ var Subnets = []ec2.Subnet{
 // clock is that of the Amazon Time Sync Service.
 var clock = netip.MustParseAddr("169.254.169.123")
 
-// offered is what a type costs in each of them, in dollars an hour; spot at 0 is not sold.
-func offered(price, spot float64) (all []catalog.Offering) {
-	for _, s := range Subnets {
+// clusterSubnets are those of an account with Config.Cluster: a private one in each of three zones, and a public one.
+var clusterSubnets = []ec2.Subnet{
+	{ID: "subnet-0a00000000000000a", VPC: VPC, Zone: Region + "a"},
+	{ID: "subnet-0b00000000000000b", VPC: VPC, Zone: Region + "b"},
+	{ID: "subnet-0c00000000000000c", VPC: VPC, Zone: Region + "c"},
+	{ID: "subnet-0d00000000000000d", VPC: VPC, Zone: Region + "a", Public: true},
+}
+
+// ClusterGroup is the security group of Config.Cluster.
+const ClusterGroup = "sg-0123456789abcdef0"
+
+// offered is what a type costs in each of some subnets, in dollars an hour; spot at 0 is not sold.
+func offered(subnets []ec2.Subnet, price, spot float64) (all []catalog.Offering) {
+	for _, s := range subnets {
 		all = append(all, catalog.Offering{Zone: s.Zone, Subnet: s.ID, PricePerHour: price})
 		if spot > 0 {
 			all = append(all, catalog.Offering{
@@ -128,6 +139,9 @@ type Config struct {
 	// NAT says that this host translates the addresses of whoever is on the bridge, so that the private subnets have
 	// a NAT gateway.
 	NAT bool
+	// Cluster is one of EKS, whose VPC, Subnets and Group Start chooses. The account has nothing else then: no boot image, and no default
+	// VPC. Optional.
+	Cluster *ec2.Cluster
 	// Certificate has the API served by HTTPS on this host's address on the bridge as well, for a Kip that runs as a pod. Optional.
 	Certificate *tls.Certificate
 	Log         *slog.Logger
@@ -144,7 +158,9 @@ type Boot struct {
 
 // Types are what the account can launch: of the sizes that EC2 sells, some of those that
 // have no more processors than this host, of its architecture; and one with a GPU.
-func Types() (all []catalog.InstanceType) {
+func Types() []catalog.InstanceType { return typesIn(Subnets) }
+
+func typesIn(subnets []ec2.Subnet) (all []catalog.InstanceType) {
 	// The last, since what pods ask for is held against what a burstable type sustains.
 	names := map[string][]string{
 		"amd64": {"t3.micro", "t3.small", "t3.medium", "m6i.large"},
@@ -162,7 +178,7 @@ func Types() (all []catalog.InstanceType) {
 			MemoryBytes: gib << n,
 			DiskBytes:   diskBytes,
 			Arch:        runtime.GOARCH,
-			Offerings:   offered(price, price/4),
+			Offerings:   offered(subnets, price, price/4),
 		})
 	}
 	if len(all) > 0 {
@@ -171,10 +187,18 @@ func Types() (all []catalog.InstanceType) {
 		withGPU := all[1]
 		withGPU.Name = map[string]string{"amd64": "g4dn.xlarge", "arm64": "g5g.xlarge"}[runtime.GOARCH]
 		withGPU.GPUs = []catalog.GPU{{Model: "T4", Count: 1}}
-		withGPU.Offerings = offered(0.526, 0)
+		withGPU.Offerings = offered(subnets, 0.526, 0)
 		all = append(all, withGPU)
 	}
 	return all
+}
+
+// subnets are those of the account.
+func (c *Config) subnets() []ec2.Subnet {
+	if c.Cluster != nil {
+		return clusterSubnets
+	}
+	return Subnets
 }
 
 // EC2 is a model whose instances are real.
@@ -190,7 +214,7 @@ type EC2 struct {
 
 // Start serves an account without instances. Close it.
 func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
-	types := Types()
+	types := typesIn(cfg.subnets())
 	switch {
 	case len(types) == 0:
 		return nil, fmt.Errorf("start EC2: no instance type is like this host, of %s with %d processors: want two or more",
@@ -290,13 +314,14 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		RootDevice:   "/dev/xvda",
 		GiB:          imageGiB,
 	}}
-	if cfg.Boot != nil {
+	if cfg.Boot != nil || cfg.Cluster != nil {
 		images = nil // it is published
 	}
 	var routes []ec2.Route
-	if cfg.NAT {
+	if cfg.NAT || cfg.Cluster != nil { // a cluster of EKS needs one
 		routes = append(routes, ec2.NATRoute(VPC))
 	}
+	clusters, groups := cfg.clusters()
 	return ec2.New(ec2.Config{
 		Region: Region,
 		Sim: sim.Config{
@@ -316,7 +341,9 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 				StoppedKeepsAddresses: true,
 			},
 		},
-		Subnets:      Subnets,
+		Subnets:      cfg.subnets(),
+		Groups:       groups,
+		Clusters:     clusters,
 		Images:       images,
 		Account:      Account,
 		Policies:     map[string]*ec2.Policy{AccessKeyID: policy, AdministratorKeyID: everything},
@@ -330,6 +357,19 @@ func (e *EC2) account(cfg Config) (*ec2.Model, error) {
 		Console:      e.machines.Console,
 		Disks:        e.machines,
 	})
+}
+
+// clusters are those of EKS, and groups what EKS makes for them.
+func (c *Config) clusters() (clusters []ec2.Cluster, groups []ec2.Group) {
+	if c.Cluster == nil {
+		return nil, nil
+	}
+	one := *c.Cluster
+	one.VPC, one.Group, one.Subnets = VPC, ClusterGroup, nil
+	for _, s := range clusterSubnets {
+		one.Subnets = append(one.Subnets, s.ID)
+	}
+	return []ec2.Cluster{one}, []ec2.Group{{ID: ClusterGroup, Name: "eks-cluster-sg-" + one.Name, VPC: VPC}}
 }
 
 // managementNetwork is where instances have their own addresses, of which none is a guest's.
