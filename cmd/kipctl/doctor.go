@@ -128,8 +128,8 @@ func found(area, name string, f finding.Finding) finding.Check {
 	return finding.Check{Area: area, Name: name, Run: func(context.Context) []finding.Finding { return []finding.Finding{f} }}
 }
 
-// examineCluster runs the checks of a cluster, by a configuration that is given, or else by that of each Kip there. It returns what it knows
-// of each Kip, or of none.
+// examineCluster runs the checks of a cluster, by a configuration that is given, or else by that of each Kip there. It returns
+// what it knows of each Kip, or of none.
 func (k *kipctl) examineCluster(ctx context.Context, d *doctor.Doctor, given *config.Config, runner *doctor.Runner) (kips []examined) {
 	runner.Run(ctx, d.First()...)
 	for _, one := range d.Each() {

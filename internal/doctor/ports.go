@@ -95,7 +95,8 @@ func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrati
 	}
 	for i, c := range list.Items {
 		own := d.name == "" || c.Name == nodeNameOf(d.pods) || hasFirst(d.own, c.Name)
-		if own && slices.ContainsFunc(c.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }) {
+		selecting := func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }
+		if own && slices.ContainsFunc(c.Webhooks, selecting) {
 			return &list.Items[i], nil
 		}
 	}

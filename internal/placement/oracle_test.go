@@ -347,7 +347,8 @@ func TestOfferingsAreTheCheapestThatFit(t *testing.T) {
 					left += r.Types
 				}
 				if considered := len(slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool {
-					return !named(&t, pod) || len(got) > 0 && strings.Contains(got[0].Reason, "default instance type") && t.Name != config.DefaultInstanceType
+					byDefault := len(got) > 0 && strings.Contains(got[0].Reason, "default instance type")
+					return !named(&t, pod) || byDefault && t.Name != config.DefaultInstanceType
 				})); left != considered && err == nil {
 					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, left, considered, ruledOut)
 				}

@@ -264,7 +264,9 @@ func madeDisk(s *stage) {
 	}))
 	s.delete(uid)
 	s.until("the pod is gone", s.gone(uid))
-	s.until("the disk is deleted", s.asks(func(ctx context.Context, k *kip) error { return k.machines.Features().Disks.DeleteDisk(ctx, made.ID) }))
+	s.until("the disk is deleted", s.asks(func(ctx context.Context, k *kip) error {
+		return k.machines.Features().Disks.DeleteDisk(ctx, made.ID)
+	}))
 	s.shows("it is gone, and no other", len(s.disksNow()) == diskCount)
 }
 

@@ -104,8 +104,8 @@ func noCredentials(region string, err error) finding.Finding {
 	switch {
 	case session, code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired", code == "TokenRefreshRequired":
 		return finding.Fail("aws sso login # or get new session keys as you got these", "your AWS session has expired: %v", err)
-	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), podIdentityAgent) && os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" &&
-		strings.Contains(err.Error(), "find credentials"): // by EKS Pod Identity
+	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), podIdentityAgent) &&
+		os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" && strings.Contains(err.Error(), "find credentials"): // by EKS Pod Identity
 		return finding.Fail("kubectl get daemonset -n kube-system eks-pod-identity-agent # without it: aws eks create-addon --region "+region+
 			" --cluster-name CLUSTER --addon-name eks-pod-identity-agent; else add this statement to the role's trust policy, and keep its others: "+
 			PodTrustStatement,
