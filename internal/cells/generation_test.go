@@ -273,6 +273,42 @@ func TestAGenerationWhoseWriteWasNotAnsweredIsNeverTaggedTwice(t *testing.T) {
 	})
 }
 
+// The answers to the write that begins a new line get lost, too, before or after it is made.
+func TestANewLineBeginsThoughItsWriteWasNotAnswered(t *testing.T) {
+	for _, lost := range []string{"put", "applied"} {
+		t.Run(lost, func(t *testing.T) {
+			failing := 0
+			inBubble(t, nil, func(op, key string) error {
+				if strings.Contains(key, generationKey) && failing > 0 && (op == "applied") == (lost == "applied") {
+					failing--
+					return errors.New("no answer")
+				}
+				return nil
+			}, func(t *testing.T, b *bubble) {
+				b.bound(1)
+				b.stop()
+				before := b.cells.lineage.current()
+				b.cloud.set(func() { b.cloud.blind = []string{"y"} })
+				b.run()
+				b.later(time.Second)
+				failing = 1
+				b.arrives("first")
+				b.later(2 * time.Minute)
+				b.cloud.set(func() { b.cloud.blind = nil }) // a launch that was stored is not sent again before
+				b.later(2 * time.Minute)
+				if failing > 0 || b.phase("first") != apiv1.Bound {
+					t.Errorf("%d writes are still to fail, and the pod's cell is %s", failing, b.phase("first"))
+				}
+				var stored generation
+				if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Line == before.Line ||
+					stored.Left[before.Line] != before.Number {
+					t.Errorf("the store is at %s with %v, %v; it was at %s", stored.tag(), stored.Left, err, before.tag())
+				}
+			})
+		})
+	}
+}
+
 // What is compared with the store is not shown yet, or not all of it.
 func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {

@@ -44,7 +44,7 @@ type lineage struct {
 	// writing is held from reading the record to knowing what became of a write. It comes
 	// before all other locks.
 	writing  sync.Mutex
-	revision int64
+	revision int64  // of the record when it was last read or written for certain
 	known    bool   // revision is that of the stored record
 	untold   bool   // the stored record lacks what this process has seen
 	own      string // the line of this process's launches
@@ -138,7 +138,8 @@ func (l *lineage) write(ctx context.Context, next generation, do func(store.Chan
 		if err != nil {
 			return err
 		}
-		if now := l.current(); stored.Line != now.Line || stored.Number > now.Number {
+		// The write that was not answered was made, or the record is as it was before.
+		if now := l.current(); revision != l.revision && (stored.Line != now.Line || stored.Number > now.Number) {
 			return fmt.Errorf("read back the generation of the store: %w", store.ErrConflict)
 		}
 		l.revision, l.known = revision, true
