@@ -165,7 +165,7 @@ func (m *Machine) Ends(ctx context.Context) error {
 
 // Press presses the power button.
 func (m *Machine) Press(ctx context.Context) error {
-	monitor, err := vm.Dial(ctx, m.monitor)
+	monitor, err := vm.Dial(ctx, m.monitor, vm.AnswerLimit)
 	if err != nil {
 		return err
 	}

@@ -215,14 +215,14 @@ func (m machine) ends() {
 // do gives the machine's hypervisor an order.
 func (m machine) do(command string, arguments any) {
 	m.t.Helper()
-	monitor, err := vm.Dial(within(m.t), m.monitor)
+	monitor, err := vm.Dial(within(m.t), m.monitor, vm.AnswerLimit)
 	for errors.Is(err, fs.ErrNotExist) { // QEMU makes it when it has begun
 		select {
 		case <-m.Ended():
 			m.t.Fatalf("QEMU has ended: %s", m.Console())
 		case <-time.After(20 * time.Millisecond):
 		}
-		monitor, err = vm.Dial(within(m.t), m.monitor)
+		monitor, err = vm.Dial(within(m.t), m.monitor, vm.AnswerLimit)
 	}
 	if err != nil {
 		m.t.Fatal(err)

@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/qemu/vm"
 	"github.com/elotl/kip/test/tier"
 )
 
@@ -65,6 +68,37 @@ func TestQEMUThatDiesInLaunchLeavesNothingBehind(t *testing.T) {
 		gone(t, cfg, c)
 		says(t, c, launch(t, c, "b").ID, "here\n")
 	})
+}
+
+func TestQEMUThatStartsSlowlyIsWaitedFor(t *testing.T) {
+	cfg := testHost(t)
+	var goOn sync.WaitGroup
+	defer goOn.Wait()
+	cfg.Reached = func(s string) {
+		if s != "attached" {
+			return
+		}
+		_, pids := groupsOf(t, cfg).Inspect()
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+				t.Errorf("stop QEMU: %v", err)
+			}
+		}
+		if len(pids) == 0 {
+			t.Error("no QEMU was stopped")
+		}
+		// Longer than a QEMU that runs is waited for.
+		goOn.Go(func() {
+			time.Sleep(vm.AnswerLimit + time.Second)
+			for _, pid := range pids {
+				if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+					t.Errorf("let QEMU go on: %v", err)
+				}
+			}
+		})
+	}
+	c := open(t, cfg)
+	says(t, c, launch(t, c, "a").ID, "here\n")
 }
 
 func TestQEMUThatDiesInTerminateHasEnded(t *testing.T) {

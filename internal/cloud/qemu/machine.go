@@ -93,7 +93,7 @@ func (k *kind) Start(ctx context.Context, b *host.Boot) (_ *host.Handle, err err
 		h.Close()
 		return nil, fmt.Errorf("let %s begin: %w", program, err)
 	}
-	if err := k.begin(ctx, b.Dir, socket); err != nil {
+	if err := k.begin(ctx, b, socket); err != nil {
 		h.Close()
 		return nil, err
 	}
@@ -227,16 +227,16 @@ func listen(dir string) (*os.File, error) {
 
 // begin lets a machine that is paused run, as soon as its QEMU is there. The socket is
 // closed here, so that a QEMU that ends is seen.
-func (k *kind) begin(ctx context.Context, dir string, socket *os.File) error {
+func (k *kind) begin(ctx context.Context, b *host.Boot, socket *os.File) error {
 	if err := socket.Close(); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
+	d, err := os.Open(b.Dir)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), b.Type.BootLimit())
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func withMonitor(ctx context.Context, p host.Process, talk func(*vm.Monitor) err
 	}
 	defer h.Close()
 	// Its working folder, whatever that is called: the process is itself until h is closed.
-	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/%d/cwd/%s", p.PID, monitorFile))
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/%d/cwd/%s", p.PID, monitorFile), vm.AnswerLimit)
 	if err != nil {
 		if live, gone := p.Open(); gone != nil {
 			return errors.Join(gone, err)

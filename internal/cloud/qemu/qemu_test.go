@@ -594,7 +594,7 @@ func tell(t testing.TB, cfg Config, id, command string, arguments, result any) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	m, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile))
+	m, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), vm.AnswerLimit)
 	if err != nil {
 		t.Fatal(err)
 	}

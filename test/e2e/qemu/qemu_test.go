@@ -510,7 +510,7 @@ func press(t *testing.T, id string) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	monitor, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/monitor", dir.Fd()))
+	monitor, err := vm.Dial(t.Context(), fmt.Sprintf("/proc/self/fd/%d/monitor", dir.Fd()), vm.AnswerLimit)
 	if err != nil {
 		t.Fatal(err)
 	}

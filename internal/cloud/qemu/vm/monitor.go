@@ -14,14 +14,15 @@ import (
 // QEMU.
 const maxMessage = 1 << 20
 
-// askLimit bounds one question, or one order, to a monitor; greetLimit the wait for its
-// greeting, which on a busy host takes a QEMU that starts some seconds.
-const askLimit, greetLimit = 5 * time.Second, 30 * time.Second
+// AnswerLimit is how long the monitor of a machine that runs is waited for, each time: on a
+// busy host it takes some seconds, and one that was taken over may never answer.
+const AnswerLimit = 30 * time.Second
 
 // Monitor is a connection to the monitor of a machine (QMP). A machine has one at a time:
 // the next waits until it is closed.
 type Monitor struct {
 	conn    net.Conn
+	limit   time.Duration
 	answers *bufio.Scanner
 }
 
@@ -35,13 +36,14 @@ type Refused struct {
 func (e *Refused) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
 
 // Dial connects to the monitor that listens at a path, which is at most 107 characters long.
+// Its greeting and each of its answers are waited for until ctx ends, and at most for limit.
 // Close it.
-func Dial(ctx context.Context, path string) (*Monitor, error) {
-	conn, err := (&net.Dialer{Timeout: askLimit}).DialContext(ctx, "unix", path)
+func Dial(ctx context.Context, path string, limit time.Duration) (*Monitor, error) {
+	conn, err := (&net.Dialer{Timeout: limit}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("reach QEMU's monitor: %w", err)
 	}
-	m := &Monitor{conn: conn, answers: bufio.NewScanner(conn)}
+	m := &Monitor{conn: conn, limit: limit, answers: bufio.NewScanner(conn)}
 	m.answers.Buffer(make([]byte, 0, 4<<10), maxMessage)
 	if err := m.greet(ctx); err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -51,7 +53,7 @@ func Dial(ctx context.Context, path string) (*Monitor, error) {
 
 // greet hears QEMU's greeting, and gives the order before which it takes no other.
 func (m *Monitor) greet(ctx context.Context) error {
-	if err := m.within(ctx, greetLimit, func() error { _, err := m.next(); return err }); err != nil {
+	if err := m.within(ctx, func() error { _, err := m.next(); return err }); err != nil {
 		return fmt.Errorf("hear from QEMU's monitor: %w", err)
 	}
 	return m.Do(ctx, "qmp_capabilities", nil, nil)
@@ -69,7 +71,7 @@ type message struct {
 // Do gives an order, with arguments that are encoded as JSON, or none, and decodes what it
 // returns into result, if that is not nil. The error is a *Refused if QEMU refused.
 func (m *Monitor) Do(ctx context.Context, command string, arguments, result any) error {
-	err := m.within(ctx, askLimit, func() error {
+	err := m.within(ctx, func() error {
 		order := map[string]any{"execute": command}
 		if arguments != nil {
 			order["arguments"] = arguments
@@ -113,9 +115,9 @@ func (m *Monitor) next() (message, error) {
 	return msg, json.Unmarshal(m.answers.Bytes(), &msg)
 }
 
-// within bounds a conversation by ctx and a limit.
-func (m *Monitor) within(ctx context.Context, limit time.Duration, talk func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// within bounds a conversation by ctx and the limit.
+func (m *Monitor) within(ctx context.Context, talk func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, m.limit)
 	defer cancel()
 	// A deadline in the past ends what waits.
 	stop := context.AfterFunc(ctx, func() { _ = m.conn.SetDeadline(time.Unix(1, 0)) })

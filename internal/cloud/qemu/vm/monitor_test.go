@@ -53,7 +53,7 @@ func TestAMonitorIsGreetedAndToldInTurn(t *testing.T) {
 	const event = `{"event": "RESUME", "timestamp": {}}` + "\n"
 	path, heard := monitor(t, true, greeting, `{"return": {}}`+"\n", event+event+`{"return": {"running": true}}`+"\n",
 		event+`{"error": {"class": "DeviceNotFound", "desc": "no such thing"}}`+"\n", `{"return": {}}`+"\n")
-	m, err := Dial(t.Context(), path)
+	m, err := Dial(t.Context(), path, AnswerLimit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestAMonitorThatLiesIsNotWaitedForWithoutEnd(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			path, _ := monitor(t, false, tc.says...)
-			m, err := Dial(t.Context(), path)
+			m, err := Dial(t.Context(), path, AnswerLimit)
 			if err == nil {
 				m.Close()
 			}
@@ -115,7 +115,7 @@ func TestAMonitorThatLiesIsNotWaitedForWithoutEnd(t *testing.T) {
 				}
 				cancel()
 			}()
-			m, err := Dial(ctx, path)
+			m, err := Dial(ctx, path, AnswerLimit)
 			if err == nil {
 				m.Close()
 			}
@@ -125,7 +125,7 @@ func TestAMonitorThatLiesIsNotWaitedForWithoutEnd(t *testing.T) {
 			}
 		})
 	}
-	if m, err := Dial(t.Context(), filepath.Join(t.TempDir(), "none")); err == nil {
+	if m, err := Dial(t.Context(), filepath.Join(t.TempDir(), "none"), AnswerLimit); err == nil {
 		m.Close()
 		t.Error("a monitor that is not there was reached")
 	}
