@@ -67,11 +67,11 @@ func newOther(t *testing.T) *other {
 }
 
 // launch launches one as the model of a cloud would, and returns its ID.
-func (o *other) launch(t *testing.T, token string, market cloud.Market) (string, error) {
+func (o *other) launch(t *testing.T, token string, capacityType cloud.CapacityType) (string, error) {
 	t.Helper()
 	results := o.Machines().Launch(t.Context(), cloud.LaunchRequest{
 		Token:      token,
-		LaunchSpec: cloud.LaunchSpec{InstanceType: "small", Zone: "z", Market: market},
+		LaunchSpec: cloud.LaunchSpec{InstanceType: "small", Zone: "z", CapacityType: capacityType},
 		Machines:   []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "o"}, UserData: []byte{}}},
 	})
 	return results[0].Instance.ID, results[0].Err

@@ -57,9 +57,9 @@ func (m *Model) runInstances(r *request) (any, error) {
 	l := &launch{token: token, profile: cmp.Or(profile.text("Arn"), profile.text("Name")), key: r.text("KeyName")}
 	subnetID, groupIDs := m.interfaces(r.form, most, l)
 	l.tenancy, l.host = m.tenancy(r.form)
-	spec.Market = m.market(r.form)
+	spec.CapacityType = m.capacityType(r.form)
 	l.reservation, l.block = capacity(r.form, r.text("InstanceMarketOptions.MarketType"))
-	spec.Market, spec.Reservation = poolOf(l, spec.Market)
+	spec.CapacityType, spec.Reservation = poolOf(l, spec.CapacityType)
 	l.metadata = m.options(r.form)
 	l.credits = optionOf(spec.InstanceType, r.text("CreditSpecification.CpuCredits"))
 	m.disks(r.form, l)
@@ -269,7 +269,7 @@ func (m *Model) interfaces(f *form, most int, l *launch) (subnet string, groups 
 	return subnet, groups
 }
 
-func (m *Model) market(f *form) cloud.Market {
+func (m *Model) capacityType(f *form) cloud.CapacityType {
 	o := f.at("InstanceMarketOptions")
 	kind, s := o.text("MarketType"), o.at("SpotOptions")
 	once, behaviour := s.text("SpotInstanceType"), s.text("InstanceInterruptionBehavior")

@@ -116,11 +116,11 @@ func (m *Model) vacant(r Reservation) int {
 
 // capacity is what a launch says of reservations: that into which it is, and whether as into a
 // Capacity Block. Of EC2's preferences, and of groups of reservations, the model knows none.
-func capacity(f *form, market string) (reservation string, block bool) {
+func capacity(f *form, capacityType string) (reservation string, block bool) {
 	target := f.at("CapacityReservationSpecification").at("CapacityReservationTarget")
 	id := target.text("CapacityReservationId")
-	switch block = market == "capacity-block"; {
-	case id != "" && market == "spot":
+	switch block = capacityType == "capacity-block"; {
+	case id != "" && capacityType == "spot":
 		f.bad("InvalidParameterCombination", "A Capacity Reservation cannot be targeted by a Spot request")
 	case id == "" && block:
 		f.bad("InvalidParameterCombination", "The market type capacity-block needs the ID of a Capacity Block")
@@ -175,9 +175,9 @@ func (m *Model) endBlocks() {
 }
 
 // poolOf is the sim's of a launch: reserved capacity, and that of a host, does not run out with that of others.
-func poolOf(l *launch, market cloud.Market) (cloud.Market, string) {
-	if l.tenancy != "default" && market == cloud.OnDemand {
-		market = cloud.Dedicated
+func poolOf(l *launch, capacityType cloud.CapacityType) (cloud.CapacityType, string) {
+	if l.tenancy != "default" && capacityType == cloud.OnDemand {
+		capacityType = cloud.Dedicated
 	}
-	return market, cmp.Or(l.reservation, l.host)
+	return capacityType, cmp.Or(l.reservation, l.host)
 }

@@ -64,21 +64,21 @@ type key struct {
 	instanceType, family, zone, subnet string
 	pool                               string // "" where instanceType is
 
-	market market
+	capacityType capacityType
 }
 
-type market uint8
+type capacityType uint8
 
 const (
-	anyMarket market = iota
+	anyCapacityType capacityType = iota
 	onDemand
 	spot
 )
 
-func marketOf(isSpot *bool) market {
+func capacityTypeOf(isSpot *bool) capacityType {
 	switch {
 	case isSpot == nil:
-		return anyMarket
+		return anyCapacityType
 	case *isSpot:
 		return spot
 	}
@@ -93,7 +93,7 @@ const (
 	hasType shape = 1 << iota
 	hasZone
 	hasSubnet
-	hasMarket
+	hasCapacityType
 	hasFamily
 )
 
@@ -107,8 +107,8 @@ func (k key) shape() (s shape) {
 	if k.subnet != "" {
 		s |= hasSubnet
 	}
-	if k.market != anyMarket {
-		s |= hasMarket
+	if k.capacityType != anyCapacityType {
+		s |= hasCapacityType
 	}
 	if k.family != "" {
 		s |= hasFamily
@@ -127,8 +127,8 @@ func (s shape) key(o *offering.Key) (k key) {
 	if s&hasSubnet != 0 {
 		k.subnet = o.Subnet
 	}
-	if s&hasMarket != 0 {
-		k.market = marketOf(&o.Spot)
+	if s&hasCapacityType != 0 {
+		k.capacityType = capacityTypeOf(&o.Spot)
 	}
 	if s&hasFamily != 0 {
 		k.family = o.Family
@@ -195,7 +195,7 @@ func (s *Shortages) put(shortage Shortage) {
 		family:       shortage.Family,
 		zone:         shortage.Zone,
 		subnet:       shortage.Subnet,
-		market:       marketOf(shortage.Spot),
+		capacityType: capacityTypeOf(shortage.Spot),
 	}
 	if k.instanceType != "" {
 		k.pool = shortage.Pool
@@ -274,14 +274,14 @@ func (s *Shortages) List() []Shortage {
 			Until:         m.until,
 			Why:           m.why,
 		}
-		if k.market != anyMarket {
-			shortage.Spot = new(k.market == spot)
+		if k.capacityType != anyCapacityType {
+			shortage.Spot = new(k.capacityType == spot)
 		}
 		list = append(list, shortage)
 	}
 	slices.SortFunc(list, func(a, b Shortage) int {
 		return cmp.Or(cmp.Compare(a.InstanceType, b.InstanceType), cmp.Compare(a.Family, b.Family), cmp.Compare(a.Zone, b.Zone),
-			cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(marketOf(a.Spot), marketOf(b.Spot)), cmp.Compare(a.Pool, b.Pool))
+			cmp.Compare(a.Subnet, b.Subnet), cmp.Compare(capacityTypeOf(a.Spot), capacityTypeOf(b.Spot)), cmp.Compare(a.Pool, b.Pool))
 	})
 	return list
 }

@@ -168,7 +168,7 @@ func TestWhatIsOverIsForgotten(t *testing.T) {
 	if len(s.marked) != 1 {
 		t.Errorf("%d shortages are kept, want the last one only", len(s.marked))
 	}
-	if got, want := s.shapes.Load(), uint32(1)<<(hasType|hasZone|hasSubnet|hasMarket); got != want {
+	if got, want := s.shapes.Load(), uint32(1)<<(hasType|hasZone|hasSubnet|hasCapacityType); got != want {
 		t.Errorf("shapes %b are looked up, want %b", got, want)
 	}
 }

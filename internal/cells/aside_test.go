@@ -57,10 +57,10 @@ func (b *bubble) all(what string, want apiv1.Phase) {
 	}
 }
 
-func (b *bubble) requestStuck(offer string) {
+func (b *bubble) requestStuck(offering string) {
 	var burst sync.WaitGroup
 	for n := range stuck {
-		burst.Go(func() { b.request(name(n), offer) })
+		burst.Go(func() { b.request(name(n), offering) })
 	}
 	burst.Wait()
 	b.later(20 * time.Second)

@@ -270,7 +270,7 @@ func TestNoPodGetsACellThatAPersonEndsMeanwhile(t *testing.T) {
 		a.mu.Lock()
 		a.answer = func(string) error { return errors.New("not yet") }
 		a.mu.Unlock()
-		b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nil, cloud.ErrCapacity }
+		b.cfg.Pools[0].Offerings = func() ([]Offering, error) { return nil, cloud.ErrCapacity }
 		a.kip("ca-2", "ca-1")
 		b.later(time.Minute)
 		shown := b.cells.Unmoved()
@@ -394,7 +394,7 @@ func TestStoppedStandbyCellsAreReplacedOrMovedInARotation(t *testing.T) {
 				t.Fatalf("the pool has %+v", first)
 			}
 			b.cfg.Template = "of ca-2"
-			b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nil, cloud.ErrCapacity }
+			b.cfg.Pools[0].Offerings = func() ([]Offering, error) { return nil, cloud.ErrCapacity }
 			b.cfg.CAHash, b.cfg.OldCAHash = "ca-2", "ca-1"
 			b.run()
 			if taken {
@@ -412,7 +412,7 @@ func TestStoppedStandbyCellsAreReplacedOrMovedInARotation(t *testing.T) {
 					t.Errorf("not moved: %+v", left)
 				}
 				b.stop()
-				b.cfg.Pools[0].Offers = func() ([]Offer, error) { return nano("x").Offers, nil }
+				b.cfg.Pools[0].Offerings = func() ([]Offering, error) { return nano("x").Offerings, nil }
 				b.run()
 				b.later(5 * time.Minute)
 			}

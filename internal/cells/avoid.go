@@ -46,6 +46,6 @@ func (s *silentZones) avoid(silent []string) {
 		}
 		no := cloud.No(cloud.ErrCapacity, cloud.Scope{Zone: zone}, errSilentZone)
 		no.RetryAfter = 2*s.health.pollInterval() + callTimeout
-		s.shortages.Mark(Offer{}, no)
+		s.shortages.Mark(Offering{}, no)
 	}
 }

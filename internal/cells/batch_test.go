@@ -394,7 +394,7 @@ func TestAnUntaggedInstanceOfALostStoreHoldsUpOlderPodsOnly(t *testing.T) {
 		ask := func(pod string, created time.Time) {
 			t.Helper()
 			if _, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Created: created,
-				Offers: []Offer{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Hour}}}); err != nil {
+				Offerings: []Offering{{InstanceType: "nano", Zone: "z", PricePerHour: 1, BootTimeout: time.Hour}}}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -32,7 +32,7 @@ type fewer struct {
 
 // note notes where cells are to be launched one by one, and that fewer are to be launched
 // at once.
-func (s *batchSizes) note(o Offer, cells int, verdicts map[int]verdict) {
+func (s *batchSizes) note(o Offering, cells int, verdicts map[int]verdict) {
 	until := s.clock.Now().Add(apartFor)
 	s.mu.Lock()
 	defer s.mu.Unlock()

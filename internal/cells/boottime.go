@@ -15,12 +15,12 @@ const readyTimeout = 2 * time.Minute
 // kept the cell waiting, is not taken off.
 func (s *connections) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
 	from, what := cell.StepTime(apiv1.StepJoined), "ready"
-	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offer().BootTimeout))
+	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offering().BootTimeout))
 	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
 		from, limit, what = begun, cloudInitTimeout, "done with its cloud-init file"
 	}
 	if from.IsZero() || cell.launched().After(from) { // or started anew
-		from, limit, what = cell.launched(), cell.Offer().BootTimeout, "joined"
+		from, limit, what = cell.launched(), cell.Offering().BootTimeout, "joined"
 	}
 	if session != nil {
 		if held := session.HeldBack(); held.After(from) {

@@ -49,16 +49,16 @@ type BudgetError struct {
 	Monthly bool
 	// Unpriced reports whether the cell's price is not known: the other figures are 0.
 	Unpriced bool
-	Offer    Offer
+	Offering Offering
 	For      string // the namespace
 }
 
 func (e *BudgetError) Error() string {
 	const where = "cells.budgets of provider.yaml"
 	if e.Unpriced {
-		return fmt.Sprintf("the price of %s is not known, and namespace %s has a budget (%s)", e.Offer, e.For, where)
+		return fmt.Sprintf("the price of %s is not known, and namespace %s has a budget (%s)", e.Offering, e.For, where)
 	}
-	add := fmt.Sprintf("%s would add $%s an hour", e.Offer, apiv1.Price(e.Cell))
+	add := fmt.Sprintf("%s would add $%s an hour", e.Offering, apiv1.Price(e.Cell))
 	if e.Monthly {
 		return fmt.Sprintf("namespace %s may cost $%s a month (%s): it has cost $%s this month, its %d cells cost $%s an hour, and %s",
 			e.For, apiv1.Price(e.PerMonth), where, apiv1.Price(e.Spent), e.Running, apiv1.Price(e.Cells), add)
@@ -105,15 +105,15 @@ func (s *budgets) outlayOf(namespace string, b Budget, spent float64, without *e
 	return o
 }
 
-// afford says whether a namespace may have one more cell, by an offer: nil, or why not.
-func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
+// afford says whether a namespace may have one more cell, by an offering: nil, or why not.
+func (b Budget) afford(namespace string, o outlay, offering Offering) *BudgetError {
 	e := BudgetError{
-		Budget: b,
-		Cell:   offer.CostPerHour(),
-		Offer:  offer,
-		For:    namespace,
+		Budget:   b,
+		Cell:     offering.CostPerHour(),
+		Offering: offering,
+		For:      namespace,
 	}
-	if offer.Unpriced {
+	if offering.Unpriced {
 		e.Unpriced = true
 		return &e
 	}
@@ -128,29 +128,29 @@ func (b Budget) afford(namespace string, o outlay, offer Offer) *BudgetError {
 	return nil
 }
 
-// affordable returns those of the offers that the budget of a namespace allows now.
-func (s *budgets) affordable(ctx context.Context, namespace string, offers []Offer) ([]Offer, error) {
+// affordable returns those of the offerings that the budget of a namespace allows now.
+func (s *budgets) affordable(ctx context.Context, namespace string, offerings []Offering) ([]Offering, error) {
 	if s.limits.of(namespace).none() {
-		return offers, nil
+		return offerings, nil
 	}
 	spent, unlock, err := s.lock(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	left, _ := s.allowed(namespace, offers, spent)
+	left, _ := s.allowed(namespace, offerings, spent)
 	return left, nil
 }
 
-// allowed returns the offers that a namespace may have now, and why it may not have the first of the others; nil where
+// allowed returns the offerings that a namespace may have now, and why it may not have the first of the others; nil where
 // there is no other. The caller holds table.mu.
-func (s *budgets) allowed(namespace string, offers []Offer, spent float64) (left []Offer, over *BudgetError) {
+func (s *budgets) allowed(namespace string, offerings []Offering, spent float64) (left []Offering, over *BudgetError) {
 	b := s.limits.of(namespace)
 	if b.none() {
-		return offers, nil
+		return offerings, nil
 	}
 	cost := s.outlayOf(namespace, b, spent, nil)
-	for _, o := range offers {
+	for _, o := range offerings {
 		if err := b.afford(namespace, cost, o); err == nil {
 			left = append(left, o)
 		} else if over == nil {
@@ -179,14 +179,14 @@ func (s *budgets) lock(ctx context.Context, namespace string) (spent float64, un
 	}, nil
 }
 
-// nextWithin returns the offers from the first that the namespace of a cell may have, and
+// nextWithin returns the offerings from the first that the namespace of a cell may have, and
 // counts that one as the cell's: another that is requested meanwhile finds it taken. Bounds
 // of a month were kept when the cell was requested.
-func (s *budgets) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
+func (s *budgets) nextWithin(cell *Cell, offerings []Offering) ([]Offering, error) {
 	namespace := cell.Pod.Namespace
 	b := s.limits.of(namespace)
 	if cell.Pod.UID == "" || b.PerHour == 0 {
-		return offers, nil
+		return offerings, nil
 	}
 	b.PerMonth = 0
 	s.table.mu.Lock()
@@ -194,13 +194,13 @@ func (s *budgets) nextWithin(cell *Cell, offers []Offer) ([]Offer, error) {
 	e := s.table.byID[cell.ID]
 	cost := s.outlayOf(namespace, b, 0, e)
 	var first error
-	for i, o := range offers {
+	for i, o := range offerings {
 		err := b.afford(namespace, cost, o)
 		if err == nil {
 			if e != nil {
 				e.reserved = max(e.reserved, o.CostPerHour()) // both, until it is stored which
 			}
-			return offers[i:], nil
+			return offerings[i:], nil
 		}
 		if first == nil {
 			first = err
@@ -232,7 +232,7 @@ func (c *Cell) paidFrom() time.Time {
 
 // spentSince is what the cell has cost its namespace since then, in dollars.
 func (c *Cell) spentSince(since, now time.Time) float64 {
-	return hours(c.paidFrom(), since, now) * c.Offer().CostPerHour()
+	return hours(c.paidFrom(), since, now) * c.Offering().CostPerHour()
 }
 
 // hours are those for which something that is paid for from a time on, zero for never, was

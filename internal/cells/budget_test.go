@@ -24,9 +24,9 @@ func budgeted(perHour, perMonth float64, more ...func(*setup)) func(*setup) {
 	}
 }
 
-// costing is an offer of a price.
-func costing(name string, perHour float64) Offer {
-	return Offer{
+// costing is an offering of a price.
+func costing(name string, perHour float64) Offering {
+	return Offering{
 		InstanceType: name,
 		Zone:         "z",
 		PricePerHour: perHour,
@@ -34,18 +34,18 @@ func costing(name string, perHour float64) Offer {
 	}
 }
 
-// buy requests a cell by the offers that the budget allows, and returns what the budget says against it.
-func (b *bubble) buy(pod string, offers ...Offer) *BudgetError {
+// buy requests a cell by the offerings that the budget allows, and returns what the budget says against it.
+func (b *bubble) buy(pod string, offerings ...Offering) *BudgetError {
 	b.Helper()
 	for {
-		allowed, err := b.cells.Affordable(b.Context(), ref(pod).Namespace, offers)
+		allowed, err := b.cells.Affordable(b.Context(), ref(pod).Namespace, offerings)
 		if err != nil {
 			b.Fatal(err)
 		}
 		if len(allowed) > 0 {
-			offers = allowed
+			offerings = allowed
 		}
-		_, err = b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: offers})
+		_, err = b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: offerings})
 		over, is := errors.AsType[*BudgetError](err)
 		if err != nil && !is {
 			b.Fatal(err)
@@ -98,18 +98,18 @@ func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
 	})
 }
 
-// A request is stored with the offers that its pod was given. The budget may have changed since.
+// A request is stored with the offerings that its pod was given. The budget may have changed since.
 func TestARequestIsRefusedForAnyOfferBeyondTheBudget(t *testing.T) {
 	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
 		_, err := b.cells.Request(b.Context(), Request{
-			Pod:     ref("a"),
-			Attempt: 1,
-			Seen:    time.Now(),
-			Offers:  []Offer{costing("small", 0.3), costing("large", 2)},
+			Pod:       ref("a"),
+			Attempt:   1,
+			Seen:      time.Now(),
+			Offerings: []Offering{costing("small", 0.3), costing("large", 2)},
 		})
 		over, is := errors.AsType[*BudgetError](err)
-		if !is || over.Offer.InstanceType != "large" {
+		if !is || over.Offering.InstanceType != "large" {
 			t.Fatalf("requested beyond the budget: %v", err)
 		}
 		if _, has := b.cells.ForPod(ref("a").UID); has {
@@ -217,9 +217,9 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 		t.Errorf("7 dollars of January are %v in January and %v in February", got, next)
 	}
 	c := Cell{
-		Pod:      ref("a"),
-		Offers:   []Offer{costing("nano", 2)},
-		Instance: &cloud.Instance{Launched: february.Add(-48 * time.Hour)},
+		Pod:       ref("a"),
+		Offerings: []Offering{costing("nano", 2)},
+		Instance:  &cloud.Instance{Launched: february.Add(-48 * time.Hour)},
 	}
 	now := february.Add(3 * time.Hour)
 	if got, all := c.spentSince(february, now), c.spentSince(january, now); got != 6 || all != 102 {
@@ -235,7 +235,7 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 func TestAStandbyCellCostsItsNamespaceNothingBeforeItIsGiven(t *testing.T) {
 	inBubble(t, budgeted(0, 3, keep(1)), nil, func(t *testing.T, b *bubble) {
 		b.later(5 * time.Hour)
-		r := Request{Pod: ref("waited"), Attempt: 1, Seen: time.Now().Add(-4 * time.Hour), Offers: []Offer{costing("nano", 1)}}
+		r := Request{Pod: ref("waited"), Attempt: 1, Seen: time.Now().Add(-4 * time.Hour), Offerings: []Offering{costing("nano", 1)}}
 		cell, err := b.cells.Request(b.Context(), r)
 		if err != nil || cell.Standby == "" {
 			t.Fatalf("the standby cell was not taken: %+v, %v", cell, err)
@@ -272,15 +272,15 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 		pod := ref(fmt.Sprint(n))
 		pod.UID = types.UID(fmt.Sprint("uid-", n))
 		c.table.reserve(newEntry(Cell{
-			ID:       fmt.Sprint("cell-", n),
-			Pod:      pod,
-			Offers:   []Offer{costing("nano", 1)},
-			Instance: &cloud.Instance{Launched: time.Now().Add(-time.Hour)},
+			ID:        fmt.Sprint("cell-", n),
+			Pod:       pod,
+			Offerings: []Offering{costing("nano", 1)},
+			Instance:  &cloud.Instance{Launched: time.Now().Add(-time.Hour)},
 		}, 0))
 	}
 	r := Request{Pod: ref("another")}
 	for n := range 20 {
-		r.Offers = append(r.Offers, costing("nano", float64(cells-n)))
+		r.Offerings = append(r.Offerings, costing("nano", float64(cells-n)))
 	}
 	return c, now, r
 }
@@ -288,15 +288,15 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offers, over := c.budgets.allowed(r.Pod.Namespace, r.Offers, 0)
-	if over != nil || len(offers) != len(r.Offers) {
-		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offers), len(offers), over)
+	offerings, over := c.budgets.allowed(r.Pod.Namespace, r.Offerings, 0)
+	if over != nil || len(offerings) != len(r.Offerings) {
+		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
 	if n := now.times - was; n != 1 {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
-	if left, err := c.budgets.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offers); err != nil || len(left) != len(r.Offers) {
+	if left, err := c.budgets.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings); err != nil || len(left) != len(r.Offerings) {
 		t.Fatalf("%d offers are left, %v", len(left), err)
 	}
 	if n := now.times - was; n != 1 {
@@ -308,14 +308,14 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.budgets.allowed(r.Pod.Namespace, r.Offers, 0); over != nil {
+		if _, over := c.budgets.allowed(r.Pod.Namespace, r.Offerings, 0); over != nil {
 			b.Fatal(over)
 		}
 	}
 }
 
 func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
-	unpriced := Offer{InstanceType: "new", Zone: "z", Unpriced: true, BootTimeout: time.Minute}
+	unpriced := Offering{InstanceType: "new", Zone: "z", Unpriced: true, BootTimeout: time.Minute}
 	inBubble(t, budgeted(1, 0, keep(1)), nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		if over := b.buy("u", unpriced); over == nil || !over.Unpriced ||
@@ -335,7 +335,7 @@ func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
 		other.Namespace = "other"
 		for n, price := range []float64{0.4, 0.2} {
 			other.UID += "x"
-			_, err := b.cells.Request(b.Context(), Request{Pod: other, Attempt: 1, Seen: time.Now(), Offers: []Offer{costing("nano", price)}})
+			_, err := b.cells.Request(b.Context(), Request{Pod: other, Attempt: 1, Seen: time.Now(), Offerings: []Offering{costing("nano", price)}})
 			if over, is := errors.AsType[*BudgetError](err); is != (n == 1) || is && over.For != "other" {
 				t.Errorf("%v dollars in a namespace with the budget of all: %v", price, err)
 			}

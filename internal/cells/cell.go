@@ -35,12 +35,12 @@ type Cell struct {
 	PodCreated time.Time   `json:"podCreated,omitzero"`
 	Phase      apiv1.Phase `json:"phase"`
 	Attempt    int         `json:"attempt"`
-	// Offers are what to launch, best first; the first is being used. An offer
+	// Offerings are what to launch, best first; the first is being used. An offer
 	// that the cloud cannot serve is dropped.
-	Offers []Offer `json:"offers"`
+	Offerings []Offering `json:"offers"`
 	// Best are the first of the pod's offers as they were when it was given the cell, and
 	// RuledOut why other types were none, for people.
-	Best     []Offer          `json:"best,omitempty"`
+	Best     []Offering       `json:"best,omitempty"`
 	RuledOut []apiv1.RuledOut `json:"ruledOut,omitempty"`
 	// Options are what the pod's annotations and the configuration ask of a launch,
 	// resolved when the cell was requested.
@@ -101,7 +101,7 @@ type Cell struct {
 	Cause Cause `json:"cause,omitempty"`
 	// Special says that the pod asks for what other cells do not have.
 	Special bool `json:"special,omitempty"`
-	// Refusals are how many offers in a row, the last one included, the cloud refused for
+	// Refusals are how many offerings in a row, the last one included, the cloud refused for
 	// what the cell itself asks for.
 	Refusals int `json:"refusals,omitempty"`
 	// BoostEnded reports whether the cloud was told that the machine has started, and needs no more CPU for that. That it
@@ -181,7 +181,7 @@ func (c *Cell) bootIsNews(told agentapi.Boot) bool {
 	return told != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
 }
 
-// Options are what a launch is given besides its offer.
+// Options are what a launch is given besides its offering.
 type Options = cloud.Options
 
 // Cause is a kind of end.
@@ -227,27 +227,27 @@ type Launch struct {
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
-// Offer is one thing to launch.
-type Offer = offering.Offering
+// Offering is one thing to launch.
+type Offering = offering.Offering
 
 // offeringKey is what the cloud tells offers apart by.
 type offeringKey struct {
 	instanceType, zone, subnet, reservation string
-	market                                  cloud.Market
+	capacityType                            cloud.CapacityType
 }
 
-func keyOf(o Offer) offeringKey {
+func keyOf(o Offering) offeringKey {
 	return offeringKey{
 		instanceType: o.InstanceType,
 		zone:         o.Zone,
 		subnet:       o.Subnet,
 		reservation:  o.Reservation,
-		market:       o.Market(),
+		capacityType: o.CapacityType(),
 	}
 }
 
-// candidateOf shows an offer to people.
-func candidateOf(o Offer) apiv1.Candidate {
+// candidateOf shows an offering to people.
+func candidateOf(o Offering) apiv1.Candidate {
 	part := func(dollars float64, unpriced bool) string {
 		switch {
 		case unpriced:
@@ -275,9 +275,9 @@ func candidateOf(o Offer) apiv1.Candidate {
 }
 
 // Candidates show offers to people, the first of them.
-func Candidates(offers []Offer) []apiv1.Candidate {
+func Candidates(offerings []Offering) []apiv1.Candidate {
 	var list []apiv1.Candidate
-	for _, o := range offers[:min(len(offers), apiv1.MaxCandidates)] {
+	for _, o := range offerings[:min(len(offerings), apiv1.MaxCandidates)] {
 		list = append(list, candidateOf(o))
 	}
 	return list
@@ -285,21 +285,21 @@ func Candidates(offers []Offer) []apiv1.Candidate {
 
 // Candidates show what the cell is, or is to be, and what else was best when it was chosen.
 func (c Cell) Candidates() []apiv1.Candidate {
-	offers := c.Offers
-	if len(offers) == 1 { // it is launched, or the others had no capacity
-		offers = append(slices.Clip(offers), slices.DeleteFunc(slices.Clone(c.Best), func(o Offer) bool {
-			return keyOf(o) == keyOf(offers[0])
+	offerings := c.Offerings
+	if len(offerings) == 1 { // it is launched, or the others had no capacity
+		offerings = append(slices.Clip(offerings), slices.DeleteFunc(slices.Clone(c.Best), func(o Offering) bool {
+			return keyOf(o) == keyOf(offerings[0])
 		})...)
 	}
-	return Candidates(offers)
+	return Candidates(offerings)
 }
 
-// Offer is what the cell is, or will be, launched as.
-func (c Cell) Offer() Offer {
-	if len(c.Offers) == 0 {
-		return Offer{}
+// Offering is what the cell is, or will be, launched as.
+func (c Cell) Offering() Offering {
+	if len(c.Offerings) == 0 {
+		return Offering{}
 	}
-	return c.Offers[0]
+	return c.Offerings[0]
 }
 
 // JoinID is the cell ID under which the cell's machine joins: what the machine can
@@ -340,7 +340,7 @@ func (c Cell) StepTime(name string) time.Time {
 }
 
 // next lists, for each phase, the phases that may follow it. Two go back: a launch that the cloud has
-// refused is requested again, with the next offer, and a standby cell that was stopped boots again.
+// refused is requested again, with the next offering, and a standby cell that was stopped boots again.
 var next = map[apiv1.Phase][]apiv1.Phase{
 	apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
 	apiv1.Launching:   {apiv1.Booting, apiv1.Requested, apiv1.Terminating, apiv1.Gone},
@@ -379,7 +379,7 @@ func (c *Cell) step(name string, at time.Time) {
 
 // clone returns a copy whose slices and pointers are its own.
 func (c Cell) clone() Cell {
-	c.Offers = slices.Clone(c.Offers)
+	c.Offerings = slices.Clone(c.Offerings)
 	c.Steps = slices.Clone(c.Steps)
 	c.Disks = slices.Clone(c.Disks)
 	c.Plugins = slices.Clone(c.Plugins)
@@ -412,7 +412,7 @@ func (c Cell) zone() string {
 	case c.Instance != nil:
 		return c.Instance.Zone
 	case c.Launch != nil:
-		return c.Offer().Zone
+		return c.Offering().Zone
 	}
 	return ""
 }
@@ -438,7 +438,7 @@ func launchToken(controllerID, launch string) string {
 }
 
 // offerToken is what Kips before derived it from: also what was asked for.
-func offerToken(controllerID, launch string, cells int, o Offer) string {
+func offeringToken(controllerID, launch string, cells int, o Offering) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t",
 		controllerID, launch, cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
 	if o.Dedicated {
@@ -458,12 +458,12 @@ func launchedBy(controllerID string, i cloud.Instance) bool {
 	if i.Origin.Token == "" || i.Origin.Token == launchToken(controllerID, batch) {
 		return true
 	}
-	var offers []Offer
+	var offerings []Offering
 	for _, dedicated := range []bool{false, true} {
 		// It may be in a subnet, or a reservation, for which nobody asked.
 		for _, subnet := range []string{i.Subnet, ""} {
 			for _, reservation := range []string{"", i.Origin.Reservation} {
-				offers = append(offers, Offer{
+				offerings = append(offerings, Offering{
 					InstanceType: i.InstanceType,
 					Zone:         i.Zone,
 					Subnet:       subnet,
@@ -474,9 +474,9 @@ func launchedBy(controllerID string, i cloud.Instance) bool {
 			}
 		}
 	}
-	return slices.ContainsFunc(offers, func(o Offer) bool {
+	return slices.ContainsFunc(offerings, func(o Offering) bool {
 		for cells := 1; cells <= cloud.MaxLaunch; cells++ {
-			if offerToken(controllerID, batch, cells, o) == i.Origin.Token {
+			if offeringToken(controllerID, batch, cells, o) == i.Origin.Token {
 				return true
 			}
 		}

@@ -36,7 +36,7 @@ func TestThePhasesFormALineWithTwoWaysBack(t *testing.T) {
 }
 
 func TestTheLaunchTokenNamesOneLaunch(t *testing.T) {
-	base := Cell{Launch: &Launch{ID: "launch-a", Cells: 2}, Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
+	base := Cell{Launch: &Launch{ID: "launch-a", Cells: 2}, Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
 	token := base.launchToken("me")
 	if len(token) > 64 {
 		t.Fatalf("%d characters; EC2 takes 64", len(token))
@@ -54,30 +54,30 @@ func TestTheLaunchTokenNamesOneLaunch(t *testing.T) {
 // Tags anybody may write who may write tags; the token of a launch nobody can afterwards. What else EC2
 // tells of an instance it may change: it moves one to another host, and has all of a VPC be dedicated.
 func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
-	cell := Cell{Launch: &Launch{ID: "launch-a", Cells: 7}, Offers: []Offer{{InstanceType: "nano", Zone: "z", Subnet: "s"}}}
-	old := func(c Cell) string { return offerToken("me", c.Launch.ID, c.Launch.Cells, c.Offer()) }
+	cell := Cell{Launch: &Launch{ID: "launch-a", Cells: 7}, Offerings: []Offering{{InstanceType: "nano", Zone: "z", Subnet: "s"}}}
+	old := func(c Cell) string { return offeringToken("me", c.Launch.ID, c.Launch.Cells, c.Offering()) }
 	for name, tc := range map[string]struct {
-		change func(*Offer, *cloud.Instance)
+		change func(*Offering, *cloud.Instance)
 		now    bool // only by the token that Kip derives now
 	}{
-		"on demand":                      {change: func(*Offer, *cloud.Instance) {}},
-		"spot":                           {change: func(o *Offer, i *cloud.Instance) { o.Spot, i.Spot = true, true }},
-		"dedicated":                      {change: func(o *Offer, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true }},
-		"reserved":                       {change: func(o *Offer, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" }},
-		"in a reservation by chance":     {change: func(_ *Offer, i *cloud.Instance) { i.Origin.Reservation = "cr-1" }},
-		"in a subnet by chance":          {change: func(o *Offer, _ *cloud.Instance) { o.Subnet = "" }},
-		"in a VPC of dedicated hardware": {change: func(_ *Offer, i *cloud.Instance) { i.Origin.Dedicated = true }},
-		"dedicated hardware, reserved": {change: func(o *Offer, i *cloud.Instance) {
+		"on demand":                      {change: func(*Offering, *cloud.Instance) {}},
+		"spot":                           {change: func(o *Offering, i *cloud.Instance) { o.Spot, i.Spot = true, true }},
+		"dedicated":                      {change: func(o *Offering, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true }},
+		"reserved":                       {change: func(o *Offering, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" }},
+		"in a reservation by chance":     {change: func(_ *Offering, i *cloud.Instance) { i.Origin.Reservation = "cr-1" }},
+		"in a subnet by chance":          {change: func(o *Offering, _ *cloud.Instance) { o.Subnet = "" }},
+		"in a VPC of dedicated hardware": {change: func(_ *Offering, i *cloud.Instance) { i.Origin.Dedicated = true }},
+		"dedicated hardware, reserved": {change: func(o *Offering, i *cloud.Instance) {
 			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "cr-1", true, "cr-1"
 		}},
-		"moved to another host": {change: func(o *Offer, i *cloud.Instance) {
+		"moved to another host": {change: func(o *Offering, i *cloud.Instance) {
 			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "h-1", true, "h-2"
 		}, now: true},
-		"of a reservation that is cancelled": {change: func(o *Offer, _ *cloud.Instance) { o.Reservation = "cr-1" }, now: true},
+		"of a reservation that is cancelled": {change: func(o *Offering, _ *cloud.Instance) { o.Reservation = "cr-1" }, now: true},
 	} {
 		c := cell.clone()
 		i := cloud.Instance{InstanceType: "nano", Zone: "z", Subnet: "s", Tags: map[string]string{cloud.TagBatch: "launch-a"}}
-		tc.change(&c.Offers[0], &i)
+		tc.change(&c.Offerings[0], &i)
 		if i.Origin.Token = old(c); launchedBy("me", i) == tc.now || launchedBy("you", i) {
 			t.Errorf("%s, as Kips before launched it: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
 		}
@@ -98,7 +98,7 @@ func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
 }
 
 func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
-	is := Offer{
+	is := Offering{
 		InstanceType:   "t3.small",
 		Zone:           "a",
 		PricePerHour:   0.02,
@@ -107,8 +107,8 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 		AddressPerHour: 0.005,
 		Reason:         "cheapest",
 	}
-	spot := Offer{InstanceType: "c5.large", Zone: "a", Spot: true, Unpriced: true}
-	c := Cell{Offers: []Offer{is}, Best: []Offer{{InstanceType: "t3.nano", Zone: "a"}, is, spot, is, is, spot, spot, spot}}
+	spot := Offering{InstanceType: "c5.large", Zone: "a", Spot: true, Unpriced: true}
+	c := Cell{Offerings: []Offering{is}, Best: []Offering{{InstanceType: "t3.nano", Zone: "a"}, is, spot, is, is, spot, spot, spot}}
 	got := c.Candidates()
 	if len(got) != apiv1.MaxCandidates || got[1].InstanceType != "t3.nano" {
 		t.Errorf("candidates are %+v", got)
@@ -138,13 +138,13 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 // People are told of a cell what its costs are told as.
 // Cells of a reservation go in calls of their own, which name it; people see which it is.
 func TestACellIsLaunchedIntoItsReservation(t *testing.T) {
-	with := Offer{InstanceType: "m5.large", Zone: "a", Reservation: "cr-1"}
+	with := Offering{InstanceType: "m5.large", Zone: "a", Reservation: "cr-1"}
 	without := with
 	without.Reservation = ""
 	c := &launchCalls{recipe: &recipe{}}
-	for _, o := range []Offer{with, without} {
-		s := c.launchSpec(Cell{Offers: []Offer{o}}, "")
-		if s.Reservation != o.Reservation || s.Pool() != o.Pool() || s.Market != cloud.OnDemand {
+	for _, o := range []Offering{with, without} {
+		s := c.launchSpec(Cell{Offerings: []Offering{o}}, "")
+		if s.Reservation != o.Reservation || s.Pool() != o.Pool() || s.CapacityType != cloud.OnDemand {
 			t.Errorf("%s is launched as %+v", o, s)
 		}
 	}
@@ -159,11 +159,11 @@ func TestADedicatedCellIsShownAsOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	schema := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["status"].Properties["launchType"]
-	for _, offer := range []Offer{{}, {Spot: true}, {Dedicated: true}} {
-		status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(Cell{Offers: []Offer{offer}})
-		shown := candidateOf(offer).LaunchType
-		if !strings.EqualFold(shown, string(offer.Market())) || status.LaunchType != shown {
-			t.Errorf("what is bought as %s is shown as %s, its cell as %s", offer.Market(), shown, status.LaunchType)
+	for _, offering := range []Offering{{}, {Spot: true}, {Dedicated: true}} {
+		status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(Cell{Offerings: []Offering{offering}})
+		shown := candidateOf(offering).LaunchType
+		if !strings.EqualFold(shown, string(offering.CapacityType())) || status.LaunchType != shown {
+			t.Errorf("what is bought as %s is shown as %s, its cell as %s", offering.CapacityType(), shown, status.LaunchType)
 		}
 		if !slices.ContainsFunc(schema.Enum, func(v apiextensionsv1.JSON) bool { return string(v.Raw) == strconv.Quote(shown) }) {
 			t.Errorf("no Cell may be %s", shown)

@@ -125,8 +125,8 @@ func TestACellCarriesOutItsCloudInitFileBeforeItIsConfigured(t *testing.T) {
 	inBubble(t, withFile(file), nil, func(t *testing.T, b *bubble) {
 		b.links.agents = agents.serve
 		agents.say(http.StatusServiceUnavailable, "it is being carried out")
-		offer := Offer{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}
-		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+		offering := Offering{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
 			t.Fatal(err)
 		}
 		b.later(5 * time.Minute)
@@ -241,13 +241,13 @@ func TestWhatDoesNotFitTheImageOfOneArchitectureHoldsUpNoOther(t *testing.T) {
 	inBubble(t, withFile(&operators{now: "one"}), nil, func(t *testing.T, b *bubble) {
 		b.links.agents = agents.serve
 		request := func(pod, arch string) {
-			offer := Offer{
+			offering := Offering{
 				InstanceType: "nano",
 				Zone:         "z",
 				Arch:         arch,
 				BootTimeout:  time.Minute,
 			}
-			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: []Offer{offer}}
+			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: []Offering{offering}}
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)
 			}
@@ -314,7 +314,7 @@ func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 		for pod, archs := range map[string][]string{"both": {"arm64", "arm64", "amd64"}, "one": {"arm64", "arm64"}} {
 			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Special: true}
 			for n, arch := range archs {
-				r.Offers = append(r.Offers, Offer{InstanceType: fmt.Sprint(arch, n), Arch: arch, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour})
+				r.Offerings = append(r.Offerings, Offering{InstanceType: fmt.Sprint(arch, n), Arch: arch, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour})
 			}
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)
@@ -322,8 +322,8 @@ func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 		}
 		b.later(time.Hour)
 		both, _ := b.cells.ForPod(ref("both").UID)
-		if both.Phase != apiv1.Bound || both.Offer().InstanceType != "amd642" || b.launched() != 1 {
-			t.Errorf("the pod that may have either is %q on %s, after %d launches", both.Phase, both.Offer(), b.launched())
+		if both.Phase != apiv1.Bound || both.Offering().InstanceType != "amd642" || b.launched() != 1 {
+			t.Errorf("the pod that may have either is %q on %s, after %d launches", both.Phase, both.Offering(), b.launched())
 		}
 		one, _ := b.cells.ForPod(ref("one").UID)
 		const why = "no image for arm64"

@@ -48,7 +48,7 @@ type Config struct {
 	OldCAHash string
 	// Gate decides about every end.
 	Gate *gate.Gate
-	// Shortages are told of each offer that the cloud did not serve.
+	// Shortages are told of each offering that the cloud did not serve.
 	Shortages Shortages
 	// Meter tells how much of a cell's machine its pod has used. Optional.
 	Meter Meter
@@ -110,7 +110,7 @@ type Config struct {
 type Nodes interface {
 	// StandbyNode is the one that a standby cell is made for, by what it is launched as: a
 	// pod of another node restarts its kubelet.
-	StandbyNode(Offer) string
+	StandbyNode(Offering) string
 }
 
 // Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it

@@ -34,13 +34,13 @@ func (b *bubble) launchesStored() (keys []string) {
 }
 
 // ask requests a cell with options.
-func (b *bubble) ask(pod string, o Options, offers ...string) Cell {
+func (b *bubble) ask(pod string, o Options, offerings ...string) Cell {
 	b.Helper()
-	var list []Offer
-	for _, name := range offers {
-		list = append(list, Offer{InstanceType: name, Zone: "z", PricePerHour: 1, DiskBytes: 5 << 30, BootTimeout: time.Hour})
+	var list []Offering
+	for _, name := range offerings {
+		list = append(list, Offering{InstanceType: name, Zone: "z", PricePerHour: 1, DiskBytes: 5 << 30, BootTimeout: time.Hour})
 	}
-	r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: list, Options: o, Special: b.special}
+	r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: list, Options: o, Special: b.special}
 	cell, err := b.cells.Request(b.Context(), r)
 	if err != nil {
 		b.Fatal(err)
@@ -68,7 +68,7 @@ func TestALaunchHasAllThatWasResolvedForItsPod(t *testing.T) {
 			t.Fatalf("%d calls for two pods that differ in their options", len(sent))
 		}
 		slices.SortFunc(sent, func(x, y cloud.LaunchRequest) int { return len(x.SecurityGroups) - len(y.SecurityGroups) })
-		if got := sent[1]; !reflect.DeepEqual(got.Options, o) || got.RootDiskBytes != 5<<30 || got.Market != cloud.OnDemand ||
+		if got := sent[1]; !reflect.DeepEqual(got.Options, o) || got.RootDiskBytes != 5<<30 || got.CapacityType != cloud.OnDemand ||
 			got.TagsOf(0)[cloud.TagNameTag] != "prod" || got.TagsOf(0)[cloud.TagPod] != "a" || got.TagsOf(0)[cloud.TagOwner] != "me" {
 			t.Errorf("launched %+v", got)
 		}
@@ -258,7 +258,7 @@ func TestOfThreeMachinesOnlyTheOneThatFailedIsTriedElsewhere(t *testing.T) {
 			if cell.Phase != apiv1.Bound {
 				t.Errorf("the cell of %s is %s", pod, cell.Phase)
 			}
-			types[pod] = cell.Offer().InstanceType
+			types[pod] = cell.Offering().InstanceType
 		}
 		if types["a"] != "nano" || types["b"] != "small" || types["c"] != "nano" || len(b.cloud.running()) != 4 {
 			t.Errorf("launched %v, instances %v", types, b.cloud.running())
@@ -533,7 +533,7 @@ func TestALaunchThatIsTooEarlyIsRepeatedAndBlamesNoOffering(t *testing.T) {
 	})
 }
 
-// Rights may be to some types only: the next offer is tried, and nobody else waits.
+// Rights may be to some types only: the next offering is tried, and nobody else waits.
 func TestAMissingRightToATypeIsARefusalOfThatTypeAlone(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		allowed := "small"

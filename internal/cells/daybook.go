@@ -41,22 +41,22 @@ func (c *Cell) entries(from time.Time, seconds float64, use daybook.Use) []daybo
 	if from.IsZero() || seconds <= 0 {
 		return nil
 	}
-	offer, idle := c.Offer(), seconds
+	offering, idle := c.Offering(), seconds
 	if c.Pod.UID != "" {
 		idle = min(seconds, max(0, c.StepTime(apiv1.StepGiven).Sub(from).Seconds()))
 	}
 	price := daybook.Price{
-		Machine: daybook.Rate{PerHour: offer.PricePerHour, Unknown: offer.Unpriced},
-		Disk:    daybook.Rate{PerHour: offer.DiskPerHour, Unknown: offer.DiskUnpriced},
-		Address: daybook.Rate{PerHour: offer.AddressPerHour, Unknown: offer.AddressUnpriced},
+		Machine: daybook.Rate{PerHour: offering.PricePerHour, Unknown: offering.Unpriced},
+		Disk:    daybook.Rate{PerHour: offering.DiskPerHour, Unknown: offering.DiskUnpriced},
+		Address: daybook.Rate{PerHour: offering.AddressPerHour, Unknown: offering.AddressUnpriced},
 	}
 	var all []daybook.Entry
 	if idle > 0 {
 		all = append(all, daybook.Of(daybook.Spender{
 			Namespace:    daybook.NoPod,
 			Owner:        "Standby/" + c.Standby,
-			InstanceType: offer.InstanceType,
-			LaunchType:   string(offer.Market()),
+			InstanceType: offering.InstanceType,
+			LaunchType:   string(offering.CapacityType()),
 		}, from, idle, price, daybook.Use{Measured: idle, Idle: idle}))
 	}
 	if seconds -= idle; seconds > 0 {
@@ -65,8 +65,8 @@ func (c *Cell) entries(from time.Time, seconds float64, use daybook.Use) []daybo
 			Owner:        c.Account.Owner,
 			Pod:          c.Pod.Name,
 			Labels:       c.Account.labels(),
-			InstanceType: offer.InstanceType,
-			LaunchType:   string(offer.Market()),
+			InstanceType: offering.InstanceType,
+			LaunchType:   string(offering.CapacityType()),
 		}, from.Add(time.Duration(idle*float64(time.Second))), seconds, price, use))
 	}
 	return all

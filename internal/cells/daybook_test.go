@@ -119,7 +119,7 @@ func TestWhatACellCostBeforeItWasStoppedIsNotLost(t *testing.T) {
 	start := time.Date(2026, 11, 1, 23, 55, 0, 0, time.UTC)
 	running := Cell{
 		Standby:       "nano",
-		Offers:        []Offer{{InstanceType: "nano", PricePerHour: 6}},
+		Offerings:     []Offering{{InstanceType: "nano", PricePerHour: 6}},
 		Instance:      &cloud.Instance{Launched: start},
 		BilledSeconds: 100,
 	}
@@ -373,16 +373,16 @@ func TestNamespacesBeyondTheMostAreSummedAndNoSumDecreases(t *testing.T) {
 
 func TestACellOfUnknownPriceIsCountedAsSuch(t *testing.T) {
 	for _, of := range []struct {
-		offer Offer
-		want  daybook.Amount
+		offering Offering
+		want     daybook.Amount
 	}{
-		{Offer{Unpriced: true}, daybook.Amount{Seconds: 60, Unpriced: 60}},
-		{Offer{PricePerHour: 60, DiskPerHour: 120, AddressUnpriced: true},
+		{Offering{Unpriced: true}, daybook.Amount{Seconds: 60, Unpriced: 60}},
+		{Offering{PricePerHour: 60, DiskPerHour: 120, AddressUnpriced: true},
 			daybook.Amount{Seconds: 60, Dollars: 1, DiskDollars: 2, AddressUnpriced: 60}},
-		{Offer{PricePerHour: 60, DiskUnpriced: true, AddressPerHour: 180},
+		{Offering{PricePerHour: 60, DiskUnpriced: true, AddressPerHour: 180},
 			daybook.Amount{Seconds: 60, Dollars: 1, DiskUnpriced: 60, AddressDollars: 3}},
 	} {
-		c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offers: []Offer{of.offer}}
+		c := Cell{Pod: apiv1.PodReference{Namespace: "ns", Name: "p", UID: "1"}, Offerings: []Offering{of.offering}}
 		got := c.entries(time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC), 60, daybook.Use{})
 		if len(got) != 1 || got[0].Total() != of.want {
 			t.Errorf("%+v, want a minute of %+v", got, of.want)

@@ -27,15 +27,15 @@ const podsPerCell = 2
 // gives the agent its configuration, where that is to be done and can be.
 func (s *connections) dialled(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
 	if e.session == nil {
-		offer := e.cell().Offer()
+		offering := e.cell().Offering()
 		capacity := corev1.ResourceList{
-			corev1.ResourceCPU:              *resource.NewMilliQuantity(offer.MilliCPU, resource.DecimalSI),
-			corev1.ResourceMemory:           *resource.NewQuantity(offer.MemoryBytes, resource.BinarySI),
-			corev1.ResourceEphemeralStorage: *resource.NewQuantity(offer.DiskBytes, resource.BinarySI),
+			corev1.ResourceCPU:              *resource.NewMilliQuantity(offering.MilliCPU, resource.DecimalSI),
+			corev1.ResourceMemory:           *resource.NewQuantity(offering.MemoryBytes, resource.BinarySI),
+			corev1.ResourceEphemeralStorage: *resource.NewQuantity(offering.DiskBytes, resource.BinarySI),
 			corev1.ResourcePods:             *resource.NewQuantity(podsPerCell, resource.DecimalSI),
 		}
 		allocatable := capacity.DeepCopy()
-		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offer.MemoryBytes-s.config.ReservedMemoryBytes, resource.BinarySI)
+		allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offering.MemoryBytes-s.config.ReservedMemoryBytes, resource.BinarySI)
 		node := s.nodeNames.of(e.cell())
 		api := s.apis.AddCell(e.id, cellapi.CellInfo{
 			Node:        node,

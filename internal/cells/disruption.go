@@ -99,6 +99,6 @@ func (d disruptions) String() string {
 
 // location is where a cell is.
 func (e *entry) location() location {
-	o := e.cell().Offer()
+	o := e.cell().Offering()
 	return location{zone: o.Zone, subnet: o.Subnet}
 }

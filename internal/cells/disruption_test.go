@@ -13,14 +13,14 @@ func (b *bubble) in(l location, n int) (links []*modelLink) {
 	b.Helper()
 	for i := range n {
 		r := nano(fmt.Sprintf("%s-%s-%d", l.zone, l.subnet, i))
-		r.Offers[0].Zone, r.Offers[0].Subnet = l.zone, l.subnet
+		r.Offerings[0].Zone, r.Offerings[0].Subnet = l.zone, l.subnet
 		if _, err := b.cells.Request(b.Context(), r); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.later(time.Minute)
 	for _, cell := range b.cells.List() {
-		if o := cell.Offer(); o.Zone == l.zone && o.Subnet == l.subnet {
+		if o := cell.Offering(); o.Zone == l.zone && o.Subnet == l.subnet {
 			links = append(links, b.links.of(cell.ID))
 		}
 	}

@@ -60,7 +60,7 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 		return false
 	}
 	if lacks(of.fault) { // what it could not serve after all is not asked for again at once
-		s.shortages.Mark(cell.Offer(), of.fault)
+		s.shortages.Mark(cell.Offering(), of.fault)
 	}
 	if errors.Is(of.fault, cloud.ErrUnfit) {
 		s.blockers.heardNotStarted(cell, of.fault)

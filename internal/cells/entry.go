@@ -97,7 +97,7 @@ func newEntry(cell Cell, revision int64) *entry {
 		pod:      cell.Pod,
 		disks:    cell.Disks,
 		revision: revision,
-		reserved: cell.Offer().CostPerHour(),
+		reserved: cell.Offering().CostPerHour(),
 		paidFrom: cell.paidFrom(),
 	}
 	e.notice.warned = cell.Interrupted

@@ -83,8 +83,8 @@ func toLaunchOf(e *entry) (toLaunch, error) {
 		return toLaunch{}, fmt.Errorf("compare the options of cell %s: %w", e.id, err)
 	}
 	return toLaunch{e, cell.Pod.Namespace, cell.Account.labels(), together{
-		offeringKey: keyOf(cell.Offer()),
-		diskBytes:   cell.Offer().DiskBytes,
+		offeringKey: keyOf(cell.Offering()),
+		diskBytes:   cell.Offering().DiskBytes,
 		options:     string(options),
 		devices:     cell.needsDevices(),
 		noLabels:    cell.NoLabels,

@@ -36,7 +36,7 @@ func TestACutOffCellIsLostInTimeAndItsPodWaitsForTheEndOfIt(t *testing.T) {
 		if b.phase("a") != apiv1.Terminating || len(b.said("CellLost", "it is cut off, while its instance runs: no route to host")) != 1 {
 			t.Fatalf("it is %s, said %v", b.phase("a"), b.events)
 		}
-		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offers: []Offer{{InstanceType: "nano"}}})
+		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano"}}})
 		if !errors.Is(err, ErrHasCell) {
 			t.Fatalf("another cell before the end of the first: %v", err)
 		}
@@ -73,7 +73,7 @@ func TestAPodsOwnTimeoutOverridesTheConfiguredOne(t *testing.T) {
 				Pod:            ref(name),
 				Seen:           time.Now(),
 				HealthyTimeout: own,
-				Offers:         []Offer{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
+				Offerings:      []Offering{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
 			}); err != nil {
 				t.Fatal(err)
 			}

@@ -113,7 +113,7 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 	if err != nil {
 		return s.notStarted(e, err), nil
 	}
-	s.rights.heard(keyOf(e.cell().Offer()), cloud.LaunchResults{{}})
+	s.rights.heard(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
 	return 0, s.records.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
@@ -152,12 +152,12 @@ func (s *idling) stopped(e *entry, err error) error {
 func (s *idling) notStarted(e *entry, err error) time.Duration {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
-		s.rights.heard(keyOf(e.cell().Offer()), cloud.LaunchResults{{Err: err}})
+		s.rights.heard(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
 		return max(s.rights.launchesPaused(e), firstRetry)
 	}
 	e.idle.starting.fail(now, err, s.loop.random)
 	if lacks(err) {
-		s.shortages.Mark(e.cell().Offer(), err)
+		s.shortages.Mark(e.cell().Offering(), err)
 	}
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.idle.starting.began) >= giveUpAfter
 	if e.idle.starting.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {

@@ -175,7 +175,7 @@ func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
 		e.notice.counted = at
 	}
 	s.mu.Unlock()
-	if count && cell.Offer().Spot {
+	if count && cell.Offering().Spot {
 		s.observers.CellTakenBack(*cell)
 	}
 	if warn {
@@ -240,7 +240,7 @@ func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Du
 // for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
 func (s *interruptions) mayMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
-	if cell.Offer().Market() == cloud.Spot || cell.Certain {
+	if cell.Offering().CapacityType() == cloud.Spot || cell.Certain {
 		return true
 	}
 	end := endOf(cell, "the cloud is about to take its instance back")

@@ -229,7 +229,7 @@ func TestAsManyCellsAreReplacedAsTheCloudTakesBackInFact(t *testing.T) {
 			b.cells.table.mu.Lock()
 			e := b.cells.table.byID[cell.ID]
 			b.cells.table.mu.Unlock()
-			if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offers[0].Spot = true; return nil }); err != nil {
+			if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -295,20 +295,20 @@ func TestTheAgeOfAnInstanceIsByKipsClock(t *testing.T) {
 // takenBack collects what spot cells were launched as that the cloud takes back.
 type takenBack struct {
 	Unobserved
-	mu     sync.Mutex
-	offers []string
+	mu        sync.Mutex
+	offerings []string
 }
 
 func (o *takenBack) CellTakenBack(c Cell) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.offers = append(o.offers, c.Offer().String())
+	o.offerings = append(o.offerings, c.Offering().String())
 }
 
 func (o *takenBack) all() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.offers)
+	return slices.Clone(o.offerings)
 }
 
 func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
@@ -316,7 +316,7 @@ func TestOnlySpotThatIsTakenBackIsToldAndOnce(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		for _, spot := range []bool{true, false} {
 			r := nano(fmt.Sprint(spot))
-			r.Offers[0].Spot = spot
+			r.Offerings[0].Spot = spot
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)
 			}

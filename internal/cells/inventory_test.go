@@ -102,7 +102,7 @@ func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
 
 // Kip may have launched where it launches no more, of which the cloud's driver knows nothing.
 func TestTheZoneOfACellThatTheCloudDidNotLookAtIsMissing(t *testing.T) {
-	launching := &Cell{ID: "c", Phase: apiv1.Terminating, Launch: &Launch{}, Offers: []Offer{{Zone: "e"}}}
+	launching := &Cell{ID: "c", Phase: apiv1.Terminating, Launch: &Launch{}, Offerings: []Offering{{Zone: "e"}}}
 	elsewhere := on("i", 1000)
 	elsewhere.Instance.Zone = "e"
 	for what, cell := range map[string]*Cell{"launching": launching, "launched": elsewhere} {

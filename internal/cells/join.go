@@ -161,7 +161,7 @@ func (s *joining) arrive(ctx context.Context, e *entry) error {
 	cell := e.cell()
 	room, measured := cell.Room, false
 	if room.None() {
-		room = roomOf(e.api.Node(), cell.Offer())
+		room = roomOf(e.api.Node(), cell.Offering())
 		measured = !room.None()
 	}
 	short := lacksRoom(room, cell.Needs, s.reserved)
@@ -187,7 +187,7 @@ func (s *joining) arrive(ctx context.Context, e *entry) error {
 		return nil
 	}
 	need := cell.Needs
-	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offer(), roomText(room), roomText(need),
+	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
 		resource.NewQuantity(s.reserved, resource.BinarySI))
 	s.events.warn(cell, events.CellTooSmall, "Cell %s: %s; it is terminated, and the pod gets a larger one", e.id, why)
 	s.table.mu.Lock()

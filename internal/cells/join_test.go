@@ -15,8 +15,8 @@ import (
 func TestACellThatDoesNotJoinInTimeIsReplacedAndSaysSo(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.links.boots = func(string) bool { return false }
-		slow := Offer{InstanceType: "mac2.metal", Zone: "z", BootTimeout: time.Hour}
-		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{slow}}); err != nil {
+		slow := Offering{InstanceType: "mac2.metal", Zone: "z", BootTimeout: time.Hour}
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offerings: []Offering{slow}}); err != nil {
 			t.Fatal(err)
 		}
 		b.request("b", "nano") // an hour too; changed below
@@ -64,8 +64,8 @@ func TestObserversLookAnewAtWhyAMachineDoesNotAnswer(t *testing.T) {
 func TestAKubeletHasAsLongAsTheJoinOfItsMachineTook(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.links.joinsAfter, b.links.kubeletsFail = 8*time.Minute, true
-		offer := Offer{InstanceType: "nano", Zone: "z", BootTimeout: 10 * time.Minute}
-		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+		offering := Offering{InstanceType: "nano", Zone: "z", BootTimeout: 10 * time.Minute}
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
 			t.Fatal(err)
 		}
 		b.later(15 * time.Minute)
@@ -82,8 +82,8 @@ func TestAKubeletHasAsLongAsTheJoinOfItsMachineTook(t *testing.T) {
 func TestABootTakesNoTimeInWhichKipCouldNotHaveAnswered(t *testing.T) {
 	request := func(b *bubble) {
 		b.links.boots = func(string) bool { return false }
-		offer := Offer{InstanceType: "nano", Zone: "z", BootTimeout: 5 * time.Minute}
-		if _, err := b.cells.Request(b.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+		offering := Offering{InstanceType: "nano", Zone: "z", BootTimeout: 5 * time.Minute}
+		if _, err := b.cells.Request(b.Context(), Request{Pod: ref("a"), Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
 			b.Fatal(err)
 		}
 		b.later(time.Second)

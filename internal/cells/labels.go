@@ -49,7 +49,7 @@ func (l *launch) labelled() bool {
 }
 
 // withoutLabelsRefused gives a cell its labels back where the cloud refuses its launch without them as well. Either the
-// refusal is of the account, or the cell goes on to its next offer: so no offer is tried more than twice.
+// refusal is of the account, or the cell goes on to its next offering: so no offering is tried more than twice.
 func (c *Cell) withoutLabelsRefused(err error) {
 	if mayBeLabels(err) || errors.Is(err, cloud.ErrUnauthorised) {
 		c.NoLabels = false

@@ -45,7 +45,7 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			"refused before": {[]Cell{{Account: labels("team", "a"), NoLabels: true}, {Account: labels("team", "a"), NoLabels: true}}, nil},
 		} {
 			for n := range tc.cells {
-				tc.cells[n].ID, tc.cells[n].Offers = fmt.Sprint("cell-", n), []Offer{{InstanceType: "nano"}}
+				tc.cells[n].ID, tc.cells[n].Offerings = fmt.Sprint("cell-", n), []Offering{{InstanceType: "nano"}}
 				tc.cells[n].Launch = &Launch{ID: "launch-1", Index: n, Cells: len(tc.cells), Shared: true, NameTag: "prod"}
 			}
 			r, err := b.cells.launchCalls.launchRequest(tc.cells, pki.NewBatchSecret())
@@ -92,7 +92,7 @@ func TestCellsWithTheSameLabelsGoTogetherIfThatCostsNoCall(t *testing.T) {
 	} {
 		q := newLaunchQueue()
 		for n, label := range tc.labels {
-			cell := Cell{ID: fmt.Sprintf("%c%d", label, n), Account: labels("team", string(label)), Offers: []Offer{{InstanceType: "nano"}}}
+			cell := Cell{ID: fmt.Sprintf("%c%d", label, n), Account: labels("team", string(label)), Offerings: []Offering{{InstanceType: "nano"}}}
 			cell.NoLabels = unicode.IsUpper(label)
 			item, err := toLaunchOf(newEntry(cell, 0))
 			if err != nil {
@@ -342,9 +342,9 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 			r := nano(pod)
 			r.Account = account
 			for _, name := range []string{"micro", "small"} {
-				o := r.Offers[0]
+				o := r.Offerings[0]
 				o.InstanceType = name
-				r.Offers = append(r.Offers, o)
+				r.Offerings = append(r.Offerings, o)
 			}
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)
@@ -365,7 +365,7 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 		}
 		b.cloud.set(func() { b.cloud.fail = nil })
 		b.later(5 * time.Minute)
-		// One that looked with all of its offers was given up, as its pod would be told: pods asks for another cell.
+		// One that looked with all of its offerings was given up, as its pod would be told: pods asks for another cell.
 		bound := 0
 		for n := range 100 {
 			if b.phase(fmt.Sprint("pod-", n)) == apiv1.Bound {
@@ -422,9 +422,9 @@ func TestALaunchThatIsRefusedWithoutLabelsAlikeGetsThemBack(t *testing.T) {
 			})
 			r := nano("a")
 			r.Account = labels("team", "blue")
-			micro := r.Offers[0]
+			micro := r.Offerings[0]
 			micro.InstanceType = "micro"
-			r.Offers = append(r.Offers, micro)
+			r.Offerings = append(r.Offerings, micro)
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)
 			}

@@ -166,7 +166,7 @@ func (s *launching) store(ctx context.Context, group []*entry, resolved *cloud.R
 	var stored launchRecord
 	if intent.Shared {
 		secret = pki.NewBatchSecret()
-		stored.Until = s.loop.clock.Now().Add(group[0].cell().Offer().BootTimeout)
+		stored.Until = s.loop.clock.Now().Add(group[0].cell().Offering().BootTimeout)
 	}
 	cells := make([]Cell, len(group))
 	for n, e := range group {

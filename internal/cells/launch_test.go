@@ -24,7 +24,7 @@ func TestACellIsLaunchedOnceAndTerminatedWhenItsPodLetsGo(t *testing.T) {
 	if got := w.cloud.running(); len(got) != 1 {
 		t.Fatalf("instances %v, want one", got)
 	}
-	_, err := w.cells.Request(t.Context(), Request{Pod: ref("a"), Attempt: 2, Offers: []Offer{{InstanceType: "nano"}}})
+	_, err := w.cells.Request(t.Context(), Request{Pod: ref("a"), Attempt: 2, Offerings: []Offering{{InstanceType: "nano"}}})
 	if !errors.Is(err, ErrHasCell) {
 		t.Fatalf("a second cell for the pod: %v, want ErrHasCell", err)
 	}
@@ -53,8 +53,8 @@ func TestWithoutCapacityTheNextOfferIsTriedAtOnce(t *testing.T) {
 	w.request("a", "nano", "small", "large")
 	w.until("booting, and said so", func() bool { return w.reached("a", apiv1.Booting)() && len(w.events) == 3 })
 	cell, _ := w.cells.ForPod(ref("a").UID)
-	if cell.Offer().InstanceType != "large" || !slices.Equal(w.cooled, []string{"nano", "small"}) {
-		t.Fatalf("launched %s; remembered %v", cell.Offer(), w.cooled)
+	if cell.Offering().InstanceType != "large" || !slices.Equal(w.cooled, []string{"nano", "small"}) {
+		t.Fatalf("launched %s; remembered %v", cell.Offering(), w.cooled)
 	}
 	if want := []string{"Warning NoCapacity", "Warning NoCapacity", "Normal CellLaunched"}; !slices.Equal(w.events, want) {
 		t.Fatalf("events %v, want %v", w.events, want)
@@ -216,8 +216,8 @@ func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
 		for n, pod := range []string{"a", "b", "c"} {
-			offer := Offer{InstanceType: "nano", Zone: "z", DiskBytes: int64(1 + n/2), BootTimeout: time.Hour}
-			if _, err := b.cells.Request(t.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+			offering := Offering{InstanceType: "nano", Zone: "z", DiskBytes: int64(1 + n/2), BootTimeout: time.Hour}
+			if _, err := b.cells.Request(t.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -48,17 +48,17 @@ type launchRecord struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// launchSpec is what the cells of one offer and with the same options are launched as.
+// launchSpec is what the cells of one offering and with the same options are launched as.
 func (s *launchCalls) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
-	offer := cell.Offer()
+	offering := cell.Offering()
 	return cloud.LaunchSpec{
-		InstanceType:  offer.InstanceType,
-		Arch:          offer.Arch,
-		Zone:          offer.Zone,
-		Subnet:        offer.Subnet,
-		Market:        offer.Market(),
-		Reservation:   offer.Reservation,
-		RootDiskBytes: offer.DiskBytes,
+		InstanceType:  offering.InstanceType,
+		Arch:          offering.Arch,
+		Zone:          offering.Zone,
+		Subnet:        offering.Subnet,
+		CapacityType:  offering.CapacityType(),
+		Reservation:   offering.Reservation,
+		RootDiskBytes: offering.DiskBytes,
 		Login:         s.recipe.file != nil && s.recipe.file.NeedsLogin(),
 		Devices:       cell.needsDevices(),
 		Options:       cell.Options,
@@ -66,7 +66,7 @@ func (s *launchCalls) launchSpec(cell Cell, nameTag string) cloud.LaunchSpec {
 	}
 }
 
-// launchRequest is the call that launches cells of one offer and with the same
+// launchRequest is the call that launches cells of one offering and with the same
 // options. The secret is that of machines that share their user data.
 func (s *launchCalls) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud.LaunchRequest, error) {
 	first := cells[0]
@@ -107,7 +107,7 @@ func (s *launchCalls) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
 		return cloud.LaunchRequest{}, fmt.Errorf("the call of launch %s is lost, and with it the secret that its machines share", l.id)
 	}
 	r, err := s.launchRequest(cells, pki.BatchSecret{})
-	r.Token = offerToken(s.owner, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offer())
+	r.Token = offeringToken(s.owner, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offering())
 	r.RootDiskBytes = 0 // which they did not ask for
 	for n := range r.Machines {
 		r.Machines[n].Tags = ownTags(cells[n]) // they did not write labels

@@ -35,12 +35,12 @@ func (k Cost) key() string {
 	return key
 }
 
-// Market is how the cells were bought.
-func (k Cost) Market() cloud.Market { return offering.CapacityTypeOf(k.Spot, k.Dedicated) }
+// CapacityType is how the cells were bought.
+func (k Cost) CapacityType() cloud.CapacityType { return offering.CapacityTypeOf(k.Spot, k.Dedicated) }
 
 // cost is what the cell has cost until now, by the price at which it was chosen.
 func (c Cell) cost(now time.Time) Cost {
-	offer, seconds := c.Offer(), c.BilledSeconds
+	offer, seconds := c.Offering(), c.BilledSeconds
 	if from := c.launched(); !from.IsZero() && !c.Stopped {
 		seconds += max(0, now.Sub(from).Seconds())
 	}

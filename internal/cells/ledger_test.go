@@ -91,7 +91,7 @@ func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 	l := newLedger(t, store.Memory(nil))
 	launched := time.Unix(1e9, 0)
 	costs := func(dedicated bool) outgoings {
-		cell := Cell{Offers: []Offer{{InstanceType: "nano", Dedicated: dedicated}}, BilledSeconds: 1}
+		cell := Cell{Offerings: []Offering{{InstanceType: "nano", Dedicated: dedicated}}, BilledSeconds: 1}
 		return outgoings{costs: []Cost{cell.cost(launched)}}
 	}
 	for range 2 {
@@ -103,8 +103,8 @@ func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 			}
 		}
 	}
-	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].Market() != cloud.OnDemand || got[0].Seconds != 2 ||
-		got[1].Market() != cloud.Dedicated || got[1].Seconds != 2 {
+	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].CapacityType() != cloud.OnDemand || got[0].Seconds != 2 ||
+		got[1].CapacityType() != cloud.Dedicated || got[1].Seconds != 2 {
 		t.Errorf("the sums are %+v, want 2 seconds of each market", got)
 	}
 }

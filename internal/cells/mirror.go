@@ -200,7 +200,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 
 // Status is what the Cell resource says of a cell.
 func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
-	offer := cell.Offer()
+	offering := cell.Offering()
 	s := apiv1.CellStatus{
 		Phase:        cell.Phase,
 		Waiting:      m.waitsFor(cell.ID),
@@ -209,10 +209,10 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Node:         cmp.Or(cell.Node, m.node),
 		ControllerID: m.controllerID,
 		Attempt:      cell.Attempt,
-		InstanceType: offer.InstanceType,
-		Zone:         offer.Zone,
-		LaunchType:   apiv1.LaunchType(offer.Spot, offer.Dedicated),
-		PricePerHour: apiv1.Price(offer.PricePerHour),
+		InstanceType: offering.InstanceType,
+		Zone:         offering.Zone,
+		LaunchType:   apiv1.LaunchType(offering.Spot, offering.Dedicated),
+		PricePerHour: apiv1.Price(offering.PricePerHour),
 		Candidates:   cell.Candidates(),
 		RuledOut:     cell.RuledOut,
 		Steps:        cell.Steps,

@@ -16,7 +16,7 @@ type nodeNames struct {
 // of is the virtual node that a cell's kubelet is to be.
 func (s *nodeNames) of(cell *Cell) string {
 	if cell.Node == "" && cell.Pod.UID == "" && s.nodes != nil {
-		return s.nodes.StandbyNode(cell.Offer())
+		return s.nodes.StandbyNode(cell.Offering())
 	}
 	return cmp.Or(cell.Node, s.one)
 }
@@ -33,7 +33,7 @@ func (s *nodeNames) ofMany() func(Cell) string {
 		if cell.Node != "" || cell.Pod.UID != "" {
 			return s.of(&cell)
 		}
-		o := cell.Offer()
+		o := cell.Offering()
 		as := launched{
 			instanceType: o.InstanceType,
 			zone:         o.Zone,

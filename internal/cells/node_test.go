@@ -80,7 +80,7 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 func TestAStandbyCellServesAnyNode(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(2)(c)
-		c.Nodes = standbyOn(func(o Offer) string { return "node-of-" + o.Zone })
+		c.Nodes = standbyOn(func(o Offering) string { return "node-of-" + o.Zone })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -105,12 +105,12 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 	inBubble(t, keep(0), nil, func(t *testing.T, b *bubble) {
 		b.cells.table.mu.Lock()
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
-			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}}
+			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
 			e := newEntry(cell, 0)
 			e.session = &modelLink{connected: true}
 			b.cells.table.standby[cell.ID] = e
 		}
-		best, _ := b.cells.standbys.find(Request{Node: "kip-0-2", Offers: []Offer{{InstanceType: "nano", Zone: "z"}}})
+		best, _ := b.cells.standbys.find(Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}})
 		clear(b.cells.table.standby)
 		b.cells.table.mu.Unlock()
 		if best == nil || best.id != "kip-0-2" {
@@ -122,7 +122,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 func TestAStandbyCellWhoseKubeletDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
+		c.Nodes = standbyOn(func(Offering) string { return "kip-0-1" })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -149,7 +149,7 @@ func notTaking(node string) func(*http.Request) *http.Response {
 func TestAStandbyCellWhoseAgentDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
+		c.Nodes = standbyOn(func(Offering) string { return "kip-0-1" })
 	}
 	for _, what := range []string{"refuses", "does not answer"} {
 		inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
@@ -175,7 +175,7 @@ func TestAStandbyCellWhoseAgentDoesNotTakeTheOtherNodeIsGivenUp(t *testing.T) {
 func TestAConfigurationOfTheNodeOfBeforeDoesNotCount(t *testing.T) {
 	ofZone := func(c *setup) {
 		keep(1)(c)
-		c.Nodes = standbyOn(func(Offer) string { return "kip-0-1" })
+		c.Nodes = standbyOn(func(Offering) string { return "kip-0-1" })
 	}
 	inBubble(t, ofZone, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)
@@ -215,7 +215,7 @@ func TestStandbyCellsFollowTheNodes(t *testing.T) {
 	node := "kip-0-1"
 	ofNode := func(c *setup) {
 		keep(1)(c)
-		c.Nodes = standbyOn(func(Offer) string { return node })
+		c.Nodes = standbyOn(func(Offering) string { return node })
 	}
 	inBubble(t, ofNode, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Second)

@@ -88,7 +88,7 @@ func (s *notices) listensTo(e *entry) bool {
 // It returns an error if the cell is to say it again.
 func (s *notices) take(ctx context.Context, e *entry, n agentapi.Notice) error {
 	cell := e.cell()
-	if cell.Instance == nil || !cell.Offer().Spot {
+	if cell.Instance == nil || !cell.Offering().Spot {
 		return nil
 	}
 	if n.Kind == agentapi.NoticeAtRisk {

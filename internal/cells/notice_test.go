@@ -56,8 +56,8 @@ func (b *bubble) spot(pods ...string) {
 	b.Helper()
 	b.later(time.Second)
 	for _, pod := range pods {
-		offer := Offer{InstanceType: "nano", Zone: "z", Spot: true, BootTimeout: time.Minute}
-		if _, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Seen: time.Now(), Offers: []Offer{offer}}); err != nil {
+		offering := Offering{InstanceType: "nano", Zone: "z", Spot: true, BootTimeout: time.Minute}
+		if _, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -86,7 +86,7 @@ func TestACellThatIsToldThatItIsTakenBackHasItsPodMoved(t *testing.T) {
 			len(b.said("Warning Interrupted", "it was told so itself")) != 1 {
 			t.Errorf("said %v", b.events)
 		}
-		// What only the cell says does not count against the offer; that the cloud says so does, once.
+		// What only the cell says does not count against the offering; that the cloud says so does, once.
 		if len(o.all()) != 0 {
 			t.Errorf("%v count as taken back", o.all())
 		}
@@ -384,7 +384,7 @@ func TestAStandbyCellThatIsTakenBackIsReplacedAtOnceAndCounts(t *testing.T) {
 		b.cells.table.mu.Lock()
 		e := b.cells.table.byID[old[0].ID]
 		b.cells.table.mu.Unlock()
-		if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offers[0].Spot = true; return nil }); err != nil {
+		if err := b.cells.records.save(t.Context(), e, func(cell *Cell) error { cell.Offerings[0].Spot = true; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if code := b.cellSays(old[0], http.MethodPut, agentapi.PathNotice, `{"kind":"taken-back","left":120000000000}`); code != http.StatusOK {

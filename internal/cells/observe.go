@@ -125,8 +125,8 @@ func (all observers) PartDeleted(err error) {
 // Shortages remember what the cloud did not serve. They are used by several
 // goroutines at a time, and must not block.
 type Shortages interface {
-	// Mark notes that the cloud did not serve an offer, and its answer.
-	Mark(o Offer, answer error)
-	// Unavailable says that an offer is known not to be served now.
-	Unavailable(o Offer) bool
+	// Mark notes that the cloud did not serve an offering, and its answer.
+	Mark(o Offering, answer error)
+	// Unavailable says that an offering is known not to be served now.
+	Unavailable(o Offering) bool
 }

@@ -27,8 +27,8 @@ type verdict string
 
 const (
 	isLaunched  verdict = "launched"
-	isRefused   verdict = "refused"   // there surely is no instance: the next offer
-	isForbidden verdict = "forbidden" // there surely is none, nor of any other offer
+	isRefused   verdict = "refused"   // there surely is no instance: the next offering
+	isForbidden verdict = "forbidden" // there surely is none, nor of any other offering
 	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
 	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
 	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
@@ -66,7 +66,7 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 }
 
 // cool tells of what the cloud did not serve, each cause once.
-func (s *outcomes) cool(offer Offer, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
+func (s *outcomes) cool(offering Offering, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
 	told := map[string]bool{}
 	for _, n := range known {
 		err := results[n].Err
@@ -86,29 +86,29 @@ func (s *outcomes) cool(offer Offer, l *launch, known []int, verdicts map[int]ve
 			continue
 		}
 		told[err.Error()] = true
-		s.shortages.Mark(offer, err)
+		s.shortages.Mark(offering, err)
 	}
 }
 
-// maxRefusals is how many offers in a row may be refused for what a cell itself asks for: a
+// maxRefusals is how many offerings in a row may be refused for what a cell itself asks for: a
 // second one may differ in what the cloud found fault with, others will not.
 const maxRefusals = 2
 
 // perhapsOfTheCell says that besides of what the cloud refuses for a reason that nobody knows, so that
-// a pod that is at fault itself does not go on to cool one offer after the other.
+// a pod that is at fault itself does not go on to cool one offering after the other.
 func perhapsOfTheCell(cell *Cell, err error) bool {
 	return ofTheCell(cell, err) || cell.Special && errors.Is(err, cloud.ErrUnexplained)
 }
 
 // ofTheCell says that the cloud found fault with what a cell's pod asks for, and not with what
-// it has: others may be launched as the same offer. A pod that asks for nothing of its own
+// it has: others may be launched as the same offering. A pod that asks for nothing of its own
 // is not at fault.
 func ofTheCell(cell *Cell, err error) bool {
 	return cell.Special && cloud.Refused(err) && !errors.Is(err, cloud.ErrCapacity) && !errors.Is(err, cloud.ErrQuota) &&
 		!errors.Is(err, cloud.ErrUnauthorised) && !errors.Is(err, cloud.ErrUnexplained) && !cloud.ScopeOf(err).Says()
 }
 
-// ofDisks reports whether the account lacks room for the cell's disk. No other offer has more, and no offer
+// ofDisks reports whether the account lacks room for the cell's disk. No other offering has more, and no offering
 // is short: other cells may have smaller disks.
 func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
 
@@ -193,9 +193,9 @@ func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts
 }
 
 func (s *outcomes) launched(cell *Cell, instance cloud.Instance) (events.Event, error) {
-	offer := cell.Offer()
+	offering := cell.Offering()
 	cell.take(instance, s.loop.clock.Now())
-	cell.Reason, cell.Offers, cell.Stale = offer.Reason, cell.Offers[:1], false
+	cell.Reason, cell.Offerings, cell.Stale = offering.Reason, cell.Offerings[:1], false
 	cell.step(apiv1.StepLaunched, s.loop.clock.Now())
 	if instance.State == cloud.Terminating || instance.State == cloud.Gone {
 		// A launch that is sent again is answered with what it once started.
@@ -206,33 +206,33 @@ func (s *outcomes) launched(cell *Cell, instance cloud.Instance) (events.Event, 
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return events.NewCellLost(cell.ID, cell.Reason), cell.enter(apiv1.Terminating)
 	}
-	return events.NewCellLaunched(cell.ID, instance.ID, offer.String()), cell.enter(apiv1.Booting)
+	return events.NewCellLaunched(cell.ID, instance.ID, offering.String()), cell.enter(apiv1.Booting)
 }
 
-// refused moves a cell that the cloud has surely not launched to its next offer,
+// refused moves a cell that the cloud has surely not launched to its next offering,
 // or to its end.
 func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
-	offer := cell.Offer()
-	left := slices.DeleteFunc(slices.Clone(cell.Offers[1:]), s.shortages.Unavailable)
+	offering := cell.Offering()
+	left := slices.DeleteFunc(slices.Clone(cell.Offerings[1:]), s.shortages.Unavailable)
 	if unfitForType(refusal) {
-		left = slices.DeleteFunc(left, func(o Offer) bool { return o.Arch == offer.Arch })
+		left = slices.DeleteFunc(left, func(o Offering) bool { return o.Arch == offering.Arch })
 	}
 	reason := events.CellNotLaunched
 	if errors.Is(refusal, cloud.ErrCapacity) {
 		reason = events.NoCapacity
 	}
 	left, over := s.budgets.nextWithin(cell, left)
-	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offer is another launch
+	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offering is another launch
 	if cell.Refusals++; !perhapsOfTheCell(cell, refusal) {
 		cell.Refusals = 0
 	}
 	if over != nil {
-		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offer, refusal, over), CauseNotLaunched
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offering, refusal, over), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
 		return events.Event{Type: warning, Reason: reason, Message: cell.Reason}, cell.enter(apiv1.Gone)
 	}
 	if len(left) == 0 || cell.Refusals >= maxRefusals || ofDisks(refusal) {
-		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offer, refusal), CauseNotLaunched
+		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offering, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
 		why := "; no other type fits now"
 		switch {
@@ -243,8 +243,8 @@ func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
 		}
 		return events.Event{Type: warning, Reason: reason, Message: cell.Reason + why}, cell.enter(apiv1.Gone)
 	}
-	cell.Offers, cell.Reason = left, left[0].Reason
-	message := fmt.Sprintf("%s: %v; trying %s", offer, refusal, left[0])
+	cell.Offerings, cell.Reason = left, left[0].Reason
+	message := fmt.Sprintf("%s: %v; trying %s", offering, refusal, left[0])
 	return events.Event{Type: warning, Reason: reason, Message: message}, cell.enter(apiv1.Requested)
 }
 
@@ -258,7 +258,7 @@ func (s *outcomes) takenBack(cell *Cell) (events.Event, error) {
 
 // abandoned ends a cell of which nobody knows whether it has an instance.
 func (s *outcomes) abandoned(cell *Cell, err error) (events.Event, error) {
-	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offer(), err), "", CauseNotLaunched
+	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, s.loop.clock.Now())
 	return events.Event{Type: warning, Reason: events.CellNotLaunched, Message: cell.Reason +
 		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
@@ -271,9 +271,9 @@ func (s *outcomes) stale(cell *Cell, err error) (events.Event, error) {
 		return s.refused(cell, err)
 	}
 	cell.Stale = true
-	offer := cell.Offer()
+	offering := cell.Offering()
 	_, failed := s.takenBack(cell)
-	message := offer.String() + ": " + err.Error() + "; launching it anew"
+	message := offering.String() + ": " + err.Error() + "; launching it anew"
 	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: message}, failed
 }
 

@@ -19,11 +19,11 @@ type Pool struct {
 	// Stopped keeps them stopped, where the cloud can: they cost a disk each,
 	// and a boot when they are taken.
 	Stopped bool
-	// Offers returns what can be launched for it now, best first, or why
+	// Offerings returns what can be launched for it now, best first, or why
 	// nothing can.
-	Offers func() ([]Offer, error)
-	// Useless says that no pod may be given a cell of an offer: it is ended. Optional.
-	Useless func(Offer) bool
+	Offerings func() ([]Offering, error)
+	// Useless says that no pod may be given a cell of an offering: it is ended. Optional.
+	Useless func(Offering) bool
 }
 
 // pool is a Pool and how it fares.
@@ -84,7 +84,7 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 		switch p := all.byName[cell.Standby]; {
 		case p == nil: // it is of an earlier configuration
 			surplus = append(surplus, cell.ID)
-		case p.Useless != nil && p.Useless(cell.Offer()):
+		case p.Useless != nil && p.Useless(cell.Offering()):
 			surplus = append(surplus, cell.ID)
 		case cell.Template != template:
 			outdated[cell.Standby] = append(outdated[cell.Standby], cell)
@@ -122,7 +122,7 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 }
 
 // offers returns what can be launched for a pool; nothing while none is to be made.
-func (all *pools) offers(name string) ([]Offer, error) {
+func (all *pools) offerings(name string) ([]Offering, error) {
 	all.mu.Lock()
 	p := all.byName[name]
 	wait := all.clock.Now().Before(p.until)
@@ -130,7 +130,7 @@ func (all *pools) offers(name string) ([]Offer, error) {
 	if wait {
 		return nil, errLater
 	}
-	return p.Offers()
+	return p.Offerings()
 }
 
 // errLater: no cell is to be made for the pool yet.

@@ -73,7 +73,7 @@ func TestAPoolEndsTheYoungestAndTheOutdatedAndMakesWhatIsLacking(t *testing.T) {
 
 func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
-	list := []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return nil, nil }}}
+	list := []Pool{{Name: "nano", Count: 1, Offerings: func() ([]Offering, error) { return nil, nil }}}
 	p := newPools(list, 0, &recipe{}, clk, func() float64 { return 1 })
 	failed := *standbyAt("nano", "", apiv1.Gone, 1)
 	ready := failed
@@ -85,12 +85,12 @@ func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 		p.gone(step.gone)
 		if step.wait > 0 {
 			clk.SetTime(clk.Now().Add(step.wait - 1))
-			if _, err := p.offers("nano"); !errors.Is(err, errLater) {
+			if _, err := p.offerings("nano"); !errors.Is(err, errLater) {
 				t.Errorf("step %d: a cell is made too soon: %v", i, err)
 			}
 			clk.SetTime(clk.Now().Add(1))
 		}
-		if _, err := p.offers("nano"); err != nil {
+		if _, err := p.offerings("nano"); err != nil {
 			t.Errorf("step %d: none is made after %s: %v", i, step.wait, err)
 		}
 	}

@@ -39,14 +39,14 @@ func (s *launching) prepare(ctx context.Context, resolver cloud.Resolver, group 
 
 // notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
-// answer does not do so for this offer alone, and is no shortage of it.
+// answer does not do so for this offering alone, and is no shortage of it.
 func (s *launching) notResolved(ctx context.Context, group []*entry, failure error) {
 	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
 		for _, e := range group {
 			s.rights.giveTurnBack(e)
 		}
 	}
-	offer, results := group[0].cell().Offer(), cloud.NotLaunched(len(group), failure)
+	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {
 		stay, others := byOtherArch(group, failure)
@@ -59,29 +59,29 @@ func (s *launching) notResolved(ctx context.Context, group []*entry, failure err
 		group, results, is = others, cloud.NotLaunched(len(others), failure), isRefused
 	}
 	for _, e := range group {
-		e.resolving = attempts{} // the next offer is another question
+		e.resolving = attempts{} // the next offering is another question
 	}
 	l := &launch{group: group, unstored: true}
 	known := l.open()
 	if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.rights.heard(keyOf(offer), results)
+		s.rights.heard(keyOf(offering), results)
 	}
 	verdicts := map[int]verdict{}
 	for _, n := range known {
 		verdicts[n] = is
 	}
-	s.outcomes.cool(offer, l, known, verdicts, results)
+	s.outcomes.cool(offering, l, known, verdicts, results)
 	s.outcomes.resolve(ctx, l, known, verdicts, results)
 }
 
-// byOtherArch parts a group whose configuration does not go together with its offer's type: those that may as
+// byOtherArch parts a group whose configuration does not go together with its offering's type: those that may as
 // well have a type of another architecture go on, the others stay.
 func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 	if !unfitForType(failure) {
 		return group, nil
 	}
 	for _, e := range group {
-		if cell := e.cell(); slices.ContainsFunc(cell.Offers, func(o Offer) bool { return o.Arch != cell.Offer().Arch }) {
+		if cell := e.cell(); slices.ContainsFunc(cell.Offerings, func(o Offering) bool { return o.Arch != cell.Offering().Arch }) {
 			others = append(others, e)
 		} else {
 			stay = append(stay, e)
@@ -97,13 +97,13 @@ func unfitForType(err error) bool {
 
 // resolveAgain has a group wait until its launch is resolved once more.
 func (s *launching) resolveAgain(group []*entry, failure error) {
-	offer, now, unfit := group[0].cell().Offer(), s.loop.clock.Now(), whyUnfit(failure)
+	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {
 		reason = events.CloudInitUnfit
 	}
 	if reason == events.LaunchDelayed {
-		s.loop.log.Warn("resolve a launch, retrying", "offer", offer.String(), "cells", len(group), "err", failure)
+		s.loop.log.Warn("resolve a launch, retrying", "offer", offering.String(), "cells", len(group), "err", failure)
 	}
 	for _, e := range group {
 		e.resolving.fail(now, failure, s.loop.random)
@@ -111,7 +111,7 @@ func (s *launching) resolveAgain(group []*entry, failure error) {
 		case unfit != "":
 			s.blockers.tellUnfit(e, unfit, reason, false)
 		case e.resolving.failed == 1:
-			s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failure)
+			s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offering, failure)
 		}
 	}
 	s.loop.landed(group...)

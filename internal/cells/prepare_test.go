@@ -143,7 +143,7 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
 	}
 }
 
-// What the operator has to put right ends no cell, however long that takes, and blames no offer.
+// What the operator has to put right ends no cell, however long that takes, and blames no offering.
 func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) {
 	var began time.Time
 	barred := map[time.Duration]bool{} // by whole minutes
@@ -177,8 +177,8 @@ func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) 
 			t.Errorf("before it is put right: %d launches, it is %q", sent, b.phase("a"))
 		}
 		b.later(30 * time.Minute)
-		if cell, _ := b.cells.ForPod(ref("a").UID); sent != 3 || b.phase("a") != apiv1.Bound || cell.Offer().InstanceType != "nano" {
-			t.Errorf("after that: %d launches, it is %q as %s", sent, b.phase("a"), cell.Offer())
+		if cell, _ := b.cells.ForPod(ref("a").UID); sent != 3 || b.phase("a") != apiv1.Bound || cell.Offering().InstanceType != "nano" {
+			t.Errorf("after that: %d launches, it is %q as %s", sent, b.phase("a"), cell.Offering())
 		}
 		if len(b.cooled) > 0 || len(b.said("subscribed", "the pod waits")) == 0 {
 			t.Errorf("remembered %v, said %v", b.cooled, b.events)
@@ -364,7 +364,7 @@ func TestALaunchIsNotSentOfAPodThatWentBeforeItsTurn(t *testing.T) {
 	})
 }
 
-// A cloud that does not answer, or holds a question back, says nothing of the offer.
+// A cloud that does not answer, or holds a question back, says nothing of the offering.
 func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.T) {
 	for what, failure := range map[string]error{
 		"no answer":    errors.New("ask EC2: connection refused"),

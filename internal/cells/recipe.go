@@ -48,7 +48,7 @@ func (r *recipe) template(cloudInit string) string {
 // startOf are the ingredients of the start of what is launched now like a cell.
 func (r *recipe) startOf(cell *Cell) ingredients {
 	return ingredients{
-		starts: true, template: r.settings, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch,
-		spot: cell.Offer().Spot, driver: cell.needsDevices() || cell.Offer().HasGPUs,
+		starts: true, template: r.settings, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch,
+		spot: cell.Offering().Spot, driver: cell.needsDevices() || cell.Offering().HasGPUs,
 	}
 }

@@ -135,7 +135,7 @@ func (r *records) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
 	gone := cell.Phase == apiv1.Gone
 	r.table.mu.Lock()
-	e.reserved, e.paidFrom = cell.Offer().CostPerHour(), cell.paidFrom()
+	e.reserved, e.paidFrom = cell.Offering().CostPerHour(), cell.paidFrom()
 	r.table.index(e, cell.Instance)
 	r.table.mu.Unlock()
 	if gone && cell.Pod.UID == "" {

@@ -47,7 +47,7 @@ func TestAFencedKipEnds(t *testing.T) {
 	inBubble(t, nil, hook, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
 		fenced = true
-		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offers: []Offer{{InstanceType: "nano"}}})
+		_, err := b.cells.Request(t.Context(), Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano"}}})
 		if !errors.Is(err, store.ErrNotLeader) {
 			t.Fatal(err)
 		}

@@ -55,7 +55,7 @@ func (s *refilling) fill(ctx context.Context) {
 
 // make requests n cells for a pool.
 func (s *refilling) make(ctx context.Context, name string, n int) {
-	offers, err := s.pools.offers(name)
+	offerings, err := s.pools.offerings(name)
 	if errors.Is(err, errLater) {
 		return
 	}
@@ -64,13 +64,13 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 			break
 		}
 		cell := Cell{
-			ID:       newID("cell-"),
-			Phase:    apiv1.Requested,
-			Standby:  name,
-			Template: s.recipe.template(s.recipe.digest()),
-			Offers:   offers,
-			Options:  s.options,
-			Reason:   "standby pool " + name,
+			ID:        newID("cell-"),
+			Phase:     apiv1.Requested,
+			Standby:   name,
+			Template:  s.recipe.template(s.recipe.digest()),
+			Offerings: offerings,
+			Options:   s.options,
+			Reason:    "standby pool " + name,
 		}
 		cell.step(apiv1.StepPlaced, s.loop.clock.Now())
 		e := newEntry(cell, 0)

@@ -26,11 +26,11 @@ type Request struct {
 	// Arrived says that the pod came to its node after this process had listed the pods there, and that
 	// nothing had run it then: no other Kip can have launched a cell for it.
 	Arrived bool
-	// Offers come best first; there is at least one.
-	Offers []Offer
+	// Offerings come best first; there is at least one.
+	Offerings []Offering
 	// RuledOut says why other types are none, for people.
 	RuledOut []apiv1.RuledOut
-	// Disks are those of the pod's volumes, all in the zone of each offer.
+	// Disks are those of the pod's volumes, all in the zone of each offering.
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin
@@ -62,9 +62,9 @@ type requests struct {
 // pod would get, where there is one. It returns when the request is stored. The
 // error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
 // where a live cell of another pod has one of the disks, a *BudgetError where the
-// pod's namespace may not cost as much more as one of the offers, and ErrConnecting.
+// pod's namespace may not cost as much more as one of the offerings, and ErrConnecting.
 func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
-	if len(r.Offers) == 0 {
+	if len(r.Offerings) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
 	}
 	spent, unlock, err := s.budgets.lock(ctx, r.Pod.Namespace)
@@ -76,7 +76,7 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
 	if err = s.table.claimed(r.Disks); err == nil {
-		if _, over := s.budgets.allowed(r.Pod.Namespace, r.Offers, spent); over != nil {
+		if _, over := s.budgets.allowed(r.Pod.Namespace, r.Offerings, spent); over != nil {
 			err = over
 		}
 	}
@@ -100,10 +100,10 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		PodCreated:     r.Created,
 		Phase:          apiv1.Requested,
 		Attempt:        r.Attempt,
-		Offers:         r.Offers,
+		Offerings:      r.Offerings,
 		Best:           r.best(),
 		RuledOut:       r.RuledOut,
-		Reason:         r.Offers[0].Reason,
+		Reason:         r.Offerings[0].Reason,
 		Options:        r.Options,
 		Needs:          r.Needs,
 		Special:        r.Special,
@@ -123,8 +123,8 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	return cell, s.records.add(ctx, e)
 }
 
-// best are the offers that people are shown.
-func (r Request) best() []Offer { return r.Offers[:min(len(r.Offers), apiv1.MaxCandidates)] }
+// best are the offerings that people are shown.
+func (r Request) best() []Offering { return r.Offerings[:min(len(r.Offerings), apiv1.MaxCandidates)] }
 
 // ErrHasCell says that the pod has a cell: it has at most one at a time.
 var ErrHasCell = errors.New("the pod has a cell already")

@@ -61,7 +61,7 @@ func TestARequestIsRefusedWithoutOffersAndForAPodThatHasACell(t *testing.T) {
 			t.Errorf("without offers: %v", err)
 		}
 		b.request("a", "nano")
-		r := Request{Pod: ref("a"), Offers: []Offer{{InstanceType: "nano", Zone: "a"}}}
+		r := Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano", Zone: "a"}}}
 		if _, err := b.cells.Request(t.Context(), r); !errors.Is(err, ErrHasCell) {
 			t.Errorf("for a pod that has a cell: %v", err)
 		}
@@ -90,9 +90,9 @@ func TestAStrangerThatDoesNotEndHoldsUpNoPodThatIsYoungerThanTheLoss(t *testing.
 		}
 		for pod, at := range map[string]time.Time{"old": created, "young": time.Now()} {
 			if _, err := b.cells.Request(t.Context(), Request{
-				Pod:     ref(pod),
-				Created: at,
-				Offers:  []Offer{{InstanceType: "nano", Zone: "z", BootTimeout: time.Hour}},
+				Pod:       ref(pod),
+				Created:   at,
+				Offerings: []Offering{{InstanceType: "nano", Zone: "z", BootTimeout: time.Hour}},
 			}); err != nil {
 				t.Fatal(err)
 			}

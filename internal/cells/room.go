@@ -17,9 +17,9 @@ func lacksRoom(room, needs catalog.Room, reserved int64) bool {
 	return !needs.Beyond(room).None()
 }
 
-// roomOf is what a cell's kubelet says of its machine, as far as the offer promises it; zero
+// roomOf is what a cell's kubelet says of its machine, as far as the offering promises it; zero
 // where it has said nothing.
-func roomOf(node *corev1.Node, promised Offer) (r catalog.Room) {
+func roomOf(node *corev1.Node, promised Offering) (r catalog.Room) {
 	if node == nil {
 		return r
 	}

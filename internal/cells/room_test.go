@@ -31,7 +31,7 @@ type measured struct {
 func (m *measured) CellMeasured(c Cell) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = append(m.all, fmt.Sprintf("%s %d %dMi", c.Offer().InstanceType, c.Room.MilliCPU, c.Room.MemoryBytes>>20))
+	m.all = append(m.all, fmt.Sprintf("%s %d %dMi", c.Offering().InstanceType, c.Room.MilliCPU, c.Room.MemoryBytes>>20))
 }
 
 func (m *measured) said() string {
@@ -42,7 +42,7 @@ func (m *measured) said() string {
 
 func needing(pod string, memory int64) Request {
 	r := nano(pod)
-	r.Offers[0].MilliCPU, r.Offers[0].MemoryBytes = 2000, 8*gib
+	r.Offerings[0].MilliCPU, r.Offerings[0].MemoryBytes = 2000, 8*gib
 	r.Needs = catalog.Room{MilliCPU: 1000, MemoryBytes: memory}
 	return r
 }
@@ -102,7 +102,7 @@ func TestAMachineIsMeasuredOnceAndNeverMoreThanPromised(t *testing.T) {
 
 func TestAStandbyCellThatIsTooSmallIsNotTaken(t *testing.T) {
 	pool := func(s *setup) {
-		s.Pools = []Pool{{Name: "nano", Count: 1, Offers: func() ([]Offer, error) { return needing("", 0).Offers, nil }}}
+		s.Pools = []Pool{{Name: "nano", Count: 1, Offerings: func() ([]Offering, error) { return needing("", 0).Offerings, nil }}}
 		s.Tunnels.(*modelLinks).node.Store(machineWith("2", "7800Mi")) // before it begins
 	}
 	inBubble(t, pool, nil, func(t *testing.T, b *bubble) {

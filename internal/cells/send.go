@@ -33,7 +33,7 @@ var errExpired = errors.New("the secret of the launch has expired")
 // may have made a call, whose outcome is unknown.
 func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 	defer func() { s.loop.landed(l.entries(l.open())...) }()
-	offer := l.group[l.open()[0]].cell().Offer()
+	offering := l.group[l.open()[0]].cell().Offering()
 	unsure := make([]bool, len(l.group))
 	for n := range unsure {
 		unsure[n] = turn == nil
@@ -49,7 +49,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 		// A launch without labels tells whose fault it is.
 		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 		if !labels {
-			s.rights.heard(keyOf(offer), results)
+			s.rights.heard(keyOf(offering), results)
 		}
 		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 			throttled = 0
@@ -78,13 +78,13 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 			unsure[n] = unsure[n] || !cloud.NothingDone(results[n].Err)
 			failed = results[n].Err
 		}
-		s.outcomes.cool(offer, l, known, verdicts, results)
+		s.outcomes.cool(offering, l, known, verdicts, results)
 		if errors.Is(failed, cloud.ErrUnexplained) && !cooled {
 			// This call has to be sent again, whatever it was. Others need not meet the same.
 			cooled = true
-			s.shortages.Mark(offer, failed)
+			s.shortages.Mark(offering, failed)
 		}
-		s.sizes.note(offer, len(l.group), verdicts)
+		s.sizes.note(offering, len(l.group), verdicts)
 		if len(known) > 0 && !s.outcomes.resolve(ctx, l, known, verdicts, results) {
 			return
 		}
@@ -94,10 +94,10 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 		}
 		if try == 1 {
 			for _, e := range l.entries(left) {
-				s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offer, failed)
+				s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offering, failed)
 			}
 		}
-		s.loop.log.Warn("launch cells, retrying", "offer", offer.String(), "cells", len(left), "try", try, "err", failed)
+		s.loop.log.Warn("launch cells, retrying", "offer", offering.String(), "cells", len(left), "try", try, "err", failed)
 		pause := max(s.loop.random.After(try, firstRetry, longestRetry), retryAfter(failed))
 		if !l.until.IsZero() {
 			pause = min(pause, max(0, l.until.Sub(s.loop.clock.Now())))

@@ -26,14 +26,14 @@ type standbys struct {
 
 // fits says that a standby cell is as good for the request as a new one.
 func (s *standbys) fits(r Request, cell *Cell) bool {
-	best, has := r.Offers[0], cell.Offer()
+	best, has := r.Offerings[0], cell.Offering()
 	if lacksRoom(cell.Room, r.Needs, s.reserved) {
 		return false
 	}
-	if r.Special || has.InstanceType != best.InstanceType || has.Market() != best.Market() || has.DiskBytes != best.DiskBytes {
+	if r.Special || has.InstanceType != best.InstanceType || has.CapacityType() != best.CapacityType() || has.DiskBytes != best.DiskBytes {
 		return false
 	}
-	return slices.ContainsFunc(r.Offers, func(o Offer) bool { return keyOf(o) == keyOf(has) })
+	return slices.ContainsFunc(r.Offerings, func(o Offering) bool { return keyOf(o) == keyOf(has) })
 }
 
 // wouldTake returns the standby cell that a request would be given now.
@@ -121,7 +121,7 @@ func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) 
 		cell.Node, cell.Best, cell.RuledOut = r.Node, r.best(), r.RuledOut
 		cell.PodCreated, cell.Account, cell.Needs, cell.GPUs = r.Created, r.Account, r.Needs, r.GPUs
 		cell.Accelerators = r.Accelerators
-		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offers[0].Reason
+		cell.Reason = "a standby cell of " + cell.Standby + ": " + r.Offerings[0].Reason
 		cell.step(apiv1.StepSeen, r.Seen)
 		cell.step(apiv1.StepGiven, s.loop.clock.Now())
 		return nil

@@ -17,8 +17,8 @@ import (
 
 func keep(count int) func(*setup) {
 	return func(c *setup) {
-		c.Pools = []Pool{{Name: "nano", Count: count, Offers: func() ([]Offer, error) {
-			return []Offer{{
+		c.Pools = []Pool{{Name: "nano", Count: count, Offerings: func() ([]Offering, error) {
+			return []Offering{{
 				InstanceType: "nano",
 				Zone:         "z",
 				PricePerHour: 1,
@@ -106,11 +106,11 @@ func TestAStandbyCellIsTakenOnlyForWhatItIs(t *testing.T) {
 		b.later(10 * time.Second)
 		b.request("a", "small", "nano") // small is cheaper for it
 		special := Request{
-			Pod:     ref("b"),
-			Attempt: 1,
-			Seen:    time.Now(),
-			Special: true,
-			Offers:  []Offer{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
+			Pod:       ref("b"),
+			Attempt:   1,
+			Seen:      time.Now(),
+			Special:   true,
+			Offerings: []Offering{{InstanceType: "nano", Zone: "z", BootTimeout: time.Minute}},
 		}
 		if cell, would := b.cells.WouldTake(special); would {
 			t.Errorf("one that only a launch can serve would take %s", cell.ID)
@@ -124,10 +124,10 @@ func TestAStandbyCellIsTakenOnlyForWhatItIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		elsewhere := Request{
-			Pod:     ref("c"),
-			Attempt: 1,
-			Seen:    time.Now(),
-			Offers:  []Offer{{InstanceType: "nano", Zone: "y", BootTimeout: time.Minute}},
+			Pod:       ref("c"),
+			Attempt:   1,
+			Seen:      time.Now(),
+			Offerings: []Offering{{InstanceType: "nano", Zone: "y", BootTimeout: time.Minute}},
 		}
 		if _, err := b.cells.Request(t.Context(), elsewhere); err != nil {
 			t.Fatal(err)

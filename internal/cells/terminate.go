@@ -190,7 +190,7 @@ func (s *terminations) findAbandoned(ctx context.Context, e *entry, look look) (
 		return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
 	}
 	cell := e.cell()
-	if !look.lacks && look.covers(cell.Offer().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
+	if !look.lacks && look.covers(cell.Offering().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
 		s.table.mu.Lock()
 		first := e.unseen
 		if first.IsZero() {

@@ -34,11 +34,11 @@ type ingredients struct {
 }
 
 func ingredientsOf(cloudInit string, cell *Cell) ingredients {
-	return ingredients{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
+	return ingredients{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
 }
 
 func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
-	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offer().Arch}
+	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
 }
 
 // unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
@@ -238,7 +238,7 @@ func (s *blockers) keptBack(e *entry) time.Duration {
 	}
 	for _, u := range []*unfit{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			u.probe, u.probing = e.id, now.Add(firstUnfit+cell.Offer().BootTimeout)
+			u.probe, u.probing = e.id, now.Add(firstUnfit+cell.Offering().BootTimeout)
 		}
 	}
 	if e.resolving.failed == 0 {

@@ -164,7 +164,7 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		b.later(time.Second)
 		var kept []Cell
 		b.cells.table.mu.Lock()
-		u := b.cells.blockers.unfitFor(withAgentOf(b.cfg.Agent, &Cell{Offers: nano("kept").Offers}))
+		u := b.cells.blockers.unfitFor(withAgentOf(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
 		b.cells.table.mu.Unlock()
 		b.loseRights()
@@ -257,7 +257,7 @@ func TestOneInstanceAtATimeShowsWhetherTheKeyOfRootDisksCanBeUsed(t *testing.T) 
 					continue
 				}
 				r := nano(pod)
-				r.Offers[0].Arch, r.Offers[0].BootTimeout = []string{"amd64", "arm64"}[n%2], 5*time.Minute
+				r.Offerings[0].Arch, r.Offerings[0].BootTimeout = []string{"amd64", "arm64"}[n%2], 5*time.Minute
 				if _, err := b.cells.Request(t.Context(), r); err != nil {
 					t.Fatal(err)
 				}
@@ -303,7 +303,7 @@ func TestACellThatIsNotLaunchedLetsAnotherShowWhetherTheKeyCanBeUsed(t *testing.
 		fixed := b.keyless()
 		request := func(pod string) {
 			r := nano(pod)
-			r.Offers[0].BootTimeout = 5 * time.Minute
+			r.Offerings[0].BootTimeout = 5 * time.Minute
 			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
@@ -467,13 +467,13 @@ func TestOnlyTheCellThatIsToShowWhetherTheKeyCanBeUsedDoes(t *testing.T) {
 // A cell that gets no spot instance goes on without, and shows no more whether spot instances can use the key.
 func TestACellThatGoesOnWithAnotherOfferHoldsUpNoneOfTheFirst(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		request := func(pod string, offers ...bool) {
+		request := func(pod string, offerings ...bool) {
 			r := nano(pod)
-			first := r.Offers[0]
-			r.Offers = nil
-			for _, spot := range offers {
+			first := r.Offerings[0]
+			r.Offerings = nil
+			for _, spot := range offerings {
 				first.Spot = spot
-				r.Offers = append(r.Offers, first)
+				r.Offerings = append(r.Offerings, first)
 			}
 			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
@@ -490,7 +490,7 @@ func TestACellThatGoesOnWithAnotherOfferHoldsUpNoneOfTheFirst(t *testing.T) {
 		b.later(2 * firstUnfit)
 		b.cloud.set(func() {
 			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
-				if r.Market == cloud.Spot {
+				if r.CapacityType == cloud.Spot {
 					return cloud.No(cloud.ErrCapacity, cloud.Scope{}, errors.New("no spot capacity")), false
 				}
 				return nil, false
@@ -513,7 +513,7 @@ func TestAFaultOfMachinesWithGPUsHoldsUpNoOthers(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		request := func(pod string, gpus bool) {
 			r := nano(pod)
-			r.Offers[0].HasGPUs = gpus
+			r.Offerings[0].HasGPUs = gpus
 			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}

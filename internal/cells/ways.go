@@ -18,9 +18,9 @@ type Way struct {
 	Cell string
 	Node string // the virtual node that the pod is on
 	Pod  apiv1.PodReference
-	// Offer is what the cell was launched as, and Since when it was asked for.
-	Offer Offer
-	Since time.Time
+	// Offering is what the cell was launched as, and Since when it was asked for.
+	Offering Offering
+	Since    time.Time
 	// Given is when the pod was given the cell.
 	Given time.Time
 	// Conn is nil when the tunnel is down.
@@ -48,8 +48,8 @@ func (s *queries) ways() []Way {
 			continue
 		}
 		w := Way{Cell: cell.ID, Node: s.nodeNames.of(cell), Pod: cell.Pod}
-		if len(cell.Offers) > 0 && len(cell.Steps) > 0 {
-			w.Offer, w.Since = cell.Offers[0], cell.Steps[0].Time.Time
+		if len(cell.Offerings) > 0 && len(cell.Steps) > 0 {
+			w.Offering, w.Since = cell.Offerings[0], cell.Steps[0].Time.Time
 			if w.Given = cell.StepTime(apiv1.StepGiven); w.Given.IsZero() {
 				w.Given = cell.launched() // for the pod
 			}

@@ -396,9 +396,9 @@ func (f saves) HasStreams(types.UID) bool { return false }
 func (f saves) Finish(context.Context, types.UID) {}
 
 // standbyOn are Nodes of which a function says which a standby cell is made for.
-type standbyOn func(Offer) string
+type standbyOn func(Offering) string
 
-func (f standbyOn) StandbyNode(o Offer) string { return f(o) }
+func (f standbyOn) StandbyNode(o Offering) string { return f(o) }
 
 func (w *world) CellChanged(c Cell) {
 	w.note(func() {
@@ -416,11 +416,11 @@ func (w *world) CellInterrupted(c Cell) {
 	w.note(func() { w.events = append(w.events, "interrupted "+c.Pod.Name) })
 }
 
-func (w *world) Mark(o Offer, answer error) {
+func (w *world) Mark(o Offering, answer error) {
 	w.note(func() { w.cooled, w.refused = append(w.cooled, o.InstanceType), append(w.refused, answer) })
 }
 
-func (*world) Unavailable(Offer) bool { return false }
+func (*world) Unavailable(Offering) bool { return false }
 
 func (w *world) note(f func()) {
 	w.mu.Lock()
@@ -472,7 +472,7 @@ func nano(pod string) Request {
 		Pod:     ref(pod),
 		Attempt: 1,
 		Seen:    time.Now(),
-		Offers: []Offer{{
+		Offerings: []Offering{{
 			InstanceType: "nano",
 			Zone:         "z",
 			PricePerHour: 1,
@@ -481,11 +481,11 @@ func nano(pod string) Request {
 	}
 }
 
-func (w *world) request(pod string, offers ...string) Cell {
+func (w *world) request(pod string, offerings ...string) Cell {
 	w.Helper()
-	var list []Offer
-	for _, o := range offers {
-		list = append(list, Offer{
+	var list []Offering
+	for _, o := range offerings {
+		list = append(list, Offering{
 			InstanceType: o,
 			Zone:         "z",
 			PricePerHour: 1,
@@ -493,10 +493,10 @@ func (w *world) request(pod string, offers ...string) Cell {
 		})
 	}
 	cell, err := w.cells.Request(w.Context(), Request{
-		Pod:     ref(pod),
-		Attempt: 1,
-		Seen:    time.Now(),
-		Offers:  list,
+		Pod:       ref(pod),
+		Attempt:   1,
+		Seen:      time.Now(),
+		Offerings: list,
 	})
 	if err != nil {
 		w.Fatal(err)

@@ -151,10 +151,10 @@ func inAccount(t *testing.T, f func(t *testing.T, a *account)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		offer := []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}}
+		offering := []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}}
 		model, err := ec2.New(ec2.Config{
 			Sim: sim.Config{
-				Catalogue: []catalog.InstanceType{{Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: offer}},
+				Catalogue: []catalog.InstanceType{{Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: offering}},
 				Knobs:     sim.Knobs{Termination: sim.Distribution{Median: 30 * time.Second}},
 			},
 			Subnets:  []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "us-east-1a"}},

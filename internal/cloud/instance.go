@@ -63,7 +63,7 @@ type Instance struct {
 type Origin struct {
 	// Token is that of the call, "" where the cloud does not tell it, or there was none. It stays.
 	Token string
-	// Dedicated and Reservation are as in an offer, by what the cloud has made of it: an instance may be in
+	// Dedicated and Reservation are as in an offering, by what the cloud has made of it: an instance may be in
 	// a reservation, or on hardware, for which nobody asked, and be moved to another host.
 	Dedicated   bool
 	Reservation string

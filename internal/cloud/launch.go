@@ -14,8 +14,8 @@ import (
 // is lower splits the request.
 const MaxLaunch = 50
 
-// Market is how an instance is bought.
-type Market = offering.CapacityType
+// CapacityType is how an instance is bought.
+type CapacityType = offering.CapacityType
 
 const (
 	OnDemand  = offering.OnDemand
@@ -33,8 +33,8 @@ type LaunchSpec struct {
 	Zone string `json:"zone"`
 	// Subnet is set where the offering has one.
 	Subnet string `json:"subnet,omitempty"`
-	// Market is OnDemand when empty.
-	Market Market `json:"market,omitempty"`
+	// CapacityType is OnDemand when empty.
+	CapacityType CapacityType `json:"market,omitempty"`
 	// Reservation is the one into which is launched; "" for none.
 	Reservation string `json:"reservation,omitempty"`
 	// RootDiskBytes is the root disk's size; 0 for what the cloud gives. A cloud
@@ -86,12 +86,12 @@ type Resolved struct {
 }
 
 // Spot says that the instances may be taken back.
-func (s LaunchSpec) Spot() bool { return s.Market == Spot }
+func (s LaunchSpec) Spot() bool { return s.CapacityType == Spot }
 
 // Pool is that of catalog.Offering: which of a type's machines are launched, where some run out
 // by themselves.
 func (s LaunchSpec) Pool() string {
-	return catalog.Offering{Dedicated: s.Market == Dedicated, Reservation: s.Reservation}.Pool()
+	return catalog.Offering{Dedicated: s.CapacityType == Dedicated, Reservation: s.Reservation}.Pool()
 }
 
 // Options are what the configuration and a pod's annotations say of a launch,

@@ -21,8 +21,8 @@ func NewCellRefuses(cell string, lasts time.Duration, why error) Event {
 }
 
 // NewCellLaunched is of a pod whose cell has an instance.
-func NewCellLaunched(cell, instance, offer string) Event {
-	return Event{corev1.EventTypeNormal, CellLaunched, fmt.Sprintf("Launched instance %s (%s) as cell %s", instance, offer, cell)}
+func NewCellLaunched(cell, instance, offering string) Event {
+	return Event{corev1.EventTypeNormal, CellLaunched, fmt.Sprintf("Launched instance %s (%s) as cell %s", instance, offering, cell)}
 }
 
 // NewCellLost is of a pod whose cell is there no more.

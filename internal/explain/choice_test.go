@@ -42,7 +42,7 @@ type requests struct {
 
 func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, error) {
 	r.made <- q
-	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offers: q.Offers}, nil
+	return cells.Cell{ID: "cell-1", Pod: q.Pod, Phase: apiv1.Requested, Offerings: q.Offerings}, nil
 }
 
 func (*requests) Release(types.UID, string, bool)                         {}
@@ -75,7 +75,7 @@ func (*requests) Affordable(_ context.Context, _ string, all []offering.Offering
 }
 
 func (r *requests) WouldTake(q cells.Request) (cells.Cell, bool) {
-	return cells.Cell{ID: r.standby}, r.standby != "" && len(q.Offers) > 0
+	return cells.Cell{ID: r.standby}, r.standby != "" && len(q.Offerings) > 0
 }
 
 func (*requests) Conn(types.UID) (agentapi.Conn, error) {
@@ -193,7 +193,7 @@ func (k *kip) requested() []string {
 		}
 	})
 	var words []string
-	for _, o := range (<-k.requests.made).Offers {
+	for _, o := range (<-k.requests.made).Offerings {
 		words = append(words, fmt.Sprintf("%s in %s at %s: %s", o.InstanceType, o.Zone, apiv1.Price(o.PricePerHour), o.Reason))
 	}
 	return words
@@ -272,11 +272,11 @@ func TestWhatIsExplainedIsWhatKipChooses(t *testing.T) {
 func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 	pod := asking("450Mi")
 	k := newKip(t, pod)
-	offers := []cells.Offer{
+	offerings := []cells.Offering{
 		{InstanceType: "gone", Zone: "z", PricePerHour: 9, Reason: "it was cheap"},
 		{InstanceType: "other", Zone: "z", PricePerHour: 10, Reason: "the next"},
 	}
-	best := []cells.Offer{{InstanceType: "small", Zone: "z", PricePerHour: 8, Reason: "cheapest"}, offers[0], offers[1]}
+	best := []cells.Offering{{InstanceType: "small", Zone: "z", PricePerHour: 8, Reason: "cheapest"}, offerings[0], offerings[1]}
 	ruledOut := []apiv1.RuledOut{{Types: 3, Why: "have too little memory"}, {Types: 1, Why: "is dear"}}
 	small := "small in z at 8: cheapest"
 	pooled := "gone in z at 9: a standby cell of p"
@@ -295,7 +295,7 @@ func TestOfAPodWithACellWhatWasChosenIsToldAndNotAnotherChoice(t *testing.T) {
 		"of a pool":  {cells.Cell{Phase: apiv1.Bound, Standby: "p", Reason: "a standby cell of p"}, []string{pooled}},
 		"pool, over": {cells.Cell{Phase: apiv1.Terminating, Standby: "p", Reason: "the pod has ended"}, []string{first}},
 	} {
-		tc.cell.Offers = offers
+		tc.cell.Offerings = offerings
 		k.requests.has = &tc.cell
 		k.requests.standby = "cell-standby"
 		p := k.placement(pod)

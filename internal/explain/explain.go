@@ -139,7 +139,7 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 // waiting says what a pod with a cell waits for, "" if for nothing.
 func (x *Explainer) waiting(pod *corev1.Pod, cell cells.Cell) string {
 	if cell.Phase != apiv1.Bound {
-		is := fmt.Sprintf("its cell %s (%s) is %s: %s", cell.ID, cell.Offer(), cell.Phase, x.cfg.Cells.WaitsFor(cell.ID))
+		is := fmt.Sprintf("its cell %s (%s) is %s: %s", cell.ID, cell.Offering(), cell.Phase, x.cfg.Cells.WaitsFor(cell.ID))
 		return strings.TrimSuffix(is, ": ")
 	}
 	var parts []string
@@ -155,11 +155,11 @@ func (x *Explainer) waiting(pod *corev1.Pod, cell cells.Cell) string {
 // answer also what else is tried.
 func placed(cell cells.Cell) *adminapi.Placement {
 	if cell.Phase != apiv1.Requested && cell.Phase != apiv1.Launching {
-		cell.Offers = cell.Offers[:min(len(cell.Offers), 1)]
+		cell.Offerings = cell.Offerings[:min(len(cell.Offerings), 1)]
 	}
 	p := &adminapi.Placement{Candidates: cell.Candidates(), Rejected: rejected(cell.RuledOut)}
 	if cell.Standby != "" && cell.Live() && len(p.Candidates) > 0 {
-		p.Candidates[0].Why = cell.Reason // the offer's is why the pool has it
+		p.Candidates[0].Why = cell.Reason // the offering's is why the pool has it
 	}
 	return p
 }
@@ -175,7 +175,7 @@ func rejected(list []apiv1.RuledOut) (all []adminapi.Rejection) {
 func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Placement {
 	request, err := x.cfg.Loop.Choose(ctx, pod)
 	p := &adminapi.Placement{
-		Candidates: cells.Candidates(request.Offers),
+		Candidates: cells.Candidates(request.Offerings),
 		PricesTold: x.cfg.Shop.PricesTold(),
 		Rejected:   rejected(request.RuledOut),
 	}

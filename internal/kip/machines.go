@@ -61,10 +61,10 @@ func runsPod(cell cells.Cell) bool { return cell.Pod.UID != "" && cell.Phase == 
 // machine is what a pod can have of a cell: what the machine has, or as long as nobody has said
 // that, what its type promises, without the cell's own part.
 func (m *machines) machine(cell cells.Cell) admission.Machine {
-	offer := cell.Offer()
-	room := cmp.Or(cell.Room, catalog.Room{MilliCPU: offer.MilliCPU, MemoryBytes: offer.MemoryBytes})
+	offering := cell.Offering()
+	room := cmp.Or(cell.Room, catalog.Room{MilliCPU: offering.MilliCPU, MemoryBytes: offering.MemoryBytes})
 	return admission.Machine{
-		Type:        offer.InstanceType,
+		Type:        offering.InstanceType,
 		MilliCPU:    room.MilliCPU,
 		MemoryBytes: room.MemoryBytes - m.process.cfg.Cells.ReservedMemory.Value(),
 	}

@@ -26,7 +26,7 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 			t.Helper()
 			if _, err := own.Put(ctx, "cells/"+id, cells.Cell{
 				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Room: room,
-				Offers: []cells.Offer{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
+				Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}},
 			}, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func TestAStoreThatFailsIsLeftAlone(t *testing.T) {
 		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}}
 		m := &machines{process: k, own: own}
 		if _, err := own.Put(t.Context(), "cells/a", cells.Cell{ID: "a", Pod: apiv1.PodReference{UID: "pod"}, Phase: apiv1.Bound,
-			Offers: []cells.Offer{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {
+			Offerings: []cells.Offering{{InstanceType: "nano", MilliCPU: 250, MemoryBytes: 256 << 20}}}, 0); err != nil {
 			t.Fatal(err)
 		}
 		is := func(when string, known, fails bool, want int) {

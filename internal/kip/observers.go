@@ -27,11 +27,11 @@ type learning struct {
 var _ cells.Observer = learning{}
 
 func (l learning) CellMeasured(c cells.Cell) {
-	l.shop.Learn(c.Offer().InstanceType, imageName(c.Options), c.Room)
+	l.shop.Learn(c.Offering().InstanceType, imageName(c.Options), c.Room)
 }
 
 func (l learning) CellTakenBack(c cells.Cell) {
-	o := c.Offer()
+	o := c.Offering()
 	l.shop.TakenBack(o.InstanceType, o.Zone)
 }
 

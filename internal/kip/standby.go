@@ -47,7 +47,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		name += "/stopped"
 	}
 	disk := l.cfg.Cells.DefaultVolumeSize.Value()
-	if len(offersOfPool(l.shop.Types(), s, disk, name)) == 0 {
+	if len(offeringsOfPool(l.shop.Types(), s, disk, name)) == 0 {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
 	useless := func(o offering.Offering) bool {
@@ -59,8 +59,8 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		Count:   s.Count,
 		Stopped: s.Stopped,
 		Useless: useless,
-		Offers: func() ([]offering.Offering, error) {
-			all := slices.DeleteFunc(offersOfPool(l.shop.Types(), s, disk, name), useless)
+		Offerings: func() ([]offering.Offering, error) {
+			all := slices.DeleteFunc(offeringsOfPool(l.shop.Types(), s, disk, name), useless)
 			if len(all) == 0 {
 				return nil, fmt.Errorf("%s is what no virtual node offers: its cells would get no pod", name)
 			}
@@ -75,7 +75,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 
 // offersOfPool are what the cells of a pool can be launched as, the cheapest first. What is reserved is
 // left to cells whose pods are there.
-func offersOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []offering.Offering) {
+func offeringsOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []offering.Offering) {
 	for _, t := range sold {
 		for _, o := range slices.SortedStableFunc(slices.Values(t.Offerings), catalog.Offering.ComparePrice) {
 			if t.Name == s.InstanceType && o.Spot == s.Spot && o.Dedicated == s.Dedicated && o.Reservation == "" &&

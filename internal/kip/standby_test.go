@@ -66,13 +66,13 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if offers, err := pool.Offers(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
-		t.Errorf("offers %v, %v", offers, err)
+	if offerings, err := pool.Offerings(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
+		t.Errorf("offers %v, %v", offerings, err)
 	}
-	if !pool.Useless(cells.Offer{InstanceType: "small", Zone: "a"}) {
+	if !pool.Useless(cells.Offering{InstanceType: "small", Zone: "a"}) {
 		t.Error("a cell that gets no pod is kept")
 	}
-	if pool.Useless(cells.Offer{InstanceType: "small", Zone: "b", Spot: true}) {
+	if pool.Useless(cells.Offering{InstanceType: "small", Zone: "b", Spot: true}) {
 		t.Error("a cell that may get a pod is not kept")
 	}
 }

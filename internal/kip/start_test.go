@@ -163,8 +163,8 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 		}}},
 		"cells/cell-a": cells.Cell{
 			ID: "cell-a", Pod: pod, Phase: apiv1.Bound, KeyHash: "spent",
-			Offers:   []cells.Offer{{InstanceType: "small", Zone: "a"}},
-			Instance: &cloud.Instance{ID: "i-a", Zone: "a", State: cloud.Running, ManagementIP: machine, PodIP: machine},
+			Offerings: []cells.Offering{{InstanceType: "small", Zone: "a"}},
+			Instance:  &cloud.Instance{ID: "i-a", Zone: "a", State: cloud.Running, ManagementIP: machine, PodIP: machine},
 		},
 	} {
 		if _, err := st.Put(t.Context(), key, record, 0); err != nil {

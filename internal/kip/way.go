@@ -71,7 +71,7 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		}
 		return nil, &node.WaitingError{Why: why}
 	}
-	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offer(), cell.Phase)}
+	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offering(), cell.Phase)}
 }
 
 // statsCells are the cells that are asked what the pods of a node use, or of all nodes for "".
@@ -86,7 +86,7 @@ func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
 			Pod:       w.Pod.Name,
 			UID:       w.Pod.UID,
 			Conn:      w.Conn,
-			Machine:   stats.Machine{MilliCPU: w.Offer.MilliCPU, MemoryBytes: w.Offer.MemoryBytes, Since: w.Since},
+			Machine:   stats.Machine{MilliCPU: w.Offering.MilliCPU, MemoryBytes: w.Offering.MemoryBytes, Since: w.Since},
 			Given:     w.Given,
 		})
 	}

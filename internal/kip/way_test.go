@@ -11,10 +11,10 @@ func TestWhatPodsUseIsAskedOfTheCellsOfTheirNodeAlone(t *testing.T) {
 	var all []cells.Way
 	for _, on := range []string{"kip-0-1", "kip-0-2", ""} {
 		all = append(all, cells.Way{
-			Cell:  "of-" + on,
-			Node:  on,
-			Pod:   apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},
-			Offer: cells.Offer{MilliCPU: 500, MemoryBytes: 1 << 30},
+			Cell:     "of-" + on,
+			Node:     on,
+			Pod:      apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},
+			Offering: cells.Offering{MilliCPU: 500, MemoryBytes: 1 << 30},
 		})
 	}
 	for _, on := range []string{"kip-0-1", "kip-0-2"} {

@@ -67,7 +67,7 @@ func (m *Metrics) CellChanged(c cells.Cell) {
 	if from == len(c.Steps) && !gone {
 		return
 	}
-	offer, launchType := c.Offer(), launchTypeOf(c.Offer().Market())
+	offering, launchType := c.Offering(), launchTypeOf(c.Offering().CapacityType())
 	for i := from; i < len(c.Steps); i++ {
 		step := &c.Steps[i]
 		switch step.Name {
@@ -90,10 +90,10 @@ func (m *Metrics) CellChanged(c cells.Cell) {
 				began = s.Time.Time
 			}
 		}
-		m.phaseDuration.WithLabelValues(phase, offer.InstanceType, launchType, outcome).Observe(max(0, step.Time.Sub(began).Seconds()))
+		m.phaseDuration.WithLabelValues(phase, offering.InstanceType, launchType, outcome).Observe(max(0, step.Time.Sub(began).Seconds()))
 	}
 	if gone {
-		m.cellsEnded.WithLabelValues(offer.InstanceType, launchType, string(m.endReason(&c))).Inc()
+		m.cellsEnded.WithLabelValues(offering.InstanceType, launchType, string(m.endReason(&c))).Inc()
 	}
 }
 
@@ -135,8 +135,8 @@ func (m *Metrics) observeStart(c *cells.Cell, stage string, at time.Time) {
 	if c.Standby != "" {
 		source = sourceStandby
 	}
-	offer := c.Offer()
-	m.podStart.WithLabelValues(stage, source, offer.InstanceType, launchTypeOf(offer.Market())).Observe(max(0, at.Sub(seen).Seconds()))
+	offering := c.Offering()
+	m.podStart.WithLabelValues(stage, source, offering.InstanceType, launchTypeOf(offering.CapacityType())).Observe(max(0, at.Sub(seen).Seconds()))
 }
 
 // phaseEndedBy says which phase of its life the cell's nth step has ended, and
@@ -236,7 +236,7 @@ func resultOf(c cells.Cell) string {
 	return resultMiss
 }
 
-func launchTypeOf(m cloud.Market) string { return string(cmp.Or(m, cloud.OnDemand)) }
+func launchTypeOf(m cloud.CapacityType) string { return string(cmp.Or(m, cloud.OnDemand)) }
 
 // OrphanFound tells of an instance that has Kip's tags and no cell.
 func (m *Metrics) OrphanFound() { m.Sweep(SweepOrphan, 1) }

@@ -23,7 +23,7 @@ func (m *Metrics) Intercept(ctx context.Context, call pipe.Call, next pipe.Send)
 	case call.Launch != nil && short:
 		// By what was asked for, which comes from the catalogue: an error may name less.
 		r := call.Launch
-		m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.Market)).Inc()
+		m.cloudCapacity.WithLabelValues(r.InstanceType, r.Zone, launchTypeOf(r.CapacityType)).Inc()
 		if slices.ContainsFunc(answers, func(a pipe.Answer) bool { return a.Err == nil }) {
 			err = nil // a launch in part is an answer: what it lacks is counted as a shortage
 		}

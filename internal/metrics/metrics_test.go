@@ -123,8 +123,8 @@ type life struct {
 
 func (f *fixture) life(id string, spot bool) *life {
 	return &life{f, cells.Cell{ID: id, Attempt: 1, Phase: apiv1.Requested,
-		Pod:    apiv1.PodReference{Namespace: "ns", Name: id, UID: types.UID("pod-of-" + id)},
-		Offers: []cells.Offer{{InstanceType: "c5.large", Zone: "z", Spot: spot}}}}
+		Pod:       apiv1.PodReference{Namespace: "ns", Name: id, UID: types.UID("pod-of-" + id)},
+		Offerings: []cells.Offering{{InstanceType: "c5.large", Zone: "z", Spot: spot}}}}
 }
 
 func (l *life) steps(at time.Duration, phase apiv1.Phase, names ...string) *life {
@@ -209,7 +209,7 @@ func TestWhatHappenedBeforeARestartIsNotObservedAgain(t *testing.T) {
 func TestADedicatedCellIsNotToldAsOnDemand(t *testing.T) {
 	f := newFixture(t, nil)
 	l := f.life("a", false)
-	l.cell.Offers[0].Dedicated = true
+	l.cell.Offerings[0].Dedicated = true
 	l.steps(0, apiv1.Requested, apiv1.StepSeen, apiv1.StepPlaced).steps(time.Second, apiv1.Booting, apiv1.StepLaunched).
 		steps(3*time.Second, apiv1.Booting, apiv1.StepJoined)
 	const dedicated = "instance_type=c5.large,launch_type=dedicated,outcome=success,phase="
@@ -448,9 +448,9 @@ func (f *fixture) call(ctx context.Context, call pipe.Call, errs ...error) {
 func TestCloudCallsAreCountedAndPassedOn(t *testing.T) {
 	f := newFixture(t, nil)
 	ctx := t.Context()
-	launch := func(m cloud.Market, errs ...error) {
+	launch := func(m cloud.CapacityType, errs ...error) {
 		f.call(ctx, pipe.Call{Kind: cloud.CallLaunch, Launch: &cloud.LaunchRequest{
-			LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", Market: m},
+			LaunchSpec: cloud.LaunchSpec{InstanceType: "c5.large", Zone: "z", CapacityType: m},
 			Machines:   make([]cloud.Machine, len(errs)),
 		}}, errs...)
 	}

@@ -57,7 +57,7 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	// Summed, since two metrics of the same labels would spoil the scrape.
 	type kind struct {
 		instanceType string
-		market       cloud.Market
+		capacityType cloud.CapacityType
 	}
 	if !now.CA.Ends.IsZero() {
 		gauge(s.caEnds, float64(now.CA.Ends.Unix()))
@@ -68,15 +68,15 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 	}
 	sums := map[kind]Cost{}
 	for _, c := range now.Ledger {
-		k := kind{c.InstanceType, c.Market()}
+		k := kind{c.InstanceType, c.CapacityType()}
 		sum := sums[k]
 		sum.Seconds += c.Seconds
 		sum.Dollars += c.Dollars
 		sums[k] = sum
 	}
 	for k, sum := range sums {
-		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.market))
-		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.market))
+		to <- prometheus.MustNewConstMetric(s.seconds, prometheus.CounterValue, sum.Seconds, k.instanceType, launchTypeOf(k.capacityType))
+		to <- prometheus.MustNewConstMetric(s.dollars, prometheus.CounterValue, sum.Dollars, k.instanceType, launchTypeOf(k.capacityType))
 	}
 	for namespace, sum := range now.Spent {
 		to <- prometheus.MustNewConstMetric(s.spent, prometheus.CounterValue, sum.Dollars, namespace)
@@ -100,7 +100,7 @@ func (s *scrape) collectCells(r *Reading, gauge func(d *prometheus.Desc, v float
 			oldest[c.Phase] = max(oldest[c.Phase], now.Sub(c.Steps[n-1].Time.Time))
 		}
 		if c.Standby != "" && c.Pod.UID == "" && c.Live() {
-			waiting[standby{c.Offer().InstanceType, standbyState(c)}]++
+			waiting[standby{c.Offering().InstanceType, standbyState(c)}]++
 		}
 	}
 	nodes := nodesOf(r, maps.Keys(count))

@@ -64,7 +64,7 @@ func BenchmarkNodesOfCells(b *testing.B) {
 	for i := range all {
 		on := i % number
 		pods[i] = cells.Cell{Node: n.entries[on].Name("kip-0"), Pod: apiv1.PodReference{UID: "uid"}}
-		standby[i] = cells.Cell{Offers: []cells.Offer{{
+		standby[i] = cells.Cell{Offerings: []cells.Offering{{
 			InstanceType: sells[on*types/number].Name,
 			Zone:         n.entries[on].Node.Zones[0],
 			Spot:         on%2 == 1,

@@ -83,7 +83,7 @@ func (n *Nodes) size(ctx context.Context) {
 		if cell.Pod.UID == "" || cell.Launch == nil && cell.Instance == nil || cell.Phase == apiv1.Gone {
 			continue
 		}
-		o := cell.Offer()
+		o := cell.Offering()
 		class := catalog.Class{Family: o.Family, Spot: o.Spot}
 		use.Add(o.Subnet, class, o.MilliCPU, o.MemoryBytes)
 		if cell.Instance != nil {
@@ -192,7 +192,7 @@ func add(to, some corev1.ResourceList) {
 
 // setCapacity gives a node the capacity that follows from a sizing, as far as the configuration leaves that to Kip.
 func (n *Nodes) setCapacity(s *served, sizing roster.Sizing) {
-	types, _, err := n.offers(s.name)
+	types, _, err := n.offerings(s.name)
 	if err != nil {
 		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
 		return

@@ -131,13 +131,13 @@ func TestWhatPodsHaveCountsAsWhatTheyAskFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := sized(t, "kubelet: {capacity: auto}")
 		s.say(8, 0, nil)
-		offers := []cells.Offer{{InstanceType: "large", Zone: "a", Family: "standard", MilliCPU: 3000}}
+		offerings := []cells.Offering{{InstanceType: "large", Zone: "a", Family: "standard", MilliCPU: 3000}}
 		w.cells = &running{
-			{Pod: apiv1.PodReference{UID: "uid-1"}, Offers: offers, Launch: &cells.Launch{}},
-			{Pod: apiv1.PodReference{UID: "elsewhere"}, Offers: offers, Instance: &cloud.Instance{}},
-			{Pod: apiv1.PodReference{UID: "waits"}, Offers: offers},                                                 // not launched
-			{Offers: offers, Instance: &cloud.Instance{}},                                                           // a standby cell
-			{Pod: apiv1.PodReference{UID: "ended"}, Offers: offers, Phase: apiv1.Gone, Instance: &cloud.Instance{}}, // its quota is free
+			{Pod: apiv1.PodReference{UID: "uid-1"}, Offerings: offerings, Launch: &cells.Launch{}},
+			{Pod: apiv1.PodReference{UID: "elsewhere"}, Offerings: offerings, Instance: &cloud.Instance{}},
+			{Pod: apiv1.PodReference{UID: "waits"}, Offerings: offerings},                                                 // not launched
+			{Offerings: offerings, Instance: &cloud.Instance{}},                                                           // a standby cell
+			{Pod: apiv1.PodReference{UID: "ended"}, Offerings: offerings, Phase: apiv1.Gone, Instance: &cloud.Instance{}}, // its quota is free
 		}
 		w.start()
 		w.eventually("the node is Ready", func() bool { return w.ready("kip-0") })

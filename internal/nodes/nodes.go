@@ -469,7 +469,7 @@ func (n *Nodes) Zones(name string) (list []string, only string, ours bool) {
 	if !ours {
 		return nil, "", false
 	}
-	types, _, err := n.offers(name)
+	types, _, err := n.offerings(name)
 	if err != nil {
 		n.c.Log.Error("the zones of a virtual node cannot be told", "node", name, "err", err)
 		return nil, "", true
@@ -488,14 +488,14 @@ func zoneOf(e roster.Entry) string {
 
 // StandbyNode is the first node whose pods may be given a standby cell; Kip's own name
 // where there is none.
-func (n *Nodes) StandbyNode(o cells.Offer) string {
+func (n *Nodes) StandbyNode(o cells.Offering) string {
 	name, _ := n.NodeWith(o)
 	return name
 }
 
 // NodeWith is the first node that offers what a standby cell is, and that Kip may
 // serve.
-func (n *Nodes) NodeWith(o cells.Offer) (name string, is bool) {
+func (n *Nodes) NodeWith(o cells.Offering) (name string, is bool) {
 	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
 	if types := n.c.Shop.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
@@ -522,7 +522,7 @@ func (n *Nodes) shortage(s *served) string {
 	if entry.Plain() {
 		return "" // its pods are told one by one, as they ever were
 	}
-	types, _, err := n.offers(s.name)
+	types, _, err := n.offerings(s.name)
 	if err != nil {
 		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
 		return ""
@@ -668,7 +668,7 @@ func (n *Nodes) offeringsOf(s *served, names []string) string {
 	if e, _ := n.entryOf(s.name); e.CapacityType() != "" {
 		is += " as " + e.CapacityType()
 	}
-	types, _, err := n.offers(s.name)
+	types, _, err := n.offerings(s.name)
 	if err != nil { // it was offered a moment ago
 		return is
 	}

@@ -39,7 +39,7 @@ func (n *Nodes) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]p
 
 // placerFor returns what chooses for a pod on its node, by the node's labels as they were at most so long ago.
 func (n *Nodes) placerFor(ctx context.Context, pod *corev1.Pod, ago time.Duration) (*placement.Placer, error) {
-	_, placer, err := n.offers(pod.Spec.NodeName)
+	_, placer, err := n.offerings(pod.Spec.NodeName)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (n *Nodes) placerFor(ctx context.Context, pod *corev1.Pod, ago time.Duratio
 }
 
 // offers returns what a node offers, and what chooses out of that.
-func (n *Nodes) offers(name string) ([]catalog.InstanceType, *placement.Placer, error) {
+func (n *Nodes) offerings(name string) ([]catalog.InstanceType, *placement.Placer, error) {
 	entry, _ := n.entryOf(name)
 	return n.c.Shop.OfNode(name, entry.Limit())
 }

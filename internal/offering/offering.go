@@ -86,8 +86,8 @@ func Of(t *catalog.InstanceType, sold *catalog.Offering, diskBytes int64) Offeri
 	}
 }
 
-// Market returns how the offering is bought.
-func (o Offering) Market() CapacityType { return CapacityTypeOf(o.Spot, o.Dedicated) }
+// CapacityType returns how the offering is bought.
+func (o Offering) CapacityType() CapacityType { return CapacityTypeOf(o.Spot, o.Dedicated) }
 
 // Pool is that of catalog.Offering.
 func (o Offering) Pool() string {
@@ -104,7 +104,7 @@ func (o Offering) String() string {
 	if o.Reservation != "" {
 		return o.InstanceType + " (reservation " + o.Reservation + ") in " + o.Zone
 	}
-	if m := o.Market(); m != OnDemand {
+	if m := o.CapacityType(); m != OnDemand {
 		return o.InstanceType + " (" + string(m) + ") in " + o.Zone
 	}
 	return o.InstanceType + " in " + o.Zone

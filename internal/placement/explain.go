@@ -17,7 +17,7 @@ import (
 // in the plural; of says how far the rejected types are from
 // passing, "" where there is nothing to say.
 type check struct {
-	fails func(s *size, rows []*row) bool // the type's rows in the markets of the choice
+	fails func(s *size, rows []*row) bool // the type's rows in the capacity types of the choice
 	words string
 	of    func(rejected []int) string
 }
@@ -46,7 +46,7 @@ func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(offering.Key) bool) 
 	for _, typ := range fitting {
 		s := c.sizeOf(typ)
 		if slices.ContainsFunc(offered[typ], func(r *row) bool {
-			return slices.ContainsFunc(r.offers, func(o offer) bool {
+			return slices.ContainsFunc(r.offerings, func(o offer) bool {
 				return c.allows(r, &s, o) && (unavailable == nil || !unavailable(c.key(r, o)))
 			})
 		}) {
@@ -67,14 +67,14 @@ func rejection(n int, words string) Rejection {
 	return Rejection{Types: n, Why: words}
 }
 
-// rowsOf are the rows of each type in the markets of the choice.
+// rowsOf are the rows of each type in the capacity types of the choice.
 func (c *choice) rowsOf() [][]*row {
-	n := len(c.markets)
+	n := len(c.capacityTypes)
 	offered, all := make([][]*row, len(c.types)), make([]*row, len(c.types)*n)
 	for typ := range offered {
 		offered[typ] = all[typ*n : typ*n : typ*n+n]
 	}
-	for _, m := range c.markets {
+	for _, m := range c.capacityTypes {
 		for i := range m.rows {
 			typ := m.rows[i].typ
 			offered[typ] = append(offered[typ], &m.rows[i])
@@ -137,7 +137,7 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			},
 		},
 		{
-			words: "are not offered " + either(launchTypes(c.markets), words),
+			words: "are not offered " + either(launchTypes(c.capacityTypes), words),
 			fails: func(_ *size, rows []*row) bool { return len(rows) == 0 },
 		},
 		{
@@ -154,14 +154,14 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			words: "have no offering in a zone where the pod may run",
 			fails: func(s *size, rows []*row) bool {
 				return !slices.ContainsFunc(rows, func(r *row) bool {
-					return slices.ContainsFunc(r.offers, func(o offer) bool { return c.inZone(s, o.zone) })
+					return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.inZone(s, o.zone) })
 				})
 			},
 			of: func(rejected []int) string {
 				return "offered in " + list(rejected, func(typ int) []string {
 					var zones []string
 					for _, r := range offered[typ] {
-						for _, o := range r.offers {
+						for _, o := range r.offerings {
 							zones = append(zones, c.zones[o.zone])
 						}
 					}
@@ -173,7 +173,7 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			words: "are ruled out by " + AnnotationRequirements,
 			fails: func(s *size, rows []*row) bool {
 				return !slices.ContainsFunc(rows, func(r *row) bool {
-					return slices.ContainsFunc(r.offers, func(o offer) bool { return c.asked(r, s, o.zone) })
+					return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.asked(r, s, o.zone) })
 				})
 			},
 			of: func(rejected []int) string { return c.labelValues(rejected, offered) },
@@ -291,7 +291,7 @@ func (c *choice) cheapest(rejected []int, offered [][]*row) string {
 	for _, typ := range rejected {
 		s := c.sizeOf(typ)
 		for _, r := range offered[typ] {
-			for _, o := range r.offers {
+			for _, o := range r.offerings {
 				if p := c.price(r, o); p < least && c.asked(r, &s, o.zone) {
 					least, name = p, c.types[typ].Name
 				}
@@ -315,7 +315,7 @@ func (c *choice) labelValues(rejected []int, offered [][]*row) string {
 		}
 		values := list(rejected, func(typ int) (values []string) {
 			for _, r := range offered[typ] {
-				for _, o := range r.offers {
+				for _, o := range r.offerings {
 					if v, ok := c.machine(r, o.zone).Lookup(key); ok {
 						values = append(values, v)
 					}

@@ -95,7 +95,7 @@ func TestPodsOfALimitedNodeGetWhatItOffers(t *testing.T) {
 				t.Errorf("%+v: %v is no *UnplaceableError", c.limit, err)
 			}
 		} else {
-			got = fmt.Sprintf("%s %s %s", list[0].InstanceType, list[0].Zone, list[0].Market())
+			got = fmt.Sprintf("%s %s %s", list[0].InstanceType, list[0].Zone, list[0].CapacityType())
 		}
 		if !strings.Contains(got, c.want) {
 			t.Errorf("%+v with %v: %s, want %s", c.limit, c.annotations, got, c.want)

@@ -331,7 +331,7 @@ func TestOfferingsAreTheCheapestThatFit(t *testing.T) {
 			if rng.IntN(10) == 0 {
 				pod.Spec = corev1.PodSpec{Containers: []corev1.Container{{}}, NodeSelector: pod.Spec.NodeSelector}
 			}
-			out := rng.IntN(4) // of four zones and markets, how many are out
+			out := rng.IntN(4) // of four zones and capacity types, how many are out
 			unavailable := func(o offering.Key) bool {
 				n := len(o.InstanceType) + int(o.InstanceType[0]) + int(o.Zone[0]) + len(o.Subnet)
 				if o.Spot {

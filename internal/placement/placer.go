@@ -99,12 +99,12 @@ type Placer struct {
 	types                      []catalog.InstanceType
 	labels                     []map[string]string // of the types
 	archs, zones               []string            // what the indices in size and offer stand for
-	onDemand, spots, dedicated market
+	onDemand, spots, dedicated capacityType
 	patterns                   *patterns
 	// reservesDevices says that there is an offering that is forDevices.
 	reservesDevices bool
 	// byDefault is where pods that do not say how they are launched look.
-	byDefault []*market
+	byDefault []*capacityType
 	// defaultType is the index of DefaultInstanceType in types, or -1.
 	defaultType int
 	// nodeLabels are those of the virtual node: what pods may ask for beside the
@@ -120,7 +120,7 @@ func (p *Placer) OnNode(labels map[string]string) *Placer {
 }
 
 // market is the types that can be had by one launch type, in order of price.
-type market struct {
+type capacityType struct {
 	launchType LaunchType
 
 	rows  []row
@@ -146,7 +146,7 @@ type row struct {
 	launchType LaunchType
 	baseline   int64   // all of the CPU where the type is not burstable
 	disk       int64   // the root disk that the type has; 0 where it is chosen at launch
-	offers     []offer // in order of price, then zone, then subnet
+	offerings  []offer // in order of price, then zone, then subnet
 }
 
 type offer struct {
@@ -167,9 +167,9 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	}
 	p.onDemand.launchType, p.spots.launchType, p.dedicated.launchType = OnDemand, Spot, Dedicated
 	p.config.Seller = cmp.Or(config.Seller, "this cloud")
-	p.byDefault = p.marketsOf(config.LaunchTypes)
+	p.byDefault = p.capacityTypesOf(config.LaunchTypes)
 	if len(p.byDefault) == 0 {
-		p.byDefault = []*market{&p.onDemand}
+		p.byDefault = []*capacityType{&p.onDemand}
 	}
 	slices.SortFunc(p.types, func(a, b catalog.InstanceType) int { return strings.Compare(a.Name, b.Name) })
 	for i := range p.types {
@@ -182,26 +182,26 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 		if t.Name == config.DefaultInstanceType {
 			p.defaultType = i
 		}
-		for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
-			offers, err := p.offersOf(t, m.launchType)
+		for _, m := range []*capacityType{&p.onDemand, &p.spots, &p.dedicated} {
+			offerings, err := p.offeringsOf(t, m.launchType)
 			if err != nil {
 				return nil, err
 			}
-			if len(offers) > 0 {
+			if len(offerings) > 0 {
 				m.rows = append(m.rows, row{
 					typ:        i,
 					launchType: m.launchType,
 					baseline:   cmp.Or(t.BaselineMilliCPU, t.MilliCPU),
 					disk:       t.DiskBytes,
-					offers:     offers,
+					offerings:  offerings,
 				})
 			}
 		}
 	}
-	for _, m := range []*market{&p.onDemand, &p.spots, &p.dedicated} {
+	for _, m := range []*capacityType{&p.onDemand, &p.spots, &p.dedicated} {
 		slices.SortStableFunc(m.rows, func(a, b row) int {
 			s, t := &p.types[a.typ], &p.types[b.typ]
-			return cmp.Or(cmp.Compare(a.offers[0].price, b.offers[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
+			return cmp.Or(cmp.Compare(a.offerings[0].price, b.offerings[0].price), cmp.Compare(s.MilliCPU, t.MilliCPU),
 				cmp.Compare(s.MemoryBytes, t.MemoryBytes))
 		})
 		p.index(m)
@@ -213,8 +213,8 @@ func New(catalogue []catalog.InstanceType, config Config) (*Placer, error) {
 	return p, nil
 }
 
-// index finds the sets of a market, once all rows are there, in order.
-func (p *Placer) index(m *market) {
+// index finds the sets of a capacity type, once all rows are there, in order.
+func (p *Placer) index(m *capacityType) {
 	m.archs, m.offered = make([]set, len(p.archs)), make([]set, len(p.archs)*len(p.zones))
 	for _, sets := range [][]set{m.archs, m.offered} {
 		for i := range sets {
@@ -224,11 +224,11 @@ func (p *Placer) index(m *market) {
 	m.rowOf = slices.Repeat([]int{-1}, len(p.types))
 	for i, r := range m.rows {
 		s := p.sizeOf(r.typ)
-		s.price = r.offers[0].price
+		s.price = r.offerings[0].price
 		m.sizes = append(m.sizes, s)
 		m.rowOf[r.typ] = i
 		m.archs[s.arch].add(i)
-		for _, o := range r.offers {
+		for _, o := range r.offerings {
 			m.offered[s.arch*len(p.zones)+o.zone].add(i)
 		}
 	}
@@ -238,8 +238,8 @@ func (p *Placer) index(m *market) {
 	m.gpus = ladderOf(m.sizes, func(s *size) int64 { return s.gpus })
 }
 
-func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
-	var offers []offer
+func (p *Placer) offeringsOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
+	var offerings []offer
 	for i, o := range t.Offerings {
 		if offering.CapacityTypeOf(o.Spot, o.Dedicated) != as {
 			continue
@@ -258,18 +258,18 @@ func (p *Placer) offersOf(t *catalog.InstanceType, as LaunchType) ([]offer, erro
 		price = price * (1 + o.Risk) / (1 + t.Prefer)
 		forDevices := o.Reservation != "" && len(t.GPUs)+len(t.Accelerators) > 0
 		p.reservesDevices = p.reservesDevices || forDevices
-		offers = append(offers, offer{
+		offerings = append(offerings, offer{
 			price:      price,
 			zone:       indexIn(&p.zones, o.Zone),
 			index:      i,
 			forDevices: forDevices,
 		})
 	}
-	slices.SortFunc(offers, func(a, b offer) int {
+	slices.SortFunc(offerings, func(a, b offer) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
 			strings.Compare(t.Offerings[a.index].Subnet, t.Offerings[b.index].Subnet))
 	})
-	return offers, nil
+	return offerings, nil
 }
 
 // paidShare is how much of its price an offering counts whose machine is paid for already, in
@@ -280,7 +280,7 @@ const (
 	mostPricePerHour = 10_000
 )
 
-func (p *Placer) market(t LaunchType) *market {
+func (p *Placer) capacityType(t LaunchType) *capacityType {
 	switch t {
 	case Spot:
 		return &p.spots
@@ -290,12 +290,12 @@ func (p *Placer) market(t LaunchType) *market {
 	return &p.onDemand
 }
 
-func (p *Placer) marketsOf(types []LaunchType) []*market {
-	markets := make([]*market, len(types))
+func (p *Placer) capacityTypesOf(types []LaunchType) []*capacityType {
+	capacityTypes := make([]*capacityType, len(types))
 	for i, t := range types {
-		markets[i] = p.market(t)
+		capacityTypes[i] = p.capacityType(t)
 	}
-	return markets
+	return capacityTypes
 }
 
 func (p *Placer) sizeOf(typ int) size {
@@ -363,8 +363,8 @@ func (p *Placer) rank(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]r
 		return nil, err
 	}
 	fitting, available := 0, 0
-	searched := make([]found, 0, len(c.markets))
-	for _, m := range c.markets {
+	searched := make([]found, 0, len(c.capacityTypes))
+	for _, m := range c.capacityTypes {
 		f := c.search(m, unavailable)
 		fitting += f.fitting
 		available += len(f.best)
@@ -385,10 +385,10 @@ type choice struct {
 	*Placer
 	// uid is the pod's; "" for one that there is not yet.
 	uid string
-	// markets are where the types are offered as the pod wants to be launched, in
+	// capacity types are where the types are offered as the pod wants to be launched, in
 	// its order of preference.
-	markets []*market
-	need    need
+	capacityTypes []*capacityType
+	need          need
 	// only is the index of the one type that may be chosen, or -1.
 	only int
 	// names is what a type's name must match, and named are the types of which it does.
@@ -435,16 +435,16 @@ func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
 		return nil, err
 	}
 	c := &choice{
-		Placer:       p,
-		uid:          string(pod.UID),
-		markets:      p.byDefault,
-		need:         needOf(pod),
-		only:         -1,
-		requirements: annotations.Requirements.and(selectedGPU(pod.Spec.NodeSelector)),
-		constraint:   constraintOf(&pod.Spec),
+		Placer:        p,
+		uid:           string(pod.UID),
+		capacityTypes: p.byDefault,
+		need:          needOf(pod),
+		only:          -1,
+		requirements:  annotations.Requirements.and(selectedGPU(pod.Spec.NodeSelector)),
+		constraint:    constraintOf(&pod.Spec),
 	}
 	if annotations.LaunchTypes != nil {
-		c.markets = p.marketsOf(annotations.LaunchTypes)
+		c.capacityTypes = p.capacityTypesOf(annotations.LaunchTypes)
 	}
 	switch name := annotations.InstanceType; {
 	case strings.Contains(name, "*"):
@@ -512,16 +512,16 @@ func (c *choice) locate() {
 }
 
 // candidate is an offering before it is written out: the indices of its row in
-// the market and of its offer in the row. It has no pointers, since it is moved
+// the capacity type and of its offering in the row. It has no pointers, since it is moved
 // about.
 type candidate struct {
 	cost       float64
 	row, offer int32
 }
 
-// before is the order of candidates of one market. Subnets of a zone are looked at in
+// before is the order of candidates of one capacity type. Subnets of a zone are looked at in
 // their order, and so stay in it.
-func (c *choice) before(m *market, a, b candidate) bool {
+func (c *choice) before(m *capacityType, a, b candidate) bool {
 	if a.cost != b.cost { // nearly always
 		return a.cost < b.cost
 	}
@@ -531,24 +531,24 @@ func (c *choice) before(m *market, a, b candidate) bool {
 		cmp.Compare(s.MilliCPU, t.MilliCPU),
 		cmp.Compare(s.MemoryBytes, t.MemoryBytes),
 		cmp.Compare(r.typ, q.typ), // types are sorted by name
-		strings.Compare(c.zones[r.offers[a.offer].zone], c.zones[q.offers[b.offer].zone]),
+		strings.Compare(c.zones[r.offerings[a.offer].zone], c.zones[q.offerings[b.offer].zone]),
 	) < 0
 }
 
 // found is the outcome of a search.
 type found struct {
-	market  *market
-	best    []candidate // in order
-	fitting int         // types that fit, available or not
-	skipped candidate   // the cheapest of what fits but is unavailable
-	skips   bool        // whether there is such a one
+	capacityType *capacityType
+	best         []candidate // in order
+	fitting      int         // types that fit, available or not
+	skipped      candidate   // the cheapest of what fits but is unavailable
+	skips        bool        // whether there is such a one
 }
 
-// search looks at the types of a market that fit. Only offerings of the cheapest are
+// search looks at the types of a capacity type that fit. Only offerings of the cheapest are
 // looked at, since rows are in order of price, and a price is never above the cost.
-func (c *choice) search(m *market, unavailable func(offering.Key) bool) found {
+func (c *choice) search(m *capacityType, unavailable func(offering.Key) bool) found {
 	fitting := c.fitting(m)
-	f := found{market: m, best: make([]candidate, 0, MaxOfferings), fitting: fitting.count()}
+	f := found{capacityType: m, best: make([]candidate, 0, MaxOfferings), fitting: fitting.count()}
 	dearest := math.Inf(1) // the cost of the last of the best, once they are MaxOfferings
 	// unpriced reports whether that is of a row without a price: these are in the order of
 	// candidates already, and all that follow come after it.
@@ -559,7 +559,7 @@ func (c *choice) search(m *market, unavailable func(offering.Key) bool) found {
 			break
 		}
 		extra := c.paid[min(r.disk, 1)] + c.credits(r)
-		for j, o := range r.offers {
+		for j, o := range r.offerings {
 			if !c.allows(r, s, o) {
 				continue
 			}
@@ -584,8 +584,8 @@ func (c *choice) search(m *market, unavailable func(offering.Key) bool) found {
 	return f
 }
 
-// fitting are the types of a market that fit, and are offered where the pod may run.
-func (c *choice) fitting(m *market) set {
+// fitting are the types of a capacity type that fit, and are offered where the pod may run.
+func (c *choice) fitting(m *capacityType) set {
 	fit := c.where(m)
 	m.milliCPU.keep(fit, c.least.milliCPU)
 	m.memory.keep(fit, c.least.memory)
@@ -603,20 +603,20 @@ func (c *choice) fitting(m *market) set {
 	}
 	// Each offer of a type is looked at only to know whether one is what the pod asks for
 	// beside a place, or costs no more than it may.
-	byOffer := c.requirements != nil || c.most > 0 || c.deviceless
-	if !c.picky && !byOffer {
+	byOffering := c.requirements != nil || c.most > 0 || c.deviceless
+	if !c.picky && !byOffering {
 		return fit
 	}
 	for i := fit.next(0); i >= 0; i = fit.next(i + 1) {
-		if s := &m.sizes[i]; c.picky && !c.picks(s) || byOffer && !c.offered(&m.rows[i], s) {
+		if s := &m.sizes[i]; c.picky && !c.picks(s) || byOffering && !c.offered(&m.rows[i], s) {
 			fit.remove(i)
 		}
 	}
 	return fit
 }
 
-// where are the types of a market that are offered where the pod may run.
-func (c *choice) where(m *market) set {
+// where are the types of a capacity type that are offered where the pod may run.
+func (c *choice) where(m *capacityType) set {
 	where := newSet(len(m.rows))
 	for i, arch := range c.archs {
 		switch {
@@ -641,7 +641,7 @@ func (p *Placer) matching(names pattern) matches {
 		if !names.match(p.types[typ].Name) {
 			continue
 		}
-		for _, m := range p.marketsOf([]LaunchType{OnDemand, Spot, Dedicated}) {
+		for _, m := range p.capacityTypesOf([]LaunchType{OnDemand, Spot, Dedicated}) {
 			if all == nil {
 				all = matches{}
 			}
@@ -663,7 +663,7 @@ func (c *choice) key(r *row, o offer) offering.Key {
 
 // insert puts a candidate in its place among the best, of which it drops the
 // last when they are too many.
-func (c *choice) insert(m *market, best []candidate, next candidate) []candidate {
+func (c *choice) insert(m *capacityType, best []candidate, next candidate) []candidate {
 	if len(best) < MaxOfferings {
 		best = append(best, next)
 	}
@@ -689,7 +689,7 @@ func (c *choice) takesDisks(s *size) bool {
 
 // offered reports whether the type is offered where the pod may run, for what it may cost.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) })
+	return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.allows(r, s, o) })
 }
 
 // allows reports whether an offering is one that the pod may have.
@@ -763,18 +763,18 @@ func (c *choice) best(searched []found, n int) []ranked {
 		f.best = f.best[:min(room, len(f.best))]
 		fallback := ""
 		if i > 0 {
-			fallback = words(f.market.launchType) + ", the fall-back from " + either(launchTypes(c.markets[:i]),
+			fallback = words(f.capacityType.launchType) + ", the fall-back from " + either(launchTypes(c.capacityTypes[:i]),
 				func(t LaunchType) string { return string(t) }) + ": "
 		}
 		first := len(out)
-		if out = c.write(out, f, fallback); f.market.launchType == Spot {
+		if out = c.write(out, f, fallback); f.capacityType.launchType == Spot {
 			spread(out[first:], c.config.SpotSpread, c.uid)
 		}
 	}
 	return out
 }
 
-// write appends what was found in one market. Each reason begins with the given words. All
+// write appends what was found in one capacity type. Each reason begins with the given words. All
 // reasons are parts of one string, since each choice has many of them.
 func (c *choice) write(out []ranked, f found, begin string) []ranked {
 	why, first := c.why(f), len(out)
@@ -783,7 +783,7 @@ func (c *choice) write(out []ranked, f found, begin string) []ranked {
 	var reasons [MaxOfferings]int // which of them each candidate has
 	text, rank := make([]byte, 0, 2048), 0
 	for i, b := range f.best {
-		r := &f.market.rows[b.row]
+		r := &f.capacityType.rows[b.row]
 		t := &c.types[r.typ]
 		// Offerings of one type have one reason, apart from those in reservations, and the same is
 		// paid beside them.
@@ -794,7 +794,7 @@ func (c *choice) write(out []ranked, f found, begin string) []ranked {
 			reasons[i] = rank
 			from := len(text)
 			text = append(text, begin...)
-			text = c.appendReason(text, rank+1, f.skips && c.before(f.market, f.skipped, b), r, math.IsInf(b.cost, 1), why)
+			text = c.appendReason(text, rank+1, f.skips && c.before(f.capacityType, f.skipped, b), r, math.IsInf(b.cost, 1), why)
 			ranked[rank] = part{from, len(text)}
 			rank++
 		}
@@ -820,7 +820,7 @@ func (c *choice) write(out []ranked, f found, begin string) []ranked {
 // ranked writes out a candidate of a row, all but the reason.
 func (c *choice) ranked(r *row, of candidate) ranked {
 	t, e := &c.types[r.typ], c.besides[min(r.disk, 1)]
-	sold := &t.Offerings[r.offers[of.offer].index]
+	sold := &t.Offerings[r.offerings[of.offer].index]
 	o := offering.Of(t, sold, e.diskBytes)
 	o.BurstPerHour = c.credits(r)
 	o.DiskPerHour, o.DiskUnpriced = priceOf(e.diskPerHour)
@@ -835,10 +835,10 @@ func (c *choice) ranked(r *row, of candidate) ranked {
 
 // reserved says that a candidate, of a row's type, is in a reservation.
 func reserved(t *catalog.InstanceType, r *row, c candidate) bool {
-	return t.Offerings[r.offers[c.offer].index].Reservation != ""
+	return t.Offerings[r.offerings[c.offer].index].Reservation != ""
 }
 
-// why is the part of the reason that all candidates of a market share.
+// why is the part of the reason that all candidates of a capacity type share.
 func (c *choice) why(f found) string {
 	if c.only >= 0 {
 		return ""
@@ -847,7 +847,7 @@ func (c *choice) why(f found) string {
 	if c.names != nil {
 		s += " named " + strings.Join(c.names, "*")
 	}
-	if f.market.launchType == Spot {
+	if f.capacityType.launchType == Spot {
 		s += " offered as spot"
 	}
 	if c.requirements != nil {
@@ -859,9 +859,9 @@ func (c *choice) why(f found) string {
 	return s + " that fit " + c.need.text(c.config.ReservedMemoryBytes)
 }
 
-func launchTypes(markets []*market) []LaunchType {
-	all := make([]LaunchType, len(markets))
-	for i, m := range markets {
+func launchTypes(capacityTypes []*capacityType) []LaunchType {
+	all := make([]LaunchType, len(capacityTypes))
+	for i, m := range capacityTypes {
 		all[i] = m.launchType
 	}
 	return all
@@ -902,15 +902,15 @@ func (c *choice) appendReason(text []byte, rank int, skipped bool, r *row, unpri
 
 // noCapacity is the error when types fit and none is available.
 func (c *choice) noCapacity() *NoCapacityError {
-	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes), LaunchTypes: launchTypes(c.markets)}
-	for _, m := range c.markets {
+	e := &NoCapacityError{Need: c.need.text(c.config.ReservedMemoryBytes), LaunchTypes: launchTypes(c.capacityTypes)}
+	for _, m := range c.capacityTypes {
 		var fitting []candidate
 		fits := c.fitting(m)
 		for i := fits.next(0); i >= 0; i = fits.next(i + 1) {
 			s, r := &m.sizes[i], &m.rows[i]
-			// Offers are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offers, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
-				cost := r.offers[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))
+			// Offerings are in order of price: the first is the type's cheapest.
+			if j := slices.IndexFunc(r.offerings, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
+				cost := r.offerings[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))
 				fitting = append(fitting, candidate{cost: cost, row: int32(i), offer: int32(j)})
 			}
 		}

@@ -273,9 +273,9 @@ func TestRequirementsMeanWhatNodeAffinityMeans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range []*market{&p.onDemand, &p.spots} {
+		for _, m := range []*capacityType{&p.onDemand, &p.spots} {
 			r := &m.rows[rng.IntN(len(m.rows))]
-			zone := r.offers[rng.IntN(len(r.offers))].zone
+			zone := r.offerings[rng.IntN(len(r.offerings))].zone
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"team": "a", LabelCapacityType: string(m.launchType),
 				corev1.LabelTopologyZone: p.zones[zone]}}}
 			for key, value := range labelsOf(&p.types[r.typ]) {

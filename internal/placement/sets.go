@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// set is some of the rows of a market, a bit each.
+// set is some of the rows of a capacity type, a bit each.
 type set []uint64
 
 func newSet(rows int) set { return make(set, (rows+63)/64) }
@@ -52,7 +52,7 @@ func (s set) next(from int) int {
 	}
 }
 
-// ladder says which rows of a market have how much of something.
+// ladder says which rows of a capacity type have how much of something.
 type ladder struct {
 	amounts []int64 // ascending, each once
 	rows    []set   // of each amount, those that have as much or more
@@ -95,7 +95,7 @@ const (
 	longestPattern = 64
 )
 
-// matches are the rows of each market whose types' names match a pattern.
+// matches are the rows of each capacity type whose types' names match a pattern.
 type matches map[LaunchType]set
 
 // patterns are those that pods have named lately, since the pods of one workload name the

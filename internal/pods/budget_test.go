@@ -19,12 +19,12 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 	h.put(pod("p"))
 	over := func(running int) error {
 		return fmt.Errorf("request: %w", &cells.BudgetError{
-			Budget:  cells.Budget{PerHour: 1},
-			Offer:   cells.Offer{InstanceType: "nano", Zone: "local"},
-			For:     "ns",
-			Cell:    0.25,
-			Cells:   0.25 * float64(running),
-			Running: running,
+			Budget:   cells.Budget{PerHour: 1},
+			Offering: cells.Offering{InstanceType: "nano", Zone: "local"},
+			For:      "ns",
+			Cell:     0.25,
+			Cells:    0.25 * float64(running),
+			Running:  running,
 		})
 	}
 	for running := 4; running < 7; running++ {
@@ -57,7 +57,7 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 
 func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 	h := newHarness(t)
-	list := []cells.Offer{{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9}}
+	list := []cells.Offering{{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9}}
 	granted, err := Grants{MaxPricePerHour: 2}.granted("ns", list)
 	if err != nil {
 		t.Fatal(err)
@@ -77,8 +77,8 @@ func ruledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int,
 
 func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	h := newHarness(t)
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
-		return []cells.Offer{
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+		return []cells.Offering{
 			{InstanceType: "large", Zone: "local", Reason: "spot is preferred"},
 			{InstanceType: "nano", Zone: "local", Reason: "cheapest"},
 		}, nil
@@ -94,10 +94,10 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 
 // Pods of one namespace are chosen for at the same time, and have one budget.
 func TestAPodGetsTheNextOfferWhereAnotherUsesTheBudgetMeanwhile(t *testing.T) {
-	for offers, want := range map[string]string{"large nano": "nano", "nano large": "nano", "large": ""} {
+	for offerings, want := range map[string]string{"large nano": "nano", "nano large": "nano", "large": ""} {
 		h := newHarness(t)
 		h.place = func(*corev1.Pod) (list []offering.Offering, err error) {
-			for _, name := range strings.Fields(offers) {
+			for _, name := range strings.Fields(offerings) {
 				list = append(list, offering.Offering{InstanceType: name, Zone: "local"})
 			}
 			return list, nil
@@ -105,11 +105,11 @@ func TestAPodGetsTheNextOfferWhereAnotherUsesTheBudgetMeanwhile(t *testing.T) {
 		h.cells.beyond = "large"
 		h.put(pod("p"))
 		again := h.must("p")
-		if cell, has := h.cells.ForPod("uid-p"); has != (want != "") || has && cell.Offer().InstanceType != want || len(cell.Offers) > 1 {
-			t.Errorf("of %s it gets %+v, want %q", offers, cell.Offers, want)
+		if cell, has := h.cells.ForPod("uid-p"); has != (want != "") || has && cell.Offering().InstanceType != want || len(cell.Offerings) > 1 {
+			t.Errorf("of %s it gets %+v, want %q", offerings, cell.Offerings, want)
 		}
 		if want == "" && again != budgetRetry {
-			t.Errorf("of %s it is looked at again after %s", offers, again)
+			t.Errorf("of %s it is looked at again after %s", offerings, again)
 		}
 	}
 }

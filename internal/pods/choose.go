@@ -47,21 +47,21 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offers, err := c.cfg.Nodes.Offerings(ctx, larger, zone)
+	offerings, err := c.cfg.Nodes.Offerings(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
 		larger, lacked.why = placed, ""
-		offers, err = c.cfg.Nodes.Offerings(ctx, placed, zone)
+		offerings, err = c.cfg.Nodes.Offerings(ctx, placed, zone)
 	}
 	placed = larger
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	fit := offers
-	if offers, err = c.cfg.Grants.granted(pod.Namespace, offers); err != nil {
+	fit := offerings
+	if offerings, err = c.cfg.Grants.granted(pod.Namespace, offerings); err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
-	ruledOut, err := c.ruledOut(ctx, placed, zone, fit, offers)
+	ruledOut, err := c.ruledOut(ctx, placed, zone, fit, offerings)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
@@ -70,7 +70,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		Node:         pod.Spec.NodeName,
 		Account:      account(pod, c.cfg.CostLabels),
 		Created:      pod.CreationTimestamp.Time,
-		Offers:       offers,
+		Offerings:    offerings,
 		RuledOut:     ruledOut,
 		Needs:        needed,
 		Disks:        disksOf(needs),
@@ -80,16 +80,16 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	}
 	if invalid == nil {
 		r.Special = special(asked)
-		r.Options, r.Offers = resolve(c.cfg.Options, asked), withDisk(offers, asked)
+		r.Options, r.Offerings = resolve(c.cfg.Options, asked), withDisk(offerings, asked)
 		if t := asked.HealthyTimeout; t != nil {
 			after := t.After // 0 when never
 			r.HealthyTimeout = &after
 		}
 	}
 	if lacked.why != "" {
-		r.Offers = slices.Clone(r.Offers)
-		for i := range r.Offers {
-			r.Offers[i].Reason += "; larger than before, since " + lacked.why
+		r.Offerings = slices.Clone(r.Offerings)
+		for i := range r.Offerings {
+			r.Offerings[i].Reason += "; larger than before, since " + lacked.why
 		}
 	}
 	return r, nil
@@ -112,10 +112,10 @@ func roomList(r catalog.Room) corev1.ResourceList {
 	}
 }
 
-// ruledOut counts what is not among the first of the offers that a pod may have, of those
+// ruledOut counts what is not among the first of the offerings that a pod may have, of those
 // that fit it.
 func (c *Controller) ruledOut(
-	ctx context.Context, pod *corev1.Pod, zone string, fit, offers []offering.Offering,
+	ctx context.Context, pod *corev1.Pod, zone string, fit, offerings []offering.Offering,
 ) ([]apiv1.RuledOut, error) {
 	rejections, left, err := c.cfg.Nodes.RuledOut(ctx, pod, zone)
 	if err != nil {
@@ -133,16 +133,16 @@ func (c *Controller) ruledOut(
 			list = append(list, apiv1.RuledOut{Types: n, Why: many + words})
 		}
 	}
-	refused := typesOf(fit) - typesOf(offers)
+	refused := typesOf(fit) - typesOf(offerings)
 	count(refused, "is", "are", " not granted to namespace "+pod.Namespace)
-	count(left-refused-typesOf(offers[:min(len(offers), apiv1.MaxCandidates)]), "comes", "come", " after these")
+	count(left-refused-typesOf(offerings[:min(len(offerings), apiv1.MaxCandidates)]), "comes", "come", " after these")
 	return list, nil
 }
 
-// typesOf is how many instance types there are among offers.
-func typesOf(offers []offering.Offering) int {
+// typesOf is how many instance types there are among offerings.
+func typesOf(offerings []offering.Offering) int {
 	names := map[string]bool{}
-	for _, o := range offers {
+	for _, o := range offerings {
 		names[o.InstanceType] = true
 	}
 	return len(names)

@@ -328,7 +328,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		case bound:
 			w.ran, w.failures = true, 0
 		case cell.Cause == cells.CauseTooSmall:
-			promised := catalog.Room{MilliCPU: cell.Offer().MilliCPU, MemoryBytes: cell.Offer().MemoryBytes}
+			promised := catalog.Room{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
 			w.lacked = lacked{Room: promised.Beyond(cell.Room), why: cell.Reason}
 		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute}, cell.Cause):
 			// No fault of the pod's: it waits for who mends it.

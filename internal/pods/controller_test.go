@@ -49,7 +49,7 @@ type modelCells struct {
 	asked        []bool // whether each that Elsewhere was asked of arrived
 	arrived      []bool // whether each that was requested for did
 	holds        bool   // the end of those that vanish
-	strikes      int    // how many offers a budget leaves out
+	strikes      int    // how many offerings a budget leaves out
 	beyond       string // the type that a budget no longer allows when it is requested
 }
 
@@ -73,7 +73,7 @@ func (m *modelCells) Affordable(_ context.Context, _ string, all []offering.Offe
 }
 
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
-	pod, attempt, offers := r.Pod, r.Attempt, r.Offers
+	pod, attempt, offerings := r.Pod, r.Attempt, r.Offerings
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, has := m.cells[pod.UID]; has {
@@ -82,17 +82,17 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
-	if i := slices.IndexFunc(offers, func(o offering.Offering) bool { return o.InstanceType == m.beyond }); i >= 0 {
-		return cells.Cell{}, &cells.BudgetError{Offer: offers[i]}
+	if i := slices.IndexFunc(offerings, func(o offering.Offering) bool { return o.InstanceType == m.beyond }); i >= 0 {
+		return cells.Cell{}, &cells.BudgetError{Offering: offerings[i]}
 	}
 	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
 	m.arrived = append(m.arrived, r.Arrived)
 	cell := cells.Cell{
-		ID:      fmt.Sprintf("cell-%d", len(m.requests)),
-		Pod:     pod,
-		Phase:   apiv1.Requested,
-		Attempt: attempt,
-		Offers:  offers,
+		ID:        fmt.Sprintf("cell-%d", len(m.requests)),
+		Pod:       pod,
+		Phase:     apiv1.Requested,
+		Attempt:   attempt,
+		Offerings: offerings,
 	}
 	m.cells[pod.UID] = cell
 	m.requests = append(m.requests, fmt.Sprintf("%s#%d", pod.UID, attempt))
@@ -183,7 +183,7 @@ type harness struct {
 	events    []string
 	messages  []string // of these
 	forgotten []types.UID
-	place     func(*corev1.Pod) ([]cells.Offer, error)
+	place     func(*corev1.Pod) ([]cells.Offering, error)
 	zone      string // that was asked for last
 	placed    *corev1.Pod
 	needs     volumes.Needs
@@ -217,7 +217,7 @@ func (h *harness) Elsewhere(ctx context.Context, pod *corev1.Pod) []string {
 
 func (h *harness) TurnsAway(ctx context.Context, pod *corev1.Pod) bool { return h.turnsAway(ctx, pod) }
 
-func (h *harness) Offerings(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offer, error) {
+func (h *harness) Offerings(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offering, error) {
 	h.zone, h.placed = zone, p
 	return h.place(p)
 }
@@ -252,8 +252,8 @@ func newHarness(t *testing.T) *harness {
 		cells:  &modelCells{cells: map[types.UID]cells.Cell{}},
 		client: fake.NewClientset(),
 		clock:  testclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
-		place: func(*corev1.Pod) ([]cells.Offer, error) {
-			return []cells.Offer{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+		place: func(*corev1.Pod) ([]cells.Offering, error) {
+			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
 		},
 	}
 	h.informer = cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Pod{}, 0, nil)
@@ -449,7 +449,7 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 	} {
 		name := strings.ToLower(strings.Fields(tc.want)[1])
 		h.events = nil
-		h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, tc.err }
+		h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, tc.err }
 		h.put(pod(name))
 		again := h.must(name)
 		if again <= 0 {
@@ -469,12 +469,12 @@ func TestAPodThatFitsNothingSaysWhyOnceAndIsLookedAtAgain(t *testing.T) {
 func TestAPodWhoseAnnotationIsMendedIsPlacedSoon(t *testing.T) {
 	h := newHarness(t)
 	looks := 0
-	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 		looks++
 		if p.Annotations["type"] == "bad" {
 			return nil, &placement.InvalidAnnotationError{}
 		}
-		return []cells.Offer{{InstanceType: "nano"}}, nil
+		return []cells.Offering{{InstanceType: "nano"}}, nil
 	}
 	annotate := func(v string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Annotations = map[string]string{"type": v} }
@@ -696,7 +696,7 @@ func TestAPodOfALostCellRunsAgainOnlyIfTheAPIServerKnowsOfNoEnd(t *testing.T) {
 
 func TestAPodThatIsDeletedWhileNobodyWatchesIsForgotten(t *testing.T) {
 	h := newHarness(t)
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) { return nil, errors.New("no") }
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) { return nil, errors.New("no") }
 	p := pod("a")
 	h.put(p)
 	h.must("a")
@@ -863,7 +863,7 @@ func TestTheGracePeriodIsCountedByOneClock(t *testing.T) {
 func TestNothingIsKeptOfAPodThatGoesWhileItIsLookedAt(t *testing.T) {
 	h := newHarness(t)
 	p := pod("a")
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
 		// It is deleted just now.
 		if err := h.informer.GetStore().Delete(p); err != nil {
 			t.Fatal(err)

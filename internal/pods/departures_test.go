@@ -36,9 +36,9 @@ func newComesBack(t *testing.T, waits time.Duration) *comesBack {
 	b := &comesBack{harness: newHarness(t), owner: "job", waits: waits}
 	b.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"free"} }
 	b.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
-	b.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+	b.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 		if p.Spec.NodeName == "free" {
-			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"large"}}
 	}

@@ -116,13 +116,13 @@ func (g Grants) AllowsMetadata(namespace string) bool {
 
 // granted returns the offerings that a pod of the namespace may have, or a
 // *NotGrantedError where all are of other types or cost too much.
-func (g Grants) granted(namespace string, offers []offering.Offering) ([]offering.Offering, error) {
-	if g.Unrestricted || len(offers) == 0 {
-		return offers, nil
+func (g Grants) granted(namespace string, offerings []offering.Offering) ([]offering.Offering, error) {
+	if g.Unrestricted || len(offerings) == 0 {
+		return offerings, nil
 	}
-	if first := offers[0]; !g.has(namespace, isDedicated) {
-		offers = slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return o.Dedicated })
-		if len(offers) == 0 {
+	if first := offerings[0]; !g.has(namespace, isDedicated) {
+		offerings = slices.DeleteFunc(slices.Clone(offerings), func(o offering.Offering) bool { return o.Dedicated })
+		if len(offerings) == 0 {
 			return nil, &NotGrantedError{Asked: first.String(), Namespace: namespace, Key: "cells.grants.namespaces[].dedicated"}
 		}
 	}
@@ -130,9 +130,9 @@ func (g Grants) granted(namespace string, offers []offering.Offering) ([]offerin
 	for _, n := range g.of(namespace) {
 		types = append(types, n.InstanceTypes...)
 	}
-	if first := offers[0]; len(types) > 0 {
-		offers = slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return !matches(types, o.InstanceType) })
-		if len(offers) == 0 {
+	if first := offerings[0]; len(types) > 0 {
+		offerings = slices.DeleteFunc(slices.Clone(offerings), func(o offering.Offering) bool { return !matches(types, o.InstanceType) })
+		if len(offerings) == 0 {
 			return nil, &NotGrantedError{
 				Asked:     "instance type " + first.InstanceType,
 				Namespace: namespace,
@@ -140,27 +140,27 @@ func (g Grants) granted(namespace string, offers []offering.Offering) ([]offerin
 			}
 		}
 	}
-	offers, err := g.withinDisk(namespace, offers)
+	offerings, err := g.withinDisk(namespace, offerings)
 	if err != nil {
 		return nil, err
 	}
 	most := g.MaxPricePerHour
 	if most == 0 {
-		return offers, nil
+		return offerings, nil
 	}
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxPricePerHour)
 	}
-	left := slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return o.Unpriced || o.PricePerHour > most })
+	left := slices.DeleteFunc(slices.Clone(offerings), func(o offering.Offering) bool { return o.Unpriced || o.PricePerHour > most })
 	if len(left) > 0 {
 		return left, nil
 	}
-	price := fmt.Sprintf("%g dollars an hour", offers[0].PricePerHour)
-	if offers[0].Unpriced {
+	price := fmt.Sprintf("%g dollars an hour", offerings[0].PricePerHour)
+	if offerings[0].Unpriced {
 		price = "a price that is not known"
 	}
 	return nil, &NotGrantedError{
-		Asked:     fmt.Sprintf("%s for %s", offers[0], price),
+		Asked:     fmt.Sprintf("%s for %s", offerings[0], price),
 		Namespace: namespace,
 		Key:       "cells.grants.maxPricePerHour",
 	}
@@ -168,20 +168,20 @@ func (g Grants) granted(namespace string, offers []offering.Offering) ([]offerin
 
 // withinDisk returns the offerings whose root disk a pod of the namespace may have: one that is
 // as large as the pod's ephemeral storage needs is paid as one by annotation is.
-func (g Grants) withinDisk(namespace string, offers []offering.Offering) ([]offering.Offering, error) {
+func (g Grants) withinDisk(namespace string, offerings []offering.Offering) ([]offering.Offering, error) {
 	most := g.MaxVolumeBytes
 	if most == 0 {
-		return offers, nil
+		return offerings, nil
 	}
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxVolumeBytes)
 	}
-	left := slices.DeleteFunc(slices.Clone(offers), func(o offering.Offering) bool { return !o.OwnDisk && o.DiskBytes > most })
+	left := slices.DeleteFunc(slices.Clone(offerings), func(o offering.Offering) bool { return !o.OwnDisk && o.DiskBytes > most })
 	if len(left) > 0 {
 		return left, nil
 	}
 	return nil, &NotGrantedError{
-		Asked:     fmt.Sprintf("a root disk of %s", resource.NewQuantity(offers[0].DiskBytes, resource.BinarySI)),
+		Asked:     fmt.Sprintf("a root disk of %s", resource.NewQuantity(offerings[0].DiskBytes, resource.BinarySI)),
 		Namespace: namespace,
 		Key:       "cells.grants.maxVolumeSize",
 	}

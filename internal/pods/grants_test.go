@@ -105,7 +105,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 }
 
 func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
-	offers := []cells.Offer{
+	offerings := []cells.Offering{
 		{InstanceType: "dear", PricePerHour: 9}, {InstanceType: "cheap", PricePerHour: 1}, {InstanceType: "mid", PricePerHour: 3},
 		{InstanceType: "unknown", Unpriced: true}, {InstanceType: "hosts", PricePerHour: 2, Dedicated: true},
 	}
@@ -135,7 +135,7 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 		{Grants{Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"none"}}}}, "b", "dear cheap mid unknown"},
 		{Grants{MaxPricePerHour: 2, Namespaces: []NamespaceGrants{{Namespace: "a", InstanceTypes: []string{"dear"}}}}, "a", ""},
 	} {
-		left, err := c.grants.granted(c.namespace, offers)
+		left, err := c.grants.granted(c.namespace, offerings)
 		var names []string
 		for _, o := range left {
 			names = append(names, o.InstanceType)
@@ -152,24 +152,24 @@ func TestOffersThatAreNotGrantedAreLeftOut(t *testing.T) {
 func TestDisksThatAreNotGrantedAreLeftOut(t *testing.T) {
 	const gib = 1 << 30
 	grants := Grants{MaxVolumeBytes: 100 * gib, Namespaces: []NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 500 * gib}}}
-	chosen := cells.Offer{InstanceType: "chosen", DiskBytes: 200 * gib}
-	own := cells.Offer{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
+	chosen := cells.Offering{InstanceType: "chosen", DiskBytes: 200 * gib}
+	own := cells.Offering{InstanceType: "own", DiskBytes: 200 * gib, OwnDisk: true}
 	for _, c := range []struct {
 		grants    Grants
 		namespace string
-		offers    []cells.Offer
+		offerings []cells.Offering
 		want      int
 	}{
-		{grants, "b", []cells.Offer{chosen, own}, 1},
-		{grants, "b", []cells.Offer{chosen}, 0},
+		{grants, "b", []cells.Offering{chosen, own}, 1},
+		{grants, "b", []cells.Offering{chosen}, 0},
 		{grants, "b", nil, 0},
-		{grants, "a", []cells.Offer{chosen, own}, 2},
-		{Grants{}, "b", []cells.Offer{chosen}, 1},
-		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []cells.Offer{chosen}, 1},
+		{grants, "a", []cells.Offering{chosen, own}, 2},
+		{Grants{}, "b", []cells.Offering{chosen}, 1},
+		{Grants{Unrestricted: true, MaxVolumeBytes: 1}, "b", []cells.Offering{chosen}, 1},
 	} {
-		left, err := c.grants.granted(c.namespace, c.offers)
+		left, err := c.grants.granted(c.namespace, c.offerings)
 		var refused *NotGrantedError
-		if len(left) != c.want || errors.As(err, &refused) != (c.want == 0 && len(c.offers) > 0) {
+		if len(left) != c.want || errors.As(err, &refused) != (c.want == 0 && len(c.offerings) > 0) {
 			t.Errorf("namespace %s of %+v: %v, %v; want %d", c.namespace, c.grants, left, err, c.want)
 		}
 		if refused != nil && refused.Key != "cells.grants.maxVolumeSize" {
@@ -210,8 +210,8 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	}
 
 	changed.Grants = Grants{MaxPricePerHour: 1}
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
-		return []cells.Offer{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+		return []cells.Offering{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
 	}
 	if h.c, err = New(changed); err != nil {
 		t.Fatal(err)
@@ -225,8 +225,8 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	}
 
 	// A node may offer nothing else to pods that do not say.
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
-		return []cells.Offer{{InstanceType: "m5.large", Zone: "local", PricePerHour: 1, Dedicated: true}}, nil
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+		return []cells.Offering{{InstanceType: "m5.large", Zone: "local", PricePerHour: 1, Dedicated: true}}, nil
 	}
 	h.put(pod("r"))
 	h.must("r")

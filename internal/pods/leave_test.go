@@ -29,9 +29,9 @@ func short(h *harness, change ...func(*corev1.Pod)) (evictions *int) {
 	})
 	h.elsewhere = func(context.Context, *corev1.Pod) []string { return []string{"full", "free"} }
 	h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
-	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 		if p.Spec.NodeName == "free" {
-			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		return nil, &placement.NoCapacityError{}
 	}
@@ -111,8 +111,8 @@ func TestALaunchWithoutCapacityDoesNotBeginThePodsTimeAnew(t *testing.T) {
 		h := newHarness(t)
 		evictions := short(h, owned)
 		none := h.place
-		h.place = func(*corev1.Pod) ([]cells.Offer, error) {
-			return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+		h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+			return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 		}
 		h.clock.Step(longestBackoff)
 		h.must("a")
@@ -159,8 +159,8 @@ func TestATimeWithoutMoneyIsNoTimeWithoutCapacity(t *testing.T) {
 	h := newHarness(t)
 	evictions := short(h, owned)
 	none := h.place
-	h.place = func(*corev1.Pod) ([]cells.Offer, error) {
-		return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
+		return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 	}
 	h.cells.refuse = &cells.BudgetError{}
 	h.clock.Step(longestBackoff)
@@ -266,9 +266,9 @@ func TestAPodWithoutCapacityIsLookedAtLessAndLess(t *testing.T) {
 		h.turnsAway = func(context.Context, *corev1.Pod) bool { return true }
 		h.forbidden = apierrors.NewTooManyRequests("a disruption budget", 0)
 		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, h.forbidden })
-		h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 			if p.Spec.NodeName == "free" || works {
-				return []cells.Offer{{InstanceType: "nano", Zone: "local"}}, nil
+				return []cells.Offering{{InstanceType: "nano", Zone: "local"}}, nil
 			}
 			looks++
 			return nil, c.err

@@ -155,11 +155,11 @@ func TestWhichPodsOfADaemonSetGetAMachine(t *testing.T) {
 	} {
 		h := newHarness(t)
 		h.c.cfg.Grants = c.grants
-		h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 			if _, err := placement.ParseAnnotations(p.Annotations); err != nil {
 				return nil, err
 			}
-			return []cells.Offer{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
 		}
 		h.put(pod("a", c.change...))
 		h.must("a")

@@ -37,11 +37,11 @@ func resolve(configured cells.Options, a placement.Annotations) cells.Options {
 // withDisk returns the offerings with the root disk that the pod asks for. Those whose
 // type has a disk of its own size have enough, or placement would have left them
 // out.
-func withDisk(offers []offering.Offering, a placement.Annotations) []offering.Offering {
+func withDisk(offerings []offering.Offering, a placement.Annotations) []offering.Offering {
 	if a.VolumeSizeBytes == 0 {
-		return offers
+		return offerings
 	}
-	sized := slices.Clone(offers)
+	sized := slices.Clone(offerings)
 	for n := range sized {
 		sized[n].DiskBytes = max(sized[n].DiskBytes, a.VolumeSizeBytes)
 	}

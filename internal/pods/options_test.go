@@ -88,12 +88,12 @@ func TestACellHasARoleOnlyIfItsPodMayUseTheMetadataService(t *testing.T) {
 }
 
 func TestTheRootDiskIsAsLargeAsThePodAsks(t *testing.T) {
-	offers := []cells.Offer{{InstanceType: "a", DiskBytes: 5 << 30}, {InstanceType: "b", DiskBytes: 100 << 30}}
-	got := withDisk(offers, placement.Annotations{VolumeSizeBytes: 20 << 30})
-	if got[0].DiskBytes != 20<<30 || got[1].DiskBytes != 100<<30 || offers[0].DiskBytes != 5<<30 {
-		t.Errorf("%+v of %+v", got, offers)
+	offerings := []cells.Offering{{InstanceType: "a", DiskBytes: 5 << 30}, {InstanceType: "b", DiskBytes: 100 << 30}}
+	got := withDisk(offerings, placement.Annotations{VolumeSizeBytes: 20 << 30})
+	if got[0].DiskBytes != 20<<30 || got[1].DiskBytes != 100<<30 || offerings[0].DiskBytes != 5<<30 {
+		t.Errorf("%+v of %+v", got, offerings)
 	}
-	if got := withDisk(offers, placement.Annotations{}); got[0].DiskBytes != 5<<30 {
+	if got := withDisk(offerings, placement.Annotations{}); got[0].DiskBytes != 5<<30 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -113,12 +113,12 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 // allows none, Request returns why.
 func (c *Controller) requestWithinBudget(ctx context.Context, r cells.Request) (cells.Cell, error) {
 	for {
-		allowed, err := c.cfg.Cells.Affordable(ctx, r.Pod.Namespace, r.Offers)
+		allowed, err := c.cfg.Cells.Affordable(ctx, r.Pod.Namespace, r.Offerings)
 		if err != nil {
 			return cells.Cell{}, fmt.Errorf("choose for pod %s within its budget: %w", r.Pod, err)
 		}
 		if len(allowed) > 0 {
-			r.Offers = allowed
+			r.Offerings = allowed
 		}
 		cell, err := c.cfg.Cells.Request(ctx, r)
 		over, is := errors.AsType[*cells.BudgetError](err)
@@ -126,8 +126,8 @@ func (c *Controller) requestWithinBudget(ctx context.Context, r cells.Request) (
 			return cell, err
 		}
 		// Another pod of the namespace got a cell in between.
-		r.Offers = slices.DeleteFunc(slices.Clone(allowed), func(o offering.Offering) bool { return o == over.Offer })
-		if len(r.Offers) == len(allowed) {
+		r.Offerings = slices.DeleteFunc(slices.Clone(allowed), func(o offering.Offering) bool { return o == over.Offering })
+		if len(r.Offerings) == len(allowed) {
 			return cell, err
 		}
 	}
@@ -195,7 +195,7 @@ func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt 
 		w.looks = 0
 		c.awaits(pod.UID, cache.ObjectName{})
 	})
-	offer := cell.Offer() // a budget may have struck out the best
+	offer := cell.Offering() // a budget may have struck out the best
 	reason, text := events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason)
 	if cell.Standby != "" {
 		reason, text = events.StandbyCellTaken, fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, offer, cell.Reason)

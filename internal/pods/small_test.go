@@ -20,9 +20,9 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
 	h.c.cfg.MaxAttempts = 1
-	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
-		var fitting []cells.Offer
-		for _, o := range []cells.Offer{
+	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+		var fitting []cells.Offering
+		for _, o := range []cells.Offering{
 			{InstanceType: "small", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"},
 			{InstanceType: "as-small", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "second"},
 			{InstanceType: "large", MilliCPU: 4000, MemoryBytes: 16 * gib, Reason: "third"},
@@ -45,8 +45,8 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 	} {
 		h.must("a")
 		cell, has := h.cells.ForPod("uid-a")
-		if !has || cell.Offer().InstanceType != want.instanceType || cell.Offer().Reason != want.reason {
-			t.Fatalf("cell %d is %+v (%t), want %+v", n, cell.Offer(), has, want)
+		if !has || cell.Offering().InstanceType != want.instanceType || cell.Offering().Reason != want.reason {
+			t.Fatalf("cell %d is %+v (%t), want %+v", n, cell.Offering(), has, want)
 		}
 		r, err := h.c.Choose(h.Context(), pod("a", func(p *corev1.Pod) { p.Spec = h.placed.Spec }))
 		if err != nil || r.Needs.None() != (n > 0) {
@@ -94,11 +94,11 @@ func TestAPodThatNamesItsTypeTakesAnyRoom(t *testing.T) {
 func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
-	h.place = func(p *corev1.Pod) ([]cells.Offer, error) {
+	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 		if placement.ResourcesOf(p).MemoryBytes > 8*gib {
 			return nil, &placement.UnplaceableError{Need: "more"}
 		}
-		return []cells.Offer{{InstanceType: "largest", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"}}, nil
+		return []cells.Offering{{InstanceType: "largest", MilliCPU: 2000, MemoryBytes: 8 * gib, Reason: "cheapest"}}, nil
 	}
 	h.put(pod("a", func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("7800Mi")}
@@ -112,7 +112,7 @@ func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *test
 	h.clock.Step(time.Minute)
 	h.must("a")
 	cell, has := h.cells.ForPod("uid-a")
-	if !has || cell.Offer().InstanceType != "largest" || cell.Offer().Reason != "cheapest" {
+	if !has || cell.Offering().InstanceType != "largest" || cell.Offering().Reason != "cheapest" {
 		t.Errorf("it has %+v (%t)", cell, has)
 	}
 	if r, err := h.c.Choose(h.Context(), pod("a", func(p *corev1.Pod) { p.Spec = h.placed.Spec })); err != nil || !r.Needs.None() {

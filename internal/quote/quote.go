@@ -148,7 +148,7 @@ func (p *Prices) of(w Workload) Pod {
 	}
 	best := offerings[0]
 	q.InstanceType, q.Zone = best.InstanceType, best.Zone
-	q.LaunchType = string(best.Market())
+	q.LaunchType = string(best.CapacityType())
 	parts := PartsOf(best)
 	q.PricePerHour = parts.Sum()
 	q.Reason = best.Reason + parts.text()

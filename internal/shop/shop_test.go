@@ -421,7 +421,7 @@ func TestTheCatalogueOfAnotherRegionIsOfNoUse(t *testing.T) {
 
 func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 	spot, onDemand := true, false
-	o := cells.Offer{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
+	o := cells.Offering{InstanceType: "c5.large", Family: "standard", Zone: "z1", Subnet: "s1", MilliCPU: 2000}
 	for name, test := range map[string]struct {
 		err       error
 		available []offering.Key
@@ -485,7 +485,7 @@ func TestAShortageIsOfWhatTheCloudNamed(t *testing.T) {
 
 func TestAShortageLastsAsLongAsTheCloudSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := cells.Offer{InstanceType: "d2", Zone: "z"}
+		o := cells.Offering{InstanceType: "d2", Zone: "z"}
 		shortages := capacity.New(clock.RealClock{})
 		shortages.Mark(Shortage(o, &cloud.Error{Cause: cloud.ErrCapacity, RetryAfter: time.Hour}))
 		time.Sleep(59 * time.Minute)

@@ -45,7 +45,7 @@ const besideKey = "kip-beside"
 const outage = 12 * time.Second
 
 // zoned is a simulated cloud of hollow machines, with a record of what was launched, of
-// which a zone or a market can fail.
+// which a zone or a capacity type can fail.
 type zoned struct {
 	*sim.Cloud
 
@@ -55,7 +55,7 @@ type zoned struct {
 	launched map[string]string // pods, by UID: instance type, zone and market
 }
 
-// fail lets launches in a zone, or of a market, be refused; the empty scope ends that. What
+// fail lets launches in a zone, or of a capacity type, be refused; the empty scope ends that. What
 // was refused is to be asked for again after so long.
 func (c *zoned) fail(scope cloud.Scope, lasts time.Duration) {
 	c.mu.Lock()

@@ -41,7 +41,7 @@ func (s stay) eachDay(f func(day string, of spent)) {
 			end = s.to
 		}
 		seconds := end.Sub(at).Seconds()
-		o := s.cell.Offer()
+		o := s.cell.Offering()
 		of := spent{seconds: seconds, dollars: seconds / 3600 * o.PricePerHour, disk: seconds / 3600 * o.DiskPerHour}
 		if o.AddressUnpriced {
 			of.noAddress = seconds
@@ -133,7 +133,7 @@ func (w *world) compareDays() {
 	}
 	for _, s := range w.books.allStays(time.Now()) {
 		s.eachDay(func(day string, of spent) {
-			key := fmt.Sprint(day, " ", s.cell.Offer().InstanceType, " ", s.cell.Offer().Market())
+			key := fmt.Sprint(day, " ", s.cell.Offering().InstanceType, " ", s.cell.Offering().CapacityType())
 			want[key] = want[key].plus(of)
 		})
 	}

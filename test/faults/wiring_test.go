@@ -23,7 +23,7 @@ type twoNodes struct {
 	short shortages
 }
 
-func (twoNodes) StandbyNode(o cells.Offer) string {
+func (twoNodes) StandbyNode(o cells.Offering) string {
 	if o.Zone == "b" {
 		return secondNode
 	}
@@ -47,24 +47,24 @@ func (n asNode) CoreV1() corev1client.CoreV1Interface { return n }
 func (n asNode) Pods(string) corev1client.PodInterface { return client{s: n.k.w.api, k: n.k} }
 
 // Offerings chooses by the size that a pod asks for.
-func (n twoNodes) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offer, error) {
-	var list []cells.Offer
+func (n twoNodes) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offering, error) {
+	var list []cells.Offering
 	switch pod.Labels["size"] {
 	case "spot":
-		list = append(offersOf("small", true), offersOf("small", false)...)
+		list = append(offeringsOf("small", true), offeringsOf("small", false)...)
 	case "small":
-		list = append(offersOf("small", false), offersOf("large", false)...)
+		list = append(offeringsOf("small", false), offeringsOf("large", false)...)
 	case "reserved":
-		inside := offersOf("small", false)[0]
+		inside := offeringsOf("small", false)[0]
 		onHost := inside
 		inside.Reservation, onHost.Reservation, onHost.Dedicated = oneReserved, oneHost, true
-		list = append([]cells.Offer{inside, onHost}, offersOf("small", false)...)
+		list = append([]cells.Offering{inside, onHost}, offeringsOf("small", false)...)
 	case "large":
-		list = offersOf("large", false)
+		list = offeringsOf("large", false)
 	default:
 		return nil, &placement.UnplaceableError{Need: "cpu 1000"}
 	}
-	list = slices.DeleteFunc(list, func(o cells.Offer) bool { return zone != "" && o.Zone != zone })
+	list = slices.DeleteFunc(list, func(o cells.Offering) bool { return zone != "" && o.Zone != zone })
 	if list = n.short.available(list); len(list) == 0 {
 		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
 	}

@@ -92,11 +92,11 @@ var catalogue = []catalog.InstanceType{
 	}},
 }
 
-func offersOf(instanceType string, spot bool) (list []cells.Offer) {
+func offeringsOf(instanceType string, spot bool) (list []cells.Offering) {
 	for _, t := range catalogue {
 		for _, o := range t.Offerings {
 			if t.Name == instanceType && o.Spot == spot {
-				list = append(list, cells.Offer{
+				list = append(list, cells.Offering{
 					InstanceType: t.Name, Zone: o.Zone, Subnet: o.Subnet, Spot: o.Spot, PricePerHour: o.PricePerHour,
 					MilliCPU: t.MilliCPU, MemoryBytes: t.MemoryBytes, DiskBytes: 1 << 30, BootTimeout: bootTimeout, Reason: "the cheapest that fits",
 					DiskPerHour: 0.01, AddressUnpriced: o.Zone == "b",
@@ -470,8 +470,8 @@ func (k *kip) run() error {
 	short := shortages{capacity.New(clock.RealClock{})}
 	var pools []cells.Pool
 	for _, p := range w.pools {
-		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offers: func() ([]cells.Offer, error) {
-			if list := short.available(offersOf(p.instanceType, false)); len(list) > 0 {
+		pools = append(pools, cells.Pool{Name: p.instanceType, Count: p.count, Stopped: p.stopped, Offerings: func() ([]cells.Offering, error) {
+			if list := short.available(offeringsOf(p.instanceType, false)); len(list) > 0 {
 				return list, nil
 			}
 			return nil, cloud.ErrCapacity
@@ -611,16 +611,16 @@ func (c podCells) ReleaseVanished(ctx context.Context, uid types.UID, why string
 // shortages are what the cloud did not serve in this life of Kip.
 type shortages struct{ known *capacity.Shortages }
 
-func (s shortages) Mark(o cells.Offer, answer error) {
+func (s shortages) Mark(o cells.Offering, answer error) {
 	s.known.Mark(shop.Shortage(o, answer))
 }
 
-func (s shortages) Unavailable(o cells.Offer) bool {
+func (s shortages) Unavailable(o cells.Offering) bool {
 	return s.known.Unavailable(o.Key())
 }
 
 // available leaves out what is not served.
-func (s shortages) available(all []cells.Offer) []cells.Offer {
+func (s shortages) available(all []cells.Offering) []cells.Offering {
 	return slices.DeleteFunc(all, s.Unavailable)
 }
 
@@ -1329,7 +1329,7 @@ func (w *world) audit(key string) {
 			}
 		}
 		if a.seconds > 0 && !w.behind {
-			o := a.cell.Offer()
+			o := a.cell.Offering()
 			k := fmt.Sprint(o.InstanceType, o.Spot)
 			sum := b.closed[k]
 			b.closed[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + a.seconds, Dollars: sum.Dollars +
@@ -1352,7 +1352,7 @@ func (w *world) audit(key string) {
 	was := a.cell
 	w.hadCell(was, now)
 	w.hadCell(cell, now)
-	a.cell, a.price = cell, cell.Offer().PricePerHour
+	a.cell, a.price = cell, cell.Offering().PricePerHour
 	switch runs := cell.Instance != nil && !cell.Stopped; {
 	case runs && !a.running():
 		a.from = cell.Instance.Launched
@@ -1398,7 +1398,7 @@ func (b *books) costs(now time.Time) map[string]cells.Cost {
 		if seconds == 0 {
 			continue
 		}
-		o := a.cell.Offer()
+		o := a.cell.Offering()
 		k := fmt.Sprint(o.InstanceType, o.Spot)
 		sum := sums[k]
 		sums[k] = cells.Cost{InstanceType: o.InstanceType, Spot: o.Spot, Seconds: sum.Seconds + seconds, Dollars: sum.Dollars +

@@ -154,7 +154,7 @@ func (m *Machines) begin(ctx context.Context, one *instance, i cloud.Instance) (
 	}
 	spec := cloud.LaunchSpec{InstanceType: i.InstanceType, Zone: i.Zone, Subnet: i.Subnet}
 	if i.Spot {
-		spec.Market = cloud.Spot
+		spec.CapacityType = cloud.Spot
 	}
 	made, err := m.of.LaunchAt(ctx, cloud.LaunchRequest{
 		Token:      i.ID,

@@ -165,7 +165,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 		},
 		"spot, without a way to the internet": {
 			change: func(r *cloud.LaunchRequest) {
-				r.Market, r.Zone, r.Subnet, r.InstanceType = cloud.Spot, "us-east-1b", privateSubnet, "t3.small"
+				r.CapacityType, r.Zone, r.Subnet, r.InstanceType = cloud.Spot, "us-east-1b", privateSubnet, "t3.small"
 				r.InstanceProfile, r.Image = "arn:aws:iam::123456789012:instance-profile/x", map[string]string{imageID: "ami-1"}
 			},
 			want: map[string]string{
@@ -180,7 +180,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 			},
 		},
 		"on hosts of its own": {
-			change: func(r *cloud.LaunchRequest) { r.Market = cloud.Dedicated },
+			change: func(r *cloud.LaunchRequest) { r.CapacityType = cloud.Dedicated },
 			want: map[string]string{
 				"Placement.Tenancy":                "dedicated",
 				"InstanceMarketOptions.MarketType": "",
@@ -664,7 +664,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		c, model := newCloud(t, sim.Knobs{})
 		r := request("t", 2)
 		if tc.code == "Server.SpotInstanceTermination" {
-			r.Market = cloud.Spot
+			r.CapacityType = cloud.Spot
 		}
 		r = resolved(t, c, r)
 		got, err := c.Launch(t.Context(), r).All()
@@ -829,7 +829,7 @@ func TestWhatEC2DoesNotKnowYetIsUnknown(t *testing.T) {
 func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{StoppedKeepsAddresses: true})
 	spot := request("spot", 1)
-	spot.Market = cloud.Spot
+	spot.CapacityType = cloud.Spot
 	var ids []string
 	for _, r := range []cloud.LaunchRequest{request("t", 4), spot} {
 		got, err := c.Launch(t.Context(), r).All()
@@ -903,7 +903,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	model, url := serve(t, cfg)
 	c := open(t, settings(url))
 	r := request("t", 2)
-	r.Market = cloud.Spot
+	r.CapacityType = cloud.Spot
 	got, err := c.Launch(t.Context(), r).All()
 	if err != nil {
 		t.Fatal(err)
@@ -934,7 +934,7 @@ func TestASpotNoticeIsToldByEC2sClockAndWhenItsCellIsKnown(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{InterruptionNotice: 2 * time.Minute}))
 	c := open(t, settings(url))
 	r := request("t", 1)
-	r.Market = cloud.Spot
+	r.CapacityType = cloud.Spot
 	got, err := c.Launch(t.Context(), r).All()
 	if err != nil {
 		t.Fatal(err)
@@ -966,7 +966,7 @@ func TestALookThatFailsEndsNoWatchAndIsTold(t *testing.T) {
 	cfg.Log = slog.New(slog.NewTextHandler(&told, nil))
 	c := open(t, cfg)
 	r := request("t", 1)
-	r.Market = cloud.Spot
+	r.CapacityType = cloud.Spot
 	got, err := c.Launch(t.Context(), r).All()
 	if err != nil {
 		t.Fatal(err)
@@ -1558,7 +1558,7 @@ func TestAShortageOfDedicatedHostsIsOneOfThemAlone(t *testing.T) {
 	hosts := sim.Pool{InstanceType: "c5.large", Apart: catalog.Dedicated}
 	c, _ := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: hosts, Instances: 1}}})
 	dedicated := request("dedicated", 2)
-	dedicated.Market = cloud.Dedicated
+	dedicated.CapacityType = cloud.Dedicated
 	results := c.Launch(t.Context(), dedicated)
 	if results[0].Err != nil || !errors.Is(results[1].Err, cloud.ErrCapacity) || cloud.ScopeOf(results[1].Err).Pool != catalog.Dedicated {
 		t.Errorf("%+v", results)

@@ -263,7 +263,7 @@ func instanceOf(i types.Instance) cloud.Instance {
 	if out.State == cloud.Gone || out.State == cloud.Terminating || out.State == cloud.Stopped {
 		asked := cloud.LaunchSpec{InstanceType: out.InstanceType, Zone: out.Zone, Reservation: out.Origin.Reservation}
 		if out.Origin.Dedicated {
-			asked.Market = cloud.Dedicated
+			asked.CapacityType = cloud.Dedicated
 		}
 		out.Fault = faultOf(i.StateReason, cloud.Scope{
 			InstanceType: out.InstanceType,

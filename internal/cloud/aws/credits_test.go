@@ -137,7 +137,7 @@ func TestTheKeyDecidesOnCredits(t *testing.T) {
 		r := request("t", 1)
 		r.InstanceType = "t3.small"
 		if r.Reservation = tc.reservation; r.Reservation != "" {
-			r.Market = cloud.Dedicated
+			r.CapacityType = cloud.Dedicated
 		}
 		r = resolved(t, c, r)
 		if r.Resolved.Boosted != tc.boosted {

@@ -23,13 +23,13 @@ import (
 type about int
 
 const (
-	nothing  about = iota // the caller's own scope
-	offering              // a type in a zone, bought so
-	place                 // a subnet
-	family                // what quotas count by instance, bought so
-	cpus                  // what quotas count by vCPU, bought so
-	market                // all that is bought so
-	disks                 // the account's room for disks
+	nothing      about = iota // the caller's own scope
+	offering                  // a type in a zone, bought so
+	place                     // a subnet
+	family                    // what quotas count by instance, bought so
+	cpus                      // what quotas count by vCPU, bought so
+	capacityType              // all that is bought so
+	disks                     // the account's room for disks
 	account
 	launched // all that a launch asked of EC2's offers; the account, where nothing was launched
 )
@@ -67,7 +67,7 @@ var meanings = map[string]meaning{
 	"VolumeLimitExceeded":                  {cloud.ErrQuota, disks}, // in TiB of all disks of a type, such as gp3
 	"MaxIOPSLimitExceeded":                 {cloud.ErrQuota, disks}, // of all disks with IOPS of their own
 	"VolumeModificationSizeLimitExceeded":  {cloud.ErrQuota, disks}, // in TiB of all disks that are being changed
-	codeNoSpotRole:                         {cloud.ErrQuota, market},
+	codeNoSpotRole:                         {cloud.ErrQuota, capacityType},
 	"NetworkInterfaceLimitExceeded":        {cloud.ErrQuota, account},
 	"RequestLimitExceeded":                 {cloud.ErrThrottled, account},
 	"Throttling":                           {cloud.ErrThrottled, account},
@@ -411,7 +411,7 @@ func scopeOf(m meaning, asked cloud.Scope) cloud.Scope {
 			Spot:         asked.Spot,
 			Pool:         asked.Pool,
 		}
-	case market:
+	case capacityType:
 		return cloud.Scope{Spot: asked.Spot}
 	case disks:
 		return cloud.Scope{Disks: true}

@@ -40,7 +40,7 @@ func onHosts(t *testing.T, log *bytes.Buffer) (*Cloud, *ec2.Model) {
 
 func ontoHost(token, host string, n int) cloud.LaunchRequest {
 	r := into(token, host, n)
-	r.Market = cloud.Dedicated
+	r.CapacityType = cloud.Dedicated
 	return r
 }
 

@@ -279,7 +279,7 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 	switch {
 	case isHost(r.Reservation):
 		in.Placement = &types.Placement{Tenancy: types.TenancyHost, HostId: aws.String(r.Reservation)}
-	case r.Market == cloud.Dedicated:
+	case r.CapacityType == cloud.Dedicated:
 		in.Placement = &types.Placement{Tenancy: types.TenancyDedicated}
 	}
 	switch profile := r.InstanceProfile; {

@@ -47,7 +47,7 @@ func listen(t *testing.T, planned ...string) *listening {
 	cfg.Clock, cfg.InterruptionsEvery, cfg.MaintenanceEvery = w.clock, 24*time.Hour, looksAhead
 	c := open(t, cfg)
 	r := request("t", 1)
-	r.Market = cloud.Spot
+	r.CapacityType = cloud.Spot
 	got, err := c.Launch(t.Context(), r).All()
 	if err != nil {
 		t.Fatal(err)

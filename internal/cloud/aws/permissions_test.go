@@ -159,7 +159,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	got, err := c.Launch(t.Context(), r).All()
 	must("a launch", err)
 	spot := request("spot", 1)
-	spot.Market = cloud.Spot
+	spot.CapacityType = cloud.Spot
 	must("a spot launch", c.Launch(t.Context(), spot).Err())
 	must("a launch into a reservation", c.Launch(t.Context(), into("reserved", "cr-1", 1)).Err())
 	must("a launch onto a host", c.Launch(t.Context(), ontoHost("hosted", "h-1", 1)).Err())
@@ -323,7 +323,7 @@ func TestAnAccountWithoutTheRoleOfSpotLaunchesOnDemand(t *testing.T) {
 	_, url := serve(t, account)
 	c := open(t, settings(url))
 	spot := request("spot", 1)
-	spot.Market = cloud.Spot
+	spot.CapacityType = cloud.Spot
 	err = c.Launch(t.Context(), spot).Err()
 	if s := cloud.ScopeOf(err); !errors.Is(err, cloud.ErrQuota) || s.String() != "spot instances" || !cloud.NothingDone(err) {
 		t.Errorf("spot: %v, of %s", err, s)

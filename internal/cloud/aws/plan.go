@@ -42,7 +42,7 @@ func (c *Cloud) notInPlan(r cloud.LaunchRequest, said *failed) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	no := cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: asked.InstanceType, Spot: asked.Spot, Pool: asked.Pool}, said)
-	if c.terms[r.InstanceType].freePlan { // it is refused for something else, such as its market
+	if c.terms[r.InstanceType].freePlan { // it is refused for something else, such as its capacity type
 		return no
 	}
 	no.Err = fmt.Errorf("%w; %s", said, c.freePlanHas())

@@ -21,7 +21,7 @@ import (
 )
 
 // offers are the names of the types that a catalogue sells, and why it withholds others.
-func offers(t *testing.T, c *Cloud) (sells []string, withheld map[string]string) {
+func offerings(t *testing.T, c *Cloud) (sells []string, withheld map[string]string) {
 	t.Helper()
 	all, err := c.Catalogue(t.Context())
 	if err != nil {
@@ -51,7 +51,7 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 	s.Clock = clk
 	c := open(t, s)
 	all := []string{"c5.large", "c7g.large", "g5.xlarge", "t3.small"}
-	if sells, withheld := offers(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
+	if sells, withheld := offerings(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
 		t.Fatalf("before anything is launched: it sells %v, withholds %v", sells, withheld)
 	}
 	launch := func(instanceType string) error {
@@ -82,7 +82,7 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 	_, err := c.Resolve(t.Context(), r.LaunchSpec)
 	refused(err, false)
 	read := model.Calls()["DescribeInstanceTypes"]
-	sells, withheld := offers(t, c)
+	sells, withheld := offerings(t, c)
 	if !slices.Equal(sells, []string{"t3.small"}) || len(withheld) != 3 || !strings.Contains(withheld["c5.large"], "t3.small") {
 		t.Errorf("it sells %v, withholds %v", sells, withheld)
 	}
@@ -101,7 +101,7 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 		t.Errorf("the catalogue counts for %s more", next)
 	}
 	clk.Step(next)
-	if sells, withheld := offers(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
+	if sells, withheld := offerings(t, c); !slices.Equal(sells, all) || len(withheld) > 0 {
 		t.Errorf("after the upgrade: it sells %v, withholds %v", sells, withheld)
 	}
 	if err := launch("c5.large"); err != nil {
@@ -157,12 +157,12 @@ func TestAnImageThatTheFreePlanMayLackIsToldOnce(t *testing.T) {
 func TestNoTypeIsWithheldWhereNoneIsSaidToBeEligible(t *testing.T) {
 	const words = "The specified instance type is not eligible for Free Tier."
 	c := answering(t, "RunInstances", 400, "InvalidParameterCombination", words)
-	before, _ := offers(t, c)
+	before, _ := offerings(t, c)
 	err := c.Launch(t.Context(), request("t", 1)).Err()
 	if cloud.CauseOf(err) != cloud.ErrQuota || cloud.ScopeOf(err).InstanceType != "c5.large" {
 		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
 	}
-	if sells, withheld := offers(t, c); !slices.Equal(sells, before) || len(withheld) > 0 {
+	if sells, withheld := offerings(t, c); !slices.Equal(sells, before) || len(withheld) > 0 {
 		t.Errorf("it sells %v, withholds %v", sells, withheld)
 	}
 }
@@ -182,7 +182,7 @@ func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 	s := settings(url)
 	s.Dedicated = true
 	c := open(t, s)
-	markets := func(c *Cloud) map[string]string {
+	capacityTypes := func(c *Cloud) map[string]string {
 		all, err := c.Catalogue(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -193,8 +193,8 @@ func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 			for _, o := range one.Offerings {
 				seen[fmt.Sprint(map[bool]string{true: "spot", false: "on-demand"}[o.Spot], " ", o.Pool())] = true
 			}
-			for _, market := range slices.Sorted(maps.Keys(seen)) {
-				of[one.Name] += strings.TrimSpace(market) + ";"
+			for _, capacityType := range slices.Sorted(maps.Keys(seen)) {
+				of[one.Name] += strings.TrimSpace(capacityType) + ";"
 			}
 		}
 		return of
@@ -204,12 +204,12 @@ func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 		"c7g.large": "spot;",
 		"t3.small":  "on-demand;on-demand dedicated;spot;",
 	}
-	if got := markets(c); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := capacityTypes(c); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("it offers %v, want %v", got, want)
 	}
 	// What is sold in Capacity Blocks is offered in one.
 	s.Dedicated, s.Reservations = false, Choice{IDs: []string{"cr-block"}}
-	if got := markets(open(t, s)); got["g5.xlarge"] != "on-demand cr-block;" {
+	if got := capacityTypes(open(t, s)); got["g5.xlarge"] != "on-demand cr-block;" {
 		t.Errorf("with a block it offers %v", got)
 	}
 	// A catalogue that is out of date is no fault of the pod's.

@@ -108,7 +108,7 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 	if text := log.String(); strings.Count(text, told) != 1 || strings.Contains(text, "cr-another") {
 		t.Errorf("the log has %s", text)
 	}
-	// What is full, and a block that is about to end, are no offers. What else is sold is not read again.
+	// What is full, and a block that is about to end, are no offerings. What else is sold is not read again.
 	model.Change(func(cfg *ec2.Config) {
 		cfg.Reservations[0].Total = 0
 		cfg.Reservations[1].End = clock.Now().Add(blockNotice + blockLead)
@@ -232,7 +232,7 @@ func TestALaunchTakesWhatAReservationHas(t *testing.T) {
 		}
 	}
 	spot := into("spot", "cr-1", 1)
-	spot.Market = cloud.Spot
+	spot.CapacityType = cloud.Spot
 	if err := c.Launch(t.Context(), spot).Err(); !errors.Is(err, cloud.ErrRefused) {
 		t.Errorf("spot: %v", err)
 	}

@@ -64,7 +64,7 @@ func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T)
 		cfg.Cluster, cfg.Tags = "prod", map[string]string{"team": "a", cloud.TagOwner: "thief"}
 	})
 	spot := request("spot", 2)
-	spot.Market = cloud.Spot
+	spot.CapacityType = cloud.Spot
 	for _, r := range []cloud.LaunchRequest{request("batch", 3), request("one", 1), spot} {
 		if err := c.Launch(t.Context(), resolved(t, c, r)).Err(); err != nil {
 			t.Errorf("%s: %v", r.Token, err)

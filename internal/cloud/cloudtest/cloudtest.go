@@ -199,11 +199,11 @@ func (t *trial) separate(owner string, n int) cloud.LaunchRequest {
 			InstanceType: typ.Name,
 			Zone:         offering.Zone,
 			Subnet:       offering.Subnet,
-			Market:       cloud.OnDemand,
+			CapacityType: cloud.OnDemand,
 		},
 	}
 	if offering.Spot {
-		r.Market = cloud.Spot
+		r.CapacityType = cloud.Spot
 	}
 	r.Tags = map[string]string{cloud.TagOwner: owner, cloud.TagName: "Kip's cloud tests"}
 	for i := range n {

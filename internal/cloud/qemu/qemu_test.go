@@ -148,7 +148,7 @@ func request(token string) cloud.LaunchRequest {
 	return cloud.LaunchRequest{
 		Token: token,
 		LaunchSpec: cloud.LaunchSpec{
-			InstanceType: "small", Zone: "here", Market: cloud.OnDemand, Tags: map[string]string{cloud.TagOwner: "me"},
+			InstanceType: "small", Zone: "here", CapacityType: cloud.OnDemand, Tags: map[string]string{cloud.TagOwner: "me"},
 		},
 		Machines: []cloud.Machine{{UserData: []byte(secret)}},
 	}

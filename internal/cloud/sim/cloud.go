@@ -46,8 +46,8 @@ type Cloud struct {
 	history  []Instance      // those that have ended
 	tokens   map[string]*launched
 
-	held      map[offer]*holding // what takes capacity and quota
-	addresses map[string]int     // taken of each subnet
+	held      map[offering]*holding // what takes capacity and quota
+	addresses map[string]int        // taken of each subnet
 	charges   map[chargeKey]*charge
 
 	counts  map[Kind]int
@@ -119,7 +119,7 @@ func New(cfg Config) (*Cloud, error) {
 		routes:    map[netip.Prefix]string{},
 		ended:     map[string]bool{},
 		tokens:    map[string]*launched{},
-		held:      map[offer]*holding{},
+		held:      map[offering]*holding{},
 		addresses: map[string]int{},
 		charges:   map[chargeKey]*charge{},
 		counts:    map[Kind]int{},

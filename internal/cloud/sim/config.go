@@ -178,7 +178,7 @@ func (p Pool) equals(q Pool) bool {
 	return p.InstanceType == q.InstanceType && p.Zone == q.Zone && p.Subnet == q.Subnet && p.Apart == q.Apart
 }
 
-func (p Pool) has(o offer) bool {
+func (p Pool) has(o offering) bool {
 	return (p.InstanceType == "" || p.InstanceType == o.instanceType) &&
 		(p.Zone == "" || p.Zone == o.zone) &&
 		(p.Subnet == "" || p.Subnet == o.subnet) &&
@@ -423,13 +423,13 @@ func (k Knobs) interruptionNotice() time.Duration {
 }
 
 // offer is what a machine counts against.
-type offer struct {
+type offering struct {
 	instanceType, zone, subnet string
 	spot                       bool
 	pool                       string
 }
 
-func (o offer) String() string {
+func (o offering) String() string {
 	s := o.instanceType + " in " + o.zone
 	if o.subnet != "" {
 		s += " " + o.subnet
@@ -445,7 +445,7 @@ type shop struct {
 	types  []catalog.InstanceType
 	vcpus  map[string]int64
 	family map[string]string
-	prices map[offer]float64 // dollars an hour
+	prices map[offering]float64 // dollars an hour
 }
 
 func newShop(types []catalog.InstanceType) (*shop, error) {
@@ -456,7 +456,7 @@ func newShop(types []catalog.InstanceType) (*shop, error) {
 		types:  slices.Clone(types),
 		vcpus:  map[string]int64{},
 		family: map[string]string{},
-		prices: map[offer]float64{},
+		prices: map[offering]float64{},
 	}
 	for i, t := range types {
 		if _, twice := s.vcpus[t.Name]; twice || t.Name == "" {
@@ -468,7 +468,7 @@ func newShop(types []catalog.InstanceType) (*shop, error) {
 			if !(o.PricePerHour >= 0) {
 				return nil, fmt.Errorf("Catalogue[%d].Offerings[%d].PricePerHour of %s is %v: want 0 or more", i, n, t.Name, o.PricePerHour)
 			}
-			of := offer{
+			of := offering{
 				instanceType: t.Name,
 				zone:         o.Zone,
 				subnet:       o.Subnet,

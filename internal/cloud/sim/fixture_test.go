@@ -68,7 +68,7 @@ func request(token string, n int) cloud.LaunchRequest {
 }
 
 func spot(r cloud.LaunchRequest) cloud.LaunchRequest {
-	r.Market = cloud.Spot
+	r.CapacityType = cloud.Spot
 	return r
 }
 

@@ -55,7 +55,7 @@ func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least 
 	if err := json.Unmarshal(text, &own); err != nil {
 		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
 	}
-	o := offer{
+	o := offering{
 		instanceType: own.InstanceType,
 		zone:         own.Zone,
 		subnet:       own.Subnet,
@@ -73,7 +73,7 @@ func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least 
 	return results
 }
 
-func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, o offer, now time.Time) (cloud.LaunchResults, error) {
+func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, o offering, now time.Time) (cloud.LaunchResults, error) {
 	if err := checkToken(r.Token); err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
 	}
@@ -170,7 +170,7 @@ func checkToken(token string) error {
 }
 
 // checkRequest refuses what can never succeed, and returns the price.
-func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
+func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offering) (float64, error) {
 	sale := o
 	sale.pool = "" // which costs what that costs which all accounts share
 	price, ok := c.shop.prices[sale]
@@ -180,8 +180,8 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 		return 0, fmt.Errorf("InstanceType is %q: want one of the catalogue", o.instanceType)
 	case !ok:
 		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
-	case r.Market == cloud.Dedicated && !c.cfg.LikeEC2:
-		return 0, fmt.Errorf("the market is %q: want one that the type is offered in", r.Market)
+	case r.CapacityType == cloud.Dedicated && !c.cfg.LikeEC2:
+		return 0, fmt.Errorf("the market is %q: want one that the type is offered in", r.CapacityType)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
 		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
 	case r.Shared() && !c.Traits().SharedUserData:
@@ -200,9 +200,9 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offer) (float64, error) {
 }
 
 // checkQuotas says whether n more machines exceed a quota.
-func (c *Cloud) checkQuotas(o offer, n int, vcpus int64) error {
+func (c *Cloud) checkQuotas(o offering, n int, vcpus int64) error {
 	for _, q := range c.knobs.Quotas {
-		applies := func(o offer) bool {
+		applies := func(o offering) bool {
 			return matches(q.Types, o.instanceType) && (q.Family == "" || q.Family == c.shop.family[o.instanceType]) &&
 				(q.Spot == nil || *q.Spot == o.spot)
 		}
@@ -241,7 +241,7 @@ func (q Quota) scope() cloud.Scope {
 
 // room returns for how many machines there is room, and what is short when that
 // is none.
-func (c *Cloud) room(o offer, addresses bool) (int, error) {
+func (c *Cloud) room(o offering, addresses bool) (int, error) {
 	n, short := cloud.MaxLaunch, error(nil)
 	bound := func(free int, scope cloud.Scope, err error) {
 		if free < n {

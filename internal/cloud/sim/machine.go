@@ -17,7 +17,7 @@ import (
 type machine struct {
 	Instance // the truth
 
-	offer    offer
+	offering offering
 	vcpus    int64
 	userData []byte
 	known    time.Time // when Terminate, Stop and Start know it
@@ -150,9 +150,9 @@ func (c *Cloud) follow(m *machine, steps []step) {
 }
 
 // create launches the nth machine of a request.
-func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offer, price float64, vcpus int64, now time.Time) *machine {
+func (c *Cloud) create(r cloud.LaunchRequest, l *launched, n int, o offering, price float64, vcpus int64, now time.Time) *machine {
 	m := &machine{
-		offer:    o,
+		offering: o,
 		vcpus:    vcpus,
 		userData: r.UserDataOf(n),
 		events:   map[*event]bool{},
@@ -226,7 +226,7 @@ func (c *Cloud) begin(m *machine, now time.Time) {
 	}
 	slices.SortStableFunc(steps, func(a, b step) int { return a.at.Compare(b.at) })
 	c.show(m, now)
-	c.log.Debug("an instance begins", "instance", m.ID, "cell", m.Tags[cloud.TagCell], "offering", m.offer, "never_boots", never)
+	c.log.Debug("an instance begins", "instance", m.ID, "cell", m.Tags[cloud.TagCell], "offering", m.offering, "never_boots", never)
 	c.follow(m, steps)
 }
 
@@ -243,10 +243,10 @@ func (c *Cloud) boot(m *machine, now time.Time) {
 
 func (c *Cloud) hold(m *machine) {
 	m.holds = true
-	h := c.held[m.offer]
+	h := c.held[m.offering]
 	if h == nil {
 		h = &holding{}
-		c.held[m.offer] = h
+		c.held[m.offering] = h
 	}
 	h.instances++
 	h.vcpus += m.vcpus
@@ -255,7 +255,7 @@ func (c *Cloud) hold(m *machine) {
 func (c *Cloud) release(m *machine) {
 	if m.holds {
 		m.holds = false
-		h := c.held[m.offer]
+		h := c.held[m.offering]
 		h.instances--
 		h.vcpus -= m.vcpus
 	}
@@ -489,11 +489,11 @@ func (c *Cloud) Start(ctx context.Context, ids ...string) cloud.Results {
 // lets them take their places one after another, and takes these back.
 func (c *Cloud) claim(machines []*machine) error {
 	for _, m := range machines {
-		if err := c.checkQuotas(m.offer, 1, m.vcpus); err != nil {
+		if err := c.checkQuotas(m.offering, 1, m.vcpus); err != nil {
 			return err
 		}
 		needsAddress := m.slot == 0
-		if n, short := c.room(m.offer, needsAddress); n <= 0 {
+		if n, short := c.room(m.offering, needsAddress); n <= 0 {
 			return short
 		}
 		c.hold(m)

@@ -92,7 +92,7 @@ type charge struct {
 	time      time.Duration // of what no longer runs
 }
 
-func (c *Cloud) chargeFor(o offer, price float64) *charge {
+func (c *Cloud) chargeFor(o offering, price float64) *charge {
 	key := chargeKey{o.instanceType, o.zone, o.spot, price}
 	if c.charges[key] == nil {
 		c.charges[key] = &charge{}
