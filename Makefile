@@ -230,7 +230,7 @@ test: ## the tests of each change, in half an hour; as root
 E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
 INSTALL := install-1 install-2 install-3 install-4
 FAULTS := faults-1 faults-2
-SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset other-worlds
+SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset eks other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
 # SHARD=e2e stands for all its parts.
@@ -410,11 +410,15 @@ qemu: build test-tools run-image ## virtual machines: the cloud of this host, an
 	CGO_ENABLED=0 hack/run-tests qemu . $(WORLD) ./test/e2e/qemu || status=$$?; \
 	exit $$status
 
+.PHONY: eks
+eks: world-programs local-images bench-tools ## Kip by deploy.sh in a cluster that a model shows as one of EKS, with Karpenter beside it; as root
+	@KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench CGO_ENABLED=0 hack/run-tests eks . $(WORLD) ./test/e2e/eks
+
 # Worlds that no target above names.
-OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/pods test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
+OTHER_WORLDS = $(filter-out test/e2e test/e2e/aws test/e2e/eks test/e2e/pods test/e2e/install test/hostile test/e2e/tutorial test/boot test/e2e/qemu,\
 	$(shell grep -rl --include='*_test.go' '^//go:build e2e' . | xargs -n 1 dirname | sort -u | sed 's|^\./||'))
 .PHONY: other-worlds
-other-worlds: world-programs run-image local-images ## two families of addresses, virtual machines as instances of EC2, Kip by deploy.sh, and what else has a cluster; as root
+other-worlds: world-programs run-image ## two families of addresses, virtual machines as instances of EC2, and what else has a cluster; as root
 	@CGO_ENABLED=0 hack/run-tests other-worlds . $(WORLD) -p 1 $(addprefix ./,$(OTHER_WORLDS))
 
 # Keys and region are those of the environment. A test runs it against the model of EC2.

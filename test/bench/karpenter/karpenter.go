@@ -77,14 +77,17 @@ type program struct {
 }
 
 func (k *karpenter) start(ctx context.Context) error {
-	list, err := k.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
+	if !k.beside {
+		list, err := k.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) > 0 {
+			return fmt.Errorf("the cluster has %d nodes, such as %s: want one without any", len(list.Items), list.Items[0].Name)
+		}
+		k.mayClean = true
 	}
-	if len(list.Items) > 0 {
-		return fmt.Errorf("the cluster has %d nodes, such as %s: want one without any", len(list.Items), list.Items[0].Name)
-	}
-	k.mayClean = true
+	var err error
 	if k.dir, err = os.MkdirTemp("", "kip-bench-karpenter-"); err != nil {
 		return err
 	}

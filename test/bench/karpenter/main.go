@@ -38,6 +38,7 @@ type options struct {
 	untilRunning         bool
 	processes            map[string]int
 	timeout              time.Duration
+	beside               bool
 }
 
 func init() {
@@ -62,17 +63,15 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if o.beside {
+		return runBeside(ctx, o)
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("it took longer than --timeout=%s", o.timeout))
 	defer cancel()
 	// A product that ends by itself ends the measurement.
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return fmt.Errorf("--kubeconfig: %w", err)
-	}
-	config.QPS, config.UserAgent = -1, agent
-	c, err := newCluster(config)
+	c, err := newCluster(o.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -112,6 +111,27 @@ func run(ctx context.Context, args []string) (err error) {
 	return out.Encode(result)
 }
 
+// runBeside starts Karpenter in a cluster that has nodes of others, says so, and stops it when ctx ends. What it made stays.
+func runBeside(ctx context.Context, o options) (err error) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	c, err := newCluster(o.kubeconfig)
+	if err != nil {
+		return err
+	}
+	k := &karpenter{cluster: c, options: o, fail: fail}
+	defer func() { err = errors.Join(err, k.stop(context.WithoutCancel(ctx))) }()
+	if err := k.start(ctx); err != nil {
+		return fmt.Errorf("start Karpenter: %w", because(ctx, err))
+	}
+	fmt.Println("ready")
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
 // because says why ctx ended, where err is that it did.
 func because(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -133,6 +153,7 @@ func parse(args []string) (options, error) {
 	fs.IntVar(&o.pods, "pods", 500, "`number` of pods")
 	fs.StringVar(&until, "until", until, "`state` of all pods in which the window ends: bound or running")
 	fs.DurationVar(&o.timeout, "timeout", 15*time.Minute, "`time` for all but cleaning up")
+	fs.BoolVar(&o.beside, "beside", false, "start Karpenter in a cluster that has nodes, print ready, measure nothing, and stop it at a signal")
 	fs.Func("node-selector", "`label=value` of the nodes for the pods; can be repeated", func(s string) error {
 		label, value, ok := strings.Cut(s, "=")
 		if !ok || label == "" {
@@ -159,7 +180,9 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("argument %q: there are only flags", fs.Arg(0))
 	case o.kubeconfig == "":
 		return o, errors.New("--kubeconfig is empty: want the file of an administrator")
-	case o.auditLog == "":
+	case o.beside && o.karpenter == "":
+		return o, errors.New("--beside: want --karpenter and --kwok as well")
+	case o.auditLog == "" && !o.beside:
 		return o, errors.New("--audit-log is empty: want the file that the API server writes")
 	case (o.karpenter == "") != (o.kwok == ""):
 		return o, errors.New("--karpenter and --kwok: want both or neither")
@@ -182,7 +205,12 @@ type cluster struct {
 	dynamic dynamic.Interface
 }
 
-func newCluster(config *rest.Config) (*cluster, error) {
+func newCluster(kubeconfig string) (*cluster, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.QPS, config.UserAgent = -1, agent
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -21,6 +21,7 @@ func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
 		"--karpenter-qps=0":   "at least 1",
 		"--karpenter-burst=1": "at least as many",
 		"--karpenter=/bin/k":  "both or neither",
+		"--beside":            "--karpenter and --kwok",
 		"--kubeconfig=":       "--kubeconfig",
 		"--audit-log=":        "--audit-log",
 		"more":                `"more"`,

@@ -558,6 +558,7 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	}
 	zones := s.virtualNodes()
 	s.approve(len(zones))
+	stopKarpenter := s.startKarpenter()
 
 	s.Apply(job)
 	s.Apply(web)
@@ -572,6 +573,8 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	s.database(zones)
 	s.assumes()
 	s.gets("reader", "http://web", "from a cell\n")
+	s.karpenterBuysForOthers()
+	stopKarpenter()
 
 	s.endPods(zones)
 	s.uninstall()

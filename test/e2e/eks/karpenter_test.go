@@ -1,0 +1,121 @@
+//go:build e2e
+
+package eks
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// startKarpenter starts Karpenter, with its kwok provider, beside the nodes of the cluster, and returns what stops it.
+func (s *space) startKarpenter() (stop func()) {
+	s.Helper()
+	tools := os.Getenv("KIP_BENCH_TOOLS")
+	if tools == "" {
+		s.Fatal("KIP_BENCH_TOOLS is not set: make eks builds Karpenter into that folder")
+	}
+	cmd := exec.Command(filepath.Join(tools, "side-by-side"), "--beside", "--kubeconfig="+world.Kubeconfig,
+		"--karpenter="+filepath.Join(tools, "karpenter"), "--kwok="+filepath.Join(tools, "kwok"))
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			s.Errorf("stop Karpenter: %v", err)
+		}
+		if err := cmd.Wait(); err != nil {
+			s.Errorf("Karpenter: %v\n%s", err, &errs)
+		}
+	}
+	s.Cleanup(stop)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		stop()
+		s.Fatalf("Karpenter is not ready: %q, %v", line, err)
+	}
+	return stop
+}
+
+// Pods that Karpenter looks at: no virtual node takes the first, and no ordinary node the second, which is for Karpenter's machines.
+const pending = `apiVersion: v1
+kind: Pod
+metadata: {name: on-no-node-of-kip}
+spec:
+  nodeSelector: {type: virtual-kubelet, kubernetes.io/hostname: none}
+  containers: [{name: main, image: 'busybox:1.36'}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-karpenter}
+spec:
+  nodeSelector: {karpenter.sh/nodepool: bench}
+  containers: [{name: main, image: 'busybox:1.36'}]
+`
+
+// karpenterBuysForOthers checks that Karpenter has bought no node for what runs on Kip, nor for what waits for Kip, and that it buys
+// one for another pod.
+func (s *space) karpenterBuysForOthers() {
+	s.Helper()
+	if claims := s.Kubectl("get", "nodeclaims", "-o", "name"); claims != "" {
+		s.Errorf("Karpenter bought nodes for Kip's pods:\n%s", claims)
+	}
+	s.Apply(pending)
+	s.Eventually("Karpenter says that it has no node for a pod of Kip's", func(ctx context.Context) error {
+		events, err := world.Admin.CoreV1().Events(s.NS).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=on-no-node-of-kip"})
+		if err != nil {
+			return err
+		}
+		var seen []string
+		for _, e := range events.Items {
+			if from := e.Source.Component + e.ReportingController; strings.HasPrefix(from, "karpenter") && e.Reason == "FailedScheduling" {
+				return nil
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+		}
+		return fmt.Errorf("the pod's Events are %q", seen)
+	})
+	s.Eventually("Karpenter has bought a node for the other", func(ctx context.Context) error {
+		out, code, errs := s.Attempt(ctx, "get", "nodeclaims", "-o", "name")
+		if code != 0 || strings.Count(out, "\n") != 1 {
+			return fmt.Errorf("the NodeClaims are %q: exit %d: %s", out, code, errs)
+		}
+		pod, err := world.Admin.CoreV1().Pods(s.NS).Get(ctx, "on-karpenter", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if pod.Spec.NodeName == "" {
+			return fmt.Errorf("pod on-karpenter is on no node: %v", pod.Status.Conditions)
+		}
+		node, err := world.Admin.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if node.Labels["type"] == "virtual-kubelet" || node.Labels[corev1.LabelInstanceTypeStable] != "one-pod" {
+			return fmt.Errorf("pod on-karpenter is on node %s with labels %v", node.Name, node.Labels)
+		}
+		return nil
+	})
+	// No kubelet of its node ends it.
+	s.Kubectl("delete", "pod", "on-karpenter", "on-no-node-of-kip", "--force", "--grace-period=0")
+}
