@@ -149,10 +149,10 @@ func (p *kubeletPort) request(
 		Approver:   approver,
 		Keep:       notKept{},
 		Own:        own.GetCertificate,
-		Event: func(kind, reason, message string) {
+		Event: func(e events.Event) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.told = append(p.told, kind+" "+reason+": "+message)
+			p.told = append(p.told, e.Type+" "+e.Reason+": "+e.Message)
 		},
 		Clock: clock.RealClock{},
 		Log:   slog.New(slog.DiscardHandler),

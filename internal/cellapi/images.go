@@ -46,9 +46,7 @@ type ImageCredentials interface {
 // Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
 // does not block.
 type Recorder interface {
-	// Event reports one; kind is corev1.EventTypeNormal or corev1.EventTypeWarning, reason one
-	// of package events.
-	Event(pod apiv1.PodReference, kind, reason, message string)
+	Event(pod apiv1.PodReference, e events.Event)
 }
 
 // imageRef is where an image is: its name without tag and digest.
@@ -171,6 +169,7 @@ func (c *Cell) tellOfImage(pod *corev1.Pod, image imageRef, err error) {
 	if len(pod.Spec.ImagePullSecrets) > 0 || !c.told.AllowN(c.server.clock.Now(), 1) {
 		return
 	}
-	c.server.events.Event(apiv1.Ref(pod), corev1.EventTypeWarning,
-		events.NoImageCredentials, cut(fmt.Sprintf("no credentials for images of %s/%s: %v", image.registry, image.repository, err), maxReason))
+	e := events.NewNoImageCredentials(image.registry+"/"+image.repository, err)
+	e.Message = cut(e.Message, maxReason)
+	c.server.events.Event(apiv1.Ref(pod), e)
 }

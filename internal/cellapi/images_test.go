@@ -40,10 +40,10 @@ func (l *lender) Get(_ context.Context, asker, registry, repository string, name
 	return agentapi.ImageCredentials{Username: "AWS", Password: "very-secret", KeepFor: time.Minute}, l.err
 }
 
-func (l *lender) Event(pod apiv1.PodReference, kind, reason, message string) {
+func (l *lender) Event(pod apiv1.PodReference, e events.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.told = append(l.told, fmt.Sprintf("%s/%s %s %s %s", pod.Namespace, pod.Name, kind, reason, message))
+	l.told = append(l.told, fmt.Sprintf("%s/%s %s %s %s", pod.Namespace, pod.Name, e.Type, e.Reason, e.Message))
 }
 
 func (l *lender) fails(err error) {
@@ -229,7 +229,7 @@ func TestWhyThereAreNoCredentialsIsToldToThePodsOwnerAndNotToItsCell(t *testing.
 		}
 	}
 	told := l.events()
-	want := "shop/web Warning " + events.NoImageCredentials + " no credentials for images of " + ecr + "/look: the role arn:aws:iam::1:role/x"
+	want := "shop/web Warning " + events.NoImageCredentials + " No credentials for images of " + ecr + "/look, so the kubelet pulls without them: the role arn:aws:iam::1:role/x"
 	if len(told) != 1 || !strings.HasPrefix(told[0], want) || len(told[0]) > 1024 {
 		t.Errorf("told %q", told)
 	}

@@ -118,11 +118,11 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (ready bool, again t
 
 // end has a ready cell end that has not the agent of its launch.
 func (s *keptAgents) end(e *entry, why string) {
-	why = fmt.Sprintf("cell %s on %s: %s", e.id, e.cell().Instance.ID, why)
+	instance := e.cell().Instance.ID
 	s.table.mu.Lock()
-	begun := e.beginEnd(CauseUnfit, why)
+	begun := e.beginEnd(CauseUnfit, fmt.Sprintf("cell %s on %s: %s", e.id, instance, why))
 	s.table.mu.Unlock()
 	if begun {
-		s.events.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)
+		s.events.report(e.cell(), events.NewAgentNotStarted(e.id, instance, why))
 	}
 }

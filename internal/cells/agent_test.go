@@ -120,7 +120,7 @@ func TestACellThatCannotHaveItsAgentEndsAndSaysWhy(t *testing.T) {
 				b.links.agents = agents.serve
 				b.request("a", "nano")
 				b.later(10 * time.Second)
-				if b.phase("a") != "" || len(b.said("Warning AgentNotStarted", answer, "another is tried")) != 1 {
+				if b.phase("a") != "" || len(b.said("Warning AgentNotStarted", answer, "tries another")) != 1 {
 					t.Errorf("phase %q, said %v", b.phase("a"), b.events)
 				}
 				if got := agents.all(); strings.Contains(got, "configured") || strings.Contains(got, "cloud-init") {
@@ -331,7 +331,7 @@ func TestTheNodeIsToldOnceOfAnAgentThatIsNotOfKipsVersion(t *testing.T) {
 					t.Fatalf("the node is told %q, want of %q", said, tc.told)
 				}
 				for i, version := range tc.told {
-					if !strings.Contains(said[i], "Warning AgentVersionDiffers: the agent of cell ") ||
+					if !strings.Contains(said[i], "Warning AgentVersionDiffers: The agent of cell ") ||
 						!strings.Contains(said[i], " is "+version+", and Kip is v1.4.2:") {
 						t.Errorf("the node is told %q, want of %s", said[i], version)
 					}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -133,7 +132,6 @@ func (s *setups) tell(e *entry) {
 	e.setup.failures = nil
 	s.mu.Unlock()
 	if len(failures) > 0 {
-		s.events.warn(e.cell(), events.CloudInitFailed, "Cell %s runs, and not all of its cloud-init file could be done: %s", e.id,
-			strings.Join(failures, "; "))
+		s.events.report(e.cell(), events.NewCloudInitFailed(e.id, failures))
 	}
 }

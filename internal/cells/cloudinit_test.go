@@ -185,7 +185,7 @@ func TestACellThatCannotCarryOutItsCloudInitFileEndsAndOthersWaitUntilItIsMended
 				b.links.agents = agents.serve
 				b.request("a", "nano")
 				b.later(10 * time.Second)
-				if b.phase("a") != "" || len(b.said("Warning CloudInitUnfit", answer, "it is terminated")) != 1 {
+				if b.phase("a") != "" || len(b.said("Warning CloudInitUnfit", answer, "Kip terminates it")) != 1 {
 					t.Errorf("phase %q, said %v", b.phase("a"), b.events)
 				}
 				if got := agents.all(); got != "the file one" {
@@ -202,7 +202,7 @@ func TestACellThatCannotCarryOutItsCloudInitFileEndsAndOthersWaitUntilItIsMended
 					!strings.Contains(b.cells.WaitsFor(cell.ID), answer) {
 					t.Errorf("%d launches; a is %q, cooled %v; c waits for %q", n, b.phase("a"), b.cooled, b.cells.WaitsFor(cell.ID))
 				}
-				if said := b.said("Warning CloudInitUnfit", answer, "the pod waits"); len(said) != 3 || len(file.told()) != 3 {
+				if said := b.said("Warning CloudInitUnfit", answer, "The pod waits"); len(said) != 3 || len(file.told()) != 3 {
 					t.Errorf("said %v, told the operator %q", said, file.told())
 				}
 				// Those of an image of its own are launched all the same.
@@ -361,7 +361,7 @@ func TestALaunchThatTheOperatorIsToMendWaitsAndBlamesNobody(t *testing.T) {
 		if b.phase("own") != apiv1.Bound || len(b.cooled) > 0 || b.launched() != 1 {
 			t.Errorf("one with an image of its own is %q; cooled %v, launched %d", b.phase("own"), b.cooled, b.launched())
 		}
-		if said := b.said("Warning CloudInitUnfit", why, "the pod waits"); len(said) < 2 || len(said) > 2*13 || len(file.told()) != len(said) {
+		if said := b.said("Warning CloudInitUnfit", why, "The pod waits"); len(said) < 2 || len(said) > 2*13 || len(file.told()) != len(said) {
 			t.Errorf("in an hour it is said %d times, and told the operator %d times", len(said), len(file.told()))
 		}
 		if said := b.said("LaunchDelayed"); len(said) > 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pulse"
@@ -21,7 +22,7 @@ import (
 
 // NodeEvents are those of virtual nodes. Event does not block.
 type NodeEvents interface {
-	Event(node, kind, reason, message string)
+	Event(node string, e events.Event)
 }
 
 // Config of a Controller. All fields are required unless they say otherwise.
@@ -116,9 +117,7 @@ type Nodes interface {
 // Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
 // does not block.
 type Recorder interface {
-	// Event reports one; kind is corev1.EventTypeNormal or corev1.EventTypeWarning, reason one
-	// of package events.
-	Event(pod apiv1.PodReference, kind, reason, message string)
+	Event(pod apiv1.PodReference, e events.Event)
 }
 
 // Logs are those of pods that have ended.

@@ -82,7 +82,7 @@ func (s *consoles) tell(ctx context.Context, cell *Cell) {
 		default:
 			s.loop.log.Warn("a cell has not joined, and its console ends so", "cell", cell.ID, "instance", cell.Instance.ID, "console", lines)
 			if own := agentsLast(lines); len(own) > 0 {
-				s.events.warn(cell, events.CellConsole, "The console of %s ends with: %s", cell.Instance.ID, strings.Join(own, " | "))
+				s.events.report(cell, events.NewCellConsole(cell.Instance.ID, own))
 			}
 		}
 	})

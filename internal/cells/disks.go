@@ -105,15 +105,14 @@ func (s *disks) prepare(ctx context.Context, e *entry) (ready bool, again time.D
 		if e.wait.polls >= attachAgain {
 			e.disksGiven.attached = false // the cloud has said yes, and may not have done it
 		}
-		s.waits.tell(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Its cell does not show the device of a volume yet: %v", err))
+		s.waits.tell(ctx, e, events.NewDeviceNotShown(err))
 		return false, s.waits.next(e), nil
 	default:
 		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	e.disksGiven.shown, e.wait.polls = true, 0
 	s.waits.note(ctx, e, told{})
-	s.events.report(cell, events.Event{Type: normal, Reason: events.SuccessfulAttachVolume,
-		Message: "Attached to cell " + e.id + ": " + volumeNames(cell.Disks)})
+	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
 	return true, 0, nil
 }
 
@@ -135,16 +134,15 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	case ctx.Err() != nil, !errors.As(err, &failed):
 		return 0, err
 	case errors.As(err, &inUse):
-		atMost := ""
+		atMost := time.Duration(0)
 		if s.table.letsGoOf(inUse.Instance) {
 			e.wait.refused = time.Time{}
 		} else if s.noDisk(e, failed, heldTimeout) {
 			return diskPoll, nil
 		} else {
-			atMost = fmt.Sprintf(", for %s at most: then its cell is ended, and the pod gets another after a pause", heldTimeout)
+			atMost = heldTimeout
 		}
-		s.waits.tell(ctx, e, events.VolumeInUse,
-			fmt.Sprintf("Volume %s waits until %s no longer has it%s", failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
+		s.waits.tell(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
 		return s.waits.next(e), nil
 	case errors.Is(err, cloud.ErrNotYet):
 		e.wait.refused = time.Time{}
@@ -152,13 +150,13 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	case cloud.Refused(failed.err) && s.noDisk(e, failed, refusedTimeout):
 		return diskPoll, nil
 	}
-	s.waits.tell(ctx, e, events.FailedAttachVolume, fmt.Sprintf("Volume %s: %v; retrying", failed.disk.Volume, failed.err))
+	s.waits.tell(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
 	return 0, err
 }
 
 // noDisk gives a cell up that has waited so long for a disk.
 func (s *disks) noDisk(e *entry, failed *attachError, after time.Duration) bool {
-	return s.waits.giveUp(e, CauseNoDisk, events.FailedAttachVolume, "the cloud did not attach volume "+failed.disk.Volume, failed.err, after)
+	return s.waits.giveUp(e, CauseNoDisk, events.NewVolumeGivenUp, "the cloud did not attach volume "+failed.disk.Volume, failed.err, after)
 }
 
 // attachError: a disk could not be attached.

@@ -181,7 +181,7 @@ func TestADiskIsOnePodsAtATime(t *testing.T) {
 			t.Errorf("the second cell is %s: want Ready, without its disk", got)
 		}
 		cell, _ := b.cells.ForPod(ref("b").UID)
-		if waits := b.cells.WaitsFor(cell.ID); !strings.Contains(waits, "pv-d waits until the cell of pod ns/a") {
+		if waits := b.cells.WaitsFor(cell.ID); !strings.Contains(waits, "until the cell of pod ns/a (Draining) no longer has volume pv-d") {
 			t.Errorf("the second cell waits for %q: want the disk that the first has", waits)
 		}
 		if said := b.said("Warning VolumeInUse", "pv-d", "ns/a"); len(said) != 1 {
@@ -264,7 +264,7 @@ func TestACellThatTheCloudGivesNoDiskIsEnded(t *testing.T) {
 				}
 				b.later(max(tc.after, refusedTimeout) + 40*time.Second)
 				left := len(b.cloud.running())
-				said := b.said("Warning FailedAttachVolume", "is ended: the cloud did not attach volume pv-d")
+				said := b.said("Warning FailedAttachVolume", "Kip ends cell", "the cloud did not attach volume pv-d")
 				if ended := tc.after > 0; ended == (left > 0) || ended != (len(said) == 1) {
 					t.Errorf("%d instances are left, said %q", left, said)
 				}
@@ -296,7 +296,7 @@ func TestWhatSaysNothingOfADiskSetsNoTimeBack(t *testing.T) {
 					d.mu.Unlock()
 					b.later(refusedTimeout - 5*time.Second)
 				}
-				if said := b.said("Warning FailedAttachVolume", "is ended"); tc.ended != (len(said) == 1) {
+				if said := b.said("Warning FailedAttachVolume", "Kip ends cell"); tc.ended != (len(said) == 1) {
 					t.Errorf("%d instances are left, said %q", len(b.cloud.running()), said)
 				}
 			})
@@ -311,7 +311,7 @@ func TestAPodIsToldForHowLongItWaitsForADiskThatIsAnothers(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.later(20 * time.Second)
-		want := "waits until instance i-foreign no longer has it, for 2m0s at most: then its cell is ended"
+		want := "waits until instance i-foreign no longer has volume pv-d. After 2m0s Kip ends the pod's cell"
 		if said := b.said("Warning VolumeInUse", want); len(said) != 1 {
 			t.Errorf("said %q", b.said())
 		}

@@ -114,7 +114,7 @@ func (s *draining) savesLogs(ctx context.Context, e *entry, err error) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			s.events.warn(e.cell(), events.LogsNotSaved, "The logs of cell %s could not be saved before it was terminated: %v", e.cell().ID, err)
+			s.events.report(e.cell(), events.NewLogsNotSaved(e.cell().ID, err))
 		}
 	}
 	return nil
@@ -128,8 +128,7 @@ func (s *draining) freeVolumes(ctx context.Context, e *entry) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			s.events.warn(e.cell(), events.VolumeNotUnmounted, "Cell %s is terminated, and its kubelet has not let go of the volumes of %s: %v",
-				e.id, driverNames(e.cell().Plugins), err)
+			s.events.report(e.cell(), events.NewVolumeNotUnmounted(e.id, driverNames(e.cell().Plugins), err))
 		}
 	}
 	if len(e.cell().Disks) > 0 && hasDisks(s.calls) {

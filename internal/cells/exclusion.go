@@ -80,11 +80,11 @@ func (s *exclusion) nobodyElseRuns(e *entry) bool {
 	s.table.mu.Unlock()
 	if doubt != "" {
 		if tells && e.unknown.is(doubt, s.loop.clock.Now()) {
-			reason := events.InstancesNotListed
+			waits := events.NewInstancesNotListed(doubt)
 			if doubt == behind {
-				reason = events.StoreBehind
+				waits = events.NewStoreBehind(doubt)
 			}
-			s.events.warn(cell, reason, "%s", doubt)
+			s.events.report(cell, waits)
 		}
 		return false
 	}
@@ -96,7 +96,7 @@ func (s *exclusion) nobodyElseRuns(e *entry) bool {
 		return true
 	}
 	if e.unknown.is(fmt.Sprint(other), s.loop.clock.Now()) {
-		s.events.warn(cell, events.CellUnknown, mayRun, other)
+		s.events.report(cell, events.NewCellUnknown(fmt.Sprintf(mayRun, other)))
 	}
 	return false
 }
@@ -105,7 +105,7 @@ func (s *exclusion) nobodyElseRuns(e *entry) bool {
 // which mostly comes within a second.
 const quietStart = 5 * time.Second
 
-const mayRun = "Instances %v may run this pod: they were launched by a Kip whose state is lost. They are terminated before another runs it"
+const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
 
 // others are the instances of the last look that may run a pod, besides that of the cell
 // with a JoinID. They are ended. Of a pod that arrived none can be a stranger.

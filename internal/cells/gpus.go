@@ -84,10 +84,10 @@ func (s *devices) prepare(ctx context.Context, e *entry) (ready bool, again time
 	}
 	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
 	if name == agentapi.ResourceGPU {
-		lacks += "the driver of the cell's image gives them, and kipctl console " + e.id + " shows what it says"
+		lacks += "the driver of the cell's image provides them; to see what it says, run kipctl console " + e.id
 	} else {
 		what = "accelerators"
-		lacks += "of Kip's own a cell offers " + string(agentapi.ResourceGPU) + " alone, so a device plugin in its image is to offer these"
+		lacks += "Kip itself provides only " + string(agentapi.ResourceGPU) + ", so the cell needs a device plugin in its image"
 	}
 	left := e.timeLeft(e.devices.since.Add(gpuTimeout + s.loop.late.Since(e.devices.since)).Sub(now))
 	if left <= 0 {
@@ -95,7 +95,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (ready bool, again time
 		return true, 0, nil
 	}
 	if now.Sub(e.devices.since) >= gpuSilence {
-		s.waits.tell(ctx, e, events.GPUsNotReady, fmt.Sprintf("The %s of cell %s are not there yet: %s", what, e.id, lacks))
+		s.waits.tell(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
 	}
 	return false, gpuPoll, nil
 }

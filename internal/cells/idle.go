@@ -165,7 +165,7 @@ func (s *idling) notStarted(e *entry, err error) time.Duration {
 		return 0
 	}
 	if e.idle.starting.failed == 1 {
-		s.events.warn(e.cell(), events.LaunchDelayed, "Cell %s could not be started: %v; retrying", e.id, err)
+		s.events.report(e.cell(), events.NewStandbyCellNotStarted(e.id, err))
 	}
 	return e.idle.starting.wait(now)
 }

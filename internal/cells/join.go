@@ -52,8 +52,9 @@ func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	left, what := s.connections.bootTime(e, e.cell(), e.session)
 	if left = e.timeLeft(left); left <= 0 {
-		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, e.waitsFor())
-		s.events.warn(e.cell(), events.CellNotReady, "%s; it is terminated and another is tried", why)
+		waitsFor := e.waitsFor()
+		why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
+		s.events.report(e.cell(), events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor))
 		s.table.mu.Lock()
 		e.cause = CauseNotReady
 		noAgent := !e.goesOver.IsZero()
@@ -122,12 +123,12 @@ func (s *joining) notSetUp(ctx context.Context, e *entry, left time.Duration, er
 	case errors.Is(err, errNoAgent):
 		why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 		s.blockers.heardNoAgent(e.cell(), err)
-		s.events.warn(e.cell(), events.AgentNotStarted, "%s; it is terminated and another is tried", why)
+		s.events.report(e.cell(), events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error()))
 		return 0, s.endNotSetUp(ctx, e, CauseUnfit, why)
 	case errors.Is(err, errNoCloudInit):
 		why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 		s.blockers.heardUnfit(e.cell(), err)
-		s.events.warn(e.cell(), events.CloudInitUnfit, "%s; it is terminated, and another is launched when whoever runs Kip has mended it", why)
+		s.events.report(e.cell(), events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err))
 		return 0, s.endNotSetUp(ctx, e, CauseUnfit, why)
 	case errors.Is(err, errAgentFetched):
 		return min(left, agentPoll), nil
@@ -189,7 +190,7 @@ func (s *joining) arrive(ctx context.Context, e *entry) error {
 	need := cell.Needs
 	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
 		resource.NewQuantity(s.reserved, resource.BinarySI))
-	s.events.warn(cell, events.CellTooSmall, "Cell %s: %s; it is terminated, and the pod gets a larger one", e.id, why)
+	s.events.report(cell, events.NewCellTooSmall(e.id, why))
 	s.table.mu.Lock()
 	e.cause = CauseTooSmall
 	s.table.mu.Unlock()

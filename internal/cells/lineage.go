@@ -27,13 +27,13 @@ var errBehind = errors.New(behind)
 
 // What Behind and Elsewhere say.
 const (
-	behind = "the cloud has instances of this Kip that its store does not know of: the store is empty or older than they are, or another Kip " +
-		"has the same identity; nothing is launched, and nothing ends that nobody has asked to end, until a person decides: kipctl generation"
-	unlooked = "Kip has not read a complete list of its instances in the cloud yet: one that its store does not know may run the pod; " +
-		"Kip goes on when the list has come"
-	unproven = "Kip's store is new, and an instance from a store that was lost may run the pod: Kip lists its instances in the cloud " +
-		"again after %s, and goes on when there is none"
-	unseen = "the cloud has not listed the instances of every zone yet: what runs in the others is not certain"
+	behind = "the cloud has instances of this Kip that its store does not know: the store is empty or older than they are, or another Kip " +
+		"has the same identity; Kip launches nothing, and ends only what somebody has asked to end, until you decide with kipctl generation"
+	unlooked = "Kip has not read a complete list of its instances in the cloud yet, and one that its store does not know may run the pod; " +
+		"Kip goes on when it has the list"
+	unproven = "Kip's store is new, and an instance from a lost store may run the pod; Kip lists its instances in the cloud " +
+		"again after %s, and goes on if there is none"
+	unseen = "the cloud has not listed the instances of every zone yet, so Kip does not know what runs in the others"
 )
 
 // lineage is the generation of the store.

@@ -20,6 +20,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -377,8 +378,8 @@ func (b *bubble) run() {
 }
 
 // Event notes the message, too.
-func (b *bubble) Event(_ apiv1.PodReference, kind, reason, message string) {
-	b.note(func() { b.events = append(b.events, kind+" "+reason+": "+message) })
+func (b *bubble) Event(_ apiv1.PodReference, e events.Event) {
+	b.note(func() { b.events = append(b.events, e.Type+" "+e.Reason+": "+e.Message) })
 }
 
 // listedBefore has a new store believed after one list more, so that tests of launches need

@@ -217,10 +217,7 @@ func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
 	if unfitForType(refusal) {
 		left = slices.DeleteFunc(left, func(o Offering) bool { return o.Arch == offering.Arch })
 	}
-	reason := events.CellNotLaunched
-	if errors.Is(refusal, cloud.ErrCapacity) {
-		reason = events.NoCapacity
-	}
+	outOfCapacity := errors.Is(refusal, cloud.ErrCapacity)
 	left, over := s.budgets.nextWithin(cell, left)
 	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offering is another launch
 	if cell.Refusals++; !perhapsOfTheCell(cell, refusal) {
@@ -229,23 +226,22 @@ func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
 	if over != nil {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v; %v", offering, refusal, over), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
-		return events.Event{Type: warning, Reason: reason, Message: cell.Reason}, cell.enter(apiv1.Gone)
+		return events.NewNextOverBudget(outOfCapacity, offering.String(), refusal, over), cell.enter(apiv1.Gone)
 	}
 	if len(left) == 0 || cell.Refusals >= maxRefusals || ofDisks(refusal) {
 		cell.Reason, cell.Cause = fmt.Sprintf("%s: %v", offering, refusal), CauseNotLaunched
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
-		why := "; no other type fits now"
+		said := events.NewNoOtherOffering(outOfCapacity, offering.String(), refusal)
 		switch {
 		case ofDisks(refusal):
-			why = "; other types need the same disk, so Kip tries again later"
+			said = events.NewSameDiskElsewhere(outOfCapacity, offering.String(), refusal)
 		case len(left) > 0:
-			why = "; other types are not tried, since the fault is in what is asked for"
+			said = events.NewRequestAtFault(outOfCapacity, offering.String(), refusal)
 		}
-		return events.Event{Type: warning, Reason: reason, Message: cell.Reason + why}, cell.enter(apiv1.Gone)
+		return said, cell.enter(apiv1.Gone)
 	}
 	cell.Offerings, cell.Reason = left, left[0].Reason
-	message := fmt.Sprintf("%s: %v; trying %s", offering, refusal, left[0])
-	return events.Event{Type: warning, Reason: reason, Message: message}, cell.enter(apiv1.Requested)
+	return events.NewNextOffering(outOfCapacity, offering.String(), refusal, left[0].String()), cell.enter(apiv1.Requested)
 }
 
 // takenBack takes back the launch of a cell that Kip has no right to, which then waits
@@ -260,8 +256,7 @@ func (s *outcomes) takenBack(cell *Cell) (events.Event, error) {
 func (s *outcomes) abandoned(cell *Cell, err error) (events.Event, error) {
 	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, s.loop.clock.Now())
-	return events.Event{Type: warning, Reason: events.CellNotLaunched, Message: cell.Reason +
-		"; it is given up, and another is tried when the cloud surely has no instance of it"}, cell.enter(apiv1.Terminating)
+	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
 }
 
 // stale takes back the launch of a cell that was resolved to what is not there any more. Where
@@ -273,8 +268,7 @@ func (s *outcomes) stale(cell *Cell, err error) (events.Event, error) {
 	cell.Stale = true
 	offering := cell.Offering()
 	_, failed := s.takenBack(cell)
-	message := offering.String() + ": " + err.Error() + "; launching it anew"
-	return events.Event{Type: warning, Reason: events.LaunchDelayed, Message: message}, failed
+	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 
 // withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.

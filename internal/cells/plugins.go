@@ -62,8 +62,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time
 			return false, 0, err
 		}
 		if err != nil {
-			s.waits.tell(ctx, e, events.CSIDriverNotReady,
-				fmt.Sprintf("Its cell does not take the node plugins of %s: %v; retrying", driverNames(cell.Plugins), err))
+			s.waits.tell(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
 			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
 		e.plugins.sent = s.loop.clock.Now()
@@ -78,8 +77,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			s.waits.tell(ctx, e, events.CSIDriverNotReady,
-				fmt.Sprintf("The node plugins of %s do not run on the pod's cell yet: %s", driverNames(missing), trouble))
+			s.waits.tell(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
 		}
 		return false, pluginPoll, nil
 	}

@@ -111,7 +111,7 @@ func (s *launching) resolveAgain(group []*entry, failure error) {
 		case unfit != "":
 			s.blockers.tellUnfit(e, unfit, reason, false)
 		case e.resolving.failed == 1:
-			s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offering, failure)
+			s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failure))
 		}
 	}
 	s.loop.landed(group...)

@@ -135,7 +135,7 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
 				t.Errorf("%s: sent %s with %d tokens, want %s", what, got, len(tokens), tc.sent)
 			}
 			want := map[bool]apiv1.Phase{true: apiv1.Bound, false: ""}[tc.stale < 4]
-			if b.phase("a") != want || len(b.cooled) > 0 || len(b.said(events.LaunchDelayed, "launching it anew")) != tc.said ||
+			if b.phase("a") != want || len(b.cooled) > 0 || len(b.said(events.LaunchDelayed, "preparing the launch again")) != tc.said ||
 				len(b.launchesStored()) > 0 {
 				t.Errorf("%s: it is %q, remembered %v, stored %v, said %v", what, b.phase("a"), b.cooled, b.launchesStored(), b.events)
 			}
@@ -180,7 +180,7 @@ func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) 
 		if cell, _ := b.cells.ForPod(ref("a").UID); sent != 3 || b.phase("a") != apiv1.Bound || cell.Offering().InstanceType != "nano" {
 			t.Errorf("after that: %d launches, it is %q as %s", sent, b.phase("a"), cell.Offering())
 		}
-		if len(b.cooled) > 0 || len(b.said("subscribed", "the pod waits")) == 0 {
+		if len(b.cooled) > 0 || len(b.said("subscribed", "The pod waits")) == 0 {
 			t.Errorf("remembered %v, said %v", b.cooled, b.events)
 		}
 	})

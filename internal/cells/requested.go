@@ -45,7 +45,7 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	}
 	if why, sure := s.lineage.behind(); why != "" && sure {
 		if e.unknown.is(why, s.loop.clock.Now()) {
-			s.events.warn(e.cell(), events.StoreBehind, "%s", why)
+			s.events.report(e.cell(), events.NewStoreBehind(why))
 		}
 		return idlePoll, nil
 	}

@@ -64,13 +64,13 @@ func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.
 		e.wait.refused = time.Time{}
 	case !isTaken && !cloud.Refused(err):
 		e.wait.refused = time.Time{}
-		s.waits.tell(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
+		s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 		return false, 0, err
-	case s.waits.giveUp(e, CauseNoRoute, events.RouteFailed,
-		fmt.Sprintf("the cloud did not lead the networks %s to it", to), err, heldTimeout):
+	case s.waits.giveUp(e, CauseNoRoute, events.NewRouteGivenUp,
+		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
 		return false, diskPoll, nil
 	}
-	s.waits.tell(ctx, e, events.RouteFailed, fmt.Sprintf("The networks %s are not led to the pod's cell: %v; retrying", to, err))
+	s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 	return false, s.waits.next(e), nil
 }
 

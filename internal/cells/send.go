@@ -94,7 +94,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 		}
 		if try == 1 {
 			for _, e := range l.entries(left) {
-				s.events.warn(e.cell(), events.LaunchDelayed, "%s: %v; retrying", offering, failed)
+				s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failed))
 			}
 		}
 		s.loop.log.Warn("launch cells, retrying", "offer", offering.String(), "cells", len(left), "try", try, "err", failed)

@@ -386,7 +386,7 @@ func TestAStartThatFailsIsRepeatedBeforeTheCellIsGivenUp(t *testing.T) {
 			if same := has && cell.Phase == apiv1.Bound && cell.Instance.ID == "i-0"; same != test.same {
 				t.Errorf("after %d failures of %d tries the pod runs on the cell that it took: %t, want %t", test.failures, tries, same, test.same)
 			}
-			if len(b.said("LaunchDelayed", "could not be started")) != 1 {
+			if len(b.said("LaunchDelayed", "Failed to start the stopped instance")) != 1 {
 				t.Errorf("said %v", b.events)
 			}
 		})

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -256,7 +255,7 @@ func (s *terminations) heardOfEnd(t *termination, err error) {
 	case isHeld && tell:
 		s.events.tellHeld(t.end, held)
 	case tell:
-		s.events.tellEnd(t.end, events.CellNotTerminated, fmt.Sprintf("Instance %s could not be terminated: %v; retrying", t.end.Instance, err))
+		s.events.tellEnd(t.end, events.NewCellNotTerminated(t.end.Instance, err))
 	}
 	if t.cell == nil {
 		if !isHeld {

@@ -261,8 +261,7 @@ func (s *blockers) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	s.table.mu.Unlock()
 	switch {
 	case tellNode && s.node.listens():
-		told := events.NewAgentNotStarted(refusedAgents, why)
-		s.node.event(told.Type, told.Reason, told.Message)
+		s.node.report(events.NewAgentsNotStarted(refusedAgents, why))
 	case tell && reason == events.CloudInitUnfit && s.recipe.file != nil:
 		s.recipe.file.Unfit(why)
 	}

@@ -13,6 +13,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 )
 
 // nodeEvents notes the events of virtual nodes.
@@ -21,10 +22,10 @@ type nodeEvents struct {
 	said []string
 }
 
-func (n *nodeEvents) Event(node, kind, reason, message string) {
+func (n *nodeEvents) Event(node string, e events.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.said = append(n.said, node+" "+kind+" "+reason+": "+message)
+	n.said = append(n.said, node+" "+e.Type+" "+e.Reason+": "+e.Message)
 }
 
 func (n *nodeEvents) all() []string {
@@ -77,7 +78,7 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 					len(b.cooled) > 0 || !strings.Contains(b.cells.WaitsFor(cell.ID), "agent") {
 					t.Errorf("%d launches; a is %q, cooled %v; b waits for %q", n, b.phase("a"), b.cooled, b.cells.WaitsFor(cell.ID))
 				}
-				if said := b.said("Warning AgentNotStarted", "the pod waits"); len(said) != 2 {
+				if said := b.said("Warning AgentNotStarted", "The pod waits"); len(said) != 2 {
 					t.Errorf("said %v", b.events)
 				}
 				if said := node.all(); len(said) != 1 || !strings.Contains(said[0], "Warning AgentNotStarted: 3 machines could not have the agent") {

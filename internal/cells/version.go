@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -45,7 +44,5 @@ func (s *versions) tell(e *entry) {
 	if told {
 		return
 	}
-	s.node.event(warning, events.AgentVersionDiffers,
-		fmt.Sprintf("the agent of cell %s is %s, and Kip is %s: the cell goes on, but what one of the two does not know is not done; "+
-			"want an image of Kip's version, or cells.itzo", e.id, cell.AgentRuns.Version, s.own))
+	s.node.report(events.NewAgentVersionDiffers(e.id, cell.AgentRuns.Version, s.own))
 }

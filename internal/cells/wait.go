@@ -40,9 +40,9 @@ func (s *waits) stays(ctx context.Context, e *entry) (bool, error) {
 
 // tell reports something about a cell's disks, unless it was the last thing
 // that was. It is called by the cell's worker alone.
-func (s *waits) tell(ctx context.Context, e *entry, reason, message string) {
-	if s.note(ctx, e, told{reason, message}) {
-		s.events.report(e.cell(), events.Event{Type: warning, Reason: reason, Message: message})
+func (s *waits) tell(ctx context.Context, e *entry, event events.Event) {
+	if s.note(ctx, e, told{event.Reason, event.Message}) {
+		s.events.report(e.cell(), event)
 	}
 }
 
@@ -69,7 +69,9 @@ func (s *waits) next(e *entry) time.Duration {
 // giveUp ends a cell that has waited for so long for what the cloud surely does not give to it.
 // Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
 // pause, which is longer each time. It is called by the cell's worker alone.
-func (s *waits) giveUp(e *entry, cause Cause, reason, what string, said error, after time.Duration) bool {
+func (s *waits) giveUp(
+	e *entry, cause Cause, event func(cell, why string) events.Event, what string, said error, after time.Duration,
+) bool {
 	now := s.loop.clock.Now()
 	if e.wait.refused.IsZero() {
 		e.wait.refused = now
@@ -82,7 +84,7 @@ func (s *waits) giveUp(e *entry, cause Cause, reason, what string, said error, a
 	begun := e.beginEnd(cause, why)
 	s.table.mu.Unlock()
 	if begun {
-		s.events.warn(e.cell(), reason, "Cell %s is ended: %s; the pod gets another after a pause", e.id, why)
+		s.events.report(e.cell(), event(e.id, why))
 		s.loop.queue.Add(e.id)
 	}
 	return true

@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/gate"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
@@ -380,8 +381,8 @@ var (
 	_ Recorder  = (*world)(nil)
 )
 
-func (w *world) Event(_ apiv1.PodReference, kind, reason, _ string) {
-	w.note(func() { w.events = append(w.events, kind+" "+reason) })
+func (w *world) Event(_ apiv1.PodReference, e events.Event) {
+	w.note(func() { w.events = append(w.events, e.Type+" "+e.Reason) })
 }
 
 // saves are Logs that are kept by a function.

@@ -182,7 +182,7 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 		say("there is nothing to clean up; making sure of it")
 	}
 	say("no new cells: Kip is paused until it is started again")
-	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup): it makes no cells until it is started again")
+	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup), and launches no cells until it is restarted")
 	c.cfg.Cells.EmptyPools()
 	c.cfg.Gate.Open()
 	failed := c.clean(ctx, say)

@@ -82,7 +82,7 @@ type By struct {
 	// Facts are kept of the account; nil for no longer than the cloud is open.
 	Facts cloud.Facts
 	// AgentsOpen reports to the operator that others reach the agents.
-	AgentsOpen func(message string)
+	AgentsOpen func(group string, port int, rules string)
 	// EndsOnly says that nothing is launched: what there is is listed and ended, from wherever this program runs.
 	EndsOnly bool
 }

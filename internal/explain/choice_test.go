@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
@@ -128,9 +129,9 @@ func (*kip) TurnsAway(context.Context, *corev1.Pod) bool     { return false }
 // unheard is whom the loop tells of pods.
 type unheard struct{}
 
-func (unheard) Event(apiv1.PodReference, string, string, string) {}
-func (unheard) PodRunning(cells.Cell, time.Time)                 {}
-func (unheard) PodGone(types.UID)                                {}
+func (unheard) Event(apiv1.PodReference, events.Event) {}
+func (unheard) PodRunning(cells.Cell, time.Time)       {}
+func (unheard) PodGone(types.UID)                      {}
 
 func newKip(t *testing.T, pod *corev1.Pod) *kip {
 	t.Helper()

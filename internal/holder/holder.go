@@ -171,8 +171,8 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 				return h, nil
 			}
 		case m != nil && !h.refused:
-			h.say(fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until that has not renewed its hold"+
-				" for %s: stop one of the two, or give its node another name", c.Node, m.Who, Lapse))
+			h.say(fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until the other has not renewed its hold"+
+				" for %s; stop one of the two, or give its node another name", c.Node, m.Who, Lapse))
 		}
 		select {
 		case <-ctx.Done():

@@ -85,9 +85,7 @@ type Config struct {
 // Recorder reports Events to the owners of pods. Several goroutines use it at a time, and it
 // does not block.
 type Recorder interface {
-	// Event reports one; kind is corev1.EventTypeNormal or corev1.EventTypeWarning, reason one
-	// of package events.
-	Event(pod apiv1.PodReference, kind, reason, message string)
+	Event(pod apiv1.PodReference, e events.Event)
 }
 
 // Shared are watches that others keep; *watches.Watches says what its methods do.
@@ -490,21 +488,21 @@ func (c *Controller) wait(x *cell, a *agent, missing string) {
 		c.queue.AddAfter(x.ID, left)
 		return
 	}
-	message := "The pod's network waits for NetworkPolicies: " + missing
+	said := events.NewNetworkPolicyUnknown(missing)
 	if a.digest != "" {
-		message = "NetworkPolicies are not followed: " + missing
+		said = events.NewNetworkPolicyOutdated(missing)
 	}
-	c.tell(x, events.NetworkPolicyUnknown, message)
+	c.tell(x, said)
 }
 
 // tell reports to the pod's owner, each thing once. The lock is held.
-func (c *Controller) tell(x *cell, reason, message string) {
-	if x.told == message {
+func (c *Controller) tell(x *cell, e events.Event) {
+	if x.told == e.Message {
 		return
 	}
-	x.told = message
-	c.cfg.Log.Warn(message, "pod", x.Pod.Namespace+"/"+x.Pod.Name, "cell", x.ID)
-	c.cfg.Events.Event(x.Pod, corev1.EventTypeWarning, reason, message)
+	x.told = e.Message
+	c.cfg.Log.Warn(e.Message, "pod", x.Pod.Namespace+"/"+x.Pod.Name, "cell", x.ID)
+	c.cfg.Events.Event(x.Pod, e)
 }
 
 // failed tries a cell again later. What the agent says itself is for the pod's
@@ -517,7 +515,7 @@ func (c *Controller) failed(ctx context.Context, x *cell, err error) {
 	var refused *agentapi.StatusError
 	if errors.As(err, &refused) && !errors.Is(err, agentapi.ErrNotYet) { // else it is starting
 		c.mu.Lock()
-		c.tell(x, events.FirewallFailed, fmt.Sprintf("The firewall of cell %s cannot be set, which the pod's network waits for: %v", x.ID, err))
+		c.tell(x, events.NewFirewallFailed(x.ID, err))
 		c.mu.Unlock()
 	}
 	c.queue.AddRateLimited(x.ID)

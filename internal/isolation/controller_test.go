@@ -34,6 +34,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -203,10 +204,10 @@ func (w *world) run() {
 	synctest.Wait()
 }
 
-func (w *world) Event(pod apiv1.PodReference, kind, reason, message string) {
+func (w *world) Event(pod apiv1.PodReference, e events.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.events = append(w.events, pod.Name+" "+kind+" "+reason+" "+message)
+	w.events = append(w.events, pod.Name+" "+e.Type+" "+e.Reason+" "+e.Message)
 }
 
 // nodeClient shows the pods of w's cluster that are on the node.
@@ -325,7 +326,7 @@ func TestAPodGetsItsFirstRulesWhenAllIsKnown(t *testing.T) {
 		w.shared.refusals[policies] = errors.New("forbidden")
 		w.shared.mu.Unlock()
 		w.later(patience)
-		if !w.told("p Warning NetworkPolicyUnknown The pod's network waits for NetworkPolicies: Kip may not list networkpolicies of the cluster: forbidden") {
+		if !w.told("p Warning NetworkPolicyUnknown The pod's network waits until Kip knows the NetworkPolicies: Kip may not list networkpolicies of the cluster: forbidden") {
 			t.Errorf("events %q", w.events)
 		}
 		w.policies(denyAll)
@@ -474,7 +475,7 @@ func TestWithoutTheRightToListPodsTheirRulesLetNobodyIn(t *testing.T) {
 		if fw, _ := next.now(); fw != nil {
 			t.Errorf("a new pod is let through with %+v", fw)
 		}
-		for _, event := range []string{"old Warning NetworkPolicyUnknown NetworkPolicies are not followed",
+		for _, event := range []string{"old Warning NetworkPolicyUnknown Kip cannot apply NetworkPolicies",
 			"next Warning NetworkPolicyUnknown The pod's network waits"} {
 			if !w.told(event) || !w.told("RBAC says no") {
 				t.Errorf("no event %q: %q", event, w.events)

@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/crd"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -242,14 +243,14 @@ var (
 	_ cellapi.Recorder   = podEvents{}
 )
 
-func (e podEvents) Event(pod apiv1.PodReference, kind, reason, message string) {
-	e.recorder.Event(&corev1.ObjectReference{
+func (r podEvents) Event(pod apiv1.PodReference, e events.Event) {
+	r.recorder.Event(&corev1.ObjectReference{
 		APIVersion: "v1",
 		Kind:       "Pod",
 		Namespace:  pod.Namespace,
 		Name:       pod.Name,
 		UID:        pod.UID,
-	}, kind, reason, message)
+	}, e.Type, e.Reason, e.Message)
 }
 
 // eventRecorder returns what reports as the node.

@@ -19,7 +19,6 @@ import (
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 )
 
@@ -94,7 +93,7 @@ type operatorsCloudInit struct {
 	cfg    *config.Config
 	store  *store.Store
 	sealer *pki.Sealer
-	say    func(kind, reason, message string)
+	say    func(events.Event)
 	pulse  *pulse.Pulse
 	clock  clock.WithTicker
 	log    *slog.Logger
@@ -114,7 +113,7 @@ var _ cells.CloudInit = (*operatorsCloudInit)(nil)
 
 // openCloudInit has a file count before anything is launched, and seals anew what was sealed by
 // another key. Events of the node go to say.
-func (l *leading) openCloudInit(ctx context.Context, say func(kind, reason, message string)) (*operatorsCloudInit, error) {
+func (l *leading) openCloudInit(ctx context.Context, say func(events.Event)) (*operatorsCloudInit, error) {
 	o := &operatorsCloudInit{
 		cfg:    l.cfg,
 		store:  l.store,
@@ -195,10 +194,9 @@ func (o *operatorsCloudInit) Unfit(why string) {
 	o.unfit[why] = now
 	digest := o.now.digest
 	o.mu.Unlock()
-	o.log.Error("the cloud-init file does not fit what cells are launched from: those wait until that is mended, and cells that run go on",
+	o.log.Error("the cloud-init file does not fit the image of cells: launches wait until you fix one of them, and cells that run go on",
 		"digest", digest, "err", why)
-	o.say(corev1.EventTypeWarning, events.CloudInitUnfit,
-		fmt.Sprintf("The cloud-init file (%.12s) does not fit what cells are launched from, and those wait: %s", digest, why))
+	o.say(events.NewCloudInitUnfit(digest, why))
 }
 
 // Document implements cells.CloudInit.
@@ -348,8 +346,7 @@ func (o *operatorsCloudInit) look(ctx context.Context) {
 		}
 		o.seen, o.wrong = found, nil
 		if f.digest != before {
-			o.say(corev1.EventTypeNormal, events.CloudInitChanged,
-				fmt.Sprintf("The cloud-init file has changed: %.12s counts for new cells", f.digest))
+			o.say(events.NewCloudInitChanged(f.digest))
 		}
 	}
 }
@@ -361,13 +358,12 @@ func (o *operatorsCloudInit) tellWrong() {
 		return
 	}
 	o.told = now
-	what := "is wrong"
+	what, said := "is wrong", events.NewCloudInitWrong(digest, o.wrong)
 	if errors.Is(o.wrong, fs.ErrNotExist) {
-		what = "is gone"
+		what, said = "is gone", events.NewCloudInitGone(digest, o.wrong)
 	}
 	o.log.Warn("the cloud-init file "+what+", and the last good one counts for new cells", "digest", digest, "err", o.wrong)
-	o.say(corev1.EventTypeWarning, events.CloudInitInvalid,
-		fmt.Sprintf("The cloud-init file %s, and the last good one (%.12s) counts for new cells: %v", what, digest, o.wrong))
+	o.say(said)
 }
 
 // forget removes what no cell names, and has not for a while.

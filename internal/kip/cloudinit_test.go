@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -67,7 +68,7 @@ func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
 	l := &leading{process: p, store: st, ca: ca{sealer: sealer}}
 	return func() {
 		t.Helper()
-		o, err := l.openCloudInit(t.Context(), func(_, reason, message string) { w.said = append(w.said, reason+": "+message) })
+		o, err := l.openCloudInit(t.Context(), func(e events.Event) { w.said = append(w.said, e.Reason+": "+e.Message) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +119,7 @@ func TestACloudInitFileThatChangesCountsForTheNextCellAndABadOneForNone(t *testi
 	for range 3 {
 		w.look(t.Context())
 	}
-	want := "CloudInitInvalid: The cloud-init file is wrong, and the last good one (" + cloudconfig.Digest([]byte(fileOne))[:12]
+	want := "CloudInitInvalid: The cloud-init file is wrong, so new cells use the last good one (" + cloudconfig.Digest([]byte(fileOne))[:12]
 	if len(w.said) != 1 || !strings.HasPrefix(w.said[0], want) || !strings.Contains(w.said[0], w.path+":2: runcmd: a text is not valid") ||
 		strings.Contains(w.said[0], "sesame") {
 		t.Errorf("said %q", w.said)
@@ -267,7 +268,7 @@ func TestTheCloudInitFileIsFollowedUntilKipEnds(t *testing.T) {
 	w := newFileWorld(t, store.Memory(nil), fileOne)
 	ctx, cancel := context.WithCancel(t.Context())
 	said := make(chan string, 1)
-	w.say = func(_, reason, _ string) { said <- reason }
+	w.say = func(e events.Event) { said <- e.Reason }
 	w.write(fileTwo)
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -312,7 +313,7 @@ func TestACloudInitFileThatIsGoneIsToldEachHourAndCountsOn(t *testing.T) {
 		w.looks()
 		w.clock.Step(cloudInitTell - time.Second)
 		w.looks()
-		if len(w.said) != n+1 || !strings.HasPrefix(w.said[n], "CloudInitInvalid: The cloud-init file is gone, and the last good one") {
+		if len(w.said) != n+1 || !strings.HasPrefix(w.said[n], "CloudInitInvalid: The cloud-init file is gone, so new cells use the last good one") {
 			t.Fatalf("in hour %d: said %q", n, w.said)
 		}
 		w.clock.Step(time.Second)

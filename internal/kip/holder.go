@@ -37,7 +37,8 @@ func (k *process) holdNode(ctx context.Context, st *store.Store) (*holder.Hold, 
 				return
 			}
 			k.aside.Store(&why)
-			recorder.Event(nodeReference(k.NodeName), corev1.EventTypeWarning, events.NodeHeldByAnother, why)
+			e := events.NewNodeHeldByAnother(why)
+			recorder.Event(nodeReference(k.NodeName), e.Type, e.Reason, e.Message)
 		},
 		Clock: k.clock,
 		Log:   k.Log,

@@ -39,6 +39,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/registries"
 	"github.com/elotl/kip/internal/tunnel"
@@ -66,10 +67,10 @@ type ecrWorld struct {
 	told []string
 }
 
-func (w *ecrWorld) Event(pod apiv1.PodReference, kind, reason, message string) {
+func (w *ecrWorld) Event(pod apiv1.PodReference, e events.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = append(w.told, fmt.Sprintf("%s %s %s", pod.Name, reason, message))
+	w.told = append(w.told, fmt.Sprintf("%s %s %s", pod.Name, e.Reason, e.Message))
 }
 
 // events are those that the pod's owner was told.

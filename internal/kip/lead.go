@@ -39,7 +39,6 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -203,13 +202,16 @@ func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
 		check:    l.api.checkCRD,
 		clock:    l.clock,
 		answered: sync.OnceFunc(func() { close(l.crdAnswered) }),
-		say:      func(e events.Event) { l.nodes.Event(l.NodeName, e.Type, e.Reason, e.Message) },
+		say:      l.sayOfNode,
 		log:      l.Log,
 	}) {
 		return nil
 	}
 	return l.mirror.Run(ctx, known)
 }
+
+// sayOfNode reports an Event of Kip's own virtual node.
+func (l *leading) sayOfNode(e events.Event) { l.nodes.Event(l.NodeName, e) }
 
 // crdWait is what awaitCRD needs.
 type crdWait struct {
@@ -276,12 +278,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		return err
 	}
 	bare, closeIt, err := clouds.Open(ctx, l.cfg, clouds.By{
-		Owner: l.controllerID,
-		Facts: l.facts,
-		AgentsOpen: func(message string) {
-			e := events.NewAgentPortOpen(message)
-			l.nodes.Event(l.NodeName, e.Type, e.Reason, e.Message)
-		},
+		Owner:      l.controllerID,
+		Facts:      l.facts,
+		AgentsOpen: func(group string, port int, rules string) { l.sayOfNode(events.NewAgentPortOpen(group, port, rules)) },
 	}, l.Log)
 	if err != nil {
 		return err
@@ -489,7 +488,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 // wireCells makes what launches cells, keeps them and ends them.
 func (l *leading) wireCells(ctx context.Context) error {
 	authorities := l.ca.is.authorities
-	cloudInit, err := l.openCloudInit(ctx, func(kind, reason, message string) { l.nodes.Event(l.NodeName, kind, reason, message) })
+	cloudInit, err := l.openCloudInit(ctx, l.sayOfNode)
 	if err != nil {
 		return err
 	}
@@ -562,7 +561,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 	})
 	l.atEnd(l.cells.Close)
 	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
-	l.rotation = l.newRotation(l.cells, func(message string) { l.nodes.Event(l.NodeName, corev1.EventTypeNormal, events.CARotated, message) })
+	l.rotation = l.newRotation(l.cells, l.sayOfNode)
 	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.cells.WaitsFor, l.Log)
 	l.atEnd(l.mirror.Close)
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -38,7 +39,7 @@ type rotation struct {
 	overlap time.Duration
 	store   *store.Store
 	cells   cellsOfCA
-	say     func(message string)
+	say     func(events.Event)
 	pulse   *pulse.Pulse
 	clock   clock.WithTicker
 	log     *slog.Logger
@@ -72,7 +73,7 @@ func (l *leading) loadCA(ctx context.Context) (ca, error) {
 }
 
 // newRotation has the CA rotated of cells. Events of the node go to say.
-func (l *leading) newRotation(of cellsOfCA, say func(message string)) *rotation {
+func (l *leading) newRotation(of cellsOfCA, say func(events.Event)) *rotation {
 	return &rotation{
 		ca:      l.ca,
 		began:   l.clock.Now(),
@@ -127,8 +128,7 @@ func (r *rotation) drop(ctx context.Context) {
 	case err != nil:
 		r.log.Warn("drop the old CA, retrying", "err", err)
 	default:
-		r.say(fmt.Sprintf("The CA of the cells is rotated: %.12s signs, and %.12s is dropped", r.is.authorities.Signing.Hash(),
-			r.is.authorities.Before.Hash()))
+		r.say(events.NewCARotated(r.is.authorities.Signing.Hash(), r.is.authorities.Before.Hash()))
 		r.Reload()
 	}
 }
@@ -216,8 +216,7 @@ func (r *rotation) RotateCA(ctx context.Context) (adminapi.CA, error) {
 	if err := r.put(ctx, next); err != nil {
 		return adminapi.CA{}, err
 	}
-	r.say(fmt.Sprintf("The CA of the cells is being rotated: %.12s signs from now on, and cells are moved to it from %.12s", next.Signing.Hash(),
-		next.Before.Hash()))
+	r.say(events.NewCARotating(next.Signing.Hash(), next.Before.Hash()))
 	return r.of(next), nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -54,7 +55,7 @@ func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said 
 		overlap: 5 * time.Minute,
 		store:   st,
 		cells:   c,
-		say:     func(m string) { *said = append(*said, m) },
+		say:     func(e events.Event) { *said = append(*said, e.Message) },
 		pulse:   pulse.New(clock.RealClock{}, silent),
 		clock:   clock.RealClock{},
 		log:     slog.New(slog.DiscardHandler),

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pki"
@@ -45,7 +46,7 @@ type certificates struct {
 	sealer    *pki.Sealer
 	asKip     kubernetes.Interface
 	clients   nodes.Clients
-	event     func(node, kind, reason, message string)
+	event     func(node string, e events.Event)
 	clock     clock.WithTickerAndDelayedExecution
 }
 
@@ -93,7 +94,7 @@ func (c certificates) Certificate(ctx context.Context, node string, addresses []
 		AsNode:     c.config.RequestedByNode(),
 		Keep:       &keptCertificate{store: c.store, sealer: c.sealer, key: servingCertKey + node, log: c.Log},
 		Own:        get,
-		Event:      func(kind, reason, message string) { c.event(node, kind, reason, message) },
+		Event:      func(e events.Event) { c.event(node, e) },
 		Clock:      c.clock,
 		Log:        c.Log,
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
@@ -97,7 +98,7 @@ func TestKipSaysAtTheStartWhichCertificateTheKubeletPortServes(t *testing.T) {
 					sealer:    sealer,
 					asKip:     clients["kip"],
 					clients:   asNodes{"kip-0": clients["node"]},
-					event:     func(string, string, string, string) {},
+					event:     func(string, events.Event) {},
 					clock:     clock.RealClock{},
 				}.Certificate(t.Context(), "kip-0", []netip.Addr{netip.MustParseAddr("10.0.0.1")})
 				if err != nil {

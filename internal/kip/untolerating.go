@@ -66,8 +66,7 @@ func (l *leading) untolerating(ctx context.Context, rules admission.Rules, told 
 		}
 		now[pod.UID] = true
 		if !told[pod.UID] {
-			e := events.NewTolerationMissing(pod.Namespace, pod.Name, rules.Taint.Key)
-			l.events.Event(apiv1.Ref(pod), e.Type, e.Reason, e.Message)
+			l.events.Event(apiv1.Ref(pod), events.NewTolerationMissing(pod.Namespace, pod.Name, rules.Taint.Key))
 		}
 	}
 	return now, nil

@@ -86,17 +86,17 @@ type shortage struct {
 // why says it to people; "" where the node takes pods.
 func (s shortage) why() string {
 	if s.all == "" && s.some != "" {
-		return "the cloud has no capacity for " + s.some + "; pods that need that leave the node, and those that replace them would come back"
+		return "the cloud has no capacity for " + s.some + "; pods that need it leave the node, and their replacements would come back"
 	}
 	return s.all
 }
 
 // over says to people that it is.
-func (s shortage) over() string {
+func (s shortage) over() events.Event {
 	if s.all == "" {
-		return "Pods are scheduled here again; there may still be no capacity for " + s.some
+		return events.NewNodeTakesPods(s.some)
 	}
-	return "The shortage is over: pods are scheduled here again"
+	return events.NewNodeHasCapacity()
 }
 
 // tellShortage marks a node for whose pods nothing can be launched.
@@ -110,9 +110,9 @@ func (n *Nodes) tellShortage(s *served) {
 	switch {
 	case was == now:
 	case now != (shortage{}):
-		n.Event(s.name, corev1.EventTypeWarning, events.NodeOutOfCapacity, "No pods are scheduled here for now: "+now.why())
+		n.Event(s.name, events.NewNodeOutOfCapacity(now.why()))
 	default:
-		n.Event(s.name, corev1.EventTypeNormal, events.NodeHasCapacity, was.over())
+		n.Event(s.name, was.over())
 	}
 }
 
@@ -446,14 +446,14 @@ func (n *Nodes) foreign(ctx context.Context, cfg *config.Config, entries []roste
 }
 
 // Event reports something of a virtual node.
-func (n *Nodes) Event(name, kind, reason, message string) {
+func (n *Nodes) Event(name string, e events.Event) {
 	n.made.Recorder.Event(&corev1.ObjectReference{
 		APIVersion: "v1",
 		Kind:       "Node",
 		Name:       name,
 		UID:        types.UID(name),
-	}, kind, reason, message)
-	n.c.Log.Info(message, "node", name, "reason", reason)
+	}, e.Type, e.Reason, e.Message)
+	n.c.Log.Info(e.Message, "node", name, "reason", e.Reason)
 }
 
 // Registered waits until it is known of each virtual node whether it is ours, or ctx ends.

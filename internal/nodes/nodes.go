@@ -537,7 +537,7 @@ func (n *Nodes) shortage(s *served) string {
 		}
 	}
 	if count == 0 {
-		return "the cloud offers nothing of what the node has any more"
+		return "the cloud no longer offers anything that the node has"
 	}
 	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, entry.Limit())
 }

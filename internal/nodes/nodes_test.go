@@ -978,8 +978,8 @@ func TestPodsLeaveAllSpotNodesThatHaveNothingForThem(t *testing.T) {
 		if !w.isShort("kip-0-2") || w.isShort("kip-0-3") {
 			t.Error("pods that leave the first get to the second, or have nowhere to go")
 		}
-		const none = "No pods are scheduled here for now: the cloud has no capacity for large as spot in zone "
-		const come = "; pods that need that leave the node, and those that replace them would come back"
+		const none = "The node takes no new pods for now: the cloud has no capacity for large as spot in zone "
+		const come = "; pods that need it leave the node, and their replacements would come back"
 		w.said("Warning NodeOutOfCapacity "+none+"a"+come, "Warning NodeOutOfCapacity "+none+"b"+come)
 		w.nodes.mu.Lock()
 		for _, s := range w.nodes.served {
@@ -987,7 +987,7 @@ func TestPodsLeaveAllSpotNodesThatHaveNothingForThem(t *testing.T) {
 		}
 		w.nodes.mu.Unlock()
 		w.eventually("they take pods", func() bool { return !w.isShort("kip-0-1") && !w.isShort("kip-0-2") })
-		const again = "Normal NodeHasCapacity Pods are scheduled here again; there may still be no capacity for large as spot in zone "
+		const again = "Normal NodeHasCapacity The node takes new pods again. There may still be no capacity for large as spot in zone "
 		w.said(again+"a", again+"b")
 	})
 }

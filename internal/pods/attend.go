@@ -74,11 +74,11 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 	if !ready {
 		return false, nil
 	}
-	const message = "Kip hears nothing of the pod's cell; it may be cut off and still run"
+	said := events.NewCellSilent()
 	changed := pod.DeepCopy()
 	for i := range changed.Status.Conditions {
 		if k := &changed.Status.Conditions[i]; k.Type == corev1.PodReady {
-			k.Status, k.Reason, k.Message = corev1.ConditionFalse, events.CellSilent, message
+			k.Status, k.Reason, k.Message = corev1.ConditionFalse, said.Reason, said.Message
 			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
 		}
 	}
@@ -87,7 +87,7 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 		return false, fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
 	if err == nil {
-		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.CellSilent, message)
+		c.cfg.Events.Event(apiv1.Ref(pod), said)
 	}
 	return true, nil
 }
@@ -96,10 +96,9 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 // controller then makes another, which gets a cell at once. A pod without a
 // controller would be lost that way; it runs to the end of the notice.
 func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
-	ref, end := apiv1.Ref(pod), at.UTC().Format(time.RFC3339)
+	ref := apiv1.Ref(pod)
 	if metav1.GetControllerOf(pod) == nil {
-		c.tellOnce(pod, events.InterruptedPodStays,
-			"No controller would replace the pod, so it is not evicted: it runs until "+end+", and then as its restartPolicy says")
+		c.tellOnce(pod, events.NewInterruptedPodStays(at))
 		return 0, nil
 	}
 	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
@@ -111,14 +110,12 @@ func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time
 	err := c.evict(ctx, pod, &grace)
 	switch {
 	case err == nil:
-		c.cfg.Events.Event(ref, corev1.EventTypeNormal, events.Evicted,
-			fmt.Sprintf("The cloud takes the pod's instance back at %s; its controller replaces it", end))
+		c.cfg.Events.Event(ref, events.NewInterruptedPodEvicted(at))
 		return 0, nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return 0, nil // it is gone, or another of its name is there
 	case apierrors.IsTooManyRequests(err):
-		c.tellOnce(pod, events.EvictionBlocked,
-			fmt.Sprintf("A disruption budget forbids to move the pod before its instance is taken at %s; retrying: %v", end, err))
+		c.tellOnce(pod, events.NewInterruptedPodBlocked(at, err))
 		return min(left, evictionRetry), nil
 	}
 	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)
@@ -142,11 +139,11 @@ func (c *Controller) evict(ctx context.Context, pod *corev1.Pod, grace *int64, d
 
 // tellOnce reports something of an interruption or an eviction, unless it was the last
 // thing that was.
-func (c *Controller) tellOnce(pod *corev1.Pod, reason, message string) {
+func (c *Controller) tellOnce(pod *corev1.Pod, e events.Event) {
 	told := false
-	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == reason, reason })
+	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == e.Reason, e.Reason })
 	if !told {
-		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+		c.cfg.Events.Event(apiv1.Ref(pod), e)
 	}
 }
 

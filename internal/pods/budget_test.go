@@ -87,7 +87,7 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	h.put(pod("p"))
 	h.must("p")
 	told := strings.Join(h.messages, "\n")
-	if !strings.HasPrefix(told, "Cell cell-0 will be nano in local") || !strings.HasSuffix(told, ": cheapest") {
+	if !strings.HasPrefix(told, "Requested cell cell-0 (nano in local") || !strings.HasSuffix(told, ": cheapest") {
 		t.Errorf("told %q, and the cell is a nano", told)
 	}
 }

@@ -165,22 +165,22 @@ func (e *PlacementError) Error() string {
 
 func (e *PlacementError) Unwrap() error { return e.Err }
 
-// wait is the reason that the pod's owner is told, and how long until another look after so
+// wait is what the pod's owner is told, and how long until another look after so
 // many in a row.
-func (e *PlacementError) wait(looks int, random backoff.Random) (reason string, wait time.Duration) {
+func (e *PlacementError) wait(looks int, random backoff.Random) (said events.Event, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
 	var unplaceable *placement.UnplaceableError
 	switch {
 	case errors.As(e.Err, &granted):
-		return events.NotGranted, unplaceableRetry
+		return events.NewNotGranted(e), unplaceableRetry
 	case errors.As(e.Err, &annotation):
-		return events.InvalidAnnotation, unplaceableRetry
+		return events.NewInvalidAnnotation(e), unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NoCapacity, random.After(looks, firstBackoff, scarceRetry)
+		return events.NewPodOutOfCapacity(e), random.After(looks, firstBackoff, scarceRetry)
 	case errors.As(e.Err, &unplaceable):
-		return events.Unplaceable, unplaceableRetry
+		return events.NewUnplaceable(e), unplaceableRetry
 	}
-	return events.CellNotRequested, random.After(looks, firstBackoff, scarceRetry) // it could not be asked
+	return events.NewCellNotRequested(e), random.After(looks, firstBackoff, scarceRetry) // it could not be asked
 }

@@ -569,21 +569,21 @@ func (c *Controller) mayRunElsewhere(pod *corev1.Pod) (why string, sure bool) {
 
 // waits records and reports why a pod has no cell, once for each reason.
 // keys are what wakes it, as keys of awaited.
-func (c *Controller) waits(pod *corev1.Pod, reason, why string, until time.Time, keys ...string) {
+func (c *Controller) waits(pod *corev1.Pod, e events.Event, why string, until time.Time, keys ...string) {
 	c.mu.Lock()
 	w := c.known(apiv1.Ref(pod))
 	// The figures of a budget change all the time: who asks is told, the Event is enough once.
-	changed := w != nil && w.why != why && !(reason == events.BudgetExceeded && w.reason == reason && w.why != "")
+	changed := w != nil && w.why != why && !(e.Reason == events.BudgetExceeded && w.reason == e.Reason && w.why != "")
 	if w != nil {
-		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, reason, until
+		w.why, w.node, w.reason, w.until = why, pod.Spec.NodeName, e.Reason, until
 		c.awaits(pod.UID, cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}, keys...)
-		if reason != events.NoCapacity {
+		if e.Reason != events.NoCapacity {
 			w.short = time.Time{} // whether there is any is not known
 		}
 	}
 	c.mu.Unlock()
 	if changed {
-		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, why)
+		c.cfg.Events.Event(apiv1.Ref(pod), e)
 	}
 }
 
@@ -594,13 +594,13 @@ func (c *Controller) waitsForEnd(pod *corev1.Pod) time.Duration {
 	if why == "" {
 		return 0
 	}
-	reason := events.CellUnknown
+	said := events.NewCellUnknown(why)
 	if behind, known := c.cfg.Cells.Behind(); !sure {
-		reason = events.InstancesNotListed
+		said = events.NewInstancesNotListed(why)
 	} else if behind != "" && known {
-		reason = events.StoreBehind
+		said = events.NewStoreBehind(why)
 	}
-	c.waits(pod, reason, why, time.Time{})
+	c.waits(pod, said, why, time.Time{})
 	return behindWait(sure)
 }
 
@@ -612,9 +612,9 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 		if left := c.graceLeft(pod) + overdue; left > 0 {
 			return left, nil
 		}
-		why := fmt.Sprintf("The pod was still there %s after its grace period; its cell is terminated", overdue)
-		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, events.DeletionOverdue, why)
-		c.cfg.Cells.Release(pod.UID, why, false)
+		late := events.NewDeletionOverdue(overdue)
+		c.cfg.Events.Event(apiv1.Ref(pod), late)
+		c.cfg.Cells.Release(pod.UID, late.Message, false)
 		return 0, nil // the cell wakes the pod when it is gone
 	}
 	// A cell that was bound may run the pod, also if nothing was heard of that.
@@ -705,20 +705,20 @@ func started(pod *corev1.Pod) bool {
 
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
 // does so at once.
-func (c *Controller) giveUp(ctx context.Context, pod *corev1.Pod, reason, message string) (time.Duration, error) {
+func (c *Controller) giveUp(ctx context.Context, pod *corev1.Pod, why events.Event) (time.Duration, error) {
 	if wait := c.waitsForEnd(pod); wait > 0 {
 		return wait, nil
 	}
-	return 0, c.fail(ctx, pod, reason, message)
+	return 0, c.fail(ctx, pod, why)
 }
 
 // fail ends a pod that no kubelet owns any more.
-func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message string) error {
+func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, why events.Event) error {
 	if err := c.leads(ctx); err != nil {
 		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}
 	pod = pod.DeepCopy()
-	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, reason, message
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, why.Reason, why.Message
 	now := metav1.NewTime(c.cfg.Clock.Now())
 	s := &pod.Status
 	for _, list := range [][]corev1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
@@ -730,7 +730,7 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 			t := &corev1.ContainerStateTerminated{
 				ExitCode:    137,
 				Reason:      "ContainerStatusUnknown",
-				Message:     message,
+				Message:     why.Message,
 				FinishedAt:  now,
 				ContainerID: s.ContainerID,
 			}
@@ -740,14 +740,14 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 			s.State, s.Ready = corev1.ContainerState{Terminated: t}, false
 		}
 	}
-	notReady(pod, now, "PodFailed", message)
-	if reason == events.CellLost {
+	notReady(pod, now, "PodFailed", why.Message)
+	if why.Reason == events.CellLost {
 		// So that a Job's podFailurePolicy can tell this from a failure of its own.
 		setCondition(pod, corev1.PodCondition{
 			Type:               corev1.DisruptionTarget,
 			Status:             corev1.ConditionTrue,
-			Reason:             reason,
-			Message:            message,
+			Reason:             why.Reason,
+			Message:            why.Message,
 			LastTransitionTime: now,
 		})
 	}
@@ -756,7 +756,7 @@ func (c *Controller) fail(ctx context.Context, pod *corev1.Pod, reason, message 
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
 	}
-	c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeWarning, reason, message)
+	c.cfg.Events.Event(apiv1.Ref(pod), why)
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
@@ -233,8 +234,8 @@ func (h *harness) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) {
 	return h.needs, h.volumeErr
 }
 
-func (h *harness) Event(_ apiv1.PodReference, kind, reason, message string) {
-	h.events, h.messages = append(h.events, kind+" "+reason), append(h.messages, message)
+func (h *harness) Event(_ apiv1.PodReference, e events.Event) {
+	h.events, h.messages = append(h.events, e.Type+" "+e.Reason), append(h.messages, e.Message)
 }
 
 func (h *harness) PodRunning(cells.Cell, time.Time) {}

@@ -136,7 +136,7 @@ func TestPeopleAreToldWhyAPodThatCameBackStays(t *testing.T) {
 		t.Errorf("the pod waits since %q, want %q", got, want)
 	}
 	if i := slices.Index(b.events, "Warning UnservablePodCameBack"); i < 0 || !strings.Contains(b.messages[i], want) ||
-		!strings.Contains(b.messages[i], "node free could serve it") {
+		!strings.Contains(b.messages[i], "node free could run it") {
 		t.Errorf("the Events are %q, %q", b.events, b.messages)
 	}
 	b.goesOn(20 * time.Minute)

@@ -36,7 +36,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
-	reason, why := c.staysFor(pod)
+	reason, cameBack := c.staysFor(pod)
 	if reason != "" && c.toldLast(pod) == reason {
 		return most, nil
 	}
@@ -44,8 +44,12 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	if other == "" {
 		return most, nil
 	}
-	if reason != "" {
-		c.tellOnce(pod, reason, fmt.Sprintf("Node %s has no capacity for the pod, and node %s could serve it; %s", pod.Spec.NodeName, other, why))
+	switch reason {
+	case events.UnservablePodStays:
+		c.tellOnce(pod, events.NewUnservablePodStays(pod.Spec.NodeName, other))
+		return most, nil
+	case events.UnservablePodCameBack:
+		c.tellOnce(pod, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
 		return most, nil
 	}
 	if why, sure := c.mayRunElsewhere(pod); why != "" {
@@ -64,35 +68,33 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 	switch {
 	case err == nil:
 		c.left(pod)
-		c.cfg.Events.Event(apiv1.Ref(pod), corev1.EventTypeNormal, events.Evicted,
-			fmt.Sprintf("Node %s has had no capacity for the pod for %s; its controller replaces it, and node %s can serve that",
-				pod.Spec.NodeName, now.Sub(since).Round(time.Second), other))
+		c.cfg.Events.Event(apiv1.Ref(pod), events.NewUnservablePodEvicted(pod.Spec.NodeName, now.Sub(since), other))
 		return 0, nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return 0, nil // it is gone, or another of its name is there
 	case apierrors.IsTooManyRequests(err):
-		c.tellOnce(pod, events.EvictionBlocked,
-			fmt.Sprintf("A disruption budget forbids to move the pod from node %s, which has no capacity for it; retrying: %v", pod.Spec.NodeName, err))
+		c.tellOnce(pod, events.NewUnservablePodBlocked(pod.Spec.NodeName, err))
 		return leaveRetry, nil
 	default:
 		return 0, fmt.Errorf("evict pod %s from a node without capacity: %w", apiv1.Ref(pod), err)
 	}
 }
 
-// staysFor says why a pod is not evicted, wherever else there is capacity; "" if it may be.
-func (c *Controller) staysFor(pod *corev1.Pod) (reason, why string) {
+// staysFor returns the reason of the Event of a pod that is not evicted, wherever else there is capacity, and of one
+// that came back why; "" if it may be.
+func (c *Controller) staysFor(pod *corev1.Pod) (reason, cameBack string) {
 	if metav1.GetControllerOf(pod) == nil {
-		return events.UnservablePodStays, "no controller would replace the pod, so it is not evicted and waits"
+		return events.UnservablePodStays, ""
 	}
 	c.note(apiv1.Ref(pod), func(w *waiting) {
 		if w.back == nil {
 			w.back = c.departures.cameBack(pod, w.seen, c.cfg.Clock.Now())
 		}
-		if why = w.stays(pod.Spec.NodeName, c.cfg.Clock.Now()); why != "" {
+		if cameBack = w.stays(pod.Spec.NodeName, c.cfg.Clock.Now()); cameBack != "" {
 			reason = events.UnservablePodCameBack
 		}
 	})
-	return reason, why
+	return reason, cameBack
 }
 
 // elsewhere is another node on which something can be launched for a pod now; "" if

@@ -90,7 +90,7 @@ func (c *Controller) stand(ctx context.Context, pod *corev1.Pod, why events.Even
 	}
 	c.note(apiv1.Ref(pod), func(w *waiting) { w.stood = now })
 	if first {
-		c.cfg.Events.Event(apiv1.Ref(pod), why.Type, why.Reason, why.Message)
+		c.cfg.Events.Event(apiv1.Ref(pod), why)
 	}
 	return 0, nil
 }

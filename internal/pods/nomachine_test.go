@@ -93,8 +93,8 @@ func TestAPodOfADaemonSetStandsReadyWithoutAMachineAndIsWrittenOnce(t *testing.T
 		t.Errorf("conditions %+v, want PodScheduled as well", s.Conditions)
 	}
 	const why = `Kip launches no machine for a pod of a DaemonSet, so its containers do not run. To get one, set the annotation ` +
-		`pod.elotl.co/machine: "true" in the pod template of DaemonSet logs, and have namespace ns granted it ` +
-		`(cells.grants.namespaces[].daemonSetMachines of provider.yaml)`
+		`pod.elotl.co/machine: "true" in the pod template of DaemonSet logs, and grant it to namespace ns ` +
+		`(cells.grants.namespaces[].daemonSetMachines of provider.yaml).`
 	if k := apiv1.WithoutMachine(got); k == nil || k.Message != why || k.Reason != "NoMachine" {
 		t.Errorf("it says %+v, want %s", k, why)
 	}

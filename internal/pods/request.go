@@ -67,18 +67,18 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	// First: it may run on a cell that this Kip does not know of.
 	if why, sure := c.cfg.Cells.Behind(); why != "" && (sure || is.ran) {
-		reason := events.StoreBehind
+		said := events.NewStoreBehind(why)
 		if !sure {
-			reason = events.InstancesNotListed
+			said = events.NewInstancesNotListed(why)
 		}
-		c.waits(pod, reason, why, time.Time{})
+		c.waits(pod, said, why, time.Time{})
 		return behindWait(sure), nil
 	}
-	if reason, why := c.hopeless(pod, is); why != "" {
-		return c.giveUp(ctx, pod, reason, why)
+	if why, is := c.hopeless(pod, is); is {
+		return c.giveUp(ctx, pod, why)
 	}
 	if is.paused != "" {
-		c.waits(pod, events.Paused, is.paused, time.Time{})
+		c.waits(pod, events.NewPaused(is.paused), is.paused, time.Time{})
 		return 0, nil
 	}
 	if is.until.After(now) {
@@ -86,7 +86,7 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 	}
 	if is.ran {
 		if changed, err := c.changedSince(ctx, pod); err != nil {
-			c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
+			c.waits(pod, events.NewCellNotRequested(err), err.Error(), time.Time{})
 			return 0, err
 		} else if changed {
 			return staleRetry, nil
@@ -133,20 +133,17 @@ func (c *Controller) requestWithinBudget(ctx context.Context, r cells.Request) (
 	}
 }
 
-// hopeless says why a pod is to have no cell any more, and the reason of the Event; "" where
-// it may have one.
-func (c *Controller) hopeless(pod *corev1.Pod, is asked) (reason, why string) {
+// hopeless reports whether a pod is to have no cell any more, and says why.
+func (c *Controller) hopeless(pod *corev1.Pod, is asked) (why events.Event, hopeless bool) {
 	switch {
 	case is.ran && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
-		return events.CellLost, "The cell that ran the pod was lost, and the pod's restartPolicy is Never"
+		return events.NewNotRestarted(), true
 	case c.cfg.MaxAttempts <= 0 || is.failures < c.cfg.MaxAttempts:
-		return "", ""
+		return events.Event{}, false
 	case is.refusal != "":
-		return events.CellsNotReady,
-			fmt.Sprintf("%d cells in a row did not start for the pod (cells.maxAttempts); the last: %s", is.failures, is.refusal)
+		return events.NewCellsRefused(is.failures, is.refusal), true
 	}
-	return events.CellsNotReady,
-		fmt.Sprintf("%d cells in a row were launched for the pod and none became ready (cells.maxAttempts)", is.failures)
+	return events.NewCellsNotReady(is.failures), true
 }
 
 // waitsForPlace says why a pod gets no cell before there is something to launch for it.
@@ -156,14 +153,14 @@ func (c *Controller) waitsForPlace(ctx context.Context, pod *corev1.Pod, unplace
 		w.looks++
 		looks = w.looks
 	})
-	reason, wait := unplaced.wait(looks, c.cfg.Random)
-	if reason == events.NoCapacity {
+	said, wait := unplaced.wait(looks, c.cfg.Random)
+	if said.Reason == events.NoCapacity {
 		var err error
 		if wait, err = c.leaveNode(ctx, pod, wait); err != nil {
 			return 0, err
 		}
 	}
-	c.waits(pod, reason, unplaced.Error(), now.Add(wait))
+	c.waits(pod, said, unplaced.Error(), now.Add(wait))
 	return wait, nil
 }
 
@@ -173,9 +170,9 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 	var over *cells.BudgetError
 	switch {
 	case errors.As(err, &inUse):
-		return c.waitsForVolumes(pod, events.VolumeInUse, inUse, diskKey(inUse.Disk.ID)), nil
+		return c.waitsForVolumes(pod, events.NewVolumeOfAnotherPod(inUse), inUse, diskKey(inUse.Disk.ID)), nil
 	case errors.As(err, &over):
-		c.waits(pod, events.BudgetExceeded, over.Error(), now.Add(budgetRetry))
+		c.waits(pod, events.NewBudgetExceeded(over), over.Error(), now.Add(budgetRetry))
 		return budgetRetry, nil
 	case errors.Is(err, cells.ErrHasCell):
 		return 0, nil
@@ -183,7 +180,7 @@ func (c *Controller) waitsForCell(pod *corev1.Pod, err error, now time.Time) (ti
 		c.note(apiv1.Ref(pod), func(w *waiting) { w.why, w.node = err.Error(), pod.Spec.NodeName })
 		return connectRetry, nil
 	}
-	c.waits(pod, events.CellNotRequested, err.Error(), time.Time{})
+	c.waits(pod, events.NewCellNotRequested(err), err.Error(), time.Time{})
 	return 0, err
 }
 
@@ -196,11 +193,11 @@ func (c *Controller) requested(cell cells.Cell, pod apiv1.PodReference, attempt 
 		c.awaits(pod.UID, cache.ObjectName{})
 	})
 	offer := cell.Offering() // a budget may have struck out the best
-	reason, text := events.CellRequested, fmt.Sprintf("Cell %s will be %s: %s", cell.ID, offer, offer.Reason)
+	said := events.NewCellRequested(cell.ID, offer.String(), offer.Reason)
 	if cell.Standby != "" {
-		reason, text = events.StandbyCellTaken, fmt.Sprintf("Standby cell %s is %s: %s", cell.ID, offer, cell.Reason)
+		said = events.NewStandbyCellTaken(cell.ID, offer.String(), cell.Reason)
 	}
-	c.cfg.Events.Event(pod, corev1.EventTypeNormal, reason, text)
+	c.cfg.Events.Event(pod, said)
 }
 
 // changedSince asks the API server itself whether a pod that may have run has ended

@@ -34,12 +34,12 @@ func diskKey(id string) string { return "disk/" + id }
 
 // waitsForVolume says why a pod gets no cell before its volumes can be had.
 func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
-	reason := events.VolumeNotReady
+	said := events.NewVolumeNotReady(err)
 	var notReady *volumes.NotReadyError
 	var unsupported *volumes.UnsupportedError
 	switch {
 	case errors.As(err, &unsupported):
-		reason = events.VolumeUnsupported
+		said = events.NewVolumeUnsupported(err)
 	case !errors.As(err, &notReady):
 		return 0, err
 	}
@@ -49,11 +49,11 @@ func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, 
 			keys = append(keys, claimKey(pod.Namespace, name))
 		}
 	}
-	return c.waitsForVolumes(pod, reason, err, keys...), nil
+	return c.waitsForVolumes(pod, said, err, keys...), nil
 }
 
 // waitsForVolumes notes and reports that a pod waits for claims or disks, and returns for how long.
-func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, keys ...string) time.Duration {
+func (c *Controller) waitsForVolumes(pod *corev1.Pod, e events.Event, why error, keys ...string) time.Duration {
 	now, wait := c.cfg.Clock.Now(), volumeRetry
 	c.note(apiv1.Ref(pod), func(w *waiting) {
 		w.looked = now
@@ -65,7 +65,7 @@ func (c *Controller) waitsForVolumes(pod *corev1.Pod, reason string, why error, 
 		w.looks, w.untold = w.looks+1, 0
 		wait = w.volumeWait(c.cfg.Random)
 	})
-	c.waits(pod, reason, why.Error(), now.Add(wait), keys...)
+	c.waits(pod, e, why.Error(), now.Add(wait), keys...)
 	return wait
 }
 

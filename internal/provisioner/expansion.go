@@ -198,8 +198,7 @@ func (e *expansions) expand(ctx context.Context, key string) (again time.Duratio
 		e.tellShrunk(claim, size)
 	}
 	if err := e.raise(ctx, pv, size); err != nil {
-		e.recorder.Eventf(claim, corev1.EventTypeWarning, events.VolumeResizeFailed, "The disk has %s, and the volume is not told: %v",
-			size.String(), err)
+		e.report(claim, events.NewExpansionNotRecorded(size.String(), err))
 		return 0, err
 	}
 	return 0, e.finish(ctx, claim, pv, size)
@@ -214,8 +213,11 @@ func rounded(size resource.Quantity) resource.Quantity {
 // tellShrunk tells of a claim that asks for less than its disk has got already.
 func (e *expansions) tellShrunk(claim *corev1.PersistentVolumeClaim, has resource.Quantity) {
 	wants := requested(claim)
-	e.recorder.Eventf(claim, corev1.EventTypeWarning, events.VolumeResizeFailed,
-		"The claim asks for %s, and its disk has %s already: no disk is made smaller", wants.String(), has.String())
+	e.report(claim, events.NewNotShrunk(wants.String(), has.String()))
+}
+
+func (e *expansions) report(claim *corev1.PersistentVolumeClaim, event events.Event) {
+	e.recorder.Event(claim, event.Type, event.Reason, event.Message)
 }
 
 // find returns a claim that asks for more than it has, and its volume; nil where this node has
@@ -285,7 +287,7 @@ func (e *expansions) failed(ctx context.Context, claim *corev1.PersistentVolumeC
 		return 0, why
 	}
 	wants := requested(claim)
-	e.recorder.Eventf(claim, corev1.EventTypeWarning, events.VolumeResizeFailed, "The disk is not expanded to %s: %v", wants.String(), why)
+	e.report(claim, events.NewExpansionFailed(wants.String(), why))
 	state := progress{allocated: wants, status: corev1.PersistentVolumeClaimControllerResizeInProgress}
 	said, _ := errors.AsType[*cloud.Error](why)
 	switch notYet := errors.Is(why, cloud.ErrNotYet); {
@@ -332,11 +334,11 @@ func (e *expansions) raise(ctx context.Context, pv *corev1.PersistentVolume, siz
 func (e *expansions) finish(ctx context.Context, claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume,
 	size resource.Quantity) error {
 	state := progress{allocated: size, conditions: e.conditions(claim, "", "")}
-	reason, text := events.VolumeResizeSuccessful, "The disk has %s"
+	done := events.NewExpanded(size.String())
 	if mode := pv.Spec.VolumeMode; mode != nil && *mode == corev1.PersistentVolumeBlock {
 		state.capacity = size
 	} else {
-		reason, text = events.FileSystemResizeRequired, "The disk has %s; its file system grows where it is mounted"
+		done = events.NewFileSystemResizeRequired(size.String())
 		state.status = corev1.PersistentVolumeClaimNodeResizePending
 		state.conditions = e.conditions(claim, corev1.PersistentVolumeClaimFileSystemResizePending,
 			"Waiting for a pod to mount the volume, whose kubelet makes the file system larger.")
@@ -344,7 +346,7 @@ func (e *expansions) finish(ctx context.Context, claim *corev1.PersistentVolumeC
 	if _, err := e.patch(ctx, claim, state); err != nil {
 		return err
 	}
-	e.recorder.Eventf(claim, corev1.EventTypeNormal, reason, text, size.String())
+	e.report(claim, done)
 	return nil
 }
 

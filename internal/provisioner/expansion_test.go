@@ -323,7 +323,7 @@ func TestAnExpansionThatTheCloudDoesNotMakeIsToldAndTriedLater(t *testing.T) {
 					t.Errorf("again after %v: %v; want %v", again, err, c.again)
 				}
 				g.is("1Gi", "1Gi", "1Gi", "2Gi", c.status, c.condition)
-				g.tells("Warning VolumeResizeFailed The disk is not expanded to 2Gi: grow: ")
+				g.tells("Warning VolumeResizeFailed Failed to expand the disk to 2Gi: grow: ")
 				g.clock.Step(time.Hour)
 				if n == 0 {
 					settled = len(g.client.Actions())
@@ -366,7 +366,7 @@ func TestNoDiskIsMadeSmaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.is("4Gi", "4Gi", "1Gi", "4Gi", onNode, corev1.PersistentVolumeClaimFileSystemResizePending)
-	if got := <-g.told.Events; !strings.Contains(got, "Warning VolumeResizeFailed The claim asks for 2Gi, and its disk has 4Gi already") {
+	if got := <-g.told.Events; !strings.Contains(got, "Warning VolumeResizeFailed The claim asks for 2Gi, but its disk has 4Gi already") {
 		t.Errorf("told %q", got)
 	}
 	g.tells("FileSystemResizeRequired The disk has 4Gi")
@@ -375,7 +375,7 @@ func TestNoDiskIsMadeSmaller(t *testing.T) {
 	if _, err := g.try(); err != nil || g.calls() != 2 {
 		t.Errorf("%v, %d calls", err, g.calls())
 	}
-	g.tells("The claim asks for 3Gi, and its disk has 4Gi already")
+	g.tells("The claim asks for 3Gi, but its disk has 4Gi already")
 }
 
 func TestOnlyTheDiskThatWasMadeForTheVolumeIsExpanded(t *testing.T) {

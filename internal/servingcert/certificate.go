@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/events"
 )
 
 const (
@@ -50,7 +51,7 @@ type Config struct {
 	// Own serves while there is no certificate of the signer.
 	Own func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// Event reports something of the virtual node.
-	Event func(kind, reason, message string)
+	Event func(events.Event)
 	// Random is optional.
 	Random backoff.Random
 	Clock  clock.WithTickerAndDelayedExecution

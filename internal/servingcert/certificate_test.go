@@ -109,10 +109,10 @@ func newCluster(t *testing.T) *cluster {
 		Requester:  c.client,
 		Keep:       c.kept,
 		Own:        func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.own, nil },
-		Event: func(kind, reason, message string) {
+		Event: func(e events.Event) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.events = append(c.events, kind+" "+reason+": "+message)
+			c.events = append(c.events, e.Type+" "+e.Reason+": "+e.Message)
 		},
 		Clock: clock.RealClock{},
 		Log:   slog.New(slog.NewTextHandler(c, nil)),

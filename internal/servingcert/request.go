@@ -106,7 +106,7 @@ func (s *Certificate) read(ctx context.Context, r *request) (*certificatesv1.Cer
 		}, metav1.CreateOptions{})
 		if err == nil {
 			s.c.Log.Info("requested the certificate of the kubelet port", "node", s.c.Node, "request", r.Name, "signer", s.c.SignerName,
-				"approve_with", approveCommand(r.Name))
+				"approve_with", events.ApproveCommand(r.Name))
 		}
 	}
 	if apierrors.IsForbidden(err) && !s.c.AsNode {
@@ -125,16 +125,22 @@ func (s *Certificate) look(
 	ctx context.Context, r *request, there *certificatesv1.CertificateSigningRequest, waited time.Duration,
 ) (signed bool, err error) {
 	if what := s.c.differs(r, there); what != "" {
-		return false, s.refuse(ctx, r, "somebody has made one of that name, with another "+what, "")
+		return false, s.refuse(ctx, r, func(again time.Time) events.Event {
+			return events.NewCertificateForeign(r.Name, what, again, s.serves())
+		})
 	}
 	approved := false
 	for _, c := range there.Status.Conditions {
 		switch {
 		case c.Status == corev1.ConditionFalse:
 		case c.Type == certificatesv1.CertificateDenied:
-			return false, s.refuse(ctx, r, fmt.Sprintf("it was denied (%s)", because(c)), s.deniedCure(r.Name))
+			return false, s.refuse(ctx, r, func(again time.Time) events.Event {
+				return events.NewCertificateDenied(r.Name, because(c), s.c.AsNode, again, s.serves())
+			})
 		case c.Type == certificatesv1.CertificateFailed:
-			return false, s.refuse(ctx, r, fmt.Sprintf("%s cannot sign it (%s)", s.c.SignerName, because(c)), "")
+			return false, s.refuse(ctx, r, func(again time.Time) events.Event {
+				return events.NewCertificateFailed(r.Name, s.c.SignerName, because(c), again, s.serves())
+			})
 		case c.Type == certificatesv1.CertificateApproved:
 			approved = true
 		}
@@ -143,12 +149,12 @@ func (s *Certificate) look(
 	case len(there.Status.Certificate) > 0:
 		return true, s.take(ctx, r, there.Status.Certificate)
 	case approved && waited >= signPatience:
-		s.tell(corev1.EventTypeWarning, events.ServingCertificatePending, s.unsignedMessage(r.Name))
+		s.tell(events.NewCertificateUnsigned(r.Name, s.c.SignerName, s.c.SignerName == certificatesv1.KubeletServingSignerName, s.serves()))
 	case approved:
 	case s.c.Approver != nil:
 		return false, s.approve(ctx, r, there)
 	case waited >= pendingPatience:
-		s.askPerson(r, s.pendingMessage(r))
+		s.askPerson(r, events.NewCertificateUnapproved(s.comparison(r), s.serves()))
 	}
 	return false, nil
 }
@@ -190,7 +196,7 @@ func (s *Certificate) approve(ctx context.Context, r *request, there *certificat
 	case err == nil, apierrors.IsConflict(err), apierrors.IsNotFound(err): // the next look sees what it is now
 		return nil
 	case apierrors.IsForbidden(err):
-		s.askPerson(r, s.forbiddenMessage(r))
+		s.askPerson(r, events.NewApprovalForbidden(s.comparison(r), s.serves()))
 		return nil
 	}
 	return fmt.Errorf("approve certificate %s: %w", r.Name, err)
@@ -203,7 +209,9 @@ func (s *Certificate) take(ctx context.Context, r *request, chain []byte) error 
 		err = s.c.fits(pair.Leaf)
 	}
 	if err != nil {
-		return s.refuse(ctx, r, fmt.Sprintf("the certificate that %s has signed does not fit (%v)", s.c.SignerName, err), "")
+		return s.refuse(ctx, r, func(again time.Time) events.Event {
+			return events.NewCertificateUnfit(r.Name, s.c.SignerName, err, again, s.serves())
+		})
 	}
 	s.is.Cert, s.is.Key, s.is.Request, s.is.Refused = chain, r.Key, nil, 0
 	s.adopt(&pair)
@@ -212,7 +220,7 @@ func (s *Certificate) take(ctx context.Context, r *request, chain []byte) error 
 		s.renewAt = least
 	}
 	s.askAt = time.Time{}
-	s.tell(corev1.EventTypeNormal, events.ServingCertificateSigned, s.signedMessage(pair.Leaf))
+	s.tell(events.NewCertificateSigned(s.c.SignerName, pair.Leaf.NotAfter))
 	if err := s.save(ctx); err != nil { // it serves until the next start, which requests another
 		s.c.Log.Warn("the serving certificate is not kept", "node", s.c.Node, "err", err)
 	}
@@ -220,12 +228,12 @@ func (s *Certificate) take(ctx context.Context, r *request, chain []byte) error 
 }
 
 // refuse gives a request up. It returns errRefused.
-func (s *Certificate) refuse(ctx context.Context, r *request, why, cure string) error {
+func (s *Certificate) refuse(ctx context.Context, r *request, event func(again time.Time) events.Event) error {
 	s.is.Request = nil
 	s.is.Refused++
 	s.is.RefusedAt = s.c.Clock.Now()
 	s.askAt = s.afterRefusal()
-	s.tell(corev1.EventTypeWarning, events.ServingCertificateRefused, s.refusedMessage(r.Name, why, cure))
+	s.tell(event(s.askAt))
 	if err := s.save(ctx); err != nil { // the next start reads the refusal again
 		s.c.Log.Warn("the refusal of a serving certificate is not kept", "node", s.c.Node, "err", err)
 	}

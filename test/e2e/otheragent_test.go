@@ -68,7 +68,7 @@ func TestNoCellStartsAnAgentOfAnotherDigest(t *testing.T) {
 	s.Apply(namespace.Sleeper("a"))
 	why := "has the SHA-256 " + other.SHA256
 	s.WaitEvent("a", "AgentNotStarted", why)
-	paused := fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until that is mended", agentRefusals)
+	paused := fmt.Sprintf("%d machines could not have the agent of cells.itzo, and launches wait until you fix it", agentRefusals)
 	s.Eventually("launches pause", func(ctx context.Context) error {
 		list, err := nodeEvents(ctx, "AgentNotStarted")
 		if err != nil {

@@ -78,23 +78,23 @@ func (twoNodes) RuledOut(context.Context, *corev1.Pod, string) ([]placement.Reje
 // reporter notes the Events of pods, and looks whether some are due.
 type reporter struct{ k *kip }
 
-func (r reporter) Event(pod apiv1.PodReference, kind, reason, message string) {
+func (r reporter) Event(pod apiv1.PodReference, e events.Event) {
 	if r.k.alive() != nil {
 		return
 	}
 	w := r.k.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), kind, reason, message})
-	w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, reason, message))
-	w.plays["Event "+reason]++
-	switch reason {
+	w.reports[pod.UID] = append(w.reports[pod.UID], report{time.Now(), e.Type, e.Reason, e.Message})
+	w.said = append(w.said, fmt.Sprintf("%v %s %s: %s", time.Since(w.began), pod.Name, e.Reason, e.Message))
+	w.plays["Event "+e.Reason]++
+	switch e.Reason {
 	case events.CellLost:
-		w.checkLostLocked(r.k, pod.UID, message)
+		w.checkLostLocked(r.k, pod.UID, e.Message)
 	case events.CellNotTerminated:
-		w.attemptLocked(message)
+		w.attemptLocked(e.Message)
 	}
-	w.log.Debug("event", "pod", pod.Name, "reason", reason, "message", message)
+	w.log.Debug("event", "pod", pod.Name, "reason", e.Reason, "message", e.Message)
 }
 
 // unobserved is told of pods, and does nothing.

@@ -102,7 +102,7 @@ type Config struct {
 	Owner string
 	// AgentsOpen reports to the operator that rules of others let more than Kip reach the agents: once, and again if the rules
 	// change. It does not block. Optional.
-	AgentsOpen func(message string)
+	AgentsOpen func(group string, port int, rules string)
 	// Facts are what has turned out of the account. Optional: Kip finds out again after each start.
 	Facts cloud.Facts
 

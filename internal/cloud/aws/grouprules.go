@@ -182,8 +182,7 @@ func (c *Cloud) tellOpen(group string, changes ruleChanges) {
 	c.cfg.Log.Warn("rules that Kip does not want in the security group of the cells let more than Kip reach the port of agents, 6421: "+
 		"Kip leaves them alone; narrow or remove them", "group", group, "rules", text)
 	if c.cfg.AgentsOpen != nil {
-		c.cfg.AgentsOpen(fmt.Sprintf("Rules that Kip does not want in security group %s of the cells let more than Kip reach port %d of "+
-			"the cells' agents. Kip leaves them alone; narrow or remove them: %s", group, agentPort, text[:min(len(text), maxMessage)]))
+		c.cfg.AgentsOpen(group, agentPort, text[:min(len(text), maxMessage)])
 	}
 }
 

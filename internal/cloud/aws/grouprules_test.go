@@ -116,7 +116,7 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 	cfg := settings(url)
 	var told []string
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
-	cfg.AgentsOpen = func(message string) { told = append(told, message) }
+	cfg.AgentsOpen = func(_ string, _ int, rules string) { told = append(told, rules) }
 	c := open(t, cfg)
 	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil || len(told) > 0 {
 		t.Fatal(err, told)
@@ -184,7 +184,7 @@ func TestARuleThatComesAgainIsToldAgain(t *testing.T) {
 		model, url := serve(t, anAccount(sim.Knobs{}))
 		cfg, told := settings(url), 0
 		cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
-		cfg.AgentsOpen = func(string) { told++ }
+		cfg.AgentsOpen = func(string, int, string) { told++ }
 		c := open(t, cfg)
 		if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
 			t.Fatal(err)
