@@ -520,6 +520,7 @@ type session struct {
 	by        string   // the CA by which it dials
 	machine   *machine // while connected
 	connected bool
+	broken    chan struct{} // closed when the connection has broken and that was noticed
 	heard     time.Time
 	err       error
 }
@@ -575,6 +576,9 @@ func (s *session) run() {
 		}
 		s.kip.w.mu.Lock()
 		s.api.freezeBeat()
+		if s.connected {
+			close(s.broken)
+		}
 		s.connected, s.machine, s.err = false, nil, err
 		s.kip.w.mu.Unlock()
 		s.target.OnState(false, err)
@@ -659,6 +663,7 @@ func (s *session) connect() (wait time.Duration, changed <-chan struct{}, _ erro
 	}
 	m.joined = true
 	m.session, s.machine, s.connected, s.heard, s.err = s, m, true, time.Now(), nil
+	s.broken = make(chan struct{})
 	s.once.Do(func() { close(s.ready) })
 	m.poke()
 	return 0, changed, nil
@@ -707,6 +712,7 @@ type agent struct{ s *session }
 func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 	s, w := a.s, a.s.kip.w
 	s.kip.running(r.Context())
+	broken := locked(s, func() <-chan struct{} { return s.broken })
 	for {
 		attached := w.attached()
 		w.mu.Lock()
@@ -730,6 +736,8 @@ func (a agent) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		select {
 		case <-changed:
+		case <-broken: // the next connection does not know of the request
+			return nil, errors.New("the connection has broken")
 		case <-r.Context().Done():
 			return nil, r.Context().Err()
 		case <-s.ctx.Done():
