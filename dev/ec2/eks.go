@@ -2,6 +2,9 @@ package ec2
 
 import (
 	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -36,7 +39,15 @@ type Cluster struct {
 }
 
 // Association gives the pods of a service account a role, by EKS Pod Identity.
-type Association struct{ ID, Namespace, ServiceAccount, Role string }
+type Association struct {
+	ID, Namespace, ServiceAccount, Role string
+	// Target is the ARN of a role that Role assumes. Pods then have its rights; "" for none.
+	Target string
+	// NoTags says that sessions have no tags.
+	NoTags bool
+	// Policy narrows what pods may do; "" for none.
+	Policy string
+}
 
 // associationJSON is one of an answer (Amazon EKS API reference, "PodIdentityAssociation", "PodIdentityAssociationSummary").
 type associationJSON struct {
@@ -44,7 +55,11 @@ type associationJSON struct {
 	Cluster        string `json:"clusterName"`
 	Namespace      string `json:"namespace"`
 	ServiceAccount string `json:"serviceAccount"`
-	Role           string `json:"roleArn,omitempty"` // not in lists
+	// Not in lists.
+	Role   string `json:"roleArn,omitempty"`
+	Target string `json:"targetRoleArn,omitempty"`
+	NoTags bool   `json:"disableSessionTags,omitempty"`
+	Policy string `json:"policy,omitempty"`
 }
 
 // clusterJSON is a cluster of an answer (Amazon EKS API reference, "Cluster").
@@ -114,6 +129,9 @@ func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
 		action = "DescribePodIdentityAssociation"
 		resource = m.arnOf("eks", m.cfg.Region, m.cfg.Account, "podidentityassociation/"+name+"/"+id)
 		do = func() (any, error) { return m.describeAssociation(name, id) }
+	case within && r.Method == http.MethodPost:
+		action = "CreatePodIdentityAssociation"
+		do = func() (any, error) { return m.createAssociation(name, r.Body) }
 	case within:
 		action = "ListPodIdentityAssociations"
 		do = func() (any, error) { return m.listAssociations(name, r.URL.Query()) }
@@ -121,8 +139,8 @@ func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
 		action, resource, do = "ListClusters", "*", m.listClusters
 	}
 	m.serveJSON(w, r, jsonService{name: "eks", message: "message"}, action, resource, func(*request) (any, error) {
-		if r.Method != http.MethodGet || within && kind != "pod-identity-associations" {
-			return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters and associations only"}
+		if r.Method != http.MethodGet && action != "CreatePodIdentityAssociation" || within && kind != "pod-identity-associations" {
+			return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters, and reads and makes associations"}
 		}
 		return do()
 	})
@@ -152,17 +170,98 @@ func (m *Model) describeCluster(name string) (any, error) {
 	return map[string]any{"cluster": m.shown(c)}, nil
 }
 
+// associationsOf are those of a cluster: of Config, and made by calls.
+func (m *Model) associationsOf(c Cluster) []Association {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Concat(c.Associations, m.associations[c.Name])
+}
+
+func shownAssociation(c Cluster, a Association) any {
+	return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role, a.Target, a.NoTags, a.Policy}}
+}
+
 func (m *Model) describeAssociation(name, id string) (any, error) {
 	c, err := m.cluster(name)
 	if err != nil {
 		return nil, err
 	}
-	n := slices.IndexFunc(c.Associations, func(a Association) bool { return a.ID == id })
+	all := m.associationsOf(c)
+	n := slices.IndexFunc(all, func(a Association) bool { return a.ID == id })
 	if n < 0 {
 		return nil, &apiError{http.StatusNotFound, "ResourceNotFoundException", "The association " + id + " does not exist"}
 	}
-	a := c.Associations[n]
-	return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role}}, nil
+	return shownAssociation(c, all[n]), nil
+}
+
+// podService assumes the roles of associations.
+const podService = "pods.eks.amazonaws.com"
+
+// createAssociation makes an association of a role that podService may assume. Sources: Amazon EKS API reference,
+// "CreatePodIdentityAssociation"; hashicorp/terraform-provider-aws, internal/service/eks/pod_identity_association.go, for the refusal of a
+// role that is not there, and issue 41483 for that of a role that trusts an identity provider alone.
+func (m *Model) createAssociation(name string, body io.Reader) (any, error) {
+	c, err := m.cluster(name)
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		Namespace, ServiceAccount, RoleArn, TargetRoleArn, ClientRequestToken, Policy string
+		DisableSessionTags                                                            bool
+	}
+	read := json.NewDecoder(body)
+	read.DisallowUnknownFields()
+	if err := read.Decode(&in); err != nil {
+		return nil, bad("InvalidParameterException", "%v", err)
+	}
+	if slices.ContainsFunc(m.associationsOf(c), func(a Association) bool {
+		return a.Namespace == in.Namespace && a.ServiceAccount == in.ServiceAccount
+	}) {
+		return nil, &apiError{http.StatusConflict, "ResourceInUseException", "Association already exists"}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	role, has := m.iamRoles[IAMRole{ARN: in.RoleArn}.name()]
+	switch {
+	case !has || role.ARN != in.RoleArn:
+		return nil, bad("InvalidParameterException", "Role provided in the request does not exist.")
+	case !trustsPods(role.Trust):
+		return nil, bad("InvalidParameterException", "Trust policy of the role provided is invalid.")
+	}
+	m.made++
+	a := Association{
+		ID:             fmt.Sprintf("a-%017x", m.made),
+		Namespace:      in.Namespace,
+		ServiceAccount: in.ServiceAccount,
+		Role:           in.RoleArn,
+		Target:         in.TargetRoleArn,
+		NoTags:         in.DisableSessionTags,
+		Policy:         in.Policy,
+	}
+	m.associations[name] = append(m.associations[name], a)
+	return shownAssociation(c, a), nil
+}
+
+// trustsPods reports whether a trust policy lets podService assume its role and tag the session. What EKS makes of conditions is not known,
+// and none is looked at.
+func trustsPods(document string) bool {
+	var trust struct {
+		Statement []struct {
+			Effect    string
+			Principal struct{ Service oneOrMany }
+			Action    oneOrMany
+		}
+	}
+	if json.Unmarshal([]byte(document), &trust) != nil {
+		return false
+	}
+	may := map[string]bool{}
+	for _, s := range trust.Statement {
+		for _, action := range s.Action {
+			may[action] = may[action] || s.Effect == "Allow" && slices.Contains(s.Principal.Service, podService)
+		}
+	}
+	return may["sts:AssumeRole"] && may["sts:TagSession"]
 }
 
 func (m *Model) listAssociations(name string, asked url.Values) (any, error) {
@@ -171,10 +270,10 @@ func (m *Model) listAssociations(name string, asked url.Values) (any, error) {
 		return nil, err
 	}
 	all := []associationJSON{}
-	for _, a := range c.Associations {
+	for _, a := range m.associationsOf(c) {
 		if (!asked.Has("namespace") || asked.Get("namespace") == a.Namespace) &&
 			(!asked.Has("serviceAccount") || asked.Get("serviceAccount") == a.ServiceAccount) {
-			all = append(all, associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, ""})
+			all = append(all, associationJSON{ID: a.ID, Cluster: c.Name, Namespace: a.Namespace, ServiceAccount: a.ServiceAccount})
 		}
 	}
 	return map[string]any{"associations": all}, nil

@@ -56,6 +56,9 @@ func (m *Model) callerARN() string { return m.arnOf("iam", "", m.cfg.Account, "u
 // iam is AWS Identity and Access Management.
 func (m *Model) iam() *queryService {
 	return younger("iam", "2010-05-08", "", map[string]func(*request) (any, error){
+		"CreateRole":               m.createRole,
+		"UpdateAssumeRolePolicy":   m.updateAssumeRolePolicy,
+		"PutRolePolicy":            m.putRolePolicy,
 		"GetRole":                  m.getRole,
 		"ListRolePolicies":         m.listRolePolicies,
 		"GetRolePolicy":            m.getRolePolicy,
@@ -120,7 +123,60 @@ func (m *Model) getRole(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{ Role roleXML }{roleXML{role.name(), role.ARN, "AROAEXAMPLE", "/", someDay, url.QueryEscape(role.Trust)}}, nil
+	return shownRole(role), nil
+}
+
+func shownRole(role IAMRole) any {
+	return struct{ Role roleXML }{roleXML{role.name(), role.ARN, "AROAEXAMPLE", "/", someDay, url.QueryEscape(role.Trust)}}
+}
+
+// createRole makes a role that may do nothing (IAM API reference, "CreateRole").
+func (m *Model) createRole(r *request) (any, error) {
+	role := IAMRole{ARN: m.arnOf("iam", "", m.cfg.Account, "role/"+r.text("RoleName")), Trust: r.text("AssumeRolePolicyDocument")}
+	if err := m.mayOf(r, role.ARN); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	_, has := m.iamRoles[role.name()]
+	m.mu.Unlock()
+	if has {
+		return nil, &apiError{http.StatusConflict, "EntityAlreadyExists", "Role with name " + role.name() + " already exists."}
+	}
+	return shownRole(role), m.PutIAMRole(role)
+}
+
+// updateAssumeRolePolicy replaces who may assume a role (IAM API reference, "UpdateAssumeRolePolicy").
+func (m *Model) updateAssumeRolePolicy(r *request) (any, error) {
+	document := r.text("PolicyDocument")
+	role, err := m.iamRole(r)
+	if err == nil {
+		err = m.mayOf(r, role.ARN)
+	}
+	if err != nil {
+		return nil, err
+	}
+	role.Trust = document
+	return struct{}{}, m.PutIAMRole(role)
+}
+
+// putRolePolicy writes a policy into a role (IAM API reference, "PutRolePolicy").
+func (m *Model) putRolePolicy(r *request) (any, error) {
+	name, document := r.text("PolicyName"), r.text("PolicyDocument")
+	role, err := m.iamRole(r)
+	if err == nil {
+		err = m.mayOf(r, role.ARN)
+	}
+	if err != nil {
+		return nil, err
+	}
+	inline := map[string]string{name: document}
+	for other, was := range role.Inline {
+		if other != name {
+			inline[other] = was
+		}
+	}
+	role.Inline = inline
+	return struct{}{}, m.PutIAMRole(role)
 }
 
 type namesXML struct {

@@ -214,10 +214,12 @@ type Model struct {
 	reasons   map[string]StateReason // of ends that the model was told, by instance
 	roles     map[string]assumable   // by ARN
 	iamRoles  map[string]IAMRole     // by name
-	risks     map[string]time.Time   // when it was recommended to leave an instance
-	prices    PriceFaults
-	quotas    map[string]float64
-	quotaCode string // with which Service Quotas refuses
+	// associations are those of EKS Pod Identity that calls have made, by cluster.
+	associations map[string][]Association
+	risks        map[string]time.Time // when it was recommended to leave an instance
+	prices       PriceFaults
+	quotas       map[string]float64
+	quotaCode    string // with which Service Quotas refuses
 
 	credits map[string]creditsNow // that were changed, by instance
 
@@ -272,8 +274,10 @@ func New(cfg Config) (*Model, error) {
 		reasons:   map[string]StateReason{},
 		roles:     map[string]assumable{},
 		iamRoles:  map[string]IAMRole{},
-		risks:     map[string]time.Time{},
-		partTags:  map[string]map[string]string{},
+
+		associations: map[string][]Association{},
+		risks:        map[string]time.Time{},
+		partTags:     map[string]map[string]string{},
 
 		repositories: cloudmodel.NewRepositories(cfg.Repositories),
 		upstreams:    cloudmodel.NewRepositories(cfg.Upstreams),

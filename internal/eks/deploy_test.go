@@ -402,6 +402,22 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 			w.aws.Clusters[0].Associations[0].Role = "arn:aws:iam::" + account + ":role/other"
 		}, []string{"kip/kip-provider of cluster kip has the role arn:aws:iam::123456789012:role/other by EKS Pod Identity",
 			"aws eks delete-pod-identity-association --region us-west-2 --cluster-name kip --association-id a-1"}},
+		"Pod Identity with another target role": {func(w *world) {
+			podIdentity(w)
+			w.aws.Clusters[0].Associations[0].Target = "arn:aws:iam::" + account + ":role/other"
+		}, []string{"kip/kip-provider of cluster kip has the role arn:aws:iam::123456789012:role/other by EKS Pod Identity",
+			"--association-id a-1"}},
+		"Pod Identity of a role that is gone": {func(w *world) {
+			podIdentity(w)
+			w.role = ec2.IAMRole{}
+		}, []string{"no role kip-enterprise", "aws iam create-role --role-name kip-enterprise --assume-role-policy-document '{",
+			`"Service":"pods.eks.amazonaws.com"`, `"sts:TagSession"`}},
+		"Pod Identity whose sessions have no tags": {func(w *world) {
+			podIdentity(w)
+			w.aws.Clusters[0].Associations[0].NoTags = true
+			w.role.Trust = strings.Replace(w.role.Trust, `"Effect"`, `"Condition": {"StringEquals": {"aws:RequestTag/kubernetes-namespace":
+				"kip"}}, "Effect"`, 1)
+		}, []string{"the role kip-enterprise does not let pods.eks.amazonaws.com assume it, by which"}},
 		"Pod Identity without trust": {func(w *world) {
 			podIdentity(w)
 			w.role.Trust = trust("kip")
@@ -555,6 +571,43 @@ func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
 		if err := w.run(); err != nil {
 			t.Errorf("Auto Mode %v: %v\n%s", auto, err, strings.Join(w.said, "\n"))
 		}
+	}
+}
+
+// The target role of an association has the rights, and the other one the trust.
+func TestKipMayHaveATargetRoleByPodIdentity(t *testing.T) {
+	for lacks, policy := range map[string]string{"": string(kipaws.CorePolicy()), "the role kip-enterprise lacks rights that Kip needs": mended} {
+		w := newWorld(t)
+		podIdentity(w)
+		by := ec2.IAMRole{ARN: "arn:aws:iam::" + account + ":role/eks", Trust: w.role.Trust}
+		w.aws.Clusters[0].Associations[0].Role, w.aws.Clusters[0].Associations[0].Target = by.ARN, roleARN
+		w.aws.Clusters[0].Associations[0].Policy = "{}"
+		w.role.Trust, w.role.Inline["kip"] = `{"Statement": []}`, policy
+		w.open()
+		if err := w.model.PutIAMRole(by); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.run(); (err == nil) != (lacks == "") || err != nil && !strings.Contains(err.Error(), lacks) {
+			t.Errorf("it ended with %v, want %q", err, lacks)
+		}
+		for _, words := range []string{"whether role " + by.ARN + ", which EKS assumes for the association a-1, may assume the target role kip-enterprise",
+			"the policy of the EKS Pod Identity association a-1"} {
+			if said := strings.Join(w.said, "\n"); !strings.Contains(said, "not checked: "+words) {
+				t.Errorf("it does not say %q:\n%s", words, said)
+			}
+		}
+	}
+}
+
+// Without session tags a role that is not bound to them needs no right to write them.
+func TestPodIdentityWithoutTagsNeedsNoneInTheTrust(t *testing.T) {
+	w := newWorld(t)
+	podIdentity(w)
+	w.aws.Clusters[0].Associations[0].NoTags = true
+	w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "pods.eks.amazonaws.com"}, "Action": "sts:AssumeRole"}]}`
+	w.open()
+	if err := w.run(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -92,10 +93,6 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 
 func only(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
 
-// podIdentityAgent is the address at which the EKS Pod Identity agent of a node answers pods. Source: EKS User Guide, "Understand how EKS
-// Pod Identity works".
-const podIdentityAgent = "169.254.170.23"
-
 // noCredentials is the finding for credentials that are not found, or that AWS does not take.
 func noCredentials(region string, err error) finding.Finding {
 	const look = "aws sts get-caller-identity"
@@ -104,11 +101,11 @@ func noCredentials(region string, err error) finding.Finding {
 	switch {
 	case session, code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired", code == "TokenRefreshRequired":
 		return finding.Fail("aws sso login # or get new session keys as you got these", "your AWS session has expired: %v", err)
-	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), podIdentityAgent) &&
+	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), wellknown.PodIdentityAddress) &&
 		os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" && strings.Contains(err.Error(), "find credentials"): // by EKS Pod Identity
-		return finding.Fail("kubectl get daemonset -n kube-system eks-pod-identity-agent # without it: aws eks create-addon --region "+region+
-			" --cluster-name CLUSTER --addon-name eks-pod-identity-agent; else add this statement to the role's trust policy, and keep its others: "+
-			PodTrustStatement,
+		return finding.Fail("kubectl get daemonset -n kube-system "+wellknown.PodIdentityAgent+" # without it: "+
+			wellknown.CreateAddon(region, "CLUSTER", wellknown.PodIdentityAgent)+
+			"; else add this statement to the role's trust policy, and keep its others: "+wellknown.PodTrustStatement,
 			"the EKS Pod Identity agent gives this pod no credentials: %v", err)
 	case code == "InvalidClientTokenId", code == "UnrecognizedClientException", code == "AuthFailure":
 		return finding.Fail("aws configure # then: "+look, "AWS does not know the access key: %v", err)
@@ -128,17 +125,6 @@ func noCredentials(region string, err error) finding.Finding {
 		"STS of the region %q does not answer: is cloud.aws.region right, and is there a way to the internet? %v", region, err)
 }
 
-// TrustStatement is the statement of a role's trust policy by which a service account assumes the role. The provider is the ARN of the
-// identity provider that stands for the issuer of the cluster's tokens, which is an address without https://.
-func TrustStatement(provider, issuer, subject string) string {
-	return fmt.Sprintf(`{"Effect": "Allow", "Principal": {"Federated": %q}, "Action": "sts:AssumeRoleWithWebIdentity", `+
-		`"Condition": {"StringEquals": {%q: %q, %q: "sts.amazonaws.com"}}}`, provider, issuer+":sub", subject, issuer+":aud")
-}
-
-// PodTrustStatement is the statement of a role's trust policy by which EKS Pod Identity gives the role to pods. Source: EKS User Guide,
-// "Create IAM role with trust policy required by EKS Pod Identity".
-const PodTrustStatement = `{"Effect": "Allow", "Principal": {"Service": "pods.eks.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"]}`
-
 // trustOf is the statement by which a role trusts the service account whose token a file has. What it does not find the reader fills in.
 func trustOf(role, file string) string {
 	claims := struct {
@@ -157,7 +143,7 @@ func trustOf(role, file string) string {
 		partition, account = parts[1], parts[4]
 	}
 	issuer := cmp.Or(strings.TrimPrefix(claims.Issuer, "https://"), "ISSUER")
-	return TrustStatement(fmt.Sprintf("arn:%s:iam::%s:oidc-provider/%s", partition, account, issuer), issuer,
+	return wellknown.TrustStatement(fmt.Sprintf("arn:%s:iam::%s:oidc-provider/%s", partition, account, issuer), issuer,
 		cmp.Or(claims.Subject, "system:serviceaccount:NAMESPACE:NAME"))
 }
 

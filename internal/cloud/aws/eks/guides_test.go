@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,6 +18,8 @@ import (
 	sdkconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	awseks "github.com/aws/aws-sdk-go-v2/service/eks"
+	"github.com/aws/aws-sdk-go-v2/service/iam"
 	"k8s.io/utils/clock"
 
 	"github.com/elotl/kip/deploy"
@@ -27,10 +30,12 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/wire"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/eks"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
-// A shell carries out the guide of 2020 for EKS, with the real ./kustomize/deploy.sh and a model of AWS. This test binary stands in for
-// the programs that the guide names. The guides without AWS are in deploy/render. internal/eks has deploy.sh up to a node that is Ready.
+// A shell carries out the guide of 2020 for EKS, and what docs/eks.md and deploy.sh have a user type, with the real
+// ./kustomize/deploy.sh and a model of AWS. This test binary stands in for the programs that these name. The guides without AWS are in
+// deploy/render. internal/eks has deploy.sh up to a node that is Ready.
 
 const (
 	// asProgram says which program the test binary stands in for. answerFile has the ID in the last answer of AWS.
@@ -52,8 +57,7 @@ var programs = map[string]func(ctx context.Context, args []string) error{"aws": 
 
 var errNotInGuide = errors.New("the guide has no such command")
 
-// awsCLI makes the call of EC2 that a command of AWS' command line makes. There is no model of EFS: what the guide makes there, deploy.sh
-// refuses.
+// awsCLI makes the call that a command of AWS' command line makes. There is no model of EFS: what the guide makes there, deploy.sh refuses.
 func awsCLI(ctx context.Context, args []string) error {
 	if len(args) < 2 || len(args)%2 != 0 {
 		return errNotInGuide
@@ -69,8 +73,36 @@ func awsCLI(ctx context.Context, args []string) error {
 	if region := flags["region"]; region != "" {
 		sdk.Region = region
 	}
+	for name, value := range flags {
+		if path, is := strings.CutPrefix(value, "file://"); is {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			flags[name] = string(text)
+		}
+	}
 	api, answer := ec2.NewFromConfig(sdk), ""
 	switch strings.Join(args[:2], " ") {
+	case "iam create-role":
+		_, err = iam.NewFromConfig(sdk).CreateRole(ctx, &iam.CreateRoleInput{
+			RoleName: aws.String(flags["role-name"]), AssumeRolePolicyDocument: aws.String(flags["assume-role-policy-document"]),
+		})
+	case "iam update-assume-role-policy":
+		_, err = iam.NewFromConfig(sdk).UpdateAssumeRolePolicy(ctx, &iam.UpdateAssumeRolePolicyInput{
+			RoleName: aws.String(flags["role-name"]), PolicyDocument: aws.String(flags["policy-document"]),
+		})
+	case "iam put-role-policy":
+		_, err = iam.NewFromConfig(sdk).PutRolePolicy(ctx, &iam.PutRolePolicyInput{
+			RoleName: aws.String(flags["role-name"]), PolicyName: aws.String(flags["policy-name"]),
+			PolicyDocument: aws.String(flags["policy-document"]),
+		})
+	case "eks create-addon": // of which the account knows nothing
+	case "eks create-pod-identity-association":
+		_, err = awseks.NewFromConfig(sdk).CreatePodIdentityAssociation(ctx, &awseks.CreatePodIdentityAssociationInput{
+			ClusterName: aws.String(flags["cluster-name"]), Namespace: aws.String(flags["namespace"]),
+			ServiceAccount: aws.String(flags["service-account"]), RoleArn: aws.String(flags["role-arn"]),
+		})
 	case "ec2 describe-vpcs":
 		_, err = api.DescribeVpcs(ctx, &ec2.DescribeVpcsInput{})
 	case "ec2 describe-subnets":
@@ -87,12 +119,16 @@ func awsCLI(ctx context.Context, args []string) error {
 			answer = aws.ToString(made.GroupId)
 		}
 	case "ec2 authorize-security-group-ingress":
+		port, notPort := strconv.ParseInt(flags["port"], 10, 32)
+		if notPort != nil {
+			return notPort
+		}
 		_, err = api.AuthorizeSecurityGroupIngress(ctx, &ec2.AuthorizeSecurityGroupIngressInput{
 			GroupId: aws.String(flags["group-id"]),
 			IpPermissions: []types.IpPermission{{
 				IpProtocol:       aws.String(flags["protocol"]),
-				FromPort:         aws.Int32(2049),
-				ToPort:           aws.Int32(2049),
+				FromPort:         aws.Int32(int32(port)),
+				ToPort:           aws.Int32(int32(port)),
 				UserIdGroupPairs: []types.UserIdGroupPair{{GroupId: aws.String(flags["source-group"])}},
 			}},
 		})
@@ -137,8 +173,12 @@ func (unreachable) RoundTrip(*http.Request) (*http.Response, error) {
 
 var errNoCluster = errors.New("this test has no cluster")
 
-// kipctl is that of deploy.sh, up to the checks of the cluster.
+// kipctl is that of deploy.sh, up to the checks of the cluster, and prints Kip's policy.
 func kipctl(ctx context.Context, args []string) error {
+	if slices.Equal(args, []string{"eks", "policy"}) {
+		_, err := os.Stdout.Write(kipaws.CorePolicy())
+		return err
+	}
 	if len(args) != 3 || args[0] != "eks" || args[1] != "deploy" || !strings.HasPrefix(args[2], "--image-folder=") {
 		return errNotInGuide
 	}
@@ -183,7 +223,7 @@ func account(t *testing.T) *model.Model {
 	}
 	if err := m.PutIAMRole(model.IAMRole{
 		ARN: "arn:aws:iam::" + id + ":role/kip-enterprise",
-		Trust: `{"Statement": [` + kipaws.TrustStatement("arn:aws:iam::"+id+":oidc-provider/"+issuer, issuer,
+		Trust: `{"Statement": [` + wellknown.TrustStatement("arn:aws:iam::"+id+":oidc-provider/"+issuer, issuer,
 			"system:serviceaccount:kip:kip-provider") + `]}`,
 		Inline: map[string]string{"kip": string(kipaws.CorePolicy())},
 	}); err != nil {
@@ -242,9 +282,11 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 		// Its example is no ARN: accounts have twelve digits.
 		"the settings that are rarely needed": {
 			says: []string{`CELL_INSTANCE_PROFILE_ARN is "arn:aws:iam::11123456789:instance-profile/kip-cell": want the ARN of an instance profile`},
-			then: "export CELL_INSTANCE_PROFILE_ARN=arn:aws:iam::012345678910:instance-profile/kip-cell\n" + script,
-			// Whose trust policy is of another namespace, and which may pass no role to cells.
-			thenSays: "aws iam update-assume-role-policy --role-name kip-enterprise",
+			// The role's trust policy is of another namespace, and it may pass no role to cells. The commands that deploy.sh prints change both.
+			then: "export CELL_INSTANCE_PROFILE_ARN=arn:aws:iam::012345678910:instance-profile/kip-cell\n" +
+				"if " + strings.TrimSpace(script) + " > \"$HOME/said\" 2>&1; then exit 9; fi\n" +
+				"grep -o 'aws iam .*' \"$HOME/said\" > \"$HOME/commands\"; [ \"$(wc -l < \"$HOME/commands\")\" = 2 ]; . \"$HOME/commands\"\n" + script,
+			thenSays: strings.Replace(fine, "namespace kip,", "namespace elotl-kip,", 1) + `""`,
 		},
 		"the image cache": {
 			says:     []string{"not in this release; unset NFS_VOLUME_ENDPOINT", "cells.registryMirrors"},
@@ -268,11 +310,11 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 				if !ends {
 					t.Fatalf("it does not end with deploy.sh:\n%s", guide)
 				}
-				guide = before + "! " + script + want.then
+				guide = before + "if " + strings.TrimSpace(script) + "; then exit 9; fi\n" + want.then
 			}
 			m := account(t)
 			said, err := carryOut(t, m, guide)
-			if strings.Contains(want.thenSays, fine) != (err == nil) && want.then != "" || want.then == "" && err != nil {
+			if err != nil {
 				t.Errorf("it ends with %v: %s", err, said)
 			}
 			for _, words := range append(want.says, want.thenSays) {
@@ -281,5 +323,35 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// EKS refuses an association of a role that does not trust it, so docs/eks.md makes the role first.
+func TestARoleByPodIdentityIsMadeInTheOrderOfThePage(t *testing.T) {
+	const settings = `export CLUSTER_NAME=kip USE_REGION=us-west-2 IMAGE_TAG=1
+export KIP_SERVICE_ACCOUNT_ROLE_ARN=arn:aws:iam::012345678910:role/kip
+`
+	const associate = "aws eks create-pod-identity-association --cluster-name $CLUSTER_NAME --region $USE_REGION --namespace kip " +
+		"--service-account kip-provider --role-arn $KIP_SERVICE_ACCOUNT_ROLE_ARN"
+	page, err := os.ReadFile("../../../../docs/eks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, commands, _ := strings.Cut(string(page), "By EKS Pod Identity, instead of the identity provider.")
+	_, commands, _ = strings.Cut(commands, "```sh\n")
+	commands, _, _ = strings.Cut(commands, "```")
+	commands = strings.NewReplacer("bin/kipctl", "kipctl", "kip.json", `"$HOME/kip.json"`).Replace(commands)
+	for what, tc := range map[string]struct {
+		script, says string
+		fails        bool
+	}{
+		"the page":               {commands + "./kustomize/deploy.sh\n", "the account is as Kip needs it, in namespace kip", false},
+		"without a role":         {associate, "Role provided in the request does not exist", true},
+		"a role of the provider": {strings.Replace(associate, "$KIP_SERVICE_ACCOUNT_ROLE_ARN", "arn:aws:iam::012345678910:role/kip-enterprise", 1), "Trust policy of the role provided is invalid", true},
+	} {
+		said, err := carryOut(t, account(t), settings+tc.script)
+		if (err != nil) != tc.fails || !strings.Contains(said, tc.says) {
+			t.Errorf("%s: %v: %s\nwant %q", what, err, said, tc.says)
+		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Policy is a document of IAM.
-type Policy struct{ statements []statement }
+// policy is a document of IAM.
+type policy struct{ statements []statement }
 
 type statement struct {
 	Sid, Effect           string
@@ -58,13 +58,13 @@ func (l *list) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// ParsePolicy reads a policy document. Its error names the line at which the document is no JSON.
-func ParsePolicy(text []byte) (*Policy, error) {
+// parsePolicy reads a policy document. Its error names the line at which the document is no JSON.
+func parsePolicy(text []byte) (*policy, error) {
 	var doc struct{ Statement json.RawMessage }
 	if err := json.Unmarshal(text, &doc); err != nil {
 		return nil, syntax(text, err)
 	}
-	var p Policy
+	var p policy
 	if err := json.Unmarshal(doc.Statement, &p.statements); err != nil {
 		var one statement
 		if json.Unmarshal(doc.Statement, &one) != nil {
@@ -103,7 +103,7 @@ const (
 )
 
 // judge says what policies say together of an action on a resource. about is the context of the call, by condition key.
-func judge(policies []*Policy, action, resource string, about map[string][]string) verdict {
+func judge(policies []*policy, action, resource string, about map[string][]string) verdict {
 	allow, deny := no, no
 	for _, p := range policies {
 		for i := range p.statements {
@@ -171,8 +171,8 @@ func like(pattern, text string) bool {
 	return err == nil && is
 }
 
-// AnyValue stands in the context of a call for a value that whoever narrows a policy may choose.
-const AnyValue = "\x00any"
+// anyValue stands in the context of a call for a value that whoever narrows a policy may choose.
+const anyValue = "\x00any"
 
 // told are the condition keys whose values judge is told, absent ones included. What depends on others is not known.
 // Source: Service Authorization Reference, "Actions, resources, and condition keys for Amazon EC2".
@@ -214,7 +214,7 @@ func holds(operator, key string, want list, about map[string][]string) answer {
 	if same == nil {
 		return maybe
 	}
-	if slices.Contains(has, AnyValue) {
+	if slices.Contains(has, anyValue) {
 		if strings.Contains(operator, "Not") {
 			return maybe
 		}

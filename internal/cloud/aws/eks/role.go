@@ -18,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/iam/types"
 
 	kipaws "github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 // Role is what Kip's service account is to be in AWS.
@@ -64,33 +65,56 @@ func (a *Account) CheckRole(ctx context.Context, c Cluster, r Role) (f Findings,
 		f.note("not checked: the role %s is in account %s, and your credentials are for %s", r.ARN, account, a.ID)
 		return f, nil
 	}
-	if f.PodIdentity, err = a.podIdentity(ctx, c, r, &f); err != nil || len(f.Problems) > 0 {
+	by, err := a.podIdentity(ctx, c, r, &f)
+	if f.PodIdentity = by != nil; err != nil || len(f.Problems) > 0 {
 		return f, err
 	}
-	out, err := a.iam.GetRole(ctx, &iam.GetRoleInput{RoleName: aws.String(r.name())})
-	switch {
-	case codeOf(err) == "NoSuchEntity":
-		f.problem("%s", a.noRole(c, r))
-		// A role that is not there has no rights to check. The identity provider is of the cluster.
-		return f, a.checkProvider(ctx, c, &f)
-	case refused(err):
-		f.note("not checked: the role's trust policy, since you have no right to iam:GetRole")
-	case err != nil:
-		return f, fmt.Errorf("get the role %s: %w", r.name(), explain(err, a.Region))
-	case f.PodIdentity:
-		a.checkPodTrust(c, r, aws.ToString(out.Role.AssumeRolePolicyDocument), &f)
-	default:
-		a.checkTrust(c, r, aws.ToString(out.Role.AssumeRolePolicyDocument), &f)
+	there, err := a.checkTrust(ctx, c, r, by, &f)
+	if err != nil {
+		return f, err
 	}
 	if !f.PodIdentity {
 		if err := a.checkProvider(ctx, c, &f); err != nil {
 			return f, err
 		}
 	}
-	if r.SkipRights {
+	if r.SkipRights || !there { // a role that is not there has no rights to check
 		return f, nil
 	}
 	return f, a.checkRights(ctx, r, &f)
+}
+
+// checkTrust says why the pods of the service account may not have the role, and whether it is there.
+func (a *Account) checkTrust(ctx context.Context, c Cluster, r Role, by *association, f *Findings) (there bool, err error) {
+	t := a.tokenTrust(c, r)
+	if by != nil {
+		t = a.podTrust(c, r, by)
+		if by.narrowed {
+			f.note("not checked: the policy of the EKS Pod Identity association %s, which narrows what role %s may do", by.id, r.name())
+		}
+		if by.target != "" {
+			f.note("not checked: whether role %s, which EKS assumes for the association %s, may assume the target role %s, and %s trusts it",
+				by.role, by.id, r.name(), r.name())
+			r.ARN = by.role
+		}
+	}
+	out, err := a.iam.GetRole(ctx, &iam.GetRoleInput{RoleName: aws.String(r.name())})
+	switch {
+	case codeOf(err) == "NoSuchEntity" && by != nil && by.target != "":
+		f.problem("the role %s of the EKS Pod Identity association %s is gone, which assumed the target role: make another association: %s",
+			r.name(), by.id, a.deleteAssociation(c, by))
+		return false, nil
+	case codeOf(err) == "NoSuchEntity":
+		f.problem("%s", a.noRole(r, t.statement))
+		return false, nil
+	case refused(err):
+		f.note("not checked: the role's trust policy, since you have no right to iam:GetRole")
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("get the role %s: %w", r.name(), explain(err, a.Region))
+	}
+	checkTrusted(r, t, aws.ToString(out.Role.AssumeRolePolicyDocument), f)
+	return true, nil
 }
 
 // provider is the identity provider of the cluster in IAM.
@@ -102,11 +126,6 @@ type granting struct {
 	Action    any
 	Resource  any `json:",omitempty"`
 	Condition map[string]map[string][]string
-}
-
-// trustStatement is the statement that lets Kip's service account assume the role.
-func (a *Account) trustStatement(c Cluster, r Role) json.RawMessage {
-	return json.RawMessage(kipaws.TrustStatement(a.provider(c), c.Issuer, r.subject()))
 }
 
 // with returns a policy document that has a statement more, as one word of a shell. All else in the document stays as it is, since
@@ -140,9 +159,9 @@ func with(document string, more any) (string, error) {
 	return "'" + strings.ReplaceAll(strings.TrimSpace(text.String()), "'", `'\''`) + "'", nil
 }
 
-// noRole is the problem of a role that is not there, with the commands that make it.
-func (a *Account) noRole(c Cluster, r Role) string {
-	document, err := with("", a.trustStatement(c, r))
+// noRole is the problem of a role that is not there, with the commands that make it. trust is the statement of its trust policy.
+func (a *Account) noRole(r Role, trust json.RawMessage) string {
+	document, err := with("", trust)
 	if err != nil {
 		return err.Error()
 	}
@@ -176,50 +195,85 @@ func passRight(role string) kipaws.Right {
 	panic("the permissions of Kip have no statement " + passes)
 }
 
-// checkTrust says why the service account may not assume the role.
-func (a *Account) checkTrust(c Cluster, r Role, encoded string, f *Findings) {
+// trust is by whom a role is to be assumed.
+type trust struct {
+	// by is a principal, and principals are those of its kind that a statement is about.
+	by         string
+	principals func(*statement) list
+	actions    []string
+	// about is the context of these calls, by condition key.
+	about map[string][]string
+	// statement lets it assume the role.
+	statement json.RawMessage
+	// denied is whom a statement is about that denies it, and lacks what the role does not do that trusts the named principals alone.
+	denied string
+	lacks  func(named []string) string
+}
+
+// tokenTrust is how Kip's service account assumes a role by its token.
+func (a *Account) tokenTrust(c Cluster, r Role) trust {
+	provider, account := a.provider(c), fmt.Sprintf("service account %s/%s of cluster %s", r.Namespace, r.Account, c.Name)
+	return trust{
+		by:         provider,
+		principals: (*statement).federated,
+		actions:    []string{"sts:AssumeRoleWithWebIdentity"},
+		about:      map[string][]string{c.Issuer + ":sub": {r.subject()}, c.Issuer + ":aud": {"sts.amazonaws.com"}},
+		statement:  json.RawMessage(wellknown.TrustStatement(provider, c.Issuer, r.subject())),
+		denied:     account,
+		lacks: func(named []string) string {
+			why := "its condition on " + c.Issuer + ":sub does not allow " + r.subject()
+			switch {
+			case len(named) == 0:
+				why = "it trusts no identity provider"
+			case !slices.Contains(named, provider):
+				why = "it trusts " + strings.Join(named, ", ") + ", and the provider of this cluster is " + provider
+			}
+			return "does not trust " + account + ": " + why
+		},
+	}
+}
+
+// checkTrusted says why a role may not be assumed, by its trust policy.
+func checkTrusted(r Role, t trust, encoded string, f *Findings) {
 	text, err := url.QueryUnescape(encoded)
-	policy := &Policy{}
+	document := &policy{}
 	if err == nil {
-		policy, err = ParsePolicy([]byte(text))
+		document, err = parsePolicy([]byte(text))
 	}
 	if err != nil {
 		f.problem("the trust policy of role %s: %v", r.name(), err)
 		return
 	}
-	about := map[string][]string{c.Issuer + ":sub": {r.subject()}, c.Issuer + ":aud": {"sts.amazonaws.com"}}
-	var federated []string
-	for i := range policy.statements {
-		s := &policy.statements[i]
-		s.Resource = s.federated()
-		federated = append(federated, s.Resource...)
+	var named []string
+	for i := range document.statements {
+		s := &document.statements[i]
+		s.Resource = t.principals(s)
+		named = append(named, s.Resource...)
 	}
-	switch judge([]*Policy{policy}, "sts:AssumeRoleWithWebIdentity", a.provider(c), about) {
+	worst := allowed
+	for _, action := range t.actions {
+		switch v := judge([]*policy{document}, action, t.by, t.about); {
+		case v == denied, v == unallowed && worst != denied, v == unsure && worst == allowed:
+			worst = v
+		}
+	}
+	switch worst {
 	case allowed:
 		return
 	case unsure:
 		f.note("not checked: the trust policy of role %s has conditions that only AWS can judge", r.name())
 		return
 	case denied: // a statement that allows it would not help
-		f.problem("a Deny statement in the trust policy of role %s is about service account %s/%s of cluster %s: change that statement, or "+
-			"use another role", r.name(), r.Namespace, r.Account, c.Name)
+		f.problem("a Deny statement in the trust policy of role %s is about %s: change that statement, or use another role", r.name(), t.denied)
 		return
 	}
-	why := "its condition on " + c.Issuer + ":sub does not allow " + r.subject()
-	switch {
-	case len(federated) == 0:
-		why = "it trusts no identity provider"
-	case !slices.Contains(federated, a.provider(c)):
-		why = "it trusts " + strings.Join(federated, ", ") + ", and the provider of this cluster is " + a.provider(c)
-	}
-	document, err := with(text, a.trustStatement(c, r))
+	more, err := with(text, t.statement)
 	if err != nil {
 		f.problem("the trust policy of role %s: %v", r.name(), err)
 		return
 	}
-	f.problem("the role %s does not trust service account %s/%s of cluster %s: %s. Add a statement; the others stay:\n"+
-		"aws iam update-assume-role-policy --role-name %s --policy-document %s",
-		r.name(), r.Namespace, r.Account, c.Name, why, r.name(), document)
+	f.problem("the role %s %s. Add a statement; the others stay:\naws iam update-assume-role-policy --role-name %s --policy-document %s", r.name(),
+		t.lacks(named), r.name(), more)
 }
 
 // checkProvider says that IAM does not know who issues the cluster's tokens.
@@ -228,7 +282,7 @@ func (a *Account) checkProvider(ctx context.Context, c Cluster, f *Findings) err
 	switch {
 	case codeOf(err) == "NoSuchEntity":
 		f.problem("IAM has no identity provider for cluster %s, so no service account of it can have a role: "+
-			"eksctl utils associate-iam-oidc-provider --cluster %s --region %s --approve", c.Name, c.Name, a.Region)
+			"%s", c.Name, wellknown.AssociateProvider(a.Region, c.Name))
 	case refused(err):
 		f.note("not checked: the cluster's identity provider in IAM, since you have no right to iam:GetOpenIDConnectProvider")
 	case err != nil:
@@ -287,8 +341,8 @@ func contextOf(conditions map[string]map[string][]string, region string) map[str
 			case strings.Contains(operator, "Not"):
 				about[key] = append(about[key], "Name")
 			case slices.Equal(want, []string{"*"}):
-				about[key] = []string{AnyValue}
-			case strings.HasPrefix(operator, "ForAnyValue:"):
+				about[key] = []string{anyValue}
+			case strings.HasPrefix(operator, "ForanyValue:"):
 				about[key] = append(about[key], want...)
 			default:
 				about[key] = want[:1]
@@ -405,7 +459,7 @@ func (a *Account) simulated(ctx context.Context, r Role, probes []probe) (func(p
 		for _, name := range slices.Sorted(maps.Keys(p.about)) {
 			entry := types.ContextEntry{ContextKeyName: aws.String(name), ContextKeyType: types.ContextKeyTypeEnumString}
 			for _, v := range p.about[name] {
-				if v == AnyValue {
+				if v == anyValue {
 					if v = r.Owner; v == "" {
 						v = "kip"
 					}
@@ -449,12 +503,12 @@ var errDocument = errors.New("read the policies of the role")
 
 // read judges by the role's own policies. It does not see a permission boundary, nor the organization's policies.
 func (a *Account) read(ctx context.Context, r Role) (func(probe) verdict, error) {
-	var policies []*Policy
+	var policies []*policy
 	add := func(name, encoded string) error {
 		text, err := url.QueryUnescape(encoded)
-		var p *Policy
+		var p *policy
 		if err == nil {
-			p, err = ParsePolicy([]byte(text))
+			p, err = parsePolicy([]byte(text))
 		}
 		if err != nil {
 			return fmt.Errorf("%w: %s of %s: %w", errDocument, name, r.name(), err)
@@ -486,11 +540,11 @@ func (a *Account) read(ctx context.Context, r Role) (func(probe) verdict, error)
 			return nil, err
 		}
 		for _, p := range page.AttachedPolicies {
-			policy, err := a.iam.GetPolicy(ctx, &iam.GetPolicyInput{PolicyArn: p.PolicyArn})
+			managed, err := a.iam.GetPolicy(ctx, &iam.GetPolicyInput{PolicyArn: p.PolicyArn})
 			if err != nil {
 				return nil, err
 			}
-			out, err := a.iam.GetPolicyVersion(ctx, &iam.GetPolicyVersionInput{PolicyArn: p.PolicyArn, VersionId: policy.Policy.DefaultVersionId})
+			out, err := a.iam.GetPolicyVersion(ctx, &iam.GetPolicyVersionInput{PolicyArn: p.PolicyArn, VersionId: managed.Policy.DefaultVersionId})
 			if err != nil {
 				return nil, err
 			}
@@ -504,12 +558,12 @@ func (a *Account) read(ctx context.Context, r Role) (func(probe) verdict, error)
 
 // Lacks says which of Kip's core rights a policy document does not give, by statement; those that Kip can do without apart.
 func Lacks(text []byte) (needed, optional map[string][]string, err error) {
-	policy, err := ParsePolicy(text)
+	document, err := parsePolicy(text)
 	if err != nil {
 		return nil, nil, err
 	}
 	needed, optional, _ = compare((Role{}).probes(kipaws.CoreRights(), "aws", "us-east-1", "123456789012"), func(p probe) verdict {
-		return judge([]*Policy{policy}, p.action, p.resource, p.about)
+		return judge([]*policy{document}, p.action, p.resource, p.about)
 	})
 	return needed, optional, nil
 }
