@@ -217,14 +217,14 @@ func (k *kipctl) examineAccount(ctx context.Context, e examination, one examined
 	return nil
 }
 
-// showReport writes a line a finding, and below it the command that fixes it.
+// showReport writes a line a finding, and below it the command that fixes it, or several in their order.
 func showReport(w io.Writer, r doctor.Report) error {
 	var errs []error
 	for _, one := range r.Results {
 		_, err := fmt.Fprintf(w, "%-12s %-28s %s\n", one.Outcome, one.Area+": "+one.Check, one.Message)
 		errs = append(errs, err)
-		if one.Cure != "" {
-			_, err := fmt.Fprintf(w, "%-12s %-28s $ %s\n", "", "", one.Cure)
+		for command := range strings.Lines(one.Cure) {
+			_, err := fmt.Fprintf(w, "%-12s %-28s $ %s\n", "", "", strings.TrimSuffix(command, "\n"))
 			errs = append(errs, err)
 		}
 	}

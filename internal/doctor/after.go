@@ -46,7 +46,12 @@ func ofKipPod(p *corev1.Pod) finding.Finding {
 		case w == nil || s.Name != kipContainer:
 		case w.Reason == "CrashLoopBackOff":
 			cure := fmt.Sprintf("kubectl logs -n %s %s -c %s --previous # its last line says what is wrong", p.Namespace, p.Name, s.Name)
-			return finding.Fail(cure, "Kip in pod %s ends again and again: %d restarts", name, s.RestartCount)
+			said := "its last words are not known"
+			if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" { // the end of its log
+				message := strings.TrimSpace(t.Message)
+				said = message[strings.LastIndexByte(message, '\n')+1:]
+			}
+			return finding.Fail(cure, "Kip in pod %s ends again and again, %d restarts: %s", name, s.RestartCount, said)
 		case strings.HasPrefix(w.Reason, "ErrImage") || w.Reason == "ImagePullBackOff" || w.Reason == "InvalidImageName":
 			return finding.Fail(fmt.Sprintf("kubectl set image -n %s %s %s=IMAGE # one that the node can pull", p.Namespace, ownerOf(p), s.Name),
 				"pod %s has no image: %s", name, cmp.Or(w.Message, w.Reason))

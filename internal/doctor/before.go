@@ -10,11 +10,13 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/version"
 )
@@ -130,6 +132,22 @@ func (d *Doctor) dns(ctx context.Context) []finding.Finding {
 			}
 		}
 	}
+	services, err := d.c.Cluster.Kube.CoreV1().Services("kube-system").List(ctx, metav1.ListOptions{LabelSelector: wellknown.DNSLabel})
+	if err != nil {
+		return one(unasked("list the Services of the cluster's DNS", err))
+	}
+	for _, s := range services.Items {
+		at := s.Spec.ClusterIP
+		if at == "" || at == corev1.ClusterIPNone {
+			continue
+		}
+		const found = "the cluster's DNS is %s, Service kube-system/%s, which Kip does not find by itself"
+		if d.eks() && !d.Installed() {
+			return one(finding.Warn(d.addArgument("--cluster-dns="+at), found+": ./kustomize/deploy.sh tells Kip the address, and the chart needs it as an argument",
+				at, s.Name))
+		}
+		return one(finding.Fail(d.addArgument("--cluster-dns="+at), found+": pods on cells find no Service by its name", at, s.Name))
+	}
 	if d.eks() {
 		// Auto Mode runs CoreDNS on each of its own nodes, as a service of the system, so that there is none to reach from elsewhere.
 		// Source: EKS User Guide, "Learn about VPC Networking and Load Balancing in EKS Auto Mode".
@@ -137,30 +155,21 @@ func (d *Doctor) dns(ctx context.Context) []finding.Finding {
 		if d.auto() {
 			which = "EKS Auto Mode, which answers DNS on its own nodes only,"
 		}
-		cure := fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name coredns", d.region(), d.clusterName())
+		cure := wellknown.CreateAddon(d.region(), d.clusterName(), "coredns")
 		return one(finding.Fail(cure, "there is no Service kube-system/kube-dns: %s has no DNS that cells reach, so pods on cells find no Service by its name", which))
 	}
 	return one(finding.Fail(d.addArgument("--cluster-dns=ADDRESS"),
 		"there is no Service kube-system/kube-dns: pods on cells find no Service by its name. If the cluster's DNS has another name, tell Kip its address"))
 }
 
-const (
-	annotationDefaultClass = "storageclass.kubernetes.io/is-default-class"
-	// inTree is the name of EBS' driver before it was one of CSI; the API server has the CSI driver carry it out.
-	ebsDriver, inTree = "ebs.csi.aws.com", "kubernetes.io/aws-ebs"
-	// autoDriver makes disks that only nodes of EKS Auto Mode get. Source: EKS User Guide, "Create a storage class".
-	autoDriver = "ebs.csi.eks.amazonaws.com"
-)
-
 // addDriver is the command that gives a cluster of EKS a driver for the claim of Kip's store, and a default StorageClass. Auto Mode has one
 // of its own.
 func (d *Doctor) addDriver() string {
 	if d.auto() {
-		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"auto","annotations":{"` + annotationDefaultClass +
-			`":"true"}},"provisioner":"` + autoDriver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
+		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"auto","annotations":{"` + wellknown.DefaultClass +
+			`":"true"}},"provisioner":"` + wellknown.AutoDriver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
 	}
-	return fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name aws-ebs-csi-driver --configuration-values "+
-		`'{"defaultStorageClass":{"enabled":true}}'`, d.region(), d.clusterName())
+	return wellknown.CreateEBSDriver(d.region(), d.clusterName(), "ACCOUNT")
 }
 
 // disks names StorageClasses whose volumes pods on cells cannot have, as those of EKS Auto Mode.
@@ -171,7 +180,7 @@ func (d *Doctor) disks(ctx context.Context) []finding.Finding {
 	}
 	var found []finding.Finding
 	for _, s := range list.Items {
-		if s.Provisioner == autoDriver {
+		if s.Provisioner == wellknown.AutoDriver {
 			found = append(found, finding.Warn("kubectl get storageclass kip # name it in the claims of pods on cells",
 				"StorageClass %s is of EKS Auto Mode: no cell gets its disks, so pods with such claims wait on Kip's nodes", s.Name))
 		}
@@ -187,9 +196,9 @@ func (d *Doctor) classOf(all []storagev1.StorageClass, names []string) string {
 	if len(names) == 1 {
 		return names[0]
 	}
-	for _, driver := range []string{ebsDriver, inTree, autoDriver} {
+	for _, driver := range []string{wellknown.EBSDriver, wellknown.InTree, wellknown.AutoDriver} {
 		n := slices.IndexFunc(all, func(s storagev1.StorageClass) bool { return s.Provisioner == driver })
-		if n >= 0 && d.eks() && (driver != autoDriver || d.auto()) {
+		if n >= 0 && d.eks() && (driver != wellknown.AutoDriver || d.auto()) {
 			return all[n].Name
 		}
 	}
@@ -229,7 +238,7 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	var usual *storagev1.StorageClass
 	for i, s := range list.Items {
 		names = append(names, s.Name)
-		if s.Annotations[annotationDefaultClass] == "true" {
+		if s.Annotations[wellknown.DefaultClass] == "true" {
 			usual = &list.Items[i]
 		}
 	}
@@ -249,8 +258,8 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 			"the cluster has no StorageClass: the claim of Kip's store gets no volume"))
 	}
 	driver := usual.Provisioner
-	if driver == inTree {
-		driver = ebsDriver
+	if driver == wellknown.InTree {
+		driver = wellknown.EBSDriver
 	}
 	if strings.HasPrefix(driver, "kubernetes.io/") {
 		return one(finding.Unchecked("the default StorageClass %s is of %s, of which no CSIDriver tells whether it is here", usual.Name, driver))
@@ -259,11 +268,17 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return one(unasked("list the CSIDrivers", err))
 	}
-	if driver == ebsDriver && !slices.ContainsFunc(drivers.Items, func(c storagev1.CSIDriver) bool { return c.Name == driver }) {
+	if driver == wellknown.EBSDriver && !slices.ContainsFunc(drivers.Items, func(c storagev1.CSIDriver) bool { return c.Name == driver }) {
 		return one(finding.Fail(d.addDriver(), "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
 			"gets no volume", usual.Name, usual.Provisioner, driver))
 	}
-	return one(finding.Fine("the default StorageClass is %s, of %s", usual.Name, usual.Provisioner))
+	found := one(finding.Fine("the default StorageClass is %s, of %s", usual.Name, usual.Provisioner))
+	if driver == wellknown.EBSDriver && d.eks() {
+		rights := finding.Unchecked("whether the driver %s has its role, without which the claim of Kip's store gets no volume", driver)
+		rights.Cure = wellknown.ShowEBSDriver(d.region(), d.clusterName())
+		found = append(found, rights)
+	}
+	return found
 }
 
 // made are the kinds of what Kip's chart makes: group, resource and whether it is in Kip's namespace.
@@ -350,6 +365,6 @@ func (d *Doctor) signer(context.Context) []finding.Finding {
 	if d.c.Provider != nil && d.c.Provider.ServingCertificate.SignerName != "" {
 		return one(finding.Fine("provider.yaml names the signer %s", d.c.Provider.ServingCertificate.SignerName))
 	}
-	return one(finding.Warn(d.setSigner(signerOfEKS),
+	return one(finding.Warn(d.setSigner(wellknown.ServingSigner),
 		"EKS verifies the certificates of kubelets: without a signer kubectl logs and exec fail for pods on cells, unless the chart's values name one"))
 }

@@ -21,6 +21,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -167,9 +168,6 @@ func (d *Doctor) Namespace() string {
 	return cmp.Or(d.c.Namespace, defaultNamespace)
 }
 
-// annotationRole names the role of a service account on EKS. Source: EKS User Guide, "Assign IAM roles to Kubernetes service accounts".
-const annotationRole = "eks.amazonaws.com/role-arn"
-
 // Kip is what is known of the Kip that First has found, for the checks of its account.
 func (d *Doctor) Kip(ctx context.Context) (kip finding.Kip) {
 	if len(d.own) > 0 {
@@ -184,7 +182,7 @@ func (d *Doctor) Kip(ctx context.Context) (kip finding.Kip) {
 	defer cancel()
 	account, err := d.c.Cluster.Kube.CoreV1().ServiceAccounts(p.Namespace).Get(ctx, p.Spec.ServiceAccountName, metav1.GetOptions{})
 	if err == nil { // else its role is not known
-		kip.Role = account.Annotations[annotationRole]
+		kip.Role = account.Annotations[wellknown.RoleAnnotation]
 	}
 	return kip
 }
@@ -306,9 +304,9 @@ func (d *Doctor) eks() bool {
 	return strings.Contains(d.server.GitVersion, "-eks-") || eksRegion(d.c.Cluster.Host) != ""
 }
 
-// auto reports whether nodes of EKS Auto Mode are here. Source: EKS User Guide, "Control if a workload is deployed on EKS Auto Mode nodes".
+// auto reports whether nodes of EKS Auto Mode are here. There may be others, too.
 func (d *Doctor) auto() bool {
-	return slices.ContainsFunc(d.nodes, func(n corev1.Node) bool { return n.Labels["eks.amazonaws.com/compute-type"] == "auto" })
+	return slices.ContainsFunc(d.nodes, func(n corev1.Node) bool { return wellknown.OnAuto(&n) })
 }
 
 // eksRegion is the region in the address of an API server of EKS, such as https://ABC.gr7.us-east-1.eks.amazonaws.com; "" for another's.

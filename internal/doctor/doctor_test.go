@@ -34,6 +34,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -88,7 +89,7 @@ func fresh() *world {
 		serves:     []string{"validatingadmissionpolicies", "mutatingwebhookconfigurations"},
 		dns:        &corev1.Service{ObjectMeta: meta("kube-system", "kube-dns"), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10"}},
 		clusterIPs: []string{"10.96.0.1"},
-		classes: []storagev1.StorageClass{{ObjectMeta: metav1.ObjectMeta{Name: "usual", Annotations: map[string]string{annotationDefaultClass: "true"}},
+		classes: []storagev1.StorageClass{{ObjectMeta: metav1.ObjectMeta{Name: "usual", Annotations: map[string]string{wellknown.DefaultClass: "true"}},
 			Provisioner: "disks.example.org"}},
 		nodes:   []corev1.Node{node("machine")},
 		answers: true,
@@ -107,7 +108,7 @@ func onEKS() *world {
 func installed() *world {
 	w := fresh()
 	own := node("kip-0")
-	own.Labels = map[string]string{apiv1.LabelController: "id", labelCompute: "fargate"}
+	own.Labels = map[string]string{apiv1.LabelController: "id", wellknown.ComputeType: "fargate"}
 	own.Spec.Taints = []corev1.Taint{{Key: "virtual-kubelet.io/provider", Value: "kip", Effect: corev1.TaintEffectNoSchedule}}
 	own.Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.2.0"
 	own.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
@@ -258,6 +259,9 @@ func (w *world) examine(t *testing.T) []Result {
 				if path == "/version" {
 					return Answer{Status: w.status}, w.unreachable
 				}
+				if path == "/.well-known/openid-configuration" {
+					return Answer{Status: http.StatusOK, Body: []byte(`{"issuer":"https://oidc.eks.eu-west-1.amazonaws.com/id/A1"}`)}, nil
+				}
 				if !slices.ContainsFunc(w.nodes[1:], func(n corev1.Node) bool { return path == "/api/v1/nodes/"+n.Name+"/proxy/healthz" }) {
 					t.Errorf("asked for %s", path)
 				}
@@ -356,7 +360,7 @@ func examineEach(t *testing.T, cases map[string]broken) {
 				if r.Check == tc.check && r.Outcome == tc.outcome {
 					of = append(of, r)
 				}
-				for _, harms := range []string{"endpointPublicAccess=true", "--set 'extraArgs", annotationDefaultClass + "=true"} {
+				for _, harms := range []string{"endpointPublicAccess=true", "--set 'extraArgs", wellknown.DefaultClass + "=true"} {
 					if strings.Contains(r.Cure, harms) {
 						t.Errorf("what fixes it does more: %+v", r)
 					}
@@ -376,28 +380,35 @@ func examineEach(t *testing.T, cases map[string]broken) {
 func severalClasses(w *world) {
 	w.classes[0].Annotations = nil
 	w.classes = append([]storagev1.StorageClass{
-		{ObjectMeta: meta("", "efs"), Provisioner: "efs.csi.aws.com"}, {ObjectMeta: meta("", "gp3"), Provisioner: ebsDriver},
+		{ObjectMeta: meta("", "efs"), Provisioner: "efs.csi.aws.com"}, {ObjectMeta: meta("", "gp3"), Provisioner: wellknown.EBSDriver},
 	}, w.classes...)
+}
+
+// renamedDNS has the cluster's DNS behind a Service that Kip does not look for.
+func renamedDNS(w *world) {
+	w.dns.Name, w.dns.Labels = "dns", map[string]string{"k8s-app": "kube-dns"}
 }
 
 func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 	examineEach(t, map[string]broken{
-		"no answer":   {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "API server", finding.Failed, "i/o timeout", "kubectl cluster-info"},
-		"nor others":  {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "DNS", finding.NotChecked, `needs the check "API server"`, ""},
-		"private":     {onEKS, func(w *world) { w.unreachable = errors.New("timeout") }, "API server", finding.Failed, "endpoint is private", "aws eks describe-cluster --region eu-west-1"},
-		"no program":  {onEKS, func(w *world) { w.unreachable = errors.New("getting credentials: exec: aws") }, "API server", finding.Failed, "program", "update-kubeconfig --region eu-west-1"},
-		"expired":     {onEKS, func(w *world) { w.status = http.StatusUnauthorized }, "API server", finding.Failed, "have expired", "update-kubeconfig"},
-		"no cluster":  {fresh, func(w *world) { w.version = "" }, "API server", finding.Failed, "not as an API server", "kubectl cluster-info"},
-		"clock, much": {fresh, func(w *world) { w.date = now.Add(time.Hour) }, "clock", finding.Failed, "differ by 1h0m0s", "set-ntp true"},
-		"clock, some": {fresh, func(w *world) { w.date = now.Add(-time.Minute) }, "clock", finding.Warning, "differ by 1m0s", "set-ntp true"},
-		"no clock":    {fresh, func(w *world) { w.date = time.Time{} }, "clock", finding.NotChecked, "does not tell", ""},
-		"old":         {onEKS, func(w *world) { w.version = "v1.29.1-eks-1" }, "version", finding.Failed, "needs Kubernetes 1.30", "--kubernetes-version 1.30"},
-		"rather old":  {fresh, func(w *world) { w.version = "v1.31.0" }, "version", finding.Warning, "ran beside 1.33", "kubeadm upgrade"},
-		"too new":     {fresh, func(w *world) { w.version = "v1.40.0" }, "version", finding.Failed, "may be 3 minor versions older", "helm install"},
-		"no policies": {fresh, func(w *world) { w.serves = w.serves[1:] }, "admission", finding.Failed, "validatingadmissionpolicies", "policies.enabled=false"},
-		"IPv6":        {onEKS, func(w *world) { w.clusterIPs = []string{"fd00::1"} }, "IP family", finding.Failed, "IPv6 alone", "eksctl create cluster"},
-		"no DNS":      {fresh, func(w *world) { w.dns = nil }, "DNS", finding.Failed, "no Service kube-system/kube-dns", "added --cluster-dns=ADDRESS to extraArgs in values.yaml"},
-		"Auto Mode": {onEKS, func(w *world) { w.dns, w.nodes[0].Labels[labelCompute] = nil, "auto" }, "DNS", finding.Failed, "EKS Auto Mode",
+		"no answer":           {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "API server", finding.Failed, "i/o timeout", "kubectl cluster-info"},
+		"nor others":          {fresh, func(w *world) { w.unreachable = errors.New("i/o timeout") }, "DNS", finding.NotChecked, `needs the check "API server"`, ""},
+		"private":             {onEKS, func(w *world) { w.unreachable = errors.New("timeout") }, "API server", finding.Failed, "endpoint is private", "aws eks describe-cluster --region eu-west-1"},
+		"no program":          {onEKS, func(w *world) { w.unreachable = errors.New("getting credentials: exec: aws") }, "API server", finding.Failed, "program", "update-kubeconfig --region eu-west-1"},
+		"expired":             {onEKS, func(w *world) { w.status = http.StatusUnauthorized }, "API server", finding.Failed, "have expired", "update-kubeconfig"},
+		"no cluster":          {fresh, func(w *world) { w.version = "" }, "API server", finding.Failed, "not as an API server", "kubectl cluster-info"},
+		"clock, much":         {fresh, func(w *world) { w.date = now.Add(time.Hour) }, "clock", finding.Failed, "differ by 1h0m0s", "set-ntp true"},
+		"clock, some":         {fresh, func(w *world) { w.date = now.Add(-time.Minute) }, "clock", finding.Warning, "differ by 1m0s", "set-ntp true"},
+		"no clock":            {fresh, func(w *world) { w.date = time.Time{} }, "clock", finding.NotChecked, "does not tell", ""},
+		"old":                 {onEKS, func(w *world) { w.version = "v1.29.1-eks-1" }, "version", finding.Failed, "needs Kubernetes 1.30", "--kubernetes-version 1.30"},
+		"rather old":          {fresh, func(w *world) { w.version = "v1.31.0" }, "version", finding.Warning, "ran beside 1.33", "kubeadm upgrade"},
+		"too new":             {fresh, func(w *world) { w.version = "v1.40.0" }, "version", finding.Failed, "may be 3 minor versions older", "helm install"},
+		"no policies":         {fresh, func(w *world) { w.serves = w.serves[1:] }, "admission", finding.Failed, "validatingadmissionpolicies", "policies.enabled=false"},
+		"IPv6":                {onEKS, func(w *world) { w.clusterIPs = []string{"fd00::1"} }, "IP family", finding.Failed, "IPv6 alone", "eksctl create cluster"},
+		"DNS of another name": {fresh, renamedDNS, "DNS", finding.Failed, "the cluster's DNS is 10.96.0.10, Service kube-system/dns", "--cluster-dns=10.96.0.10"},
+		"that on EKS":         {onEKS, renamedDNS, "DNS", finding.Warning, "deploy.sh tells Kip the address", "--cluster-dns=10.96.0.10"},
+		"no DNS":              {fresh, func(w *world) { w.dns = nil }, "DNS", finding.Failed, "no Service kube-system/kube-dns", "added --cluster-dns=ADDRESS to extraArgs in values.yaml"},
+		"Auto Mode": {onEKS, func(w *world) { w.dns, w.nodes[0].Labels[wellknown.ComputeType] = nil, "auto" }, "DNS", finding.Failed, "EKS Auto Mode",
 			"aws eks create-addon --region eu-west-1 --cluster-name prod --addon-name coredns"},
 		"no class":         {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass", "aws-ebs-csi-driver"},
 		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "--set persistence.storageClassName=usual"},
@@ -405,11 +416,17 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"classes on EKS":   {onEKS, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
 		"only Kip's class": {fresh, func(w *world) { w.classes[0].Annotations, w.classes[0].Provisioner = nil, "disk.kip.elotl.co" }, "StorageClass", finding.Failed,
 			"no StorageClass", "storageclass.yaml"},
-		"no driver on Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner, w.nodes[0].Labels[labelCompute] = inTree, "auto" }, "StorageClass", finding.Failed,
+		"no driver on Auto Mode": {onEKS, func(w *world) {
+			w.classes[0].Provisioner, w.nodes[0].Labels[wellknown.ComputeType] = wellknown.InTree, "auto"
+		}, "StorageClass", finding.Failed,
 			"does not have the driver", `"provisioner":"ebs.csi.eks.amazonaws.com"`},
-		"disks of Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner = autoDriver }, "disks", finding.Warning, "no cell gets its disks", "storageclass kip"},
-		"no driver":          {onEKS, func(w *world) { w.classes[0].Provisioner = inTree }, "StorageClass", finding.Failed, "does not have the driver ebs.csi.aws.com", "aws-ebs-csi-driver"},
-		"a driver":           {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = inTree, []string{ebsDriver} }, "StorageClass", finding.OK, "usual", ""},
+		"disks of Auto Mode": {onEKS, func(w *world) { w.classes[0].Provisioner = wellknown.AutoDriver }, "disks", finding.Warning, "no cell gets its disks", "storageclass kip"},
+		"no driver":          {onEKS, func(w *world) { w.classes[0].Provisioner = wellknown.InTree }, "StorageClass", finding.Failed, "does not have the driver ebs.csi.aws.com", "aws-ebs-csi-driver"},
+		"a driver's role": {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.NotChecked,
+			"whether the driver ebs.csi.aws.com has its role", "aws eks describe-addon --region eu-west-1 --cluster-name prod --addon-name aws-ebs-csi-driver"},
+		"a driver with a role": {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass",
+			"--addon-name aws-ebs-csi-driver --service-account-role-arn arn:aws:iam::ACCOUNT:role/prod-ebs-driver"},
+		"a driver": {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.OK, "usual", ""},
 		"an etcd": {fresh, func(w *world) {
 			w.classes, w.provider = nil, &config.Config{Etcd: config.Etcd{Client: config.EtcdClient{Endpoints: []string{"https://etcd"}}}}
 		}, "StorageClass", finding.OK, "etcd of yours", ""},
@@ -443,7 +460,7 @@ func requested(t *testing.T, user, signer, name string) certificatesv1.Certifica
 func TestTheAccountOfAKipIsAskedAboutItsOwnCellsAndRole(t *testing.T) {
 	w := installed()
 	account := &corev1.ServiceAccount{ObjectMeta: meta("kip-system", "kip")}
-	account.Annotations = map[string]string{annotationRole: "arn:aws:iam::123456789012:role/kip"}
+	account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/kip"}
 	w.others = append(w.others, account)
 	d := &Doctor{c: Config{Cluster: Cluster{Kube: w.kube(t)}}, own: w.nodes[1:], pods: w.kips}
 	want := finding.Kip{Owner: "id", Role: "arn:aws:iam::123456789012:role/kip",
@@ -476,7 +493,10 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		return func(w *world) {
 			state := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
 			w.kips[0].Status = corev1.PodStatus{Phase: corev1.PodPending}
-			w.kips[0].Status.ContainerStatuses = []corev1.ContainerStatus{{Name: kipContainer, RestartCount: 4, State: state}}
+			ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: "level=INFO\nkip: no such subnet\n"}}
+			w.kips[0].Status.ContainerStatuses = []corev1.ContainerStatus{
+				{Name: kipContainer, RestartCount: 4, State: state, LastTerminationState: ended},
+			}
 		}
 	}
 	unscheduled := func(w *world) {
@@ -518,35 +538,64 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 	}
 	const node, account, signer = "system:node:kip-0", "system:serviceaccount:kip-system:kip", certificatesv1.KubeletServingSignerName
 	agent := corev1.EnvVar{Name: "AWS_CONTAINER_CREDENTIALS_FULL_URI", Value: "http://169.254.170.23/v1/credentials"}
-	byAgent := func(there bool) func(*world) {
+	// byAgent has Kip's pod get its role by EKS Pod Identity on the node machine, and an agent on each of some nodes, Ready or not.
+	byAgent := func(ready bool, on ...string) func(*world) {
 		return func(w *world) {
 			w.version, w.host = "v1.35.2-eks-113cf36", "https://ABC.gr7.eu-west-1.eks.amazonaws.com"
-			w.kips[0].Spec.Containers[0].Env = []corev1.EnvVar{agent}
-			if there {
-				w.others = append(w.others, &appsv1.DaemonSet{ObjectMeta: meta("kube-system", podIdentityAgent)})
+			w.kips[0].Spec.Containers[0].Env, w.kips[0].Spec.NodeName = []corev1.EnvVar{agent}, "machine"
+			if len(on) == 0 {
+				return
+			}
+			of := map[string]string{"app.kubernetes.io/name": wellknown.PodIdentityAgent}
+			set := &appsv1.DaemonSet{ObjectMeta: meta("kube-system", wellknown.PodIdentityAgent)}
+			set.Spec.Selector = &metav1.LabelSelector{MatchLabels: of}
+			w.others = append(w.others, set)
+			for _, name := range on {
+				p := corev1.Pod{ObjectMeta: meta("kube-system", "agent-"+name), Spec: corev1.PodSpec{NodeName: name}}
+				p.Labels = of
+				if ready {
+					p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+				}
+				w.pods = append(w.pods, p)
+			}
+		}
+	}
+	// withAuto adds a node of Auto Mode, on which Kip's pod is or is not.
+	withAuto := func(kips bool) func(*world) {
+		return func(w *world) {
+			byAgent(false)(w)
+			n := corev1.Node{ObjectMeta: meta("", "auto-1")}
+			n.Labels = map[string]string{wellknown.ComputeType: "auto"}
+			if w.nodes = append(w.nodes, n); kips {
+				w.kips[0].Spec.NodeName = n.Name
 			}
 		}
 	}
 	onCells := func(w *world) {
-		byAgent(true)(w)
+		byAgent(true, "machine")(w)
 		p := onCell("web")
 		p.Spec.ServiceAccountName, p.Spec.Containers = "web", []corev1.Container{{Env: []corev1.EnvVar{agent}}}
 		w.pods = append(w.pods, p)
 	}
 	const addon = "aws eks create-addon --region eu-west-1 --cluster-name CLUSTER --addon-name eks-pod-identity-agent"
 	examineEach(t, map[string]broken{
-		"an agent":           {installed, byAgent(true), "Pod Identity", finding.OK, "kip-system/kip-0 has its role by EKS Pod Identity", ""},
-		"no agent":           {installed, byAgent(false), "Pod Identity", finding.Failed, "no DaemonSet kube-system/eks-pod-identity-agent", addon},
-		"agents on no cell":  {installed, onCells, "roles of pods", finding.Failed, "pods on cells, such as web, find no credentials", "kubectl annotate serviceaccount -n shop web"},
-		"no role by agents":  {installed, byAgent(true), "roles of pods", finding.OK, "no pod on Kip's nodes", ""},
-		"crashes":            {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts", "kubectl logs -n kip-system kip-0 -c kip --previous"},
-		"no image":           {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
-		"no volume":          {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},
-		"no pod":             {installed, func(w *world) { w.kips = nil }, "pods", finding.Failed, "no pod of Kip", findKip},
-		"no pod, deaf":       {installed, func(w *world) { w.kips, w.answers = nil, false }, "webhook", finding.Failed, "does not reach", findKip},
-		"deaf, of manifests": {byManifests, deaf, "webhook", finding.Failed, "does not reach", "kubectl apply -k deploy/manifests/kip/overlays/OVERLAY # change first"},
-		"no DNS, of Helm":    {installed, noDNS, "DNS", finding.Failed, "no Service", "helm get values release --namespace kip-system --output yaml > values.yaml # add --cluster-dns=ADDRESS to"},
-		"no DNS, of others":  {byManifests, noDNS, "DNS", finding.Failed, "no Service", "kubectl edit -n kip-system statefulset/kip # add --cluster-dns=ADDRESS"},
+		"an agent": {installed, byAgent(true, "machine"), "Pod Identity", finding.OK, "kip-system/kip-0 has its role by EKS Pod Identity, whose agent on node machine is Ready", ""},
+		"no agent": {installed, byAgent(false), "Pod Identity", finding.Failed, "no DaemonSet kube-system/eks-pod-identity-agent", addon},
+		"an agent elsewhere": {installed, byAgent(true, "another"), "Pod Identity", finding.Failed, "is Ready on its node machine",
+			"kubectl describe pods -n kube-system -l app.kubernetes.io/name=eks-pod-identity-agent --field-selector spec.nodeName=machine"},
+		"an agent that is not Ready": {installed, byAgent(false, "machine"), "Pod Identity", finding.Failed, "is Ready on its node machine", "kubectl describe pods"},
+		"on Auto Mode":               {installed, withAuto(true), "Pod Identity", finding.OK, "on each node of Auto Mode", ""},
+		"beside Auto Mode":           {installed, withAuto(false), "Pod Identity", finding.Failed, "no DaemonSet kube-system/eks-pod-identity-agent", addon},
+		"agents on no cell":          {installed, onCells, "roles of pods", finding.Failed, "pods on cells, such as web, find no credentials", "kubectl annotate serviceaccount -n shop web"},
+		"no role by agents":          {installed, byAgent(true, "machine"), "roles of pods", finding.OK, "no pod on Kip's nodes", ""},
+		"crashes":                    {installed, waits("CrashLoopBackOff", ""), "pods", finding.Failed, "4 restarts: kip: no such subnet", "kubectl logs -n kip-system kip-0 -c kip --previous"},
+		"no image":                   {installed, waits("ImagePullBackOff", "no such image"), "pods", finding.Failed, "no such image", "kubectl set image -n kip-system statefulset/kip kip=IMAGE"},
+		"no volume":                  {installed, unscheduled, "pods", finding.Failed, "volume of Kip's store", "kubectl describe pvc -n kip-system"},
+		"no pod":                     {installed, func(w *world) { w.kips = nil }, "pods", finding.Failed, "no pod of Kip", findKip},
+		"no pod, deaf":               {installed, func(w *world) { w.kips, w.answers = nil, false }, "webhook", finding.Failed, "does not reach", findKip},
+		"deaf, of manifests":         {byManifests, deaf, "webhook", finding.Failed, "does not reach", "kubectl apply -k deploy/manifests/kip/overlays/OVERLAY # change first"},
+		"no DNS, of Helm":            {installed, noDNS, "DNS", finding.Failed, "no Service", "helm get values release --namespace kip-system --output yaml > values.yaml # add --cluster-dns=ADDRESS to"},
+		"no DNS, of others":          {byManifests, noDNS, "DNS", finding.Failed, "no Service", "kubectl edit -n kip-system statefulset/kip # add --cluster-dns=ADDRESS"},
 		"no trust, of others": {byManifests, noTrust, "kubelet port", finding.Failed, "does not trust",
 			"kubectl edit configmap -n kip-system kip-config # in provider.yaml set servingCertificate.signerName: " + signer},
 		"too new, on EKS": {byManifests, func(w *world) { w.version = "v1.40.0-eks-1" }, "version", finding.Failed, "may be 3", "./kustomize/deploy.sh # of a newer"},
@@ -572,7 +621,7 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"as Kip":           {installed, request(account, signer, "kip-0"), "certificate requests", finding.Failed, "by " + account, "kubectl certificate approve"},
 		"of another node":  {installed, request("system:node:machine", signer, "kip-0"), "certificate requests", finding.Warning, `"system:node:machine" made it`, "kubectl describe csr"},
 		"another signer":   {installed, request(node, "example.org/x", "kip-0"), "certificate requests", finding.Warning, `signer "example.org/x"`, "kubectl describe csr"},
-		"EKS' signer":      {installed, request(node, signerOfEKS, "kip-0"), "certificate requests", finding.Warning, signerOfEKS, "kubectl describe csr"},
+		"EKS' signer":      {installed, request(node, wellknown.ServingSigner, "kip-0"), "certificate requests", finding.Warning, wellknown.ServingSigner, "kubectl describe csr"},
 		"for another name": {installed, request(node, signer, "machine"), "certificate requests", finding.Warning, `["machine"]`, "kubectl describe csr"},
 		"stuck cell": {installed, func(w *world) {
 			stuck := apiv1.Cell{ObjectMeta: meta("", "cell-2")}
@@ -591,8 +640,39 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"an unread DaemonSet":   {installed, stands(nil), "DaemonSets", finding.Warning, "shop/logs", "kubectl edit daemonset -n shop logs"},
 		"local traffic":         {installed, behind(balancer("Local", nil), nothing), "Services", finding.Failed, "externalTrafficPolicy: Local", "kubectl patch service -n shop front"},
 		"by address":            {installed, behind(balancer("", byAddress), nothing), "Services", finding.NotChecked, "has a /28", ""},
-		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, labelCompute) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
+		"by address, wrong":     {installed, behind(balancer("", byAddress), func(w *world) { delete(w.nodes[1].Labels, wellknown.ComputeType) }), "Services", finding.Failed, "finds none", "kubectl label node kip-0"},
 		"no class, and no need": {installed, func(w *world) { w.classes = nil }, "StorageClass", finding.OK, "its store has its volume", ""},
 		"balanced":              {installed, behind(balancer("Cluster", nil), nothing), "Services", finding.OK, "no load balancer", ""},
 	})
+}
+
+// A role that was made for EKS Pod Identity trusts no service account. So its pods that work go on only if the role trusts them before the
+// association is gone, and all of them are made again.
+func TestPodsThatWorkKeepTheirRoleWhenOthersAreOnCells(t *testing.T) {
+	w := onEKS()
+	d := &Doctor{c: Config{Cluster: Cluster{Host: w.host, Raw: func(context.Context, string) (Answer, error) {
+		return Answer{Status: http.StatusOK, Body: []byte(`{"issuer":"https://oidc.eks.eu-west-1.amazonaws.com/id/A1"}`)}, nil
+	}}}, nodes: w.nodes}
+	p := onCell("web")
+	p.Spec.ServiceAccountName = "web"
+	agent := corev1.EnvVar{Name: "AWS_CONTAINER_CREDENTIALS_FULL_URI", Value: "http://169.254.170.23/v1/credentials"}
+	p.Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{agent}}}
+	d.onOwn = []corev1.Pod{p}
+	commands := strings.Split(d.rolesOfPods(t.Context())[0].Cure, "\n")
+	want := []string{
+		"associate-iam-oidc-provider --cluster prod --region eu-west-1",
+		`{"Federated": "arn:aws:iam::ACCOUNT:oidc-provider/oidc.eks.eu-west-1.amazonaws.com/id/A1"}, "Action": "sts:AssumeRoleWithWebIdentity"`,
+		"update-assume-role-policy --role-name ROLE",
+		"annotate serviceaccount -n shop web eks.amazonaws.com/role-arn=arn:aws:iam::ACCOUNT:role/ROLE",
+		"delete-pod-identity-association --region eu-west-1 --cluster-name prod",
+		"make all of them again, those on other nodes, too",
+	}
+	if len(commands) != len(want) {
+		t.Fatalf("%d commands, want %d: %q", len(commands), len(want), commands)
+	}
+	for n, words := range want {
+		if !strings.Contains(commands[n], words) {
+			t.Errorf("command %d is %q: want %q", n+1, commands[n], words)
+		}
+	}
 }

@@ -2,29 +2,28 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
-// podIdentityAgent is the DaemonSet of the EKS Pod Identity agent, and its add-on. On nodes of Auto Mode the agent is a service of the
-// machine. Source: EKS User Guide, "Set up the Amazon EKS Pod Identity Agent".
-const podIdentityAgent = "eks-pod-identity-agent"
-
-// byPodIdentity reports whether a pod asks the EKS Pod Identity agent of its node for credentials, as EKS' webhook has it do. Source: EKS
-// User Guide, "Understand how EKS Pod Identity works": the agent's address, which no AWS service of another kind has.
+// byPodIdentity reports whether a pod asks the EKS Pod Identity agent of its node for credentials, as EKS' webhook has it do.
 func byPodIdentity(p *corev1.Pod) bool {
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 		for _, e := range c.Env {
 			if e.Name == "AWS_CONTAINER_CREDENTIALS_FULL_URI" &&
-				(strings.Contains(e.Value, "169.254.170.23") || strings.Contains(e.Value, "[fd00:ec2::23]")) {
+				(strings.Contains(e.Value, wellknown.PodIdentityAddress) || strings.Contains(e.Value, wellknown.PodIdentityAddress6)) {
 				return true
 			}
 		}
@@ -33,40 +32,71 @@ func byPodIdentity(p *corev1.Pod) bool {
 }
 
 // podIdentity says whether Kip's pods get the role that they have by EKS Pod Identity.
-func (d *Doctor) podIdentity(ctx context.Context) []finding.Finding {
-	var of []string
+func (d *Doctor) podIdentity(ctx context.Context) (found []finding.Finding) {
 	for i := range d.pods {
 		if byPodIdentity(&d.pods[i]) {
-			of = append(of, d.pods[i].Namespace+"/"+d.pods[i].Name)
+			found = append(found, d.agentOf(ctx, &d.pods[i]))
 		}
 	}
-	switch {
-	case len(of) == 0:
-		return one(finding.Fine("no pod of Kip has its role by EKS Pod Identity"))
-	case d.auto():
-		return one(finding.Fine("%s has its role by EKS Pod Identity, whose agent is on each node of Auto Mode", orNone(of)))
+	if found == nil {
+		found = one(finding.Fine("no pod of Kip has its role by EKS Pod Identity"))
 	}
-	agent, err := d.c.Cluster.Kube.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, podIdentityAgent, metav1.GetOptions{})
+	return found
+}
+
+// agentOf says whether the agent on the node of one of Kip's pods gives it its role. Other nodes of the cluster prove nothing: some may be
+// of Auto Mode, and some have an agent that is not Ready.
+func (d *Doctor) agentOf(ctx context.Context, p *corev1.Pod) finding.Finding {
+	name, on := p.Namespace+"/"+p.Name, p.Spec.NodeName
+	if on == "" {
+		return finding.Unchecked("whether %s gets its role by EKS Pod Identity: it is on no node", name)
+	}
+	if slices.ContainsFunc(d.nodes, func(n corev1.Node) bool { return n.Name == on && wellknown.OnAuto(&n) }) {
+		return finding.Fine("%s has its role by EKS Pod Identity, whose agent is on each node of Auto Mode", name)
+	}
+	set, err := d.c.Cluster.Kube.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, wellknown.PodIdentityAgent, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		add := fmt.Sprintf("aws eks create-addon --region %s --cluster-name %s --addon-name %s", d.region(), d.clusterName(), podIdentityAgent)
-		return one(finding.Fail(add, "%s has its role by EKS Pod Identity, and the cluster has no DaemonSet kube-system/%s, which gives it its credentials", orNone(of), podIdentityAgent))
+		return finding.Fail(wellknown.CreateAddon(d.region(), d.clusterName(), wellknown.PodIdentityAgent),
+			"%s has its role by EKS Pod Identity, and the cluster has no DaemonSet kube-system/%s, which gives it its credentials", name,
+			wellknown.PodIdentityAgent)
 	case err != nil:
-		return one(unasked("read the DaemonSet kube-system/"+podIdentityAgent, err))
+		return unasked("read the DaemonSet kube-system/"+wellknown.PodIdentityAgent, err)
 	}
-	return one(finding.Fine("%s has its role by EKS Pod Identity, whose agent is ready on %d nodes", orNone(of), agent.Status.NumberReady))
+	which := metav1.FormatLabelSelector(set.Spec.Selector)
+	agents, err := d.c.Cluster.Kube.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+		LabelSelector: which,
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", on).String(),
+	})
+	if err != nil {
+		return unasked("list the pods of the DaemonSet kube-system/"+wellknown.PodIdentityAgent, err)
+	}
+	for _, agent := range agents.Items {
+		if slices.ContainsFunc(agent.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			return finding.Fine("%s has its role by EKS Pod Identity, whose agent on node %s is Ready", name, on)
+		}
+	}
+	return finding.Fail(fmt.Sprintf("kubectl describe pods -n kube-system -l %s --field-selector spec.nodeName=%s # fix what it shows", which, on),
+		"%s has its role by EKS Pod Identity, and no pod of the DaemonSet kube-system/%s is Ready on its node %s", name,
+		wellknown.PodIdentityAgent, on)
 }
 
 // rolesOfPods names service accounts whose pods on cells ask for credentials where nobody answers: no agent of EKS Pod Identity is on a
 // cell (docs/aws.md).
-func (d *Doctor) rolesOfPods(context.Context) []finding.Finding {
+func (d *Doctor) rolesOfPods(ctx context.Context) []finding.Finding {
 	lack := map[string]*corev1.Pod{} // a pod of each, by namespace and name
 	for i := range d.onOwn {
 		if p := &d.onOwn[i]; byPodIdentity(p) {
 			lack[p.Namespace+"/"+p.Spec.ServiceAccountName] = p
 		}
 	}
+	if len(lack) == 0 {
+		return one(finding.Fine("no pod on Kip's nodes needs EKS Pod Identity, whose agent is on no cell"))
+	}
 	var found []finding.Finding
+	issuer := d.issuer(ctx)
 	for n, name := range slices.Sorted(maps.Keys(lack)) {
 		p := lack[name]
 		if n == mostNamed {
@@ -74,14 +104,39 @@ func (d *Doctor) rolesOfPods(context.Context) []finding.Finding {
 			found = append(found, finding.Fail(list, "%d more service accounts have EKS Pod Identity, and pods on cells", len(lack)-n))
 			break
 		}
-		found = append(found, finding.Fail(fmt.Sprintf("kubectl annotate serviceaccount -n %s %s %s=ROLE # then delete its association, which wins: aws eks "+
-			"delete-pod-identity-association --region %s --cluster-name %s --association-id ID; and make its pods again",
-			p.Namespace, p.Spec.ServiceAccountName, annotationRole, d.region(), d.clusterName()),
-			"service account %s has its role by EKS Pod Identity, whose agent is on no cell, so its pods on cells, such as %s, find no credentials",
+		found = append(found, finding.Fail(d.byToken(issuer, p.Namespace, p.Spec.ServiceAccountName),
+			"service account %s has its role by EKS Pod Identity, whose agent is on no cell, so its pods on cells, such as %s, find no credentials. "+
+				"Its pods on other nodes have theirs: keep the order of these commands, or give the pods on cells a service account of their own",
 			name, p.Name))
 	}
-	if found == nil {
-		found = one(finding.Fine("no pod on Kip's nodes needs EKS Pod Identity, whose agent is on no cell"))
-	}
 	return found
+}
+
+// byToken are the commands by which a service account has its role by its token, in an order in which its pods never lack a role that they
+// can assume: a role that was made for EKS Pod Identity trusts no service account, and pods that have credentials keep them until the
+// session ends. Source: EKS API reference, "DeletePodIdentityAssociation".
+func (d *Doctor) byToken(issuer, namespace, account string) string {
+	region, cluster := d.region(), d.clusterName()
+	return strings.Join([]string{
+		wellknown.AssociateProvider(region, cluster),
+		"aws iam get-role --role-name ROLE --query Role.AssumeRolePolicyDocument > trust.json # then add this statement to it, and keep its others: " +
+			wellknown.TrustStatement(wellknown.Provider(region, "ACCOUNT", issuer), issuer, "system:serviceaccount:"+namespace+":"+account),
+		"aws iam update-assume-role-policy --role-name ROLE --policy-document file://trust.json",
+		fmt.Sprintf("kubectl annotate serviceaccount -n %s %s %s=%s", namespace, account, wellknown.RoleAnnotation,
+			wellknown.Role(region, "ACCOUNT", "ROLE")),
+		fmt.Sprintf("aws eks delete-pod-identity-association --region %s --cluster-name %s --association-id ID "+
+			"# aws eks list-pod-identity-associations names it. It wins over the annotation", region, cluster),
+		fmt.Sprintf("kubectl get pods -n %s --field-selector spec.serviceAccountName=%s -o wide # make all of them again, those on other nodes, too",
+			namespace, account),
+	}, "\n")
+}
+
+// issuer is that of the cluster's tokens, without https://, or what stands for it in a command.
+func (d *Doctor) issuer(ctx context.Context) string {
+	var says struct{ Issuer string }
+	answer, err := d.c.Cluster.Raw(ctx, "/.well-known/openid-configuration")
+	if err != nil || answer.Status != http.StatusOK || json.Unmarshal(answer.Body, &says) != nil || says.Issuer == "" {
+		return "ISSUER"
+	}
+	return strings.TrimPrefix(says.Issuer, "https://")
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -78,12 +79,9 @@ func (d *Doctor) daemonSets(ctx context.Context) []finding.Finding {
 	return found
 }
 
-const (
-	// annotationTargets is how AWS Load Balancer Controller sends to pods.
-	annotationTargets = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
-	// labelCompute has AWS Load Balancer Controller find pods by their addresses: docs/nodes-in-clouds.md.
-	labelCompute = "eks.amazonaws.com/compute-type"
-)
+// annotationTargets is how AWS Load Balancer Controller sends to pods. It finds pods by their addresses if their nodes have the label
+// wellknown.ComputeType with the value fargate: docs/nodes-in-clouds.md.
+const annotationTargets = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 
 // services names load balancers that do not reach pods on cells: docs/networking.md, docs/nodes-in-clouds.md.
 func (d *Doctor) services(ctx context.Context) []finding.Finding {
@@ -118,8 +116,9 @@ func (d *Doctor) balances(s *corev1.Service, pod *corev1.Pod) *finding.Finding {
 	byAddress := strings.HasSuffix(s.Annotations[annotationTargets], "ip")
 	var f finding.Finding
 	switch {
-	case byAddress && d.nodeOf(pod).Labels[labelCompute] != "fargate":
-		f = finding.Fail(fmt.Sprintf("kubectl label node %s %s=fargate --overwrite # and take %s out of kubelet.labels", pod.Spec.NodeName, labelCompute, labelCompute),
+	case byAddress && d.nodeOf(pod).Labels[wellknown.ComputeType] != "fargate":
+		f = finding.Fail(fmt.Sprintf("kubectl label node %s %s=fargate --overwrite # and take %s out of kubelet.labels", pod.Spec.NodeName,
+			wellknown.ComputeType, wellknown.ComputeType),
 			"Service %s: AWS Load Balancer Controller looks for pods of node %s on an instance of the node, finds none, and then updates no target of the group",
 			name, pod.Spec.NodeName)
 	case byAddress:

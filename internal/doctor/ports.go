@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -145,7 +146,7 @@ func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
 // trusted is the command that has Kip serve a certificate that the API server trusts.
 func (d *Doctor) trusted() string {
 	if d.eks() {
-		return d.setSigner(signerOfEKS)
+		return d.setSigner(wellknown.ServingSigner)
 	}
 	return d.setSigner(certificatesv1.KubeletServingSignerName)
 }
@@ -159,9 +160,6 @@ func saidBy(body []byte) string {
 	}
 	return cmp.Or(strings.TrimSpace(text[:min(len(text), 400)]), "it says nothing")
 }
-
-// signerOfEKS signs serving certificates of what is no instance of the cluster: docs/serving-certificates.md.
-const signerOfEKS = "beta.eks.amazonaws.com/app-serving"
 
 // requests says which certificates of Kip wait for somebody to approve them. Every node may make a request with a name like Kip's, so the
 // command that approves is printed only for what Kip itself asks for.
@@ -207,7 +205,7 @@ func (d *Doctor) notKips(r *certificatesv1.CertificateSigningRequest, node *core
 	}
 	signers := []string{certificatesv1.KubeletServingSignerName}
 	if d.eks() {
-		signers = append(signers, signerOfEKS)
+		signers = append(signers, wellknown.ServingSigner)
 	}
 	if d.c.Provider != nil {
 		signers = []string{d.c.Provider.ServingCertificate.SignerName}

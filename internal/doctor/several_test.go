@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
 
@@ -36,7 +37,7 @@ func several() *world {
 		w.kips = append(w.kips, p)
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: meta("gpus", "gpu")}
-	account.Annotations = map[string]string{annotationRole: "arn:aws:iam::123456789012:role/gpu"}
+	account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/gpu"}
 	hook := admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: meta("", "kip-0-1"), Webhooks: slices.Clone(w.hook.Webhooks)}
 	w.others = append(w.others, account, &hook)
 	bound := w.cells[0]

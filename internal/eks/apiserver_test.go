@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 // apiServer keeps objects by their paths. It knows reads, creation, updates and server-side apply of one manager, dry runs, and reviews of
@@ -124,7 +126,9 @@ func (s *apiServer) answer(r *http.Request) (int, any) {
 }
 
 // lists are the kinds of lists, by resource.
-var lists = map[string]string{"services": "ServiceList", "storageclasses": "StorageClassList", "csidrivers": "CSIDriverList"}
+var lists = map[string]string{
+	"services": "ServiceList", "storageclasses": "StorageClassList", "csidrivers": "CSIDriverList", "nodes": "NodeList",
+}
 
 func (s *apiServer) list(path string) any {
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "/apis/"), "/api/"), "/")
@@ -234,8 +238,8 @@ func clusterObjects() map[string]object {
 		"/api/v1/namespaces/kube-system/services/kube-dns": {"apiVersion": "v1", "kind": "Service", "metadata": object{
 			"name": "kube-dns", "namespace": "kube-system"}, "spec": object{"clusterIP": "10.100.0.10"}},
 		"/apis/storage.k8s.io/v1/storageclasses/gp2": {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": object{
-			"name": "gp2"}, "provisioner": inTree},
-		"/apis/storage.k8s.io/v1/csidrivers/" + ebsDriver: {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver",
-			"metadata": object{"name": ebsDriver}},
+			"name": "gp2"}, "provisioner": wellknown.InTree},
+		"/apis/storage.k8s.io/v1/csidrivers/" + wellknown.EBSDriver: {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver",
+			"metadata": object{"name": wellknown.EBSDriver}},
 	}
 }

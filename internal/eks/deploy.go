@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 	"github.com/elotl/kip/internal/cloud/aws/images"
 	"github.com/elotl/kip/internal/crd"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 // Deployment installs Kip as a Request says.
@@ -220,12 +221,16 @@ func (d *Deployment) checkCluster(ctx context.Context, f *found, c eks.Cluster) 
 	if f.plan.dns, err = f.api.findDNS(ctx, c, d.Region); err != nil {
 		problems = append(problems, err.Error())
 	}
-	own := false
-	if f.plan.class, own, err = f.api.findStorage(ctx, c, d.Region, f.running.class); err != nil {
+	disks, err := f.api.findStorage(ctx, c, d.Region, f.account.ID, f.running.class)
+	if err != nil {
 		problems = append(problems, err.Error())
 	}
-	if own {
+	if f.plan.class = disks.class; disks.own {
 		f.plan.ownClass = classFor(c)
+	}
+	if disks.byEBS {
+		d.Say("Note: not checked: whether the driver of disks has its role, without which Kip's store gets no volume: %s",
+			wellknown.ShowEBSDriver(d.Region, c.Name))
 	}
 	objects, err := f.plan.objects()
 	if err != nil {
@@ -314,7 +319,7 @@ func (d *Deployment) settings(c eks.Cluster, n eks.Network, instanceType string)
 		"cells":              cells,
 		"nodes":              "zones",
 		"kubelet":            map[string]any{"capacity": "auto"},
-		"servingCertificate": map[string]any{"signerName": "beta.eks.amazonaws.com/app-serving"},
+		"servingCertificate": map[string]any{"signerName": wellknown.ServingSigner},
 	}
 }
 

@@ -34,6 +34,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/wire"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 const (
@@ -268,7 +269,7 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	}
 	const in = "/namespaces/kip/"
 	account := "/api/v1" + in + "serviceaccounts/kip-provider"
-	if got := w.api.at(account, "metadata", "annotations", "eks.amazonaws.com/role-arn"); got != roleARN {
+	if got := w.api.at(account, "metadata", "annotations", wellknown.RoleAnnotation); got != roleARN {
 		t.Errorf("the service account's role is %v", got)
 	}
 	set := "/apis/apps/v1" + in + "statefulsets/kip-provider"
@@ -307,9 +308,12 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	if n := len(w.model.Images()); n != 1 {
 		t.Errorf("there are %d images", n)
 	}
+	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "not checked: whether the driver of disks has its role") {
+		t.Errorf("it says nothing of the rights of the driver of disks:\n%s", said)
+	}
 	// A claim keeps its class, whatever is the default later.
 	w.api.objects["/apis/storage.k8s.io/v1/storageclasses/gp3"] = object{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-		"metadata": object{"name": "gp3", "annotations": object{defaultClass: "true"}}, "provisioner": ebsDriver}
+		"metadata": object{"name": "gp3", "annotations": object{wellknown.DefaultClass: "true"}}, "provisioner": wellknown.EBSDriver}
 	calls, before := w.model.Calls(), w.api.paths()
 	objects := map[string]any{}
 	for _, path := range before {
@@ -378,7 +382,7 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 		"Auto Mode without DNS": {func(w *world) {
 			w.aws.Clusters[0].Auto = true
 			delete(w.api.objects, "/api/v1/namespaces/kube-system/services/kube-dns")
-		}, []string{"Auto Mode", "aws eks create-addon --cluster-name kip --region us-west-2 --addon-name coredns"}},
+		}, []string{"Auto Mode", "aws eks create-addon --region us-west-2 --cluster-name kip --addon-name coredns"}},
 		"Auto Mode with public subnets": {func(w *world) {
 			w.aws.Clusters[0].Auto, w.aws.Clusters[0].Subnets = true, []string{"subnet-public"}
 		}, []string{"route to a NAT gateway"}},
@@ -432,11 +436,25 @@ func TestWhatIsInTheWayIsNamedAndNothingIsChanged(t *testing.T) {
 			podIdentity(w)
 			delete(w.api.objects, agentPath)
 		}, []string{"no DaemonSet kube-system/eks-pod-identity-agent",
-			"aws eks create-addon --cluster-name kip --region us-west-2 --addon-name eks-pod-identity-agent"}},
+			"aws eks create-addon --region us-west-2 --cluster-name kip --addon-name eks-pod-identity-agent"}},
+		"Pod Identity with agents that are not Ready": {func(w *world) {
+			podIdentity(w)
+			w.api.objects[agentPath]["status"] = object{"desiredNumberScheduled": 2, "numberReady": 0}
+		}, []string{"no pod of the DaemonSet kube-system/eks-pod-identity-agent is Ready, of 2",
+			"kubectl --namespace kube-system describe pods --selector app.kubernetes.io/name=eks-pod-identity-agent"}},
+		"Pod Identity in Auto Mode with another node": {func(w *world) {
+			podIdentity(w)
+			w.aws.Clusters[0].Auto = true
+			delete(w.api.objects, agentPath)
+			w.api.objects["/api/v1/nodes/auto"] = nodeObject("auto", object{wellknown.ComputeType: "auto"})
+			w.api.objects["/api/v1/nodes/mine"] = nodeObject("mine", object{})
+		}, []string{"no DaemonSet kube-system/eks-pod-identity-agent"}},
 		"no such image": {func(w *world) { w.registry = http.StatusNotFound },
 			[]string{`IMAGE_TAG is "1.0-latest": there is no image ghcr.io/elotl/kip:1.0-latest`, "IMAGE_REGISTRY"}},
-		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver) },
-			[]string{"no driver for disks", "--region us-west-2 --addon-name aws-ebs-csi-driver"}},
+		"no driver of disks": {func(w *world) { delete(w.api.objects, "/apis/storage.k8s.io/v1/csidrivers/"+wellknown.EBSDriver) },
+			[]string{"no driver for disks", "eksctl utils associate-iam-oidc-provider --cluster kip --region us-west-2 --approve",
+				"arn:aws:iam::aws:policy/service-role/AmazonEBSCSIDriverPolicy", "--region us-west-2 --cluster-name kip --addon-name aws-ebs-csi-driver " +
+					"--service-account-role-arn arn:aws:iam::123456789012:role/kip-ebs-driver"}},
 		"full subnets": {func(w *world) {
 			for i := range w.aws.Subnets {
 				w.aws.Subnets[i].Bits = 32
@@ -549,7 +567,7 @@ func TestAMissingCommaIsNamed(t *testing.T) {
 	}
 }
 
-const agentPath = "/apis/apps/v1/namespaces/kube-system/daemonsets/" + podIdentityAgent
+const agentPath = "/apis/apps/v1/namespaces/kube-system/daemonsets/" + wellknown.PodIdentityAgent
 
 // podIdentity has EKS give Kip's pod its role, for which the cluster needs no identity provider in IAM.
 func podIdentity(w *world) {
@@ -557,7 +575,13 @@ func podIdentity(w *world) {
 	w.aws.Clusters[0].Associations = []ec2.Association{{ID: "a-1", Namespace: "kip", ServiceAccount: "kip-provider", Role: roleARN}}
 	w.role.Trust = `{"Statement": [{"Effect": "Allow", "Principal": {"Service": "pods.eks.amazonaws.com"}, "Action": ["sts:AssumeRole", "sts:TagSession"]}]}`
 	w.api.objects[agentPath] = object{"apiVersion": "apps/v1", "kind": "DaemonSet",
-		"metadata": object{"name": podIdentityAgent, "namespace": "kube-system"}}
+		"metadata": object{"name": wellknown.PodIdentityAgent, "namespace": "kube-system"},
+		"spec":     object{"selector": object{"matchLabels": object{"app.kubernetes.io/name": wellknown.PodIdentityAgent}}},
+		"status":   object{"desiredNumberScheduled": 2, "numberReady": 1}}
+}
+
+func nodeObject(name string, labels object) object {
+	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name, "labels": labels}}
 }
 
 func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
@@ -566,6 +590,8 @@ func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
 		podIdentity(w)
 		if w.aws.Clusters[0].Auto = auto; auto {
 			delete(w.api.objects, agentPath) // each of its nodes has one that is no pod
+			w.api.objects["/api/v1/nodes/auto"] = nodeObject("auto", object{wellknown.ComputeType: "auto"})
+			w.api.objects["/api/v1/nodes/virtual"] = nodeObject("virtual", object{apiv1.LabelController: "another"})
 		}
 		w.open()
 		if err := w.run(); err != nil {
@@ -631,12 +657,12 @@ func TestAutoModeGetsAStorageClass(t *testing.T) {
 	w.aws.Clusters[0].Auto = true
 	maps := w.api.objects
 	delete(maps, "/apis/storage.k8s.io/v1/storageclasses/gp2")
-	delete(maps, "/apis/storage.k8s.io/v1/csidrivers/"+ebsDriver)
+	delete(maps, "/apis/storage.k8s.io/v1/csidrivers/"+wellknown.EBSDriver)
 	w.open()
 	if err := w.run(); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.api.at("/apis/storage.k8s.io/v1/storageclasses/"+storeClass, "provisioner"); got != autoDriver {
+	if got := w.api.at("/apis/storage.k8s.io/v1/storageclasses/"+storeClass, "provisioner"); got != wellknown.AutoDriver {
 		t.Errorf("the provisioner is %v", got)
 	}
 	if err := w.run(); err != nil {

@@ -26,6 +26,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud/aws/eks"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 // Kubernetes is the API of the cluster that the kubeconfig names.
@@ -89,9 +90,6 @@ func (k *Kubernetes) reach(c eks.Cluster, region string) error {
 	return nil
 }
 
-// dnsLabel marks the Service of the cluster's DNS.
-const dnsLabel = "k8s-app=kube-dns"
-
 // findDNS returns the address of the cluster's DNS if Kip does not find it by itself, "" if it does. Source for Auto Mode: EKS User
 // Guide, "How EKS Auto Mode works", networking: DNS runs on each node of Auto Mode as a service of the machine, which no cell is.
 func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster, region string) (string, error) {
@@ -103,7 +101,7 @@ func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster, region string) 
 	if !apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("get the Service kube-system/kube-dns: %w", err)
 	}
-	others, err := services.List(ctx, metav1.ListOptions{LabelSelector: dnsLabel})
+	others, err := services.List(ctx, metav1.ListOptions{LabelSelector: wellknown.DNSLabel})
 	if err != nil {
 		return "", fmt.Errorf("list the Services of the cluster's DNS: %w", err)
 	}
@@ -116,77 +114,87 @@ func (k *Kubernetes) findDNS(ctx context.Context, c eks.Cluster, region string) 
 	if c.Auto {
 		why = "the cluster is in Auto Mode, whose DNS serves the pods of its own nodes alone"
 	}
-	return "", fmt.Errorf("%s: pods on cells would resolve no name of the cluster: aws eks create-addon --cluster-name %s --region %s "+
-		"--addon-name coredns", why, c.Name, region)
+	return "", fmt.Errorf("%s: pods on cells would resolve no name of the cluster: %s", why, wellknown.CreateAddon(region, c.Name, "coredns"))
 }
 
-// podIdentityAgent is the DaemonSet that gives pods the roles of EKS Pod Identity, as the add-on of that name installs it. Nodes of Auto
-// Mode have it as a service of the machine. Source: EKS User Guide, "Set up the Amazon EKS Pod Identity Agent".
-const podIdentityAgent = "eks-pod-identity-agent"
-
-// findPodIdentityAgent says that nobody would give Kip's pod its role.
+// findPodIdentityAgent returns an error if nobody would give Kip's pod its role. A cluster in Auto Mode may have other nodes, too.
 func (k *Kubernetes) findPodIdentityAgent(ctx context.Context, c eks.Cluster, region string) error {
 	if c.Auto {
-		return nil
+		nodes, err := k.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("list the nodes, of which those of Auto Mode have an EKS Pod Identity agent: %w", err)
+		}
+		if !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool {
+			return !wellknown.OnAuto(&n) && n.Labels[apiv1.LabelController] == ""
+		}) {
+			return nil
+		}
 	}
-	_, err := k.Client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, podIdentityAgent, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("the service account of Kip has its role by EKS Pod Identity, and the cluster has no DaemonSet kube-system/%s: "+
-			"aws eks create-addon --cluster-name %s --region %s --addon-name %s", podIdentityAgent, c.Name, region, podIdentityAgent)
-	}
-	if err != nil {
-		return fmt.Errorf("get the DaemonSet kube-system/%s: %w", podIdentityAgent, err)
+	set, err := k.Client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, wellknown.PodIdentityAgent, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("the service account of Kip has its role by EKS Pod Identity, and the cluster has no DaemonSet kube-system/%s: %s",
+			wellknown.PodIdentityAgent, wellknown.CreateAddon(region, c.Name, wellknown.PodIdentityAgent))
+	case err != nil:
+		return fmt.Errorf("get the DaemonSet kube-system/%s: %w", wellknown.PodIdentityAgent, err)
+	case set.Status.DesiredNumberScheduled > 0 && set.Status.NumberReady == 0:
+		return fmt.Errorf("the service account of Kip has its role by EKS Pod Identity, and no pod of the DaemonSet kube-system/%s is Ready, of %d: "+
+			"fix what this shows: kubectl --namespace kube-system describe pods --selector %s", wellknown.PodIdentityAgent,
+			set.Status.DesiredNumberScheduled, metav1.FormatLabelSelector(set.Spec.Selector))
 	}
 	return nil
 }
 
-// Drivers of disks: the add-on's, and Auto Mode's. The first also serves claims of the in-tree plugin. Sources: EKS User Guide, "Create
-// a storage class"; Kubernetes, "Storage classes", AWS EBS.
-const (
-	ebsDriver, autoDriver, inTree = "ebs.csi.aws.com", "ebs.csi.eks.amazonaws.com", "kubernetes.io/aws-ebs"
-	defaultClass                  = "storageclass.kubernetes.io/is-default-class"
-)
+// storage is where the claim of Kip's store gets its volume.
+type storage struct {
+	class string
+	// own says that this class is to be made.
+	own bool
+	// byEBS says that the add-on's driver makes the volume, with rights that the API server does not know.
+	byEBS bool
+}
 
-// findStorage returns the StorageClass for the claim of Kip's store, which stays as it was; own says that it is to be made.
-func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, region, was string) (class string, own bool, err error) {
+// findStorage returns the StorageClass for the claim of Kip's store, which stays as it was.
+func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, region, account, was string) (storage, error) {
 	if was != "" {
-		return was, was == storeClass, nil
+		return storage{class: was, own: was == storeClass}, nil
 	}
 	classes, err := k.Client.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", false, fmt.Errorf("list the StorageClasses: %w", err)
+		return storage{}, fmt.Errorf("list the StorageClasses: %w", err)
 	}
 	drivers, err := k.Client.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", false, fmt.Errorf("list the CSIDrivers: %w", err)
+		return storage{}, fmt.Errorf("list the CSIDrivers: %w", err)
 	}
+	byEBS := func(driver string) bool { return driver == wellknown.EBSDriver || driver == wellknown.InTree }
 	has := func(driver string) bool {
-		if driver == inTree {
-			driver = ebsDriver
+		if driver == wellknown.InTree {
+			driver = wellknown.EBSDriver
 		}
-		return driver == autoDriver && c.AutoDisks ||
+		return driver == wellknown.AutoDriver && c.AutoDisks ||
 			slices.ContainsFunc(drivers.Items, func(d storagev1.CSIDriver) bool { return d.Name == driver })
 	}
+	found := storage{}
 	for _, s := range classes.Items {
 		if !has(s.Provisioner) || s.Name == storeClass {
 			continue
 		}
-		if s.Annotations[defaultClass] == "true" {
-			return s.Name, false, nil
+		if s.Annotations[wellknown.DefaultClass] == "true" {
+			return storage{class: s.Name, byEBS: byEBS(s.Provisioner)}, nil
 		}
-		if class == "" && slices.Contains([]string{ebsDriver, autoDriver, inTree}, s.Provisioner) {
-			class = s.Name
+		if found.class == "" && (byEBS(s.Provisioner) || s.Provisioner == wellknown.AutoDriver) {
+			found = storage{class: s.Name, byEBS: byEBS(s.Provisioner)}
 		}
 	}
 	switch {
-	case class != "":
-		return class, false, nil
-	case c.AutoDisks, has(ebsDriver): // EKS makes no StorageClass for either
-		return storeClass, true, nil
+	case found.class != "":
+		return found, nil
+	case c.AutoDisks, has(wellknown.EBSDriver): // EKS makes no StorageClass for either
+		return storage{class: storeClass, own: true, byEBS: !c.AutoDisks}, nil
 	}
-	return "", false, fmt.Errorf("the cluster has no driver for disks, and Kip's store needs one: aws eks create-addon --cluster-name %s "+
-		"--region %s --addon-name aws-ebs-csi-driver (EKS User Guide, \"Store Kubernetes volumes with Amazon EBS\", has the role that it needs)",
-		c.Name, region)
+	return storage{}, fmt.Errorf("the cluster has no driver for disks, and Kip's store needs one: %s",
+		wellknown.CreateEBSDriver(region, c.Name, account))
 }
 
 // storeClass is made where no StorageClass is for the cluster's driver.
@@ -194,9 +202,9 @@ const storeClass = "kip-provider-store"
 
 // classFor is that StorageClass.
 func classFor(c eks.Cluster) *unstructured.Unstructured {
-	driver := ebsDriver
+	driver := wellknown.EBSDriver
 	if c.AutoDisks {
-		driver = autoDriver
+		driver = wellknown.AutoDriver
 	}
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion":        "storage.k8s.io/v1",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/elotl/kip/deploy"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
 // manager is who applies the objects, as the API server keeps it.
@@ -54,7 +55,7 @@ func (p plan) objects() ([]*unstructured.Unstructured, error) {
 			}
 			last = append(last, o)
 		case o.GetKind() == "ServiceAccount" && o.GetName() == name:
-			o.SetAnnotations(map[string]string{"eks.amazonaws.com/role-arn": p.role})
+			o.SetAnnotations(map[string]string{wellknown.RoleAnnotation: p.role})
 			rest = append(rest, o)
 		default:
 			rest = append(rest, o)

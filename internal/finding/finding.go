@@ -22,8 +22,8 @@ const (
 type Finding struct {
 	Outcome Outcome `json:"outcome"`
 	Message string  `json:"message"`
-	// Cure is the command that fixes a failure, does away with a warning, or checks what was not checked. Words in capitals stand for what
-	// the reader fills in.
+	// Cure is the command that fixes a failure, does away with a warning, or checks what was not checked. Of several each has a line, in
+	// their order. Words in capitals stand for what the reader fills in.
 	Cure string `json:"cure,omitempty"`
 }
 

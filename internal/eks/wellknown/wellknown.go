@@ -1,5 +1,3 @@
-// Package wellknown owns what Amazon EKS calls the things that it brings into a cluster, and the commands that install them. It is pure: it
-// asks nobody.
 package wellknown
 
 import (
@@ -8,6 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 )
+
+// DNSLabel marks the Service of a cluster's DNS, which may have another name than Kip looks for. Source: Kubernetes, "Customizing DNS
+// Service".
+const DNSLabel = "k8s-app=kube-dns"
 
 const (
 	// PodIdentityAgent is the DaemonSet that gives pods the roles of EKS Pod Identity, and its add-on. Nodes of Auto Mode have the agent as a
