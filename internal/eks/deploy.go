@@ -140,10 +140,8 @@ func (d *Deployment) check(ctx context.Context) (found, error) {
 // checkRole says what the roles of Kip and of cells lack.
 func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n eks.Network) (problems []string) {
 	account, wanted, profile := f.account, d.role(c, n, f.running), eks.Findings{}
-	if d.Profile == "" {
-		d.Say("Note: pods of every namespace may name any instance profile whose role Kip's role may pass. Whoever may make a pod gets what " +
-			"that role may. Let the statement KipPassesRoles of Kip's role name the roles of cells alone, or set CELL_INSTANCE_PROFILE_ARN")
-	} else {
+	d.noteGrants()
+	if d.Profile != "" {
 		var err error
 		if wanted.Passes, err = account.CheckProfile(ctx, d.Profile, &profile); err != nil {
 			problems = append(problems, err.Error())
@@ -160,6 +158,17 @@ func (d *Deployment) checkRole(ctx context.Context, f found, c eks.Cluster, n ek
 	}
 	d.note(slices.Concat(role.Notes, profile.Notes))
 	return slices.Concat(problems, role.Problems, profile.Problems)
+}
+
+// noteGrants says what settings grants to whoever may make a pod.
+func (d *Deployment) noteGrants() {
+	const others = "any security group of the VPC, and the metadata service of their cells (docs/kip-2020.md#pods-that-name-a-profile-or-groups)"
+	if d.Profile == "" {
+		d.Say("Note: pods of every namespace may name any instance profile whose role Kip's role may pass, %s. Whoever may make a pod gets what "+
+			"that role may. Let the statement KipPassesRoles of Kip's role name the roles of cells alone, or set CELL_INSTANCE_PROFILE_ARN", others)
+		return
+	}
+	d.Say("Note: pods of every namespace may name the instance profile %s, %s", d.Profile, others)
 }
 
 // checkPublic says what cells with public addresses need: a Kip that knows by its node's metadata service that it is in their VPC.

@@ -816,8 +816,12 @@ func TestPodsMayNameTheGivenProfile(t *testing.T) {
 		if g := w.installedConfig().Cells.Grants.Namespaces; len(g) != 1 || !slices.Equal(g[0].InstanceProfiles, want) {
 			t.Errorf("with profile %q the grants are %v", profile, g)
 		}
-		if said := strings.Contains(strings.Join(w.said, "\n"), "may name any instance profile"); said != (profile == "") {
+		said := strings.Join(w.said, "\n")
+		if any := strings.Contains(said, "may name any instance profile"); any != (profile == "") {
 			t.Errorf("with profile %q it said %q", profile, w.said)
+		}
+		if !strings.Contains(said, "any security group of the VPC") || !strings.Contains(said, "metadata service") {
+			t.Errorf("with profile %q it says nothing of groups, or of the metadata service: %q", profile, w.said)
 		}
 	}
 }
