@@ -471,7 +471,7 @@ func (k *Kubernetes) waitsFor(ctx context.Context, namespace string) (string, er
 	for _, s := range pod.Status.ContainerStatuses {
 		switch w, t := s.State.Waiting, s.LastTerminationState.Terminated; {
 		case w == nil:
-		case t != nil && t.Message != "":
+		case w.Reason == "CrashLoopBackOff" && t != nil && t.Message != "":
 			// The end of Kip's log, of which the last line says why it ended.
 			message := strings.TrimSpace(t.Message)
 			return fmt.Sprintf("Kip's pod: %s: %s", w.Reason, message[strings.LastIndex(message, "\n")+1:]), nil

@@ -728,21 +728,28 @@ func TestThePrintedTrustPolicyKeepsOthers(t *testing.T) {
 	}
 }
 
+// What Kip said when it ended explains why it waits to start again, and nothing else that its pod waits for.
 func TestTheLastWordsOfAKipThatEndedAreSaid(t *testing.T) {
 	const words = "kip: leadership: read the catalogue of cloud aws: find the subnets of the cells"
-	k := Kubernetes{Client: fake.NewClientset(
-		&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: name}},
-		&corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: node},
-			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
-				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 10s"}},
-				LastTerminationState: corev1.ContainerState{
-					Terminated: &corev1.ContainerStateTerminated{Message: "level=INFO msg=starting\n" + words + "\n"},
-				},
-			}}},
-		})}
-	if got, err := k.waitsFor(t.Context(), "kip"); err != nil || got != "Kip's pod: CrashLoopBackOff: "+words {
-		t.Errorf("it waits for %q (%v)", got, err)
+	for _, test := range []struct{ reason, message, said string }{
+		{"CrashLoopBackOff", "back-off 10s", words},
+		{"ImagePullBackOff", "Back-off pulling image", "Back-off pulling image"},
+		{"CreateContainerConfigError", "configmap not found", "configmap not found"},
+	} {
+		k := Kubernetes{Client: fake.NewClientset(
+			&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: name}},
+			&corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "kip", Name: node},
+				Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+					State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: test.reason, Message: test.message}},
+					LastTerminationState: corev1.ContainerState{
+						Terminated: &corev1.ContainerStateTerminated{Message: "level=INFO msg=starting\n" + words + "\n"},
+					},
+				}}},
+			})}
+		if got, err := k.waitsFor(t.Context(), "kip"); err != nil || got != "Kip's pod: "+test.reason+": "+test.said {
+			t.Errorf("it waits for %q (%v)", got, err)
+		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,7 +85,6 @@ func (p plan) fillIn(o *unstructured.Unstructured) error {
 	}
 	kip := containers[0].(map[string]any)
 	kip["image"] = p.image
-	kip["terminationMessagePolicy"] = string(corev1.TerminationMessageFallbackToLogsOnError) // by which wait says why Kip ended
 	if p.dns != "" {
 		kip["args"] = append(kip["args"].([]any), "--cluster-dns="+p.dns)
 	}

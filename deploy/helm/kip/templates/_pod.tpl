@@ -247,6 +247,8 @@ spec:
     - name: kip
       image: {{ include "kip.image" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
+      # The pod's status then has the end of Kip's log, which says why Kip ended.
+      terminationMessagePolicy: FallbackToLogsOnError
       args: {{- include "kip.args" . | nindent 8 }}
       env: {{- include "kip.env" . | nindent 8 }}
       {{- with include "kip.credentials" . }}
