@@ -191,6 +191,8 @@ type Model struct {
 	repositories map[string]http.Handler // by name
 	upstreams    map[string]http.Handler // of Config.Upstreams, by name
 
+	// mu guards what follows. Machines are called under no lock of the model's own: what they call back, such as effects of calls, takes mu
+	// while the machines are locked.
 	mu       sync.Mutex
 	launches map[string]*launch // by the sim's token
 	subnets  []Subnet
