@@ -118,7 +118,6 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	}
 	if s.opts.EKS {
 		cfg.Cluster = &ec2.Cluster{
-			Name:     EKSCluster,
 			Endpoint: s.Cluster.Server(),
 			CA:       s.Cluster.AdminConfig().CAData,
 			Issuer:   cluster.Issuer,
@@ -140,9 +139,6 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	s.ec2, err = machines.Start(ctx, cfg)
 	return err
 }
-
-// EKSCluster is the name of the cluster in EKS.
-const EKSCluster = "kip"
 
 // pullFromRegistry has the cells' root, which is that of this stack alone, pull from the registry: a provider.yaml that names no mirror
 // has cells ask the internet.

@@ -71,6 +71,10 @@ type World struct {
 	kips []*Kip // those that RunKip ran
 
 	hadMachine, hadDisk atomic.Bool // see SawMachine
+
+	auditLog string
+	rights   Rights
+	audited  atomic.Bool // see WithinItsRights
 }
 
 // Options of a world. Worlds with different names, bridges and networks can run
@@ -88,12 +92,15 @@ type Options struct {
 	// AuditLog is a file for who asked the API server for what. Optional. Main fails if Kip was refused anything, and removes
 	// the file else.
 	AuditLog string
+	// Rights are those of the Kip in AuditLog; of deploy/manifests/rights when unset.
+	Rights Rights
 	// Nodes is how many ordinary nodes there are beside the virtual one: node-1…
 	Nodes int
 	// ClusterOnly starts no Kip.
 	ClusterOnly bool
 	// EKS is ClusterOnly with an ordinary node, and with a model of EC2 in which the cluster is one of Amazon EKS and the account has
-	// nothing else. World.Ready has its URLs. A test installs Kip, from the image that was built.
+	// nothing else. World.Ready has its URLs. A test installs Kip, from the image that was built, and before it removes Kip it asks for
+	// WithinItsRights: the rights may go before Kip does.
 	EKS bool
 	// Installed has Kip installed by its chart, as a pod of node-1, with a model of EC2. Its pod is no process that the world
 	// kills, starts or looks at.
@@ -130,6 +137,8 @@ func Start(ctx context.Context, o Options) (_ *World, err error) {
 		Bin:      filepath.Join(root, "bin"),
 		Bridge:   o.Name,
 		Patience: o.Patience,
+		auditLog: o.AuditLog,
+		rights:   o.Rights,
 	}
 	if n := o.Network; n != nil {
 		w.State, w.Bridge, w.cidr = n.State, n.Bridge, n.CIDR

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // play runs a script in the place of a Kip, and returns it when it has said that it
@@ -106,29 +107,35 @@ func TestOnlyWhatIsForgivenIsForgiven(t *testing.T) {
 
 func TestWhatTheAPIServerRefusesKipIsFound(t *testing.T) {
 	event := func(user, agent, more string, code string) string {
-		return `{"stage":"ResponseComplete","verb":"get","requestURI":"/x","user":{"username":"` + user + `"},"userAgent":"` + agent + `",` +
+		return `{"stage":"ResponseComplete","requestReceivedTimestamp":"2026-01-01T00:00:01.5Z","verb":"get","requestURI":"/x","user":{"username":"` + user + `"},"userAgent":"` + agent + `",` +
 			more + `"responseStatus":{"code":` + code + `}}` + "\n"
 	}
 	const node = `"impersonatedUser":{"username":"system:node:kip-0"},`
 	own := event(kipAccount, "kip", "", "200")
+	another := Rights{Account: "system:serviceaccount:kip:kip-provider", Provisioner: "p", File: "eks/kip.yaml"}
+	early, late := time.Date(2026, 1, 1, 0, 0, 1, 0, time.UTC), time.Date(2026, 1, 1, 0, 0, 2, 0, time.UTC)
 	for name, c := range map[string]struct {
 		log  string
+		of   Rights
+		from time.Time
 		want string
 	}{
-		"it is answered":                       {own, ""},
-		"it is refused":                        {own + event(kipAccount, "kip", "", "403"), "get /x:1"},
-		"it is refused as the node":            {own + event(kipAccount, "kip", node, "403"), ""},
-		"a test is refused":                    {own + event(kipAccount, "e2e.test/v0", "", "403"), ""},
-		"another is refused":                   {own + event("somebody", "kip", "", "403"), ""},
-		"nothing of it is in the log":          {event("somebody", "kip", "", "200"), "0 requests were answered"},
-		"it is not found, which is no refusal": {own + event(kipAccount, "kip", "", "404"), ""},
+		"another's account":                    {event(another.Account, "kip", "", "403"), another, early, "with the rights of eks/kip.yaml Kip was refused map[get /x:1]"},
+		"before the time":                      {own, Rights{}, late, "0 requests were answered"},
+		"it is answered":                       {own, Rights{}, time.Time{}, ""},
+		"it is refused":                        {own + event(kipAccount, "kip", "", "403"), Rights{}, time.Time{}, "get /x:1"},
+		"it is refused as the node":            {own + event(kipAccount, "kip", node, "403"), Rights{}, time.Time{}, ""},
+		"a test is refused":                    {own + event(kipAccount, "e2e.test/v0", "", "403"), Rights{}, time.Time{}, ""},
+		"another is refused":                   {own + event("somebody", "kip", "", "403"), Rights{}, time.Time{}, ""},
+		"nothing of it is in the log":          {event("somebody", "kip", "", "200"), Rights{}, time.Time{}, "0 requests were answered"},
+		"it is not found, which is no refusal": {own + event(kipAccount, "kip", "", "404"), Rights{}, time.Time{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "audit.log")
 			if err := os.WriteFile(file, []byte(c.log), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			err := withinItsRights(file)
+			err := withinItsRights(file, c.of, c.from)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, want %q", err, c.want)
 			}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -72,8 +73,12 @@ func Main(o Options, world **World, run func() int) int {
 	if races, err := w.Races(); err != nil || races != "" {
 		fail("Kip had data races (%v):\n%s", err, races)
 	}
-	if o.AuditLog != "" {
-		if err := withinItsRights(o.AuditLog); err != nil {
+	switch {
+	case o.AuditLog == "", o.EKS && w.audited.Load():
+	case o.EKS:
+		fail("no test has asked whether the API server refused Kip anything")
+	default:
+		if err := w.WithinItsRights(time.Time{}); err != nil {
 			fail("%v", err)
 		}
 	}
@@ -258,9 +263,33 @@ func (w *World) wellEnded() error {
 	return errors.Join(errs...)
 }
 
-// withinItsRights fails if the API server refused Kip anything that it asked for as
-// itself, or as the provisioner: these have the rights of deploy/, which must be enough.
-func withinItsRights(auditLog string) error {
+// Rights are what Kip may do in the cluster.
+type Rights struct {
+	// Account is the user name of Kip's service account, and Provisioner that of the one as which it makes volumes.
+	Account, Provisioner string
+	// File has the rights.
+	File string
+}
+
+// Of deploy/: the namespace, Kip's service account, and that of the provisioner.
+const (
+	kipNamespace       = "kip-system"
+	kipAccount         = "system:serviceaccount:kip-system:kip"
+	provisionerAccount = "system:serviceaccount:kip-system:kip-provisioner"
+	rightsFile         = "deploy/manifests/rights/rbac.yaml"
+)
+
+// WithinItsRights fails if the API server refused Kip anything that it asked for as itself, or as the provisioner, from a time on: its
+// rights must be enough.
+func (w *World) WithinItsRights(from time.Time) error {
+	w.audited.Store(true)
+	return withinItsRights(w.auditLog, w.rights, from)
+}
+
+func withinItsRights(auditLog string, of Rights, from time.Time) error {
+	if of == (Rights{}) {
+		of = Rights{kipAccount, provisionerAccount, rightsFile}
+	}
 	f, err := os.Open(auditLog)
 	if err != nil {
 		return err
@@ -277,6 +306,7 @@ func withinItsRights(auditLog string) error {
 		}
 		var e struct {
 			Stage, Verb, UserAgent, RequestURI string
+			RequestReceivedTimestamp           time.Time
 			User                               struct{ Username string }
 			ImpersonatedUser                   *struct{ Username string }
 			ResponseStatus                     struct{ Code int }
@@ -285,8 +315,9 @@ func withinItsRights(auditLog string) error {
 			return fmt.Errorf("read %s: event %q: %w", auditLog, line, err)
 		}
 		// Tests borrow its account, to see what it may not do.
-		asItself := e.ImpersonatedUser == nil || e.ImpersonatedUser.Username == provisionerAccount
-		if e.User.Username != kipAccount || e.UserAgent != "kip" || !asItself || e.Stage != "ResponseComplete" {
+		asItself := e.ImpersonatedUser == nil || e.ImpersonatedUser.Username == of.Provisioner
+		if e.User.Username != of.Account || e.UserAgent != "kip" || !asItself || e.Stage != "ResponseComplete" ||
+			e.RequestReceivedTimestamp.Before(from) {
 			continue
 		}
 		if e.ResponseStatus.Code == http.StatusForbidden {
@@ -296,18 +327,10 @@ func withinItsRights(auditLog string) error {
 		}
 	}
 	if len(refused) > 0 || allowed == 0 {
-		return fmt.Errorf("with the rights of deploy/manifests/rights/rbac.yaml Kip was refused %v; of what it asked as itself %d requests were answered",
-			refused, allowed)
+		return fmt.Errorf("with the rights of %s Kip was refused %v; of what it asked as itself %d requests were answered", of.File, refused, allowed)
 	}
 	return nil
 }
-
-// Of deploy/: the namespace, Kip's service account, and that of the provisioner.
-const (
-	kipNamespace       = "kip-system"
-	kipAccount         = "system:serviceaccount:kip-system:kip"
-	provisionerAccount = "system:serviceaccount:kip-system:kip-provisioner"
-)
 
 // racesAreTold fails if the Kip that runs would tell of no data race.
 func (w *World) racesAreTold() error {

@@ -82,8 +82,8 @@ var clusterSubnets = []ec2.Subnet{
 	{ID: "subnet-0d00000000000000d", VPC: VPC, Zone: Region + "a", Public: true},
 }
 
-// ClusterGroup is the security group of Config.Cluster.
-const ClusterGroup = "sg-0123456789abcdef0"
+// ClusterName is what EKS calls Config.Cluster, and ClusterGroup its security group.
+const ClusterName, ClusterGroup = "kip", "sg-0123456789abcdef0"
 
 // offered is what a type costs in each of some subnets, in dollars an hour; spot at 0 is not sold.
 func offered(subnets []ec2.Subnet, price, spot float64) (all []catalog.Offering) {
@@ -365,7 +365,7 @@ func (c *Config) clusters() (clusters []ec2.Cluster, groups []ec2.Group) {
 		return nil, nil
 	}
 	one := *c.Cluster
-	one.VPC, one.Group, one.Subnets = VPC, ClusterGroup, nil
+	one.Name, one.VPC, one.Group, one.Subnets = ClusterName, VPC, ClusterGroup, nil
 	for _, s := range clusterSubnets {
 		one.Subnets = append(one.Subnets, s.ID)
 	}

@@ -7,16 +7,13 @@
 package aws
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"encoding/xml"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
@@ -53,60 +49,29 @@ func TestMain(m *testing.M) {
 // space is a namespace of a test's own, and the model.
 type space struct {
 	*namespace.Space
-	url string
+	model harness.Model
 }
 
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(world.State, "provider.yaml"))
-	if err != nil {
-		t.Fatal(err)
+	m := world.Model()
+	if m.URL == "" {
+		t.Fatal("Kip's cloud is not EC2")
 	}
-	var provider struct {
-		Cloud struct {
-			AWS struct{ EndpointURL string }
-		}
-	}
-	if err := yaml.Unmarshal(text, &provider); err != nil || provider.Cloud.AWS.EndpointURL == "" {
-		t.Fatalf("Kip's cloud is not EC2 (%v)", err)
-	}
-	return &space{namespace.New(t, world), provider.Cloud.AWS.EndpointURL}
-}
-
-// ask sends a request to the model.
-func (s *space) ask(ctx context.Context, method, path string, body any) (status int, answer []byte) {
-	s.Helper()
-	text, err := json.Marshal(body)
-	if err != nil {
-		s.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, s.url+path, bytes.NewReader(text))
-	if err != nil {
-		s.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		s.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if answer, err = io.ReadAll(resp.Body); err != nil {
-		s.Fatal(err)
-	}
-	return resp.StatusCode, answer
+	return &space{namespace.New(t, world), m}
 }
 
 // order changes what the model does.
 func (s *space) order(what string, body any) {
 	s.Helper()
-	if status, answer := s.ask(context.Background(), http.MethodPost, cloudmodel.ControlPath+what, body); status != http.StatusOK {
-		s.Fatalf("%s %+v: %d %s", what, body, status, answer)
+	if err := s.model.Order(context.Background(), what, body); err != nil {
+		s.Fatalf("%v: %+v", err, body)
 	}
 }
 
 func (s *space) state(ctx context.Context) (state ec2.State) {
 	s.Helper()
-	_, answer := s.ask(ctx, http.MethodGet, cloudmodel.ControlPath, nil)
-	if err := json.Unmarshal(answer, &state); err != nil {
+	if err := s.model.State(ctx, &state); err != nil {
 		s.Fatal(err)
 	}
 	return state
@@ -121,7 +86,7 @@ func (s *space) account(ctx context.Context, action string, parameters ...string
 		name, value, _ := strings.Cut(p, "=")
 		form.Set(name, value)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, strings.NewReader(form.Encode()))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.model.URL, strings.NewReader(form.Encode()))
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func TestAnEndpointAloneIsEnoughForKip(t *testing.T) {
 	s := newSpace(t)
 	before := s.state(t.Context())
 	restore := namespace.Reconfigure(t, world, func(provider map[string]any) {
-		provider["cloud"] = map[string]any{"aws": map[string]any{"endpointURL": s.url}}
+		provider["cloud"] = map[string]any{"aws": map[string]any{"endpointURL": s.model.URL}}
 	})
 	if said := s.regionOfKip(); len(said) > 0 {
 		t.Errorf("Kip's environment tells it the region: %q", said)

@@ -119,7 +119,7 @@ func TestAPodAssumesTheRoleOfItsServiceAccount(t *testing.T) {
 // ecrToken is the password that a session has of ECR.
 func (s *space) ecrToken(key, token string) string {
 	s.Helper()
-	req, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url, strings.NewReader("{}"))
+	req, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.model.URL, strings.NewReader("{}"))
 	if err != nil {
 		s.Fatal(err)
 	}

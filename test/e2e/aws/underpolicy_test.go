@@ -16,7 +16,7 @@ import (
 // The last of those that go alone: it looks back at all of them.
 func TestKipAskedForNothingThatThePolicyForbids(t *testing.T) {
 	s := newSpace(t)
-	resp, err := http.PostForm(s.url, url.Values{"Action": {"DescribeInstances"}, "Version": {"2016-11-15"}})
+	resp, err := http.PostForm(s.model.URL, url.Values{"Action": {"DescribeInstances"}, "Version": {"2016-11-15"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,17 +8,13 @@ package awsvm
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
@@ -50,30 +46,10 @@ spec:
     command: [sh, -c, 'echo started; trap "exit 0" TERM; while :; do sleep 0.1; done']
 `
 
-// endpoint is the address of EC2's API in Kip's configuration.
-var endpoint = regexp.MustCompile(`endpointURL: (\S+)`)
-
 // state is what the account has.
 func state(ctx context.Context, t *testing.T) (s ec2.State) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(world.State, "provider.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := endpoint.FindSubmatch(text)
-	if at == nil {
-		t.Fatalf("Kip's cloud is not EC2: %s", text)
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, string(at[1])+cloudmodel.ControlPath, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	if err := json.NewDecoder(answer.Body).Decode(&s); err != nil {
+	if err := world.Model().State(ctx, &s); err != nil {
 		t.Fatal(err)
 	}
 	return s

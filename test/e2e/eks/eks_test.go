@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +31,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/dev/ec2/machines"
 	"github.com/elotl/kip/dev/node"
@@ -53,7 +52,14 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Main(harness.Options{Network: harness.MustClaim("eks"), Stderr: os.Stderr, EKS: true}, &world, m.Run))
+	network := harness.MustClaim("eks")
+	os.Exit(harness.Main(harness.Options{
+		Network:  network,
+		Stderr:   os.Stderr,
+		EKS:      true,
+		AuditLog: filepath.Join(os.TempDir(), network.Bridge+"-audit.log"),
+		Rights:   harness.Rights{Account: kipAccount, Provisioner: kipAccount + "-provisioner", File: "deploy/manifests/eks/kip.yaml"},
+	}, &world, m.Run))
 }
 
 // space is a namespace of the test's own, with the account.
@@ -62,35 +68,11 @@ type space struct {
 	tag string // of Kip's image
 }
 
-// model asks the model itself, or gives it an order.
-func (s *space) model(method, order string, body, answer any) {
-	s.Helper()
-	text, err := json.Marshal(body)
-	if err != nil {
-		s.Fatal(err)
-	}
-	url := world.Ready["ec2"] + cloudmodel.ControlPath + order
-	req, err := http.NewRequestWithContext(context.WithoutCancel(s.Context()), method, url, bytes.NewReader(text))
-	if err != nil {
-		s.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		s.Fatal(err)
-	}
-	defer resp.Body.Close()
-	said, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode == http.StatusOK && answer != nil {
-		err = json.Unmarshal(said, answer)
-	}
-	if err != nil || resp.StatusCode != http.StatusOK {
-		s.Fatalf("%s %s: %d %s (%v)", method, order, resp.StatusCode, said, err)
-	}
-}
-
 func (s *space) state() (state ec2.State) {
 	s.Helper()
-	s.model(http.MethodGet, "", nil, &state)
+	if err := world.Model().State(context.WithoutCancel(s.Context()), &state); err != nil {
+		s.Fatal(err)
+	}
 	return state
 }
 
@@ -109,13 +91,15 @@ func (s *space) role(arn, account string, policy []byte) {
 	trust := fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [{"Sid": "T", "Effect": "Allow",
 		"Principal": {"Federated": "arn:aws:iam::%s:oidc-provider/%s"}, "Action": "sts:AssumeRoleWithWebIdentity",
 		"Condition": {"StringEquals": {"%s:sub": "%s"}}}]}`, machines.Account, provider, provider, account)
-	s.model(http.MethodPost, "role", ec2.Role{ARN: arn, Policy: policy, Trust: json.RawMessage(trust)}, nil)
+	if err := world.Model().Order(s.Context(), "role", ec2.Role{ARN: arn, Policy: policy, Trust: json.RawMessage(trust)}); err != nil {
+		s.Fatal(err)
+	}
 }
 
 // environment is that of a shell in which somebody follows the documents of 2020, with an administrator's keys.
 func (s *space) environment() []string {
 	return append(os.Environ(),
-		"CLUSTER_NAME="+"kip",
+		"CLUSTER_NAME="+machines.ClusterName,
 		"USE_REGION="+machines.Region,
 		"IMAGE_TAG="+s.tag,
 		"KIP_SERVICE_ACCOUNT_ROLE_ARN="+kipRole,
@@ -450,18 +434,22 @@ func (s *space) endPods(nodes map[string]string) {
 	}
 }
 
-// uninstall removes Kip, as docs/eks.md says.
-func (s *space) uninstall() {
+// uninstall removes the Kip that was installed at a time, as docs/eks.md says.
+func (s *space) uninstall(from time.Time) {
 	s.Helper()
 	s.Log(s.Kubectl("exec", "--namespace", kipNamespace, kipPod, "--", "/kipctl", "cleanup", "--yes"))
+	s.deleteNamespace(from)
+}
+
+// deleteNamespace removes the Kip that was installed at a time, if it has worked as it is to, within its rights.
+func (s *space) deleteNamespace(from time.Time) {
+	s.Helper()
 	if amiss := harness.Amiss([]byte(s.Kubectl("logs", "--namespace", kipNamespace, kipPod))); len(amiss) > 0 {
 		s.Errorf("Kip's log has\n  %s", strings.Join(amiss, "\n  "))
 	}
-	s.deleteNamespace()
-}
-
-func (s *space) deleteNamespace() {
-	s.Helper()
+	if err := world.WithinItsRights(from); err != nil {
+		s.Error(err)
+	}
 	s.Kubectl("delete", "namespace", kipNamespace, "--timeout=5m")
 	s.Kubectl("delete", "persistentvolume", "kip-store")
 }
@@ -522,11 +510,21 @@ func (s *space) nothingLeft() {
 		return nil
 	})
 	s.Eventually("nothing of Kip is left in the cluster", func(ctx context.Context) error {
-		out, code, errs := s.Attempt(ctx, "get", "clusterroles,clusterrolebindings,storageclasses,mutatingwebhookconfigurations,"+
-			"validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/instance=kip-provider", "-o", "name")
-		nodes, _, nodeErrs := s.Attempt(ctx, "get", "nodes", "-l", "type=virtual-kubelet", "-o", "name")
-		if code != 0 || out+nodes != "" {
-			return fmt.Errorf("there are %s%s (%s%s)", out, nodes, errs, nodeErrs)
+		left := ""
+		for _, args := range [][]string{
+			{"clusterroles,clusterrolebindings,roles,rolebindings,storageclasses,mutatingwebhookconfigurations,validatingadmissionpolicies," +
+				"validatingadmissionpolicybindings", "-A", "-l", "app.kubernetes.io/instance=kip-provider"},
+			{"nodes", "-l", "type=virtual-kubelet"},
+			{"storageclass", "kip-provider-store", "--ignore-not-found"}, // which has no label
+		} {
+			out, code, errs := s.Attempt(ctx, append([]string{"get", "-o", "name"}, args...)...)
+			if code != 0 {
+				return fmt.Errorf("get %s: %s", args[0], errs)
+			}
+			left += out
+		}
+		if left != "" {
+			return fmt.Errorf("there are %s", left)
 		}
 		return nil
 	})
@@ -546,6 +544,7 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	image := s.bootImage()
 	s.storeVolume("first")
 
+	began := time.Now()
 	if said := s.deploy(image); !strings.Contains(said, "has no boot image") || !strings.Contains(said, "Node kip-provider-0 is Ready.") {
 		t.Errorf("deploy.sh does not say that it publishes the boot image, or that the node is Ready")
 	}
@@ -577,16 +576,17 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	stopKarpenter()
 
 	s.endPods(zones)
-	s.uninstall()
+	s.uninstall(began)
 	s.nothingLeft()
 
 	// As the documents of 2020 say it, without a cleanup.
 	s.storeVolume("second")
+	again := time.Now() // the Kip before was refused what its namespace took with it
 	s.deploy(image)
 	s.Apply(job)
 	s.Kubectl("wait", "--for=condition=Complete", "job/hello", "--timeout=5m")
 	s.endPods(s.virtualNodes())
-	s.deleteNamespace()
+	s.deleteNamespace(again)
 	s.removeLeft(image)
 	s.nothingLeft()
 }
