@@ -34,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/dev/node"
 	"github.com/elotl/kip/internal/cloud/host"
 	"github.com/elotl/kip/test/harness"
@@ -256,13 +257,7 @@ func prepareHost(s *namespace.Space, m namespace.Machine) {
 			return nil
 		})
 	}
-	if err := nft(fmt.Sprintf(`table ip cells {
-	chain postrouting {
-		type nat hook postrouting priority srcnat
-		ip saddr %s ip daddr %s masquerade
-	}
-}
-`, rackCIDR, ownNetwork.Host())); err != nil {
+	if err := nft(translation(s)); err != nil {
 		s.Fatal(err)
 	}
 	s.Cleanup(func() {
@@ -282,6 +277,39 @@ func prepareHost(s *namespace.Space, m namespace.Machine) {
 			s.Error(err)
 		}
 	})
+}
+
+// translation is what docs/install.md has a host translate of its cells, with the addresses of this cluster's nodes in place of the page's
+// networks. This host, which has the registry, is none of them.
+func translation(s *namespace.Space) string {
+	s.Helper()
+	const examples = "10.244.0.0/16, 192.168.1.0/24"
+	root, err := harness.Repository()
+	if err != nil {
+		s.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	_, rules, _ := strings.Cut(string(page), "nft -f - <<'END'\n")
+	rules, _, _ = strings.Cut(rules, "END\n")
+	if !strings.Contains(rules, rackCIDR) || !strings.Contains(rules, examples) {
+		s.Fatalf("docs/install.md has the rules %q: want such of %s, with %s", rules, rackCIDR, examples)
+	}
+	nodes, err := world.Admin.CoreV1().Nodes().List(s.Context(), metav1.ListOptions{LabelSelector: "!" + apiv1.LabelController})
+	if err != nil {
+		s.Fatal(err)
+	}
+	var addresses []string
+	for _, n := range nodes.Items {
+		for _, a := range n.Status.Addresses {
+			if ip, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil && ip.Is4() {
+				addresses = append(addresses, a.Address)
+			}
+		}
+	}
+	return strings.Replace(rules, examples, strings.Join(addresses, ", "), 1)
 }
 
 // routeToCells leads a node to the cells of the host with an address.
