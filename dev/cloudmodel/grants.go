@@ -8,7 +8,7 @@ import (
 
 // Why a secret grants nothing.
 var (
-	ErrNotGranted = errors.New("nothing was granted by this secret")
+	errNotGranted = errors.New("nothing was granted by this secret")
 	ErrGrantOver  = errors.New("what was granted by this secret has expired")
 )
 
@@ -34,14 +34,14 @@ func (g *Grants[T]) Give(secret string, of T, until time.Time) {
 	g.all[secret] = grant[T]{of, until}
 }
 
-// Of returns what a secret grants now. It returns ErrNotGranted or ErrGrantOver if that is nothing.
+// Of returns what a secret grants now. It returns errNotGranted or ErrGrantOver if that is nothing.
 func (g *Grants[T]) Of(secret string, now time.Time) (of T, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	one, has := g.all[secret]
 	switch {
 	case !has:
-		return of, ErrNotGranted
+		return of, errNotGranted
 	case !now.Before(one.until):
 		return of, ErrGrantOver
 	}

@@ -9,7 +9,7 @@ import (
 func TestAGrantIsForWhoeverHasItsSecretUntilItsTime(t *testing.T) {
 	var g Grants[string]
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	if _, err := g.Of("key", now); !errors.Is(err, ErrNotGranted) {
+	if _, err := g.Of("key", now); !errors.Is(err, errNotGranted) {
 		t.Errorf("before anything is granted: %v", err)
 	}
 	g.Give("key", "much", now.Add(time.Hour))
@@ -22,7 +22,7 @@ func TestAGrantIsForWhoeverHasItsSecretUntilItsTime(t *testing.T) {
 		{"key", 0, "much", nil},
 		{"key", time.Hour - 1, "much", nil},
 		{"key", time.Hour, "", ErrGrantOver},
-		{"another", 0, "", ErrNotGranted},
+		{"another", 0, "", errNotGranted},
 	} {
 		if got, err := g.Of(tc.secret, now.Add(tc.after)); got != tc.want || !errors.Is(err, tc.err) {
 			t.Errorf("%s after %v grants %q, %v", tc.secret, tc.after, got, err)

@@ -25,14 +25,13 @@ type Disks interface {
 	Delete(ctx context.Context, disk string) error
 }
 
-// Outbound is what of an instance reaches the internet. All else is dropped: an internet gateway knows the
-// primary address of an interface alone, whatever other addresses and networks that has.
+// Outbound is what of an instance reaches the internet, as its cloud has it. All else is dropped.
 type Outbound struct {
+	// Primary is the instance's own address, and Pods the network of its further ones.
 	Primary netip.Addr
-	// Pods is the network of the interface's other addresses.
-	Pods netip.Prefix
-	// Public is what the internet gateway makes of Primary; the zero address where it drops that, too.
+	Pods    netip.Prefix
+	// Public is what Primary is translated to; the zero address where it is dropped, too.
 	Public netip.Addr
-	// NAT says that a NAT gateway translates any address.
+	// NAT says that something beyond the instances translates any of these addresses.
 	NAT bool
 }

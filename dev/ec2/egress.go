@@ -8,8 +8,9 @@ import (
 	"github.com/elotl/kip/dev/cloudmodel"
 )
 
-// OutboundOf says what of an instance reaches the internet, and whether there is such an instance. An internet gateway knows primary
-// addresses alone; a NAT gateway is that to which the subnet's default route leads. Sources: Amazon EC2 User Guide, "Amazon EC2 instance
+// OutboundOf says what of an instance reaches the internet, and whether there is such an instance. An internet gateway knows the primary
+// address of an interface alone, whatever other addresses and networks that has; a NAT gateway is that to which the subnet's default route
+// leads. Sources: Amazon EC2 User Guide, "Amazon EC2 instance
 // IP addressing"; Amazon EKS User Guide, on the VPC CNI's SNAT, by which pods with secondary addresses need it.
 func (m *Model) OutboundOf(instance string) (out cloudmodel.Outbound, has bool) {
 	for _, i := range m.sim.Truth() {

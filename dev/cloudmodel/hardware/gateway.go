@@ -13,9 +13,9 @@ import (
 	"github.com/elotl/kip/dev/cloudmodel"
 )
 
-// gateway is what is between the instances' subnets and the internet, which is all that this host forwards
-// from the bridge: an internet gateway, and a NAT gateway where the account has one. What it knows of an
-// instance is in the sets of an nftables table, which goes with the link.
+// gateway is what is between the instances' subnets and the internet: it lets pass of an instance what its cloud does
+// (cloudmodel.Outbound), and drops all else that this host would forward from the bridge. What it knows of an instance is in the sets of an
+// nftables table, which goes with the link.
 type gateway struct {
 	bridge string
 	log    *slog.Logger
@@ -31,7 +31,7 @@ func openGateway(ctx context.Context, bridge string, networks []netip.Prefix, lo
 		all = append(all, p.String())
 	}
 	g := &gateway{bridge: bridge, log: log}
-	// The NAT gateway has no address here: who runs this host translates, or nobody does.
+	// What translates any address has none here: who runs this host translates, or nobody does.
 	g.tell(ctx, "table ip "+gatewayTable(bridge)+` {
   set translated { type ipv4_addr; }
   map public { type ipv4_addr : ipv4_addr; }

@@ -14,11 +14,14 @@ import (
 	"github.com/elotl/kip/internal/netdump"
 )
 
-// Where instances find their cloud's own services: all of them, and that of metadata. Clouds agree on these addresses.
-var (
-	services = netip.MustParsePrefix("169.254.169.0/24")
-	metadata = netip.MustParseAddrPort("169.254.169.254:80")
-)
+// Services are where instances find their cloud's own services. Clouds differ: each model says where its cloud has them.
+type Services struct {
+	// Network has all of them.
+	Network netip.Prefix
+	// Metadata is where instances ask for metadata, and Clock where for the time.
+	Metadata netip.AddrPort
+	Clock    netip.Addr
+}
 
 // ntpPort is that of the time.
 const ntpPort = 123
@@ -37,19 +40,19 @@ type link struct {
 	bridge       string
 }
 
-func rule(bridge string, index int) *netlink.Rule {
+func (s Services) rule(bridge string, index int) *netlink.Rule {
 	r := netlink.NewRule()
-	r.IifName, r.Dst, r.Table, r.Priority = bridge, service(), tables+index, priority
+	r.IifName, r.Dst, r.Table, r.Priority = bridge, s.network(), tables+index, priority
 	r.Family = unix.AF_INET
 	return r
 }
 
-func service() *net.IPNet {
-	return &net.IPNet{IP: services.Addr().AsSlice(), Mask: net.CIDRMask(services.Bits(), 32)}
+func (s Services) network() *net.IPNet {
+	return &net.IPNet{IP: s.Network.Addr().AsSlice(), Mask: net.CIDRMask(s.Network.Bits(), 32)}
 }
 
-// plug leads what a bridge sends to the services to this process. The time is told at the address clock.
-func plug(ctx context.Context, bridge string, clock netip.Addr) (_ *link, err error) {
+// plug leads what a bridge sends to the services to this process.
+func plug(ctx context.Context, bridge string, at Services) (_ *link, err error) {
 	device, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return nil, fmt.Errorf("find bridge %s: %w", bridge, err)
@@ -66,16 +69,16 @@ func plug(ctx context.Context, bridge string, clock netip.Addr) (_ *link, err er
 	// It goes with the bridge.
 	route := &netlink.Route{
 		LinkIndex: index,
-		Dst:       service(),
+		Dst:       at.network(),
 		Table:     tables + index,
 		Type:      unix.RTN_LOCAL,
 		Scope:     netlink.SCOPE_HOST,
 	}
 	if err := netlink.RouteReplace(route); err != nil {
-		return nil, fmt.Errorf("lead %s to this host: %w", services, err)
+		return nil, fmt.Errorf("lead %s to this host: %w", at.Network, err)
 	}
-	if err := netlink.RuleAdd(rule(bridge, index)); err != nil {
-		return nil, fmt.Errorf("lead %s of bridge %s to this host, for which the kernel needs policy routing: %w", services, bridge, err)
+	if err := netlink.RuleAdd(at.rule(bridge, index)); err != nil {
+		return nil, fmt.Errorf("lead %s of bridge %s to this host, for which the kernel needs policy routing: %w", at.Network, bridge, err)
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var set error
@@ -86,11 +89,11 @@ func plug(ctx context.Context, bridge string, clock netip.Addr) (_ *link, err er
 		})
 		return errors.Join(err, set)
 	}}
-	l, err := lc.Listen(ctx, "tcp4", metadata.String())
+	l, err := lc.Listen(ctx, "tcp4", at.Metadata.String())
 	if err != nil {
 		return nil, fmt.Errorf("listen for bridge %s: %w", bridge, err)
 	}
-	c, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(clock, ntpPort).String())
+	c, err := lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(at.Clock, ntpPort).String())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen for bridge %s: %w", bridge, err), l.Close())
 	}
@@ -122,14 +125,14 @@ func Unplug(bridge string) error {
 	return nil
 }
 
-// Plugged are the rules that lead what a bridge sends to a metadata service.
+// Plugged are the rules that lead what a bridge sends to its cloud's services.
 func Plugged(bridge string) (found []netlink.Rule, err error) {
 	all, err := netdump.Whole(func() ([]netlink.Rule, error) { return netlink.RuleList(unix.AF_INET) })
 	if err != nil {
 		return nil, fmt.Errorf("list the rules of routing: %w", err)
 	}
 	for _, r := range all {
-		if r.IifName == bridge && r.Priority == priority && r.Dst != nil && r.Dst.String() == service().String() {
+		if r.IifName == bridge && r.Priority == priority {
 			r.Family = unix.AF_INET
 			found = append(found, r)
 		}

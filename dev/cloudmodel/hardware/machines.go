@@ -31,9 +31,8 @@ type Config struct {
 	Bridge string
 	// Networks are those of the instances and of their pods.
 	Networks []netip.Prefix
-	// Clock is where the cloud tells the time.
-	Clock netip.Addr
-	Log   *slog.Logger
+	Services Services
+	Log      *slog.Logger
 }
 
 // Machines stand behind the instances of a model. Boot, End and Console are for its sim.Config, and they are its cloudmodel.Disks.
@@ -67,7 +66,7 @@ func New(cfg Config) *Machines {
 // Plug has the bridge led to the model, and returns where it is asked for metadata. The time is told by servers.
 func (m *Machines) Plug(ctx context.Context, model Model, servers *cloudmodel.Servers) (metadata net.Listener, err error) {
 	m.model = model
-	if m.link, err = plug(ctx, m.cfg.Bridge, m.cfg.Clock); err != nil {
+	if m.link, err = plug(ctx, m.cfg.Bridge, m.cfg.Services); err != nil {
 		return nil, err
 	}
 	m.gateway = openGateway(ctx, m.cfg.Bridge, m.cfg.Networks, m.cfg.Log)

@@ -71,8 +71,13 @@ var Subnets = []ec2.Subnet{
 	},
 }
 
-// clock is that of the Amazon Time Sync Service.
-var clock = netip.MustParseAddr("169.254.169.123")
+// services are EC2's: the metadata service, the Amazon DNS server at 169.254.169.253, and the Amazon Time Sync Service. Sources: EC2 User
+// Guide, "Use IMDS"; "Set the time"; VPC User Guide, "Amazon DNS server".
+var services = hardware.Services{
+	Network:  netip.MustParsePrefix("169.254.169.0/24"),
+	Metadata: netip.MustParseAddrPort("169.254.169.254:80"),
+	Clock:    netip.MustParseAddr("169.254.169.123"),
+}
 
 // clusterSubnets are those of an account with Config.Cluster: a private one in each of three zones, and a public one.
 var clusterSubnets = []ec2.Subnet{
@@ -230,7 +235,7 @@ func Start(ctx context.Context, cfg Config) (_ *EC2, err error) {
 			Owner:    "ec2",
 			Bridge:   cfg.Local.Bridge,
 			Networks: []netip.Prefix{managementNetwork(cfg.Local.CIDR), podNetwork(cfg.Local.CIDR)},
-			Clock:    clock,
+			Services: services,
 			Log:      cfg.Log,
 		}),
 	}
