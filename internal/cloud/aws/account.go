@@ -93,21 +93,37 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 
 func only(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
 
+// errNoCredentials says that there are no credentials, whatever AWS would make of them.
+var errNoCredentials = errors.New("find credentials of AWS")
+
+// Codes of AWS for credentials that have expired, and for those that it does not know. Sources: IAM User Guide, "Troubleshoot temporary
+// security credentials"; EC2 API reference, "Error codes"; STS API reference, "Common errors".
+var (
+	codesOfExpired = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+	codesOfUnknown = []string{"InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure"}
+)
+
+// Expired reports whether a code of AWS says that the caller's credentials have expired.
+func Expired(code string) bool { return slices.Contains(codesOfExpired, code) }
+
+// Unknown reports whether a code of AWS says that it does not know the caller's credentials.
+func Unknown(code string) bool { return slices.Contains(codesOfUnknown, code) }
+
 // noCredentials is the finding for credentials that are not found, or that AWS does not take.
 func noCredentials(region string, err error) finding.Finding {
 	const look = "aws sts get-caller-identity"
 	code := codeOf(err)
 	_, session := errors.AsType[*ssocreds.InvalidTokenError](err)
 	switch {
-	case session, code == "ExpiredToken", code == "ExpiredTokenException", code == "RequestExpired", code == "TokenRefreshRequired":
+	case session, Expired(code):
 		return finding.Fail("aws sso login # or get new session keys as you got these", "your AWS session has expired: %v", err)
 	case strings.Contains(os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), wellknown.PodIdentityAddress) &&
-		os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" && strings.Contains(err.Error(), "find credentials"): // by EKS Pod Identity
+		os.Getenv("AWS_WEB_IDENTITY_TOKEN_FILE") == "" && errors.Is(err, errNoCredentials): // by EKS Pod Identity
 		return finding.Fail("kubectl get daemonset -n kube-system "+wellknown.PodIdentityAgent+" # without it: "+
 			wellknown.CreateAddon(region, "CLUSTER", wellknown.PodIdentityAgent)+
 			"; else add this statement to the role's trust policy, and keep its others: "+wellknown.PodTrustStatement,
 			"the EKS Pod Identity agent gives this pod no credentials: %v", err)
-	case code == "InvalidClientTokenId", code == "UnrecognizedClientException", code == "AuthFailure":
+	case Unknown(code):
 		return finding.Fail("aws configure # then: "+look, "AWS does not know the access key: %v", err)
 	case code == "SignatureDoesNotMatch":
 		return finding.Fail("aws configure # then: "+look, "the secret access key is wrong, or this machine's clock: %v", err)
@@ -118,7 +134,7 @@ func noCredentials(region string, err error) finding.Finding {
 			"the trust policy of role %s does not let this service account assume it: %v", role, err)
 	case code != "":
 		return finding.Fail(look, "AWS refuses your credentials: %v", err)
-	case strings.Contains(err.Error(), "cloud.aws."), strings.Contains(err.Error(), "find credentials"):
+	case strings.Contains(err.Error(), "cloud.aws."), errors.Is(err, errNoCredentials):
 		return finding.Fail("aws configure # then: "+look, "%v", err) // it says what is missing
 	}
 	return finding.Fail("aws ec2 describe-regions --all-regions --query 'Regions[].RegionName'",

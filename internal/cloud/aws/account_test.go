@@ -2,7 +2,7 @@ package aws
 
 import (
 	"encoding/base64"
-	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -124,7 +124,7 @@ func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
 		}
 	}
 	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials")
-	f := noCredentials("us-east-1", errors.New("find credentials of AWS: failed to load credentials: connection refused"))
+	f := noCredentials("us-east-1", fmt.Errorf("%w: failed to load credentials: connection refused", errNoCredentials))
 	if f.Outcome != finding.Failed || !strings.Contains(f.Message, "the EKS Pod Identity agent") ||
 		!strings.Contains(f.Cure, `"Service": "pods.eks.amazonaws.com"`) || !strings.Contains(f.Cure, "aws eks create-addon --region us-east-1") {
 		t.Errorf("%+v", f)

@@ -204,8 +204,8 @@ func New(ctx context.Context, cfg Config) (*Cloud, error) {
 	}
 	if cfg.EndsOnly {
 		if _, err := sdk.Credentials.Retrieve(ctx); err != nil {
-			return nil, fmt.Errorf("find credentials of AWS: want AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws (AWS_PROFILE), "+
-				"or cloud.aws.accessKeyID and cloud.aws.secretAccessKey: %w", err)
+			return nil, fmt.Errorf("%w: want AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws (AWS_PROFILE), "+
+				"or cloud.aws.accessKeyID and cloud.aws.secretAccessKey: %w", errNoCredentials, err)
 		}
 		return c, nil
 	}

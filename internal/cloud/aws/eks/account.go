@@ -20,6 +20,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/iam"
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go"
+
+	kipaws "github.com/elotl/kip/internal/cloud/aws"
 )
 
 // Account is an AWS account, as whoever installs Kip sees it in one region.
@@ -91,10 +93,9 @@ func explain(err error, region string) error {
 	case unknown && lookup.IsNotFound:
 		return fmt.Errorf("AWS has no such region as %s, or this machine cannot look up its names: want a region such as us-west-2: %w",
 			region, err)
-	// Sources: IAM User Guide, "Troubleshoot temporary security credentials"; EC2 API reference, "Error codes", RequestExpired.
-	case slices.Contains([]string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}, code):
+	case kipaws.Expired(code):
 		return fmt.Errorf("%s: %w", expiredText, err)
-	case slices.Contains([]string{"InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "SignatureDoesNotMatch"}, code):
+	case kipaws.Unknown(code), code == "SignatureDoesNotMatch":
 		return fmt.Errorf("AWS does not know these credentials, or not in this region (AWS_ACCESS_KEY_ID, AWS_PROFILE): %w", err)
 	}
 	return err
