@@ -183,9 +183,13 @@ release: build agent $(RELEASE_PROGRAMS) ## the files of a release, into bin/rel
 image-lock: $(BIN)/kip-image ## pin the versions that Debian has now of the boot image's packages
 	@$(BIN)/kip-image lock
 
-# For the end-to-end tests. Compiled as the unit tests are.
+# For the end-to-end tests. Compiled as the unit tests are. It and the next can open cloud.sim, too.
 $(BIN)/race/kip: FORCE | announce
-	@CGO_ENABLED=1 $(COMPILE) build -race -ldflags "$(LDFLAGS)" -o $@ ./cmd/kip
+	@CGO_ENABLED=1 $(COMPILE) build -race -ldflags "$(LDFLAGS)" -o $@ ./test/simkip
+
+# For the benchmarks.
+$(BIN)/sim/kip: FORCE | announce
+	@$(BUILD) -o $@ ./test/simkip
 
 .PHONY: older
 older: | announce
@@ -427,7 +431,7 @@ cloud-contract: ## what Kip asks of a cloud, a line a check, at any endpoint tha
 	@CGO_ENABLED=0 $(GO) build -trimpath -o .kip/contract ./test/contract && exec .kip/contract -cloud='$(CLOUD)' -endpoint='$(ENDPOINT)' $(ARGS)
 
 .PHONY: bench
-bench: build bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),bench-peer run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root
+bench: build $(BIN)/sim/kip bench-tools $(if $(if $(ARGS),$(findstring boot,$(ARGS)),all),bench-peer run-image) ## measure, one line a figure (ARGS='-only real' and so on); as root
 	KIP_BIN=$(CURDIR)/$(BIN) KIP_BENCH_TOOLS=$(CURDIR)/.kip/bench $(GO) run ./test/bench $(ARGS)
 
 # Debian's cloud image is made of its packages.

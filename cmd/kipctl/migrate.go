@@ -65,7 +65,7 @@ func (k *kipctl) migrate(file string, write bool) error {
 	for _, w := range m.Warnings {
 		fmt.Fprintln(k.err, "Warning:", w)
 	}
-	if err := clouds.CheckBuild(m.Config); err != nil {
+	if err := clouds.Shipped().CheckBuild(m.Config); err != nil {
 		fmt.Fprintf(k.err, "Kip does not start with this file until you change:\n%v\n", err)
 	}
 	if write {

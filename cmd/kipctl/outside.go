@@ -74,7 +74,7 @@ func (k *kipctl) cleanupOutside(ctx context.Context, o outside) error {
 			"AWS_REGION and the profile of this machine may name another"})
 	}
 	log := slog.New(slog.NewTextHandler(k.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	bare, closeIt, err := clouds.Open(ctx, cfg, clouds.By{Owner: o.controller, EndsOnly: true}, log)
+	bare, closeIt, err := clouds.Shipped().Open(ctx, cfg, clouds.By{Owner: o.controller, EndsOnly: true}, log)
 	if err != nil {
 		return err
 	}

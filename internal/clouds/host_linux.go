@@ -15,7 +15,7 @@ import (
 )
 
 // openHost opens the cloud on this host that is configured.
-func openHost(ctx context.Context, cfg *config.Config, log *slog.Logger) (cloud.Cloud, func() error, error) {
+func openHost(ctx context.Context, cfg *config.Config, _ By, log *slog.Logger) (cloud.Cloud, func() error, error) {
 	if q := cfg.Cloud.QEMU; q != nil {
 		machines, err := qemu.New(ctx, qemu.Config{
 			Config: host.Config{

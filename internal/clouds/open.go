@@ -6,21 +6,47 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws"
-	"github.com/elotl/kip/internal/cloud/remote"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/finding"
 )
 
-// CheckBuild says which keys of provider.yaml cannot have their effect in this build: before anything
-// else begins, since a Kip that waits for its turn would else say so when it has it.
-func CheckBuild(cfg *config.Config) error {
-	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+// Driver opens one cloud.
+type Driver struct {
+	// Name is the cloud's key in provider.yaml.
+	Name string
+	// Open returns the cloud, and what closes it once nothing calls it any more. The configuration names this cloud.
+	Open func(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (cloud.Cloud, func() error, error)
+}
+
+// Set is the clouds that a program can open.
+type Set []Driver
+
+// Shipped returns the clouds of the programs that users get.
+func Shipped() Set {
+	return Set{{"local", openHost}, {"qemu", openHost}, {"aws", openAWS}}
+}
+
+// CheckBuild returns an error for keys of provider.yaml that cannot have their effect in this build. Call it before anything
+// else begins: a Kip that waits for its turn would otherwise report them only when it has it.
+func (s Set) CheckBuild(cfg *config.Config) error {
+	if _, err := s.of(cfg); err != nil {
 		return err
 	}
 	if cfg.Cloud.AWS != nil {
 		return cfg.Refuse(notOnAWS(cfg))
 	}
 	return nil
+}
+
+// of returns the driver of the cloud that provider.yaml names.
+func (s Set) of(cfg *config.Config) (d Driver, err error) {
+	names := make([]string, len(s))
+	for i, known := range s {
+		if names[i] = known.Name; known.Name == cfg.Cloud.Name() {
+			d = known
+		}
+	}
+	return d, cfg.CheckCloud(names...)
 }
 
 // notOnAWS are the keys that are set and cannot have their effect on EC2 in this build,
@@ -89,35 +115,32 @@ type By struct {
 
 // Open returns the one cloud that provider.yaml names, and what closes it once nothing
 // calls it any more.
-func Open(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (cloud.Cloud, func() error, error) {
-	if err := cfg.CheckCloud("local", "qemu", "aws", "sim"); err != nil {
+func (s Set) Open(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (cloud.Cloud, func() error, error) {
+	d, err := s.of(cfg)
+	if err == nil && !by.EndsOnly {
+		err = s.CheckBuild(cfg)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
-	if !by.EndsOnly {
-		if err := CheckBuild(cfg); err != nil {
-			return nil, nil, err
-		}
-	}
-	switch {
-	case cfg.Cloud.AWS != nil:
-		settings := ofAWS(cfg, log)
-		settings.Owner, settings.Facts, settings.AgentsOpen, settings.EndsOnly = by.Owner, by.Facts, by.AgentsOpen, by.EndsOnly
-		machines, err := aws.New(ctx, settings)
-		if err != nil {
-			return nil, nil, err
-		}
-		return machines, func() error { return nil }, nil // it holds nothing open
-	case cfg.Cloud.Sim != nil:
-		machines := remote.Dial("sim", cfg.Cloud.Sim.Socket)
-		return machines, machines.Close, nil
-	}
-	return openHost(ctx, cfg, log)
+	return d.Open(ctx, cfg, by, log)
 }
 
-// AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host, or simulated.
+// openAWS opens EC2.
+func openAWS(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (cloud.Cloud, func() error, error) {
+	settings := ofAWS(cfg, log)
+	settings.Owner, settings.Facts, settings.AgentsOpen, settings.EndsOnly = by.Owner, by.Facts, by.AgentsOpen, by.EndsOnly
+	machines, err := aws.New(ctx, settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	return machines, func() error { return nil }, nil // it holds nothing open
+}
+
+// AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host.
 // They change nothing, and ask as whoever runs them, who need not be that Kip.
 func AccountChecks(ctx context.Context, cfg *config.Config, kip finding.Kip, log *slog.Logger) ([]finding.Check, error) {
-	if err := CheckBuild(cfg); err != nil || cfg.Cloud.AWS == nil {
+	if err := Shipped().CheckBuild(cfg); err != nil || cfg.Cloud.AWS == nil {
 		return nil, err
 	}
 	return aws.Checks(ctx, ofAWS(cfg, log), aws.Wanted{

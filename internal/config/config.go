@@ -42,7 +42,7 @@ type Cloud struct {
 	AWS   *AWS   `key:"aws" doc:"Cells are EC2 instances."`
 	GCE   *GCE   `key:"gce" doc:"Cells are Compute Engine instances."`
 	Azure *Azure `key:"azure" doc:"Cells are Azure virtual machines."`
-	Sim   *Sim   `key:"sim" doc:"Cells are simulated, for benchmarks and trials: no container runs."`
+	Sim   *Sim   `key:"sim" doc:"For tests only: cells of a cloud that a test serves. The Kip that you install does not know this cloud and refuses it."`
 }
 
 // Name is the key of the cloud that is set: local, qemu, aws, gce, azure or sim.

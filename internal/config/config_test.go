@@ -870,7 +870,7 @@ func TestACapacityKeepsTheDefaultOfWhatItDoesNotName(t *testing.T) {
 func TestCheckCloudSaysWhatTheBuildHas(t *testing.T) {
 	c, _ := parsed(t, full)
 	if err := c.CheckCloud("local"); err == nil ||
-		err.Error() != "provider.yaml:4: cloud.aws: this cloud is not in this build yet: want local" {
+		err.Error() != "provider.yaml:4: cloud.aws: this cloud is not in this build: want local" {
 		t.Errorf("error %v", err)
 	}
 	if err := c.CheckCloud("local", "aws"); err != nil {

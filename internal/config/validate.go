@@ -84,7 +84,7 @@ func (c *Config) CheckCloud(built ...string) error {
 		File: c.at.file,
 		Line: c.at.of(key),
 		Key:  key,
-		Problem: "this cloud is not in this build yet: want " + strings.Join(built,
+		Problem: "this cloud is not in this build: want " + strings.Join(built,
 			" or "),
 	}
 }

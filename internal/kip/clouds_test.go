@@ -58,7 +58,7 @@ func TestCellsAreLaunchedOnTheEC2ThatIsConfigured(t *testing.T) {
 	cfg := configured(t, fmt.Sprintf(`cloud: {aws: {endpointURL: '%s', region: us-west-2, subnetID: subnet-1, accessKeyID: AKIA, secretAccessKey: x}}
 cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurityGroups: [cells], defaultVolumeSize: 3Gi}
 `, server.URL))
-	c, closeIt, err := clouds.Open(t.Context(), cfg, clouds.By{Owner: "kip-a", Facts: allHold{}}, silent)
+	c, closeIt, err := clouds.Shipped().Open(t.Context(), cfg, clouds.By{Owner: "kip-a", Facts: allHold{}}, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 		image + "," + group + ", cloudInitFile: " + file:                                            "",
 		image + "," + group + ", grants: {namespaces: [{namespace: a, cloudRoutes: [10.0.0.0/8]}]}": "",
 	} {
-		_, closeIt, err := clouds.Open(t.Context(), configured(t, least+cells+"}"), clouds.By{}, silent)
+		_, closeIt, err := clouds.Shipped().Open(t.Context(), configured(t, least+cells+"}"), clouds.By{}, silent)
 		if (err == nil) != (closeIt != nil) || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", cells, err, want)
 		}
@@ -220,13 +220,16 @@ func TestWhatThisBuildHasNotIsSaidBeforeAnythingBegins(t *testing.T) {
 		"cloud: {aws: {}}\ncells: {defaultInstanceType: x, bootImageSpec: {name: a, nme: b}}":                                  "cells.bootImageSpec",
 		"cloud: {aws: {}}\ncells: {defaultInstanceType: x, bootImageSpec: {name: a}, useCloudParameterStore: true}":            "cells.useCloudParameterStore",
 		"cloud: {gce: {projectID: p, zone: z, vpcName: v, subnetName: s}}\ncells: {defaultInstanceType: x, bootImageSpec: {}}": "cloud.gce",
+		"cloud: {sim: {socket: /run/cloud.sock}}\ncells: {defaultInstanceType: x}":                                             "cloud.sim",
 	} {
 		path := filepath.Join(t.TempDir(), "provider.yaml")
 		if err := os.WriteFile(path, []byte("apiVersion: v1\nkind: serverConfig\n"+text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		// No kubeconfig is there, nor is a file of instance data.
-		err := Run(t.Context(), Options{ProviderConfig: path, InstanceDataPath: "/nowhere", Log: slog.New(slog.DiscardHandler)})
+		err := Run(t.Context(), Options{
+			Clouds: clouds.Shipped(), ProviderConfig: path, InstanceDataPath: "/nowhere", Log: slog.New(slog.DiscardHandler),
+		})
 		if err == nil || !strings.Contains(err.Error(), want+": ") {
 			t.Errorf("%s: %v, want one of %s", text, err, want)
 		}

@@ -27,6 +27,8 @@ import (
 
 // Options are what the flags of Kip's command say.
 type Options struct {
+	// Clouds are those that this program can open.
+	Clouds clouds.Set
 	// Kubeconfig is the file with the way to the API server; "" for the service
 	// account of the pod that Kip is in.
 	Kubeconfig string
@@ -108,7 +110,7 @@ func Run(ctx context.Context, o Options) error {
 	for _, w := range warnings {
 		o.Log.Warn("provider.yaml", "warning", w.String())
 	}
-	if err := clouds.CheckBuild(cfg); err != nil {
+	if err := o.Clouds.CheckBuild(cfg); err != nil {
 		return err
 	}
 	if err := checkServingCertificate(cfg); err != nil {

@@ -277,7 +277,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
 		return err
 	}
-	bare, closeIt, err := clouds.Open(ctx, l.cfg, clouds.By{
+	bare, closeIt, err := l.Clouds.Open(ctx, l.cfg, clouds.By{
 		Owner:      l.controllerID,
 		Facts:      l.facts,
 		AgentsOpen: func(group string, port int, rules string) { l.sayOfNode(events.NewAgentPortOpen(group, port, rules)) },

@@ -23,6 +23,8 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/remote"
+	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/nodes"
@@ -90,6 +92,12 @@ users: [{name: a, user: {}}]
 current-context: a
 `
 
+// dialSim opens the cloud that is served on the socket of cloud.sim.
+func dialSim(_ context.Context, cfg *config.Config, _ clouds.By, _ *slog.Logger) (cloud.Cloud, func() error, error) {
+	c := remote.Dial("sim", cfg.Cloud.Sim.Socket)
+	return c, c.Close, nil
+}
+
 // newProcess returns a process whose API server and cloud are away.
 func newProcess(t *testing.T) *process {
 	t.Helper()
@@ -114,6 +122,7 @@ etcd: {internal: {dataDir: %s}}
 	}
 	k := &process{
 		Options: Options{
+			Clouds:        append(clouds.Shipped(), clouds.Driver{Name: "sim", Open: dialSim}),
 			Kubeconfig:    filepath.Join(dir, "kubeconfig"),
 			NodeName:      "kip-0",
 			ClusterDomain: "cluster.local",

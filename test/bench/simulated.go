@@ -93,6 +93,7 @@ func simulate(ctx context.Context, boot time.Duration, o harness.Options) (*simu
 	if err != nil {
 		return nil, err
 	}
+	o.Sim = true
 	launches := &arrivals{at: map[types.UID]time.Time{}, ended: map[string]bool{}}
 	s, err := sell(ctx, o, seller{
 		network: "unix",

@@ -110,8 +110,10 @@ type Options struct {
 	// Patience is how long a step of a test may take, where that is longer than usual:
 	// emulated machines boot slowly.
 	Patience time.Duration
-	// Race runs bin/race/kip, a Kip that tells of data races. See Races.
+	// Race runs bin/race/kip, a Kip that tells of data races and can open cloud.sim. See Races.
 	Race bool
+	// Sim runs bin/sim/kip, a Kip that can open cloud.sim.
+	Sim bool
 }
 
 // Sleep waits for so long, or returns ctx's error when that ends first.
@@ -253,6 +255,9 @@ func (w *World) devSpec(root, ready string, o Options) child.Spec {
 		dev.Args = append(dev.Args, "--kip", filepath.Join(w.Bin, "race", "kip"))
 		// Its end is not held up: a race is told of when it is seen.
 		dev.Env = []string{"GORACE=atexit_sleep_ms=0 log_path=" + w.races}
+	}
+	if o.Sim {
+		dev.Args = append(dev.Args, "--kip", filepath.Join(w.Bin, "sim", "kip"))
 	}
 	dev.Args = append(dev.Args, o.DevArgs...)
 	for _, arg := range o.KipArgs {

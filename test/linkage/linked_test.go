@@ -46,6 +46,13 @@ func TestProgramsDoNotLinkWhatTheyMustNot(t *testing.T) {
 			why: "these programs contain neither Kubernetes' own code nor the development cluster",
 		},
 		{
+			of: []string{"cmd/kip", "cmd/kipctl"},
+			not: []string{
+				module + "/internal/cloud/sim", module + "/internal/cloud/remote", module + "/internal/cloud/cloudtest", module + "/test",
+			},
+			why: "users get no test gear: test/simkip is the Kip that can open the simulated cloud",
+		},
+		{
 			of:  []string{"cmd/itzo-containerd"},
 			not: []string{"k8s.io/kubernetes", "k8s.io/client-go/kubernetes", module + "/dev"},
 			why: "a cell starts it often, and Kubernetes' packages cost memory and time before main",

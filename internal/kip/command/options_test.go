@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"io"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elotl/kip/internal/clouds"
 	"github.com/spf13/pflag"
 )
 
@@ -76,7 +77,7 @@ func TestHelpSaysEachDefaultOnceAndWhatEachFlagTakes(t *testing.T) {
 		t.Setenv(name, "of-the-environment")
 	}
 	t.Setenv("KUBELET_PORT", "10999")
-	help := command().Flags().FlagUsages()
+	help := command(clouds.Shipped()).Flags().FlagUsages()
 	for line := range strings.Lines(help) {
 		if strings.Count(line, "default") > 1 || strings.Contains(line, "of-the-environment") || strings.Contains(line, "10999") {
 			t.Errorf("a default is told twice, or is this machine's: %s", line)
