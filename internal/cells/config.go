@@ -38,8 +38,10 @@ type Config struct {
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
 	// Calls are those to the cloud. Gate guards them.
-	Calls   *pipe.Pipe
-	Store   *store.Store
+	Calls *pipe.Pipe
+	Store *store.Store
+	// Lineage is that of Store, which the Gate asks. Optional: without it nothing else does.
+	Lineage *Lineage
 	Tunnels Tunnels
 	APIs    APIs
 	// CAHash is that of the CA that signs. It goes into user data, so that a cell knows its

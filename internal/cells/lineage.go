@@ -60,6 +60,20 @@ type lineage struct {
 	unsureSince, unsure time.Time
 }
 
+// Lineage is the generation of the store, for what is made before the Controller.
+type Lineage = lineage
+
+// NewLineage returns that of a store; listLag is the cloud's, as in Config. Nothing of it is known until a Controller has loaded it.
+func NewLineage(st *store.Store, listLag time.Duration) *Lineage {
+	return &lineage{store: st, listLag: listLag}
+}
+
+// Behind says why no instance may end whose end nobody has asked for; "" if it may.
+func (l *lineage) Behind() string {
+	why, _ := l.behind()
+	return why
+}
+
 // holdBack notes that a cell of an earlier process is not connected to now.
 func (l *lineage) holdBack(now time.Time) {
 	l.mu.Lock()

@@ -336,8 +336,9 @@ func (b *bubble) run() {
 	if b.cfg.Disks != nil {
 		b.cloud.features.Disks = b.cfg.Disks
 	}
+	b.cfg.Lineage = NewLineage(b.cfg.Store, b.cfg.ListLag)
 	b.gate = gate.New(gate.Config{
-		Behind: b.behind,
+		Behind: b.cfg.Lineage.Behind,
 		Limit:  b.limit,
 		Store:  b.store,
 		Clock:  b.cfg.Clock,

@@ -1,6 +1,8 @@
 package cells
 
 import (
+	"cmp"
+
 	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/lanes"
 )
@@ -37,7 +39,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.ledger = newLedgerOf(cfg.Store)
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
 	c.inventory = newInventory(cfg.Health, cfg.ListLag)
-	c.lineage = &lineage{store: cfg.Store, listLag: cfg.ListLag}
+	c.lineage = cmp.Or(cfg.Lineage, NewLineage(cfg.Store, cfg.ListLag))
 	c.endings = &endings{gate: cfg.Gate, byInstance: map[string]*termination{}}
 	c.records = &records{
 		table:     c.table,

@@ -297,12 +297,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// behind is as internal/kip has it.
-func (w *world) behind() string {
-	why, _ := w.cells.Behind()
-	return why
-}
-
 // takeOver is what a person decides, for the next Kip.
 func (w *world) takeOver() {
 	w.Helper()
@@ -339,7 +333,8 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	guard := gate.New(gate.Config{Behind: w.behind, Clock: clock.RealClock{}})
+	lineage := NewLineage(w.store, 0)
+	guard := gate.New(gate.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
 	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guard.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
 	w.config = Config{
 		NodeName:      "kip-0",
@@ -347,6 +342,7 @@ func (w *world) start() {
 		Calls:         machines,
 		Gate:          guard,
 		Store:         w.store,
+		Lineage:       lineage,
 		Tunnels:       OverTunnels(dialer),
 		APIs:          ServedBy(api),
 		CAHash:        authority.Hash(),

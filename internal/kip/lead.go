@@ -57,10 +57,12 @@ type leading struct {
 	late     *lateness.Meter
 
 	machines  *pipe.Pipe
-	gate      *gate.Gate  // guards machines
-	disks     cloud.Disks // nil where the cloud has none
+	lineage   *cells.Lineage // of the store
+	gate      *gate.Gate     // guards machines
+	disks     cloud.Disks    // nil where the cloud has none
 	shop      *shop.Shop
-	termBegan time.Time // by the clock as it was then
+	termBegan time.Time   // by the clock as it was then
+	uses      *stats.Uses // what the meter notes
 	meter     *stats.Meter
 	shortages *storedShortages
 	facts     *storedFacts // of the cloud's account
@@ -123,8 +125,8 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 // wire makes what works while this process leads, and loads the cells.
 func (l *leading) wire(ctx context.Context) error {
 	for _, wire := range []func(context.Context) error{
-		l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireEgress, l.wireClusterAPI, l.wireCells, l.wirePods, l.wireNodeObjects,
-		l.wireSocket,
+		l.wireEvents, l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireEgress, l.wireClusterAPI, l.wireCells, l.wireMeter,
+		l.wirePods, l.wireNodeObjects, l.wireSocket,
 	} {
 		if err := wire(ctx); err != nil {
 			return err
@@ -211,7 +213,10 @@ func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
 }
 
 // sayOfNode reports an Event of Kip's own virtual node.
-func (l *leading) sayOfNode(e events.Event) { l.nodes.Event(l.NodeName, e) }
+func (l *leading) sayOfNode(e events.Event) {
+	l.recorder.Event(nodeReference(l.NodeName), e.Type, e.Reason, e.Message)
+	l.Log.Info(e.Message, "node", l.NodeName, "reason", e.Reason)
+}
 
 // crdWait is what awaitCRD needs.
 type crdWait struct {
@@ -269,6 +274,14 @@ func (l *leading) close() {
 	}
 }
 
+// wireEvents makes what reports Events, which the cloud does, too.
+func (l *leading) wireEvents(ctx context.Context) error {
+	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
+	l.events, l.recorder = podEvents{recorder}, recorder
+	l.atEnd(stop)
+	return nil
+}
+
 // wireCloud makes what reaches the cloud.
 func (l *leading) wireCloud(ctx context.Context) (err error) {
 	if l.ca, err = l.loadCA(ctx); err != nil {
@@ -290,15 +303,12 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			l.Log.Warn("close the cloud", "err", err)
 		}
 	})
+	l.lineage = cells.NewLineage(l.store, bare.Traits().ListLag)
 	l.gate = gate.New(gate.Config{
-		// A function, since the cells, which know it, are made with the gate.
-		Behind: func() string {
-			why, _ := l.cells.Behind()
-			return why
-		},
-		Limit: gate.Limit(l.cfg.Cells.EndLimit),
-		Store: l.store,
-		Clock: l.clock,
+		Behind: l.lineage.Behind,
+		Limit:  gate.Limit(l.cfg.Cells.EndLimit),
+		Store:  l.store,
+		Clock:  l.clock,
 	})
 	l.machines = pipe.New(pipe.Config{
 		Cloud: bare,
@@ -445,9 +455,6 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return err
 	}
-	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
-	l.events, l.recorder = podEvents{recorder}, recorder
-	l.atEnd(stop)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
 		NodeName:  l.NodeName,
 		Node:      l.api.nodeConfig,
@@ -512,7 +519,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		return err
 	}
 	traits := l.machines.Traits()
-	l.meter = l.meterOfCells()
+	l.uses = stats.NewUses()
 	l.cells = cells.New(cells.Config{
 		NodeName:     l.NodeName,
 		Nodes:        l.nodes,
@@ -523,6 +530,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Calls:        l.machines,
 		Gate:         l.gate,
 		Store:        l.store,
+		Lineage:      l.lineage,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
 		CAHash:       authorities.Signing.Hash(),
@@ -537,10 +545,9 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Options:   standbyOptions(l.cfg),
 		Shortages: seenShortages{l.shortages, l.nodes, l.shop},
 
-		Meter:  useOfCells{l.meter},
+		Meter:  useOfCells{l.uses},
 		Events: l.events,
 		Logs:   l.savedLogs(),
-
 		Pulse:  l.pulse,
 		Queues: l.metrics.WorkqueueProvider(),
 
@@ -567,12 +574,14 @@ func (l *leading) wireCells(ctx context.Context) error {
 	return nil
 }
 
-func (l *leading) meterOfCells() *stats.Meter {
-	return stats.NewMeter(stats.Config{
+// wireMeter makes what asks cells what their pods use.
+func (l *leading) wireMeter(context.Context) error {
+	l.meter = stats.NewMeter(stats.Config{
 		Cells: func() []stats.Cell { return statsCells(l.cells.Ways(), "") },
 		Clock: l.clock,
 		Log:   l.Log,
-	})
+	}, l.uses)
+	return nil
 }
 
 // wirePods makes the loop that matches pods to cells.

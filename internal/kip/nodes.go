@@ -25,6 +25,7 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		Client:       l.api.asKip,
 		Reviews:      l.api.reviews,
 		Clients:      l.api,
+		Recorder:     l.recorder,
 		Flags:        l.Options,
 		KubeletPort:  l.KubeletPort,
 		Pulse:        l.pulse,
@@ -49,7 +50,6 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 		Logs:         l.logs,
 		Certificates: l.certificates(),
 		ClientCA:     l.clientCA,
-		Recorder:     l.recorder,
 	})
 }
 

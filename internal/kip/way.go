@@ -93,7 +93,7 @@ func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
 	return list
 }
 
-// useOfCells is what the ledger asks of the meter.
-type useOfCells struct{ meter *stats.Meter }
+// useOfCells is what the ledger asks of what the meter notes.
+type useOfCells struct{ uses *stats.Uses }
 
-func (u useOfCells) Use(cell string) daybook.Use { return daybook.Use(u.meter.Use(cell)) }
+func (u useOfCells) Use(cell string) daybook.Use { return daybook.Use(u.uses.Use(cell)) }

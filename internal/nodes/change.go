@@ -447,7 +447,7 @@ func (n *Nodes) foreign(ctx context.Context, cfg *config.Config, entries []roste
 
 // Event reports something of a virtual node.
 func (n *Nodes) Event(name string, e events.Event) {
-	n.made.Recorder.Event(&corev1.ObjectReference{
+	n.c.Recorder.Event(&corev1.ObjectReference{
 		APIVersion: "v1",
 		Kind:       "Node",
 		Name:       name,

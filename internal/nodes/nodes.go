@@ -74,6 +74,8 @@ type Config struct {
 	Client  kubernetes.Interface // Kip's own
 	Reviews kubernetes.Interface // the same, for token reviews and subject access reviews of the callers of kubelet ports
 	Clients Clients              // of nodes
+	// Recorder reports Events.
+	Recorder record.EventRecorder
 	// Flags are those of this process.
 	Flags Flags
 	// KubeletPort is that of the node without a number.
@@ -93,7 +95,6 @@ type Equipment struct {
 	Logs         node.SavedLogs
 	Certificates Certificates
 	ClientCA     dynamiccertificates.CAContentProvider // as in node.PortConfig
-	Recorder     record.EventRecorder
 }
 
 // Shortages are what is known to be out of capacity.

@@ -346,6 +346,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	w.Cleanup(func() { _ = simulated.Close() })
 	machines := pipe.New(pipe.Config{Cloud: simulated, Clock: clock.RealClock{}})
+	w.recorder = record.NewFakeRecorder(100)
 	c := Config{
 		Name:         "kip-0",
 		ControllerID: "me",
@@ -360,6 +361,7 @@ func (w *town) start() (ended <-chan error) {
 		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
 		Reviews:      cmp.Or[kubernetes.Interface](w.asKip, w.cluster),
 		Clients:      w,
+		Recorder:     w.recorder,
 		Flags:        flags{},
 		KubeletPort:  w.base,
 		Pulse:        pulse.New(clock.RealClock{}, silent),
@@ -371,7 +373,7 @@ func (w *town) start() (ended <-chan error) {
 	})
 	must(err)
 	n := newNodes(c)
-	w.nodes, w.recorder = n, record.NewFakeRecorder(100)
+	w.nodes = n
 	n.lingers, n.asksAgain, n.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
 	if w.ports != nil {
 		n.listen = w.ports.listen
@@ -398,7 +400,6 @@ func (w *town) start() (ended <-chan error) {
 		Observer:     unobserved{},
 		Logs:         logs,
 		Certificates: certificates{authority, &w.certified},
-		Recorder:     w.recorder,
 	}))
 	following, endFollow := context.WithCancel(context.Background())
 	keeping, endKeep := context.WithCancel(context.Background())

@@ -201,7 +201,7 @@ func TestASummaryOfManyValuesIsNotRead(t *testing.T) {
 	} {
 		for name, m := range map[string]merger{
 			"summary": newSummaries("kip-0", begin).begin(begin),
-			"meter":   (&uses{cells: map[string]*used{}}).begin(begin),
+			"meter":   NewUses().begin(begin),
 		} {
 			if err := m.add(&evil, []byte(body)); !errors.Is(err, errTooLarge) {
 				t.Errorf("%s of many %s: %v", name, what, err)

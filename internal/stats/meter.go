@@ -15,20 +15,19 @@ const (
 	meterKept = time.Hour
 )
 
-// Meter asks all cells, now and then, what their pods use, and tells how much of their
+// Meter asks all cells, now and then, what their pods use, and notes in its Uses how much of their
 // machines stood idle. What a cell says of its pod changes nothing but what is told of
 // that cell, and no more than its machine can use is believed.
 type Meter struct {
 	s   *Stats
 	src *source
-	of  *uses
 }
 
-// NewMeter returns a meter. NodeName and Gathered in c have no effect.
-func NewMeter(c Config) *Meter {
-	m := &Meter{s: New(c), of: &uses{cells: map[string]*used{}}}
+// NewMeter returns a meter that writes to of. NodeName and Gathered in c have no effect.
+func NewMeter(c Config, of *Uses) *Meter {
+	m := &Meter{s: New(c)}
 	m.s.parsing = make(chan struct{}, 1) // nobody waits for it
-	m.src = newSource(m.s, summaryName, summaryPath+onlyCPU, m.of)
+	m.src = newSource(m.s, summaryName, summaryPath+onlyCPU, of)
 	return m
 }
 
@@ -50,16 +49,6 @@ func (m *Meter) Run(ctx context.Context) error {
 	}
 }
 
-// Use tells of a cell by its ID.
-func (m *Meter) Use(cell string) Use {
-	m.of.mu.Lock()
-	defer m.of.mu.Unlock()
-	if u := m.of.cells[cell]; u != nil {
-		return u.Use
-	}
-	return Use{}
-}
-
 // Use is how much of a cell's machine its pod has used. Its zero value is of a cell of which
 // that is not known.
 type Use struct {
@@ -70,10 +59,23 @@ type Use struct {
 	Idle float64
 }
 
-// uses are what the pods of cells have used, by the cells' IDs.
-type uses struct {
+// Uses are what the pods of cells have used, by the cells' IDs.
+type Uses struct {
 	mu    sync.Mutex
 	cells map[string]*used
+}
+
+// NewUses returns those of no cell yet.
+func NewUses() *Uses { return &Uses{cells: map[string]*used{}} }
+
+// Use tells of a cell by its ID.
+func (u *Uses) Use(cell string) Use {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if of := u.cells[cell]; of != nil {
+		return of.Use
+	}
+	return Use{}
 }
 
 // used is what is known of one cell.
@@ -87,11 +89,11 @@ type used struct {
 	seen time.Time
 }
 
-func (u *uses) begin(now time.Time) merger { return &useMerger{uses: u, now: now} }
+func (u *Uses) begin(now time.Time) merger { return &useMerger{Uses: u, now: now} }
 
 // useMerger takes the answers of one round.
 type useMerger struct {
-	*uses
+	*Uses
 	now time.Time
 }
 

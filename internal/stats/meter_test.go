@@ -61,6 +61,7 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 					return nil, fmt.Errorf("it does not answer")
 				})
 				var left atomic.Bool
+				uses := NewUses()
 				m := NewMeter(Config{
 					Cells: func() []Cell {
 						if left.Load() {
@@ -71,25 +72,25 @@ func TestTheMeterTellsHowMuchOfAMachineStoodIdle(t *testing.T) {
 					},
 					Clock: clock.RealClock{},
 					Log:   slog.New(slog.DiscardHandler),
-				})
+				}, uses)
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error, 1)
 				go func() { ended <- m.Run(ctx) }()
 				time.Sleep(time.Duration(len(tc.says))*meterPeriod + time.Second)
-				got := m.Use("c")
+				got := uses.Use("c")
 				if math.Abs(got.Measured-tc.measured) > 0.01 || math.Abs(got.Idle-tc.idle) > 0.01 {
 					t.Errorf("%+v, want %v s measured, %v s idle", got, tc.measured, tc.idle)
 				}
-				if other := m.Use("d"); other != (Use{}) {
+				if other := uses.Use("d"); other != (Use{}) {
 					t.Errorf("of a cell that is not there: %+v", other)
 				}
 				left.Store(true)
 				time.Sleep(meterKept - meterPeriod)
-				if still := m.Use("c"); still != got {
+				if still := uses.Use("c"); still != got {
 					t.Errorf("before its cost is final it is forgotten: %+v", still)
 				}
 				time.Sleep(3 * meterPeriod)
-				if still := m.Use("c"); still != (Use{}) {
+				if still := uses.Use("c"); still != (Use{}) {
 					t.Errorf("of a cell that is long gone: %+v", still)
 				}
 				cancel()

@@ -487,13 +487,11 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
+	lineage := cells.NewLineage(k.store, listLag)
 	k.gate = gate.New(gate.Config{
-		Behind: func() string {
-			why, _ := k.cells.Behind()
-			return why
-		},
-		Store: k.store,
-		Clock: kipClock{k: k},
+		Behind: lineage.Behind,
+		Store:  k.store,
+		Clock:  kipClock{k: k},
 	})
 	machines := pipe.New(pipe.Config{
 		Cloud:  handle{k},
@@ -508,7 +506,7 @@ func (k *kip) run() error {
 		Random:   w.jitter(),
 		Late:     late,
 		Gate:     k.gate,
-		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Lineage: lineage, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		Nodes:     twoNodes{k, short},
 		CAHash:    k.ca,
 		OldCAHash: k.oldCA,
