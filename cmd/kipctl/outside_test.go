@@ -80,10 +80,15 @@ func ec2Of(t *testing.T, owners ...string) (model *ec2.Model, file string) {
 		tags := map[string]string{
 			cloud.TagOwner: owner, cloud.TagNameTag: owner + "-tag", cloud.TagNamespace: "shop", cloud.TagName: "Kip volume of " + owner,
 		}
+		spec := cloud.LaunchSpec{InstanceType: "t3.nano", Zone: "us-east-1a", Subnet: "subnet-1", Tags: tags,
+			Options: cloud.Options{Image: map[string]string{"imageID": "ami-1"}}}
+		found, err := kip.Resolve(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec.Resolved = &found
 		if err := kip.Launch(t.Context(), cloud.LaunchRequest{
-			Token: owner, Machines: make([]cloud.Machine, 2), UserData: []byte("x"),
-			LaunchSpec: cloud.LaunchSpec{InstanceType: "t3.nano", Zone: "us-east-1a", Subnet: "subnet-1", Tags: tags,
-				Options: cloud.Options{Image: map[string]string{"imageID": "ami-1"}}},
+			Token: owner, LaunchSpec: spec, Machines: make([]cloud.Machine, 2), UserData: []byte("x"),
 		}).Err(); err != nil {
 			t.Fatal(err)
 		}

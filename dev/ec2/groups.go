@@ -323,23 +323,6 @@ func (m *Model) revokeSecurityGroupIngress(r *request) (any, error) {
 
 var errNoRule = bad("InvalidPermission.NotFound", "The specified rule does not exist in this security group.")
 
-// updateSecurityGroupRuleDescriptionsIngress gives rules the descriptions of the call, or takes away those that they have.
-// Source: EC2 API reference. It does not say what a rule is answered with that is not there: here it is what a revocation
-// is answered with.
-func (m *Model) updateSecurityGroupRuleDescriptionsIngress(r *request) (any, error) {
-	return m.changeRules(r, func(has, named []Rule) ([]Rule, error) {
-		all := slices.Clone(has)
-		for _, rule := range named {
-			n := rule.among(all)
-			if n < 0 {
-				return nil, errNoRule
-			}
-			all[n].Description = rule.Description
-		}
-		return all, nil
-	})
-}
-
 func (m *Model) deleteSecurityGroup(r *request) (any, error) {
 	id := r.text("GroupId")
 	if err := r.done(); err != nil {

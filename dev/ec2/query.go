@@ -64,7 +64,6 @@ func (m *Model) ec2() *queryService {
 			"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
 			"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
 
-			"UpdateSecurityGroupRuleDescriptionsIngress": m.updateSecurityGroupRuleDescriptionsIngress,
 			"DescribeVpcs":                  m.describeVpcs,
 			"DescribeImages":                m.describeImages,
 			"RegisterImage":                 m.registerImage,

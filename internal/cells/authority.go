@@ -40,11 +40,6 @@ type trusting struct {
 // authorities are the hashes of Kip's CAs: of that which signs, and of that from before, "" for none.
 type authorities struct{ now, old string }
 
-// of is the CA by which a cell knows Kip.
-func (a authorities) of(cell *Cell) string {
-	return cmp.Or(cell.CA, a.old, a.now)
-}
-
 // trust has cells know Kip by the CA that signs, and no other.
 type trust struct {
 	table       *table
@@ -58,7 +53,7 @@ type trust struct {
 // knowsOld says that a cell knows Kip by the CA from before. The caller holds table.mu.
 func (s *trust) knowsOld(e *entry) bool {
 	old := s.authorities.old
-	if old == "" || s.authorities.of(e.cell()) == old {
+	if old == "" || e.cell().CA == old {
 		return old != ""
 	}
 	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
@@ -69,7 +64,7 @@ func (s *trust) knowsOld(e *entry) bool {
 // Kip has no more. The caller holds table.mu.
 func (s *trust) untold(e *entry) bool {
 	cell := e.cell()
-	return s.knowsOld(e) || s.authorities.of(cell) != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
+	return s.knowsOld(e) || cell.CA != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
 }
 
 // run tells cells by which CAs to know Kip, until ctx ends.

@@ -127,16 +127,10 @@ func (a *knownCAs) check() {
 }
 
 func TestCellsAreMovedToTheCAThatSignsAndTheOldOneIsForgotten(t *testing.T) {
-	// The first Kip is one before this, whose records say no CA.
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		a := rotates(b, "")
+	inBubble(t, func(c *setup) { c.CAHash = "ca-1" }, nil, func(t *testing.T, b *bubble) {
+		a := rotates(b, "ca-1")
 		pods := b.bound(3)
 		away, _ := b.cells.ForPod(ref(pods[0]).UID)
-		a.mu.Lock()
-		for cell := range a.trusts {
-			a.trusts[cell] = []string{"ca-1"}
-		}
-		a.mu.Unlock()
 		if len(b.cells.Unmoved()) != 0 || b.cells.Untold() != 0 {
 			t.Error("cells are to be moved while there is one CA")
 		}
@@ -144,7 +138,7 @@ func TestCellsAreMovedToTheCAThatSignsAndTheOldOneIsForgotten(t *testing.T) {
 		b.links.boots = func(cell string) bool { return cell != away.ID }
 		a.kip("ca-2", "ca-1")
 		b.later(20 * time.Second)
-		a.wantBy("in the rotation", map[string]int{"ca-2+ca-1": 2, "+": 1})
+		a.wantBy("in the rotation", map[string]int{"ca-2+ca-1": 2, "ca-1+": 1})
 		left := b.cells.Unmoved()
 		if len(left) != 1 || left[0].Cell.ID != away.ID || left[0].Why != "it is not connected" {
 			t.Errorf("the one that cannot be reached: %+v", left)
@@ -152,7 +146,7 @@ func TestCellsAreMovedToTheCAThatSignsAndTheOldOneIsForgotten(t *testing.T) {
 		told := maps.Clone(a.told)
 		b.request("new", "nano")
 		b.later(time.Minute)
-		a.wantBy("with a new one", map[string]int{"ca-2+ca-1": 2, "+": 1, "ca-2+": 1})
+		a.wantBy("with a new one", map[string]int{"ca-2+ca-1": 2, "ca-1+": 1, "ca-2+": 1})
 		if !maps.Equal(told, a.told) {
 			t.Errorf("cells are told again: %v, then %v", told, a.told)
 		}

@@ -90,8 +90,7 @@ type Cell struct {
 	// KeyHash is the SHA-256 of the public key that spent the token.
 	KeyHash string `json:"keyHash,omitempty"`
 	// CA is the hash of the CA by which the cell surely knows Kip: that of its user data, or
-	// one that it has proven since to trust. Empty in records from before: the only one
-	// then, so the older of two. OldCA is another that it was told to trust with it, and may
+	// one that it has proven since to trust. OldCA is another that it was told to trust with it, and may
 	// trust as long as this says so.
 	CA    string `json:"ca,omitempty"`
 	OldCA string `json:"oldCA,omitempty"`
@@ -220,8 +219,7 @@ type Launch struct {
 	// Agent is the configured one when the launch was stored, which does not change; nil for
 	// that of the image.
 	Agent *agentapi.Agent `json:"agent,omitempty"`
-	// NameTag is the configured one when the launch was stored: of launches that are
-	// stored without their call, as Kips before did, it is made again.
+	// NameTag is the configured one when the launch was stored.
 	NameTag string `json:"nameTag"`
 	// PublicAddress says that the instance gets one, which the answer to the launch need not have.
 	PublicAddress bool `json:"publicAddress,omitempty"`
@@ -437,51 +435,11 @@ func launchToken(controllerID, launch string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// offerToken is what Kips before derived it from: also what was asked for.
-func offeringToken(controllerID, launch string, cells int, o Offering) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%d\n%s\n%s\n%s\n%t",
-		controllerID, launch, cells, o.InstanceType, o.Zone, o.Subnet, o.Spot))
-	if o.Dedicated {
-		sum = sha256.Sum256(append(sum[:], cloud.Dedicated...))
-	}
-	if o.Reservation != "" {
-		sum = sha256.Sum256(append(sum[:], o.Reservation...))
-	}
-	return hex.EncodeToString(sum[:])
-}
-
 // launchedBy says that an instance was launched by a Kip of this identity, as far as its cloud tells:
 // who may write tags can give it Kip's, but not the token of its launch. Nothing else that the cloud
 // tells of it counts: a host may be another one since, and all of a VPC may be dedicated.
 func launchedBy(controllerID string, i cloud.Instance) bool {
-	batch := i.Tags[cloud.TagBatch]
-	if i.Origin.Token == "" || i.Origin.Token == launchToken(controllerID, batch) {
-		return true
-	}
-	var offerings []Offering
-	for _, dedicated := range []bool{false, true} {
-		// It may be in a subnet, or a reservation, for which nobody asked.
-		for _, subnet := range []string{i.Subnet, ""} {
-			for _, reservation := range []string{"", i.Origin.Reservation} {
-				offerings = append(offerings, Offering{
-					InstanceType: i.InstanceType,
-					Zone:         i.Zone,
-					Subnet:       subnet,
-					Spot:         i.Spot,
-					Dedicated:    dedicated,
-					Reservation:  reservation,
-				})
-			}
-		}
-	}
-	return slices.ContainsFunc(offerings, func(o Offering) bool {
-		for cells := 1; cells <= cloud.MaxLaunch; cells++ {
-			if offeringToken(controllerID, batch, cells, o) == i.Origin.Token {
-				return true
-			}
-		}
-		return false
-	})
+	return i.Origin.Token == "" || i.Origin.Token == launchToken(controllerID, i.Tags[cloud.TagBatch])
 }
 
 // newID returns a prefix and 80 random bits.

@@ -55,42 +55,18 @@ func TestTheLaunchTokenNamesOneLaunch(t *testing.T) {
 // tells of an instance it may change: it moves one to another host, and has all of a VPC be dedicated.
 func TestAnInstanceIsKipsByTheTokenOfItsLaunch(t *testing.T) {
 	cell := Cell{Launch: &Launch{ID: "launch-a", Cells: 7}, Offerings: []Offering{{InstanceType: "nano", Zone: "z", Subnet: "s"}}}
-	old := func(c Cell) string { return offeringToken("me", c.Launch.ID, c.Launch.Cells, c.Offering()) }
-	for name, tc := range map[string]struct {
-		change func(*Offering, *cloud.Instance)
-		now    bool // only by the token that Kip derives now
-	}{
-		"on demand":                      {change: func(*Offering, *cloud.Instance) {}},
-		"spot":                           {change: func(o *Offering, i *cloud.Instance) { o.Spot, i.Spot = true, true }},
-		"dedicated":                      {change: func(o *Offering, i *cloud.Instance) { o.Dedicated, i.Origin.Dedicated = true, true }},
-		"reserved":                       {change: func(o *Offering, i *cloud.Instance) { o.Reservation, i.Origin.Reservation = "cr-1", "cr-1" }},
-		"in a reservation by chance":     {change: func(_ *Offering, i *cloud.Instance) { i.Origin.Reservation = "cr-1" }},
-		"in a subnet by chance":          {change: func(o *Offering, _ *cloud.Instance) { o.Subnet = "" }},
-		"in a VPC of dedicated hardware": {change: func(_ *Offering, i *cloud.Instance) { i.Origin.Dedicated = true }},
-		"dedicated hardware, reserved": {change: func(o *Offering, i *cloud.Instance) {
-			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "cr-1", true, "cr-1"
-		}},
-		"moved to another host": {change: func(o *Offering, i *cloud.Instance) {
-			o.Dedicated, o.Reservation, i.Origin.Dedicated, i.Origin.Reservation = true, "h-1", true, "h-2"
-		}, now: true},
-		"of a reservation that is cancelled": {change: func(o *Offering, _ *cloud.Instance) { o.Reservation = "cr-1" }, now: true},
-	} {
-		c := cell.clone()
-		i := cloud.Instance{InstanceType: "nano", Zone: "z", Subnet: "s", Tags: map[string]string{cloud.TagBatch: "launch-a"}}
-		tc.change(&c.Offerings[0], &i)
-		if i.Origin.Token = old(c); launchedBy("me", i) == tc.now || launchedBy("you", i) {
-			t.Errorf("%s, as Kips before launched it: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
+	of := func(launch string) cloud.Instance {
+		return cloud.Instance{
+			InstanceType: "small", Zone: "y", Subnet: "t", Spot: true,
+			Tags:   map[string]string{cloud.TagBatch: launch},
+			Origin: cloud.Origin{Token: cell.launchToken("me"), Dedicated: true, Reservation: "h-2"},
 		}
-		if i.Origin.Token = c.launchToken("me"); !launchedBy("me", i) || launchedBy("you", i) {
-			t.Errorf("%s: mine %t, yours %t", name, launchedBy("me", i), launchedBy("you", i))
-		}
-		for _, token := range []string{old(c), c.launchToken("me")} {
-			other := i
-			other.Origin.Token, other.Tags = token, map[string]string{cloud.TagBatch: "launch-b"}
-			if launchedBy("me", other) {
-				t.Errorf("%s: of another launch it is mine, too", name)
-			}
-		}
+	}
+	if i := of("launch-a"); !launchedBy("me", i) || launchedBy("you", i) {
+		t.Errorf("mine %t, yours %t", launchedBy("me", i), launchedBy("you", i))
+	}
+	if launchedBy("me", of("launch-b")) {
+		t.Error("of another launch it is mine, too")
 	}
 	if !launchedBy("me", cloud.Instance{}) || launchedBy("me", cloud.Instance{Origin: cloud.Origin{Token: "fleet-0"}}) {
 		t.Error("one without a token is mine, as far as can be known, and one with another's is not")

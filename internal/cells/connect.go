@@ -33,24 +33,23 @@ type connection struct {
 
 // connections are those of this process to the agents of cells, and the APIs that cells see.
 type connections struct {
-	table       *table
-	loop        *loop
-	records     *records
-	calls       *pipe.Pipe
-	tunnels     Tunnels
-	apis        APIs
-	agents      *asking
-	dns         ClusterDNS      // nil for none
-	config      agentapi.Config // of agents, but for what is a cell's own
-	authorities authorities
-	nodeNames   *nodeNames
-	lineage     *lineage
-	notices     *notices
-	blockers    *blockers
-	upgrades    *upgrades
-	setups      *setups
-	versions    *versions
-	observers   *observers
+	table     *table
+	loop      *loop
+	records   *records
+	calls     *pipe.Pipe
+	tunnels   Tunnels
+	apis      APIs
+	agents    *asking
+	dns       ClusterDNS      // nil for none
+	config    agentapi.Config // of agents, but for what is a cell's own
+	nodeNames *nodeNames
+	lineage   *lineage
+	notices   *notices
+	blockers  *blockers
+	upgrades  *upgrades
+	setups    *setups
+	versions  *versions
+	observers *observers
 }
 
 // configTimeout bounds the handing over of the agent's configuration, in which

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,36 +111,6 @@ func TestWhatIsSentAgainIsWhatWasStoredWhateverTheConfigurationSaysByThen(t *tes
 	})
 }
 
-func TestALaunchThatAnEarlierKipStoredWithoutItsCallIsSentAsThatOneSentIt(t *testing.T) {
-	inBubble(t, func(c *setup) { c.NameTag, c.CAHash = "old", "ca-old" }, nil, func(t *testing.T, b *bubble) {
-		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true }
-		b.later(time.Second)
-		b.request("a", "nano")
-		b.later(time.Second)
-		b.stop()
-		for _, key := range b.launchesStored() { // as it would be without it
-			var stored json.RawMessage
-			revision, err := b.store.Get(t.Context(), key, &stored)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := b.store.Delete(t.Context(), key, revision); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for token, call := range b.cloud.requests { // that one knew no generations
-			b.cloud.requests[token] = regexp.MustCompile(`"KipGeneration":"[^"]*",`).ReplaceAllString(call, "")
-		}
-		b.cloud.fail, b.cfg.NameTag = nil, "new"
-		b.cfg.CAHash, b.cfg.OldCAHash = "ca-new", "ca-old" // it is rotated by now
-		b.run()
-		b.later(time.Minute)
-		if n := len(b.cloud.running()); n != 1 || b.phase("a") != apiv1.Bound {
-			t.Fatalf("%d instances, the cell is %s; said %v", n, b.phase("a"), b.events)
-		}
-	})
-}
-
 func TestARecordOfALaterVersionIsNotSent(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), false }
@@ -178,49 +146,6 @@ type resolvesTo cloud.Resolved
 
 func (to resolvesTo) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
 	return cloud.Resolved(to), nil
-}
-
-// A Kip of the release before knows the first two versions, and of a call no secondary address, tags, key or credits: it would
-// send another one with the same token.
-func TestACallThatTheReleaseBeforeDoesNotKnowWholeHasAVersionOfItsOwn(t *testing.T) {
-	for what, tc := range map[string]struct {
-		to    cloud.Resolved
-		newer bool
-	}{
-		"what it knows":       {cloud.Resolved{Image: "image", PublicAddress: true}, false},
-		"a secondary address": {cloud.Resolved{SecondaryAddress: true}, true},
-		"tags":                {cloud.Resolved{Tags: map[string]string{"team": "a"}}, true},
-		"a key":               {cloud.Resolved{Key: "key"}, true},
-		"credits":             {cloud.Resolved{CPUCredits: "standard"}, true},
-		"a boost":             {cloud.Resolved{Boosted: true}, true},
-	} {
-		inBubble(t, func(c *setup) {
-			model := c.Cloud.(*modelCloud)
-			model.features.Resolver = resolvesTo(tc.to)
-		}, nil, func(t *testing.T, b *bubble) {
-			for _, shared := range []bool{false, true} {
-				if shared {
-					b.sharing()
-				}
-				b.cloud.set(func() { b.cloud.fail = func(cloud.LaunchRequest) (error, bool) { return errors.New("timeout"), true } })
-				b.later(time.Second)
-				b.request(fmt.Sprint("pod-", shared), "nano")
-				b.later(time.Second)
-				var record launchRecord
-				if _, err := b.store.Get(t.Context(), b.launchesStored()[0], &record); err != nil {
-					t.Fatal(err)
-				}
-				if newer := record.Version > 2; newer != tc.newer || !newer && (record.Version == 2) != shared {
-					t.Errorf("%s, shared %t: it is stored in version %d", what, shared, record.Version)
-				}
-				b.cloud.set(func() { b.cloud.fail = nil }) // this Kip sends it again
-				b.later(time.Minute)
-				if left := b.launchesStored(); len(left) > 0 {
-					t.Errorf("%s, shared %t: calls are still stored: %v", what, shared, left)
-				}
-			}
-		})
-	}
 }
 
 // slowFirstLaunch delays the storing of the first launch for a second: what is
@@ -686,7 +611,7 @@ func TestALaunchWhoseCallIsNowhereIsGivenUp(t *testing.T) {
 		if _, has := b.cells.ForPod(ref("a").UID); has {
 			t.Errorf("its cell is %s: want it to be gone", b.phase("a"))
 		}
-		if said := b.said("CellNotLaunched", "has no record"); len(said) == 0 {
+		if said := b.said("CellNotLaunched", "is lost"); len(said) == 0 {
 			t.Errorf("said %v", b.events)
 		}
 	})

@@ -122,7 +122,7 @@ func (s *connections) dial(ctx context.Context, e *entry, api http.Handler) (Ses
 		CellID:  cell.JoinID(),
 		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(s.calls.Traits().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
-		CA:      s.authorities.of(cell),
+		CA:      cell.CA,
 		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {

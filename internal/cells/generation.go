@@ -62,7 +62,7 @@ func (g *generation) mayBeLost() bool { return g.Number == 0 || g.Unproven }
 
 // knows says that an instance was launched before the store was as it is. A store that may
 // be a lost one's successor knows only of its own launches; any other knows of those without
-// a tag as well, which Kips before this one launched.
+// a readable tag as well: Kip tags all that it launches, so somebody has changed that tag.
 func (g *generation) knows(line string, number uint64) bool {
 	switch line {
 	case g.Line:

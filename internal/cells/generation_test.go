@@ -37,7 +37,7 @@ func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T)
 		{g, "old.3", true},
 		{g, "old.4", false},
 		{g, "another.1", false},
-		{g, "", true}, // of a Kip before this one
+		{g, "", true}, // somebody has removed it
 		{g, "garbage", true},
 		{g, "own.-1", true},
 		{g, "own.99999999999999999999", true},
@@ -201,36 +201,6 @@ func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t 
 		b.later(3 * idlePoll)
 		if !first.lineage.isBehind() {
 			t.Errorf("the older does not notice that another has launched instances")
-		}
-	})
-}
-
-func TestAStoreOfAKipBeforeGenerationsIsBelieved(t *testing.T) {
-	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.bound(1)
-		b.stop()
-		var g generation
-		revision, err := b.store.Get(t.Context(), generationKey, &g)
-		if err == nil {
-			err = b.store.Delete(t.Context(), generationKey, revision)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.cloud.set(func() {
-			for id, i := range b.cloud.instances {
-				delete(i.Tags, cloud.TagGeneration)
-				b.cloud.instances[id] = i
-			}
-			b.cloud.instances["i-stray"] = tagged("")
-		})
-		b.run()
-		b.later(5 * time.Minute)
-		if why, _ := b.cells.Behind(); why != "" {
-			t.Errorf("it is behind: %s", why)
-		}
-		if b.phase("p000") != apiv1.Bound || b.cloud.terminated["i-"] == 0 && b.cloud.terminated["i-stray"] == 0 {
-			t.Errorf("its cell is %s; ended: %v", b.phase("p000"), b.cloud.terminated)
 		}
 	})
 }
@@ -485,7 +455,7 @@ func TestAPodThatArrivesAtANewStoreIsLaunchedAtOnceAndAnotherIsToldWhatItWaitsFo
 // A launch for a pod that nobody else can run says nothing of what runs besides.
 func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing.T) {
 	for _, restarts := range []bool{false, true} {
-		for _, untagged := range []bool{false, true} { // by a Kip before generations
+		for _, untagged := range []bool{false, true} { // somebody has removed the tag
 			name := fmt.Sprintf("restarts %t, untagged %t", restarts, untagged)
 			inBubble(t, func(c *setup) { c.ListLag = 20 * time.Second }, nil, func(t *testing.T, b *bubble) {
 				b.bound(1)

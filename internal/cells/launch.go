@@ -163,7 +163,7 @@ func (s *launching) store(ctx context.Context, group []*entry, resolved *cloud.R
 		PublicAddress: resolved != nil && resolved.PublicAddress,
 	}
 	var secret pki.BatchSecret
-	var stored launchRecord
+	stored := launchRecord{Version: launchVersion}
 	if intent.Shared {
 		secret = pki.NewBatchSecret()
 		stored.Until = s.loop.clock.Now().Add(group[0].cell().Offering().BootTimeout)
@@ -193,7 +193,6 @@ func (s *launching) store(ctx context.Context, group []*entry, resolved *cloud.R
 	if resolved != nil {
 		cloud.DropConfigured(stored.Request.Tags, resolved.Tags)
 	}
-	stored.Version = versionOf(stored.Request)
 	var revision int64
 	err = s.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
 		stored.Request.Tags[cloud.TagGeneration] = tag

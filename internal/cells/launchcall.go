@@ -13,30 +13,17 @@ import (
 
 // launchCalls makes the calls to the cloud that launch cells.
 type launchCalls struct {
-	owner       string // the tag of this Kip's instances
-	recipe      *recipe
-	authorities authorities
+	owner  string // the tag of this Kip's instances
+	recipe *recipe
 }
 
 // launchesPrefix is where the calls are stored whose outcome is not known yet.
 const launchesPrefix = "launches/"
 
-// launchVersion is the latest of launchRecord. A Kip that does not know a record's version
+// launchVersion is that of launchRecord. A Kip that does not know a record's version
 // sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
 // an instance of it is found by its tags, and ended.
 const launchVersion = 3
-
-// versionOf is the first version in which Kips know all of a call.
-func versionOf(r cloud.LaunchRequest) int {
-	to := r.Resolved
-	switch {
-	case to != nil && (to.SecondaryAddress || len(to.Tags) > 0 || to.Key != "" || to.CPUCredits != "" || to.Boosted):
-		return launchVersion
-	case r.Shared():
-		return 2
-	}
-	return 1
-}
 
 // launchRecord is a call to the cloud, whole: whatever the configuration says by
 // then, what is sent again is this.
@@ -78,41 +65,19 @@ func (s *launchCalls) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud
 		r.UserData, err = userData(agentapi.BatchUserData{
 			Version: agentapi.BatchVersion,
 			Batch:   first.Launch.ID,
-			CAHash:  s.authorities.of(&first),
+			CAHash:  first.CA,
 			Secret:  secret.Reveal(),
 		})
 		return r, err
 	}
 	for _, cell := range cells {
-		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: s.authorities.of(&cell), Token: cell.Token})
+		data, err := userData(agentapi.UserData{CellID: cell.ID, CAHash: cell.CA, Token: cell.Token})
 		if err != nil {
 			return r, err
 		}
 		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
 	}
 	return r, nil
-}
-
-// remadeRequest is the call of a launch that is stored without it, as Kips before
-// did: made of the cells' records, as those made it.
-func (s *launchCalls) remadeRequest(l *launch) (cloud.LaunchRequest, error) {
-	cells := make([]Cell, len(l.group))
-	for n, e := range l.group {
-		if e == nil {
-			return cloud.LaunchRequest{}, fmt.Errorf("cell %d of %d of launch %s has no record", n, len(l.group), l.id)
-		}
-		cells[n] = *e.cell()
-	}
-	if cells[0].Launch.Shared {
-		return cloud.LaunchRequest{}, fmt.Errorf("the call of launch %s is lost, and with it the secret that its machines share", l.id)
-	}
-	r, err := s.launchRequest(cells, pki.BatchSecret{})
-	r.Token = offeringToken(s.owner, cells[0].Launch.ID, cells[0].Launch.Cells, cells[0].Offering())
-	r.RootDiskBytes = 0 // which they did not ask for
-	for n := range r.Machines {
-		r.Machines[n].Tags = ownTags(cells[n]) // they did not write labels
-	}
-	return r, err
 }
 
 // tags are those of one machine: the labels of its pod, and Kip's own.

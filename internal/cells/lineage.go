@@ -104,9 +104,8 @@ func (l *lineage) proves(began time.Time) bool {
 	return age == 0 || began.Sub(l.first) > age
 }
 
-// open reads the record, and makes it where there is none. adopts says that the store
-// has records of a Kip that knew no generations: those are believed.
-func (l *lineage) open(ctx context.Context, adopts bool) error {
+// open reads the record, and makes it where there is none.
+func (l *lineage) open(ctx context.Context) error {
 	var g generation
 	revision, err := l.store.Get(ctx, generationKey, &g)
 	if err != nil {
@@ -114,9 +113,6 @@ func (l *lineage) open(ctx context.Context, adopts bool) error {
 	}
 	if revision == 0 {
 		g = generation{Store: newID("store-"), Line: newID("")}
-		if adopts {
-			g.Number = 1
-		}
 		if revision, err = l.store.Put(ctx, generationKey, g, 0); err != nil {
 			return err
 		}

@@ -12,14 +12,13 @@ import (
 
 // resuming sends launches again that are stored, and that nobody in this process is sending.
 type resuming struct {
-	table       *table
-	loop        *loop
-	records     *records
-	store       *store.Store
-	lineage     *lineage
-	launchCalls *launchCalls
-	sending     *sending
-	outcomes    *outcomes
+	table    *table
+	loop     *loop
+	records  *records
+	store    *store.Store
+	lineage  *lineage
+	sending  *sending
+	outcomes *outcomes
 }
 
 // Step sends a stored launch that nobody in this process is sending: an earlier
@@ -45,6 +44,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		if err := s.records.unresolved(ctx, e, intent.ID); err != nil {
 			return 0, err
 		}
+		unknown = fmt.Errorf("the call of launch %s is lost", intent.ID)
 	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
 		unknown = fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
 			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
@@ -79,13 +79,6 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	if l.group[intent.Index] != e {
 		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
-	}
-	if revision == 0 {
-		if l.request, err = s.launchCalls.remadeRequest(l); err != nil {
-			s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.abandon(ctx, &launch{group: []*entry{e}}, err) })
-			e.launching = true
-			return 0, nil
-		}
 	}
 	for _, n := range l.open() {
 		l.group[n].launching = true

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/store"
@@ -21,11 +20,7 @@ type generations struct {
 // load reads which launches the store knows of. After a take-over it first
 // makes the records fit to start from, as after a restore.
 func (s *generations) load(ctx context.Context) error {
-	born, err := s.store.Get(ctx, bornKey, new(time.Time))
-	if err != nil {
-		return err
-	}
-	if err := s.lineage.open(ctx, born != 0); err != nil {
+	if err := s.lineage.open(ctx); err != nil {
 		return err
 	}
 	if g := s.lineage.current(); g.behind() {

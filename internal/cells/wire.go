@@ -231,24 +231,23 @@ func (c *Controller) wireLinks(cfg Config) {
 		events:        c.events,
 	}
 	c.connections = &connections{
-		table:       c.table,
-		loop:        c.loop,
-		records:     c.records,
-		calls:       cfg.Calls,
-		tunnels:     cfg.Tunnels,
-		apis:        cfg.APIs,
-		agents:      c.agents,
-		dns:         cfg.ClusterDNS,
-		config:      agentConfigOf(cfg),
-		authorities: c.authorities,
-		nodeNames:   c.nodeNames,
-		lineage:     c.lineage,
-		notices:     c.notices,
-		blockers:    c.blockers,
-		upgrades:    c.upgrades,
-		setups:      c.setups,
-		versions:    c.versions,
-		observers:   c.observers,
+		table:     c.table,
+		loop:      c.loop,
+		records:   c.records,
+		calls:     cfg.Calls,
+		tunnels:   cfg.Tunnels,
+		apis:      cfg.APIs,
+		agents:    c.agents,
+		dns:       cfg.ClusterDNS,
+		config:    agentConfigOf(cfg),
+		nodeNames: c.nodeNames,
+		lineage:   c.lineage,
+		notices:   c.notices,
+		blockers:  c.blockers,
+		upgrades:  c.upgrades,
+		setups:    c.setups,
+		versions:  c.versions,
+		observers: c.observers,
 	}
 }
 
@@ -435,9 +434,8 @@ type launchSteps struct {
 
 func (c *Controller) wireLaunches(cfg Config) {
 	c.launchCalls = &launchCalls{
-		owner:       cfg.ControllerID,
-		recipe:      c.recipe,
-		authorities: c.authorities,
+		owner:  cfg.ControllerID,
+		recipe: c.recipe,
 	}
 	c.outcomes = &outcomes{
 		loop:      c.loop,
@@ -474,14 +472,13 @@ func (c *Controller) wireLaunches(cfg Config) {
 		queue:       c.launches,
 	}
 	c.resuming = &resuming{
-		table:       c.table,
-		loop:        c.loop,
-		records:     c.records,
-		store:       cfg.Store,
-		lineage:     c.lineage,
-		launchCalls: c.launchCalls,
-		sending:     c.sending,
-		outcomes:    c.outcomes,
+		table:    c.table,
+		loop:     c.loop,
+		records:  c.records,
+		store:    cfg.Store,
+		lineage:  c.lineage,
+		sending:  c.sending,
+		outcomes: c.outcomes,
 	}
 }
 

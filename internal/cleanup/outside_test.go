@@ -168,10 +168,15 @@ func inAccount(t *testing.T, f func(t *testing.T, a *account)) {
 		kip := a.driver(func(cfg *aws.Config) { cfg.Subnets = []string{"subnet-1"} })
 		for _, owner := range []string{"gone", "lives"} {
 			tags := map[string]string{cloud.TagOwner: owner, cloud.TagName: "Kip " + owner}
+			spec := cloud.LaunchSpec{InstanceType: "t3.nano", Zone: "us-east-1a", Subnet: "subnet-1", Tags: tags,
+				Options: cloud.Options{Image: map[string]string{"imageID": "ami-1"}}}
+			found, err := kip.Resolve(t.Context(), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec.Resolved = &found
 			if err := kip.Launch(t.Context(), cloud.LaunchRequest{
-				Token: owner, Machines: make([]cloud.Machine, 2), UserData: []byte("x"),
-				LaunchSpec: cloud.LaunchSpec{InstanceType: "t3.nano", Zone: "us-east-1a", Subnet: "subnet-1", Tags: tags,
-					Options: cloud.Options{Image: map[string]string{"imageID": "ami-1"}}},
+				Token: owner, LaunchSpec: spec, Machines: make([]cloud.Machine, 2), UserData: []byte("x"),
 			}).Err(); err != nil {
 				t.Fatal(err)
 			}

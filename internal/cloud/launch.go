@@ -28,7 +28,7 @@ const (
 // what is sent again is what was sent before.
 type LaunchSpec struct {
 	InstanceType string `json:"instanceType"`
-	// Arch is the type's, as in catalog.InstanceType; "" in a launch that a Kip before stored.
+	// Arch is the type's, as in catalog.InstanceType.
 	Arch string `json:"arch,omitempty"`
 	Zone string `json:"zone"`
 	// Subnet is set where the offering has one.
@@ -49,8 +49,7 @@ type LaunchSpec struct {
 	// Tags are those of all machines.
 	Tags map[string]string `json:"tags,omitempty"`
 	// Resolved is what the cloud's Resolver has found for all of the above, and is sent in its
-	// place. Nil for a cloud without one, and in a launch that a Kip before it stored, which the
-	// cloud resolves when it is sent.
+	// place. Nil for a cloud without one.
 	Resolved *Resolved `json:"resolved,omitempty"`
 }
 
@@ -73,9 +72,9 @@ type Resolved struct {
 	// PublicAddress says that each instance has one.
 	PublicAddress bool `json:"publicAddress,omitempty"`
 	// SecondaryAddress reports whether the pods of all instances have secondary addresses of their interfaces. If not,
-	// as in a launch that an earlier Kip stored, those of several instances have addresses of prefixes.
+	// those of several instances have addresses of prefixes.
 	SecondaryAddress bool `json:"secondaryAddress,omitempty"`
-	// CPUCredits are those of burstable instances, in the cloud's own words; "" in a launch that an earlier Kip stored.
+	// CPUCredits are those of burstable instances, in the cloud's own words; "" for others.
 	CPUCredits string `json:"cpuCredits,omitempty"`
 	// Boosted reports whether the cloud is told by its Booster when the instances have started.
 	Boosted bool `json:"boosted,omitempty"`

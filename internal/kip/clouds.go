@@ -170,16 +170,7 @@ func template(cfg *config.Config, caHash string) string {
 	c := cfg.Cells
 	var ofCloud []any
 	if a := cfg.Cloud.AWS; a != nil {
-		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits}
-		if len(c.Tags) > 0 || a.ClusterName != "" { // without them cells stay that a Kip made which did not know them
-			ofCloud = append(ofCloud, c.Tags, a.ClusterName)
-		}
-		if a.KMSKeyID != "" {
-			ofCloud = append(ofCloud, a.KMSKeyID)
-		}
-		if a.PublicAddress {
-			ofCloud = append(ofCloud, map[string]bool{"publicAddress": true})
-		}
+		ofCloud = []any{a.VPCID, a.SubnetID, a.SubnetTags, a.CPUCredits, c.Tags, a.ClusterName, a.KMSKeyID, a.PublicAddress}
 	}
 	made, err := json.Marshal([]any{
 		version.String(), caHash, c.BootImageSpec, c.Itzo, c.RegistryMirrors, c.ReservedMemory,

@@ -86,17 +86,18 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 		UserData: []byte("data"),
 		Machines: make([]cloud.Machine, 2),
 	}
+	// Of an account where all facts hold, one is that several instances get no secondary addresses.
+	found, err := c.Features().Resolver.Resolve(t.Context(), r.LaunchSpec)
+	if err != nil || found.SecondaryAddress {
+		t.Fatalf("launches are not resolved by the facts that are kept: %+v, %v", found, err)
+	}
+	r.Resolved = &found
 	if err := c.Launch(t.Context(), r).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), "me")
 	if err != nil || len(list.Instances) != 2 || len(model.Machines().Truth()) != 2 {
 		t.Errorf("%+v, %v", list, err)
-	}
-	// Of an account where all facts hold, one is that several instances get no secondary addresses.
-	found, err := c.Features().Resolver.Resolve(t.Context(), r.LaunchSpec)
-	if err != nil || found.SecondaryAddress {
-		t.Errorf("launches are not resolved by the facts that are kept: %+v, %v", found, err)
 	}
 }
 

@@ -1,6 +1,8 @@
 package kip
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -144,6 +146,20 @@ etcd: {internal: {dataDir: %s}}
 	return k
 }
 
+// gzipped is a text as the store has a catalogue.
+func gzipped(t *testing.T, text string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
 func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	k, st := newProcess(t), store.Memory(nil)
 	k.store = st
@@ -166,10 +182,8 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	pod := apiv1.PodReference{Namespace: "default", Name: "pod", UID: "uid"}
 	for key, record := range map[string]any{
 		dnsKey: []netip.Addr{netip.MustParseAddr("10.0.0.10")},
-		"catalogue": map[string]any{"cloud": "sim", "types": []any{map[string]any{
-			"Name": "small", "MilliCPU": 1000, "MemoryBytes": 1 << 30, "Arch": "amd64",
-			"Offerings": []any{map[string]any{"Zone": "a", "PricePerHour": 1}},
-		}}},
+		"catalogue": map[string]any{"cloud": "sim", "packed": gzipped(t, `[{"Name": "small", "MilliCPU": 1000, "MemoryBytes": 1073741824,
+			"Arch": "amd64", "Offerings": [{"Zone": "a", "PricePerHour": 1}]}]`)},
 		"cells/cell-a": cells.Cell{
 			ID: "cell-a", Pod: pod, Phase: apiv1.Bound, KeyHash: "spent",
 			Offerings: []cells.Offering{{InstanceType: "small", Zone: "a"}},

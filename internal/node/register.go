@@ -25,7 +25,6 @@ const registrationAnnotation = "kip.elotl.co/registration"
 // registration is the value of registrationAnnotation.
 type registration struct {
 	Labels []string       `json:"labels"` // keys, sorted
-	Taint  *corev1.Taint  `json:"taint,omitempty"`
 	Taints []corev1.Taint `json:"taints,omitempty"`
 	// Cordoned says that it was Kip who cordoned the node, and may uncordon it.
 	Cordoned bool `json:"cordoned,omitempty"`
@@ -275,14 +274,11 @@ func (n *Node) taintsOn(current *corev1.Node, before registration, known bool) (
 		own = slices.DeleteFunc(own, marksRemoved)
 	}
 	mine := slices.Concat(before.Taints, own)
-	if before.Taint != nil { // as an older Kip wrote it
-		mine = append(mine, *before.Taint)
-	}
 	ours := func(t corev1.Taint) bool {
 		if slices.ContainsFunc(mine, func(m corev1.Taint) bool { return t.MatchTaint(&m) }) {
 			return true
 		}
-		// A node of an older Kip says nothing of what it wrote.
+		// A node of the Kip of 2020 says nothing of what it wrote.
 		return !known && t.Key == DefaultTaintKey
 	}
 	all = slices.Clip(own)

@@ -33,7 +33,7 @@ type kept struct {
 // entry is what is kept for one purpose.
 type entry struct {
 	Purpose string `json:"purpose"`
-	// UsedAt is about when a process last had this purpose; zero in what an earlier Kip wrote.
+	// UsedAt is about when a process last had this purpose.
 	UsedAt time.Time `json:"usedAt,omitzero"`
 	// Cert and Key are the certificate that was signed last, PEM; empty before there is one.
 	Cert []byte `json:"cert,omitempty"`

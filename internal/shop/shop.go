@@ -69,9 +69,9 @@ type record struct {
 	Cloud  string                 `json:"cloud"`
 	Region string                 `json:"region,omitempty"`
 	Read   time.Time              `json:"read"`
-	Types  []catalog.InstanceType `json:"types,omitempty"`
+	Types  []catalog.InstanceType `json:"-"`
 	// Packed are the types, JSON by gzip, as they are stored: 1,300 types of six subnets are larger
-	// than the store takes. Records of before have them in Types.
+	// than the store takes.
 	Packed []byte `json:"packed,omitempty"`
 }
 
@@ -91,9 +91,6 @@ func (r record) packed() (record, error) {
 
 // unpack takes the types out of a stored record.
 func (r *record) unpack() error {
-	if r.Packed == nil {
-		return nil
-	}
 	z, err := gzip.NewReader(bytes.NewReader(r.Packed))
 	if err != nil {
 		return fmt.Errorf("unpack the catalogue: %w", err)

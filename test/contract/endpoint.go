@@ -144,7 +144,7 @@ func (e *endpoint) resolve(ctx context.Context, o cloud.Options) (cloud.Resolved
 }
 
 // asked is the endpoint's cloud as the checks ask it: what it sells is read once more, and then
-// remembered, and a launch that names no image has one.
+// remembered, and a launch that names no image has one and is resolved.
 type asked struct {
 	cloud.Cloud
 	*endpoint
@@ -161,6 +161,13 @@ func (a *asked) Catalogue(ctx context.Context) (_ []catalog.InstanceType, err er
 func (a *asked) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	if r.Image == nil {
 		r.Image = a.image
+	}
+	if r.Resolved == nil {
+		found, err := a.Features().Resolver.Resolve(ctx, r.LaunchSpec)
+		if err != nil {
+			return cloud.NotLaunched(len(r.Machines), err)
+		}
+		r.Resolved = &found
 	}
 	return a.Cloud.Launch(ctx, r)
 }

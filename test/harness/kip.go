@@ -159,11 +159,7 @@ func (k *Kip) Logs(text string) (bool, error) {
 
 // Get asks its metrics port for a path, as /readyz.
 func (k *Kip) Get(ctx context.Context, path string) (code int, body string, err error) {
-	code, body, err = k.world.ask(ctx, "https://"+k.Metrics+path, "")
-	if errors.Is(err, http.ErrSchemeMismatch) { // an older Kip has no TLS there
-		return k.world.ask(ctx, "http://"+k.Metrics+path, "")
-	}
-	return code, body, err
+	return k.world.ask(ctx, "https://"+k.Metrics+path, "")
 }
 
 // ask asks a Kip's metrics port. Its certificate is of Kip's own CA, which Kip keeps to itself.

@@ -12,14 +12,14 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-// withImage gives each launch that names no image one: there is none of Kip's own.
+// withImage gives each launch that names no image one, since there is none of Kip's own, and resolves it.
 type withImage struct{ *Cloud }
 
 func (c withImage) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	if r.Image == nil {
 		r.Image = map[string]string{imageID: "ami-1"}
 	}
-	return c.Cloud.Launch(ctx, r)
+	return resolveAndLaunch(ctx, c.Cloud, r)
 }
 
 func short(d time.Duration) sim.Distribution { return sim.Distribution{Median: d} }

@@ -40,7 +40,7 @@ func creditsOf(t *testing.T, model *ec2.Model, id string) ec2.Credits {
 
 func launchOne(t *testing.T, c *Cloud, r cloud.LaunchRequest) string {
 	t.Helper()
-	got, err := c.Launch(t.Context(), r).All()
+	got, err := resolveAndLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestABurstableInstanceHasUnlimitedCreditsUntilItsPodRuns(t *testing.T) {
 	}
 	again := open(t, s)
 	r = small(t, again, "second", 2)
-	got, err := again.Launch(t.Context(), r).All()
+	got, err := resolveAndLaunch(t.Context(), again, r).All()
 	if err != nil || !r.Resolved.Boosted {
 		t.Fatal(err, r.Resolved)
 	}
@@ -356,21 +356,5 @@ func TestTheEndOfABoostIsAnsweredByInstance(t *testing.T) {
 		if err := results[n].Err; want == nil && err != nil || want != nil && !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", results[n].ID, err, want)
 		}
-	}
-}
-
-// What an earlier Kip stored has the credits that it had then.
-func TestAStoredLaunchOfAnEarlierKipHasStandardCredits(t *testing.T) {
-	c, model := newCloud(t, sim.Knobs{})
-	c.note(factCreditRight, time.Hour)
-	r := small(t, c, "t", 2)
-	r.Resolved.CPUCredits, r.Resolved.Boosted = "", false
-	if got := creditsOf(t, model, launchOne(t, c, r)); got.Option != "standard" {
-		t.Errorf("credits %+v", got)
-	}
-	r = request("unresolved", 2)
-	r.InstanceType = "t3.small"
-	if got := creditsOf(t, model, launchOne(t, c, r)); got.Option != "standard" {
-		t.Errorf("unresolved: credits %+v", got)
 	}
 }

@@ -114,7 +114,7 @@ func TestTheWaysAreReadAnewEachTime(t *testing.T) {
 	if got, want := wayOf(t, c, "subnet-a1"), "internet 10.0.0.0/8"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	got, err := c.Launch(t.Context(), request("t", 1)).All()
+	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestTheWaysAreReadAnewEachTime(t *testing.T) {
 	}
 }
 
-// The policy of an older Kip lacks the right.
+// A narrower policy lacks the right.
 func TestAPrefixListThatKipMayNotReadIsLeftOut(t *testing.T) {
 	text := bytes.ReplaceAll(Policy(), []byte("ec2:GetManagedPrefixListEntries"), []byte("ec2:DescribeRegions"))
 	policy, err := ec2.ParsePolicy(text)

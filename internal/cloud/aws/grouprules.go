@@ -84,12 +84,9 @@ func rulesOf(all []types.IpPermission) (rules []describedRule) {
 // ruleChanges are what makes the rules of a group those that Kip wants.
 type ruleChanges struct {
 	add, remove []rule
-	// adopt are rules without a description that Kip wants: an earlier Kip made them, which wrote none.
-	adopt []rule
 	// open are rules that Kip does not want, by which more than Kip reaches the agents.
 	open []rule
-	// leave are other rules without a description that Kip does not want, with the ports of Kip's: an earlier Kip or a person
-	// made them.
+	// leave are other rules without a description that Kip does not want, with the ports of Kip's: a person made them.
 	leave []rule
 }
 
@@ -110,8 +107,6 @@ func changesOf(wanted []rule, has []describedRule) (c ruleChanges) {
 		switch wants := slices.Contains(wanted, h.rule); {
 		case h.description == ownDescription && !wants:
 			c.remove = append(c.remove, h.rule)
-		case h.description == "" && wants:
-			c.adopt = append(c.adopt, h.rule)
 		case !wants && h.reachesAgents():
 			c.open = append(c.open, h.rule)
 		case h.description == "" && slices.ContainsFunc(wanted, func(r rule) bool {
@@ -149,28 +144,17 @@ func (c *Cloud) keepRules(ctx context.Context, vpc string, group foundGroup, sur
 	if err != nil {
 		return err
 	}
-	c.adopt(ctx, group.id, changes)
+	c.tellOthers(group.id, changes)
 	return c.revoke(ctx, group.id, surplus)
 }
 
-// adopt marks rules of an earlier Kip as Kip's own. Without the mark they stay and serve, so a failure is no error.
-func (c *Cloud) adopt(ctx context.Context, group string, changes ruleChanges) {
+// tellOthers reports the rules of a group that others made and Kip does not want. Kip leaves them alone.
+func (c *Cloud) tellOthers(group string, changes ruleChanges) {
 	if left := rulesText(changes.leave); c.isNews("rules left alone in "+group, left) && left != "" {
-		c.cfg.Log.Warn("the security group of the cells has rules without a description, which an earlier Kip may have made: "+
+		c.cfg.Log.Warn("the security group of the cells has rules without a description, which Kip did not make: "+
 			"Kip leaves them alone; remove those that you do not need", "group", group, "rules", left)
 	}
 	c.tellOpen(group, changes)
-	if len(changes.adopt) == 0 {
-		return
-	}
-	_, err := c.api.UpdateSecurityGroupRuleDescriptionsIngress(ctx, &ec2.UpdateSecurityGroupRuleDescriptionsIngressInput{
-		GroupId:       aws.String(group),
-		IpPermissions: permissionsOf(changes.adopt),
-	})
-	if text := codeOf(err); err != nil && c.isNews("adoption in "+group, text) {
-		c.cfg.Log.Warn("describe the rules of an earlier Kip as Kip's own: without it Kip does not remove them when they are not needed",
-			"group", group, "err", classify(err, cloud.Scope{}))
-	}
 }
 
 // tellOpen reports the rules of a group by which more than Kip reaches the agents. Kip leaves them alone.

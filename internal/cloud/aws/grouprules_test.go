@@ -65,7 +65,7 @@ func TestRulesOfOthersStayInTheGroupOfCells(t *testing.T) {
 	cfg := settings(url)
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 	c := open(t, cfg)
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
@@ -97,20 +97,15 @@ func TestRulesOfOthersStayInTheGroupOfCells(t *testing.T) {
 	admit("with a rule of somebody else that serves Kip", with())
 	changes := model.Calls()
 	admit("and again", with())
-	for _, action := range []string{
-		"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress", "UpdateSecurityGroupRuleDescriptionsIngress",
-	} {
+	for _, action := range []string{"AuthorizeSecurityGroupIngress", "RevokeSecurityGroupIngress"} {
 		if now := model.Calls()[action]; now != changes[action] {
 			t.Errorf("nothing has changed, and %s was called", action)
 		}
 	}
-	if text := log.String(); strings.Contains(text, "an earlier Kip") {
-		t.Errorf("rules that no Kip has ever made are taken for Kip's: %s", text)
-	}
 }
 
-// A Kip before this one described no rule.
-func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing.T) {
+// Kip removes what it made, and tells of what others made.
+func TestRulesOfOthersAreLeftAloneAndTold(t *testing.T) {
 	var log bytes.Buffer
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	cfg := settings(url)
@@ -118,13 +113,10 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 	cfg.AgentsOpen = func(_ string, _ int, rules string) { told = append(told, rules) }
 	c := open(t, cfg)
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil || len(told) > 0 {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil || len(told) > 0 {
 		t.Fatal(err, told)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
-		for n := range rules {
-			rules[n].Description = ""
-		}
 		return append(rules, ec2.Rule{Protocol: "tcp", From: agentPort, To: agentPort, Source: "sg-before"},
 			ec2.Rule{Protocol: "tcp", From: 1024, To: 65535, Source: "0.0.0.0/0", Description: "temporary"},
 			ec2.Rule{Protocol: "tcp", From: 22, To: 22, Source: "0.0.0.0/0", Description: "bastion"})
@@ -134,12 +126,9 @@ func TestRulesOfAnEarlierKipAreAdoptedIfTheyAreWantedAndElseLeftAlone(t *testing
 			t.Fatal(err)
 		}
 	}
-	is(t, "after the upgrade", byDescription(cellsGroupOf(t, model)), map[string][]string{
+	is(t, "with rules of others", byDescription(cellsGroupOf(t, model)), map[string][]string{
 		ownDescription: {"sg-here"}, "": {"sg-before"}, "temporary": {"0.0.0.0/0"}, "bastion": {"0.0.0.0/0"},
 	})
-	if n := model.Calls()["UpdateSecurityGroupRuleDescriptionsIngress"]; n != 1 {
-		t.Errorf("the rules were adopted by %d calls", n)
-	}
 	if len(told) != 1 {
 		t.Errorf("want it told once that rules open agents: %q", told)
 	}
@@ -186,7 +175,7 @@ func TestARuleThatComesAgainIsToldAgain(t *testing.T) {
 		cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 		cfg.AgentsOpen = func(string, int, string) { told++ }
 		c := open(t, cfg)
-		if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+		if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
 		own := cellsGroupOf(t, model).Rules
@@ -208,32 +197,10 @@ func TestARuleThatComesAgainIsToldAgain(t *testing.T) {
 	}
 }
 
-// The policy of an earlier Kip does not let it describe rules: they serve without.
-func TestRulesThatCannotBeAdoptedServeAllTheSame(t *testing.T) {
-	l := newLimited(t, nil, deny("NoDescriptions", "ec2:UpdateSecurityGroupRuleDescriptionsIngress", "*"))
-	if err := l.Launch(t.Context(), request("t", 1)).Err(); err != nil {
-		t.Fatal(err)
-	}
-	changeRules(t, l.model, func(rules []ec2.Rule) []ec2.Rule {
-		for n := range rules {
-			rules[n].Description = ""
-		}
-		return rules
-	})
-	for range 3 {
-		if err := l.Admit(t.Context(), owner); err != nil {
-			t.Error(err)
-		}
-	}
-	if n := strings.Count(l.log.String(), "describe the rules of an earlier Kip"); n != 1 {
-		t.Errorf("it is told %d times: %s", n, l.log)
-	}
-}
-
 func TestAGroupThatIsFullOfRulesOfOthersSaysSo(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	c := open(t, settings(url))
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {

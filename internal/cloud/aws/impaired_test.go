@@ -13,7 +13,7 @@ func TestMachinesAreImpairedThatFailACheckOfTheirsOrOfTheirHosts(t *testing.T) {
 	account.PageSize = 1
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	launched, err := c.Launch(t.Context(), request("t", 3)).All()
+	launched, err := resolveAndLaunch(t.Context(), c, request("t", 3)).All()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,17 +43,8 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	if err := check(r); err != nil {
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, err)
 	}
-	if r.Resolved == nil { // stored by a Kip that did not resolve its launches
-		spec := r.LaunchSpec
-		spec.Tags = r.TagsOf(0)
-		resolved, err := c.Resolve(ctx, spec)
-		if err != nil {
-			return nil, err
-		}
-		// The same as that Kip would have sent.
-		resolved.SecondaryAddress, resolved.CPUCredits, resolved.Boosted = false, "", false
-		resolved.Tags, resolved.Key = nil, ""
-		r.Resolved = &resolved
+	if r.Resolved == nil {
+		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("it is not resolved"))
 	}
 	in := runInstances(r)
 	out, err := c.api.RunInstances(ctx, in)
@@ -274,7 +265,7 @@ func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
 		in.BlockDeviceMappings[0].Ebs.KmsKeyId = aws.String(key)
 	}
 	if burstable(r.InstanceType) {
-		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String(cmp.Or(r.Resolved.CPUCredits, creditsStandard))}
+		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String(r.Resolved.CPUCredits)}
 	}
 	switch {
 	case isHost(r.Reservation):

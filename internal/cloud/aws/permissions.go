@@ -219,10 +219,9 @@ var corePermissions = []permission{
 	},
 	{
 		sid: "KipKeepsItsGroup",
-		why: "The rules of that group, their descriptions, and its end with `kipctl cleanup`.",
+		why: "The rules of that group, and its end with `kipctl cleanup`.",
 		actions: []string{
 			"ec2:AuthorizeSecurityGroupIngress", "ec2:DeleteSecurityGroup", "ec2:RevokeSecurityGroupIngress",
-			"ec2:UpdateSecurityGroupRuleDescriptionsIngress",
 		},
 		resources:  []string{resource("security-group")},
 		conditions: owned,

@@ -78,8 +78,8 @@ const taggedCall = 1000
 // codesNoPart say that EC2 does not know a part of an instance.
 var codesNoPart = []string{codeNoVolume, "InvalidNetworkInterfaceID.NotFound"}
 
-// tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with the policy of
-// an earlier Kip, it tags the instances alone: lists show their tags. It tags nothing and returns ErrNotYet if EC2 does not know
+// tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with a narrower
+// policy, it tags the instances alone: lists show their tags. It tags nothing and returns ErrNotYet if EC2 does not know
 // a part: either CreateTags knows it later than lists do, or later lists do not show it. If IAM judges a part before EC2 knows it
 // or its tags, EC2 says UnauthorizedOperation instead, since the policy asks for the part's tags. No source says which EC2 says
 // first. So with whole it tags nothing after that answer either.

@@ -49,7 +49,7 @@ func inOrganization(t *testing.T, change func(*Config)) (*Cloud, *ec2.Model, *he
 func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T) {
 	bare, _, _ := inOrganization(t, func(*Config) {})
 	const noGroup = "ec2:CreateSecurityGroup on arn:aws:ec2:us-east-1:123456789012:security-group/* is denied by statement DenyTheRestWithoutTeam"
-	if err := bare.Launch(t.Context(), request("group", 1)).Err(); !errors.Is(err, cloud.ErrUnauthorised) ||
+	if err := resolveAndLaunch(t.Context(), bare, request("group", 1)).Err(); !errors.Is(err, cloud.ErrUnauthorised) ||
 		!strings.Contains(err.Error(), noGroup) {
 		t.Errorf("a group without the tag: %v", err)
 	}
@@ -124,7 +124,7 @@ func TestALaunchHasTheTagsThatItWasResolvedWith(t *testing.T) {
 	cfg.Tags = map[string]string{"team": "b", "more": "c"}
 	again := open(t, cfg)
 	for range 2 {
-		if err := again.Launch(t.Context(), r).Err(); err != nil {
+		if err := resolveAndLaunch(t.Context(), again, r).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -147,7 +147,7 @@ func TestTheGroupOfCellsGetsTheTagsOfTheFileAndKeepsThoseOfOthers(t *testing.T) 
 	cfg := settings(url)
 	cfg.Cluster = "prod" // which is not for the group
 	c := open(t, cfg)
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	own := map[string]string{cloud.TagOwner: owner, cloud.TagName: nameOfGroup(owner)}
@@ -191,7 +191,7 @@ func oneInstance(t *testing.T, policy []byte) (*Cloud, *ec2.Model, cloud.Instanc
 	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
@@ -241,7 +241,7 @@ func TestAnInstanceSaysThatItsRootDiskIsNotShownYet(t *testing.T) {
 	account.Sim.Clock = clk
 	_, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, late := range []bool{true, false} {
@@ -264,7 +264,7 @@ func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
 	account.Sim.Clock, account.VolumeStep = clk, time.Minute
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
@@ -301,7 +301,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := c.Launch(t.Context(), request("t", 1)).Err(); err != nil {
+	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
@@ -327,7 +327,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 
 func isVolume(id string) bool { return strings.HasPrefix(id, "vol-") }
 
-// The policy of an earlier Kip lets it tag instances alone.
+// A narrower policy lets it tag instances alone.
 func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 	doc := policyOf(permissions)
 	for n := range doc.Statement {
@@ -345,25 +345,6 @@ func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 	for _, id := range i.Parts {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
 			t.Errorf("%s has the tags %v", id, got)
-		}
-	}
-}
-
-// A Kip that did not resolve its launches knew no configured tags and no key. The same token comes with neither.
-func TestAStoredLaunchThatWasNotResolvedIsSentWithoutWhatItsKipDidNotKnow(t *testing.T) {
-	c, h := withKey(t, func(_ *ec2.Config, cfg *Config) {
-		cfg.Tags, cfg.KMSKey, cfg.Cluster = map[string]string{"team": "a"}, keyOfDisks, "prod"
-	})
-	if err := c.Launch(t.Context(), request("t", 2)).Err(); err != nil {
-		t.Fatal(err)
-	}
-	call := h.of("RunInstances")[0]
-	if key := call["BlockDeviceMapping.1.Ebs.KmsKeyId"]; key != "" {
-		t.Errorf("the root disk has the key %q", key)
-	}
-	for parameter, value := range call {
-		if value == "team" || value == tagCluster+"prod" {
-			t.Errorf("%s is %s", parameter, value)
 		}
 	}
 }

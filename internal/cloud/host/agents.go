@@ -3,7 +3,6 @@ package host
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -12,9 +11,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"github.com/elotl/kip/internal/netdump"
 )
 
 const (
@@ -84,24 +80,6 @@ func guardAgents(ctx context.Context, cfg Config) {
 		cfg.Log.WarnContext(ctx, "the host keeps cells and pods from no agent of others, which refuse them themselves",
 			"bridge", cfg.Bridge, "mend", "install nftables, and a kernel that has tables of the bridge (CONFIG_NF_TABLES_BRIDGE)", "err", err)
 	}
-}
-
-// groupCables has the rules know the cables that were plugged in by an earlier Kip.
-func groupCables(cfg Config, bridgeIndex int) error {
-	links, err := netdump.Whole(netlink.LinkList)
-	if err != nil {
-		return fmt.Errorf("list network devices: %w", err)
-	}
-	for _, l := range links {
-		a := l.Attrs()
-		if a.MasterIndex != bridgeIndex || !isCable(l) || !strings.HasPrefix(a.Name, "kip") || a.Group == cfg.cableGroup() {
-			continue
-		}
-		if err := group(cfg, l); err != nil && !errors.Is(err, unix.ENODEV) { // its machine has ended
-			return err
-		}
-	}
-	return nil
 }
 
 // group has the rules know a cable.

@@ -283,18 +283,6 @@ func TestOnlyTheHostReachesTheAgentsOnItsBridge(t *testing.T) {
 	n.kept("a sibling by way of the host", sibling, n.addresses[1].String())
 	n.in(sibling, func() error { return route(n.addresses[1].String()+"/32", "") })
 
-	// A cable that an earlier Kip has plugged in is in no group, until Kip starts.
-	n.in(n.host, func() error {
-		l, err := netlink.LinkByName(linkName("i-0000000000010000"))
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetGroup(l, 0)
-	})
-	n.reaches("a sibling of an earlier Kip", sibling, own[0], agentPort)
-	n.in(n.host, func() error { return EnsureBridge(t.Context(), n.cfg) })
-	n.kept("a sibling of an earlier Kip", sibling, own[0])
-
 	// It is the rules that keep it away, and they go with the cloud.
 	n.in(n.host, func() error {
 		if got := agentsTables(t.Context(), n.cfg); len(got) != 2 {

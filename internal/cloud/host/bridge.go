@@ -109,9 +109,6 @@ func ensureBridge(ctx context.Context, cfg Config) (index int, err error) {
 	if err := bridgeIPv6(cfg, link); err != nil {
 		return 0, err
 	}
-	if err := groupCables(cfg, link.Attrs().Index); err != nil {
-		return 0, err
-	}
 	guardAgents(ctx, cfg)
 	if err := netlink.LinkSetUp(link); err != nil {
 		return 0, fmt.Errorf("bring bridge %s up: %w", cfg.Bridge, err)
