@@ -110,8 +110,6 @@ func Orders() []cloudmodel.Order[*Model] {
 		cloudmodel.NewOrder("compose", `{"On":true}`,
 			"instances find their user data beside a script of others', in a multi-part document", (*Model).Compose),
 		cloudmodel.NewOrder("rebalance", `{"Instance":"i-…"}`, "it is recommended to leave a spot instance", (*Model).Rebalance),
-		cloudmodel.NewOrder("impair", `{"Instance":"i-…","Check":"system-status.status"}`,
-			"an instance fails one of EC2's checks; without Check it passes both", (*Model).impair),
 		cloudmodel.NewOrder("maintain", `{"Instance":"i-…","Code":"instance-stop","NotBefore":"2030-01-01T00:00:00Z"}`,
 			"maintenance is scheduled", (*Model).Maintain),
 		cloudmodel.NewOrder("role", `{"ARN":"arn:aws:iam::123456789012:role/a","Policy":{"Statement":[]},"Trust":{"Statement":[]}}`,

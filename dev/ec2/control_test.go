@@ -124,35 +124,6 @@ func TestAnInstanceThatIsDeniedIsNotKnownForSomeCalls(t *testing.T) {
 	}
 }
 
-func TestAnInstanceFailsTheCheckThatWasOrdered(t *testing.T) {
-	c := newClient(t, sim.Knobs{})
-	impaired, other := c.launched(), c.launched()
-	failing := func(check Check) string {
-		t.Helper()
-		code, body := c.ask("DescribeInstanceStatus", "Filter.1.Name="+string(check), "Filter.1.Value.1=impaired")
-		if code != "" || strings.Contains(body, other) {
-			t.Errorf("which instances fail %s: %s", check, body)
-		}
-		return body
-	}
-	c.order("impair", Impairment{Instance: impaired, Check: CheckSystem})
-	if body := failing(CheckSystem); !strings.Contains(body, impaired) {
-		t.Errorf("the check that it is to fail: %s", body)
-	}
-	if body := failing(CheckInstance); strings.Contains(body, impaired) {
-		t.Errorf("the check that it passes: %s", body)
-	}
-	for _, bad := range []Impairment{{Instance: impaired, Check: "lunch"}, {Instance: "i-none", Check: CheckSystem}} {
-		if code := c.control("impair", bad); code != http.StatusBadRequest {
-			t.Errorf("%+v: %d", bad, code)
-		}
-	}
-	c.order("impair", Impairment{Instance: impaired})
-	if body := failing(CheckSystem); strings.Contains(body, impaired) {
-		t.Errorf("when that was taken back: %s", body)
-	}
-}
-
 func TestAnOrderThatCannotBeIsRefused(t *testing.T) {
 	c := newClient(t, sim.Knobs{})
 	for name, bad := range map[string][]any{

@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -29,54 +28,10 @@ func (m *Model) Maintain(of Maintenance) error {
 	return nil
 }
 
-// Check is one of EC2's checks of an instance that is running.
-type Check string
-
-// The checks, as filters name them (EC2 API reference, "DescribeInstanceStatus").
-const (
-	CheckInstance Check = "instance-status.status"
-	CheckSystem   Check = "system-status.status"
-)
-
-// Impairment has an instance fail one of them.
-type Impairment struct {
-	Instance string
-	Check    Check // it passes both with ""
-}
-
-// impair does what an order says.
-func (m *Model) impair(i Impairment) error {
-	if i.Check != "" && i.Check != CheckInstance && i.Check != CheckSystem {
-		return fmt.Errorf("the field Check is %q: want %s, %s, or none", i.Check, CheckInstance, CheckSystem)
-	}
-	if err := m.MustLive(i.Instance); err != nil {
-		return err
-	}
-	m.Impair(i.Instance, i.Check)
-	return nil
-}
-
-// Impair has an instance fail a check; it passes both with "".
-func (m *Model) Impair(instance string, fails Check) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.impaired[instance] = fails
-}
-
 type statusXML struct {
-	Instance       string     `xml:"instanceId"`
-	Zone           string     `xml:"availabilityZone"`
-	Events         []eventXML `xml:"eventsSet>item"`
-	InstanceStatus string     `xml:"instanceStatus>status"`
-	SystemStatus   string     `xml:"systemStatus>status"`
-}
-
-// checked is what a check says.
-func (m *Model) checked(instance string, by Check) string {
-	if m.impaired[instance] == by {
-		return "impaired"
-	}
-	return "ok"
+	Instance string     `xml:"instanceId"`
+	Zone     string     `xml:"availabilityZone"`
+	Events   []eventXML `xml:"eventsSet>item"`
 }
 
 type eventXML struct {
@@ -85,9 +40,9 @@ type eventXML struct {
 	NotBefore   string `xml:"notBefore"`
 }
 
-// describeInstanceStatus shows what is scheduled for instances, and which checks they pass.
+// describeInstanceStatus shows what is scheduled for instances.
 func (m *Model) describeInstanceStatus(r *request) (any, error) {
-	wanted := r.filters("event.code", string(CheckInstance), string(CheckSystem))
+	wanted := r.filters("event.code")
 	if err := m.listing(r, sim.KindInterruptions); err != nil {
 		return nil, err
 	}
@@ -97,12 +52,7 @@ func (m *Model) describeInstanceStatus(r *request) (any, error) {
 	var all []statusXML
 	for _, i := range instances {
 		of, scheduled := m.maintenance[i.ID]
-		x := statusXML{
-			Instance:       i.ID,
-			Zone:           i.Zone,
-			InstanceStatus: m.checked(i.ID, CheckInstance),
-			SystemStatus:   m.checked(i.ID, CheckSystem),
-		}
+		x := statusXML{Instance: i.ID, Zone: i.Zone}
 		if scheduled {
 			e := eventXML{Code: of.Code, Description: "The instance is running on degraded hardware", NotBefore: wireTime(of.NotBefore)}
 			if of.Over {
@@ -111,9 +61,6 @@ func (m *Model) describeInstanceStatus(r *request) (any, error) {
 			x.Events = []eventXML{e}
 		}
 		if wanted.match(func(name string) []string {
-			if check := Check(name); check == CheckInstance || check == CheckSystem {
-				return []string{m.checked(i.ID, check)}
-			}
 			if scheduled {
 				return []string{of.Code}
 			}

@@ -230,7 +230,6 @@ type Model struct {
 	lists    map[string][]netip.Prefix // by ID
 
 	maintenance map[string]Maintenance // by instance
-	impaired    map[string]Check       // by instance
 
 	imported map[string]bool              // the upstreams that were pulled from
 	partTags map[string]map[string]string // that were written on root disks and interfaces, by ID
@@ -288,7 +287,6 @@ func New(cfg Config) (*Model, error) {
 		credits: map[string]creditsNow{},
 
 		maintenance: map[string]Maintenance{},
-		impaired:    map[string]Check{},
 	}
 	for arn, policy := range cfg.Roles {
 		m.roles[arn] = assumable{policy: policy}

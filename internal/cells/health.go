@@ -58,7 +58,6 @@ type health struct {
 	observers *observers
 	inventory *inventory
 	listening *listening
-	checkups  *checkups
 	ends      *ends
 	rules     Health
 	refusing  refusals // the cells that refuse this process; under the table's lock
@@ -158,7 +157,6 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	s.heardRefusals(refused, wasRefused, refusing, now)
 	disrupted := counts.disruptions()
 	s.tellDisruption(disrupted, was, counts[location{}])
-	s.checkups.want(len(silent) > 0)
 	if len(silent) == 0 {
 		return disrupted
 	}
@@ -171,15 +169,10 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 		if was.doubt(one.e.location()) != "" && doubt == "" {
 			continue // it has its time anew
 		}
-		why, seen := s.lostInSilence(one, now)
-		if why == "" {
-			continue
+		if quiet := now.Sub(one.since); !s.rules.CloudAPI && quiet >= s.timeout(one.e.cell()) {
+			why := fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e))
+			s.ends.lose(ctx, one.e, population, sign{cause: CauseLost, why: why, heard: one.since, doubt: doubt})
 		}
-		lost := sign{cause: CauseLost, why: why, heard: one.since}
-		if !seen {
-			lost.doubt = doubt
-		}
-		s.ends.lose(ctx, one.e, population, lost)
 	}
 	return disrupted
 }
@@ -212,24 +205,6 @@ func (e *entry) silentSince(began, awake, onTime time.Time) time.Time {
 		e.health.anew.heard, e.health.anew.since = since, awake
 	}
 	return e.health.anew.since
-}
-
-// lostInSilence says why a silent cell is lost; "" if it is not yet. The cloud may have seen it: what
-// it says does not come over Kip's network to the cells.
-func (s *health) lostInSilence(of silence, now time.Time) (why string, seen bool) {
-	cell, quiet := of.e.cell(), now.Sub(of.since).Round(time.Second)
-	timeout := s.timeout(cell)
-	impaired := s.checkups.finds(cell.Instance.ID, now)
-	switch {
-	case timeout < forever && impaired >= checkupAfter:
-		return fmt.Sprintf("nothing was heard of its kubelet for %s, and the cloud's own checks have failed for %s", quiet,
-			impaired.Round(time.Second)), true
-	case !s.rules.CloudAPI && quiet >= timeout:
-		// That its tunnel is heard speaks against a link that is down, and not against
-		// a kubelet that hangs.
-		return fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet, s.whySilent(of.e)), false
-	}
-	return "", false
 }
 
 // forever is longer than anybody waits.

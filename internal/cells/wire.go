@@ -121,7 +121,6 @@ func (c *Controller) wireShared(cfg Config) {
 // upkeep asks the cloud for what is beside the life of cells.
 type upkeep struct {
 	silentZones *silentZones
-	checkups    *checkups
 	consoles    *consoles
 	ingress     *ingress
 	sweeping    *sweeping
@@ -136,11 +135,6 @@ func (c *Controller) wireUpkeep(cfg Config) {
 		loop:      c.loop,
 		shortages: cfg.Shortages,
 		health:    cfg.Health,
-	}
-	c.checkups = &checkups{
-		loop:   c.loop,
-		calls:  cfg.Calls,
-		health: cfg.Health,
 	}
 	c.consoles = &consoles{
 		loop:   c.loop,
@@ -578,7 +572,6 @@ func (c *Controller) wireLooks(cfg Config) {
 		observers: c.observers,
 		inventory: c.inventory,
 		listening: c.listening,
-		checkups:  c.checkups,
 		ends:      c.ends,
 		rules:     cfg.Health,
 	}

@@ -142,8 +142,6 @@ const (
 	// CallInterruptions asks which instances are to be taken back; a cloud that says so by
 	// itself has none.
 	CallInterruptions Call = "interruptions"
-	// CallImpaired asks which instances fail the cloud's own checks.
-	CallImpaired Call = "impaired"
 	// CallEndBoost ends the credits by which burstable instances start.
 	CallEndBoost Call = "endBoost"
 	// CallEgress asks for the ways from subnets to the internet.
@@ -181,7 +179,6 @@ type Features struct {
 	Admitter    Admitter
 	Resolver    Resolver
 	Registries  Registries
-	Checkup     Checkup
 	Booster     Booster
 	Egress      Egress
 	Bounder     Bounder
@@ -193,13 +190,6 @@ type Booster interface {
 	// EndBoost has instances use no more CPU than their type sustains from now on. It is idempotent: one that never had
 	// more is no error. There is a result for each ID, in their order.
 	EndBoost(ctx context.Context, ids ...string) Results
-}
-
-// Checkup is a cloud that looks after the health of its machines.
-type Checkup interface {
-	// Impaired returns the IDs of the running instances that fail the cloud's checks now, of the
-	// machine or of the host under it. Some may not be Kip's.
-	Impaired(ctx context.Context) ([]string, error)
 }
 
 // Stopper is a cloud that can stop an instance, which then costs only its disk,

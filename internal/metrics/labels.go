@@ -186,7 +186,6 @@ var (
 		{string(cloud.CallResolve), ""},
 		{string(cloud.CallConsole), ""},
 		{string(cloud.CallInterruptions), "which instances the cloud takes back"},
-		{string(cloud.CallImpaired), "which instances fail the cloud's own checks"},
 		{string(cloud.CallEndBoost), "ends the credits by which burstable instances start"},
 		{string(cloud.CallEgress), "the ways from subnets to the internet"},
 		{string(cloud.CallBounds), "the quotas and free addresses of cells"},

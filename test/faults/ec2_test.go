@@ -314,23 +314,6 @@ var onlyOnEC2 = []scenario{
 	}},
 	{ec2: true, name: "a disk is made, used and deleted", story: madeDisk},
 	{ec2: true, routed: true, name: "a network is led to a pod, and to the next", story: led},
-	{ec2: true, every: 8, name: "a silent cell is lost early, since EC2 finds its machine impaired", story: func(s *stage) {
-		s.mu.Lock()
-		s.annotations = map[string]string{placement.AnnotationHealthyTimeout: "86400"}
-		s.mu.Unlock()
-		uid := s.pod(corev1.RestartPolicyAlways, "small")
-		s.until("it runs", s.runs(uid))
-		first := s.machineOf(uid)
-		s.mu.Lock()
-		s.machines[first].cutOff = true
-		s.linksChanged()
-		s.mu.Unlock()
-		s.model.Impair(first, ec2.CheckInstance)
-		s.until("it runs elsewhere", func() bool { m := s.machineOf(uid); return m != "" && m != first && s.settled() })
-		if s.alive() {
-			s.shows("its pod was told what EC2 finds", s.explained(uid, "the cloud's own checks have failed"))
-		}
-	}},
 	{ec2: true, reserved: true, every: 8, name: "capacity that is reserved is taken, and is full", story: func(s *stage) {
 		in := func() (places []string) {
 			for _, i := range s.cloud.Truth() {

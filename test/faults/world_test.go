@@ -904,7 +904,6 @@ var (
 	_ cloud.Tagger      = handle{}
 	_ cloud.Resolver    = handle{}
 	_ cloud.Admitter    = handle{}
-	_ cloud.Checkup     = handle{}
 	_ cloud.Booster     = handle{}
 )
 
@@ -978,9 +977,6 @@ func (h handle) Features() cloud.Features {
 	if h.k.asks.Features().Admitter != nil {
 		f.Admitter = h
 	}
-	if h.k.asks.Features().Checkup != nil {
-		f.Checkup = h
-	}
 	if h.k.asks.Features().Booster != nil {
 		f.Booster = h
 	}
@@ -1019,9 +1015,6 @@ func (h handle) Unroute(ctx context.Context, instance string, to []netip.Prefix)
 func (h handle) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	err := h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Booster.EndBoost(ctx, ids...).Err() })
 	return cloud.Each(err, ids...)
-}
-func (h handle) Impaired(ctx context.Context) ([]string, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]string, error) { return h.k.asks.Features().Checkup.Impaired(ctx) })
 }
 
 func (h handle) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {

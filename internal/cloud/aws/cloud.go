@@ -154,7 +154,6 @@ func (c *Cloud) Traits() cloud.Traits {
 			cloud.CallListDisks:   describe,
 
 			cloud.CallInterruptions: describe,
-			cloud.CallImpaired:      describe,
 			cloud.CallEndBoost:      mutate,
 			cloud.CallEgress:        describe,
 			cloud.CallBounds:        describe,
@@ -179,7 +178,6 @@ func (c *Cloud) Features() cloud.Features {
 		Admitter:    c,
 		Resolver:    c,
 		Registries:  c,
-		Checkup:     c,
 		Booster:     c,
 		Egress:      c,
 		Bounder:     c,

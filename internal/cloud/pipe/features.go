@@ -34,7 +34,6 @@ func through(p *Pipe, of cloud.Features) cloud.Features {
 		Admitter:    ifAny[cloud.Admitter](of.Admitter, f),
 		Resolver:    ifAny[cloud.Resolver](of.Resolver, f),
 		Registries:  ifAny[cloud.Registries](of.Registries, f),
-		Checkup:     ifAny[cloud.Checkup](of.Checkup, f),
 		Booster:     ifAny[cloud.Booster](of.Booster, f),
 		Egress:      ifAny[cloud.Egress](of.Egress, f),
 		Bounder:     ifAny[cloud.Bounder](of.Bounder, f),
@@ -170,10 +169,6 @@ func (f *features) PullCredentials(ctx context.Context, registry string, reposit
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallPullCredentials}, func(ctx context.Context) (cloud.PullCredentials, error) {
 		return f.cloud.Registries.PullCredentials(ctx, registry, repositories...)
 	})
-}
-
-func (f *features) Impaired(ctx context.Context) ([]string, error) {
-	return ask(ctx, f.pipe, Call{Kind: cloud.CallImpaired}, f.cloud.Checkup.Impaired)
 }
 
 func (f *features) EndBoost(ctx context.Context, ids ...string) cloud.Results {

@@ -23,7 +23,6 @@ var unfenced = map[cloud.Call]bool{
 	cloud.CallListParts:     true,
 	cloud.CallConsole:       true,
 	cloud.CallInterruptions: true,
-	cloud.CallImpaired:      true,
 	cloud.CallEgress:        true,
 	cloud.CallBounds:        true,
 

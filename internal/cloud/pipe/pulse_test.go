@@ -34,7 +34,6 @@ func (h hangs) Features() cloud.Features {
 		Tagger:      h,
 		Admitter:    h,
 		Resolver:    h,
-		Checkup:     h,
 		Booster:     h,
 		Egress:      h,
 		Bounder:     h,
@@ -91,7 +90,6 @@ func (hangs) CheckDisk(ctx context.Context, _, _ string) error              { re
 func (hangs) GrowDisk(ctx context.Context, _ string, _ int64) (cloud.Disk, error) {
 	return cloud.Disk{}, hang(ctx)
 }
-func (hangs) Impaired(ctx context.Context) ([]string, error) { return nil, hang(ctx) }
 func (hangs) Ways(ctx context.Context, _ ...string) (map[string]cloud.Way, error) {
 	return nil, hang(ctx)
 }
@@ -137,7 +135,6 @@ func everyCall(c *Pipe) map[cloud.Call]func(context.Context) error {
 		cloud.CallInterruptions: func(ctx context.Context) error {
 			return f.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
 		},
-		cloud.CallImpaired: func(ctx context.Context) error { _, err := f.Checkup.Impaired(ctx); return err },
 		cloud.CallEndBoost: func(ctx context.Context) error { return f.Booster.EndBoost(ctx, "i-a").Err() },
 		cloud.CallEgress:   func(ctx context.Context) error { _, err := f.Egress.Ways(ctx); return err },
 		cloud.CallBounds:   func(ctx context.Context) error { _, err := f.Bounder.Bounds(ctx, "me"); return err },
