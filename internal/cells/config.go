@@ -11,7 +11,7 @@ import (
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
@@ -37,10 +37,10 @@ type Config struct {
 	TermBegan time.Time
 	// Budgets are what namespaces may cost. Optional: as much as they want.
 	Budgets []Budget
-	// Calls are those to the cloud. Gate guards them.
+	// Calls are those to the cloud. Guard guards them.
 	Calls *pipe.Pipe
 	Store *store.Store
-	// Lineage is that of Store, which the Gate asks. Optional: without it nothing else does.
+	// Lineage is that of Store, which the Guard asks. Optional: without it nothing else does.
 	Lineage *Lineage
 	Tunnels Tunnels
 	APIs    APIs
@@ -49,8 +49,8 @@ type Config struct {
 	CAHash string
 	// OldCAHash is that of the CA from before, by which some cells know Kip yet; "" for none.
 	OldCAHash string
-	// Gate decides about every end.
-	Gate *gate.Gate
+	// Guard decides about every end.
+	Guard *guard.Guard
 	// Shortages are told of each offering that the cloud did not serve.
 	Shortages Shortages
 	// Meter tells how much of a cell's machine its pod has used. Optional.

@@ -9,16 +9,16 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 )
 
-// ends begins the ends of cells: of those that are lost, if the gate lets them, and of those that are not wanted.
+// ends begins the ends of cells: of those that are lost, if the guard lets them, and of those that are not wanted.
 type ends struct {
 	table     *table
 	loop      *loop
 	records   *records
 	events    *reporter
-	gate      *gate.Gate
+	guard     *guard.Guard
 	inventory *inventory
 	blockers  *blockers
 	shortages Shortages
@@ -45,7 +45,7 @@ type sign struct {
 	doubt string
 }
 
-// lose ends a cell that is lost, if the gate lets it. It returns whether the cell
+// lose ends a cell that is lost, if the guard lets it. It returns whether the cell
 // ends. The cell may come back until the cloud has confirmed its end. Only then does
 // the pod get another.
 func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool {
@@ -69,10 +69,10 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 	return true
 }
 
-// admit asks the gate whether a cell may end. Where it holds the end back that is shown
+// admit asks the guard whether a cell may end. Where it holds the end back that is shown
 // and told.
-func (s *ends) admit(ctx context.Context, e *entry, end gate.End, population int) bool {
-	held, isHeld := errors.AsType[*gate.HeldError](s.gate.Admit(ctx, end, population))
+func (s *ends) admit(ctx context.Context, e *entry, end guard.End, population int) bool {
+	held, isHeld := errors.AsType[*guard.HeldError](s.guard.Admit(ctx, end, population))
 	if !isHeld {
 		return true
 	}
@@ -96,7 +96,7 @@ func (s *ends) showReleased() {
 	var released []*entry
 	s.table.mu.Lock()
 	for _, e := range s.table.byID {
-		if e.hold.why != "" && !s.gate.Holds(e.cell().Instance.ID) {
+		if e.hold.why != "" && !s.guard.Holds(e.cell().Instance.ID) {
 			e.hold.why, e.hold.told = "", news{}
 			released = append(released, e)
 		}
@@ -142,9 +142,9 @@ func (s *ends) startTerminating(ctx context.Context, e *entry, why string) error
 	})
 }
 
-// endOf is the end of a cell's instance, for the gate.
-func endOf(cell *Cell, why string) gate.End {
-	return gate.End{
+// endOf is the end of a cell's instance, for the guard.
+func endOf(cell *Cell, why string) guard.End {
+	return guard.End{
 		Instance:   cell.Instance.ID,
 		Cell:       cell.ID,
 		Pod:        cell.Pod,

@@ -10,7 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 )
 
 // seenEnds are the ends of cells, as an observer is told of them.
@@ -85,7 +85,7 @@ func TestAnInstanceThatTheCloudHasEndedSaysWhy(t *testing.T) {
 
 func TestAShortageIsMarkedWhereTheEndIsDecidedAndOnce(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.limit = gate.Limit{Least: 2, Window: time.Hour}
+		b.limit = guard.Limit{Least: 2, Window: time.Hour}
 		b.stop()
 		b.run()
 		pods := b.bound(3)
@@ -99,10 +99,10 @@ func TestAShortageIsMarkedWhereTheEndIsDecidedAndOnce(t *testing.T) {
 			b.vanish(pod)
 		}
 		b.later(10 * time.Minute)
-		if n := len(b.unbound(pods)); n != 2 || len(b.gate.Held()) != 1 || len(b.cooled) != 2 {
-			t.Fatalf("%d of 3 have ended and %v is held back, want the 2 that may; marked %v, want those 2", n, b.gate.Held(), b.cooled)
+		if n := len(b.unbound(pods)); n != 2 || len(b.guard.Held()) != 1 || len(b.cooled) != 2 {
+			t.Fatalf("%d of 3 have ended and %v is held back, want the 2 that may; marked %v, want those 2", n, b.guard.Held(), b.cooled)
 		}
-		b.gate.Allow(time.Now())
+		b.guard.Allow(time.Now())
 		b.later(time.Minute)
 		if n := len(b.unbound(pods)); n != 3 || len(b.cooled) != 3 {
 			t.Errorf("%d of 3 have ended once a person has allowed it; marked %v, want each once", n, b.cooled)

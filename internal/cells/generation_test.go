@@ -16,7 +16,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -713,9 +713,9 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		b.later(time.Minute)
 		earlier := newEntry(Cell{}, 0)
 		earlier.loaded = true
-		held, isHeld := errors.AsType[*gate.HeldError](b.gate.Admit(t.Context(), gate.End{Instance: "i-0", Mistakable: true}, 100))
+		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0", Mistakable: true}, 100))
 		more := b.cells.lineage.mayRunMore(earlier)
-		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != gate.ByStore {
+		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != guard.ByStore {
 			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)
 		}
 		if got := b.phase("a"); got != apiv1.Launching || len(b.cloud.launches) != sent {

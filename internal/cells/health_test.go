@@ -11,7 +11,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/utils/clock"
@@ -184,7 +184,7 @@ func TestAPersonEndsWhatIsSilentWhenMostAre(t *testing.T) {
 			b.links.of(cell.ID).set(false, errors.New("cut"))
 		}
 		b.later(10 * time.Minute)
-		if n := len(b.cfg.Gate.Allow(time.Now())); n != 3 {
+		if n := len(b.cfg.Guard.Allow(time.Now())); n != 3 {
 			t.Fatalf("%d ends are held back, want those of 3", n)
 		}
 		b.later(time.Minute)
@@ -309,20 +309,20 @@ func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 		if n := len(b.unbound(pods)); n != 10 {
 			t.Fatalf("%d of 20 silent cells have ended, want the 10 that may", n)
 		}
-		if held := b.gate.Held(); len(held) != 10 || len(b.said("EndHeldBack", "kipctl allow")) != 10 {
+		if held := b.guard.Held(); len(held) != 10 || len(b.said("EndHeldBack", "kipctl allow")) != 10 {
 			t.Fatalf("held back %d, said %v", len(held), b.said("EndHeldBack"))
 		}
-		held, _ := b.cells.ForPod(b.gate.Held()[0].Pod.UID)
+		held, _ := b.cells.ForPod(b.guard.Held()[0].Pod.UID)
 		if got := b.cells.WaitsFor(held.ID); !strings.HasPrefix(got, heldBack) {
 			t.Errorf("its cell waits for %q", got)
 		}
 		// One comes back, and is held back no more.
 		b.links.of(held.ID).set(true, nil)
 		b.later(2 * time.Minute)
-		if got := b.cells.WaitsFor(held.ID); got != "" || len(b.gate.Held()) != 9 {
-			t.Errorf("a cell that is heard again waits for %q; %d are held back", got, len(b.gate.Held()))
+		if got := b.cells.WaitsFor(held.ID); got != "" || len(b.guard.Held()) != 9 {
+			t.Errorf("a cell that is heard again waits for %q; %d are held back", got, len(b.guard.Held()))
 		}
-		b.gate.Allow(time.Now())
+		b.guard.Allow(time.Now())
 		b.later(time.Minute)
 		if n := len(b.unbound(pods)); n != 19 || b.phase(held.Pod.Name) != apiv1.Bound {
 			t.Errorf("%d have ended once a person has allowed it, want 19; the one that was heard is %q", n, b.phase(held.Pod.Name))
@@ -335,7 +335,7 @@ func TestOnlyAShareOfTheCellsEndsAtATime(t *testing.T) {
 
 func TestWhatAnEarlierProcessHasEndedCounts(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.limit = gate.Limit{Least: 2, Window: time.Hour}
+		b.limit = guard.Limit{Least: 2, Window: time.Hour}
 		b.stop()
 		b.run()
 		pods := b.bound(9)
@@ -372,7 +372,7 @@ func TestAPodThatEndsOrIsDeletedIsNotHeldBack(t *testing.T) {
 		}
 		b.later(time.Minute)
 		if n := len(b.cloud.running()); n != 0 {
-			t.Errorf("%d of 50 instances are left; held back %v", n, b.gate.Held())
+			t.Errorf("%d of 50 instances are left; held back %v", n, b.guard.Held())
 		}
 	})
 }

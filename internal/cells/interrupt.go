@@ -10,7 +10,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 )
 
 // interruptionRetry is the wait after an error before Kip listens for interruptions
@@ -31,7 +31,7 @@ type interruptions struct {
 	loop      *loop
 	records   *records
 	calls     *pipe.Pipe
-	gate      *gate.Gate
+	guard     *guard.Guard
 	events    *reporter
 	observers *observers
 	inventory *inventory
@@ -210,7 +210,7 @@ func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Du
 		}
 		s.table.mu.Lock()
 		lost.heard = s.listening.mayHaveHeard(e, lost.sure)
-		isHeard := s.loop.clock.Since(e.lastSign()) < gate.Fresh
+		isHeard := s.loop.clock.Since(e.lastSign()) < guard.Fresh
 		s.table.mu.Unlock()
 		over := noticeOver
 		if cell.Certain {
@@ -266,7 +266,7 @@ func (s *interruptions) forget(ctx context.Context, e *entry) bool {
 		return false
 	}
 	id := e.cell().Instance.ID
-	s.gate.Forget(id)
+	s.guard.Forget(id)
 	s.loop.log.Warn("the cloud has not taken an instance back as it had announced", "cell", e.id, "instance", id)
 	return true
 }

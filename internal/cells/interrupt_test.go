@@ -162,7 +162,7 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 			})
 		}
 		b.later(90 * time.Second)
-		if len(b.unbound(pods)) != 0 || len(b.said("EndHeldBack")) != 2 || len(b.gate.Held()) != 2 {
+		if len(b.unbound(pods)) != 0 || len(b.said("EndHeldBack")) != 2 || len(b.guard.Held()) != 2 {
 			t.Fatalf("%v have ended, said %v", b.unbound(pods), b.events)
 		}
 		cut, _ := b.cells.ForPod(ref(pods[0]).UID)
@@ -173,7 +173,7 @@ func TestACellThatIsHeardAfterItsNoticeGoesOn(t *testing.T) {
 		}
 		b.later(3 * time.Minute)
 		cell, _ := b.cells.ForPod(ref(pods[1]).UID)
-		if held := b.gate.Allow(time.Now()); len(held) != 0 || !cell.Interrupted.IsZero() {
+		if held := b.guard.Allow(time.Now()); len(held) != 0 || !cell.Interrupted.IsZero() {
 			t.Errorf("long after its time the notice is still there: %v; held back %v", cell.Interrupted, held)
 		}
 		b.cells.interruptions.interrupt(t.Context(), cloud.Interruption{

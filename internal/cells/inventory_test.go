@@ -320,7 +320,7 @@ func TestAListThatLacksACellThatIsHeardProvesNothingOfOthers(t *testing.T) {
 		}
 	}
 	if f := described(v, 2000, cloud.Gone, cells, cloud.Listing{}); len(f.vanished) != 2 {
-		t.Errorf("%d have vanished when the cloud says of each that it is gone, want both: the gate has the last word", len(f.vanished))
+		t.Errorf("%d have vanished when the cloud says of each that it is gone, want both: the guard has the last word", len(f.vanished))
 	}
 	cells[0].heard = false
 	for _, at := range []int{2100, 2200} {

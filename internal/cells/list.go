@@ -9,7 +9,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 )
 
 // lister reads the cloud's list of our instances, and compares it with the cells.
@@ -77,7 +77,7 @@ func (s *lister) compare(ctx context.Context, began time.Time, listing cloud.Lis
 	s.table.mu.Lock()
 	for _, e := range s.table.byID {
 		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
-		k.heard = s.loop.clock.Since(e.lastSign()) < gate.Fresh
+		k.heard = s.loop.clock.Since(e.lastSign()) < guard.Fresh
 		if i := k.cell.Instance; i != nil && s.endings.byInstance[i.ID] != nil {
 			k.terminated = s.endings.byInstance[i.ID].accepted
 		}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -18,7 +18,7 @@ type loading struct {
 	loop        *loop
 	store       *store.Store
 	ledger      *ledger
-	gate        *gate.Gate
+	guard       *guard.Guard
 	generations *generations
 	listening   *listening
 	exclusion   *exclusion
@@ -75,7 +75,7 @@ func (s *loading) load(ctx context.Context) error {
 		s.loop.queue.Add(id)
 		// What an earlier process has decided stays so.
 		if cell := e.cell(); !cell.Live() && cell.Instance != nil {
-			s.gate.Resume(cell.Instance.ID)
+			s.guard.Resume(cell.Instance.ID)
 		}
 	}
 	return s.sweepLaunches(ctx)

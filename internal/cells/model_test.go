@@ -21,7 +21,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
 	corev1 "k8s.io/api/core/v1"
@@ -282,8 +282,8 @@ type bubble struct {
 	cfg   setup
 	also  []Observer   // besides the world
 	ended <-chan error // what Run returned
-	gate  *gate.Gate   // of the Kip that runs now
-	limit gate.Limit   // of the next
+	guard *guard.Guard // of the Kip that runs now
+	limit guard.Limit  // of the next
 	leads func(context.Context) error
 	// patient is the Kip that has not listed the cloud before.
 	patient bool
@@ -337,7 +337,7 @@ func (b *bubble) run() {
 		b.cloud.features.Disks = b.cfg.Disks
 	}
 	b.cfg.Lineage = NewLineage(b.cfg.Store, b.cfg.ListLag)
-	b.gate = gate.New(gate.Config{
+	b.guard = guard.New(guard.Config{
 		Behind: b.cfg.Lineage.Behind,
 		Limit:  b.limit,
 		Store:  b.store,
@@ -345,7 +345,7 @@ func (b *bubble) run() {
 	})
 	b.cfg.Calls = pipe.New(pipe.Config{
 		Cloud: b.cfg.Cloud,
-		Guard: b.gate.Intercept,
+		Guard: b.guard.Intercept,
 		Leads: func(ctx context.Context) error {
 			b.cloud.mu.Lock()
 			leads := b.leads
@@ -355,7 +355,7 @@ func (b *bubble) run() {
 		Pulse: b.cfg.Pulse,
 		Clock: b.cfg.Clock,
 	})
-	b.cfg.Gate = b.gate
+	b.cfg.Guard = b.guard
 	b.cells = New(b.cfg.Config)
 	for _, o := range append([]Observer{b.world}, b.also...) {
 		b.cells.Observe(o)

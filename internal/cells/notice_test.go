@@ -251,8 +251,8 @@ func TestANoticeAfterOneThatWasNotTrueIsActedOn(t *testing.T) {
 			}
 			lost.of(cell)
 			b.later(10 * time.Minute)
-			if now, _ := b.cells.ForPod(ref("a").UID); lost.left != 0 || !now.Interrupted.IsZero() || len(b.gate.Held()) != 0 {
-				t.Fatalf("long after its time it is still to be taken at %v; held back %v", now.Interrupted, b.gate.Held())
+			if now, _ := b.cells.ForPod(ref("a").UID); lost.left != 0 || !now.Interrupted.IsZero() || len(b.guard.Held()) != 0 {
+				t.Fatalf("long after its time it is still to be taken at %v; held back %v", now.Interrupted, b.guard.Held())
 			}
 		}
 	}, o)

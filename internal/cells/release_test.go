@@ -22,11 +22,11 @@ func TestPodsThatVanishEndNoMoreThanAShareOfTheCells(t *testing.T) {
 			}
 			b.later(10 * time.Second)
 		}
-		if n := len(b.unbound(pods)); n != 10 || b.phase("young") != "" || len(b.gate.Held()) != 30 {
+		if n := len(b.unbound(pods)); n != 10 || b.phase("young") != "" || len(b.guard.Held()) != 30 {
 			t.Errorf("%d of 40 have ended, want 10; one that does not run its pod yet is %q; held back %d",
-				n, b.phase("young"), len(b.gate.Held()))
+				n, b.phase("young"), len(b.guard.Held()))
 		}
-		b.gate.Allow(time.Now())
+		b.guard.Allow(time.Now())
 		for _, pod := range pods {
 			if !b.cells.ReleaseVanished(t.Context(), ref(pod).UID, "again") {
 				t.Fatalf("the cell of pod %s is held back, though a person has allowed its end", pod)

@@ -4,7 +4,7 @@ import (
 	"log/slog"
 
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 )
 
 // reporter reports what becomes of cells to the owners of their pods, and of what no pod has in the log.
@@ -23,16 +23,16 @@ func (r *reporter) report(cell *Cell, e events.Event) {
 }
 
 // tellEnd reports on the pod of an end; in the log, where it has none.
-func (r *reporter) tellEnd(end gate.End, e events.Event) {
+func (r *reporter) tellEnd(end guard.End, e events.Event) {
 	r.log.Warn(e.Message, "instance", end.Instance, "cell", end.Cell, "pod", end.Pod.String(), "reason", e.Reason)
 	if end.Pod.UID != "" {
 		r.pods.Event(end.Pod, e)
 	}
 }
 
-// tellHeld reports an end that the gate holds back.
-func (r *reporter) tellHeld(end gate.End, why *gate.HeldError) {
-	r.tellEnd(end, events.NewEndHeldBack(end.Instance, end.Why, why.Text, why.Reason != gate.ByStore))
+// tellHeld reports an end that the guard holds back.
+func (r *reporter) tellHeld(end guard.End, why *guard.HeldError) {
+	r.tellEnd(end, events.NewEndHeldBack(end.Instance, end.Why, why.Text, why.Reason != guard.ByStore))
 }
 
 // nodeReporter tells the operator, on Kip's virtual node, what holds up launches.

@@ -10,7 +10,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -43,7 +43,7 @@ func (n *news) is(what string, now time.Time) bool {
 // termination is the way of one instance to its end. But for what never changes it is
 // under table.mu.
 type termination struct {
-	end  gate.End
+	end  guard.End
 	cell *entry // nil for an instance without one
 
 	sending  bool      // a call is being made, or waited for
@@ -55,14 +55,14 @@ type termination struct {
 
 // endings are the ends of instances that are under way, by these.
 type endings struct {
-	gate       *gate.Gate
+	guard      *guard.Guard
 	byInstance map[string]*termination // under the table's lock
 }
 
 // forget forgets the end of an instance. The caller holds the table's lock.
 func (e *endings) forget(instance string) {
 	delete(e.byInstance, instance)
-	e.gate.Forget(instance)
+	e.guard.Forget(instance)
 }
 
 // terminations end instances: those of cells, and those without one.
@@ -71,7 +71,7 @@ type terminations struct {
 	loop        *loop
 	records     *records
 	calls       *pipe.Pipe
-	gate        *gate.Gate
+	guard       *guard.Guard
 	events      *reporter
 	observers   *observers
 	inventory   *inventory
@@ -150,7 +150,7 @@ func (s *terminations) endStray(i cloud.Instance) {
 	defer s.table.mu.Unlock()
 	t := s.endings.byInstance[i.ID]
 	if t == nil {
-		t = &termination{end: gate.End{
+		t = &termination{end: guard.End{
 			Instance: i.ID,
 			Pod: apiv1.PodReference{
 				Namespace: i.Tags[cloud.TagNamespace],
@@ -210,7 +210,7 @@ func (s *terminations) terminateAll(ctx context.Context, all []*termination) {
 	population := s.ends.population()
 	for _, t := range all {
 		s.loop.inTurn(ctx, "terminations", func(ctx context.Context) {
-			err := s.gate.Admit(ctx, t.end, population)
+			err := s.guard.Admit(ctx, t.end, population)
 			if err == nil {
 				err = s.calls.Terminate(ctx, t.end.Instance).Err()
 			}
@@ -229,7 +229,7 @@ func (s *terminations) terminateAll(ctx context.Context, all []*termination) {
 // heardOfEnd takes the answer about one instance.
 func (s *terminations) heardOfEnd(t *termination, err error) {
 	now := s.loop.clock.Now()
-	held, isHeld := errors.AsType[*gate.HeldError](err)
+	held, isHeld := errors.AsType[*guard.HeldError](err)
 	s.table.mu.Lock()
 	t.sending = false
 	tell := false

@@ -212,7 +212,7 @@ func (e *entry) waitsFor() string {
 // notAnswered is the wait of a cell whose launch is to be sent, or was.
 const notAnswered = "the cloud has not answered yet"
 
-// heldBack is what begins the wait of a cell that the gate does not let end.
+// heldBack is what begins the wait of a cell that the guard does not let end.
 const heldBack = "its end is held back: "
 
 // bootsUntil says what a booting cell has not done yet.

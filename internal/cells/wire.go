@@ -40,7 +40,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
 	c.inventory = newInventory(cfg.Health, cfg.ListLag)
 	c.lineage = cmp.Or(cfg.Lineage, NewLineage(cfg.Store, cfg.ListLag))
-	c.endings = &endings{gate: cfg.Gate, byInstance: map[string]*termination{}}
+	c.endings = &endings{guard: cfg.Guard, byInstance: map[string]*termination{}}
 	c.records = &records{
 		table:     c.table,
 		loop:      c.loop,
@@ -106,7 +106,7 @@ func (c *Controller) wireShared(cfg Config) {
 		loop:      c.loop,
 		records:   c.records,
 		events:    c.events,
-		gate:      cfg.Gate,
+		guard:     cfg.Guard,
 		inventory: c.inventory,
 		blockers:  c.blockers,
 		shortages: cfg.Shortages,
@@ -212,7 +212,7 @@ func (c *Controller) wireLinks(cfg Config) {
 		loop:      c.loop,
 		records:   c.records,
 		calls:     cfg.Calls,
-		gate:      cfg.Gate,
+		guard:     cfg.Guard,
 		events:    c.events,
 		observers: c.observers,
 		inventory: c.inventory,
@@ -331,7 +331,7 @@ func (c *Controller) wireEnding(cfg Config) {
 		loop:        c.loop,
 		records:     c.records,
 		calls:       cfg.Calls,
-		gate:        cfg.Gate,
+		guard:       cfg.Guard,
 		events:      c.events,
 		observers:   c.observers,
 		inventory:   c.inventory,
@@ -588,7 +588,7 @@ func (c *Controller) wireLooks(cfg Config) {
 		loop:        c.loop,
 		store:       cfg.Store,
 		ledger:      c.ledger,
-		gate:        cfg.Gate,
+		guard:       cfg.Guard,
 		generations: c.generations,
 		listening:   c.listening,
 		exclusion:   c.exclusion,

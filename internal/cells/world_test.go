@@ -22,7 +22,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -334,13 +334,13 @@ func (w *world) start() {
 		w.Fatal(err)
 	}
 	lineage := NewLineage(w.store, 0)
-	guard := gate.New(gate.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
+	guard := guard.New(guard.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
 	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guard.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
 	w.config = Config{
 		NodeName:      "kip-0",
 		ControllerID:  "me",
 		Calls:         machines,
-		Gate:          guard,
+		Guard:         guard,
 		Store:         w.store,
 		Lineage:       lineage,
 		Tunnels:       OverTunnels(dialer),

@@ -13,7 +13,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,8 +45,8 @@ type Config struct {
 	// Status tells what a cell waits for.
 	Status func(cells.Cell) apiv1.CellStatus
 	Cloud  cloud.Cloud
-	// Gate guards Cloud. A cleanup opens it.
-	Gate *gate.Gate
+	// Guard guards Cloud. A cleanup opens it.
+	Guard *guard.Guard
 	// Disks of the cloud. Optional: it has none.
 	Disks cloud.Disks
 	// ListLag is by how much the cloud's list may be behind.
@@ -184,7 +184,7 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 	say("no new cells: Kip is paused until it is started again")
 	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup), and launches no cells until it is restarted")
 	c.cfg.Cells.EmptyPools()
-	c.cfg.Gate.Open()
+	c.cfg.Guard.Open()
 	failed := c.clean(ctx, say)
 
 	if ctx.Err() != nil {

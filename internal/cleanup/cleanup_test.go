@@ -15,7 +15,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -338,7 +338,7 @@ func (w *kipWorld) cleaner() *Cleaner {
 		Cells:     w,
 		Status:    func(cells.Cell) apiv1.CellStatus { return apiv1.CellStatus{Waiting: "the cloud to end it"} },
 		Cloud:     worldCloud{w},
-		Gate:      gate.New(gate.Config{Clock: clock.RealClock{}}),
+		Guard:     guard.New(guard.Config{Clock: clock.RealClock{}}),
 		ListLag:   20 * time.Second,
 		AsKip:     w.kube,
 		Resources: w.dynamic.Resource(apiv1.Resource),

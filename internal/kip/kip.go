@@ -323,7 +323,7 @@ func (l *leading) reading() metrics.Reading {
 		Nodes:   l.nodes.Names(),
 		Tunnels: l.cells.Connected(),
 		Waiting: l.pods.WaitingPods(),
-		Held:    l.gate.Held(),
+		Held:    l.guard.Held(),
 		CA: metrics.CA{
 			Ends:    l.ca.is.authorities.Signing.Certificate().NotAfter,
 			Unmoved: len(l.cells.Unmoved()),

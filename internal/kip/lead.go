@@ -23,7 +23,7 @@ import (
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/isolation"
 	"github.com/elotl/kip/internal/lateness"
@@ -58,7 +58,7 @@ type leading struct {
 
 	machines  *pipe.Pipe
 	lineage   *cells.Lineage // of the store
-	gate      *gate.Gate     // guards machines
+	guard     *guard.Guard   // guards machines
 	disks     cloud.Disks    // nil where the cloud has none
 	shop      *shop.Shop
 	termBegan time.Time   // by the clock as it was then
@@ -304,15 +304,15 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		}
 	})
 	l.lineage = cells.NewLineage(l.store, bare.Traits().ListLag)
-	l.gate = gate.New(gate.Config{
+	l.guard = guard.New(guard.Config{
 		Behind: l.lineage.Behind,
-		Limit:  gate.Limit(l.cfg.Cells.EndLimit),
+		Limit:  guard.Limit(l.cfg.Cells.EndLimit),
 		Store:  l.store,
 		Clock:  l.clock,
 	})
 	l.machines = pipe.New(pipe.Config{
 		Cloud: bare,
-		Guard: l.gate.Intercept,
+		Guard: l.guard.Intercept,
 		Leads: l.store.Leads,
 		Meter: l.metrics,
 		Pulse: l.pulse,
@@ -528,7 +528,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		NameTag:      l.nameTag(),
 		Budgets:      budgets(l.cfg),
 		Calls:        l.machines,
-		Gate:         l.gate,
+		Guard:        l.guard,
 		Store:        l.store,
 		Lineage:      l.lineage,
 		Tunnels:      cells.OverTunnels(tunnels),

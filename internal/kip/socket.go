@@ -15,7 +15,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/explain"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/version"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -30,7 +30,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Cells:        l.cells,
 		Status:       l.mirror.Status,
 		Cloud:        l.machines,
-		Gate:         l.gate,
+		Guard:        l.guard,
 		Disks:        l.disks,
 		ListLag:      l.machines.Traits().ListLag,
 		AsKip:        l.api.asKip,
@@ -47,7 +47,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Costs:    l.costs,
 		Backup:   l.backup,
 		Cleaner:  cleaner,
-		Holder:   heldBack{gate: l.gate},
+		Holder:   heldBack{guard: l.guard},
 		Lineage:  lineage{l.cells},
 		CAKeeper: l.rotation,
 		Explainer: explain.New(explain.Config{
@@ -111,14 +111,14 @@ func (l *leading) costs(ctx context.Context, q adminapi.CostQuery) (adminapi.Cos
 	return explain.Costs(ctx, l.cells, l.cfg.Costs.Labels, q)
 }
 
-// heldBack shows what the gate holds back.
-type heldBack struct{ gate *gate.Gate }
+// heldBack shows what the guard holds back.
+type heldBack struct{ guard *guard.Guard }
 
-func (h heldBack) Held() []adminapi.HeldEnd { return heldEnds(h.gate.Held()) }
+func (h heldBack) Held() []adminapi.HeldEnd { return heldEnds(h.guard.Held()) }
 
-func (h heldBack) Allow(seen time.Time) []adminapi.HeldEnd { return heldEnds(h.gate.Allow(seen)) }
+func (h heldBack) Allow(seen time.Time) []adminapi.HeldEnd { return heldEnds(h.guard.Allow(seen)) }
 
-func heldEnds(all []gate.Held) []adminapi.HeldEnd {
+func heldEnds(all []guard.Held) []adminapi.HeldEnd {
 	list := make([]adminapi.HeldEnd, len(all))
 	for n, h := range all {
 		list[n] = adminapi.HeldEnd{

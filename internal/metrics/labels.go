@@ -4,7 +4,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/stats"
 )
 
@@ -214,10 +214,10 @@ var (
 		{string(SweepFailed), "the cloud has not; retrying"},
 	}}
 	labelHeld = &label{name: "reason", doc: "What holds it back.", values: []value{
-		{string(gate.ByLimit), "as many as `cells.endLimit` says have ended"},
-		{string(gate.ByLease), "the cell was heard less than 40 s ago"},
-		{string(gate.ByDoubt), "most cells, of all or of a zone or subnet, are silent at once"},
-		{string(gate.ByStore), "the store does not know of all instances, see `kipctl generation`"},
+		{string(guard.ByLimit), "as many as `cells.endLimit` says have ended"},
+		{string(guard.ByLease), "the cell was heard less than 40 s ago"},
+		{string(guard.ByDisruption), "most cells, of all or of a zone or subnet, are silent at once"},
+		{string(guard.ByStore), "the store does not know of all instances, see `kipctl generation`"},
 	}}
 	labelOperation = &label{name: "operation", doc: "The kind of write.", values: []value{
 		{"put", "one record"}, {"delete", "one record"}, {"apply", "several records in one transaction"}, {other, ""},

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,7 +44,7 @@ type Reading struct {
 	// Waiting is how many pods have no cell and a reason for it, by virtual node.
 	Waiting map[string]int
 	// Held are the ends that are held back.
-	Held []gate.Held
+	Held []guard.Held
 	// Behind says that the store does not know of all instances.
 	Behind bool
 	// Aside says that this process does nothing, since another Kip, with another store,

@@ -24,7 +24,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/prometheus/client_golang/prometheus"
@@ -346,7 +346,7 @@ func TestCellsAreReadAtTheScrape(t *testing.T) {
 				Behind:  true,
 				Aside:   true,
 				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 4},
-				Held:    []gate.Held{{Reason: gate.ByLimit}, {Reason: gate.ByLease}, {Reason: gate.ByLimit}},
+				Held:    []guard.Held{{Reason: guard.ByLimit}, {Reason: guard.ByLease}, {Reason: guard.ByLimit}},
 				Ledger: []Cost{
 					{InstanceType: "c5.large", Spot: true, Seconds: 7200, Dollars: .5},
 					{InstanceType: "c5.large", Seconds: 60, Dollars: .01},
@@ -762,7 +762,7 @@ func everything(t *testing.T) *fixture {
 				Tunnels: 1,
 				CA:      CA{Ends: time.Unix(1800000000, 0), Unmoved: 1},
 				Waiting: map[string]int{"kip-0-1": 1},
-				Held:    []gate.Held{{Reason: gate.ByLimit}},
+				Held:    []guard.Held{{Reason: guard.ByLimit}},
 				Ledger:  []Cost{{InstanceType: "c5.large", Seconds: 1, Dollars: 1}},
 				Spent:   map[string]Amount{"web": {Seconds: 1, Dollars: 1}},
 

@@ -9,7 +9,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -45,12 +45,12 @@ func (s *scrape) Collect(to chan<- prometheus.Metric) {
 		gauge(s.waiting, float64(now.Waiting[node]), node)
 	}
 	gauge(s.tunnels, float64(now.Tunnels))
-	held := map[gate.Reason]int{}
+	held := map[guard.Reason]int{}
 	for _, h := range now.Held {
 		held[h.Reason]++
 	}
 	for _, r := range labelHeld.values { // also where there is none: an alarm is to end
-		gauge(s.held, float64(held[gate.Reason(r.name)]), r.name)
+		gauge(s.held, float64(held[guard.Reason(r.name)]), r.name)
 	}
 	gauge(s.behind, oneIf(now.Behind))
 	gauge(s.aside, oneIf(now.Aside))

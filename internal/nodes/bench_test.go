@@ -10,7 +10,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/store"
@@ -54,7 +54,7 @@ func BenchmarkNodesOfCells(b *testing.B) {
 		NodeName: "kip-0",
 		Calls:    machines,
 		Store:    store.Memory(nil),
-		Gate:     gate.New(gate.Config{Clock: clock.RealClock{}}),
+		Guard:    guard.New(guard.Config{Clock: clock.RealClock{}}),
 		Nodes:    n,
 		Clock:    clock.RealClock{},
 		Log:      silent,

@@ -43,7 +43,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
@@ -391,7 +391,7 @@ func (w *town) start() (ended <-chan error) {
 	must(err)
 	ledger := cells.New(cells.Config{
 		NodeName: "kip-0", Calls: machines, Store: w.store, Clock: c.Clock, Log: silent, Nodes: n,
-		Gate: gate.New(gate.Config{Clock: c.Clock}),
+		Guard: guard.New(guard.Config{Clock: c.Clock}),
 	})
 	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{

@@ -17,7 +17,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -53,7 +53,7 @@ type stage struct {
 
 // noticing is the longest until Kip knows that an instance has ended: one whose cell was
 // heard lately is not lost for what a list says.
-const noticing = max(listLag, gate.Fresh) + 10*time.Second
+const noticing = max(listLag, guard.Fresh) + 10*time.Second
 
 const stopping = 3 * time.Second // of an instance
 

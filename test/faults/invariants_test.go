@@ -196,7 +196,7 @@ func (w *world) check() []string {
 	// instance, unless too many have ended.
 	held := map[string]bool{}
 	if len(forbidden) > 0 && k != nil && k.up {
-		for _, h := range k.gate.Held() {
+		for _, h := range k.guard.Held() {
 			held[h.Instance] = true
 		}
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/gate"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/shop"
@@ -310,7 +310,7 @@ type kip struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	informer cache.SharedIndexInformer
-	gate     *gate.Gate
+	guard    *guard.Guard
 	asks     asked       // its cloud
 	machines cloud.Cloud // with budgets, and as a leader's
 	cells    *cells.Controller
@@ -488,14 +488,14 @@ func (k *kip) run() error {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
 	lineage := cells.NewLineage(k.store, listLag)
-	k.gate = gate.New(gate.Config{
+	k.guard = guard.New(guard.Config{
 		Behind: lineage.Behind,
 		Store:  k.store,
 		Clock:  kipClock{k: k},
 	})
 	machines := pipe.New(pipe.Config{
 		Cloud:  handle{k},
-		Guard:  k.gate.Intercept,
+		Guard:  k.guard.Intercept,
 		Leads:  k.Leads,
 		Random: w.jitter(),
 		Clock:  kipClock{k: k},
@@ -505,7 +505,7 @@ func (k *kip) run() error {
 	k.cells = cells.New(cells.Config{
 		Random:   w.jitter(),
 		Late:     late,
-		Gate:     k.gate,
+		Guard:    k.guard,
 		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Lineage: lineage, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		Nodes:     twoNodes{k, short},
 		CAHash:    k.ca,

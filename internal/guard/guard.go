@@ -1,4 +1,4 @@
-package gate
+package guard
 
 import (
 	"cmp"
@@ -48,7 +48,7 @@ type Limit struct {
 // DefaultLimit is what provider.yaml says where it says nothing.
 var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 
-// Config of a Gate. All fields are required unless they say otherwise.
+// Config of a Guard. All fields are required unless they say otherwise.
 type Config struct {
 	// Behind says why no instance may end whose end nobody has asked for; "" if it may.
 	// Optional: it may.
@@ -88,13 +88,13 @@ type End struct {
 type Reason string
 
 const (
-	ByLimit Reason = "limit" // too many ends that may be a mistake
-	ByLease Reason = "lease" // the cell was heard lately
-	ByStore Reason = "store" // what this Kip knows may be too old to go by
-	ByDoubt Reason = "doubt" // the fault is more likely Kip's own
+	ByLimit      Reason = "limit" // too many ends that may be a mistake
+	ByLease      Reason = "lease" // the cell was heard lately
+	ByStore      Reason = "store" // what this Kip knows may be too old to go by
+	ByDisruption Reason = "doubt" // the fault is more likely Kip's own
 )
 
-// HeldError is the answer to an end that the gate holds back.
+// HeldError is the answer to an end that the guard holds back.
 type HeldError struct {
 	Reason Reason
 	Text   string
@@ -120,9 +120,9 @@ type held struct {
 	allowed bool
 }
 
-// Gate guards the pipe to the cloud: every call that destroys goes through Intercept. Its methods are safe for
+// Guard guards the pipe to the cloud: every call that destroys goes through Intercept. Its methods are safe for
 // concurrent use.
-type Gate struct {
+type Guard struct {
 	cfg Config
 
 	// counting guards these fields, and is locked before mu.
@@ -142,12 +142,12 @@ type Gate struct {
 	open     bool
 }
 
-// New returns a gate.
-func New(cfg Config) *Gate {
+// New returns a guard.
+func New(cfg Config) *Guard {
 	if cfg.Limit == (Limit{}) {
 		cfg.Limit = DefaultLimit
 	}
-	return &Gate{
+	return &Guard{
 		cfg:      cfg,
 		admitted: map[string]bool{},
 		held:     map[string]*held{},
@@ -159,7 +159,7 @@ func New(cfg Config) *Gate {
 // and how many instances have no cell, together, now. The error is a *HeldError.
 // Once admitted an instance stays so until it is forgotten. That an end counts is stored
 // before it is admitted.
-func (g *Gate) Admit(ctx context.Context, e End, population int) error {
+func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	because, counts := g.judge(e)
 	if because == nil && counts {
 		because = g.count(ctx, e, population)
@@ -175,7 +175,7 @@ func (g *Gate) Admit(ctx context.Context, e End, population int) error {
 }
 
 // judge applies all rules but the Limit. It returns why the end is held back; if it is not, whether it counts for the Limit.
-func (g *Gate) judge(e End) (because *HeldError, counts bool) {
+func (g *Guard) judge(e End) (because *HeldError, counts bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now, admitted := g.cfg.Clock.Now(), g.admitted[e.Instance]
@@ -191,13 +191,13 @@ func (g *Gate) judge(e End) (because *HeldError, counts bool) {
 		return because, false
 	}
 	if e.Doubt != "" {
-		return &HeldError{Reason: ByDoubt, Text: e.Doubt, After: doubtRetry}, false
+		return &HeldError{Reason: ByDisruption, Text: e.Doubt, After: doubtRetry}, false
 	}
 	return nil, e.Mistakable
 }
 
 // note notes that an end is held back. It is called under mu.
-func (g *Gate) note(e End, because *HeldError, now time.Time) {
+func (g *Guard) note(e End, because *HeldError, now time.Time) {
 	since := now
 	if h := g.held[e.Instance]; h != nil && now.Sub(h.asked) <= heldFor {
 		since = h.Since
@@ -214,7 +214,7 @@ func (g *Gate) note(e End, because *HeldError, now time.Time) {
 }
 
 // admit is called under mu.
-func (g *Gate) admit(instance string) {
+func (g *Guard) admit(instance string) {
 	g.admitted[instance] = true
 	delete(g.held, instance)
 }
@@ -229,7 +229,7 @@ const doubtRetry = 5 * time.Second
 
 // distrust holds back what nobody has asked for while what this Kip knows may be too
 // old. Neither Open nor Allow lets it pass.
-func (g *Gate) distrust(e End) *HeldError {
+func (g *Guard) distrust(e End) *HeldError {
 	if e.Asked || g.cfg.Behind == nil {
 		return nil
 	}
@@ -270,7 +270,7 @@ type passed struct {
 }
 
 // count counts an end for the Limit, and stores that before it returns, or holds the end back.
-func (g *Gate) count(ctx context.Context, e End, population int) *HeldError {
+func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 	g.counting.Lock()
 	defer g.counting.Unlock()
 	if g.isAdmitted(e.Instance) { // by another that asked at the same time
@@ -305,14 +305,14 @@ func unstored(err error) *HeldError {
 	return &HeldError{Reason: ByLimit, Text: fmt.Sprintf("it is not stored that it counts: %v", err), After: storeRetry}
 }
 
-func (g *Gate) isAdmitted(instance string) bool {
+func (g *Guard) isAdmitted(instance string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.admitted[instance]
 }
 
 // readWindow reads what is stored, once. It is called under counting.
-func (g *Gate) readWindow(ctx context.Context) error {
+func (g *Guard) readWindow(ctx context.Context) error {
 	if g.cfg.Store == nil || g.read {
 		return nil
 	}
@@ -332,7 +332,7 @@ func (g *Gate) readWindow(ctx context.Context) error {
 }
 
 // limit holds an end back if as many have ended as may, or if it is the turn of others. It is called under counting.
-func (g *Gate) limit(e End, now time.Time, population int) *HeldError {
+func (g *Guard) limit(e End, now time.Time, population int) *HeldError {
 	g.window = slices.DeleteFunc(g.window, func(p passed) bool { return now.Sub(p.At) >= g.cfg.Limit.Window })
 	ended, began, after := 0, population, g.cfg.Limit.Window
 	if len(g.window) > 0 {
@@ -363,7 +363,7 @@ func (g *Gate) limit(e End, now time.Time, population int) *HeldError {
 // isTurn says that no namespace waits that has had fewer ends within the time: who has
 // pods that end all the time does not keep others from ever getting another cell. It is
 // called under counting.
-func (g *Gate) isTurn(namespace string, now time.Time) bool {
+func (g *Guard) isTurn(namespace string, now time.Time) bool {
 	maps.DeleteFunc(g.waiting, func(_ string, asked time.Time) bool { return now.Sub(asked) > heldFor })
 	if _, mine := g.waiting[namespace]; len(g.waiting) == 0 || mine && len(g.waiting) == 1 {
 		return true
@@ -398,14 +398,14 @@ func together(all []passed) (few []passed) {
 
 // Resume admits an end that was decided before this process began: it is stored that
 // it counts.
-func (g *Gate) Resume(instance string) {
+func (g *Guard) Resume(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.admit(instance)
 }
 
 // Forget forgets an instance that is gone.
-func (g *Gate) Forget(instance string) {
+func (g *Guard) Forget(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.admitted, instance)
@@ -413,14 +413,14 @@ func (g *Gate) Forget(instance string) {
 }
 
 // Open lets all ends pass from now on, since a person wants all to end.
-func (g *Gate) Open() {
+func (g *Guard) Open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open = true
 }
 
 // Held returns what is held back now, in the order of the instances.
-func (g *Gate) Held() []Held {
+func (g *Guard) Held() []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.now()
@@ -428,7 +428,7 @@ func (g *Gate) Held() []Held {
 
 // Allow lets what is held back now pass once, and returns it: what is held back since
 // then, or for longer. What came later nobody has seen.
-func (g *Gate) Allow(seen time.Time) []Held {
+func (g *Guard) Allow(seen time.Time) []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all := slices.DeleteFunc(g.now(), func(h Held) bool { return h.Since.After(seen) })
@@ -439,7 +439,7 @@ func (g *Gate) Allow(seen time.Time) []Held {
 }
 
 // Holds says that the end of an instance is held back.
-func (g *Gate) Holds(instance string) bool {
+func (g *Guard) Holds(instance string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	h := g.held[instance]
@@ -448,7 +448,7 @@ func (g *Gate) Holds(instance string) bool {
 
 // now forgets what nobody asks for any more, and returns the rest that is not
 // allowed. It is called under mu.
-func (g *Gate) now() []Held {
+func (g *Guard) now() []Held {
 	now, all := g.cfg.Clock.Now(), []Held{}
 	for id, h := range g.held {
 		switch {
@@ -464,7 +464,7 @@ func (g *Gate) now() []Held {
 
 // Intercept is a pipe.Interceptor. It sends only what may be destroyed. An end that nobody has asked Admit about counts as one that may
 // be a mistake. What is held back has a *HeldError as its answer.
-func (g *Gate) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
+func (g *Guard) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
 	switch call.Kind {
 	case cloud.CallTerminate:
 		for _, id := range call.IDs {

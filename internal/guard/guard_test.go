@@ -1,4 +1,4 @@
-package gate
+package guard
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func (k *killed) DeleteDisk(_ context.Context, disk string) error {
 }
 
 type world struct {
-	*Gate
+	*Guard
 	machines *pipe.Pipe // guarded
 	cloud    *killed
 	clock    *clocktesting.FakePassiveClock
@@ -59,7 +59,7 @@ func newWorld(l Limit) *world {
 
 // live is the next process.
 func (w *world) live(s Store, l Limit) {
-	w.Gate = New(Config{Limit: l, Store: s, Clock: w.clock})
+	w.Guard = New(Config{Limit: l, Store: s, Clock: w.clock})
 	w.machines = pipe.New(pipe.Config{Cloud: w.cloud, Guard: w.Intercept, Clock: clock.RealClock{}})
 }
 
@@ -251,8 +251,8 @@ func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
 		change func(*End)
 		reason Reason // "" if it passes
 	}{
-		"in doubt":                          {reason: ByDoubt},
-		"in doubt, and cannot be a mistake": {change: func(e *End) { e.Mistakable = false }, reason: ByDoubt},
+		"in doubt":                          {reason: ByDisruption},
+		"in doubt, and cannot be a mistake": {change: func(e *End) { e.Mistakable = false }, reason: ByDisruption},
 		"in doubt no more": {
 			before: func(w *world, e End) { _ = w.Admit(t.Context(), e, 100) },
 			change: func(e *End) { e.Doubt = "" },
@@ -272,7 +272,7 @@ func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
 			w.pass(time.Second)
 			_ = w.Admit(t.Context(), e, 100)
 			w.Allow(seen)
-		}, reason: ByDoubt},
+		}, reason: ByDisruption},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(DefaultLimit)
@@ -288,7 +288,7 @@ func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
 			switch {
 			case tc.reason == "" && err != nil, tc.reason != "" && (held == nil || held.Reason != tc.reason):
 				t.Errorf("%v, want it held back for %q", err, tc.reason)
-			case tc.reason == ByDoubt && (held.Text != doubt || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDoubt):
+			case tc.reason == ByDisruption && (held.Text != doubt || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDisruption):
 				t.Errorf("%+v; shown as held back: %+v", held, w.Held())
 			case tc.reason == "" && len(w.Held()) > 0:
 				t.Errorf("it passes, and is shown as held back: %+v", w.Held())
