@@ -58,7 +58,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Before a worker looks at a cell: for quietStart after this no pod is told that the first list has not come.
-	c.listening.anew(c.loop.clock.Now())
+	c.listening.restart(c.loop.clock.Now())
 	for range workers {
 		c.loop.running.Go(func() { c.loop.work(ctx, c.stepOf) })
 	}

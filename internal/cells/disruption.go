@@ -69,8 +69,8 @@ func (d disruptions) of(l location) (place location, is bool) {
 	return location{}, false
 }
 
-// doubt is why no cell of a location ends for its silence; "" if one may.
-func (d disruptions) doubt(l location) string {
+// why returns why no cell of a location ends for its silence; "" if one may.
+func (d disruptions) why(l location) string {
 	place, is := d.of(l)
 	if !is {
 		return ""
@@ -78,7 +78,7 @@ func (d disruptions) doubt(l location) string {
 	return "most " + place.String() + " are silent at once, so the fault may be Kip's own network, or the way there"
 }
 
-// over says that there was one in a place that there is none in any more.
+// over reports whether a place was disrupted, and is no longer.
 func (d disruptions) over(now disruptions) bool {
 	for place := range d {
 		if !now[place] {

@@ -51,7 +51,7 @@ func TestWhenMostCellsOfAPlaceAreSilentNoneOfThemIsEnded(t *testing.T) {
 				}
 				b.later(80 * time.Second)
 				if n := len(b.cloud.running()); n != 11 {
-					t.Fatalf("%d instances are left: the last has not had its time anew", n)
+					t.Fatalf("%d instances are left: the last has not had its whole time again", n)
 				}
 				b.later(time.Minute)
 				if n := len(b.cloud.running()); n != 10 {

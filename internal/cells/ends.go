@@ -12,7 +12,7 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// ends begins the ends of cells: of those that are lost, if the guard lets them, and of those that are not wanted.
+// ends begins the end of cells: of lost ones if the guard admits it, and of those that nobody needs.
 type ends struct {
 	table     *table
 	loop      *loop
@@ -39,13 +39,13 @@ type sign struct {
 	sure bool
 	// fault is why the cloud has ended the instance, where it says so.
 	fault error
-	// heard is when the cell was last heard, where that speaks against it.
+	// heard is when the cell was last heard, or could not have been.
 	heard time.Time
-	// doubt is why the fault is more likely Kip's own; "" where it is not.
-	doubt string
+	// disruption is why Kip may not be able to hear the cell at all; "" if it may.
+	disruption string
 }
 
-// lose ends a cell that is lost, if the guard lets it. It returns whether the cell
+// lose ends a cell that is lost, if the guard admits it. It reports whether the cell
 // ends. The cell may come back until the cloud has confirmed its end. Only then does
 // the pod get another.
 func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool {
@@ -53,9 +53,11 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 		return true
 	}
 	cell := e.cell()
-	end := endOf(cell, of.why)
-	// Of a cell that runs no pod yet, nothing is lost that another launch does not give.
-	end.Mistakable, end.Heard, end.Doubt = cell.Phase == apiv1.Bound && !of.sure, of.heard, of.doubt
+	end := unrequested(cell, of.why)
+	end.LastHeartbeat, end.Disruption = of.heard, of.disruption
+	if cell.Phase != apiv1.Bound || of.sure { // of a cell without a pod, nothing is lost that another launch does not give
+		end.Ground = guard.Harmless
+	}
 	if !s.admit(ctx, e, end, population) {
 		return false
 	}
@@ -69,8 +71,7 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 	return true
 }
 
-// admit asks the guard whether a cell may end. Where it holds the end back that is shown
-// and told.
+// admit reports whether the guard admits the end of a cell. It shows and reports an end that is held back.
 func (s *ends) admit(ctx context.Context, e *entry, end guard.End, population int) bool {
 	held, isHeld := errors.AsType[*guard.HeldError](s.guard.Admit(ctx, end, population))
 	if !isHeld {
@@ -90,8 +91,7 @@ func (s *ends) admit(ctx context.Context, e *entry, end guard.End, population in
 	return false
 }
 
-// showReleased takes back that the end of a cell is held back, where nobody wants it
-// any more.
+// showReleased stops showing cells as held back whose end nobody requests any more.
 func (s *ends) showReleased() {
 	var released []*entry
 	s.table.mu.Lock()
@@ -142,19 +142,32 @@ func (s *ends) startTerminating(ctx context.Context, e *entry, why string) error
 	})
 }
 
-// endOf is the end of a cell's instance, for the guard.
+// endOf returns the end of a cell that ends already, for the guard.
 func endOf(cell *Cell, why string) guard.End {
-	return guard.End{
-		Instance:   cell.Instance.ID,
-		Cell:       cell.ID,
-		Pod:        cell.Pod,
-		Why:        why,
-		Mistakable: cell.Cause == CauseLost && !cell.StepTime(apiv1.StepBound).IsZero(),
-		Asked:      cell.Cause == CausePodEnded || cell.Cause == CausePodDeleted,
+	end := guard.End{
+		Instance: cell.Instance.ID,
+		Cell:     cell.ID,
+		Pod:      cell.Pod,
+		Why:      why,
+		Ground:   guard.Harmless,
 	}
+	switch {
+	case cell.Cause == CausePodEnded || cell.Cause == CausePodDeleted:
+		end.Ground = guard.Requested
+	case cell.Cause == CauseLost && !cell.StepTime(apiv1.StepBound).IsZero():
+		end.Ground = guard.Unrequested
+	}
+	return end
 }
 
-// population is how many cells run a pod, and how many instances have no cell.
+// unrequested returns the end of a cell that runs a pod, for the guard.
+func unrequested(cell *Cell, why string) guard.End {
+	end := endOf(cell, why)
+	end.Ground = guard.Unrequested
+	return end
+}
+
+// population returns how many cells run a pod and how many instances have no cell, together.
 func (s *ends) population() int {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

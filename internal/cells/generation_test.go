@@ -713,7 +713,7 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		b.later(time.Minute)
 		earlier := newEntry(Cell{}, 0)
 		earlier.loaded = true
-		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0", Mistakable: true}, 100))
+		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0"}, 100))
 		more := b.cells.lineage.mayRunMore(earlier)
 		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != guard.ByStore {
 			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)

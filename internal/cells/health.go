@@ -65,10 +65,9 @@ type health struct {
 
 // healthState is what speaks for and against the health of a cell; under the table's lock.
 type healthState struct {
-	// anew is since when it has its time anew: once, not heard since heard.
-	anew     struct{ heard, since time.Time }
-	refusing time.Time // since when it refuses this process, and was not heard
-	told     news      // of that
+	restarted restarted
+	refusing  time.Time // since when it refuses this process, and was not heard
+	told      news      // of that
 }
 
 // run ends cells that are lost by the lease, until ctx ends.
@@ -85,51 +84,84 @@ func (s *health) run(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		now, was := s.loop.clock.Now(), disrupted
+		now := s.loop.clock.Now()
 		s.loop.pulse.Turn(ctx, "health", func(ctx context.Context) {
-			if disrupted = s.checkLeases(ctx, now, was); was.over(disrupted) {
-				s.wakeUp(now) // those that are not heard yet may be on their way
-			}
+			disrupted = s.checkLeases(ctx, now, disrupted)
 			s.ends.showReleased()
 		})
 	}
 }
 
-// wakeUp gives each cell its time anew: until now this process could not hear them. A cell has
-// that once until it is heard again, or cells that fall silent in turns would keep others for ever.
-func (s *health) wakeUp(now time.Time) {
-	s.listening.anew(now)
+// checkLeases checks every cell with a kubelet once. It takes the places that were disrupted at the last check, and returns those that
+// are now.
+func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions) disruptions {
+	s.table.mu.Lock()
+	found := s.survey(now)
+	disrupted := found.counts.disruptions()
+	if was.over(disrupted) {
+		s.listening.restart(now) // cells that are not heard yet may be about to connect
+		found.silent = s.survey(now).silent
+	}
+	wasRefused := s.refusing
+	s.refusing = found.refused
+	s.table.mu.Unlock()
+	s.heardRefusals(found.refused, wasRefused, found.refusing, now)
+	s.tellDisruption(disrupted, was, found.counts[location{}])
+	if len(found.silent) == 0 {
+		return disrupted
+	}
+	population := s.ends.population()
+	for _, one := range found.silent {
+		cell := one.e.cell()
+		if cell.Phase == apiv1.Bound {
+			s.observers.CellSilent(*cell, one.since)
+		}
+		quiet := now.Sub(one.since)
+		if s.rules.CloudAPI || quiet < s.timeout(cell) {
+			continue
+		}
+		s.ends.lose(ctx, one.e, population, sign{
+			cause: CauseLost,
+			// A tunnel that is heard shows that the link works. It does not speak against a kubelet that hangs.
+			why:        fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e)),
+			heard:      one.since,
+			disruption: disrupted.why(one.e.location()),
+		})
+	}
+	return disrupted
 }
 
-// silence is that of a cell, since when nothing was heard of its kubelet.
+// survey is what one check finds of all cells with a kubelet.
+type survey struct {
+	silent   []silence
+	counts   hushes // of the cells that may end for their silence: that of others says nothing of Kip's network
+	refused  refusals
+	refusing []*entry // cells with a pod that have refused this process for long
+}
+
+// silence is that of a cell whose kubelet was last heard at a time.
 type silence struct {
 	e     *entry
 	since time.Time
 }
 
-// checkLeases looks at every cell with a kubelet once. It returns where so many are silent
-// that the end of each waits for a person.
-func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions) disruptions {
-	var silent []silence
-	var refused refusals
-	var refusing []*entry
-	ready, onTime := 0, s.loop.late.OnTime()
-	counts := hushes{} // of those that may end for their silence: that of others says nothing of Kip's network
-	s.table.mu.Lock()
+// survey checks which cells are silent, and which refuse this process. The caller holds table.mu.
+func (s *health) survey(now time.Time) survey {
+	found := survey{counts: hushes{}}
 	for _, e := range s.table.byID {
 		phase := e.cell().Phase
 		if e.ending != "" || e.session == nil {
 			continue
 		}
 		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
-			ready++
-			counts.add(e.location(), false)
-			refused.add(refusal)
+			found.refused.of++
+			found.counts.add(e.location(), false)
+			found.refused.add(refusal)
 			if e.health.refusing.IsZero() {
 				e.health.refusing = now
 			}
 			if phase == apiv1.Bound && now.Sub(e.health.refusing) >= refusalTellAfter {
-				refusing = append(refusing, e)
+				found.refusing = append(found.refusing, e)
 			}
 			continue // it is heard
 		}
@@ -139,42 +171,17 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 		if e.api.LastHeartbeat().After(e.health.refusing) {
 			e.health.refusing = time.Time{}
 		}
-		ready++
-		timeout := s.timeout(e.cell())
-		since := e.silentSince(s.listening.began, s.listening.since(), onTime)
+		found.refused.of++
+		timeout, since := s.timeout(e.cell()), s.listening.lastLease(e)
 		quiet := now.Sub(since) >= min(silentAfter, timeout)
 		if timeout < forever {
-			counts.add(e.location(), quiet)
+			found.counts.add(e.location(), quiet)
 		}
 		if quiet {
-			silent = append(silent, silence{e, since})
+			found.silent = append(found.silent, silence{e, since})
 		}
 	}
-	refused.of = ready
-	wasRefused := s.refusing
-	s.refusing = refused
-	s.table.mu.Unlock()
-	s.heardRefusals(refused, wasRefused, refusing, now)
-	disrupted := counts.disruptions()
-	s.tellDisruption(disrupted, was, counts[location{}])
-	if len(silent) == 0 {
-		return disrupted
-	}
-	population := s.ends.population()
-	for _, one := range silent {
-		if cell := one.e.cell(); cell.Phase == apiv1.Bound {
-			s.observers.CellSilent(*cell, one.since)
-		}
-		doubt := disrupted.doubt(one.e.location())
-		if was.doubt(one.e.location()) != "" && doubt == "" {
-			continue // it has its time anew
-		}
-		if quiet := now.Sub(one.since); !s.rules.CloudAPI && quiet >= s.timeout(one.e.cell()) {
-			why := fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e))
-			s.ends.lose(ctx, one.e, population, sign{cause: CauseLost, why: why, heard: one.since, doubt: doubt})
-		}
-	}
-	return disrupted
+	return found
 }
 
 // tellDisruption reports that most cells are silent, or are heard again.
@@ -188,23 +195,6 @@ func (s *health) tellDisruption(disrupted, was disruptions, all hush) {
 			log.Info("most cells are heard again", "silent", all.silent, "ready", all.bounded)
 		}
 	}
-}
-
-// silentSince is when a cell was last heard, or could not have been. The caller holds table.mu.
-func (e *entry) silentSince(began, awake, onTime time.Time) time.Time {
-	since := began
-	for _, t := range []time.Time{onTime, e.api.LastHeartbeat(), e.connecting, e.session.HeldBack(), e.cell().StepTime(apiv1.StepBound)} {
-		if t.After(since) {
-			since = t
-		}
-	}
-	if !awake.After(since) {
-		return since
-	}
-	if !e.health.anew.heard.Equal(since) {
-		e.health.anew.heard, e.health.anew.since = since, awake
-	}
-	return e.health.anew.since
 }
 
 // forever is longer than anybody waits.

@@ -117,7 +117,7 @@ func TestWhenMostCellsAreSilentNoneIsEnded(t *testing.T) {
 		}
 		b.later(80 * time.Second)
 		if n := len(b.cloud.running()); n != 4 {
-			t.Fatalf("%d instances are left: the last has not had its time anew", n)
+			t.Fatalf("%d instances are left: the last has not had its whole time again", n)
 		}
 		b.later(time.Minute)
 		if n := len(b.cloud.running()); n != 3 {
@@ -247,6 +247,22 @@ func TestALateKipBlamesNoCellForItsSilence(t *testing.T) {
 		b.later(time.Minute)
 		if len(b.said("CellLost")) != 1 {
 			t.Fatalf("said %v, want the cell lost", b.events)
+		}
+	})
+}
+
+// The cloud lies to a Kip that has not heard its cells yet.
+func TestAKipThatHasJustBegunEndsNoCellThatItCouldNotHear(t *testing.T) {
+	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+		pod := b.bound(1)[0]
+		cell, _ := b.cells.ForPod(ref(pod).UID)
+		b.stop()
+		b.cloud.set(func() { delete(b.cloud.instances, cell.Instance.ID) })
+		b.links.joinsAfter = 30 * time.Second
+		b.run()
+		b.later(10 * time.Minute)
+		if b.phase(pod) != apiv1.Bound || b.cloud.terminated[cell.Instance.ID] != 0 {
+			t.Errorf("a cell that is heard 30 s after Kip's start is %q; said %v", b.phase(pod), b.events)
 		}
 	})
 }

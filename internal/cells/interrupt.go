@@ -243,8 +243,7 @@ func (s *interruptions) mayMove(ctx context.Context, e *entry) bool {
 	if cell.Offering().CapacityType() == cloud.Spot || cell.Certain {
 		return true
 	}
-	end := endOf(cell, "the cloud is about to take its instance back")
-	end.Mistakable = true
+	end := unrequested(cell, "the cloud is about to take its instance back")
 	return s.ends.admit(ctx, e, end, s.ends.population())
 }
 

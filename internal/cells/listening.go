@@ -4,62 +4,83 @@ import (
 	"sync"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/lateness"
 )
 
-// listening is since when this process could hear the cells.
+// listening knows since when this process can hear the cells. For the guard's rule of fresh leases, time in which Kip could not hear a
+// cell counts as heard.
 type listening struct {
 	late *lateness.Meter
 	// began is when this process loaded the records, and termBegan when it began its term. They are set before anything else runs.
 	began, termBegan time.Time
 
-	mu sync.Mutex
-	// awake is since when this process has looked at the cells without a gap, and
-	// could hear them.
+	mu    sync.Mutex
 	awake time.Time
 }
 
-// since is that time; zero before Run.
+// since is when this process began to listen, or when the last disruption was over: since then it has heard the cells without a gap.
+// It is zero before Run.
 func (l *listening) since() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.awake
 }
 
-// anew has it begin at a time.
-func (l *listening) anew(now time.Time) {
+// restart begins that time.
+func (l *listening) restart(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.awake = now
 }
 
-// lastSign is when the cell was last heard, by its lease or its tunnel; zero if this
-// process never has. The caller holds table.mu.
+// restarted is the one time that a silent cell gets for a restart of listening; under the table's lock.
+type restarted struct{ heard, since time.Time }
+
+// lastLease returns when the kubelet last renewed its lease, or could not have. The tunnel does not count: a kubelet may hang while its
+// tunnel is heard. The caller holds table.mu.
+//
+// A restart of listening counts once until the cell is heard again. Without it a cell whose link heals late would end when the disruption
+// is over (TestWhenMostCellsAreSilentNoneIsEnded). If it counted more often, cells that fall silent in turns would keep all others from
+// their end (TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd).
+func (l *listening) lastLease(e *entry) time.Time {
+	heard := latest(e.api.LastHeartbeat(), e.cell().StepTime(apiv1.StepBound), l.began, l.late.OnTime(), e.connecting, e.session.HeldBack())
+	awake := l.since()
+	if !awake.After(heard) {
+		return heard
+	}
+	if !e.health.restarted.heard.Equal(heard) {
+		e.health.restarted = restarted{heard: heard, since: awake}
+	}
+	return e.health.restarted.since
+}
+
+// lastSign returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds table.mu.
 func (e *entry) lastSign() (last time.Time) {
 	if e.api != nil {
 		last = e.api.LastHeartbeat()
 	}
 	if e.session != nil {
-		if t := e.session.LastHeard(); t.After(last) {
-			last = t
-		}
+		last = latest(last, e.session.LastHeard())
 	}
 	return last
 }
 
-// mayHaveHeard is when the cell was last heard, or could not have been since this
-// process did not listen, or kept the cell waiting: that alone does not speak against
-// a cloud that is sure. The caller holds table.mu.
+// mayHaveHeard returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell waiting
+// does not speak against a cloud that is sure. The caller holds table.mu.
 func (l *listening) mayHaveHeard(e *entry, sure bool) time.Time {
-	last := e.lastSign()
-	could := []time.Time{l.since(), l.late.OnTime(), e.connecting}
+	last := latest(e.lastSign(), l.since(), l.late.OnTime(), e.connecting)
 	if e.session != nil && !sure {
-		could = append(could, e.session.HeldBack())
-	}
-	for _, t := range could {
-		if t.After(last) {
-			last = t
-		}
+		last = latest(last, e.session.HeldBack())
 	}
 	return last
+}
+
+func latest(first time.Time, others ...time.Time) time.Time {
+	for _, t := range others {
+		if t.After(first) {
+			first = t
+		}
+	}
+	return first
 }

@@ -43,8 +43,7 @@ func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool
 		s.release(uid, why, false)
 		return true
 	}
-	end := endOf(e.cell(), why)
-	end.Mistakable = true
+	end := unrequested(e.cell(), why)
 	if !s.ends.admit(ctx, e, end, s.ends.population()) {
 		return false
 	}

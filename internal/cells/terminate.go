@@ -157,8 +157,8 @@ func (s *terminations) endStray(i cloud.Instance) {
 				Name:      i.Tags[cloud.TagPod],
 				UID:       types.UID(i.Tags[cloud.TagPodUID]),
 			},
-			Why:        "it has Kip's tags and no cell",
-			Mistakable: true,
+			Why:    "it has Kip's tags and no cell",
+			Ground: guard.Unrequested,
 		}}
 		s.endings.byInstance[i.ID] = t
 	}

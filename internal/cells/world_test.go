@@ -334,13 +334,13 @@ func (w *world) start() {
 		w.Fatal(err)
 	}
 	lineage := NewLineage(w.store, 0)
-	guard := guard.New(guard.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
-	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guard.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
+	guards := guard.New(guard.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
+	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guards.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
 	w.config = Config{
 		NodeName:      "kip-0",
 		ControllerID:  "me",
 		Calls:         machines,
-		Guard:         guard,
+		Guard:         guards,
 		Store:         w.store,
 		Lineage:       lineage,
 		Tunnels:       OverTunnels(dialer),

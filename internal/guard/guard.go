@@ -17,49 +17,60 @@ import (
 )
 
 const (
-	// Fresh is how long a sign of life keeps a cell from being ended by a mistake: the
-	// time after which the node controller of Kubernetes gives up a node that is silent
-	// (node-monitor-grace-period, 40 s in its first releases).
+	// Fresh is how long a heartbeat keeps a cell from an end that nobody requested. After as long the node controller of
+	// Kubernetes gives up a silent node (node-monitor-grace-period, 40 s in its first releases).
 	Fresh = 40 * time.Second
-	// heldFor is how long an end is still shown as held back once nobody asks for it
-	// any more: the cell was heard again, or is gone. Who wants it asks each few
-	// seconds, or with each look at the cloud, of which there is one in 15 s.
+	// heldFor is how long an end is shown as held back after the last request for it. The cell was heard again, or is gone,
+	// since whoever wants an end repeats the request every few seconds, or with each list of the cloud, every 15 s.
 	heldFor = time.Minute
-	// endsKey is the record of what counts: a Kip that begins anew, or leads from now on,
-	// counts on from there.
+	// endsKey is the record of the ends that count, with which the next process, or the next leader, continues.
 	endsKey = "ends"
-	// storeRetry is when it is worth asking again after the store has failed.
-	storeRetry = 5 * time.Second
-	// mergeFor is how long ends go into the same record of what counts.
+	// mergeFor is how long ends go into the same stored record.
 	mergeFor = 30 * time.Second
+
+	// When it is worth asking again:
+	storeRetry      = 5 * time.Second  // after the store has failed
+	behindRetry     = 15 * time.Second // while the store is behind: the cloud is listed as often
+	disruptionRetry = 5 * time.Second  // in a disruption: leases are checked every few seconds
 )
 
-// Limit is how many ends that may be a mistake there may be in a time.
+// Limit bounds the unrequested ends within a window of time.
 type Limit struct {
-	// Percent of the cells that run a pod and of the instances without a cell, together,
-	// as many as there were when the time began.
+	// Percent of the population when the window began: the cells that run a pod and the instances without a cell.
 	Percent int
-	// Least is how many there may be however few cells there are.
+	// Least is how many may end, however small the population is.
 	Least int
-	// Window is the time.
+	// Window is how long an end counts.
 	Window time.Duration
 }
 
-// DefaultLimit is what provider.yaml says where it says nothing.
+// DefaultLimit applies where provider.yaml has no limit.
 var DefaultLimit = Limit{Percent: 10, Least: 10, Window: 5 * time.Minute}
 
 // Config of a Guard. All fields are required unless they say otherwise.
 type Config struct {
-	// Behind says why no instance may end whose end nobody has asked for; "" if it may.
-	// Optional: it may.
+	// Behind returns why the store may not know all instances; "" if it does. Optional: it does.
 	Behind func() string
 	// Limit is DefaultLimit where it is zero.
 	Limit Limit
-	// Store keeps what counts for the Limit. Optional: without it a process counts
-	// what it has ended itself.
+	// Store keeps the ends that count for the Limit. Optional: without it they count in this process only.
 	Store Store
 	Clock clock.PassiveClock
 }
+
+// Ground says on what ground an instance ends.
+type Ground int
+
+const (
+	// Unrequested is an end that nobody has requested, and that may cost a running pod if it follows from a mistake of the cloud
+	// or of Kip. It counts for the Limit. It is the zero value, so an end of which nothing is said is bounded.
+	Unrequested Ground = iota
+	// Harmless is an end that nobody has requested, and that costs no pod: the cell never ran one, or the cloud is sure that its
+	// instance has ended.
+	Harmless
+	// Requested is an end whose pod has ended or was deleted.
+	Requested
+)
 
 // End is the end of one instance.
 type End struct {
@@ -68,30 +79,25 @@ type End struct {
 	Cell string
 	// Pod is that of the cell, or of the instance's tags; zero where there is none.
 	Pod apiv1.PodReference
-	// Why it is to end, for people.
-	Why string
-	// Mistakable says that what the end follows from may be a mistake of the cloud or
-	// of Kip, and that the instance may run a pod that nobody has asked to end. Such
-	// ends are bounded by the Limit.
-	Mistakable bool
-	// Doubt is why what the end follows from is more likely a fault of Kip's own, for
-	// people; empty where it is not. Such ends wait for a person.
-	Doubt string
-	// Asked says that the pod has ended or was deleted.
-	Asked bool
-	// Heard is when the cell was last heard, where that speaks against its end; zero
-	// where it does not, or never was heard.
-	Heard time.Time
+	// Why the instance is to end, for people.
+	Why    string
+	Ground Ground
+	// LastHeartbeat is when the cell was last heard, or could not have been; zero where its end does not follow from silence.
+	LastHeartbeat time.Time
+	// Disruption is why Kip may not be able to hear the cell at all, for people: most cells of its place are silent. Its lease then
+	// counts as fresh, or a network that is down between Kip and its cells would end a share of them in each window
+	// (TestWhenMostCellsAreSilentNoneIsEnded).
+	Disruption string
 }
 
-// Reason is a kind of being held back.
+// Reason is why an end is held back. It is a label of a metric.
 type Reason string
 
 const (
-	ByLimit      Reason = "limit" // too many ends that may be a mistake
-	ByLease      Reason = "lease" // the cell was heard lately
-	ByStore      Reason = "store" // what this Kip knows may be too old to go by
-	ByDisruption Reason = "doubt" // the fault is more likely Kip's own
+	ByLimit      Reason = "limit" // too many unrequested ends
+	ByLease      Reason = "lease" // the cell was heard in the last 40 s
+	ByDisruption Reason = "doubt" // Kip may not be able to hear the cell
+	ByStore      Reason = "store" // the store may not know all instances
 )
 
 // HeldError is the answer to an end that the guard holds back.
@@ -112,16 +118,15 @@ type Held struct {
 	Since  time.Time
 }
 
-// held is a Held, until nobody asks for it any more.
+// held is a Held, until nobody requests it any more.
 type held struct {
 	Held
 	asked time.Time
-	// allowed says that a person lets it pass once.
+	// allowed reports whether a person lets it pass once.
 	allowed bool
 }
 
-// Guard guards the pipe to the cloud: every call that destroys goes through Intercept. Its methods are safe for
-// concurrent use.
+// Guard is the termination guard: every call that destroys passes its Intercept. Its methods are safe for concurrent use.
 type Guard struct {
 	cfg Config
 
@@ -129,14 +134,13 @@ type Guard struct {
 	counting sync.Mutex
 	read     bool  // the window was read from the store
 	revision int64 // of the stored window
-	// window are the ends that counted in the last Limit.Window, oldest first.
+	// window has the ends that counted in the last Limit.Window, oldest first.
 	window []passed
-	// waiting are the namespaces of which the limit holds an end back, and when that was
-	// last asked for.
+	// waiting has the namespaces with an end that the limit holds back, and when it was last requested.
 	waiting map[string]time.Time
 
 	mu sync.Mutex
-	// admitted are instances that may end: asked for again they do not count again.
+	// admitted are the instances that may end. They do not count again.
 	admitted map[string]bool
 	held     map[string]*held
 	open     bool
@@ -155,10 +159,9 @@ func New(cfg Config) *Guard {
 	}
 }
 
-// Admit decides whether an instance may end. population is how many cells run a pod
-// and how many instances have no cell, together, now. The error is a *HeldError.
-// Once admitted an instance stays so until it is forgotten. That an end counts is stored
-// before it is admitted.
+// Admit decides whether an instance may end. population is how many cells run a pod and how many instances have no cell, together, now.
+// The error is a *HeldError. An instance that is admitted stays so until it is forgotten. An end that counts is stored before Admit
+// returns.
 func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	because, counts := g.judge(e)
 	if because == nil && counts {
@@ -174,26 +177,23 @@ func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	return nil
 }
 
-// judge applies all rules but the Limit. It returns why the end is held back; if it is not, whether it counts for the Limit.
+// judge applies everything but the Limit. It returns why the end is held back, or whether it counts for the Limit.
 func (g *Guard) judge(e End) (because *HeldError, counts bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now, admitted := g.cfg.Clock.Now(), g.admitted[e.Instance]
 	if !admitted {
-		if because = g.distrust(e); because != nil {
+		if because = g.behind(e.Ground); because != nil {
 			return because, false
 		}
 	}
 	if h := g.held[e.Instance]; g.open || h != nil && h.allowed && now.Sub(h.asked) <= heldFor {
 		return nil, false
 	}
-	if because = veto(e, now); because != nil || admitted { // it also vetoes one that was admitted before it was to end
+	if because = vetoOf(e, now); because != nil { // also of an instance that was admitted and has not ended yet
 		return because, false
 	}
-	if e.Doubt != "" {
-		return &HeldError{Reason: ByDisruption, Text: e.Doubt, After: doubtRetry}, false
-	}
-	return nil, e.Mistakable
+	return nil, e.Ground == Unrequested && !admitted
 }
 
 // note notes that an end is held back. It is called under mu.
@@ -219,18 +219,9 @@ func (g *Guard) admit(instance string) {
 	delete(g.held, instance)
 }
 
-// behindRetry is when an end is worth asking for again that is held back for what this
-// Kip does not know: there is a look at the cloud in as long.
-const behindRetry = 15 * time.Second
-
-// doubtRetry is when an end is worth asking for again that is in doubt: cells are looked at
-// each few seconds.
-const doubtRetry = 5 * time.Second
-
-// distrust holds back what nobody has asked for while what this Kip knows may be too
-// old. Neither Open nor Allow lets it pass.
-func (g *Guard) distrust(e End) *HeldError {
-	if e.Asked || g.cfg.Behind == nil {
+// behind holds back all but requested ends while the store may not know all instances. Neither Open nor Allow lets them pass.
+func (g *Guard) behind(ground Ground) *HeldError {
+	if ground == Requested || g.cfg.Behind == nil {
 		return nil
 	}
 	if why := g.cfg.Behind(); why != "" {
@@ -239,17 +230,15 @@ func (g *Guard) distrust(e End) *HeldError {
 	return nil
 }
 
-// veto holds back the end of a cell that was heard lately.
-func veto(e End, now time.Time) *HeldError {
-	ago := now.Sub(e.Heard)
-	if e.Heard.IsZero() || ago >= Fresh {
-		return nil
+// vetoOf is rule 1: it returns the veto of a cell that was heard lately, or that Kip may not be able to hear; nil if there is none.
+func vetoOf(e End, now time.Time) *HeldError {
+	if ago := now.Sub(e.LastHeartbeat); !e.LastHeartbeat.IsZero() && ago < Fresh {
+		return &HeldError{Reason: ByLease, Text: fmt.Sprintf("it was heard less than %s ago", Fresh), After: Fresh - ago}
 	}
-	return &HeldError{
-		Reason: ByLease,
-		Text:   fmt.Sprintf("it was heard less than %s ago", Fresh),
-		After:  Fresh - ago,
+	if e.Disruption != "" {
+		return &HeldError{Reason: ByDisruption, Text: e.Disruption, After: disruptionRetry}
 	}
+	return nil
 }
 
 // Store keeps one record. Put writes it if it has the revision, 0 for a new one, and
@@ -265,15 +254,15 @@ type passed struct {
 	// Population is how many there were then.
 	Population int `json:"population"`
 	Ends       int `json:"ends"`
-	// namespace is that of the pod that ended, if this process has ended it.
+	// namespace is that of the pod, if this process has let its cell end.
 	namespace *string
 }
 
-// count counts an end for the Limit, and stores that before it returns, or holds the end back.
+// count is rule 3: it stores that an end counts for the Limit, and admits the instance, or holds the end back.
 func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 	g.counting.Lock()
 	defer g.counting.Unlock()
-	if g.isAdmitted(e.Instance) { // by another that asked at the same time
+	if g.isAdmitted(e.Instance) { // by another request at the same time
 		return nil
 	}
 	if err := g.readWindow(ctx); err != nil {
@@ -288,13 +277,13 @@ func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 	if g.cfg.Store != nil {
 		revision, err := g.cfg.Store.Put(ctx, endsKey, together(window), g.revision)
 		if err != nil {
-			g.read = false // what is stored is not known: it is no less than what has ended
+			g.read = false // the write may have come through: the stored window has at least what has ended
 			return unstored(err)
 		}
 		g.revision = revision
 	}
 	g.window = window
-	delete(g.waiting, e.Pod.Namespace) // until the next one asks
+	delete(g.waiting, e.Pod.Namespace) // until the next request
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.admit(e.Instance)
@@ -302,7 +291,7 @@ func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 }
 
 func unstored(err error) *HeldError {
-	return &HeldError{Reason: ByLimit, Text: fmt.Sprintf("it is not stored that it counts: %v", err), After: storeRetry}
+	return &HeldError{Reason: ByLimit, Text: fmt.Sprintf("store that it counts for the limit of ends: %v", err), After: storeRetry}
 }
 
 func (g *Guard) isAdmitted(instance string) bool {
@@ -311,7 +300,7 @@ func (g *Guard) isAdmitted(instance string) bool {
 	return g.admitted[instance]
 }
 
-// readWindow reads what is stored, once. It is called under counting.
+// readWindow reads the stored window once. It is called under counting.
 func (g *Guard) readWindow(ctx context.Context) error {
 	if g.cfg.Store == nil || g.read {
 		return nil
@@ -331,7 +320,7 @@ func (g *Guard) readWindow(ctx context.Context) error {
 	return nil
 }
 
-// limit holds an end back if as many have ended as may, or if it is the turn of others. It is called under counting.
+// limit holds an end back if as many have ended as may, or if it is another namespace's turn. It is called under counting.
 func (g *Guard) limit(e End, now time.Time, population int) *HeldError {
 	g.window = slices.DeleteFunc(g.window, func(p passed) bool { return now.Sub(p.At) >= g.cfg.Limit.Window })
 	ended, began, after := 0, population, g.cfg.Limit.Window
@@ -360,9 +349,9 @@ func (g *Guard) limit(e End, now time.Time, population int) *HeldError {
 	return nil
 }
 
-// isTurn says that no namespace waits that has had fewer ends within the time: who has
-// pods that end all the time does not keep others from ever getting another cell. It is
-// called under counting.
+// isTurn reports whether no other namespace waits that has had fewer ends in the window. It is called under counting. Without turns a
+// tenant whose cells fall silent all the time would use up the limit, and Kip would never replace a lost cell of another namespace
+// (TestNamespacesTakeTurnsAtTheLimit).
 func (g *Guard) isTurn(namespace string, now time.Time) bool {
 	maps.DeleteFunc(g.waiting, func(_ string, asked time.Time) bool { return now.Sub(asked) > heldFor })
 	if _, mine := g.waiting[namespace]; len(g.waiting) == 0 || mine && len(g.waiting) == 1 {
@@ -382,7 +371,7 @@ func (g *Guard) isTurn(namespace string, now time.Time) bool {
 	return true
 }
 
-// together are the same ends in few records, each with the last of their times.
+// together merges ends into few records, each with the last of their times.
 func together(all []passed) (few []passed) {
 	var began time.Time
 	for _, p := range all {
@@ -396,8 +385,7 @@ func together(all []passed) (few []passed) {
 	return few
 }
 
-// Resume admits an end that was decided before this process began: it is stored that
-// it counts.
+// Resume admits an end that an earlier process has decided, and stored where it counts.
 func (g *Guard) Resume(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -412,22 +400,21 @@ func (g *Guard) Forget(instance string) {
 	delete(g.held, instance)
 }
 
-// Open lets all ends pass from now on, since a person wants all to end.
+// Open lets all ends pass from now on, since a person wants everything to end.
 func (g *Guard) Open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open = true
 }
 
-// Held returns what is held back now, in the order of the instances.
+// Held returns the ends that are held back now, ordered by instance.
 func (g *Guard) Held() []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.now()
 }
 
-// Allow lets what is held back now pass once, and returns it: what is held back since
-// then, or for longer. What came later nobody has seen.
+// Allow lets pass once what is held back now and was at the time of seen, and returns it. A person has not seen what came later.
 func (g *Guard) Allow(seen time.Time) []Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -438,7 +425,7 @@ func (g *Guard) Allow(seen time.Time) []Held {
 	return all
 }
 
-// Holds says that the end of an instance is held back.
+// Holds reports whether the end of an instance is held back.
 func (g *Guard) Holds(instance string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -446,8 +433,7 @@ func (g *Guard) Holds(instance string) bool {
 	return h != nil && !h.allowed && g.cfg.Clock.Since(h.asked) <= heldFor
 }
 
-// now forgets what nobody asks for any more, and returns the rest that is not
-// allowed. It is called under mu.
+// now forgets what nobody requests any more, and returns the rest that is not allowed. It is called under mu.
 func (g *Guard) now() []Held {
 	now, all := g.cfg.Clock.Now(), []Held{}
 	for id, h := range g.held {
@@ -462,18 +448,18 @@ func (g *Guard) now() []Held {
 	return all
 }
 
-// Intercept is a pipe.Interceptor. It sends only what may be destroyed. An end that nobody has asked Admit about counts as one that may
-// be a mistake. What is held back has a *HeldError as its answer.
+// Intercept is a pipe.Interceptor. It sends only what may be destroyed, and answers everything else with a *HeldError. An end for which
+// nobody has called Admit is unrequested.
 func (g *Guard) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
 	switch call.Kind {
 	case cloud.CallTerminate:
 		for _, id := range call.IDs {
-			if err := g.Admit(ctx, End{Instance: id, Why: "it is to be terminated", Mistakable: true}, 0); err != nil {
+			if err := g.Admit(ctx, End{Instance: id, Why: "it is to be terminated"}, 0); err != nil {
 				return call.Fail(err)
 			}
 		}
 	case cloud.CallDeleteDisk, cloud.CallDeleteParts:
-		if held := g.distrust(End{}); held != nil {
+		if held := g.behind(Unrequested); held != nil {
 			return call.Fail(held)
 		}
 	}

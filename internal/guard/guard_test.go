@@ -68,7 +68,7 @@ func (w *world) pass(d time.Duration) { w.clock.SetTime(w.clock.Now().Add(d)) }
 func lost(n int) []End {
 	ends := make([]End, n)
 	for i := range ends {
-		ends[i] = End{Instance: fmt.Sprintf("i-%03d", i), Why: "silent", Mistakable: true}
+		ends[i] = End{Instance: fmt.Sprintf("i-%03d", i), Why: "silent"}
 	}
 	return ends
 }
@@ -109,10 +109,10 @@ func TestTheShareIsOfAsManyAsThereWereWhenTheTimeBegan(t *testing.T) {
 
 // A namespace whose cells end all the time leaves others their turn; one that is alone
 // may have all.
-func TestNamespacesTakeTurnsAtWhatMayEnd(t *testing.T) {
+func TestNamespacesTakeTurnsAtTheLimit(t *testing.T) {
 	w := newWorld(Limit{})
 	of := func(namespace, instance string) End {
-		return End{Instance: instance, Pod: apiv1.PodReference{Namespace: namespace}, Mistakable: true}
+		return End{Instance: instance, Pod: apiv1.PodReference{Namespace: namespace}}
 	}
 	serial := 0
 	loses := func(namespace string) bool {
@@ -154,7 +154,7 @@ func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
 	w := newWorld(Limit{Window: time.Minute}) // none may end for a mistake
 	ends := lost(300)
 	for i := range ends {
-		ends[i].Mistakable = false
+		ends[i].Ground = Harmless
 	}
 	if n := w.admitted(ends, 1000); n != 300 {
 		t.Fatalf("%d of 300 may end", n)
@@ -170,7 +170,7 @@ func TestWhatSomebodyAskedForIsNotHeldBack(t *testing.T) {
 
 func TestACellThatWasHeardLatelyDoesNotEnd(t *testing.T) {
 	w := newWorld(Limit{})
-	e := End{Instance: "i-1", Heard: w.clock.Now().Add(-10 * time.Second)}
+	e := End{Instance: "i-1", LastHeartbeat: w.clock.Now().Add(-10 * time.Second)}
 	held, is := errors.AsType[*HeldError](w.Admit(t.Context(), e, 100))
 	if !is || held.Reason != ByLease || held.After != 30*time.Second {
 		t.Fatalf("it is held back %t: %+v", is, held)
@@ -205,7 +205,7 @@ func TestWhoIsLetPassDoesNotCountAgain(t *testing.T) {
 
 func TestWhoeverTerminatesWithoutAskingIsHeldToTheLimit(t *testing.T) {
 	w := newWorld(Limit{Least: 1, Window: time.Minute})
-	if err := w.Admit(t.Context(), End{Instance: "asked", Asked: true}, 0); err != nil {
+	if err := w.Admit(t.Context(), End{Instance: "asked", Ground: Requested}, 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{"first", "second", "asked"} {
@@ -243,25 +243,25 @@ func TestAPersonLetsPassOnceWhatIsHeldBackNow(t *testing.T) {
 	}
 }
 
-// What is in doubt waits for a person, however few end, and also where nothing would count.
-func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
-	const doubt = "most cells are silent"
+// In a disruption the end of a silent cell waits for a person, however few end, and also where it would not count.
+func TestInADisruptionEndsWaitForAPerson(t *testing.T) {
+	const disruption = "most cells are silent"
 	for name, tc := range map[string]struct {
 		before func(*world, End)
 		change func(*End)
 		reason Reason // "" if it passes
 	}{
-		"in doubt":                          {reason: ByDisruption},
-		"in doubt, and cannot be a mistake": {change: func(e *End) { e.Mistakable = false }, reason: ByDisruption},
-		"in doubt no more": {
+		"in a disruption":               {reason: ByDisruption},
+		"in a disruption, and harmless": {change: func(e *End) { e.Ground = Harmless }, reason: ByDisruption},
+		"the disruption is over": {
 			before: func(w *world, e End) { _ = w.Admit(t.Context(), e, 100) },
-			change: func(e *End) { e.Doubt = "" },
+			change: func(e *End) { e.Disruption = "" },
 		},
-		"heard lately, too": {change: func(e *End) { e.Heard = time.Unix(1e9, 0) }, reason: ByLease},
+		"heard lately, too": {change: func(e *End) { e.LastHeartbeat = time.Unix(1e9, 0) }, reason: ByLease},
 		"admitted before": {before: func(w *world, e End) {
-			e.Doubt = ""
+			e.Disruption = ""
 			_ = w.Admit(t.Context(), e, 100)
-		}},
+		}, reason: ByDisruption},
 		"all may end": {before: func(w *world, _ End) { w.Open() }},
 		"allowed": {before: func(w *world, e End) {
 			_ = w.Admit(t.Context(), e, 100)
@@ -276,7 +276,7 @@ func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(DefaultLimit)
-			e := End{Instance: "i-1", Why: "silent", Mistakable: true, Doubt: doubt}
+			e := End{Instance: "i-1", Why: "silent", Disruption: disruption}
 			if tc.before != nil {
 				tc.before(w, e)
 			}
@@ -288,7 +288,7 @@ func TestWhatIsInDoubtWaitsForAPerson(t *testing.T) {
 			switch {
 			case tc.reason == "" && err != nil, tc.reason != "" && (held == nil || held.Reason != tc.reason):
 				t.Errorf("%v, want it held back for %q", err, tc.reason)
-			case tc.reason == ByDisruption && (held.Text != doubt || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDisruption):
+			case tc.reason == ByDisruption && (held.Text != disruption || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDisruption):
 				t.Errorf("%+v; shown as held back: %+v", held, w.Held())
 			case tc.reason == "" && len(w.Held()) > 0:
 				t.Errorf("it passes, and is shown as held back: %+v", w.Held())
@@ -321,10 +321,10 @@ func TestNobodyIsHeldBackAnyMoreOfWhomNobodyAsks(t *testing.T) {
 	}
 }
 
-func TestWithAnOpenGateAllEnds(t *testing.T) {
+func TestAnOpenGuardLetsEverythingEnd(t *testing.T) {
 	w := newWorld(Limit{Window: time.Minute})
 	e := lost(2)
-	e[1].Heard = w.clock.Now()
+	e[1].LastHeartbeat = w.clock.Now()
 	w.Open()
 	if n := w.admitted(e, 100); n != 2 {
 		t.Errorf("%d of 2 may end", n)
@@ -355,7 +355,7 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 	behind := "the store is older"
 	w := newWorld(Limit{})
 	w.cfg.Behind = func() string { return behind }
-	unasked, asked := End{Instance: "i-1", Why: "it has no cell"}, End{Instance: "i-2", Why: "the pod has ended", Asked: true}
+	unasked, asked := End{Instance: "i-1", Why: "it has no cell"}, End{Instance: "i-2", Why: "the pod has ended", Ground: Requested}
 	w.Open()
 	for range 2 {
 		if err := w.Admit(t.Context(), asked, 2); err != nil {

@@ -67,7 +67,7 @@ func TestWhatHasEndedCountsInTheNextLife(t *testing.T) {
 func TestWhatCountsIsStoredInAFewRecordsAndOnlyWhenSomethingEnds(t *testing.T) {
 	w, k := newWorld(Limit{}), &kept{}
 	w.live(k, Limit{})
-	none := []End{{Instance: "asked"}, {Instance: "heard", Mistakable: true, Heard: w.clock.Now()}}
+	none := []End{{Instance: "asked", Ground: Requested}, {Instance: "heard", LastHeartbeat: w.clock.Now()}}
 	if n := w.admitted(none, 1000); n != 1 || k.writes != 0 {
 		t.Errorf("%d end, %d writes", n, k.writes)
 	}
@@ -106,7 +106,7 @@ func TestNothingThatCountsEndsBeforeItIsStored(t *testing.T) {
 	held("it cannot be read")
 	k.read, k.before = nil, errStore
 	held("it cannot be written")
-	if err := w.Admit(t.Context(), End{Instance: "asked"}, 40); err != nil {
+	if err := w.Admit(t.Context(), End{Instance: "asked", Ground: Requested}, 40); err != nil {
 		t.Errorf("what does not count: %v", err)
 	}
 	k.before, k.after = nil, errStore
