@@ -29,14 +29,14 @@ func (l location) String() string {
 	return "cells"
 }
 
-// hush is how many cells may end for their silence, and how many of them are silent.
-type hush struct{ bounded, silent int }
+// silentCount is how many cells may end for their silence, and how many of them are silent.
+type silentCount struct{ bounded, silent int }
 
-// hushes are those of all places.
-type hushes map[location]hush
+// silentCounts are those of all places.
+type silentCounts map[location]silentCount
 
 // add counts a cell, which may be silent.
-func (h hushes) add(l location, silent bool) {
+func (h silentCounts) add(l location, silent bool) {
 	for _, place := range l.within() {
 		in := h[place]
 		if in.bounded++; silent {
@@ -49,7 +49,7 @@ func (h hushes) add(l location, silent bool) {
 // disruptions are the places of which most cells are silent at once.
 type disruptions map[location]bool
 
-func (h hushes) disruptions() disruptions {
+func (h silentCounts) disruptions() disruptions {
 	d := disruptions{}
 	for place, in := range h {
 		if in.silent >= disruptionLeast && float64(in.silent) > disruptionShare*float64(in.bounded) {

@@ -63,14 +63,14 @@ func TestWhenMostCellsOfAPlaceAreSilentNoneOfThemIsEnded(t *testing.T) {
 }
 
 func TestPlacesAreCountedOnceEach(t *testing.T) {
-	h := hushes{}
+	h := silentCounts{}
 	for range 2 {
 		h.add(location{}, true) // of a cloud without zones
 		h.add(location{zone: "a"}, true)
 	}
 	h.add(location{zone: "a", subnet: "s"}, true)
 	h.add(location{zone: "b", subnet: "t"}, false)
-	want := map[location]hush{
+	want := map[location]silentCount{
 		{}: {6, 5}, {zone: "a"}: {3, 3}, {zone: "a", subnet: "s"}: {1, 1}, {zone: "b"}: {1, 0}, {zone: "b", subnet: "t"}: {1, 0},
 	}
 	for place, n := range want {

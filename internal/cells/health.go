@@ -134,7 +134,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 // survey is what one check finds of all cells with a kubelet.
 type survey struct {
 	silent   []silence
-	counts   hushes // of the cells that may end for their silence: that of others says nothing of Kip's network
+	counts   silentCounts // of the cells that may end for their silence: that of others says nothing of Kip's network
 	refused  refusals
 	refusing []*entry // cells with a pod that have refused this process for long
 }
@@ -147,7 +147,7 @@ type silence struct {
 
 // survey checks which cells are silent, and which refuse this process. The caller holds table.mu.
 func (s *health) survey(now time.Time) survey {
-	found := survey{counts: hushes{}}
+	found := survey{counts: silentCounts{}}
 	for _, e := range s.table.byID {
 		phase := e.cell().Phase
 		if e.ending != "" || e.session == nil {
@@ -185,7 +185,7 @@ func (s *health) survey(now time.Time) survey {
 }
 
 // tellDisruption reports that most cells are silent, or are heard again.
-func (s *health) tellDisruption(disrupted, was disruptions, all hush) {
+func (s *health) tellDisruption(disrupted, was disruptions, all silentCount) {
 	log := s.loop.log
 	if now, before := disrupted.String(), was.String(); now != before {
 		if now != "" {
