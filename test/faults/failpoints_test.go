@@ -17,6 +17,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -404,6 +405,38 @@ var scenarios = []scenario{
 			held := s.plays["pause"]
 			s.mu.Unlock()
 			s.shows("the pause held something up", held == 1)
+		}
+	}},
+	{name: "while the network to all cells is down none ends, nor the one whose link heals late", story: func(s *stage) {
+		var uids []types.UID
+		for range 4 {
+			uids = append(uids, s.pod(corev1.RestartPolicyAlways, "small"))
+		}
+		s.until("they run", s.runs(uids...))
+		machines := map[types.UID]string{}
+		for _, uid := range uids {
+			machines[uid] = s.machineOf(uid)
+		}
+		links := func(down bool, uids ...types.UID) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, uid := range uids {
+				s.machines[machines[uid]].cutOff = down
+			}
+			s.linksChanged()
+		}
+		links(true, uids...)
+		time.Sleep(10 * time.Minute)
+		held := s.told(uids[0], "EndHeldBack")
+		links(false, uids[1:]...)
+		time.Sleep(time.Minute)
+		links(false, uids[0])
+		s.until("it is settled", s.settled)
+		for _, uid := range uids {
+			s.shows("each pod runs where it did", s.machineOf(uid) == machines[uid] && !s.told(uid, events.CellLost))
+		}
+		if s.alive() {
+			s.shows("an end was held back", held)
 		}
 	}},
 	{name: "a lost pod that may not be restarted fails", story: func(s *stage) {
