@@ -138,6 +138,7 @@ type modelLink struct {
 	mu        sync.Mutex
 	connected bool
 	heard     time.Time // the last sign of life; zero: now
+	joined    bool      // it has been connected
 	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
 	err       error
@@ -146,7 +147,7 @@ type modelLink struct {
 
 func (l *modelLink) set(connected bool, err error) {
 	l.mu.Lock()
-	l.connected, l.err = connected, err
+	l.connected, l.err, l.joined = connected, err, l.joined || connected
 	l.heard = time.Time{}
 	if !connected {
 		l.heard = time.Now()
@@ -252,7 +253,7 @@ func (l *modelLink) LastError() error {
 func (l *modelLink) LastHeartbeat() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.heard.IsZero() {
+	if l.heard.IsZero() && l.joined {
 		return time.Now()
 	}
 	return l.heard
