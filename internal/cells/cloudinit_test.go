@@ -314,7 +314,9 @@ func TestWhereTheImageHasNoArchitectureOfATypeAnotherIsTaken(t *testing.T) {
 		for pod, archs := range map[string][]string{"both": {"arm64", "arm64", "amd64"}, "one": {"arm64", "arm64"}} {
 			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Special: true}
 			for n, arch := range archs {
-				r.Offerings = append(r.Offerings, Offering{InstanceType: fmt.Sprint(arch, n), Arch: arch, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour})
+				r.Offerings = append(r.Offerings, Offering{
+					InstanceType: fmt.Sprint(arch, n), Arch: arch, Zone: "z", PricePerHour: 1, BootTimeout: time.Hour,
+				})
 			}
 			if _, err := b.cells.Request(b.Context(), r); err != nil {
 				t.Fatal(err)

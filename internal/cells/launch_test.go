@@ -217,7 +217,8 @@ func TestCellsWithDisksOfOtherSizesAreLaunchedApart(t *testing.T) {
 		b.later(time.Second)
 		for n, pod := range []string{"a", "b", "c"} {
 			offering := Offering{InstanceType: "nano", Zone: "z", DiskBytes: int64(1 + n/2), BootTimeout: time.Hour}
-			if _, err := b.cells.Request(t.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: []Offering{offering}}); err != nil {
+			r := Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: []Offering{offering}}
+			if _, err := b.cells.Request(t.Context(), r); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -135,8 +135,8 @@ func (m *Metrics) observeStart(c *cells.Cell, stage string, at time.Time) {
 	if c.Standby != "" {
 		source = sourceStandby
 	}
-	offering := c.Offering()
-	m.podStart.WithLabelValues(stage, source, offering.InstanceType, launchTypeOf(offering.CapacityType())).Observe(max(0, at.Sub(seen).Seconds()))
+	o := c.Offering()
+	m.podStart.WithLabelValues(stage, source, o.InstanceType, launchTypeOf(o.CapacityType())).Observe(max(0, at.Sub(seen).Seconds()))
 }
 
 // phaseEndedBy says which phase of its life the cell's nth step has ended, and

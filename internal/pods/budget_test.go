@@ -57,7 +57,9 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 
 func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 	h := newHarness(t)
-	list := []cells.Offering{{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9}}
+	list := []cells.Offering{
+		{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9},
+	}
 	granted, err := Grants{MaxPricePerHour: 2}.granted("ns", list)
 	if err != nil {
 		t.Fatal(err)
