@@ -229,7 +229,8 @@ func TestWhyThereAreNoCredentialsIsToldToThePodsOwnerAndNotToItsCell(t *testing.
 		}
 	}
 	told := l.events()
-	want := "shop/web Warning " + events.NoImageCredentials + " No credentials for images of " + ecr + "/look, so the kubelet pulls without them: the role arn:aws:iam::1:role/x"
+	want := "shop/web Warning " + events.NoImageCredentials + " No credentials for images of " + ecr +
+		"/look, so the kubelet pulls without them: the role arn:aws:iam::1:role/x"
 	if len(told) != 1 || !strings.HasPrefix(told[0], want) || len(told[0]) > 1024 {
 		t.Errorf("told %q", told)
 	}

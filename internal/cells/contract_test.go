@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/netip"
@@ -139,13 +138,6 @@ func TestARecordOfALaterVersionIsNotSent(t *testing.T) {
 			t.Errorf("later it is not given up: the cell is %q, stored are %v", b.phase("a"), b.launchesStored())
 		}
 	})
-}
-
-// resolvesTo is a cloud that resolves each launch to the same.
-type resolvesTo cloud.Resolved
-
-func (to resolvesTo) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) {
-	return cloud.Resolved(to), nil
 }
 
 // slowFirstLaunch delays the storing of the first launch for a second: what is

@@ -602,7 +602,10 @@ func TestKipMayHaveItsRoleByPodIdentity(t *testing.T) {
 
 // The target role of an association has the rights, and the other one the trust.
 func TestKipMayHaveATargetRoleByPodIdentity(t *testing.T) {
-	for lacks, policy := range map[string]string{"": string(kipaws.CorePolicy()), "the role kip-enterprise lacks rights that Kip needs": mended} {
+	for lacks, policy := range map[string]string{
+		"": string(kipaws.CorePolicy()),
+		"the role kip-enterprise lacks rights that Kip needs": mended,
+	} {
 		w := newWorld(t)
 		podIdentity(w)
 		by := ec2.IAMRole{ARN: "arn:aws:iam::" + account + ":role/eks", Trust: w.role.Trust}

@@ -288,7 +288,8 @@ func TestInADisruptionEndsWaitForAPerson(t *testing.T) {
 			switch {
 			case tc.reason == "" && err != nil, tc.reason != "" && (held == nil || held.Reason != tc.reason):
 				t.Errorf("%v, want it held back for %q", err, tc.reason)
-			case tc.reason == ByDisruption && (held.Text != disruption || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDisruption):
+			case tc.reason == ByDisruption &&
+				(held.Text != disruption || held.After <= 0 || len(w.Held()) != 1 || w.Held()[0].Reason != ByDisruption):
 				t.Errorf("%+v; shown as held back: %+v", held, w.Held())
 			case tc.reason == "" && len(w.Held()) > 0:
 				t.Errorf("it passes, and is shown as held back: %+v", w.Held())

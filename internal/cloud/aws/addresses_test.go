@@ -124,7 +124,7 @@ func TestALaunchWithPrefixesShowsThatEC2RefusesSecondaryAddressesForSeveral(t *t
 		if err := model.Lose(cloudmodel.Loss{Call: cloud.CallLaunch, Nth: 1, After: true}); err != nil {
 			t.Fatal(err)
 		}
-		if err := resolveAndLaunch(t.Context(), c, again).Err(); err == nil || cloud.Refused(err) || c.holds(factNoSecondaries) {
+		if err := runLaunch(t.Context(), c, again).Err(); err == nil || cloud.Refused(err) || c.holds(factNoSecondaries) {
 			t.Fatalf("%s: a launch whose answer is lost: %v", code, err)
 		}
 		if code == "Unsupported" { // EC2 then says that the instances of the token have been terminated
@@ -134,7 +134,7 @@ func TestALaunchWithPrefixesShowsThatEC2RefusesSecondaryAddressesForSeveral(t *t
 				}
 			}
 		}
-		if err := resolveAndLaunch(t.Context(), c, again).Err(); err != nil || again.Resolved.SecondaryAddress {
+		if err := runLaunch(t.Context(), c, again).Err(); err != nil || again.Resolved.SecondaryAddress {
 			t.Fatalf("%s: the next launch of the same: %v, want one with prefixes", code, err)
 		}
 		if !c.holds(factNoSecondaries) || another(t, c).Resolved.SecondaryAddress {
@@ -170,7 +170,7 @@ func TestARefusalForAnotherCauseTakesSecondaryAddressesFromNoLaunch(t *testing.T
 		}
 		model.Change(func(cfg *ec2.Config) { cfg.NoneTogether = "" })
 		for _, r := range []cloud.LaunchRequest{resolved(t, c, request("third", 2)), another(t, c)} {
-			if _, err := resolveAndLaunch(t.Context(), c, r).All(); err != nil || !r.Resolved.SecondaryAddress || c.holds(factNoSecondaries) {
+			if _, err := runLaunch(t.Context(), c, r).All(); err != nil || !r.Resolved.SecondaryAddress || c.holds(factNoSecondaries) {
 				t.Errorf("%s: %s: %v: it is launched without secondary addresses", code, r.Token, err)
 			}
 		}
@@ -188,7 +188,7 @@ func TestALaunchWithPrefixesShowsNothingOfAnotherCauseThatHasPassed(t *testing.T
 	}{
 		{name: "EC2 has accepted secondary addresses of others", before: func(t *testing.T, c *Cloud) {
 			t.Helper()
-			if err := resolveAndLaunch(t.Context(), c, another(t, c)).Err(); err != nil {
+			if err := runLaunch(t.Context(), c, another(t, c)).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -217,7 +217,7 @@ func TestALaunchWithPrefixesShowsNothingOfAnotherCauseThatHasPassed(t *testing.T
 			tc.next(&other)
 			other.Resolved, r = r.Resolved, other
 		}
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err != nil || c.holds(factNoSecondaries) {
+		if err := runLaunch(t.Context(), c, r).Err(); err != nil || c.holds(factNoSecondaries) {
 			t.Errorf("%s: %v: it is taken for a refusal of secondary addresses", tc.name, err)
 		}
 		if after := resolved(t, c, request("after", 2)); after.Resolved.SecondaryAddress == tc.still {
@@ -247,7 +247,7 @@ func TestARefusalThatIsOfNoAddressesBeginsNoTrial(t *testing.T) {
 	} {
 		c := answering(t, "RunInstances", tc.status, tc.code, tc.message)
 		r := resolved(t, c, request("several", 2))
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err == nil {
+		if err := runLaunch(t.Context(), c, r).Err(); err == nil {
 			t.Fatalf("%s: it is launched", tc.code)
 		}
 		c.freePlanUntil = time.Time{}

@@ -32,7 +32,7 @@ func TestACellBootsTheNewestImageOfItsTypesArchitecture(t *testing.T) {
 			return "", err
 		}
 		r.Resolved = &found
-		return found.Image, resolveAndLaunch(t.Context(), c, r).Err()
+		return found.Image, runLaunch(t.Context(), c, r).Err()
 	}
 	all := map[string]string{imageName: "kip-cell-*"}
 	// Where nobody says the architecture the newest is taken, which EC2 refuses where it is another's.

@@ -191,7 +191,7 @@ func TestALaunchIsOneCallThatSaysAllThatCostsMoneyOrIsARight(t *testing.T) {
 		r := request(what, 3)
 		tc.change(&r)
 		before := len(h.of("RunInstances"))
-		got, err := resolveAndLaunch(t.Context(), c, r).All()
+		got, err := runLaunch(t.Context(), c, r).All()
 		if err != nil || len(got) != len(r.Machines) {
 			t.Errorf("%s: %v, %v", what, got, err)
 			continue
@@ -242,7 +242,7 @@ func TestWhatCannotBeOneCallIsRefusedBeforeIt(t *testing.T) {
 	} {
 		r := request("bad", 2)
 		spoil(&r)
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err == nil || !cloud.Refused(err) || !errors.Is(err, cloud.ErrRefused) {
+		if err := runLaunch(t.Context(), c, r).Err(); err == nil || !cloud.Refused(err) || !errors.Is(err, cloud.ErrRefused) {
 			t.Errorf("a launch with %s got %v: want a refusal", what, err)
 		}
 	}
@@ -326,7 +326,7 @@ func TestErrorsSayWhatTheyAreAbout(t *testing.T) {
 	} {
 		c := answering(t, "RunInstances", tc.status, tc.code, "words"+encoded+" secret")
 		c.note(factNoSecondaries, time.Hour)
-		err := resolveAndLaunch(t.Context(), c, request("t", 2)).Err()
+		err := runLaunch(t.Context(), c, request("t", 2)).Err()
 		if err == nil {
 			t.Errorf("%s is no error", tc.code)
 			continue
@@ -351,7 +351,7 @@ func TestACodeThatKipDoesNotKnowIsToldOnce(t *testing.T) {
 			c := answering(t, "RunInstances", status, code, "words")
 			c.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 			for n := range 3 {
-				if err := resolveAndLaunch(t.Context(), c, request(fmt.Sprint(n), 1)).Err(); err == nil {
+				if err := runLaunch(t.Context(), c, request(fmt.Sprint(n), 1)).Err(); err == nil {
 					t.Errorf("%s is no error", code)
 				}
 			}
@@ -370,7 +370,7 @@ func TestACodeThatKipDoesNotKnowIsToldOnce(t *testing.T) {
 // The right that is missing is to a pod's own role: no offering is to blame.
 func TestAMissingRightToARoleIsThePodsOwn(t *testing.T) {
 	const words = "User: x is not authorized to perform: iam:PassRole on resource: y"
-	err := resolveAndLaunch(t.Context(), answering(t, "RunInstances", 403, "UnauthorizedOperation", words), request("t", 1)).Err()
+	err := runLaunch(t.Context(), answering(t, "RunInstances", 403, "UnauthorizedOperation", words), request("t", 1)).Err()
 	if cloud.CauseOf(err) != cloud.ErrRefused || cloud.ScopeOf(err).Says() || !cloud.NothingDone(err) {
 		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
 	}
@@ -399,7 +399,7 @@ func TestAMissingRightToASecurityGroupIsThePodsOwn(t *testing.T) {
 		if _, err := to.Resolve(t.Context(), r.LaunchSpec); err != nil {
 			t.Fatal(err)
 		}
-		err := resolveAndLaunch(t.Context(), to, r).Err()
+		err := runLaunch(t.Context(), to, r).Err()
 		if own := cloud.CauseOf(err) == cloud.ErrRefused && !cloud.ScopeOf(err).Says() && cloud.NothingDone(err); own != c.own {
 			t.Errorf("%s, of a pod that names %v: %v for %+v", c.denied, c.named, err, cloud.ScopeOf(err))
 		}
@@ -436,7 +436,7 @@ func TestPartOfABatchIsLaunchedWhereThereIsNoRoomForAll(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: sim.Pool{InstanceType: "c5.large"}, Instances: 2}}})
 	r := request("t", 5)
 	for range 2 {
-		for n, one := range resolveAndLaunch(t.Context(), c, r) {
+		for n, one := range runLaunch(t.Context(), c, r) {
 			switch {
 			case n < 2 && (one.Err != nil || one.Instance.Place != cloud.PlaceOf(n)):
 				t.Errorf("machine %d: %+v", n, one)
@@ -457,14 +457,14 @@ func TestASubnetInPiecesTakesMachinesOneByOne(t *testing.T) {
 	model, url := serve(t, account)
 	c := open(t, settings(url))
 	c.note(factNoSecondaries, time.Hour)
-	if err := resolveAndLaunch(t.Context(), c, request("several", 2)).Err(); cloud.CauseOf(err) != cloud.ErrTogether || !cloud.Refused(err) {
+	if err := runLaunch(t.Context(), c, request("several", 2)).Err(); cloud.CauseOf(err) != cloud.ErrTogether || !cloud.Refused(err) {
 		t.Errorf("two in one call: %v", err)
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("one", 1)).Err(); err != nil || len(model.Machines().Truth()) != 1 {
+	if err := runLaunch(t.Context(), c, request("one", 1)).Err(); err != nil || len(model.Machines().Truth()) != 1 {
 		t.Errorf("one by itself: %v", err)
 	}
 	full := answering(t, "RunInstances", 400, "InsufficientFreeAddressesInSubnet", "words")
-	err := resolveAndLaunch(t.Context(), full, request("one", 1)).Err()
+	err := runLaunch(t.Context(), full, request("one", 1)).Err()
 	if cloud.CauseOf(err) != cloud.ErrCapacity || cloud.ScopeOf(err).Subnet != "subnet-a1" {
 		t.Errorf("a subnet that is full: %v", err)
 	}
@@ -474,11 +474,11 @@ func TestALostAnswerIsFoundByRepeatingTheCall(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	model.Machines().FailNth(cloud.CallLaunch, 1, sim.Fault{After: sim.ErrLost})
 	r := request("t", 3)
-	err := resolveAndLaunch(t.Context(), c, r).Err()
+	err := runLaunch(t.Context(), c, r).Err()
 	if err == nil || cloud.NothingDone(err) || cloud.CauseOf(err) != "" {
 		t.Fatalf("a lost answer is %v", err)
 	}
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil || len(model.Machines().Truth()) != 3 || got[0].ID != model.Machines().Truth()[0].ID {
 		t.Errorf("%v, %v; %d run", got, err, len(model.Machines().Truth()))
 	}
@@ -487,14 +487,14 @@ func TestALostAnswerIsFoundByRepeatingTheCall(t *testing.T) {
 func TestATokenWhoseInstancesHaveEndedLeadsToThem(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	r := request("t", 3)
-	first, err := resolveAndLaunch(t.Context(), c, r).All()
+	first, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Terminate(t.Context(), first[1].ID).Err(); err != nil {
 		t.Fatal(err)
 	}
-	for n, one := range resolveAndLaunch(t.Context(), c, r) {
+	for n, one := range runLaunch(t.Context(), c, r) {
 		want := map[bool]cloud.State{true: cloud.Gone, false: cloud.Running}[n == 1]
 		if one.Err != nil || one.Instance.ID != first[n].ID || one.Instance.State != want || one.Instance.Subnet != r.Subnet {
 			t.Errorf("machine %d: %+v, want %s, %s", n, one, first[n].ID, want)
@@ -505,7 +505,7 @@ func TestATokenWhoseInstancesHaveEndedLeadsToThem(t *testing.T) {
 	}
 	// What EC2 does not show any more does not run: the machine is to be launched anew.
 	forgetful := answering(t, "RunInstances", 400, codeTerminated, "words")
-	if err := resolveAndLaunch(t.Context(), forgetful, r).Err(); !cloud.Refused(err) || errors.Is(err, cloud.ErrMismatch) {
+	if err := runLaunch(t.Context(), forgetful, r).Err(); !cloud.Refused(err) || errors.Is(err, cloud.ErrMismatch) {
 		t.Errorf("with nothing to show: %v", err)
 	}
 }
@@ -583,7 +583,7 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 	a, b := request("a", 1), request("b", 1)
 	b.Zone, b.Subnet = "us-east-1b", privateSubnet
 	for _, r := range []cloud.LaunchRequest{a, b} {
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, r).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -631,7 +631,7 @@ func TestAListSaysWhichZonesItCouldNotLookAt(t *testing.T) {
 // An impaired endpoint answers late rather than with an error.
 func TestAListOfAllThatHangsLeavesTimeForThatOfEachZone(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	if err := resolveAndLaunch(t.Context(), c, request("a", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("a", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := model.Hang(cloudmodel.Hang{Action: "DescribeInstances", Nth: 1}); err != nil {
@@ -669,7 +669,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 			r.CapacityType = cloud.Spot
 		}
 		r = resolved(t, c, r)
-		got, err := resolveAndLaunch(t.Context(), c, r).All()
+		got, err := runLaunch(t.Context(), c, r).All()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -687,7 +687,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again := resolveAndLaunch(t.Context(), c, r) // whose answer was lost
+		again := runLaunch(t.Context(), c, r) // whose answer was lost
 		for n, i := range []cloud.Instance{described[0], again[0].Instance} {
 			if i.State != cloud.Gone || i.Fault == nil || cloud.CauseOf(i.Fault) != tc.cause ||
 				cloud.ScopeOf(i.Fault).String() != tc.scope.String() || cloud.NothingDone(i.Fault) ||
@@ -703,7 +703,7 @@ func TestAnInstanceThatEC2HasEndedSaysWhy(t *testing.T) {
 
 func TestTerminationEndsWhatIsThereAmongWhatIsNot(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 3)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 3)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -735,7 +735,7 @@ func TestATerminationThatIsRefusedTwiceHasEndedNobody(t *testing.T) {
 		model.ServeHTTP(w, r)
 	}))
 	c := open(t, settings(url))
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 3)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 3)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -772,7 +772,7 @@ func TestTerminationAmongWhatIsNotThereTakesFewCalls(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))
 	h, url := eavesdrop(t, model)
 	c := open(t, settings(url))
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 10)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 10)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -812,7 +812,7 @@ func TestARightThatIsMissingToOneInstanceSaysNothingOfTheAccount(t *testing.T) {
 // An ID that EC2 does not know yet is no death, and no reason to end the others later.
 func TestWhatEC2DoesNotKnowYetIsUnknown(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{UnknownFor: short(time.Hour), ListLag: short(time.Hour)})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 2)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 2)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -834,7 +834,7 @@ func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 	spot.CapacityType = cloud.Spot
 	var ids []string
 	for _, r := range []cloud.LaunchRequest{request("t", 4), spot} {
-		got, err := resolveAndLaunch(t.Context(), c, r).All()
+		got, err := runLaunch(t.Context(), c, r).All()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -855,7 +855,7 @@ func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 
 func TestInstancesWithTheSameTagsShareACall(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 3)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 3)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -879,7 +879,7 @@ func TestInstancesWithTheSameTagsShareACall(t *testing.T) {
 // Of a pod with a long name, say: none of its tags would come.
 func TestATagThatIsTooLongIsCut(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -906,7 +906,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	c := open(t, settings(url))
 	r := request("t", 2)
 	r.CapacityType = cloud.Spot
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -937,7 +937,7 @@ func TestASpotNoticeIsToldByEC2sClockAndWhenItsCellIsKnown(t *testing.T) {
 	c := open(t, settings(url))
 	r := request("t", 1)
 	r.CapacityType = cloud.Spot
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -969,7 +969,7 @@ func TestALookThatFailsEndsNoWatchAndIsTold(t *testing.T) {
 	c := open(t, cfg)
 	r := request("t", 1)
 	r.CapacityType = cloud.Spot
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1027,7 +1027,7 @@ func TestALookThatIsNeverAnsweredEndsAndIsTold(t *testing.T) {
 
 func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 2)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 2)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1116,7 +1116,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 		c, model := newCloud(t, sim.Knobs{})
 		tc.change(c)
 		for n := range 3 {
-			if err := resolveAndLaunch(t.Context(), c, request(fmt.Sprint(what, n), 1)).Err(); err != nil {
+			if err := runLaunch(t.Context(), c, request(fmt.Sprint(what, n), 1)).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -1132,7 +1132,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 		// Another start, with other networks: what is surplus goes, what is right stays.
 		c.cfg.ExtraCIDRs, c.cfg.KipSources, c.dialPublic, c.kipGroups = nil, nil, false, nil
 		c.forget()
-		if err := resolveAndLaunch(t.Context(), c, request("again", 1)).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, request("again", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
 		again := model.Groups()
@@ -1206,7 +1206,7 @@ func TestAKipThatHasMovedIsLetInWithoutALaunch(t *testing.T) {
 	if err := c.Admit(t.Context(), owner); err != nil || len(model.Groups()) != len(anAccount(sim.Knobs{}).Groups) {
 		t.Errorf("without cells: %v; the groups are %v", err, model.Groups())
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	changes()
@@ -1261,7 +1261,7 @@ func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
 		return all
 	}
 	cfg.ExtraCIDRs = networks(1)
-	if err := resolveAndLaunch(t.Context(), open(t, cfg), request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), open(t, cfg), request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	cfg.ExtraCIDRs = networks(2)
@@ -1279,7 +1279,7 @@ func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
 
 func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1312,7 +1312,7 @@ func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
 		t.Error("the group is there")
 	}
 	// A Kip that runs on makes another.
-	if err := resolveAndLaunch(t.Context(), c, request("u", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("u", 1)).Err(); err != nil {
 		t.Error(err)
 	}
 }
@@ -1396,18 +1396,18 @@ func TestALaunchWhoseGroupIsNotKnownYetIsToBeRepeated(t *testing.T) {
 	defer server.Close()
 	maker := open(t, settings(server.URL))
 	r := resolved(t, maker, request("t", 1))
-	if err := resolveAndLaunch(t.Context(), maker, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
+	if err := runLaunch(t.Context(), maker, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who made it: %v", err)
 	}
 	other := open(t, settings(server.URL))
-	if err := resolveAndLaunch(t.Context(), other, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
+	if err := runLaunch(t.Context(), other, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by another, to whom EC2 shows it: %v", err)
 	}
 	model.Change(drifts["the cells' group is gone"])
-	if err := resolveAndLaunch(t.Context(), maker, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
+	if err := runLaunch(t.Context(), maker, r).Err(); !errors.Is(err, cloud.ErrNotYet) || cloud.Refused(err) || !cloud.NothingDone(err) {
 		t.Errorf("by who just made it, and it is not shown: %v", err)
 	}
-	if err := resolveAndLaunch(t.Context(), other, r).Err(); !errors.Is(err, cloud.ErrStale) {
+	if err := runLaunch(t.Context(), other, r).Err(); !errors.Is(err, cloud.ErrStale) {
 		t.Errorf("by another, to whom EC2 shows none: %v", err)
 	}
 	lying.Store(false)
@@ -1424,7 +1424,7 @@ func TestAGroupThatCannotBeMadeIsToBlameOnNoOffering(t *testing.T) {
 		"RequestLimitExceeded":       cloud.ErrThrottled,
 		"UnauthorizedOperation":      cloud.ErrUnauthorised,
 	} {
-		err := resolveAndLaunch(t.Context(), answering(t, "CreateSecurityGroup", 400, code, "words"), request("t", 1)).Err()
+		err := runLaunch(t.Context(), answering(t, "CreateSecurityGroup", 400, code, "words"), request("t", 1)).Err()
 		if err == nil || cloud.CauseOf(err) != want || errors.Is(err, cloud.ErrRefused) || !strings.Contains(err.Error(), code) {
 			t.Errorf("%s: %v, want %q", code, err, want)
 		}
@@ -1450,7 +1450,7 @@ func TestAGroupThatAnotherKipMadeMeanwhileIsTaken(t *testing.T) {
 		model.ServeHTTP(w, r)
 	}))
 	defer server.Close()
-	if err := resolveAndLaunch(t.Context(), open(t, settings(server.URL)), request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), open(t, settings(server.URL)), request("t", 1)).Err(); err != nil {
 		t.Error(err)
 	}
 }
@@ -1470,7 +1470,7 @@ func TestMoreRulesThanAGroupTakesAreAnErrorAtTheStart(t *testing.T) {
 
 func TestTheConsoleIsReadAsItWasWritten(t *testing.T) {
 	c, _ := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1561,11 +1561,11 @@ func TestAShortageOfDedicatedHostsIsOneOfThemAlone(t *testing.T) {
 	c, _ := newCloud(t, sim.Knobs{Capacity: []sim.Capacity{{Pool: hosts, Instances: 1}}})
 	dedicated := request("dedicated", 2)
 	dedicated.CapacityType = cloud.Dedicated
-	results := resolveAndLaunch(t.Context(), c, dedicated)
+	results := runLaunch(t.Context(), c, dedicated)
 	if results[0].Err != nil || !errors.Is(results[1].Err, cloud.ErrCapacity) || cloud.ScopeOf(results[1].Err).Pool != catalog.Dedicated {
 		t.Errorf("%+v", results)
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("shared", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("shared", 1)).Err(); err != nil {
 		t.Errorf("beside them: %v", err)
 	}
 	list, err := c.api.DescribeInstances(t.Context(), &ec2api.DescribeInstancesInput{})
@@ -1778,12 +1778,12 @@ func TestFromOutsideOnlyPublicInstancesAreLaunched(t *testing.T) {
 	private.Zone, private.Subnet = "us-east-1b", privateSubnet
 	for n, r := range []cloud.LaunchRequest{hidden, private} {
 		// That a subnet is private is nobody's fault; that a pod wants no public address is.
-		err := resolveAndLaunch(t.Context(), c, r).Err()
+		err := runLaunch(t.Context(), c, r).Err()
 		if want := []string{"", privateSubnet}[n]; !cloud.Refused(err) || cloud.ScopeOf(err).Subnet != want {
 			t.Errorf("%v: want a refusal of subnet %q", err, want)
 		}
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("c", 1)).Err(); err != nil || model.Calls()["RunInstances"] != 1 {
+	if err := runLaunch(t.Context(), c, request("c", 1)).Err(); err != nil || model.Calls()["RunInstances"] != 1 {
 		t.Errorf("%v, %d launches", err, model.Calls()["RunInstances"])
 	}
 }

@@ -19,7 +19,7 @@ func (c withImage) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.Laun
 	if r.Image == nil {
 		r.Image = map[string]string{imageID: "ami-1"}
 	}
-	return resolveAndLaunch(ctx, c.Cloud, r)
+	return runLaunch(ctx, c.Cloud, r)
 }
 
 func short(d time.Duration) sim.Distribution { return sim.Distribution{Median: d} }

@@ -40,7 +40,7 @@ func creditsOf(t *testing.T, model *ec2.Model, id string) ec2.Credits {
 
 func launchOne(t *testing.T, c *Cloud, r cloud.LaunchRequest) string {
 	t.Helper()
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestABurstableInstanceHasUnlimitedCreditsUntilItsPodRuns(t *testing.T) {
 	}
 	again := open(t, s)
 	r = small(t, again, "second", 2)
-	got, err := resolveAndLaunch(t.Context(), again, r).All()
+	got, err := runLaunch(t.Context(), again, r).All()
 	if err != nil || !r.Resolved.Boosted {
 		t.Fatal(err, r.Resolved)
 	}

@@ -46,7 +46,7 @@ func makeDisk(t *testing.T, c *Cloud, r cloud.DiskRequest) cloud.Disk {
 // running launches instances and returns their IDs.
 func running(t *testing.T, c *Cloud, token string, n int) (ids []string) {
 	t.Helper()
-	got, err := resolveAndLaunch(t.Context(), c, request(token, n)).All()
+	got, err := runLaunch(t.Context(), c, request(token, n)).All()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -114,7 +114,7 @@ func TestTheWaysAreReadAnewEachTime(t *testing.T) {
 	if got, want := wayOf(t, c, "subnet-a1"), "internet 10.0.0.0/8"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}

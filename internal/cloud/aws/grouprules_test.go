@@ -65,7 +65,7 @@ func TestRulesOfOthersStayInTheGroupOfCells(t *testing.T) {
 	cfg := settings(url)
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 	c := open(t, cfg)
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
@@ -113,7 +113,7 @@ func TestRulesOfOthersAreLeftAloneAndTold(t *testing.T) {
 	cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 	cfg.AgentsOpen = func(_ string, _ int, rules string) { told = append(told, rules) }
 	c := open(t, cfg)
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil || len(told) > 0 {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil || len(told) > 0 {
 		t.Fatal(err, told)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {
@@ -175,7 +175,7 @@ func TestARuleThatComesAgainIsToldAgain(t *testing.T) {
 		cfg.KipSources, cfg.Log = []string{"sg-here"}, slog.New(slog.NewTextHandler(&log, nil))
 		cfg.AgentsOpen = func(string, int, string) { told++ }
 		c := open(t, cfg)
-		if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
 		own := cellsGroupOf(t, model).Rules
@@ -200,7 +200,7 @@ func TestARuleThatComesAgainIsToldAgain(t *testing.T) {
 func TestAGroupThatIsFullOfRulesOfOthersSaysSo(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	c := open(t, settings(url))
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	changeRules(t, model, func(rules []ec2.Rule) []ec2.Rule {

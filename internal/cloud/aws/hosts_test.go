@@ -79,13 +79,13 @@ func TestALaunchTakesTheRoomOfItsHost(t *testing.T) {
 	full := func(err error) bool {
 		return errors.Is(err, cloud.ErrCapacity) && cloud.NothingDone(err) && cloud.ScopeOf(err).Pool == "h-1"
 	}
-	results := resolveAndLaunch(t.Context(), c, ontoHost("first", "h-1", 5))
+	results := runLaunch(t.Context(), c, ontoHost("first", "h-1", 5))
 	for n, r := range results {
 		if (r.Err == nil) != (n < 4) || r.Err != nil && !full(r.Err) {
 			t.Errorf("%d: %v", n, r.Err)
 		}
 	}
-	if err := resolveAndLaunch(t.Context(), c, ontoHost("second", "h-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != 1 {
+	if err := runLaunch(t.Context(), c, ontoHost("second", "h-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != 1 {
 		t.Errorf("%v after %d calls", err, model.Calls()["RunInstances"])
 	}
 	list, err := c.List(t.Context(), owner)
@@ -101,7 +101,7 @@ func TestALaunchTakesTheRoomOfItsHost(t *testing.T) {
 	}
 	reservedOf(t, c)
 	model.Change(func(cfg *ec2.Config) { cfg.Hosts[0].VCPUs = 6 })
-	if err := resolveAndLaunch(t.Context(), c, ontoHost("third", "h-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), codeHostFull) {
+	if err := runLaunch(t.Context(), c, ontoHost("third", "h-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), codeHostFull) {
 		t.Errorf("%v", err)
 	}
 	// What ails, or is released, is a shortage of that host.
@@ -115,7 +115,7 @@ func TestALaunchTakesTheRoomOfItsHost(t *testing.T) {
 		model.Change(func(cfg *ec2.Config) { cfg.Hosts[0].VCPUs, cfg.Hosts[0].State = 8, "" })
 		reservedOf(t, c)
 		model.Change(func(cfg *ec2.Config) { one.change(&cfg.Hosts[0]) })
-		if err := resolveAndLaunch(t.Context(), c, ontoHost("at "+one.code, "h-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), one.code) {
+		if err := runLaunch(t.Context(), c, ontoHost("at "+one.code, "h-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), one.code) {
 			t.Errorf("%s: %v", one.code, err)
 		}
 	}
@@ -154,12 +154,12 @@ func TestHostsThatMayNotBeReadTakeNoReservationAway(t *testing.T) {
 	if got := reservedOf(t, c); len(got["c5.large"]) == 0 || !strings.Contains(log.String(), "ec2:DescribeHosts") {
 		t.Errorf("the catalogue has %v; the log is %s", got, &log)
 	}
-	if err := resolveAndLaunch(t.Context(), c, into("reserved", "cr-1", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, into("reserved", "cr-1", 1)).Err(); err != nil {
 		t.Error(err)
 	}
 	r := into("block", "cr-block", 1)
 	r.InstanceType = "g5.xlarge"
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestAHostThatTakesNothingIsAskedOnce(t *testing.T) {
 	for n, kind := range []string{"c5.large", "c5.2xlarge"} {
 		r := ontoHost(kind, "h-1", 1)
 		r.InstanceType = kind
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "h-1" {
+		if err := runLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "h-1" {
 			t.Errorf("%d: %v", n, err)
 		}
 	}

@@ -132,7 +132,7 @@ func TestAnImageOfAnotherAccountStaysWhenItIsDeprecated(t *testing.T) {
 		if told := strings.Contains(log.String(), "image="+tc.want); told != (tc.want == "ami-old") {
 			t.Errorf("%s: the log has %q", what, &log)
 		}
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, r).Err(); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

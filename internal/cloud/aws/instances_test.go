@@ -21,7 +21,7 @@ func inBothZones(t *testing.T, c *Cloud, n int) map[string][]string {
 	there.Zone, there.Subnet = "us-east-1b", privateSubnet
 	ids := map[string][]string{}
 	for _, r := range []cloud.LaunchRequest{request("a", n), there} {
-		got, err := resolveAndLaunch(t.Context(), c, r).All()
+		got, err := runLaunch(t.Context(), c, r).All()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestALaunchIsAnsweredInTheDisruptionOfAnotherZone(t *testing.T) {
 		"one from before": {before, []bool{true, true, true}},
 		"a new one":       {fresh, []bool{true, false, true}},
 	} {
-		for n, one := range resolveAndLaunch(t.Context(), tc.c, r) {
+		for n, one := range runLaunch(t.Context(), tc.c, r) {
 			ended := n == 1
 			switch {
 			case !tc.found[n] && (one.Err == nil || cloud.NothingDone(one.Err) || cloud.CauseOf(one.Err) != ""):
@@ -132,7 +132,7 @@ func TestALaunchIsAnsweredInTheDisruptionOfAnotherZone(t *testing.T) {
 	}
 	disrupt(t, model, r.Zone)
 	for what, c := range map[string]*Cloud{"one from before": before, "a new one": fresh} {
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err == nil || cloud.NothingDone(err) || cloud.CauseOf(err) != "" {
+		if err := runLaunch(t.Context(), c, r).Err(); err == nil || cloud.NothingDone(err) || cloud.CauseOf(err) != "" {
 			t.Errorf("%s: in the disruption of its own zone: %v", what, err)
 		}
 	}
@@ -297,7 +297,7 @@ func TestInstancesThatEC2DoesNotKnowHideNoOthers(t *testing.T) {
 		model, _ := serve(t, anAccount(sim.Knobs{}))
 		h, url := eavesdrop(t, rewriting(t, model, tc.rewrite))
 		c := open(t, settings(url))
-		got, err := resolveAndLaunch(t.Context(), c, request("t", 5)).All()
+		got, err := runLaunch(t.Context(), c, request("t", 5)).All()
 		if err != nil {
 			t.Fatal(err)
 		}

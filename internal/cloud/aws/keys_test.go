@@ -40,7 +40,7 @@ func TestTheKeyOfTheFileEncryptsTheDisksOfCellsAndOfClaims(t *testing.T) {
 		c, h := withKey(t, func(_ *ec2.Config, cfg *Config) { cfg.KMSKey = key })
 		stored := resolved(t, c, request("t", 2))
 		c.cfg.KMSKey = "alias/another" // since the launch was stored
-		if err := resolveAndLaunch(t.Context(), c, stored).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, stored).Err(); err != nil {
 			t.Fatal(err)
 		}
 		c.cfg.KMSKey = key

@@ -48,7 +48,7 @@ func listen(t *testing.T, planned ...string) *listening {
 	c := open(t, cfg)
 	r := request("t", 1)
 	r.CapacityType = cloud.Spot
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}

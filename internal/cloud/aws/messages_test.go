@@ -53,7 +53,7 @@ func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 				}
 			}
 		}
-		waits(resolveAndLaunch(t.Context(), c, r).Err())
+		waits(runLaunch(t.Context(), c, r).Err())
 		calls := model.Calls()["RunInstances"]
 		_, err := c.Resolve(t.Context(), r.LaunchSpec)
 		waits(err)
@@ -77,7 +77,7 @@ func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 		})
 		clk.Step(barredFor)
 		c.forget()
-		if err := resolveAndLaunch(t.Context(), c, r).Err(); err != nil {
+		if err := runLaunch(t.Context(), c, r).Err(); err != nil {
 			t.Errorf("%s, and put right: %v", what, err)
 		}
 	}
@@ -92,7 +92,7 @@ func TestALaunchOfAnImageThatIsSharedNoMoreIsResolvedAnew(t *testing.T) {
 		t.Fatalf("resolved to %s", r.Resolved.Image)
 	}
 	model.Change(func(cfg *ec2.Config) { cfg.Images[1].Withdrawn = true })
-	if err := resolveAndLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrUnfit) {
+	if err := runLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrUnfit) {
 		t.Errorf("it is launched: %v", err)
 	}
 	again, err := c.Resolve(t.Context(), request("u", 1).LaunchSpec)
@@ -105,7 +105,7 @@ func TestALaunchOfAnImageThatIsSharedNoMoreIsResolvedAnew(t *testing.T) {
 func TestACodeWithOtherWordsIsTheAccounts(t *testing.T) {
 	for code, status := range map[string]int{"AuthFailure": 401, "OptInRequired": 401} {
 		c := answering(t, "RunInstances", status, code, "You are not authorized to use the requested service.")
-		err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err()
+		err := runLaunch(t.Context(), c, request("t", 1)).Err()
 		if cloud.CauseOf(err) != cloud.ErrUnauthorised || !cloud.ScopeOf(err).Account {
 			t.Errorf("%s: %v for %+v", code, err, cloud.ScopeOf(err))
 		}

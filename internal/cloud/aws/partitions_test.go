@@ -190,7 +190,7 @@ func TestThePolicyIsOfUseInEachPartition(t *testing.T) {
 		c := open(t, cfg)
 		r := request("t", 1)
 		r.InstanceProfile = fmt.Sprintf("arn:%s:iam::123456789012:instance-profile/x", partition)
-		got, err := resolveAndLaunch(t.Context(), c, r).All()
+		got, err := runLaunch(t.Context(), c, r).All()
 		if err != nil {
 			t.Errorf("a launch in %s: %v", region, err)
 			continue

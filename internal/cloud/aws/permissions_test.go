@@ -156,13 +156,13 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("the bounds", err)
 	r := request("t", 2)
 	r.InstanceProfile = "arn:aws:iam::123456789012:instance-profile/x"
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	must("a launch", err)
 	spot := request("spot", 1)
 	spot.CapacityType = cloud.Spot
-	must("a spot launch", resolveAndLaunch(t.Context(), c, spot).Err())
-	must("a launch into a reservation", resolveAndLaunch(t.Context(), c, into("reserved", "cr-1", 1)).Err())
-	must("a launch onto a host", resolveAndLaunch(t.Context(), c, ontoHost("hosted", "h-1", 1)).Err())
+	must("a spot launch", runLaunch(t.Context(), c, spot).Err())
+	must("a launch into a reservation", runLaunch(t.Context(), c, into("reserved", "cr-1", 1)).Err())
+	must("a launch onto a host", runLaunch(t.Context(), c, ontoHost("hosted", "h-1", 1)).Err())
 	id := got[0].ID
 	_, err = c.Ways(t.Context(), r.Subnet)
 	must("the ways to the internet", err)
@@ -214,7 +214,7 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 
 func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 	c, model, _ := underPolicy(t, sim.Knobs{PartsLeft: 1})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,11 +324,11 @@ func TestAnAccountWithoutTheRoleOfSpotLaunchesOnDemand(t *testing.T) {
 	c := open(t, settings(url))
 	spot := request("spot", 1)
 	spot.CapacityType = cloud.Spot
-	err = resolveAndLaunch(t.Context(), c, spot).Err()
+	err = runLaunch(t.Context(), c, spot).Err()
 	if s := cloud.ScopeOf(err); !errors.Is(err, cloud.ErrQuota) || s.String() != "spot instances" || !cloud.NothingDone(err) {
 		t.Errorf("spot: %v, of %s", err, s)
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("on demand", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("on demand", 1)).Err(); err != nil {
 		t.Errorf("on demand: %v", err)
 	}
 }

@@ -57,7 +57,7 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 	launch := func(instanceType string) error {
 		r := request("t-"+instanceType, 1)
 		r.InstanceType = instanceType
-		return resolveAndLaunch(t.Context(), c, r).Err()
+		return runLaunch(t.Context(), c, r).Err()
 	}
 	refused := func(err error, tellsCatalogue bool) {
 		t.Helper()
@@ -123,7 +123,7 @@ func TestAnImageThatTheFreePlanMayLackIsToldOnce(t *testing.T) {
 	launch := func(token, instanceType string) error {
 		r := request(token, 1)
 		r.InstanceType = instanceType
-		return resolveAndLaunch(t.Context(), c, r).Err()
+		return runLaunch(t.Context(), c, r).Err()
 	}
 	if err := launch("a", "t3.small"); err != nil || told() > 0 {
 		t.Errorf("before the plan is known: %v, %s", err, log.String())
@@ -158,7 +158,7 @@ func TestNoTypeIsWithheldWhereNoneIsSaidToBeEligible(t *testing.T) {
 	const words = "The specified instance type is not eligible for Free Tier."
 	c := answering(t, "RunInstances", 400, "InvalidParameterCombination", words)
 	before, _ := offerings(t, c)
-	err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err()
+	err := runLaunch(t.Context(), c, request("t", 1)).Err()
 	if cloud.CauseOf(err) != cloud.ErrQuota || cloud.ScopeOf(err).InstanceType != "c5.large" {
 		t.Errorf("%v for %+v", err, cloud.ScopeOf(err))
 	}
@@ -215,7 +215,7 @@ func TestATypeIsOfferedAsEC2SellsIt(t *testing.T) {
 	// A catalogue that is out of date is no fault of the pod's.
 	r := request("t", 1)
 	r.InstanceType = "g5.xlarge"
-	err := resolveAndLaunch(t.Context(), c, r).Err()
+	err := runLaunch(t.Context(), c, r).Err()
 	scope := cloud.ScopeOf(err)
 	if cloud.CauseOf(err) != cloud.ErrRefused || scope.InstanceType != "g5.xlarge" || scope.Spot == nil || *scope.Spot {
 		t.Errorf("%v for %+v: want that type, on demand", err, scope)
@@ -232,11 +232,11 @@ func TestTheQuotaOfStorageIsTheAccounts(t *testing.T) {
 	c := open(t, settings(url))
 	large := request("large", 1)
 	large.RootDiskBytes = 30 * gibi
-	err := resolveAndLaunch(t.Context(), c, large).Err()
+	err := runLaunch(t.Context(), c, large).Err()
 	if scope := cloud.ScopeOf(err); cloud.CauseOf(err) != cloud.ErrQuota || scope != (cloud.Scope{Disks: true}) || !cloud.NothingDone(err) {
 		t.Errorf("%v for %+v: want a quota of disks", err, scope)
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("small", 1)).Err(); err != nil { // of 6 GiB
+	if err := runLaunch(t.Context(), c, request("small", 1)).Err(); err != nil { // of 6 GiB
 		t.Errorf("a smaller disk: %v", err)
 	}
 	if _, err := tryDisk(t, c, model, "too large"); err != nil {

@@ -58,7 +58,7 @@ func TestKipHasItsRoleByPodIdentity(t *testing.T) {
 		t.Errorf("the agent was asked with %q", got)
 	}
 	write("second")
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Error(err)
 	}
 	if got := asked.Load(); got != "second" {

@@ -42,7 +42,7 @@ func TestOnlyWhoIsToHasAPublicAddress(t *testing.T) {
 				if subnet == hidden {
 					r.Zone = "us-east-1b"
 				}
-				got, err := resolveAndLaunch(t.Context(), c, r).All()
+				got, err := runLaunch(t.Context(), c, r).All()
 				if err != nil {
 					if !tc.dialPublic || subnet != hidden || !cloud.Refused(err) {
 						t.Errorf("in %s: %v", subnet, err)

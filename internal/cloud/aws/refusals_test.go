@@ -63,17 +63,17 @@ func TestARefusalNamesActionResourceAndTheStatementThatDenies(t *testing.T) {
 	}{
 		"a launch that nothing allows": {
 			newLimited(t, []string{"KipLaunchesFrom"}),
-			func(l limited) error { return resolveAndLaunch(t.Context(), l, request("a", 2)).Err() },
+			func(l limited) error { return runLaunch(t.Context(), l, request("a", 2)).Err() },
 			"no policy allows ec2:RunInstances on arn:aws:ec2:us-east-1:", cloud.ErrUnauthorised,
 		},
 		"a launch that is denied": {
 			newLimited(t, nil, deny("NoDisks", "ec2:RunInstances", resource("volume"))),
-			func(l limited) error { return resolveAndLaunch(t.Context(), l, request("a", 2)).Err() },
+			func(l limited) error { return runLaunch(t.Context(), l, request("a", 2)).Err() },
 			"ec2:RunInstances on arn:aws:ec2:us-east-1:123456789012:volume/* is denied by statement NoDisks", cloud.ErrUnauthorised,
 		},
 		"a role that may not be passed": {
 			newLimited(t, []string{"KipPassesRoles"}),
-			func(l limited) error { return resolveAndLaunch(t.Context(), l, profile).Err() },
+			func(l limited) error { return runLaunch(t.Context(), l, profile).Err() },
 			":role/x; see KipPassesRoles in docs/aws-permissions.md", cloud.ErrRefused, // the pod's own fault
 		},
 		"a list": {
@@ -101,7 +101,7 @@ func TestTheSameRefusalIsDecodedOnceAMinute(t *testing.T) {
 	const want = "no policy allows ec2:RunInstances on"
 	launch := func(token string) {
 		t.Helper()
-		if err := resolveAndLaunch(t.Context(), l, request(token, 1+len(token)%2)).Err(); err == nil || !strings.Contains(err.Error(), want) {
+		if err := runLaunch(t.Context(), l, request(token, 1+len(token)%2)).Err(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -124,7 +124,7 @@ func TestTheSameRefusalIsDecodedOnceAMinute(t *testing.T) {
 	for n := range 3 * maxRefusals {
 		r := request(fmt.Sprintf("u%d", n), 1)
 		r.RootDiskBytes = int64(n+10) * gibi
-		if err := resolveAndLaunch(t.Context(), l, r).Err(); err == nil || strings.Contains(err.Error(), want) != (n < maxRefusals) {
+		if err := runLaunch(t.Context(), l, r).Err(); err == nil || strings.Contains(err.Error(), want) != (n < maxRefusals) {
 			t.Errorf("the %dth kind: %v", n, err)
 		}
 	}
@@ -137,7 +137,7 @@ func TestWithoutTheRightToDecodeARefusalIsToldAsItIs(t *testing.T) {
 	l := newLimited(t, []string{"KipLaunchesFrom", "KipReadsRefusals"})
 	launch := func(token string) {
 		t.Helper()
-		err := resolveAndLaunch(t.Context(), l, request(token, 1)).Err()
+		err := runLaunch(t.Context(), l, request(token, 1)).Err()
 		if text := fmt.Sprint(err); cloud.CauseOf(err) != cloud.ErrUnauthorised || !strings.Contains(text, "You are not authorized") ||
 			strings.Contains(text, "Encoded") || strings.Contains(text, "no policy allows") {
 			t.Errorf("%v", err)
@@ -174,7 +174,7 @@ func TestASTSThatFailsHidesNoRefusal(t *testing.T) {
 		defer sts.Close()
 		t.Setenv("AWS_ENDPOINT_URL_STS", sts.URL)
 		l := newLimited(t, []string{"KipLaunchesFrom"})
-		err := resolveAndLaunch(t.Context(), l, request("a", 1)).Err()
+		err := runLaunch(t.Context(), l, request("a", 1)).Err()
 		if cloud.CauseOf(err) != cloud.ErrUnauthorised || !strings.Contains(fmt.Sprint(err), "You are not authorized") ||
 			len(fmt.Sprint(err)) > 2*maxMessage || l.log.Len() == 0 {
 			t.Errorf("%s: %v; the log is %s", name, err, l.log)

@@ -146,20 +146,20 @@ func TestReservationsThatCannotBeReadHoldNothingElseUp(t *testing.T) {
 		!strings.Contains(log.String(), "UnauthorizedOperation") {
 		t.Errorf("the catalogue has %v; the log is %s", got, &log)
 	}
-	err = resolveAndLaunch(t.Context(), c, into("blind", "cr-1", 1)).Err()
+	err = runLaunch(t.Context(), c, into("blind", "cr-1", 1)).Err()
 	if !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "cr-1" || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("into it: %v", err)
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("beside", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("beside", 1)).Err(); err != nil {
 		t.Errorf("beside it: %v", err)
 	}
 	// Not read yet, for another reason than a right that is missing: the launch is to be asked for again.
 	c, model := reserving(t, nil)
-	if err := resolveAndLaunch(t.Context(), c, request("beside", 1)).Err(); !errors.Is(err, cloud.ErrCapacity) {
+	if err := runLaunch(t.Context(), c, request("beside", 1)).Err(); !errors.Is(err, cloud.ErrCapacity) {
 		t.Errorf("beside it, where all is used up: %v", err)
 	}
 	model.Machines().FailNth(sim.KindCatalogue, 1, sim.Fault{Before: sim.ErrInternal})
-	err = resolveAndLaunch(t.Context(), c, into("again", "cr-1", 1)).Err()
+	err = runLaunch(t.Context(), c, into("again", "cr-1", 1)).Err()
 	if err == nil || errors.Is(err, cloud.ErrCapacity) || !strings.Contains(err.Error(), "read the capacity reservations") {
 		t.Errorf("into one that could not be read: %v", err)
 	}
@@ -199,16 +199,16 @@ func TestALaunchTakesWhatAReservationHas(t *testing.T) {
 		got := cloud.ScopeOf(err)
 		return errors.Is(err, cloud.ErrCapacity) && cloud.NothingDone(err) && got.Spot != nil && got.String() == scope.String()
 	}
-	results := resolveAndLaunch(t.Context(), c, into("first", "cr-1", 5))
+	results := runLaunch(t.Context(), c, into("first", "cr-1", 5))
 	for n, r := range results {
 		if (r.Err == nil) != (n < 3) || r.Err != nil && !full(r.Err) {
 			t.Errorf("%d: %v", n, r.Err)
 		}
 	}
-	if err := resolveAndLaunch(t.Context(), c, into("second", "cr-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != 1 {
+	if err := runLaunch(t.Context(), c, into("second", "cr-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != 1 {
 		t.Errorf("%v after %d calls", err, model.Calls()["RunInstances"])
 	}
-	if err := resolveAndLaunch(t.Context(), c, request("beside", 1)).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "" {
+	if err := runLaunch(t.Context(), c, request("beside", 1)).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != "" {
 		t.Errorf("what all share: %v", err)
 	}
 	// One ends, and another takes the place before Kip has read of it.
@@ -219,15 +219,15 @@ func TestALaunchTakesWhatAReservationHas(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	model.Change(func(cfg *ec2.Config) { cfg.Reservations[0].Total = 2 })
-	if err := resolveAndLaunch(t.Context(), c, into("third", "cr-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), codeReservationFull) {
+	if err := runLaunch(t.Context(), c, into("third", "cr-1", 1)).Err(); !full(err) || !strings.Contains(err.Error(), codeReservationFull) {
 		t.Errorf("%v", err)
 	}
 	calls := model.Calls()["RunInstances"]
-	if err := resolveAndLaunch(t.Context(), c, into("fourth", "cr-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != calls {
+	if err := runLaunch(t.Context(), c, into("fourth", "cr-1", 1)).Err(); !full(err) || model.Calls()["RunInstances"] != calls {
 		t.Errorf("%v after %d calls more", err, model.Calls()["RunInstances"]-calls)
 	}
 	for _, id := range []string{"cr-another", "cr-gone"} { // which is nobody's business of Kip's
-		if err := resolveAndLaunch(t.Context(), c, into("of "+id, id, 1)).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != id {
+		if err := runLaunch(t.Context(), c, into("of "+id, id, 1)).Err(); !errors.Is(err, cloud.ErrCapacity) || cloud.ScopeOf(err).Pool != id {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
@@ -247,10 +247,10 @@ func TestALaunchIntoAReservationIsResolvedOnce(t *testing.T) {
 		in.InstanceMarketOptions != nil {
 		t.Errorf("%d, %+v", *in.MaxCount, in)
 	}
-	if err := resolveAndLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrCapacity) { // of the two that are too many
+	if err := runLaunch(t.Context(), c, r).Err(); !errors.Is(err, cloud.ErrCapacity) { // of the two that are too many
 		t.Fatal(err)
 	}
-	again := resolveAndLaunch(t.Context(), c, r)
+	again := runLaunch(t.Context(), c, r)
 	for n, one := range again {
 		if (one.Err == nil) != (n < 3) {
 			t.Errorf("%d: %v", n, one.Err)
@@ -263,11 +263,11 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 	reservedOf(t, c)
 	r := into("block", "cr-block", 2)
 	r.InstanceType = "g5.xlarge"
-	got, err := resolveAndLaunch(t.Context(), c, r).All()
+	got, err := runLaunch(t.Context(), c, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if beside := resolveAndLaunch(t.Context(), c, into("beside", "cr-1", 1)).Err(); beside != nil {
+	if beside := runLaunch(t.Context(), c, into("beside", "cr-1", 1)).Err(); beside != nil {
 		t.Fatal(beside)
 	}
 	var told []cloud.Interruption
@@ -321,11 +321,11 @@ func TestInstancesOfABlockAreToldInADisruption(t *testing.T) {
 	reservedOf(t, before)
 	r := into("block", "cr-block", 2)
 	r.InstanceType = "g5.xlarge"
-	got, err := resolveAndLaunch(t.Context(), before, r).All()
+	got, err := runLaunch(t.Context(), before, r).All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := resolveAndLaunch(t.Context(), before, into("beside", "cr-1", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), before, into("beside", "cr-1", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := before.Terminate(t.Context(), got[1].ID).Err(); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-// resolveAndLaunch launches as Kip does: what is not resolved is resolved first.
-func resolveAndLaunch(ctx context.Context, c interface {
+// runLaunch launches as Kip does: what is not resolved is resolved first.
+func runLaunch(ctx context.Context, c interface {
 	cloud.Resolver
 	Launch(context.Context, cloud.LaunchRequest) cloud.LaunchResults
 }, r cloud.LaunchRequest) cloud.LaunchResults {
@@ -89,13 +89,13 @@ func TestALaunchIsSentAgainAsItWasWhateverItsNamesMeanByThen(t *testing.T) {
 		model, url := serve(t, anAccount(sim.Knobs{}))
 		r := resolved(t, open(t, settings(url)), request("t", 3))
 		model.Machines().FailNth(cloud.CallLaunch, 1, sim.Fault{After: sim.ErrLost})
-		if err := resolveAndLaunch(t.Context(), open(t, settings(url)), r).Err(); err == nil || cloud.NothingDone(err) {
+		if err := runLaunch(t.Context(), open(t, settings(url)), r).Err(); err == nil || cloud.NothingDone(err) {
 			t.Fatalf("%s: a lost answer is %v", what, err)
 		}
 		model.Change(drift)
 		elsewhere := settings(url)
 		elsewhere.Subnets = []string{privateSubnet} // as it is configured now
-		got, err := resolveAndLaunch(t.Context(), open(t, elsewhere), r).All()
+		got, err := runLaunch(t.Context(), open(t, elsewhere), r).All()
 		if err != nil {
 			t.Errorf("%s: sent again it is %v", what, err)
 			continue
@@ -128,7 +128,7 @@ func TestALaunchOfWhatIsGoneIsStaleAndAnotherIsResolvedAnew(t *testing.T) {
 		c := open(t, s)
 		r := resolved(t, c, request("t", 3))
 		model.Change(drifts[what])
-		err := resolveAndLaunch(t.Context(), c, r).Err()
+		err := runLaunch(t.Context(), c, r).Err()
 		if tc.stale && (!errors.Is(err, cloud.ErrStale) || !cloud.Refused(err) || cloud.ScopeOf(err).Says()) || !tc.stale && err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -173,7 +173,7 @@ func TestASubnetThatGoesKeepsNoLaunchFromTheOthers(t *testing.T) {
 	model.Change(func(cfg *ec2.Config) {
 		cfg.Subnets = slices.DeleteFunc(cfg.Subnets, func(s ec2.Subnet) bool { return s.ID == "subnet-a1" })
 	})
-	if err := resolveAndLaunch(t.Context(), c, gone).Err(); !errors.Is(err, cloud.ErrStale) {
+	if err := runLaunch(t.Context(), c, gone).Err(); !errors.Is(err, cloud.ErrStale) {
 		t.Fatalf("in the one that is gone: %v", err)
 	}
 	_, err := c.Resolve(t.Context(), request("u", 1).LaunchSpec)
@@ -286,7 +286,7 @@ func TestARootDiskIsFilledAtTheRateThatIsConfigured(t *testing.T) {
 	s.RootDiskInitRate = 250
 	stored := resolved(t, open(t, s), request("t", 1))
 	s.RootDiskInitRate = 100
-	if err := resolveAndLaunch(t.Context(), open(t, s), stored).Err(); err != nil {
+	if err := runLaunch(t.Context(), open(t, s), stored).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if got := h.of("RunInstances")[0]["BlockDeviceMapping.1.Ebs.VolumeInitializationRate"]; got != "250" {

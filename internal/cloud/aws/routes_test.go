@@ -16,7 +16,7 @@ var routes = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 
 func TestRoutesAreInTheTablesOfTheCellsSubnets(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestRoutesAreInTheTablesOfTheCellsSubnets(t *testing.T) {
 // Who only ends is told no VPC, and does not know whose a route is that leads nowhere.
 func TestWhoOnlyEndsTakesRoutesToTheInstanceBackInAnyVPC(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 1)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestWhoOnlyEndsTakesRoutesToTheInstanceBackInAnyVPC(t *testing.T) {
 // The routes of others stay, wherever they lead.
 func TestRoutesOfOthersStay(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	got, err := resolveAndLaunch(t.Context(), c, request("t", 2)).All()
+	got, err := runLaunch(t.Context(), c, request("t", 2)).All()
 	if err != nil {
 		t.Fatal(err)
 	}

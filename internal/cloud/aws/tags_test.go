@@ -49,7 +49,7 @@ func inOrganization(t *testing.T, change func(*Config)) (*Cloud, *ec2.Model, *he
 func TestWhatAnOrganizationWantsTaggedIsTaggedInTheCallThatMakesIt(t *testing.T) {
 	bare, _, _ := inOrganization(t, func(*Config) {})
 	const noGroup = "ec2:CreateSecurityGroup on arn:aws:ec2:us-east-1:123456789012:security-group/* is denied by statement DenyTheRestWithoutTeam"
-	if err := resolveAndLaunch(t.Context(), bare, request("group", 1)).Err(); !errors.Is(err, cloud.ErrUnauthorised) ||
+	if err := runLaunch(t.Context(), bare, request("group", 1)).Err(); !errors.Is(err, cloud.ErrUnauthorised) ||
 		!strings.Contains(err.Error(), noGroup) {
 		t.Errorf("a group without the tag: %v", err)
 	}
@@ -124,7 +124,7 @@ func TestALaunchHasTheTagsThatItWasResolvedWith(t *testing.T) {
 	cfg.Tags = map[string]string{"team": "b", "more": "c"}
 	again := open(t, cfg)
 	for range 2 {
-		if err := resolveAndLaunch(t.Context(), again, r).Err(); err != nil {
+		if err := runLaunch(t.Context(), again, r).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -147,7 +147,7 @@ func TestTheGroupOfCellsGetsTheTagsOfTheFileAndKeepsThoseOfOthers(t *testing.T) 
 	cfg := settings(url)
 	cfg.Cluster = "prod" // which is not for the group
 	c := open(t, cfg)
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	own := map[string]string{cloud.TagOwner: owner, cloud.TagName: nameOfGroup(owner)}
@@ -191,7 +191,7 @@ func oneInstance(t *testing.T, policy []byte) (*Cloud, *ec2.Model, cloud.Instanc
 	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
@@ -241,7 +241,7 @@ func TestAnInstanceSaysThatItsRootDiskIsNotShownYet(t *testing.T) {
 	account.Sim.Clock = clk
 	_, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, late := range []bool{true, false} {
@@ -264,7 +264,7 @@ func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
 	account.Sim.Clock, account.VolumeStep = clk, time.Minute
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
@@ -301,7 +301,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 	account.Policies = map[string]*ec2.Policy{"AKIATESTS": allows}
 	model, url := serve(t, account)
 	c := open(t, settings(url))
-	if err := resolveAndLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
+	if err := runLaunch(t.Context(), c, request("t", 1)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
