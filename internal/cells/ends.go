@@ -41,6 +41,8 @@ type sign struct {
 	fault error
 	// heard is when the cell was last heard, or could not have been.
 	heard time.Time
+	// again returns it as it is now; nil where the end does not follow from silence.
+	again func() time.Time
 	// disruption is why Kip may not be able to hear the cell at all; "" if it may.
 	disruption string
 }
@@ -54,7 +56,7 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 	}
 	cell := e.cell()
 	end := unrequested(cell, of.why)
-	end.LastHeartbeat, end.Disruption = of.heard, of.disruption
+	end.LastHeartbeat, end.Heard, end.Disruption = of.heard, of.again, of.disruption
 	if cell.Phase != apiv1.Bound || of.sure { // of a cell without a pod, nothing is lost that another launch does not give
 		end.Ground = guard.Harmless
 	}

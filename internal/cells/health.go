@@ -116,7 +116,8 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 		if cell.Phase == apiv1.Bound {
 			s.observers.CellSilent(*cell, one.since)
 		}
-		quiet := now.Sub(one.since)
+		since := s.lastLease(one) // others were judged since
+		quiet := s.loop.clock.Since(since)
 		if s.rules.CloudAPI || quiet < s.timeout(cell) {
 			continue
 		}
@@ -124,11 +125,22 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 			cause: CauseLost,
 			// A tunnel that is heard shows that the link works. It does not speak against a kubelet that hangs.
 			why:        fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e)),
-			heard:      one.since,
+			heard:      since,
+			again:      func() time.Time { return s.lastLease(one) },
 			disruption: disrupted.why(one.e.location()),
 		})
 	}
 	return disrupted
+}
+
+// lastLease returns when the kubelet of a silent cell last renewed its lease, as of now, or could not have.
+func (s *health) lastLease(one silence) time.Time {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	if one.e.api == nil || one.e.session == nil { // the cell has ended meanwhile
+		return one.since
+	}
+	return s.listening.lastLease(one.e)
 }
 
 // survey is what one check finds of all cells with a kubelet.

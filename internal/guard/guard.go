@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/pulse"
 	"k8s.io/utils/clock"
 )
 
@@ -84,6 +85,8 @@ type End struct {
 	Ground Ground
 	// LastHeartbeat is when the cell was last heard, or could not have been; zero where its end does not follow from silence.
 	LastHeartbeat time.Time
+	// Heard returns LastHeartbeat as it is now. The guard asks it after a wait for the store. Optional: the cell was not heard meanwhile.
+	Heard func() time.Time
 	// Disruption is why Kip may not be able to hear the cell at all, for people: most cells of its place are silent. Its lease then
 	// counts as fresh, or a network that is down between Kip and its cells would end a share of them in each window
 	// (TestWhenMostCellsAreSilentNoneIsEnded).
@@ -136,14 +139,24 @@ type Guard struct {
 	revision int64 // of the stored window
 	// window has the ends that counted in the last Limit.Window, oldest first.
 	window []passed
-	// waiting has the namespaces with an end that the limit holds back, and when it was last requested.
-	waiting map[string]time.Time
 
 	mu sync.Mutex
 	// admitted are the instances that may end. They do not count again.
 	admitted map[string]bool
-	held     map[string]*held
-	open     bool
+	// counted are the instances whose end counts, and since when.
+	counted map[string]time.Time
+	// waiting are the instances whose end the limit holds back.
+	waiting map[string]waiting
+	held    map[string]*held
+	open    bool
+	// population is the last that a caller of Admit knew.
+	population int
+}
+
+// waiting is an end that the limit holds back: the namespace of its pod, and when it was last requested.
+type waiting struct {
+	namespace string
+	asked     time.Time
 }
 
 // New returns a guard.
@@ -154,8 +167,9 @@ func New(cfg Config) *Guard {
 	return &Guard{
 		cfg:      cfg,
 		admitted: map[string]bool{},
+		counted:  map[string]time.Time{},
+		waiting:  map[string]waiting{},
 		held:     map[string]*held{},
-		waiting:  map[string]time.Time{},
 	}
 }
 
@@ -164,11 +178,22 @@ func New(cfg Config) *Guard {
 // returns.
 func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	because, counts := g.judge(e)
+	var limited *HeldError
 	if because == nil && counts {
-		because = g.count(ctx, e, population)
+		limited = g.count(ctx, e, population)
+		if e.Heard != nil {
+			e.LastHeartbeat = e.Heard()
+		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if because == nil && counts {
+		// While the store was waited for, the cell may have been heard, the store may be known to be behind, or a person may have
+		// let the end pass.
+		if because, counts = g.judgeNow(e); because == nil && counts {
+			because = limited
+		}
+	}
 	if because != nil {
 		g.note(e, because, g.cfg.Clock.Now())
 		return because
@@ -177,10 +202,16 @@ func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	return nil
 }
 
-// judge applies everything but the Limit. It returns why the end is held back, or whether it counts for the Limit.
+// judge is judgeNow for who does not hold mu.
 func (g *Guard) judge(e End) (because *HeldError, counts bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.judgeNow(e)
+}
+
+// judgeNow applies everything but the Limit. It returns why the end is held back, or whether it counts for the Limit. It is called
+// under mu.
+func (g *Guard) judgeNow(e End) (because *HeldError, counts bool) {
 	now, admitted := g.cfg.Clock.Now(), g.admitted[e.Instance]
 	if !admitted {
 		if because = g.behind(e.Ground); because != nil {
@@ -217,6 +248,7 @@ func (g *Guard) note(e End, because *HeldError, now time.Time) {
 func (g *Guard) admit(instance string) {
 	g.admitted[instance] = true
 	delete(g.held, instance)
+	delete(g.waiting, instance)
 }
 
 // behind holds back all but requested ends while the store may not know all instances. Neither Open nor Allow lets them pass.
@@ -258,19 +290,28 @@ type passed struct {
 	namespace *string
 }
 
-// count is rule 3: it stores that an end counts for the Limit, and admits the instance, or holds the end back.
-func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
+// lock locks counting. Whoever has it may wait for the store.
+func (g *Guard) lock(ctx context.Context) {
+	defer pulse.Wait(ctx, pulse.Store)()
 	g.counting.Lock()
+}
+
+// count is rule 3: it stores that an end counts for the Limit, unless it counts already, or returns why the Limit holds it back.
+func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
+	g.lock(ctx)
 	defer g.counting.Unlock()
-	if g.isAdmitted(e.Instance) { // by another request at the same time
+	if g.isCounted(e.Instance) { // for another request at the same time, or the cell was heard after it was stored
 		return nil
 	}
+	population = g.knownPopulation(population)
 	if err := g.readWindow(ctx); err != nil {
 		return unstored(err)
 	}
 	now := g.cfg.Clock.Now()
 	if held := g.limit(e, now, population); held != nil {
-		g.waiting[e.Pod.Namespace] = now
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.waiting[e.Instance] = waiting{namespace: e.Pod.Namespace, asked: now}
 		return held
 	}
 	window := append(g.window, passed{At: now, Population: population, Ends: 1, namespace: new(e.Pod.Namespace)})
@@ -283,21 +324,29 @@ func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 		g.revision = revision
 	}
 	g.window = window
-	delete(g.waiting, e.Pod.Namespace) // until the next request
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.admit(e.Instance)
+	g.counted[e.Instance] = now
 	return nil
+}
+
+// knownPopulation returns the population, or the last that was known where a caller knows none.
+func (g *Guard) knownPopulation(population int) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.population = cmp.Or(population, g.population)
+	return g.population
 }
 
 func unstored(err error) *HeldError {
 	return &HeldError{Reason: ByLimit, Text: fmt.Sprintf("store that it counts for the limit of ends: %v", err), After: storeRetry}
 }
 
-func (g *Guard) isAdmitted(instance string) bool {
+func (g *Guard) isCounted(instance string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.admitted[instance]
+	at, counted := g.counted[instance]
+	return counted && g.cfg.Clock.Since(at) < g.cfg.Limit.Window
 }
 
 // readWindow reads the stored window once. It is called under counting.
@@ -349,22 +398,21 @@ func (g *Guard) limit(e End, now time.Time, population int) *HeldError {
 	return nil
 }
 
-// isTurn reports whether no other namespace waits that has had fewer ends in the window. It is called under counting. Without turns a
+// isTurn reports whether no other namespace waits that has had fewer ends in the window. It is called under counting, not under mu. Without turns a
 // tenant whose cells fall silent all the time would use up the limit, and Kip would never replace a lost cell of another namespace
 // (TestNamespacesTakeTurnsAtTheLimit).
 func (g *Guard) isTurn(namespace string, now time.Time) bool {
-	maps.DeleteFunc(g.waiting, func(_ string, asked time.Time) bool { return now.Sub(asked) > heldFor })
-	if _, mine := g.waiting[namespace]; len(g.waiting) == 0 || mine && len(g.waiting) == 1 {
-		return true
-	}
 	had := map[string]int{}
 	for _, p := range g.window {
 		if p.namespace != nil {
 			had[*p.namespace] += p.Ends
 		}
 	}
-	for other := range g.waiting {
-		if had[other] < had[namespace] {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	maps.DeleteFunc(g.waiting, func(_ string, w waiting) bool { return now.Sub(w.asked) > heldFor })
+	for _, w := range g.waiting {
+		if had[w.namespace] < had[namespace] {
 			return false
 		}
 	}
@@ -397,6 +445,8 @@ func (g *Guard) Forget(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.admitted, instance)
+	delete(g.counted, instance)
+	delete(g.waiting, instance)
 	delete(g.held, instance)
 }
 
@@ -453,15 +503,31 @@ func (g *Guard) now() []Held {
 func (g *Guard) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
 	switch call.Kind {
 	case cloud.CallTerminate:
-		for _, id := range call.IDs {
-			if err := g.Admit(ctx, End{Instance: id, Why: "it is to be terminated"}, 0); err != nil {
-				return call.Fail(err)
-			}
-		}
+		return g.terminate(ctx, call, next)
 	case cloud.CallDeleteDisk, cloud.CallDeleteParts:
 		if held := g.behind(Unrequested); held != nil {
 			return call.Fail(held)
 		}
 	}
 	return next(ctx, call)
+}
+
+// terminate sends what may end of a CallTerminate.
+func (g *Guard) terminate(ctx context.Context, call pipe.Call, next pipe.Send) []pipe.Answer {
+	answers, places, ids := make([]pipe.Answer, len(call.IDs)), []int{}, []string{}
+	for n, id := range call.IDs {
+		if err := g.Admit(ctx, End{Instance: id, Why: "it is to be terminated"}, 0); err != nil {
+			answers[n].Err = err
+			continue
+		}
+		places, ids = append(places, n), append(ids, id)
+	}
+	if len(ids) == 0 {
+		return answers
+	}
+	call.IDs = ids
+	for n, answer := range next(ctx, call) {
+		answers[places[n]] = answer
+	}
+	return answers
 }

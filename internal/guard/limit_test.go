@@ -17,6 +17,7 @@ type kept struct {
 	writes   int
 	// before and after are what a write answers that has not, or has, come through.
 	before, after, read error
+	during              func() // a write
 }
 
 var errStore = errors.New("no store")
@@ -34,6 +35,9 @@ func (k *kept) Put(_ context.Context, _ string, v any, revision int64) (int64, e
 	}
 	if revision != k.revision {
 		return 0, errors.New("conflict")
+	}
+	if k.during != nil {
+		k.during()
 	}
 	value, err := json.Marshal(v)
 	if err != nil {
@@ -129,5 +133,114 @@ func TestWhatAClockThatWasAheadHasStoredIsOverInTime(t *testing.T) {
 	w.pass(5 * time.Minute)
 	if n := w.admitted(lost(20), 0); n != 10 {
 		t.Errorf("%d end in the next time, want 10", n)
+	}
+}
+
+// While an end is stored, what speaks for it may change.
+func TestAnEndIsJudgedAgainOnceItIsStored(t *testing.T) {
+	for what, tc := range map[string]struct {
+		during func(w *world, heard *time.Time, behind *string)
+		want   Reason
+	}{
+		"nothing happens":           {func(*world, *time.Time, *string) {}, ""},
+		"its cell is heard":         {func(w *world, heard *time.Time, _ *string) { *heard = w.clock.Now() }, ByLease},
+		"the store may lack others": {func(_ *world, _ *time.Time, behind *string) { *behind = "it is older" }, ByStore},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w, k := newWorld(Limit{}), &kept{}
+			w.live(k, Limit{})
+			heard, behind := w.clock.Now().Add(-time.Hour), ""
+			w.cfg.Behind = func() string { return behind }
+			k.during = func() { tc.during(w, &heard, &behind) }
+			e := End{Instance: "i-1", LastHeartbeat: heard, Heard: func() time.Time { return heard }}
+			err := w.Admit(t.Context(), e, 100)
+			held, isHeld := errors.AsType[*HeldError](err)
+			if tc.want == "" && err != nil || tc.want != "" && (!isHeld || held.Reason != tc.want) {
+				t.Fatalf("%v, want it held back for %q", err, tc.want)
+			}
+			// It counts once, whatever comes of it.
+			k.during, behind, heard = nil, "", w.clock.Now().Add(-time.Hour)
+			e.LastHeartbeat = heard
+			if err := w.Admit(t.Context(), e, 100); err != nil || k.writes != 1 {
+				t.Errorf("afterwards it is answered %v, with %d writes", err, k.writes)
+			}
+		})
+	}
+}
+
+func TestWhatAPersonLetsPassWhileTheStoreIsWaitedForPasses(t *testing.T) {
+	w, k := newWorld(Limit{}), &kept{}
+	one := Limit{Percent: 1, Least: 1, Window: time.Hour}
+	w.live(k, one)
+	if w.admitted(lost(2), 10) != 1 {
+		t.Fatal("not one of two ended")
+	}
+	w.live(k, one) // which reads what is stored while the person decides
+	second := lost(2)[1]
+	_ = w.Admit(t.Context(), second, 10)
+	w.read = false
+	w.cfg.Store = readOnce{k, func() { w.Allow(w.clock.Now()) }}
+	if err := w.Admit(t.Context(), second, 10); err != nil {
+		t.Errorf("it is held back: %v", err)
+	}
+}
+
+// readOnce does something when it is read.
+type readOnce struct {
+	*kept
+	read func()
+}
+
+func (r readOnce) Get(ctx context.Context, key string, v any) (int64, error) {
+	r.read()
+	return r.kept.Get(ctx, key, v)
+}
+
+func TestANamespaceWhoseEndWasRequestedMeanwhileHoldsUpNoOther(t *testing.T) {
+	w := newWorld(Limit{Percent: 1, Least: 2, Window: time.Minute})
+	of := func(instance, namespace string) End {
+		e := End{Instance: instance}
+		e.Pod.Namespace = namespace
+		return e
+	}
+	if w.admitted([]End{of("b-1", "b")}, 10) != 1 {
+		t.Fatal("the first does not end")
+	}
+	w.pass(30 * time.Second)
+	if w.admitted([]End{of("b-2", "b"), of("a-1", "a")}, 10) != 1 {
+		t.Fatal("not one of the next two ends")
+	}
+	w.pass(31 * time.Second)
+	requested := of("a-1", "a")
+	requested.Ground = Requested
+	if w.admitted([]End{requested, of("b-3", "b")}, 10) != 2 {
+		t.Error("it is another namespace's turn that wants nothing")
+	}
+}
+
+func TestAnEndThatIsHeldBackHoldsUpNoOtherOfTheCall(t *testing.T) {
+	w := newWorld(Limit{})
+	if w.admitted(lost(10), 10) != 10 {
+		t.Fatal("not all end")
+	}
+	results := w.machines.Terminate(t.Context(), "i-000", "i-010", "i-001")
+	_, isHeld := errors.AsType[*HeldError](results[1].Err)
+	if results[0].Err != nil || !isHeld || results[2].Err != nil {
+		t.Errorf("answered %v", results)
+	}
+}
+
+// Who ends what nobody has asked about does not know how many there are.
+func TestTheLimitIsThatOfTheLastKnownPopulation(t *testing.T) {
+	w := newWorld(Limit{})
+	if w.admitted(lost(1), 1000) != 1 {
+		t.Fatal("it does not end")
+	}
+	w.pass(time.Hour)
+	if err := w.machines.Terminate(t.Context(), "i-000", "i-asked-nobody").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := w.admitted(lost(200)[1:], 1000); n != 99 {
+		t.Errorf("%d end besides, want 99", n)
 	}
 }

@@ -122,8 +122,8 @@ func (p *Pipe) Do(ctx context.Context, call Call, send Send) []Answer {
 // complete makes sure that a call has all its answers.
 func complete(call Call, all []Answer) []Answer {
 	if n := call.size(); len(all) != n {
-		err := fmt.Errorf("the cloud answered a %s of %d with %d results", call.Kind, n, len(all))
-		return call.Fail(errors.Join(err, Err(all)))
+		// An answer says nothing of the others: whether any of them was done is not known.
+		return call.Fail(fmt.Errorf("the cloud answered a %s of %d with %d results (%v)", call.Kind, n, len(all), Err(all)))
 	}
 	return all
 }
