@@ -82,7 +82,7 @@ func (c *Controller) HasInstance(instance string) bool {
 }
 
 // Launched says that an instance with this Kip's tags was launched by it, or by one before it.
-func (c *Controller) Launched(i cloud.Instance) bool { return c.lister.launched(i) }
+func (c *Controller) Launched(i cloud.Instance) bool { return c.foreign.launched(i) }
 
 // Ways returns the ways to the agents of all bound cells.
 func (c *Controller) Ways() []Way { return c.queries.ways() }

@@ -160,7 +160,7 @@ func TestAMachineThatJoinsTooLateIsRefused(t *testing.T) {
 		b.cells.table.mu.Unlock()
 		b.stop() // as if its worker were held up
 		b.later(time.Hour)
-		if err := b.cells.connections.spend(context.Background(), e, "key"); err == nil || e.cell().KeyHash != "" {
+		if err := b.cells.tokens.spend(context.Background(), e, "key"); err == nil || e.cell().KeyHash != "" {
 			t.Errorf("the token is spent on %q after the boot timeout: %v", e.cell().KeyHash, err)
 		}
 		b.run()

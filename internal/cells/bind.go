@@ -5,25 +5,25 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"k8s.io/utils/clock"
 )
 
-// preparation gives a ready cell something before its kubelet sees the pod. It returns true when
-// the cell has it, and as well when something else is to be done with the cell first.
+// preparation gives a cell something that it needs before the next one, or before its kubelet sees
+// the pod. It returns true when the cell has it, and as well when something else is to be done with
+// the cell first. Else it returns after how long to look again; 0 means that something else wakes the cell.
 type preparation interface {
 	prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error)
 }
 
-var _ = []preparation{(*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil)}
+var _ = []preparation{
+	(*sole)(nil), (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*reconnecting)(nil),
+}
 
 // binding gives ready cells their pods.
 type binding struct {
 	table         *table
-	loop          *loop
+	clock         clock.PassiveClock
 	records       *records
-	inventory     *inventory
-	lineage       *lineage
-	exclusion     *exclusion
-	connections   *connections
 	interruptions *interruptions
 	idling        *idling
 	ends          *ends
@@ -33,24 +33,9 @@ type binding struct {
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
 func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	// A cell that was launched for its pod was not before nobody else ran the pod.
-	if cell := e.cell(); cell.Standby != "" && cell.Pod.UID != "" && !s.exclusion.nobodyElseRuns(e) {
-		if why, _ := s.table.endingOf(e); why == "" {
-			s.inventory.pollSoon()
-			return time.Second, nil
-		}
-	}
-	if why, _ := s.table.endingOf(e); why == "" && s.lineage.mayRunMore(e) {
-		return time.Second, nil
-	}
 	for _, p := range s.preparations {
 		if ready, again, err := p.prepare(ctx, e); err != nil || !ready {
 			return again, err
-		}
-	}
-	if why, _ := s.table.endingOf(e); why == "" && !e.cell().Stopped {
-		if err := s.connections.connect(ctx, e); err != nil {
-			return 0, err
 		}
 	}
 	// From here on the kubelet may see the pod. Whoever lets the cell go must know:
@@ -72,7 +57,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return s.idling.idle(ctx, e)
 	}
 	if err := s.records.save(ctx, e, func(cell *Cell) error {
-		cell.step(apiv1.StepBound, s.loop.clock.Now())
+		cell.step(apiv1.StepBound, s.clock.Now())
 		return cell.enter(apiv1.Bound)
 	}); err != nil {
 		return 0, err

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/lateness"
+	"k8s.io/utils/clock"
 )
 
 // readyTimeout is the least time that a kubelet has from the join: it needs about a
@@ -11,9 +13,16 @@ import (
 // join, such as an emulated one on a busy host, it has as long as the join took.
 const readyTimeout = 2 * time.Minute
 
-// bootTime is how much time a booting cell has left, and for what. What Kip was late, or
+// bootTimes say how long booting cells still have.
+type bootTimes struct {
+	lineage *lineage
+	late    *lateness.Meter
+	clock   clock.PassiveClock
+}
+
+// left is how much time a booting cell has left, and for what. What Kip was late, or
 // kept the cell waiting, is not taken off.
-func (s *connections) bootTime(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
+func (s *bootTimes) left(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
 	from, what := cell.StepTime(apiv1.StepJoined), "ready"
 	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offering().BootTimeout))
 	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
@@ -30,5 +39,5 @@ func (s *connections) bootTime(e *entry, cell *Cell, session Session) (left time
 	if e.loaded {
 		limit += s.lineage.unsureAfter(from)
 	}
-	return from.Add(limit + s.loop.late.Since(from)).Sub(s.loop.clock.Now()), what
+	return from.Add(limit + s.late.Since(from)).Sub(s.clock.Now()), what
 }

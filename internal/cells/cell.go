@@ -1,20 +1,13 @@
 package cells
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/base32"
-	"encoding/hex"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/offering"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -125,61 +118,6 @@ type Cell struct {
 	Steps     []apiv1.Step          `json:"steps,omitempty"`
 }
 
-// Boot is the start of a machine, as its agent tells of it.
-type Boot struct {
-	agentapi.Boot
-	// Told is when Kip was told, and Ready when the kubelet was ready then, by Kip's clock.
-	Told  time.Time `json:"told"`
-	Ready time.Time `json:"ready,omitzero"`
-}
-
-// shown is what people are shown of it; nil for nothing.
-func (b Boot) shown() *apiv1.Boot {
-	if b.Told.IsZero() {
-		return nil
-	}
-	since := func(d time.Duration) *metav1.Duration {
-		if d <= 0 {
-			return nil
-		}
-		return &metav1.Duration{Duration: d.Round(time.Millisecond)}
-	}
-	s := &apiv1.Boot{
-		Kernel:    since(b.Kernel),
-		UserSpace: since(b.UserSpace),
-		Network:   since(b.Network),
-		Joined:    since(b.Joined),
-	}
-	if !b.Ready.IsZero() {
-		s.Ready = since(b.Joined + b.Ready.Sub(b.Told))
-	}
-	return s
-}
-
-// agentIsNews says that what an agent tells of itself is news. Once a pod is here nothing of that
-// counts, since whoever has the machine may tell something else with each connection.
-func (c *Cell) agentIsNews(told agentapi.RunningAgent) bool {
-	return told != (agentapi.RunningAgent{}) && told != c.AgentRuns && (c.Phase == apiv1.Booting || c.Phase == apiv1.Ready)
-}
-
-// shownAgent is what people are shown of the agent, by a Kip of this version; nil for nothing.
-func (c *Cell) shownAgent(kip string) *apiv1.Agent {
-	if c.AgentRuns == (agentapi.RunningAgent{}) {
-		return nil
-	}
-	a := &apiv1.Agent{Version: c.AgentRuns.Version, SHA256: c.AgentRuns.SHA256}
-	if c.agentOfOther(kip) {
-		a.Kip = kip
-	}
-	return a
-}
-
-// bootIsNews says that what an agent tells of its machine's start is news, once a start: it
-// may tell something else with each connection.
-func (c *Cell) bootIsNews(told agentapi.Boot) bool {
-	return told != (agentapi.Boot{}) && (c.Boot.Told.IsZero() || c.Boot.Told.Before(c.launched()))
-}
-
 // Options are what a launch is given besides its offering.
 type Options = cloud.Options
 
@@ -225,97 +163,12 @@ type Launch struct {
 	PublicAddress bool `json:"publicAddress,omitempty"`
 }
 
-// Offering is one thing to launch.
-type Offering = offering.Offering
-
-// offeringKey is what the cloud tells offers apart by.
-type offeringKey struct {
-	instanceType, zone, subnet, reservation string
-	capacityType                            cloud.CapacityType
-}
-
-func keyOf(o Offering) offeringKey {
-	return offeringKey{
-		instanceType: o.InstanceType,
-		zone:         o.Zone,
-		subnet:       o.Subnet,
-		reservation:  o.Reservation,
-		capacityType: o.CapacityType(),
-	}
-}
-
-// candidateOf shows an offering to people.
-func candidateOf(o Offering) apiv1.Candidate {
-	part := func(dollars float64, unpriced bool) string {
-		switch {
-		case unpriced:
-			return apiv1.Unknown
-		case dollars == 0:
-			return ""
-		}
-		return apiv1.Price(dollars)
-	}
-	c := apiv1.Candidate{
-		InstanceType:   o.InstanceType,
-		Zone:           o.Zone,
-		LaunchType:     apiv1.LaunchType(o.Spot, o.Dedicated),
-		PricePerHour:   apiv1.Price(o.PricePerHour),
-		BurstPerHour:   part(o.BurstPerHour, false),
-		DiskPerHour:    part(o.DiskPerHour, o.DiskUnpriced),
-		AddressPerHour: part(o.AddressPerHour, o.AddressUnpriced),
-		CostPerHour:    apiv1.Price(o.CostPerHour()),
-		Why:            o.Reason,
-	}
-	if o.Unpriced {
-		c.PricePerHour, c.CostPerHour = apiv1.Unknown, apiv1.Unknown
-	}
-	return c
-}
-
-// Candidates show offers to people, the first of them.
-func Candidates(offerings []Offering) []apiv1.Candidate {
-	var list []apiv1.Candidate
-	for _, o := range offerings[:min(len(offerings), apiv1.MaxCandidates)] {
-		list = append(list, candidateOf(o))
-	}
-	return list
-}
-
-// Candidates show what the cell is, or is to be, and what else was best when it was chosen.
-func (c Cell) Candidates() []apiv1.Candidate {
-	offerings := c.Offerings
-	if len(offerings) == 1 { // it is launched, or the others had no capacity
-		offerings = append(slices.Clip(offerings), slices.DeleteFunc(slices.Clone(c.Best), func(o Offering) bool {
-			return keyOf(o) == keyOf(offerings[0])
-		})...)
-	}
-	return Candidates(offerings)
-}
-
 // Offering is what the cell is, or will be, launched as.
 func (c Cell) Offering() Offering {
 	if len(c.Offerings) == 0 {
 		return Offering{}
 	}
 	return c.Offerings[0]
-}
-
-// JoinID is the cell ID under which the cell's machine joins: what the machine can
-// know of it. That is the cell's own; or, where the machines of its launch share
-// their user data, that of its place in the launch.
-func (c Cell) JoinID() string {
-	if c.Launch != nil && c.Launch.Shared {
-		return agentapi.BatchCell(c.Launch.ID, cloud.PlaceOf(c.Launch.Index))
-	}
-	return c.ID
-}
-
-// joinIDOf is the JoinID of the cell that an instance is.
-func joinIDOf(i cloud.Instance) string {
-	if batch := i.Tags[cloud.TagBatch]; batch != "" {
-		return agentapi.BatchCell(batch, i.Place)
-	}
-	return i.Tags[cloud.TagCell]
 }
 
 // Live says whether the pod may still run here: the cell was not let go.
@@ -335,35 +188,6 @@ func (c Cell) StepTime(name string) time.Time {
 		}
 	}
 	return time.Time{}
-}
-
-// next lists, for each phase, the phases that may follow it. Two go back: a launch that the cloud has
-// refused is requested again, with the next offering, and a standby cell that was stopped boots again.
-var next = map[apiv1.Phase][]apiv1.Phase{
-	apiv1.Requested:   {apiv1.Launching, apiv1.Gone},
-	apiv1.Launching:   {apiv1.Booting, apiv1.Requested, apiv1.Terminating, apiv1.Gone},
-	apiv1.Booting:     {apiv1.Ready, apiv1.Terminating},
-	apiv1.Ready:       {apiv1.Bound, apiv1.Booting, apiv1.Terminating},
-	apiv1.Bound:       {apiv1.Draining, apiv1.Terminating},
-	apiv1.Draining:    {apiv1.Terminating},
-	apiv1.Terminating: {apiv1.Gone},
-}
-
-// order is how far a phase is in a cell's life.
-func order(p apiv1.Phase) int {
-	return slices.Index([]apiv1.Phase{
-		apiv1.Requested, apiv1.Launching, apiv1.Booting, apiv1.Ready, apiv1.Bound, apiv1.Draining, apiv1.Terminating, apiv1.Gone,
-	}, p)
-}
-
-// enter moves the cell to a phase; an impossible move is a bug, and is refused
-// rather than stored.
-func (c *Cell) enter(p apiv1.Phase) error {
-	if c.Phase != p && !slices.Contains(next[c.Phase], p) {
-		return fmt.Errorf("cell %s cannot go from %s to %s", c.ID, c.Phase, p)
-	}
-	c.Phase = p
-	return nil
 }
 
 func (c *Cell) step(name string, at time.Time) {
@@ -422,37 +246,4 @@ func (c Cell) launched() time.Time {
 		return c.Instance.Launched
 	}
 	return c.StepTime(apiv1.StepLaunched)
-}
-
-// launchToken derives the idempotency token of a launch: whoever sends it, however often, it is the same
-// one. A launch's ID is random and of that launch alone, since a cloud may answer a token with the
-// instances of an earlier attempt long after their end. 64 hexadecimal digits, EC2's limit for a
-// ClientToken.
-func (c Cell) launchToken(controllerID string) string { return launchToken(controllerID, c.Launch.ID) }
-
-func launchToken(controllerID, launch string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "launch\n%s\n%s", controllerID, launch))
-	return hex.EncodeToString(sum[:])
-}
-
-// launchedBy says that an instance was launched by a Kip of this identity, as far as its cloud tells:
-// who may write tags can give it Kip's, but not the token of its launch. Nothing else that the cloud
-// tells of it counts: a host may be another one since, and all of a VPC may be dedicated.
-func launchedBy(controllerID string, i cloud.Instance) bool {
-	return i.Origin.Token == "" || i.Origin.Token == launchToken(controllerID, i.Tags[cloud.TagBatch])
-}
-
-// newID returns a prefix and 80 random bits.
-func newID(prefix string) string {
-	var b [10]byte
-	rand.Read(b[:]) // never fails: crypto/rand crashes the program instead
-	return prefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
-}
-
-// ControllerID is the identity of a Kip: derived from the cluster (the UID of
-// its kube-system namespace) and the node's name, so that a lost volume orphans
-// nothing. 26 lower-case characters, as long as the original's.
-func ControllerID(clusterUID, nodeName string) string {
-	sum := sha256.Sum256([]byte(clusterUID + "/" + nodeName))
-	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:26]
 }

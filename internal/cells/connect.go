@@ -2,13 +2,11 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"time"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/pulse"
 )
 
 // connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise; only
@@ -33,28 +31,13 @@ type connection struct {
 
 // connections are those of this process to the agents of cells, and the APIs that cells see.
 type connections struct {
-	table     *table
-	loop      *loop
-	records   *records
-	calls     *pipe.Pipe
-	tunnels   Tunnels
-	apis      APIs
-	agents    *asking
-	dns       ClusterDNS      // nil for none
-	config    agentapi.Config // of agents, but for what is a cell's own
-	nodeNames *nodeNames
-	lineage   *lineage
-	notices   *notices
-	blockers  *blockers
-	upgrades  *upgrades
-	setups    *setups
-	versions  *versions
-	observers *observers
+	table       *table
+	loop        *loop
+	apis        *cellAPIs
+	dialling    *dialling
+	configuring *configuring
+	reports     *connectionReports
 }
-
-// configTimeout bounds the handing over of the agent's configuration, in which
-// it starts the kubelet's process.
-const configTimeout = 10 * time.Second
 
 // connect brings up the cell's API and its tunnel in this process, and has the agent
 // given its configuration: errUnderWay until that has its answer.
@@ -65,7 +48,7 @@ func (s *connections) connect(ctx context.Context, e *entry) error {
 			return err
 		}
 		if configure == nil {
-			return s.connected(ctx, e)
+			return s.reports.configured(ctx, e)
 		}
 		if err := s.loop.aside(ctx, e, "configure", configure); err != nil {
 			return err
@@ -82,101 +65,95 @@ func (s *connections) connectNow(ctx context.Context, e *entry) error {
 	return configure(ctx)
 }
 
-// configure hands the agent its configuration on a session that has had so many
-// breaks.
-func (s *connections) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
-	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
-		s.blockers.heardStarted(e.cell())
-	}
-	if err := s.upgrades.goOver(ctx, e, session); err != nil {
-		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)
-	}
-	if err := s.setups.setUp(ctx, e, session); err != nil {
-		return fmt.Errorf("set up cell %s: %w", e.id, err)
-	}
-	var told agentapi.Configured
-	put := func(ctx context.Context, agent agentapi.Client) (err error) {
-		told, err = agent.PutConfig(ctx, config)
-		return err
-	}
-	if err := s.agents.ask(ctx, e, session, put); err != nil {
-		return fmt.Errorf("configure cell %s: %w", e.id, err)
-	}
-	if cell := e.cell(); cell.Phase == apiv1.Bound && len(cell.Disks) > 0 {
-		// A machine that was started anew has its devices, not their paths.
-		if err := s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks)); err != nil {
-			return fmt.Errorf("hand cell %s its disks: %w", e.id, err)
+// dialled brings up the cell's API and its tunnel in this process. It returns what
+// gives the agent its configuration, where that is to be done and can be.
+func (s *connections) dialled(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
+	if e.session == nil {
+		api := s.apis.serve(e)
+		// Before the tunnel: a kubelet that hears that its pod is not there kills
+		// the pod.
+		if err := e.show(); err != nil {
+			return nil, err
 		}
+		session, err := s.dialling.dial(ctx, e, api)
+		if err != nil {
+			return nil, err
+		}
+		wait, stop := context.WithCancel(ctx)
+		s.loop.running.Go(func() {
+			select {
+			case <-api.NodeReady():
+				s.loop.queue.Add(e.id)
+			case <-wait.Done():
+			}
+		})
+		s.table.mu.Lock()
+		e.session, e.stopWait, e.connecting = session, stop, s.loop.clock.Now()
+		s.table.mu.Unlock()
 	}
+	if err := e.show(); err != nil {
+		return nil, err
+	}
+	s.reports.unanswered(ctx, e)
+	return s.configuring.due(e), nil
+}
+
+// disconnect closes what this process holds for a cell.
+func (s *connections) disconnect(e *entry) {
+	s.table.mu.Lock()
+	session, stopWait, api := e.session, e.stopWait, e.api
+	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksGiven.shown = nil, nil, nil, false, false, false
+	e.breaks++ // what is asked on this session yet says nothing of the next one
+	s.table.mu.Unlock()
+	if stopWait != nil {
+		stopWait()
+	}
+	if session != nil {
+		session.Close()
+	}
+	if api != nil {
+		s.apis.remove(e)
+	}
+}
+
+// kubeletReady says that the kubelet of a cell is ready, with the configuration that the
+// agent has from this process: one that an earlier process gave it may be of another node.
+func (s *connections) kubeletReady(e *entry) bool {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.dns, e.said = true, true, config.ClusterDNS, told
+	select {
+	case <-e.api.NodeReady():
+		return e.configured
+	default:
+		return false
+	}
+}
+
+// reach waits until a cell that is being drained is connected, if that is worth a
+// wait.
+func (s *connections) reach(ctx context.Context, e *entry) error {
+	if err := s.connectNow(ctx, e); err != nil && e.session == nil {
+		return err
+	}
+	if !e.session.Connected() {
+		// After a restart, Kip may still be dialling. A lost cell is not waited for.
+		if !patient(e) {
+			return ErrNotConnected
+		}
+		if !e.ready(ctx) {
+			return ErrNotConnected
+		}
 	}
 	return nil
 }
 
-// connected says, and stores, that the agent has its configuration, where it does.
-func (s *connections) connected(ctx context.Context, e *entry) error {
-	s.table.mu.Lock()
-	configured, tell, told := e.configured, e.configured && e.untold, e.said
-	e.untold = false
-	s.table.mu.Unlock()
-	if tell {
-		s.observers.CellConnected(*e.cell(), e.session.Conn())
-	}
-	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
-		return nil
-	}
-	defer s.setups.tell(e)
-	defer s.versions.tell(e)
-	return s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Token = ""
-		now := s.loop.clock.Now()
-		cell.step(apiv1.StepJoined, now)
-		if cell.bootIsNews(told.Boot) {
-			cell.Boot = Boot{Boot: told.Boot, Told: now}
-		}
-		if cell.agentIsNews(told.Agent) {
-			cell.AgentRuns = told.Agent
-		}
-		return nil
-	})
-}
-
-// clusterDNS is where pods ask for names.
-func (s *connections) clusterDNS() []netip.Addr {
-	if s.dns == nil {
-		return nil
-	}
-	return s.dns.Addresses()
-}
-
-// agentConfig is what a cell is told after it has joined.
-func (s *connections) agentConfig(cell *Cell, node string, dns []netip.Addr) agentapi.Config {
-	config := s.config
-	config.NodeName, config.ClusterDNS, config.Routes = node, dns, s.routesOf(cell)
-	config.NodeIP, config.PodIP = cell.Instance.ManagementIP, cell.Instance.PodIP
-	config.NodeIPv6, config.PodIPv6 = cell.Instance.ManagementIPv6, cell.Instance.PodIPv6
-	config.Plugins = config.Plugins || len(cell.Plugins) > 0
-	return config
-}
-
-// routesOf are the networks that a cell's pod is to get what is for them.
-func (s *connections) routesOf(cell *Cell) []netip.Prefix {
-	if !routed(s.calls, cell) {
-		return nil
-	}
-	return cell.Options.CloudRoutes
-}
-
-// agentConfigOf is what all cells are told after they have joined.
-func agentConfigOf(cfg Config) agentapi.Config {
-	return agentapi.Config{
-		ClusterDomain:       cfg.ClusterDomain,
-		ReservedMemoryBytes: cfg.ReservedMemoryBytes,
-		RegistryMirrors:     cfg.RegistryMirrors,
-		ImagesOfCloud:       cfg.ImagesOfCloud,
-		Plugins:             cfg.HasPlugins,
+// ready waits until the cell's session is connected, or ctx ends: false.
+func (e *entry) ready(ctx context.Context) bool {
+	defer pulse.Wait(ctx, pulse.Cell)()
+	select {
+	case <-e.session.Ready():
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }

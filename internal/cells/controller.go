@@ -64,7 +64,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	for _, part := range []interface{ run(context.Context) }{
 		c.ingress, c.lister, c.sweeping, c.health, c.refilling, c.interruptions, c.trust, c.launching, c.tagging, c.boosting,
-		c.terminations,
+		c.endCalls,
 	} {
 		c.loop.running.Go(func() { part.run(ctx) })
 	}

@@ -4,11 +4,25 @@
 // any point neither loses nor doubles an instance.
 //
 // Each step of a cell's life is a struct with the few parts that it depends on, in a
-// file of its own: requesting, launching, sending, resuming, joining, binding,
-// watching, draining, terminations. stepOf in controller.go names the step of each
-// phase, and loop runs them. What watches over all cells is made likewise: lister,
-// health, interruptions, refilling, tagging, boosting. Controller wires the parts, in
-// wire.go, and passes on what other packages ask, in api.go.
+// file of its own. stepOf in controller.go names the step of each phase, and loop runs
+// it. The files in the order of a cell's life, each with the parts that it hands over to:
+//
+//	request.go    a pod asks for a cell: standby.go gives one, or records.go stores a new one
+//	requested.go  what it waits for (exclusion.go, rights.go, unfit.go); gather.go: its queue
+//	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
+//	resume.go     sends a stored launch again, after a restart
+//	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
+//	connect.go    a connection: serve.go, dial.go, token.go, configure.go, connected.go
+//	bind.go       before the pod: sole.go, agent.go, node.go, disks.go, routes.go, plugins.go,
+//	              gpus.go; idle.go is for standby cells
+//	watch.go      keeps it connected while its pod runs
+//	drain.go      saves its logs, frees its volumes
+//	terminate.go  has its instance ended (endings.go, endcall.go), then remove.go its record
+//
+// Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and
+// follow.go and lose.go act on it; health.go, interrupt.go, refill.go, tag.go and boost.go do
+// what their names say. Controller wires the parts, a file for each group (wire.go and
+// wire*.go), and passes on what other packages ask, in api.go.
 //
 // All steps stand on a core: table has the cells that are there, records changes what
 // is stored of them (commit is the only way), and loop has the queue, the clock and

@@ -13,14 +13,13 @@ import (
 
 // exclusion says whether anything else may run the pod of a cell. A pod runs on one cell at a time.
 type exclusion struct {
-	table        *table
-	loop         *loop
-	events       *reporter
-	lineage      *lineage
-	inventory    *inventory
-	listening    *listening
-	terminations *terminations
-	born         time.Time // when the store was new
+	table     *table
+	loop      *loop
+	events    *reporter
+	lineage   *lineage
+	inventory *inventory
+	listening *listening
+	strays    *strays
 }
 
 // doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
@@ -63,6 +62,21 @@ func (s *exclusion) elsewhere(pod types.UID, created time.Time, arrived bool) (w
 		return fmt.Sprintf(mayRun, others), true
 	}
 	return "", true
+}
+
+// wait is how long a cell has to wait until it is surely the only one that runs its pod; 0 if it is.
+func (s *exclusion) wait(e *entry) time.Duration {
+	if why, sure := s.lineage.behind(); why != "" && sure {
+		if e.unknown.is(why, s.loop.clock.Now()) {
+			s.events.report(e.cell(), events.NewStoreBehind(why))
+		}
+		return idlePoll
+	}
+	if !s.nobodyElseRuns(e) {
+		s.inventory.pollSoon()
+		return time.Second
+	}
+	return 0
 }
 
 // clockSkew is how far the API server's clock may be from Kip's, and be believed.
@@ -111,7 +125,7 @@ const mayRun = "instances %v may run it, since a Kip whose state is lost launche
 // with a JoinID. They are ended. Of a pod that arrived none can be a stranger.
 func (s *exclusion) others(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
 	look := s.inventory.last()
-	if !arrived && (created.IsZero() || created.Before(s.born.Add(clockSkew))) {
+	if !arrived && (created.IsZero() || created.Before(s.inventory.born.Add(clockSkew))) {
 		other = append(other, look.strangers...)
 	}
 	for _, id := range look.byPod[pod] {
@@ -122,7 +136,7 @@ func (s *exclusion) others(pod types.UID, created time.Time, joinID string, arri
 	slices.Sort(other)
 	for _, id := range other {
 		if i := look.byID[id]; i.State != cloud.Terminating {
-			s.terminations.endStray(i)
+			s.strays.end(i)
 		}
 	}
 	return other

@@ -336,8 +336,8 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
-		b.cells.table.mu.Lock()
-		defer b.cells.table.mu.Unlock()
+		b.cells.endings.mu.Lock()
+		defer b.cells.endings.mu.Unlock()
 		if n := len(b.cells.endings.byInstance); n != 0 {
 			t.Errorf("the question ends %d instances, of a cell that is there", n)
 		}

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -9,7 +8,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -40,6 +38,9 @@ type inventory struct {
 	health  Health
 	listLag time.Duration
 	polls   chan struct{} // asks for a fresh look
+	// born is when the store was new. An instance that is older was launched by a Kip whose
+	// store was lost. It does not change once cells run.
+	born time.Time
 
 	mu     sync.Mutex
 	latest look
@@ -58,40 +59,6 @@ type inventory struct {
 	// hidden has the instances of cells that lists lack, though the cloud says that they
 	// are alive.
 	hidden map[string]hidden
-	// foreign has the instances with Kip's tags that others have launched. Of the one that takes
-	// inventory, and not under mu.
-	foreign map[string]bool
-}
-
-// hidden is since when, and how often, a list lacked an instance that is alive.
-type hidden struct {
-	since time.Time
-	looks int
-	told  bool
-}
-
-// hides says that lists lack the instance for so long that this says nothing of them.
-// The caller holds mu.
-func (v *inventory) hides(id string, began time.Time) bool {
-	return v.hidden[id].counts(began)
-}
-
-// counts says that the instance is hidden for so long that it is no fault of a list.
-func (h hidden) counts(began time.Time) bool {
-	return h.looks >= hiddenLooks && began.Sub(h.since) >= hiddenAge
-}
-
-// hide notes that a list lacked an instance that is alive. It returns true once, when
-// the list counts no more for that. The caller holds mu.
-func (v *inventory) hide(id string, began time.Time) (tell bool) {
-	h := v.hidden[id]
-	if h.looks++; h.looks == 1 {
-		h.since = began
-	}
-	tell = !h.told && h.counts(began)
-	h.told = h.told || tell
-	v.hidden[id] = h
-	return tell
 }
 
 func newInventory(health Health, listLag time.Duration) *inventory {
@@ -121,68 +88,10 @@ func (v *inventory) strays() int {
 	return len(v.orphans)
 }
 
-// newLook makes a look of a listing. Of the instances that no cell has, and that it
-// does not show, those are taken over from the last look that may run a pod still:
-// those of zones that the listing does not cover, and all that are missing for the
-// first time, or in a listing that is wrong of others. The caller holds mu.
-func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) look {
-	seen := look{
-		began:   began,
-		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
-		byPod:   map[types.UID][]string{},
-		byCell:  make(map[string]string, len(listing.Instances)),
-		missing: slices.Clone(listing.Missing),
-		looked:  listing.Looked,
-	}
-	for _, k := range cells {
-		// The cloud need not know that Kip once launched there.
-		if zone := k.cell.zone(); zone != "" && !listing.Covers(zone) && !slices.Contains(seen.missing, zone) {
-			seen.missing = append(seen.missing, zone)
-		}
-	}
-	add := func(i cloud.Instance) {
-		seen.byID[i.ID] = i
-		seen.byCell[joinIDOf(i)] = i.ID
-		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
-			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
-		}
-	}
-	for _, i := range listing.Instances {
-		add(i)
-	}
-	for _, k := range cells {
-		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
-			_, there := seen.byID[i.ID]
-			seen.wrong = seen.wrong || !there && !v.hides(i.ID, began)
-		}
-	}
-	unseen := map[string]bool{}
-	for id, i := range v.latest.byID {
-		if _, there := seen.byID[id]; there || owned[id] || v.latest.ended[id] {
-			continue
-		}
-		if !listing.Covers(i.Zone) || seen.wrong || !v.unseen[id] {
-			unseen[id] = v.unseen[id] || listing.Covers(i.Zone) && !seen.wrong
-			add(i)
-		}
-	}
-	v.unseen = unseen
-	if v.blind == nil {
-		v.blind = map[string]bool{}
-		for _, zone := range seen.missing {
-			v.blind[zone] = true
-		}
-	}
-	maps.DeleteFunc(v.blind, func(zone string, _ bool) bool { return listing.Covers(zone) })
-	seen.blind = len(v.blind) > 0
-	return seen
-}
-
 // show makes a look of the cloud's answer to a call that began then, and compares
 // it with all cells that are there. The look is the last one only when adopt is
-// told of it. An instance that is older than born was launched by a Kip whose
-// store was lost.
-func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, born time.Time) (seen look, f findings) {
+// told of it.
+func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known) (seen look, f findings) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	owned := map[string]bool{}     // instances that a cell has
@@ -214,7 +123,7 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known, 
 	}
 	for _, i := range seen.byID {
 		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" &&
-			i.Launched.Before(born.Add(cloudSkew)) {
+			i.Launched.Before(v.born.Add(cloudSkew)) {
 			seen.strangers = append(seen.strangers, i.ID)
 		}
 	}
@@ -341,9 +250,4 @@ func (v *inventory) pollSoon() {
 	case v.polls <- struct{}{}:
 	default:
 	}
-}
-
-// lacks says that the cloud does not have what was asked for.
-func lacks(err error) bool {
-	return errors.Is(err, cloud.ErrCapacity) || errors.Is(err, cloud.ErrQuota)
 }

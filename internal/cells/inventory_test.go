@@ -40,12 +40,12 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.cells.lister.compare(t.Context(), began.Add(tc.at), list)
+		w.cells.comparing.compare(t.Context(), began.Add(tc.at), list)
 		if got := len(w.cells.endings.byInstance); got != tc.want {
 			t.Fatalf("after %s %d are to end, want %d", tc.at, got, tc.want)
 		}
 	}
-	w.cells.terminations.terminateAll(t.Context(), w.cells.terminations.queued.items)
+	w.cells.endCalls.callAll(t.Context(), w.cells.endings.queued.items)
 	w.cells.loop.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)
@@ -135,7 +135,8 @@ func described(v *inventory, seconds int, state cloud.State, cells []known, list
 	for n, k := range cells {
 		cells[n].addressed = k.cell.Instance == nil || k.cell.Instance.PodIP.IsValid()
 	}
-	seen, f := v.show(time.Unix(int64(seconds), 0), listing, cells, time.Unix(100, 0))
+	v.born = time.Unix(100, 0)
+	seen, f := v.show(time.Unix(int64(seconds), 0), listing, cells)
 	states := map[string]cloud.State{}
 	for _, a := range f.absent {
 		states[a.instance()] = state
@@ -383,9 +384,9 @@ func TestAnEmptyListEndsNoCellThatIsHeard(t *testing.T) {
 
 func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 	m := &modelCloud{instances: map[string]cloud.Instance{"i-1": {ID: "i-1", State: cloud.Running}}, odd: "i-2"}
-	c := &lister{
+	c := &describing{
 		calls: pipe.New(pipe.Config{Cloud: m, Clock: clock.RealClock{}}),
-		loop:  &loop{log: slog.New(slog.DiscardHandler)},
+		log:   slog.New(slog.DiscardHandler),
 	}
 	var asked []absent
 	for _, id := range []string{"i-1", "i-2", "i-3"} {

@@ -10,15 +10,15 @@ import (
 )
 
 func TestBothAddressesOfAnInstanceReachItsAgentAndItsCell(t *testing.T) {
-	c := &connections{}
+	c := &agentConfigs{}
 	four := cloud.Instance{ID: "i-1", ManagementIP: netip.MustParseAddr("10.0.0.2"), PodIP: netip.MustParseAddr("10.0.128.2")}
 	both := four
 	both.ManagementIPv6, both.PodIPv6 = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::8002")
-	got := c.agentConfig(&Cell{Instance: &both}, "kip-0", nil)
+	got := c.of(&Cell{Instance: &both}, "kip-0", nil)
 	if got.NodeIP != both.ManagementIP || got.PodIP != both.PodIP || got.NodeIPv6 != both.ManagementIPv6 || got.PodIPv6 != both.PodIPv6 {
 		t.Errorf("the agent is told %+v", got)
 	}
-	if got := c.agentConfig(&Cell{Instance: &four}, "kip-0", nil); got.NodeIPv6.IsValid() || got.PodIPv6.IsValid() {
+	if got := c.of(&Cell{Instance: &four}, "kip-0", nil); got.NodeIPv6.IsValid() || got.PodIPv6.IsValid() {
 		t.Errorf("without IPv6 the agent is told %+v", got)
 	}
 	mirror := &Mirror{waitsFor: func(string) string { return "" }}

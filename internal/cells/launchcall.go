@@ -14,6 +14,7 @@ import (
 // launchCalls makes the calls to the cloud that launch cells.
 type launchCalls struct {
 	owner  string // the tag of this Kip's instances
+	ca     string // the hash of the CA by which cells are to know Kip
 	recipe *recipe
 }
 
@@ -78,6 +79,54 @@ func (s *launchCalls) launchRequest(cells []Cell, secret pki.BatchSecret) (cloud
 		r.Machines = append(r.Machines, cloud.Machine{UserData: data, Tags: tags(cell)})
 	}
 	return r, nil
+}
+
+// intended makes a call that launches a group of cells, and the records of these cells with it.
+// The machines share their user data, or not.
+func (s *launchCalls) intended(
+	group []*entry, shared bool, resolved *cloud.Resolved, now time.Time,
+) (cells []Cell, call launchRecord, err error) {
+	intent := Launch{
+		ID:        newID("launch-"),
+		Cells:     len(group),
+		NameTag:   s.recipe.nameTag,
+		Shared:    shared,
+		CloudInit: s.recipe.digest(),
+		Agent:     s.recipe.agent,
+
+		PublicAddress: resolved != nil && resolved.PublicAddress,
+	}
+	call.Version = launchVersion
+	var secret pki.BatchSecret
+	if intent.Shared {
+		secret = pki.NewBatchSecret()
+		call.Until = now.Add(group[0].cell().Offering().BootTimeout)
+	}
+	cells = make([]Cell, len(group))
+	for n, e := range group {
+		own := intent
+		own.Index = n
+		cells[n] = e.cell().clone()
+		cells[n].Launch, cells[n].CA, cells[n].OldCA = &own, s.ca, ""
+		cells[n].Template = s.recipe.template(intent.CloudInit)
+		token := pki.NewToken()
+		if intent.Shared {
+			token = secret.Token(cells[n].JoinID())
+		}
+		cells[n].Token = token.Reveal()
+	}
+	labelled := intent.Shared && len(commonLabels(cells)) > 0
+	for n := range cells {
+		cells[n].Launch.Labelled = labelled
+	}
+	if call.Request, err = s.launchRequest(cells, secret); err != nil {
+		return nil, call, err
+	}
+	call.Request.Resolved = resolved
+	if resolved != nil {
+		cloud.DropConfigured(call.Request.Tags, resolved.Tags)
+	}
+	return cells, call, nil
 }
 
 // tags are those of one machine: the labels of its pod, and Kip's own.

@@ -21,7 +21,7 @@ type loading struct {
 	guard       *guard.Guard
 	generations *generations
 	listening   *listening
-	exclusion   *exclusion
+	inventory   *inventory
 }
 
 // load reads the stored cells and takes up their lives again. A bound cell shows
@@ -125,11 +125,11 @@ const bornKey = "born"
 // loadBorn reads when the store was new. Instances that are older were launched
 // by a Kip whose store was lost.
 func (s *loading) loadBorn(ctx context.Context) error {
-	revision, err := s.store.Get(ctx, bornKey, &s.exclusion.born)
+	revision, err := s.store.Get(ctx, bornKey, &s.inventory.born)
 	if err != nil || revision != 0 {
 		return err
 	}
-	s.exclusion.born = s.loop.clock.Now()
-	_, err = s.store.Put(ctx, bornKey, s.exclusion.born, 0)
+	s.inventory.born = s.loop.clock.Now()
+	_, err = s.store.Put(ctx, bornKey, s.inventory.born, 0)
 	return err
 }

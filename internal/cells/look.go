@@ -1,6 +1,8 @@
 package cells
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -79,4 +81,61 @@ type findings struct {
 	unnamed []cloud.Instance
 	found   int
 	orphans []cloud.Instance
+}
+
+// newLook makes a look of a listing. Of the instances that no cell has, and that it
+// does not show, those are taken over from the last look that may run a pod still:
+// those of zones that the listing does not cover, and all that are missing for the
+// first time, or in a listing that is wrong of others. The caller holds mu.
+func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) look {
+	seen := look{
+		began:   began,
+		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
+		byPod:   map[types.UID][]string{},
+		byCell:  make(map[string]string, len(listing.Instances)),
+		missing: slices.Clone(listing.Missing),
+		looked:  listing.Looked,
+	}
+	for _, k := range cells {
+		// The cloud need not know that Kip once launched there.
+		if zone := k.cell.zone(); zone != "" && !listing.Covers(zone) && !slices.Contains(seen.missing, zone) {
+			seen.missing = append(seen.missing, zone)
+		}
+	}
+	add := func(i cloud.Instance) {
+		seen.byID[i.ID] = i
+		seen.byCell[joinIDOf(i)] = i.ID
+		if uid := types.UID(i.Tags[cloud.TagPodUID]); uid != "" {
+			seen.byPod[uid] = append(seen.byPod[uid], i.ID)
+		}
+	}
+	for _, i := range listing.Instances {
+		add(i)
+	}
+	for _, k := range cells {
+		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
+			_, there := seen.byID[i.ID]
+			seen.wrong = seen.wrong || !there && !v.hides(i.ID, began)
+		}
+	}
+	unseen := map[string]bool{}
+	for id, i := range v.latest.byID {
+		if _, there := seen.byID[id]; there || owned[id] || v.latest.ended[id] {
+			continue
+		}
+		if !listing.Covers(i.Zone) || seen.wrong || !v.unseen[id] {
+			unseen[id] = v.unseen[id] || listing.Covers(i.Zone) && !seen.wrong
+			add(i)
+		}
+	}
+	v.unseen = unseen
+	if v.blind == nil {
+		v.blind = map[string]bool{}
+		for _, zone := range seen.missing {
+			v.blind[zone] = true
+		}
+	}
+	maps.DeleteFunc(v.blind, func(zone string, _ bool) bool { return listing.Covers(zone) })
+	seen.blind = len(v.blind) > 0
+	return seen
 }

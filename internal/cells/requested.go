@@ -4,21 +4,17 @@ import (
 	"context"
 	"time"
 
-	"github.com/elotl/kip/internal/events"
+	"k8s.io/utils/clock"
 )
 
 // requesting hands cells to be launched.
 type requesting struct {
-	table        *table
-	loop         *loop
-	events       *reporter
-	lineage      *lineage
-	inventory    *inventory
-	exclusion    *exclusion
-	rights       *rights
-	blockers     *blockers
-	launches     *launchQueue
-	terminations *terminations
+	table    *table
+	waits    *launchWaits
+	blockers *blockers
+	rights   *rights
+	launches *launchQueue
+	removals *removals
 }
 
 // Step hands a cell to be launched with others, as soon as nobody else can be
@@ -38,22 +34,9 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	case launching:
 		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
 	case why != "":
-		return 0, s.terminations.gone(ctx, e, why)
+		return 0, s.removals.remove(ctx, e, why)
 	}
-	if wait := e.resolving.wait(s.loop.clock.Now()); wait > 0 {
-		return wait, nil
-	}
-	if why, sure := s.lineage.behind(); why != "" && sure {
-		if e.unknown.is(why, s.loop.clock.Now()) {
-			s.events.report(e.cell(), events.NewStoreBehind(why))
-		}
-		return idlePoll, nil
-	}
-	if !s.exclusion.nobodyElseRuns(e) {
-		s.inventory.pollSoon()
-		return time.Second, nil
-	}
-	if wait := s.rights.launchesPaused(e); wait > 0 {
+	if wait := s.waits.of(e); wait > 0 {
 		return wait, nil
 	}
 	next, err := toLaunchOf(e)
@@ -75,4 +58,22 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 		s.rights.giveTurnBack(e)
 	}
 	return wait, nil
+}
+
+// launchWaits say how long cells have to wait before they may be launched.
+type launchWaits struct {
+	clock     clock.PassiveClock
+	exclusion *exclusion
+	rights    *rights
+}
+
+// of is how long a cell has to wait; 0 if it may be launched.
+func (s *launchWaits) of(e *entry) time.Duration {
+	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
+		return wait
+	}
+	if wait := s.exclusion.wait(e); wait > 0 {
+		return wait
+	}
+	return s.rights.launchesPaused(e)
 }

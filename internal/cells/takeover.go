@@ -38,6 +38,25 @@ func (s *generations) load(ctx context.Context) error {
 	return s.lineage.trust(ctx)
 }
 
+// compare sees whether the store knows of the instances that no cell has. It returns true when
+// that has changed what is certain, for which cells may wait.
+func (s *generations) compare(ctx context.Context, seen look, unnamed []cloud.Instance) (changed bool) {
+	was, sure := s.lineage.behind()
+	news, err := s.lineage.saw(ctx, seen, unnamed, s.loop.clock.Now())
+	if news {
+		s.loop.log.Error(behind, "instances", len(s.now().Unknown), "store", s.lineage.current().Store)
+	}
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case refusedWrite(err):
+		s.loop.fail(err)
+	default:
+		s.loop.log.Warn("store that the store is behind, retrying", "err", err)
+	}
+	is, _ := s.lineage.behind()
+	return !sure && is != was
+}
+
 // Generation is what the store knows of.
 type Generation struct {
 	// Store is the store's own name.

@@ -162,7 +162,7 @@ func (s *queries) callFor(e *entry) cloud.Call {
 	switch {
 	case cell.Phase == apiv1.Requested && e.launching:
 		return cloud.CallLaunch
-	case cell.Phase == apiv1.Terminating && cell.Instance != nil && s.ending(cell.Instance.ID):
+	case cell.Phase == apiv1.Terminating && cell.Instance != nil && s.endings.sending(cell.Instance.ID):
 		return cloud.CallTerminate
 	case waiting == startsInstance:
 		return cloud.CallStart
@@ -174,13 +174,6 @@ func (s *queries) callFor(e *entry) cloud.Call {
 		return cloud.CallUnroute
 	}
 	return ""
-}
-
-// ending says that a call that ends an instance is being made, or waited for. The
-// caller holds table.mu.
-func (s *queries) ending(instance string) bool {
-	t := s.endings.byInstance[instance]
-	return t != nil && t.sending
 }
 
 // waitsFor says what the cell waits for. The caller is the cell's worker, or holds table.mu.

@@ -46,8 +46,8 @@ func (m *modelNames) asked() []cloud.LaunchSpec {
 	return slices.Clone(m.specs)
 }
 
-// resolving is a bubble in which the cloud resolves launches.
-func resolving(t *testing.T, names *modelNames, f func(t *testing.T, b *bubble)) {
+// inResolvingBubble is a bubble in which the cloud resolves launches.
+func inResolvingBubble(t *testing.T, names *modelNames, f func(t *testing.T, b *bubble)) {
 	t.Helper()
 	inBubble(t, func(c *setup) {
 		c.Cloud.(*modelCloud).features.Resolver = names
@@ -73,7 +73,7 @@ func images(sent []cloud.LaunchRequest) (all []string) {
 // The model refuses a token that comes with another request.
 func TestALaunchIsResolvedOnceAndSentAsItIsStored(t *testing.T) {
 	names := &modelNames{}
-	resolving(t, names, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 		var sent []cloud.LaunchRequest
 		b.cloud.set(func() {
 			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
@@ -115,7 +115,7 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnce(t *testing.T) {
 		"shown, but gone":    {2, "[nano image-1 nano image-2 small image-3]", 1},
 		"each time, of each": {9, "[nano image-1 nano image-2 small image-3 small image-4]", 2},
 	} {
-		resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+		inResolvingBubble(t, &modelNames{}, func(t *testing.T, b *bubble) {
 			var sent []cloud.LaunchRequest
 			b.cloud.set(func() {
 				b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
@@ -154,7 +154,7 @@ func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) 
 		return cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: "nano"}, errors.New("nobody has subscribed to the image"))
 	}
 	names := &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error { return unfit() }}
-	resolving(t, names, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 		began = time.Now()
 		sent := 0
 		b.cloud.set(func() {
@@ -188,7 +188,7 @@ func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) 
 
 // Each offer is another launch: what was gone for one before is not held against it.
 func TestALaunchOfWhatIsGoneIsResolvedAnewOnceForEachOffer(t *testing.T) {
-	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, &modelNames{}, func(t *testing.T, b *bubble) {
 		answers := []error{cloud.ErrStale, cloud.ErrCapacity, cloud.ErrStale, nil}
 		var sent []cloud.LaunchRequest
 		b.cloud.set(func() {
@@ -207,7 +207,7 @@ func TestALaunchOfWhatIsGoneIsResolvedAnewOnceForEachOffer(t *testing.T) {
 
 // That of a call that may have been made before is no proof that nothing runs.
 func TestAStaleLaunchThatMayHaveWorkedIsGivenUp(t *testing.T) {
-	resolving(t, &modelNames{}, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, &modelNames{}, func(t *testing.T, b *bubble) {
 		n := 0
 		b.cloud.set(func() {
 			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
@@ -284,7 +284,7 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 		},
 	} {
 		names := &modelNames{answer: func(_ context.Context, n int, s cloud.LaunchSpec) error { return tc.answer(n, s) }}
-		resolving(t, names, func(t *testing.T, b *bubble) {
+		inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 			sent := b.calls()
 			began = time.Now()
 			b.ask("a", Options{}, "nano", "small")
@@ -309,7 +309,7 @@ func TestALaunchThatIsBeingResolvedTakesNoTurnFromOthers(t *testing.T) {
 		}
 		return nil
 	}}
-	resolving(t, names, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 		n := 0
 		b.cloud.set(func() {
 			b.cloud.fail = func(cloud.LaunchRequest) (error, bool) {
@@ -332,7 +332,7 @@ func TestALaunchThatIsBeingResolvedTakesNoTurnFromOthers(t *testing.T) {
 
 // A pod that goes while its launch, which is resolved, waits for its turn is not launched.
 func TestALaunchIsNotSentOfAPodThatWentBeforeItsTurn(t *testing.T) {
-	resolving(t, &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error {
+	inResolvingBubble(t, &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error {
 		time.Sleep(2 * time.Second)
 		return nil
 	}}, func(t *testing.T, b *bubble) {
@@ -379,7 +379,7 @@ func TestALaunchThatCannotBeResolvedWaitsForTheCloudAndBlamesNoOffer(t *testing.
 			}
 			return nil
 		}}
-		resolving(t, names, func(t *testing.T, b *bubble) {
+		inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 			sent := b.calls()
 			b.ask("a", Options{}, "nano", "small")
 			b.later(10 * giveUpAfter)
@@ -435,7 +435,7 @@ func TestALaunchThatIsBeingResolvedHoldsUpNobody(t *testing.T) {
 		}
 		return nil
 	}}
-	resolving(t, names, func(t *testing.T, b *bubble) {
+	inResolvingBubble(t, names, func(t *testing.T, b *bubble) {
 		sent := b.calls()
 		b.ask("stuck", Options{}, "nano")
 		b.ask("slow", Options{}, "micro")

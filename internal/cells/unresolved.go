@@ -6,41 +6,22 @@ import (
 	"slices"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 )
 
-// prepare has the cloud resolve what a group is launched with, and launches it. Nothing is
-// stored before, so that a Kip that dies here leaves cells that are to be launched. Others
-// launch meanwhile, also where the cloud takes one call at a time.
-func (s *launching) prepare(ctx context.Context, resolver cloud.Resolver, group []*entry, turn *pipe.Turn) {
-	turn.Yield()
-	call, cancel := context.WithTimeout(ctx, callTimeout)
-	resolved, err := resolver.Resolve(call, s.launchCalls.launchSpec(*group[0].cell(), s.recipe.nameTag))
-	cancel()
-	group = s.wanted(group) // pods may have gone meanwhile
-	switch {
-	case ctx.Err() != nil || len(group) == 0:
-		turn.Cancel()
-	case err != nil:
-		turn.Cancel()
-		s.notResolved(ctx, group, err)
-	case turn.Resume(ctx) == nil: // else ctx has ended
-		if group = s.wanted(group); len(group) == 0 {
-			turn.Cancel()
-			return
-		}
-		for _, e := range group {
-			e.resolving = attempts{}
-		}
-		s.launchGroup(ctx, group, &resolved, turn)
-	}
+// unresolved moves on cells whose launch the cloud could not resolve.
+type unresolved struct {
+	loop     *loop
+	rights   *rights
+	outcomes *outcomes
+	blockers *blockers
+	events   *reporter
 }
 
-// notResolved moves a group on whose launch could not be resolved: by a definite no as by one to
+// heard moves a group on whose launch could not be resolved: by a definite no as by one to
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
 // answer does not do so for this offering alone, and is no shortage of it.
-func (s *launching) notResolved(ctx context.Context, group []*entry, failure error) {
+func (s *unresolved) heard(ctx context.Context, group []*entry, failure error) {
 	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
 		for _, e := range group {
 			s.rights.giveTurnBack(e)
@@ -51,7 +32,7 @@ func (s *launching) notResolved(ctx context.Context, group []*entry, failure err
 	if is == isOpen {
 		stay, others := byOtherArch(group, failure)
 		if len(stay) > 0 {
-			s.resolveAgain(stay, failure)
+			s.again(stay, failure)
 		}
 		if len(others) == 0 {
 			return
@@ -95,8 +76,8 @@ func unfitForType(err error) bool {
 	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""
 }
 
-// resolveAgain has a group wait until its launch is resolved once more.
-func (s *launching) resolveAgain(group []*entry, failure error) {
+// again has a group wait until its launch is resolved once more.
+func (s *unresolved) again(group []*entry, failure error) {
 	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {

@@ -1,0 +1,39 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// abandoned looks for the instances of cells whose launches were given up.
+type abandoned struct {
+	loop      *loop
+	records   *records
+	inventory *inventory
+	removals  *removals
+	listLag   time.Duration
+}
+
+// find looks for an instance of a cell whose launch was given up. A list
+// may lag behind a launch, and one answer may be older than the last: two complete
+// looks must not show it, that show all others.
+func (s *abandoned) find(ctx context.Context, e *entry, look look) (time.Duration, error) {
+	if id, ok := look.byCell[e.cell().JoinID()]; ok {
+		found := look.byID[id]
+		return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
+	}
+	cell := e.cell()
+	if !look.lacks && look.covers(cell.Offering().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
+		first := e.unseen
+		if first.IsZero() {
+			e.unseen = look.began
+		}
+		if !first.IsZero() && look.began.After(first) {
+			return 0, s.removals.remove(ctx, e, cell.Reason)
+		}
+	}
+	s.inventory.pollSoon()
+	return time.Second, nil
+}

@@ -1,0 +1,62 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+)
+
+// addressing waits for the addresses of booting cells.
+type addressing struct {
+	table     *table
+	records   *records
+	calls     *pipe.Pipe
+	inventory *inventory
+}
+
+// prepare waits until the cloud shows all addresses of a cell's instance, and stores them.
+func (s *addressing) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	dialPublic := s.calls.Traits().DialPublic
+	if addressed(e.cell().Instance, dialPublic) {
+		return true, 0, nil
+	}
+	look, launched := s.inventory.last(), e.cell().launched()
+	// What an instance had before it was stopped is of no use.
+	found, there := look.byID[e.cell().Instance.ID]
+	if there && look.began.After(launched) && addressed(&found, dialPublic) {
+		found.Launched = launched // by Kip's clock, and when it was started again, which not every cloud tells
+		err := s.records.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
+		return err == nil, 0, err
+	}
+	s.table.mu.Lock()
+	if e.lacks = ""; there && look.began.After(launched) {
+		e.lacks = addressLacking(&found)
+	}
+	s.table.mu.Unlock()
+	s.inventory.pollSoon()
+	return false, time.Second, nil
+}
+
+// addressed reports whether an instance has all the addresses that Kip needs.
+func addressed(i *cloud.Instance, dialPublic bool) bool {
+	return i.ManagementIP.IsValid() && i.PodIP.IsValid() && i.DialIP(dialPublic).IsValid()
+}
+
+// noAddress is the wait of a cell without an address.
+const noAddress = "it has no address yet"
+
+// addressLacking says which address an instance that is not addressed has not got.
+func addressLacking(i *cloud.Instance) string {
+	switch {
+	case !i.ManagementIP.IsValid():
+		return noAddress
+	case !i.PodIP.IsValid() && i.State == cloud.Running:
+		return fmt.Sprintf("it runs, and the cloud has given it %s alone and no address for its pod", i.ManagementIP)
+	case !i.PodIP.IsValid():
+		return "it has no address for its pod yet"
+	}
+	return "it has no public address, at which Kip would reach it"
+}

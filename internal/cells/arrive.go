@@ -1,0 +1,57 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/clock"
+)
+
+// arriving makes cells Ready whose kubelets are.
+type arriving struct {
+	clock     clock.PassiveClock
+	records   *records
+	observers *observers
+	failures  *bootFailures
+	reserved  int64 // bytes of memory that are the cell's own
+}
+
+// prepare makes a cell Ready whose kubelet is, or ends one whose machine is too small for
+// its pod: its kubelet would refuse the pod, or the kernel end it.
+func (s *arriving) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	cell := e.cell()
+	room, measured := cell.Room, false
+	if room.None() {
+		room = roomOf(e.api.Node(), cell.Offering())
+		measured = !room.None()
+	}
+	short := lacksRoom(room, cell.Needs, s.reserved)
+	err = s.records.save(ctx, e, func(cell *Cell) error {
+		cell.Room = room
+		if short {
+			return nil
+		}
+		now := s.clock.Now()
+		cell.step(apiv1.StepReady, now)
+		if !cell.Boot.Told.IsZero() && !cell.Boot.Told.Before(cell.launched()) {
+			cell.Boot.Ready = now
+		}
+		return cell.enter(apiv1.Ready)
+	})
+	if err != nil {
+		return false, 0, err
+	}
+	if measured {
+		s.observers.CellMeasured(*e.cell())
+	}
+	if !short {
+		return true, 0, nil
+	}
+	need := cell.Needs
+	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
+		resource.NewQuantity(s.reserved, resource.BinarySI))
+	return false, 0, s.failures.tooSmall(ctx, e, why)
+}

@@ -1,0 +1,92 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/elotl/kip/internal/events"
+)
+
+// bootFailures ends cells that do not become ready.
+type bootFailures struct {
+	table     *table
+	bootTimes *bootTimes
+	events    *reporter
+	blockers  *blockers
+	consoles  *consoles
+	ends      *ends
+}
+
+// letGo ends a booting cell that nobody wants, or that is lost.
+func (s *bootFailures) letGo(ctx context.Context, e *entry) (ended bool, err error) {
+	why, _ := s.table.endingOf(e)
+	if why == "" {
+		return false, nil
+	}
+	cause := s.table.causeOf(e)
+	if err := s.ends.startTerminating(ctx, e, why); err != nil {
+		return false, err
+	}
+	if cause == CauseLost || cause == CauseInterrupted {
+		s.consoles.tell(ctx, e.cell())
+	}
+	return true, nil
+}
+
+// timeLeft returns how much time a booting cell has left. It ends one that has none.
+func (s *bootFailures) timeLeft(ctx context.Context, e *entry) (time.Duration, error) {
+	left, what := s.bootTimes.left(e, e.cell(), e.session)
+	if left = e.timeLeft(left); left > 0 {
+		return left, nil
+	}
+	waitsFor := e.waitsFor()
+	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
+	s.events.report(e.cell(), events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor))
+	s.table.mu.Lock()
+	e.cause = CauseNotReady
+	noAgent := !e.goesOver.IsZero()
+	if noAgent {
+		e.cause = CauseUnfit
+	}
+	s.table.mu.Unlock()
+	if noAgent {
+		s.blockers.heardNoAgent(e.cell(), errors.New(why))
+	}
+	if err := s.ends.startTerminating(ctx, e, why); err != nil {
+		return 0, err
+	}
+	s.consoles.tell(ctx, e.cell())
+	return 0, nil
+}
+
+// noAgent ends a cell that cannot have the agent that it was launched for.
+func (s *bootFailures) noAgent(ctx context.Context, e *entry, err error) error {
+	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
+	s.blockers.heardNoAgent(e.cell(), err)
+	s.events.report(e.cell(), events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error()))
+	return s.end(ctx, e, CauseUnfit, why)
+}
+
+// noCloudInit ends a cell that cannot carry out its cloud-init file. For a while no other is launched like it.
+func (s *bootFailures) noCloudInit(ctx context.Context, e *entry, err error) error {
+	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
+	s.blockers.heardUnfit(e.cell(), err)
+	s.events.report(e.cell(), events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err))
+	return s.end(ctx, e, CauseUnfit, why)
+}
+
+// tooSmall ends a cell whose machine is too small for its pod.
+func (s *bootFailures) tooSmall(ctx context.Context, e *entry, why string) error {
+	s.events.report(e.cell(), events.NewCellTooSmall(e.id, why))
+	return s.end(ctx, e, CauseTooSmall, why)
+}
+
+// end ends a cell for a cause.
+func (s *bootFailures) end(ctx context.Context, e *entry, cause Cause, why string) error {
+	s.table.mu.Lock()
+	e.cause = cause
+	s.table.mu.Unlock()
+	return s.ends.startTerminating(ctx, e, why)
+}

@@ -1,0 +1,66 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/guard"
+)
+
+// comparing compares what the cloud has listed with the cells.
+type comparing struct {
+	known        *knownCells
+	foreign      *foreign
+	inventory    *inventory
+	generations  *generations
+	describing   *describing
+	consequences *consequences
+}
+
+// compare takes an answer of the cloud, and acts on what follows from it.
+func (s *comparing) compare(ctx context.Context, began time.Time, listing cloud.Listing) {
+	cells := s.known.now()
+	listing.Instances = s.foreign.leave(listing.Instances, cells)
+	seen, f := s.inventory.show(began, listing, cells)
+	// First: nothing may be launched by a look that has not told what is unknown.
+	if s.generations.compare(ctx, seen, f.unnamed) {
+		for _, k := range cells {
+			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
+		}
+	}
+	// Those whom the look shows do not wait for what the cloud says of others.
+	seen = s.inventory.adopt(seen, f, nil)
+	s.consequences.shown(seen, f)
+	states, faults := s.describing.describe(ctx, f.absent)
+	if len(f.absent) > 0 {
+		seen = s.inventory.adopt(seen, f, states)
+	}
+	s.consequences.described(ctx, seen, f, states, faults)
+}
+
+// knownCells are the cells, as a look is compared with them.
+type knownCells struct {
+	table   *table
+	loop    *loop
+	calls   *pipe.Pipe
+	endings *endings
+}
+
+// now returns all cells as they are now.
+func (s *knownCells) now() (cells []known) {
+	dialPublic := s.calls.Traits().DialPublic
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, e := range s.table.byID {
+		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
+		k.heard = s.loop.clock.Since(e.lastSign()) < guard.Fresh
+		if i := k.cell.Instance; i != nil {
+			k.terminated = s.endings.accepted(i.ID)
+		}
+		k.addressed = k.cell.Instance == nil || addressed(k.cell.Instance, dialPublic)
+		cells = append(cells, k)
+	}
+	return cells
+}

@@ -1,0 +1,117 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud/pipe"
+)
+
+// configTimeout bounds the handing over of the agent's configuration, in which
+// it starts the kubelet's process.
+const configTimeout = 10 * time.Second
+
+// configuring hands agents their configuration, and before that what their machines need for it.
+type configuring struct {
+	table    *table
+	agents   *asking
+	upgrades *upgrades
+	setups   *setups
+	blockers *blockers
+	configs  *agentConfigs
+}
+
+// due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
+func (s *configuring) due(e *entry) func(context.Context) error {
+	dns, connected, bound := s.configs.clusterDNS(), e.session.Connected(), e.cell().Pod.UID != ""
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e.configured = e.configured && connected
+	if !connected || e.configured && (bound || slices.Equal(e.dns, dns)) {
+		return nil
+	}
+	session, breaks, config := e.session, e.breaks, s.configs.of(e.cell(), e.node, dns)
+	return func(ctx context.Context) error { return s.configure(ctx, e, session, config, breaks) }
+}
+
+// configure hands the agent its configuration on a session that has had so many
+// breaks.
+func (s *configuring) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		s.blockers.heardStarted(e.cell())
+	}
+	if err := s.upgrades.goOver(ctx, e, session); err != nil {
+		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)
+	}
+	if err := s.setups.setUp(ctx, e, session); err != nil {
+		return fmt.Errorf("set up cell %s: %w", e.id, err)
+	}
+	var told agentapi.Configured
+	put := func(ctx context.Context, agent agentapi.Client) (err error) {
+		told, err = agent.PutConfig(ctx, config)
+		return err
+	}
+	if err := s.agents.ask(ctx, e, session, put); err != nil {
+		return fmt.Errorf("configure cell %s: %w", e.id, err)
+	}
+	if cell := e.cell(); cell.Phase == apiv1.Bound && len(cell.Disks) > 0 {
+		// A machine that was started anew has its devices, not their paths.
+		if err := s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks)); err != nil {
+			return fmt.Errorf("hand cell %s its disks: %w", e.id, err)
+		}
+	}
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	if e.breaks == breaks { // else the break has queued the cell again
+		e.configured, e.untold, e.dns, e.said = true, true, config.ClusterDNS, told
+	}
+	return nil
+}
+
+// agentConfigs are what cells are told after they have joined.
+type agentConfigs struct {
+	all   agentapi.Config // but for what is a cell's own
+	dns   ClusterDNS      // nil for none
+	calls *pipe.Pipe
+}
+
+func newAgentConfigs(cfg Config) *agentConfigs {
+	return &agentConfigs{dns: cfg.ClusterDNS, calls: cfg.Calls, all: agentapi.Config{
+		ClusterDomain:       cfg.ClusterDomain,
+		ReservedMemoryBytes: cfg.ReservedMemoryBytes,
+		RegistryMirrors:     cfg.RegistryMirrors,
+		ImagesOfCloud:       cfg.ImagesOfCloud,
+		Plugins:             cfg.HasPlugins,
+	}}
+}
+
+// clusterDNS is where pods ask for names.
+func (s *agentConfigs) clusterDNS() []netip.Addr {
+	if s.dns == nil {
+		return nil
+	}
+	return s.dns.Addresses()
+}
+
+// of is what a cell is told after it has joined.
+func (s *agentConfigs) of(cell *Cell, node string, dns []netip.Addr) agentapi.Config {
+	config := s.all
+	config.NodeName, config.ClusterDNS, config.Routes = node, dns, s.routesOf(cell)
+	config.NodeIP, config.PodIP = cell.Instance.ManagementIP, cell.Instance.PodIP
+	config.NodeIPv6, config.PodIPv6 = cell.Instance.ManagementIPv6, cell.Instance.PodIPv6
+	config.Plugins = config.Plugins || len(cell.Plugins) > 0
+	return config
+}
+
+// routesOf are the networks that a cell's pod is to get what is for them.
+func (s *agentConfigs) routesOf(cell *Cell) []netip.Prefix {
+	if !routed(s.calls, cell) {
+		return nil
+	}
+	return cell.Options.CloudRoutes
+}

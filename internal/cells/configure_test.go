@@ -1,0 +1,60 @@
+package cells
+
+import (
+	"net/netip"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// dnsAt is a cluster's DNS.
+type dnsAt []netip.Addr
+
+func (d dnsAt) Addresses() []netip.Addr { return d }
+
+func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) {
+	b := newBench(t)
+	dns := dnsAt{netip.MustParseAddr("10.96.0.10")}
+	s := &configuring{
+		table: b.table, agents: b.agents, upgrades: &upgrades{}, setups: &setups{}, blockers: &blockers{table: b.table},
+		configs: &agentConfigs{all: agentapi.Config{ClusterDomain: "cluster.local"}, dns: dns, calls: b.calls},
+	}
+	for name, tc := range map[string]struct {
+		connected, configured bool
+		bound                 bool
+		dns                   dnsAt
+		due                   bool
+	}{
+		"it is not connected":              {false, true, false, nil, false},
+		"it is connected":                  {true, false, false, nil, true},
+		"it is configured":                 {true, true, false, dns, false},
+		"the cluster's DNS is another":     {true, true, false, nil, true},
+		"another DNS, and the pod is here": {true, true, true, nil, false},
+	} {
+		cell := Cell{ID: "c", Phase: apiv1.Booting, Instance: &cloud.Instance{}}
+		cell.step(apiv1.StepJoined, b.clock.Now())
+		if tc.bound {
+			cell.Pod, cell.Phase = ref("a"), apiv1.Bound
+		}
+		e := newEntry(cell, 0)
+		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
+		e.session, e.configured, e.dns = link, tc.configured, tc.dns
+		configure := s.due(e)
+		if (configure != nil) != tc.due || e.configured != (tc.configured && tc.connected) {
+			t.Errorf("%s: due %t, configured %t", name, configure != nil, e.configured)
+		}
+		if configure == nil {
+			continue
+		}
+		e.configured = false
+		e.breaks++ // while it is asked
+		if err := configure(t.Context()); err != nil || e.configured {
+			t.Errorf("%s: after a break it counts as configured (%v)", name, err)
+		}
+		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(e.dns) != 1 {
+			t.Errorf("%s: configured %t, with DNS %v (%v)", name, e.configured, e.dns, err)
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package cells
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// connectionReports store and report what comes of connecting to cells.
+type connectionReports struct {
+	table     *table
+	loop      *loop
+	records   *records
+	observers *observers
+	setups    *setups
+	versions  *versions
+}
+
+// configured reports, and stores, that the agent has its configuration, where it does.
+func (s *connectionReports) configured(ctx context.Context, e *entry) error {
+	s.table.mu.Lock()
+	configured, tell, told := e.configured, e.configured && e.untold, e.said
+	e.untold = false
+	s.table.mu.Unlock()
+	if tell {
+		s.observers.CellConnected(*e.cell(), e.session.Conn())
+	}
+	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
+		return nil
+	}
+	defer s.setups.tell(e)
+	defer s.versions.tell(e)
+	return s.records.save(ctx, e, func(cell *Cell) error {
+		cell.Token = ""
+		now := s.loop.clock.Now()
+		cell.step(apiv1.StepJoined, now)
+		if cell.bootIsNews(told.Boot) {
+			cell.Boot = Boot{Boot: told.Boot, Told: now}
+		}
+		if cell.agentIsNews(told.Agent) {
+			cell.AgentRuns = told.Agent
+		}
+		return nil
+	})
+}
+
+// tellsAway is how long a machine may not answer before observers look anew at why, and then at another reason: most machines
+// answer sooner.
+const tellsAway = time.Minute
+
+// unanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
+// than they know of.
+func (s *connectionReports) unanswered(ctx context.Context, e *entry) {
+	err, now := e.session.LastError(), s.loop.clock.Now()
+	since := e.connecting
+	if e.awayTold.After(since) {
+		since = e.awayTold
+	}
+	if err == nil || e.session.Connected() || e.cell().Phase != apiv1.Booting || err.Error() == e.away || now.Sub(since) < tellsAway {
+		return
+	}
+	e.away, e.awayTold = err.Error(), now
+	s.records.tell(ctx, e)
+}

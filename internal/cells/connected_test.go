@@ -1,0 +1,62 @@
+package cells
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
+	b := newBench(t)
+	s := &connectionReports{
+		table: b.table, loop: b.loop, records: b.records, observers: b.observers,
+		setups: &setups{events: b.events}, versions: &versions{},
+	}
+	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t"})
+	e.session = &modelLink{connected: true}
+	step := func(want time.Time, token string) {
+		t.Helper()
+		if err := s.configured(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.cell(); !got.StepTime(apiv1.StepJoined).Equal(want) || got.Token != token {
+			t.Errorf("it joined at %s and has token %q", got.StepTime(apiv1.StepJoined), got.Token)
+		}
+	}
+	step(time.Time{}, "t")
+	e.configured, e.untold = true, true
+	e.said = agentapi.Configured{Agent: agentapi.RunningAgent{Version: "v1"}}
+	joined := b.clock.Now()
+	step(joined, "")
+	b.clock.Step(time.Minute)
+	step(joined, "")
+	if e.cell().AgentRuns.Version != "v1" || e.untold {
+		t.Errorf("the agent is %+v, untold %t", e.cell().AgentRuns, e.untold)
+	}
+}
+
+func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
+	b := newBench(t)
+	s := &connectionReports{loop: b.loop, records: b.records}
+	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting}, 0)
+	link := &modelLink{err: errors.New("refused")}
+	e.session, e.connecting = link, b.clock.Now()
+	if s.unanswered(t.Context(), e); e.away != "" {
+		t.Error("it is reported at once")
+	}
+	b.clock.Step(tellsAway)
+	if s.unanswered(t.Context(), e); e.away != "refused" {
+		t.Errorf("after a while %q is reported", e.away)
+	}
+	link.err = errors.New("another")
+	if s.unanswered(t.Context(), e); e.away != "refused" {
+		t.Error("another reason is reported at once")
+	}
+	b.clock.Step(tellsAway)
+	if s.unanswered(t.Context(), e); e.away != "another" {
+		t.Errorf("after a while %q is reported", e.away)
+	}
+}

@@ -1,0 +1,54 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+// contacting connects to the machines of booting cells, and has their agents and kubelets set up.
+type contacting struct {
+	loop        *loop
+	records     *records
+	connections *connections
+	failures    *bootFailures
+}
+
+// prepare connects to a cell, and waits until its kubelet is ready.
+func (s *contacting) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+	if err := s.connections.connect(ctx, e); err != nil {
+		again, err := s.notSetUp(ctx, e, err)
+		return false, again, err
+	}
+	return s.connections.kubeletReady(e), 0, nil // else the tunnel and the kubelet wake the cell
+}
+
+// notSetUp takes an error of connecting: a cell whose agent or cloud-init file is under way is
+// asked again soon, one that cannot have them ends; of one that cannot carry out its file no
+// other is launched like it for a while. What else there is is the caller's.
+func (s *contacting) notSetUp(ctx context.Context, e *entry, err error) (time.Duration, error) {
+	switch {
+	case errors.Is(err, errNoAgent):
+		return 0, s.failures.noAgent(ctx, e, err)
+	case errors.Is(err, errNoCloudInit):
+		return 0, s.failures.noCloudInit(ctx, e, err)
+	case errors.Is(err, errAgentFetched):
+		return agentPoll, nil
+	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():
+		if e.cell().StepTime(apiv1.StepCloudInit).IsZero() {
+			// Stored, since a Kip that begins anew is not to take it for one that does not join.
+			if err := s.records.save(ctx, e, func(cell *Cell) error {
+				cell.step(apiv1.StepCloudInit, s.loop.clock.Now())
+				return nil
+			}); err != nil {
+				return 0, err
+			}
+		}
+		e.setup.polls++
+		return s.loop.random.After(e.setup.polls, firstSetUpPoll, longestSetUpPoll), nil
+	}
+	return 0, err
+}

@@ -1,0 +1,43 @@
+package cells
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+)
+
+func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		err       error
+		cloudInit string
+		again     time.Duration
+		phase     apiv1.Phase
+		fails     bool
+	}{
+		"its agent is being fetched":           {errAgentFetched, "", agentPoll, apiv1.Booting, false},
+		"its file is being carried out":        {agentapi.ErrNotYet, "digest", firstSetUpPoll, apiv1.Booting, false},
+		"something else is not ready":          {agentapi.ErrNotYet, "", 0, apiv1.Booting, true},
+		"its agent cannot be had":              {errNoAgent, "", 0, apiv1.Terminating, false},
+		"its file cannot be carried out":       {errNoCloudInit, "digest", 0, apiv1.Terminating, false},
+		"it cannot be asked for some reason":   {broken, "", 0, apiv1.Booting, true},
+		"the configuration is being put there": {errUnderWay, "", 0, apiv1.Booting, true},
+	} {
+		b := newBench(t)
+		s := &contacting{loop: b.loop, records: b.records, failures: b.failing()}
+		e := b.booting("c")
+		launched := e.cell().clone()
+		launched.Launch = &Launch{ID: "l", CloudInit: tc.cloudInit}
+		e.current.Store(&launched)
+		again, err := s.notSetUp(t.Context(), e, tc.err)
+		if (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) || again != tc.again || e.cell().Phase != tc.phase {
+			t.Errorf("%s: it is %s, again after %s (%v)", name, e.cell().Phase, again, err)
+		}
+		if begun := e.cell().StepTime(apiv1.StepCloudInit); begun.IsZero() == (tc.again == firstSetUpPoll) {
+			t.Errorf("%s: its file was begun at %s", name, begun)
+		}
+	}
+}

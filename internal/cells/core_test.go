@@ -1,0 +1,96 @@
+package cells
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/guard"
+	"github.com/elotl/kip/internal/store"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// bench is what a single step stands on: an empty store, a clock that stands, and a cloud
+// that has nothing. No loop runs.
+type bench struct {
+	*testing.T
+	Unobserved
+	core
+	clock   *clocktesting.FakeClock
+	cloud   *modelCloud
+	calls   *pipe.Pipe
+	ends    *ends
+	said    []string // Events
+	orphans []error  // of calls that ended orphans
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{T: t, clock: clocktesting.NewFakeClock(time.Unix(1e9, 0)), cloud: newModelCloud()}
+	b.calls = pipe.New(pipe.Config{Cloud: b.cloud, Clock: b.clock})
+	c := &Controller{}
+	c.wireCore(Config{
+		Store:  store.Memory(nil),
+		Calls:  b.calls,
+		Guard:  guard.New(guard.Config{Clock: b.clock}),
+		Events: b,
+		Clock:  b.clock,
+		Random: func() float64 { return 1 },
+		Log:    slog.New(slog.DiscardHandler),
+	})
+	b.core = c.core
+	b.ends = &ends{table: b.table, loop: b.loop, records: b.records, events: b.events, inventory: b.inventory}
+	*b.observers = append(*b.observers, b)
+	t.Cleanup(b.loop.queue.ShutDown)
+	return b
+}
+
+func (b *bench) Event(_ apiv1.PodReference, e events.Event) {
+	b.said = append(b.said, e.Type+" "+e.Reason+": "+e.Message)
+}
+
+func (b *bench) OrphanEnded(err error) { b.orphans = append(b.orphans, err) }
+
+// stored is a cell with a record.
+func (b *bench) stored(cell Cell) *entry {
+	b.Helper()
+	e := newEntry(cell, 0)
+	b.table.mu.Lock()
+	b.table.reserve(e)
+	b.table.index(e, cell.Instance)
+	b.table.mu.Unlock()
+	if err := b.records.add(b.Context(), e); err != nil {
+		b.Fatal(err)
+	}
+	b.woken()
+	return e
+}
+
+// woken returns the cells that are to be looked at since it was last asked.
+func (b *bench) woken() (cells []string) {
+	for b.loop.queue.Len() > 0 {
+		id, _ := b.loop.queue.Get()
+		b.loop.queue.Done(id)
+		cells = append(cells, id)
+	}
+	return cells
+}
+
+// looked makes a look the last one.
+func (b *bench) looked(seen look) {
+	b.inventory.mu.Lock()
+	defer b.inventory.mu.Unlock()
+	b.inventory.latest = seen
+}
+
+// asked reports whether a look was asked for since it was last asked.
+func (b *bench) asked() bool {
+	select {
+	case <-b.inventory.polls:
+		return true
+	default:
+		return false
+	}
+}

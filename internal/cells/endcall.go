@@ -1,0 +1,104 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/guard"
+)
+
+// endCalls ends instances: those of cells, and those without one.
+type endCalls struct {
+	loop     *loop
+	calls    *pipe.Pipe
+	guard    *guard.Guard
+	ends     *ends
+	endings  *endings
+	outcomes *endOutcomes
+}
+
+// run ends instances until ctx ends.
+func (s *endCalls) run(ctx context.Context) {
+	s.endings.queued.run(ctx, func(all []*termination) {
+		s.loop.pulse.Turn(ctx, "terminations", func(ctx context.Context) { s.callAll(ctx, all) })
+	})
+}
+
+// callAll ends what has come together, each in its own time: what waits for its
+// call meanwhile goes in one, and is heard of by instance.
+func (s *endCalls) callAll(ctx context.Context, all []*termination) {
+	population := s.ends.population()
+	for _, t := range all {
+		s.loop.inTurn(ctx, "terminations", func(ctx context.Context) {
+			err := s.guard.Admit(ctx, t.end, population)
+			if err == nil {
+				err = s.calls.Terminate(ctx, t.end.Instance).Err()
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			s.outcomes.heard(ctx, t, err)
+		})
+	}
+}
+
+// Between two tries to end one instance.
+const firstEndRetry, longestEndRetry = time.Second, time.Minute
+
+// endOutcomes takes what the cloud, or the guard, says of the ends of instances.
+type endOutcomes struct {
+	loop      *loop
+	endings   *endings
+	inventory *inventory
+	routes    *routes
+	events    *reporter
+	observers *observers
+}
+
+// heard takes the answer about one instance. What led to one without a cell goes with it.
+func (s *endOutcomes) heard(ctx context.Context, t *termination, err error) {
+	defer s.inventory.pollSoon()
+	if err == nil && t.cell == nil {
+		err = s.routes.unrouteStray(ctx, t.end.Instance)
+	}
+	now := s.loop.clock.Now()
+	held, isHeld := errors.AsType[*guard.HeldError](err)
+	s.endings.mu.Lock()
+	t.sending = false
+	tell := false
+	switch {
+	case err == nil:
+		t.accepted, t.tries = now, 0
+		s.inventory.askAnew(t.end.Instance)
+	case isHeld:
+		t.next = now.Add(min(held.After, idlePoll))
+		tell = t.told.is(string(held.Reason), now)
+	default:
+		t.tries++
+		t.next = now.Add(max(retryAfter(err), s.loop.random.After(t.tries, firstEndRetry, longestEndRetry)))
+		tell = t.told.is("failed "+string(cloud.CauseOf(err)), now)
+	}
+	s.endings.mu.Unlock()
+	if refusedWrite(err) {
+		s.loop.fail(err) // another leads
+		return
+	}
+	switch {
+	case err == nil:
+	case isHeld && tell:
+		s.events.tellHeld(t.end, held)
+	case tell:
+		s.events.tellEnd(t.end, events.NewCellNotTerminated(t.end.Instance, err))
+	}
+	if t.cell == nil {
+		if !isHeld {
+			s.observers.OrphanEnded(err)
+		}
+		return
+	}
+	s.loop.queue.Add(t.cell.id)
+}

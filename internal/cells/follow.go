@@ -1,0 +1,44 @@
+package cells
+
+import (
+	"context"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// consequences acts on what follows from a comparison of the cloud's list with the cells.
+type consequences struct {
+	loop      *loop
+	observers *observers
+	strays    *strays
+	tagging   *tagging
+	boosting  *boosting
+	losses    *losses
+	owner     string
+}
+
+// shown acts on what a look shows.
+func (s *consequences) shown(seen look, f findings) {
+	s.strays.forget(seen)
+	for _, id := range f.wake {
+		s.loop.queue.Add(id)
+	}
+	s.tagging.tagUntagged(seen)
+	s.boosting.unboostAll()
+}
+
+// described acts on what the cloud said of the instances that a look does not show, and
+// ends those without a cell.
+func (s *consequences) described(ctx context.Context, seen look, f findings, states map[string]cloud.State, faults map[string]error) {
+	for _, id := range seen.hides {
+		s.loop.log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: "+
+			"has it lost its tags?", "instance", id, "owner", s.owner)
+	}
+	s.losses.lose(ctx, seen, f, states, faults)
+	for range f.found {
+		s.observers.OrphanFound()
+	}
+	for _, i := range f.orphans {
+		s.strays.end(i)
+	}
+}

@@ -1,0 +1,138 @@
+package cells
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/cloud"
+	"sigs.k8s.io/yaml"
+)
+
+// requested are cells that are to be launched, on a bench.
+func (b *bench) requested(ids ...string) (group []*entry) {
+	for _, id := range ids {
+		group = append(group, b.stored(Cell{
+			ID: id, Pod: ref("pod of " + id), Phase: apiv1.Requested, Offerings: []Offering{{InstanceType: "nano", BootTimeout: time.Minute}},
+		}))
+	}
+	return group
+}
+
+func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		b := newBench(t)
+		b.cloud.traits.SharedUserData = shared
+		if err := b.lineage.open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
+		s := &intents{table: b.table, loop: b.loop, records: b.records, lineage: b.lineage, calls: b.calls, launchCalls: calls}
+		group := b.requested("c", "d")
+		l, err := s.store(t.Context(), group, &cloud.Resolved{PublicAddress: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stored launchRecord
+		if _, err := b.records.store.Get(t.Context(), launchesPrefix+l.id, &stored); err != nil || len(stored.Request.Machines) != 2 {
+			t.Fatalf("shared %t: the stored call has %d machines (%v)", shared, len(stored.Request.Machines), err)
+		}
+		if stored.Until.IsZero() == shared || stored.Request.Tags[cloud.TagGeneration] == "" {
+			t.Errorf("shared %t: the secret expires at %s, tags %v", shared, stored.Until, stored.Request.Tags)
+		}
+		for n, e := range group {
+			cell := e.cell()
+			if cell.Phase != apiv1.Launching || cell.Launch.Index != n || cell.Launch.Shared != shared || cell.CA != "ca" || e.launch != l.id {
+				t.Errorf("shared %t: cell %d is %s with %+v", shared, n, cell.Phase, cell.Launch)
+			}
+			var own struct{ Kip agentapi.UserData }
+			if err := yaml.Unmarshal(stored.Request.Machines[n].UserData, &own); err != nil || !shared && own.Kip.Token != cell.Token {
+				t.Errorf("shared %t: cell %d is told %+v (%v)", shared, n, own, err)
+			}
+		}
+		if group[0].cell().Token == group[1].cell().Token {
+			t.Errorf("shared %t: two cells have one token", shared)
+		}
+	}
+}
+
+func TestWhatIsToEndIsNotLaunched(t *testing.T) {
+	b := newBench(t)
+	s := &wanted{table: b.table, loop: b.loop, rights: &rights{table: b.table, loop: b.loop}}
+	group := b.requested("c", "d")
+	for _, e := range group {
+		e.launching = true
+	}
+	group[0].ending = "the pod is deleted"
+	left := s.of(append([]*entry(nil), group...))
+	if len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
+		t.Errorf("left are %d; launching %t and %t", len(left), group[0].launching, group[1].launching)
+	}
+	if woken := b.woken(); len(woken) != 1 || woken[0] != "c" {
+		t.Errorf("woken are %v", woken)
+	}
+}
+
+func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
+	b := newBench(t)
+	s := &unresolved{loop: b.loop, rights: &rights{table: b.table, loop: b.loop}, events: b.events}
+	group := b.requested("c")
+	for try := 1; try <= 2; try++ {
+		group[0].launching = true
+		s.heard(t.Context(), group, errors.New("no answer"))
+		if e := group[0]; e.resolving.failed != try || e.launching || len(b.said) != 1 || len(b.woken()) != 1 {
+			t.Errorf("after %d tries: %+v, launching %t, said %v", try, e.resolving, e.launching, b.said)
+		}
+	}
+}
+
+func TestCellsThatMayHaveAnotherArchitectureGoOn(t *testing.T) {
+	b := newBench(t)
+	group := b.requested("c", "d")
+	both := group[1].cell().clone()
+	both.Offerings = append(both.Offerings, Offering{InstanceType: "arm", Arch: "arm64"})
+	group[1].current.Store(&both)
+	for name, tc := range map[string]struct {
+		err    error
+		others int
+	}{
+		"it says nothing of types": {errors.New("no"), 0},
+		"it is the type":           {cloud.No(cloud.ErrUnfit, cloud.Scope{InstanceType: "nano"}, errors.New("no")), 1},
+	} {
+		if stay, others := byOtherArch(group, tc.err); len(others) != tc.others || len(stay)+len(others) != 2 {
+			t.Errorf("%s: %d stay and %d go on", name, len(stay), len(others))
+		}
+	}
+}
+
+func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
+	b := newBench(t)
+	r := &rights{table: b.table, loop: b.loop, events: b.events}
+	s := &launchWaits{clock: b.clock, rights: r, exclusion: &exclusion{
+		table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
+		strays: &strays{inventory: b.inventory, endings: b.endings},
+	}}
+	e := b.requested("c")[0]
+	wait := func(why string, want time.Duration) {
+		t.Helper()
+		if got := s.of(e); got != want {
+			t.Errorf("%s: it waits %s, want %s", why, got, want)
+		}
+	}
+	e.resolving.next = b.clock.Now().Add(3 * time.Second)
+	wait("a try has failed", 3*time.Second)
+	e.resolving = attempts{}
+	if wait("the cloud has listed nothing", time.Second); !b.asked() {
+		t.Error("no look is asked for")
+	}
+	b.looked(look{began: b.clock.Now()})
+	b.lineage.looked = true
+	r.pause.since, r.pause.until = b.clock.Now(), b.clock.Now().Add(5*time.Second)
+	wait("Kip has no right", 5*time.Second)
+	r.pause = pause{}
+	wait("nothing", 0)
+	b.lineage.now.Ahead = map[string]uint64{"other": 1}
+	wait("the store is behind", idlePoll)
+}

@@ -1,0 +1,48 @@
+package cells
+
+import (
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// served notes the APIs that are added.
+type served struct {
+	*modelLinks
+	info cellapi.CellInfo
+}
+
+func (s *served) AddCell(id string, info cellapi.CellInfo) API {
+	s.info = info
+	return s.modelLinks.AddCell(id, info)
+}
+
+func TestACellSeesANodeOfItsSizeAndItsPodOnlyWhenBound(t *testing.T) {
+	apis := &served{modelLinks: &modelLinks{cells: map[string]*modelLink{}}}
+	s := &cellAPIs{table: newTable(), apis: apis, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{}, reserved: 100}
+	e := newEntry(Cell{
+		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i"},
+		Offerings: []Offering{{MilliCPU: 2000, MemoryBytes: 1000}},
+	}, 0)
+	if _, hears := s.serve(e).(hearing); !hears {
+		t.Error("the cell's agent cannot give notice")
+	}
+	all, free := apis.info.Capacity.Memory().Value(), apis.info.Allocatable.Memory().Value()
+	if all != 1000 || free != 900 || apis.info.Capacity.Cpu().MilliValue() != 2000 || apis.info.Node != "kip-0" || e.node != "kip-0" {
+		t.Errorf("node %q with %d bytes, %d of them free: %v", apis.info.Node, all, free, apis.info.Capacity)
+	}
+	shown := func() int { return len(apis.of("c").bound) }
+	if err := e.show(); err != nil || shown() != 0 {
+		t.Errorf("a booting cell is shown %d pods (%v)", shown(), err)
+	}
+	bound := e.cell().clone()
+	bound.Phase = apiv1.Bound
+	e.current.Store(&bound)
+	for range 2 {
+		if err := e.show(); err != nil || shown() != 1 {
+			t.Errorf("a bound cell is shown %d pods (%v), want one", shown(), err)
+		}
+	}
+}

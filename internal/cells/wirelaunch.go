@@ -1,0 +1,146 @@
+package cells
+
+// requestSteps takes what pods and pools ask for.
+type requestSteps struct {
+	standbys    *standbys
+	requests    *requests
+	launchWaits *launchWaits
+	requesting  *requesting
+	refilling   *refilling
+}
+
+func (c *Controller) wireRequests(cfg Config) {
+	c.standbys = &standbys{
+		table:     c.table,
+		loop:      c.loop,
+		records:   c.records,
+		pools:     c.pools,
+		recipe:    c.recipe,
+		nodeNames: c.nodeNames,
+		lineage:   c.lineage,
+		listening: c.listening,
+		tagging:   c.tagging,
+		reserved:  cfg.ReservedMemoryBytes,
+	}
+	c.requests = &requests{
+		table:    c.table,
+		records:  c.records,
+		budgets:  c.budgets,
+		standbys: c.standbys,
+		recipe:   c.recipe,
+		clock:    cfg.Clock,
+	}
+	c.launchWaits = &launchWaits{
+		clock:     cfg.Clock,
+		exclusion: c.exclusion,
+		rights:    c.rights,
+	}
+	c.requesting = &requesting{
+		table:    c.table,
+		waits:    c.launchWaits,
+		blockers: c.blockers,
+		rights:   c.rights,
+		launches: c.launches,
+		removals: c.removals,
+	}
+	c.refilling = &refilling{
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		pools:   c.pools,
+		recipe:  c.recipe,
+		lineage: c.lineage,
+		options: cfg.Options,
+	}
+}
+
+// launchSteps has the steps of launches.
+type launchSteps struct {
+	launchCalls *launchCalls
+	outcomes    *outcomes
+	sending     *sending
+	wanted      *wanted
+	intents     *intents
+	dispatching *dispatching
+	unresolved  *unresolved
+	resolving   *resolving
+	launching   *launching
+	resuming    *resuming
+}
+
+func (c *Controller) wireLaunches(cfg Config) {
+	c.launchCalls = &launchCalls{
+		owner:  cfg.ControllerID,
+		ca:     cfg.CAHash,
+		recipe: c.recipe,
+	}
+	c.outcomes = &outcomes{
+		loop:      c.loop,
+		records:   c.records,
+		budgets:   c.budgets,
+		blockers:  c.blockers,
+		events:    c.events,
+		shortages: cfg.Shortages,
+	}
+	c.sending = &sending{
+		loop:      c.loop,
+		calls:     cfg.Calls,
+		outcomes:  c.outcomes,
+		sizes:     c.batchSizes,
+		rights:    c.rights,
+		events:    c.events,
+		shortages: cfg.Shortages,
+	}
+	c.wanted = &wanted{
+		table:  c.table,
+		loop:   c.loop,
+		rights: c.rights,
+	}
+	c.intents = &intents{
+		table:       c.table,
+		loop:        c.loop,
+		records:     c.records,
+		lineage:     c.lineage,
+		calls:       cfg.Calls,
+		launchCalls: c.launchCalls,
+	}
+	c.dispatching = &dispatching{
+		table:   c.table,
+		loop:    c.loop,
+		calls:   cfg.Calls,
+		intents: c.intents,
+		sending: c.sending,
+	}
+	c.unresolved = &unresolved{
+		loop:     c.loop,
+		rights:   c.rights,
+		outcomes: c.outcomes,
+		blockers: c.blockers,
+		events:   c.events,
+	}
+	c.resolving = &resolving{
+		loop:        c.loop,
+		calls:       cfg.Calls,
+		launchCalls: c.launchCalls,
+		wanted:      c.wanted,
+		dispatching: c.dispatching,
+		unresolved:  c.unresolved,
+	}
+	c.launching = &launching{
+		loop:      c.loop,
+		calls:     cfg.Calls,
+		queue:     c.launches,
+		sizes:     c.batchSizes,
+		wanted:    c.wanted,
+		resolving: c.resolving,
+	}
+	c.resuming = &resuming{
+		table:    c.table,
+		loop:     c.loop,
+		records:  c.records,
+		store:    cfg.Store,
+		lineage:  c.lineage,
+		sending:  c.sending,
+		outcomes: c.outcomes,
+	}
+}

@@ -1,0 +1,101 @@
+package cells
+
+// links connects to cells.
+type links struct {
+	upgrades          *upgrades
+	setups            *setups
+	interruptions     *interruptions
+	notices           *notices
+	bootTimes         *bootTimes
+	tokens            *tokens
+	cellAPIs          *cellAPIs
+	dialling          *dialling
+	configuring       *configuring
+	connectionReports *connectionReports
+	connections       *connections
+}
+
+func (c *Controller) wireLinks(cfg Config) {
+	c.upgrades = &upgrades{
+		table:    c.table,
+		agents:   c.agents,
+		blockers: c.blockers,
+		clock:    cfg.Clock,
+	}
+	c.setups = &setups{
+		agents:   c.agents,
+		blockers: c.blockers,
+		events:   c.events,
+		file:     cfg.CloudInit,
+	}
+	c.interruptions = &interruptions{
+		table:     c.table,
+		loop:      c.loop,
+		records:   c.records,
+		calls:     cfg.Calls,
+		guard:     cfg.Guard,
+		events:    c.events,
+		observers: c.observers,
+		inventory: c.inventory,
+		listening: c.listening,
+		ends:      c.ends,
+	}
+	c.notices = &notices{
+		loop:          c.loop,
+		interruptions: c.interruptions,
+		events:        c.events,
+	}
+	c.wireConnections(cfg)
+}
+
+// wireConnections makes connections of their parts.
+func (c *Controller) wireConnections(cfg Config) {
+	c.bootTimes = &bootTimes{
+		lineage: c.lineage,
+		late:    cfg.Late,
+		clock:   cfg.Clock,
+	}
+	c.tokens = &tokens{
+		table:     c.table,
+		records:   c.records,
+		bootTimes: c.bootTimes,
+	}
+	c.cellAPIs = &cellAPIs{
+		table:     c.table,
+		apis:      cfg.APIs,
+		nodeNames: c.nodeNames,
+		notices:   c.notices,
+		reserved:  cfg.ReservedMemoryBytes,
+	}
+	c.dialling = &dialling{
+		table:   c.table,
+		loop:    c.loop,
+		calls:   cfg.Calls,
+		tunnels: cfg.Tunnels,
+		tokens:  c.tokens,
+	}
+	c.configuring = &configuring{
+		table:    c.table,
+		agents:   c.agents,
+		upgrades: c.upgrades,
+		setups:   c.setups,
+		blockers: c.blockers,
+		configs:  newAgentConfigs(cfg),
+	}
+	c.connectionReports = &connectionReports{
+		table:     c.table,
+		loop:      c.loop,
+		records:   c.records,
+		observers: c.observers,
+		setups:    c.setups,
+		versions:  c.versions,
+	}
+	c.connections = &connections{
+		table:       c.table,
+		loop:        c.loop,
+		apis:        c.cellAPIs,
+		dialling:    c.dialling,
+		configuring: c.configuring,
+		reports:     c.connectionReports,
+	}
+}

@@ -1,0 +1,105 @@
+package cells
+
+// looks looks after all cells.
+type looks struct {
+	generations  *generations
+	known        *knownCells
+	foreign      *foreign
+	describing   *describing
+	losses       *losses
+	consequences *consequences
+	comparing    *comparing
+	lister       *lister
+	health       *health
+	queries      *queries
+	loading      *loading
+}
+
+func (c *Controller) wireLooks(cfg Config) {
+	c.generations = &generations{
+		loop:      c.loop,
+		store:     cfg.Store,
+		lineage:   c.lineage,
+		inventory: c.inventory,
+	}
+	c.wireLists(cfg)
+	c.health = &health{
+		table:     c.table,
+		loop:      c.loop,
+		events:    c.events,
+		observers: c.observers,
+		inventory: c.inventory,
+		listening: c.listening,
+		ends:      c.ends,
+		rules:     cfg.Health,
+	}
+	c.queries = &queries{
+		table:     c.table,
+		calls:     cfg.Calls,
+		lineage:   c.lineage,
+		exclusion: c.exclusion,
+		endings:   c.endings,
+		nodeNames: c.nodeNames,
+	}
+	c.loading = &loading{
+		table:       c.table,
+		loop:        c.loop,
+		store:       cfg.Store,
+		ledger:      c.ledger,
+		guard:       cfg.Guard,
+		generations: c.generations,
+		listening:   c.listening,
+		inventory:   c.inventory,
+	}
+}
+
+// wireLists makes what asks for the cloud's list, and acts on it.
+func (c *Controller) wireLists(cfg Config) {
+	c.known = &knownCells{
+		table:   c.table,
+		loop:    c.loop,
+		calls:   cfg.Calls,
+		endings: c.endings,
+	}
+	c.foreign = &foreign{
+		log:   cfg.Log,
+		owner: cfg.ControllerID,
+	}
+	c.describing = &describing{
+		calls: cfg.Calls,
+		log:   cfg.Log,
+	}
+	c.losses = &losses{
+		table:     c.table,
+		loop:      c.loop,
+		listening: c.listening,
+		ends:      c.ends,
+	}
+	c.consequences = &consequences{
+		loop:      c.loop,
+		observers: c.observers,
+		strays:    c.strays,
+		tagging:   c.tagging,
+		boosting:  c.boosting,
+		losses:    c.losses,
+		owner:     cfg.ControllerID,
+	}
+	c.comparing = &comparing{
+		known:        c.known,
+		foreign:      c.foreign,
+		inventory:    c.inventory,
+		generations:  c.generations,
+		describing:   c.describing,
+		consequences: c.consequences,
+	}
+	c.lister = &lister{
+		loop:        c.loop,
+		calls:       cfg.Calls,
+		inventory:   c.inventory,
+		silentZones: c.silentZones,
+		comparing:   c.comparing,
+		owner:       cfg.ControllerID,
+		interval:    cfg.Health.pollInterval(),
+		soonest:     cfg.SoonPoll,
+	}
+}

@@ -1,0 +1,70 @@
+package cells
+
+import "github.com/elotl/kip/internal/keyed"
+
+// upkeep asks the cloud for what is beside the life of cells.
+type upkeep struct {
+	silentZones *silentZones
+	consoles    *consoles
+	ingress     *ingress
+	sweeping    *sweeping
+	batchSizes  *batchSizes
+	boosting    *boosting
+	tagging     *tagging
+	trust       *trust
+}
+
+func (c *Controller) wireUpkeep(cfg Config) {
+	c.silentZones = &silentZones{
+		loop:      c.loop,
+		shortages: cfg.Shortages,
+		health:    cfg.Health,
+	}
+	c.consoles = &consoles{
+		loop:   c.loop,
+		calls:  cfg.Calls,
+		events: c.events,
+		places: keyed.NewPlaces[string](consolesAtOnce, consolesOfOne),
+	}
+	c.ingress = &ingress{
+		loop:  c.loop,
+		calls: cfg.Calls,
+		owner: cfg.ControllerID,
+	}
+	c.sweeping = &sweeping{
+		table:     c.table,
+		loop:      c.loop,
+		calls:     cfg.Calls,
+		inventory: c.inventory,
+		lineage:   c.lineage,
+		observers: c.observers,
+		owner:     cfg.ControllerID,
+	}
+	c.batchSizes = &batchSizes{
+		clock: cfg.Clock,
+		apart: map[location]fewer{},
+	}
+	c.boosting = &boosting{
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		calls:   cfg.Calls,
+		due:     newGather[*entry](),
+	}
+	c.tagging = &tagging{
+		table:     c.table,
+		loop:      c.loop,
+		calls:     cfg.Calls,
+		inventory: c.inventory,
+		listLag:   cfg.ListLag,
+		due:       newGather[*entry](),
+	}
+	c.trust = &trust{
+		table:       c.table,
+		loop:        c.loop,
+		records:     c.records,
+		agents:      c.agents,
+		ends:        c.ends,
+		authorities: c.authorities,
+	}
+}
