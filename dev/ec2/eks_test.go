@@ -36,7 +36,8 @@ func TestAnAssociationNeedsARoleThatTrustsEKSPodIdentity(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		return call(http.MethodPost, "", `{"namespace": "kip", "serviceAccount": "kip-provider", "roleArn": "`+arn+`", "disableSessionTags": true}`)
+		return call(http.MethodPost, "",
+			`{"namespace": "kip", "serviceAccount": "kip-provider", "roleArn": "`+arn+`", "disableSessionTags": true}`)
 	}
 	const invalid = "Trust policy of the role provided is invalid"
 	for _, tc := range []struct{ trust, says string }{

@@ -398,9 +398,9 @@ func (g *Guard) limit(e End, now time.Time, population int) *HeldError {
 	return nil
 }
 
-// isTurn reports whether no other namespace waits that has had fewer ends in the window. It is called under counting, not under mu. Without turns a
-// tenant whose cells fall silent all the time would use up the limit, and Kip would never replace a lost cell of another namespace
-// (TestNamespacesTakeTurnsAtTheLimit).
+// isTurn reports whether no other namespace waits that has had fewer ends in the window. It is called under counting, not under mu.
+// Without turns a tenant whose cells fall silent all the time would use up the limit, and Kip would never replace a lost cell of
+// another namespace (TestNamespacesTakeTurnsAtTheLimit).
 func (g *Guard) isTurn(namespace string, now time.Time) bool {
 	had := map[string]int{}
 	for _, p := range g.window {

@@ -122,8 +122,11 @@ func (p *Pipe) Do(ctx context.Context, call Call, send Send) []Answer {
 // complete makes sure that a call has all its answers.
 func complete(call Call, all []Answer) []Answer {
 	if n := call.size(); len(all) != n {
-		// An answer says nothing of the others: whether any of them was done is not known.
-		return call.Fail(fmt.Errorf("the cloud answered a %s of %d with %d results (%v)", call.Kind, n, len(all), Err(all)))
+		err := fmt.Errorf("the cloud answered a %s of %d with %d results", call.Kind, n, len(all))
+		if said := Err(all); said != nil { // as text: an answer for one says nothing of the others
+			err = fmt.Errorf("%w: %s", err, said.Error())
+		}
+		return call.Fail(err)
 	}
 	return all
 }
