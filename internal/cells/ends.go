@@ -39,10 +39,8 @@ type sign struct {
 	sure bool
 	// fault is why the cloud has ended the instance, where it says so.
 	fault error
-	// heard is when the cell was last heard, or could not have been.
-	heard time.Time
-	// again returns it as it is now; nil where the end does not follow from silence.
-	again func() time.Time
+	// heard returns when the cell was last heard, or could not have been. It is called without the table's lock.
+	heard func() time.Time
 	// disruption is why Kip may not be able to hear the cell at all; "" if it may.
 	disruption string
 }
@@ -56,7 +54,7 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 	}
 	cell := e.cell()
 	end := unrequested(cell, of.why)
-	end.LastHeartbeat, end.Heard, end.Disruption = of.heard, of.again, of.disruption
+	end.LastHeartbeat, end.Heard, end.Disruption = of.heard(), of.heard, of.disruption
 	if cell.Phase != apiv1.Bound || of.sure { // of a cell without a pod, nothing is lost that another launch does not give
 		end.Ground = guard.Harmless
 	}

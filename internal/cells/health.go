@@ -112,12 +112,15 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	}
 	population := s.ends.population()
 	for _, one := range found.silent {
-		cell := one.e.cell()
-		if cell.Phase == apiv1.Bound {
-			s.observers.CellSilent(*cell, one.since)
+		cell, since := one.e.cell(), s.lastLease(one)
+		if since.After(one.since) { // it was heard while others were judged
+			continue
 		}
-		since := s.lastLease(one) // others were judged since
-		quiet := s.loop.clock.Since(since)
+		if cell.Phase == apiv1.Bound {
+			s.observers.CellSilent(*cell, since)
+		}
+		// As of the survey: only that one compared it with all others.
+		quiet := now.Sub(since)
 		if s.rules.CloudAPI || quiet < s.timeout(cell) {
 			continue
 		}
@@ -125,8 +128,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 			cause: CauseLost,
 			// A tunnel that is heard shows that the link works. It does not speak against a kubelet that hangs.
 			why:        fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e)),
-			heard:      since,
-			again:      func() time.Time { return s.lastLease(one) },
+			heard:      func() time.Time { return s.lastLease(one) },
 			disruption: disrupted.why(one.e.location()),
 		})
 	}

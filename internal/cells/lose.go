@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -42,11 +43,13 @@ func (s *losses) lose(ctx context.Context, seen look, f findings, states map[str
 func (s *losses) loseTo(ctx context.Context, id string, population int, seen sign) {
 	s.table.mu.Lock()
 	e := s.table.byID[id]
-	if e != nil {
-		seen.heard = s.listening.mayHaveHeard(e, seen.sure)
-	}
 	s.table.mu.Unlock()
 	if e != nil {
+		seen.heard = func() time.Time {
+			s.table.mu.Lock()
+			defer s.table.mu.Unlock()
+			return s.listening.mayHaveHeard(e, seen.sure)
+		}
 		s.ends.lose(ctx, e, population, seen)
 	}
 }

@@ -143,8 +143,8 @@ type Guard struct {
 	mu sync.Mutex
 	// admitted are the instances that may end. They do not count again.
 	admitted map[string]bool
-	// counted are the instances whose end counts, and since when.
-	counted map[string]time.Time
+	// counted are the instances whose end was stored by a request that is not answered yet.
+	counted map[string]bool
 	// waiting are the instances whose end the limit holds back.
 	waiting map[string]waiting
 	held    map[string]*held
@@ -167,7 +167,7 @@ func New(cfg Config) *Guard {
 	return &Guard{
 		cfg:      cfg,
 		admitted: map[string]bool{},
-		counted:  map[string]time.Time{},
+		counted:  map[string]bool{},
 		waiting:  map[string]waiting{},
 		held:     map[string]*held{},
 	}
@@ -177,22 +177,22 @@ func New(cfg Config) *Guard {
 // The error is a *HeldError. An instance that is admitted stays so until it is forgotten. An end that counts is stored before Admit
 // returns.
 func (g *Guard) Admit(ctx context.Context, e End, population int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	because, counts := g.judge(e)
-	var limited *HeldError
 	if because == nil && counts {
-		limited = g.count(ctx, e, population)
+		g.mu.Unlock()
+		limited := g.count(ctx, e, population)
 		if e.Heard != nil {
 			e.LastHeartbeat = e.Heard()
 		}
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if because == nil && counts {
+		g.mu.Lock()
 		// While the store was waited for, the cell may have been heard, the store may be known to be behind, or a person may have
 		// let the end pass.
-		if because, counts = g.judgeNow(e); because == nil && counts {
+		if because, counts = g.judge(e); because == nil && counts {
 			because = limited
 		}
+		delete(g.counted, e.Instance) // it is admitted, or counts again when it is
 	}
 	if because != nil {
 		g.note(e, because, g.cfg.Clock.Now())
@@ -202,16 +202,9 @@ func (g *Guard) Admit(ctx context.Context, e End, population int) error {
 	return nil
 }
 
-// judge is judgeNow for who does not hold mu.
-func (g *Guard) judge(e End) (because *HeldError, counts bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.judgeNow(e)
-}
-
-// judgeNow applies everything but the Limit. It returns why the end is held back, or whether it counts for the Limit. It is called
+// judge applies everything but the Limit. It returns why the end is held back, or whether it counts for the Limit. It is called
 // under mu.
-func (g *Guard) judgeNow(e End) (because *HeldError, counts bool) {
+func (g *Guard) judge(e End) (because *HeldError, counts bool) {
 	now, admitted := g.cfg.Clock.Now(), g.admitted[e.Instance]
 	if !admitted {
 		if because = g.behind(e.Ground); because != nil {
@@ -300,7 +293,7 @@ func (g *Guard) lock(ctx context.Context) {
 func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 	g.lock(ctx)
 	defer g.counting.Unlock()
-	if g.isCounted(e.Instance) { // for another request at the same time, or the cell was heard after it was stored
+	if g.isCounted(e.Instance) { // for another request at the same time
 		return nil
 	}
 	population = g.knownPopulation(population)
@@ -326,7 +319,8 @@ func (g *Guard) count(ctx context.Context, e End, population int) *HeldError {
 	g.window = window
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.counted[e.Instance] = now
+	g.counted[e.Instance] = true
+	delete(g.waiting, e.Instance)
 	return nil
 }
 
@@ -345,8 +339,7 @@ func unstored(err error) *HeldError {
 func (g *Guard) isCounted(instance string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	at, counted := g.counted[instance]
-	return counted && g.cfg.Clock.Since(at) < g.cfg.Limit.Window
+	return g.counted[instance] || g.admitted[instance]
 }
 
 // readWindow reads the stored window once. It is called under counting.
@@ -445,7 +438,6 @@ func (g *Guard) Forget(instance string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.admitted, instance)
-	delete(g.counted, instance)
 	delete(g.waiting, instance)
 	delete(g.held, instance)
 }

@@ -158,11 +158,15 @@ func TestAnEndIsJudgedAgainOnceItIsStored(t *testing.T) {
 			if tc.want == "" && err != nil || tc.want != "" && (!isHeld || held.Reason != tc.want) {
 				t.Fatalf("%v, want it held back for %q", err, tc.want)
 			}
-			// It counts once, whatever comes of it.
+			// One that did not end counts again when it does: it may be long after.
 			k.during, behind, heard = nil, "", w.clock.Now().Add(-time.Hour)
 			e.LastHeartbeat = heard
-			if err := w.Admit(t.Context(), e, 100); err != nil || k.writes != 1 {
-				t.Errorf("afterwards it is answered %v, with %d writes", err, k.writes)
+			writes := 1
+			if tc.want != "" {
+				writes = 2
+			}
+			if err := w.Admit(t.Context(), e, 100); err != nil || k.writes != writes {
+				t.Errorf("afterwards it is answered %v, with %d writes, want %d", err, k.writes, writes)
 			}
 		})
 	}
@@ -242,5 +246,31 @@ func TestTheLimitIsThatOfTheLastKnownPopulation(t *testing.T) {
 	}
 	if n := w.admitted(lost(200)[1:], 1000); n != 99 {
 		t.Errorf("%d end besides, want 99", n)
+	}
+}
+
+func TestAnEndThatWasVetoedOnceItWasStoredKeepsNoTurn(t *testing.T) {
+	w := newWorld(Limit{Percent: 1, Least: 4, Window: time.Minute})
+	ends := func(instance string) int { // of the namespace with which its name begins
+		e := End{Instance: instance}
+		e.Pod.Namespace = instance[:1]
+		return w.admitted([]End{e}, 10)
+	}
+	ended := ends("c-1")
+	w.pass(5 * time.Second)
+	ended += ends("d-1")
+	w.pass(5 * time.Second)
+	if ended += ends("a-1") + ends("a-2"); ended != 4 || ends("b-1") != 0 {
+		t.Fatalf("%d end, want 4", ended)
+	}
+	w.pass(51 * time.Second) // c-1 counts no more
+	heard := End{Instance: "b-1", Heard: w.clock.Now}
+	heard.Pod.Namespace = "b"
+	if w.admitted([]End{heard}, 10) != 0 {
+		t.Fatal("a cell that is heard ends")
+	}
+	w.pass(5 * time.Second) // nor does d-1
+	if ends("a-3") != 1 {
+		t.Error("it is the turn of a namespace that wants nothing")
 	}
 }

@@ -225,6 +225,9 @@ func listen(dir string) (*os.File, error) {
 	return l.File()
 }
 
+// startShare is the part of its time to boot that a machine's QEMU may take to start: on a busy host that was more than half a minute.
+const startShare = 5
+
 // begin lets a machine that is paused run, as soon as its QEMU is there. The socket is
 // closed here, so that a QEMU that ends is seen.
 func (k *kind) begin(ctx context.Context, b *host.Boot, socket *os.File) error {
@@ -236,7 +239,11 @@ func (k *kind) begin(ctx context.Context, b *host.Boot, socket *os.File) error {
 		return err
 	}
 	defer d.Close()
-	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), b.Type.BootLimit())
+	// The rest is for the boot itself. Meanwhile Kip hears of no machine of the launch.
+	limit := b.Type.BootLimit() / startShare
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), limit)
 	if err != nil {
 		return err
 	}
