@@ -429,7 +429,8 @@ var scenarios = []scenario{
 		time.Sleep(10 * time.Minute)
 		held := s.told(uids[0], "EndHeldBack")
 		links(false, uids[1:]...)
-		time.Sleep(time.Minute)
+		// A Kip that was killed up to silentAfter before knows of no disruption, and gives the cell its time from when it began.
+		time.Sleep(40 * time.Second)
 		links(false, uids[0])
 		s.until("it is settled", s.settled)
 		for _, uid := range uids {
