@@ -23,7 +23,7 @@ const (
 // behind says why this Kip launches nothing, and ends nothing that nobody has asked to
 // end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
 // false.
-func (l *lineage) behind() (why string, sure bool) {
+func (l *Lineage) behind() (why string, sure bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -40,26 +40,26 @@ func (l *lineage) behind() (why string, sure bool) {
 }
 
 // Behind says why no instance may end whose end nobody has asked for; "" if it may.
-func (l *lineage) Behind() string {
+func (l *Lineage) Behind() string {
 	why, _ := l.behind()
 	return why
 }
 
 // isBehind says that the store is known to be.
-func (l *lineage) isBehind() bool {
+func (l *Lineage) isBehind() bool {
 	why, sure := l.behind()
 	return why != "" && sure
 }
 
 // mayRunMore says that a cell may have been given a pod of which its record does not
 // know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
-func (l *lineage) mayRunMore(e *entry) bool {
+func (l *Lineage) mayRunMore(e *entry) bool {
 	why, _ := l.behind()
 	return why != "" && e.loaded && e.session == nil
 }
 
 // holdBack notes that a cell of an earlier process is not connected to now.
-func (l *lineage) holdBack(now time.Time) {
+func (l *Lineage) holdBack(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.unsure = now
@@ -70,7 +70,7 @@ func (l *lineage) holdBack(now time.Time) {
 
 // unsureAfter is how long since then loaded cells were not connected to, since they may run
 // more than their records say.
-func (l *lineage) unsureAfter(from time.Time) time.Duration {
+func (l *Lineage) unsureAfter(from time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.unsureSince.After(from) {

@@ -15,7 +15,7 @@ const readyTimeout = 2 * time.Minute
 
 // bootTimes say how long booting cells still have.
 type bootTimes struct {
-	lineage *lineage
+	lineage *Lineage
 	late    *lateness.Meter
 	clock   clock.PassiveClock
 }

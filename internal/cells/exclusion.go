@@ -16,7 +16,7 @@ type exclusion struct {
 	table     *table
 	loop      *loop
 	events    *reporter
-	lineage   *lineage
+	lineage   *Lineage
 	inventory *inventory
 	listening *listening
 	strays    *strays

@@ -14,7 +14,7 @@ type intents struct {
 	table       *table
 	loop        *loop
 	records     *records
-	lineage     *lineage
+	lineage     *Lineage
 	calls       *pipe.Pipe
 	launchCalls *launchCalls
 }

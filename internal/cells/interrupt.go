@@ -208,11 +208,7 @@ func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Du
 			why:   taken,
 			sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
 		}
-		lost.heard = func() time.Time {
-			s.table.mu.Lock()
-			defer s.table.mu.Unlock()
-			return s.listening.mayHaveHeard(e, lost.sure)
-		}
+		lost.heard = s.listening.hearing(s.table, e, lost.sure)
 		s.table.mu.Lock()
 		isHeard := s.loop.clock.Since(e.lastSign()) < guard.Fresh
 		s.table.mu.Unlock()

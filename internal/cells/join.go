@@ -10,7 +10,7 @@ import (
 // joining has machines that were launched join: their agents, and then their kubelets.
 type joining struct {
 	clock         clock.PassiveClock
-	lineage       *lineage
+	lineage       *Lineage
 	interruptions *interruptions
 	failures      *bootFailures
 	stages        []preparation // in their order

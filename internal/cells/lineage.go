@@ -22,8 +22,8 @@ const generationKey = "generation"
 // loaded anew.
 var ErrTakenOver = errors.New("the store has taken over: its cells are loaded anew")
 
-// lineage is the generation of the store.
-type lineage struct {
+// Lineage is the generation of the store. It is made before the Controller.
+type Lineage struct {
 	store   *store.Store
 	listLag time.Duration // the cloud's
 
@@ -46,12 +46,9 @@ type lineage struct {
 	unsureSince, unsure time.Time
 }
 
-// Lineage is the generation of the store, for what is made before the Controller.
-type Lineage = lineage
-
 // NewLineage returns that of a store; listLag is the cloud's, as in Config. Nothing of it is known until a Controller has loaded it.
 func NewLineage(st *store.Store, listLag time.Duration) *Lineage {
-	return &lineage{store: st, listLag: listLag}
+	return &Lineage{store: st, listLag: listLag}
 }
 
 // newAge is how far apart two complete lists are at least before a store is believed to be new
@@ -60,7 +57,7 @@ func NewLineage(st *store.Store, listLag time.Duration) *Lineage {
 const newAge = orphanAge
 
 // proofAge is how far apart the two lists are; 0 where one is enough, since it lacks nothing.
-func (l *lineage) proofAge() time.Duration {
+func (l *Lineage) proofAge() time.Duration {
 	if l.listLag == 0 {
 		return 0
 	}
@@ -69,13 +66,13 @@ func (l *lineage) proofAge() time.Duration {
 
 // proves reports whether a complete list, asked for at a time, says all about the store that lists
 // can say. The caller holds mu.
-func (l *lineage) proves(began time.Time) bool {
+func (l *Lineage) proves(began time.Time) bool {
 	age := l.proofAge()
 	return age == 0 || began.Sub(l.first) > age
 }
 
 // open reads the record, and makes it where there is none.
-func (l *lineage) open(ctx context.Context) error {
+func (l *Lineage) open(ctx context.Context) error {
 	var g generation
 	revision, err := l.store.Get(ctx, generationKey, &g)
 	if err != nil {
@@ -92,26 +89,26 @@ func (l *lineage) open(ctx context.Context) error {
 	return nil
 }
 
-func (l *lineage) set(g generation) {
+func (l *Lineage) set(g generation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.now = g
 }
 
-func (l *lineage) current() generation {
+func (l *Lineage) current() generation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.now
 }
 
-func (l *lineage) lock(ctx context.Context) {
+func (l *Lineage) lock(ctx context.Context) {
 	defer pulse.Wait(ctx, pulse.Store)()
 	l.writing.Lock()
 }
 
 // write stores the next record: do is to write it, with whatever belongs to it. What
 // may have been written is what this process goes by. The caller holds writing.
-func (l *lineage) write(ctx context.Context, next generation, do func(store.Change) (int64, error)) error {
+func (l *Lineage) write(ctx context.Context, next generation, do func(store.Change) (int64, error)) error {
 	if !l.known {
 		var stored generation
 		revision, err := l.store.Get(ctx, generationKey, &stored)
@@ -137,13 +134,13 @@ func (l *lineage) write(ctx context.Context, next generation, do func(store.Chan
 }
 
 // put is do of a write of the record alone.
-func (l *lineage) put(ctx context.Context) func(store.Change) (int64, error) {
+func (l *Lineage) put(ctx context.Context) func(store.Change) (int64, error) {
 	return func(c store.Change) (int64, error) { return l.store.Put(ctx, c.Key, c.Value, c.Revision) }
 }
 
 // launch has a launch stored: do is to store it with the change, and to tag its
 // instances.
-func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change) (int64, error)) error {
+func (l *Lineage) launch(ctx context.Context, do func(tag string, c store.Change) (int64, error)) error {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
@@ -167,7 +164,7 @@ func (l *lineage) launch(ctx context.Context, do func(tag string, c store.Change
 // saw compares a list of the cloud: of the instances in it that no cell has and that do
 // not end, those that the store does not know of are remembered, whatever later lists
 // say: a person decides. It returns whether there were none before.
-func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, now time.Time) (news bool, err error) {
+func (l *Lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, now time.Time) (news bool, err error) {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
@@ -210,7 +207,7 @@ func (l *lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, 
 
 // shown names what a person is shown: what the store does not know of, by the last list and
 // by those before. The caller holds mu.
-func (l *lineage) shown() string {
+func (l *Lineage) shown() string {
 	hash := sha256.New()
 	for _, line := range slices.Sorted(maps.Keys(l.now.Ahead)) {
 		fmt.Fprintf(hash, "%q.%d ", line, l.now.Ahead[line])
@@ -226,7 +223,7 @@ func (l *lineage) shown() string {
 
 // takeOver has the store know of all that was seen, and that a person was shown. Its own
 // launches begin a new line: whoever goes on with the old one does not know of them.
-func (l *lineage) takeOver(ctx context.Context, shown string) error {
+func (l *Lineage) takeOver(ctx context.Context, shown string) error {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	l.mu.Lock()
@@ -250,7 +247,7 @@ func (l *lineage) takeOver(ctx context.Context, shown string) error {
 }
 
 // trust notes that what was not to be trusted is forgotten.
-func (l *lineage) trust(ctx context.Context) error {
+func (l *Lineage) trust(ctx context.Context) error {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()

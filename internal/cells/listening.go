@@ -76,6 +76,15 @@ func (l *listening) mayHaveHeard(e *entry, sure bool) time.Time {
 	return last
 }
 
+// hearing returns a function that asks mayHaveHeard under table.mu. Call it without that lock.
+func (l *listening) hearing(t *table, e *entry, sure bool) func() time.Time {
+	return func() time.Time {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return l.mayHaveHeard(e, sure)
+	}
+}
+
 func latest(first time.Time, others ...time.Time) time.Time {
 	for _, t := range others {
 		if t.After(first) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
@@ -45,11 +44,7 @@ func (s *losses) loseTo(ctx context.Context, id string, population int, seen sig
 	e := s.table.byID[id]
 	s.table.mu.Unlock()
 	if e != nil {
-		seen.heard = func() time.Time {
-			s.table.mu.Lock()
-			defer s.table.mu.Unlock()
-			return s.listening.mayHaveHeard(e, seen.sure)
-		}
+		seen.heard = s.listening.hearing(s.table, e, seen.sure)
 		s.ends.lose(ctx, e, population, seen)
 	}
 }

@@ -23,7 +23,7 @@ type sweeping struct {
 	loop      *loop
 	calls     *pipe.Pipe
 	inventory *inventory
-	lineage   *lineage
+	lineage   *Lineage
 	observers *observers
 	owner     string
 }

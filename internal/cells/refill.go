@@ -14,7 +14,7 @@ type refilling struct {
 	records *records
 	pools   *pools
 	recipe  *recipe
-	lineage *lineage
+	lineage *Lineage
 	options Options // of standby cells
 }
 

@@ -16,7 +16,7 @@ type resuming struct {
 	loop     *loop
 	records  *records
 	store    *store.Store
-	lineage  *lineage
+	lineage  *Lineage
 	sending  *sending
 	outcomes *outcomes
 }

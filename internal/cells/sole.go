@@ -8,7 +8,7 @@ import (
 // sole waits until a ready cell is surely the only one that runs its pod.
 type sole struct {
 	table     *table
-	lineage   *lineage
+	lineage   *Lineage
 	exclusion *exclusion
 	inventory *inventory
 }

@@ -18,7 +18,7 @@ type standbys struct {
 	pools     *pools
 	recipe    *recipe
 	nodeNames *nodeNames
-	lineage   *lineage
+	lineage   *Lineage
 	listening *listening
 	tagging   *tagging
 	reserved  int64 // bytes of memory that are the cell's own

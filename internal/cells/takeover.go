@@ -13,7 +13,7 @@ import (
 type generations struct {
 	loop      *loop
 	store     *store.Store
-	lineage   *lineage
+	lineage   *Lineage
 	inventory *inventory
 }
 

@@ -31,7 +31,7 @@ type Way struct {
 type queries struct {
 	table     *table
 	calls     *pipe.Pipe
-	lineage   *lineage
+	lineage   *Lineage
 	exclusion *exclusion
 	endings   *endings
 	nodeNames *nodeNames

@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws"
+	"github.com/elotl/kip/internal/cloud/cloudtest"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"k8s.io/utils/clock"
@@ -170,12 +171,7 @@ func inAccount(t *testing.T, f func(t *testing.T, a *account)) {
 			tags := map[string]string{cloud.TagOwner: owner, cloud.TagName: "Kip " + owner}
 			spec := cloud.LaunchSpec{InstanceType: "t3.nano", Zone: "us-east-1a", Subnet: "subnet-1", Tags: tags,
 				Options: cloud.Options{Image: map[string]string{"imageID": "ami-1"}}}
-			found, err := kip.Resolve(t.Context(), spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			spec.Resolved = &found
-			if err := kip.Launch(t.Context(), cloud.LaunchRequest{
+			if err := cloudtest.Launch(t.Context(), kip, cloud.LaunchRequest{
 				Token: owner, LaunchSpec: spec, Machines: make([]cloud.Machine, 2), UserData: []byte("x"),
 			}).Err(); err != nil {
 				t.Fatal(err)

@@ -162,14 +162,10 @@ func (a *asked) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	if r.Image == nil {
 		r.Image = a.image
 	}
-	if r.Resolved == nil {
-		found, err := a.Features().Resolver.Resolve(ctx, r.LaunchSpec)
-		if err != nil {
-			return cloud.NotLaunched(len(r.Machines), err)
-		}
-		r.Resolved = &found
-	}
-	return a.Cloud.Launch(ctx, r)
+	return cloudtest.Launch(ctx, struct {
+		cloud.Cloud
+		cloud.Resolver
+	}{a.Cloud, a.Features().Resolver}, r)
 }
 
 // subject is the endpoint for the checks.

@@ -1,7 +1,6 @@
 package aws
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,23 +14,12 @@ import (
 	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/aws/images"
+	"github.com/elotl/kip/internal/cloud/cloudtest"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
-// runLaunch launches as Kip does: what is not resolved is resolved first.
-func runLaunch(ctx context.Context, c interface {
-	cloud.Resolver
-	Launch(context.Context, cloud.LaunchRequest) cloud.LaunchResults
-}, r cloud.LaunchRequest) cloud.LaunchResults {
-	if r.Resolved == nil {
-		found, err := c.Resolve(ctx, r.LaunchSpec)
-		if err != nil {
-			return cloud.NotLaunched(len(r.Machines), err)
-		}
-		r.Resolved = &found
-	}
-	return c.Launch(ctx, r)
-}
+// runLaunch launches as Kip does.
+var runLaunch = cloudtest.Launch
 
 // resolved is a request as it is stored, and read again.
 func resolved(t *testing.T, c *Cloud, r cloud.LaunchRequest) (stored cloud.LaunchRequest) {
