@@ -268,7 +268,7 @@ MACHINES := ./internal/cloud/host ./internal/cloud/local ./internal/agent/firewa
 QEMU := ./internal/cloud/qemu/...
 APART := $(shell $(GO) list $(MACHINES) $(QEMU) ./test/faults ./test/linkage)
 # The race detector makes these take five times as long, and they start no goroutine.
-WITHOUT_RACE := $(addprefix $(MODULE)/,internal/placement internal/quote internal/daybook internal/policy internal/cloudconfig \
+WITHOUT_RACE := $(addprefix $(MODULE)/,internal/placement internal/quote internal/costs internal/policy internal/cloudconfig \
 	internal/config internal/catalog hack/catalog test/oddpods test/cost)
 .PHONY: unit
 unit: test-tools ## tests without machines and without Kubernetes' own code

@@ -15,14 +15,14 @@ import (
 	"github.com/elotl/kip/deploy"
 	"github.com/elotl/kip/internal/cloudconfig"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/nodeplan"
 )
 
 // Kip may be its own nodes, each by its name, and no other.
 func TestRightsNameEachVirtualNode(t *testing.T) {
 	var users, nodes []string
 	for number := range config.MaxNodes + 1 {
-		name := roster.Name("kip-0", number)
+		name := nodeplan.Name("kip-0", number)
 		nodes, users = append(nodes, name), append(users, "system:node:"+name)
 	}
 	seen := 0

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/quote"
 )
 
@@ -43,33 +43,33 @@ func costOf(k *kipctl) *cobra.Command {
 }
 
 func (k *kipctl) costQuery(by, since, until string) (adminapi.CostQuery, error) {
-	today := daybook.DayOf(k.clock.Now())
+	today := costs.DayOf(k.clock.Now())
 	q := adminapi.CostQuery{By: by, Until: today, Namespace: k.namespace}
 	if err := adminapi.CheckBy(by); err != nil {
 		return q, fmt.Errorf("--by: %w", err)
 	}
-	oldest := today - daybook.Kept
+	oldest := today - costs.Kept
 	if count, is := strings.CutSuffix(since, "d"); is {
 		n, err := strconv.ParseUint(count, 10, 16)
-		if err != nil || n == 0 || n > daybook.Kept {
-			return q, fmt.Errorf("--since: %q is no number of days: it must be from 1d to %dd, as long as costs are kept", since, daybook.Kept)
+		if err != nil || n == 0 || n > costs.Kept {
+			return q, fmt.Errorf("--since: %q is no number of days: it must be from 1d to %dd, as long as costs are kept", since, costs.Kept)
 		}
-		q.Since = today + 1 - daybook.Day(n)
+		q.Since = today + 1 - costs.Day(n)
 	} else {
 		var err error
-		if q.Since, err = daybook.ParseDay(since); err != nil {
+		if q.Since, err = costs.ParseDay(since); err != nil {
 			return q, fmt.Errorf("--since: %w, and no number of days such as 30d", err)
 		}
 	}
 	if until != "" {
 		var err error
-		if q.Until, err = daybook.ParseDay(until); err != nil {
+		if q.Until, err = costs.ParseDay(until); err != nil {
 			return q, fmt.Errorf("--until: %w", err)
 		}
 	}
 	switch {
 	case q.Since < oldest:
-		return q, fmt.Errorf("--since: %s is not kept any more: costs are kept for %d days, since %s", q.Since, daybook.Kept, oldest)
+		return q, fmt.Errorf("--since: %s is not kept any more: costs are kept for %d days, since %s", q.Since, costs.Kept, oldest)
 	case q.Since > today:
 		return q, fmt.Errorf("--since: %s is after today, %s", q.Since, today)
 	case q.Until < q.Since:

@@ -20,7 +20,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 func getCells(k *kipctl) *cobra.Command {
@@ -320,7 +320,7 @@ func table(w io.Writer, columns ...string) rows {
 
 func (t rows) row(cells ...string) {
 	for i := range cells {
-		cells[i] = spelling.Printable(orNone(cells[i]))
+		cells[i] = sanitize.Printable(orNone(cells[i]))
 	}
 	fmt.Fprintln(t.w, strings.Join(cells, "\t")) // a failure stays in w until Flush
 }

@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 const (
@@ -158,7 +158,7 @@ type plain struct{ io.Writer }
 
 func (p plain) Write(b []byte) (int, error) {
 	shown := strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || spelling.Printable(string(r)) == string(r) {
+		if r == '\n' || r == '\t' || sanitize.Printable(string(r)) == string(r) {
 			return r
 		}
 		return '?'

@@ -17,7 +17,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 func why(k *kipctl) *cobra.Command {
@@ -98,7 +98,7 @@ func (k *kipctl) explain(ctx context.Context, namespace, pod string) (*adminapi.
 // explanation writes e for people.
 func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, spelling.Printable(value)) }
+	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, sanitize.Printable(value)) }
 	line("Pod", e.Pod.String())
 	line("Node", orNone(e.Node))
 	line("Phase", orNone(strings.Join(adminapi.NonEmpty(e.PodPhase, e.Ended), ", ")))
@@ -192,7 +192,7 @@ func (k *kipctl) steps(w io.Writer, e *adminapi.Explanation) {
 		if i > 0 {
 			took = fmt.Sprintf("+%.3fs", s.Time.Sub(before.Time.Time).Seconds())
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), spelling.Printable(s.Name), took)
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Time.UTC().Format(time.RFC3339), sanitize.Printable(s.Name), took)
 		before = s
 	}
 }
@@ -224,7 +224,7 @@ func (k *kipctl) console(w io.Writer, e *adminapi.Explanation) {
 	c := e.Cell.Console
 	fmt.Fprint(w, "\nConsole of the machine:\n")
 	for _, text := range append(c.Lines, adminapi.NonEmpty(c.Error)...) {
-		fmt.Fprintf(w, "  %s\n", spelling.Printable(text))
+		fmt.Fprintf(w, "  %s\n", sanitize.Printable(text))
 	}
 	if len(c.Lines) == 0 && c.Error == "" {
 		fmt.Fprint(w, "  nothing yet, or the cloud does not show it yet\n")
@@ -255,10 +255,10 @@ func (k *kipctl) placement(w io.Writer, e *adminapi.Explanation) {
 			p.PricesTold.UTC().Format(time.DateOnly))
 	}
 	for _, r := range p.Rejected {
-		fmt.Fprintf(w, "  not %s: %s\n", spelling.Printable(r.What), spelling.Printable(r.Why))
+		fmt.Fprintf(w, "  not %s: %s\n", sanitize.Printable(r.What), sanitize.Printable(r.Why))
 	}
 	if p.Error != "" {
-		fmt.Fprintf(w, "  %s\n", spelling.Printable(p.Error))
+		fmt.Fprintf(w, "  %s\n", sanitize.Printable(p.Error))
 	}
 }
 
@@ -272,7 +272,7 @@ func (k *kipctl) events(w io.Writer, e *adminapi.Explanation) {
 		if ev.Count > 1 {
 			age += fmt.Sprintf(" (x%d)", ev.Count)
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age, spelling.Printable(ev.Type), spelling.Printable(ev.Reason), spelling.Printable(ev.Message))
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age, sanitize.Printable(ev.Type), sanitize.Printable(ev.Reason), sanitize.Printable(ev.Message))
 	}
 }
 

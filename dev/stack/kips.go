@@ -20,7 +20,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/local"
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/nodeplan"
 )
 
 // kip is one Kip of a stack: a virtual node with a state folder and a local cloud
@@ -127,7 +127,7 @@ func (o Options) nodeNames(k *kip) []string {
 		first, last = 1, len(o.Zones)
 	}
 	for number := first; number <= last; number++ {
-		names = append(names, roster.Name(k.node, number))
+		names = append(names, nodeplan.Name(k.node, number))
 	}
 	return names
 }

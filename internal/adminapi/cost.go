@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/elotl/kip/internal/daybook"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/costs"
+	"github.com/elotl/kip/internal/sanitize"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -27,7 +27,7 @@ type CostQuery struct {
 	// By is what they are summed by: pod, owner, namespace, day, type, or label=KEY.
 	By string
 	// Since and Until are the first day and the last, in UTC.
-	Since, Until daybook.Day
+	Since, Until costs.Day
 	// Namespace is the only one that counts; "" for all, and cells without a pod.
 	Namespace string
 }
@@ -39,13 +39,13 @@ func (q CostQuery) Label() (key string, is bool) { return strings.CutPrefix(q.By
 func CheckBy(by string) error {
 	if key, is := strings.CutPrefix(by, ByLabel); is {
 		if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
-			return fmt.Errorf("%q is no name of a label: %s", spelling.Printable(key), strings.Join(wrong, "; "))
+			return fmt.Errorf("%q is no name of a label: %s", sanitize.Printable(key), strings.Join(wrong, "; "))
 		}
 		return nil
 	}
 	if !slices.Contains(costsBy, by) {
 		return fmt.Errorf("%q is nothing that costs are summed by: it must be %s, or %sKEY",
-			spelling.Printable(by), strings.Join(costsBy, ", "), ByLabel)
+			sanitize.Printable(by), strings.Join(costsBy, ", "), ByLabel)
 	}
 	return nil
 }
@@ -61,7 +61,7 @@ type Costs struct {
 }
 
 // Cost is what was spent by one of what costs are summed by; the other fields are empty.
-// daybook.Others stands for names that were summed, daybook.NoPod for no pod.
+// costs.Others stands for names that were summed, costs.NoPod for no pod.
 type Cost struct {
 	Namespace    string `json:"namespace,omitempty"`
 	Owner        string `json:"owner,omitempty"`
@@ -121,9 +121,9 @@ func (c *Client) Costs(ctx context.Context, q CostQuery) (costs Costs, err error
 func (s *Server) costs(w http.ResponseWriter, r *http.Request) {
 	q := CostQuery{By: r.FormValue("by"), Namespace: r.FormValue("namespace")}
 	err := CheckBy(q.By)
-	for name, day := range map[string]*daybook.Day{"since": &q.Since, "until": &q.Until} {
+	for name, day := range map[string]*costs.Day{"since": &q.Since, "until": &q.Until} {
 		if err == nil {
-			if *day, err = daybook.ParseDay(r.FormValue(name)); err != nil {
+			if *day, err = costs.ParseDay(r.FormValue(name)); err != nil {
 				err = fmt.Errorf("%s: %w", name, err)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 )
 
 func TestCostsAreAskedForAsTheyAreServed(t *testing.T) {
@@ -21,7 +21,7 @@ func TestCostsAreAskedForAsTheyAreServed(t *testing.T) {
 		Costs: []Cost{{Label: "blue", Hours: 3, Dollars: &price}, {Hours: 1, UnknownPriceHours: 1}},
 		Total: Cost{Hours: 4, Dollars: &price, UnknownPriceHours: 1},
 	}
-	first, err := daybook.ParseDay("2026-11-01")
+	first, err := costs.ParseDay("2026-11-01")
 	if err != nil {
 		t.Fatal(err)
 	}

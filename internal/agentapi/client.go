@@ -286,7 +286,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) (io.Re
 	}
 }
 
-// printable is what may be shown of an agent's text, as spelling.Printable says, which
+// printable is what may be shown of an agent's text, as sanitize.Printable says, which
 // the contract does not import.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {

@@ -15,7 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 // What a cell may ask whatever its pod; see allowance for what a larger pod adds. A kubelet
@@ -378,7 +378,7 @@ func (c *Cell) noteRefusal(r Refusal, limit, why string) {
 	c.budget.refused(r, limit)
 	if c.refusals.AllowN(c.server.clock.Now(), 1) {
 		used := c.budget.used()
-		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", spelling.Printable(cut(why, maxLogged)),
+		c.server.log.Warn("cell was refused what it may not have", "cell", c.id, "message", sanitize.Printable(cut(why, maxLogged)),
 			"refused", used.Refused, "requests", used.Requests, "sent", used.Sent, "answered", used.Answered, "worked", used.Worked)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -163,7 +163,7 @@ func (a *ask) String() string {
 	} else if a.Namespace != "" {
 		what += " in namespace " + a.Namespace
 	}
-	return spelling.Printable(cut(a.Verb+" "+what, maxLogged))
+	return sanitize.Printable(cut(a.Verb+" "+what, maxLogged))
 }
 
 // isPodStatus reports whether it is what a kubelet says of its pod.

@@ -17,7 +17,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 const (
@@ -121,7 +121,7 @@ func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *
 	}
 	image, named, ok := namedBy(pod, asked.Image)
 	if !ok {
-		return c.forbidden(a, fmt.Sprintf("its pod does not name the image %s", spelling.Printable(cut(asked.Image, 256))))
+		return c.forbidden(a, fmt.Sprintf("its pod does not name the image %s", sanitize.Printable(cut(asked.Image, 256))))
 	}
 	if c.server.images == nil {
 		return apierrors.NewServiceUnavailable("this cloud has no credentials for images")

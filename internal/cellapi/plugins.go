@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
 )
@@ -66,8 +66,8 @@ func (c *Cell) notePlugin(event watches.APIObject) {
 		return
 	}
 	trouble := reason + ": " + message
-	trouble = spelling.Printable(cut(trouble, maxTrouble))
-	reason = spelling.Printable(cut(reason, 128))
+	trouble = sanitize.Printable(cut(trouble, maxTrouble))
+	reason = sanitize.Printable(cut(reason, 128))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// A kubelet that has said why it failed goes on to say that it failed.

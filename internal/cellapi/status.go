@@ -16,7 +16,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 // The bounds of what a pod's status says. Its lists have as many entries as the pod's spec has
@@ -456,7 +456,7 @@ func (c *Cell) noteStored(answer *answered, cuts []string) {
 }
 
 func (c *Cell) setUnstored(why string) {
-	why = spelling.Printable(cut(why, maxTrouble))
+	why = sanitize.Printable(cut(why, maxTrouble))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unstored = why

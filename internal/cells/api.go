@@ -6,7 +6,7 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
@@ -127,15 +127,15 @@ func (c *Controller) Costs() []Cost { return c.costs.total() }
 
 // CostsByNamespace returns what the cells of each namespace have cost until now, since
 // Kip's state began, those that are gone included. Cells without a pod are
-// daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
-// the others are daybook.Others. What stood idle is that of cells that are gone, and of cells
+// costs.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
+// the others are costs.Others. What stood idle is that of cells that are gone, and of cells
 // without a pod: of the others it is not stored, and would decrease when Kip starts anew.
 func (c *Controller) CostsByNamespace() map[string]Amount { return c.costs.byNamespace() }
 
 // Spent calls each with what was spent on each day from one to another, the last included,
-// by whom, until now: some of it several times for one spender and day, in no order. Days
-// are known as long as daybook.Kept says, and names as far as they fit into the bytes of a day.
-func (c *Controller) Spent(ctx context.Context, first, last daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+// by whom, until now: some of it several times for one key and day, in no order. Days
+// are known as long as costs.Kept says, and names as far as they fit into the bytes of a day.
+func (c *Controller) Spent(ctx context.Context, first, last costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error {
 	return c.costs.spent(ctx, first, last, each)
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
 )
 
@@ -102,8 +102,8 @@ func TestCellsWhoseDisksAreNotAttachedHoldUpNoOther(t *testing.T) {
 func TestWhatHangsAsideStandsStillForNobody(t *testing.T) {
 	withDisks(t, func(t *testing.T, b *bubble, d *modelDisks) {
 		b.stop()
-		p := pulse.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
-		b.cfg.Pulse = p
+		p := watchdog.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
+		b.cfg.Watchdog = p
 		b.cfg.Cloud = throttling{b.cloud}
 		d.hangs = func(disk string) bool { return strings.HasPrefix(disk, "stuck-") }
 		b.run()
@@ -122,7 +122,7 @@ func TestWhatHangsAsideStandsStillForNobody(t *testing.T) {
 		}
 		b.bound(1)
 		b.cells.Release(ref("p000").UID, "done", false)
-		b.later(5 * pulse.Limit)
+		b.later(5 * watchdog.Limit)
 		if err := p.Err(); err != nil {
 			t.Error(err)
 		}

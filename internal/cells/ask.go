@@ -4,15 +4,15 @@ import (
 	"context"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/lanes"
+	"github.com/elotl/kip/internal/agentlimit"
 )
 
 // asking asks the agents of cells, a bounded number at a time.
-type asking struct{ lanes *lanes.Lanes }
+type asking struct{ limiter *agentlimit.Limiter }
 
 // ask asks a cell's agent on a session, which may be closed meanwhile.
 func (a *asking) ask(ctx context.Context, e *entry, s Session, do func(context.Context, agentapi.Client) error) error {
-	return a.lanes.Ask(ctx, &e.pace, e.cell().Pod.Namespace, configTimeout, func(ctx context.Context) error {
+	return a.limiter.Ask(ctx, &e.pace, e.cell().Pod.Namespace, configTimeout, func(ctx context.Context) error {
 		return do(ctx, agentapi.Client{Conn: s.Conn()})
 	})
 }

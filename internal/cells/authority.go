@@ -77,7 +77,7 @@ func (s *trust) run(ctx context.Context) {
 			return
 		case <-ticker.C():
 		}
-		s.loop.pulse.Turn(ctx, "authorities", s.tellSome)
+		s.loop.watchdog.Track(ctx, "authorities", s.tellSome)
 	}
 }
 
@@ -111,7 +111,7 @@ func (s *trust) tellSome(ctx context.Context) {
 // tell has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
 func (s *trust) tell(ctx context.Context, e *entry, session Session) {
-	err := s.agents.lanes.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
+	err := s.agents.limiter.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
 	if err == nil {
 		err = s.records.save(ctx, e, func(cell *Cell) error {
 			cell.CA, cell.OldCA = s.authorities.now, s.authorities.old

@@ -48,7 +48,7 @@ type boost struct {
 // run ends boosts until ctx ends.
 func (s *boosting) run(ctx context.Context) {
 	s.due.run(ctx, func(entries []*entry) {
-		s.loop.pulse.Turn(ctx, "boosts", func(ctx context.Context) { s.end(ctx, entries) })
+		s.loop.watchdog.Track(ctx, "boosts", func(ctx context.Context) { s.end(ctx, entries) })
 	})
 }
 

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/stall"
 	"k8s.io/utils/clock"
 )
 
@@ -16,7 +16,7 @@ const readyTimeout = 2 * time.Minute
 // bootTimes say how long booting cells still have.
 type bootTimes struct {
 	lineage *Lineage
-	late    *lateness.Meter
+	late    *stall.Meter
 	clock   clock.PassiveClock
 }
 

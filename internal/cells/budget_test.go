@@ -346,11 +346,11 @@ func TestOtherNamespacesAndUnknownPricesInBudgets(t *testing.T) {
 func TestSpendingsOfTooManyNamespacesForgetTheLeast(t *testing.T) {
 	month := monthOf(time.Now())
 	many := map[string]float64{}
-	for n := range mostSpenders + 10 {
+	for n := range mostKept + 10 {
 		many[fmt.Sprint("ns", n)] = float64(n + 1)
 	}
 	all := spending{Month: month}.with(spending{month, many})
-	if _, there := all.Dollars["ns9"]; len(all.Dollars) != mostSpenders || there {
+	if _, there := all.Dollars["ns9"]; len(all.Dollars) != mostKept || there {
 		t.Errorf("%d namespaces are kept, the tenth of them: %t", len(all.Dollars), there)
 	}
 	later := all.with(spending{month.AddDate(0, 1, 0), map[string]float64{"a": 1}})

@@ -12,9 +12,9 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
-	"github.com/elotl/kip/internal/lateness"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -98,9 +98,9 @@ type Config struct {
 	SoonPoll time.Duration
 	// Late measures this process, and its owner runs it: a time in which Kip was late
 	// is held against no cell. Nil for a Kip that is never late.
-	Late *lateness.Meter
-	// Pulse is told of the turns of the loops. Optional.
-	Pulse *pulse.Pulse
+	Late *stall.Meter
+	// Watchdog tracks the tasks of the loops. Optional.
+	Watchdog *watchdog.Watchdog
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.

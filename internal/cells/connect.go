@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise; only
@@ -149,7 +149,7 @@ func (s *connections) reach(ctx context.Context, e *entry) error {
 
 // ready waits until the cell's session is connected, or ctx ends: false.
 func (e *entry) ready(ctx context.Context) bool {
-	defer pulse.Wait(ctx, pulse.Cell)()
+	defer watchdog.Wait(ctx, watchdog.Cell)()
 	select {
 	case <-e.session.Ready():
 		return true

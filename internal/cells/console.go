@@ -14,7 +14,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/keyed"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 const (
@@ -71,7 +71,7 @@ func (s *consoles) tell(ctx context.Context, cell *Cell) {
 		ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 		defer cancel()
 		text, err := from.Console(ctx, cell.Instance.ID)
-		lines := spelling.LastLines(text, consoleLines, consoleBytes)
+		lines := sanitize.LastLines(text, consoleLines, consoleBytes)
 		if !cell.StepTime(apiv1.StepCloudInit).IsZero() { // and what the operator's scripts write is theirs
 			lines = agentsLast(lines)
 		}

@@ -71,7 +71,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	for name, lock := range map[string]sync.Locker{
 		"the lock of the cells": &c.table.mu, "the lock of the inventory": &c.inventory.mu, "the lock of the standby pools": &c.pools.mu,
 	} {
-		c.loop.running.Go(func() { c.loop.pulse.Probe(ctx, name, lock) })
+		c.loop.running.Go(func() { c.loop.watchdog.TrackLock(ctx, name, lock) })
 	}
 	close(c.ready)
 

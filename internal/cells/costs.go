@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
 
-// costs is what cells have cost, those that run included.
-type costs struct {
+// totalCosts is what cells have cost, those that run included.
+type totalCosts struct {
 	table  *table
 	store  *store.Store
 	ledger *ledger
@@ -22,7 +22,7 @@ type costs struct {
 
 // total returns what all cells have cost until now, those that are gone
 // included, also over restarts. The order is by type.
-func (s *costs) total() []Cost {
+func (s *totalCosts) total() []Cost {
 	now := s.clock.Now()
 	return s.ledger.total(func() []Cost {
 		var running []Cost
@@ -35,11 +35,11 @@ func (s *costs) total() []Cost {
 
 // runningEntries are those of the cells that run, in order of the cells, with what of them
 // stands idle.
-func (s *costs) runningEntries() []daybook.Entry {
-	return s.entriesNow(func(cell *Cell) daybook.Use { return useOf(s.meter, cell) })
+func (s *totalCosts) runningEntries() []costs.Entry {
+	return s.entriesNow(func(cell *Cell) costs.Use { return useOf(s.meter, cell) })
 }
 
-func (s *costs) entriesNow(use func(*Cell) daybook.Use) (all []daybook.Entry) {
+func (s *totalCosts) entriesNow(use func(*Cell) costs.Use) (all []costs.Entry) {
 	now, list := s.clock.Now(), s.table.list()
 	slices.SortFunc(list, func(a, b Cell) int { return cmp.Compare(a.ID, b.ID) })
 	for i := range list {
@@ -50,30 +50,30 @@ func (s *costs) entriesNow(use func(*Cell) daybook.Use) (all []daybook.Entry) {
 
 // byNamespace returns what the cells of each namespace have cost until now, since
 // Kip's state began, those that are gone included. Cells without a pod are
-// daybook.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
-// the others are daybook.Others. What stood idle is that of cells that are gone, and of cells
+// costs.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
+// the others are costs.Others. What stood idle is that of cells that are gone, and of cells
 // without a pod: of the others it is not stored, and would decrease when Kip starts anew.
-func (s *costs) byNamespace() map[string]Amount {
+func (s *totalCosts) byNamespace() map[string]Amount {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	if s.ledger.days.own == nil { // nothing was read yet
 		return nil
 	}
 	return s.ledger.days.byNamespace(slices.Concat(s.ledger.days.open,
-		s.entriesNow(func(*Cell) daybook.Use { return daybook.Use{} })))
+		s.entriesNow(func(*Cell) costs.Use { return costs.Use{} })))
 }
 
 // spent calls each with what was spent on each day from one to another, the last included,
-// by whom, until now: some of it several times for one spender and day, in no order. Days
-// are known as long as daybook.Kept says, and names as far as they fit into the bytes of a day.
-func (s *costs) spent(ctx context.Context, first, last daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
-	tell := func(entries []daybook.Entry) {
+// by whom, until now: some of it several times for one key and day, in no order. Days
+// are known as long as costs.Kept says, and names as far as they fit into the bytes of a day.
+func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error {
+	tell := func(entries []costs.Entry) {
 		for _, e := range entries {
-			e.Each(first, last, func(d daybook.Day, a daybook.Amount) { each(e.Spender, d, a) })
+			e.Each(first, last, func(d costs.Day, a costs.Amount) { each(e.Key, d, a) })
 		}
 	}
-	today := daybook.DayOf(s.clock.Now())
-	first = max(first, today-daybook.Kept)
+	today := costs.DayOf(s.clock.Now())
+	first = max(first, today-costs.Kept)
 	begun, written, now, err := s.ledger.snapshot(ctx, s.runningEntries)
 	if err != nil {
 		return fmt.Errorf("read what was spent: %w", err)
@@ -82,7 +82,7 @@ func (s *costs) spent(ctx context.Context, first, last daybook.Day, each func(da
 	// What has ended before a day has cost nothing on it. The last day that was written is one of
 	// the future where a clock was ahead once.
 	for day := max(first, begun); day < min(written, today+2); day++ {
-		var entries []daybook.Entry
+		var entries []costs.Entry
 		if _, err := s.store.Get(ctx, daysPrefix+day.String(), &entries); err != nil {
 			return fmt.Errorf("read what was spent: %w", err)
 		}

@@ -9,11 +9,11 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/agentlimit"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/keyed"
-	"github.com/elotl/kip/internal/lanes"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // drainTimeout bounds how long Kip waits for a cell to answer before it terminates it. A
@@ -56,7 +56,7 @@ func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 // take waits for one of the places of a cell's namespace, before the time of what is done there runs: those
 // who have them may wait for cells that do not answer.
 func (e *entry) take(ctx context.Context, places *keyed.Places[string]) (leave func(), err error) {
-	defer pulse.Wait(ctx, pulse.Cell)()
+	defer watchdog.Wait(ctx, watchdog.Cell)()
 	return places.Take(ctx, e.cell().Pod.Namespace)
 }
 
@@ -78,7 +78,7 @@ func (s *draining) letsGo(ctx context.Context, e *entry, poll time.Duration, ask
 		if err == nil {
 			return nil
 		}
-		again := errors.Is(err, agentapi.ErrNotYet) || errors.Is(err, lanes.ErrSlow)
+		again := errors.Is(err, agentapi.ErrNotYet) || errors.Is(err, agentlimit.ErrSlow)
 		if !again || !patient(e) || !s.loop.sleep(ctx, s.loop.random.Jittered(poll)) {
 			return err
 		}
@@ -95,7 +95,7 @@ func (s *draining) saveAll(ctx context.Context, e *entry, err error) error {
 	if err == nil {
 		err = s.freeVolumes(ctx, e) // other pods may wait for them
 	}
-	defer pulse.Wait(ctx, pulse.Cell)()
+	defer watchdog.Wait(ctx, watchdog.Cell)()
 	finishing.Wait()
 	s.logs.Finish(ctx, pod) // for who has begun to read meanwhile
 	return err
@@ -150,7 +150,7 @@ func (s *draining) saveLogs(ctx context.Context, e *entry) error {
 		return err
 	}
 	defer leave()
-	defer pulse.Wait(ctx, pulse.Cell)()
+	defer watchdog.Wait(ctx, watchdog.Cell)()
 	dialling, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	if !e.ready(dialling) { // after a restart of Kip it may still be dialling

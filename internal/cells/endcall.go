@@ -24,7 +24,7 @@ type endCalls struct {
 // run ends instances until ctx ends.
 func (s *endCalls) run(ctx context.Context) {
 	s.endings.queued.run(ctx, func(all []*termination) {
-		s.loop.pulse.Turn(ctx, "terminations", func(ctx context.Context) { s.callAll(ctx, all) })
+		s.loop.watchdog.Track(ctx, "terminations", func(ctx context.Context) { s.callAll(ctx, all) })
 	})
 }
 

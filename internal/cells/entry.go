@@ -6,8 +6,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentlimit"
 	"github.com/elotl/kip/internal/backoff"
-	"github.com/elotl/kip/internal/lanes"
 )
 
 // entry is a cell and what this process holds for it. A step declares its part of that, and
@@ -42,9 +42,9 @@ type entry struct {
 
 	connection
 	asides     asides
-	pace       lanes.Pace // of its agent
-	resolving  attempts   // to resolve its launch; of whoever holds the cell
-	unknown    news       // of what may run its pod besides
+	pace       agentlimit.Pace // of its agent
+	resolving  attempts        // to resolve its launch; of whoever holds the cell
+	unknown    news            // of what may run its pod besides
 	rights     rightsState
 	blocked    blocked
 	setup      setupState

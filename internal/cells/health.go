@@ -85,7 +85,7 @@ func (s *health) run(ctx context.Context) {
 		case <-ticker.C():
 		}
 		now := s.loop.clock.Now()
-		s.loop.pulse.Turn(ctx, "health", func(ctx context.Context) {
+		s.loop.watchdog.Track(ctx, "health", func(ctx context.Context) {
 			disrupted = s.checkLeases(ctx, now, disrupted)
 			s.ends.showReleased()
 		})

@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/guard"
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/tunnel"
 	"k8s.io/utils/clock"
 )
@@ -220,10 +220,10 @@ func TestTheCloudsWordAloneDecidesWithCloudAPI(t *testing.T) {
 	})
 }
 
-// goOn ends the lateness of a Kip whose meter has not run yet.
+// goOn ends the stall of a Kip whose meter has not run yet.
 func (b *bubble) goOn() { go func() { _ = b.cfg.Late.Run(b.Context()) }() }
 
-func withMeter(c *setup) { c.Late = lateness.New(c.Clock) }
+func withMeter(c *setup) { c.Late = stall.New(c.Clock) }
 
 func TestALateKipBlamesNoCellForItsSilence(t *testing.T) {
 	inBubble(t, withMeter, nil, func(t *testing.T, b *bubble) {

@@ -58,7 +58,7 @@ func (s *interruptions) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := source.Interruptions(ctx, cloud.Listener{
 			Notify: func(i cloud.Interruption) {
-				s.loop.pulse.Turn(ctx, "interruptions", func(ctx context.Context) { s.interrupt(ctx, i) })
+				s.loop.watchdog.Track(ctx, "interruptions", func(ctx context.Context) { s.interrupt(ctx, i) })
 			},
 			Mine:    func(instance string) bool { return s.table.havingInstance(instance) != nil },
 			Planned: s.planned,

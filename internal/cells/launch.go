@@ -68,7 +68,7 @@ type launching struct {
 // run launches what waits until ctx ends.
 func (s *launching) run(ctx context.Context) {
 	for s.queue.wait(ctx) {
-		s.loop.pulse.Turn(ctx, "launches", s.launchNext)
+		s.loop.watchdog.Track(ctx, "launches", s.launchNext)
 	}
 }
 

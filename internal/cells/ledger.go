@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/offering"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // Cost is what cells of one kind have cost since Kip's state began.
@@ -57,9 +57,9 @@ const (
 	ledgerKey = "ledger"
 	// spentKey has what namespaces with a budget of a month have spent in it.
 	spentKey = "spent"
-	// mostSpenders is how many namespaces it has at most, so that it stays far below what
+	// mostKept is how many namespaces it has at most, so that it stays far below what
 	// a record may be: of more, those that have spent least are forgotten.
-	mostSpenders = 5000
+	mostKept = 5000
 )
 
 // spending is what cells that are gone have cost in a month, in dollars by namespace.
@@ -83,7 +83,7 @@ func (s spending) with(more spending) spending {
 		}
 		s.Dollars[namespace] += dollars
 	}
-	if n := len(s.Dollars) - mostSpenders; n > 0 {
+	if n := len(s.Dollars) - mostKept; n > 0 {
 		least := slices.SortedFunc(maps.Keys(s.Dollars), func(a, b string) int {
 			return cmp.Or(cmp.Compare(s.Dollars[a], s.Dollars[b]), cmp.Compare(a, b))
 		})
@@ -124,7 +124,7 @@ func (l *ledger) spentBy(namespace string, month time.Time) float64 {
 
 // lock waits for whoever writes the sums now.
 func (l *ledger) lock(ctx context.Context) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	l.mu.Lock()
 }
 
@@ -163,7 +163,7 @@ type outgoings struct {
 	at    time.Time
 	costs []Cost
 	// entries are of cells whose instance is gone or stopped.
-	entries []daybook.Entry
+	entries []costs.Entry
 	// spent is what of the costs counts against the budgets of namespaces.
 	spent spending
 }

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 const generationKey = "generation"
@@ -102,7 +102,7 @@ func (l *Lineage) current() generation {
 }
 
 func (l *Lineage) lock(ctx context.Context) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	l.writing.Lock()
 }
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cellapi"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/internal/watchdog"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -62,7 +62,7 @@ func OverTunnels(d *tunnel.Dialer) Tunnels { return dialer{d} }
 type dialer struct{ *tunnel.Dialer }
 
 func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler, onSpend tunnel.OnSpend) (Session, error) {
-	s, err := d.Dialer.Keep(pulse.Alone(ctx), t, cellAPI, onSpend) // it outlives the turn
+	s, err := d.Dialer.Keep(watchdog.Alone(ctx), t, cellAPI, onSpend) // it outlives the turn
 	if err != nil {
 		return nil, err // not s: an interface around nil is not nil
 	}
@@ -72,12 +72,14 @@ func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler,
 // session declares that those who ask its agent wait for a cell.
 type session struct{ *tunnel.Session }
 
-func (s session) Conn() agentapi.Conn { return pulse.Transport(s.Session.Conn(), pulse.Cell) }
+func (s session) Conn() agentapi.Conn { return watchdog.Transport(s.Session.Conn(), watchdog.Cell) }
 
-func (s session) Streams() agentapi.Conn { return pulse.Transport(s.Session.Streams(), pulse.Cell) }
+func (s session) Streams() agentapi.Conn {
+	return watchdog.Transport(s.Session.Streams(), watchdog.Cell)
+}
 
 func (s session) Trust(ctx context.Context) error {
-	defer pulse.Wait(ctx, pulse.Cell)()
+	defer watchdog.Wait(ctx, watchdog.Cell)()
 	return s.Session.Trust(ctx)
 }
 

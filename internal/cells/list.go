@@ -25,7 +25,7 @@ func (s *lister) run(ctx context.Context) {
 	idle := s.loop.clock.NewTicker(s.interval)
 	defer idle.Stop()
 	for {
-		s.loop.pulse.Turn(ctx, "inventory", s.lookOnce)
+		s.loop.watchdog.Track(ctx, "inventory", s.lookOnce)
 		select {
 		case <-ctx.Done():
 			return

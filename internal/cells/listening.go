@@ -5,13 +5,13 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/stall"
 )
 
 // listening knows since when this process can hear the cells. For the guard's rule of fresh leases, time in which Kip could not hear a
 // cell counts as heard.
 type listening struct {
-	late *lateness.Meter
+	late *stall.Meter
 	// began is when this process loaded the records, and termBegan when it began its term. They are set before anything else runs.
 	began, termBegan time.Time
 

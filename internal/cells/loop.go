@@ -11,8 +11,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/fairqueue"
-	"github.com/elotl/kip/internal/lateness"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/stall"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 )
@@ -20,15 +20,15 @@ import (
 // loop runs the steps of cells: one worker handles a cell at a time. What a step needs to
 // wake its cell, to wait and to do something aside is here as well.
 type loop struct {
-	table   *table
-	queue   workqueue.TypedRateLimitingInterface[string]
-	running sync.WaitGroup // what workers leave running
-	failed  chan error     // ends Run
-	pulse   *pulse.Pulse
-	late    *lateness.Meter
-	random  backoff.Random
-	clock   clock.WithTicker
-	log     *slog.Logger
+	table    *table
+	queue    workqueue.TypedRateLimitingInterface[string]
+	running  sync.WaitGroup // what workers leave running
+	failed   chan error     // ends Run
+	watchdog *watchdog.Watchdog
+	late     *stall.Meter
+	random   backoff.Random
+	clock    clock.WithTicker
+	log      *slog.Logger
 }
 
 func newLoop(cfg Config, t *table) *loop {
@@ -36,12 +36,12 @@ func newLoop(cfg Config, t *table) *loop {
 		table: t,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](50*time.Millisecond, 30*time.Second, cfg.Random),
 			fairqueue.InTurns(workqueue.TypedRateLimitingQueueConfig[string]{Name: "cells", MetricsProvider: cfg.Queues}, t.namespaceOf)),
-		failed: make(chan error, 1),
-		pulse:  cfg.Pulse,
-		late:   cfg.Late,
-		random: cfg.Random,
-		clock:  cfg.Clock,
-		log:    cfg.Log,
+		failed:   make(chan error, 1),
+		watchdog: cfg.Watchdog,
+		late:     cfg.Late,
+		random:   cfg.Random,
+		clock:    cfg.Clock,
+		log:      cfg.Log,
 	}
 }
 
@@ -52,7 +52,7 @@ func (l *loop) work(ctx context.Context, stepOf func(apiv1.Phase) step) {
 		if shutdown {
 			return
 		}
-		l.pulse.Turn(ctx, "cells", func(ctx context.Context) { l.process(ctx, id, stepOf) })
+		l.watchdog.Track(ctx, "cells", func(ctx context.Context) { l.process(ctx, id, stepOf) })
 		l.queue.Done(id)
 	}
 }
@@ -131,12 +131,12 @@ func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) s
 
 // inTurn does something in a turn of its own, which outlives the one that began it.
 func (l *loop) inTurn(ctx context.Context, name string, do func(context.Context)) {
-	l.running.Go(func() { l.pulse.Turn(ctx, name, do) })
+	l.running.Go(func() { l.watchdog.Track(ctx, name, do) })
 }
 
 // sleep returns false when ctx ends.
 func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
-	defer pulse.Wait(ctx, pulse.Time)()
+	defer watchdog.Wait(ctx, watchdog.Time)()
 	select {
 	case <-ctx.Done():
 		return false

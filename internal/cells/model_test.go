@@ -353,8 +353,8 @@ func (b *bubble) run() {
 			b.cloud.mu.Unlock()
 			return leads(ctx)
 		},
-		Pulse: b.cfg.Pulse,
-		Clock: b.cfg.Clock,
+		Watchdog: b.cfg.Watchdog,
+		Clock:    b.cfg.Clock,
 	})
 	b.cfg.Guard = b.guard
 	b.cells = New(b.cfg.Config)

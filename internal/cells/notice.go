@@ -48,7 +48,7 @@ func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch n.Kind {
 	case agentapi.NoticeTakenBack, agentapi.NoticeAtRisk:
 		var err error
-		h.notices.loop.pulse.Turn(r.Context(), "notices", func(ctx context.Context) { err = h.notices.take(ctx, h.e, n) })
+		h.notices.loop.watchdog.Track(r.Context(), "notices", func(ctx context.Context) { err = h.notices.take(ctx, h.e, n) })
 		if err != nil {
 			http.Error(w, "the notice could not be stored", http.StatusServiceUnavailable)
 		}

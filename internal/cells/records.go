@@ -10,8 +10,8 @@ import (
 	"slices"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // errMoved: an earlier write, whose answer was lost, did reach the store. The
@@ -116,7 +116,7 @@ func (r *records) commitWith(
 
 // lockWriting waits for whoever writes the record of a cell now.
 func lockWriting(ctx context.Context, e *entry) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	e.writing.Lock()
 }
 

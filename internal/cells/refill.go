@@ -21,7 +21,7 @@ type refilling struct {
 // run keeps the standby pools full until ctx ends.
 func (s *refilling) run(ctx context.Context) {
 	for {
-		s.loop.pulse.Turn(ctx, "standby pools", s.fill)
+		s.loop.watchdog.Track(ctx, "standby pools", s.fill)
 		timer := s.loop.clock.NewTimer(s.pools.next())
 		select {
 		case <-ctx.Done():

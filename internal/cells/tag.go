@@ -61,7 +61,7 @@ func lacksParts(i cloud.Instance, now time.Time) bool {
 // run writes tags until ctx ends.
 func (s *tagging) run(ctx context.Context) {
 	s.due.run(ctx, func(entries []*entry) {
-		s.loop.pulse.Turn(ctx, "tags", func(ctx context.Context) { s.tagAll(ctx, entries) })
+		s.loop.watchdog.Track(ctx, "tags", func(ctx context.Context) { s.tagAll(ctx, entries) })
 	})
 }
 

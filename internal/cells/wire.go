@@ -3,7 +3,7 @@ package cells
 import (
 	"cmp"
 
-	"github.com/elotl/kip/internal/lanes"
+	"github.com/elotl/kip/internal/agentlimit"
 )
 
 // core is what all steps stand on: the cells, their records, and the loop.
@@ -33,7 +33,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.observers = &observers{}
 	c.recipe = &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag}
 	c.authorities = authorities{now: cfg.CAHash, old: cfg.OldCAHash}
-	c.agents = &asking{lanes: lanes.New()}
+	c.agents = &asking{limiter: agentlimit.New()}
 	c.launches = newLaunchQueue()
 	c.ledger = newLedgerOf(cfg.Store)
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
@@ -57,7 +57,7 @@ func (c *Controller) wireCore(cfg Config) {
 type shared struct {
 	listening *listening
 	nodeNames *nodeNames
-	costs     *costs
+	costs     *totalCosts
 	budgets   *budgets
 	rights    *rights
 	blockers  *blockers
@@ -71,7 +71,7 @@ func (c *Controller) wireShared(cfg Config) {
 		nodes: cfg.Nodes,
 		one:   cfg.NodeName,
 	}
-	c.costs = &costs{
+	c.costs = &totalCosts{
 		table:  c.table,
 		store:  cfg.Store,
 		ledger: c.ledger,

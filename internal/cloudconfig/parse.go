@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // Error is one thing that is wrong with a file.
@@ -191,7 +191,7 @@ func (r *reader) mapping(key string, n *yaml.Node, known map[string]field, refus
 		case real:
 			r.fail(k.Line, at, "Kip does not carry out this key of cloud-init: want none")
 		default:
-			if near := spelling.Nearest(name, names); near != "" {
+			if near := suggest.Nearest(name, names); near != "" {
 				r.fail(k.Line, at, "no such key; did you mean %s?", join(key, near))
 			} else {
 				r.fail(k.Line, at, "no such key: want one of %s", strings.Join(names, ", "))

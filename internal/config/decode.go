@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // Error is one thing that is wrong with a provider.yaml.
@@ -302,7 +302,7 @@ func (d *decoder) autoCapacity(key string, n *yaml.Node, v reflect.Value) (auto 
 // nearestKey is the full path of the key that was probably meant: a sibling with
 // a similar name, or the same name elsewhere in the file.
 func nearestKey(key, name string, t reflect.Type) string {
-	if near := spelling.Nearest(name, keysOf(t)); near != "" {
+	if near := suggest.Nearest(name, keysOf(t)); near != "" {
 		return join(key, near)
 	}
 	for _, k := range keys {

@@ -166,13 +166,13 @@ func newKip(t *testing.T, pod *corev1.Pod) *kip {
 		t.Fatal(err)
 	}
 	k.explains = New(Config{
-		Node:      "kip-0",
-		Pods:      informer.GetStore(),
-		Loop:      k.loop,
-		Cells:     k.requests,
-		Mirror:    blank{},
-		Shortages: capacity.New(clock.RealClock{}),
-		Shop:      old{},
+		Node:          "kip-0",
+		Pods:          informer.GetStore(),
+		Loop:          k.loop,
+		Cells:         k.requests,
+		Mirror:        blank{},
+		Shortages:     capacity.New(clock.RealClock{}),
+		InstanceTypes: old{},
 	})
 	if err := informer.GetStore().Add(pod); err != nil {
 		t.Fatal(err)

@@ -10,12 +10,12 @@ import (
 
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 )
 
 // Ledger is what Costs needs of package cells.
 type Ledger interface {
-	Spent(ctx context.Context, first, last daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error
+	Spent(ctx context.Context, first, last costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error
 }
 
 var _ Ledger = (*cells.Controller)(nil)
@@ -25,9 +25,9 @@ const mostCosts = 10_000
 
 // Costs sums what was spent. labels are the keys that costs are kept by.
 func Costs(ctx context.Context, l Ledger, labels []string, q adminapi.CostQuery) (adminapi.Costs, error) {
-	sums := costSums{by: map[adminapi.Cost]daybook.Amount{}}
+	sums := costSums{by: map[adminapi.Cost]costs.Amount{}}
 	known := false
-	err := l.Spent(ctx, q.Since, q.Until, func(s daybook.Spender, d daybook.Day, a daybook.Amount) {
+	err := l.Spent(ctx, q.Since, q.Until, func(s costs.Key, d costs.Day, a costs.Amount) {
 		if q.Namespace != "" && s.Namespace != q.Namespace {
 			return
 		}
@@ -43,23 +43,23 @@ func Costs(ctx context.Context, l Ledger, labels []string, q adminapi.CostQuery)
 			adminapi.ErrBadQuery, key, cmp.Or(strings.Join(labels, ", "), "none"))
 	}
 	sums.shrink(mostCosts)
-	costs := adminapi.Costs{
+	all := adminapi.Costs{
 		By:    q.By,
 		Since: q.Since.String(),
 		Until: q.Until.String(),
 		Costs: []adminapi.Cost{},
 	}
-	var total daybook.Amount
+	var total costs.Amount
 	for _, name := range sums.order(q.By == "day") {
-		costs.Costs = append(costs.Costs, cost(name, sums.by[name]))
+		all.Costs = append(all.Costs, cost(name, sums.by[name]))
 		total = total.Plus(sums.by[name])
 	}
-	costs.Total = cost(adminapi.Cost{}, total)
-	return costs, nil
+	all.Total = cost(adminapi.Cost{}, total)
+	return all, nil
 }
 
-// nameOf is what of a spender is summed under, and whether it says so itself.
-func nameOf(q adminapi.CostQuery, s daybook.Spender, d daybook.Day) (name adminapi.Cost, has bool) {
+// nameOf is what of a key is summed under, and whether it says so itself.
+func nameOf(q adminapi.CostQuery, s costs.Key, d costs.Day) (name adminapi.Cost, has bool) {
 	switch q.By {
 	case "pod":
 		return adminapi.Cost{Namespace: s.Namespace, Owner: s.Owner, Pod: s.Pod}, true
@@ -79,15 +79,15 @@ func nameOf(q adminapi.CostQuery, s daybook.Spender, d daybook.Day) (name admina
 		}
 	}
 	switch {
-	case s.Namespace == daybook.NoPod:
-		name.Label = daybook.NoPod
-	case s.Owner == daybook.Others: // its labels were summed
-		name.Label = daybook.Others
+	case s.Namespace == costs.NoPod:
+		name.Label = costs.NoPod
+	case s.Owner == costs.Others: // its labels were summed
+		name.Label = costs.Others
 	}
 	return name, false
 }
 
-func cost(name adminapi.Cost, a daybook.Amount) adminapi.Cost {
+func cost(name adminapi.Cost, a costs.Amount) adminapi.Cost {
 	name.Hours, name.UnknownPriceHours = a.Seconds/3600, a.Unpriced/3600
 	if a.Unpriced == 0 || a.Dollars != 0 {
 		name.Dollars = &a.Dollars
@@ -111,10 +111,10 @@ func part(dollars, unpriced float64) *adminapi.Part {
 
 // costSums are sums by names.
 type costSums struct {
-	by map[adminapi.Cost]daybook.Amount
+	by map[adminapi.Cost]costs.Amount
 }
 
-func (s *costSums) add(name adminapi.Cost, a daybook.Amount) {
+func (s *costSums) add(name adminapi.Cost, a costs.Amount) {
 	s.by[name] = s.by[name].Plus(a)
 	if len(s.by) > 2*mostCosts {
 		s.shrink(mostCosts)
@@ -143,7 +143,7 @@ func (s *costSums) shrink(most int) {
 		rest := name
 		for _, field := range []*string{&rest.Namespace, &rest.Owner, &rest.Pod, &rest.InstanceType, &rest.LaunchType, &rest.Label} {
 			if *field != "" {
-				*field = daybook.Others
+				*field = costs.Others
 			}
 		}
 		if rest == name {

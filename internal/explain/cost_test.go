@@ -9,21 +9,21 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 )
 
 // ledger tells of what was spent.
-type ledger func(each func(daybook.Spender, daybook.Day, daybook.Amount)) error
+type ledger func(each func(costs.Key, costs.Day, costs.Amount)) error
 
-func (l ledger) Spent(_ context.Context, _, _ daybook.Day, each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+func (l ledger) Spent(_ context.Context, _, _ costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error {
 	return l(each)
 }
 
 // ofTeams has two pods of a Deployment, a standby cell, one without a price, and what was summed.
-func ofTeams(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+func ofTeams(each func(costs.Key, costs.Day, costs.Amount)) error {
 	const hour = 3600
-	pod := func(namespace, name, labels string) daybook.Spender {
-		return daybook.Spender{
+	pod := func(namespace, name, labels string) costs.Key {
+		return costs.Key{
 			Namespace:    namespace,
 			Owner:        "Deployment/web",
 			Pod:          name,
@@ -32,16 +32,16 @@ func ofTeams(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
 			LaunchType:   "on-demand",
 		}
 	}
-	each(pod("shop", "web-1", "app=x,team=blue"), 20000, daybook.Amount{Seconds: 2 * hour, Dollars: 2})
-	each(pod("shop", "web-1", "app=x,team=blue"), 20001, daybook.Amount{Seconds: hour, Dollars: 1})
-	each(pod("shop", "web-2", "team=red"), 20001, daybook.Amount{Seconds: 4 * hour, Dollars: 4})
-	each(pod("lab", "web-3", "myteam=red"), 20001, daybook.Amount{Seconds: 3 * hour, Unpriced: 3 * hour})
-	idle := daybook.Spender{Owner: "Standby/small", InstanceType: "small", LaunchType: "spot"}
-	idle.Namespace = daybook.NoPod
-	each(idle, 20000, daybook.Amount{Seconds: hour, Dollars: .5})
-	others := pod("shop", daybook.Others, "")
-	others.Owner = daybook.Others
-	each(others, 20000, daybook.Amount{Seconds: hour, Dollars: .25})
+	each(pod("shop", "web-1", "app=x,team=blue"), 20000, costs.Amount{Seconds: 2 * hour, Dollars: 2})
+	each(pod("shop", "web-1", "app=x,team=blue"), 20001, costs.Amount{Seconds: hour, Dollars: 1})
+	each(pod("shop", "web-2", "team=red"), 20001, costs.Amount{Seconds: 4 * hour, Dollars: 4})
+	each(pod("lab", "web-3", "myteam=red"), 20001, costs.Amount{Seconds: 3 * hour, Unpriced: 3 * hour})
+	idle := costs.Key{Owner: "Standby/small", InstanceType: "small", LaunchType: "spot"}
+	idle.Namespace = costs.NoPod
+	each(idle, 20000, costs.Amount{Seconds: hour, Dollars: .5})
+	others := pod("shop", costs.Others, "")
+	others.Owner = costs.Others
+	each(others, 20000, costs.Amount{Seconds: hour, Dollars: .25})
 	return nil
 }
 
@@ -97,11 +97,11 @@ func TestCostsAreSummedByWhatIsAskedFor(t *testing.T) {
 
 func TestDisksAndAddressesAreToldByThemselves(t *testing.T) {
 	const hour = 3600
-	l := ledger(func(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
-		web, lab := daybook.Spender{Namespace: "web"}, daybook.Spender{Namespace: "lab"}
-		each(web, 20000, daybook.Amount{Seconds: hour, Dollars: 1, DiskDollars: 0.5, AddressDollars: 0.25})
-		each(web, 20000, daybook.Amount{Seconds: hour, Dollars: 1, DiskUnpriced: hour})
-		each(lab, 20000, daybook.Amount{Seconds: hour, Dollars: 2.5, DiskUnpriced: hour})
+	l := ledger(func(each func(costs.Key, costs.Day, costs.Amount)) error {
+		web, lab := costs.Key{Namespace: "web"}, costs.Key{Namespace: "lab"}
+		each(web, 20000, costs.Amount{Seconds: hour, Dollars: 1, DiskDollars: 0.5, AddressDollars: 0.25})
+		each(web, 20000, costs.Amount{Seconds: hour, Dollars: 1, DiskUnpriced: hour})
+		each(lab, 20000, costs.Amount{Seconds: hour, Dollars: 2.5, DiskUnpriced: hour})
 		return nil
 	})
 	costs, err := Costs(t.Context(), l, nil, adminapi.CostQuery{By: "namespace", Since: 20000, Until: 20001})
@@ -136,7 +136,7 @@ func TestALabelThatIsNotKeptIsAnErrorThatSaysWhichAre(t *testing.T) {
 		t.Error(err)
 	}
 	broken := errors.New("no store")
-	fails := ledger(func(func(daybook.Spender, daybook.Day, daybook.Amount)) error { return broken })
+	fails := ledger(func(func(costs.Key, costs.Day, costs.Amount)) error { return broken })
 	if _, err := Costs(t.Context(), fails, nil, q); !errors.Is(err, broken) {
 		t.Errorf("%v, want that of the ledger", err)
 	}
@@ -144,25 +144,25 @@ func TestALabelThatIsNotKeptIsAnErrorThatSaysWhichAre(t *testing.T) {
 
 func TestAnAnswerIsBoundedAndLosesNothing(t *testing.T) {
 	const pods = 5*mostCosts + 7
-	many := func(each func(daybook.Spender, daybook.Day, daybook.Amount)) error {
+	many := func(each func(costs.Key, costs.Day, costs.Amount)) error {
 		for n := range pods {
-			s := daybook.Spender{Namespace: "ns", Owner: "Job/x", Pod: fmt.Sprint("x-", (n*7919)%pods), InstanceType: "small"}
-			each(s, 20000, daybook.Amount{Seconds: 3600, Dollars: float64((n * 7919) % pods)})
+			s := costs.Key{Namespace: "ns", Owner: "Job/x", Pod: fmt.Sprint("x-", (n*7919)%pods), InstanceType: "small"}
+			each(s, 20000, costs.Amount{Seconds: 3600, Dollars: float64((n * 7919) % pods)})
 		}
 		return nil
 	}
-	costs, err := Costs(t.Context(), ledger(many), nil, adminapi.CostQuery{By: "pod", Since: 20000, Until: 20000})
+	got, err := Costs(t.Context(), ledger(many), nil, adminapi.CostQuery{By: "pod", Since: 20000, Until: 20000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	others := false
-	for _, c := range costs.Costs {
-		others = others || c.Pod == daybook.Others
+	for _, c := range got.Costs {
+		others = others || c.Pod == costs.Others
 	}
-	if n := len(costs.Costs); n > mostCosts+1 || n < mostCosts || !others {
+	if n := len(got.Costs); n > mostCosts+1 || n < mostCosts || !others {
 		t.Errorf("%d names, others %t", n, others)
 	}
-	if want := float64(pods) * (pods - 1) / 2; costs.Total.Hours != pods || math.Abs(*costs.Total.Dollars-want) > 1e-3 {
-		t.Errorf("%+v hours and $%v, want %d and $%v", costs.Total.Hours, *costs.Total.Dollars, pods, want)
+	if want := float64(pods) * (pods - 1) / 2; got.Total.Hours != pods || math.Abs(*got.Total.Dollars-want) > 1e-3 {
+		t.Errorf("%+v hours and $%v, want %d and $%v", got.Total.Hours, *got.Total.Dollars, pods, want)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -30,9 +30,9 @@ type Config struct {
 	Loop  Loop
 	Cells Cells
 	// Mirror are the Cell resources.
-	Mirror    Mirror
-	Shortages Shortages
-	Shop      Shop
+	Mirror        Mirror
+	Shortages     Shortages
+	InstanceTypes InstanceTypes
 	// Console is nil where the cloud keeps none.
 	Console Console
 }
@@ -56,8 +56,8 @@ type Shortages interface {
 	List() []capacity.Shortage
 }
 
-// Shop is what there is to choose of.
-type Shop interface {
+// InstanceTypes is what there is to choose of.
+type InstanceTypes interface {
 	// PricesTold is when prices on demand were last told.
 	PricesTold() time.Time
 }
@@ -176,7 +176,7 @@ func (x *Explainer) placement(ctx context.Context, pod *corev1.Pod) *adminapi.Pl
 	request, err := x.cfg.Loop.Choose(ctx, pod)
 	p := &adminapi.Placement{
 		Candidates: cells.Candidates(request.Offerings),
-		PricesTold: x.cfg.Shop.PricesTold(),
+		PricesTold: x.cfg.InstanceTypes.PricesTold(),
 		Rejected:   rejected(request.RuledOut),
 	}
 	if err != nil {
@@ -275,7 +275,7 @@ func (x *Explainer) console(ctx context.Context, cell cells.Cell) *adminapi.Cons
 	if err != nil {
 		return &adminapi.Console{Error: fmt.Sprintf("read the console of cell %s: %v", cell.ID, err)}
 	}
-	return &adminapi.Console{Lines: spelling.LastLines(text, consoleLines, consoleBytes)}
+	return &adminapi.Console{Lines: sanitize.LastLines(text, consoleLines, consoleBytes)}
 }
 
 // Console asks the cloud what the machine of a cell wrote to its console, whatever became of

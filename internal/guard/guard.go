@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
 )
 
@@ -285,7 +285,7 @@ type passed struct {
 
 // lock locks counting. Whoever has it may wait for the store.
 func (g *Guard) lock(ctx context.Context) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	g.counting.Lock()
 }
 

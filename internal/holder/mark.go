@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 // Annotation holds the mark, on the lease of Kip's node. What else there is in a lease is
@@ -52,7 +52,7 @@ func markOf(l *coordinationv1.Lease) *mark {
 	if text == "" || len(text) > maxMark || json.Unmarshal([]byte(text), m) != nil || m.ID == "" {
 		return nil
 	}
-	m.Who = spelling.Printable(m.Who[:min(len(m.Who), maxWho)])
+	m.Who = sanitize.Printable(m.Who[:min(len(m.Who), maxWho)])
 	return m
 }
 

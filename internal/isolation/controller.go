@@ -22,11 +22,11 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/agentlimit"
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/lanes"
 	"github.com/elotl/kip/internal/policy"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -72,8 +72,8 @@ type Config struct {
 	Masquerade func(subnet string) (except []netip.Prefix, does, known bool)
 	// Events are those of pods.
 	Events Recorder
-	// Pulse is told of the turns of the loop. Optional.
-	Pulse *pulse.Pulse
+	// Watchdog tracks the tasks of the loops. Optional.
+	Watchdog *watchdog.Watchdog
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.
@@ -112,10 +112,10 @@ type Cell struct {
 
 // Controller keeps the firewalls. Run starts it.
 type Controller struct {
-	cfg   Config
-	queue workqueue.TypedRateLimitingInterface[string]
-	needs chan struct{} // whether the cluster's pods are needed may have changed
-	lanes *lanes.Lanes
+	cfg     Config
+	queue   workqueue.TypedRateLimitingInterface[string]
+	needs   chan struct{} // whether the cluster's pods are needed may have changed
+	limiter *agentlimit.Limiter
 
 	mu     sync.Mutex
 	index  *policy.Index
@@ -137,8 +137,8 @@ type cell struct {
 	since time.Time // when the pod and the agent were both there
 	// allowMetadata and seen are of the pod as last seen.
 	allowMetadata, seen bool
-	told                string     // the last Event
-	pace                lanes.Pace // of its agent, whatever its connection
+	told                string          // the last Event
+	pace                agentlimit.Pace // of its agent, whatever its connection
 	// masquerade is in force, if inForce says that this process knows it.
 	masquerade *agentapi.Masquerade
 	inForce    bool
@@ -191,14 +191,14 @@ func New(cfg Config) *Controller {
 		cfg: cfg,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(backoff.Items[string](100*time.Millisecond, 30*time.Second, cfg.Random),
 			workqueue.TypedRateLimitingQueueConfig[string]{Name: "firewalls", MetricsProvider: cfg.Queues}),
-		needs:  make(chan struct{}, 1),
-		lanes:  lanes.New(),
-		index:  policy.NewIndex(),
-		known:  map[schema.GroupVersionResource]bool{},
-		cells:  map[string]*cell{},
-		byPod:  map[types.UID]*cell{},
-		owners: map[types.NamespacedName]*cell{},
-		agents: map[string]*agent{},
+		needs:   make(chan struct{}, 1),
+		limiter: agentlimit.New(),
+		index:   policy.NewIndex(),
+		known:   map[schema.GroupVersionResource]bool{},
+		cells:   map[string]*cell{},
+		byPod:   map[types.UID]*cell{},
+		owners:  map[types.NamespacedName]*cell{},
+		agents:  map[string]*agent{},
 	}
 }
 
@@ -234,11 +234,11 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 			running.Go(func() {
 				defer c.queue.Done(id)
-				c.cfg.Pulse.Turn(ctx, "firewalls", func(ctx context.Context) { c.turn(ctx, id) })
+				c.cfg.Watchdog.Track(ctx, "firewalls", func(ctx context.Context) { c.turn(ctx, id) })
 			})
 		}
 	})
-	running.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the firewalls", &c.mu) })
+	running.Go(func() { c.cfg.Watchdog.TrackLock(ctx, "the lock of the firewalls", &c.mu) })
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -393,7 +393,7 @@ func (c *Controller) turn(ctx context.Context, id string) {
 	if x == nil || a == nil {
 		return // whatever is missing, its arrival comes back here
 	}
-	err := c.lanes.Ask(ctx, &x.pace, x.name().Namespace, within, func(ctx context.Context) error {
+	err := c.limiter.Ask(ctx, &x.pace, x.name().Namespace, within, func(ctx context.Context) error {
 		c.process(ctx, id)
 		return context.Cause(ctx)
 	})

@@ -13,10 +13,10 @@ import (
 	"github.com/elotl/kip/internal/admission"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/dynamic"
@@ -74,7 +74,7 @@ func namesOf(cfg *config.Config, base string) []string {
 		return names
 	}
 	for number := 1; number <= config.MaxNodes; number++ {
-		names = append(names, roster.Name(base, number))
+		names = append(names, nodeplan.Name(base, number))
 	}
 	return names
 }
@@ -83,12 +83,12 @@ func namesOf(cfg *config.Config, base string) []string {
 // may have no right to be those that it could have besides. A Kip whose one node has no
 // number stores none.
 func (k *process) nodesToAsk(ctx context.Context, own *store.Store) (list []admission.Node, err error) {
-	var stored []roster.Entry
+	var stored []nodeplan.Entry
 	if _, err := own.Get(ctx, nodes.Key, &stored); err != nil {
 		return nil, err
 	}
 	if len(stored) == 0 {
-		stored = []roster.Entry{{}}
+		stored = []nodeplan.Entry{{}}
 	}
 	for _, e := range stored {
 		name := e.Name(k.NodeName)
@@ -143,7 +143,7 @@ func (k *process) lookAtOthers(ctx context.Context, own *store.Store) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var stored []roster.Entry
+	var stored []nodeplan.Entry
 	if _, err := own.Get(ctx, nodes.Key, &stored); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func admissionRules(cfg *config.Config, controller string, names []string, taint
 		for key, value := range labels {
 			add(key, value)
 		}
-		add(placement.LabelCapacityType, roster.Entry{Node: n}.CapacityType())
+		add(placement.LabelCapacityType, nodeplan.Entry{Node: n}.CapacityType())
 	}
 	if cfg.AutoNodes == config.NodesAuto { // each is bought in one way
 		add(placement.LabelCapacityType, config.OnDemand)

@@ -19,9 +19,9 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -83,11 +83,11 @@ func TestAReplicaThatStandsByAnswersByTheNodesInForce(t *testing.T) {
 		revision := int64(0)
 		leads := func(list ...config.Node) { // what a leader does with a file
 			t.Helper()
-			var entries []roster.Entry
+			var entries []nodeplan.Entry
 			for i, n := range list {
-				entries = append(entries, roster.Entry{Number: i + 1, Node: n})
+				entries = append(entries, nodeplan.Entry{Number: i + 1, Node: n})
 			}
-			entries = append(entries, roster.Entry{Number: 9, Removed: true, Node: config.Node{Labels: map[string]string{family: "gone"}}})
+			entries = append(entries, nodeplan.Entry{Number: 9, Removed: true, Node: config.Node{Labels: map[string]string{family: "gone"}}})
 			if revision, err = own.Put(ctx, nodes.Key, entries, revision); err != nil {
 				t.Fatal(err)
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/isolation"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
@@ -72,7 +72,7 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	reviews.QPS, reviews.Burst = o.QPS/reviewsShare, max(o.Burst/reviewsShare, 1)
 	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner, "reviews": reviews} {
 		c.Wrap(measured(name))
-		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return pulse.Transport(next, pulse.APIServer) })
+		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return watchdog.Transport(next, watchdog.APIServer) })
 	}
 	a := &apiServer{ownConfig: own, nodeConfig: node}
 	if a.asKip, err = kubernetes.NewForConfig(own); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
 )
 
@@ -90,13 +90,13 @@ func parseCloudInit(cfg *config.Config, content []byte) (cloudInitFile, error) {
 // what of it is stored for cells that were launched with another. What is stored is sealed
 // like the CA's key: it may hold secrets.
 type operatorsCloudInit struct {
-	cfg    *config.Config
-	store  *store.Store
-	sealer *pki.Sealer
-	say    func(events.Event)
-	pulse  *pulse.Pulse
-	clock  clock.WithTicker
-	log    *slog.Logger
+	cfg      *config.Config
+	store    *store.Store
+	sealer   *pki.Sealer
+	say      func(events.Event)
+	watchdog *watchdog.Watchdog
+	clock    clock.WithTicker
+	log      *slog.Logger
 	// last is what the last look found, and seen what was made of it: that of two that agree.
 	// wrong is what is wrong with that, nil for nothing, and told when that was said. Of cloudInitLoop alone.
 	last, seen string
@@ -115,14 +115,14 @@ var _ cells.CloudInit = (*operatorsCloudInit)(nil)
 // another key. Events of the node go to say.
 func (l *leading) openCloudInit(ctx context.Context, say func(events.Event)) (*operatorsCloudInit, error) {
 	o := &operatorsCloudInit{
-		cfg:    l.cfg,
-		store:  l.store,
-		sealer: l.ca.sealer,
-		say:    say,
-		pulse:  l.pulse,
-		clock:  l.clock,
-		log:    l.Log,
-		unfit:  map[string]time.Time{},
+		cfg:      l.cfg,
+		store:    l.store,
+		sealer:   l.ca.sealer,
+		say:      say,
+		watchdog: l.watchdog,
+		clock:    l.clock,
+		log:      l.Log,
+		unfit:    map[string]time.Time{},
 	}
 	if err := o.sealAnew(ctx); err != nil {
 		return nil, err
@@ -303,7 +303,7 @@ func (o cloudInitLoop) Run(ctx context.Context) error {
 	ticker := o.clock.NewTicker(cloudInitEvery)
 	defer ticker.Stop()
 	for {
-		o.pulse.Turn(ctx, "cloud-init file", func(ctx context.Context) {
+		o.watchdog.Track(ctx, "cloud-init file", func(ctx context.Context) {
 			o.look(ctx)
 			o.forget(ctx)
 		})

@@ -16,8 +16,8 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	testclock "k8s.io/utils/clock/testing"
 )
 
@@ -63,7 +63,7 @@ func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cfg: cfg, setUp: operators, clock: w.clock, pulse: pulse.New(w.clock, silent)}
+	p := &process{cfg: cfg, setUp: operators, clock: w.clock, watchdog: watchdog.New(w.clock, silent)}
 	p.Log = silent
 	l := &leading{process: p, store: st, ca: ca{sealer: sealer}}
 	return func() {

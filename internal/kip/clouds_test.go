@@ -18,9 +18,9 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/clouds"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/pods"
-	"github.com/elotl/kip/internal/shop"
 )
 
 // configured loads a provider.yaml.
@@ -195,7 +195,7 @@ func TestWhatWouldHaveNoEffectOnEC2IsRefused(t *testing.T) {
 func TestAnOfferKeepsItsReservation(t *testing.T) {
 	got := offering.Of(&catalog.InstanceType{Name: "m5.large"}, &catalog.Offering{Zone: "a", Reservation: "cr-1", PricePerHour: 3}, 0)
 	if got.Reservation != "cr-1" || got.PricePerHour != 3 || got.Key().Pool != "cr-1" ||
-		shop.Shortage(got, cloud.ErrCapacity).Pool != "cr-1" {
+		instancetypes.Shortage(got, cloud.ErrCapacity).Pool != "cr-1" {
 		t.Errorf("%+v", got)
 	}
 }

@@ -88,7 +88,7 @@ func (k *process) metricsCertificate() (func(*tls.ClientHelloInfo) (*tls.Certifi
 // alive are the checks of /healthz. What a restart of Kip would not mend is none of
 // them.
 func (k *process) alive() []metrics.Check {
-	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.pulse.Err() }}}
+	return []metrics.Check{{Name: "loops", Func: func(context.Context) error { return k.watchdog.Err() }}}
 }
 
 // ready says why a check of the leader does not hold. A process that stands by is

@@ -18,9 +18,9 @@ import (
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/leader"
 	"github.com/elotl/kip/internal/metrics"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/version"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 )
@@ -80,13 +80,13 @@ func (o Options) credentials() string {
 // process is one process of Kip: it leads, or stands by until it does.
 type process struct {
 	Options
-	cfg     *config.Config
-	data    catalog.InstanceData // nil for none
-	setUp   cloudInitFile        // the last good one that this process has read
-	clock   clock.WithTickerAndDelayedExecution
-	metrics *metrics.Metrics
-	pulse   *pulse.Pulse
-	api     *apiServer
+	cfg      *config.Config
+	data     catalog.InstanceData // nil for none
+	setUp    cloudInitFile        // the last good one that this process has read
+	clock    clock.WithTickerAndDelayedExecution
+	metrics  *metrics.Metrics
+	watchdog *watchdog.Watchdog
+	api      *apiServer
 	// controllerID is the owner of all that this Kip makes.
 	controllerID string
 	store        *store.Store
@@ -131,7 +131,7 @@ func Run(ctx context.Context, o Options) error {
 		setUp:   operators,
 		clock:   clock.RealClock{},
 	}
-	k.pulse = pulse.New(k.clock, o.Log)
+	k.watchdog = watchdog.New(k.clock, o.Log)
 	k.metrics = metrics.New(metrics.Config{
 		Read:  k.reading,
 		Clock: k.clock,
@@ -178,7 +178,7 @@ func (k *process) identify(ctx context.Context) error {
 func (k *process) parts() []part {
 	own := k.store.Within(k.controllerID + "/")
 	all := []part{
-		{name: "pulse", run: k.pulse.Run},
+		{name: "watchdog", run: k.watchdog.Run},
 		{name: "store", run: func(ctx context.Context) error { return k.keepStore(ctx, own) }},
 	}
 	if k.MetricsAddr != "0" {
@@ -280,7 +280,7 @@ func (k *process) turn(ctx context.Context, own *store.Store, lead task) (err er
 		select {
 		case <-leadership.Lost():
 			stop(errDeposed)
-		case <-k.pulse.Still():
+		case <-k.watchdog.Stalled():
 			stop(errStill)
 			// Now: what stands still may never end. The fence keeps it from writing.
 			if err := resign(); err != nil {
@@ -332,6 +332,6 @@ func (l *leading) reading() metrics.Reading {
 		Ledger: l.cells.Costs(),
 		Spent:  l.cells.CostsByNamespace(),
 
-		PricesTold: l.shop.PricesTold(),
+		PricesTold: l.instanceTypes.PricesTold(),
 	}
 }

@@ -25,15 +25,15 @@ import (
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/holder"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/isolation"
-	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/pods"
 	"github.com/elotl/kip/internal/provisioner"
-	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/tunnel"
@@ -54,18 +54,18 @@ type leading struct {
 	ca       ca
 	hold     *holder.Hold // of the node
 	holdLoop *stoppable
-	late     *lateness.Meter
+	late     *stall.Meter
 
-	machines  *pipe.Pipe
-	lineage   *cells.Lineage // of the store
-	guard     *guard.Guard   // guards machines
-	disks     cloud.Disks    // nil where the cloud has none
-	shop      *shop.Shop
-	termBegan time.Time   // by the clock as it was then
-	uses      *stats.Uses // what the meter notes
-	meter     *stats.Meter
-	shortages *storedShortages
-	facts     *storedFacts // of the cloud's account
+	machines      *pipe.Pipe
+	lineage       *cells.Lineage // of the store
+	guard         *guard.Guard   // guards machines
+	disks         cloud.Disks    // nil where the cloud has none
+	instanceTypes *instancetypes.Provider
+	termBegan     time.Time   // by the clock as it was then
+	uses          *stats.Uses // what the meter notes
+	meter         *stats.Meter
+	shortages     *storedShortages
+	facts         *storedFacts // of the cloud's account
 
 	nodes       *nodes.Nodes
 	provisioner *provisioner.Provisioner // nil without disks
@@ -98,7 +98,7 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	l := &leading{
 		process:     k,
 		store:       st,
-		late:        lateness.New(k.clock),
+		late:        stall.New(k.clock),
 		crdAnswered: make(chan struct{}),
 	}
 	defer l.close()
@@ -141,12 +141,12 @@ func (l *leading) wire(ctx context.Context) error {
 // parts are all that runs while this process leads.
 func (l *leading) parts(known []cells.Cell) []part {
 	all := []part{
-		{name: "lateness", run: l.late.Run},
+		{name: "stall meter", run: l.late.Run},
 		{name: "local socket", run: l.socket.Run},
 		{name: "client CA", run: func(ctx context.Context) error { return node.FollowClientCA(ctx, l.clientCA) }},
 		{name: "shortages", run: l.shortages.keep},
 		{name: "facts", run: l.facts.keep},
-		{name: "catalogue", run: l.shop.Run},
+		{name: "catalogue", run: l.instanceTypes.Run},
 		{name: "meter", run: l.meter.Run},
 	}
 	if l.provisioner != nil {
@@ -311,12 +311,12 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 		Clock:  l.clock,
 	})
 	l.machines = pipe.New(pipe.Config{
-		Cloud: bare,
-		Guard: l.guard.Intercept,
-		Leads: l.store.Leads,
-		Meter: l.metrics,
-		Pulse: l.pulse,
-		Clock: l.clock,
+		Cloud:    bare,
+		Guard:    l.guard.Intercept,
+		Leads:    l.store.Leads,
+		Meter:    l.metrics,
+		Watchdog: l.watchdog,
+		Clock:    l.clock,
 	})
 	l.disks = l.machines.Features().Disks
 	if err := l.checkRegion(ctx); err != nil {
@@ -330,7 +330,7 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 // disks.
 func (l *leading) checkRegion(ctx context.Context) error {
 	name, region := l.machines.Name(), l.machines.Traits().Region
-	was, err := shop.StoredRegion(ctx, l.store, name)
+	was, err := instancetypes.StoredRegion(ctx, l.store, name)
 	if err != nil || was == "" || region == "" || was == region {
 		return err
 	}
@@ -414,7 +414,7 @@ func (l *leading) openShop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.shop, err = shop.Open(ctx, shop.Config{
+	l.instanceTypes, err = instancetypes.Open(ctx, instancetypes.Config{
 		Cloud: l.machines,
 		Store: l.store,
 		Placement: placement.Config{
@@ -483,7 +483,7 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
 		Masquerade:     l.masquerade(),
 		Events:         l.events,
-		Pulse:          l.pulse,
+		Watchdog:       l.watchdog,
 		Queues:         l.metrics.WorkqueueProvider(),
 		Clock:          l.clock,
 		Log:            l.Log,
@@ -543,13 +543,13 @@ func (l *leading) wireCells(ctx context.Context) error {
 
 		Pools:     pools,
 		Options:   standbyOptions(l.cfg),
-		Shortages: seenShortages{l.shortages, l.nodes, l.shop},
+		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
 
-		Meter:  useOfCells{l.uses},
-		Events: l.events,
-		Logs:   l.savedLogs(),
-		Pulse:  l.pulse,
-		Queues: l.metrics.WorkqueueProvider(),
+		Meter:    useOfCells{l.uses},
+		Events:   l.events,
+		Logs:     l.savedLogs(),
+		Watchdog: l.watchdog,
+		Queues:   l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
 		ClusterDomain:       l.ClusterDomain,
@@ -607,7 +607,7 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs(), cells: l.cells},
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
 		Leadership:  l.store,
-		Pulse:       l.pulse,
+		Watchdog:    l.watchdog,
 		Queues:      l.metrics.WorkqueueProvider(),
 		Clock:       l.clock,
 		Log:         l.Log,

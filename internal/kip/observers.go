@@ -5,34 +5,34 @@ import (
 
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/pods"
-	"github.com/elotl/kip/internal/shop"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // observers are told of each change of a cell, in this order: what is counted and
 // shown first, then those who act.
 func (l *leading) observers() []cells.Observer {
-	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}, learning{shop: l.shop}}
+	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}, learning{types: l.instanceTypes}}
 }
 
-// learning tells the shop what cells show of the cloud's types.
+// learning tells the provider of instance types what cells show of the cloud's types.
 type learning struct {
 	cells.Unobserved
-	shop *shop.Shop
+	types *instancetypes.Provider
 }
 
 var _ cells.Observer = learning{}
 
 func (l learning) CellMeasured(c cells.Cell) {
-	l.shop.Learn(c.Offering().InstanceType, imageName(c.Options), c.Room)
+	l.types.Learn(c.Offering().InstanceType, imageName(c.Options), c.Room)
 }
 
 func (l learning) CellTakenBack(c cells.Cell) {
 	o := c.Offering()
-	l.shop.TakenBack(o.InstanceType, o.Zone)
+	l.types.TakenBack(o.InstanceType, o.Zone)
 }
 
 // podObserver is told what becomes of pods.

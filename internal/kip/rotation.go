@@ -12,8 +12,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
 )
 
@@ -36,13 +36,13 @@ type rotation struct {
 	// overlap is how long the old CA is kept at least. By then each replica has shown the
 	// API server a certificate of the new one: it looks each 30 s, and does so at the third
 	// look.
-	overlap time.Duration
-	store   *store.Store
-	cells   cellsOfCA
-	say     func(events.Event)
-	pulse   *pulse.Pulse
-	clock   clock.WithTicker
-	log     *slog.Logger
+	overlap  time.Duration
+	store    *store.Store
+	cells    cellsOfCA
+	say      func(events.Event)
+	watchdog *watchdog.Watchdog
+	clock    clock.WithTicker
+	log      *slog.Logger
 
 	mu   sync.Mutex
 	done bool // others are stored, or may be
@@ -75,15 +75,15 @@ func (l *leading) loadCA(ctx context.Context) (ca, error) {
 // newRotation has the CA rotated of cells. Events of the node go to say.
 func (l *leading) newRotation(of cellsOfCA, say func(events.Event)) *rotation {
 	return &rotation{
-		ca:      l.ca,
-		began:   l.clock.Now(),
-		overlap: l.cfg.Cells.CAOverlap,
-		store:   l.store,
-		cells:   of,
-		say:     say,
-		pulse:   l.pulse,
-		clock:   l.clock,
-		log:     l.Log,
+		ca:       l.ca,
+		began:    l.clock.Now(),
+		overlap:  l.cfg.Cells.CAOverlap,
+		store:    l.store,
+		cells:    of,
+		say:      say,
+		watchdog: l.watchdog,
+		clock:    l.clock,
+		log:      l.Log,
 	}
 }
 
@@ -114,7 +114,7 @@ func (r *rotation) Run(ctx context.Context) error {
 			return nil
 		case <-ticker.C():
 		}
-		r.pulse.Turn(ctx, "rotation of the CA", r.drop)
+		r.watchdog.Track(ctx, "rotation of the CA", r.drop)
 	}
 }
 

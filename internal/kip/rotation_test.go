@@ -16,8 +16,8 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // someCells are cells of which some know Kip by the old CA.
@@ -50,15 +50,15 @@ func rotating(t *testing.T, st *store.Store, files []string, c *someCells, said 
 		t.Fatal(err)
 	}
 	return &rotation{
-		ca:      ca{is, sealer},
-		began:   time.Now(),
-		overlap: 5 * time.Minute,
-		store:   st,
-		cells:   c,
-		say:     func(e events.Event) { *said = append(*said, e.Message) },
-		pulse:   pulse.New(clock.RealClock{}, silent),
-		clock:   clock.RealClock{},
-		log:     slog.New(slog.DiscardHandler),
+		ca:       ca{is, sealer},
+		began:    time.Now(),
+		overlap:  5 * time.Minute,
+		store:    st,
+		cells:    c,
+		say:      func(e events.Event) { *said = append(*said, e.Message) },
+		watchdog: watchdog.New(clock.RealClock{}, silent),
+		clock:    clock.RealClock{},
+		log:      slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/offering"
-	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
@@ -58,7 +58,7 @@ var _ cells.Shortages = seenShortages{}
 // Mark notes that an offering was not served: for all that the cloud said is missing,
 // for that offering where it said nothing of the kind.
 func (s seenShortages) Mark(o offering.Offering, err error) {
-	s.shortages.Mark(shop.Shortage(o, err))
+	s.shortages.Mark(instancetypes.Shortage(o, err))
 	s.nodes.LookSoon()
 	if said, ok := errors.AsType[*cloud.Error](err); ok && said.Catalogue {
 		s.catalogue.ReadSoon()

@@ -30,7 +30,7 @@ func (l *leading) standbyPools() ([]cells.Pool, error) {
 // standbyPool is one of them. The text of an error goes on where the name of its key
 // ends.
 func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
-	if !slices.ContainsFunc(l.shop.Types(), func(t catalog.InstanceType) bool { return t.Name == s.InstanceType }) {
+	if !slices.ContainsFunc(l.instanceTypes.Types(), func(t catalog.InstanceType) bool { return t.Name == s.InstanceType }) {
 		return cells.Pool{}, fmt.Errorf(".instanceType: %q is not a type of cloud.%s here", s.InstanceType, l.machines.Name())
 	}
 	name := s.InstanceType
@@ -47,7 +47,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		name += "/stopped"
 	}
 	disk := l.cfg.Cells.DefaultVolumeSize.Value()
-	if len(offeringsOfPool(l.shop.Types(), s, disk, name)) == 0 {
+	if len(offeringsOfPool(l.instanceTypes.Types(), s, disk, name)) == 0 {
 		return cells.Pool{}, fmt.Errorf(": %s is not offered there (zone %q, spot %t, dedicated %t)", s.InstanceType, s.Zone, s.Spot, s.Dedicated)
 	}
 	useless := func(o offering.Offering) bool {
@@ -60,7 +60,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 		Stopped: s.Stopped,
 		Useless: useless,
 		Offerings: func() ([]offering.Offering, error) {
-			all := slices.DeleteFunc(offeringsOfPool(l.shop.Types(), s, disk, name), useless)
+			all := slices.DeleteFunc(offeringsOfPool(l.instanceTypes.Types(), s, disk, name), useless)
 			if len(all) == 0 {
 				return nil, fmt.Errorf("%s is what no virtual node offers: its cells would get no pod", name)
 			}

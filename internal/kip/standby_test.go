@@ -12,8 +12,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -46,7 +46,7 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 		store:    store.Memory(nil),
 		machines: pipe.New(pipe.Config{Cloud: simulated, Clock: k.clock}),
 	}
-	l.shop, err = shop.Open(t.Context(), shop.Config{
+	l.instanceTypes, err = instancetypes.Open(t.Context(), instancetypes.Config{
 		Cloud:     l.machines,
 		Store:     l.store,
 		Placement: placement.Config{DefaultInstanceType: "small"},

@@ -30,8 +30,8 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/nodes"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/test/loopback"
 )
 
@@ -135,7 +135,7 @@ etcd: {internal: {dataDir: %s}}
 		cfg:   cfg,
 		clock: clock.RealClock{},
 	}
-	k.pulse = pulse.New(k.clock, silent)
+	k.watchdog = watchdog.New(k.clock, silent)
 	k.metrics = metrics.New(metrics.Config{Clock: k.clock, Log: silent})
 	unmeasured := func(string) func(http.RoundTripper) http.RoundTripper {
 		return func(r http.RoundTripper) http.RoundTripper { return r }

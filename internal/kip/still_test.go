@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/metrics"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
+	"github.com/elotl/kip/internal/watchdog"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -33,9 +33,9 @@ func TestALeaderThatStandsStillIsNotHealthyAndIsReplaced(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	start := func(st *store.Store, lead func(k *process) task) (*process, <-chan error) {
-		k := &process{Options: Options{Log: silent}, clock: clk, pulse: pulse.New(clk, silent)}
+		k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent)}
 		running.Go(func() {
-			if err := k.pulse.Run(ctx); err != nil {
+			if err := k.watchdog.Run(ctx); err != nil {
 				t.Error(err)
 			}
 		})
@@ -49,7 +49,7 @@ func TestALeaderThatStandsStillIsNotHealthyAndIsReplaced(t *testing.T) {
 	leads, late := make(chan struct{}), make(chan error, 1)
 	first, ended := start(connect(), func(k *process) task {
 		return func(ctx context.Context, st *store.Store) error {
-			k.pulse.Turn(ctx, "the stuck loop", func(context.Context) {
+			k.watchdog.Track(ctx, "the stuck loop", func(context.Context) {
 				close(leads)
 				stuck.Lock()
 				defer stuck.Unlock()

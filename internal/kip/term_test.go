@@ -13,9 +13,9 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/holder"
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/store/storetest"
+	"github.com/elotl/kip/internal/watchdog"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -103,7 +103,7 @@ func TestAKipThatIsToBeginAnewLeadsAgain(t *testing.T) {
 	}
 	defer st.Close()
 	clk := clocktesting.NewFakeClock(time.Unix(0, 0))
-	k := &process{Options: Options{Log: silent}, clock: clk, pulse: pulse.New(clk, silent)}
+	k := &process{Options: Options{Log: silent}, clock: clk, watchdog: watchdog.New(clk, silent)}
 	over := errors.New("it is over")
 	ends := []error{fmt.Errorf("hold: %w", holder.ErrOther), fmt.Errorf("hold: %w", holder.ErrFollowed), cells.ErrTakenOver,
 		fmt.Errorf("cells: %w", errNewCA), fmt.Errorf("cells: %w", cells.ErrBehindTime), over}

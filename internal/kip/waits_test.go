@@ -18,13 +18,13 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/store"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 func TestALoopThatWaitsForTheStoreIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := pulse.New(clock.RealClock{}, silent)
+		p := watchdog.New(clock.RealClock{}, silent)
 		ctx, cancel := context.WithCancel(t.Context())
 		answers := make(chan struct{})
 		hang := func() error { <-answers; return nil }
@@ -40,14 +40,14 @@ func TestALoopThatWaitsForTheStoreIsHealthy(t *testing.T) {
 			func(ctx context.Context) error { _, err := st.Put(ctx, "key", 1, 0); return err },
 		} {
 			running.Go(func() {
-				p.Turn(ctx, "a loop", func(ctx context.Context) {
+				p.Track(ctx, "a loop", func(ctx context.Context) {
 					if err := ask(ctx); err != nil {
 						t.Error(err)
 					}
 				})
 			})
 		}
-		time.Sleep(3 * pulse.Limit) // virtual
+		time.Sleep(3 * watchdog.Limit) // virtual
 		if err := p.Err(); err != nil {
 			t.Error(err)
 		}
@@ -81,7 +81,7 @@ func TestALoopThatWaitsForTheAPIServerIsHealthy(t *testing.T) {
 		t.Fatal(err)
 	}
 	clk, log := clocktesting.NewFakeClock(time.Unix(0, 0)), make(lines, 100)
-	p := pulse.New(clk, slog.New(slog.NewTextHandler(log, nil)))
+	p := watchdog.New(clk, slog.New(slog.NewTextHandler(log, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -92,7 +92,7 @@ func TestALoopThatWaitsForTheAPIServerIsHealthy(t *testing.T) {
 		}
 	})
 	running.Go(func() {
-		p.Turn(ctx, "a loop", func(ctx context.Context) {
+		p.Track(ctx, "a loop", func(ctx context.Context) {
 			if _, err := api.asNode.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); !errors.Is(err, context.Canceled) {
 				t.Errorf("the request ended with %v", err)
 			}

@@ -6,7 +6,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/podlogs"
@@ -96,4 +96,4 @@ func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
 // useOfCells is what the ledger asks of what the meter notes.
 type useOfCells struct{ uses *stats.Uses }
 
-func (u useOfCells) Use(cell string) daybook.Use { return daybook.Use(u.uses.Use(cell)) }
+func (u useOfCells) Use(cell string) costs.Use { return costs.Use(u.uses.Use(cell)) }

@@ -11,8 +11,8 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/guard"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/store"
 	"k8s.io/utils/clock"
 )
@@ -35,9 +35,9 @@ func BenchmarkNodesOfCells(b *testing.B) {
 	for i := range types {
 		sells = append(sells, catalog.InstanceType{Name: fmt.Sprint("type-", i), Arch: "amd64"})
 	}
-	n := newNodes(Config{Name: "kip-0", Shop: sells, Clock: clock.RealClock{}, Log: silent})
+	n := newNodes(Config{Name: "kip-0", InstanceTypes: sells, Clock: clock.RealClock{}, Log: silent})
 	for i := range number {
-		e := roster.Entry{Number: i + 1, Node: config.Node{Zones: []string{fmt.Sprint("zone-", i/2)}, LaunchTypes: []string{config.OnDemand}}}
+		e := nodeplan.Entry{Number: i + 1, Node: config.Node{Zones: []string{fmt.Sprint("zone-", i/2)}, LaunchTypes: []string{config.OnDemand}}}
 		if i%2 == 1 {
 			e.Node.LaunchTypes = []string{config.Spot}
 		}

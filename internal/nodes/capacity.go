@@ -8,7 +8,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/config"
-	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	quantity "k8s.io/apimachinery/pkg/api/resource"
@@ -58,7 +58,7 @@ func (n *Nodes) KeepCapacity(ctx context.Context) error {
 	ticker := n.c.Clock.NewTicker(sizeEvery)
 	defer ticker.Stop()
 	for {
-		n.c.Pulse.Turn(ctx, "capacity of virtual nodes", n.size)
+		n.c.Watchdog.Track(ctx, "capacity of virtual nodes", n.size)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -77,7 +77,7 @@ func (n *Nodes) size(ctx context.Context) {
 	}) || !n.askBounds(ctx) {
 		return
 	}
-	var use roster.Use
+	var use nodeplan.Use
 	runs, launched := map[catalog.Class]int64{}, map[string]bool{} // the pods for which a machine was launched
 	for _, cell := range n.made.Cells.List() {
 		if cell.Pod.UID == "" || cell.Launch == nil && cell.Instance == nil || cell.Phase == apiv1.Gone {
@@ -96,7 +96,7 @@ func (n *Nodes) size(ctx context.Context) {
 		if !n.pods.Listed(s.name) {
 			continue // what they need is not known
 		}
-		sizing := roster.Sizing{Bounds: n.bounds.held, Use: use, Left: left, Most: most}
+		sizing := nodeplan.Sizing{Bounds: n.bounds.held, Use: use, Left: left, Most: most}
 		sizing.Needs, sizing.Served = needs(s, launched)
 		n.setCapacity(s, sizing)
 	}
@@ -113,7 +113,7 @@ func (n *Nodes) askBounds(ctx context.Context) (known bool) {
 		said, err := n.c.Bounder.Bounds(ctx, n.c.ControllerID)
 		switch {
 		case err == nil:
-			b.held, b.last = roster.Believed(b.held, b.last, said), said
+			b.held, b.last = nodeplan.Believed(b.held, b.last, said), said
 			if b.answers++; b.answers > 1 {
 				b.asked = now
 			}
@@ -191,7 +191,7 @@ func add(to, some corev1.ResourceList) {
 }
 
 // setCapacity gives a node the capacity that follows from a sizing, as far as the configuration leaves that to Kip.
-func (n *Nodes) setCapacity(s *served, sizing roster.Sizing) {
+func (n *Nodes) setCapacity(s *served, sizing nodeplan.Sizing) {
 	types, _, err := n.offerings(s.name)
 	if err != nil {
 		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
@@ -218,7 +218,7 @@ func (n *Nodes) setCapacity(s *served, sizing roster.Sizing) {
 }
 
 // capacityOf is that of a node that is made now, and the resources of it that are not known yet.
-func (n *Nodes) capacityOf(cfg *config.Config, name string, e roster.Entry) (list corev1.ResourceList, awaited []corev1.ResourceName) {
+func (n *Nodes) capacityOf(cfg *config.Config, name string, e nodeplan.Entry) (list corev1.ResourceList, awaited []corev1.ResourceName) {
 	list, auto := cfg.CapacityOf(e.Node)
 	n.mu.Lock()
 	found, known := n.found[name]

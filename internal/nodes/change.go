@@ -14,7 +14,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/node"
-	"github.com/elotl/kip/internal/roster"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,7 +42,7 @@ func (n *Nodes) Keep(ctx context.Context) error {
 	ticker := n.c.Clock.NewTicker(LookEvery)
 	defer ticker.Stop()
 	for {
-		n.c.Pulse.Turn(ctx, "virtual nodes", func(ctx context.Context) {
+		n.c.Watchdog.Track(ctx, "virtual nodes", func(ctx context.Context) {
 			seen = n.reload(ctx, seen)
 			n.look(ctx)
 		})
@@ -138,8 +138,8 @@ func (n *Nodes) empty(ctx context.Context, s *served, kept bool) error {
 	n.mu.Lock()
 	before := n.entries
 	n.mu.Unlock()
-	left := slices.DeleteFunc(slices.Clone(before), func(e roster.Entry) bool { return e.Number == s.number })
-	if err := n.keepRoster(ctx, before, left); err != nil {
+	left := slices.DeleteFunc(slices.Clone(before), func(e nodeplan.Entry) bool { return e.Number == s.number })
+	if err := n.keepPlan(ctx, before, left); err != nil {
 		return err
 	}
 	s.stop()
@@ -278,12 +278,12 @@ func (n *Nodes) reload(ctx context.Context, seen sum) sum {
 // change brings the nodes in line with a configuration. Nothing is changed where it
 // cannot be.
 func (n *Nodes) change(ctx context.Context, cfg *config.Config) error {
-	wanted, err := roster.Wanted(cfg, n.c.Shop.Types(), n.entries)
+	wanted, err := nodeplan.Wanted(cfg, n.c.InstanceTypes.Types(), n.entries)
 	if err != nil {
 		return err
 	}
 	before := n.entries
-	entries, err := roster.Assign(before, wanted)
+	entries, err := nodeplan.Assign(before, wanted)
 	if err != nil {
 		return cfg.Problem("nodes", "%v", err)
 	}
@@ -311,7 +311,7 @@ func (n *Nodes) change(ctx context.Context, cfg *config.Config) error {
 			return cfg.Problem(keyOf(cfg, e), "%v", err)
 		}
 	}
-	var fresh []roster.Entry
+	var fresh []nodeplan.Entry
 	for _, e := range entries {
 		s := n.named(e.Name(n.c.Name))
 		if !e.Removed && (s == nil || n.rightsOf(s) != rightsHeld) {
@@ -322,7 +322,7 @@ func (n *Nodes) change(ctx context.Context, cfg *config.Config) error {
 		undo()
 		return err
 	}
-	if err := n.keepRoster(ctx, before, entries); err != nil {
+	if err := n.keepPlan(ctx, before, entries); err != nil {
 		undo()
 		return err
 	}
@@ -332,7 +332,7 @@ func (n *Nodes) change(ctx context.Context, cfg *config.Config) error {
 }
 
 // keyOf is where an entry is configured.
-func keyOf(cfg *config.Config, e roster.Entry) string {
+func keyOf(cfg *config.Config, e nodeplan.Entry) string {
 	if e.Index < 0 || e.Index >= len(cfg.Nodes) { // by auto, or the one node without a list
 		return "nodes"
 	}
@@ -340,7 +340,7 @@ func keyOf(cfg *config.Config, e roster.Entry) string {
 }
 
 // newServed makes a node that is not served yet.
-func (n *Nodes) newServed(e roster.Entry) (*served, error) {
+func (n *Nodes) newServed(e nodeplan.Entry) (*served, error) {
 	s := &served{
 		name:    e.Name(n.c.Name),
 		number:  e.Number,
@@ -379,7 +379,7 @@ func podInformer(asNode kubernetes.Interface, node string) cache.SharedIndexInfo
 }
 
 // adopt puts a configuration in force.
-func (n *Nodes) adopt(cfg *config.Config, entries []roster.Entry, added []*served, objects map[string]*node.Node) {
+func (n *Nodes) adopt(cfg *config.Config, entries []nodeplan.Entry, added []*served, objects map[string]*node.Node) {
 	for _, s := range added {
 		if err := n.pods.Add(s.name, s.informer); err != nil {
 			n.unless(n.follows, err)
@@ -430,7 +430,7 @@ func (n *Nodes) sayWhatWaits(cfg *config.Config) {
 // foreign returns a problem of the configuration for a node whose name is that of a
 // machine, or of another Kip. An API server that does not answer says nothing; the
 // node is then refused when it is registered.
-func (n *Nodes) foreign(ctx context.Context, cfg *config.Config, entries []roster.Entry) error {
+func (n *Nodes) foreign(ctx context.Context, cfg *config.Config, entries []nodeplan.Entry) error {
 	for _, e := range entries {
 		asking, cancel := context.WithTimeout(ctx, askTimeout)
 		there, err := n.c.Client.CoreV1().Nodes().Get(asking, e.Name(n.c.Name), metav1.GetOptions{})

@@ -5,7 +5,7 @@
 // own and that node's lease.
 //
 // A node itself is package node; which ones are wanted, by which names, is package
-// roster, without effects. Here they come, change and go while Kip runs.
+// nodeplan, without effects. Here they come, change and go while Kip runs.
 //
 // Open is called before anything is made that follows pods, Equip once that is made.
 // Follow and Keep run in one order for all nodes, and stop all that they began.

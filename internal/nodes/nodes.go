@@ -23,13 +23,13 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/pulse"
-	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
@@ -43,7 +43,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Key is where the roster is stored, once there is more than the one node.
+// Key is where the plan of the nodes is stored, once there is more than the one node.
 const Key = "nodes"
 
 // askTimeout bounds a question to the API server.
@@ -58,8 +58,8 @@ type Config struct {
 	File   string
 	Config *config.Config
 
-	Store *store.Store // fenced
-	Shop  Shop
+	Store         *store.Store // fenced
+	InstanceTypes InstanceTypes
 	// Shortages are what is known to be out of capacity.
 	Shortages Shortages
 	// Bounder is the cloud, where that knows how much can be launched. Optional.
@@ -81,9 +81,9 @@ type Config struct {
 	// KubeletPort is that of the node without a number.
 	KubeletPort int
 
-	Pulse *pulse.Pulse
-	Clock clock.WithTickerAndDelayedExecution
-	Log   *slog.Logger
+	Watchdog *watchdog.Watchdog
+	Clock    clock.WithTickerAndDelayedExecution
+	Log      *slog.Logger
 }
 
 // Equipment is what Kip makes once it has nodes, and what they use of it. All is required
@@ -153,8 +153,8 @@ type Observer interface {
 	NodeGone(node string)
 }
 
-// Shop is the catalogue as it is now.
-type Shop interface {
+// InstanceTypes is the catalogue as it is now.
+type InstanceTypes interface {
 	Types() []catalog.InstanceType
 	// OfNode returns what a node offers, and what chooses out of that.
 	OfNode(name string, limit placement.Limit) ([]catalog.InstanceType, *placement.Placer, error)
@@ -185,7 +185,7 @@ type Nodes struct {
 	wake     chan struct{} // asks for a look
 	tasks    sync.WaitGroup
 	loops    sync.WaitGroup
-	revision int64 // of the stored roster; of Keep, once it runs
+	revision int64 // of the stored plan; of Keep, once it runs
 	seen     sum   // of the file that cfg is of; the same
 	// lingers is how long a node that was taken out stays cordoned without pods, asksAgain
 	// the wait before a question that was not answered is asked again, and readsAgain how
@@ -201,7 +201,7 @@ type Nodes struct {
 	mu sync.Mutex
 	// cfg is the last good configuration: what it says of nodes holds.
 	cfg     *config.Config
-	entries []roster.Entry
+	entries []nodeplan.Entry
 	served  map[string]*served
 	found   map[string]corev1.ResourceList // capacity that was found out, by node
 	follows context.Context                // of what every served node has, once it runs
@@ -281,7 +281,7 @@ func (n *Nodes) begin(ctx context.Context) (err error) {
 	if n.base, err = n.c.Clients.As(n.c.Name); err != nil {
 		return err
 	}
-	var stored []roster.Entry
+	var stored []nodeplan.Entry
 	if n.revision, err = n.c.Store.Get(ctx, Key, &stored); err != nil {
 		return err
 	}
@@ -289,7 +289,7 @@ func (n *Nodes) begin(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := n.keepRoster(ctx, stored, entries); err != nil {
+	if err := n.keepPlan(ctx, stored, entries); err != nil {
 		return err
 	}
 	n.entries = entries
@@ -308,14 +308,14 @@ func (n *Nodes) begin(ctx context.Context) (err error) {
 
 // firstEntries are of the file as it is. Where that is wrong, they are those of before,
 // or of the configuration that this process began with.
-func (n *Nodes) firstEntries(stored []roster.Entry) ([]roster.Entry, error) {
+func (n *Nodes) firstEntries(stored []nodeplan.Entry) ([]nodeplan.Entry, error) {
 	seen, err := fileSum(n.c.File)
 	cfg := n.cfg
 	if err == nil {
 		cfg, _, err = config.Load(n.c.File)
 	}
 	if err == nil {
-		var entries []roster.Entry
+		var entries []nodeplan.Entry
 		if entries, err = n.assign(cfg, stored); err == nil {
 			n.cfg, n.seen = cfg, seen
 			n.sayWhatWaits(cfg)
@@ -332,12 +332,12 @@ func (n *Nodes) firstEntries(stored []roster.Entry) ([]roster.Entry, error) {
 	return stored, nil
 }
 
-func (n *Nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entry, error) {
-	wanted, err := roster.Wanted(cfg, n.c.Shop.Types(), before)
+func (n *Nodes) assign(cfg *config.Config, before []nodeplan.Entry) ([]nodeplan.Entry, error) {
+	wanted, err := nodeplan.Wanted(cfg, n.c.InstanceTypes.Types(), before)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := roster.Assign(before, wanted)
+	entries, err := nodeplan.Assign(before, wanted)
 	if err != nil {
 		return nil, fmt.Errorf("%s: nodes: %w", n.c.File, err)
 	}
@@ -359,10 +359,10 @@ func (n *Nodes) assign(cfg *config.Config, before []roster.Entry) ([]roster.Entr
 	return entries, nil
 }
 
-// keepRoster stores the roster before anything is made of it. The one node of a Kip
+// keepPlan stores the plan before anything is made of it. The one node of a Kip
 // that names none needs no record.
-func (n *Nodes) keepRoster(ctx context.Context, before, now []roster.Entry) (err error) {
-	same := func(a, b roster.Entry) bool {
+func (n *Nodes) keepPlan(ctx context.Context, before, now []nodeplan.Entry) (err error) {
+	same := func(a, b nodeplan.Entry) bool {
 		a.Index, b.Index = 0, 0
 		return reflect.DeepEqual(a, b)
 	}
@@ -454,7 +454,7 @@ func (n *Nodes) Listed(name string) bool {
 }
 
 // entryOf is what is configured of a node that is served.
-func (n *Nodes) entryOf(name string) (e roster.Entry, is bool) {
+func (n *Nodes) entryOf(name string) (e nodeplan.Entry, is bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if s := n.served[name]; s != nil {
@@ -480,7 +480,7 @@ func (n *Nodes) Zones(name string) (list []string, only string, ours bool) {
 
 // zoneOf is where all disks of a node are, as it says of itself, or "". A zone that follows
 // from the catalogue may be one of several tomorrow.
-func zoneOf(e roster.Entry) string {
+func zoneOf(e nodeplan.Entry) string {
 	if e.Number > 0 && len(e.Node.Zones) == 1 {
 		return e.Node.Zones[0]
 	}
@@ -498,7 +498,7 @@ func (n *Nodes) StandbyNode(o cells.Offering) string {
 // serve.
 func (n *Nodes) NodeWith(o cells.Offering) (name string, is bool) {
 	t := catalog.InstanceType{Name: o.InstanceType, Offerings: []catalog.Offering{{Zone: o.Zone, Spot: o.Spot, Dedicated: o.Dedicated}}}
-	if types := n.c.Shop.Types(); types != nil {
+	if types := n.c.InstanceTypes.Types(); types != nil {
 		if i := slices.IndexFunc(types, func(sold catalog.InstanceType) bool { return sold.Name == o.InstanceType }); i >= 0 {
 			t.Arch = types[i].Arch
 		}

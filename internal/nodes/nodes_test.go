@@ -44,16 +44,16 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/guard"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
-	"github.com/elotl/kip/internal/pulse"
-	"github.com/elotl/kip/internal/shop"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 	"github.com/elotl/kip/test/loopback"
 )
@@ -364,11 +364,11 @@ func (w *town) start() (ended <-chan error) {
 		Recorder:     w.recorder,
 		Flags:        flags{},
 		KubeletPort:  w.base,
-		Pulse:        pulse.New(clock.RealClock{}, silent),
+		Watchdog:     watchdog.New(clock.RealClock{}, silent),
 		Clock:        clock.RealClock{},
 		Log:          log,
 	}
-	c.Shop, err = shop.Open(w.Context(), shop.Config{
+	c.InstanceTypes, err = instancetypes.Open(w.Context(), instancetypes.Config{
 		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: c.Clock, Log: silent,
 	})
 	must(err)
@@ -426,7 +426,7 @@ func (noCells) Conn(string, string, types.UID) (agentapi.Conn, error) {
 }
 
 // short notes that an offering was not served.
-func (w *town) short(o cells.Offering, err error) { w.missing.Mark(shop.Shortage(o, err)) }
+func (w *town) short(o cells.Offering, err error) { w.missing.Mark(instancetypes.Shortage(o, err)) }
 
 // patience is how long a test waits for what must come. Where time is not that of a bubble, it
 // only has to tell a hang from a slow machine.

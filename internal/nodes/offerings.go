@@ -53,5 +53,5 @@ func (n *Nodes) placerFor(ctx context.Context, pod *corev1.Pod, ago time.Duratio
 // offers returns what a node offers, and what chooses out of that.
 func (n *Nodes) offerings(name string) ([]catalog.InstanceType, *placement.Placer, error) {
 	entry, _ := n.entryOf(name)
-	return n.c.Shop.OfNode(name, entry.Limit())
+	return n.c.InstanceTypes.OfNode(name, entry.Limit())
 }

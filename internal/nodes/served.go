@@ -16,9 +16,9 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/provisioner"
-	"github.com/elotl/kip/internal/roster"
 	"github.com/elotl/kip/internal/stats"
 	"github.com/elotl/kip/internal/version"
 	"github.com/elotl/kip/internal/volumes"
@@ -49,7 +49,7 @@ type served struct {
 	settled chan struct{} // closed when it is registered, or known that it may not be
 
 	// Under nodes.mu.
-	entry  roster.Entry
+	entry  nodeplan.Entry
 	node   *node.Node
 	loop   *loop // that keeps its object; nil while none does
 	rights rights
@@ -193,7 +193,7 @@ func (n *Nodes) healthyOf(s *served) func(context.Context) error {
 
 // object makes the virtual node of an entry, as a configuration has it. It has no effect
 // outside.
-func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Node, error) {
+func (n *Nodes) object(cfg *config.Config, s *served, e nodeplan.Entry) (*node.Node, error) {
 	addresses, err := n.c.Flags.Addresses()
 	if err != nil {
 		return nil, err
@@ -222,7 +222,7 @@ func (n *Nodes) object(cfg *config.Config, s *served, e roster.Entry) (*node.Nod
 // drivers are the CSI drivers of whose disks the cells of an entry's node can have some, or not, and the
 // labels that say the zone in their words. The volumes of the cloud's own driver select nodes by their zone
 // alone: a node that has none, or several, can have none of them.
-func (n *Nodes) drivers(e roster.Entry, zone string) (all []node.Driver, zoneLabels []string) {
+func (n *Nodes) drivers(e nodeplan.Entry, zone string) (all []node.Driver, zoneLabels []string) {
 	own := node.Driver{Name: volumes.Driver}
 	if n.c.HasDisks {
 		own.Topology = provisioner.TopologyKeys(apiv1.LabelController, zoneOf(e))
@@ -239,7 +239,7 @@ func (n *Nodes) drivers(e roster.Entry, zone string) (all []node.Driver, zoneLab
 }
 
 // taintsOf are those that the configuration gives a node.
-func taintsOf(e roster.Entry) (list []corev1.Taint) {
+func taintsOf(e nodeplan.Entry) (list []corev1.Taint) {
 	for _, t := range e.Node.Taints {
 		list = append(list, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
 	}
@@ -248,8 +248,8 @@ func taintsOf(e roster.Entry) (list []corev1.Taint) {
 
 // described is what the labels of the node of an entry follow from, as a configuration
 // has it.
-func (n *Nodes) described(cfg *config.Config, name string, e roster.Entry) (node.Config, error) {
-	types, _, err := n.c.Shop.OfNode(name, e.Limit())
+func (n *Nodes) described(cfg *config.Config, name string, e nodeplan.Entry) (node.Config, error) {
+	types, _, err := n.c.InstanceTypes.OfNode(name, e.Limit())
 	if err != nil {
 		return node.Config{}, err
 	}

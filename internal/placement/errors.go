@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // InvalidAnnotationError is an annotation with Prefix that Kip does not know, or
@@ -22,7 +22,7 @@ type InvalidAnnotationError struct {
 }
 
 func unknownAnnotation(name, value string) *InvalidAnnotationError {
-	return &InvalidAnnotationError{Annotation: name, Value: value, Nearest: spelling.Nearest(name[len(Prefix):], shortNames())}
+	return &InvalidAnnotationError{Annotation: name, Value: value, Nearest: suggest.Nearest(name[len(Prefix):], shortNames())}
 }
 
 func (e *InvalidAnnotationError) Error() string {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/offering"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // MaxOfferings is how many offerings a choice returns at most: enough that one
@@ -333,7 +333,7 @@ func (p *Placer) nearest(name string) string {
 	for i := range p.types {
 		names[i] = p.types[i].Name
 	}
-	return spelling.Nearest(name, names)
+	return suggest.Nearest(name, names)
 }
 
 // Offerings returns the offerings that a pod can be launched on, cheapest first

@@ -17,8 +17,8 @@ import (
 	"github.com/elotl/kip/internal/fairqueue"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/pulse"
 	"github.com/elotl/kip/internal/volumes"
+	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -60,8 +60,8 @@ type Config struct {
 	// Leadership is asked before a pod is ended: a process that does not lead knows too
 	// little of cells. Optional: it leads.
 	Leadership Leadership
-	// Pulse is told of the turns of the loop. Optional.
-	Pulse *pulse.Pulse
+	// Watchdog tracks the tasks of the loops. Optional.
+	Watchdog *watchdog.Watchdog
 	// Queues measures the work queue. Optional.
 	Queues workqueue.MetricsProvider
 	// Random is for jitter. Optional.
@@ -405,12 +405,12 @@ func (c *Controller) Run(ctx context.Context) error {
 				if shutdown {
 					return
 				}
-				c.cfg.Pulse.Turn(ctx, "pods", func(ctx context.Context) { c.process(ctx, name) })
+				c.cfg.Watchdog.Track(ctx, "pods", func(ctx context.Context) { c.process(ctx, name) })
 				c.queue.Done(name)
 			}
 		})
 	}
-	wg.Go(func() { c.cfg.Pulse.Probe(ctx, "the lock of the pods", &c.mu) })
+	wg.Go(func() { c.cfg.Watchdog.TrackLock(ctx, "the lock of the pods", &c.mu) })
 	close(c.ready)
 	<-ctx.Done()
 	c.queue.ShutDown()

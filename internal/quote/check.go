@@ -11,7 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // Error is one thing that is wrong with a manifest.
@@ -26,9 +27,9 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Object == "" {
-		return spelling.Printable(fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Problem))
+		return sanitize.Printable(fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Problem))
 	}
-	return spelling.Printable(fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Object, e.Problem))
+	return sanitize.Printable(fmt.Sprintf("%s:%d: %s: %s", e.File, e.Line, e.Object, e.Problem))
 }
 
 // mostNodes bounds what a manifest may grow to: aliases of aliases grow without end.
@@ -190,7 +191,7 @@ func (c *checker) fields(n *yaml.Node, t reflect.Type, field string) {
 		of, ok := known[p.key.Value]
 		if !ok {
 			meant := ""
-			if nearest := spelling.Nearest(p.key.Value, names(known)); nearest != "" {
+			if nearest := suggest.Nearest(p.key.Value, names(known)); nearest != "" {
 				meant = fmt.Sprintf("; did you mean %s?", nearest)
 			}
 			c.bad(p.key.Line, "unknown field %q%s", join(field, p.key.Value), meant)

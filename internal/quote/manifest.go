@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // Workload is pods of one template.
@@ -191,7 +191,7 @@ func (c *checker) unrecognized(gvk schema.GroupVersionKind, line int) {
 	slices.Sort(versions)
 	slices.Sort(kinds)
 	meant := ""
-	if nearest := spelling.Nearest(gvk.Kind, kinds); nearest != "" {
+	if nearest := suggest.Nearest(gvk.Kind, kinds); nearest != "" {
 		meant = fmt.Sprintf("; did you mean %s?", nearest)
 	}
 	if len(versions) > 0 {

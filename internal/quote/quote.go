@@ -13,7 +13,7 @@ import (
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/suggest"
 )
 
 // Quote is what the pods of manifests would cost.
@@ -88,7 +88,7 @@ func In(book *catalog.Book, region string, o Options) (*Prices, error) {
 func in(book *catalog.Book, region string, o Options, beside func(catalog.Rates) *catalog.Rates) (*Prices, error) {
 	types, rates, err := book.In(region)
 	if err != nil {
-		if nearest := spelling.Nearest(region, slices.Sorted(maps.Keys(book.Regions))); nearest != "" {
+		if nearest := suggest.Nearest(region, slices.Sorted(maps.Keys(book.Regions))); nearest != "" {
 			return nil, fmt.Errorf("%w; did you mean %s?", err, nearest)
 		}
 		return nil, err

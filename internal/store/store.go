@@ -12,7 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // ErrConflict says that the record is not at the revision that the writer has seen.
@@ -107,7 +107,7 @@ var ErrUnreadable = errors.New("not of the form that is wanted")
 // Get reads the record at key into v and returns its revision; 0 means that
 // there is none, and leaves v alone. The revision is also returned with ErrUnreadable.
 func (s *Store) Get(ctx context.Context, key string, v any) (revision int64, err error) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	p, err := s.backend.read(ctx, s.prefix+key, "", 0)
 	if err != nil {
 		return 0, fmt.Errorf("read %s from the store: %w", key, err)
@@ -162,7 +162,7 @@ func (s *Store) Observed(observe func(op string, took time.Duration, err error))
 }
 
 func (s *Store) apply(ctx context.Context, op string, changes []Change) (int64, error) {
-	defer pulse.Wait(ctx, pulse.Store)()
+	defer watchdog.Wait(ctx, watchdog.Store)()
 	if s.observe == nil || len(changes) == 0 {
 		return s.write(ctx, op, changes)
 	}

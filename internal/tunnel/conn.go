@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/stall"
 )
 
 // conn is a TCP connection below TLS, which its owner's conns can find and
@@ -65,7 +65,7 @@ func (c *conn) Close() error {
 // judge closes the connection when nothing was heard on it for d, pings being sent,
 // now and later. A time in which this process was late is not held against the other
 // end: what it sent may be there, and not be read.
-func (c *conn) judge(late *lateness.Meter, d time.Duration) {
+func (c *conn) judge(late *stall.Meter, d time.Duration) {
 	since := c.opened.Add(time.Duration(c.heard.Load()))
 	if onTime := late.OnTime(); onTime.After(since) {
 		since = onTime

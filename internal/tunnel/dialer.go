@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
 
-	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/stall"
 )
 
 // DialerConfig is what Kip's end of the tunnels needs.
@@ -32,7 +32,7 @@ type DialerConfig struct {
 	Log  *slog.Logger
 	// Late measures this process: while it is late, no cell is silent. Optional:
 	// a process without it is never late.
-	Late *lateness.Meter
+	Late *stall.Meter
 	// Dial opens a connection to a cell. If nil, it is TCP.
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
@@ -48,7 +48,7 @@ type Dialer struct {
 	transport   *http2.Transport
 	server      *http2.Server
 	base        *http.Server // settings only
-	late        *lateness.Meter
+	late        *stall.Meter
 	turns       *turns
 	handshakes  chan struct{} // filled by who is in TLS
 	stalling    chan struct{} // filled by those of them whose machine let the last handshake fail

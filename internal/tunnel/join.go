@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/elotl/kip/internal/pki"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 // A join is four messages, on a connection on which the cell already knows Kip
@@ -114,7 +114,7 @@ func readMessage(r io.Reader, kind string) (message, error) {
 
 // printable is what may be shown of a text that is another's.
 func printable(s string) string {
-	s = spelling.Printable(s)
+	s = sanitize.Printable(s)
 	if len(s) > maxReason {
 		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
 	}

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 
-	"github.com/elotl/kip/internal/lateness"
 	"github.com/elotl/kip/internal/pki"
+	"github.com/elotl/kip/internal/stall"
 )
 
 // newPipe returns both ends of a connection, the first with its owner.
@@ -66,7 +66,7 @@ func TestASilentConnectionIsClosedAndOneThatIsHeardIsNot(t *testing.T) {
 func TestALateKipClosesNoSilentConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := newPipe(t)
-		late := lateness.New(clock.RealClock{}) // and looks only when it runs
+		late := stall.New(clock.RealClock{}) // and looks only when it runs
 		c.judge(late, 15*time.Second)
 		time.Sleep(5 * time.Minute)
 		if isClosed(c) {
@@ -173,7 +173,7 @@ func TestAStoppedKipFindsItsConnectionsAgain(t *testing.T) {
 		go func() { served <- cell.Serve(ctx, l) }()
 		var kip, agent stoppable // the agent is never stopped
 		var dials int
-		late := lateness.New(clock.RealClock{})
+		late := stall.New(clock.RealClock{})
 		d, err := NewDialer(DialerConfig{Authority: w.authority, Log: w.log, Late: late,
 			Dial: func(context.Context, netip.AddrPort) (net.Conn, error) {
 				dials++
@@ -263,7 +263,7 @@ func TestThoseThatMatterMostConnectFirst(t *testing.T) {
 
 func TestConnectionsBeginAtABoundedRateAndHardlyAnyWhileKipIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		begun := func(late *lateness.Meter) (n int) {
+		begun := func(late *stall.Meter) (n int) {
 			turns := newTurns(late)
 			turns.limiter = rate.NewLimiter(100, 20)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -288,7 +288,7 @@ func TestConnectionsBeginAtABoundedRateAndHardlyAnyWhileKipIsLate(t *testing.T) 
 		if n := begun(nil); n < 1000 || n > 1021 {
 			t.Errorf("%d connections began in 10 s, want 1000 and a burst of 20", n)
 		}
-		late := lateness.New(clock.RealClock{})
+		late := stall.New(clock.RealClock{})
 		time.Sleep(time.Minute) // it does not run: that is, it is late
 		if n := begun(late); n < 40 || n > 60 {
 			t.Errorf("%d connections began in 10 s while Kip was late, want 50", n)

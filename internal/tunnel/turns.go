@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/stall"
 )
 
 const (
@@ -65,7 +65,7 @@ const (
 // turns lets connections begin at a bounded rate, those first that matter most.
 type turns struct {
 	limiter *rate.Limiter
-	late    *lateness.Meter
+	late    *stall.Meter
 
 	mu      sync.Mutex
 	waiting queue
@@ -73,7 +73,7 @@ type turns struct {
 	timer   *time.Timer // set while somebody waits for the limiter
 }
 
-func newTurns(late *lateness.Meter) *turns {
+func newTurns(late *stall.Meter) *turns {
 	n := turnsPerCPU * runtime.GOMAXPROCS(0)
 	return &turns{limiter: rate.NewLimiter(rate.Limit(n), max(n/4, lateCost)), late: late}
 }

@@ -10,7 +10,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
-	"github.com/elotl/kip/internal/daybook"
+	"github.com/elotl/kip/internal/costs"
 )
 
 // stay is a time in which a cell's instance ran.
@@ -61,7 +61,7 @@ func (s stay) namespaces() map[string]float64 {
 			idle = min(seconds, given.Sub(s.from).Seconds())
 		}
 	}
-	return map[string]float64{daybook.NoPod: idle, s.cell.Pod.Namespace: seconds - idle}
+	return map[string]float64{costs.NoPod: idle, s.cell.Pod.Namespace: seconds - idle}
 }
 
 // allStays are those that have ended, and those of the cells that run.
@@ -76,7 +76,7 @@ func (b *books) allStays(now time.Time) []stay {
 }
 
 // compareNamespaces checks what Kip's counter says of namespaces; under mu.
-func (w *world) compareNamespaces(got map[string]daybook.Amount, now time.Time) {
+func (w *world) compareNamespaces(got map[string]costs.Amount, now time.Time) {
 	want := map[string]float64{}
 	for _, s := range w.books.allStays(now) {
 		for namespace, seconds := range s.namespaces() {
@@ -109,7 +109,7 @@ func (w *world) compareDays() {
 	}
 	got, want := map[string]spent{}, map[string]spent{}
 	var total spent
-	err := k.cells.Spent(context.Background(), 0, math.MaxInt32, func(s daybook.Spender, d daybook.Day, a daybook.Amount) {
+	err := k.cells.Spent(context.Background(), 0, math.MaxInt32, func(s costs.Key, d costs.Day, a costs.Amount) {
 		key := fmt.Sprint(d, " ", s.InstanceType, " ", s.LaunchType)
 		of := spent{
 			seconds:   a.Seconds,

@@ -27,9 +27,9 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/guard"
-	"github.com/elotl/kip/internal/lateness"
+	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/pods"
-	"github.com/elotl/kip/internal/shop"
+	"github.com/elotl/kip/internal/stall"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -501,7 +501,7 @@ func (k *kip) run() error {
 		Clock:  kipClock{k: k},
 	})
 	k.machines = machines
-	late := lateness.New(kipClock{k: k})
+	late := stall.New(kipClock{k: k})
 	k.cells = cells.New(cells.Config{
 		Random:   w.jitter(),
 		Late:     late,
@@ -610,7 +610,7 @@ func (c podCells) ReleaseVanished(ctx context.Context, uid types.UID, why string
 type shortages struct{ known *capacity.Shortages }
 
 func (s shortages) Mark(o cells.Offering, answer error) {
-	s.known.Mark(shop.Shortage(o, answer))
+	s.known.Mark(instancetypes.Shortage(o, answer))
 }
 
 func (s shortages) Unavailable(o cells.Offering) bool {

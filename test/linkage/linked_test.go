@@ -63,7 +63,7 @@ func TestProgramsDoNotLinkWhatTheyMustNot(t *testing.T) {
 			why: "a pod starts it several times, so it must start fast",
 		},
 		{
-			of: []string{"internal/placement", "internal/catalog", "internal/capacity", "internal/daybook"},
+			of: []string{"internal/placement", "internal/catalog", "internal/capacity", "internal/costs"},
 			not: []string{
 				"k8s.io/client-go", "go.etcd.io", "google.golang.org/grpc", "github.com/aws", "github.com/Azure", "cloud.google.com/go",
 				"google.golang.org/api",

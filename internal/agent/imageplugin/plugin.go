@@ -19,7 +19,7 @@ import (
 
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/spelling"
+	"github.com/elotl/kip/internal/sanitize"
 )
 
 const (
@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	}
 	got, err := l.ask(ctx, asked.Image)
 	if err != nil {
-		return fmt.Errorf("ask Kip for what pulls %.256s: %w", spelling.Printable(asked.Image), err)
+		return fmt.Errorf("ask Kip for what pulls %.256s: %w", sanitize.Printable(asked.Image), err)
 	}
 	answer, err := json.Marshal(response{
 		APIVersion: version,
@@ -191,5 +191,5 @@ func messageOf(answer []byte) string {
 	if json.Unmarshal(answer, &status) != nil {
 		return "no Status"
 	}
-	return spelling.Printable(status.Message[:min(len(status.Message), maxMessage)])
+	return sanitize.Printable(status.Message[:min(len(status.Message), maxMessage)])
 }

@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // leastNamed is how many instances one call names at least that is made in smaller ones since the cloud has
@@ -103,7 +103,7 @@ func (b *batcher) do(ctx context.Context, ids []string, send Send) []Answer {
 	b.queue = append(b.queue, requests...)
 	b.start()
 	b.mu.Unlock()
-	over := pulse.Wait(ctx, pulse.Cloud)
+	over := watchdog.Wait(ctx, watchdog.Cloud)
 	select {
 	case <-c.done:
 		over()
@@ -185,7 +185,7 @@ func (b *batcher) start() {
 func (b *batcher) inTurn(ctx context.Context, w *work, do func(context.Context)) {
 	defer close(w.ended)
 	defer w.cancel()
-	b.limiter.cfg.Pulse.Turn(ctx, "calls of kind "+string(b.kind), do)
+	b.limiter.cfg.Watchdog.Track(ctx, "calls of kind "+string(b.kind), do)
 }
 
 // dispatch sends what is in the queue, each call in its turn, until it is empty.

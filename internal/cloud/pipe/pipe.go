@@ -8,7 +8,7 @@ import (
 
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/utils/clock"
 )
 
@@ -23,9 +23,9 @@ type Config struct {
 	Meter Meter
 	// Random is for jitter. Optional.
 	Random backoff.Random
-	// Pulse is told of the turns of those who send what others have asked for. Optional.
-	Pulse *pulse.Pulse
-	Clock clock.Clock
+	// Watchdog tracks the tasks of those who send what others have asked for. Optional.
+	Watchdog *watchdog.Watchdog
+	Clock    clock.Clock
 }
 
 // Call is one call to the cloud on its way through the pipe.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/pulse"
+	"github.com/elotl/kip/internal/watchdog"
 )
 
 // Turn is the right to send one call, for which its request is paid. It ends with the
@@ -56,7 +56,7 @@ func (l *limiter) await(ctx context.Context, k *limit, q queue, try func() time.
 	defer l.waiting(k, -1)
 	err := ctx.Err()
 	if err == nil {
-		over := pulse.Wait(ctx, pulse.Cloud) // those before wait for it too
+		over := watchdog.Wait(ctx, watchdog.Cloud) // those before wait for it too
 		select {
 		case q.head <- struct{}{}:
 			defer func() { <-q.head }()
@@ -70,7 +70,7 @@ func (l *limiter) await(ctx context.Context, k *limit, q queue, try func() time.
 		if wait <= 0 {
 			return nil
 		}
-		timer, over := l.cfg.Clock.NewTimer(wait), pulse.Wait(ctx, pulse.Cloud)
+		timer, over := l.cfg.Clock.NewTimer(wait), watchdog.Wait(ctx, watchdog.Cloud)
 		select {
 		case <-timer.C():
 		case <-q.ended:
@@ -155,7 +155,7 @@ func (t *Turn) Gather(ctx context.Context) bool {
 	if alone {
 		return true
 	}
-	defer pulse.Wait(ctx, pulse.Time)()
+	defer watchdog.Wait(ctx, watchdog.Time)()
 	select {
 	case <-t.limiter.cfg.Clock.After(gatherFor):
 		return true
@@ -234,7 +234,7 @@ func (t *Turn) send(ctx context.Context, call Call, next Send) []Answer {
 		ctx, cancel = context.WithTimeout(ctx, Timeout)
 		defer cancel()
 	}
-	over := pulse.Wait(ctx, pulse.Cloud)
+	over := watchdog.Wait(ctx, watchdog.Cloud)
 	answers := next(ctx, call)
 	over()
 	t.end(throttledOf(answers))

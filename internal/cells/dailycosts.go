@@ -1,0 +1,267 @@
+package cells
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/costs"
+	"github.com/elotl/kip/internal/store"
+)
+
+// Amount is what cells have cost.
+type Amount = costs.Amount
+
+// Account is whom a pod's cost is put down to, besides its namespace and name.
+type Account struct {
+	// Owner is the kind and name of the pod's controller, such as Deployment/web; empty
+	// for a pod without one.
+	Owner string `json:"owner,omitempty"`
+	// Labels are those of the pod that costs are kept by, when its cell was requested.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// labels writes them in one order. Neither a key nor a value has a comma or "=".
+func (a Account) labels() string {
+	all := make([]string, 0, len(a.Labels))
+	for _, key := range slices.Sorted(maps.Keys(a.Labels)) {
+		all = append(all, key+"="+a.Labels[key])
+	}
+	return strings.Join(all, ",")
+}
+
+// entries are what the cell has cost in some seconds from a time on: of the pool until a
+// pod was given it, and then of the pod, which has used so much of it.
+func (c *Cell) entries(from time.Time, seconds float64, use costs.Use) []costs.Entry {
+	if from.IsZero() || seconds <= 0 {
+		return nil
+	}
+	offering, idle := c.Offering(), seconds
+	if c.Pod.UID != "" {
+		idle = min(seconds, max(0, c.StepTime(apiv1.StepGiven).Sub(from).Seconds()))
+	}
+	price := costs.Price{
+		Machine: costs.Rate{PerHour: offering.PricePerHour, Unknown: offering.Unpriced},
+		Disk:    costs.Rate{PerHour: offering.DiskPerHour, Unknown: offering.DiskUnpriced},
+		Address: costs.Rate{PerHour: offering.AddressPerHour, Unknown: offering.AddressUnpriced},
+	}
+	var all []costs.Entry
+	if idle > 0 {
+		all = append(all, costs.Of(costs.Key{
+			Namespace:    costs.NoPod,
+			Owner:        "Standby/" + c.Standby,
+			InstanceType: offering.InstanceType,
+			LaunchType:   string(offering.CapacityType()),
+		}, from, idle, price, costs.Use{Measured: idle, Idle: idle}))
+	}
+	if seconds -= idle; seconds > 0 {
+		all = append(all, costs.Of(costs.Key{
+			Namespace:    c.Pod.Namespace,
+			Owner:        c.Account.Owner,
+			Pod:          c.Pod.Name,
+			Labels:       c.Account.labels(),
+			InstanceType: offering.InstanceType,
+			LaunchType:   string(offering.CapacityType()),
+		}, from.Add(time.Duration(idle*float64(time.Second))), seconds, price, use))
+	}
+	return all
+}
+
+// running are the entries of what the cell has cost since it was last launched or started.
+func (c *Cell) running(now time.Time, use costs.Use) []costs.Entry {
+	if c.Stopped {
+		return nil
+	}
+	from := c.launched()
+	return c.entries(from, now.Sub(from).Seconds(), use)
+}
+
+// ended are the entries of a cell whose instance is stopped, or gone, by a change.
+func ended(before, after *Cell, now time.Time, use costs.Use) []costs.Entry {
+	switch {
+	case after.Phase == apiv1.Gone:
+		return after.running(now, use)
+	case after.Stopped && !before.Stopped:
+		return before.entries(before.launched(), after.BilledSeconds-before.BilledSeconds, use)
+	}
+	return nil
+}
+
+const (
+	costsPrefix = "costs/"
+	// openKey has the entries that are not among those of a day yet, sumsKey what
+	// namespaces have cost since Kip's state began.
+	openKey, sumsKey = costsPrefix + "open", costsPrefix + "sums"
+	// daysPrefix is before the days: each has the entries of cells that ended then, of
+	// that day and of those before.
+	daysPrefix = costsPrefix + "days/"
+	// mostOpen is how many entries are kept apart: the record of a day is written once
+	// for as many cells.
+	mostOpen = 32
+	// mostDayBytes is how much the entries of a day have at most, as JSON.
+	mostDayBytes = 192 << 10
+	// mostNamespaces is how many have a sum of their own. It is theirs for good, so that
+	// none decreases.
+	mostNamespaces = 500
+	// mostExpired is how many days go at a time, mostPassed how many are looked at.
+	mostExpired, mostPassed = 4, 100
+	// mostUnreadable is how many days in a row may have a record that cannot be read.
+	mostUnreadable = 3
+)
+
+// costSums is the record at sumsKey.
+type costSums struct {
+	Namespaces map[string]Amount `json:"namespaces"`
+	// First and Last are the days that may have a record; 0 before the first.
+	First costs.Day `json:"first"`
+	Last  costs.Day `json:"last"`
+}
+
+// costDays is what cells that are gone have cost, by day and by whom. The ledger's mutex
+// guards it, and its transactions change it.
+type costDays struct {
+	store        *store.Store
+	openRevision int64
+	open         []costs.Entry
+	sumsRevision int64
+	sums         costSums
+	// own are the namespaces that have a sum of their own.
+	own map[string]bool
+}
+
+// read reads what is stored, but for the days.
+func (d *costDays) read(ctx context.Context) (err error) {
+	is := costDays{store: d.store, own: d.own}
+	if is.openRevision, err = d.store.Get(ctx, openKey, &is.open); err != nil {
+		return err
+	}
+	if is.sumsRevision, err = d.store.Get(ctx, sumsKey, &is.sums); err != nil {
+		return err
+	}
+	if is.own == nil {
+		is.own = map[string]bool{}
+	}
+	for namespace := range is.sums.Namespaces {
+		is.own[namespace] = true
+	}
+	*d = is
+	return nil
+}
+
+// sumOf is the sum that a namespace counts in.
+func (d *costDays) sumOf(namespace string) string {
+	switch {
+	case d.own[namespace] || namespace == costs.NoPod:
+	case len(d.own) >= mostNamespaces:
+		return costs.Others
+	default:
+		d.own[namespace] = true
+	}
+	return namespace
+}
+
+// byNamespace are the sums with some entries more.
+func (d *costDays) byNamespace(more []costs.Entry) map[string]Amount {
+	sums := maps.Clone(d.sums.Namespaces)
+	if sums == nil {
+		sums = map[string]Amount{}
+	}
+	for _, e := range more {
+		namespace := d.sumOf(e.Namespace)
+		sums[namespace] = sums[namespace].Plus(e.Total())
+	}
+	return sums
+}
+
+// with returns what it is with some entries more, and the changes that store it: its
+// revisions are then that of their transaction.
+func (d *costDays) with(ctx context.Context, more []costs.Entry, now time.Time) (next costDays, changes []store.Change, err error) {
+	next = *d
+	if next.open = slices.Concat(d.open, more); len(next.open) <= mostOpen {
+		return next, []store.Change{{Key: openKey, Value: next.open, Revision: d.openRevision}}, nil
+	}
+	// A day that is not the last has its last entries: who reads it needs no lock.
+	day := max(costs.DayOf(now), d.sums.Last)
+	var entries []costs.Entry
+	revision, err := d.store.Get(ctx, daysPrefix+day.String(), &entries)
+	for try := 0; errors.Is(err, store.ErrUnreadable) && try < mostUnreadable; try++ {
+		// The end of a cell does not wait for a person to mend it, and it stays as it is.
+		day, entries = day+1, nil
+		revision, err = d.store.Get(ctx, daysPrefix+day.String(), &entries)
+	}
+	if err != nil {
+		return next, nil, err
+	}
+	key := daysPrefix + day.String()
+	kept := costs.DayOf(now) - costs.Kept
+	if entries, err = costs.Compact(slices.Concat(entries, next.open), kept, mostDayBytes); err != nil {
+		return next, nil, err
+	}
+	next.sums = costSums{Namespaces: d.byNamespace(next.open), First: cmp.Or(d.sums.First, day), Last: day}
+	next.open = []costs.Entry{}
+	passed := 0
+	for ; next.sums.First < kept && len(changes) < mostExpired && passed < mostPassed; next.sums.First++ {
+		passed++
+		old := daysPrefix + next.sums.First.String()
+		is, err := d.store.Get(ctx, old, new([]costs.Entry))
+		if err != nil && !errors.Is(err, store.ErrUnreadable) {
+			return next, nil, err
+		}
+		if is != 0 {
+			changes = append(changes, store.Change{Key: old, Revision: is})
+		}
+	}
+	return next, append(changes,
+		store.Change{Key: key, Value: entries, Revision: revision},
+		store.Change{Key: openKey, Value: next.open, Revision: d.openRevision},
+		store.Change{Key: sumsKey, Value: next.sums, Revision: d.sumsRevision}), nil
+}
+
+// written takes over what is stored now.
+func (d *costDays) written(next costDays, changes []store.Change, revision int64) {
+	for _, change := range changes {
+		switch change.Key {
+		case openKey:
+			next.openRevision = revision
+		case sumsKey:
+			next.sumsRevision = revision
+		}
+	}
+	*d = next
+}
+
+// Meter tells of a cell by its ID how much of its machine its pod has used since it was
+// given it. It must not block.
+type Meter interface {
+	Use(cell string) costs.Use
+}
+
+// useOf is what the pod of a cell has used, if that is measured.
+func useOf(m Meter, cell *Cell) costs.Use {
+	if m == nil {
+		return costs.Use{}
+	}
+	return m.Use(cell.ID)
+}
+
+// snapshot returns the entries that may still change, with those of the cells that are
+// there, and between which days the others are: from the first to before the last. No cell
+// ends meanwhile.
+func (l *ledger) snapshot(ctx context.Context, there func() []costs.Entry) (first, last costs.Day, entries []costs.Entry, err error) {
+	l.lock(ctx)
+	defer l.mu.Unlock()
+	if err := l.read(ctx); err != nil {
+		return 0, 0, nil, err
+	}
+	if l.days.sums.Last != 0 {
+		if _, err := l.store.Get(ctx, daysPrefix+l.days.sums.Last.String(), &entries); err != nil {
+			return 0, 0, nil, err
+		}
+	}
+	return l.days.sums.First, l.days.sums.Last, slices.Concat(entries, l.days.open, there()), nil
+}
