@@ -25,18 +25,13 @@ func (c *Controller) Ready() <-chan struct{} { return c.ready }
 // End ends Run for a reason.
 func (c *Controller) End(why error) { c.loop.fail(why) }
 
-// Request asks for a cell for a pod. It takes a standby cell of the type that the
-// pod would get, where there is one. It returns when the request is stored. The
-// error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
-// where a live cell of another pod has one of the disks, a *BudgetError where the
-// pod's namespace may not cost as much more as one of the offerings, and ErrConnecting.
+// Request asks for a cell for a pod, by those of the offerings that the pod's namespace can pay,
+// which the cell that it returns has. It takes a standby cell of the type that the pod would get,
+// where there is one. It returns when the request is stored. The error is ErrHasCell where the pod
+// has a cell that is not Gone, a *DiskInUseError where a live cell of another pod has one of the
+// disks, a *BudgetError where the namespace can pay none of the offerings, and ErrConnecting.
 func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	return c.requests.request(ctx, r)
-}
-
-// Affordable returns those of the offerings that the budget of a namespace allows now.
-func (c *Controller) Affordable(ctx context.Context, namespace string, offerings []Offering) ([]Offering, error) {
-	return c.budgets.affordable(ctx, namespace, offerings)
 }
 
 // WouldTake returns the standby cell that a request would be given now.

@@ -128,36 +128,27 @@ func (b Budget) afford(namespace string, o outlay, offering Offering) *BudgetErr
 	return nil
 }
 
-// affordable returns those of the offerings that the budget of a namespace allows now.
-func (s *budgets) affordable(ctx context.Context, namespace string, offerings []Offering) ([]Offering, error) {
-	if s.limits.of(namespace).none() {
-		return offerings, nil
-	}
-	spent, unlock, err := s.lock(ctx, namespace)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	left, _ := s.allowed(namespace, offerings, spent)
-	return left, nil
-}
-
-// allowed returns the offerings that a namespace may have now, and why it may not have the first of the others; nil where
-// there is no other. The caller holds table.mu.
-func (s *budgets) allowed(namespace string, offerings []Offering, spent float64) (left []Offering, over *BudgetError) {
+// within returns those of the offerings that a namespace may have now, and where there is none a *BudgetError that says why not
+// the first. The caller holds table.mu.
+func (s *budgets) within(namespace string, offerings []Offering, spent float64) (left []Offering, err error) {
 	b := s.limits.of(namespace)
 	if b.none() {
 		return offerings, nil
 	}
 	cost := s.outlayOf(namespace, b, spent, nil)
 	for _, o := range offerings {
-		if err := b.afford(namespace, cost, o); err == nil {
+		over := b.afford(namespace, cost, o)
+		switch {
+		case over == nil:
 			left = append(left, o)
-		} else if over == nil {
-			over = err
+		case err == nil:
+			err = over
 		}
 	}
-	return left, over
+	if len(left) > 0 {
+		err = nil
+	}
+	return left, err
 }
 
 // lock takes mu, so that what a namespace may still cost does not change until the

@@ -34,26 +34,15 @@ func costing(name string, perHour float64) Offering {
 	}
 }
 
-// buy requests a cell by the offerings that the budget allows, and returns what the budget says against it.
+// buy requests a cell, and returns what the budget says against it.
 func (b *bubble) buy(pod string, offerings ...Offering) *BudgetError {
 	b.Helper()
-	for {
-		allowed, err := b.cells.Affordable(b.Context(), ref(pod).Namespace, offerings)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if len(allowed) > 0 {
-			offerings = allowed
-		}
-		_, err = b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: offerings})
-		over, is := errors.AsType[*BudgetError](err)
-		if err != nil && !is {
-			b.Fatal(err)
-		}
-		if over == nil || len(allowed) < 2 {
-			return over
-		}
+	_, err := b.cells.Request(b.Context(), Request{Pod: ref(pod), Attempt: 1, Seen: time.Now(), Offerings: offerings})
+	over, is := errors.AsType[*BudgetError](err)
+	if err != nil && !is {
+		b.Fatal(err)
 	}
+	return over
 }
 
 func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
@@ -98,21 +87,26 @@ func TestABurstNeverCostsMoreThanTheBudgetOfAnHour(t *testing.T) {
 	})
 }
 
-// A request is stored with the offerings that its pod was given. The budget may have changed since.
-func TestARequestIsRefusedForAnyOfferBeyondTheBudget(t *testing.T) {
+func TestARequestLeavesOutWhatTheBudgetDoesNotAllow(t *testing.T) {
 	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
-		_, err := b.cells.Request(b.Context(), Request{
+		r := Request{
 			Pod:       ref("a"),
 			Attempt:   1,
 			Seen:      time.Now(),
-			Offerings: []Offering{costing("small", 0.3), costing("large", 2)},
-		})
-		over, is := errors.AsType[*BudgetError](err)
-		if !is || over.Offering.InstanceType != "large" {
-			t.Fatalf("requested beyond the budget: %v", err)
+			Offerings: []Offering{costing("huge", 3), costing("small", 0.3), costing("large", 2), costing("tiny", 0.1)},
 		}
-		if _, has := b.cells.ForPod(ref("a").UID); has {
+		cell, err := b.cells.Request(b.Context(), r)
+		if err != nil || len(cell.Offerings) != 2 || cell.Offering() != r.Offerings[1] || cell.Offerings[1] != r.Offerings[3] ||
+			len(cell.Best) != 2 || cell.Reason != r.Offerings[1].Reason {
+			t.Fatalf("requested %+v, %v", cell, err)
+		}
+		r.Pod, r.Offerings = ref("b"), r.Offerings[:1]
+		over, is := errors.AsType[*BudgetError](func() error { _, err := b.cells.Request(b.Context(), r); return err }())
+		if !is || over.Offering.InstanceType != "huge" {
+			t.Fatalf("requested beyond the budget: %v", over)
+		}
+		if _, has := b.cells.ForPod(ref("b").UID); has {
 			t.Error("the pod has a cell all the same")
 		}
 	})
@@ -288,7 +282,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offerings, over := c.budgets.allowed(r.Pod.Namespace, r.Offerings, 0)
+	offerings, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0)
 	if over != nil || len(offerings) != len(r.Offerings) {
 		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
@@ -308,7 +302,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.budgets.allowed(r.Pod.Namespace, r.Offerings, 0); over != nil {
+		if _, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0); over != nil {
 			b.Fatal(over)
 		}
 	}

@@ -26,7 +26,7 @@ type Request struct {
 	// Arrived says that the pod came to its node after this process had listed the pods there, and that
 	// nothing had run it then: no other Kip can have launched a cell for it.
 	Arrived bool
-	// Offerings come best first; there is at least one.
+	// Offerings come best first; there is at least one. The cell is launched by those that its namespace can pay.
 	Offerings []Offering
 	// RuledOut says why other types are none, for people.
 	RuledOut []apiv1.RuledOut
@@ -58,11 +58,7 @@ type requests struct {
 	clock    clock.PassiveClock
 }
 
-// request asks for a cell for a pod. It takes a standby cell of the type that the
-// pod would get, where there is one. It returns when the request is stored. The
-// error is ErrHasCell where the pod has a cell that is not Gone, a *DiskInUseError
-// where a live cell of another pod has one of the disks, a *BudgetError where the
-// pod's namespace may not cost as much more as one of the offerings, and ErrConnecting.
+// request does what Controller.Request says.
 func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offerings) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
@@ -76,9 +72,8 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
 	if err = s.table.claimed(r.Disks); err == nil {
-		if _, over := s.budgets.allowed(r.Pod.Namespace, r.Offerings, spent); over != nil {
-			err = over
-		}
+		// Here alone, under the lock: pods of one namespace have one budget, and ask at the same time.
+		r.Offerings, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent)
 	}
 	var taken *entry
 	if err == nil {

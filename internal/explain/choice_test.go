@@ -71,10 +71,6 @@ func (r *requests) ForPod(types.UID) (cells.Cell, bool) {
 	return *r.has, true
 }
 
-func (*requests) Affordable(_ context.Context, _ string, all []offering.Offering) ([]offering.Offering, error) {
-	return all, nil
-}
-
 func (r *requests) WouldTake(q cells.Request) (cells.Cell, bool) {
 	return cells.Cell{ID: r.standby}, r.standby != "" && len(q.Offerings) > 0
 }

@@ -85,7 +85,7 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 			{InstanceType: "nano", Zone: "local", Reason: "cheapest"},
 		}, nil
 	}
-	h.cells.strikes = 1
+	h.cells.beyond = "large"
 	h.put(pod("p"))
 	h.must("p")
 	told := strings.Join(h.messages, "\n")
@@ -94,8 +94,7 @@ func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {
 	}
 }
 
-// Pods of one namespace are chosen for at the same time, and have one budget.
-func TestAPodGetsTheNextOfferWhereAnotherUsesTheBudgetMeanwhile(t *testing.T) {
+func TestAPodIsRequestedForByWhatItsBudgetLeavesAndWaitsWhereThatIsNothing(t *testing.T) {
 	for offerings, want := range map[string]string{"large nano": "nano", "nano large": "nano", "large": ""} {
 		h := newHarness(t)
 		h.place = func(*corev1.Pod) (list []offering.Offering, err error) {

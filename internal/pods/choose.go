@@ -20,9 +20,10 @@ import (
 )
 
 // Choose returns what is to be requested for a pod: what can be launched, best
-// first, with room for the plugins of its volumes, where their disks are, and not out
-// of capacity. This is the only choice: cells are requested by it, and people are
-// told of it. It changes nothing.
+// first, with room for the plugins of its volumes, where their disks are, not out
+// of capacity, and granted to its namespace. Cells are requested by it, and people are
+// told of it. It changes nothing. What of it the namespace can pay is known only when a
+// cell is requested: package cells leaves out the rest then.
 //
 // The errors are those of Volumes and *PlacementError.
 func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {

@@ -120,8 +120,7 @@ type Observer interface {
 
 // Cells is what this package needs of package cells.
 type Cells interface {
-	// Affordable returns those of the offerings that the budget of a namespace allows now.
-	Affordable(ctx context.Context, namespace string, offerings []offering.Offering) ([]offering.Offering, error)
+	// Request asks for a cell by those of the offerings that the pod's namespace can pay.
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
 	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that

@@ -50,8 +50,7 @@ type modelCells struct {
 	asked        []bool // whether each that Elsewhere was asked of arrived
 	arrived      []bool // whether each that was requested for did
 	holds        bool   // the end of those that vanish
-	strikes      int    // how many offerings a budget leaves out
-	beyond       string // the type that a budget no longer allows when it is requested
+	beyond       string // the type that a budget does not allow
 }
 
 func (m *modelCells) Behind() (string, bool) {
@@ -66,13 +65,6 @@ func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, arrived bool) (string, 
 	return cmp.Or(why, m.other), sure
 }
 
-// Affordable strikes out the first of the offerings, if it is to.
-func (m *modelCells) Affordable(_ context.Context, _ string, all []offering.Offering) ([]offering.Offering, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return all[m.strikes:], nil
-}
-
 func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, error) {
 	pod, attempt, offerings := r.Pod, r.Attempt, r.Offerings
 	m.mu.Lock()
@@ -83,8 +75,10 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	if m.refuse != nil {
 		return cells.Cell{}, m.refuse
 	}
-	if i := slices.IndexFunc(offerings, func(o offering.Offering) bool { return o.InstanceType == m.beyond }); i >= 0 {
-		return cells.Cell{}, &cells.BudgetError{Offering: offerings[i]}
+	first := offerings[0]
+	offerings = slices.DeleteFunc(slices.Clone(offerings), func(o offering.Offering) bool { return o.InstanceType == m.beyond })
+	if len(offerings) == 0 {
+		return cells.Cell{}, &cells.BudgetError{Offering: first}
 	}
 	m.disks, m.plugins, m.gpus, m.accelerators = r.Disks, r.Plugins, r.GPUs, r.Accelerators
 	m.arrived = append(m.arrived, r.Arrived)

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -101,36 +99,12 @@ func (c *Controller) request(ctx context.Context, pod *corev1.Pod) (time.Duratio
 		return c.waitsForVolume(pod, err)
 	}
 	r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
-	cell, err := c.requestWithinBudget(ctx, r)
+	cell, err := c.cfg.Cells.Request(ctx, r)
 	if err != nil {
 		return c.waitsForCell(pod, err, now)
 	}
 	c.requested(cell, r.Pod, is.attempt, now)
 	return 0, nil
-}
-
-// requestWithinBudget requests a cell by those of the offerings that the budget of the pod's namespace allows. Where it
-// allows none, Request returns why.
-func (c *Controller) requestWithinBudget(ctx context.Context, r cells.Request) (cells.Cell, error) {
-	for {
-		allowed, err := c.cfg.Cells.Affordable(ctx, r.Pod.Namespace, r.Offerings)
-		if err != nil {
-			return cells.Cell{}, fmt.Errorf("choose for pod %s within its budget: %w", r.Pod, err)
-		}
-		if len(allowed) > 0 {
-			r.Offerings = allowed
-		}
-		cell, err := c.cfg.Cells.Request(ctx, r)
-		over, is := errors.AsType[*cells.BudgetError](err)
-		if !is || len(allowed) < 2 {
-			return cell, err
-		}
-		// Another pod of the namespace got a cell in between.
-		r.Offerings = slices.DeleteFunc(slices.Clone(allowed), func(o offering.Offering) bool { return o == over.Offering })
-		if len(r.Offerings) == len(allowed) {
-			return cell, err
-		}
-	}
 }
 
 // hopeless reports whether a pod is to have no cell any more, and says why.
