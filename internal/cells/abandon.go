@@ -16,10 +16,10 @@ type abandoned struct {
 	listLag   time.Duration
 }
 
-// find looks for an instance of a cell whose launch was given up. A list
-// may lag behind a launch, and one answer may be older than the last: two complete
-// looks must not show it, that show all others.
-func (s *abandoned) find(ctx context.Context, e *entry, look look) (time.Duration, error) {
+// adoptOrRemove gives a cell whose launch was given up its instance, if a list shows one. It removes the cell
+// when two complete lists, which show all others, lack the instance: a list may lag behind a launch, and one
+// answer may be older than the last.
+func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, look look) (time.Duration, error) {
 	if id, ok := look.byCell[e.cell().JoinID()]; ok {
 		found := look.byID[id]
 		return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })

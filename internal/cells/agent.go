@@ -61,7 +61,7 @@ func (s *upgrades) goOver(ctx context.Context, e *entry, session Session) error 
 		err = fmt.Errorf("%w: %w", errNoAgent, err)
 	}
 	if err == nil && e.cell().StepTime(apiv1.StepJoined).IsZero() {
-		s.blockers.heardAgent(e.cell())
+		s.blockers.noteAgentRuns(e.cell())
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -139,11 +139,11 @@ func (c *Controller) Spent(ctx context.Context, first, last costs.Day, each func
 // false.
 func (c *Controller) Behind() (why string, sure bool) { return c.lineage.behind() }
 
-// Elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
-// one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
-// run it is ended. Of a pod that arrived, as in Request, a list has nothing to say.
-func (c *Controller) Elsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
-	return c.exclusion.elsewhere(pod, created, arrived)
+// EndElsewhere ends whatever may run a pod besides its cell, if it has one. It returns why it is not certain yet that nothing
+// does; "" if it is. Before the cloud has listed the instances once, sure is false. Of a pod that arrived, as in Request, a
+// list has nothing to say.
+func (c *Controller) EndElsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
+	return c.exclusion.endElsewhere(pod, created, arrived)
 }
 
 // Generation returns what the store knows of now.

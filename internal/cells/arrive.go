@@ -53,5 +53,5 @@ func (s *arriving) prepare(ctx context.Context, e *entry) (ready bool, again tim
 	need := cell.Needs
 	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
 		resource.NewQuantity(s.reserved, resource.BinarySI))
-	return false, 0, s.failures.tooSmall(ctx, e, why)
+	return false, 0, s.failures.endTooSmall(ctx, e, why)
 }

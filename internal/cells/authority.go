@@ -50,18 +50,22 @@ type trust struct {
 	authorities authorities
 }
 
-// knowsOld says that a cell knows Kip by the CA from before. The caller holds table.mu.
-func (s *trust) knowsOld(e *entry) bool {
-	old := s.authorities.old
-	if old == "" || e.cell().CA == old {
-		return old != ""
+// noteForgot notes that a cell was found by the CA from before, although its record says another. The caller holds
+// table.mu.
+func (s *trust) noteForgot(e *entry) {
+	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session != nil && e.session.CA() == old {
+		e.trusting.forgot = true
 	}
-	e.trusting.forgot = e.trusting.forgot || e.session != nil && e.session.CA() == old
-	return e.trusting.forgot
 }
 
-// untold says that a cell does not know Kip by the CA that signs, or may trust one that
-// Kip has no more. The caller holds table.mu.
+// knowsOld reports whether a cell knows Kip by the CA from before. The caller holds table.mu, and has called noteForgot.
+func (s *trust) knowsOld(e *entry) bool {
+	old := s.authorities.old
+	return old != "" && (e.cell().CA == old || e.trusting.forgot)
+}
+
+// untold reports whether a cell does not know Kip by the CA that signs, or may trust one that
+// Kip has no more. The caller holds table.mu, and has called noteForgot.
 func (s *trust) untold(e *entry) bool {
 	cell := e.cell()
 	return s.knowsOld(e) || cell.CA != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
@@ -97,8 +101,10 @@ func (s *trust) tellSome(ctx context.Context) {
 			return
 		}
 		// With its configuration the agent has shown on this connection that it is there.
-		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) ||
-			!s.untold(e) {
+		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) {
+			continue
+		}
+		if s.noteForgot(e); !s.untold(e) {
 			continue
 		}
 		begun++
@@ -157,7 +163,10 @@ func (s *trust) unmovedCells() (all []Unmoved) {
 // unmoved are the entries of Unmoved. The caller holds table.mu.
 func (s *trust) unmoved() (all []*entry) {
 	for _, e := range s.table.byID {
-		if cell := e.cell(); cell.Launch != nil && cell.Phase != apiv1.Terminating && s.knowsOld(e) {
+		if cell := e.cell(); cell.Launch == nil || cell.Phase == apiv1.Terminating {
+			continue
+		}
+		if s.noteForgot(e); s.knowsOld(e) {
 			all = append(all, e)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // errBehind: nothing is launched.
 var errBehind = errors.New(behind)
 
-// What Behind and Elsewhere say.
+// What Behind and EndElsewhere say.
 const (
 	behind = "the cloud has instances of this Kip that its store does not know: the store is empty or older than they are, or another Kip " +
 		"has the same identity; Kip launches nothing, and ends only what somebody has asked to end, until you decide with kipctl generation"
@@ -58,8 +58,8 @@ func (l *Lineage) mayRunMore(e *entry) bool {
 	return why != "" && e.loaded && e.session == nil
 }
 
-// holdBack notes that a cell of an earlier process is not connected to now.
-func (l *Lineage) holdBack(now time.Time) {
+// noteAway notes that a cell of an earlier process is not connected to now.
+func (l *Lineage) noteAway(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.unsure = now

@@ -50,7 +50,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if e.cell().Stopped {
 		return s.idling.stopOrStart(ctx, e)
 	}
-	if _, ends := s.interruptions.interrupted(ctx, e); ends {
+	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
 		return 0, nil
 	}
 	if pod.UID == "" {

@@ -19,8 +19,8 @@ type bootFailures struct {
 	ends      *ends
 }
 
-// letGo ends a booting cell that nobody wants, or that is lost.
-func (s *bootFailures) letGo(ctx context.Context, e *entry) (ended bool, err error) {
+// endUnwanted ends a booting cell that nobody wants, or that is lost.
+func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, err error) {
 	why, _ := s.table.endingOf(e)
 	if why == "" {
 		return false, nil
@@ -35,8 +35,8 @@ func (s *bootFailures) letGo(ctx context.Context, e *entry) (ended bool, err err
 	return true, nil
 }
 
-// timeLeft returns how much time a booting cell has left. It ends one that has none.
-func (s *bootFailures) timeLeft(ctx context.Context, e *entry) (time.Duration, error) {
+// endIfLate ends a booting cell whose time is over. It returns how much time the cell has left.
+func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, error) {
 	left, what := s.bootTimes.left(e, e.cell(), e.session)
 	if left = e.timeLeft(left); left > 0 {
 		return left, nil
@@ -52,7 +52,7 @@ func (s *bootFailures) timeLeft(ctx context.Context, e *entry) (time.Duration, e
 	}
 	s.table.mu.Unlock()
 	if noAgent {
-		s.blockers.heardNoAgent(e.cell(), errors.New(why))
+		s.blockers.noteAgentMissing(e.cell(), errors.New(why))
 	}
 	if err := s.ends.startTerminating(ctx, e, why); err != nil {
 		return 0, err
@@ -61,24 +61,24 @@ func (s *bootFailures) timeLeft(ctx context.Context, e *entry) (time.Duration, e
 	return 0, nil
 }
 
-// noAgent ends a cell that cannot have the agent that it was launched for.
-func (s *bootFailures) noAgent(ctx context.Context, e *entry, err error) error {
+// endWithoutAgent ends a cell that cannot have the agent that it was launched for.
+func (s *bootFailures) endWithoutAgent(ctx context.Context, e *entry, err error) error {
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
-	s.blockers.heardNoAgent(e.cell(), err)
+	s.blockers.noteAgentMissing(e.cell(), err)
 	s.events.report(e.cell(), events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error()))
 	return s.end(ctx, e, CauseUnfit, why)
 }
 
-// noCloudInit ends a cell that cannot carry out its cloud-init file. For a while no other is launched like it.
-func (s *bootFailures) noCloudInit(ctx context.Context, e *entry, err error) error {
+// endWithoutCloudInit ends a cell that cannot carry out its cloud-init file. For a while no other is launched like it.
+func (s *bootFailures) endWithoutCloudInit(ctx context.Context, e *entry, err error) error {
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
-	s.blockers.heardUnfit(e.cell(), err)
+	s.blockers.noteCloudInitRefused(e.cell(), err)
 	s.events.report(e.cell(), events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err))
 	return s.end(ctx, e, CauseUnfit, why)
 }
 
-// tooSmall ends a cell whose machine is too small for its pod.
-func (s *bootFailures) tooSmall(ctx context.Context, e *entry, why string) error {
+// endTooSmall ends a cell whose machine is too small for its pod.
+func (s *bootFailures) endTooSmall(ctx context.Context, e *entry, why string) error {
 	s.events.report(e.cell(), events.NewCellTooSmall(e.id, why))
 	return s.end(ctx, e, CauseTooSmall, why)
 }

@@ -68,7 +68,7 @@ func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
 	var failures []string
 	var err error
 	if sent {
-		failures, err = s.done(ctx, e, session, digest)
+		failures, err = s.askDone(ctx, e, session, digest)
 	} else {
 		failures, err = s.begin(ctx, e, session, digest)
 	}
@@ -82,7 +82,7 @@ func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
 	}
 	s.mu.Unlock()
 	if err == nil {
-		s.blockers.heardFit(e.cell())
+		s.blockers.noteCloudInitDone(e.cell())
 	}
 	return err
 }
@@ -106,9 +106,9 @@ func (s *setups) begin(ctx context.Context, e *entry, session Session, digest st
 // errNotBegun: the agent knows nothing of the file, and is to be given it once more.
 var errNotBegun = fmt.Errorf("the agent has not begun with the cloud-init file: %w", agentapi.ErrNotYet)
 
-// done asks the agent, which has the file, whether it is done. One that can only be asked
+// askDone asks the agent, which has the file, whether it is done. One that can only be asked
 // by giving it the file says that it knows no such method.
-func (s *setups) done(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
+func (s *setups) askDone(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
 	err = s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) (err error) {
 		failures, err = agent.CloudInitDone(ctx, digest)
 		return err

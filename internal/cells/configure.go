@@ -43,7 +43,7 @@ func (s *configuring) due(e *entry) func(context.Context) error {
 // breaks.
 func (s *configuring) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
 	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
-		s.blockers.heardStarted(e.cell())
+		s.blockers.noteStarted(e.cell())
 	}
 	if err := s.upgrades.goOver(ctx, e, session); err != nil {
 		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)

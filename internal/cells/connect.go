@@ -43,12 +43,12 @@ type connections struct {
 // given its configuration: errUnderWay until that has its answer.
 func (s *connections) connect(ctx context.Context, e *entry) error {
 	for {
-		configure, err := s.dialled(ctx, e)
+		configure, err := s.bringUp(ctx, e)
 		if err != nil {
 			return err
 		}
 		if configure == nil {
-			return s.reports.configured(ctx, e)
+			return s.reports.reportConfigured(ctx, e)
 		}
 		if err := s.loop.aside(ctx, e, "configure", configure); err != nil {
 			return err
@@ -58,16 +58,16 @@ func (s *connections) connect(ctx context.Context, e *entry) error {
 
 // connectNow does the same, and waits for the answer.
 func (s *connections) connectNow(ctx context.Context, e *entry) error {
-	configure, err := s.dialled(ctx, e)
+	configure, err := s.bringUp(ctx, e)
 	if err != nil || configure == nil {
 		return err
 	}
 	return configure(ctx)
 }
 
-// dialled brings up the cell's API and its tunnel in this process. It returns what
+// bringUp brings up the cell's API and its tunnel in this process. It returns what
 // gives the agent its configuration, where that is to be done and can be.
-func (s *connections) dialled(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
+func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
 	if e.session == nil {
 		api := s.apis.serve(e)
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
@@ -94,7 +94,7 @@ func (s *connections) dialled(ctx context.Context, e *entry) (configure func(con
 	if err := e.show(); err != nil {
 		return nil, err
 	}
-	s.reports.unanswered(ctx, e)
+	s.reports.reportUnanswered(ctx, e)
 	return s.configuring.due(e), nil
 }
 

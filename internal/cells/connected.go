@@ -17,8 +17,8 @@ type connectionReports struct {
 	versions  *versions
 }
 
-// configured reports, and stores, that the agent has its configuration, where it does.
-func (s *connectionReports) configured(ctx context.Context, e *entry) error {
+// reportConfigured reports, and stores, that the agent has its configuration, if it has.
+func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) error {
 	s.table.mu.Lock()
 	configured, tell, told := e.configured, e.configured && e.untold, e.said
 	e.untold = false
@@ -49,9 +49,9 @@ func (s *connectionReports) configured(ctx context.Context, e *entry) error {
 // answer sooner.
 const tellsAway = time.Minute
 
-// unanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
+// reportUnanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
 // than they know of.
-func (s *connectionReports) unanswered(ctx context.Context, e *entry) {
+func (s *connectionReports) reportUnanswered(ctx context.Context, e *entry) {
 	err, now := e.session.LastError(), s.loop.clock.Now()
 	since := e.connecting
 	if e.awayTold.After(since) {

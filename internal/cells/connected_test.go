@@ -19,7 +19,7 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 	e.session = &modelLink{connected: true}
 	step := func(want time.Time, token string) {
 		t.Helper()
-		if err := s.configured(t.Context(), e); err != nil {
+		if err := s.reportConfigured(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 		if got := e.cell(); !got.StepTime(apiv1.StepJoined).Equal(want) || got.Token != token {
@@ -44,19 +44,19 @@ func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
 	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting}, 0)
 	link := &modelLink{err: errors.New("refused")}
 	e.session, e.connecting = link, b.clock.Now()
-	if s.unanswered(t.Context(), e); e.away != "" {
+	if s.reportUnanswered(t.Context(), e); e.away != "" {
 		t.Error("it is reported at once")
 	}
 	b.clock.Step(tellsAway)
-	if s.unanswered(t.Context(), e); e.away != "refused" {
+	if s.reportUnanswered(t.Context(), e); e.away != "refused" {
 		t.Errorf("after a while %q is reported", e.away)
 	}
 	link.err = errors.New("another")
-	if s.unanswered(t.Context(), e); e.away != "refused" {
+	if s.reportUnanswered(t.Context(), e); e.away != "refused" {
 		t.Error("another reason is reported at once")
 	}
 	b.clock.Step(tellsAway)
-	if s.unanswered(t.Context(), e); e.away != "another" {
+	if s.reportUnanswered(t.Context(), e); e.away != "another" {
 		t.Errorf("after a while %q is reported", e.away)
 	}
 }

@@ -20,21 +20,21 @@ type contacting struct {
 // prepare connects to a cell, and waits until its kubelet is ready.
 func (s *contacting) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	if err := s.connections.connect(ctx, e); err != nil {
-		again, err := s.notSetUp(ctx, e, err)
+		again, err := s.handleFailure(ctx, e, err)
 		return false, again, err
 	}
 	return s.connections.kubeletReady(e), 0, nil // else the tunnel and the kubelet wake the cell
 }
 
-// notSetUp takes an error of connecting: a cell whose agent or cloud-init file is under way is
+// handleFailure acts on an error of connecting: a cell whose agent or cloud-init file is under way is
 // asked again soon, one that cannot have them ends; of one that cannot carry out its file no
 // other is launched like it for a while. What else there is is the caller's.
-func (s *contacting) notSetUp(ctx context.Context, e *entry, err error) (time.Duration, error) {
+func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (time.Duration, error) {
 	switch {
 	case errors.Is(err, errNoAgent):
-		return 0, s.failures.noAgent(ctx, e, err)
+		return 0, s.failures.endWithoutAgent(ctx, e, err)
 	case errors.Is(err, errNoCloudInit):
-		return 0, s.failures.noCloudInit(ctx, e, err)
+		return 0, s.failures.endWithoutCloudInit(ctx, e, err)
 	case errors.Is(err, errAgentFetched):
 		return agentPoll, nil
 	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():

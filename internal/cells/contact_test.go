@@ -32,7 +32,7 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		launched := e.cell().clone()
 		launched.Launch = &Launch{ID: "l", CloudInit: tc.cloudInit}
 		e.current.Store(&launched)
-		again, err := s.notSetUp(t.Context(), e, tc.err)
+		again, err := s.handleFailure(t.Context(), e, tc.err)
 		if (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) || again != tc.again || e.cell().Phase != tc.phase {
 			t.Errorf("%s: it is %s, again after %s (%v)", name, e.cell().Phase, again, err)
 		}

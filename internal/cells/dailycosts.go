@@ -153,8 +153,8 @@ func (d *costDays) read(ctx context.Context) (err error) {
 	return nil
 }
 
-// sumOf is the sum that a namespace counts in.
-func (d *costDays) sumOf(namespace string) string {
+// claimSum returns the sum that a namespace counts in. A namespace gets one of its own, as long as there are any.
+func (d *costDays) claimSum(namespace string) string {
 	switch {
 	case d.own[namespace] || namespace == costs.NoPod:
 	case len(d.own) >= mostNamespaces:
@@ -172,7 +172,7 @@ func (d *costDays) byNamespace(more []costs.Entry) map[string]Amount {
 		sums = map[string]Amount{}
 	}
 	for _, e := range more {
-		namespace := d.sumOf(e.Namespace)
+		namespace := d.claimSum(e.Namespace)
 		sums[namespace] = sums[namespace].Plus(e.Total())
 	}
 	return sums

@@ -137,7 +137,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 		atMost := time.Duration(0)
 		if s.table.letsGoOf(inUse.Instance) {
 			e.wait.refused = time.Time{}
-		} else if s.noDisk(e, failed, heldTimeout) {
+		} else if s.giveUpIfLate(e, failed, heldTimeout) {
 			return diskPoll, nil
 		} else {
 			atMost = heldTimeout
@@ -147,16 +147,17 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	case errors.Is(err, cloud.ErrNotYet):
 		e.wait.refused = time.Time{}
 	// What was throttled, or got no answer, says nothing of the disk: the time of a refusal goes on.
-	case cloud.Refused(failed.err) && s.noDisk(e, failed, refusedTimeout):
+	case cloud.Refused(failed.err) && s.giveUpIfLate(e, failed, refusedTimeout):
 		return diskPoll, nil
 	}
 	s.waits.tell(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
 	return 0, err
 }
 
-// noDisk gives a cell up that has waited so long for a disk.
-func (s *disks) noDisk(e *entry, failed *attachError, after time.Duration) bool {
-	return s.waits.giveUp(e, CauseNoDisk, events.NewVolumeGivenUp, "the cloud did not attach volume "+failed.disk.Volume, failed.err, after)
+// giveUpIfLate ends a cell that has waited so long for a disk, and reports whether it did.
+func (s *disks) giveUpIfLate(e *entry, failed *attachError, after time.Duration) bool {
+	what := "the cloud did not attach volume " + failed.disk.Volume
+	return s.waits.giveUpIfLate(e, CauseNoDisk, events.NewVolumeGivenUp, what, failed.err, after)
 }
 
 // attachError: a disk could not be attached.

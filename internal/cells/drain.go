@@ -43,7 +43,7 @@ func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	cell := e.cell()
 	if !e.drained && (cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && hasDisks(s.calls)) {
 		if err := s.loop.aside(ctx, e, drains, func(drain context.Context) error {
-			_, err := s.connections.dialled(ctx, e) // a session outlives what it was dialled for
+			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
 			return s.saveAll(drain, e, err)
 		}); err != nil {
 			return 0, err

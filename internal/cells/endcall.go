@@ -76,11 +76,11 @@ func (s *endOutcomes) heard(ctx context.Context, t *termination, err error) {
 		s.inventory.askAnew(t.end.Instance)
 	case isHeld:
 		t.next = now.Add(min(held.After, idlePoll))
-		tell = t.told.is(string(held.Reason), now)
+		tell = t.told.note(string(held.Reason), now)
 	default:
 		t.tries++
 		t.next = now.Add(max(retryAfter(err), s.loop.random.After(t.tries, firstEndRetry, longestEndRetry)))
-		tell = t.told.is("failed "+string(cloud.CauseOf(err)), now)
+		tell = t.told.note("failed "+string(cloud.CauseOf(err)), now)
 	}
 	s.endings.mu.Unlock()
 	if refusedWrite(err) {

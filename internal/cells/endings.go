@@ -22,7 +22,7 @@ type termination struct {
 	accepted time.Time // when the cloud accepted it; zero before
 	tries    int       // that failed
 	next     time.Time // no call is made before
-	told     news
+	told     dedup
 }
 
 // endings are the ends of instances that are under way, by these.

@@ -169,13 +169,13 @@ func TestAnAbandonedLaunchIsGoneAfterTwoCompleteLooks(t *testing.T) {
 		{"the same", look{began: ended.Add(2 * time.Minute)}, false},
 		{"the second", look{began: ended.Add(3 * time.Minute)}, true},
 	} {
-		if _, err := s.find(t.Context(), e, tc.seen); err != nil || (e.cell().Phase == apiv1.Gone) != tc.gone {
+		if _, err := s.adoptOrRemove(t.Context(), e, tc.seen); err != nil || (e.cell().Phase == apiv1.Gone) != tc.gone {
 			t.Errorf("%s: it is %s (%v)", tc.name, e.cell().Phase, err)
 		}
 	}
 	e = abandoned("d")
 	seen := look{byCell: map[string]string{"d": "i"}, byID: map[string]cloud.Instance{"i": {ID: "i"}}}
-	if _, err := s.find(t.Context(), e, seen); err != nil || e.cell().Instance == nil || e.cell().Phase != apiv1.Terminating {
+	if _, err := s.adoptOrRemove(t.Context(), e, seen); err != nil || e.cell().Instance == nil || e.cell().Phase != apiv1.Terminating {
 		t.Errorf("one that is found is %s with %v (%v)", e.cell().Phase, e.cell().Instance, err)
 	}
 }

@@ -27,7 +27,7 @@ type ends struct {
 // holdState is why the end of a cell is held back; under the table's lock.
 type holdState struct {
 	why  string // "" if it is not
-	told news   // of that
+	told dedup  // of that
 }
 
 // sign is what speaks for the end of a cell that nobody has asked to end.
@@ -65,7 +65,7 @@ func (s *ends) lose(ctx context.Context, e *entry, population int, of sign) bool
 		s.shortages.Mark(cell.Offering(), of.fault)
 	}
 	if errors.Is(of.fault, cloud.ErrUnfit) {
-		s.blockers.heardNotStarted(cell, of.fault)
+		s.blockers.noteNotStarted(cell, of.fault)
 	}
 	s.begin(e, of.cause, of.why)
 	return true
@@ -80,7 +80,7 @@ func (s *ends) admit(ctx context.Context, e *entry, end guard.End, population in
 	s.table.mu.Lock()
 	changed := e.hold.why != held.Text
 	e.hold.why = held.Text
-	tell := e.hold.told.is(string(held.Reason), s.loop.clock.Now())
+	tell := e.hold.told.note(string(held.Reason), s.loop.clock.Now())
 	s.table.mu.Unlock()
 	if tell {
 		s.events.tellHeld(end, held)
@@ -97,7 +97,7 @@ func (s *ends) showReleased() {
 	s.table.mu.Lock()
 	for _, e := range s.table.byID {
 		if e.hold.why != "" && !s.guard.Holds(e.cell().Instance.ID) {
-			e.hold.why, e.hold.told = "", news{}
+			e.hold.why, e.hold.told = "", dedup{}
 			released = append(released, e)
 		}
 	}

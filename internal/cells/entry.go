@@ -44,7 +44,7 @@ type entry struct {
 	asides     asides
 	pace       agentlimit.Pace // of its agent
 	resolving  attempts        // to resolve its launch; of whoever holds the cell
-	unknown    news            // of what may run its pod besides
+	unknown    dedup           // of what may run its pod besides
 	rights     rightsState
 	blocked    blocked
 	setup      setupState

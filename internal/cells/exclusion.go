@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// exclusion says whether anything else may run the pod of a cell. A pod runs on one cell at a time.
+// exclusion ends whatever else may run the pod of a cell. A pod runs on one cell at a time.
 type exclusion struct {
 	table     *table
 	loop      *loop
@@ -40,10 +40,8 @@ func (s *exclusion) doubt(e *entry) string {
 	return cmp.Or(why, unseen)
 }
 
-// elsewhere says why it is not certain that nothing runs a pod besides its cell, if it has
-// one; "" if it is. Before the cloud has listed the instances once, sure is false. What may
-// run it is ended. Of a pod that arrived, as in Request, a list has nothing to say.
-func (s *exclusion) elsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
+// endElsewhere is Controller.EndElsewhere.
+func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
 	look := s.inventory.last()
 	why, sure = s.lineage.behind()
 	switch {
@@ -58,21 +56,22 @@ func (s *exclusion) elsewhere(pod types.UID, created time.Time, arrived bool) (w
 		return why, sure
 	}
 	own, _ := s.table.forPod(pod)
-	if others := s.others(pod, created, own.JoinID(), arrived); len(others) > 0 {
+	if others := s.endOthers(pod, created, own.JoinID(), arrived); len(others) > 0 {
 		return fmt.Sprintf(mayRun, others), true
 	}
 	return "", true
 }
 
-// wait is how long a cell has to wait until it is surely the only one that runs its pod; 0 if it is.
-func (s *exclusion) wait(e *entry) time.Duration {
+// delayLaunch ensures that a cell is the only one that may run its pod. It returns 0 if it is; otherwise it reports why
+// not, and returns after how long to ask again.
+func (s *exclusion) delayLaunch(e *entry) time.Duration {
 	if why, sure := s.lineage.behind(); why != "" && sure {
-		if e.unknown.is(why, s.loop.clock.Now()) {
+		if e.unknown.note(why, s.loop.clock.Now()) {
 			s.events.report(e.cell(), events.NewStoreBehind(why))
 		}
 		return idlePoll
 	}
-	if !s.nobodyElseRuns(e) {
+	if !s.ensureSole(e) {
 		s.inventory.pollSoon()
 		return time.Second
 	}
@@ -82,18 +81,17 @@ func (s *exclusion) wait(e *entry) time.Duration {
 // clockSkew is how far the API server's clock may be from Kip's, and be believed.
 const clockSkew = 5 * time.Minute
 
-// nobodyElseRuns says that the cloud shows no other instance that may run the
-// pod: one that a Kip launched whose store was lost would go on running it. It is
-// terminated first. What no pod is named on may run any that was there before the
-// store was lost, and holds up no other.
-func (s *exclusion) nobodyElseRuns(e *entry) bool {
+// ensureSole ends all other instances that may run the pod of a cell: one that a Kip launched whose store was lost
+// would go on running it. An instance without a pod's tag may run any pod that was there before the store was lost, and
+// holds up no other. It returns true if the cloud surely shows no such instance; otherwise it reports why it waits.
+func (s *exclusion) ensureSole(e *entry) bool {
 	cell := e.cell()
 	s.table.mu.Lock()
 	doubt, arrived := s.doubt(e), e.arrived
 	tells := doubt != unlooked || s.loop.clock.Since(s.listening.since()) >= quietStart
 	s.table.mu.Unlock()
 	if doubt != "" {
-		if tells && e.unknown.is(doubt, s.loop.clock.Now()) {
+		if tells && e.unknown.note(doubt, s.loop.clock.Now()) {
 			waits := events.NewInstancesNotListed(doubt)
 			if doubt == behind {
 				waits = events.NewStoreBehind(doubt)
@@ -105,11 +103,11 @@ func (s *exclusion) nobodyElseRuns(e *entry) bool {
 	if cell.Pod.UID == "" {
 		return true
 	}
-	other := s.others(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
+	other := s.endOthers(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
 	if len(other) == 0 {
 		return true
 	}
-	if e.unknown.is(fmt.Sprint(other), s.loop.clock.Now()) {
+	if e.unknown.note(fmt.Sprint(other), s.loop.clock.Now()) {
 		s.events.report(cell, events.NewCellUnknown(fmt.Sprintf(mayRun, other)))
 	}
 	return false
@@ -121,9 +119,9 @@ const quietStart = 5 * time.Second
 
 const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
 
-// others are the instances of the last look that may run a pod, besides that of the cell
-// with a JoinID. They are ended. Of a pod that arrived none can be a stranger.
-func (s *exclusion) others(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
+// endOthers ends the instances of the last look that may run a pod, but for that of the cell
+// with a JoinID, and returns them. Of a pod that arrived none can be a stranger.
+func (s *exclusion) endOthers(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
 	look := s.inventory.last()
 	if !arrived && (created.IsZero() || created.Before(s.inventory.born.Add(clockSkew))) {
 		other = append(other, look.strangers...)

@@ -294,7 +294,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		b.takeOver()
 		elsewhere := func(when string, c *Controller, want string, wantSure bool) {
 			t.Helper()
-			if why, sure := c.Elsewhere(ref("a").UID, time.Now(), false); why == "" || !strings.Contains(why, want) || sure != wantSure {
+			if why, sure := c.EndElsewhere(ref("a").UID, time.Now(), false); why == "" || !strings.Contains(why, want) || sure != wantSure {
 				t.Errorf("%s: the instance of a lost store runs the pod, and it says %q, %t: want %q, %t", when, why, sure, want, wantSure)
 			}
 		}
@@ -317,7 +317,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 		elsewhere("when the instance is seen", b.cells, "i-0", true)
 		b.cloud.set(func() { clear(b.cloud.instances) })
 		b.later(time.Minute)
-		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
+		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("when it is gone it says %q, %t", why, sure)
 		}
 	})
@@ -333,7 +333,7 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if shown := b.cells.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
 			t.Fatalf("its cell is %s, the look shows %v", b.phase("a"), shown)
 		}
-		if why, sure := b.cells.Elsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
+		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
 		b.cells.endings.mu.Lock()
@@ -815,7 +815,7 @@ func TestAPodThatArrivedWaitsForNoList(t *testing.T) {
 		b.later(time.Minute)
 		elsewhere := func(when, want string, arrived bool) {
 			t.Helper()
-			if why, sure := b.cells.Elsewhere("a pod", time.Now(), arrived); why != want || !sure {
+			if why, sure := b.cells.EndElsewhere("a pod", time.Now(), arrived); why != want || !sure {
 				t.Errorf("%s: %q, %t, want %q", when, why, sure, want)
 			}
 		}

@@ -67,7 +67,7 @@ type health struct {
 type healthState struct {
 	restarted restarted
 	refusing  time.Time // since when it refuses this process, and was not heard
-	told      news      // of that
+	told      dedup     // of that
 }
 
 // run ends cells that are lost by the lease, until ctx ends.
@@ -105,7 +105,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	wasRefused := s.refusing
 	s.refusing = found.refused
 	s.table.mu.Unlock()
-	s.heardRefusals(found.refused, wasRefused, found.refusing, now)
+	s.actOnRefusals(found.refused, wasRefused, found.refusing, now)
 	s.tellDisruption(disrupted, was, found.counts[location{}])
 	if len(found.silent) == 0 {
 		return disrupted
@@ -159,7 +159,7 @@ type silence struct {
 	since time.Time
 }
 
-// survey checks which cells are silent, and which refuse this process. The caller holds table.mu.
+// survey checks which cells are silent, and which refuse this process, and notes since when these do. The caller holds table.mu.
 func (s *health) survey(now time.Time) survey {
 	found := survey{counts: silentCounts{}}
 	for _, e := range s.table.byID {

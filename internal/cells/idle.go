@@ -91,29 +91,29 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 		if errors.Is(err, errUnderWay) {
 			return time.Second, err
 		}
-		return time.Second, s.stopped(e, err)
+		return time.Second, s.noteStopAnswer(e, err)
 	}
 	if !e.asides.is(startsInstance) {
 		s.calls.TakeBackStop(id) // the pod would wait until that is sent
 		if wait := e.idle.starting.wait(now); wait > 0 {
 			return wait, nil
 		}
-		if wait := s.rights.startsPaused(e); wait > 0 {
+		if wait := s.rights.probeOrDelayStart(e); wait > 0 {
 			return wait, nil
 		}
 	}
 	err := s.loop.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
 	if errors.Is(err, errUnderWay) && !e.asides.is(startsInstance) {
-		s.rights.giveTurnBack(e)
+		s.rights.giveProbeBack(e)
 		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
 	}
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
 		return 0, err
 	}
 	if err != nil {
-		return s.notStarted(e, err), nil
+		return s.noteStartRefusal(e, err), nil
 	}
-	s.rights.heard(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
+	s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
 	return 0, s.records.save(ctx, e, func(cell *Cell) error {
 		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
 			return errMoved
@@ -130,9 +130,9 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 // stop.
 const stopAgain = time.Minute
 
-// stopped takes the answer to a call that stops an instance. The error is one for
+// noteStopAnswer notes the answer to a call that stops an instance. The error is one for
 // which nothing can go on.
-func (s *idling) stopped(e *entry, err error) error {
+func (s *idling) noteStopAnswer(e *entry, err error) error {
 	now := s.loop.clock.Now()
 	switch {
 	case err == nil:
@@ -146,14 +146,14 @@ func (s *idling) stopped(e *entry, err error) error {
 	return nil
 }
 
-// notStarted takes a refusal to start the stopped instance of a cell that a pod has
+// noteStartRefusal notes a refusal to start the stopped instance of a cell that a pod has
 // taken, and returns after how long to try again. After some tries the cell is given
 // up: another may be launched.
-func (s *idling) notStarted(e *entry, err error) time.Duration {
+func (s *idling) noteStartRefusal(e *entry, err error) time.Duration {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
-		s.rights.heard(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
-		return max(s.rights.launchesPaused(e), firstRetry)
+		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
+		return max(s.rights.delayLaunch(e), firstRetry)
 	}
 	e.idle.starting.fail(now, err, s.loop.random)
 	if lacks(err) {

@@ -66,7 +66,7 @@ func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 		e.launching = true
 	}
 	group[0].ending = "the pod is deleted"
-	left := s.of(append([]*entry(nil), group...))
+	left := s.giveBackEnding(append([]*entry(nil), group...))
 	if len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
 		t.Errorf("left are %d; launching %t and %t", len(left), group[0].launching, group[1].launching)
 	}
@@ -81,7 +81,7 @@ func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
 		group[0].launching = true
-		s.heard(t.Context(), group, errors.New("no answer"))
+		s.handle(t.Context(), group, errors.New("no answer"))
 		if e := group[0]; e.resolving.failed != try || e.launching || len(b.said) != 1 || len(b.woken()) != 1 {
 			t.Errorf("after %d tries: %+v, launching %t, said %v", try, e.resolving, e.launching, b.said)
 		}
@@ -110,14 +110,14 @@ func TestCellsThatMayHaveAnotherArchitectureGoOn(t *testing.T) {
 func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	b := newBench(t)
 	r := &rights{table: b.table, loop: b.loop, events: b.events}
-	s := &launchWaits{clock: b.clock, rights: r, exclusion: &exclusion{
+	s := &launchDelays{clock: b.clock, rights: r, exclusion: &exclusion{
 		table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
 		strays: &strays{inventory: b.inventory, endings: b.endings},
 	}}
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()
-		if got := s.of(e); got != want {
+		if got := s.delay(e); got != want {
 			t.Errorf("%s: it waits %s, want %s", why, got, want)
 		}
 	}

@@ -83,7 +83,7 @@ func (s *interruptions) interrupt(ctx context.Context, i cloud.Interruption) {
 		return
 	}
 	if found != nil {
-		_ = s.announced(ctx, found, i, false) // a write that was refused has ended Kip
+		_ = s.recordNotice(ctx, found, i, false) // a write that was refused has ended Kip
 	}
 }
 
@@ -106,11 +106,11 @@ var (
 	errMoot = errors.New("the cell ends, or the time of the notice is over")
 )
 
-// announced stores an interruption of a cell, and acts on it. It returns an error if it may not be
+// recordNotice stores an interruption of a cell, and reports it. It returns an error if it may not be
 // stored. byCell says that the cell tells it of itself, which is believed, but not counted against
 // what it was bought as: whoever is root there may make it up. It counts when the cloud says so
 // too, or when no pod has run there.
-func (s *interruptions) announced(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) error {
+func (s *interruptions) recordNotice(ctx context.Context, e *entry, i cloud.Interruption, byCell bool) error {
 	at := i.At
 	if i.Left != 0 {
 		at = s.loop.clock.Now().Add(i.Left)
@@ -184,9 +184,9 @@ func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
 	s.loop.queue.Add(e.id)
 }
 
-// interrupted carries out what a notice asks for. It returns how long is left until
+// actOnNotice does what a notice of interruption asks for: it ends the cell, or has its pod moved. It returns how long is left until
 // the instance is lost, 0 where no notice was given, and whether the cell ends now.
-func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Duration, ends bool) {
+func (s *interruptions) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {
 	cell := e.cell()
 	if cell.Interrupted.IsZero() {
 		if !e.notice.told.IsZero() { // it was called off, or did not come
@@ -225,7 +225,7 @@ func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Du
 		return silentPoll, true
 	}
 	if !e.notice.told.Equal(cell.Interrupted) {
-		if !s.mayMove(ctx, e) {
+		if !s.admitMove(ctx, e) {
 			return min(left, idlePoll), true
 		}
 		e.notice.told = cell.Interrupted
@@ -234,11 +234,11 @@ func (s *interruptions) interrupted(ctx context.Context, e *entry) (left time.Du
 	return left, true
 }
 
-// mayMove says whether the pod may be moved away before the instance is taken. That a
+// admitMove reports whether the pod may be moved away before the instance is taken: it asks the guard. That a
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
 // worth most then, and an eviction leaves no pod without another. So it is with what was bought
 // for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
-func (s *interruptions) mayMove(ctx context.Context, e *entry) bool {
+func (s *interruptions) admitMove(ctx context.Context, e *entry) bool {
 	cell := e.cell()
 	if cell.Offering().CapacityType() == cloud.Spot || cell.Certain {
 		return true

@@ -21,17 +21,17 @@ var _ = []preparation{(*addressing)(nil), (*contacting)(nil), (*arriving)(nil)}
 // Step waits for the machine's agent to prove that it has the token, gives it
 // its configuration, and waits for its kubelet.
 func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	if ended, err := s.failures.letGo(ctx, e); err != nil || ended {
+	if ended, err := s.failures.endUnwanted(ctx, e); err != nil || ended {
 		return 0, err
 	}
-	if _, ends := s.interruptions.interrupted(ctx, e); ends {
+	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
 		return 0, nil
 	}
 	if s.lineage.mayRunMore(e) {
-		s.lineage.holdBack(s.clock.Now())
+		s.lineage.noteAway(s.clock.Now())
 		return time.Second, nil
 	}
-	left, err := s.failures.timeLeft(ctx, e)
+	left, err := s.failures.endIfLate(ctx, e)
 	if err != nil || left <= 0 {
 		return 0, err
 	}

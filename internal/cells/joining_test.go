@@ -80,7 +80,7 @@ func TestAMachineThatDoesNotJoinEndsForItsCause(t *testing.T) {
 	}{
 		"nobody wants it": {func(b *bench, s *bootFailures, e *entry) error {
 			e.ending, e.cause = "the pod is deleted", CausePodDeleted
-			ended, err := s.letGo(b.Context(), e)
+			ended, err := s.endUnwanted(b.Context(), e)
 			if !ended {
 				b.Error("it does not end")
 			}
@@ -88,20 +88,20 @@ func TestAMachineThatDoesNotJoinEndsForItsCause(t *testing.T) {
 		}, CausePodDeleted, 0},
 		"its time is over": {func(b *bench, s *bootFailures, e *entry) error {
 			b.clock.Step(time.Minute)
-			_, err := s.timeLeft(b.Context(), e)
+			_, err := s.endIfLate(b.Context(), e)
 			return err
 		}, CauseNotReady, 1},
 		"its time is over, and its agent goes over": {func(b *bench, s *bootFailures, e *entry) error {
 			b.clock.Step(time.Minute)
 			e.goesOver = b.clock.Now()
-			_, err := s.timeLeft(b.Context(), e)
+			_, err := s.endIfLate(b.Context(), e)
 			return err
 		}, CauseUnfit, 1},
 		"it is too small": {func(b *bench, s *bootFailures, e *entry) error {
-			return s.tooSmall(b.Context(), e, "it has less")
+			return s.endTooSmall(b.Context(), e, "it has less")
 		}, CauseTooSmall, 1},
 		"its cloud-init file is refused": {func(b *bench, s *bootFailures, e *entry) error {
-			return s.noCloudInit(b.Context(), e, errNoCloudInit)
+			return s.endWithoutCloudInit(b.Context(), e, errNoCloudInit)
 		}, CauseUnfit, 1},
 	} {
 		b := newBench(t)

@@ -48,9 +48,9 @@ func (l *launch) labelled() bool {
 	return false
 }
 
-// withoutLabelsRefused gives a cell its labels back where the cloud refuses its launch without them as well. Either the
+// restoreLabels gives a cell its labels back where the cloud refuses its launch without them as well. Either the
 // refusal is of the account, or the cell goes on to its next offering: so no offering is tried more than twice.
-func (c *Cell) withoutLabelsRefused(err error) {
+func (c *Cell) restoreLabels(err error) {
 	if mayBeLabels(err) || errors.Is(err, cloud.ErrUnauthorised) {
 		c.NoLabels = false
 	}

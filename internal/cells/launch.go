@@ -84,26 +84,26 @@ func (s *launching) launchNext(ctx context.Context) {
 		return
 	}
 	group := s.queue.next(s.sizes.atMost(), func(n int) int { return max(1, turn.Resources(n)) })
-	if group = s.wanted.of(group); len(group) == 0 {
+	if group = s.wanted.giveBackEnding(group); len(group) == 0 {
 		turn.Cancel()
 		return
 	}
 	s.resolving.launch(ctx, group, turn)
 }
 
-// wanted takes the cells out of groups that are to end.
+// wanted takes the cells out of groups that nobody wants any more.
 type wanted struct {
 	table  *table
 	loop   *loop
 	rights *rights
 }
 
-// of returns those of a group that need not end. The others are given back.
-func (s *wanted) of(group []*entry) []*entry {
+// giveBackEnding gives the cells of a group that are to end back to their workers, and returns the others.
+func (s *wanted) giveBackEnding(group []*entry) []*entry {
 	return slices.DeleteFunc(group, func(e *entry) bool {
 		why, _ := s.table.endingOf(e)
 		if why != "" {
-			s.rights.giveTurnBack(e)
+			s.rights.giveProbeBack(e)
 			s.loop.landed(e)
 		}
 		return why != ""

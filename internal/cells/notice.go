@@ -35,7 +35,7 @@ func (h hearing) Unwrap() http.Handler { return h.API }
 // ServeHTTP takes notices now and then, and leaves the rest to the API, which charges the cell for
 // what it refuses, a notice too soon among it.
 func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !agentapi.IsNotice(r) || !h.notices.listensTo(h.e) {
+	if !agentapi.IsNotice(r) || !h.notices.allow(h.e) {
 		h.API.ServeHTTP(w, r)
 		return
 	}
@@ -72,8 +72,8 @@ type ownNotice struct {
 	atRisk bool      // its agent says that it is
 }
 
-// listensTo says whether a cell is listened to now.
-func (s *notices) listensTo(e *entry) bool {
+// allow reports whether Kip takes a notice of a cell now, and from then on takes no other for a while.
+func (s *notices) allow(e *entry) bool {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,7 @@ func (s *notices) take(ctx context.Context, e *entry, n agentapi.Notice) error {
 		s.tellRisk(e)
 		return nil
 	}
-	return s.interruptions.announced(ctx, e, cloud.Interruption{
+	return s.interruptions.recordNotice(ctx, e, cloud.Interruption{
 		InstanceID: cell.Instance.ID,
 		Left:       min(max(n.Left, shortestNotice), longestNotice),
 		Reason:     "it was told so itself",

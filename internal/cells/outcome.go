@@ -65,14 +65,14 @@ func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
 	return isOpen
 }
 
-// cool tells of what the cloud did not serve, each cause once.
-func (s *outcomes) cool(offering Offering, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
+// reportShortages reports what the cloud did not serve, each cause once.
+func (s *outcomes) reportShortages(offering Offering, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) {
 	told := map[string]bool{}
 	for _, n := range known {
 		err := results[n].Err
 		fault := results[n].Instance.Fault
 		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
-			s.blockers.heardNotStarted(l.group[n].cell(), fault)
+			s.blockers.noteNotStarted(l.group[n].cell(), fault)
 		}
 		if verdicts[n] == isLaunched && lacks(fault) {
 			err = fault
@@ -143,24 +143,24 @@ func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts
 			n := known[i]
 			switch verdicts[n] {
 			case isLaunched:
-				outcomes[i], err = s.launched(cell, results[n].Instance)
+				outcomes[i], err = s.setLaunched(cell, results[n].Instance)
 				if l.boosted() {
 					cell.step(apiv1.StepBoosted, s.loop.clock.Now())
 				}
 			case isRefused:
-				cell.withoutLabelsRefused(results[n].Err)
-				outcomes[i], err = s.refused(cell, results[n].Err)
+				cell.restoreLabels(results[n].Err)
+				outcomes[i], err = s.nextOrEnd(cell, results[n].Err)
 			case isForbidden:
-				cell.withoutLabelsRefused(results[n].Err)
-				outcomes[i], err = s.takenBack(cell)
+				cell.restoreLabels(results[n].Err)
+				outcomes[i], err = s.takeBack(cell)
 			case isApart, isTooMany, isExpired, isUnfit:
-				outcomes[i], err = s.takenBack(cell)
+				outcomes[i], err = s.takeBack(cell)
 			case isUnlabelled:
-				outcomes[i], err = s.withoutLabels(cell)
+				outcomes[i], err = s.takeBackLabelled(cell)
 			case isStale:
-				outcomes[i], err = s.stale(cell, results[n].Err)
+				outcomes[i], err = s.takeBackStale(cell, results[n].Err)
 			default:
-				outcomes[i], err = s.abandoned(cell, results[n].Err)
+				outcomes[i], err = s.abandon(cell, results[n].Err)
 			}
 			return err
 		}, more...)
@@ -192,7 +192,7 @@ func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts
 	}
 }
 
-func (s *outcomes) launched(cell *Cell, instance cloud.Instance) (events.Event, error) {
+func (s *outcomes) setLaunched(cell *Cell, instance cloud.Instance) (events.Event, error) {
 	offering := cell.Offering()
 	cell.take(instance, s.loop.clock.Now())
 	cell.Reason, cell.Offerings, cell.Stale = offering.Reason, cell.Offerings[:1], false
@@ -209,9 +209,9 @@ func (s *outcomes) launched(cell *Cell, instance cloud.Instance) (events.Event, 
 	return events.NewCellLaunched(cell.ID, instance.ID, offering.String()), cell.enter(apiv1.Booting)
 }
 
-// refused moves a cell that the cloud has surely not launched to its next offering,
+// nextOrEnd moves a cell that the cloud has surely not launched to its next offering,
 // or to its end.
-func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
+func (s *outcomes) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 	offering := cell.Offering()
 	left := slices.DeleteFunc(slices.Clone(cell.Offerings[1:]), s.shortages.Unavailable)
 	if unfitForType(refusal) {
@@ -244,35 +244,35 @@ func (s *outcomes) refused(cell *Cell, refusal error) (events.Event, error) {
 	return events.NewNextOffering(outOfCapacity, offering.String(), refusal, left[0].String()), cell.enter(apiv1.Requested)
 }
 
-// takenBack takes back the launch of a cell that Kip has no right to, which then waits
+// takeBack takes back the launch of a cell that Kip has no right to, which then waits
 // until Kip may launch again, one that is to be launched by itself, one whose secret has
 // expired, or one that the configuration does not fit, of which its next Resolve tells the pod.
-func (s *outcomes) takenBack(cell *Cell) (events.Event, error) {
+func (s *outcomes) takeBack(cell *Cell) (events.Event, error) {
 	cell.Launch, cell.Token = nil, ""
 	return events.Event{}, cell.enter(apiv1.Requested)
 }
 
-// abandoned ends a cell of which nobody knows whether it has an instance.
-func (s *outcomes) abandoned(cell *Cell, err error) (events.Event, error) {
+// abandon ends a cell of which nobody knows whether it has an instance.
+func (s *outcomes) abandon(cell *Cell, err error) (events.Event, error) {
 	cell.Reason, cell.Token, cell.Cause = fmt.Sprintf("%s: %v", cell.Offering(), err), "", CauseNotLaunched
 	cell.step(apiv1.StepEnded, s.loop.clock.Now())
 	return events.NewLaunchAbandoned(cell.Offering().String(), err), cell.enter(apiv1.Terminating)
 }
 
-// stale takes back the launch of a cell that was resolved to what is not there any more. Where
+// takeBackStale takes back the launch of a cell that was resolved to what is not there any more. Where
 // that comes again at once, the cloud shows what it does not find: the launch is refused.
-func (s *outcomes) stale(cell *Cell, err error) (events.Event, error) {
+func (s *outcomes) takeBackStale(cell *Cell, err error) (events.Event, error) {
 	if cell.Stale {
-		return s.refused(cell, err)
+		return s.nextOrEnd(cell, err)
 	}
 	cell.Stale = true
 	offering := cell.Offering()
-	_, failed := s.takenBack(cell)
+	_, failed := s.takeBack(cell)
 	return events.NewLaunchPreparedAgain(offering.String(), err), failed
 }
 
-// withoutLabels takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
-func (s *outcomes) withoutLabels(cell *Cell) (events.Event, error) {
+// takeBackLabelled takes back the launch of a cell, which is then launched without labels as tags. They are written afterwards.
+func (s *outcomes) takeBackLabelled(cell *Cell) (events.Event, error) {
 	cell.NoLabels = true
-	return s.takenBack(cell)
+	return s.takeBack(cell)
 }

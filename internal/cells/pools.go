@@ -149,8 +149,8 @@ func (all *pools) next() time.Duration {
 	return next
 }
 
-// taken puts off the making of another cell once one of a pool is a pod's.
-func (all *pools) taken(name string) {
+// noteTaken puts off the making of another cell once one of a pool is a pod's.
+func (all *pools) noteTaken(name string) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if p := all.byName[name]; p != nil {
@@ -160,9 +160,9 @@ func (all *pools) taken(name string) {
 	}
 }
 
-// gone counts standby cells that were gone before they were ready, so that a pool
+// noteGone counts standby cells that were gone before they were ready, so that a pool
 // that cannot work does not launch for ever at full speed.
-func (all *pools) gone(cell Cell) {
+func (all *pools) noteGone(cell Cell) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	p := all.byName[cell.Standby]
@@ -176,9 +176,9 @@ func (all *pools) gone(cell Cell) {
 	}
 }
 
-// filled notes why a pool could not be filled, or that it could: nil. It returns
+// noteFilled notes why a pool could not be filled, or that it could: nil. It returns
 // false when the same was noted last.
-func (all *pools) filled(name string, err error) bool {
+func (all *pools) noteFilled(name string, err error) bool {
 	why := ""
 	if err != nil {
 		why = err.Error()

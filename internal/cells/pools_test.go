@@ -82,7 +82,7 @@ func TestAPoolWhoseCellsFailWaitsLongerEachTimeUntilOneIsReady(t *testing.T) {
 		gone Cell
 		wait time.Duration
 	}{{failed, time.Second}, {failed, 2 * time.Second}, {failed, 4 * time.Second}, {ready, 0}, {failed, time.Second}} {
-		p.gone(step.gone)
+		p.noteGone(step.gone)
 		if step.wait > 0 {
 			clk.SetTime(clk.Now().Add(step.wait - 1))
 			if _, err := p.offerings("nano"); !errors.Is(err, errLater) {
@@ -102,8 +102,8 @@ func TestAPoolIsLookedAtAgainWhenItsWaitIsOver(t *testing.T) {
 	if got := p.next(); got != poolCheck {
 		t.Errorf("without a wait it is %s, want %s", got, poolCheck)
 	}
-	p.taken("nano")
-	p.taken("another") // no pool of that name
+	p.noteTaken("nano")
+	p.noteTaken("another") // no pool of that name
 	if got := p.next(); got != 2*time.Second {
 		t.Errorf("after one is taken it is %s, want 2s", got)
 	}
@@ -117,7 +117,7 @@ func TestWhyAPoolIsNotFullIsNewsOnce(t *testing.T) {
 		news bool
 		why  string
 	}{{nil, false, ""}, {none, true, "no capacity"}, {none, false, "no capacity"}, {nil, true, ""}} {
-		news := p.filled("nano", step.err)
+		news := p.noteFilled("nano", step.err)
 		if s := p.states(nil); news != step.news || s[0].Why != step.why {
 			t.Errorf("step %d: news %t, why %q; want %t, %q", i, news, s[0].Why, step.news, step.why)
 		}

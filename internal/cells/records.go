@@ -159,7 +159,7 @@ func (r *records) bury(e *entry) {
 	r.table.entries.Delete(e.id)
 	r.table.index(e, nil)
 	r.table.unreserve(e)
-	r.pools.gone(*e.cell())
+	r.pools.noteGone(*e.cell())
 	if i := e.cell().Instance; i != nil {
 		r.endings.forget(i.ID)
 	}
@@ -229,10 +229,10 @@ func (r *records) add(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// unresolved says that a launch whose call is not stored has no stored outcome either: a
+// checkOutcomeUnknown returns nil if a launch whose call is not stored has no stored outcome either: a
 // call goes with the write of its outcomes. If this Kip wrote them, the error is errMoved;
-// store.ErrConflict if one did that has followed it.
-func (r *records) unresolved(ctx context.Context, e *entry, launch string) error {
+// store.ErrConflict if a later one did.
+func (r *records) checkOutcomeUnknown(ctx context.Context, e *entry, launch string) error {
 	lockWriting(ctx, e)
 	defer e.writing.Unlock()
 	if err := r.settle(ctx, e); err != nil {

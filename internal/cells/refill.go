@@ -79,7 +79,7 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 		s.table.mu.Unlock()
 		err = s.records.add(ctx, e)
 	}
-	if s.pools.filled(name, err) && err != nil {
+	if s.pools.noteFilled(name, err) && err != nil {
 		s.loop.log.Warn("a standby pool cannot be filled", "standby", name, "err", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/elotl/kip/internal/tunnel"
 )
 
-// heardRefusals reports what cells say of this Kip, and has it begin a new term where its clock was behind.
-func (s *health) heardRefusals(refused, was refusals, cells []*entry, now time.Time) {
+// actOnRefusals reports what cells say of this Kip, and has it begin a new term where its clock was behind.
+func (s *health) actOnRefusals(refused, was refusals, cells []*entry, now time.Time) {
 	if is := refused.said(); (is != "") != (was.said() != "") {
 		s.loop.log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", refused.of,
 			"why", is)
@@ -82,7 +82,7 @@ func (s *health) tellRefusing(cells []*entry, now time.Time) {
 			continue
 		}
 		s.table.mu.Lock()
-		tell := e.health.told.is(events.CellRefuses, now)
+		tell := e.health.told.note(events.CellRefuses, now)
 		since := e.health.refusing
 		s.table.mu.Unlock()
 		if tell {

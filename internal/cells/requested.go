@@ -10,7 +10,7 @@ import (
 // requesting hands cells to be launched.
 type requesting struct {
 	table    *table
-	waits    *launchWaits
+	delays   *launchDelays
 	blockers *blockers
 	rights   *rights
 	launches *launchQueue
@@ -28,7 +28,7 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	launching, why := e.launching, e.ending
 	s.table.mu.Unlock()
 	if removed {
-		s.rights.giveTurnBack(e)
+		s.rights.giveProbeBack(e)
 	}
 	switch {
 	case launching:
@@ -36,17 +36,17 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	case why != "":
 		return 0, s.removals.remove(ctx, e, why)
 	}
-	if wait := s.waits.of(e); wait > 0 {
+	if wait := s.delays.delay(e); wait > 0 {
 		return wait, nil
 	}
 	next, err := toLaunchOf(e)
 	if err != nil {
 		return 0, err
 	}
-	if wait := s.blockers.keptBack(e); wait > 0 {
+	if wait := s.blockers.startOrDelay(e); wait > 0 {
 		return wait, nil
 	}
-	wait := s.rights.looks(e)
+	wait := s.rights.probeOrDelay(e)
 	s.table.mu.Lock()
 	e.launching = wait == 0 && e.ending == "" // one that is to end is queued again
 	goes := e.launching
@@ -55,25 +55,25 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	}
 	s.table.mu.Unlock()
 	if !goes {
-		s.rights.giveTurnBack(e)
+		s.rights.giveProbeBack(e)
 	}
 	return wait, nil
 }
 
-// launchWaits say how long cells have to wait before they may be launched.
-type launchWaits struct {
+// launchDelays delay cells that may not be launched yet.
+type launchDelays struct {
 	clock     clock.PassiveClock
 	exclusion *exclusion
 	rights    *rights
 }
 
-// of is how long a cell has to wait; 0 if it may be launched.
-func (s *launchWaits) of(e *entry) time.Duration {
+// delay returns how long a cell has to wait, and reports why; 0 if it may be launched.
+func (s *launchDelays) delay(e *entry) time.Duration {
 	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
 		return wait
 	}
-	if wait := s.exclusion.wait(e); wait > 0 {
+	if wait := s.exclusion.delayLaunch(e); wait > 0 {
 		return wait
 	}
-	return s.rights.launchesPaused(e)
+	return s.rights.delayLaunch(e)
 }

@@ -36,15 +36,15 @@ func (s *resolving) resolve(ctx context.Context, resolver cloud.Resolver, group 
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	resolved, err := resolver.Resolve(call, s.launchCalls.launchSpec(*group[0].cell(), s.launchCalls.recipe.nameTag))
 	cancel()
-	group = s.wanted.of(group) // pods may have gone meanwhile
+	group = s.wanted.giveBackEnding(group) // pods may have gone meanwhile
 	switch {
 	case ctx.Err() != nil || len(group) == 0:
 		turn.Cancel()
 	case err != nil:
 		turn.Cancel()
-		s.unresolved.heard(ctx, group, err)
+		s.unresolved.handle(ctx, group, err)
 	case turn.Resume(ctx) == nil: // else ctx has ended
-		if group = s.wanted.of(group); len(group) == 0 {
+		if group = s.wanted.giveBackEnding(group); len(group) == 0 {
 			turn.Cancel()
 			return
 		}

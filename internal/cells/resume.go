@@ -41,7 +41,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	switch {
 	case revision == 0:
-		if err := s.records.unresolved(ctx, e, intent.ID); err != nil {
+		if err := s.records.checkOutcomeUnknown(ctx, e, intent.ID); err != nil {
 			return 0, err
 		}
 		unknown = fmt.Errorf("the call of launch %s is lost", intent.ID)

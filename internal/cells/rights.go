@@ -33,20 +33,20 @@ type rights struct {
 
 // rightsState is what a cell that is to be launched has to do with them.
 type rightsState struct {
-	told  bool // that launches are paused
-	looks bool // it was let through to see whether Kip has its rights
+	told   bool // that launches are paused
+	probes bool // it was let through to see whether Kip has its rights
 }
 
 // pause is a time without launches, since the cloud says that Kip has no right to
 // them. Cells that run are left alone.
 type pause struct {
-	since time.Time // zero while there is none
-	until time.Time // the next launch is sent then, to see whether it is over
-	tries int       // launches that were refused
-	asked bool      // a launch was let through to see
-	again *entry    // the cell of that launch, where it is let through once more without labels
-	why   string
-	all   bool // it is of the account, and not of launches alone
+	since  time.Time // zero while there is none
+	until  time.Time // the next launch is sent then, to see whether it is over
+	tries  int       // launches that were refused
+	probed bool      // a launch was let through to see
+	again  *entry    // the cell of that launch, where it is let through once more without labels
+	why    string
+	all    bool // it is of the account, and not of launches alone
 }
 
 // denied says that Kip has no right to the one offering, perhaps to others.
@@ -59,10 +59,10 @@ func denied(err error) bool {
 // subnet, and two where the subnets differ as well.
 const deniedTypes = 3
 
-// toAll notes an offering that Kip has no right to. It returns whether that is to be said
-// of all: of what was launched since the last that Kip might, types and subnets differ. The
+// noteDenied notes an offering that Kip has no right to. It reports whether Kip is taken to have a right
+// to none: of what was launched since the last that Kip might, types and subnets differ. The
 // caller holds mu.
-func (s *rights) toAll(o offeringKey) bool {
+func (s *rights) noteDenied(o offeringKey) bool {
 	types, subnets := map[string]bool{}, map[[2]string]bool{}
 	s.denied[o] = true
 	for o := range s.denied {
@@ -71,8 +71,8 @@ func (s *rights) toAll(o offeringKey) bool {
 	return len(types) >= deniedTypes || len(types) > 1 && len(subnets) > 1
 }
 
-// heard learns from the answer to a launch of an offering whether Kip may launch.
-func (s *rights) heard(o offeringKey, results cloud.LaunchResults) {
+// noteAnswer learns from the answer to a launch of an offering whether Kip may launch.
+func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,15 +82,15 @@ func (s *rights) heard(o offeringKey, results cloud.LaunchResults) {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
 			first := s.pause.since.IsZero()
 			// Reservations are resources of their own, and come before all else.
-			if first && denied(r.Err) && (o.reservation != "" || !s.toAll(o)) {
+			if first && denied(r.Err) && (o.reservation != "" || !s.noteDenied(o)) {
 				return
 			}
 			if first {
 				s.pause = pause{since: now}
 			}
 			s.pause.why, s.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
-			if first || s.pause.asked {
-				s.pause.asked, s.pause.again = false, nil
+			if first || s.pause.probed {
+				s.pause.probed, s.pause.again = false, nil
 				s.pause.tries++
 				s.pause.until = now.Add(s.loop.random.After(s.pause.tries, firstPause, longestPause))
 			}
@@ -113,31 +113,31 @@ func (s *rights) heard(o offeringKey, results cloud.LaunchResults) {
 	s.wakeRequested()
 }
 
-// startsPaused is how long a stopped cell has to wait for Kip's rights; 0 if it may be started,
-// perhaps to see whether Kip has them.
-func (s *rights) startsPaused(e *entry) time.Duration {
+// probeOrDelayStart returns how long a stopped cell has to wait for Kip's rights; 0 if it may be started,
+// perhaps as the probe that shows whether Kip has them.
+func (s *rights) probeOrDelayStart(e *entry) time.Duration {
 	s.mu.Lock()
 	all := s.pause.all
 	s.mu.Unlock()
 	if !all {
 		return 0
 	}
-	return s.looks(e)
+	return s.probeOrDelay(e)
 }
 
-// launchesPaused is how long a cell has to wait for Kip's rights; 0 where there is no pause, or where it is
-// time that some cell looks whether it is over.
-func (s *rights) launchesPaused(e *entry) time.Duration { return s.paused(e, false) }
+// delayLaunch returns how long a cell has to wait for Kip's rights, and reports why; 0 where there is no pause, or where it
+// is time for a probe.
+func (s *rights) delayLaunch(e *entry) time.Duration { return s.delay(e, false) }
 
-// looks is launchesPaused for a cell that nothing else holds up: it is the one that is
-// let through, to see, and the others wait for its answer.
-func (s *rights) looks(e *entry) time.Duration { return s.paused(e, true) }
+// probeOrDelay is delayLaunch for a cell that nothing else holds up. Where it is time for a probe, the cell becomes it: its
+// launch shows whether Kip has its rights, and the others wait for the answer.
+func (s *rights) probeOrDelay(e *entry) time.Duration { return s.delay(e, true) }
 
-func (s *rights) paused(e *entry, looks bool) time.Duration {
+func (s *rights) delay(e *entry, probe bool) time.Duration {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
-	if looks {
-		e.rights.looks = false
+	if probe {
+		e.rights.probes = false
 	}
 	if s.pause.since.IsZero() {
 		s.mu.Unlock()
@@ -145,8 +145,8 @@ func (s *rights) paused(e *entry, looks bool) time.Duration {
 	}
 	left := s.pause.until.Sub(now)
 	if left <= 0 || s.pause.again == e {
-		if looks {
-			s.pause.until, s.pause.asked, s.pause.again, e.rights.looks = now.Add(callTimeout), true, nil, true
+		if probe {
+			s.pause.until, s.pause.probed, s.pause.again, e.rights.probes = now.Add(callTimeout), true, nil, true
 		}
 		s.mu.Unlock()
 		return 0
@@ -160,27 +160,27 @@ func (s *rights) paused(e *entry, looks bool) time.Duration {
 	return left
 }
 
-// giveTurnBack has another cell look for Kip's rights, where this one was to and nothing of it was sent.
-func (s *rights) giveTurnBack(e *entry) {
+// giveProbeBack has another cell be the probe where this one was to be it, and nothing of it was sent.
+func (s *rights) giveProbeBack(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.rights.looks {
+	if !e.rights.probes {
 		return
 	}
-	e.rights.looks = false
-	if s.pause.since.IsZero() || !s.pause.asked {
+	e.rights.probes = false
+	if s.pause.since.IsZero() || !s.pause.probed {
 		return
 	}
-	s.pause.until, s.pause.asked = s.loop.clock.Now(), false
+	s.pause.until, s.pause.probed = s.loop.clock.Now(), false
 	s.wakeRequested()
 }
 
-// looksAgain lets a cell through once more that was to look for Kip's rights. Its launch had labels, so the answer says
+// probeAgain lets a cell through once more that was the probe. Its launch had labels, so the answer says
 // nothing of the rights, and the next cell's may have labels, too.
-func (s *rights) looksAgain(e *entry) {
+func (s *rights) probeAgain(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.rights.looks && s.pause.asked {
+	if e.rights.probes && s.pause.probed {
 		s.pause.again = e
 	}
 }

@@ -21,13 +21,13 @@ func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 		return cloud.NotLaunched(1, cloud.No(cause, cloud.Scope{Account: true}, errors.New("no")))
 	}
 	paused := func() bool { return !s.pause.since.IsZero() }
-	s.heard(offeringKey{}, no(cloud.ErrUnauthorised))
+	s.noteAnswer(offeringKey{}, no(cloud.ErrUnauthorised))
 	for _, cause := range []cloud.Cause{cloud.ErrStale, cloud.ErrNotYet, cloud.ErrThrottled} {
-		if s.heard(offeringKey{}, no(cause)); !paused() {
+		if s.noteAnswer(offeringKey{}, no(cause)); !paused() {
 			t.Fatalf("%q is taken for a right to launch", cause)
 		}
 	}
-	if s.heard(offeringKey{}, no(cloud.ErrCapacity)); paused() {
+	if s.noteAnswer(offeringKey{}, no(cloud.ErrCapacity)); paused() {
 		t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
 	}
 }

@@ -66,7 +66,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.
 		e.wait.refused = time.Time{}
 		s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 		return false, 0, err
-	case s.waits.giveUp(e, CauseNoRoute, events.NewRouteGivenUp,
+	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
 		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
 		return false, diskPoll, nil
 	}

@@ -49,7 +49,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 		// A launch without labels tells whose fault it is.
 		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
 		if !labels {
-			s.rights.heard(keyOf(offering), results)
+			s.rights.noteAnswer(keyOf(offering), results)
 		}
 		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 			throttled = 0
@@ -63,7 +63,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && s.loop.clock.Since(began) >= giveUpAfter)
 			if labels && (verdicts[n] == isRefused || verdicts[n] == isForbidden) && mayBeLabels(results[n].Err) {
 				verdicts[n] = isUnlabelled
-				s.rights.looksAgain(l.group[n])
+				s.rights.probeAgain(l.group[n])
 			}
 			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
 				verdicts[n] = isTooMany
@@ -78,7 +78,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 			unsure[n] = unsure[n] || !cloud.NothingDone(results[n].Err)
 			failed = results[n].Err
 		}
-		s.outcomes.cool(offering, l, known, verdicts, results)
+		s.outcomes.reportShortages(offering, l, known, verdicts, results)
 		if errors.Is(failed, cloud.ErrUnexplained) && !cooled {
 			// This call has to be sent again, whatever it was. Others need not meet the same.
 			cooled = true

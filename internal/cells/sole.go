@@ -16,7 +16,7 @@ type sole struct {
 // prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
 func (s *sole) prepare(_ context.Context, e *entry) (ready bool, again time.Duration, err error) {
 	// A cell that was launched for its pod was not before nobody else ran the pod.
-	if cell := e.cell(); cell.Standby != "" && cell.Pod.UID != "" && !s.exclusion.nobodyElseRuns(e) {
+	if cell := e.cell(); cell.Standby != "" && cell.Pod.UID != "" && !s.exclusion.ensureSole(e) {
 		if why, _ := s.table.endingOf(e); why == "" {
 			s.inventory.pollSoon()
 			return false, time.Second, nil

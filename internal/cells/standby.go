@@ -106,7 +106,7 @@ func (s *standbys) take(r Request) (*entry, error) {
 	delete(s.table.standby, best.id)
 	best.pod, best.disks, best.arrived = r.Pod, r.Disks, r.Arrived
 	s.table.reserve(best)
-	s.pools.taken(best.cell().Standby)
+	s.pools.noteTaken(best.cell().Standby)
 	return best, nil
 }
 

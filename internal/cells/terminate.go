@@ -25,7 +25,7 @@ func (s *terminations) Step(ctx context.Context, e *entry) (time.Duration, error
 	look := s.inventory.last()
 	cell := e.cell()
 	if cell.Instance == nil {
-		return s.abandoned.find(ctx, e, look)
+		return s.abandoned.adoptOrRemove(ctx, e, look)
 	}
 	t, again := s.endings.want(endOf(cell, cell.Reason), e, look)
 	accepted := !t.accepted.IsZero()

@@ -51,7 +51,7 @@ type unfit struct {
 	probing time.Time // until when the others wait for what becomes of that
 	count   int       // of machines that refused an agent
 	heardAt time.Time // when it was refused last
-	told    news      // to the node, of an agent
+	told    dedup     // to the node, of an agent
 }
 
 // blockers keep cells from being launched of which the operator is to mend something first.
@@ -69,7 +69,7 @@ type blockers struct {
 // blocked is what keeps a cell from being launched; under the table's lock.
 type blocked struct {
 	why  string // what the operator is to mend; "" for nothing
-	told news   // of that
+	told dedup  // of that
 }
 
 // isProbed says that a cell is on its way that is to show whether it is mended: whatever keeps that one from being launched, and
@@ -87,8 +87,8 @@ func (s *blockers) isProbed(u *unfit) bool {
 	return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
 }
 
-// heardUnfit notes that an agent has refused what its cell was to be set up with.
-func (s *blockers) heardUnfit(cell *Cell, refusal error) {
+// noteCloudInitRefused notes that an agent has refused what its cell was to be set up with.
+func (s *blockers) noteCloudInitRefused(cell *Cell, refusal error) {
 	now, counts := s.loop.clock.Now(), s.recipe.digest()
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -100,7 +100,7 @@ func (s *blockers) heardUnfit(cell *Cell, refusal error) {
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	s.heardOf(s.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
+	s.noteRefusal(s.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
 }
 
 // unfitFor is what is noted of these, from now on. The caller holds table.mu.
@@ -111,9 +111,9 @@ func (s *blockers) unfitFor(of ingredients) *unfit {
 	return s.unfits[of]
 }
 
-// heardOf notes a refusal. One that comes while launches wait says nothing new. While a cell is on its way that is to show whether it is
+// noteRefusal notes a refusal. One that comes while launches wait says nothing new. While a cell is on its way that is to show whether it is
 // mended, only that one's counts. The caller holds table.mu.
-func (s *blockers) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
+func (s *blockers) noteRefusal(u *unfit, cell *Cell, refusal error, now time.Time) {
 	if now.Before(u.until) || u.probe != cell.ID && s.isProbed(u) {
 		return
 	}
@@ -122,8 +122,8 @@ func (s *blockers) heardOf(u *unfit, cell *Cell, refusal error, now time.Time) {
 	u.probe, u.heardAt = "", now
 }
 
-// heardNoAgent notes that a machine could not have the agent of its launch.
-func (s *blockers) heardNoAgent(cell *Cell, refusal error) {
+// noteAgentMissing notes that a machine could not have the agent of its launch.
+func (s *blockers) noteAgentMissing(cell *Cell, refusal error) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *blockers) heardNoAgent(cell *Cell, refusal error) {
 		u.heardAt = now
 		return
 	}
-	s.heardOf(u, cell, refusal, now)
+	s.noteRefusal(u, cell, refusal, now)
 }
 
 // forgetUnfit forgets images that nobody has asked for for long. The caller holds table.mu.
@@ -151,9 +151,9 @@ func (s *blockers) forgetUnfit(now time.Time) {
 	}
 }
 
-// heardNotStarted notes that the cloud has accepted a launch, and ended the cell's instance for what the operator has
+// noteNotStarted notes that the cloud has accepted a launch, and ended the cell's instance for what the operator has
 // configured.
-func (s *blockers) heardNotStarted(cell *Cell, fault error) {
+func (s *blockers) noteNotStarted(cell *Cell, fault error) {
 	if cell.Template != s.recipe.template(cell.CloudInit()) {
 		return // nothing is launched so any more
 	}
@@ -161,15 +161,15 @@ func (s *blockers) heardNotStarted(cell *Cell, fault error) {
 	s.table.mu.Lock()
 	s.forgetUnfit(now)
 	u := s.unfitFor(s.recipe.startOf(cell))
-	s.heardOf(u, cell, fault, now)
+	s.noteRefusal(u, cell, fault, now)
 	left := u.until.Sub(now)
 	s.table.mu.Unlock()
 	s.loop.log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
 		"cell", cell.ID, "wait", left, "err", fault)
 }
 
-// heardStarted notes that the agent of a new machine has been heard.
-func (s *blockers) heardStarted(cell *Cell) {
+// noteStarted notes that the agent of a new machine has been heard.
+func (s *blockers) noteStarted(cell *Cell) {
 	if cell.Template != s.recipe.template(cell.CloudInit()) {
 		return
 	}
@@ -190,24 +190,24 @@ func (s *blockers) heardStarted(cell *Cell) {
 	}
 }
 
-// heardAgent notes that a new machine has the agent of its launch.
-func (s *blockers) heardAgent(cell *Cell) {
+// noteAgentRuns notes that a new machine has the agent of its launch.
+func (s *blockers) noteAgentRuns(cell *Cell) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	delete(s.unfits, withAgentOf(cell.Agent(), cell))
 }
 
-// heardFit notes that an agent has set its cell up.
-func (s *blockers) heardFit(cell *Cell) {
+// noteCloudInitDone notes that an agent has set its cell up.
+func (s *blockers) noteCloudInitDone(cell *Cell) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	delete(s.unfits, ingredientsOf(cell.CloudInit(), cell))
 }
 
-// keptBack is how long a cell has to wait, since agents of cells like it have refused the
-// cloud-init file, or the agent of cells.itzo, or since the cloud could not start instances like its own. With 0 it is being launched
-// from now on, and may be the one that shows whether it is mended.
-func (s *blockers) keptBack(e *entry) time.Duration {
+// startOrDelay marks a cell as being launched and returns 0, unless agents of cells like it have refused the
+// cloud-init file, or the agent of cells.itzo, or the cloud could not start instances like its own. Then it reports that, and returns
+// how long the cell has to wait. Of those that wait one is launched in time as the probe, to see whether the fault is fixed.
+func (s *blockers) startOrDelay(e *entry) time.Duration {
 	now, cell := s.loop.clock.Now(), e.cell()
 	cloudInit := ingredientsOf(s.recipe.digest(), cell)
 	s.table.mu.Lock()
@@ -224,7 +224,7 @@ func (s *blockers) keptBack(e *entry) time.Duration {
 		if left := u.until.Sub(now); left > 0 {
 			wait = min(left, wait)
 		}
-		tellNode := u == agent && u.told.is(why, now)
+		tellNode := u == agent && u.told.note(why, now)
 		s.table.mu.Unlock()
 		reason := events.CloudInitUnfit
 		switch u {
@@ -257,7 +257,7 @@ func (s *blockers) tellUnfit(e *entry, why, reason string, tellNode bool) {
 	s.table.mu.Lock()
 	changed := e.blocked.why != why
 	e.blocked.why = why
-	tell := e.blocked.told.is(why, now)
+	tell := e.blocked.told.note(why, now)
 	s.table.mu.Unlock()
 	switch {
 	case tellNode && s.node.listens():

@@ -18,13 +18,13 @@ type unresolved struct {
 	events   *reporter
 }
 
-// heard moves a group on whose launch could not be resolved: by a definite no as by one to
+// handle moves on a group whose launch could not be resolved: by a definite no as by one to
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
 // answer does not do so for this offering alone, and is no shortage of it.
-func (s *unresolved) heard(ctx context.Context, group []*entry, failure error) {
+func (s *unresolved) handle(ctx context.Context, group []*entry, failure error) {
 	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
 		for _, e := range group {
-			s.rights.giveTurnBack(e)
+			s.rights.giveProbeBack(e)
 		}
 	}
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
@@ -45,13 +45,13 @@ func (s *unresolved) heard(ctx context.Context, group []*entry, failure error) {
 	l := &launch{group: group, unstored: true}
 	known := l.open()
 	if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.rights.heard(keyOf(offering), results)
+		s.rights.noteAnswer(keyOf(offering), results)
 	}
 	verdicts := map[int]verdict{}
 	for _, n := range known {
 		verdicts[n] = is
 	}
-	s.outcomes.cool(offering, l, known, verdicts, results)
+	s.outcomes.reportShortages(offering, l, known, verdicts, results)
 	s.outcomes.resolve(ctx, l, known, verdicts, results)
 }
 

@@ -34,7 +34,7 @@ func (s *waits) stays(ctx context.Context, e *entry) (bool, error) {
 	if err := s.connections.connect(ctx, e); err != nil {
 		return false, err
 	}
-	_, ends := s.interruptions.interrupted(ctx, e)
+	_, ends := s.interruptions.actOnNotice(ctx, e)
 	return !ends, nil
 }
 
@@ -66,10 +66,10 @@ func (s *waits) next(e *entry) time.Duration {
 	return s.loop.random.After(e.wait.polls, diskPoll, longestDiskPoll)
 }
 
-// giveUp ends a cell that has waited for so long for what the cloud surely does not give to it.
+// giveUpIfLate ends a cell that has waited for so long for what the cloud surely does not give to it, and reports whether it did.
 // Nobody else may have the machine meanwhile, and it is paid for; the pod gets another after a
 // pause, which is longer each time. It is called by the cell's worker alone.
-func (s *waits) giveUp(
+func (s *waits) giveUpIfLate(
 	e *entry, cause Cause, event func(cell, why string) events.Event, what string, said error, after time.Duration,
 ) bool {
 	now := s.loop.clock.Now()

@@ -24,7 +24,7 @@ type watching struct {
 func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	why, podEnded := s.table.endingOf(e)
 	if why == "" {
-		left, _ := s.interruptions.interrupted(ctx, e)
+		left, _ := s.interruptions.actOnNotice(ctx, e)
 		if err := s.connections.connect(ctx, e); err != nil {
 			return left, err
 		}

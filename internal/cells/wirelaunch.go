@@ -2,11 +2,11 @@ package cells
 
 // requestSteps takes what pods and pools ask for.
 type requestSteps struct {
-	standbys    *standbys
-	requests    *requests
-	launchWaits *launchWaits
-	requesting  *requesting
-	refilling   *refilling
+	standbys     *standbys
+	requests     *requests
+	launchDelays *launchDelays
+	requesting   *requesting
+	refilling    *refilling
 }
 
 func (c *Controller) wireRequests(cfg Config) {
@@ -30,14 +30,14 @@ func (c *Controller) wireRequests(cfg Config) {
 		recipe:   c.recipe,
 		clock:    cfg.Clock,
 	}
-	c.launchWaits = &launchWaits{
+	c.launchDelays = &launchDelays{
 		clock:     cfg.Clock,
 		exclusion: c.exclusion,
 		rights:    c.rights,
 	}
 	c.requesting = &requesting{
 		table:    c.table,
-		waits:    c.launchWaits,
+		delays:   c.launchDelays,
 		blockers: c.blockers,
 		rights:   c.rights,
 		launches: c.launches,

@@ -51,7 +51,7 @@ func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { retu
 func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
 func (*requests) Behind() (string, bool)                                  { return "", true }
-func (*requests) Elsewhere(types.UID, time.Time, bool) (string, bool) {
+func (*requests) EndElsewhere(types.UID, time.Time, bool) (string, bool) {
 	return "", true
 }
 func (r *requests) List() []cells.Cell {

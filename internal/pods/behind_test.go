@@ -105,7 +105,7 @@ func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T)
 		h.put(deleted)
 		h.must("a")
 		if !slices.Equal(h.cells.asked, []bool{tc.want}) {
-			t.Errorf("%s: when it is deleted, Elsewhere hears that it arrived: %v, want %t", tc.name, h.cells.asked, tc.want)
+			t.Errorf("%s: when it is deleted, EndElsewhere hears that it arrived: %v, want %t", tc.name, h.cells.asked, tc.want)
 		}
 	}
 }

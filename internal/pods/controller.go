@@ -123,10 +123,10 @@ type Cells interface {
 	// Request asks for a cell by those of the offerings that the pod's namespace can pay.
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
-	// "" if it does not. Elsewhere says so of a pod that is to have no other cell than that
-	// which it may have, and whether that arrived.
+	// "" if it does not. EndElsewhere ends what may run a pod besides the cell that it may have, and
+	// says why that is not certain yet; arrived says whether the pod did.
 	Behind() (why string, sure bool)
-	Elsewhere(uid types.UID, created time.Time, arrived bool) (why string, sure bool)
+	EndElsewhere(uid types.UID, created time.Time, arrived bool) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
 	// ReleaseVanished returns false while the end is held back.
 	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
@@ -559,11 +559,11 @@ func behindWait(sure bool) time.Duration {
 	return staleRetry
 }
 
-// mayRunElsewhere says why a pod may run on a cell that this Kip does not know of.
-func (c *Controller) mayRunElsewhere(pod *corev1.Pod) (why string, sure bool) {
+// endElsewhere ends what may run a pod besides its cell. It returns why the pod may run there yet; "" if it does not.
+func (c *Controller) endElsewhere(pod *corev1.Pod) (why string, sure bool) {
 	arrived := false
 	c.note(apiv1.Ref(pod), func(w *waiting) { arrived = w.arrived && !w.ran && !started(pod) })
-	return c.cfg.Cells.Elsewhere(pod.UID, pod.CreationTimestamp.Time, arrived)
+	return c.cfg.Cells.EndElsewhere(pod.UID, pod.CreationTimestamp.Time, arrived)
 }
 
 // waits records and reports why a pod has no cell, once for each reason.
@@ -589,7 +589,7 @@ func (c *Controller) waits(pod *corev1.Pod, e events.Event, why string, until ti
 // waitsForEnd reports what keeps a pod without a cell from being ended, since an instance may run it.
 // It returns when to check again; 0 if nothing runs it.
 func (c *Controller) waitsForEnd(pod *corev1.Pod) time.Duration {
-	why, sure := c.mayRunElsewhere(pod)
+	why, sure := c.endElsewhere(pod)
 	if why == "" {
 		return 0
 	}

@@ -47,7 +47,7 @@ type modelCells struct {
 	behind       string // what Behind says
 	unsure       bool   // and that it is not sure
 	other        string // what may run a pod besides
-	asked        []bool // whether each that Elsewhere was asked of arrived
+	asked        []bool // whether each that EndElsewhere was asked of arrived
 	arrived      []bool // whether each that was requested for did
 	holds        bool   // the end of those that vanish
 	beyond       string // the type that a budget does not allow
@@ -59,7 +59,7 @@ func (m *modelCells) Behind() (string, bool) {
 	return m.behind, !m.unsure
 }
 
-func (m *modelCells) Elsewhere(_ types.UID, _ time.Time, arrived bool) (string, bool) {
+func (m *modelCells) EndElsewhere(_ types.UID, _ time.Time, arrived bool) (string, bool) {
 	m.asked = append(m.asked, arrived)
 	why, sure := m.Behind()
 	return cmp.Or(why, m.other), sure

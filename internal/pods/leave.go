@@ -52,7 +52,7 @@ func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.D
 		c.tellOnce(pod, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
 		return most, nil
 	}
-	if why, sure := c.mayRunElsewhere(pod); why != "" {
+	if why, sure := c.endElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
 	var err error
