@@ -7,7 +7,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// abandoned looks for the instances of cells whose launches were given up.
+// abandoned finds out whether cells whose launches were given up have an instance.
 type abandoned struct {
 	loop      *loop
 	records   *records
@@ -19,18 +19,18 @@ type abandoned struct {
 // adoptOrRemove gives a cell whose launch was given up its instance, if a list shows one. It removes the cell
 // when two complete lists, which show all others, lack the instance: a list may lag behind a launch, and one
 // answer may be older than the last.
-func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, look look) (time.Duration, error) {
-	if id, ok := look.byCell[e.cell().JoinID()]; ok {
-		found := look.byID[id]
+func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) (time.Duration, error) {
+	if id, ok := seen.byCell[e.cell().JoinID()]; ok {
+		found := seen.byID[id]
 		return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.take(found, s.loop.clock.Now()); return nil })
 	}
 	cell := e.cell()
-	if !look.lacks && look.covers(cell.Offering().Zone) && look.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
+	if !seen.lacks && seen.covers(cell.Offering().Zone) && seen.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
 		first := e.unseen
 		if first.IsZero() {
-			e.unseen = look.began
+			e.unseen = seen.began
 		}
-		if !first.IsZero() && look.began.After(first) {
+		if !first.IsZero() && seen.began.After(first) {
 			return 0, s.removals.remove(ctx, e, cell.Reason)
 		}
 	}

@@ -23,16 +23,16 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (ready bool, again t
 	if addressed(e.cell().Instance, dialPublic) {
 		return true, 0, nil
 	}
-	look, launched := s.inventory.last(), e.cell().launched()
+	seen, launched := s.inventory.last(), e.cell().launched()
 	// What an instance had before it was stopped is of no use.
-	found, there := look.byID[e.cell().Instance.ID]
-	if there && look.began.After(launched) && addressed(&found, dialPublic) {
+	found, there := seen.byID[e.cell().Instance.ID]
+	if there && seen.began.After(launched) && addressed(&found, dialPublic) {
 		found.Launched = launched // by Kip's clock, and when it was started again, which not every cloud tells
 		err := s.records.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
 		return err == nil, 0, err
 	}
 	s.table.mu.Lock()
-	if e.lacks = ""; there && look.began.After(launched) {
+	if e.lacks = ""; there && seen.began.After(launched) {
 		e.lacks = addressLacking(&found)
 	}
 	s.table.mu.Unlock()

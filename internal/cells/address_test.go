@@ -19,17 +19,17 @@ func TestACellWaitsUntilALookOfAfterItsLaunchShowsAllAddresses(t *testing.T) {
 	both.ManagementIP, both.PodIP = one.ManagementIP, netip.MustParseAddr("10.0.128.2")
 	for _, tc := range []struct {
 		name  string
-		began time.Duration // of the look, since the launch
+		began time.Duration // of the snapshot, since the launch
 		shown cloud.Instance
 		ready bool
 		lacks string
 	}{
-		{"a look from before", -time.Second, both, false, ""},
-		{"a look of another", time.Second, cloud.Instance{ID: "j"}, false, ""},
+		{"a snapshot from before", -time.Second, both, false, ""},
+		{"a snapshot of another", time.Second, cloud.Instance{ID: "j"}, false, ""},
 		{"one address", time.Second, one, false, "it runs, and the cloud has given it 10.0.0.2 alone and no address for its pod"},
 		{"both", 2 * time.Second, both, true, "it runs, and the cloud has given it 10.0.0.2 alone and no address for its pod"},
 	} {
-		b.looked(look{began: launched.Add(tc.began), byID: map[string]cloud.Instance{tc.shown.ID: tc.shown}})
+		b.listed(snapshot{began: launched.Add(tc.began), byID: map[string]cloud.Instance{tc.shown.ID: tc.shown}})
 		ready, again, err := s.prepare(t.Context(), e)
 		if err != nil || ready != tc.ready || e.lacks != tc.lacks || b.asked() == tc.ready || ready == (again > 0) {
 			t.Errorf("%s: ready %t, again after %s, lacks %q, error %v", tc.name, ready, again, e.lacks, err)

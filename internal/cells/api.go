@@ -79,8 +79,8 @@ func (c *Controller) HasInstance(instance string) bool {
 // Launched says that an instance with this Kip's tags was launched by it, or by one before it.
 func (c *Controller) Launched(i cloud.Instance) bool { return c.foreign.launched(i) }
 
-// Ways returns the ways to the agents of all bound cells.
-func (c *Controller) Ways() []Way { return c.queries.ways() }
+// Endpoints returns the agents of all bound cells.
+func (c *Controller) Endpoints() []Endpoint { return c.queries.endpoints() }
 
 // Conn leads to the agent of the pod's cell, for people, who may read slowly. ErrNoCell when the pod has
 // none, ErrNotConnected when its tunnel is down.
@@ -107,7 +107,7 @@ func (c *Controller) NodeOf(cell Cell) string { return c.nodeNames.of(&cell) }
 // alike Config.Nodes is asked once, which goes through the catalogue.
 func (c *Controller) NodesOf() func(Cell) string { return c.nodeNames.ofMany() }
 
-// NodesChanged has standby cells looked at again: Config.Nodes may answer otherwise.
+// NodesChanged has standby cells checked again: Config.Nodes may answer otherwise.
 func (c *Controller) NodesChanged() { c.loop.wakeStandby() }
 
 // EmptyPools ends the standby cells and makes no others, until the process ends.

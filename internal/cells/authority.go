@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// trustEvery is how often is looked which cells are to be told of Kip's CA, and
+	// trustEvery is how often Kip checks which cells are to be told of Kip's CA, and
 	// trustAtOnce how many are then.
 	trustEvery, trustAtOnce = 5 * time.Second, 256
 	// trustTimeout bounds the telling of one, with a connection that proves it.
@@ -127,7 +127,7 @@ func (s *trust) tell(ctx context.Context, e *entry, session Session) {
 			s.loop.fail(err)
 		}
 	}
-	if errors.Is(err, errGone) || errors.Is(err, errMoved) { // the next look sees to what is left
+	if errors.Is(err, errGone) || errors.Is(err, errMoved) { // the next check sees to what is left
 		err = nil
 	}
 	s.table.mu.Lock()

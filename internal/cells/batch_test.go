@@ -441,15 +441,15 @@ func TestAnOrphanOfABatchIsEndedAndItsMembersAreNot(t *testing.T) {
 		f = shown(v, at, []known{{cell: waits}, {cell: owns}}, member("i-0", "0"), member("i-1", "1"), member("i-2", "2"), member("i-x", ""))
 	}
 	var orphans []string
-	for _, i := range f.orphans {
+	for _, i := range f.dueOrphans {
 		orphans = append(orphans, i.ID)
 	}
 	if slices.Sort(orphans); !slices.Equal(orphans, []string{"i-2", "i-x"}) {
 		t.Errorf("orphans %v", orphans)
 	}
 	if last := v.last(); last.byCell["launch-a-1"] != "i-1" || last.byCell["launch-a-0"] != "i-0" ||
-		!slices.Equal(slices.Sorted(slices.Values(last.strangers)), []string{"i-2", "i-x"}) {
-		t.Errorf("by cell %v, strangers %v", last.byCell, last.strangers)
+		!slices.Equal(slices.Sorted(slices.Values(last.lostOrphans)), []string{"i-2", "i-x"}) {
+		t.Errorf("by cell %v, lost orphans %v", last.byCell, last.lostOrphans)
 	}
 }
 

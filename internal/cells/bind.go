@@ -10,7 +10,7 @@ import (
 
 // preparation gives a cell something that it needs before the next one, or before its kubelet sees
 // the pod. It returns true when the cell has it, and as well when something else is to be done with
-// the cell first. Else it returns after how long to look again; 0 means that something else wakes the cell.
+// the cell first. Else it returns after how long to run again; 0 means that something else wakes the cell.
 type preparation interface {
 	prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error)
 }

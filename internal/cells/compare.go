@@ -23,14 +23,14 @@ type comparing struct {
 func (s *comparing) compare(ctx context.Context, began time.Time, listing cloud.Listing) {
 	cells := s.known.now()
 	listing.Instances = s.foreign.leave(listing.Instances, cells)
-	seen, f := s.inventory.show(began, listing, cells)
-	// First: nothing may be launched by a look that has not told what is unknown.
-	if s.generations.compare(ctx, seen, f.unnamed) {
+	seen, f := s.inventory.compare(began, listing, cells)
+	// First: nothing may be launched by a snapshot that has not told what is unknown.
+	if s.generations.compare(ctx, seen, f.orphans) {
 		for _, k := range cells {
 			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
 		}
 	}
-	// Those whom the look shows do not wait for what the cloud says of others.
+	// Those whom the snapshot shows do not wait for what the cloud says of others.
 	seen = s.inventory.adopt(seen, f, nil)
 	s.consequences.shown(seen, f)
 	states, faults := s.describing.describe(ctx, f.absent)
@@ -40,7 +40,7 @@ func (s *comparing) compare(ctx context.Context, began time.Time, listing cloud.
 	s.consequences.described(ctx, seen, f, states, faults)
 }
 
-// knownCells are the cells, as a look is compared with them.
+// knownCells are the cells, as a snapshot is compared with them.
 type knownCells struct {
 	table   *table
 	loop    *loop

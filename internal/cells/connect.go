@@ -15,7 +15,7 @@ type connection struct {
 	api        API
 	node       string // the virtual node that api is of
 	session    Session
-	lacks      string              // the address that the instance has not got, as a look showed it
+	lacks      string              // the address that the instance has not got, as a snapshot showed it
 	connecting time.Time           // when this process began to connect
 	away       string              // why its agent does not answer, as observers know; of its worker
 	awayTold   time.Time           // when they were told so; of its worker
@@ -50,7 +50,7 @@ func (s *connections) connect(ctx context.Context, e *entry) error {
 		if configure == nil {
 			return s.reports.reportConfigured(ctx, e)
 		}
-		if err := s.loop.aside(ctx, e, "configure", configure); err != nil {
+		if err := s.loop.async(ctx, e, "configure", configure); err != nil {
 			return err
 		}
 	}

@@ -45,7 +45,7 @@ func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) erro
 	})
 }
 
-// tellsAway is how long a machine may not answer before observers look anew at why, and then at another reason: most machines
+// tellsAway is how long a machine may not answer before observers are told why, and again of another reason: most machines
 // answer sooner.
 const tellsAway = time.Minute
 

@@ -11,7 +11,7 @@ import (
 const (
 	// workers is how many cells are moved along at the same time. A step waits for the
 	// store, hardly for the processor, and never for the cloud or an agent: what needs
-	// those is done aside.
+	// those is asynchronous.
 	workers = 64
 	// logsSaved is how many cells are asked for their pods' logs at the same time, logsOfOne how many of one namespace.
 	logsSaved, logsOfOne = 256, 192
@@ -33,7 +33,7 @@ type Controller struct {
 	machines
 	launchSteps
 	requestSteps
-	looks
+	oversight
 }
 
 // New returns a controller; Run starts it.
@@ -48,7 +48,7 @@ func New(cfg Config) *Controller {
 	c.wireMachines(cfg)
 	c.wireLaunches(cfg)
 	c.wireRequests(cfg)
-	c.wireLooks(cfg)
+	c.wireOversight(cfg)
 	return c
 }
 
@@ -57,7 +57,7 @@ func New(cfg Config) *Controller {
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Before a worker looks at a cell: for quietStart after this no pod is told that the first list has not come.
+	// Before a worker takes a cell: for quietStart after this no pod is told that the first list has not come.
 	c.listening.restart(c.loop.clock.Now())
 	for range workers {
 		c.loop.running.Go(func() { c.loop.work(ctx, c.stepOf) })
@@ -93,7 +93,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // nothing else ends its queue.
 func (c *Controller) Close() { c.loop.queue.ShutDown() }
 
-// step is one of a cell's life. It returns after how long to look again; 0 means that
+// step is one of a cell's life. It returns after how long to run again; 0 means that
 // something else wakes the cell.
 type step interface {
 	Step(ctx context.Context, e *entry) (again time.Duration, err error)

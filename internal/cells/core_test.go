@@ -78,14 +78,14 @@ func (b *bench) woken() (cells []string) {
 	return cells
 }
 
-// looked makes a look the last one.
-func (b *bench) looked(seen look) {
+// listed makes a snapshot the last one.
+func (b *bench) listed(seen snapshot) {
 	b.inventory.mu.Lock()
 	defer b.inventory.mu.Unlock()
 	b.inventory.latest = seen
 }
 
-// asked reports whether a look was asked for since it was last asked.
+// asked reports whether a snapshot was asked for since it was last asked.
 func (b *bench) asked() bool {
 	select {
 	case <-b.inventory.polls:

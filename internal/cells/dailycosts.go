@@ -108,7 +108,7 @@ const (
 	// mostNamespaces is how many have a sum of their own. It is theirs for good, so that
 	// none decreases.
 	mostNamespaces = 500
-	// mostExpired is how many days go at a time, mostPassed how many are looked at.
+	// mostExpired is how many days go at a time, mostPassed how many are passed.
 	mostExpired, mostPassed = 4, 100
 	// mostUnreadable is how many days in a row may have a record that cannot be read.
 	mostUnreadable = 3

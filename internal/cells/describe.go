@@ -18,7 +18,7 @@ type describing struct {
 // describeMost is how many instances one call describes.
 const describeMost = 500
 
-// describe asks the cloud of each instance that a look does not show, and returns
+// describe asks the cloud of each instance that a snapshot does not show, and returns
 // their states, and why the cloud has ended them where it says; those of which it got no
 // answer are left out.
 func (s *describing) describe(ctx context.Context, asked []absent) (states map[string]cloud.State, faults map[string]error) {

@@ -33,7 +33,7 @@ func (s *dialling) dial(ctx context.Context, e *entry, api http.Handler) (Sessio
 		Rank:    e.rank,
 		OnState: func(connected bool, _ error) {
 			if !connected {
-				// Noted here: when the worker looks, the session may be connected
+				// Noted here: when the worker runs, the session may be connected
 				// again, to an agent that has started anew.
 				s.table.mu.Lock()
 				e.configured = false

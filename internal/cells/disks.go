@@ -94,7 +94,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (ready bool, again time.D
 		return false, 0, nil // the tunnel wakes the cell
 	}
 	session := e.session
-	err = s.loop.aside(ctx, e, "hand over disks", func(ctx context.Context) error {
+	err = s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})
 	switch {
@@ -120,7 +120,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (ready bool, again time.D
 // again where one is not free.
 func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err error) {
 	cell := e.cell()
-	err = s.loop.aside(ctx, e, attachesDisks, func(ctx context.Context) error {
+	err = s.loop.async(ctx, e, attachesDisks, func(ctx context.Context) error {
 		for _, d := range cell.Disks {
 			if err := s.calls.Features().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
 				return &attachError{d, err}

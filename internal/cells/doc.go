@@ -8,7 +8,7 @@
 // it. The files in the order of a cell's life, each with the parts that it hands over to:
 //
 //	request.go    a pod asks for a cell: standby.go gives one, or records.go stores a new one
-//	requested.go  what it waits for (exclusion.go, rights.go, unfit.go); gather.go: its queue
+//	requested.go  what it waits for (exclusion.go, rights.go, blockers.go); gather.go: its queue
 //	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
 //	resume.go     sends a stored launch again, after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails

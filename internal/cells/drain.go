@@ -39,10 +39,10 @@ type draining struct {
 // what the cell has yet to say to slow readers, and what is on its disks. A cell that cannot be reached is terminated
 // without that. An event of its pod says so.
 func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	e.asides.drop(drains)
+	e.async.drop(drains)
 	cell := e.cell()
 	if !e.drained && (cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || len(cell.Plugins) > 0 || len(cell.Disks) > 0 && hasDisks(s.calls)) {
-		if err := s.loop.aside(ctx, e, drains, func(drain context.Context) error {
+		if err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
 			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
 			return s.saveAll(drain, e, err)
 		}); err != nil {

@@ -63,7 +63,7 @@ type endOutcomes struct {
 func (s *endOutcomes) heard(ctx context.Context, t *termination, err error) {
 	defer s.inventory.pollSoon()
 	if err == nil && t.cell == nil {
-		err = s.routes.unrouteStray(ctx, t.end.Instance)
+		err = s.routes.unrouteOrphan(ctx, t.end.Instance)
 	}
 	now := s.loop.clock.Now()
 	held, isHeld := errors.AsType[*guard.HeldError](err)

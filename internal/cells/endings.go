@@ -41,7 +41,7 @@ func newEndings(cfg Config) *endings {
 
 // want has an instance ended: of a cell, or, where that is nil, of none. It queues the end when it
 // is due. It returns how far it is, and after how long to ask again.
-func (s *endings) want(end guard.End, cell *entry, shown look) (way termination, again time.Duration) {
+func (s *endings) want(end guard.End, cell *entry, shown snapshot) (way termination, again time.Duration) {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *endings) want(end guard.End, cell *entry, shown look) (way termination,
 }
 
 // due says that the instance is to be ended now. The caller holds the lock of endings.
-func (t *termination) due(now time.Time, shown look) bool {
+func (t *termination) due(now time.Time, shown snapshot) bool {
 	if t.sending || now.Before(t.next) {
 		return false
 	}
@@ -93,8 +93,8 @@ func (s *endings) sending(instance string) bool {
 	return t != nil && t.sending
 }
 
-// forgetStrays forgets the ends of instances without a cell that a look does not show.
-func (s *endings) forgetStrays(seen look) {
+// forgetOrphans forgets the ends of instances without a cell that a snapshot does not show.
+func (s *endings) forgetOrphans(seen snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, t := range s.byInstance {

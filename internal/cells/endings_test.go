@@ -16,16 +16,16 @@ func TestAnEndIsAskedForOnceAndAgainWhileTheInstanceStays(t *testing.T) {
 	there := map[string]cloud.Instance{"i": {ID: "i"}}
 	for name, tc := range map[string]struct {
 		t    termination
-		seen look
+		seen snapshot
 		due  bool
 	}{
-		"nobody has asked":                {termination{}, look{}, true},
-		"it is being asked":               {termination{sending: true}, look{}, false},
-		"it has failed a moment ago":      {termination{next: now.Add(time.Second)}, look{}, false},
-		"it has failed a while ago":       {termination{next: now}, look{}, true},
-		"it is accepted":                  {termination{accepted: now}, look{began: now.Add(time.Minute), byID: there}, false},
-		"it is accepted, and stays":       {termination{accepted: now}, look{began: now.Add(terminateAgain + 1), byID: there}, true},
-		"it is accepted, and is not seen": {termination{accepted: now}, look{began: now.Add(terminateAgain + 1)}, false},
+		"nobody has asked":                {termination{}, snapshot{}, true},
+		"it is being asked":               {termination{sending: true}, snapshot{}, false},
+		"it has failed a moment ago":      {termination{next: now.Add(time.Second)}, snapshot{}, false},
+		"it has failed a while ago":       {termination{next: now}, snapshot{}, true},
+		"it is accepted":                  {termination{accepted: now}, snapshot{began: now.Add(time.Minute), byID: there}, false},
+		"it is accepted, and stays":       {termination{accepted: now}, snapshot{began: now.Add(terminateAgain + 1), byID: there}, true},
+		"it is accepted, and is not seen": {termination{accepted: now}, snapshot{began: now.Add(terminateAgain + 1)}, false},
 	} {
 		tc.t.end.Instance = "i"
 		if due := tc.t.due(now, tc.seen); due != tc.due {
@@ -35,11 +35,11 @@ func TestAnEndIsAskedForOnceAndAgainWhileTheInstanceStays(t *testing.T) {
 }
 
 // ending returns the parts that end instances, on a bench.
-func (b *bench) ending() (*endOutcomes, *strays) {
+func (b *bench) ending() (*endOutcomes, *orphanEnds) {
 	routes := &routes{table: b.table, loop: b.loop, calls: b.calls}
 	return &endOutcomes{
 		loop: b.loop, endings: b.endings, inventory: b.inventory, routes: routes, events: b.events, observers: b.observers,
-	}, &strays{inventory: b.inventory, endings: b.endings}
+	}, &orphanEnds{inventory: b.inventory, endings: b.endings}
 }
 
 func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 	s, _ := b.ending()
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "i"}})
 	ask := func() time.Duration {
-		_, again := b.endings.want(endOf(e.cell(), ""), e, look{})
+		_, again := b.endings.want(endOf(e.cell(), ""), e, snapshot{})
 		return again
 	}
 	ask()
@@ -71,7 +71,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 			t.Errorf("%v: again after %s, sending %t, said %v", tc.err, again, b.endings.sending("i"), b.said)
 		}
 		if !slices.Equal(b.woken(), []string{"c"}) || !b.asked() {
-			t.Errorf("%v: the cell is not woken, or no look is asked for", tc.err)
+			t.Errorf("%v: the cell is not woken, or no snapshot is asked for", tc.err)
 		}
 		b.clock.Step(tc.again)
 		ask()
@@ -95,8 +95,8 @@ func TestAStrayIsEndedAndForgottenWhenItIsGone(t *testing.T) {
 	if strays.end(stray); len(b.endings.queued.items) != 1 || end.end.Ground != guard.Unrequested || end.end.Pod.Name != "a" {
 		t.Fatalf("queued are %d ends, of %+v", len(b.endings.queued.items), end.end)
 	}
-	seen := look{byID: map[string]cloud.Instance{"i": stray}}
-	if strays.forget(look{}); b.endings.byInstance["i"] == nil {
+	seen := snapshot{byID: map[string]cloud.Instance{"i": stray}}
+	if strays.forget(snapshot{}); b.endings.byInstance["i"] == nil {
 		t.Error("one for which a call is being made is forgotten")
 	}
 	if s.heard(t.Context(), end, nil); len(b.orphans) != 1 || b.orphans[0] != nil {
@@ -105,7 +105,7 @@ func TestAStrayIsEndedAndForgottenWhenItIsGone(t *testing.T) {
 	if strays.forget(seen); b.endings.byInstance["i"] == nil {
 		t.Error("one that is seen is forgotten")
 	}
-	if strays.forget(look{}); b.endings.byInstance["i"] != nil {
+	if strays.forget(snapshot{}); b.endings.byInstance["i"] != nil {
 		t.Error("one that is gone is not forgotten")
 	}
 }
@@ -123,18 +123,18 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		accepted bool
-		seen     look
+		seen     snapshot
 		phase    apiv1.Phase
 	}{
-		{"nobody has answered", false, look{ended: ended}, apiv1.Terminating},
-		{"the look began before", true, look{began: b.clock.Now(), ended: ended}, apiv1.Terminating},
-		{"the look is not sure", true, look{began: b.clock.Now().Add(time.Second)}, apiv1.Terminating},
-		{"the look is sure", true, look{began: b.clock.Now().Add(time.Second), ended: ended}, apiv1.Gone},
+		{"nobody has answered", false, snapshot{ended: ended}, apiv1.Terminating},
+		{"the snapshot began before", true, snapshot{began: b.clock.Now(), ended: ended}, apiv1.Terminating},
+		{"the snapshot is not sure", true, snapshot{began: b.clock.Now().Add(time.Second)}, apiv1.Terminating},
+		{"the snapshot is sure", true, snapshot{began: b.clock.Now().Add(time.Second), ended: ended}, apiv1.Gone},
 	} {
 		if tc.accepted && b.endings.accepted("i").IsZero() {
 			outcomes.heard(t.Context(), b.endings.byInstance["i"], nil)
 		}
-		b.looked(tc.seen)
+		b.listed(tc.seen)
 		again, err := s.Step(t.Context(), e)
 		if got := e.cell(); err != nil || got.Phase != tc.phase || (again == 0) != (tc.phase == apiv1.Gone) {
 			t.Errorf("%s: the cell is %s, again after %s (%v)", tc.name, got.Phase, again, err)
@@ -159,22 +159,22 @@ func TestAnAbandonedLaunchIsGoneAfterTwoCompleteLooks(t *testing.T) {
 	e, ended := abandoned("c"), b.clock.Now()
 	for _, tc := range []struct {
 		name string
-		seen look
+		seen snapshot
 		gone bool
 	}{
-		{"too soon", look{began: ended.Add(time.Minute)}, false},
-		{"another zone", look{began: ended.Add(2 * time.Minute), missing: []string{"z"}}, false},
-		{"others are not shown", look{began: ended.Add(2 * time.Minute), lacks: true}, false},
-		{"the first", look{began: ended.Add(2 * time.Minute)}, false},
-		{"the same", look{began: ended.Add(2 * time.Minute)}, false},
-		{"the second", look{began: ended.Add(3 * time.Minute)}, true},
+		{"too soon", snapshot{began: ended.Add(time.Minute)}, false},
+		{"another zone", snapshot{began: ended.Add(2 * time.Minute), missing: []string{"z"}}, false},
+		{"others are not shown", snapshot{began: ended.Add(2 * time.Minute), lacks: true}, false},
+		{"the first", snapshot{began: ended.Add(2 * time.Minute)}, false},
+		{"the same", snapshot{began: ended.Add(2 * time.Minute)}, false},
+		{"the second", snapshot{began: ended.Add(3 * time.Minute)}, true},
 	} {
 		if _, err := s.adoptOrRemove(t.Context(), e, tc.seen); err != nil || (e.cell().Phase == apiv1.Gone) != tc.gone {
 			t.Errorf("%s: it is %s (%v)", tc.name, e.cell().Phase, err)
 		}
 	}
 	e = abandoned("d")
-	seen := look{byCell: map[string]string{"d": "i"}, byID: map[string]cloud.Instance{"i": {ID: "i"}}}
+	seen := snapshot{byCell: map[string]string{"d": "i"}, byID: map[string]cloud.Instance{"i": {ID: "i"}}}
 	if _, err := s.adoptOrRemove(t.Context(), e, seen); err != nil || e.cell().Instance == nil || e.cell().Phase != apiv1.Terminating {
 		t.Errorf("one that is found is %s with %v (%v)", e.cell().Phase, e.cell().Instance, err)
 	}

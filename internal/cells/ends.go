@@ -171,7 +171,7 @@ func unrequested(cell *Cell, why string) guard.End {
 func (s *ends) population() int {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	n := s.inventory.strays()
+	n := s.inventory.orphanCount()
 	for _, e := range s.table.byID {
 		if e.cell().Phase == apiv1.Bound {
 			n++

@@ -41,7 +41,7 @@ type entry struct {
 	disks []Disk
 
 	connection
-	asides     asides
+	async      asyncOps
 	pace       agentlimit.Pace // of its agent
 	resolving  attempts        // to resolve its launch; of whoever holds the cell
 	unknown    dedup           // of what may run its pod besides
@@ -63,7 +63,7 @@ type entry struct {
 	hold       holdState
 	trusting   trusting
 	drained    bool      // what must outlive it is saved, as far as that could be done; of its worker
-	unseen     time.Time // since when complete looks show no instance of a launch that was given up; of its worker
+	unseen     time.Time // since when complete snapshots show no instance of a launch that was given up; of its worker
 }
 
 // attempts are those at one call about a cell. They are of its worker alone, or, while it is

@@ -19,20 +19,20 @@ type exclusion struct {
 	lineage   *Lineage
 	inventory *inventory
 	listening *listening
-	strays    *strays
+	orphans   *orphanEnds
 }
 
 // doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
 // the lists of the cloud do not have to say more. The caller holds table.mu.
 func (s *exclusion) doubt(e *entry) string {
 	why, sure := s.lineage.behind()
-	look := s.inventory.last()
+	seen := s.inventory.last()
 	switch {
 	case why != "" && sure:
 		return why
-	case look.began.IsZero():
+	case seen.began.IsZero():
 		return unlooked // whether the store is behind
-	case why == "" && !look.blind, e.arrived:
+	case why == "" && !seen.blind, e.arrived:
 		return ""
 	case e.pod.UID == "" && (why == "" || why == unseen):
 		return "" // nothing is run twice before the cell is given to a pod, which asks again
@@ -42,14 +42,14 @@ func (s *exclusion) doubt(e *entry) string {
 
 // endElsewhere is Controller.EndElsewhere.
 func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
-	look := s.inventory.last()
+	seen := s.inventory.last()
 	why, sure = s.lineage.behind()
 	switch {
 	case why != "":
 		sure = sure || why == unseen
-	case look.began.IsZero(): // it was compared with the store, and is shown next
+	case seen.began.IsZero(): // it was compared with the store, and is shown next
 		why, sure = unlooked, false
-	case look.blind:
+	case seen.blind:
 		why = unseen
 	}
 	if why != "" && (s.lineage.isBehind() || !arrived) {
@@ -119,22 +119,22 @@ const quietStart = 5 * time.Second
 
 const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
 
-// endOthers ends the instances of the last look that may run a pod, but for that of the cell
-// with a JoinID, and returns them. Of a pod that arrived none can be a stranger.
+// endOthers ends the instances of the last snapshot that may run a pod, but for that of the cell
+// with a JoinID, and returns them. No lost orphan can run a pod that arrived.
 func (s *exclusion) endOthers(pod types.UID, created time.Time, joinID string, arrived bool) (other []string) {
-	look := s.inventory.last()
+	seen := s.inventory.last()
 	if !arrived && (created.IsZero() || created.Before(s.inventory.born.Add(clockSkew))) {
-		other = append(other, look.strangers...)
+		other = append(other, seen.lostOrphans...)
 	}
-	for _, id := range look.byPod[pod] {
-		if joinIDOf(look.byID[id]) != joinID {
+	for _, id := range seen.byPod[pod] {
+		if joinIDOf(seen.byID[id]) != joinID {
 			other = append(other, id)
 		}
 	}
 	slices.Sort(other)
 	for _, id := range other {
-		if i := look.byID[id]; i.State != cloud.Terminating {
-			s.strays.end(i)
+		if i := seen.byID[id]; i.State != cloud.Terminating {
+			s.orphans.end(i)
 		}
 	}
 	return other

@@ -10,16 +10,16 @@ import (
 type consequences struct {
 	loop      *loop
 	observers *observers
-	strays    *strays
+	orphans   *orphanEnds
 	tagging   *tagging
 	boosting  *boosting
 	losses    *losses
 	owner     string
 }
 
-// shown acts on what a look shows.
-func (s *consequences) shown(seen look, f findings) {
-	s.strays.forget(seen)
+// shown acts on what a snapshot shows.
+func (s *consequences) shown(seen snapshot, f findings) {
+	s.orphans.forget(seen)
 	for _, id := range f.wake {
 		s.loop.queue.Add(id)
 	}
@@ -27,18 +27,18 @@ func (s *consequences) shown(seen look, f findings) {
 	s.boosting.unboostAll()
 }
 
-// described acts on what the cloud said of the instances that a look does not show, and
+// described acts on what the cloud said of the instances that a snapshot does not show, and
 // ends those without a cell.
-func (s *consequences) described(ctx context.Context, seen look, f findings, states map[string]cloud.State, faults map[string]error) {
+func (s *consequences) described(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
 	for _, id := range seen.hides {
 		s.loop.log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: "+
 			"has it lost its tags?", "instance", id, "owner", s.owner)
 	}
 	s.losses.lose(ctx, seen, f, states, faults)
-	for range f.found {
+	for range f.newOrphans {
 		s.observers.OrphanFound()
 	}
-	for _, i := range f.orphans {
-		s.strays.end(i)
+	for _, i := range f.dueOrphans {
+		s.orphans.end(i)
 	}
 }

@@ -304,14 +304,14 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			t.Fatal(err)
 		}
 		elsewhere("before a list", c, unlooked, false)
-		if _, err := c.lineage.saw(t.Context(), look{began: time.Now()}, nil, time.Now()); err != nil {
+		if _, err := c.lineage.saw(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {
 			t.Fatalf("a list was compared, and it says %q", why)
 		}
 		elsewhere("when a list was compared and is not shown", c, unlooked, false)
-		c.inventory.adopt(look{began: time.Now(), blind: true}, findings{}, nil)
+		c.inventory.adopt(snapshot{began: time.Now(), blind: true}, findings{}, nil)
 		elsewhere("when a zone was not seen", c, "zone", true)
 		b.later(time.Minute)
 		elsewhere("when the instance is seen", b.cells, "i-0", true)
@@ -331,7 +331,7 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		b.request("a", "nano")
 		b.later(time.Minute)
 		if shown := b.cells.inventory.last().byPod[ref("a").UID]; b.phase("a") != apiv1.Booting || len(shown) != 1 {
-			t.Fatalf("its cell is %s, the look shows %v", b.phase("a"), shown)
+			t.Fatalf("its cell is %s, the snapshot shows %v", b.phase("a"), shown)
 		}
 		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// gpuPoll is how often it is looked whether a cell's kubelet has its GPUs.
+	// gpuPoll is how often Kip checks whether a cell's kubelet has its GPUs.
 	gpuPoll = 200 * time.Millisecond
 	// gpuSilence is how long they may take before the pod is told: a driver finds eight of
 	// them within some ten seconds.

@@ -19,7 +19,7 @@ type Health struct {
 	HealthyTimeout time.Duration
 	// Interval is how often the cloud is asked at least, with CloudAPI.
 	Interval time.Duration
-	// Check is how often leases are looked at.
+	// Check is how often leases are checked.
 	Check time.Duration
 }
 

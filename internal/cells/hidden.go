@@ -5,7 +5,7 @@ import "time"
 // hidden is since when, and how often, a list lacked an instance that is alive.
 type hidden struct {
 	since time.Time
-	looks int
+	lists int
 	told  bool
 }
 
@@ -17,14 +17,14 @@ func (v *inventory) hides(id string, began time.Time) bool {
 
 // counts says that the instance is hidden for so long that it is no fault of a list.
 func (h hidden) counts(began time.Time) bool {
-	return h.looks >= hiddenLooks && began.Sub(h.since) >= hiddenAge
+	return h.lists >= hiddenLists && began.Sub(h.since) >= hiddenAge
 }
 
 // hide notes that a list lacked an instance that is alive. It returns true once, when
 // the list counts no more for that. The caller holds mu.
 func (v *inventory) hide(id string, began time.Time) (tell bool) {
 	h := v.hidden[id]
-	if h.looks++; h.looks == 1 {
+	if h.lists++; h.lists == 1 {
 		h.since = began
 	}
 	tell = !h.told && h.counts(began)

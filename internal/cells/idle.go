@@ -75,9 +75,9 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, s.calls.Name())
 	}
 	s.connections.disconnect(e)
-	look, now := s.inventory.last(), s.loop.clock.Now()
+	seen, now := s.inventory.last(), s.loop.clock.Now()
 	if e.cell().Pod.UID == "" {
-		if i, there := look.byID[id]; there && i.State == cloud.Stopped {
+		if i, there := seen.byID[id]; there && i.State == cloud.Stopped {
 			if e.cell().Instance.State != cloud.Stopped {
 				return 0, s.records.save(ctx, e, func(cell *Cell) error { cell.Instance.State = cloud.Stopped; return nil })
 			}
@@ -87,13 +87,13 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 		if e.idle.stopping.wait(now) > 0 {
 			return time.Second, nil
 		}
-		err := s.loop.aside(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
+		err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
 		if errors.Is(err, errUnderWay) {
 			return time.Second, err
 		}
 		return time.Second, s.noteStopAnswer(e, err)
 	}
-	if !e.asides.is(startsInstance) {
+	if !e.async.has(startsInstance) {
 		s.calls.TakeBackStop(id) // the pod would wait until that is sent
 		if wait := e.idle.starting.wait(now); wait > 0 {
 			return wait, nil
@@ -102,8 +102,8 @@ func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, erro
 			return wait, nil
 		}
 	}
-	err := s.loop.aside(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
-	if errors.Is(err, errUnderWay) && !e.asides.is(startsInstance) {
+	err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	if errors.Is(err, errUnderWay) && !e.async.has(startsInstance) {
 		s.rights.giveProbeBack(e)
 		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
 	}

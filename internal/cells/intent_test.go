@@ -112,7 +112,7 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	r := &rights{table: b.table, loop: b.loop, events: b.events}
 	s := &launchDelays{clock: b.clock, rights: r, exclusion: &exclusion{
 		table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-		strays: &strays{inventory: b.inventory, endings: b.endings},
+		orphans: &orphanEnds{inventory: b.inventory, endings: b.endings},
 	}}
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
@@ -125,9 +125,9 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	wait("a try has failed", 3*time.Second)
 	e.resolving = attempts{}
 	if wait("the cloud has listed nothing", time.Second); !b.asked() {
-		t.Error("no look is asked for")
+		t.Error("no snapshot is asked for")
 	}
-	b.looked(look{began: b.clock.Now()})
+	b.listed(snapshot{began: b.clock.Now()})
 	b.lineage.looked = true
 	r.pause.since, r.pause.until = b.clock.Now(), b.clock.Now().Add(5*time.Second)
 	wait("Kip has no right", 5*time.Second)

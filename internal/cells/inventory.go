@@ -17,7 +17,7 @@ const (
 	// orphanAge is how long an instance must be seen without a cell before the
 	// instance is terminated. A list may be older than the records.
 	orphanAge = 10 * time.Second
-	// missingAge is how long looks must not have shown a cell's instance before
+	// missingAge is how long snapshots must not have shown a cell's instance before
 	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
 	// seconds.
 	missingAge = 20 * time.Second
@@ -27,26 +27,26 @@ const (
 	// instance that only seems to be older than the store is ended without need; no pod
 	// runs on it.
 	cloudSkew = 5 * time.Minute
-	// hiddenAge is how long, and in how many looks at least, a list must lack an instance
+	// hiddenAge is how long, and in how many snapshots at least, a list must lack an instance
 	// that the cloud says is alive before that says nothing of the list any more: somebody
 	// may have taken the instance's tags.
-	hiddenAge, hiddenLooks = 5 * time.Minute, 3
+	hiddenAge, hiddenLists = 5 * time.Minute, 3
 )
 
 // inventory is what the cloud has shown, and for how long it has shown it.
 type inventory struct {
 	health  Health
 	listLag time.Duration
-	polls   chan struct{} // asks for a fresh look
+	polls   chan struct{} // asks for a fresh snapshot
 	// born is when the store was new. An instance that is older was launched by a Kip whose
 	// store was lost. It does not change once cells run.
 	born time.Time
 
 	mu     sync.Mutex
-	latest look
-	// blind are the zones that no look has covered yet; nil before the first.
+	latest snapshot
+	// blind are the zones that no snapshot has covered yet; nil before the first.
 	blind map[string]bool
-	// missing has, by its instance, since when complete looks do not show that of a
+	// missing has, by its instance, since when complete snapshots do not show that of a
 	// cell.
 	missing map[string]time.Time
 	// orphans has, by their IDs, when instances were first seen without a cell.
@@ -54,7 +54,7 @@ type inventory struct {
 	// stopped has, by its instance, since when that of a cell is seen to be stopped,
 	// though Kip has not stopped it.
 	stopped map[string]time.Time
-	// unseen has the instances without a cell that the last look did not show.
+	// unseen has the instances without a cell that the last snapshot did not show.
 	unseen map[string]bool
 	// hidden has the instances of cells that lists lack, though the cloud says that they
 	// are alive.
@@ -74,24 +74,24 @@ func newInventory(health Health, listLag time.Duration) *inventory {
 	}
 }
 
-// last returns the last look at the cloud; the zero look before the first.
-func (v *inventory) last() look {
+// last returns the last snapshot of the cloud; the zero snapshot before the first.
+func (v *inventory) last() snapshot {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.latest
 }
 
-// strays is how many instances have no cell.
-func (v *inventory) strays() int {
+// orphanCount is how many instances have no cell.
+func (v *inventory) orphanCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return len(v.orphans)
 }
 
-// show makes a look of the cloud's answer to a call that began then, and compares
-// it with all cells that are there. The look is the last one only when adopt is
+// compare makes a snapshot of the cloud's answer to a call that began then, and compares
+// it with all cells that are there. The snapshot is the last one only when adopt is
 // told of it.
-func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known) (seen look, f findings) {
+func (v *inventory) compare(began time.Time, listing cloud.Listing, cells []known) (seen snapshot, f findings) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	owned := map[string]bool{}     // instances that a cell has
@@ -103,11 +103,11 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known) 
 			launching[k.cell.JoinID()] = true
 		}
 	}
-	seen = v.newLook(began, listing, cells, owned)
+	seen = v.newSnapshot(began, listing, cells, owned)
 	missing, stopped := map[string]time.Time{}, map[string]time.Time{}
 	for _, k := range cells {
-		v.look(&seen, &f, missing, listing, k)
-		v.lookForStopped(seen, &f, stopped, k.cell)
+		v.compareCell(&seen, &f, missing, listing, k)
+		v.findStopped(seen, &f, stopped, k.cell)
 	}
 	v.missing, v.stopped = missing, stopped
 	maps.DeleteFunc(v.hidden, func(id string, _ hidden) bool {
@@ -124,20 +124,20 @@ func (v *inventory) show(began time.Time, listing cloud.Listing, cells []known) 
 	for _, i := range seen.byID {
 		if !owned[i.ID] && !launching[joinIDOf(i)] && i.Tags[cloud.TagPodUID] == "" &&
 			i.Launched.Before(v.born.Add(cloudSkew)) {
-			seen.strangers = append(seen.strangers, i.ID)
+			seen.lostOrphans = append(seen.lostOrphans, i.ID)
 		}
 	}
 	for _, i := range listing.Instances {
 		if owned[i.ID] || launching[joinIDOf(i)] || i.State == cloud.Terminating {
 			continue
 		}
-		f.unnamed = append(f.unnamed, i)
+		f.orphans = append(f.orphans, i)
 		switch first, before := orphans[i.ID]; {
 		case !before:
 			orphans[i.ID] = began
-			f.found++
+			f.newOrphans++
 		case began.Sub(first) >= orphanAge:
-			f.orphans = append(f.orphans, i)
+			f.dueOrphans = append(f.dueOrphans, i)
 		}
 	}
 	v.orphans = orphans
@@ -150,9 +150,9 @@ func (v *inventory) lags(began time.Time, cell *Cell) bool {
 	return began.Sub(cell.launched()) < v.listLag || began.Sub(cell.StepTime(apiv1.StepLaunched)) < v.listLag
 }
 
-// lookForStopped finds a cell whose instance was stopped by hand, or by a cloud that
+// findStopped finds a cell whose instance was stopped by hand, or by a cloud that
 // took it back: what ran on it has ended. The caller holds mu.
-func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]time.Time, cell *Cell) {
+func (v *inventory) findStopped(seen snapshot, f *findings, stopped map[string]time.Time, cell *Cell) {
 	if cell.Instance == nil || cell.Stopped || !cell.Live() || v.lags(seen.began, cell) {
 		return
 	}
@@ -169,12 +169,12 @@ func (v *inventory) lookForStopped(seen look, f *findings, stopped map[string]ti
 	}
 }
 
-// look compares one cell with what is seen. The caller holds mu.
-func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
+// compareCell compares one cell with what is seen. The caller holds mu.
+func (v *inventory) compareCell(seen *snapshot, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
 	if cell.Instance == nil {
 		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Terminating {
-			f.wake = append(f.wake, cell.ID) // it may wait for this look
+			f.wake = append(f.wake, cell.ID) // it may wait for this snapshot
 		}
 		return
 	}
@@ -213,9 +213,9 @@ func (v *inventory) look(seen *look, f *findings, missing map[string]time.Time, 
 	}
 }
 
-// adopt takes what the cloud said of the instances that a look does not show, by
-// their IDs, makes the look the last one, and returns it.
-func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) look {
+// adopt takes what the cloud said of the instances that a snapshot does not show, by
+// their IDs, makes the snapshot the last one, and returns it.
+func (v *inventory) adopt(seen snapshot, f findings, states map[string]cloud.State) snapshot {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	seen.ended = map[string]bool{}
@@ -236,7 +236,7 @@ func (v *inventory) adopt(seen look, f findings, states map[string]cloud.State) 
 	return seen
 }
 
-// askAnew forgets since when looks do not show an instance: what counts is what they
+// askAnew forgets since when snapshots do not show an instance: what counts is what they
 // show from now on.
 func (v *inventory) askAnew(id string) {
 	v.mu.Lock()
@@ -244,7 +244,7 @@ func (v *inventory) askAnew(id string) {
 	delete(v.missing, id)
 }
 
-// pollSoon asks for a fresh look; it does not wait for it.
+// pollSoon asks for a fresh snapshot; it does not wait for it.
 func (v *inventory) pollSoon() {
 	select {
 	case v.polls <- struct{}{}:

@@ -86,7 +86,7 @@ func TestALookCountsBeforeTheCloudSaysWhatItLacks(t *testing.T) {
 	inBubble(t, func(c *setup) {
 		c.Cloud.(*modelCloud).describes = func() {
 			if asked++; !b.cells.inventory.last().began.Equal(time.Now()) {
-				t.Error("the cloud is asked of an instance before the look counts for the others")
+				t.Error("the cloud is asked of an instance before the snapshot counts for the others")
 			}
 		}
 	}, nil, func(t *testing.T, in *bubble) {
@@ -109,7 +109,7 @@ func TestTheZoneOfACellThatTheCloudDidNotLookAtIsMissing(t *testing.T) {
 		v := newInventory(Health{}, 0)
 		f := described(v, 2000, cloud.Gone, []known{{cell: cell}}, cloud.Listing{Looked: []string{"a"}})
 		if look := v.last(); !look.blind || look.complete() || look.covers("e") || !look.covers("a") || len(f.lacking) > 0 {
-			t.Errorf("%s: the look is blind %t, complete %t, without %v", what, look.blind, look.complete(), look.missing)
+			t.Errorf("%s: the snapshot is blind %t, complete %t, without %v", what, look.blind, look.complete(), look.missing)
 		}
 		described(v, 2020, cloud.Gone, []known{{cell: cell}}, cloud.Listing{Looked: []string{"a", "e"}})
 		if look := v.last(); look.blind || !look.covers("e") {
@@ -118,7 +118,7 @@ func TestTheZoneOfACellThatTheCloudDidNotLookAtIsMissing(t *testing.T) {
 	}
 }
 
-// found is what follows from a look and from what the cloud says then.
+// found is what follows from a snapshot and from what the cloud says then.
 type found struct {
 	findings
 	vanished []*Cell
@@ -136,7 +136,7 @@ func described(v *inventory, seconds int, state cloud.State, cells []known, list
 		cells[n].addressed = k.cell.Instance == nil || k.cell.Instance.PodIP.IsValid()
 	}
 	v.born = time.Unix(100, 0)
-	seen, f := v.show(time.Unix(int64(seconds), 0), listing, cells)
+	seen, f := v.compare(time.Unix(int64(seconds), 0), listing, cells)
 	states := map[string]cloud.State{}
 	for _, a := range f.absent {
 		states[a.instance()] = state
@@ -170,11 +170,11 @@ func TestACellVanishesOnlyWhenLooksHaveLackedItForLong(t *testing.T) {
 		lost   bool
 	}
 	for name, looks := range map[string][]look{
-		"never seen":                       {{at: 1000}, {at: 1019}, {at: 1020, lost: true}},
-		"cut off as well":                  {{at: 1000}, {at: 1003, cutOff: true}, {at: 1004, cutOff: true, lost: true}},
-		"seen in between":                  {{at: 1000}, {at: 1019, there: true}, {at: 1021}, {at: 1040}, {at: 1041, lost: true}},
-		"too young for the list":           {{at: 205}, {at: 209}, {at: 211}, {at: 230}, {at: 231, lost: true}},
-		"the first look is never the last": {{at: 100000, cutOff: true}},
+		"never seen":                           {{at: 1000}, {at: 1019}, {at: 1020, lost: true}},
+		"cut off as well":                      {{at: 1000}, {at: 1003, cutOff: true}, {at: 1004, cutOff: true, lost: true}},
+		"seen in between":                      {{at: 1000}, {at: 1019, there: true}, {at: 1021}, {at: 1040}, {at: 1041, lost: true}},
+		"too young for the list":               {{at: 205}, {at: 209}, {at: 211}, {at: 230}, {at: 231, lost: true}},
+		"the first snapshot is never the last": {{at: 100000, cutOff: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := newInventory(Health{}, lag)
@@ -291,9 +291,9 @@ func TestAnInstanceOfALostStoreIsAStrangerUnlessItSaysItsPod(t *testing.T) {
 		tagged("i-stranger", old, nil),
 	)
 	last := v.last()
-	slices.Sort(last.strangers)
-	if !slices.Equal(last.strangers, []string{"i-ahead", "i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
-		t.Errorf("strangers %v, instances by pod %v", last.strangers, last.byPod)
+	slices.Sort(last.lostOrphans)
+	if !slices.Equal(last.lostOrphans, []string{"i-ahead", "i-stranger"}) || !slices.Equal(last.byPod["uid"], []string{"i-pod"}) {
+		t.Errorf("lost orphans %v, instances by pod %v", last.lostOrphans, last.byPod)
 	}
 }
 
@@ -305,8 +305,8 @@ func TestACellsOwnInstanceIsTheOneThatItsRecordNames(t *testing.T) {
 			list = append(list, cloud.Instance{ID: id, Tags: map[string]string{cloud.TagCell: "cell-i-own"}})
 		}
 		f := shown(v, 1000, []known{{cell: on("i-own", 200)}}, list...)
-		if got := v.last().byCell["cell-i-own"]; got != "i-own" || f.found != 1 {
-			t.Errorf("the cell's instance is %s, %d orphans are found", got, f.found)
+		if got := v.last().byCell["cell-i-own"]; got != "i-own" || f.newOrphans != 1 {
+			t.Errorf("the cell's instance is %s, %d orphans are found", got, f.newOrphans)
 		}
 	}
 }

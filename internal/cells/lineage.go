@@ -164,7 +164,7 @@ func (l *Lineage) launch(ctx context.Context, do func(tag string, c store.Change
 // saw compares a list of the cloud: of the instances in it that no cell has and that do
 // not end, those that the store does not know of are remembered, whatever later lists
 // say: a person decides. It returns whether there were none before.
-func (l *Lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, now time.Time) (news bool, err error) {
+func (l *Lineage) saw(ctx context.Context, seen snapshot, orphans []cloud.Instance, now time.Time) (news bool, err error) {
 	l.lock(ctx)
 	defer l.writing.Unlock()
 	next := l.current()
@@ -173,7 +173,7 @@ func (l *Lineage) saw(ctx context.Context, seen look, unnamed []cloud.Instance, 
 		ahead = map[string]uint64{}
 	}
 	var unknown []cloud.Instance
-	for _, i := range unnamed {
+	for _, i := range orphans {
 		line, number := generationOf(i)
 		if next.knows(line, number) {
 			continue

@@ -25,7 +25,7 @@ func (s *lister) run(ctx context.Context) {
 	idle := s.loop.clock.NewTicker(s.interval)
 	defer idle.Stop()
 	for {
-		s.loop.watchdog.Track(ctx, "inventory", s.lookOnce)
+		s.loop.watchdog.Track(ctx, "inventory", s.listOnce)
 		select {
 		case <-ctx.Done():
 			return
@@ -41,8 +41,8 @@ func (s *lister) run(ctx context.Context) {
 	}
 }
 
-// lookOnce asks for the cloud's list and compares it with the cells.
-func (s *lister) lookOnce(ctx context.Context) {
+// listOnce asks for the cloud's list and compares it with the cells.
+func (s *lister) listOnce(ctx context.Context) {
 	began := s.loop.clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	list, err := s.calls.List(call, s.owner)

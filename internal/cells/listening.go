@@ -37,8 +37,8 @@ func (l *listening) restart(now time.Time) {
 // restarted is the one time that a silent cell gets for a restart of listening; under the table's lock.
 type restarted struct{ heard, since time.Time }
 
-// lastLease returns when the kubelet last renewed its lease, or could not have. It notes a restart that it counts. The tunnel does not count: a kubelet may hang while its
-// tunnel is heard. The caller holds table.mu.
+// lastLease returns when the kubelet last renewed its lease, or could not have. It notes a restart that it counts. The
+// tunnel does not count: a kubelet may hang while its tunnel is heard. The caller holds table.mu.
 //
 // A restart of listening counts once until the cell is heard again. Without it a cell whose link heals late would end when the disruption
 // is over (TestWhenMostCellsAreSilentNoneIsEnded). If it counted more often, cells that fall silent in turns would keep all others from

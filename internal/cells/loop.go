@@ -18,7 +18,7 @@ import (
 )
 
 // loop runs the steps of cells: one worker handles a cell at a time. What a step needs to
-// wake its cell, to wait and to do something aside is here as well.
+// wake its cell, to wait and to do something slow is here as well.
 type loop struct {
 	table    *table
 	queue    workqueue.TypedRateLimitingInterface[string]
@@ -114,7 +114,7 @@ func (l *loop) fail(err error) {
 }
 
 // advance runs the steps of a cell's life until one waits. It returns after how
-// long to look again; 0 means that something else will wake the cell.
+// long to run again; 0 means that something else will wake the cell.
 func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) step) (time.Duration, error) {
 	for {
 		before := e.cell().Phase
@@ -155,7 +155,7 @@ func (l *loop) landed(entries ...*entry) {
 	}
 }
 
-// wakeStandby has standby cells looked at again.
+// wakeStandby has standby cells checked again.
 func (l *loop) wakeStandby() {
 	for _, cell := range l.table.standbyCells() {
 		l.queue.Add(cell.ID)

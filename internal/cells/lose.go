@@ -16,9 +16,9 @@ type losses struct {
 	ends      *ends
 }
 
-// lose ends those of the cells that are lost by what a look shows, and by what the cloud said
+// lose ends those of the cells that are lost by what a snapshot shows, and by what the cloud said
 // of the instances that it does not show.
-func (s *losses) lose(ctx context.Context, seen look, f findings, states map[string]cloud.State, faults map[string]error) {
+func (s *losses) lose(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
 	population := s.ends.population()
 	for _, a := range f.absent {
 		s.loop.queue.Add(a.cell.ID)

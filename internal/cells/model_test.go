@@ -85,7 +85,7 @@ func (m *modelLinks) AddCell(id string, info cellapi.CellInfo) API {
 func (*modelLinks) RemoveCell(string) {}
 
 func (m *modelLinks) Keep(ctx context.Context, t tunnel.Target, api http.Handler, spend tunnel.OnSpend) (Session, error) {
-	l := api.(hearing).Unwrap().(*modelLink)
+	l := api.(noticeAPI).Unwrap().(*modelLink)
 	l.mu.Lock()
 	l.kip = api
 	l.mu.Unlock()

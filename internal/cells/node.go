@@ -70,7 +70,7 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (ready bool, again tim
 	now := s.loop.clock.Now()
 	if node := s.nodeNames.of(e.cell()); e.node != node {
 		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
-		e.asides.drop("") // of the kubelet of before
+		e.async.drop("") // of the kubelet of before
 		s.connections.disconnect(e)
 		e.renamed = now
 	}

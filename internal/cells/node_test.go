@@ -61,7 +61,7 @@ func TestACellIsOfTheNodeOfItsPod(t *testing.T) {
 			t.Errorf("agents were told the nodes %v", names)
 		}
 		nodes := map[string]string{}
-		for _, w := range b.cells.Ways() {
+		for _, w := range b.cells.Endpoints() {
 			nodes[w.Pod.Name] = w.Node
 		}
 		if nodes["a"] != "kip-0" || nodes["b"] != "kip-0-2" || b.cells.NodeOf(one) != "kip-0" {

@@ -20,21 +20,21 @@ const (
 	shortestNotice, longestNotice = time.Second, 5 * time.Minute
 )
 
-// hearing is a cell's API, beside which the cell's agent tells Kip what the cloud says on the
+// noticeAPI is a cell's API, beside which the cell's agent tells Kip what the cloud says on the
 // machine. It is sooner than what the cloud tells Kip. A cell may lie, about itself alone: its
 // own pod moves, or runs where it is until the cloud says more.
-type hearing struct {
+type noticeAPI struct {
 	API
 	notices *notices
 	e       *entry
 }
 
 // Unwrap returns the API itself.
-func (h hearing) Unwrap() http.Handler { return h.API }
+func (h noticeAPI) Unwrap() http.Handler { return h.API }
 
 // ServeHTTP takes notices now and then, and leaves the rest to the API, which charges the cell for
 // what it refuses, a notice too soon among it.
-func (h hearing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h noticeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !agentapi.IsNotice(r) || !h.notices.allow(h.e) {
 		h.API.ServeHTTP(w, r)
 		return

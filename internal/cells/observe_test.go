@@ -84,7 +84,7 @@ func TestAnOrphanIsToldOfWhenItIsFoundAndWhenItIsEnded(t *testing.T) {
 		b.cloud.mu.Unlock()
 		b.later(idlePoll)
 		if found, ended := told.found.Load(), told.ended.Load(); found != 1 || ended != 0 {
-			t.Fatalf("after one look, found %d and ended %d", found, ended)
+			t.Fatalf("after one snapshot, found %d and ended %d", found, ended)
 		}
 		b.later(2 * idlePoll)
 		if found, ended := told.found.Load(), told.ended.Load(); found != 1 || ended != 1 {

@@ -22,7 +22,7 @@ type Plugin struct {
 }
 
 const (
-	// pluginPoll is how often a plugin that has not registered is looked for.
+	// pluginPoll is how often Kip checks whether a plugin has registered.
 	pluginPoll = 100 * time.Millisecond
 	// pluginSilence is how long a plugin may take to register before its pod is
 	// told, where its kubelet says nothing: most of it is the pull of its images.
@@ -57,7 +57,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time
 		return false, 0, nil // the tunnel wakes the cell
 	}
 	if session := e.session; e.plugins.sent.IsZero() {
-		err := s.loop.aside(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
+		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
 		if errors.Is(err, errUnderWay) {
 			return false, 0, err
 		}

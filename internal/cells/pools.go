@@ -35,7 +35,7 @@ type pool struct {
 }
 
 const (
-	// poolCheck is how often pools are looked at when nothing asks for it.
+	// poolCheck is how often pools are checked when nothing asks for it.
 	poolCheck = 5 * time.Second
 	// firstPoolWait and longestPoolWait are how long none is made after standby cells that failed.
 	firstPoolWait, longestPoolWait = time.Second, 5 * time.Minute
@@ -48,7 +48,7 @@ type pools struct {
 	random      backoff.Random
 	refillDelay time.Duration
 	recipe      *recipe       // of the next cell
-	refill      chan struct{} // asks for a look at the pools
+	refill      chan struct{} // asks for a check of the pools
 
 	mu     sync.Mutex
 	byName map[string]*pool // which are there does not change
@@ -136,7 +136,7 @@ func (all *pools) offerings(name string) ([]Offering, error) {
 // errLater: no cell is to be made for the pool yet.
 var errLater = errors.New("the standby pool waits")
 
-// next is the time until the pools are to be looked at again, unasked.
+// next is the time until the pools are to be checked again, unasked.
 func (all *pools) next() time.Duration {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -238,7 +238,7 @@ func (all *pools) states(cells []*Cell) (list []StandbyState) {
 	return list
 }
 
-// refillSoon asks for a look at the pools.
+// refillSoon asks for a check of the pools.
 func (all *pools) refillSoon() {
 	select {
 	case all.refill <- struct{}{}:

@@ -45,9 +45,9 @@ func (r *recipe) template(cloudInit string) string {
 	return r.settings + "-" + cloudInit[:min(len(cloudInit), 16)]
 }
 
-// startOf are the ingredients of the start of what is launched now like a cell.
-func (r *recipe) startOf(cell *Cell) ingredients {
-	return ingredients{
+// startKind is the kind of launch by which the cloud starts what is launched now like a cell.
+func (r *recipe) startKind(cell *Cell) launchKind {
+	return launchKind{
 		starts: true, template: r.settings, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch,
 		spot: cell.Offering().Spot, driver: cell.needsDevices() || cell.Offering().HasGPUs,
 	}

@@ -23,11 +23,11 @@ func (s *health) actOnRefusals(refused, was refusals, cells []*entry, now time.T
 	}
 }
 
-// refusedPoll is after how long to look again at a cell that refuses this process.
+// refusedPoll is after how long to check a cell again that refuses this process.
 const refusedPoll = 5 * time.Second
 
 // timeLeft is what is left of the time that a cell has to be ready: one that refuses this
-// process is not given up, and is looked at again.
+// process is not given up, and is checked again.
 func (e *entry) timeLeft(left time.Duration) time.Duration {
 	if e.refusal() != nil {
 		return max(left, refusedPoll)

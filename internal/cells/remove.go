@@ -17,7 +17,7 @@ type removals struct {
 
 // remove removes the record of a cell that has no instance.
 func (s *removals) remove(ctx context.Context, e *entry, why string) error {
-	e.asides.drop("")
+	e.async.drop("")
 	s.connections.disconnect(e)
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, s.table.causeOf(e))

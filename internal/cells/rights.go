@@ -99,7 +99,7 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 					"cloud", s.calls.Name(), "err", r.Err)
 			}
 			return
-		case errors.Is(r.Err, cloud.ErrStale): // what is not there is looked for before the rights are
+		case errors.Is(r.Err, cloud.ErrStale): // the cloud looks for what is not there before it checks the rights
 		case r.Err == nil, cloud.Refused(r.Err):
 			allowed = true
 			clear(s.denied)
@@ -185,7 +185,7 @@ func (s *rights) probeAgain(e *entry) {
 	}
 }
 
-// wakeRequested has all cells that are to be launched looked at. The caller holds mu.
+// wakeRequested has all cells that are to be launched checked. The caller holds mu.
 func (s *rights) wakeRequested() {
 	for _, e := range s.table.all() {
 		if e.cell().Phase == apiv1.Requested {

@@ -11,7 +11,7 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// What is done aside about routes.
+// The operations on routes.
 const (
 	makesRoutes = "route"
 	takesRoutes = "unroute"
@@ -49,7 +49,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.
 		return err == nil, 0, err
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err = s.loop.aside(ctx, e, makesRoutes, func(ctx context.Context) error {
+	err = s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
 		return s.calls.Features().Router.Route(ctx, instance, to)
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
@@ -74,9 +74,9 @@ func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.
 	return false, s.waits.next(e), nil
 }
 
-// unrouteStray takes all routes back that lead to an instance of which no record tells. A cloud
+// unrouteOrphan takes all routes back that lead to an instance of which no record tells. A cloud
 // need not say what led to it once it has ended.
-func (s *routes) unrouteStray(ctx context.Context, instance string) error {
+func (s *routes) unrouteOrphan(ctx context.Context, instance string) error {
 	router := s.calls.Features().Router
 	if router == nil {
 		return nil
@@ -96,7 +96,7 @@ func (s *routes) unroute(ctx context.Context, e *entry, done *bool) error {
 		return nil
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err := s.loop.aside(ctx, e, takesRoutes, func(ctx context.Context) error {
+	err := s.loop.async(ctx, e, takesRoutes, func(ctx context.Context) error {
 		return s.calls.Features().Router.Unroute(ctx, instance, to)
 	})
 	if err != nil {

@@ -44,7 +44,7 @@ func (s *cellAPIs) serve(e *entry) API {
 	s.table.mu.Lock()
 	e.api, e.node = api, node
 	s.table.mu.Unlock()
-	return hearing{api, s.notices, e}
+	return noticeAPI{api, s.notices, e}
 }
 
 // remove takes the API of a cell away.

@@ -26,7 +26,7 @@ func TestACellSeesANodeOfItsSizeAndItsPodOnlyWhenBound(t *testing.T) {
 		ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i"},
 		Offerings: []Offering{{MilliCPU: 2000, MemoryBytes: 1000}},
 	}, 0)
-	if _, hears := s.serve(e).(hearing); !hears {
+	if _, hears := s.serve(e).(noticeAPI); !hears {
 		t.Error("the cell's agent cannot give notice")
 	}
 	all, free := apis.info.Capacity.Memory().Value(), apis.info.Allocatable.Memory().Value()

@@ -28,7 +28,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		b := newBench(t)
 		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, exclusion: &exclusion{
 			table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-			strays: &strays{inventory: b.inventory, endings: b.endings},
+			orphans: &orphanEnds{inventory: b.inventory, endings: b.endings},
 		}}
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
@@ -37,7 +37,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		e := b.stored(cell)
 		e.loaded, e.ending = tc.loaded, tc.ending
 		if tc.listed {
-			b.looked(look{began: b.clock.Now()})
+			b.listed(snapshot{began: b.clock.Now()})
 			b.lineage.looked = true
 		}
 		ready, again, err := s.prepare(t.Context(), e)

@@ -45,7 +45,7 @@ type tagging struct {
 // tagState is how far the tags of a cell's instance are.
 type tagState struct {
 	writing bool
-	// tries is how often they were written, without outages, since a look last showed them or a pod got the cell.
+	// tries is how often they were written, without outages, since a snapshot last showed them or a pod got the cell.
 	tries int
 	wait  time.Duration // how long Kip last waited
 	after time.Time     // they are not written again before
@@ -66,9 +66,9 @@ func (s *tagging) run(ctx context.Context) {
 }
 
 // tagUntagged has the tags written that the launching call could not have, since its
-// machines share theirs: of each cell whose instance a look shows without them. What a
-// look shows, the cloud knows; right after a launch it need not.
-func (s *tagging) tagUntagged(seen look) {
+// machines share theirs: of each cell whose instance a snapshot shows without them. What a
+// snapshot shows, the cloud knows; right after a launch it need not.
+func (s *tagging) tagUntagged(seen snapshot) {
 	if s.calls.Features().Tagger == nil {
 		return
 	}
@@ -156,7 +156,7 @@ func countsAsTry(err error) bool {
 	return err == nil || cloud.Refused(err) && !cloud.ScopeOf(err).Account
 }
 
-// tagGiven has the tags of a standby cell written that was given to a pod. The last look mostly shows its instance with all
+// tagGiven has the tags of a standby cell written that was given to a pod. The last snapshot mostly shows its instance with all
 // parts, so no other has to show them first.
 func (s *tagging) tagGiven(e *entry) {
 	cell := e.cell()
@@ -168,7 +168,7 @@ func (s *tagging) tagGiven(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.tags.tries, e.tags.wait = 0, 0                     // they were of other tags
-	if there && !lacksParts(i, now) && !e.tags.writing { // else the next look shows what is missing
+	if there && !lacksParts(i, now) && !e.tags.writing { // else the next snapshot shows what is missing
 		s.tagSoon(e, i.Parts, now)
 	}
 }

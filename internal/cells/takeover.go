@@ -24,7 +24,7 @@ func (s *generations) load(ctx context.Context) error {
 		return err
 	}
 	if g := s.lineage.current(); g.behind() {
-		s.lineage.unsureSince, s.lineage.unsure = g.Since, s.loop.clock.Now() // until now: what comes next may end it before a cell is looked at
+		s.lineage.unsureSince, s.lineage.unsure = g.Since, s.loop.clock.Now() // until now: what comes next may end it before a cell is checked
 	}
 	if !s.lineage.current().Distrusted {
 		return nil
@@ -40,9 +40,9 @@ func (s *generations) load(ctx context.Context) error {
 
 // compare sees whether the store knows of the instances that no cell has. It returns true when
 // that has changed what is certain, for which cells may wait.
-func (s *generations) compare(ctx context.Context, seen look, unnamed []cloud.Instance) (changed bool) {
+func (s *generations) compare(ctx context.Context, seen snapshot, orphans []cloud.Instance) (changed bool) {
 	was, sure := s.lineage.behind()
-	news, err := s.lineage.saw(ctx, seen, unnamed, s.loop.clock.Now())
+	news, err := s.lineage.saw(ctx, seen, orphans, s.loop.clock.Now())
 	if news {
 		s.loop.log.Error(behind, "instances", len(s.now().Unknown), "store", s.lineage.current().Store)
 	}

@@ -17,19 +17,19 @@ type terminations struct {
 }
 
 // Step tells the cloud to end the instance until it has accepted, then
-// waits until a look at the cloud, begun after that, no longer shows it. Only
+// waits until a snapshot of the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
 func (s *terminations) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	e.asides.drop(takesRoutes)
+	e.async.drop(takesRoutes)
 	s.connections.disconnect(e)
-	look := s.inventory.last()
+	seen := s.inventory.last()
 	cell := e.cell()
 	if cell.Instance == nil {
-		return s.abandoned.adoptOrRemove(ctx, e, look)
+		return s.abandoned.adoptOrRemove(ctx, e, seen)
 	}
-	t, again := s.endings.want(endOf(cell, cell.Reason), e, look)
+	t, again := s.endings.want(endOf(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
-	if !t.sending && accepted && look.began.After(t.accepted) && look.ended[cell.Instance.ID] {
+	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
 		if err := s.routes.unroute(ctx, e, &e.routes.gone); err != nil {
 			return 0, err
 		}

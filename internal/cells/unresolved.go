@@ -90,7 +90,7 @@ func (s *unresolved) again(group []*entry, failure error) {
 		e.resolving.fail(now, failure, s.loop.random)
 		switch {
 		case unfit != "":
-			s.blockers.tellUnfit(e, unfit, reason, false)
+			s.blockers.report(e, unfit, reason, false)
 		case e.resolving.failed == 1:
 			s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failure))
 		}

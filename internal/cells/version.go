@@ -22,7 +22,7 @@ type versions struct {
 	own  string // Kip's
 
 	mu   sync.Mutex
-	told map[ingredients]bool // that the node was told of
+	told map[launchKind]bool // that the node was told of
 }
 
 // tell tells the node of an agent of another version than Kip's, once of each image. The cell
@@ -33,7 +33,7 @@ func (s *versions) tell(e *entry) {
 	if !s.node.listens() || !cell.agentOfOther(s.own) {
 		return
 	}
-	of := withAgentOf(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)
+	of := agentKind(&agentapi.Agent{Version: cell.AgentRuns.Version}, cell)
 	s.mu.Lock()
 	told := s.told[of]
 	if !told && len(s.told) >= maxVersions {

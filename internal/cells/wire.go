@@ -98,7 +98,7 @@ func (c *Controller) wireShared(cfg Config) {
 		recipe:  c.recipe,
 		events:  c.events,
 		node:    nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
-		unfits:  map[ingredients]*unfit{},
+		byKind:  map[launchKind]*launchBlocker{},
 	}
 	c.ends = &ends{
 		table:     c.table,
@@ -113,6 +113,6 @@ func (c *Controller) wireShared(cfg Config) {
 	c.versions = &versions{
 		node: nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
 		own:  cfg.Version,
-		told: map[ingredients]bool{},
+		told: map[launchKind]bool{},
 	}
 }

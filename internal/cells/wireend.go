@@ -5,7 +5,7 @@ import "github.com/elotl/kip/internal/keyed"
 // ending has the steps to the end of cells.
 type ending struct {
 	draining     *draining
-	strays       *strays
+	orphans      *orphanEnds
 	endOutcomes  *endOutcomes
 	endCalls     *endCalls
 	removals     *removals
@@ -28,7 +28,7 @@ func (c *Controller) wireEnding(cfg Config) {
 		places:      keyed.NewPlaces[string](logsSaved, logsOfOne),
 		letting:     keyed.NewPlaces[string](lettingGo, lettingOfOne),
 	}
-	c.strays = &strays{
+	c.orphans = &orphanEnds{
 		inventory: c.inventory,
 		endings:   c.endings,
 	}
@@ -76,7 +76,7 @@ func (c *Controller) wireEnding(cfg Config) {
 		lineage:   c.lineage,
 		inventory: c.inventory,
 		listening: c.listening,
-		strays:    c.strays,
+		orphans:   c.orphans,
 	}
 	c.releases = &releases{
 		table: c.table,

@@ -577,7 +577,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 // wireMeter makes what asks cells what their pods use.
 func (l *leading) wireMeter(context.Context) error {
 	l.meter = stats.NewMeter(stats.Config{
-		Cells: func() []stats.Cell { return statsCells(l.cells.Ways(), "") },
+		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },
 		Clock: l.clock,
 		Log:   l.Log,
 	}, l.uses)

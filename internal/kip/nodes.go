@@ -45,7 +45,7 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 	l.atEnd(l.nodes.Close)
 	return l.nodes.Equip(ctx, nodes.Equipment{
 		Cells:        l.cells,
-		Ways:         ways{cells: l.cells, loop: l.pods, logs: l.logs},
+		Endpoints:    endpoints{cells: l.cells, loop: l.pods, logs: l.logs},
 		Observer:     nodeObserver{Metrics: l.metrics, cellAPI: l.cellAPI},
 		Logs:         l.logs,
 		Certificates: l.certificates(),

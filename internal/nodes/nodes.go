@@ -90,7 +90,7 @@ type Config struct {
 // but ClientCA.
 type Equipment struct {
 	Cells        Cells
-	Ways         Ways
+	Endpoints    Endpoints
 	Observer     Observer
 	Logs         node.SavedLogs
 	Certificates Certificates
@@ -119,8 +119,8 @@ type Flags interface {
 	Taint() (*corev1.Taint, error)
 }
 
-// Ways lead to the cells of pods.
-type Ways interface {
+// Endpoints are the agents of the cells of pods.
+type Endpoints interface {
 	// To is the way to the cells of a node's pods.
 	To(pods cache.Store) node.Cells
 	// Running are the cells that run a pod of a node now.

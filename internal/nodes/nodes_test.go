@@ -396,7 +396,7 @@ func (w *town) start() (ended <-chan error) {
 	w.Cleanup(ledger.Close)
 	must(n.Equip(w.Context(), Equipment{
 		Cells:        cmp.Or[Cells](w.cells, ledger),
-		Ways:         w,
+		Endpoints:    w,
 		Observer:     unobserved{},
 		Logs:         logs,
 		Certificates: certificates{authority, &w.certified},

@@ -103,7 +103,7 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 	}
 	s.stats = stats.New(stats.Config{
 		NodeName: s.name,
-		Cells:    func() []stats.Cell { return withClaims(n.made.Ways.Running(s.name), s.informer.GetStore()) },
+		Cells:    func() []stats.Cell { return withClaims(n.made.Endpoints.Running(s.name), s.informer.GetStore()) },
 		Gathered: n.made.Observer.StatsGathered,
 		Clock:    n.c.Clock,
 		Log:      n.c.Log,
@@ -114,7 +114,7 @@ func (n *Nodes) equip(ctx context.Context, s *served) error {
 		Reviews:     n.c.Reviews,
 		ClientCA:    n.made.ClientCA,
 		Certificate: s.certificate.GetCertificate,
-		Cells:       n.made.Ways.To(s.informer.GetStore()),
+		Cells:       n.made.Endpoints.To(s.informer.GetStore()),
 		Logs:        n.made.Logs,
 		Stats:       s.stats,
 		Metrics: n.made.Observer.Kubelet(metrics.KubeletConfig{

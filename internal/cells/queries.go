@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Way is the way to the agent of a cell that runs a pod.
-type Way struct {
+// Endpoint is the agent of a cell that runs a pod, for those who ask it.
+type Endpoint struct {
 	Cell string
 	Node string // the virtual node that the pod is on
 	Pod  apiv1.PodReference
@@ -37,17 +37,17 @@ type queries struct {
 	nodeNames *nodeNames
 }
 
-// ways returns those to all bound cells.
-func (s *queries) ways() []Way {
+// endpoints returns those of all bound cells.
+func (s *queries) endpoints() []Endpoint {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	ways := make([]Way, 0, len(s.table.byPod))
+	ways := make([]Endpoint, 0, len(s.table.byPod))
 	for _, e := range s.table.byID {
 		cell := e.cell()
 		if cell.Phase != apiv1.Bound {
 			continue
 		}
-		w := Way{Cell: cell.ID, Node: s.nodeNames.of(cell), Pod: cell.Pod}
+		w := Endpoint{Cell: cell.ID, Node: s.nodeNames.of(cell), Pod: cell.Pod}
 		if len(cell.Offerings) > 0 && len(cell.Steps) > 0 {
 			w.Offering, w.Since = cell.Offerings[0], cell.Steps[0].Time.Time
 			if w.Given = cell.StepTime(apiv1.StepGiven); w.Given.IsZero() {
@@ -158,7 +158,7 @@ func (s *queries) waitsFor(id string) string {
 // The caller holds table.mu.
 func (s *queries) callFor(e *entry) cloud.Call {
 	cell := e.cell()
-	waiting := e.asides.waitsFor()
+	waiting := e.async.waitsFor()
 	switch {
 	case cell.Phase == apiv1.Requested && e.launching:
 		return cloud.CallLaunch

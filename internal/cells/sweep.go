@@ -72,7 +72,7 @@ func (s *sweeping) run(ctx context.Context) {
 func (s *sweeping) find(
 	began time.Time, list []cloud.Part, before map[string]time.Time,
 ) (left map[string]time.Time, due []cloud.Part) {
-	look := s.inventory.last()
+	seen := s.inventory.last()
 	kept := map[string]bool{} // cells, instances, and launches that are open
 	s.table.mu.Lock()
 	for _, e := range s.table.byID {
@@ -91,7 +91,7 @@ func (s *sweeping) find(
 			continue
 		}
 		// The instance may be one without a cell: it goes first.
-		if _, there := look.byID[p.Instance]; there || !look.covers(p.Zone) || look.began.IsZero() {
+		if _, there := seen.byID[p.Instance]; there || !seen.covers(p.Zone) || seen.began.IsZero() {
 			continue
 		}
 		since, again := before[p.ID]

@@ -9,17 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// look is one answer of the cloud's list. It is never modified once it is shown.
-type look struct {
+// snapshot is one answer of the cloud's list. It is never modified once it is shown.
+type snapshot struct {
 	began time.Time
 	byID  map[string]cloud.Instance
 	byPod map[types.UID][]string // instance IDs
 	// byCell has the instance of a cell, by its JoinID: the one that the record names,
 	// where there are several.
 	byCell map[string]string
-	// strangers are cells of a Kip whose store was lost, standby or not tagged yet:
+	// lostOrphans are cells of a Kip whose store was lost, standby or not tagged yet:
 	// which pods they run, if any, nobody knows.
-	strangers []string
+	lostOrphans []string
 	// missing are the zones that it does not cover. If looked is not nil, it covers no others than these.
 	missing, looked []string
 	// wrong says that it lacks the instance of a cell that was heard a short while
@@ -30,20 +30,20 @@ type look struct {
 	lacks bool
 	// hides are instances that lists do not show, and that are alive: they are told of once.
 	hides []string
-	// blind is true as long as there is a zone that no look has covered.
+	// blind is true as long as there is a zone that no snapshot has covered.
 	blind bool
 	// ended are instances of cells that are surely gone: the cloud said so of them,
-	// or two complete looks did not show them.
+	// or two complete snapshots did not show them.
 	ended map[string]bool
 }
 
-// covers says that the look would show an instance of the zone.
-func (l look) covers(zone string) bool {
+// covers says that the snapshot would show an instance of the zone.
+func (l snapshot) covers(zone string) bool {
 	return cloud.Listing{Missing: l.missing, Looked: l.looked}.Covers(zone)
 }
 
-// complete says that the look shows all instances, as far as Kip can tell.
-func (l look) complete() bool {
+// complete says that the snapshot shows all instances, as far as Kip can tell.
+func (l snapshot) complete() bool {
 	return !l.began.IsZero() && len(l.missing) == 0 && !l.lacks
 }
 
@@ -56,18 +56,18 @@ type known struct {
 	terminated time.Time // when the cloud accepted the termination; zero before
 }
 
-// absent is a cell whose instance a look does not show though it covers its zone.
+// absent is a cell whose instance a snapshot does not show though it covers its zone.
 type absent struct {
 	cell  *Cell
-	twice bool // an earlier complete look did not show it either
+	twice bool // an earlier complete snapshot did not show it either
 	due   bool // it is alive, and has been missing for as long as it may be
 }
 
 func (a absent) instance() string { return a.cell.Instance.ID }
 
-// findings are what follows from a look.
+// findings are what follows from a snapshot.
 type findings struct {
-	// wake are the cells that may have waited for the look.
+	// wake are the cells that may have waited for the snapshot.
 	wake []string
 	// absent are those of whose instances the cloud is to be asked.
 	absent []absent
@@ -75,20 +75,20 @@ type findings struct {
 	lacking []string
 	// stopped are those whose instances were stopped by somebody else.
 	stopped []*Cell
-	// unnamed are the instances without a cell that do not end yet, found how many of
-	// them are seen for the first time, and orphans those that were seen for long enough
+	// orphans are the instances without a cell that do not end yet, newOrphans how many of
+	// them are seen for the first time, and dueOrphans those that were seen for long enough
 	// to be ended.
-	unnamed []cloud.Instance
-	found   int
-	orphans []cloud.Instance
+	orphans    []cloud.Instance
+	newOrphans int
+	dueOrphans []cloud.Instance
 }
 
-// newLook makes a look of a listing. Of the instances that no cell has, and that it
-// does not show, those are taken over from the last look that may run a pod still:
+// newSnapshot makes a snapshot of a listing. Of the instances that no cell has, and that it
+// does not show, those are taken over from the last snapshot that may run a pod still:
 // those of zones that the listing does not cover, and all that are missing for the
 // first time, or in a listing that is wrong of others. The caller holds mu.
-func (v *inventory) newLook(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) look {
-	seen := look{
+func (v *inventory) newSnapshot(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) snapshot {
+	seen := snapshot{
 		began:   began,
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
 		byPod:   map[types.UID][]string{},

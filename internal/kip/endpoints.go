@@ -18,29 +18,29 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// ways lead from nodes to the cells of their pods.
-type ways struct {
+// endpoints are the agents of cells, for the nodes of their pods.
+type endpoints struct {
 	cells *cells.Controller
 	loop  *pods.Controller
 	logs  *podlogs.Saver
 }
 
-var _ nodes.Ways = ways{}
+var _ nodes.Endpoints = endpoints{}
 
-func (w ways) To(pods cache.Store) node.Cells { return wayToCells{pods: pods, ways: w} }
+func (e endpoints) To(pods cache.Store) node.Cells { return nodeCells{pods: pods, endpoints: e} }
 
-func (w ways) Running(node string) []stats.Cell { return statsCells(w.cells.Ways(), node) }
+func (e endpoints) Running(node string) []stats.Cell { return statsCells(e.cells.Endpoints(), node) }
 
-// wayToCells finds the cell of a pod for the kubelet port.
-type wayToCells struct {
-	ways
+// nodeCells finds the cell of a pod for the kubelet port.
+type nodeCells struct {
+	endpoints
 	pods cache.Store
 }
 
-var _ node.Cells = wayToCells{}
+var _ node.Cells = nodeCells{}
 
-func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, error) {
-	obj, exists, err := w.pods.GetByKey(namespace + "/" + name)
+func (n nodeCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, error) {
+	obj, exists, err := n.pods.GetByKey(namespace + "/" + name)
 	if err != nil {
 		return nil, err
 	}
@@ -51,21 +51,21 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 	if uid != "" && pod.UID != uid {
 		return nil, node.ErrPodNotFound
 	}
-	cell, has := w.cells.ForPod(pod.UID)
+	cell, has := n.cells.ForPod(pod.UID)
 	none := apiv1.WithoutMachine(pod)
 	switch {
 	case has && (cell.Phase == apiv1.Bound || cell.Phase == apiv1.Draining):
-		conn, err := w.cells.Conn(pod.UID)
+		conn, err := n.cells.Conn(pod.UID)
 		if err != nil {
 			return nil, err
 		}
-		return w.logs.Track(pod.Namespace, pod.UID, conn), nil
+		return n.logs.Track(pod.Namespace, pod.UID, conn), nil
 	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
 	case !has && none != nil:
 		return nil, &node.NoMachineError{Why: none.Message}
 	case !has:
-		why := w.loop.Waiting(pod.UID)
+		why := n.loop.Waiting(pod.UID)
 		if why == "" {
 			why = "no cell has been requested yet"
 		}
@@ -75,19 +75,19 @@ func (w wayToCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 }
 
 // statsCells are the cells that are asked what the pods of a node use, or of all nodes for "".
-func statsCells(ways []cells.Way, node string) (list []stats.Cell) {
-	for _, w := range ways {
-		if node != "" && w.Node != node {
+func statsCells(endpoints []cells.Endpoint, node string) (list []stats.Cell) {
+	for _, e := range endpoints {
+		if node != "" && e.Node != node {
 			continue
 		}
 		list = append(list, stats.Cell{
-			ID:        w.Cell,
-			Namespace: w.Pod.Namespace,
-			Pod:       w.Pod.Name,
-			UID:       w.Pod.UID,
-			Conn:      w.Conn,
-			Machine:   stats.Machine{MilliCPU: w.Offering.MilliCPU, MemoryBytes: w.Offering.MemoryBytes, Since: w.Since},
-			Given:     w.Given,
+			ID:        e.Cell,
+			Namespace: e.Pod.Namespace,
+			Pod:       e.Pod.Name,
+			UID:       e.Pod.UID,
+			Conn:      e.Conn,
+			Machine:   stats.Machine{MilliCPU: e.Offering.MilliCPU, MemoryBytes: e.Offering.MemoryBytes, Since: e.Since},
+			Given:     e.Given,
 		})
 	}
 	return list

@@ -10,67 +10,66 @@ import (
 // and the step goes on from there.
 var errUnderWay = errors.New("it is being done")
 
-// What is done aside, where it matters to others.
+// The operations whose names matter to others.
 const (
 	attachesDisks  = "attach"
 	startsInstance = "start"
 	drains         = "drain"
 )
 
-// aside is something slow that is done for a cell while its worker sees to others: a
+// asyncOp is something slow that is done for a cell while its worker serves others: a
 // call to the cloud, or to the cell's agent. A cell has one at a time.
-type aside struct {
+type asyncOp struct {
 	what   string
 	cancel context.CancelFunc
 	ended  bool
 	err    error
 }
 
-// asides are what is done aside for a cell: one thing at a time.
-type asides struct {
+// asyncOps are the operations of a cell: one at a time.
+type asyncOps struct {
 	mu  sync.Mutex
-	now *aside
+	now *asyncOp
 }
 
-// aside does something slow for a cell. It returns errUnderWay until that has ended,
-// and then its outcome, once. While something else is being done for the cell, that
-// goes first; its outcome is forgotten, and whoever wants it asks again.
-func (l *loop) aside(ctx context.Context, e *entry, what string, do func(context.Context) error) error {
-	e.asides.mu.Lock()
-	defer e.asides.mu.Unlock()
-	if a := e.asides.now; a != nil {
+// async does something slow for a cell. It returns errUnderWay until that has ended,
+// and then its outcome, once. Another operation of the cell goes first; its outcome is
+// forgotten, and whoever wants it asks again.
+func (l *loop) async(ctx context.Context, e *entry, what string, do func(context.Context) error) error {
+	e.async.mu.Lock()
+	defer e.async.mu.Unlock()
+	if a := e.async.now; a != nil {
 		if !a.ended {
 			return errUnderWay
 		}
-		e.asides.now = nil
+		e.async.now = nil
 		if a.what == what {
 			return a.err
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	a := &aside{what: what, cancel: cancel}
-	e.asides.now = a
+	a := &asyncOp{what: what, cancel: cancel}
+	e.async.now = a
 	l.inTurn(ctx, what, func(ctx context.Context) {
 		defer cancel()
 		err := do(ctx)
-		e.asides.mu.Lock()
+		e.async.mu.Lock()
 		a.ended, a.err = true, err
-		e.asides.mu.Unlock()
+		e.async.mu.Unlock()
 		l.queue.Add(e.id)
 	})
 	return errUnderWay
 }
 
-// is says that something is being done for a cell, or has ended and nobody has its
-// outcome yet.
-func (s *asides) is(what string) bool {
+// has reports whether an operation goes on, or has ended and nobody has its outcome yet.
+func (s *asyncOps) has(what string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now != nil && s.now.what == what
 }
 
 // waitsFor is what is being done for a cell; "" for nothing.
-func (s *asides) waitsFor() string {
+func (s *asyncOps) waitsFor() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now == nil || s.now.ended {
@@ -81,7 +80,7 @@ func (s *asides) waitsFor() string {
 
 // drop ends what is being done for a cell, unless it is what is named: nobody
 // waits for it any more.
-func (s *asides) drop(but string) {
+func (s *asyncOps) drop(but string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now != nil && s.now.what != but {

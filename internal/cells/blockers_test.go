@@ -95,7 +95,7 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 					t.Errorf("%d launches with one of another image, which is %q", n, b.phase("own"))
 				}
 				b.cells.table.mu.Lock()
-				kept := len(b.cells.blockers.unfits)
+				kept := len(b.cells.blockers.byKind)
 				b.cells.table.mu.Unlock()
 				if want := map[bool]int{true: 2, false: 1}[tc.boots < time.Minute]; kept != want {
 					t.Errorf("what is known of %d images is kept, want of %d", kept, want)
@@ -110,7 +110,7 @@ func TestLaunchesWaitWhileMachinesCannotHaveTheirAgent(t *testing.T) {
 				}
 				// Nobody has asked for the other image since.
 				b.cells.table.mu.Lock()
-				kept = len(b.cells.blockers.unfits)
+				kept = len(b.cells.blockers.byKind)
 				b.cells.table.mu.Unlock()
 				if kept != 1 {
 					t.Errorf("after an hour what is known of %d images is kept, want of 1", kept)
@@ -165,7 +165,7 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		b.later(time.Second)
 		var kept []Cell
 		b.cells.table.mu.Lock()
-		u := b.cells.blockers.unfitFor(withAgentOf(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
+		u := b.cells.blockers.ofKind(agentKind(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
 		b.cells.table.mu.Unlock()
 		b.loseRights()
@@ -393,17 +393,17 @@ func TestTheEndOfTheCellThatIsToShowWhetherTheKeyCanBeUsedLetsAnotherShowIt(t *t
 		}
 		fixed()
 		b.links.boots = func(string) bool { return false }
-		b.later(2 * firstUnfit)
+		b.later(2 * firstBlock)
 		b.request("b", "nano")
 		b.later(10 * time.Second)
 		b.request("c", "nano")
-		b.later(2 * unfitLook)
+		b.later(2 * blockedPoll)
 		if b.phase("b") != apiv1.Booting || b.phase("c") != apiv1.Requested {
 			t.Fatalf("the cell that is to show it is %q, and the next one %q: said %v", b.phase("b"), b.phase("c"), b.events)
 		}
 		b.links.boots = nil
 		b.cells.Release(ref("b").UID, "the pod was deleted", false)
-		b.later(2*unfitLook + 10*time.Second)
+		b.later(2*blockedPoll + 10*time.Second)
 		if b.phase("c") != apiv1.Bound {
 			t.Errorf("after the cell that was to show it has ended the next is %q: said %v", b.phase("c"), b.events)
 		}
@@ -450,7 +450,7 @@ func TestOnlyTheCellThatIsToShowWhetherTheKeyCanBeUsedDoes(t *testing.T) {
 		if b.phase("good") != apiv1.Bound || b.phase("b") != apiv1.Requested {
 			t.Fatalf("when a cell has started that was launched before the fault, the next is %q: said %v", b.phase("b"), b.events)
 		}
-		b.later(firstUnfit)
+		b.later(firstBlock)
 		if b.phase("b") != apiv1.Booting {
 			t.Fatalf("the cell that is to show it is %q: said %v", b.phase("b"), b.events)
 		}
@@ -488,7 +488,7 @@ func TestACellThatGoesOnWithAnotherOfferHoldsUpNoneOfTheFirst(t *testing.T) {
 		}
 		fixed()
 		b.links.boots = func(string) bool { return false }
-		b.later(2 * firstUnfit)
+		b.later(2 * firstBlock)
 		b.cloud.set(func() {
 			b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 				if r.CapacityType == cloud.Spot {
@@ -537,7 +537,7 @@ func TestAFaultOfMachinesWithGPUsHoldsUpNoOthers(t *testing.T) {
 		fixed = b.keyless()
 		request("plain too", false)
 		ends("plain too")
-		b.later(firstUnfit)
+		b.later(firstBlock)
 		ends("b") // from now on those with GPUs wait for two minutes
 		fixed()
 		request("plain again", false)

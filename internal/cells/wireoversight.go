@@ -1,7 +1,7 @@
 package cells
 
-// looks looks after all cells.
-type looks struct {
+// oversight has the parts that watch over all cells.
+type oversight struct {
 	generations  *generations
 	known        *knownCells
 	foreign      *foreign
@@ -15,7 +15,7 @@ type looks struct {
 	loading      *loading
 }
 
-func (c *Controller) wireLooks(cfg Config) {
+func (c *Controller) wireOversight(cfg Config) {
 	c.generations = &generations{
 		loop:      c.loop,
 		store:     cfg.Store,
@@ -78,7 +78,7 @@ func (c *Controller) wireLists(cfg Config) {
 	c.consequences = &consequences{
 		loop:      c.loop,
 		observers: c.observers,
-		strays:    c.strays,
+		orphans:   c.orphans,
 		tagging:   c.tagging,
 		boosting:  c.boosting,
 		losses:    c.losses,

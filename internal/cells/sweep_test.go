@@ -159,7 +159,7 @@ func TestAPartWhoseDeletionIsRefusedIsTriedAgain(t *testing.T) {
 	m, observed := &modelParts{deleted: map[string]int{}, fail: errors.New("it is in use")}, &sweeps{}
 	inBubble(t, withParts(m), nil, func(t *testing.T, b *bubble) {
 		m.set(func() { m.list = []cloud.Part{part("left", "cell-old", "")} })
-		b.later(5*partsPoll + 20*time.Second) // each waits for a look
+		b.later(5*partsPoll + 20*time.Second) // each waits for a snapshot
 		if told := observed.told(); m.calls("left") != 4 || told != (swept{left: 1, failed: 4}) {
 			t.Fatalf("it was tried %d times, and told %+v: want 4 times, found once", m.calls("left"), told)
 		}

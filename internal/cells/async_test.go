@@ -342,7 +342,7 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 		e := newEntry(Cell{ID: "none"}, 0)
 		failed, did := errors.New("failed"), 0
 		do := func(context.Context) error { did++; return failed }
-		run := func(what string) error { return b.cells.loop.aside(t.Context(), e, what, do) }
+		run := func(what string) error { return b.cells.loop.async(t.Context(), e, what, do) }
 		if err := run("a"); !errors.Is(err, errUnderWay) {
 			t.Errorf("it begins with %v", err)
 		}
@@ -360,14 +360,14 @@ func TestWhatIsDoneAsideIsDoneOnceAndItsOutcomeIsToldOnce(t *testing.T) {
 			t.Errorf("the first, again, begins with %v", err)
 		}
 		b.later(time.Second)
-		e.asides.drop("a")
+		e.async.drop("a")
 		if err := run("a"); !errors.Is(err, failed) || did != 3 {
 			t.Errorf("it was done %d times, and ended with %v", did, err)
 		}
 		hung := make(chan error, 1)
-		_ = b.cells.loop.aside(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
+		_ = b.cells.loop.async(t.Context(), e, "c", func(ctx context.Context) error { <-ctx.Done(); hung <- ctx.Err(); return ctx.Err() })
 		b.later(time.Second)
-		e.asides.drop("a")
+		e.async.drop("a")
 		if err := <-hung; !errors.Is(err, context.Canceled) {
 			t.Errorf("what nobody waits for ends with %v", err)
 		}

@@ -12,49 +12,49 @@ import (
 )
 
 const (
-	// firstUnfit and longestUnfit are how long nothing is launched that an agent has refused to
-	// set up, or that the cloud has ended at once. To see whether it is mended costs an instance.
-	firstUnfit, longestUnfit = time.Minute, 30 * time.Minute
-	// unfitLook is how often it is looked whether another cloud-init file counts.
-	unfitLook = 5 * time.Second
+	// firstBlock and longestBlock are how long nothing is launched that an agent has refused to
+	// set up, or that the cloud has ended at once. To see whether that is fixed costs an instance.
+	firstBlock, longestBlock = time.Minute, 30 * time.Minute
+	// blockedPoll is how often Kip checks whether another cloud-init file counts.
+	blockedPoll = 5 * time.Second
 )
 
 // refusedAgents is how many machines on end have to refuse the agent of cells.itzo before others
-// wait: one may have a bad disk, or have asked a server that was just being mended.
+// wait: one may have a bad disk, or have asked a server that was just being repaired.
 const refusedAgents = 3
 
-// ingredients are what decides whether a cloud-init file fits, or an agent: one of both, and the
-// image, of which one name may stand for one of each architecture. Or they decide whether the cloud can start
-// a machine: the template, which has the key of the root disk, and the image, of which one name may also stand for that with the
-// driver of GPUs or other accelerators. EC2 lets spot instances use a key by another grant.
-type ingredients struct {
+// launchKind is what launches have in common that fail for the same fault. A cloud-init file, or an agent, may not go together with
+// the image, of which one name may stand for one of each architecture. Or the cloud cannot start a machine, by the template, which has
+// the key of the root disk, and by the image, of which one name may also stand for that with the driver of GPUs or other
+// accelerators. EC2 lets spot instances use a key by another grant.
+type launchKind struct {
 	cloudInit, agent, image, arch string
 	starts, spot, driver          bool
 	template                      string
 }
 
-func ingredientsOf(cloudInit string, cell *Cell) ingredients {
-	return ingredients{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
+func cloudInitKind(cloudInit string, cell *Cell) launchKind {
+	return launchKind{cloudInit: cloudInit, image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
 }
 
-func withAgentOf(a *agentapi.Agent, cell *Cell) ingredients {
-	return ingredients{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
+func agentKind(a *agentapi.Agent, cell *Cell) launchKind {
+	return launchKind{agent: fmt.Sprint(*a), image: fmt.Sprint(cell.Options.Image), arch: cell.Offering().Arch}
 }
 
-// unfit is what agents, or the cloud, have refused: the operator is to mend it, and no pod is at fault.
-type unfit struct {
-	of      ingredients
+// launchBlocker is a fault for which agents, or the cloud, refuse launches of one kind: the operator has to fix it, and no pod is at fault.
+type launchBlocker struct {
+	kind    launchKind
 	why     string
-	until   time.Time // then one cell is launched, to see whether it is mended
+	until   time.Time // then one cell is launched as the probe, to see whether it is fixed
 	tries   int       // that were refused
-	probe   string    // the cell that was launched, last
+	probe   string    // the cell that was launched so, last
 	probing time.Time // until when the others wait for what becomes of that
 	count   int       // of machines that refused an agent
 	heardAt time.Time // when it was refused last
 	told    dedup     // to the node, of an agent
 }
 
-// blockers keep cells from being launched of which the operator is to mend something first.
+// blockers keep cells from being launched for which the operator has to fix something first.
 type blockers struct {
 	table   *table
 	loop    *loop
@@ -62,26 +62,26 @@ type blockers struct {
 	recipe  *recipe
 	events  *reporter
 	node    nodeReporter
-	// unfits are what agents refuse: of the cloud-init file that counts, and of the agent. Under the table's lock.
-	unfits map[ingredients]*unfit
+	// byKind has the faults that are known now. It is under the table's lock.
+	byKind map[launchKind]*launchBlocker
 }
 
 // blocked is what keeps a cell from being launched; under the table's lock.
 type blocked struct {
-	why  string // what the operator is to mend; "" for nothing
+	why  string // what the operator has to fix; "" for nothing
 	told dedup  // of that
 }
 
-// isProbed says that a cell is on its way that is to show whether it is mended: whatever keeps that one from being launched, and
-// whatever it ends for, another is to show it then. The caller holds table.mu.
-func (s *blockers) isProbed(u *unfit) bool {
+// isProbed reports whether a probe is on its way, a cell that is to show whether the fault is fixed. Whatever keeps that one from being
+// launched, and whatever it ends for, another is the probe then. The caller holds table.mu.
+func (s *blockers) isProbed(u *launchBlocker) bool {
 	e := s.table.byID[u.probe]
 	if e == nil || !s.loop.clock.Now().Before(u.probing) {
 		return false
 	}
 	// One whose offer was refused goes on with another, and shows nothing of the first.
 	cell := e.cell()
-	if start := s.recipe.startOf(cell); u.of.image != start.image || u.of.arch != start.arch || u.of.starts && u.of != start {
+	if start := s.recipe.startKind(cell); u.kind.image != start.image || u.kind.arch != start.arch || u.kind.starts && u.kind != start {
 		return false
 	}
 	return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
@@ -92,33 +92,33 @@ func (s *blockers) noteCloudInitRefused(cell *Cell, refusal error) {
 	now, counts := s.loop.clock.Now(), s.recipe.digest()
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	for of := range s.unfits {
+	for of := range s.byKind {
 		if of.agent == "" && !of.starts && of.cloudInit != counts {
-			delete(s.unfits, of)
+			delete(s.byKind, of)
 		}
 	}
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	s.noteRefusal(s.unfitFor(ingredientsOf(counts, cell)), cell, refusal, now)
+	s.noteRefusal(s.ofKind(cloudInitKind(counts, cell)), cell, refusal, now)
 }
 
-// unfitFor is what is noted of these, from now on. The caller holds table.mu.
-func (s *blockers) unfitFor(of ingredients) *unfit {
-	if s.unfits[of] == nil {
-		s.unfits[of] = &unfit{of: of}
+// ofKind returns the blocker of a kind; a new one if there is none. The caller holds table.mu.
+func (s *blockers) ofKind(of launchKind) *launchBlocker {
+	if s.byKind[of] == nil {
+		s.byKind[of] = &launchBlocker{kind: of}
 	}
-	return s.unfits[of]
+	return s.byKind[of]
 }
 
-// noteRefusal notes a refusal. One that comes while launches wait says nothing new. While a cell is on its way that is to show whether it is
-// mended, only that one's counts. The caller holds table.mu.
-func (s *blockers) noteRefusal(u *unfit, cell *Cell, refusal error, now time.Time) {
+// noteRefusal notes a refusal. One that comes while launches wait says nothing new. While a probe is on its way, only that one's
+// counts. The caller holds table.mu.
+func (s *blockers) noteRefusal(u *launchBlocker, cell *Cell, refusal error, now time.Time) {
 	if now.Before(u.until) || u.probe != cell.ID && s.isProbed(u) {
 		return
 	}
 	u.tries++
-	u.why, u.until = refusal.Error(), now.Add(s.loop.random.After(u.tries, firstUnfit, longestUnfit))
+	u.why, u.until = refusal.Error(), now.Add(s.loop.random.After(u.tries, firstBlock, longestBlock))
 	u.probe, u.heardAt = "", now
 }
 
@@ -130,11 +130,11 @@ func (s *blockers) noteAgentMissing(cell *Cell, refusal error) {
 	if !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return // it had it, and has come back without: that says nothing of new ones
 	}
-	if s.recipe.agent == nil || withAgentOf(s.recipe.agent, cell) != withAgentOf(cell.Agent(), cell) {
+	if s.recipe.agent == nil || agentKind(s.recipe.agent, cell) != agentKind(cell.Agent(), cell) {
 		return // nothing is launched with it any more
 	}
-	s.forgetUnfit(now)
-	u := s.unfitFor(withAgentOf(s.recipe.agent, cell))
+	s.forgetOld(now)
+	u := s.ofKind(agentKind(s.recipe.agent, cell))
 	if u.count++; u.count < refusedAgents {
 		u.heardAt = now
 		return
@@ -142,11 +142,11 @@ func (s *blockers) noteAgentMissing(cell *Cell, refusal error) {
 	s.noteRefusal(u, cell, refusal, now)
 }
 
-// forgetUnfit forgets images that nobody has asked for for long. The caller holds table.mu.
-func (s *blockers) forgetUnfit(now time.Time) {
-	for of, old := range s.unfits {
-		if (of.agent != "" || of.starts) && now.Sub(old.heardAt) > 2*longestUnfit {
-			delete(s.unfits, of)
+// forgetOld forgets blockers of which nothing was heard for long. The caller holds table.mu.
+func (s *blockers) forgetOld(now time.Time) {
+	for of, old := range s.byKind {
+		if (of.agent != "" || of.starts) && now.Sub(old.heardAt) > 2*longestBlock {
+			delete(s.byKind, of)
 		}
 	}
 }
@@ -159,8 +159,8 @@ func (s *blockers) noteNotStarted(cell *Cell, fault error) {
 	}
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
-	s.forgetUnfit(now)
-	u := s.unfitFor(s.recipe.startOf(cell))
+	s.forgetOld(now)
+	u := s.ofKind(s.recipe.startKind(cell))
 	s.noteRefusal(u, cell, fault, now)
 	left := u.until.Sub(now)
 	s.table.mu.Unlock()
@@ -176,14 +176,14 @@ func (s *blockers) noteStarted(cell *Cell) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	// One that was launched before the fault says nothing of it.
-	u := s.unfits[s.recipe.startOf(cell)]
+	u := s.byKind[s.recipe.startKind(cell)]
 	if u == nil || !cell.StepTime(apiv1.StepLaunched).After(u.heardAt) {
 		return
 	}
-	delete(s.unfits, s.recipe.startOf(cell))
-	// What others were refused for, in the same words, is probably mended, too. Each of them shows it by one of its own.
+	delete(s.byKind, s.recipe.startKind(cell))
+	// What others were refused for, in the same words, is probably fixed, too. Each of them shows it by a probe of its own.
 	now := s.loop.clock.Now()
-	for of, other := range s.unfits {
+	for of, other := range s.byKind {
 		if of.starts && other.why == u.why && now.Before(other.until) {
 			other.until = now
 		}
@@ -194,14 +194,14 @@ func (s *blockers) noteStarted(cell *Cell) {
 func (s *blockers) noteAgentRuns(cell *Cell) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	delete(s.unfits, withAgentOf(cell.Agent(), cell))
+	delete(s.byKind, agentKind(cell.Agent(), cell))
 }
 
 // noteCloudInitDone notes that an agent has set its cell up.
 func (s *blockers) noteCloudInitDone(cell *Cell) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	delete(s.unfits, ingredientsOf(cell.CloudInit(), cell))
+	delete(s.byKind, cloudInitKind(cell.CloudInit(), cell))
 }
 
 // startOrDelay marks a cell as being launched and returns 0, unless agents of cells like it have refused the
@@ -209,18 +209,18 @@ func (s *blockers) noteCloudInitDone(cell *Cell) {
 // how long the cell has to wait. Of those that wait one is launched in time as the probe, to see whether the fault is fixed.
 func (s *blockers) startOrDelay(e *entry) time.Duration {
 	now, cell := s.loop.clock.Now(), e.cell()
-	cloudInit := ingredientsOf(s.recipe.digest(), cell)
+	cloudInit := cloudInitKind(s.recipe.digest(), cell)
 	s.table.mu.Lock()
-	file, start := s.unfits[cloudInit], s.unfits[s.recipe.startOf(cell)]
-	var agent *unfit
+	file, start := s.byKind[cloudInit], s.byKind[s.recipe.startKind(cell)]
+	var agent *launchBlocker
 	if s.recipe.agent != nil {
-		agent = s.unfits[withAgentOf(s.recipe.agent, cell)]
+		agent = s.byKind[agentKind(s.recipe.agent, cell)]
 	}
-	for _, u := range []*unfit{start, agent, file} {
+	for _, u := range []*launchBlocker{start, agent, file} {
 		if u == nil || !now.Before(u.until) && (u.probe == e.id || !s.isProbed(u)) {
 			continue
 		}
-		why, wait := u.why, unfitLook
+		why, wait := u.why, blockedPoll
 		if left := u.until.Sub(now); left > 0 {
 			wait = min(left, wait)
 		}
@@ -233,12 +233,12 @@ func (s *blockers) startOrDelay(e *entry) time.Duration {
 		case start:
 			reason = events.LaunchDelayed
 		}
-		s.tellUnfit(e, why, reason, tellNode)
+		s.report(e, why, reason, tellNode)
 		return wait
 	}
-	for _, u := range []*unfit{start, agent, file} {
+	for _, u := range []*launchBlocker{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			u.probe, u.probing = e.id, now.Add(firstUnfit+cell.Offering().BootTimeout)
+			u.probe, u.probing = e.id, now.Add(firstBlock+cell.Offering().BootTimeout)
 		}
 	}
 	if e.resolving.failed == 0 {
@@ -249,10 +249,10 @@ func (s *blockers) startOrDelay(e *entry) time.Duration {
 	return 0
 }
 
-// tellUnfit tells the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
+// report reports to the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init
 // file, or for its image or its root disk. The operator is told of that file here, of an image or a disk by the log; the
 // node is told of an agent if tellNode.
-func (s *blockers) tellUnfit(e *entry, why, reason string, tellNode bool) {
+func (s *blockers) report(e *entry, why, reason string, tellNode bool) {
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
 	changed := e.blocked.why != why

@@ -7,14 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// strays ends the instances that have our tags and no cell.
-type strays struct {
+// orphanEnds ends the instances that have our tags and no cell.
+type orphanEnds struct {
 	inventory *inventory
 	endings   *endings
 }
 
 // end ends an instance without a cell, which has our tags.
-func (s *strays) end(i cloud.Instance) {
+func (s *orphanEnds) end(i cloud.Instance) {
 	s.endings.want(guard.End{
 		Instance: i.ID,
 		Pod: apiv1.PodReference{
@@ -27,5 +27,5 @@ func (s *strays) end(i cloud.Instance) {
 	}, nil, s.inventory.last())
 }
 
-// forget forgets the ends of instances without a cell that a look does not show any more.
-func (s *strays) forget(seen look) { s.endings.forgetStrays(seen) }
+// forget forgets the ends of instances without a cell that a snapshot does not show any more.
+func (s *orphanEnds) forget(seen snapshot) { s.endings.forgetOrphans(seen) }

@@ -8,9 +8,9 @@ import (
 )
 
 func TestWhatPodsUseIsAskedOfTheCellsOfTheirNodeAlone(t *testing.T) {
-	var all []cells.Way
+	var all []cells.Endpoint
 	for _, on := range []string{"kip-0-1", "kip-0-2", ""} {
-		all = append(all, cells.Way{
+		all = append(all, cells.Endpoint{
 			Cell:     "of-" + on,
 			Node:     on,
 			Pod:      apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid"},

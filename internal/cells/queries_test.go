@@ -41,7 +41,7 @@ func TestWaysAreToBoundCellsAlone(t *testing.T) {
 	standby.session = link{up: true}
 	c.table.byID[standby.id] = standby
 	var got []string
-	for _, w := range c.Ways() {
+	for _, w := range c.Endpoints() {
 		if w.Cell != "cell-"+w.Pod.Name || (w.Conn != nil) != (w.Pod.Name == "up") {
 			t.Errorf("%+v", w)
 		}
