@@ -18,18 +18,20 @@ type addressing struct {
 }
 
 // prepare waits until the cloud shows all addresses of a cell's instance, and stores them.
-func (s *addressing) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
 	dialPublic := s.calls.Traits().DialPublic
 	if addressed(e.cell().Instance, dialPublic) {
-		return true, 0, nil
+		return done, nil
 	}
 	seen, launched := s.inventory.last(), e.cell().launched()
 	// What an instance had before it was stopped is of no use.
 	found, there := seen.byID[e.cell().Instance.ID]
 	if there && seen.began.After(launched) && addressed(&found, dialPublic) {
 		found.Launched = launched // by Kip's clock, and when it was started again, which not every cloud tells
-		err := s.records.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil })
-		return err == nil, 0, err
+		if err := s.records.save(ctx, e, func(cell *Cell) error { cell.Instance = &found; return nil }); err != nil {
+			return progress{}, err
+		}
+		return done, nil
 	}
 	s.table.mu.Lock()
 	if e.lacks = ""; there && seen.began.After(launched) {
@@ -37,7 +39,7 @@ func (s *addressing) prepare(ctx context.Context, e *entry) (ready bool, again t
 	}
 	s.table.mu.Unlock()
 	s.inventory.pollSoon()
-	return false, time.Second, nil
+	return waitFor(time.Second), nil
 }
 
 // addressed reports whether an instance has all the addresses that Kip needs.

@@ -30,9 +30,12 @@ func TestACellWaitsUntilALookOfAfterItsLaunchShowsAllAddresses(t *testing.T) {
 		{"both", 2 * time.Second, both, true, "it runs, and the cloud has given it 10.0.0.2 alone and no address for its pod"},
 	} {
 		b.listed(snapshot{began: launched.Add(tc.began), byID: map[string]cloud.Instance{tc.shown.ID: tc.shown}})
-		ready, again, err := s.prepare(t.Context(), e)
-		if err != nil || ready != tc.ready || e.lacks != tc.lacks || b.asked() == tc.ready || ready == (again > 0) {
-			t.Errorf("%s: ready %t, again after %s, lacks %q, error %v", tc.name, ready, again, e.lacks, err)
+		want := waitFor(time.Second)
+		if tc.ready {
+			want = done
+		}
+		if got, err := s.prepare(t.Context(), e); err != nil || got != want || e.lacks != tc.lacks || b.asked() == tc.ready {
+			t.Errorf("%s: %+v, lacks %q, error %v", tc.name, got, e.lacks, err)
 		}
 	}
 	if i := e.cell().Instance; i.PodIP != both.PodIP || !i.Launched.Equal(launched) {

@@ -86,34 +86,37 @@ type keptAgents struct {
 // prepare has a ready cell run the agent that it was launched for, before it is given a pod. A
 // cell that has come back with another one, and does not go over in time, is to end. One that is
 // away is not ready: nobody knows which it comes back with. Its health bounds that.
-func (s *keptAgents) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
-	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped || e.cell().Agent() == nil {
-		return true, 0, nil
+func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
+	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped {
+		return leave, nil
 	}
-	err = s.connections.connect(ctx, e)
+	if e.cell().Agent() == nil {
+		return done, nil
+	}
+	err := s.connections.connect(ctx, e)
 	switch {
 	case errors.Is(err, errNoAgent):
 		s.end(e, err.Error())
-		return true, 0, nil
+		return leave, nil
 	case err != nil && !errors.Is(err, errAgentFetched):
-		return false, 0, err
+		return progress{}, err
 	}
 	s.table.mu.Lock()
 	since, there := e.goesOver, e.configured
 	s.table.mu.Unlock()
 	switch {
 	case since.IsZero() && there:
-		return true, 0, nil
+		return done, nil
 	case since.IsZero():
 		s.inventory.pollSoon() // is the machine still there?
-		return false, silentPoll, nil
+		return waitFor(silentPoll), nil
 	}
 	left := e.timeLeft(since.Add(goOverTimeout + s.loop.late.Since(since)).Sub(s.loop.clock.Now()))
 	if left <= 0 {
 		s.end(e, "it came back with another agent, and had not that of cells.itzo in time: "+e.bootsUntil())
-		return true, 0, nil
+		return leave, nil
 	}
-	return false, min(left, agentPoll), nil
+	return waitFor(min(left, agentPoll)), nil
 }
 
 // end has a ready cell end that has not the agent of its launch.

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -21,7 +20,7 @@ type arriving struct {
 
 // prepare makes a cell Ready whose kubelet is, or ends one whose machine is too small for
 // its pod: its kubelet would refuse the pod, or the kernel end it.
-func (s *arriving) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *arriving) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	room, measured := cell.Room, false
 	if room.None() {
@@ -29,7 +28,7 @@ func (s *arriving) prepare(ctx context.Context, e *entry) (ready bool, again tim
 		measured = !room.None()
 	}
 	short := lacksRoom(room, cell.Needs, s.reserved)
-	err = s.records.save(ctx, e, func(cell *Cell) error {
+	err := s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Room = room
 		if short {
 			return nil
@@ -42,16 +41,16 @@ func (s *arriving) prepare(ctx context.Context, e *entry) (ready bool, again tim
 		return cell.enter(apiv1.Ready)
 	})
 	if err != nil {
-		return false, 0, err
+		return progress{}, err
 	}
 	if measured {
 		s.observers.CellMeasured(*e.cell())
 	}
 	if !short {
-		return true, 0, nil
+		return done, nil
 	}
 	need := cell.Needs
 	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
 		resource.NewQuantity(s.reserved, resource.BinarySI))
-	return false, 0, s.failures.endTooSmall(ctx, e, why)
+	return leave, s.failures.endTooSmall(ctx, e, why)
 }

@@ -2,18 +2,12 @@ package cells
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"k8s.io/utils/clock"
 )
-
-// preparation gives a cell something that it needs before the next one, or before its kubelet sees
-// the pod. It returns true when the cell has it, and as well when something else is to be done with
-// the cell first. Else it returns after how long to run again; 0 means that something else wakes the cell.
-type preparation interface {
-	prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error)
-}
 
 var _ = []preparation{
 	(*sole)(nil), (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*reconnecting)(nil),
@@ -33,22 +27,30 @@ type binding struct {
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
 func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
+	prepared := true
 	for _, p := range s.preparations {
-		if ready, again, err := p.prepare(ctx, e); err != nil || !ready {
-			return again, err
+		got, err := p.prepare(ctx, e)
+		if err != nil || got.state == isWaiting {
+			return got.again, err
+		}
+		if prepared = got.state == isDone; !prepared {
+			break
 		}
 	}
-	// From here on the kubelet may see the pod. Whoever lets the cell go must know:
+	// From here on the kubelet of a prepared cell may see the pod. Whoever lets the cell go must know:
 	// both decide under the table's lock.
 	s.table.mu.Lock()
 	why, pod := e.ending, e.cell().Pod
-	e.binding = why == "" && pod.UID != "" && !e.cell().Stopped
+	e.binding = prepared && why == "" && pod.UID != "" && !e.cell().Stopped
 	s.table.mu.Unlock()
 	if why != "" {
 		return 0, s.ends.startTerminating(ctx, e, why)
 	}
 	if e.cell().Stopped {
 		return s.idling.stopOrStart(ctx, e)
+	}
+	if !prepared {
+		return 0, fmt.Errorf("cell %s is not prepared for its pod, and neither ends nor is stopped", e.id)
 	}
 	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
 		return 0, nil

@@ -3,7 +3,6 @@ package cells
 import (
 	"context"
 	"errors"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
@@ -18,25 +17,27 @@ type contacting struct {
 }
 
 // prepare connects to a cell, and waits until its kubelet is ready.
-func (s *contacting) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *contacting) prepare(ctx context.Context, e *entry) (progress, error) {
 	if err := s.connections.connect(ctx, e); err != nil {
-		again, err := s.handleFailure(ctx, e, err)
-		return false, again, err
+		return s.handleFailure(ctx, e, err)
 	}
-	return s.connections.kubeletReady(e), 0, nil // else the tunnel and the kubelet wake the cell
+	if !s.connections.kubeletReady(e) {
+		return progress{}, nil // the tunnel and the kubelet wake the cell
+	}
+	return done, nil
 }
 
 // handleFailure acts on an error of connecting: a cell whose agent or cloud-init file is under way is
 // asked again soon, one that cannot have them ends; of one that cannot carry out its file no
 // other is launched like it for a while. What else there is is the caller's.
-func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (time.Duration, error) {
+func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (progress, error) {
 	switch {
 	case errors.Is(err, errNoAgent):
-		return 0, s.failures.endWithoutAgent(ctx, e, err)
+		return leave, s.failures.endWithoutAgent(ctx, e, err)
 	case errors.Is(err, errNoCloudInit):
-		return 0, s.failures.endWithoutCloudInit(ctx, e, err)
+		return leave, s.failures.endWithoutCloudInit(ctx, e, err)
 	case errors.Is(err, errAgentFetched):
-		return agentPoll, nil
+		return waitFor(agentPoll), nil
 	case errors.Is(err, agentapi.ErrNotYet) && e.cell().CloudInit() != "" && e.cell().StepTime(apiv1.StepJoined).IsZero():
 		if e.cell().StepTime(apiv1.StepCloudInit).IsZero() {
 			// Stored, since a Kip that begins anew is not to take it for one that does not join.
@@ -44,11 +45,11 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (ti
 				cell.step(apiv1.StepCloudInit, s.loop.clock.Now())
 				return nil
 			}); err != nil {
-				return 0, err
+				return progress{}, err
 			}
 		}
 		e.setup.polls++
-		return s.loop.random.After(e.setup.polls, firstSetUpPoll, longestSetUpPoll), nil
+		return waitFor(s.loop.random.After(e.setup.polls, firstSetUpPoll, longestSetUpPoll)), nil
 	}
-	return 0, err
+	return progress{}, err
 }

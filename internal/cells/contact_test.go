@@ -32,9 +32,13 @@ func TestWhatACellIsNotSetUpWithYetIsAskedForAgain(t *testing.T) {
 		launched := e.cell().clone()
 		launched.Launch = &Launch{ID: "l", CloudInit: tc.cloudInit}
 		e.current.Store(&launched)
-		again, err := s.handleFailure(t.Context(), e, tc.err)
-		if (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) || again != tc.again || e.cell().Phase != tc.phase {
-			t.Errorf("%s: it is %s, again after %s (%v)", name, e.cell().Phase, again, err)
+		want := waitFor(tc.again)
+		if tc.phase == apiv1.Terminating {
+			want = leave
+		}
+		got, err := s.handleFailure(t.Context(), e, tc.err)
+		if (err != nil) != tc.fails || tc.fails && !errors.Is(err, tc.err) || got != want || e.cell().Phase != tc.phase {
+			t.Errorf("%s: it is %s, %+v (%v)", name, e.cell().Phase, got, err)
 		}
 		if begun := e.cell().StepTime(apiv1.StepCloudInit); begun.IsZero() == (tc.again == firstSetUpPoll) {
 			t.Errorf("%s: its file was begun at %s", name, begun)

@@ -70,50 +70,49 @@ type disksGiven struct {
 	shown    bool // the agent has them from this process
 }
 
-// prepare gives a ready cell its disks, before its kubelet sees the pod. It returns
-// true when all disks are devices of the machine. It returns true as well when
-// something else is to be done with the cell first.
-func (s *disks) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+// prepare gives a ready cell its disks, before its kubelet sees the pod. It is done
+// when all disks are devices of the machine.
+func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	if len(cell.Disks) == 0 || cell.Stopped || e.disksGiven.shown {
-		return true, 0, nil
+	if len(cell.Disks) == 0 || e.disksGiven.shown {
+		return done, nil
 	}
-	if stays, err := s.waits.stays(ctx, e); !stays {
-		return err == nil, 0, err
+	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	if !hasDisks(s.calls) {
-		return false, 0, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
+		return progress{}, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
 	}
 	if !e.disksGiven.attached {
 		if again, err := s.attach(ctx, e); err != nil || again > 0 {
-			return false, again, err
+			return waitFor(again), err
 		}
 		e.disksGiven.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 	}
 	if !e.session.Connected() {
-		return false, 0, nil // the tunnel wakes the cell
+		return progress{}, nil // the tunnel wakes the cell
 	}
 	session := e.session
-	err = s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
+	err := s.loop.async(ctx, e, "hand over disks", func(ctx context.Context) error {
 		return s.agents.putDisks(ctx, e, session, diskIDs(cell.Disks))
 	})
 	switch {
 	case err == nil:
 	case errors.Is(err, errUnderWay):
-		return false, 0, err
+		return progress{}, err
 	case errors.Is(err, agentapi.ErrNotYet):
 		if e.wait.polls >= attachAgain {
 			e.disksGiven.attached = false // the cloud has said yes, and may not have done it
 		}
 		s.waits.tell(ctx, e, events.NewDeviceNotShown(err))
-		return false, s.waits.next(e), nil
+		return waitFor(s.waits.next(e)), nil
 	default:
-		return false, 0, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
+		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	e.disksGiven.shown, e.wait.polls = true, 0
 	s.waits.note(ctx, e, told{})
 	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
-	return true, 0, nil
+	return done, nil
 }
 
 // attach has the cloud attach a cell's disks. It returns after how long to ask

@@ -62,21 +62,20 @@ type devicesState struct {
 
 // prepare waits until the kubelet of a ready cell has the GPUs, and other accelerators, that the
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
-// good; one that has not been told runs it without. It returns true as well when something else
-// is to be done with the cell first.
-func (s *devices) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+// good; one that has not been told runs it without.
+func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	if !cell.needsDevices() || cell.Stopped || e.devices.there {
-		return true, 0, nil
+	if !cell.needsDevices() || e.devices.there {
+		return done, nil
 	}
-	if stays, err := s.waits.stays(ctx, e); !stays {
-		return err == nil, 0, err
+	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
 		e.devices.there = true
 		s.waits.note(ctx, e, told{})
-		return true, 0, nil
+		return done, nil
 	}
 	now := s.loop.clock.Now()
 	if e.devices.since.IsZero() {
@@ -92,10 +91,10 @@ func (s *devices) prepare(ctx context.Context, e *entry) (ready bool, again time
 	left := e.timeLeft(e.devices.since.Add(gpuTimeout + s.loop.late.Since(e.devices.since)).Sub(now))
 	if left <= 0 {
 		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
-		return true, 0, nil
+		return leave, nil
 	}
 	if now.Sub(e.devices.since) >= gpuSilence {
 		s.waits.tell(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
 	}
-	return false, gpuPoll, nil
+	return waitFor(gpuPoll), nil
 }

@@ -36,12 +36,16 @@ func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return 0, err
 	}
 	for _, stage := range s.stages {
-		if ready, again, err := stage.prepare(ctx, e); err != nil || !ready {
-			if again == 0 {
-				again = left // something else wakes the cell
-			}
-			return min(left, again), err
+		got, err := stage.prepare(ctx, e)
+		switch {
+		case err == nil && got.state == isDone:
+			continue
+		case err == nil && got.state == isLeaving:
+			return 0, nil
+		case got.again == 0:
+			return left, err // or something else wakes the cell
 		}
+		return min(left, got.again), err
 	}
 	return 0, nil
 }

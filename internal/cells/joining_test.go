@@ -16,14 +16,13 @@ import (
 type stage struct {
 	name  string
 	asked *[]string
-	ready bool
-	again time.Duration
+	got   progress
 	err   error
 }
 
-func (s *stage) prepare(context.Context, *entry) (bool, time.Duration, error) {
+func (s *stage) prepare(context.Context, *entry) (progress, error) {
 	*s.asked = append(*s.asked, s.name)
-	return s.ready, s.again, s.err
+	return s.got, s.err
 }
 
 // failing returns what ends booting cells, on a bench.
@@ -52,12 +51,13 @@ func TestAMachineJoinsStageByStageWithinItsTime(t *testing.T) {
 		again time.Duration
 		err   error
 	}{
-		"the first is ready":               {stage{ready: true}, []string{"first", "second"}, time.Minute, nil},
-		"the first is not":                 {stage{again: time.Second}, []string{"first"}, time.Second, nil},
-		"it would be later than its time":  {stage{again: time.Hour}, []string{"first"}, time.Minute, nil},
+		"the first is ready":               {stage{got: done}, []string{"first", "second"}, time.Minute, nil},
+		"the first is not":                 {stage{got: waitFor(time.Second)}, []string{"first"}, time.Second, nil},
+		"its cell ends by it":              {stage{got: leave}, []string{"first"}, 0, nil},
+		"it would be later than its time":  {stage{got: waitFor(time.Hour)}, []string{"first"}, time.Minute, nil},
 		"something else will wake it":      {stage{}, []string{"first"}, time.Minute, nil},
 		"it has failed":                    {stage{err: broken}, []string{"first"}, time.Minute, broken},
-		"it has failed, and says for when": {stage{again: time.Second, err: broken}, []string{"first"}, time.Second, broken},
+		"it has failed, and says for when": {stage{got: waitFor(time.Second), err: broken}, []string{"first"}, time.Second, broken},
 	} {
 		var asked []string
 		tc.first.name, tc.first.asked = "first", &asked
@@ -126,7 +126,7 @@ func TestAMachineIsReadyOrTooSmall(t *testing.T) {
 		sized := e.cell().clone()
 		sized.Room, sized.Needs = catalog.Room{MemoryBytes: 1000}, catalog.Room{MemoryBytes: tc.needs}
 		e.current.Store(&sized)
-		if _, _, err := s.prepare(t.Context(), e); err != nil || e.cell().Phase != tc.phase {
+		if _, err := s.prepare(t.Context(), e); err != nil || e.cell().Phase != tc.phase {
 			t.Errorf("a pod that needs %d of 900: its cell is %s (%v)", tc.needs, e.cell().Phase, err)
 		}
 	}

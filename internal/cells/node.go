@@ -59,13 +59,15 @@ type renaming struct {
 }
 
 // prepare makes the kubelet of a ready cell that of another virtual node, where the cell
-// was made for none or for another: a kubelet learns its node's name when it starts. It
-// returns true when the kubelet has the name, or when something else is to be done with
-// the cell first. Until the agent has its new configuration the old kubelet is refused
+// was made for none or for another: a kubelet learns its node's name when it starts.
+// Until the agent has its new configuration the old kubelet is refused
 // everything, and is never shown the pod.
-func (s *renaming) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
-	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped || e.api == nil {
-		return true, 0, nil
+func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
+	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped {
+		return leave, nil
+	}
+	if e.api == nil {
+		return done, nil
 	}
 	now := s.loop.clock.Now()
 	if node := s.nodeNames.of(e.cell()); e.node != node {
@@ -75,19 +77,19 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (ready bool, again tim
 		e.renamed = now
 	}
 	if e.renamed.IsZero() {
-		return true, 0, nil
+		return done, nil
 	}
 	left := e.timeLeft(e.renamed.Add(readyTimeout + s.loop.late.Since(e.renamed)).Sub(now))
 	if left <= 0 {
 		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor()))
-		return true, 0, nil
+		return leave, nil
 	}
 	if err := s.connections.connect(ctx, e); err != nil {
-		return false, left, err
+		return waitFor(left), err
 	}
 	if !s.connections.kubeletReady(e) {
-		return false, left, nil // the tunnel and the kubelet wake the cell
+		return waitFor(left), nil // the tunnel and the kubelet wake the cell
 	}
 	e.renamed = time.Time{}
-	return true, 0, nil
+	return done, nil
 }

@@ -42,28 +42,27 @@ type pluginsState struct {
 	known bool      // the kubelet knows their drivers
 }
 
-// prepare gives a ready cell its plugins, before its kubelet sees the pod. It returns
-// true when the kubelet knows their drivers. It returns true as well when something
-// else is to be done with the cell first.
-func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+// prepare gives a ready cell its plugins, before its kubelet sees the pod. It is done
+// when the kubelet knows their drivers.
+func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	if len(cell.Plugins) == 0 || cell.Stopped || e.plugins.known {
-		return true, 0, nil
+	if len(cell.Plugins) == 0 || e.plugins.known {
+		return done, nil
 	}
-	if stays, err := s.waits.stays(ctx, e); !stays {
-		return err == nil, 0, err
+	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	if !e.session.Connected() {
-		return false, 0, nil // the tunnel wakes the cell
+		return progress{}, nil // the tunnel wakes the cell
 	}
 	if session := e.session; e.plugins.sent.IsZero() {
 		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
 		if errors.Is(err, errUnderWay) {
-			return false, 0, err
+			return progress{}, err
 		}
 		if err != nil {
 			s.waits.tell(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
-			return false, 0, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
+			return progress{}, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
 		e.plugins.sent = s.loop.clock.Now()
 	}
@@ -79,11 +78,11 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (ready bool, again time
 		if trouble != "" {
 			s.waits.tell(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
 		}
-		return false, pluginPoll, nil
+		return waitFor(pluginPoll), nil
 	}
 	e.plugins.known = true
 	s.waits.note(ctx, e, told{})
-	return true, 0, nil
+	return done, nil
 }
 
 func driverNames(list []Plugin) string {

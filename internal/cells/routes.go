@@ -37,19 +37,17 @@ type routesState struct {
 	gone  bool // they were again when it had ended
 }
 
-// prepare has the cloud lead its pod's networks to a ready cell, before its kubelet sees the pod.
-// It returns true when that is so. It returns true as well when something else is to be done
-// with the cell first.
-func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+// prepare has the cloud route its pod's networks to a ready cell, before its kubelet sees the pod.
+func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	if !routed(s.calls, cell) || cell.Stopped || e.routes.made {
-		return true, 0, nil
+	if !routed(s.calls, cell) || e.routes.made {
+		return done, nil
 	}
-	if stays, err := s.waits.stays(ctx, e); !stays {
-		return err == nil, 0, err
+	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
+		return got, err
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
-	err = s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
+	err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
 		return s.calls.Features().Router.Route(ctx, instance, to)
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
@@ -57,21 +55,21 @@ func (s *routes) prepare(ctx context.Context, e *entry) (ready bool, again time.
 	case err == nil:
 		e.routes.made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 		s.waits.note(ctx, e, told{})
-		return true, 0, nil
+		return done, nil
 	case errors.Is(err, errUnderWay), ctx.Err() != nil:
-		return false, 0, err
+		return progress{}, err
 	case isTaken && s.table.letsGoOf(taken.Target):
 		e.wait.refused = time.Time{}
 	case !isTaken && !cloud.Refused(err):
 		e.wait.refused = time.Time{}
 		s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-		return false, 0, err
+		return progress{}, err
 	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
 		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
-		return false, diskPoll, nil
+		return waitFor(diskPoll), nil
 	}
 	s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
-	return false, s.waits.next(e), nil
+	return waitFor(s.waits.next(e)), nil
 }
 
 // unrouteOrphan takes all routes back that lead to an instance of which no record tells. A cloud

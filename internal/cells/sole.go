@@ -14,18 +14,20 @@ type sole struct {
 }
 
 // prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
-func (s *sole) prepare(_ context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *sole) prepare(_ context.Context, e *entry) (progress, error) {
+	cell := e.cell()
 	// A cell that was launched for its pod was not before nobody else ran the pod.
-	if cell := e.cell(); cell.Standby != "" && cell.Pod.UID != "" && !s.exclusion.ensureSole(e) {
-		if why, _ := s.table.endingOf(e); why == "" {
-			s.inventory.pollSoon()
-			return false, time.Second, nil
-		}
+	isSole := cell.Standby == "" || cell.Pod.UID == "" || s.exclusion.ensureSole(e)
+	switch why, _ := s.table.endingOf(e); {
+	case why != "":
+		return leave, nil
+	case !isSole:
+		s.inventory.pollSoon()
+		return waitFor(time.Second), nil
+	case s.lineage.mayRunMore(e):
+		return waitFor(time.Second), nil
 	}
-	if why, _ := s.table.endingOf(e); why == "" && s.lineage.mayRunMore(e) {
-		return false, time.Second, nil
-	}
-	return true, 0, nil
+	return done, nil
 }
 
 // reconnecting keeps ready cells connected.
@@ -35,10 +37,12 @@ type reconnecting struct {
 }
 
 // prepare connects to a cell, unless that is stopped, or is to end.
-func (s *reconnecting) prepare(ctx context.Context, e *entry) (ready bool, again time.Duration, err error) {
+func (s *reconnecting) prepare(ctx context.Context, e *entry) (progress, error) {
 	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped {
-		return true, 0, nil
+		return leave, nil
 	}
-	err = s.connections.connect(ctx, e)
-	return err == nil, 0, err
+	if err := s.connections.connect(ctx, e); err != nil {
+		return progress{}, err
+	}
+	return done, nil
 }

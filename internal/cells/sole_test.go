@@ -14,16 +14,16 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		loaded       bool // by an earlier process
 		ending       string
 		listed       bool // the cloud's list has come
-		ready        bool
+		want         progress
 	}{
-		"a standby cell is given to a pod":             {"a", "pool", false, "", true, true},
-		"one is given, and nothing is listed yet":      {"a", "pool", false, "", false, false},
-		"one is given, and is to end":                  {"a", "pool", false, "why", false, true},
-		"one is not given yet":                         {"", "pool", false, "", false, true},
-		"the cell was launched for its pod":            {"a", "", false, "", false, true},
-		"an earlier Kip's, and nothing is listed yet":  {"a", "", true, "", false, false},
-		"an earlier Kip's, and all is listed":          {"a", "", true, "", true, true},
-		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, true},
+		"a standby cell is given to a pod":             {"a", "pool", false, "", true, done},
+		"one is given, and nothing is listed yet":      {"a", "pool", false, "", false, waitFor(time.Second)},
+		"one is given, and is to end":                  {"a", "pool", false, "why", false, leave},
+		"one is not given yet":                         {"", "pool", false, "", false, done},
+		"the cell was launched for its pod":            {"a", "", false, "", false, done},
+		"an earlier Kip's, and nothing is listed yet":  {"a", "", true, "", false, waitFor(time.Second)},
+		"an earlier Kip's, and all is listed":          {"a", "", true, "", true, done},
+		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
 		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, exclusion: &exclusion{
@@ -40,9 +40,8 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 			b.listed(snapshot{began: b.clock.Now()})
 			b.lineage.looked = true
 		}
-		ready, again, err := s.prepare(t.Context(), e)
-		if err != nil || ready != tc.ready || !ready && again != time.Second {
-			t.Errorf("%s: ready %t, again after %s (%v)", name, ready, again, err)
+		if got, err := s.prepare(t.Context(), e); err != nil || got != tc.want {
+			t.Errorf("%s: %+v (%v), want %+v", name, got, err, tc.want)
 		}
 	}
 }

@@ -25,17 +25,18 @@ type waitState struct {
 	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
 }
 
-// stays connects a cell that is to be given something for its pod. It returns false
-// when the cell is to end first, or with an error.
-func (s *waits) stays(ctx context.Context, e *entry) (bool, error) {
+// connect connects a cell that is to be given something for its pod, unless it ends first.
+func (s *waits) connect(ctx context.Context, e *entry) (progress, error) {
 	if why, _ := s.table.endingOf(e); why != "" {
-		return false, nil
+		return leave, nil
 	}
 	if err := s.connections.connect(ctx, e); err != nil {
-		return false, err
+		return progress{}, err
 	}
-	_, ends := s.interruptions.actOnNotice(ctx, e)
-	return !ends, nil
+	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
+		return leave, nil
+	}
+	return done, nil
 }
 
 // tell reports something about a cell's disks, unless it was the last thing
