@@ -107,12 +107,8 @@ type kip struct {
 
 func (k *kip) isOut(o offering.Key) bool { return o.InstanceType == k.outOf }
 
-func (k *kip) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]offering.Offering, error) {
-	return k.placer.Offerings(placement.InZone(pod, zone), k.isOut)
-}
-
-func (k *kip) RuledOut(_ context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-	return k.placer.RuledOut(placement.InZone(pod, zone), k.isOut)
+func (k *kip) Choose(_ context.Context, pod *corev1.Pod, zone string) (placement.Chosen, error) {
+	return k.placer.Choose(placement.InZone(pod, zone), k.isOut)
 }
 
 func (k *kip) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) { return k.needs, k.failed }

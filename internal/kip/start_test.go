@@ -242,8 +242,8 @@ func TestKipTakesUpItsCellsWithoutTheAPIServerAndTheCloud(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(k.cfg.Etcd.Internal.DataDir, "podlogs", string(pod.UID))); err != nil {
 		t.Errorf("the saved logs of a pod that may exist: %v", err)
 	}
-	if free, err := l.nodes.Offerings(t.Context(), &corev1.Pod{}, ""); err != nil || len(free) == 0 {
-		t.Errorf("by the stored catalogue a pod can have %v, %v", free, err)
+	if chosen, err := l.nodes.Choose(t.Context(), &corev1.Pod{}, ""); err != nil || len(chosen.Offerings) == 0 {
+		t.Errorf("by the stored catalogue a pod can have %v, %v", chosen.Offerings, err)
 	}
 }
 

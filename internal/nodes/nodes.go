@@ -645,7 +645,7 @@ func (n *Nodes) hasNothing(ctx context.Context, s *served, pod *corev1.Pod) (not
 	n.mu.Unlock()
 	there := *pod
 	there.Spec.NodeName = s.name
-	_, err := n.Offerings(ctx, &there, "")
+	_, err := n.Choose(ctx, &there, "")
 	if none, is := errors.AsType[*placement.NoCapacityError](err); is && len(none.Types) > 0 {
 		lacks = n.offeringsOf(s, none.Types)
 	}

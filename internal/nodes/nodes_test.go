@@ -626,7 +626,7 @@ func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
 		check := func(when string, want map[string]bool) {
 			t.Helper()
 			for asks, want := range want {
-				_, err := w.nodes.Offerings(t.Context(), asking(asks), "")
+				_, err := w.nodes.Choose(t.Context(), asking(asks), "")
 				if is := errors.As(err, new(*placement.UnplaceableError)); (err == nil) != want || is == want {
 					t.Errorf("%s: a pod that asks for %s is placed: %t (%v), want %t", when, asks, err == nil, err, want)
 				}
@@ -652,10 +652,10 @@ func TestLabelsThatOthersWroteOnANodeCount(t *testing.T) {
 			return true, nil, errors.New("no answer")
 		})
 		var unplaceable *placement.UnplaceableError
-		if _, err := w.nodes.Offerings(t.Context(), asking(ofX), ""); err == nil || errors.As(err, &unplaceable) || gets.Load() != 1 {
+		if _, err := w.nodes.Choose(t.Context(), asking(ofX), ""); err == nil || errors.As(err, &unplaceable) || gets.Load() != 1 {
 			t.Errorf("an API server that does not answer has been asked %d times: %v", gets.Load(), err)
 		}
-		if _, err := w.nodes.Offerings(t.Context(), asking(front), ""); err != nil || gets.Load() != 1 {
+		if _, err := w.nodes.Choose(t.Context(), asking(front), ""); err != nil || gets.Load() != 1 {
 			t.Errorf("the API server is asked of what Kip knows, %d times: %v", gets.Load(), err)
 		}
 	})

@@ -6,35 +6,25 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Offerings returns what can be launched for a pod by what its node offers, best first; in a zone, if one is given. Errors
+// Choose returns what can be launched for a pod by what its node offers, in a zone if one is given, and why nothing else can. Errors
 // that are not of package placement say that Kip cannot tell now.
-func (n *Nodes) Offerings(ctx context.Context, pod *corev1.Pod, zone string) (list []offering.Offering, err error) {
+func (n *Nodes) Choose(ctx context.Context, pod *corev1.Pod, zone string) (chosen placement.Chosen, err error) {
 	// A pod that fits nothing waits for long: a label that it asks for may be newer.
 	for _, ago := range []time.Duration{n.readsAgain, min(n.readsAgain, readsSoon)} {
 		placer, unread := n.placerFor(ctx, pod, ago)
 		if unread != nil {
-			return nil, unread
+			return placement.Chosen{}, unread
 		}
-		list, err = placer.Offerings(placement.InZone(pod, zone), n.c.Shortages.Unavailable)
+		chosen, err = placer.Choose(placement.InZone(pod, zone), n.c.Shortages.Unavailable)
 		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
 			break
 		}
 	}
-	return list, err
-}
-
-// RuledOut returns why types are not among the offerings for a pod, by count, and how many types are left.
-func (n *Nodes) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-	placer, err := n.placerFor(ctx, pod, n.readsAgain)
-	if err != nil {
-		return nil, 0, err
-	}
-	return placer.RuledOut(placement.InZone(pod, zone), n.c.Shortages.Unavailable)
+	return chosen, err
 }
 
 // placerFor returns what chooses for a pod on its node, by the node's labels as they were at most so long ago.
@@ -50,7 +40,7 @@ func (n *Nodes) placerFor(ctx context.Context, pod *corev1.Pod, ago time.Duratio
 	return placer.OnNode(labels), nil
 }
 
-// offers returns what a node offers, and what chooses out of that.
+// offerings returns what a node offers, and what chooses out of that.
 func (n *Nodes) offerings(name string) ([]catalog.InstanceType, *placement.Placer, error) {
 	entry, _ := n.entryOf(name)
 	return n.c.InstanceTypes.OfNode(name, entry.Limit())

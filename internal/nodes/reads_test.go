@@ -47,7 +47,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 			if got := w.nodes.Elsewhere(t.Context(), pod); !slices.Equal(got, []string{"kip-0-2", "kip-0-3"}) {
 				t.Fatalf("the pod may go to %q", got)
 			}
-			if _, err := w.nodes.Offerings(t.Context(), pod, ""); !errors.As(err, new(*placement.NoCapacityError)) {
+			if _, err := w.nodes.Choose(t.Context(), pod, ""); !errors.As(err, new(*placement.NoCapacityError)) {
 				t.Fatalf("there is no spot capacity: %v", err)
 			}
 		}
@@ -59,7 +59,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 		// Who has just labelled a node does not wait for its pod until the next read.
 		pod.Spec.NodeName = "kip-0-2"
 		pod.Annotations[placement.AnnotationRequirements] = `[{"matchExpressions":[{"key":"team","operator":"In","values":["x"]}]}]`
-		if _, err := w.nodes.Offerings(t.Context(), pod, ""); !errors.As(err, new(*placement.UnplaceableError)) {
+		if _, err := w.nodes.Choose(t.Context(), pod, ""); !errors.As(err, new(*placement.UnplaceableError)) {
 			t.Fatalf("no node has the label: %v", err)
 		}
 		there := w.node("kip-0-2")
@@ -68,7 +68,7 @@ func TestPodsThatWaitReadTheirNodesTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.eventually("the label is seen", func() bool {
-			_, err := w.nodes.Offerings(t.Context(), pod, "")
+			_, err := w.nodes.Choose(t.Context(), pod, "")
 			return err == nil
 		})
 	})

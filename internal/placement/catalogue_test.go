@@ -60,7 +60,7 @@ func shape(rng *rand.Rand, zones []string) *corev1.Pod {
 
 // costOf is that of the first candidate; infinite where there is none.
 func costOf(p *Placer, pod *corev1.Pod) float64 {
-	if got, err := p.rank(pod, nil); err == nil {
+	if got, err := rank(p, pod, nil); err == nil {
 		return got[0].cost
 	}
 	return math.Inf(1)
@@ -92,7 +92,7 @@ func TestTheChoiceIsTheCheapestOfEachCloudsWholeCatalogue(t *testing.T) {
 			pod := shape(rng, c.zones)
 			where := fmt.Sprintf("%s, shape %d", c.cloud, n)
 			want, _ := oracleCandidates(types, config, pod, func(offering.Key) bool { return false })
-			got, err := p.rank(pod, nil)
+			got, err := rank(p, pod, nil)
 			if len(got) != len(want) || (err != nil) != (len(want) == 0) {
 				t.Fatalf("%s: %d candidates, %v, want %d", where, len(got), err, len(want))
 			}

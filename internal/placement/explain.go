@@ -34,13 +34,32 @@ func (c *choice) unplaceable() *UnplaceableError {
 	return e
 }
 
-// RuledOut returns why types are not among a pod's offerings, by count, and how many types
-// are left. It looks at all of them: it is for people, not for each choice.
-func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(offering.Key) bool) (ruledOut []Rejection, left int, err error) {
+// Chosen is what a pod can be launched on, and why on no other type.
+type Chosen struct {
+	// Offerings are as Offerings returns them.
+	Offerings []offering.Offering
+	// RuledOut says why types are not among them, by count.
+	RuledOut []Rejection
+	// Types is how many types are not ruled out. Of those that come last Offerings may have none.
+	Types int
+}
+
+// Choose returns the offerings that a pod can be launched on, and why other types are none, for people. It looks at all types:
+// whoever does not show them asks for Offerings, which are sooner. The errors are those of Offerings.
+func (p *Placer) Choose(pod *corev1.Pod, unavailable func(offering.Key) bool) (chosen Chosen, err error) {
 	c, err := p.choiceFor(pod)
 	if err != nil {
-		return nil, 0, err
+		return Chosen{}, err
 	}
+	if chosen.Offerings, err = c.offerings(unavailable); err != nil {
+		return Chosen{}, err
+	}
+	chosen.RuledOut, chosen.Types = c.ruledOut(unavailable)
+	return chosen, nil
+}
+
+// ruledOut returns why types are not among the offerings, by count, and how many types are left.
+func (c *choice) ruledOut(unavailable func(offering.Key) bool) (ruledOut []Rejection, left int) {
 	offered := c.rowsOf()
 	ruledOut, fitting := c.rejections(offered)
 	for _, typ := range fitting {
@@ -56,7 +75,7 @@ func (p *Placer) RuledOut(pod *corev1.Pod, unavailable func(offering.Key) bool) 
 	if short := len(fitting) - left; short > 0 {
 		ruledOut = append(ruledOut, rejection(short, "have no capacity now"))
 	}
-	return ruledOut, left, nil
+	return ruledOut, left
 }
 
 // rejection counts types by words that begin with a verb in the plural.

@@ -341,19 +341,21 @@ func TestOfferingsAreTheCheapestThatFit(t *testing.T) {
 			}
 			want, fits := oracleCandidates(types, config, pod, unavailable)
 
-			got, err := p.rank(pod, unavailable)
-			if ruledOut, left, wrong := p.RuledOut(pod, unavailable); wrong == nil {
-				for _, r := range ruledOut {
-					left += r.Types
+			got, err := rank(p, pod, unavailable)
+			switch chosen, failed := p.Choose(pod, unavailable); {
+			case (err == nil) != (failed == nil) || len(chosen.Offerings) != len(got):
+				t.Fatalf("seed %d, pod %d: %d offerings and %v, of %d and %v", seed, i, len(chosen.Offerings), failed, len(got), err)
+			case err == nil:
+				counted := chosen.Types
+				for _, r := range chosen.RuledOut {
+					counted += r.Types
 				}
 				if considered := len(slices.DeleteFunc(slices.Clone(types), func(t catalog.InstanceType) bool {
 					byDefault := len(got) > 0 && strings.Contains(got[0].Reason, "default instance type")
 					return !named(&t, pod) || byDefault && t.Name != config.DefaultInstanceType
-				})); left != considered && err == nil {
-					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, left, considered, ruledOut)
+				})); counted != considered {
+					t.Fatalf("seed %d, pod %d: %d types are left or ruled out of %d: %v", seed, i, counted, considered, chosen.RuledOut)
 				}
-			} else if err == nil {
-				t.Fatalf("seed %d, pod %d has candidates, and %v", seed, i, wrong)
 			}
 			where := fmt.Sprintf("seed %d, pod %d", seed, i)
 			var u *UnplaceableError

@@ -345,7 +345,16 @@ func (p *Placer) nearest(name string) string {
 // The errors are *InvalidAnnotationError (several may be joined),
 // *UnplaceableError and *NoCapacityError.
 func (p *Placer) Offerings(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]offering.Offering, error) {
-	all, err := p.rank(pod, unavailable)
+	c, err := p.choiceFor(pod)
+	if err != nil {
+		return nil, err
+	}
+	return c.offerings(unavailable)
+}
+
+// offerings is Offerings.
+func (c *choice) offerings(unavailable func(offering.Key) bool) ([]offering.Offering, error) {
+	all, err := c.rank(unavailable)
 	if err != nil {
 		return nil, err
 	}
@@ -356,12 +365,8 @@ func (p *Placer) Offerings(pod *corev1.Pod, unavailable func(offering.Key) bool)
 	return list, nil
 }
 
-// rank is Offerings with what they are ordered by.
-func (p *Placer) rank(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]ranked, error) {
-	c, err := p.choiceFor(pod)
-	if err != nil {
-		return nil, err
-	}
+// rank is offerings with what they are ordered by.
+func (c *choice) rank(unavailable func(offering.Key) bool) ([]ranked, error) {
 	fitting, available := 0, 0
 	searched := make([]found, 0, len(c.capacityTypes))
 	for _, m := range c.capacityTypes {

@@ -92,6 +92,15 @@ func shop() []catalog.InstanceType {
 	}
 }
 
+// rank returns the offerings for a pod with what they are ordered by.
+func rank(p *Placer, pod *corev1.Pod, unavailable func(offering.Key) bool) ([]ranked, error) {
+	c, err := p.choiceFor(pod)
+	if err != nil {
+		return nil, err
+	}
+	return c.rank(unavailable)
+}
+
 func placer(t testing.TB, catalogue []catalog.InstanceType, c Config) *Placer {
 	t.Helper()
 	p, err := New(catalogue, c)

@@ -97,7 +97,7 @@ func TestWhatIsPaidBesideAMachineIsTold(t *testing.T) {
 func TestWhatIsPaidBesideAMachineCountsInTheOrder(t *testing.T) {
 	for perMonth, want := range map[float64]string{0.1: "plain 0.115 local 0.125 burst 0.13", 0.25: "local 0.125 plain 0.13 burst 0.145"} {
 		p := placer(t, priced, Config{DefaultDiskBytes: 73 << 30, Rates: &catalog.Rates{DiskPerGiBMonth: perMonth, AddressPerHour: 0.005}})
-		list, err := p.rank(podOf("cpu=2"), nil)
+		list, err := rank(p, podOf("cpu=2"), nil)
 		var got []string
 		for _, c := range list {
 			got = append(got, fmt.Sprintf("%s %.4g", c.InstanceType, c.cost))
@@ -124,12 +124,12 @@ func TestASpotOfferingThatWasTakenBackCountsAsDearer(t *testing.T) {
 func TestWhatIsRuledOutIsCountedToTheLastType(t *testing.T) {
 	p := placer(t, priced, Config{})
 	out := func(o offering.Key) bool { return o.InstanceType == "local" }
-	got, left, err := p.RuledOut(podOf("cpu=2"), out)
+	got, err := p.Choose(podOf("cpu=2"), out)
 	const want = "[{1 has too little cpu (largest: small with 100m)} {1 has no capacity now}]"
-	if err != nil || left != 2 || fmt.Sprint(got) != want {
-		t.Errorf("%d left, %v, %v; want 2 left, %s", left, got, err, want)
+	if err != nil || got.Types != 2 || fmt.Sprint(got.RuledOut) != want {
+		t.Errorf("%d left, %v, %v; want 2 left, %s", got.Types, got.RuledOut, err, want)
 	}
-	if _, _, err := p.RuledOut(annotated(podOf(), AnnotationMaxPrice, "x"), nil); err == nil {
+	if _, err := p.Choose(annotated(podOf(), AnnotationMaxPrice, "x"), nil); err == nil {
 		t.Error("an annotation that is not valid is no error")
 	}
 }

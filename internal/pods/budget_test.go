@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -56,7 +55,6 @@ func TestAPodOverItsNamespacesBudgetWaitsAndIsToldOnce(t *testing.T) {
 }
 
 func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
-	h := newHarness(t)
 	list := []cells.Offering{
 		{InstanceType: "a", PricePerHour: 1}, {InstanceType: "b", PricePerHour: 1}, {InstanceType: "dear", PricePerHour: 9},
 	}
@@ -64,17 +62,11 @@ func TestWhatIsNotAmongTheCandidatesIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.ruledOut = ruledOut
-	got, err := h.c.ruledOut(t.Context(), pod("p"), "z", list, granted)
+	chosen := placement.Chosen{Offerings: list, RuledOut: []placement.Rejection{{Types: 2, Why: "have too few GPUs"}}, Types: 7}
 	const want = "[{2 have too few GPUs} {1 is not granted to namespace ns} {4 come after these}]"
-	if err != nil || fmt.Sprint(got) != want {
-		t.Errorf("%v, %v, want %s", got, err, want)
+	if got := ruledOut("ns", chosen, granted); fmt.Sprint(got) != want {
+		t.Errorf("%v, want %s", got, want)
 	}
-}
-
-// ruledOut says of two types why they are ruled out, and that seven are left.
-func ruledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
-	return []placement.Rejection{{Types: 2, Why: "have too few GPUs"}}, 7, nil
 }
 
 func TestAPodIsToldOfTheOfferThatItsBudgetLeaves(t *testing.T) {

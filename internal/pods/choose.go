@@ -36,7 +36,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	}
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
-	if invalid == nil { // else Place says so
+	if invalid == nil { // else Nodes.Choose says so
 		if err := c.cfg.Grants.Check(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
@@ -48,21 +48,16 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	offerings, err := c.cfg.Nodes.Offerings(ctx, larger, zone)
+	chosen, err := c.cfg.Nodes.Choose(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
-		larger, lacked.why = placed, ""
-		offerings, err = c.cfg.Nodes.Offerings(ctx, placed, zone)
+		lacked.why = ""
+		chosen, err = c.cfg.Nodes.Choose(ctx, placed, zone)
 	}
-	placed = larger
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	fit := offerings
-	if offerings, err = c.cfg.Grants.granted(pod.Namespace, offerings); err != nil {
-		return cells.Request{}, &PlacementError{Err: err}
-	}
-	ruledOut, err := c.ruledOut(ctx, placed, zone, fit, offerings)
+	offerings, err := c.cfg.Grants.granted(pod.Namespace, chosen.Offerings)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
@@ -72,7 +67,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		Account:      account(pod, c.cfg.CostLabels),
 		Created:      pod.CreationTimestamp.Time,
 		Offerings:    offerings,
-		RuledOut:     ruledOut,
+		RuledOut:     ruledOut(pod.Namespace, chosen, offerings),
 		Needs:        needed,
 		Disks:        disksOf(needs),
 		Plugins:      pluginsOf(needs),
@@ -113,17 +108,10 @@ func roomList(r catalog.Room) corev1.ResourceList {
 	}
 }
 
-// ruledOut counts what is not among the first of the offerings that a pod may have, of those
-// that fit it.
-func (c *Controller) ruledOut(
-	ctx context.Context, pod *corev1.Pod, zone string, fit, offerings []offering.Offering,
-) ([]apiv1.RuledOut, error) {
-	rejections, left, err := c.cfg.Nodes.RuledOut(ctx, pod, zone)
-	if err != nil {
-		return nil, err
-	}
-	var list []apiv1.RuledOut
-	for _, r := range rejections {
+// ruledOut counts what is not among the first of the offerings that are granted to the namespace of a pod,
+// of those that were chosen for it.
+func ruledOut(namespace string, chosen placement.Chosen, granted []offering.Offering) (list []apiv1.RuledOut) {
+	for _, r := range chosen.RuledOut {
 		list = append(list, apiv1.RuledOut(r))
 	}
 	count := func(n int, one, many, words string) {
@@ -134,10 +122,10 @@ func (c *Controller) ruledOut(
 			list = append(list, apiv1.RuledOut{Types: n, Why: many + words})
 		}
 	}
-	refused := typesOf(fit) - typesOf(offerings)
-	count(refused, "is", "are", " not granted to namespace "+pod.Namespace)
-	count(left-refused-typesOf(offerings[:min(len(offerings), apiv1.MaxCandidates)]), "comes", "come", " after these")
-	return list, nil
+	refused := typesOf(chosen.Offerings) - typesOf(granted)
+	count(refused, "is", "are", " not granted to namespace "+namespace)
+	count(chosen.Types-refused-typesOf(granted[:min(len(granted), apiv1.MaxCandidates)]), "comes", "come", " after these")
+	return list
 }
 
 // typesOf is how many instance types there are among offerings.

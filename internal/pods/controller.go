@@ -15,7 +15,6 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/fairqueue"
-	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watchdog"
@@ -77,11 +76,9 @@ type Nodes interface {
 	Listed(node string) bool
 	// Client acts as a node.
 	Client(node string) kubernetes.Interface
-	// Offerings returns what can be launched for a pod on its node, best first; in a zone, if one is given. Errors that
-	// are not of placement say that Kip cannot tell now.
-	Offerings(ctx context.Context, pod *corev1.Pod, zone string) ([]offering.Offering, error)
-	// RuledOut returns why types are not among these offerings, by count, and how many types are left.
-	RuledOut(ctx context.Context, pod *corev1.Pod, zone string) (ruledOut []placement.Rejection, left int, err error)
+	// Choose returns what can be launched for a pod on its node, in a zone if one is given, and why nothing else can. Errors
+	// that are not of placement say that Kip cannot tell now.
+	Choose(ctx context.Context, pod *corev1.Pod, zone string) (placement.Chosen, error)
 	// Elsewhere are the other nodes that the scheduler may give a pod instead of its own,
 	// if pods may leave that: one of spot alone, or one that has nothing for anybody.
 	Elsewhere(ctx context.Context, pod *corev1.Pod) []string

@@ -188,7 +188,6 @@ type harness struct {
 	isListed  func(node string) bool
 	elsewhere func(context.Context, *corev1.Pod) []string
 	turnsAway func(context.Context, *corev1.Pod) bool
-	ruledOut  func(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error)
 }
 
 // The harness is all that the loop asks and tells, but the cells.
@@ -212,16 +211,10 @@ func (h *harness) Elsewhere(ctx context.Context, pod *corev1.Pod) []string {
 
 func (h *harness) TurnsAway(ctx context.Context, pod *corev1.Pod) bool { return h.turnsAway(ctx, pod) }
 
-func (h *harness) Offerings(_ context.Context, p *corev1.Pod, zone string) ([]cells.Offering, error) {
+func (h *harness) Choose(_ context.Context, p *corev1.Pod, zone string) (chosen placement.Chosen, err error) {
 	h.zone, h.placed = zone, p
-	return h.place(p)
-}
-
-func (h *harness) RuledOut(ctx context.Context, pod *corev1.Pod, zone string) ([]placement.Rejection, int, error) {
-	if h.ruledOut == nil {
-		return nil, 0, nil
-	}
-	return h.ruledOut(ctx, pod, zone)
+	chosen.Offerings, err = h.place(p)
+	return chosen, err
 }
 
 func (h *harness) Needs(context.Context, *corev1.Pod) (volumes.Needs, error) {

@@ -46,8 +46,8 @@ func (n asNode) CoreV1() corev1client.CoreV1Interface { return n }
 
 func (n asNode) Pods(string) corev1client.PodInterface { return client{s: n.k.w.api, k: n.k} }
 
-// Offerings chooses by the size that a pod asks for.
-func (n twoNodes) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]cells.Offering, error) {
+// Choose goes by the size that a pod asks for.
+func (n twoNodes) Choose(_ context.Context, pod *corev1.Pod, zone string) (placement.Chosen, error) {
 	var list []cells.Offering
 	switch pod.Labels["size"] {
 	case "spot":
@@ -62,17 +62,13 @@ func (n twoNodes) Offerings(_ context.Context, pod *corev1.Pod, zone string) ([]
 	case "large":
 		list = offeringsOf("large", false)
 	default:
-		return nil, &placement.UnplaceableError{Need: "cpu 1000"}
+		return placement.Chosen{}, &placement.UnplaceableError{Need: "cpu 1000"}
 	}
 	list = slices.DeleteFunc(list, func(o cells.Offering) bool { return zone != "" && o.Zone != zone })
 	if list = n.short.available(list); len(list) == 0 {
-		return nil, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
+		return placement.Chosen{}, &placement.NoCapacityError{Need: "cpu 1", Types: []string{"small", "large"}}
 	}
-	return list, nil
-}
-
-func (twoNodes) RuledOut(context.Context, *corev1.Pod, string) ([]placement.Rejection, int, error) {
-	return nil, 0, nil
+	return placement.Chosen{Offerings: list}, nil
 }
 
 // reporter notes the Events of pods, and looks whether some are due.
