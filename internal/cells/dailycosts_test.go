@@ -240,7 +240,14 @@ func (k *keeper) end(n int, namespace string, apply func(...store.Change) (int64
 	if apply == nil {
 		apply = func(changes ...store.Change) (int64, error) { return k.store.Apply(k.Context(), changes...) }
 	}
-	return k.enter(k.Context(), outgoings{at: k.now, entries: entries}, apply)
+	in, err := k.enter(k.Context(), outgoings{at: k.now, entries: entries})
+	if err != nil {
+		return err
+	}
+	defer in.unlock()
+	revision, err := apply(in.changes...)
+	in.stored(revision, err)
+	return err
 }
 
 // hours are those of all days, and of the namespaces.

@@ -681,8 +681,7 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.lineage.isBehind() {
 			t.Errorf("%v run; it is behind: %t", got, b.cells.lineage.isBehind())
 		}
-		err := b.cells.lineage.launch(t.Context(), func(string, store.Change) (int64, error) { return 0, errors.New("it is stored") })
-		if !errors.Is(err, errBehind) {
+		if _, err := b.cells.lineage.raise(t.Context()); !errors.Is(err, errBehind) {
 			t.Errorf("a launch: %v", err)
 		}
 		b.cells.Reload()

@@ -19,37 +19,45 @@ type intents struct {
 	launchCalls *launchCalls
 }
 
-// store makes a call and stores it with the cells that it launches, all in one
-// transaction.
+// store makes a call and stores it, before the cloud is called. One transaction has
+//
+//   - the generation, raised: an older copy of the store has a lower one than the instances;
+//   - the call, whole, tagged with that generation: what is sent, also again, is this;
+//   - the cells, Launching by this call.
+//
+// So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Locks are taken
+// in that order: nobody raises the generation, and nobody changes the cells, until it is known what became of it.
 func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
-	cells, stored, err := s.launchCalls.intended(group, s.calls.Traits().SharedUserData, resolved, s.loop.clock.Now())
+	cells, call, err := s.launchCalls.intended(group, s.calls.Traits().SharedUserData, resolved, s.loop.clock.Now())
 	if err != nil {
 		return nil, err
 	}
 	id := cells[0].Launch.ID
-	var revision int64
-	err = s.lineage.launch(ctx, func(tag string, raised store.Change) (int64, error) {
-		stored.Request.Tags[cloud.TagGeneration] = tag
-		record := store.Change{Key: launchesPrefix + id, Value: stored}
-		revision, err = s.records.commitWith(ctx, group, func(n int, cell *Cell) error {
-			// Not before: an earlier launch of the cell may be stored, its answer lost,
-			// and a member of that one waits for this cell by its ID.
-			s.table.mu.Lock()
-			group[n].launch = id
-			s.table.mu.Unlock()
-			cell.Launch, cell.Token, cell.CA, cell.OldCA = cells[n].Launch, cells[n].Token, cells[n].CA, ""
-			cell.Template = cells[n].Template
-			return cell.enter(apiv1.Launching)
-		}, record, raised)
-		return revision, err
-	})
+	generation, err := s.lineage.raise(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer generation.unlock()
+	call.Request.Tags[cloud.TagGeneration] = generation.tag()
+	become := func(n int, cell *Cell) error {
+		// Not before: an earlier launch of the cell may be stored, its answer lost,
+		// and a member of that one waits for this cell by its ID.
+		s.table.mu.Lock()
+		group[n].launch = id
+		s.table.mu.Unlock()
+		cell.Launch, cell.Token, cell.CA, cell.OldCA = cells[n].Launch, cells[n].Token, cells[n].CA, ""
+		cell.Template = cells[n].Template
+		return cell.enter(apiv1.Launching)
+	}
+	revision, err := s.records.commitWith(ctx, group, become, store.Change{Key: launchesPrefix + id, Value: call}, generation.change)
+	generation.stored(revision, err)
 	if err != nil {
 		return nil, err
 	}
 	return &launch{
 		id:       id,
-		request:  stored.Request,
-		until:    stored.Until,
+		request:  call.Request,
+		until:    call.Until,
 		revision: revision,
 		group:    group,
 	}, nil

@@ -168,53 +168,74 @@ type outgoings struct {
 	spent spending
 }
 
-// enter adds what some cells have cost: apply is to store the change together with
-// the end of their records, and to forget the cells. Nobody reads the sums until
-// it has. Without costs and entries it is not given a change.
-func (l *ledger) enter(ctx context.Context, of outgoings, apply func(...store.Change) (revision int64, err error)) error {
-	costs := slices.DeleteFunc(of.costs, func(k Cost) bool { return k.Seconds == 0 })
-	if len(costs) == 0 && len(of.entries) == 0 {
-		_, err := apply()
-		return err
+// entering is what a change of some cells adds to the sums, before it is stored. Nobody reads or
+// writes the sums until unlock: by then the cells are forgotten.
+type entering struct {
+	ledger  *ledger        // nil where nothing is added
+	changes []store.Change // to be stored with the end of the cells' records
+
+	sums      map[string]Cost // nil where they stay
+	days      costDays
+	dayWrites []store.Change
+	spent     *spending // nil where it stays
+}
+
+// enter adds what some cells have cost to the sums, which are to be stored together with the end
+// of their records.
+func (l *ledger) enter(ctx context.Context, of outgoings) (in *entering, err error) {
+	of.costs = slices.DeleteFunc(of.costs, func(k Cost) bool { return k.Seconds == 0 })
+	if len(of.costs) == 0 && len(of.entries) == 0 {
+		return &entering{}, nil
 	}
 	l.lock(ctx)
-	defer l.mu.Unlock()
+	defer func() {
+		if err != nil {
+			l.mu.Unlock()
+		}
+	}()
 	if err := l.read(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	var changes []store.Change
-	sums, days := l.costs, l.days
-	if len(costs) > 0 {
-		sums = l.with(costs)
-		changes = append(changes, store.Change{Key: ledgerKey, Value: sums, Revision: l.revision})
+	in = &entering{ledger: l, days: l.days}
+	if len(of.costs) > 0 {
+		in.sums = l.with(of.costs)
+		in.changes = append(in.changes, store.Change{Key: ledgerKey, Value: in.sums, Revision: l.revision})
 	}
-	var ofDays []store.Change
 	if len(of.entries) > 0 {
-		var err error
-		if days, ofDays, err = l.days.with(ctx, of.entries, of.at); err != nil {
-			return err
+		if in.days, in.dayWrites, err = l.days.with(ctx, of.entries, of.at); err != nil {
+			return nil, err
 		}
-		changes = append(changes, ofDays...)
+		in.changes = append(in.changes, in.dayWrites...)
 	}
-	total, budgeted := l.spent, len(of.spent.Dollars) > 0
-	if budgeted {
-		total = l.spent.with(of.spent)
-		changes = append(changes, store.Change{Key: spentKey, Value: total, Revision: l.spentRevision})
+	if len(of.spent.Dollars) > 0 {
+		in.spent = new(l.spent.with(of.spent))
+		in.changes = append(in.changes, store.Change{Key: spentKey, Value: *in.spent, Revision: l.spentRevision})
 	}
-	revision, err := apply(changes...)
+	return in, nil
+}
+
+// stored notes what became of the transaction.
+func (in *entering) stored(revision int64, err error) {
+	l := in.ledger
 	switch {
+	case l == nil:
 	case err == nil:
-		if len(costs) > 0 {
-			l.costs, l.revision = sums, revision
+		if in.sums != nil {
+			l.costs, l.revision = in.sums, revision
 		}
-		l.days.written(days, ofDays, revision)
-		if budgeted {
-			l.spent, l.spentRevision = total, revision
+		l.days.written(in.days, in.dayWrites, revision)
+		if in.spent != nil {
+			l.spent, l.spentRevision = *in.spent, revision
 		}
 	case !notWritten(err):
 		l.known = false
 	}
-	return err
+}
+
+func (in *entering) unlock() {
+	if in.ledger != nil {
+		in.ledger.mu.Unlock()
+	}
 }
 
 // with returns the sums with some more. The caller holds mu.

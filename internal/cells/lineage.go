@@ -106,22 +106,26 @@ func (l *Lineage) lock(ctx context.Context) {
 	l.writing.Lock()
 }
 
-// write stores the next record: do is to write it, with whatever belongs to it. What
-// may have been written is what this process goes by. The caller holds writing.
-func (l *Lineage) write(ctx context.Context, next generation, do func(store.Change) (int64, error)) error {
+// change returns the write of the next record. The caller holds writing.
+func (l *Lineage) change(ctx context.Context, next generation) (store.Change, error) {
 	if !l.known {
 		var stored generation
 		revision, err := l.store.Get(ctx, generationKey, &stored)
 		if err != nil {
-			return err
+			return store.Change{}, err
 		}
 		// The write that was not answered was made, or the record is as it was before.
 		if now := l.current(); revision != l.revision && (stored.Line != now.Line || stored.Number > now.Number) {
-			return fmt.Errorf("read back the generation of the store: %w", store.ErrConflict)
+			return store.Change{}, fmt.Errorf("read back the generation of the store: %w", store.ErrConflict)
 		}
 		l.revision, l.known = revision, true
 	}
-	revision, err := do(store.Change{Key: generationKey, Value: next, Revision: l.revision})
+	return store.Change{Key: generationKey, Value: next, Revision: l.revision}, nil
+}
+
+// stored notes what became of a write of the next record. What may have been written is what
+// this process goes by. The caller holds writing.
+func (l *Lineage) stored(next generation, revision int64, err error) {
 	switch {
 	case err == nil:
 		l.revision, l.untold = revision, false
@@ -130,22 +134,46 @@ func (l *Lineage) write(ctx context.Context, next generation, do func(store.Chan
 		l.known = false
 		l.set(next)
 	}
+}
+
+// put writes the next record alone. The caller holds writing.
+func (l *Lineage) put(ctx context.Context, next generation) error {
+	change, err := l.change(ctx, next)
+	if err != nil {
+		return err
+	}
+	revision, err := l.store.Put(ctx, change.Key, change.Value, change.Revision)
+	l.stored(next, revision, err)
 	return err
 }
 
-// put is do of a write of the record alone.
-func (l *Lineage) put(ctx context.Context) func(store.Change) (int64, error) {
-	return func(c store.Change) (int64, error) { return l.store.Put(ctx, c.Key, c.Value, c.Revision) }
+// raised is the generation of a launch that is about to be stored. Nobody else writes the record
+// until unlock.
+type raised struct {
+	lineage *Lineage
+	next    generation
+	change  store.Change // to be stored with the launch
 }
 
-// launch has a launch stored: do is to store it with the change, and to tag its
-// instances.
-func (l *Lineage) launch(ctx context.Context, do func(tag string, c store.Change) (int64, error)) error {
+// tag is what the launch's instances are tagged with.
+func (r *raised) tag() string { return r.next.tag() }
+
+// stored notes what became of the launch's transaction.
+func (r *raised) stored(revision int64, err error) { r.lineage.stored(r.next, revision, err) }
+
+func (r *raised) unlock() { r.lineage.writing.Unlock() }
+
+// raise raises the generation for a launch. The error is errBehind where nothing is launched.
+func (l *Lineage) raise(ctx context.Context) (r *raised, err error) {
 	l.lock(ctx)
-	defer l.writing.Unlock()
+	defer func() {
+		if err != nil {
+			l.writing.Unlock()
+		}
+	}()
 	next := l.current()
 	if next.behind() {
-		return errBehind
+		return nil, errBehind
 	}
 	l.mu.Lock()
 	next.Unproven = next.mayBeLost() && !l.looked
@@ -158,7 +186,8 @@ func (l *Lineage) launch(ctx context.Context, do func(tag string, c store.Change
 	}
 	next.Number++
 	l.own = next.Line
-	return l.write(ctx, next, func(c store.Change) (int64, error) { return do(next.tag(), c) })
+	change, err := l.change(ctx, next)
+	return &raised{l, next, change}, err
 }
 
 // saw compares a list of the cloud: of the instances in it that no cell has and that do
@@ -202,7 +231,7 @@ func (l *Lineage) saw(ctx context.Context, seen snapshot, orphans []cloud.Instan
 	if !l.untold {
 		return false, nil
 	}
-	return news, l.write(ctx, next, l.put(ctx))
+	return news, l.put(ctx, next)
 }
 
 // shown names what a person is shown: what the store does not know of, by the last list and
@@ -243,7 +272,7 @@ func (l *Lineage) takeOver(ctx context.Context, shown string) error {
 	}
 	next.Number++
 	next.Ahead, next.Distrusted = nil, true
-	return l.write(ctx, next, l.put(ctx))
+	return l.put(ctx, next)
 }
 
 // trust notes that what was not to be trusted is forgotten.
@@ -252,7 +281,7 @@ func (l *Lineage) trust(ctx context.Context) error {
 	defer l.writing.Unlock()
 	next := l.current()
 	next.Distrusted = false
-	return l.write(ctx, next, l.put(ctx))
+	return l.put(ctx, next)
 }
 
 // Why there is no take-over.

@@ -94,23 +94,21 @@ func (r *records) commitWith(
 			changes[n].Value = cell
 		}
 	}
-	var revision int64
-	err := r.ledger.enter(ctx, out, func(entered ...store.Change) (int64, error) {
-		at, err := r.store.Apply(ctx, slices.Concat(changes, more, entered)...)
-		if err != nil {
-			if !notWritten(err) {
-				for n, e := range entries {
-					e.unsure = after[n]
-				}
-			}
-			return 0, err
+	cost, err := r.ledger.enter(ctx, out)
+	if err != nil {
+		return 0, err
+	}
+	defer cost.unlock()
+	revision, err := r.store.Apply(ctx, slices.Concat(changes, more, cost.changes)...)
+	cost.stored(revision, err)
+	for n, e := range entries {
+		switch {
+		case err == nil:
+			r.adopt(e, after[n], revision)
+		case !notWritten(err):
+			e.unsure = after[n]
 		}
-		for n, e := range entries {
-			r.adopt(e, after[n], at)
-		}
-		revision = at
-		return at, nil
-	})
+	}
 	return revision, err
 }
 
