@@ -204,6 +204,10 @@ older-image: older
 $(BIN)/metrics-server: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C test/metricsserver build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/metrics-server/cmd/metrics-server
 
+# Enforces NetworkPolicies on an ordinary node of the tests.
+$(BIN)/networkpolicies: FORCE | announce
+	@CGO_ENABLED=0 $(COMPILE) -C test/networkpolicies build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .
+
 # By which tests install Kip's chart, as users do.
 $(BIN)/helm: FORCE | announce
 	@CGO_ENABLED=0 $(COMPILE) -C hack/tools/helm build -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ helm.sh/helm/v4/cmd/helm
@@ -383,7 +387,7 @@ install-pods: world-programs local-images ## what pods may expect of a Kip that 
 
 .PHONY: install $(INSTALL)
 install: install-pods $(INSTALL) ## Kip as a pod of an ordinary node: installed, upgraded and removed by its chart, and what pods may expect of it; a quarter: make install-1; as root
-$(INSTALL): world-programs local-images older-image
+$(INSTALL): world-programs local-images older-image $(BIN)/networkpolicies
 	@CGO_ENABLED=0 PART=$(@:install-%=%)/$(words $(INSTALL)) hack/run-tests $@ . $(WORLD) ./test/e2e/install
 
 .PHONY: tutorial
@@ -483,7 +487,7 @@ conformance-page: ## write docs/conformance.md from the results and reasons in t
 	$(CONFORMANCE) -page
 
 # Modules of their own that have code of ours; the others only pin programs.
-MODULES := dev/dns/coredns test/bench/karpenter hack/tools deploy/render
+MODULES := dev/dns/coredns test/bench/karpenter test/networkpolicies hack/tools deploy/render
 
 # Packages are compiled as the programs are, so that the two share the compiler's cache. The linter reads
 # thousands of packages, and needs a quarter less CPU if it collects garbage less often, up to a bound.

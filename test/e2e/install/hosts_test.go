@@ -62,20 +62,7 @@ const (
 // ownHardware are the values of docs/install.md for Kip on a machine of one's own.
 func ownHardware(t *testing.T) (values map[string]any) {
 	t.Helper()
-	root, err := harness.Repository()
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(page), "\n## On a machine of your own\n")
-	_, block, _ := strings.Cut(section, "```yaml\n")
-	block, _, found := strings.Cut(block, "```")
-	if !found {
-		t.Fatal(`docs/install.md has no values in "On a machine of your own"`)
-	}
+	block := printed(t, "On a machine of your own")
 	if err := yaml.Unmarshal([]byte(block), &values); err != nil {
 		t.Fatalf("the values of docs/install.md for a machine of one's own: %v", err)
 	}
