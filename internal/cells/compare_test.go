@@ -68,8 +68,7 @@ func TestWhatTheCloudSaysOfALostInstanceIsItsCellsCause(t *testing.T) {
 
 func TestCellsAreLostForWhatALookShows(t *testing.T) {
 	b := newBench(t)
-	b.ends.guard = guard.New(guard.Config{Clock: b.clock})
-	s := &losses{table: b.table, loop: b.loop, listening: &listening{}, ends: b.ends}
+	s := &lostInstances{table: b.table, loop: b.loop, listening: &listening{}, holds: b.holds, losses: b.losing()}
 	booting := func(id string) *entry {
 		return b.stored(Cell{ID: id, Pod: ref("pod of " + id), Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i-" + id}})
 	}

@@ -22,26 +22,36 @@ type bench struct {
 	clock   *clocktesting.FakeClock
 	cloud   *modelCloud
 	calls   *pipe.Pipe
+	guard   *guard.Guard
 	ends    *ends
+	holds   *holds
 	said    []string // Events
+	shown   []Cell   // to observers, with each change
 	orphans []error  // of calls that ended orphans
+	marked  []error  // what the cloud did not serve
 }
+
+var _ Shortages = (*bench)(nil)
 
 func newBench(t *testing.T) *bench {
 	b := &bench{T: t, clock: clocktesting.NewFakeClock(time.Unix(1e9, 0)), cloud: newModelCloud()}
 	b.calls = pipe.New(pipe.Config{Cloud: b.cloud, Clock: b.clock})
+	b.guard = guard.New(guard.Config{Clock: b.clock})
 	c := &Controller{}
 	c.wireCore(Config{
 		Store:  store.Memory(nil),
 		Calls:  b.calls,
-		Guard:  guard.New(guard.Config{Clock: b.clock}),
+		Guard:  b.guard,
 		Events: b,
 		Clock:  b.clock,
 		Random: func() float64 { return 1 },
 		Log:    slog.New(slog.DiscardHandler),
 	})
 	b.core = c.core
-	b.ends = &ends{table: b.table, loop: b.loop, records: b.records, events: b.events, inventory: b.inventory}
+	b.ends = &ends{table: b.table, loop: b.loop, records: b.records, events: b.events}
+	b.holds = &holds{
+		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,
+	}
 	*b.observers = append(*b.observers, b)
 	t.Cleanup(b.loop.queue.ShutDown)
 	return b
@@ -49,6 +59,24 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) Event(_ apiv1.PodReference, e events.Event) {
 	b.said = append(b.said, e.Type+" "+e.Reason+": "+e.Message)
+}
+
+func (b *bench) CellChanged(cell Cell) { b.shown = append(b.shown, cell) }
+
+func (b *bench) Mark(_ Offering, answer error) { b.marked = append(b.marked, answer) }
+
+func (*bench) Unavailable(Offering) bool { return false }
+
+// losing returns what ends cells that are lost.
+func (b *bench) losing() *losses {
+	return &losses{table: b.table, ends: b.ends, holds: b.holds, blockers: b.blocking(), shortages: b}
+}
+
+// blocking returns what keeps cells from being launched.
+func (b *bench) blocking() *blockers {
+	return &blockers{
+		table: b.table, loop: b.loop, records: b.records, recipe: b.recipe, events: b.events, byKind: map[launchKind]*launchBlocker{},
+	}
 }
 
 func (b *bench) OrphanEnded(err error) { b.orphans = append(b.orphans, err) }
@@ -65,6 +93,7 @@ func (b *bench) stored(cell Cell) *entry {
 		b.Fatal(err)
 	}
 	b.woken()
+	b.shown = nil
 	return e
 }
 

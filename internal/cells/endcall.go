@@ -16,7 +16,7 @@ type endCalls struct {
 	loop     *loop
 	calls    *pipe.Pipe
 	guard    *guard.Guard
-	ends     *ends
+	holds    *holds
 	endings  *endings
 	outcomes *endOutcomes
 }
@@ -31,7 +31,7 @@ func (s *endCalls) run(ctx context.Context) {
 // callAll ends what has come together, each in its own time: what waits for its
 // call meanwhile goes in one, and is heard of by instance.
 func (s *endCalls) callAll(ctx context.Context, all []*termination) {
-	population := s.ends.population()
+	population := s.holds.population()
 	for _, t := range all {
 		s.loop.inTurn(ctx, "terminations", func(ctx context.Context) {
 			err := s.guard.Admit(ctx, t.end, population)

@@ -13,7 +13,7 @@ type consequences struct {
 	orphans   *orphanEnds
 	tagging   *tagging
 	boosting  *boosting
-	losses    *losses
+	lost      *lostInstances
 	owner     string
 }
 
@@ -34,7 +34,7 @@ func (s *consequences) described(ctx context.Context, seen snapshot, f findings,
 		s.loop.log.Error("the cloud's list does not show an instance that is alive, and counts for the others all the same: "+
 			"has it lost its tags?", "instance", id, "owner", s.owner)
 	}
-	s.losses.lose(ctx, seen, f, states, faults)
+	s.lost.lose(ctx, seen, f, states, faults)
 	for range f.newOrphans {
 		s.observers.OrphanFound()
 	}

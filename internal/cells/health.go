@@ -58,7 +58,8 @@ type health struct {
 	observers *observers
 	inventory *inventory
 	listening *listening
-	ends      *ends
+	holds     *holds
+	losses    *losses
 	rules     Health
 	refusing  refusals // the cells that refuse this process; under the table's lock
 }
@@ -87,7 +88,7 @@ func (s *health) run(ctx context.Context) {
 		now := s.loop.clock.Now()
 		s.loop.watchdog.Track(ctx, "health", func(ctx context.Context) {
 			disrupted = s.checkLeases(ctx, now, disrupted)
-			s.ends.showReleased()
+			s.holds.showReleased()
 		})
 	}
 }
@@ -110,7 +111,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 	if len(found.silent) == 0 {
 		return disrupted
 	}
-	population := s.ends.population()
+	population := s.holds.population()
 	for _, one := range found.silent {
 		cell, since := one.e.cell(), s.lastLease(one)
 		if since.After(one.since) { // it was heard while others were judged
@@ -124,7 +125,7 @@ func (s *health) checkLeases(ctx context.Context, now time.Time, was disruptions
 		if s.rules.CloudAPI || quiet < s.timeout(cell) {
 			continue
 		}
-		s.ends.lose(ctx, one.e, population, sign{
+		s.losses.lose(ctx, one.e, population, sign{
 			cause: CauseLost,
 			// A tunnel that is heard shows that the link works. It does not speak against a kubelet that hangs.
 			why:        fmt.Sprintf("nothing was heard of its kubelet for %s: %s", quiet.Round(time.Second), s.whySilent(one.e)),

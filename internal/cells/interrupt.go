@@ -37,6 +37,8 @@ type interruptions struct {
 	inventory *inventory
 	listening *listening
 	ends      *ends
+	holds     *holds
+	losses    *losses
 
 	mu sync.Mutex // of the notices of all cells
 }
@@ -218,7 +220,7 @@ func (s *interruptions) actOnNotice(ctx context.Context, e *entry) (left time.Du
 		}
 		switch {
 		case !isHeard || left > -over:
-			s.ends.lose(ctx, e, s.ends.population(), lost)
+			s.losses.lose(ctx, e, s.holds.population(), lost)
 		case s.forget(ctx, e):
 			return 0, false
 		}
@@ -244,7 +246,7 @@ func (s *interruptions) admitMove(ctx context.Context, e *entry) bool {
 		return true
 	}
 	end := unrequested(cell, "the cloud is about to take its instance back")
-	return s.ends.admit(ctx, e, end, s.ends.population())
+	return s.holds.admit(ctx, e, end, s.holds.population())
 }
 
 // forget takes a notice back that was not true: the cell is heard long after its

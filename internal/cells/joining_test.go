@@ -29,8 +29,7 @@ func (s *stage) prepare(context.Context, *entry) (progress, error) {
 func (b *bench) failing() *bootFailures {
 	return &bootFailures{
 		table: b.table, bootTimes: &bootTimes{lineage: b.lineage, clock: b.clock}, events: b.events,
-		blockers: &blockers{table: b.table, loop: b.loop, recipe: b.recipe, events: b.events, byKind: map[launchKind]*launchBlocker{}},
-		consoles: &consoles{calls: b.calls}, ends: b.ends,
+		blockers: b.blocking(), consoles: &consoles{calls: b.calls}, ends: b.ends,
 	}
 }
 

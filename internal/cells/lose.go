@@ -3,76 +3,59 @@ package cells
 import (
 	"context"
 	"errors"
-	"fmt"
+	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/guard"
 )
 
-// losses ends the cells whose instances the cloud has ended, or stopped.
+// losses ends cells that are lost, if the guard admits it.
 type losses struct {
 	table     *table
-	loop      *loop
-	listening *listening
 	ends      *ends
+	holds     *holds
+	blockers  *blockers
+	shortages Shortages
 }
 
-// lose ends those of the cells that are lost by what a snapshot shows, and by what the cloud said
-// of the instances that it does not show.
-func (s *losses) lose(ctx context.Context, seen snapshot, f findings, states map[string]cloud.State, faults map[string]error) {
-	population := s.ends.population()
-	for _, a := range f.absent {
-		s.loop.queue.Add(a.cell.ID)
-	}
-	for _, a := range f.absent {
-		if a.due && seen.ended[a.instance()] {
-			s.loseTo(ctx, a.cell.ID, population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
-		}
-	}
-	for _, cell := range f.stopped {
-		id := cell.Instance.ID
-		stopped := sign{cause: CauseLost, why: "instance " + id + " was stopped, and not by Kip"}
-		if fault := seen.byID[id].Fault; fault != nil {
-			stopped = sign{cause: causeOf(fault), why: fmt.Sprintf("the cloud has stopped instance %s: %v", id, fault), fault: fault}
-		}
-		s.loseTo(ctx, cell.ID, population, stopped)
-	}
+// sign is what speaks for the end of a cell that nobody has asked to end.
+type sign struct {
+	cause Cause
+	why   string
+	// sure says that the cloud is positive that the instance has ended, or was to end:
+	// then there is nothing that an end could destroy.
+	sure bool
+	// fault is why the cloud has ended the instance, where it says so.
+	fault error
+	// heard returns when the cell was last heard, or could not have been. It is called without the table's lock.
+	heard func() time.Time
+	// disruption is why Kip may not be able to hear the cell at all; "" if it may.
+	disruption string
 }
 
-// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
-func (s *losses) loseTo(ctx context.Context, id string, population int, seen sign) {
-	s.table.mu.Lock()
-	e := s.table.byID[id]
-	s.table.mu.Unlock()
-	if e != nil {
-		seen.heard = s.listening.hearing(s.table, e, seen.sure)
-		s.ends.lose(ctx, e, population, seen)
+// lose ends a cell that is lost, if the guard admits it. It reports whether the cell
+// ends. The cell may come back until the cloud has confirmed its end. Only then does
+// the pod get another.
+func (s *losses) lose(ctx context.Context, e *entry, population int, of sign) bool {
+	if why, _ := s.table.endingOf(e); why != "" {
+		return true
 	}
-}
-
-// signOf is what an instance that is not there any more says of its cell.
-func signOf(a absent, sure bool, fault error) sign {
-	if fault == nil {
-		return sign{cause: CauseLost, why: "instance " + a.instance() + " is no longer in the cloud's list", sure: sure}
+	cell := e.cell()
+	end := unrequested(cell, of.why)
+	end.LastHeartbeat, end.Heard, end.Disruption = of.heard(), of.heard, of.disruption
+	if cell.Phase != apiv1.Bound || of.sure { // of a cell without a pod, nothing is lost that another launch does not give
+		end.Ground = guard.Harmless
 	}
-	return sign{
-		cause: causeOf(fault),
-		why:   endedBy(a.instance(), fault),
-		sure:  sure,
-		fault: fault,
+	if !s.holds.admit(ctx, e, end, population) {
+		return false
 	}
-}
-
-// causeOf is why a cell ends whose instance the cloud has ended.
-func causeOf(fault error) Cause {
-	switch {
-	case lacks(fault):
-		return CauseInterrupted
-	case errors.Is(fault, cloud.ErrUnfit):
-		return CauseUnfit
+	if lacks(of.fault) { // what it could not serve after all is not asked for again at once
+		s.shortages.Mark(cell.Offering(), of.fault)
 	}
-	return CauseLost
-}
-
-func endedBy(instance string, fault error) string {
-	return fmt.Sprintf("the cloud has ended instance %s: %v", instance, fault)
+	if errors.Is(of.fault, cloud.ErrUnfit) {
+		s.blockers.noteNotStarted(cell, of.fault)
+	}
+	s.ends.begin(e, of.cause, of.why)
+	return true
 }

@@ -11,7 +11,7 @@ import (
 type releases struct {
 	table *table
 	loop  *loop
-	ends  *ends
+	holds *holds
 }
 
 // release lets a pod's cell go: its instance is terminated. podEnded says that
@@ -44,7 +44,7 @@ func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool
 		return true
 	}
 	end := unrequested(e.cell(), why)
-	if !s.ends.admit(ctx, e, end, s.ends.population()) {
+	if !s.holds.admit(ctx, e, end, s.holds.population()) {
 		return false
 	}
 	s.release(uid, why, false)

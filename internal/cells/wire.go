@@ -62,6 +62,8 @@ type shared struct {
 	rights    *rights
 	blockers  *blockers
 	ends      *ends
+	holds     *holds
+	losses    *losses
 	versions  *versions
 }
 
@@ -101,12 +103,23 @@ func (c *Controller) wireShared(cfg Config) {
 		byKind:  map[launchKind]*launchBlocker{},
 	}
 	c.ends = &ends{
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		events:  c.events,
+	}
+	c.holds = &holds{
 		table:     c.table,
-		loop:      c.loop,
+		clock:     cfg.Clock,
 		records:   c.records,
 		events:    c.events,
 		guard:     cfg.Guard,
 		inventory: c.inventory,
+	}
+	c.losses = &losses{
+		table:     c.table,
+		ends:      c.ends,
+		holds:     c.holds,
 		blockers:  c.blockers,
 		shortages: cfg.Shortages,
 	}

@@ -44,7 +44,7 @@ func (c *Controller) wireEnding(cfg Config) {
 		loop:     c.loop,
 		calls:    cfg.Calls,
 		guard:    cfg.Guard,
-		ends:     c.ends,
+		holds:    c.holds,
 		endings:  c.endings,
 		outcomes: c.endOutcomes,
 	}
@@ -81,6 +81,6 @@ func (c *Controller) wireEnding(cfg Config) {
 	c.releases = &releases{
 		table: c.table,
 		loop:  c.loop,
-		ends:  c.ends,
+		holds: c.holds,
 	}
 }

@@ -39,6 +39,8 @@ func (c *Controller) wireLinks(cfg Config) {
 		inventory: c.inventory,
 		listening: c.listening,
 		ends:      c.ends,
+		holds:     c.holds,
+		losses:    c.losses,
 	}
 	c.notices = &notices{
 		loop:          c.loop,

@@ -6,7 +6,7 @@ type oversight struct {
 	known        *knownCells
 	foreign      *foreign
 	describing   *describing
-	losses       *losses
+	lost         *lostInstances
 	consequences *consequences
 	comparing    *comparing
 	lister       *lister
@@ -30,7 +30,8 @@ func (c *Controller) wireOversight(cfg Config) {
 		observers: c.observers,
 		inventory: c.inventory,
 		listening: c.listening,
-		ends:      c.ends,
+		holds:     c.holds,
+		losses:    c.losses,
 		rules:     cfg.Health,
 	}
 	c.queries = &queries{
@@ -69,11 +70,12 @@ func (c *Controller) wireLists(cfg Config) {
 		calls: cfg.Calls,
 		log:   cfg.Log,
 	}
-	c.losses = &losses{
+	c.lost = &lostInstances{
 		table:     c.table,
 		loop:      c.loop,
 		listening: c.listening,
-		ends:      c.ends,
+		holds:     c.holds,
+		losses:    c.losses,
 	}
 	c.consequences = &consequences{
 		loop:      c.loop,
@@ -81,7 +83,7 @@ func (c *Controller) wireLists(cfg Config) {
 		orphans:   c.orphans,
 		tagging:   c.tagging,
 		boosting:  c.boosting,
-		losses:    c.losses,
+		lost:      c.lost,
 		owner:     cfg.ControllerID,
 	}
 	c.comparing = &comparing{
