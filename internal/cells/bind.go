@@ -15,13 +15,13 @@ var _ = []preparation{
 
 // binding gives ready cells their pods.
 type binding struct {
-	table         *table
-	clock         clock.PassiveClock
-	records       *records
-	interruptions *interruptions
-	idling        *idling
-	ends          *ends
-	preparations  []preparation // in their order
+	table        *table
+	clock        clock.PassiveClock
+	records      *records
+	evacuating   *evacuating
+	idling       *idling
+	ends         *ends
+	preparations []preparation // in their order
 }
 
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
@@ -52,7 +52,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if !prepared {
 		return 0, fmt.Errorf("cell %s is not prepared for its pod, and neither ends nor is stopped", e.id)
 	}
-	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
+	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
 		return 0, nil
 	}
 	if pod.UID == "" {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
-	"github.com/elotl/kip/internal/guard"
 )
 
 // comparing compares what the cloud has listed with the cells.
@@ -55,7 +54,7 @@ func (s *knownCells) now() (cells []known) {
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
 		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
-		k.heard = s.loop.clock.Since(e.lastSign()) < guard.Fresh
+		k.heard = e.isHeard(s.loop.clock.Now())
 		if i := k.cell.Instance; i != nil {
 			k.terminated = s.endings.accepted(i.ID)
 		}

@@ -68,7 +68,7 @@ func TestWhatTheCloudSaysOfALostInstanceIsItsCellsCause(t *testing.T) {
 
 func TestCellsAreLostForWhatALookShows(t *testing.T) {
 	b := newBench(t)
-	s := &lostInstances{table: b.table, loop: b.loop, listening: &listening{}, holds: b.holds, losses: b.losing()}
+	s := b.lost()
 	booting := func(id string) *entry {
 		return b.stored(Cell{ID: id, Pod: ref("pod of " + id), Phase: apiv1.Booting, Instance: &cloud.Instance{ID: "i-" + id}})
 	}

@@ -63,7 +63,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		c.loop.running.Go(func() { c.loop.work(ctx, c.stepOf) })
 	}
 	for _, part := range []interface{ run(context.Context) }{
-		c.ingress, c.lister, c.sweeping, c.health, c.refilling, c.interruptions, c.trust, c.launching, c.tagging, c.boosting,
+		c.ingress, c.lister, c.sweeping, c.health, c.refilling, c.announcements, c.trust, c.launching, c.tagging, c.boosting,
 		c.endCalls,
 	} {
 		c.loop.running.Go(func() { part.run(ctx) })

@@ -29,6 +29,8 @@ type bench struct {
 	shown   []Cell   // to observers, with each change
 	orphans []error  // of calls that ended orphans
 	marked  []error  // what the cloud did not serve
+	moved   []Cell   // of which observers were told that they are interrupted
+	taken   []Cell   // of which they were told that they are taken back
 }
 
 var _ Shortages = (*bench)(nil)
@@ -61,6 +63,10 @@ func (b *bench) Event(_ apiv1.PodReference, e events.Event) {
 	b.said = append(b.said, e.Type+" "+e.Reason+": "+e.Message)
 }
 
+func (b *bench) CellInterrupted(cell Cell) { b.moved = append(b.moved, cell) }
+
+func (b *bench) CellTakenBack(cell Cell) { b.taken = append(b.taken, cell) }
+
 func (b *bench) CellChanged(cell Cell) { b.shown = append(b.shown, cell) }
 
 func (b *bench) Mark(_ Offering, answer error) { b.marked = append(b.marked, answer) }
@@ -70,6 +76,25 @@ func (*bench) Unavailable(Offering) bool { return false }
 // losing returns what ends cells that are lost.
 func (b *bench) losing() *losses {
 	return &losses{table: b.table, ends: b.ends, holds: b.holds, blockers: b.blocking(), shortages: b}
+}
+
+// interrupting returns what stores notices.
+func (b *bench) interrupting() *interruptions {
+	return &interruptions{loop: b.loop, records: b.records, guard: b.guard, events: b.events, observers: b.observers}
+}
+
+// evacuating returns what acts on them.
+func (b *bench) evacuating() *evacuating {
+	return &evacuating{
+		clock: b.clock, observers: b.observers, ends: b.ends, holds: b.holds, lost: b.lost(), interruptions: b.interrupting(),
+	}
+}
+
+// lost returns what ends the cells whose instances are lost.
+func (b *bench) lost() *lostInstances {
+	return &lostInstances{
+		table: b.table, loop: b.loop, inventory: b.inventory, listening: &listening{}, holds: b.holds, losses: b.losing(),
+	}
 }
 
 // blocking returns what keeps cells from being launched.

@@ -20,8 +20,9 @@
 //	terminate.go  has its instance ended (endings.go, endcall.go), then remove.go its record
 //
 // Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and
-// follow.go and lostinstance.go act on it; health.go, interrupt.go, refill.go, tag.go and boost.go
-// do what their names say. Who finds that a cell is lost goes to lose.go, which asks the guard
+// follow.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
+// instances back, interrupt.go stores them, and evacuate.go acts on them; health.go, refill.go,
+// tag.go and boost.go do what their names say. Who finds that a cell is lost goes to lose.go, which asks the guard
 // (hold.go), and then ends it (ends.go). Controller wires the parts, a file for each group (wire.go and
 // wire*.go), and passes on what other packages ask, in api.go.
 //

@@ -58,6 +58,7 @@ type entry struct {
 	tags       tagState
 	boost      boost
 	notice     notice
+	evacuation evacuation
 	own        ownNotice
 	health     healthState
 	hold       holdState
@@ -99,10 +100,7 @@ func newEntry(cell Cell, revision int64) *entry {
 		revision: revision,
 		reserved: cell.Offering().CostPerHour(),
 		paidFrom: cell.paidFrom(),
-	}
-	e.notice.warned = cell.Interrupted
-	if !cell.Unconfirmed {
-		e.notice.counted = cell.Interrupted
+		notice:   noticeOf(&cell),
 	}
 	e.current.Store(&cell)
 	return e

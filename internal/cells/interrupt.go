@@ -8,14 +8,9 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
 )
-
-// interruptionRetry is the wait after an error before Kip listens for interruptions
-// again. Of a notice of two minutes little is lost.
-const interruptionRetry = 5 * time.Second
 
 // noticeOver is how long after its time a notice is of no more worth, if the cell is
 // heard then: EC2 takes an instance within seconds, and a hung shutdown some more.
@@ -25,80 +20,34 @@ const noticeOver = 2 * time.Minute
 // within half an hour.
 const certainOver = 35 * time.Minute
 
-// interruptions are those that the cloud announces of cells.
+// noticeOver is how long after its time the notice of the cell is of no more worth.
+func (cell *Cell) noticeOver() time.Duration {
+	if cell.Certain {
+		return certainOver
+	}
+	return noticeOver
+}
+
+// interruptions stores the cloud's notices that it takes instances back, and tells of them.
 type interruptions struct {
-	table     *table
 	loop      *loop
 	records   *records
-	calls     *pipe.Pipe
 	guard     *guard.Guard
 	events    *reporter
 	observers *observers
-	inventory *inventory
-	listening *listening
-	ends      *ends
-	holds     *holds
-	losses    *losses
 
 	mu sync.Mutex // of the notices of all cells
 }
 
-// notice is who was told of a cell's interruption, by its time.
-type notice struct {
-	told time.Time // to observers; of the cell's worker
-	// warned and counted are that which the pod's owner was told of, and that which CellTakenBack
-	// was told of. Those of an earlier process count as told.
-	warned, counted time.Time
-}
+// notice is who was told of a cell's interruption, by its time: the pod's owner, and by CellTakenBack.
+type notice struct{ warned, counted time.Time }
 
-// run takes the cloud's notices until ctx ends.
-func (s *interruptions) run(ctx context.Context) {
-	source := s.calls.Features().Interrupter
-	if source == nil {
-		return
+// noticeOf is that of a stored cell: who was told in an earlier process counts as told.
+func noticeOf(cell *Cell) notice {
+	if cell.Unconfirmed {
+		return notice{warned: cell.Interrupted}
 	}
-	for ctx.Err() == nil {
-		err := source.Interruptions(ctx, cloud.Listener{
-			Notify: func(i cloud.Interruption) {
-				s.loop.watchdog.Track(ctx, "interruptions", func(ctx context.Context) { s.interrupt(ctx, i) })
-			},
-			Mine:    func(instance string) bool { return s.table.havingInstance(instance) != nil },
-			Planned: s.planned,
-		})
-		if ctx.Err() != nil {
-			return
-		}
-		s.loop.log.Warn("listen for interruptions, retrying", "cloud", s.calls.Name(), "err", err)
-		s.loop.sleep(ctx, s.loop.random.Jittered(interruptionRetry))
-	}
-}
-
-// interrupt notes that the cloud takes an instance back. A cell without a pod is
-// replaced at once. A bound cell ends with the notice, and its pod moves before.
-func (s *interruptions) interrupt(ctx context.Context, i cloud.Interruption) {
-	found := s.table.havingInstance(i.InstanceID)
-	if found != nil && i.CalledOff {
-		if cell := found.cell(); cell.Planned && !cell.Interrupted.IsZero() {
-			s.forget(ctx, found)
-			s.loop.queue.Add(found.id)
-		}
-		return
-	}
-	if found != nil {
-		_ = s.recordNotice(ctx, found, i, false) // a write that was refused has ended Kip
-	}
-}
-
-// planned are the instances that the cloud is to take for what it has planned.
-func (s *interruptions) planned() (instances []string) {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	for _, e := range s.table.byID {
-		if cell := e.cell(); cell.Planned && !cell.Interrupted.IsZero() && cell.Instance != nil {
-			instances = append(instances, cell.Instance.ID)
-		}
-	}
-	return instances
+	return notice{warned: cell.Interrupted, counted: cell.Interrupted}
 }
 
 var (
@@ -184,69 +133,6 @@ func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
 		s.events.report(cell, events.NewInterrupted(e.id, i.InstanceID, at, i.Reason))
 	}
 	s.loop.queue.Add(e.id)
-}
-
-// actOnNotice does what a notice of interruption asks for: it ends the cell, or has its pod moved. It returns how long is left until
-// the instance is lost, 0 where no notice was given, and whether the cell ends now.
-func (s *interruptions) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {
-	cell := e.cell()
-	if cell.Interrupted.IsZero() {
-		if !e.notice.told.IsZero() { // it was called off, or did not come
-			e.notice.told = time.Time{}
-			s.observers.CellInterrupted(*cell)
-		}
-		return 0, false
-	}
-	left = cell.Interrupted.Sub(s.loop.clock.Now())
-	const taken = "the cloud took its instance back"
-	if cell.Phase != apiv1.Bound {
-		s.ends.begin(e, CauseInterrupted, taken)
-		return 0, true
-	}
-	if left <= 0 {
-		i := s.inventory.last().byID[cell.Instance.ID]
-		lost := sign{
-			cause: CauseInterrupted,
-			why:   taken,
-			sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
-		}
-		lost.heard = s.listening.hearing(s.table, e, lost.sure)
-		s.table.mu.Lock()
-		isHeard := s.loop.clock.Since(e.lastSign()) < guard.Fresh
-		s.table.mu.Unlock()
-		over := noticeOver
-		if cell.Certain {
-			over = certainOver
-		}
-		switch {
-		case !isHeard || left > -over:
-			s.losses.lose(ctx, e, s.holds.population(), lost)
-		case s.forget(ctx, e):
-			return 0, false
-		}
-		return silentPoll, true
-	}
-	if !e.notice.told.Equal(cell.Interrupted) {
-		if !s.admitMove(ctx, e) {
-			return min(left, idlePoll), true
-		}
-		e.notice.told = cell.Interrupted
-		s.observers.CellInterrupted(*cell)
-	}
-	return left, true
-}
-
-// admitMove reports whether the pod may be moved away before the instance is taken: it asks the guard. That a
-// spot instance is taken is what it was bought for, hundreds at a time: the notice is
-// worth most then, and an eviction leaves no pod without another. So it is with what was bought
-// for a time that ends. That others are taken is rare: they count as those do whose end may be a mistake.
-func (s *interruptions) admitMove(ctx context.Context, e *entry) bool {
-	cell := e.cell()
-	if cell.Offering().CapacityType() == cloud.Spot || cell.Certain {
-		return true
-	}
-	end := unrequested(cell, "the cloud is about to take its instance back")
-	return s.holds.admit(ctx, e, end, s.holds.population())
 }
 
 // forget takes a notice back that was not true: the cell is heard long after its

@@ -9,11 +9,11 @@ import (
 
 // joining has machines that were launched join: their agents, and then their kubelets.
 type joining struct {
-	clock         clock.PassiveClock
-	lineage       *Lineage
-	interruptions *interruptions
-	failures      *bootFailures
-	stages        []preparation // in their order
+	clock      clock.PassiveClock
+	lineage    *Lineage
+	evacuating *evacuating
+	failures   *bootFailures
+	stages     []preparation // in their order
 }
 
 var _ = []preparation{(*addressing)(nil), (*contacting)(nil), (*arriving)(nil)}
@@ -24,7 +24,7 @@ func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if ended, err := s.failures.endUnwanted(ctx, e); err != nil || ended {
 		return 0, err
 	}
-	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
+	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
 		return 0, nil
 	}
 	if s.lineage.mayRunMore(e) {

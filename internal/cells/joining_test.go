@@ -61,7 +61,7 @@ func TestAMachineJoinsStageByStageWithinItsTime(t *testing.T) {
 		var asked []string
 		tc.first.name, tc.first.asked = "first", &asked
 		s := &joining{
-			clock: b.clock, lineage: b.lineage, interruptions: &interruptions{}, failures: b.failing(),
+			clock: b.clock, lineage: b.lineage, evacuating: &evacuating{}, failures: b.failing(),
 			stages: []preparation{&tc.first, &stage{name: "second", asked: &asked}},
 		}
 		again, err := s.Step(t.Context(), b.booting(name))

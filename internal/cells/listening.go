@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/stall"
 )
 
@@ -65,6 +66,9 @@ func (e *entry) lastSign() (last time.Time) {
 	}
 	return last
 }
+
+// isHeard reports whether the cell was heard a short while ago. The caller holds table.mu.
+func (e *entry) isHeard(now time.Time) bool { return now.Sub(e.lastSign()) < guard.Fresh }
 
 // mayHaveHeard returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell waiting
 // does not speak against a cloud that is sure. The caller holds table.mu.

@@ -8,10 +8,11 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// lostInstances ends the cells whose instances the cloud has ended, or stopped.
+// lostInstances ends the cells whose instances the cloud has ended, stopped or taken back.
 type lostInstances struct {
 	table     *table
 	loop      *loop
+	inventory *inventory
 	listening *listening
 	holds     *holds
 	losses    *losses
@@ -26,7 +27,7 @@ func (s *lostInstances) lose(ctx context.Context, seen snapshot, f findings, sta
 	}
 	for _, a := range f.absent {
 		if a.due && seen.ended[a.instance()] {
-			s.loseTo(ctx, a.cell.ID, population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
+			s.loseTo(ctx, s.table.find(a.cell.ID), population, signOf(a, states[a.instance()] == cloud.Gone, faults[a.instance()]))
 		}
 	}
 	for _, cell := range f.stopped {
@@ -35,18 +36,35 @@ func (s *lostInstances) lose(ctx context.Context, seen snapshot, f findings, sta
 		if fault := seen.byID[id].Fault; fault != nil {
 			stopped = sign{cause: causeOf(fault), why: fmt.Sprintf("the cloud has stopped instance %s: %v", id, fault), fault: fault}
 		}
-		s.loseTo(ctx, cell.ID, population, stopped)
+		s.loseTo(ctx, s.table.find(cell.ID), population, stopped)
 	}
 }
 
-// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard.
-func (s *lostInstances) loseTo(ctx context.Context, id string, population int, seen sign) {
+// tookBack is why a cell ends whose instance the cloud has announced to take.
+const tookBack = "the cloud took its instance back"
+
+// takenBack ends a cell that runs a pod, and whose instance the cloud was to take by now.
+func (s *lostInstances) takenBack(ctx context.Context, e *entry) {
+	i := s.inventory.last().byID[e.cell().Instance.ID]
+	s.loseTo(ctx, e, s.holds.population(), sign{
+		cause: CauseInterrupted,
+		why:   tookBack,
+		sure:  i.State == cloud.Stopped, // of one that is gone the inventory says so
+	})
+}
+
+// isHeard reports whether a cell was heard a short while ago.
+func (s *lostInstances) isHeard(e *entry) bool {
 	s.table.mu.Lock()
-	e := s.table.byID[id]
-	s.table.mu.Unlock()
+	defer s.table.mu.Unlock()
+	return e.isHeard(s.loop.clock.Now())
+}
+
+// loseTo ends a cell for a sign that the cloud has given, unless the cell was heard. One that is gone is nil.
+func (s *lostInstances) loseTo(ctx context.Context, e *entry, population int, of sign) {
 	if e != nil {
-		seen.heard = s.listening.hearing(s.table, e, seen.sure)
-		s.losses.lose(ctx, e, population, seen)
+		of.heard = s.listening.hearing(s.table, e, of.sure)
+		s.losses.lose(ctx, e, population, of)
 	}
 }
 

@@ -10,12 +10,12 @@ import (
 
 // waits tell what ready cells wait for before they are given their pods.
 type waits struct {
-	table         *table
-	loop          *loop
-	records       *records
-	events        *reporter
-	connections   *connections
-	interruptions *interruptions
+	table       *table
+	loop        *loop
+	records     *records
+	events      *reporter
+	connections *connections
+	evacuating  *evacuating
 }
 
 // waitState is what a ready cell waits for.
@@ -33,7 +33,7 @@ func (s *waits) connect(ctx context.Context, e *entry) (progress, error) {
 	if err := s.connections.connect(ctx, e); err != nil {
 		return progress{}, err
 	}
-	if _, ends := s.interruptions.actOnNotice(ctx, e); ends {
+	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
 		return leave, nil
 	}
 	return done, nil

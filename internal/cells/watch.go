@@ -12,19 +12,19 @@ const silentPoll = 2 * time.Second
 
 // watching keeps bound cells connected until their pods let them go.
 type watching struct {
-	table         *table
-	loop          *loop
-	records       *records
-	inventory     *inventory
-	connections   *connections
-	interruptions *interruptions
+	table       *table
+	loop        *loop
+	records     *records
+	inventory   *inventory
+	connections *connections
+	evacuating  *evacuating
 }
 
 // Step keeps a bound cell connected until its pod lets it go.
 func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	why, podEnded := s.table.endingOf(e)
 	if why == "" {
-		left, _ := s.interruptions.actOnNotice(ctx, e)
+		left, _ := s.evacuating.actOnNotice(ctx, e)
 		if err := s.connections.connect(ctx, e); err != nil {
 			return left, err
 		}

@@ -64,6 +64,7 @@ type shared struct {
 	ends      *ends
 	holds     *holds
 	losses    *losses
+	lost      *lostInstances
 	versions  *versions
 }
 
@@ -122,6 +123,14 @@ func (c *Controller) wireShared(cfg Config) {
 		holds:     c.holds,
 		blockers:  c.blockers,
 		shortages: cfg.Shortages,
+	}
+	c.lost = &lostInstances{
+		table:     c.table,
+		loop:      c.loop,
+		inventory: c.inventory,
+		listening: c.listening,
+		holds:     c.holds,
+		losses:    c.losses,
 	}
 	c.versions = &versions{
 		node: nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},

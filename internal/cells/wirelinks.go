@@ -5,6 +5,8 @@ type links struct {
 	upgrades          *upgrades
 	setups            *setups
 	interruptions     *interruptions
+	announcements     *announcements
+	evacuating        *evacuating
 	notices           *notices
 	bootTimes         *bootTimes
 	tokens            *tokens
@@ -29,18 +31,25 @@ func (c *Controller) wireLinks(cfg Config) {
 		file:     cfg.CloudInit,
 	}
 	c.interruptions = &interruptions{
-		table:     c.table,
 		loop:      c.loop,
 		records:   c.records,
-		calls:     cfg.Calls,
 		guard:     cfg.Guard,
 		events:    c.events,
 		observers: c.observers,
-		inventory: c.inventory,
-		listening: c.listening,
-		ends:      c.ends,
-		holds:     c.holds,
-		losses:    c.losses,
+	}
+	c.announcements = &announcements{
+		table:         c.table,
+		loop:          c.loop,
+		calls:         cfg.Calls,
+		interruptions: c.interruptions,
+	}
+	c.evacuating = &evacuating{
+		clock:         cfg.Clock,
+		observers:     c.observers,
+		ends:          c.ends,
+		holds:         c.holds,
+		lost:          c.lost,
+		interruptions: c.interruptions,
 	}
 	c.notices = &notices{
 		loop:          c.loop,

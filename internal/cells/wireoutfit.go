@@ -13,12 +13,12 @@ type outfit struct {
 
 func (c *Controller) wireOutfit(cfg Config) {
 	c.waits = &waits{
-		table:         c.table,
-		loop:          c.loop,
-		records:       c.records,
-		events:        c.events,
-		connections:   c.connections,
-		interruptions: c.interruptions,
+		table:       c.table,
+		loop:        c.loop,
+		records:     c.records,
+		events:      c.events,
+		connections: c.connections,
+		evacuating:  c.evacuating,
 	}
 	c.keptAgents = &keptAgents{
 		table:       c.table,
@@ -115,11 +115,11 @@ func (c *Controller) wireMachines(cfg Config) {
 		reserved:  cfg.ReservedMemoryBytes,
 	}
 	c.joining = &joining{
-		clock:         cfg.Clock,
-		lineage:       c.lineage,
-		interruptions: c.interruptions,
-		failures:      c.bootFailures,
-		stages:        []preparation{c.addressing, c.contacting, c.arriving},
+		clock:      cfg.Clock,
+		lineage:    c.lineage,
+		evacuating: c.evacuating,
+		failures:   c.bootFailures,
+		stages:     []preparation{c.addressing, c.contacting, c.arriving},
 	}
 	c.sole = &sole{
 		table:     c.table,
@@ -132,22 +132,22 @@ func (c *Controller) wireMachines(cfg Config) {
 		connections: c.connections,
 	}
 	c.binding = &binding{
-		table:         c.table,
-		clock:         cfg.Clock,
-		records:       c.records,
-		interruptions: c.interruptions,
-		idling:        c.idling,
-		ends:          c.ends,
+		table:      c.table,
+		clock:      cfg.Clock,
+		records:    c.records,
+		evacuating: c.evacuating,
+		idling:     c.idling,
+		ends:       c.ends,
 		preparations: []preparation{
 			c.sole, c.keptAgents, c.renaming, c.disks, c.routes, c.plugins, c.devices, c.reconnecting,
 		},
 	}
 	c.watching = &watching{
-		table:         c.table,
-		loop:          c.loop,
-		records:       c.records,
-		inventory:     c.inventory,
-		connections:   c.connections,
-		interruptions: c.interruptions,
+		table:       c.table,
+		loop:        c.loop,
+		records:     c.records,
+		inventory:   c.inventory,
+		connections: c.connections,
+		evacuating:  c.evacuating,
 	}
 }

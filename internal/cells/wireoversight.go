@@ -6,7 +6,6 @@ type oversight struct {
 	known        *knownCells
 	foreign      *foreign
 	describing   *describing
-	lost         *lostInstances
 	consequences *consequences
 	comparing    *comparing
 	lister       *lister
@@ -69,13 +68,6 @@ func (c *Controller) wireLists(cfg Config) {
 	c.describing = &describing{
 		calls: cfg.Calls,
 		log:   cfg.Log,
-	}
-	c.lost = &lostInstances{
-		table:     c.table,
-		loop:      c.loop,
-		listening: c.listening,
-		holds:     c.holds,
-		losses:    c.losses,
 	}
 	c.consequences = &consequences{
 		loop:      c.loop,
