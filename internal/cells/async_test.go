@@ -232,7 +232,7 @@ func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 		// taken in the same burst, and before it is stopped.
 		c.RefillDelay = time.Hour
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopping{modelCloud: model, fails: func(ctx context.Context) error {
+		model.features.Stopper = stopper{modelCloud: model, fails: func(ctx context.Context) error {
 			if throttled.Add(1) == 1 { // which ends no cell
 				return &cloud.Error{Cause: cloud.ErrThrottled}
 			}

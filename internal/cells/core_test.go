@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -146,5 +147,15 @@ func (b *bench) asked() bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// through does something until what is done aside for it has ended.
+func (b *bench) through(do func() error) error {
+	for {
+		if err := do(); !errors.Is(err, errUnderWay) {
+			return err
+		}
+		b.loop.running.Wait()
 	}
 }

@@ -14,7 +14,8 @@
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
 //	connect.go    a connection: serve.go, dial.go, token.go, configure.go, connected.go
 //	bind.go       before the pod: sole.go, agent.go, node.go, disks.go, routes.go, plugins.go,
-//	              gpus.go (prepare.go: what each of them returns); idle.go is for standby cells
+//	              gpus.go (prepare.go: what each of them returns); idle.go is for standby cells,
+//	              with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs, frees its volumes
 //	terminate.go  has its instance ended (endings.go, endcall.go), then remove.go its record

@@ -54,7 +54,8 @@ type entry struct {
 	routes     routesState
 	plugins    pluginsState
 	devices    devicesState
-	idle       idleState
+	starts     attempts // to start its instance; of its worker
+	stops      attempts // to stop it; of its worker
 	tags       tagState
 	boost      boost
 	notice     notice

@@ -189,8 +189,8 @@ func outdated(b *bubble, id string) bool {
 	return false
 }
 
-// stopping is a model cloud that can stop instances.
-type stopping struct {
+// stopper is a model cloud that can stop instances.
+type stopper struct {
 	*modelCloud
 	starts func() // called in each Start; nil for nothing
 	// refuse and fails are the answer to a Start, if it is an error.
@@ -198,7 +198,7 @@ type stopping struct {
 	fails  func(ctx context.Context) error
 }
 
-func (s stopping) set(state cloud.State, ids []string) cloud.Results {
+func (s stopper) set(state cloud.State, ids []string) cloud.Results {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
@@ -210,11 +210,11 @@ func (s stopping) set(state cloud.State, ids []string) cloud.Results {
 	return cloud.Each(nil, ids...)
 }
 
-func (s stopping) Stop(_ context.Context, ids ...string) cloud.Results {
+func (s stopper) Stop(_ context.Context, ids ...string) cloud.Results {
 	return s.set(cloud.Stopped, ids)
 }
 
-func (s stopping) Start(ctx context.Context, ids ...string) cloud.Results {
+func (s stopper) Start(ctx context.Context, ids ...string) cloud.Results {
 	if s.fails != nil {
 		if err := s.fails(ctx); err != nil {
 			return cloud.Each(err, ids...)
@@ -242,7 +242,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopping{modelCloud: model, starts: func() {
+		model.features.Stopper = stopper{modelCloud: model, starts: func() {
 			if starts++; starts == 2 {
 				b.cells.table.mu.Lock()
 				e := b.cells.table.byID[id]
@@ -279,7 +279,7 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopping{modelCloud: model}
+		model.features.Stopper = stopper{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		cells := b.cells.List()
@@ -324,7 +324,7 @@ func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bub
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopping{modelCloud: model, refuse: refuse}
+		model.features.Stopper = stopper{modelCloud: model, refuse: refuse}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		b.request("a", "nano")
@@ -356,7 +356,7 @@ func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = slowStop{stopping: stopping{modelCloud: model}, stops: &stops}
+		model.features.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(30 * time.Second)
 		standby := b.cells.List()[0]
@@ -461,7 +461,7 @@ func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = slowStop{stopping: stopping{modelCloud: model}, stops: &stops}
+		model.features.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Minute)
 		if stops < 2 || stops > 11 {
@@ -472,7 +472,7 @@ func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
 
 // slowStop accepts each stop, and stops nothing.
 type slowStop struct {
-	stopping
+	stopper
 	stops *int
 }
 
@@ -515,7 +515,7 @@ func TestAPodWaitsForNoStopThatIsThrottled(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = throttledStop{stopping{modelCloud: model}, &stops}
+		model.features.Stopper = throttledStop{stopper{modelCloud: model}, &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(3 * time.Minute) // the first stop is accepted, the next throttled
 		if stops.Load() < 2 {
@@ -544,7 +544,7 @@ func TestAPodWaitsForNoStopThatIsThrottledWhileItIsUnderWay(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = hangingStop{throttledStop{stopping{modelCloud: model}, &stops}, &hangs}
+		model.features.Stopper = hangingStop{throttledStop{stopper{modelCloud: model}, &stops}, &hangs}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(30 * time.Second)
 		hangs.Store(true)
@@ -587,7 +587,7 @@ func (s hangingStop) Stop(ctx context.Context, ids ...string) cloud.Results {
 
 // throttledStop accepts the first stop, stops nothing, and throttles the others.
 type throttledStop struct {
-	stopping
+	stopper
 	stops *atomic.Int32
 }
 

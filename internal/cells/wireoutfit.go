@@ -62,6 +62,8 @@ func (c *Controller) wireOutfit(cfg Config) {
 
 // machines has the steps of machines until they have their pods, and while they have them.
 type machines struct {
+	stopping     *stopping
+	starting     *starting
 	idling       *idling
 	addressing   *addressing
 	bootFailures *bootFailures
@@ -75,18 +77,7 @@ type machines struct {
 }
 
 func (c *Controller) wireMachines(cfg Config) {
-	c.idling = &idling{
-		loop:        c.loop,
-		records:     c.records,
-		calls:       cfg.Calls,
-		pools:       c.pools,
-		inventory:   c.inventory,
-		connections: c.connections,
-		rights:      c.rights,
-		ends:        c.ends,
-		events:      c.events,
-		shortages:   cfg.Shortages,
-	}
+	c.wireIdling(cfg)
 	c.addressing = &addressing{
 		table:     c.table,
 		records:   c.records,
@@ -149,5 +140,35 @@ func (c *Controller) wireMachines(cfg Config) {
 		inventory:   c.inventory,
 		connections: c.connections,
 		evacuating:  c.evacuating,
+	}
+}
+
+// wireIdling makes what standby cells do until they are taken.
+func (c *Controller) wireIdling(cfg Config) {
+	c.stopping = &stopping{
+		loop:      c.loop,
+		records:   c.records,
+		inventory: c.inventory,
+	}
+	c.starting = &starting{
+		loop:    c.loop,
+		records: c.records,
+		calls:   cfg.Calls,
+		rights:  c.rights,
+		failures: &startFailures{
+			loop:      c.loop,
+			rights:    c.rights,
+			ends:      c.ends,
+			events:    c.events,
+			shortages: cfg.Shortages,
+		},
+	}
+	c.idling = &idling{
+		calls:       cfg.Calls,
+		pools:       c.pools,
+		inventory:   c.inventory,
+		connections: c.connections,
+		stopping:    c.stopping,
+		starting:    c.starting,
 	}
 }

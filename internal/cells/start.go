@@ -1,0 +1,95 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/events"
+)
+
+// starting starts the stopped instances of standby cells that pods have taken.
+type starting struct {
+	loop     *loop
+	records  *records
+	calls    *pipe.Pipe
+	rights   *rights
+	failures *startFailures
+}
+
+// takeBackAgain is after how long a stop is taken back again that was under way.
+const takeBackAgain = time.Second
+
+// start starts the instance of a cell, which then boots.
+func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) (time.Duration, error) {
+	id := e.cell().Instance.ID
+	if !e.async.has(startsInstance) {
+		s.calls.TakeBackStop(id) // the pod would wait until that is sent
+		if wait := e.starts.wait(s.loop.clock.Now()); wait > 0 {
+			return wait, nil
+		}
+		if wait := s.rights.probeOrDelayStart(e); wait > 0 {
+			return wait, nil
+		}
+	}
+	err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
+	if errors.Is(err, errUnderWay) && !e.async.has(startsInstance) {
+		s.rights.giveProbeBack(e)
+		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
+	}
+	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
+		return 0, err
+	}
+	if err != nil {
+		return s.failures.noteStartRefusal(e, err), nil
+	}
+	s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{}})
+	return 0, s.records.save(ctx, e, func(cell *Cell) error {
+		if !cell.Stopped { // an earlier write of this, whose answer was lost, was found meanwhile
+			return errMoved
+		}
+		cell.Stopped = false
+		cell.Instance.State, cell.Instance.Launched = cloud.Running, s.loop.clock.Now()
+		cell.Instance.ManagementIP, cell.Instance.PodIP = netip.Addr{}, netip.Addr{} // they may have changed
+		cell.Instance.ManagementIPv6, cell.Instance.PodIPv6, cell.Instance.PublicIP = netip.Addr{}, netip.Addr{}, netip.Addr{}
+		return cell.enter(apiv1.Booting)
+	})
+}
+
+// startFailures moves on cells whose instances could not be started.
+type startFailures struct {
+	loop      *loop
+	rights    *rights
+	ends      *ends
+	events    *reporter
+	shortages Shortages
+}
+
+// noteStartRefusal notes a refusal to start the stopped instance of a cell that a pod has
+// taken, and returns after how long to try again. After some tries the cell is given
+// up: another may be launched.
+func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
+	now := s.loop.clock.Now()
+	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
+		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
+		return max(s.rights.delayLaunch(e), firstRetry)
+	}
+	e.starts.fail(now, err, s.loop.random)
+	if lacks(err) {
+		s.shortages.Mark(e.cell().Offering(), err)
+	}
+	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starts.began) >= giveUpAfter
+	if e.starts.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
+		s.ends.begin(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
+		return 0
+	}
+	if e.starts.failed == 1 {
+		s.events.report(e.cell(), events.NewStandbyCellNotStarted(e.id, err))
+	}
+	return e.starts.wait(now)
+}
