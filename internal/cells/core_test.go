@@ -84,6 +84,37 @@ func (b *bench) interrupting() *interruptions {
 	return &interruptions{loop: b.loop, records: b.records, guard: b.guard, events: b.events, observers: b.observers}
 }
 
+// connecting returns what connects to cells. Machines that are dialled are not connected.
+func (b *bench) connecting() *connections {
+	return &connections{
+		table: b.table, loop: b.loop,
+		apis: &cellAPIs{
+			table: b.table, apis: &modelLinks{cells: map[string]*modelLink{}}, nodeNames: &nodeNames{one: "kip-0"}, notices: &notices{},
+		},
+		dialling: &dialling{table: b.table, loop: b.loop, calls: b.calls, tunnels: &dials{}},
+		configuring: &configuring{
+			table: b.table, agents: b.agents, upgrades: &upgrades{}, setups: &setups{}, blockers: b.blocking(),
+			configs: &agentConfigs{calls: b.calls},
+		},
+		reports: &connectionReports{
+			table: b.table, loop: b.loop, records: b.records, observers: b.observers,
+			setups: &setups{events: b.events}, versions: &versions{},
+		},
+	}
+}
+
+// linked connects a cell whose agent and kubelet do what they are asked to.
+func (b *bench) linked(e *entry) *modelLink {
+	done := make(chan struct{})
+	close(done)
+	link := &modelLink{
+		id: e.id, all: &modelLinks{}, ready: done, nodeReady: done, connected: true, heard: b.clock.Now(),
+		onState: func(bool, error) {},
+	}
+	e.session, e.api = link, link
+	return link
+}
+
 // evacuating returns what acts on them.
 func (b *bench) evacuating() *evacuating {
 	return &evacuating{

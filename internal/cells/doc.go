@@ -17,7 +17,7 @@
 //	              gpus.go (prepare.go: what each of them returns); idle.go is for standby cells,
 //	              with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
-//	drain.go      saves its logs, frees its volumes
+//	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go)
 //	terminate.go  has its instance ended (endings.go, endcall.go), then remove.go its record
 //
 // Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and

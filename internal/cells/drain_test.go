@@ -3,8 +3,11 @@ package cells
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,7 +15,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/keyed"
 )
 
 func TestTheLogsOfAPodThatEndedAreSavedBeforeItsInstanceEnds(t *testing.T) {
@@ -126,9 +131,9 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 		return ctx.Err()
 	}
 	for name, end := range map[string]func(context.Context, *draining, *entry) error{
-		"logs": func(ctx context.Context, s *draining, e *entry) error { return s.saveLogs(ctx, e) },
+		"logs": func(ctx context.Context, s *draining, e *entry) error { return s.saving.save(ctx, e) },
 		"volumes": func(ctx context.Context, s *draining, e *entry) error {
-			return s.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
+			return s.volumes.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,5 +169,65 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 				running.Wait()
 			})
 		})
+	}
+}
+
+func TestACellIsTerminatedOnceWhatMustOutliveItIsSaved(t *testing.T) {
+	full := errors.New("disk full")
+	for name, tc := range map[string]struct {
+		ended  bool
+		plugin bool
+		fails  error
+		away   bool
+		asked  string // what its agent was asked
+		saved  bool
+		said   int
+	}{
+		"its pod was deleted":                {},
+		"its pod ended":                      {ended: true, asked: "/v1/config ", saved: true},
+		"its pod ended, and nothing is kept": {ended: true, fails: full, asked: "/v1/config ", said: 1},
+		"its pod had a volume of a driver":   {plugin: true, asked: "/v1/config /v1/plugins "},
+		"it has a volume, and is away":       {plugin: true, away: true, said: 1},
+	} {
+		b := newBench(t)
+		logs := saves(func(context.Context, Cell, agentapi.Conn) error { return tc.fails })
+		connections := b.connecting()
+		s := &draining{
+			loop: b.loop, connections: connections, logs: logs, ends: b.ends,
+			saving: &savingLogs{
+				clock: b.clock, records: b.records, connections: connections, logs: logs, events: b.events,
+				places: keyed.NewPlaces[string](1, 1),
+			},
+			volumes: &freeingVolumes{
+				loop: b.loop, calls: b.calls, agents: b.agents, connections: connections, events: b.events,
+				places: keyed.NewPlaces[string](1, 1),
+			},
+		}
+		e := b.running("c")
+		if err := b.records.save(t.Context(), e, func(cell *Cell) error {
+			cell.PodEnded, cell.Reason = tc.ended, "why"
+			if tc.plugin {
+				cell.Plugins = []Plugin{{Driver: "d"}}
+			}
+			return cell.enter(apiv1.Draining)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		link, asked := b.linked(e), ""
+		link.connected = !tc.away
+		link.all.agents = func(r *http.Request) *http.Response {
+			asked += r.URL.Path + " "
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("{}"))}
+		}
+		if err := b.through(func() error { _, err := s.Step(t.Context(), e); return err }); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got := e.cell()
+		if got.Phase != apiv1.Terminating || got.Reason != "why" || asked != tc.asked || len(b.said) != tc.said {
+			t.Errorf("%s: it is %s for %q, asked for %q, said %v", name, got.Phase, got.Reason, asked, b.said)
+		}
+		if saved := !got.StepTime(apiv1.StepLogsSaved).IsZero(); saved != tc.saved {
+			t.Errorf("%s: logs are saved %t", name, saved)
+		}
 	}
 }

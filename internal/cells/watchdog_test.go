@@ -24,12 +24,12 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 	for name, wait := range map[string]func(context.Context, *draining){
 		"a session": func(ctx context.Context, _ *draining) { (&entry{connection: connection{session: deaf{}}}).ready(ctx) },
 		"the logs of others": func(ctx context.Context, s *draining) {
-			if err := s.saveLogs(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
+			if err := s.saving.save(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
 		"the volumes of others": func(ctx context.Context, s *draining) {
-			if err := s.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
+			if err := s.volumes.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},
@@ -38,7 +38,7 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := watchdog.New(clock.RealClock{}, slog.New(slog.DiscardHandler))
 			none := keyed.NewPlaces[string](0, 0)
-			s := &draining{loop: &loop{clock: clock.RealClock{}}, places: none, letting: none}
+			s := &draining{loop: &loop{clock: clock.RealClock{}}, saving: &savingLogs{places: none}, volumes: &freeingVolumes{places: none}}
 			ctx, cancel := context.WithCancel(t.Context())
 			var running sync.WaitGroup
 			running.Go(func() {

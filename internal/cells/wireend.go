@@ -16,18 +16,7 @@ type ending struct {
 }
 
 func (c *Controller) wireEnding(cfg Config) {
-	c.draining = &draining{
-		loop:        c.loop,
-		records:     c.records,
-		calls:       cfg.Calls,
-		agents:      c.agents,
-		events:      c.events,
-		connections: c.connections,
-		ends:        c.ends,
-		logs:        cfg.Logs,
-		places:      keyed.NewPlaces[string](logsSaved, logsOfOne),
-		letting:     keyed.NewPlaces[string](lettingGo, lettingOfOne),
-	}
+	c.wireDraining(cfg)
 	c.orphans = &orphanEnds{
 		inventory: c.inventory,
 		endings:   c.endings,
@@ -82,5 +71,31 @@ func (c *Controller) wireEnding(cfg Config) {
 		table: c.table,
 		loop:  c.loop,
 		holds: c.holds,
+	}
+}
+
+// wireDraining makes what saves what must outlive cells.
+func (c *Controller) wireDraining(cfg Config) {
+	c.draining = &draining{
+		loop:        c.loop,
+		connections: c.connections,
+		logs:        cfg.Logs,
+		saving: &savingLogs{
+			clock:       cfg.Clock,
+			records:     c.records,
+			connections: c.connections,
+			logs:        cfg.Logs,
+			events:      c.events,
+			places:      keyed.NewPlaces[string](logsSaved, logsOfOne),
+		},
+		volumes: &freeingVolumes{
+			loop:        c.loop,
+			calls:       cfg.Calls,
+			agents:      c.agents,
+			connections: c.connections,
+			events:      c.events,
+			places:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
+		},
+		ends: c.ends,
 	}
 }
