@@ -7,7 +7,8 @@
 // file of its own. stepOf in controller.go names the step of each phase, and loop runs
 // it. The files in the order of a cell's life, each with the parts that it hands over to:
 //
-//	request.go    a pod asks for a cell: standby.go gives one, or records.go stores a new one
+//	request.go    a pod asks for a cell: standby.go gives one that fits
+//	              (match.go), or add.go stores a new one
 //	requested.go  what it waits for (exclusion.go, rights.go, blockers.go); gather.go: its queue
 //	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
 //	resume.go     sends a stored launch again, after a restart

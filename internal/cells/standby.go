@@ -3,100 +3,35 @@ package cells
 import (
 	"context"
 	"fmt"
-	"slices"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // standbys gives standby cells to pods.
 type standbys struct {
-	table     *table
-	loop      *loop
-	records   *records
-	pools     *pools
-	recipe    *recipe
-	nodeNames *nodeNames
-	lineage   *Lineage
-	listening *listening
-	tagging   *tagging
-	reserved  int64 // bytes of memory that are the cell's own
-}
-
-// fits says that a standby cell is as good for the request as a new one.
-func (s *standbys) fits(r Request, cell *Cell) bool {
-	best, has := r.Offerings[0], cell.Offering()
-	if lacksRoom(cell.Room, r.Needs, s.reserved) {
-		return false
-	}
-	if r.Special || has.InstanceType != best.InstanceType || has.CapacityType() != best.CapacityType() || has.DiskBytes != best.DiskBytes {
-		return false
-	}
-	return slices.ContainsFunc(r.Offerings, func(o Offering) bool { return keyOf(o) == keyOf(has) })
+	table    *table
+	loop     *loop
+	records  *records
+	pools    *pools
+	matching *matching
+	tagging  *tagging
 }
 
 // wouldTake returns the standby cell that a request would be given now.
 func (s *standbys) wouldTake(r Request) (Cell, bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	e, _ := s.find(r)
+	e, _ := s.matching.find(r)
 	if e == nil {
 		return Cell{}, false
 	}
 	return *e.cell(), true
 }
 
-// find returns the standby cell that fits a request best: one that is ready,
-// else the one that will be soonest; nil where there is none. connecting says that a better
-// one may be connected in a moment. The caller holds table.mu.
-func (s *standbys) find(r Request) (best *entry, connecting bool) {
-	if s.pools.none() {
-		return nil, false
-	}
-	template := s.recipe.template(s.recipe.digest())
-	rank := func(cell *Cell) int {
-		switch {
-		case cell.Phase == apiv1.Ready && !cell.Stopped && s.nodeNames.of(cell) == r.Node:
-			return 3
-		case cell.Phase == apiv1.Ready && !cell.Stopped:
-			return 2 // its kubelet has to be started again
-		case cell.Phase == apiv1.Ready && cell.Instance.State == cloud.Stopped:
-			return 1 // one that is stopping yet cannot be started
-		}
-		return 0 // the pod would wait for a boot that may fail
-	}
-	for _, e := range s.table.standby {
-		cell := e.cell()
-		if e.ending != "" || !cell.Interrupted.IsZero() || !e.goesOver.IsZero() || rank(cell) == 0 || !s.fits(r, cell) {
-			continue
-		}
-		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {
-			connecting = connecting || s.connecting(e)
-			continue // it may be lost
-		}
-		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == template && best.cell().Template != template {
-			best = e
-		}
-	}
-	return best, connecting && (best == nil || rank(best.cell()) < 2)
-}
-
-// firstConnect is how long Kip waits for standby cells after it has begun: a connection
-// takes tens of milliseconds, a new cell a boot.
-const firstConnect = 3 * time.Second
-
-// connecting says that Kip connects to a cell for the first time, and that nothing has gone
-// wrong yet. One whose store is behind connects to none that it may give. The caller holds table.mu.
-func (s *standbys) connecting(e *entry) bool {
-	beginning := s.listening.since().IsZero() || s.loop.clock.Since(s.listening.since()) < firstConnect
-	return beginning && !s.lineage.isBehind() && (e.session == nil || e.session.LastError() == nil)
-}
-
 // take promises a standby cell that fits to a pod; nil where there is none. Its only
 // error is ErrConnecting. The caller holds table.mu.
 func (s *standbys) take(r Request) (*entry, error) {
-	best, connecting := s.find(r)
+	best, connecting := s.matching.find(r)
 	switch {
 	case connecting:
 		return nil, ErrConnecting

@@ -2,6 +2,7 @@ package cells
 
 // requestSteps takes what pods and pools ask for.
 type requestSteps struct {
+	matching     *matching
 	standbys     *standbys
 	requests     *requests
 	launchDelays *launchDelays
@@ -10,17 +11,21 @@ type requestSteps struct {
 }
 
 func (c *Controller) wireRequests(cfg Config) {
-	c.standbys = &standbys{
+	c.matching = &matching{
 		table:     c.table,
-		loop:      c.loop,
-		records:   c.records,
 		pools:     c.pools,
 		recipe:    c.recipe,
 		nodeNames: c.nodeNames,
-		lineage:   c.lineage,
-		listening: c.listening,
-		tagging:   c.tagging,
+		first:     &firstConnections{clock: cfg.Clock, lineage: c.lineage, listening: c.listening},
 		reserved:  cfg.ReservedMemoryBytes,
+	}
+	c.standbys = &standbys{
+		table:    c.table,
+		loop:     c.loop,
+		records:  c.records,
+		pools:    c.pools,
+		matching: c.matching,
+		tagging:  c.tagging,
 	}
 	c.requests = &requests{
 		table:    c.table,
