@@ -21,6 +21,7 @@ type bench struct {
 	Unobserved
 	core
 	clock   *clocktesting.FakeClock
+	hook    func(op, key string) error // of the store
 	cloud   *modelCloud
 	calls   *pipe.Pipe
 	guard   *guard.Guard
@@ -42,7 +43,12 @@ func newBench(t *testing.T) *bench {
 	b.guard = guard.New(guard.Config{Clock: b.clock})
 	c := &Controller{}
 	c.wireCore(Config{
-		Store:  store.Memory(nil),
+		Store: store.Memory(func(op, key string) error {
+			if b.hook != nil {
+				return b.hook(op, key)
+			}
+			return nil
+		}),
 		Calls:  b.calls,
 		Guard:  b.guard,
 		Events: b,
@@ -146,7 +152,7 @@ func (b *bench) stored(cell Cell) *entry {
 	b.table.reserve(e)
 	b.table.index(e, cell.Instance)
 	b.table.mu.Unlock()
-	if err := b.records.add(b.Context(), e); err != nil {
+	if err := b.additions.add(b.Context(), e); err != nil {
 		b.Fatal(err)
 	}
 	b.woken()

@@ -29,7 +29,8 @@
 // wire*.go), and passes on what other packages ask, in api.go.
 //
 // All steps stand on a core: table has the cells that are there, records changes what
-// is stored of them (commit is the only way), and loop has the queue, the clock and
+// is stored of them (commit is the only way), and with it the ledger (bill.go) and the table
+// (adopt.go), and loop has the queue, the clock and
 // the log. A part with a mutex of its own says in which order it is taken; the order
 // of the others is beside table.mu.
 //

@@ -64,6 +64,7 @@ func TestAPodGetsTheStandbyCellThatIsReadySoonest(t *testing.T) {
 func TestAStandbyCellFitsOnlyWhatALaunchWouldGive(t *testing.T) {
 	s := newBench(t).matching()
 	nano, micro := Offering{InstanceType: "nano"}, Offering{InstanceType: "micro"}
+	asks := Request{Offerings: []Offering{nano}}
 	sized := Cell{Offerings: []Offering{nano}, Room: catalog.Room{MilliCPU: 1000, MemoryBytes: 1000}}
 	needs := func(memory int64) Request {
 		return Request{Offerings: []Offering{nano}, Needs: catalog.Room{MilliCPU: 1, MemoryBytes: memory}}
@@ -73,11 +74,11 @@ func TestAStandbyCellFitsOnlyWhatALaunchWouldGive(t *testing.T) {
 		cell Cell
 		fits bool
 	}{
-		"the same":               {Request{Offerings: []Offering{nano}}, Cell{Offerings: []Offering{nano}}, true},
+		"the same":               {asks, Cell{Offerings: []Offering{nano}}, true},
 		"a dearer one":           {Request{Offerings: []Offering{nano, micro}}, Cell{Offerings: []Offering{micro}}, false},
-		"another disk":           {Request{Offerings: []Offering{nano}}, Cell{Offerings: []Offering{{InstanceType: "nano", DiskBytes: 1}}}, false},
-		"spot":                   {Request{Offerings: []Offering{nano}}, Cell{Offerings: []Offering{{InstanceType: "nano", Spot: true}}}, false},
-		"another zone":           {Request{Offerings: []Offering{nano}}, Cell{Offerings: []Offering{{InstanceType: "nano", Zone: "b"}}}, false},
+		"another disk":           {asks, Cell{Offerings: []Offering{{InstanceType: "nano", DiskBytes: 1}}}, false},
+		"spot":                   {asks, Cell{Offerings: []Offering{{InstanceType: "nano", Spot: true}}}, false},
+		"another zone":           {asks, Cell{Offerings: []Offering{{InstanceType: "nano", Zone: "b"}}}, false},
 		"the pod asks for more":  {Request{Offerings: []Offering{nano}, Special: true}, Cell{Offerings: []Offering{nano}}, false},
 		"it has room enough":     {needs(900), sized, true},
 		"the machine is smaller": {needs(901), sized, false},

@@ -12,6 +12,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watchdog"
+	"k8s.io/utils/clock"
 )
 
 // errMoved: an earlier write, whose answer was lost, did reach the store. The
@@ -23,14 +24,11 @@ var errGone = errors.New("the cell is gone")
 
 // records are those of cells in the store. All changes of them go through commit.
 type records struct {
-	table     *table
-	loop      *loop
+	clock     clock.PassiveClock
 	store     *store.Store
 	ledger    *ledger
-	limits    limits // of what counts against a month's budget
-	meter     Meter
-	pools     *pools
-	endings   *endings
+	bills     bills
+	adoptions *adoptions
 	observers *observers
 }
 
@@ -72,25 +70,19 @@ func (r *records) commitWith(
 			return 0, fmt.Errorf("change cell %s: %w", e.id, errGone)
 		}
 	}
-	now := r.loop.clock.Now()
+	now := r.clock.Now()
 	after := make([]*Cell, len(entries))
 	changes := make([]store.Change, len(entries), len(entries)+1+len(more))
-	spent := map[string]float64{}
-	out := outgoings{at: now, spent: spending{monthOf(now), spent}}
+	out := r.bills.open(now)
 	for n, e := range entries {
 		cell := e.cell().clone()
 		if err := change(n, &cell); err != nil {
 			return 0, err
 		}
 		after[n] = &cell
-		out.entries = append(out.entries, ended(e.cell(), &cell, now, useOf(r.meter, &cell))...)
+		r.bills.add(&out, e.cell(), &cell)
 		changes[n] = store.Change{Key: keyPrefix + e.id, Revision: e.revision}
-		if cell.Phase == apiv1.Gone {
-			out.costs = append(out.costs, cell.cost(now))
-			if namespace := cell.Pod.Namespace; r.limits.of(namespace).PerMonth > 0 {
-				spent[namespace] += cell.spentSince(monthOf(now), now)
-			}
-		} else {
+		if cell.Phase != apiv1.Gone {
 			changes[n].Value = cell
 		}
 	}
@@ -128,39 +120,11 @@ func notWritten(err error) bool {
 	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
 }
 
-// adopt makes a stored record the current one. The caller holds e.writing.
+// adopt makes a stored record the current one, and tells observers of it. The caller holds e.writing.
 func (r *records) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
-	gone := cell.Phase == apiv1.Gone
-	r.table.mu.Lock()
-	e.reserved, e.paidFrom = cell.Offering().CostPerHour(), cell.paidFrom()
-	r.table.index(e, cell.Instance)
-	r.table.mu.Unlock()
-	if gone && cell.Pod.UID == "" {
-		cell.Pod = e.pod // it was promised to it
-	}
-	e.current.Store(cell)
-	if gone {
-		r.bury(e)
-	}
+	r.adoptions.adopt(e, cell)
 	r.observers.CellChanged(*cell)
-	if cell.Standby != "" {
-		r.pools.refillSoon()
-	}
-}
-
-// bury forgets a cell that has no record any more.
-func (r *records) bury(e *entry) {
-	r.table.mu.Lock()
-	defer r.table.mu.Unlock()
-	delete(r.table.byID, e.id)
-	r.table.entries.Delete(e.id)
-	r.table.index(e, nil)
-	r.table.unreserve(e)
-	r.pools.noteGone(*e.cell())
-	if i := e.cell().Instance; i != nil {
-		r.endings.forget(i.ID)
-	}
 }
 
 // settle finds out what became of a write whose answer was lost; errMoved if it
@@ -195,36 +159,6 @@ func (r *records) settle(ctx context.Context, e *entry) error {
 		return errMoved
 	}
 	return fmt.Errorf("read back cell %s: %w", e.id, store.ErrConflict)
-}
-
-// add writes the record of a new cell, which is reserved, and starts its life.
-func (r *records) add(ctx context.Context, e *entry) error {
-	lockWriting(ctx, e)
-	defer e.writing.Unlock()
-	cell := e.cell()
-	revision, err := r.store.Put(ctx, keyPrefix+e.id, cell, 0)
-	r.table.mu.Lock()
-	if notWritten(err) {
-		r.table.unreserve(e)
-		r.table.mu.Unlock()
-		if refusedWrite(err) {
-			r.loop.fail(err)
-		}
-		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
-	}
-	r.table.enter(e)
-	if err != nil {
-		// The record may be stored all the same. The cell's worker finds out.
-		e.unsure, e.ending = cell, "the store did not answer"
-		r.table.mu.Unlock()
-		r.loop.queue.AddRateLimited(e.id)
-		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
-	}
-	e.revision = revision
-	r.table.mu.Unlock()
-	r.observers.CellChanged(*cell)
-	r.loop.queue.Add(e.id)
-	return nil
 }
 
 // checkOutcomeUnknown returns nil if a launch whose call is not stored has no stored outcome either: a

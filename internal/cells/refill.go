@@ -9,13 +9,13 @@ import (
 
 // refilling keeps the standby pools full.
 type refilling struct {
-	table   *table
-	loop    *loop
-	records *records
-	pools   *pools
-	recipe  *recipe
-	lineage *Lineage
-	options Options // of standby cells
+	table     *table
+	loop      *loop
+	additions *additions
+	pools     *pools
+	recipe    *recipe
+	lineage   *Lineage
+	options   Options // of standby cells
 }
 
 // run keeps the standby pools full until ctx ends.
@@ -77,7 +77,7 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 		s.table.mu.Lock()
 		s.table.reserve(e)
 		s.table.mu.Unlock()
-		err = s.records.add(ctx, e)
+		err = s.additions.add(ctx, e)
 	}
 	if s.pools.noteFilled(name, err) && err != nil {
 		s.loop.log.Warn("a standby pool cannot be filled", "standby", name, "err", err)

@@ -50,12 +50,12 @@ type Request struct {
 
 // requests takes what pods ask for.
 type requests struct {
-	table    *table
-	records  *records
-	budgets  *budgets
-	standbys *standbys
-	recipe   *recipe
-	clock    clock.PassiveClock
+	table     *table
+	additions *additions
+	budgets   *budgets
+	standbys  *standbys
+	recipe    *recipe
+	clock     clock.PassiveClock
 }
 
 // request does what Controller.Request says.
@@ -115,7 +115,7 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	e.arrived = r.Arrived
 	s.table.reserve(e) // while it is being stored
 	unlock()
-	return cell, s.records.add(ctx, e)
+	return cell, s.additions.add(ctx, e)
 }
 
 // best are the offerings that people are shown.

@@ -11,6 +11,7 @@ type core struct {
 	table       *table
 	loop        *loop
 	records     *records
+	additions   *additions
 	events      *reporter
 	observers   *observers
 	limits      limits
@@ -41,14 +42,17 @@ func (c *Controller) wireCore(cfg Config) {
 	c.lineage = cmp.Or(cfg.Lineage, NewLineage(cfg.Store, cfg.ListLag))
 	c.endings = newEndings(cfg)
 	c.records = &records{
+		clock:     cfg.Clock,
+		store:     cfg.Store,
+		ledger:    c.ledger,
+		bills:     bills{limits: c.limits, meter: cfg.Meter},
+		adoptions: &adoptions{table: c.table, pools: c.pools, endings: c.endings},
+		observers: c.observers,
+	}
+	c.additions = &additions{
 		table:     c.table,
 		loop:      c.loop,
 		store:     cfg.Store,
-		ledger:    c.ledger,
-		limits:    c.limits,
-		meter:     cfg.Meter,
-		pools:     c.pools,
-		endings:   c.endings,
 		observers: c.observers,
 	}
 }

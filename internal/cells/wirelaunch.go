@@ -28,12 +28,12 @@ func (c *Controller) wireRequests(cfg Config) {
 		tagging:  c.tagging,
 	}
 	c.requests = &requests{
-		table:    c.table,
-		records:  c.records,
-		budgets:  c.budgets,
-		standbys: c.standbys,
-		recipe:   c.recipe,
-		clock:    cfg.Clock,
+		table:     c.table,
+		additions: c.additions,
+		budgets:   c.budgets,
+		standbys:  c.standbys,
+		recipe:    c.recipe,
+		clock:     cfg.Clock,
 	}
 	c.launchDelays = &launchDelays{
 		clock:     cfg.Clock,
@@ -49,13 +49,13 @@ func (c *Controller) wireRequests(cfg Config) {
 		removals: c.removals,
 	}
 	c.refilling = &refilling{
-		table:   c.table,
-		loop:    c.loop,
-		records: c.records,
-		pools:   c.pools,
-		recipe:  c.recipe,
-		lineage: c.lineage,
-		options: cfg.Options,
+		table:     c.table,
+		loop:      c.loop,
+		additions: c.additions,
+		pools:     c.pools,
+		recipe:    c.recipe,
+		lineage:   c.lineage,
+		options:   cfg.Options,
 	}
 }
 
