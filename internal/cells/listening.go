@@ -20,6 +20,14 @@ type listening struct {
 	awake time.Time
 }
 
+// begin notes that this process loads the records.
+func (l *listening) begin(now time.Time) {
+	l.began = now
+	if l.termBegan.IsZero() {
+		l.termBegan = now
+	}
+}
+
 // since is when this process began to listen, or when the last disruption was over: since then it has heard the cells without a gap.
 // It is zero before Run.
 func (l *listening) since() time.Time {

@@ -8,39 +8,48 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
+	"k8s.io/utils/clock"
 )
 
 const keyPrefix = "cells/"
 
-// loading takes up the lives of the cells that are stored.
+// loading takes up what is stored, before anything else runs.
 type loading struct {
-	table       *table
-	loop        *loop
-	store       *store.Store
-	ledger      *ledger
-	guard       *guard.Guard
-	generations *generations
-	listening   *listening
-	inventory   *inventory
+	clock     clock.PassiveClock
+	listening *listening
+	parts     []loader // in their order
+}
+
+// loader reads what an earlier process has stored.
+type loader interface {
+	load(ctx context.Context) error
+}
+
+var _ = []loader{(*generations)(nil), (*births)(nil), (*ledger)(nil), (*storedCells)(nil), (*orphanCalls)(nil)}
+
+// load has each part read what is stored. Call it once, before Run.
+func (s *loading) load(ctx context.Context) error {
+	s.listening.begin(s.clock.Now())
+	for _, part := range s.parts {
+		if err := part.load(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storedCells takes up the lives of the cells that are stored.
+type storedCells struct {
+	table *table
+	loop  *loop
+	store *store.Store
+	guard *guard.Guard
 }
 
 // load reads the stored cells and takes up their lives again. A bound cell shows
 // its pod before its tunnel is dialled: its kubelet must never be told that the pod
-// is gone. Call it once, before Run.
-func (s *loading) load(ctx context.Context) error {
-	s.listening.began = s.loop.clock.Now()
-	if s.listening.termBegan.IsZero() {
-		s.listening.termBegan = s.listening.began
-	}
-	if err := s.generations.load(ctx); err != nil {
-		return err
-	}
-	if err := s.loadBorn(ctx); err != nil {
-		return err
-	}
-	if err := s.ledger.load(ctx); err != nil {
-		return err
-	}
+// is gone.
+func (s *storedCells) load(ctx context.Context) error {
 	err := s.store.List(ctx, keyPrefix, func(key string, data []byte, revision int64) error {
 		var cell Cell
 		if err := json.Unmarshal(data, &cell); err != nil {
@@ -78,33 +87,6 @@ func (s *loading) load(ctx context.Context) error {
 			s.guard.Resume(cell.Instance.ID)
 		}
 	}
-	return s.sweepLaunches(ctx)
-}
-
-// sweepLaunches removes stored calls that no cell waits for: a backup that was
-// restored may hold such.
-func (s *loading) sweepLaunches(ctx context.Context) error {
-	waited := map[string]bool{}
-	for _, e := range s.table.byID {
-		if cell := e.cell(); cell.Phase == apiv1.Launching && cell.Launch != nil {
-			waited[launchesPrefix+cell.Launch.ID] = true
-		}
-	}
-	left := map[string]int64{}
-	err := s.store.List(ctx, launchesPrefix, func(key string, _ []byte, revision int64) error {
-		if !waited[key] {
-			left[key] = revision
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for key, revision := range left {
-		if err := s.store.Delete(ctx, key, revision); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -118,18 +100,4 @@ func Stored(ctx context.Context, st *store.Store, each func(Cell)) error {
 		each(cell)
 		return nil
 	})
-}
-
-const bornKey = "born"
-
-// loadBorn reads when the store was new. Instances that are older were launched
-// by a Kip whose store was lost.
-func (s *loading) loadBorn(ctx context.Context) error {
-	revision, err := s.store.Get(ctx, bornKey, &s.inventory.born)
-	if err != nil || revision != 0 {
-		return err
-	}
-	s.inventory.born = s.loop.clock.Now()
-	_, err = s.store.Put(ctx, bornKey, s.inventory.born, 0)
-	return err
 }

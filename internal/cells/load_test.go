@@ -10,6 +10,8 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/guard"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -74,5 +76,53 @@ func TestARestartAtEachPhaseNeitherLosesNorDoubles(t *testing.T) {
 				}
 			}, dies)
 		})
+	}
+}
+
+func TestOfTwoStoredCellsOfOnePodTheOneThatGotFurtherIsIts(t *testing.T) {
+	b := newBench(t)
+	put := func(key string, v any) {
+		t.Helper()
+		if _, err := b.records.store.Put(t.Context(), key, v, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	instance := &cloud.Instance{ID: "i"}
+	put(keyPrefix+"1", Cell{ID: "1", Pod: ref("a"), Phase: apiv1.Requested})
+	put(keyPrefix+"2", Cell{ID: "2", Pod: ref("a"), Phase: apiv1.Bound, Instance: instance})
+	put(keyPrefix+"3", Cell{ID: "3", Pod: ref("b"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "j"}})
+	put(keyPrefix+"4", Cell{ID: "4", Phase: apiv1.Launching, Launch: &Launch{ID: "l"}})
+	put(launchesPrefix+"l", launchRecord{})
+	put(launchesPrefix+"of-nobody", launchRecord{})
+	decided := guard.New(guard.Config{Clock: b.clock, Behind: func() string { return "why" }})
+	parts := &loading{clock: b.clock, listening: &listening{}, parts: []loader{
+		&births{clock: b.clock, store: b.records.store, inventory: b.inventory},
+		&storedCells{table: b.table, loop: b.loop, store: b.records.store, guard: decided},
+		&orphanCalls{table: b.table, store: b.records.store},
+	}}
+	if err := parts.load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, second := b.table.find("1"), b.table.find("2")
+	if b.table.ofPod(ref("a").UID) != second || first.ending == "" || second.ending != "" || first.pod.UID != "" {
+		t.Errorf("the first ends for %q, the second for %q", first.ending, second.ending)
+	}
+	if b.table.havingInstance("i") != second || !second.loaded || len(b.woken()) != 4 {
+		t.Error("its instance is not found, or not all cells are woken")
+	}
+	// The guard knows of what an earlier process has decided.
+	end := guard.End{Instance: "j", Ground: guard.Unrequested}
+	if decided.Admit(t.Context(), end, 0) != nil || !b.inventory.born.Equal(b.clock.Now()) {
+		t.Error("an end that was decided is held back, or the store is not new")
+	}
+	for key, want := range map[string]bool{"l": true, "of-nobody": false} {
+		if revision, err := b.records.store.Get(t.Context(), launchesPrefix+key, new(launchRecord)); (revision != 0) != want || err != nil {
+			t.Errorf("the call %s is stored %t (%v)", key, revision != 0, err)
+		}
+	}
+	born := b.clock.Now()
+	b.clock.Step(time.Hour)
+	if err := parts.parts[0].load(t.Context()); err != nil || !b.inventory.born.Equal(born) {
+		t.Errorf("a store is born twice: %s (%v)", b.inventory.born, err)
 	}
 }

@@ -42,14 +42,15 @@ func (c *Controller) wireOversight(cfg Config) {
 		nodeNames: c.nodeNames,
 	}
 	c.loading = &loading{
-		table:       c.table,
-		loop:        c.loop,
-		store:       cfg.Store,
-		ledger:      c.ledger,
-		guard:       cfg.Guard,
-		generations: c.generations,
-		listening:   c.listening,
-		inventory:   c.inventory,
+		clock:     cfg.Clock,
+		listening: c.listening,
+		parts: []loader{
+			c.generations,
+			&births{clock: cfg.Clock, store: cfg.Store, inventory: c.inventory},
+			c.ledger,
+			&storedCells{table: c.table, loop: c.loop, store: cfg.Store, guard: cfg.Guard},
+			&orphanCalls{table: c.table, store: cfg.Store},
+		},
 	}
 }
 
