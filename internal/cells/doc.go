@@ -11,7 +11,7 @@
 //	              (match.go), or add.go stores a new one
 //	requested.go  what it waits for (exclusion.go, rights.go, blockers.go); gather.go: its queue
 //	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
-//	resume.go     sends a stored launch again, after a restart
+//	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
 //	connect.go    a connection: serve.go, dial.go, token.go, configure.go, connected.go
 //	bind.go       before the pod: sole.go, agent.go, node.go, disks.go, routes.go, plugins.go,

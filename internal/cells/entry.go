@@ -44,6 +44,7 @@ type entry struct {
 	async      asyncOps
 	pace       agentlimit.Pace // of its agent
 	resolving  attempts        // to resolve its launch; of whoever holds the cell
+	rereading  attempts        // to read its stored launch; of its worker
 	unknown    dedup           // of what may run its pod besides
 	rights     rightsState
 	blocked    blocked

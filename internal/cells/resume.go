@@ -7,16 +7,14 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/store"
 )
 
 // resuming sends launches again that are stored, and that nobody in this process is sending.
 type resuming struct {
 	table    *table
 	loop     *loop
-	records  *records
-	store    *store.Store
 	lineage  *Lineage
+	calls    *storedCalls
 	sending  *sending
 	outcomes *outcomes
 }
@@ -32,30 +30,9 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if why, _ := s.lineage.behind(); why != "" {
 		return time.Second, nil
 	}
-	l := &launch{id: intent.ID, group: make([]*entry, intent.Cells)}
-	var stored launchRecord
-	var unknown error
-	revision, err := s.store.Get(ctx, launchesPrefix+intent.ID, &stored)
+	l, unknown, err := s.calls.read(ctx, e, intent)
 	if err != nil {
 		return 0, err
-	}
-	switch {
-	case revision == 0:
-		if err := s.records.checkOutcomeUnknown(ctx, e, intent.ID); err != nil {
-			return 0, err
-		}
-		unknown = fmt.Errorf("the call of launch %s is lost", intent.ID)
-	case stored.Version < 1 || stored.Version > launchVersion || len(stored.Request.Machines) != intent.Cells:
-		unknown = fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
-			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
-		// The Kip that knows it may lead again soon.
-		if now := s.loop.clock.Now(); e.resolving.failed == 0 || now.Sub(e.resolving.began) < giveUpUnknown {
-			e.resolving.fail(now, unknown, s.loop.random)
-			return 0, unknown
-		}
-		l.revision = revision
-	default:
-		l.request, l.until, l.revision = stored.Request, stored.Until, revision
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -142,9 +142,8 @@ func (c *Controller) wireLaunches(cfg Config) {
 	c.resuming = &resuming{
 		table:    c.table,
 		loop:     c.loop,
-		records:  c.records,
-		store:    cfg.Store,
 		lineage:  c.lineage,
+		calls:    &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
 		sending:  c.sending,
 		outcomes: c.outcomes,
 	}

@@ -1,0 +1,105 @@
+package cells
+
+import (
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+// sending returns what sends launches.
+func (b *bench) sending() *sending {
+	r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+	return &sending{
+		loop: b.loop, calls: b.calls, rights: r, events: b.events, shortages: b,
+		sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
+		outcomes: &outcomes{
+			loop: b.loop, records: b.records, blockers: b.blocking(), events: b.events, shortages: b,
+			budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},
+		},
+	}
+}
+
+// intents returns what stores launches, in a store that has compared all instances.
+func (b *bench) intents() *intents {
+	b.Helper()
+	if err := b.lineage.open(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.lineage.looked = true
+	calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
+	return &intents{table: b.table, loop: b.loop, records: b.records, lineage: b.lineage, calls: b.calls, launchCalls: calls}
+}
+
+func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change  func(*bench, *launch, []*entry)
+		again   time.Duration
+		fails   bool
+		phase   apiv1.Phase
+		started int
+	}{
+		"nobody sends it": {func(*bench, *launch, []*entry) {}, 0, false, apiv1.Booting, 2},
+		"this process sends it": {func(_ *bench, _ *launch, group []*entry) {
+			group[1].launching = true
+		}, 0, false, apiv1.Launching, 0},
+		"the store may be behind": {func(b *bench, _ *launch, _ []*entry) {
+			b.lineage.looked = false
+		}, time.Second, false, apiv1.Launching, 0},
+		"its call is lost": {func(b *bench, l *launch, _ []*entry) {
+			if err := b.records.store.Delete(b.Context(), launchesPrefix+l.id, l.revision); err != nil {
+				b.Fatal(err)
+			}
+		}, 0, false, apiv1.Terminating, 0},
+		"a later Kip has stored it": {func(b *bench, l *launch, _ []*entry) {
+			b.storeCall(l, launchVersion+1)
+		}, 0, true, apiv1.Launching, 0},
+		"it has done so long ago": {func(b *bench, l *launch, group []*entry) {
+			b.storeCall(l, launchVersion+1)
+			group[0].rereading = attempts{failed: 1, began: b.clock.Now().Add(-giveUpUnknown)}
+		}, 0, false, apiv1.Terminating, 0},
+		"the other cell does not know of it yet": {func(_ *bench, l *launch, group []*entry) {
+			before := group[1].cell().clone()
+			before.Phase, before.Launch, group[1].launch = apiv1.Requested, nil, l.id
+			group[1].current.Store(&before)
+		}, time.Second, false, apiv1.Launching, 0},
+	} {
+		b := newBench(t)
+		intents, sending := b.intents(), b.sending()
+		s := &resuming{
+			table: b.table, loop: b.loop, lineage: b.lineage, sending: sending, outcomes: sending.outcomes,
+			calls: &storedCalls{loop: b.loop, records: b.records, store: b.records.store},
+		}
+		group := b.requested("c", "d")
+		l, err := intents.store(t.Context(), group, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range group {
+			e.launch = ""
+		}
+		tc.change(b, l, group)
+		again, err := s.Step(t.Context(), group[0])
+		b.loop.running.Wait()
+		got := group[0].cell()
+		if again != tc.again || (err != nil) != tc.fails || got.Phase != tc.phase || len(b.cloud.running()) != tc.started {
+			t.Errorf("%s: it is %s, %d instances, again after %s (%v)", name, got.Phase, len(b.cloud.running()), again, err)
+		}
+		if group[0].launching {
+			t.Errorf("%s: the cell is not given back", name)
+		}
+	}
+}
+
+// storeCall stores the call of a launch as one of a version.
+func (b *bench) storeCall(l *launch, version int) {
+	b.Helper()
+	var stored launchRecord
+	if _, err := b.records.store.Get(b.Context(), launchesPrefix+l.id, &stored); err != nil {
+		b.Fatal(err)
+	}
+	stored.Version = version
+	if _, err := b.records.store.Put(b.Context(), launchesPrefix+l.id, stored, l.revision); err != nil {
+		b.Fatal(err)
+	}
+}
