@@ -3,7 +3,9 @@ package cells
 import (
 	"context"
 	"fmt"
+	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -27,6 +29,7 @@ type recipe struct {
 	file     CloudInit // the operator's cloud-init file; nil for none
 	agent    *agentapi.Agent
 	nameTag  string
+	standby  Options // of standby cells
 }
 
 // digest is the digest of the file that counts for the next launch.
@@ -43,6 +46,21 @@ func (r *recipe) template(cloudInit string) string {
 		return r.settings
 	}
 	return r.settings + "-" + cloudInit[:min(len(cloudInit), 16)]
+}
+
+// standbyCell is the record of a new cell for a pool.
+func (r *recipe) standbyCell(pool string, offerings []Offering, now time.Time) Cell {
+	cell := Cell{
+		ID:        newID("cell-"),
+		Phase:     apiv1.Requested,
+		Standby:   pool,
+		Template:  r.template(r.digest()),
+		Offerings: offerings,
+		Options:   r.standby,
+		Reason:    "standby pool " + pool,
+	}
+	cell.step(apiv1.StepPlaced, now)
+	return cell
 }
 
 // startKind is the kind of launch by which the cloud starts what is launched now like a cell.

@@ -3,8 +3,6 @@ package cells
 import (
 	"context"
 	"errors"
-
-	apiv1 "github.com/elotl/kip/api/v1"
 )
 
 // refilling keeps the standby pools full.
@@ -15,7 +13,6 @@ type refilling struct {
 	pools     *pools
 	recipe    *recipe
 	lineage   *Lineage
-	options   Options // of standby cells
 }
 
 // run keeps the standby pools full until ctx ends.
@@ -44,7 +41,7 @@ func (s *refilling) fill(ctx context.Context) {
 	surplus, lacking := s.pools.plan(s.table.standbyNow())
 	for _, id := range surplus {
 		e := s.table.standby[id]
-		e.ending, e.cause = "its standby pool does not want it any more", CauseStandbyRetired
+		e.beginEnd(CauseStandbyRetired, "its standby pool does not want it any more")
 		s.loop.queue.Add(e.id)
 	}
 	s.table.mu.Unlock()
@@ -63,17 +60,7 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 		if err != nil || ctx.Err() != nil {
 			break
 		}
-		cell := Cell{
-			ID:        newID("cell-"),
-			Phase:     apiv1.Requested,
-			Standby:   name,
-			Template:  s.recipe.template(s.recipe.digest()),
-			Offerings: offerings,
-			Options:   s.options,
-			Reason:    "standby pool " + name,
-		}
-		cell.step(apiv1.StepPlaced, s.loop.clock.Now())
-		e := newEntry(cell, 0)
+		e := newEntry(s.recipe.standbyCell(name, offerings, s.loop.clock.Now()), 0)
 		s.table.mu.Lock()
 		s.table.reserve(e)
 		s.table.mu.Unlock()

@@ -32,7 +32,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.limits = cfg.Budgets
 	c.events = &reporter{pods: cfg.Events, log: cfg.Log}
 	c.observers = &observers{}
-	c.recipe = &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag}
+	c.recipe = &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
 	c.authorities = authorities{now: cfg.CAHash, old: cfg.OldCAHash}
 	c.agents = &asking{limiter: agentlimit.New()}
 	c.launches = newLaunchQueue()

@@ -55,7 +55,6 @@ func (c *Controller) wireRequests(cfg Config) {
 		pools:     c.pools,
 		recipe:    c.recipe,
 		lineage:   c.lineage,
-		options:   cfg.Options,
 	}
 }
 
