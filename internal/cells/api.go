@@ -162,7 +162,7 @@ func (c *Controller) Reload() { c.loop.fail(ErrTakenOver) }
 
 // Refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
 // not lost.
-func (c *Controller) Refused() string { return c.health.refused() }
+func (c *Controller) Refused() string { return c.health.refusals.refused() }
 
 // Unmoved are the cells that know Kip by the CA from before, in order of their IDs, launches that are under way among
 // them. As long as there are any the old CA is not dropped.

@@ -62,7 +62,8 @@ type entry struct {
 	notice     notice
 	evacuation evacuation
 	own        ownNotice
-	health     healthState
+	restarted  restarted
+	refuses    refusalState
 	hold       holdState
 	trusting   trusting
 	drained    bool      // what must outlive it is saved, as far as that could be done; of its worker

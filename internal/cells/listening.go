@@ -58,10 +58,10 @@ func (l *listening) lastLease(e *entry) time.Time {
 	if !awake.After(heard) {
 		return heard
 	}
-	if !e.health.restarted.heard.Equal(heard) {
-		e.health.restarted = restarted{heard: heard, since: awake}
+	if !e.restarted.heard.Equal(heard) {
+		e.restarted = restarted{heard: heard, since: awake}
 	}
-	return e.health.restarted.since
+	return e.restarted.since
 }
 
 // lastSign returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds table.mu.

@@ -3,14 +3,51 @@ package cells
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/tunnel"
 )
 
-// actOnRefusals reports what cells say of this Kip, and has it begin a new term where its clock was behind.
-func (s *health) actOnRefusals(refused, was refusals, cells []*entry, now time.Time) {
+// refusalReports report cells that refuse this process.
+type refusalReports struct {
+	table     *table
+	loop      *loop
+	events    *reporter
+	listening *listening
+
+	mu   sync.Mutex
+	last refusals
+}
+
+// refusalState is whether a cell refuses this process; under the table's lock.
+type refusalState struct {
+	since time.Time // since when it does, and was not heard; zero if it does not
+	told  dedup     // of that
+}
+
+// note notes that the cell refuses this process.
+func (r *refusalState) note(now time.Time) {
+	if r.since.IsZero() {
+		r.since = now
+	}
+}
+
+// heard notes when the cell was last heard.
+func (r *refusalState) heard(at time.Time) {
+	if at.After(r.since) {
+		r.since = time.Time{}
+	}
+}
+
+// act reports what cells say of this Kip, and has it begin a new term where its clock was behind. cells are those with a pod
+// that have refused it for long.
+func (s *refusalReports) act(refused refusals, cells []*entry, now time.Time) {
+	s.mu.Lock()
+	was := s.last
+	s.last = refused
+	s.mu.Unlock()
 	if is := refused.said(); (is != "") != (was.said() != "") {
 		s.loop.log.Error("most cells refuse this Kip, or do so no more", "by_term", refused.cells, "by_ca", refused.rotated, "of", refused.of,
 			"why", is)
@@ -75,15 +112,15 @@ const refusalTellAfter = 2 * time.Minute
 
 // tellRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
 // store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
-func (s *health) tellRefusing(cells []*entry, now time.Time) {
+func (s *refusalReports) tellRefusing(cells []*entry, now time.Time) {
 	for _, e := range cells {
 		why := e.refusal()
 		if why == nil {
 			continue
 		}
 		s.table.mu.Lock()
-		tell := e.health.told.note(events.CellRefuses, now)
-		since := e.health.refusing
+		tell := e.refuses.told.note(events.CellRefuses, now)
+		since := e.refuses.since
 		s.table.mu.Unlock()
 		if tell {
 			s.events.report(e.cell(), events.NewCellRefuses(e.id, now.Sub(since), why))
@@ -112,10 +149,10 @@ func (r refusals) said() string {
 
 // refused says why most cells, which are well, do not obey this Kip; "" if they do. They are
 // not lost.
-func (s *health) refused() string {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	return s.refusing.said()
+func (s *refusalReports) refused() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last.said()
 }
 
 // ErrBehindTime ends Run: the clock was behind when this process began, and has been set since.
@@ -128,7 +165,7 @@ const leastStep = time.Second
 // beganAfter reports whether the clock has been set forward since this process began its term, and whether it began after
 // that of another term by the clock as it is now. The clock is Kip's own, so cells that lie about terms have Kip begin
 // anew once at most each time that it is set.
-func (s *health) beganAfter(term uint64) bool {
+func (s *refusalReports) beganAfter(term uint64) bool {
 	now, lasted := s.loop.clock.Now(), s.loop.clock.Since(s.listening.termBegan)
 	began := now.Round(0).Add(-lasted) // Round(0): of the clock that is set, not of the one that measures
 	return began.Sub(s.listening.termBegan.Round(0)) >= leastStep && began.UnixMilli() > 0 && uint64(began.UnixMilli()) > term

@@ -23,12 +23,10 @@ func (c *Controller) wireOversight(cfg Config) {
 	}
 	c.wireLists(cfg)
 	c.health = &health{
-		table:     c.table,
 		loop:      c.loop,
-		events:    c.events,
 		observers: c.observers,
-		inventory: c.inventory,
-		listening: c.listening,
+		surveys:   &surveys{table: c.table, inventory: c.inventory, listening: c.listening, rules: cfg.Health},
+		refusals:  &refusalReports{table: c.table, loop: c.loop, events: c.events, listening: c.listening},
 		holds:     c.holds,
 		losses:    c.losses,
 		rules:     cfg.Health,
