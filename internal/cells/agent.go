@@ -13,13 +13,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-const (
-	// agentPoll is how often a cell is asked whether it has its agent.
-	agentPoll = time.Second
-	// goOverTimeout is how long a ready cell may take to go over to it: the agent gives the
-	// fetching up after two minutes.
-	goOverTimeout = 3 * time.Minute
-)
+// goOverTimeout is how long a ready cell may take to go over to the agent of its launch: an agent gives the
+// fetching up after two minutes.
+const goOverTimeout = 3 * time.Minute
 
 var (
 	// errNoAgent: the agent that the cell was launched for cannot be had there.

@@ -2,10 +2,17 @@ package cells
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/agentlimit"
 )
+
+// configTimeout bounds a request to an agent: with its configuration it starts the
+// kubelet's process.
+const configTimeout = 10 * time.Second
 
 // asking asks the agents of cells, a bounded number at a time.
 type asking struct{ limiter *agentlimit.Limiter }
@@ -15,6 +22,12 @@ func (a *asking) ask(ctx context.Context, e *entry, s Session, do func(context.C
 	return a.limiter.Ask(ctx, &e.pace, e.cell().Pod.Namespace, configTimeout, func(ctx context.Context) error {
 		return do(ctx, agentapi.Client{Conn: s.Conn()})
 	})
+}
+
+// answered reports whether an agent has answered with one of some codes of HTTP.
+func answered(err error, codes ...int) bool {
+	refused, is := errors.AsType[*agentapi.StatusError](err)
+	return is && slices.Contains(codes, refused.Code)
 }
 
 // putDisks tells the agent which disks its cell is to have.

@@ -49,8 +49,3 @@ func (s *silentZones) avoid(silent []string) {
 		s.shortages.Mark(Offering{}, no)
 	}
 }
-
-// lacks reports whether the cloud does not have what was asked for.
-func lacks(err error) bool {
-	return errors.Is(err, cloud.ErrCapacity) || errors.Is(err, cloud.ErrQuota)
-}

@@ -21,9 +21,6 @@ type batchSizes struct {
 // fewer at once when the cloud had not let as many pass.
 const apartFor = 10 * time.Minute
 
-// location is where machines are launched; the zero one is everywhere.
-type location struct{ zone, subnet string }
-
 // fewer is how many cells one call may launch, and until when.
 type fewer struct {
 	most  int

@@ -1,13 +1,11 @@
 package cells
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -271,16 +269,4 @@ func (s *blockers) report(e *entry, why, reason string, tellNode bool) {
 	if changed {
 		s.records.showAgain(e)
 	}
-}
-
-// whyUnfit is what a cloud found to be the operator's fault, without the call that it said so of;
-// "" for any other error.
-func whyUnfit(err error) string {
-	if !errors.Is(err, cloud.ErrUnfit) {
-		return ""
-	}
-	if said, ok := errors.AsType[*cloud.Error](err); ok {
-		return said.Error()
-	}
-	return err.Error()
 }

@@ -19,6 +19,8 @@ const (
 	boostLimit = 5 * time.Minute
 	// boostRetry is the wait between two calls that end the boost of a cell.
 	boostRetry = time.Minute
+	// boostMost is how many boosts one call ends.
+	boostMost = cloud.MaxLaunch
 )
 
 // boosted reports whether the cloud is yet to be told that the cell's machine has started.
@@ -91,7 +93,7 @@ func (s *boosting) unboost(e *entry) {
 // end ends the boosts of cells, and stores that. What fails is tried again: the record of a cell says
 // nothing of an end until the cloud has ended it.
 func (s *boosting) end(ctx context.Context, entries []*entry) {
-	for group := range slices.Chunk(entries, tagMost) {
+	for group := range slices.Chunk(entries, boostMost) {
 		ended := slices.DeleteFunc(s.endOf(ctx, group), func(e *entry) bool { return e.cell().Phase == apiv1.Gone })
 		if len(ended) > 0 {
 			err := s.records.commit(ctx, ended, func(_ int, cell *Cell) error {

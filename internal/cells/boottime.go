@@ -8,10 +8,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// readyTimeout is the least time that a kubelet has from the join: it needs about a
-// second, on a machine that is being started perhaps ten. On a machine that was slow to
-// join, such as an emulated one on a busy host, it has as long as the join took.
-const readyTimeout = 2 * time.Minute
+// cloudInitTimeout is how long a cell may take to carry out the operator's cloud-init
+// file: an image's package manager takes minutes.
+const cloudInitTimeout = 10 * time.Minute
 
 // bootTimes say how long booting cells still have.
 type bootTimes struct {

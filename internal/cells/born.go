@@ -7,8 +7,6 @@ import (
 	"k8s.io/utils/clock"
 )
 
-const bornKey = "born"
-
 // births stores when the store was new.
 type births struct {
 	clock     clock.PassiveClock

@@ -5,23 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/events"
-)
-
-const (
-	// cloudInitTimeout is how long a cell may take to carry out the operator's cloud-init
-	// file: an image's package manager takes minutes.
-	cloudInitTimeout = 10 * time.Minute
-	// firstSetUpPoll and longestSetUpPoll are how long it is left alone before it is asked
-	// whether it is done, twice as long each time: a file without scripts is written within
-	// milliseconds.
-	firstSetUpPoll, longestSetUpPoll = 25 * time.Millisecond, 5 * time.Second
 )
 
 // CloudInit is the digest of the cloud-init file that the cell was launched with; "" for none.
@@ -117,12 +105,6 @@ func (s *setups) askDone(ctx context.Context, e *entry, session Session, digest 
 		return nil, errNotBegun
 	}
 	return failures, err
-}
-
-// answered says that an agent has answered with one of some codes of HTTP.
-func answered(err error, codes ...int) bool {
-	refused, is := errors.AsType[*agentapi.StatusError](err)
-	return is && slices.Contains(codes, refused.Code)
 }
 
 // tell tells, once, what of the file could not be done.

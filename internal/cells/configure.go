@@ -5,16 +5,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cloud/pipe"
 )
-
-// configTimeout bounds the handing over of the agent's configuration, in which
-// it starts the kubelet's process.
-const configTimeout = 10 * time.Second
 
 // configuring hands agents their configuration, and before that what their machines need for it.
 type configuring struct {

@@ -3,10 +3,16 @@ package cells
 import (
 	"context"
 	"errors"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
+
+// firstSetUpPoll and longestSetUpPoll are how long a cell with a cloud-init file is left alone before it is asked
+// whether that is done, twice as long each time: a file without scripts is written within
+// milliseconds.
+const firstSetUpPoll, longestSetUpPoll = 25 * time.Millisecond, 5 * time.Second
 
 // contacting connects to the machines of booting cells, and has their agents and kubelets set up.
 type contacting struct {

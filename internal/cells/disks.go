@@ -23,22 +23,13 @@ type Disk struct {
 	Volume string `json:"volume"`
 }
 
-// A disk that is not free, or not there, is asked for again after diskPoll, and then
-// less and less often.
-const diskPoll, longestDiskPoll = 250 * time.Millisecond, 4 * time.Second
-
 // attachAgain is after how many polls for a device, which take half a minute, the cloud is
 // asked again to attach it.
 const attachAgain = 10
 
-const (
-	// refusedTimeout is how long a cell waits for a disk that the cloud refuses to attach to it:
-	// longer than what clouds take to know everywhere of what they have made.
-	refusedTimeout = time.Minute
-	// heldTimeout is the same for a disk that an instance has which no cell of an ending pod is:
-	// longer than a node of Kubernetes' own takes to let go of a disk in good order.
-	heldTimeout = 2 * time.Minute
-)
+// refusedTimeout is how long a cell waits for a disk that the cloud refuses to attach to it:
+// longer than what clouds take to know everywhere of what they have made.
+const refusedTimeout = time.Minute
 
 // hasDisks says that the cloud has disks.
 func hasDisks(c *pipe.Pipe) bool { return c.Features().Disks != nil }
@@ -104,13 +95,13 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		if e.wait.polls >= attachAgain {
 			e.disksGiven.attached = false // the cloud has said yes, and may not have done it
 		}
-		s.waits.tell(ctx, e, events.NewDeviceNotShown(err))
+		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
 		return waitFor(s.waits.next(e)), nil
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
 	e.disksGiven.shown, e.wait.polls = true, 0
-	s.waits.note(ctx, e, told{})
+	s.waits.clear(ctx, e)
 	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
 	return done, nil
 }
@@ -141,7 +132,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 		} else {
 			atMost = heldTimeout
 		}
-		s.waits.tell(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
+		s.waits.report(ctx, e, events.NewVolumeHeld(failed.disk.Volume, s.table.userOf(inUse.Instance), atMost))
 		return s.waits.next(e), nil
 	case errors.Is(err, cloud.ErrNotYet):
 		e.wait.refused = time.Time{}
@@ -149,7 +140,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	case cloud.Refused(failed.err) && s.giveUpIfLate(e, failed, refusedTimeout):
 		return diskPoll, nil
 	}
-	s.waits.tell(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
+	s.waits.report(ctx, e, events.NewVolumeNotAttached(failed.disk.Volume, failed.err))
 	return 0, err
 }
 

@@ -13,22 +13,6 @@ const (
 	disruptionShare, disruptionLeast = 0.55, 3
 )
 
-// within are the places that a location is in, the widest first: everywhere, its zone and itself.
-func (l location) within() []location {
-	return slices.Compact([]location{{}, {zone: l.zone}, l})
-}
-
-// String tells of the cells of a location, as "cells in zone a".
-func (l location) String() string {
-	switch {
-	case l.subnet != "":
-		return "cells in subnet " + l.subnet
-	case l.zone != "":
-		return "cells in zone " + l.zone
-	}
-	return "cells"
-}
-
 // silentCount is how many cells may end for their silence, and how many of them are silent.
 type silentCount struct{ bounded, silent int }
 
@@ -95,10 +79,4 @@ func (d disruptions) String() string {
 	}
 	slices.Sort(all)
 	return strings.Join(all, ", ")
-}
-
-// location is where a cell is.
-func (e *entry) location() location {
-	o := e.cell().Offering()
-	return location{zone: o.Zone, subnet: o.Subnet}
 }

@@ -32,7 +32,8 @@
 // is stored of them (commit is the only way), and with it the ledger (bill.go) and the table
 // (adopt.go), and loop has the queue, the clock and
 // the log. A part with a mutex of its own says in which order it is taken; the order
-// of the others is beside table.mu.
+// of the others is beside table.mu. What several parts need is in timing.go (times), errors.go
+// (what errors of the cloud and of the store mean) and keys.go (of stored records).
 //
 // This package decides nothing about pods. Package pods asks for a cell, lets it
 // go, and observes what becomes of it.

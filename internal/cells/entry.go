@@ -7,7 +7,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentlimit"
-	"github.com/elotl/kip/internal/backoff"
 )
 
 // entry is a cell and what this process holds for it. A step declares its part of that, and
@@ -69,28 +68,6 @@ type entry struct {
 	drained    bool      // what must outlive it is saved, as far as that could be done; of its worker
 	unseen     time.Time // since when complete snapshots show no instance of a launch that was given up; of its worker
 }
-
-// attempts are those at one call about a cell. They are of its worker alone, or, while it is
-// being launched, of its group.
-type attempts struct {
-	failed int
-	began  time.Time // when the first failed
-	next   time.Time // none is made before
-}
-
-// wait is how long none is made.
-func (a *attempts) wait(now time.Time) time.Duration { return a.next.Sub(now) }
-
-// fail notes that one has failed.
-func (a *attempts) fail(now time.Time, err error, random backoff.Random) {
-	if a.failed++; a.failed == 1 {
-		a.began = now
-	}
-	a.next = now.Add(max(retryAfter(err), random.After(a.failed, firstRetry, longestRetry)))
-}
-
-// told is what a pod's owner was told.
-type told struct{ reason, message string }
 
 // cell is the record as it is now.
 func (e *entry) cell() *Cell { return e.current.Load() }

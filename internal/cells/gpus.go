@@ -74,7 +74,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
 		e.devices.there = true
-		s.waits.note(ctx, e, told{})
+		s.waits.clear(ctx, e)
 		return done, nil
 	}
 	now := s.loop.clock.Now()
@@ -94,7 +94,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 		return leave, nil
 	}
 	if now.Sub(e.devices.since) >= gpuSilence {
-		s.waits.tell(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
+		s.waits.report(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
 	}
 	return waitFor(gpuPoll), nil
 }

@@ -2,6 +2,11 @@ package cells
 
 import "time"
 
+// hiddenAge is how long, and in how many lists at least, an instance must be lacking
+// that the cloud says is alive before that says nothing of the lists any more: somebody
+// may have taken the instance's tags.
+const hiddenAge, hiddenLists = 5 * time.Minute, 3
+
 // hidden is since when, and how often, a list lacked an instance that is alive.
 type hidden struct {
 	since time.Time

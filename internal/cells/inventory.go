@@ -11,26 +11,10 @@ import (
 )
 
 const (
-	// idlePoll is how often the cloud's list is asked for at least: one call serves
-	// all cells.
-	idlePoll = 15 * time.Second
-	// orphanAge is how long an instance must be seen without a cell before the
-	// instance is terminated. A list may be older than the records.
-	orphanAge = 10 * time.Second
-	// missingAge is how long snapshots must not have shown a cell's instance before
-	// the instance counts as gone. A list may lag behind a launch, EC2's by a few
-	// seconds.
-	missingAge = 20 * time.Second
-	// silentAge is as missingAge, for a cell whose tunnel is down too.
-	silentAge = 4 * time.Second
 	// cloudSkew is how far the cloud's clock and Kip's may be apart, and some more. An
 	// instance that only seems to be older than the store is ended without need; no pod
 	// runs on it.
 	cloudSkew = 5 * time.Minute
-	// hiddenAge is how long, and in how many snapshots at least, a list must lack an instance
-	// that the cloud says is alive before that says nothing of the list any more: somebody
-	// may have taken the instance's tags.
-	hiddenAge, hiddenLists = 5 * time.Minute, 3
 )
 
 // inventory is what the cloud has shown, and for how long it has shown it.

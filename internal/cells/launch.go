@@ -9,21 +9,6 @@ import (
 	"github.com/elotl/kip/internal/cloud/pipe"
 )
 
-const (
-	// callTimeout bounds what waits for a call to the cloud, where that is not to wait
-	// for the budget for ever.
-	callTimeout = pipe.Timeout
-	// A launch whose outcome stays unknown is given up after both, and so is one that
-	// cannot be resolved: the cloud cannot say what is wrong with this offering, and
-	// another may work.
-	giveUpTries = 5
-	giveUpAfter = time.Minute
-	// giveUpUnknown is after how long a stored launch of a later Kip is given up.
-	giveUpUnknown = 5 * time.Minute
-	// Between two tries of a launch.
-	firstRetry, longestRetry = 200 * time.Millisecond, 15 * time.Second
-)
-
 // launch is a stored call that is under way.
 type launch struct {
 	id       string

@@ -18,9 +18,6 @@ type launchCalls struct {
 	recipe *recipe
 }
 
-// launchesPrefix is where the calls are stored whose outcome is not known yet.
-const launchesPrefix = "launches/"
-
 // launchVersion is that of launchRecord. A Kip that does not know a record's version
 // sends nothing of it: it would drop what it does not know, and send another call. After a while it gives the launch up:
 // an instance of it is found by its tags, and ended.

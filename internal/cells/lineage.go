@@ -16,8 +16,6 @@ import (
 	"github.com/elotl/kip/internal/watchdog"
 )
 
-const generationKey = "generation"
-
 // ErrTakenOver ends Run: a person has had the store take over, and the cells are to be
 // loaded anew.
 var ErrTakenOver = errors.New("the store has taken over: its cells are loaded anew")

@@ -96,12 +96,3 @@ func (l *listening) hearing(t *table, e *entry, sure bool) func() time.Time {
 		return l.mayHaveHeard(e, sure)
 	}
 }
-
-func latest(first time.Time, others ...time.Time) time.Time {
-	for _, t := range others {
-		if t.After(first) {
-			first = t
-		}
-	}
-	return first
-}

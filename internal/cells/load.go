@@ -11,8 +11,6 @@ import (
 	"k8s.io/utils/clock"
 )
 
-const keyPrefix = "cells/"
-
 // loading takes up what is stored, before anything else runs.
 type loading struct {
 	clock     clock.PassiveClock

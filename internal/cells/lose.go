@@ -50,7 +50,7 @@ func (s *losses) lose(ctx context.Context, e *entry, population int, of sign) bo
 	if !s.holds.admit(ctx, e, end, population) {
 		return false
 	}
-	if lacks(of.fault) { // what it could not serve after all is not asked for again at once
+	if isShortage(of.fault) { // what it could not serve after all is not asked for again at once
 		s.shortages.Mark(cell.Offering(), of.fault)
 	}
 	if errors.Is(of.fault, cloud.ErrUnfit) {

@@ -84,7 +84,7 @@ func signOf(a absent, sure bool, fault error) sign {
 // causeOf is why a cell ends whose instance the cloud has ended.
 func causeOf(fault error) Cause {
 	switch {
-	case lacks(fault):
+	case isShortage(fault):
 		return CauseInterrupted
 	case errors.Is(fault, cloud.ErrUnfit):
 		return CauseUnfit

@@ -74,7 +74,7 @@ func (s *outcomes) reportShortages(offering Offering, l *launch, known []int, ve
 		if verdicts[n] == isLaunched && errors.Is(fault, cloud.ErrUnfit) {
 			s.blockers.noteNotStarted(l.group[n].cell(), fault)
 		}
-		if verdicts[n] == isLaunched && lacks(fault) {
+		if verdicts[n] == isLaunched && isShortage(fault) {
 			err = fault
 		} else if v := verdicts[n]; v != isRefused && v != isAbandoned {
 			continue

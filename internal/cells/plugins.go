@@ -21,13 +21,9 @@ type Plugin struct {
 	Pod json.RawMessage `json:"pod"`
 }
 
-const (
-	// pluginPoll is how often Kip checks whether a plugin has registered.
-	pluginPoll = 100 * time.Millisecond
-	// pluginSilence is how long a plugin may take to register before its pod is
-	// told, where its kubelet says nothing: most of it is the pull of its images.
-	pluginSilence = 20 * time.Second
-)
+// pluginSilence is how long a plugin may take to register before its pod is
+// told, where its kubelet says nothing: most of it is the pull of its images.
+const pluginSilence = 20 * time.Second
 
 // plugins gives ready cells the plugins of their pods' CSI drivers.
 type plugins struct {
@@ -61,7 +57,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 			return progress{}, err
 		}
 		if err != nil {
-			s.waits.tell(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
+			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
 			return progress{}, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
 		e.plugins.sent = s.loop.clock.Now()
@@ -76,12 +72,12 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
-			s.waits.tell(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
+			s.waits.report(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))
 		}
 		return waitFor(pluginPoll), nil
 	}
 	e.plugins.known = true
-	s.waits.note(ctx, e, told{})
+	s.waits.clear(ctx, e)
 	return done, nil
 }
 

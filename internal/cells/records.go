@@ -110,16 +110,6 @@ func lockWriting(ctx context.Context, e *entry) {
 	e.writing.Lock()
 }
 
-// refusedWrite says that somebody else writes our records.
-func refusedWrite(err error) bool {
-	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotLeader)
-}
-
-// notWritten says that the store has surely not written.
-func notWritten(err error) bool {
-	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
-}
-
 // adopt makes a stored record the current one, and tells observers of it. The caller holds e.writing.
 func (r *records) adopt(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision

@@ -9,6 +9,9 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+// giveUpUnknown is after how long a stored launch of a later Kip is given up.
+const giveUpUnknown = 5 * time.Minute
+
 // resuming sends launches again that are stored, and that nobody in this process is sending.
 type resuming struct {
 	table    *table

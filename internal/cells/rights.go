@@ -49,12 +49,6 @@ type pause struct {
 	all    bool // it is of the account, and not of launches alone
 }
 
-// denied says that Kip has no right to the one offering, perhaps to others.
-func denied(err error) bool {
-	s := cloud.ScopeOf(err)
-	return errors.Is(err, cloud.ErrUnauthorised) && s.Says() && !s.Account
-}
-
 // deniedTypes are so many that Kip is taken to have no right to any: as many in one
 // subnet, and two where the subnets differ as well.
 const deniedTypes = 3

@@ -54,7 +54,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	switch {
 	case err == nil:
 		e.routes.made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
-		s.waits.note(ctx, e, told{})
+		s.waits.clear(ctx, e)
 		return done, nil
 	case errors.Is(err, errUnderWay), ctx.Err() != nil:
 		return progress{}, err
@@ -62,13 +62,13 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 		e.wait.refused = time.Time{}
 	case !isTaken && !cloud.Refused(err):
 		e.wait.refused = time.Time{}
-		s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
+		s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 		return progress{}, err
 	case s.waits.giveUpIfLate(e, CauseNoRoute, events.NewRouteGivenUp,
 		fmt.Sprintf("the cloud did not route %s to it", to), err, heldTimeout):
 		return waitFor(diskPoll), nil
 	}
-	s.waits.tell(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
+	s.waits.report(ctx, e, events.NewRouteFailed(fmt.Sprint(to), err))
 	return waitFor(s.waits.next(e)), nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
@@ -150,16 +149,4 @@ func complete(results cloud.LaunchResults, l *launch) cloud.LaunchResults {
 		}
 	}
 	return results
-}
-
-// longestRetryAfter bounds what a cloud may ask for between two tries of a launch.
-const longestRetryAfter = time.Minute
-
-// retryAfter is when a cloud says that a call is worth trying again; 0 if it does
-// not.
-func retryAfter(err error) time.Duration {
-	if e, ok := errors.AsType[*cloud.Error](err); ok {
-		return min(e.RetryAfter, longestRetryAfter)
-	}
-	return 0
 }

@@ -80,7 +80,7 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 		return max(s.rights.delayLaunch(e), firstRetry)
 	}
 	e.starts.fail(now, err, s.loop.random)
-	if lacks(err) {
+	if isShortage(err) {
 		s.shortages.Mark(e.cell().Offering(), err)
 	}
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starts.began) >= giveUpAfter

@@ -71,11 +71,6 @@ func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 	return stay, others
 }
 
-// unfitForType says that another type may go together with what the operator has configured.
-func unfitForType(err error) bool {
-	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""
-}
-
 // again has a group wait until its launch is resolved once more.
 func (s *unresolved) again(group []*entry, failure error) {
 	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)

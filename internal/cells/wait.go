@@ -20,7 +20,7 @@ type waits struct {
 
 // waitState is what a ready cell waits for.
 type waitState struct {
-	told    told      // what was last reported of the disks, routes, plugins and GPUs; written under the table's lock
+	told    reported  // of the disks, routes, plugins and GPUs; written under the table's lock
 	polls   int       // in a row
 	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
 }
@@ -39,22 +39,28 @@ func (s *waits) connect(ctx context.Context, e *entry) (progress, error) {
 	return done, nil
 }
 
-// tell reports something about a cell's disks, unless it was the last thing
-// that was. It is called by the cell's worker alone.
-func (s *waits) tell(ctx context.Context, e *entry, event events.Event) {
-	if s.note(ctx, e, told{event.Reason, event.Message}) {
+// reported is the Event that was last reported of what a cell waits for; zero if it waits for nothing.
+type reported struct{ reason, message string }
+
+// report reports what a ready cell waits for, unless that was the last thing
+// that was reported. It is called by the cell's worker alone.
+func (s *waits) report(ctx context.Context, e *entry, event events.Event) {
+	if s.note(ctx, e, reported{event.Reason, event.Message}) {
 		s.events.report(e.cell(), event)
 	}
 }
 
+// clear notes that a ready cell has what it waited for. It is called by the cell's worker alone.
+func (s *waits) clear(ctx context.Context, e *entry) { s.note(ctx, e, reported{}) }
+
 // note keeps what a ready cell waits for, for WaitsFor, and tells observers of
 // it; false if that is known.
-func (s *waits) note(ctx context.Context, e *entry, news told) bool {
-	if e.wait.told == news {
+func (s *waits) note(ctx context.Context, e *entry, now reported) bool {
+	if e.wait.told == now {
 		return false
 	}
 	s.table.mu.Lock()
-	e.wait.told = news
+	e.wait.told = now
 	s.table.mu.Unlock()
 	s.records.tell(ctx, e)
 	return true

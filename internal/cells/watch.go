@@ -7,9 +7,6 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// silentPoll is how often the cloud is asked while a bound cell is silent.
-const silentPoll = 2 * time.Second
-
 // watching keeps bound cells connected until their pods let them go.
 type watching struct {
 	table       *table

@@ -24,8 +24,8 @@ const (
 	// After a call that the cloud has throttled no other of its kind is sent for
 	// firstPause, and for twice as long each time that this was too short.
 	firstPause, longestPause = time.Second, 30 * time.Second
-	// longestRetryAfter bounds what a cloud may ask for.
-	longestRetryAfter = time.Minute
+	// LongestRetryAfter bounds what a cloud may ask for.
+	LongestRetryAfter = time.Minute
 )
 
 // limiter has each call wait for the budget of its kind, and for the end of a back-off

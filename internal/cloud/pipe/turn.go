@@ -210,7 +210,7 @@ func (t *Turn) end(err error) {
 	}
 	var after time.Duration
 	if e, ok := errors.AsType[*cloud.Error](err); ok {
-		after = min(e.RetryAfter, longestRetryAfter)
+		after = min(e.RetryAfter, LongestRetryAfter)
 	}
 	// Of the calls that were under way together one counts.
 	if t.pauses == k.pauses {

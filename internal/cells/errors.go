@@ -1,0 +1,59 @@
+package cells
+
+import (
+	"errors"
+	"time"
+
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/cloud/pipe"
+	"github.com/elotl/kip/internal/store"
+)
+
+// What the errors of the cloud and of the store mean for cells.
+
+// isShortage reports whether the cloud does not have what was asked for.
+func isShortage(err error) bool {
+	return errors.Is(err, cloud.ErrCapacity) || errors.Is(err, cloud.ErrQuota)
+}
+
+// denied reports whether Kip has no right to the one offering, perhaps to others.
+func denied(err error) bool {
+	s := cloud.ScopeOf(err)
+	return errors.Is(err, cloud.ErrUnauthorised) && s.Says() && !s.Account
+}
+
+// unfitForType reports whether another type may go together with what the operator has configured.
+func unfitForType(err error) bool {
+	return errors.Is(err, cloud.ErrUnfit) && cloud.ScopeOf(err).InstanceType != ""
+}
+
+// whyUnfit is what a cloud found to be the operator's fault, without the call that it said so of;
+// "" for any other error.
+func whyUnfit(err error) string {
+	if !errors.Is(err, cloud.ErrUnfit) {
+		return ""
+	}
+	if said, ok := errors.AsType[*cloud.Error](err); ok {
+		return said.Error()
+	}
+	return err.Error()
+}
+
+// retryAfter is after how long a call is worth trying again, as the cloud says; 0 if it does
+// not.
+func retryAfter(err error) time.Duration {
+	if e, ok := errors.AsType[*cloud.Error](err); ok {
+		return min(e.RetryAfter, pipe.LongestRetryAfter)
+	}
+	return 0
+}
+
+// refusedWrite reports whether somebody else writes our records.
+func refusedWrite(err error) bool {
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotLeader)
+}
+
+// notWritten reports whether the store has surely not written.
+func notWritten(err error) bool {
+	return refusedWrite(err) || errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrTooBig)
+}
