@@ -77,12 +77,12 @@ func TestOnlyWhatEndsIsBilled(t *testing.T) {
 func TestACellThatIsGoneIsForgotten(t *testing.T) {
 	b := newBench(t)
 	e := b.running("c")
-	b.endings.byInstance["i-c"] = &termination{}
+	b.terminations.byInstance["i-c"] = &termination{}
 	end := e.cell().clone()
 	end.Phase = apiv1.Gone
-	(&adoptions{table: b.table, pools: b.pools, endings: b.endings}).adopt(e, &end)
+	(&adoptions{table: b.table, pools: b.pools, terminations: b.terminations}).adopt(e, &end)
 	if e.cell().Phase != apiv1.Gone || b.table.find("c") != nil || b.table.havingInstance("i-c") != nil || len(b.table.byPod) != 0 ||
-		len(b.endings.byInstance) != 0 {
+		len(b.terminations.byInstance) != 0 {
 		t.Errorf("it is %s, and found", e.cell().Phase)
 	}
 }

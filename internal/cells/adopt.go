@@ -4,9 +4,9 @@ import apiv1 "github.com/elotl/kip/api/v1"
 
 // adoptions make stored records the current ones of their cells.
 type adoptions struct {
-	table   *table
-	pools   *pools
-	endings *endings
+	table        *table
+	pools        *pools
+	terminations *terminations
 }
 
 // adopt makes a stored record the current one of its cell. The caller holds e.writing.
@@ -38,6 +38,6 @@ func (s *adoptions) bury(e *entry) {
 	s.table.unreserve(e)
 	s.pools.noteGone(*e.cell())
 	if i := e.cell().Instance; i != nil {
-		s.endings.forget(i.ID)
+		s.terminations.forget(i.ID)
 	}
 }

@@ -46,7 +46,7 @@ type trust struct {
 	loop        *loop
 	records     *records
 	agents      *asking
-	ends        *ends
+	ends        *cellEnds
 	authorities authorities
 }
 

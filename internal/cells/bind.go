@@ -20,7 +20,7 @@ type binding struct {
 	records      *records
 	evacuating   *evacuating
 	idling       *idling
-	ends         *ends
+	ends         *cellEnds
 	preparations []preparation // in their order
 }
 

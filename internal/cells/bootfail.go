@@ -16,7 +16,7 @@ type bootFailures struct {
 	events    *reporter
 	blockers  *blockers
 	consoles  *consoles
-	ends      *ends
+	ends      *cellEnds
 }
 
 // endUnwanted ends a booting cell that nobody wants, or that is lost.

@@ -41,10 +41,10 @@ func (s *comparing) compare(ctx context.Context, began time.Time, listing cloud.
 
 // knownCells are the cells, as a snapshot is compared with them.
 type knownCells struct {
-	table   *table
-	loop    *loop
-	calls   *pipe.Pipe
-	endings *endings
+	table        *table
+	loop         *loop
+	calls        *pipe.Pipe
+	terminations *terminations
 }
 
 // now returns all cells as they are now.
@@ -56,7 +56,7 @@ func (s *knownCells) now() (cells []known) {
 		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
 		k.heard = e.isHeard(s.loop.clock.Now())
 		if i := k.cell.Instance; i != nil {
-			k.terminated = s.endings.accepted(i.ID)
+			k.terminated = s.terminations.accepted(i.ID)
 		}
 		k.addressed = k.cell.Instance == nil || addressed(k.cell.Instance, dialPublic)
 		cells = append(cells, k)

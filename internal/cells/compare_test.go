@@ -12,7 +12,7 @@ import (
 
 func TestALookIsComparedWithCellsAsTheyAreNow(t *testing.T) {
 	b := newBench(t)
-	s := &knownCells{table: b.table, loop: b.loop, calls: b.calls, endings: b.endings}
+	s := &knownCells{table: b.table, loop: b.loop, calls: b.calls, terminations: b.terminations}
 	addresses := cloud.Instance{ManagementIP: netip.MustParseAddr("10.0.0.2"), PodIP: netip.MustParseAddr("10.0.128.2")}
 	instance := func(id string, i cloud.Instance) *cloud.Instance {
 		i.ID = id
@@ -26,8 +26,8 @@ func TestALookIsComparedWithCellsAsTheyAreNow(t *testing.T) {
 	b.stored(Cell{ID: "young", Pod: ref("c"), Phase: apiv1.Booting, Instance: instance("i-young", cloud.Instance{})})
 	b.stored(Cell{ID: "asked", Pod: ref("d"), Phase: apiv1.Requested})
 	ends := b.stored(Cell{ID: "ends", Pod: ref("e"), Phase: apiv1.Terminating, Instance: instance("i-ends", addresses)})
-	b.endings.want(endOf(ends.cell(), ""), ends, snapshot{})
-	b.endings.byInstance["i-ends"].accepted = now
+	b.terminations.request(endOf(ends.cell(), ""), ends, snapshot{})
+	b.terminations.byInstance["i-ends"].accepted = now
 	want := map[string]known{
 		"well":   {heard: true, addressed: true},
 		"silent": {cutOff: true, addressed: true},

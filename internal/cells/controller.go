@@ -8,17 +8,10 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-const (
-	// workers is how many cells are moved along at the same time. A step waits for the
-	// store, hardly for the processor, and never for the cloud or an agent: what needs
-	// those is asynchronous.
-	workers = 64
-	// logsSaved is how many cells are asked for their pods' logs at the same time, logsOfOne how many of one namespace.
-	logsSaved, logsOfOne = 256, 192
-	// lettingGo is how many cells are waited for at the same time that let go of their
-	// volumes: half of what may be asked slowly, since others hang. lettingOfOne is how many of one namespace.
-	lettingGo, lettingOfOne = 128, 96
-)
+// workers is how many cells are moved along at the same time. A step waits for the
+// store, hardly for the processor, and never for the cloud or an agent: what needs
+// those is asynchronous.
+const workers = 64
 
 // Controller moves every cell through its life. One worker handles a cell at a
 // time; while it is being launched, its group does.
@@ -29,7 +22,7 @@ type Controller struct {
 	upkeep
 	links
 	outfit
-	ending
+	endSteps
 	machines
 	launchSteps
 	requestSteps
@@ -44,7 +37,7 @@ func New(cfg Config) *Controller {
 	c.wireUpkeep(cfg)
 	c.wireLinks(cfg)
 	c.wireOutfit(cfg)
-	c.wireEnding(cfg)
+	c.wireEndSteps(cfg)
 	c.wireMachines(cfg)
 	c.wireLaunches(cfg)
 	c.wireRequests(cfg)
@@ -64,7 +57,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	for _, part := range []interface{ run(context.Context) }{
 		c.ingress, c.lister, c.sweeping, c.health, c.refilling, c.announcements, c.trust, c.launching, c.tagging, c.boosting,
-		c.endCalls,
+		c.terminateCalls,
 	} {
 		c.loop.running.Go(func() { part.run(ctx) })
 	}
@@ -115,7 +108,7 @@ func (c *Controller) stepOf(p apiv1.Phase) step {
 	case apiv1.Draining:
 		return c.draining
 	case apiv1.Terminating:
-		return c.terminations
+		return c.terminating
 	}
 	return nil
 }

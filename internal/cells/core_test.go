@@ -25,7 +25,7 @@ type bench struct {
 	cloud   *modelCloud
 	calls   *pipe.Pipe
 	guard   *guard.Guard
-	ends    *ends
+	ends    *cellEnds
 	holds   *holds
 	said    []string // Events
 	shown   []Cell   // to observers, with each change
@@ -57,7 +57,7 @@ func newBench(t *testing.T) *bench {
 		Log:    slog.New(slog.DiscardHandler),
 	})
 	b.core = c.core
-	b.ends = &ends{table: b.table, loop: b.loop, records: b.records, events: b.events}
+	b.ends = &cellEnds{table: b.table, loop: b.loop, records: b.records, events: b.events}
 	b.holds = &holds{
 		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,
 	}

@@ -19,14 +19,28 @@
 //	              with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go)
-//	terminate.go  has its instance ended (endings.go, endcall.go), then remove.go its record
+//	terminate.go  has its instance terminated, then remove.go its record
 //
 // Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and
 // follow.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
 // instances back, interrupt.go stores them, and evacuate.go acts on them; health.go, refill.go,
-// tag.go and boost.go do what their names say. Who finds that a cell is lost goes to lose.go, which asks the guard
-// (hold.go), and then ends it (ends.go). Controller wires the parts, a file for each group (wire.go and
-// wire*.go), and passes on what other packages ask, in api.go.
+// tag.go and boost.go do what their names say. Controller wires the parts, a file for each group
+// (wire.go and wire*.go), and passes on what other packages ask, in api.go.
+//
+// A cell ends, an instance is terminated. The end of a cell begins in one of these, and is stored as a phase:
+//
+//	release.go       its pod is gone
+//	bootfail.go      it has not become ready
+//	lose.go          it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
+//	abandon.go       nobody knows whether its launch gave it an instance
+//	hold.go          asks the guard first, where nobody has requested the end
+//	cellends.go      begins the end, and stores it
+//
+// Then its instance is terminated, as is one without a cell:
+//
+//	terminate.go, orphans.go   request it, for a cell or for none, until it is gone
+//	terminations.go            has those that are under way
+//	terminatecalls.go          asks the guard, makes the calls, and takes the answers
 //
 // All steps stand on a core: table has the cells that are there, records changes what
 // is stored of them (commit is the only way), and with it the ledger (bill.go) and the table

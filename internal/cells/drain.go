@@ -21,7 +21,7 @@ type draining struct {
 	logs        Logs
 	saving      *savingLogs
 	volumes     *freeingVolumes
-	ends        *ends
+	ends        *cellEnds
 }
 
 // Step saves what must outlive the cell: the logs of a pod that ran to its end,
@@ -48,7 +48,7 @@ func (s *draining) saveAll(ctx context.Context, e *entry, err error) error {
 	var finishing sync.WaitGroup
 	pod := e.cell().Pod.UID
 	finishing.Go(func() { s.logs.Finish(ctx, pod) })
-	err = s.saving.ofEnded(ctx, e, err)
+	err = s.saving.saveOfEnded(ctx, e, err)
 	if err == nil {
 		err = s.volumes.free(ctx, e) // other pods may wait for them
 	}

@@ -133,7 +133,7 @@ func TestCellsOfOneNamespaceThatEndSlowlyHoldUpNoOthers(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *draining, *entry) error{
 		"logs": func(ctx context.Context, s *draining, e *entry) error { return s.saving.save(ctx, e) },
 		"volumes": func(ctx context.Context, s *draining, e *entry) error {
-			return s.volumes.letsGo(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
+			return s.volumes.askUntilFree(ctx, e, time.Second, func(ctx context.Context) error { return hangs(ctx, e.cell()) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 type evacuating struct {
 	clock         clock.PassiveClock
 	observers     *observers
-	ends          *ends
+	ends          *cellEnds
 	holds         *holds
 	lost          *lostInstances
 	interruptions *interruptions
@@ -46,7 +46,7 @@ func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Durat
 		}
 		return silentPoll, true
 	case left <= 0:
-		s.lost.takenBack(ctx, e)
+		s.lost.loseTakenBack(ctx, e)
 		return silentPoll, true
 	}
 	if !e.evacuation.told.Equal(cell.Interrupted) {

@@ -19,7 +19,7 @@ type exclusion struct {
 	lineage   *Lineage
 	inventory *inventory
 	listening *listening
-	orphans   *orphanEnds
+	orphans   *orphanTerminations
 }
 
 // doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
@@ -134,7 +134,7 @@ func (s *exclusion) endOthers(pod types.UID, created time.Time, joinID string, a
 	slices.Sort(other)
 	for _, id := range other {
 		if i := seen.byID[id]; i.State != cloud.Terminating {
-			s.orphans.end(i)
+			s.orphans.request(i)
 		}
 	}
 	return other

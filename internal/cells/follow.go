@@ -10,7 +10,7 @@ import (
 type consequences struct {
 	loop      *loop
 	observers *observers
-	orphans   *orphanEnds
+	orphans   *orphanTerminations
 	tagging   *tagging
 	boosting  *boosting
 	lost      *lostInstances
@@ -39,6 +39,6 @@ func (s *consequences) described(ctx context.Context, seen snapshot, f findings,
 		s.observers.OrphanFound()
 	}
 	for _, i := range f.dueOrphans {
-		s.orphans.end(i)
+		s.orphans.request(i)
 	}
 }

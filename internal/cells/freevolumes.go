@@ -13,6 +13,10 @@ import (
 	"github.com/elotl/kip/internal/keyed"
 )
 
+// lettingGo is how many cells are waited for at the same time that let go of their
+// volumes: half of what may be asked slowly, since others hang. lettingOfOne is how many of one namespace.
+const lettingGo, lettingOfOne = 128, 96
+
 // freeingVolumes has cells let go of the volumes of their pods, before their instances end.
 type freeingVolumes struct {
 	loop        *loop
@@ -53,9 +57,9 @@ func (s *freeingVolumes) free(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// letsGo asks an agent until its cell has let go of volumes, so that all is written. Its
+// askUntilFree asks an agent until its cell has let go of volumes, so that all is written. Its
 // time runs from when its turn has come: what many write at the same time takes each longer.
-func (s *freeingVolumes) letsGo(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
+func (s *freeingVolumes) askUntilFree(ctx context.Context, e *entry, poll time.Duration, ask func(context.Context) error) error {
 	leave, err := e.take(ctx, s.places)
 	if err != nil {
 		return err
@@ -81,7 +85,7 @@ func (s *freeingVolumes) letsGo(ctx context.Context, e *entry, poll time.Duratio
 // unplug waits until the kubelet of a cell that is being drained has let go of all
 // CSI volumes: what a driver has not written yet would be lost with the machine.
 func (s *freeingVolumes) unplug(ctx context.Context, e *entry) error {
-	return s.letsGo(ctx, e, pluginPoll, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, e.session, nil) })
+	return s.askUntilFree(ctx, e, pluginPoll, func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, e.session, nil) })
 }
 
 // detach takes the disks from a cell that is being drained. The agent unmounts
@@ -89,7 +93,8 @@ func (s *freeingVolumes) unplug(ctx context.Context, e *entry) error {
 // instance is gone. A disk that cannot be unmounted is never torn off: the end of
 // the instance frees the disk as surely.
 func (s *freeingVolumes) detach(ctx context.Context, e *entry) error {
-	if err := s.letsGo(ctx, e, diskPoll, func(ctx context.Context) error { return s.agents.putDisks(ctx, e, e.session, nil) }); err != nil {
+	ask := func(ctx context.Context) error { return s.agents.putDisks(ctx, e, e.session, nil) }
+	if err := s.askUntilFree(ctx, e, diskPoll, ask); err != nil {
 		return fmt.Errorf("unmount %s: %w", volumeNames(e.cell().Disks), err)
 	}
 	// What the agent took is not taken off the time for which the call may wait.

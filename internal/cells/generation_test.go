@@ -336,9 +336,9 @@ func TestAPodsOwnCellIsNotElsewhere(t *testing.T) {
 		if why, sure := b.cells.EndElsewhere(ref("a").UID, time.Now(), false); why != "" || !sure {
 			t.Errorf("the pod's own cell boots, and it says %q, %t", why, sure)
 		}
-		b.cells.endings.mu.Lock()
-		defer b.cells.endings.mu.Unlock()
-		if n := len(b.cells.endings.byInstance); n != 0 {
+		b.cells.terminations.mu.Lock()
+		defer b.cells.terminations.mu.Unlock()
+		if n := len(b.cells.terminations.byInstance); n != 0 {
 			t.Errorf("the question ends %d instances, of a cell that is there", n)
 		}
 	})

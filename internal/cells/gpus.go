@@ -51,7 +51,7 @@ func (cell *Cell) needsDevices() bool { return cell.GPUs > 0 || len(cell.Acceler
 type devices struct {
 	loop  *loop
 	waits *waits
-	ends  *ends
+	ends  *cellEnds
 }
 
 // devicesState is how far that is.

@@ -112,7 +112,7 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	r := &rights{table: b.table, loop: b.loop, events: b.events}
 	s := &launchDelays{clock: b.clock, rights: r, exclusion: &exclusion{
 		table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-		orphans: &orphanEnds{inventory: b.inventory, endings: b.endings},
+		orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
 	}}
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {

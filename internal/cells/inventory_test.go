@@ -41,11 +41,11 @@ func TestAnOrphanIsTerminatedOnlyAfterASecondLook(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.cells.comparing.compare(t.Context(), began.Add(tc.at), list)
-		if got := len(w.cells.endings.byInstance); got != tc.want {
+		if got := len(w.cells.terminations.byInstance); got != tc.want {
 			t.Fatalf("after %s %d are to end, want %d", tc.at, got, tc.want)
 		}
 	}
-	w.cells.endCalls.callAll(t.Context(), w.cells.endings.queued.items)
+	w.cells.terminateCalls.callAll(t.Context(), w.cells.terminations.queued.items)
 	w.cells.loop.running.Wait()
 	if w.cloud.terminated["i-orphan"] != 1 || len(w.cloud.terminated) != 1 {
 		t.Fatalf("terminated %v", w.cloud.terminated)

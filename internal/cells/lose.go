@@ -13,7 +13,7 @@ import (
 // losses ends cells that are lost, if the guard admits it.
 type losses struct {
 	table     *table
-	ends      *ends
+	ends      *cellEnds
 	holds     *holds
 	blockers  *blockers
 	shortages Shortages

@@ -43,8 +43,8 @@ func (s *lostInstances) lose(ctx context.Context, seen snapshot, f findings, sta
 // tookBack is why a cell ends whose instance the cloud has announced to take.
 const tookBack = "the cloud took its instance back"
 
-// takenBack ends a cell that runs a pod, and whose instance the cloud was to take by now.
-func (s *lostInstances) takenBack(ctx context.Context, e *entry) {
+// loseTakenBack ends a cell that runs a pod, and whose instance the cloud was to take by now.
+func (s *lostInstances) loseTakenBack(ctx context.Context, e *entry) {
 	i := s.inventory.last().byID[e.cell().Instance.ID]
 	s.loseTo(ctx, e, s.holds.population(), sign{
 		cause: CauseInterrupted,

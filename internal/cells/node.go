@@ -55,7 +55,7 @@ type renaming struct {
 	loop        *loop
 	nodeNames   *nodeNames
 	connections *connections
-	ends        *ends
+	ends        *cellEnds
 }
 
 // prepare makes the kubelet of a ready cell that of another virtual node, where the cell

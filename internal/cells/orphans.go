@@ -7,15 +7,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// orphanEnds ends the instances that have our tags and no cell.
-type orphanEnds struct {
-	inventory *inventory
-	endings   *endings
+// orphanTerminations has the instances terminated that have our tags and no cell.
+type orphanTerminations struct {
+	inventory    *inventory
+	terminations *terminations
 }
 
-// end ends an instance without a cell, which has our tags.
-func (s *orphanEnds) end(i cloud.Instance) {
-	s.endings.want(guard.End{
+// request has an instance without a cell terminated, which has our tags.
+func (s *orphanTerminations) request(i cloud.Instance) {
+	s.terminations.request(guard.End{
 		Instance: i.ID,
 		Pod: apiv1.PodReference{
 			Namespace: i.Tags[cloud.TagNamespace],
@@ -27,5 +27,5 @@ func (s *orphanEnds) end(i cloud.Instance) {
 	}, nil, s.inventory.last())
 }
 
-// forget forgets the ends of instances without a cell that a snapshot does not show any more.
-func (s *orphanEnds) forget(seen snapshot) { s.endings.forgetOrphans(seen) }
+// forget forgets the terminations of those that a snapshot does not show any more.
+func (s *orphanTerminations) forget(seen snapshot) { s.terminations.forgetOrphans(seen) }

@@ -29,12 +29,12 @@ type Endpoint struct {
 
 // queries answers what others ask of cells.
 type queries struct {
-	table     *table
-	calls     *pipe.Pipe
-	lineage   *Lineage
-	exclusion *exclusion
-	endings   *endings
-	nodeNames *nodeNames
+	table        *table
+	calls        *pipe.Pipe
+	lineage      *Lineage
+	exclusion    *exclusion
+	terminations *terminations
+	nodeNames    *nodeNames
 }
 
 // endpoints returns those of all bound cells.
@@ -162,7 +162,7 @@ func (s *queries) callFor(e *entry) cloud.Call {
 	switch {
 	case cell.Phase == apiv1.Requested && e.launching:
 		return cloud.CallLaunch
-	case cell.Phase == apiv1.Terminating && cell.Instance != nil && s.endings.sending(cell.Instance.ID):
+	case cell.Phase == apiv1.Terminating && cell.Instance != nil && s.terminations.sending(cell.Instance.ID):
 		return cloud.CallTerminate
 	case waiting == startsInstance:
 		return cloud.CallStart

@@ -10,6 +10,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// logsSaved is how many cells are asked for their pods' logs at the same time, logsOfOne how many of one namespace.
+const logsSaved, logsOfOne = 256, 192
+
 // savingLogs saves the logs of pods that ran to their end.
 type savingLogs struct {
 	clock       clock.PassiveClock
@@ -20,9 +23,9 @@ type savingLogs struct {
 	places      *keyed.Places[string] // of cells that save logs, by namespace
 }
 
-// ofEnded saves the logs of a pod that ran to its end, of a cell that was dialled, if with an error. It returns an
+// saveOfEnded saves the logs of a pod that ran to its end, of a cell that was dialled, if with an error. It returns an
 // error only when ctx has ended.
-func (s *savingLogs) ofEnded(ctx context.Context, e *entry, err error) error {
+func (s *savingLogs) saveOfEnded(ctx context.Context, e *entry, err error) error {
 	if e.cell().PodEnded {
 		if err == nil {
 			err = s.connections.connectNow(ctx, e)

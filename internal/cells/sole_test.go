@@ -28,7 +28,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		b := newBench(t)
 		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, exclusion: &exclusion{
 			table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-			orphans: &orphanEnds{inventory: b.inventory, endings: b.endings},
+			orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
 		}}
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {

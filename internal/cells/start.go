@@ -65,7 +65,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 type startFailures struct {
 	loop      *loop
 	rights    *rights
-	ends      *ends
+	ends      *cellEnds
 	events    *reporter
 	shortages Shortages
 }

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// terminations has the instances of cells ended, and then removes their records.
-type terminations struct {
-	inventory   *inventory
-	endings     *endings
-	connections *connections
-	routes      *routes
-	abandoned   *abandoned
-	removals    *removals
+// terminating has the instances of cells terminated, and then removes their records.
+type terminating struct {
+	inventory    *inventory
+	terminations *terminations
+	connections  *connections
+	routes       *routes
+	abandoned    *abandoned
+	removals     *removals
 }
 
-// Step tells the cloud to end the instance until it has accepted, then
+// Step has the cloud terminate the instance until it has accepted, then
 // waits until a snapshot of the cloud, begun after that, no longer shows it. Only
 // then may another cell run the pod.
-func (s *terminations) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *terminating) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	e.async.drop(takesRoutes)
 	s.connections.disconnect(e)
 	seen := s.inventory.last()
@@ -27,7 +27,7 @@ func (s *terminations) Step(ctx context.Context, e *entry) (time.Duration, error
 	if cell.Instance == nil {
 		return s.abandoned.adoptOrRemove(ctx, e, seen)
 	}
-	t, again := s.endings.want(endOf(cell, cell.Reason), e, seen)
+	t, again := s.terminations.request(endOf(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
 	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
 		if err := s.routes.unroute(ctx, e, &e.routes.gone); err != nil {

@@ -29,7 +29,7 @@ func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 			}
 		},
 		"the volumes of others": func(ctx context.Context, s *draining) {
-			if err := s.volumes.letsGo(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
+			if err := s.volumes.askUntilFree(ctx, newEntry(Cell{}, 0), time.Second, nil); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		},

@@ -8,22 +8,22 @@ import (
 
 // core is what all steps stand on: the cells, their records, and the loop.
 type core struct {
-	table       *table
-	loop        *loop
-	records     *records
-	additions   *additions
-	events      *reporter
-	observers   *observers
-	limits      limits
-	recipe      *recipe
-	authorities authorities
-	agents      *asking
-	launches    *launchQueue
-	ledger      *ledger
-	pools       *pools
-	inventory   *inventory
-	lineage     *Lineage
-	endings     *endings
+	table        *table
+	loop         *loop
+	records      *records
+	additions    *additions
+	events       *reporter
+	observers    *observers
+	limits       limits
+	recipe       *recipe
+	authorities  authorities
+	agents       *asking
+	launches     *launchQueue
+	ledger       *ledger
+	pools        *pools
+	inventory    *inventory
+	lineage      *Lineage
+	terminations *terminations
 }
 
 func (c *Controller) wireCore(cfg Config) {
@@ -40,13 +40,13 @@ func (c *Controller) wireCore(cfg Config) {
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
 	c.inventory = newInventory(cfg.Health, cfg.ListLag)
 	c.lineage = cmp.Or(cfg.Lineage, NewLineage(cfg.Store, cfg.ListLag))
-	c.endings = newEndings(cfg)
+	c.terminations = newTerminations(cfg)
 	c.records = &records{
 		clock:     cfg.Clock,
 		store:     cfg.Store,
 		ledger:    c.ledger,
 		bills:     bills{limits: c.limits, meter: cfg.Meter},
-		adoptions: &adoptions{table: c.table, pools: c.pools, endings: c.endings},
+		adoptions: &adoptions{table: c.table, pools: c.pools, terminations: c.terminations},
 		observers: c.observers,
 	}
 	c.additions = &additions{
@@ -65,7 +65,7 @@ type shared struct {
 	budgets   *budgets
 	rights    *rights
 	blockers  *blockers
-	ends      *ends
+	ends      *cellEnds
 	holds     *holds
 	losses    *losses
 	lost      *lostInstances
@@ -107,7 +107,7 @@ func (c *Controller) wireShared(cfg Config) {
 		node:    nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
 		byKind:  map[launchKind]*launchBlocker{},
 	}
-	c.ends = &ends{
+	c.ends = &cellEnds{
 		table:   c.table,
 		loop:    c.loop,
 		records: c.records,

@@ -2,40 +2,40 @@ package cells
 
 import "github.com/elotl/kip/internal/keyed"
 
-// ending has the steps to the end of cells.
-type ending struct {
-	draining     *draining
-	orphans      *orphanEnds
-	endOutcomes  *endOutcomes
-	endCalls     *endCalls
-	removals     *removals
-	abandoned    *abandoned
-	terminations *terminations
-	exclusion    *exclusion
-	releases     *releases
+// endSteps has the steps to the end of cells.
+type endSteps struct {
+	draining         *draining
+	orphans          *orphanTerminations
+	terminateAnswers *terminateAnswers
+	terminateCalls   *terminateCalls
+	removals         *removals
+	abandoned        *abandoned
+	terminating      *terminating
+	exclusion        *exclusion
+	releases         *releases
 }
 
-func (c *Controller) wireEnding(cfg Config) {
+func (c *Controller) wireEndSteps(cfg Config) {
 	c.wireDraining(cfg)
-	c.orphans = &orphanEnds{
-		inventory: c.inventory,
-		endings:   c.endings,
+	c.orphans = &orphanTerminations{
+		inventory:    c.inventory,
+		terminations: c.terminations,
 	}
-	c.endOutcomes = &endOutcomes{
-		loop:      c.loop,
-		endings:   c.endings,
-		inventory: c.inventory,
-		routes:    c.routes,
-		events:    c.events,
-		observers: c.observers,
+	c.terminateAnswers = &terminateAnswers{
+		loop:         c.loop,
+		terminations: c.terminations,
+		inventory:    c.inventory,
+		routes:       c.routes,
+		events:       c.events,
+		observers:    c.observers,
 	}
-	c.endCalls = &endCalls{
-		loop:     c.loop,
-		calls:    cfg.Calls,
-		guard:    cfg.Guard,
-		holds:    c.holds,
-		endings:  c.endings,
-		outcomes: c.endOutcomes,
+	c.terminateCalls = &terminateCalls{
+		loop:         c.loop,
+		calls:        cfg.Calls,
+		guard:        cfg.Guard,
+		holds:        c.holds,
+		terminations: c.terminations,
+		answers:      c.terminateAnswers,
 	}
 	c.removals = &removals{
 		table:       c.table,
@@ -50,13 +50,13 @@ func (c *Controller) wireEnding(cfg Config) {
 		removals:  c.removals,
 		listLag:   cfg.ListLag,
 	}
-	c.terminations = &terminations{
-		inventory:   c.inventory,
-		endings:     c.endings,
-		connections: c.connections,
-		routes:      c.routes,
-		abandoned:   c.abandoned,
-		removals:    c.removals,
+	c.terminating = &terminating{
+		inventory:    c.inventory,
+		terminations: c.terminations,
+		connections:  c.connections,
+		routes:       c.routes,
+		abandoned:    c.abandoned,
+		removals:     c.removals,
 	}
 	c.exclusion = &exclusion{
 		table:     c.table,

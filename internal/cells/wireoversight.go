@@ -32,12 +32,12 @@ func (c *Controller) wireOversight(cfg Config) {
 		rules:     cfg.Health,
 	}
 	c.queries = &queries{
-		table:     c.table,
-		calls:     cfg.Calls,
-		lineage:   c.lineage,
-		exclusion: c.exclusion,
-		endings:   c.endings,
-		nodeNames: c.nodeNames,
+		table:        c.table,
+		calls:        cfg.Calls,
+		lineage:      c.lineage,
+		exclusion:    c.exclusion,
+		terminations: c.terminations,
+		nodeNames:    c.nodeNames,
 	}
 	c.loading = &loading{
 		clock:     cfg.Clock,
@@ -55,10 +55,10 @@ func (c *Controller) wireOversight(cfg Config) {
 // wireLists makes what asks for the cloud's list, and acts on it.
 func (c *Controller) wireLists(cfg Config) {
 	c.known = &knownCells{
-		table:   c.table,
-		loop:    c.loop,
-		calls:   cfg.Calls,
-		endings: c.endings,
+		table:        c.table,
+		loop:         c.loop,
+		calls:        cfg.Calls,
+		terminations: c.terminations,
 	}
 	c.foreign = &foreign{
 		log:   cfg.Log,

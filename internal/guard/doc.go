@@ -12,6 +12,19 @@
 //
 // While the store may not know all instances, only requested ends pass. A person can let through what rules 1 and 3 hold back.
 //
+// Admit is asked at several points of an end, since much can happen between them:
+//
+//   - Before an end begins that nobody has requested (package cells, hold.go). A cell whose end is held back keeps its pod, and
+//     nothing is stored of its end.
+//   - Again within Admit, once the end is stored that counts for the limit (guard.go). While the store was waited for, the cell may
+//     have been heard.
+//   - Before the instance is terminated (package cells, terminatecalls.go). An instance without a cell comes to the guard here for the
+//     first time, and so does the end of a cell that never had a pod.
+//   - Before the call leaves for the cloud (Intercept), so that no caller can forget to ask. Whatever was not admitted before counts
+//     as an end that nobody has requested.
+//
+// An instance that was admitted is not counted again. The veto of a fresh lease holds also for such an instance.
+//
 // The guard comes before every wait of a call. Last of all the pipe's own fence checks that this Kip still leads. The guard holds no lock
 // while a call to the cloud waits.
 package guard

@@ -35,11 +35,11 @@ func TestAnEndIsAskedForOnceAndAgainWhileTheInstanceStays(t *testing.T) {
 }
 
 // ending returns the parts that end instances, on a bench.
-func (b *bench) ending() (*endOutcomes, *orphanEnds) {
+func (b *bench) ending() (*terminateAnswers, *orphanTerminations) {
 	routes := &routes{table: b.table, loop: b.loop, calls: b.calls}
-	return &endOutcomes{
-		loop: b.loop, endings: b.endings, inventory: b.inventory, routes: routes, events: b.events, observers: b.observers,
-	}, &orphanEnds{inventory: b.inventory, endings: b.endings}
+	return &terminateAnswers{
+		loop: b.loop, terminations: b.terminations, inventory: b.inventory, routes: routes, events: b.events, observers: b.observers,
+	}, &orphanTerminations{inventory: b.inventory, terminations: b.terminations}
 }
 
 func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
@@ -47,11 +47,11 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 	s, _ := b.ending()
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "i"}})
 	ask := func() time.Duration {
-		_, again := b.endings.want(endOf(e.cell(), ""), e, snapshot{})
+		_, again := b.terminations.request(endOf(e.cell(), ""), e, snapshot{})
 		return again
 	}
 	ask()
-	end := b.endings.byInstance["i"]
+	end := b.terminations.byInstance["i"]
 	for _, tc := range []struct {
 		err   error
 		again time.Duration
@@ -63,12 +63,12 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 		{&guard.HeldError{Reason: guard.ByStore, Text: "held", After: time.Hour}, idlePoll, 3},
 	} {
 		b.woken()
-		if !end.sending || !b.endings.sending("i") {
+		if !end.sending || !b.terminations.sending("i") {
 			t.Fatalf("before %v nothing is being asked", tc.err)
 		}
-		s.heard(t.Context(), end, tc.err)
-		if again := ask(); again != tc.again || b.endings.sending("i") || len(b.said) != tc.said {
-			t.Errorf("%v: again after %s, sending %t, said %v", tc.err, again, b.endings.sending("i"), b.said)
+		s.take(t.Context(), end, tc.err)
+		if again := ask(); again != tc.again || b.terminations.sending("i") || len(b.said) != tc.said {
+			t.Errorf("%v: again after %s, sending %t, said %v", tc.err, again, b.terminations.sending("i"), b.said)
 		}
 		if !slices.Equal(b.woken(), []string{"c"}) || !b.asked() {
 			t.Errorf("%v: the cell is not woken, or no snapshot is asked for", tc.err)
@@ -76,12 +76,12 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 		b.clock.Step(tc.again)
 		ask()
 	}
-	s.heard(t.Context(), end, nil)
-	if !b.endings.accepted("i").Equal(b.clock.Now()) || len(b.orphans) != 0 {
+	s.take(t.Context(), end, nil)
+	if !b.terminations.accepted("i").Equal(b.clock.Now()) || len(b.orphans) != 0 {
 		t.Error("it is not noted that the cloud has accepted the end")
 	}
-	b.endings.forget("i")
-	if !b.endings.accepted("i").IsZero() || b.endings.sending("i") {
+	b.terminations.forget("i")
+	if !b.terminations.accepted("i").IsZero() || b.terminations.sending("i") {
 		t.Error("an end that is forgotten goes on")
 	}
 }
@@ -90,22 +90,22 @@ func TestAStrayIsEndedAndForgottenWhenItIsGone(t *testing.T) {
 	b := newBench(t)
 	s, strays := b.ending()
 	stray := cloud.Instance{ID: "i", Tags: map[string]string{cloud.TagNamespace: "ns", cloud.TagPod: "a", cloud.TagPodUID: "uid"}}
-	strays.end(stray)
-	end := b.endings.byInstance["i"]
-	if strays.end(stray); len(b.endings.queued.items) != 1 || end.end.Ground != guard.Unrequested || end.end.Pod.Name != "a" {
-		t.Fatalf("queued are %d ends, of %+v", len(b.endings.queued.items), end.end)
+	strays.request(stray)
+	end := b.terminations.byInstance["i"]
+	if strays.request(stray); len(b.terminations.queued.items) != 1 || end.end.Ground != guard.Unrequested || end.end.Pod.Name != "a" {
+		t.Fatalf("queued are %d ends, of %+v", len(b.terminations.queued.items), end.end)
 	}
 	seen := snapshot{byID: map[string]cloud.Instance{"i": stray}}
-	if strays.forget(snapshot{}); b.endings.byInstance["i"] == nil {
+	if strays.forget(snapshot{}); b.terminations.byInstance["i"] == nil {
 		t.Error("one for which a call is being made is forgotten")
 	}
-	if s.heard(t.Context(), end, nil); len(b.orphans) != 1 || b.orphans[0] != nil {
+	if s.take(t.Context(), end, nil); len(b.orphans) != 1 || b.orphans[0] != nil {
 		t.Errorf("observers know of %v", b.orphans)
 	}
-	if strays.forget(seen); b.endings.byInstance["i"] == nil {
+	if strays.forget(seen); b.terminations.byInstance["i"] == nil {
 		t.Error("one that is seen is forgotten")
 	}
-	if strays.forget(snapshot{}); b.endings.byInstance["i"] != nil {
+	if strays.forget(snapshot{}); b.terminations.byInstance["i"] != nil {
 		t.Error("one that is gone is not forgotten")
 	}
 }
@@ -115,8 +115,8 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 	outcomes, _ := b.ending()
 	connections := &connections{table: b.table}
 	removals := &removals{table: b.table, loop: b.loop, records: b.records, connections: connections}
-	s := &terminations{
-		inventory: b.inventory, endings: b.endings, connections: connections, routes: outcomes.routes, removals: removals,
+	s := &terminating{
+		inventory: b.inventory, terminations: b.terminations, connections: connections, routes: outcomes.routes, removals: removals,
 	}
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Reason: "why", Instance: &cloud.Instance{ID: "i"}})
 	ended := map[string]bool{"i": true}
@@ -131,8 +131,8 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 		{"the snapshot is not sure", true, snapshot{began: b.clock.Now().Add(time.Second)}, apiv1.Terminating},
 		{"the snapshot is sure", true, snapshot{began: b.clock.Now().Add(time.Second), ended: ended}, apiv1.Gone},
 	} {
-		if tc.accepted && b.endings.accepted("i").IsZero() {
-			outcomes.heard(t.Context(), b.endings.byInstance["i"], nil)
+		if tc.accepted && b.terminations.accepted("i").IsZero() {
+			outcomes.take(t.Context(), b.terminations.byInstance["i"], nil)
 		}
 		b.listed(tc.seen)
 		again, err := s.Step(t.Context(), e)
@@ -140,7 +140,7 @@ func TestACellIsGoneWhenItsInstanceHasSurelyEnded(t *testing.T) {
 			t.Errorf("%s: the cell is %s, again after %s (%v)", tc.name, got.Phase, again, err)
 		}
 	}
-	if e.cell().Reason != "why" || b.table.find("c") != nil || len(b.endings.byInstance) != 0 {
+	if e.cell().Reason != "why" || b.table.find("c") != nil || len(b.terminations.byInstance) != 0 {
 		t.Errorf("it is gone for %q; found %t", e.cell().Reason, b.table.find("c") != nil)
 	}
 }

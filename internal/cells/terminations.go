@@ -12,8 +12,8 @@ import (
 // accepted its end; EC2 takes under a minute, with a hung shutdown some more.
 const terminateAgain = 3 * time.Minute
 
-// termination is the way of one instance to its end. But for what never changes it is
-// under the lock of endings.
+// termination is the end of one instance, from the first request until it is gone. But for what never changes it is
+// under the lock of terminations.
 type termination struct {
 	end  guard.End
 	cell *entry // nil for an instance without one
@@ -25,8 +25,8 @@ type termination struct {
 	told     dedup
 }
 
-// endings are the ends of instances that are under way, by these.
-type endings struct {
+// terminations are those of instances that are under way, by these.
+type terminations struct {
 	guard  *guard.Guard
 	clock  clock.PassiveClock
 	queued *gather[*termination] // those that are due
@@ -35,13 +35,13 @@ type endings struct {
 	byInstance map[string]*termination
 }
 
-func newEndings(cfg Config) *endings {
-	return &endings{guard: cfg.Guard, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
+func newTerminations(cfg Config) *terminations {
+	return &terminations{guard: cfg.Guard, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
 }
 
-// want has an instance ended: of a cell, or, where that is nil, of none. It queues the end when it
-// is due. It returns how far it is, and after how long to ask again.
-func (s *endings) want(end guard.End, cell *entry, shown snapshot) (way termination, again time.Duration) {
+// request has an instance terminated: that of a cell, or, where the cell is nil, of none. It queues the termination when
+// that is due. It returns how far it is, and after how long to ask again.
+func (s *terminations) request(end guard.End, cell *entry, shown snapshot) (way termination, again time.Duration) {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +57,7 @@ func (s *endings) want(end guard.End, cell *entry, shown snapshot) (way terminat
 	return *t, max(t.next.Sub(now), time.Second)
 }
 
-// due says that the instance is to be ended now. The caller holds the lock of endings.
+// due reports whether a call is to be made now. The caller holds the lock of terminations.
 func (t *termination) due(now time.Time, shown snapshot) bool {
 	if t.sending || now.Before(t.next) {
 		return false
@@ -67,16 +67,16 @@ func (t *termination) due(now time.Time, shown snapshot) bool {
 	return t.accepted.IsZero() || there && shown.began.After(t.accepted.Add(terminateAgain))
 }
 
-// forget forgets the end of an instance.
-func (s *endings) forget(instance string) {
+// forget forgets the termination of an instance.
+func (s *terminations) forget(instance string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byInstance, instance)
 	s.guard.Forget(instance)
 }
 
-// accepted is when the cloud accepted the end of an instance; zero before.
-func (s *endings) accepted(instance string) time.Time {
+// accepted is when the cloud accepted the termination of an instance; zero before.
+func (s *terminations) accepted(instance string) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t := s.byInstance[instance]; t != nil {
@@ -85,16 +85,16 @@ func (s *endings) accepted(instance string) time.Time {
 	return time.Time{}
 }
 
-// sending reports whether a call that ends an instance is being made, or waited for.
-func (s *endings) sending(instance string) bool {
+// sending reports whether a call that terminates an instance is being made, or waited for.
+func (s *terminations) sending(instance string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.byInstance[instance]
 	return t != nil && t.sending
 }
 
-// forgetOrphans forgets the ends of instances without a cell that a snapshot does not show.
-func (s *endings) forgetOrphans(seen snapshot) {
+// forgetOrphans forgets the terminations of instances without a cell that a snapshot does not show.
+func (s *terminations) forgetOrphans(seen snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, t := range s.byInstance {

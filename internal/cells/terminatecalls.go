@@ -11,26 +11,26 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// endCalls ends instances: those of cells, and those without one.
-type endCalls struct {
-	loop     *loop
-	calls    *pipe.Pipe
-	guard    *guard.Guard
-	holds    *holds
-	endings  *endings
-	outcomes *endOutcomes
+// terminateCalls sends the calls that terminate instances: those of cells, and those without one.
+type terminateCalls struct {
+	loop         *loop
+	calls        *pipe.Pipe
+	guard        *guard.Guard
+	holds        *holds
+	terminations *terminations
+	answers      *terminateAnswers
 }
 
-// run ends instances until ctx ends.
-func (s *endCalls) run(ctx context.Context) {
-	s.endings.queued.run(ctx, func(all []*termination) {
+// run terminates instances until ctx ends.
+func (s *terminateCalls) run(ctx context.Context) {
+	s.terminations.queued.run(ctx, func(all []*termination) {
 		s.loop.watchdog.Track(ctx, "terminations", func(ctx context.Context) { s.callAll(ctx, all) })
 	})
 }
 
-// callAll ends what has come together, each in its own time: what waits for its
-// call meanwhile goes in one, and is heard of by instance.
-func (s *endCalls) callAll(ctx context.Context, all []*termination) {
+// callAll terminates what has come together, each in its own time: what waits for its
+// call meanwhile goes in one, and is answered by instance.
+func (s *terminateCalls) callAll(ctx context.Context, all []*termination) {
 	population := s.holds.population()
 	for _, t := range all {
 		s.loop.inTurn(ctx, "terminations", func(ctx context.Context) {
@@ -41,33 +41,33 @@ func (s *endCalls) callAll(ctx context.Context, all []*termination) {
 			if ctx.Err() != nil {
 				return
 			}
-			s.outcomes.heard(ctx, t, err)
+			s.answers.take(ctx, t, err)
 		})
 	}
 }
 
-// Between two tries to end one instance.
+// Between two tries to terminate one instance.
 const firstEndRetry, longestEndRetry = time.Second, time.Minute
 
-// endOutcomes takes what the cloud, or the guard, says of the ends of instances.
-type endOutcomes struct {
-	loop      *loop
-	endings   *endings
-	inventory *inventory
-	routes    *routes
-	events    *reporter
-	observers *observers
+// terminateAnswers takes the answers of the cloud, or of the guard, to these calls.
+type terminateAnswers struct {
+	loop         *loop
+	terminations *terminations
+	inventory    *inventory
+	routes       *routes
+	events       *reporter
+	observers    *observers
 }
 
-// heard takes the answer about one instance. What led to one without a cell goes with it.
-func (s *endOutcomes) heard(ctx context.Context, t *termination, err error) {
+// take takes the answer about one instance. What led to one without a cell goes with it.
+func (s *terminateAnswers) take(ctx context.Context, t *termination, err error) {
 	defer s.inventory.pollSoon()
 	if err == nil && t.cell == nil {
 		err = s.routes.unrouteOrphan(ctx, t.end.Instance)
 	}
 	now := s.loop.clock.Now()
 	held, isHeld := errors.AsType[*guard.HeldError](err)
-	s.endings.mu.Lock()
+	s.terminations.mu.Lock()
 	t.sending = false
 	tell := false
 	switch {
@@ -82,7 +82,7 @@ func (s *endOutcomes) heard(ctx context.Context, t *termination, err error) {
 		t.next = now.Add(max(retryAfter(err), s.loop.random.After(t.tries, firstEndRetry, longestEndRetry)))
 		tell = t.told.note("failed "+string(cloud.CauseOf(err)), now)
 	}
-	s.endings.mu.Unlock()
+	s.terminations.mu.Unlock()
 	if refusedWrite(err) {
 		s.loop.fail(err) // another leads
 		return

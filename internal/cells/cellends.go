@@ -9,8 +9,8 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// ends begins the end of cells. It does not ask the guard: losses does.
-type ends struct {
+// cellEnds begins the end of cells. It does not ask the guard: where that is needed, holds has done so before.
+type cellEnds struct {
 	table   *table
 	loop    *loop
 	records *records
@@ -18,7 +18,7 @@ type ends struct {
 }
 
 // begin ends a cell that is lost.
-func (s *ends) begin(e *entry, cause Cause, why string) {
+func (s *cellEnds) begin(e *entry, cause Cause, why string) {
 	s.table.mu.Lock()
 	begun := e.beginEnd(cause, why)
 	s.table.mu.Unlock()
@@ -38,13 +38,13 @@ func (e *entry) beginEnd(cause Cause, why string) bool {
 }
 
 // sayLost says that a cell that is lost begins to end, and has it end.
-func (s *ends) sayLost(e *entry, why string) {
+func (s *cellEnds) sayLost(e *entry, why string) {
 	s.events.report(e.cell(), events.NewCellLost(e.id, why))
 	s.loop.queue.Add(e.id)
 }
 
 // startTerminating stores that the instance must go.
-func (s *ends) startTerminating(ctx context.Context, e *entry, why string) error {
+func (s *cellEnds) startTerminating(ctx context.Context, e *entry, why string) error {
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, s.table.causeOf(e))
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
