@@ -9,7 +9,7 @@
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
-//	requested.go  what it waits for (exclusion.go, rights.go, blockers.go); gather.go: its queue
+//	requested.go  what it waits for (exclude.go, exclusion.go, rights.go, blockers.go); gather.go: its queue
 //	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails

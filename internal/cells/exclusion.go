@@ -7,18 +7,14 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // exclusion ends whatever else may run the pod of a cell. A pod runs on one cell at a time.
 type exclusion struct {
 	table     *table
-	loop      *loop
-	events    *reporter
 	lineage   *Lineage
 	inventory *inventory
-	listening *listening
 	orphans   *orphanTerminations
 }
 
@@ -62,62 +58,24 @@ func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool)
 	return "", true
 }
 
-// delayLaunch ensures that a cell is the only one that may run its pod. It returns 0 if it is; otherwise it reports why
-// not, and returns after how long to ask again.
-func (s *exclusion) delayLaunch(e *entry) time.Duration {
-	if why, sure := s.lineage.behind(); why != "" && sure {
-		if e.unknown.note(why, s.loop.clock.Now()) {
-			s.events.report(e.cell(), events.NewStoreBehind(why))
-		}
-		return idlePoll
-	}
-	if !s.ensureSole(e) {
-		s.inventory.pollSoon()
-		return time.Second
-	}
-	return 0
-}
-
 // clockSkew is how far the API server's clock may be from Kip's, and be believed.
 const clockSkew = 5 * time.Minute
 
-// ensureSole ends all other instances that may run the pod of a cell: one that a Kip launched whose store was lost
-// would go on running it. An instance without a pod's tag may run any pod that was there before the store was lost, and
-// holds up no other. It returns true if the cloud surely shows no such instance; otherwise it reports why it waits.
-func (s *exclusion) ensureSole(e *entry) bool {
+const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
+
+// check returns why it is not certain that nothing else runs the pod of a cell: a doubt, or the instances that may run it,
+// which it ends. A Kip whose store was lost launched those, and they would go on running it. An instance without a pod's tag may
+// run any pod that was there before the store was lost, and holds up no other.
+func (s *exclusion) check(e *entry) (doubt string, others []string) {
 	cell := e.cell()
 	s.table.mu.Lock()
 	doubt, arrived := s.doubt(e), e.arrived
-	tells := doubt != unlooked || s.loop.clock.Since(s.listening.since()) >= quietStart
 	s.table.mu.Unlock()
-	if doubt != "" {
-		if tells && e.unknown.note(doubt, s.loop.clock.Now()) {
-			waits := events.NewInstancesNotListed(doubt)
-			if doubt == behind {
-				waits = events.NewStoreBehind(doubt)
-			}
-			s.events.report(cell, waits)
-		}
-		return false
+	if doubt != "" || cell.Pod.UID == "" {
+		return doubt, nil
 	}
-	if cell.Pod.UID == "" {
-		return true
-	}
-	other := s.endOthers(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
-	if len(other) == 0 {
-		return true
-	}
-	if e.unknown.note(fmt.Sprint(other), s.loop.clock.Now()) {
-		s.events.report(cell, events.NewCellUnknown(fmt.Sprintf(mayRun, other)))
-	}
-	return false
+	return "", s.endOthers(cell.Pod.UID, cell.PodCreated, cell.JoinID(), arrived)
 }
-
-// quietStart is how long after its start Kip does not say that it waits for the cloud's first list,
-// which mostly comes within a second.
-const quietStart = 5 * time.Second
-
-const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
 
 // endOthers ends the instances of the last snapshot that may run a pod, but for that of the cell
 // with a JoinID, and returns them. No lost orphan can run a pod that arrived.

@@ -110,10 +110,7 @@ func TestCellsThatMayHaveAnotherArchitectureGoOn(t *testing.T) {
 func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	b := newBench(t)
 	r := &rights{table: b.table, loop: b.loop, events: b.events}
-	s := &launchDelays{clock: b.clock, rights: r, exclusion: &exclusion{
-		table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-		orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
-	}}
+	s := &launchDelays{clock: b.clock, rights: r, excluding: b.excluding()}
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()

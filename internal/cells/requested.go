@@ -63,7 +63,7 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 // launchDelays delay cells that may not be launched yet.
 type launchDelays struct {
 	clock     clock.PassiveClock
-	exclusion *exclusion
+	excluding *excluding
 	rights    *rights
 }
 
@@ -72,7 +72,7 @@ func (s *launchDelays) delay(e *entry) time.Duration {
 	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
 		return wait
 	}
-	if wait := s.exclusion.delayLaunch(e); wait > 0 {
+	if wait := s.excluding.delayLaunch(e); wait > 0 {
 		return wait
 	}
 	return s.rights.delayLaunch(e)

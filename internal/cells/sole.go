@@ -9,7 +9,7 @@ import (
 type sole struct {
 	table     *table
 	lineage   *Lineage
-	exclusion *exclusion
+	excluding *excluding
 	inventory *inventory
 }
 
@@ -17,7 +17,10 @@ type sole struct {
 func (s *sole) prepare(_ context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	// A cell that was launched for its pod was not before nobody else ran the pod.
-	isSole := cell.Standby == "" || cell.Pod.UID == "" || s.exclusion.ensureSole(e)
+	isSole := cell.Standby == "" || cell.Pod.UID == ""
+	if !isSole {
+		isSole, _ = s.excluding.ensureSole(e)
+	}
 	switch why, _ := s.table.endingOf(e); {
 	case why != "":
 		return leave, nil

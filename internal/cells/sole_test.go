@@ -26,10 +26,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
-		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, exclusion: &exclusion{
-			table: b.table, loop: b.loop, events: b.events, lineage: b.lineage, inventory: b.inventory, listening: &listening{},
-			orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
-		}}
+		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, excluding: b.excluding()}
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)

@@ -12,6 +12,7 @@ type endSteps struct {
 	abandoned        *abandoned
 	terminating      *terminating
 	exclusion        *exclusion
+	excluding        *excluding
 	releases         *releases
 }
 
@@ -60,12 +61,16 @@ func (c *Controller) wireEndSteps(cfg Config) {
 	}
 	c.exclusion = &exclusion{
 		table:     c.table,
-		loop:      c.loop,
-		events:    c.events,
 		lineage:   c.lineage,
 		inventory: c.inventory,
-		listening: c.listening,
 		orphans:   c.orphans,
+	}
+	c.excluding = &excluding{
+		clock:     cfg.Clock,
+		events:    c.events,
+		inventory: c.inventory,
+		listening: c.listening,
+		exclusion: c.exclusion,
 	}
 	c.releases = &releases{
 		table: c.table,

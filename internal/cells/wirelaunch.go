@@ -37,7 +37,7 @@ func (c *Controller) wireRequests(cfg Config) {
 	}
 	c.launchDelays = &launchDelays{
 		clock:     cfg.Clock,
-		exclusion: c.exclusion,
+		excluding: c.excluding,
 		rights:    c.rights,
 	}
 	c.requesting = &requesting{

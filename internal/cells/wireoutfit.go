@@ -115,7 +115,7 @@ func (c *Controller) wireMachines(cfg Config) {
 	c.sole = &sole{
 		table:     c.table,
 		lineage:   c.lineage,
-		exclusion: c.exclusion,
+		excluding: c.excluding,
 		inventory: c.inventory,
 	}
 	c.reconnecting = &reconnecting{
