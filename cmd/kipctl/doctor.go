@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,10 @@ import (
 type examination struct {
 	file, bundle string
 	limit        time.Duration
+	// account has only the account checked. controller is the controller ID of its Kip, and instanceType one of which a launch is tried;
+	// "" for what the cluster says, and for none.
+	account                  bool
+	controller, instanceType string
 }
 
 func doctorOf(k *kipctl) *cobra.Command {
@@ -44,11 +49,17 @@ func doctorOf(k *kipctl) *cobra.Command {
 			if e.limit <= 0 {
 				return fmt.Errorf("--timeout is %s: it must be above 0", e.limit)
 			}
+			if e.account && e.file == "" {
+				return errors.New("--account needs a provider.yaml: name it with -f")
+			}
 			return k.doctor(cmd.Context(), e)
 		},
 	}
 	cmd.Flags().StringVarP(&e.file, "provider-config", "f", "", "Kip's provider.yaml, a `file`, - for standard input: check its account")
 	cmd.Flags().StringVar(&e.bundle, "bundle", "", "`file` to write with what a bug report needs, .tar.gz, without secrets")
+	cmd.Flags().BoolVar(&e.account, "account", false, "check only the account of -f, and ask no cluster")
+	cmd.Flags().StringVar(&e.controller, "controller", "", "`ID` that dry runs have as Kip's controller ID (default: that of the Kip in the cluster)")
+	cmd.Flags().StringVar(&e.instanceType, "instance-type", "", "also ask the cloud, by a dry run, whether it would launch this `type`")
 	cmd.Flags().DurationVar(&e.limit, "timeout", 20*time.Second, "how `long` one check may take")
 	return cmd
 }
@@ -75,10 +86,15 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 		}
 	}
 	runner := &doctor.Runner{Limit: e.limit, Say: k.sayNow}
-	c, err := k.connect(k.config())
+	var c *cluster
+	var err error
+	if !e.account {
+		c, err = k.connect(k.config())
+	}
 	var d *doctor.Doctor
 	kips := []examined{{}}
 	switch {
+	case e.account:
 	case err != nil && k.kubeconfig != "":
 		return err
 	case err != nil:
@@ -94,7 +110,7 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 		kips[0].cfg, kips[0].provider = cfg, data
 	}
 	for _, one := range kips {
-		one.kip.Inside = os.Getenv(envOfKip) != ""
+		one.kip.Inside, one.kip.Owner = os.Getenv(envOfKip) != "", cmp.Or(e.controller, one.kip.Owner)
 		if err := k.examineAccount(ctx, e, one, runner); err != nil {
 			return err
 		}
@@ -197,7 +213,7 @@ func (k *kipctl) examineAccount(ctx context.Context, e examination, one examined
 	opening, cancelOpening := context.WithTimeout(ctx, e.limit)
 	defer cancelOpening()
 	k.sayNow("looking for the credentials of the " + area)
-	checks, err := clouds.AccountChecks(opening, one.cfg, one.kip, slog.New(slog.DiscardHandler))
+	checks, err := clouds.AccountChecks(opening, one.cfg, one.kip, e.instanceType, slog.New(slog.DiscardHandler))
 	if err != nil && e.file != "" {
 		return err // of a key that is wrong
 	}

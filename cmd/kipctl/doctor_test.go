@@ -127,6 +127,7 @@ func TestDoctorRefusesBadInput(t *testing.T) {
 		"doctor -f " + file:            "cloud.aws.subnet",
 		"doctor --kubeconfig /none/kc": "no cluster",
 		"doctor --bundle /none/b.tgz":  "/none/b.tgz is not written",
+		"doctor --account":             "--account needs a provider.yaml",
 	} {
 		if r := run(t, nil, strings.Fields(args)...); r.failed == nil || !strings.Contains(r.err, want) {
 			t.Errorf("%s: %v, %q, want %q", args, r.failed, r.err, want)

@@ -57,10 +57,13 @@ func ec2Of(t *testing.T, owners ...string) (model *ec2.Model, file string) {
 	offer := []catalog.Offering{{Zone: "us-east-1a", Subnet: "subnet-1"}}
 	model, err := ec2.New(ec2.Config{
 		Sim: sim.Config{
-			Catalogue: []catalog.InstanceType{{Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: offer}},
+			Catalogue: []catalog.InstanceType{
+				{Name: "t3.nano", MilliCPU: 2000, MemoryBytes: 1 << 29, Arch: "amd64", Offerings: offer},
+				{Name: "g4dn.xlarge", MilliCPU: 4000, MemoryBytes: 16 << 30, Arch: "amd64", Offerings: offer, GPUs: []catalog.GPU{{Model: "T4", Count: 1}}},
+			},
 		},
 		Subnets: []ec2.Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "us-east-1a"}},
-		Images:  []ec2.Image{{ID: "ami-1", Name: "kip", Owner: "self", RootDevice: "/dev/xvda", GiB: 2}},
+		Images:  []ec2.Image{{ID: "ami-1", Name: "kip", Owner: "self", Created: "2026-06-01T00:00:00.000Z", RootDevice: "/dev/xvda", GiB: 2}},
 	})
 	if err != nil {
 		t.Fatal(err)

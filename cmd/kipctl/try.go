@@ -20,6 +20,8 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/doctor"
+	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/quote"
 	"github.com/elotl/kip/internal/trial"
@@ -82,7 +84,10 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 			Cells:    c.plainCells,
 			Logs:     c.log,
 			Holdings: func(ctx context.Context) ([]adminapi.Holdings, error) { return k.holdingsOf(ctx, c) },
-			Price:    c.prices(ctx),
+			DryRun: func(ctx context.Context, instanceType string) ([]finding.Finding, error) {
+				return k.dryRun(ctx, c, instanceType)
+			},
+			Catalogue: c.catalogue(ctx),
 		},
 		Options: f.Options,
 		ID:      trial.NewID(),
@@ -180,9 +185,8 @@ func (c *cluster) log(ctx context.Context, namespace, pod string) (string, error
 	return string(text), err
 }
 
-// prices returns what the instance of a pod is expected to cost by the embedded catalogues; nil if they do not have the region of the
-// virtual nodes.
-func (c *cluster) prices(ctx context.Context) func(*corev1.Pod) *float64 {
+// catalogue has the embedded prices of the region of the virtual nodes; nil if there are none.
+func (c *cluster) catalogue(ctx context.Context) *trial.Catalogue {
 	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
 	if err != nil || len(nodes.Items) == 0 {
 		return nil // the trial says so itself
@@ -202,13 +206,91 @@ func (c *cluster) prices(ctx context.Context) func(*corev1.Pod) *float64 {
 		if err != nil {
 			continue
 		}
-		return func(pod *corev1.Pod) *float64 {
-			pod = pod.DeepCopy() // what it may cost is compared with this price
-			delete(pod.Annotations, placement.AnnotationMaxPrice)
-			return prices.Of([]quote.Workload{{Name: pod.Name, Replicas: 1, Pod: pod}}).Pods[0].PricePerHour
+		return &trial.Catalogue{
+			Region:          prices.Region,
+			AsOf:            prices.AsOf,
+			DiskPerGiBMonth: prices.Rates.DiskPerGiBMonth,
+			AddressPerHour:  prices.Rates.AddressPerHour,
+			Quote:           func(pod *corev1.Pod) (trial.Quote, bool) { return quoted(prices, pod) },
 		}
 	}
 	return nil
+}
+
+// quoted is what the instance of a pod of a trial is expected to cost.
+func quoted(prices *quote.Prices, pod *corev1.Pod) (trial.Quote, bool) {
+	pod = pod.DeepCopy() // what it may cost is compared with this price
+	delete(pod.Annotations, placement.AnnotationMaxPrice)
+	best, err := prices.Best(pod)
+	if err == nil && best.Unpriced {
+		// Of spot instances the catalogue may have no price, and on demand they are not cheaper.
+		delete(pod.Annotations, placement.AnnotationLaunchType)
+		best, err = prices.Best(pod)
+	}
+	if err != nil {
+		return trial.Quote{}, false
+	}
+	parts := quote.PartsOf(best)
+	q := trial.Quote{InstanceType: best.InstanceType, Machine: parts.Machine, Disk: parts.Disk, Address: parts.Address}
+	if q.Machine != nil {
+		q.Machine = new(*q.Machine + parts.Burst)
+	}
+	return q, true
+}
+
+// dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of a type.
+func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceType string) ([]finding.Finding, error) {
+	command := []string{"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml", "--instance-type", instanceType, "-o", "json"}
+	own := "run kipctl " + strings.Join(command[1:7], " ") + " with Kip's provider.yaml and its rights"
+	if _, named := k.socketPath(); named {
+		return nil, errors.New("--socket is of a Kip in no pod: " + own)
+	}
+	pods, err := c.kipPods(ctx)
+	if err == nil && len(pods) == 0 {
+		err = errors.New("no pod of Kip runs in this cluster: " + own)
+	}
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := c.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: virtualNodes})
+	if err != nil {
+		return nil, fmt.Errorf("list virtual nodes: %w", err)
+	}
+	ids := map[string]bool{}
+	for _, n := range nodes.Items {
+		ids[n.Labels[apiv1.LabelController]] = true
+	}
+	for id := range ids {
+		if len(ids) == 1 && id != "" { // else whose pod it is is not known
+			command = append(command, "--controller", id)
+		}
+	}
+	pod := pods[0]
+	var out, messages bytes.Buffer
+	failed := c.exec(ctx, pod.Namespace, pod.Name, command, &out, &messages) // also where a check has failed
+	var report doctor.Report
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		return nil, fmt.Errorf("run kipctl doctor in pod %s/%s: %w", pod.Namespace, pod.Name,
+			errors.Join(failed, errors.New(strings.TrimSpace(messages.String()))))
+	}
+	var found, others []finding.Finding
+	for _, r := range report.Results {
+		switch {
+		case r.Check == finding.DryRun:
+			found = append(found, r.Finding)
+		case r.Outcome == finding.Failed:
+			others = append(others, r.Finding)
+		}
+	}
+	if len(found) == 0 {
+		return nil, errors.New("it has no dry runs")
+	}
+	for n := range found {
+		if found[n].Outcome == finding.NotChecked && len(others) > 0 {
+			found[n].Message += ": " + others[0].Message
+		}
+	}
+	return found, nil
 }
 
 // holdingsOf asks each Kip of the cluster for what it has: by the socket that was named, or else in Kip's pods.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,7 +18,9 @@ import (
 	"k8s.io/utils/clock"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/dev/ec2"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/trial"
 )
 
@@ -77,7 +80,8 @@ func TestTryShowsWhatItMayCostAndAsks(t *testing.T) {
 		t.Errorf("%v: it has made %v and printed %s", r.failed, spaces(t, c), r.out)
 	}
 	for _, want := range []string{
-		"load-balancer", "if kipctl is killed", "By the catalogue of this kipctl they cost $0.0", "Begin, for at most $0.", "add --yes",
+		"load-balancer", "if kipctl is killed", "BY CATALOGUE has the prices of us-east-1 of 20", "2 t3a.nano", "$0.08 a GiB and month",
+		"$0.005 an hour", "Begin, for at most $0.", "add --yes",
 	} {
 		if !strings.Contains(r.err, want) {
 			t.Errorf("%q is not in\n%s", want, r.err)
@@ -139,6 +143,68 @@ func TestTryCleanRemovesATrialAndProvesIt(t *testing.T) {
 					t.Errorf("left: %s", left)
 				}
 			})
+		})
+	}
+}
+
+// The pod of Kip runs kipctl doctor, which here is that of the test: so EC2 answers Kip's own credentials.
+func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
+	const gpu = "g4dn.xlarge"
+	for what, tc := range map[string]struct {
+		image   bool // of cells
+		running bool
+		outcome finding.Outcome
+		says    string
+	}{
+		"EC2 would launch": {true, true, finding.OK, "EC2 would launch a " + gpu + " in us-east-1a"},
+		"no image":         {false, true, finding.NotChecked, "no image for amd64"},
+		"no pod":           {true, false, "", "no pod of Kip runs in this cluster: run kipctl doctor --account"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			model, file := ec2Of(t)
+			text := withImage(t, file)
+			if !tc.image {
+				model.Change(func(cfg *ec2.Config) { cfg.Images = nil })
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c := forDoctor(t, text)
+			pods := c.kube.CoreV1().Pods("kip-system")
+			pod, err := pods.Get(t.Context(), "kip-0", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Spec.Containers = []corev1.Container{{Name: kipContainer}}
+			if !tc.running {
+				pod.Status.Phase = corev1.PodPending
+			}
+			if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
+				want := "/kipctl doctor --account -f /etc/kip/config/provider.yaml --instance-type " + gpu + " -o json --controller id"
+				if got := strings.Join(command, " "); namespace+"/"+pod != "kip-system/kip-0" || got != want {
+					t.Errorf("in pod %s/%s runs %s", namespace, pod, got)
+				}
+				command[4] = file
+				r := run(t, nil, command[1:]...)
+				fmt.Fprint(out, r.out)
+				fmt.Fprint(messages, r.err)
+				return r.failed
+			}
+			found, err := (&kipctl{fallbackSocket: "none"}).dryRun(t.Context(), c, gpu)
+			said := fmt.Sprint(err)
+			if err == nil {
+				said = found[0].Message
+			}
+			if len(found) > 1 || len(found) == 1 && found[0].Outcome != tc.outcome || (err != nil) != (tc.outcome == "") ||
+				!strings.Contains(said, tc.says) {
+				t.Errorf("%+v: %v\nwant %s: %q", found, err, tc.outcome, tc.says)
+			}
+			if n := len(model.Machines().History()); n > 0 {
+				t.Errorf("%d instances were launched", n)
+			}
 		})
 	}
 }

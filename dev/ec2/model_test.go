@@ -490,3 +490,39 @@ func TestATypeBootsByWhatTheImageDoes(t *testing.T) {
 		}
 	}
 }
+
+// EC2 answers a dry run with one of two errors, and launches nothing. Source: EC2 API reference, "RunInstances", DryRun.
+func TestADryRunOfALaunchTellsOfRightsAndLaunchesNothing(t *testing.T) {
+	for want, effect := range map[string]string{"DryRunOperation": "Allow", "UnauthorizedOperation": "Deny"} {
+		policy, err := ParsePolicy([]byte(`{"Statement": [{"Sid": "A", "Effect": "Allow", "Action": "*", "Resource": "*"},
+			{"Sid": "L", "Effect": "` + effect + `", "Action": "ec2:RunInstances", "Resource": "*"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newClientOf(t, Config{
+			Sim:      sim.Config{Catalogue: aCatalogue()},
+			Subnets:  []Subnet{{ID: "subnet-1", VPC: "vpc-1", Zone: "z1"}, {ID: "subnet-2", VPC: "vpc-1", Zone: "z2"}},
+			Images:   []Image{{ID: "ami-1", RootDevice: "/dev/xvda", GiB: 8}},
+			Policies: map[string]*Policy{"AKIATESTS": policy},
+		})
+		status := map[string]int{"DryRunOperation": http.StatusPreconditionFailed, "UnauthorizedOperation": http.StatusForbidden}[want]
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url, strings.NewReader(encode("RunInstances", run("DryRun=true")...)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential=AKIATESTS/20260101/us-east-1/ec2/aws4_request")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != status || !strings.Contains(string(text), "<Code>"+want+"<") {
+			t.Errorf("%s: %s %s, %v; want %d", effect, resp.Status, text, err, status)
+		}
+		if n := len(c.model.Machines().History()); n > 0 {
+			t.Errorf("%s: %d instances were launched", effect, n)
+		}
+	}
+}

@@ -177,7 +177,10 @@ func (d *Doctor) Kip(ctx context.Context) (kip finding.Kip) {
 		return kip
 	}
 	p := &d.pods[0]
-	kip.Ask = fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl doctor -f /etc/kip/config/provider.yaml", p.Namespace, p.Name, kipContainer)
+	kip.Ask = fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl doctor --account -f /etc/kip/config/provider.yaml", p.Namespace, p.Name, kipContainer)
+	if kip.Owner != "" {
+		kip.Ask += " --controller " + kip.Owner
+	}
 	ctx, cancel := context.WithTimeout(ctx, reachLimit)
 	defer cancel()
 	account, err := d.c.Cluster.Kube.CoreV1().ServiceAccounts(p.Namespace).Get(ctx, p.Spec.ServiceAccountName, metav1.GetOptions{})

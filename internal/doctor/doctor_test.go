@@ -464,7 +464,7 @@ func TestTheAccountOfAKipIsAskedAboutItsOwnCellsAndRole(t *testing.T) {
 	w.others = append(w.others, account)
 	d := &Doctor{c: Config{Cluster: Cluster{Kube: w.kube(t)}}, own: w.nodes[1:], pods: w.kips}
 	want := finding.Kip{Owner: "id", Role: "arn:aws:iam::123456789012:role/kip",
-		Ask: "kubectl exec -n kip-system kip-0 -c kip -- /kipctl doctor -f /etc/kip/config/provider.yaml"}
+		Ask: "kubectl exec -n kip-system kip-0 -c kip -- /kipctl doctor --account -f /etc/kip/config/provider.yaml --controller id"}
 	if got := d.Kip(t.Context()); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

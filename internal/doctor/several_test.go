@@ -68,7 +68,7 @@ func TestEachKipIsFound(t *testing.T) {
 		t.Errorf("the Kips are %v", got)
 	}
 	of := d.Each()[slices.IndexFunc(d.Each(), func(d *Doctor) bool { return d.name == "gpus/gpu" })].Kip(t.Context())
-	ask := "kubectl exec -n gpus gpu-7f-a -c kip -- /kipctl doctor -f /etc/kip/config/provider.yaml"
+	ask := "kubectl exec -n gpus gpu-7f-a -c kip -- /kipctl doctor --account -f /etc/kip/config/provider.yaml --controller other"
 	if of != (finding.Kip{Owner: "other", Role: "arn:aws:iam::123456789012:role/gpu", Ask: ask}) {
 		t.Errorf("of the account of gpus/gpu is known %+v", of)
 	}

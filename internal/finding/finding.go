@@ -47,6 +47,9 @@ func Unchecked(format string, args ...any) Finding {
 	return Finding{Outcome: NotChecked, Message: fmt.Sprintf(format, args...)}
 }
 
+// DryRun is the name of the check that asks a cloud whether it would launch an instance of a type.
+const DryRun = "dry run"
+
 // Check asks one question.
 type Check struct {
 	// Area is what it is about: "cluster", "account", "kip".

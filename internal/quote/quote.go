@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/offering"
@@ -72,7 +74,10 @@ type Options struct {
 
 // Prices are those of a region.
 type Prices struct {
-	Region  string
+	Region string
+	// AsOf is their date, and Rates what is paid beside machines, as the catalogue has both.
+	AsOf    string
+	Rates   catalog.Rates
 	options Options
 	placer  *placement.Placer
 	// fargate reports whether Fargate's prices are those of this region.
@@ -111,6 +116,8 @@ func in(book *catalog.Book, region string, o Options, beside func(catalog.Rates)
 	}
 	return &Prices{
 		Region:  region,
+		AsOf:    book.AsOf,
+		Rates:   rates,
 		options: o,
 		placer:  placer,
 		fargate: region == fargateRegion,
@@ -137,16 +144,11 @@ func (p *Prices) of(w Workload) Pod {
 		q.Reason, q.NotOnKip = w.NotOnKip, true
 		return q
 	}
-	var offerings []offering.Offering
-	pod, err := admitted(w.Pod)
-	if err == nil {
-		offerings, err = p.placer.Offerings(pod, nil)
-	}
+	pod, best, err := p.best(w.Pod)
 	if err != nil {
 		q.Reason, q.Failed = err.Error(), true
 		return q
 	}
-	best := offerings[0]
 	q.InstanceType, q.Zone = best.InstanceType, best.Zone
 	q.LaunchType = string(best.CapacityType())
 	parts := PartsOf(best)
@@ -169,6 +171,25 @@ func (p *Prices) of(w Workload) Pod {
 	}
 	q.month(w, p.options.RunHours)
 	return q
+}
+
+// Best returns what Kip would launch for a pod.
+func (p *Prices) Best(pod *corev1.Pod) (offering.Offering, error) {
+	_, best, err := p.best(pod)
+	return best, err
+}
+
+// best also returns the pod as Kip's webhook makes it.
+func (p *Prices) best(pod *corev1.Pod) (*corev1.Pod, offering.Offering, error) {
+	made, err := admitted(pod)
+	if err != nil {
+		return nil, offering.Offering{}, err
+	}
+	offerings, err := p.placer.Offerings(made, nil)
+	if err != nil {
+		return nil, offering.Offering{}, err
+	}
+	return made, offerings[0], nil
 }
 
 // leastHours is what clouds, and Fargate, charge at least: a minute.

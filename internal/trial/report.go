@@ -130,27 +130,50 @@ func (p Price) Text(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "STEP\tINSTANCES\tEACH AT MOST\tBESIDE\tAT MOST\tWHAT")
 	for _, s := range p.Steps {
-		lasts, beside := "", ""
+		cells, lasts, beside := fmt.Sprint(s.Cells), "", ""
 		if s.Cells > 0 {
 			lasts = (time.Duration(s.Lasts) * time.Second).String()
+			cells = strings.TrimSpace(cells + " " + s.InstanceType)
 		}
 		if s.Beside > 0 {
 			beside = fmt.Sprintf("$%.2f", s.Beside)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t$%.4f\t%s\n", s.Name, s.Cells, lasts, beside, s.AtMost, s.What)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t$%.4f\t%s\n", s.Name, cells, lasts, beside, s.AtMost, s.What)
 	}
-	fmt.Fprintf(w, "if kipctl is killed\t\t%s\t\t$%.4f\t%s\n", livesFor+ending, p.Killed, "what runs then ends by itself")
-	fmt.Fprintf(w, "all\t\t\t\t$%.4f\t\n", p.AtMost)
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	quoted := "The catalogue of this kipctl has no price for them"
-	if p.QuotedPerHour != nil {
-		quoted = fmt.Sprintf("By the catalogue of this kipctl they cost $%.4f an hour or less", *p.QuotedPerHour)
+	w = tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "\nPART\tBY CATALOGUE\tAT MOST\tPRICE")
+	for _, part := range p.Parts {
+		name, atMost := part.Name, ""
+		if part.Of != "" {
+			name = "  " + name
+		}
+		if part.AtMost != nil {
+			atMost = dollars(part.AtMost)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", name, dollars(part.Catalogue), atMost, part.Why)
 	}
-	_, err := fmt.Fprintf(out, "\nThis is a bound: Kip launches no instance of the trial that costs more than $%v an hour, disk and address "+
-		"included.\n%s.\n", p.MaxPerHour, quoted)
+	fmt.Fprintf(w, "all\t%s\t%s\tat most $%.2f is allowed\n", dollars(p.Catalogue), dollars(&p.AtMost), Cap)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	by := "The catalogue of this kipctl has no prices for this cluster."
+	if p.QuotedPerHour != nil {
+		by = fmt.Sprintf("BY CATALOGUE has the prices of %s of %s, for types that Kip then chooses, and the bounds of what has no price there.", p.Region,
+			p.AsOf)
+	}
+	_, err := fmt.Fprintf(out, "\nEach instance counts for as long as it may live. AT MOST is a bound. %s\n", by)
 	return err
+}
+
+// dollars is an amount for people.
+func dollars(amount *float64) string {
+	if amount == nil {
+		return "not known"
+	}
+	return fmt.Sprintf("$%.4f", *amount)
 }
 
 // Text writes a report for people.

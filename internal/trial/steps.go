@@ -21,6 +21,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -32,9 +33,9 @@ type step struct {
 	// pods are those that it makes. With launchesNone Kip launches nothing for them.
 	pods         []*corev1.Pod
 	launchesNone bool
-	// most bounds how long it runs, and beside what it costs beside instances.
+	// most bounds how long it runs, and beside is what it costs beside instances.
 	most   time.Duration
-	beside float64
+	beside extra
 	// run returns a notTriedError if something is missing. What it makes carries the step's labels.
 	run func(context.Context, *running) error
 	// check looks at the pods' reports, when their cells were seen. Optional.
@@ -45,6 +46,7 @@ type step struct {
 const (
 	stepBatch    = "batch"
 	stepBalancer = "load-balancer"
+	stepGPU      = "gpu"
 )
 
 const (
@@ -64,7 +66,7 @@ func (t *Trial) steps() [][]step {
 		{t.egress("egress-private", "a pod in a private subnet reaches "+t.Endpoint, t.PrivateZone, true)},
 		{t.volume()},
 		{t.spot()},
-		{t.gpu()},
+		{t.gpu(), t.dryRun()},
 		{t.largeImage()},
 	}
 }
@@ -408,10 +410,8 @@ const (
 // gpu proves that Kip would launch an instance with a GPU, and launches none: the pod allows no price that one has. So Kip chooses, and
 // says which types it leaves out for nothing but their price.
 func (t *Trial) gpu() step {
-	s := step{name: "gpu", what: "Kip finds an instance type with a GPU, and launches none", most: 2 * time.Minute, launchesNone: true}
-	pod := t.pod(s.name, "gpu", t.Image, "exit 0", s.most)
-	pod.Annotations[placement.AnnotationMaxPrice] = noGPUCosts
-	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{gpuResource: resource.MustParse("1")}
+	s := step{name: stepGPU, what: "Kip finds an instance type with a GPU, and launches none", most: 2 * time.Minute, launchesNone: true}
+	pod := t.gpuPod(s.most)
 	s.pods = []*corev1.Pod{pod}
 	s.run = func(ctx context.Context, r *running) error {
 		err := r.create(ctx, pod)
@@ -432,6 +432,48 @@ func (t *Trial) gpu() step {
 		for _, p := range r.Pods {
 			if p.Instance != "" {
 				return fmt.Errorf("it launched instance %s: want none", p.Instance)
+			}
+		}
+		return nil
+	}
+	return s
+}
+
+func (t *Trial) gpuPod(lives time.Duration) *corev1.Pod {
+	pod := t.pod(stepGPU, "gpu", t.Image, "exit 0", lives)
+	pod.Annotations[placement.AnnotationMaxPrice] = noGPUCosts
+	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{gpuResource: resource.MustParse("1")}
+	return pod
+}
+
+// dryRun has the cloud itself say whether it takes the launch of an instance with a GPU, without launching one.
+func (t *Trial) dryRun() step {
+	s := step{
+		name:         "gpu-dry-run",
+		what:         "the cloud takes a dry run of a launch with a GPU, by Kip's own rights",
+		most:         2 * time.Minute,
+		launchesNone: true,
+	}
+	s.run = func(ctx context.Context, r *running) error {
+		if t.Catalogue == nil {
+			return notTried("kipctl has no catalogue of the region of Kip's nodes, and so no type with a GPU")
+		}
+		quote, has := t.Catalogue.Quote(t.gpuPod(s.most))
+		if !has {
+			return notTried("the catalogue of %s has no type with a GPU", t.Catalogue.Region)
+		}
+		answers, err := t.DryRun(ctx, quote.InstanceType)
+		if err != nil {
+			return notTried("Kip's cloud was not asked for a dry run of %s: %v", quote.InstanceType, err)
+		}
+		for _, f := range answers {
+			switch f.Outcome {
+			case finding.Failed:
+				return errors.New(strings.TrimSuffix(f.Message+". Fix it: "+f.Cure, ". Fix it: "))
+			case finding.NotChecked:
+				return notTried("%s", f.Message)
+			default:
+				r.found("%s", f.Message)
 			}
 		}
 		return nil

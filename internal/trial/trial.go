@@ -20,6 +20,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/finding"
 )
 
 const (
@@ -45,8 +46,11 @@ type Cluster struct {
 	Logs func(ctx context.Context, namespace, pod string) (string, error)
 	// Holdings returns what each Kip of the cluster has in its cloud. It fails if none answers.
 	Holdings func(context.Context) ([]adminapi.Holdings, error)
-	// Price returns what the instance of a pod is expected to cost an hour; nil if that is not known. Optional.
-	Price func(*corev1.Pod) *float64
+	// Catalogue has the prices of the cluster's region. Optional.
+	Catalogue *Catalogue
+	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of a type, and launches none. It returns at least
+	// one finding. The error says why the cloud was not asked.
+	DryRun func(ctx context.Context, instanceType string) ([]finding.Finding, error)
 }
 
 // Options are what a user asks for.

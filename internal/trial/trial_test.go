@@ -16,6 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/elotl/kip/internal/adminapi"
+	"github.com/elotl/kip/internal/finding"
 )
 
 // planned runs a trial to its end.
@@ -45,7 +46,7 @@ func TestAllStepsAreTriedAndNothingIsLeft(t *testing.T) {
 				t.Errorf("%s: %s: %s", s.Name, s.Result, s.Why)
 			}
 		}
-		if err := r.Err(); err != nil || len(r.Steps) != 10 || !r.Left.Nothing() {
+		if err := r.Err(); err != nil || len(r.Steps) != 11 || !r.Left.Nothing() {
 			t.Errorf("%v: %d steps, left %+v", err, len(r.Steps), r.Left)
 		}
 		if left := w.left(); len(left) > 0 {
@@ -121,9 +122,12 @@ func TestAllThatATrialMakesEndsByItself(t *testing.T) {
 func TestWhatAClusterLacksIsNotTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.noBalancer, w.noClass, w.noSpot, w.noGPU = true, true, true, true })
-		r := planned(t.Context(), t, w.trial(firstID, func(c *Config) { c.PrivateZone, c.PublicZone, c.Skip = "", "", []string{"large-image"} }))
+		r := planned(t.Context(), t, w.trial(firstID, func(c *Config) {
+			c.PrivateZone, c.PublicZone, c.Skip = "", "", []string{"large-image"}
+			c.Catalogue = nil
+		}))
 		got := results(r)
-		for _, name := range []string{"load-balancer", "egress-public", "egress-private", "volume", "spot", "gpu", "large-image"} {
+		for _, name := range []string{"load-balancer", "egress-public", "egress-private", "volume", "spot", "gpu", "gpu-dry-run", "large-image"} {
 			if got[name] != NotTried {
 				t.Errorf("%s is %s", name, got[name])
 			}
@@ -288,7 +292,7 @@ func TestAKilledTrialLeavesNothingToTheNext(t *testing.T) {
 	var whole Report
 	all := 0
 	few := func(c *Config) {
-		c.Skip = []string{"egress", "egress-public", "egress-private", "volume", "spot", "gpu", "large-image"}
+		c.Skip = []string{"egress", "egress-public", "egress-private", "volume", "spot", "gpu", "gpu-dry-run", "large-image"}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
@@ -365,6 +369,18 @@ func TestAnInterruptedTrialCleansUp(t *testing.T) {
 	}
 }
 
+// costing returns a catalogue in which each instance costs as much an hour, a tenth of it for its disk, and none has an address. A disk of
+// a GiB costs 73 cents a month.
+func costing(hour float64) *Catalogue {
+	return &Catalogue{Region: "us-east-1", AsOf: "2026-07-20", DiskPerGiBMonth: 0.73, Quote: func(pod *corev1.Pod) (Quote, bool) {
+		name := "t3.nano"
+		if _, has := pod.Spec.Containers[0].Resources.Limits[gpuResource]; has {
+			name = "g4dn.xlarge"
+		}
+		return Quote{InstanceType: name, Machine: new(hour * 0.9), Disk: new(hour * 0.1), Address: new(0.0)}, true
+	}}
+}
+
 func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil)
@@ -373,34 +389,117 @@ func TestATrialThatMayCostTooMuchIsRefused(t *testing.T) {
 			words  string
 		}{
 			"the instances may be dear": {func(c *Config) { c.MaxPricePerHour = 0.5 }, "--max-price-per-hour (0.5)"},
-			"no instance is so cheap": {func(c *Config) {
-				c.Price = func(*corev1.Pod) *float64 { return new(0.09) }
-			}, "0.0900"},
+			"no instance is so cheap":   {func(c *Config) { c.Catalogue = costing(0.09) }, "0.0900"},
 		} {
-			_, err := w.trial(firstID, tc.change).Plan(t.Context())
-			if err == nil || !strings.Contains(err.Error(), tc.words) {
-				t.Errorf("%s: %v", what, err)
+			plan, err := w.trial(firstID, tc.change).Plan(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tc.words) || len(plan.Price.Parts) == 0 {
+				t.Errorf("%s: %v, with the parts %+v", what, err, plan.Price.Parts)
 			}
 		}
 		if w.calls > 0 {
 			t.Errorf("it has made %d changes", w.calls)
 		}
-		plan, err := w.trial(firstID, func(c *Config) { c.Price = func(*corev1.Pod) *float64 { return new(0.02) } }).Plan(t.Context())
+	})
+}
+
+// By steps and by parts it is the same sum, and by the catalogue's prices another one, below it.
+func TestThePriceOfATrialIsShownByStepAndByPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		plan, err := w.trial(firstID, func(c *Config) { c.Catalogue = costing(0.02) }).Plan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum := plan.Price.Killed
-		for _, s := range plan.Price.Steps {
+		p, sum, cellHours := plan.Price, plan.Price.Killed, 0.0
+		for _, s := range p.Steps {
 			sum += s.AtMost
+			cellHours += float64(s.Cells) * float64(s.Lasts) / 3600
+			if s.Cells > 0 && s.InstanceType != "t3.nano" {
+				t.Errorf("step %s is expected to have %q", s.Name, s.InstanceType)
+			}
 		}
-		if p := plan.Price; math.Abs(sum-p.AtMost) > 1e-9 || p.AtMost > Cap || *p.QuotedPerHour != 0.02 {
-			t.Errorf("the steps make %v of %+v", sum, p)
+		near := func(what string, has, want float64) {
+			t.Helper()
+			if math.Abs(has-want) > 1e-9 {
+				t.Errorf("%s is %v, want %v", what, has, want)
+			}
+		}
+		near("the sum of the steps", p.AtMost, sum)
+		near("the dearest instance", *p.QuotedPerHour, 0.02)
+		parts, ofParts := map[string]PartPrice{}, 0.0
+		for _, part := range p.Parts {
+			parts[part.Name] = part
+			if part.Of == "" {
+				ofParts += *part.AtMost
+			}
+		}
+		near("the sum of the parts", ofParts, sum)
+		near("what instances cost at most", *parts["instances"].AtMost, cellHours*p.MaxPerHour)
+		near("what they cost by the catalogue", *parts["instances"].Catalogue, cellHours*0.02)
+		near("their disks", *parts["root disks"].Catalogue, cellHours*0.002)
+		near("their addresses", *parts["public addresses"].Catalogue, 0)
+		near("the volume", *parts["volume"].Catalogue, 0.001)
+		near("all by the catalogue", *p.Catalogue, cellHours*0.02+*parts["load balancer"].AtMost+*parts["NAT gateway"].AtMost+0.001+
+			*parts["if kipctl is killed"].Catalogue)
+		if parts["load balancer"].Catalogue != nil || *p.Catalogue >= p.AtMost || p.AtMost > Cap {
+			t.Errorf("%+v", p)
 		}
 		var text strings.Builder
-		if err := plan.Price.Text(&text); err != nil || !strings.Contains(text.String(), "$0.0200 an hour") {
-			t.Errorf("%v:\n%s", err, &text)
+		if err := p.Text(&text); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			"2 t3.nano", "$0.0200 an hour", "$0.73 a GiB and month", "us-east-1 of 2026-07-20", "load balancer", "not known",
+		} {
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("%q is not in\n%s", want, &text)
+			}
+		}
+		// Where the catalogue does not have the region, the bounds hold all the same.
+		without, err := w.trial(firstID, func(c *Config) { c.Catalogue = nil }).Plan(t.Context())
+		if err != nil || without.Price.AtMost != p.AtMost || without.Price.Catalogue != nil || without.Price.QuotedPerHour != nil {
+			t.Errorf("%v: without a catalogue %+v", err, without.Price)
 		}
 	})
+}
+
+// The step asks Kip's cloud about the type that the catalogue has, and reports what that says.
+func TestTheCloudItselfIsAskedForADryRunOfAGPU(t *testing.T) {
+	for what, tc := range map[string]struct {
+		says   finding.Finding
+		err    error
+		result Result
+		words  string
+	}{
+		"it would launch":   {finding.Fine("EC2 would launch a g4dn.xlarge"), nil, OK, "EC2 would launch"},
+		"it would not":      {finding.Fail("aws iam attach-role-policy", "role/kip may not"), nil, Failed, "role/kip may not. Fix it: aws iam"},
+		"it was not asked":  {finding.Unchecked("there is no image"), nil, NotTried, "there is no image"},
+		"no pod of Kip's":   {finding.Finding{}, errors.New("no pod of Kip runs"), NotTried, "no pod of Kip runs"},
+		"without catalogue": {finding.Finding{}, nil, NotTried, "no catalogue of the region"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, asked := newWorld(t, nil), ""
+				r := planned(t.Context(), t, w.trial(firstID, func(c *Config) {
+					if what == "without catalogue" {
+						c.Catalogue = nil
+					}
+					c.DryRun = func(_ context.Context, instanceType string) ([]finding.Finding, error) {
+						asked = instanceType
+						return []finding.Finding{tc.says}, tc.err
+					}
+				}))
+				n := slices.IndexFunc(r.Steps, func(s StepReport) bool { return s.Name == "gpu-dry-run" })
+				s := r.Steps[n]
+				if s.Result != tc.result || !strings.Contains(s.Why+strings.Join(s.Found, " "), tc.words) || (r.Err() != nil) != (tc.result == Failed) {
+					t.Errorf("%s: %+v (%v), want %s with %q", what, s, r.Err(), tc.result, tc.words)
+				}
+				if (asked == "g4dn.xlarge") != (what != "without catalogue") {
+					t.Errorf("it asks about %q", asked)
+				}
+			})
+		})
+	}
 }
 
 func TestOptionsThatAreWrongAreNamed(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/placement"
 )
 
@@ -357,6 +358,10 @@ func (w *world) trial(id string, change func(*Config)) *Trial {
 					h.Instances = append(h.Instances, c.Status.InstanceID+" of "+id)
 				}
 				return []adminapi.Holdings{h}, nil
+			},
+			Catalogue: costing(0.01),
+			DryRun: func(context.Context, string) ([]finding.Finding, error) {
+				return []finding.Finding{finding.Fine("the cloud would launch it")}, nil
 			},
 		},
 		Options: Options{

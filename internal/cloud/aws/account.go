@@ -29,7 +29,9 @@ import (
 type Wanted struct {
 	InstanceType   string   // of pods that name none
 	SecurityGroups []string // besides Kip's own
-	Kip            finding.Kip
+	// DryRun is another type, of which a launch is tried that makes nothing; "" for none.
+	DryRun string
+	Kip    finding.Kip
 }
 
 // Names of the checks that others need.
@@ -77,7 +79,7 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 	of := func(name, needs string, run func(context.Context) []finding.Finding) finding.Check {
 		return finding.Check{Area: areaAccount, Name: name, Needs: needs, Run: run}
 	}
-	return []finding.Check{
+	checks := []finding.Check{
 		of(checkCredentials, "", a.credentials),
 		of("region", checkCredentials, a.region),
 		of(checkSubnets, checkCredentials, a.subnets),
@@ -89,6 +91,10 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 		of("rights to read", checkCredentials, a.reads),
 		of("rights to launch", checkImage, a.launches),
 	}
+	if wanted.DryRun != "" {
+		checks = append(checks, of(finding.DryRun, checkImage, a.dryRun))
+	}
+	return checks
 }
 
 func only(f finding.Finding) []finding.Finding { return []finding.Finding{f} }
@@ -526,27 +532,8 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return only(a.unanswered("find the security groups", err))
 	}
-	owner := cmp.Or(a.wanted.Kip.Owner, doctorsOwner) // a narrowed policy allows Kip's own alone
-	launch := runInstances(cloud.LaunchRequest{
-		Token:    doctorsOwner,
-		Machines: []cloud.Machine{{}},
-		LaunchSpec: cloud.LaunchSpec{
-			InstanceType: a.wanted.InstanceType,
-			Zone:         a.net.subnets[subnet].zone,
-			Subnet:       subnet,
-			Tags:         map[string]string{cloud.TagOwner: owner},
-			Resolved: &cloud.Resolved{
-				Image:          boot.id,
-				RootDevice:     boot.rootDevice,
-				RootDiskBytes:  int64(boot.gib) * gib,
-				Key:            a.c.cfg.KMSKey,
-				SecurityGroups: groups,
-				Tags:           a.c.cfg.configuredTags(),
-			},
-		},
-	})
-	launch.DryRun = aws.Bool(true)
-	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: owner, tagDisk: doctorsOwner})
+	launch := a.launch(a.wanted.InstanceType, subnet, boot, groups)
+	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: a.owner(), tagDisk: doctorsOwner})
 	found := a.tried(ctx, []dry{
 		{"RunInstances", func(ctx context.Context) error {
 			_, err := a.c.api.RunInstances(ctx, launch)
@@ -560,7 +547,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 				VpcId:       aws.String(a.net.vpc),
 				TagSpecifications: []types.TagSpecification{{
 					ResourceType: types.ResourceTypeSecurityGroup,
-					Tags:         tagsOf(a.c.groupTags(owner)),
+					Tags:         tagsOf(a.c.groupTags(a.owner())),
 				}},
 			})
 			return err
