@@ -1,8 +1,8 @@
 // Package ec2 owns a working model of Amazon EC2's API: the query protocol over HTTP, so
 // that the SDK, and any other client, is answered as EC2 would; and of EBS direct APIs, by
 // which snapshots are written, STS' AssumeRole and AssumeRoleWithWebIdentity and what it decodes of
-// EC2's refusals, ECR with its tokens and its registry, the Price List API, and what EKS tells of clusters and IAM of
-// roles, beside it. It must not know Kip.
+// EC2's refusals, ECR with its tokens and its registry, the Price List API, what EKS tells of clusters and IAM of
+// roles, and EFS' file systems and mount targets, which no machine mounts, beside it. It must not know Kip.
 //
 // The machines behind it are those of internal/cloud/sim, with its clock, capacity,
 // quotas, buckets, late lists and faults. What the model adds is EC2's own: parameters,

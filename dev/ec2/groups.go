@@ -336,6 +336,9 @@ func (m *Model) deleteSecurityGroup(r *request) (any, error) {
 			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 		}
 	}
+	if slices.ContainsFunc(m.MountTargets(), func(t MountTarget) bool { return slices.Contains(t.Groups, id) }) {
+		return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
+	}
 	// Interfaces that outlived their instances are still members: of Kip's own group all of that Kip's.
 	g, _ := m.group(id)
 	for _, p := range m.sim.PartsNow() {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// jsonService is a service whose calls and answers are JSON: EKS, and those of JSON 1.1, of which the model has one action each.
+// jsonService is a service whose calls and answers are JSON: EKS, EFS, and those of JSON 1.1, of which the model has one action each.
 // They differ in their words.
 type jsonService struct {
 	name string // in policies
@@ -38,7 +38,7 @@ func (m *Model) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService,
 	if s.target != "" {
 		kind, forbidden = "application/x-amz-json-1.1", http.StatusBadRequest
 	}
-	answer, err := m.Call(r.Context(), action, func() (_ any, err error) {
+	body, err := m.Call(r.Context(), action, func() (_ any, err error) {
 		call := &request{ctx: r.Context(), action: action}
 		if call.caller, err = m.callerOf(r); err != nil {
 			return nil, &apiError{forbidden, "UnrecognizedClientException", "The security token included in the request is invalid."}
@@ -50,14 +50,28 @@ func (m *Model) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService,
 		return do(call)
 	})
 	w.Header().Set("Content-Type", kind)
+	answer, is := body.(answered)
+	if !is {
+		answer = answered{http.StatusOK, body}
+	}
+	if err == nil && answer.body == nil {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
 	if err != nil {
 		e := apiErrorOf(err)
 		if e == nil {
 			panic(http.ErrAbortHandler)
 		}
 		w.Header().Set("X-Amzn-Errortype", e.code)
-		w.WriteHeader(e.status)
-		answer = map[string]string{"__type": e.code, s.message: e.message}
+		answer = answered{e.status, map[string]string{"__type": e.code, s.message: e.message}}
 	}
-	_ = json.NewEncoder(w).Encode(answer) // or the caller is gone
+	w.WriteHeader(answer.status)
+	_ = json.NewEncoder(w).Encode(answer.body) // or the caller is gone
+}
+
+// answered is an answer with a status of its own.
+type answered struct {
+	status int
+	body   any
 }

@@ -107,6 +107,8 @@ type Config struct {
 	// VolumeStep is how long a volume is unknown once it was made, and then creating,
 	// attaching, detaching and deleting, each.
 	VolumeStep time.Duration
+	// FileSystemStep is how long a file system of EFS, and a mount target, are creating.
+	FileSystemStep time.Duration
 }
 
 // Subnet is one of a VPC's.
@@ -208,14 +210,17 @@ type Model struct {
 	loneSecondaries        bool
 	loneCode, noneTogether string
 
-	snapshots map[string]*Snapshot   // by ID
-	volumes   []*volume              // all that ever were
-	routes    []Route                // made by calls
-	forwards  map[string]bool        // instances without a check of source and destination
-	made      int                    // groups, images, snapshots and volumes, ever
-	reasons   map[string]StateReason // of ends that the model was told, by instance
-	roles     map[string]assumable   // by ARN
-	iamRoles  map[string]IAMRole     // by name
+	snapshots map[string]*Snapshot // by ID
+	volumes   []*volume            // all that ever were
+	// fileSystems and mountTargets are of EFS.
+	fileSystems  []FileSystem
+	mountTargets []MountTarget
+	routes       []Route                // made by calls
+	forwards     map[string]bool        // instances without a check of source and destination
+	made         int                    // groups, images, snapshots and volumes, ever
+	reasons      map[string]StateReason // of ends that the model was told, by instance
+	roles        map[string]assumable   // by ARN
+	iamRoles     map[string]IAMRole     // by name
 	// associations are those of EKS Pod Identity that calls have made, by cluster.
 	associations map[string][]Association
 	risks        map[string]time.Time // when it was recommended to leave an instance
@@ -413,6 +418,8 @@ func (m *Model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.serveEBS(w, r)
 	case below(clustersPath):
 		m.serveEKS(w, r)
+	case below(efsPath):
+		m.serveEFS(w, r)
 	case strings.HasPrefix(target, ecrTarget):
 		m.serveECR(w, r)
 	case strings.HasPrefix(target, pricingTarget):

@@ -18,6 +18,8 @@ import (
 	sdkconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/aws-sdk-go-v2/service/efs"
+	efstypes "github.com/aws/aws-sdk-go-v2/service/efs/types"
 	awseks "github.com/aws/aws-sdk-go-v2/service/eks"
 	"github.com/aws/aws-sdk-go-v2/service/iam"
 	"k8s.io/utils/clock"
@@ -57,7 +59,7 @@ var programs = map[string]func(ctx context.Context, args []string) error{"aws": 
 
 var errNotInGuide = errors.New("the guide has no such command")
 
-// awsCLI makes the call that a command of AWS' command line makes. There is no model of EFS: what the guide makes there, deploy.sh refuses.
+// awsCLI makes the call that a command of AWS' command line makes.
 func awsCLI(ctx context.Context, args []string) error {
 	if len(args) < 2 || len(args)%2 != 0 {
 		return errNotInGuide
@@ -133,8 +135,19 @@ func awsCLI(ctx context.Context, args []string) error {
 			}},
 		})
 	case "efs create-file-system":
-		answer = "fs-92e61897"
+		key, value, _ := strings.Cut(strings.TrimPrefix(flags["tags"], "Key="), ",Value=")
+		var made *efs.CreateFileSystemOutput
+		made, err = efs.NewFromConfig(sdk).CreateFileSystem(ctx, &efs.CreateFileSystemInput{
+			CreationToken: aws.String(flags["creation-token"]), Tags: []efstypes.Tag{{Key: aws.String(key), Value: aws.String(value)}},
+		})
+		if err == nil {
+			answer = aws.ToString(made.FileSystemId)
+		}
 	case "efs create-mount-target":
+		_, err = efs.NewFromConfig(sdk).CreateMountTarget(ctx, &efs.CreateMountTargetInput{
+			FileSystemId: aws.String(flags["file-system-id"]), SubnetId: aws.String(flags["subnet-id"]),
+			SecurityGroups: []string{flags["security-group"]}, // the CLI takes a beginning of --security-groups
+		})
 	default:
 		return errNotInGuide
 	}
@@ -277,6 +290,8 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 		says []string
 		// then is typed after the guide has ended with what it says; "" if the guide works.
 		then, thenSays string
+		// made says what is wrong with what the guide has made in the account. Optional.
+		made func(*model.Model) error
 	}{
 		"the settings": {says: []string{fine + `""`}},
 		// Its example is no ARN: accounts have twelve digits.
@@ -292,6 +307,7 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 			says:     []string{"not in this release; unset NFS_VOLUME_ENDPOINT", "cells.registryMirrors"},
 			then:     "unset NFS_VOLUME_ENDPOINT\n" + script,
 			thenSays: fine + `"sg-`,
+			made:     cellsReachTheFileSystem,
 		},
 	}
 	all := strings.Split(string(text), "\n== ")[1:]
@@ -322,8 +338,32 @@ func TestTheGuideOf2020WorksAsItIsTyped(t *testing.T) {
 					t.Errorf("it does not say %q:\n%s", words, said)
 				}
 			}
+			if want.made != nil {
+				if err := want.made(m); err != nil {
+					t.Error(err)
+				}
+			}
 		})
 	}
+}
+
+// cellsReachTheFileSystem is an error unless the account has one file system, with a mount target whose groups let cells mount it by NFS:
+// cells are members of the group kip-cells. No machine mounts it: the model has no NFS server.
+func cellsReachTheFileSystem(m *model.Model) error {
+	systems, targets := m.FileSystems(), m.MountTargets()
+	if len(systems) != 1 || systems[0].Tags["Name"] != "kip-efs" || len(targets) != 1 || targets[0].FileSystem != systems[0].ID ||
+		targets[0].Subnet != "subnet-a" {
+		return fmt.Errorf("there are the file systems %+v and the mount targets %+v", systems, targets)
+	}
+	groups := map[string]model.Group{}
+	for _, g := range m.Groups() {
+		groups[g.Name] = g
+	}
+	nfs := model.Rule{Protocol: "tcp", From: 2049, To: 2049, Source: groups["kip-cells"].ID}
+	if !slices.Equal(targets[0].Groups, []string{groups["kip-efs-mt"].ID}) || !slices.Contains(groups["kip-efs-mt"].Rules, nfs) {
+		return fmt.Errorf("the mount target has the groups %v of %+v: want NFS from kip-cells", targets[0].Groups, groups)
+	}
+	return nil
 }
 
 // EKS refuses an association of a role that does not trust it, so docs/eks.md makes the role first.
