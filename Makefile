@@ -236,7 +236,7 @@ test: ## the tests of each change, in half an hour; as root
 
 # Everything. Each shard is a target of its own, and takes at most 15 minutes.
 E2E := e2e-1 e2e-2 e2e-3 e2e-4 e2e-5
-INSTALL := install-1 install-2 install-3 install-4
+INSTALL := install-1 install-2 install-3 install-4 install-5
 FAULTS := faults-1 faults-2
 SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset eks other-worlds
 # What has passed with one of these is not taken for passed with another.
@@ -386,8 +386,8 @@ install-pods: world-programs local-images ## what pods may expect of a Kip that 
 	@CGO_ENABLED=0 hack/run-tests $@ . $(WORLD) ./test/e2e/pods
 
 .PHONY: install $(INSTALL)
-install: install-pods $(INSTALL) ## Kip as a pod of an ordinary node: installed, upgraded and removed by its chart, and what pods may expect of it; a quarter: make install-1; as root
-$(INSTALL): world-programs local-images older-image $(BIN)/networkpolicies
+install: install-pods $(INSTALL) ## Kip as a pod of an ordinary node: installed, upgraded and removed by its chart, and what pods may expect of it; a fifth: make install-1; as root
+$(INSTALL): world-programs local-images older-image run-image $(BIN)/networkpolicies
 	@CGO_ENABLED=0 PART=$(@:install-%=%)/$(words $(INSTALL)) hack/run-tests $@ . $(WORLD) ./test/e2e/install
 
 .PHONY: tutorial

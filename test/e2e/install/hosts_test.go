@@ -3,12 +3,10 @@
 package install
 
 import (
-	"archive/tar"
-	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/netip"
@@ -62,7 +60,7 @@ const (
 // ownHardware are the values of docs/install.md for Kip on a machine of one's own.
 func ownHardware(t *testing.T) (values map[string]any) {
 	t.Helper()
-	block := printed(t, "On a machine of your own")
+	block := printed(t, "## On a machine of your own", "yaml")
 	if err := yaml.Unmarshal([]byte(block), &values); err != nil {
 		t.Fatalf("the values of docs/install.md for a machine of one's own: %v", err)
 	}
@@ -71,10 +69,21 @@ func ownHardware(t *testing.T) (values map[string]any) {
 
 func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
 	tier.All(t)
+	runsCellsOnItsOwnHost(t, "local")
+}
+
+func TestKipRunsVirtualMachinesOnItsOwnHost(t *testing.T) {
+	tier.All(t)
+	runsCellsOnItsOwnHost(t, "qemu")
+}
+
+// runsCellsOnItsOwnHost has Kip run cells of one of the clouds that are on its host.
+func runsCellsOnItsOwnHost(t *testing.T, cloud string) {
+	t.Helper()
 	s := namespace.New(t, world)
 	machine := ordinary(s, rackHost)
-	prepareHost(s, machine)
-	image := hostImage(s, "nft", "mkfs.ext4")
+	prepareHost(s, machine, cloud)
+	image := hostImage(s)
 	_, file := chart(t)
 	own := readValues[struct {
 		Config struct{ Cells map[string]any }
@@ -83,7 +92,9 @@ func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
 	values := ownHardware(t)
 	values["host"] = map[string]any{"name": rackHost}
 	config := values["config"].(map[string]any)
-	config["cloud"] = map[string]any{"local": map[string]any{}}
+	if cloud == "local" {
+		config["cloud"] = map[string]any{"local": map[string]any{}}
+	}
 	config["cells"].(map[string]any)["registryMirrors"] = own.Config.Cells["registryMirrors"]
 	values["image"] = image
 	values["persistence"] = map[string]any{"storageClassName": ""}
@@ -102,6 +113,13 @@ func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
 		t.Errorf("the Job logged %q", text)
 	}
 	web := s.WaitPodOf("web", "")
+	here, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own := s.Kubectl("exec", web.Name, "--", "cat", "/proc/sys/kernel/random/boot_id") != string(here); own != (cloud == "qemu") {
+		t.Errorf("with the cloud %s the pod has a kernel of its own: %t", cloud, own)
+	}
 	s.Apply(asker)
 	s.WaitReady("asker")
 	routeToCells(s, ordinary(s, "node-2"), first.Status.HostIP)
@@ -118,6 +136,9 @@ func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
 		})
 	}
 	serves("its start")
+	if text := s.Kubectl("exec", "-n", rackNamespace, rackKip, "--", "kipctl", "get", "cells"); !strings.Contains(text, web.Name) {
+		t.Errorf("kipctl in Kip's pod shows the cells\n%s", text)
+	}
 	logOf(s, rackNamespace, rackKip)
 
 	s.Kubectl("delete", "pod", rackKip, "-n", rackNamespace)
@@ -140,7 +161,7 @@ func TestKipRunsCellsOnItsOwnHost(t *testing.T) {
 	if out, err := helmIn(t, rackNamespace, "uninstall", rackRelease, "--wait", "--timeout", "10m"); err != nil {
 		t.Fatalf("uninstall by force: %v\n%s", err, out)
 	}
-	s.Eventually("nothing of a cell is left on the host", func(context.Context) error { return leftOnHost(machine) })
+	s.Eventually("nothing of a cell is left on the host", func(context.Context) error { return leftOnHost(machine, cloud) })
 	if _, err := world.Admin.CoreV1().Nodes().Get(t.Context(), rackKip, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the node is left: %v", err)
 	}
@@ -216,23 +237,15 @@ func installOnHost(s *namespace.Space, values string) {
 }
 
 // prepareHost makes of an ordinary node's machine what docs/install.md wants of the host.
-func prepareHost(s *namespace.Space, m namespace.Machine) {
+func prepareHost(s *namespace.Space, m namespace.Machine, cloud string) {
 	s.Helper()
-	// Like other hosts it can make loop devices, if this one can.
-	control := m.Path("/dev/loop-control")
-	var loops unix.Stat_t
-	if err := unix.Stat("/dev/loop-control", &loops); err == nil {
-		if err := unix.Mknod(control, unix.S_IFCHR|0o600, int(loops.Rdev)); err != nil {
-			s.Fatal(err)
-		}
-	}
+	made := likeThisHosts(s, m, "loop-control", "net/tun", "kvm")
 	// The machine's root is an overlay, on which no other can be.
 	dir := m.Path(rackDir)
-	root, err := harness.Repository()
-	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.Symlink(rackDir, m.Path("/opt/kip"))); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink(rackDir, m.Path("/opt/kip"))); err != nil {
 		s.Fatal(err)
 	}
-	run(s, exec.CommandContext(s.Context(), "cp", "-a", filepath.Join(root, ".kip", "cell-root")+"/.", filepath.Join(dir, "cell-root")))
+	bootable(s, cloud, dir)
 	// Cells pull images from the registry of this host, which has no route to them.
 	nft := func(program string) error {
 		return m.Inside(func() error {
@@ -259,11 +272,54 @@ func prepareHost(s *namespace.Space, m namespace.Machine) {
 		for _, family := range []string{"bridge", "inet"} {
 			errs = append(errs, nft(fmt.Sprintf("add table %[1]s kip-agents-%[2]s\ndelete table %[1]s kip-agents-%[2]s\n", family, rackBridge)))
 		}
-		errs = append(errs, os.RemoveAll(dir), os.Remove(m.Path("/opt/kip")), os.RemoveAll(control))
+		errs = append(errs, os.RemoveAll(dir), os.Remove(m.Path("/opt/kip")))
+		for _, device := range made {
+			errs = append(errs, os.Remove(device))
+		}
 		if err := errors.Join(errs...); err != nil {
 			s.Error(err)
 		}
 	})
+}
+
+// likeThisHosts makes the devices of this host that a machine lacks, and returns their paths.
+func likeThisHosts(s *namespace.Space, m namespace.Machine, names ...string) (made []string) {
+	s.Helper()
+	for _, name := range names {
+		var like unix.Stat_t
+		if err := unix.Stat("/dev/"+name, &like); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			s.Fatal(err)
+		}
+		device := m.Path("/dev/" + name)
+		if err := unix.Mknod(device, unix.S_IFCHR|0o600, int(like.Rdev)); errors.Is(err, fs.ErrExist) {
+			continue
+		} else if err != nil {
+			s.Fatal(err)
+		}
+		made = append(made, device)
+	}
+	return made
+}
+
+// bootable has in a folder what the machines of a cloud start from, where the page says.
+func bootable(s *namespace.Space, cloud, dir string) {
+	s.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		s.Fatal(err)
+	}
+	if cloud == "local" {
+		run(s, exec.CommandContext(s.Context(), "cp", "-a", filepath.Join(root, ".kip", "cell-root")+"/.", filepath.Join(dir, "cell-root")))
+		return
+	}
+	to := filepath.Join(dir, "image")
+	if err := os.Mkdir(to, 0o755); err != nil {
+		s.Fatal(err)
+	}
+	stem := filepath.Join(world.Bin, "image", "kip-cell-amd64")
+	run(s, exec.CommandContext(s.Context(), "cp", stem+".qcow2", stem+".efi", stem+".manifest.json", to))
 }
 
 // translation is what docs/install.md has a host translate of its cells, with the addresses of this cluster's nodes in place of the page's
@@ -322,9 +378,9 @@ func routeToCells(s *namespace.Space, m namespace.Machine, by string) {
 }
 
 // leftOnHost names what there is of cells on a host: folders, processes, cgroups, network devices, mounts and loop devices.
-func leftOnHost(m namespace.Machine) error {
+func leftOnHost(m namespace.Machine, cloud string) error {
 	var left []string
-	state := m.Path(filepath.Join(rackDir, "local"))
+	state := m.Path(filepath.Join(rackDir, cloud))
 	for _, what := range []string{"machines", "disks"} {
 		entries, err := os.ReadDir(filepath.Join(state, what))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -387,9 +443,29 @@ func leftOnHost(m namespace.Machine) error {
 	return nil
 }
 
-// hostImage is Kip's image with programs of this host, as values of the chart. The ordinary nodes can pull it.
-func hostImage(s *namespace.Space, programs ...string) map[string]any {
+// dockerfile is what docs/install.md makes an image with a host's programs of.
+var dockerfile = regexp.MustCompile(`^FROM debian:(\S+)-slim
+RUN apt-get update && apt-get install -y --no-install-recommends (.+)
+COPY --from=ghcr\.io/elotl/kip:VERSION /kip /kipctl /
+ENV PATH=\$PATH:/
+ENTRYPOINT \["/kip"\]
+$`)
+
+// hostImage is the image with a host's programs that docs/install.md has, as values of the chart. The ordinary nodes can pull it.
+func hostImage(s *namespace.Space) map[string]any {
 	s.Helper()
+	text := printed(s.T, "### An image with a host's programs", "dockerfile")
+	is := dockerfile.FindStringSubmatch(text)
+	if is == nil {
+		s.Fatalf("docs/install.md makes an image by %q: want something like %s", text, dockerfile)
+	}
+	tree := filepath.Join(s.TempDir(), "debian.tar")
+	run(s, exec.CommandContext(s.Context(), "mmdebstrap", "--quiet", "--variant=minbase", "--include="+strings.Join(strings.Fields(is[2]), ","),
+		"--skip=output/dev", is[1], tree))
+	layer, err := tarball.LayerFromFile(tree, tarball.WithCompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		s.Fatal(err)
+	}
 	index, err := layout.ImageIndexFromPath(filepath.Join(world.Bin, "images", "kip"))
 	if err != nil {
 		s.Fatal(err)
@@ -398,16 +474,17 @@ func hostImage(s *namespace.Space, programs ...string) map[string]any {
 	if err != nil {
 		s.Fatal(err)
 	}
-	archive, err := archiveOf(s.Context(), programs)
-	if err != nil {
-		s.Fatal(err)
-	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
-	if err != nil {
-		s.Fatal(err)
-	}
 	image, err := mutate.AppendLayers(base, layer)
 	if err != nil {
+		s.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		s.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.Config.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"} // of Debian's image, and Kip's
+	if image, err = mutate.ConfigFile(image, config); err != nil {
 		s.Fatal(err)
 	}
 	images := newRegistry(s)
@@ -439,50 +516,4 @@ func imageOf(index v1.ImageIndex) (v1.Image, error) {
 		}
 	}
 	return nil, fmt.Errorf("the image of Kip has none for %s", runtime.GOARCH)
-}
-
-// archiveOf is a layer with programs of this host and what they are linked with.
-func archiveOf(ctx context.Context, programs []string) ([]byte, error) {
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	added := map[string]bool{}
-	add := func(path string) error {
-		if added[path] {
-			return nil
-		}
-		added[path] = true
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(path, "/"), Mode: 0o755, Size: int64(len(data))}
-		if err := w.WriteHeader(header); err != nil {
-			return err
-		}
-		_, err = w.Write(data)
-		return err
-	}
-	library := regexp.MustCompile(`(?m)(?:^\s*|=> )(/\S+)`)
-	for _, name := range programs {
-		path, err := exec.LookPath(name)
-		if err != nil {
-			path, err = exec.LookPath(filepath.Join("/usr/sbin", name)) // not in everybody's PATH
-		}
-		if err != nil {
-			return nil, err
-		}
-		linked, err := exec.CommandContext(ctx, "ldd", path).CombinedOutput()
-		if err != nil && !strings.Contains(string(linked), "not a dynamic executable") {
-			return nil, fmt.Errorf("ldd %s: %w: %s", path, err, linked)
-		}
-		for _, m := range library.FindAllStringSubmatch(string(linked), -1) {
-			if err := add(m[1]); err != nil {
-				return nil, err
-			}
-		}
-		if err := add(path); err != nil {
-			return nil, err
-		}
-	}
-	return archive.Bytes(), w.Close()
 }

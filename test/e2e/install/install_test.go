@@ -123,6 +123,26 @@ func chart(t *testing.T) (folder, values string) {
 	return filepath.Join(root, "deploy", "helm", "kip"), filepath.Join(world.State, "values.yaml")
 }
 
+// printed is the first block of a language below a heading of docs/install.md.
+func printed(t *testing.T, heading, language string) string {
+	t.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(page), "\n"+heading+"\n")
+	_, text, _ = strings.Cut(text, "```"+language+"\n")
+	text, _, found := strings.Cut(text, "```")
+	if !found {
+		t.Fatalf("docs/install.md has no %s below %q", language, heading)
+	}
+	return text
+}
+
 // readValues reads a file of values.
 func readValues[T any](t *testing.T, file string) (values T) {
 	t.Helper()

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elotl/kip/dev/child"
-	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
 )
@@ -142,7 +141,7 @@ func upgrade(t *testing.T, values string) {
 func ownPolicy(t *testing.T, namespace string) any {
 	t.Helper()
 	const servers, monitoring = "10.0.0.0/24", "kubernetes.io/metadata.name: monitoring"
-	text := printed(t, "Network policy")
+	text := printed(t, "## Network policy", "yaml")
 	if !strings.Contains(text, servers) || !strings.Contains(text, monitoring) {
 		t.Fatalf("docs/install.md has the policy %q: want one with %s and %s", text, servers, monitoring)
 	}
@@ -152,26 +151,6 @@ func ownPolicy(t *testing.T, namespace string) any {
 		t.Fatalf("docs/install.md has the policy %q: %v", text, err)
 	}
 	return values.NetworkPolicy
-}
-
-// printed is the first block of YAML in a section of docs/install.md.
-func printed(t *testing.T, section string) string {
-	t.Helper()
-	root, err := harness.Repository()
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "install.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(string(page), "\n## "+section+"\n")
-	_, text, _ = strings.Cut(text, "```yaml\n")
-	text, _, found := strings.Cut(text, "```")
-	if !found {
-		t.Fatalf("docs/install.md has no YAML in %q", section)
-	}
-	return text
 }
 
 // enforce has NetworkPolicies hold on an ordinary node until the test ends.
