@@ -33,7 +33,8 @@ func (s *additions) add(ctx context.Context, e *entry) error {
 	s.table.enter(e)
 	if err != nil {
 		// The record may be stored all the same. The cell's worker finds out.
-		e.unsure, e.ending = cell, "the store did not answer"
+		e.unsure = cell
+		e.beginEnd(CauseOther, "the store did not answer")
 		s.table.mu.Unlock()
 		s.loop.queue.AddRateLimited(e.id)
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)

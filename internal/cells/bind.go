@@ -40,11 +40,11 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	// From here on the kubelet of a prepared cell may see the pod. Whoever lets the cell go must know:
 	// both decide under the table's lock.
 	s.table.mu.Lock()
-	why, pod := e.ending, e.cell().Pod
+	why, cause, pod := e.ending, e.cause, e.cell().Pod
 	e.binding = prepared && why == "" && pod.UID != "" && !e.cell().Stopped
 	s.table.mu.Unlock()
 	if why != "" {
-		return 0, s.ends.startTerminating(ctx, e, why)
+		return 0, s.ends.startTerminating(ctx, e, cause, why)
 	}
 	if e.cell().Stopped {
 		return s.idling.stopOrStart(ctx, e)

@@ -21,12 +21,11 @@ type bootFailures struct {
 
 // endUnwanted ends a booting cell that nobody wants, or that is lost.
 func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, err error) {
-	why, _ := s.table.endingOf(e)
+	why, cause := s.table.endingOf(e)
 	if why == "" {
 		return false, nil
 	}
-	cause := s.table.causeOf(e)
-	if err := s.ends.startTerminating(ctx, e, why); err != nil {
+	if err := s.ends.startTerminating(ctx, e, cause, why); err != nil {
 		return false, err
 	}
 	if cause == CauseLost || cause == CauseInterrupted {
@@ -45,16 +44,14 @@ func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, 
 	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
 	s.events.report(e.cell(), events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor))
 	s.table.mu.Lock()
-	e.cause = CauseNotReady
 	noAgent := !e.goesOver.IsZero()
-	if noAgent {
-		e.cause = CauseUnfit
-	}
 	s.table.mu.Unlock()
+	cause := CauseNotReady
 	if noAgent {
+		cause = CauseUnfit
 		s.blockers.noteAgentMissing(e.cell(), errors.New(why))
 	}
-	if err := s.ends.startTerminating(ctx, e, why); err != nil {
+	if err := s.ends.startTerminating(ctx, e, cause, why); err != nil {
 		return 0, err
 	}
 	s.consoles.tell(ctx, e.cell())
@@ -66,7 +63,7 @@ func (s *bootFailures) endWithoutAgent(ctx context.Context, e *entry, err error)
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 	s.blockers.noteAgentMissing(e.cell(), err)
 	s.events.report(e.cell(), events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error()))
-	return s.end(ctx, e, CauseUnfit, why)
+	return s.ends.startTerminating(ctx, e, CauseUnfit, why)
 }
 
 // endWithoutCloudInit ends a cell that cannot carry out its cloud-init file. For a while no other is launched like it.
@@ -74,19 +71,11 @@ func (s *bootFailures) endWithoutCloudInit(ctx context.Context, e *entry, err er
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 	s.blockers.noteCloudInitRefused(e.cell(), err)
 	s.events.report(e.cell(), events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err))
-	return s.end(ctx, e, CauseUnfit, why)
+	return s.ends.startTerminating(ctx, e, CauseUnfit, why)
 }
 
 // endTooSmall ends a cell whose machine is too small for its pod.
 func (s *bootFailures) endTooSmall(ctx context.Context, e *entry, why string) error {
 	s.events.report(e.cell(), events.NewCellTooSmall(e.id, why))
-	return s.end(ctx, e, CauseTooSmall, why)
-}
-
-// end ends a cell for a cause.
-func (s *bootFailures) end(ctx context.Context, e *entry, cause Cause, why string) error {
-	s.table.mu.Lock()
-	e.cause = cause
-	s.table.mu.Unlock()
-	return s.ends.startTerminating(ctx, e, why)
+	return s.ends.startTerminating(ctx, e, CauseTooSmall, why)
 }

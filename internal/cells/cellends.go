@@ -27,8 +27,8 @@ func (s *cellEnds) begin(e *entry, cause Cause, why string) {
 	}
 }
 
-// beginEnd has a cell end that is lost, from now on without any pod but its own, unless it ends
-// already. The caller holds table.mu, and says it with sayLost when it does not.
+// beginEnd has a cell end, from now on without any pod but its own, and reports whether it did: not if the cell ends already.
+// The caller holds table.mu, and queues the cell.
 func (e *entry) beginEnd(cause Cause, why string) bool {
 	if e.ending != "" {
 		return false
@@ -44,9 +44,9 @@ func (s *cellEnds) sayLost(e *entry, why string) {
 }
 
 // startTerminating stores that the instance must go.
-func (s *cellEnds) startTerminating(ctx context.Context, e *entry, why string) error {
+func (s *cellEnds) startTerminating(ctx context.Context, e *entry, cause Cause, why string) error {
 	return s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, s.table.causeOf(e))
+		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, cause, CauseOther)
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return cell.enter(apiv1.Terminating)
 	})

@@ -39,7 +39,7 @@ func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		}
 		e.drained = true
 	}
-	return 0, s.ends.startTerminating(ctx, e, e.cell().Reason)
+	return 0, s.ends.startTerminating(ctx, e, e.cell().Cause, e.cell().Reason)
 }
 
 // saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile

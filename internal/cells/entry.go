@@ -20,10 +20,9 @@ type entry struct {
 	loaded   bool                 // its record is of an earlier process; never changed once it is shown
 	arrived  bool                 // its pod arrived, as in Request
 
-	// ending, once set, is why the cell must end; podEnded as in Cell.
-	ending   string
-	cause    Cause
-	podEnded bool
+	// ending, once set, is why the cell must end, and cause the kind of that; only beginEnd sets them.
+	ending string
+	cause  Cause
 	// binding is set when the worker has decided to show the pod.
 	binding bool
 	// launching is set while the cell is its group's.

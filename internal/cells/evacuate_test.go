@@ -86,8 +86,8 @@ func TestACellThatRunsNoPodEndsWithItsNotice(t *testing.T) {
 	s := b.evacuating()
 	e := b.booting("c")
 	b.noticed(e, b.clock.Now().Add(time.Minute), false)
-	if _, ends := s.actOnNotice(t.Context(), e); !ends || b.table.causeOf(e) != CauseInterrupted || len(b.moved) != 0 {
-		t.Errorf("it ends %t for %s, moved %d times", ends, b.table.causeOf(e), len(b.moved))
+	if _, ends := s.actOnNotice(t.Context(), e); !ends || e.cause != CauseInterrupted || len(b.moved) != 0 {
+		t.Errorf("it ends %t for %s, moved %d times", ends, e.cause, len(b.moved))
 	}
 }
 

@@ -88,8 +88,8 @@ func TestALostCellEndsForItsSignUnlessItIsHeard(t *testing.T) {
 		if (len(b.marked) == 1) != tc.marked || (len(s.blockers.byKind) == 1) != tc.unfit {
 			t.Errorf("%s: marked %v, unfit are %d", name, b.marked, len(s.blockers.byKind))
 		}
-		if tc.ends && (!s.lose(t.Context(), e, 1, sign{}) || b.table.causeOf(e) != CauseLost) {
-			t.Errorf("%s: it is lost a second time, for %s", name, b.table.causeOf(e))
+		if tc.ends && (!s.lose(t.Context(), e, 1, sign{}) || e.cause != CauseLost) {
+			t.Errorf("%s: it is lost a second time, for %s", name, e.cause)
 		}
 	}
 }

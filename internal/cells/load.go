@@ -64,7 +64,8 @@ func (s *storedCells) load(ctx context.Context) error {
 			}
 			s.table.uncount(other)
 			s.table.count(e)
-			other.pod, other.ending = apiv1.PodReference{}, "another cell has its pod"
+			other.pod = apiv1.PodReference{}
+			other.beginEnd(CauseOther, "another cell has its pod")
 			s.table.enter(other)
 			s.table.enter(e)
 			s.table.byPod[cell.Pod.UID] = e.id

@@ -24,7 +24,7 @@ func TestAPoolIsFilledOnceAndItsSurplusEnds(t *testing.T) {
 		s.fill(t.Context())
 		ending := 0
 		for _, e := range b.table.all() {
-			if why, _ := b.table.endingOf(e); why != "" && b.table.causeOf(e) == CauseStandbyRetired {
+			if _, cause := b.table.endingOf(e); cause == CauseStandbyRetired {
 				ending++
 			}
 		}

@@ -21,14 +21,13 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
-	if !ok || e.ending != "" {
-		return
-	}
-	e.ending, e.podEnded, e.cause = why, podEnded, CausePodDeleted
+	cause := CausePodDeleted
 	if podEnded {
-		e.cause = CausePodEnded
+		cause = CausePodEnded
 	}
-	s.loop.queue.Add(e.id)
+	if ok && e.beginEnd(cause, why) {
+		s.loop.queue.Add(e.id)
+	}
 }
 
 // vanished lets a pod's cell go of which nobody has seen that it was deleted: the
@@ -64,8 +63,7 @@ func (s *releases) unbound(uid types.UID, why string) bool {
 	if e.binding || e.cell().Phase == apiv1.Bound || e.cell().Phase == apiv1.Draining {
 		return false
 	}
-	if e.ending == "" {
-		e.ending, e.cause = why, CausePodDeleted
+	if e.beginEnd(CausePodDeleted, why) {
 		s.loop.queue.Add(e.id)
 	}
 	return true

@@ -19,8 +19,9 @@ type removals struct {
 func (s *removals) remove(ctx context.Context, e *entry, why string) error {
 	e.async.drop("")
 	s.connections.disconnect(e)
+	_, cause := s.table.endingOf(e)
 	return s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, s.table.causeOf(e))
+		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, cause, CauseOther)
 		cell.step(apiv1.StepTerminated, s.loop.clock.Now())
 		return cell.enter(apiv1.Gone)
 	})

@@ -70,9 +70,7 @@ func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) 
 			s.table.unreserve(e)
 			e.pod = apiv1.PodReference{}
 		}
-		if e.ending == "" {
-			e.ending = "it could not be given to pod " + r.Pod.String()
-		}
+		e.beginEnd(CauseOther, "it could not be given to pod "+r.Pod.String())
 		s.table.mu.Unlock()
 		e.writing.Unlock()
 		if refusedWrite(err) {

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -209,18 +208,11 @@ func (t *table) podsNamed(name cache.ObjectName) []types.UID {
 	return slices.Clone(t.named[name])
 }
 
-// endingOf returns why the cell must end, or "".
-func (t *table) endingOf(e *entry) (why string, podEnded bool) {
+// endingOf returns why the cell must end, and the kind of that; "" if it need not.
+func (t *table) endingOf(e *entry) (why string, cause Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return e.ending, e.podEnded
-}
-
-// causeOf returns why the cell must end, in kind.
-func (t *table) causeOf(e *entry) Cause {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return cmp.Or(e.cause, CauseOther)
+	return e.ending, e.cause
 }
 
 // standbyCells are those that no pod has, and that are not to end.

@@ -19,7 +19,7 @@ type watching struct {
 
 // Step keeps a bound cell connected until its pod lets it go.
 func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	why, podEnded := s.table.endingOf(e)
+	why, cause := s.table.endingOf(e)
 	if why == "" {
 		left, _ := s.evacuating.actOnNotice(ctx, e)
 		if err := s.connections.connect(ctx, e); err != nil {
@@ -32,7 +32,7 @@ func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return left, nil
 	}
 	return 0, s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.PodEnded, cell.Cause = why, podEnded, s.table.causeOf(e)
+		cell.Reason, cell.PodEnded, cell.Cause = why, cause == CausePodEnded, cause
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return cell.enter(apiv1.Draining)
 	})
