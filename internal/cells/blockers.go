@@ -242,7 +242,7 @@ func (s *blockers) startOrDelay(e *entry) time.Duration {
 	if e.resolving.failed == 0 {
 		e.blocked.why = ""
 	}
-	e.launching = true
+	e.giveToGroup()
 	s.table.mu.Unlock()
 	return 0
 }

@@ -37,7 +37,7 @@ func (s *dispatching) launch(ctx context.Context, group []*entry, resolved *clou
 		turn.Cancel()
 		for _, e := range group {
 			s.table.mu.Lock()
-			e.launching = false
+			e.giveBack()
 			s.table.mu.Unlock()
 			s.loop.again(e, err)
 		}

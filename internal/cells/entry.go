@@ -25,7 +25,7 @@ type entry struct {
 	cause  Cause
 	// binding is set when the worker has decided to show the pod.
 	binding bool
-	// launching is set while the cell is its group's.
+	// launching is set while the cell is its group's, by giveToGroup and giveBack.
 	launching bool
 	// launch is the one that is being stored or sent.
 	launch string

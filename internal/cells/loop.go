@@ -145,12 +145,19 @@ func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// giveToGroup makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu.
+func (e *entry) giveToGroup() { e.launching = true }
+
+// giveBack makes it its worker's again. The caller holds table.mu.
+func (e *entry) giveBack() { e.launching = false }
+
 // landed gives cells that were being launched back to their workers.
 func (l *loop) landed(entries ...*entry) {
 	l.table.mu.Lock()
 	defer l.table.mu.Unlock()
 	for _, e := range entries {
-		e.launching, e.launch = false, ""
+		e.giveBack()
+		e.launch = ""
 		l.queue.Add(e.id)
 	}
 }

@@ -23,7 +23,7 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	s.table.mu.Lock()
 	removed := e.launching && e.ending != "" && s.launches.remove(e)
 	if removed {
-		e.launching = false
+		e.giveBack()
 	}
 	launching, why := e.launching, e.ending
 	s.table.mu.Unlock()
@@ -48,10 +48,12 @@ func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) 
 	}
 	wait := s.rights.probeOrDelay(e)
 	s.table.mu.Lock()
-	e.launching = wait == 0 && e.ending == "" // one that is to end is queued again
-	goes := e.launching
+	goes := wait == 0 && e.ending == "" // one that is to end is queued again
 	if goes {
+		e.giveToGroup()
 		s.launches.add(next)
+	} else {
+		e.giveBack()
 	}
 	s.table.mu.Unlock()
 	if !goes {

@@ -61,7 +61,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
 	for _, n := range l.open() {
-		l.group[n].launching = true
+		l.group[n].giveToGroup()
 	}
 	if unknown != nil {
 		s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.abandon(ctx, l, unknown) })
