@@ -416,7 +416,7 @@ func (b behindStore) TakeOver(_ context.Context, shown string) error {
 
 func TestAStoreTakesOverOnlyIfItIsMeant(t *testing.T) {
 	taken, incomplete, anew := false, true, make(reloads, 10)
-	socket(t, func(c *adminapi.Config) { c.Lineage = behindStore{&taken, &incomplete, anew} })
+	socket(t, func(c *adminapi.Config) { c.Generation = behindStore{&taken, &incomplete, anew} })
 	shown := run(t, nil, "generation")
 	if shown.failed != nil {
 		t.Errorf("to show it: %+v", shown)

@@ -35,8 +35,8 @@ type Config struct {
 	Cleaner Cleaner
 	// Holder is optional: without it nothing is held back.
 	Holder Holder
-	// Lineage is optional: without it no store can be behind.
-	Lineage Lineage
+	// Generation is optional: without it no store can be behind.
+	Generation StoreGeneration
 	// CAKeeper is optional: without it no CA is rotated.
 	CAKeeper CAKeeper
 	Log      *slog.Logger
@@ -83,7 +83,7 @@ func New(c Config) (*Server, error) {
 		s.mux.HandleFunc("GET "+PathHeld, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, h.Held(), nil) })
 		s.mux.HandleFunc("POST "+PathHeld, s.allow)
 	}
-	if l := c.Lineage; l != nil {
+	if l := c.Generation; l != nil {
 		s.mux.HandleFunc("GET "+PathGeneration, func(w http.ResponseWriter, _ *http.Request) { s.answer(w, l.Generation(), nil) })
 		s.mux.HandleFunc("POST "+PathGeneration, s.takeOver)
 	}
@@ -97,13 +97,13 @@ func New(c Config) (*Server, error) {
 
 // takeOver has the store take over, and says so in the log: a person has decided it.
 func (s *Server) takeOver(w http.ResponseWriter, r *http.Request) {
-	before := s.c.Lineage.Generation()
-	if err := s.c.Lineage.TakeOver(r.Context(), r.FormValue("shown")); err != nil {
+	before := s.c.Generation.Generation()
+	if err := s.c.Generation.TakeOver(r.Context(), r.FormValue("shown")); err != nil {
 		s.answer(w, nil, err)
 		return
 	}
 	// Kip begins anew, also where nobody hears the answer.
-	defer s.c.Lineage.Reload()
+	defer s.c.Generation.Reload()
 	s.c.Log.Warn("the store takes over the instances that it does not know of, as a person has decided", "store", before.Store,
 		"instances", len(before.Unknown))
 	s.answerNow(w, before)

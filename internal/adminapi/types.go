@@ -119,8 +119,8 @@ func WorstFirst(a, b CellUsage) int {
 		cmp.Compare(b.SentBytes+b.AnsweredBytes, a.SentBytes+a.AnsweredBytes), cmp.Compare(a.Cell, b.Cell))
 }
 
-// Lineage knows which launches the store knows of.
-type Lineage interface {
+// StoreGeneration knows which launches the store knows of.
+type StoreGeneration interface {
 	Generation() Generation
 	// TakeOver stores that a person has decided on what Generation.Shown names; it is an
 	// error if that is not what there is now. Reload lets Kip go by it, when the answer is

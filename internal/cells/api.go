@@ -137,7 +137,7 @@ func (c *Controller) Spent(ctx context.Context, first, last costs.Day, each func
 // Behind says why this Kip launches nothing, and ends nothing that nobody has asked to
 // end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
 // false.
-func (c *Controller) Behind() (why string, sure bool) { return c.lineage.behind() }
+func (c *Controller) Behind() (why string, sure bool) { return c.generation.whyBehind() }
 
 // EndElsewhere ends whatever may run a pod besides its cell, if it has one. It returns why it is not certain yet that nothing
 // does; "" if it is. Before the cloud has listed the instances once, sure is false. Of a pod that arrived, as in Request, a
@@ -147,14 +147,14 @@ func (c *Controller) EndElsewhere(pod types.UID, created time.Time, arrived bool
 }
 
 // Generation returns what the store knows of now.
-func (c *Controller) Generation() Generation { return c.generations.now() }
+func (c *Controller) Generation() Generation { return c.generationChecks.now() }
 
 // TakeOver has the store take over the instances that it does not know of, as a person
 // has decided who was shown those: from then on they are instances without a cell, which
 // end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
 // ErrNotAllSeen or ErrShownOther.
 func (c *Controller) TakeOver(ctx context.Context, shown string) error {
-	return c.generations.takeOver(ctx, shown)
+	return c.generationChecks.takeOver(ctx, shown)
 }
 
 // Reload ends Run with ErrTakenOver.

@@ -20,61 +20,61 @@ const (
 	unseen = "the cloud has not listed the instances of every zone yet, so Kip does not know what runs in the others"
 )
 
-// behind says why this Kip launches nothing, and ends nothing that nobody has asked to
+// whyBehind says why this Kip launches nothing, and ends nothing that nobody has asked to
 // end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
 // false.
-func (l *Lineage) behind() (why string, sure bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (s *StoreGeneration) whyBehind() (why string, sure bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
-	case l.now.behind():
+	case s.now.isBehind():
 		return behind, true
-	case !l.looked && l.now.mayBeLost() && !l.first.IsZero():
-		return fmt.Sprintf(unproven, l.first.Add(l.proofAge()).UTC().Format(time.TimeOnly+" UTC")), false
-	case !l.looked:
+	case !s.compared && s.now.mayBeLost() && !s.first.IsZero():
+		return fmt.Sprintf(unproven, s.first.Add(s.proofAge()).UTC().Format(time.TimeOnly+" UTC")), false
+	case !s.compared:
 		return unlooked, false
-	case l.blind:
+	case s.blind:
 		return unseen, false
 	}
 	return "", true
 }
 
 // Behind says why no instance may end whose end nobody has asked for; "" if it may.
-func (l *Lineage) Behind() string {
-	why, _ := l.behind()
+func (s *StoreGeneration) Behind() string {
+	why, _ := s.whyBehind()
 	return why
 }
 
-// isBehind says that the store is known to be.
-func (l *Lineage) isBehind() bool {
-	why, sure := l.behind()
+// isBehind reports whether the store is known to be behind.
+func (s *StoreGeneration) isBehind() bool {
+	why, sure := s.whyBehind()
 	return why != "" && sure
 }
 
-// mayRunMore says that a cell may have been given a pod of which its record does not
+// mayRunMore reports whether a cell may have been given a pod of which its record does not
 // know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
-func (l *Lineage) mayRunMore(e *entry) bool {
-	why, _ := l.behind()
+func (s *StoreGeneration) mayRunMore(e *entry) bool {
+	why, _ := s.whyBehind()
 	return why != "" && e.loaded && e.session == nil
 }
 
 // noteAway notes that a cell of an earlier process is not connected to now.
-func (l *Lineage) noteAway(now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.unsure = now
-	if l.unsureSince.IsZero() {
-		l.unsureSince = now
+func (s *StoreGeneration) noteAway(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.awayUntil = now
+	if s.awaySince.IsZero() {
+		s.awaySince = now
 	}
 }
 
-// unsureAfter is how long since then loaded cells were not connected to, since they may run
+// awayAfter is how long after a time cells of earlier processes were not connected to, since they may run
 // more than their records say.
-func (l *Lineage) unsureAfter(from time.Time) time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.unsureSince.After(from) {
-		from = l.unsureSince
+func (s *StoreGeneration) awayAfter(from time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.awaySince.After(from) {
+		from = s.awaySince
 	}
-	return max(0, l.unsure.Sub(from))
+	return max(0, s.awayUntil.Sub(from))
 }

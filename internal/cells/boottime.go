@@ -14,9 +14,9 @@ const cloudInitTimeout = 10 * time.Minute
 
 // bootTimes say how long booting cells still have.
 type bootTimes struct {
-	lineage *Lineage
-	late    *stall.Meter
-	clock   clock.PassiveClock
+	generation *StoreGeneration
+	late       *stall.Meter
+	clock      clock.PassiveClock
 }
 
 // left is how much time a booting cell has left, and for what. What Kip was late, or
@@ -36,7 +36,7 @@ func (s *bootTimes) left(e *entry, cell *Cell, session Session) (left time.Durat
 		}
 	}
 	if e.loaded {
-		limit += s.lineage.unsureAfter(from)
+		limit += s.generation.awayAfter(from)
 	}
 	return from.Add(limit + s.late.Since(from)).Sub(s.clock.Now()), what
 }

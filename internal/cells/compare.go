@@ -10,12 +10,12 @@ import (
 
 // comparing compares what the cloud has listed with the cells.
 type comparing struct {
-	known        *knownCells
-	foreign      *foreign
-	inventory    *inventory
-	generations  *generations
-	describing   *describing
-	consequences *consequences
+	known            *knownCells
+	foreign          *foreign
+	inventory        *inventory
+	generationChecks *generationChecks
+	describing       *describing
+	consequences     *consequences
 }
 
 // compare takes an answer of the cloud, and acts on what follows from it.
@@ -24,7 +24,7 @@ func (s *comparing) compare(ctx context.Context, began time.Time, listing cloud.
 	listing.Instances = s.foreign.leave(listing.Instances, cells)
 	seen, f := s.inventory.compare(began, listing, cells)
 	// First: nothing may be launched by a snapshot that has not told what is unknown.
-	if s.generations.compare(ctx, seen, f.orphans) {
+	if s.generationChecks.compare(ctx, seen, f.orphans) {
 		for _, k := range cells {
 			f.wake = append(f.wake, k.cell.ID) // it may have waited for that
 		}

@@ -40,10 +40,10 @@ type Config struct {
 	// Calls are those to the cloud. Guard guards them.
 	Calls *pipe.Pipe
 	Store *store.Store
-	// Lineage is that of Store, which the Guard asks. Optional: without it nothing else does.
-	Lineage *Lineage
-	Tunnels Tunnels
-	APIs    APIs
+	// Generation is that of Store, which the Guard asks. Optional: without it nothing else does.
+	Generation *StoreGeneration
+	Tunnels    Tunnels
+	APIs       APIs
 	// CAHash is that of the CA that signs. It goes into user data, so that a cell knows its
 	// Kip.
 	CAHash string

@@ -94,7 +94,7 @@ func TestACellThatRunsNoPodEndsWithItsNotice(t *testing.T) {
 func TestOnDemandInstancesThatAreTakenCountForTheGuard(t *testing.T) {
 	b := newBench(t)
 	s := b.evacuating()
-	b.lineage.looked = true
+	b.generation.compared = true
 	moved := 0
 	for n := range 12 {
 		e := b.running(string(rune('a' + n)))

@@ -14,7 +14,7 @@ func (b *bench) excluding() *excluding {
 	return &excluding{
 		clock: b.clock, events: b.events, inventory: b.inventory, listening: &listening{},
 		exclusion: &exclusion{
-			table: b.table, lineage: b.lineage, inventory: b.inventory,
+			table: b.table, generation: b.generation, inventory: b.inventory,
 			orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
 		},
 	}
@@ -63,11 +63,11 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 		if tc.seen.began.IsZero() {
 			tc.seen.began = b.clock.Now()
 			b.listed(tc.seen)
-			b.lineage.looked = true
+			b.generation.compared = true
 		}
 		b.inventory.born = b.clock.Now()
 		if tc.behind {
-			b.lineage.now.Ahead = map[string]uint64{"other": 1}
+			b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 		}
 		e := b.requested("c")[0]
 		e.arrived = tc.arrived
@@ -85,7 +85,7 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 func TestWhatACellIsLaunchedAsIsNoOtherThatRunsItsPod(t *testing.T) {
 	b := newBench(t)
 	s := b.excluding()
-	b.lineage.looked = true
+	b.generation.compared = true
 	e := b.running("c")
 	pod := e.cell().Pod.UID
 	own := cloud.Instance{ID: "i-c", Tags: map[string]string{cloud.TagCell: "c"}}

@@ -12,16 +12,16 @@ import (
 
 // exclusion ends whatever else may run the pod of a cell. A pod runs on one cell at a time.
 type exclusion struct {
-	table     *table
-	lineage   *Lineage
-	inventory *inventory
-	orphans   *orphanTerminations
+	table      *table
+	generation *StoreGeneration
+	inventory  *inventory
+	orphans    *orphanTerminations
 }
 
 // doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
 // the lists of the cloud do not have to say more. The caller holds table.mu.
 func (s *exclusion) doubt(e *entry) string {
-	why, sure := s.lineage.behind()
+	why, sure := s.generation.whyBehind()
 	seen := s.inventory.last()
 	switch {
 	case why != "" && sure:
@@ -39,7 +39,7 @@ func (s *exclusion) doubt(e *entry) string {
 // endElsewhere is Controller.EndElsewhere.
 func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool) (why string, sure bool) {
 	seen := s.inventory.last()
-	why, sure = s.lineage.behind()
+	why, sure = s.generation.whyBehind()
 	switch {
 	case why != "":
 		sure = sure || why == unseen
@@ -48,7 +48,7 @@ func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool)
 	case seen.blind:
 		why = unseen
 	}
-	if why != "" && (s.lineage.isBehind() || !arrived) {
+	if why != "" && (s.generation.isBehind() || !arrived) {
 		return why, sure
 	}
 	own, _ := s.table.forPod(pod)

@@ -12,14 +12,14 @@ const firstConnect = 3 * time.Second
 
 // firstConnections are those that a Kip that has just begun makes to standby cells.
 type firstConnections struct {
-	clock     clock.PassiveClock
-	lineage   *Lineage
-	listening *listening
+	clock      clock.PassiveClock
+	generation *StoreGeneration
+	listening  *listening
 }
 
 // awaits says that Kip connects to a cell for the first time, and that nothing has gone
 // wrong yet. One whose store is behind connects to none that it may give. The caller holds table.mu.
 func (s *firstConnections) awaits(e *entry) bool {
 	beginning := s.listening.since().IsZero() || s.clock.Since(s.listening.since()) < firstConnect
-	return beginning && !s.lineage.isBehind() && (e.session == nil || e.session.LastError() == nil)
+	return beginning && !s.generation.isBehind() && (e.session == nil || e.session.LastError() == nil)
 }

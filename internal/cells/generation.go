@@ -10,10 +10,10 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// generation is the record that says which launches the store knows of. A launch
-// raises its number in the transaction that stores the launch, and its instances are
-// tagged with it: a store that is older than an instance has a lower number, or
-// another line.
+// generation is the record that says which launches the store knows of. It is a line, and a number in that. A
+// launch raises the number in the transaction that stores the launch, and its instances are
+// tagged with both: a store that is older than an instance has a lower number, or
+// another line. Such a store is behind.
 type generation struct {
 	// Store is the store's own name, which it keeps.
 	Store string `json:"store"`
@@ -23,12 +23,12 @@ type generation struct {
 	Line string `json:"line"`
 	// Number is that of the last launch of the line; 0 before the first.
 	Number uint64 `json:"number"`
-	// Left are the earlier lines of the store and those that a person has had taken over, with
+	// KnownLines are the earlier lines of the store and those that a person has had taken over, with
 	// the highest number that the store knew of each.
-	Left map[string]uint64 `json:"left,omitempty"`
-	// Ahead are the lines of instances that the store does not know of, each with the
+	KnownLines map[string]uint64 `json:"left,omitempty"`
+	// UnknownLines are the lines of instances that the store does not know of, each with the
 	// highest number. As long as there are any, this Kip launches and sweeps nothing.
-	Ahead map[string]uint64 `json:"ahead,omitempty"`
+	UnknownLines map[string]uint64 `json:"ahead,omitempty"`
 	// Since is when the store was last found to be behind.
 	Since time.Time `json:"since,omitzero"`
 	// Unproven says that the store has launched instances, and that the cloud's lists have not shown
@@ -39,9 +39,9 @@ type generation struct {
 	Distrusted bool `json:"distrusted,omitempty"`
 }
 
-// behind says that the store does not know of all instances, or that a person has had it take
+// isBehind reports whether the store does not know of all instances, or a person has had it take
 // over and its records are not forgotten yet which are not to be trusted.
-func (g generation) behind() bool { return len(g.Ahead) > 0 || g.Distrusted }
+func (g generation) isBehind() bool { return len(g.UnknownLines) > 0 || g.Distrusted }
 
 // tag is the value of cloud.TagGeneration of the last launch.
 func (g generation) tag() string { return fmt.Sprintf("%s.%d", g.Line, g.Number) }
@@ -60,7 +60,7 @@ func generationOf(i cloud.Instance) (line string, number uint64) {
 // mayBeLost reports whether the store may be the successor of one that was lost.
 func (g *generation) mayBeLost() bool { return g.Number == 0 || g.Unproven }
 
-// knows says that an instance was launched before the store was as it is. A store that may
+// knows reports whether the store knows of the launch of an instance. A store that may
 // be a lost one's successor knows only of its own launches; any other knows of those without
 // a readable tag as well: Kip tags all that it launches, so somebody has changed that tag.
 func (g *generation) knows(line string, number uint64) bool {
@@ -70,16 +70,16 @@ func (g *generation) knows(line string, number uint64) bool {
 	case "":
 		return !g.mayBeLost()
 	}
-	newest, left := g.Left[line]
-	return left && number <= newest
+	newest, known := g.KnownLines[line]
+	return known && number <= newest
 }
 
-// leave begins a new line, with the numbers after those of the old one.
-func (g *generation) leave() {
-	left := maps.Clone(g.Left)
-	if left == nil {
-		left = map[string]uint64{}
+// beginLine begins a new line, with the numbers after those of the old one.
+func (g *generation) beginLine() {
+	known := maps.Clone(g.KnownLines)
+	if known == nil {
+		known = map[string]uint64{}
 	}
-	left[g.Line] = g.Number
-	g.Line, g.Left = newID(""), left
+	known[g.Line] = g.Number
+	g.Line, g.KnownLines = newID(""), known
 }

@@ -25,7 +25,7 @@ func tagged(tag string) cloud.Instance {
 }
 
 func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T) {
-	g := generation{Line: "own", Number: 7, Left: map[string]uint64{"old": 3}}
+	g := generation{Line: "own", Number: 7, KnownLines: map[string]uint64{"old": 3}}
 	for _, tc := range []struct {
 		g    generation
 		tag  string
@@ -48,11 +48,11 @@ func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T)
 		{generation{Line: "own", Number: 2, Unproven: true}, "another.1", false},
 		{generation{Line: "own"}, "own.0", false},
 		{generation{Line: "own"}, "", false},
-		{generation{Line: "own", Left: map[string]uint64{"": 0}}, "", false},
+		{generation{Line: "own", KnownLines: map[string]uint64{"": 0}}, "", false},
 	} {
 		line, number := generationOf(tagged(tc.tag))
 		if got := tc.g.knows(line, number); got != tc.want {
-			t.Errorf("a store at %s that left %v knows of an instance with the tag %q: %t, want %t", tc.g.tag(), tc.g.Left, tc.tag, got, tc.want)
+			t.Errorf("a store at %s that left %v knows of an instance with the tag %q: %t, want %t", tc.g.tag(), tc.g.KnownLines, tc.tag, got, tc.want)
 		}
 	}
 }
@@ -74,7 +74,7 @@ func TestEachLaunchRaisesTheGenerationInItsOwnTransaction(t *testing.T) {
 		if len(*sent) != 3 {
 			t.Fatalf("%d launches were sent", len(*sent))
 		}
-		g := b.cells.lineage.current()
+		g := b.cells.generation.current()
 		for n, r := range *sent {
 			if want := fmt.Sprintf("%s.%d", g.Line, n+1); r.Tags[cloud.TagGeneration] != want {
 				t.Errorf("launch %d has the generation %q, want %q", n, r.Tags[cloud.TagGeneration], want)
@@ -85,7 +85,7 @@ func TestEachLaunchRaisesTheGenerationInItsOwnTransaction(t *testing.T) {
 		}
 		b.stop()
 		b.run()
-		if again := b.cells.lineage.current(); again.tag() != g.tag() || again.Store != g.Store {
+		if again := b.cells.generation.current(); again.tag() != g.tag() || again.Store != g.Store {
 			t.Errorf("after a restart the store is %s at %s, it was %s at %s", again.Store, again.tag(), g.Store, g.tag())
 		}
 		b.later(time.Minute)
@@ -192,14 +192,14 @@ func TestTwoStoresOfOneIdentityStandOffAndTheOneThatTakesOverIsSeenByTheOther(t 
 		b.run()
 		b.request("x", "small")
 		b.later(10 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.lineage.isBehind() || first.lineage.isBehind() {
+		if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.generation.isBehind() || first.generation.isBehind() {
 			t.Fatalf("%v ran, and %v run; the younger is behind: %t, the older: %t",
-				running, got, b.cells.lineage.isBehind(), first.lineage.isBehind())
+				running, got, b.cells.generation.isBehind(), first.generation.isBehind())
 		}
 		b.takeOver()
 		b.request("x", "small")
 		b.later(3 * idlePoll)
-		if !first.lineage.isBehind() {
+		if !first.generation.isBehind() {
 			t.Errorf("the older does not notice that another has launched instances")
 		}
 	})
@@ -234,8 +234,8 @@ func TestAGenerationWhoseWriteWasNotAnsweredIsNeverTaggedTwice(t *testing.T) {
 			}
 		}
 		var stored generation
-		if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Number > b.cells.lineage.current().Number {
-			t.Errorf("the store is at %s and the process at %s, %v", stored.tag(), b.cells.lineage.current().tag(), err)
+		if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Number > b.cells.generation.current().Number {
+			t.Errorf("the store is at %s and the process at %s, %v", stored.tag(), b.cells.generation.current().tag(), err)
 		}
 		if why, _ := b.cells.Behind(); why != "" || len(b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"})) > 0 {
 			t.Errorf("behind %q, without a cell %v", why, b.unbound([]string{"p0", "p1", "p2", "p3", "p4", "p19"}))
@@ -257,7 +257,7 @@ func TestANewLineBeginsThoughItsWriteWasNotAnswered(t *testing.T) {
 			}, func(t *testing.T, b *bubble) {
 				b.bound(1)
 				b.stop()
-				before := b.cells.lineage.current()
+				before := b.cells.generation.current()
 				b.cloud.set(func() { b.cloud.blind = []string{"y"} })
 				b.run()
 				b.later(time.Second)
@@ -271,8 +271,8 @@ func TestANewLineBeginsThoughItsWriteWasNotAnswered(t *testing.T) {
 				}
 				var stored generation
 				if _, err := b.store.Get(t.Context(), generationKey, &stored); err != nil || stored.Line == before.Line ||
-					stored.Left[before.Line] != before.Number {
-					t.Errorf("the store is at %s with %v, %v; it was at %s", stored.tag(), stored.Left, err, before.tag())
+					stored.KnownLines[before.Line] != before.Number {
+					t.Errorf("the store is at %s with %v, %v; it was at %s", stored.tag(), stored.KnownLines, err, before.tag())
 				}
 			})
 		})
@@ -304,7 +304,7 @@ func TestAPodMayRunElsewhereUntilALookShowsAllZones(t *testing.T) {
 			t.Fatal(err)
 		}
 		elsewhere("before a list", c, unlooked, false)
-		if _, err := c.lineage.saw(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
+		if _, err := c.generation.noteList(t.Context(), snapshot{began: time.Now()}, nil, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if why, _ := c.Behind(); why != "" {
@@ -375,8 +375,8 @@ func TestAStoreThatHasLaunchedNothingIsNewAfterTwoCompleteLists(t *testing.T) {
 				clear(b.cloud.hidden)
 			})
 			b.later(time.Hour)
-			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.lineage.isBehind() {
-				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.lineage.isBehind())
+			if got := b.cloud.running(); !slices.Equal(got, running) || !b.cells.generation.isBehind() {
+				t.Errorf("%s: %v ran, and %v run; it is behind: %t", tc.name, running, got, b.cells.generation.isBehind())
 			}
 		})
 	}
@@ -437,7 +437,7 @@ func TestAPodThatArrivesAtANewStoreIsLaunchedAtOnceAndAnotherIsToldWhatItWaitsFo
 			if !tc.waits && len(said) > 0 {
 				t.Errorf("%s: the Events are %q", tc.name, said)
 			}
-			if g := b.cells.lineage.current(); g.Unproven != tc.waits {
+			if g := b.cells.generation.current(); g.Unproven != tc.waits {
 				t.Errorf("%s: the store is %+v", tc.name, g)
 			}
 			b.later(lag + 5*time.Second)
@@ -485,8 +485,8 @@ func TestAStoreThatHasLaunchedBeforeTheSecondListIsNotBelievedForThat(t *testing
 				b.cloud.set(func() { clear(b.cloud.hidden) })
 				b.later(time.Hour)
 				waits, came := b.phase("p000"), b.phase("new")
-				if got := b.cloud.running(); len(got) != 2 || !b.cells.lineage.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
-					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.lineage.isBehind(), waits, came)
+				if got := b.cloud.running(); len(got) != 2 || !b.cells.generation.isBehind() || waits != apiv1.Requested || came != apiv1.Bound {
+					t.Errorf("%s: %v run, it is behind: %t, and the pods are %q and %q", name, got, b.cells.generation.isBehind(), waits, came)
 				}
 				b.arrives("later")
 				b.later(time.Minute)
@@ -600,9 +600,9 @@ func TestACellOfThisProcessRunsNoMoreThanItsRecordSays(t *testing.T) {
 		b.later(20 * time.Second)
 		own, earlier := newEntry(Cell{}, 0), newEntry(Cell{}, 0)
 		earlier.loaded = true
-		if b.cells.lineage.mayRunMore(own) || !b.cells.lineage.mayRunMore(earlier) {
+		if b.cells.generation.mayRunMore(own) || !b.cells.generation.mayRunMore(earlier) {
 			t.Errorf("while the store is behind a cell of this process may run more: %t, one of an earlier: %t",
-				b.cells.lineage.mayRunMore(own), b.cells.lineage.mayRunMore(earlier))
+				b.cells.generation.mayRunMore(own), b.cells.generation.mayRunMore(earlier))
 		}
 	})
 }
@@ -625,7 +625,7 @@ func TestATakeOverEndsOnlyWhatAPersonWasShown(t *testing.T) {
 			if err := b.cells.TakeOver(t.Context(), is.Shown); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", when, err, want)
 			}
-			if !b.cells.lineage.isBehind() {
+			if !b.cells.generation.isBehind() {
 				t.Fatalf("%s: the store has taken over", when)
 			}
 		}
@@ -678,17 +678,17 @@ func TestUntilItsRecordsAreLoadedAnewAStoreThatHasTakenOverIsBehind(t *testing.T
 		}
 		b.request("new", "small")
 		b.later(5 * time.Minute)
-		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.lineage.isBehind() {
-			t.Errorf("%v run; it is behind: %t", got, b.cells.lineage.isBehind())
+		if got := b.cloud.running(); !slices.Equal(got, []string{"i-0", foreign.ID}) || !b.cells.generation.isBehind() {
+			t.Errorf("%v run; it is behind: %t", got, b.cells.generation.isBehind())
 		}
-		if _, err := b.cells.lineage.raise(t.Context()); !errors.Is(err, errBehind) {
+		if _, err := b.cells.generation.raise(t.Context()); !errors.Is(err, errBehind) {
 			t.Errorf("a launch: %v", err)
 		}
 		b.cells.Reload()
 		<-b.ended
 		b.run()
 		b.later(5 * time.Minute)
-		if b.cells.lineage.isBehind() {
+		if b.cells.generation.isBehind() {
 			t.Error("it is behind when its records are loaded anew")
 		}
 	})
@@ -713,7 +713,7 @@ func TestBeforeEveryZoneWasListedNothingIsSentAgainAndNothingEndsUnasked(t *test
 		earlier := newEntry(Cell{}, 0)
 		earlier.loaded = true
 		held, isHeld := errors.AsType[*guard.HeldError](b.guard.Admit(t.Context(), guard.End{Instance: "i-0"}, 100))
-		more := b.cells.lineage.mayRunMore(earlier)
+		more := b.cells.generation.mayRunMore(earlier)
 		if why, sure := b.cells.Behind(); why != unseen || sure || !more || !isHeld || held.Reason != guard.ByStore {
 			t.Errorf("it says %q, %t; a cell may run more: %t; the end of another is held back: %v", why, sure, more, held)
 		}
@@ -766,7 +766,7 @@ func TestAnOlderStoreThatLaunchesWhileAZoneIsAwayIsBehindWhenTheZoneIsBack(t *te
 		b.cloud.set(func() { b.cloud.blind = nil })
 		b.run()
 		b.later(10 * time.Minute)
-		if !b.cells.lineage.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
+		if !b.cells.generation.isBehind() || !slices.Contains(b.cloud.running(), lost[0]) {
 			why, sure := b.cells.Behind()
 			t.Errorf("when the zone is back Kip says %q, %t, and %v run", why, sure, b.cloud.running())
 		}

@@ -14,7 +14,7 @@ type intents struct {
 	table       *table
 	loop        *loop
 	records     *records
-	lineage     *Lineage
+	generation  *StoreGeneration
 	calls       *pipe.Pipe
 	launchCalls *launchCalls
 }
@@ -33,7 +33,7 @@ func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Res
 		return nil, err
 	}
 	id := cells[0].Launch.ID
-	generation, err := s.lineage.raise(ctx)
+	generation, err := s.generation.raise(ctx)
 	if err != nil {
 		return nil, err
 	}

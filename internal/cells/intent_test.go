@@ -25,11 +25,11 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		b := newBench(t)
 		b.cloud.traits.SharedUserData = shared
-		if err := b.lineage.open(t.Context()); err != nil {
+		if err := b.generation.open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-		s := &intents{table: b.table, loop: b.loop, records: b.records, lineage: b.lineage, calls: b.calls, launchCalls: calls}
+		s := &intents{table: b.table, loop: b.loop, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
 		group := b.requested("c", "d")
 		l, err := s.store(t.Context(), group, &cloud.Resolved{PublicAddress: true})
 		if err != nil {
@@ -125,11 +125,11 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 		t.Error("no snapshot is asked for")
 	}
 	b.listed(snapshot{began: b.clock.Now()})
-	b.lineage.looked = true
+	b.generation.compared = true
 	r.pause.since, r.pause.until = b.clock.Now(), b.clock.Now().Add(5*time.Second)
 	wait("Kip has no right", 5*time.Second)
 	r.pause = pause{}
 	wait("nothing", 0)
-	b.lineage.now.Ahead = map[string]uint64{"other": 1}
+	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 	wait("the store is behind", idlePoll)
 }

@@ -10,7 +10,7 @@ import (
 // joining has machines that were launched join: their agents, and then their kubelets.
 type joining struct {
 	clock      clock.PassiveClock
-	lineage    *Lineage
+	generation *StoreGeneration
 	evacuating *evacuating
 	failures   *bootFailures
 	stages     []preparation // in their order
@@ -27,8 +27,8 @@ func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
 		return 0, nil
 	}
-	if s.lineage.mayRunMore(e) {
-		s.lineage.noteAway(s.clock.Now())
+	if s.generation.mayRunMore(e) {
+		s.generation.noteAway(s.clock.Now())
 		return time.Second, nil
 	}
 	left, err := s.failures.endIfLate(ctx, e)

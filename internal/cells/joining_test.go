@@ -28,7 +28,7 @@ func (s *stage) prepare(context.Context, *entry) (progress, error) {
 // failing returns what ends booting cells, on a bench.
 func (b *bench) failing() *bootFailures {
 	return &bootFailures{
-		table: b.table, bootTimes: &bootTimes{lineage: b.lineage, clock: b.clock}, events: b.events,
+		table: b.table, bootTimes: &bootTimes{generation: b.generation, clock: b.clock}, events: b.events,
 		blockers: b.blocking(), consoles: &consoles{calls: b.calls}, ends: b.ends,
 	}
 }
@@ -61,7 +61,7 @@ func TestAMachineJoinsStageByStageWithinItsTime(t *testing.T) {
 		var asked []string
 		tc.first.name, tc.first.asked = "first", &asked
 		s := &joining{
-			clock: b.clock, lineage: b.lineage, evacuating: &evacuating{}, failures: b.failing(),
+			clock: b.clock, generation: b.generation, evacuating: &evacuating{}, failures: b.failing(),
 			stages: []preparation{&tc.first, &stage{name: "second", asked: &asked}},
 		}
 		again, err := s.Step(t.Context(), b.booting(name))

@@ -23,7 +23,7 @@ type loader interface {
 	load(ctx context.Context) error
 }
 
-var _ = []loader{(*generations)(nil), (*births)(nil), (*ledger)(nil), (*storedCells)(nil), (*orphanCalls)(nil)}
+var _ = []loader{(*generationChecks)(nil), (*births)(nil), (*ledger)(nil), (*storedCells)(nil), (*orphanCalls)(nil)}
 
 // load has each part read what is stored. Call it once, before Run.
 func (s *loading) load(ctx context.Context) error {

@@ -11,10 +11,10 @@ import (
 
 func (b *bench) matching() *matching {
 	b.pools.byName["pool"] = &pool{Pool: Pool{Name: "pool", Count: 9}}
-	b.lineage.looked = true
+	b.generation.compared = true
 	return &matching{
 		table: b.table, pools: b.pools, recipe: b.recipe, nodeNames: &nodeNames{one: "kip-0"},
-		first: &firstConnections{clock: b.clock, lineage: b.lineage, listening: &listening{}}, reserved: 100,
+		first: &firstConnections{clock: b.clock, generation: b.generation, listening: &listening{}}, reserved: 100,
 	}
 }
 
@@ -108,7 +108,7 @@ func TestAKipThatBeginsWaitsAMomentForItsStandbyCells(t *testing.T) {
 		link := b.linked(b.standing("c"))
 		link.connected, link.err = false, tc.err
 		if tc.behind {
-			b.lineage.now.Ahead = map[string]uint64{"other": 1}
+			b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 		}
 		standbys := &standbys{table: b.table, pools: b.pools, matching: s}
 		b.table.mu.Lock()

@@ -337,9 +337,9 @@ func (b *bubble) run() {
 	if b.cfg.Disks != nil {
 		b.cloud.features.Disks = b.cfg.Disks
 	}
-	b.cfg.Lineage = NewLineage(b.cfg.Store, b.cfg.ListLag)
+	b.cfg.Generation = NewStoreGeneration(b.cfg.Store, b.cfg.ListLag)
 	b.guard = guard.New(guard.Config{
-		Behind: b.cfg.Lineage.Behind,
+		Behind: b.cfg.Generation.Behind,
 		Limit:  b.limit,
 		Store:  b.store,
 		Clock:  b.cfg.Clock,
@@ -387,9 +387,9 @@ func (b *bubble) Event(_ apiv1.PodReference, e events.Event) {
 // listedBefore has a new store believed after one list more, so that tests of launches need
 // not wait.
 func listedBefore(c *Controller) {
-	c.lineage.mu.Lock()
-	defer c.lineage.mu.Unlock()
-	c.lineage.first = time.Unix(0, 0)
+	c.generation.mu.Lock()
+	defer c.generation.mu.Unlock()
+	c.generation.first = time.Unix(0, 0)
 }
 
 // takeOver is what a person decides of a store that is behind: Kip begins anew.

@@ -31,7 +31,7 @@ type Endpoint struct {
 type queries struct {
 	table        *table
 	calls        *pipe.Pipe
-	lineage      *Lineage
+	generation   *StoreGeneration
 	exclusion    *exclusion
 	terminations *terminations
 	nodeNames    *nodeNames
@@ -133,17 +133,17 @@ func (s *queries) waitsFor(id string) string {
 		return "it is gone"
 	}
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
-		why, _ := s.lineage.behind()
+		why, _ := s.generation.whyBehind()
 		if phase == apiv1.Requested {
 			why = s.exclusion.doubt(e)
 		}
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
-		if why != "" && (!e.launching || s.lineage.isBehind()) {
+		if why != "" && (!e.launching || s.generation.isBehind()) {
 			return why
 		}
 	}
-	if phase := e.cell().Phase; (phase == apiv1.Booting || phase == apiv1.Ready) && s.lineage.mayRunMore(e) {
-		why, _ := s.lineage.behind() // Kip tells a kubelet nothing before
+	if phase := e.cell().Phase; (phase == apiv1.Booting || phase == apiv1.Ready) && s.generation.mayRunMore(e) {
+		why, _ := s.generation.whyBehind() // Kip tells a kubelet nothing before
 		return why
 	}
 	if kind := s.callFor(e); kind != "" {

@@ -7,12 +7,12 @@ import (
 
 // refilling keeps the standby pools full.
 type refilling struct {
-	table     *table
-	loop      *loop
-	additions *additions
-	pools     *pools
-	recipe    *recipe
-	lineage   *Lineage
+	table      *table
+	loop       *loop
+	additions  *additions
+	pools      *pools
+	recipe     *recipe
+	generation *StoreGeneration
 }
 
 // run keeps the standby pools full until ctx ends.
@@ -34,7 +34,7 @@ func (s *refilling) run(ctx context.Context) {
 // fill makes what the pools lack and ends what they have too many of. It is the
 // only place that does, so that no burst makes more than are wanted.
 func (s *refilling) fill(ctx context.Context) {
-	if s.lineage.isBehind() {
+	if s.generation.isBehind() {
 		return
 	}
 	s.table.mu.Lock()

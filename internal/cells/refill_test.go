@@ -11,7 +11,7 @@ import (
 func TestAPoolIsFilledOnceAndItsSurplusEnds(t *testing.T) {
 	b := newBench(t)
 	s := &refilling{
-		table: b.table, loop: b.loop, additions: b.additions, pools: b.pools, lineage: b.lineage,
+		table: b.table, loop: b.loop, additions: b.additions, pools: b.pools, generation: b.generation,
 		recipe: &recipe{settings: "t", standby: Options{Image: map[string]string{"id": "i"}}},
 	}
 	wanted := &pool{Pool: Pool{Name: "pool", Count: 2, Offerings: func() ([]Offering, error) {
@@ -32,9 +32,9 @@ func TestAPoolIsFilledOnceAndItsSurplusEnds(t *testing.T) {
 			t.Errorf("%s: %d cells, of which %d end; want %d and %d", why, n, ending, cells, end)
 		}
 	}
-	b.lineage.now.Ahead = map[string]uint64{"other": 1}
+	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 	fill("the store is behind", 0, 0)
-	b.lineage.now.Ahead = nil
+	b.generation.now.UnknownLines = nil
 	fill("none is there", 2, 0)
 	fill("all are there", 2, 0)
 	for _, e := range b.table.all() {

@@ -32,7 +32,7 @@ func TestAPodThatAnUnknownInstanceRunsGetsAnotherOnlyAfterThatOnesEnd(t *testing
 	w.until("the store says that it is behind", func() bool {
 		var g generation
 		_, err := w.store.Get(t.Context(), generationKey, &g)
-		return err == nil && len(g.Ahead) > 0
+		return err == nil && len(g.UnknownLines) > 0
 	})
 	w.stop()
 	w.takeOver()

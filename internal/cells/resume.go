@@ -14,12 +14,12 @@ const giveUpUnknown = 5 * time.Minute
 
 // resuming sends launches again that are stored, and that nobody in this process is sending.
 type resuming struct {
-	table    *table
-	loop     *loop
-	lineage  *Lineage
-	calls    *storedCalls
-	sending  *sending
-	outcomes *outcomes
+	table      *table
+	loop       *loop
+	generation *StoreGeneration
+	calls      *storedCalls
+	sending    *sending
+	outcomes   *outcomes
 }
 
 // Step sends a stored launch that nobody in this process is sending: an earlier
@@ -30,7 +30,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return 0, fmt.Errorf("cell %s is %s and its record has no launch", e.id, e.cell().Phase)
 	}
 	// The cloud may have forgotten the token by now, and launch it a second time.
-	if why, _ := s.lineage.behind(); why != "" {
+	if why, _ := s.generation.whyBehind(); why != "" {
 		return time.Second, nil
 	}
 	l, unknown, err := s.calls.read(ctx, e, intent)

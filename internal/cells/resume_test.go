@@ -23,12 +23,12 @@ func (b *bench) sending() *sending {
 // intents returns what stores launches, in a store that has compared all instances.
 func (b *bench) intents() *intents {
 	b.Helper()
-	if err := b.lineage.open(b.Context()); err != nil {
+	if err := b.generation.open(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	b.lineage.looked = true
+	b.generation.compared = true
 	calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-	return &intents{table: b.table, loop: b.loop, records: b.records, lineage: b.lineage, calls: b.calls, launchCalls: calls}
+	return &intents{table: b.table, loop: b.loop, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
 }
 
 func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
@@ -44,7 +44,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 			group[1].launching = true
 		}, 0, false, apiv1.Launching, 0},
 		"the store may be behind": {func(b *bench, _ *launch, _ []*entry) {
-			b.lineage.looked = false
+			b.generation.compared = false
 		}, time.Second, false, apiv1.Launching, 0},
 		"its call is lost": {func(b *bench, l *launch, _ []*entry) {
 			if err := b.records.store.Delete(b.Context(), launchesPrefix+l.id, l.revision); err != nil {
@@ -67,7 +67,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 		b := newBench(t)
 		intents, sending := b.intents(), b.sending()
 		s := &resuming{
-			table: b.table, loop: b.loop, lineage: b.lineage, sending: sending, outcomes: sending.outcomes,
+			table: b.table, loop: b.loop, generation: b.generation, sending: sending, outcomes: sending.outcomes,
 			calls: &storedCalls{loop: b.loop, records: b.records, store: b.records.store},
 		}
 		group := b.requested("c", "d")

@@ -7,10 +7,10 @@ import (
 
 // sole waits until a ready cell is surely the only one that runs its pod.
 type sole struct {
-	table     *table
-	lineage   *Lineage
-	excluding *excluding
-	inventory *inventory
+	table      *table
+	generation *StoreGeneration
+	excluding  *excluding
+	inventory  *inventory
 }
 
 // prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
@@ -27,7 +27,7 @@ func (s *sole) prepare(_ context.Context, e *entry) (progress, error) {
 	case !isSole:
 		s.inventory.pollSoon()
 		return waitFor(time.Second), nil
-	case s.lineage.mayRunMore(e):
+	case s.generation.mayRunMore(e):
 		return waitFor(time.Second), nil
 	}
 	return done, nil

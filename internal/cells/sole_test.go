@@ -26,7 +26,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
-		s := &sole{table: b.table, lineage: b.lineage, inventory: b.inventory, excluding: b.excluding()}
+		s := &sole{table: b.table, generation: b.generation, inventory: b.inventory, excluding: b.excluding()}
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)
@@ -35,7 +35,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		e.loaded, e.ending = tc.loaded, tc.ending
 		if tc.listed {
 			b.listed(snapshot{began: b.clock.Now()})
-			b.lineage.looked = true
+			b.generation.compared = true
 		}
 		if got, err := s.prepare(t.Context(), e); err != nil || got != tc.want {
 			t.Errorf("%s: %+v (%v), want %+v", name, got, err, tc.want)

@@ -19,13 +19,13 @@ const (
 
 // sweeping deletes the parts of instances that are gone.
 type sweeping struct {
-	table     *table
-	loop      *loop
-	calls     *pipe.Pipe
-	inventory *inventory
-	lineage   *Lineage
-	observers *observers
-	owner     string
+	table      *table
+	loop       *loop
+	calls      *pipe.Pipe
+	inventory  *inventory
+	generation *StoreGeneration
+	observers  *observers
+	owner      string
 }
 
 // run deletes what instances have left, until ctx ends: network interfaces,
@@ -37,7 +37,7 @@ func (s *sweeping) run(ctx context.Context) {
 	}
 	left := map[string]time.Time{}
 	for s.loop.sleep(ctx, partsPoll) {
-		if s.lineage.isBehind() {
+		if s.generation.isBehind() {
 			continue
 		}
 		began := s.loop.clock.Now()

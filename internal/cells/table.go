@@ -14,9 +14,9 @@ import (
 
 // table has the cells that are not Gone, and finds them by what they have.
 type table struct {
-	// The order of locks: the lineage's, entry.writing (of several cells, by their IDs), the
+	// The order of locks: the generation's, entry.writing (of several cells, by their IDs), the
 	// ledger's, mu, that of the terminations, and then, one at a time, those of the pools, the inventory, the
-	// lineage (mu), a gather, the guard, Calls and the queue. Nobody calls the store, the cloud, an agent or an
+	// generation (mu), a gather, the guard, Calls and the queue. Nobody calls the store, the cloud, an agent or an
 	// observer under mu. Observers are told under those that come before.
 	mu   sync.Mutex
 	byID map[string]*entry

@@ -22,7 +22,7 @@ type core struct {
 	ledger       *ledger
 	pools        *pools
 	inventory    *inventory
-	lineage      *Lineage
+	generation   *StoreGeneration
 	terminations *terminations
 }
 
@@ -39,7 +39,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.ledger = newLedgerOf(cfg.Store)
 	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
 	c.inventory = newInventory(cfg.Health, cfg.ListLag)
-	c.lineage = cmp.Or(cfg.Lineage, NewLineage(cfg.Store, cfg.ListLag))
+	c.generation = cmp.Or(cfg.Generation, NewStoreGeneration(cfg.Store, cfg.ListLag))
 	c.terminations = newTerminations(cfg)
 	c.records = &records{
 		clock:     cfg.Clock,

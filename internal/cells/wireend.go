@@ -60,10 +60,10 @@ func (c *Controller) wireEndSteps(cfg Config) {
 		removals:     c.removals,
 	}
 	c.exclusion = &exclusion{
-		table:     c.table,
-		lineage:   c.lineage,
-		inventory: c.inventory,
-		orphans:   c.orphans,
+		table:      c.table,
+		generation: c.generation,
+		inventory:  c.inventory,
+		orphans:    c.orphans,
 	}
 	c.excluding = &excluding{
 		clock:     cfg.Clock,

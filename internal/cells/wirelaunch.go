@@ -16,7 +16,7 @@ func (c *Controller) wireRequests(cfg Config) {
 		pools:     c.pools,
 		recipe:    c.recipe,
 		nodeNames: c.nodeNames,
-		first:     &firstConnections{clock: cfg.Clock, lineage: c.lineage, listening: c.listening},
+		first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: c.listening},
 		reserved:  cfg.ReservedMemoryBytes,
 	}
 	c.standbys = &standbys{
@@ -49,12 +49,12 @@ func (c *Controller) wireRequests(cfg Config) {
 		removals: c.removals,
 	}
 	c.refilling = &refilling{
-		table:     c.table,
-		loop:      c.loop,
-		additions: c.additions,
-		pools:     c.pools,
-		recipe:    c.recipe,
-		lineage:   c.lineage,
+		table:      c.table,
+		loop:       c.loop,
+		additions:  c.additions,
+		pools:      c.pools,
+		recipe:     c.recipe,
+		generation: c.generation,
 	}
 }
 
@@ -104,7 +104,7 @@ func (c *Controller) wireLaunches(cfg Config) {
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
-		lineage:     c.lineage,
+		generation:  c.generation,
 		calls:       cfg.Calls,
 		launchCalls: c.launchCalls,
 	}
@@ -139,11 +139,11 @@ func (c *Controller) wireLaunches(cfg Config) {
 		resolving: c.resolving,
 	}
 	c.resuming = &resuming{
-		table:    c.table,
-		loop:     c.loop,
-		lineage:  c.lineage,
-		calls:    &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
-		sending:  c.sending,
-		outcomes: c.outcomes,
+		table:      c.table,
+		loop:       c.loop,
+		generation: c.generation,
+		calls:      &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
+		sending:    c.sending,
+		outcomes:   c.outcomes,
 	}
 }

@@ -62,9 +62,9 @@ func (c *Controller) wireLinks(cfg Config) {
 // wireConnections makes connections of their parts.
 func (c *Controller) wireConnections(cfg Config) {
 	c.bootTimes = &bootTimes{
-		lineage: c.lineage,
-		late:    cfg.Late,
-		clock:   cfg.Clock,
+		generation: c.generation,
+		late:       cfg.Late,
+		clock:      cfg.Clock,
 	}
 	c.tokens = &tokens{
 		table:     c.table,

@@ -107,16 +107,16 @@ func (c *Controller) wireMachines(cfg Config) {
 	}
 	c.joining = &joining{
 		clock:      cfg.Clock,
-		lineage:    c.lineage,
+		generation: c.generation,
 		evacuating: c.evacuating,
 		failures:   c.bootFailures,
 		stages:     []preparation{c.addressing, c.contacting, c.arriving},
 	}
 	c.sole = &sole{
-		table:     c.table,
-		lineage:   c.lineage,
-		excluding: c.excluding,
-		inventory: c.inventory,
+		table:      c.table,
+		generation: c.generation,
+		excluding:  c.excluding,
+		inventory:  c.inventory,
 	}
 	c.reconnecting = &reconnecting{
 		table:       c.table,

@@ -2,24 +2,24 @@ package cells
 
 // oversight has the parts that watch over all cells.
 type oversight struct {
-	generations  *generations
-	known        *knownCells
-	foreign      *foreign
-	describing   *describing
-	consequences *consequences
-	comparing    *comparing
-	lister       *lister
-	health       *health
-	queries      *queries
-	loading      *loading
+	generationChecks *generationChecks
+	known            *knownCells
+	foreign          *foreign
+	describing       *describing
+	consequences     *consequences
+	comparing        *comparing
+	lister           *lister
+	health           *health
+	queries          *queries
+	loading          *loading
 }
 
 func (c *Controller) wireOversight(cfg Config) {
-	c.generations = &generations{
-		loop:      c.loop,
-		store:     cfg.Store,
-		lineage:   c.lineage,
-		inventory: c.inventory,
+	c.generationChecks = &generationChecks{
+		loop:       c.loop,
+		store:      cfg.Store,
+		generation: c.generation,
+		inventory:  c.inventory,
 	}
 	c.wireLists(cfg)
 	c.health = &health{
@@ -34,7 +34,7 @@ func (c *Controller) wireOversight(cfg Config) {
 	c.queries = &queries{
 		table:        c.table,
 		calls:        cfg.Calls,
-		lineage:      c.lineage,
+		generation:   c.generation,
 		exclusion:    c.exclusion,
 		terminations: c.terminations,
 		nodeNames:    c.nodeNames,
@@ -43,7 +43,7 @@ func (c *Controller) wireOversight(cfg Config) {
 		clock:     cfg.Clock,
 		listening: c.listening,
 		parts: []loader{
-			c.generations,
+			c.generationChecks,
 			&births{clock: cfg.Clock, store: cfg.Store, inventory: c.inventory},
 			c.ledger,
 			&storedCells{table: c.table, loop: c.loop, store: cfg.Store, guard: cfg.Guard},
@@ -78,12 +78,12 @@ func (c *Controller) wireLists(cfg Config) {
 		owner:     cfg.ControllerID,
 	}
 	c.comparing = &comparing{
-		known:        c.known,
-		foreign:      c.foreign,
-		inventory:    c.inventory,
-		generations:  c.generations,
-		describing:   c.describing,
-		consequences: c.consequences,
+		known:            c.known,
+		foreign:          c.foreign,
+		inventory:        c.inventory,
+		generationChecks: c.generationChecks,
+		describing:       c.describing,
+		consequences:     c.consequences,
 	}
 	c.lister = &lister{
 		loop:        c.loop,

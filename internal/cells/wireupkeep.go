@@ -32,13 +32,13 @@ func (c *Controller) wireUpkeep(cfg Config) {
 		owner: cfg.ControllerID,
 	}
 	c.sweeping = &sweeping{
-		table:     c.table,
-		loop:      c.loop,
-		calls:     cfg.Calls,
-		inventory: c.inventory,
-		lineage:   c.lineage,
-		observers: c.observers,
-		owner:     cfg.ControllerID,
+		table:      c.table,
+		loop:       c.loop,
+		calls:      cfg.Calls,
+		inventory:  c.inventory,
+		generation: c.generation,
+		observers:  c.observers,
+		owner:      cfg.ControllerID,
 	}
 	c.batchSizes = &batchSizes{
 		clock: cfg.Clock,

@@ -300,7 +300,7 @@ func newWorld(t *testing.T) *world {
 // takeOver is what a person decides, for the next Kip.
 func (w *world) takeOver() {
 	w.Helper()
-	if err := w.cells.lineage.takeOver(w.Context(), w.cells.Generation().Shown); err != nil {
+	if err := w.cells.generation.takeOver(w.Context(), w.cells.Generation().Shown); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -333,8 +333,8 @@ func (w *world) start() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	lineage := NewLineage(w.store, 0)
-	guards := guard.New(guard.Config{Behind: lineage.Behind, Clock: clock.RealClock{}})
+	generation := NewStoreGeneration(w.store, 0)
+	guards := guard.New(guard.Config{Behind: generation.Behind, Clock: clock.RealClock{}})
 	machines := pipe.New(pipe.Config{Cloud: w.cloud, Guard: guards.Intercept, Leads: w.store.Leads, Clock: clock.RealClock{}})
 	w.config = Config{
 		NodeName:      "kip-0",
@@ -342,7 +342,7 @@ func (w *world) start() {
 		Calls:         machines,
 		Guard:         guards,
 		Store:         w.store,
-		Lineage:       lineage,
+		Generation:    generation,
 		Tunnels:       OverTunnels(dialer),
 		APIs:          ServedBy(api),
 		CAHash:        authority.Hash(),

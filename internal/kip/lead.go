@@ -57,9 +57,9 @@ type leading struct {
 	late     *stall.Meter
 
 	machines      *pipe.Pipe
-	lineage       *cells.Lineage // of the store
-	guard         *guard.Guard   // guards machines
-	disks         cloud.Disks    // nil where the cloud has none
+	generation    *cells.StoreGeneration
+	guard         *guard.Guard // guards machines
+	disks         cloud.Disks  // nil where the cloud has none
 	instanceTypes *instancetypes.Provider
 	termBegan     time.Time   // by the clock as it was then
 	uses          *stats.Uses // what the meter notes
@@ -303,9 +303,9 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 			l.Log.Warn("close the cloud", "err", err)
 		}
 	})
-	l.lineage = cells.NewLineage(l.store, bare.Traits().ListLag)
+	l.generation = cells.NewStoreGeneration(l.store, bare.Traits().ListLag)
 	l.guard = guard.New(guard.Config{
-		Behind: l.lineage.Behind,
+		Behind: l.generation.Behind,
 		Limit:  guard.Limit(l.cfg.Cells.EndLimit),
 		Store:  l.store,
 		Clock:  l.clock,
@@ -530,7 +530,7 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Calls:        l.machines,
 		Guard:        l.guard,
 		Store:        l.store,
-		Lineage:      l.lineage,
+		Generation:   l.generation,
 		Tunnels:      cells.OverTunnels(tunnels),
 		APIs:         cells.ServedBy(l.cellAPI),
 		CAHash:       authorities.Signing.Hash(),

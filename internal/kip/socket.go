@@ -41,15 +41,15 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		Clock:        l.clock,
 	})
 	l.socket, err = adminapi.New(adminapi.Config{
-		Dir:      l.cfg.Etcd.Internal.DataDir,
-		Version:  version.String(),
-		Usage:    l.usage,
-		Costs:    l.costs,
-		Backup:   l.backup,
-		Cleaner:  cleaner,
-		Holder:   heldBack{guard: l.guard},
-		Lineage:  lineage{l.cells},
-		CAKeeper: l.rotation,
+		Dir:        l.cfg.Etcd.Internal.DataDir,
+		Version:    version.String(),
+		Usage:      l.usage,
+		Costs:      l.costs,
+		Backup:     l.backup,
+		Cleaner:    cleaner,
+		Holder:     heldBack{guard: l.guard},
+		Generation: storeGeneration{l.cells},
+		CAKeeper:   l.rotation,
 		Explainer: explain.New(explain.Config{
 			Node:          l.NodeName,
 			Pods:          l.nodes.Pods().GetStore(),
@@ -133,10 +133,10 @@ func heldEnds(all []guard.Held) []adminapi.HeldEnd {
 	return list
 }
 
-// lineage shows what the store knows of.
-type lineage struct{ *cells.Controller }
+// storeGeneration shows what the store knows of.
+type storeGeneration struct{ *cells.Controller }
 
-func (l lineage) Generation() adminapi.Generation {
+func (l storeGeneration) Generation() adminapi.Generation {
 	is := l.Controller.Generation()
 	g := adminapi.Generation{
 		Store:      is.Store,

@@ -487,9 +487,9 @@ func (k *kip) run() error {
 	if w.cloudAPI {
 		health = cells.Health{CloudAPI: true, HealthyTimeout: 3 * time.Minute, Interval: time.Minute, Check: 5 * time.Second}
 	}
-	lineage := cells.NewLineage(k.store, listLag)
+	generation := cells.NewStoreGeneration(k.store, listLag)
 	k.guard = guard.New(guard.Config{
-		Behind: lineage.Behind,
+		Behind: generation.Behind,
 		Store:  k.store,
 		Clock:  kipClock{k: k},
 	})
@@ -506,7 +506,7 @@ func (k *kip) run() error {
 		Random:   w.jitter(),
 		Late:     late,
 		Guard:    k.guard,
-		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Lineage: lineage, Tunnels: tunnels{k}, APIs: cellAPIs{k},
+		NodeName: firstNode, ControllerID: owner, Calls: machines, Store: k.store, Generation: generation, Tunnels: tunnels{k}, APIs: cellAPIs{k},
 		Nodes:     twoNodes{k, short},
 		CAHash:    k.ca,
 		OldCAHash: k.oldCA,

@@ -9,24 +9,25 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
-// generations compares what the store knows of with what there is.
-type generations struct {
-	loop      *loop
-	store     *store.Store
-	lineage   *Lineage
-	inventory *inventory
+// generationChecks compares what the store knows of with what there is.
+type generationChecks struct {
+	loop       *loop
+	store      *store.Store
+	generation *StoreGeneration
+	inventory  *inventory
 }
 
 // load reads which launches the store knows of. After a take-over it first
 // makes the records fit to start from, as after a restore.
-func (s *generations) load(ctx context.Context) error {
-	if err := s.lineage.open(ctx); err != nil {
+func (s *generationChecks) load(ctx context.Context) error {
+	if err := s.generation.open(ctx); err != nil {
 		return err
 	}
-	if g := s.lineage.current(); g.behind() {
-		s.lineage.unsureSince, s.lineage.unsure = g.Since, s.loop.clock.Now() // until now: what comes next may end it before a cell is checked
+	if g := s.generation.current(); g.isBehind() {
+		// Until now: what comes next may end it before a cell is checked.
+		s.generation.awaySince, s.generation.awayUntil = g.Since, s.loop.clock.Now()
 	}
-	if !s.lineage.current().Distrusted {
+	if !s.generation.current().Distrusted {
 		return nil
 	}
 	dropped, err := Restored(ctx, s.store, s.loop.clock.Now())
@@ -34,17 +35,17 @@ func (s *generations) load(ctx context.Context) error {
 		return err
 	}
 	s.loop.log.Warn("the store has taken over: instances that no cell has are ended from now on, as ever",
-		"generation", s.lineage.current().tag(), "forgotten", dropped)
-	return s.lineage.trust(ctx)
+		"generation", s.generation.current().tag(), "forgotten", dropped)
+	return s.generation.trust(ctx)
 }
 
 // compare sees whether the store knows of the instances that no cell has. It returns true when
 // that has changed what is certain, for which cells may wait.
-func (s *generations) compare(ctx context.Context, seen snapshot, orphans []cloud.Instance) (changed bool) {
-	was, sure := s.lineage.behind()
-	news, err := s.lineage.saw(ctx, seen, orphans, s.loop.clock.Now())
+func (s *generationChecks) compare(ctx context.Context, seen snapshot, orphans []cloud.Instance) (changed bool) {
+	was, sure := s.generation.whyBehind()
+	news, err := s.generation.noteList(ctx, seen, orphans, s.loop.clock.Now())
 	if news {
-		s.loop.log.Error(behind, "instances", len(s.now().Unknown), "store", s.lineage.current().Store)
+		s.loop.log.Error(behind, "instances", len(s.now().Unknown), "store", s.generation.current().Store)
 	}
 	switch {
 	case err == nil || ctx.Err() != nil:
@@ -53,7 +54,7 @@ func (s *generations) compare(ctx context.Context, seen snapshot, orphans []clou
 	default:
 		s.loop.log.Warn("store that the store is behind, retrying", "err", err)
 	}
-	is, _ := s.lineage.behind()
+	is, _ := s.generation.whyBehind()
 	return !sure && is != was
 }
 
@@ -74,20 +75,20 @@ type Generation struct {
 }
 
 // now returns what the store knows of now.
-func (s *generations) now() Generation {
-	why, _ := s.lineage.behind()
+func (s *generationChecks) now() Generation {
+	why, _ := s.generation.whyBehind()
 	complete := s.inventory.last().complete()
-	l := s.lineage
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	of := s.generation
+	of.mu.Lock()
+	defer of.mu.Unlock()
 	g := Generation{
-		Store:   l.now.Store,
-		Number:  l.now.Number,
+		Store:   of.now.Store,
+		Number:  of.now.Number,
 		Behind:  why,
-		Unknown: slices.Clone(l.unknown),
-		Shown:   l.shown(),
+		Unknown: slices.Clone(of.unknown),
+		Shown:   of.shown(),
 	}
-	if !complete || !l.looked {
+	if !complete || !of.compared {
 		g.Incomplete = ErrNotAllSeen.Error()
 	}
 	return g
@@ -97,11 +98,11 @@ func (s *generations) now() Generation {
 // has decided who was shown those: from then on they are instances without a cell, which
 // end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
 // ErrNotAllSeen or ErrShownOther.
-func (s *generations) takeOver(ctx context.Context, shown string) error {
+func (s *generationChecks) takeOver(ctx context.Context, shown string) error {
 	if !s.inventory.last().complete() {
 		return ErrNotAllSeen
 	}
-	err := s.lineage.takeOver(ctx, shown)
+	err := s.generation.takeOver(ctx, shown)
 	if err != nil && !errors.Is(err, ErrNotBehind) && !errors.Is(err, ErrNotAllSeen) && !errors.Is(err, ErrShownOther) {
 		s.loop.fail(errors.Join(ErrTakenOver, err)) // whether it is so shows when the record is read again
 	}
