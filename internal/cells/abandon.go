@@ -14,6 +14,7 @@ type abandoned struct {
 	inventory *inventory
 	removals  *removals
 	listLag   time.Duration
+	unseen    perCell[time.Time] // since when complete snapshots show no instance; of its worker
 }
 
 // adoptOrRemove gives a cell whose launch was given up its instance, if a list shows one. It removes the cell
@@ -26,11 +27,11 @@ func (s *abandoned) adoptOrRemove(ctx context.Context, e *entry, seen snapshot) 
 	}
 	cell := e.cell()
 	if !seen.lacks && seen.covers(cell.Offering().Zone) && seen.began.Sub(cell.StepTime(apiv1.StepEnded)) >= s.listLag+time.Second {
-		first := e.unseen
-		if first.IsZero() {
-			e.unseen = seen.began
-		}
-		if !first.IsZero() && seen.began.After(first) {
+		first := s.unseen.of(e)
+		switch {
+		case first.IsZero():
+			*first = seen.began
+		case seen.began.After(*first):
 			return 0, s.removals.remove(ctx, e, cell.Reason)
 		}
 	}

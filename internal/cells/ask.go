@@ -15,13 +15,21 @@ import (
 const configTimeout = 10 * time.Second
 
 // asking asks the agents of cells, a bounded number at a time.
-type asking struct{ limiter *agentlimit.Limiter }
+type asking struct {
+	limiter *agentlimit.Limiter
+	paces   perCell[agentlimit.Pace]
+}
 
 // ask asks a cell's agent on a session, which may be closed meanwhile.
 func (a *asking) ask(ctx context.Context, e *entry, s Session, do func(context.Context, agentapi.Client) error) error {
-	return a.limiter.Ask(ctx, &e.pace, e.cell().Pod.Namespace, configTimeout, func(ctx context.Context) error {
+	return a.within(ctx, e, configTimeout, func(ctx context.Context) error {
 		return do(ctx, agentapi.Client{Conn: s.Conn()})
 	})
+}
+
+// within asks a cell's agent in its turn, and gives it a time to answer.
+func (a *asking) within(ctx context.Context, e *entry, timeout time.Duration, do func(context.Context) error) error {
+	return a.limiter.Ask(ctx, a.paces.of(e), e.cell().Pod.Namespace, timeout, do)
 }
 
 // answered reports whether an agent has answered with one of some codes of HTTP.

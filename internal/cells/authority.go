@@ -48,20 +48,21 @@ type trust struct {
 	agents      *asking
 	ends        *cellEnds
 	authorities authorities
+	cells       perCell[trusting] // under table.mu
 }
 
 // noteForgot notes that a cell was found by the CA from before, although its record says another. The caller holds
 // table.mu.
 func (s *trust) noteForgot(e *entry) {
 	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session != nil && e.session.CA() == old {
-		e.trusting.forgot = true
+		s.cells.of(e).forgot = true
 	}
 }
 
 // knowsOld reports whether a cell knows Kip by the CA from before. The caller holds table.mu, and has called noteForgot.
 func (s *trust) knowsOld(e *entry) bool {
 	old := s.authorities.old
-	return old != "" && (e.cell().CA == old || e.trusting.forgot)
+	return old != "" && (e.cell().CA == old || s.cells.of(e).forgot)
 }
 
 // untold reports whether a cell does not know Kip by the CA that signs, or may trust one that
@@ -92,7 +93,7 @@ func (s *trust) tellSome(ctx context.Context) {
 	defer s.table.mu.Unlock()
 	begun := 0
 	for _, e := range s.table.byID {
-		if e.trusting.now {
+		if s.cells.of(e).now {
 			begun++
 		}
 	}
@@ -100,15 +101,16 @@ func (s *trust) tellSome(ctx context.Context) {
 		if begun >= trustAtOnce {
 			return
 		}
+		state := s.cells.of(e)
 		// With its configuration the agent has shown on this connection that it is there.
-		if e.trusting.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(e.trusting.next) {
+		if state.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
 			continue
 		}
 		if s.noteForgot(e); !s.untold(e) {
 			continue
 		}
 		begun++
-		e.trusting.now = true
+		state.now = true
 		session := e.session
 		s.loop.inTurn(ctx, "trust", func(ctx context.Context) { s.tell(ctx, e, session) })
 	}
@@ -117,7 +119,7 @@ func (s *trust) tellSome(ctx context.Context) {
 // tell has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
 func (s *trust) tell(ctx context.Context, e *entry, session Session) {
-	err := s.agents.limiter.Ask(ctx, &e.pace, e.cell().Pod.Namespace, trustTimeout, session.Trust)
+	err := s.agents.within(ctx, e, trustTimeout, session.Trust)
 	if err == nil {
 		err = s.records.save(ctx, e, func(cell *Cell) error {
 			cell.CA, cell.OldCA = s.authorities.now, s.authorities.old
@@ -132,15 +134,16 @@ func (s *trust) tell(ctx context.Context, e *entry, session Session) {
 	}
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	forgot := e.trusting.forgot
-	e.trusting.now, e.trusting.err, e.trusting.forgot = false, err, forgot && err != nil
+	state := s.cells.of(e)
+	forgot := state.forgot
+	state.now, state.err, state.forgot = false, err, forgot && err != nil
 	if err == nil && !forgot || ctx.Err() != nil {
-		e.trusting.failed = 0
+		state.failed = 0
 		return
 	}
-	e.trusting.failed++
-	e.trusting.next = s.loop.clock.Now().Add(s.loop.random.After(e.trusting.failed, trustAgain, trustSeldom))
-	if e.trusting.failed == 1 && err != nil {
+	state.failed++
+	state.next = s.loop.clock.Now().Add(s.loop.random.After(state.failed, trustAgain, trustSeldom))
+	if state.failed == 1 && err != nil {
 		s.loop.log.Warn("a cell does not know Kip by its new CA, and goes on with the old one; retrying", "cell", e.id,
 			"pod", e.cell().Pod.String(), "err", err)
 	}
@@ -157,7 +160,7 @@ type Unmoved struct {
 func (s *trust) unmovedCells() (all []Unmoved) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	return unmovedOf(s.unmoved())
+	return s.unmovedOf(s.unmoved())
 }
 
 // unmoved are the entries of Unmoved. The caller holds table.mu.
@@ -175,16 +178,17 @@ func (s *trust) unmoved() (all []*entry) {
 }
 
 // unmovedOf is what a person is shown of unmoved cells. The caller holds table.mu.
-func unmovedOf(entries []*entry) (all []Unmoved) {
+func (s *trust) unmovedOf(entries []*entry) (all []Unmoved) {
 	for _, e := range entries {
-		all = append(all, Unmoved{Cell: *e.cell(), Why: e.unmovedFor()})
+		all = append(all, Unmoved{Cell: *e.cell(), Why: s.unmovedFor(e)})
 	}
 	return all
 }
 
 // unmovedFor says what a cell waits for that is to be moved. The caller holds table.mu.
-func (e *entry) unmovedFor() string {
-	refused, is := errors.AsType[*agentapi.StatusError](e.trusting.err)
+func (s *trust) unmovedFor(e *entry) string {
+	state := s.cells.of(e)
+	refused, is := errors.AsType[*agentapi.StatusError](state.err)
 	switch cell := e.cell(); {
 	case e.ending != "" || !cell.Live():
 		return "it ends"
@@ -199,8 +203,8 @@ func (e *entry) unmovedFor() string {
 		return "it is not connected"
 	case is && refused.Code == http.StatusNotFound:
 		return "its agent is of a release that knows no other CA than that of its launch"
-	case e.trusting.err != nil:
-		return e.trusting.err.Error()
+	case state.err != nil:
+		return state.err.Error()
 	}
 	return "it is told in a moment"
 }
@@ -234,7 +238,7 @@ var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are othe
 func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	s.table.mu.Lock()
 	entries := s.unmoved()
-	all := unmovedOf(entries)
+	all := s.unmovedOf(entries)
 	if ShownUnmoved(all) != shown {
 		s.table.mu.Unlock()
 		return nil, ErrOtherUnmoved

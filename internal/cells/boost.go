@@ -37,11 +37,12 @@ type boosting struct {
 	calls   *pipe.Pipe
 	due     *gather[*entry] // whose boost is to be ended
 
-	mu sync.Mutex // of the boosts of all cells; after the table's
+	mu     sync.Mutex          // of the boosts of all cells; after the table's
+	boosts perCell[boostState] // under mu
 }
 
-// boost is how far the end of a cell's boost is.
-type boost struct {
+// boostState is how far the end of a cell's boost is.
+type boostState struct {
 	podRuns bool      // its pod was seen to run
 	ending  bool      // the cloud is being asked to end it
 	after   time.Time // it is not asked again before
@@ -59,8 +60,11 @@ func (s *boosting) podRunning(pod types.UID) {
 	e := s.table.ofPod(pod)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e != nil && !e.boost.podRuns {
-		e.boost.podRuns = true
+	if e == nil {
+		return
+	}
+	if state := s.boosts.of(e); !state.podRuns {
+		state.podRuns = true
 		s.unboost(e)
 	}
 }
@@ -79,13 +83,13 @@ func (s *boosting) unboostAll() {
 // unboost has the boost of a cell ended, if it is time. A standby cell stays boosted: one that is stopped starts once
 // more. The caller holds mu.
 func (s *boosting) unboost(e *entry) {
-	cell, now := e.cell(), s.loop.clock.Now()
+	cell, now, state := e.cell(), s.loop.clock.Now(), s.boosts.of(e)
 	switch {
 	case !cell.boosted() || cell.Phase != apiv1.Bound || cell.Instance == nil:
-	case !e.boost.podRuns && now.Sub(cell.StepTime(apiv1.StepBound)) < boostLimit:
-	case e.boost.ending || now.Before(e.boost.after):
+	case !state.podRuns && now.Sub(cell.StepTime(apiv1.StepBound)) < boostLimit:
+	case state.ending || now.Before(state.after):
 	default:
-		e.boost.ending, e.boost.after = true, now.Add(boostRetry)
+		state.ending, state.after = true, now.Add(boostRetry)
 		s.due.add(e)
 	}
 }
@@ -109,7 +113,7 @@ func (s *boosting) end(ctx context.Context, entries []*entry) {
 		}
 		s.mu.Lock()
 		for _, e := range group {
-			e.boost.ending = false
+			s.boosts.of(e).ending = false
 		}
 		s.mu.Unlock()
 	}

@@ -30,14 +30,14 @@ type setups struct {
 	events   *reporter
 	file     CloudInit // nil for none
 
-	mu sync.Mutex // of those of all cells
+	mu    sync.Mutex          // of those of all cells
+	cells perCell[setupState] // under mu
 }
 
 // setupState is how far that is in a cell.
 type setupState struct {
 	failures []string // what could not be done, to be told
 	sent     bool     // the agent has the file
-	polls    int      // how often it was asked whether that is done; of the cell's worker
 }
 
 // setUp has the agent carry out the cloud-init file of the cell's launch: before it is joined,
@@ -50,8 +50,9 @@ func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
 	if s.file == nil {
 		return fmt.Errorf("%w: this Kip has none", errNoCloudInit)
 	}
+	state := s.cells.of(e)
 	s.mu.Lock()
-	sent := e.setup.sent
+	sent := state.sent
 	s.mu.Unlock()
 	var failures []string
 	var err error
@@ -61,12 +62,12 @@ func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
 		failures, err = s.begin(ctx, e, session, digest)
 	}
 	s.mu.Lock()
-	e.setup.sent = sent || errors.Is(err, agentapi.ErrNotYet)
+	state.sent = sent || errors.Is(err, agentapi.ErrNotYet)
 	if errors.Is(err, errNotBegun) {
-		e.setup.sent = false
+		state.sent = false
 	}
 	if err == nil {
-		e.setup.failures = failures
+		state.failures = failures
 	}
 	s.mu.Unlock()
 	if err == nil {
@@ -109,9 +110,10 @@ func (s *setups) askDone(ctx context.Context, e *entry, session Session, digest 
 
 // tell tells, once, what of the file could not be done.
 func (s *setups) tell(e *entry) {
+	state := s.cells.of(e)
 	s.mu.Lock()
-	failures := e.setup.failures
-	e.setup.failures = nil
+	failures := state.failures
+	state.failures = nil
 	s.mu.Unlock()
 	if len(failures) > 0 {
 		s.events.report(e.cell(), events.NewCloudInitFailed(e.id, failures))

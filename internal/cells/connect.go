@@ -102,7 +102,7 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 func (s *connections) disconnect(e *entry) {
 	s.table.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
-	e.session, e.stopWait, e.api, e.shown, e.configured, e.disksGiven.shown = nil, nil, nil, false, false, false
+	e.session, e.stopWait, e.api, e.shown, e.configured = nil, nil, nil, false, false
 	e.breaks++ // what is asked on this session yet says nothing of the next one
 	s.table.mu.Unlock()
 	if stopWait != nil {

@@ -20,6 +20,7 @@ type contacting struct {
 	records     *records
 	connections *connections
 	failures    *bootFailures
+	polls       perCell[int] // how often a cell was asked whether its file is done; of its worker
 }
 
 // prepare connects to a cell, and waits until its kubelet is ready.
@@ -54,8 +55,9 @@ func (s *contacting) handleFailure(ctx context.Context, e *entry, err error) (pr
 				return progress{}, err
 			}
 		}
-		e.setup.polls++
-		return waitFor(s.loop.random.After(e.setup.polls, firstSetUpPoll, longestSetUpPoll)), nil
+		polls := s.polls.of(e)
+		*polls++
+		return waitFor(s.loop.random.After(*polls, firstSetUpPoll, longestSetUpPoll)), nil
 	}
 	return progress{}, err
 }

@@ -53,19 +53,20 @@ type disks struct {
 	agents *asking
 	events *reporter
 	waits  *waits
+	given  perCell[disksGiven] // of their workers
 }
 
 // disksGiven is how far that is.
 type disksGiven struct {
-	attached bool // the cloud has attached them, for this process
-	shown    bool // the agent has them from this process
+	attached bool    // the cloud has attached them, for this process
+	shown    Session // the connection on which the agent has them; nil for none
 }
 
 // prepare gives a ready cell its disks, before its kubelet sees the pod. It is done
 // when all disks are devices of the machine.
 func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell := e.cell()
-	if len(cell.Disks) == 0 || e.disksGiven.shown {
+	cell, given := e.cell(), s.given.of(e)
+	if len(cell.Disks) == 0 || given.shown != nil && given.shown == e.session {
 		return done, nil
 	}
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
@@ -74,11 +75,11 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !hasDisks(s.calls) {
 		return progress{}, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
 	}
-	if !e.disksGiven.attached {
+	if !given.attached {
 		if again, err := s.attach(ctx, e); err != nil || again > 0 {
 			return waitFor(again), err
 		}
-		e.disksGiven.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
+		given.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 	}
 	if !e.session.Connected() {
 		return progress{}, nil // the tunnel wakes the cell
@@ -93,14 +94,14 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		return progress{}, err
 	case errors.Is(err, agentapi.ErrNotYet):
 		if e.wait.polls >= attachAgain {
-			e.disksGiven.attached = false // the cloud has said yes, and may not have done it
+			given.attached = false // the cloud has said yes, and may not have done it
 		}
 		s.waits.report(ctx, e, events.NewDeviceNotShown(err))
 		return waitFor(s.waits.next(e)), nil
 	default:
 		return progress{}, fmt.Errorf("hand cell %s its disks: %w", e.id, err)
 	}
-	e.disksGiven.shown, e.wait.polls = true, 0
+	given.shown, e.wait.polls = session, 0
 	s.waits.clear(ctx, e)
 	s.events.report(cell, events.NewVolumesAttached(e.id, volumeNames(cell.Disks)))
 	return done, nil

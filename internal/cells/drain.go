@@ -22,6 +22,7 @@ type draining struct {
 	saving      *savingLogs
 	volumes     *freeingVolumes
 	ends        *cellEnds
+	drained     perCell[bool] // what must outlive it is saved, as far as that could be done; of its worker
 }
 
 // Step saves what must outlive the cell: the logs of a pod that ran to its end,
@@ -30,14 +31,14 @@ type draining struct {
 func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	e.async.drop(drains)
 	cell := e.cell()
-	if !e.drained && (cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell)) {
+	if !*s.drained.of(e) && (cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell)) {
 		if err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
 			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
 			return s.saveAll(drain, e, err)
 		}); err != nil {
 			return 0, err
 		}
-		e.drained = true
+		*s.drained.of(e) = true
 	}
 	return 0, s.ends.startTerminating(ctx, e, e.cell().Cause, e.cell().Reason)
 }

@@ -6,11 +6,10 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/agentlimit"
 )
 
-// entry is a cell and what this process holds for it. A step declares its part of that, and
-// says what lock it is under; here is what several steps use. It is under table.mu, unless it says otherwise.
+// entry is a cell and what this process holds for it, as far as several parts use it. What one part alone holds it declares as
+// a perCell. It is under table.mu, unless it says otherwise.
 type entry struct {
 	id       string
 	current  atomic.Pointer[Cell] // never modified, only replaced
@@ -39,33 +38,13 @@ type entry struct {
 	disks []Disk
 
 	connection
-	async      asyncOps
-	pace       agentlimit.Pace // of its agent
-	resolving  attempts        // to resolve its launch; of whoever holds the cell
-	rereading  attempts        // to read its stored launch; of its worker
-	unknown    dedup           // of what may run its pod besides
-	rights     rightsState
-	blocked    blocked
-	setup      setupState
-	renamed    time.Time // since when the kubelet is to be of another node, and is not ready; of its worker
-	wait       waitState
-	disksGiven disksGiven
-	routes     routesState
-	plugins    pluginsState
-	devices    devicesState
-	starts     attempts // to start its instance; of its worker
-	stops      attempts // to stop it; of its worker
-	tags       tagState
-	boost      boost
-	notice     notice
-	evacuation evacuation
-	own        ownNotice
-	restarted  restarted
-	refuses    refusalState
-	hold       holdState
-	trusting   trusting
-	drained    bool      // what must outlive it is saved, as far as that could be done; of its worker
-	unseen     time.Time // since when complete snapshots show no instance of a launch that was given up; of its worker
+	held      sync.Map // what single parts hold of it, by their perCells
+	async     asyncOps
+	resolving attempts // to resolve its launch; of whoever holds the cell
+	blocked   blocked
+	wait      waitState
+	notice    notice
+	hold      holdState
 }
 
 // cell is the record as it is now.

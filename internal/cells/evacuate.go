@@ -17,20 +17,16 @@ type evacuating struct {
 	holds         *holds
 	lost          *lostInstances
 	interruptions *interruptions
-}
-
-// evacuation is how far that is; of the cell's worker.
-type evacuation struct {
-	told time.Time // the notice that observers were told of
+	told          perCell[time.Time] // the notice that observers were told of; of the cell's worker
 }
 
 // actOnNotice does what the notice of a cell asks for. It returns how long is left until the
 // instance is lost, 0 where there is no notice, and whether the cell ends now.
 func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Duration, ends bool) {
-	cell := e.cell()
+	cell, told := e.cell(), s.told.of(e)
 	if cell.Interrupted.IsZero() {
-		if !e.evacuation.told.IsZero() { // it was called off, or did not come
-			e.evacuation.told = time.Time{}
+		if !told.IsZero() { // it was called off, or did not come
+			*told = time.Time{}
 			s.observers.CellInterrupted(*cell)
 		}
 		return 0, false
@@ -49,11 +45,11 @@ func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Durat
 		s.lost.loseTakenBack(ctx, e)
 		return silentPoll, true
 	}
-	if !e.evacuation.told.Equal(cell.Interrupted) {
+	if !told.Equal(cell.Interrupted) {
 		if !s.admitMove(ctx, e) {
 			return min(left, idlePoll), true
 		}
-		e.evacuation.told = cell.Interrupted
+		*told = cell.Interrupted
 		s.observers.CellInterrupted(*cell)
 	}
 	return left, true

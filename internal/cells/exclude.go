@@ -19,6 +19,7 @@ type excluding struct {
 	inventory *inventory
 	listening *listening
 	exclusion *exclusion
+	told      perCell[dedup] // why they wait; of their workers
 }
 
 // delayLaunch ensures that a cell is the only one that may run its pod. It returns 0 if it is; otherwise it reports why
@@ -41,13 +42,13 @@ func (s *excluding) ensureSole(e *entry) (sole bool, doubt string) {
 	now := s.clock.Now()
 	switch {
 	case doubt == unlooked && now.Sub(s.listening.since()) < quietStart:
-	case doubt != "" && e.unknown.note(doubt, now):
+	case doubt != "" && s.told.of(e).note(doubt, now):
 		waits := events.NewInstancesNotListed(doubt)
 		if doubt == behind {
 			waits = events.NewStoreBehind(doubt)
 		}
 		s.events.report(e.cell(), waits)
-	case len(others) > 0 && e.unknown.note(fmt.Sprint(others), now):
+	case len(others) > 0 && s.told.of(e).note(fmt.Sprint(others), now):
 		s.events.report(e.cell(), events.NewCellUnknown(fmt.Sprintf(mayRun, others)))
 	}
 	return doubt == "" && len(others) == 0, doubt

@@ -52,6 +52,7 @@ type devices struct {
 	loop  *loop
 	waits *waits
 	ends  *cellEnds
+	cells perCell[devicesState] // of their workers
 }
 
 // devicesState is how far that is.
@@ -64,8 +65,8 @@ type devicesState struct {
 // pod asks for. One that has been told of the resource, and has no device, refuses the pod for
 // good; one that has not been told runs it without.
 func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell := e.cell()
-	if !cell.needsDevices() || e.devices.there {
+	cell, state := e.cell(), s.cells.of(e)
+	if !cell.needsDevices() || state.there {
 		return done, nil
 	}
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
@@ -73,13 +74,13 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
-		e.devices.there = true
+		state.there = true
 		s.waits.clear(ctx, e)
 		return done, nil
 	}
 	now := s.loop.clock.Now()
-	if e.devices.since.IsZero() {
-		e.devices.since = now
+	if state.since.IsZero() {
+		state.since = now
 	}
 	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
 	if name == agentapi.ResourceGPU {
@@ -88,12 +89,12 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 		what = "accelerators"
 		lacks += "Kip itself provides only " + string(agentapi.ResourceGPU) + ", so the cell needs a device plugin in its image"
 	}
-	left := e.timeLeft(e.devices.since.Add(gpuTimeout + s.loop.late.Since(e.devices.since)).Sub(now))
+	left := e.timeLeft(state.since.Add(gpuTimeout + s.loop.late.Since(state.since)).Sub(now))
 	if left <= 0 {
 		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
 		return leave, nil
 	}
-	if now.Sub(e.devices.since) >= gpuSilence {
+	if now.Sub(state.since) >= gpuSilence {
 		s.waits.report(ctx, e, events.NewGPUsNotReady(what, e.id, lacks))
 	}
 	return waitFor(gpuPoll), nil

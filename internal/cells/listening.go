@@ -16,6 +16,8 @@ type listening struct {
 	// began is when this process loaded the records, and termBegan when it began its term. They are set before anything else runs.
 	began, termBegan time.Time
 
+	restarts perCell[restarted] // under table.mu
+
 	mu    sync.Mutex
 	awake time.Time
 }
@@ -58,10 +60,11 @@ func (l *listening) lastLease(e *entry) time.Time {
 	if !awake.After(heard) {
 		return heard
 	}
-	if !e.restarted.heard.Equal(heard) {
-		e.restarted = restarted{heard: heard, since: awake}
+	restart := l.restarts.of(e)
+	if !restart.heard.Equal(heard) {
+		*restart = restarted{heard: heard, since: awake}
 	}
-	return e.restarted.since
+	return restart.since
 }
 
 // lastSign returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds table.mu.

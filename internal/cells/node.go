@@ -56,6 +56,7 @@ type renaming struct {
 	nodeNames   *nodeNames
 	connections *connections
 	ends        *cellEnds
+	since       perCell[time.Time] // a kubelet is to be of another node, and is not ready; of its worker
 }
 
 // prepare makes the kubelet of a ready cell that of another virtual node, where the cell
@@ -69,17 +70,17 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	if e.api == nil {
 		return done, nil
 	}
-	now := s.loop.clock.Now()
+	now, since := s.loop.clock.Now(), s.since.of(e)
 	if node := s.nodeNames.of(e.cell()); e.node != node {
 		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
 		e.async.drop("") // of the kubelet of before
 		s.connections.disconnect(e)
-		e.renamed = now
+		*since = now
 	}
-	if e.renamed.IsZero() {
+	if since.IsZero() {
 		return done, nil
 	}
-	left := e.timeLeft(e.renamed.Add(readyTimeout + s.loop.late.Since(e.renamed)).Sub(now))
+	left := e.timeLeft(since.Add(readyTimeout + s.loop.late.Since(*since)).Sub(now))
 	if left <= 0 {
 		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor()))
 		return leave, nil
@@ -90,6 +91,6 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !s.connections.kubeletReady(e) {
 		return waitFor(left), nil // the tunnel and the kubelet wake the cell
 	}
-	e.renamed = time.Time{}
+	*since = time.Time{}
 	return done, nil
 }

@@ -63,7 +63,8 @@ type notices struct {
 	interruptions *interruptions
 	events        *reporter
 
-	mu sync.Mutex // of what all cells said of themselves
+	mu   sync.Mutex // of what all cells said of themselves
+	said perCell[ownNotice]
 }
 
 // ownNotice is what a cell said of itself.
@@ -77,10 +78,11 @@ func (s *notices) allow(e *entry) bool {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.own.at.IsZero() && now.Sub(e.own.at) < agentapi.NoticePause {
+	own := s.said.of(e)
+	if !own.at.IsZero() && now.Sub(own.at) < agentapi.NoticePause {
 		return false
 	}
-	e.own.at = now
+	own.at = now
 	return true
 }
 
@@ -106,8 +108,9 @@ func (s *notices) take(ctx context.Context, e *entry, n agentapi.Notice) error {
 func (s *notices) tellRisk(e *entry) {
 	cell := e.cell()
 	s.mu.Lock()
-	told := e.own.atRisk
-	e.own.atRisk = true
+	own := s.said.of(e)
+	told := own.atRisk
+	own.atRisk = true
 	s.mu.Unlock()
 	if !told && cell.Pod.UID != "" {
 		s.events.report(cell, events.NewRebalanceRecommended(e.id))

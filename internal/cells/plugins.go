@@ -30,6 +30,7 @@ type plugins struct {
 	loop   *loop
 	agents *asking
 	waits  *waits
+	cells  perCell[pluginsState] // of their workers
 }
 
 // pluginsState is how far that is.
@@ -41,8 +42,8 @@ type pluginsState struct {
 // prepare gives a ready cell its plugins, before its kubelet sees the pod. It is done
 // when the kubelet knows their drivers.
 func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
-	cell := e.cell()
-	if len(cell.Plugins) == 0 || e.plugins.known {
+	cell, state := e.cell(), s.cells.of(e)
+	if len(cell.Plugins) == 0 || state.known {
 		return done, nil
 	}
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
@@ -51,7 +52,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !e.session.Connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}
-	if session := e.session; e.plugins.sent.IsZero() {
+	if session := e.session; state.sent.IsZero() {
 		err := s.loop.async(ctx, e, "plug", func(ctx context.Context) error { return s.agents.putPlugins(ctx, e, session, cell.Plugins) })
 		if errors.Is(err, errUnderWay) {
 			return progress{}, err
@@ -60,7 +61,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 			s.waits.report(ctx, e, events.NewPluginsNotTaken(driverNames(cell.Plugins), err))
 			return progress{}, fmt.Errorf("give cell %s its plugins: %w", e.id, err)
 		}
-		e.plugins.sent = s.loop.clock.Now()
+		state.sent = s.loop.clock.Now()
 	}
 	// Where this process was not told what is registered, an earlier one may have
 	// been. The kubelet waits for a driver by itself; it only takes longer.
@@ -68,7 +69,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	missing := slices.DeleteFunc(slices.Clone(cell.Plugins), func(p Plugin) bool { return slices.Contains(registered, p.Driver) })
 	if known && len(missing) > 0 {
 		trouble := e.api.PluginTrouble()
-		if trouble == "" && s.loop.clock.Since(e.plugins.sent) >= pluginSilence {
+		if trouble == "" && s.loop.clock.Since(state.sent) >= pluginSilence {
 			trouble = "they have not registered with its kubelet"
 		}
 		if trouble != "" {
@@ -76,7 +77,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 		}
 		return waitFor(pluginPoll), nil
 	}
-	e.plugins.known = true
+	state.known = true
 	s.waits.clear(ctx, e)
 	return done, nil
 }

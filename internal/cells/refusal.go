@@ -12,38 +12,19 @@ import (
 
 // refusalReports report cells that refuse this process.
 type refusalReports struct {
-	table     *table
 	loop      *loop
 	events    *reporter
 	listening *listening
+
+	told perCell[dedup] // of the one that checks
 
 	mu   sync.Mutex
 	last refusals
 }
 
-// refusalState is whether a cell refuses this process; under the table's lock.
-type refusalState struct {
-	since time.Time // since when it does, and was not heard; zero if it does not
-	told  dedup     // of that
-}
-
-// note notes that the cell refuses this process.
-func (r *refusalState) note(now time.Time) {
-	if r.since.IsZero() {
-		r.since = now
-	}
-}
-
-// heard notes when the cell was last heard.
-func (r *refusalState) heard(at time.Time) {
-	if at.After(r.since) {
-		r.since = time.Time{}
-	}
-}
-
 // act reports what cells say of this Kip, and has it begin a new term where its clock was behind. cells are those with a pod
 // that have refused it for long.
-func (s *refusalReports) act(refused refusals, cells []*entry, now time.Time) {
+func (s *refusalReports) act(refused refusals, cells []silence, now time.Time) {
 	s.mu.Lock()
 	was := s.last
 	s.last = refused
@@ -112,18 +93,10 @@ const refusalTellAfter = 2 * time.Minute
 
 // tellRefusing tells the owners of the pods of a few cells that these refuse this process. That may be a lie of their roots, or the
 // store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
-func (s *refusalReports) tellRefusing(cells []*entry, now time.Time) {
-	for _, e := range cells {
-		why := e.refusal()
-		if why == nil {
-			continue
-		}
-		s.table.mu.Lock()
-		tell := e.refuses.told.note(events.CellRefuses, now)
-		since := e.refuses.since
-		s.table.mu.Unlock()
-		if tell {
-			s.events.report(e.cell(), events.NewCellRefuses(e.id, now.Sub(since), why))
+func (s *refusalReports) tellRefusing(cells []silence, now time.Time) {
+	for _, one := range cells {
+		if why := one.e.refusal(); why != nil && s.told.of(one.e).note(events.CellRefuses, now) {
+			s.events.report(one.e.cell(), events.NewCellRefuses(one.e.id, now.Sub(one.since), why))
 		}
 	}
 }

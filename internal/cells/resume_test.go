@@ -34,35 +34,35 @@ func (b *bench) intents() *intents {
 func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change  func(*bench, *launch, []*entry)
+		tried   attempts
 		again   time.Duration
 		fails   bool
 		phase   apiv1.Phase
 		started int
 	}{
-		"nobody sends it": {func(*bench, *launch, []*entry) {}, 0, false, apiv1.Booting, 2},
+		"nobody sends it": {func(*bench, *launch, []*entry) {}, attempts{}, 0, false, apiv1.Booting, 2},
 		"this process sends it": {func(_ *bench, _ *launch, group []*entry) {
 			group[1].launching = true
-		}, 0, false, apiv1.Launching, 0},
+		}, attempts{}, 0, false, apiv1.Launching, 0},
 		"the store may be behind": {func(b *bench, _ *launch, _ []*entry) {
 			b.generation.compared = false
-		}, time.Second, false, apiv1.Launching, 0},
+		}, attempts{}, time.Second, false, apiv1.Launching, 0},
 		"its call is lost": {func(b *bench, l *launch, _ []*entry) {
 			if err := b.records.store.Delete(b.Context(), launchesPrefix+l.id, l.revision); err != nil {
 				b.Fatal(err)
 			}
-		}, 0, false, apiv1.Terminating, 0},
+		}, attempts{}, 0, false, apiv1.Terminating, 0},
 		"a later Kip has stored it": {func(b *bench, l *launch, _ []*entry) {
 			b.storeCall(l, launchVersion+1)
-		}, 0, true, apiv1.Launching, 0},
+		}, attempts{}, 0, true, apiv1.Launching, 0},
 		"it has done so long ago": {func(b *bench, l *launch, group []*entry) {
 			b.storeCall(l, launchVersion+1)
-			group[0].rereading = attempts{failed: 1, began: b.clock.Now().Add(-giveUpUnknown)}
-		}, 0, false, apiv1.Terminating, 0},
+		}, attempts{failed: 1, began: time.Unix(1, 0)}, 0, false, apiv1.Terminating, 0},
 		"the other cell does not know of it yet": {func(_ *bench, l *launch, group []*entry) {
 			before := group[1].cell().clone()
 			before.Phase, before.Launch, group[1].launch = apiv1.Requested, nil, l.id
 			group[1].current.Store(&before)
-		}, time.Second, false, apiv1.Launching, 0},
+		}, attempts{}, time.Second, false, apiv1.Launching, 0},
 	} {
 		b := newBench(t)
 		intents, sending := b.intents(), b.sending()
@@ -79,6 +79,7 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 			e.launch = ""
 		}
 		tc.change(b, l, group)
+		*s.calls.tries.of(group[0]) = tc.tried
 		again, err := s.Step(t.Context(), group[0])
 		b.loop.running.Wait()
 		got := group[0].cell()

@@ -29,6 +29,7 @@ type rights struct {
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offeringKey]bool
+	cells  perCell[rightsState] // under mu
 }
 
 // rightsState is what a cell that is to be launched has to do with them.
@@ -128,10 +129,10 @@ func (s *rights) delayLaunch(e *entry) time.Duration { return s.delay(e, false) 
 func (s *rights) probeOrDelay(e *entry) time.Duration { return s.delay(e, true) }
 
 func (s *rights) delay(e *entry, probe bool) time.Duration {
-	now := s.loop.clock.Now()
+	now, state := s.loop.clock.Now(), s.cells.of(e)
 	s.mu.Lock()
 	if probe {
-		e.rights.probes = false
+		state.probes = false
 	}
 	if s.pause.since.IsZero() {
 		s.mu.Unlock()
@@ -140,13 +141,13 @@ func (s *rights) delay(e *entry, probe bool) time.Duration {
 	left := s.pause.until.Sub(now)
 	if left <= 0 || s.pause.again == e {
 		if probe {
-			s.pause.until, s.pause.probed, s.pause.again, e.rights.probes = now.Add(callTimeout), true, nil, true
+			s.pause.until, s.pause.probed, s.pause.again, state.probes = now.Add(callTimeout), true, nil, true
 		}
 		s.mu.Unlock()
 		return 0
 	}
-	told, why := e.rights.told, s.pause.why
-	e.rights.told = true
+	told, why := state.told, s.pause.why
+	state.told = true
 	s.mu.Unlock()
 	if !told {
 		s.events.report(e.cell(), events.NewLaunchesPaused(why))
@@ -158,10 +159,11 @@ func (s *rights) delay(e *entry, probe bool) time.Duration {
 func (s *rights) giveProbeBack(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !e.rights.probes {
+	state := s.cells.of(e)
+	if !state.probes {
 		return
 	}
-	e.rights.probes = false
+	state.probes = false
 	if s.pause.since.IsZero() || !s.pause.probed {
 		return
 	}
@@ -174,7 +176,7 @@ func (s *rights) giveProbeBack(e *entry) {
 func (s *rights) probeAgain(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.rights.probes && s.pause.probed {
+	if s.cells.of(e).probes && s.pause.probed {
 		s.pause.again = e
 	}
 }

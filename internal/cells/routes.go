@@ -28,6 +28,7 @@ type routes struct {
 	loop  *loop
 	calls *pipe.Pipe
 	waits *waits
+	cells perCell[routesState] // of their workers
 }
 
 // routesState is how far that is.
@@ -40,7 +41,7 @@ type routesState struct {
 // prepare has the cloud route its pod's networks to a ready cell, before its kubelet sees the pod.
 func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
-	if !routed(s.calls, cell) || e.routes.made {
+	if !routed(s.calls, cell) || s.cells.of(e).made {
 		return done, nil
 	}
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
@@ -53,7 +54,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
 	case err == nil:
-		e.routes.made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
+		s.cells.of(e).made, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 		s.waits.clear(ctx, e)
 		return done, nil
 	case errors.Is(err, errUnderWay), ctx.Err() != nil:
@@ -85,9 +86,17 @@ func (s *routes) unrouteOrphan(ctx context.Context, instance string) error {
 	return nil
 }
 
-// unroute takes the routes of a cell back whose instance ends or has ended. It returns nil once
-// that is done. It is asked for twice: as soon as the instance ends, so that the pod's next cell
-// need not wait, and when it has ended, since a call that was given up may have made one yet.
+// unrouteEnding takes the routes of a cell back whose instance ends, so that the pod's next cell need not wait. It returns nil once
+// that is done.
+func (s *routes) unrouteEnding(ctx context.Context, e *entry) error {
+	return s.unroute(ctx, e, &s.cells.of(e).taken)
+}
+
+// unrouteGone does so once more when the instance has ended, since a call that was given up may have made one yet.
+func (s *routes) unrouteGone(ctx context.Context, e *entry) error {
+	return s.unroute(ctx, e, &s.cells.of(e).gone)
+}
+
 func (s *routes) unroute(ctx context.Context, e *entry, done *bool) error {
 	cell := e.cell()
 	if *done || !routed(s.calls, cell) {

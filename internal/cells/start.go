@@ -30,7 +30,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	id := e.cell().Instance.ID
 	if !e.async.has(startsInstance) {
 		s.calls.TakeBackStop(id) // the pod would wait until that is sent
-		if wait := e.starts.wait(s.loop.clock.Now()); wait > 0 {
+		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
 			return wait, nil
 		}
 		if wait := s.rights.probeOrDelayStart(e); wait > 0 {
@@ -68,6 +68,7 @@ type startFailures struct {
 	ends      *cellEnds
 	events    *reporter
 	shortages Shortages
+	tries     perCell[attempts] // to start instances; of their workers
 }
 
 // noteStartRefusal notes a refusal to start the stopped instance of a cell that a pod has
@@ -79,17 +80,18 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
 		return max(s.rights.delayLaunch(e), firstRetry)
 	}
-	e.starts.fail(now, err, s.loop.random)
+	tries := s.tries.of(e)
+	tries.fail(now, err, s.loop.random)
 	if isShortage(err) {
 		s.shortages.Mark(e.cell().Offering(), err)
 	}
-	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(e.starts.began) >= giveUpAfter
-	if e.starts.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
+	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(tries.began) >= giveUpAfter
+	if tries.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		s.ends.begin(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
 		return 0
 	}
-	if e.starts.failed == 1 {
+	if tries.failed == 1 {
 		s.events.report(e.cell(), events.NewStandbyCellNotStarted(e.id, err))
 	}
-	return e.starts.wait(now)
+	return tries.wait(now)
 }

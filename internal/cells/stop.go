@@ -15,6 +15,7 @@ type stopping struct {
 	loop      *loop
 	records   *records
 	inventory *inventory
+	tries     perCell[attempts] // to stop instances; of their workers
 }
 
 // begin stores that the instance of an idle standby cell is to be stopped. From then on it is not paid for.
@@ -40,7 +41,7 @@ func (s *stopping) stop(ctx context.Context, e *entry, machines cloud.Stopper) (
 		return 0, nil
 	}
 	s.inventory.pollSoon()
-	if e.stops.wait(now) > 0 {
+	if s.tries.of(e).wait(now) > 0 {
 		return time.Second, nil
 	}
 	err := s.loop.async(ctx, e, "stop", func(ctx context.Context) error { return machines.Stop(ctx, id).Err() })
@@ -57,15 +58,15 @@ const stopAgain = time.Minute
 // noteStopAnswer notes the answer to a call that stops an instance. The error is one for
 // which nothing can go on.
 func (s *stopping) noteStopAnswer(e *entry, err error) error {
-	now := s.loop.clock.Now()
+	now, tries := s.loop.clock.Now(), s.tries.of(e)
 	switch {
 	case err == nil:
-		e.stops = attempts{next: now.Add(stopAgain)}
+		*tries = attempts{next: now.Add(stopAgain)}
 	case refusedWrite(err):
 		return err
 	default:
-		e.stops.fail(now, err, s.loop.random)
-		s.loop.log.Warn("stop a standby cell, retrying", "cell", e.id, "try", e.stops.failed, "err", err)
+		tries.fail(now, err, s.loop.random)
+		s.loop.log.Warn("stop a standby cell, retrying", "cell", e.id, "try", tries.failed, "err", err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ type storedCalls struct {
 	loop    *loop
 	records *records
 	store   *store.Store
+	tries   perCell[attempts] // to read calls; of the cells' workers
 }
 
 // read returns the launch of a cell, with its stored call. unknown is why it cannot be sent: there is no such call, or
@@ -33,8 +34,8 @@ func (s *storedCalls) read(ctx context.Context, e *entry, intent *Launch) (l *la
 		unknown = fmt.Errorf("the stored launch %s has version %d and %d machines: this Kip knows versions up to %d, and its cells are %d",
 			intent.ID, stored.Version, len(stored.Request.Machines), launchVersion, intent.Cells)
 		// The Kip that knows it may lead again soon.
-		if now := s.loop.clock.Now(); e.rereading.failed == 0 || now.Sub(e.rereading.began) < giveUpUnknown {
-			e.rereading.fail(now, unknown, s.loop.random)
+		if now, tries := s.loop.clock.Now(), s.tries.of(e); tries.failed == 0 || now.Sub(tries.began) < giveUpUnknown {
+			tries.fail(now, unknown, s.loop.random)
 			return nil, nil, unknown
 		}
 		l.revision = revision

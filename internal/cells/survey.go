@@ -22,6 +22,7 @@ type surveys struct {
 	inventory *inventory
 	listening *listening
 	rules     Health
+	refusing  perCell[time.Time] // since when cells refuse this process, and were not heard; under table.mu
 }
 
 // take surveys all cells. It is given the places that were disrupted at the last survey: when a disruption is over, cells that
@@ -44,7 +45,7 @@ type survey struct {
 	counts    silentCounts // of the cells that may end for their silence: that of others says nothing of Kip's network
 	disrupted disruptions
 	refused   refusals
-	refusing  []*entry // cells with a pod that have refused this process for long
+	refusing  []silence // cells with a pod that have refused this process for long, and since when
 }
 
 // silence is that of a cell whose kubelet was last heard at a time.
@@ -65,16 +66,21 @@ func (s *surveys) survey(now time.Time) survey {
 			found.refused.of++
 			found.counts.add(e.location(), false)
 			found.refused.add(refusal)
-			e.refuses.note(now)
-			if phase == apiv1.Bound && now.Sub(e.refuses.since) >= refusalTellAfter {
-				found.refusing = append(found.refusing, e)
+			since := s.refusing.of(e)
+			if since.IsZero() {
+				*since = now
+			}
+			if phase == apiv1.Bound && now.Sub(*since) >= refusalTellAfter {
+				found.refusing = append(found.refusing, silence{e, *since})
 			}
 			continue // it is heard
 		}
 		if phase != apiv1.Bound && phase != apiv1.Ready || e.api == nil {
 			continue
 		}
-		e.refuses.heard(e.api.LastHeartbeat())
+		if refusing := s.refusing.of(e); e.api.LastHeartbeat().After(*refusing) {
+			*refusing = time.Time{}
+		}
 		found.refused.of++
 		timeout, since := s.timeout(e.cell()), s.listening.lastLease(e)
 		quiet := now.Sub(since) >= min(silentAfter, timeout)

@@ -41,7 +41,7 @@ func TestASurveyFindsWhoIsSilentAndWhoRefusesKip(t *testing.T) {
 		t.Errorf("of %+v, disrupted %v", all, found.disrupted)
 	}
 	b.clock.Step(refusalTellAfter)
-	if found = s.take(b.clock.Now(), nil); len(found.refusing) != 1 || found.refusing[0].id != "refuses" {
+	if found = s.take(b.clock.Now(), nil); len(found.refusing) != 1 || found.refusing[0].e.id != "refuses" {
 		t.Errorf("for long it is refused by %d", len(found.refusing))
 	}
 }
@@ -92,7 +92,7 @@ func TestASilentCellIsReportedAndThenLost(t *testing.T) {
 		*b.observers = append(*b.observers, told)
 		s := &health{
 			loop: b.loop, observers: b.observers, surveys: b.surveys(), holds: b.holds, losses: b.losing(),
-			refusals: &refusalReports{table: b.table, loop: b.loop, events: b.events, listening: &listening{}},
+			refusals: &refusalReports{loop: b.loop, events: b.events, listening: &listening{}},
 			rules:    Health{CloudAPI: tc.cloudAPI},
 		}
 		b.heardAgo("c", tc.ago)
@@ -112,16 +112,16 @@ func TestASilentCellIsReportedAndThenLost(t *testing.T) {
 func TestMostCellsHaveToRefuseKipBeforeThatIsBelieved(t *testing.T) {
 	b := newBench(t)
 	b.clock.Step(time.Hour)
-	s := &refusalReports{table: b.table, loop: b.loop, events: b.events, listening: &listening{termBegan: b.clock.Now()}}
+	s := &refusalReports{loop: b.loop, events: b.events, listening: &listening{termBegan: b.clock.Now()}}
 	e := b.running("c")
 	b.linked(e).err = &tunnel.RotatedError{}
 	for range 2 {
-		s.act(refusals{of: 3, cells: 1}, []*entry{e}, b.clock.Now())
+		s.act(refusals{of: 3, cells: 1}, []silence{{e: e}}, b.clock.Now())
 	}
 	if s.refused() != "" || len(b.said) != 1 {
 		t.Errorf("when one refuses, it is %q, said %v", s.refused(), b.said)
 	}
-	s.act(refusals{of: 3, cells: 2, term: 1}, []*entry{e}, b.clock.Now())
+	s.act(refusals{of: 3, cells: 2, term: 1}, []silence{{e: e}}, b.clock.Now())
 	if s.refused() == "" || len(b.said) != 1 || len(b.loop.failed) != 0 {
 		t.Errorf("when most refuse, it is %q, said %v; Kip ends %d", s.refused(), b.said, len(b.loop.failed))
 	}

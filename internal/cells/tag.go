@@ -39,7 +39,8 @@ type tagging struct {
 	listLag   time.Duration
 	due       *gather[*entry] // whose tags are to be written
 
-	mu sync.Mutex // of the tags of all cells; after the table's
+	mu   sync.Mutex // of the tags of all cells; after the table's
+	tags perCell[tagState]
 }
 
 // tagState is how far the tags of a cell's instance are.
@@ -82,12 +83,13 @@ func (s *tagging) tagUntagged(seen snapshot) {
 			continue
 		}
 		i, there := seen.byID[cell.Instance.ID]
+		state := s.tags.of(e)
 		switch {
 		case !there:
 		case i.Tags[cloud.TagCell] == cell.ID && i.Tags[cloud.TagPodUID] == string(cell.Pod.UID) && hasLabels(i, cell):
-			e.tags.tries, e.tags.wait = 0, 0
+			state.tries, state.wait = 0, 0
 		case lacksParts(i, now):
-		case !e.tags.writing && e.tags.tries < mostTagTries && !now.Before(e.tags.after):
+		case !state.writing && state.tries < mostTagTries && !now.Before(state.after):
 			s.tagSoon(e, i.Parts, now)
 		}
 	}
@@ -105,10 +107,11 @@ func hasLabels(i cloud.Instance, cell *Cell) bool {
 
 // tagSoon has the tags of an instance and of its parts written. The caller holds mu.
 func (s *tagging) tagSoon(e *entry, parts []string, now time.Time) {
+	state := s.tags.of(e)
 	// Again later also after a success: a list may be late, and it is all that tells.
-	e.tags.wait = min(max(2*e.tags.wait, firstTagRetry), longestTagRetry)
-	e.tags.writing, e.tags.after = true, now.Add(s.listLag+e.tags.wait)
-	e.tags.parts = parts
+	state.wait = min(max(2*state.wait, firstTagRetry), longestTagRetry)
+	state.writing, state.after = true, now.Add(s.listLag+state.wait)
+	state.parts = parts
 	s.due.add(e)
 }
 
@@ -120,8 +123,9 @@ func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 			cell := e.cell()
 			ids[n] = cell.Instance.ID
 			s.mu.Lock()
-			taggings[n] = cloud.Tagging{ID: ids[n], Parts: e.tags.parts, Tags: ownTags(*cell), Whole: e.tags.tries < wholeTries}
-			if e.tags.tries < labelTries {
+			state := s.tags.of(e)
+			taggings[n] = cloud.Tagging{ID: ids[n], Parts: state.parts, Tags: ownTags(*cell), Whole: state.tries < wholeTries}
+			if state.tries < labelTries {
 				taggings[n].Tags = tags(*cell)
 			}
 			s.mu.Unlock()
@@ -137,8 +141,9 @@ func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 		}
 		s.mu.Lock()
 		for n, e := range group {
-			if e.tags.writing = false; countsAsTry(results[n].Err) {
-				e.tags.tries++
+			state := s.tags.of(e)
+			if state.writing = false; countsAsTry(results[n].Err) {
+				state.tries++
 			}
 		}
 		s.mu.Unlock()
@@ -167,8 +172,9 @@ func (s *tagging) tagGiven(e *entry) {
 	now := s.loop.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.tags.tries, e.tags.wait = 0, 0                     // they were of other tags
-	if there && !lacksParts(i, now) && !e.tags.writing { // else the next snapshot shows what is missing
+	state := s.tags.of(e)
+	state.tries, state.wait = 0, 0                      // they were of other tags
+	if there && !lacksParts(i, now) && !state.writing { // else the next snapshot shows what is missing
 		s.tagSoon(e, i.Parts, now)
 	}
 }

@@ -30,7 +30,7 @@ func (s *terminating) Step(ctx context.Context, e *entry) (time.Duration, error)
 	t, again := s.terminations.request(endOf(cell, cell.Reason), e, seen)
 	accepted := !t.accepted.IsZero()
 	if !t.sending && accepted && seen.began.After(t.accepted) && seen.ended[cell.Instance.ID] {
-		if err := s.routes.unroute(ctx, e, &e.routes.gone); err != nil {
+		if err := s.routes.unrouteGone(ctx, e); err != nil {
 			return 0, err
 		}
 		return 0, s.removals.remove(ctx, e, e.cell().Reason)
@@ -38,7 +38,7 @@ func (s *terminating) Step(ctx context.Context, e *entry) (time.Duration, error)
 	if !accepted {
 		return again, nil
 	}
-	if err := s.routes.unroute(ctx, e, &e.routes.taken); err != nil && !errors.Is(err, errUnderWay) {
+	if err := s.routes.unrouteEnding(ctx, e); err != nil && !errors.Is(err, errUnderWay) {
 		s.inventory.pollSoon()
 		return 0, err
 	}

@@ -26,7 +26,7 @@ func (c *Controller) wireOversight(cfg Config) {
 		loop:      c.loop,
 		observers: c.observers,
 		surveys:   &surveys{table: c.table, inventory: c.inventory, listening: c.listening, rules: cfg.Health},
-		refusals:  &refusalReports{table: c.table, loop: c.loop, events: c.events, listening: c.listening},
+		refusals:  &refusalReports{loop: c.loop, events: c.events, listening: c.listening},
 		holds:     c.holds,
 		losses:    c.losses,
 		rules:     cfg.Health,

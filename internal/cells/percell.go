@@ -1,0 +1,16 @@
+package cells
+
+// perCell is what one part holds of each cell, as long as the cell is there. The zero value is ready for use. What guards
+// a state is the part's own business; most are of the cell's worker.
+type perCell[T any] struct {
+	_ byte // the address of each is another
+}
+
+// of returns what the part holds of a cell: at first the zero value.
+func (p *perCell[T]) of(e *entry) *T {
+	held, there := e.held.Load(p)
+	if !there {
+		held, _ = e.held.LoadOrStore(p, new(T))
+	}
+	return held.(*T)
+}
