@@ -252,7 +252,7 @@ func (s *Shortages) Unavailable(o offering.Key) bool {
 	return false
 }
 
-// List returns the shortages that are not over, in order of type, zone, subnet, market
+// List returns the shortages that are not over, in order of type, zone, subnet, capacity type
 // and pool; wider ones come first.
 func (s *Shortages) List() []Shortage {
 	s.mu.RLock()

@@ -50,7 +50,7 @@ func (l *loop) async(ctx context.Context, e *entry, what string, do func(context
 	ctx, cancel := context.WithCancel(ctx)
 	a := &asyncOp{what: what, cancel: cancel}
 	e.async.now = a
-	l.inTurn(ctx, what, func(ctx context.Context) {
+	l.spawn(ctx, what, func(ctx context.Context) {
 		defer cancel()
 		err := do(ctx)
 		e.async.mu.Lock()

@@ -77,7 +77,7 @@ func (s *blockers) isProbed(u *launchBlocker) bool {
 	if e == nil || !s.loop.clock.Now().Before(u.probing) {
 		return false
 	}
-	// One whose offer was refused goes on with another, and shows nothing of the first.
+	// One whose offering was refused goes on with another, and shows nothing of the first.
 	cell := e.cell()
 	if start := s.recipe.startKind(cell); u.kind.image != start.image || u.kind.arch != start.arch || u.kind.starts && u.kind != start {
 		return false

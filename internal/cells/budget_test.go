@@ -135,7 +135,7 @@ func TestWhatEndsMakesRoomInTheBudget(t *testing.T) {
 
 func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
 	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
-		bought := make(chan struct{}) // one that asks after a fall-back is given no dear offer at all
+		bought := make(chan struct{}) // one that asks after a fall-back is given no dear offering at all
 		b.cloud.fail = func(r cloud.LaunchRequest) (error, bool) {
 			if r.InstanceType == "small" {
 				<-bought
@@ -284,17 +284,17 @@ func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	was := now.times
 	offerings, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0)
 	if over != nil || len(offerings) != len(r.Offerings) {
-		t.Fatalf("of %d offers %d are in the budget: %v", len(r.Offerings), len(offerings), over)
+		t.Fatalf("of %d offerings %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
 	if n := now.times - was; n != 1 {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
 	if left, err := c.budgets.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings); err != nil || len(left) != len(r.Offerings) {
-		t.Fatalf("%d offers are left, %v", len(left), err)
+		t.Fatalf("%d offerings are left, %v", len(left), err)
 	}
 	if n := now.times - was; n != 1 {
-		t.Errorf("the cells of the namespace were summed %d times for the next offer", n)
+		t.Errorf("the cells of the namespace were summed %d times for the next offering", n)
 	}
 }
 

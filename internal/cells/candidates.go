@@ -11,7 +11,7 @@ import (
 // Offering is one thing to launch.
 type Offering = offering.Offering
 
-// offeringKey is what the cloud tells offers apart by.
+// offeringKey is what the cloud tells offerings apart by.
 type offeringKey struct {
 	instanceType, zone, subnet, reservation string
 	capacityType                            cloud.CapacityType
@@ -55,7 +55,7 @@ func candidateOf(o Offering) apiv1.Candidate {
 	return c
 }
 
-// Candidates show offers to people, the first of them.
+// Candidates show offerings to people, the first of them.
 func Candidates(offerings []Offering) []apiv1.Candidate {
 	var list []apiv1.Candidate
 	for _, o := range offerings[:min(len(offerings), apiv1.MaxCandidates)] {

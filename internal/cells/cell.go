@@ -28,10 +28,10 @@ type Cell struct {
 	PodCreated time.Time   `json:"podCreated,omitzero"`
 	Phase      apiv1.Phase `json:"phase"`
 	Attempt    int         `json:"attempt"`
-	// Offerings are what to launch, best first; the first is being used. An offer
+	// Offerings are what to launch, best first; the first is being used. An offering
 	// that the cloud cannot serve is dropped.
 	Offerings []Offering `json:"offers"`
-	// Best are the first of the pod's offers as they were when it was given the cell, and
+	// Best are the first of the pod's offerings as they were when it was given the cell, and
 	// RuledOut why other types were none, for people.
 	Best     []Offering       `json:"best,omitempty"`
 	RuledOut []apiv1.RuledOut `json:"ruledOut,omitempty"`
@@ -140,7 +140,7 @@ const (
 )
 
 // Launch is one call to the cloud, which launches a group of cells of the same
-// offer. A group is stored, sent and resolved as a whole, so that after a crash
+// offering. A group is stored and sent as a whole, and so is its outcome, so that after a crash
 // the same call, with the same token, can be sent again.
 type Launch struct {
 	ID    string `json:"id"`

@@ -104,7 +104,7 @@ func TestCandidatesShowWhatIsPaidAndWhatElseThereWas(t *testing.T) {
 		t.Errorf("the first is %+v, want %+v", got[0], want)
 	}
 	if s := got[2]; s.LaunchType != "Spot" || s.PricePerHour != apiv1.Unknown || s.CostPerHour != apiv1.Unknown {
-		t.Errorf("an offer of unknown price is shown as %+v", s)
+		t.Errorf("an offering of unknown price is shown as %+v", s)
 	}
 	if status := (&Mirror{waitsFor: func(string) string { return "" }}).Status(c); len(status.Candidates) != apiv1.MaxCandidates {
 		t.Errorf("the Cell resource has %+v", status.Candidates)

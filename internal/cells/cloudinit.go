@@ -23,26 +23,26 @@ func (c Cell) CloudInit() string {
 // errNoCloudInit: the agent cannot carry the file out, and will not do so later.
 var errNoCloudInit = errors.New("its cloud-init file cannot be carried out")
 
-// setups have agents carry out the cloud-init file of their cells' launch.
-type setups struct {
+// cloudInits have agents carry out the cloud-init file of their cells' launch.
+type cloudInits struct {
 	agents   *asking
 	blockers *blockers
 	events   *reporter
 	file     CloudInit // nil for none
 
-	mu    sync.Mutex          // of those of all cells
-	cells perCell[setupState] // under mu
+	mu    sync.Mutex              // of those of all cells
+	cells perCell[cloudInitState] // under mu
 }
 
-// setupState is how far that is in a cell.
-type setupState struct {
+// cloudInitState is how far that is in a cell.
+type cloudInitState struct {
 	failures []string // what could not be done, to be told
 	sent     bool     // the agent has the file
 }
 
 // setUp has the agent carry out the cloud-init file of the cell's launch: before it is joined,
 // and so before its kubelet runs. The error is agentapi.ErrNotYet as long as that goes on.
-func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
+func (s *cloudInits) setUp(ctx context.Context, e *entry, session Session) error {
 	digest := e.cell().CloudInit()
 	if digest == "" || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		return nil
@@ -77,7 +77,7 @@ func (s *setups) setUp(ctx context.Context, e *entry, session Session) error {
 }
 
 // begin gives the agent the file.
-func (s *setups) begin(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
+func (s *cloudInits) begin(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
 	document, err := s.file.Document(ctx, digest)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ var errNotBegun = fmt.Errorf("the agent has not begun with the cloud-init file: 
 
 // askDone asks the agent, which has the file, whether it is done. One that can only be asked
 // by giving it the file says that it knows no such method.
-func (s *setups) askDone(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
+func (s *cloudInits) askDone(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
 	err = s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) (err error) {
 		failures, err = agent.CloudInitDone(ctx, digest)
 		return err
@@ -109,7 +109,7 @@ func (s *setups) askDone(ctx context.Context, e *entry, session Session, digest 
 }
 
 // tell tells, once, what of the file could not be done.
-func (s *setups) tell(e *entry) {
+func (s *cloudInits) tell(e *entry) {
 	state := s.cells.of(e)
 	s.mu.Lock()
 	failures := state.failures

@@ -13,12 +13,12 @@ import (
 
 // configuring hands agents their configuration, and before that what their machines need for it.
 type configuring struct {
-	table    *table
-	agents   *asking
-	upgrades *upgrades
-	setups   *setups
-	blockers *blockers
-	configs  *agentConfigs
+	table      *table
+	agents     *asking
+	upgrades   *upgrades
+	cloudInits *cloudInits
+	blockers   *blockers
+	configs    *agentConfigs
 }
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
@@ -43,7 +43,7 @@ func (s *configuring) configure(ctx context.Context, e *entry, session Session, 
 	if err := s.upgrades.goOver(ctx, e, session); err != nil {
 		return fmt.Errorf("go over to the agent of cell %s: %w", e.id, err)
 	}
-	if err := s.setups.setUp(ctx, e, session); err != nil {
+	if err := s.cloudInits.setUp(ctx, e, session); err != nil {
 		return fmt.Errorf("set up cell %s: %w", e.id, err)
 	}
 	var told agentapi.Configured

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// consoleTimeout bounds the question for a console, its wait for its turn included.
+	// consoleTimeout bounds the question for a console, its wait for the call included.
 	consoleTimeout = 30 * time.Second
 	// consoleLines and consoleBytes bound what is logged of one, and toldLines and toldBytes what an Event
 	// tells, whose message has at most 1 KiB (Kubernetes API, Event).
@@ -66,7 +66,7 @@ func (s *consoles) tell(ctx context.Context, cell *Cell) {
 	if !ok {
 		return
 	}
-	s.loop.inTurn(ctx, "console", func(ctx context.Context) {
+	s.loop.spawn(ctx, "console", func(ctx context.Context) {
 		defer leave()
 		ctx, cancel := context.WithTimeout(ctx, consoleTimeout)
 		defer cancel()

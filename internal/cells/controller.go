@@ -96,7 +96,7 @@ type step interface {
 func (c *Controller) stepOf(p apiv1.Phase) step {
 	switch p {
 	case apiv1.Requested:
-		return c.requesting
+		return c.enqueuing
 	case apiv1.Launching:
 		return c.resuming
 	case apiv1.Booting:

@@ -99,12 +99,12 @@ func (b *bench) connecting() *connections {
 		},
 		dialling: &dialling{table: b.table, loop: b.loop, calls: b.calls, tunnels: &dials{}},
 		configuring: &configuring{
-			table: b.table, agents: b.agents, upgrades: &upgrades{}, setups: &setups{}, blockers: b.blocking(),
+			table: b.table, agents: b.agents, upgrades: &upgrades{}, cloudInits: &cloudInits{}, blockers: b.blocking(),
 			configs: &agentConfigs{calls: b.calls},
 		},
 		reports: &connectionReports{
 			table: b.table, loop: b.loop, records: b.records, observers: b.observers,
-			setups: &setups{events: b.events}, versions: &versions{},
+			cloudInits: &cloudInits{events: b.events}, versions: &versions{},
 		},
 	}
 }

@@ -43,5 +43,5 @@ func (s *dispatching) launch(ctx context.Context, group []*entry, resolved *clou
 		}
 		return
 	}
-	s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.sending.send(ctx, l, turn) })
+	s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.sending.send(ctx, l, turn) })
 }

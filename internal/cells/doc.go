@@ -9,20 +9,21 @@
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
-//	requested.go  what it waits for (exclude.go, exclusion.go, rights.go, blockers.go); gather.go: its queue
+//	enqueue.go    what it waits for (exclude.go, exclusion.go, rights.go, blockers.go), then launchqueue.go
 //	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
-//	connect.go    a connection: serve.go, dial.go, token.go, configure.go, connected.go
-//	bind.go       before the pod: sole.go, agent.go, node.go, disks.go, routes.go, plugins.go,
-//	              gpus.go (prepare.go: what each of them returns); idle.go is for standby cells,
-//	              with stop.go and start.go
+//	connect.go    a connection: cellapis.go, dial.go, token.go, configure.go (upgrade.go, cloudinit.go),
+//	              connectionreports.go
+//	bind.go       before the pod: sole.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
+//	              devices.go, reconnect.go (prepare.go: what each of them returns); idle.go is for
+//	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go)
 //	terminate.go  has its instance terminated, then remove.go its record
 //
 // Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and
-// follow.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
+// consequences.go and lostinstance.go act on it; announce.go takes the cloud's notices that it takes
 // instances back, interrupt.go stores them, and evacuate.go acts on them; health.go, refill.go,
 // tag.go and boost.go do what their names say. Controller wires the parts, a file for each group
 // (wire.go and wire*.go), and passes on what other packages ask, in api.go.

@@ -18,9 +18,9 @@ type exclusion struct {
 	orphans    *orphanTerminations
 }
 
-// doubt says why an instance that this Kip does not know of may run the pod of a cell; "" where
+// whyUnsure says why an instance that this Kip does not know of may run the pod of a cell; "" where
 // the lists of the cloud do not have to say more. The caller holds table.mu.
-func (s *exclusion) doubt(e *entry) string {
+func (s *exclusion) whyUnsure(e *entry) string {
 	why, sure := s.generation.whyBehind()
 	seen := s.inventory.last()
 	switch {
@@ -69,7 +69,7 @@ const mayRun = "instances %v may run it, since a Kip whose state is lost launche
 func (s *exclusion) check(e *entry) (doubt string, others []string) {
 	cell := e.cell()
 	s.table.mu.Lock()
-	doubt, arrived := s.doubt(e), e.arrived
+	doubt, arrived := s.whyUnsure(e), e.arrived
 	s.table.mu.Unlock()
 	if doubt != "" || cell.Pod.UID == "" {
 		return doubt, nil

@@ -139,7 +139,7 @@ func ownTags(cell Cell) map[string]string {
 		cloud.TagName: "Kip cell " + cell.Launch.NameTag + " standby",
 	}
 	// A standby cell that is taken while its launch is unknown keeps the tags
-	// that it was launched with: Pod is set no earlier than that is resolved.
+	// that it was launched with: Pod is set no earlier than the outcome is known.
 	if cell.Pod.UID != "" {
 		tags[cloud.TagNamespace], tags[cloud.TagPod], tags[cloud.TagPodUID] = cell.Pod.Namespace, cell.Pod.Name, string(cell.Pod.UID)
 		tags[cloud.TagName] = "Kip cell " + cell.Launch.NameTag + " " + cell.Pod.Name

@@ -40,16 +40,16 @@ func (k Cost) CapacityType() cloud.CapacityType { return offering.CapacityTypeOf
 
 // cost is what the cell has cost until now, by the price at which it was chosen.
 func (c Cell) cost(now time.Time) Cost {
-	offer, seconds := c.Offering(), c.BilledSeconds
+	offering, seconds := c.Offering(), c.BilledSeconds
 	if from := c.launched(); !from.IsZero() && !c.Stopped {
 		seconds += max(0, now.Sub(from).Seconds())
 	}
 	return Cost{
-		InstanceType: offer.InstanceType,
-		Spot:         offer.Spot,
-		Dedicated:    offer.Dedicated,
+		InstanceType: offering.InstanceType,
+		Spot:         offering.Spot,
+		Dedicated:    offering.Dedicated,
 		Seconds:      seconds,
-		Dollars:      seconds / 3600 * offer.PricePerHour,
+		Dollars:      seconds / 3600 * offering.PricePerHour,
 	}
 }
 

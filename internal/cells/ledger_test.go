@@ -111,7 +111,7 @@ func TestTheLedgerTellsDedicatedCellsApart(t *testing.T) {
 	}
 	if got := newLedger(t, l.store).total(nothing); len(got) != 2 || got[0].CapacityType() != cloud.OnDemand || got[0].Seconds != 2 ||
 		got[1].CapacityType() != cloud.Dedicated || got[1].Seconds != 2 {
-		t.Errorf("the sums are %+v, want 2 seconds of each market", got)
+		t.Errorf("the sums are %+v, want 2 seconds of each capacity type", got)
 	}
 }
 

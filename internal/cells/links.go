@@ -62,7 +62,7 @@ func OverTunnels(d *tunnel.Dialer) Tunnels { return dialer{d} }
 type dialer struct{ *tunnel.Dialer }
 
 func (d dialer) Keep(ctx context.Context, t tunnel.Target, cellAPI http.Handler, onSpend tunnel.OnSpend) (Session, error) {
-	s, err := d.Dialer.Keep(watchdog.Alone(ctx), t, cellAPI, onSpend) // it outlives the turn
+	s, err := d.Dialer.Keep(watchdog.Alone(ctx), t, cellAPI, onSpend) // it outlives the task
 	if err != nil {
 		return nil, err // not s: an interface around nil is not nil
 	}

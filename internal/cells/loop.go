@@ -129,8 +129,8 @@ func (l *loop) advance(ctx context.Context, e *entry, stepOf func(apiv1.Phase) s
 	}
 }
 
-// inTurn does something in a turn of its own, which outlives the one that began it.
-func (l *loop) inTurn(ctx context.Context, name string, do func(context.Context)) {
+// spawn does something as a task of its own, which the watchdog tracks and which outlives the one that began it.
+func (l *loop) spawn(ctx context.Context, name string, do func(context.Context)) {
 	l.running.Go(func() { l.watchdog.Track(ctx, name, do) })
 }
 

@@ -112,10 +112,10 @@ func ofTheCell(cell *Cell, err error) bool {
 // is short: other cells may have smaller disks.
 func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
 
-// resolve stores what became of some cells of a launch, for as long as it takes:
+// store stores what became of some cells of a launch, for as long as it takes:
 // nobody else knows it. With the last of them the stored call goes. It returns
 // false if that could not be done.
-func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+func (s *outcomes) store(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
 	// A cell that is gone needs none: its instance, if there is one, is seen without a
 	// cell.
 	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
@@ -181,9 +181,9 @@ func (s *outcomes) resolve(ctx context.Context, l *launch, known []int, verdicts
 			return false
 		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
 			half := len(known) / 2
-			return s.resolve(ctx, l, known[:half], verdicts, results) && s.resolve(ctx, l, known[half:], verdicts, results)
+			return s.store(ctx, l, known[:half], verdicts, results) && s.store(ctx, l, known[half:], verdicts, results)
 		case errors.Is(err, errGone):
-			return s.resolve(ctx, l, known, verdicts, results)
+			return s.store(ctx, l, known, verdicts, results)
 		}
 		s.loop.log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
 		if !s.loop.sleep(ctx, s.loop.random.After(try, firstRetry, longestRetry)) {

@@ -121,7 +121,7 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 	return surplus, lacking
 }
 
-// offers returns what can be launched for a pool; nothing while none is to be made.
+// offerings returns what can be launched for a pool; nothing while none is to be made.
 func (all *pools) offerings(name string) ([]Offering, error) {
 	all.mu.Lock()
 	p := all.byName[name]

@@ -135,7 +135,7 @@ func (s *queries) waitsFor(id string) string {
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
 		why, _ := s.generation.whyBehind()
 		if phase == apiv1.Requested {
-			why = s.exclusion.doubt(e)
+			why = s.exclusion.whyUnsure(e)
 		}
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
 		if why != "" && (!e.launching || s.generation.isBehind()) {

@@ -61,7 +61,7 @@ type requests struct {
 // request does what Controller.Request says.
 func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offerings) == 0 {
-		return Cell{}, fmt.Errorf("request a cell for pod %s: no offers", r.Pod)
+		return Cell{}, fmt.Errorf("request a cell for pod %s: no offerings", r.Pod)
 	}
 	spent, unlock, err := s.budgets.lock(ctx, r.Pod.Namespace)
 	if err != nil {

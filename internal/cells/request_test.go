@@ -57,8 +57,8 @@ func TestAPodThatAnUnknownInstanceRunsGetsAnotherOnlyAfterThatOnesEnd(t *testing
 
 func TestARequestIsRefusedWithoutOffersAndForAPodThatHasACell(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a")}); err == nil || !strings.Contains(err.Error(), "no offers") {
-			t.Errorf("without offers: %v", err)
+		if _, err := b.cells.Request(t.Context(), Request{Pod: ref("a")}); err == nil || !strings.Contains(err.Error(), "no offerings") {
+			t.Errorf("without offerings: %v", err)
 		}
 		b.request("a", "nano")
 		r := Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano", Zone: "a"}}}

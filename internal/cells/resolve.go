@@ -17,7 +17,7 @@ type resolving struct {
 	unresolved  *unresolved
 }
 
-// launch launches a group in the turn that it is given, resolved where the cloud resolves launches.
+// launch launches a group in the turn of its call, resolved where the cloud resolves launches.
 func (s *resolving) launch(ctx context.Context, group []*entry, turn *pipe.Turn) {
 	resolver := s.calls.Features().Resolver
 	if resolver == nil {
@@ -25,7 +25,7 @@ func (s *resolving) launch(ctx context.Context, group []*entry, turn *pipe.Turn)
 		return
 	}
 	// The cloud's answer holds up nobody else.
-	s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.resolve(ctx, resolver, group, turn) })
+	s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.resolve(ctx, resolver, group, turn) })
 }
 
 // resolve has the cloud resolve what a group is launched with, and launches it. Nothing is

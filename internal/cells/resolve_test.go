@@ -186,7 +186,7 @@ func TestALaunchThatTheConfigurationDoesNotFitWaitsForTheOperator(t *testing.T) 
 	})
 }
 
-// Each offer is another launch: what was gone for one before is not held against it.
+// Each offering is another launch: what was gone for one before is not held against it.
 func TestALaunchOfWhatIsGoneIsResolvedAnewOnceForEachOffer(t *testing.T) {
 	inResolvingBubble(t, &modelNames{}, func(t *testing.T, b *bubble) {
 		answers := []error{cloud.ErrStale, cloud.ErrCapacity, cloud.ErrStale, nil}
@@ -236,7 +236,7 @@ func TestALaunchThatCannotBeResolvedIsNotSentAndSaysWhy(t *testing.T) {
 		said   string // and once
 		phase  apiv1.Phase
 	}{
-		"not by this offer": {
+		"not by this offering": {
 			answer: func(_ int, s cloud.LaunchSpec) error {
 				if s.InstanceType == "nano" {
 					return noSubnet

@@ -64,10 +64,10 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		l.group[n].giveToGroup()
 	}
 	if unknown != nil {
-		s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.abandon(ctx, l, unknown) })
+		s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.abandon(ctx, l, unknown) })
 		return 0, nil
 	}
-	s.loop.inTurn(ctx, "launch", func(ctx context.Context) { s.sending.send(ctx, l, nil) })
+	s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.sending.send(ctx, l, nil) })
 	return 0, nil
 }
 
@@ -78,5 +78,5 @@ func (s *resuming) abandon(ctx context.Context, l *launch, why error) {
 	for _, n := range l.open() {
 		verdicts[n] = isAbandoned
 	}
-	s.outcomes.resolve(ctx, l, l.open(), verdicts, cloud.NotLaunched(len(l.group), why))
+	s.outcomes.store(ctx, l, l.open(), verdicts, cloud.NotLaunched(len(l.group), why))
 }

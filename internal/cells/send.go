@@ -84,7 +84,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 			s.shortages.Mark(offering, failed)
 		}
 		s.sizes.note(offering, len(l.group), verdicts)
-		if len(known) > 0 && !s.outcomes.resolve(ctx, l, known, verdicts, results) {
+		if len(known) > 0 && !s.outcomes.store(ctx, l, known, verdicts, results) {
 			return
 		}
 		left := l.open()
@@ -96,7 +96,7 @@ func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 				s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failed))
 			}
 		}
-		s.loop.log.Warn("launch cells, retrying", "offer", offering.String(), "cells", len(left), "try", try, "err", failed)
+		s.loop.log.Warn("launch cells, retrying", "offering", offering.String(), "cells", len(left), "try", try, "err", failed)
 		pause := max(s.loop.random.After(try, firstRetry, longestRetry), retryAfter(failed))
 		if !l.until.IsZero() {
 			pause = min(pause, max(0, l.until.Sub(s.loop.clock.Now())))

@@ -33,7 +33,7 @@ func (s *terminateCalls) run(ctx context.Context) {
 func (s *terminateCalls) callAll(ctx context.Context, all []*termination) {
 	population := s.holds.population()
 	for _, t := range all {
-		s.loop.inTurn(ctx, "terminations", func(ctx context.Context) {
+		s.loop.spawn(ctx, "terminations", func(ctx context.Context) {
 			err := s.guard.Admit(ctx, t.end, population)
 			if err == nil {
 				err = s.calls.Terminate(ctx, t.end.Instance).Err()

@@ -52,7 +52,7 @@ func (s *unresolved) handle(ctx context.Context, group []*entry, failure error) 
 		verdicts[n] = is
 	}
 	s.outcomes.reportShortages(offering, l, known, verdicts, results)
-	s.outcomes.resolve(ctx, l, known, verdicts, results)
+	s.outcomes.store(ctx, l, known, verdicts, results)
 }
 
 // byOtherArch parts a group whose configuration does not go together with its offering's type: those that may as
@@ -79,7 +79,7 @@ func (s *unresolved) again(group []*entry, failure error) {
 		reason = events.CloudInitUnfit
 	}
 	if reason == events.LaunchDelayed {
-		s.loop.log.Warn("resolve a launch, retrying", "offer", offering.String(), "cells", len(group), "err", failure)
+		s.loop.log.Warn("resolve a launch, retrying", "offering", offering.String(), "cells", len(group), "err", failure)
 	}
 	for _, e := range group {
 		e.resolving.fail(now, failure, s.loop.random)

@@ -6,7 +6,7 @@ type requestSteps struct {
 	standbys     *standbys
 	requests     *requests
 	launchDelays *launchDelays
-	requesting   *requesting
+	enqueuing    *enqueuing
 	refilling    *refilling
 }
 
@@ -40,7 +40,7 @@ func (c *Controller) wireRequests(cfg Config) {
 		excluding: c.excluding,
 		rights:    c.rights,
 	}
-	c.requesting = &requesting{
+	c.enqueuing = &enqueuing{
 		table:    c.table,
 		delays:   c.launchDelays,
 		blockers: c.blockers,

@@ -3,7 +3,7 @@ package cells
 // links connects to cells.
 type links struct {
 	upgrades          *upgrades
-	setups            *setups
+	cloudInits        *cloudInits
 	interruptions     *interruptions
 	announcements     *announcements
 	evacuating        *evacuating
@@ -24,7 +24,7 @@ func (c *Controller) wireLinks(cfg Config) {
 		blockers: c.blockers,
 		clock:    cfg.Clock,
 	}
-	c.setups = &setups{
+	c.cloudInits = &cloudInits{
 		agents:   c.agents,
 		blockers: c.blockers,
 		events:   c.events,
@@ -86,20 +86,20 @@ func (c *Controller) wireConnections(cfg Config) {
 		tokens:  c.tokens,
 	}
 	c.configuring = &configuring{
-		table:    c.table,
-		agents:   c.agents,
-		upgrades: c.upgrades,
-		setups:   c.setups,
-		blockers: c.blockers,
-		configs:  newAgentConfigs(cfg),
+		table:      c.table,
+		agents:     c.agents,
+		upgrades:   c.upgrades,
+		cloudInits: c.cloudInits,
+		blockers:   c.blockers,
+		configs:    newAgentConfigs(cfg),
 	}
 	c.connectionReports = &connectionReports{
-		table:     c.table,
-		loop:      c.loop,
-		records:   c.records,
-		observers: c.observers,
-		setups:    c.setups,
-		versions:  c.versions,
+		table:      c.table,
+		loop:       c.loop,
+		records:    c.records,
+		observers:  c.observers,
+		cloudInits: c.cloudInits,
+		versions:   c.versions,
 	}
 	c.connections = &connections{
 		table:       c.table,

@@ -270,7 +270,7 @@ type world struct {
 	events []string
 	phases map[string][]apiv1.Phase // by pod
 	cooled []string
-	// refused are the answers for which offers were cooled.
+	// refused are the answers for which offerings were cooled.
 	refused []error
 	waker   chan struct{}
 }

@@ -99,7 +99,7 @@ type Reason string
 const (
 	ByLimit      Reason = "limit" // too many unrequested ends
 	ByLease      Reason = "lease" // the cell was heard in the last 40 s
-	ByDisruption Reason = "doubt" // Kip may not be able to hear the cell
+	ByDisruption Reason = "doubt" // Kip may not be able to hear the cell; dashboards know it by this value
 	ByStore      Reason = "store" // the store may not know all instances
 )
 

@@ -73,7 +73,7 @@ func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	}, nil
 }
 
-// offersOfPool are what the cells of a pool can be launched as, the cheapest first. What is reserved is
+// offeringsOfPool are what the cells of a pool can be launched as, the cheapest first. What is reserved is
 // left to cells whose pods are there.
 func offeringsOfPool(sold []catalog.InstanceType, s config.StandbyCells, disk int64, name string) (all []offering.Offering) {
 	for _, t := range sold {

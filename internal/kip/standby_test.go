@@ -67,7 +67,7 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 		t.Fatal(err)
 	}
 	if offerings, err := pool.Offerings(); err == nil || !strings.Contains(err.Error(), "no virtual node offers") {
-		t.Errorf("offers %v, %v", offerings, err)
+		t.Errorf("offerings %v, %v", offerings, err)
 	}
 	if !pool.Useless(cells.Offering{InstanceType: "small", Zone: "a"}) {
 		t.Error("a cell that gets no pod is kept")

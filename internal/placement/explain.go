@@ -65,7 +65,7 @@ func (c *choice) ruledOut(unavailable func(offering.Key) bool) (ruledOut []Rejec
 	for _, typ := range fitting {
 		s := c.sizeOf(typ)
 		if slices.ContainsFunc(offered[typ], func(r *row) bool {
-			return slices.ContainsFunc(r.offerings, func(o offer) bool {
+			return slices.ContainsFunc(r.offerings, func(o pricedOffering) bool {
 				return c.allows(r, &s, o) && (unavailable == nil || !unavailable(c.key(r, o)))
 			})
 		}) {
@@ -173,7 +173,7 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			words: "have no offering in a zone where the pod may run",
 			fails: func(s *size, rows []*row) bool {
 				return !slices.ContainsFunc(rows, func(r *row) bool {
-					return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.inZone(s, o.zone) })
+					return slices.ContainsFunc(r.offerings, func(o pricedOffering) bool { return c.inZone(s, o.zone) })
 				})
 			},
 			of: func(rejected []int) string {
@@ -192,7 +192,7 @@ func (c *choice) kindChecks(offered [][]*row) []check {
 			words: "are ruled out by " + AnnotationRequirements,
 			fails: func(s *size, rows []*row) bool {
 				return !slices.ContainsFunc(rows, func(r *row) bool {
-					return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.asked(r, s, o.zone) })
+					return slices.ContainsFunc(r.offerings, func(o pricedOffering) bool { return c.asked(r, s, o.zone) })
 				})
 			},
 			of: func(rejected []int) string { return c.labelValues(rejected, offered) },

@@ -98,7 +98,7 @@ type Placer struct {
 	// types is sorted by name.
 	types                      []catalog.InstanceType
 	labels                     []map[string]string // of the types
-	archs, zones               []string            // what the indices in size and offer stand for
+	archs, zones               []string            // what the indices in size and pricedOffering stand for
 	onDemand, spots, dedicated capacityType
 	patterns                   *patterns
 	// reservesDevices says that there is an offering that is forDevices.
@@ -119,7 +119,7 @@ func (p *Placer) OnNode(labels map[string]string) *Placer {
 	return &on
 }
 
-// market is the types that can be had by one launch type, in order of price.
+// capacityType is the types that can be had by one launch type, in order of price.
 type capacityType struct {
 	launchType LaunchType
 
@@ -144,12 +144,12 @@ type size struct {
 type row struct {
 	typ        int
 	launchType LaunchType
-	baseline   int64   // all of the CPU where the type is not burstable
-	disk       int64   // the root disk that the type has; 0 where it is chosen at launch
-	offerings  []offer // in order of price, then zone, then subnet
+	baseline   int64            // all of the CPU where the type is not burstable
+	disk       int64            // the root disk that the type has; 0 where it is chosen at launch
+	offerings  []pricedOffering // in order of price, then zone, then subnet
 }
 
-type offer struct {
+type pricedOffering struct {
 	price float64
 	zone  int
 	index int // in the type's Offerings
@@ -238,8 +238,8 @@ func (p *Placer) index(m *capacityType) {
 	m.gpus = ladderOf(m.sizes, func(s *size) int64 { return s.gpus })
 }
 
-func (p *Placer) offeringsOf(t *catalog.InstanceType, as LaunchType) ([]offer, error) {
-	var offerings []offer
+func (p *Placer) offeringsOf(t *catalog.InstanceType, as LaunchType) ([]pricedOffering, error) {
+	var offerings []pricedOffering
 	for i, o := range t.Offerings {
 		if offering.CapacityTypeOf(o.Spot, o.Dedicated) != as {
 			continue
@@ -258,14 +258,14 @@ func (p *Placer) offeringsOf(t *catalog.InstanceType, as LaunchType) ([]offer, e
 		price = price * (1 + o.Risk) / (1 + t.Prefer)
 		forDevices := o.Reservation != "" && len(t.GPUs)+len(t.Accelerators) > 0
 		p.reservesDevices = p.reservesDevices || forDevices
-		offerings = append(offerings, offer{
+		offerings = append(offerings, pricedOffering{
 			price:      price,
 			zone:       indexIn(&p.zones, o.Zone),
 			index:      i,
 			forDevices: forDevices,
 		})
 	}
-	slices.SortFunc(offerings, func(a, b offer) int {
+	slices.SortFunc(offerings, func(a, b pricedOffering) int {
 		return cmp.Or(cmp.Compare(a.price, b.price), strings.Compare(p.zones[a.zone], p.zones[b.zone]),
 			strings.Compare(t.Offerings[a.index].Subnet, t.Offerings[b.index].Subnet))
 	})
@@ -520,8 +520,8 @@ func (c *choice) locate() {
 // the capacity type and of its offering in the row. It has no pointers, since it is moved
 // about.
 type candidate struct {
-	cost       float64
-	row, offer int32
+	cost          float64
+	row, offering int32
 }
 
 // before is the order of candidates of one capacity type. Subnets of a zone are looked at in
@@ -536,7 +536,7 @@ func (c *choice) before(m *capacityType, a, b candidate) bool {
 		cmp.Compare(s.MilliCPU, t.MilliCPU),
 		cmp.Compare(s.MemoryBytes, t.MemoryBytes),
 		cmp.Compare(r.typ, q.typ), // types are sorted by name
-		strings.Compare(c.zones[r.offerings[a.offer].zone], c.zones[q.offerings[b.offer].zone]),
+		strings.Compare(c.zones[r.offerings[a.offering].zone], c.zones[q.offerings[b.offering].zone]),
 	) < 0
 }
 
@@ -568,7 +568,7 @@ func (c *choice) search(m *capacityType, unavailable func(offering.Key) bool) fo
 			if !c.allows(r, s, o) {
 				continue
 			}
-			next := candidate{cost: o.price + extra, row: int32(i), offer: int32(j)}
+			next := candidate{cost: o.price + extra, row: int32(i), offering: int32(j)}
 			if next.cost > dearest || len(f.best) == MaxOfferings && !c.before(m, next, f.best[MaxOfferings-1]) {
 				continue
 			}
@@ -606,7 +606,7 @@ func (c *choice) fitting(m *capacityType) set {
 	case c.named != nil:
 		fit.keep(c.named[m.launchType])
 	}
-	// Each offer of a type is looked at only to know whether one is what the pod asks for
+	// Each offering of a type is looked at only to know whether one is what the pod asks for
 	// beside a place, or costs no more than it may.
 	byOffering := c.requirements != nil || c.most > 0 || c.deviceless
 	if !c.picky && !byOffering {
@@ -661,7 +661,7 @@ func (p *Placer) matching(names pattern) matches {
 	return all
 }
 
-func (c *choice) key(r *row, o offer) offering.Key {
+func (c *choice) key(r *row, o pricedOffering) offering.Key {
 	t := &c.types[r.typ]
 	return offering.KeyOf(t, &t.Offerings[o.index])
 }
@@ -694,11 +694,11 @@ func (c *choice) takesDisks(s *size) bool {
 
 // offered reports whether the type is offered where the pod may run, for what it may cost.
 func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offerings, func(o offer) bool { return c.allows(r, s, o) })
+	return slices.ContainsFunc(r.offerings, func(o pricedOffering) bool { return c.allows(r, s, o) })
 }
 
 // allows reports whether an offering is one that the pod may have.
-func (c *choice) allows(r *row, s *size, o offer) bool {
+func (c *choice) allows(r *row, s *size, o pricedOffering) bool {
 	return c.asked(r, s, o.zone) && (c.most == 0 || c.price(r, o) <= c.most) && !(c.deviceless && o.forDevices)
 }
 
@@ -709,7 +709,7 @@ func (c *choice) asked(r *row, s *size, zone int) bool {
 
 // price is what an offering costs with all that is known to be paid for it, to a
 // billionth, since sums are not exact; infinite where that of the machine is not known.
-func (c *choice) price(r *row, o offer) float64 {
+func (c *choice) price(r *row, o pricedOffering) float64 {
 	sold := &c.types[r.typ].Offerings[o.index]
 	if sold.Unpriced {
 		return math.Inf(1)
@@ -757,7 +757,7 @@ func (c *choice) credits(r *row) float64 {
 	return 0
 }
 
-// best writes out n of what was found, market by market.
+// best writes out n of what was found, one capacity type after the other.
 func (c *choice) best(searched []found, n int) []ranked {
 	out := make([]ranked, 0, n)
 	for i, f := range searched {
@@ -825,7 +825,7 @@ func (c *choice) write(out []ranked, f found, begin string) []ranked {
 // ranked writes out a candidate of a row, all but the reason.
 func (c *choice) ranked(r *row, of candidate) ranked {
 	t, e := &c.types[r.typ], c.besides[min(r.disk, 1)]
-	sold := &t.Offerings[r.offerings[of.offer].index]
+	sold := &t.Offerings[r.offerings[of.offering].index]
 	o := offering.Of(t, sold, e.diskBytes)
 	o.BurstPerHour = c.credits(r)
 	o.DiskPerHour, o.DiskUnpriced = priceOf(e.diskPerHour)
@@ -840,7 +840,7 @@ func (c *choice) ranked(r *row, of candidate) ranked {
 
 // reserved says that a candidate, of a row's type, is in a reservation.
 func reserved(t *catalog.InstanceType, r *row, c candidate) bool {
-	return t.Offerings[r.offerings[c.offer].index].Reservation != ""
+	return t.Offerings[r.offerings[c.offering].index].Reservation != ""
 }
 
 // why is the part of the reason that all candidates of a capacity type share.
@@ -914,9 +914,9 @@ func (c *choice) noCapacity() *NoCapacityError {
 		for i := fits.next(0); i >= 0; i = fits.next(i + 1) {
 			s, r := &m.sizes[i], &m.rows[i]
 			// Offerings are in order of price: the first is the type's cheapest.
-			if j := slices.IndexFunc(r.offerings, func(o offer) bool { return c.allows(r, s, o) }); j >= 0 {
+			if j := slices.IndexFunc(r.offerings, func(o pricedOffering) bool { return c.allows(r, s, o) }); j >= 0 {
 				cost := r.offerings[j].price + (c.paid[min(r.disk, 1)] + c.credits(r))
-				fitting = append(fitting, candidate{cost: cost, row: int32(i), offer: int32(j)})
+				fitting = append(fitting, candidate{cost: cost, row: int32(i), offering: int32(j)})
 			}
 		}
 		slices.SortFunc(fitting, func(a, b candidate) int {

@@ -15,14 +15,14 @@ func newSet(rows int) set { return make(set, (rows+63)/64) }
 func (s set) add(row int)    { s[row/64] |= 1 << (row % 64) }
 func (s set) remove(row int) { s[row/64] &^= 1 << (row % 64) }
 
-// unite adds the rows of another set of the same market.
+// unite adds the rows of another set of the same capacity type.
 func (s set) unite(with set) {
 	for i, w := range with[:len(s)] {
 		s[i] |= w
 	}
 }
 
-// keep removes all rows but those of another set of the same market.
+// keep removes all rows but those of another set of the same capacity type.
 func (s set) keep(only set) {
 	for i, w := range only[:len(s)] {
 		s[i] &= w

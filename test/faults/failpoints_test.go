@@ -540,7 +540,7 @@ var scenarios = []scenario{
 		s.set("termination refused", false, event{})
 		s.until("the instance is gone", func() bool { return len(s.cloud.Truth()) == 0 })
 	}},
-	{name: "the next offer is tried when there is no capacity", story: func(s *stage) {
+	{name: "the next offering is tried when there is no capacity", story: func(s *stage) {
 		s.cloud.SetCapacity(sim.Pool{InstanceType: "small"}, 0)
 		uid := s.pod(corev1.RestartPolicyAlways, "small")
 		s.until("it runs", s.runs(uid))

@@ -125,7 +125,7 @@ func (c *Cloud) check(r single) (catalog.InstanceType, error) {
 		return t, fmt.Errorf("unknown instance type %q: want one of %s", r.InstanceType, strings.Join(names, ", "))
 	}
 	if r.CapacityType == cloud.Dedicated {
-		return t, fmt.Errorf("market is %q: want %q: this host is shared by all machines", r.CapacityType, cloud.OnDemand)
+		return t, fmt.Errorf("capacity type is %q: want %q: this host is shared by all machines", r.CapacityType, cloud.OnDemand)
 	}
 	offered := false
 	for _, o := range t.Offerings {

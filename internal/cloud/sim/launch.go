@@ -181,7 +181,7 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offering) (float64, error)
 	case !ok:
 		return 0, fmt.Errorf("%s is not offered: want an offering of the type in the catalogue", o)
 	case r.CapacityType == cloud.Dedicated && !c.cfg.LikeEC2:
-		return 0, fmt.Errorf("the market is %q: want one that the type is offered in", r.CapacityType)
+		return 0, fmt.Errorf("the capacity type is %q: want one that the type is offered in", r.CapacityType)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
 		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
 	case r.Shared() && !c.Traits().SharedUserData:

@@ -112,7 +112,7 @@ func (s *trust) tellSome(ctx context.Context) {
 		begun++
 		state.now = true
 		session := e.session
-		s.loop.inTurn(ctx, "trust", func(ctx context.Context) { s.tell(ctx, e, session) })
+		s.loop.spawn(ctx, "trust", func(ctx context.Context) { s.tell(ctx, e, session) })
 	}
 }
 

@@ -13,7 +13,7 @@ func TestThatACellHasJoinedIsStoredOnce(t *testing.T) {
 	b := newBench(t)
 	s := &connectionReports{
 		table: b.table, loop: b.loop, records: b.records, observers: b.observers,
-		setups: &setups{events: b.events}, versions: &versions{},
+		cloudInits: &cloudInits{events: b.events}, versions: &versions{},
 	}
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Booting, Token: "t"})
 	e.session = &modelLink{connected: true}

@@ -9,12 +9,12 @@ import (
 
 // connectionReports store and report what comes of connecting to cells.
 type connectionReports struct {
-	table     *table
-	loop      *loop
-	records   *records
-	observers *observers
-	setups    *setups
-	versions  *versions
+	table      *table
+	loop       *loop
+	records    *records
+	observers  *observers
+	cloudInits *cloudInits
+	versions   *versions
 }
 
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
@@ -29,7 +29,7 @@ func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) erro
 	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
 		return nil
 	}
-	defer s.setups.tell(e)
+	defer s.cloudInits.tell(e)
 	defer s.versions.tell(e)
 	return s.records.save(ctx, e, func(cell *Cell) error {
 		cell.Token = ""

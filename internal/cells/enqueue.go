@@ -7,8 +7,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// requesting hands cells to be launched.
-type requesting struct {
+// enqueuing adds cells to the queue of those that wait for a launch.
+type enqueuing struct {
 	table    *table
 	delays   *launchDelays
 	blockers *blockers
@@ -17,9 +17,9 @@ type requesting struct {
 	removals *removals
 }
 
-// Step hands a cell to be launched with others, as soon as nobody else can be
+// Step adds a cell to the queue of launches, as soon as nobody else can be
 // running its pod.
-func (s *requesting) Step(ctx context.Context, e *entry) (time.Duration, error) {
+func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	s.table.mu.Lock()
 	removed := e.launching && e.ending != "" && s.launches.remove(e)
 	if removed {

@@ -1,0 +1,47 @@
+package cells
+
+import (
+	"cmp"
+)
+
+// nodeNames says of which virtual nodes cells are.
+type nodeNames struct {
+	nodes Nodes  // nil for one
+	one   string // that of cells whose record says none
+}
+
+// of is the virtual node that a cell's kubelet is to be.
+func (s *nodeNames) of(cell *Cell) string {
+	if cell.Node == "" && cell.Pod.UID == "" && s.nodes != nil {
+		return s.nodes.StandbyNode(cell.Offering())
+	}
+	return cmp.Or(cell.Node, s.one)
+}
+
+// ofMany returns of for many cells at one moment: for standby cells that are launched
+// alike Config.Nodes is asked once, which goes through the catalogue.
+func (s *nodeNames) ofMany() func(Cell) string {
+	type launched struct {
+		instanceType, zone string
+		spot, dedicated    bool
+	}
+	asked := map[launched]string{}
+	return func(cell Cell) string {
+		if cell.Node != "" || cell.Pod.UID != "" {
+			return s.of(&cell)
+		}
+		o := cell.Offering()
+		as := launched{
+			instanceType: o.InstanceType,
+			zone:         o.Zone,
+			spot:         o.Spot,
+			dedicated:    o.Dedicated,
+		}
+		node, was := asked[as]
+		if !was {
+			node = s.of(&cell)
+			asked[as] = node
+		}
+		return node
+	}
+}

@@ -1,0 +1,51 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
+	"k8s.io/utils/clock"
+)
+
+// upgrades have the agents of images go over to the agent of their cells' launch.
+type upgrades struct {
+	table    *table
+	agents   *asking
+	blockers *blockers
+	clock    clock.PassiveClock
+}
+
+// goOver has the image's agent go over to the one that the cell was launched for: before it
+// is joined, and so before anything of it counts. Until a cell is bound that holds for each
+// connection, since a machine that lost its power may have come back with its image's agent.
+// The error is errAgentFetched as long as that goes on.
+func (s *upgrades) goOver(ctx context.Context, e *entry, session Session) error {
+	wanted, phase := e.cell().Agent(), e.cell().Phase
+	if wanted == nil || phase != apiv1.Booting && phase != apiv1.Ready {
+		return nil
+	}
+	err := s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutAgent(ctx, *wanted) })
+	switch {
+	case errors.Is(err, agentapi.ErrNotYet):
+		err = fmt.Errorf("%w: %w", errAgentFetched, err)
+	case answered(err, http.StatusBadRequest, http.StatusNotFound):
+		err = fmt.Errorf("%w: %w", errNoAgent, err)
+	}
+	if err == nil && e.cell().StepTime(apiv1.StepJoined).IsZero() {
+		s.blockers.noteAgentRuns(e.cell())
+	}
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	switch {
+	case err == nil:
+		e.goesOver = time.Time{}
+	case e.goesOver.IsZero() && errors.Is(err, errAgentFetched):
+		e.goesOver = s.clock.Now() // and while the other one has not joined yet
+	}
+	return err
+}
