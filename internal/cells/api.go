@@ -16,7 +16,7 @@ import (
 // Load reads the stored cells and takes up their lives again. Call it once, before Run.
 func (c *Controller) Load(ctx context.Context) error { return c.loading.load(ctx) }
 
-// Observe adds an observer. Call it before Load.
+// Observe adds an observer, which is told after those of Config. Call it before Load.
 func (c *Controller) Observe(o Observer) { *c.observers = append(*c.observers, o) }
 
 // Ready is closed when cells are being moved.

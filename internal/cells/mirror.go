@@ -46,20 +46,31 @@ type Mirror struct {
 
 var _ Observer = (*Mirror)(nil)
 
-// NewMirror returns a mirror of the cells of one Kip, of this version; Run writes it. waitsFor
-// says what a cell waits for.
-func NewMirror(client dynamic.Interface, node, controllerID, version string, waitsFor func(id string) string, log *slog.Logger) *Mirror {
-	return &Mirror{
+// Mirrored are the cells of a Mirror.
+type Mirrored interface {
+	// Observe has the mirror told of the cells.
+	Observe(Observer)
+	// WaitsFor says what a cell waits for.
+	WaitsFor(id string) string
+}
+
+var _ Mirrored = (*Controller)(nil)
+
+// NewMirror returns a mirror of the cells of one Kip, of this version, which it observes; Run writes it.
+func NewMirror(of Mirrored, client dynamic.Interface, node, controllerID, version string, log *slog.Logger) *Mirror {
+	m := &Mirror{
 		node:         node,
 		controllerID: controllerID,
 		version:      version,
 		client:       client.Resource(apiv1.Resource),
-		waitsFor:     waitsFor,
+		waitsFor:     of.WaitsFor,
 		log:          log,
 		queue:        workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		latest:       map[string]Cell{},
 		created:      map[string]bool{},
 	}
+	of.Observe(m)
+	return m
 }
 
 // CellChanged takes a cell to be written soon. It does not block.

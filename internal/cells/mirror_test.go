@@ -23,6 +23,12 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 )
 
+// unmirrored are no cells.
+type unmirrored struct{}
+
+func (unmirrored) Observe(Observer)       {}
+func (unmirrored) WaitsFor(string) string { return "" }
+
 func TestTheMirrorTakesBackWhatACellNoLongerWaitsFor(t *testing.T) {
 	waits := ""
 	m := &Mirror{node: "kip-0", waitsFor: func(string) string { return waits }}
@@ -46,7 +52,7 @@ type mirrored struct {
 func newMirrored(t *testing.T) mirrored {
 	kinds := map[schema.GroupVersionResource]string{apiv1.Resource: "CellList"}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
-	m := mirrored{t, NewMirror(client, "kip-0", "me", "v1.4.2", func(string) string { return "" }, slog.New(slog.DiscardHandler))}
+	m := mirrored{t, NewMirror(unmirrored{}, client, "kip-0", "me", "v1.4.2", slog.New(slog.DiscardHandler))}
 	t.Cleanup(m.queue.ShutDown)
 	return m
 }

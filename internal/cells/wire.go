@@ -2,6 +2,7 @@ package cells
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/elotl/kip/internal/agentlimit"
 )
@@ -31,7 +32,7 @@ func (c *Controller) wireCore(cfg Config) {
 	c.loop = newLoop(cfg, c.table)
 	c.limits = cfg.Budgets
 	c.events = &reporter{pods: cfg.Events, log: cfg.Log}
-	c.observers = &observers{}
+	c.observers = new(observers(slices.Clone(cfg.Observers)))
 	c.recipe = &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
 	c.authorities = authorities{now: cfg.CAHash, old: cfg.OldCAHash}
 	c.agents = &asking{limiter: agentlimit.New()}

@@ -45,10 +45,8 @@ var private = []netip.Prefix{
 type Config struct {
 	Cloud cloud.Egress
 	Store *store.Store
-	// Changed is told that Masquerade may return something else. It does not block.
-	Changed func()
-	Clock   clock.Clock
-	Log     *slog.Logger
+	Clock clock.Clock
+	Log   *slog.Logger
 }
 
 // Egress knows the ways. Run keeps them.
@@ -146,13 +144,14 @@ func (e *Egress) Masquerade(id string) (except []netip.Prefix, does, known bool)
 	return s.except, s.does, s.way != nil || s.asked
 }
 
-// Run reads the ways until ctx ends.
-func (e *Egress) Run(ctx context.Context) error {
+// Run reads the ways until ctx ends. It calls changed when Masquerade may return something else, which does not
+// block.
+func (e *Egress) Run(ctx context.Context, changed func()) error {
 	for {
 		var again <-chan time.Time // no subnet, no reading
 		if call, ids, cancel := e.begin(ctx); len(ids) > 0 {
 			pause := readEvery
-			err := e.read(ctx, call, ids)
+			err := e.read(ctx, call, ids, changed)
 			cancel()
 			switch {
 			case ctx.Err() != nil:
@@ -204,7 +203,7 @@ func (e *Egress) begin(ctx context.Context) (call context.Context, ids []string,
 
 // read asks the cloud, and stores what has changed. It returns errMore if it is to read again at once, since
 // there is a subnet more, or one that has time left.
-func (e *Egress) read(ctx, call context.Context, ids []string) error {
+func (e *Egress) read(ctx, call context.Context, ids []string, tell func()) error {
 	ways, err := e.cfg.Cloud.Ways(call, ids...)
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -236,7 +235,7 @@ func (e *Egress) read(ctx, call context.Context, ids []string) error {
 	}
 	e.mu.Unlock()
 	if changed {
-		e.cfg.Changed()
+		tell()
 	}
 	if e.unstored {
 		e.store(ctx, stored)

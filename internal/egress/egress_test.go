@@ -67,11 +67,10 @@ func (b *bench) while(test func()) {
 	b.Helper()
 	var err error
 	b.egress, err = Open(b.Context(), Config{
-		Cloud:   b.cloud,
-		Store:   b.store,
-		Changed: func() { b.changes.Add(1) },
-		Clock:   clock.RealClock{},
-		Log:     slog.New(slog.DiscardHandler),
+		Cloud: b.cloud,
+		Store: b.store,
+		Clock: clock.RealClock{},
+		Log:   slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -79,7 +78,7 @@ func (b *bench) while(test func()) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := b.egress.Run(ctx); err != nil {
+		if err := b.egress.Run(ctx, func() { b.changes.Add(1) }); err != nil {
 			b.Error(err)
 		}
 	})

@@ -113,7 +113,7 @@ var _ cells.CloudInit = (*operatorsCloudInit)(nil)
 
 // openCloudInit has a file count before anything is launched, and seals anew what was sealed by
 // another key. Events of the node go to say.
-func (l *leading) openCloudInit(ctx context.Context, say func(events.Event)) (*operatorsCloudInit, error) {
+func (l *cloudSide) openCloudInit(ctx context.Context, say func(events.Event)) (*operatorsCloudInit, error) {
 	o := &operatorsCloudInit{
 		cfg:      l.cfg,
 		store:    l.store,

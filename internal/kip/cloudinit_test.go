@@ -50,7 +50,7 @@ func newFileWorld(t *testing.T, st *store.Store, content string, keys ...string)
 }
 
 // process starts a Kip, which begins a term with each call of what it returns.
-func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
+func (w *fileWorld) process(st *store.Store, keys ...string) (begin func()) {
 	t := w.t
 	t.Helper()
 	cfg := &config.Config{}
@@ -65,7 +65,7 @@ func (w *fileWorld) process(st *store.Store, keys ...string) (term func()) {
 	}
 	p := &process{cfg: cfg, setUp: operators, clock: w.clock, watchdog: watchdog.New(w.clock, silent)}
 	p.Log = silent
-	l := &leading{process: p, store: st, ca: ca{sealer: sealer}}
+	l := &cloudSide{term: term{process: p, store: st}, ca: ca{sealer: sealer}}
 	return func() {
 		t.Helper()
 		o, err := l.openCloudInit(t.Context(), func(e events.Event) { w.said = append(w.said, e.Reason+": "+e.Message) })
@@ -206,7 +206,7 @@ func TestTheCloudInitFileIsSealedInTheStoreByTheFirstKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &leading{process: &process{cfg: &config.Config{}}, store: st, ca: ca{sealer: sealer}}
+	l := &cloudSide{term: term{process: &process{cfg: &config.Config{}}, store: st}, ca: ca{sealer: sealer}}
 	if _, err := l.openCloudInit(t.Context(), nil); !errors.Is(err, pki.ErrSealed) {
 		t.Errorf("with a key that is not that of the store: %v", err)
 	}

@@ -120,7 +120,7 @@ func (l *leading) podsListed() error {
 }
 
 func (l *leading) nodeRegistered() error {
-	return l.nodes.AllRegistered()
+	return l.nodeController.AllRegistered()
 }
 
 // notRefused says why cells do not obey this Kip.

@@ -57,7 +57,7 @@ func nodeReference(name string) *corev1.ObjectReference {
 
 // keepNode renews the hold, from before anything is wired, until release is called, which
 // is when nothing works any more. The context ends with the hold, and lost says why.
-func (l *leading) keepNode(ctx context.Context) (held context.Context, release func()) {
+func (l *term) keepNode(ctx context.Context) (held context.Context, release func()) {
 	l.holdLoop = newStoppable(l.hold.Keep)
 	held, lose := context.WithCancelCause(ctx)
 	own, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -76,7 +76,7 @@ func TestANodeThatIsLostEndsWhatIsBeingWired(t *testing.T) {
 	k := processOf(t, server)
 	clock := clocktesting.NewFakeClock(time.Now())
 	k.clock = clock
-	l := &leading{process: k, store: store.Memory(nil)}
+	l := &term{process: k, store: store.Memory(nil)}
 	var err error
 	if l.hold, err = k.holdNode(t.Context(), l.store); err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 
 // imageCredentials has what pulls images from the cloud's registries, until this process leads
 // no more; nil where the cloud has none.
-func (l *leading) imageCredentials() cellapi.ImageCredentials {
+func (l *cloudSide) imageCredentials() cellapi.ImageCredentials {
 	of := l.machines.Features().Registries
 	if of == nil {
 		return nil
@@ -18,7 +18,7 @@ func (l *leading) imageCredentials() cellapi.ImageCredentials {
 }
 
 // imagesOfCloud are patterns of the images in those registries.
-func (l *leading) imagesOfCloud() []string {
+func (l *cloudSide) imagesOfCloud() []string {
 	if of := l.machines.Features().Registries; of != nil {
 		return of.Images()
 	}

@@ -70,24 +70,22 @@ func (a *apiServer) protobuf() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(own)
 }
 
-// wireEgress makes what knows where pods' packets leave with their cell's address, if any do.
-func (l *leading) wireEgress(ctx context.Context) (err error) {
+// openEgress makes what knows where pods' packets leave with their cell's address; nil where none do.
+func (l *nodeSide) openEgress(ctx context.Context) (*egress.Egress, error) {
 	ways := l.machines.Features().Egress
 	if ways == nil || !l.cfg.Cells.Masquerade {
-		return nil
+		return nil, nil
 	}
-	l.egress, err = egress.Open(ctx, egress.Config{
-		Cloud:   ways,
-		Store:   l.store,
-		Changed: func() { l.firewalls.MasqueradeChanged() },
-		Clock:   l.clock,
-		Log:     l.Log,
+	return egress.Open(ctx, egress.Config{
+		Cloud: ways,
+		Store: l.store,
+		Clock: l.clock,
+		Log:   l.Log,
 	})
-	return err
 }
 
 // masquerade is what firewalls ask; nil where no cell masquerades.
-func (l *leading) masquerade() func(subnet string) (except []netip.Prefix, does, known bool) {
+func (l *clusterSide) masquerade() func(subnet string) (except []netip.Prefix, does, known bool) {
 	if l.egress == nil {
 		return nil
 	}

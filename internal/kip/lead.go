@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,71 +48,99 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// leading is what a process has while it leads, each made of those above it.
-type leading struct {
-	*process
-	store    *store.Store // fenced: it writes only while this process leads
-	ca       ca
-	hold     *holder.Hold // of the node
-	holdLoop *stoppable
-	late     *stall.Meter
+// What a process has while it leads is made in stages. Each stage has those before it, and is made of them alone:
+// term, cloudSide, nodeSide, clusterSide, cellSide, podSide, and leading with all of them.
 
+// term is what a process has from when it leads.
+type term struct {
+	*process
+	store     *store.Store // fenced: it writes only while this process leads
+	late      *stall.Meter
+	termBegan time.Time    // by the clock as it was then
+	hold      *holder.Hold // of the node
+	holdLoop  *stoppable
+	events    podEvents
+	recorder  record.EventRecorder // of what is no pod's
+	closers   *[]func()            // in the order in which they were made
+}
+
+// cloudSide is what reaches the cloud, and what is known of it.
+type cloudSide struct {
+	term
+	ca            ca
+	facts         *storedFacts // of the cloud's account
 	machines      *pipe.Pipe
 	generation    *cells.StoreGeneration
 	guard         *guard.Guard // guards machines
 	disks         cloud.Disks  // nil where the cloud has none
 	instanceTypes *instancetypes.Provider
-	termBegan     time.Time   // by the clock as it was then
-	uses          *stats.Uses // what the meter notes
-	meter         *stats.Meter
 	shortages     *storedShortages
-	facts         *storedFacts // of the cloud's account
+}
 
+// nodeSide is which virtual nodes there are.
+type nodeSide struct {
+	cloudSide
 	nodes       *nodes.Nodes
 	provisioner *provisioner.Provisioner // nil without disks
-	events      podEvents
-	recorder    record.EventRecorder // of what is no pod's
-	logs        *podlogs.Saver
-	cellAPI     *cellapi.Server
+}
 
+// clusterSide follows the cluster and shows it to cells.
+type clusterSide struct {
+	nodeSide
 	egress    *egress.Egress // nil where no cell masquerades
+	logs      *podlogs.Saver
+	cellAPI   *cellapi.Server
 	firewalls *isolation.Controller
-	mirror    *cells.Mirror
-	rotation  *rotation
-	cloudInit cloudInitLoop
-	// crdAnswered is closed when the API server has answered whether it has the Cell resource.
-	crdAnswered chan struct{}
+}
 
-	cells  *cells.Controller
+// cellSide launches cells, keeps them and ends them.
+type cellSide struct {
+	clusterSide
+	cells     *cells.Controller
+	cloudInit cloudInitLoop
+	rotation  *rotation
+	mirror    *cells.Mirror
+	meter     *stats.Meter
+}
+
+// podSide matches pods to cells.
+type podSide struct {
+	cellSide
 	claims cache.SharedIndexInformer
 	pods   *pods.Controller
+}
 
-	nodeLoop *stoppable
-	clientCA dynamiccertificates.CAContentProvider // of those who call the kubelet ports
-	socket   *adminapi.Server
-
-	closers []func() // in the order in which they were made
+// leading is all that a process has while it leads.
+type leading struct {
+	podSide
+	clientCA       dynamiccertificates.CAContentProvider // of those who call the kubelet ports
+	nodeController *nodes.Controller                     // serves them
+	nodeLoop       *stoppable
+	socket         *adminapi.Server
+	// crdAnswered is closed when the API server has answered whether it has the Cell resource.
+	crdAnswered chan struct{}
 }
 
 // lead does Kip's work until ctx ends.
 func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
-	l := &leading{
-		process:     k,
-		store:       st,
-		late:        stall.New(k.clock),
-		crdAnswered: make(chan struct{}),
+	t := term{
+		process:   k,
+		store:     st,
+		late:      stall.New(k.clock),
+		termBegan: k.clock.Now(),
+		closers:   &[]func(){},
 	}
-	defer l.close()
-	l.termBegan = k.clock.Now()
-	if l.hold, err = k.holdNode(ctx, st); err != nil {
+	defer t.close()
+	if t.hold, err = k.holdNode(ctx, st); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	ctx, release := l.keepNode(ctx)
+	ctx, release := t.keepNode(ctx)
 	defer release()
-	if err := l.wire(ctx); err != nil {
+	l, err := t.begin(ctx)
+	if err != nil {
 		return cmp.Or(lost(ctx), err)
 	}
 	known := l.cells.List()
@@ -122,20 +151,34 @@ func (k *process) lead(ctx context.Context, st *store.Store) (err error) {
 	return cmp.Or(lost(ctx), err)
 }
 
-// wire makes what works while this process leads, and loads the cells.
-func (l *leading) wire(ctx context.Context) error {
-	for _, wire := range []func(context.Context) error{
-		l.wireEvents, l.wireCloud, l.wireShortages, l.wireNodes, l.wireProvisioner, l.wireEgress, l.wireClusterAPI, l.wireCells, l.wireMeter,
-		l.wirePods, l.wireNodeObjects, l.wireSocket,
-	} {
-		if err := wire(ctx); err != nil {
-			return err
-		}
+// begin makes what works while this process leads, and loads the cells.
+func (t term) begin(ctx context.Context) (*leading, error) {
+	t.reportEvents(ctx)
+	toCloud, err := t.openCloud(ctx)
+	if err != nil {
+		return nil, err
 	}
-	for _, o := range l.observers() {
-		l.cells.Observe(o)
+	ofNodes, err := toCloud.openNodes(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return l.cells.Load(ctx)
+	ofCluster, err := ofNodes.followCluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ofCells, err := ofCluster.keepCells(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ofPods, err := ofCells.matchPods()
+	if err != nil {
+		return nil, err
+	}
+	l, err := ofPods.serve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l, l.cells.Load(ctx)
 }
 
 // parts are all that runs while this process leads.
@@ -153,13 +196,16 @@ func (l *leading) parts(known []cells.Cell) []part {
 		all = append(all, part{name: "provisioner", run: l.provisioner.Run})
 	}
 	if l.egress != nil {
-		all = append(all, part{name: "egress", run: l.egress.Run})
+		all = append(all, part{
+			name: "egress",
+			run:  func(ctx context.Context) error { return l.egress.Run(ctx, l.firewalls.MasqueradeChanged) },
+		})
 	}
 	if l.WebhookPort != 0 {
 		all = append(all, part{name: "pods without a toleration", run: l.reportUntolerating})
 	}
 	return append(all,
-		part{name: "pod informer", run: l.nodes.Follow}, // and the kubelet port, of each node
+		part{name: "pod informer", run: l.nodeController.Follow}, // and the kubelet port, of each node
 		part{name: "cell API", run: l.cellAPI.Run},
 		part{name: "firewalls", run: l.firewalls.Run},
 		// Before the API server has answered: cells run on meanwhile, and are heard.
@@ -177,8 +223,8 @@ func (l *leading) parts(known []cells.Cell) []part {
 			run:   func(ctx context.Context) error { <-ctx.Done(); return nil },
 			ready: func(ctx context.Context) { cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced) },
 		},
-		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodes.Registered},
-		part{name: "capacity of virtual nodes", run: l.nodes.KeepCapacity},
+		part{name: "virtual node", run: l.nodeLoop.Run, ready: l.nodeController.Registered},
+		part{name: "capacity of virtual nodes", run: l.nodeController.KeepCapacity},
 		part{name: "claims of pods", run: func(ctx context.Context) error { l.claims.RunWithContext(ctx); return nil }},
 		// Only when the node is ours: a real node of the same name has its own
 		// kubelet for its pods.
@@ -213,9 +259,9 @@ func (l *leading) mirrorCells(ctx context.Context, known []cells.Cell) error {
 }
 
 // sayOfNode reports an Event of Kip's own virtual node.
-func (l *leading) sayOfNode(e events.Event) {
-	l.recorder.Event(nodeReference(l.NodeName), e.Type, e.Reason, e.Message)
-	l.Log.Info(e.Message, "node", l.NodeName, "reason", e.Reason)
+func (t *term) sayOfNode(e events.Event) {
+	t.recorder.Event(nodeReference(t.NodeName), e.Type, e.Reason, e.Message)
+	t.Log.Info(e.Message, "node", t.NodeName, "reason", e.Reason)
 }
 
 // crdWait is what awaitCRD needs.
@@ -266,41 +312,41 @@ func awaitCRD(ctx context.Context, w crdWait) bool {
 }
 
 // atEnd has f called when this process leads no more, the last given first.
-func (l *leading) atEnd(f func()) { l.closers = append(l.closers, f) }
+func (t *term) atEnd(f func()) { *t.closers = append(*t.closers, f) }
 
-func (l *leading) close() {
-	for i := len(l.closers) - 1; i >= 0; i-- {
-		l.closers[i]()
+func (t *term) close() {
+	for _, f := range slices.Backward(*t.closers) {
+		f()
 	}
 }
 
-// wireEvents makes what reports Events, which the cloud does, too.
-func (l *leading) wireEvents(ctx context.Context) error {
-	recorder, stop := l.api.eventRecorder(ctx, l.NodeName)
-	l.events, l.recorder = podEvents{recorder}, recorder
-	l.atEnd(stop)
-	return nil
+// reportEvents makes what reports Events, which the cloud does, too.
+func (t *term) reportEvents(ctx context.Context) {
+	recorder, stop := t.api.eventRecorder(ctx, t.NodeName)
+	t.events, t.recorder = podEvents{recorder}, recorder
+	t.atEnd(stop)
 }
 
-// wireCloud makes what reaches the cloud.
-func (l *leading) wireCloud(ctx context.Context) (err error) {
+// openCloud makes what reaches the cloud.
+func (t term) openCloud(ctx context.Context) (l cloudSide, err error) {
+	l.term = t
 	if l.ca, err = l.loadCA(ctx); err != nil {
-		return err
+		return l, err
 	}
 	if l.facts, err = loadFacts(ctx, l.store, l.clock, l.Log); err != nil {
-		return err
+		return l, err
 	}
 	bare, closeIt, err := l.Clouds.Open(ctx, l.cfg, clouds.By{
 		Owner:      l.controllerID,
 		Facts:      l.facts,
-		AgentsOpen: func(group string, port int, rules string) { l.sayOfNode(events.NewAgentPortOpen(group, port, rules)) },
+		AgentsOpen: func(group string, port int, rules string) { t.sayOfNode(events.NewAgentPortOpen(group, port, rules)) },
 	}, l.Log)
 	if err != nil {
-		return err
+		return l, err
 	}
 	l.atEnd(func() {
 		if err := closeIt(); err != nil {
-			l.Log.Warn("close the cloud", "err", err)
+			t.Log.Warn("close the cloud", "err", err)
 		}
 	})
 	l.generation = cells.NewStoreGeneration(l.store, bare.Traits().ListLag)
@@ -320,15 +366,19 @@ func (l *leading) wireCloud(ctx context.Context) (err error) {
 	})
 	l.disks = l.machines.Features().Disks
 	if err := l.checkRegion(ctx); err != nil {
-		return err
+		return l, err
 	}
-	return l.openShop(ctx)
+	if l.instanceTypes, err = l.openInstanceTypes(ctx); err != nil {
+		return l, err
+	}
+	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
+	return l, err
 }
 
 // checkRegion returns an error where this Kip has cells or volumes in another region than the cloud's. The lists of that region lack them
 // all, so Kip would launch other cells for their pods, and never end these. It would let the volumes of deleted claims go without their
 // disks.
-func (l *leading) checkRegion(ctx context.Context) error {
+func (l *cloudSide) checkRegion(ctx context.Context) error {
 	name, region := l.machines.Name(), l.machines.Traits().Region
 	was, err := instancetypes.StoredRegion(ctx, l.store, name)
 	if err != nil || was == "" || region == "" || was == region {
@@ -362,7 +412,7 @@ func (l *leading) checkRegion(ctx context.Context) error {
 
 // volumesOutside returns the names of the PersistentVolumes whose disks this Kip made, or is to delete, and that are in no zone whose name
 // begins with the region's.
-func (l *leading) volumesOutside(ctx context.Context, region string) (names []string, err error) {
+func (l *cloudSide) volumesOutside(ctx context.Context, region string) (names []string, err error) {
 	all, err := l.api.asProvisioner.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list the PersistentVolumes with disks of this Kip: %w", err)
@@ -377,44 +427,21 @@ func (l *leading) volumesOutside(ctx context.Context, region string) (names []st
 	return names, nil
 }
 
-// wireProvisioner makes what makes disks for claims.
-func (l *leading) wireProvisioner(ctx context.Context) (err error) {
-	if l.disks == nil {
-		return nil
-	}
-	l.provisioner, err = provisioner.New(ctx, provisioner.Config{
-		Node:         l.NodeName,
-		ControllerID: l.controllerID,
-		NodeLabel:    apiv1.LabelController,
-		NameTag:      l.nameTag(),
-		Disks:        l.disks,
-		Checker:      l.machines.Features().DiskChecker,
-		Grower:       l.machines.Features().DiskGrower,
-		ListLag:      l.machines.Traits().ListLag,
-		Nodes:        l.nodes,
-		Client:       l.api.asProvisioner,
-		Queues:       l.metrics.WorkqueueProvider(),
-		Clock:        l.clock,
-		Log:          l.Log,
-	})
-	return err
-}
-
 // cloudDriver is the cloud's own CSI driver, if it has one whose disks Kip can attach.
-func (l *leading) cloudDriver() volumes.CloudDriver {
+func (l *cloudSide) cloudDriver() volumes.CloudDriver {
 	if l.disks == nil {
 		return volumes.CloudDriver{}
 	}
 	return volumes.CloudDriver(l.machines.Traits().DiskDriver)
 }
 
-// openShop makes what knows what can be launched, and at what price.
-func (l *leading) openShop(ctx context.Context) error {
+// openInstanceTypes makes what knows what can be launched, and at what price.
+func (l *cloudSide) openInstanceTypes(ctx context.Context) (*instancetypes.Provider, error) {
 	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	l.instanceTypes, err = instancetypes.Open(ctx, instancetypes.Config{
+	types, err := instancetypes.Open(ctx, instancetypes.Config{
 		Cloud: l.machines,
 		Store: l.store,
 		Placement: placement.Config{
@@ -436,24 +463,22 @@ func (l *leading) openShop(ctx context.Context) error {
 		Log:   l.Log,
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", l.ProviderConfig, err)
+		return nil, fmt.Errorf("%s: %w", l.ProviderConfig, err)
 	}
-	return nil
+	return types, nil
 }
 
 // nameTag is the name of what this Kip makes in the cloud, for people.
-func (l *leading) nameTag() string { return cmp.Or(l.cfg.Cells.Nametag, l.controllerID) }
+func (t *term) nameTag() string { return cmp.Or(t.cfg.Cells.Nametag, t.controllerID) }
 
-// wireShortages makes what knows which capacity is missing.
-func (l *leading) wireShortages(ctx context.Context) (err error) {
-	l.shortages, err = loadShortages(ctx, l.store, l.clock, l.Log)
-	return err
-}
-
-// wireClusterAPI makes what follows the cluster and shows it to cells.
-func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
+// followCluster makes what follows the cluster and shows it to cells.
+func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) {
+	l.nodeSide = n
+	if l.egress, err = l.openEgress(ctx); err != nil {
+		return l, err
+	}
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
-		return err
+		return l, err
 	}
 	l.cellAPI, err = cellapi.New(cellapi.Config{
 		NodeName:  l.NodeName,
@@ -470,11 +495,11 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		CloudDriver: l.cloudDriver(),
 	})
 	if err != nil {
-		return err
+		return l, err
 	}
 	many, err := l.api.protobuf()
 	if err != nil {
-		return err
+		return l, err
 	}
 	l.firewalls = isolation.New(isolation.Config{
 		Pods:           l.nodes.Pods(),
@@ -489,16 +514,38 @@ func (l *leading) wireClusterAPI(ctx context.Context) (err error) {
 		Log:            l.Log,
 	})
 	l.atEnd(l.firewalls.Close)
-	return nil
+	return l, nil
 }
 
-// wireCells makes what launches cells, keeps them and ends them.
-func (l *leading) wireCells(ctx context.Context) error {
-	authorities := l.ca.is.authorities
-	cloudInit, err := l.openCloudInit(ctx, l.sayOfNode)
+// keepCells makes what launches cells, keeps them and ends them.
+func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
+	l.clusterSide = c
+	cloudInit, err := l.openCloudInit(ctx, c.sayOfNode)
 	if err != nil {
-		return err
+		return l, err
 	}
+	uses := stats.NewUses()
+	cfg, err := c.cellsConfig(ctx, cloudInit, uses)
+	if err != nil {
+		return l, err
+	}
+	l.cells = cells.New(cfg)
+	l.atEnd(l.cells.Close)
+	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
+	l.rotation = l.newRotation(l.cells, c.sayOfNode)
+	l.mirror = cells.NewMirror(l.cells, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
+	l.atEnd(l.mirror.Close)
+	l.meter = stats.NewMeter(stats.Config{
+		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },
+		Clock: l.clock,
+		Log:   l.Log,
+	}, uses)
+	return l, nil
+}
+
+// cellsConfig is what cells are kept by.
+func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloudInit, uses *stats.Uses) (cells.Config, error) {
+	authorities := l.ca.is.authorities
 	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
 		Authority: authorities.Signing,
 		Before:    authorities.Before,
@@ -508,19 +555,18 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Dial:      l.dial,
 	})
 	if err != nil {
-		return err
+		return cells.Config{}, err
 	}
 	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.store, l.Log)
 	if err != nil {
-		return err
+		return cells.Config{}, err
 	}
 	pools, err := l.standbyPools()
 	if err != nil {
-		return err
+		return cells.Config{}, err
 	}
 	traits := l.machines.Traits()
-	l.uses = stats.NewUses()
-	l.cells = cells.New(cells.Config{
+	return cells.Config{
 		NodeName:     l.NodeName,
 		Nodes:        l.nodes,
 		ControllerID: l.controllerID,
@@ -545,8 +591,11 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Options:   standbyOptions(l.cfg),
 		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
 
-		Meter:    useOfCells{l.uses},
-		Events:   l.events,
+		Meter:  useOfCells{uses},
+		Events: l.events,
+		Observers: []cells.Observer{
+			l.metrics, isolated{firewalls: l.firewalls}, learning{types: l.instanceTypes},
+		},
 		Logs:     l.savedLogs(),
 		Watchdog: l.watchdog,
 		Queues:   l.metrics.WorkqueueProvider(),
@@ -565,34 +614,19 @@ func (l *leading) wireCells(ctx context.Context) error {
 		Late:        l.late,
 		Clock:       l.clock,
 		Log:         l.Log,
-	})
-	l.atEnd(l.cells.Close)
-	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
-	l.rotation = l.newRotation(l.cells, l.sayOfNode)
-	l.mirror = cells.NewMirror(l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.cells.WaitsFor, l.Log)
-	l.atEnd(l.mirror.Close)
-	return nil
+	}, nil
 }
 
-// wireMeter makes what asks cells what their pods use.
-func (l *leading) wireMeter(context.Context) error {
-	l.meter = stats.NewMeter(stats.Config{
-		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },
-		Clock: l.clock,
-		Log:   l.Log,
-	}, l.uses)
-	return nil
-}
-
-// wirePods makes the loop that matches pods to cells.
-func (l *leading) wirePods(context.Context) (err error) {
+// matchPods makes the loop that matches pods to cells.
+func (c cellSide) matchPods() (l podSide, err error) {
+	l.cellSide = c
 	resolver := volumes.Resolver{Client: l.api.asKip.CoreV1(), Drivers: l.api.csiDrivers(l.cfg)}
 	if l.provisioner != nil {
 		resolver.Owned, resolver.Others, resolver.CloudDriver = l.provisioner.Owned, l.provisioner.Others, l.cloudDriver()
 		resolver.Attachable, resolver.OurInstance = l.provisioner.Attachable, l.cells.HasInstance
 	}
 	if l.claims, err = volumes.WatchClaims(l.api.asKip); err != nil {
-		return err
+		return l, err
 	}
 	l.pods, err = pods.New(pods.Config{
 		Pods:        l.nodes.Pods(),
@@ -613,8 +647,8 @@ func (l *leading) wirePods(context.Context) (err error) {
 		Log:         l.Log,
 	})
 	if err != nil {
-		return err
+		return l, err
 	}
 	l.atEnd(l.pods.Close)
-	return nil
+	return l, nil
 }

@@ -86,16 +86,18 @@ func TestAKipWithCellsOrDisksInAnotherRegionDoesNotStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &leading{
-			process: &process{
-				Options: Options{NodeName: "kip"},
-				cfg:     &config.Config{},
-				api: &apiServer{asProvisioner: fake.NewClientset(&corev1.PersistentVolume{
-					ObjectMeta: metav1.ObjectMeta{Name: "pvc-a"},
-					Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: tc.volume}},
-				})},
+		l := &cloudSide{
+			term: term{
+				process: &process{
+					Options: Options{NodeName: "kip"},
+					cfg:     &config.Config{},
+					api: &apiServer{asProvisioner: fake.NewClientset(&corev1.PersistentVolume{
+						ObjectMeta: metav1.ObjectMeta{Name: "pvc-a"},
+						Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: tc.volume}},
+					})},
+				},
+				store: st,
 			},
-			store:    st,
 			machines: pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}),
 		}
 		err = l.checkRegion(t.Context())
@@ -123,9 +125,9 @@ func TestTheRegionIsCheckedBeforeTheCloudIsAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := &leading{process: k, store: st}
+	l := term{process: k, store: st, closers: &[]func(){}}
 	defer l.close()
-	if err := l.wireCloud(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud.aws.region: eu-west-1 is not valid") {
+	if _, err := l.openCloud(t.Context()); err == nil || !strings.Contains(err.Error(), "cloud.aws.region: eu-west-1 is not valid") {
 		t.Errorf("with cells in us-east-1: %v", err)
 	}
 }

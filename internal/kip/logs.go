@@ -24,7 +24,9 @@ type savedLogs struct {
 
 var _ cells.Logs = savedLogs{}
 
-func (l *leading) savedLogs() savedLogs { return savedLogs{nodes: l.nodes, saver: l.logs, log: l.Log} }
+func (l *clusterSide) savedLogs() savedLogs {
+	return savedLogs{nodes: l.nodes, saver: l.logs, log: l.Log}
+}
 
 // SaveLogs keeps the logs of all containers of a cell's pod.
 func (s savedLogs) SaveLogs(ctx context.Context, cell cells.Cell, agent agentapi.Conn) error {
@@ -75,7 +77,7 @@ const (
 
 // sweepLogs removes the saved logs of pods that no longer exist. It needs the list of
 // those that do.
-func (l *leading) sweepLogs(ctx context.Context) error {
+func (l *clusterSide) sweepLogs(ctx context.Context) error {
 	cache.WaitForCacheSync(ctx.Done(), l.nodes.Pods().HasSynced)
 	tick := l.clock.NewTicker(logSweep)
 	defer tick.Stop()

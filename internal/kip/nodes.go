@@ -3,13 +3,16 @@ package kip
 import (
 	"context"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cleanup"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
+	"github.com/elotl/kip/internal/provisioner"
 )
 
-// wireNodes finds out which virtual nodes there are.
-func (l *leading) wireNodes(ctx context.Context) (err error) {
+// openNodes finds out which virtual nodes there are, and makes what makes disks for their pods.
+func (c cloudSide) openNodes(ctx context.Context) (l nodeSide, err error) {
+	l.cloudSide = c
 	l.nodes, err = nodes.Open(ctx, nodes.Config{
 		Name:          l.NodeName,
 		ControllerID:  l.controllerID,
@@ -32,18 +35,42 @@ func (l *leading) wireNodes(ctx context.Context) (err error) {
 		Clock:         l.clock,
 		Log:           l.Log,
 	})
-	return err
+	if err != nil {
+		return l, err
+	}
+	l.provisioner, err = l.openProvisioner(ctx)
+	return l, err
 }
 
-// wireNodeObjects makes what the API server sees of the virtual nodes, and what answers
-// it like their kubelets.
-func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
-	if l.clientCA, err = node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log); err != nil {
-		return err
+// openProvisioner makes what makes disks for claims; nil where the cloud has none.
+func (l *nodeSide) openProvisioner(ctx context.Context) (*provisioner.Provisioner, error) {
+	if l.disks == nil {
+		return nil, nil
 	}
-	l.nodeLoop = newStoppable(l.nodes.Keep)
-	l.atEnd(l.nodes.Close)
-	return l.nodes.Equip(ctx, nodes.Equipment{
+	return provisioner.New(ctx, provisioner.Config{
+		Node:         l.NodeName,
+		ControllerID: l.controllerID,
+		NodeLabel:    apiv1.LabelController,
+		NameTag:      l.nameTag(),
+		Disks:        l.disks,
+		Checker:      l.machines.Features().DiskChecker,
+		Grower:       l.machines.Features().DiskGrower,
+		ListLag:      l.machines.Traits().ListLag,
+		Nodes:        l.nodes,
+		Client:       l.api.asProvisioner,
+		Queues:       l.metrics.WorkqueueProvider(),
+		Clock:        l.clock,
+		Log:          l.Log,
+	})
+}
+
+// serve makes what the API server sees of the virtual nodes and what answers it like their kubelets, and the local socket.
+func (p podSide) serve(ctx context.Context) (l *leading, err error) {
+	l = &leading{podSide: p, crdAnswered: make(chan struct{})}
+	if l.clientCA, err = node.ClientCA(ctx, l.ClientCA, l.api.asKip, l.Log); err != nil {
+		return nil, err
+	}
+	l.nodeController, err = nodes.New(ctx, l.nodes, nodes.Equipment{
 		Cells:        l.cells,
 		Endpoints:    endpoints{cells: l.cells, loop: l.pods, logs: l.logs},
 		Observer:     nodeObserver{Metrics: l.metrics, cellAPI: l.cellAPI},
@@ -51,6 +78,13 @@ func (l *leading) wireNodeObjects(ctx context.Context) (err error) {
 		Certificates: l.certificates(),
 		ClientCA:     l.clientCA,
 	})
+	if err != nil {
+		return nil, err
+	}
+	l.atEnd(l.nodeController.Close)
+	l.nodeLoop = newStoppable(l.nodeController.Keep)
+	l.socket, err = l.openSocket()
+	return l, err
 }
 
 // ofCleanup are the nodes for which a cleanup acts: those that are Kip's own.

@@ -12,12 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// observers are told of each change of a cell, in this order: what is counted and
-// shown first, then those who act.
-func (l *leading) observers() []cells.Observer {
-	return []cells.Observer{l.metrics, l.mirror, l.pods, isolated{firewalls: l.firewalls}, learning{types: l.instanceTypes}}
-}
-
 // learning tells the provider of instance types what cells show of the cloud's types.
 type learning struct {
 	cells.Unobserved

@@ -170,7 +170,8 @@ func TestTheFirstFailureIsTheOneThatIsTold(t *testing.T) {
 }
 
 func TestEachPartStartsAfterWhatItNeeds(t *testing.T) {
-	l := &leading{process: &process{}, provisioner: &provisioner.Provisioner{}}
+	l := &leading{}
+	l.process, l.provisioner = &process{}, &provisioner.Provisioner{}
 	place := map[string]int{}
 	waits := map[string]bool{}
 	for i, p := range l.parts(nil) {

@@ -63,7 +63,7 @@ func (c ca) oldHash() string {
 }
 
 // loadCA reads the CA of the cells.
-func (l *leading) loadCA(ctx context.Context) (ca, error) {
+func (l *term) loadCA(ctx context.Context) (ca, error) {
 	sealer, err := openSealer(l.cfg.Etcd.EncryptionKeyFiles)
 	if err != nil {
 		return ca{}, err
@@ -73,7 +73,7 @@ func (l *leading) loadCA(ctx context.Context) (ca, error) {
 }
 
 // newRotation has the CA rotated of cells. Events of the node go to say.
-func (l *leading) newRotation(of cellsOfCA, say func(events.Event)) *rotation {
+func (l *cloudSide) newRotation(of cellsOfCA, say func(events.Event)) *rotation {
 	return &rotation{
 		ca:       l.ca,
 		began:    l.clock.Now(),

@@ -52,7 +52,7 @@ type certificates struct {
 
 var _ nodes.Certificates = certificates{}
 
-func (l *leading) certificates() certificates {
+func (l *nodeSide) certificates() certificates {
 	return certificates{
 		Options:   l.Options,
 		config:    l.cfg.ServingCertificate,

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// wireSocket makes what kipctl asks.
-func (l *leading) wireSocket(context.Context) (err error) {
+// openSocket makes what kipctl asks.
+func (l *leading) openSocket() (*adminapi.Server, error) {
 	cleaner := cleanup.New(cleanup.Config{
 		Nodes:        l.ofCleanup,
 		ControllerID: l.controllerID,
@@ -40,7 +40,7 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		StopNode:     l.stopNodes,
 		Clock:        l.clock,
 	})
-	l.socket, err = adminapi.New(adminapi.Config{
+	return adminapi.New(adminapi.Config{
 		Dir:        l.cfg.Etcd.Internal.DataDir,
 		Version:    version.String(),
 		Usage:      l.usage,
@@ -62,7 +62,6 @@ func (l *leading) wireSocket(context.Context) (err error) {
 		}),
 		Log: l.Log,
 	})
-	return err
 }
 
 // consoles are those of a cloud, which says in the socket's words that it has none.

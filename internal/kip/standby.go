@@ -12,7 +12,7 @@ import (
 )
 
 // standbyPools are the pools of cells.standbyCells.
-func (l *leading) standbyPools() ([]cells.Pool, error) {
+func (l *nodeSide) standbyPools() ([]cells.Pool, error) {
 	if err := l.cfg.CheckStopped(l.machines.Features().Stopper != nil); err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (l *leading) standbyPools() ([]cells.Pool, error) {
 
 // standbyPool is one of them. The text of an error goes on where the name of its key
 // ends.
-func (l *leading) standbyPool(s config.StandbyCells) (cells.Pool, error) {
+func (l *nodeSide) standbyPool(s config.StandbyCells) (cells.Pool, error) {
 	if !slices.ContainsFunc(l.instanceTypes.Types(), func(t catalog.InstanceType) bool { return t.Name == s.InstanceType }) {
 		return cells.Pool{}, fmt.Errorf(".instanceType: %q is not a type of cloud.%s here", s.InstanceType, l.machines.Name())
 	}

@@ -41,25 +41,25 @@ func TestStandbyCellsThatNoNodeOffersAreUseless(t *testing.T) {
 	defer simulated.Close()
 	k := newProcess(t)
 	k.ProviderConfig, k.cfg = file, cfg
-	l := &leading{
-		process:  k,
-		store:    store.Memory(nil),
+	toCloud := cloudSide{
+		term:     term{process: k, store: store.Memory(nil)},
 		machines: pipe.New(pipe.Config{Cloud: simulated, Clock: k.clock}),
 	}
-	l.instanceTypes, err = instancetypes.Open(t.Context(), instancetypes.Config{
-		Cloud:     l.machines,
-		Store:     l.store,
+	toCloud.instanceTypes, err = instancetypes.Open(t.Context(), instancetypes.Config{
+		Cloud:     toCloud.machines,
+		Store:     toCloud.store,
 		Placement: placement.Config{DefaultInstanceType: "small"},
-		Clock:     l.clock,
+		Clock:     k.clock,
 		Log:       silent,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.wireShortages(t.Context()); err != nil {
+	if toCloud.shortages, err = loadShortages(t.Context(), toCloud.store, k.clock, silent); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.wireNodes(t.Context()); err != nil {
+	l, err := toCloud.openNodes(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
 	pool, err := l.standbyPool(config.StandbyCells{InstanceType: "small", Count: 1})

@@ -22,7 +22,7 @@ var onNoNode = fields.Set{"spec.nodeName": "", "status.phase": string(corev1.Pod
 
 // reportUntolerating reports once of each pod that no node takes, since it was made while the API server did not reach Kip's webhook, until
 // ctx ends. It changes no pod: that would need the right to change all pods of the cluster, which no node has.
-func (l *leading) reportUntolerating(ctx context.Context) error {
+func (l *term) reportUntolerating(ctx context.Context) error {
 	taint, err := l.Taint()
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (l *leading) reportUntolerating(ctx context.Context) error {
 }
 
 // untolerating returns the pods that are as they should not be, and reports those that are not told of.
-func (l *leading) untolerating(ctx context.Context, rules admission.Rules, told map[types.UID]bool) (now map[types.UID]bool, err error) {
+func (l *term) untolerating(ctx context.Context, rules admission.Rules, told map[types.UID]bool) (now map[types.UID]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	// Of a moment ago will do: no read of the API server's own store.

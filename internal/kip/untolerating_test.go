@@ -40,7 +40,7 @@ func TestPodsMadeWithoutTheWebhookAreToldOfOnce(t *testing.T) {
 			pod("deleted", func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = new(metav1.Now()), []string{"a/b"} }),
 		)
 		recorder := record.NewFakeRecorder(10)
-		l := &leading{
+		l := &term{
 			process: &process{
 				Options: Options{NodeName: "kip-0", Log: silent},
 				cfg:     &config.Config{},

@@ -33,7 +33,7 @@ func (w *town) machine(name, owner string) {
 // leavesAlone says whether Kip goes on without the pods of a machine.
 func (w *town) leavesAlone(name string) {
 	w.Helper()
-	w.nodes.Registered(w.Context())
+	w.serves.Registered(w.Context())
 	for _, pod := range watches.List(w.nodes.pods) {
 		w.Errorf("pod %s of the machine is followed", pod.Name)
 	}
@@ -56,7 +56,7 @@ func TestPodsOfAMachineAreNeverFollowed(t *testing.T) {
 			w.eventually("the other node is Ready", func() bool { return w.ready("kip-0-1") })
 			w.eventually("it says which is not served", func() bool { return w.log.says("a virtual node cannot be served") })
 			w.leavesAlone("kip-0-2")
-			w.eventually("what is served is registered", func() bool { return w.nodes.AllRegistered() == nil })
+			w.eventually("what is served is registered", func() bool { return w.serves.AllRegistered() == nil })
 			w.stop()
 			w.write("nodes: [{zones: [a]}]") // as it was told
 			w.start()
@@ -135,7 +135,7 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 		w.stop()
 		w.loaded = old
 		w.start()
-		w.eventually("they are registered", func() bool { return w.nodes.AllRegistered() == nil })
+		w.eventually("they are registered", func() bool { return w.serves.AllRegistered() == nil })
 		if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 			t.Error("the replica goes back to the configuration that it began with")
 		}
@@ -151,7 +151,7 @@ func TestATakeoverTakesTheFileAsItIsNow(t *testing.T) {
 		w.write("nodes: [{zones: [mars]}]")
 		w.start()
 		w.eventually("it is told", func() bool { return w.log.says("the virtual nodes are those of before") })
-		w.eventually("they are registered", func() bool { return w.nodes.AllRegistered() == nil })
+		w.eventually("they are registered", func() bool { return w.serves.AllRegistered() == nil })
 		if e, is := w.nodes.entryOf("kip-0-2"); !is || e.Removed {
 			t.Error("a file that is wrong takes a node away")
 		}

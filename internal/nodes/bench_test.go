@@ -14,6 +14,7 @@ import (
 	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/store"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 )
 
@@ -26,6 +27,11 @@ func (s stock) OfNode(string, placement.Limit) ([]catalog.InstanceType, *placeme
 	return s, nil, nil
 }
 
+// nobody acts as no node.
+type nobody struct{}
+
+func (nobody) As(string) (kubernetes.Interface, error) { return nil, nil }
+
 // BenchmarkNodesOfCells tells the nodes of 10,000 cells among 20, as each scrape does: those
 // of pods, whose record says it, and standby cells of a pool for each node, of which it
 // depends on what the nodes offer.
@@ -35,7 +41,10 @@ func BenchmarkNodesOfCells(b *testing.B) {
 	for i := range types {
 		sells = append(sells, catalog.InstanceType{Name: fmt.Sprint("type-", i), Arch: "amd64"})
 	}
-	n := newNodes(Config{Name: "kip-0", InstanceTypes: sells, Clock: clock.RealClock{}, Log: silent})
+	n, err := newNodes(Config{Name: "kip-0", InstanceTypes: sells, Clients: nobody{}, Clock: clock.RealClock{}, Log: silent})
+	if err != nil {
+		b.Fatal(err)
+	}
 	for i := range number {
 		e := nodeplan.Entry{Number: i + 1, Node: config.Node{Zones: []string{fmt.Sprint("zone-", i/2)}, LaunchTypes: []string{config.OnDemand}}}
 		if i%2 == 1 {

@@ -7,7 +7,6 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
@@ -29,7 +28,7 @@ type Bounder interface {
 	Bounds(ctx context.Context, owner string) (catalog.Bounds, error)
 }
 
-// bounds are what the cloud has said, for KeepCapacity alone.
+// bounds are what the cloud has said.
 type bounds struct {
 	held, last catalog.Bounds
 	answers    int
@@ -53,12 +52,21 @@ func (b *bounds) told(c catalog.Class) int64 {
 	return -1
 }
 
-// KeepCapacity keeps the capacity of the nodes where the configuration says auto, until ctx ends.
-func (n *Nodes) KeepCapacity(ctx context.Context) error {
-	ticker := n.c.Clock.NewTicker(sizeEvery)
+// sizing determines the capacity of nodes where the configuration leaves that to Kip. Its bounds are those of run alone.
+type sizing struct {
+	c      Config
+	nodes  *registry
+	offers *offers
+	cells  Cells
+	bounds bounds
+}
+
+// run keeps the capacity of the nodes where the configuration says auto, until ctx ends.
+func (z *sizing) run(ctx context.Context) error {
+	ticker := z.c.Clock.NewTicker(sizeEvery)
 	defer ticker.Stop()
 	for {
-		n.c.Watchdog.Track(ctx, "capacity of virtual nodes", n.size)
+		z.c.Watchdog.Track(ctx, "capacity of virtual nodes", z.size)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -68,18 +76,18 @@ func (n *Nodes) KeepCapacity(ctx context.Context) error {
 }
 
 // size determines the capacity of all nodes.
-func (n *Nodes) size(ctx context.Context) {
-	cfg, all := n.Configuration(), n.all()
+func (z *sizing) size(ctx context.Context) {
+	cfg, all := z.nodes.Configuration(), z.nodes.all()
 	if !slices.ContainsFunc(all, func(s *served) bool {
-		e, _ := n.entryOf(s.name)
+		e, _ := z.nodes.entryOf(s.name)
 		_, auto := cfg.CapacityOf(e.Node)
 		return len(auto) > 0
-	}) || !n.askBounds(ctx) {
+	}) || !z.askBounds(ctx) {
 		return
 	}
 	var use nodeplan.Use
 	runs, launched := map[catalog.Class]int64{}, map[string]bool{} // the pods for which a machine was launched
-	for _, cell := range n.made.Cells.List() {
+	for _, cell := range z.cells.List() {
 		if cell.Pod.UID == "" || cell.Launch == nil && cell.Instance == nil || cell.Phase == apiv1.Gone {
 			continue
 		}
@@ -91,26 +99,26 @@ func (n *Nodes) size(ctx context.Context) {
 		}
 		launched[string(cell.Pod.UID)] = true
 	}
-	left, most := n.refusals(use.MilliCPU, runs)
+	left, most := z.refusals(use.MilliCPU, runs)
 	for _, s := range all {
-		if !n.pods.Listed(s.name) {
+		if !z.nodes.pods.Listed(s.name) {
 			continue // what they need is not known
 		}
-		sizing := nodeplan.Sizing{Bounds: n.bounds.held, Use: use, Left: left, Most: most}
+		sizing := nodeplan.Sizing{Bounds: z.bounds.held, Use: use, Left: left, Most: most}
 		sizing.Needs, sizing.Served = needs(s, launched)
-		n.setCapacity(s, sizing)
+		z.setCapacity(s, sizing)
 	}
 }
 
 // askBounds asks the cloud for its bounds if it is time, and reports whether they are known: one answer may lack anything, so
 // the first two count together. A cloud that has none to tell bounds nothing.
-func (n *Nodes) askBounds(ctx context.Context) (known bool) {
-	b := &n.bounds
-	if n.c.Bounder == nil {
+func (z *sizing) askBounds(ctx context.Context) (known bool) {
+	b := &z.bounds
+	if z.c.Bounder == nil {
 		return true
 	}
-	if now := n.c.Clock.Now(); b.asked.IsZero() || now.Sub(b.asked) >= boundsEvery {
-		said, err := n.c.Bounder.Bounds(ctx, n.c.ControllerID)
+	if now := z.c.Clock.Now(); b.asked.IsZero() || now.Sub(b.asked) >= boundsEvery {
+		said, err := z.c.Bounder.Bounds(ctx, z.c.ControllerID)
 		switch {
 		case err == nil:
 			b.held, b.last = nodeplan.Believed(b.held, b.last, said), said
@@ -119,7 +127,7 @@ func (n *Nodes) askBounds(ctx context.Context) (known bool) {
 			}
 		case ctx.Err() == nil:
 			b.asked = time.Time{}
-			n.c.Log.Warn("read how much can be launched, retrying; the capacity of virtual nodes stays", "err", err)
+			z.c.Log.Warn("read how much can be launched, retrying; the capacity of virtual nodes stays", "err", err)
 		}
 	}
 	return b.answers > 1
@@ -128,13 +136,13 @@ func (n *Nodes) askBounds(ctx context.Context) (known bool) {
 // refusals are how much CPU classes have left at most of which a launch was refused for their quota lately, and how much those may
 // have of which one was refused earlier. A refusal holds until machines run that it ruled out, or the cloud tells a larger quota:
 // a node that forgot it after a while would take pods that wait, again and again.
-func (n *Nodes) refusals(use, runs map[catalog.Class]int64) (left, most map[catalog.Class]int64) {
+func (z *sizing) refusals(use, runs map[catalog.Class]int64) (left, most map[catalog.Class]int64) {
 	left, most = map[catalog.Class]int64{}, map[catalog.Class]int64{}
-	b := &n.bounds
+	b := &z.bounds
 	if b.refused == nil {
 		b.refused = map[catalog.Class]refusal{}
 	}
-	for _, s := range n.c.Shortages.List() {
+	for _, s := range z.c.Shortages.List() {
 		if s.Family == "" || s.InstanceType != "" || s.Zone != "" || s.Subnet != "" {
 			continue
 		}
@@ -191,19 +199,19 @@ func add(to, some corev1.ResourceList) {
 }
 
 // setCapacity gives a node the capacity that follows from a sizing, as far as the configuration leaves that to Kip.
-func (n *Nodes) setCapacity(s *served, sizing nodeplan.Sizing) {
-	types, _, err := n.offerings(s.name)
+func (z *sizing) setCapacity(s *served, sizing nodeplan.Sizing) {
+	types, _, err := z.offers.ofNode(s.name)
 	if err != nil {
-		n.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
+		z.c.Log.Error("what a virtual node offers cannot be told", "node", s.name, "err", err)
 		return
 	}
 	sizing.Types = types
 	found := sizing.Capacity()
-	n.mu.Lock()
-	n.found[s.name] = found
+	z.nodes.mu.Lock()
+	s.found = found
 	// Under one lock: the capacity of an older configuration must not reach the node of a newer one, where it may be fixed.
-	cfg, object, e := n.cfg, s.node, s.entry
-	n.mu.Unlock()
+	cfg, object, e := z.nodes.cfg, s.node, s.entry
+	z.nodes.mu.Unlock()
 	list, auto := cfg.CapacityOf(e.Node)
 	if object == nil || len(auto) == 0 {
 		return
@@ -212,22 +220,7 @@ func (n *Nodes) setCapacity(s *served, sizing nodeplan.Sizing) {
 		list[name] = found[name]
 	}
 	if object.SetCapacity(list) {
-		n.c.Log.Info("the capacity of a virtual node changes", "node", s.name, "cpu", list.Cpu().String(),
+		z.c.Log.Info("the capacity of a virtual node changes", "node", s.name, "cpu", list.Cpu().String(),
 			"memory", list.Memory().String(), "pods", list.Pods().String())
 	}
-}
-
-// capacityOf is that of a node that is made now, and the resources of it that are not known yet.
-func (n *Nodes) capacityOf(cfg *config.Config, name string, e nodeplan.Entry) (list corev1.ResourceList, awaited []corev1.ResourceName) {
-	list, auto := cfg.CapacityOf(e.Node)
-	n.mu.Lock()
-	found, known := n.found[name]
-	n.mu.Unlock()
-	if !known {
-		return list, auto
-	}
-	for _, r := range auto {
-		list[r] = found[r]
-	}
-	return list, nil
 }

@@ -94,7 +94,7 @@ func TestTheCapacityOfANodeFollowsTheCloud(t *testing.T) {
 		if cpu.Value() != 10 || memory.Value() != 10<<30 || x.Value() != 3 || disk.String() != "100Gi" {
 			t.Errorf("its capacity is %v", n.Status.Capacity)
 		}
-		if got := w.nodes.maxPods(w.nodes.named("kip-0")); got != 10 || s.owner != "me" {
+		if got := w.serves.kubelets.maxPods(w.nodes.named("kip-0")); got != 10 || s.owner != "me" {
 			t.Errorf("the kubelet port tells of %d pods; %q was asked for", got, s.owner)
 		}
 
@@ -190,7 +190,7 @@ func TestALaunchThatIsAlwaysRefusedKeepsTheNodeSmall(t *testing.T) {
 }
 
 func TestALaunchThatARefusalRuledOutEndsIt(t *testing.T) {
-	n := &Nodes{c: Config{Shortages: capacity.New(testclock.NewFakePassiveClock(time.Now()))}}
+	n := &sizing{c: Config{Shortages: capacity.New(testclock.NewFakePassiveClock(time.Now()))}}
 	standard := catalog.Class{Family: "standard"}
 	n.bounds.refused = map[catalog.Class]refusal{standard: {most: 3999, told: -1}}
 	of := func(milliCPU int64) map[catalog.Class]int64 { return map[catalog.Class]int64{standard: milliCPU} }

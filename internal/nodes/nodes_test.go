@@ -87,7 +87,8 @@ func (j *journal) says(words string) bool {
 // own pods.
 type town struct {
 	*testing.T
-	nodes   *Nodes // of the last process
+	nodes   *Nodes      // of the last process
+	serves  *Controller // of these
 	file    string
 	log     *journal
 	cluster *fake.Clientset
@@ -372,12 +373,10 @@ func (w *town) start() (ended <-chan error) {
 		Cloud: machines, Store: w.store, Placement: placement.Config{DefaultInstanceType: "small"}, Clock: c.Clock, Log: silent,
 	})
 	must(err)
-	n := newNodes(c)
+	n, err := newNodes(c)
+	must(err)
+	n.reads.again = w.readsAgain
 	w.nodes = n
-	n.lingers, n.asksAgain, n.readsAgain = 50*time.Millisecond, 10*time.Millisecond, w.readsAgain
-	if w.ports != nil {
-		n.listen = w.ports.listen
-	}
 	failed := make(chan error, 3)
 	if err := n.begin(w.Context()); err != nil {
 		failed <- err
@@ -394,25 +393,31 @@ func (w *town) start() (ended <-chan error) {
 		Guard: guard.New(guard.Config{Clock: c.Clock}),
 	})
 	w.Cleanup(ledger.Close)
-	must(n.Equip(w.Context(), Equipment{
+	serves := newController(n, Equipment{
 		Cells:        cmp.Or[Cells](w.cells, ledger),
 		Endpoints:    w,
 		Observer:     unobserved{},
 		Logs:         logs,
 		Certificates: certificates{authority, &w.certified},
-	}))
+	})
+	serves.removals.lingers, serves.following.access.again = 50*time.Millisecond, 10*time.Millisecond
+	if w.ports != nil {
+		serves.kubelets.listen = w.ports.listen
+	}
+	w.serves = serves
+	must(serves.open(w.Context()))
 	following, endFollow := context.WithCancel(context.Background())
 	keeping, endKeep := context.WithCancel(context.Background())
 	var followed, kept sync.WaitGroup
-	followed.Go(func() { failed <- n.Follow(following) })
-	kept.Go(func() { failed <- n.Keep(keeping) })
-	kept.Go(func() { failed <- n.KeepCapacity(keeping) })
+	followed.Go(func() { failed <- serves.Follow(following) })
+	kept.Go(func() { failed <- serves.Keep(keeping) })
+	kept.Go(func() { failed <- serves.KeepCapacity(keeping) })
 	w.stop = sync.OnceFunc(func() {
 		endKeep()
 		kept.Wait()
 		endFollow()
 		followed.Wait()
-		n.Close()
+		serves.Close()
 	})
 	w.Cleanup(w.stop)
 	return failed
@@ -596,7 +601,7 @@ func TestANodeOfOneZoneIsShownToTheDriverOfTheCloud(t *testing.T) {
 			n := w.node("kip-0-2")
 			return n != nil && n.Labels[key] == "" && slices.Equal(drivers("kip-0-2"), []string{volumes.Driver})
 		})
-		if labels, err := w.nodes.labelsOf("kip-0-1"); err != nil || labels[key] != "a" {
+		if labels, err := w.nodes.labels.of("kip-0-1"); err != nil || labels[key] != "a" {
 			t.Errorf("pods are placed by %v, %v", labels, err)
 		}
 	})
@@ -684,7 +689,7 @@ func TestANodeThatGoesAtTheStartIsNotWaitedFor(t *testing.T) {
 			if s.number == 0 {
 				continue
 			}
-			l, err := w.ports.listen(t.Context(), s.listener.Addr().String())
+			l, err := w.ports.listen(t.Context(), s.kubelet.listener.Addr().String())
 			if err != nil {
 				t.Fatalf("the port of node %s is not free once it is gone: %v", s.name, err)
 			}
@@ -752,7 +757,7 @@ func TestAKipThatDoesNotLeadDeletesNoNode(t *testing.T) {
 		if _, err := bare.Put(t.Context(), "leader", 2, leader); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.nodes.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
+		if err := w.serves.removals.removeObject(t.Context(), s); !errors.Is(err, store.ErrNotLeader) || w.node("kip-0-2") == nil {
 			t.Errorf("it deletes node %v: %v", w.node("kip-0-2"), err)
 		}
 	})
@@ -767,11 +772,11 @@ func TestANodeWithoutRightsHoldsUpNoOther(t *testing.T) {
 		w.eventually("the right is named", func() bool { return w.log.says("impersonate users system:node:kip-0-2") })
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		w.nodes.Registered(ctx)
+		w.serves.Registered(ctx)
 		if ctx.Err() != nil {
 			t.Error("the pods wait for a node that Kip may not be")
 		}
-		if err := w.nodes.AllRegistered(); err != nil || !w.nodes.pods.HasSynced() || w.nodes.Listed("kip-0-2") {
+		if err := w.serves.AllRegistered(); err != nil || !w.nodes.pods.HasSynced() || w.nodes.Listed("kip-0-2") {
 			t.Errorf("Kip is not ready without that node: %v", err)
 		}
 		if w.node("kip-0-2") != nil {

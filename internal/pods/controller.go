@@ -117,6 +117,8 @@ type Observer interface {
 
 // Cells is what this package needs of package cells.
 type Cells interface {
+	// Observe has an observer told of the cells.
+	Observe(cells.Observer)
 	// Request asks for a cell by those of the offerings that the pod's namespace can pay.
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
@@ -236,7 +238,7 @@ type lacked struct {
 	why string
 }
 
-// New returns a controller; Run starts it. It is to observe the cells.
+// New returns a controller, which observes the cells; Run starts it.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg,
@@ -267,6 +269,7 @@ func New(cfg Config) (*Controller, error) {
 			return nil, fmt.Errorf("watch claims: %w", err)
 		}
 	}
+	cfg.Cells.Observe(c)
 	return c, nil
 }
 

@@ -527,7 +527,6 @@ func (k *kip) run() error {
 	if err != nil {
 		return err
 	}
-	k.cells.Observe(k.pods)
 	if _, err := k.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    w.pokeFor,
 		UpdateFunc: func(_, pod any) { w.pokeFor(pod) },
