@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A shell carries out the guides of 2020, in a copy of the checkout. This test binary stands in for the programs that they name: there is
+// hack/guide carries out the guides of 2020, in a copy of the checkout. This test binary stands in for the programs that they name: there is
 // neither a cluster nor a cloud. Commands of AWS and ./kustomize/deploy.sh are tested in internal/cloud/aws/eks.
 
 const (
@@ -187,7 +188,7 @@ func guides(t *testing.T) map[string]string {
 // carryOut has a shell carry out a guide. It returns what is said, and the objects that are applied then.
 func carryOut(t *testing.T, script string) (said string, cluster map[string]*unstructured.Unstructured, err error) {
 	t.Helper()
-	checkout, bin := t.TempDir(), t.TempDir()
+	checkout := t.TempDir()
 	copied := exec.Command("cp", "-a", "--parents", "deploy/manifests", "deploy/terraform", "deploy/terraform-aws",
 		"deploy/virtual-kubelet.yaml", checkout)
 	copied.Dir = top
@@ -203,15 +204,13 @@ func carryOut(t *testing.T, script string) (said string, cluster map[string]*uns
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name := range programs {
-		text := "#!/bin/sh\n" + asProgram + "=" + name + " exec '" + self + "' \"$@\"\n"
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+	guide, err := filepath.Abs(filepath.Join(top, "hack/guide"))
+	if err != nil {
+		t.Fatal(err)
 	}
 	applied := filepath.Join(t.TempDir(), "cluster.yaml")
-	shell := exec.Command("bash", "-euo", "pipefail", "-c", script)
-	shell.Dir, shell.Env = checkout, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), asCluster+"="+applied)
+	shell := exec.Command(guide, append([]string{self}, slices.Collect(maps.Keys(programs))...)...)
+	shell.Dir, shell.Env, shell.Stdin = checkout, append(os.Environ(), asCluster+"="+applied), strings.NewReader(script)
 	out, failed := shell.CombinedOutput()
 	text, err := os.ReadFile(applied)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -12,10 +12,10 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/version"
@@ -162,12 +162,11 @@ func (d *Doctor) dns(ctx context.Context) []finding.Finding {
 		"there is no Service kube-system/kube-dns: pods on cells find no Service by its name. If the cluster's DNS has another name, tell Kip its address"))
 }
 
-// addDriver is the command that gives a cluster of EKS a driver for the claim of Kip's store, and a default StorageClass. Auto Mode has one
-// of its own.
-func (d *Doctor) addDriver() string {
-	if d.auto() {
-		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"auto","annotations":{"` + wellknown.DefaultClass +
-			`":"true"}},"provisioner":"` + wellknown.AutoDriver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
+// addDriver is the command that gives a cluster of EKS a driver for the claim of Kip's store, and a default StorageClass.
+func (d *Doctor) addDriver(has disks.Disks) string {
+	if driver := has.Driver(); driver != "" {
+		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"kip-store","annotations":{"` + wellknown.DefaultClass +
+			`":"true"}},"provisioner":"` + driver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
 	}
 	return wellknown.CreateEBSDriver(d.region(), d.clusterName(), "ACCOUNT")
 }
@@ -191,16 +190,15 @@ func (d *Doctor) disks(ctx context.Context) []finding.Finding {
 	return found
 }
 
-// classOf chooses the StorageClass of the claim of Kip's store among several: the only one, on EKS one of EBS, else the reader chooses.
-func (d *Doctor) classOf(all []storagev1.StorageClass, names []string) string {
-	if len(names) == 1 {
+// classOf chooses the StorageClass of the claim of Kip's store among several: the only one, on EKS one of a driver that is there, else the
+// reader chooses.
+func (d *Doctor) classOf(has disks.Disks, names []string) string {
+	usable := has.Usable("")
+	switch {
+	case len(names) == 1:
 		return names[0]
-	}
-	for _, driver := range []string{wellknown.EBSDriver, wellknown.InTree, wellknown.AutoDriver} {
-		n := slices.IndexFunc(all, func(s storagev1.StorageClass) bool { return s.Provisioner == driver })
-		if n >= 0 && d.eks() && (driver != wellknown.AutoDriver || d.auto()) {
-			return all[n].Name
-		}
+	case d.eks() && usable != nil:
+		return usable.Name
 	}
 	return "NAME"
 }
@@ -230,55 +228,58 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 			return one(finding.Fine("Kip's pod %s is Ready, so its store has its volume", d.pods[i].Name))
 		}
 	}
-	list, err := d.c.Cluster.Kube.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return one(unasked("list the StorageClasses", err))
+	if !d.looked {
+		return one(finding.Unchecked("whether the claim of Kip's store gets a volume: it is not known whether Kip is here"))
 	}
-	var names []string
-	var usual *storagev1.StorageClass
-	for i, s := range list.Items {
-		names = append(names, s.Name)
-		if s.Annotations[wellknown.DefaultClass] == "true" {
-			usual = &list.Items[i]
-		}
+	has, err := disks.Find(ctx, d.c.Cluster.Kube, d.auto())
+	if err != nil {
+		return one(unasked("look for the driver of disks", err))
 	}
 	// One of Kip's own has disks that only cells have: Kip's pod is on an ordinary node.
-	others := slices.DeleteFunc(slices.Clone(names), func(n string) bool {
-		return slices.ContainsFunc(list.Items, func(s storagev1.StorageClass) bool { return s.Name == n && s.Provisioner == "disk.kip.elotl.co" })
-	})
-	switch {
+	var others []string
+	for _, s := range has.Classes {
+		if s.Provisioner != "disk.kip.elotl.co" {
+			others = append(others, s.Name)
+		}
+	}
+	switch usual := has.Default; {
 	case usual == nil && len(others) > 0:
-		return one(finding.Fail(d.useClass(d.classOf(list.Items, others)),
+		return one(finding.Fail(d.useClass(d.classOf(has, others)),
 			"the cluster has no default StorageClass, so the claim of Kip's store gets no volume, unless persistence.storageClassName names one of %s",
 			orNone(others)))
 	case usual == nil && d.eks():
-		return one(finding.Fail(d.addDriver(), "the cluster has no StorageClass: the claim of Kip's store gets no volume"))
+		return one(finding.Fail(d.addDriver(has), "the cluster has no StorageClass: the claim of Kip's store gets no volume"))
 	case usual == nil:
 		return one(finding.Fail("kubectl apply -f storageclass.yaml # a StorageClass of your cluster's driver; or an etcd of yours: config.etcd.client",
 			"the cluster has no StorageClass: the claim of Kip's store gets no volume"))
 	}
-	driver := usual.Provisioner
-	if driver == wellknown.InTree {
-		driver = wellknown.EBSDriver
-	}
+	return d.driver(ctx, has)
+}
+
+// driver says whether the cluster has the driver of its default StorageClass, and whether that has a role.
+func (d *Doctor) driver(ctx context.Context, has disks.Disks) []finding.Finding {
+	usual, driver := has.Default, disks.DriverOf(has.Default.Provisioner)
 	if strings.HasPrefix(driver, "kubernetes.io/") {
 		return one(finding.Unchecked("the default StorageClass %s is of %s, of which no CSIDriver tells whether it is here", usual.Name, driver))
 	}
-	drivers, err := d.c.Cluster.Kube.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return one(unasked("list the CSIDrivers", err))
-	}
-	if driver == wellknown.EBSDriver && !slices.ContainsFunc(drivers.Items, func(c storagev1.CSIDriver) bool { return c.Name == driver }) {
-		return one(finding.Fail(d.addDriver(), "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
+	if driver == wellknown.EBSDriver && !has.Has(driver) {
+		return one(finding.Fail(d.addDriver(has), "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
 			"gets no volume", usual.Name, usual.Provisioner, driver))
 	}
 	found := one(finding.Fine("the default StorageClass is %s, of %s", usual.Name, usual.Provisioner))
-	if driver == wellknown.EBSDriver && d.eks() {
-		rights := finding.Unchecked("whether the driver %s has its role, without which the claim of Kip's store gets no volume", driver)
-		rights.Cure = wellknown.ShowEBSDriver(d.region(), d.clusterName())
-		found = append(found, rights)
+	if driver != wellknown.EBSDriver || !d.eks() {
+		return found
 	}
-	return found
+	role, err := disks.Role(ctx, d.c.Cluster.Kube)
+	if role != "" {
+		return append(found, finding.Fine("the driver %s has its role by %s", driver, role))
+	}
+	unknown := finding.Unchecked("whether the driver %s has its role, without which the claim of Kip's store gets no volume", driver)
+	if err != nil {
+		unknown.Message += ": " + err.Error()
+	}
+	unknown.Cure = wellknown.ShowEBSDriver(d.region(), d.clusterName())
+	return append(found, unknown)
 }
 
 // made are the kinds of what Kip's chart makes: group, resource and whether it is in Kip's namespace.

@@ -413,7 +413,7 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"no class":         {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass", "aws-ebs-csi-driver"},
 		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "--set persistence.storageClassName=usual"},
 		"several classes":  {fresh, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=NAME"},
-		"classes on EKS":   {onEKS, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
+		"classes on EKS":   {onEKS, func(w *world) { severalClasses(w); w.drivers = []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
 		"only Kip's class": {fresh, func(w *world) { w.classes[0].Annotations, w.classes[0].Provisioner = nil, "disk.kip.elotl.co" }, "StorageClass", finding.Failed,
 			"no StorageClass", "storageclass.yaml"},
 		"no driver on Auto Mode": {onEKS, func(w *world) {
@@ -433,6 +433,14 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"no rights":       {fresh, func(w *world) { w.lacks = "clusterroles" }, "rights", finding.Failed, "may not create clusterroles.rbac", "--user='jane'"},
 		"nothing to give": {fresh, func(w *world) { w.escalates = true }, "roles", finding.Failed, "may not give Kip its rights", "cluster-admin"},
 		"no room":         {fresh, func(w *world) { w.nodes[0].Spec.Unschedulable = true }, "nodes", finding.Failed, "no node is Ready", "kubectl get nodes"},
+		"a driver's own role": {onEKS, func(w *world) {
+			w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver}
+			account := &corev1.ServiceAccount{ObjectMeta: meta("kube-system", "ebs-csi-controller-sa")}
+			account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/ebs"}
+			w.others = append(w.others, account)
+		}, "StorageClass", finding.OK, "the default StorageClass is usual", ""},
+		"a driver without a class": {onEKS, func(w *world) { w.classes, w.drivers = nil, []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "no StorageClass",
+			`"provisioner":"ebs.csi.aws.com"`},
 		"EKS verifies":    {onEKS, func(*world) {}, "signer", finding.Warning, "verifies", "signerName=beta.eks.amazonaws.com/app-serving"},
 	})
 }

@@ -18,23 +18,10 @@ import (
 	"github.com/elotl/kip/internal/finding"
 )
 
-// byPodIdentity reports whether a pod asks the EKS Pod Identity agent of its node for credentials, as EKS' webhook has it do.
-func byPodIdentity(p *corev1.Pod) bool {
-	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		for _, e := range c.Env {
-			if e.Name == "AWS_CONTAINER_CREDENTIALS_FULL_URI" &&
-				(strings.Contains(e.Value, wellknown.PodIdentityAddress) || strings.Contains(e.Value, wellknown.PodIdentityAddress6)) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // podIdentity says whether Kip's pods get the role that they have by EKS Pod Identity.
 func (d *Doctor) podIdentity(ctx context.Context) (found []finding.Finding) {
 	for i := range d.pods {
-		if byPodIdentity(&d.pods[i]) {
+		if wellknown.ByPodIdentity(&d.pods[i]) {
 			found = append(found, d.agentOf(ctx, &d.pods[i]))
 		}
 	}
@@ -88,7 +75,7 @@ func (d *Doctor) agentOf(ctx context.Context, p *corev1.Pod) finding.Finding {
 func (d *Doctor) rolesOfPods(ctx context.Context) []finding.Finding {
 	lack := map[string]*corev1.Pod{} // a pod of each, by namespace and name
 	for i := range d.onOwn {
-		if p := &d.onOwn[i]; byPodIdentity(p) {
+		if p := &d.onOwn[i]; wellknown.ByPodIdentity(p) {
 			lack[p.Namespace+"/"+p.Spec.ServiceAccountName] = p
 		}
 	}

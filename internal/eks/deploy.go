@@ -21,6 +21,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/aws/eks"
 	"github.com/elotl/kip/internal/cloud/aws/images"
 	"github.com/elotl/kip/internal/crd"
+	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
@@ -230,22 +231,36 @@ func (d *Deployment) checkCluster(ctx context.Context, f *found, c eks.Cluster) 
 	if f.plan.dns, err = f.api.findDNS(ctx, c, d.Region); err != nil {
 		problems = append(problems, err.Error())
 	}
-	disks, err := f.api.findStorage(ctx, c, d.Region, f.account.ID, f.running.class)
+	store, err := f.api.findStorage(ctx, c, d.Region, f.account.ID, f.running.class)
 	if err != nil {
 		problems = append(problems, err.Error())
 	}
-	if f.plan.class = disks.class; disks.own {
+	if f.plan.class = store.class; store.own {
 		f.plan.ownClass = classFor(c)
 	}
-	if disks.byEBS {
-		d.Say("Note: not checked: whether the driver of disks has its role, without which Kip's store gets no volume: %s",
-			wellknown.ShowEBSDriver(d.Region, c.Name))
+	if store.byEBS {
+		d.noteDriver(ctx, f.api, c)
 	}
 	objects, err := f.plan.objects()
 	if err != nil {
 		return append(problems, err.Error())
 	}
 	return append(problems, f.api.mayApply(ctx, objects, d.Namespace, f.running.namespaceUID != "")...)
+}
+
+// noteDriver says what is known of the role of EBS' driver.
+func (d *Deployment) noteDriver(ctx context.Context, api *Kubernetes, c eks.Cluster) {
+	role, err := disks.Role(ctx, api.Client)
+	if role != "" {
+		d.Say("The driver of disks has its role by %s", role)
+		return
+	}
+	why := ""
+	if err != nil {
+		why = fmt.Sprintf(" (%v)", err)
+	}
+	d.Say("Note: not checked: whether the driver of disks has its role, without which Kip's store gets no volume%s: %s", why,
+		wellknown.ShowEBSDriver(d.Region, c.Name))
 }
 
 // smallest are the types of pods that name no resources, by the architecture of the boot image.

@@ -26,6 +26,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud/aws/eks"
+	"github.com/elotl/kip/internal/eks/disks"
 	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
@@ -159,39 +160,15 @@ func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, region, acc
 	if was != "" {
 		return storage{class: was, own: was == storeClass}, nil
 	}
-	classes, err := k.Client.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	has, err := disks.Find(ctx, k.Client, c.AutoDisks)
 	if err != nil {
-		return storage{}, fmt.Errorf("list the StorageClasses: %w", err)
+		return storage{}, err
 	}
-	drivers, err := k.Client.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return storage{}, fmt.Errorf("list the CSIDrivers: %w", err)
+	if s := has.Usable(storeClass); s != nil {
+		return storage{class: s.Name, byEBS: disks.DriverOf(s.Provisioner) == wellknown.EBSDriver}, nil
 	}
-	byEBS := func(driver string) bool { return driver == wellknown.EBSDriver || driver == wellknown.InTree }
-	has := func(driver string) bool {
-		if driver == wellknown.InTree {
-			driver = wellknown.EBSDriver
-		}
-		return driver == wellknown.AutoDriver && c.AutoDisks ||
-			slices.ContainsFunc(drivers.Items, func(d storagev1.CSIDriver) bool { return d.Name == driver })
-	}
-	found := storage{}
-	for _, s := range classes.Items {
-		if !has(s.Provisioner) || s.Name == storeClass {
-			continue
-		}
-		if s.Annotations[wellknown.DefaultClass] == "true" {
-			return storage{class: s.Name, byEBS: byEBS(s.Provisioner)}, nil
-		}
-		if found.class == "" && (byEBS(s.Provisioner) || s.Provisioner == wellknown.AutoDriver) {
-			found = storage{class: s.Name, byEBS: byEBS(s.Provisioner)}
-		}
-	}
-	switch {
-	case found.class != "":
-		return found, nil
-	case c.AutoDisks, has(wellknown.EBSDriver): // EKS makes no StorageClass for either
-		return storage{class: storeClass, own: true, byEBS: !c.AutoDisks}, nil
+	if driver := has.Driver(); driver != "" { // EKS makes no StorageClass for either
+		return storage{class: storeClass, own: true, byEBS: driver == wellknown.EBSDriver}, nil
 	}
 	return storage{}, fmt.Errorf("the cluster has no driver for disks, and Kip's store needs one: %s",
 		wellknown.CreateEBSDriver(region, c.Name, account))

@@ -2,6 +2,7 @@ package wellknown
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,6 +42,19 @@ const ComputeType = "eks.amazonaws.com/compute-type"
 
 // OnAuto reports whether a node is one of Auto Mode.
 func OnAuto(n *corev1.Node) bool { return n.Labels[ComputeType] == "auto" }
+
+// ByPodIdentity reports whether a pod asks the EKS Pod Identity agent of its node for credentials, as EKS' webhook has it do.
+func ByPodIdentity(p *corev1.Pod) bool {
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for _, e := range c.Env {
+			if e.Name == "AWS_CONTAINER_CREDENTIALS_FULL_URI" &&
+				(strings.Contains(e.Value, PodIdentityAddress) || strings.Contains(e.Value, PodIdentityAddress6)) {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // CreateAddon is the command that installs an add-on.
 func CreateAddon(region, cluster, name string) string {

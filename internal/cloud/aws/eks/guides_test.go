@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -35,7 +36,7 @@ import (
 	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
-// A shell carries out the guide of 2020 for EKS, and what docs/eks.md and deploy.sh have a user type, with the real
+// hack/guide carries out the guide of 2020 for EKS, and what docs/eks.md and deploy.sh have a user type, with the real
 // ./kustomize/deploy.sh and a model of AWS. This test binary stands in for the programs that these name. The guides without AWS are in
 // deploy/render. internal/eks has deploy.sh up to a node that is Ready.
 
@@ -259,19 +260,17 @@ func carryOut(t *testing.T, m *model.Model, script string) (string, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
-	for name := range programs {
-		text := "#!/bin/sh\n" + asProgram + "=" + name + " exec '" + self + "' \"$@\"\n"
-		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
 	answer := `$(cat "$` + answerFile + `")`
-	shell := exec.Command("bash", "-euo", "pipefail", "-c", strings.NewReplacer("<subnet-id of VPC>", "subnet-a",
-		"<kip-cells SG ID>", answer, "<kip-efs-mt SG ID>", answer, "<EFS filesystem ID>", answer).Replace(script))
-	shell.Dir = "../../../.."
+	top, err := filepath.Abs("../../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell := exec.Command(filepath.Join(top, "hack/guide"), append([]string{self}, slices.Collect(maps.Keys(programs))...)...)
+	shell.Dir = top
+	shell.Stdin = strings.NewReader(strings.NewReplacer("<subnet-id of VPC>", "subnet-a", "<kip-cells SG ID>", answer, "<kip-efs-mt SG ID>", answer,
+		"<EFS filesystem ID>", answer).Replace(script))
 	shell.Env = []string{
-		"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "KIPCTL=" + filepath.Join(bin, "kipctl"),
+		"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "KIPCTL=that of the PATH",
 		answerFile + "=" + filepath.Join(t.TempDir(), "answer"), "AWS_REGION=us-west-2", "AWS_ENDPOINT_URL=" + api.URL,
 		"AWS_ACCESS_KEY_ID=AKIAADMIN", "AWS_SECRET_ACCESS_KEY=secret", "AWS_EC2_METADATA_DISABLED=true", "AWS_MAX_ATTEMPTS=1",
 		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null",

@@ -1,0 +1,111 @@
+// Package disks owns what a cluster has for disks, of EKS above all: the driver, the StorageClass that a claim of Kip's store can name, and
+// the role of the driver. It asks the Kubernetes API, and changes nothing.
+package disks
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/elotl/kip/internal/eks/wellknown"
+)
+
+// Disks is what a cluster has.
+type Disks struct {
+	// Classes are all StorageClasses, and Default is that of claims that name none, whatever its driver; nil if there is none.
+	Classes []storagev1.StorageClass
+	Default *storagev1.StorageClass
+
+	drivers []storagev1.CSIDriver
+	auto    bool
+}
+
+// Find asks a cluster. auto says that EKS Auto Mode makes disks in it, whose driver no CSIDriver shows.
+func Find(ctx context.Context, kube kubernetes.Interface, auto bool) (Disks, error) {
+	classes, err := kube.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return Disks{}, fmt.Errorf("list the StorageClasses: %w", err)
+	}
+	drivers, err := kube.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return Disks{}, fmt.Errorf("list the CSIDrivers: %w", err)
+	}
+	d := Disks{Classes: classes.Items, drivers: drivers.Items, auto: auto}
+	if n := slices.IndexFunc(d.Classes, func(s storagev1.StorageClass) bool { return s.Annotations[wellknown.DefaultClass] == "true" }); n >= 0 {
+		d.Default = &d.Classes[n]
+	}
+	return d, nil
+}
+
+// DriverOf is the driver that makes the disks of a provisioner: the API server has EBS' own carry out what was its own part before.
+func DriverOf(provisioner string) string {
+	if provisioner == wellknown.InTree {
+		return wellknown.EBSDriver
+	}
+	return provisioner
+}
+
+// Has reports whether the cluster has the driver of a provisioner.
+func (d Disks) Has(provisioner string) bool {
+	driver := DriverOf(provisioner)
+	return driver == wellknown.AutoDriver && d.auto ||
+		slices.ContainsFunc(d.drivers, func(c storagev1.CSIDriver) bool { return c.Name == driver })
+}
+
+// Usable is the StorageClass for a claim, of a driver that the cluster has: the default one, else the first of EBS or of Auto Mode. It is
+// nil if there is none but the one that is left out.
+func (d Disks) Usable(but string) (found *storagev1.StorageClass) {
+	for n := range d.Classes {
+		s := &d.Classes[n]
+		switch driver := DriverOf(s.Provisioner); {
+		case s.Name == but || !d.Has(s.Provisioner):
+		case s.Annotations[wellknown.DefaultClass] == "true":
+			return s
+		case found == nil && (driver == wellknown.EBSDriver || driver == wellknown.AutoDriver):
+			found = s
+		}
+	}
+	return found
+}
+
+// Driver is a driver of EKS that the cluster has, Auto Mode's first; "" if it has none.
+func (d Disks) Driver() string {
+	for _, name := range []string{wellknown.AutoDriver, wellknown.EBSDriver} {
+		if d.Has(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// The service account of EBS' driver, and its pods, which make volumes. Source: aws-ebs-csi-driver,
+// charts/aws-ebs-csi-driver/templates/controller.yaml.
+const ebsAccount, ebsPods = "ebs-csi-controller-sa", "app=ebs-csi-controller"
+
+// Role is by what EBS' driver has a role of its own: the ARN, or EKS Pod Identity. It is "" if the cluster does not know: the driver may have
+// the rights of its node's role, which the API server does not show. Sources: EKS User Guide, "Assign IAM roles to Kubernetes service
+// accounts", and "Attach an IAM Role to an Amazon EKS add-on using Pod Identity", by which EKS sets variables in containers.
+func Role(ctx context.Context, kube kubernetes.Interface) (string, error) {
+	account, err := kube.CoreV1().ServiceAccounts(metav1.NamespaceSystem).Get(ctx, ebsAccount, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("get the service account kube-system/%s: %w", ebsAccount, err)
+	}
+	if err == nil && account.Annotations[wellknown.RoleAnnotation] != "" {
+		return account.Annotations[wellknown.RoleAnnotation], nil
+	}
+	pods, err := kube.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: ebsPods})
+	if err != nil {
+		return "", fmt.Errorf("list the pods of %s: %w", wellknown.EBSDriver, err)
+	}
+	for i := range pods.Items {
+		if wellknown.ByPodIdentity(&pods.Items[i]) {
+			return "EKS Pod Identity", nil
+		}
+	}
+	return "", nil
+}
