@@ -193,7 +193,7 @@ func run(t *testing.T, c *cluster, args ...string) result {
 	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
 	var out, stderr bytes.Buffer
 	k := &kipctl{
-		out: &out, err: &stderr, clock: clocktesting.NewFakePassiveClock(now),
+		out: &out, err: &stderr, clock: clocktesting.NewFakePassiveClock(now), waits: atOnce{},
 		connect: func(clientcmd.ClientConfig) (*cluster, error) {
 			if c == nil {
 				return nil, errors.New("no cluster")
@@ -209,6 +209,15 @@ func run(t *testing.T, c *cluster, args ...string) result {
 	err := root.ExecuteContext(t.Context())
 	shown := strings.NewReplacer(k.fallbackSocket, defaultSocket)
 	return result{shown.Replace(out.String()), shown.Replace(stderr.String()), err}
+}
+
+// atOnce is a clock by which nobody waits.
+type atOnce struct{ clock.RealClock }
+
+func (atOnce) After(time.Duration) <-chan time.Time {
+	over := make(chan time.Time, 1)
+	over <- time.Now()
+	return over
 }
 
 func TestOutput(t *testing.T) {

@@ -39,7 +39,7 @@ resource "aws_vpc" "kip" {
 
     precondition {
       condition     = var.publish_boot_image || length(data.aws_ami_ids.cells.ids) > 0
-      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"${local.publish}\" in the repository's root, or set publish_boot_image = true."
+      error_message = "There is no AMI named ${var.boot_image_name} of your account in ${var.region}. Run \"kipctl image publish --region ${var.region}\" where kip-cell-amd64.tar.gz and .manifest.json of a release are, or \"${local.publish}\" in the repository's root, or set publish_boot_image = true."
     }
   }
 }

@@ -297,8 +297,8 @@ func (d *Deployment) bootImage(ctx context.Context, account *eks.Account) (insta
 	}
 	if publish, err = images.InFolder(d.Folder, arch, ""); err != nil {
 		return "", images.Image{}, fmt.Errorf("account %s has no boot image %s in %s, and this folder has none to publish: run "+
-			"make image IMAGE_ARCH=%s IMAGE_FORMATS=raw, or name the folder with kip-cell-%s.raw of a release: --image-folder: %w",
-			account.ID, d.BootImage, d.Region, arch, arch, err)
+			"make image IMAGE_ARCH=%s IMAGE_FORMATS=raw, or name the folder with kip-cell-%s.tar.gz and .manifest.json of a release: "+
+			"--image-folder: %w", account.ID, d.BootImage, d.Region, arch, arch, err)
 	}
 	d.Say("Note: account %s has no boot image in %s: %s will be published", account.ID, d.Region, publish.File)
 	return instanceType, publish, nil

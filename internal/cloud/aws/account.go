@@ -364,11 +364,10 @@ func (a *accountChecks) instanceType(ctx context.Context) []finding.Finding {
 
 // image looks for an image of each architecture. One is enough, if the wanted type has it.
 func (a *accountChecks) image(ctx context.Context) []finding.Finding {
-	publish := "kip-image publish -cloud=aws -region=" + a.c.cfg.Region
 	var found, missing []finding.Finding
 	for _, arch := range []string{archX86, "arm64"} {
 		i, err := a.c.image(ctx, cloud.LaunchSpec{InstanceType: a.wanted.InstanceType, Arch: arch, Options: cloud.Options{Image: a.c.cfg.Image}})
-		cure := publish + " -arch=" + arch
+		cure := a.publish(arch)
 		switch cause := cloud.CauseOf(err); {
 		case err == nil:
 			a.images[arch] = i
@@ -383,9 +382,15 @@ func (a *accountChecks) image(ctx context.Context) []finding.Finding {
 		}
 	}
 	if len(found) == 0 {
-		return only(finding.Fail(publish, "%s", missing[0].Message))
+		return only(finding.Fail(a.publish(cmp.Or(a.arch, archX86)), "%s", missing[0].Message))
 	}
 	return append(found, missing...)
+}
+
+// publish is the command that publishes a boot image.
+func (a *accountChecks) publish(arch string) string {
+	return fmt.Sprintf("kipctl image publish --region %s --arch %s # where kip-cell-%s.tar.gz and .manifest.json of a release are, or in a checkout after "+
+		"make image IMAGE_ARCH=%s", a.c.cfg.Region, arch, arch, arch)
 }
 
 // age says how old an image is.

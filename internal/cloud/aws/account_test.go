@@ -172,13 +172,13 @@ func TestWhatAnAccountLacksIsFound(t *testing.T) {
 		"no public IP":    {func(a *toExamine) { a.model.Subnets[1].MapPublic = false }, finding.Warning, "subnets: subnet subnet-a2", "modify-subnet-attribute --subnet-id subnet-a2"},
 		"no group":        {func(a *toExamine) { a.wanted.SecurityGroups = []string{"sg-9"} }, finding.Failed, `security groups: cells.extraSecurityGroups`, "describe-security-groups"},
 		"no such type":    {func(a *toExamine) { a.wanted.InstanceType = "t9.huge" }, finding.Failed, `instance type: cells.defaultInstanceType: EC2 has no type "t9.huge"`, "describe-instance-type-offerings"},
-		"no image":        {func(a *toExamine) { a.model.Images = nil }, finding.Failed, "image: no image for", "kip-image publish -cloud=aws -region=us-east-1"},
-		"another's image": {func(a *toExamine) { a.wanted.InstanceType, a.model.Images = "c7g.large", a.model.Images[:4] }, finding.Failed, "image: no image for arm64, which cells.defaultInstanceType c7g.large has", "-arch=arm64"},
-		"only one image":  {func(a *toExamine) { a.model.Images = a.model.Images[:4] }, finding.Warning, "image: no image for arm64", "-arch=arm64"},
-		"old image":       {func(a *toExamine) { a.now = a.now.AddDate(0, 6, 0) }, finding.Warning, "image: image ami-2 for amd64 is 190 days old", "kip-image publish"},
+		"no image":        {func(a *toExamine) { a.model.Images = nil }, finding.Failed, "image: no image for", "kipctl image publish --region us-east-1 --arch amd64"},
+		"another's image": {func(a *toExamine) { a.wanted.InstanceType, a.model.Images = "c7g.large", a.model.Images[:4] }, finding.Failed, "image: no image for arm64, which cells.defaultInstanceType c7g.large has", "--arch arm64"},
+		"only one image":  {func(a *toExamine) { a.model.Images = a.model.Images[:4] }, finding.Warning, "image: no image for arm64", "--arch arm64"},
+		"old image":       {func(a *toExamine) { a.now = a.now.AddDate(0, 6, 0) }, finding.Warning, "image: image ami-2 for amd64 is 190 days old", "kipctl image publish"},
 		"deprecated": {func(a *toExamine) {
 			a.model.Images[0].Deprecated, a.model.Images[1].Deprecated = "2026-01-02T00:00:00Z", "2026-01-02T00:00:00Z"
-		}, finding.Warning, "is deprecated since", "kip-image publish"},
+		}, finding.Warning, "is deprecated since", "kipctl image publish"},
 		"no quota":        {func(a *toExamine) { a.model.Quotas["L-1216C47A"] = 0 }, finding.Failed, "quotas: of 0 on-demand vCPUs", "--quota-code L-1216C47A --desired-value 64"},
 		"few spot":        {func(a *toExamine) { a.model.Quotas["L-34B43A08"] = 4 }, finding.Warning, "of 4 spot vCPUs", "--quota-code L-34B43A08"},
 		"unread quotas":   {without("KipReadsQuotas"), finding.NotChecked, "quotas: the quotas of vCPUs", ""},

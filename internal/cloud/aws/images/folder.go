@@ -2,13 +2,15 @@ package images
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// InFolder finds the boot image for an architecture, and of a variant, in a folder of make image's or of a release: its raw disk, with
-// what its manifest says of it.
+// InFolder finds the boot image for an architecture, and of a variant, in a folder of make image's or of a release: its raw disk, which a
+// release has packed, with what its manifest says of it.
 func InFolder(dir, arch, variant string) (Image, error) {
 	name := "kip-cell-" + arch
 	if variant != "" {
@@ -34,6 +36,10 @@ func InFolder(dir, arch, variant string) (Image, error) {
 		if o.Name == name+".raw" {
 			i := Image{File: filepath.Join(dir, o.Name), SHA256: o.SHA256, Arch: arch, Version: m.Version, Variant: variant, GPUs: m.GPUs}
 			_, err := os.Stat(i.File)
+			if errors.Is(err, fs.ErrNotExist) {
+				i.File = filepath.Join(dir, name+archived)
+				_, err = os.Stat(i.File)
+			}
 			return i, err
 		}
 	}

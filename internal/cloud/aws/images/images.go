@@ -82,7 +82,7 @@ type Publisher struct {
 
 // Image is a disk that is to be an image.
 type Image struct {
-	// File is the raw disk, and SHA256 what it must have, in hex.
+	// File is the raw disk, or an archive of it (.tar.gz). SHA256 is what the disk must have, in hex.
 	File, SHA256 string
 	Arch         string // amd64 or arm64
 	Version      string // Kip's
@@ -142,11 +142,11 @@ func (p *Publisher) Publish(ctx context.Context, i Image) (id string, err error)
 	if architectures[i.Arch] == "" {
 		return "", fmt.Errorf("publish an image for %s: EC2 has amd64 and arm64", i.Arch)
 	}
-	disk, err := os.Open(i.File)
+	disk, done, err := i.open()
 	if err != nil {
 		return "", err
 	}
-	defer disk.Close()
+	defer done()
 	h := sha256.New()
 	size, err := io.Copy(h, disk)
 	if err != nil {

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/elotl/kip/internal/cloud/aws/images"
+)
+
+func imageOf(k *kipctl) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Publish the boot image of cells in an account of AWS",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return fmt.Errorf("say what to do: %q", cmd.CommandPath()+" publish")
+		},
+	}
+	cmd.AddCommand(imagePublish(k))
+	return cmd
+}
+
+// publication is what "kipctl image publish" is asked for.
+type publication struct {
+	region, arch, variant, folder string
+	removeOld                     bool
+}
+
+func imagePublish(k *kipctl) *cobra.Command {
+	var p publication
+	cmd := &cobra.Command{
+		Use:   "publish",
+		Short: "Upload the boot image of cells, and register it as an AMI",
+		Long: "Upload the boot image of cells, and register it as an AMI. It needs kip-cell-ARCH.manifest.json and kip-cell-ARCH.tar.gz of a\n" +
+			"release in the working folder, or what make image has made in bin/image. An image that the account has already is left as it\n" +
+			"is. It uses AWS credentials as AWS's own tools find them; docs/boot-image.md has the rights that it needs.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return k.publish(cmd.Context(), p) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&p.region, "region", "", "`region` of the account (default: as AWS's own tools find it)")
+	flags.StringVar(&p.arch, "arch", "amd64", "`architecture` of the image: amd64 or arm64")
+	flags.StringVar(&p.variant, "variant", "", "`variant` of the image: nvidia, or none")
+	flags.StringVar(&p.folder, "image-folder", "", "`folder` of the image (default: bin/image, else the working folder)")
+	flags.BoolVar(&p.removeOld, "remove-old", false, "then remove what was published before, but for images of which there are instances")
+	return cmd
+}
+
+func (k *kipctl) publish(ctx context.Context, p publication) error {
+	image, err := p.find()
+	if err != nil {
+		return err
+	}
+	to, err := images.New(ctx, images.Config{
+		Region: p.region,
+		Say:    func(format string, args ...any) { fmt.Fprintf(k.err, format+"\n", args...) },
+		Pause: func(ctx context.Context, d time.Duration) error {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-k.waits.After(d):
+				return nil
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	id, err := to.Publish(ctx, image)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(k.out, id); err != nil || !p.removeOld {
+		return err
+	}
+	return to.RemoveOld(ctx, image.Kind(), id)
+}
+
+// find looks for the image: in the folder that is named, or where make image and a user's download have it.
+func (p publication) find() (images.Image, error) {
+	if p.folder != "" {
+		return images.InFolder(p.folder, p.arch, p.variant)
+	}
+	image, err := images.InFolder("bin/image", p.arch, p.variant)
+	if errors.Is(err, fs.ErrNotExist) {
+		image, err = images.InFolder(".", p.arch, p.variant)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return image, fmt.Errorf("neither bin/image nor this folder has the boot image: want kip-cell-%[1]s.manifest.json and kip-cell-%[1]s.tar.gz of "+
+			"a release (docs/releases.md), or make image IMAGE_ARCH=%[1]s IMAGE_FORMATS=raw: %[2]w", images.Image{Arch: p.arch, Variant: p.variant}.Kind(),
+			err)
+	}
+	return image, err
+}
