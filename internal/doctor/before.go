@@ -314,6 +314,9 @@ func (d *Doctor) rights(ctx context.Context) []finding.Finding {
 			lacks = append(lacks, strings.TrimSuffix(m.resource+"."+m.group, "."))
 		}
 	}
+	if user := d.user(ctx); len(lacks) > 0 && !d.looked && strings.HasPrefix(user, "system:serviceaccount:") { // such as Kip itself
+		return one(finding.Unchecked("whether you may install Kip: you are %s, and may not create %s", user, strings.Join(lacks, ", ")))
+	}
 	if len(lacks) > 0 && !d.looked {
 		return one(finding.Warn(d.makeAdmin(ctx), "you may not create %s, so you cannot install Kip into namespace %s, if it is not here already",
 			strings.Join(lacks, ", "), d.Namespace()))
@@ -327,13 +330,17 @@ func (d *Doctor) rights(ctx context.Context) []finding.Finding {
 
 // makeAdmin is the command by which somebody who may gives the user the rights to install Kip.
 func (d *Doctor) makeAdmin(ctx context.Context) string {
-	user := "USER"
+	return "kubectl create clusterrolebinding kip-installer --clusterrole=cluster-admin --user='" + d.user(ctx) + "' # as somebody who may"
+}
+
+// user is who asks, or what stands for him in a command.
+func (d *Doctor) user(ctx context.Context) string {
 	reviews := d.c.Cluster.Kube.AuthenticationV1().SelfSubjectReviews()
 	answer, err := reviews.Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err == nil && answer.Status.UserInfo.Username != "" { // else the reader knows
-		user = answer.Status.UserInfo.Username
+		return answer.Status.UserInfo.Username
 	}
-	return "kubectl create clusterrolebinding kip-installer --clusterrole=cluster-admin --user='" + user + "' # as somebody who may"
+	return "USER"
 }
 
 // roles says by a dry run whether the user may give Kip its rights. An access review does not tell: the API server lets nobody give

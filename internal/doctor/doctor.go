@@ -142,6 +142,7 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "", "nodes", d.kipNodes),
 		of(areaKip, "", "versions", d.versions),
 		of(areaKip, "", "definition of Cell", d.definition),
+		of(areaKip, "", "rights", d.kipRights),
 		of(areaKip, "", "webhook", d.webhook),
 		of(areaKip, "", "kubelet port", d.kubeletPort),
 		of(areaKip, "", "certificate requests", d.requests),

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -53,6 +54,8 @@ type world struct {
 	drivers       []string
 	nodes         []corev1.Node
 	lacks         string // a resource that the user may not create
+	user          string // who asks; jane when empty
+	unable        string // a resource that Kip's service account may not get
 	forbids       bool   // the API server forbids all but reviews
 	escalates     bool   // the user may give no rights
 	provider      *config.Config
@@ -207,8 +210,16 @@ func (w *world) create(t *testing.T) clienttesting.ReactionFunc {
 		case *authorizationv1.SelfSubjectAccessReview:
 			object.Status.Allowed = object.Spec.ResourceAttributes.Resource != w.lacks
 			return true, object, nil
+		case *authorizationv1.SubjectAccessReview:
+			asked := object.Spec.ResourceAttributes
+			name := strings.TrimPrefix(asked.Name, "system:node:")
+			if strings.HasPrefix(name, "kip-0-") && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == name }) {
+				t.Errorf("it asks about %s, and the cluster has no such node", asked.Name)
+			}
+			object.Status.Allowed = strings.HasPrefix(object.Spec.User, "system:serviceaccount:") && (asked.Resource != w.unable || asked.Verb != "get")
+			return true, object, nil
 		case *authenticationv1.SelfSubjectReview:
-			object.Status.UserInfo.Username = "jane"
+			object.Status.UserInfo.Username = cmp.Or(w.user, "jane")
 			return true, object, nil
 		}
 		if dry := a.(clienttesting.CreateActionImpl).CreateOptions.DryRun; !slices.Equal(dry, []string{metav1.DryRunAll}) {
@@ -309,6 +320,10 @@ func TestWhatMayNotBeAskedIsNotOK(t *testing.T) {
 	d := &Doctor{c: Config{Cluster: Cluster{Kube: (&world{lacks: "roles"}).kube(t)}}} // who may not look for Kip
 	if f := d.rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message, "if it is not here already") {
 		t.Errorf("rights: %+v", f)
+	}
+	d.c.Cluster.Kube = (&world{lacks: "roles", user: "system:serviceaccount:kip-system:kip"}).kube(t)
+	if f := d.rights(t.Context())[0]; f.Outcome != finding.NotChecked || f.Cure != "" { // Kip is not to be a cluster admin
+		t.Errorf("rights of Kip itself: %+v", f)
 	}
 	w = installed()
 	w.forbids = true
@@ -424,6 +439,14 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"no driver":          {onEKS, func(w *world) { w.classes[0].Provisioner = wellknown.InTree }, "StorageClass", finding.Failed, "does not have the driver ebs.csi.aws.com", "aws-ebs-csi-driver"},
 		"a driver's role": {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.NotChecked,
 			"whether the driver ebs.csi.aws.com has its role", "aws eks describe-addon --region eu-west-1 --cluster-name prod --addon-name aws-ebs-csi-driver"},
+		"a driver's own role": {onEKS, func(w *world) {
+			w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver}
+			account := &corev1.ServiceAccount{ObjectMeta: meta("kube-system", "ebs-csi-controller-sa")}
+			account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/ebs"}
+			w.others = append(w.others, account)
+		}, "StorageClass", finding.OK, "the default StorageClass is usual", ""},
+		"a driver without a class": {onEKS, func(w *world) { w.classes, w.drivers = nil, []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "no StorageClass",
+			`"provisioner":"ebs.csi.aws.com"`},
 		"a driver with a role": {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass",
 			"--addon-name aws-ebs-csi-driver --service-account-role-arn arn:aws:iam::ACCOUNT:role/prod-ebs-driver"},
 		"a driver": {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.OK, "usual", ""},
@@ -433,14 +456,6 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 		"no rights":       {fresh, func(w *world) { w.lacks = "clusterroles" }, "rights", finding.Failed, "may not create clusterroles.rbac", "--user='jane'"},
 		"nothing to give": {fresh, func(w *world) { w.escalates = true }, "roles", finding.Failed, "may not give Kip its rights", "cluster-admin"},
 		"no room":         {fresh, func(w *world) { w.nodes[0].Spec.Unschedulable = true }, "nodes", finding.Failed, "no node is Ready", "kubectl get nodes"},
-		"a driver's own role": {onEKS, func(w *world) {
-			w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver}
-			account := &corev1.ServiceAccount{ObjectMeta: meta("kube-system", "ebs-csi-controller-sa")}
-			account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/ebs"}
-			w.others = append(w.others, account)
-		}, "StorageClass", finding.OK, "the default StorageClass is usual", ""},
-		"a driver without a class": {onEKS, func(w *world) { w.classes, w.drivers = nil, []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "no StorageClass",
-			`"provisioner":"ebs.csi.aws.com"`},
 		"EKS verifies":    {onEKS, func(*world) {}, "signer", finding.Warning, "verifies", "signerName=beta.eks.amazonaws.com/app-serving"},
 	})
 }
@@ -616,9 +631,24 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"cordoned": {installed, func(w *world) { w.nodes[1].Spec.Unschedulable = true }, "nodes", finding.Failed, "cordoned", "kubectl uncordon kip-0"},
 		"another version": {installed, func(w *world) { w.nodes[1].Status.NodeInfo.KubeletVersion = "v1.36.3-kip-1.1.0" }, "versions", finding.Warning,
 			"Kip of node kip-0 is 1.1.0, and this kipctl is 1.2.0", "kipctl version"},
-		"no definition":    {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
-		"deaf webhook":     {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
-		"deaf, on EKS":     {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
+		"no definition":   {installed, func(w *world) { w.noCRD = true }, "definition of Cell", finding.Failed, "kubectl get cells", "kipctl crd update"},
+		"deaf webhook":    {installed, func(w *world) { w.answers = false }, "webhook", finding.Failed, "does not reach Kip's webhook", "--set hostNetwork=true"},
+		"deaf, on EKS":    {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
+		"a right is gone": {installed, func(w *world) { w.unable = "daemonsets" }, "rights", finding.Failed, "kip-system/kip may not get daemonsets.apps", "helm upgrade release deploy/helm/kip --namespace kip-system --reuse-values --force-conflicts"},
+		"of a node":       {byManifests, func(w *world) { w.unable = "nodes" }, "rights", finding.Failed, "may not get nodes", "kubectl apply -k"},
+		"no Service": {installed, func(w *world) {
+			w.answers = false
+			w.hook.Webhooks[0].ClientConfig.Service = &admissionregistrationv1.ServiceReference{Namespace: "kip-system", Name: "kip-webhook"}
+		}, "webhook", finding.Failed, "the Service kip-system/kip-webhook of Kip's webhook is gone", "--reuse-values --force-conflicts"},
+		"no Service, and a connection": {installed, func(w *world) {
+			w.hook.Webhooks[0].ClientConfig.Service = &admissionregistrationv1.ServiceReference{Namespace: "kip-system", Name: "kip-webhook"}
+		}, "webhook", finding.Failed, "reaches Kip only until its connection ends", "--force-conflicts"},
+		"deaf, restricted": {installed, func(w *world) {
+			w.answers = false
+			n := &corev1.Namespace{ObjectMeta: meta("", "kip-system")}
+			n.Labels = map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
+			w.others = append(w.others, n)
+		}, "webhook", finding.Failed, "does not reach", "kubectl label namespace kip-system pod-security.kubernetes.io/enforce=privileged --overwrite"},
 		"no webhook":       {installed, func(w *world) { w.answers, w.hook = false, nil }, "webhook", finding.Failed, "not installed", "helm upgrade release deploy/helm/kip --namespace kip-system"},
 		"no CA":            {installed, func(w *world) { w.answers, w.hook.Webhooks[0].ClientConfig.CABundle = false, nil }, "webhook", finding.Failed, "not written its CA", "kubectl logs"},
 		"may make no pod":  {installed, func(w *world) { w.escalates = true }, "webhook", finding.NotChecked, "you may not dry-run a pod", ""},

@@ -15,6 +15,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,25 +56,54 @@ func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
 		return one(unasked("dry-run a pod in namespace "+d.c.PodNamespace, err))
 	}
 	heard := answered(pod)
+	configured, err := d.webhookConfiguration(ctx)
+	if gone := d.goneService(ctx, configured, heard); gone != nil {
+		return gone
+	}
 	if heard && d.name == "" {
 		return one(finding.Fine("the API server asks Kip about pods that select its nodes (a dry run)"))
 	}
-	const loses = "so pods that select type: virtual-kubelet get no toleration of Kip's taint, and wait"
-	configured, err := d.webhookConfiguration(ctx)
 	untrusted := configured != nil && slices.ContainsFunc(configured.Webhooks, trustsNobody)
 	switch {
 	case heard && !untrusted:
 		return one(finding.Unchecked("whether the API server reaches the webhook of this Kip: for pods that select type: virtual-kubelet all Kips of the " +
 			"cluster answer, and one has"))
 	case err != nil:
-		return one(finding.Fail(d.reachable(), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", loses, err))
+		return one(finding.Fail(d.reachable(ctx), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", untolerated, err))
 	case configured == nil:
-		return one(finding.Fail(d.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", loses))
+		return one(finding.Fail(d.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", untolerated))
 	case untrusted:
 		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", d.Namespace(), firstName(d.pods), kipContainer),
-			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, loses))
+			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, untolerated))
 	}
-	return one(finding.Fail(d.reachable(), "the API server does not reach Kip's webhook, port 9443 of its pod, %s", loses))
+	return one(finding.Fail(d.reachable(ctx), "the API server does not reach Kip's webhook, port 9443 of its pod, %s", untolerated))
+}
+
+// untolerated is what a cluster loses without Kip's webhook.
+const untolerated = "so pods that select type: virtual-kubelet get no toleration of Kip's taint, and wait"
+
+// goneService finds that the Service of Kip's webhook is not there. The API server looks for it only when it connects, so it may reach Kip
+// for hours all the same.
+func (d *Doctor) goneService(ctx context.Context, c *admissionregistrationv1.MutatingWebhookConfiguration, heard bool) []finding.Finding {
+	if c == nil {
+		return nil
+	}
+	for _, w := range c.Webhooks {
+		at := w.ClientConfig.Service
+		if at == nil {
+			continue
+		}
+		_, err := d.c.Cluster.Kube.CoreV1().Services(at.Namespace).Get(ctx, at.Name, metav1.GetOptions{})
+		switch {
+		case !apierrors.IsNotFound(err):
+		case heard:
+			return one(finding.Fail(d.restore(), "the Service %s/%s of Kip's webhook is gone: the API server reaches Kip only until its connection ends",
+				at.Namespace, at.Name))
+		default:
+			return one(finding.Fail(d.restore(), "the Service %s/%s of Kip's webhook is gone, %s", at.Namespace, at.Name, untolerated))
+		}
+	}
+	return nil
 }
 
 func trustsNobody(w admissionregistrationv1.MutatingWebhook) bool {
@@ -104,14 +134,21 @@ func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrati
 	return nil, nil
 }
 
-// reachable is the command that has the API server reach the ports of Kip's pod.
-func (d *Doctor) reachable() string {
+// reachable is the command that has the API server reach the ports of Kip's pod. Pod Security refuses a pod of the host's network, unless its
+// namespace allows all.
+func (d *Doctor) reachable(ctx context.Context) string {
 	if d.eks() {
 		const from = ",UserIdGroupPairs=[{GroupId=GROUP-OF-THE-CLUSTER}]"
 		return fmt.Sprintf("aws ec2 authorize-security-group-ingress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
 			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", d.region(), from, from)
 	}
-	return d.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
+	cure := d.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
+	const level, all = "pod-security.kubernetes.io/enforce", "privileged"
+	namespace, err := d.c.Cluster.Kube.CoreV1().Namespaces().Get(ctx, d.Namespace(), metav1.GetOptions{})
+	if err == nil && namespace.Labels[level] != "" && namespace.Labels[level] != all {
+		cure = fmt.Sprintf("kubectl label namespace %s %s=%s --overwrite # for the next command\n", namespace.Name, level, all) + cure
+	}
+	return cure
 }
 
 // kubeletPort asks Kip's kubelet port for its health, by way of the API server.
@@ -133,7 +170,7 @@ func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
 			found = append(found, finding.Fail(d.trusted(), "the API server does not trust the certificate of the kubelet port of node %s, %s: %s", n.Name, lost,
 				said))
 		default:
-			found = append(found, finding.Fail(d.reachable(), "the API server does not reach the kubelet port %d of node %s, %s: status %d, %s", port, n.Name,
+			found = append(found, finding.Fail(d.reachable(ctx), "the API server does not reach the kubelet port %d of node %s, %s: status %d, %s", port, n.Name,
 				lost, answer.Status, said))
 		}
 	}

@@ -68,19 +68,26 @@ func TestWhatAGoneKipHasLeftIsEndedFromOutside(t *testing.T) {
 func outside(s *namespace.Space) func(args ...string) *exec.Cmd {
 	s.Helper()
 	_, file := chart(s.T)
-	values, folder := readValues[settings](s.T, file), s.TempDir()
-	provider, ca := values.provider(s.T, folder), filepath.Join(folder, "ca.crt")
-	if err := os.WriteFile(ca, world.Config.CAData, 0o600); err != nil {
-		s.Fatal(err)
-	}
-	env := append(os.Environ(), "AWS_CA_BUNDLE="+ca)
-	for key, value := range values.Credentials.Data {
-		env = append(env, key+"="+value)
-	}
+	provider, env := readValues[settings](s.T, file).provider(s.T, s.TempDir()), environment(s)
 	return func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(s.Context(), world.Tool("kipctl"),
 			append([]string{"cleanup", "-f", provider, "--kubeconfig", world.Kubeconfig}, args...)...)
 		cmd.Env = env
 		return cmd
 	}
+}
+
+// environment is that of a user elsewhere, with the keys of the installed Kip.
+func environment(s *namespace.Space) []string {
+	s.Helper()
+	_, file := chart(s.T)
+	ca := filepath.Join(s.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, world.Config.CAData, 0o600); err != nil {
+		s.Fatal(err)
+	}
+	env := append(os.Environ(), "AWS_CA_BUNDLE="+ca)
+	for key, value := range readValues[settings](s.T, file).Credentials.Data {
+		env = append(env, key+"="+value)
+	}
+	return env
 }

@@ -121,7 +121,7 @@ func TestTryProvesThatPodsRunAndLeavesNothing(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"batch", "logs", "load-balancer", "egress", "spot", "large-image"} {
+	for _, name := range []string{"batch", "logs", "load-balancer", "egress", "spot", "gpu-dry-run", "large-image"} {
 		if got[name] != "ok" {
 			t.Errorf("step %s is %q", name, got[name])
 		}

@@ -1,0 +1,159 @@
+//go:build e2e
+
+package install
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elotl/kip/test/harness"
+	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
+)
+
+// diagnosis is what kipctl doctor -o json has of a check.
+type diagnosis struct{ Area, Check, Outcome, Message, Cure string }
+
+// diagnoses reads what doctor has printed.
+func diagnoses(s *namespace.Space, out string) []diagnosis {
+	s.Helper()
+	var report struct{ Results []diagnosis }
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		s.Fatalf("%v:\n%s", err, out)
+	}
+	return report.Results
+}
+
+// examined runs kipctl doctor as a user does elsewhere, with the keys of the account.
+func examined(s *namespace.Space) []diagnosis {
+	s.Helper()
+	cmd := exec.CommandContext(s.Context(), world.Tool("kipctl"), "doctor", "--kubeconfig", world.Kubeconfig, "-o", "json")
+	cmd.Env = environment(s)
+	out, errs, err := namespace.Run(cmd)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) { // it exits with 1 if a check has failed
+		s.Fatalf("%v: %s", err, errs)
+	}
+	return diagnoses(s, out)
+}
+
+// failed are those of failed checks.
+func failed(all []diagnosis) []diagnosis {
+	return slices.DeleteFunc(slices.Clone(all), func(d diagnosis) bool { return d.Outcome != "failed" })
+}
+
+// fine fails the test if a check has failed, or was not made and does not say why. least are checks that must be ok.
+func fine(s *namespace.Space, who string, all []diagnosis, least ...string) {
+	s.Helper()
+	ok := map[string]bool{}
+	for _, d := range all {
+		s.Logf("%s: %s: %s: %s: %s", who, d.Outcome, d.Area, d.Check, d.Message)
+		if d.Outcome == "failed" || d.Outcome == "not checked" && d.Message == "" || strings.Contains(d.Cure, "cluster-admin") {
+			s.Errorf("%s: %+v", who, d)
+		}
+		ok[d.Area+": "+d.Check] = ok[d.Area+": "+d.Check] || d.Outcome == "ok"
+	}
+	for _, check := range least {
+		if !ok[check] {
+			s.Errorf("%s: %s is not ok", who, check)
+		}
+	}
+}
+
+// cure runs the commands that doctor has printed, as they are printed, in the repository's folder.
+func cure(s *namespace.Space, d diagnosis) {
+	s.Helper()
+	root, err := harness.Repository()
+	if err != nil {
+		s.Fatal(err)
+	}
+	home := s.TempDir()
+	cmd := exec.CommandContext(s.Context(), "bash", "-euo", "pipefail", "-c", d.Cure)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "PATH="+world.Bin+":"+os.Getenv("PATH"), "KUBECONFIG="+world.Kubeconfig, "HELM_CONFIG_HOME="+home,
+		"HELM_CACHE_HOME="+home, "HELM_DATA_HOME="+home)
+	if out, errs, err := namespace.Run(cmd); err != nil {
+		s.Errorf("%s: %v\n%s%s", d.Cure, err, out, errs)
+	}
+}
+
+// unneeded is what Kip may read and does not while no CSI driver is configured, so that its loss refuses Kip nothing.
+const unneeded = "daemonsets"
+
+func TestDoctorFindsWhatIsBrokenAndItsCommandsMendIt(t *testing.T) {
+	tier.All(t)
+	s := namespace.New(t, world)
+	installed(s)
+	newKept(s)
+	before := kip(s, nil)
+	works := []string{
+		"cluster: API server", "cluster: DNS", "cluster: StorageClass", "kip: pods", "kip: nodes", "kip: versions", "kip: definition of Cell", "kip: rights",
+		"kip: webhook", "kip: kubelet port", "kip: agents", "account: credentials", "account: subnets", "account: rights to read",
+		"account: rights to launch",
+	}
+	fine(s, "from elsewhere", examined(s), works...)
+	inside := func() []diagnosis {
+		return diagnoses(s, s.Kubectl("exec", "-n", kipNamespace, kipPod, "--", "/kipctl", "doctor", "-f", "/etc/kip/config/provider.yaml", "-o", "json"))
+	}
+	fine(s, "in Kip's pod", inside(), "cluster: API server", "account: credentials", "account: rights to launch")
+
+	for _, broken := range []struct {
+		check, says string
+		breaks      func() error
+	}{
+		{"webhook", "the Service kip-system/kip-webhook of Kip's webhook is gone", func() error {
+			return world.Admin.CoreV1().Services(kipNamespace).Delete(t.Context(), release+"-webhook", metav1.DeleteOptions{})
+		}},
+		{"rights", "may not get daemonsets.apps", func() error {
+			roles := world.Admin.RbacV1().ClusterRoles()
+			role, err := roles.Get(t.Context(), "kip."+harness.Node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			role.Rules = slices.DeleteFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, unneeded) })
+			_, err = roles.Update(t.Context(), role, metav1.UpdateOptions{FieldManager: "somebody"})
+			return err
+		}},
+		{"nodes", "is cordoned", func() error {
+			s.Kubectl("cordon", harness.Node)
+			return nil
+		}},
+	} {
+		if err := broken.breaks(); err != nil {
+			t.Fatalf("break the %s: %v", broken.check, err)
+		}
+		var found diagnosis
+		s.Eventually("doctor finds that the "+broken.check+" is broken, and nothing else", func(context.Context) error {
+			all := failed(examined(s))
+			if len(all) != 1 || all[0].Area != "kip" || all[0].Check != broken.check || !strings.Contains(all[0].Message, broken.says) {
+				return fmt.Errorf("it finds %+v, want %q", all, broken.says)
+			}
+			found = all[0]
+			return nil
+		})
+		t.Logf("%s: %s\n$ %s", found.Check, found.Message, found.Cure)
+		cure(s, found)
+		s.Eventually("its command has mended the "+broken.check, func(context.Context) error {
+			if all := failed(examined(s)); len(all) > 0 {
+				return fmt.Errorf("it finds %+v", all)
+			}
+			return nil
+		})
+	}
+	if after := kip(s, nil); after.UID != before.UID {
+		t.Errorf("the commands have made another pod of Kip")
+	}
+	fine(s, "after all", examined(s), works...)
+	fine(s, "in Kip's pod, after all", inside())
+	log(s)
+}
