@@ -21,28 +21,36 @@ type Controller struct {
 	shared
 	upkeep
 	links
+	connecting
 	outfit
 	endSteps
+	standbySteps
 	machines
 	launchSteps
 	requestSteps
 	oversight
+	lists
 }
 
-// New returns a controller; Run starts it.
+// New returns a controller; Run starts it. Each group of parts is made of those before it.
 func New(cfg Config) *Controller {
-	c := &Controller{ready: make(chan struct{})}
-	c.wireCore(cfg)
-	c.wireShared(cfg)
-	c.wireUpkeep(cfg)
-	c.wireLinks(cfg)
-	c.wireOutfit(cfg)
-	c.wireEndSteps(cfg)
-	c.wireMachines(cfg)
-	c.wireLaunches(cfg)
-	c.wireRequests(cfg)
-	c.wireOversight(cfg)
-	return c
+	core := newCore(cfg)
+	shared := newShared(cfg, core)
+	upkeep := newUpkeep(cfg, core, shared)
+	links := newLinks(cfg, core, shared)
+	connecting := newConnecting(cfg, core, shared, links)
+	outfit := newOutfit(cfg, core, shared, links, connecting)
+	endSteps := newEndSteps(cfg, core, shared, connecting, outfit)
+	standbySteps := newStandbySteps(cfg, core, shared, connecting)
+	machines := newMachines(cfg, core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps)
+	launchSteps := newLaunchSteps(cfg, core, shared, upkeep)
+	requestSteps := newRequestSteps(cfg, core, shared, upkeep, endSteps)
+	oversight := newOversight(cfg, core, shared, endSteps)
+	lists := newLists(cfg, core, shared, upkeep, endSteps, oversight)
+	return &Controller{
+		make(chan struct{}), core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps, machines,
+		launchSteps, requestSteps, oversight, lists,
+	}
 }
 
 // Run moves cells until ctx ends, or until the store has failed for good. Cells

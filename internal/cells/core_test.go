@@ -41,8 +41,7 @@ func newBench(t *testing.T) *bench {
 	b := &bench{T: t, clock: clocktesting.NewFakeClock(time.Unix(1e9, 0)), cloud: newModelCloud()}
 	b.calls = pipe.New(pipe.Config{Cloud: b.cloud, Clock: b.clock})
 	b.guard = guard.New(guard.Config{Clock: b.clock})
-	c := &Controller{}
-	c.wireCore(Config{
+	b.core = newCore(Config{
 		Store: store.Memory(func(op, key string) error {
 			if b.hook != nil {
 				return b.hook(op, key)
@@ -56,7 +55,6 @@ func newBench(t *testing.T) *bench {
 		Random: func() float64 { return 1 },
 		Log:    slog.New(slog.DiscardHandler),
 	})
-	b.core = c.core
 	b.ends = &cellEnds{table: b.table, loop: b.loop, records: b.records, events: b.events}
 	b.holds = &holds{
 		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,

@@ -27,34 +27,38 @@ type core struct {
 	terminations *terminations
 }
 
-func (c *Controller) wireCore(cfg Config) {
-	c.table = newTable()
-	c.loop = newLoop(cfg, c.table)
-	c.limits = cfg.Budgets
-	c.events = &reporter{pods: cfg.Events, log: cfg.Log}
-	c.observers = new(observers(slices.Clone(cfg.Observers)))
-	c.recipe = &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
-	c.authorities = authorities{now: cfg.CAHash, old: cfg.OldCAHash}
-	c.agents = &asking{limiter: agentlimit.New()}
-	c.launches = newLaunchQueue()
-	c.ledger = newLedgerOf(cfg.Store)
-	c.pools = newPools(cfg.Pools, cfg.RefillDelay, c.recipe, cfg.Clock, cfg.Random)
-	c.inventory = newInventory(cfg.Health, cfg.ListLag)
-	c.generation = cmp.Or(cfg.Generation, NewStoreGeneration(cfg.Store, cfg.ListLag))
-	c.terminations = newTerminations(cfg)
-	c.records = &records{
+func newCore(cfg Config) core {
+	table := newTable()
+	loop := newLoop(cfg, table)
+	limits := limits(cfg.Budgets)
+	events := &reporter{pods: cfg.Events, log: cfg.Log}
+	observers := new(observers(slices.Clone(cfg.Observers)))
+	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
+	authorities := authorities{now: cfg.CAHash, old: cfg.OldCAHash}
+	agents := &asking{limiter: agentlimit.New()}
+	launches := newLaunchQueue()
+	ledger := newLedgerOf(cfg.Store)
+	pools := newPools(cfg.Pools, cfg.RefillDelay, recipe, cfg.Clock, cfg.Random)
+	inventory := newInventory(cfg.Health, cfg.ListLag)
+	generation := cmp.Or(cfg.Generation, NewStoreGeneration(cfg.Store, cfg.ListLag))
+	terminations := newTerminations(cfg)
+	records := &records{
 		clock:     cfg.Clock,
 		store:     cfg.Store,
-		ledger:    c.ledger,
-		bills:     bills{limits: c.limits, meter: cfg.Meter},
-		adoptions: &adoptions{table: c.table, pools: c.pools, terminations: c.terminations},
-		observers: c.observers,
+		ledger:    ledger,
+		bills:     bills{limits: limits, meter: cfg.Meter},
+		adoptions: &adoptions{table: table, pools: pools, terminations: terminations},
+		observers: observers,
 	}
-	c.additions = &additions{
-		table:     c.table,
-		loop:      c.loop,
+	additions := &additions{
+		table:     table,
+		loop:      loop,
 		store:     cfg.Store,
-		observers: c.observers,
+		observers: observers,
+	}
+	return core{
+		table, loop, records, additions, events, observers, limits, recipe, authorities, agents, launches, ledger,
+		pools, inventory, generation, terminations,
 	}
 }
 
@@ -73,33 +77,33 @@ type shared struct {
 	versions  *versions
 }
 
-func (c *Controller) wireShared(cfg Config) {
-	c.listening = &listening{late: cfg.Late, termBegan: cfg.TermBegan}
-	c.nodeNames = &nodeNames{
+func newShared(cfg Config, c core) shared {
+	listening := &listening{late: cfg.Late, termBegan: cfg.TermBegan}
+	nodeNames := &nodeNames{
 		nodes: cfg.Nodes,
 		one:   cfg.NodeName,
 	}
-	c.costs = &totalCosts{
+	costs := &totalCosts{
 		table:  c.table,
 		store:  cfg.Store,
 		ledger: c.ledger,
 		meter:  cfg.Meter,
 		clock:  cfg.Clock,
 	}
-	c.budgets = &budgets{
+	budgets := &budgets{
 		table:  c.table,
 		ledger: c.ledger,
 		limits: c.limits,
 		clock:  cfg.Clock,
 	}
-	c.rights = &rights{
+	rights := &rights{
 		table:  c.table,
 		loop:   c.loop,
 		events: c.events,
 		calls:  cfg.Calls,
 		denied: map[offeringKey]bool{},
 	}
-	c.blockers = &blockers{
+	blockers := &blockers{
 		table:   c.table,
 		loop:    c.loop,
 		records: c.records,
@@ -108,13 +112,13 @@ func (c *Controller) wireShared(cfg Config) {
 		node:    nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
 		byKind:  map[launchKind]*launchBlocker{},
 	}
-	c.ends = &cellEnds{
+	ends := &cellEnds{
 		table:   c.table,
 		loop:    c.loop,
 		records: c.records,
 		events:  c.events,
 	}
-	c.holds = &holds{
+	holds := &holds{
 		table:     c.table,
 		clock:     cfg.Clock,
 		records:   c.records,
@@ -122,24 +126,25 @@ func (c *Controller) wireShared(cfg Config) {
 		guard:     cfg.Guard,
 		inventory: c.inventory,
 	}
-	c.losses = &losses{
+	losses := &losses{
 		table:     c.table,
-		ends:      c.ends,
-		holds:     c.holds,
-		blockers:  c.blockers,
+		ends:      ends,
+		holds:     holds,
+		blockers:  blockers,
 		shortages: cfg.Shortages,
 	}
-	c.lost = &lostInstances{
+	lost := &lostInstances{
 		table:     c.table,
 		loop:      c.loop,
 		inventory: c.inventory,
-		listening: c.listening,
-		holds:     c.holds,
-		losses:    c.losses,
+		listening: listening,
+		holds:     holds,
+		losses:    losses,
 	}
-	c.versions = &versions{
+	versions := &versions{
 		node: nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
 		own:  cfg.Version,
 		told: map[launchKind]bool{},
 	}
+	return shared{listening, nodeNames, costs, budgets, rights, blockers, ends, holds, losses, lost, versions}
 }

@@ -16,79 +16,83 @@ type endSteps struct {
 	releases         *releases
 }
 
-func (c *Controller) wireEndSteps(cfg Config) {
-	c.wireDraining(cfg)
-	c.orphans = &orphanTerminations{
+func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps {
+	draining := newDraining(cfg, c, s, n)
+	orphans := &orphanTerminations{
 		inventory:    c.inventory,
 		terminations: c.terminations,
 	}
-	c.terminateAnswers = &terminateAnswers{
+	terminateAnswers := &terminateAnswers{
 		loop:         c.loop,
 		terminations: c.terminations,
 		inventory:    c.inventory,
-		routes:       c.routes,
+		routes:       o.routes,
 		events:       c.events,
 		observers:    c.observers,
 	}
-	c.terminateCalls = &terminateCalls{
+	terminateCalls := &terminateCalls{
 		loop:         c.loop,
 		calls:        cfg.Calls,
 		guard:        cfg.Guard,
-		holds:        c.holds,
+		holds:        s.holds,
 		terminations: c.terminations,
-		answers:      c.terminateAnswers,
+		answers:      terminateAnswers,
 	}
-	c.removals = &removals{
+	removals := &removals{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
-		connections: c.connections,
+		connections: n.connections,
 	}
-	c.abandoned = &abandoned{
+	abandoned := &abandoned{
 		loop:      c.loop,
 		records:   c.records,
 		inventory: c.inventory,
-		removals:  c.removals,
+		removals:  removals,
 		listLag:   cfg.ListLag,
 	}
-	c.terminating = &terminating{
+	terminating := &terminating{
 		inventory:    c.inventory,
 		terminations: c.terminations,
-		connections:  c.connections,
-		routes:       c.routes,
-		abandoned:    c.abandoned,
-		removals:     c.removals,
+		connections:  n.connections,
+		routes:       o.routes,
+		abandoned:    abandoned,
+		removals:     removals,
 	}
-	c.exclusion = &exclusion{
+	exclusion := &exclusion{
 		table:      c.table,
 		generation: c.generation,
 		inventory:  c.inventory,
-		orphans:    c.orphans,
+		orphans:    orphans,
 	}
-	c.excluding = &excluding{
+	excluding := &excluding{
 		clock:     cfg.Clock,
 		events:    c.events,
 		inventory: c.inventory,
-		listening: c.listening,
-		exclusion: c.exclusion,
+		listening: s.listening,
+		exclusion: exclusion,
 	}
-	c.releases = &releases{
+	releases := &releases{
 		table: c.table,
 		loop:  c.loop,
-		holds: c.holds,
+		holds: s.holds,
+	}
+	return endSteps{
+		draining, orphans, terminateAnswers, terminateCalls, removals, abandoned, terminating, exclusion, excluding,
+		releases,
 	}
 }
 
-// wireDraining makes what saves what must outlive cells.
-func (c *Controller) wireDraining(cfg Config) {
-	c.draining = &draining{
+// newDraining returns what saves what must outlive cells.
+func newDraining(cfg Config, c core, s shared, n connecting) *draining {
+	return &draining{
 		loop:        c.loop,
-		connections: c.connections,
+		connections: n.connections,
 		logs:        cfg.Logs,
 		saving: &savingLogs{
 			clock:       cfg.Clock,
 			records:     c.records,
-			connections: c.connections,
+			connections: n.connections,
 			logs:        cfg.Logs,
 			events:      c.events,
 			places:      keyed.NewPlaces[string](logsSaved, logsOfOne),
@@ -97,10 +101,10 @@ func (c *Controller) wireDraining(cfg Config) {
 			loop:        c.loop,
 			calls:       cfg.Calls,
 			agents:      c.agents,
-			connections: c.connections,
+			connections: n.connections,
 			events:      c.events,
 			places:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
 		},
-		ends: c.ends,
+		ends: s.ends,
 	}
 }

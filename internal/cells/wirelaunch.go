@@ -10,45 +10,45 @@ type requestSteps struct {
 	refilling    *refilling
 }
 
-func (c *Controller) wireRequests(cfg Config) {
-	c.matching = &matching{
+func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) requestSteps {
+	matching := &matching{
 		table:     c.table,
 		pools:     c.pools,
 		recipe:    c.recipe,
-		nodeNames: c.nodeNames,
-		first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: c.listening},
+		nodeNames: s.nodeNames,
+		first:     &firstConnections{clock: cfg.Clock, generation: c.generation, listening: s.listening},
 		reserved:  cfg.ReservedMemoryBytes,
 	}
-	c.standbys = &standbys{
+	standbys := &standbys{
 		table:    c.table,
 		loop:     c.loop,
 		records:  c.records,
 		pools:    c.pools,
-		matching: c.matching,
-		tagging:  c.tagging,
+		matching: matching,
+		tagging:  u.tagging,
 	}
-	c.requests = &requests{
+	requests := &requests{
 		table:     c.table,
 		additions: c.additions,
-		budgets:   c.budgets,
-		standbys:  c.standbys,
+		budgets:   s.budgets,
+		standbys:  standbys,
 		recipe:    c.recipe,
 		clock:     cfg.Clock,
 	}
-	c.launchDelays = &launchDelays{
+	launchDelays := &launchDelays{
 		clock:     cfg.Clock,
-		excluding: c.excluding,
-		rights:    c.rights,
+		excluding: e.excluding,
+		rights:    s.rights,
 	}
-	c.enqueuing = &enqueuing{
+	enqueuing := &enqueuing{
 		table:    c.table,
-		delays:   c.launchDelays,
-		blockers: c.blockers,
-		rights:   c.rights,
+		delays:   launchDelays,
+		blockers: s.blockers,
+		rights:   s.rights,
 		launches: c.launches,
-		removals: c.removals,
+		removals: e.removals,
 	}
-	c.refilling = &refilling{
+	refilling := &refilling{
 		table:      c.table,
 		loop:       c.loop,
 		additions:  c.additions,
@@ -56,6 +56,7 @@ func (c *Controller) wireRequests(cfg Config) {
 		recipe:     c.recipe,
 		generation: c.generation,
 	}
+	return requestSteps{matching, standbys, requests, launchDelays, enqueuing, refilling}
 }
 
 // launchSteps has the steps of launches.
@@ -72,78 +73,81 @@ type launchSteps struct {
 	resuming    *resuming
 }
 
-func (c *Controller) wireLaunches(cfg Config) {
-	c.launchCalls = &launchCalls{
+func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
+	launchCalls := &launchCalls{
 		owner:  cfg.ControllerID,
 		ca:     cfg.CAHash,
 		recipe: c.recipe,
 	}
-	c.outcomes = &outcomes{
+	outcomes := &outcomes{
 		loop:      c.loop,
 		records:   c.records,
-		budgets:   c.budgets,
-		blockers:  c.blockers,
+		budgets:   s.budgets,
+		blockers:  s.blockers,
 		events:    c.events,
 		shortages: cfg.Shortages,
 	}
-	c.sending = &sending{
+	sending := &sending{
 		loop:      c.loop,
 		calls:     cfg.Calls,
-		outcomes:  c.outcomes,
-		sizes:     c.batchSizes,
-		rights:    c.rights,
+		outcomes:  outcomes,
+		sizes:     u.batchSizes,
+		rights:    s.rights,
 		events:    c.events,
 		shortages: cfg.Shortages,
 	}
-	c.wanted = &wanted{
+	wanted := &wanted{
 		table:  c.table,
 		loop:   c.loop,
-		rights: c.rights,
+		rights: s.rights,
 	}
-	c.intents = &intents{
+	intents := &intents{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
 		generation:  c.generation,
 		calls:       cfg.Calls,
-		launchCalls: c.launchCalls,
+		launchCalls: launchCalls,
 	}
-	c.dispatching = &dispatching{
+	dispatching := &dispatching{
 		table:   c.table,
 		loop:    c.loop,
 		calls:   cfg.Calls,
-		intents: c.intents,
-		sending: c.sending,
+		intents: intents,
+		sending: sending,
 	}
-	c.unresolved = &unresolved{
+	unresolved := &unresolved{
 		loop:     c.loop,
-		rights:   c.rights,
-		outcomes: c.outcomes,
-		blockers: c.blockers,
+		rights:   s.rights,
+		outcomes: outcomes,
+		blockers: s.blockers,
 		events:   c.events,
 	}
-	c.resolving = &resolving{
+	resolving := &resolving{
 		loop:        c.loop,
 		calls:       cfg.Calls,
-		launchCalls: c.launchCalls,
-		wanted:      c.wanted,
-		dispatching: c.dispatching,
-		unresolved:  c.unresolved,
+		launchCalls: launchCalls,
+		wanted:      wanted,
+		dispatching: dispatching,
+		unresolved:  unresolved,
 	}
-	c.launching = &launching{
+	launching := &launching{
 		loop:      c.loop,
 		calls:     cfg.Calls,
 		queue:     c.launches,
-		sizes:     c.batchSizes,
-		wanted:    c.wanted,
-		resolving: c.resolving,
+		sizes:     u.batchSizes,
+		wanted:    wanted,
+		resolving: resolving,
 	}
-	c.resuming = &resuming{
+	resuming := &resuming{
 		table:      c.table,
 		loop:       c.loop,
 		generation: c.generation,
 		calls:      &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
-		sending:    c.sending,
-		outcomes:   c.outcomes,
+		sending:    sending,
+		outcomes:   outcomes,
+	}
+	return launchSteps{
+		launchCalls, outcomes, sending, wanted, intents, dispatching, unresolved, resolving, launching, resuming,
 	}
 }

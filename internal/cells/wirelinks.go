@@ -1,13 +1,59 @@
 package cells
 
-// links connects to cells.
+// links has what connections to cells lead to.
 type links struct {
-	upgrades          *upgrades
-	cloudInits        *cloudInits
-	interruptions     *interruptions
-	announcements     *announcements
-	evacuating        *evacuating
-	notices           *notices
+	upgrades      *upgrades
+	cloudInits    *cloudInits
+	interruptions *interruptions
+	announcements *announcements
+	evacuating    *evacuating
+	notices       *notices
+}
+
+func newLinks(cfg Config, c core, s shared) links {
+	upgrades := &upgrades{
+		table:    c.table,
+		agents:   c.agents,
+		blockers: s.blockers,
+		clock:    cfg.Clock,
+	}
+	cloudInits := &cloudInits{
+		agents:   c.agents,
+		blockers: s.blockers,
+		events:   c.events,
+		file:     cfg.CloudInit,
+	}
+	interruptions := &interruptions{
+		loop:      c.loop,
+		records:   c.records,
+		guard:     cfg.Guard,
+		events:    c.events,
+		observers: c.observers,
+	}
+	announcements := &announcements{
+		table:         c.table,
+		loop:          c.loop,
+		calls:         cfg.Calls,
+		interruptions: interruptions,
+	}
+	evacuating := &evacuating{
+		clock:         cfg.Clock,
+		observers:     c.observers,
+		ends:          s.ends,
+		holds:         s.holds,
+		lost:          s.lost,
+		interruptions: interruptions,
+	}
+	notices := &notices{
+		loop:          c.loop,
+		interruptions: interruptions,
+		events:        c.events,
+	}
+	return links{upgrades, cloudInits, interruptions, announcements, evacuating, notices}
+}
+
+// connecting has what connects to cells.
+type connecting struct {
 	bootTimes         *bootTimes
 	tokens            *tokens
 	cellAPIs          *cellAPIs
@@ -17,96 +63,54 @@ type links struct {
 	connections       *connections
 }
 
-func (c *Controller) wireLinks(cfg Config) {
-	c.upgrades = &upgrades{
-		table:    c.table,
-		agents:   c.agents,
-		blockers: c.blockers,
-		clock:    cfg.Clock,
-	}
-	c.cloudInits = &cloudInits{
-		agents:   c.agents,
-		blockers: c.blockers,
-		events:   c.events,
-		file:     cfg.CloudInit,
-	}
-	c.interruptions = &interruptions{
-		loop:      c.loop,
-		records:   c.records,
-		guard:     cfg.Guard,
-		events:    c.events,
-		observers: c.observers,
-	}
-	c.announcements = &announcements{
-		table:         c.table,
-		loop:          c.loop,
-		calls:         cfg.Calls,
-		interruptions: c.interruptions,
-	}
-	c.evacuating = &evacuating{
-		clock:         cfg.Clock,
-		observers:     c.observers,
-		ends:          c.ends,
-		holds:         c.holds,
-		lost:          c.lost,
-		interruptions: c.interruptions,
-	}
-	c.notices = &notices{
-		loop:          c.loop,
-		interruptions: c.interruptions,
-		events:        c.events,
-	}
-	c.wireConnections(cfg)
-}
-
-// wireConnections makes connections of their parts.
-func (c *Controller) wireConnections(cfg Config) {
-	c.bootTimes = &bootTimes{
+func newConnecting(cfg Config, c core, s shared, l links) connecting {
+	bootTimes := &bootTimes{
 		generation: c.generation,
 		late:       cfg.Late,
 		clock:      cfg.Clock,
 	}
-	c.tokens = &tokens{
+	tokens := &tokens{
 		table:     c.table,
 		records:   c.records,
-		bootTimes: c.bootTimes,
+		bootTimes: bootTimes,
 	}
-	c.cellAPIs = &cellAPIs{
+	cellAPIs := &cellAPIs{
 		table:     c.table,
 		apis:      cfg.APIs,
-		nodeNames: c.nodeNames,
-		notices:   c.notices,
+		nodeNames: s.nodeNames,
+		notices:   l.notices,
 		reserved:  cfg.ReservedMemoryBytes,
 	}
-	c.dialling = &dialling{
+	dialling := &dialling{
 		table:   c.table,
 		loop:    c.loop,
 		calls:   cfg.Calls,
 		tunnels: cfg.Tunnels,
-		tokens:  c.tokens,
+		tokens:  tokens,
 	}
-	c.configuring = &configuring{
+	configuring := &configuring{
 		table:      c.table,
 		agents:     c.agents,
-		upgrades:   c.upgrades,
-		cloudInits: c.cloudInits,
-		blockers:   c.blockers,
+		upgrades:   l.upgrades,
+		cloudInits: l.cloudInits,
+		blockers:   s.blockers,
 		configs:    newAgentConfigs(cfg),
 	}
-	c.connectionReports = &connectionReports{
+	connectionReports := &connectionReports{
 		table:      c.table,
 		loop:       c.loop,
 		records:    c.records,
 		observers:  c.observers,
-		cloudInits: c.cloudInits,
-		versions:   c.versions,
+		cloudInits: l.cloudInits,
+		versions:   s.versions,
 	}
-	c.connections = &connections{
+	connections := &connections{
 		table:       c.table,
 		loop:        c.loop,
-		apis:        c.cellAPIs,
-		dialling:    c.dialling,
-		configuring: c.configuring,
-		reports:     c.connectionReports,
+		apis:        cellAPIs,
+		dialling:    dialling,
+		configuring: configuring,
+		reports:     connectionReports,
 	}
+	return connecting{bootTimes, tokens, cellAPIs, dialling, configuring, connectionReports, connections}
 }

@@ -11,60 +11,58 @@ type outfit struct {
 	devices    *devices
 }
 
-func (c *Controller) wireOutfit(cfg Config) {
-	c.waits = &waits{
+func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
+	waits := &waits{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
 		events:      c.events,
-		connections: c.connections,
-		evacuating:  c.evacuating,
+		connections: n.connections,
+		evacuating:  l.evacuating,
 	}
-	c.keptAgents = &keptAgents{
+	keptAgents := &keptAgents{
 		table:       c.table,
 		loop:        c.loop,
 		events:      c.events,
-		connections: c.connections,
+		connections: n.connections,
 		inventory:   c.inventory,
 	}
-	c.renaming = &renaming{
+	renaming := &renaming{
 		table:       c.table,
 		loop:        c.loop,
-		nodeNames:   c.nodeNames,
-		connections: c.connections,
-		ends:        c.ends,
+		nodeNames:   s.nodeNames,
+		connections: n.connections,
+		ends:        s.ends,
 	}
-	c.disks = &disks{
+	disks := &disks{
 		table:  c.table,
 		loop:   c.loop,
 		calls:  cfg.Calls,
 		agents: c.agents,
 		events: c.events,
-		waits:  c.waits,
+		waits:  waits,
 	}
-	c.routes = &routes{
+	routes := &routes{
 		table: c.table,
 		loop:  c.loop,
 		calls: cfg.Calls,
-		waits: c.waits,
+		waits: waits,
 	}
-	c.plugins = &plugins{
+	plugins := &plugins{
 		loop:   c.loop,
 		agents: c.agents,
-		waits:  c.waits,
+		waits:  waits,
 	}
-	c.devices = &devices{
+	devices := &devices{
 		loop:  c.loop,
-		waits: c.waits,
-		ends:  c.ends,
+		waits: waits,
+		ends:  s.ends,
 	}
+	return outfit{waits, keptAgents, renaming, disks, routes, plugins, devices}
 }
 
 // machines has the steps of machines until they have their pods, and while they have them.
 type machines struct {
-	stopping     *stopping
-	starting     *starting
-	idling       *idling
 	addressing   *addressing
 	bootFailures *bootFailures
 	contacting   *contacting
@@ -76,99 +74,106 @@ type machines struct {
 	watching     *watching
 }
 
-func (c *Controller) wireMachines(cfg Config) {
-	c.wireIdling(cfg)
-	c.addressing = &addressing{
+func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, o outfit, e endSteps, b standbySteps) machines {
+	addressing := &addressing{
 		table:     c.table,
 		records:   c.records,
 		calls:     cfg.Calls,
 		inventory: c.inventory,
 	}
-	c.bootFailures = &bootFailures{
+	bootFailures := &bootFailures{
 		table:     c.table,
-		bootTimes: c.bootTimes,
+		bootTimes: n.bootTimes,
 		events:    c.events,
-		blockers:  c.blockers,
-		consoles:  c.consoles,
-		ends:      c.ends,
+		blockers:  s.blockers,
+		consoles:  u.consoles,
+		ends:      s.ends,
 	}
-	c.contacting = &contacting{
+	contacting := &contacting{
 		loop:        c.loop,
 		records:     c.records,
-		connections: c.connections,
-		failures:    c.bootFailures,
+		connections: n.connections,
+		failures:    bootFailures,
 	}
-	c.arriving = &arriving{
+	arriving := &arriving{
 		clock:     cfg.Clock,
 		records:   c.records,
 		observers: c.observers,
-		failures:  c.bootFailures,
+		failures:  bootFailures,
 		reserved:  cfg.ReservedMemoryBytes,
 	}
-	c.joining = &joining{
+	joining := &joining{
 		clock:      cfg.Clock,
 		generation: c.generation,
-		evacuating: c.evacuating,
-		failures:   c.bootFailures,
-		stages:     []preparation{c.addressing, c.contacting, c.arriving},
+		evacuating: l.evacuating,
+		failures:   bootFailures,
+		stages:     []preparation{addressing, contacting, arriving},
 	}
-	c.sole = &sole{
+	sole := &sole{
 		table:      c.table,
 		generation: c.generation,
-		excluding:  c.excluding,
+		excluding:  e.excluding,
 		inventory:  c.inventory,
 	}
-	c.reconnecting = &reconnecting{
+	reconnecting := &reconnecting{
 		table:       c.table,
-		connections: c.connections,
+		connections: n.connections,
 	}
-	c.binding = &binding{
+	binding := &binding{
 		table:      c.table,
 		clock:      cfg.Clock,
 		records:    c.records,
-		evacuating: c.evacuating,
-		idling:     c.idling,
-		ends:       c.ends,
+		evacuating: l.evacuating,
+		idling:     b.idling,
+		ends:       s.ends,
 		preparations: []preparation{
-			c.sole, c.keptAgents, c.renaming, c.disks, c.routes, c.plugins, c.devices, c.reconnecting,
+			sole, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
 		},
 	}
-	c.watching = &watching{
+	watching := &watching{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
 		inventory:   c.inventory,
-		connections: c.connections,
-		evacuating:  c.evacuating,
+		connections: n.connections,
+		evacuating:  l.evacuating,
 	}
+	return machines{addressing, bootFailures, contacting, arriving, joining, sole, reconnecting, binding, watching}
 }
 
-// wireIdling makes what standby cells do until they are taken.
-func (c *Controller) wireIdling(cfg Config) {
-	c.stopping = &stopping{
+// standbySteps has the steps of standby cells until they are taken.
+type standbySteps struct {
+	stopping *stopping
+	starting *starting
+	idling   *idling
+}
+
+func newStandbySteps(cfg Config, c core, s shared, n connecting) standbySteps {
+	stopping := &stopping{
 		loop:      c.loop,
 		records:   c.records,
 		inventory: c.inventory,
 	}
-	c.starting = &starting{
+	starting := &starting{
 		loop:    c.loop,
 		records: c.records,
 		calls:   cfg.Calls,
-		rights:  c.rights,
+		rights:  s.rights,
 		failures: &startFailures{
 			loop:      c.loop,
-			rights:    c.rights,
-			ends:      c.ends,
+			rights:    s.rights,
+			ends:      s.ends,
 			events:    c.events,
 			shortages: cfg.Shortages,
 		},
 	}
-	c.idling = &idling{
+	idling := &idling{
 		calls:       cfg.Calls,
 		pools:       c.pools,
 		inventory:   c.inventory,
-		connections: c.connections,
-		stopping:    c.stopping,
-		starting:    c.starting,
+		connections: n.connections,
+		stopping:    stopping,
+		starting:    starting,
 	}
+	return standbySteps{stopping, starting, idling}
 }

@@ -3,96 +3,100 @@ package cells
 // oversight has the parts that watch over all cells.
 type oversight struct {
 	generationChecks *generationChecks
-	known            *knownCells
-	foreign          *foreign
-	describing       *describing
-	consequences     *consequences
-	comparing        *comparing
-	lister           *lister
 	health           *health
 	queries          *queries
 	loading          *loading
 }
 
-func (c *Controller) wireOversight(cfg Config) {
-	c.generationChecks = &generationChecks{
+func newOversight(cfg Config, c core, s shared, e endSteps) oversight {
+	generationChecks := &generationChecks{
 		loop:       c.loop,
 		store:      cfg.Store,
 		generation: c.generation,
 		inventory:  c.inventory,
 	}
-	c.wireLists(cfg)
-	c.health = &health{
+	health := &health{
 		loop:      c.loop,
 		observers: c.observers,
-		surveys:   &surveys{table: c.table, inventory: c.inventory, listening: c.listening, rules: cfg.Health},
-		refusals:  &refusalReports{loop: c.loop, events: c.events, listening: c.listening},
-		holds:     c.holds,
-		losses:    c.losses,
+		surveys:   &surveys{table: c.table, inventory: c.inventory, listening: s.listening, rules: cfg.Health},
+		refusals:  &refusalReports{loop: c.loop, events: c.events, listening: s.listening},
+		holds:     s.holds,
+		losses:    s.losses,
 		rules:     cfg.Health,
 	}
-	c.queries = &queries{
+	queries := &queries{
 		table:        c.table,
 		calls:        cfg.Calls,
 		generation:   c.generation,
-		exclusion:    c.exclusion,
+		exclusion:    e.exclusion,
 		terminations: c.terminations,
-		nodeNames:    c.nodeNames,
+		nodeNames:    s.nodeNames,
 	}
-	c.loading = &loading{
+	loading := &loading{
 		clock:     cfg.Clock,
-		listening: c.listening,
+		listening: s.listening,
 		parts: []loader{
-			c.generationChecks,
+			generationChecks,
 			&births{clock: cfg.Clock, store: cfg.Store, inventory: c.inventory},
 			c.ledger,
 			&storedCells{table: c.table, loop: c.loop, store: cfg.Store, guard: cfg.Guard},
 			&orphanCalls{table: c.table, store: cfg.Store},
 		},
 	}
+	return oversight{generationChecks, health, queries, loading}
 }
 
-// wireLists makes what asks for the cloud's list, and acts on it.
-func (c *Controller) wireLists(cfg Config) {
-	c.known = &knownCells{
+// lists asks for the cloud's list, and acts on it.
+type lists struct {
+	known        *knownCells
+	foreign      *foreign
+	describing   *describing
+	consequences *consequences
+	comparing    *comparing
+	lister       *lister
+}
+
+func newLists(cfg Config, c core, s shared, u upkeep, e endSteps, v oversight) lists {
+	known := &knownCells{
 		table:        c.table,
 		loop:         c.loop,
 		calls:        cfg.Calls,
 		terminations: c.terminations,
 	}
-	c.foreign = &foreign{
+	foreign := &foreign{
 		log:   cfg.Log,
 		owner: cfg.ControllerID,
 	}
-	c.describing = &describing{
+	describing := &describing{
 		calls: cfg.Calls,
 		log:   cfg.Log,
 	}
-	c.consequences = &consequences{
+	consequences := &consequences{
 		loop:      c.loop,
 		observers: c.observers,
-		orphans:   c.orphans,
-		tagging:   c.tagging,
-		boosting:  c.boosting,
-		lost:      c.lost,
+		orphans:   e.orphans,
+		tagging:   u.tagging,
+		boosting:  u.boosting,
+		lost:      s.lost,
 		owner:     cfg.ControllerID,
 	}
-	c.comparing = &comparing{
-		known:            c.known,
-		foreign:          c.foreign,
+	comparing := &comparing{
+		known:            known,
+		foreign:          foreign,
 		inventory:        c.inventory,
-		generationChecks: c.generationChecks,
-		describing:       c.describing,
-		consequences:     c.consequences,
+		generationChecks: v.generationChecks,
+		describing:       describing,
+		consequences:     consequences,
 	}
-	c.lister = &lister{
+	lister := &lister{
 		loop:        c.loop,
 		calls:       cfg.Calls,
 		inventory:   c.inventory,
-		silentZones: c.silentZones,
-		comparing:   c.comparing,
+		silentZones: u.silentZones,
+		comparing:   comparing,
 		owner:       cfg.ControllerID,
 		interval:    cfg.Health.pollInterval(),
 		soonest:     cfg.SoonPoll,
 	}
+	return lists{known, foreign, describing, consequences, comparing, lister}
 }

@@ -14,24 +14,24 @@ type upkeep struct {
 	trust       *trust
 }
 
-func (c *Controller) wireUpkeep(cfg Config) {
-	c.silentZones = &silentZones{
+func newUpkeep(cfg Config, c core, s shared) upkeep {
+	silentZones := &silentZones{
 		loop:      c.loop,
 		shortages: cfg.Shortages,
 		health:    cfg.Health,
 	}
-	c.consoles = &consoles{
+	consoles := &consoles{
 		loop:   c.loop,
 		calls:  cfg.Calls,
 		events: c.events,
 		places: keyed.NewPlaces[string](consolesAtOnce, consolesOfOne),
 	}
-	c.ingress = &ingress{
+	ingress := &ingress{
 		loop:  c.loop,
 		calls: cfg.Calls,
 		owner: cfg.ControllerID,
 	}
-	c.sweeping = &sweeping{
+	sweeping := &sweeping{
 		table:      c.table,
 		loop:       c.loop,
 		calls:      cfg.Calls,
@@ -40,18 +40,18 @@ func (c *Controller) wireUpkeep(cfg Config) {
 		observers:  c.observers,
 		owner:      cfg.ControllerID,
 	}
-	c.batchSizes = &batchSizes{
+	batchSizes := &batchSizes{
 		clock: cfg.Clock,
 		apart: map[location]fewer{},
 	}
-	c.boosting = &boosting{
+	boosting := &boosting{
 		table:   c.table,
 		loop:    c.loop,
 		records: c.records,
 		calls:   cfg.Calls,
 		due:     newGather[*entry](),
 	}
-	c.tagging = &tagging{
+	tagging := &tagging{
 		table:     c.table,
 		loop:      c.loop,
 		calls:     cfg.Calls,
@@ -59,12 +59,13 @@ func (c *Controller) wireUpkeep(cfg Config) {
 		listLag:   cfg.ListLag,
 		due:       newGather[*entry](),
 	}
-	c.trust = &trust{
+	trust := &trust{
 		table:       c.table,
 		loop:        c.loop,
 		records:     c.records,
 		agents:      c.agents,
-		ends:        c.ends,
+		ends:        s.ends,
 		authorities: c.authorities,
 	}
+	return upkeep{silentZones, consoles, ingress, sweeping, batchSizes, boosting, tagging, trust}
 }
