@@ -1,10 +1,12 @@
 package cells
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
 )
 
 func TestAKubeletSeesItsPodOnlyWhenTheRecordSaysSo(t *testing.T) {
@@ -23,4 +25,65 @@ func TestAKubeletSeesItsPodOnlyWhenTheRecordSaysSo(t *testing.T) {
 			t.Errorf("the pod is shown %d times, want once", shown)
 		}
 	})
+}
+
+func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		got     progress // of its preparation
+		err     error
+		before  func(*bench, *entry)
+		phase   apiv1.Phase
+		again   time.Duration
+		fails   bool
+		binding bool
+	}{
+		"it is prepared": {got: done, phase: apiv1.Bound, binding: true},
+		"it waits":       {got: waitFor(time.Second), phase: apiv1.Ready, again: time.Second},
+		"it fails":       {got: waitFor(time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
+		"its pod is gone": {got: leave, before: func(_ *bench, e *entry) {
+			e.beginEnd(CausePodDeleted, "why")
+		}, phase: apiv1.Terminating},
+		"its pod went at the last moment": {got: done, before: func(_ *bench, e *entry) {
+			e.beginEnd(CausePodDeleted, "why")
+		}, phase: apiv1.Terminating},
+		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
+		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {
+			b.noticed(e, b.clock.Now().Add(time.Minute), true)
+		}, phase: apiv1.Ready, binding: true},
+		"no pod has it": {got: done, before: func(_ *bench, e *entry) {
+			idle := e.cell().clone()
+			idle.Pod = apiv1.PodReference{}
+			e.current.Store(&idle)
+		}, phase: apiv1.Ready},
+		"it is stopped, and nobody can start it": {got: leave, before: func(_ *bench, e *entry) {
+			stopped := e.cell().clone()
+			stopped.Stopped = true
+			e.current.Store(&stopped)
+		}, phase: apiv1.Ready, fails: true},
+	} {
+		b := newBench(t)
+		var asked []string
+		s := &binding{
+			table: b.table, clock: b.clock, records: b.records, evacuating: b.evacuating(), ends: b.ends,
+			idling: &idling{calls: b.calls, pools: b.pools, inventory: b.inventory, connections: b.connecting()},
+			preparations: []preparation{
+				&stage{name: "first", asked: &asked, got: done},
+				&stage{name: "second", asked: &asked, got: tc.got, err: tc.err},
+			},
+		}
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}})
+		link := b.linked(e)
+		if tc.before != nil {
+			tc.before(b, e)
+		}
+		again, err := s.Step(t.Context(), e)
+		got := e.cell()
+		if got.Phase != tc.phase || again != tc.again || (err != nil) != tc.fails || len(asked) != 2 || e.binding != tc.binding {
+			t.Errorf("%s: it is %s, again after %s (%v); asked %v, binding %t", name, got.Phase, again, err, asked, e.binding)
+		}
+		if shown := len(link.bound) == 1; shown != (tc.phase == apiv1.Bound) {
+			t.Errorf("%s: its kubelet sees %d pods", name, len(link.bound))
+		}
+	}
 }

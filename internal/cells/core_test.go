@@ -30,6 +30,7 @@ type bench struct {
 	said    []string // Events
 	shown   []Cell   // to observers, with each change
 	orphans []error  // of calls that ended orphans
+	found   int      // orphans
 	marked  []error  // what the cloud did not serve
 	moved   []Cell   // of which observers were told that they are interrupted
 	taken   []Cell   // of which they were told that they are taken back
@@ -139,6 +140,8 @@ func (b *bench) blocking() *blockers {
 		table: b.table, loop: b.loop, records: b.records, recipe: b.recipe, events: b.events, byKind: map[launchKind]*launchBlocker{},
 	}
 }
+
+func (b *bench) OrphanFound() { b.found++ }
 
 func (b *bench) OrphanEnded(err error) { b.orphans = append(b.orphans, err) }
 

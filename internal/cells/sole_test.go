@@ -42,3 +42,25 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		}
 	}
 }
+
+func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ends, stopped bool
+		want          progress
+	}{
+		"it stays":      {false, false, done},
+		"it is to end":  {true, false, leave},
+		"it is stopped": {false, true, leave},
+	} {
+		b := newBench(t)
+		s := &reconnecting{table: b.table, connections: b.connecting()}
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped, Instance: &cloud.Instance{ID: "i"}})
+		if tc.ends {
+			e.beginEnd(CauseLost, "why")
+		}
+		got, err := s.prepare(t.Context(), e)
+		if got != tc.want || err != nil || (e.session != nil) != (tc.want == done) {
+			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session != nil)
+		}
+	}
+}

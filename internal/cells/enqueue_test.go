@@ -1,0 +1,107 @@
+package cells
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
+)
+
+func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before func(*bench, *enqueuing, *entry)
+		again  time.Duration
+		waits  bool // in the queue
+		gone   bool
+		said   string // the reason of an Event
+	}{
+		"nothing holds it up": {func(*bench, *enqueuing, *entry) {}, 0, true, false, ""},
+		"a try has failed": {func(b *bench, _ *enqueuing, e *entry) {
+			e.resolving.next = b.clock.Now().Add(time.Second)
+		}, time.Second, false, false, ""},
+		"nothing is listed yet": {func(b *bench, _ *enqueuing, _ *entry) {
+			b.listed(snapshot{})
+		}, time.Second, false, false, events.InstancesNotListed},
+		"what the operator configured is refused": {func(b *bench, s *enqueuing, e *entry) {
+			fault := s.blockers.ofKind(b.recipe.startKind(e.cell()))
+			fault.why, fault.until = "no key", b.clock.Now().Add(time.Second)
+		}, time.Second, false, false, events.LaunchDelayed},
+		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
+			s.rights.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(time.Minute)}
+		}, time.Minute, false, false, events.LaunchesPaused},
+		"its pod is gone": {func(_ *bench, _ *enqueuing, e *entry) {
+			e.beginEnd(CausePodDeleted, "the pod is deleted")
+		}, 0, false, true, ""},
+		"its pod goes while it waits": {func(b *bench, s *enqueuing, e *entry) {
+			if _, err := s.Step(b.Context(), e); err != nil {
+				b.Fatal(err)
+			}
+			e.beginEnd(CausePodDeleted, "the pod is deleted")
+		}, 0, false, true, ""},
+	} {
+		b := newBench(t)
+		r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+		s := &enqueuing{
+			table: b.table, blockers: b.blocking(), rights: r, launches: b.launches, removals: b.removing(),
+			delays: &launchDelays{clock: b.clock, excluding: b.excluding(), rights: r},
+		}
+		b.generation.compared = true
+		b.listed(snapshot{began: b.clock.Now()})
+		e := b.requested("c")[0]
+		tc.before(b, s, e)
+		for range 2 { // the second is of a cell that waits already, or is gone
+			again, err := s.Step(t.Context(), e)
+			if again != tc.again || err != nil && (!tc.gone || !errors.Is(err, errGone)) {
+				t.Errorf("%s: again after %s (%v)", name, again, err)
+			}
+		}
+		if got := e.cell(); (got.Phase == apiv1.Gone) != tc.gone || e.launching != tc.waits || (len(b.launches.items) == 1) != tc.waits {
+			t.Errorf("%s: it is %s, launching %t, %d wait", name, got.Phase, e.launching, len(b.launches.items))
+		}
+		if tc.gone && e.cell().Cause != CausePodDeleted {
+			t.Errorf("%s: it is gone for %s", name, e.cell().Cause)
+		}
+		if len(b.said) > 1 || (len(b.said) == 1) != (tc.said != "") {
+			t.Errorf("%s: said %v", name, b.said)
+		}
+	}
+}
+
+// removing returns what removes the records of cells.
+func (b *bench) removing() *removals {
+	return &removals{table: b.table, loop: b.loop, records: b.records, connections: b.connecting()}
+}
+
+func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ending Cause // of the cell
+		stored Cause
+		want   Cause
+	}{
+		"nobody has asked for it": {"", "", CauseOther},
+		"it is to end":            {CausePodDeleted, "", CausePodDeleted},
+		"its record says why":     {CausePodDeleted, CauseLost, CauseLost},
+	} {
+		b := newBench(t)
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Token: "t", Cause: tc.stored})
+		b.linked(e)
+		if tc.ending != "" {
+			e.beginEnd(tc.ending, "why")
+		}
+		if err := b.removing().remove(t.Context(), e, "it is gone"); err != nil {
+			t.Fatal(err)
+		}
+		got := e.cell()
+		if got.Phase != apiv1.Gone || got.Reason != "it is gone" || got.Cause != tc.want || got.Token != "" {
+			t.Errorf("%s: %s for %q, %s", name, got.Phase, got.Reason, got.Cause)
+		}
+		if revision, err := b.records.store.Get(t.Context(), keyPrefix+"c", new(Cell)); revision != 0 || err != nil || e.session != nil {
+			t.Errorf("%s: it has a record (%v), or is connected %t", name, err, e.session != nil)
+		}
+		if len(b.shown) != 1 || !b.shown[0].StepTime(apiv1.StepTerminated).Equal(b.clock.Now()) {
+			t.Errorf("%s: observers know of %v", name, b.shown)
+		}
+	}
+}
