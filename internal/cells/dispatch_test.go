@@ -123,7 +123,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 	} {
 		b := newBench(t)
 		dispatching := b.dispatching()
-		rights := dispatching.sending.rights
+		rights := dispatching.sending.answers.rights
 		s := &resolving{
 			loop: b.loop, calls: b.calls, launchCalls: dispatching.intents.launchCalls, dispatching: dispatching,
 			wanted:     &wanted{table: b.table, loop: b.loop, rights: rights},

@@ -10,7 +10,8 @@
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
 //	enqueue.go    what it waits for (exclude.go, exclusion.go, rights.go, blockers.go), then launchqueue.go
-//	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go, outcome.go
+//	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go (launchanswers.go),
+//	              outcome.go
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
 //	connect.go    a connection: cellapis.go, dial.go, token.go, configure.go (upgrade.go, cloudinit.go),
@@ -45,8 +46,8 @@
 //
 // All steps stand on a core: table has the cells that are there, records changes what
 // is stored of them (commit is the only way), and with it the ledger (bill.go) and the table
-// (adopt.go), and loop has the queue, the clock and
-// the log. A part with a mutex of its own says in which order it is taken; the order
+// (adopt.go), and loop has the queue, the clock and the log. What one part alone holds of a cell
+// is in a perCell of that part, what several hold in entry. A part with a mutex of its own says in which order it is taken; the order
 // of the others is beside table.mu. What several parts need is in timing.go (times), errors.go
 // (what errors of the cloud and of the store mean) and keys.go (of stored records).
 //

@@ -11,8 +11,10 @@ import (
 func (b *bench) sending() *sending {
 	r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
 	return &sending{
-		loop: b.loop, calls: b.calls, rights: r, events: b.events, shortages: b,
-		sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
+		loop: b.loop, calls: b.calls, events: b.events,
+		answers: &launchAnswers{
+			clock: b.clock, calls: b.calls, rights: r, shortages: b, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
+		},
 		outcomes: &outcomes{
 			loop: b.loop, records: b.records, blockers: b.blocking(), events: b.events, shortages: b,
 			budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/elotl/kip/internal/cloud"
@@ -13,13 +14,11 @@ import (
 
 // sending sends stored launches until their outcomes are known.
 type sending struct {
-	loop      *loop
-	calls     *pipe.Pipe
-	outcomes  *outcomes
-	sizes     *batchSizes
-	rights    *rights
-	events    *reporter
-	shortages Shortages
+	loop     *loop
+	calls    *pipe.Pipe
+	answers  *launchAnswers
+	outcomes *outcomes
+	events   *reporter
 }
 
 // errExpired: the machines of the launch share a secret that is too old to join with.
@@ -33,57 +32,17 @@ var errExpired = errors.New("the secret of the launch has expired")
 func (s *sending) send(ctx context.Context, l *launch, turn *pipe.Turn) {
 	defer func() { s.loop.landed(l.entries(l.open())...) }()
 	offering := l.group[l.open()[0]].cell().Offering()
-	unsure := make([]bool, len(l.group))
-	for n := range unsure {
-		unsure[n] = turn == nil
-	}
-	began := s.loop.clock.Now()
-	cooled, throttled := false, 0
+	tries := s.answers.begin(l, turn == nil)
 	for try := 1; ; try++ {
 		results := s.call(ctx, l, turn)
 		turn = nil
 		if ctx.Err() != nil {
 			return
 		}
-		// A launch without labels tells whose fault it is.
-		labels := l.labelled() && slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return mayBeLabels(r.Err) })
-		if !labels {
-			s.rights.noteAnswer(keyOf(offering), results)
-		}
-		if throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
-			throttled = 0
-		}
-		bounded := s.calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
-		tooMany := bounded && len(l.group) > 1 && throttled >= s.sizes.throttledTries()
-		verdicts := map[int]verdict{}
-		var known []int
-		var failed error
-		for _, n := range l.open() {
-			verdicts[n] = judge(results[n], len(l.group) > 1, unsure[n], try >= giveUpTries && s.loop.clock.Since(began) >= giveUpAfter)
-			if labels && (verdicts[n] == isRefused || verdicts[n] == isForbidden) && mayBeLabels(results[n].Err) {
-				verdicts[n] = isUnlabelled
-				s.rights.probeAgain(l.group[n])
-			}
-			if verdicts[n] == isOpen && tooMany && !unsure[n] && cloud.NothingDone(results[n].Err) {
-				verdicts[n] = isTooMany
-			}
-			if verdicts[n] == isOpen && !unsure[n] && errors.Is(results[n].Err, cloud.ErrUnfit) {
-				verdicts[n] = isUnfit
-			}
-			if verdicts[n] != isOpen {
-				known = append(known, n)
-				continue
-			}
-			unsure[n] = unsure[n] || !cloud.NothingDone(results[n].Err)
-			failed = results[n].Err
-		}
+		verdicts, failed := s.answers.read(tries, results)
+		known := slices.Sorted(maps.Keys(verdicts))
 		s.outcomes.reportShortages(offering, l, known, verdicts, results)
-		if errors.Is(failed, cloud.ErrUnexplained) && !cooled {
-			// This call has to be sent again, whatever it was. Others need not meet the same.
-			cooled = true
-			s.shortages.Mark(offering, failed)
-		}
-		s.sizes.note(offering, len(l.group), verdicts)
+		s.answers.learn(tries, verdicts, failed)
 		if len(known) > 0 && !s.outcomes.store(ctx, l, known, verdicts, results) {
 			return
 		}

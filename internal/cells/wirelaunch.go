@@ -88,13 +88,11 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 		shortages: cfg.Shortages,
 	}
 	sending := &sending{
-		loop:      c.loop,
-		calls:     cfg.Calls,
-		outcomes:  outcomes,
-		sizes:     u.batchSizes,
-		rights:    s.rights,
-		events:    c.events,
-		shortages: cfg.Shortages,
+		loop:     c.loop,
+		calls:    cfg.Calls,
+		answers:  &launchAnswers{clock: cfg.Clock, calls: cfg.Calls, sizes: u.batchSizes, rights: s.rights, shortages: cfg.Shortages},
+		outcomes: outcomes,
+		events:   c.events,
 	}
 	wanted := &wanted{
 		table:  c.table,
