@@ -250,7 +250,7 @@ func TestAnInstanceAtAPlaceIsTheCellsThatWasGivenUp(t *testing.T) {
 func TestAnAnswerWithAnotherPlaceIsNotBelieved(t *testing.T) {
 	l := &launch{group: make([]*entry, 2), request: cloud.LaunchRequest{UserData: []byte("x")}}
 	results := cloud.AllLaunched(cloud.Instance{ID: "i-1", Place: "1"}, cloud.Instance{ID: "i-2", Place: "1"})
-	got := complete(results, l)
+	got := checked(results, l)
 	if got[0].Err == nil || cloud.NothingDone(got[0].Err) || got[1].Err != nil {
 		t.Errorf("places 1 and 1 of a launch of two: %v, %v", got[0].Err, got[1].Err)
 	}

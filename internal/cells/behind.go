@@ -20,9 +20,7 @@ const (
 	unseen = "the cloud has not listed the instances of every zone yet, so Kip does not know what runs in the others"
 )
 
-// whyBehind says why this Kip launches nothing, and ends nothing that nobody has asked to
-// end; "" if it does. Before the cloud has listed the instances of every zone once, sure is
-// false.
+// whyBehind is Controller.Behind.
 func (s *StoreGeneration) whyBehind() (why string, sure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

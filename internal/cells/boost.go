@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -55,7 +54,7 @@ func (s *boosting) run(ctx context.Context) {
 	})
 }
 
-// podRunning notes that a pod runs on its cell, which then has started. It may be told of that more than once.
+// podRunning is Controller.PodRunning.
 func (s *boosting) podRunning(pod types.UID) {
 	e := s.table.ofPod(pod)
 	s.mu.Lock()
@@ -131,9 +130,6 @@ func (s *boosting) endOf(ctx context.Context, group []*entry) (ended []*entry) {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	results := booster.EndBoost(call, ids...)
 	cancel()
-	if len(results) != len(ids) {
-		results = cloud.Each(fmt.Errorf("the cloud answered an end of %d boosts with %d results", len(ids), len(results)), ids...)
-	}
 	for n, r := range results {
 		if r.Err == nil {
 			ended = append(ended, group[n])

@@ -39,7 +39,7 @@ func (s *foreign) leave(list []cloud.Instance, cells []known) []cloud.Instance {
 	return list
 }
 
-// launched says that an instance with this Kip's tags was launched by it, or by one before it.
+// launched is Controller.Launched.
 func (s *foreign) launched(i cloud.Instance) bool {
 	// One that ends shows less and less of itself, and is left alone anyway.
 	return i.State == cloud.Terminating || launchedBy(s.owner, i)

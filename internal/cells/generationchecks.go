@@ -74,7 +74,7 @@ type Generation struct {
 	Incomplete string
 }
 
-// now returns what the store knows of now.
+// now is Controller.Generation.
 func (s *generationChecks) now() Generation {
 	why, _ := s.generation.whyBehind()
 	complete := s.inventory.last().complete()
@@ -94,10 +94,7 @@ func (s *generationChecks) now() Generation {
 	return g
 }
 
-// takeOver has the store take over the instances that it does not know of, as a person
-// has decided who was shown those: from then on they are instances without a cell, which
-// end. The caller reloads then. Where nothing is done the error is ErrNotBehind,
-// ErrNotAllSeen or ErrShownOther.
+// takeOver is Controller.TakeOver.
 func (s *generationChecks) takeOver(ctx context.Context, shown string) error {
 	if !s.inventory.last().complete() {
 		return ErrNotAllSeen

@@ -18,8 +18,7 @@ func (s *nodeNames) of(cell *Cell) string {
 	return cmp.Or(cell.Node, s.one)
 }
 
-// ofMany returns of for many cells at one moment: for standby cells that are launched
-// alike Config.Nodes is asked once, which goes through the catalogue.
+// ofMany is Controller.NodesOf.
 func (s *nodeNames) ofMany() func(Cell) string {
 	type launched struct {
 		instanceType, zone string

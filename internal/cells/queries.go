@@ -37,7 +37,7 @@ type queries struct {
 	nodeNames    *nodeNames
 }
 
-// endpoints returns those of all bound cells.
+// endpoints is Controller.Endpoints.
 func (s *queries) endpoints() []Endpoint {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -67,8 +67,7 @@ var (
 	ErrNotConnected = errors.New("the cell is not connected")
 )
 
-// conn leads to the agent of the pod's cell, for people, who may read slowly. ErrNoCell when the pod has
-// none, ErrNotConnected when its tunnel is down.
+// conn is Controller.Conn.
 func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -89,7 +88,7 @@ type Link struct {
 	LastError error
 }
 
-// link returns the state of a cell's connection; false when there is none yet.
+// link is Controller.Link.
 func (s *queries) link(id string) (Link, bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -100,8 +99,7 @@ func (s *queries) link(id string) (Link, bool) {
 	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
 }
 
-// statusTrouble is what is wrong with the last status of its pod that a cell's kubelet sent, "" for
-// nothing.
+// statusTrouble is Controller.StatusTrouble.
 func (s *queries) statusTrouble(id string) string {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -112,7 +110,7 @@ func (s *queries) statusTrouble(id string) string {
 	return e.api.StatusTrouble()
 }
 
-// connected is how many cells this process is connected to.
+// connected is Controller.Connected.
 func (s *queries) connected() (n int) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -124,7 +122,7 @@ func (s *queries) connected() (n int) {
 	return n
 }
 
-// waitsFor says what a cell waits for; "" if for nothing that Kip knows of.
+// waitsFor is Controller.WaitsFor.
 func (s *queries) waitsFor(id string) string {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -14,9 +14,7 @@ type releases struct {
 	holds *holds
 }
 
-// release lets a pod's cell go: its instance is terminated. podEnded says that
-// the pod ran to its end. Its logs are then saved first. A pod without a cell is no
-// error.
+// release is Controller.Release.
 func (s *releases) release(uid types.UID, why string, podEnded bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -30,9 +28,7 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 	}
 }
 
-// vanished lets a pod's cell go of which nobody has seen that it was deleted: the
-// API server may have lost it. It returns false while the end of a cell that runs the pod
-// is held back.
+// vanished is Controller.ReleaseVanished.
 func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool {
 	s.table.mu.Lock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
@@ -50,9 +46,7 @@ func (s *releases) vanished(ctx context.Context, uid types.UID, why string) bool
 	return true
 }
 
-// unbound lets a pod's cell go if its kubelet has not seen the pod. From
-// then on the kubelet cannot see the pod. It returns false when the cell is bound:
-// the kubelet then ends the pod.
+// unbound is Controller.ReleaseUnbound.
 func (s *releases) unbound(uid types.UID, why string) bool {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

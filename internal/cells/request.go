@@ -58,7 +58,7 @@ type requests struct {
 	clock     clock.PassiveClock
 }
 
-// request does what Controller.Request says.
+// request is Controller.Request.
 func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	if len(r.Offerings) == 0 {
 		return Cell{}, fmt.Errorf("request a cell for pod %s: no offerings", r.Pod)

@@ -87,17 +87,12 @@ func (s *sending) call(ctx context.Context, l *launch, turn *pipe.Turn) cloud.La
 		turn.Cancel()
 		return expired
 	}
-	return complete(turn.Launch(ctx, l.request), l)
+	return checked(turn.Launch(ctx, l.request), l)
 }
 
-// complete sees to it that there is a result for each machine, and in each without
-// an error an instance, which is at its place where the machines share their user data:
-// it joins as the cell of that place, and of no other.
-func complete(results cloud.LaunchResults, l *launch) cloud.LaunchResults {
-	if n := len(l.group); len(results) != n {
-		err := fmt.Errorf("the cloud answered a launch of %d with %d results", n, len(results))
-		return cloud.NotLaunched(n, errors.Join(err, results.Err()))
-	}
+// checked has in each result without an error an instance, which is at its place where the machines
+// share their user data: it joins as the cell of that place, and of no other.
+func checked(results cloud.LaunchResults, l *launch) cloud.LaunchResults {
 	for n, r := range results {
 		switch {
 		case r.Err != nil:

@@ -17,7 +17,7 @@ type standbys struct {
 	tagging  *tagging
 }
 
-// wouldTake returns the standby cell that a request would be given now.
+// wouldTake is Controller.WouldTake.
 func (s *standbys) wouldTake(r Request) (Cell, bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

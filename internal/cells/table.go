@@ -200,8 +200,7 @@ func nameOf(pod apiv1.PodReference) cache.ObjectName {
 	return cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// podsNamed returns the pods of this name, of the past or the present, that have
-// a cell.
+// podsNamed is Controller.PodsNamed.
 func (t *table) podsNamed(name cache.ObjectName) []types.UID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,7 +231,7 @@ func (t *table) standbyNow() (list []*Cell) {
 	return list
 }
 
-// forPod returns the cell of a pod.
+// forPod is Controller.ForPod.
 func (t *table) forPod(uid types.UID) (Cell, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -243,7 +242,7 @@ func (t *table) forPod(uid types.UID) (Cell, bool) {
 	return *e.cell(), true
 }
 
-// list returns all cells that are not Gone.
+// list is Controller.List.
 func (t *table) list() []Cell {
 	t.mu.Lock()
 	defer t.mu.Unlock()

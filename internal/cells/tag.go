@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -135,9 +134,6 @@ func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 		cancel()
 		if ctx.Err() != nil {
 			return
-		}
-		if len(results) != len(ids) {
-			results = cloud.Each(fmt.Errorf("the cloud answered a tagging of %d with %d results", len(ids), len(results)), ids...)
 		}
 		s.mu.Lock()
 		for n, e := range group {

@@ -20,8 +20,7 @@ type totalCosts struct {
 	clock  clock.PassiveClock
 }
 
-// total returns what all cells have cost until now, those that are gone
-// included, also over restarts. The order is by type.
+// total is Controller.Costs.
 func (s *totalCosts) total() []Cost {
 	now := s.clock.Now()
 	return s.ledger.total(func() []Cost {
@@ -48,11 +47,7 @@ func (s *totalCosts) entriesNow(use func(*Cell) costs.Use) (all []costs.Entry) {
 	return all
 }
 
-// byNamespace returns what the cells of each namespace have cost until now, since
-// Kip's state began, those that are gone included. Cells without a pod are
-// costs.NoPod's. A number of namespaces have a sum of their own, which does not decrease;
-// the others are costs.Others. What stood idle is that of cells that are gone, and of cells
-// without a pod: of the others it is not stored, and would decrease when Kip starts anew.
+// byNamespace is Controller.CostsByNamespace.
 func (s *totalCosts) byNamespace() map[string]Amount {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -63,9 +58,7 @@ func (s *totalCosts) byNamespace() map[string]Amount {
 		s.entriesNow(func(*Cell) costs.Use { return costs.Use{} })))
 }
 
-// spent calls each with what was spent on each day from one to another, the last included,
-// by whom, until now: some of it several times for one key and day, in no order. Days
-// are known as long as costs.Kept says, and names as far as they fit into the bytes of a day.
+// spent is Controller.Spent.
 func (s *totalCosts) spent(ctx context.Context, first, last costs.Day, each func(costs.Key, costs.Day, costs.Amount)) error {
 	tell := func(entries []costs.Entry) {
 		for _, e := range entries {

@@ -155,8 +155,7 @@ type Unmoved struct {
 	Why  string // what it waits for
 }
 
-// unmovedCells are those of Unmoved, in order of their IDs, launches that are under way among them.
-// As long as there are any the old CA is not dropped.
+// unmovedCells is Controller.Unmoved.
 func (s *trust) unmovedCells() (all []Unmoved) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -209,7 +208,7 @@ func (s *trust) unmovedFor(e *entry) string {
 	return "it is told in a moment"
 }
 
-// untoldCells is how many cells may trust a CA yet that Kip has dropped.
+// untoldCells is Controller.Untold.
 func (s *trust) untoldCells() (n int) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -233,8 +232,7 @@ func ShownUnmoved(all []Unmoved) string {
 // ErrOtherUnmoved says that nobody has decided on what would end now.
 var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are others than those that were shown: look again")
 
-// endUnmoved ends the cells that are Unmoved, as a person has decided who was shown them.
-// It ends none if there are others by now: the error is ErrOtherUnmoved then.
+// endUnmoved is Controller.EndUnmoved.
 func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	s.table.mu.Lock()
 	entries := s.unmoved()

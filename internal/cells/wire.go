@@ -14,6 +14,7 @@ type core struct {
 	records      *records
 	additions    *additions
 	events       *reporter
+	node         nodeReporter
 	observers    *observers
 	limits       limits
 	recipe       *recipe
@@ -32,6 +33,7 @@ func newCore(cfg Config) core {
 	loop := newLoop(cfg, table)
 	limits := limits(cfg.Budgets)
 	events := &reporter{pods: cfg.Events, log: cfg.Log}
+	node := nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName}
 	observers := new(observers(slices.Clone(cfg.Observers)))
 	recipe := &recipe{settings: cfg.Template, file: cfg.CloudInit, agent: cfg.Agent, nameTag: cfg.NameTag, standby: cfg.Options}
 	authorities := authorities{now: cfg.CAHash, old: cfg.OldCAHash}
@@ -57,7 +59,7 @@ func newCore(cfg Config) core {
 		observers: observers,
 	}
 	return core{
-		table, loop, records, additions, events, observers, limits, recipe, authorities, agents, launches, ledger,
+		table, loop, records, additions, events, node, observers, limits, recipe, authorities, agents, launches, ledger,
 		pools, inventory, generation, terminations,
 	}
 }
@@ -109,7 +111,7 @@ func newShared(cfg Config, c core) shared {
 		records: c.records,
 		recipe:  c.recipe,
 		events:  c.events,
-		node:    nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
+		node:    c.node,
 		byKind:  map[launchKind]*launchBlocker{},
 	}
 	ends := &cellEnds{
@@ -142,7 +144,7 @@ func newShared(cfg Config, c core) shared {
 		losses:    losses,
 	}
 	versions := &versions{
-		node: nodeReporter{events: cfg.NodeEvents, node: cfg.NodeName},
+		node: c.node,
 		own:  cfg.Version,
 		told: map[launchKind]bool{},
 	}

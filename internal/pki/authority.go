@@ -1,7 +1,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -73,19 +72,7 @@ func (a *Authority) Encode() ([]byte, error) {
 		pem.EncodeToMemory(&pem.Block{Type: blockPrivateKey, Bytes: der})...), nil
 }
 
-// Decode reads what Encode wrote. No error tells anything of the key.
-func Decode(data []byte, now func() time.Time) (*Authority, error) {
-	a, rest, err := decode(data, now)
-	if err == nil && len(bytes.TrimSpace(rest)) != 0 {
-		err = errors.New("decode the CA: there is more after the two PEM blocks that it has")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
-}
-
-// decode reads one authority, and returns what comes after it.
+// decode reads what Encode wrote, and returns what comes after it. No error tells anything of the key.
 func decode(data []byte, now func() time.Time) (*Authority, []byte, error) {
 	certBlock, rest := pem.Decode(data)
 	if certBlock == nil || certBlock.Type != blockCertificate {

@@ -74,10 +74,11 @@ func TestDecodedAuthorityIsTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Decode(data, c.now)
+	all, err := DecodeAuthorities(data, c.now)
 	if err != nil {
 		t.Fatal(err)
 	}
+	b := all.Signing
 	if a.Hash() != b.Hash() || !a.key.Equal(b.key) {
 		t.Fatal("the decoded authority differs")
 	}
@@ -121,7 +122,7 @@ func TestDecodeRefusesWhatIsNoAuthority(t *testing.T) {
 		"a leaf":          leafPEM,
 		"key not PKCS #8": append(a.CertificatePEM(), "-----BEGIN PRIVATE KEY-----\naGVsbG8=\n-----END PRIVATE KEY-----\n"...),
 	} {
-		if _, err := Decode(data, c.now); err == nil {
+		if _, err := DecodeAuthorities(data, c.now); err == nil {
 			t.Errorf("%s: decoded without an error", name)
 		}
 	}

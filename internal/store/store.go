@@ -300,13 +300,18 @@ func (s *Store) Healthy(ctx context.Context) error {
 	return err
 }
 
-// Leads returns an error unless a linearised read shows that the fence of this view
+// leadsTimeout bounds the question whether this process leads.
+const leadsTimeout = 5 * time.Second
+
+// Leads returns an error unless a linearised read shows in time that the fence of this view
 // stands: ErrNotLeader where it has fallen. A view without a fence is that of an etcd
 // that belongs to this process alone, or of a process that does not lead.
 func (s *Store) Leads(ctx context.Context) error {
 	if s.fence == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
+	defer cancel()
 	// A transaction without writes is a read to etcd, and compares all the same.
 	o, err := s.backend.write(ctx, "lead", nil, s.fence)
 	if err == nil && !o.done {

@@ -135,11 +135,11 @@ func fixedAuthority(f *testing.F, n byte) *pki.Authority {
 		f.Fatal(err)
 	}
 	cert := pem.EncodeToMemory(&pem.Block{Type: blockCertificate, Bytes: der})
-	a, err := pki.Decode(append(cert, encodedKey(f, key, nil)...), time.Now)
+	all, err := pki.DecodeAuthorities(append(cert, encodedKey(f, key, nil)...), time.Now)
 	if err != nil {
 		f.Fatal(err)
 	}
-	return a
+	return all.Signing
 }
 
 // fixedIdentity is a cell's, with the n-th fixed key.

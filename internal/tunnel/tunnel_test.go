@@ -169,13 +169,13 @@ func TestRestartedKipNeedsNoToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := pki.Decode(stored, time.Now)
+	read, err := pki.DecodeAuthorities(stored, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	target := w.target(m.addr)
 	target.Token = pki.Token{}
-	second := w.keep(w.dialer(a), target, says("second"))
+	second := w.keep(w.dialer(read.Signing), target, says("second"))
 	wait(t, "ready", second.Ready())
 	if _, body := get(t, m.RoundTripper(), "/"); body != "second / over HTTP/2.0" {
 		t.Errorf("the cell got %q", body)

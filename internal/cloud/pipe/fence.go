@@ -3,14 +3,9 @@ package pipe
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 )
-
-// leadsTimeout bounds the question whether this process leads. Without an answer
-// nothing ends.
-const leadsTimeout = 5 * time.Second
 
 // unfenced are the kinds of calls that a Kip may make that does not lead any more. A kind that is not listed is fenced.
 var unfenced = map[cloud.Call]bool{
@@ -44,10 +39,7 @@ func fence(leads func(context.Context) error) Interceptor {
 		if unfenced[call.Kind] {
 			return next(ctx, call)
 		}
-		ask, cancel := context.WithTimeout(ctx, leadsTimeout)
-		err := leads(ask)
-		cancel()
-		if err != nil {
+		if err := leads(ctx); err != nil {
 			return call.Fail(fmt.Errorf("it is not certain that this Kip leads still, so nothing ends, and no disk or route moves: %w", err))
 		}
 		return next(ctx, call)

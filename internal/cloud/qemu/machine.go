@@ -240,10 +240,9 @@ func (k *kind) begin(ctx context.Context, b *host.Boot, socket *os.File) error {
 	}
 	defer d.Close()
 	// The rest is for the boot itself. Meanwhile Kip hears of no machine of the launch.
-	limit := b.Type.BootLimit() / startShare
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, b.Type.BootLimit()/startShare)
 	defer cancel()
-	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), limit)
+	m, err := vm.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), monitorFile), 0)
 	if err != nil {
 		return err
 	}

@@ -36,8 +36,8 @@ type Refused struct {
 func (e *Refused) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
 
 // Dial connects to the monitor that listens at a path, which is at most 107 characters long.
-// Its greeting and each of its answers are waited for until ctx ends, and at most for limit.
-// Close it.
+// Its greeting and each of its answers are waited for until ctx ends, and at most for limit; 0 for no
+// other limit. Close it.
 func Dial(ctx context.Context, path string, limit time.Duration) (*Monitor, error) {
 	conn, err := (&net.Dialer{Timeout: limit}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -117,8 +117,11 @@ func (m *Monitor) next() (message, error) {
 
 // within bounds a conversation by ctx and the limit.
 func (m *Monitor) within(ctx context.Context, talk func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, m.limit)
-	defer cancel()
+	if m.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, m.limit)
+		defer cancel()
+	}
 	// A deadline in the past ends what waits.
 	stop := context.AfterFunc(ctx, func() { _ = m.conn.SetDeadline(time.Unix(1, 0)) })
 	err := talk()
