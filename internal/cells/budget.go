@@ -170,10 +170,10 @@ func (s *budgets) lock(ctx context.Context, namespace string) (spent float64, un
 	}, nil
 }
 
-// nextWithin returns the offerings from the first that the namespace of a cell may have, and
+// reserveNext returns the offerings from the first that the namespace of a cell may have, and
 // counts that one as the cell's: another that is requested meanwhile finds it taken. Bounds
 // of a month were kept when the cell was requested.
-func (s *budgets) nextWithin(cell *Cell, offerings []Offering) ([]Offering, error) {
+func (s *budgets) reserveNext(cell *Cell, offerings []Offering) ([]Offering, error) {
 	namespace := cell.Pod.Namespace
 	b := s.limits.of(namespace)
 	if cell.Pod.UID == "" || b.PerHour == 0 {

@@ -290,7 +290,7 @@ func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 		t.Errorf("the cells of the namespace were summed %d times for one request", n)
 	}
 	was = now.times
-	if left, err := c.budgets.nextWithin(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings); err != nil || len(left) != len(r.Offerings) {
+	if left, err := c.budgets.reserveNext(&Cell{ID: "cell-0", Pod: ref("0")}, r.Offerings); err != nil || len(left) != len(r.Offerings) {
 		t.Fatalf("%d offerings are left, %v", len(left), err)
 	}
 	if n := now.times - was; n != 1 {

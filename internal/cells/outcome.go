@@ -218,7 +218,7 @@ func (s *outcomes) nextOrEnd(cell *Cell, refusal error) (events.Event, error) {
 		left = slices.DeleteFunc(left, func(o Offering) bool { return o.Arch == offering.Arch })
 	}
 	outOfCapacity := errors.Is(refusal, cloud.ErrCapacity)
-	left, over := s.budgets.nextWithin(cell, left)
+	left, over := s.budgets.reserveNext(cell, left)
 	cell.Launch, cell.Token, cell.Stale = nil, "", false // another offering is another launch
 	if cell.Refusals++; !perhapsOfTheCell(cell, refusal) {
 		cell.Refusals = 0

@@ -102,7 +102,7 @@ type Claims interface {
 
 // Leadership is the right to act for the cluster, which another process may take over.
 type Leadership interface {
-	// Leads returns an error unless this process surely leads.
+	// Leads returns an error unless this process surely leads. It bounds its time.
 	Leads(ctx context.Context) error
 }
 
@@ -638,16 +638,11 @@ func (c *Controller) finishDeletion(ctx context.Context, pod *corev1.Pod) (time.
 	return 0, nil
 }
 
-// leadsTimeout bounds the question whether this process leads.
-const leadsTimeout = 5 * time.Second
-
 // leads returns an error unless this process surely leads.
 func (c *Controller) leads(ctx context.Context) error {
 	if c.cfg.Leadership == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, leadsTimeout)
-	defer cancel()
 	return c.cfg.Leadership.Leads(ctx)
 }
 
