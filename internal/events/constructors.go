@@ -334,19 +334,19 @@ func NewInterruptedPodEvicted(at time.Time) Event {
 
 // NewInterruptedPodBlocked is about a pod that cannot be evicted before the cloud takes its instance back.
 func NewInterruptedPodBlocked(at time.Time, why error) Event {
-	return warn(EvictionBlocked, "A disruption budget forbids to evict the pod before the cloud takes its instance back at %s: %v; retrying.",
+	return warn(evictionBlocked, "A disruption budget forbids to evict the pod before the cloud takes its instance back at %s: %v; retrying.",
 		when(at), why)
 }
 
 // NewUnservablePodStays is about a pod without a controller on a node that has no capacity for it.
 func NewUnservablePodStays(node, other string) Event {
-	return warn(UnservablePodStays, "Node %s has no capacity for the pod, and node %s could run it. "+
+	return warn(unservablePodStays, "Node %s has no capacity for the pod, and node %s could run it. "+
 		"Kip does not evict the pod, since no controller would replace it. The pod waits.", node, other)
 }
 
 // NewUnservablePodCameBack is about a pod that replaces an evicted one on the same node, which has no capacity for it.
 func NewUnservablePodCameBack(node, other, why string) Event {
-	return warn(UnservablePodCameBack, "Node %s has no capacity for the pod, and node %s could run it, but %s", node, other, why)
+	return warn(unservablePodCameBack, "Node %s has no capacity for the pod, and node %s could run it, but %s", node, other, why)
 }
 
 // NewUnservablePodEvicted is about a pod that is evicted from a node which has had no capacity for it for so long.
@@ -357,7 +357,7 @@ func NewUnservablePodEvicted(node string, lasts time.Duration, other string) Eve
 
 // NewUnservablePodBlocked is about a pod that cannot be evicted from a node which has no capacity for it.
 func NewUnservablePodBlocked(node string, why error) Event {
-	return warn(EvictionBlocked, "A disruption budget forbids to evict the pod from node %s, which has no capacity for it: %v; retrying.",
+	return warn(evictionBlocked, "A disruption budget forbids to evict the pod from node %s, which has no capacity for it: %v; retrying.",
 		node, why)
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -27,47 +27,68 @@ const (
 	evictionMargin = 5 * time.Second
 )
 
+// attending does for pods on bound cells what their kubelets cannot.
+type attending struct {
+	api      *apiServer
+	observer Observer
+	evicting *evicting
+	waits    *waits
+	events   cells.Recorder
+	clock    clock.PassiveClock
+	contacts *notes[contact]
+}
+
+// contact is what Kip knows of a pod's bound cell.
+type contact struct {
+	silent      time.Time // when it was last found silent; zero once that is dealt with
+	marked      time.Time // when the pod was marked as not ready, since the cell is silent
+	interrupted time.Time // when the cloud takes the instance; zero if it does not
+}
+
+// silent notes that a cell has not been heard of for a while.
+func (s *attending) silent(cell cells.Cell) {
+	s.contacts.note(cell.Pod, func(c *contact) { c.silent = s.clock.Now() })
+}
+
+// interrupted notes when the cloud takes a cell back; zero for never.
+func (s *attending) interrupted(cell cells.Cell, at time.Time) {
+	s.contacts.note(cell.Pod, func(c *contact) { c.interrupted = at })
+}
+
 // attend does for a pod on a bound cell what its kubelet cannot.
-func (c *Controller) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	var w waiting
-	if known := c.pods[pod.UID]; known != nil {
-		w = *known
-	}
-	c.mu.Unlock()
-	if !w.short.IsZero() {
-		c.note(apiv1.Ref(pod), func(w *waiting) { w.short = time.Time{} })
-	}
+func (s *attending) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
+	now := s.clock.Now()
+	is := s.contacts.get(pod.UID)
+	s.waits.foundCapacity(pod.UID)
 	if pod.Status.Phase == corev1.PodRunning {
-		c.cfg.Observer.PodRunning(cell, now)
+		s.observer.PodRunning(cell, now)
 	}
-	if !w.silent.IsZero() && now.Sub(w.silent) < silenceFresh {
-		marked, err := c.markSilent(ctx, pod)
+	if !is.silent.IsZero() && now.Sub(is.silent) < silenceFresh {
+		marked, err := s.markSilent(ctx, pod)
 		if err != nil {
 			return 0, err
 		}
 		// Once each time that it was found silent: its kubelet, when it is back,
 		// says that the pod is ready, and must not be contradicted.
 		if marked {
-			w.marked = now
+			is.marked = now
 		}
-		c.note(apiv1.Ref(pod), func(known *waiting) { known.silent, known.marked = time.Time{}, w.marked })
+		s.contacts.note(apiv1.Ref(pod), func(c *contact) { c.silent, c.marked = time.Time{}, is.marked })
 	}
-	if w.interrupted.After(now) {
+	if is.interrupted.After(now) {
 		// A disruption budget counts a pod as ready until its controller has seen that it is
 		// not, and would let it go.
-		if wait := w.marked.Add(evictionRetry).Sub(now); wait > 0 {
+		if wait := is.marked.Add(evictionRetry).Sub(now); wait > 0 {
 			return wait, nil
 		}
-		return c.moveAway(ctx, pod, w.interrupted)
+		return s.moveAway(ctx, pod, is.interrupted)
 	}
 	return 0, nil
 }
 
-// markSilent takes a pod that cannot be reached out of its Services, and says whether it
+// markSilent takes a pod that cannot be reached out of its Services, and reports whether it
 // was in them. Its kubelet puts it back when it is heard again.
-func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bool, err error) {
+func (s *attending) markSilent(ctx context.Context, pod *corev1.Pod) (marked bool, err error) {
 	ready := slices.ContainsFunc(pod.Status.Conditions, func(k corev1.PodCondition) bool {
 		return k.Type == corev1.PodReady && k.Status == corev1.ConditionTrue
 	})
@@ -79,15 +100,15 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 	for i := range changed.Status.Conditions {
 		if k := &changed.Status.Conditions[i]; k.Type == corev1.PodReady {
 			k.Status, k.Reason, k.Message = corev1.ConditionFalse, said.Reason, said.Message
-			k.LastTransitionTime = metav1.NewTime(c.cfg.Clock.Now())
+			k.LastTransitionTime = metav1.NewTime(s.clock.Now())
 		}
 	}
-	_, err = c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err = s.api.pods(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return false, fmt.Errorf("mark pod %s as not ready: %w", apiv1.Ref(pod), err)
 	}
 	if err == nil {
-		c.cfg.Events.Event(apiv1.Ref(pod), said)
+		s.events.Event(apiv1.Ref(pod), said)
 	}
 	return true, nil
 }
@@ -95,80 +116,23 @@ func (c *Controller) markSilent(ctx context.Context, pod *corev1.Pod) (marked bo
 // moveAway ends a pod in good order before the cloud takes its instance: its
 // controller then makes another, which gets a cell at once. A pod without a
 // controller would be lost that way; it runs to the end of the notice.
-func (c *Controller) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
-	ref := apiv1.Ref(pod)
+func (s *attending) moveAway(ctx context.Context, pod *corev1.Pod, at time.Time) (time.Duration, error) {
 	if metav1.GetControllerOf(pod) == nil {
-		c.tellOnce(pod, events.NewInterruptedPodStays(at))
+		s.evicting.reportOnce(pod, interruptedStays, events.NewInterruptedPodStays(at))
 		return 0, nil
 	}
 	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
 	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil {
 		grace = *g
 	}
-	left := at.Sub(c.cfg.Clock.Now())
+	left := at.Sub(s.clock.Now())
 	grace = min(grace, max(1, int64((left-evictionMargin)/time.Second)))
-	err := c.evict(ctx, pod, &grace)
-	switch {
-	case err == nil:
-		c.cfg.Events.Event(ref, events.NewInterruptedPodEvicted(at))
-		return 0, nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return 0, nil // it is gone, or another of its name is there
-	case apierrors.IsTooManyRequests(err):
-		c.tellOnce(pod, events.NewInterruptedPodBlocked(at, err))
-		return min(left, evictionRetry), nil
-	}
-	return 0, fmt.Errorf("evict pod %s from an instance that the cloud takes back: %w", ref, err)
-}
-
-// evict asks for a pod's eviction, or with a dry run whether it may be, if this process
-// leads; without a grace period that of the pod is its own.
-func (c *Controller) evict(ctx context.Context, pod *corev1.Pod, grace *int64, dryRun ...string) error {
-	if err := c.leads(ctx); err != nil {
-		return err
-	}
-	return c.client(pod).EvictV1(ctx, &policyv1.Eviction{
-		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
-		DeleteOptions: &metav1.DeleteOptions{
-			GracePeriodSeconds: grace,
-			Preconditions:      &metav1.Preconditions{UID: &pod.UID},
-			DryRun:             dryRun,
-		},
+	_, again, err := s.evicting.evict(ctx, pod, eviction{
+		from:    "an instance that the cloud takes back",
+		grace:   &grace,
+		done:    events.NewInterruptedPodEvicted(at),
+		blocked: func(why error) events.Event { return events.NewInterruptedPodBlocked(at, why) },
+		retry:   min(left, evictionRetry),
 	})
-}
-
-// tellOnce reports something of an interruption or an eviction, unless it was the last
-// thing that was.
-func (c *Controller) tellOnce(pod *corev1.Pod, e events.Event) {
-	told := false
-	c.note(apiv1.Ref(pod), func(w *waiting) { told, w.told = w.told == e.Reason, e.Reason })
-	if !told {
-		c.cfg.Events.Event(apiv1.Ref(pod), e)
-	}
-}
-
-// toldLast is the reason of what tellOnce has reported last of a pod, or "".
-func (c *Controller) toldLast(pod *corev1.Pod) (reason string) {
-	c.note(apiv1.Ref(pod), func(w *waiting) { reason = w.told })
-	return reason
-}
-
-// notReady says in the pod's conditions that it no longer is.
-func notReady(pod *corev1.Pod, now metav1.Time, reason, message string) {
-	for i := range pod.Status.Conditions {
-		if k := &pod.Status.Conditions[i]; k.Type == corev1.PodReady || k.Type == corev1.ContainersReady {
-			k.Status, k.Reason, k.Message, k.LastTransitionTime = corev1.ConditionFalse, reason, message, now
-		}
-	}
-}
-
-// setCondition adds a condition, or replaces the one of its type.
-func setCondition(pod *corev1.Pod, condition corev1.PodCondition) {
-	for i := range pod.Status.Conditions {
-		if pod.Status.Conditions[i].Type == condition.Type {
-			pod.Status.Conditions[i] = condition
-			return
-		}
-	}
-	pod.Status.Conditions = append(pod.Status.Conditions, condition)
+	return again, err
 }

@@ -86,7 +86,7 @@ func TestOnlyAPodThatItsNodesFirstListLackedAndThatNeverRanArrived(t *testing.T)
 	} {
 		h := newHarness(t)
 		h.put(tc.pod)
-		h.c.added(tc.pod, tc.first)
+		h.c.watching.added(tc.pod, tc.first)
 		if tc.later != nil {
 			now := tc.pod.DeepCopy()
 			tc.later(now)
@@ -125,7 +125,7 @@ func TestTheInformerSaysWhichPodsCameLater(t *testing.T) {
 		},
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return later, nil },
 	}}, &corev1.Pod{}, 0, nil)
-	cfg := h.c.cfg
+	cfg := h.cfg
 	cfg.Pods = listed{h.informer, h}
 	c, err := New(cfg)
 	if err != nil {
@@ -140,13 +140,13 @@ func TestTheInformerSaysWhichPodsCameLater(t *testing.T) {
 	later.Add(pod("later"))
 	arrived := map[types.UID]bool{}
 	for range 2 {
-		name, _ := c.queue.Get()
-		c.queue.Done(name)
-		c.mu.Lock()
-		for uid, w := range c.pods {
-			arrived[uid] = w.arrived
+		name, _ := c.loop.queue.Get()
+		c.loop.queue.Done(name)
+		c.registry.mu.Lock()
+		for uid, p := range c.history.of {
+			arrived[uid] = p.arrived
 		}
-		c.mu.Unlock()
+		c.registry.mu.Unlock()
 	}
 	if want := map[types.UID]bool{"uid-later": true}; !maps.Equal(arrived, want) {
 		t.Errorf("these arrived: %v, want %v", arrived, want)
@@ -165,9 +165,9 @@ func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
 		"it had its cells": {pod("tried"), 1, events.CellsNotReady},
 	} {
 		h := newHarness(t)
-		h.c.cfg.MaxAttempts = tc.tries
+		h.restarted(func(c *Config) { c.MaxAttempts = tc.tries })
 		h.put(tc.pod)
-		h.c.note(apiv1.Ref(tc.pod), func(w *waiting) { w.failures = tc.tries })
+		h.c.history.note(apiv1.Ref(tc.pod), func(p *past) { p.failures = tc.tries })
 		phase := func() corev1.PodPhase {
 			now, err := h.client.CoreV1().Pods("ns").Get(t.Context(), tc.pod.Name, metav1.GetOptions{})
 			if err != nil {
@@ -192,7 +192,7 @@ func TestAPodThatMayRunElsewhereFailsWhenThatIsGone(t *testing.T) {
 func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h := newHarness(t)
 	deposed := errors.New("another leads")
-	h.c.cfg.Leadership = leads(func(context.Context) error { return deposed })
+	h.c.api.leadership = leads(func(context.Context) error { return deposed })
 	ran := pod("ran", func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Status.Phase = corev1.PodRunning
@@ -212,7 +212,7 @@ func TestAKipThatDoesNotLeadFailsEvictsAndDeletesNoPod(t *testing.T) {
 	h = newHarness(t)
 	evictions := short(h, owned)
 	h.clock.Step(time.Second)
-	h.c.cfg.Leadership = leads(func(context.Context) error { return deposed })
+	h.c.api.leadership = leads(func(context.Context) error { return deposed })
 	if _, err := h.reconcile("a"); !errors.Is(err, deposed) || *evictions > 0 {
 		t.Errorf("a pod of a node without capacity: %v, %d evictions", err, *evictions)
 	}

@@ -19,6 +19,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
+// choosing chooses what is requested for pods.
+type choosing struct {
+	volumes    Volumes // nil if no pod has any
+	nodes      Nodes
+	grants     Grants
+	options    cells.Options
+	costLabels []string
+	history    *history
+}
+
 // Choose returns what is to be requested for a pod: what can be launched, best
 // first, with room for the plugins of its volumes, where their disks are, not out
 // of capacity, and granted to its namespace. Cells are requested by it, and people are
@@ -26,45 +36,45 @@ import (
 // cell is requested: package cells leaves out the rest then.
 //
 // The errors are those of Volumes and *PlacementError.
-func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
+func (c *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
 	var needs volumes.Needs
-	if c.cfg.Volumes != nil {
+	if c.volumes != nil {
 		var err error
-		if needs, err = c.cfg.Volumes.Needs(ctx, pod); err != nil {
+		if needs, err = c.volumes.Needs(ctx, pod); err != nil {
 			return cells.Request{}, err
 		}
 	}
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Nodes.Choose says so
-		if err := c.cfg.Grants.Check(pod.Namespace, asked); err != nil {
+		if err := c.grants.Check(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	placed, lacked := withVolumes(pod, needs), c.lackedBy(pod)
+	placed, lacked := withVolumes(pod, needs), c.history.get(pod.UID).lacked
 	needed, larger := placement.Needs(placed), placed
 	if !lacked.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	chosen, err := c.cfg.Nodes.Choose(ctx, larger, zone)
+	chosen, err := c.nodes.Choose(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
 		lacked.why = ""
-		chosen, err = c.cfg.Nodes.Choose(ctx, placed, zone)
+		chosen, err = c.nodes.Choose(ctx, placed, zone)
 	}
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	offerings, err := c.cfg.Grants.granted(pod.Namespace, chosen.Offerings)
+	offerings, err := c.grants.granted(pod.Namespace, chosen.Offerings)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
 	r := cells.Request{
 		Pod:          apiv1.Ref(pod),
 		Node:         pod.Spec.NodeName,
-		Account:      account(pod, c.cfg.CostLabels),
+		Account:      account(pod, c.costLabels),
 		Created:      pod.CreationTimestamp.Time,
 		Offerings:    offerings,
 		RuledOut:     ruledOut(pod.Namespace, chosen, offerings),
@@ -76,7 +86,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 	}
 	if invalid == nil {
 		r.Special = special(asked)
-		r.Options, r.Offerings = resolve(c.cfg.Options, asked), withDisk(offerings, asked)
+		r.Options, r.Offerings = resolve(c.options, asked), withDisk(offerings, asked)
 		if t := asked.HealthyTimeout; t != nil {
 			after := t.After // 0 when never
 			r.HealthyTimeout = &after
@@ -89,16 +99,6 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 		}
 	}
 	return r, nil
-}
-
-// lackedBy is what the machine of a pod's last cell that was too small had not.
-func (c *Controller) lackedBy(pod *corev1.Pod) lacked {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if w := c.pods[pod.UID]; w != nil {
-		return w.lacked
-	}
-	return lacked{}
 }
 
 func roomList(r catalog.Room) corev1.ResourceList {
@@ -154,22 +154,22 @@ func (e *PlacementError) Error() string {
 
 func (e *PlacementError) Unwrap() error { return e.Err }
 
-// wait is what the pod's owner is told, and how long until another look after so
+// wait returns why the pod waits, what its owner is told, and how long until another look after so
 // many in a row.
-func (e *PlacementError) wait(looks int, random backoff.Random) (said events.Event, wait time.Duration) {
+func (e *PlacementError) wait(looks int, random backoff.Random) (because cause, said events.Event, wait time.Duration) {
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
 	var unplaceable *placement.UnplaceableError
 	switch {
 	case errors.As(e.Err, &granted):
-		return events.NewNotGranted(e), unplaceableRetry
+		return otherCause, events.NewNotGranted(e), unplaceableRetry
 	case errors.As(e.Err, &annotation):
-		return events.NewInvalidAnnotation(e), unplaceableRetry
+		return otherCause, events.NewInvalidAnnotation(e), unplaceableRetry
 	case errors.As(e.Err, &capacity):
-		return events.NewPodOutOfCapacity(e), random.After(looks, firstBackoff, scarceRetry)
+		return outOfCapacity, events.NewPodOutOfCapacity(e), random.After(looks, firstBackoff, scarceRetry)
 	case errors.As(e.Err, &unplaceable):
-		return events.NewUnplaceable(e), unplaceableRetry
+		return otherCause, events.NewUnplaceable(e), unplaceableRetry
 	}
-	return events.NewCellNotRequested(e), random.After(looks, firstBackoff, scarceRetry) // it could not be asked
+	return otherCause, events.NewCellNotRequested(e), random.After(looks, firstBackoff, scarceRetry) // it could not be asked
 }

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -25,7 +28,7 @@ const (
 
 // departures are evictions of pods from nodes that had nothing for them. They are not stored:
 // what is forgotten with this process costs an eviction that is in vain, and each process
-// counts anew. Its users hold the controller's mu.
+// counts anew.
 type departures map[route]*departure
 
 // route is a controller whose pods leave a node. Pods say themselves whose they are, in as many
@@ -139,23 +142,53 @@ func schedulable(pod *corev1.Pod, bound time.Time) time.Time {
 	return since
 }
 
-// left notes that a pod was evicted from a node that had nothing for it.
-func (c *Controller) left(pod *corev1.Pod) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.departures.left(pod, c.cfg.Clock.Now())
+// returns knows the departures that were in vain: pods came back to the node.
+type returns struct {
+	registry   *registry
+	clock      clock.PassiveClock
+	departures departures         // under the registry's mu
+	back       *notes[*departure] // of others of a pod's controller, after which the pod came to the same node
+}
+
+// evicted notes that a pod was evicted from a node that had nothing for it.
+func (s *returns) evicted(pod *corev1.Pod) {
+	s.registry.mu.Lock()
+	defer s.registry.mu.Unlock()
+	s.departures.left(pod, s.clock.Now())
 }
 
 // stays says until when a pod that came back to its node is left there, and why; "" where it
-// may leave. The caller holds mu.
-func (w *waiting) stays(node string, now time.Time) string {
-	if w.back == nil || !w.back.until().After(now) {
+// may leave.
+func (s *returns) stays(pod *corev1.Pod) (why string) {
+	now := s.clock.Now()
+	s.back.note(apiv1.Ref(pod), func(back **departure) {
+		if *back == nil {
+			*back = s.departures.cameBack(pod, s.registry.seen[pod.UID], now)
+		}
+		why = (*back).says(pod.Spec.NodeName, now)
+	})
+	return why
+}
+
+// known is what stays has said last of a pod on a node; "" where that does not count any more.
+func (s *returns) known(uid types.UID, node string) string {
+	s.registry.mu.Lock()
+	defer s.registry.mu.Unlock()
+	if back := s.back.of[uid]; back != nil {
+		return (*back).says(node, s.clock.Now())
+	}
+	return ""
+}
+
+// says tells people of a departure in vain, as long as it keeps those that came back on their node; "" of none, or later.
+func (d *departure) says(node string, now time.Time) string {
+	if d == nil || !d.until().After(now) {
 		return ""
 	}
 	times := "once"
-	if n := w.back.vain; n > 1 {
+	if n := d.vain; n > 1 {
 		times = fmt.Sprintf("%d times", n)
 	}
 	return fmt.Sprintf("pods of its controller were evicted from node %s for that %s in vain, since no other node could have the pod: "+
-		"it is not evicted before %s", node, times, w.back.until().UTC().Format(time.RFC3339))
+		"it is not evicted before %s", node, times, d.until().UTC().Format(time.RFC3339))
 }

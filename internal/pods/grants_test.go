@@ -196,27 +196,18 @@ func TestAPodThatIsNotGrantedWhatItAsksForWaitsUntilTheConfigurationChanges(t *t
 	}
 
 	// Kip reads its configuration when it starts.
-	changed := h.c.cfg
-	changed.Grants.Namespaces = []NamespaceGrants{{Namespace: "ns", InstanceProfiles: []string{"admin"}, AllowMetadata: true}}
-	again, err := New(changed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(again.queue.ShutDown)
-	h.c = again
+	h.restarted(func(c *Config) {
+		c.Grants.Namespaces = []NamespaceGrants{{Namespace: "ns", InstanceProfiles: []string{"admin"}, AllowMetadata: true}}
+	})
 	h.must("p")
 	if len(h.cells.requests) != 1 {
 		t.Errorf("after the change requested %v", h.cells.requests)
 	}
 
-	changed.Grants = Grants{MaxPricePerHour: 1}
+	h.restarted(func(c *Config) { c.Grants = Grants{MaxPricePerHour: 1} })
 	h.place = func(*corev1.Pod) ([]cells.Offering, error) {
 		return []cells.Offering{{InstanceType: "dear", Zone: "local", PricePerHour: 9}}, nil
 	}
-	if h.c, err = New(changed); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.c.queue.ShutDown)
 	h.put(pod("q"))
 	h.must("q")
 	const dear = "dear in local for 9 dollars an hour is not granted to namespace ns: cells.grants.maxPricePerHour of provider.yaml says what is"

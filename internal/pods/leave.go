@@ -2,14 +2,13 @@ package pods
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 )
 
 const (
@@ -20,91 +19,87 @@ const (
 	leaveRetry = 30 * time.Second
 )
 
+// leaving evicts pods from nodes that have no capacity for them.
+type leaving struct {
+	nodes     Nodes
+	choosing  *choosing
+	exclusion *exclusion
+	evicting  *evicting
+	waits     *waits
+	returns   *returns
+	clock     clock.PassiveClock
+}
+
 // leaveNode evicts a pod for which its node has had no capacity for a while, whatever it has
 // for others, where another node of Kip's can serve it: a pod that is bound cannot change
 // its node, and a machine on demand would make the node's label a lie. It returns after how
 // long to look again: most where nothing else says.
-func (c *Controller) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
-	now := c.cfg.Clock.Now()
-	since := now
-	c.note(apiv1.Ref(pod), func(w *waiting) {
-		if w.short.IsZero() {
-			w.short = now
-		}
-		since = w.short
-	})
+func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
+	now := s.clock.Now()
+	since := s.waits.shortSince(apiv1.Ref(pod), now)
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
-	reason, cameBack := c.staysFor(pod)
-	if reason != "" && c.toldLast(pod) == reason {
+	stays, cameBack := s.stays(pod)
+	if stays != 0 && s.evicting.last(pod) == stays {
 		return most, nil
 	}
-	other := c.elsewhere(ctx, pod)
+	other := s.elsewhere(ctx, pod)
 	if other == "" {
 		return most, nil
 	}
-	switch reason {
-	case events.UnservablePodStays:
-		c.tellOnce(pod, events.NewUnservablePodStays(pod.Spec.NodeName, other))
+	switch stays {
+	case unservableStays:
+		s.evicting.reportOnce(pod, stays, events.NewUnservablePodStays(pod.Spec.NodeName, other))
 		return most, nil
-	case events.UnservablePodCameBack:
-		c.tellOnce(pod, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
+	case unservableCameBack:
+		s.evicting.reportOnce(pod, stays, events.NewUnservablePodCameBack(pod.Spec.NodeName, other, cameBack))
 		return most, nil
 	}
-	if why, sure := c.endElsewhere(pod); why != "" {
+	if why, sure := s.exclusion.endElsewhere(pod); why != "" {
 		return min(most, behindWait(sure)), nil // it may run on a cell that this Kip does not know of
 	}
-	var err error
-	if c.toldLast(pod) == events.EvictionBlocked { // no node turns pods away for one that may not leave
-		err = c.evict(ctx, pod, nil, metav1.DryRunAll)
+	e := eviction{
+		from:    "a node without capacity",
+		done:    events.NewUnservablePodEvicted(pod.Spec.NodeName, now.Sub(since), other),
+		blocked: func(why error) events.Event { return events.NewUnservablePodBlocked(pod.Spec.NodeName, why) },
+		retry:   leaveRetry,
 	}
-	if err == nil {
-		if !c.cfg.Nodes.TurnsAway(ctx, pod) {
-			return most, nil
+	if s.evicting.last(pod) == evictionBlocked { // no node turns pods away for one that may not leave
+		if may, again, err := s.evicting.allowed(ctx, pod, e); !may {
+			return again, err
 		}
-		err = c.evict(ctx, pod, nil)
 	}
-	switch {
-	case err == nil:
-		c.left(pod)
-		c.cfg.Events.Event(apiv1.Ref(pod), events.NewUnservablePodEvicted(pod.Spec.NodeName, now.Sub(since), other))
-		return 0, nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return 0, nil // it is gone, or another of its name is there
-	case apierrors.IsTooManyRequests(err):
-		c.tellOnce(pod, events.NewUnservablePodBlocked(pod.Spec.NodeName, err))
-		return leaveRetry, nil
-	default:
-		return 0, fmt.Errorf("evict pod %s from a node without capacity: %w", apiv1.Ref(pod), err)
+	if !s.nodes.TurnsAway(ctx, pod) {
+		return most, nil
 	}
+	evicted, again, err := s.evicting.evict(ctx, pod, e)
+	if evicted {
+		s.returns.evicted(pod)
+	}
+	return again, err
 }
 
-// staysFor returns the reason of the Event of a pod that is not evicted, wherever else there is capacity, and of one
-// that came back why; "" if it may be.
-func (c *Controller) staysFor(pod *corev1.Pod) (reason, cameBack string) {
+// stays returns why a pod is not evicted, wherever else there is capacity, and of one
+// that came back how that went; 0 if it may be.
+func (s *leaving) stays(pod *corev1.Pod) (why notice, cameBack string) {
 	if metav1.GetControllerOf(pod) == nil {
-		return events.UnservablePodStays, ""
+		return unservableStays, ""
 	}
-	c.note(apiv1.Ref(pod), func(w *waiting) {
-		if w.back == nil {
-			w.back = c.departures.cameBack(pod, w.seen, c.cfg.Clock.Now())
-		}
-		if cameBack = w.stays(pod.Spec.NodeName, c.cfg.Clock.Now()); cameBack != "" {
-			reason = events.UnservablePodCameBack
-		}
-	})
-	return reason, cameBack
+	if cameBack = s.returns.stays(pod); cameBack != "" {
+		return unservableCameBack, cameBack
+	}
+	return 0, ""
 }
 
 // elsewhere is another node on which something can be launched for a pod now; "" if
 // there is none.
-func (c *Controller) elsewhere(ctx context.Context, pod *corev1.Pod) string {
-	for _, node := range c.cfg.Nodes.Elsewhere(ctx, pod) {
+func (s *leaving) elsewhere(ctx context.Context, pod *corev1.Pod) string {
+	for _, node := range s.nodes.Elsewhere(ctx, pod) {
 		there := pod.DeepCopy()
 		there.Spec.NodeName = node
 		// Of a disk it is not known whether that node may use it.
-		if r, err := c.Choose(ctx, there); err == nil {
+		if r, err := s.choosing.Choose(ctx, there); err == nil {
 			if len(r.Disks) > 0 {
 				return "" // which are the pod's on any node
 			}

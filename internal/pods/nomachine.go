@@ -7,22 +7,34 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // standAgain is the least time between two writes of the status of a pod without a machine. While Kip's node is not
 // Ready, the node controller marks its pods as not ready after each write. A kubelet contradicts it as often.
 const standAgain = 10 * time.Second
 
+// standing has pods of DaemonSets stand without a machine.
+type standing struct {
+	grants    Grants
+	exclusion *exclusion
+	waits     *waits
+	api       *apiServer
+	events    cells.Recorder
+	clock     clock.PassiveClock
+	stood     *notes[time.Time] // when Kip last wrote the status of each as that of a pod without a machine
+}
+
 // noMachine reports whether a pod of a DaemonSet is to have no cell, and says why. A pod that has been told so stays as it is
 // until it is deleted, whatever is granted later: its phase would have to go back.
-func (c *Controller) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
+func (s *standing) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
 	if k := apiv1.WithoutMachine(pod); k != nil {
 		return events.Event{Reason: k.Reason, Message: k.Message}, true
 	}
@@ -34,7 +46,7 @@ func (c *Controller) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
 	if _, asks := pod.Annotations[placement.AnnotationMachine]; asks && err != nil {
 		return events.Event{}, false // it waits for a valid value
 	}
-	machine, grants := asked.Machine, c.cfg.Grants
+	machine, grants := asked.Machine, s.grants
 	if machine == nil && grants.DaemonSetMachines {
 		return events.Event{}, false
 	}
@@ -55,48 +67,44 @@ func (c *Controller) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
 
 // stand has a pod without a cell be Running and Ready, so that the rollout of its DaemonSet goes on. It writes nothing that the
 // pod says already.
-func (c *Controller) stand(ctx context.Context, pod *corev1.Pod, why events.Event) (time.Duration, error) {
+func (s *standing) stand(ctx context.Context, pod *corev1.Pod, why events.Event) (time.Duration, error) {
 	first := apiv1.WithoutMachine(pod) == nil
 	if first {
-		if wait := c.waitsForEnd(pod); wait > 0 {
+		if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
 			return wait, nil
 		}
 	}
-	now := c.cfg.Clock.Now()
-	var stood time.Time
-	c.note(apiv1.Ref(pod), func(w *waiting) {
-		w.why, stood = "", w.stood
-		c.awaits(pod.UID, cache.ObjectName{})
-	})
+	now := s.clock.Now()
+	s.waits.end(apiv1.Ref(pod))
 	changed := pod.DeepCopy()
-	changed.Status = standing(pod, why, metav1.NewTime(now))
+	changed.Status = statusWithout(pod, why, metav1.NewTime(now))
 	if apiequality.Semantic.DeepEqual(changed.Status, pod.Status) {
 		return 0, nil
 	}
-	if wait := stood.Add(standAgain).Sub(now); wait > 0 {
+	if wait := s.stood.get(pod.UID).Add(standAgain).Sub(now); wait > 0 {
 		return wait, nil
 	}
-	if err := c.leads(ctx); err != nil {
+	if err := s.api.leads(ctx); err != nil {
 		return 0, fmt.Errorf("write that pod %s has no machine: %w", apiv1.Ref(pod), err)
 	}
 	// Not compared: an API server may not have the field.
 	changed.Status.ObservedGeneration = pod.Generation
-	_, err := c.client(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err := s.api.pods(pod).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return staleRetry, nil
 	case err != nil:
 		return 0, fmt.Errorf("write that pod %s has no machine: %w", apiv1.Ref(pod), err)
 	}
-	c.note(apiv1.Ref(pod), func(w *waiting) { w.stood = now })
+	s.stood.note(apiv1.Ref(pod), func(stood *time.Time) { *stood = now })
 	if first {
-		c.cfg.Events.Event(apiv1.Ref(pod), why)
+		s.events.Event(apiv1.Ref(pod), why)
 	}
 	return 0, nil
 }
 
-// standing is the status of a pod that is Running and Ready without a machine.
-func standing(pod *corev1.Pod, why events.Event, now metav1.Time) corev1.PodStatus {
+// statusWithout returns the status of a pod that is Running and Ready without a machine.
+func statusWithout(pod *corev1.Pod, why events.Event, now metav1.Time) corev1.PodStatus {
 	stands := pod.DeepCopy()
 	s := &stands.Status
 	s.Phase, s.Reason, s.Message = corev1.PodRunning, "", ""

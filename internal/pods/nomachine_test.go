@@ -41,19 +41,6 @@ func (h *harness) told(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// restarted is the next process of Kip, with another configuration.
-func (h *harness) restarted(change func(*Config)) {
-	h.Helper()
-	cfg := h.c.cfg
-	change(&cfg)
-	c, err := New(cfg)
-	if err != nil {
-		h.Fatal(err)
-	}
-	h.Cleanup(c.queue.ShutDown)
-	h.c = c
-}
-
 // writes counts what is written of pods.
 func (h *harness) writes() (n int) {
 	for _, a := range h.client.Actions() {
@@ -154,7 +141,7 @@ func TestWhichPodsOfADaemonSetGetAMachine(t *testing.T) {
 		"a DaemonSet does not control it": {Grants{}, []func(*corev1.Pod){owner(func(o *metav1.OwnerReference) { o.Controller = nil })}, cell, ""},
 	} {
 		h := newHarness(t)
-		h.c.cfg.Grants = c.grants
+		h.restarted(func(cfg *Config) { cfg.Grants = c.grants })
 		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 			if _, err := placement.ParseAnnotations(p.Annotations); err != nil {
 				return nil, err
@@ -206,7 +193,7 @@ func TestAPodWithoutAMachineIsReadyAgainWithoutAFight(t *testing.T) {
 
 func TestAPodOfADaemonSetKeepsTheCellThatItHas(t *testing.T) {
 	h := newHarness(t)
-	h.c.cfg.Grants.DaemonSetMachines = true
+	h.restarted(func(c *Config) { c.Grants.DaemonSetMachines = true })
 	h.put(pod("a", daemon))
 	h.must("a")
 	h.restarted(func(c *Config) { c.Grants = Grants{} })
@@ -261,7 +248,7 @@ func TestADeletedPodWithoutAMachineIsDeletedAtOnce(t *testing.T) {
 func TestAPodIsToldThatItHasNoMachineOnlyIfThatIsWritten(t *testing.T) {
 	h := newHarness(t)
 	lost := errors.New("another leads")
-	h.c.cfg.Leadership = leads(func(context.Context) error { return lost })
+	h.c.api.leadership = leads(func(context.Context) error { return lost })
 	h.put(pod("a", daemon))
 	if _, err := h.reconcile("a"); !errors.Is(err, lost) {
 		t.Errorf("a Kip that does not lead: %v", err)
@@ -269,7 +256,7 @@ func TestAPodIsToldThatItHasNoMachineOnlyIfThatIsWritten(t *testing.T) {
 	if n := h.writes(); n > 0 || len(h.events) > 0 {
 		t.Errorf("a Kip that does not lead writes %d times, events %q", n, h.events)
 	}
-	h.c.cfg.Leadership = nil
+	h.c.api.leadership = nil
 	answers := []error{apierrors.NewConflict(corev1.Resource("pods"), "a", nil), errors.New("no answer")}
 	h.client.PrependReactor("update", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if len(answers) == 0 {

@@ -19,7 +19,7 @@ import (
 func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 	const gib = 1 << 30
 	h := newHarness(t)
-	h.c.cfg.MaxAttempts = 1
+	h.restarted(func(c *Config) { c.MaxAttempts = 1 })
 	h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
 		var fitting []cells.Offering
 		for _, o := range []cells.Offering{

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // A pod that waits for its volumes is looked at again after volumeRetry, and then after twice as long each time, up to
@@ -25,15 +26,20 @@ const (
 	wakeShare          = 8
 )
 
-// awaited are the pods that wait for a claim or a disk, by its key.
-type awaited map[string]map[types.UID]cache.ObjectName
+// volumeWaits has pods wait for their volumes.
+type volumeWaits struct {
+	loop   *loop
+	waits  *waits
+	random backoff.Random
+	clock  clock.PassiveClock
+}
 
 func claimKey(namespace, name string) string { return "claim/" + namespace + "/" + name }
 
 func diskKey(id string) string { return "disk/" + id }
 
 // waitsForVolume says why a pod gets no cell before its volumes can be had.
-func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
+func (s *volumeWaits) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, error) {
 	said := events.NewVolumeNotReady(err)
 	var notReady *volumes.NotReadyError
 	var unsupported *volumes.UnsupportedError
@@ -49,23 +55,23 @@ func (c *Controller) waitsForVolume(pod *corev1.Pod, err error) (time.Duration, 
 			keys = append(keys, claimKey(pod.Namespace, name))
 		}
 	}
-	return c.waitsForVolumes(pod, said, err, keys...), nil
+	return s.waitsForVolumes(pod, said, err, keys...), nil
 }
 
 // waitsForVolumes notes and reports that a pod waits for claims or disks, and returns for how long.
-func (c *Controller) waitsForVolumes(pod *corev1.Pod, e events.Event, why error, keys ...string) time.Duration {
-	now, wait := c.cfg.Clock.Now(), volumeRetry
-	c.note(apiv1.Ref(pod), func(w *waiting) {
+func (s *volumeWaits) waitsForVolumes(pod *corev1.Pod, e events.Event, why error, keys ...string) time.Duration {
+	now, wait := s.clock.Now(), volumeRetry
+	s.waits.note(apiv1.Ref(pod), func(w *waiting) {
 		w.looked = now
 		if errors.Is(why, volumes.ErrUntold) {
 			w.untold++
-			wait = c.cfg.Random.After(w.untold+1, firstBackoff, longestVolumeRetry)
+			wait = s.random.After(w.untold+1, firstBackoff, longestVolumeRetry)
 			return
 		}
 		w.looks, w.untold = w.looks+1, 0
-		wait = w.volumeWait(c.cfg.Random)
+		wait = w.volumeWait(s.random)
 	})
-	c.waits(pod, e, why.Error(), now.Add(wait), keys...)
+	s.waits.report(pod, otherCause, e, why.Error(), now.Add(wait), keys...)
 	return wait
 }
 
@@ -74,67 +80,48 @@ func (w *waiting) volumeWait(random backoff.Random) time.Duration {
 	return random.After(w.looks+1, firstBackoff, longestVolumeRetry)
 }
 
-// awaits notes what a pod waits for, instead of what it waited for before. The caller holds mu.
-func (c *Controller) awaits(uid types.UID, pod cache.ObjectName, keys ...string) {
-	w := c.pods[uid]
-	if w == nil {
-		return
-	}
-	for _, key := range w.awaits {
-		if delete(c.awaited[key], uid); len(c.awaited[key]) == 0 {
-			delete(c.awaited, key)
-		}
-	}
-	w.awaits = keys
-	for _, key := range keys {
-		if c.awaited[key] == nil {
-			c.awaited[key] = map[types.UID]cache.ObjectName{}
-		}
-		c.awaited[key][uid] = pod
-	}
-}
-
 // claimChanged wakes the pods that wait for a claim.
-func (c *Controller) claimChanged(obj any) {
+func (s *volumeWaits) claimChanged(obj any) {
 	name, err := cache.ObjectToName(obj)
 	if err != nil {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for uid, pod := range c.awaited[claimKey(name.Namespace, name.Name)] {
-		c.wakeForVolumes(pod, c.pods[uid])
+	s.waits.registry.mu.Lock()
+	defer s.waits.registry.mu.Unlock()
+	for uid, pod := range s.waits.awaited[claimKey(name.Namespace, name.Name)] {
+		s.wakeForVolumes(pod, s.waits.of[uid])
 	}
 }
 
 // disksFreed wakes of those that wait for a disk which no live cell has any more the pod that has waited longest.
-func (c *Controller) disksFreed(disks []cells.Disk) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *volumeWaits) disksFreed(disks []cells.Disk) {
+	s.waits.registry.mu.Lock()
+	defer s.waits.registry.mu.Unlock()
+	seen := s.waits.registry.seen
 	for _, d := range disks {
 		var first types.UID
-		waiting := c.awaited[diskKey(d.ID)]
+		waiting := s.waits.awaited[diskKey(d.ID)]
 		for uid := range waiting {
-			if first == "" || c.pods[uid].seen.Before(c.pods[first].seen) {
+			if first == "" || seen[uid].Before(seen[first]) {
 				first = uid
 			}
 		}
 		if first != "" {
-			c.wakeForVolumes(waiting[first], c.pods[first])
+			s.wakeForVolumes(waiting[first], s.waits.of[first])
 		}
 	}
 }
 
-// wakeForVolumes brings the next look at a pod's volumes forward. The caller holds mu.
-func (c *Controller) wakeForVolumes(pod cache.ObjectName, w *waiting) {
-	now := c.cfg.Clock.Now()
-	soon := w.looked.Add(w.volumeWait(c.cfg.Random) / wakeShare)
+// wakeForVolumes brings the next look at a pod's volumes forward. The caller holds the registry's mu.
+func (s *volumeWaits) wakeForVolumes(pod cache.ObjectName, w *waiting) {
+	now := s.clock.Now()
+	soon := w.looked.Add(w.volumeWait(s.random) / wakeShare)
 	if soon.Before(now) {
 		soon = now
 	}
 	if w.until.After(soon) {
 		w.until = soon
-		c.queue.AddAfter(pod, soon.Sub(now))
+		s.loop.wakeAfter(pod, soon.Sub(now))
 	}
 }
 

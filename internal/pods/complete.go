@@ -1,0 +1,53 @@
+package pods
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+)
+
+// lastWords is how long a kubelet has to say how the containers of a pod ended of which it
+// has said that it ended: a moment, or more on a machine that is busy with just that, for which its
+// agent keeps the machine for as long, of the graces that pods have there.
+const lastWords = 15 * time.Second
+
+// completing releases the cells of pods that have ended.
+type completing struct {
+	cells Cells
+	clock clock.PassiveClock
+	ended *notes[time.Time] // when Kip first saw that each has ended
+}
+
+// Step releases the cell of a pod that has ended, once its kubelet has said how the pod's containers did.
+func (s *completing) Step(_ context.Context, pod *corev1.Pod) (time.Duration, error) {
+	if left := s.untold(pod); left > 0 {
+		return left, nil
+	}
+	s.cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
+	return 0, nil
+}
+
+// untold returns how long the kubelet of a pod that has ended may still take to say how its containers
+// did, negative once that is over; 0 if it has. A kubelet that ends a pod itself, for its deadline or
+// as its machine goes down, may say so in two steps, of which the exit codes are the second.
+func (s *completing) untold(pod *corev1.Pod) time.Duration {
+	if !slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Running != nil }) {
+		return 0
+	}
+	if cell, has := s.cells.ForPod(pod.UID); !has || !cell.Live() || cell.Phase != apiv1.Bound {
+		return 0 // no kubelet says more
+	}
+	now := s.clock.Now()
+	seen := now
+	s.ended.note(apiv1.Ref(pod), func(ended *time.Time) {
+		if ended.IsZero() {
+			*ended = now
+		}
+		seen = *ended
+	})
+	return seen.Add(lastWords).Sub(now)
+}

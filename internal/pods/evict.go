@@ -1,0 +1,93 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// notice is what was last reported of why a pod is not evicted.
+type notice int
+
+const (
+	_                  notice = iota
+	evictionBlocked           // by a disruption budget
+	interruptedStays          // no controller would replace the pod
+	unservableStays           // likewise
+	unservableCameBack        // others of its controller were evicted in vain
+)
+
+// evicting evicts pods.
+type evicting struct {
+	api     *apiServer
+	events  cells.Recorder
+	noticed *notes[notice]
+}
+
+// eviction is one that is asked for.
+type eviction struct {
+	from    string // in errors
+	grace   *int64 // in seconds; nil for the pod's own
+	done    events.Event
+	blocked func(why error) events.Event // by a disruption budget
+	retry   time.Duration                // after that
+}
+
+// evict evicts a pod, if this process leads, and reports that. If it evicts none, it returns after how long
+// to try again; 0 means when something changes.
+func (s *evicting) evict(ctx context.Context, pod *corev1.Pod, e eviction) (evicted bool, again time.Duration, err error) {
+	evicted, again, err = s.ask(ctx, pod, e)
+	if evicted {
+		s.events.Event(apiv1.Ref(pod), e.done)
+	}
+	return evicted, again, err
+}
+
+// allowed is a dry run of evict.
+func (s *evicting) allowed(ctx context.Context, pod *corev1.Pod, e eviction) (allowed bool, again time.Duration, err error) {
+	return s.ask(ctx, pod, e, metav1.DryRunAll)
+}
+
+func (s *evicting) ask(ctx context.Context, pod *corev1.Pod, e eviction, dryRun ...string) (bool, time.Duration, error) {
+	err := s.api.leads(ctx)
+	if err == nil {
+		err = s.api.pods(pod).EvictV1(ctx, &policyv1.Eviction{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace},
+			DeleteOptions: &metav1.DeleteOptions{
+				GracePeriodSeconds: e.grace,
+				Preconditions:      &metav1.Preconditions{UID: &pod.UID},
+				DryRun:             dryRun,
+			},
+		})
+	}
+	switch {
+	case err == nil:
+		return true, 0, nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return false, 0, nil // it is gone, or another of its name is there
+	case apierrors.IsTooManyRequests(err):
+		s.reportOnce(pod, evictionBlocked, e.blocked(err))
+		return false, e.retry, nil
+	}
+	return false, 0, fmt.Errorf("evict pod %s from %s: %w", apiv1.Ref(pod), e.from, err)
+}
+
+// reportOnce reports why a pod is not evicted, unless that was the last thing that was reported of it.
+func (s *evicting) reportOnce(pod *corev1.Pod, of notice, said events.Event) {
+	told := false
+	s.noticed.note(apiv1.Ref(pod), func(last *notice) { told, *last = *last == of, of })
+	if !told {
+		s.events.Event(apiv1.Ref(pod), said)
+	}
+}
+
+// last returns what reportOnce has reported last of a pod; 0 for nothing.
+func (s *evicting) last(pod *corev1.Pod) notice { return s.noticed.get(pod.UID) }

@@ -1,0 +1,57 @@
+package pods
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func TestWhatBecomesOfAnEviction(t *testing.T) {
+	broken := errors.New("no answer")
+	for name, tc := range map[string]struct {
+		answer  error
+		evicted bool
+		again   time.Duration
+		want    []string // Events, after two tries
+		err     error
+	}{
+		"it is evicted": {evicted: true, want: []string{"Normal Evicted", "Normal Evicted"}},
+		"it is gone":    {answer: apierrors.NewNotFound(corev1.Resource("pods"), "a")},
+		"it is another": {answer: apierrors.NewConflict(corev1.Resource("pods"), "a", nil)},
+		"a budget forbids it": {
+			answer: apierrors.NewTooManyRequests("a disruption budget", 0),
+			again:  leaveRetry,
+			want:   []string{"Warning EvictionBlocked"},
+		},
+		"nobody answers": {answer: broken, err: broken},
+	} {
+		h := newHarness(t)
+		p := pod("a")
+		h.put(p)
+		h.client.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, tc.answer })
+		e := eviction{
+			done:    events.NewUnservablePodEvicted("kip-0", time.Minute, "kip-1"),
+			blocked: func(why error) events.Event { return events.NewUnservablePodBlocked("kip-0", why) },
+			retry:   leaveRetry,
+		}
+		for range 2 {
+			if evicted, again, err := h.c.evicting.evict(t.Context(), p, e); evicted != tc.evicted || again != tc.again || !errors.Is(err, tc.err) {
+				t.Errorf("%s: evicted %t, again after %s, %v", name, evicted, again, err)
+			}
+		}
+		h.want(name, h.events, tc.want...)
+		h.events = nil
+		if allowed, _, _ := h.c.evicting.allowed(t.Context(), p, e); allowed != tc.evicted || len(h.events) > 0 {
+			t.Errorf("%s: a dry run says %t, and the pod's owner hears %q", name, allowed, h.events)
+		}
+		if (h.c.evicting.last(p) == evictionBlocked) != (tc.want != nil && !tc.evicted) {
+			t.Errorf("%s: the last notice is %d", name, h.c.evicting.last(p))
+		}
+	}
+}

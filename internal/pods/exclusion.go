@@ -1,0 +1,79 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/watches"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// staleRetry is after how long a pod is looked at again of which the watch has yet
+	// to tell what the API server knows.
+	staleRetry = time.Second
+	// behindRetry is after how long a pod is looked at again while a person has to decide
+	// what becomes of the cells that this Kip does not know of.
+	behindRetry = 10 * time.Second
+)
+
+// exclusion sees that nothing else may run a pod without a cell, before the pod gets one or ends.
+type exclusion struct {
+	cells   Cells
+	api     *apiServer
+	history *history
+	waits   *waits
+}
+
+// behindWait is after how long a pod is looked at again that may run on a cell that this
+// Kip does not know of. A list of the cloud, which makes it certain, comes soon.
+func behindWait(sure bool) time.Duration {
+	if sure {
+		return behindRetry
+	}
+	return staleRetry
+}
+
+// endElsewhere ends what may run a pod besides its cell. It returns why the pod may run there yet; "" if it does not.
+func (s *exclusion) endElsewhere(pod *corev1.Pod) (why string, sure bool) {
+	arrived := false
+	s.history.note(apiv1.Ref(pod), func(p *past) { arrived = p.arrived && !p.ran && !started(pod) })
+	return s.cells.EndElsewhere(pod.UID, pod.CreationTimestamp.Time, arrived)
+}
+
+// waitsForEnd reports what keeps a pod without a cell from being ended, since an instance may run it.
+// It returns when to check again; 0 if nothing runs it.
+func (s *exclusion) waitsForEnd(pod *corev1.Pod) time.Duration {
+	why, sure := s.endElsewhere(pod)
+	if why == "" {
+		return 0
+	}
+	said := events.NewCellUnknown(why)
+	if behind, known := s.cells.Behind(); !sure {
+		said = events.NewInstancesNotListed(why)
+	} else if behind != "" && known {
+		said = events.NewStoreBehind(why)
+	}
+	s.waits.report(pod, otherCause, said, why, time.Time{})
+	return behindWait(sure)
+}
+
+// changedSince asks the API server itself whether a pod that may have run has ended
+// or is being deleted, of which the watch will tell: it may lag behind what the pod's
+// last cell wrote, and a pod that has ended must not run again. A pod that never had
+// a cell is as it was listed.
+func (s *exclusion) changedSince(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	now, err := s.api.pods(pod).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look whether pod %s has ended: %w", apiv1.Ref(pod), err)
+	}
+	return now.UID != pod.UID || now.DeletionTimestamp != nil || watches.Ended(now), nil
+}

@@ -1,0 +1,87 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+)
+
+// failure is why a pod is to fail.
+type failure struct {
+	said events.Event
+	// lost says that the pod had a cell which was lost, so that its Job's podFailurePolicy can tell this from a failure of the pod's own.
+	lost bool
+}
+
+// failing fails pods that are to have no cell any more.
+type failing struct {
+	api       *apiServer
+	exclusion *exclusion
+	events    cells.Recorder
+	clock     clock.PassiveClock
+	// maxAttempts is how many cells in a row may fail; 0 for no bound.
+	maxAttempts int
+}
+
+// giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
+// does so at once.
+func (s *failing) giveUp(ctx context.Context, pod *corev1.Pod, why failure) (time.Duration, error) {
+	if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
+		return wait, nil
+	}
+	if err := s.api.leads(ctx); err != nil {
+		return 0, fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
+	}
+	// The version that was read goes along: whoever wrote since is not overwritten.
+	_, err := s.api.pods(pod).UpdateStatus(ctx, failed(pod, why, metav1.NewTime(s.clock.Now())), metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("fail pod %s: %w", apiv1.Ref(pod), err)
+	}
+	s.events.Event(apiv1.Ref(pod), why.said)
+	return 0, nil
+}
+
+// failed returns a pod that no kubelet owns any more as one that has failed.
+func failed(pod *corev1.Pod, why failure, now metav1.Time) *corev1.Pod {
+	pod = pod.DeepCopy()
+	s := &pod.Status
+	s.Phase, s.Reason, s.Message = corev1.PodFailed, why.said.Reason, why.said.Message
+	for _, list := range [][]corev1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			s := &list[i]
+			if s.State.Terminated != nil {
+				continue
+			}
+			t := &corev1.ContainerStateTerminated{
+				ExitCode:    137,
+				Reason:      "ContainerStatusUnknown",
+				Message:     why.said.Message,
+				FinishedAt:  now,
+				ContainerID: s.ContainerID,
+			}
+			if s.State.Running != nil {
+				t.StartedAt = s.State.Running.StartedAt
+			}
+			s.State, s.Ready = corev1.ContainerState{Terminated: t}, false
+		}
+	}
+	setNotReady(pod, now, "PodFailed", why.said.Message)
+	if why.lost {
+		setCondition(pod, corev1.PodCondition{
+			Type:               corev1.DisruptionTarget,
+			Status:             corev1.ConditionTrue,
+			Reason:             why.said.Reason,
+			Message:            why.said.Message,
+			LastTransitionTime: now,
+		})
+	}
+	return pod
+}

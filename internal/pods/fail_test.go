@@ -1,0 +1,44 @@
+package pods
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestAPodThatFailsHasEndedContainersAndADisruptionOnlyIfItsCellWasLost(t *testing.T) {
+	now, ended := metav1.NewTime(time.Unix(1e9, 0)), corev1.ContainerStateTerminated{ExitCode: 3}
+	p := pod("a", running, func(p *corev1.Pod) {
+		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "i", State: corev1.ContainerState{Terminated: &ended}}}
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	})
+	for _, why := range []failure{{said: events.NewNotRestarted(), lost: true}, {said: events.NewCellsNotReady(2)}} {
+		got := failed(p, why, now)
+		s := got.Status
+		if s.Phase != corev1.PodFailed || s.Reason != why.said.Reason || s.Message != why.said.Message {
+			t.Errorf("%s: its status is %+v", why.said.Reason, s)
+		}
+		if code := s.InitContainerStatuses[0].State.Terminated.ExitCode; code != 3 {
+			t.Errorf("%s: a container that ended with 3 has ended with %d", why.said.Reason, code)
+		}
+		if c := s.ContainerStatuses[0]; c.Ready || c.State.Running != nil || c.State.Terminated == nil || c.State.Terminated.ExitCode != 137 {
+			t.Errorf("%s: a container that ran is %+v", why.said.Reason, c)
+		}
+		if s.Conditions[0].Status != corev1.ConditionFalse {
+			t.Errorf("%s: it is ready", why.said.Reason)
+		}
+		disrupted := slices.ContainsFunc(s.Conditions, func(k corev1.PodCondition) bool {
+			return k.Type == corev1.DisruptionTarget && k.Status == corev1.ConditionTrue && k.Reason == why.said.Reason
+		})
+		if disrupted != why.lost {
+			t.Errorf("%s: it is the target of a disruption: %t", why.said.Reason, disrupted)
+		}
+	}
+	if p.Status.Phase != corev1.PodRunning {
+		t.Error("the pod of the watch was changed")
+	}
+}

@@ -1,0 +1,156 @@
+package pods
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// core is what all steps stand on: the loop, the pods, and why they wait.
+type core struct {
+	loop      *loop
+	registry  *registry
+	api       *apiServer
+	history   *history
+	waits     *waits
+	exclusion *exclusion
+}
+
+// steps are what reconcile chooses from, with the parts that they hand over to.
+type steps struct {
+	watching   *watching
+	releasing  *releasing
+	deleting   *deleting
+	completing *completing
+	attending  *attending
+	evicting   *evicting
+	failing    *failing
+	standing   *standing
+	choosing   *choosing
+	returns    *returns
+	leaving    *leaving
+	volumes    *volumeWaits
+	requesting *requesting
+}
+
+func (c *Controller) wireCore(cfg Config) {
+	c.loop = newLoop(cfg)
+	c.registry = newRegistry(cfg.Pods, cfg.Clock)
+	c.api = &apiServer{nodes: cfg.Nodes, leadership: cfg.Leadership}
+	c.history = &history{newNotes[past](c.registry)}
+	c.waits = newWaits(c.registry, cfg.Events)
+	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
+}
+
+// wireEnds wires what becomes of pods that have or had a cell.
+func (c *Controller) wireEnds(cfg Config) {
+	c.releasing = &releasing{
+		cells:     cfg.Cells,
+		nodes:     cfg.Nodes,
+		clock:     cfg.Clock,
+		log:       cfg.Log,
+		gone:      map[types.UID]bool{},
+		forbidden: map[types.UID]time.Time{},
+	}
+	c.watching = &watching{
+		loop:      c.loop,
+		registry:  c.registry,
+		cells:     cfg.Cells,
+		history:   c.history,
+		releasing: c.releasing,
+		observer:  cfg.Observer,
+	}
+	c.deleting = &deleting{
+		cells:     cfg.Cells,
+		api:       c.api,
+		exclusion: c.exclusion,
+		events:    cfg.Events,
+		clock:     cfg.Clock,
+		graces:    newNotes[grace](c.registry),
+	}
+	c.completing = &completing{
+		cells: cfg.Cells,
+		clock: cfg.Clock,
+		ended: newNotes[time.Time](c.registry),
+	}
+	c.evicting = &evicting{
+		api:     c.api,
+		events:  cfg.Events,
+		noticed: newNotes[notice](c.registry),
+	}
+	c.attending = &attending{
+		api:      c.api,
+		observer: cfg.Observer,
+		evicting: c.evicting,
+		waits:    c.waits,
+		events:   cfg.Events,
+		clock:    cfg.Clock,
+		contacts: newNotes[contact](c.registry),
+	}
+	c.failing = &failing{
+		api:         c.api,
+		exclusion:   c.exclusion,
+		events:      cfg.Events,
+		clock:       cfg.Clock,
+		maxAttempts: cfg.MaxAttempts,
+	}
+}
+
+// wireRequests wires what pods without a cell go through.
+func (c *Controller) wireRequests(cfg Config) {
+	c.standing = &standing{
+		grants:    cfg.Grants,
+		exclusion: c.exclusion,
+		waits:     c.waits,
+		api:       c.api,
+		events:    cfg.Events,
+		clock:     cfg.Clock,
+		stood:     newNotes[time.Time](c.registry),
+	}
+	c.choosing = &choosing{
+		volumes:    cfg.Volumes,
+		nodes:      cfg.Nodes,
+		grants:     cfg.Grants,
+		options:    cfg.Options,
+		costLabels: cfg.CostLabels,
+		history:    c.history,
+	}
+	c.returns = &returns{
+		registry:   c.registry,
+		clock:      cfg.Clock,
+		departures: departures{},
+		back:       newNotes[*departure](c.registry),
+	}
+	c.leaving = &leaving{
+		nodes:     cfg.Nodes,
+		choosing:  c.choosing,
+		exclusion: c.exclusion,
+		evicting:  c.evicting,
+		waits:     c.waits,
+		returns:   c.returns,
+		clock:     cfg.Clock,
+	}
+	c.volumes = &volumeWaits{
+		loop:   c.loop,
+		waits:  c.waits,
+		random: cfg.Random,
+		clock:  cfg.Clock,
+	}
+	c.requesting = &requesting{
+		cells:     cfg.Cells,
+		exclusion: c.exclusion,
+		failing:   c.failing,
+		waits:     c.waits,
+		history:   c.history,
+		clock:     cfg.Clock,
+		placing: &placing{
+			cells:    cfg.Cells,
+			choosing: c.choosing,
+			waits:    c.waits,
+			unplaced: &unplaced{waits: c.waits, volumes: c.volumes, leaving: c.leaving, random: cfg.Random},
+			history:  c.history,
+			events:   cfg.Events,
+			random:   cfg.Random,
+		},
+	}
+}
