@@ -256,7 +256,7 @@ func (a *accountChecks) subnets(ctx context.Context) []finding.Finding {
 		return only(finding.Unchecked("provider.yaml names neither cloud.aws.subnetID nor subnetTags nor vpcID: cells go into the subnet of the instance that " +
 			"Kip runs on"))
 	}
-	n, err := a.c.where(ctx)
+	n, err := a.c.networks.where(ctx)
 	if err != nil {
 		if cloud.CauseOf(err) == cloud.ErrRefused { // it says what is not as it is configured
 			return only(finding.Fail(a.command("describe-subnets --query 'Subnets[].[SubnetId,VpcId,AvailabilityZone,AvailableIpAddressCount]' --output table"),
@@ -283,7 +283,7 @@ func (a *accountChecks) subnets(ctx context.Context) []finding.Finding {
 }
 
 func (a *accountChecks) addresses(ctx context.Context) []finding.Finding {
-	all, err := a.c.readSubnets(ctx)
+	all, err := a.c.networks.readSubnets(ctx)
 	if err != nil {
 		return only(a.unanswered("read the free addresses of the cells' subnets", err))
 	}
@@ -366,7 +366,11 @@ func (a *accountChecks) instanceType(ctx context.Context) []finding.Finding {
 func (a *accountChecks) image(ctx context.Context) []finding.Finding {
 	var found, missing []finding.Finding
 	for _, arch := range []string{archX86, "arm64"} {
-		i, err := a.c.image(ctx, cloud.LaunchSpec{InstanceType: a.wanted.InstanceType, Arch: arch, Options: cloud.Options{Image: a.c.cfg.Image}})
+		i, err := a.c.images.image(ctx, cloud.LaunchSpec{
+			InstanceType: a.wanted.InstanceType,
+			Arch:         arch,
+			Options:      cloud.Options{Image: a.c.cfg.Image},
+		})
 		cure := a.publish(arch)
 		switch cause := cloud.CauseOf(err); {
 		case err == nil:
@@ -412,11 +416,11 @@ func (a *accountChecks) age(i image, arch, cure string) finding.Finding {
 func (a *accountChecks) quotas(ctx context.Context) []finding.Finding {
 	family := familyOf(a.wanted.InstanceType)
 	codes := slices.Sorted(maps.Keys(quotaCodes))
-	quotas, err := a.c.listQuotas(ctx)
+	quotas, err := a.c.quotas.listQuotas(ctx)
 	if err != nil {
 		return only(finding.Unchecked("the quotas of vCPUs, for want of the statement KipReadsQuotas or of a way to Service Quotas: %v", err))
 	}
-	used, err := a.c.cpuOf(ctx, func(types.Instance) bool { return true })
+	used, err := a.c.quotas.cpuOf(ctx, func(types.Instance) bool { return true })
 	if err != nil {
 		return only(a.unanswered("list what the account runs", err))
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -53,25 +54,33 @@ type trial struct {
 	until   time.Time
 }
 
+// addressTrials finds out whether EC2 takes secondary addresses for several instances.
+type addressTrials struct {
+	*base
+
+	mu     sync.Mutex
+	trials map[[sha256.Size]byte]trial // by what was asked for
+}
+
 // triesPrefixes learns from the answer to a launch of several whether EC2 takes secondary addresses for them. It returns whether
 // EC2 may have refused the launch because of these. It then begins a trial: the next launch of the same is resolved to prefixes.
 // The answer to that ends the trial. If EC2 accepts it, Kip notes that the addresses were the cause. It notes nothing if EC2 has
 // accepted them in another launch: something else was the cause, and has passed.
-func (c *Cloud) triesPrefixes(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) bool {
+func (e *addressTrials) triesPrefixes(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) bool {
 	accepted := err == nil || codeOf(err) == codeTerminated // instances of the token have run
 	switch {
 	case aws.ToInt32(in.MaxCount) == 1 || !accepted && !mayBeOfAddresses(err):
 	case r.Resolved.SecondaryAddress && accepted:
-		if !c.holds(factSecondaries) {
-			c.note(factSecondaries, takenFor)
+		if !e.holds(factSecondaries) {
+			e.note(factSecondaries, takenFor)
 		}
 	case r.Resolved.SecondaryAddress:
-		c.beginTrial(r, in, err)
+		e.beginTrial(r, in, err)
 		return true
 	default:
-		if t, is := c.endTrial(r, in); is && accepted && !c.holds(factSecondaries) {
-			c.note(factNoSecondaries, refusedFor)
-			c.cfg.Log.Warn("EC2 refuses secondary addresses in a launch of several instances: these get prefixes of /28, by which AWS Load "+
+		if t, is := e.endTrial(r, in); is && accepted && !e.holds(factSecondaries) {
+			e.note(factNoSecondaries, refusedFor)
+			e.cfg.Log.Warn("EC2 refuses secondary addresses in a launch of several instances: these get prefixes of /28, by which AWS Load "+
 				"Balancer Controller does not find their pods", "for", refusedFor, "err", t.refusal)
 		}
 	}
@@ -92,46 +101,46 @@ func mayBeOfAddresses(err error) bool {
 }
 
 // beginTrial begins the trial of what a call asks for. The oldest trial goes where there are too many.
-func (c *Cloud) beginTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	maps.DeleteFunc(c.trials, func(_ [sha256.Size]byte, t trial) bool { return !now.Before(t.until) })
-	if len(c.trials) >= maxTrials {
-		delete(c.trials, slices.MinFunc(slices.Collect(maps.Keys(c.trials)), func(a, b [sha256.Size]byte) int {
-			return c.trials[a].until.Compare(c.trials[b].until)
+func (e *addressTrials) beginTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput, err error) {
+	now := e.cfg.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.DeleteFunc(e.trials, func(_ [sha256.Size]byte, t trial) bool { return !now.Before(t.until) })
+	if len(e.trials) >= maxTrials {
+		delete(e.trials, slices.MinFunc(slices.Collect(maps.Keys(e.trials)), func(a, b [sha256.Size]byte) int {
+			return e.trials[a].until.Compare(e.trials[b].until)
 		}))
 	}
-	c.trials[trialKey(in)] = trial{refusal: saidOf(err).Error(), tags: trialTags(r), until: now.Add(trialFor)}
+	e.trials[trialKey(in)] = trial{refusal: saidOf(err).Error(), tags: trialTags(r), until: now.Add(trialFor)}
 }
 
 // endTrial ends the trial of what a call with prefixes asks for, and returns it. A call with other tags ends none: tags may be what
 // EC2 finds fault with.
-func (c *Cloud) endTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput) (trial, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.trials) == 0 {
+func (e *addressTrials) endTrial(r cloud.LaunchRequest, in *ec2.RunInstancesInput) (trial, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.trials) == 0 {
 		return trial{}, false
 	}
 	key := trialKey(in)
-	t, is := c.trials[key]
-	if !is || !c.cfg.Clock.Now().Before(t.until) || !maps.Equal(t.tags, trialTags(r)) {
+	t, is := e.trials[key]
+	if !is || !e.cfg.Clock.Now().Before(t.until) || !maps.Equal(t.tags, trialTags(r)) {
 		return trial{}, false
 	}
-	delete(c.trials, key)
+	delete(e.trials, key)
 	return t, true
 }
 
 // onTrial reports whether a launch is to have prefixes since there is a trial of what it asks for.
-func (c *Cloud) onTrial(s cloud.LaunchSpec, resolved cloud.Resolved) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.trials) == 0 {
+func (e *addressTrials) onTrial(s cloud.LaunchSpec, resolved cloud.Resolved) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.trials) == 0 {
 		return false
 	}
 	s.Resolved = &resolved
-	t, is := c.trials[trialKey(runInstances(cloud.LaunchRequest{LaunchSpec: s, Machines: make([]cloud.Machine, 1)}))]
-	return is && c.cfg.Clock.Now().Before(t.until)
+	t, is := e.trials[trialKey(runInstances(cloud.LaunchRequest{LaunchSpec: s, Machines: make([]cloud.Machine, 1)}))]
+	return is && e.cfg.Clock.Now().Before(t.until)
 }
 
 // trialKey is the same for calls that ask for the same. It leaves out the addresses of pods, and what each launch has of its own.

@@ -250,7 +250,7 @@ func TestARefusalThatIsOfNoAddressesBeginsNoTrial(t *testing.T) {
 		if err := runLaunch(t.Context(), c, r).Err(); err == nil {
 			t.Fatalf("%s: it is launched", tc.code)
 		}
-		c.freePlanUntil = time.Time{}
+		c.plan.until = time.Time{}
 		if !resolved(t, c, request("next", 2)).Resolved.SecondaryAddress {
 			t.Errorf("%d %s: %s: the next launch has prefixes", tc.status, tc.code, tc.message)
 		}
@@ -267,11 +267,11 @@ func TestOfTooManyTrialsTheOldestIsForgotten(t *testing.T) {
 	refusal := &failed{code: "SomethingNew", err: &smithy.GenericAPIError{Code: "SomethingNew"}}
 	onTrial := func(gib int64) bool {
 		r.RootDiskBytes = gib * gibi
-		return c.onTrial(r.LaunchSpec, *r.Resolved)
+		return c.trials.onTrial(r.LaunchSpec, *r.Resolved)
 	}
 	for gib := range int64(maxTrials + 1) {
 		r.RootDiskBytes = (10 + gib) * gibi
-		c.beginTrial(r, runInstances(r), refusal)
+		c.trials.beginTrial(r, runInstances(r), refusal)
 		clk.Step(time.Millisecond)
 	}
 	if onTrial(10) || !onTrial(11) || !onTrial(10+maxTrials) {

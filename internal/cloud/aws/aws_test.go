@@ -540,7 +540,7 @@ func TestAListWithoutEndIsAnError(t *testing.T) {
 		"DescribeInstances":             func(c *Cloud) error { _, err := c.Describe(t.Context(), "i-1"); return err },
 		"DescribeSpotInstanceRequests":  func(c *Cloud) error { _, err := c.interrupted(t.Context()); return err },
 		"DescribeInstanceStatus":        func(c *Cloud) error { _, err := c.maintained(t.Context()); return err },
-		"DescribeSubnets":               func(c *Cloud) error { _, err := c.readSubnets(t.Context()); return err },
+		"DescribeSubnets":               func(c *Cloud) error { _, err := c.networks.readSubnets(t.Context()); return err },
 		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.routeTables(t.Context(), vpc); return err },
 		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
 		"DescribeSecurityGroups": func(c *Cloud) error {
@@ -1083,7 +1083,7 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from 10.0.0.0/8"),
 		},
 		"on an instance of the VPC": {
-			change: func(c *Cloud) { c.kipGroups = []string{"sg-kip"} },
+			change: func(c *Cloud) { c.rules.kipGroups = []string{"sg-kip"} },
 			want:   append(others("10.0.0.0/8", "icmp"), "tcp 6421-6421 from sg-kip"),
 		},
 		"outside": {
@@ -1101,14 +1101,14 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 		},
 		"where the file says": {
 			change: func(c *Cloud) {
-				c.kipGroups, c.cfg.KipSources = []string{"sg-kip"}, []string{"sg-pods", "10.0.3.7/24", "2001:db8::7/128", "sg-pods"}
+				c.rules.kipGroups, c.cfg.KipSources = []string{"sg-kip"}, []string{"sg-pods", "10.0.3.7/24", "2001:db8::7/128", "sg-pods"}
 			},
 			want: append(others("10.0.0.0/8", "icmp"),
 				"tcp 6421-6421 from sg-pods", "tcp 6421-6421 from 10.0.3.0/24", "tcp 6421-6421 from 2001:db8::7/128"),
 		},
 		"on an instance, with a network more": {
 			change: func(c *Cloud) {
-				c.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}
+				c.rules.kipGroups, c.cfg.ExtraCIDRs = []string{"sg-kip"}, []netip.Prefix{netip.MustParsePrefix(six)}
 			},
 			want: slices.Concat(others("10.0.0.0/8", "icmp"), others(six, "icmpv6"), []string{"tcp 6421-6421 from sg-kip"}),
 		},
@@ -1130,8 +1130,8 @@ func TestCellsHaveAGroupThatLetsKipReachTheirAgents(t *testing.T) {
 			t.Errorf("%s: three launches took %d calls for one group", what, n)
 		}
 		// Another start, with other networks: what is surplus goes, what is right stays.
-		c.cfg.ExtraCIDRs, c.cfg.KipSources, c.dialPublic, c.kipGroups = nil, nil, false, nil
-		c.forget()
+		c.cfg.ExtraCIDRs, c.cfg.KipSources, c.dialPublic, c.rules.kipGroups = nil, nil, false, nil
+		c.caches.forget()
 		if err := runLaunch(t.Context(), c, request("again", 1)).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -1351,7 +1351,7 @@ func TestOneEmptyAnswerIsNoReasonToRefuseALaunch(t *testing.T) {
 				_, err := c.Resolve(t.Context(), spec)
 				return err
 			}
-			c.forget()
+			c.caches.forget()
 			empty.Store(true)
 			for range 3 {
 				if err := resolve(); err == nil || cloud.Refused(err) {
@@ -1363,7 +1363,7 @@ func TestOneEmptyAnswerIsNoReasonToRefuseALaunch(t *testing.T) {
 				t.Fatalf("when it shows all again: %v", err)
 			}
 			// What stays away is gone.
-			c.forget()
+			c.caches.forget()
 			empty.Store(true)
 			if err := resolve(); err == nil || cloud.Refused(err) {
 				t.Errorf("at once: %v", err)
@@ -1763,7 +1763,7 @@ func TestKipFindsOutWhereItRuns(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: %v", what, err)
 		case c.Traits().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) ||
-			(len(c.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) || c.Traits().DialPublic != tc.dialPublic:
+			(len(c.rules.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) || c.Traits().DialPublic != tc.dialPublic:
 			t.Errorf("%s: %+v, dialled at public addresses %v", what, c.cfg, c.Traits().DialPublic)
 		}
 	}

@@ -2,83 +2,92 @@ package aws
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
 )
 
 // sold is a type in a zone.
 type sold struct{ instanceType, zone string }
 
-func (c *Cloud) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
-	n, err := c.where(ctx)
+// catalogues reads what EC2 sells where cells are launched.
+type catalogues struct {
+	*base
+	networks     *networks
+	images       *bootImages
+	prices       *priceList
+	plan         *freePlan
+	reservations *reservations
+	sold         *soldTypes
+	caches       *caches
+}
+
+func (e *catalogues) catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	n, err := e.networks.where(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	all := c.sold
-	c.mu.Unlock()
+	all, _ := e.sold.read()
 	if all == nil {
-		if all, err = c.readSold(ctx, n); err != nil {
+		if all, err = e.readSold(ctx, n); err != nil {
 			return nil, err
 		}
-		c.mu.Lock()
-		c.sold, c.soldAt, c.opened = all, c.cfg.Clock.Now(), true
-		c.mu.Unlock()
+		e.sold.set(all, e.cfg.Clock.Now())
+		e.prices.open()
 	}
-	if c.cfg.reserves() {
+	if e.cfg.reserves() {
 		// Without them there is all else, and what was known of them is better than nothing.
-		if _, err := c.readReservations(ctx); ctx.Err() != nil {
+		if _, err := e.reservations.readReservations(ctx); ctx.Err() != nil {
 			return nil, err
 		} else if err != nil {
-			c.cfg.Log.Warn("capacity reservations are those that were known before", "err", err)
+			e.cfg.Log.Warn("capacity reservations are those that were known before", "err", err)
 		}
-		all = c.withReserved(all, n)
+		all = e.reservations.withReserved(all, n)
 	}
-	return slices.DeleteFunc(c.withholding(all), func(t catalog.InstanceType) bool { return len(t.Offerings) == 0 && t.Withheld == "" }), nil
+	return slices.DeleteFunc(e.plan.withholding(all), func(t catalog.InstanceType) bool {
+		return len(t.Offerings) == 0 && t.Withheld == ""
+	}), nil
 }
 
 // readSold reads all types, with their offerings in the cells' subnets.
-func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceType, error) {
-	kinds, sells, err := c.readTypes(ctx)
+func (e *catalogues) readSold(ctx context.Context, n *network) ([]catalog.InstanceType, error) {
+	kinds, sells, err := e.readTypes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if err := complete(kinds); err != nil {
 		return nil, err
 	}
-	if c.cfg.CPUCredits != creditsUnlimited {
+	if e.cfg.CPUCredits != creditsUnlimited {
 		sellNoCredits(kinds)
 	}
-	offered, err := c.readOfferings(ctx)
+	offered, err := e.readOfferings(ctx)
 	if err != nil {
 		return nil, err
 	}
-	spot, err := c.readSpotPrices(ctx)
+	spot, err := e.readSpotPrices(ctx)
 	if err != nil {
 		return nil, err
 	}
-	onDemand, err := c.onDemandPrices(ctx) // last: what time is left is theirs
+	onDemand, err := e.prices.onDemandPrices(ctx) // last: what time is left is theirs
 	if err != nil {
 		return nil, err
 	}
-	dedicated := c.dedicatedPrices(ctx)
-	out, err := c.withoutUEFI(ctx, n)
+	dedicated := e.prices.dedicatedPrices(ctx)
+	out, err := e.withoutUEFI(ctx, n)
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	c.terms = sells
-	c.mu.Unlock()
+	e.plan.sells(sells)
 	ids := slices.Sorted(maps.Keys(n.subnets))
 	for i := range kinds {
 		t := &kinds[i]
@@ -97,7 +106,7 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 					Unpriced:     !priced,
 				})
 			}
-			if c.cfg.Dedicated && dedicable(t.Name) && sells[t.Name].onDemand {
+			if e.cfg.Dedicated && dedicable(t.Name) && sells[t.Name].onDemand {
 				own := catalog.Offering{Zone: zone, Subnet: id, Dedicated: true}
 				if p, told := dedicated[t.Name]; told {
 					own.PricePerHour = p.perHour
@@ -116,18 +125,15 @@ func (c *Cloud) readSold(ctx context.Context, n *network) ([]catalog.InstanceTyp
 			}
 		}
 	}
-	return kinds, c.unusable(n, out, kinds)
+	return kinds, e.unusable(n, out, kinds)
 }
-
-// architectures are EC2's, in Kubernetes' words. Macs have others.
-var architectures = map[types.ArchitectureType]string{types.ArchitectureTypeX8664: "amd64", types.ArchitectureTypeArm64: "arm64"}
 
 // readTypes reads the types that can be cells: those of the Nitro system, whose disks are
 // NVMe devices and whose interfaces take prefixes, with room for a pod's address and a
 // firmware that boots by UEFI, as Kip's image does; and how EC2 sells each of them.
-func (c *Cloud) readTypes(ctx context.Context) (all []catalog.InstanceType, sells map[string]terms, err error) {
+func (e *catalogues) readTypes(ctx context.Context) (all []catalog.InstanceType, sells map[string]terms, err error) {
 	sells = map[string]terms{}
-	pages := ec2.NewDescribeInstanceTypesPaginator(c.api, &ec2.DescribeInstanceTypesInput{
+	pages := ec2.NewDescribeInstanceTypesPaginator(e.api, &ec2.DescribeInstanceTypesInput{
 		Filters: []types.Filter{filter("processor-info.supported-architecture", "x86_64", "arm64")},
 	})
 	err = eachPage(ctx, pages, func(page *ec2.DescribeInstanceTypesOutput) {
@@ -141,118 +147,10 @@ func (c *Cloud) readTypes(ctx context.Context) (all []catalog.InstanceType, sell
 	return all, sells, err
 }
 
-// bootModes are EC2's, in the catalogue's words.
-var bootModes = map[types.BootModeType]string{types.BootModeTypeLegacyBios: bios, types.BootModeTypeUefi: "uefi"}
-
-const bios = "bios"
-
-// hasBIOS says that a type boots by a BIOS, too, or that this is not known of it.
-func (c *Cloud) hasBIOS(instanceType string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == instanceType })
-	return n < 0 || len(c.sold[n].BootModes) == 0 || slices.Contains(c.sold[n].BootModes, bios)
-}
-
-// makersOfGPUs are those whose GPUs pods ask for by a resource, in EC2's words: the Gaudi of
-// Habana is a GPU to EC2, and to no pod.
-var makersOfGPUs = []string{"NVIDIA", "AMD"}
-
-func typeOf(t types.InstanceTypeInfo) (catalog.InstanceType, bool) {
-	nitro := t.Hypervisor == types.InstanceTypeHypervisorNitro || aws.ToBool(t.BareMetal)
-	// A list that is not there says nothing.
-	uefi := len(t.SupportedBootModes) == 0 || slices.Contains(t.SupportedBootModes, types.BootModeTypeUefi)
-	if !nitro || !uefi || t.VCpuInfo == nil || t.MemoryInfo == nil || t.ProcessorInfo == nil || t.NetworkInfo == nil ||
-		aws.ToInt32(t.NetworkInfo.Ipv4AddressesPerInterface) < 2 {
-		return catalog.InstanceType{}, false
-	}
-	name := string(t.InstanceType)
-	one := catalog.InstanceType{
-		Name:             name,
-		Family:           familyOf(name),
-		MilliCPU:         int64(aws.ToInt32(t.VCpuInfo.DefaultVCpus)) * 1000,
-		MemoryBytes:      aws.ToInt64(t.MemoryInfo.SizeInMiB) << 20,
-		BaselineMilliCPU: baselines[name],
-		BootTimeout:      BootTimeout(name),
-		MaxDisks:         maxDisks(t),
-	}
-	for _, mode := range t.SupportedBootModes {
-		if bootModes[mode] != "" {
-			one.BootModes = append(one.BootModes, bootModes[mode])
-		}
-	}
-	for _, a := range t.ProcessorInfo.SupportedArchitectures {
-		if architectures[a] != "" {
-			one.Arch = architectures[a]
-		}
-	}
-	if t.GpuInfo != nil {
-		for _, g := range t.GpuInfo.Gpus {
-			if maker := aws.ToString(g.Manufacturer); maker != "" && !slices.Contains(makersOfGPUs, maker) {
-				continue
-			}
-			one.GPUs = append(one.GPUs, catalog.GPU{Model: aws.ToString(g.Name), Count: int64(aws.ToInt32(g.Count))})
-		}
-	}
-	return one, one.Arch != "" && one.MilliCPU > 0 && one.MemoryBytes > 0
-}
-
-// sharedAttachments is how many disks a type of the Nitro system takes that does not say how many: 28, less the
-// interface. Source: EC2 User Guide, "Amazon EBS volume limits for Amazon EC2 instances".
-const sharedAttachments = 27
-
-// maxDisks is how many volumes a type takes besides its root disk. EC2 has subtracted what else counts of a cell:
-// an interface and, where the limit is shared, the disks and the accelerators of the machine itself. It says
-// "shared" of some machines of metal whose limit is not, which matters to those with more interfaces alone.
-// Source: https://github.com/kubernetes-sigs/aws-ebs-csi-driver, pkg/cloud/limits and NodeService.getVolumesLimit.
-func maxDisks(t types.InstanceTypeInfo) int64 {
-	most := int64(sharedAttachments)
-	if e := t.EbsInfo; e != nil && aws.ToInt32(e.MaximumEbsAttachments) > 0 {
-		most = int64(*e.MaximumEbsAttachments)
-	}
-	return min(max(1, most-1), int64(len(deviceNames)))
-}
-
-// embeddedTypes are those of the embedded catalogue, read once: their prices, which are most
-// of it, are not kept.
-var embeddedTypes = sync.OnceValues(func() ([]catalog.InstanceType, error) {
-	book, err := books.Open("aws")
-	return book.Types, err
-})
-
-// complete adds to types what EC2's API does not tell, or in other words: what a kernel sees of
-// their memory and, as far as the embedded catalogue knows the type, the memory of its GPUs and
-// its other accelerators.
-func complete(kinds []catalog.InstanceType) error {
-	embedded, err := embeddedTypes()
-	if err != nil {
-		return err
-	}
-	for i := range kinds {
-		t := &kinds[i]
-		t.UsableBytes = catalog.CloudSees(t.MemoryBytes)
-		at, found := slices.BinarySearchFunc(embedded, t.Name, func(known catalog.InstanceType, name string) int {
-			return strings.Compare(known.Name, name)
-		})
-		if !found || embedded[at].MemoryBytes != t.MemoryBytes {
-			continue
-		}
-		known := embedded[at]
-		t.Accelerators = known.Accelerators
-		if burstable(t.Name) {
-			t.CreditPerCPUHour = known.CreditPerCPUHour
-		}
-		if len(known.GPUs) == 1 && len(t.GPUs) == 1 && known.GPUs[0].Count == t.GPUs[0].Count {
-			t.GPUs[0].MemoryBytes = known.GPUs[0].MemoryBytes
-		}
-	}
-	return nil
-}
-
 // readOfferings says which types there are in which zones.
-func (c *Cloud) readOfferings(ctx context.Context) (map[sold]bool, error) {
+func (e *catalogues) readOfferings(ctx context.Context) (map[sold]bool, error) {
 	all := map[sold]bool{}
-	pages := ec2.NewDescribeInstanceTypeOfferingsPaginator(c.api, &ec2.DescribeInstanceTypeOfferingsInput{
+	pages := ec2.NewDescribeInstanceTypeOfferingsPaginator(e.api, &ec2.DescribeInstanceTypeOfferingsInput{
 		LocationType: types.LocationTypeAvailabilityZone,
 		MaxResults:   aws.Int32(pageSize),
 	})
@@ -265,10 +163,10 @@ func (c *Cloud) readOfferings(ctx context.Context) (map[sold]bool, error) {
 }
 
 // readSpotPrices reads those of now.
-func (c *Cloud) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
+func (e *catalogues) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
 	all := map[sold]float64{}
-	now := c.cfg.Clock.Now()
-	pages := ec2.NewDescribeSpotPriceHistoryPaginator(c.api, &ec2.DescribeSpotPriceHistoryInput{
+	now := e.cfg.Clock.Now()
+	pages := ec2.NewDescribeSpotPriceHistoryPaginator(e.api, &ec2.DescribeSpotPriceHistoryInput{
 		StartTime:           aws.Time(now),
 		ProductDescriptions: []string{"Linux/UNIX"},
 		MaxResults:          aws.Int32(pageSize),
@@ -288,54 +186,31 @@ func (c *Cloud) readSpotPrices(ctx context.Context) (map[sold]float64, error) {
 	return all, err
 }
 
-// families are what EC2's quotas of vCPUs count apart, by the letters that a type begins
-// with. Source: EC2 User Guide, "Amazon EC2 instance type quotas".
-var families = map[string]string{
-	"dl": "dl", "f": "f", "g": "g and vt", "gr": "g and vt", "vt": "g and vt", "hpc": "hpc", "inf": "inf", "mac": "mac", "p": "p",
-	"trn": "trn", "u": "high memory", "x": "x",
+// soldEvery is how often is read what EC2 sells.
+const soldEvery = 12 * time.Hour
+
+// catalogueEvery is how long a catalogue counts. One that withholds types counts as long as they are withheld.
+func (e *catalogues) catalogueEvery() time.Duration {
+	if e.cfg.reserves() {
+		return reservationsEvery
+	}
+	if withheld := e.plan.left(); withheld > 0 {
+		return min(withheld, soldEvery)
+	}
+	return soldEvery
 }
 
-// familyOf is the family of a type; all of the others share one.
-func familyOf(instanceType string) string {
-	letters := instanceType
-	if n := strings.IndexFunc(instanceType, func(r rune) bool { return r < 'a' || r > 'z' }); n >= 0 {
-		letters = instanceType[:n]
+// Catalogue implements cloud.Cloud. It also reads anew where instances can be launched,
+// and what images and groups are called; but where reservations are configured, most times it
+// reads these alone. Where the account's plan has turned out to lack types, it reads nothing.
+func (e *catalogues) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
+	_, at := e.sold.read()
+	if changed := e.plan.takeChange(); !changed && (!e.cfg.reserves() || e.cfg.Clock.Since(at) >= soldEvery) {
+		e.caches.forget()
 	}
-	if f := families[letters]; f != "" {
-		return f
+	list, err := e.catalogue(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read what EC2 sells in %s: %w", e.cfg.Region, err)
 	}
-	return "standard"
-}
-
-// baselines are what burstable types sustain, in thousandths of a vCPU, which EC2's API
-// does not tell. Source: EC2 User Guide, "Key concepts for burstable performance
-// instances", the table of baseline utilization a vCPU, times the vCPUs.
-var baselines = func() map[string]int64 {
-	all := map[string]int64{}
-	for _, family := range []string{"t3", "t3a", "t4g"} {
-		for size, milli := range map[string]int64{
-			"nano": 100, "micro": 200, "small": 400, "medium": 400, "large": 600, "xlarge": 1600, "2xlarge": 3200,
-		} {
-			all[family+"."+size] = milli
-		}
-	}
-	return all
-}()
-
-// sellNoCredits has burstable types sustain their baseline and no more. What their boot is charged above that is no part
-// of their price.
-func sellNoCredits(kinds []catalog.InstanceType) {
-	for n := range kinds {
-		kinds[n].CreditPerCPUHour = 0
-	}
-}
-
-// burstable says that a type runs on credits.
-func burstable(instanceType string) bool { return baselines[instanceType] > 0 }
-
-// dedicable says that a type may be of dedicated instances as far as that is known before a launch:
-// of the burstable ones t3 only (EC2 User Guide, "Burstable performance instances"). Of another that
-// may not EC2 says so at its launch (Unsupported).
-func dedicable(instanceType string) bool {
-	return !burstable(instanceType) || strings.HasPrefix(instanceType, "t3.")
+	return list, nil
 }

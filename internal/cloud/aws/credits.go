@@ -14,8 +14,6 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-var _ cloud.Booster = (*Cloud)(nil)
-
 // Values of Config.CPUCredits. The latter two are also EC2's.
 const (
 	creditsBoot      = "boot"
@@ -43,6 +41,12 @@ func (cfg *Config) checkCredits() error {
 	return nil
 }
 
+// cpuCredits chooses the CPU credits of burstable instances, and takes back what their boot was given.
+type cpuCredits struct {
+	*base
+	instances *instances
+}
+
 // creditsOf returns the CPU credits that instances are launched with, "" for types without, and whether EndBoost is to
 // be told of them.
 //
@@ -54,17 +58,17 @@ func (cfg *Config) checkCredits() error {
 //
 // What Kip cannot take back it does not give: instances have unlimited credits once a call has shown that Kip may
 // change credits. EndBoost is told of the first ones, too, which is that call.
-func (c *Cloud) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
+func (e *cpuCredits) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
 	switch {
 	case !burstable(s.InstanceType):
 		return "", false
-	case isHost(s.Reservation) || c.cfg.CPUCredits == creditsStandard:
+	case isHost(s.Reservation) || e.cfg.CPUCredits == creditsStandard:
 		return creditsStandard, false
-	case c.cfg.CPUCredits == creditsUnlimited:
+	case e.cfg.CPUCredits == creditsUnlimited:
 		return creditsUnlimited, false
-	case c.holds(factNoCreditRight):
+	case e.holds(factNoCreditRight):
 		return creditsStandard, false
-	case c.holds(factCreditRight):
+	case e.holds(factCreditRight):
 		return creditsUnlimited, true
 	}
 	return creditsStandard, true
@@ -73,12 +77,12 @@ func (c *Cloud) creditsOf(s cloud.LaunchSpec) (credits string, boosted bool) {
 // EndBoost implements cloud.Booster: it gives the instances standard CPU credits. EC2 refuses a call whole where Kip has
 // no right to one of its instances, such as one that has lost its tags or has ended. So what a refused call named is looked
 // up, and the call made again for those that are Kip's still.
-func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
-	results, err := c.giveStandardCredits(ctx, ids)
+func (e *cpuCredits) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+	results, err := e.giveStandardCredits(ctx, ids)
 	if codeOf(err) != unauthorized {
 		return results
 	}
-	all, lookErr := c.Describe(ctx, ids...)
+	all, lookErr := e.instances.Describe(ctx, ids...)
 	if lookErr != nil {
 		return cloud.Each(errors.Join(err, lookErr), ids...)
 	}
@@ -89,11 +93,11 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 			// Of one that ends, no source says for how long IAM knows its tags.
 			ended := cloud.No(cloud.ErrNotFound, cloud.Scope{}, errors.New("it ends, or has ended"))
 			results[n].Err = fmt.Errorf("give %s standard CPU credits: %w", i.ID, ended)
-		case i.Tags[cloud.TagOwner] != "" && (c.cfg.Owner == "" || i.Tags[cloud.TagOwner] == c.cfg.Owner):
+		case i.Tags[cloud.TagOwner] != "" && (e.cfg.Owner == "" || i.Tags[cloud.TagOwner] == e.cfg.Owner):
 			own = append(own, i.ID)
 		}
 	}
-	for _, r := range c.endOwnBoosts(ctx, own) {
+	for _, r := range e.endOwnBoosts(ctx, own) {
 		results[slices.Index(ids, r.ID)].Err = r.Err
 	}
 	return results
@@ -102,7 +106,7 @@ func (c *Cloud) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 // endOwnBoosts ends the boosts of instances that EC2 has just described as Kip's own. It halves a call that EC2 refuses: a policy
 // may deny one of them. Only a refusal of one by itself, while no call succeeds, shows that the right is missing. Then Kip halves
 // no more, since each half would be refused.
-func (c *Cloud) endOwnBoosts(ctx context.Context, own []string) (all cloud.Results) {
+func (e *cpuCredits) endOwnBoosts(ctx context.Context, own []string) (all cloud.Results) {
 	var missing error
 	done := false
 	for parts := [][]string{own}; len(parts) > 0; {
@@ -111,7 +115,7 @@ func (c *Cloud) endOwnBoosts(ctx context.Context, own []string) (all cloud.Resul
 		if len(part) == 0 {
 			continue
 		}
-		results, err := c.giveStandardCredits(ctx, part)
+		results, err := e.giveStandardCredits(ctx, part)
 		switch {
 		case codeOf(err) != unauthorized:
 			done = done || err == nil
@@ -125,13 +129,13 @@ func (c *Cloud) endOwnBoosts(ctx context.Context, own []string) (all cloud.Resul
 		all = append(all, results...)
 	}
 	if missing != nil && !done {
-		c.noCreditRight(missing)
+		e.noCreditRight(missing)
 	}
 	return all
 }
 
 // giveStandardCredits makes the call of EndBoost. The error is that of the call, which all results have then.
-func (c *Cloud) giveStandardCredits(ctx context.Context, ids []string) (cloud.Results, error) {
+func (e *cpuCredits) giveStandardCredits(ctx context.Context, ids []string) (cloud.Results, error) {
 	results := cloud.Each(nil, ids...)
 	in := &ec2.ModifyInstanceCreditSpecificationInput{}
 	for _, id := range ids {
@@ -140,14 +144,14 @@ func (c *Cloud) giveStandardCredits(ctx context.Context, ids []string) (cloud.Re
 			CpuCredits: aws.String(creditsStandard),
 		})
 	}
-	out, err := c.api.ModifyInstanceCreditSpecification(ctx, in)
+	out, err := e.api.ModifyInstanceCreditSpecification(ctx, in)
 	if err != nil {
 		err = fmt.Errorf("give %d instances standard CPU credits: %w", len(ids), classifyNamed(err))
 		return cloud.Each(err, ids...), err
 	}
-	if !c.holds(factCreditRight) || c.holds(factNoCreditRight) {
-		c.note(factCreditRight, rightFor)
-		c.note(factNoCreditRight, 0)
+	if !e.holds(factCreditRight) || e.holds(factNoCreditRight) {
+		e.note(factCreditRight, rightFor)
+		e.note(factNoCreditRight, 0)
 	}
 	said := map[string]error{}
 	for _, i := range out.SuccessfulInstanceCreditSpecifications {
@@ -186,12 +190,12 @@ func creditFault(i types.UnsuccessfulInstanceCreditSpecificationItem) error {
 }
 
 // noCreditRight notes that Kip may not change CPU credits.
-func (c *Cloud) noCreditRight(err error) {
-	known := c.holds(factNoCreditRight)
-	c.note(factCreditRight, 0)
-	c.note(factNoCreditRight, noRightFor)
+func (e *cpuCredits) noCreditRight(err error) {
+	known := e.holds(factNoCreditRight)
+	e.note(factCreditRight, 0)
+	e.note(factNoCreditRight, noRightFor)
 	if !known {
-		c.cfg.Log.Warn("Kip may not change CPU credits, so burstable cells start with standard ones, slowly: want the right to "+
+		e.cfg.Log.Warn("Kip may not change CPU credits, so burstable cells start with standard ones, slowly: want the right to "+
 			"ec2:ModifyInstanceCreditSpecification, or cloud.aws.cpuCredits: standard", "for", noRightFor, "err", err)
 	}
 }

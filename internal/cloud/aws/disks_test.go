@@ -580,13 +580,13 @@ func TestADiskIsWaitedForWhileEC2MakesItAndTakesItAway(t *testing.T) {
 }
 
 // asked waits until so many ask about volumes, of whom none has been answered.
-func (c *Cloud) asked(t *testing.T, n int) *look {
+func (e *volumes) asked(t *testing.T, n int) *look {
 	t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		c.mu.Lock()
-		l := c.next
+		e.mu.Lock()
+		l := e.next
 		enough := l != nil && len(l.ids) == n
-		c.mu.Unlock()
+		e.mu.Unlock()
 		if enough {
 			return l
 		}
@@ -636,9 +636,9 @@ func TestTheEndOfWhoAsksIsNotTheEndOfTheOthers(t *testing.T) {
 		return err
 	})
 	l := c.asked(t, 1)
-	c.mu.Lock()
+	c.podDisks.volumes.mu.Lock()
 	c.next, l.err = nil, context.Canceled // that of the one who asked for both
-	c.mu.Unlock()
+	c.podDisks.volumes.mu.Unlock()
 	close(l.done)
 	<-c.looks
 	if err := one.Wait(); err != nil {

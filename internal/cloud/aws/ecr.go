@@ -66,6 +66,13 @@ type registry struct {
 	fips            bool
 }
 
+// registries lends the credentials by which cells pull images from ECR.
+type registries struct {
+	*base
+	sts *sts.Client
+	sdk aws.Config // of which the clients of registries are made
+}
+
 var registryHost = regexp.MustCompile(`^([0-9]{12})\.dkr([.-])ecr(-fips)?\.([a-z]+(?:-[a-z]+)+-[0-9]+)\.([a-z0-9.-]+)$`)
 
 // registryOf reads the host in the names of images; false for one that is none of ECR's.
@@ -84,7 +91,7 @@ func registryOf(host string) (registry, bool) {
 }
 
 // Images implements cloud.Registries: all that registryOf reads, and more, which it refuses.
-func (c *Cloud) Images() (all []string) {
+func (e *registries) Images() (all []string) {
 	for _, p := range partitions {
 		all = append(all, "*.dkr.ecr.*."+p.suffix, "*.dkr.ecr-fips.*."+p.suffix)
 		if p.dual != "" {
@@ -131,11 +138,11 @@ func (r registry) mayPull(repositories []string, fills bool) string {
 }
 
 // lends refuses what no credentials are given for, whatever AWS would say.
-func (c *Cloud) lends(host string, repositories []string) (registry, error) {
+func (e *registries) lends(host string, repositories []string) (registry, error) {
 	refused := func(format string, args ...any) (registry, error) {
 		return registry{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf(format, args...))
 	}
-	if c.cfg.ImageRole == "" {
+	if e.cfg.ImageRole == "" {
 		return refused("cloud.aws.ecr.roleARN: there is no value, so that cells get no credentials for ECR: " +
 			"want the role that Kip is to assume for them")
 	}
@@ -143,7 +150,7 @@ func (c *Cloud) lends(host string, repositories []string) (registry, error) {
 	if !ok {
 		return refused("%q is no registry of ECR's: want such as 123456789012.dkr.ecr.us-east-1.amazonaws.com", host)
 	}
-	_, of, _ := strings.Cut(c.cfg.ImageRole, ":")
+	_, of, _ := strings.Cut(e.cfg.ImageRole, ":")
 	if of, _, _ = strings.Cut(of, ":"); of != r.partition.name {
 		return refused("%s is in the partition %s, and cloud.aws.ecr.roleARN in %s: a role reads images of its own partition only",
 			host, r.partition.name, of)
@@ -162,25 +169,25 @@ func (c *Cloud) lends(host string, repositories []string) (registry, error) {
 // PullCredentials implements cloud.Registries: a token of ECR's has the rights of whom it was
 // given to, for twelve hours. So it is asked for as a session of ImageRole that may only pull
 // from these repositories.
-func (c *Cloud) PullCredentials(ctx context.Context, host string, repositories ...string) (cloud.PullCredentials, error) {
-	r, err := c.lends(host, repositories)
+func (e *registries) PullCredentials(ctx context.Context, host string, repositories ...string) (cloud.PullCredentials, error) {
+	r, err := e.lends(host, repositories)
 	if err != nil {
 		return cloud.PullCredentials{}, err
 	}
-	session, err := c.sts.AssumeRole(ctx, &sts.AssumeRoleInput{
-		RoleArn:         aws.String(c.cfg.ImageRole),
+	session, err := e.sts.AssumeRole(ctx, &sts.AssumeRoleInput{
+		RoleArn:         aws.String(e.cfg.ImageRole),
 		RoleSessionName: aws.String(imageSessionName),
-		Policy:          aws.String(r.mayPull(repositories, c.cfg.PullThrough)),
+		Policy:          aws.String(r.mayPull(repositories, e.cfg.PullThrough)),
 		DurationSeconds: aws.Int32(int32(imageSession / time.Second)),
 	})
 	if err != nil {
-		return cloud.PullCredentials{}, fmt.Errorf("assume the role %s: %w", c.cfg.ImageRole, classifyBeside(err))
+		return cloud.PullCredentials{}, fmt.Errorf("assume the role %s: %w", e.cfg.ImageRole, classifyBeside(err))
 	}
 	keys := session.Credentials
 	if keys == nil || aws.ToString(keys.SessionToken) == "" {
-		return cloud.PullCredentials{}, fmt.Errorf("assume the role %s: STS answered without a session", c.cfg.ImageRole)
+		return cloud.PullCredentials{}, fmt.Errorf("assume the role %s: STS answered without a session", e.cfg.ImageRole)
 	}
-	as := puller{c.newECR(r, credentials.NewStaticCredentialsProvider(
+	as := puller{e.newECR(r, credentials.NewStaticCredentialsProvider(
 		aws.ToString(keys.AccessKeyId), aws.ToString(keys.SecretAccessKey), aws.ToString(keys.SessionToken)))}
 	out, err := as.ecr.GetAuthorizationToken(ctx, &ecr.GetAuthorizationTokenInput{})
 	if err != nil {
@@ -210,12 +217,12 @@ var errBadToken = errors.New("ECR's answer is not a name and a password")
 type puller struct{ ecr *ecr.Client }
 
 // newECR asks the registry's own region, with the keys of a session and no others.
-func (c *Cloud) newECR(r registry, keys aws.CredentialsProvider) *ecr.Client {
-	return ecr.NewFromConfig(c.sdk, func(o *ecr.Options) {
+func (e *registries) newECR(r registry, keys aws.CredentialsProvider) *ecr.Client {
+	return ecr.NewFromConfig(e.sdk, func(o *ecr.Options) {
 		o.Region = r.region
 		o.Credentials = keys
-		o.HTTPClient = c.cfg.bound(o.HTTPClient)
-		if at := c.cfg.endpointOf("ECR"); at != nil {
+		o.HTTPClient = e.cfg.bound(o.HTTPClient)
+		if at := e.cfg.endpointOf("ECR"); at != nil {
 			o.BaseEndpoint = at
 		}
 		if r.fips && o.BaseEndpoint == nil { // which says whom to ask

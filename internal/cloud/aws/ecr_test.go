@@ -384,9 +384,9 @@ func (n *noted) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestEachRegistryIsAskedInItsOwnRegion(t *testing.T) {
 	to := &noted{}
 	keys := credentials.NewStaticCredentialsProvider("a", "b", "c")
-	c := &Cloud{
-		cfg: Config{Transport: to, Region: "us-west-2"},
-		sdk: aws.Config{Region: "us-west-2", Credentials: keys, Retryer: func() aws.Retryer { return aws.NopRetryer{} }},
+	c := &registries{
+		base: &base{cfg: Config{Transport: to, Region: "us-west-2"}},
+		sdk:  aws.Config{Region: "us-west-2", Credentials: keys, Retryer: func() aws.Retryer { return aws.NopRetryer{} }},
 	}
 	for _, host := range []string{
 		registryHere, "123456789012.dkr.ecr-fips.us-east-2.amazonaws.com", "123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn",

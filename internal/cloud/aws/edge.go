@@ -43,18 +43,18 @@ func siteOf(s types.Subnet, zones []types.AvailabilityZone) site {
 // behavior with Amazon EC2 boot modes", says: "UEFI boot is not supported in Wavelength Zones". It said so of Local Zones and
 // Outposts, too, and today does not. Kip takes neither word: it leaves out such a subnet that it has found by a VPC or by tags, and
 // uses one that is configured by its ID.
-func (c *Cloud) bootsUEFI(id string, at site) bool {
-	return at == "" || at != wavelengthZone && slices.Contains(c.cfg.Subnets, id)
+func (b *base) bootsUEFI(id string, at site) bool {
+	return at == "" || at != wavelengthZone && slices.Contains(b.cfg.Subnets, id)
 }
 
 // withoutUEFI returns the subnets in which no x86 type is launched, since the image boots by UEFI alone.
-func (c *Cloud) withoutUEFI(ctx context.Context, n *network) (map[string]site, error) {
+func (e *catalogues) withoutUEFI(ctx context.Context, n *network) (map[string]site, error) {
 	out := map[string]site{}
 	edge := slices.DeleteFunc(slices.Sorted(maps.Keys(n.subnets)), func(id string) bool { return n.subnets[id].site == "" })
-	if len(edge) == 0 || len(c.cfg.Image) == 0 {
+	if len(edge) == 0 || len(e.cfg.Image) == 0 {
 		return out, nil
 	}
-	boot, err := c.image(ctx, cloud.LaunchSpec{Arch: archX86, Options: cloud.Options{Image: c.cfg.Image}})
+	boot, err := e.images.image(ctx, cloud.LaunchSpec{Arch: archX86, Options: cloud.Options{Image: e.cfg.Image}})
 	switch {
 	case errors.Is(err, cloud.ErrUnfit), errors.Is(err, cloud.ErrRefused):
 		return out, nil // there is none for x86
@@ -65,13 +65,13 @@ func (c *Cloud) withoutUEFI(ctx context.Context, n *network) (map[string]site, e
 	}
 	for _, id := range edge {
 		s := n.subnets[id]
-		if c.bootsUEFI(id, s.site) {
-			c.cfg.Log.Warn("x86 cells may not boot in a subnet: its image has the boot mode uefi, which EC2 may not support there",
+		if e.bootsUEFI(id, s.site) {
+			e.cfg.Log.Warn("x86 cells may not boot in a subnet: its image has the boot mode uefi, which EC2 may not support there",
 				"subnet", id, "zone", s.zone, "is", s.site, "image", boot.id)
 			continue
 		}
 		out[id] = s.site
-		c.cfg.Log.Warn("no x86 cells are launched in a subnet: their image has the boot mode uefi, which EC2 does not support there",
+		e.cfg.Log.Warn("no x86 cells are launched in a subnet: their image has the boot mode uefi, which EC2 does not support there",
 			"subnet", id, "zone", s.zone, "is", s.site, "image", boot.id)
 	}
 	return out, nil
@@ -81,8 +81,8 @@ func (c *Cloud) withoutUEFI(ctx context.Context, n *network) (map[string]site, e
 const archX86 = "amd64"
 
 // unusable returns an error for a subnet that is configured by its ID, and in which nothing is left to launch.
-func (c *Cloud) unusable(n *network, out map[string]site, kinds []catalog.InstanceType) error {
-	for _, id := range c.cfg.Subnets {
+func (e *catalogues) unusable(n *network, out map[string]site, kinds []catalog.InstanceType) error {
+	for _, id := range e.cfg.Subnets {
 		at, is := out[id]
 		if !is || slices.ContainsFunc(kinds, func(t catalog.InstanceType) bool {
 			return slices.ContainsFunc(t.Offerings, func(o catalog.Offering) bool { return o.Subnet == id })
@@ -96,8 +96,8 @@ func (c *Cloud) unusable(n *network, out map[string]site, kinds []catalog.Instan
 }
 
 // notThere refuses a launch that does not boot where it is to be.
-func (c *Cloud) notThere(s cloud.LaunchSpec, in subnet, boot image) error {
-	if !boot.uefi || s.Arch != archX86 || c.bootsUEFI(s.Subnet, in.site) {
+func (e *bootImages) notThere(s cloud.LaunchSpec, in subnet, boot image) error {
+	if !boot.uefi || s.Arch != archX86 || e.bootsUEFI(s.Subnet, in.site) {
 		return nil
 	}
 	return cloud.No(cloud.ErrRefused, cloud.Scope{InstanceType: s.InstanceType, Zone: s.Zone, Subnet: s.Subnet},

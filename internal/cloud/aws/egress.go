@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -16,19 +17,26 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+// egress reads how subnets reach other networks.
+type egress struct {
+	*base
+	networks    *networks
+	unreadLists sync.Map // prefix lists that could not be read, by ID, and were told of
+}
+
 // Ways implements cloud.Egress, by the route tables of the VPC. Each has a local route for each
 // network of the VPC, and an internet gateway translates the primary address of an interface alone.
 // Sources: Amazon VPC User Guide, "Route table concepts"; Amazon EKS User Guide, on the VPC CNI's SNAT.
-func (c *Cloud) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
-	n, err := c.where(ctx)
+func (e *egress) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
+	n, err := e.networks.where(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tables, err := c.routeTables(ctx, n.vpc)
+	tables, err := e.routeTables(ctx, n.vpc)
 	if err != nil {
 		return nil, err
 	}
-	lists := prefixLists{c: c, known: map[string][]netip.Prefix{}}
+	lists := prefixLists{egress: e, known: map[string][]netip.Prefix{}}
 	ways := map[string]cloud.Way{}
 	for _, id := range subnets {
 		table, has := tableOf(tables, id)
@@ -126,8 +134,8 @@ func leadsToInternet(r types.Route) bool {
 
 // prefixLists reads each list once.
 type prefixLists struct {
-	c     *Cloud
-	known map[string][]netip.Prefix
+	egress *egress
+	known  map[string][]netip.Prefix
 }
 
 // codeDenied is what EC2 says of a missing right.
@@ -140,7 +148,7 @@ func (l prefixLists) read(ctx context.Context, id string) ([]netip.Prefix, error
 		return networks, nil
 	}
 	var networks []netip.Prefix
-	pages := ec2.NewGetManagedPrefixListEntriesPaginator(l.c.api, &ec2.GetManagedPrefixListEntriesInput{PrefixListId: aws.String(id)})
+	pages := ec2.NewGetManagedPrefixListEntriesPaginator(l.egress.api, &ec2.GetManagedPrefixListEntriesInput{PrefixListId: aws.String(id)})
 	err := eachPage(ctx, pages, func(page *ec2.GetManagedPrefixListEntriesOutput) {
 		for _, e := range page.Entries {
 			if p, err := netip.ParsePrefix(aws.ToString(e.Cidr)); err == nil {
@@ -153,12 +161,12 @@ func (l prefixLists) read(ctx context.Context, id string) ([]netip.Prefix, error
 	case err != nil && !gone && codeOf(err) != codeDenied:
 		return nil, fmt.Errorf("read the prefix list %s: %w", id, err)
 	case err != nil:
-		if _, told := l.c.unreadLists.LoadOrStore(id, true); !told {
-			l.c.cfg.Log.Warn("a route leads to a prefix list that cannot be read: what pods send there has their cell's address",
+		if _, told := l.egress.unreadLists.LoadOrStore(id, true); !told {
+			l.egress.cfg.Log.Warn("a route leads to a prefix list that cannot be read: what pods send there has their cell's address",
 				"list", id, "err", err)
 		}
 	default:
-		l.c.unreadLists.Delete(id)
+		l.egress.unreadLists.Delete(id)
 	}
 	l.known[id] = networks
 	return networks, nil

@@ -16,12 +16,12 @@ const (
 )
 
 // holds reports whether a fact holds in Kip's region.
-func (c *Cloud) holds(fact string) bool { return c.cfg.Facts.Holds(c.factOf(fact)) }
+func (b *base) holds(fact string) bool { return b.cfg.Facts.Holds(b.factOf(fact)) }
 
 // note notes a fact of Kip's region.
-func (c *Cloud) note(fact string, lasts time.Duration) { c.cfg.Facts.Note(c.factOf(fact), lasts) }
+func (b *base) note(fact string, lasts time.Duration) { b.cfg.Facts.Note(b.factOf(fact), lasts) }
 
-func (c *Cloud) factOf(fact string) string { return c.Name() + "/" + c.cfg.Region + "/" + fact }
+func (b *base) factOf(fact string) string { return cloudName + "/" + b.cfg.Region + "/" + fact }
 
 // memory is Facts that end with the process.
 type memory struct {

@@ -34,17 +34,24 @@ var mostGiB = map[types.VolumeType]int64{
 	types.VolumeTypeSc1: 16384,
 }
 
+// growing makes disks larger.
+type growing struct {
+	*base
+	volumes     *volumes
+	attachments *attachments
+}
+
 // GrowDisk implements cloud.DiskGrower.
-func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
-	v, err := c.grow(ctx, id, bytes)
+func (e *growing) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+	v, err := e.grow(ctx, id, bytes)
 	if err != nil {
 		return cloud.Disk{}, fmt.Errorf("grow disk %s to %d bytes: %w", id, bytes, err)
 	}
 	return diskOf(v), nil
 }
 
-func (c *Cloud) grow(ctx context.Context, id string, bytes int64) (types.Volume, error) {
-	v, err := c.usable(ctx, id)
+func (e *growing) grow(ctx context.Context, id string, bytes int64) (types.Volume, error) {
+	v, err := e.attachments.usable(ctx, id)
 	if err != nil {
 		return v, err
 	}
@@ -60,11 +67,11 @@ func (c *Cloud) grow(ctx context.Context, id string, bytes int64) (types.Volume,
 	case v.State == types.VolumeStateCreating:
 		return v, cloud.No(cloud.ErrNotYet, cloud.Scope{}, errors.New("EC2 is making the volume"))
 	}
-	_, err = c.api.ModifyVolume(ctx, &ec2.ModifyVolumeInput{VolumeId: aws.String(id), Size: aws.Int32(int32(size))})
+	_, err = e.api.ModifyVolume(ctx, &ec2.ModifyVolumeInput{VolumeId: aws.String(id), Size: aws.Int32(int32(size))})
 	switch code := codeOf(err); {
 	case err == nil:
 	case code == codeChanging, code == codeChangedOften:
-		if done, err := c.isChanged(ctx, id, size, err); !done {
+		if done, err := e.isChanged(ctx, id, size, err); !done {
 			return v, err
 		}
 	case code == codeState:
@@ -72,12 +79,12 @@ func (c *Cloud) grow(ctx context.Context, id string, bytes int64) (types.Volume,
 	default:
 		return v, classify(err, cloud.Scope{})
 	}
-	return c.grown(ctx, id, size)
+	return e.grown(ctx, id, size)
 }
 
 // change is the last one of a volume; nil for none.
-func (c *Cloud) change(ctx context.Context, id string) (last *types.VolumeModification, err error) {
-	pages := ec2.NewDescribeVolumesModificationsPaginator(c.api, &ec2.DescribeVolumesModificationsInput{
+func (e *growing) change(ctx context.Context, id string) (last *types.VolumeModification, err error) {
+	pages := ec2.NewDescribeVolumesModificationsPaginator(e.api, &ec2.DescribeVolumesModificationsInput{
 		Filters: []types.Filter{filter("volume-id", id)},
 	})
 	err = eachPage(ctx, pages, func(page *ec2.DescribeVolumesModificationsOutput) {
@@ -92,8 +99,8 @@ func (c *Cloud) change(ctx context.Context, id string) (last *types.VolumeModifi
 
 // isChanged reports whether a volume that EC2 does not change now gets the size all the same, by a call whose answer was
 // lost. If it does not, the error says what Kip waits for.
-func (c *Cloud) isChanged(ctx context.Context, id string, size int64, said error) (is bool, err error) {
-	last, err := c.change(ctx, id)
+func (e *growing) isChanged(ctx context.Context, id string, size int64, said error) (is bool, err error) {
+	last, err := e.change(ctx, id)
 	if err != nil {
 		return false, unsure(err)
 	}
@@ -112,8 +119,8 @@ func (c *Cloud) isChanged(ctx context.Context, id string, size int64, said error
 
 // grown waits until a volume has the size, of which EC2 says that the instance sees it when the
 // change is optimizing (EBS User Guide, "Monitor the progress of EBS volume modifications").
-func (c *Cloud) grown(ctx context.Context, id string, size int64) (grown types.Volume, err error) {
-	err = c.until(ctx, id, func(v types.Volume, shown bool) (bool, error) {
+func (e *growing) grown(ctx context.Context, id string, size int64) (grown types.Volume, err error) {
+	err = e.volumes.until(ctx, id, func(v types.Volume, shown bool) (bool, error) {
 		switch {
 		case shown && int64(aws.ToInt32(v.Size)) >= size:
 			grown = v
@@ -121,7 +128,7 @@ func (c *Cloud) grown(ctx context.Context, id string, size int64) (grown types.V
 		case !shown:
 			return false, nil
 		}
-		last, err := c.change(ctx, id)
+		last, err := e.change(ctx, id)
 		switch {
 		case err != nil:
 			return false, unsure(err)

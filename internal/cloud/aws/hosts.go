@@ -31,11 +31,11 @@ func uselessHost(h types.Host) string {
 
 // eachHost reads the Dedicated Hosts that are configured, and why one is of no use. A host has room for
 // some of each of its types, which share it.
-func (c *Cloud) eachHost(ctx context.Context, do func(r *reservation, useless string)) error {
-	pages := ec2.NewDescribeHostsPaginator(c.api, &ec2.DescribeHostsInput{MaxResults: aws.Int32(maxHosts)})
+func (e *reservations) eachHost(ctx context.Context, do func(r *reservation, useless string)) error {
+	pages := ec2.NewDescribeHostsPaginator(e.api, &ec2.DescribeHostsInput{MaxResults: aws.Int32(maxHosts)})
 	err := eachPage(ctx, pages, func(page *ec2.DescribeHostsOutput) {
 		for _, h := range page.Hosts {
-			if !c.cfg.Hosts.has(aws.ToString(h.HostId), h.Tags) {
+			if !e.cfg.Hosts.has(aws.ToString(h.HostId), h.Tags) {
 				continue
 			}
 			one := &reservation{
@@ -47,7 +47,7 @@ func (c *Cloud) eachHost(ctx context.Context, do func(r *reservation, useless st
 			}
 			if h.AvailableCapacity != nil {
 				for _, room := range h.AvailableCapacity.AvailableInstanceCapacity {
-					if c.cfg.CPUCredits == creditsUnlimited && burstable(aws.ToString(room.InstanceType)) {
+					if e.cfg.CPUCredits == creditsUnlimited && burstable(aws.ToString(room.InstanceType)) {
 						continue // there they have standard ones alone, and pods may need more
 					}
 					one.free[aws.ToString(room.InstanceType)] = int(aws.ToInt32(room.AvailableCapacity))

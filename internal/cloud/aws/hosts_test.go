@@ -123,7 +123,7 @@ func TestALaunchTakesTheRoomOfItsHost(t *testing.T) {
 
 // The types of a host share its room: a launch of one leaves less to the others.
 func TestTheTypesOfAHostShareItsRoom(t *testing.T) {
-	c := &Cloud{reserved: map[string]*reservation{"h-1": {free: map[string]int{"c5.large": 8, "c5.xlarge": 4, "c5.4xlarge": 1}}}}
+	c := &reservations{reserved: map[string]*reservation{"h-1": {free: map[string]int{"c5.large": 8, "c5.xlarge": 4, "c5.4xlarge": 1}}}}
 	c.took("h-1", "c5.large", 2, false)
 	c.took("h-2", "c5.large", 2, false)
 	want := map[string]int{"c5.large": 6, "c5.xlarge": 3, "c5.4xlarge": 0}
@@ -165,7 +165,7 @@ func TestHostsThatMayNotBeReadTakeNoReservationAway(t *testing.T) {
 	}
 	model.Change(func(cfg *ec2.Config) { cfg.Reservations[1].End = time.Now().Add(blockNotice + blockLead) })
 	var told []cloud.Interruption
-	w := watch{c: c, l: cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }}}
+	w := watch{ec2: c.interruptions, l: cloud.Listener{Notify: func(i cloud.Interruption) { told = append(told, i) }}}
 	w.lookAtBlocks(t.Context(), t.Context())
 	if len(told) != 1 || told[0].InstanceID != got[0].ID {
 		t.Errorf("told of %+v, want the end of the block", told)

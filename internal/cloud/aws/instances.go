@@ -7,7 +7,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -30,96 +29,49 @@ import (
 
 const codeNoInstance = "InvalidInstanceID.NotFound"
 
-// rememberedFor is how long Kip remembers the zone of an instance that EC2 has stopped to show. EC2 shows one that has
-// ended for about an hour.
-const rememberedFor = time.Hour
-
-// sightings are what EC2 has said of the instances that it has shown.
-type sightings struct {
-	mu sync.Mutex
-	of map[string]sighting // by ID
-}
-
-// sighting is what EC2 has said of an instance: its zone, and the token and the reservation of its launch.
-type sighting struct {
-	zone, token, reservation string
-
-	at time.Time // zero if EC2 has not shown the instance
-}
-
-// note remembers instances. A complete list makes it forget those that EC2 shows no longer.
-func (s *sightings) note(now time.Time, all []cloud.Instance, complete bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.of == nil {
-		s.of = map[string]sighting{}
-	}
-	for _, i := range all {
-		if i.Zone != "" {
-			s.of[i.ID] = sighting{i.Zone, i.Origin.Token, i.Origin.Reservation, now}
-		}
-	}
-	if complete {
-		maps.DeleteFunc(s.of, func(_ string, last sighting) bool { return now.Sub(last.at) > rememberedFor })
-	}
-}
-
-// known returns the instances that EC2 has shown, by ID.
-func (s *sightings) known() map[string]sighting {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.of == nil {
-		return map[string]sighting{}
-	}
-	return maps.Clone(s.of)
-}
-
-// byZone groups IDs by their zones. IDs without a zone are in the group "".
-func byZone(ids []string, known map[string]sighting) map[string][]string {
-	groups := map[string][]string{}
-	for _, id := range ids {
-		zone := known[id].zone
-		groups[zone] = append(groups[zone], id)
-	}
-	return groups
+// instances shows the instances of Kip.
+type instances struct {
+	*base
+	networks *networks
+	seen     *sightings
 }
 
 // List implements cloud.Cloud.
-func (c *Cloud) List(ctx context.Context, owner string) (cloud.Listing, error) {
+func (e *instances) List(ctx context.Context, owner string) (cloud.Listing, error) {
 	if owner == "" {
 		return cloud.Listing{}, cloud.No(cloud.ErrRefused, cloud.Scope{}, fmt.Errorf("owner is empty: want the value of tag %s", cloud.TagOwner))
 	}
-	list, err := c.list(ctx, owner)
+	list, err := e.list(ctx, owner)
 	if err != nil {
 		return cloud.Listing{}, fmt.Errorf("list the instances of %s: %w", owner, err)
 	}
 	return list, nil
 }
 
-func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
+func (e *instances) list(ctx context.Context, owner string) (cloud.Listing, error) {
 	of := filter("tag:"+cloud.TagOwner, owner)
 	// An impaired endpoint answers late rather than with an error.
 	some, cancel := partOf(ctx, 3)
-	all, whole := c.describe(some, &ec2.DescribeInstancesInput{Filters: []types.Filter{of, living}, MaxResults: aws.Int32(pageSize)})
+	all, whole := e.describe(some, &ec2.DescribeInstancesInput{Filters: []types.Filter{of, living}, MaxResults: aws.Int32(pageSize)})
 	cancel()
 	if whole == nil {
-		c.seen.note(c.cfg.Clock.Now(), all, true)
+		e.seen.note(e.cfg.Clock.Now(), all, true)
 		return cloud.Listing{Instances: all}, nil
 	}
 	if !mayBeZones(ctx, whole) {
 		return cloud.Listing{}, whole
 	}
 	some, cancel = partOf(ctx, 3)
-	zones, err := c.zonesOfCells(some)
+	zones, err := e.networks.zonesOfCells(some)
 	cancel()
 	if err != nil {
 		return cloud.Listing{}, errors.Join(whole, err)
 	}
-	groups, err := c.wantedByZone(ctx, of, func(sighting) bool { return true })
+	groups, err := e.wantedByZone(ctx, of, func(sighting) bool { return true })
 	if err != nil {
 		return cloud.Listing{}, errors.Join(whole, err)
 	}
-	all, failed, err := c.inZones(ctx, groups)
+	all, failed, err := e.inZones(ctx, groups)
 	switch {
 	case err != nil:
 		return cloud.Listing{}, err
@@ -157,14 +109,14 @@ func (c *Cloud) list(ctx context.Context, owner string) (cloud.Listing, error) {
 
 // wantedByZone returns the IDs of the wanted instances by their zones, of those that EC2 has shown, and of those with network
 // interfaces that match.
-func (c *Cloud) wantedByZone(ctx context.Context, of types.Filter, wanted func(sighting) bool) (map[string][]string, error) {
+func (e *instances) wantedByZone(ctx context.Context, of types.Filter, wanted func(sighting) bool) (map[string][]string, error) {
 	some, cancel := partOf(ctx, 2)
-	zones, err := c.interfaces(some, of)
+	zones, err := e.interfaces(some, of)
 	cancel()
 	if err != nil {
 		return nil, err
 	}
-	known := c.seen.known() // an interface may be missing in that list
+	known := e.seen.known() // an interface may be missing in that list
 	for id, zone := range zones {
 		if _, is := known[id]; !is {
 			known[id] = sighting{zone: zone}
@@ -189,10 +141,10 @@ func partOf(ctx context.Context, shares int) (context.Context, context.CancelFun
 }
 
 // Describe implements cloud.Cloud.
-func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
+func (e *instances) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, error) {
 	known, unseen := map[string]cloud.Instance{}, map[string]bool{}
 	for some := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(ids))), idsCall) {
-		found, silent, err := c.find(ctx, some)
+		found, silent, err := e.find(ctx, some)
 		if err != nil {
 			return nil, fmt.Errorf("describe %d instances: %w", len(ids), err)
 		}
@@ -219,9 +171,9 @@ func (c *Cloud) Describe(ctx context.Context, ids ...string) ([]cloud.Instance, 
 }
 
 // find returns the instances with these IDs, and the IDs for which nothing answers.
-func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance, silent []string, err error) {
+func (e *instances) find(ctx context.Context, ids []string) (found []cloud.Instance, silent []string, err error) {
 	some, cancel := partOf(ctx, 3)
-	found, whole := c.together(some, ids)
+	found, whole := e.together(some, ids)
 	cancel()
 	if whole == nil {
 		return found, nil, nil
@@ -229,20 +181,20 @@ func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance,
 	if !mayBeZones(ctx, whole) {
 		return nil, nil, whole
 	}
-	known := c.seen.known()
+	known := e.seen.known()
 	if lost := byZone(ids, known)[""]; len(lost) > 0 {
 		some, cancel = partOf(ctx, 3)
-		placed, err := c.interfaces(some, filter("attachment.instance-id", lost...))
+		placed, err := e.interfaces(some, filter("attachment.instance-id", lost...))
 		cancel()
 		if err != nil {
-			c.cfg.Log.Warn("read the zones of instances from their network interfaces", "instances", len(lost), "err", err)
+			e.cfg.Log.Warn("read the zones of instances from their network interfaces", "instances", len(lost), "err", err)
 		}
 		for id, zone := range placed {
 			known[id] = sighting{zone: zone}
 		}
 	}
 	groups := byZone(ids, known)
-	found, failed, err := c.inZones(ctx, groups)
+	found, failed, err := e.inZones(ctx, groups)
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -259,11 +211,11 @@ func (c *Cloud) find(ctx context.Context, ids []string) (found []cloud.Instance,
 
 // inZones reads instances by their IDs, zone by zone. It returns the zones that fail, and an error if EC2 says that the fault
 // is not a zone's.
-func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found []cloud.Instance, failed []string, err error) {
+func (e *instances) inZones(ctx context.Context, groups map[string][]string) (found []cloud.Instance, failed []string, err error) {
 	zones := slices.Sorted(maps.Keys(groups))
 	for i, zone := range zones {
 		some, cancel := partOf(ctx, len(zones)-i)
-		all, err := c.named(some, groups[zone])
+		all, err := e.named(some, groups[zone])
 		cancel()
 		found = append(found, all...)
 		switch {
@@ -272,7 +224,7 @@ func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found 
 		case !mayBeZones(ctx, err):
 			return nil, nil, err
 		}
-		c.cfg.Log.Warn("read the instances of a zone", "zone", zone, "instances", len(groups[zone]), "err", err)
+		e.cfg.Log.Warn("read the instances of a zone", "zone", zone, "instances", len(groups[zone]), "err", err)
 		failed = append(failed, zone)
 	}
 	return found, failed, nil
@@ -280,11 +232,11 @@ func (c *Cloud) inZones(ctx context.Context, groups map[string][]string) (found 
 
 // named reads the instances with these IDs, some in each call. A call that fails is made once more, since the fault may pass, and
 // not be the zone's. With an error it returns those that it has read.
-func (c *Cloud) named(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
+func (e *instances) named(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
 	for some := range slices.Chunk(ids, idsCall) {
-		found, err := c.together(ctx, some)
+		found, err := e.together(ctx, some)
 		if err != nil && mayBeZones(ctx, err) {
-			found, err = c.together(ctx, some)
+			found, err = e.together(ctx, some)
 		}
 		if err != nil {
 			return all, err
@@ -301,14 +253,14 @@ var instanceIDs = regexp.MustCompile(`i-[0-9a-f]+`)
 // which it does not know, and its message names these: "The instance IDs 'i-…, i-…' do not exist". (Sources: moto,
 // tests/test_ec2/test_instances.py; a lambda of ClickHouse's CI reads the message.) Kip asks for the others. If the message names
 // none of them, Kip halves the call.
-func (c *Cloud) together(ctx context.Context, ids []string) ([]cloud.Instance, error) {
+func (e *instances) together(ctx context.Context, ids []string) ([]cloud.Instance, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	found, err := c.describe(ctx, &ec2.DescribeInstancesInput{InstanceIds: ids}) // which has no pages
+	found, err := e.describe(ctx, &ec2.DescribeInstancesInput{InstanceIds: ids}) // which has no pages
 	switch {
 	case codeOf(err) != codeNoInstance:
-		c.seen.note(c.cfg.Clock.Now(), found, false)
+		e.seen.note(e.cfg.Clock.Now(), found, false)
 		return found, err
 	case len(ids) == 1:
 		return nil, nil
@@ -319,36 +271,21 @@ func (c *Cloud) together(ctx context.Context, ids []string) ([]cloud.Instance, e
 	}
 	known := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return slices.Contains(unknown, id) })
 	if len(known) < len(ids) {
-		return c.together(ctx, known)
+		return e.together(ctx, known)
 	}
 	half := len(ids) / 2
-	first, err := c.together(ctx, ids[:half])
+	first, err := e.together(ctx, ids[:half])
 	if err != nil {
 		return nil, err
 	}
-	second, err := c.together(ctx, ids[half:])
+	second, err := e.together(ctx, ids[half:])
 	return append(first, second...), err
 }
 
-// describe reads all pages of a call.
-func (c *Cloud) describe(ctx context.Context, in *ec2.DescribeInstancesInput) (all []cloud.Instance, err error) {
-	err = eachPage(ctx, ec2.NewDescribeInstancesPaginator(c.api, in), func(page *ec2.DescribeInstancesOutput) {
-		for _, r := range page.Reservations {
-			for _, i := range r.Instances {
-				all = append(all, instanceOf(i))
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
-}
-
 // interfaces returns the zones of instances by their IDs, from the network interfaces that match.
-func (c *Cloud) interfaces(ctx context.Context, by types.Filter) (map[string]string, error) {
+func (e *instances) interfaces(ctx context.Context, by types.Filter) (map[string]string, error) {
 	zones := map[string]string{}
-	pages := ec2.NewDescribeNetworkInterfacesPaginator(c.api, &ec2.DescribeNetworkInterfacesInput{
+	pages := ec2.NewDescribeNetworkInterfacesPaginator(e.api, &ec2.DescribeNetworkInterfacesInput{
 		Filters:    []types.Filter{by},
 		MaxResults: aws.Int32(pageSize),
 	})

@@ -166,7 +166,7 @@ func TestADisruptionOfAZoneThatKipDoesNotUseTakesNothingFromItsList(t *testing.T
 			if list.Covers("us-east-1e") {
 				t.Errorf("%s: nothing shows that EC2 answers for us-east-1e", what)
 			}
-			c.forget()
+			c.caches.forget()
 		}
 		refusing = true
 	}

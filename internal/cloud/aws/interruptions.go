@@ -29,15 +29,21 @@ const (
 	looksTold = 3
 )
 
+// interruptions tells of instances that EC2 takes back.
+type interruptions struct {
+	*base
+	blocks *capacityBlocks
+}
+
 // Interruptions implements cloud.Interrupter. It asks for spot requests that are marked,
 // which needs no agent: two or three times within the notice would do. A look has a budget of its
 // own: a line behind other calls would eat the notice. It asks for maintenance as well.
-func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
-	spot, maintenance := c.cfg.Clock.NewTicker(c.cfg.InterruptionsEvery), c.cfg.Clock.NewTicker(c.cfg.MaintenanceEvery)
+func (s *interruptions) Interruptions(ctx context.Context, l cloud.Listener) error {
+	spot, maintenance := s.cfg.Clock.NewTicker(s.cfg.InterruptionsEvery), s.cfg.Clock.NewTicker(s.cfg.MaintenanceEvery)
 	defer spot.Stop()
 	defer maintenance.Stop()
 	w := watch{
-		c:    c,
+		ec2:  s,
 		l:    l,
 		told: map[string]bool{},
 		soon: map[string]time.Time{},
@@ -69,8 +75,8 @@ func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
 
 // watch is what is known of interruptions while one listener hears of them.
 type watch struct {
-	c *Cloud
-	l cloud.Listener
+	ec2 *interruptions
+	l   cloud.Listener
 	// told are the instances that are marked now, soon when those are whose maintenance was told of,
 	// and ending those in Capacity Blocks that end.
 	told   map[string]bool
@@ -92,19 +98,19 @@ func (w *watch) lookAhead(ctx context.Context) {
 // lookAtSpot tells of the spot instances that are marked since the last look. One that fails ends
 // nothing, whatever EC2 says: rights may come back.
 func (w *watch) lookAtSpot(ctx context.Context) {
-	c := w.c
+	e := w.ec2
 	look, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
-		now, err = c.interrupted(ctx)
+		now, err = e.interrupted(ctx)
 		return err
 	})
 	if err != nil {
 		passes := cloud.CauseOf(err) == cloud.ErrThrottled || errors.Is(err, context.DeadlineExceeded)
 		w.failed++
 		if (w.failed%looksTold == 0 || w.failed == 1 && !passes) && ctx.Err() == nil {
-			c.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", w.failed, "err", err)
+			e.cfg.Log.Warn("look for spot instances that are taken back, retrying", "failed", w.failed, "err", err)
 		}
 	} else {
 		w.failed = 0
@@ -124,8 +130,8 @@ func (w *watch) lookAtSpot(ctx context.Context) {
 	}
 }
 
-func (c *Cloud) interrupted(ctx context.Context) (all []cloud.Interruption, err error) {
-	pages := ec2.NewDescribeSpotInstanceRequestsPaginator(c.api, &ec2.DescribeSpotInstanceRequestsInput{
+func (s *interruptions) interrupted(ctx context.Context) (all []cloud.Interruption, err error) {
+	pages := ec2.NewDescribeSpotInstanceRequestsPaginator(s.api, &ec2.DescribeSpotInstanceRequestsInput{
 		Filters:    []types.Filter{filter("tag-key", cloud.TagOwner), filter("status-code", marked)},
 		MaxResults: aws.Int32(pageSize),
 	})

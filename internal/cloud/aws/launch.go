@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -29,17 +28,32 @@ const (
 	maxToken = 64
 )
 
+// launches launches instances.
+type launches struct {
+	*base
+	instances    *instances
+	images       *bootImages
+	groups       *securityGroups
+	plan         *freePlan
+	reservations *reservations
+	trials       *addressTrials
+	caches       *caches
+
+	mu          sync.Mutex
+	unexplained map[string]bool // codes that were told of
+}
+
 // Launch implements cloud.Cloud. A call has one subnet, so that its token, which EC2 keeps
 // for each zone, cannot launch anywhere else.
-func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
-	results, err := c.launch(ctx, r)
+func (e *launches) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+	results, err := e.launch(ctx, r)
 	if err != nil {
 		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("launch %d of %s in %s: %w", len(r.Machines), r.InstanceType, r.Subnet, err))
 	}
 	return results
 }
 
-func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.LaunchResults, error) {
+func (e *launches) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.LaunchResults, error) {
 	if err := check(r); err != nil {
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, err)
 	}
@@ -47,35 +61,38 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 		return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("it is not resolved"))
 	}
 	in := runInstances(r)
-	out, err := c.api.RunInstances(ctx, in)
+	out, err := e.api.RunInstances(ctx, in)
 	switch {
 	case r.Reservation == "":
 	case err == nil:
-		c.took(r.Reservation, r.InstanceType, len(out.Instances), false)
+		e.reservations.took(r.Reservation, r.InstanceType, len(out.Instances), false)
 	case slices.Contains(codesNotThere[:], codeOf(err)):
-		c.lost(r.Reservation)
+		e.reservations.lost(r.Reservation)
 	default:
-		c.took(r.Reservation, r.InstanceType, 0, codeOf(err) == codeReservationFull || codeOf(err) == codeHostFull)
+		e.reservations.took(r.Reservation, r.InstanceType, 0, codeOf(err) == codeReservationFull || codeOf(err) == codeHostFull)
 	}
-	if no := c.byMessage(r, err); no != nil {
+	if no := e.byMessage(r, err); no != nil {
 		return nil, no
 	}
-	if c.triesPrefixes(r, in, err) {
+	if e.trials.triesPrefixes(r, in, err) {
 		return nil, cloud.No(cloud.ErrStale, cloud.Scope{},
 			fmt.Errorf("EC2 may refuse secondary addresses for several instances, so the next call asks for prefixes: %w", saidOf(err)))
 	}
 	switch {
 	case codeOf(err) == codeNoGroup:
-		return nil, c.noGroup(ctx, r.Resolved.SecurityGroups, saidOf(err))
+		if later := e.groups.notYet(ctx, r.Resolved.SecurityGroups, saidOf(err)); later != nil {
+			return nil, later
+		}
+		return nil, e.stale(saidOf(err))
 	case slices.Contains(codesStale, codeOf(err)):
-		return nil, c.stale(saidOf(err))
+		return nil, e.stale(saidOf(err))
 	case codeOf(err) == codeTerminated:
-		return c.ended(ctx, r, classify(err, cloud.Scope{}))
+		return e.ended(ctx, r, classify(err, cloud.Scope{}))
 	case len(r.Machines) > 1 && slices.Contains(codesTogether, codeOf(err)):
 		return nil, cloud.No(cloud.ErrTogether, cloud.Scope{Zone: r.Zone, Subnet: r.Subnet}, saidOf(err))
 	case err != nil:
-		c.tellUnexplained(err)
-		if c.isOwnGroup(r, err) {
+		e.tellUnexplained(err)
+		if e.groups.isOwnGroup(r, err) {
 			return nil, cloud.No(cloud.ErrRefused, cloud.Scope{}, saidOf(err))
 		}
 		return nil, classify(err, askedFor(r.LaunchSpec))
@@ -93,53 +110,38 @@ func (c *Cloud) launch(ctx context.Context, r cloud.LaunchRequest) (cloud.Launch
 	for _, i := range out.Instances {
 		launched = append(launched, instanceOf(i))
 	}
-	c.seen.note(c.cfg.Clock.Now(), launched, false)
+	e.instances.seen.note(e.cfg.Clock.Now(), launched, false)
 	return placed(r, launched, cloud.No(cloud.ErrCapacity, short,
 		fmt.Errorf("EC2 has launched %d of %d: %s", len(out.Instances), len(r.Machines), code)))
-}
-
-// isOwnGroup says that a right is missing to a security group that a pod names: what names none may be
-// launched. The resource is in what EC2 says, or in what STS has decoded of that.
-func (c *Cloud) isOwnGroup(r cloud.LaunchRequest, err error) bool {
-	said := saidOf(err)
-	if said == nil || !ofEC2(err) || meanings[said.code].about != launched {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.ContainsFunc(r.SecurityGroups, func(named string) bool {
-		denied := regexp.MustCompile(`:security-group/` + regexp.QuoteMeta(cmp.Or(c.groups[named], named)) + `\b`)
-		return denied.MatchString(said.message)
-	})
 }
 
 // maxUnexplained bounds the codes that are remembered as told.
 const maxUnexplained = 100
 
 // tellUnexplained tells of a code that Kip does not know, once of each.
-func (c *Cloud) tellUnexplained(err error) {
+func (e *launches) tellUnexplained(err error) {
 	said := saidOf(err)
 	if said == nil || !ofEC2(err) || explained(said.code) {
 		return
 	}
-	c.mu.Lock()
-	told := c.unexplained[said.code] || len(c.unexplained) >= maxUnexplained
+	e.mu.Lock()
+	told := e.unexplained[said.code] || len(e.unexplained) >= maxUnexplained
 	if !told {
-		c.unexplained[said.code] = true
+		e.unexplained[said.code] = true
 	}
-	c.mu.Unlock()
+	e.mu.Unlock()
 	if !told {
-		c.cfg.Log.Error("EC2 refuses a launch with a code that this version of Kip does not know: that type in that subnet is left alone for a while",
+		e.cfg.Log.Error("EC2 refuses a launch with a code that this version of Kip does not know: that type in that subnet is left alone for a while",
 			"code", said.code, "err", said)
 	}
 }
 
 // ended answers for a token whose instances have been terminated: with those, as long as
 // EC2 shows them, which is about an hour. What it does not show does not run.
-func (c *Cloud) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cloud.LaunchResults, error) {
+func (e *launches) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cloud.LaunchResults, error) {
 	some, cancel := partOf(ctx, 3)
 	// A terminated instance has no subnet any more, so the zone says where it was.
-	all, whole := c.describe(some, &ec2.DescribeInstancesInput{
+	all, whole := e.describe(some, &ec2.DescribeInstancesInput{
 		Filters:    []types.Filter{filter("client-token", r.Token), filter("availability-zone", r.Zone)},
 		MaxResults: aws.Int32(pageSize),
 	})
@@ -158,13 +160,13 @@ func (c *Cloud) ended(ctx context.Context, r cloud.LaunchRequest, why error) (cl
 	if !mayBeZones(ctx, whole) {
 		return nil, unknown(whole)
 	}
-	groups, err := c.wantedByZone(ctx, filter("tag:"+cloud.TagOwner, r.TagsOf(0)[cloud.TagOwner]), func(s sighting) bool {
+	groups, err := e.instances.wantedByZone(ctx, filter("tag:"+cloud.TagOwner, r.TagsOf(0)[cloud.TagOwner]), func(s sighting) bool {
 		return s.zone == r.Zone && (s.token == r.Token || s.at.IsZero())
 	})
 	if err != nil {
 		return nil, unknown(errors.Join(whole, err))
 	}
-	all, _, err = c.inZones(ctx, groups)
+	all, _, err = e.instances.inZones(ctx, groups)
 	if err != nil {
 		return nil, unknown(err)
 	}
@@ -222,119 +224,7 @@ func same(a, b cloud.Machine) bool {
 
 // stale is the answer of EC2 to a launch of what is not there any more. The next one is resolved
 // by what is there then.
-func (c *Cloud) stale(said error) error {
-	c.forget()
+func (e *launches) stale(said error) error {
+	e.caches.forget()
 	return cloud.No(cloud.ErrStale, cloud.Scope{}, said)
-}
-
-// runInstances is the one call of a launch. It says all that costs money or is a right, so
-// that no default of an account or an image decides on it.
-func runInstances(r cloud.LaunchRequest) *ec2.RunInstancesInput {
-	in := &ec2.RunInstancesInput{
-		ClientToken:  aws.String(r.Token),
-		MinCount:     aws.Int32(1),
-		MaxCount:     aws.Int32(int32(min(len(r.Machines), cmp.Or(r.Resolved.AtMost, cloud.MaxLaunch)))),
-		InstanceType: types.InstanceType(r.InstanceType),
-		ImageId:      aws.String(r.Resolved.Image),
-		UserData:     aws.String(base64.StdEncoding.EncodeToString(r.UserDataOf(0))),
-		BlockDeviceMappings: []types.BlockDeviceMapping{{
-			DeviceName: aws.String(r.Resolved.RootDevice),
-			Ebs: &types.EbsBlockDevice{
-				VolumeType:          types.VolumeTypeGp3,
-				VolumeSize:          aws.Int32(int32((max(r.RootDiskBytes, r.Resolved.RootDiskBytes) + gib - 1) / gib)),
-				Encrypted:           aws.Bool(true),
-				DeleteOnTermination: aws.Bool(true),
-			},
-		}},
-		NetworkInterfaces: []types.InstanceNetworkInterfaceSpecification{nic(r)},
-		// A cell that shuts itself down has ended.
-		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
-		MetadataOptions: &types.InstanceMetadataOptionsRequest{
-			HttpEndpoint:            types.InstanceMetadataEndpointStateEnabled,
-			HttpTokens:              types.HttpTokensStateRequired,
-			HttpPutResponseHopLimit: aws.Int32(hops(r)),
-			// The tags name the pod, and whoever else the bill is for.
-			InstanceMetadataTags: types.InstanceMetadataTagsStateDisabled,
-		},
-		TagSpecifications: tagSpecifications(r),
-	}
-	if rate := r.Resolved.RootDiskInitRate; rate > 0 {
-		in.BlockDeviceMappings[0].Ebs.VolumeInitializationRate = aws.Int32(rate)
-	}
-	if key := r.Resolved.Key; key != "" {
-		in.BlockDeviceMappings[0].Ebs.KmsKeyId = aws.String(key)
-	}
-	if burstable(r.InstanceType) {
-		in.CreditSpecification = &types.CreditSpecificationRequest{CpuCredits: aws.String(r.Resolved.CPUCredits)}
-	}
-	switch {
-	case isHost(r.Reservation):
-		in.Placement = &types.Placement{Tenancy: types.TenancyHost, HostId: aws.String(r.Reservation)}
-	case r.CapacityType == cloud.Dedicated:
-		in.Placement = &types.Placement{Tenancy: types.TenancyDedicated}
-	}
-	switch profile := r.InstanceProfile; {
-	case strings.HasPrefix(profile, "arn:"):
-		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Arn: aws.String(profile)}
-	case profile != "":
-		in.IamInstanceProfile = &types.IamInstanceProfileSpecification{Name: aws.String(profile)}
-	}
-	if r.Reservation != "" && !isHost(r.Reservation) {
-		in.CapacityReservationSpecification = &types.CapacityReservationSpecification{
-			CapacityReservationTarget: &types.CapacityReservationTarget{CapacityReservationId: aws.String(r.Reservation)},
-		}
-	}
-	if r.Resolved.CapacityBlock {
-		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{MarketType: types.MarketTypeCapacityBlock}
-	}
-	if r.Spot() {
-		in.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{
-			MarketType: types.MarketTypeSpot,
-			SpotOptions: &types.SpotMarketOptions{
-				SpotInstanceType:             types.SpotInstanceTypeOneTime,
-				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate,
-			},
-		}
-	}
-	return in
-}
-
-// hops is how far answers of the metadata service travel: one hop ends on the machine,
-// two reach a pod that may have them.
-func hops(r cloud.LaunchRequest) int32 {
-	if r.AllowMetadata {
-		return 2
-	}
-	return 1
-}
-
-// tagSpecifications put the tags on all that a launch makes.
-func tagSpecifications(r cloud.LaunchRequest) (all []types.TagSpecification) {
-	made := []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume, types.ResourceTypeNetworkInterface}
-	if r.Spot() {
-		made = append(made, types.ResourceTypeSpotInstancesRequest)
-	}
-	for _, kind := range made {
-		all = append(all, types.TagSpecification{ResourceType: kind, Tags: tagsOf(launchTags(r))})
-	}
-	return all
-}
-
-// cut bounds the values of tags for people, rather than have all of them refused.
-func cut(tags []types.Tag) []types.Tag {
-	for i, t := range tags {
-		if text := []rune(aws.ToString(t.Value)); len(text) > maxTagValue {
-			tags[i].Value = aws.String(string(text[:maxTagValue]))
-		}
-	}
-	return tags
-}
-
-// tagsOf are tags in EC2's words, in an order of their own: what is sent again must be the
-// same.
-func tagsOf(tags map[string]string) (all []types.Tag) {
-	for _, k := range slices.Sorted(maps.Keys(tags)) {
-		all = append(all, types.Tag{Key: aws.String(k), Value: aws.String(tags[k])})
-	}
-	return all
 }

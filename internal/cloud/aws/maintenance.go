@@ -37,16 +37,16 @@ func maintenanceCodes() (all []string) {
 // lookAtMaintenance tells of instances that EC2 is about to stop, to retire or to reboot. It is
 // worth no more than a word where it fails: most fleets never see one.
 func (w *watch) lookAtMaintenance(ctx, look context.Context) {
-	c := w.c
-	began := c.cfg.Clock.Now()
+	e := w.ec2
+	began := e.cfg.Clock.Now()
 	var now []cloud.Interruption
 	err := w.l.Look(look, func(ctx context.Context) (err error) {
-		now, err = c.maintained(ctx)
+		now, err = e.maintained(ctx)
 		return err
 	})
 	if err != nil {
 		if w.blind++; w.blind%blindTold == 1 && ctx.Err() == nil {
-			c.cfg.Log.Warn("look for scheduled maintenance; Kip asks again", "after", c.cfg.MaintenanceEvery, "failed", w.blind, "err", err)
+			e.cfg.Log.Warn("look for scheduled maintenance; Kip asks again", "after", e.cfg.MaintenanceEvery, "failed", w.blind, "err", err)
 		}
 		return
 	}
@@ -84,8 +84,8 @@ func soonestOf(notices []cloud.Interruption) []cloud.Interruption {
 
 // maintained are the instances for which EC2 has scheduled what ends them or starts them anew, of
 // the whole account: no filter of this call knows tags.
-func (c *Cloud) maintained(ctx context.Context) (all []cloud.Interruption, err error) {
-	pages := ec2.NewDescribeInstanceStatusPaginator(c.api, &ec2.DescribeInstanceStatusInput{
+func (s *interruptions) maintained(ctx context.Context) (all []cloud.Interruption, err error) {
+	pages := ec2.NewDescribeInstanceStatusPaginator(s.api, &ec2.DescribeInstanceStatusInput{
 		Filters:    []types.Filter{filter("event.code", maintenanceCodes()...)},
 		MaxResults: aws.Int32(pageSize),
 	})

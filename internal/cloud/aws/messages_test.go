@@ -66,7 +66,7 @@ func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 			better.ID, better.Name, better.Created = "ami-9", "kip-cell-9", "2026-09-01T00:00:00.000Z"
 			cfg.Images = append(cfg.Images, better)
 		})
-		c.forget()
+		c.caches.forget()
 		if found, err := c.Resolve(t.Context(), r.LaunchSpec); err != nil || found.Image != "ami-9" {
 			t.Errorf("%s: with a newer one: %s, %v", what, found.Image, err)
 		}
@@ -76,7 +76,7 @@ func TestAnImageThatTheAccountMayNotUseWaitsForTheOperator(t *testing.T) {
 			one.Withdrawn, one.Product, one.Paid = false, "", false
 		})
 		clk.Step(barredFor)
-		c.forget()
+		c.caches.forget()
 		if err := runLaunch(t.Context(), c, r).Err(); err != nil {
 			t.Errorf("%s, and put right: %v", what, err)
 		}

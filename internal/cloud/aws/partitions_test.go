@@ -92,11 +92,11 @@ func TestEachServiceIsAskedWhereItsKeySaysOrTheEnvironment(t *testing.T) {
 			return err
 		},
 		"PRICING": func(c *Cloud) error {
-			_, _, err := c.readPrices(t.Context(), sharedTenancy)
+			_, _, err := c.prices.readPrices(t.Context(), sharedTenancy)
 			return err
 		},
 		"SERVICE_QUOTAS": func(c *Cloud) error {
-			_, err := c.listQuotas(t.Context())
+			_, err := c.quotas.listQuotas(t.Context())
 			return err
 		},
 	}

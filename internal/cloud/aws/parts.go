@@ -13,13 +13,20 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+// ownedParts finds what Kip has beside instances, and deletes it.
+type ownedParts struct {
+	*base
+	volumes *volumes
+	caches  *caches
+}
+
 // ListParts implements cloud.Parts: the network interfaces, which end with their
 // instances unless EC2 fails to, and the security group of the cells.
-func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+func (e *ownedParts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
 	if owner == "" {
 		return nil, refused("owner is empty: want the value of tag %s", cloud.TagOwner)
 	}
-	all, err := c.partsWith(ctx, filter("tag:"+cloud.TagOwner, owner))
+	all, err := e.partsWith(ctx, filter("tag:"+cloud.TagOwner, owner))
 	if err != nil {
 		return nil, fmt.Errorf("list what %s has beside instances: %w", owner, err)
 	}
@@ -27,8 +34,8 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) ([]cloud.Part, erro
 }
 
 // partsWith returns the network interfaces and the security groups that match.
-func (c *Cloud) partsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
-	interfaces := ec2.NewDescribeNetworkInterfacesPaginator(c.api, &ec2.DescribeNetworkInterfacesInput{
+func (e *ownedParts) partsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
+	interfaces := ec2.NewDescribeNetworkInterfacesPaginator(e.api, &ec2.DescribeNetworkInterfacesInput{
 		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
@@ -49,13 +56,13 @@ func (c *Cloud) partsWith(ctx context.Context, tags types.Filter) (all []cloud.P
 	if err != nil {
 		return nil, fmt.Errorf("read network interfaces: %w", err)
 	}
-	groups, err := c.groupsWith(ctx, tags)
+	groups, err := e.groupsWith(ctx, tags)
 	return append(all, groups...), err
 }
 
 // groupsWith returns the security groups that match.
-func (c *Cloud) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
-	pages := ec2.NewDescribeSecurityGroupsPaginator(c.api, &ec2.DescribeSecurityGroupsInput{
+func (e *ownedParts) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
+	pages := ec2.NewDescribeSecurityGroupsPaginator(e.api, &ec2.DescribeSecurityGroupsInput{
 		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
@@ -71,17 +78,17 @@ func (c *Cloud) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.
 }
 
 // ListOwners implements cloud.Owners.
-func (c *Cloud) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+func (e *ownedParts) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
 	owned := filter("tag-key", cloud.TagOwner)
-	instances, err := c.describe(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{owned, living}, MaxResults: aws.Int32(pageSize)})
+	instances, err := e.describe(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{owned, living}, MaxResults: aws.Int32(pageSize)})
 	if err != nil {
 		return nil, fmt.Errorf("list the instances of every Kip: %w", err)
 	}
-	parts, err := c.partsWith(ctx, owned)
+	parts, err := e.partsWith(ctx, owned)
 	if err != nil {
 		return nil, fmt.Errorf("list what every Kip has beside instances: %w", err)
 	}
-	volumes, err := c.volumes(ctx, owned, filter("tag-key", tagDisk), existing)
+	volumes, err := e.volumes.volumes(ctx, owned, filter("tag-key", tagDisk), existing)
 	if err != nil {
 		return nil, fmt.Errorf("list the disks of every Kip: %w", err)
 	}
@@ -102,7 +109,7 @@ func mapOf(tags []types.Tag) map[string]string {
 }
 
 // DeleteParts implements cloud.Parts.
-func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+func (e *ownedParts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	results := cloud.Each(nil, ids...)
 	for n, id := range ids {
 		if n > 0 && errors.Is(results[n-1].Err, cloud.ErrThrottled) {
@@ -111,10 +118,10 @@ func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 		}
 		var err error
 		if strings.HasPrefix(id, "sg-") {
-			c.forget()
-			_, err = c.api.DeleteSecurityGroup(ctx, &ec2.DeleteSecurityGroupInput{GroupId: aws.String(id)})
+			e.caches.forget()
+			_, err = e.api.DeleteSecurityGroup(ctx, &ec2.DeleteSecurityGroupInput{GroupId: aws.String(id)})
 		} else {
-			_, err = c.api.DeleteNetworkInterface(ctx, &ec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: aws.String(id)})
+			_, err = e.api.DeleteNetworkInterface(ctx, &ec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: aws.String(id)})
 		}
 		if code := codeOf(err); err != nil && code != codeNoGroup && code != "InvalidNetworkInterfaceID.NotFound" {
 			results[n].Err = fmt.Errorf("delete %s: %w", id, classify(err, cloud.Scope{}))

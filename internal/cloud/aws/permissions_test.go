@@ -43,7 +43,7 @@ func TestPermissionsPage(t *testing.T) {
 }
 
 // services are what the fields are called that hold the clients, with the services' names to IAM.
-var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "pricing": "pricing", "quotas": "servicequotas"}
+var services = map[string]string{"api": "ec2", "sts": "sts", "ecr": "ecr", "pricing": "pricing", "serviceQuotas": "servicequotas"}
 
 // callsOf are the actions that a package's sources ask AWS for: the methods of its clients,
 // and the paginators.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -35,20 +36,30 @@ func termsOf(t types.InstanceTypeInfo) terms {
 // when the account leaves it: the next catalogue after that has all types, and one launch shows whether it has.
 const freePlanFor = time.Hour
 
+// freePlan knows whether the account is on AWS' Free plan, which lacks types.
+type freePlan struct {
+	*base
+
+	mu      sync.Mutex
+	terms   map[string]terms // how EC2 sells each type
+	until   time.Time        // the account counts as one of the Free plan
+	changed bool             // and the catalogue has not shown that yet
+}
+
 // notInPlan returns what it means that the account's plan lacks the type of a launch. It notes the plan: the next
 // catalogue withholds all such types, rather than have each pod try them one after the other.
-func (c *Cloud) notInPlan(r cloud.LaunchRequest, said *failed) error {
-	asked, now := askedFor(r.LaunchSpec), c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (e *freePlan) notInPlan(r cloud.LaunchRequest, said *failed) error {
+	asked, now := askedFor(r.LaunchSpec), e.cfg.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	no := cloud.No(cloud.ErrQuota, cloud.Scope{InstanceType: asked.InstanceType, Spot: asked.Spot, Pool: asked.Pool}, said)
-	if c.terms[r.InstanceType].freePlan { // it is refused for something else, such as its capacity type
+	if e.terms[r.InstanceType].freePlan { // it is refused for something else, such as its capacity type
 		return no
 	}
-	no.Err = fmt.Errorf("%w; %s", said, c.freePlanHas())
-	no.Catalogue = !now.Before(c.freePlanUntil)
-	c.planChanged = c.planChanged || no.Catalogue
-	c.freePlanUntil = now.Add(freePlanFor)
+	no.Err = fmt.Errorf("%w; %s", said, e.freePlanHas())
+	no.Catalogue = !now.Before(e.until)
+	e.changed = e.changed || no.Catalogue
+	e.until = now.Add(freePlanFor)
 	return no
 }
 
@@ -56,8 +67,8 @@ func (c *Cloud) notInPlan(r cloud.LaunchRequest, said *failed) error {
 const mostNamed = 10
 
 // freePlanHas says which types the account can have. The caller holds mu.
-func (c *Cloud) freePlanHas() string {
-	has := slices.DeleteFunc(slices.Sorted(maps.Keys(c.terms)), func(name string) bool { return !c.terms[name].freePlan })
+func (e *freePlan) freePlanHas() string {
+	has := slices.DeleteFunc(slices.Sorted(maps.Keys(e.terms)), func(name string) bool { return !e.terms[name].freePlan })
 	which := "has few types"
 	if len(has) > 0 {
 		which = "has only " + strings.Join(has[:min(len(has), mostNamed)], ", ")
@@ -65,30 +76,53 @@ func (c *Cloud) freePlanHas() string {
 	return "AWS' Free plan " + which + ": use one of these, or upgrade the account to the Paid plan"
 }
 
+// sells notes how EC2 sells each type.
+func (e *freePlan) sells(types map[string]terms) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.terms = types
+}
+
+// takeChange reports whether the plan has turned out to be another one since it was last called.
+func (e *freePlan) takeChange() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	changed := e.changed
+	e.changed = false
+	return changed
+}
+
+// left returns for how long types are withheld yet; none or less if they are not.
+func (e *freePlan) left() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.until.Sub(e.cfg.Clock.Now())
+}
+
 // withheld says why the account can have none of a type; "" where it can, or where that is not known. The caller
 // holds mu.
-func (c *Cloud) withheld(instanceType string) string {
-	t, known := c.terms[instanceType]
-	if !known || t.freePlan || !c.cfg.Clock.Now().Before(c.freePlanUntil) {
+func (e *freePlan) withheld(instanceType string) string {
+	t, known := e.terms[instanceType]
+	if !known || t.freePlan || !e.cfg.Clock.Now().Before(e.until) {
 		return ""
 	}
 	// An endpoint that calls no type eligible does not say so of any.
-	for _, t := range c.terms {
+	for _, t := range e.terms {
 		if t.freePlan {
-			return c.freePlanHas()
+			return e.freePlanHas()
 		}
 	}
 	return ""
 }
 
 // withholding returns types without the offerings of those that are withheld. The types are not changed.
-func (c *Cloud) withholding(all []catalog.InstanceType) []catalog.InstanceType {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (e *freePlan) withholding(all []catalog.InstanceType) []catalog.InstanceType {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	all = slices.Clone(all)
 	for i := range all {
 		if t := &all[i]; len(t.Offerings) > 0 {
-			if t.Withheld = c.withheld(t.Name); t.Withheld != "" {
+			if t.Withheld = e.withheld(t.Name); t.Withheld != "" {
 				t.Offerings = nil
 			}
 		}
@@ -100,21 +134,21 @@ func (c *Cloud) withholding(all []catalog.InstanceType) []catalog.InstanceType {
 // refuses a launch: "The specified image is not eligible for Free Tier" (https://github.com/bitnami/vms/issues/1838, of an image of
 // AWS Marketplace). The field is of the SDK's type Image. No source says what it is for an image of the account's own, nor
 // whether EC2 refuses that: so Kip launches it all the same.
-func (c *Cloud) tellPaidImage(boot image) {
-	c.mu.Lock()
-	onPlan := c.cfg.Clock.Now().Before(c.freePlanUntil)
-	c.mu.Unlock()
-	if onPlan && boot.paid && c.isNews("the Free plan and image "+boot.id, "") {
-		c.cfg.Log.Warn("the account is on AWS' Free plan, and EC2 says that the image of cells is not eligible for it: if launches are refused, "+
+func (e *freePlan) tellPaidImage(boot image) {
+	e.mu.Lock()
+	onPlan := e.cfg.Clock.Now().Before(e.until)
+	e.mu.Unlock()
+	if onPlan && boot.paid && e.isNews("the Free plan and image "+boot.id, "") {
+		e.cfg.Log.Warn("the account is on AWS' Free plan, and EC2 says that the image of cells is not eligible for it: if launches are refused, "+
 			"upgrade the account to the Paid plan, or name another image in cells.bootImageSpec", "image", boot.id)
 	}
 }
 
 // mayHave returns an error if a type is withheld, as for a pod that was placed before that was known.
-func (c *Cloud) mayHave(s cloud.LaunchSpec) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	why := c.withheld(s.InstanceType)
+func (e *freePlan) mayHave(s cloud.LaunchSpec) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	why := e.withheld(s.InstanceType)
 	if why == "" {
 		return nil
 	}

@@ -132,7 +132,7 @@ func TestAnImageThatTheFreePlanMayLackIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range 2 {
-		c.forget()
+		c.caches.forget()
 		if err := launch(fmt.Sprint("c", n), "t3.small"); err != nil {
 			t.Error(err)
 		}

@@ -9,16 +9,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/pricing"
-	"github.com/aws/aws-sdk-go-v2/service/pricing/types"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -138,57 +135,57 @@ const (
 	firstPrices = 2 * time.Second
 )
 
-// priced is how the price list names what is launched.
-type priced struct{ family, tenancy string }
+// priceList reads on-demand prices.
+type priceList struct {
+	*base
+	pricing *pricing.Client // nil where there is none to ask
 
-// sharedTenancy is what is launched without a word about tenancy. A machine of bare metal is its
-// user's alone, whatever was asked for.
-var sharedTenancy = []priced{{"Compute Instance", "Shared"}, {"Compute Instance (bare metal)", "Dedicated"}}
-
-// dedicatedTenancy is a machine that shares its hardware with no other account's. Of those of bare
-// metal it is sharedTenancy.
-var dedicatedTenancy = []priced{{"Compute Instance", "Dedicated"}}
+	mu        sync.Mutex
+	opened    bool             // the catalogue was read before
+	denied    bool             // it was told that Kip may not read prices
+	dedicated map[string]price // of dedicated instances, as they were told last
+}
 
 // dedicatedPrices are what types cost an hour as dedicated instances, as far as AWS' price list says
 // so: what it said last where it is not read now.
-func (c *Cloud) dedicatedPrices(ctx context.Context) map[string]price {
-	if !c.cfg.Dedicated || c.pricing == nil {
+func (e *priceList) dedicatedPrices(ctx context.Context) map[string]price {
+	if !e.cfg.Dedicated || e.pricing == nil {
 		return nil
 	}
-	now, ignored, err := c.readPrices(ctx, dedicatedTenancy)
+	now, ignored, err := e.readPrices(ctx, dedicatedTenancy)
 	if err != nil || len(now) == 0 {
-		c.tellUnread(c.cfg.Log.With("region", c.cfg.Region, "tenancy", "dedicated", "read", len(now), "ignored", ignored), err)
+		e.tellUnread(e.cfg.Log.With("region", e.cfg.Region, "tenancy", "dedicated", "read", len(now), "ignored", ignored), err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dedicated == nil {
-		c.dedicated = map[string]price{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.dedicated == nil {
+		e.dedicated = map[string]price{}
 	}
-	maps.Copy(c.dedicated, now)
-	return maps.Clone(c.dedicated)
+	maps.Copy(e.dedicated, now)
+	return maps.Clone(e.dedicated)
 }
 
 // onDemandPrices are those of types by name: what AWS' price list says now, else the embedded
 // ones. Which of these and of what was told before are newer is for the caller to see, by
 // when they were told.
-func (c *Cloud) onDemandPrices(ctx context.Context) (map[string]price, error) {
-	prices, own, err := embeddedPrices(c.cfg.Region)
+func (e *priceList) onDemandPrices(ctx context.Context) (map[string]price, error) {
+	prices, own, err := embeddedPrices(e.cfg.Region)
 	if err != nil {
 		return nil, err
 	}
-	log := c.cfg.Log.With("region", c.cfg.Region, "currency", currencyOf(c.cfg.Region))
+	log := e.cfg.Log.With("region", e.cfg.Region, "currency", currencyOf(e.cfg.Region))
 	if !own {
-		log = log.With("embedded_of", map[string]string{dollars: standIn, yuan: standInChina}[currencyOf(c.cfg.Region)])
+		log = log.With("embedded_of", map[string]string{dollars: standIn, yuan: standInChina}[currencyOf(e.cfg.Region)])
 	}
-	if c.pricing == nil {
-		log.Info("on-demand prices are the embedded ones", "age", c.ageOf(prices), "types", len(prices))
+	if e.pricing == nil {
+		log.Info("on-demand prices are the embedded ones", "age", e.ageOf(prices), "types", len(prices))
 		return prices, nil
 	}
-	now, ignored, err := c.readPrices(ctx, sharedTenancy)
+	now, ignored, err := e.readPrices(ctx, sharedTenancy)
 	if err != nil || len(now) == 0 {
-		c.tellUnread(log.With("read", len(now), "embedded_age", c.ageOf(prices), "ignored", ignored), err)
+		e.tellUnread(log.With("read", len(now), "embedded_age", e.ageOf(prices), "ignored", ignored), err)
 	} else {
-		c.pricesRead()
+		e.pricesRead()
 		log.Info("on-demand prices are read", "types", len(now), "ignored", ignored)
 		if !own {
 			clear(prices) // another region's say nothing of what this one's list does not have
@@ -199,23 +196,23 @@ func (c *Cloud) onDemandPrices(ctx context.Context) (map[string]price, error) {
 }
 
 // ageOf is that of the newest of prices, in days.
-func (c *Cloud) ageOf(prices map[string]price) string {
+func (e *priceList) ageOf(prices map[string]price) string {
 	var newest time.Time
 	for _, p := range prices {
 		if p.told.After(newest) {
 			newest = p.told
 		}
 	}
-	return fmt.Sprintf("%d days", int(c.cfg.Clock.Since(newest)/(24*time.Hour)))
+	return fmt.Sprintf("%d days", int(e.cfg.Clock.Since(newest)/(24*time.Hour)))
 }
 
 // tellUnread says that the price list was not read, for want of a right once.
-func (c *Cloud) tellUnread(log *slog.Logger, err error) {
+func (e *priceList) tellUnread(log *slog.Logger, err error) {
 	if errors.Is(err, cloud.ErrUnauthorised) {
-		c.mu.Lock()
-		told := c.pricesDenied
-		c.pricesDenied = true
-		c.mu.Unlock()
+		e.mu.Lock()
+		told := e.denied
+		e.denied = true
+		e.mu.Unlock()
 		if told {
 			return
 		}
@@ -224,23 +221,30 @@ func (c *Cloud) tellUnread(log *slog.Logger, err error) {
 }
 
 // pricesRead has a right that is missing later told again.
-func (c *Cloud) pricesRead() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pricesDenied = false
+func (e *priceList) pricesRead() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.denied = false
 }
 
 var errNoPrices = errors.New("it has no price of an instance type of the region")
 
+// open notes that the catalogue was read.
+func (e *priceList) open() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.opened = true
+}
+
 // readPrices reads AWS' price list, and counts what it ignores by the reason. What it has read
 // before an error counts.
-func (c *Cloud) readPrices(ctx context.Context, all []priced) (prices map[string]price, ignored map[string]int, err error) {
-	c.mu.Lock()
+func (e *priceList) readPrices(ctx context.Context, all []priced) (prices map[string]price, ignored map[string]int, err error) {
+	e.mu.Lock()
 	patience := pricesPatience
-	if !c.opened {
+	if !e.opened {
 		patience = firstPrices
 	}
-	c.mu.Unlock()
+	e.mu.Unlock()
 	end, has := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -256,19 +260,19 @@ func (c *Cloud) readPrices(ctx context.Context, all []priced) (prices map[string
 			if pages++; pages > maxPricePages || size > maxPriceBytes {
 				return prices, ignored, fmt.Errorf("read AWS' price list: it has no end: more than %d pages, or %d bytes", maxPricePages, maxPriceBytes)
 			}
-			out, err := c.pricing.GetProducts(ctx, &pricing.GetProductsInput{
+			out, err := e.pricing.GetProducts(ctx, &pricing.GetProductsInput{
 				ServiceCode: aws.String("AmazonEC2"),
-				Filters:     of.filters(c.cfg.Region),
+				Filters:     of.filters(e.cfg.Region),
 				MaxResults:  aws.Int32(pricesCall),
 				NextToken:   next,
 			})
 			if err != nil {
 				return prices, ignored, fmt.Errorf("read AWS' price list: %w", classifyBeside(err))
 			}
-			now := c.cfg.Clock.Now().UTC().Truncate(time.Second)
+			now := e.cfg.Clock.Now().UTC().Truncate(time.Second)
 			for _, text := range out.PriceList {
 				size += len(text)
-				name, perHour, why := of.read(text, c.cfg.Region)
+				name, perHour, why := of.read(text, e.cfg.Region)
 				if why != "" {
 					ignored[why]++
 				} else if perHour > prices[name].perHour { // of two the dearer: no bound on a price is passed unseen
@@ -279,89 +283,4 @@ func (c *Cloud) readPrices(ctx context.Context, all []priced) (prices map[string
 		}
 	}
 	return prices, ignored, nil
-}
-
-// attributes are what a product of the list has that is launched in a region: Linux, nothing
-// besides it, paid by the hour while it runs.
-func (p priced) attributes(region string) map[string]string {
-	return map[string]string{
-		"regionCode":      region,
-		"operatingSystem": "Linux",
-		"preInstalledSw":  "NA",
-		"tenancy":         p.tenancy,
-		"capacitystatus":  "Used",
-		"marketoption":    "OnDemand",
-	}
-}
-
-func (p priced) filters(region string) (all []types.Filter) {
-	wanted := p.attributes(region)
-	wanted["productFamily"] = p.family
-	for _, field := range slices.Sorted(maps.Keys(wanted)) {
-		all = append(all, types.Filter{Type: types.FilterTypeTermMatch, Field: aws.String(field), Value: aws.String(wanted[field])})
-	}
-	return all
-}
-
-// product is one of the price list, as far as Kip reads it. Sources: AWS Billing User Guide, "Using
-// the AWS Price List Query API"; "Reading price list files".
-type product struct {
-	Product struct {
-		Family     string            `json:"productFamily"`
-		Attributes map[string]string `json:"attributes"`
-	} `json:"product"`
-	Terms struct {
-		OnDemand map[string]struct {
-			Dimensions map[string]struct {
-				Unit  string            `json:"unit"`
-				Price map[string]string `json:"pricePerUnit"`
-			} `json:"priceDimensions"`
-		} `json:"OnDemand"`
-	} `json:"terms"`
-}
-
-// Why a product is ignored.
-const (
-	unreadable   = "unreadable"
-	otherProduct = "another product"
-	otherUnit    = "not by the hour"
-	otherMoney   = "another currency"
-	noPrice      = "no price"
-)
-
-// read reads a product of the list: the type, and what it costs an hour; or why it is ignored. The
-// list is believed in nothing that it was asked for.
-func (p priced) read(text, region string) (name string, perHour float64, why string) {
-	var one product
-	if err := json.Unmarshal([]byte(text), &one); err != nil {
-		return "", 0, unreadable
-	}
-	has := one.Product.Attributes
-	for field, value := range p.attributes(region) {
-		if !strings.EqualFold(has[field], value) {
-			return "", 0, otherProduct
-		}
-	}
-	if name = has["instanceType"]; name == "" || one.Product.Family != p.family {
-		return "", 0, otherProduct
-	}
-	why = noPrice
-	for _, term := range one.Terms.OnDemand {
-		for _, d := range term.Dimensions {
-			amount, is := d.Price[currencyOf(region)]
-			v, err := strconv.ParseFloat(amount, 64)
-			switch {
-			case d.Unit != "Hrs":
-				why = otherUnit
-			case !is:
-				why = otherMoney
-			case err == nil && catalog.CheckPrice(v) == "":
-				perHour = max(perHour, v)
-			}
-		}
-	}
-	if perHour > 0 {
-		return name, perHour, ""
-	}
-	return "", 0, why
 }

@@ -103,7 +103,7 @@ func TestWhatIsNoPriceIsIgnoredAndCounted(t *testing.T) {
 		odd("", "", "Hrs", "USD", "Inf"), odd("", "", "Hrs", "USD", "1e9"), odd("", "", "Hrs", "USD", "seven"),
 		odd("", "", "Hrs", "USD", "0.09"), // in earnest
 	}})
-	prices, ignored, err := p.readPrices(t.Context(), sharedTenancy[:1])
+	prices, ignored, err := p.prices.readPrices(t.Context(), sharedTenancy[:1])
 	want := map[string]int{unreadable: 4, otherProduct: 5, otherUnit: 2, otherMoney: 2, noPrice: 6}
 	if err != nil || !maps.Equal(ignored, want) || prices["c5.large"].perHour != 0.09 || len(prices) != len(atTheModel) {
 		t.Errorf("%v, ignored %v, want %v: %v", prices, ignored, want, err)
@@ -176,9 +176,9 @@ func TestAStartWaitsNotLongForPrices(t *testing.T) {
 			if tc.left > 0 {
 				ctx, cancel = context.WithTimeout(ctx, tc.left)
 			}
-			c.opened = tc.opened
+			c.prices.opened = tc.opened
 			began := time.Now()
-			prices, _, err := c.readPrices(ctx, sharedTenancy)
+			prices, _, err := c.prices.readPrices(ctx, sharedTenancy)
 			if took := time.Since(began); err == nil || len(prices) > 0 || took != tc.want {
 				t.Errorf("%+v: it took %v: %v, %v", tc, took, prices, err)
 			}
@@ -244,7 +244,7 @@ func TestEachPriceListIsAskedWhereAWSHasOne(t *testing.T) {
 			if client == nil {
 				continue
 			}
-			_, _, err = (&Cloud{cfg: cfg, pricing: client}).readPrices(t.Context(), sharedTenancy)
+			_, _, err = (&priceList{base: &base{cfg: cfg}, pricing: client}).readPrices(t.Context(), sharedTenancy)
 			if whom.url != want || err == nil {
 				t.Errorf("in %s %q is asked, want %s: %v", region, whom.url, want, err)
 			}
@@ -271,7 +271,7 @@ func TestPricesAreAskedAtTheEndpointOrWhereTheEnvironmentSays(t *testing.T) {
 		t.Setenv("AWS_ENDPOINT_URL_PRICING", tc.environment)
 		atEndpoint.Store(0)
 		atList.Store(0)
-		_, _, err := open(t, settings(endpoint)).readPrices(t.Context(), sharedTenancy)
+		_, _, err := open(t, settings(endpoint)).prices.readPrices(t.Context(), sharedTenancy)
 		if err == nil || cloud.CauseOf(err) != cloud.ErrRefused || atEndpoint.Load() != tc.endpoint || atList.Load() != tc.there {
 			t.Errorf("with AWS_ENDPOINT_URL_PRICING %q: %v after %d calls of the endpoint, %d of the list's", tc.environment, err,
 				atEndpoint.Load(), atList.Load())

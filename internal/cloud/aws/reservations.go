@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -78,21 +79,30 @@ func useless(r types.CapacityReservation) string {
 	return ""
 }
 
+// reservations knows the capacity reservations and the Dedicated Hosts that are configured.
+type reservations struct {
+	*base
+
+	mu          sync.Mutex
+	reserved    map[string]*reservation // by ID
+	uselessTold string                  // what was told of those that are of no use
+}
+
 // readReservations reads the reservations and the hosts that are configured, active and of use. What
 // is configured and is not, is told where that has changed. With an error it returns what is known all
 // the same: of what could not be read, what was read before.
-func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, error) {
+func (e *reservations) readReservations(ctx context.Context) (map[string]*reservation, error) {
 	found := map[string]*reservation{}
 	var not []string
 	var errs []error
-	c.mu.Lock()
-	before := c.reserved
-	c.mu.Unlock()
+	e.mu.Lock()
+	before := e.reserved
+	e.mu.Unlock()
 	for _, each := range []struct {
 		of    Choice
 		hosts bool
 		read  func(context.Context, func(r *reservation, useless string)) error
-	}{{c.cfg.Reservations, false, c.eachReservation}, {c.cfg.Hosts, true, c.eachHost}} {
+	}{{e.cfg.Reservations, false, e.eachReservation}, {e.cfg.Hosts, true, e.eachHost}} {
 		if !each.of.some() {
 			continue
 		}
@@ -123,25 +133,25 @@ func (c *Cloud) readReservations(ctx context.Context) (map[string]*reservation, 
 	if err != nil && len(found) == 0 {
 		return nil, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if told := strings.Join(not, "; "); told != c.uselessTold {
-		c.uselessTold = told
-		c.cfg.Log.Warn("capacity that is reserved, and that cells are not launched into", "reservations", told)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if told := strings.Join(not, "; "); told != e.uselessTold {
+		e.uselessTold = told
+		e.cfg.Log.Warn("capacity that is reserved, and that cells are not launched into", "reservations", told)
 	}
-	c.reserved = found
+	e.reserved = found
 	return found, err
 }
 
 // eachReservation reads the capacity reservations that are configured, and why one is of no use.
-func (c *Cloud) eachReservation(ctx context.Context, do func(r *reservation, useless string)) error {
-	pages := ec2.NewDescribeCapacityReservationsPaginator(c.api, &ec2.DescribeCapacityReservationsInput{
+func (e *reservations) eachReservation(ctx context.Context, do func(r *reservation, useless string)) error {
+	pages := ec2.NewDescribeCapacityReservationsPaginator(e.api, &ec2.DescribeCapacityReservationsInput{
 		Filters:    []types.Filter{filter("state", "active")},
 		MaxResults: aws.Int32(pageSize),
 	})
 	err := eachPage(ctx, pages, func(page *ec2.DescribeCapacityReservationsOutput) {
 		for _, r := range page.CapacityReservations {
-			if !c.cfg.Reservations.has(aws.ToString(r.CapacityReservationId), r.Tags) {
+			if !e.cfg.Reservations.has(aws.ToString(r.CapacityReservationId), r.Tags) {
 				continue
 			}
 			one := &reservation{
@@ -170,11 +180,11 @@ func (r *reservation) ends(now time.Time) bool {
 
 // withReserved returns types with the offerings of reservations, in each subnet of their zones. The
 // types are not changed.
-func (c *Cloud) withReserved(all []catalog.InstanceType, n *network) []catalog.InstanceType {
-	now := c.cfg.Clock.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	reserved := c.reserved
+func (e *reservations) withReserved(all []catalog.InstanceType, n *network) []catalog.InstanceType {
+	now := e.cfg.Clock.Now()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	reserved := e.reserved
 	all = slices.Clone(all)
 	for _, id := range slices.Sorted(maps.Keys(reserved)) {
 		r := reserved[id]
@@ -218,13 +228,13 @@ func (r *reservation) offerings(of []catalog.Offering, n *network) []catalog.Off
 
 // inReservation resolves a launch into a reservation, or onto a host, which it refuses where that is
 // known to be full, or to end.
-func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
-	c.mu.Lock()
-	all := c.reserved
-	c.mu.Unlock()
+func (e *reservations) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+	e.mu.Lock()
+	all := e.reserved
+	e.mu.Unlock()
 	var err error
 	if all == nil { // Kip has started with the stored catalogue
-		if all, err = c.readReservations(ctx); all != nil {
+		if all, err = e.readReservations(ctx); all != nil {
 			err = nil
 		} else if err != nil && !cloud.Refused(err) {
 			return cloud.Resolved{}, err
@@ -237,14 +247,14 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 	if err != nil { // such as a right that is missing to read them, which says nothing of launches
 		return no(fmt.Sprintf("cannot be read: %v", err))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	switch r := all[s.Reservation]; {
 	case r == nil:
 		return no("is not active, or not one of cloud.aws.capacityReservations or cloud.aws.dedicatedHosts")
 	case r.free[s.InstanceType] <= 0:
 		return no("is full")
-	case r.ends(c.cfg.Clock.Now()):
+	case r.ends(e.cfg.Clock.Now()):
 		return no("ends soon")
 	default:
 		return cloud.Resolved{CapacityBlock: r.block, AtMost: r.free[s.InstanceType]}, nil
@@ -252,19 +262,19 @@ func (c *Cloud) inReservation(ctx context.Context, s cloud.LaunchSpec) (cloud.Re
 }
 
 // lost notes that a reservation, or a host, is not there, or takes nothing: until it is read again.
-func (c *Cloud) lost(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reserved = maps.Clone(c.reserved) // which others read, without the lock
-	delete(c.reserved, id)
+func (e *reservations) lost(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reserved = maps.Clone(e.reserved) // which others read, without the lock
+	delete(e.reserved, id)
 }
 
 // took notes that so many instances of a type were launched into a reservation, or that it is full for
 // that type. A host has as much less room for its other types, as near as is known before it is read again.
-func (c *Cloud) took(id, instanceType string, n int, full bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r := c.reserved[id]
+func (e *reservations) took(id, instanceType string, n int, full bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.reserved[id]
 	if r == nil {
 		return
 	}
@@ -278,98 +288,4 @@ func (c *Cloud) took(id, instanceType string, n int, full bool) {
 	if r.free[instanceType] = left; full {
 		r.free[instanceType] = 0
 	}
-}
-
-// lookAtBlocks tells of instances in Capacity Blocks that are about to end. It is worth no more than
-// a word where it fails: the next look is in time.
-func (w *watch) lookAtBlocks(ctx, look context.Context) {
-	c := w.c
-	if !c.cfg.reserves() {
-		return
-	}
-	var now []cloud.Interruption
-	err := w.l.Look(look, func(ctx context.Context) (err error) {
-		now, err = c.inEndingBlocks(ctx)
-		return err
-	})
-	if err != nil {
-		if ctx.Err() == nil {
-			c.cfg.Log.Warn("look for Capacity Blocks that end; Kip asks again", "after", c.cfg.MaintenanceEvery, "err", err)
-		}
-		return
-	}
-	ending := map[string]bool{}
-	for _, i := range now {
-		if w.l.Mine != nil && !w.l.Mine(i.InstanceID) {
-			continue
-		}
-		if ending[i.InstanceID] = true; !w.ending[i.InstanceID] {
-			w.l.Notify(i)
-		}
-	}
-	w.ending = ending
-}
-
-// inEndingBlocks are the cells in Capacity Blocks of which EC2 is about to end the instances.
-func (c *Cloud) inEndingBlocks(ctx context.Context) (all []cloud.Interruption, err error) {
-	reserved, err := c.readReservations(ctx)
-	if len(reserved) == 0 {
-		return nil, err
-	}
-	if err != nil {
-		c.cfg.Log.Warn("some of what is reserved is as it was known before", "err", err)
-	}
-	now := c.cfg.Clock.Now()
-	var ids []string
-	for _, id := range slices.Sorted(maps.Keys(reserved)) {
-		if r := reserved[id]; r.block && r.until.Sub(now) <= blockLead {
-			ids = append(ids, id)
-		}
-	}
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	found, err := c.inReservations(ctx, ids)
-	for _, i := range found {
-		id := i.Origin.Reservation
-		all = append(all, cloud.Interruption{
-			InstanceID: i.ID,
-			At:         reserved[id].until,
-			Reason:     "the Capacity Block " + id + " ends",
-			Certain:    true,
-		})
-	}
-	return all, err
-}
-
-// inReservations returns the instances in reservations that have not ended. If a zone does not answer, it returns all that EC2
-// has shown there before.
-func (c *Cloud) inReservations(ctx context.Context, ids []string) (all []cloud.Instance, err error) {
-	of := filter("tag-key", cloud.TagOwner)
-	some, cancel := partOf(ctx, 3)
-	all, whole := c.describe(some, &ec2.DescribeInstancesInput{
-		Filters:    []types.Filter{of, filter("capacity-reservation-id", ids...), living},
-		MaxResults: aws.Int32(pageSize),
-	})
-	cancel()
-	if whole == nil || !mayBeZones(ctx, whole) {
-		return all, whole
-	}
-	groups, err := c.wantedByZone(ctx, of, func(s sighting) bool { return slices.Contains(ids, s.reservation) || s.at.IsZero() })
-	if err != nil {
-		return nil, errors.Join(whole, err)
-	}
-	all, failed, err := c.inZones(ctx, groups)
-	if err != nil {
-		return nil, err
-	}
-	known := c.seen.known()
-	for _, zone := range failed {
-		for _, id := range groups[zone] {
-			all = append(all, cloud.Instance{ID: id, Origin: cloud.Origin{Reservation: known[id].reservation}})
-		}
-	}
-	return slices.DeleteFunc(all, func(i cloud.Instance) bool {
-		return !slices.Contains(ids, i.Origin.Reservation) || i.State == cloud.Gone || i.State == cloud.Unknown
-	}), nil
 }

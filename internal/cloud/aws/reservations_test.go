@@ -271,7 +271,7 @@ func TestInstancesOfABlockAreToldBeforeItEnds(t *testing.T) {
 		t.Fatal(beside)
 	}
 	var told []cloud.Interruption
-	w := watch{c: c, l: cloud.Listener{
+	w := watch{ec2: c.interruptions, l: cloud.Listener{
 		Notify: func(i cloud.Interruption) { told = append(told, i) },
 		Mine:   func(id string) bool { return id == got[0].ID },
 	}}
@@ -343,7 +343,7 @@ func TestInstancesOfABlockAreToldInADisruption(t *testing.T) {
 		{"its own zone's", r.Zone, before, []string{got[0].ID, got[1].ID}}, // that one has ended nobody can know
 	} {
 		disrupt(t, model, tc.zone)
-		all, err := tc.c.inEndingBlocks(t.Context())
+		all, err := tc.c.blocks.inEndingBlocks(t.Context())
 		var told []string
 		for _, i := range all {
 			told = append(told, i.InstanceID)

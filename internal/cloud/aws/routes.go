@@ -20,19 +20,25 @@ const (
 	codeNoRoute     = "InvalidRoute.NotFound"
 )
 
+// routing routes networks of the VPC to instances.
+type routing struct {
+	*base
+	networks *networks
+}
+
 // Route implements cloud.Router, in the tables of the cells' subnets: a subnet's own, or the main
 // one of the VPC where it has none.
-func (c *Cloud) Route(ctx context.Context, instance string, to []netip.Prefix) error {
-	n, err := c.where(ctx)
+func (e *routing) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+	n, err := e.networks.where(ctx)
 	if err != nil {
 		return err
 	}
-	tables, err := c.routeTables(ctx, n.vpc)
+	tables, err := e.routeTables(ctx, n.vpc)
 	if err != nil {
 		return err
 	}
 	// Without that EC2 drops what is not to, or from, the instance's own addresses.
-	if _, err := c.api.ModifyInstanceAttribute(ctx, &ec2.ModifyInstanceAttributeInput{
+	if _, err := e.api.ModifyInstanceAttribute(ctx, &ec2.ModifyInstanceAttributeInput{
 		InstanceId:      aws.String(instance),
 		SourceDestCheck: &types.AttributeBooleanValue{Value: aws.Bool(false)},
 	}); err != nil {
@@ -40,7 +46,7 @@ func (c *Cloud) Route(ctx context.Context, instance string, to []netip.Prefix) e
 	}
 	for _, table := range ofSubnets(tables, n.subnets) {
 		for _, prefix := range to {
-			if err := c.routeIn(ctx, table, instance, prefix); err != nil {
+			if err := e.routeIn(ctx, table, instance, prefix); err != nil {
 				return err
 			}
 		}
@@ -49,7 +55,7 @@ func (c *Cloud) Route(ctx context.Context, instance string, to []netip.Prefix) e
 }
 
 // routeIn makes one route in one table.
-func (c *Cloud) routeIn(ctx context.Context, table types.RouteTable, instance string, to netip.Prefix) error {
+func (e *routing) routeIn(ctx context.Context, table types.RouteTable, instance string, to netip.Prefix) error {
 	id := aws.ToString(table.RouteTableId)
 	if n := slices.IndexFunc(table.Routes, leadsTo(to)); n >= 0 {
 		if there := table.Routes[n]; aws.ToString(there.InstanceId) != instance {
@@ -57,7 +63,7 @@ func (c *Cloud) routeIn(ctx context.Context, table types.RouteTable, instance st
 		}
 		return nil
 	}
-	_, err := c.api.CreateRoute(ctx, &ec2.CreateRouteInput{
+	_, err := e.api.CreateRoute(ctx, &ec2.CreateRouteInput{
 		RouteTableId:         aws.String(id),
 		DestinationCidrBlock: aws.String(to.String()),
 		InstanceId:           aws.String(instance),
@@ -74,18 +80,18 @@ func (c *Cloud) routeIn(ctx context.Context, table types.RouteTable, instance st
 // Unroute implements cloud.Router. It looks at all tables of the VPC, since a subnet may have got
 // another. Of an instance that has ended EC2 need not say more than that the route leads nowhere. With EndsOnly it looks at the tables
 // of all VPCs, for routes to the instance alone.
-func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+func (e *routing) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
 	vpc := ""
-	if c.cfg.EndsOnly {
+	if e.cfg.EndsOnly {
 		to = nil
 	} else {
-		n, err := c.where(ctx)
+		n, err := e.networks.where(ctx)
 		if err != nil {
 			return err
 		}
 		vpc = n.vpc
 	}
-	tables, err := c.routeTables(ctx, vpc)
+	tables, err := e.routeTables(ctx, vpc)
 	if err != nil {
 		return err
 	}
@@ -99,7 +105,7 @@ func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix)
 			if aws.ToString(r.InstanceId) != instance && (!named || !leadsNowhere(r)) {
 				continue
 			}
-			if _, err := c.api.DeleteRoute(ctx, &ec2.DeleteRouteInput{
+			if _, err := e.api.DeleteRoute(ctx, &ec2.DeleteRouteInput{
 				RouteTableId:         table.RouteTableId,
 				DestinationCidrBlock: r.DestinationCidrBlock,
 			}); err != nil && codeOf(err) != codeNoRoute {
@@ -112,12 +118,12 @@ func (c *Cloud) Unroute(ctx context.Context, instance string, to []netip.Prefix)
 }
 
 // routeTables are all of a VPC, or of all if it is "".
-func (c *Cloud) routeTables(ctx context.Context, vpc string) (all []types.RouteTable, err error) {
+func (b *base) routeTables(ctx context.Context, vpc string) (all []types.RouteTable, err error) {
 	in := &ec2.DescribeRouteTablesInput{}
 	if vpc != "" {
 		in.Filters = []types.Filter{filter("vpc-id", vpc)}
 	}
-	pages := ec2.NewDescribeRouteTablesPaginator(c.api, in)
+	pages := ec2.NewDescribeRouteTablesPaginator(b.api, in)
 	err = eachPage(ctx, pages, func(page *ec2.DescribeRouteTablesOutput) { all = append(all, page.RouteTables...) })
 	if err != nil {
 		return nil, fmt.Errorf("read the route tables of %s: %w", cmp.Or(vpc, "all VPCs"), err)

@@ -3,6 +3,7 @@ package aws
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -78,13 +79,16 @@ const taggedCall = 1000
 // codesNoPart say that EC2 does not know a part of an instance.
 var codesNoPart = []string{codeNoVolume, "InvalidNetworkInterfaceID.NotFound"}
 
+// tagging tags instances and what belongs to them.
+type tagging struct{ *base }
+
 // tagResources writes tags on instances and on their parts. Where EC2 does not let Kip tag the parts, as with a narrower
 // policy, it tags the instances alone: lists show their tags. It tags nothing and returns ErrNotYet if EC2 does not know
 // a part: either CreateTags knows it later than lists do, or later lists do not show it. If IAM judges a part before EC2 knows it
 // or its tags, EC2 says UnauthorizedOperation instead, since the policy asks for the part's tags. No source says which EC2 says
 // first. So with whole it tags nothing after that answer either.
-func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag, whole bool) error {
-	err := c.createTags(ctx, slices.Concat(ids, parts), tags)
+func (e *tagging) tagResources(ctx context.Context, ids, parts []string, tags []types.Tag, whole bool) error {
+	err := e.createTags(ctx, slices.Concat(ids, parts), tags)
 	if err == nil || len(parts) == 0 || !cloud.Refused(err) {
 		return err
 	}
@@ -94,17 +98,66 @@ func (c *Cloud) tagResources(ctx context.Context, ids, parts []string, tags []ty
 	if whole && errors.Is(err, cloud.ErrUnauthorised) {
 		return err
 	}
-	if errors.Is(err, cloud.ErrUnauthorised) && c.isNews("tags of disks and interfaces", codeOf(err)) {
-		c.cfg.Log.Warn("tag the disks and interfaces of cells: their instances are tagged alone", "err", err)
+	if errors.Is(err, cloud.ErrUnauthorised) && e.isNews("tags of disks and interfaces", codeOf(err)) {
+		e.cfg.Log.Warn("tag the disks and interfaces of cells: their instances are tagged alone", "err", err)
 	}
-	return c.createTags(ctx, ids, tags)
+	return e.createTags(ctx, ids, tags)
 }
 
-func (c *Cloud) createTags(ctx context.Context, ids []string, tags []types.Tag) error {
+func (e *tagging) createTags(ctx context.Context, ids []string, tags []types.Tag) error {
 	for some := range slices.Chunk(ids, taggedCall) {
-		if _, err := c.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: some, Tags: tags}); err != nil {
+		if _, err := e.api.CreateTags(ctx, &ec2.CreateTagsInput{Resources: some, Tags: tags}); err != nil {
 			return classifyNamed(err)
 		}
 	}
 	return nil
+}
+
+// Tag implements cloud.Tagger. A call has one set of tags, so instances with the same
+// share one.
+func (e *tagging) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+	results := make(cloud.Results, len(taggings))
+	groups := map[string][]int{} // places of taggings by their tags
+	var order []string
+	for n, t := range taggings {
+		results[n].ID = t.ID
+		key := fmt.Sprintf("%q", t.Tags) // maps are printed in order
+		if groups[key] == nil {
+			order = append(order, key)
+		}
+		groups[key] = append(groups[key], n)
+	}
+	var wantsFewer error
+	for _, key := range order {
+		places := groups[key]
+		if wantsFewer != nil {
+			for _, n := range places {
+				results[n].Err = wantsFewer
+			}
+			continue
+		}
+		ids := make([]string, len(places))
+		for i, n := range places {
+			ids[i] = taggings[n].ID
+		}
+		tags, parts := cut(tagsOf(e.cfg.notConfigured(taggings[places[0]].Tags))), map[string][]string{}
+		whole := map[string]bool{}
+		for _, n := range places {
+			parts[taggings[n].ID], whole[taggings[n].ID] = taggings[n].Parts, taggings[n].Whole
+		}
+		answered := each(ids, "tag", func(ids []string) cloud.Results {
+			var theirs []string
+			for _, id := range ids {
+				theirs = append(theirs, parts[id]...)
+			}
+			all := slices.ContainsFunc(ids, func(id string) bool { return whole[id] })
+			return cloud.Each(e.tagResources(ctx, ids, theirs, tags, all), ids...)
+		})
+		for i, n := range places {
+			if results[n].Err = answered[i].Err; errors.Is(results[n].Err, cloud.ErrThrottled) {
+				wantsFewer = results[n].Err
+			}
+		}
+	}
+	return results
 }

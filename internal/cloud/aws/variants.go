@@ -11,7 +11,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -65,35 +64,17 @@ func newestOf(all []types.Image, devices bool, now time.Time) types.Image {
 	})
 }
 
-// typeNamed returns the catalogue's type of a name. It returns false if the catalogue was not read yet, or has none.
-func (c *Cloud) typeNamed(name string) (catalog.InstanceType, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := slices.IndexFunc(c.sold, func(t catalog.InstanceType) bool { return t.Name == name })
-	if n < 0 {
-		return catalog.InstanceType{}, false
-	}
-	return c.sold[n], true
-}
-
-// wantsDriver reports whether a launch is to boot an image with a driver: its pod asks for devices, or its machine has
-// GPUs, since a standby cell has no pod yet.
-func (c *Cloud) wantsDriver(s cloud.LaunchSpec) bool {
-	t, _ := c.typeNamed(s.InstanceType)
-	return s.Devices || len(t.GPUs) > 0
-}
-
 // ofParts are the families whose machines have a part of a GPU, which NVIDIA's GRID driver alone drives. Source: EC2 User
 // Guide, "NVIDIA drivers for your Amazon EC2 instance", the table of drivers by instance type, as quoted in
 // github.com/awslabs/amazon-eks-ami/issues/2443.
 var ofParts = []string{"g6f", "gr6f"}
 
 // checkDriver refuses a launch whose pod asks for devices if the image is Kip's own and does not drive them.
-func (c *Cloud) checkDriver(boot image, s cloud.LaunchSpec) error {
+func (e *bootImages) checkDriver(boot image, s cloud.LaunchSpec) error {
 	if !s.Devices || !boot.kips {
 		return nil
 	}
-	t, known := c.typeNamed(s.InstanceType)
+	t, known := e.sold.typeNamed(s.InstanceType)
 	models := map[string]bool{}
 	for _, g := range t.GPUs {
 		models[g.Model] = true
