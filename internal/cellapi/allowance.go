@@ -1,13 +1,10 @@
 package cellapi
 
 import (
-	"context"
-	"net/http"
 	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 const (
@@ -75,7 +72,7 @@ func eachContainer(pod *corev1.Pod, f func(*corev1.Container)) {
 }
 
 // allow gives the cell what its pod takes. c.mu is held.
-func (c *Cell) allow(a allowance) {
+func (c *limits) allow(a allowance) {
 	now := c.server.clock.Now()
 	c.budget.allow(now, a)
 	grow(c.passed, now, passedRate, passedBurst+perObject*a.objects)
@@ -111,33 +108,4 @@ func grow(l *rate.Limiter, now time.Time, limit rate.Limit, burst int) {
 		l.SetBurstAt(now, burst)
 		l.ReserveN(now, -more)
 	}
-}
-
-// paced charges n to a limiter and waits until the cell may have it, in the order of
-// coming: a client that is refused asks again late. It refuses what would wait for longer
-// than patience, for the limit and with the text that are given. A request that has a turn to be worked on gives it
-// up meanwhile.
-func (c *Cell) paced(ctx context.Context, w http.ResponseWriter, l *rate.Limiter, n int, limit, format string, args ...any) error {
-	clk := c.server.clock
-	now := clk.Now()
-	r := l.ReserveN(now, min(n, l.Burst()))
-	delay := r.DelayFrom(now)
-	switch {
-	case delay <= 0:
-		return nil
-	case delay > patience:
-		r.CancelAt(now)
-		return overBudget(limit, format, args...)
-	}
-	rests(w)
-	timer := clk.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C():
-		return c.worksAgain(ctx, w)
-	case <-ctx.Done():
-	case <-c.lifetime.Done():
-	}
-	r.CancelAt(clk.Now())
-	return apierrors.NewTimeoutError("the client went away", 1)
 }

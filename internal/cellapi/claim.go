@@ -1,7 +1,6 @@
 package cellapi
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -20,66 +18,26 @@ import (
 
 // serveClaim passes the get of a claim that the pod names, and what the kubelet says of its
 // expansion. It is not watched: the Node authorizer allows a get only.
-func (c *Cell) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error {
+func (c *volumeAPI) serveClaim(w http.ResponseWriter, r *http.Request, a *ask) error {
 	status := a.Subresource == "status" && a.Verb == "patch"
 	if !status && (a.Subresource != "" || a.Verb != "get") {
 		return c.forbidden(a, a.Resource+" can only be read, by name, and their status patched")
 	}
-	if err := c.knowsPod(w, r); err != nil {
+	if err := c.pod.knowsPod(w, r); err != nil {
 		return err
 	}
-	if !c.names(a.Namespace, a.Name) {
+	if !c.pod.names(a.Namespace, a.Name) {
 		return c.forbidden(a, "its pod does not name it")
 	}
 	if status {
 		return c.passClaimStatus(w, r, a)
 	}
-	return c.pass(w, r, a, body{}, func(answer []byte) error {
+	return c.passing.pass(w, r, a, body{}, func(answer []byte) error {
 		if claim, err := decode[*corev1.PersistentVolumeClaim](answer); err == nil {
-			c.noteClaim(claim.Name, claim.Spec.VolumeName)
+			c.pod.noteClaim(claim.Name, claim.Spec.VolumeName)
 		}
 		return nil
 	})
-}
-
-// names reports whether the pod names a claim.
-func (c *Cell) names(namespace, claim string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.pod != nil && c.pod.namespace == namespace && c.pod.claims.Has(claim)
-}
-
-// serveVolume answers a get of a volume that a claim of the pod is bound to. The
-// cell's kubelet sees it its own way: one on a disk of the cloud, which Kip has
-// attached, is a local volume there.
-func (c *Cell) serveVolume(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if a.Subresource != "" || a.Verb != "get" {
-		return c.forbidden(a, a.Resource+" can only be read, by name")
-	}
-	if err := c.knowsPod(w, r); err != nil {
-		return err
-	}
-	if pod, _ := c.lastPod(); pod == nil {
-		return c.forbidden(a, "its pod does not name it")
-	}
-	var bound *corev1.PersistentVolume
-	var to *corev1.PersistentVolumeClaim
-	if err := c.boundVolumes(r.Context(), a.Name, func(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) bool {
-		bound, to = pv, claim
-		return true
-	}); err != nil {
-		return err
-	}
-	if bound == nil {
-		return c.forbidden(a, "no claim of its pod is bound to it")
-	}
-	f, ok := accepted(r.Header)
-	if !ok {
-		return notAcceptable()
-	}
-	bound.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PersistentVolume")) // a client leaves it out
-	writeObject(w, f, http.StatusOK, volumes.OnCell(bound, to, c.server.cloudDriver))
-	return nil
 }
 
 // claimPatch is what a kubelet's patch of a claim's status may have: how the expansion of its
@@ -107,7 +65,7 @@ var claimPatch = func() shape {
 // passClaimStatus passes what a kubelet says of the expansion of a claim's volume, made anew. A
 // cell has the file system, and nobody else sees how large it is; but no claim gets more than its
 // volume has, none gets less than it had, and only an expansion that is the node's to finish is finished.
-func (c *Cell) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
+func (c *volumeAPI) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
 	p, err := readPatch(r)
 	if err != nil {
 		return err
@@ -142,29 +100,7 @@ func (c *Cell) passClaimStatus(w http.ResponseWriter, r *http.Request, a *ask) e
 	if err != nil {
 		return err
 	}
-	return c.pass(w, r, a, body{mediaType: string(types.MergePatchType), bytes: change}, nil)
-}
-
-// boundClaim reads a claim that the pod names, and the volume that it is bound to.
-func (c *Cell) boundClaim(ctx context.Context, a *ask) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
-	ctx, cancel := context.WithTimeout(ctx, passWithin)
-	defer cancel()
-	defer context.AfterFunc(c.lifetime, cancel)()
-	core := c.as.client.CoreV1()
-	done, err := c.turn(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer done()
-	claim, err := core.PersistentVolumeClaims(a.Namespace).Get(ctx, a.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, nil, err
-	}
-	pv, err := volumes.OfClaim(ctx, core, claim)
-	if errors.As(err, new(*volumes.UnboundError)) {
-		return nil, nil, c.forbidden(a, "it is bound to no volume")
-	}
-	return claim, pv, err
+	return c.passing.pass(w, r, a, body{mediaType: string(types.MergePatchType), bytes: change}, nil)
 }
 
 // claimChange is the merge patch that makes of a claim what may be believed of next. It is for

@@ -272,7 +272,7 @@ func TestAClaimThatIsWaitedForHoldsNoTurnOfWork(t *testing.T) {
 	defer asked.Wait()
 	defer close(release)
 	eventually(t, "the claim is waited for", func() bool { return open.Load() > 0 })
-	if own, all := h.server.working.Taken(c); own+all > 0 {
+	if own, all := h.server.working.Taken(c.limits); own+all > 0 {
 		t.Fatal("a turn of the cell, or of all, is taken while the claim is waited for")
 	}
 }

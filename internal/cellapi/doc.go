@@ -50,6 +50,12 @@
 // pod does not wait. So a kubelet's status manager, which sends one status at a time, sends
 // the latest one next.
 //
+// [Cell] wires the parts of a cell's API, and serve in cell.go chooses between them. Each is a struct with the few
+// others that it depends on, in a file of its own: pod.go, node.go, owned.go (lease and CSINode), volumes.go and
+// claim.go, tokens.go, events.go, images.go and shared.go answer what is asked about these. They stand on the cell's
+// limits (limits.go, budget.go, turns.go), on the pod that it has (binding.go), and on pass.go, which asks the API
+// server. admit.go lets a request in, with its body.
+//
 // Resource versions of shared kinds, referenced objects and the pod are the API
 // server's own, so that watches go on over a restart of Kip. Those of nodes, leases
 // and CSINodes start at the time of day in microseconds, so that they grow over a

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -24,9 +25,20 @@ import (
 // kubelet changes an event when it recurs, and makes a new one when it cannot.
 const reportedEvents = 128
 
+// eventAPI takes the events that a cell reports.
+type eventAPI struct {
+	*base
+	pod     *boundPod
+	passing *passing
+
+	mu       sync.Mutex
+	reported []string // names of events that this cell made, newest last
+	trouble  string   // the last warning about a plugin
+}
+
 // serveEvent passes on events about the pod and its claims. Those about the node and about plugins
 // are acknowledged and dropped.
-func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error {
+func (c *eventAPI) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Subresource != "" || (a.Verb != "create" && a.Verb != "patch") {
 		return c.forbidden(a, "it may only report events")
 	}
@@ -61,7 +73,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if about.Kind == "Node" && about.Name == c.as.name && a.Namespace == metav1.NamespaceDefault {
 		return c.acknowledge(w, r, a, sent)
 	}
-	b := c.bound()
+	b := c.pod.bound()
 	if about.Kind == "Pod" && (b == nil || about.UID != b.uid) && about.Namespace == a.Namespace &&
 		agentapi.IsPluginPod(about.Namespace, about.Name) {
 		c.notePlugin(sent)
@@ -70,11 +82,11 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	isPod := b != nil && about.Kind == "Pod" && about.Namespace == b.namespace && about.Name == b.name && about.UID == b.uid
 	isClaim := about.Kind == "PersistentVolumeClaim"
 	if isClaim {
-		if err := c.knowsPod(w, r); err != nil {
+		if err := c.pod.knowsPod(w, r); err != nil {
 			return err
 		}
-		b = c.bound()
-		isClaim = b != nil && c.names(about.Namespace, about.Name)
+		b = c.pod.bound()
+		isClaim = b != nil && c.pod.names(about.Namespace, about.Name)
 	}
 	if !isPod && !isClaim || a.Namespace != b.namespace {
 		return c.forbidden(a, "only events about its own pod and its claims")
@@ -86,7 +98,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 	if err := c.chargeEvent(w, r, encoded); err != nil {
 		return err
 	}
-	return c.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func(answer []byte) error {
+	return c.passing.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: encoded}, func(answer []byte) error {
 		if made, err := decode[watches.APIObject](answer); err == nil {
 			c.reports(made.GetName())
 		}
@@ -95,7 +107,7 @@ func (c *Cell) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) error 
 }
 
 // acknowledge answers as if an event had been made.
-func (c *Cell) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event watches.APIObject) error {
+func (c *eventAPI) acknowledge(w http.ResponseWriter, r *http.Request, a *ask, event watches.APIObject) error {
 	f, ok := accepted(r.Header)
 	if !ok {
 		return notAcceptable()
@@ -124,15 +136,9 @@ const (
 	maxEventMessage = 8 << 10
 )
 
-// chargeEvent charges the bytes of an event to the cell, and waits until it may be stored.
-func (c *Cell) chargeEvent(w http.ResponseWriter, r *http.Request, encoded []byte) error {
-	return c.paced(r.Context(), w, c.eventBytes, len(encoded), limitEventBytes,
-		"a cell reports %d bytes of events a second", int(c.eventBytes.Limit()))
-}
-
 // eventOf makes an event anew of what a kubelet reports. It is told in the name of the
 // node's kubelet, whatever it says.
-func (c *Cell) eventOf(sent watches.APIObject, about corev1.ObjectReference) watches.APIObject {
+func (c *eventAPI) eventOf(sent watches.APIObject, about corev1.ObjectReference) watches.APIObject {
 	meta := metav1.ObjectMeta{Name: cut(sent.GetName(), 253), Namespace: about.Namespace}
 	about = corev1.ObjectReference{
 		Kind:            about.Kind,
@@ -201,8 +207,8 @@ func typeOf(t string) string {
 	return corev1.EventTypeWarning
 }
 
-func (c *Cell) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) error {
-	b := c.bound()
+func (c *eventAPI) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) error {
+	b := c.pod.bound()
 	if b == nil || a.Namespace != b.namespace || !c.hasReported(a.Name) {
 		// The kubelet then makes the event anew.
 		return apierrors.NewNotFound(a.resource.GroupResource(), a.Name)
@@ -231,11 +237,11 @@ func (c *Cell) passEventPatch(w http.ResponseWriter, r *http.Request, a *ask) er
 	if err := c.chargeEvent(w, r, patched); err != nil {
 		return err
 	}
-	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)
+	return c.passing.pass(w, r, a, body{mediaType: string(p.kind), bytes: patched}, nil)
 }
 
 // reports notes an event that the cell made.
-func (c *Cell) reports(name string) {
+func (c *eventAPI) reports(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.reported) == reportedEvents {
@@ -244,7 +250,7 @@ func (c *Cell) reports(name string) {
 	c.reported = append(c.reported, name)
 }
 
-func (c *Cell) hasReported(name string) bool {
+func (c *eventAPI) hasReported(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Contains(c.reported, name)

@@ -347,7 +347,7 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 		over <- fmt.Sprintf("%d %s", code, answer)
 	}()
 	eventually(t, "the patch is received", func() bool { _, _, bodies := c.budget.holds(); return bodies > 0 })
-	eventually(t, "no turn is held", func() bool { _, all := h.server.working.Taken(c); return all == 0 })
+	eventually(t, "no turn is held", func() bool { _, all := h.server.working.Taken(c.limits); return all == 0 })
 	select {
 	case answer := <-over:
 		t.Fatalf("before the pod is known: %s", answer)
@@ -361,10 +361,10 @@ func TestTheEndOfAPodThatIsNotKnownYetIsWaitedFor(t *testing.T) {
 		t.Errorf("the pod, which goes on elsewhere, is %+v", got)
 	}
 	// Nor by what is only read, such as a watch, that waits as well: it never has one.
-	if err := c.worksAgain(t.Context(), &counted{ResponseWriter: httptest.NewRecorder(), cell: c, rest: func() {}}); err != nil {
+	if err := c.worksAgain(t.Context(), &counted{ResponseWriter: httptest.NewRecorder(), cell: c.limits, rest: func() {}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no turn is held", func() bool { own, _ := h.server.working.Taken(c); return own == 0 })
+	eventually(t, "no turn is held", func() bool { own, _ := h.server.working.Taken(c.limits); return own == 0 })
 }
 
 // While what a cell sent is being applied, however long that takes, nothing of it or

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -95,9 +96,16 @@ func imagesOf(pod *corev1.Pod) (all []string) {
 	return all
 }
 
+// imageAPI answers with what pulls the images of the pod.
+type imageAPI struct {
+	*base
+	pod  *boundPod
+	told *rate.Limiter // Events about it
+}
+
 // serveImageCredentials answers with what pulls one image of the pod. Which images those are
 // is read of the pod as the API server has it, never of what the cell says.
-func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *ask) error {
+func (c *imageAPI) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Verb != "create" || a.Subresource != "" || a.Namespace != "" {
 		return c.forbidden(a, "")
 	}
@@ -112,10 +120,10 @@ func (c *Cell) serveImageCredentials(w http.ResponseWriter, r *http.Request, a *
 	if err := json.Unmarshal(sent, &asked); err != nil {
 		return apierrors.NewBadRequest("decode the body: " + err.Error())
 	}
-	if err := c.knowsPod(w, r); err != nil {
+	if err := c.pod.knowsPod(w, r); err != nil {
 		return err
 	}
-	pod, gone := c.lastPod()
+	pod, gone := c.pod.lastPod()
 	if pod == nil || gone {
 		return c.forbidden(a, "it has no pod")
 	}
@@ -165,7 +173,7 @@ func namedBy(pod *corev1.Pod, image string) (found imageRef, named []string, ok 
 
 // tellOfImage tells the pod's owner that there are no credentials. A pod with pull secrets
 // may do without: then only a kubelet that cannot pull says so.
-func (c *Cell) tellOfImage(pod *corev1.Pod, image imageRef, err error) {
+func (c *imageAPI) tellOfImage(pod *corev1.Pod, image imageRef, err error) {
 	if len(pod.Spec.ImagePullSecrets) > 0 || !c.told.AllowN(c.server.clock.Now(), 1) {
 		return
 	}

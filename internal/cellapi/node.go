@@ -287,8 +287,14 @@ func (n *cellNode) node() *corev1.Node {
 	return current.node.DeepCopy()
 }
 
+// nodeAPI answers what is asked about nodes.
+type nodeAPI struct {
+	*base
+	node *cellNode
+}
+
 // serveNode answers all that is asked about nodes.
-func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
+func (c *nodeAPI) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 	if a.Name != "" && a.Name != c.as.name {
 		return c.forbidden(a, "it sees only the node "+c.as.name)
 	}
@@ -348,7 +354,7 @@ func (c *Cell) serveNode(w http.ResponseWriter, r *http.Request, a *ask) error {
 	return c.forbidden(a, "")
 }
 
-func (c *Cell) changeNode(w http.ResponseWriter, r *http.Request, a *ask, edit func(*corev1.Node) (*corev1.Node, error)) error {
+func (c *nodeAPI) changeNode(w http.ResponseWriter, r *http.Request, a *ask, edit func(*corev1.Node) (*corev1.Node, error)) error {
 	if a.Subresource != "" && a.Subresource != "status" {
 		return c.forbidden(a, "")
 	}
@@ -372,3 +378,15 @@ func jsonOf(o watches.APIObject) ([]byte, error) {
 	}
 	return b, nil
 }
+
+// NodeReady is closed when the cell's kubelet has reported, to this process, that
+// its node is ready.
+func (c *nodeAPI) NodeReady() <-chan struct{} { return c.node.ready }
+
+// LastHeartbeat returns when the kubelet last renewed its lease or reported its
+// node's status; the zero time when it has done neither since Kip started.
+func (c *nodeAPI) LastHeartbeat() time.Time { return c.node.lastHeartbeat() }
+
+// Node returns the cell's own Node, its conditions and images as its kubelet
+// reported them. It is nil as long as the real virtual node is not known.
+func (c *nodeAPI) Node() *corev1.Node { return c.node.node() }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -122,8 +123,15 @@ func (o *owned) change(edit func(old *watches.Object) (watches.APIObject, error)
 	return apierrors.NewConflict(o.kind.GroupResource(), o.name, fmt.Errorf("the object has changed %d times meanwhile", changeAttempts))
 }
 
+// ownedAPI answers what is asked about the lease and the CSINode of a cell.
+type ownedAPI struct {
+	*base
+	node       *cellNode
+	lease, csi *owned
+}
+
 // serveOwned answers all that is asked about a lease or a CSINode.
-func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *owned) error {
+func (c *ownedAPI) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *owned) error {
 	what := o.kind.Resource.Resource
 	switch {
 	case a.Subresource != "":
@@ -160,7 +168,7 @@ func (c *Cell) serveOwned(w http.ResponseWriter, r *http.Request, a *ask, o *own
 
 // writeOwned creates or updates the object. An update of what does not exist makes it: a
 // kubelet that outlived a restart of Kip renews the lease it had.
-func (c *Cell) writeOwned(w http.ResponseWriter, r *http.Request, f format, o *owned, create bool) error {
+func (c *ownedAPI) writeOwned(w http.ResponseWriter, r *http.Request, f format, o *owned, create bool) error {
 	sent, err := decodeBody[watches.APIObject](r, o.kind.GVK())
 	if err != nil {
 		return err
@@ -183,7 +191,7 @@ func (c *Cell) writeOwned(w http.ResponseWriter, r *http.Request, f format, o *o
 	return c.answerOwned(w, f, o, code)
 }
 
-func (c *Cell) patchOwned(w http.ResponseWriter, r *http.Request, f format, o *owned) error {
+func (c *ownedAPI) patchOwned(w http.ResponseWriter, r *http.Request, f format, o *owned) error {
 	p, err := readPatch(r)
 	if err != nil {
 		return err
@@ -201,7 +209,7 @@ func (c *Cell) patchOwned(w http.ResponseWriter, r *http.Request, f format, o *o
 }
 
 // answerOwned answers a write with what is there now.
-func (c *Cell) answerOwned(w http.ResponseWriter, f format, o *owned, code int) error {
+func (c *ownedAPI) answerOwned(w http.ResponseWriter, f format, o *owned, code int) error {
 	if o.kind == leaseKind {
 		c.node.heartbeat()
 	}
@@ -217,7 +225,7 @@ func (c *Cell) answerOwned(w http.ResponseWriter, f format, o *owned, code int) 
 	return nil
 }
 
-func (c *Cell) deleteOwned(w http.ResponseWriter, f format, o *owned) error {
+func (c *ownedAPI) deleteOwned(w http.ResponseWriter, f format, o *owned) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	old := o.current()
@@ -234,4 +242,22 @@ func (o *owned) missing() error { return apierrors.NewNotFound(o.kind.GroupResou
 
 func success() *metav1.Status {
 	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}
+}
+
+// CSIDrivers returns the CSI drivers that the cell's kubelet has registered, by its
+// CSINode. A kubelet makes that once: it is not known of one that did before this
+// process.
+func (c *ownedAPI) CSIDrivers() (registered []string, known bool) {
+	o := c.csi.current()
+	if o == nil {
+		return nil, false
+	}
+	node, ok := o.APIObject.(*storagev1.CSINode)
+	if !ok {
+		return nil, false
+	}
+	for _, d := range node.Spec.Drivers {
+		registered = append(registered, d.Name)
+	}
+	return registered, true
 }

@@ -68,8 +68,8 @@ type Server struct {
 	images     ImageCredentials
 	events     Recorder
 	overdraw   func(context.Context)
-	passing    *keyed.Places[*Cell] // requests of cells that are open at the API server
-	working    *keyed.Places[*Cell] // requests of cells that are worked on
+	passing    *keyed.Places[*limits] // requests of cells that are open at the API server
+	working    *keyed.Places[*limits] // requests of cells that are worked on
 	pods       watches.Pods
 
 	cloudDriver volumes.CloudDriver
@@ -90,7 +90,7 @@ type Server struct {
 	pending []func() // tasks that Run starts
 	nodes   map[string]*identity
 	cells   map[string]*Cell
-	bound   map[types.UID]*Cell
+	bound   map[types.UID]*boundPod
 }
 
 // CellInfo is what Kip knows of a cell's machine before its kubelet reports it.
@@ -136,9 +136,9 @@ func New(cfg Config) (*Server, error) {
 		podsFollowed: make(chan struct{}),
 		nodes:        map[string]*identity{},
 		cells:        map[string]*Cell{},
-		bound:        map[types.UID]*Cell{},
-		passing:      keyed.NewPlaces[*Cell](passedAtOnce, passedOfOne),
-		working:      keyed.NewPlaces[*Cell](workedAtOnce(), workedOfOne),
+		bound:        map[types.UID]*boundPod{},
+		passing:      keyed.NewPlaces[*limits](passedAtOnce, passedOfOne),
+		working:      keyed.NewPlaces[*limits](workedAtOnce(), workedOfOne),
 	}
 	if s.observer == nil {
 		s.observer = unobserved{}
@@ -312,8 +312,8 @@ func (s *Server) allCells() []*Cell {
 	return cells
 }
 
-// cellOf returns the cell that the pod is bound to, nil when there is none.
-func (s *Server) cellOf(uid types.UID) *Cell {
+// cellOf returns that of the cell which the pod is bound to, nil when there is none.
+func (s *Server) cellOf(uid types.UID) *boundPod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bound[uid]

@@ -4,19 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"github.com/elotl/kip/internal/sanitize"
 )
 
 // The bounds of what a pod's status says. Its lists have as many entries as the pod's spec has
@@ -154,17 +149,6 @@ func (b *specBounds) conditions(at *field.Path, v any) (any, error) {
 
 // addresses are those that Kip knows a pod, and its host, to have.
 type addresses struct{ host, pod []netip.Addr }
-
-// addressesOf are those of the cell's instance: with the host's network a pod has
-// the host's.
-func (c *Cell) addressesOf(pod *corev1.Pod) addresses {
-	i := c.node.info
-	a := addresses{host: []netip.Addr{i.NodeIP, i.NodeIPv6}, pod: []netip.Addr{i.PodIP, i.PodIPv6}}
-	if pod != nil && pod.Spec.HostNetwork {
-		a.pod = a.host
-	}
-	return a
-}
 
 // oneAddress is an address that is among those known, as they are usually written:
 // whoever compares texts must not be misled.
@@ -381,83 +365,4 @@ func (b *specBounds) status(known addresses) shape {
 		"allocatedResources":         podResources,
 		"resources":                  fieldsOf(map[string]shape{"limits": podResources, "requests": podResources}),
 	})
-}
-
-// passPodStatus passes a patch of the pod's status, rebuilt, with the UID of the
-// cell's pod in it, so that the API server refuses it for any other.
-func (c *Cell) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
-	if err := c.knowsPod(w, r); err != nil {
-		return err
-	}
-	b, err := c.ownPod(a)
-	if err != nil {
-		return err
-	}
-	p, err := readPatch(r)
-	if err != nil {
-		return err
-	}
-	if p.kind != types.StrategicMergePatchType {
-		// A merge patch replaces lists, those of other controllers too.
-		return unsupportedMediaType(string(p.kind), string(types.StrategicMergePatchType))
-	}
-	var sent struct {
-		Metadata struct {
-			UID *string `json:"uid"`
-		} `json:"metadata"`
-	}
-	if err := json.Unmarshal(p.body, &sent); err == nil && sent.Metadata.UID != nil && *sent.Metadata.UID != string(b.uid) {
-		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
-	}
-	pod, _ := c.lastPod()
-	patch, err := podStatusPatch(p.body, pod, c.addressesOf(pod), endsOf(pod))
-	if err != nil {
-		return err
-	}
-	return c.pass(w, r, a, body{mediaType: string(p.kind), bytes: patch.bytes, final: patch.ended, cuts: patch.cuts}, nil)
-}
-
-// StatusTrouble is what is wrong with the last status of the pod that its kubelet sent: it was
-// refused, or cut. It is "" when that is stored as it was sent.
-func (c *Cell) StatusTrouble() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unstored
-}
-
-// noteUnstored notes why Kip did not pass a status of the pod on; nil where it did.
-func (c *Cell) noteUnstored(err error) {
-	if err == nil {
-		return
-	}
-	// Another's pod, one that is gone, and a request that the kubelet gave up say nothing of the status.
-	status := statusOf(err)
-	if slices.Contains([]int32{http.StatusForbidden, http.StatusNotFound, http.StatusGatewayTimeout}, status.Code) {
-		return
-	}
-	c.setUnstored("Kip refuses the pod's status: " + status.Message)
-}
-
-// noteStored notes how the API server answered a status of the pod, of which messages were cut.
-func (c *Cell) noteStored(answer *answered, cuts []string) {
-	switch {
-	case answer.code == http.StatusNotFound: // the pod is gone
-	case answer.code >= http.StatusBadRequest:
-		why := http.StatusText(answer.code)
-		if status, err := decode[*metav1.Status](answer.body); err == nil {
-			why = status.Message
-		}
-		c.setUnstored("the API server refuses the pod's status: " + why)
-	case len(cuts) > 0:
-		c.setUnstored("the pod's status is stored with messages cut: " + strings.Join(cuts, ", "))
-	default:
-		c.setUnstored("")
-	}
-}
-
-func (c *Cell) setUnstored(why string) {
-	why = sanitize.Printable(cut(why, maxTrouble))
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.unstored = why
 }

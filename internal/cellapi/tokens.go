@@ -2,11 +2,15 @@ package cellapi
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/elotl/kip/internal/watches"
 )
@@ -21,10 +25,18 @@ func lifetimeOf(seconds *int64) int64 {
 	return *seconds
 }
 
+// tokenAPI has tokens of the pod's service account made.
+type tokenAPI struct {
+	*base
+	pod     *boundPod
+	passing *passing
+	volumes *volumeAPI
+}
+
 // mayHaveToken says whether a volume of the pod asks for such a token, as its kubelet
 // does: a projected one for itself, a CSI one by what its driver asks. The lifetime
 // must be the same: of some the API server makes a year.
-func (c *Cell) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authenticationv1.TokenRequestSpec) (bool, error) {
+func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authenticationv1.TokenRequestSpec) (bool, error) {
 	if len(asked.Audiences) > 1 {
 		return false, nil // a kubelet asks for one each
 	}
@@ -51,7 +63,7 @@ func (c *Cell) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authent
 		return false, nil // whatever the claims are bound to
 	}
 	may := false
-	err := c.boundVolumes(ctx, "", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) bool {
+	err := c.volumes.boundVolumes(ctx, "", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) bool {
 		may = pv.Spec.CSI != nil && asks(pv.Spec.CSI.Driver)
 		return may
 	})
@@ -59,12 +71,12 @@ func (c *Cell) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *authent
 }
 
 // driverAsks says whether a CSI driver asks for such a token of the pods that use it.
-func (c *Cell) driverAsks(name, audience string, lifetime int64) bool {
+func (c *tokenAPI) driverAsks(name, audience string, lifetime int64) bool {
 	o := c.server.watches.Of(csiDrivers).Collection.Get(name)
 	return o != nil && tokenAsked(o.APIObject, audience, lifetime)
 }
 
-func (c *Cell) someDriverAsks(audience string, lifetime int64) bool {
+func (c *tokenAPI) someDriverAsks(audience string, lifetime int64) bool {
 	all, _, _ := c.server.watches.Of(csiDrivers).Collection.Snapshot()
 	return slices.ContainsFunc(all, func(o *watches.Object) bool { return tokenAsked(o.APIObject, audience, lifetime) })
 }
@@ -77,3 +89,50 @@ func tokenAsked(o watches.APIObject, audience string, lifetime int64) bool {
 }
 
 var csiDrivers = storagev1.SchemeGroupVersion.WithResource("csidrivers")
+
+// serveToken passes the request for a token of the pod's service account that is
+// bound to the pod.
+func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if a.Subresource != "token" || a.Verb != "create" {
+		return c.forbidden(a, "it may only have tokens made")
+	}
+	if err := c.pod.knowsPod(w, r); err != nil {
+		return err
+	}
+	pod, gone := c.pod.lastPod()
+	if pod == nil || gone || a.Namespace != pod.Namespace || a.Name != pod.Spec.ServiceAccountName {
+		return c.forbidden(a, "only its pod's service account")
+	}
+	request, err := decodeBody[*authenticationv1.TokenRequest](r, authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"))
+	if err != nil {
+		return err
+	}
+	want := authenticationv1.BoundObjectReference{
+		Kind:       "Pod",
+		APIVersion: "v1",
+		Name:       pod.Name,
+		UID:        pod.UID,
+	}
+	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
+		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
+	}
+	rests(w) // while others are asked
+	may, err := c.mayHaveToken(r.Context(), pod, &request.Spec)
+	if err != nil {
+		return err
+	}
+	if !may {
+		return c.forbidden(a, fmt.Sprintf("no volume of its pod asks for a token for %q of %d seconds", request.Spec.Audiences,
+			lifetimeOf(request.Spec.ExpirationSeconds)))
+	}
+	b, err := encode(formatJSON, &authenticationv1.TokenRequest{
+		TypeMeta: metav1.TypeMeta{Kind: "TokenRequest", APIVersion: authenticationv1.SchemeGroupVersion.String()},
+		Spec: authenticationv1.TokenRequestSpec{
+			Audiences: request.Spec.Audiences, ExpirationSeconds: request.Spec.ExpirationSeconds, BoundObjectRef: &want,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return c.passing.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: b}, nil)
+}

@@ -21,7 +21,7 @@ const (
 func workedAtOnce() int64 { return int64(max(1, runtime.GOMAXPROCS(0)/2)) }
 
 // work waits for the cell's turn to have something computed, which rest ends.
-func (c *Cell) work(ctx context.Context) (rest func(), err error) {
+func (c *limits) work(ctx context.Context) (rest func(), err error) {
 	done, err := c.server.working.Take(ctx, c)
 	if err != nil {
 		return func() {}, apierrors.NewTimeoutError("the client went away", 1)
@@ -35,7 +35,7 @@ func (c *Cell) work(ctx context.Context) (rest func(), err error) {
 }
 
 // worksAgain has a request that has waited for others take its turn again, if it had one.
-func (c *Cell) worksAgain(ctx context.Context, w http.ResponseWriter) error {
+func (c *limits) worksAgain(ctx context.Context, w http.ResponseWriter) error {
 	out, ok := w.(*counted)
 	if !ok || !out.works {
 		return nil

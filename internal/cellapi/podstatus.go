@@ -1,0 +1,55 @@
+package cellapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// addressesOf are those of the cell's instance: with the host's network a pod has
+// the host's.
+func (c *podAPI) addressesOf(pod *corev1.Pod) addresses {
+	i := c.node.info
+	a := addresses{host: []netip.Addr{i.NodeIP, i.NodeIPv6}, pod: []netip.Addr{i.PodIP, i.PodIPv6}}
+	if pod != nil && pod.Spec.HostNetwork {
+		a.pod = a.host
+	}
+	return a
+}
+
+// passPodStatus passes a patch of the pod's status, rebuilt, with the UID of the
+// cell's pod in it, so that the API server refuses it for any other.
+func (c *podAPI) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) error {
+	if err := c.pod.knowsPod(w, r); err != nil {
+		return err
+	}
+	b, err := c.ownPod(a)
+	if err != nil {
+		return err
+	}
+	p, err := readPatch(r)
+	if err != nil {
+		return err
+	}
+	if p.kind != types.StrategicMergePatchType {
+		// A merge patch replaces lists, those of other controllers too.
+		return unsupportedMediaType(string(p.kind), string(types.StrategicMergePatchType))
+	}
+	var sent struct {
+		Metadata struct {
+			UID *string `json:"uid"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(p.body, &sent); err == nil && sent.Metadata.UID != nil && *sent.Metadata.UID != string(b.uid) {
+		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
+	}
+	pod, _ := c.pod.lastPod()
+	patch, err := podStatusPatch(p.body, pod, c.addressesOf(pod), endsOf(pod))
+	if err != nil {
+		return err
+	}
+	return c.passing.pass(w, r, a, body{mediaType: string(p.kind), bytes: patch.bytes, final: patch.ended, cuts: patch.cuts}, nil)
+}
