@@ -25,10 +25,11 @@ import (
 type examination struct {
 	file, bundle string
 	limit        time.Duration
-	// account has only the account checked. controller is the controller ID of its Kip, and instanceType one of which a launch is tried;
-	// "" for what the cluster says, and for none.
-	account                  bool
-	controller, instanceType string
+	// account has only the account checked. controller is the controller ID of its Kip; "" for what the cluster says. Of the first of
+	// instanceTypes that the cloud offers a launch is tried.
+	account       bool
+	controller    string
+	instanceTypes []string
 }
 
 func doctorOf(k *kipctl) *cobra.Command {
@@ -59,7 +60,8 @@ func doctorOf(k *kipctl) *cobra.Command {
 	cmd.Flags().StringVar(&e.bundle, "bundle", "", "`file` to write with what a bug report needs, .tar.gz, without secrets")
 	cmd.Flags().BoolVar(&e.account, "account", false, "check only the account of -f, and ask no cluster")
 	cmd.Flags().StringVar(&e.controller, "controller", "", "`ID` that dry runs have as Kip's controller ID (default: that of the Kip in the cluster)")
-	cmd.Flags().StringVar(&e.instanceType, "instance-type", "", "also ask the cloud, by a dry run, whether it would launch this `type`")
+	cmd.Flags().StringSliceVar(&e.instanceTypes, "instance-type", nil,
+		"also ask the cloud, by a dry run, whether it would launch the first of these `types` that it offers")
 	cmd.Flags().DurationVar(&e.limit, "timeout", 20*time.Second, "how `long` one check may take")
 	return cmd
 }
@@ -213,7 +215,7 @@ func (k *kipctl) examineAccount(ctx context.Context, e examination, one examined
 	opening, cancelOpening := context.WithTimeout(ctx, e.limit)
 	defer cancelOpening()
 	k.sayNow("looking for the credentials of the " + area)
-	checks, err := clouds.AccountChecks(opening, one.cfg, one.kip, e.instanceType, slog.New(slog.DiscardHandler))
+	checks, err := clouds.AccountChecks(opening, one.cfg, one.kip, e.instanceTypes, slog.New(slog.DiscardHandler))
 	if err != nil && e.file != "" {
 		return err // of a key that is wrong
 	}

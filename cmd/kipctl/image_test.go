@@ -72,7 +72,8 @@ func TestTheCommandThatDoctorPrintsPublishesTheBootImage(t *testing.T) {
 		t.Fatalf("an account without an image: %+v", before)
 	}
 	t.Chdir(t.TempDir())
-	if r := run(t, nil, words[1:]...); r.failed == nil || !strings.Contains(r.err, "want kip-cell-amd64.manifest.json and kip-cell-amd64.tar.gz of a release") {
+	const want = "want kip-cell-amd64.manifest.json and kip-cell-amd64.tar.gz of a release"
+	if r := run(t, nil, words[1:]...); r.failed == nil || !strings.Contains(r.err, want) {
 		t.Errorf("without the files: %v, %s", r.failed, r.err)
 	}
 	released(t, ".", true)

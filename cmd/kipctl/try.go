@@ -84,8 +84,8 @@ func (k *kipctl) try(ctx context.Context, f tryFlags) error {
 			Cells:    c.plainCells,
 			Logs:     c.log,
 			Holdings: func(ctx context.Context) ([]adminapi.Holdings, error) { return k.holdingsOf(ctx, c) },
-			DryRun: func(ctx context.Context, instanceType string) ([]finding.Finding, error) {
-				return k.dryRun(ctx, c, instanceType)
+			DryRun: func(ctx context.Context, instanceTypes []string) ([]finding.Finding, error) {
+				return k.dryRun(ctx, c, instanceTypes)
 			},
 			Catalogue: c.catalogue(ctx),
 		},
@@ -212,15 +212,28 @@ func (c *cluster) catalogue(ctx context.Context) *trial.Catalogue {
 			DiskPerGiBMonth: prices.Rates.DiskPerGiBMonth,
 			AddressPerHour:  prices.Rates.AddressPerHour,
 			Quote:           func(pod *corev1.Pod) (trial.Quote, bool) { return quoted(prices, pod) },
+			Types: func(pod *corev1.Pod) []string {
+				all := prices.Types(unbounded(pod))
+				return all[:min(len(all), mostTried)]
+			},
 		}
 	}
 	return nil
 }
 
+// mostTried is of how many types EC2 is asked whether it offers one, the cheapest first.
+const mostTried = 20
+
+// unbounded is a pod that may cost anything: what it may cost is compared with what it does.
+func unbounded(pod *corev1.Pod) *corev1.Pod {
+	pod = pod.DeepCopy()
+	delete(pod.Annotations, placement.AnnotationMaxPrice)
+	return pod
+}
+
 // quoted is what the instance of a pod of a trial is expected to cost.
 func quoted(prices *quote.Prices, pod *corev1.Pod) (trial.Quote, bool) {
-	pod = pod.DeepCopy() // what it may cost is compared with this price
-	delete(pod.Annotations, placement.AnnotationMaxPrice)
+	pod = unbounded(pod)
 	best, err := prices.Best(pod)
 	if err == nil && best.Unpriced {
 		// Of spot instances the catalogue may have no price, and on demand they are not cheaper.
@@ -238,9 +251,11 @@ func quoted(prices *quote.Prices, pod *corev1.Pod) (trial.Quote, bool) {
 	return q, true
 }
 
-// dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of a type.
-func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceType string) ([]finding.Finding, error) {
-	command := []string{"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml", "--instance-type", instanceType, "-o", "json"}
+// dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of the first of some types that it offers.
+func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string) ([]finding.Finding, error) {
+	command := []string{
+		"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml", "--instance-type", strings.Join(instanceTypes, ","), "-o", "json",
+	}
 	own := "run kipctl " + strings.Join(command[1:7], " ") + " with Kip's provider.yaml and its rights"
 	if _, named := k.socketPath(); named {
 		return nil, errors.New("--socket is of a Kip in no pod: " + own)

@@ -183,7 +183,7 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
-				want := "/kipctl doctor --account -f /etc/kip/config/provider.yaml --instance-type " + gpu + " -o json --controller id"
+				want := "/kipctl doctor --account -f /etc/kip/config/provider.yaml --instance-type g6f.large," + gpu + " -o json --controller id"
 				if got := strings.Join(command, " "); namespace+"/"+pod != "kip-system/kip-0" || got != want {
 					t.Errorf("in pod %s/%s runs %s", namespace, pod, got)
 				}
@@ -193,7 +193,7 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 				fmt.Fprint(messages, r.err)
 				return r.failed
 			}
-			found, err := (&kipctl{fallbackSocket: "none"}).dryRun(t.Context(), c, gpu)
+			found, err := (&kipctl{fallbackSocket: "none"}).dryRun(t.Context(), c, []string{"g6f.large", gpu})
 			said := fmt.Sprint(err)
 			if err == nil {
 				said = found[0].Message

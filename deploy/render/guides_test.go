@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// hack/guide carries out the guides of 2020, in a copy of the checkout. This test binary stands in for the programs that they name: there is
-// neither a cluster nor a cloud. Commands of AWS and ./kustomize/deploy.sh are tested in internal/cloud/aws/eks.
+// hack/guide carries out the guides of 2020, in a copy of the checkout. This test binary stands in for the programs that they name: there
+// is neither a cluster nor a cloud. Commands of AWS and ./kustomize/deploy.sh are tested in internal/cloud/aws/eks.
 
 const (
 	// asProgram says which program the test binary stands in for, and asCluster names the file of all that kubectl has applied.

@@ -157,7 +157,8 @@ func (m *Model) serveEFS(w http.ResponseWriter, r *http.Request) {
 	}
 	m.serveJSON(w, r, jsonService{name: "elasticfilesystem", message: "Message"}, action, resource, func(*request) (any, error) {
 		if do == nil {
-			return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model makes, shows and deletes file systems and mount targets"}
+			return nil, efsError(http.StatusNotFound, "UnknownOperationException",
+				"The model makes, shows and deletes file systems and mount targets")
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()

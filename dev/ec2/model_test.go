@@ -506,7 +506,8 @@ func TestADryRunOfALaunchTellsOfRightsAndLaunchesNothing(t *testing.T) {
 			Policies: map[string]*Policy{"AKIATESTS": policy},
 		})
 		status := map[string]int{"DryRunOperation": http.StatusPreconditionFailed, "UnauthorizedOperation": http.StatusForbidden}[want]
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url, strings.NewReader(encode("RunInstances", run("DryRun=true")...)))
+		body := strings.NewReader(encode("RunInstances", run("DryRun=true")...))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.url, body)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -138,16 +138,18 @@ func openAWS(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (
 }
 
 // AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host.
-// They change nothing, and ask as whoever runs them, who need not be that Kip. With an instance type, the cloud is also asked by a dry
-// run whether it would launch that.
-func AccountChecks(ctx context.Context, cfg *config.Config, kip finding.Kip, instanceType string, log *slog.Logger) ([]finding.Check, error) {
+// They change nothing, and ask as whoever runs them, who need not be that Kip. With instance types, the cloud is also asked by a dry
+// run whether it would launch the first of them that it offers.
+func AccountChecks(
+	ctx context.Context, cfg *config.Config, kip finding.Kip, instanceTypes []string, log *slog.Logger,
+) ([]finding.Check, error) {
 	if err := Shipped().CheckBuild(cfg); err != nil || cfg.Cloud.AWS == nil {
 		return nil, err
 	}
 	return aws.Checks(ctx, ofAWS(cfg, log), aws.Wanted{
 		InstanceType:   cfg.Cells.DefaultInstanceType,
 		SecurityGroups: cfg.Cells.ExtraSecurityGroups,
-		DryRun:         instanceType,
+		DryRun:         instanceTypes,
 		Kip:            kip,
 	}), nil
 }

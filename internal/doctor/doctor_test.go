@@ -216,7 +216,8 @@ func (w *world) create(t *testing.T) clienttesting.ReactionFunc {
 			if strings.HasPrefix(name, "kip-0-") && !slices.ContainsFunc(w.nodes, func(n corev1.Node) bool { return n.Name == name }) {
 				t.Errorf("it asks about %s, and the cluster has no such node", asked.Name)
 			}
-			object.Status.Allowed = strings.HasPrefix(object.Spec.User, "system:serviceaccount:") && (asked.Resource != w.unable || asked.Verb != "get")
+			object.Status.Allowed = strings.HasPrefix(object.Spec.User, "system:serviceaccount:") &&
+				(asked.Resource != w.unable || asked.Verb != "get")
 			return true, object, nil
 		case *authenticationv1.SelfSubjectReview:
 			object.Status.UserInfo.Username = cmp.Or(w.user, "jane")

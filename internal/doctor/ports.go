@@ -134,8 +134,8 @@ func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrati
 	return nil, nil
 }
 
-// reachable is the command that has the API server reach the ports of Kip's pod. Pod Security refuses a pod of the host's network, unless its
-// namespace allows all.
+// reachable is the command that has the API server reach the ports of Kip's pod. Pod Security refuses a pod of the host's network, unless
+// its namespace allows all.
 func (d *Doctor) reachable(ctx context.Context) string {
 	if d.eks() {
 		const from = ",UserIdGroupPairs=[{GroupId=GROUP-OF-THE-CLUSTER}]"

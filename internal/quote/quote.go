@@ -179,6 +179,24 @@ func (p *Prices) Best(pod *corev1.Pod) (offering.Offering, error) {
 	return best, err
 }
 
+// Types returns the types that Kip could launch for a pod, the cheapest first; none if no type fits.
+func (p *Prices) Types(pod *corev1.Pod) (names []string) {
+	made, err := admitted(pod)
+	if err != nil {
+		return nil
+	}
+	offerings, err := p.placer.Offerings(made, nil)
+	if err != nil {
+		return nil
+	}
+	for _, o := range offerings {
+		if !slices.Contains(names, o.InstanceType) {
+			names = append(names, o.InstanceType)
+		}
+	}
+	return names
+}
+
 // best also returns the pod as Kip's webhook makes it.
 func (p *Prices) best(pod *corev1.Pod) (*corev1.Pod, offering.Offering, error) {
 	made, err := admitted(pod)

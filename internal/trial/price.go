@@ -43,6 +43,8 @@ type Catalogue struct {
 	AsOf   string // the date of the prices
 	// DiskPerGiBMonth and AddressPerHour are of a disk and of a public address; 0 is a price that it does not have.
 	DiskPerGiBMonth, AddressPerHour float64
+	// Types returns the types that fit a pod, the cheapest first, as far as they are worth a question.
+	Types func(*corev1.Pod) []string
 	// Quote returns what it has of the instance that Kip would launch for a pod; false if it has no type for it.
 	Quote func(*corev1.Pod) (Quote, bool)
 }
@@ -227,7 +229,8 @@ func (t *Trial) parts(p *Price, instances float64, all bill, extras []extra, kil
 		types = fmt.Sprintf("the dearest costs $%.4f an hour with disk and address", *p.QuotedPerHour)
 	}
 	p.Parts = append(p.Parts,
-		PartPrice{name, "", all.sum(), &instances, fmt.Sprintf("Kip launches none that costs more than $%v an hour with disk and address", p.MaxPerHour)},
+		PartPrice{name, "", all.sum(), &instances,
+			fmt.Sprintf("Kip launches none that costs more than $%v an hour with disk and address", p.MaxPerHour)},
 		PartPrice{"machines", name, all.machines, nil, types},
 		PartPrice{"root disks", name, all.disks, nil, known(c.DiskPerGiBMonth, " a GiB and month")},
 		PartPrice{"public addresses", name, all.addresses, nil, known(c.AddressPerHour, " an hour, if cells have one")})

@@ -458,13 +458,13 @@ func (t *Trial) dryRun() step {
 		if t.Catalogue == nil {
 			return notTried("kipctl has no catalogue of the region of Kip's nodes, and so no type with a GPU")
 		}
-		quote, has := t.Catalogue.Quote(t.gpuPod(s.most))
-		if !has {
+		types := t.Catalogue.Types(t.gpuPod(s.most))
+		if len(types) == 0 {
 			return notTried("the catalogue of %s has no type with a GPU", t.Catalogue.Region)
 		}
-		answers, err := t.DryRun(ctx, quote.InstanceType)
+		answers, err := t.DryRun(ctx, types)
 		if err != nil {
-			return notTried("Kip's cloud was not asked for a dry run of %s: %v", quote.InstanceType, err)
+			return notTried("Kip's cloud was not asked for a dry run: %v", err)
 		}
 		for _, f := range answers {
 			switch f.Outcome {

@@ -48,9 +48,9 @@ type Cluster struct {
 	Holdings func(context.Context) ([]adminapi.Holdings, error)
 	// Catalogue has the prices of the cluster's region. Optional.
 	Catalogue *Catalogue
-	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of a type, and launches none. It returns at least
-	// one finding. The error says why the cloud was not asked.
-	DryRun func(ctx context.Context, instanceType string) ([]finding.Finding, error)
+	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of the first of some types that it offers, and
+	// launches none. It returns at least one finding. The error says why the cloud was not asked.
+	DryRun func(ctx context.Context, instanceTypes []string) ([]finding.Finding, error)
 }
 
 // Options are what a user asks for.

@@ -372,12 +372,13 @@ func TestAnInterruptedTrialCleansUp(t *testing.T) {
 // costing returns a catalogue in which each instance costs as much an hour, a tenth of it for its disk, and none has an address. A disk of
 // a GiB costs 73 cents a month.
 func costing(hour float64) *Catalogue {
-	return &Catalogue{Region: "us-east-1", AsOf: "2026-07-20", DiskPerGiBMonth: 0.73, Quote: func(pod *corev1.Pod) (Quote, bool) {
-		name := "t3.nano"
+	return &Catalogue{Region: "us-east-1", AsOf: "2026-07-20", DiskPerGiBMonth: 0.73, Quote: func(*corev1.Pod) (Quote, bool) {
+		return Quote{InstanceType: "t3.nano", Machine: new(hour * 0.9), Disk: new(hour * 0.1), Address: new(0.0)}, true
+	}, Types: func(pod *corev1.Pod) []string {
 		if _, has := pod.Spec.Containers[0].Resources.Limits[gpuResource]; has {
-			name = "g4dn.xlarge"
+			return []string{"g6f.large", "g4dn.xlarge"}
 		}
-		return Quote{InstanceType: name, Machine: new(hour * 0.9), Disk: new(hour * 0.1), Address: new(0.0)}, true
+		return []string{"t3.nano"}
 	}}
 }
 
@@ -463,7 +464,7 @@ func TestThePriceOfATrialIsShownByStepAndByPart(t *testing.T) {
 	})
 }
 
-// The step asks Kip's cloud about the type that the catalogue has, and reports what that says.
+// The step asks Kip's cloud about the types that the catalogue has, and reports what that says.
 func TestTheCloudItselfIsAskedForADryRunOfAGPU(t *testing.T) {
 	for what, tc := range map[string]struct {
 		says   finding.Finding
@@ -484,8 +485,8 @@ func TestTheCloudItselfIsAskedForADryRunOfAGPU(t *testing.T) {
 					if what == "without catalogue" {
 						c.Catalogue = nil
 					}
-					c.DryRun = func(_ context.Context, instanceType string) ([]finding.Finding, error) {
-						asked = instanceType
+					c.DryRun = func(_ context.Context, types []string) ([]finding.Finding, error) {
+						asked = strings.Join(types, " ")
 						return []finding.Finding{tc.says}, tc.err
 					}
 				}))
@@ -494,7 +495,7 @@ func TestTheCloudItselfIsAskedForADryRunOfAGPU(t *testing.T) {
 				if s.Result != tc.result || !strings.Contains(s.Why+strings.Join(s.Found, " "), tc.words) || (r.Err() != nil) != (tc.result == Failed) {
 					t.Errorf("%s: %+v (%v), want %s with %q", what, s, r.Err(), tc.result, tc.words)
 				}
-				if (asked == "g4dn.xlarge") != (what != "without catalogue") {
+				if (asked == "g6f.large g4dn.xlarge") != (what != "without catalogue") {
 					t.Errorf("it asks about %q", asked)
 				}
 			})

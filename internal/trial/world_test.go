@@ -360,7 +360,7 @@ func (w *world) trial(id string, change func(*Config)) *Trial {
 				return []adminapi.Holdings{h}, nil
 			},
 			Catalogue: costing(0.01),
-			DryRun: func(context.Context, string) ([]finding.Finding, error) {
+			DryRun: func(context.Context, []string) ([]finding.Finding, error) {
 				return []finding.Finding{finding.Fine("the cloud would launch it")}, nil
 			},
 		},

@@ -29,8 +29,8 @@ import (
 type Wanted struct {
 	InstanceType   string   // of pods that name none
 	SecurityGroups []string // besides Kip's own
-	// DryRun is another type, of which a launch is tried that makes nothing; "" for none.
-	DryRun string
+	// DryRun are other types: a launch of the first one that EC2 offers is tried, which makes nothing.
+	DryRun []string
 	Kip    finding.Kip
 }
 
@@ -91,7 +91,7 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 		of("rights to read", checkCredentials, a.reads),
 		of("rights to launch", checkImage, a.launches),
 	}
-	if wanted.DryRun != "" {
+	if len(wanted.DryRun) > 0 {
 		checks = append(checks, of(finding.DryRun, checkImage, a.dryRun))
 	}
 	return checks

@@ -185,15 +185,15 @@ func TestWhatAnAccountLacksIsFound(t *testing.T) {
 		"may not launch":  {without("KipLaunches"), finding.Failed, "may not dry-run ec2:RunInstances", "attach-user-policy --user-name kip --policy-arn arn:aws:iam::123456789012:policy/kip"},
 		"nor make groups": {without("KipMakesAGroup"), finding.Failed, "may not dry-run ec2:CreateSecurityGroup", "docs/aws-permissions.md"},
 		"nor disks":       {without("KipMakesDisks"), finding.Failed, "may not dry-run ec2:CreateVolume", "docs/aws-permissions.md"},
-		"no GPU's type":   {func(a *toExamine) { a.wanted.DryRun = "g9.huge" }, finding.Failed, `dry run: EC2 has no type "g9.huge"`, "Name=instance-type,Values=g9.huge"},
+		"no GPU's type":   {func(a *toExamine) { a.wanted.DryRun = []string{"g9.huge"} }, finding.Failed, "dry run: EC2 offers none of g9.huge in a zone of the cells' subnets", "Name=instance-type,Values=g9.huge"},
 		"nor in a zone": {func(a *toExamine) {
-			a.wanted.DryRun, a.cfg.Subnets = "g5.xlarge", []string{privateSubnet}
+			a.wanted.DryRun, a.cfg.Subnets = []string{"g5.xlarge"}, []string{privateSubnet}
 			gpu := &a.model.Sim.Catalogue[3]
 			gpu.Offerings = slices.DeleteFunc(gpu.Offerings, func(o catalog.Offering) bool { return o.Subnet == privateSubnet })
-		}, finding.Failed, "dry run: EC2 offers g5.xlarge in no zone of the cells' subnets subnet-b1", "describe-instance-type-offerings"},
-		"nor for its image": {func(a *toExamine) { a.wanted.DryRun, a.model.Images = "c7g.large", a.model.Images[:4] }, finding.NotChecked, "dry run: a launch of c7g.large: there is no image for arm64", ""},
-		"nor to dry-run it": {func(a *toExamine) { a.wanted.DryRun = "g5.xlarge"; without("KipLaunches")(a) }, finding.Failed, "dry run: arn:aws:iam::123456789012:user/kip may not dry-run ec2:RunInstances of g5.xlarge", "attach-user-policy"},
-		"a dry run":         {func(a *toExamine) { a.wanted.DryRun = "g5.xlarge" }, finding.OK, "dry run: EC2 would launch a g5.xlarge in us-east-1a", ""},
+		}, finding.Failed, "dry run: EC2 offers none of g5.xlarge in a zone of the cells' subnets subnet-b1", "describe-instance-type-offerings"},
+		"nor for its image": {func(a *toExamine) { a.wanted.DryRun, a.model.Images = []string{"c7g.large"}, a.model.Images[:4] }, finding.NotChecked, "dry run: a launch of c7g.large: there is no image for arm64", ""},
+		"nor to dry-run it": {func(a *toExamine) { a.wanted.DryRun = []string{"g5.xlarge"}; without("KipLaunches")(a) }, finding.Failed, "dry run: arn:aws:iam::123456789012:user/kip may not dry-run ec2:RunInstances of g5.xlarge", "attach-user-policy"},
+		"a dry run":         {func(a *toExamine) { a.wanted.DryRun = []string{"g9.huge", "g5.xlarge"} }, finding.OK, "dry run: EC2 would launch a g5.xlarge in us-east-1a", ""},
 		"nor read":          {without("KipReads"), finding.Failed, "rights to read: arn:aws:iam::123456789012:user/kip may not dry-run ec2:DescribeVolumes", "docs/aws-permissions.md"},
 	} {
 		t.Run(what, func(t *testing.T) {

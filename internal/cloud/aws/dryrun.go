@@ -42,47 +42,48 @@ func (a *accountChecks) launch(instanceType, subnet string, boot image, groups [
 // owner is the owner's tag in dry runs. A narrowed policy allows Kip's own alone.
 func (a *accountChecks) owner() string { return cmp.Or(a.wanted.Kip.Owner, doctorsOwner) }
 
-// dryRun asks EC2 whether it would launch an instance of the type. EC2 says so of the caller's rights, not of capacity. Source: EC2 API
-// reference, "RunInstances", DryRun.
+// dryRun asks EC2 whether it would launch an instance of the first of the types that it offers in a zone of the cells. EC2 says so of the
+// caller's rights, not of capacity. Source: EC2 API reference, "RunInstances", DryRun.
 func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
-	name := a.wanted.DryRun
-	list := a.command("describe-instance-type-offerings --location-type availability-zone --filters Name=instance-type,Values=%s", name)
+	wanted := strings.Join(a.wanted.DryRun, ", ")
+	list := a.command("describe-instance-type-offerings --location-type availability-zone --filters Name=instance-type,Values=%s",
+		strings.Join(a.wanted.DryRun, ","))
 	if a.net == nil {
-		return only(finding.Unchecked("a launch of %s: the subnet of the cells is not known", name))
+		return only(finding.Unchecked("a launch of %s: the subnet of the cells is not known", wanted))
+	}
+	offered, err := a.c.readOfferings(ctx)
+	if err != nil {
+		return only(a.unanswered("list what EC2 offers where", err))
+	}
+	name, subnet := a.offered(offered)
+	if name == "" {
+		return only(finding.Fail(list, "EC2 offers none of %s in a zone of the cells' subnets %s", wanted,
+			strings.Join(slices.Sorted(maps.Keys(a.net.subnets)), ", ")))
+	}
+	groups, err := a.c.groupIDs(ctx, a.net.vpc, a.wanted.SecurityGroups)
+	if err != nil {
+		return only(a.unanswered("find the security groups", err))
 	}
 	out, err := a.c.api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{
 		InstanceTypes: []types.InstanceType{types.InstanceType(name)},
 	})
-	if codeOf(err) == "InvalidInstanceType" {
-		return only(finding.Fail(list, "EC2 has no type %q in %s", name, a.c.cfg.Region))
+	if err != nil {
+		return only(a.unanswered("read the instance type "+name, err))
 	}
-	offered, unlisted := a.c.readOfferings(ctx)
-	groups, ungrouped := a.c.groupIDs(ctx, a.net.vpc, a.wanted.SecurityGroups)
-	for what, err := range map[string]error{"read the instance type " + name: err, "list what EC2 offers where": unlisted,
-		"find the security groups": ungrouped} {
-		if err != nil {
-			return only(a.unanswered(what, err))
-		}
-	}
-	var boot image
-	has := false
-	for _, t := range out.InstanceTypes {
-		if one, fits := typeOf(t); fits && string(t.InstanceType) == name {
-			if boot, has = a.images[one.Arch]; !has {
-				return only(finding.Unchecked("a launch of %s: there is no image for %s", name, one.Arch))
-			}
-		}
-	}
-	if !has {
-		return only(finding.Fail(list, "%s can be no cell, which is of the Nitro system and boots by UEFI", name))
-	}
-	subnets := slices.Sorted(maps.Keys(a.net.subnets))
-	n := slices.IndexFunc(subnets, func(id string) bool { return offered[sold{name, a.net.subnets[id].zone}] })
+	n := slices.IndexFunc(out.InstanceTypes, func(t types.InstanceTypeInfo) bool { return string(t.InstanceType) == name })
 	if n < 0 {
-		return only(finding.Fail(list, "EC2 offers %s in no zone of the cells' subnets %s", name, strings.Join(subnets, ", ")))
+		return only(finding.Unchecked("a launch of %s: EC2 does not describe it", name))
 	}
-	zone := a.net.subnets[subnets[n]].zone
-	_, err = a.c.api.RunInstances(ctx, a.launch(name, subnets[n], boot, groups))
+	one, fits := typeOf(out.InstanceTypes[n])
+	boot, has := a.images[one.Arch]
+	switch {
+	case !fits:
+		return only(finding.Fail(list, "%s can be no cell, which is of the Nitro system and boots by UEFI", name))
+	case !has:
+		return only(finding.Unchecked("a launch of %s: there is no image for %s", name, one.Arch))
+	}
+	zone := a.net.subnets[subnet].zone
+	_, err = a.c.api.RunInstances(ctx, a.launch(name, subnet, boot, groups))
 	switch cause := cloud.CauseOf(classify(err, cloud.Scope{})); {
 	case codeOf(err) == codeDry:
 		return only(finding.Fine("EC2 would launch a %s in %s: a dry run, which asks for rights and not for capacity", name, zone))
@@ -92,4 +93,16 @@ func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 		return only(finding.Fail(list, "EC2 refuses a dry run of a launch of %s in %s: %v", name, zone, err))
 	}
 	return only(a.unanswered("dry-run ec2:RunInstances of "+name, err))
+}
+
+// offered returns the first of the types whose launch is tried that is offered where a subnet of the cells is, and that subnet.
+func (a *accountChecks) offered(all map[sold]bool) (instanceType, subnet string) {
+	for _, name := range a.wanted.DryRun {
+		for _, id := range slices.Sorted(maps.Keys(a.net.subnets)) {
+			if all[sold{name, a.net.subnets[id].zone}] {
+				return name, id
+			}
+		}
+	}
+	return "", ""
 }

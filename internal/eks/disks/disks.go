@@ -36,11 +36,13 @@ func Find(ctx context.Context, kube kubernetes.Interface, auto bool) (Disks, err
 		return Disks{}, fmt.Errorf("list the CSIDrivers: %w", err)
 	}
 	d := Disks{Classes: classes.Items, drivers: drivers.Items, auto: auto}
-	if n := slices.IndexFunc(d.Classes, func(s storagev1.StorageClass) bool { return s.Annotations[wellknown.DefaultClass] == "true" }); n >= 0 {
+	if n := slices.IndexFunc(d.Classes, isDefault); n >= 0 {
 		d.Default = &d.Classes[n]
 	}
 	return d, nil
 }
+
+func isDefault(s storagev1.StorageClass) bool { return s.Annotations[wellknown.DefaultClass] == "true" }
 
 // DriverOf is the driver that makes the disks of a provisioner: the API server has EBS' own carry out what was its own part before.
 func DriverOf(provisioner string) string {
@@ -64,7 +66,7 @@ func (d Disks) Usable(but string) (found *storagev1.StorageClass) {
 		s := &d.Classes[n]
 		switch driver := DriverOf(s.Provisioner); {
 		case s.Name == but || !d.Has(s.Provisioner):
-		case s.Annotations[wellknown.DefaultClass] == "true":
+		case isDefault(*s):
 			return s
 		case found == nil && (driver == wellknown.EBSDriver || driver == wellknown.AutoDriver):
 			found = s
@@ -87,8 +89,8 @@ func (d Disks) Driver() string {
 // charts/aws-ebs-csi-driver/templates/controller.yaml.
 const ebsAccount, ebsPods = "ebs-csi-controller-sa", "app=ebs-csi-controller"
 
-// Role is by what EBS' driver has a role of its own: the ARN, or EKS Pod Identity. It is "" if the cluster does not know: the driver may have
-// the rights of its node's role, which the API server does not show. Sources: EKS User Guide, "Assign IAM roles to Kubernetes service
+// Role is by what EBS' driver has a role of its own: the ARN, or EKS Pod Identity. It is "" if the cluster does not know: the driver may
+// have the rights of its node's role, which the API server does not show. Sources: EKS User Guide, "Assign IAM roles to Kubernetes service
 // accounts", and "Attach an IAM Role to an Amazon EKS add-on using Pod Identity", by which EKS sets variables in containers.
 func Role(ctx context.Context, kube kubernetes.Interface) (string, error) {
 	account, err := kube.CoreV1().ServiceAccounts(metav1.NamespaceSystem).Get(ctx, ebsAccount, metav1.GetOptions{})

@@ -53,8 +53,8 @@ func TestTheClassForAClaimIsOfADriverThatIsThere(t *testing.T) {
 			return s.Name
 		}
 		if usual, usable := name(d.Default), name(d.Usable("own")); usual != tc.usual || usable != tc.usable || d.Driver() != tc.makes {
-			t.Errorf("%s: the default is %q, for a claim %q, of the driver %q: want %q, %q, %q", what, usual, usable, d.Driver(), tc.usual, tc.usable,
-				tc.makes)
+			t.Errorf("%s: the default is %q, for a claim %q, of the driver %q: want %q, %q, %q", what, usual, usable, d.Driver(),
+				tc.usual, tc.usable, tc.makes)
 		}
 	}
 }
@@ -62,7 +62,9 @@ func TestTheClassForAClaimIsOfADriverThatIsThere(t *testing.T) {
 func TestTheRoleOfEBSDriverIsThatOfItsAccountOrOfPodIdentity(t *testing.T) {
 	const arn = "arn:aws:iam::123456789012:role/kip-ebs-driver"
 	account := func(annotations map[string]string) runtime.Object {
-		return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "ebs-csi-controller-sa", Annotations: annotations}}
+		a := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "ebs-csi-controller-sa"}}
+		a.Annotations = annotations
+		return a
 	}
 	pod := func(namespace, address string) runtime.Object {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "ebs-csi-controller-1",

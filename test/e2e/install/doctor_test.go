@@ -103,7 +103,8 @@ func TestDoctorFindsWhatIsBrokenAndItsCommandsMendIt(t *testing.T) {
 	}
 	fine(s, "from elsewhere", examined(s), works...)
 	inside := func() []diagnosis {
-		return diagnoses(s, s.Kubectl("exec", "-n", kipNamespace, kipPod, "--", "/kipctl", "doctor", "-f", "/etc/kip/config/provider.yaml", "-o", "json"))
+		return diagnoses(s, s.Kubectl("exec", "-n", kipNamespace, kipPod, "--", "/kipctl", "doctor", "-f",
+			"/etc/kip/config/provider.yaml", "-o", "json"))
 	}
 	fine(s, "in Kip's pod", inside(), "cluster: API server", "account: credentials", "account: rights to launch")
 

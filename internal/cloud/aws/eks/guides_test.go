@@ -267,8 +267,8 @@ func carryOut(t *testing.T, m *model.Model, script string) (string, error) {
 	}
 	shell := exec.Command(filepath.Join(top, "hack/guide"), append([]string{self}, slices.Collect(maps.Keys(programs))...)...)
 	shell.Dir = top
-	shell.Stdin = strings.NewReader(strings.NewReplacer("<subnet-id of VPC>", "subnet-a", "<kip-cells SG ID>", answer, "<kip-efs-mt SG ID>", answer,
-		"<EFS filesystem ID>", answer).Replace(script))
+	shell.Stdin = strings.NewReader(strings.NewReplacer("<subnet-id of VPC>", "subnet-a",
+		"<kip-cells SG ID>", answer, "<kip-efs-mt SG ID>", answer, "<EFS filesystem ID>", answer).Replace(script))
 	shell.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "KIPCTL=that of the PATH",
 		answerFile + "=" + filepath.Join(t.TempDir(), "answer"), "AWS_REGION=us-west-2", "AWS_ENDPOINT_URL=" + api.URL,
