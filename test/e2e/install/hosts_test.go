@@ -460,8 +460,9 @@ func hostImage(s *namespace.Space) map[string]any {
 		s.Fatalf("docs/install.md makes an image by %q: want something like %s", text, dockerfile)
 	}
 	tree := filepath.Join(s.TempDir(), "debian.tar")
-	run(s, exec.CommandContext(s.Context(), "mmdebstrap", "--quiet", "--variant=minbase", "--include="+strings.Join(strings.Fields(is[2]), ","),
-		"--skip=output/dev", is[1], tree))
+	packages := strings.Join(strings.Fields(is[2]), ",")
+	args := []string{"--quiet", "--variant=minbase", "--skip=output/dev", "--include=" + packages, is[1], tree}
+	run(s, exec.CommandContext(s.Context(), "mmdebstrap", args...))
 	layer, err := tarball.LayerFromFile(tree, tarball.WithCompressionLevel(gzip.BestSpeed))
 	if err != nil {
 		s.Fatal(err)

@@ -73,8 +73,9 @@ func TestKipWorksBehindItsNetworkPolicyThatKeepsOthersOut(t *testing.T) {
 	defer back()
 	policy := ownPolicy(t, s.NS)
 	upgrade(t, withValues(t, func(v map[string]any) { v["networkPolicy"] = policy }))
+	kept := map[int]string{kubeletPort: dropped, metricsPort: dropped, webhookPort: dropped, otherPort: dropped}
 	for _, name := range []string{"stranger", "neighbour"} {
-		become("with the page's policy", name, map[int]string{kubeletPort: dropped, metricsPort: dropped, webhookPort: dropped, otherPort: dropped})
+		become("with the page's policy", name, kept)
 	}
 	let := map[int]string{kubeletPort: answered, metricsPort: answered, webhookPort: answered, numberedPort: noServer, otherPort: dropped}
 	become("with the page's policy", "prometheus", let)

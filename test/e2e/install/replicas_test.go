@@ -41,12 +41,14 @@ func stop(s *namespace.Space) {
 	s.Kubectl("wait", "--for=delete", "pod/"+kipPod, "-n", kipNamespace, "--timeout=2m")
 }
 
-// One test, since each step needs the one before. It leaves no Kip.
+// One test, since each step needs the one before. It leaves no Kip. A NetworkPolicy holds, behind which the replicas reach their etcd.
 func TestKipIsMovedToAnEtcdOfItsUsersAndServedByTwoReplicas(t *testing.T) {
 	tier.All(t)
 	etcd := storetest.ServeAt(t, ownNetwork.Host(), nil) // it ends after the namespace
 	s := namespace.New(t, world)
 	installed(s)
+	enforce(s, "node-1")
+	enforce(s, "node-2")
 	stays := newKept(s)
 
 	backup := filepath.Join(t.TempDir(), "kip.backup")
@@ -55,7 +57,9 @@ func TestKipIsMovedToAnEtcdOfItsUsersAndServedByTwoReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop(s)
+	policy := ownPolicy(t, s.NS)
 	values := withValues(t, func(v map[string]any) {
+		v["networkPolicy"] = policy
 		v["config"].(map[string]any)["etcd"] = map[string]any{
 			"client": map[string]any{"endpoints": []string{"http://" + etcd.Endpoint}, "allowPlainText": true},
 		}
