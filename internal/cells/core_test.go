@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,13 +28,14 @@ type bench struct {
 	guard   *guard.Guard
 	ends    *cellEnds
 	holds   *holds
-	said    []string // Events
-	shown   []Cell   // to observers, with each change
-	orphans []error  // of calls that ended orphans
-	found   int      // orphans
-	marked  []error  // what the cloud did not serve
-	moved   []Cell   // of which observers were told that they are interrupted
-	taken   []Cell   // of which they were told that they are taken back
+	mu      sync.Mutex // of what is noted, while something runs aside
+	said    []string   // Events
+	shown   []Cell     // to observers, with each change
+	orphans []error    // of calls that ended orphans
+	found   int        // orphans
+	marked  []error    // what the cloud did not serve
+	moved   []Cell     // of which observers were told that they are interrupted
+	taken   []Cell     // of which they were told that they are taken back
 }
 
 var _ Shortages = (*bench)(nil)
@@ -65,17 +67,25 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) Event(_ apiv1.PodReference, e events.Event) {
-	b.said = append(b.said, e.Type+" "+e.Reason+": "+e.Message)
+func (b *bench) note(do func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	do()
 }
 
-func (b *bench) CellInterrupted(cell Cell) { b.moved = append(b.moved, cell) }
+func (b *bench) Event(_ apiv1.PodReference, e events.Event) {
+	b.note(func() { b.said = append(b.said, e.Type+" "+e.Reason+": "+e.Message) })
+}
 
-func (b *bench) CellTakenBack(cell Cell) { b.taken = append(b.taken, cell) }
+func (b *bench) CellInterrupted(cell Cell) { b.note(func() { b.moved = append(b.moved, cell) }) }
 
-func (b *bench) CellChanged(cell Cell) { b.shown = append(b.shown, cell) }
+func (b *bench) CellTakenBack(cell Cell) { b.note(func() { b.taken = append(b.taken, cell) }) }
 
-func (b *bench) Mark(_ Offering, answer error) { b.marked = append(b.marked, answer) }
+func (b *bench) CellChanged(cell Cell) { b.note(func() { b.shown = append(b.shown, cell) }) }
+
+func (b *bench) Mark(_ Offering, answer error) {
+	b.note(func() { b.marked = append(b.marked, answer) })
+}
 
 func (*bench) Unavailable(Offering) bool { return false }
 
@@ -141,9 +151,9 @@ func (b *bench) blocking() *blockers {
 	}
 }
 
-func (b *bench) OrphanFound() { b.found++ }
+func (b *bench) OrphanFound() { b.note(func() { b.found++ }) }
 
-func (b *bench) OrphanEnded(err error) { b.orphans = append(b.orphans, err) }
+func (b *bench) OrphanEnded(err error) { b.note(func() { b.orphans = append(b.orphans, err) }) }
 
 // stored is a cell with a record.
 func (b *bench) stored(cell Cell) *entry {
