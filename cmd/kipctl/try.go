@@ -254,7 +254,8 @@ func quoted(prices *quote.Prices, pod *corev1.Pod) (trial.Quote, bool) {
 // dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of the first of some types that it offers.
 func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string) ([]finding.Finding, error) {
 	command := []string{
-		"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml", "--instance-type", strings.Join(instanceTypes, ","), "-o", "json",
+		"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml",
+		"--instance-type", strings.Join(instanceTypes, ","), "-o", "json",
 	}
 	own := "run kipctl " + strings.Join(command[1:7], " ") + " with Kip's provider.yaml and its rights"
 	if _, named := k.socketPath(); named {

@@ -52,7 +52,8 @@ func TestAStoreKnowsTheLaunchesUpToItsNumberAndThoseThatItTookOver(t *testing.T)
 	} {
 		line, number := generationOf(tagged(tc.tag))
 		if got := tc.g.knows(line, number); got != tc.want {
-			t.Errorf("a store at %s that left %v knows of an instance with the tag %q: %t, want %t", tc.g.tag(), tc.g.KnownLines, tc.tag, got, tc.want)
+			t.Errorf("a store at %s that left %v knows of an instance with the tag %q: %t, want %t",
+				tc.g.tag(), tc.g.KnownLines, tc.tag, got, tc.want)
 		}
 	}
 }
