@@ -92,8 +92,8 @@ func (p publication) find() (images.Image, error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return image, fmt.Errorf("neither bin/image nor this folder has the boot image: want kip-cell-%[1]s.manifest.json and kip-cell-%[1]s.tar.gz of "+
-			"a release (docs/releases.md), or make image IMAGE_ARCH=%[1]s IMAGE_FORMATS=raw: %[2]w", images.Image{Arch: p.arch, Variant: p.variant}.Kind(),
-			err)
+			"a release (docs/releases.md), or make image IMAGE_ARCH=%[2]s VARIANT=%[3]s IMAGE_FORMATS=raw: %[4]w",
+			images.Image{Arch: p.arch, Variant: p.variant}.Kind(), p.arch, p.variant, err)
 	}
 	return image, err
 }

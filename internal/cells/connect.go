@@ -9,8 +9,8 @@ import (
 	"github.com/elotl/kip/internal/watchdog"
 )
 
-// connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise; only
-// the cell's worker replaces api and session, and reads them without the lock.
+// connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise. Only the cell's worker
+// replaces api and session, and reads them without the lock; while draining has logs saved, only that does, and the worker waits for it.
 type connection struct {
 	api        API
 	node       string // the virtual node that api is of

@@ -16,6 +16,7 @@ type dispatching struct {
 	calls   *pipe.Pipe
 	intents *intents
 	sending *sending
+	rights  *rights
 }
 
 // launch stores the intent to launch a group, in as many calls as the store
@@ -39,6 +40,7 @@ func (s *dispatching) launch(ctx context.Context, group []*entry, resolved *clou
 			s.table.mu.Lock()
 			e.giveBack()
 			s.table.mu.Unlock()
+			s.rights.giveProbeBack(e)
 			s.loop.again(e, err)
 		}
 		return

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
@@ -15,7 +16,8 @@ import (
 
 func (b *bench) dispatching() *dispatching {
 	b.Helper()
-	return &dispatching{table: b.table, loop: b.loop, calls: b.calls, intents: b.intents(), sending: b.sending()}
+	sending := b.sending()
+	return &dispatching{table: b.table, loop: b.loop, calls: b.calls, intents: b.intents(), sending: sending, rights: sending.answers.rights}
 }
 
 // turn is one of a launch.
@@ -79,6 +81,28 @@ func TestALaunchIsSentWhenItIsStored(t *testing.T) {
 		if left := b.launchRecords(); left != 0 {
 			t.Errorf("%s: %d calls are stored yet", name, left)
 		}
+	}
+}
+
+func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
+	b := newBench(t)
+	s := b.dispatching()
+	group := b.launching("c")
+	now := b.loop.clock.Now()
+	s.rights.pause = pause{since: now.Add(-time.Hour), until: now}
+	if wait := s.rights.probeOrDelay(group[0]); wait != 0 {
+		t.Fatalf("the probe waits %v", wait)
+	}
+	b.hook = func(op, key string) error {
+		if op != "applied" && strings.Contains(key, launchesPrefix) {
+			return store.ErrNoSpace
+		}
+		return nil
+	}
+	s.launch(t.Context(), group, nil, b.turn())
+	b.loop.running.Wait()
+	if wait := s.rights.delayLaunch(b.launching("d")[0]); wait != 0 {
+		t.Errorf("nothing was sent, and the next cell waits %v", wait)
 	}
 }
 

@@ -88,3 +88,46 @@ func (s *launchAnswers) learn(t *launchTries, known map[int]verdict, failed erro
 	}
 	s.sizes.note(t.offering, len(t.of.group), known)
 }
+
+// verdict is what the answer to a launch means for one cell.
+type verdict string
+
+const (
+	isLaunched  verdict = "launched"
+	isRefused   verdict = "refused"   // there surely is no instance: the next offering
+	isForbidden verdict = "forbidden" // there surely is none, nor of any other offering
+	isApart     verdict = "apart"     // there surely is none: it is to be launched by itself
+	isTooMany   verdict = "too many"  // there surely is none: it is to be launched with fewer others
+	isExpired   verdict = "expired"   // there surely is none: it is to be launched anew
+	isStale     verdict = "stale"     // there surely is none: it is to be resolved and launched anew
+	isUnfit     verdict = "unfit"     // there surely is none: it is to be resolved anew, and waits for the operator
+	// There surely is none: it is to be launched without the labels of its pods.
+	isUnlabelled verdict = "unlabelled"
+	isAbandoned  verdict = "abandoned" // nobody knows: it ends
+	isOpen       verdict = "open"      // the call is to be sent again
+)
+
+// judge reads the answer for one machine. unsure says that an earlier call may have
+// started it: what the cloud refuses now it may then have started all the same. several
+// says that it was not launched by itself.
+func judge(r cloud.LaunchResult, several, unsure, giveUp bool) verdict {
+	switch {
+	case r.Err == nil:
+		return isLaunched
+	case errors.Is(r.Err, errExpired) && !unsure:
+		return isExpired
+	case errors.Is(r.Err, errExpired):
+		return isAbandoned
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrUnauthorised) && !denied(r.Err):
+		return isForbidden
+	case cloud.Refused(r.Err) && !unsure && several && errors.Is(r.Err, cloud.ErrTogether):
+		return isApart
+	case cloud.Refused(r.Err) && !unsure && errors.Is(r.Err, cloud.ErrStale):
+		return isStale
+	case cloud.Refused(r.Err) && !unsure:
+		return isRefused
+	case cloud.Refused(r.Err), errors.Is(r.Err, cloud.ErrMismatch), giveUp && !errors.Is(r.Err, cloud.ErrThrottled):
+		return isAbandoned
+	}
+	return isOpen
+}

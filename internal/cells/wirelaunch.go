@@ -113,6 +113,7 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 		calls:   cfg.Calls,
 		intents: intents,
 		sending: sending,
+		rights:  s.rights,
 	}
 	unresolved := &unresolved{
 		loop:     c.loop,

@@ -33,7 +33,8 @@ func rulesOfKip() ([]rbacv1.PolicyRule, error) {
 	return nil, fmt.Errorf("there is no ClusterRole %s among the rights of Kip", roleOfKip)
 }
 
-// named are the names of a rule for the nodes of this Kip. The manifests name all nodes that a Kip may have.
+// named are the names of a rule for the nodes of this Kip, none if it has no node that is known. The manifests name all nodes that a Kip
+// may have.
 func (d *Doctor) named(names []string) []string {
 	const user = "system:node:"
 	switch {
@@ -43,7 +44,7 @@ func (d *Doctor) named(names []string) []string {
 		return names
 	}
 	prefix, own := strings.TrimSuffix(names[0], manifestNode), nodeNames(d.own)
-	if first := nodeNameOf(d.pods); len(names) == 1 && first != "" { // of what is called as the Kip's first node
+	if first := nodeNameOf(d.pods); first != "" && (len(names) == 1 || len(own) == 0) { // of what is called as the Kip's first node, or a new Kip
 		own = []string{first}
 	}
 	own = slices.Clone(own[:min(len(own), mostNamed)])
@@ -68,13 +69,15 @@ func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
 	}
 	var lacks []string
-	asked := 0
+	asked, unnamed := 0, false
 	for _, rule := range rules {
 		for _, resource := range rule.Resources {
 			what := strings.TrimSuffix(resource+"."+rule.APIGroups[0], ".")
 			var verbs []string
+			names := d.named(rule.ResourceNames)
+			unnamed = unnamed || len(names) == 0
 			for _, verb := range rule.Verbs {
-				for _, name := range d.named(rule.ResourceNames) {
+				for _, name := range names {
 					asked++
 					may, err := d.may(ctx, who, rule.APIGroups[0], resource, name, verb)
 					if err != nil {
@@ -92,6 +95,10 @@ func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
 	}
 	if len(lacks) > 0 {
 		return one(finding.Fail(d.restore(), "Kip's service account %s/%s may not %s", namespace, account, strings.Join(lacks, ", ")))
+	}
+	if unnamed {
+		return one(finding.Unchecked("whether Kip's service account %s/%s may act as Kip's nodes, and change them: no node of this Kip is known",
+			namespace, account))
 	}
 	return one(finding.Fine("Kip's service account %s/%s has the rights that Kip needs: %d were asked for", namespace, account, asked))
 }

@@ -95,13 +95,19 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	return c.requesting.Step(ctx, pod)
 }
 
-// CellChanged learns from the end of a pod's cell, and wakes the pod. It does not
+// CellChanged learns that a pod was bound to its cell, and from the cell's end, and wakes the pod then. It does not
 // block.
 func (c *Controller) CellChanged(cell cells.Cell) {
 	if !cell.Live() {
 		c.volumes.disksFreed(cell.Disks)
 	}
-	if cell.Phase != apiv1.Gone || cell.Pod.UID == "" {
+	if cell.Pod.UID == "" {
+		return
+	}
+	if cell.Phase == apiv1.Bound {
+		c.history.bound(cell)
+	}
+	if cell.Phase != apiv1.Gone {
 		return
 	}
 	c.releasing.cellGone(cell.Pod.UID)

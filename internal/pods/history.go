@@ -27,6 +27,11 @@ type lacked struct {
 // history keeps what each pod's earlier cells have shown.
 type history struct{ *notes[past] }
 
+// bound notes that a kubelet has had the pod. It is noted before the cell's end is: whoever finds no cell then knows it.
+func (h *history) bound(cell cells.Cell) {
+	h.note(cell.Pod, func(p *past) { p.ran = true })
+}
+
 // cellGone learns from the end of a pod's cell.
 func (h *history) cellGone(cell cells.Cell) {
 	h.note(cell.Pod, func(p *past) {

@@ -41,3 +41,14 @@ func TestWhatTheEndOfACellShowsOfItsPod(t *testing.T) {
 		}
 	}
 }
+
+// Between the end of a cell and what is learned from it, a worker may find the pod without a cell.
+func TestAPodHasRunOnceItIsBound(t *testing.T) {
+	h := newHarness(t)
+	p := pod("a")
+	h.put(p)
+	h.c.CellChanged(cells.Cell{Pod: apiv1.Ref(p), Phase: apiv1.Bound})
+	if !h.c.history.get(p.UID).ran {
+		t.Error("a pod that was bound is taken for one that no kubelet has had")
+	}
+}

@@ -87,12 +87,12 @@ func (c *requesting) asks(pod *corev1.Pod, now time.Time) (asked, bool) {
 // Step places the pod and asks for a cell.
 func (c *requesting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	now := c.clock.Now()
-	is, here := c.asks(pod, now)
+	known, here := c.asks(pod, now)
 	if !here {
 		return 0, nil
 	}
 	// First: it may run on a cell that this Kip does not know of.
-	if why, sure := c.cells.Behind(); why != "" && (sure || is.ran) {
+	if why, sure := c.cells.Behind(); why != "" && (sure || known.ran) {
 		said := events.NewStoreBehind(why)
 		if !sure {
 			said = events.NewInstancesNotListed(why)
@@ -100,17 +100,17 @@ func (c *requesting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, 
 		c.waits.report(pod, otherCause, said, why, time.Time{})
 		return behindWait(sure), nil
 	}
-	if why, is := c.failing.hopeless(pod, is); is {
+	if why, hopeless := c.failing.hopeless(pod, known); hopeless {
 		return c.failing.giveUp(ctx, pod, why)
 	}
 	if why := c.paused.Load(); why != nil {
 		c.waits.report(pod, otherCause, events.NewPaused(*why), *why, time.Time{})
 		return 0, nil
 	}
-	if is.until.After(now) {
-		return is.until.Sub(now), nil
+	if known.until.After(now) {
+		return known.until.Sub(now), nil
 	}
-	if is.ran {
+	if known.ran {
 		if changed, err := c.exclusion.changedSince(ctx, pod); err != nil {
 			c.waits.report(pod, otherCause, events.NewCellNotRequested(err), err.Error(), time.Time{})
 			return 0, err
@@ -118,7 +118,7 @@ func (c *requesting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, 
 			return staleRetry, nil
 		}
 	}
-	return c.placing.place(ctx, pod, is, now)
+	return c.placing.place(ctx, pod, known, now)
 }
 
 // place chooses what can be launched for a pod, and requests a cell.

@@ -1,7 +1,5 @@
 package aws
 
-import "time"
-
 // caches is what was read of EC2, and is read again with the catalogue or where a launch is stale.
 type caches struct {
 	networks *networks
@@ -15,5 +13,5 @@ func (e *caches) forget() {
 	e.networks.forget()
 	e.images.forget()
 	e.groups.forget()
-	e.sold.set(nil, time.Time{})
+	e.sold.forget()
 }

@@ -18,7 +18,7 @@ import (
 // launch is the dry run of a launch of one cell.
 func (a *accountChecks) launch(instanceType, subnet string, boot image, groups []string) *ec2.RunInstancesInput {
 	launch := runInstances(cloud.LaunchRequest{
-		Token:    doctorsOwner,
+		Token:    doctorsOwner + "-" + instanceType,
 		Machines: []cloud.Machine{{}},
 		LaunchSpec: cloud.LaunchSpec{
 			InstanceType: instanceType,
@@ -83,16 +83,32 @@ func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 		return only(finding.Unchecked("a launch of %s: there is no image for %s", name, one.Arch))
 	}
 	zone := a.net.subnets[subnet].zone
-	_, err = a.c.api.RunInstances(ctx, a.launch(name, subnet, boot, groups))
+	launched, err := a.c.api.RunInstances(ctx, a.launch(name, subnet, boot, groups))
 	switch cause := cloud.CauseOf(classify(err, cloud.Scope{})); {
 	case codeOf(err) == codeDry:
 		return only(finding.Fine("EC2 would launch a %s in %s: a dry run, which asks for rights and not for capacity", name, zone))
 	case err == nil:
-		return only(finding.Unchecked("a launch of %s: this API knows no dry runs", name))
+		return only(a.notDry(ctx, name, launched))
 	case cause == cloud.ErrCapacity, cause == cloud.ErrQuota, cause == cloud.ErrUnfit, cause == cloud.ErrRefused:
 		return only(finding.Fail(list, "EC2 refuses a dry run of a launch of %s in %s: %v", name, zone, err))
 	}
 	return only(a.unanswered("dry-run ec2:RunInstances of "+name, err))
+}
+
+// notDry ends what an API launched that knows no dry runs.
+func (a *accountChecks) notDry(ctx context.Context, instanceType string, launched *ec2.RunInstancesOutput) finding.Finding {
+	var ids []string
+	for _, i := range launched.Instances {
+		ids = append(ids, aws.ToString(i.InstanceId))
+	}
+	if len(ids) == 0 {
+		return finding.Unchecked("a launch of %s: this API knows no dry runs", instanceType)
+	}
+	end := a.command("terminate-instances --instance-ids %s", strings.Join(ids, " "))
+	if _, err := a.c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids}); err != nil {
+		return finding.Fail(end, "this API knows no dry runs, has launched %s, and does not end it: %v", strings.Join(ids, ", "), err)
+	}
+	return finding.Fail(end, "this API knows no dry runs: it launched %s, which is being ended", strings.Join(ids, ", "))
 }
 
 // offered returns the first of the types whose launch is tried that is offered where a subnet of the cells is, and that subnet.

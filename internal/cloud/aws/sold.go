@@ -11,23 +11,34 @@ import (
 
 // soldTypes is what EC2 sells in the cells' subnets, without the offerings of reservations.
 type soldTypes struct {
-	mu   sync.Mutex
-	sold []catalog.InstanceType // nil before it was read
-	at   time.Time              // when it was read
+	mu    sync.Mutex
+	sold  []catalog.InstanceType // nil before it was read
+	at    time.Time              // when it was read
+	stale bool                   // it is to be read again
 }
 
 // read returns what EC2 sells, and when that was read; nil if it is to be read.
 func (e *soldTypes) read() (all []catalog.InstanceType, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.stale {
+		return nil, time.Time{}
+	}
 	return e.sold, e.at
 }
 
-// set notes what EC2 sells; nil has it read again.
+// forget has it read again. Until then types are what they were.
+func (e *soldTypes) forget() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stale = true
+}
+
+// set notes what EC2 sells.
 func (e *soldTypes) set(all []catalog.InstanceType, at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.sold, e.at = all, at
+	e.sold, e.at, e.stale = all, at, false
 }
 
 // typeNamed returns the catalogue's type of a name. It returns false if the catalogue was not read yet, or has none.
