@@ -37,10 +37,10 @@ func (s *dispatching) launch(ctx context.Context, group []*entry, resolved *clou
 	if err != nil {
 		turn.Cancel()
 		for _, e := range group {
+			s.rights.giveProbeBack(e) // first: once it is given back, its worker may make it the probe again
 			s.table.mu.Lock()
 			e.giveBack()
 			s.table.mu.Unlock()
-			s.rights.giveProbeBack(e)
 			s.loop.again(e, err)
 		}
 		return

@@ -591,14 +591,12 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		Options:   standbyOptions(l.cfg),
 		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
 
-		Meter:  useOfCells{uses},
-		Events: l.events,
-		Observers: []cells.Observer{
-			l.metrics, isolated{firewalls: l.firewalls}, learning{types: l.instanceTypes},
-		},
-		Logs:     l.savedLogs(),
-		Watchdog: l.watchdog,
-		Queues:   l.metrics.WorkqueueProvider(),
+		Meter:     useOfCells{uses},
+		Events:    l.events,
+		Observers: []cells.Observer{l.metrics}, // what is counted and shown comes first, then what acts
+		Logs:      l.savedLogs(),
+		Watchdog:  l.watchdog,
+		Queues:    l.metrics.WorkqueueProvider(),
 
 		ClusterDNS:          dns,
 		ClusterDomain:       l.ClusterDomain,
@@ -649,6 +647,8 @@ func (c cellSide) matchPods() (l podSide, err error) {
 	if err != nil {
 		return l, err
 	}
+	l.cells.Observe(isolated{firewalls: l.firewalls})
+	l.cells.Observe(learning{types: l.instanceTypes})
 	l.atEnd(l.pods.Close)
 	return l, nil
 }

@@ -104,18 +104,18 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	if cell.Pod.UID == "" {
 		return
 	}
-	if cell.Phase == apiv1.Bound {
+	if !cell.StepTime(apiv1.StepBound).IsZero() { // also of one that was bound when this process loaded it
 		c.history.bound(cell)
 	}
 	if cell.Phase != apiv1.Gone {
 		return
 	}
+	c.history.cellGone(cell) // first: a worker may find the pod without a cell already
 	c.releasing.cellGone(cell.Pod.UID)
 	c.attending.interrupted(cell, time.Time{})
 	if cell.Instance != nil {
 		c.waits.foundCapacity(cell.Pod.UID)
 	}
-	c.history.cellGone(cell)
 	c.loop.wake(nameOf(cell))
 }
 

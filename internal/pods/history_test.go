@@ -47,7 +47,8 @@ func TestAPodHasRunOnceItIsBound(t *testing.T) {
 	h := newHarness(t)
 	p := pod("a")
 	h.put(p)
-	h.c.CellChanged(cells.Cell{Pod: apiv1.Ref(p), Phase: apiv1.Bound})
+	bound := []apiv1.Step{{Name: apiv1.StepBound, Time: metav1.NewMicroTime(time.Unix(1e9, 0))}}
+	h.c.CellChanged(cells.Cell{Pod: apiv1.Ref(p), Phase: apiv1.Draining, Steps: bound})
 	if !h.c.history.get(p.UID).ran {
 		t.Error("a pod that was bound is taken for one that no kubelet has had")
 	}
