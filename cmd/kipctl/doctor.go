@@ -226,6 +226,10 @@ func (k *kipctl) examineAccount(ctx context.Context, e examination, one examined
 	}
 	if len(checks) == 0 {
 		runner.Run(ctx, found(area, "credentials", finding.Fine("the cloud %s has no account", one.cfg.Cloud.Name())))
+		if len(e.instanceTypes) > 0 {
+			runner.Run(ctx, found(area, finding.DryRun, finding.Unchecked("a launch of %s: the cloud %s knows no dry runs",
+				strings.Join(e.instanceTypes, ", "), one.cfg.Cloud.Name())))
+		}
 		return nil
 	}
 	for n := range checks {

@@ -251,6 +251,19 @@ func quoted(prices *quote.Prices, pod *corev1.Pod) (trial.Quote, bool) {
 	return q, true
 }
 
+// maxAnswer bounds what a command in a pod may print: Kip's print some kilobytes.
+const maxAnswer = 1 << 20
+
+// answer is what a command in a pod prints. Whoever is in that pod prints what he likes.
+type answer struct{ text bytes.Buffer }
+
+func (a *answer) Write(p []byte) (int, error) {
+	if a.text.Len()+len(p) > maxAnswer {
+		return 0, fmt.Errorf("the pod answers with more than %d bytes", maxAnswer)
+	}
+	return a.text.Write(p)
+}
+
 // dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of the first of some types that it offers.
 func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string) ([]finding.Finding, error) {
 	command := []string{
@@ -282,12 +295,12 @@ func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string)
 		}
 	}
 	pod := pods[0]
-	var out, messages bytes.Buffer
+	var out, messages answer
 	failed := c.exec(ctx, pod.Namespace, pod.Name, command, &out, &messages) // also where a check has failed
 	var report doctor.Report
-	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+	if err := json.Unmarshal(out.text.Bytes(), &report); err != nil {
 		return nil, fmt.Errorf("run kipctl doctor in pod %s/%s: %w", pod.Namespace, pod.Name,
-			errors.Join(failed, errors.New(strings.TrimSpace(messages.String()))))
+			errors.Join(failed, errors.New(strings.TrimSpace(messages.text.String()))))
 	}
 	var found, others []finding.Finding
 	for _, r := range report.Results {
@@ -326,16 +339,16 @@ func (k *kipctl) holdingsOf(ctx context.Context, c *cluster) ([]adminapi.Holding
 	var all []adminapi.Holdings
 	var errs []error
 	for _, pod := range pods {
-		var out, messages bytes.Buffer
+		var out, messages answer
 		// It changes nothing without --yes, and then fails if there is anything.
 		failed := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "-o", "json"}, &out, &messages)
 		var h adminapi.Holdings
-		if err := json.NewDecoder(&out).Decode(&h); err != nil {
+		if err := json.NewDecoder(&out.text).Decode(&h); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = nil // it has printed nothing, and says why
 			}
 			errs = append(errs, fmt.Errorf("run kipctl cleanup in pod %s/%s: %w", pod.Namespace, pod.Name,
-				errors.Join(failed, err, errors.New(strings.TrimSpace(messages.String())))))
+				errors.Join(failed, err, errors.New(strings.TrimSpace(messages.text.String())))))
 			continue
 		}
 		all = append(all, h)

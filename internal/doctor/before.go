@@ -195,10 +195,10 @@ func (d *Doctor) disks(ctx context.Context) []finding.Finding {
 func (d *Doctor) classOf(has disks.Disks, names []string) string {
 	usable := has.Usable("")
 	switch {
-	case len(names) == 1:
-		return names[0]
 	case d.eks() && usable != nil:
 		return usable.Name
+	case len(names) == 1:
+		return names[0]
 	}
 	return "NAME"
 }
@@ -237,12 +237,17 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	}
 	// One of Kip's own has disks that only cells have: Kip's pod is on an ordinary node.
 	var others []string
+	driven := false // by a driver that is there
 	for _, s := range has.Classes {
 		if s.Provisioner != "disk.kip.elotl.co" {
 			others = append(others, s.Name)
+			driven = driven || has.Has(s.Provisioner)
 		}
 	}
 	switch usual := has.Default; {
+	case usual == nil && len(others) > 0 && d.eks() && !driven:
+		return one(finding.Fail(d.addDriver(has),
+			"the cluster has no default StorageClass, and the driver of none of %s: the claim of Kip's store gets no volume", orNone(others)))
 	case usual == nil && len(others) > 0:
 		return one(finding.Fail(d.useClass(d.classOf(has, others)),
 			"the cluster has no default StorageClass, so the claim of Kip's store gets no volume, unless persistence.storageClassName names one of %s",

@@ -428,8 +428,11 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 			"aws eks create-addon --region eu-west-1 --cluster-name prod --addon-name coredns"},
 		"no class":         {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass", "aws-ebs-csi-driver"},
 		"no default class": {fresh, func(w *world) { w.classes[0].Annotations = nil }, "StorageClass", finding.Failed, "no default", "--set persistence.storageClassName=usual"},
-		"several classes":  {fresh, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=NAME"},
-		"classes on EKS":   {onEKS, func(w *world) { severalClasses(w); w.drivers = []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
+		"a class without a driver": {onEKS, func(w *world) {
+			w.classes[0].Annotations, w.classes[0].Provisioner = nil, wellknown.InTree
+		}, "StorageClass", finding.Failed, "the driver of none of usual", "aws-ebs-csi-driver"},
+		"several classes": {fresh, severalClasses, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=NAME"},
+		"classes on EKS":  {onEKS, func(w *world) { severalClasses(w); w.drivers = []string{wellknown.EBSDriver} }, "StorageClass", finding.Failed, "one of efs, gp3, usual", "--set persistence.storageClassName=gp3"},
 		"only Kip's class": {fresh, func(w *world) { w.classes[0].Annotations, w.classes[0].Provisioner = nil, "disk.kip.elotl.co" }, "StorageClass", finding.Failed,
 			"no StorageClass", "storageclass.yaml"},
 		"no driver on Auto Mode": {onEKS, func(w *world) {
