@@ -241,14 +241,15 @@ FAULTS := faults-1 faults-2
 SHARDS := lint unit unit-kubernetes $(FAULTS) fuzz benchmarks machines $(E2E) aws install-pods $(INSTALL) hostile tutorial boot boot-arm64 boot-nvidia qemu conformance-subset eks other-worlds
 # What has passed with one of these is not taken for passed with another.
 SETTINGS := -settings 'SHORT STEPS FAULTS_SEED FAULTS_TIMEOUT FUZZTIME HOSTILE_SEED SUBSET_LIMIT ARGS GOFLAGS'
-# SHARD=e2e stands for all its parts.
+# SHARD=e2e stands for all its parts, and SHARD=boot for itself alone.
+SHARDS_OF = $(or $(filter $(1),$(SHARDS)),$(filter $(1)-%,$(SHARDS)))
 SHARD ?=
 .PHONY: test-all
 test-all: ## all tests, in shards: those that have not passed on these files, or SHARD='aws e2e-2'; hours; as root
 	@hack/prerequisites --test
 	@$(MAKE) --no-print-directory test-tools
-	@$(foreach s,$(SHARD),$(if $(filter $(s) $(s)-%,$(SHARDS)),,echo 'SHARD=$(s): want some of $(SHARDS)' >&2; exit 1;)) \
-	SHORT= .kip/bin/stages $(SETTINGS) $(if $(SHARD),$(foreach s,$(SHARD),$(filter $(s) $(s)-%,$(SHARDS))),-resume build $(SHARDS))
+	@$(foreach s,$(SHARD),$(if $(call SHARDS_OF,$(s)),,echo 'SHARD=$(s): want some of $(SHARDS)' >&2; exit 1;)) \
+	SHORT= .kip/bin/stages $(SETTINGS) $(if $(SHARD),$(foreach s,$(SHARD),$(call SHARDS_OF,$(s))),-resume build $(SHARDS))
 
 # With SHORT=-short the targets below leave out what test/tier gives to make test-all.
 SHORT ?=
