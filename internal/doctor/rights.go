@@ -44,7 +44,8 @@ func (d *Doctor) named(names []string) []string {
 		return names
 	}
 	prefix, own := strings.TrimSuffix(names[0], manifestNode), nodeNames(d.own)
-	if first := nodeNameOf(d.pods); first != "" && (len(names) == 1 || len(own) == 0) { // of what is called as the Kip's first node, or a new Kip
+	// Of what is called as the Kip's first node, and of a Kip that has no node yet.
+	if first := nodeNameOf(d.pods); first != "" && (len(names) == 1 || len(own) == 0) {
 		own = []string{first}
 	}
 	own = slices.Clone(own[:min(len(own), mostNamed)])
