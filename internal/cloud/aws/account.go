@@ -193,6 +193,9 @@ func (a *accountChecks) region(ctx context.Context) []finding.Finding {
 
 // unanswered is the finding for a call that EC2 refuses, or does not answer.
 func (a *accountChecks) unanswered(what string, err error) finding.Finding {
+	if launched, is := errors.AsType[*launchedError](err); is {
+		return finding.Fail(a.command("terminate-instances --instance-ids %s", strings.Join(launched.ids, " ")), "%s: %v", what, err)
+	}
 	err = classify(err, cloud.Scope{})
 	if cloud.CauseOf(err) == cloud.ErrUnauthorised {
 		if !a.isKip() {
@@ -544,10 +547,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 	launch := a.launch(a.wanted.InstanceType, subnet, boot, groups)
 	disk := merged(a.c.cfg.configuredTags(), map[string]string{cloud.TagOwner: a.owner(), tagDisk: doctorsOwner})
 	found := a.tried(ctx, []dry{
-		{"RunInstances", func(ctx context.Context) error {
-			_, err := a.c.api.RunInstances(ctx, launch)
-			return err
-		}},
+		{"RunInstances", func(ctx context.Context) error { return a.dryLaunch(ctx, launch) }},
 		{"CreateSecurityGroup", func(ctx context.Context) error {
 			_, err := a.c.api.CreateSecurityGroup(ctx, &ec2.CreateSecurityGroupInput{
 				DryRun:      aws.Bool(true),

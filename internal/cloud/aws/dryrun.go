@@ -3,6 +3,7 @@ package aws
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -83,32 +84,45 @@ func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 		return only(finding.Unchecked("a launch of %s: there is no image for %s", name, one.Arch))
 	}
 	zone := a.net.subnets[subnet].zone
-	launched, err := a.c.api.RunInstances(ctx, a.launch(name, subnet, boot, groups))
+	err = a.dryLaunch(ctx, a.launch(name, subnet, boot, groups))
 	switch cause := cloud.CauseOf(classify(err, cloud.Scope{})); {
 	case codeOf(err) == codeDry:
 		return only(finding.Fine("EC2 would launch a %s in %s: a dry run, which asks for rights and not for capacity", name, zone))
 	case err == nil:
-		return only(a.notDry(ctx, name, launched))
+		return only(finding.Unchecked("a launch of %s: this API knows no dry runs", name))
 	case cause == cloud.ErrCapacity, cause == cloud.ErrQuota, cause == cloud.ErrUnfit, cause == cloud.ErrRefused:
 		return only(finding.Fail(list, "EC2 refuses a dry run of a launch of %s in %s: %v", name, zone, err))
 	}
 	return only(a.unanswered("dry-run ec2:RunInstances of "+name, err))
 }
 
-// notDry ends what an API launched that knows no dry runs.
-func (a *accountChecks) notDry(ctx context.Context, instanceType string, launched *ec2.RunInstancesOutput) finding.Finding {
-	var ids []string
+// launchedError says that an API that knows no dry runs has launched instances.
+type launchedError struct {
+	ids   []string
+	ended error // why they may not be ended; nil if they are being ended
+}
+
+func (e *launchedError) Error() string {
+	if e.ended != nil {
+		return fmt.Sprintf("this API knows no dry runs: it launched %s, and does not end them: %v", strings.Join(e.ids, ", "), e.ended)
+	}
+	return fmt.Sprintf("this API knows no dry runs: it launched %s, which are being ended", strings.Join(e.ids, ", "))
+}
+
+func (e *launchedError) Unwrap() error { return e.ended }
+
+// dryLaunch makes the dry run of a launch. Of an API that knows none it ends what was launched, which is a *launchedError.
+func (a *accountChecks) dryLaunch(ctx context.Context, launch *ec2.RunInstancesInput) error {
+	launched, err := a.c.api.RunInstances(ctx, launch)
+	if err != nil || len(launched.Instances) == 0 {
+		return err
+	}
+	e := &launchedError{}
 	for _, i := range launched.Instances {
-		ids = append(ids, aws.ToString(i.InstanceId))
+		e.ids = append(e.ids, aws.ToString(i.InstanceId))
 	}
-	if len(ids) == 0 {
-		return finding.Unchecked("a launch of %s: this API knows no dry runs", instanceType)
-	}
-	end := a.command("terminate-instances --instance-ids %s", strings.Join(ids, " "))
-	if _, err := a.c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids}); err != nil {
-		return finding.Fail(end, "this API knows no dry runs, has launched %s, and does not end it: %v", strings.Join(ids, ", "), err)
-	}
-	return finding.Fail(end, "this API knows no dry runs: it launched %s, which is being ended", strings.Join(ids, ", "))
+	_, e.ended = a.c.api.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: e.ids})
+	return e
 }
 
 // offered returns the first of the types whose launch is tried that is offered where a subnet of the cells is, and that subnet.

@@ -61,8 +61,6 @@ func (e *soldTypes) wantsDriver(s cloud.LaunchSpec) bool {
 
 // hasBIOS says that a type boots by a BIOS, too, or that this is not known of it.
 func (e *soldTypes) hasBIOS(instanceType string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	n := slices.IndexFunc(e.sold, func(t catalog.InstanceType) bool { return t.Name == instanceType })
-	return n < 0 || len(e.sold[n].BootModes) == 0 || slices.Contains(e.sold[n].BootModes, bios)
+	t, _ := e.typeNamed(instanceType)
+	return len(t.BootModes) == 0 || slices.Contains(t.BootModes, bios)
 }
