@@ -16,7 +16,6 @@ type dispatching struct {
 	calls   *pipe.Pipe
 	intents *intents
 	sending *sending
-	rights  *rights
 }
 
 // launch stores the intent to launch a group, in as many calls as the store
@@ -37,7 +36,6 @@ func (s *dispatching) launch(ctx context.Context, group []*entry, resolved *clou
 	if err != nil {
 		turn.Cancel()
 		for _, e := range group {
-			s.rights.giveProbeBack(e) // first: once it is given back, its worker may make it the probe again
 			s.table.mu.Lock()
 			e.giveBack()
 			s.table.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 func (b *bench) dispatching() *dispatching {
 	b.Helper()
 	sending := b.sending()
-	return &dispatching{table: b.table, loop: b.loop, calls: b.calls, intents: b.intents(), sending: sending, rights: sending.answers.rights}
+	return &dispatching{table: b.table, loop: b.loop, calls: b.calls, intents: b.intents(), sending: sending}
 }
 
 // turn is one of a launch.
@@ -89,8 +89,9 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	s := b.dispatching()
 	group := b.launching("c")
 	now := b.loop.clock.Now()
-	s.rights.pause = pause{since: now.Add(-time.Hour), until: now}
-	if wait := s.rights.probeOrDelay(group[0]); wait != 0 {
+	r := s.sending.answers.rights
+	r.pause = pause{since: now.Add(-time.Hour), until: now}
+	if wait := r.probeOrDelay(group[0]); wait != 0 {
 		t.Fatalf("the probe waits %v", wait)
 	}
 	b.hook = func(op, key string) error {
@@ -101,7 +102,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	}
 	s.launch(t.Context(), group, nil, b.turn())
 	b.loop.running.Wait()
-	if wait := s.rights.delayLaunch(b.launching("d")[0]); wait != 0 {
+	if wait := r.probeOrDelay(b.requested("d")[0]); wait != 0 {
 		t.Errorf("nothing was sent, and the next cell waits %v", wait)
 	}
 }
@@ -150,7 +151,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 		rights := dispatching.sending.answers.rights
 		s := &resolving{
 			loop: b.loop, calls: b.calls, launchCalls: dispatching.intents.launchCalls, dispatching: dispatching,
-			wanted:     &wanted{table: b.table, loop: b.loop, rights: rights},
+			wanted:     &wanted{table: b.table, loop: b.loop},
 			unresolved: &unresolved{loop: b.loop, rights: rights, events: b.events, outcomes: dispatching.sending.outcomes, blockers: b.blocking()},
 		}
 		group := b.launching("c", "d")

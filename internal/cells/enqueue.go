@@ -27,15 +27,14 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	launching, why := e.launching, e.ending
 	s.table.mu.Unlock()
-	if removed {
-		s.rights.giveProbeBack(e)
-	}
 	switch {
 	case launching:
 		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
 	case why != "":
+		s.rights.passProbe(e)
 		return 0, s.removals.remove(ctx, e, why)
 	}
+	s.rights.passProbe(e)
 	if wait := s.delays.delay(e); wait > 0 {
 		return wait, nil
 	}
@@ -43,21 +42,17 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if wait := s.blockers.startOrDelay(e); wait > 0 {
-		return wait, nil
-	}
 	wait := s.rights.probeOrDelay(e)
+	if wait == 0 {
+		wait = s.blockers.startOrDelay(e)
+	}
 	s.table.mu.Lock()
-	goes := wait == 0 && e.ending == "" // one that is to end is queued again
-	if goes {
+	defer s.table.mu.Unlock()
+	if wait == 0 && e.ending == "" { // one that is to end is queued again
 		e.giveToGroup()
 		s.launches.add(next)
 	} else {
 		e.giveBack()
-	}
-	s.table.mu.Unlock()
-	if !goes {
-		s.rights.giveProbeBack(e)
 	}
 	return wait, nil
 }
@@ -66,7 +61,6 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 type launchDelays struct {
 	clock     clock.PassiveClock
 	excluding *excluding
-	rights    *rights
 }
 
 // delay returns how long a cell has to wait, and reports why; 0 if it may be launched.
@@ -74,8 +68,5 @@ func (s *launchDelays) delay(e *entry) time.Duration {
 	if wait := e.resolving.wait(s.clock.Now()); wait > 0 {
 		return wait
 	}
-	if wait := s.excluding.delayLaunch(e); wait > 0 {
-		return wait
-	}
-	return s.rights.delayLaunch(e)
+	return s.excluding.delayLaunch(e)
 }

@@ -42,10 +42,10 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 		}, 0, false, true, ""},
 	} {
 		b := newBench(t)
-		r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+		r := b.rights()
 		s := &enqueuing{
 			table: b.table, blockers: b.blocking(), rights: r, launches: b.launches, removals: b.removing(),
-			delays: &launchDelays{clock: b.clock, excluding: b.excluding(), rights: r},
+			delays: &launchDelays{clock: b.clock, excluding: b.excluding()},
 		}
 		b.generation.compared = true
 		b.listed(snapshot{began: b.clock.Now()})

@@ -115,7 +115,7 @@ func (c *counted) Stop(ctx context.Context, ids ...string) cloud.Results {
 }
 
 func (b *bench) starting() *starting {
-	r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+	r := b.rights()
 	return &starting{
 		loop: b.loop, records: b.records, calls: b.calls, rights: r,
 		failures: &startFailures{loop: b.loop, rights: r, ends: b.ends, events: b.events, shortages: b},

@@ -60,7 +60,7 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 
 func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 	b := newBench(t)
-	s := &wanted{table: b.table, loop: b.loop, rights: &rights{table: b.table, loop: b.loop}}
+	s := &wanted{table: b.table, loop: b.loop}
 	group := b.requested("c", "d")
 	for _, e := range group {
 		e.launching = true
@@ -77,7 +77,7 @@ func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 
 func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
 	b := newBench(t)
-	s := &unresolved{loop: b.loop, rights: &rights{table: b.table, loop: b.loop}, events: b.events}
+	s := &unresolved{loop: b.loop, rights: b.rights(), events: b.events}
 	group := b.requested("c")
 	for try := 1; try <= 2; try++ {
 		group[0].launching = true
@@ -109,8 +109,7 @@ func TestCellsThatMayHaveAnotherArchitectureGoOn(t *testing.T) {
 
 func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	b := newBench(t)
-	r := &rights{table: b.table, loop: b.loop, events: b.events}
-	s := &launchDelays{clock: b.clock, rights: r, excluding: b.excluding()}
+	s := &launchDelays{clock: b.clock, excluding: b.excluding()}
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()
@@ -126,9 +125,6 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	}
 	b.listed(snapshot{began: b.clock.Now()})
 	b.generation.compared = true
-	r.pause.since, r.pause.until = b.clock.Now(), b.clock.Now().Add(5*time.Second)
-	wait("Kip has no right", 5*time.Second)
-	r.pause = pause{}
 	wait("nothing", 0)
 	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 	wait("the store is behind", idlePoll)

@@ -78,9 +78,8 @@ func (s *launching) launchNext(ctx context.Context) {
 
 // wanted takes the cells out of groups that nobody wants any more.
 type wanted struct {
-	table  *table
-	loop   *loop
-	rights *rights
+	table *table
+	loop  *loop
 }
 
 // giveBackEnding gives the cells of a group that are to end back to their workers, and returns the others.
@@ -88,7 +87,6 @@ func (s *wanted) giveBackEnding(group []*entry) []*entry {
 	return slices.DeleteFunc(group, func(e *entry) bool {
 		why, _ := s.table.endingOf(e)
 		if why != "" {
-			s.rights.giveProbeBack(e)
 			s.loop.landed(e)
 		}
 		return why != ""

@@ -63,7 +63,6 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 		switch {
 		case labels && (is == isRefused || is == isForbidden) && mayBeLabels(err):
 			is = isUnlabelled
-			s.rights.probeAgain(l.group[n])
 		case is == isOpen && tooMany && !t.unsure[n] && cloud.NothingDone(err):
 			is = isTooMany
 		case is == isOpen && !t.unsure[n] && errors.Is(err, cloud.ErrUnfit):

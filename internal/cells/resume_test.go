@@ -9,7 +9,7 @@ import (
 
 // sending returns what sends launches.
 func (b *bench) sending() *sending {
-	r := &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+	r := b.rights()
 	return &sending{
 		loop: b.loop, calls: b.calls, events: b.events,
 		answers: &launchAnswers{

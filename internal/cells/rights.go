@@ -29,26 +29,23 @@ type rights struct {
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offeringKey]bool
-	cells  perCell[rightsState] // under mu
-}
-
-// rightsState is what a cell that is to be launched has to do with them.
-type rightsState struct {
-	told   bool // that launches are paused
-	probes bool // it was let through to see whether Kip has its rights
+	told   perCell[bool] // that launches are paused; under mu
 }
 
 // pause is a time without launches, since the cloud says that Kip has no right to
 // them. Cells that run are left alone.
 type pause struct {
-	since  time.Time // zero while there is none
-	until  time.Time // the next launch is sent then, to see whether it is over
-	tries  int       // launches that were refused
-	probed bool      // a launch was let through to see
-	again  *entry    // the cell of that launch, where it is let through once more without labels
-	why    string
-	all    bool // it is of the account, and not of launches alone
+	since   time.Time // zero while there is none
+	until   time.Time // then one cell is launched as the probe, to see whether it is over
+	tries   int       // launches that were refused
+	probe   string    // the cell that was launched so, until its answer; "" for none
+	probing time.Time // until when the others wait for that
+	why     string
+	all     bool // it is of the account, and not of launches alone
 }
+
+// probePoll is how often a cell checks whether another is still the probe.
+const probePoll = 5 * time.Second
 
 // deniedTypes are so many that Kip is taken to have no right to any: as many in one
 // subnet, and two where the subnets differ as well.
@@ -84,8 +81,8 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 				s.pause = pause{since: now}
 			}
 			s.pause.why, s.pause.all = r.Err.Error(), cloud.ScopeOf(r.Err).Account
-			if first || s.pause.probed {
-				s.pause.probed, s.pause.again = false, nil
+			if first || s.pause.probe != "" {
+				s.pause.probe = ""
 				s.pause.tries++
 				s.pause.until = now.Add(s.loop.random.After(s.pause.tries, firstPause, longestPause))
 			}
@@ -120,65 +117,84 @@ func (s *rights) probeOrDelayStart(e *entry) time.Duration {
 	return s.probeOrDelay(e)
 }
 
-// delayLaunch returns how long a cell has to wait for Kip's rights, and reports why; 0 where there is no pause, or where it
-// is time for a probe.
-func (s *rights) delayLaunch(e *entry) time.Duration { return s.delay(e, false) }
-
-// probeOrDelay is delayLaunch for a cell that nothing else holds up. Where it is time for a probe, the cell becomes it: its
-// launch shows whether Kip has its rights, and the others wait for the answer.
-func (s *rights) probeOrDelay(e *entry) time.Duration { return s.delay(e, true) }
-
-func (s *rights) delay(e *entry, probe bool) time.Duration {
-	now, state := s.loop.clock.Now(), s.cells.of(e)
+// probeOrDelay returns how long a cell has to wait for Kip's rights, and reports why; 0 where there is no pause. Where it is
+// time for a probe, the cell becomes it: its launch shows whether Kip has its rights, and the others wait for the answer.
+func (s *rights) probeOrDelay(e *entry) time.Duration {
+	now := s.loop.clock.Now()
 	s.mu.Lock()
-	if probe {
-		state.probes = false
-	}
 	if s.pause.since.IsZero() {
 		s.mu.Unlock()
 		return 0
 	}
-	left := s.pause.until.Sub(now)
-	if left <= 0 || s.pause.again == e {
-		if probe {
-			s.pause.until, s.pause.probed, s.pause.again, state.probes = now.Add(callTimeout), true, nil, true
+	wait := s.pause.until.Sub(now)
+	if wait <= 0 {
+		if wait = s.becomeProbe(e, now); wait <= 0 {
+			s.mu.Unlock()
+			return 0
 		}
-		s.mu.Unlock()
-		return 0
 	}
-	told, why := state.told, s.pause.why
-	state.told = true
+	told, why := *s.told.of(e), s.pause.why
+	*s.told.of(e) = true
 	s.mu.Unlock()
 	if !told {
 		s.events.report(e.cell(), events.NewLaunchesPaused(why))
 	}
-	return left
+	return wait
 }
 
-// giveProbeBack has another cell be the probe where this one was to be it, and nothing of it was sent.
-func (s *rights) giveProbeBack(e *entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	state := s.cells.of(e)
-	if !state.probes {
-		return
+// becomeProbe makes a cell the probe and returns 0, unless another is. Then it returns after how long to ask again. From then on a cell
+// that is to be launched is its group's: otherwise it would not be known as the probe until it is queued. The caller holds mu.
+func (s *rights) becomeProbe(e *entry, now time.Time) time.Duration {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	probed := s.isProbed(now)
+	if probed && s.pause.probe != e.id {
+		return min(probePoll, s.pause.probing.Sub(now))
 	}
-	state.probes = false
-	if s.pause.since.IsZero() || !s.pause.probed {
-		return
+	if !probed {
+		s.pause.probe, s.pause.probing = e.id, now.Add(callTimeout)
 	}
-	s.pause.until, s.pause.probed = s.loop.clock.Now(), false
-	s.wakeRequested()
+	if e.cell().Phase == apiv1.Requested {
+		e.giveToGroup()
+	}
+	return 0
 }
 
-// probeAgain lets a cell through once more that was the probe. Its launch had labels, so the answer says
-// nothing of the rights, and the next cell's may have labels, too.
-func (s *rights) probeAgain(e *entry) {
+// passProbe has the others checked at once where a cell was the probe, and is not any more: one of them is the probe then. It is called
+// before a cell is looked at that is not its group's.
+func (s *rights) passProbe(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cells.of(e).probes && s.pause.probed {
-		s.pause.again = e
+	if s.pause.probe != e.id {
+		return
 	}
+	s.table.mu.Lock()
+	probed := s.isProbed(s.loop.clock.Now())
+	s.table.mu.Unlock()
+	if !probed {
+		s.pause.probe = ""
+		s.wakeRequested()
+	}
+}
+
+// isProbed reports whether a probe is on its way. Whatever keeps that cell from being launched, and whatever it ends for, another is
+// the probe then. The caller holds mu and table.mu.
+func (s *rights) isProbed(now time.Time) bool {
+	e := s.table.byID[s.pause.probe]
+	if e == nil || !now.Before(s.pause.probing) {
+		return false
+	}
+	switch cell := e.cell(); cell.Phase {
+	case apiv1.Requested:
+		// One whose launch had labels goes once more, without: the answer said nothing of Kip's rights, and the next cell's launch
+		// may have labels, too.
+		return e.launching || cell.NoLabels && e.ending == ""
+	case apiv1.Launching:
+		return true
+	case apiv1.Ready: // its instance is being started
+		return cell.Stopped && e.pod.UID != "" && e.ending == ""
+	}
+	return false
 }
 
 // wakeRequested has all cells that are to be launched checked. The caller holds mu.

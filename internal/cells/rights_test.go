@@ -4,11 +4,18 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"k8s.io/utils/clock"
 )
+
+// rights returns what knows whether Kip may launch.
+func (b *bench) rights() *rights {
+	return &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
+}
 
 func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 	s := &rights{
@@ -29,5 +36,85 @@ func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 	}
 	if s.noteAnswer(offeringKey{}, no(cloud.ErrCapacity)); paused() {
 		t.Error("that there is no capacity, which only those are told who may launch, does not end the pause")
+	}
+}
+
+func TestOneCellAtATimeShowsWhetherKipHasItsRights(t *testing.T) {
+	for name, tc := range map[string]struct {
+		becomes func(*bench, *entry, *Cell) // what becomes of the probe
+		waits   time.Duration               // how long another then waits
+	}{
+		"it is in a group":   {func(*bench, *entry, *Cell) {}, probePoll},
+		"its group is given": {func(_ *bench, e *entry, _ *Cell) { e.giveBack() }, 0},
+		"it is launched":     {func(_ *bench, e *entry, cell *Cell) { e.giveBack(); cell.Phase = apiv1.Launching }, probePoll},
+		"it was launched":    {func(_ *bench, e *entry, cell *Cell) { e.giveBack(); cell.Phase = apiv1.Booting }, 0},
+		"it is launched again without labels": {func(_ *bench, e *entry, cell *Cell) {
+			e.giveBack()
+			cell.NoLabels = true
+		}, probePoll},
+		"it ends before it is launched again without labels": {func(_ *bench, e *entry, cell *Cell) {
+			e.giveBack()
+			cell.NoLabels = true
+			e.beginEnd(CausePodDeleted, "why")
+		}, 0},
+		"it is started": {func(_ *bench, e *entry, cell *Cell) {
+			e.giveBack()
+			cell.Phase, cell.Stopped = apiv1.Ready, true
+		}, probePoll},
+		"it is gone":       {func(b *bench, e *entry, _ *Cell) { delete(b.table.byID, e.id) }, 0},
+		"the time is over": {func(b *bench, _ *entry, _ *Cell) { b.clock.Step(callTimeout) }, 0},
+	} {
+		b := newBench(t)
+		s := b.rights()
+		s.pause = pause{since: b.clock.Now().Add(-time.Hour), until: b.clock.Now(), why: "no"}
+		group := b.requested("c", "d")
+		if wait := s.probeOrDelay(group[0]); wait != 0 || !group[0].launching {
+			t.Fatalf("%s: the probe waits %s, its group's %t", name, wait, group[0].launching)
+		}
+		after := group[0].cell().clone()
+		tc.becomes(b, group[0], &after)
+		group[0].current.Store(&after)
+		if wait := s.probeOrDelay(group[1]); wait != tc.waits || (len(b.said) == 1) != (wait > 0) || group[1].launching != (wait == 0) {
+			t.Errorf("%s: another waits %s, want %s; said %v", name, wait, tc.waits, b.said)
+		}
+	}
+}
+
+func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
+	b := newBench(t)
+	s := b.rights()
+	no := cloud.NotLaunched(1, cloud.No(cloud.ErrUnauthorised, cloud.Scope{Account: true}, errors.New("no")))
+	s.noteAnswer(offeringKey{}, no)
+	e := b.requested("c")[0]
+	for _, want := range []time.Duration{firstPause, 2 * firstPause} {
+		s.noteAnswer(offeringKey{}, no) // of a launch that was under way
+		if wait := s.probeOrDelay(e); wait != want || e.launching {
+			t.Fatalf("it waits %s, want %s", wait, want)
+		}
+		b.clock.Step(want)
+		if wait := s.probeOrDelay(e); wait != 0 || !e.launching {
+			t.Fatalf("the probe waits %s", wait)
+		}
+		s.noteAnswer(offeringKey{}, no)
+		e.giveBack()
+	}
+}
+
+func TestTheOthersAreCheckedWhenTheProbeIsNotLaunched(t *testing.T) {
+	b := newBench(t)
+	s := b.rights()
+	s.pause = pause{since: b.clock.Now().Add(-time.Hour), until: b.clock.Now(), why: "no"}
+	group := b.requested("c", "d")
+	s.probeOrDelay(group[0])
+	if s.passProbe(group[0]); len(b.woken()) > 0 {
+		t.Error("others are checked while it is launched")
+	}
+	group[0].giveBack()
+	if s.passProbe(group[1]); len(b.woken()) > 0 {
+		t.Error("others are checked for a cell that was not the probe")
+	}
+	s.passProbe(group[0])
+	if woken := b.woken(); len(woken) != 2 || s.probeOrDelay(group[1]) != 0 {
+		t.Errorf("checked are %v", woken)
 	}
 }

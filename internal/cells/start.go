@@ -39,7 +39,6 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 	}
 	err := s.loop.async(ctx, e, startsInstance, func(ctx context.Context) error { return machines.Start(ctx, id).Err() })
 	if errors.Is(err, errUnderWay) && !e.async.has(startsInstance) {
-		s.rights.giveProbeBack(e)
 		return takeBackAgain, err // the stop that is under way may be put off, to be sent again
 	}
 	if errors.Is(err, errUnderWay) || ctx.Err() != nil {
@@ -78,7 +77,7 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
 		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
-		return max(s.rights.delayLaunch(e), firstRetry)
+		return max(s.rights.probeOrDelayStart(e), firstRetry)
 	}
 	tries := s.tries.of(e)
 	tries.fail(now, err, s.loop.random)

@@ -22,11 +22,6 @@ type unresolved struct {
 // the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
 // answer does not do so for this offering alone, and is no shortage of it.
 func (s *unresolved) handle(ctx context.Context, group []*entry, failure error) {
-	if !errors.Is(failure, cloud.ErrUnauthorised) { // any other no says nothing of Kip's rights to launch
-		for _, e := range group {
-			s.rights.giveProbeBack(e)
-		}
-	}
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
 	is := judge(results[0], false, false, false)
 	if is == isOpen {

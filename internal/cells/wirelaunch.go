@@ -38,7 +38,6 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 	launchDelays := &launchDelays{
 		clock:     cfg.Clock,
 		excluding: e.excluding,
-		rights:    s.rights,
 	}
 	enqueuing := &enqueuing{
 		table:    c.table,
@@ -95,9 +94,8 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 		events:   c.events,
 	}
 	wanted := &wanted{
-		table:  c.table,
-		loop:   c.loop,
-		rights: s.rights,
+		table: c.table,
+		loop:  c.loop,
 	}
 	intents := &intents{
 		table:       c.table,
@@ -113,7 +111,6 @@ func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
 		calls:   cfg.Calls,
 		intents: intents,
 		sending: sending,
-		rights:  s.rights,
 	}
 	unresolved := &unresolved{
 		loop:     c.loop,
