@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -257,17 +258,25 @@ func TestAPodIsNotBoundToACellWhoseAgentIsAway(t *testing.T) {
 		keep(1)(c)
 		c.Tunnels.(*modelLinks).agents = agents.serve
 	}
+	var goes atomic.Pointer[modelLink]
+	taken := onChange{told: func(cell Cell) {
+		if cell.Pod.UID == "" {
+			return
+		}
+		if link := goes.Swap(nil); link != nil { // when the pod has come, and before its cell's worker knows of that
+			link.set(false, io.EOF)
+		}
+	}}
 	inBubble(t, standby, nil, func(t *testing.T, b *bubble) {
 		b.later(20 * time.Second)
 		id := b.cells.List()[0].ID
-		// It may not be bound either before the agent goes away, which is after the pod has come.
 		agents.say(http.StatusServiceUnavailable, "the agent is being fetched")
+		link := b.links.of(id)
+		goes.Store(link)
 		b.request("a", "nano")
 		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id {
 			t.Fatalf("the pod has cell %q", cell.ID)
 		}
-		link := b.links.of(id)
-		link.set(false, io.EOF)
 		b.later(10 * time.Second)
 		if b.phase("a") != apiv1.Ready || len(b.boundBy(id)) > 0 {
 			t.Errorf("while the agent is away: phase %s, shown %v", b.phase("a"), b.boundBy(id))
@@ -285,7 +294,7 @@ func TestAPodIsNotBoundToACellWhoseAgentIsAway(t *testing.T) {
 		if cell, _ := b.cells.ForPod(ref("a").UID); cell.ID != id || cell.Phase != apiv1.Bound {
 			t.Errorf("with its agent: cell %s is %s", cell.ID, cell.Phase)
 		}
-	})
+	}, taken)
 }
 
 func TestTheNodeIsToldOnceOfAnAgentThatIsNotOfKipsVersion(t *testing.T) {
