@@ -4,7 +4,6 @@ import (
 	"cmp"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 const (
@@ -17,9 +16,9 @@ const (
 // addresses says whether a subnet has those that so many instances of a launch need: one each, and a
 // second one or a /28, in one piece. The model refuses the whole of a call for which there are too few.
 // As if EC2 gave single addresses closely: of a subnet in which instances come and go it has fewer
-// blocks. It is called under m.reserving. Source: Amazon VPC User Guide, "Subnet CIDR blocks"; EC2 User
+// blocks. It is called under supply.reserving. Source: Amazon VPC User Guide, "Subnet CIDR blocks"; EC2 User
 // Guide, "Prefix delegation for Amazon EC2 network interfaces".
-func (m *Model) addresses(l *launch, most int) error {
+func (m *networks) addresses(l *launch, most int) error {
 	if l.subnet.Bits == 0 {
 		return nil
 	}
@@ -52,10 +51,10 @@ func (t *taken) add(l *launch, n int) {
 }
 
 // takenIn are the addresses of a subnet that nobody else can have.
-func (m *Model) takenIn(subnet string) taken {
+func (m *networks) takenIn(subnet string) taken {
 	t := taken{singles: reservedAddresses}
 	for _, i := range m.sim.Truth() {
-		if of := m.launchOf(i); of.subnet.ID == subnet && i.State != cloud.Terminating {
+		if of := m.launched.launchOf(i); of.subnet.ID == subnet && i.State != cloud.Terminating {
 			t.add(of, 1)
 		}
 	}
@@ -66,40 +65,7 @@ func (m *Model) takenIn(subnet string) taken {
 const usualBits = 20
 
 // freeIn is how many addresses of a subnet are free. One of which the model bounds none tells of a /20.
-func (m *Model) freeIn(s Subnet) int {
+func (m *networks) freeIn(s Subnet) int {
 	t := m.takenIn(s.ID)
 	return max(0, 1<<(32-cmp.Or(s.Bits, usualBits))-t.all())
-}
-
-// together refuses a call for several instances as the Config says.
-func (m *Model) together(f *form, most, secondary int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case most <= 1:
-	case m.noneTogether != "":
-		f.bad(m.noneTogether, "The model refuses each launch of more than one instance")
-	case secondary == 0 || !m.loneSecondaries:
-	case m.loneCode != "":
-		f.bad(m.loneCode, "The request is not valid")
-	default:
-		f.bad("InvalidParameterCombination", "secondaryPrivateIpAddressCount may not be specified when launching more than one instance")
-	}
-}
-
-// addressesOf returns the addresses by which the interface of an instance is found: its own and secondary ones. Those of
-// a prefix are not among them. Sources: EC2 API reference, "DescribeNetworkInterfaces", addresses.private-ip-address;
-// kubernetes-sigs/aws-load-balancer-controller commit f3e6695e, which looks for prefixes by themselves.
-func (m *Model) addressesOf(all []sim.Instance, instance string) (addresses []string) {
-	for _, i := range all {
-		if i.ID != instance {
-			continue
-		}
-		for _, n := range m.instance(i).Interfaces {
-			for _, a := range n.Addresses {
-				addresses = append(addresses, a.IP)
-			}
-		}
-	}
-	return addresses
 }

@@ -2,13 +2,9 @@ package ec2
 
 import (
 	"cmp"
-	"fmt"
 	"net/http"
-	"slices"
-	"time"
 
 	"github.com/elotl/kip/dev/cloudmodel"
-	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 // words are EC2's.
@@ -35,9 +31,9 @@ func (m *Model) State() State {
 	s := State{
 		State:   m.Model.State(),
 		Unused:  map[string][]string{},
-		Volumes: m.Volumes(),
-		Routes:  m.Routes(),
-		Groups:  m.Groups(),
+		Volumes: m.volumes.Volumes(),
+		Routes:  m.routing.Routes(),
+		Groups:  m.groups.Groups(),
 	}
 	for key, p := range m.cfg.Policies {
 		s.Unused[key] = p.Unused()
@@ -62,32 +58,6 @@ const (
 	WayMetadata cloudmodel.Way = "metadata" // what the instance is told of itself
 	WayRequest  cloudmodel.Way = "request"  // the status of the spot request
 )
-
-// Rebalance recommends to leave a spot instance. Only the instance is told (EC2 User Guide, "EC2
-// instance rebalance recommendations": besides by EventBridge, which the model lacks).
-type Rebalance struct {
-	Instance string
-}
-
-// Rebalance gives one.
-func (m *Model) Rebalance(r Rebalance) error {
-	n := slices.IndexFunc(m.sim.Truth(), func(i sim.Instance) bool { return i.ID == r.Instance && i.Spot })
-	if n < 0 {
-		return fmt.Errorf("the field Instance is %q: want the ID of a spot instance that has not ended", r.Instance)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.risks[r.Instance] = m.Now()
-	return nil
-}
-
-// atRisk is when it was recommended to leave an instance.
-func (m *Model) atRisk(instance string) (at time.Time, is bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	at, is = m.risks[instance]
-	return at, is
-}
 
 // statuses are the HTTP statuses of EC2's errors that are not the caller's.
 var statuses = map[string]int{

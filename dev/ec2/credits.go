@@ -49,14 +49,22 @@ func burstable(instanceType string) bool {
 	return slices.Contains([]string{"t2", "t3", "t3a", "t4g"}, family)
 }
 
+// credits are the CPU credits of instances.
+type credits struct {
+	*base
+	launched *launched
+
+	changed map[string]creditsNow // by instance
+}
+
 // CreditsOf returns the credits of an instance; zero for one without.
-func (m *Model) CreditsOf(i sim.Instance) Credits {
-	l := m.launchOf(i)
+func (m *credits) CreditsOf(i sim.Instance) Credits {
+	l := m.launched.launchOf(i)
 	if l.credits == "" {
 		return Credits{}
 	}
 	m.mu.Lock()
-	is, changed := m.credits[i.ID]
+	is, changed := m.changed[i.ID]
 	m.mu.Unlock()
 	if !changed {
 		is = creditsNow{option: l.credits, since: i.Launched}
@@ -94,7 +102,7 @@ type modifyCreditsXML struct {
 // modifyInstanceCreditSpecification changes the credits of instances, one by one: it says of each whether it did. Codes:
 // EC2 API reference, "UnsuccessfulInstanceCreditSpecificationItemError". That it takes running and stopped instances
 // alone is said of the action itself.
-func (m *Model) modifyInstanceCreditSpecification(r *request) (any, error) {
+func (m *credits) modifyInstanceCreditSpecification(r *request) (any, error) {
 	r.text("ClientToken")
 	var ids, options []string
 	for _, one := range r.each("InstanceCreditSpecification") {
@@ -136,8 +144,8 @@ func (m *Model) modifyInstanceCreditSpecification(r *request) (any, error) {
 }
 
 // changeCredits changes those of one instance, or returns why not.
-func (m *Model) changeCredits(i sim.Instance, option string) *creditErrorXML {
-	was, l := m.CreditsOf(i), m.launchOf(i)
+func (m *credits) changeCredits(i sim.Instance, option string) *creditErrorXML {
+	was, l := m.CreditsOf(i), m.launched.launchOf(i)
 	switch {
 	case was.Option == "":
 		return &creditErrorXML{"InstanceCreditSpecification.NotSupported", "The instance type " + i.InstanceType + " has no CPU credits"}
@@ -148,6 +156,6 @@ func (m *Model) changeCredits(i sim.Instance, option string) *creditErrorXML {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.credits[i.ID] = creditsNow{cmp.Or(option, was.Option), m.Now(), was.Charged}
+	m.changed[i.ID] = creditsNow{cmp.Or(option, was.Option), m.Now(), was.Charged}
 	return nil
 }

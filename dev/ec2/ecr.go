@@ -18,8 +18,8 @@ const (
 )
 
 // serveECR answers a call of ECR's API, in which a time is seconds.
-func (m *Model) serveECR(w http.ResponseWriter, r *http.Request) {
-	serveTarget(m, w, r, jsonService{
+func (m *registry) serveECR(w http.ResponseWriter, r *http.Request) {
+	serveTarget(m.callers, w, r, jsonService{
 		name:      "ecr",
 		target:    ecrTarget,
 		action:    "GetAuthorizationToken",
@@ -28,7 +28,7 @@ func (m *Model) serveECR(w http.ResponseWriter, r *http.Request) {
 	}, m.authorizationToken)
 }
 
-func (m *Model) authorizationToken(r *request, _ struct{}) (any, error) {
+func (m *registry) authorizationToken(r *request, _ struct{}) (any, error) {
 	var password string
 	var until time.Time
 	err := m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
@@ -46,7 +46,7 @@ func (m *Model) authorizationToken(r *request, _ struct{}) (any, error) {
 }
 
 // newToken makes one for the holder of a policy, and returns it as the registry takes it.
-func (m *Model) newToken(policy *Policy) (password string, until time.Time) {
+func (m *registry) newToken(policy *Policy) (password string, until time.Time) {
 	password, until = rand.Text()+rand.Text(), m.Now().Add(tokenLifetime)
 	m.tokens.Give(password, policy, until)
 	return password, until

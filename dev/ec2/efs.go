@@ -22,30 +22,26 @@ type FileSystem struct {
 	Made      time.Time
 }
 
-// MountTarget is by what the instances of a zone reach a file system.
-type MountTarget struct {
-	ID, FileSystem, Subnet, IP string
-	// Groups are the security groups of its interface, which say who reaches port 2049 of it.
-	Groups []string
-	Made   time.Time
+// fileSystems is Amazon EFS.
+type fileSystems struct {
+	*base
+	callers      *callers
+	networks     *networks
+	groups       *groups
+	mountTargets *mountTargets
+
+	all []FileSystem
 }
 
 // FileSystems are those that there are.
-func (m *Model) FileSystems() []FileSystem {
+func (m *fileSystems) FileSystems() []FileSystem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.fileSystems)
-}
-
-// MountTargets are those that there are.
-func (m *Model) MountTargets() []MountTarget {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.mountTargets)
+	return slices.Clone(m.all)
 }
 
 // efsState is the state of what was made then.
-func (m *Model) efsState(made time.Time) string {
+func (m *fileSystems) efsState(made time.Time) string {
 	if m.Now().Sub(made) < m.cfg.FileSystemStep {
 		return "creating"
 	}
@@ -75,8 +71,8 @@ type fileSystemJSON struct {
 	Tags            []efsTag `json:"Tags"`
 }
 
-// shownFileSystem is asked for with the model locked.
-func (m *Model) shownFileSystem(f FileSystem) fileSystemJSON {
+// shownFileSystem is called with mu held, as are the calls below.
+func (m *fileSystems) shownFileSystem(f FileSystem) fileSystemJSON {
 	out := fileSystemJSON{
 		OwnerID:         m.cfg.Account,
 		CreationToken:   f.Token,
@@ -90,7 +86,7 @@ func (m *Model) shownFileSystem(f FileSystem) fileSystemJSON {
 		Encrypted:       f.Encrypted,
 		Tags:            []efsTag{},
 	}
-	for _, t := range m.mountTargets {
+	for _, t := range m.mountTargets.all {
 		if t.FileSystem == f.ID {
 			out.MountTargets++
 		}
@@ -101,34 +97,8 @@ func (m *Model) shownFileSystem(f FileSystem) fileSystemJSON {
 	return out
 }
 
-// mountTargetJSON is one of an answer (Amazon EFS API reference, "MountTargetDescription").
-type mountTargetJSON struct {
-	OwnerID        string `json:"OwnerId"`
-	MountTargetID  string `json:"MountTargetId"`
-	FileSystemID   string `json:"FileSystemId"`
-	SubnetID       string `json:"SubnetId"`
-	VPCID          string `json:"VpcId"`
-	Zone           string `json:"AvailabilityZoneName"`
-	IPAddress      string `json:"IpAddress"`
-	LifeCycleState string `json:"LifeCycleState"`
-}
-
-func (m *Model) shownMountTarget(t MountTarget) mountTargetJSON {
-	n := slices.IndexFunc(m.subnets, func(s Subnet) bool { return s.ID == t.Subnet })
-	return mountTargetJSON{
-		OwnerID:        m.cfg.Account,
-		MountTargetID:  t.ID,
-		FileSystemID:   t.FileSystem,
-		SubnetID:       t.Subnet,
-		VPCID:          m.subnets[n].VPC,
-		Zone:           m.subnets[n].Zone,
-		IPAddress:      t.IP,
-		LifeCycleState: m.efsState(t.Made),
-	}
-}
-
 // serveEFS answers a call of Amazon EFS.
-func (m *Model) serveEFS(w http.ResponseWriter, r *http.Request) {
+func (m *fileSystems) serveEFS(w http.ResponseWriter, r *http.Request) {
 	kind, below, _ := strings.Cut(strings.Trim(strings.TrimPrefix(r.URL.Path, efsPath), "/"), "/")
 	id, of, _ := strings.Cut(below, "/")
 	asked := r.URL.Query()
@@ -155,7 +125,7 @@ func (m *Model) serveEFS(w http.ResponseWriter, r *http.Request) {
 	case "DELETE mount-targets/":
 		action, do = "DeleteMountTarget", func() (any, error) { return nil, m.deleteMountTarget(id) }
 	}
-	m.serveJSON(w, r, jsonService{name: "elasticfilesystem", message: "Message"}, action, resource, func(*request) (any, error) {
+	m.callers.serveJSON(w, r, jsonService{name: "elasticfilesystem", message: "Message"}, action, resource, func(*request) (any, error) {
 		if do == nil {
 			return nil, efsError(http.StatusNotFound, "UnknownOperationException",
 				"The model makes, shows and deletes file systems and mount targets")
@@ -181,7 +151,7 @@ func efsError(status int, code, format string, args ...any) error {
 }
 
 // createFileSystem makes one. Source: Amazon EFS API reference, "CreateFileSystem".
-func (m *Model) createFileSystem(body io.Reader) (any, error) {
+func (m *fileSystems) createFileSystem(body io.Reader) (any, error) {
 	in, err := efsBody[struct {
 		CreationToken, PerformanceMode, ThroughputMode string
 		Encrypted                                      bool
@@ -195,9 +165,9 @@ func (m *Model) createFileSystem(body io.Reader) (any, error) {
 	case cmp.Or(in.PerformanceMode, "generalPurpose") != "generalPurpose" || cmp.Or(in.ThroughputMode, "bursting") != "bursting":
 		return nil, bad("BadRequest", "The model has the performance mode generalPurpose and the throughput mode bursting")
 	}
-	if n := slices.IndexFunc(m.fileSystems, func(f FileSystem) bool { return f.Token == in.CreationToken }); n >= 0 {
+	if n := slices.IndexFunc(m.all, func(f FileSystem) bool { return f.Token == in.CreationToken }); n >= 0 {
 		return nil, efsError(http.StatusConflict, "FileSystemAlreadyExists",
-			"File system '%s' already exists with creation token '%s'", m.fileSystems[n].ID, in.CreationToken)
+			"File system '%s' already exists with creation token '%s'", m.all[n].ID, in.CreationToken)
 	}
 	m.made++
 	f := FileSystem{
@@ -210,21 +180,21 @@ func (m *Model) createFileSystem(body io.Reader) (any, error) {
 	for _, t := range in.Tags {
 		f.Tags[t.Key] = t.Value
 	}
-	m.fileSystems = append(m.fileSystems, f)
+	m.all = append(m.all, f)
 	return answered{http.StatusCreated, m.shownFileSystem(f)}, nil
 }
 
-func (m *Model) fileSystem(id string) (int, error) {
-	n := slices.IndexFunc(m.fileSystems, func(f FileSystem) bool { return f.ID == id })
+func (m *fileSystems) fileSystem(id string) (int, error) {
+	n := slices.IndexFunc(m.all, func(f FileSystem) bool { return f.ID == id })
 	if n < 0 {
 		return n, efsError(http.StatusNotFound, "FileSystemNotFound", "File system '%s' does not exist.", id)
 	}
 	return n, nil
 }
 
-func (m *Model) describeFileSystems(id, token string) (any, error) {
+func (m *fileSystems) describeFileSystems(id, token string) (any, error) {
 	all := []fileSystemJSON{}
-	for _, f := range m.fileSystems {
+	for _, f := range m.all {
 		if (id == "" || f.ID == id) && (token == "" || f.Token == token) {
 			all = append(all, m.shownFileSystem(f))
 		}
@@ -236,112 +206,14 @@ func (m *Model) describeFileSystems(id, token string) (any, error) {
 }
 
 // deleteFileSystem refuses one that has mount targets. Source: Amazon EFS API reference, "DeleteFileSystem".
-func (m *Model) deleteFileSystem(id string) error {
+func (m *fileSystems) deleteFileSystem(id string) error {
 	n, err := m.fileSystem(id)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(m.mountTargets, func(t MountTarget) bool { return t.FileSystem == id }) {
+	if slices.ContainsFunc(m.mountTargets.all, func(t MountTarget) bool { return t.FileSystem == id }) {
 		return efsError(http.StatusConflict, "FileSystemInUse", "File system '%s' has mount targets", id)
 	}
-	m.fileSystems = slices.Delete(m.fileSystems, n, n+1)
+	m.all = slices.Delete(m.all, n, n+1)
 	return nil
-}
-
-// maxTargetGroups are those of a mount target (Amazon EFS API reference, "CreateMountTarget").
-const maxTargetGroups = 5
-
-// createMountTarget makes one: in each zone a file system has at most one, and all are in one VPC. Source: Amazon EFS API reference,
-// "CreateMountTarget".
-func (m *Model) createMountTarget(body io.Reader) (any, error) {
-	in, err := efsBody[struct {
-		FileSystemID   string   `json:"FileSystemId"`
-		SubnetID       string   `json:"SubnetId"`
-		SecurityGroups []string `json:"SecurityGroups"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
-	of, err := m.fileSystem(in.FileSystemID)
-	if err != nil {
-		return nil, err
-	}
-	if state := m.efsState(m.fileSystems[of].Made); state != "available" {
-		return nil, efsError(http.StatusConflict, "IncorrectFileSystemLifeCycleState", "File system '%s' is %s, not available",
-			in.FileSystemID, state)
-	}
-	subnetOf := func(id string) int { return slices.IndexFunc(m.subnets, func(s Subnet) bool { return s.ID == id }) }
-	n := subnetOf(in.SubnetID)
-	if n < 0 {
-		return nil, bad("SubnetNotFound", "The subnet ID '%s' does not exist", in.SubnetID)
-	}
-	subnet := m.subnets[n]
-	if len(in.SecurityGroups) > maxTargetGroups {
-		return nil, bad("SecurityGroupLimitExceeded", "A mount target has at most %d security groups", maxTargetGroups)
-	}
-	for _, id := range in.SecurityGroups {
-		if g := m.groupAt(id); g < 0 || m.groups[g].VPC != subnet.VPC {
-			return nil, bad("SecurityGroupNotFound", "The security group '%s' does not exist in VPC '%s'", id, subnet.VPC)
-		}
-	}
-	for _, t := range m.mountTargets {
-		if other := m.subnets[subnetOf(t.Subnet)]; t.FileSystem == in.FileSystemID && (other.Zone == subnet.Zone || other.VPC != subnet.VPC) {
-			return nil, efsError(http.StatusConflict, "MountTargetConflict", "mount target already exists in this AZ, or in another VPC: '%s'", t.ID)
-		}
-	}
-	m.made++
-	t := MountTarget{
-		ID:         fmt.Sprintf("fsmt-%017x", m.made),
-		FileSystem: in.FileSystemID,
-		Subnet:     in.SubnetID,
-		IP:         fmt.Sprintf("10.255.%d.%d", m.made/250, 1+m.made%250),
-		Groups:     in.SecurityGroups,
-		Made:       m.Now(),
-	}
-	m.mountTargets = append(m.mountTargets, t)
-	return m.shownMountTarget(t), nil
-}
-
-func (m *Model) mountTarget(id string) (int, error) {
-	n := slices.IndexFunc(m.mountTargets, func(t MountTarget) bool { return t.ID == id })
-	if n < 0 {
-		return n, efsError(http.StatusNotFound, "MountTargetNotFound", "Mount target '%s' does not exist.", id)
-	}
-	return n, nil
-}
-
-// describeMountTargets shows those of a file system, or one.
-func (m *Model) describeMountTargets(fileSystem, id string) (any, error) {
-	if (fileSystem == "") == (id == "") {
-		return nil, bad("BadRequest", "One of FileSystemId and MountTargetId is needed")
-	}
-	if _, err := m.fileSystem(fileSystem); fileSystem != "" && err != nil {
-		return nil, err
-	}
-	if _, err := m.mountTarget(id); id != "" && err != nil {
-		return nil, err
-	}
-	all := []mountTargetJSON{}
-	for _, t := range m.mountTargets {
-		if t.FileSystem == fileSystem || t.ID == id {
-			all = append(all, m.shownMountTarget(t))
-		}
-	}
-	return map[string]any{"MountTargets": all}, nil
-}
-
-func (m *Model) mountTargetGroups(id string) (any, error) {
-	n, err := m.mountTarget(id)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"SecurityGroups": m.mountTargets[n].Groups}, nil
-}
-
-func (m *Model) deleteMountTarget(id string) error {
-	n, err := m.mountTarget(id)
-	if err == nil {
-		m.mountTargets = slices.Delete(m.mountTargets, n, n+1)
-	}
-	return err
 }

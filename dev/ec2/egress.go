@@ -12,12 +12,12 @@ import (
 // address of an interface alone, whatever other addresses and networks that has; a NAT gateway is that to which the subnet's default route
 // leads. Sources: Amazon EC2 User Guide, "Amazon EC2 instance
 // IP addressing"; Amazon EKS User Guide, on the VPC CNI's SNAT, by which pods with secondary addresses need it.
-func (m *Model) OutboundOf(instance string) (out cloudmodel.Outbound, has bool) {
+func (m *routing) OutboundOf(instance string) (out cloudmodel.Outbound, has bool) {
 	for _, i := range m.sim.Truth() {
 		if i.ID != instance || !i.ManagementIP.IsValid() {
 			continue
 		}
-		l := m.launchOf(i)
+		l := m.launched.launchOf(i)
 		out = cloudmodel.Outbound{Primary: i.ManagementIP, Pods: m.prefixOf(i.PodIP)}
 		switch {
 		case l.subnet.Public && l.public:
@@ -31,7 +31,7 @@ func (m *Model) OutboundOf(instance string) (out cloudmodel.Outbound, has bool) 
 }
 
 // hasNAT says whether the private subnets of a VPC send to a NAT gateway by default.
-func (m *Model) hasNAT(vpc string) bool {
+func (m *routing) hasNAT(vpc string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.ContainsFunc(m.given, func(r Route) bool {

@@ -97,7 +97,16 @@ type clusterJSON struct {
 	} `json:"storageConfig"`
 }
 
-func (m *Model) shown(c Cluster) clusterJSON {
+// eksService is Amazon EKS.
+type eksService struct {
+	*base
+	callers *callers
+	roles   *roles
+
+	associations map[string][]Association // of EKS Pod Identity that calls have made, by cluster
+}
+
+func (m *eksService) shown(c Cluster) clusterJSON {
 	out := clusterJSON{
 		Name:     c.Name,
 		ARN:      m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+c.Name),
@@ -119,7 +128,7 @@ func (m *Model) shown(c Cluster) clusterJSON {
 }
 
 // serveEKS answers a call of Amazon EKS.
-func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
+func (m *eksService) serveEKS(w http.ResponseWriter, r *http.Request) {
 	name, below, within := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, clustersPath), "/"), "/")
 	kind, id, one := strings.Cut(below, "/")
 	action, resource := "DescribeCluster", m.arnOf("eks", m.cfg.Region, m.cfg.Account, "cluster/"+name)
@@ -138,7 +147,7 @@ func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
 	case name == "":
 		action, resource, do = "ListClusters", "*", m.listClusters
 	}
-	m.serveJSON(w, r, jsonService{name: "eks", message: "message"}, action, resource, func(*request) (any, error) {
+	m.callers.serveJSON(w, r, jsonService{name: "eks", message: "message"}, action, resource, func(*request) (any, error) {
 		if r.Method != http.MethodGet && action != "CreatePodIdentityAssociation" || within && kind != "pod-identity-associations" {
 			return nil, &apiError{http.StatusNotFound, "UnknownOperationException", "The model reads clusters, and reads and makes associations"}
 		}
@@ -146,7 +155,7 @@ func (m *Model) serveEKS(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (m *Model) listClusters() (any, error) {
+func (m *eksService) listClusters() (any, error) {
 	names := []string{}
 	for _, c := range m.cfg.Clusters {
 		names = append(names, c.Name)
@@ -154,7 +163,7 @@ func (m *Model) listClusters() (any, error) {
 	return map[string]any{"clusters": names}, nil
 }
 
-func (m *Model) cluster(name string) (Cluster, error) {
+func (m *eksService) cluster(name string) (Cluster, error) {
 	n := slices.IndexFunc(m.cfg.Clusters, func(c Cluster) bool { return c.Name == name })
 	if n < 0 {
 		return Cluster{}, &apiError{http.StatusNotFound, "ResourceNotFoundException", "No cluster found for name: " + name + "."}
@@ -162,7 +171,7 @@ func (m *Model) cluster(name string) (Cluster, error) {
 	return m.cfg.Clusters[n], nil
 }
 
-func (m *Model) describeCluster(name string) (any, error) {
+func (m *eksService) describeCluster(name string) (any, error) {
 	c, err := m.cluster(name)
 	if err != nil {
 		return nil, err
@@ -171,7 +180,7 @@ func (m *Model) describeCluster(name string) (any, error) {
 }
 
 // associationsOf are those of a cluster: of Config, and made by calls.
-func (m *Model) associationsOf(c Cluster) []Association {
+func (m *eksService) associationsOf(c Cluster) []Association {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Concat(c.Associations, m.associations[c.Name])
@@ -181,7 +190,7 @@ func shownAssociation(c Cluster, a Association) any {
 	return map[string]any{"association": associationJSON{a.ID, c.Name, a.Namespace, a.ServiceAccount, a.Role, a.Target, a.NoTags, a.Policy}}
 }
 
-func (m *Model) describeAssociation(name, id string) (any, error) {
+func (m *eksService) describeAssociation(name, id string) (any, error) {
 	c, err := m.cluster(name)
 	if err != nil {
 		return nil, err
@@ -200,7 +209,7 @@ const podService = "pods.eks.amazonaws.com"
 // createAssociation makes an association of a role that podService may assume. Sources: Amazon EKS API reference,
 // "CreatePodIdentityAssociation"; hashicorp/terraform-provider-aws, internal/service/eks/pod_identity_association.go, for the refusal of a
 // role that is not there, and issue 41483 for that of a role that trusts an identity provider alone.
-func (m *Model) createAssociation(name string, body io.Reader) (any, error) {
+func (m *eksService) createAssociation(name string, body io.Reader) (any, error) {
 	c, err := m.cluster(name)
 	if err != nil {
 		return nil, err
@@ -221,7 +230,7 @@ func (m *Model) createAssociation(name string, body io.Reader) (any, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	role, has := m.iamRoles[IAMRole{ARN: in.RoleArn}.name()]
+	role, has := m.roles.byName[IAMRole{ARN: in.RoleArn}.name()]
 	switch {
 	case !has || role.ARN != in.RoleArn:
 		return nil, bad("InvalidParameterException", "Role provided in the request does not exist.")
@@ -264,7 +273,7 @@ func trustsPods(document string) bool {
 	return may["sts:AssumeRole"] && may["sts:TagSession"]
 }
 
-func (m *Model) listAssociations(name string, asked url.Values) (any, error) {
+func (m *eksService) listAssociations(name string, asked url.Values) (any, error) {
 	c, err := m.cluster(name)
 	if err != nil {
 		return nil, err

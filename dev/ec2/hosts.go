@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 )
 
@@ -41,7 +40,15 @@ type hostRoomXML struct {
 	Total int64  `xml:"totalCapacity"`
 }
 
-func (m *Model) describeHosts(r *request) (any, error) {
+// hosts are the Dedicated Hosts.
+type hosts struct {
+	*base
+	launched *launched
+
+	all []Host
+}
+
+func (m *hosts) describeHosts(r *request) (any, error) {
 	most := r.number("MaxResults")
 	if r.has("MaxResults") && (most < 5 || most > 500) {
 		r.bad("InvalidParameterValue", "Value (%d) for parameter maxResults is invalid. Expecting a value from 5 to 500.", most)
@@ -78,10 +85,10 @@ func (m *Model) describeHosts(r *request) (any, error) {
 }
 
 // Hosts are those that there are.
-func (m *Model) Hosts() []Host {
+func (m *hosts) Hosts() []Host {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.hosts)
+	return slices.Clone(m.all)
 }
 
 func (h Host) takes(instanceType string) bool {
@@ -90,28 +97,19 @@ func (h Host) takes(instanceType string) bool {
 }
 
 // freeOn is for how many vCPUs more a host has room.
-func (m *Model) freeOn(h Host) int64 {
+func (m *hosts) freeOn(h Host) int64 {
 	free := h.VCPUs
 	for _, i := range m.sim.Truth() {
-		if i.State != cloud.Stopped && m.launchOf(i).host == h.ID {
+		if i.State != cloud.Stopped && m.launched.launchOf(i).host == h.ID {
 			free -= m.vCPUs(i.InstanceType)
 		}
 	}
 	return max(0, free)
 }
 
-func (m *Model) vCPUs(instanceType string) int64 {
-	all := m.cfg.Sim.Catalogue
-	n := slices.IndexFunc(all, func(t catalog.InstanceType) bool { return t.Name == instanceType })
-	if n < 0 {
-		return 0
-	}
-	return all[n].MilliCPU / 1000
-}
-
 // onto says whether so many instances can be launched onto the host of a launch. EC2 refuses the whole
-// of a call for which it has too little room. It is called under m.reserving.
-func (m *Model) onto(l *launch, kind string, most int) error {
+// of a call for which it has too little room. It is called under supply.reserving.
+func (m *hosts) onto(l *launch, kind string, most int) error {
 	if l.host == "" {
 		return nil
 	}

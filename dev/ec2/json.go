@@ -16,7 +16,7 @@ type jsonService struct {
 }
 
 // serveTarget answers a call of JSON 1.1.
-func serveTarget[In any](m *Model, w http.ResponseWriter, r *http.Request, s jsonService, do func(*request, In) (any, error)) {
+func serveTarget[In any](m *callers, w http.ResponseWriter, r *http.Request, s jsonService, do func(*request, In) (any, error)) {
 	action := strings.TrimPrefix(r.Header.Get("X-Amz-Target"), s.target)
 	m.serveJSON(w, r, s, action, "*", func(call *request) (any, error) {
 		if action != s.action {
@@ -33,7 +33,7 @@ func serveTarget[In any](m *Model, w http.ResponseWriter, r *http.Request, s jso
 }
 
 // serveJSON answers a call of an action on a resource, if its caller may make it.
-func (m *Model) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService, action, resource string, do func(*request) (any, error)) {
+func (m *callers) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService, action, resource string, do func(*request) (any, error)) {
 	kind, forbidden := "application/json", http.StatusForbidden
 	if s.target != "" {
 		kind, forbidden = "application/x-amz-json-1.1", http.StatusBadRequest

@@ -20,7 +20,7 @@ var (
 
 // mayUseKey says whether a caller may have something encrypted with a key: with the account's default if none is named. via is the
 // service that uses it on the caller's behalf, "" where that is not known.
-func (m *Model) mayUseKey(r *request, named, via string, rights []string) bool {
+func (m *base) mayUseKey(r *request, named, via string, rights []string) bool {
 	key := cmp.Or(named, m.cfg.DefaultKey)
 	if key == "" { // aws/ebs, which everybody in the account may use
 		return true
@@ -40,13 +40,6 @@ func (m *Model) mayUseKey(r *request, named, via string, rights []string) bool {
 	})
 }
 
-// encrypts says whether the caller may use the keys of the encrypted disks of a launch.
-func (m *Model) encrypts(r *request, l *launch) bool {
-	return !slices.ContainsFunc(l.devices, func(d deviceXML) bool {
-		return d.Encrypted && !m.mayUseKey(r, d.Key, "ec2", volumeRights)
-	})
-}
-
 // KeyFaults are the forms in which EC2 says that it could not use the key of a root disk. No source says which comes when.
 // Sources, in this order: https://repost.aws/knowledge-center/kms-iam-ec2-permission;
 // https://github.com/aws/karpenter-provider-aws/issues/1407; the message of https://github.com/CiscoDevNet/cloud-cml/issues/8 with
@@ -62,10 +55,10 @@ var KeyFaults = []StateReason{
 
 // failUnencrypted ends instances whose disks EC2 could not encrypt: it has answered the launch before it looks at the key. Source: EC2
 // User Guide, "Instance terminates immediately".
-func (m *Model) failUnencrypted(instances []cloud.Instance) error {
+func (m *launches) failUnencrypted(instances []cloud.Instance) error {
 	var ids []string
 	for _, i := range instances {
 		ids = append(ids, i.ID)
 	}
-	return m.Fail(cmp.Or(m.cfg.KeyFault, KeyFaults[0]), ids...)
+	return m.instances.Fail(cmp.Or(m.cfg.KeyFault, KeyFaults[0]), ids...)
 }

@@ -18,7 +18,7 @@ type Maintenance struct {
 }
 
 // Maintain schedules some for an instance, in place of what was.
-func (m *Model) Maintain(of Maintenance) error {
+func (m *announcements) Maintain(of Maintenance) error {
 	if err := m.MustLive(of.Instance); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ type eventXML struct {
 }
 
 // describeInstanceStatus shows what is scheduled for instances.
-func (m *Model) describeInstanceStatus(r *request) (any, error) {
+func (m *announcements) describeInstanceStatus(r *request) (any, error) {
 	wanted := r.filters("event.code")
 	if err := m.listing(r, sim.KindInterruptions); err != nil {
 		return nil, err

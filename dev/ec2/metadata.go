@@ -51,12 +51,21 @@ const (
 // connection is where a request's own is in its context.
 type connection struct{}
 
+// metadata is the metadata service.
+type metadata struct {
+	*base
+	launched      *launched
+	instances     *instances
+	announcements *announcements
+
+	composes bool // user data, with what others have
+}
+
 // Metadata returns the metadata service of all instances. Who asks is known by the address
 // that is asked from, as on a network of EC2's, which lets nobody take another's.
-func (m *Model) Metadata() *http.Server {
-	s := &metadata{m}
+func (m *metadata) Metadata() *http.Server {
 	return &http.Server{
-		Handler:           s,
+		Handler:           http.HandlerFunc(m.answer),
 		ReadHeaderTimeout: metadataPatience,
 		IdleTimeout:       metadataPatience,
 		MaxHeaderBytes:    16 << 10,
@@ -64,17 +73,15 @@ func (m *Model) Metadata() *http.Server {
 	}
 }
 
-type metadata struct{ model *Model }
-
-// ServeHTTP answers one request.
-func (s *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// answer answers one request.
+func (m *metadata) answer(w http.ResponseWriter, r *http.Request) {
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	instance, ok := s.model.at(from.Addr())
+	instance, ok := m.having(from.Addr())
 	if err != nil || !ok {
 		http.Error(w, "no instance has the address that this is asked from", http.StatusNotFound)
 		return
 	}
-	options := s.model.launchOf(instance).metadata
+	options := m.launched.launchOf(instance).metadata
 	isToken := r.URL.Path == "/latest/api/token"
 	// How far the answer with a token travels is what the hop limit bounds.
 	ttl := usualTTL
@@ -91,18 +98,18 @@ func (s *metadata) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case options.disabled:
 		http.Error(w, "the service is turned off for this instance", http.StatusForbidden)
 	case isToken:
-		s.token(w, r, instance.ID)
+		m.token(w, r, instance.ID)
 	case r.Method != http.MethodGet:
 		http.Error(w, "want GET", http.StatusMethodNotAllowed)
-	case given == "" && options.required, given != "" && !s.valid(given, instance.ID):
+	case given == "" && options.required, given != "" && !m.valid(given, instance.ID):
 		http.Error(w, "want a token", http.StatusUnauthorized)
 	default:
-		s.tell(w, r, instance)
+		m.tell(w, r, instance)
 	}
 }
 
 // token makes one. A request that came by a proxy is refused, as the service does.
-func (s *metadata) token(w http.ResponseWriter, r *http.Request, instance string) {
+func (m *metadata) token(w http.ResponseWriter, r *http.Request, instance string) {
 	seconds, err := strconv.Atoi(r.Header.Get(lifetimeHeader))
 	switch {
 	case r.Method != http.MethodPut:
@@ -113,31 +120,30 @@ func (s *metadata) token(w http.ResponseWriter, r *http.Request, instance string
 		http.Error(w, fmt.Sprintf("%s: want 1 to %d", lifetimeHeader, longestToken), http.StatusBadRequest)
 	default:
 		w.Header().Set(lifetimeHeader, strconv.Itoa(seconds))
-		_, _ = io.WriteString(w, s.sign(instance, s.model.Now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
+		_, _ = io.WriteString(w, m.sign(instance, m.Now().Add(time.Duration(seconds)*time.Second))) // or whoever asked is gone
 	}
 }
 
 // sign makes a token of an instance that ends at some time.
-func (s *metadata) sign(instance string, end time.Time) string {
+func (m *metadata) sign(instance string, end time.Time) string {
 	text := binary.BigEndian.AppendUint64(nil, uint64(end.UnixMilli()))
-	sum := hmac.New(sha256.New, s.model.key[:])
+	sum := hmac.New(sha256.New, m.key[:])
 	sum.Write(append(text, instance...))
 	return base64.RawURLEncoding.EncodeToString(sum.Sum(text))
 }
 
-func (s *metadata) valid(token, instance string) bool {
+func (m *metadata) valid(token, instance string) bool {
 	text, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || len(text) != 8+sha256.Size {
 		return false
 	}
 	end := time.UnixMilli(int64(binary.BigEndian.Uint64(text)))
-	return hmac.Equal([]byte(token), []byte(s.sign(instance, end))) && s.model.Now().Before(end)
+	return hmac.Equal([]byte(token), []byte(m.sign(instance, end))) && m.Now().Before(end)
 }
 
 // tell answers what is known of an instance. What is not is not found.
-func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) {
-	m := s.model
-	l := m.launchOf(i)
+func (m *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) {
+	l := m.launched.launchOf(i)
 	path := strings.TrimPrefix(r.URL.Path, "/latest/")
 	if path == "user-data" && len(l.userData) > 0 {
 		data := l.userData
@@ -148,7 +154,7 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		_, _ = w.Write(data)
 		return
 	}
-	x := m.instance(i)
+	x := m.instances.instance(i)
 	said := map[string]string{
 		"ami-id":                      x.ImageID,
 		"ami-launch-index":            strconv.Itoa(x.LaunchIndex),
@@ -180,7 +186,7 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 		said["spot/instance-action"] = fmt.Sprintf(`{"action": "terminate", "time": %q}`, at)
 		said["spot/termination-time"] = at
 	}
-	if at, is := m.atRisk(i.ID); is {
+	if at, is := m.announcements.atRisk(i.ID); is {
 		said["events/recommendations/rebalance"] = fmt.Sprintf(`{"noticeTime": %q}`, at.UTC().Format(time.RFC3339))
 	}
 	name, is := strings.CutPrefix(path, "meta-data/")
@@ -198,14 +204,14 @@ func (s *metadata) tell(w http.ResponseWriter, r *http.Request, i sim.Instance) 
 type Compose struct{ On bool }
 
 // Compose has it so for whoever asks from now on.
-func (m *Model) Compose(c Compose) error {
+func (m *metadata) Compose(c Compose) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.composes = c.On
 	return nil
 }
 
-func (m *Model) isComposed() bool {
+func (m *metadata) isComposed() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.composes
@@ -237,7 +243,7 @@ func compose(data []byte) []byte {
 }
 
 // at is the instance that has an address, its own or one of its pod's, and is not over.
-func (m *Model) at(address netip.Addr) (sim.Instance, bool) {
+func (m *metadata) having(address netip.Addr) (sim.Instance, bool) {
 	all, address := m.sim.Truth(), address.Unmap()
 	n := slices.IndexFunc(all, func(i sim.Instance) bool {
 		return i.ManagementIP == address || i.PodIP.IsValid() && m.prefixOf(i.PodIP).Contains(address)

@@ -142,7 +142,7 @@ func TestATokenEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		s := &metadata{m}
+		s := m.metadata
 		token := s.sign("i-1", m.Now().Add(time.Minute))
 		if !s.valid(token, "i-1") || s.valid(token, "i-2") {
 			t.Error("want it valid for its instance alone")

@@ -84,30 +84,24 @@ func (v *volume) modification(now time.Time, step time.Duration) modificationXML
 	return x
 }
 
-// AgeChanges lets the changes that there were have been made earlier by d.
-func (m *Model) AgeChanges(d time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, v := range m.volumes {
-		v.change.began = v.change.began.Add(-d)
-		for n, at := range v.change.earlier {
-			v.change.earlier[n] = at.Add(-d)
-		}
-	}
+// modifications are changes of the sizes of volumes.
+type modifications struct {
+	*base
+	volumes *volumes
 }
 
-func (m *Model) modifyVolume(r *request) (any, error) {
+func (m *modifications) modifyVolume(r *request) (any, error) {
 	id, size := r.named(), r.number("Size")
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	if err := m.mayTouchVolume(r, id); err != nil {
+	if err := m.volumes.mayTouchVolume(r, id); err != nil {
 		return nil, err
 	}
 	var made Volume
 	var answer modificationXML
-	err := m.touch(r, sim.KindGrowDisk, func(now time.Time, _ map[string]sim.Instance) error {
-		v, err := m.volumeOf(id, now)
+	err := m.volumes.touch(r, sim.KindGrowDisk, func(now time.Time, _ map[string]sim.Instance) error {
+		v, err := m.volumes.volumeOf(id, now)
 		if err != nil {
 			return err
 		}
@@ -119,7 +113,7 @@ func (m *Model) modifyVolume(r *request) (any, error) {
 		return nil
 	})
 	grow := func(ctx context.Context, d cloudmodel.Disks) error { return d.Grow(ctx, made.disk()) }
-	if failed := m.behind(r, made.ID != "", grow); failed != nil {
+	if failed := m.volumes.behind(r, made.ID != "", grow); failed != nil {
 		return nil, failed
 	}
 	if err != nil {
@@ -154,7 +148,7 @@ func (v *volume) changeable(size int, now time.Time, step time.Duration) error {
 	return nil
 }
 
-func (m *Model) describeVolumesModifications(r *request) (any, error) {
+func (m *modifications) describeVolumesModifications(r *request) (any, error) {
 	ids := r.texts("VolumeId")
 	wanted := r.filters("volume-id", "modification-state")
 	r.number("MaxResults")
@@ -166,15 +160,15 @@ func (m *Model) describeVolumesModifications(r *request) (any, error) {
 		return nil, err
 	}
 	var all []modificationXML
-	err := m.touch(r, sim.KindListDisks, func(now time.Time, _ map[string]sim.Instance) error {
+	err := m.volumes.touch(r, sim.KindListDisks, func(now time.Time, _ map[string]sim.Instance) error {
 		for _, id := range ids {
-			if v, err := m.volumeOf(id, now); err != nil {
+			if v, err := m.volumes.volumeOf(id, now); err != nil {
 				return err
 			} else if v.change.from == 0 {
 				return bad("InvalidVolumeModification.NotFound", "Modification for volume '%s' does not exist.", id)
 			}
 		}
-		for _, v := range m.volumes {
+		for _, v := range m.volumes.all {
 			if v.change.from == 0 || !v.shows(now, m.cfg.VolumeStep) || len(ids) > 0 && !slices.Contains(ids, v.ID) {
 				continue
 			}

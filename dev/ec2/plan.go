@@ -1,11 +1,5 @@
 package ec2
 
-import (
-	"slices"
-
-	"github.com/elotl/kip/internal/cloud"
-)
-
 // Plan is what EC2 sells to the account.
 type Plan struct {
 	// Free says that the account is on AWS' Free plan.
@@ -19,8 +13,17 @@ type Plan struct {
 	MostGiB int
 }
 
+// accountPlan is what EC2 sells to the account, and how much it has of that.
+type accountPlan struct {
+	*base
+	launched *launched
+	volumes  *volumes
+
+	sold Plan
+}
+
 // currentPlan returns the plan as it is now.
-func (m *Model) currentPlan() Plan {
+func (m *accountPlan) currentPlan() Plan {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sold
@@ -34,29 +37,6 @@ func (p Plan) soldAs(instanceType string) []string {
 	return []string{"on-demand", "spot"}
 }
 
-// sells refuses a launch of what the account cannot buy. A dry run tells nothing of that.
-func (m *Model) sells(l *launch, spec cloud.LaunchSpec, most int) error {
-	p, as := m.currentPlan(), "on-demand"
-	if spec.Spot() {
-		as = "spot"
-	}
-	gib := 0
-	for _, d := range l.devices {
-		gib += d.GiB * most
-	}
-	switch {
-	// Source: https://github.com/LinkedInLearning/learning-terraform-3087701/issues/345.
-	case p.Free && !slices.Contains(p.Eligible, spec.InstanceType):
-		return bad("InvalidParameterCombination", "The specified instance type is not eligible for Free Tier. For a list of Free Tier"+
-			" instance types, run 'describe-instance-types' with the filter 'free-tier-eligible=true'.")
-	// Source: https://github.com/terraform-aws-modules/terraform-aws-ec2-instance/pull/404, of a Capacity Block that is
-	// used on demand. No source says what EC2 answers of a type without that block.
-	case !l.block && !slices.Contains(p.soldAs(spec.InstanceType), as):
-		return bad("InvalidParameterValue", "The market type (purchasing) option is not valid. Choose a different market type and try again.")
-	}
-	return p.storage(m.rootGiB() + m.volumeGiB() + gib)
-}
-
 // storage refuses to have so many GiB. Message: https://github.com/openshift/hive/pull/1946.
 func (p Plan) storage(gib int) error {
 	if p.MostGiB == 0 || gib <= p.MostGiB {
@@ -67,9 +47,9 @@ func (p Plan) storage(gib int) error {
 }
 
 // rootGiB is how large the root disks are of all instances that have not ended.
-func (m *Model) rootGiB() (gib int) {
+func (m *accountPlan) rootGiB() (gib int) {
 	for _, i := range m.sim.Truth() {
-		for _, d := range m.launchOf(i).devices {
+		for _, d := range m.launched.launchOf(i).devices {
 			gib += d.GiB
 		}
 	}
@@ -77,8 +57,8 @@ func (m *Model) rootGiB() (gib int) {
 }
 
 // volumeGiB is how large all volumes are.
-func (m *Model) volumeGiB() (gib int) {
-	for _, v := range m.Volumes() {
+func (m *accountPlan) volumeGiB() (gib int) {
+	for _, v := range m.volumes.Volumes() {
 		gib += v.GiB
 	}
 	return gib

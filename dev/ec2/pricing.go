@@ -39,16 +39,24 @@ type PriceFaults struct {
 	Endless bool
 }
 
+// prices are the price list.
+type prices struct {
+	*base
+	callers *callers
+
+	faults PriceFaults
+}
+
 // FailPrices changes what is wrong with prices.
-func (m *Model) FailPrices(f PriceFaults) {
+func (m *prices) FailPrices(f PriceFaults) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.prices = f
+	m.faults = f
 }
 
 // servePricing answers a call of the Price List API.
-func (m *Model) servePricing(w http.ResponseWriter, r *http.Request) {
-	serveTarget(m, w, r, jsonService{
+func (m *prices) servePricing(w http.ResponseWriter, r *http.Request) {
+	serveTarget(m.callers, w, r, jsonService{
 		name:      "pricing",
 		target:    pricingTarget,
 		action:    "GetProducts",
@@ -66,7 +74,7 @@ type productsCall struct {
 	Filters       []struct{ Type, Field, Value string }
 }
 
-func (m *Model) getProducts(_ *request, in productsCall) (any, error) {
+func (m *prices) getProducts(_ *request, in productsCall) (any, error) {
 	faults, err := m.priceFaults()
 	if err != nil {
 		return nil, err
@@ -101,7 +109,7 @@ func (m *Model) getProducts(_ *request, in productsCall) (any, error) {
 		list = append(list, faults.Odd...)
 	}
 	for _, p := range some {
-		list = append(list, p.text(m))
+		list = append(list, p.text(m.currency()))
 	}
 	if faults.Endless {
 		next = cmp.Or(next, strconv.Itoa(len(all)))
@@ -113,17 +121,17 @@ func (m *Model) getProducts(_ *request, in productsCall) (any, error) {
 }
 
 // priceFaults are those of one call.
-func (m *Model) priceFaults() (PriceFaults, error) {
+func (m *prices) priceFaults() (PriceFaults, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := m.prices
+	f := m.faults
 	if f.Throttled > 0 {
-		m.prices.Throttled--
+		m.faults.Throttled--
 		return f, bad("ThrottlingException", "Rate exceeded")
 	}
 	if f.FailsAfter > 0 {
-		if m.prices.FailsAfter--; m.prices.FailsAfter == 0 {
-			m.prices.FailsAfter = -1
+		if m.faults.FailsAfter--; m.faults.FailsAfter == 0 {
+			m.faults.FailsAfter = -1
 		}
 	}
 	if f.FailsAfter < 0 {
@@ -143,7 +151,7 @@ func (p product) is(field, value string) bool { return strings.EqualFold(p.attri
 
 // products are those of the types for sale: Linux on demand at its price, and what the list has
 // besides: dedicated instances, other systems and reserved capacity, each at another price.
-func (m *Model) products() (all []product) {
+func (m *prices) products() (all []product) {
 	for _, t := range m.cfg.Sim.Catalogue {
 		for _, o := range t.Offerings {
 			if o.Spot {
@@ -189,7 +197,7 @@ func (m *Model) products() (all []product) {
 }
 
 // text is a product as the price list has it, JSON: with terms of reservations, and one on demand.
-func (p product) text(m *Model) string {
+func (p product) text(currency string) string {
 	const onDemand, reserved = "JRTCKXETXF", "4NA7Y494T4"
 	attributes := map[string]string{}
 	for k, v := range p.attributes {
@@ -204,7 +212,7 @@ func (p product) text(m *Model) string {
 			"effectiveDate":   "2026-11-01T00:00:00Z",
 			"offerTermCode":   kind,
 			"termAttributes":  map[string]any{},
-			"priceDimensions": map[string]any{sku + "." + kind + ".6YS6EN2CT7": p.dimension(m, sku+"."+kind, unit, price)},
+			"priceDimensions": map[string]any{sku + "." + kind + ".6YS6EN2CT7": p.dimension(currency, sku+"."+kind, unit, price)},
 		}}
 	}
 	text, err := json.Marshal(map[string]any{
@@ -223,11 +231,15 @@ func (p product) text(m *Model) string {
 	return string(text)
 }
 
-func (p product) dimension(m *Model, of, unit, price string) map[string]any {
-	currency := "USD"
+// currency is that of prices in the partition.
+func (m *prices) currency() string {
 	if name, _ := m.partition(); name == "aws-cn" {
-		currency = "CNY"
+		return "CNY"
 	}
+	return "USD"
+}
+
+func (p product) dimension(currency, of, unit, price string) map[string]any {
 	return map[string]any{
 		"unit":         unit,
 		"rateCode":     of + ".6YS6EN2CT7",

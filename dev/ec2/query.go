@@ -33,50 +33,50 @@ func (m *Model) ec2() *queryService {
 		wrap:      func(_ string, body any) any { return body },
 		failed:    func(e *apiError) any { return failure{Code: e.code, Message: e.message, ID: requestID} },
 		actions: map[string]func(*request) (any, error){
-			"RunInstances":                  m.runInstances,
-			"DescribeInstances":             m.describeInstances,
-			"TerminateInstances":            m.terminateInstances,
-			"StopInstances":                 m.stopInstances,
-			"StartInstances":                m.startInstances,
-			"CreateTags":                    m.createTags,
-			"GetConsoleOutput":              m.getConsoleOutput,
-			"CreateVolume":                  m.createVolume,
-			"DeleteVolume":                  m.deleteVolume,
-			"DescribeVolumes":               m.describeVolumes,
-			"AttachVolume":                  m.attachVolume,
-			"DetachVolume":                  m.detachVolume,
-			"ModifyVolume":                  m.modifyVolume,
-			"DescribeVolumesModifications":  m.describeVolumesModifications,
-			"DescribeInstanceStatus":        m.describeInstanceStatus,
-			"DescribeSpotInstanceRequests":  m.describeSpotInstanceRequests,
-			"DescribeNetworkInterfaces":     m.describeNetworkInterfaces,
-			"DeleteNetworkInterface":        m.deleteNetworkInterface,
-			"DescribeSubnets":               m.describeSubnets,
-			"DescribeRouteTables":           m.describeRouteTables,
-			"GetManagedPrefixListEntries":   m.getManagedPrefixListEntries,
-			"CreateRoute":                   m.createRoute,
-			"DeleteRoute":                   m.deleteRoute,
-			"ModifyInstanceAttribute":       m.modifyInstanceAttribute,
-			"DescribeAvailabilityZones":     m.describeAvailabilityZones,
-			"DescribeSecurityGroups":        m.describeSecurityGroups,
-			"CreateSecurityGroup":           m.createSecurityGroup,
-			"DeleteSecurityGroup":           m.deleteSecurityGroup,
-			"AuthorizeSecurityGroupIngress": m.authorizeSecurityGroupIngress,
-			"RevokeSecurityGroupIngress":    m.revokeSecurityGroupIngress,
+			"RunInstances":                  m.launches.runInstances,
+			"DescribeInstances":             m.instances.describeInstances,
+			"TerminateInstances":            m.instances.terminateInstances,
+			"StopInstances":                 m.instances.stopInstances,
+			"StartInstances":                m.instances.startInstances,
+			"CreateTags":                    m.tagging.createTags,
+			"GetConsoleOutput":              m.instances.getConsoleOutput,
+			"CreateVolume":                  m.making.createVolume,
+			"DeleteVolume":                  m.making.deleteVolume,
+			"DescribeVolumes":               m.volumes.describeVolumes,
+			"AttachVolume":                  m.attaching.attachVolume,
+			"DetachVolume":                  m.attaching.detachVolume,
+			"ModifyVolume":                  m.modifications.modifyVolume,
+			"DescribeVolumesModifications":  m.modifications.describeVolumesModifications,
+			"DescribeInstanceStatus":        m.announcements.describeInstanceStatus,
+			"DescribeSpotInstanceRequests":  m.announcements.describeSpotInstanceRequests,
+			"DescribeNetworkInterfaces":     m.parts.describeNetworkInterfaces,
+			"DeleteNetworkInterface":        m.parts.deleteNetworkInterface,
+			"DescribeSubnets":               m.networks.describeSubnets,
+			"DescribeRouteTables":           m.routing.describeRouteTables,
+			"GetManagedPrefixListEntries":   m.routing.getManagedPrefixListEntries,
+			"CreateRoute":                   m.routing.createRoute,
+			"DeleteRoute":                   m.routing.deleteRoute,
+			"ModifyInstanceAttribute":       m.routing.modifyInstanceAttribute,
+			"DescribeAvailabilityZones":     m.networks.describeAvailabilityZones,
+			"DescribeSecurityGroups":        m.groups.describeSecurityGroups,
+			"CreateSecurityGroup":           m.groups.createSecurityGroup,
+			"DeleteSecurityGroup":           m.groups.deleteSecurityGroup,
+			"AuthorizeSecurityGroupIngress": m.groups.authorizeSecurityGroupIngress,
+			"RevokeSecurityGroupIngress":    m.groups.revokeSecurityGroupIngress,
 
-			"DescribeVpcs":                  m.describeVpcs,
-			"DescribeImages":                m.describeImages,
-			"RegisterImage":                 m.registerImage,
-			"DeregisterImage":               m.deregisterImage,
-			"DescribeSnapshots":             m.describeSnapshots,
-			"DeleteSnapshot":                m.deleteSnapshot,
-			"DescribeCapacityReservations":  m.describeCapacityReservations,
-			"DescribeHosts":                 m.describeHosts,
-			"DescribeInstanceTypes":         m.describeInstanceTypes,
-			"DescribeInstanceTypeOfferings": m.describeInstanceTypeOfferings,
-			"DescribeSpotPriceHistory":      m.describeSpotPriceHistory,
+			"DescribeVpcs":                  m.networks.describeVpcs,
+			"DescribeImages":                m.images.describeImages,
+			"RegisterImage":                 m.images.registerImage,
+			"DeregisterImage":               m.images.deregisterImage,
+			"DescribeSnapshots":             m.snapshots.describeSnapshots,
+			"DeleteSnapshot":                m.images.deleteSnapshot,
+			"DescribeCapacityReservations":  m.reservations.describeCapacityReservations,
+			"DescribeHosts":                 m.hosts.describeHosts,
+			"DescribeInstanceTypes":         m.types.describeInstanceTypes,
+			"DescribeInstanceTypeOfferings": m.types.describeInstanceTypeOfferings,
+			"DescribeSpotPriceHistory":      m.types.describeSpotPriceHistory,
 
-			"ModifyInstanceCreditSpecification": m.modifyInstanceCreditSpecification,
+			"ModifyInstanceCreditSpecification": m.credits.modifyInstanceCreditSpecification,
 		},
 	}
 }
@@ -139,19 +139,28 @@ type youngerFailure struct {
 	ID      string `xml:"RequestId"`
 }
 
+// queries answers the query protocol.
+type queries struct {
+	*base
+	callers      *callers
+	reservations *reservations
+
+	services []*queryService // EC2 is the first
+}
+
 // knows reports whether an action is one of a service of the query protocol.
-func (m *Model) knows(action string) bool {
+func (m *queries) knows(action string) bool {
 	return slices.ContainsFunc(m.services, func(s *queryService) bool { return s.actions[action] != nil })
 }
 
 // serveQuery answers a call of the service that it names by its version.
-func (m *Model) serveQuery(w http.ResponseWriter, r *http.Request) {
+func (m *queries) serveQuery(w http.ResponseWriter, r *http.Request) {
 	s, err := m.services[0], r.ParseForm()
 	if err != nil {
 		s.answer(w, "", nil, bad("MalformedQueryString", "%v", err))
 		return
 	}
-	m.endBlocks()
+	m.reservations.endBlocks()
 	call := &request{ctx: r.Context(), form: newForm(r.PostForm), action: r.PostForm.Get("Action")}
 	if n := slices.IndexFunc(m.services, func(s *queryService) bool { return s.version == r.PostForm.Get("Version") }); n >= 0 {
 		s = m.services[n]
@@ -161,13 +170,13 @@ func (m *Model) serveQuery(w http.ResponseWriter, r *http.Request) {
 }
 
 // query does what a call of a service asks for.
-func (m *Model) query(s *queryService, call *request, r *http.Request) (answer any, err error) {
+func (m *queries) query(s *queryService, call *request, r *http.Request) (answer any, err error) {
 	do := s.actions[call.action]
 	if do == nil {
 		return nil, bad("InvalidAction", s.unknown, call.action, s.version)
 	}
 	if call.action != s.open {
-		if call.caller, err = m.callerOf(r); err != nil && s.stranger != nil {
+		if call.caller, err = m.callers.callerOf(r); err != nil && s.stranger != nil {
 			return nil, s.stranger
 		}
 		if err != nil {

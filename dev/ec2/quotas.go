@@ -15,16 +15,25 @@ const (
 	mostQuotas = 100
 )
 
+// quotas are what Service Quotas tells.
+type quotas struct {
+	*base
+	callers *callers
+
+	values map[string]float64
+	code   string // with which calls are refused
+}
+
 // FailQuotas has Service Quotas refuse each call with a code, such as TooManyRequestsException; "" ends that.
-func (m *Model) FailQuotas(code string) {
+func (m *quotas) FailQuotas(code string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.quotaCode = code
+	m.code = code
 }
 
 // serveQuotas answers a call of Service Quotas.
-func (m *Model) serveQuotas(w http.ResponseWriter, r *http.Request) {
-	serveTarget(m, w, r, jsonService{
+func (m *quotas) serveQuotas(w http.ResponseWriter, r *http.Request) {
+	serveTarget(m.callers, w, r, jsonService{
 		name:      "servicequotas",
 		target:    quotasTarget,
 		action:    "ListServiceQuotas",
@@ -46,9 +55,9 @@ type quotasCall struct {
 	NextToken   string
 }
 
-func (m *Model) listServiceQuotas(_ *request, in quotasCall) (any, error) {
+func (m *quotas) listServiceQuotas(_ *request, in quotasCall) (any, error) {
 	m.mu.Lock()
-	code, values := m.quotaCode, m.quotas
+	code, values := m.code, m.values
 	m.mu.Unlock()
 	size := mostQuotas
 	switch {

@@ -13,7 +13,7 @@ import (
 const encodedMessage = " Encoded authorization failure message: "
 
 // sealer seals what only this model can read.
-func (m *Model) sealer() cipher.AEAD {
+func (m *base) sealer() cipher.AEAD {
 	block, err := aes.NewCipher(m.key[:])
 	if err != nil {
 		panic(err) // the key has 32 bytes
@@ -27,7 +27,7 @@ func (m *Model) sealer() cipher.AEAD {
 
 // encoded is why an action on a resource is refused, as EC2 tells it: for STS to decode, and never
 // twice the same.
-func (m *Model) encoded(r *request, action, resource string, about map[string][]string) string {
+func (m *base) encoded(r *request, action, resource string, about map[string][]string) string {
 	type item map[string]any
 	list := func(items ...item) item { return item{"items": items} }
 	statements, conditions := []item{}, []item{}
@@ -81,7 +81,7 @@ type decodedMessage struct {
 }
 
 // decodeAuthorizationMessage decodes what encoded has made.
-func (m *Model) decodeAuthorizationMessage(r *request) (any, error) {
+func (m *stsService) decodeAuthorizationMessage(r *request) (any, error) {
 	text := r.text("EncodedMessage")
 	if err := r.done(); err != nil {
 		return nil, err

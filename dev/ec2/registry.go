@@ -31,9 +31,20 @@ var rightsOf = map[string]string{
 	"PUT manifests":  "ecr:PutImage",
 }
 
+// registry is ECR, with its tokens and its images.
+type registry struct {
+	*base
+	callers *callers
+
+	tokens       cloudmodel.Grants[*Policy] // nil for everything
+	repositories map[string]http.Handler    // by name
+	upstreams    map[string]http.Handler    // of Config.Upstreams, by name
+	imported     map[string]bool            // the upstreams that were pulled from
+}
+
 // serveRegistry answers who pulls an image of the account, or pushes one, as the token of the
 // request may.
-func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
+func (m *registry) serveRegistry(w http.ResponseWriter, r *http.Request) {
 	refuse := func(status int, code, format string, args ...any) {
 		if status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", `Basic realm="`+m.cfg.Account+`",service="ecr.amazonaws.com"`)
@@ -78,7 +89,7 @@ func (m *Model) serveRegistry(w http.ResponseWriter, r *http.Request) {
 // importOf imports a repository from its upstream at the first pull of a manifest, or says which right the caller lacks for that.
 // Source: Amazon ECR User Guide, "IAM permissions required to sync an upstream registry with an Amazon ECR private registry". The
 // model makes the repository each time: there it is not before.
-func (m *Model) importOf(policy *Policy, repository, what, arn string) (right string, lacks bool) {
+func (m *registry) importOf(policy *Policy, repository, what, arn string) (right string, lacks bool) {
 	m.mu.Lock()
 	done := m.imported[repository]
 	m.mu.Unlock()
@@ -97,11 +108,11 @@ func (m *Model) importOf(policy *Policy, repository, what, arn string) (right st
 }
 
 // Upstream is the registry that a repository of Config.Upstreams is imported from: who pushes there needs no right of the account's.
-func (m *Model) Upstream(repository string) http.Handler { return m.upstreams[repository] }
+func (m *registry) Upstream(repository string) http.Handler { return m.upstreams[repository] }
 
 // letsTo says whether the holder of a policy, nil for one who may do everything, has a right to a
 // repository: by that, or by the repository's own.
-func (m *Model) letsTo(policy *Policy, right, repository, arn string) bool {
+func (m *registry) letsTo(policy *Policy, right, repository, arn string) bool {
 	if policy == nil {
 		return true
 	}
@@ -113,7 +124,7 @@ func (m *Model) letsTo(policy *Policy, right, repository, arn string) bool {
 
 // Push puts an image into a repository of the account, as one who may do everything: as a/b:1.
 // The model is served at a host and port.
-func (m *Model) Push(ctx context.Context, at, repositoryAndTag string, image v1.Image) error {
+func (m *registry) Push(ctx context.Context, at, repositoryAndTag string, image v1.Image) error {
 	password, _ := m.newToken(nil)
 	return cloudmodel.PushImage(ctx, at, repositoryAndTag, image, registryUser, password)
 }

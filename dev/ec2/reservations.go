@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
-	"github.com/elotl/kip/internal/cloud/sim"
 )
 
 // Reservation is capacity that the account has reserved.
@@ -40,7 +39,15 @@ type reservedXML struct {
 	Tags      []tagXML `xml:"tagSet>item"`
 }
 
-func (m *Model) describeCapacityReservations(r *request) (any, error) {
+// reservations are those of capacity.
+type reservations struct {
+	*base
+	launched *launched
+
+	all []Reservation
+}
+
+func (m *reservations) describeCapacityReservations(r *request) (any, error) {
 	wanted := r.filters("state")
 	if err := m.one(r); err != nil {
 		return nil, err
@@ -76,10 +83,10 @@ func (m *Model) describeCapacityReservations(r *request) (any, error) {
 }
 
 // Reservations are those that there are.
-func (m *Model) Reservations() []Reservation {
+func (m *reservations) Reservations() []Reservation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.reservations)
+	return slices.Clone(m.all)
 }
 
 func (r Reservation) tenancy() string {
@@ -97,17 +104,11 @@ func (r Reservation) stateAt(now time.Time) string {
 	return cmp.Or(r.State, "active")
 }
 
-// ReservedOf is the ID of the reservation, or of the host, that an instance is in; "" of another.
-func (m *Model) ReservedOf(i sim.Instance) string {
-	l := m.launchOf(i)
-	return cmp.Or(l.reservation, l.host)
-}
-
 // vacant is for how many instances more a reservation has room.
-func (m *Model) vacant(r Reservation) int {
+func (m *reservations) vacant(r Reservation) int {
 	free := r.Total
 	for _, i := range m.sim.Truth() {
-		if i.State != cloud.Stopped && m.launchOf(i).reservation == r.ID {
+		if i.State != cloud.Stopped && m.launched.launchOf(i).reservation == r.ID {
 			free--
 		}
 	}
@@ -129,8 +130,8 @@ func capacity(f *form, capacityType string) (reservation string, block bool) {
 }
 
 // reserve says whether so many instances can be launched into the reservation of a launch. EC2
-// refuses the whole of a call for which there is too little room. It is called under m.reserving.
-func (m *Model) reserve(l *launch, kind string, most int) error {
+// refuses the whole of a call for which there is too little room. It is called under supply.reserving.
+func (m *reservations) reserve(l *launch, kind string, most int) error {
 	if l.reservation == "" {
 		return nil
 	}
@@ -158,14 +159,14 @@ const blockNotice = 30 * time.Minute
 
 // endBlocks ends the instances of Capacity Blocks whose time has come. It is called before each call is
 // answered: whoever looks sees it.
-func (m *Model) endBlocks() {
+func (m *reservations) endBlocks() {
 	var over []string
 	for _, r := range m.Reservations() {
 		if !r.Block || m.Now().Before(r.End.Add(-blockNotice)) {
 			continue
 		}
 		for _, i := range m.sim.Truth() {
-			if i.Ended.IsZero() && m.launchOf(i).reservation == r.ID {
+			if i.Ended.IsZero() && m.launched.launchOf(i).reservation == r.ID {
 				over = append(over, i.ID)
 			}
 		}

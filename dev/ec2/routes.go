@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
@@ -62,22 +61,34 @@ func made(cidr, gateway string) routeXML {
 	}
 }
 
+// routing are the route tables, and what instances forward.
+type routing struct {
+	*base
+	networks *networks
+	launched *launched
+
+	given    []Route                   // of Config
+	routes   []Route                   // made by calls
+	lists    map[string][]netip.Prefix // by the prefix list's ID
+	forwards map[string]bool           // instances without a check of source and destination
+}
+
 // describeRouteTables has two tables for each VPC: the main one, with a route to the
 // internet gateway, and one of the subnets that have none.
-func (m *Model) describeRouteTables(r *request) (any, error) {
+func (m *routing) describeRouteTables(r *request) (any, error) {
 	wanted := r.filters("vpc-id")
 	if err := m.one(r); err != nil {
 		return nil, err
 	}
 	var all []routeTableXML
-	for _, s := range m.Subnets() {
+	for _, s := range m.networks.Subnets() {
 		if !wanted.match(func(string) []string { return []string{s.VPC} }) {
 			continue
 		}
 		n := slices.IndexFunc(all, func(t routeTableXML) bool { return t.VPC == s.VPC })
 		if n < 0 {
 			var local []routeXML // one for each network. Source: Amazon VPC User Guide, "Route table concepts"
-			for _, p := range m.networksOf(s.VPC) {
+			for _, p := range m.networks.networksOf(s.VPC) {
 				local = append(local, made(p, "local"))
 			}
 			n = len(all)
@@ -149,56 +160,22 @@ func shownTarget(r Route) routeXML {
 	return x
 }
 
-type entryXML struct {
-	CIDR string `xml:"cidr"`
-}
-
-// mostEntries is the most that a page has. Source: EC2 API reference, "GetManagedPrefixListEntries".
-const mostEntries = 100
-
-// getManagedPrefixListEntries shows the networks of a list, whether it is AWS' or a customer's.
-func (m *Model) getManagedPrefixListEntries(r *request) (any, error) {
-	id := r.text("PrefixListId")
-	r.number("MaxResults")
-	r.text("NextToken")
-	if err := r.done(); err != nil {
-		return nil, err
-	}
-	if err := m.may(r, "ec2:"+r.action, m.arn("prefix-list/"+id), nil); err != nil {
-		return nil, err
-	}
-	if err := m.Arrive(r.ctx, sim.KindCatalogue, nil); err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	networks, has := m.lists[id]
-	m.mu.Unlock()
-	if !has {
-		return nil, bad("InvalidPrefixListID.NotFound", "The prefix list ID '%s' does not exist", id)
-	}
-	var all []entryXML
-	for _, p := range networks {
-		all = append(all, entryXML{p.String()})
-	}
-	return paged(r, "entrySet", min(mostEntries, m.cfg.PageSize), all, func(e entryXML) string { return e.CIDR }), nil
-}
-
 // Routes are those that were made.
-func (m *Model) Routes() []Route {
+func (m *routing) Routes() []Route {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.routes)
 }
 
 // Forwards says that an instance may send what is not from its own address.
-func (m *Model) Forwards(instance string) bool {
+func (m *routing) Forwards(instance string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.forwards[instance]
 }
 
 // AddRoute makes a route that nobody has asked the model for.
-func (m *Model) AddRoute(r Route) {
+func (m *routing) AddRoute(r Route) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.routes = append(m.routes, r)
@@ -215,8 +192,8 @@ func (r *request) prefix(key string) netip.Prefix {
 }
 
 // table is whether a VPC has a table of this ID.
-func (m *Model) table(id string) bool {
-	return slices.ContainsFunc(m.Subnets(), func(s Subnet) bool {
+func (m *routing) table(id string) bool {
+	return slices.ContainsFunc(m.networks.Subnets(), func(s Subnet) bool {
 		vpc, isMain := strings.CutPrefix(id, mainTable)
 		if !isMain {
 			vpc, _ = strings.CutPrefix(id, privateTable)
@@ -225,7 +202,7 @@ func (m *Model) table(id string) bool {
 	})
 }
 
-func (m *Model) createRoute(r *request) (any, error) {
+func (m *routing) createRoute(r *request) (any, error) {
 	to := Route{Table: r.text("RouteTableId"), To: r.prefix("DestinationCidrBlock"), Instance: r.text("InstanceId")}
 	err := m.changeRoute(r, sim.KindRoute, to.Table, func(living map[string]sim.Instance) error {
 		i, lives := living[to.Instance]
@@ -255,7 +232,7 @@ func (m *Model) createRoute(r *request) (any, error) {
 	return doneXML{requestID, true}, nil
 }
 
-func (m *Model) deleteRoute(r *request) (any, error) {
+func (m *routing) deleteRoute(r *request) (any, error) {
 	table, to := r.text("RouteTableId"), r.prefix("DestinationCidrBlock")
 	err := m.changeRoute(r, sim.KindUnroute, table, func(map[string]sim.Instance) error {
 		n := slices.IndexFunc(m.routes, func(other Route) bool { return other.Table == table && other.To == to })
@@ -272,7 +249,7 @@ func (m *Model) deleteRoute(r *request) (any, error) {
 }
 
 // changeRoute is a call that changes a table. The change has mu, and knows which instances there are.
-func (m *Model) changeRoute(r *request, kind sim.Kind, table string, change func(living map[string]sim.Instance) error) error {
+func (m *routing) changeRoute(r *request, kind sim.Kind, table string, change func(living map[string]sim.Instance) error) error {
 	if err := r.done(); err != nil {
 		return err
 	}
@@ -282,11 +259,11 @@ func (m *Model) changeRoute(r *request, kind sim.Kind, table string, change func
 	if err := m.may(r, "ec2:"+r.action, m.arn("route-table/"+table), nil); err != nil {
 		return err
 	}
-	return m.touch(r, kind, func(_ time.Time, living map[string]sim.Instance) error { return change(living) })
+	return m.take(r, kind, change)
 }
 
 // modifyInstanceAttribute changes whether an instance may forward, and nothing else.
-func (m *Model) modifyInstanceAttribute(r *request) (any, error) {
+func (m *routing) modifyInstanceAttribute(r *request) (any, error) {
 	id, check := r.text("InstanceId"), r.text("SourceDestCheck.Value")
 	if check != "true" && check != "false" {
 		r.bad("InvalidParameterValue", "Value (%s) for parameter sourceDestCheck is invalid: the model changes no other attribute", check)

@@ -2,13 +2,10 @@ package ec2
 
 import (
 	"cmp"
-	"crypto/rand"
-	"errors"
 	"net/http"
 	"regexp"
 	"time"
 
-	"github.com/elotl/kip/dev/cloudmodel"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
 )
@@ -20,29 +17,25 @@ const (
 	maxSessionPolicy              = 2048
 )
 
-// sessionKey begins the access key of a session (IAM User Guide, "IAM identifiers").
-const sessionKey = "ASIA"
-
 var sessionName = regexp.MustCompile(`^[\w+=,.@-]{2,64}$`)
 
 const stsVersion = "2011-06-15"
 
+// stsService is AWS Security Token Service.
+type stsService struct {
+	*base
+	callers *callers
+	roles   *roles
+}
+
 // sts is AWS Security Token Service.
-func (m *Model) sts() *queryService {
+func (m *stsService) service() *queryService {
 	return younger("sts", stsVersion, byWebIdentity, map[string]func(*request) (any, error){
 		byWebIdentity:                m.assumeRoleWithWebIdentity,
 		"AssumeRole":                 m.assumeRole,
 		"DecodeAuthorizationMessage": m.decodeAuthorizationMessage,
 		"GetCallerIdentity":          m.getCallerIdentity,
 	})
-}
-
-// credentials are those of a session.
-type credentials struct {
-	KeyID      string `xml:"AccessKeyId"`
-	Secret     string `xml:"SecretAccessKey"`
-	Token      string `xml:"SessionToken"`
-	Expiration string
 }
 
 // assumedRole is the answer.
@@ -59,7 +52,7 @@ type callerIdentity struct {
 }
 
 // getCallerIdentity needs no right (STS API reference, "GetCallerIdentity").
-func (m *Model) getCallerIdentity(r *request) (any, error) {
+func (m *stsService) getCallerIdentity(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
@@ -107,25 +100,13 @@ func (w wish) mayDo(role *Policy) (*Policy, error) {
 	return role.within(limit), nil
 }
 
-// begin makes a session.
-func (m *Model) begin(policy *Policy, lifetime time.Duration) credentials {
-	key, token, until := sessionKey+rand.Text()[:16], rand.Text(), m.Now().Add(lifetime)
-	m.sessions.Give(sessionSecret(key, token), policy, until)
-	return credentials{
-		KeyID:      key,
-		Secret:     rand.Text(),
-		Token:      token,
-		Expiration: until.UTC().Format(time.RFC3339),
-	}
-}
-
 // assumeRole makes a session of a role, limited by the policy that the call brings.
-func (m *Model) assumeRole(r *request) (any, error) {
+func (m *stsService) assumeRole(r *request) (any, error) {
 	wanted, err := wishOf(r)
 	if err != nil {
 		return nil, err
 	}
-	of := m.role(wanted.role)
+	of := m.roles.role(wanted.role)
 	if of.policy == nil || m.may(r, "sts:AssumeRole", wanted.role, nil) != nil {
 		return nil, &apiError{http.StatusForbidden, "AccessDenied",
 			"User is not authorized to perform: sts:AssumeRole on resource: " + wanted.role}
@@ -136,26 +117,11 @@ func (m *Model) assumeRole(r *request) (any, error) {
 	}
 	var given credentials
 	err = m.sim.Take(r.ctx, sim.Call{Kind: cloud.CallPullCredentials}, func() error {
-		given = m.begin(policy, wanted.lifetime)
+		given = m.callers.begin(policy, wanted.lifetime)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return assumedRole{Credentials: given, ARN: wanted.arn()}, nil
-}
-
-// sessionSecret is what the holder of a session shows.
-func sessionSecret(key, token string) string { return key + " " + token }
-
-// sessionOf is what the holder of a session's key may do.
-func (m *Model) sessionOf(key, token string) (*Policy, error) {
-	policy, err := m.sessions.Of(sessionSecret(key, token), m.Now())
-	switch {
-	case errors.Is(err, cloudmodel.ErrGrantOver):
-		return nil, &apiError{http.StatusForbidden, "ExpiredToken", "The security token included in the request is expired"}
-	case err != nil:
-		return nil, errStranger
-	}
-	return policy, nil
 }

@@ -9,8 +9,15 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 )
 
+// tagging writes tags.
+type tagging struct {
+	*base
+	groups *groups
+	parts  *parts
+}
+
 // createTags adds to the tags of instances, their root disks and interfaces, and groups, or changes them.
-func (m *Model) createTags(r *request) (any, error) {
+func (m *tagging) createTags(r *request) (any, error) {
 	ids, set := r.texts("ResourceId"), tags(r.form)
 	if err := r.done(); err != nil {
 		return nil, err
@@ -45,37 +52,37 @@ func (m *Model) createTags(r *request) (any, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, id := range ids {
-		if n := m.groupAt(id); n >= 0 {
-			m.groups[n].Tags = with(m.groups[n].Tags, set)
+		if n := m.groups.groupAt(id); n >= 0 {
+			m.groups.all[n].Tags = with(m.groups.all[n].Tags, set)
 		}
 		if strings.HasPrefix(id, "vol-") || strings.HasPrefix(id, "eni-") {
-			m.partTags[id] = with(m.partTags[id], set)
+			m.parts.tags[id] = with(m.parts.tags[id], set)
 		}
 	}
 	return doneXML{requestID, true}, nil
 }
 
 // taggable says what kind of resource an ID is of, and which tags that has.
-func (m *Model) taggable(id string) (kind string, has map[string]string, err error) {
+func (m *tagging) taggable(id string) (kind string, has map[string]string, err error) {
 	switch prefix, _, _ := strings.Cut(id, "-"); prefix {
 	case "i":
 		return "instance", m.TagsOf(id), nil
 	case "sg":
-		g, there := m.group(id)
+		g, there := m.groups.group(id)
 		if !there {
 			return "", nil, noGroup(id)
 		}
 		return "security-group", g.Tags, nil
 	case "vol":
-		if !m.isPart(id) {
+		if !m.parts.isPart(id) {
 			return "volume", nil, bad("InvalidVolume.NotFound", "The volume '%s' does not exist.", id)
 		}
-		return "volume", m.PartTags()[id], nil
+		return "volume", m.parts.PartTags()[id], nil
 	case "eni":
-		if !m.isPart(id) {
+		if !m.parts.isPart(id) {
 			return "", nil, bad("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 		}
-		return "network-interface", m.PartTags()[id], nil
+		return "network-interface", m.parts.PartTags()[id], nil
 	}
 	return "", nil, bad("InvalidID", "The ID '%s' is not valid: the model tags instances, their root disks and interfaces, and groups", id)
 }

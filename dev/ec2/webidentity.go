@@ -2,9 +2,7 @@ package ec2
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -21,47 +19,6 @@ const byWebIdentity = "AssumeRoleWithWebIdentity"
 // in IAM").
 func providerName(p cloudmodel.Provider) string { return strings.TrimPrefix(p.Issuer, "https://") }
 
-// assumable is a role.
-type assumable struct {
-	policy *Policy // what it may do
-	trust  *Policy // who may assume it by a token: of a provider, as the resource; nil for nobody
-}
-
-// Role is one that is made while a model runs.
-type Role struct {
-	ARN string
-	// Policy is what it may do, Trust who may assume it by AssumeRoleWithWebIdentity: documents
-	// of IAM's.
-	Policy, Trust json.RawMessage
-}
-
-// PutRole makes a role, or changes it for those who assume it from now on.
-func (m *Model) PutRole(r Role) error {
-	if prefix := m.arnOf("iam", "", m.cfg.Account, "role/"); !strings.HasPrefix(r.ARN, prefix) {
-		return fmt.Errorf("the field ARN is %q: want one that begins with %s", r.ARN, prefix)
-	}
-	policy, err := ParsePolicy(r.Policy)
-	if err != nil {
-		return fmt.Errorf("the field Policy: %w", err)
-	}
-	trust, err := ParseTrust(r.Trust)
-	if err != nil {
-		return fmt.Errorf("the field Trust: %w", err)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.roles[r.ARN] = assumable{policy, trust}
-	shown := IAMRole{ARN: r.ARN, Trust: string(r.Trust), Inline: map[string]string{"kip": string(r.Policy)}}
-	m.iamRoles[shown.name()] = shown
-	return nil
-}
-
-func (m *Model) role(arn string) assumable {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.roles[arn]
-}
-
 // webIdentity is the answer.
 type webIdentity struct {
 	Credentials credentials
@@ -73,7 +30,7 @@ type webIdentity struct {
 
 // assumeRoleWithWebIdentity makes a session of a role for who has a token that the role trusts.
 // No key is asked for.
-func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
+func (m *stsService) assumeRoleWithWebIdentity(r *request) (any, error) {
 	token := r.text("WebIdentityToken")
 	wanted, err := wishOf(r)
 	if err != nil {
@@ -83,7 +40,7 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	of, provider := m.role(wanted.role), m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+providerName(by))
+	of, provider := m.roles.role(wanted.role), m.arnOf("iam", "", m.cfg.Account, "oidc-provider/"+providerName(by))
 	about := map[string][]string{providerName(by) + ":sub": {claims.Subject}, providerName(by) + ":aud": claims.Audience}
 	if of.trust == nil || !of.trust.allows("sts:"+byWebIdentity, provider, about) {
 		return nil, &apiError{http.StatusForbidden, "AccessDenied", "Not authorized to perform sts:" + byWebIdentity}
@@ -93,7 +50,7 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 		return nil, err
 	}
 	return webIdentity{
-		Credentials: m.begin(policy, wanted.lifetime),
+		Credentials: m.callers.begin(policy, wanted.lifetime),
 		ARN:         wanted.arn(),
 		Subject:     claims.Subject,
 		Audience:    strings.Join(claims.Audience, " "),
@@ -106,7 +63,7 @@ func (m *Model) assumeRoleWithWebIdentity(r *request) (any, error) {
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512}
 
 // identify finds who issued a token and for whom. Errors are those of STS' API reference.
-func (m *Model) identify(ctx context.Context, token string) (cloudmodel.Provider, jwt.Claims, error) {
+func (m *stsService) identify(ctx context.Context, token string) (cloudmodel.Provider, jwt.Claims, error) {
 	by, claims, err := cloudmodel.Identify(ctx, token, m.cfg.Providers, algorithms, m.Now())
 	switch {
 	case errors.Is(err, cloudmodel.ErrNoKeys):
