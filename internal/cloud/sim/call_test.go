@@ -212,10 +212,10 @@ func TestFaultsByChanceAreAsFrequentAsSaidAndTheSameForASeed(t *testing.T) {
 		inBubble(t, Config{Seed: seed, Knobs: Knobs{Faults: map[Kind]FaultRates{AnyKind: rates, KindList: {}}}}, func(t *testing.T, c *Cloud) {
 			for n := range 2000 {
 				ctx, cancel := context.WithTimeout(ctx, time.Second)
-				before := len(c.machines)
+				before := len(c.machines.all)
 				_, err := try(ctx, c, request(fmt.Sprint(n), 1))
 				cancel()
-				effect := len(c.machines) > before
+				effect := len(c.machines.all) > before
 				done = append(done, effect)
 				hung := errors.Is(err, context.DeadlineExceeded)
 				switch {

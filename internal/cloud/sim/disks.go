@@ -23,11 +23,22 @@ func (d *disk) public() cloud.Disk {
 	return p
 }
 
+// disks are those that outlive machines.
+type disks struct {
+	*base
+	calls    *calls
+	machines *machines
+
+	all       []*disk      // in the order of their creation
+	disksMade int          // ever
+	torn      []cloud.Disk // detached while in use
+}
+
 // CreateDisk implements cloud.Disks. The token is forgotten with the disk.
-func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+func (c *disks) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
 	r.Tags = maps.Clone(r.Tags)
 	var made cloud.Disk
-	err := c.do(ctx, Call{Kind: KindCreateDisk}, func(time.Time) error {
+	err := c.calls.do(ctx, Call{Kind: KindCreateDisk}, func(time.Time) error {
 		switch {
 		case r.Token == "":
 			return fmt.Errorf("%w: token is empty", cloud.ErrRefused)
@@ -35,10 +46,10 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 			return fmt.Errorf("%w: size is %d bytes: want more than 0", cloud.ErrRefused, r.SizeBytes)
 		case r.Tags[cloud.TagOwner] == "":
 			return fmt.Errorf("%w: tag %s is missing", cloud.ErrRefused, cloud.TagOwner)
-		case !c.shop.hasZone(r.Zone):
+		case !c.offered.hasZone(r.Zone):
 			return fmt.Errorf("%w: InvalidZone.NotFound: there is no zone %q", cloud.ErrRefused, r.Zone)
 		}
-		for _, d := range c.disks {
+		for _, d := range c.all {
 			if d.token != r.Token {
 				continue
 			}
@@ -55,7 +66,7 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 			Zone:      r.Zone,
 			Tags:      r.Tags,
 		}}
-		c.disks = append(c.disks, d)
+		c.all = append(c.all, d)
 		made = d.public()
 		return nil
 	})
@@ -65,19 +76,8 @@ func (c *Cloud) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk
 	return made, nil
 }
 
-func (s *shop) hasZone(zone string) bool {
-	for _, t := range s.types {
-		for _, o := range t.Offerings {
-			if o.Zone == zone {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (c *Cloud) findDisk(id string) *disk {
-	for _, d := range c.disks {
+func (c *disks) findDisk(id string) *disk {
+	for _, d := range c.all {
 		if d.ID == id {
 			return d
 		}
@@ -86,8 +86,8 @@ func (c *Cloud) findDisk(id string) *disk {
 }
 
 // DeleteDisk implements cloud.Disks.
-func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
-	err := c.do(ctx, Call{Kind: KindDeleteDisk, IDs: []string{id}}, func(time.Time) error {
+func (c *disks) DeleteDisk(ctx context.Context, id string) error {
+	err := c.calls.do(ctx, Call{Kind: KindDeleteDisk, IDs: []string{id}}, func(time.Time) error {
 		d := c.findDisk(id)
 		if d == nil {
 			return nil
@@ -95,7 +95,7 @@ func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
 		if d.Instance != "" {
 			return &cloud.InUseError{Disk: id, Instance: d.Instance}
 		}
-		c.disks = slices.DeleteFunc(c.disks, func(o *disk) bool { return o == d })
+		c.all = slices.DeleteFunc(c.all, func(o *disk) bool { return o == d })
 		return nil
 	})
 	if err != nil {
@@ -105,10 +105,10 @@ func (c *Cloud) DeleteDisk(ctx context.Context, id string) error {
 }
 
 // ListDisks implements cloud.Disks; it is never late.
-func (c *Cloud) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
-	err = c.do(ctx, Call{Kind: KindListDisks, Owner: owner}, func(time.Time) error {
+func (c *disks) ListDisks(ctx context.Context, owner string) (list []cloud.Disk, err error) {
+	err = c.calls.do(ctx, Call{Kind: KindListDisks, Owner: owner}, func(time.Time) error {
 		list = nil
-		for _, d := range c.disks {
+		for _, d := range c.all {
 			if d.Tags[cloud.TagOwner] == owner {
 				list = append(list, d.public())
 			}
@@ -122,9 +122,9 @@ func (c *Cloud) ListDisks(ctx context.Context, owner string) (list []cloud.Disk,
 }
 
 // AttachDisk implements cloud.Disks.
-func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
-	err := c.do(ctx, Call{Kind: KindAttachDisk, IDs: []string{id, instance}}, func(now time.Time) error {
-		d, m := c.findDisk(id), c.find(instance, now)
+func (c *disks) AttachDisk(ctx context.Context, id, instance string) error {
+	err := c.calls.do(ctx, Call{Kind: KindAttachDisk, IDs: []string{id, instance}}, func(now time.Time) error {
+		d, m := c.findDisk(id), c.machines.find(instance, now)
 		switch {
 		case d == nil:
 			return fmt.Errorf("%w: InvalidVolume.NotFound: there is no disk %s", cloud.ErrNotFound, id)
@@ -149,8 +149,8 @@ func (c *Cloud) AttachDisk(ctx context.Context, id, instance string) error {
 // DetachDisk implements cloud.Disks. A disk of which Config.Mounted says that the
 // instance uses it is torn off all the same, as clouds do; History of that is in
 // TornDisks.
-func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
-	err := c.do(ctx, Call{Kind: KindDetachDisk, IDs: []string{id, instance}}, func(time.Time) error {
+func (c *disks) DetachDisk(ctx context.Context, id, instance string) error {
+	err := c.calls.do(ctx, Call{Kind: KindDetachDisk, IDs: []string{id, instance}}, func(time.Time) error {
 		d := c.findDisk(id)
 		if d == nil || d.Instance != instance {
 			return nil
@@ -168,8 +168,8 @@ func (c *Cloud) DetachDisk(ctx context.Context, id, instance string) error {
 }
 
 // GrowDisk implements cloud.DiskGrower.
-func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (grown cloud.Disk, err error) {
-	err = c.do(ctx, Call{Kind: KindGrowDisk, IDs: []string{id}}, func(time.Time) error {
+func (c *disks) GrowDisk(ctx context.Context, id string, bytes int64) (grown cloud.Disk, err error) {
+	err = c.calls.do(ctx, Call{Kind: KindGrowDisk, IDs: []string{id}}, func(time.Time) error {
 		d := c.findDisk(id)
 		switch {
 		case d == nil:
@@ -192,8 +192,8 @@ func (c *Cloud) GrowDisk(ctx context.Context, id string, bytes int64) (grown clo
 const mostBytes = 64 << 40
 
 // freeDisks takes the disks from a machine that has ended.
-func (c *Cloud) freeDisks(instance string) {
-	for _, d := range c.disks {
+func (c *disks) freeDisks(instance string) {
+	for _, d := range c.all {
 		if d.Instance == instance {
 			d.Instance = ""
 		}
@@ -201,18 +201,18 @@ func (c *Cloud) freeDisks(instance string) {
 }
 
 // Disks returns the disks as they truly are.
-func (c *Cloud) Disks() []cloud.Disk {
+func (c *disks) Disks() []cloud.Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []cloud.Disk
-	for _, d := range c.disks {
+	for _, d := range c.all {
 		all = append(all, d.public())
 	}
 	return all
 }
 
 // TornDisks returns the disks that were detached while their instance used them.
-func (c *Cloud) TornDisks() []cloud.Disk {
+func (c *disks) TornDisks() []cloud.Disk {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.torn)

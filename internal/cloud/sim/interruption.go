@@ -17,18 +17,32 @@ type notice struct {
 	m *machine
 }
 
+// interruptions takes machines back, and announces it.
+type interruptions struct {
+	*base
+	calls    *calls
+	machines *machines
+	courses  *courses
+
+	notices  []notice
+	noticed  int           // notices ever given
+	changed  chan struct{} // closed and replaced when there is news for streams
+	streams  int           // counts what CutInterruptions ended
+	cutCause error
+}
+
 // Interruptions implements cloud.Interrupter. A new call is told of what is
 // announced and has not ended yet.
-func (c *Cloud) Interruptions(ctx context.Context, l cloud.Listener) error {
-	if err := c.interruptions(ctx, l.Notify); err != nil {
+func (c *interruptions) Interruptions(ctx context.Context, l cloud.Listener) error {
+	if err := c.listen(ctx, l.Notify); err != nil {
 		return fmt.Errorf("wait for interruptions of %s: %w", c.cfg.Name, err)
 	}
 	return nil
 }
 
-func (c *Cloud) interruptions(ctx context.Context, tell func(cloud.Interruption)) error {
+func (c *interruptions) listen(ctx context.Context, tell func(cloud.Interruption)) error {
 	stream := 0
-	err := c.do(ctx, Call{Kind: KindInterruptions}, func(time.Time) error {
+	err := c.calls.do(ctx, Call{Kind: KindInterruptions}, func(time.Time) error {
 		stream = c.streams
 		return nil
 	})
@@ -77,7 +91,7 @@ func (c *Cloud) interruptions(ctx context.Context, tell func(cloud.Interruption)
 }
 
 // Announced returns the interruptions that were announced of instances that have not ended.
-func (c *Cloud) Announced() (all []cloud.Interruption) {
+func (c *interruptions) Announced() (all []cloud.Interruption) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range c.notices {
@@ -88,14 +102,14 @@ func (c *Cloud) Announced() (all []cloud.Interruption) {
 	return all
 }
 
-func (c *Cloud) tellStreams() {
+func (c *interruptions) tellStreams() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
 // CutInterruptions ends what Interruptions has under way with a cause, which must
 // not be nil.
-func (c *Cloud) CutInterruptions(cause error) {
+func (c *interruptions) CutInterruptions(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streams++
@@ -106,22 +120,22 @@ func (c *Cloud) CutInterruptions(cause error) {
 // Interrupt decides now to take instances back, spot or not: they are announced,
 // and end Knobs.InterruptionNotice later. Those that are stopped or ending
 // already are left alone.
-func (c *Cloud) Interrupt(ids ...string) error {
+func (c *interruptions) Interrupt(ids ...string) error {
 	return c.strike("interrupt", ids, c.interrupt)
 }
 
 // Vanish ends instances now, without a word.
-func (c *Cloud) Vanish(ids ...string) error {
-	return c.strike("end", ids, func(m *machine, now time.Time) { c.end(m, now, Vanished) })
+func (c *interruptions) Vanish(ids ...string) error {
+	return c.strike("end", ids, func(m *machine, now time.Time) { c.courses.end(m, now, Vanished) })
 }
 
-func (c *Cloud) strike(what string, ids []string, do func(*machine, time.Time)) error {
+func (c *interruptions) strike(what string, ids []string, do func(*machine, time.Time)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.clock.Now()
 	var errs []error
 	for _, id := range ids {
-		m := c.byID[id]
+		m := c.machines.byID[id]
 		if c.closed || m == nil || !m.Ended.IsZero() {
 			errs = append(errs, fmt.Errorf("%s %s: there is no such instance", what, id))
 			continue
@@ -132,7 +146,7 @@ func (c *Cloud) strike(what string, ids []string, do func(*machine, time.Time)) 
 }
 
 // interrupt takes back a machine that runs, once.
-func (c *Cloud) interrupt(m *machine, now time.Time) {
+func (c *interruptions) interrupt(m *machine, now time.Time) {
 	if !m.interruption.IsZero() || m.State != cloud.Pending && m.State != cloud.Running {
 		return
 	}
@@ -145,5 +159,5 @@ func (c *Cloud) interrupt(m *machine, now time.Time) {
 		}})
 		c.tellStreams()
 	}
-	c.at(m, m.interruption, false, func(now time.Time) { c.end(m, now, Interrupted) })
+	c.courses.at(m, m.interruption, false, func(now time.Time) { c.courses.end(m, now, Interrupted) })
 }

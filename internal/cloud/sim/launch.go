@@ -35,18 +35,31 @@ func (l *launched) known(now time.Time, life time.Duration) bool {
 	return now.Before(last.Add(life))
 }
 
+// launches launches machines.
+type launches struct {
+	*base
+	calls         *calls
+	machines      *machines
+	holdings      *holdings
+	charges       *charges
+	courses       *courses
+	interruptions *interruptions
+
+	tokens map[string]*launched
+}
+
 // Launch implements cloud.Cloud.
 //
 // A token is known for Knobs.TokenLife. A repeated call is answered with the same
 // machines as they are now, those that have ended included: they are Terminating
 // and have no addresses. The same token with another request is refused. A
 // request that started nothing leaves its token unused.
-func (c *Cloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
+func (c *launches) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {
 	return c.LaunchAtLeast(ctx, r, 1)
 }
 
 // LaunchAtLeast is Launch, but starts nothing where there is no room for so many.
-func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least int) cloud.LaunchResults {
+func (c *launches) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least int) cloud.LaunchResults {
 	text, err := json.Marshal(r) // a copy that is ours
 	if err != nil {
 		return cloud.NotLaunched(len(r.Machines), fmt.Errorf("read the request: %w", err))
@@ -63,7 +76,7 @@ func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least 
 		pool:         own.Pool(),
 	}
 	var results cloud.LaunchResults
-	err = c.do(ctx, Call{Kind: KindLaunch, Launch: &own}, func(now time.Time) (err error) {
+	err = c.calls.do(ctx, Call{Kind: KindLaunch, Launch: &own}, func(now time.Time) (err error) {
 		results, err = c.launch(own, least, sha256.Sum256(text), o, now)
 		return err
 	})
@@ -73,7 +86,7 @@ func (c *Cloud) LaunchAtLeast(ctx context.Context, r cloud.LaunchRequest, least 
 	return results
 }
 
-func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, o offering, now time.Time) (cloud.LaunchResults, error) {
+func (c *launches) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, o offering, now time.Time) (cloud.LaunchResults, error) {
 	if err := checkToken(r.Token); err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
 	}
@@ -92,14 +105,14 @@ func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", cloud.ErrRefused, err)
 	}
-	if err := c.takeResources(KindLaunch, len(r.Machines), now); err != nil {
+	if err := c.calls.takeResources(KindLaunch, len(r.Machines), now); err != nil {
 		return nil, err
 	}
-	vcpus := c.shop.vcpus[o.instanceType]
-	if err := c.checkQuotas(o, len(r.Machines), vcpus); err != nil {
+	vcpus := c.offered.vcpus[o.instanceType]
+	if err := c.holdings.checkQuotas(o, len(r.Machines), vcpus); err != nil {
 		return nil, err
 	}
-	room, short := c.room(o, true)
+	room, short := c.holdings.room(o, true)
 	if room < max(1, least) {
 		return nil, short
 	}
@@ -121,21 +134,6 @@ func (c *Cloud) launch(r cloud.LaunchRequest, least int, sum [sha256.Size]byte, 
 		l.machines[n] = c.create(r, l, n, o, price, vcpus, now)
 	}
 	return l.answer()
-}
-
-// Resolve implements cloud.Resolver.
-func (c *Cloud) Resolve(ctx context.Context, s cloud.LaunchSpec) (resolved cloud.Resolved, err error) {
-	err = c.do(ctx, Call{Kind: KindResolve, Owner: s.Tags[cloud.TagOwner]}, func(time.Time) error {
-		if len(c.knobs.Images) == 0 {
-			return cloud.No(cloud.ErrRefused, cloud.Scope{}, errors.New("there is no image"))
-		}
-		resolved.Image = c.knobs.Images[len(c.knobs.Images)-1]
-		return nil
-	})
-	if err != nil {
-		return cloud.Resolved{}, fmt.Errorf("resolve a launch: %w", err)
-	}
-	return resolved, nil
 }
 
 func (l *launched) answer() (cloud.LaunchResults, error) {
@@ -170,11 +168,11 @@ func checkToken(token string) error {
 }
 
 // checkRequest refuses what can never succeed, and returns the price.
-func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offering) (float64, error) {
+func (c *launches) checkRequest(r cloud.LaunchRequest, o offering) (float64, error) {
 	sale := o
 	sale.pool = "" // which costs what that costs which all accounts share
-	price, ok := c.shop.prices[sale]
-	_, sold := c.shop.vcpus[o.instanceType]
+	price, ok := c.offered.prices[sale]
+	_, sold := c.offered.vcpus[o.instanceType]
 	switch {
 	case !sold:
 		return 0, fmt.Errorf("InstanceType is %q: want one of the catalogue", o.instanceType)
@@ -199,87 +197,45 @@ func (c *Cloud) checkRequest(r cloud.LaunchRequest, o offering) (float64, error)
 	return price, nil
 }
 
-// checkQuotas says whether n more machines exceed a quota.
-func (c *Cloud) checkQuotas(o offering, n int, vcpus int64) error {
-	for _, q := range c.knobs.Quotas {
-		applies := func(o offering) bool {
-			return matches(q.Types, o.instanceType) && (q.Family == "" || q.Family == c.shop.family[o.instanceType]) &&
-				(q.Spot == nil || *q.Spot == o.spot)
-		}
-		if !applies(o) {
-			continue
-		}
-		var sum holding
-		for other, h := range c.held {
-			if applies(other) {
-				sum.instances += h.instances
-				sum.vcpus += h.vcpus
-			}
-		}
-		if more := int64(n) * vcpus; q.VCPUs > 0 && sum.vcpus+more > q.VCPUs {
-			scope := q.scope()
-			scope.ByCPU = scope.Says()
-			return cloud.No(cloud.ErrQuota, scope, fmt.Errorf("%w: %q allows %d vCPUs; %d are in use and %d are requested",
-				CodeVCPULimit, q.Name, q.VCPUs, sum.vcpus, more))
-		}
-		if q.Instances > 0 && sum.instances+n > q.Instances {
-			return cloud.No(cloud.ErrQuota, q.scope(), fmt.Errorf("%w: %q allows %d instances; %d run and %d are requested",
-				CodeInstanceLimit, q.Name, q.Instances, sum.instances, n))
-		}
+// create launches the nth machine of a request.
+func (c *launches) create(r cloud.LaunchRequest, l *launched, n int, o offering, price float64, vcpus int64, now time.Time) *machine {
+	m := &machine{
+		offering: o,
+		vcpus:    vcpus,
+		userData: r.UserDataOf(n),
+		events:   map[*event]bool{},
 	}
-	return nil
+	m.Instance = Instance{Token: r.Token, Instance: cloud.Instance{
+		ID:           c.newID(l, r.Token, n),
+		InstanceType: o.instanceType,
+		Zone:         o.zone,
+		Subnet:       o.subnet,
+		Spot:         o.spot,
+		Launched:     now,
+		Tags:         r.TagsOf(n),
+		Place:        cloud.PlaceOf(n),
+	}}
+	fate := c.rand("fate", m.ID, 0)
+	m.known = now.Add(c.knobs.UnknownFor.draw(fate))
+	m.charge = c.charges.chargeFor(o, price)
+	m.charge.instances++
+	c.courses.add(m, now)
+	if mean := c.knobs.MTBF; mean > 0 {
+		c.courses.at(m, now.Add(exponential(fate, mean)), false, func(now time.Time) { c.courses.end(m, now, Vanished) })
+	}
+	if mean := c.knobs.SpotMTBF; mean > 0 && o.spot {
+		c.courses.at(m, now.Add(exponential(fate, mean)), false, func(now time.Time) { c.interruptions.interrupt(m, now) })
+	}
+	return m
 }
 
-// scope is what an error says of the quota: nothing where it is for a pattern of
-// types, which no cloud can name.
-func (q Quota) scope() cloud.Scope {
-	if q.Types != "" {
-		return cloud.Scope{}
-	}
-	return cloud.Scope{Family: q.Family, Spot: clonePointer(q.Spot), Account: q.Family == ""}
-}
-
-// room returns for how many machines there is room, and what is short when that
-// is none.
-func (c *Cloud) room(o offering, addresses bool) (int, error) {
-	n, short := cloud.MaxLaunch, error(nil)
-	bound := func(free int, scope cloud.Scope, err error) {
-		if free < n {
-			n, short = free, cloud.No(cloud.ErrCapacity, scope, err)
+// newID looks like EC2's.
+func (c *launches) newID(l *launched, token string, n int) string {
+	r := c.rand("id", token, l.use*cloud.MaxLaunch+n)
+	for {
+		id := fmt.Sprintf("i-%017x", r.Uint64())
+		if c.machines.byID[id] == nil {
+			return id
 		}
 	}
-	for _, p := range c.knobs.Capacity {
-		if !p.has(o) {
-			continue
-		}
-		free := p.Instances
-		for other, h := range c.held {
-			if p.has(other) {
-				free -= h.instances
-			}
-		}
-		bound(free, cloud.Scope{
-			InstanceType: p.InstanceType,
-			Zone:         p.Zone,
-			Subnet:       p.Subnet,
-			Spot:         clonePointer(p.Spot),
-			Pool:         p.Apart,
-		},
-			CodeInsufficientCapacity)
-	}
-	if addresses {
-		if most, ok := c.knobs.SubnetAddresses[o.subnet]; ok {
-			bound(most-c.addresses[o.subnet], cloud.Scope{Zone: o.zone, Subnet: o.subnet}, CodeNoAddress)
-		}
-		bound(c.plan.free(), cloud.Scope{Account: true}, CodeNoAddress)
-	}
-	return n, short
-}
-
-func clonePointer(b *bool) *bool {
-	if b == nil {
-		return nil
-	}
-	v := *b
-	return &v
 }

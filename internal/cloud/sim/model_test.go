@@ -318,17 +318,17 @@ func (h *history) settle(rt *rapid.T) {
 	if n := len(h.c.Truth()); n != 0 {
 		rt.Fatalf("%d exist after their termination", n)
 	}
-	for o, held := range h.c.held {
+	for o, held := range h.c.holdings.held {
 		if *held != (holding{}) {
 			rt.Fatalf("%s holds %+v though nothing runs", o, *held)
 		}
 	}
-	for subnet, n := range h.c.addresses {
+	for subnet, n := range h.c.holdings.addresses {
 		if n != 0 {
 			rt.Fatalf("subnet %s misses %d addresses", subnet, n)
 		}
 	}
-	if n := len(h.c.plan.taken); n != 0 {
+	if n := len(h.c.holdings.plan.taken); n != 0 {
 		rt.Fatalf("%d addresses are taken though nothing runs", n)
 	}
 }

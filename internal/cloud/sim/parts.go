@@ -15,9 +15,17 @@ const partKind = "network interface"
 
 var _ cloud.Parts = (*Cloud)(nil)
 
+// parts are the network interfaces of machines.
+type parts struct {
+	*base
+	calls *calls
+
+	all []*cloud.Part
+}
+
 // addPart gives a machine its network interface.
-func (c *Cloud) addPart(m *machine) {
-	c.parts = append(c.parts, &cloud.Part{
+func (c *parts) addPart(m *machine) {
+	c.all = append(c.all, &cloud.Part{
 		ID:       "eni-" + m.ID[len("i-"):],
 		Kind:     partKind,
 		Zone:     m.Zone,
@@ -28,9 +36,9 @@ func (c *Cloud) addPart(m *machine) {
 
 // freeParts is the end of a machine: its parts go with it, but for the share of
 // Knobs.PartsLeft.
-func (c *Cloud) freeParts(m *machine) {
+func (c *parts) freeParts(m *machine) {
 	left := happens(c.rand("part", m.ID, 0), c.knobs.PartsLeft)
-	c.parts = slices.DeleteFunc(c.parts, func(p *cloud.Part) bool {
+	c.all = slices.DeleteFunc(c.all, func(p *cloud.Part) bool {
 		if p.Instance != m.ID {
 			return false
 		}
@@ -40,14 +48,14 @@ func (c *Cloud) freeParts(m *machine) {
 }
 
 // PartsNow returns the parts that exist.
-func (c *Cloud) PartsNow() []cloud.Part {
+func (c *parts) PartsNow() []cloud.Part {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.partsOf(func(*cloud.Part) bool { return true })
 }
 
-func (c *Cloud) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
-	for _, p := range c.parts {
+func (c *parts) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
+	for _, p := range c.all {
 		if wanted(p) {
 			part := *p
 			part.Tags = maps.Clone(part.Tags)
@@ -58,8 +66,8 @@ func (c *Cloud) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
 }
 
 // ListParts implements cloud.Parts; it is never late.
-func (c *Cloud) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
-	err = c.do(ctx, Call{Kind: KindListParts, Owner: owner}, func(time.Time) error {
+func (c *parts) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
+	err = c.calls.do(ctx, Call{Kind: KindListParts, Owner: owner}, func(time.Time) error {
 		if owner == "" {
 			return fmt.Errorf("%w: owner is empty: want the value of tag %s", cloud.ErrRefused, cloud.TagOwner)
 		}
@@ -73,15 +81,15 @@ func (c *Cloud) ListParts(ctx context.Context, owner string) (list []cloud.Part,
 }
 
 // DeleteParts implements cloud.Parts.
-func (c *Cloud) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+func (c *parts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	ids = slices.Clone(ids)
 	results := cloud.Each(nil, ids...)
-	err := c.do(ctx, Call{Kind: KindDeleteParts, IDs: ids}, func(now time.Time) error {
-		if err := c.takeResources(KindDeleteParts, len(ids), now); err != nil {
+	err := c.calls.do(ctx, Call{Kind: KindDeleteParts, IDs: ids}, func(now time.Time) error {
+		if err := c.calls.takeResources(KindDeleteParts, len(ids), now); err != nil {
 			return err
 		}
 		for n, id := range ids {
-			c.parts = slices.DeleteFunc(c.parts, func(p *cloud.Part) bool {
+			c.all = slices.DeleteFunc(c.all, func(p *cloud.Part) bool {
 				if p.ID == id && p.Instance != "" {
 					results[n].Err = fmt.Errorf("%w: %s %s is in use by instance %s", cloud.ErrRefused, p.Kind, id, p.Instance)
 				}

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -60,11 +59,4 @@ func happens(r *rand.Rand, p float64) bool { return p > 0 && r.Float64() < p }
 // exponential draws the time until something that happens once in mean.
 func exponential(r *rand.Rand, mean time.Duration) time.Duration {
 	return time.Duration(min(r.ExpFloat64()*float64(mean), float64(longest)))
-}
-
-// rand is the source of what is drawn for one purpose.
-func (c *Cloud) rand(purpose, of string, n int) *rand.Rand {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s\x00%s\x00%d", purpose, of, n)
-	return rand.New(rand.NewPCG(c.cfg.Seed, h.Sum64()))
 }
