@@ -79,15 +79,25 @@ func (o Options) bootImage() string {
 	return filepath.Join(o.Bin, "image", "kip-cell-"+runtime.GOARCH+form)
 }
 
+// model is that of EC2.
+type model struct {
+	*site
+	controlPlane *controlPlane
+	images       *images
+	nodes        *nodes
+
+	ec2 *machines.EC2 // nil on another cloud
+}
+
 // StartCloud starts the model of EC2, if that is the stack's cloud. The cluster and the example image
 // are there, and the cells' root or the boot image.
-func (s *Stack) StartCloud(ctx context.Context) (err error) {
+func (s *model) StartCloud(ctx context.Context) (err error) {
 	if !s.opts.EC2() {
 		return nil
 	}
 	cells := s.cloud()
 	cells.RootDir, cells.Nameservers, cells.LauncherPath = s.opts.CellRoot, []netip.Addr{s.address}, filepath.Join(s.opts.Bin, "kip")
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+	client, err := kubernetes.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return err
 	}
@@ -97,7 +107,7 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 		Local:       cells,
 		Policy:      aws.Policy(),
 		ImagePolicy: images,
-		Image:       s.example,
+		Image:       s.images.example,
 		NAT:         s.opts.Masquerade,
 		Provider: cloudmodel.Provider{
 			Issuer:    cluster.Issuer,
@@ -118,8 +128,8 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 	}
 	if s.opts.EKS {
 		cfg.Cluster = &ec2.Cluster{
-			Endpoint: s.Cluster.Server(),
-			CA:       s.Cluster.AdminConfig().CAData,
+			Endpoint: s.controlPlane.Cluster.Server(),
+			CA:       s.controlPlane.Cluster.AdminConfig().CAData,
 			Issuer:   cluster.Issuer,
 		}
 		if err := s.pullFromRegistry(); err != nil {
@@ -127,12 +137,12 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 		}
 	}
 	if s.opts.kipIsPod() {
-		certificate, err := s.Cluster.Certificate(s.address.String())
+		certificate, err := s.controlPlane.Cluster.Certificate(s.address.String())
 		if err != nil {
 			return err
 		}
 		cfg.Certificate = &certificate
-		if cfg.Local.AgentSources, err = s.kipSources(); err != nil {
+		if cfg.Local.AgentSources, err = s.nodes.kipSources(); err != nil {
 			return err
 		}
 	}
@@ -142,8 +152,8 @@ func (s *Stack) StartCloud(ctx context.Context) (err error) {
 
 // pullFromRegistry has the cells' root, which is that of this stack alone, pull from the registry: a provider.yaml that names no mirror
 // has cells ask the internet.
-func (s *Stack) pullFromRegistry() error {
-	files, err := configs.RegistryHosts(map[string][]string{"_default": {"http://" + s.Registry.Address()}})
+func (s *model) pullFromRegistry() error {
+	files, err := configs.RegistryHosts(map[string][]string{"_default": {"http://" + s.images.Registry.Address()}})
 	if err != nil {
 		return err
 	}
@@ -161,7 +171,7 @@ func (s *Stack) pullFromRegistry() error {
 
 // Endpoints are the URLs of the model of EC2, by name: on this host, on the bridge by HTTPS, and what of it pods on cells reach. None
 // where the stack has no model.
-func (s *Stack) Endpoints() (all []string) {
+func (s *model) Endpoints() (all []string) {
 	if s.ec2 == nil {
 		return nil
 	}
@@ -177,7 +187,7 @@ func (s *Stack) Endpoints() (all []string) {
 
 // EC2 is how another program asks the model: environment and arguments of awscli; "" where
 // the stack has none.
-func (s *Stack) EC2() string {
+func (s *model) EC2() string {
 	if s.ec2 == nil {
 		return ""
 	}
@@ -186,7 +196,7 @@ func (s *Stack) EC2() string {
 }
 
 // Orders is where the model takes orders, without the name of one; "" where the stack has none.
-func (s *Stack) Orders() string {
+func (s *model) Orders() string {
 	if s.ec2 == nil {
 		return ""
 	}
@@ -195,7 +205,7 @@ func (s *Stack) Orders() string {
 
 // PrivateImage is the name of one that the account's registry has for pods; "" where the stack has
 // no EC2.
-func (s *Stack) PrivateImage() string {
+func (s *model) PrivateImage() string {
 	if s.ec2 == nil {
 		return ""
 	}
@@ -203,7 +213,7 @@ func (s *Stack) PrivateImage() string {
 }
 
 // awsConfig is cloud.aws of provider.yaml. The one subnet makes the zone of all disks that of the virtual node.
-func (s *Stack) awsConfig() map[string]any {
+func (s *model) awsConfig() map[string]any {
 	return map[string]any{
 		"region": machines.Region, "vpcID": machines.VPC, "subnetID": machines.Subnets[0].ID,
 		"endpointURL": cmp.Or(s.ec2.HTTPSURL(), s.ec2.URL()),

@@ -10,11 +10,11 @@ import (
 )
 
 // DNSLog is the path of CoreDNS's log.
-func (s *Stack) DNSLog() string { return s.path("coredns.log") }
+func (s *controlPlane) DNSLog() string { return s.path("coredns.log") }
 
 // startDNS starts CoreDNS on the bridge, behind Service kube-system/kube-dns. It
 // does not wait until it answers: DNSReady does.
-func (s *Stack) startDNS(ctx context.Context, clusterIP netip.Addr, upstream []netip.AddrPort) error {
+func (s *controlPlane) startDNS(ctx context.Context, clusterIP netip.Addr, upstream []netip.AddrPort) error {
 	began := time.Now()
 	if err := dns.Install(ctx, s.Cluster.AdminConfig(), s.address, clusterIP); err != nil {
 		return err
@@ -39,4 +39,4 @@ func (s *Stack) startDNS(ctx context.Context, clusterIP netip.Addr, upstream []n
 }
 
 // DNSReady waits until the cluster's names can be asked for.
-func (s *Stack) DNSReady(ctx context.Context) error { return s.DNS.Ready(ctx) }
+func (s *controlPlane) DNSReady(ctx context.Context) error { return s.DNS.Ready(ctx) }

@@ -34,7 +34,7 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 	defer stop()
 	// Everything that is observed is told by one goroutine, this one.
 	observed := make(chan func(*story.Story))
-	end, err := s.observe(ctx, namespace, job, func(f func(*story.Story)) {
+	end, err := s.jobs.observe(ctx, namespace, job, func(f func(*story.Story)) {
 		select {
 		case observed <- f:
 		case <-ctx.Done():
@@ -71,14 +71,20 @@ func (s *Stack) FollowJob(ctx context.Context, namespace, job string, began time
 	return tale.Outcome(), nil
 }
 
+// jobs shows what becomes of Jobs.
+type jobs struct {
+	*site
+	controlPlane *controlPlane
+}
+
 // observe has the Job's pods, the Events of pods and the cells watched until ctx ends; end
 // returns when nothing watches any more.
-func (s *Stack) observe(ctx context.Context, namespace, job string, observe func(func(*story.Story))) (end func(), err error) {
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+func (s *jobs) observe(ctx context.Context, namespace, job string, observe func(func(*story.Story))) (end func(), err error) {
+	client, err := kubernetes.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return nil, err
 	}
-	dyn, err := dynamic.NewForConfig(s.Cluster.AdminConfig())
+	dyn, err := dynamic.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return nil, err
 	}
@@ -162,8 +168,8 @@ func cellOf(obj any) (*kipv1.Cell, error) {
 }
 
 // PodLog returns the log of a container, as kubectl would show it.
-func (s *Stack) PodLog(ctx context.Context, namespace, pod, container string) (_ []byte, err error) {
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+func (s *jobs) PodLog(ctx context.Context, namespace, pod, container string) (_ []byte, err error) {
+	client, err := kubernetes.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return nil, err
 	}

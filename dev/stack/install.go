@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -31,16 +30,18 @@ const (
 // clusterCA is where pods have the CA of the cluster, which has signed the certificate of the model of EC2.
 const clusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-// ValuesFile is the path of the values by which Kip is installed.
-func (s *Stack) ValuesFile() string { return s.path("values.yaml") }
-
-// virtual reports whether a node is one of a Kip's.
-func (s *Stack) virtual(node string) bool {
-	return slices.ContainsFunc(s.kips, func(k *kip) bool { return slices.Contains(s.opts.nodeNames(k), node) })
+// installing installs Kip by its chart.
+type installing struct {
+	*site
+	controlPlane *controlPlane
+	configuring  *configuring
 }
 
+// ValuesFile is the path of the values by which Kip is installed.
+func (s *installing) ValuesFile() string { return s.path("values.yaml") }
+
 // Install installs Kip by its chart, as a pod of an ordinary node. It returns when the pod is ready.
-func (s *Stack) Install(ctx context.Context) error {
+func (s *installing) Install(ctx context.Context) error {
 	if err := s.prepareInstall(ctx); err != nil {
 		return err
 	}
@@ -55,8 +56,8 @@ func (s *Stack) Install(ctx context.Context) error {
 }
 
 // Helm runs Helm on the release's namespace.
-func (s *Stack) Helm(ctx context.Context, args ...string) error {
-	args = append(args, "--namespace", Namespace, "--kubeconfig", s.Cluster.AdminKubeconfig())
+func (s *installing) Helm(ctx context.Context, args ...string) error {
+	args = append(args, "--namespace", Namespace, "--kubeconfig", s.controlPlane.Cluster.AdminKubeconfig())
 	cmd := exec.CommandContext(ctx, filepath.Join(s.opts.Bin, "helm"), args...)
 	// What Helm keeps of a user's is none of this cluster's.
 	cmd.Env = append(os.Environ(), markVariable+"="+s.opts.State, "HELM_CONFIG_HOME="+s.path("helm"), "HELM_CACHE_HOME="+s.path("helm"),
@@ -68,8 +69,8 @@ func (s *Stack) Helm(ctx context.Context, args ...string) error {
 }
 
 // prepareInstall makes the release's namespace, with the strictest Pod Security, and the volume for the claim of Kip's store.
-func (s *Stack) prepareInstall(ctx context.Context) error {
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+func (s *installing) prepareInstall(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return err
 	}
@@ -86,12 +87,12 @@ func (s *Stack) prepareInstall(ctx context.Context) error {
 }
 
 // values are those of the chart for this stack.
-func (s *Stack) values() ([]byte, error) {
+func (s *installing) values() ([]byte, error) {
 	image, err := s.image()
 	if err != nil {
 		return nil, err
 	}
-	config := s.providerConfig(s.kips[0])
+	config := s.configuring.providerConfig(s.kips[0])
 	// The chart says where the store is and which certificate is served. Kip has the account's keys from a Secret.
 	delete(config, "etcd")
 	delete(config, "servingCertificate")
@@ -115,7 +116,7 @@ func (s *Stack) values() ([]byte, error) {
 }
 
 // image is the name of Kip's image in the registry.
-func (s *Stack) image() (name.Tag, error) {
+func (s *installing) image() (name.Tag, error) {
 	folder := s.opts.Images[0]
 	index, err := layout.ImageIndexFromPath(folder)
 	if err != nil {
@@ -134,8 +135,8 @@ func (s *Stack) image() (name.Tag, error) {
 }
 
 // InstalledLog is the log of the Kip that was installed, or why there is none.
-func (s *Stack) InstalledLog(ctx context.Context) string {
-	client, err := kubernetes.NewForConfig(s.Cluster.AdminConfig())
+func (s *installing) InstalledLog(ctx context.Context) string {
+	client, err := kubernetes.NewForConfig(s.controlPlane.Cluster.AdminConfig())
 	if err != nil {
 		return err.Error()
 	}

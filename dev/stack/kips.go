@@ -2,14 +2,9 @@ package stack
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/bits"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -132,9 +127,6 @@ func (o Options) nodeNames(k *kip) []string {
 	return names
 }
 
-// FirstNode is the first virtual node of the first Kip.
-func (s *Stack) FirstNode() string { return s.opts.nodeNames(s.kips[0])[0] }
-
 // nodeIP is the value of Kip's flag of that name.
 func (k *kip) nodeIP() string {
 	if k.ipv6.IsValid() {
@@ -178,151 +170,4 @@ func (o Options) cloudOf(k *kip) local.Config {
 		IPv6CIDR: k.ipv6,
 		Log:      o.Log,
 	}}
-}
-
-// peersFolder, in the state folder, has a folder for each Kip but the first.
-const peersFolder = "peers"
-
-// peerClouds are the clouds of all Kips but the first that the state folder holds,
-// also those of an earlier run that had more.
-func (s *Stack) peerClouds() ([]local.Config, error) {
-	entries, err := os.ReadDir(s.path(peersFolder))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var clouds []local.Config
-	for _, e := range entries {
-		dir := filepath.Join(s.path(peersFolder), e.Name(), "cloud")
-		data, err := os.ReadFile(filepath.Join(dir, "bridge.json"))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // it never had one, or it is removed
-		}
-		if err != nil {
-			return nil, err
-		}
-		var record struct {
-			Bridge string
-			CIDR   netip.Prefix
-		}
-		if err := json.Unmarshal(data, &record); err != nil {
-			return nil, fmt.Errorf("read the record of the bridge of %s: %w", e.Name(), err)
-		}
-		clouds = append(clouds, local.Config{Config: host.Config{
-			StateDir: dir,
-			Bridge:   record.Bridge,
-			CIDR:     record.CIDR,
-			Log:      s.opts.Log,
-		}})
-	}
-	return clouds, nil
-}
-
-// killPeers ends the Kips but the first that a killed run left.
-func (s *Stack) killPeers(ctx context.Context) error {
-	records, err := filepath.Glob(filepath.Join(s.path(peersFolder), "*", "kip.json"))
-	if err != nil {
-		return err
-	}
-	for _, r := range records {
-		if err := child.KillRecorded(ctx, r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// makeBridges makes the bridges of all Kips and lets this machine pass packets from
-// one to another, and back to one by its kube-proxy, and from no other device.
-func (s *Stack) makeBridges(ctx context.Context) error {
-	for _, k := range s.kips {
-		if err := host.EnsureBridge(ctx, s.opts.cloudOf(k).Config); err != nil {
-			return err
-		}
-		if len(s.kips) == 1 && !s.opts.ServiceProxy {
-			return nil
-		}
-		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+k.bridge+"/forwarding", []byte("1\n"), 0); err != nil {
-			return fmt.Errorf("let packets pass from bridge %s: %w", k.bridge, err)
-		}
-	}
-	return nil
-}
-
-// peerLog is the path of the log of a Kip after the first. It outlives the run.
-func (s *Stack) peerLog(node string) string { return s.path(node + ".kip.log") }
-
-// peers are the further virtual nodes and the addresses of their kubelet ports.
-func (s *Stack) peers() map[string]netip.Addr {
-	peers := map[string]netip.Addr{}
-	for _, k := range s.kips[1:] {
-		peers[k.node] = k.address
-	}
-	return peers
-}
-
-// StartPeers starts all Kips but the first.
-func (s *Stack) StartPeers() error {
-	for _, k := range s.kips[1:] {
-		if err := s.start(k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// stopPeers ends all Kips but the first.
-func (s *Stack) stopPeers(ctx context.Context) error {
-	var errs []error
-	for _, k := range s.kips[1:] {
-		if k.process != nil {
-			errs = append(errs, k.process.Stop(ctx))
-			if s.ready {
-				errs = append(errs, unasked(k.node, k.process))
-			}
-			k.process = nil
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// peerEnded waits until a Kip after the first ends, and says which. It returns nil
-// when ctx ends first.
-func (s *Stack) peerEnded(ctx context.Context) error {
-	ended := make(chan error, len(s.kips))
-	for _, k := range s.kips[1:] {
-		if p := k.process; p != nil {
-			go func() {
-				select {
-				case <-p.Done():
-					ended <- fmt.Errorf("kip of node %s ended: %w", k.node, endOf(p))
-				case <-ctx.Done():
-				}
-			}()
-		}
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-		return nil
-	}
-}
-
-func (s *Stack) start(k *kip) error {
-	if err := s.writeProviderConfig(k); err != nil {
-		return err
-	}
-	path, args, env := s.command(k)
-	var err error
-	k.process, err = child.Start(child.Spec{
-		Path:    path,
-		Args:    args,
-		Env:     env,
-		LogFile: s.peerLog(k.node),
-		Record:  k.path("kip.json"),
-	})
-	return err
 }

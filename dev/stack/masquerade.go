@@ -33,15 +33,18 @@ const masqueradePrefix = "kip-masquerade-"
 // masqueradeLock serializes the changes of several runs on this machine.
 const masqueradeLock = "/run/kip-masquerade.lock"
 
+// masquerading are the rules of this machine by which cells and pods reach the internet.
+type masquerading struct{ *site }
+
 // masqueradeTable is named for the state folder, so that no run removes the rules of another.
-func (s *Stack) masqueradeTable() string {
+func (s *masquerading) masqueradeTable() string {
 	sum := sha256.Sum256([]byte(s.opts.State))
 	return masqueradePrefix + hex.EncodeToString(sum[:4])
 }
 
 // masqueradeRecord is the file that lists the closed devices, from before they forward packets until they
 // forward none again: somebody may flush this machine's nftables in between.
-func (s *Stack) masqueradeRecord() string { return s.path("masquerade.json") }
+func (s *masquerading) masqueradeRecord() string { return s.path("masquerade.json") }
 
 // forwarding is the file that says whether packets that come in by a device are forwarded.
 func forwarding(device string) string {
@@ -50,7 +53,7 @@ func forwarding(device string) string {
 
 // startMasquerade adds the rules. The bridges are there. A machine that cannot masquerade, or has no default
 // route, runs all the same: its pods reach no address beyond the bridge.
-func (s *Stack) startMasquerade(ctx context.Context) {
+func (s *masquerading) startMasquerade(ctx context.Context) {
 	if !s.opts.Masquerade {
 		return
 	}
@@ -68,7 +71,7 @@ func (s *Stack) startMasquerade(ctx context.Context) {
 var errNoUplink = errors.New("no default IPv4 route")
 
 // masquerade adds the rules. stopMasquerade removes what it adds before an error.
-func (s *Stack) masquerade(ctx context.Context) error {
+func (s *masquerading) masquerade(ctx context.Context) error {
 	uplinks, err := uplinks()
 	if err != nil {
 		return err
@@ -108,7 +111,7 @@ func setForwarding(device, to string) error {
 	return os.WriteFile(forwarding(device), []byte(to+"\n"), 0)
 }
 
-func (s *Stack) recordMasquerade(closed []string) error {
+func (s *masquerading) recordMasquerade(closed []string) error {
 	b, err := json.Marshal(closed)
 	if err != nil {
 		return fmt.Errorf("record the devices that forward no packets: %w", err)
@@ -121,7 +124,7 @@ func (s *Stack) recordMasquerade(closed []string) error {
 
 // warnOfFirewall names the firewall that drops what this machine forwards, as Docker sets it up. No rule of
 // another table can accept what one drops.
-func (s *Stack) warnOfFirewall(ctx context.Context) {
+func (s *masquerading) warnOfFirewall(ctx context.Context) {
 	if host.FirewallDrops(ctx, s.opts.Bridge) {
 		const fix = "iptables -I FORWARD -i %[1]s -j ACCEPT; " +
 			"iptables -I FORWARD -o %[1]s -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
@@ -130,18 +133,11 @@ func (s *Stack) warnOfFirewall(ctx context.Context) {
 	}
 }
 
-func (s *Stack) bridges() (all []string) {
-	for _, k := range s.kips {
-		all = append(all, k.bridge)
-	}
-	return all
-}
-
 // masqueradeRules is the table as nft reads it. The filter comes before the masquerade: nobody beyond the
 // uplinks begins a connection to a cell, and to nobody else by a device that forwarded nothing before. The
 // addresses of metadata services are for this machine alone, with the credentials of its cloud: link-local,
 // Azure's WireServer 168.63.129.16, Alibaba Cloud's 100.100.100.200 (as their references say).
-func (s *Stack) masqueradeRules(uplinks, closed []string) string {
+func (s *masquerading) masqueradeRules(uplinks, closed []string) string {
 	set := func(name string, devices []string) string {
 		elements := ""
 		if len(devices) > 0 {
@@ -166,7 +162,7 @@ func (s *Stack) masqueradeRules(uplinks, closed []string) string {
 }
 
 // stopMasquerade removes the rules of this stack, also those of a run that was killed.
-func (s *Stack) stopMasquerade(ctx context.Context) error {
+func (s *masquerading) stopMasquerade(ctx context.Context) error {
 	b, err := os.ReadFile(s.masqueradeRecord())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -222,7 +218,7 @@ func stopForwarding(closed, opened []string) error {
 }
 
 // masqueradeLeftovers names what this stack has changed on this machine.
-func (s *Stack) masqueradeLeftovers() ([]string, error) {
+func (s *masquerading) masqueradeLeftovers() ([]string, error) {
 	switch _, err := os.Stat(s.masqueradeRecord()); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil

@@ -98,13 +98,13 @@ func (l *lab) forwards(device string) string {
 func (l *lab) stack(i int) *Stack {
 	l.Helper()
 	bridge := fmt.Sprintf("kip%d", i)
-	return &Stack{
+	return wire(&site{
 		opts: Options{
 			State: l.TempDir(), Bridge: bridge, CIDR: netip.MustParsePrefix(fmt.Sprintf("10.11%d.0.0/16", i)), Masquerade: true,
 			Log: slog.New(slog.NewTextHandler(l.Output(), nil)),
 		},
 		kips: []*kip{{bridge: bridge}},
-	}
+	})
 }
 
 func (l *lab) start(s *Stack) {

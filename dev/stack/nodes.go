@@ -11,11 +11,8 @@ import (
 	"path/filepath"
 	"runtime"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/elotl/kip/dev/dns"
 	"github.com/elotl/kip/dev/node"
-	"github.com/elotl/kip/image"
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/host"
@@ -23,26 +20,22 @@ import (
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 )
 
-const (
-	// nodeInit is the first process of an ordinary node's machine, in its root.
-	nodeInit = "bin/kip-node"
-	// podBits is the size of a node's part of the network: 254 pods, of which the
-	// kubelet takes 110.
-	podBits = 24
-	// nodeDisk is how large a node's disk seems, in bytes; it takes up what is
-	// written.
-	nodeDisk = 32 << 30
-	// nodeMemory is the most that a node gets, in bytes; it is a limit, which is
-	// not set aside.
-	nodeMemory = 8 << 30
-)
-
 // nodeName is the name of the i-th ordinary node, from 0.
 func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }
 
+// nodes are the ordinary nodes.
+type nodes struct {
+	*site
+	controlPlane *controlPlane
+	images       *images
+	roots        *roots
+
+	machines *local.Cloud // nil when there are none
+}
+
 // nodesCloud is where the machines of ordinary nodes are: beside the cells, on
 // their bridge, and in another folder, so that Kip sees nothing of them.
-func (s *Stack) nodesCloud() local.Config {
+func (s *nodes) nodesCloud() local.Config {
 	return local.Config{
 		Config: host.Config{
 			StateDir: s.path("nodes"),
@@ -55,14 +48,11 @@ func (s *Stack) nodesCloud() local.Config {
 				Offerings: []catalog.Offering{{Zone: sizes.Zone}},
 			}},
 		},
-		RootDir:      s.nodeRoot(),
+		RootDir:      s.roots.nodeRoot(),
 		Init:         []string{"/" + nodeInit},
 		LauncherPath: filepath.Join(s.opts.Bin, "kip"),
 	}
 }
-
-// nodeRoot is the tree that ordinary nodes start from, beside that of the cells.
-func (s *Stack) nodeRoot() string { return filepath.Join(filepath.Dir(s.opts.CellRoot), "node-root") }
 
 // podCIDR is the i-th node's part of the network.
 func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
@@ -87,7 +77,7 @@ func podCIDR(cfg local.Config, i int) (netip.Prefix, error) {
 
 // kipSources are the networks that Kip is in as a pod of an ordinary node: those of the nodes' pods and, in a host's network, the
 // nodes' own addresses.
-func (s *Stack) kipSources() (all []netip.Prefix, err error) {
+func (s *nodes) kipSources() (all []netip.Prefix, err error) {
 	cfg := s.nodesCloud()
 	for i := range s.opts.Nodes {
 		pods, err := podCIDR(cfg, i)
@@ -103,26 +93,9 @@ func (s *Stack) kipSources() (all []netip.Prefix, err error) {
 	return all, nil
 }
 
-// BuildNodeRoot makes the tree that ordinary nodes start from, if there are any.
-func (s *Stack) BuildNodeRoot(ctx context.Context) error {
-	if s.opts.Nodes == 0 {
-		return nil
-	}
-	o, err := s.rootOptions()
-	if err != nil {
-		return err
-	}
-	o.Dir = s.nodeRoot()
-	o.Programs[nodeInit] = filepath.Join(s.opts.Bin, "kip-node")
-	for _, plugin := range []string{"ptp", "host-local"} {
-		o.Programs[filepath.Join(node.PluginDir, plugin)] = filepath.Join(s.opts.Bin, plugin)
-	}
-	return image.Build(ctx, o)
-}
-
 // StartNodes launches the machines of the ordinary nodes. It does not wait until
 // they are Ready: NodesReady does.
-func (s *Stack) StartNodes(ctx context.Context) error {
+func (s *nodes) StartNodes(ctx context.Context) error {
 	if s.opts.Nodes == 0 {
 		return nil
 	}
@@ -131,7 +104,7 @@ func (s *Stack) StartNodes(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start ordinary nodes: %w", err)
 	}
-	s.nodes = machines
+	s.machines = machines
 	for i := range s.opts.Nodes {
 		if err := s.startNode(ctx, cfg, i); err != nil {
 			return fmt.Errorf("start ordinary node %s: %w", nodeName(i), err)
@@ -140,7 +113,7 @@ func (s *Stack) StartNodes(ctx context.Context) error {
 	return nil
 }
 
-func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
+func (s *nodes) startNode(ctx context.Context, cfg local.Config, i int) error {
 	name := nodeName(i)
 	ip, err := cfg.GuestAddress(i)
 	if err != nil {
@@ -154,18 +127,18 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 	if err != nil {
 		return err
 	}
-	pki, err := s.Cluster.NodeIdentity(name, ip)
+	pki, err := s.controlPlane.Cluster.NodeIdentity(name, ip)
 	if err != nil {
 		return err
 	}
-	mirror := []string{"http://" + s.Registry.Address()}
+	mirror := []string{"http://" + s.images.Registry.Address()}
 	userData, err := json.Marshal(node.Config{
 		Name:          name,
 		IP:            ip,
 		PodCIDR:       pods,
 		ClusterDNS:    clusterDNS,
 		ClusterDomain: dns.Domain,
-		Server:        s.Cluster.Server(),
+		Server:        s.controlPlane.Cluster.Server(),
 		Mirrors:       map[string][]string{"docker.io": mirror, "_default": mirror},
 		PKI: node.PKI{
 			CA:          pki.CA,
@@ -181,7 +154,7 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 		return err
 	}
 	// One after the other, so that each has the address that it is told.
-	launched, err := s.nodes.Launch(ctx, cloud.LaunchRequest{
+	launched, err := s.machines.Launch(ctx, cloud.LaunchRequest{
 		Token:      name,
 		LaunchSpec: cloud.LaunchSpec{InstanceType: "node", Zone: sizes.Zone},
 		Machines:   []cloud.Machine{{Tags: map[string]string{cloud.TagOwner: "kip-dev", cloud.TagName: name}, UserData: userData}},
@@ -196,35 +169,18 @@ func (s *Stack) startNode(ctx context.Context, cfg local.Config, i int) error {
 }
 
 // NodesReady waits until the ordinary nodes are Ready and take pods.
-func (s *Stack) NodesReady(ctx context.Context) error {
+func (s *nodes) NodesReady(ctx context.Context) error {
 	for i := range s.opts.Nodes {
-		if err := s.nodeReady(ctx, nodeName(i), nil); err != nil {
+		if err := s.controlPlane.nodeReady(ctx, nodeName(i), nil); err != nil {
 			return fmt.Errorf("%w; its machine's last words:\n%s", err, s.nodeConsole(i))
 		}
 	}
 	return nil
 }
 
-// takesPods says whether a node is Ready for the scheduler too, and if not, why.
-func takesPods(n *corev1.Node) (bool, string) {
-	// A controller takes the taint of a new node away when it is Ready; the
-	// scheduler looks at the taint.
-	for _, t := range n.Spec.Taints {
-		if t.Key == corev1.TaintNodeNotReady {
-			return false, "it is not Ready"
-		}
-	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue, fmt.Sprintf("Ready is %s: %s", c.Status, c.Message)
-		}
-	}
-	return false, "it has no condition Ready"
-}
-
 // nodeConsole is the end of what a node's machine and its parts have logged.
-func (s *Stack) nodeConsole(i int) string {
-	machines, err := s.nodes.List(context.Background(), "kip-dev")
+func (s *nodes) nodeConsole(i int) string {
+	machines, err := s.machines.List(context.Background(), "kip-dev")
 	if err != nil {
 		return err.Error()
 	}
@@ -238,15 +194,29 @@ func (s *Stack) nodeConsole(i int) string {
 }
 
 // stopNodes ends the ordinary nodes and removes their machines.
-func (s *Stack) stopNodes(ctx context.Context) error {
-	if s.nodes != nil {
-		if err := s.nodes.Close(); err != nil {
+func (s *nodes) stopNodes(ctx context.Context) error {
+	if s.machines != nil {
+		if err := s.machines.Close(); err != nil {
 			return err
 		}
-		s.nodes = nil
+		s.machines = nil
 	}
 	if _, err := os.Stat(s.path("nodes")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return local.Destroy(ctx, s.nodesCloud())
 }
+
+const (
+	// nodeInit is the first process of an ordinary node's machine, in its root.
+	nodeInit = "bin/kip-node"
+	// podBits is the size of a node's part of the network: 254 pods, of which the
+	// kubelet takes 110.
+	podBits = 24
+	// nodeDisk is how large a node's disk seems, in bytes; it takes up what is
+	// written.
+	nodeDisk = 32 << 30
+	// nodeMemory is the most that a node gets, in bytes; it is a limit, which is
+	// not set aside.
+	nodeMemory = 8 << 30
+)

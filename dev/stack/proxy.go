@@ -24,17 +24,25 @@ import (
 // anything on this machine until all of it is removed.
 const proxyFolder = "kube-proxy"
 
-func (s *Stack) proxyPath(name string) string { return filepath.Join(s.path(proxyFolder), name) }
+// proxying is the kube-proxy of this machine.
+type proxying struct {
+	*site
+	controlPlane *controlPlane
+
+	process *child.Process
+}
+
+func (s *proxying) proxyPath(name string) string { return filepath.Join(s.path(proxyFolder), name) }
 
 // proxyRecord is the file that names kube-proxy's process while it runs.
-func (s *Stack) proxyRecord() string { return s.proxyPath("process.json") }
+func (s *proxying) proxyRecord() string { return s.proxyPath("process.json") }
 
 // ProxyLog is the path of kube-proxy's log.
-func (s *Stack) ProxyLog() string { return s.path("kube-proxy.log") }
+func (s *proxying) ProxyLog() string { return s.path("kube-proxy.log") }
 
 // proxyConfig is kube-proxy's, for the addresses of this machine on all bridges. The
 // kernel's values for conntrack stay as they are.
-func (s *Stack) proxyConfig() ([]byte, error) {
+func (s *proxying) proxyConfig() ([]byte, error) {
 	var addresses []string
 	for _, k := range s.kips {
 		addresses = append(addresses, k.address.String()+"/32")
@@ -59,7 +67,7 @@ func (s *Stack) proxyConfig() ([]byte, error) {
 
 // StartProxy starts kube-proxy on this machine, if the stack has one. The virtual
 // nodes are Ready.
-func (s *Stack) StartProxy(ctx context.Context) error {
+func (s *proxying) StartProxy(ctx context.Context) error {
 	if !s.opts.ServiceProxy {
 		return nil
 	}
@@ -72,12 +80,12 @@ func (s *Stack) StartProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	identity, err := s.Cluster.NodeIdentity(s.FirstNode(), s.address)
+	identity, err := s.controlPlane.Cluster.NodeIdentity(s.FirstNode(), s.address)
 	if err != nil {
 		return err
 	}
 	pki := configs.Files{CA: s.proxyPath("ca.crt"), ClientCert: s.proxyPath("client.crt"), ClientKey: s.proxyPath("client.key")}
-	kubeconfig, err := configs.KubeconfigFile(s.Cluster.Server(), pki)
+	kubeconfig, err := configs.KubeconfigFile(s.controlPlane.Cluster.Server(), pki)
 	if err != nil {
 		return err
 	}
@@ -92,7 +100,7 @@ func (s *Stack) StartProxy(ctx context.Context) error {
 			return fmt.Errorf("write kube-proxy's configuration: %w", err)
 		}
 	}
-	s.proxy, err = child.Start(child.Spec{
+	s.process, err = child.Start(child.Spec{
 		Path:    filepath.Join(s.opts.Bin, "itzo"),
 		Args:    []string{"kube-proxy", "--config=" + s.proxyPath("config.yaml")},
 		LogFile: s.ProxyLog(),
@@ -104,12 +112,12 @@ func (s *Stack) StartProxy(ctx context.Context) error {
 
 // stopProxy ends kube-proxy and takes its rules from this machine, where this
 // stack has left any.
-func (s *Stack) stopProxy(ctx context.Context) error {
-	if s.proxy != nil {
-		if err := s.proxy.Stop(ctx); err != nil {
+func (s *proxying) stopProxy(ctx context.Context) error {
+	if s.process != nil {
+		if err := s.process.Stop(ctx); err != nil {
 			return err
 		}
-		s.proxy = nil
+		s.process = nil
 	}
 	if err := child.KillRecorded(ctx, s.proxyRecord()); err != nil {
 		return err
@@ -146,7 +154,7 @@ func proxyTables(ctx context.Context) ([]string, error) {
 }
 
 // proxyLeftovers names what a kube-proxy of this stack has left on this machine.
-func (s *Stack) proxyLeftovers(ctx context.Context) ([]string, error) {
+func (s *proxying) proxyLeftovers(ctx context.Context) ([]string, error) {
 	if _, err := os.Stat(s.path(proxyFolder)); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
