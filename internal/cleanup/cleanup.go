@@ -13,6 +13,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
 	"github.com/elotl/kip/internal/store"
 	corev1 "k8s.io/api/core/v1"
@@ -182,7 +183,7 @@ func (c *Cleaner) Clean(ctx context.Context, say func(string)) (adminapi.Holding
 		say("there is nothing to clean up; making sure of it")
 	}
 	say("no new cells: Kip is paused until it is started again")
-	c.cfg.Pause("Kip is being cleaned up (kipctl cleanup), and launches no cells until it is restarted")
+	c.cfg.Pause(events.CleanedUp)
 	c.cfg.Cells.EmptyPools()
 	c.cfg.Guard.Open()
 	failed := c.clean(ctx, say)

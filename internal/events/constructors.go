@@ -23,7 +23,10 @@ func warn(reason, format string, args ...any) Event {
 
 // The Events about a pod that has no cell.
 
-// NewPaused is about a pod that gets no cell since kipctl cleanup was run.
+// CleanedUp is why pods get no cell since kipctl cleanup was run.
+const CleanedUp = "Kip is being cleaned up (kipctl cleanup), and launches no cells until it is restarted"
+
+// NewPaused is about a pod that gets no cell, for a reason such as [CleanedUp].
 func NewPaused(why string) Event { return warn(paused, "The pod waits: %s", why) }
 
 // NewNotGranted is about a pod that asks for something that its namespace may not have.
@@ -344,7 +347,18 @@ func NewUnservablePodStays(node, other string) Event {
 		"Kip does not evict the pod, since no controller would replace it. The pod waits.", node, other)
 }
 
-// NewUnservablePodCameBack is about a pod that replaces an evicted one on the same node, which has no capacity for it.
+// EvictedInVain is why Kip leaves a pod on a node that has no capacity for it.
+func EvictedInVain(node string, times int, until time.Time) string {
+	often := "once"
+	if times > 1 {
+		often = fmt.Sprintf("%d times", times)
+	}
+	return fmt.Sprintf("pods of its controller were evicted from node %s for that %s in vain, since no other node could have the pod: "+
+		"it is not evicted before %s", node, often, when(until))
+}
+
+// NewUnservablePodCameBack is about a pod that replaces an evicted one on the same node, which has no capacity for it. why is
+// [EvictedInVain].
 func NewUnservablePodCameBack(node, other, why string) Event {
 	return warn(unservablePodCameBack, "Node %s has no capacity for the pod, and node %s could run it, but %s", node, other, why)
 }
@@ -393,13 +407,26 @@ func NewEndHeldBack(instance, why, heldBack string, allowable bool) Event {
 
 // The Events about a pod's network and images.
 
+// Unlisted is a list of the cluster that Kip lacks. Refusal is why Kip may not read it; nil if Kip has not read it yet.
+type Unlisted struct {
+	What    string // the plural of a resource
+	Refusal error
+}
+
+func (u Unlisted) String() string {
+	if u.Refusal != nil {
+		return fmt.Sprintf("Kip may not list %s of the cluster: %v", u.What, u.Refusal)
+	}
+	return fmt.Sprintf("Kip has not listed the %s of the cluster yet", u.What)
+}
+
 // NewNetworkPolicyUnknown is about a new pod that has no network until Kip knows the NetworkPolicies.
-func NewNetworkPolicyUnknown(missing string) Event {
+func NewNetworkPolicyUnknown(missing Unlisted) Event {
 	return warn(networkPolicyUnknown, "The pod's network waits until Kip knows the NetworkPolicies: %s", missing)
 }
 
 // NewNetworkPolicyOutdated is about a pod that runs while Kip does not know the NetworkPolicies.
-func NewNetworkPolicyOutdated(missing string) Event {
+func NewNetworkPolicyOutdated(missing Unlisted) Event {
 	return warn(networkPolicyUnknown, "Kip cannot apply NetworkPolicies to the pod: %s", missing)
 }
 
@@ -440,12 +467,36 @@ func NewExpanded(has string) Event { return normal(volumeResizeSuccessful, "The 
 
 // The Events about virtual nodes.
 
-// NewNodeHeldByAnother is about a node that another Kip holds.
+// HeldByAnother is why a Kip waits whose node another Kip holds, which counts as gone after lapse.
+func HeldByAnother(node, who string, lapse time.Duration) string {
+	return fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until the other has not renewed its hold"+
+		" for %s; stop one of the two, or give its node another name", node, who, lapse)
+}
+
+// MarkNotTaken is why a Kip waits whose node another Kip has held, and may hold yet.
+func MarkNotTaken(node string) string {
+	return fmt.Sprintf("another Kip, with another store, held node %s; this one does nothing until the API server takes its mark", node)
+}
+
+// NewNodeHeldByAnother is about a node that another Kip holds, for a reason such as [HeldByAnother].
 func NewNodeHeldByAnother(why string) Event {
 	return warn(NodeHeldByAnother, "This Kip waits: %s", why)
 }
 
-// NewNodeOutOfCapacity is about a node that takes no pods for now.
+// NothingSold is why a node takes no pods whose instance types the cloud has sold once.
+const NothingSold = "the cloud no longer offers anything that the node has"
+
+// NothingAvailable is why a node takes no pods of whose offerings the cloud has none now. limit is what the node offers.
+func NothingAvailable(offerings int, limit string) string {
+	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", offerings, limit)
+}
+
+// TurnsAway is why a node takes no pods that could serve some of them.
+func TurnsAway(lacks string) string {
+	return "the cloud has no capacity for " + lacks + "; pods that need it leave the node, and their replacements would come back"
+}
+
+// NewNodeOutOfCapacity is about a node that takes no pods for now, for a reason such as [NothingAvailable].
 func NewNodeOutOfCapacity(why string) Event {
 	return warn(nodeOutOfCapacity, "The node takes no new pods for now: %s", why)
 }

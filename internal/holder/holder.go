@@ -15,6 +15,7 @@ import (
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/store"
 )
 
@@ -171,8 +172,7 @@ func Take(ctx context.Context, c Config) (*Hold, error) {
 				return h, nil
 			}
 		case m != nil && !h.refused:
-			h.say(fmt.Sprintf("another Kip, with another store, holds node %s: %q; this one does nothing until the other has not renewed its hold"+
-				" for %s; stop one of the two, or give its node another name", c.Node, m.Who, Lapse))
+			h.say(events.HeldByAnother(c.Node, m.Who, Lapse))
 		}
 		select {
 		case <-ctx.Done():
@@ -267,8 +267,7 @@ func (h *Hold) take(ctx context.Context, lease *coordinationv1.Lease, m *mark) (
 		return wait.Jitter(crossedPause, 1), nil
 	case h.met: // it may live, and would see nothing of this one
 		h.blind, h.refused = true, true
-		h.say(fmt.Sprintf("another Kip, with another store, held node %s; this one does nothing until the API server takes its mark", h.c.Node),
-			"err", err)
+		h.say(events.MarkNotTaken(h.c.Node), "err", err)
 		return lookEvery, nil
 	default: // Keep marks it
 		h.c.Log.Warn("the node is held without a mark until the API server takes one", "node", h.c.Node, "err", err)

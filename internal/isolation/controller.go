@@ -363,25 +363,18 @@ func (c *Controller) all() {
 	}
 }
 
-// unknown says what the rules of a cell depend on and Kip does not know, "" for
+// unknown returns what the rules of a cell depend on and Kip does not know; nil for
 // nothing. The lock is held.
-func (c *Controller) unknown(x *cell) string {
+func (c *Controller) unknown(x *cell) *events.Unlisted {
 	for _, resource := range []schema.GroupVersionResource{policies, namespaces} {
 		if !c.known[resource] {
-			return notKnown(resource.Resource, c.cfg.Shared.Refusal(resource))
+			return &events.Unlisted{What: resource.Resource, Refusal: c.cfg.Shared.Refusal(resource)}
 		}
 	}
 	if c.index.DependsOnPods(x.name()) && !c.peers.synced() {
-		return notKnown("pods, which a NetworkPolicy of this pod asks for,", c.peers.refusal())
+		return &events.Unlisted{What: "pods, which a NetworkPolicy of this pod asks for,", Refusal: c.peers.refusal()}
 	}
-	return ""
-}
-
-func notKnown(what string, refusal error) string {
-	if refusal != nil {
-		return fmt.Sprintf("Kip may not list %s of the cluster: %v", what, refusal)
-	}
-	return fmt.Sprintf("Kip has not listed the %s of the cluster yet", what)
+	return nil
 }
 
 // turn processes a cell when fewer agents are being told than may be. Cells whose
@@ -423,8 +416,8 @@ func (c *Controller) process(ctx context.Context, id string) {
 		a.asked, a.digest, a.masquerades = true, inForce.Digest, inForce.Masquerades
 	}
 	missing := c.unknown(x)
-	if missing != "" {
-		c.wait(x, a, missing)
+	if missing != nil {
+		c.wait(x, a, *missing)
 		// Rules in force stay until better is known, unless it never will be:
 		// pods that Kip may not list are nobody's peers.
 		if a.digest == "" || !c.known[policies] || !c.known[namespaces] || c.peers.refusal() == nil {
@@ -483,7 +476,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 }
 
 // wait reports what a pod waits for, if it has waited for long. The lock is held.
-func (c *Controller) wait(x *cell, a *agent, missing string) {
+func (c *Controller) wait(x *cell, a *agent, missing events.Unlisted) {
 	if left := patience - c.cfg.Clock.Since(x.since); left > 0 {
 		c.queue.AddAfter(x.ID, left)
 		return

@@ -171,7 +171,7 @@ type shortage struct {
 // why says it to people; "" where the node takes pods.
 func (s shortage) why() string {
 	if s.all == "" && s.some != "" {
-		return "the cloud has no capacity for " + s.some + "; pods that need it leave the node, and their replacements would come back"
+		return events.TurnsAway(s.some)
 	}
 	return s.all
 }

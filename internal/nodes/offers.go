@@ -12,6 +12,7 @@ import (
 
 	"github.com/elotl/kip/internal/catalog"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
@@ -156,9 +157,9 @@ func (f *offers) shortage(s *served) string {
 		}
 	}
 	if count == 0 {
-		return "the cloud no longer offers anything that the node has"
+		return events.NothingSold
 	}
-	return fmt.Sprintf("the cloud has no capacity now for any of the %d offerings of the node (%s)", count, entry.Limit())
+	return events.NothingAvailable(count, entry.Limit().String())
 }
 
 // mostNamed is how many of a list people are told.

@@ -2,10 +2,10 @@ package pods
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -185,10 +185,5 @@ func (d *departure) says(node string, now time.Time) string {
 	if d == nil || !d.until().After(now) {
 		return ""
 	}
-	times := "once"
-	if n := d.vain; n > 1 {
-		times = fmt.Sprintf("%d times", n)
-	}
-	return fmt.Sprintf("pods of its controller were evicted from node %s for that %s in vain, since no other node could have the pod: "+
-		"it is not evicted before %s", node, times, d.until().UTC().Format(time.RFC3339))
+	return events.EvictedInVain(node, d.vain, d.until())
 }
