@@ -10,6 +10,13 @@ import (
 	"github.com/elotl/kip/internal/provisioner"
 )
 
+// nodeSide is which virtual nodes there are.
+type nodeSide struct {
+	cloudSide
+	nodes       *nodes.Nodes
+	provisioner *provisioner.Provisioner // nil without disks
+}
+
 // openNodes finds out which virtual nodes there are, and makes what makes disks for their pods.
 func (c cloudSide) openNodes(ctx context.Context) (l nodeSide, err error) {
 	l.cloudSide = c

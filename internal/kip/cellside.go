@@ -1,0 +1,118 @@
+package kip
+
+import (
+	"context"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/stats"
+	"github.com/elotl/kip/internal/tunnel"
+	"github.com/elotl/kip/internal/version"
+)
+
+// cellSide launches cells, keeps them and ends them.
+type cellSide struct {
+	clusterSide
+	cells     *cells.Controller
+	cloudInit cloudInitLoop
+	rotation  *rotation
+	mirror    *cells.Mirror
+	meter     *stats.Meter
+}
+
+// keepCells makes what launches cells, keeps them and ends them.
+func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
+	l.clusterSide = c
+	cloudInit, err := l.openCloudInit(ctx, c.sayOfNode)
+	if err != nil {
+		return l, err
+	}
+	uses := stats.NewUses()
+	cfg, err := c.cellsConfig(ctx, cloudInit, uses)
+	if err != nil {
+		return l, err
+	}
+	l.cells = cells.New(cfg)
+	l.atEnd(l.cells.Close)
+	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
+	l.rotation = l.newRotation(l.cells, c.sayOfNode)
+	l.mirror = cells.NewMirror(l.cells, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
+	l.atEnd(l.mirror.Close)
+	l.meter = stats.NewMeter(stats.Config{
+		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },
+		Clock: l.clock,
+		Log:   l.Log,
+	}, uses)
+	return l, nil
+}
+
+// cellsConfig is what cells are kept by.
+func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloudInit, uses *stats.Uses) (cells.Config, error) {
+	authorities := l.ca.is.authorities
+	tunnels, err := tunnel.NewDialer(tunnel.DialerConfig{
+		Authority: authorities.Signing,
+		Before:    authorities.Before,
+		Term:      l.hold.Term(),
+		Log:       l.Log,
+		Late:      l.late,
+		Dial:      l.dial,
+	})
+	if err != nil {
+		return cells.Config{}, err
+	}
+	dns, err := l.api.clusterDNS(ctx, l.ClusterDNS, l.cellAPI.Watches(), l.store, l.Log)
+	if err != nil {
+		return cells.Config{}, err
+	}
+	pools, err := l.standbyPools()
+	if err != nil {
+		return cells.Config{}, err
+	}
+	traits := l.machines.Traits()
+	return cells.Config{
+		NodeName:     l.NodeName,
+		Nodes:        l.nodes,
+		ControllerID: l.controllerID,
+		TermBegan:    l.termBegan,
+		NameTag:      l.nameTag(),
+		Budgets:      budgets(l.cfg),
+		Calls:        l.machines,
+		Guard:        l.guard,
+		Store:        l.store,
+		Generation:   l.generation,
+		Tunnels:      cells.OverTunnels(tunnels),
+		APIs:         cells.ServedBy(l.cellAPI),
+		CAHash:       authorities.Signing.Hash(),
+		OldCAHash:    l.ca.oldHash(),
+		Template:     template(l.cfg, authorities.Signing.Hash()),
+		CloudInit:    cloudInit,
+		NodeEvents:   l.nodes,
+		Agent:        agentOf(l.cfg),
+		Version:      version.String(),
+
+		Pools:     pools,
+		Options:   standbyOptions(l.cfg),
+		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
+
+		Meter:     useOfCells{uses},
+		Events:    l.events,
+		Observers: []cells.Observer{l.metrics}, // what is counted and shown comes first, then what acts
+		Logs:      l.savedLogs(),
+		Watchdog:  l.watchdog,
+		Queues:    l.metrics.WorkqueueProvider(),
+
+		ClusterDNS:          dns,
+		ClusterDomain:       l.ClusterDomain,
+		ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
+		RegistryMirrors:     l.cfg.Cells.RegistryMirrors,
+		ImagesOfCloud:       l.imagesOfCloud(),
+		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
+
+		Health:      health(l.cfg),
+		ListLag:     traits.ListLag,
+		SoonPoll:    traits.Poll,
+		RefillDelay: traits.RefillDelay,
+		Late:        l.late,
+		Clock:       l.clock,
+		Log:         l.Log,
+	}, nil
+}

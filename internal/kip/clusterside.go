@@ -1,0 +1,67 @@
+package kip
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/egress"
+	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/podlogs"
+	"github.com/elotl/kip/internal/tunnel"
+)
+
+// clusterSide follows the cluster and shows it to cells.
+type clusterSide struct {
+	nodeSide
+	egress    *egress.Egress // nil where no cell masquerades
+	logs      *podlogs.Saver
+	cellAPI   *cellapi.Server
+	firewalls *isolation.Controller
+}
+
+// followCluster makes what follows the cluster and shows it to cells.
+func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) {
+	l.nodeSide = n
+	if l.egress, err = l.openEgress(ctx); err != nil {
+		return l, err
+	}
+	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
+		return l, err
+	}
+	l.cellAPI, err = cellapi.New(cellapi.Config{
+		NodeName:  l.NodeName,
+		Node:      l.api.nodeConfig,
+		Own:       l.api.ownConfig,
+		Pods:      l.nodes.Pods(),
+		IPv6:      l.machines.Traits().IPv6,
+		Images:    l.imageCredentials(),
+		Events:    l.events,
+		Observer:  l.metrics,
+		Overdrawn: tunnel.Hold,
+		Log:       l.Log,
+
+		CloudDriver: l.cloudDriver(),
+	})
+	if err != nil {
+		return l, err
+	}
+	many, err := l.api.protobuf()
+	if err != nil {
+		return l, err
+	}
+	l.firewalls = isolation.New(isolation.Config{
+		Pods:           l.nodes.Pods(),
+		Client:         many,
+		Shared:         l.cellAPI.Watches(),
+		AllowsMetadata: allowsMetadata(grants(l.cfg)),
+		Masquerade:     l.masquerade(),
+		Events:         l.events,
+		Watchdog:       l.watchdog,
+		Queues:         l.metrics.WorkqueueProvider(),
+		Clock:          l.clock,
+		Log:            l.Log,
+	})
+	l.atEnd(l.firewalls.Close)
+	return l, nil
+}
