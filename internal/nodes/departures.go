@@ -84,16 +84,34 @@ func (d *departures) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
 	if own == nil || !d.mayBeLeft(own) || schedulinghelpers.TolerationsTolerateTaint(log, pod.Spec.Tolerations, &short, false) {
 		return false
 	}
-	selects := nodeaffinity.GetRequiredNodeAffinity(pod)
+	take, err := d.wouldTake(ctx, own, pod)
+	switch {
+	case err != nil:
+		return false
+	case len(take) > 0:
+		d.turn(take)
+		return false
+	}
+	_, lacks := d.hasNothing(ctx, own, pod)
+	d.nodes.mu.Lock()
+	own.left, own.leftLacks = d.clock.Now(), lacks
+	d.nodes.mu.Unlock()
+	return true
+}
+
+// wouldTake returns the nodes of spot alone that would get the pod that replaces one on its own node and have nothing for it either,
+// with what they lack.
+func (d *departures) wouldTake(ctx context.Context, own *served, pod *corev1.Pod) (take map[*served]string, err error) {
+	selects, log := nodeaffinity.GetRequiredNodeAffinity(pod), logr.FromSlogHandler(d.log.Handler())
 	keepsAway := func(t *corev1.Taint) bool { return t.Effect != corev1.TaintEffectPreferNoSchedule }
-	take := map[*served]string{}
+	take = map[*served]string{}
 	for _, s := range d.nodes.all() {
 		if s != own && !d.isSpot(s) {
 			continue
 		}
 		there, err := d.reads.node(ctx, s.name, d.reads.soon())
 		if err != nil {
-			return false
+			return nil, err
 		}
 		if _, away := schedulinghelpers.FindMatchingUntoleratedTaint(log, there.Spec.Taints, pod.Spec.Tolerations, keepsAway, false); away {
 			continue
@@ -103,15 +121,7 @@ func (d *departures) TurnsAway(ctx context.Context, pod *corev1.Pod) bool {
 			take[s] = lacks
 		}
 	}
-	if len(take) > 0 {
-		d.turn(take)
-		return false
-	}
-	_, lacks := d.hasNothing(ctx, own, pod)
-	d.nodes.mu.Lock()
-	own.left, own.leftLacks = d.clock.Now(), lacks
-	d.nodes.mu.Unlock()
-	return true
+	return take, nil
 }
 
 // isSpot says that pods are given a node of spot alone.
@@ -132,7 +142,7 @@ func (d *departures) hasNothing(ctx context.Context, s *served, pod *corev1.Pod)
 	d.nodes.mu.Unlock()
 	there := *pod
 	there.Spec.NodeName = s.name
-	_, err := d.offers.Choose(ctx, &there, "")
+	err := d.offers.available(ctx, &there)
 	if none, is := errors.AsType[*placement.NoCapacityError](err); is && len(none.Types) > 0 {
 		lacks = d.offers.offeringsOf(s, none.Types)
 	}

@@ -32,18 +32,35 @@ type offers struct {
 // Choose returns what can be launched for a pod by what its node offers, in a zone if one is given, and why nothing else can. Errors
 // that are not of package placement say that Kip cannot tell now.
 func (f *offers) Choose(ctx context.Context, pod *corev1.Pod, zone string) (chosen placement.Chosen, err error) {
-	// A pod that fits nothing waits for long: a label that it asks for may be newer.
+	err = f.ask(ctx, pod, func(p *placement.Placer) (err error) {
+		chosen, err = p.Choose(placement.InZone(pod, zone), f.shortages.Unavailable)
+		return err
+	})
+	return chosen, err
+}
+
+// available returns nil if something can be launched for a pod by what its node offers; else the error of Choose.
+func (f *offers) available(ctx context.Context, pod *corev1.Pod) error {
+	return f.ask(ctx, pod, func(p *placement.Placer) error {
+		_, err := p.Offerings(pod, f.shortages.Unavailable)
+		return err
+	})
+}
+
+// ask asks what chooses for a pod. A pod that fits nothing waits for long: a label that it asks for may be newer, so it is
+// asked again by newer labels.
+func (f *offers) ask(ctx context.Context, pod *corev1.Pod, question func(*placement.Placer) error) (err error) {
 	for _, ago := range []time.Duration{f.reads.again, f.reads.soon()} {
 		placer, unread := f.placerFor(ctx, pod, ago)
 		if unread != nil {
-			return placement.Chosen{}, unread
+			return unread
 		}
-		chosen, err = placer.Choose(placement.InZone(pod, zone), f.shortages.Unavailable)
+		err = question(placer)
 		if _, fitsNone := errors.AsType[*placement.UnplaceableError](err); !fitsNone {
 			break
 		}
 	}
-	return chosen, err
+	return err
 }
 
 // placerFor returns what chooses for a pod on its node, by the node's labels as they were at most so long ago.

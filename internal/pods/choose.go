@@ -36,45 +36,45 @@ type choosing struct {
 // cell is requested: package cells leaves out the rest then.
 //
 // The errors are those of Volumes and *PlacementError.
-func (c *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
+func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
 	var needs volumes.Needs
-	if c.volumes != nil {
+	if s.volumes != nil {
 		var err error
-		if needs, err = c.volumes.Needs(ctx, pod); err != nil {
+		if needs, err = s.volumes.Needs(ctx, pod); err != nil {
 			return cells.Request{}, err
 		}
 	}
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Nodes.Choose says so
-		if err := c.grants.Check(pod.Namespace, asked); err != nil {
+		if err := s.grants.Check(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	placed, lacked := withVolumes(pod, needs), c.history.get(pod.UID).lacked
+	placed, lacked := withVolumes(pod, needs), s.history.get(pod.UID).lacked
 	needed, larger := placement.Needs(placed), placed
 	if !lacked.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:
 		// machines that all say so are not paid for one after the other.
 		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
 	}
-	chosen, err := c.nodes.Choose(ctx, larger, zone)
+	chosen, err := s.nodes.Choose(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
 		// No type is larger. One machine that lacks something is no reason to wait for ever.
 		lacked.why = ""
-		chosen, err = c.nodes.Choose(ctx, placed, zone)
+		chosen, err = s.nodes.Choose(ctx, placed, zone)
 	}
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}
-	offerings, err := c.grants.granted(pod.Namespace, chosen.Offerings)
+	offerings, err := s.grants.granted(pod.Namespace, chosen.Offerings)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Err: err}
 	}
 	r := cells.Request{
 		Pod:          apiv1.Ref(pod),
 		Node:         pod.Spec.NodeName,
-		Account:      account(pod, c.costLabels),
+		Account:      account(pod, s.costLabels),
 		Created:      pod.CreationTimestamp.Time,
 		Offerings:    offerings,
 		RuledOut:     ruledOut(pod.Namespace, chosen, offerings),
@@ -86,7 +86,7 @@ func (c *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 	}
 	if invalid == nil {
 		r.Special = special(asked)
-		r.Options, r.Offerings = resolve(c.options, asked), withDisk(offerings, asked)
+		r.Options, r.Offerings = resolve(s.options, asked), withDisk(offerings, asked)
 		if t := asked.HealthyTimeout; t != nil {
 			after := t.After // 0 when never
 			r.HealthyTimeout = &after

@@ -157,9 +157,9 @@ func (s *returns) evicted(pod *corev1.Pod) {
 	s.departures.left(pod, s.clock.Now())
 }
 
-// stays says until when a pod that came back to its node is left there, and why; "" where it
+// noteReturn notes whether a pod came back to its node. It returns until when the pod is left there, and why; "" where it
 // may leave.
-func (s *returns) stays(pod *corev1.Pod) (why string) {
+func (s *returns) noteReturn(pod *corev1.Pod) (why string) {
 	now := s.clock.Now()
 	s.back.note(apiv1.Ref(pod), func(back **departure) {
 		if *back == nil {
@@ -170,7 +170,7 @@ func (s *returns) stays(pod *corev1.Pod) (why string) {
 	return why
 }
 
-// known is what stays has said last of a pod on a node; "" where that does not count any more.
+// known is what noteReturn has returned last of a pod on a node; "" where that does not count any more.
 func (s *returns) known(uid types.UID, node string) string {
 	s.registry.mu.Lock()
 	defer s.registry.mu.Unlock()

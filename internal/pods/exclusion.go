@@ -63,6 +63,21 @@ func (s *exclusion) waitsForEnd(pod *corev1.Pod) time.Duration {
 	return behindWait(sure)
 }
 
+// waitsForStore reports what keeps a pod without a cell from getting one, since it may run on a cell that the store does not know of.
+// A pod that never ran waits only for a store that surely is behind. It returns when to check again; 0 if the pod need not wait.
+func (s *exclusion) waitsForStore(pod *corev1.Pod, ran bool) time.Duration {
+	why, sure := s.cells.Behind()
+	if why == "" || !sure && !ran {
+		return 0
+	}
+	said := events.NewStoreBehind(why)
+	if !sure {
+		said = events.NewInstancesNotListed(why)
+	}
+	s.waits.report(pod, otherCause, said, why, time.Time{})
+	return behindWait(sure)
+}
+
 // changedSince asks the API server itself whether a pod that may have run has ended
 // or is being deleted, of which the watch will tell: it may lag behind what the pod's
 // last cell wrote, and a pod that has ended must not run again. A pod that never had

@@ -31,6 +31,19 @@ type failing struct {
 	maxAttempts int
 }
 
+// hopeless reports whether a pod is to have no cell any more, and says why.
+func (s *failing) hopeless(pod *corev1.Pod, is asked) (why failure, hopeless bool) {
+	switch {
+	case is.ran && pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+		return failure{said: events.NewNotRestarted(), lost: true}, true
+	case s.maxAttempts <= 0 || is.failures < s.maxAttempts:
+		return failure{}, false
+	case is.refusal != "":
+		return failure{said: events.NewCellsRefused(is.failures, is.refusal)}, true
+	}
+	return failure{said: events.NewCellsNotReady(is.failures)}, true
+}
+
 // giveUp fails a pod without a cell as soon as nothing else may run it: who replaces it
 // does so at once.
 func (s *failing) giveUp(ctx context.Context, pod *corev1.Pod, why failure) (time.Duration, error) {

@@ -36,11 +36,11 @@ type leaving struct {
 // long to look again: most where nothing else says.
 func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Duration) (time.Duration, error) {
 	now := s.clock.Now()
-	since := s.waits.shortSince(apiv1.Ref(pod), now)
+	since := s.waits.noteShort(apiv1.Ref(pod), now)
 	if left := shortFor - now.Sub(since); left > 0 {
 		return min(left, most), nil
 	}
-	stays, cameBack := s.stays(pod)
+	stays, cameBack := s.noteStay(pod)
 	if stays != 0 && s.evicting.last(pod) == stays {
 		return most, nil
 	}
@@ -80,13 +80,13 @@ func (s *leaving) leaveNode(ctx context.Context, pod *corev1.Pod, most time.Dura
 	return again, err
 }
 
-// stays returns why a pod is not evicted, wherever else there is capacity, and of one
-// that came back how that went; 0 if it may be.
-func (s *leaving) stays(pod *corev1.Pod) (why notice, cameBack string) {
+// noteStay returns why a pod is not evicted, wherever else there is capacity, and of one
+// that came back how that went; 0 if it may be. It notes that a pod came back.
+func (s *leaving) noteStay(pod *corev1.Pod) (why notice, cameBack string) {
 	if metav1.GetControllerOf(pod) == nil {
 		return unservableStays, ""
 	}
-	if cameBack = s.returns.stays(pod); cameBack != "" {
+	if cameBack = s.returns.noteReturn(pod); cameBack != "" {
 		return unservableCameBack, cameBack
 	}
 	return 0, ""

@@ -99,8 +99,8 @@ func (s *waits) end(pod apiv1.PodReference) {
 	})
 }
 
-// shortSince returns since when there is no capacity for a pod on its node, which there is none of now.
-func (s *waits) shortSince(pod apiv1.PodReference, now time.Time) time.Time {
+// noteShort notes that there is no capacity for a pod on its node. It returns since when there is none.
+func (s *waits) noteShort(pod apiv1.PodReference, now time.Time) time.Time {
 	since := now
 	s.note(pod, func(w *waiting) {
 		if w.short.IsZero() {

@@ -61,10 +61,10 @@ func TestAShortageLastsUntilThePodWaitsForAnythingElse(t *testing.T) {
 		h := newHarness(t)
 		h.put(pod("a"))
 		began := h.clock.Now()
-		h.c.waits.shortSince(apiv1.Ref(pod("a")), began)
+		h.c.waits.noteShort(apiv1.Ref(pod("a")), began)
 		h.clock.Step(time.Minute)
 		tc.between(h)
-		if since := h.c.waits.shortSince(apiv1.Ref(pod("a")), h.clock.Now()); since.Equal(began) != tc.lasts {
+		if since := h.c.waits.noteShort(apiv1.Ref(pod("a")), h.clock.Now()); since.Equal(began) != tc.lasts {
 			t.Errorf("%s: it is short since %s, began at %s", name, since, began)
 		}
 	}

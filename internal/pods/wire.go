@@ -137,7 +137,6 @@ func (c *Controller) wireRequests(cfg Config) {
 		clock:  cfg.Clock,
 	}
 	c.requesting = &requesting{
-		cells:     cfg.Cells,
 		exclusion: c.exclusion,
 		failing:   c.failing,
 		waits:     c.waits,
