@@ -8,8 +8,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +24,16 @@ import (
 	"github.com/elotl/kip/internal/doctor"
 	"github.com/elotl/kip/internal/finding"
 )
+
+// configure gives the Kip of a namespace its provider.yaml.
+func configure(t *testing.T, c *cluster, namespace, text string) {
+	t.Helper()
+	if _, err := c.kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "kip"}, Data: map[string]string{"provider.yaml": text},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // forDoctor is testCluster with a Kip, whose provider.yaml is text, and an API server that tells its version.
 func forDoctor(t *testing.T, text string) *cluster {
@@ -39,17 +51,8 @@ func forDoctor(t *testing.T, text string) *cluster {
 			t.Fatal(err)
 		}
 	}
-	kip := testPod("kip-system", "kip-0", "machine", corev1.PodStatus{Phase: corev1.PodRunning})
-	kip.Labels = map[string]string{"app": "kip-provider"}
-	kip.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
-		LocalObjectReference: corev1.LocalObjectReference{Name: "kip"}}}}}
-	_, err1 := c.kube.CoreV1().Pods("kip-system").Create(ctx, kip, metav1.CreateOptions{})
-	_, err2 := c.kube.CoreV1().ConfigMaps("kip-system").Create(ctx, &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "kip"}, Data: map[string]string{"provider.yaml": text},
-	}, metav1.CreateOptions{})
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	installKip(t, c, "kip-system")
+	configure(t, c, "kip-system", text)
 	c.crds = extensionsfake.NewSimpleClientset().ApiextensionsV1().CustomResourceDefinitions()
 	c.host = "https://10.0.0.1"
 	c.raw = func(_ context.Context, path string) (doctor.Answer, error) {
@@ -113,6 +116,25 @@ func TestDoctorChecksTheAccountOfTheKipInTheCluster(t *testing.T) {
 		`cloud.aws.subnetID is "subnet-9"`, "$ aws ec2 describe-subnets", "not checked  kip: kubelet port", "failed       kip: definition of Cell", "$ kipctl crd update",
 		"warning      kip: DaemonSets")
 	has(t, "the error", r.err, "checks failed: ")
+}
+
+// A tenant can make a pod with Kip's labels, and a provider.yaml for it. The user's credentials go to no address that it names.
+func TestDoctorBelievesNoConfigurationOfATenant(t *testing.T) {
+	_, file := ec2Of(t)
+	c := forDoctor(t, withImage(t, file))
+	tenant := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("the tenant is asked, by the key %s", r.Header.Get("Authorization"))
+	}))
+	defer tenant.Close()
+	installKip(t, c, "a-tenant")
+	configure(t, c, "a-tenant", regexp.MustCompile(`endpointURL: '[^']+'`).ReplaceAllString(withImage(t, file), "endpointURL: '"+tenant.URL+"'"))
+	r := run(t, c, "doctor", "-o", "json")
+	all := reported(t, r.out)
+	if all["account: credentials"].Outcome != finding.OK {
+		t.Errorf("the account of Kip: %+v", all["account: credentials"])
+	}
+	has(t, "the report", r.out, "pod a-tenant/kip-0 has the labels of Kip's pods, and its service account kip may not act as node kip-0",
+		"kipctl doctor --namespace a-tenant")
 }
 
 func TestDoctorRefusesBadInput(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,6 +67,31 @@ func testCell(name, namespace, pod string, s apiv1.CellStatus) *apiv1.Cell {
 	}
 }
 
+// installKip makes a StatefulSet with Kip's labels, and its pod. In kip-system that is Kip itself.
+func installKip(t *testing.T, c *cluster, namespace string) {
+	t.Helper()
+	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kip", UID: types.UID("set-" + namespace)}}
+	kip := testPod(namespace, "kip-0", "machine", corev1.PodStatus{Phase: corev1.PodRunning})
+	kip.Labels = map[string]string{"app": "kip-provider", "app.kubernetes.io/name": "kip"}
+	kip.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: set.Name, UID: set.UID, Controller: new(true)}}
+	kip.Spec.ServiceAccountName = "kip"
+	kip.Spec.Containers = []corev1.Container{{Name: kipContainer, Args: []string{"--nodename=kip-0"}}}
+	kip.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+		LocalObjectReference: corev1.LocalObjectReference{Name: "kip"}}}}}
+	_, err1 := c.kube.AppsV1().StatefulSets(namespace).Create(t.Context(), set, metav1.CreateOptions{})
+	_, err2 := c.kube.CoreV1().Pods(namespace).Create(t.Context(), kip, metav1.CreateOptions{})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mayAct has the service account kip of kip-system act as any virtual node, and no other.
+func mayAct(a clienttesting.Action) (bool, runtime.Object, error) {
+	review := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
+	review.Status.Allowed = review.Spec.User == "system:serviceaccount:kip-system:kip"
+	return true, review, nil
+}
+
 // testCluster has two virtual nodes, a machine, pods on each and cells.
 func testCluster(t *testing.T) *cluster {
 	t.Helper()
@@ -100,6 +127,7 @@ func testCluster(t *testing.T) *cluster {
 		event("e3", "uid-early", 20*time.Second, 4, "NoInstanceType", "needs cpu 99: 8 types considered, none fits"),
 		event("other", "uid-web", time.Minute, 1, "Unhealthy", "readiness probe failed"),
 	)
+	kube.PrependReactor("create", "subjectaccessreviews", mayAct)
 	// The fake API server does not select by fields; a real one does.
 	kube.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		list := a.(clienttesting.ListAction)

@@ -255,15 +255,14 @@ func TestCleanupFromOutsideRefusesWhileTheKipLives(t *testing.T) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	}
 	young := func(_ *corev1.Node, l *coordinationv1.Lease) { l.Spec.RenewTime.Time = now.Add(-30 * time.Second) }
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kip-system", Name: "kip-0", Labels: map[string]string{"app": "kip-provider"}}}
 	model, file := ec2Of(t, "gone")
 	for what, alive := range map[string]func(*corev1.Node, *coordinationv1.Lease){
 		"node kip-0 is Ready": ready, "node kip-0 renewed its lease": young,
 	} {
 		c := leftCluster(false, alive)
-		if _, err := c.kube.CoreV1().Pods("kip-system").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		c.kube.(*fake.Clientset).PrependReactor("create", "subjectaccessreviews", mayAct)
+		installKip(t, c, "a-tenant")
+		installKip(t, c, "kip-system")
 		for _, more := range [][]string{nil, {"--kip-gone"}} { // it is seen not to be
 			r := runOutside(t, c, append([]string{"-f", file, "--controller", "gone", "--yes"}, more...)...)
 			if r.failed == nil || len(owners(model)) != 2 {

@@ -20,6 +20,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/cleanup"
+	"github.com/elotl/kip/internal/kippods"
 )
 
 const (
@@ -29,7 +30,7 @@ const (
 	leaseTime = 40 * time.Second
 	// labelsOfKip select what Kip's chart and manifests make, and labelsOfPods its pods and the claims of its StatefulSet, which
 	// Kubernetes labels as the pods.
-	labelsOfKip, labelsOfPods = "app.kubernetes.io/name=kip", "app=kip-provider"
+	labelsOfKip, labelsOfPods = "app.kubernetes.io/name=kip", kippods.Labels
 )
 
 // leftover is what is left of a Kip in its cluster, of one kind.
@@ -225,9 +226,9 @@ func (o *clusterOutside) instead(ctx context.Context) string {
 	where := "NAMESPACE POD"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askFor)
 	defer cancel()
-	pods, err := o.c.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: labelsOfPods})
-	if err == nil && len(pods.Items) > 0 { // else the words say what to put there
-		where = pods.Items[0].Namespace + " " + pods.Items[0].Name
+	pods, err := kippods.Find(ctx, o.c.kube, "")
+	if err == nil && len(pods.Own) > 0 { // else the words say what to put there
+		where = pods.Own[0].Namespace + " " + pods.Own[0].Name
 	}
 	return "it ends its instances itself: kubectl exec -n " + where + " -- kipctl cleanup --yes"
 }

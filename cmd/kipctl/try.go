@@ -22,6 +22,7 @@ import (
 	"github.com/elotl/kip/internal/catalog/books"
 	"github.com/elotl/kip/internal/doctor"
 	"github.com/elotl/kip/internal/finding"
+	"github.com/elotl/kip/internal/kippods"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/quote"
 	"github.com/elotl/kip/internal/trial"
@@ -274,10 +275,7 @@ func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string)
 	if _, named := k.socketPath(); named {
 		return nil, errors.New("--socket is of a Kip in no pod: " + own)
 	}
-	pods, err := c.kipPods(ctx)
-	if err == nil && len(pods) == 0 {
-		err = errors.New("no pod of Kip runs in this cluster: " + own)
-	}
+	pods, err := k.kipPods(ctx, c, own)
 	if err != nil {
 		return nil, err
 	}
@@ -294,13 +292,9 @@ func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string)
 			command = append(command, "--controller", id)
 		}
 	}
-	pod := pods[0]
-	var out, messages answer
-	failed := c.exec(ctx, pod.Namespace, pod.Name, command, &out, &messages) // also where a check has failed
 	var report doctor.Report
-	if err := json.Unmarshal(out.text.Bytes(), &report); err != nil {
-		return nil, fmt.Errorf("run kipctl doctor in pod %s/%s: %w", pod.Namespace, pod.Name,
-			errors.Join(failed, errors.New(strings.TrimSpace(messages.text.String()))))
+	if err := c.ask(ctx, &pods[0], command, &report); err != nil {
+		return nil, err
 	}
 	var found, others []finding.Finding
 	for _, r := range report.Results {
@@ -328,27 +322,18 @@ func (k *kipctl) holdingsOf(ctx context.Context, c *cluster) ([]adminapi.Holding
 		h, err := adminapi.NewClient(path).Holdings(ctx)
 		return []adminapi.Holdings{h}, err
 	}
-	pods, err := c.kipPods(ctx)
+	pods, err := k.kipPods(ctx, c, "name Kip's socket with --socket")
 	if err != nil {
 		return nil, err
-	}
-	if len(pods) == 0 {
-		return nil, errors.New("no pod of Kip runs in this cluster: name Kip's socket with --socket")
 	}
 	// The socket is that of the pod that leads: the others fail.
 	var all []adminapi.Holdings
 	var errs []error
-	for _, pod := range pods {
-		var out, messages answer
-		// It changes nothing without --yes, and then fails if there is anything.
-		failed := c.exec(ctx, pod.Namespace, pod.Name, []string{"/kipctl", "cleanup", "-o", "json"}, &out, &messages)
+	for n := range pods {
 		var h adminapi.Holdings
-		if err := json.NewDecoder(&out.text).Decode(&h); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = nil // it has printed nothing, and says why
-			}
-			errs = append(errs, fmt.Errorf("run kipctl cleanup in pod %s/%s: %w", pod.Namespace, pod.Name,
-				errors.Join(failed, err, errors.New(strings.TrimSpace(messages.text.String())))))
+		// It changes nothing without --yes.
+		if err := c.ask(ctx, &pods[n], []string{"/kipctl", "cleanup", "-o", "json"}, &h); err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		all = append(all, h)
@@ -359,21 +344,36 @@ func (k *kipctl) holdingsOf(ctx context.Context, c *cluster) ([]adminapi.Holding
 	return all, nil
 }
 
-// kipPods are the pods of all Kips that run, by namespace and name.
-func (c *cluster) kipPods(ctx context.Context) (pods []corev1.Pod, err error) {
-	for _, selector := range []string{labelsOfKip, labelsOfPods} {
-		list, err := c.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{LabelSelector: selector})
-		if err != nil {
-			return nil, fmt.Errorf("list the pods of Kip: %w", err)
-		}
-		pods = append(pods, list.Items...)
+// ask runs a command in a pod of Kip, and reads the JSON that it prints. kipctl cleanup and kipctl doctor fail where they find something,
+// and print it all the same.
+func (c *cluster) ask(ctx context.Context, pod *corev1.Pod, command []string, into any) error {
+	var out, messages answer
+	failed := c.exec(ctx, pod.Namespace, pod.Name, command, &out, &messages)
+	err := json.NewDecoder(&out.text).Decode(into)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, io.EOF):
+		err = nil // it has printed nothing, and says why
 	}
-	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool {
-		return p.Status.Phase != corev1.PodRunning ||
-			!slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == kipContainer })
-	})
-	slices.SortFunc(pods, func(a, b corev1.Pod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return slices.CompactFunc(pods, func(a, b corev1.Pod) bool { return a.UID == b.UID }), nil
+	return fmt.Errorf("run kipctl %s in pod %s/%s: %w", command[1], pod.Namespace, pod.Name,
+		errors.Join(failed, err, errors.New(strings.TrimSpace(messages.text.String()))))
+}
+
+// kipPods are the pods of all Kips that run, or of those in --namespace. Without one the error says what to do instead.
+func (k *kipctl) kipPods(ctx context.Context, c *cluster, instead string) ([]corev1.Pod, error) {
+	found, err := kippods.Find(ctx, c.kube, k.namespace)
+	if err != nil {
+		return nil, err
+	}
+	runs := slices.DeleteFunc(found.Own, func(p corev1.Pod) bool { return p.Status.Phase != corev1.PodRunning })
+	switch {
+	case len(runs) > 0:
+		return runs, nil
+	case len(found.Own) == 0 && len(found.Others) > 0:
+		other := found.Others[0]
+		return nil, fmt.Errorf("no pod is known to be Kip's: pod %s/%s has the labels of Kip's pods, and %s. If you have installed Kip there, "+
+			"add --namespace %s; else %s", other.Pod.Namespace, other.Pod.Name, other.Why, other.Pod.Namespace, instead)
+	}
+	return nil, errors.New("no pod of Kip runs in this cluster: " + instead)
 }

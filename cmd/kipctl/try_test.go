@@ -35,11 +35,7 @@ func tries(t *testing.T, c *cluster, stdin, holdings string, args ...string) res
 	if _, err := c.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kip := testPod("kip-system", "kip-0", "machine", corev1.PodStatus{Phase: corev1.PodRunning})
-	kip.Labels, kip.Spec.Containers = map[string]string{"app.kubernetes.io/name": "kip"}, []corev1.Container{{Name: "kip"}}
-	if _, err := c.kube.CoreV1().Pods("kip-system").Create(t.Context(), kip, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	installKip(t, c, "kip-system")
 	c.exec = func(_ context.Context, namespace, pod string, command []string, out, messages io.Writer) error {
 		if got := fmt.Sprint(namespace, pod, command); got != "kip-systemkip-0[/kipctl cleanup -o json]" {
 			t.Errorf("it runs %s", got)
@@ -175,7 +171,6 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pod.Spec.Containers = []corev1.Container{{Name: kipContainer}}
 			if !tc.running {
 				pod.Status.Phase = corev1.PodPending
 			}
@@ -206,5 +201,34 @@ func TestTryAsksEC2ForADryRunInKipsPod(t *testing.T) {
 				t.Errorf("%d instances were launched", n)
 			}
 		})
+	}
+}
+
+// Kip's labels, its container and its own StatefulSet are all that a tenant can give a pod: kipctl runs no command in it, and believes
+// nothing that it prints.
+func TestTryAsksNoPodOfATenant(t *testing.T) {
+	c := testCluster(t)
+	installKip(t, c, "a-tenant") // the first by namespace
+	tenants := &kipctl{fallbackSocket: "none", err: io.Discard}
+	c.exec = func(_ context.Context, namespace, pod string, _ []string, out, _ io.Writer) error {
+		if namespace != "kip-system" {
+			t.Errorf("it runs a command in %s/%s", namespace, pod)
+		}
+		fmt.Fprint(out, `{"node": "kip-0", "results": [{"check": "dry run", "outcome": "ok", "message": "yes"}]}`)
+		return nil
+	}
+	const why = "pod a-tenant/kip-0 has the labels of Kip's pods, and its service account kip may not act as node kip-0"
+	if _, err := tenants.dryRun(t.Context(), c, []string{"g5.xlarge"}); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("the dry run: %v", err)
+	}
+	if _, err := tenants.holdingsOf(t.Context(), c); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("the holdings: %v", err)
+	}
+	installKip(t, c, "kip-system")
+	if found, err := tenants.dryRun(t.Context(), c, []string{"g5.xlarge"}); err != nil || len(found) != 1 {
+		t.Errorf("the dry run beside Kip's pod: %+v, %v", found, err)
+	}
+	if all, err := tenants.holdingsOf(t.Context(), c); err != nil || len(all) != 1 {
+		t.Errorf("the holdings beside Kip's pod: %+v, %v", all, err)
 	}
 }

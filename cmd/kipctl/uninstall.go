@@ -20,10 +20,11 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/kippods"
 )
 
 // kipContainer is Kip's container in its pod.
-const kipContainer = "kip"
+const kipContainer = kippods.Container
 
 // mostNamed is how many pods or cells an error names.
 const mostNamed = 10

@@ -23,6 +23,7 @@ import (
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
+	"github.com/elotl/kip/internal/kippods"
 )
 
 // Areas of checks.
@@ -34,8 +35,7 @@ const (
 const (
 	// defaultNamespace is that of docs/install.md.
 	defaultNamespace = "kip-system"
-	// labelsOfPods select Kip's pods, and kipContainer is Kip's container in them, as the chart and the manifests make them.
-	labelsOfPods, kipContainer = "app=kip-provider", "kip"
+	kipContainer     = kippods.Container
 	// reachLimit bounds the first question to the API server: one that does not answer is a failure, and not a check that was left out.
 	reachLimit = 10 * time.Second
 )
@@ -256,22 +256,41 @@ func (d *Doctor) look(ctx context.Context) []finding.Finding {
 			d.own = append(d.own, n)
 		}
 	}
-	pods, err := d.c.Cluster.Kube.CoreV1().Pods(d.c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: labelsOfPods})
+	pods, err := kippods.Find(ctx, d.c.Cluster.Kube, d.c.Namespace)
 	if err != nil {
-		return one(unasked("list the pods of Kip", err))
+		return one(unasked("look for Kip", err))
 	}
-	d.pods, d.looked = pods.Items, true
+	d.pods, d.looked = pods.Own, true
 	// So that what is named first is the same each time.
 	slices.SortFunc(d.own, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortFunc(d.pods, func(a, b corev1.Pod) int { return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name) })
 	d.split()
 	for _, one := range d.Each() {
 		one.findRelease(ctx)
 	}
+	found := notKips(pods.Others)
 	if !d.Installed() {
-		return d.room()
+		return append(found, d.room()...)
 	}
-	return one(finding.Fine("Kip is here: nodes %s, pods %s", orNone(nodeNames(d.own)), orNone(podNames(d.pods))))
+	return append(found, finding.Fine("Kip is here: nodes %s, pods %s", orNone(nodeNames(d.own)), orNone(podNames(d.pods))))
+}
+
+// notKips names the pods with Kip's labels that are not taken for Kip's.
+func notKips(others []kippods.Other) (found []finding.Finding) {
+	for n, o := range others {
+		name, cure := o.Pod.Namespace+"/"+o.Pod.Name, "kipctl doctor --namespace "+o.Pod.Namespace+" # if you have installed Kip there"
+		switch {
+		case n == mostNamed:
+			return append(found, finding.Warn("kubectl get pods -A -l "+kippods.Labels, "%d more pods have the labels of Kip's pods, and are not taken for Kip's",
+				len(others)-n))
+		case o.Unknown:
+			f := finding.Unchecked("whether pod %s is Kip's: it has the labels of Kip's pods, and %s", name, o.Why)
+			f.Cure = cure
+			found = append(found, f)
+		default:
+			found = append(found, finding.Warn(cure, "pod %s has the labels of Kip's pods, and %s: it is not taken for Kip's", name, o.Why))
+		}
+	}
+	return found
 }
 
 // room says whether Kip's pod finds a node.

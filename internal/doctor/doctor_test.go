@@ -217,6 +217,7 @@ func (w *world) create(t *testing.T) clienttesting.ReactionFunc {
 				t.Errorf("it asks about %s, and the cluster has no such node", asked.Name)
 			}
 			object.Status.Allowed = strings.HasPrefix(object.Spec.User, "system:serviceaccount:") &&
+				!strings.HasPrefix(object.Spec.User, "system:serviceaccount:shop:") &&
 				(asked.Resource != w.unable || asked.Verb != "get")
 			return true, object, nil
 		case *authenticationv1.SelfSubjectReview:
@@ -628,7 +629,9 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"too new, on EKS": {byManifests, func(w *world) { w.version = "v1.40.0-eks-1" }, "version", finding.Failed, "may be 3", "./kustomize/deploy.sh # of a newer"},
 		"no class now": {byManifests, noClass, "StorageClass", finding.Failed, "no default",
 			`kubectl patch pvc -n kip-system data-kip-0 -p '{"spec":{"storageClassName":"usual"}}'`},
-		"no node": {installed, func(w *world) { w.nodes = w.nodes[:1] }, "nodes", finding.Failed, "no node of Kip", "kubectl logs -n kip-system kip-0"},
+		"no node": {installed, func(w *world) {
+			w.nodes, w.kips[0].Spec.Containers[0].Args = w.nodes[:1], []string{"--nodename=kip-0"}
+		}, "nodes", finding.Failed, "no node of Kip", "kubectl logs -n kip-system kip-0"},
 		"not ready": {installed, func(w *world) {
 			w.nodes[1].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Message: "no cloud"}}
 		}, "nodes", finding.Failed, "not Ready: no cloud", "kubectl describe node kip-0"},
@@ -640,6 +643,12 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		"deaf, on EKS":    {installed, func(w *world) { w.answers, w.version = false, "v1.35.1-eks-1" }, "webhook", finding.Failed, "does not reach", "FromPort=9443"},
 		"a right is gone": {installed, func(w *world) { w.unable = "daemonsets" }, "rights", finding.Failed, "kip-system/kip may not get daemonsets.apps", "helm upgrade release deploy/helm/kip --namespace kip-system --reuse-values --force-conflicts"},
 		"of a node":       {byManifests, func(w *world) { w.unable = "nodes" }, "rights", finding.Failed, "may not get nodes", "kubectl apply -k"},
+		"a tenant's pod": {installed, func(w *world) {
+			p := *w.kips[0].DeepCopy()
+			p.Namespace = "shop"
+			w.kips = append(w.kips, p)
+		}, "nodes", finding.Warning, "pod shop/kip-0 has the labels of Kip's pods, and its service account kip may not act as node kip-0", "kipctl doctor --namespace shop"},
+		"a tenant's pod alone": {installed, func(w *world) { w.kips[0].Namespace = "shop" }, "pods", finding.Failed, "no pod of Kip", findKip},
 		"no Service": {installed, func(w *world) {
 			w.answers = false
 			w.hook.Webhooks[0].ClientConfig.Service = &admissionregistrationv1.ServiceReference{Namespace: "kip-system", Name: "kip-webhook"}

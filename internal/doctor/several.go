@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/kippods"
 )
 
 // Each returns a Doctor for each Kip of the cluster that First has found: d itself unless there are several.
@@ -81,13 +82,9 @@ func (d *Doctor) split() {
 
 // nodeNameOf is the name of the first node of a Kip, as its pods are told; "" if they are not.
 func nodeNameOf(pods []corev1.Pod) string {
-	for _, p := range pods {
-		for _, c := range p.Spec.Containers {
-			for _, arg := range c.Args {
-				if name, is := strings.CutPrefix(arg, "--nodename="); is && c.Name == kipContainer {
-					return name
-				}
-			}
+	for i := range pods {
+		if name := kippods.NodeName(&pods[i]); name != "" {
+			return name
 		}
 	}
 	return ""

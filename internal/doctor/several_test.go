@@ -7,6 +7,7 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,6 +37,9 @@ func several() *world {
 		p.Spec.ServiceAccountName, p.Spec.Containers[0].Args = "gpu", []string{"--nodename=kip-0-1"}
 		w.kips = append(w.kips, p)
 	}
+	replicas := &appsv1.ReplicaSet{ObjectMeta: meta("gpus", "gpu-7f")}
+	replicas.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "gpu", Controller: new(true)}}
+	w.others = append(w.others, replicas, &appsv1.Deployment{ObjectMeta: meta("gpus", "gpu")})
 	account := &corev1.ServiceAccount{ObjectMeta: meta("gpus", "gpu")}
 	account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/gpu"}
 	hook := admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: meta("", "kip-0-1"), Webhooks: slices.Clone(w.hook.Webhooks)}
