@@ -25,11 +25,11 @@ import (
 type examination struct {
 	file, bundle string
 	limit        time.Duration
-	// account has only the account checked. controller is the controller ID of its Kip; "" for what the cluster says. Of the first of
-	// instanceTypes that the cloud offers a launch is tried.
-	account       bool
-	controller    string
-	instanceTypes []string
+	// account has only the account checked. controller is the controller ID of its Kip, and role the ARN of its role; "" for what the
+	// cluster says. Of the first of instanceTypes that the cloud offers a launch is tried.
+	account          bool
+	controller, role string
+	instanceTypes    []string
 }
 
 func doctorOf(k *kipctl) *cobra.Command {
@@ -53,6 +53,9 @@ func doctorOf(k *kipctl) *cobra.Command {
 			if e.account && e.file == "" {
 				return errors.New("--account needs a provider.yaml: name it with -f")
 			}
+			if e.role != "" && strings.Count(e.role, ":") != 5 {
+				return fmt.Errorf("--role is %q: it must be an ARN such as arn:aws:iam::123456789012:role/kip", e.role)
+			}
 			return k.doctor(cmd.Context(), e)
 		},
 	}
@@ -60,6 +63,7 @@ func doctorOf(k *kipctl) *cobra.Command {
 	cmd.Flags().StringVar(&e.bundle, "bundle", "", "`file` to write with what a bug report needs, .tar.gz, without secrets")
 	cmd.Flags().BoolVar(&e.account, "account", false, "check only the account of -f, and ask no cluster")
 	cmd.Flags().StringVar(&e.controller, "controller", "", "`ID` that dry runs have as Kip's controller ID (default: that of the Kip in the cluster)")
+	cmd.Flags().StringVar(&e.role, "role", "", "`ARN` of Kip's role, or of its user: what it may not do, Kip may not (default: the role of Kip's service account)")
 	cmd.Flags().StringSliceVar(&e.instanceTypes, "instance-type", nil,
 		"also ask the cloud, by a dry run, whether it would launch the first of these `types` that it offers")
 	cmd.Flags().DurationVar(&e.limit, "timeout", 20*time.Second, "how `long` one check may take")
@@ -113,6 +117,7 @@ func (k *kipctl) doctor(ctx context.Context, e examination) error {
 	}
 	for _, one := range kips {
 		one.kip.Inside, one.kip.Owner = os.Getenv(envOfKip) != "", cmp.Or(e.controller, one.kip.Owner)
+		one.kip.Role = cmp.Or(e.role, one.kip.Role)
 		if err := k.examineAccount(ctx, e, one, runner); err != nil {
 			return err
 		}

@@ -150,6 +150,7 @@ func TestDoctorRefusesBadInput(t *testing.T) {
 		"doctor --kubeconfig /none/kc": "no cluster",
 		"doctor --bundle /none/b.tgz":  "/none/b.tgz is not written",
 		"doctor --account":             "--account needs a provider.yaml",
+		"doctor --role kip":            `--role is "kip": it must be an ARN such as`,
 	} {
 		if r := run(t, nil, strings.Fields(args)...); r.failed == nil || !strings.Contains(r.err, want) {
 			t.Errorf("%s: %v, %q, want %q", args, r.failed, r.err, want)

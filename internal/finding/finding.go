@@ -64,7 +64,7 @@ type Check struct {
 type Kip struct {
 	// Owner is its controller ID, which the tags of its cells have; "" if there is none yet.
 	Owner string
-	// Role is the ARN of the role of its service account; "" if none is known.
+	// Role is the ARN of its role, or of its user; "" if none is known.
 	Role string
 	// Inside reports whether the question comes from within its pod, and so with its rights.
 	Inside bool

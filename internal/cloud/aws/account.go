@@ -53,8 +53,9 @@ const (
 
 // accountChecks checks the account of a configuration. It makes and changes nothing.
 type accountChecks struct {
-	c      *Cloud
-	wanted Wanted
+	c       *Cloud
+	wanted  Wanted
+	ownKeys bool // the keys that ask are those of provider.yaml
 
 	// What the checks have found, for those after them.
 	arn    string // who asks
@@ -75,7 +76,7 @@ func Checks(ctx context.Context, cfg Config, wanted Wanted) []finding.Check {
 			return []finding.Finding{noCredentials(cfg.Region, err)}
 		}}}
 	}
-	a := &accountChecks{c: c, wanted: wanted, images: map[string]image{}}
+	a := &accountChecks{c: c, wanted: wanted, ownKeys: cfg.AccessKeyID != "", images: map[string]image{}}
 	of := func(name, needs string, run func(context.Context) []finding.Finding) finding.Check {
 		return finding.Check{Area: areaAccount, Name: name, Needs: needs, Run: run}
 	}
@@ -199,7 +200,7 @@ func (a *accountChecks) unanswered(what string, err error) finding.Finding {
 	err = classify(err, cloud.Scope{})
 	if cloud.CauseOf(err) == cloud.ErrUnauthorised {
 		if !a.isKip() {
-			f := finding.Unchecked("you are %s, not known to be Kip, and may not %s: run kipctl doctor in Kip's pod, or with Kip's role: %v", a.arn, what, err)
+			f := finding.Unchecked("you are %s, not known to be Kip, and may not %s: run kipctl doctor in Kip's pod, or with Kip's role, which --role names: %v", a.arn, what, err)
 			f.Cure = a.wanted.Kip.Ask
 			return f
 		}
@@ -208,16 +209,31 @@ func (a *accountChecks) unanswered(what string, err error) finding.Finding {
 	return finding.Unchecked("%s: %v", what, err)
 }
 
-// isKip reports whether who asks is Kip, so that what he lacks Kip lacks. If Kip's role is not known, a name says so.
+// isKip reports whether who asks is Kip, so that what he lacks Kip lacks: by Kip's pod, by the keys of provider.yaml, or by Kip's role. What
+// a role or a user is called proves nothing.
 func (a *accountChecks) isKip() bool {
-	account, kind, name := whoIs(a.arn)
-	switch role := strings.Split(a.wanted.Kip.Role, ":"); {
-	case a.wanted.Kip.Inside:
-		return true
-	case len(role) == 6:
-		return kind == "assumed-role" && account == role[4] && name == role[5][strings.LastIndexByte(role[5], '/')+1:]
+	role := a.wanted.Kip.Role
+	return a.wanted.Kip.Inside || a.ownKeys || role != "" && (a.arn == role || roleOf(a.arn) == unpathed(role))
+}
+
+// roleOf returns the ARN of the role that a caller has assumed, without its path, which STS does not tell; "" if it is no assumed role.
+func roleOf(arn string) string {
+	parts := strings.Split(arn, ":")
+	account, kind, name := whoIs(arn)
+	if kind != "assumed-role" {
+		return ""
 	}
-	return (kind == "assumed-role" || kind == "user") && strings.HasPrefix(name, "kip")
+	return "arn:" + parts[1] + ":iam::" + account + ":role/" + name
+}
+
+// unpathed returns the ARN of a role without its path. An account has no two roles of one name. Source: IAM User Guide, "IAM and AWS STS
+// quotas", name requirements.
+func unpathed(role string) string {
+	before, path, is := strings.Cut(role, ":role/")
+	if !is {
+		return role
+	}
+	return before + ":role/" + path[strings.LastIndexByte(path, '/')+1:]
 }
 
 // whoIs takes the ARN of a caller apart: an assumed role's has the name of the session after its own, a user's has the path before it.

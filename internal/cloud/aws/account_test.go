@@ -207,6 +207,33 @@ func TestWhatAnAccountLacksIsFound(t *testing.T) {
 	}
 }
 
+// The keys in provider.yaml are Kip's own, whatever their user is called.
+func TestWhoHasTheKeysOfProviderYAMLIsKip(t *testing.T) {
+	for what, tc := range map[string]struct {
+		ambient bool
+		want    finding.Outcome
+	}{"in provider.yaml": {false, finding.Failed}, "in the environment": {true, finding.NotChecked}} {
+		all := examined(t, func(a *toExamine) {
+			some := slices.DeleteFunc(slices.Clone(permissions), func(p permission) bool { return p.sid == "KipLaunches" })
+			policy, err := ec2.ParsePolicy(policyOf(some).text())
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.model.Policies = map[string]*ec2.Policy{"AKIATESTS": policy}
+			if tc.ambient {
+				t.Setenv("AWS_ACCESS_KEY_ID", a.cfg.AccessKeyID)
+				t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+				a.cfg.AccessKeyID, a.cfg.SecretAccessKey = "", ""
+			}
+		})
+		if !slices.ContainsFunc(all, func(f finding.Finding) bool {
+			return f.Outcome == tc.want && strings.Contains(f.Message, "may not dry-run ec2:RunInstances")
+		}) {
+			t.Errorf("%s: want %s of %+v", what, tc.want, all)
+		}
+	}
+}
+
 func TestTheCommandThatGivesRightsNamesWhoLacksThem(t *testing.T) {
 	for arn, want := range map[string]string{
 		"arn:aws:sts::123456789012:assumed-role/kip/session": "attach-role-policy --role-name kip --policy-arn arn:aws:iam::123456789012:policy/kip",
@@ -245,13 +272,19 @@ func TestARoleThatDoesNotTrustTheServiceAccountIsNamed(t *testing.T) {
 // Who is not Kip is told neither that Kip lacks a right nor to give himself one.
 func TestWhatOthersThanKipMayNotDoIsNotChecked(t *testing.T) {
 	const role, ask = "arn:aws:iam::123456789012:role/machines/kip", "kubectl exec"
+	const user = "arn:aws:iam::123456789012:user/ops/kip"
 	for what, tc := range map[string]struct {
 		arn string
 		kip finding.Kip
 		is  bool
 	}{
 		"a user":                {"arn:aws:iam::123456789012:user/jane", finding.Kip{Ask: ask}, false},
-		"a user of Kip's":       {"arn:aws:iam::123456789012:user/ops/kip-prod", finding.Kip{}, true},
+		"a user's name":         {"arn:aws:iam::123456789012:user/ops/kip-prod", finding.Kip{Ask: ask}, false},
+		"a role's name":         {"arn:aws:sts::123456789012:assumed-role/kip-admin/jane", finding.Kip{Ask: ask}, false},
+		"Kip's user":            {user, finding.Kip{Role: user}, true},
+		"that of another path":  {"arn:aws:iam::123456789012:user/kip", finding.Kip{Role: user}, false},
+		"another partition's":   {"arn:aws-cn:sts::123456789012:assumed-role/kip/session", finding.Kip{Role: role}, false},
+		"Kip's user as a role":  {"arn:aws:sts::123456789012:assumed-role/kip/session", finding.Kip{Role: user}, false},
 		"a role":                {"arn:aws:sts::123456789012:assumed-role/admin/kip", finding.Kip{Ask: ask}, false},
 		"Kip's role":            {"arn:aws:sts::123456789012:assumed-role/kip/session", finding.Kip{Role: role}, true},
 		"another account's":     {"arn:aws:sts::210987654321:assumed-role/kip/session", finding.Kip{Role: role}, false},
