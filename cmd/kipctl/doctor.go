@@ -26,7 +26,7 @@ type examination struct {
 	file, bundle string
 	limit        time.Duration
 	// account has only the account checked. controller is the controller ID of its Kip, and role the ARN of its role; "" for what the
-	// cluster says. Of the first of instanceTypes that the cloud offers a launch is tried.
+	// cluster says. Of instanceTypes launches are tried until the cloud takes one.
 	account          bool
 	controller, role string
 	instanceTypes    []string
@@ -65,7 +65,7 @@ func doctorOf(k *kipctl) *cobra.Command {
 	cmd.Flags().StringVar(&e.controller, "controller", "", "`ID` that dry runs have as Kip's controller ID (default: that of the Kip in the cluster)")
 	cmd.Flags().StringVar(&e.role, "role", "", "`ARN` of Kip's role, or of its user: what it may not do, Kip may not (default: the role of Kip's service account)")
 	cmd.Flags().StringSliceVar(&e.instanceTypes, "instance-type", nil,
-		"also ask the cloud, by a dry run, whether it would launch the first of these `types` that it offers")
+		"also ask the cloud, by dry runs, whether it would launch one of these `types`, the first that it offers before others")
 	cmd.Flags().DurationVar(&e.limit, "timeout", 20*time.Second, "how `long` one check may take")
 	return cmd
 }

@@ -265,7 +265,7 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.text.Write(p)
 }
 
-// dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of the first of some types that it offers.
+// dryRun asks a Kip of the cluster, in its pod, whether its cloud would launch an instance of one of some types.
 func (k *kipctl) dryRun(ctx context.Context, c *cluster, instanceTypes []string) ([]finding.Finding, error) {
 	command := []string{
 		"/kipctl", "doctor", "--account", "-f", "/etc/kip/config/provider.yaml",

@@ -138,8 +138,8 @@ func openAWS(ctx context.Context, cfg *config.Config, by By, log *slog.Logger) (
 }
 
 // AccountChecks returns the checks of the account in which cells would be launched; none where cells are machines of a host.
-// They change nothing, and ask as whoever runs them, who need not be that Kip. With instance types, the cloud is also asked by a dry
-// run whether it would launch the first of them that it offers.
+// They change nothing, and ask as whoever runs them, who need not be that Kip. With instance types, the cloud is also asked by dry
+// runs whether it would launch one of them.
 func AccountChecks(
 	ctx context.Context, cfg *config.Config, kip finding.Kip, instanceTypes []string, log *slog.Logger,
 ) ([]finding.Check, error) {

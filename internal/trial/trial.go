@@ -48,7 +48,7 @@ type Cluster struct {
 	Holdings func(context.Context) ([]adminapi.Holdings, error)
 	// Catalogue has the prices of the cluster's region. Optional.
 	Catalogue *Catalogue
-	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of the first of some types that it offers, and
+	// DryRun has Kip's cloud say, to Kip itself, whether it would launch an instance of one of some types, and
 	// launches none. It returns at least one finding. The error says why the cloud was not asked.
 	DryRun func(ctx context.Context, instanceTypes []string) ([]finding.Finding, error)
 }

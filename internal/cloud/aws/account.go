@@ -29,7 +29,7 @@ import (
 type Wanted struct {
 	InstanceType   string   // of pods that name none
 	SecurityGroups []string // besides Kip's own
-	// DryRun are other types: a launch of the first one that EC2 offers is tried, which makes nothing.
+	// DryRun are other types: launches of them are tried until EC2 takes one. They make nothing.
 	DryRun []string
 	Kip    finding.Kip
 }
@@ -61,6 +61,7 @@ type accountChecks struct {
 	arn    string // who asks
 	net    *network
 	arch   string // of the wanted type; "" if it is not known
+	subnet string // the first one where it is offered; "" if that is not known
 	images map[string]image
 }
 
@@ -365,12 +366,13 @@ func (a *accountChecks) instanceType(ctx context.Context) []finding.Finding {
 		return only(a.unanswered("list what EC2 offers where", err))
 	}
 	var has, lacks []string
-	for _, s := range a.net.subnets {
-		if offered[sold{name, s.zone}] {
-			has = append(has, s.zone)
-		} else {
-			lacks = append(lacks, s.zone)
+	for _, id := range slices.Sorted(maps.Keys(a.net.subnets)) {
+		zone := a.net.subnets[id].zone
+		if !offered[sold{name, zone}] {
+			lacks = append(lacks, zone)
+			continue
 		}
+		has, a.subnet = append(has, zone), cmp.Or(a.subnet, id)
 	}
 	slices.Sort(has)
 	slices.Sort(lacks)
@@ -555,7 +557,7 @@ func (a *accountChecks) launches(ctx context.Context) []finding.Finding {
 	if !has {
 		return only(finding.Unchecked("there is no image for %s to launch", a.wanted.InstanceType))
 	}
-	subnet := slices.Sorted(maps.Keys(a.net.subnets))[0]
+	subnet := cmp.Or(a.subnet, slices.Sorted(maps.Keys(a.net.subnets))[0])
 	groups, err := a.c.groupIDs(ctx, a.net.vpc, a.wanted.SecurityGroups)
 	if err != nil {
 		return only(a.unanswered("find the security groups", err))

@@ -3,6 +3,7 @@ package aws
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -43,8 +44,18 @@ func (a *accountChecks) launch(instanceType, subnet string, boot image, groups [
 // owner is the owner's tag in dry runs. A narrowed policy allows Kip's own alone.
 func (a *accountChecks) owner() string { return cmp.Or(a.wanted.Kip.Owner, doctorsOwner) }
 
-// dryRun asks EC2 whether it would launch an instance of the first of the types that it offers in a zone of the cells. EC2 says so of the
-// caller's rights, not of capacity. Source: EC2 API reference, "RunInstances", DryRun.
+// mostDryRuns bounds the launches that one check tries.
+const mostDryRuns = 8
+
+// try is a launch that a dry run may try.
+type try struct {
+	instanceType, zone, subnet string
+	arch                       string
+	milliCPU                   int64
+}
+
+// dryRun asks EC2 whether it would launch an instance of one of the types in a zone of the cells: the first of them, and while EC2 refuses,
+// those that its answer is not about. EC2 answers for the caller's rights, not for capacity. Source: EC2 API reference, "RunInstances", DryRun.
 func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 	wanted := strings.Join(a.wanted.DryRun, ", ")
 	list := a.command("describe-instance-type-offerings --location-type availability-zone --filters Name=instance-type,Values=%s",
@@ -56,8 +67,8 @@ func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return only(a.unanswered("list what EC2 offers where", err))
 	}
-	name, subnet := a.offered(offered)
-	if name == "" {
+	all := a.offered(offered)
+	if len(all) == 0 {
 		return only(finding.Fail(list, "EC2 offers none of %s in a zone of the cells' subnets %s", wanted,
 			strings.Join(slices.Sorted(maps.Keys(a.net.subnets)), ", ")))
 	}
@@ -65,35 +76,115 @@ func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 	if err != nil {
 		return only(a.unanswered("find the security groups", err))
 	}
-	out, err := a.c.api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{
-		InstanceTypes: []types.InstanceType{types.InstanceType(name)},
-	})
-	if err != nil {
-		return only(a.unanswered("read the instance type "+name, err))
-	}
-	n := slices.IndexFunc(out.InstanceTypes, func(t types.InstanceTypeInfo) bool { return string(t.InstanceType) == name })
-	if n < 0 {
-		return only(finding.Unchecked("a launch of %s: EC2 does not describe it", name))
-	}
-	one, fits := typeOf(out.InstanceTypes[n])
-	boot, has := a.images[one.Arch]
+	all, unfit, err := a.launchable(ctx, all, list)
 	switch {
-	case !fits:
-		return only(finding.Fail(list, "%s can be no cell, which is of the Nitro system and boots by UEFI", name))
-	case !has:
-		return only(finding.Unchecked("a launch of %s: there is no image for %s", name, one.Arch))
+	case err != nil:
+		return only(a.unanswered("read the instance types "+wanted, err))
+	case len(all) == 0:
+		return only(unfit)
 	}
-	zone := a.net.subnets[subnet].zone
-	err = a.dryLaunch(ctx, a.launch(name, subnet, boot, groups))
-	switch cause := cloud.CauseOf(classify(err, cloud.Scope{})); {
-	case codeOf(err) == codeDry:
-		return only(finding.Fine("EC2 would launch a %s in %s: a dry run, which asks for rights and not for capacity", name, zone))
-	case err == nil:
-		return only(finding.Unchecked("a launch of %s: this API knows no dry runs", name))
-	case cause == cloud.ErrCapacity, cause == cloud.ErrQuota, cause == cloud.ErrUnfit, cause == cloud.ErrRefused:
-		return only(finding.Fail(list, "EC2 refuses a dry run of a launch of %s in %s: %v", name, zone, err))
+	return a.tryEach(ctx, all, groups, list)
+}
+
+// tryEach makes dry runs until EC2 takes one.
+func (a *accountChecks) tryEach(ctx context.Context, all []try, groups []string, list string) []finding.Finding {
+	var refusals []string
+	var noRight *finding.Finding
+	tried, more := 0, ""
+	var about []func(try) bool // what EC2 has refused
+	for _, one := range all {
+		if slices.ContainsFunc(about, func(is func(try) bool) bool { return is(one) }) {
+			continue
+		}
+		if tried++; tried > mostDryRuns {
+			more = "; others were not tried"
+			break
+		}
+		what := one.instanceType + " in " + one.zone
+		err := a.dryLaunch(ctx, a.launch(one.instanceType, one.subnet, a.images[one.arch], groups))
+		if codeOf(err) == codeDry {
+			return only(finding.Fine("EC2 would launch a %s: a dry run, which asks for rights and not for capacity", what))
+		}
+		if err == nil {
+			return only(finding.Unchecked("a launch of %s: this API knows no dry runs", what))
+		}
+		said, _ := errors.AsType[*cloud.Error](classify(err, cloud.Scope{
+			InstanceType: one.instanceType, Family: familyOf(one.instanceType), Zone: one.zone, Subnet: one.subnet,
+		}))
+		switch {
+		case said == nil, said.Cause == cloud.ErrThrottled, said.Scope.Account: // it says nothing of the launch, or of any other, too
+			return only(a.unanswered("dry-run ec2:RunInstances of "+what, err))
+		case said.Cause == cloud.ErrUnauthorised && noRight == nil:
+			noRight = new(a.unanswered("dry-run ec2:RunInstances of "+what, err))
+		case said.Cause != cloud.ErrUnauthorised:
+			refusals = append(refusals, fmt.Sprintf("%s: %v", what, err))
+		}
+		about = append(about, sameAs(said, one))
 	}
-	return only(a.unanswered("dry-run ec2:RunInstances of "+name, err))
+	var found []finding.Finding
+	if len(refusals) > 0 {
+		found = append(found, finding.Fail(list, "EC2 refuses dry runs of launches: %s%s", strings.Join(refusals, "; "), more))
+	}
+	if noRight != nil {
+		found = append(found, *noRight)
+	}
+	return found
+}
+
+// sameAs returns whether a refusal of one launch is about another, too. One that says nothing of what EC2 sells is about the type.
+func sameAs(said *cloud.Error, one try) func(try) bool {
+	of := said.Scope
+	if said.Cause == cloud.ErrUnauthorised {
+		of.Subnet = ""
+	}
+	if !of.Says() {
+		of = cloud.Scope{InstanceType: one.instanceType}
+	}
+	return func(other try) bool {
+		return (of.InstanceType == "" || of.InstanceType == other.instanceType) &&
+			(of.Family == "" || of.Family == familyOf(other.instanceType)) &&
+			(!of.ByCPU || other.milliCPU >= one.milliCPU) &&
+			(of.Zone == "" || of.Zone == other.zone) &&
+			(of.Subnet == "" || of.Subnet == other.subnet)
+	}
+}
+
+// launchable returns the launches of types that can be cells and that have an image. unfit says of the first of the others why it is none.
+func (a *accountChecks) launchable(ctx context.Context, all []try, list string) (some []try, unfit finding.Finding, err error) {
+	var names []types.InstanceType
+	for _, one := range all {
+		if name := types.InstanceType(one.instanceType); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	out, err := a.c.api.DescribeInstanceTypes(ctx, &ec2.DescribeInstanceTypesInput{InstanceTypes: names})
+	if err != nil {
+		return nil, unfit, err
+	}
+	no := func(f finding.Finding) {
+		if unfit.Message == "" {
+			unfit = f
+		}
+	}
+	for _, one := range all {
+		n := slices.IndexFunc(out.InstanceTypes, func(t types.InstanceTypeInfo) bool { return string(t.InstanceType) == one.instanceType })
+		if n < 0 {
+			no(finding.Unchecked("a launch of %s: EC2 does not describe it", one.instanceType))
+			continue
+		}
+		described, fits := typeOf(out.InstanceTypes[n])
+		one.arch, one.milliCPU = described.Arch, described.MilliCPU
+		_, has := a.images[one.arch]
+		switch {
+		case !fits:
+			no(finding.Fail(list, "%s can be no cell, which is of the Nitro system and boots by UEFI", one.instanceType))
+		case !has:
+			no(finding.Unchecked("a launch of %s: there is no image for %s", one.instanceType, one.arch))
+		default:
+			some = append(some, one)
+		}
+	}
+	return some, unfit, nil
 }
 
 // launchedError says that an API that knows no dry runs has launched instances.
@@ -125,14 +216,14 @@ func (a *accountChecks) dryLaunch(ctx context.Context, launch *ec2.RunInstancesI
 	return e
 }
 
-// offered returns the first of the types whose launch is tried that is offered where a subnet of the cells is, and that subnet.
-func (a *accountChecks) offered(all map[sold]bool) (instanceType, subnet string) {
+// offered returns the launches that may be tried, by type in their order: in each subnet of the cells where the type is offered.
+func (a *accountChecks) offered(sells map[sold]bool) (all []try) {
 	for _, name := range a.wanted.DryRun {
 		for _, id := range slices.Sorted(maps.Keys(a.net.subnets)) {
-			if all[sold{name, a.net.subnets[id].zone}] {
-				return name, id
+			if zone := a.net.subnets[id].zone; sells[sold{name, zone}] {
+				all = append(all, try{instanceType: name, zone: zone, subnet: id})
 			}
 		}
 	}
-	return "", ""
+	return all
 }
