@@ -1431,6 +1431,31 @@ func TestAGroupThatCannotBeMadeIsToBlameOnNoOffering(t *testing.T) {
 	}
 }
 
+// The cells' subnets may be those of another VPC after a change of their tags. What was found for a launch into the old one is not used for the new one.
+func TestGroupsOfOneVPCAreNoneOfAnother(t *testing.T) {
+	account := anAccount(sim.Knobs{})
+	account.Groups = append(account.Groups, ec2.Group{ID: "sg-4", Name: "changed", VPC: "vpc-2"})
+	_, url := serve(t, account)
+	c := open(t, settings(url))
+	own := map[string]bool{}
+	for in, want := range map[string]string{vpc: "sg-1", "vpc-2": "sg-4"} {
+		if got, err := c.groupIDs(t.Context(), in, []string{"changed"}); err != nil || !slices.Equal(got, []string{want}) {
+			t.Errorf("in %s: %v, %v; want %s", in, got, err, want)
+		}
+		id, err := c.ownGroup(t.Context(), in, owner)
+		if err != nil {
+			t.Error(err)
+		}
+		own[id] = true
+	}
+	if len(own) != 2 {
+		t.Errorf("the cells' groups are %v: want one in each VPC", own)
+	}
+	if _, err := c.groupIDs(t.Context(), "vpc-2", []string{"sg-1"}); err == nil {
+		t.Error("vpc-2 has the group sg-1")
+	}
+}
+
 // Two Kips that make it at once do not hinder each other.
 func TestAGroupThatAnotherKipMadeMeanwhileIsTaken(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))

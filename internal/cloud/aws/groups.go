@@ -1,7 +1,6 @@
 package aws
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,9 +26,12 @@ type securityGroups struct {
 	making   chan struct{} // holds one who makes a cells' group, or changes its rules
 
 	mu     sync.Mutex
-	groups map[string]string     // IDs by name
-	own    map[string]cellsGroup // by owner
+	groups map[inVPC]string     // IDs by name
+	own    map[inVPC]cellsGroup // by owner
 }
+
+// inVPC is a name in a VPC.
+type inVPC struct{ vpc, name string }
 
 // groupTries bounds how often a group is looked for that is there after all.
 const groupTries = 3
@@ -43,7 +45,7 @@ func (e *securityGroups) ownGroup(ctx context.Context, vpc, owner string) (strin
 	}
 	defer unlock()
 	e.mu.Lock()
-	known := e.own[owner]
+	known := e.own[inVPC{vpc, owner}]
 	e.mu.Unlock()
 	if known.id != "" {
 		return known.id, nil
@@ -65,7 +67,7 @@ func (e *securityGroups) ownGroup(ctx context.Context, vpc, owner string) (strin
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.own[owner] = made
+	e.own[inVPC{vpc, owner}] = made
 	return made.id, nil
 }
 
@@ -227,7 +229,7 @@ func (e *securityGroups) groupIDs(ctx context.Context, vpc string, named []strin
 	for by, of := range map[string]func(string) bool{"group-id": byID, "group-name": func(g string) bool { return !byID(g) }} {
 		var unknown []string
 		for _, g := range named {
-			if of(g) && known[g] == "" {
+			if of(g) && known[inVPC{vpc, g}] == "" {
 				unknown = append(unknown, g)
 			}
 		}
@@ -245,27 +247,30 @@ func (e *securityGroups) groupIDs(ctx context.Context, vpc string, named []strin
 			if by == "group-id" {
 				name = id
 			}
-			known[name] = id
+			known[inVPC{vpc, name}] = id
 		}
 	}
 	var ids []string
 	for _, g := range named {
-		id := known[g]
+		id := known[inVPC{vpc, g}]
 		if id == "" {
-			return nil, e.networks.notShown("group "+g, refused("there is no security group %q in %s", g, vpc))
+			return nil, e.networks.notShown(groupShown(vpc, g), refused("there is no security group %q in %s", g, vpc))
 		}
 		if !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}
 	for _, g := range named {
-		e.networks.saw("group " + g)
+		e.networks.saw(groupShown(vpc, g))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	maps.Copy(e.groups, known)
 	return ids, nil
 }
+
+// groupShown is a group in what EC2 has shown.
+func groupShown(vpc, name string) string { return "group " + name + " of " + vpc }
 
 // isOwnGroup says that a right is missing to a security group that a pod names: what names none may be
 // launched. The resource is in what EC2 says, or in what STS has decoded of that.
@@ -276,8 +281,13 @@ func (e *securityGroups) isOwnGroup(r cloud.LaunchRequest, err error) bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.ContainsFunc(r.SecurityGroups, func(named string) bool {
-		denied := regexp.MustCompile(`:security-group/` + regexp.QuoteMeta(cmp.Or(e.groups[named], named)) + `\b`)
-		return denied.MatchString(said.message)
-	})
+	denied := func(id string) bool {
+		return regexp.MustCompile(`:security-group/` + regexp.QuoteMeta(id) + `\b`).MatchString(said.message)
+	}
+	for known, id := range e.groups { // whichever VPC the launch is into: an ID is of one
+		if slices.Contains(r.SecurityGroups, known.name) && denied(id) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(r.SecurityGroups, denied)
 }

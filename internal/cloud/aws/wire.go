@@ -111,8 +111,8 @@ func (c *Cloud) wireLaunches(b *base) {
 		networks: c.networks,
 		rules:    &groupRules{base: b},
 		making:   make(chan struct{}, 1),
-		groups:   map[string]string{},
-		own:      map[string]cellsGroup{},
+		groups:   map[inVPC]string{},
+		own:      map[inVPC]cellsGroup{},
 	}
 	c.caches = &caches{networks: c.networks, images: c.images, groups: c.securityGroups, sold: c.sold}
 	c.catalogues = &catalogues{
