@@ -221,10 +221,7 @@ func (e *registries) newECR(r registry, keys aws.CredentialsProvider) *ecr.Clien
 	return ecr.NewFromConfig(e.sdk, func(o *ecr.Options) {
 		o.Region = r.region
 		o.Credentials = keys
-		o.HTTPClient = e.cfg.bound(o.HTTPClient)
-		if at := e.cfg.endpointOf("ECR"); at != nil {
-			o.BaseEndpoint = at
-		}
+		o.HTTPClient, o.BaseEndpoint = e.cfg.reach("ECR", o.HTTPClient, o.BaseEndpoint)
 		if r.fips && o.BaseEndpoint == nil { // which says whom to ask
 			o.EndpointOptions.UseFIPSEndpoint = aws.FIPSEndpointStateEnabled
 		}

@@ -109,10 +109,7 @@ func newPricing(sdk aws.Config, cfg Config) *pricing.Client {
 	}
 	client := pricing.NewFromConfig(sdk, func(o *pricing.Options) {
 		o.Region = cmp.Or(region, cfg.Region)
-		o.HTTPClient = cfg.bound(o.HTTPClient)
-		if at != nil {
-			o.BaseEndpoint = at
-		}
+		o.HTTPClient, o.BaseEndpoint = cfg.reach("PRICING", o.HTTPClient, o.BaseEndpoint)
 	})
 	if at == nil && client.Options().EndpointOptions.UseFIPSEndpoint == aws.FIPSEndpointStateEnabled {
 		cfg.Log.Info("on-demand prices are not asked for: AWS' price list has no endpoint that is validated for FIPS 140")

@@ -66,10 +66,7 @@ type quotas struct {
 func newQuotas(sdk aws.Config, cfg Config) *servicequotas.Client {
 	return servicequotas.NewFromConfig(sdk, func(o *servicequotas.Options) {
 		o.Region = cfg.Region
-		o.HTTPClient = cfg.bound(o.HTTPClient)
-		if at := cfg.endpointOf("SERVICE_QUOTAS"); at != nil {
-			o.BaseEndpoint = at
-		}
+		o.HTTPClient, o.BaseEndpoint = cfg.reach("SERVICE_QUOTAS", o.HTTPClient, o.BaseEndpoint)
 	})
 }
 

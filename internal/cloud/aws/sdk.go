@@ -79,10 +79,7 @@ func newAPI(sdk aws.Config, cfg Config) *ec2.Client {
 func newSTS(sdk aws.Config, cfg Config) *sts.Client {
 	return sts.NewFromConfig(sdk, func(o *sts.Options) {
 		o.Region = cfg.Region
-		o.HTTPClient = cfg.bound(o.HTTPClient)
-		if at := cfg.endpointOf("STS"); at != nil {
-			o.BaseEndpoint = at
-		}
+		o.HTTPClient, o.BaseEndpoint = cfg.reach("STS", o.HTTPClient, o.BaseEndpoint)
 	})
 }
 
@@ -92,6 +89,11 @@ func (cfg *Config) bound(client ec2.HTTPClient) ec2.HTTPClient {
 		client = &http.Client{Transport: cfg.Transport}
 	}
 	return bounded{client}
+}
+
+// reach returns by what, and where, a service besides EC2 is asked, whose client would ask as these say.
+func (cfg *Config) reach(service string, client ec2.HTTPClient, endpoint *string) (ec2.HTTPClient, *string) {
+	return cfg.bound(client), cmp.Or(cfg.endpointOf(service), endpoint)
 }
 
 // skipVerify has the calls to an endpoint sent by a client that takes any certificate, after all
