@@ -163,13 +163,26 @@ func (d *Doctor) dns(ctx context.Context) []finding.Finding {
 }
 
 // addDriver is the command that gives a cluster of EKS a driver for the claim of Kip's store, and a default StorageClass.
-func (d *Doctor) addDriver(has disks.Disks) string {
-	if driver := has.Driver(); driver != "" {
+func (d *Doctor) addDriver(ctx context.Context, has disks.Disks) (string, error) {
+	driver, err := has.Driver(ctx)
+	if err != nil || driver != "" {
 		return `echo '{"apiVersion":"storage.k8s.io/v1","kind":"StorageClass","metadata":{"name":"kip-store","annotations":{"` + wellknown.DefaultClass +
-			`":"true"}},"provisioner":"` + driver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`
+			`":"true"}},"provisioner":"` + driver + `","volumeBindingMode":"WaitForFirstConsumer"}' | kubectl apply -f -`, err
 	}
-	return wellknown.CreateEBSDriver(d.region(), d.clusterName(), "ACCOUNT")
+	return wellknown.CreateEBSDriver(d.region(), d.clusterName(), "ACCOUNT"), nil
 }
+
+// noDriver is the finding for a cluster of EKS whose claim of Kip's store gets no volume.
+func (d *Doctor) noDriver(ctx context.Context, has disks.Disks, format string, args ...any) []finding.Finding {
+	cure, err := d.addDriver(ctx, has)
+	if err != nil {
+		return one(unasked(lookForDriver, err))
+	}
+	return one(finding.Fail(cure, format, args...))
+}
+
+// lookForDriver is what is asked about drivers.
+const lookForDriver = "look for the driver of disks"
 
 // disks names StorageClasses whose volumes pods on cells cannot have, as those of EKS Auto Mode.
 func (d *Doctor) disks(ctx context.Context) []finding.Finding {
@@ -192,15 +205,20 @@ func (d *Doctor) disks(ctx context.Context) []finding.Finding {
 
 // classOf chooses the StorageClass of the claim of Kip's store among several: the only one, on EKS one of a driver that is there, else the
 // reader chooses.
-func (d *Doctor) classOf(has disks.Disks, names []string) string {
-	usable := has.Usable("")
-	switch {
-	case d.eks() && usable != nil:
-		return usable.Name
-	case len(names) == 1:
-		return names[0]
+func (d *Doctor) classOf(ctx context.Context, has disks.Disks, names []string) (string, error) {
+	if d.eks() {
+		usable, err := has.Usable(ctx, "")
+		switch {
+		case err != nil:
+			return "", err
+		case usable != nil:
+			return usable.Name, nil
+		}
 	}
-	return "NAME"
+	if len(names) == 1 {
+		return names[0], nil
+	}
+	return "NAME", nil
 }
 
 // useClass is the command that has the claim of Kip's store be of a StorageClass. A claim that is there and has no class takes one. Source:
@@ -233,32 +251,48 @@ func (d *Doctor) storageClass(ctx context.Context) []finding.Finding {
 	}
 	has, err := disks.Find(ctx, d.c.Cluster.Kube, d.auto())
 	if err != nil {
-		return one(unasked("look for the driver of disks", err))
+		return one(unasked(lookForDriver, err))
 	}
+	if has.Default != nil {
+		return d.driver(ctx, has)
+	}
+	return d.noDefault(ctx, has)
+}
+
+// noDefault says what a cluster without a default StorageClass lacks.
+func (d *Doctor) noDefault(ctx context.Context, has disks.Disks) []finding.Finding {
 	// One of Kip's own has disks that only cells have: Kip's pod is on an ordinary node.
 	var others []string
 	driven := false // by a driver that is there
 	for _, s := range has.Classes {
-		if s.Provisioner != "disk.kip.elotl.co" {
-			others = append(others, s.Name)
-			driven = driven || has.Has(s.Provisioner)
+		if s.Provisioner == "disk.kip.elotl.co" {
+			continue
+		}
+		others = append(others, s.Name)
+		if d.eks() && !driven {
+			var err error
+			if driven, err = has.Has(ctx, s.Provisioner); err != nil {
+				return one(unasked(lookForDriver, err))
+			}
 		}
 	}
-	switch usual := has.Default; {
-	case usual == nil && len(others) > 0 && d.eks() && !driven:
-		return one(finding.Fail(d.addDriver(has),
-			"the cluster has no default StorageClass, and the driver of none of %s: the claim of Kip's store gets no volume", orNone(others)))
-	case usual == nil && len(others) > 0:
-		return one(finding.Fail(d.useClass(d.classOf(has, others)),
+	switch {
+	case len(others) > 0 && d.eks() && !driven:
+		return d.noDriver(ctx, has, "the cluster has no default StorageClass, and the driver of none of %s: the claim of Kip's store gets no volume",
+			orNone(others))
+	case len(others) > 0:
+		class, err := d.classOf(ctx, has, others)
+		if err != nil {
+			return one(unasked(lookForDriver, err))
+		}
+		return one(finding.Fail(d.useClass(class),
 			"the cluster has no default StorageClass, so the claim of Kip's store gets no volume, unless persistence.storageClassName names one of %s",
 			orNone(others)))
-	case usual == nil && d.eks():
-		return one(finding.Fail(d.addDriver(has), "the cluster has no StorageClass: the claim of Kip's store gets no volume"))
-	case usual == nil:
-		return one(finding.Fail("kubectl apply -f storageclass.yaml # a StorageClass of your cluster's driver; or an etcd of yours: config.etcd.client",
-			"the cluster has no StorageClass: the claim of Kip's store gets no volume"))
+	case d.eks():
+		return d.noDriver(ctx, has, "the cluster has no StorageClass: the claim of Kip's store gets no volume")
 	}
-	return d.driver(ctx, has)
+	return one(finding.Fail("kubectl apply -f storageclass.yaml # a StorageClass of your cluster's driver; or an etcd of yours: config.etcd.client",
+		"the cluster has no StorageClass: the claim of Kip's store gets no volume"))
 }
 
 // driver says whether the cluster has the driver of its default StorageClass, and whether that has a role.
@@ -267,9 +301,14 @@ func (d *Doctor) driver(ctx context.Context, has disks.Disks) []finding.Finding 
 	if strings.HasPrefix(driver, "kubernetes.io/") {
 		return one(finding.Unchecked("the default StorageClass %s is of %s, of which no CSIDriver tells whether it is here", usual.Name, driver))
 	}
-	if driver == wellknown.EBSDriver && !has.Has(driver) {
-		return one(finding.Fail(d.addDriver(has), "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
-			"gets no volume", usual.Name, usual.Provisioner, driver))
+	if driver == wellknown.EBSDriver {
+		switch is, err := has.Has(ctx, driver); {
+		case err != nil:
+			return one(unasked(lookForDriver, err))
+		case !is:
+			return d.noDriver(ctx, has, "the default StorageClass %s is of %s, and the cluster does not have the driver %s: the claim of Kip's store "+
+				"gets no volume", usual.Name, usual.Provisioner, driver)
+		}
 	}
 	found := one(finding.Fine("the default StorageClass is %s, of %s", usual.Name, usual.Provisioner))
 	if driver != wellknown.EBSDriver || !d.eks() {

@@ -56,6 +56,7 @@ type world struct {
 	lacks         string // a resource that the user may not create
 	user          string // who asks; jane when empty
 	unable        string // a resource that Kip's service account may not get
+	hides         string // a resource of which the user may read nothing
 	forbids       bool   // the API server forbids all but reviews
 	escalates     bool   // the user may give no rights
 	provider      *config.Config
@@ -196,6 +197,9 @@ func (w *world) kube(t *testing.T) *fake.Clientset {
 		return true, list, nil
 	})
 	kube.PrependReactor("create", "*", w.create(t))
+	if w.hides != "" {
+		kube.PrependReactor("*", w.hides, func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden(a) })
+	}
 	if w.forbids {
 		kube.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) { return true, nil, forbidden(a) })
 	}
@@ -454,7 +458,11 @@ func TestWhatAClusterLacksIsFoundBeforeKipIsInstalled(t *testing.T) {
 			`"provisioner":"ebs.csi.aws.com"`},
 		"a driver with a role": {onEKS, func(w *world) { w.classes = nil }, "StorageClass", finding.Failed, "no StorageClass",
 			"--addon-name aws-ebs-csi-driver --service-account-role-arn arn:aws:iam::ACCOUNT:role/prod-ebs-driver"},
-		"a driver": {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.OK, "usual", ""},
+		"a driver":                  {onEKS, func(w *world) { w.classes[0].Provisioner, w.drivers = wellknown.InTree, []string{wellknown.EBSDriver} }, "StorageClass", finding.OK, "usual", ""},
+		"drivers that nobody needs": {fresh, func(w *world) { w.hides = "csidrivers" }, "StorageClass", finding.OK, "the default StorageClass is usual", ""},
+		"drivers of others":         {fresh, func(w *world) { severalClasses(w); w.hides = "csidrivers" }, "StorageClass", finding.Failed, "one of efs, gp3, usual", "=NAME"},
+		"drivers that are needed": {onEKS, func(w *world) { w.classes[0].Provisioner, w.hides = wellknown.InTree, "csidrivers" }, "StorageClass", finding.NotChecked,
+			"you may not look for the driver of disks", ""},
 		"an etcd": {fresh, func(w *world) {
 			w.classes, w.provider = nil, &config.Config{Etcd: config.Etcd{Client: config.EtcdClient{Endpoints: []string{"https://etcd"}}}}
 		}, "StorageClass", finding.OK, "etcd of yours", ""},

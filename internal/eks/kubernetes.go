@@ -164,10 +164,18 @@ func (k *Kubernetes) findStorage(ctx context.Context, c eks.Cluster, region, acc
 	if err != nil {
 		return storage{}, err
 	}
-	if s := has.Usable(storeClass); s != nil {
+	s, err := has.Usable(ctx, storeClass)
+	switch {
+	case err != nil:
+		return storage{}, err
+	case s != nil:
 		return storage{class: s.Name, byEBS: disks.DriverOf(s.Provisioner) == wellknown.EBSDriver}, nil
 	}
-	if driver := has.Driver(); driver != "" { // EKS makes no StorageClass for either
+	driver, err := has.Driver(ctx)
+	switch {
+	case err != nil:
+		return storage{}, err
+	case driver != "": // EKS makes no StorageClass for either
 		return storage{class: storeClass, own: true, byEBS: driver == wellknown.EBSDriver}, nil
 	}
 	return storage{}, fmt.Errorf("the cluster has no driver for disks, and Kip's store needs one: %s",

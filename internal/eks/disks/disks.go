@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,27 +16,24 @@ import (
 	"github.com/elotl/kip/internal/eks/wellknown"
 )
 
-// Disks is what a cluster has.
+// Disks is what a cluster has. It asks for a driver when that is needed, by its name, and once.
 type Disks struct {
 	// Classes are all StorageClasses, and Default is that of claims that name none, whatever its driver; nil if there is none.
 	Classes []storagev1.StorageClass
 	Default *storagev1.StorageClass
 
-	drivers []storagev1.CSIDriver
+	kube    kubernetes.Interface
 	auto    bool
+	drivers map[string]bool // whether it has each that was asked for
 }
 
-// Find asks a cluster. auto says that EKS Auto Mode makes disks in it, whose driver no CSIDriver shows.
+// Find asks a cluster for its StorageClasses. auto says that EKS Auto Mode makes disks in it, whose driver no CSIDriver shows.
 func Find(ctx context.Context, kube kubernetes.Interface, auto bool) (Disks, error) {
 	classes, err := kube.StorageV1().StorageClasses().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return Disks{}, fmt.Errorf("list the StorageClasses: %w", err)
 	}
-	drivers, err := kube.StorageV1().CSIDrivers().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return Disks{}, fmt.Errorf("list the CSIDrivers: %w", err)
-	}
-	d := Disks{Classes: classes.Items, drivers: drivers.Items, auto: auto}
+	d := Disks{Classes: classes.Items, kube: kube, auto: auto, drivers: map[string]bool{}}
 	if n := slices.IndexFunc(d.Classes, isDefault); n >= 0 {
 		d.Default = &d.Classes[n]
 	}
@@ -53,36 +51,53 @@ func DriverOf(provisioner string) string {
 }
 
 // Has reports whether the cluster has the driver of a provisioner.
-func (d Disks) Has(provisioner string) bool {
+func (d Disks) Has(ctx context.Context, provisioner string) (bool, error) {
 	driver := DriverOf(provisioner)
-	return driver == wellknown.AutoDriver && d.auto ||
-		slices.ContainsFunc(d.drivers, func(c storagev1.CSIDriver) bool { return c.Name == driver })
+	if driver == wellknown.AutoDriver && d.auto {
+		return true, nil
+	}
+	if has, known := d.drivers[driver]; known {
+		return has, nil
+	}
+	if strings.Contains(driver, "/") { // of the API server itself, as kubernetes.io/no-provisioner, of which no CSIDriver can be called
+		return false, nil
+	}
+	_, err := d.kube.StorageV1().CSIDrivers().Get(ctx, driver, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("get the CSIDriver %s: %w", driver, err)
+	}
+	d.drivers[driver] = err == nil
+	return err == nil, nil
 }
 
 // Usable is the StorageClass for a claim, of a driver that the cluster has: the default one, else the first of EBS or of Auto Mode. It is
 // nil if there is none but the one that is left out.
-func (d Disks) Usable(but string) (found *storagev1.StorageClass) {
-	for n := range d.Classes {
-		s := &d.Classes[n]
-		switch driver := DriverOf(s.Provisioner); {
-		case s.Name == but || !d.Has(s.Provisioner):
-		case isDefault(*s):
-			return s
-		case found == nil && (driver == wellknown.EBSDriver || driver == wellknown.AutoDriver):
-			found = s
+func (d Disks) Usable(ctx context.Context, but string) (*storagev1.StorageClass, error) {
+	ofEKS := func(s storagev1.StorageClass) bool {
+		return slices.Contains([]string{wellknown.EBSDriver, wellknown.AutoDriver}, DriverOf(s.Provisioner))
+	}
+	for _, wanted := range []func(storagev1.StorageClass) bool{isDefault, ofEKS} {
+		for n := range d.Classes {
+			s := &d.Classes[n]
+			if s.Name == but || !wanted(*s) {
+				continue
+			}
+			if has, err := d.Has(ctx, s.Provisioner); err != nil || has {
+				return s, err
+			}
 		}
 	}
-	return found
+	return nil, nil
 }
 
 // Driver is a driver of EKS that the cluster has, Auto Mode's first; "" if it has none.
-func (d Disks) Driver() string {
+func (d Disks) Driver(ctx context.Context) (string, error) {
 	for _, name := range []string{wellknown.AutoDriver, wellknown.EBSDriver} {
-		if d.Has(name) {
-			return name
+		if has, err := d.Has(ctx, name); err != nil || has {
+			return name, err
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // The service account of EBS' driver, and its pods, which make volumes. Source: aws-ebs-csi-driver,

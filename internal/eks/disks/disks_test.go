@@ -1,6 +1,7 @@
 package disks
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -8,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/elotl/kip/internal/eks/wellknown"
 )
@@ -38,11 +40,19 @@ func TestTheClassForAClaimIsOfADriverThatIsThere(t *testing.T) {
 		"the in-tree class":               {[]runtime.Object{ebs, class("gp2", wellknown.InTree, false)}, false, "", "gp2", wellknown.EBSDriver},
 		"the default before the others":   {[]runtime.Object{ebs, driver("x"), class("a", wellknown.EBSDriver, false), class("b", "x", true)}, false, "b", "b", wellknown.EBSDriver},
 		"EBS before those of others":      {[]runtime.Object{ebs, driver("x"), class("a", "x", false), class("b", wellknown.EBSDriver, false)}, false, "", "b", wellknown.EBSDriver},
+		"a class of no driver":            {[]runtime.Object{ebs, class("local", "kubernetes.io/no-provisioner", true), class("b", wellknown.EBSDriver, false)}, false, "local", "b", wellknown.EBSDriver},
 		"one that is left out":            {[]runtime.Object{ebs, class("own", wellknown.EBSDriver, false)}, false, "", "", wellknown.EBSDriver},
 		"a class of Auto Mode":            {[]runtime.Object{class("auto", wellknown.AutoDriver, false)}, true, "", "auto", wellknown.AutoDriver},
 		"one of an Auto Mode that is off": {[]runtime.Object{class("auto", wellknown.AutoDriver, false)}, false, "", "", ""},
 	} {
-		d, err := Find(t.Context(), fake.NewClientset(tc.objects...), tc.auto)
+		kube := fake.NewClientset(tc.objects...)
+		kube.PrependReactor("get", "csidrivers", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			if name := a.(clienttesting.GetAction).GetName(); strings.Contains(name, "/") { // which a client refuses to ask for
+				t.Errorf("%s: it asks for the driver %s", what, name)
+			}
+			return false, nil, nil
+		})
+		d, err := Find(t.Context(), kube, tc.auto)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,8 +62,16 @@ func TestTheClassForAClaimIsOfADriverThatIsThere(t *testing.T) {
 			}
 			return s.Name
 		}
-		if usual, usable := name(d.Default), name(d.Usable("own")); usual != tc.usual || usable != tc.usable || d.Driver() != tc.makes {
-			t.Errorf("%s: the default is %q, for a claim %q, of the driver %q: want %q, %q, %q", what, usual, usable, d.Driver(),
+		usable, err := d.Usable(t.Context(), "own")
+		if err != nil {
+			t.Fatal(err)
+		}
+		makes, err := d.Driver(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name(d.Default) != tc.usual || name(usable) != tc.usable || makes != tc.makes {
+			t.Errorf("%s: the default is %q, for a claim %q, of the driver %q: want %q, %q, %q", what, name(d.Default), name(usable), makes,
 				tc.usual, tc.usable, tc.makes)
 		}
 	}
