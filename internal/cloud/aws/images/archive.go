@@ -4,32 +4,48 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // archived is the end of the name of an image that is packed, as a release has it: an archive with the raw disk alone.
 const archived = ".tar.gz"
 
-// open opens the raw disk of an image. One that is packed is unpacked into a file that done removes.
-func (i Image) open() (disk *os.File, done func(), err error) {
+// open opens the raw disk of an image. One that is packed is unpacked into a file beside it that is there until done is called.
+func (p *Publisher) open(ctx context.Context, i Image) (disk *os.File, done func(), err error) {
 	packed, err := os.Open(i.File)
 	if err != nil || !strings.HasSuffix(i.File, archived) {
 		return packed, func() { packed.Close() }, err
 	}
 	defer packed.Close()
-	disk, err = os.CreateTemp("", "kip-cell-")
+	about, err := packed.Stat()
 	if err != nil {
 		return nil, nil, err
 	}
+	disk, err = os.CreateTemp(filepath.Dir(i.File), ".kip-cell-")
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) { // a folder that others fill
+		disk, err = os.CreateTemp("", "kip-cell-")
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	// So that a killed kipctl leaves no file. Windows removes none that is open.
+	removed := os.Remove(disk.Name()) == nil
 	done = func() {
 		disk.Close()
-		os.Remove(disk.Name())
+		if !removed {
+			os.Remove(disk.Name())
+		}
 	}
-	if err = unpack(disk, packed); err == nil {
+	if err = unpack(disk, p.reading(ctx, packed, about.Size(), "unpacking "+i.File)); err == nil {
 		_, err = disk.Seek(0, io.SeekStart)
 	}
 	if err != nil {
@@ -37,6 +53,46 @@ func (i Image) open() (disk *os.File, done func(), err error) {
 		return nil, nil, fmt.Errorf("unpack %s: %w", i.File, err)
 	}
 	return disk, done, nil
+}
+
+// sayEvery is how often a long read tells how far it is.
+const sayEvery = 2 * time.Second
+
+// reading reads until a context ends, and tells how far it is.
+type reading struct {
+	p    *Publisher
+	ctx  context.Context // an io.Reader is given none
+	from io.Reader
+	what string
+	of   int64
+
+	done int64
+	said time.Time
+}
+
+// reading returns what reads a file of a size, for what.
+func (p *Publisher) reading(ctx context.Context, from io.Reader, of int64, what string) *reading {
+	return &reading{
+		p:    p,
+		ctx:  ctx,
+		from: from,
+		what: what,
+		of:   of,
+		said: p.cfg.Now(),
+	}
+}
+
+func (r *reading) Read(b []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	if now := r.p.cfg.Now(); now.Sub(r.said) >= sayEvery {
+		r.p.cfg.Say("%s: %d of %d MB", r.what, r.done/1e6, r.of/1e6)
+		r.said = now
+	}
+	n, err := r.from.Read(b)
+	r.done += int64(n)
+	return n, err
 }
 
 // maxDisk bounds what is unpacked.

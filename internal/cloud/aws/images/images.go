@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -136,32 +135,18 @@ func New(ctx context.Context, cfg Config) (*Publisher, error) {
 	}, nil
 }
 
-// Publish has the region have the image, and returns its ID. One that is there is left as it
-// is.
+// Publish has the region have the image, and returns its ID. One that is there, by its digest, is left as it is, and the disk is not read.
 func (p *Publisher) Publish(ctx context.Context, i Image) (id string, err error) {
 	if architectures[i.Arch] == "" {
 		return "", fmt.Errorf("publish an image for %s: EC2 has amd64 and arm64", i.Arch)
 	}
-	disk, done, err := i.open()
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	h := sha256.New()
-	size, err := io.Copy(h, disk)
-	if err != nil {
-		return "", err
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != i.SHA256 {
-		return "", fmt.Errorf("%s has the digest %s, and its manifest says %s: it is not whole, or another's", i.File, got, i.SHA256)
-	}
-	if id, err = p.publish(ctx, i, disk, size); err != nil {
+	if id, err = p.publish(ctx, i); err != nil {
 		return "", fmt.Errorf("publish %s: %w", i.File, err)
 	}
 	return id, nil
 }
 
-func (p *Publisher) publish(ctx context.Context, i Image, disk *os.File, size int64) (string, error) {
+func (p *Publisher) publish(ctx context.Context, i Image) (string, error) {
 	same := tag(TagDigest, i.SHA256)
 	known, err := p.images(ctx, tag(TagArch, i.Kind()), same)
 	if err != nil {
@@ -179,7 +164,7 @@ func (p *Publisher) publish(ctx context.Context, i Image, disk *os.File, size in
 	}
 	snapshot, err := p.snapshotOf(ctx, same, tag(TagArch, i.Kind()))
 	if err == nil && snapshot == "" {
-		snapshot, err = p.upload(ctx, disk, size, tags)
+		snapshot, err = p.fromDisk(ctx, i, tags)
 	}
 	if err != nil {
 		return "", err
@@ -209,6 +194,32 @@ func (p *Publisher) publish(ctx context.Context, i Image, disk *os.File, size in
 	id := aws.ToString(out.ImageId)
 	p.cfg.Say("registered the image %s, %s", id, name(i))
 	return id, p.available(ctx, id)
+}
+
+// fromDisk makes the snapshot of an image whose disk is as its manifest says.
+func (p *Publisher) fromDisk(ctx context.Context, i Image, tags map[string]string) (snapshot string, err error) {
+	disk, done, err := p.open(ctx, i)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	about, err := disk.Stat()
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, p.reading(ctx, disk, about.Size(), "comparing the disk with its manifest")); err != nil {
+		return "", err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != i.SHA256 {
+		return "", fmt.Errorf("it has the digest %s, and its manifest says %s: it is not whole, or another's", got, i.SHA256)
+	}
+	// Somebody else may have begun meanwhile.
+	snapshot, err = p.snapshotOf(ctx, tag(TagDigest, i.SHA256), tag(TagArch, i.Kind()))
+	if err != nil || snapshot != "" {
+		return snapshot, err
+	}
+	return p.upload(ctx, disk, about.Size(), tags)
 }
 
 // noName are characters that an image's name must not have.
