@@ -1,4 +1,4 @@
-// Command kip-image builds the boot image of cells and publishes it in clouds, packs the
+// Command kip-image builds the boot image of cells, packs the
 // agent for other images, builds and pushes the container images of Kip itself, packs a
 // release, and pins Debian's packages that the images are made of.
 package main
@@ -25,7 +25,6 @@ import (
 
 const usage = `usage: kip-image build [flags]      build the image of what the lock pins
        kip-image agent [flags]      pack the agent for a Linux of one's own
-       kip-image publish [flags]    upload and register an image that was built
        kip-image container [flags]  build the container images of Kip, and push them
        kip-image release [flags]    pack a release of what was built
        kip-image lock [flags]       pin the packages that Debian has now
@@ -35,17 +34,19 @@ Flags of each: kip-image build -help
 
 const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
+// commands are those of kip-image, by name.
+var commands = map[string]func(context.Context, []string) error{
+	"agent":     agent,
+	"build":     build,
+	"container": containers,
+	"lock":      lock,
+	"publish":   moved,
+	"release":   releases,
+}
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	commands := map[string]func(context.Context, []string) error{
-		"agent":     agent,
-		"build":     build,
-		"container": containers,
-		"lock":      lock,
-		"publish":   publish,
-		"release":   releases,
-	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
@@ -54,6 +55,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// moved names the successor of a command that is gone.
+func moved(context.Context, []string) error {
+	return errors.New("kip-image publish is kipctl image publish now: bin/kipctl image publish --region REGION --arch amd64 --variant nvidia, " +
+		"with AWS_ENDPOINT_URL in place of -endpoint")
 }
 
 // parse reads flags, and refuses what is none: behind it flags would be left out.

@@ -2,7 +2,7 @@ locals {
   service_account = "kip"
 
   # Builds the boot image and publishes it, in the repository's root.
-  publish = "make image IMAGE_FORMATS=raw IMAGE_ARCH=amd64 && bin/kip-image publish -cloud=aws -arch=amd64 -region=${var.region}"
+  publish = "make image bin/kipctl IMAGE_FORMATS=raw IMAGE_ARCH=amd64 && bin/kipctl image publish --arch amd64 --region ${var.region}"
 
   features = [
     for statement in jsondecode(file("${path.module}/../aws/kip-policy-features.json")).Statement :

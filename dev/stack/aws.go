@@ -124,7 +124,7 @@ func (s *model) StartCloud(ctx context.Context) (err error) {
 		Log: s.opts.Log,
 	}
 	if s.opts.Virtual() {
-		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kip-image")}
+		cfg.Boot = &machines.Boot{Folder: filepath.Dir(s.opts.bootImage()), Program: filepath.Join(s.opts.Bin, "kipctl")}
 	}
 	if s.opts.EKS {
 		cfg.Cluster = &ec2.Cluster{

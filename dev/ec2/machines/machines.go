@@ -156,7 +156,7 @@ type Config struct {
 type Boot struct {
 	// Folder has it in the form raw, as make image writes it.
 	Folder string
-	// Program is kip-image, by which the account gets it as an AMI. Machines start from what was
+	// Program is kipctl, by which the account gets it as an AMI. Machines start from what was
 	// uploaded.
 	Program string
 }

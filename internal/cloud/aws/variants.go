@@ -91,7 +91,7 @@ func (e *bootImages) checkDriver(boot image, s cloud.LaunchSpec) error {
 			boot.id, ownImage)
 	case boot.variant == "":
 		return unfit("image %s, which is Kip's own, has no driver of GPUs: run make image VARIANT=nvidia IMAGE_FORMATS=raw and"+
-			" bin/kip-image publish -cloud=aws -variant=nvidia, and name the images in cells.bootImageSpec such that it is found,"+
+			" bin/kipctl image publish --variant nvidia, and name the images in cells.bootImageSpec such that it is found,"+
 			" as kip-cell-* does (docs/gpus.md); or want %s", boot.id, ownImage)
 	}
 	another := func(has string) error {

@@ -64,7 +64,7 @@ func (a *Account) Architecture(ctx context.Context, instanceType string) (string
 	return "", fmt.Errorf("EC2 has no instance type %q in %s that is for amd64 or arm64", instanceType, a.Region)
 }
 
-// Publish uploads a boot image, as kip-image publish does, and returns its ID. It waits by pause.
+// Publish uploads a boot image, as kipctl image publish does, and returns its ID. It waits by pause.
 func (a *Account) Publish(ctx context.Context, image images.Image, say func(format string, args ...any),
 	pause func(context.Context, time.Duration) error,
 ) (string, error) {

@@ -120,7 +120,7 @@ func New(ctx context.Context, cfg Config) (*Publisher, error) {
 		return nil, fmt.Errorf("read the settings of AWS: %w", err)
 	}
 	if sdk.Region == "" {
-		return nil, errors.New("no region: want -region, or AWS_REGION, or one in AWS's configuration")
+		return nil, errors.New("no region: want --region, or AWS_REGION, or one in AWS's configuration")
 	}
 	if cfg.Transport != nil {
 		sdk.HTTPClient = &http.Client{Transport: cfg.Transport}
