@@ -23,6 +23,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/doctor"
+	"github.com/elotl/kip/internal/placement"
 )
 
 // virtualNodes selects the nodes of Kip.
@@ -161,10 +162,15 @@ func (c *cluster) explain(ctx context.Context, namespace, name string) (*adminap
 			return nil, fmt.Errorf("get node %s: %w", on, err)
 		}
 		if err == nil && node.Labels["type"] != "virtual-kubelet" {
+			if by := pod.Annotations[placement.AnnotationProfile]; by != "" {
+				return nil, fmt.Errorf("pod %s/%s is on node %s, which is not a virtual node: profile %s chose it when it was made (docs/profiles.md)",
+					namespace, name, on, by)
+			}
 			return nil, fmt.Errorf("pod %s/%s is on node %s, which is not a virtual node: Kip has no part in it", namespace, name, on)
 		}
 	}
-	e := &adminapi.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase), Ended: adminapi.EndOf(pod)}
+	e := &adminapi.Explanation{Pod: apiv1.Ref(pod), Node: pod.Spec.NodeName, PodPhase: string(pod.Status.Phase), Ended: adminapi.EndOf(pod),
+		Profile: pod.Annotations[placement.AnnotationProfile]}
 	cells, err := c.cells(ctx)
 	if err != nil && !errors.Is(err, errNoCellResource) {
 		return nil, err

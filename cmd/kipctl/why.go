@@ -101,6 +101,9 @@ func (k *kipctl) explanation(out io.Writer, e *adminapi.Explanation) error {
 	line := func(name, value string) { fmt.Fprintf(w, "%s:\t%s\n", name, sanitize.Printable(value)) }
 	line("Pod", e.Pod.String())
 	line("Node", orNone(e.Node))
+	if e.Profile != "" {
+		line("Profile", e.Profile)
+	}
 	line("Phase", orNone(strings.Join(adminapi.NonEmpty(e.PodPhase, e.Ended), ", ")))
 	if e.Waiting != "" {
 		line("Waiting for", e.Waiting)

@@ -226,6 +226,8 @@ type Explanation struct {
 	Pod apiv1.PodReference `json:"pod"`
 	// Node is the virtual node that the pod is bound to.
 	Node string `json:"node,omitempty"`
+	// Profile is that of provider.yaml which chose the pod, as its annotation says; empty where none did.
+	Profile string `json:"profile,omitempty"`
 	// PodPhase is the pod's phase in the API.
 	PodPhase string `json:"podPhase,omitempty"`
 	// Ended says why a pod has failed: the reason and message of its status.

@@ -59,6 +59,34 @@ func hostsOf(configs []map[string]any) ([]string, error) {
 	return hosts, nil
 }
 
+// unasked is an error if the API server does not ask what profiles need.
+func (ps Profiles) unasked(configuration *unstructured.Unstructured) error {
+	configs, err := clientConfigs(configuration)
+	if err != nil || len(ps.List) == 0 {
+		return err
+	}
+	asks := func(path string) bool {
+		return slices.ContainsFunc(configs, func(config map[string]any) bool {
+			at, _, _ := unstructured.NestedString(config, "service", "path")
+			if text, _, _ := unstructured.NestedString(config, "url"); text != "" {
+				if parsed, err := url.Parse(text); err == nil {
+					at = parsed.Path
+				}
+			}
+			return at == path
+		})
+	}
+	const want = ": want the webhooks that the chart makes of config.admission.profiles"
+	switch {
+	case !asks(profiledPath):
+		return errors.New("admission.profiles have no effect: no webhook of the MutatingWebhookConfiguration has the path " + profiledPath + want)
+	case ps.cost() && !asks(bindingsPath):
+		return errors.New("podDeletionCost of admission.profiles has no effect: no webhook of the MutatingWebhookConfiguration has the path " +
+			bindingsPath + want)
+	}
+	return nil
+}
+
 // trusting returns the configuration as it trusts these CAs (PEM), and no others; nil if it does.
 func trusting(configuration *unstructured.Unstructured, ca []byte) (*unstructured.Unstructured, error) {
 	bundle := base64.StdEncoding.EncodeToString(ca)

@@ -5,6 +5,10 @@
 //	pod.go           pure: pod in, patch out
 //	selection.go     what a pod selects that no label of a node can say
 //	tolerations.go   why a pod outlives a Kip that is away
+//	profiles.go      which pods profiles choose
+//	profiled.go      pure: what becomes of a pod that a profile has chosen
+//	profileread.go   what is read of it for that
+//	binding.go       what a pod gets when it is bound to a node of Kip's
 //	host.go          what a pod asks of its host that each cell has by itself
 //	resize.go        a resize beyond what the machine of a pod has
 //	review.go        the API server's question and its answer

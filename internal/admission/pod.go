@@ -4,9 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/internal/placement"
 )
@@ -43,6 +41,8 @@ const (
 	Selecting Scope = "selecting"
 	// InNamespace: pods of a namespace whose pods are all for Kip's nodes.
 	InNamespace Scope = "in-namespace"
+	// Profiled: pods that a profile may choose.
+	Profiled Scope = "profiled"
 )
 
 // Patch returns what is to be changed of a pod before it is made, nil for nothing. The
@@ -54,12 +54,16 @@ func (r Rules) Patch(pod *corev1.Pod, scope Scope, defaults Defaults) (patch []O
 	if scope == InNamespace {
 		patch = r.place(pod)
 	}
-	chosen, err := r.rewrite(pod)
+	chosen, annotations, err := r.rewrite(pod)
 	if err != nil {
-		warnings = []string{"Kip leaves what the pod selects as it is, and no node may have it: " + err.Error()}
+		warnings = []string{leftAsItIs(err)}
 	}
-	patch = append(patch, chosen...)
+	patch = append(append(patch, chosen...), annotate(pod.Annotations, annotations)...)
 	return append(patch, tolerate(pod.Spec.Tolerations, r.tolerationOfTaint(pod.Spec.Tolerations), defaults)...), warnings
+}
+
+func leftAsItIs(err error) string {
+	return "Kip leaves what the pod selects as it is, and no node may have it: " + err.Error()
 }
 
 // takes reports whether a pod is for Kip's nodes alone.
@@ -89,9 +93,7 @@ func (r Rules) selects(spec *corev1.PodSpec) bool {
 // free reports whether nobody has decided yet on which node a pod runs.
 func (r Rules) free(pod *corev1.Pod) bool {
 	kind, selected := pod.Spec.NodeSelector[r.Label.Key]
-	owner := metav1.GetControllerOf(pod)
-	ofDaemonSet := owner != nil && owner.APIVersion == appsv1.SchemeGroupVersion.String() && owner.Kind == "DaemonSet"
-	return pod.Spec.NodeName == "" && (!selected || kind == r.Label.Value) && !ofDaemonSet
+	return pod.Spec.NodeName == "" && (!selected || kind == r.Label.Value) && !ofDaemonSet(pod)
 }
 
 // elsewhere reports whether a pod selects what no node of Kip's has: Kip's label is that

@@ -18,7 +18,7 @@ import (
 // bytes of JSON can become hundreds.
 const (
 	maxListed = 256   // owners, and tolerations
-	maxKeys   = 4_096 // of annotations, and of a nodeSelector
+	maxKeys   = 4_096 // of annotations, labels, and of a nodeSelector
 )
 
 // question is what is read of an AdmissionReview.
@@ -144,7 +144,7 @@ func (m *texts) UnmarshalJSON(b []byte) error {
 			return err
 		}
 		if len(*m) == maxKeys {
-			return &tooManyError{"annotations, or labels in its nodeSelector", maxKeys}
+			return &tooManyError{"annotations, or labels", maxKeys}
 		}
 		var value string
 		if err := d.Decode(&value); err != nil {

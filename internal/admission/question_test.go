@@ -3,6 +3,7 @@ package admission
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"reflect"
 	"slices"
@@ -104,6 +105,53 @@ func TestAForgedQuestionTakesLittleMemory(t *testing.T) {
 			var review admissionv1.AdmissionReview
 			if err := json.Unmarshal(answer, &review); err != nil || code != http.StatusOK ||
 				!review.Response.Allowed || review.Response.Patch != nil {
+				t.Errorf("%d, %v: %.200s", code, err, answer)
+				return
+			}
+			if got := strings.Join(review.Response.Warnings, "\n"); !strings.Contains(got, c.warning) || (got == "") != (c.warning == "") {
+				t.Errorf("warnings %q, want %q", got, c.warning)
+			}
+		})
+	}
+}
+
+// Of a pod that a profile may choose, more is read.
+func TestAForgedQuestionAboutProfilesTakesLittleMemory(t *testing.T) {
+	list := func(begin, one, end string) string {
+		return begin + strings.Repeat(one+",", (bodyLimit-4<<10)/(len(one)+1)) + one + end
+	}
+	var keys, amounts strings.Builder
+	for i := 0; keys.Len() < bodyLimit-4<<10; i++ {
+		fmt.Fprintf(&keys, `"%d":"",`, i)
+	}
+	for i := range maxResources {
+		fmt.Fprintf(&amounts, `"%d":"1",`, i)
+	}
+	many := strings.ReplaceAll(keys.String(), `""`, `"1"`)
+	many = many[:strings.LastIndex(many[:bodyLimit-4<<10], ",")+1]
+	const preferred = `{"spec":{"affinity":{"nodeAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[`
+	for says, c := range map[string]struct{ pod, warning string }{
+		"labels":     {`{"metadata":{"labels":{` + keys.String() + `"z":""}}}`, "more than 4096 annotations, or labels"},
+		"containers": {list(`{"spec":{"containers":[`, "{}", `]}}`), "more than 512 containers"},
+		"resources":  {`{"spec":{"containers":[{"resources":{"requests":{` + many + `"z":"1"}}}]}}`, "more than 32 resources"},
+		"resources of many": {list(`{"spec":{"initContainers":[`, `{"resources":{"requests":{`+amounts.String()+`"z":"1"}}}`, `]}}`),
+			"more than 32 resources"},
+		"as many as are read": {`{"spec":{"containers":[` + strings.Repeat(`{"resources":{"requests":{`+strings.TrimSuffix(amounts.String(), ",")+`}}},`, maxRequesting-1) + `{}]}}`, ""},
+		"preferences":         {list(preferred, "{}", `]}}}}`), "more than 256 terms of preferred node affinity"},
+	} {
+		t.Run(says, func(t *testing.T) {
+			body := asking(c.pod)
+			var code int
+			var answer []byte
+			took := allocated(func() {
+				w := serve(handler(), http.MethodPost, profiledPath, strings.NewReader(body))
+				code, answer = w.Code, w.Body.Bytes()
+			})
+			if most := uint64(16 * bodyLimit); took > most {
+				t.Errorf("%d MiB, want %d at most", took>>20, most>>20)
+			}
+			var review admissionv1.AdmissionReview
+			if err := json.Unmarshal(answer, &review); err != nil || code != http.StatusOK || review.Response.Patch != nil {
 				t.Errorf("%d, %v: %.200s", code, err, answer)
 				return
 			}

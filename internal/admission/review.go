@@ -40,11 +40,18 @@ const (
 const (
 	selectingPath   = "/pods"
 	inNamespacePath = "/namespaced-pods"
+	profiledPath    = "/profiled-pods"
 	resizesPath     = "/resizes"
+	bindingsPath    = "/bindings"
 )
 
-// Resizing is the scope of pods that are on a node already.
-const Resizing Scope = "resizing"
+// Scopes of pods that are made already.
+const (
+	// Resizing: pods that are on a node.
+	Resizing Scope = "resizing"
+	// Binding: pods that are bound to a node.
+	Binding Scope = "binding"
+)
 
 // reviews answers the API server's questions. Whoever reaches it may ask: what it tells
 // follows from the question, or is the size of the machine of a pod whose UID is known, and
@@ -53,17 +60,20 @@ type reviews struct {
 	rules    func() Rules
 	defaults func() Defaults
 	machines Machines
+	profiles Profiles
 	bodies   *keyed.Places[sources.Source]
 	turns    *semaphore.Weighted
 	patience time.Duration
 	log      *slog.Logger
 }
 
-func newReviews(rules func() Rules, defaults func() Defaults, machines Machines, patience time.Duration, log *slog.Logger) http.Handler {
+func newReviews(rules func() Rules, defaults func() Defaults, machines Machines, profiles Profiles, patience time.Duration,
+	log *slog.Logger) http.Handler {
 	rs := &reviews{
 		rules:    rules,
 		defaults: defaults,
 		machines: machines,
+		profiles: profiles,
 		bodies:   keyed.NewPlaces[sources.Source](bodiesAtOnce, bodiesOfOne),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
 		patience: patience,
@@ -72,7 +82,9 @@ func newReviews(rules func() Rules, defaults func() Defaults, machines Machines,
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+selectingPath, rs.serve(Selecting))
 	mux.HandleFunc("POST "+inNamespacePath, rs.serve(InNamespace))
+	mux.HandleFunc("POST "+profiledPath, rs.serve(Profiled))
 	mux.HandleFunc("POST "+resizesPath, rs.serve(Resizing))
+	mux.HandleFunc("POST "+bindingsPath, rs.serve(Binding))
 	return mux
 }
 
@@ -145,7 +157,11 @@ func (rs *reviews) answer(ctx context.Context, body []byte, scope Scope) ([]byte
 	switch {
 	case ofPods && scope == Resizing && asked.Operation == admissionv1.Update && asked.SubResource == "resize":
 		err = rs.resizeOf(ctx, response, asked.Object, asked.OldObject)
-	case ofPods && scope != Resizing && asked.Operation == admissionv1.Create && asked.SubResource == "":
+	case ofPods && scope == Binding && asked.Operation == admissionv1.Create && asked.SubResource == "binding":
+		err = rs.bound(ctx, response, asked.Object, asked.Namespace)
+	case ofPods && scope == Profiled && asked.Operation == admissionv1.Create && asked.SubResource == "":
+		err = rs.profiled(ctx, response, asked.Object, asked.Namespace)
+	case ofPods && (scope == Selecting || scope == InNamespace) && asked.Operation == admissionv1.Create && asked.SubResource == "":
 		err = rs.made(ctx, response, asked.Object, asked.Namespace, scope)
 	}
 	var tooMany *tooManyError
@@ -179,6 +195,51 @@ func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionRes
 		patch, warnings = append(patch, hidden...), append(warnings, warned...)
 	}
 	response.Warnings = warnings
+	return rs.change(response, patch, pod, namespace)
+}
+
+// profiled answers about a pod that is to be made, and that a profile may choose.
+func (rs *reviews) profiled(ctx context.Context, response *admissionv1.AdmissionResponse, object []byte, namespace string) error {
+	pod, host, err := podOf(object)
+	if err != nil {
+		return fmt.Errorf("read the pod: %w", err)
+	}
+	says, err := saidBy(object)
+	if err != nil {
+		return fmt.Errorf("read the pod: %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	rules := rs.rules()
+	p, err := rs.profiles.of(ctx, candidate{pod: pod, namespace: namespace, says: says, forKip: rules.forKip(&pod.Spec)})
+	if err != nil {
+		rs.log.Warn("failed to choose a profile for a pod; it is made as it is", "pod", namespace+"/"+nameOf(pod), "err", err)
+		response.Warnings = []string{"Kip leaves the pod as it is, whatever its profiles say: " + err.Error()}
+		return nil
+	}
+	if p == nil {
+		return nil
+	}
+	patch, warnings := rules.PatchProfiled(pod, says.shape, p, rs.defaults())
+	if rules.toKip(pod, p) {
+		hidden, warned := host.patch(hostports.NewMark())
+		patch, warnings = append(patch, hidden...), append(warnings, warned...)
+	}
+	response.Warnings = warnings
+	return rs.change(response, patch, pod, namespace)
+}
+
+// change adds to a response what is to be changed of a pod.
+func (rs *reviews) change(response *admissionv1.AdmissionResponse, patch []Operation, pod *corev1.Pod, namespace string) error {
+	if len(patch) > 0 {
+		rs.log.Debug("a pod is changed before it is made", "pod", namespace+"/"+nameOf(pod), "operations", len(patch))
+	}
+	return respond(response, patch)
+}
+
+// respond adds a patch to a response.
+func respond(response *admissionv1.AdmissionResponse, patch []Operation) error {
 	if len(patch) == 0 {
 		return nil
 	}
@@ -188,7 +249,6 @@ func (rs *reviews) patch(ctx context.Context, response *admissionv1.AdmissionRes
 	}
 	kind := admissionv1.PatchTypeJSONPatch
 	response.Patch, response.PatchType = text, &kind
-	rs.log.Debug("a pod is changed before it is made", "pod", namespace+"/"+nameOf(pod), "operations", len(patch))
 	return nil
 }
 

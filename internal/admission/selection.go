@@ -18,19 +18,18 @@ type expressions = []corev1.NodeSelectorRequirement
 
 const requiredPath = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution"
 
-// rewrite turns what a pod selects of instances into annotations. Otherwise the
+// rewrite turns what a pod selects of instances into annotations, which it returns. Otherwise the
 // scheduler would look for a node that has it. It is an error if annotations cannot
 // hold it all.
-func (r Rules) rewrite(pod *corev1.Pod) ([]Operation, error) {
+func (r Rules) rewrite(pod *corev1.Pod) (patch []Operation, annotations map[string]string, err error) {
 	asked, err := r.split(&pod.Spec)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	annotations, err := r.annotationsFor(pod.Annotations, asked.terms)
+	annotations, err = r.annotationsFor(pod.Annotations, asked.terms)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var patch []Operation
 	for _, key := range asked.selected {
 		patch = append(patch, Operation{Op: "remove", Path: "/spec/nodeSelector/" + escaped(key)})
 	}
@@ -41,13 +40,20 @@ func (r Rules) rewrite(pod *corev1.Pod) ([]Operation, error) {
 	default:
 		patch = append(patch, Operation{Op: "replace", Path: requiredPath, Value: asked.required})
 	}
-	if len(annotations) > 0 && len(pod.Annotations) == 0 {
-		return append(patch, Operation{Op: "add", Path: "/metadata/annotations", Value: annotations}), nil
+	return patch, annotations, nil
+}
+
+// annotate adds annotations to an object's own, but those that it has so already.
+func annotate(own, annotations map[string]string) (patch []Operation) {
+	if len(annotations) > 0 && len(own) == 0 {
+		return []Operation{{Op: "add", Path: "/metadata/annotations", Value: annotations}}
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
-		patch = append(patch, Operation{Op: "add", Path: "/metadata/annotations/" + escaped(key), Value: annotations[key]})
+		if have, has := own[key]; !has || have != annotations[key] {
+			patch = append(patch, Operation{Op: "add", Path: "/metadata/annotations/" + escaped(key), Value: annotations[key]})
+		}
 	}
-	return patch, nil
+	return patch
 }
 
 // escaped is a key in the path of an operation.

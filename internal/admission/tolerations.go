@@ -56,7 +56,12 @@ func tolerate(own, further []corev1.Toleration, defaults Defaults) (patch []Oper
 			further = append(further, toleration(d.taint, nil))
 		}
 	}
-	if len(own) == 0 {
+	return append(patch, addTolerations(own, further)...)
+}
+
+// addTolerations adds some to a pod's own.
+func addTolerations(own, further []corev1.Toleration) (patch []Operation) {
+	if len(own) == 0 && len(further) > 0 {
 		return []Operation{{Op: "add", Path: "/spec/tolerations", Value: further}}
 	}
 	for _, t := range further {

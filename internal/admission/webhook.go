@@ -59,6 +59,8 @@ type Config struct {
 	Rules func() Rules
 	// Machines are those of the pods' cells.
 	Machines Machines
+	// Profiles choose pods that do not select Kip's nodes.
+	Profiles Profiles
 	Clock    clock.Clock
 	Log      *slog.Logger
 }
@@ -115,9 +117,13 @@ func (w *Webhook) Run(ctx context.Context) error {
 			said, failed, pause = "", 0, lookEvery
 		case err.Error() != said:
 			said = err.Error()
-			if errors.Is(err, errNotInstalled) {
+			switch {
+			case errors.Is(err, errNotInstalled) && len(w.cfg.Profiles.List) > 0:
+				w.cfg.Log.Warn("admission.profiles have no effect, since nobody asks Kip about pods: want the MutatingWebhookConfiguration of "+
+					"the chart (webhook.enabled)", "configuration", w.cfg.Name)
+			case errors.Is(err, errNotInstalled):
 				w.cfg.Log.Info("pods are made as they are: nobody asks Kip about them", "configuration", w.cfg.Name)
-			} else {
+			default:
 				w.cfg.Log.Warn("what pods are made with may not be right", "err", err)
 			}
 		}
@@ -163,7 +169,7 @@ func (w *Webhook) look(ctx context.Context) error {
 	if err := w.identify(w.shown(authorities, bundle, trusted == nil), configuration); err != nil {
 		return wrong(err)
 	}
-	unknown := w.learn(ctx)
+	unknown := errors.Join(w.learn(ctx), w.cfg.Profiles.unasked(configuration))
 	if w.server == nil {
 		l, err := w.cfg.Listen(ctx)
 		if err != nil {
@@ -249,7 +255,7 @@ func (w *Webhook) identify(authority *pki.Authority, configuration *unstructured
 // serve answers on a listener until the server is closed.
 func (w *Webhook) serve(l net.Listener) {
 	defaults := func() Defaults { return *w.defaults.Load() }
-	server := newServer(newReviews(w.cfg.Rules, defaults, w.cfg.Machines, turnTimeout, w.cfg.Log), w.cfg.Log)
+	server := newServer(newReviews(w.cfg.Rules, defaults, w.cfg.Machines, w.cfg.Profiles, turnTimeout, w.cfg.Log), w.cfg.Log)
 	server.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {

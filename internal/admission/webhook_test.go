@@ -384,3 +384,34 @@ func TestAPortThatIsTakenIsAnError(t *testing.T) {
 		t.Errorf("it ends with %v", err)
 	}
 }
+
+// Profiles without the webhooks that they need have no effect, and somebody has to hear of it.
+func TestProfilesThatNobodyAsksAboutAreReported(t *testing.T) {
+	hook := func(path string) admissionregistrationv1.MutatingWebhook {
+		return admissionregistrationv1.MutatingWebhook{Name: path, ClientConfig: admissionregistrationv1.WebhookClientConfig{
+			Service: &admissionregistrationv1.ServiceReference{Namespace: "a", Name: "b", Path: &path}}}
+	}
+	url := "https://10.0.0.1:9443" + bindingsPath
+	byURL := admissionregistrationv1.MutatingWebhook{ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &url}}
+	costs, none := profilesOf(Profile{Name: "p", DeletionCost: "-1"}), profilesOf(Profile{Name: "p"})
+	for says, c := range map[string]struct {
+		profiles Profiles
+		hooks    []admissionregistrationv1.MutatingWebhook
+		want     string
+	}{
+		"no profiles":           {Profiles{}, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, ""},
+		"an older chart":        {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath)}, "has the path /profiled-pods"},
+		"a chart with profiles": {none, []admissionregistrationv1.MutatingWebhook{hook(selectingPath), hook(profiledPath)}, ""},
+		"no bindings":           {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath)}, "podDeletionCost of admission.profiles has no effect"},
+		"bindings":              {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath), byURL}, ""},
+	} {
+		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&admissionregistrationv1.MutatingWebhookConfiguration{Webhooks: c.hooks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.profiles.unasked(&unstructured.Unstructured{Object: object})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", says, err, c.want)
+		}
+	}
+}

@@ -17,15 +17,16 @@ import (
 // it means, default (in YAML) what holds without it, clouds the only clouds that
 // it matters to, renamed the key to use instead of it, deprecated why no key has taken its place.
 type Config struct {
-	APIVersion string  `key:"apiVersion" default:"v1" doc:"Version of this file's format: always v1."`
-	Kind       string  `key:"kind" default:"serverConfig" doc:"Kind of this file: always serverConfig."`
-	Cloud      Cloud   `key:"cloud" doc:"Where cells are launched: exactly one of the clouds below."`
-	Etcd       Etcd    `key:"etcd" doc:"Where Kip keeps its state."`
-	Cells      Cells   `key:"cells" doc:"The machines that pods run on."`
-	Kubelet    Kubelet `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
-	Nodes      []Node  `key:"nodes" auto:"auto zones" doc:"The virtual nodes, at most 64. Or zones: one for all zones, which has the name itself, and, if the cloud offers machines in several zones, one for each, which pods with disks of a zone need. Or auto: one for each zone, architecture and capacity type (on-demand, spot). They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
-	Costs      Costs   `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
-	Testing    Testing `key:"testing" doc:"For tests only."`
+	APIVersion string    `key:"apiVersion" default:"v1" doc:"Version of this file's format: always v1."`
+	Kind       string    `key:"kind" default:"serverConfig" doc:"Kind of this file: always serverConfig."`
+	Cloud      Cloud     `key:"cloud" doc:"Where cells are launched: exactly one of the clouds below."`
+	Etcd       Etcd      `key:"etcd" doc:"Where Kip keeps its state."`
+	Cells      Cells     `key:"cells" doc:"The machines that pods run on."`
+	Kubelet    Kubelet   `key:"kubelet" doc:"What the virtual node says of itself; with nodes, what each of them says that has nothing else."`
+	Nodes      []Node    `key:"nodes" auto:"auto zones" doc:"The virtual nodes, at most 64. Or zones: one for all zones, which has the name itself, and, if the cloud offers machines in several zones, one for each, which pods with disks of a zone need. Or auto: one for each zone, architecture and capacity type (on-demand, spot). They are named after --nodename, with a number: kip-0-1, kip-0-2. Default: one node, which has the name itself. Changes take effect while Kip runs."`
+	Admission  Admission `key:"admission" doc:"Which pods come to Kip although they do not select its nodes: docs/profiles.md."`
+	Costs      Costs     `key:"costs" doc:"What Kip keeps of what cells have cost, which kipctl cost shows."`
+	Testing    Testing   `key:"testing" doc:"For tests only."`
 
 	ServingCertificate ServingCertificate `key:"servingCertificate" doc:"The certificate of the kubelet port, by which an API server that verifies kubelets knows a virtual node: see docs/serving-certificates.md. APISERVER_CERT_LOCATION and APISERVER_KEY_LOCATION name files instead."`
 

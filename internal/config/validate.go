@@ -176,6 +176,7 @@ func (d *decoder) validate(c *Config) {
 	d.nodes(c)
 	d.servingCertificate(c.ServingCertificate)
 	d.costs(c.Costs)
+	d.profiles(c.Admission.Profiles)
 	if c.Cloud.AWS != nil {
 		d.tagsOfAWS(c)
 	}

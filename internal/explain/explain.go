@@ -107,6 +107,7 @@ func (x *Explainer) Why(ctx context.Context, namespace, name string) (adminapi.E
 	e := adminapi.Explanation{
 		Pod:      apiv1.Ref(pod),
 		Node:     pod.Spec.NodeName,
+		Profile:  pod.Annotations[placement.AnnotationProfile],
 		PodPhase: string(pod.Status.Phase),
 		Ended:    adminapi.EndOf(pod),
 		Waiting:  x.cfg.Loop.Waiting(pod.UID),

@@ -34,6 +34,10 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 	if err != nil {
 		return err
 	}
+	profiles, err := k.profiles()
+	if err != nil {
+		return err
+	}
 	return admission.New(admission.Config{
 		Name: k.NodeName,
 		Own:  k.api.ownDynamic,
@@ -50,6 +54,7 @@ func (k *process) answerAdmission(ctx context.Context, own *store.Store) error {
 			return admissionRules(cfg, k.controllerID, namesOf(cfg, k.NodeName), taint)
 		},
 		Machines: (&machines{process: k, own: own}).Of,
+		Profiles: profiles,
 		Clock:    k.clock,
 		Log:      k.Log,
 	}).Run(ctx)

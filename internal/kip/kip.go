@@ -188,6 +188,8 @@ func (k *process) parts() []part {
 		all = append(all,
 			part{name: "configuration of others", run: func(ctx context.Context) error { return k.followOthers(ctx, own) }},
 			part{name: "admission", run: func(ctx context.Context) error { return k.answerAdmission(ctx, own) }})
+	} else if len(k.cfg.Admission.Profiles) > 0 {
+		k.Log.Warn("admission.profiles have no effect, since --webhook-port is 0: want a port at which the API server asks about pods")
 	}
 	return append(all, part{name: "leadership", run: func(ctx context.Context) error { return k.takeTurns(ctx, own, k.lead) }})
 }

@@ -56,6 +56,9 @@ const (
 	RemovedTaint = "kip.elotl.co/removed"
 	// ShortTaint is on a node for whose pods nothing can be launched now.
 	ShortTaint = "kip.elotl.co/no-capacity"
+	// BurstTaint has the scheduler prefer all other nodes, where profiles have pods for which Kip's nodes are the second choice. The
+	// preference of such a pod alone does not outweigh how evenly pods are spread, and how empty a virtual node is.
+	BurstTaint = "kip.elotl.co/burst"
 )
 
 // taints are all that the node must carry.

@@ -47,6 +47,7 @@ import (
 	"github.com/elotl/kip/internal/instancetypes"
 	"github.com/elotl/kip/internal/metrics"
 	"github.com/elotl/kip/internal/node"
+	"github.com/elotl/kip/internal/nodeplan"
 	"github.com/elotl/kip/internal/pki"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/podlogs"
@@ -1108,4 +1109,23 @@ func TestANameThatIsAMachinesIsLeftOutAndCannotBeConfigured(t *testing.T) {
 			t.Errorf("the machine's node was changed: %+v", n)
 		}
 	})
+}
+
+// The scheduler prefers all other nodes for pods that may burst: their own preference does not outweigh how empty a virtual node is.
+func TestNodesThatAreTheSecondChoiceSaySo(t *testing.T) {
+	burst := corev1.Taint{Key: node.BurstTaint, Effect: corev1.TaintEffectPreferNoSchedule}
+	for says, c := range map[string]struct {
+		mode string
+		own  []config.Taint
+		want []corev1.Taint
+	}{
+		"no profile for which they are": {config.ModeOnly, nil, nil},
+		"a profile for which they are":  {config.ModeBurst, []config.Taint{{Key: "a", Effect: "NoSchedule"}}, []corev1.Taint{{Key: "a", Effect: "NoSchedule"}, burst}},
+		"its taint is configured":       {config.ModeBurst, []config.Taint{{Key: node.BurstTaint, Effect: "PreferNoSchedule"}}, []corev1.Taint{burst}},
+	} {
+		cfg := &config.Config{Admission: config.Admission{Profiles: []config.Profile{{Name: "p", Mode: c.mode}}}}
+		if got := taintsOf(cfg, nodeplan.Entry{Node: config.Node{Taints: c.own}}); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", says, got, c.want)
+		}
+	}
 }

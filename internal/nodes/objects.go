@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/elotl/kip/internal/config"
 	"github.com/elotl/kip/internal/node"
@@ -35,7 +36,7 @@ func (o *objects) of(cfg *config.Config, s *served, e nodeplan.Entry) (*node.Nod
 	}
 	c.Own, c.Node = o.c.Client, s.asNode
 	c.Capacity, c.Awaited = o.capacityOf(cfg, s, e)
-	c.Taint, c.Taints = taint, taintsOf(e)
+	c.Taint, c.Taints = taint, taintsOf(cfg, e)
 	c.Removed = e.Removed
 	c.Adopts = e.Number == 0
 	c.InternalIP, c.SecondIP = addresses[0], second(addresses)
@@ -75,9 +76,13 @@ func (o *objects) healthy(s *served) func(context.Context) error {
 }
 
 // taintsOf are those that the configuration gives a node.
-func taintsOf(e nodeplan.Entry) (list []corev1.Taint) {
+func taintsOf(cfg *config.Config, e nodeplan.Entry) (list []corev1.Taint) {
 	for _, t := range e.Node.Taints {
 		list = append(list, corev1.Taint{Key: t.Key, Value: t.Value, Effect: corev1.TaintEffect(t.Effect)})
+	}
+	burst := corev1.Taint{Key: node.BurstTaint, Effect: corev1.TaintEffectPreferNoSchedule}
+	if cfg.Admission.Bursts() && !slices.ContainsFunc(list, func(t corev1.Taint) bool { return t.MatchTaint(&burst) }) {
+		list = append(list, burst)
 	}
 	return list
 }

@@ -32,6 +32,8 @@ const (
 	AnnotationImageOverlayRootfs = Prefix + "image-overlay-rootfs"
 	AnnotationAllowMetadata      = Prefix + "allow-metadata"
 	AnnotationMachine            = Prefix + "machine"
+	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
+	AnnotationProfile = Prefix + "profile"
 )
 
 // LaunchType is the capacity type that annotations and virtual nodes name.
@@ -243,7 +245,7 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 	var parsed Annotations
 	var invalid []*InvalidAnnotationError
 	for name, v := range annotations {
-		if !strings.HasPrefix(name, Prefix) {
+		if !strings.HasPrefix(name, Prefix) || name == AnnotationProfile {
 			continue
 		}
 		kind, known := annotationKinds[name]
