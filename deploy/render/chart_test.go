@@ -8,9 +8,11 @@ import (
 	"testing"
 
 	"helm.sh/helm/v4/pkg/engine"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,6 +31,12 @@ config:
   cells: {defaultInstanceType: t3.micro}
   etcd: {client: {endpoints: ["https://etcd:2379"]}}
 `
+
+// profiled are values with a list of profiles, in YAML.
+func profiled(list string) string {
+	return "config:\n  cloud: {aws: {region: us-east-1}}\n  cells: {defaultInstanceType: t3.micro}\n  admission:\n    profiles:\n    " +
+		strings.ReplaceAll(strings.TrimSpace(list), "\n", "\n    ") + "\n"
+}
 
 // rendered is the chart with values, as release team in namespace apps.
 func rendered(t *testing.T, text string) (map[string]string, error) {
@@ -151,6 +159,9 @@ extraVolumes: [{name: etcd, secret: {secretName: etcd}}]
 extraVolumeMounts: [{name: etcd, mountPath: /etc/kip/etcd}]
 uninstall: {hook: true, force: true}
 createNamespace: true`,
+		"profiles": profiled(`
+- {name: a, namespaces: [a, "b*"], podSelector: {matchLabels: {c: d}, matchExpressions: [{key: e, operator: Exists}]}, mode: burst}
+- {name: f, gpu: true, resources: [g.io/h], serviceAccounts: [i], ownerKinds: [Job], annotations: {pod.elotl.co/launch-type: spot}}`),
 		"on one host": `
 config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}
 host: {name: rack-1}`,
@@ -185,28 +196,30 @@ existingConfigMap: mine`,
 
 func TestWhatCannotBeIsRefusedByItsKey(t *testing.T) {
 	for text, words := range map[string][]string{
-		"":                                                  {"config.cloud", "config.cloud.aws.region=us-east-1"},
-		"config: {cloud: {aws: {}}}":                        {"config.cells.defaultInstanceType"},
-		"config: {cloud: {aws: {}, gce: {}}}":               {"/config/cloud", "maxProperties"},
-		"config: {clouds: {}}":                              {"/config", "clouds"},
-		least + "nodename: kip-0":                           {"nodename"},
-		least + "nodeName: Kip_0":                           {"/nodeName", "Kip_0"},
-		least + "nodeCount: 65":                             {"/nodeCount", "64"},
-		least + "nodeCount: two":                            {"/nodeCount", "got string, want null or integer"},
-		least + "image: {repo: x}":                          {"/image", "repo"},
-		least + "image: {digest: abc}":                      {"/image/digest", "abc"},
-		least + "replicas: 2":                               {"replicas is 2", "config.etcd.client.endpoints"},
-		least + "kind: DaemonSet":                           {"/kind", "StatefulSet", "Deployment"},
-		least + "webhook: {port: 70000}":                    {"/webhook/port", "65,535"},
-		least + "webhook: {enabled: \"yes\"}":               {"/webhook/enabled", "want boolean"},
-		least + "taint: {effect: NoRun}":                    {"/taint/effect", "NoSchedule"},
-		least + "credentials: {data: {A: 1}}":               {"/credentials/data/A", "want string"},
-		least + "host: {name: rack-1}":                      {"host.name", "rack-1", "nodeSelector"},
-		least + "persistence: {existingClaim: c}":           {"persistence.existingClaim", `"c"`, "Deployment"},
-		least + "serviceMonitor: {enabled: true}":           {"serviceMonitor.tlsConfig", "insecureSkipVerify"},
-		least + "servingCertificate: {source: secret}":      {"servingCertificate.secretName", "kubernetes.io/tls"},
-		least + "extraArgs: [v=1]":                          {"/extraArgs/0", "v=1"},
-		least + "hostNetwork: true\nkubelet: {port: 10250}": {"kubelet.port is 10250", "hostNetwork"},
+		profiled("- {name: a, mode: only}") + "webhook: {enabled: false}": {"webhook.enabled is false", "config.admission.profiles"},
+		profiled("- {name: a, modus: only}"):                              {"/config/admission/profiles/0", "modus"},
+		"":                                                                {"config.cloud", "config.cloud.aws.region=us-east-1"},
+		"config: {cloud: {aws: {}}}":                                      {"config.cells.defaultInstanceType"},
+		"config: {cloud: {aws: {}, gce: {}}}":                             {"/config/cloud", "maxProperties"},
+		"config: {clouds: {}}":                                            {"/config", "clouds"},
+		least + "nodename: kip-0":                                         {"nodename"},
+		least + "nodeName: Kip_0":                                         {"/nodeName", "Kip_0"},
+		least + "nodeCount: 65":                                           {"/nodeCount", "64"},
+		least + "nodeCount: two":                                          {"/nodeCount", "got string, want null or integer"},
+		least + "image: {repo: x}":                                        {"/image", "repo"},
+		least + "image: {digest: abc}":                                    {"/image/digest", "abc"},
+		least + "replicas: 2":                                             {"replicas is 2", "config.etcd.client.endpoints"},
+		least + "kind: DaemonSet":                                         {"/kind", "StatefulSet", "Deployment"},
+		least + "webhook: {port: 70000}":                                  {"/webhook/port", "65,535"},
+		least + "webhook: {enabled: \"yes\"}":                             {"/webhook/enabled", "want boolean"},
+		least + "taint: {effect: NoRun}":                                  {"/taint/effect", "NoSchedule"},
+		least + "credentials: {data: {A: 1}}":                             {"/credentials/data/A", "want string"},
+		least + "host: {name: rack-1}":                                    {"host.name", "rack-1", "nodeSelector"},
+		least + "persistence: {existingClaim: c}":                         {"persistence.existingClaim", `"c"`, "Deployment"},
+		least + "serviceMonitor: {enabled: true}":                         {"serviceMonitor.tlsConfig", "insecureSkipVerify"},
+		least + "servingCertificate: {source: secret}":                    {"servingCertificate.secretName", "kubernetes.io/tls"},
+		least + "extraArgs: [v=1]":                                        {"/extraArgs/0", "v=1"},
+		least + "hostNetwork: true\nkubelet: {port: 10250}":               {"kubelet.port is 10250", "hostNetwork"},
 		least + "credentials: {existingSecret: s, data: {A: b}}": {
 			"credentials.existingSecret", "credentials.data"},
 		least + "servingCertificate: {source: cert-manager}": {"servingCertificate.issuerRef.name"},
@@ -678,6 +691,65 @@ func TestTheWorkloadFitsTheStore(t *testing.T) {
 		}
 		if replicas != c.replicas || strategy != c.strategy || len(claims) != c.claims || volume != c.volume {
 			t.Errorf("%s: %d replicas, strategy %q, %d claims, data on %q", says, replicas, strategy, len(claims), volume)
+		}
+	}
+}
+
+// The API server asks Kip about no more pods than its profiles need, and without profiles about those that it has always asked about.
+func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
+	names := func(text string) (all []string) {
+		t.Helper()
+		c := into[admissionregistrationv1.MutatingWebhookConfiguration](t, named(t, objects(t, text), "MutatingWebhookConfiguration", ""))
+		for _, w := range c.Webhooks {
+			name, _, _ := strings.Cut(w.Name, ".")
+			all = append(all, name)
+			if w.FailurePolicy == nil || *w.FailurePolicy != admissionregistrationv1.Ignore {
+				t.Errorf("without an answer of webhook %s no pod is made", w.Name)
+			}
+		}
+		return all
+	}
+	selector := func(text string) (string, string) {
+		t.Helper()
+		c := into[admissionregistrationv1.MutatingWebhookConfiguration](t, named(t, objects(t, text), "MutatingWebhookConfiguration", ""))
+		for _, w := range c.Webhooks {
+			if w.Name == "profiles.kip.elotl.co" {
+				return metav1.FormatLabelSelector(w.NamespaceSelector), w.MatchConditions[len(w.MatchConditions)-1].Expression
+			}
+		}
+		t.Fatalf("there is no webhook of profiles in %s", text)
+		return "", ""
+	}
+	for text, want := range map[string][]string{
+		least:                                {"selecting", "namespaces", "resizes"},
+		profiled("- {name: a, mode: only}"):  {"selecting", "namespaces", "profiles", "resizes"},
+		profiled("- {name: a, mode: burst}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+		profiled("- {name: a, mode: burst, podDeletionCost: 0}"):  {"selecting", "namespaces", "profiles", "resizes"},
+		profiled("- {name: a, mode: only, podDeletionCost: -10}"): {"selecting", "namespaces", "profiles", "resizes", "bindings"},
+	} {
+		if got := names(text); !slices.Equal(got, want) {
+			t.Errorf("%s: webhooks %q, want %q", text, got, want)
+		}
+	}
+	for list, want := range map[string]struct{ namespaces, expression string }{
+		"- {name: a, mode: only}": {"kubernetes.io/metadata.name notin (apps,kube-node-lease,kube-public,kube-system)",
+			"(!object.metadata.?ownerReferences.orValue([]).exists(o, o.?controller.orValue(false) && o.kind == 'DaemonSet'))"},
+		"- {name: a, namespaces: [kube-system], mode: never}\n- {name: b, ownerKinds: [Job], mode: only}": {
+			"kubernetes.io/metadata.name notin (apps,kube-node-lease,kube-public)",
+			`(request.namespace == "kube-system") && !object.metadata.?ownerReferences.orValue([]).exists(o, o.?controller.orValue(false) && ` +
+				`o.kind == 'DaemonSet')) ||` + "\n" + `(object.metadata.?ownerReferences.orValue([]).exists(o, o.?controller.orValue(false) && o.kind in ["Job"]))`},
+		"- {name: a, namespaces: [x, z], mode: only}\n- {name: b, namespaces: [x], gpu: true, mode: burst}": {
+			"kubernetes.io/metadata.name in (x,z)", `c.?resources.?requests.orValue({}).exists(r, r.startsWith('nvidia.com/') || r.endsWith('/gpu'))`},
+		"- {name: a, namespaces: ['x*'], namespaceSelector: {matchLabels: {tier: batch}}, mode: only}": {
+			"kubernetes.io/metadata.name notin (apps,kube-node-lease,kube-public,kube-system),tier=batch", `request.namespace.startsWith("x")`},
+		"- {name: a, podSelector: {matchLabels: {k: v}, matchExpressions: [{key: l, operator: NotIn, values: [w]}]}, serviceAccounts: [s], mode: only}": {
+			"notin", `object.metadata.?labels[?"k"].orValue('') == "v" && !(object.metadata.?labels[?"l"].hasValue() && ` +
+				`object.metadata.?labels[?"l"].value() in ["w"]) && object.spec.?serviceAccountName.orValue('') in ["s"]`},
+		"- {name: a, annotations: {pod.elotl.co/launch-type: spot}}": {"notin", `(object.spec.?nodeSelector[?'type'].orValue('') == 'virtual-kubelet' ||`},
+	} {
+		namespaces, expression := selector(profiled(list))
+		if !strings.Contains(namespaces, want.namespaces) || !strings.Contains(expression, want.expression) {
+			t.Errorf("%s: it asks about namespaces %s, and\n     %s\nwant %s, and\n     %s", list, namespaces, expression, want.namespaces, want.expression)
 		}
 	}
 }
