@@ -89,6 +89,7 @@ func TestAPodIsResizedWithinItsMachine(t *testing.T) {
     image: busybox:1.36
     command: [sh, -c, 'trap "exit 0" TERM; while :; do sleep 0.1; done']
     resources: {requests: {cpu: 100m, memory: 64Mi}}
+    resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}]
 `))
 	s.WaitReady("a")
 	if got := s.CellOf("a").Status.InstanceType; got != "nano" {
@@ -114,4 +115,15 @@ func TestAPodIsResizedWithinItsMachine(t *testing.T) {
 		r := pod.Status.ContainerStatuses[0].Resources
 		return r != nil && r.Requests.Cpu().String() == "200m"
 	})
+	// The kernel's choice of a victim is about the memory of the machine: a nano has 256Mi.
+	if text := resize("200m", "96Mi"); text != "" {
+		t.Errorf("a resize that restarts the container: %s", text)
+	}
+	s.WaitPod("a", "has restarted with its memory", func(pod *corev1.Pod) bool {
+		c := pod.Status.ContainerStatuses[0]
+		return c.RestartCount == 1 && c.Ready && c.Resources != nil && c.Resources.Requests.Memory().String() == "96Mi"
+	})
+	if got, want := strings.TrimSpace(s.Kubectl("exec", "a", "--", "cat", "/proc/1/oom_score_adj")), fmt.Sprint(1000-1000*96/256); got != want {
+		t.Errorf("oom_score_adj is %s, want %s", got, want)
+	}
 }
