@@ -106,7 +106,7 @@ func (c *Controller) stepOf(p apiv1.Phase) step {
 	case apiv1.Requested:
 		return c.enqueuing
 	case apiv1.Launching:
-		return c.resuming // only of what an earlier Kip stored: sending has the launches of this one sent
+		return c.resuming // only of what an earlier Kip stored: launching sends what this one stores
 	case apiv1.Booting:
 		return c.joining
 	case apiv1.Ready:

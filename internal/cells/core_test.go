@@ -42,7 +42,7 @@ var _ Shortages = (*bench)(nil)
 
 func newBench(t *testing.T) *bench {
 	b := &bench{T: t, clock: clocktesting.NewFakeClock(time.Unix(1e9, 0)), cloud: newModelCloud()}
-	b.calls = pipe.New(pipe.Config{Cloud: b.cloud, Clock: b.clock})
+	b.calls = b.pipe()
 	b.guard = guard.New(guard.Config{Clock: b.clock})
 	b.core = newCore(Config{
 		Store: store.Memory(func(op, key string) error {
@@ -66,6 +66,9 @@ func newBench(t *testing.T) *bench {
 	t.Cleanup(b.loop.queue.ShutDown)
 	return b
 }
+
+// pipe returns a pipe to the cloud, with its budgets as they are now.
+func (b *bench) pipe() *pipe.Pipe { return pipe.New(pipe.Config{Cloud: b.cloud, Clock: b.clock}) }
 
 func (b *bench) note(do func()) {
 	b.mu.Lock()

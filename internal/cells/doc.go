@@ -10,8 +10,10 @@
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
 //	enqueue.go    what it waits for (exclude.go, exclusion.go, rights.go, blockers.go), then launchqueue.go
-//	launch.go     takes a group: resolve.go, dispatch.go, intent.go, send.go (launchanswers.go),
-//	              outcome.go
+//	launch.go     has the phases of a launch done, one after the other: launchtake.go takes a group
+//	              from the queue, resolve.go has the cloud resolve it, intent.go (launchcall.go)
+//	              stores the call, send.go sends it, conclude.go (launchanswers.go, unresolved.go,
+//	              outcome.go) finds out what became of the cells
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
 //	connect.go    a connection: cellapis.go, dial.go, token.go, configure.go (upgrade.go, cloudinit.go),

@@ -2,24 +2,36 @@ package cells
 
 import (
 	"context"
+	"errors"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
 	"github.com/elotl/kip/internal/store"
+	"k8s.io/utils/clock"
 )
 
 // intents stores what is to be launched, before the cloud is called.
 type intents struct {
 	table       *table
-	loop        *loop
+	clock       clock.PassiveClock
 	records     *records
 	generation  *StoreGeneration
 	calls       *pipe.Pipe
 	launchCalls *launchCalls
 }
 
-// store makes a call and stores it, before the cloud is called. One transaction has
+// store makes a call for a group, and stores it with as many of the cells as the store takes in one write. The rest are not changed.
+func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Resolved) (l *launch, rest []*entry, err error) {
+	n := len(group)
+	l, err = s.storeAll(ctx, group, resolved)
+	for ; errors.Is(err, store.ErrTooBig) && n > 1; l, err = s.storeAll(ctx, group[:n], resolved) {
+		n /= 2
+	}
+	return l, group[n:], err
+}
+
+// storeAll makes a call and stores it, before the cloud is called. One transaction has
 //
 //   - the generation, raised: an older copy of the store has a lower one than the instances;
 //   - the call, whole, tagged with that generation: what is sent, also again, is this;
@@ -27,8 +39,8 @@ type intents struct {
 //
 // So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Locks are taken
 // in that order: nobody raises the generation, and nobody changes the cells, until it is known what became of it.
-func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
-	cells, call, err := s.launchCalls.intended(group, s.calls.Traits().SharedUserData, resolved, s.loop.clock.Now())
+func (s *intents) storeAll(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
+	cells, call, err := s.launchCalls.intended(group, s.calls.Traits().SharedUserData, resolved, s.clock.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -29,9 +29,9 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 			t.Fatal(err)
 		}
 		calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-		s := &intents{table: b.table, loop: b.loop, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
+		s := &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
 		group := b.requested("c", "d")
-		l, err := s.store(t.Context(), group, &cloud.Resolved{PublicAddress: true})
+		l, _, err := s.store(t.Context(), group, &cloud.Resolved{PublicAddress: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,36 +54,6 @@ func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 		}
 		if group[0].cell().Token == group[1].cell().Token {
 			t.Errorf("shared %t: two cells have one token", shared)
-		}
-	}
-}
-
-func TestWhatIsToEndIsNotLaunched(t *testing.T) {
-	b := newBench(t)
-	s := &wanted{table: b.table, loop: b.loop}
-	group := b.requested("c", "d")
-	for _, e := range group {
-		e.launching = true
-	}
-	group[0].ending = "the pod is deleted"
-	left := s.giveBackEnding(append([]*entry(nil), group...))
-	if len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
-		t.Errorf("left are %d; launching %t and %t", len(left), group[0].launching, group[1].launching)
-	}
-	if woken := b.woken(); len(woken) != 1 || woken[0] != "c" {
-		t.Errorf("woken are %v", woken)
-	}
-}
-
-func TestALaunchThatIsNotResolvedForNoReasonOfItsOwnIsTriedAgain(t *testing.T) {
-	b := newBench(t)
-	s := &unresolved{loop: b.loop, rights: b.rights(), events: b.events}
-	group := b.requested("c")
-	for try := 1; try <= 2; try++ {
-		group[0].launching = true
-		s.handle(t.Context(), group, errors.New("no answer"))
-		if e := group[0]; e.resolving.failed != try || e.launching || len(b.said) != 1 || len(b.woken()) != 1 {
-			t.Errorf("after %d tries: %+v, launching %t, said %v", try, e.resolving, e.launching, b.said)
 		}
 	}
 }

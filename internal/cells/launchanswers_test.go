@@ -26,7 +26,7 @@ func TestAnAnswerToALaunchIsReadByWhatMayHaveStarted(t *testing.T) {
 		},
 	} {
 		b := newBench(t)
-		s := b.sending().answers
+		s := b.concluding().answers
 		tries := s.begin(&launch{group: b.requested("c", "d")}, tc.sent)
 		var known map[int]verdict
 		var failed error
@@ -41,7 +41,7 @@ func TestAnAnswerToALaunchIsReadByWhatMayHaveStarted(t *testing.T) {
 
 func TestAnOfferingThatFailsForNoReasonIsLeftAloneOnce(t *testing.T) {
 	b := newBench(t)
-	s := b.sending().answers
+	s := b.concluding().answers
 	tries := s.begin(&launch{group: b.requested("c")}, false)
 	for range 2 {
 		s.learn(tries, nil, cloud.No(cloud.ErrUnexplained, cloud.Scope{}, errors.New("no")))

@@ -134,6 +134,18 @@ func (l *loop) spawn(ctx context.Context, name string, do func(context.Context))
 	l.running.Go(func() { l.watchdog.Track(ctx, name, do) })
 }
 
+// spawnUntil spawns something, and waits until it has called aside, or has ended.
+func (l *loop) spawnUntil(ctx context.Context, name string, do func(ctx context.Context, aside func())) {
+	goesOn := make(chan struct{})
+	aside := sync.OnceFunc(func() { close(goesOn) })
+	l.spawn(ctx, name, func(ctx context.Context) {
+		defer aside()
+		do(ctx, aside)
+	})
+	defer watchdog.Wait(ctx, watchdog.Store)() // whoever does it is a task too
+	<-goesOn
+}
+
 // sleep returns false when ctx ends.
 func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
 	defer watchdog.Wait(ctx, watchdog.Time)()
@@ -159,6 +171,17 @@ func (l *loop) landed(entries ...*entry) {
 		e.giveBack()
 		e.launch = ""
 		l.queue.Add(e.id)
+	}
+}
+
+// launchAgain gives cells whose launch was not stored back to their workers, which try again. Each keeps the ID of that launch: the
+// answer of the write may be lost.
+func (l *loop) launchAgain(entries []*entry, err error) {
+	for _, e := range entries {
+		l.table.mu.Lock()
+		e.giveBack()
+		l.table.mu.Unlock()
+		l.again(e, err)
 	}
 }
 

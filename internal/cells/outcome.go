@@ -70,21 +70,23 @@ func ofTheCell(cell *Cell, err error) bool {
 func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
 
 // store stores what became of some cells of a launch, for as long as it takes:
-// nobody else knows it. With the last of them the stored call goes. It returns
-// false if that could not be done.
-func (s *outcomes) store(ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults) bool {
+// nobody else knows it. With the last of them the stored call goes. It returns the cells of which
+// nothing is left to be stored; the error is one for which nothing can go on.
+func (s *outcomes) store(
+	ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults,
+) (over []*entry, err error) {
 	// A cell that is gone needs none: its instance, if there is one, is seen without a
 	// cell.
 	known = slices.DeleteFunc(slices.Clone(known), func(n int) bool {
 		gone := l.group[n].cell().Phase == apiv1.Gone
 		if gone {
-			s.loop.landed(l.group[n])
+			over = append(over, l.group[n])
 			l.group[n] = nil
 		}
 		return gone
 	})
 	if len(known) == 0 {
-		return true
+		return over, nil
 	}
 	group := l.entries(known)
 	outcomes := make([]events.Event, len(group))
@@ -126,25 +128,29 @@ func (s *outcomes) store(ctx context.Context, l *launch, known []int, verdicts m
 			for _, n := range known {
 				l.group[n] = nil
 			}
-			s.loop.landed(group...)
 			for i, e := range group {
 				if outcomes[i] != (events.Event{}) {
 					s.events.report(e.cell(), outcomes[i])
 				}
 			}
-			return true
+			return append(over, group...), nil
 		case refusedWrite(err):
-			s.loop.fail(err)
-			return false
+			return over, err
 		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
 			half := len(known) / 2
-			return s.store(ctx, l, known[:half], verdicts, results) && s.store(ctx, l, known[half:], verdicts, results)
+			first, err := s.store(ctx, l, known[:half], verdicts, results)
+			if over = append(over, first...); err != nil {
+				return over, err
+			}
+			second, err := s.store(ctx, l, known[half:], verdicts, results)
+			return append(over, second...), err
 		case errors.Is(err, errGone):
-			return s.store(ctx, l, known, verdicts, results)
+			others, err := s.store(ctx, l, known, verdicts, results)
+			return append(over, others...), err
 		}
 		s.loop.log.Warn("store the outcome of a launch, retrying", "cell", group[0].id, "cells", len(group), "err", err)
 		if !s.loop.sleep(ctx, s.loop.random.After(try, firstRetry, longestRetry)) {
-			return false
+			return over, ctx.Err()
 		}
 	}
 }

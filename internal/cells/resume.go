@@ -6,7 +6,6 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/cloud"
 )
 
 // giveUpUnknown is after how long a stored launch of a later Kip is given up.
@@ -15,11 +14,9 @@ const giveUpUnknown = 5 * time.Minute
 // resuming sends launches again that are stored, and that nobody in this process is sending.
 type resuming struct {
 	table      *table
-	loop       *loop
 	generation *StoreGeneration
 	calls      *storedCalls
-	sending    *sending
-	outcomes   *outcomes
+	launching  *launching
 }
 
 // Step sends a stored launch that nobody in this process is sending: an earlier
@@ -63,20 +60,6 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	for _, n := range l.open() {
 		l.group[n].giveToGroup()
 	}
-	if unknown != nil {
-		s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.abandon(ctx, l, unknown) })
-		return 0, nil
-	}
-	s.loop.spawn(ctx, "launch", func(ctx context.Context) { s.sending.send(ctx, l, nil) })
+	s.launching.resume(ctx, l, unknown)
 	return 0, nil
-}
-
-// abandon gives up a launch that cannot be sent again, for those of its cells that are open.
-func (s *resuming) abandon(ctx context.Context, l *launch, why error) {
-	defer func() { s.loop.landed(l.entries(l.open())...) }()
-	verdicts := map[int]verdict{}
-	for _, n := range l.open() {
-		verdicts[n] = isAbandoned
-	}
-	s.outcomes.store(ctx, l, l.open(), verdicts, cloud.NotLaunched(len(l.group), why))
 }

@@ -7,19 +7,25 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 )
 
-// sending returns what sends launches.
-func (b *bench) sending() *sending {
+// concluding returns what finds out what became of launches.
+func (b *bench) concluding() *concluding {
 	r := b.rights()
-	return &sending{
-		loop: b.loop, calls: b.calls, events: b.events,
+	return &concluding{
+		loop: b.loop, events: b.events,
 		answers: &launchAnswers{
 			clock: b.clock, calls: b.calls, rights: r, shortages: b, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}},
 		},
+		unresolved: &unresolved{loop: b.loop, rights: r, events: b.events, blockers: b.blocking()},
 		outcomes: &outcomes{
 			loop: b.loop, records: b.records, blockers: b.blocking(), events: b.events, shortages: b,
 			budgets: &budgets{table: b.table, ledger: b.ledger, limits: b.limits, clock: b.clock},
 		},
 	}
+}
+
+// taking returns what takes groups from the queue of launches.
+func (b *bench) taking() *taking {
+	return &taking{table: b.table, calls: b.calls, queue: b.launches, sizes: &batchSizes{clock: b.clock, apart: map[location]fewer{}}}
 }
 
 // intents returns what stores launches, in a store that has compared all instances.
@@ -30,7 +36,7 @@ func (b *bench) intents() *intents {
 	}
 	b.generation.compared = true
 	calls := &launchCalls{owner: "me", recipe: b.recipe, ca: "ca"}
-	return &intents{table: b.table, loop: b.loop, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
+	return &intents{table: b.table, clock: b.clock, records: b.records, generation: b.generation, calls: b.calls, launchCalls: calls}
 }
 
 func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
@@ -67,13 +73,13 @@ func TestAStoredLaunchIsSentAgainOrGivenUp(t *testing.T) {
 		}, attempts{}, time.Second, false, apiv1.Launching, 0},
 	} {
 		b := newBench(t)
-		intents, sending := b.intents(), b.sending()
+		launching := b.launching()
 		s := &resuming{
-			table: b.table, loop: b.loop, generation: b.generation, sending: sending, outcomes: sending.outcomes,
+			table: b.table, generation: b.generation, launching: launching,
 			calls: &storedCalls{loop: b.loop, records: b.records, store: b.records.store},
 		}
 		group := b.requested("c", "d")
-		l, err := intents.store(t.Context(), group, nil)
+		l, _, err := launching.intents.store(t.Context(), group, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

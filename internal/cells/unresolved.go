@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"context"
 	"errors"
 	"slices"
 
@@ -9,45 +8,34 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
-// unresolved moves on cells whose launch the cloud could not resolve.
+// unresolved finds out what becomes of cells whose launch the cloud could not resolve.
 type unresolved struct {
 	loop     *loop
 	rights   *rights
-	outcomes *outcomes
 	blockers *blockers
 	events   *reporter
 }
 
-// handle moves on a group whose launch could not be resolved: by a definite no as by one to
-// the launch itself. Anything else is tried again for as long as it takes: a cloud that does not
-// answer does not do so for this offering alone, and is no shortage of it.
-func (s *unresolved) handle(ctx context.Context, group []*entry, failure error) {
+// judge judges a group whose launch could not be resolved: a definite no counts as one to the launch itself. Anything
+// else is tried again for as long as it takes: a cloud that does not answer does not do so for this offering alone, and is no
+// shortage of it. It returns the cells that wait for another try, and those that were refused, as what.
+func (s *unresolved) judge(group []*entry, failure error) (waiting, refused []*entry, as verdict) {
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
-	is := judge(results[0], false, false, false)
-	if is == isOpen {
-		stay, others := byOtherArch(group, failure)
-		if len(stay) > 0 {
-			s.again(stay, failure)
+	if as = judge(results[0], false, false, false); as != isOpen {
+		if errors.Is(failure, cloud.ErrUnauthorised) {
+			s.rights.noteAnswer(keyOf(offering), results)
 		}
-		if len(others) == 0 {
-			return
-		}
-		group, results, is = others, cloud.NotLaunched(len(others), failure), isRefused
+		refused = group
+	} else if waiting, refused = byOtherArch(group, failure); len(waiting) > 0 {
+		s.delay(waiting, failure)
 	}
-	for _, e := range group {
+	for _, e := range refused {
 		e.resolving = attempts{} // the next offering is another question
 	}
-	l := &launch{group: group, unstored: true}
-	known := l.open()
-	if errors.Is(failure, cloud.ErrUnauthorised) {
-		s.rights.noteAnswer(keyOf(offering), results)
+	if as == isOpen {
+		as = isRefused
 	}
-	verdicts := map[int]verdict{}
-	for _, n := range known {
-		verdicts[n] = is
-	}
-	s.outcomes.reportShortages(offering, l, known, verdicts, results)
-	s.outcomes.store(ctx, l, known, verdicts, results)
+	return waiting, refused, as
 }
 
 // byOtherArch parts a group whose configuration does not go together with its offering's type: those that may as
@@ -66,8 +54,8 @@ func byOtherArch(group []*entry, failure error) (stay, others []*entry) {
 	return stay, others
 }
 
-// again has a group wait until its launch is resolved once more.
-func (s *unresolved) again(group []*entry, failure error) {
+// delay has a group wait until its launch is resolved once more, and reports that.
+func (s *unresolved) delay(group []*entry, failure error) {
 	offering, now, unfit := group[0].cell().Offering(), s.loop.clock.Now(), whyUnfit(failure)
 	reason := events.LaunchDelayed
 	if unfit != "" && !unfitForType(failure) {
@@ -85,5 +73,4 @@ func (s *unresolved) again(group []*entry, failure error) {
 			s.events.report(e.cell(), events.NewLaunchDelayed(offering.String(), failure))
 		}
 	}
-	s.loop.landed(group...)
 }

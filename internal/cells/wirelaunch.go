@@ -60,90 +60,76 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 
 // launchSteps has the steps of launches.
 type launchSteps struct {
-	launchCalls *launchCalls
-	outcomes    *outcomes
-	sending     *sending
-	wanted      *wanted
-	intents     *intents
-	dispatching *dispatching
-	unresolved  *unresolved
-	resolving   *resolving
-	launching   *launching
-	resuming    *resuming
+	launching *launching
+	resuming  *resuming
 }
 
 func newLaunchSteps(cfg Config, c core, s shared, u upkeep) launchSteps {
-	launchCalls := &launchCalls{
+	calls := &launchCalls{
 		owner:  cfg.ControllerID,
 		ca:     cfg.CAHash,
 		recipe: c.recipe,
 	}
-	outcomes := &outcomes{
-		loop:      c.loop,
-		records:   c.records,
-		budgets:   s.budgets,
-		blockers:  s.blockers,
-		events:    c.events,
-		shortages: cfg.Shortages,
-	}
-	sending := &sending{
-		loop:     c.loop,
-		calls:    cfg.Calls,
-		answers:  &launchAnswers{clock: cfg.Clock, calls: cfg.Calls, sizes: u.batchSizes, rights: s.rights, shortages: cfg.Shortages},
-		outcomes: outcomes,
-		events:   c.events,
-	}
-	wanted := &wanted{
-		table: c.table,
-		loop:  c.loop,
-	}
-	intents := &intents{
-		table:       c.table,
-		loop:        c.loop,
-		records:     c.records,
-		generation:  c.generation,
-		calls:       cfg.Calls,
-		launchCalls: launchCalls,
-	}
-	dispatching := &dispatching{
-		table:   c.table,
-		loop:    c.loop,
-		calls:   cfg.Calls,
-		intents: intents,
-		sending: sending,
-	}
-	unresolved := &unresolved{
-		loop:     c.loop,
-		rights:   s.rights,
-		outcomes: outcomes,
-		blockers: s.blockers,
-		events:   c.events,
-	}
-	resolving := &resolving{
-		loop:        c.loop,
-		calls:       cfg.Calls,
-		launchCalls: launchCalls,
-		wanted:      wanted,
-		dispatching: dispatching,
-		unresolved:  unresolved,
-	}
 	launching := &launching{
-		loop:      c.loop,
-		calls:     cfg.Calls,
-		queue:     c.launches,
-		sizes:     u.batchSizes,
-		wanted:    wanted,
-		resolving: resolving,
+		loop: c.loop,
+		taking: &taking{
+			table: c.table,
+			calls: cfg.Calls,
+			queue: c.launches,
+			sizes: u.batchSizes,
+		},
+		resolving: &resolving{
+			calls:       cfg.Calls,
+			launchCalls: calls,
+		},
+		intents: &intents{
+			table:       c.table,
+			clock:       cfg.Clock,
+			records:     c.records,
+			generation:  c.generation,
+			calls:       cfg.Calls,
+			launchCalls: calls,
+		},
+		sending: &sending{
+			clock: cfg.Clock,
+			calls: cfg.Calls,
+		},
+		concluding: newConcluding(cfg, c, s, u),
 	}
 	resuming := &resuming{
 		table:      c.table,
-		loop:       c.loop,
 		generation: c.generation,
 		calls:      &storedCalls{loop: c.loop, records: c.records, store: cfg.Store},
-		sending:    sending,
-		outcomes:   outcomes,
+		launching:  launching,
 	}
-	return launchSteps{
-		launchCalls, outcomes, sending, wanted, intents, dispatching, unresolved, resolving, launching, resuming,
+	return launchSteps{launching, resuming}
+}
+
+// newConcluding returns what finds out what became of launches.
+func newConcluding(cfg Config, c core, s shared, u upkeep) *concluding {
+	return &concluding{
+		loop: c.loop,
+		answers: &launchAnswers{
+			clock:     cfg.Clock,
+			calls:     cfg.Calls,
+			sizes:     u.batchSizes,
+			rights:    s.rights,
+			shortages: cfg.Shortages,
+		},
+		unresolved: &unresolved{
+			loop:     c.loop,
+			rights:   s.rights,
+			blockers: s.blockers,
+			events:   c.events,
+		},
+		outcomes: &outcomes{
+			loop:      c.loop,
+			records:   c.records,
+			budgets:   s.budgets,
+			blockers:  s.blockers,
+			events:    c.events,
+			shortages: cfg.Shortages,
+		},
+		events: c.events,
 	}
 }

@@ -207,9 +207,15 @@ func TestATurnThatIsCancelledCostsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			turn.Cancel()
+			turn.Cancel() // as where it is cancelled anyway once all is over
 		}
 		if took := time.Since(told.began); took != 0 {
 			t.Errorf("it took %v", took)
+		}
+		c.limiter.mu.Lock()
+		defer c.limiter.mu.Unlock()
+		if k := c.limiter.kinds[cloud.CallLaunch]; k.underWay != 0 || k.requests.tokens != k.requests.Capacity {
+			t.Errorf("%d calls are under way, %v requests are left of %v", k.underWay, k.requests.tokens, k.requests.Capacity)
 		}
 	})
 }

@@ -20,6 +20,7 @@ type Turn struct {
 	resources int
 	yielded   bool // others send meanwhile
 	sent      bool
+	cancelled bool
 }
 
 // UnsentError is that of a call which was not sent before its caller's time was over.
@@ -164,10 +165,14 @@ func (t *Turn) Gather(ctx context.Context) bool {
 	}
 }
 
-// Cancel ends a turn in which nothing was sent.
+// Cancel ends a turn in which nothing was sent. It does nothing once the turn has ended.
 func (t *Turn) Cancel() {
 	t.limiter.mu.Lock()
 	defer t.limiter.mu.Unlock()
+	if t.sent || t.cancelled {
+		return
+	}
+	t.cancelled = true
 	t.limit.requests.giveBack(1)
 	t.limit.resources.giveBack(t.resources)
 	if t.yielded { // it left then

@@ -14,10 +14,18 @@ import (
 	"github.com/elotl/kip/internal/store"
 )
 
-func (b *bench) dispatching() *dispatching {
+// launching returns what launches cells.
+func (b *bench) launching() *launching {
 	b.Helper()
-	sending := b.sending()
-	return &dispatching{table: b.table, loop: b.loop, calls: b.calls, intents: b.intents(), sending: sending}
+	intents := b.intents()
+	return &launching{
+		loop:       b.loop,
+		taking:     b.taking(),
+		resolving:  &resolving{calls: b.calls, launchCalls: intents.launchCalls},
+		intents:    intents,
+		sending:    &sending{clock: b.clock, calls: b.calls},
+		concluding: b.concluding(),
+	}
 }
 
 // turn is one of a launch.
@@ -30,8 +38,8 @@ func (b *bench) turn() *pipe.Turn {
 	return turn
 }
 
-// launching are cells that are their group's.
-func (b *bench) launching(ids ...string) []*entry {
+// grouped are cells that are their group's.
+func (b *bench) grouped(ids ...string) []*entry {
 	group := b.requested(ids...)
 	for _, e := range group {
 		e.giveToGroup()
@@ -60,16 +68,21 @@ func TestALaunchIsSentWhenItIsStored(t *testing.T) {
 		}, 0, apiv1.Requested},
 	} {
 		b := newBench(t)
-		s := b.dispatching()
-		group := b.launching("c", "d")
+		s := b.launching()
+		group := b.grouped("c", "d")
 		b.hook = func(op, key string) error {
 			if op == "applied" {
 				return nil
 			}
 			return tc.fails(key)
 		}
-		s.launch(t.Context(), slices.Clone(group), nil, b.turn())
-		b.loop.running.Wait()
+		aside := false
+		for left := group; len(left) > 0; left = b.regrouped(left) {
+			s.launch(t.Context(), slices.Clone(left), b.turn(), func() { aside = true })
+		}
+		if aside != (tc.calls > 0) {
+			t.Errorf("%s: it goes on aside %t", name, aside)
+		}
 		if len(b.cloud.launches) != tc.calls {
 			t.Errorf("%s: %d calls, want %d", name, len(b.cloud.launches), tc.calls)
 		}
@@ -86,10 +99,10 @@ func TestALaunchIsSentWhenItIsStored(t *testing.T) {
 
 func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	b := newBench(t)
-	s := b.dispatching()
-	group := b.launching("c")
+	s := b.launching()
+	group := b.grouped("c")
 	now := b.loop.clock.Now()
-	r := s.sending.answers.rights
+	r := s.concluding.answers.rights
 	r.pause = pause{since: now.Add(-time.Hour), until: now}
 	if wait := r.probeOrDelay(group[0]); wait != 0 {
 		t.Fatalf("the probe waits %v", wait)
@@ -100,11 +113,22 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 		}
 		return nil
 	}
-	s.launch(t.Context(), group, nil, b.turn())
-	b.loop.running.Wait()
+	s.launch(t.Context(), group, b.turn(), func() {})
 	if wait := r.probeOrDelay(b.requested("d")[0]); wait != 0 {
 		t.Errorf("nothing was sent, and the next cell waits %v", wait)
 	}
+}
+
+// regrouped returns the cells of a group that were given back with another launch ahead of them, as another group.
+func (b *bench) regrouped(group []*entry) (again []*entry) {
+	b.Helper()
+	for _, id := range b.woken() {
+		if e := b.table.find(id); e.cell().Phase == apiv1.Requested && e.launch == "" {
+			e.giveToGroup()
+			again = append(again, e)
+		}
+	}
+	return again
 }
 
 // launchRecords is how many calls are stored.
@@ -117,9 +141,11 @@ func (b *bench) launchRecords() (n int) {
 }
 
 // resolver resolves launches by a function.
-type resolver func() (cloud.Resolved, error)
+type resolver func(cloud.LaunchSpec) (cloud.Resolved, error)
 
-func (r resolver) Resolve(context.Context, cloud.LaunchSpec) (cloud.Resolved, error) { return r() }
+func (r resolver) Resolve(_ context.Context, spec cloud.LaunchSpec) (cloud.Resolved, error) {
+	return r(spec)
+}
 
 func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -144,32 +170,77 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 			group[0].beginEnd(CausePodDeleted, "why")
 			group[1].beginEnd(CausePodDeleted, "why")
 			return cloud.Resolved{}, nil
-		}, apiv1.Requested, false, 2, 0},
+		}, apiv1.Requested, false, 0, 0},
 	} {
 		b := newBench(t)
-		dispatching := b.dispatching()
-		rights := dispatching.sending.answers.rights
-		s := &resolving{
-			loop: b.loop, calls: b.calls, launchCalls: dispatching.intents.launchCalls, dispatching: dispatching,
-			wanted:     &wanted{table: b.table, loop: b.loop},
-			unresolved: &unresolved{loop: b.loop, rights: rights, events: b.events, outcomes: dispatching.sending.outcomes, blockers: b.blocking()},
-		}
-		group := b.launching("c", "d")
+		s, group := b.launching(), b.grouped("c", "d")
 		first := group[0]
 		first.resolving.failed = 2
 		if tc.resolves != nil {
 			all := slices.Clone(group)
 			b.cloud.set(func() {
-				b.cloud.features.Resolver = resolver(func() (cloud.Resolved, error) { return tc.resolves(all) })
+				b.cloud.features.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(all) })
 			})
 		}
-		s.launch(t.Context(), group, b.turn())
-		b.loop.running.Wait()
+		s.launch(t.Context(), group, b.turn(), func() {})
 		if got := first.cell(); got.Phase != tc.phase || first.resolving.failed != tc.failed || len(b.cloud.running()) != tc.left {
 			t.Errorf("%s: it is %s, %d tries failed, %d instances", name, got.Phase, first.resolving.failed, len(b.cloud.running()))
 		}
 		if first.launching || tc.public != (first.cell().Launch != nil && first.cell().Launch.PublicAddress) {
 			t.Errorf("%s: it is its group's %t, launched with %+v", name, first.launching, first.cell().Launch)
+		}
+	}
+}
+
+func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
+	for name, fails := range map[string]error{"it answers": nil, "it does not": errors.New("no answer")} {
+		b := newBench(t)
+		s, group := b.launching().resolving, b.grouped("c", "d")
+		if s.asks() {
+			t.Errorf("%s: a cloud that resolves nothing is asked", name)
+		}
+		var asked []cloud.LaunchSpec
+		b.cloud.features.Resolver = resolver(func(spec cloud.LaunchSpec) (cloud.Resolved, error) {
+			asked = append(asked, spec)
+			return cloud.Resolved{Image: "image"}, fails
+		})
+		for _, e := range group {
+			e.resolving.failed = 2
+		}
+		got, err := s.resolve(t.Context(), group)
+		if !s.asks() || !errors.Is(err, fails) || (got == nil) != (fails != nil) || len(asked) != 1 || asked[0].InstanceType != "nano" {
+			t.Errorf("%s: %+v (%v), asked %+v", name, got, err, asked)
+		}
+		for _, e := range group {
+			if (e.resolving.failed == 0) != (fails == nil) {
+				t.Errorf("%s: %d tries of cell %s have failed", name, e.resolving.failed, e.id)
+			}
+		}
+	}
+}
+
+func TestALaunchIsStoredWithAsManyCellsAsOneWriteTakes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		most   int // cells in one write
+		stored int
+		fails  bool
+	}{"all": {4, 4, false}, "half": {2, 2, false}, "one": {1, 1, false}, "none": {0, 0, true}} {
+		b := newBench(t)
+		group := b.grouped("c", "d", "e", "f")
+		b.hook = func(op, key string) error {
+			if op != "applied" && strings.Contains(key, launchesPrefix) && strings.Count(key, keyPrefix) > tc.most {
+				return store.ErrTooBig
+			}
+			return nil
+		}
+		l, rest, err := b.intents().store(t.Context(), group, nil)
+		if (err != nil) != tc.fails || !tc.fails && (!slices.Equal(l.group, group[:tc.stored]) || !slices.Equal(rest, group[tc.stored:])) {
+			t.Errorf("%s: %+v is stored, %d are left (%v)", name, l, len(rest), err)
+		}
+		for n, e := range group {
+			if launching := e.cell().Phase == apiv1.Launching; launching != (n < tc.stored) || !e.launching {
+				t.Errorf("%s: cell %s is %s", name, e.id, e.cell().Phase)
+			}
 		}
 	}
 }

@@ -1,0 +1,76 @@
+package cells
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/elotl/kip/internal/cloud"
+)
+
+// queued adds cells to the queue of launches.
+func (b *bench) queued(ids ...string) []*entry {
+	b.Helper()
+	group := b.grouped(ids...)
+	for _, e := range group {
+		next, err := toLaunchOf(e)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.launches.add(next)
+	}
+	return group
+}
+
+func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
+	for name, tc := range map[string]struct {
+		budget cloud.Budget
+		ended  bool // ctx has
+		takes  []string
+		left   int
+	}{
+		"all that are alike":        {cloud.Budget{}, false, []string{"c", "d"}, 1},
+		"as many as the turn pays":  {cloud.Budget{Resources: cloud.Bucket{Capacity: 1, Refill: 1}}, false, []string{"c"}, 2},
+		"none once the run is over": {cloud.Budget{}, true, nil, 3},
+	} {
+		b := newBench(t)
+		b.cloud.traits.Budgets = map[cloud.Call]cloud.Budget{cloud.CallLaunch: tc.budget}
+		b.calls = b.pipe()
+		s, all := b.taking(), b.queued("c", "d", "other")
+		other := all[2].cell().clone()
+		other.Offerings = []Offering{{InstanceType: "large"}}
+		all[2].current.Store(&other)
+		b.launches.remove(all[2])
+		next, _ := toLaunchOf(all[2])
+		b.launches.add(next)
+		ctx, cancel := context.WithCancel(t.Context())
+		if tc.ended {
+			cancel()
+		}
+		group, turn := s.take(ctx)
+		cancel()
+		var ids []string
+		for _, e := range group {
+			ids = append(ids, e.id)
+		}
+		if !slices.Equal(ids, tc.takes) || (turn != nil) == tc.ended || len(b.launches.items) != tc.left {
+			t.Errorf("%s: it takes %v, and leaves %d", name, ids, len(b.launches.items))
+		}
+	}
+}
+
+func TestWhatIsToEndIsNotLaunched(t *testing.T) {
+	b := newBench(t)
+	group := b.grouped("c", "d")
+	group[0].beginEnd(CausePodDeleted, "the pod is deleted")
+	if wanted, ending := b.taking().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
+		t.Errorf("%d are wanted, %d end", len(wanted), len(ending))
+	}
+	left := b.launching().giveBackEnding(group)
+	if len(left) != 1 || left[0] != group[1] || group[0].launching || !group[1].launching {
+		t.Errorf("left are %d; launching %t and %t", len(left), group[0].launching, group[1].launching)
+	}
+	if woken := b.woken(); len(woken) != 1 || woken[0] != "c" {
+		t.Errorf("woken are %v", woken)
+	}
+}
