@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -50,7 +49,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return s.idling.stopOrStart(ctx, e)
 	}
 	if !prepared {
-		return 0, fmt.Errorf("cell %s is not prepared for its pod, and neither ends nor is stopped", e.id)
+		return 0, errMoved // what it was to end or to stop for is over
 	}
 	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
 		return 0, nil

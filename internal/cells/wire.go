@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/elotl/kip/internal/agentlimit"
@@ -42,7 +41,10 @@ func newCore(cfg Config) core {
 	ledger := newLedgerOf(cfg.Store)
 	pools := newPools(cfg.Pools, cfg.RefillDelay, recipe, cfg.Clock, cfg.Random)
 	inventory := newInventory(cfg.Health, cfg.ListLag)
-	generation := cmp.Or(cfg.Generation, NewStoreGeneration(cfg.Store, cfg.ListLag))
+	generation := cfg.Generation
+	if generation == nil {
+		generation = NewStoreGeneration(cfg.Store, cfg.ListLag)
+	}
 	terminations := newTerminations(cfg)
 	records := &records{
 		clock:     cfg.Clock,
