@@ -68,7 +68,7 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	left := e.timeLeft(since.Add(goOverTimeout + s.loop.late.Since(since)).Sub(s.loop.clock.Now()))
 	if left <= 0 {
-		s.end(e, "it came back with another agent, and had not that of cells.itzo in time: "+e.bootsUntil())
+		s.end(e, events.AgentNotRestored(e.bootsUntil()))
 		return leave, nil
 	}
 	return waitFor(min(left, agentPoll)), nil

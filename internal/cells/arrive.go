@@ -2,9 +2,9 @@ package cells
 
 import (
 	"context"
-	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/clock"
 )
@@ -50,7 +50,7 @@ func (s *arriving) prepare(ctx context.Context, e *entry) (progress, error) {
 		return done, nil
 	}
 	need := cell.Needs
-	why := fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", cell.Offering(), roomText(room), roomText(need),
-		resource.NewQuantity(s.reserved, resource.BinarySI))
+	why := events.MachineTooSmall(cell.Offering().String(), roomText(room), roomText(need),
+		resource.NewQuantity(s.reserved, resource.BinarySI).String())
 	return leave, s.failures.endTooSmall(ctx, e, why)
 }

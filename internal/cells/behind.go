@@ -2,8 +2,9 @@ package cells
 
 import (
 	"errors"
-	"fmt"
 	"time"
+
+	"github.com/elotl/kip/internal/events"
 )
 
 // errBehind: nothing is launched.
@@ -11,13 +12,9 @@ var errBehind = errors.New(behind)
 
 // What Behind and EndElsewhere say.
 const (
-	behind = "the cloud has instances of this Kip that its store does not know: the store is empty or older than they are, or another Kip " +
-		"has the same identity; Kip launches nothing, and ends only what somebody has asked to end, until you decide with kipctl generation"
-	unlooked = "Kip has not read a complete list of its instances in the cloud yet, and one that its store does not know may run the pod; " +
-		"Kip goes on when it has the list"
-	unproven = "Kip's store is new, and an instance from a lost store may run the pod; Kip lists its instances in the cloud " +
-		"again after %s, and goes on if there is none"
-	unseen = "the cloud has not listed the instances of every zone yet, so Kip does not know what runs in the others"
+	behind   = events.StoreIsBehind
+	unlooked = events.InstancesUnread
+	unseen   = events.ZonesUnlisted
 )
 
 // whyBehind is Controller.Behind.
@@ -28,7 +25,7 @@ func (s *StoreGeneration) whyBehind() (why string, sure bool) {
 	case s.now.isBehind():
 		return behind, true
 	case !s.compared && s.now.mayBeLost() && !s.first.IsZero():
-		return fmt.Sprintf(unproven, s.first.Add(s.proofAge()).UTC().Format(time.TimeOnly+" UTC")), false
+		return events.StoreUnproven(s.first.Add(s.proofAge())), false
 	case !s.compared:
 		return unlooked, false
 	case s.blind:

@@ -82,12 +82,9 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	if state.since.IsZero() {
 		state.since = now
 	}
-	lacks, what := fmt.Sprintf("its kubelet has %d of %d %s: ", has, asked, name), "GPUs"
-	if name == agentapi.ResourceGPU {
-		lacks += "the driver of the cell's image provides them; to see what it says, run kipctl console " + e.id
-	} else {
-		what = "accelerators"
-		lacks += "Kip itself provides only " + string(agentapi.ResourceGPU) + ", so the cell needs a device plugin in its image"
+	what, lacks := "GPUs", events.GPUsMissing(e.id, string(name), has, asked)
+	if name != agentapi.ResourceGPU {
+		what, lacks = "accelerators", events.AcceleratorsMissing(string(name), has, asked, string(agentapi.ResourceGPU))
 	}
 	left := e.timeLeft(state.since.Add(gpuTimeout + s.loop.late.Since(state.since)).Sub(now))
 	if left <= 0 {

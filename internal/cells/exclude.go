@@ -49,7 +49,7 @@ func (s *excluding) ensureSole(e *entry) (sole bool, doubt string) {
 		}
 		s.events.report(e.cell(), waits)
 	case len(others) > 0 && s.told.of(e).note(fmt.Sprint(others), now):
-		s.events.report(e.cell(), events.NewCellUnknown(fmt.Sprintf(mayRun, others)))
+		s.events.report(e.cell(), events.NewCellUnknown(events.InstancesMayRun(others)))
 	}
 	return doubt == "" && len(others) == 0, doubt
 }

@@ -2,11 +2,11 @@ package cells
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -53,15 +53,13 @@ func (s *exclusion) endElsewhere(pod types.UID, created time.Time, arrived bool)
 	}
 	own, _ := s.table.forPod(pod)
 	if others := s.endOthers(pod, created, own.JoinID(), arrived); len(others) > 0 {
-		return fmt.Sprintf(mayRun, others), true
+		return events.InstancesMayRun(others), true
 	}
 	return "", true
 }
 
 // clockSkew is how far the API server's clock may be from Kip's, and be believed.
 const clockSkew = 5 * time.Minute
-
-const mayRun = "instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it"
 
 // check returns why it is not certain that nothing else runs the pod of a cell: a doubt, or the instances that may run it,
 // which it ends. A Kip whose store was lost launched those, and they would go on running it. An instance without a pod's tag may

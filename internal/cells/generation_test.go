@@ -827,7 +827,7 @@ func TestAPodThatArrivedWaitsForNoList(t *testing.T) {
 			b.cloud.instances[i.ID] = i
 		})
 		b.later(time.Minute)
-		elsewhere("an instance has its name", fmt.Sprintf(mayRun, []string{"i-"}), true)
+		elsewhere("an instance has its name", events.InstancesMayRun([]string{"i-"}), true)
 		b.cloud.set(func() {
 			i := tagged("other.9")
 			i.Zone = "z"

@@ -70,7 +70,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if known && len(missing) > 0 {
 		trouble := e.api.PluginTrouble()
 		if trouble == "" && s.loop.clock.Since(state.sent) >= pluginSilence {
-			trouble = "they have not registered with its kubelet"
+			trouble = events.PluginsNotRegistered
 		}
 		if trouble != "" {
 			s.waits.report(ctx, e, events.NewPluginsNotRunning(driverNames(missing), trouble))

@@ -59,15 +59,41 @@ func NewCellNotRequested(why error) Event {
 	return warn(cellNotRequested, "Failed to request a cell for the pod: %v; retrying.", why)
 }
 
-// NewStoreBehind is about a pod that gets no cell while the cloud has instances that Kip's store does not know.
+// What Kip waits for while it does not know all of its instances.
+const (
+	// StoreIsBehind is that a person decides.
+	StoreIsBehind = "the cloud has instances of this Kip that its store does not know: the store is empty or older than they are, " +
+		"or another Kip has the same identity; Kip launches nothing, and ends only what somebody has asked to end, " +
+		"until you decide with kipctl generation"
+	// InstancesUnread is the first list of the cloud.
+	InstancesUnread = "Kip has not read a complete list of its instances in the cloud yet, and one that its store does not know may run " +
+		"the pod; Kip goes on when it has the list"
+	// ZonesUnlisted is a list of the cloud without gaps.
+	ZonesUnlisted = "the cloud has not listed the instances of every zone yet, so Kip does not know what runs in the others"
+)
+
+// StoreUnproven is what a Kip with a new store waits for: another list of the cloud, after a time.
+func StoreUnproven(after time.Time) string {
+	return fmt.Sprintf("Kip's store is new, and an instance from a lost store may run the pod; Kip lists its instances in the cloud "+
+		"again after %s, and goes on if there is none", after.UTC().Format(time.TimeOnly+" UTC"))
+}
+
+// InstancesMayRun is what a pod waits for that instances may run of which Kip has no record: their end.
+func InstancesMayRun(instances []string) string {
+	return fmt.Sprintf("instances %v may run it, since a Kip whose state is lost launched them; Kip terminates them before another runs it",
+		instances)
+}
+
+// NewStoreBehind is about a pod that gets no cell while the cloud has instances that Kip's store does not know: why is [StoreIsBehind].
 func NewStoreBehind(why string) Event { return warn(StoreBehind, "The pod waits: %s", why) }
 
-// NewInstancesNotListed is about a pod that an instance may run which the cloud has not listed yet.
+// NewInstancesNotListed is about a pod that an instance may run which the cloud has not listed yet: why is [InstancesUnread],
+// [ZonesUnlisted] or [StoreUnproven].
 func NewInstancesNotListed(why string) Event {
 	return warn(InstancesNotListed, "The pod waits: %s", why)
 }
 
-// NewCellUnknown is about a pod that an instance may run of which Kip has no record.
+// NewCellUnknown is about a pod that an instance may run of which Kip has no record: why is [InstancesMayRun] or [ZonesUnlisted].
 func NewCellUnknown(why string) Event { return warn(cellUnknown, "The pod waits: %s", why) }
 
 // NewVolumeUnsupported is about a pod with a volume that cannot work on a cell.
@@ -214,7 +240,12 @@ func NewCellNotReady(cell, instance, what, waitsFor string) Event {
 	return warn(cellNotReady, "Cell %s on %s was not %s in time: %s. Kip terminates it and tries another.", cell, instance, what, waitsFor)
 }
 
-// NewAgentNotStarted is about a pod whose cell could not have the agent of cells.itzo.
+// AgentNotRestored is why a cell ends that came back with the agent of its image, and waits for something.
+func AgentNotRestored(waitsFor string) string {
+	return "it came back with another agent, and had not that of cells.itzo in time: " + waitsFor
+}
+
+// NewAgentNotStarted is about a pod whose cell could not have the agent of cells.itzo, for a reason such as [AgentNotRestored].
 func NewAgentNotStarted(cell, instance, why string) Event {
 	return warn(AgentNotStarted, "Cell %s on %s: %s. Kip terminates it and tries another.", cell, instance, why)
 }
@@ -230,7 +261,12 @@ func NewCloudInitFailed(cell string, failures []string) Event {
 	return warn(cloudInitFailed, "Cell %s runs, but parts of its cloud-init file failed: %s", cell, strings.Join(failures, "; "))
 }
 
-// NewCellTooSmall is about a pod whose cell has less than its type promises.
+// MachineTooSmall is why a cell ends whose machine has less than its pod needs, with what the cell itself takes.
+func MachineTooSmall(offering, has, needs, reserved string) string {
+	return fmt.Sprintf("the machine of %s has %s, and the pod needs %s (+%s for the cell)", offering, has, needs, reserved)
+}
+
+// NewCellTooSmall is about a pod whose cell has less than its type promises: why is [MachineTooSmall].
 func NewCellTooSmall(cell, why string) Event {
 	return warn(cellTooSmall, "Cell %s is too small: %s. Kip terminates it, and the pod gets a larger one.", cell, why)
 }
@@ -240,7 +276,19 @@ func NewCellConsole(instance string, lines []string) Event {
 	return warn(CellConsole, "The console of %s ends with: %s", instance, strings.Join(lines, " | "))
 }
 
-// NewGPUsNotReady is about a pod whose cell lacks GPUs, or other accelerators.
+// GPUsMissing is what a cell lacks whose kubelet has fewer GPUs than its pod asks for.
+func GPUsMissing(cell, resource string, has, asked int64) string {
+	return fmt.Sprintf("its kubelet has %d of %d %s: the driver of the cell's image provides them; to see what it says, run kipctl console %s",
+		has, asked, resource, cell)
+}
+
+// AcceleratorsMissing is what a cell lacks whose kubelet has fewer accelerators than its pod asks for. Kip provides only gpus.
+func AcceleratorsMissing(resource string, has, asked int64, gpus string) string {
+	return fmt.Sprintf("its kubelet has %d of %d %s: Kip itself provides only %s, so the cell needs a device plugin in its image",
+		has, asked, resource, gpus)
+}
+
+// NewGPUsNotReady is about a pod whose cell lacks GPUs, or other accelerators: [GPUsMissing] or [AcceleratorsMissing].
 func NewGPUsNotReady(what, cell, lacks string) Event {
 	return warn(gpusNotReady, "The %s of cell %s are not ready: %s", what, cell, lacks)
 }
@@ -250,7 +298,11 @@ func NewPluginsNotTaken(drivers string, why error) Event {
 	return warn(csiDriverNotReady, "Failed to give the pod's cell the node plugins of %s: %v; retrying.", drivers, why)
 }
 
-// NewPluginsNotRunning is about a pod whose cell does not run the node plugins of CSI drivers yet.
+// PluginsNotRegistered is why node plugins do not run of which the cell reports no fault.
+const PluginsNotRegistered = "they have not registered with its kubelet"
+
+// NewPluginsNotRunning is about a pod whose cell does not run the node plugins of CSI drivers yet: why is what the cell reports, or
+// [PluginsNotRegistered].
 func NewPluginsNotRunning(drivers, why string) Event {
 	return warn(csiDriverNotReady, "The pod waits until the node plugins of %s run on its cell: %s", drivers, why)
 }
