@@ -75,7 +75,7 @@ type InstanceType struct {
 	// still: what the operator says of it, no cloud.
 	Prefer float64 `json:"prefer,omitempty"`
 	// Learnt is what its machines have turned out to have; zero where that is not known.
-	Learnt Room `json:"-"`
+	Learnt Resources `json:"-"`
 }
 
 // SustainedMilliCPU is what a pod can have for as long as it wants: of a burstable type

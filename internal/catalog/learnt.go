@@ -2,18 +2,18 @@ package catalog
 
 import "slices"
 
-// Room is what a machine has for pods and for the cell itself.
-type Room struct {
+// Resources is what a machine has for pods and for the cell itself.
+type Resources struct {
 	MilliCPU    int64 `json:"milliCPU"`
 	MemoryBytes int64 `json:"memoryBytes"`
 }
 
-// None says that it is no room at all.
-func (r Room) None() bool { return r == Room{} }
+// None reports whether it is nothing at all.
+func (r Resources) None() bool { return r == Resources{} }
 
-// Beyond is what r has more of than another.
-func (r Room) Beyond(other Room) Room {
-	return Room{MilliCPU: max(0, r.MilliCPU-other.MilliCPU), MemoryBytes: max(0, r.MemoryBytes-other.MemoryBytes)}
+// Sub returns what r has more of than another.
+func (r Resources) Sub(other Resources) Resources {
+	return Resources{MilliCPU: max(0, r.MilliCPU-other.MilliCPU), MemoryBytes: max(0, r.MemoryBytes-other.MemoryBytes)}
 }
 
 const (
@@ -32,9 +32,9 @@ type Learnt []Lesson
 
 // Lesson is what the last machines of a type with an image had, the oldest first.
 type Lesson struct {
-	Type     string `json:"t"`
-	Image    string `json:"i,omitempty"`
-	Machines []Room `json:"m"`
+	Type     string      `json:"t"`
+	Image    string      `json:"i,omitempty"`
+	Machines []Resources `json:"m"`
 }
 
 func (l Learnt) of(instanceType, image string) int {
@@ -43,7 +43,7 @@ func (l Learnt) of(instanceType, image string) int {
 
 // With returns what is known with one machine more. It is false where that says nothing new:
 // a type of which enough are known is taken to have what it was.
-func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
+func (l Learnt) With(instanceType, image string, has Resources) (Learnt, bool) {
 	if has.MilliCPU <= 0 || has.MemoryBytes <= 0 {
 		return l, false
 	}
@@ -54,9 +54,9 @@ func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
 		one = l[at]
 	}
 	few := len(one.Machines) < lastMachines
-	before, _ := one.room()
+	before, _ := one.resources()
 	one.Machines = append(slices.Clone(one.Machines[max(0, len(one.Machines)-lastMachines+1):]), has)
-	after, _ := one.room()
+	after, _ := one.resources()
 	next := make(Learnt, 0, len(l)+1)
 	for i, other := range l {
 		if i != at {
@@ -69,12 +69,12 @@ func (l Learnt) With(instanceType, image string, has Room) (Learnt, bool) {
 
 // room is what a machine is taken to have: the median of each. It is false as long as too
 // few machines have told.
-func (l Lesson) room() (Room, bool) {
+func (l Lesson) resources() (Resources, bool) {
 	n := len(l.Machines)
 	if n < agreeing {
-		return Room{}, false
+		return Resources{}, false
 	}
-	median := func(of func(Room) int64) int64 {
+	median := func(of func(Resources) int64) int64 {
 		all := make([]int64, n)
 		for i, m := range l.Machines {
 			all[i] = of(m)
@@ -82,9 +82,9 @@ func (l Lesson) room() (Room, bool) {
 		slices.Sort(all)
 		return all[(n-1)/2]
 	}
-	return Room{
-		MilliCPU:    median(func(r Room) int64 { return r.MilliCPU }),
-		MemoryBytes: median(func(r Room) int64 { return r.MemoryBytes }),
+	return Resources{
+		MilliCPU:    median(func(r Resources) int64 { return r.MilliCPU }),
+		MemoryBytes: median(func(r Resources) int64 { return r.MemoryBytes }),
 	}, true
 }
 
@@ -92,9 +92,9 @@ func (l Lesson) room() (Room, bool) {
 // type promises, nor less than three quarters of its memory and half of its CPU. The
 // catalogue is not changed.
 func (l Learnt) Apply(types []InstanceType, image string) []InstanceType {
-	known := map[string]Room{}
+	known := map[string]Resources{}
 	for _, one := range l {
-		if r, ok := one.room(); ok && one.Image == image {
+		if r, ok := one.resources(); ok && one.Image == image {
 			known[one.Type] = r
 		}
 	}
@@ -108,7 +108,7 @@ func (l Learnt) Apply(types []InstanceType, image string) []InstanceType {
 		if !ok {
 			continue
 		}
-		t.Learnt = Room{
+		t.Learnt = Resources{
 			MilliCPU:    min(max(r.MilliCPU, t.MilliCPU/2), t.MilliCPU),
 			MemoryBytes: min(max(r.MemoryBytes, t.MemoryBytes/4*3), t.MemoryBytes),
 		}

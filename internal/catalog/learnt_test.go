@@ -12,7 +12,7 @@ func learnt(t *testing.T, image string, memory ...int64) Learnt {
 	t.Helper()
 	var l Learnt
 	for _, m := range memory {
-		l, _ = l.With("large", image, Room{MilliCPU: 2000, MemoryBytes: m * mib})
+		l, _ = l.With("large", image, Resources{MilliCPU: 2000, MemoryBytes: m * mib})
 	}
 	return l
 }
@@ -59,14 +59,14 @@ func TestCPUsThatMachinesDoNotHaveAreNotCounted(t *testing.T) {
 	for had, want := range map[int64]int64{4000: 4000, 2000: 2000, 1000: 2000, 8000: 4000} {
 		var l Learnt
 		for range agreeing {
-			l, _ = l.With("large", "", Room{MilliCPU: had, MemoryBytes: 8192 * mib})
+			l, _ = l.With("large", "", Resources{MilliCPU: had, MemoryBytes: 8192 * mib})
 		}
 		got := l.Apply([]InstanceType{{Name: "large", MilliCPU: 4000, MemoryBytes: 8192 * mib}}, "")[0].SustainedMilliCPU()
 		if got != want {
 			t.Errorf("machines with %d: %d, want %d", had, got, want)
 		}
 	}
-	burst := InstanceType{MilliCPU: 2000, BaselineMilliCPU: 400, Learnt: Room{MilliCPU: 1000, MemoryBytes: mib}}
+	burst := InstanceType{MilliCPU: 2000, BaselineMilliCPU: 400, Learnt: Resources{MilliCPU: 1000, MemoryBytes: mib}}
 	if got := burst.SustainedMilliCPU(); got != 400 {
 		t.Errorf("a baseline of 400 sustains %d", got)
 	}
@@ -78,7 +78,7 @@ func TestWhatIsLearntIsBoundedAndChangesOnlyIfItIsNew(t *testing.T) {
 	news := 0
 	for range 20 {
 		var is bool
-		if l, is = l.With("large", "", Room{MilliCPU: 2000, MemoryBytes: 7800*mib + int64(news)*1024}); is {
+		if l, is = l.With("large", "", Resources{MilliCPU: 2000, MemoryBytes: 7800*mib + int64(news)*1024}); is {
 			news++
 		}
 	}
@@ -88,7 +88,7 @@ func TestWhatIsLearntIsBoundedAndChangesOnlyIfItIsNew(t *testing.T) {
 	for n := range 3 * mostLearnt {
 		for range lastMachines {
 			name := fmt.Sprintf("type-of-a-long-name-%d.metal-48xlarge", n)
-			l, _ = l.With(name, "0123456789abcdef", Room{MilliCPU: mostMilliCPU, MemoryBytes: mostMemory})
+			l, _ = l.With(name, "0123456789abcdef", Resources{MilliCPU: mostMilliCPU, MemoryBytes: mostMemory})
 		}
 	}
 	data, err := json.Marshal(l)
@@ -113,7 +113,7 @@ func TestMachinesThatChangeNothingAreNoNews(t *testing.T) {
 		{7700, false},
 	} {
 		var news bool
-		if l, news = l.With("large", "a", Room{MilliCPU: 2000, MemoryBytes: m.memory * mib}); news != m.news {
+		if l, news = l.With("large", "a", Resources{MilliCPU: 2000, MemoryBytes: m.memory * mib}); news != m.news {
 			t.Errorf("machine %d, of %d MiB: news is %t", i+1, m.memory, news)
 		}
 	}

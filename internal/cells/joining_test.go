@@ -123,7 +123,7 @@ func TestAMachineIsReadyOrTooSmall(t *testing.T) {
 		s := &arriving{clock: b.clock, records: b.records, observers: b.observers, failures: b.failing(), reserved: 100}
 		e := b.booting("c")
 		sized := e.cell().clone()
-		sized.Room, sized.Needs = catalog.Room{MemoryBytes: 1000}, catalog.Room{MemoryBytes: tc.needs}
+		sized.Room, sized.Needs = catalog.Resources{MemoryBytes: 1000}, catalog.Resources{MemoryBytes: tc.needs}
 		e.current.Store(&sized)
 		if _, err := s.prepare(t.Context(), e); err != nil || e.cell().Phase != tc.phase {
 			t.Errorf("a pod that needs %d of 900: its cell is %s (%v)", tc.needs, e.cell().Phase, err)

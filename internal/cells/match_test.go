@@ -65,9 +65,9 @@ func TestAStandbyCellFitsOnlyWhatALaunchWouldGive(t *testing.T) {
 	s := newBench(t).matching()
 	nano, micro := Offering{InstanceType: "nano"}, Offering{InstanceType: "micro"}
 	asks := Request{Offerings: []Offering{nano}}
-	sized := Cell{Offerings: []Offering{nano}, Room: catalog.Room{MilliCPU: 1000, MemoryBytes: 1000}}
+	sized := Cell{Offerings: []Offering{nano}, Room: catalog.Resources{MilliCPU: 1000, MemoryBytes: 1000}}
 	needs := func(memory int64) Request {
-		return Request{Offerings: []Offering{nano}, Needs: catalog.Room{MilliCPU: 1, MemoryBytes: memory}}
+		return Request{Offerings: []Offering{nano}, Needs: catalog.Resources{MilliCPU: 1, MemoryBytes: memory}}
 	}
 	for name, tc := range map[string]struct {
 		r    Request

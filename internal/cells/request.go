@@ -40,7 +40,7 @@ type Request struct {
 	// Options are what a cell for it is launched with.
 	Options Options
 	// Needs is as in Cell.
-	Needs catalog.Room
+	Needs catalog.Resources
 	// Special says that the pod asks for what only a launch can give. No standby
 	// cell fits such a pod.
 	Special bool

@@ -9,17 +9,17 @@ import (
 )
 
 // lacksRoom says that a machine with a room, if that is known, is too small for what a pod needs.
-func lacksRoom(room, needs catalog.Room, reserved int64) bool {
+func lacksRoom(room, needs catalog.Resources, reserved int64) bool {
 	if room.None() || needs.None() {
 		return false
 	}
 	room.MemoryBytes -= reserved
-	return !needs.Beyond(room).None()
+	return !needs.Sub(room).None()
 }
 
 // roomOf is what a cell's kubelet says of its machine, as far as the offering promises it; zero
 // where it has said nothing.
-func roomOf(node *corev1.Node, promised Offering) (r catalog.Room) {
+func roomOf(node *corev1.Node, promised Offering) (r catalog.Resources) {
 	if node == nil {
 		return r
 	}
@@ -38,17 +38,17 @@ func roomOf(node *corev1.Node, promised Offering) (r catalog.Room) {
 		}
 		return q.Value()
 	}
-	r = catalog.Room{
+	r = catalog.Resources{
 		MilliCPU:    least(node.Status.Capacity[corev1.ResourceCPU], true, promised.MilliCPU),
 		MemoryBytes: least(node.Status.Capacity[corev1.ResourceMemory], false, promised.MemoryBytes),
 	}
 	if r.MilliCPU == 0 || r.MemoryBytes == 0 {
-		return catalog.Room{}
+		return catalog.Resources{}
 	}
 	return r
 }
 
-func roomText(r catalog.Room) string {
+func roomText(r catalog.Resources) string {
 	return fmt.Sprintf("cpu %s, memory %s", resource.NewMilliQuantity(r.MilliCPU, resource.DecimalSI),
 		resource.NewQuantity(r.MemoryBytes, resource.BinarySI))
 }

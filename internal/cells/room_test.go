@@ -43,7 +43,7 @@ func (m *measured) said() string {
 func needing(pod string, memory int64) Request {
 	r := nano(pod)
 	r.Offerings[0].MilliCPU, r.Offerings[0].MemoryBytes = 2000, 8*gib
-	r.Needs = catalog.Room{MilliCPU: 1000, MemoryBytes: memory}
+	r.Needs = catalog.Resources{MilliCPU: 1000, MemoryBytes: memory}
 	return r
 }
 
@@ -136,7 +136,7 @@ func TestACellThatIsTooSmallEndsAfterARestart(t *testing.T) {
 		b.later(5 * time.Second)
 		cell, _ := b.cells.ForPod(ref("a").UID)
 		b.stop()
-		cell.Room = catalog.Room{MilliCPU: 2000, MemoryBytes: 7 * gib}
+		cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 		var stored Cell
 		revision, err := b.store.Get(b.Context(), keyPrefix+cell.ID, &stored)
 		if err == nil {

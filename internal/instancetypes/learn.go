@@ -11,7 +11,7 @@ import (
 // Learn notes what a machine of a type has, that booted an image, as its kernel says. It
 // does not block. Whoever may be on a cell must not have been there before that was said:
 // all pods are placed by it.
-func (s *Provider) Learn(instanceType, image string, has catalog.Room) {
+func (s *Provider) Learn(instanceType, image string, has catalog.Resources) {
 	s.learntMu.Lock()
 	next, is := s.learnt.With(instanceType, image, has)
 	s.learnt = next

@@ -44,10 +44,10 @@ func TestWhatMachinesHaveIsUsedAndOutlivesAKip(t *testing.T) {
 				if got := chosenFor(b, s.Placer(), "1000Mi") + chosenFor(b, node(s), "1000Mi"); got != "t0t0" {
 					b.Errorf("after %d machines it is %s", n, got)
 				}
-				s.Learn("t0", "one", catalog.Room{MilliCPU: 1000, MemoryBytes: 990 << 20})
+				s.Learn("t0", "one", catalog.Resources{MilliCPU: 1000, MemoryBytes: 990 << 20})
 				later(time.Second)
 			}
-			s.Learn("t1", "another", catalog.Room{MilliCPU: 1000, MemoryBytes: 1 << 20})
+			s.Learn("t1", "another", catalog.Resources{MilliCPU: 1000, MemoryBytes: 1 << 20})
 			later(time.Second)
 			if got := chosenFor(b, s.Placer(), "1000Mi") + chosenFor(b, node(s), "1000Mi"); got != "t1t1" {
 				b.Errorf("after 3 machines it is %s", got)
@@ -84,7 +84,7 @@ func TestWhatWasNotStoredIsStoredWithWhatIsLearntNext(t *testing.T) {
 				b.Fatal(err)
 			}
 			for range 2 {
-				s.Learn("t0", "", catalog.Room{MilliCPU: 1000, MemoryBytes: 900 << 20})
+				s.Learn("t0", "", catalog.Resources{MilliCPU: 1000, MemoryBytes: 900 << 20})
 				later(time.Second)
 			}
 		})

@@ -22,7 +22,7 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 		ctx, own := t.Context(), store.Memory(nil)
 		k := &process{clock: clock.RealClock{}, cfg: &config.Config{Cells: config.Cells{ReservedMemory: resource.MustParse("64Mi")}}}
 		m := &machines{process: k, own: own}
-		put := func(id string, pod types.UID, phase apiv1.Phase, room catalog.Room) {
+		put := func(id string, pod types.UID, phase apiv1.Phase, room catalog.Resources) {
 			t.Helper()
 			if _, err := own.Put(ctx, "cells/"+id, cells.Cell{
 				ID: id, Pod: apiv1.PodReference{UID: pod}, Phase: phase, Room: room,
@@ -38,16 +38,16 @@ func TestAReplicaThatStandsByKnowsTheMachinesOfPods(t *testing.T) {
 			}
 		}
 		nano := admission.Machine{Type: "nano", MilliCPU: 250, MemoryBytes: 192 << 20}
-		put("a", "promised", apiv1.Bound, catalog.Room{})
-		put("b", "measured", apiv1.Bound, catalog.Room{MilliCPU: 240, MemoryBytes: 164 << 20})
-		put("c", "booting", apiv1.Booting, catalog.Room{})
-		put("d", "", apiv1.Ready, catalog.Room{})
+		put("a", "promised", apiv1.Bound, catalog.Resources{})
+		put("b", "measured", apiv1.Bound, catalog.Resources{MilliCPU: 240, MemoryBytes: 164 << 20})
+		put("c", "booting", apiv1.Booting, catalog.Resources{})
+		put("d", "", apiv1.Ready, catalog.Resources{})
 		is("at first", "promised", nano, true)
 		is("at first", "measured", admission.Machine{Type: "nano", MilliCPU: 240, MemoryBytes: 100 << 20}, true)
 		for _, pod := range []types.UID{"booting", "another's", ""} {
 			is("at first", pod, admission.Machine{}, false)
 		}
-		put("e", "later", apiv1.Bound, catalog.Room{})
+		put("e", "later", apiv1.Bound, catalog.Resources{})
 		is("as it was read a moment ago", "later", admission.Machine{}, false)
 		time.Sleep(machinesAge)
 		is("read again", "later", nano, true)

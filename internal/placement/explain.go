@@ -250,7 +250,7 @@ func (c *choice) sizeChecks() []check {
 			words: "have too little memory, as their machines have told",
 			fails: func(s *size, _ []*row) bool {
 				t := c.types[s.typ]
-				t.Learnt = catalog.Room{}
+				t.Learnt = catalog.Resources{}
 				return s.memory < c.need.memory && t.SeenBytes()-c.config.ReservedMemoryBytes >= c.need.memory
 			},
 			of: c.largest(func(typ int) int64 { return c.types[typ].SeenBytes() }, bytesText),

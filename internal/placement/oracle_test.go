@@ -41,7 +41,7 @@ func randomCatalogue(rng *rand.Rand, n int) []catalog.InstanceType {
 			t.UsableBytes = t.MemoryBytes / 16 * 15
 		}
 		if rng.IntN(4) == 0 {
-			t.Learnt = catalog.Room{MilliCPU: t.MilliCPU / (1 + rng.Int64N(2)), MemoryBytes: t.MemoryBytes / 16 * (12 + rng.Int64N(5))}
+			t.Learnt = catalog.Resources{MilliCPU: t.MilliCPU / (1 + rng.Int64N(2)), MemoryBytes: t.MemoryBytes / 16 * (12 + rng.Int64N(5))}
 		}
 		if rng.IntN(4) == 0 {
 			t.DiskBytes = gib << rng.IntN(10)

@@ -50,11 +50,11 @@ func Accelerators(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 
 // Needs returns what a pod must find on its machine: nothing where the type is named, or
 // the pod asks for nothing.
-func Needs(pod *corev1.Pod) catalog.Room {
+func Needs(pod *corev1.Pod) catalog.Resources {
 	name := strings.TrimSpace(pod.Annotations[AnnotationInstanceType])
 	if name != "" && !strings.Contains(name, "*") {
-		return catalog.Room{}
+		return catalog.Resources{}
 	}
 	n := needOf(pod)
-	return catalog.Room{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
+	return catalog.Resources{MilliCPU: n.milliCPU, MemoryBytes: n.memory}
 }

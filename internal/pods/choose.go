@@ -56,7 +56,7 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 	if !lacked.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:
 		// machines that all say so are not paid for one after the other.
-		larger, needed = placement.With(placed, roomList(lacked.Room)), catalog.Room{}
+		larger, needed = placement.With(placed, resourceList(lacked.Resources)), catalog.Resources{}
 	}
 	chosen, err := s.nodes.Choose(ctx, larger, zone)
 	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
@@ -101,7 +101,7 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 	return r, nil
 }
 
-func roomList(r catalog.Room) corev1.ResourceList {
+func resourceList(r catalog.Resources) corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceCPU:    *resource.NewMilliQuantity(r.MilliCPU, resource.DecimalSI),
 		corev1.ResourceMemory: *resource.NewQuantity(r.MemoryBytes, resource.BinarySI),

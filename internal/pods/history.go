@@ -20,7 +20,7 @@ type past struct {
 
 // lacked is what a machine had less than its type promises, and its pod needed.
 type lacked struct {
-	catalog.Room
+	catalog.Resources
 	why string
 }
 
@@ -39,8 +39,8 @@ func (h *history) cellGone(cell cells.Cell) {
 		case !cell.StepTime(apiv1.StepBound).IsZero():
 			p.ran, p.failures = true, 0
 		case cell.Cause == cells.CauseTooSmall:
-			promised := catalog.Room{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
-			p.lacked = lacked{Room: promised.Beyond(cell.Room), why: cell.Reason}
+			promised := catalog.Resources{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
+			p.lacked = lacked{Resources: promised.Sub(cell.Room), why: cell.Reason}
 		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute}, cell.Cause):
 			// No fault of the pod's: it waits for who mends it.
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:

@@ -53,7 +53,7 @@ func TestAPodWhoseMachineWasTooSmallGetsALargerOneOnce(t *testing.T) {
 			t.Errorf("cell %d is to have %+v, %v", n, r.Needs, err)
 		}
 		cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it was small"
-		cell.Room = catalog.Room{MilliCPU: 2000, MemoryBytes: 7 * gib}
+		cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 		if n > 0 {
 			cell.Cause, cell.Reason = cells.CauseInterrupted, "gone"
 		}
@@ -106,7 +106,7 @@ func TestAPodWhoseMachineWasTooSmallIsPlacedAsBeforeWhereNothingIsLarger(t *test
 	h.must("a")
 	cell, _ := h.cells.ForPod("uid-a")
 	cell.Phase, cell.Instance, cell.Cause, cell.Reason = apiv1.Gone, &cloud.Instance{ID: "i-1"}, cells.CauseTooSmall, "it was small"
-	cell.Room = catalog.Room{MilliCPU: 2000, MemoryBytes: 7 * gib}
+	cell.Room = catalog.Resources{MilliCPU: 2000, MemoryBytes: 7 * gib}
 	h.cells.gone("uid-a")
 	h.c.CellChanged(cell)
 	h.clock.Step(time.Minute)
