@@ -31,8 +31,8 @@ import (
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agent/plugins"
-	"github.com/elotl/kip/internal/agent/successor"
 	"github.com/elotl/kip/internal/agent/supervise"
+	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/tunnel"
 )
@@ -162,8 +162,8 @@ type Agent struct {
 	plugins *plugins.Set
 	// machine has the operator's cloud-init file carried out.
 	machine *firstboot.Machine
-	// successor is the agent that Kip wants in the place of this one.
-	successor *successor.Successor
+	// upgrade is the agent that Kip wants in the place of this one.
+	upgrade *upgrade.Upgrade
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -262,8 +262,8 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.successor = successor.New(successor.Options{
-		Dir:  SuccessorDir(o.StateDir),
+	a.upgrade = upgrade.New(upgrade.Options{
+		Dir:  UpgradeDir(o.StateDir),
 		Self: o.Self,
 		Try:  a.versionOf,
 		Log:  o.Log,
@@ -328,9 +328,9 @@ func (a *Agent) env() []string {
 // binDir holds itzo's other names, for those who look programs up by name.
 func (a *Agent) binDir() string { return filepath.Join(a.o.RunDir, "bin") }
 
-// SuccessorDir is where an agent with this folder for its state keeps the one that is to take
+// UpgradeDir is where an agent with this folder for its state keeps the one that is to take
 // its place.
-func SuccessorDir(stateDir string) string { return filepath.Join(stateDir, "agent") }
+func UpgradeDir(stateDir string) string { return filepath.Join(stateDir, "agent") }
 
 // ReplacedError is that of an agent that has ended so that another one takes its place.
 type ReplacedError struct {
@@ -396,7 +396,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	all.Go(func() { a.machine.KeepLog(background) })
 	replaced := make(chan string, 1)
 	all.Go(func() {
-		if program := a.successor.Run(background); program != "" {
+		if program := a.upgrade.Run(background); program != "" {
 			replaced <- program
 		}
 	})

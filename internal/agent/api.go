@@ -12,7 +12,7 @@ import (
 	"github.com/elotl/kip/internal/agent/firstboot"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/plugins"
-	"github.com/elotl/kip/internal/agent/successor"
+	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -64,7 +64,7 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// A pod that it starts would end with this agent.
-	if a.successor.UnderWay() {
+	if a.upgrade.UnderWay() {
 		http.Error(w, "another agent is being fetched, and is to have the configuration", http.StatusServiceUnavailable)
 		return
 	}
@@ -81,7 +81,7 @@ func (a *Agent) putConfig(w http.ResponseWriter, r *http.Request) {
 	// Who does not read it any more asks again.
 	_ = json.NewEncoder(w).Encode(agentapi.Configured{
 		Boot:  a.boot,
-		Agent: agentapi.RunningAgent{Version: a.o.Version, SHA256: a.successor.Self()},
+		Agent: agentapi.RunningAgent{Version: a.o.Version, SHA256: a.upgrade.Self()},
 	})
 }
 
@@ -126,9 +126,9 @@ func (a *Agent) putAgent(w http.ResponseWriter, r *http.Request) {
 	err := a.want(wanted)
 	switch {
 	case err == nil:
-	case errors.Is(err, successor.ErrUnderWay), errors.Is(err, errNotRunning):
+	case errors.Is(err, upgrade.ErrUnderWay), errors.Is(err, errNotRunning):
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-	case errors.Is(err, successor.ErrRefused):
+	case errors.Is(err, upgrade.ErrRefused):
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		a.o.Log.Error("start another agent", "err", err)
@@ -146,7 +146,7 @@ func (a *Agent) want(wanted agentapi.Agent) error {
 	if a.running == nil {
 		return errNotRunning
 	}
-	return a.successor.Want(wanted, a.config != nil)
+	return a.upgrade.Want(wanted, a.config != nil)
 }
 
 func (a *Agent) putDisks(w http.ResponseWriter, r *http.Request) {

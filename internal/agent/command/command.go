@@ -30,7 +30,7 @@ import (
 	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
-	"github.com/elotl/kip/internal/agent/successor"
+	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/version"
@@ -159,7 +159,7 @@ func becomeKept(log *slog.Logger) {
 		log.Error("look for another agent", "err", err)
 		return
 	}
-	program, err := successor.Kept(agent.SuccessorDir(agent.StateDir), self)
+	program, err := upgrade.Kept(agent.UpgradeDir(agent.StateDir), self)
 	if program != "" {
 		log.Info("going over to the agent that was fetched before", "program", program)
 		components := beside(self, componentsName, self)

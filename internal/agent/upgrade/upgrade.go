@@ -1,4 +1,4 @@
-package successor
+package upgrade
 
 import (
 	"context"
@@ -57,7 +57,7 @@ var (
 // partial begins the names of programs that are not whole yet.
 const partial = "fetching-"
 
-// Options of a Successor. All are required, unless they say otherwise.
+// Options of an Upgrade. All are required, unless they say otherwise.
 type Options struct {
 	// Dir keeps what was fetched. Nobody but root may enter it.
 	Dir string
@@ -77,8 +77,8 @@ type Options struct {
 	SyncFolder func(path string) error
 }
 
-// Successor is the agent after this one, if Kip wants any.
-type Successor struct {
+// Upgrade is the agent after this one, if Kip wants any.
+type Upgrade struct {
 	o    Options
 	jobs chan job // of which there is one
 	// self is the digest of the program that runs.
@@ -98,7 +98,7 @@ type job struct {
 }
 
 // New has no effect outside.
-func New(o Options) *Successor {
+func New(o Options) *Upgrade {
 	if o.Arch == "" {
 		o.Arch = runtime.GOARCH
 	}
@@ -111,13 +111,13 @@ func New(o Options) *Successor {
 	if o.SyncFolder == nil {
 		o.SyncFolder = syncFolder
 	}
-	return &Successor{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return digestOf(o.Self) })}
+	return &Upgrade{o: o, jobs: make(chan job, 1), self: sync.OnceValues(func() (string, error) { return digestOf(o.Self) })}
 }
 
 // Want says that this is to be the agent. It returns nil where the one that runs is it,
 // ErrUnderWay while Run fetches it, and ErrRefused where this machine cannot have it, which a
 // machine with a kubelet cannot.
-func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
+func (s *Upgrade) Want(a agentapi.Agent, kubelet bool) error {
 	wanted, err := s.check(a)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrRefused, err)
@@ -150,7 +150,7 @@ func (s *Successor) Want(a agentapi.Agent, kubelet bool) error {
 }
 
 // Self is the digest of the program that runs; "" where no Want has asked which it is.
-func (s *Successor) Self() string {
+func (s *Upgrade) Self() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.is
@@ -158,14 +158,14 @@ func (s *Successor) Self() string {
 
 // UnderWay says that another agent is wanted, and that it is not known yet that this machine
 // cannot have it: it may take over at any time.
-func (s *Successor) UnderWay() bool {
+func (s *Upgrade) UnderWay() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.wanted != "" && s.failed == nil
 }
 
 // check returns the digest of the program for this machine.
-func (s *Successor) check(a agentapi.Agent) (string, error) {
+func (s *Upgrade) check(a agentapi.Agent) (string, error) {
 	u, err := url.Parse(a.URL)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return "", fmt.Errorf("its url %.200q is not valid: want one of http or https", a.URL)
@@ -185,7 +185,7 @@ func (s *Successor) check(a agentapi.Agent) (string, error) {
 
 // Run fetches the agent that is wanted and returns the program that is to take over; "" when
 // ctx ends, also where the agent cannot be had.
-func (s *Successor) Run(ctx context.Context) (program string) {
+func (s *Upgrade) Run(ctx context.Context) (program string) {
 	select {
 	case <-ctx.Done():
 		return ""
@@ -207,7 +207,7 @@ func (s *Successor) Run(ctx context.Context) (program string) {
 }
 
 // obtain has the program on the disk, verified and tried.
-func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
+func (s *Upgrade) obtain(ctx context.Context, j job) (string, error) {
 	program := filepath.Join(s.o.Dir, j.digest)
 	if err := s.clear(); err != nil {
 		return "", err
@@ -226,7 +226,7 @@ func (s *Successor) obtain(ctx context.Context, j job) (string, error) {
 }
 
 // fetchAgain fetches the program, and asks again as long as that may help.
-func (s *Successor) fetchAgain(ctx context.Context, j job, program string) error {
+func (s *Upgrade) fetchAgain(ctx context.Context, j job, program string) error {
 	bad := 0
 	for tries := 1; ; tries++ {
 		err := s.fetch(ctx, j, program)
@@ -249,7 +249,7 @@ func (s *Successor) fetchAgain(ctx context.Context, j job, program string) error
 }
 
 // clear makes the folder, and removes what earlier tries have left in it.
-func (s *Successor) clear() error {
+func (s *Upgrade) clear() error {
 	err := os.MkdirAll(s.o.Dir, 0o700)
 	if err == nil {
 		err = s.o.SyncFolder(filepath.Dir(s.o.Dir)) // else what is synced in it may be lost with it
@@ -332,7 +332,7 @@ func isLocal(ip netip.Addr) bool {
 
 // fetch gets the program once, and gives it its name only where it is whole and has the
 // digest: whatever is there by that name may be started.
-func (s *Successor) fetch(ctx context.Context, j job, program string) (err error) {
+func (s *Upgrade) fetch(ctx context.Context, j job, program string) (err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, j.source, nil)
 	if err != nil {
 		return &finalError{err}

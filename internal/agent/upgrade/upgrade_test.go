@@ -1,4 +1,4 @@
-package successor
+package upgrade
 
 import (
 	"context"
@@ -59,7 +59,7 @@ func file(text string) http.HandlerFunc {
 	}
 }
 
-func (w *world) successor() *Successor {
+func (w *world) upgrade() *Upgrade {
 	return New(Options{
 		Dir:  w.dir,
 		Self: w.self,
@@ -83,8 +83,8 @@ func (w *world) agent(digest string) agentapi.Agent {
 	return agentapi.Agent{Version: "v2", URL: w.server.URL + "/kip/", SHA256: map[string]string{"amd64": digest, "arm64": sum("x")}}
 }
 
-// run runs a successor until it has one or done says so.
-func (w *world) run(s *Successor, done func() bool) (program string) {
+// run runs an upgrade until it has one or done says so.
+func (w *world) run(s *Upgrade, done func() bool) (program string) {
 	ctx, cancel := context.WithCancel(w.Context())
 	defer cancel()
 	ended := make(chan string, 1)
@@ -129,7 +129,7 @@ func TestAnotherAgentIsFetchedVerifiedAndHandedOn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := w.successor()
+	s := w.upgrade()
 	for range 3 {
 		if err := s.Want(w.agent(sum(program)), false); !errors.Is(err, ErrUnderWay) {
 			t.Fatalf("before it is there: %v", err)
@@ -154,7 +154,7 @@ func TestAnotherAgentIsFetchedVerifiedAndHandedOn(t *testing.T) {
 		t.Errorf("of itself kept is %s, %v", kept, err)
 	}
 	w.self = got
-	if err := w.successor().Want(w.agent(sum(program)), true); err != nil {
+	if err := w.upgrade().Want(w.agent(sum(program)), true); err != nil {
 		t.Errorf("the agent that was wanted says %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestWhatIsNotTheAgentThatIsWantedIsNeverStarted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tc.serve)
 			w.try = tc.try
-			s := w.successor()
+			s := w.upgrade()
 			if tc.digest == "" {
 				tc.digest = sum(program)
 			}
@@ -217,7 +217,7 @@ func TestAnAgentTakesOverOnlyOnceItsNameIsOnTheDisk(t *testing.T) {
 			w := newWorld(t, file(program))
 			w.dir = filepath.Join(filepath.Dir(w.dir), "state", "agent")
 			var synced []string
-			s := w.successor()
+			s := w.upgrade()
 			s.o.SyncFolder = func(path string) error {
 				if len(w.tried) > 0 {
 					t.Error("it was started before")
@@ -259,7 +259,7 @@ func TestAServerThatIsNotWellIsAskedAgain(t *testing.T) {
 			file(program)(w, r)
 		}
 	})
-	s := w.successor()
+	s := w.upgrade()
 	if err := s.Want(w.agent(sum(program)), false); !errors.Is(err, ErrUnderWay) {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestAnAnswerThatIsNotTheFileIsNotTakenForTheLastWord(t *testing.T) {
 					file(strings.Repeat("x", 101))(w, r)
 				}
 			})
-			s := w.successor()
+			s := w.upgrade()
 			var failed error
 			got := w.run(s, func() bool {
 				failed = s.Want(w.agent(sum(program)), false)
@@ -309,7 +309,7 @@ func TestAServerThatDoesNotEndIsGivenUp(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	s := w.successor()
+	s := w.upgrade()
 	s.o.Limit = 50 * time.Millisecond
 	var failed error
 	if got := w.run(s, func() bool {
@@ -335,7 +335,7 @@ func TestAnAgentThatThisMachineCannotHaveIsRefusedAtOnce(t *testing.T) {
 		"has its configuration":     func(*agentapi.Agent) {},
 		"told of another one befor": func(a *agentapi.Agent) { a.SHA256["amd64"] = sum("another") },
 	} {
-		a, s := w.agent(sum(program)), w.successor()
+		a, s := w.agent(sum(program)), w.upgrade()
 		if strings.HasPrefix(want, "told") {
 			if err := s.Want(a, false); !errors.Is(err, ErrUnderWay) {
 				t.Fatal(err)

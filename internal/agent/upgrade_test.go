@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elotl/kip/internal/agent/successor"
+	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -34,8 +34,8 @@ func servedAgent(t *testing.T, program, text string) agentapi.Agent {
 
 // impatient lets an agent pause less between its tries to fetch another one.
 func impatient(m *machine, a *Agent) *Agent {
-	a.successor = successor.New(successor.Options{
-		Dir:   SuccessorDir(m.path("state")),
+	a.upgrade = upgrade.New(upgrade.Options{
+		Dir:   UpgradeDir(m.path("state")),
 		Self:  a.o.Self,
 		Try:   a.versionOf,
 		Log:   a.o.Log,
@@ -73,7 +73,7 @@ func TestAnAgentEndsForAnotherOneThatKipWants(t *testing.T) {
 		t.Fatalf("it ended with %v", err)
 	}
 	text, err := os.ReadFile(next.Program)
-	if err != nil || string(text) != another || !strings.HasPrefix(next.Program, SuccessorDir(m.path("state"))+"/") {
+	if err != nil || string(text) != another || !strings.HasPrefix(next.Program, UpgradeDir(m.path("state"))+"/") {
 		t.Errorf("%s has %q, %v", next.Program, text, err)
 	}
 	// The other one starts a containerd of its own, which two cannot be.

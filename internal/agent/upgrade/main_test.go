@@ -1,4 +1,4 @@
-package successor
+package upgrade
 
 import (
 	"testing"
