@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/quote"
 )
 
@@ -50,7 +50,7 @@ func priceOf(k *kipctl) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVarP(&f.files, "filename", "f", nil, "`file` or folder with manifests, - for standard input; may be given several times")
-	flags.StringVar(&f.cloud, "cloud", "", "`name` of the cloud: "+strings.Join(books.Clouds(), ", "))
+	flags.StringVar(&f.cloud, "cloud", "", "`name` of the cloud: "+strings.Join(pricelists.Clouds(), ", "))
 	flags.StringVar(&f.region, "region", "", "`name` of the cloud's region")
 	flags.BoolVar(&f.compare, "compare", false, "compare all regions of all clouds, or of the one that --cloud names")
 	flags.StringVar(&f.arch, "arch", "amd64", "`architecture` of pods that name none: amd64 or arm64")
@@ -117,7 +117,7 @@ func (k *kipctl) price(f *priceFlags) error {
 		return err
 	}
 	if f.compare {
-		clouds := books.Clouds()
+		clouds := pricelists.Clouds()
 		if f.cloud != "" {
 			clouds = []string{f.cloud}
 		}
@@ -127,16 +127,16 @@ func (k *kipctl) price(f *priceFlags) error {
 		}
 		return k.print(comparison{all}, comparison{all}.table)
 	}
-	book, err := books.Open(f.cloud)
+	list, err := pricelists.Open(f.cloud)
 	if err != nil {
 		return err
 	}
-	prices, err := quote.In(book, f.region, o)
+	prices, err := quote.In(list, f.region, o)
 	if err != nil {
 		return err
 	}
 	q := prices.Of(workloads)
-	title := fmt.Sprintf("%s in %s, prices of %s, in US dollars", f.cloud, f.region, book.AsOf)
+	title := fmt.Sprintf("%s in %s, prices of %s, in US dollars", f.cloud, f.region, list.AsOf)
 	if err := k.print(q, func(w io.Writer) error { return quoteTable(w, title, q) }); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/doctor"
 	"github.com/elotl/kip/internal/finding"
 	"github.com/elotl/kip/internal/kippods"
@@ -193,13 +193,13 @@ func (c *cluster) catalogue(ctx context.Context) *trial.Catalogue {
 		return nil // the trial says so itself
 	}
 	labels := nodes.Items[0].Labels
-	for _, name := range books.Clouds() {
-		book, err := books.Open(name)
+	for _, name := range pricelists.Clouds() {
+		list, err := pricelists.Open(name)
 		if err != nil {
 			continue
 		}
 		const gib = 1 << 30
-		prices, err := quote.In(book, labels[corev1.LabelTopologyRegion], quote.Options{
+		prices, err := quote.In(list, labels[corev1.LabelTopologyRegion], quote.Options{
 			Arch:                cmp.Or(labels[corev1.LabelArchStable], "amd64"),
 			DiskBytes:           5 * gib, // the defaults of provider.yaml
 			ReservedMemoryBytes: gib / 8,

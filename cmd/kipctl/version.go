@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/elotl/kip/internal/adminapi"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/version"
 )
 
@@ -30,7 +30,7 @@ func showVersion(k *kipctl) *cobra.Command {
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			v := versions{Kipctl: adminapi.Version{Version: version.String(), Kubernetes: version.Kubernetes, Go: runtime.Version()}}
-			if v.Catalogues, err = books.Dates(); err != nil {
+			if v.Catalogues, err = pricelists.Dates(); err != nil {
 				return err
 			}
 			path, named := k.socketPath()

@@ -25,8 +25,8 @@ func quotaOf(name string) string {
 	return "standard"
 }
 
-func aws(f *figures) *catalog.Book {
-	b := &catalog.Book{Cloud: "aws", Regions: map[string]catalog.Region{}}
+func aws(f *figures) *catalog.PriceList {
+	b := &catalog.PriceList{Cloud: "aws", Regions: map[string]catalog.Region{}}
 	extras := f.open("aws-extras.json", "creditPerVcpuHour", "diskPerGBMonth", "publicAddressPerHour")
 	types := f.open("aws-instance-types.json", "types")
 	prices := f.open("aws-prices.json", "asOfByRegion", "prices", "pricesCNY")
@@ -35,7 +35,7 @@ func aws(f *figures) *catalog.Book {
 		return nil
 	}
 	b.AsOf = prices("asOf").Text()
-	m := &awsMarket{book: b, at: map[string]int{}, spot: map[string]bool{}}
+	m := &awsMarket{list: b, at: map[string]int{}, spot: map[string]bool{}}
 	credits := map[string]float64{}
 	extras("creditPerVcpuHour").Object(func(family string, v strict.Value) { credits[family] = price(v) })
 	types("types").Object(func(name string, v strict.Value) { m.addType(name, v, credits) })
@@ -74,12 +74,12 @@ func aws(f *figures) *catalog.Book {
 
 // awsMarket is what EC2 sells.
 type awsMarket struct {
-	book *catalog.Book
-	at   map[string]int  // where a type is in the book, by its name
+	list *catalog.PriceList
+	at   map[string]int  // where a type is in the list, by its name
 	spot map[string]bool // whether it is sold as spot
 }
 
-// addType puts a type into the book, unless it is of no use. credits are the prices of a vCPU
+// addType puts a type into the list, unless it is of no use. credits are the prices of a vCPU
 // hour beyond the baseline, by family.
 func (m *awsMarket) addType(name string, v strict.Value, credits map[string]float64) {
 	field := v.Fields("accelerators", "arch", "bareMetal", "baselineVcpu", "cpuManufacturer", "enis", "enisDefaultCard", "gpu",
@@ -104,7 +104,7 @@ func (m *awsMarket) addType(name string, v strict.Value, credits map[string]floa
 		t.Interfaces = int64(card.Number(1, 1000))
 	}
 	t.AddressesPerInterface = int64(field("ipv4PerEni").In(v).Number(1, 1000))
-	add(m.book, m.at, v, t)
+	add(m.list, m.at, v, t)
 }
 
 // sellIn sells what each group of a region's zones offers.
@@ -125,7 +125,7 @@ func (m *awsMarket) sellIn(r *catalog.Region, groups strict.Value, prices map[st
 	})
 }
 
-// sell sells a type in the last group of a region's zones, if it is in the book.
+// sell sells a type in the last group of a region's zones, if it is in the list.
 func (m *awsMarket) sell(r *catalog.Region, name string, prices map[string]float64) {
 	i, described := m.at[name]
 	if !described {
@@ -147,8 +147,8 @@ func pricesIn(v strict.Value) map[string]float64 {
 // anyZone is for regions whose zones the figures do not name.
 var anyZone = [][]string{{""}}
 
-func gce(f *figures) *catalog.Book {
-	b := &catalog.Book{Cloud: "gce", Regions: map[string]catalog.Region{}}
+func gce(f *figures) *catalog.PriceList {
+	b := &catalog.PriceList{Cloud: "gce", Regions: map[string]catalog.Region{}}
 	types := f.open("gce-machine-types.json", "types")
 	prices := f.open("gce-prices.json", "prices")
 	if f.err() != nil {
@@ -185,8 +185,8 @@ func gce(f *figures) *catalog.Book {
 	return b
 }
 
-func azure(f *figures) *catalog.Book {
-	b := &catalog.Book{Cloud: "azure", Regions: map[string]catalog.Region{}}
+func azure(f *figures) *catalog.PriceList {
+	b := &catalog.PriceList{Cloud: "azure", Regions: map[string]catalog.Region{}}
 	types := f.open("azure-vm-sizes.json", "types")
 	prices := f.open("azure-prices.json", "prices")
 	if f.err() != nil {

@@ -1,4 +1,4 @@
-// Command catalog makes the catalogues of internal/catalog/books from the figures in
+// Command catalog makes the catalogues of internal/catalog/pricelists from the figures in
 // hack/catalog/data. It asks no network: who has newer figures puts them there.
 package main
 
@@ -20,7 +20,7 @@ import (
 
 func main() {
 	data := flag.String("data", "hack/catalog/data", "`folder` with the figures")
-	out := flag.String("out", "internal/catalog/books", "`folder` for the catalogues")
+	out := flag.String("out", "internal/catalog/pricelists", "`folder` for the catalogues")
 	flag.Parse()
 	if err := run(*data, *out); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -29,11 +29,11 @@ func main() {
 }
 
 func run(data, out string) error {
-	books, err := read(folder(data))
+	lists, err := read(folder(data))
 	if err != nil {
 		return err
 	}
-	for _, b := range books {
+	for _, b := range lists {
 		packed, err := pack(b)
 		if err != nil {
 			return err
@@ -46,8 +46,8 @@ func run(data, out string) error {
 	return nil
 }
 
-// pack is what is embedded. The same book gives the same bytes.
-func pack(b *catalog.Book) ([]byte, error) {
+// pack is what is embedded. The same list gives the same bytes.
+func pack(b *catalog.PriceList) ([]byte, error) {
 	var buf bytes.Buffer
 	z, err := gzip.NewWriterLevel(&buf, gzip.BestCompression)
 	if err != nil {
@@ -71,21 +71,21 @@ func (f folder) ReadFile(name string) ([]byte, error) {
 	return os.ReadFile(filepath.Join(string(f), name))
 }
 
-// read makes the books of all clouds.
-func read(data source) ([]*catalog.Book, error) {
-	var books []*catalog.Book
+// read makes the lists of all clouds.
+func read(data source) ([]*catalog.PriceList, error) {
+	var lists []*catalog.PriceList
 	var errs []error
-	for _, cloud := range []func(*figures) *catalog.Book{aws, gce, azure} {
+	for _, cloud := range []func(*figures) *catalog.PriceList{aws, gce, azure} {
 		f := &figures{source: data}
-		book := cloud(f)
+		list := cloud(f)
 		errs = append(errs, f.err())
 		if f.err() != nil {
 			continue
 		}
-		slices.SortFunc(book.Sources, strings.Compare)
-		books = append(books, book)
+		slices.SortFunc(list.Sources, strings.Compare)
+		lists = append(lists, list)
 	}
-	return books, errors.Join(errs...)
+	return lists, errors.Join(errs...)
 }
 
 // figures are the files of one cloud.
@@ -176,8 +176,8 @@ func common(name string, v strict.Value, field func(string) strict.Value) (t cat
 	return t, t.Arch != ""
 }
 
-// add checks a type and takes it into the book.
-func add(b *catalog.Book, at map[string]int, v strict.Value, t catalog.InstanceType) {
+// add checks a type and takes it into the list.
+func add(b *catalog.PriceList, at map[string]int, v strict.Value, t catalog.InstanceType) {
 	for _, p := range t.Check() {
 		v.Bad("%s", p)
 	}
@@ -195,7 +195,7 @@ func price(v strict.Value) float64 {
 }
 
 // sell adds a region, in which something is sold.
-func sell(b *catalog.Book, name string, r catalog.Region) {
+func sell(b *catalog.PriceList, name string, r catalog.Region) {
 	if len(r.Sold) == 0 {
 		return
 	}

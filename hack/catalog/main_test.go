@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 )
 
 func TestTheCataloguesAreThoseOfTheFigures(t *testing.T) {
@@ -14,11 +14,11 @@ func TestTheCataloguesAreThoseOfTheFigures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(made) != len(books.Clouds()) {
-		t.Fatalf("made %d catalogues, and %v are embedded", len(made), books.Clouds())
+	if len(made) != len(pricelists.Clouds()) {
+		t.Fatalf("made %d catalogues, and %v are embedded", len(made), pricelists.Clouds())
 	}
 	for _, want := range made {
-		got, err := books.Open(want.Cloud)
+		got, err := pricelists.Open(want.Cloud)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -88,8 +88,8 @@ func TestOfferingsWithoutAPriceComeLast(t *testing.T) {
 	}
 }
 
-func TestABookSellsTypesByRegion(t *testing.T) {
-	b := &Book{
+func TestAPriceListSellsTypesByRegion(t *testing.T) {
+	b := &PriceList{
 		Cloud: "c",
 		Types: []InstanceType{{Name: "a"}, {Name: "b"}},
 		Regions: map[string]Region{"east": {

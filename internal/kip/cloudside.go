@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/pipe"
@@ -144,7 +144,7 @@ func (l *cloudSide) cloudDriver() volumes.CloudDriver {
 
 // openInstanceTypes makes what knows what can be launched, and at what price.
 func (l *cloudSide) openInstanceTypes(ctx context.Context) (*instancetypes.Provider, error) {
-	rates, err := books.Rates(l.machines.Name(), l.machines.Traits().Region)
+	rates, err := pricelists.Rates(l.machines.Name(), l.machines.Traits().Region)
 	if err != nil {
 		return nil, err
 	}

@@ -13,14 +13,14 @@ import (
 
 	"github.com/elotl/kip/internal/capacity"
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/offering"
 )
 
 // sold are the types of a region of an embedded catalogue.
 func sold(t testing.TB, cloud, region string) []catalog.InstanceType {
 	t.Helper()
-	b, err := books.Open(cloud)
+	b, err := pricelists.Open(cloud)
 	if err != nil {
 		t.Fatal(err)
 	}

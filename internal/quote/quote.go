@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/offering"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/suggest"
@@ -85,15 +85,15 @@ type Prices struct {
 }
 
 // In returns the prices of a region out of a catalogue.
-func In(book *catalog.Book, region string, o Options) (*Prices, error) {
-	return in(book, region, o, func(r catalog.Rates) *catalog.Rates { return &r })
+func In(list *catalog.PriceList, region string, o Options) (*Prices, error) {
+	return in(list, region, o, func(r catalog.Rates) *catalog.Rates { return &r })
 }
 
 // in is In with what is paid beside a machine, by what the catalogue says.
-func in(book *catalog.Book, region string, o Options, beside func(catalog.Rates) *catalog.Rates) (*Prices, error) {
-	types, rates, err := book.In(region)
+func in(list *catalog.PriceList, region string, o Options, beside func(catalog.Rates) *catalog.Rates) (*Prices, error) {
+	types, rates, err := list.In(region)
 	if err != nil {
-		if nearest := suggest.Nearest(region, slices.Sorted(maps.Keys(book.Regions))); nearest != "" {
+		if nearest := suggest.Nearest(region, slices.Sorted(maps.Keys(list.Regions))); nearest != "" {
 			return nil, fmt.Errorf("%w; did you mean %s?", err, nearest)
 		}
 		return nil, err
@@ -116,7 +116,7 @@ func in(book *catalog.Book, region string, o Options, beside func(catalog.Rates)
 	}
 	return &Prices{
 		Region:  region,
-		AsOf:    book.AsOf,
+		AsOf:    list.AsOf,
 		Rates:   rates,
 		options: o,
 		placer:  placer,
@@ -365,19 +365,19 @@ type RegionTotal struct {
 func Compare(clouds []string, workloads []Workload, o Options) ([]RegionTotal, error) {
 	var all []RegionTotal
 	for _, cloud := range clouds {
-		book, err := books.Open(cloud)
+		list, err := pricelists.Open(cloud)
 		if err != nil {
 			return nil, err
 		}
-		for region := range book.Regions {
-			prices, err := in(book, region, o, func(catalog.Rates) *catalog.Rates { return &catalog.Rates{} })
+		for region := range list.Regions {
+			prices, err := in(list, region, o, func(catalog.Rates) *catalog.Rates { return &catalog.Rates{} })
 			if err != nil {
 				return nil, fmt.Errorf("%s in %s: %w", cloud, region, err)
 			}
 			all = append(all, RegionTotal{
 				Cloud:  cloud,
 				Region: region,
-				AsOf:   book.AsOf,
+				AsOf:   list.AsOf,
 				Total:  prices.Of(workloads).Total(),
 			})
 		}

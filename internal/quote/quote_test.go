@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/placement"
 )
 
-// of is a book of one region, whose disks cost $0.0001 a GiB and hour.
-func of(region string) *catalog.Book {
-	return &catalog.Book{
+// of is a list of one region, whose disks cost $0.0001 a GiB and hour.
+func of(region string) *catalog.PriceList {
+	return &catalog.PriceList{
 		Cloud: "c",
 		Types: []catalog.InstanceType{
 			{Name: "arm", Arch: "arm64", MilliCPU: 1000, MemoryBytes: 2 * gib},
@@ -180,7 +180,7 @@ func TestRegionsAreComparedTheCheapestFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := Compare(books.Clouds(), all, Options{Arch: "amd64", DiskBytes: 5 * gib, ReservedMemoryBytes: 64 << 20})
+	got, err := Compare(pricelists.Clouds(), all, Options{Arch: "amd64", DiskBytes: 5 * gib, ReservedMemoryBytes: 64 << 20})
 	if err != nil || len(got) != 133 {
 		t.Fatalf("%d regions, %v", len(got), err)
 	}

@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 	"github.com/elotl/kip/internal/quote"
 )
 
@@ -55,7 +55,7 @@ type market struct {
 
 func open(arch string) (market, error) {
 	m := market{arch: arch}
-	book, err := books.Open(cloud)
+	book, err := pricelists.Open(cloud)
 	if err != nil {
 		return m, err
 	}

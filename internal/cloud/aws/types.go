@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/elotl/kip/internal/catalog"
-	"github.com/elotl/kip/internal/catalog/books"
+	"github.com/elotl/kip/internal/catalog/pricelists"
 )
 
 // architectures are EC2's, in Kubernetes' words. Macs have others.
@@ -82,8 +82,8 @@ func maxDisks(t types.InstanceTypeInfo) int64 {
 // embeddedTypes are those of the embedded catalogue, read once: their prices, which are most
 // of it, are not kept.
 var embeddedTypes = sync.OnceValues(func() ([]catalog.InstanceType, error) {
-	book, err := books.Open("aws")
-	return book.Types, err
+	list, err := pricelists.Open("aws")
+	return list.Types, err
 })
 
 // complete adds to types what EC2's API does not tell, or in other words: what a kernel sees of

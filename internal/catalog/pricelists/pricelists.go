@@ -1,6 +1,6 @@
-// Package books has the catalogues of clouds that Kip is built with: figures of a date,
+// Package pricelists has the catalogues of clouds that Kip is built with: figures of a date,
 // for where the cloud itself is not asked. It changes nothing in them.
-package books
+package pricelists
 
 import (
 	"compress/gzip"
@@ -35,9 +35,9 @@ func Clouds() []string {
 
 // Open returns the catalogue of a cloud. Each call reads it anew, which takes some tenths
 // of a second: keep it.
-func Open(cloud string) (*catalog.Book, error) {
-	book := &catalog.Book{}
-	return book, read(cloud, func(d *json.Decoder) error { return d.Decode(book) })
+func Open(cloud string) (*catalog.PriceList, error) {
+	list := &catalog.PriceList{}
+	return list, read(cloud, func(d *json.Decoder) error { return d.Decode(list) })
 }
 
 // Rates returns what is paid beside the machines of a cloud in a region, as far as that is

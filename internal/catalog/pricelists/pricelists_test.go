@@ -1,4 +1,4 @@
-package books
+package pricelists
 
 import (
 	"reflect"
@@ -72,9 +72,9 @@ func TestEachCatalogueIsSoundInEachRegion(t *testing.T) {
 }
 
 // open reads each catalogue once for a test.
-func open(t *testing.T) map[string]*catalog.Book {
+func open(t *testing.T) map[string]*catalog.PriceList {
 	t.Helper()
-	all := map[string]*catalog.Book{}
+	all := map[string]*catalog.PriceList{}
 	for _, cloud := range Clouds() {
 		b, err := Open(cloud)
 		if err != nil {
@@ -86,7 +86,7 @@ func open(t *testing.T) map[string]*catalog.Book {
 }
 
 // typeIn is a type as it is sold in a region.
-func typeIn(t *testing.T, b *catalog.Book, region, name string) catalog.InstanceType {
+func typeIn(t *testing.T, b *catalog.PriceList, region, name string) catalog.InstanceType {
 	t.Helper()
 	types, _, err := b.In(region)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Book is what one cloud sells, and where: types, and by region their prices.
-type Book struct {
+// PriceList is what one cloud sells, and where: types, and by region their prices.
+type PriceList struct {
 	// Cloud is the cloud's key in provider.yaml.
 	Cloud string `json:"cloud"`
 	// AsOf is the date of the prices, such as 2026-07-20.
@@ -50,7 +50,7 @@ func (r Rates) DiskPerHour(bytes int64) (price float64, known bool) {
 
 // Sold is one type in a region.
 type Sold struct {
-	Type  int `json:"t"` // index in the book's Types
+	Type  int `json:"t"` // index in the list's Types
 	Zones int `json:"z"` // index in ZoneGroups
 	// Price is on demand, in dollars an hour; 0 where it is not known.
 	Price float64 `json:"p,omitempty"`
@@ -59,7 +59,7 @@ type Sold struct {
 }
 
 // In returns the types that are sold in a region, with their offerings there.
-func (b *Book) In(region string) ([]InstanceType, Rates, error) {
+func (b *PriceList) In(region string) ([]InstanceType, Rates, error) {
 	r, ok := b.Regions[region]
 	if !ok {
 		return nil, Rates{}, fmt.Errorf("region %q is not in the catalogue of %s, which has %s",
