@@ -17,7 +17,7 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/crd"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/networkpolicy"
 	"github.com/elotl/kip/internal/store"
 	"github.com/elotl/kip/internal/watchdog"
 	"github.com/elotl/kip/internal/watches"
@@ -238,9 +238,9 @@ func (d serviceDNS) Addresses() []netip.Addr {
 type podEvents struct{ recorder record.EventRecorder }
 
 var (
-	_ cells.Recorder     = podEvents{}
-	_ isolation.Recorder = podEvents{}
-	_ cellapi.Recorder   = podEvents{}
+	_ cells.Recorder         = podEvents{}
+	_ networkpolicy.Recorder = podEvents{}
+	_ cellapi.Recorder       = podEvents{}
 )
 
 func (r podEvents) Event(pod apiv1.PodReference, e events.Event) {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/egress"
-	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/networkpolicy"
 	"github.com/elotl/kip/internal/podlogs"
 	"github.com/elotl/kip/internal/tunnel"
 )
@@ -17,7 +17,7 @@ type clusterSide struct {
 	egress    *egress.Egress // nil where no cell masquerades
 	logs      *podlogs.Saver
 	cellAPI   *cellapi.Server
-	firewalls *isolation.Controller
+	firewalls *networkpolicy.Controller
 }
 
 // followCluster makes what follows the cluster and shows it to cells.
@@ -50,7 +50,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 	if err != nil {
 		return l, err
 	}
-	l.firewalls = isolation.New(isolation.Config{
+	l.firewalls = networkpolicy.New(networkpolicy.Config{
 		Pods:           l.nodes.Pods(),
 		Client:         many,
 		Shared:         l.cellAPI.Watches(),

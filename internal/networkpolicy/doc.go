@@ -1,4 +1,4 @@
-// Package isolation keeps the firewall of every cell with a pod as NetworkPolicies
+// Package networkpolicy keeps the firewall of every cell with a pod as NetworkPolicies
 // and the pod's annotations say: it evaluates them (package policy), hands each
 // cell's agent the outcome, and says in an Event when a pod has to wait for it. It
 // decides nothing about cells or pods, and knows tunnels as round trippers only.
@@ -9,4 +9,4 @@
 //
 // The cluster's pods are watched, with Kip's own service account, only while a
 // policy that selects a pod of this node asks who they are.
-package isolation
+package networkpolicy

@@ -7,7 +7,7 @@ import (
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/egress"
-	"github.com/elotl/kip/internal/isolation"
+	"github.com/elotl/kip/internal/networkpolicy"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/pods"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -18,7 +18,7 @@ import (
 // isolated tells what keeps firewalls of cells.
 type isolated struct {
 	cells.Unobserved
-	firewalls *isolation.Controller
+	firewalls *networkpolicy.Controller
 }
 
 var _ cells.Observer = isolated{}
@@ -28,7 +28,7 @@ func (i isolated) CellChanged(c cells.Cell) {
 	case !c.Live():
 		i.firewalls.Gone(c.ID)
 	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
-		i.firewalls.Bound(isolation.Cell{
+		i.firewalls.Bound(networkpolicy.Cell{
 			ID:       c.ID,
 			Pod:      c.Pod,
 			PodIP:    c.Instance.PodIP,

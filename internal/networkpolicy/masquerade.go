@@ -1,4 +1,4 @@
-package isolation
+package networkpolicy
 
 import "github.com/elotl/kip/internal/agentapi"
 
