@@ -20,15 +20,18 @@ import (
 	"github.com/elotl/kip/internal/version"
 )
 
+// health checks whether a Kip works.
+type health struct{ *installation }
+
 // kipPods says whether Kip's pods run.
-func (d *Doctor) kipPods(context.Context) []finding.Finding {
-	if len(d.pods) == 0 {
-		where := cmp.Or(d.c.Namespace, "*")
-		return one(finding.Fail(findKip, "no pod of Kip is in namespace %s: its nodes are %s", where, orNone(nodeNames(d.own))))
+func (k health) kipPods(context.Context) []finding.Finding {
+	if len(k.pods) == 0 {
+		where := cmp.Or(k.c.Namespace, "*")
+		return one(finding.Fail(findKip, "no pod of Kip is in namespace %s: its nodes are %s", where, orNone(nodeNames(k.own))))
 	}
 	var found []finding.Finding
-	for i := range d.pods {
-		found = append(found, ofKipPod(&d.pods[i]))
+	for i := range k.pods {
+		found = append(found, ofKipPod(&k.pods[i]))
 	}
 	return found
 }
@@ -93,14 +96,14 @@ func cutLast(s, sep string) (before, after string, found bool) {
 }
 
 // kipNodes says whether Kip's nodes take pods.
-func (d *Doctor) kipNodes(context.Context) []finding.Finding {
-	if len(d.own) == 0 {
-		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why Kip has made no node", d.pods[0].Namespace, d.pods[0].Name,
+func (k health) kipNodes(context.Context) []finding.Finding {
+	if len(k.own) == 0 {
+		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why Kip has made no node", k.pods[0].Namespace, k.pods[0].Name,
 			kipContainer), "the cluster has no node of Kip"))
 	}
 	var found []finding.Finding
-	for i := range d.own {
-		n := &d.own[i]
+	for i := range k.own {
+		n := &k.own[i]
 		var bad []string
 		for _, c := range n.Status.Conditions {
 			if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
@@ -125,17 +128,17 @@ func (d *Doctor) kipNodes(context.Context) []finding.Finding {
 }
 
 // versions compares the versions of kipctl and of Kip, which its nodes tell as v1.36.3-kip-1.2.0.
-func (d *Doctor) versions(context.Context) []finding.Finding {
-	own := strings.TrimPrefix(d.c.Version, "v")
+func (k health) versions(context.Context) []finding.Finding {
+	own := strings.TrimPrefix(k.c.Version, "v")
 	var found []finding.Finding
-	for _, n := range d.own {
+	for _, n := range k.own {
 		_, has, is := strings.Cut(n.Status.NodeInfo.KubeletVersion, "-kip-")
 		switch {
 		case !is:
 			found = append(found, finding.Unchecked("node %s does not tell Kip's version: %q", n.Name, n.Status.NodeInfo.KubeletVersion))
 		case has != own:
 			found = append(found, finding.Warn(fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl version # or install kipctl of that version",
-				d.Namespace(), firstName(d.pods), kipContainer), "Kip of node %s is %s, and this kipctl is %s: it may not know all that Kip shows", n.Name, has, own))
+				k.Namespace(), firstName(k.pods), kipContainer), "Kip of node %s is %s, and this kipctl is %s: it may not know all that Kip shows", n.Name, has, own))
 		default:
 			found = append(found, finding.Fine("Kip of node %s and this kipctl are %s, with kubelets of %s", n.Name, own, version.Kubernetes))
 		}
@@ -154,9 +157,9 @@ func firstName(pods []corev1.Pod) string {
 }
 
 // definition says whether the cluster has the definition of Cell that this version has.
-func (d *Doctor) definition(ctx context.Context) []finding.Finding {
+func (k health) definition(ctx context.Context) []finding.Finding {
 	const cure = "kipctl crd update"
-	err := crd.Check(ctx, d.c.Cluster.CRDs)
+	err := crd.Check(ctx, k.c.Cluster.CRDs)
 	_, older := errors.AsType[*crd.OlderError](err)
 	switch {
 	case err == nil:
@@ -171,19 +174,19 @@ func (d *Doctor) definition(ctx context.Context) []finding.Finding {
 const eventsSince = time.Hour
 
 // events shows what Kip says of its nodes.
-func (d *Doctor) events(ctx context.Context) []finding.Finding {
+func (k health) events(ctx context.Context) []finding.Finding {
 	var found []finding.Finding
-	for _, n := range d.own {
+	for _, n := range k.own {
 		about := fields.AndSelectors(fields.OneTermEqualSelector("involvedObject.kind", "Node"),
 			fields.OneTermEqualSelector("involvedObject.name", n.Name)).String()
-		list, err := d.c.Cluster.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: about})
+		list, err := k.c.Cluster.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: about})
 		if err != nil {
 			return one(unasked("list the Events of node "+n.Name, err))
 		}
 		last := map[string]corev1.Event{} // by reason
 		for _, e := range list.Items {
 			was, has := last[e.Reason]
-			if e.Type == corev1.EventTypeWarning && e.InvolvedObject.Name == n.Name && d.c.Clock.Since(timeOf(&e)) < eventsSince &&
+			if e.Type == corev1.EventTypeWarning && e.InvolvedObject.Name == n.Name && k.c.Clock.Since(timeOf(&e)) < eventsSince &&
 				(!has || timeOf(&was).Before(timeOf(&e))) {
 				last[e.Reason] = e
 			}

@@ -96,10 +96,10 @@ func (d *Doctor) Files(ctx context.Context, say func(string)) []File {
 	}
 	c.add("pods.json", pods, nil)
 	say("bundle: the Events of Kip's nodes and pods")
-	events, err := d.eventsOf(ctx)
+	events, err := bundling{d}.eventsOf(ctx)
 	c.add("events.json", events, err)
 	for i := range d.pods {
-		d.logs(ctx, &d.pods[i], c, say)
+		bundling{d}.logs(ctx, &d.pods[i], c, say)
 	}
 	if len(c.errors) > 0 {
 		c.files = append(c.files, File{"not-read.txt", []byte(strings.Join(c.errors, "\n") + "\n")})
@@ -107,8 +107,11 @@ func (d *Doctor) Files(ctx context.Context, say func(string)) []File {
 	return c.files
 }
 
+// bundling reads what a bundle has of each Kip.
+type bundling struct{ *Doctor }
+
 // logs adds the end of the log of a pod of Kip, and of the container before, if it was started again.
-func (d *Doctor) logs(ctx context.Context, p *corev1.Pod, c *collector, say func(string)) {
+func (k bundling) logs(ctx context.Context, p *corev1.Pod, c *collector, say func(string)) {
 	restarts := int32(0)
 	for _, s := range p.Status.ContainerStatuses {
 		if s.Name == kipContainer {
@@ -125,7 +128,7 @@ func (d *Doctor) logs(ctx context.Context, p *corev1.Pod, c *collector, say func
 		}
 		say("bundle: " + name)
 		limited, cancel := context.WithTimeout(ctx, bundleLimit)
-		data, err := d.c.Cluster.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
+		data, err := k.c.Cluster.Kube.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{
 			Container:  kipContainer,
 			Previous:   previous,
 			TailLines:  new(int64(logLines)),
@@ -153,19 +156,19 @@ type shortEvent struct {
 }
 
 // eventsOf are those about Kip's nodes and pods, and the pods on its nodes.
-func (d *Doctor) eventsOf(ctx context.Context) ([]shortEvent, error) {
+func (k bundling) eventsOf(ctx context.Context) ([]shortEvent, error) {
 	names, uids := map[string]bool{}, map[types.UID]bool{}
-	for _, n := range d.own {
+	for _, n := range k.own {
 		names["Node/"+n.Name] = true
 	}
-	for _, pods := range [][]corev1.Pod{d.pods, d.onNodes()} {
+	for _, pods := range [][]corev1.Pod{k.pods, k.onNodes()} {
 		for _, p := range pods {
 			uids[p.UID] = true
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, bundleLimit)
 	defer cancel()
-	list, err := d.c.Cluster.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{Limit: mostEvents})
+	list, err := k.c.Cluster.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{Limit: mostEvents})
 	if err != nil {
 		return nil, err
 	}

@@ -323,24 +323,25 @@ func TestWhatMayNotBeAskedIsNotOK(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	d := &Doctor{c: Config{Cluster: Cluster{Kube: (&world{lacks: "roles"}).kube(t)}}} // who may not look for Kip
-	if f := d.rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message, "if it is not here already") {
+	d := New(Config{Cluster: Cluster{Kube: (&world{lacks: "roles"}).kube(t)}}) // who may not look for Kip
+	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message, "if it is not here already") {
 		t.Errorf("rights: %+v", f)
 	}
 	d.c.Cluster.Kube = (&world{lacks: "roles", user: "system:serviceaccount:kip-system:kip"}).kube(t)
-	if f := d.rights(t.Context())[0]; f.Outcome != finding.NotChecked || f.Cure != "" { // Kip is not to be a cluster admin
+	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.NotChecked || f.Cure != "" { // Kip is not to be a cluster admin
 		t.Errorf("rights of Kip itself: %+v", f)
 	}
 	w = installed()
 	w.forbids = true
-	kip := &Doctor{c: Config{Clock: clocktesting.NewFakePassiveClock(now), Cluster: Cluster{
+	kip := New(Config{Clock: clocktesting.NewFakePassiveClock(now), Cluster: Cluster{
 		Kube: w.kube(t),
 		Raw:  func(context.Context, string) (Answer, error) { return Answer{Status: http.StatusForbidden}, nil },
 		Cells: func(context.Context) ([]apiv1.Cell, error) {
 			return nil, apierrors.NewForbidden(apiv1.Resource.GroupResource(), "", nil)
 		},
 		CRDs: func() *extensionsfake.Clientset { return denied() }().ApiextensionsV1().CustomResourceDefinitions(),
-	}}, own: w.nodes[1:], pods: w.kips}
+	}})
+	kip.own, kip.pods = w.nodes[1:], w.kips
 	for _, c := range kip.Rest() {
 		if c.Area != areaKip || c.Name == "pods" || c.Name == "nodes" || c.Name == "versions" || c.Needs != "" {
 			continue // they ask nothing more
@@ -498,13 +499,14 @@ func TestTheAccountOfAKipIsAskedAboutItsOwnCellsAndRole(t *testing.T) {
 	account := &corev1.ServiceAccount{ObjectMeta: meta("kip-system", "kip")}
 	account.Annotations = map[string]string{wellknown.RoleAnnotation: "arn:aws:iam::123456789012:role/kip"}
 	w.others = append(w.others, account)
-	d := &Doctor{c: Config{Cluster: Cluster{Kube: w.kube(t)}}, own: w.nodes[1:], pods: w.kips}
+	d := New(Config{Cluster: Cluster{Kube: w.kube(t)}})
+	d.own, d.pods = w.nodes[1:], w.kips
 	want := finding.Kip{Owner: "id", Role: "arn:aws:iam::123456789012:role/kip",
 		Ask: "kubectl exec -n kip-system kip-0 -c kip -- /kipctl doctor --account -f /etc/kip/config/provider.yaml --controller id"}
 	if got := d.Kip(t.Context()); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if got := (&Doctor{}).Kip(t.Context()); got != (finding.Kip{}) {
+	if got := New(Config{}).Kip(t.Context()); got != (finding.Kip{}) {
 		t.Errorf("without a Kip: %+v", got)
 	}
 }
@@ -709,15 +711,16 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 // association is gone, and all of them are made again.
 func TestPodsThatWorkKeepTheirRoleWhenOthersAreOnCells(t *testing.T) {
 	w := onEKS()
-	d := &Doctor{c: Config{Cluster: Cluster{Host: w.host, Raw: func(context.Context, string) (Answer, error) {
+	d := New(Config{Cluster: Cluster{Host: w.host, Raw: func(context.Context, string) (Answer, error) {
 		return Answer{Status: http.StatusOK, Body: []byte(`{"issuer":"https://oidc.eks.eu-west-1.amazonaws.com/id/A1"}`)}, nil
-	}}}, nodes: w.nodes}
+	}}})
+	d.nodes = w.nodes
 	p := onCell("web")
 	p.Spec.ServiceAccountName = "web"
 	agent := corev1.EnvVar{Name: "AWS_CONTAINER_CREDENTIALS_FULL_URI", Value: "http://169.254.170.23/v1/credentials"}
 	p.Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{agent}}}
 	d.onOwn = []corev1.Pod{p}
-	commands := strings.Split(d.rolesOfPods(t.Context())[0].Cure, "\n")
+	commands := strings.Split((identities{d.installation}).rolesOfPods(t.Context())[0].Cure, "\n")
 	want := []string{
 		"associate-iam-oidc-provider --cluster prod --region eu-west-1",
 		`{"Federated": "arn:aws:iam::ACCOUNT:oidc-provider/oidc.eks.eu-west-1.amazonaws.com/id/A1"}, "Action": "sts:AssumeRoleWithWebIdentity"`,

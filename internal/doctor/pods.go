@@ -18,18 +18,21 @@ import (
 	"github.com/elotl/kip/internal/finding"
 )
 
+// workloads checks what cells are to the workloads of the cluster.
+type workloads struct{ *installation }
+
 // listOnOwn lists the pods on Kip's nodes, for the checks after it.
-func (d *Doctor) listOnOwn(ctx context.Context) []finding.Finding {
-	for _, n := range d.own {
-		list, err := d.c.Cluster.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
+func (k workloads) listOnOwn(ctx context.Context) []finding.Finding {
+	for _, n := range k.own {
+		list, err := k.c.Cluster.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
 			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", n.Name).String(),
 		})
 		if err != nil {
 			return one(unasked("list the pods of node "+n.Name, err))
 		}
-		d.onOwn = append(d.onOwn, list.Items...)
+		k.onOwn = append(k.onOwn, list.Items...)
 	}
-	return one(finding.Fine("%d pods are on Kip's nodes", len(d.onOwn)))
+	return one(finding.Fine("%d pods are on Kip's nodes", len(k.onOwn)))
 }
 
 // notOnKip is the expression that keeps the pods of a DaemonSet off Kip's nodes.
@@ -37,8 +40,8 @@ const notOnKip = `{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}
 
 // keepOff returns the command that keeps a DaemonSet off Kip's nodes. A patch replaces all terms of a required node affinity, since
 // nodeSelectorTerms is an atomic list: keepOff returns one only if the DaemonSet has no such affinity.
-func (d *Doctor) keepOff(ctx context.Context, namespace, name string) string {
-	set, err := d.c.Cluster.Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+func (k workloads) keepOff(ctx context.Context, namespace, name string) string {
+	set, err := k.c.Cluster.Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err == nil {
 		affinity := set.Spec.Template.Spec.Affinity
 		if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
@@ -52,10 +55,10 @@ func (d *Doctor) keepOff(ctx context.Context, namespace, name string) string {
 }
 
 // daemonSets names those whose pods stand on Kip's nodes without a machine.
-func (d *Doctor) daemonSets(ctx context.Context) []finding.Finding {
+func (k workloads) daemonSets(ctx context.Context) []finding.Finding {
 	stand := map[string]metav1.ObjectMeta{} // by namespace and name
-	for i := range d.onOwn {
-		p := &d.onOwn[i]
+	for i := range k.onOwn {
+		p := &k.onOwn[i]
 		if apiv1.WithoutMachine(p) == nil {
 			continue
 		}
@@ -70,7 +73,7 @@ func (d *Doctor) daemonSets(ctx context.Context) []finding.Finding {
 				"%d more DaemonSets stand on Kip's nodes without a machine", len(stand)-n))
 			break
 		}
-		found = append(found, finding.Warn(d.keepOff(ctx, stand[name].Namespace, stand[name].Name)+"; docs/nodes.md gives it a machine",
+		found = append(found, finding.Warn(k.keepOff(ctx, stand[name].Namespace, stand[name].Name)+"; docs/nodes.md gives it a machine",
 			"DaemonSet %s stands on Kip's nodes without a machine: what it does for a node, it does not do for the pods on cells", name))
 	}
 	if found == nil {
@@ -84,8 +87,8 @@ func (d *Doctor) daemonSets(ctx context.Context) []finding.Finding {
 const annotationTargets = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type"
 
 // services names load balancers that do not reach pods on cells: docs/networking.md, docs/nodes-in-clouds.md.
-func (d *Doctor) services(ctx context.Context) []finding.Finding {
-	list, err := d.c.Cluster.Kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+func (k workloads) services(ctx context.Context) []finding.Finding {
+	list, err := k.c.Cluster.Kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return one(unasked("list the Services", err))
 	}
@@ -96,11 +99,11 @@ func (d *Doctor) services(ctx context.Context) []finding.Finding {
 			continue
 		}
 		of := labels.SelectorFromSet(s.Spec.Selector)
-		n := slices.IndexFunc(d.onOwn, func(p corev1.Pod) bool { return p.Namespace == s.Namespace && of.Matches(labels.Set(p.Labels)) })
+		n := slices.IndexFunc(k.onOwn, func(p corev1.Pod) bool { return p.Namespace == s.Namespace && of.Matches(labels.Set(p.Labels)) })
 		if n < 0 {
 			continue
 		}
-		if f := d.balances(s, &d.onOwn[n]); f != nil {
+		if f := k.balances(s, &k.onOwn[n]); f != nil {
 			found = append(found, *f)
 		}
 	}
@@ -111,12 +114,12 @@ func (d *Doctor) services(ctx context.Context) []finding.Finding {
 }
 
 // balances says what is wrong with a load balancer over a pod on a cell; nil for nothing.
-func (d *Doctor) balances(s *corev1.Service, pod *corev1.Pod) *finding.Finding {
+func (k workloads) balances(s *corev1.Service, pod *corev1.Pod) *finding.Finding {
 	name := s.Namespace + "/" + s.Name
 	byAddress := strings.HasSuffix(s.Annotations[annotationTargets], "ip")
 	var f finding.Finding
 	switch {
-	case byAddress && d.nodeOf(pod).Labels[wellknown.ComputeType] != "fargate":
+	case byAddress && k.nodeOf(pod).Labels[wellknown.ComputeType] != "fargate":
 		f = finding.Fail(fmt.Sprintf("kubectl label node %s %s=fargate --overwrite # and take %s out of kubelet.labels", pod.Spec.NodeName,
 			wellknown.ComputeType, wellknown.ComputeType),
 			"Service %s: AWS Load Balancer Controller looks for pods of node %s on an instance of the node, finds none, and then updates no target of the group",
@@ -134,10 +137,10 @@ func (d *Doctor) balances(s *corev1.Service, pod *corev1.Pod) *finding.Finding {
 }
 
 // nodeOf is Kip's node of a pod.
-func (d *Doctor) nodeOf(pod *corev1.Pod) corev1.Node {
-	n := slices.IndexFunc(d.own, func(n corev1.Node) bool { return n.Name == cmp.Or(pod.Spec.NodeName, "?") })
+func (k workloads) nodeOf(pod *corev1.Pod) corev1.Node {
+	n := slices.IndexFunc(k.own, func(n corev1.Node) bool { return n.Name == cmp.Or(pod.Spec.NodeName, "?") })
 	if n < 0 {
 		return corev1.Node{}
 	}
-	return d.own[n]
+	return k.own[n]
 }

@@ -48,19 +48,22 @@ func probe(namespace string) *corev1.Pod {
 	}
 }
 
+// ports checks whether the API server reaches Kip, and Kip its cells.
+type ports struct{ *installation }
+
 // webhook has the API server ask Kip about a pod that is not made. What Kip changes of such a pod shows that it was asked.
-func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
-	pod, err := d.c.Cluster.Kube.CoreV1().Pods(d.c.PodNamespace).Create(ctx, probe(d.c.PodNamespace),
+func (k ports) webhook(ctx context.Context) []finding.Finding {
+	pod, err := k.c.Cluster.Kube.CoreV1().Pods(k.c.PodNamespace).Create(ctx, probe(k.c.PodNamespace),
 		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
-		return one(unasked("dry-run a pod in namespace "+d.c.PodNamespace, err))
+		return one(unasked("dry-run a pod in namespace "+k.c.PodNamespace, err))
 	}
 	heard := answered(pod)
-	configured, err := d.webhookConfiguration(ctx)
-	if gone := d.goneService(ctx, configured, heard); gone != nil {
+	configured, err := k.webhookConfiguration(ctx)
+	if gone := k.goneService(ctx, configured, heard); gone != nil {
 		return gone
 	}
-	if heard && d.name == "" {
+	if heard && k.name == "" {
 		return one(finding.Fine("the API server asks Kip about pods that select its nodes (a dry run)"))
 	}
 	untrusted := configured != nil && slices.ContainsFunc(configured.Webhooks, trustsNobody)
@@ -69,14 +72,14 @@ func (d *Doctor) webhook(ctx context.Context) []finding.Finding {
 		return one(finding.Unchecked("whether the API server reaches the webhook of this Kip: for pods that select type: virtual-kubelet all Kips of the " +
 			"cluster answer, and one has"))
 	case err != nil:
-		return one(finding.Fail(d.reachable(ctx), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", untolerated, err))
+		return one(finding.Fail(k.reachable(ctx), "Kip's webhook has not answered for a pod that selects its nodes, %s; why is not known: %v", untolerated, err))
 	case configured == nil:
-		return one(finding.Fail(d.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", untolerated))
+		return one(finding.Fail(k.set("webhook.enabled=true"), "Kip's webhook is not installed, %s", untolerated))
 	case untrusted:
-		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", d.Namespace(), firstName(d.pods), kipContainer),
+		return one(finding.Fail(fmt.Sprintf("kubectl logs -n %s %s -c %s # it says why", k.Namespace(), firstName(k.pods), kipContainer),
 			"Kip has not written its CA into the MutatingWebhookConfiguration %s, %s", configured.Name, untolerated))
 	}
-	return one(finding.Fail(d.reachable(ctx), "the API server does not reach Kip's webhook, port 9443 of its pod, %s", untolerated))
+	return one(finding.Fail(k.reachable(ctx), "the API server does not reach Kip's webhook, port 9443 of its pod, %s", untolerated))
 }
 
 // untolerated is what a cluster loses without Kip's webhook.
@@ -84,7 +87,7 @@ const untolerated = "so pods that select type: virtual-kubelet get no toleration
 
 // goneService finds that the Service of Kip's webhook is not there. The API server looks for it only when it connects, so it may reach Kip
 // for hours all the same.
-func (d *Doctor) goneService(ctx context.Context, c *admissionregistrationv1.MutatingWebhookConfiguration, heard bool) []finding.Finding {
+func (k ports) goneService(ctx context.Context, c *admissionregistrationv1.MutatingWebhookConfiguration, heard bool) []finding.Finding {
 	if c == nil {
 		return nil
 	}
@@ -93,14 +96,14 @@ func (d *Doctor) goneService(ctx context.Context, c *admissionregistrationv1.Mut
 		if at == nil {
 			continue
 		}
-		_, err := d.c.Cluster.Kube.CoreV1().Services(at.Namespace).Get(ctx, at.Name, metav1.GetOptions{})
+		_, err := k.c.Cluster.Kube.CoreV1().Services(at.Namespace).Get(ctx, at.Name, metav1.GetOptions{})
 		switch {
 		case !apierrors.IsNotFound(err):
 		case heard:
-			return one(finding.Fail(d.restore(), "the Service %s/%s of Kip's webhook is gone: the API server reaches Kip only until its connection ends",
+			return one(finding.Fail(k.restore(), "the Service %s/%s of Kip's webhook is gone: the API server reaches Kip only until its connection ends",
 				at.Namespace, at.Name))
 		default:
-			return one(finding.Fail(d.restore(), "the Service %s/%s of Kip's webhook is gone, %s", at.Namespace, at.Name, untolerated))
+			return one(finding.Fail(k.restore(), "the Service %s/%s of Kip's webhook is gone, %s", at.Namespace, at.Name, untolerated))
 		}
 	}
 	return nil
@@ -119,13 +122,13 @@ func answered(pod *corev1.Pod) bool {
 }
 
 // webhookConfiguration is how the API server asks Kip; nil if it does not. It has the name of the Kip's first node.
-func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
-	list, err := d.c.Cluster.Kube.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
+func (k ports) webhookConfiguration(ctx context.Context) (*admissionregistrationv1.MutatingWebhookConfiguration, error) {
+	list, err := k.c.Cluster.Kube.AdmissionregistrationV1().MutatingWebhookConfigurations().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
 	for i, c := range list.Items {
-		own := d.name == "" || c.Name == nodeNameOf(d.pods) || hasFirst(d.own, c.Name)
+		own := k.name == "" || c.Name == nodeNameOf(k.pods) || hasFirst(k.own, c.Name)
 		selecting := func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == "selecting.kip.elotl.co" }
 		if own && slices.ContainsFunc(c.Webhooks, selecting) {
 			return &list.Items[i], nil
@@ -136,15 +139,15 @@ func (d *Doctor) webhookConfiguration(ctx context.Context) (*admissionregistrati
 
 // reachable is the command that has the API server reach the ports of Kip's pod. Pod Security refuses a pod of the host's network, unless
 // its namespace allows all.
-func (d *Doctor) reachable(ctx context.Context) string {
-	if d.eks() {
+func (k ports) reachable(ctx context.Context) string {
+	if k.eks() {
 		const from = ",UserIdGroupPairs=[{GroupId=GROUP-OF-THE-CLUSTER}]"
 		return fmt.Sprintf("aws ec2 authorize-security-group-ingress --region %s --group-id GROUP-OF-THE-NODES --ip-permissions "+
-			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", d.region(), from, from)
+			"'IpProtocol=tcp,FromPort=9443,ToPort=9443%s' 'IpProtocol=tcp,FromPort=10250,ToPort=10250%s'", k.region(), from, from)
 	}
-	cure := d.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
+	cure := k.set("hostNetwork=true") + " # or let the API server reach the ports 9443 and 10250 of Kip's pod"
 	const level, all = "pod-security.kubernetes.io/enforce", "privileged"
-	namespace, err := d.c.Cluster.Kube.CoreV1().Namespaces().Get(ctx, d.Namespace(), metav1.GetOptions{})
+	namespace, err := k.c.Cluster.Kube.CoreV1().Namespaces().Get(ctx, k.Namespace(), metav1.GetOptions{})
 	if err == nil && namespace.Labels[level] != "" && namespace.Labels[level] != all {
 		cure = fmt.Sprintf("kubectl label namespace %s %s=%s --overwrite # for the next command\n", namespace.Name, level, all) + cure
 	}
@@ -152,10 +155,10 @@ func (d *Doctor) reachable(ctx context.Context) string {
 }
 
 // kubeletPort asks Kip's kubelet port for its health, by way of the API server.
-func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
+func (k ports) kubeletPort(ctx context.Context) []finding.Finding {
 	var found []finding.Finding
-	for _, n := range d.own {
-		answer, err := d.c.Cluster.Raw(ctx, "/api/v1/nodes/"+n.Name+"/proxy/healthz")
+	for _, n := range k.own {
+		answer, err := k.c.Cluster.Raw(ctx, "/api/v1/nodes/"+n.Name+"/proxy/healthz")
 		port := n.Status.DaemonEndpoints.KubeletEndpoint.Port
 		said := saidBy(answer.Body)
 		lost := "so kubectl logs and exec fail for its pods"
@@ -167,10 +170,10 @@ func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
 		case answer.Status == http.StatusForbidden || answer.Status == http.StatusUnauthorized:
 			found = append(found, finding.Unchecked("you may not get nodes/proxy, or nodes/healthz, of node %s: %s", n.Name, said))
 		case strings.Contains(said, "x509") || strings.Contains(said, "certificate"):
-			found = append(found, finding.Fail(d.trusted(), "the API server does not trust the certificate of the kubelet port of node %s, %s: %s", n.Name, lost,
+			found = append(found, finding.Fail(k.trusted(), "the API server does not trust the certificate of the kubelet port of node %s, %s: %s", n.Name, lost,
 				said))
 		default:
-			found = append(found, finding.Fail(d.reachable(ctx), "the API server does not reach the kubelet port %d of node %s, %s: status %d, %s", port, n.Name,
+			found = append(found, finding.Fail(k.reachable(ctx), "the API server does not reach the kubelet port %d of node %s, %s: status %d, %s", port, n.Name,
 				lost, answer.Status, said))
 		}
 	}
@@ -181,11 +184,11 @@ func (d *Doctor) kubeletPort(ctx context.Context) []finding.Finding {
 }
 
 // trusted is the command that has Kip serve a certificate that the API server trusts.
-func (d *Doctor) trusted() string {
-	if d.eks() {
-		return d.setSigner(wellknown.ServingSigner)
+func (k ports) trusted() string {
+	if k.eks() {
+		return k.setSigner(wellknown.ServingSigner)
 	}
-	return d.setSigner(certificatesv1.KubeletServingSignerName)
+	return k.setSigner(certificatesv1.KubeletServingSignerName)
 }
 
 // saidBy is the message of an answer of an API server, in bounded length.
@@ -198,25 +201,28 @@ func saidBy(body []byte) string {
 	return cmp.Or(strings.TrimSpace(text[:min(len(text), 400)]), "it says nothing")
 }
 
+// certificates checks the certificate requests of Kip.
+type certificates struct{ *installation }
+
 // requests says which certificates of Kip wait for somebody to approve them. Every node may make a request with a name like Kip's, so the
 // command that approves is printed only for what Kip itself asks for.
-func (d *Doctor) requests(ctx context.Context) []finding.Finding {
-	list, err := d.c.Cluster.Kube.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+func (k certificates) requests(ctx context.Context) []finding.Finding {
+	list, err := k.c.Cluster.Kube.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return one(unasked("list the certificate requests", err))
 	}
 	var found []finding.Finding
 	for i := range list.Items {
 		r := &list.Items[i]
-		of := slices.IndexFunc(d.own, func(n corev1.Node) bool { return strings.HasPrefix(r.Name, n.Name+"-serving-") })
+		of := slices.IndexFunc(k.own, func(n corev1.Node) bool { return strings.HasPrefix(r.Name, n.Name+"-serving-") })
 		decided := slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 			return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
 		})
 		if of < 0 || decided || len(r.Status.Certificate) > 0 {
 			continue
 		}
-		node := &d.own[of]
-		names, wrong := d.notKips(r, node)
+		node := &k.own[of]
+		names, wrong := k.notKips(r, node)
 		if wrong != "" {
 			found = append(found, finding.Warn("kubectl describe csr "+r.Name+" # do not approve it unless you know who made it: docs/serving-certificates.md",
 				"the certificate request %s has a name like those of node %s, and is not known to be Kip's: %s", r.Name, node.Name, wrong))
@@ -233,19 +239,19 @@ func (d *Doctor) requests(ctx context.Context) []finding.Finding {
 }
 
 // notKips returns the alternative names that a request asks for, and why it is not one that Kip makes for a node; "" if it may be.
-func (d *Doctor) notKips(r *certificatesv1.CertificateSigningRequest, node *corev1.Node) (names []string, why string) {
+func (k certificates) notKips(r *certificatesv1.CertificateSigningRequest, node *corev1.Node) (names []string, why string) {
 	users := []string{"system:node:" + node.Name}
-	for _, p := range d.pods {
+	for _, p := range k.pods {
 		if p.Spec.ServiceAccountName != "" {
 			users = append(users, "system:serviceaccount:"+p.Namespace+":"+p.Spec.ServiceAccountName)
 		}
 	}
 	signers := []string{certificatesv1.KubeletServingSignerName}
-	if d.eks() {
+	if k.eks() {
 		signers = append(signers, wellknown.ServingSigner)
 	}
-	if d.c.Provider != nil {
-		signers = []string{d.c.Provider.ServingCertificate.SignerName}
+	if k.c.Provider != nil {
+		signers = []string{k.c.Provider.ServingCertificate.SignerName}
 	}
 	if !slices.Contains(users, r.Spec.Username) {
 		return nil, fmt.Sprintf("%q made it, and Kip makes its own as %s", r.Spec.Username, strings.Join(users, " or "))
@@ -290,8 +296,8 @@ func addressesOf(n *corev1.Node) (all []string) {
 const bootLimit = 5 * time.Minute
 
 // agents says whether Kip reaches its cells. Only Kip can dial their agents, so a cell that has joined is the proof.
-func (d *Doctor) agents(ctx context.Context) []finding.Finding {
-	cells, err := d.c.Cluster.Cells(ctx)
+func (k ports) agents(ctx context.Context) []finding.Finding {
+	cells, err := k.c.Cluster.Cells(ctx)
 	if err != nil {
 		return one(unasked("list the cells", err))
 	}
@@ -301,7 +307,7 @@ func (d *Doctor) agents(ctx context.Context) []finding.Finding {
 		switch {
 		case c.Status.Phase == apiv1.Ready || c.Status.Phase == apiv1.Bound || c.Status.Phase == apiv1.Draining:
 			joined++
-		case c.Status.Phase == apiv1.Booting && d.c.Clock.Since(c.CreationTimestamp.Time) > bootLimit:
+		case c.Status.Phase == apiv1.Booting && k.c.Clock.Since(c.CreationTimestamp.Time) > bootLimit:
 			stuck = append(stuck, c)
 		}
 	}
@@ -312,7 +318,7 @@ func (d *Doctor) agents(ctx context.Context) []finding.Finding {
 		if pod.Name == "" {
 			ask = "console " + stuck[0].Name
 		}
-		cure := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl %s", d.Namespace(), firstName(d.pods), kipContainer, ask)
+		cure := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl %s", k.Namespace(), firstName(k.pods), kipContainer, ask)
 		return one(finding.Fail(cure, "%d cells boot for more than %s, such as %s (%s): Kip may not reach port 6421 of its cells", len(stuck), bootLimit,
 			stuck[0].Name, cmp.Or(stuck[0].Status.Waiting, "no reason is given")))
 	case joined > 0:

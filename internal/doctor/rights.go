@@ -33,9 +33,12 @@ func rulesOfKip() ([]rbacv1.PolicyRule, error) {
 	return nil, fmt.Errorf("there is no ClusterRole %s among the rights of Kip", roleOfKip)
 }
 
+// ownRights checks the rights of Kip's service account.
+type ownRights struct{ *installation }
+
 // named are the names of a rule for the nodes of this Kip, none if it has no node that is known. The manifests name all nodes that a Kip
 // may have.
-func (d *Doctor) named(names []string) []string {
+func (k ownRights) named(names []string) []string {
 	const user = "system:node:"
 	switch {
 	case len(names) == 0:
@@ -43,9 +46,9 @@ func (d *Doctor) named(names []string) []string {
 	case names[0] != manifestNode && names[0] != user+manifestNode:
 		return names
 	}
-	prefix, own := strings.TrimSuffix(names[0], manifestNode), nodeNames(d.own)
+	prefix, own := strings.TrimSuffix(names[0], manifestNode), nodeNames(k.own)
 	// Of what is called as the Kip's first node, and of a Kip that has no node yet.
-	if first := nodeNameOf(d.pods); first != "" && (len(names) == 1 || len(own) == 0) {
+	if first := nodeNameOf(k.pods); first != "" && (len(names) == 1 || len(own) == 0) {
 		own = []string{first}
 	}
 	own = slices.Clone(own[:min(len(own), mostNamed)])
@@ -56,15 +59,15 @@ func (d *Doctor) named(names []string) []string {
 }
 
 // kipRights asks the API server what Kip's service account may do.
-func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
-	if len(d.pods) == 0 || d.pods[0].Spec.ServiceAccountName == "" {
+func (k ownRights) kipRights(ctx context.Context) []finding.Finding {
+	if len(k.pods) == 0 || k.pods[0].Spec.ServiceAccountName == "" {
 		return one(finding.Unchecked("what Kip may do in the cluster: no pod of Kip tells its service account"))
 	}
 	rules, err := rulesOfKip()
 	if err != nil {
 		return one(finding.Unchecked("%v", err))
 	}
-	namespace, account := d.pods[0].Namespace, d.pods[0].Spec.ServiceAccountName
+	namespace, account := k.pods[0].Namespace, k.pods[0].Spec.ServiceAccountName
 	who := authorizationv1.SubjectAccessReviewSpec{
 		User:   "system:serviceaccount:" + namespace + ":" + account,
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
@@ -75,12 +78,12 @@ func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
 		for _, resource := range rule.Resources {
 			what := strings.TrimSuffix(resource+"."+rule.APIGroups[0], ".")
 			var verbs []string
-			names := d.named(rule.ResourceNames)
+			names := k.named(rule.ResourceNames)
 			unnamed = unnamed || len(names) == 0
 			for _, verb := range rule.Verbs {
 				for _, name := range names {
 					asked++
-					may, err := d.may(ctx, who, rule.APIGroups[0], resource, name, verb)
+					may, err := k.may(ctx, who, rule.APIGroups[0], resource, name, verb)
 					if err != nil {
 						return one(unasked("ask what Kip's service account may do", err))
 					}
@@ -95,7 +98,7 @@ func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
 		}
 	}
 	if len(lacks) > 0 {
-		return one(finding.Fail(d.restore(), "Kip's service account %s/%s may not %s", namespace, account, strings.Join(lacks, ", ")))
+		return one(finding.Fail(k.restore(), "Kip's service account %s/%s may not %s", namespace, account, strings.Join(lacks, ", ")))
 	}
 	if unnamed {
 		return one(finding.Unchecked("whether Kip's service account %s/%s may act as Kip's nodes, and change them: no node of this Kip is known",
@@ -104,7 +107,7 @@ func (d *Doctor) kipRights(ctx context.Context) []finding.Finding {
 	return one(finding.Fine("Kip's service account %s/%s has the rights that Kip needs: %d were asked for", namespace, account, asked))
 }
 
-func (d *Doctor) may(ctx context.Context, who authorizationv1.SubjectAccessReviewSpec, group, resource, name, verb string) (bool, error) {
+func (k ownRights) may(ctx context.Context, who authorizationv1.SubjectAccessReviewSpec, group, resource, name, verb string) (bool, error) {
 	resource, sub, _ := strings.Cut(resource, "/")
 	who.ResourceAttributes = &authorizationv1.ResourceAttributes{
 		Group:       group,
@@ -113,19 +116,10 @@ func (d *Doctor) may(ctx context.Context, who authorizationv1.SubjectAccessRevie
 		Name:        name,
 		Verb:        verb,
 	}
-	answer, err := d.c.Cluster.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: who},
+	answer, err := k.c.Cluster.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: who},
 		metav1.CreateOptions{})
 	if err != nil {
 		return false, err
 	}
 	return answer.Status.Allowed, nil
-}
-
-// restore is the command that makes what was installed with Kip as it was. Helm 4 applies by server-side apply, and then refuses to change
-// what somebody else has changed.
-func (d *Doctor) restore() string {
-	if d.release != "" && len(d.pods) > 0 {
-		return d.set() + " --force-conflicts # Helm 3 does so without this flag"
-	}
-	return d.set()
 }

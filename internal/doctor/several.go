@@ -67,8 +67,8 @@ func (d *Doctor) split() {
 	}
 	for _, name := range names {
 		id, has := ids[name]
-		part := *d
-		part.name, part.pods, part.own, part.parts = name, pods[name], nil, nil
+		part := *d.installation
+		part.name, part.pods, part.own = name, pods[name], nil
 		if has {
 			part.own = nodes[id]
 		}
@@ -76,7 +76,7 @@ func (d *Doctor) split() {
 			cells, err := d.c.Cluster.Cells(ctx)
 			return slices.DeleteFunc(cells, func(c apiv1.Cell) bool { return !has || c.Status.ControllerID != id }), err
 		}
-		d.parts = append(d.parts, &part)
+		d.parts = append(d.parts, &Doctor{installation: &part})
 	}
 }
 
