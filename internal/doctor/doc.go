@@ -11,7 +11,8 @@
 //	grants.go        what the user may do to install Kip
 //	after.go         whether a Kip that is installed works
 //	rights.go        what Kip's service account may do
-//	ports.go         whether the API server reaches Kip, and Kip its cells
+//	ports.go         whether the API server reaches Kip
+//	agents.go        whether Kip reaches its cells
 //	pods.go          what cells are to the workloads of the cluster
 //	podidentity.go   who gets a role by EKS Pod Identity
 //	raw.go           asks the API server for a path

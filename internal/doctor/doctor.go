@@ -121,7 +121,7 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "", "webhook", ports{k}.webhook),
 		of(areaKip, "", "kubelet port", ports{k}.kubeletPort),
 		of(areaKip, "", "certificate requests", certificates{k}.requests),
-		of(areaKip, "", "agents", ports{k}.agents),
+		of(areaKip, "", "agents", agents{k}.join),
 		of(areaKip, "", "events", health{k}.events),
 		of(areaKip, "", "pods on its nodes", workloads{k}.listOnOwn),
 		of(areaKip, "pods on its nodes", "DaemonSets", workloads{k}.daemonSets),

@@ -615,6 +615,18 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 		p.Spec.ServiceAccountName, p.Spec.Containers = "web", []corev1.Container{{Env: []corev1.EnvVar{agent}}}
 		w.pods = append(w.pods, p)
 	}
+	// unreached has a cell that booted so long ago, and whose agent Kip cannot connect to.
+	unreached := func(since time.Duration) func(*world) {
+		return func(w *world) {
+			w.kips[0].Spec.NodeName = "machine"
+			cell := apiv1.Cell{ObjectMeta: meta("", "cell-2")}
+			cell.CreationTimestamp = metav1.NewTime(now.Add(-2 * time.Hour)) // it waited for capacity
+			cell.Status = apiv1.CellStatus{Phase: apiv1.Booting, ManagementIP: "10.1.2.3",
+				Waiting: "its agent has not joined: dial tcp 10.1.2.3:6421: i/o timeout",
+				Steps:   []apiv1.Step{{Name: apiv1.StepLaunched, Time: metav1.NewMicroTime(now.Add(-since))}}}
+			w.cells = append(w.cells, cell)
+		}
+	}
 	const addon = "aws eks create-addon --region eu-west-1 --cluster-name CLUSTER --addon-name eks-pod-identity-agent"
 	examineEach(t, map[string]broken{
 		"an agent": {installed, byAgent(true, "machine"), "Pod Identity", finding.OK, "kip-system/kip-0 has its role by EKS Pod Identity, whose agent on node machine is Ready", ""},
@@ -689,7 +701,12 @@ func TestWhatIsWrongWithAKipIsFound(t *testing.T) {
 			stuck.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
 			stuck.Status = apiv1.CellStatus{Phase: apiv1.Booting, Pod: apiv1.PodReference{Namespace: "shop", Name: "web"}}
 			w.cells = append(w.cells, stuck)
-		}, "agents", finding.Failed, "port 6421", "kipctl why shop/web"},
+		}, "agents", finding.Failed, "1 cells boot for more than 5m0s, such as cell-2 (no reason is given)", "kipctl why shop/web"},
+		"an unreached cell":    {installed, unreached(2 * time.Minute), "agents", finding.Warning, "cannot connect to port 6421 of 1 cells for more than 1m0s, such as cell-2 at 10.1.2.3", "kubectl get networkpolicy -n kip-system # and the firewall of node machine"},
+		"one that still boots": {installed, unreached(30 * time.Second), "agents", finding.OK, "1 have joined", ""},
+		"one for long":         {installed, unreached(time.Hour), "agents", finding.Failed, "such as cell-2 at 10.1.2.3", "TCP port 6421 of 10.1.2.3"},
+		"one on EKS": {installed, func(w *world) { w.version = "v1.35.1-eks-1"; unreached(time.Hour)(w) }, "agents", finding.Failed, "such as cell-2 at 10.1.2.3",
+			"--ip-permissions 'IpProtocol=tcp,FromPort=6421,ToPort=6421,IpRanges=[{CidrIp=10.1.2.3/32}]'"},
 		"no cell": {installed, func(w *world) { w.cells = nil }, "agents", finding.NotChecked, "no cell has joined", ""},
 		"an event": {installed, func(w *world) {
 			about := corev1.ObjectReference{Kind: "Node", Name: "kip-0"}

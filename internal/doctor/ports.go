@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
@@ -48,7 +46,7 @@ func probe(namespace string) *corev1.Pod {
 	}
 }
 
-// ports checks whether the API server reaches Kip, and Kip its cells.
+// ports checks whether the API server reaches Kip.
 type ports struct{ *installation }
 
 // webhook has the API server ask Kip about a pod that is not made. What Kip changes of such a pod shows that it was asked.
@@ -290,39 +288,4 @@ func addressesOf(n *corev1.Node) (all []string) {
 		}
 	}
 	return all
-}
-
-// bootLimit is how long a cell boots at most before it counts as stuck here. Most are Ready within a minute or two.
-const bootLimit = 5 * time.Minute
-
-// agents says whether Kip reaches its cells. Only Kip can dial their agents, so a cell that has joined is the proof.
-func (k ports) agents(ctx context.Context) []finding.Finding {
-	cells, err := k.c.Cluster.Cells(ctx)
-	if err != nil {
-		return one(unasked("list the cells", err))
-	}
-	joined := 0
-	var stuck []apiv1.Cell
-	for _, c := range cells {
-		switch {
-		case c.Status.Phase == apiv1.Ready || c.Status.Phase == apiv1.Bound || c.Status.Phase == apiv1.Draining:
-			joined++
-		case c.Status.Phase == apiv1.Booting && k.c.Clock.Since(c.CreationTimestamp.Time) > bootLimit:
-			stuck = append(stuck, c)
-		}
-	}
-	switch {
-	case len(stuck) > 0:
-		pod := stuck[0].Status.Pod
-		ask := "why " + pod.Namespace + "/" + pod.Name
-		if pod.Name == "" {
-			ask = "console " + stuck[0].Name
-		}
-		cure := fmt.Sprintf("kubectl exec -n %s %s -c %s -- /kipctl %s", k.Namespace(), firstName(k.pods), kipContainer, ask)
-		return one(finding.Fail(cure, "%d cells boot for more than %s, such as %s (%s): Kip may not reach port 6421 of its cells", len(stuck), bootLimit,
-			stuck[0].Name, cmp.Or(stuck[0].Status.Waiting, "no reason is given")))
-	case joined > 0:
-		return one(finding.Fine("Kip reaches its cells: %d have joined", joined))
-	}
-	return one(finding.Unchecked("whether Kip reaches port 6421 of its cells: no cell has joined. Run a pod with nodeSelector type: virtual-kubelet"))
 }

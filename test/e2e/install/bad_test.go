@@ -262,8 +262,8 @@ func pullsFrom(s *namespace.Space, node namespace.Machine, address string) {
 	}
 }
 
-// cut drops what a node's machine forwards to a port, until restore is called or the test ends.
-func cut(s *namespace.Space, node namespace.Machine, port int) (restore func()) {
+// cut drops what a node's machine forwards to a port, until restore is called or the test ends. also narrows that, in the words of nft.
+func cut(s *namespace.Space, node namespace.Machine, port int, also string) (restore func()) {
 	s.Helper()
 	nft := func(program string) error {
 		return node.Inside(func() error {
@@ -278,10 +278,10 @@ func cut(s *namespace.Space, node namespace.Machine, port int) (restore func()) 
 	if err := nft(fmt.Sprintf(`table inet cut {
 	chain forward {
 		type filter hook forward priority filter
-		tcp dport %d drop
+		tcp dport %d %s drop
 	}
 }
-`, port)); err != nil {
+`, port, also)); err != nil {
 		s.Fatal(err)
 	}
 	restore = sync.OnceFunc(func() {
@@ -297,7 +297,7 @@ func TestCellsThatKipDoesNotReachAreNamed(t *testing.T) {
 	tier.All(t)
 	s := namespace.New(t, world)
 	installed(s)
-	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), agentapi.Port)
+	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), agentapi.Port, "")
 	s.Apply(namespace.Sleeper("waits"))
 	says := func(what string, args ...string) {
 		t.Helper()
@@ -341,7 +341,7 @@ func TestPodsThatTheWebhookDoesNotSeeAreNamed(t *testing.T) {
 		})
 	}
 	becomes("a pod gets the toleration", true)
-	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), webhookPort)
+	restore := cut(s, ordinary(s, kip(s, nil).Spec.NodeName), webhookPort, "")
 	becomes("a pod gets no toleration without the webhook", false)
 	s.Apply(namespace.Sleeper("waits"))
 	s.WaitEvent("waits", "FailedScheduling", "untolerated taint")

@@ -16,6 +16,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
 	"github.com/elotl/kip/test/tier"
@@ -87,6 +88,35 @@ func cure(s *namespace.Space, d diagnosis) {
 	}
 }
 
+// unreached has a firewall between Kip and the cells that it makes then. doctor names the port and the cell, and where to look. Cells that
+// have joined stay connected.
+func unreached(s *namespace.Space, node string) {
+	s.Helper()
+	restore := cut(s, ordinary(s, node), agentapi.Port, "ct state new")
+	s.Apply(namespace.Sleeper("unreached"))
+	agents := func() diagnosis {
+		all := examined(s)
+		return all[slices.IndexFunc(all, func(d diagnosis) bool { return d.Area == "kip" && d.Check == "agents" })]
+	}
+	s.Eventually("doctor names the port that Kip does not reach", func(context.Context) error {
+		d := agents()
+		if d.Outcome != "warning" || !strings.Contains(d.Message, "Kip cannot connect to port 6421 of 1 cells") || !strings.Contains(d.Message, "i/o timeout") ||
+			!strings.Contains(d.Cure, "kubectl get networkpolicy -n "+kipNamespace) || !strings.Contains(d.Cure, "the firewall of node "+node) {
+			return fmt.Errorf("it finds %+v", d)
+		}
+		s.Logf("%s\n$ %s", d.Message, d.Cure)
+		return nil
+	})
+	restore() // which is in the firewall of that node
+	s.WaitReady("unreached")
+	s.Eventually("doctor finds that Kip reaches its cells again", func(context.Context) error {
+		if d := agents(); d.Outcome != "ok" {
+			return fmt.Errorf("it finds %+v", d)
+		}
+		return nil
+	})
+}
+
 // unneeded is what Kip may read and does not while no CSI driver is configured, so that its loss refuses Kip nothing.
 const unneeded = "daemonsets"
 
@@ -151,6 +181,7 @@ func TestDoctorFindsWhatIsBrokenAndItsCommandsMendIt(t *testing.T) {
 			return nil
 		})
 	}
+	unreached(s, before.Spec.NodeName)
 	if after := kip(s, nil); after.UID != before.UID {
 		t.Errorf("the commands have made another pod of Kip")
 	}
