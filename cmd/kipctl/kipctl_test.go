@@ -111,6 +111,9 @@ func testCluster(t *testing.T) *cluster {
 	daemon := testPod("batch", "logs", "kip-1", corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 		{Type: apiv1.NoMachine, Status: corev1.ConditionTrue, Message: "Kip launches no machine for a pod of a DaemonSet"}}})
 	daemon.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}}
+	unbound := testPod("default", "unbound", "", corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+		{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes are available"}}})
+	unbound.Annotations = map[string]string{"pod.elotl.co/profile": "batch"}
 	kube := fake.NewClientset(
 		node("kip-0", virtual), node("kip-1", virtual), node("machine", nil),
 		testPod("default", "web", "kip-0", corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5"}),
@@ -118,8 +121,7 @@ func testCluster(t *testing.T) *cluster {
 			ContainerStatuses: waitingStatus("main", "ImagePullBackOff", `Back-off pulling image "nope"`)}),
 		testPod("default", "boots", "kip-0", corev1.PodStatus{Phase: corev1.PodPending}),
 		testPod("default", "early", "kip-0", corev1.PodStatus{Phase: corev1.PodPending}),
-		testPod("default", "unbound", "", corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
-			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/3 nodes are available"}}}),
+		unbound,
 		testPod("default", "elsewhere", "machine", corev1.PodStatus{Phase: corev1.PodRunning}),
 		deleted, daemon,
 		event("e2", "uid-boots", 10*time.Second, 1, "Launched", "instance i-2 of c5.large"),
@@ -385,7 +387,7 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 	}
 	heard := now.Add(-3 * time.Second)
 	return adminapi.Explanation{
-		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", PodPhase: "Pending", Waiting: "capacity",
+		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", Profile: "gpus", PodPhase: "Pending", Waiting: "capacity",
 		Cell: &adminapi.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a",
 			PricePerHour: "0.085", Agent: &apiv1.Agent{Version: "v1.4.1", Kip: "v1.4.2"}},
 			Tunnel: &adminapi.Tunnel{Error: "connection refused", LastHeard: &heard},

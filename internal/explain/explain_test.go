@@ -16,6 +16,7 @@ import (
 	"github.com/elotl/kip/internal/adminapi"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
 )
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -65,8 +66,9 @@ func TestWhyAPodOfADaemonSetHasNoMachineIsSaid(t *testing.T) {
 	}
 	other := pod.DeepCopy()
 	other.OwnerReferences[0].Kind = "ReplicaSet"
+	other.Annotations = map[string]string{placement.AnnotationProfile: "batch"}
 	k = newKip(t, other)
-	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "" || e.Placement == nil {
+	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "" || e.Placement == nil || e.Profile != "batch" {
 		t.Errorf("one of a ReplicaSet: %+v, %v", e, err)
 	}
 }

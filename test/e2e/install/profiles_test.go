@@ -78,7 +78,7 @@ func TestProfilesSendPodsToKipWhoseManifestsNobodyTouches(t *testing.T) {
 		t.Fatalf("upgrade: %v\n%s", err, out)
 	}
 	kip(s, before)
-	t.Cleanup(func() { installed(s) })
+	defer installed(s)
 	s.Kubectl("annotate", "namespace", s.NS, "allow.kip.elotl.co/allow-metadata=true")
 	s.Eventually("the API server asks Kip about pods of profiles", func(ctx context.Context) error {
 		pod, err := madeAs(ctx, s, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"runs": "never"}}})
