@@ -73,7 +73,8 @@ func installKip(t *testing.T, c *cluster, namespace string) {
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kip", UID: types.UID("set-" + namespace)}}
 	kip := testPod(namespace, "kip-0", "machine", corev1.PodStatus{Phase: corev1.PodRunning})
 	kip.Labels = map[string]string{"app": "kip-provider", "app.kubernetes.io/name": "kip"}
-	kip.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: set.Name, UID: set.UID, Controller: new(true)}}
+	kip.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: set.Name, UID: set.UID,
+		Controller: new(true)}}
 	kip.Spec.ServiceAccountName = "kip"
 	kip.Spec.Containers = []corev1.Container{{Name: kipContainer, Args: []string{"--nodename=kip-0"}}}
 	kip.Spec.Volumes = []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{

@@ -169,7 +169,9 @@ func (m *attaching) detachVolume(r *request) (any, error) {
 		answer, done = v.attachment(instance, "detaching"), true
 		return nil
 	})
-	err = errors.Join(err, m.volumes.behind(r, done, func(ctx context.Context, d cloudmodel.Disks) error { return d.Detach(ctx, id, instance) }))
+	err = errors.Join(err, m.volumes.behind(r, done, func(ctx context.Context, d cloudmodel.Disks) error {
+		return d.Detach(ctx, id, instance)
+	}))
 	if err != nil {
 		return nil, err
 	}

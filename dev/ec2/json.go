@@ -33,7 +33,8 @@ func serveTarget[In any](m *callers, w http.ResponseWriter, r *http.Request, s j
 }
 
 // serveJSON answers a call of an action on a resource, if its caller may make it.
-func (m *callers) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService, action, resource string, do func(*request) (any, error)) {
+func (m *callers) serveJSON(w http.ResponseWriter, r *http.Request, s jsonService, action, resource string,
+	do func(*request) (any, error)) {
 	kind, forbidden := "application/json", http.StatusForbidden
 	if s.target != "" {
 		kind, forbidden = "application/x-amz-json-1.1", http.StatusBadRequest

@@ -95,7 +95,8 @@ func (m *fileSystems) createMountTarget(body io.Reader) (any, error) {
 		}
 	}
 	for _, t := range m.mountTargets.all {
-		if other := m.networks.subnets[subnetOf(t.Subnet)]; t.FileSystem == in.FileSystemID && (other.Zone == subnet.Zone || other.VPC != subnet.VPC) {
+		if other := m.networks.subnets[subnetOf(t.Subnet)]; t.FileSystem == in.FileSystemID &&
+			(other.Zone == subnet.Zone || other.VPC != subnet.VPC) {
 			return nil, efsError(http.StatusConflict, "MountTargetConflict", "mount target already exists in this AZ, or in another VPC: '%s'", t.ID)
 		}
 	}

@@ -85,7 +85,8 @@ func (m *images) mayRegister(r *request, i Image) error {
 	if err := m.may(r, "ec2:RegisterImage", resource, tagged("RequestTag", i.Tags)); err != nil {
 		return err
 	}
-	if err := m.may(r, "ec2:RegisterImage", m.snapshotARN(i.Snapshot), tagged("ResourceTag", m.snapshots.snapshotTags(i.Snapshot))); err != nil {
+	if err := m.may(r, "ec2:RegisterImage", m.snapshotARN(i.Snapshot),
+		tagged("ResourceTag", m.snapshots.snapshotTags(i.Snapshot))); err != nil {
 		return err
 	}
 	if len(i.Tags) > 0 {

@@ -143,7 +143,8 @@ func (s *Stack) Clean(ctx context.Context) ([]string, error) {
 			return found, fmt.Errorf("clean up after an earlier run: %w", err)
 		}
 	}
-	if err := errors.Join(s.masquerading.stopMasquerade(ctx), s.proxying.stopProxy(ctx), s.nodes.stopNodes(ctx), hardware.Unplug(s.opts.Bridge)); err != nil {
+	if err := errors.Join(s.masquerading.stopMasquerade(ctx), s.proxying.stopProxy(ctx), s.nodes.stopNodes(ctx),
+		hardware.Unplug(s.opts.Bridge)); err != nil {
 		return found, fmt.Errorf("clean up after an earlier run: %w", err)
 	}
 	if err := errors.Join(s.processes.killPeers(ctx), s.destroyClouds(ctx)); err != nil {

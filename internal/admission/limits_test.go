@@ -147,7 +147,8 @@ func TestQuestionsAreReadFewAtOnceAndForThoseWhoWait(t *testing.T) {
 			<-goOn
 			return rules()
 		}
-		l := serving(t, newReviews(slow, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, turnTimeout, slog.New(slog.DiscardHandler)))
+		l := serving(t, newReviews(slow, func() Defaults { return UpstreamDefaults }, nano, Profiles{}, turnTimeout,
+			slog.New(slog.DiscardHandler)))
 		var first []net.Conn
 		for range reviewsAtOnce {
 			c := l.dial("10.0.0.1")

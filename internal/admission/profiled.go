@@ -40,7 +40,9 @@ func (r Rules) decided(spec *corev1.PodSpec) bool {
 	kind, selected := spec.NodeSelector[r.Label.Key]
 	terms := termsOf(spec)
 	return spec.NodeName != "" || selected && kind != r.Label.Value || r.elsewhere(spec) ||
-		len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool { return !slices.ContainsFunc(t.MatchExpressions, r.isAway) })
+		len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
+			return !slices.ContainsFunc(t.MatchExpressions, r.isAway)
+		})
 }
 
 // leaves reports whether a pod stays as it is although a profile chooses it.
@@ -118,7 +120,8 @@ func (r Rules) keepAway(spec *corev1.PodSpec, s shape) (patch []Operation) {
 			return []Operation{{Op: "add", Path: affinityPath, Value: corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 				RequiredDuringSchedulingIgnoredDuringExecution: required}}}}
 		case !s.nodeAffinity:
-			return []Operation{{Op: "add", Path: nodeAffinityPath, Value: corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required}}}
+			return []Operation{{Op: "add", Path: nodeAffinityPath,
+				Value: corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required}}}
 		}
 		return []Operation{{Op: "add", Path: requiredPath, Value: required}}
 	}

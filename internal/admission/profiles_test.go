@@ -157,7 +157,8 @@ func TestWhatAPodSaysComesBeforeItsProfile(t *testing.T) {
 				"[{matchExpressions: [{key: a, operator: Exists}, {key: type, operator: NotIn, values: [virtual-kubelet]}]}, {}, " +
 				"{matchFields: [{key: metadata.name, operator: NotIn, values: [x]}], matchExpressions: [{key: type, operator: NotIn, values: [virtual-kubelet]}]}]}}}}"},
 		"never, with a preference": {mode: Never, pod: "spec: {affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [" + other + "]}}}",
-			want: "{affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [" + other + "], " + required[len("affinity: {nodeAffinity: {"):] + "}"},
+			want: "{affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [" +
+				other + "], " + required[len("affinity: {nodeAffinity: {"):] + "}"},
 
 		"burst, for Kip": {mode: Burst, pod: "spec: {nodeSelector: {" + ofKip + "}}",
 			want: "{nodeSelector: {" + ofKip + "}, tolerations: [" + ofTaint + ", " + forever + "]}"},
@@ -258,7 +259,8 @@ func TestAPodWhoseNamespaceCannotBeReadStaysAsItIs(t *testing.T) {
 	profiles.LabelsOf = func(context.Context, string) (labels.Set, error) { return nil, errors.New("no answer") }
 	pod := podFrom(t, "{}")
 	got, warnings := madeBy(t, profiles, "a", pod)
-	if !equality.Semantic.DeepEqual(got, pod) || len(warnings) != 1 || !strings.Contains(warnings[0], "read the labels of namespace a: no answer") {
+	if !equality.Semantic.DeepEqual(got, pod) || len(warnings) != 1 || !strings.Contains(warnings[0],
+		"read the labels of namespace a: no answer") {
 		t.Errorf("it becomes %+v; %q", got, warnings)
 	}
 }

@@ -405,7 +405,8 @@ func TestProfilesThatNobodyAsksAboutAreReported(t *testing.T) {
 		"no bindings":           {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath)}, "podDeletionCost of admission.profiles has no effect"},
 		"bindings":              {costs, []admissionregistrationv1.MutatingWebhook{hook(profiledPath), byURL}, ""},
 	} {
-		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&admissionregistrationv1.MutatingWebhookConfiguration{Webhooks: c.hooks})
+		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(
+			&admissionregistrationv1.MutatingWebhookConfiguration{Webhooks: c.hooks})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,9 +42,9 @@ type Other struct {
 	Unknown bool
 }
 
-// Find returns the pods of Kip in all namespaces, or in the one that the caller knows to be Kip's. Anybody can give a pod Kip's labels. In all
-// namespaces a pod is Kip's only if its service account may act as a virtual node, which Kip's installation alone grants. In both cases a
-// StatefulSet or a Deployment that is there must have made it.
+// Find returns the pods of Kip in all namespaces, or in the one that the caller knows to be Kip's. Anybody can give a pod Kip's
+// labels. In all namespaces a pod is Kip's only if its service account may act as a virtual node, which Kip's installation alone
+// grants. In both cases a StatefulSet or a Deployment that is there must have made it.
 func Find(ctx context.Context, kube kubernetes.Interface, namespace string) (Pods, error) {
 	list, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: Labels})
 	if err != nil {
@@ -180,7 +180,8 @@ func (f *finder) actsAs(ctx context.Context, namespace, account, node string) re
 	return said
 }
 
-// controller refuses a pod that no StatefulSet or Deployment has made. If the caller may not read them, the service account is proof enough.
+// controller refuses a pod that no StatefulSet or Deployment has made. If the caller may not read them, the service account is proof
+// enough.
 func (f *finder) controller(ctx context.Context, p *corev1.Pod) refusal {
 	owner := metav1.GetControllerOf(p)
 	if owner == nil {

@@ -89,7 +89,8 @@ func TestOnlyWhatNoTenantCanForgeMakesAPodKips(t *testing.T) {
 		switch {
 		case tc.why == "" && (len(found.Own) != 1 || len(found.Others) > 0):
 			t.Errorf("%s is Kip's: %+v", what, found.Others)
-		case tc.why != "" && (len(found.Own) > 0 || len(found.Others) != 1 || found.Others[0].Unknown || !strings.Contains(found.Others[0].Why, tc.why)):
+		case tc.why != "" && (len(found.Own) > 0 || len(found.Others) != 1 || found.Others[0].Unknown || !strings.Contains(found.Others[0].Why,
+			tc.why)):
 			t.Errorf("%s is not Kip's: %+v", what, found)
 		}
 	}

@@ -68,7 +68,8 @@ func (e *EC2) virtualize(serving, ctx context.Context, cfg Config) error {
 // publish uploads and registers the image by the program that does so for an account at AWS.
 func (e *EC2) publish(ctx context.Context, b Boot) (ami string, err error) {
 	cmd := exec.CommandContext(ctx, b.Program, "image", "publish", "--region="+Region, "--arch="+runtime.GOARCH, "--image-folder="+b.Folder)
-	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+e.url, "AWS_ACCESS_KEY_ID="+AdministratorKeyID, "AWS_SECRET_ACCESS_KEY=any", "AWS_SESSION_TOKEN=",
+	cmd.Env = append(os.Environ(), "AWS_ENDPOINT_URL="+e.url, "AWS_ACCESS_KEY_ID="+AdministratorKeyID, "AWS_SECRET_ACCESS_KEY=any",
+		"AWS_SESSION_TOKEN=",
 		"AWS_PROFILE=", "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null")
 	var said strings.Builder
 	cmd.Stderr = &said

@@ -210,8 +210,8 @@ func (a *accountChecks) unanswered(what string, err error) finding.Finding {
 	return finding.Unchecked("%s: %v", what, err)
 }
 
-// isKip reports whether who asks is Kip, so that what he lacks Kip lacks: by Kip's pod, by the keys of provider.yaml, or by Kip's role. What
-// a role or a user is called proves nothing.
+// isKip reports whether who asks is Kip, so that what he lacks Kip lacks: by Kip's pod, by the keys of provider.yaml, or by Kip's
+// role. What a role or a user is called proves nothing.
 func (a *accountChecks) isKip() bool {
 	role := a.wanted.Kip.Role
 	return a.wanted.Kip.Inside || a.ownKeys || role != "" && (a.arn == role || roleOf(a.arn) == unpathed(role))

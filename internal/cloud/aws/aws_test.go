@@ -1431,7 +1431,8 @@ func TestAGroupThatCannotBeMadeIsToBlameOnNoOffering(t *testing.T) {
 	}
 }
 
-// The cells' subnets may be those of another VPC after a change of their tags. What was found for a launch into the old one is not used for the new one.
+// The cells' subnets may be those of another VPC after a change of their tags. What was found for a launch into the old one is not
+// used for the new one.
 func TestGroupsOfOneVPCAreNoneOfAnother(t *testing.T) {
 	account := anAccount(sim.Knobs{})
 	account.Groups = append(account.Groups, ec2.Group{ID: "sg-4", Name: "changed", VPC: "vpc-2"})

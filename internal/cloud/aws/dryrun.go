@@ -55,7 +55,8 @@ type try struct {
 }
 
 // dryRun asks EC2 whether it would launch an instance of one of the types in a zone of the cells: the first of them, and while EC2 refuses,
-// those that its answer is not about. EC2 answers for the caller's rights, not for capacity. Source: EC2 API reference, "RunInstances", DryRun.
+// those that its answer is not about. EC2 answers for the caller's rights, not for capacity. Source: EC2 API reference,
+// "RunInstances", DryRun.
 func (a *accountChecks) dryRun(ctx context.Context) []finding.Finding {
 	wanted := strings.Join(a.wanted.DryRun, ", ")
 	list := a.command("describe-instance-type-offerings --location-type availability-zone --filters Name=instance-type,Values=%s",

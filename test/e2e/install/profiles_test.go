@@ -50,7 +50,8 @@ func profiles(ns string) []any {
 			"annotations": map[string]string{"pod.elotl.co/max-price-per-hour": "0.5"}}),
 		one("granted", map[string]any{"mode": "only", "annotations": map[string]string{"pod.elotl.co/allow-metadata": "true"},
 			"namespaceSelector": map[string]any{"matchLabels": map[string]string{"kubernetes.io/metadata.name": ns}}}),
-		one("not-granted", map[string]any{"namespaces": []string{ns}, "mode": "only", "annotations": map[string]string{"pod.elotl.co/volume-size": "200Gi"}}),
+		one("not-granted", map[string]any{"namespaces": []string{ns}, "mode": "only",
+			"annotations": map[string]string{"pod.elotl.co/volume-size": "200Gi"}}),
 	}
 }
 
