@@ -42,9 +42,6 @@ type keptAgents struct {
 // cell that has come back with another one, and does not go over in time, is to end. One that is
 // away is not ready: nobody knows which it comes back with. Its health bounds that.
 func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
-	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped {
-		return leave, nil
-	}
 	if e.cell().Agent() == nil {
 		return done, nil
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 var _ = []preparation{
-	(*sole)(nil), (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*reconnecting)(nil),
+	(*sole)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*reconnecting)(nil),
 }
 
 // binding gives ready cells their pods.
@@ -20,22 +20,17 @@ type binding struct {
 	evacuating   *evacuating
 	idling       *idling
 	ends         *cellEnds
-	preparations []preparation // in their order
+	preparations preparations
 }
 
 // Step gives the cell its pod, once and for good. A standby cell without a pod is
 // kept connected until a pod takes the cell.
 func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	prepared := true
-	for _, p := range s.preparations {
-		got, err := p.prepare(ctx, e)
-		if err != nil || got.state == isWaiting {
-			return got.again, err
-		}
-		if prepared = got.state == isDone; !prepared {
-			break
-		}
+	got, err := s.preparations.prepare(ctx, e)
+	if err != nil || got.state == isWaiting {
+		return got.again, err
 	}
+	prepared := got.state == isDone
 	// From here on the kubelet of a prepared cell may see the pod. Whoever lets the cell go must know:
 	// both decide under the table's lock.
 	s.table.mu.Lock()

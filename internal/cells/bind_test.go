@@ -33,6 +33,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		got     progress // of its preparation
 		err     error
 		before  func(*bench, *entry)
+		last    func(*entry) // while it is prepared
 		phase   apiv1.Phase
 		again   time.Duration
 		fails   bool
@@ -41,10 +42,10 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		"it is prepared": {got: done, phase: apiv1.Bound, binding: true},
 		"it waits":       {got: waitFor(time.Second), phase: apiv1.Ready, again: time.Second},
 		"it fails":       {got: waitFor(time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
-		"its pod is gone": {got: leave, before: func(_ *bench, e *entry) {
+		"its pod is gone": {got: leave, last: func(e *entry) {
 			e.beginEnd(CausePodDeleted, "why")
 		}, phase: apiv1.Terminating},
-		"its pod went at the last moment": {got: done, before: func(_ *bench, e *entry) {
+		"its pod went at the last moment": {got: done, last: func(e *entry) {
 			e.beginEnd(CausePodDeleted, "why")
 		}, phase: apiv1.Terminating},
 		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
@@ -67,12 +68,13 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		s := &binding{
 			table: b.table, clock: b.clock, records: b.records, evacuating: b.evacuating(), ends: b.ends,
 			idling: &idling{calls: b.calls, pools: b.pools, inventory: b.inventory, connections: b.connecting()},
-			preparations: []preparation{
-				&stage{name: "first", asked: &asked, got: done},
-				&stage{name: "second", asked: &asked, got: tc.got, err: tc.err},
-			},
 		}
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}})
+		second := &stage{name: "second", asked: &asked, got: tc.got, err: tc.err}
+		if tc.last != nil {
+			second.then = func() { tc.last(e) }
+		}
+		s.preparations = preparations{table: b.table, list: []preparation{&stage{name: "first", asked: &asked, got: done}, second}}
 		link := b.linked(e)
 		if tc.before != nil {
 			tc.before(b, e)

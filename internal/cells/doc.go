@@ -19,7 +19,7 @@
 //	connect.go    a connection: cellapis.go, dial.go, token.go, configure.go (upgrade.go, cloudinit.go),
 //	              connectionreports.go
 //	bind.go       before the pod: sole.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
-//	              devices.go, reconnect.go (prepare.go: what each of them returns); idle.go is for
+//	              devices.go, reconnect.go (prepare.go runs them); idle.go is for
 //	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go)

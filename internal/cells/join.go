@@ -13,7 +13,7 @@ type joining struct {
 	generation *StoreGeneration
 	evacuating *evacuating
 	failures   *bootFailures
-	stages     []preparation // in their order
+	stages     preparations
 }
 
 var _ = []preparation{(*addressing)(nil), (*contacting)(nil), (*arriving)(nil)}
@@ -35,17 +35,12 @@ func (s *joining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if err != nil || left <= 0 {
 		return 0, err
 	}
-	for _, stage := range s.stages {
-		got, err := stage.prepare(ctx, e)
-		switch {
-		case err == nil && got.state == isDone:
-			continue
-		case err == nil && got.state == isLeaving:
-			return 0, nil
-		case got.again == 0:
-			return left, err // or something else wakes the cell
-		}
-		return min(left, got.again), err
+	got, err := s.stages.prepare(ctx, e)
+	switch {
+	case err == nil && got.state != isWaiting:
+		return 0, nil
+	case got.again == 0:
+		return left, err // or something else wakes the cell
 	}
-	return 0, nil
+	return min(left, got.again), err
 }

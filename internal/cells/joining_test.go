@@ -18,10 +18,14 @@ type stage struct {
 	asked *[]string
 	got   progress
 	err   error
+	then  func() // nil for nothing
 }
 
 func (s *stage) prepare(context.Context, *entry) (progress, error) {
 	*s.asked = append(*s.asked, s.name)
+	if s.then != nil {
+		s.then()
+	}
 	return s.got, s.err
 }
 
@@ -62,7 +66,7 @@ func TestAMachineJoinsStageByStageWithinItsTime(t *testing.T) {
 		tc.first.name, tc.first.asked = "first", &asked
 		s := &joining{
 			clock: b.clock, generation: b.generation, evacuating: &evacuating{}, failures: b.failing(),
-			stages: []preparation{&tc.first, &stage{name: "second", asked: &asked}},
+			stages: preparations{table: b.table, list: []preparation{&tc.first, &stage{name: "second", asked: &asked}}},
 		}
 		again, err := s.Step(t.Context(), b.booting(name))
 		if again != tc.again || !errors.Is(err, tc.err) || !slices.Equal(asked, tc.asked) {

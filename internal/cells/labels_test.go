@@ -61,7 +61,8 @@ func TestLabelsOnWhichAllPodsOfALaunchAgreeAreTagsInItsCall(t *testing.T) {
 			for n := range tc.cells {
 				tc.cells[n].Launch.Shared = false
 			}
-			if r, err = b.cells.launching.intents.launchCalls.launchRequest(tc.cells, pki.BatchSecret{}); err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
+			r, err = b.cells.launching.intents.launchCalls.launchRequest(tc.cells, pki.BatchSecret{})
+			if err != nil || r.TagsOf(0)[cloud.TagOwner] != "me" {
 				t.Errorf("%s: a machine has the tags %v, %v", what, r.TagsOf(0), err)
 			}
 		}

@@ -8,7 +8,6 @@ import (
 
 // renaming makes the kubelets of ready cells those of the nodes of their pods.
 type renaming struct {
-	table       *table
 	loop        *loop
 	nodeNames   *nodeNames
 	connections *connections
@@ -21,9 +20,6 @@ type renaming struct {
 // Until the agent has its new configuration the old kubelet is refused
 // everything, and is never shown the pod.
 func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
-	if why, _ := s.table.endingOf(e); why != "" || e.cell().Stopped {
-		return leave, nil
-	}
 	if e.api == nil {
 		return done, nil
 	}

@@ -47,7 +47,8 @@ func TestAStoredLaunchIsSentOnceInATurn(t *testing.T) {
 		}
 		s := &sending{clock: b.clock, calls: b.calls}
 		results := s.send(t.Context(), l, turn)
-		if len(results) != 1 || len(b.cloud.launches) != tc.calls || (results[0].Err != nil) != tc.fails || tc.err != nil && !errors.Is(results[0].Err, tc.err) {
+		err := results[0].Err
+		if len(results) != 1 || len(b.cloud.launches) != tc.calls || (err != nil) != tc.fails || tc.err != nil && !errors.Is(err, tc.err) {
 			t.Errorf("%s: %d calls, answered with %+v", name, len(b.cloud.launches), results)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 
 // sole waits until a ready cell is surely the only one that runs its pod.
 type sole struct {
-	table      *table
 	generation *StoreGeneration
 	excluding  *excluding
 	inventory  *inventory
@@ -21,9 +20,7 @@ func (s *sole) prepare(_ context.Context, e *entry) (progress, error) {
 	if !isSole {
 		isSole, _ = s.excluding.ensureSole(e)
 	}
-	switch why, _ := s.table.endingOf(e); {
-	case why != "":
-		return leave, nil
+	switch {
 	case !isSole:
 		s.inventory.pollSoon()
 		return waitFor(time.Second), nil

@@ -8,6 +8,11 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
+// prepared returns preparations.
+func (b *bench) prepared(list ...preparation) preparations {
+	return preparations{table: b.table, list: list}
+}
+
 func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pod, standby string
@@ -26,7 +31,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
-		s := &sole{table: b.table, generation: b.generation, inventory: b.inventory, excluding: b.excluding()}
+		s := b.prepared(&sole{generation: b.generation, inventory: b.inventory, excluding: b.excluding()})
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)
@@ -53,7 +58,7 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 		"it is stopped": {false, true, leave},
 	} {
 		b := newBench(t)
-		s := &reconnecting{table: b.table, connections: b.connecting()}
+		s := b.prepared(unlessStopped{}, &reconnecting{connections: b.connecting()})
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped, Instance: &cloud.Instance{ID: "i"}})
 		if tc.ends {
 			e.beginEnd(CauseLost, "why")

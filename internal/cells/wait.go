@@ -25,11 +25,8 @@ type waitState struct {
 	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
 }
 
-// connect connects a cell that is to be given something for its pod, unless it ends first.
+// connect connects a cell that is to be given something for its pod, unless its notice ends it.
 func (s *waits) connect(ctx context.Context, e *entry) (progress, error) {
-	if why, _ := s.table.endingOf(e); why != "" {
-		return leave, nil
-	}
 	if err := s.connections.connect(ctx, e); err != nil {
 		return progress{}, err
 	}

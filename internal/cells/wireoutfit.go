@@ -28,7 +28,6 @@ func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
 		inventory:   c.inventory,
 	}
 	renaming := &renaming{
-		table:       c.table,
 		loop:        c.loop,
 		nodeNames:   s.nodeNames,
 		connections: n.connections,
@@ -107,18 +106,14 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		generation: c.generation,
 		evacuating: l.evacuating,
 		failures:   bootFailures,
-		stages:     []preparation{addressing, contacting, arriving},
+		stages:     preparations{table: c.table, list: []preparation{addressing, contacting, arriving}},
 	}
 	sole := &sole{
-		table:      c.table,
 		generation: c.generation,
 		excluding:  e.excluding,
 		inventory:  c.inventory,
 	}
-	reconnecting := &reconnecting{
-		table:       c.table,
-		connections: n.connections,
-	}
+	reconnecting := &reconnecting{connections: n.connections}
 	binding := &binding{
 		table:      c.table,
 		clock:      cfg.Clock,
@@ -126,9 +121,9 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		evacuating: l.evacuating,
 		idling:     b.idling,
 		ends:       s.ends,
-		preparations: []preparation{
-			sole, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
-		},
+		preparations: preparations{table: c.table, list: []preparation{
+			sole, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
+		}},
 	}
 	watching := &watching{
 		table:       c.table,

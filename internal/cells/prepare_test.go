@@ -1,0 +1,48 @@
+package cells
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+)
+
+func TestACellIsPreparedInOrderUntilItWaitsOrLeaves(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		first   stage
+		ends    bool // before
+		ending  bool // while it is prepared
+		stopped bool
+		asked   []string
+		want    progress
+		err     error
+	}{
+		"nothing is left":              {first: stage{got: done}, asked: []string{"first", "second"}, want: done},
+		"the first waits":              {first: stage{got: waitFor(time.Second)}, asked: []string{"first"}, want: waitFor(time.Second)},
+		"the first fails":              {first: stage{got: done, err: broken}, asked: []string{"first"}, want: done, err: broken},
+		"it leaves by the first":       {first: stage{got: leave}, asked: []string{"first"}, want: leave},
+		"it is to end":                 {first: stage{got: done}, ends: true, want: leave},
+		"it is to end meanwhile":       {first: stage{got: done}, ending: true, asked: []string{"first"}, want: leave},
+		"it is stopped":                {first: stage{got: done}, stopped: true, asked: []string{"first"}, want: leave},
+		"it is stopped, and waits":     {first: stage{}, stopped: true, asked: []string{"first"}},
+		"it is to end, and is stopped": {first: stage{got: done}, stopped: true, ends: true, want: leave},
+	} {
+		b := newBench(t)
+		var asked []string
+		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped})
+		end := func() { e.beginEnd(CausePodDeleted, "why") }
+		if tc.first.name, tc.first.asked = "first", &asked; tc.ending {
+			tc.first.then = end
+		}
+		if tc.ends {
+			end()
+		}
+		got, err := b.prepared(&tc.first, unlessStopped{}, &stage{name: "second", asked: &asked, got: done}).prepare(t.Context(), e)
+		if got != tc.want || !errors.Is(err, tc.err) || !slices.Equal(asked, tc.asked) {
+			t.Errorf("%s: %+v (%v), asked %v", name, got, err, asked)
+		}
+	}
+}
