@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -202,10 +203,10 @@ func (s *blockers) noteCloudInitDone(cell *Cell) {
 	delete(s.byKind, cloudInitKind(cell.CloudInit(), cell))
 }
 
-// startOrDelay marks a cell as being launched and returns 0, unless agents of cells like it have refused the
-// cloud-init file, or the agent of cells.itzo, or the cloud could not start instances like its own. Then it reports that, and returns
-// how long the cell has to wait. Of those that wait one is launched in time as the probe, to see whether the fault is fixed.
-func (s *blockers) startOrDelay(e *entry) time.Duration {
+// prepare makes a cell that of its group, unless agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
+// the cloud could not start instances like its own. Then it reports that, and the cell waits.
+// Of those that wait one is launched in time as the probe, to see whether the fault is fixed.
+func (s *blockers) prepare(_ context.Context, e *entry) (progress, error) {
 	now, cell := s.loop.clock.Now(), e.cell()
 	cloudInit := cloudInitKind(s.recipe.digest(), cell)
 	s.table.mu.Lock()
@@ -232,7 +233,7 @@ func (s *blockers) startOrDelay(e *entry) time.Duration {
 			reason = events.LaunchDelayed
 		}
 		s.report(e, why, reason, tellNode)
-		return wait
+		return waitFor(wait), nil
 	}
 	for _, u := range []*launchBlocker{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
@@ -244,7 +245,7 @@ func (s *blockers) startOrDelay(e *entry) time.Duration {
 	}
 	e.giveToGroup()
 	s.table.mu.Unlock()
-	return 0
+	return done, nil
 }
 
 // report reports to the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init

@@ -9,6 +9,22 @@ import (
 	"github.com/elotl/kip/internal/events"
 )
 
+// enqueuing returns what adds cells to the queue of launches.
+func (b *bench) enqueuing() *enqueuing {
+	r := b.rights()
+	return &enqueuing{
+		table: b.table, rights: r, launches: b.launches, removals: b.removing(),
+		preparations: b.prepared(
+			&resolveRetries{clock: b.clock}, &exclusiveLaunch{excluding: b.excluding(), inventory: b.inventory}, r, b.blocking(),
+		),
+	}
+}
+
+// blockers returns what keeps cells from being launched, the last of the preparations.
+func (s *enqueuing) blockers() *blockers {
+	return s.preparations.list[len(s.preparations.list)-1].(*blockers)
+}
+
 func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before func(*bench, *enqueuing, *entry)
@@ -25,7 +41,7 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 			b.listed(snapshot{})
 		}, time.Second, false, false, events.InstancesNotListed},
 		"what the operator configured is refused": {func(b *bench, s *enqueuing, e *entry) {
-			fault := s.blockers.ofKind(b.recipe.startKind(e.cell()))
+			fault := s.blockers().ofKind(b.recipe.startKind(e.cell()))
 			fault.why, fault.until = "no key", b.clock.Now().Add(time.Second)
 		}, time.Second, false, false, events.LaunchDelayed},
 		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
@@ -42,11 +58,7 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 		}, 0, false, true, ""},
 	} {
 		b := newBench(t)
-		r := b.rights()
-		s := &enqueuing{
-			table: b.table, blockers: b.blocking(), rights: r, launches: b.launches, removals: b.removing(),
-			delays: &launchDelays{clock: b.clock, excluding: b.excluding()},
-		}
+		s := b.enqueuing()
 		b.generation.compared = true
 		b.listed(snapshot{began: b.clock.Now()})
 		e := b.requested("c")[0]
@@ -104,4 +116,35 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 			t.Errorf("%s: observers know of %v", name, b.shown)
 		}
 	}
+}
+
+func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
+	b := newBench(t)
+	s := b.enqueuing()
+	r := s.rights
+	e := b.requested("c")[0]
+	wait := func(why string, want time.Duration) {
+		t.Helper()
+		if got, err := s.preparations.prepare(t.Context(), e); got.again != want || (got == done) != (want == 0) || err != nil {
+			t.Errorf("%s: %+v (%v), want it to wait %s", why, got, err, want)
+		}
+	}
+	e.resolving.next = b.clock.Now().Add(3 * time.Second)
+	wait("a try has failed", 3*time.Second)
+	e.resolving = attempts{}
+	if wait("the cloud has listed nothing", time.Second); !b.asked() {
+		t.Error("no snapshot is asked for")
+	}
+	b.listed(snapshot{began: b.clock.Now()})
+	b.generation.compared = true
+	r.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(5 * time.Second)}
+	wait("Kip has no right", 5*time.Second)
+	r.pause = pause{}
+	fault := s.blockers().ofKind(b.recipe.startKind(e.cell()))
+	fault.why, fault.until = "no key", b.clock.Now().Add(2*time.Second)
+	wait("what the operator configured is refused", 2*time.Second)
+	fault.until = b.clock.Now()
+	wait("nothing", 0)
+	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
+	wait("the store is behind", idlePoll)
 }

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -16,23 +17,27 @@ const quietStart = 5 * time.Second
 type excluding struct {
 	clock     clock.PassiveClock
 	events    *reporter
-	inventory *inventory
 	listening *listening
 	exclusion *exclusion
 	told      perCell[dedup] // why they wait; of their workers
 }
 
-// delayLaunch ensures that a cell is the only one that may run its pod. It returns 0 if it is; otherwise it reports why
-// not, and returns after how long to ask again.
-func (s *excluding) delayLaunch(e *entry) time.Duration {
-	switch sole, doubt := s.ensureSole(e); {
+// exclusiveLaunch has cells that are to be launched wait until nothing else may run their pods.
+type exclusiveLaunch struct {
+	excluding *excluding
+	inventory *inventory
+}
+
+// prepare waits until a cell is the only one that may run its pod.
+func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error) {
+	switch sole, doubt := s.excluding.ensureSole(e); {
 	case sole:
-		return 0
+		return done, nil
 	case doubt == behind:
-		return idlePoll
+		return waitFor(idlePoll), nil
 	}
 	s.inventory.pollSoon()
-	return time.Second
+	return waitFor(time.Second), nil
 }
 
 // ensureSole ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such

@@ -12,7 +12,7 @@ import (
 // excluding returns what has cells wait until they are the only ones.
 func (b *bench) excluding() *excluding {
 	return &excluding{
-		clock: b.clock, events: b.events, inventory: b.inventory, listening: &listening{},
+		clock: b.clock, events: b.events, listening: &listening{},
 		exclusion: &exclusion{
 			table: b.table, generation: b.generation, inventory: b.inventory,
 			orphans: &orphanTerminations{inventory: b.inventory, terminations: b.terminations},
@@ -72,8 +72,9 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 		e := b.requested("c")[0]
 		e.arrived = tc.arrived
 		for range 2 {
-			if again := s.delayLaunch(e); again != tc.again {
-				t.Errorf("%s: again after %s, want %s", name, again, tc.again)
+			got, err := (&exclusiveLaunch{excluding: s, inventory: b.inventory}).prepare(t.Context(), e)
+			if got.again != tc.again || (got.state == isDone) != (tc.again == 0) || err != nil {
+				t.Errorf("%s: %+v (%v), want again after %s", name, got, err, tc.again)
 			}
 		}
 		if len(b.terminations.queued.items) != tc.ends || len(b.said) != tc.said || b.asked() != tc.asks {

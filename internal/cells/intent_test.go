@@ -76,26 +76,3 @@ func TestCellsThatMayHaveAnotherArchitectureGoOn(t *testing.T) {
 		}
 	}
 }
-
-func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
-	b := newBench(t)
-	s := &launchDelays{clock: b.clock, excluding: b.excluding()}
-	e := b.requested("c")[0]
-	wait := func(why string, want time.Duration) {
-		t.Helper()
-		if got := s.delay(e); got != want {
-			t.Errorf("%s: it waits %s, want %s", why, got, want)
-		}
-	}
-	e.resolving.next = b.clock.Now().Add(3 * time.Second)
-	wait("a try has failed", 3*time.Second)
-	e.resolving = attempts{}
-	if wait("the cloud has listed nothing", time.Second); !b.asked() {
-		t.Error("no snapshot is asked for")
-	}
-	b.listed(snapshot{began: b.clock.Now()})
-	b.generation.compared = true
-	wait("nothing", 0)
-	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
-	wait("the store is behind", idlePoll)
-}

@@ -1,6 +1,7 @@
 package cells
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -103,6 +104,14 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 	s.loop.log.Info("Kip may launch instances again", "cloud", s.calls.Name(), "paused", now.Sub(s.pause.since))
 	s.pause = pause{}
 	s.wakeRequested()
+}
+
+// prepare waits until Kip has its rights, or the launch of a cell is to show whether it has.
+func (s *rights) prepare(_ context.Context, e *entry) (progress, error) {
+	if wait := s.probeOrDelay(e); wait > 0 {
+		return waitFor(wait), nil
+	}
+	return done, nil
 }
 
 // probeOrDelayStart returns how long a stopped cell has to wait for Kip's rights; 0 if it may be started,

@@ -68,7 +68,6 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 	excluding := &excluding{
 		clock:     cfg.Clock,
 		events:    c.events,
-		inventory: c.inventory,
 		listening: s.listening,
 		exclusion: exclusion,
 	}

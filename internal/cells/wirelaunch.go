@@ -2,12 +2,11 @@ package cells
 
 // requestSteps takes what pods and pools ask for.
 type requestSteps struct {
-	matching     *matching
-	standbys     *standbys
-	requests     *requests
-	launchDelays *launchDelays
-	enqueuing    *enqueuing
-	refilling    *refilling
+	matching  *matching
+	standbys  *standbys
+	requests  *requests
+	enqueuing *enqueuing
+	refilling *refilling
 }
 
 func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) requestSteps {
@@ -35,17 +34,17 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 		recipe:    c.recipe,
 		clock:     cfg.Clock,
 	}
-	launchDelays := &launchDelays{
-		clock:     cfg.Clock,
-		excluding: e.excluding,
-	}
 	enqueuing := &enqueuing{
 		table:    c.table,
-		delays:   launchDelays,
-		blockers: s.blockers,
 		rights:   s.rights,
 		launches: c.launches,
 		removals: e.removals,
+		preparations: preparations{table: c.table, list: []preparation{
+			&resolveRetries{clock: cfg.Clock},
+			&exclusiveLaunch{excluding: e.excluding, inventory: c.inventory},
+			s.rights,
+			s.blockers,
+		}},
 	}
 	refilling := &refilling{
 		table:      c.table,
@@ -55,7 +54,7 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 		recipe:     c.recipe,
 		generation: c.generation,
 	}
-	return requestSteps{matching, standbys, requests, launchDelays, enqueuing, refilling}
+	return requestSteps{matching, standbys, requests, enqueuing, refilling}
 }
 
 // launchSteps has the steps of launches.
