@@ -21,9 +21,9 @@ type asking struct {
 }
 
 // ask asks a cell's agent on a session, which may be closed meanwhile.
-func (a *asking) ask(ctx context.Context, e *entry, s Session, do func(context.Context, agentapi.Client) error) error {
+func (a *asking) ask(ctx context.Context, e *entry, s agentSession, do func(context.Context, agentapi.Client) error) error {
 	return a.within(ctx, e, configTimeout, func(ctx context.Context) error {
-		return do(ctx, agentapi.Client{Conn: s.Conn()})
+		return do(ctx, agentapi.Client{Conn: s.conn()})
 	})
 }
 
@@ -39,12 +39,12 @@ func answered(err error, codes ...int) bool {
 }
 
 // putDisks tells the agent which disks its cell is to have.
-func (a *asking) putDisks(ctx context.Context, e *entry, s Session, ids []string) error {
+func (a *asking) putDisks(ctx context.Context, e *entry, s agentSession, ids []string) error {
 	return a.ask(ctx, e, s, func(ctx context.Context, agent agentapi.Client) error { return agent.PutDisks(ctx, ids) })
 }
 
 // putPlugins tells the agent which plugins its cell is to have.
-func (a *asking) putPlugins(ctx context.Context, e *entry, s Session, list []Plugin) error {
+func (a *asking) putPlugins(ctx context.Context, e *entry, s agentSession, list []Plugin) error {
 	plugins := make([]agentapi.Plugin, len(list))
 	for i, p := range list {
 		plugins[i] = agentapi.Plugin(p)

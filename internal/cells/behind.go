@@ -50,7 +50,7 @@ func (s *StoreGeneration) isBehind() bool {
 // know: a kubelet that heard of no pod would end that. Of its own cells a process knows it.
 func (s *StoreGeneration) mayRunMore(e *entry) bool {
 	why, _ := s.whyBehind()
-	return why != "" && e.loaded && e.session == nil
+	return why != "" && e.loaded && !e.session.opened()
 }
 
 // noteAway notes that a cell of an earlier process is not connected to now.

@@ -21,7 +21,7 @@ type bootTimes struct {
 
 // left is how much time a booting cell has left, and for what. What Kip was late, or
 // kept the cell waiting, is not taken off.
-func (s *bootTimes) left(e *entry, cell *Cell, session Session) (left time.Duration, what string) {
+func (s *bootTimes) left(e *entry, cell *Cell, session agentSession) (left time.Duration, what string) {
 	from, what := cell.StepTime(apiv1.StepJoined), "ready"
 	limit := max(readyTimeout, min(from.Sub(cell.launched()), cell.Offering().BootTimeout))
 	if begun := cell.StepTime(apiv1.StepCloudInit); from.IsZero() && !begun.IsZero() {
@@ -30,10 +30,8 @@ func (s *bootTimes) left(e *entry, cell *Cell, session Session) (left time.Durat
 	if from.IsZero() || cell.launched().After(from) { // or started anew
 		from, limit, what = cell.launched(), cell.Offering().BootTimeout, "joined"
 	}
-	if session != nil {
-		if held := session.HeldBack(); held.After(from) {
-			from = held
-		}
+	if held := session.heldBack(); held.After(from) {
+		from = held
 	}
 	if e.loaded {
 		limit += s.generation.awayAfter(from)

@@ -36,7 +36,7 @@ func TestEachPartOfABootHasATimeOfItsOwn(t *testing.T) {
 		if tc.held != 0 {
 			session.held = launched.Add(tc.held)
 		}
-		if left, what := s.left(&entry{}, &cell, session); left != tc.left || what != tc.what {
+		if left, what := s.left(&entry{}, &cell, agentSession{session}); left != tc.left || what != tc.what {
 			t.Errorf("%s: %s are left until it is %s, want %s until it is %s", name, left, what, tc.left, tc.what)
 		}
 	}

@@ -42,7 +42,7 @@ type cloudInitState struct {
 
 // setUp has the agent carry out the cloud-init file of the cell's launch: before it is joined,
 // and so before its kubelet runs. The error is agentapi.ErrNotYet as long as that goes on.
-func (s *cloudInits) setUp(ctx context.Context, e *entry, session Session) error {
+func (s *cloudInits) setUp(ctx context.Context, e *entry, session agentSession) error {
 	digest := e.cell().CloudInit()
 	if digest == "" || !e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		return nil
@@ -77,7 +77,7 @@ func (s *cloudInits) setUp(ctx context.Context, e *entry, session Session) error
 }
 
 // begin gives the agent the file.
-func (s *cloudInits) begin(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
+func (s *cloudInits) begin(ctx context.Context, e *entry, session agentSession, digest string) (failures []string, err error) {
 	document, err := s.file.Document(ctx, digest)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ var errNotBegun = fmt.Errorf("the agent has not begun with the cloud-init file: 
 
 // askDone asks the agent, which has the file, whether it is done. One that can only be asked
 // by giving it the file says that it knows no such method.
-func (s *cloudInits) askDone(ctx context.Context, e *entry, session Session, digest string) (failures []string, err error) {
+func (s *cloudInits) askDone(ctx context.Context, e *entry, session agentSession, digest string) (failures []string, err error) {
 	err = s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) (err error) {
 		failures, err = agent.CloudInitDone(ctx, digest)
 		return err

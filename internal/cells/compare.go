@@ -53,7 +53,7 @@ func (s *knownCells) now() (cells []known) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
-		k := known{cell: e.cell(), cutOff: e.session != nil && !e.session.Connected()}
+		k := known{cell: e.cell(), cutOff: e.session.cutOff()}
 		k.heard = e.isHeard(s.loop.clock.Now())
 		if i := k.cell.Instance; i != nil {
 			k.terminated = s.terminations.accepted(i.ID)

@@ -23,7 +23,7 @@ type configuring struct {
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
 func (s *configuring) due(e *entry) func(context.Context) error {
-	dns, connected, bound := s.configs.clusterDNS(), e.session.Connected(), e.cell().Pod.UID != ""
+	dns, connected, bound := s.configs.clusterDNS(), e.session.connected(), e.cell().Pod.UID != ""
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e.configured = e.configured && connected
@@ -36,7 +36,7 @@ func (s *configuring) due(e *entry) func(context.Context) error {
 
 // configure hands the agent its configuration on a session that has had so many
 // breaks.
-func (s *configuring) configure(ctx context.Context, e *entry, session Session, config agentapi.Config, breaks int) error {
+func (s *configuring) configure(ctx context.Context, e *entry, session agentSession, config agentapi.Config, breaks int) error {
 	if e.cell().StepTime(apiv1.StepJoined).IsZero() {
 		s.blockers.noteStarted(e.cell())
 	}

@@ -40,7 +40,7 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		}
 		e := newEntry(cell, 0)
 		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
-		e.session, e.configured, e.dns = link, tc.configured, tc.dns
+		e.session, e.configured, e.dns = agentSession{link}, tc.configured, tc.dns
 		configure := s.due(e)
 		if (configure != nil) != tc.due || e.configured != (tc.configured && tc.connected) {
 			t.Errorf("%s: due %t, configured %t", name, configure != nil, e.configured)

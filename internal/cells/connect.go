@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
-	"github.com/elotl/kip/internal/watchdog"
 )
 
 // connection is what this process has of a cell's agent and kubelet. It is under table.mu, unless it says otherwise. Only the cell's worker
@@ -14,7 +13,7 @@ import (
 type connection struct {
 	api        API
 	node       string // the virtual node that api is of
-	session    Session
+	session    agentSession
 	lacks      string              // the address that the instance has not got, as a snapshot showed it
 	connecting time.Time           // when this process began to connect
 	away       string              // why its agent does not answer, as observers know; of its worker
@@ -68,7 +67,7 @@ func (s *connections) connectNow(ctx context.Context, e *entry) error {
 // bringUp brings up the cell's API and its tunnel in this process. It returns what
 // gives the agent its configuration, where that is to be done and can be.
 func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(context.Context) error, err error) {
-	if e.session == nil {
+	if !e.session.opened() {
 		api := s.apis.serve(e)
 		// Before the tunnel: a kubelet that hears that its pod is not there kills
 		// the pod.
@@ -88,7 +87,7 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 			}
 		})
 		s.table.mu.Lock()
-		e.session, e.stopWait, e.connecting = session, stop, s.loop.clock.Now()
+		e.session, e.stopWait, e.connecting = agentSession{session}, stop, s.loop.clock.Now()
 		s.table.mu.Unlock()
 	}
 	if err := e.show(); err != nil {
@@ -102,15 +101,13 @@ func (s *connections) bringUp(ctx context.Context, e *entry) (configure func(con
 func (s *connections) disconnect(e *entry) {
 	s.table.mu.Lock()
 	session, stopWait, api := e.session, e.stopWait, e.api
-	e.session, e.stopWait, e.api, e.shown, e.configured = nil, nil, nil, false, false
+	e.session, e.stopWait, e.api, e.shown, e.configured = agentSession{}, nil, nil, false, false
 	e.breaks++ // what is asked on this session yet says nothing of the next one
 	s.table.mu.Unlock()
 	if stopWait != nil {
 		stopWait()
 	}
-	if session != nil {
-		session.Close()
-	}
+	session.close()
 	if api != nil {
 		s.apis.remove(e)
 	}
@@ -132,28 +129,17 @@ func (s *connections) kubeletReady(e *entry) bool {
 // reach waits until a cell that is being drained is connected, if that is worth a
 // wait.
 func (s *connections) reach(ctx context.Context, e *entry) error {
-	if err := s.connectNow(ctx, e); err != nil && e.session == nil {
+	if err := s.connectNow(ctx, e); err != nil && !e.session.opened() {
 		return err
 	}
-	if !e.session.Connected() {
+	if !e.session.connected() {
 		// After a restart, Kip may still be dialling. A lost cell is not waited for.
 		if !patient(e) {
 			return ErrNotConnected
 		}
-		if !e.ready(ctx) {
+		if !e.session.ready(ctx) {
 			return ErrNotConnected
 		}
 	}
 	return nil
-}
-
-// ready waits until the cell's session is connected, or ctx ends: false.
-func (e *entry) ready(ctx context.Context) bool {
-	defer watchdog.Wait(ctx, watchdog.Cell)()
-	select {
-	case <-e.session.Ready():
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -24,7 +24,7 @@ func (s *connectionReports) reportConfigured(ctx context.Context, e *entry) erro
 	e.untold = false
 	s.table.mu.Unlock()
 	if tell {
-		s.observers.CellConnected(*e.cell(), e.session.Conn())
+		s.observers.CellConnected(*e.cell(), e.session.conn())
 	}
 	if !configured || !e.cell().StepTime(apiv1.StepJoined).IsZero() && !e.cell().bootIsNews(told.Boot) && !e.cell().agentIsNews(told.Agent) {
 		return nil
@@ -52,12 +52,12 @@ const tellsAway = time.Minute
 // reportUnanswered tells observers that a booting cell waits for what WaitsFor says now: its agent does not answer, for another reason
 // than they know of.
 func (s *connectionReports) reportUnanswered(ctx context.Context, e *entry) {
-	err, now := e.session.LastError(), s.loop.clock.Now()
+	err, now := e.session.lastError(), s.loop.clock.Now()
 	since := e.connecting
 	if e.awayTold.After(since) {
 		since = e.awayTold
 	}
-	if err == nil || e.session.Connected() || e.cell().Phase != apiv1.Booting || err.Error() == e.away || now.Sub(since) < tellsAway {
+	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == e.away || now.Sub(since) < tellsAway {
 		return
 	}
 	e.away, e.awayTold = err.Error(), now

@@ -129,7 +129,7 @@ func (b *bench) linked(e *entry) *modelLink {
 		id: e.id, all: &modelLinks{}, ready: done, nodeReady: done, connected: true, heard: b.clock.Now(),
 		onState: func(bool, error) {},
 	}
-	e.session, e.api = link, link
+	e.session, e.api = agentSession{link}, link
 	return link
 }
 

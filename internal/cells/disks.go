@@ -58,15 +58,15 @@ type disks struct {
 
 // disksGiven is how far that is.
 type disksGiven struct {
-	attached bool    // the cloud has attached them, for this process
-	shown    Session // the connection on which the agent has them; nil for none
+	attached bool         // the cloud has attached them, for this process
+	shown    agentSession // that on which the agent has them
 }
 
 // prepare gives a ready cell its disks, before its kubelet sees the pod. It is done
 // when all disks are devices of the machine.
 func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell, given := e.cell(), s.given.of(e)
-	if len(cell.Disks) == 0 || given.shown != nil && given.shown == e.session {
+	if len(cell.Disks) == 0 || given.shown.opened() && given.shown == e.session {
 		return done, nil
 	}
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
@@ -81,7 +81,7 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 		}
 		given.attached, e.wait.polls, e.wait.refused = true, 0, time.Time{}
 	}
-	if !e.session.Connected() {
+	if !e.session.connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}
 	session := e.session

@@ -17,7 +17,7 @@
 //	              outcome.go) finds out what became of the cells
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
 //	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
-//	connect.go    a connection: cellapis.go, dial.go, token.go, configure.go (upgrade.go, cloudinit.go),
+//	connect.go    a connection: cellapis.go, dial.go, session.go, token.go, configure.go (upgrade.go, cloudinit.go),
 //	              connectionreports.go
 //	bind.go       before the pod: sole.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
 //	              devices.go, reconnect.go (prepare.go runs them); idle.go is for
@@ -50,7 +50,8 @@
 // All steps stand on a core: table has the cells that are there, records changes what
 // is stored of them (commit is the only way), and with it the ledger (bill.go) and the table
 // (adopt.go), and loop has the queue, the clock and the log. What one part alone holds of a cell
-// is in a perCell of that part, what several hold in entry. A part with a mutex of its own says in which order it is taken; the order
+// is in a perCell of that part, what several hold in entry. What is to be known of the session with its agent
+// is asked of agentSession alone. A part with a mutex of its own says in which order it is taken; the order
 // of the others is beside table.mu. What several parts need is in timing.go (times), errors.go
 // (what errors of the cloud and of the store mean) and keys.go (of stored records).
 //

@@ -25,7 +25,7 @@ func TestAPodMovesBeforeItsInstanceIsTaken(t *testing.T) {
 	s := b.evacuating()
 	e := b.running("c")
 	link := &modelLink{}
-	e.session, e.api = link, link
+	e.session, e.api = agentSession{link}, link
 	step := func(why string, wantLeft time.Duration, wantEnds bool, wantMoved int) {
 		t.Helper()
 		left, ends := s.actOnNotice(t.Context(), e)
@@ -68,7 +68,7 @@ func TestANoticeThatDoesNotComeTrueIsForgotten(t *testing.T) {
 		s := b.evacuating()
 		e := b.running("c")
 		link := &modelLink{heard: b.clock.Now()}
-		e.session, e.api = link, link
+		e.session, e.api = agentSession{link}, link
 		b.noticed(e, b.clock.Now().Add(-tc.ago), true)
 		certain := e.cell().clone()
 		certain.Certain = tc.certain

@@ -26,7 +26,7 @@ func (s *idling) idle(ctx context.Context, e *entry) (time.Duration, error) {
 		}
 		return s.stopOrStart(ctx, e)
 	}
-	if !e.session.Connected() {
+	if !e.session.connected() {
 		s.inventory.pollSoon() // is the machine still there?
 		return silentPoll, nil
 	}

@@ -55,7 +55,7 @@ type restarted struct{ heard, since time.Time }
 // is over (TestWhenMostCellsAreSilentNoneIsEnded). If it counted more often, cells that fall silent in turns would keep all others from
 // their end (TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd).
 func (l *listening) lastLease(e *entry) time.Time {
-	heard := latest(e.api.LastHeartbeat(), e.cell().StepTime(apiv1.StepBound), l.began, l.late.OnTime(), e.connecting, e.session.HeldBack())
+	heard := latest(e.api.LastHeartbeat(), e.cell().StepTime(apiv1.StepBound), l.began, l.late.OnTime(), e.connecting, e.session.heldBack())
 	awake := l.since()
 	if !awake.After(heard) {
 		return heard
@@ -72,10 +72,7 @@ func (e *entry) lastSign() (last time.Time) {
 	if e.api != nil {
 		last = e.api.LastHeartbeat()
 	}
-	if e.session != nil {
-		last = latest(last, e.session.LastHeard())
-	}
-	return last
+	return latest(last, e.session.lastHeard())
 }
 
 // isHeard reports whether the cell was heard a short while ago. The caller holds table.mu.
@@ -85,8 +82,8 @@ func (e *entry) isHeard(now time.Time) bool { return now.Sub(e.lastSign()) < gua
 // does not speak against a cloud that is sure. The caller holds table.mu.
 func (l *listening) mayHaveHeard(e *entry, sure bool) time.Time {
 	last := latest(e.lastSign(), l.since(), l.late.OnTime(), e.connecting)
-	if e.session != nil && !sure {
-		last = latest(last, e.session.HeldBack())
+	if !sure {
+		last = latest(last, e.session.heldBack())
 	}
 	return last
 }

@@ -53,7 +53,7 @@ func (s *matching) find(r Request) (best *entry, connecting bool) {
 		if e.ending != "" || !cell.Interrupted.IsZero() || !e.goesOver.IsZero() || rank(cell) == 0 || !s.fits(r, cell) {
 			continue
 		}
-		if rank(cell) >= 2 && (e.session == nil || !e.session.Connected()) {
+		if rank(cell) >= 2 && !e.session.connected() {
 			connecting = connecting || s.first.awaits(e)
 			continue // it may be lost
 		}

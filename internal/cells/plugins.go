@@ -49,7 +49,7 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
 		return got, err
 	}
-	if !e.session.Connected() {
+	if !e.session.connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}
 	if session := e.session; state.sent.IsZero() {

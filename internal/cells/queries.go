@@ -54,8 +54,8 @@ func (s *queries) endpoints() []Endpoint {
 				w.Given = cell.launched() // for the pod
 			}
 		}
-		if e.session != nil && e.session.Connected() {
-			w.Conn = e.session.Conn()
+		if e.session.connected() {
+			w.Conn = e.session.conn()
 		}
 		ways = append(ways, w)
 	}
@@ -75,10 +75,10 @@ func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
 	if !ok {
 		return nil, ErrNoCell
 	}
-	if e.session == nil || !e.session.Connected() {
+	if !e.session.connected() {
 		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
 	}
-	return e.session.Streams(), nil
+	return e.session.streams(), nil
 }
 
 // Link is how the connection to a cell fares.
@@ -93,10 +93,10 @@ func (s *queries) link(id string) (Link, bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[id]
-	if !ok || e.session == nil {
+	if !ok || !e.session.opened() {
 		return Link{}, false
 	}
-	return Link{Connected: e.session.Connected(), LastHeard: e.session.LastHeard(), LastError: e.session.LastError()}, true
+	return Link{Connected: e.session.connected(), LastHeard: e.session.lastHeard(), LastError: e.session.lastError()}, true
 }
 
 // statusTrouble is Controller.StatusTrouble.
@@ -115,7 +115,7 @@ func (s *queries) connected() (n int) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
-		if e.session != nil && e.session.Connected() {
+		if e.session.connected() {
 			n++
 		}
 	}
@@ -184,7 +184,7 @@ func (e *entry) waitsFor() string {
 	case apiv1.Booting:
 		return e.bootsUntil()
 	case apiv1.Ready:
-		if away := e.session != nil && !e.session.Connected(); e.cell().Agent() != nil && (away || !e.goesOver.IsZero()) {
+		if away := e.session.cutOff(); e.cell().Agent() != nil && (away || !e.goesOver.IsZero()) {
 			return e.bootsUntil()
 		}
 		return e.wait.told.message
@@ -209,14 +209,14 @@ const heldBack = "its end is held back: "
 // bootsUntil says what a booting cell has not done yet.
 func (e *entry) bootsUntil() string {
 	switch {
-	case e.session == nil:
+	case !e.session.opened():
 		return cmp.Or(e.lacks, noAddress)
-	case !e.session.Connected():
+	case !e.session.connected():
 		who := "its agent"
 		if !e.goesOver.IsZero() {
 			who = "the agent of cells.itzo"
 		}
-		if err := e.session.LastError(); err != nil {
+		if err := e.session.lastError(); err != nil {
 			return who + " has not joined: " + err.Error()
 		}
 		return who + " has not joined"

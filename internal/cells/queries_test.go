@@ -34,11 +34,11 @@ func TestWaysAreToBoundCellsAlone(t *testing.T) {
 		"up": {apiv1.Bound, link{up: true}}, "down": {apiv1.Bound, link{}}, "new": {apiv1.Bound, nil},
 	} {
 		entry := newEntry(Cell{ID: "cell-" + name, Phase: e.phase, Pod: ref(name)}, 0)
-		entry.session = e.session
+		entry.session = agentSession{e.session}
 		c.table.byID[entry.id] = entry
 	}
 	standby := newEntry(Cell{ID: "standby", Phase: apiv1.Ready}, 0)
-	standby.session = link{up: true}
+	standby.session = agentSession{link{up: true}}
 	c.table.byID[standby.id] = standby
 	var got []string
 	for _, w := range c.Endpoints() {
@@ -80,7 +80,7 @@ func TestWhatACellWaitsForIsOfItsPhase(t *testing.T) {
 		apiv1.Draining: "its pod's logs and volumes are not saved yet", apiv1.Terminating: "the cloud has not ended it yet",
 	} {
 		e := newEntry(Cell{ID: "c", Phase: phase}, 0)
-		e.session, e.launching = link{up: true}, phase == apiv1.Requested || phase == apiv1.Launching
+		e.session, e.launching = agentSession{link{up: true}}, phase == apiv1.Requested || phase == apiv1.Launching
 		c.table.byID[e.id] = e
 		c.waits.note(t.Context(), e, reported{"Reason", "a disk"})
 		if got := c.WaitsFor(e.id); got != want {

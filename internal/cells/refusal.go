@@ -47,27 +47,10 @@ const refusedPoll = 5 * time.Second
 // timeLeft is what is left of the time that a cell has to be ready: one that refuses this
 // process is not given up, and is checked again.
 func (e *entry) timeLeft(left time.Duration) time.Duration {
-	if e.refusal() != nil {
+	if e.session.refusal() != nil {
 		return max(left, refusedPoll)
 	}
 	return left
-}
-
-// refusal is why a cell that is there does not obey this process: another Kip has connected
-// to it since, or it knows a CA that is not in the store. It may run a pod for that Kip.
-// Nil if it does.
-func (e *entry) refusal() error {
-	if e.session == nil {
-		return nil
-	}
-	err := e.session.LastError()
-	if followed, is := errors.AsType[*tunnel.FollowedError](err); is {
-		return followed
-	}
-	if rotated, is := errors.AsType[*tunnel.RotatedError](err); is {
-		return rotated
-	}
-	return nil
 }
 
 // refusals are of cells that are there: that another Kip has connected to since, and that
@@ -95,7 +78,7 @@ const refusalTellAfter = 2 * time.Minute
 // store may be older than the cell's last Kip: no cell is ended for it, so a person has to decide.
 func (s *refusalReports) tellRefusing(cells []silence, now time.Time) {
 	for _, one := range cells {
-		if why := one.e.refusal(); why != nil && s.told.of(one.e).note(events.CellRefuses, now) {
+		if why := one.e.session.refusal(); why != nil && s.told.of(one.e).note(events.CellRefuses, now) {
 			s.events.report(one.e.cell(), events.NewCellRefuses(one.e.id, now.Sub(one.since), why))
 		}
 	}

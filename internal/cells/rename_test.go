@@ -107,7 +107,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 		for _, node := range []string{"kip-0-1", "kip-0-2", "kip-0-3"} {
 			cell := Cell{ID: node, Phase: apiv1.Ready, Node: node, Standby: "nano", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}}
 			e := newEntry(cell, 0)
-			e.session = &modelLink{connected: true}
+			e.session = agentSession{&modelLink{connected: true}}
 			b.cells.table.standby[cell.ID] = e
 		}
 		best, _ := b.cells.matching.find(Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}})

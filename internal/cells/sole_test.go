@@ -64,8 +64,8 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 			e.beginEnd(CauseLost, "why")
 		}
 		got, err := s.prepare(t.Context(), e)
-		if got != tc.want || err != nil || (e.session != nil) != (tc.want == done) {
-			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session != nil)
+		if got != tc.want || err != nil || e.session.opened() != (tc.want == done) {
+			t.Errorf("%s: %+v (%v), connecting %t", name, got, err, e.session.opened())
 		}
 	}
 }

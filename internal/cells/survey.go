@@ -59,10 +59,10 @@ func (s *surveys) survey(now time.Time) survey {
 	found := survey{counts: silentCounts{}}
 	for _, e := range s.table.byID {
 		phase := e.cell().Phase
-		if e.ending != "" || e.session == nil {
+		if e.ending != "" || !e.session.opened() {
 			continue
 		}
-		if refusal := e.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
+		if refusal := e.session.refusal(); refusal != nil && (phase == apiv1.Booting || phase == apiv1.Ready || phase == apiv1.Bound) {
 			found.refused.of++
 			found.counts.add(e.location(), false)
 			found.refused.add(refusal)
@@ -98,7 +98,7 @@ func (s *surveys) survey(now time.Time) survey {
 func (s *surveys) lastLease(one silence) time.Time {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if one.e.api == nil || one.e.session == nil { // the cell has ended meanwhile
+	if one.e.api == nil || !one.e.session.opened() { // the cell has ended meanwhile
 		return one.since
 	}
 	return s.listening.lastLease(one.e)
@@ -125,7 +125,7 @@ func (s *surveys) whySilent(e *entry) string {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	switch {
-	case e.session != nil && e.session.Connected():
+	case e.session.connected():
 		return "its agent answers, its kubelet does not"
 	case !there:
 		return "the cloud no longer shows its instance"
@@ -133,10 +133,8 @@ func (s *surveys) whySilent(e *entry) string {
 		return fmt.Sprintf("its instance is %s", i.State)
 	}
 	const why = "it is cut off, while its instance runs"
-	if e.session != nil {
-		if err := e.session.LastError(); err != nil {
-			return why + ": " + err.Error()
-		}
+	if err := e.session.lastError(); err != nil {
+		return why + ": " + err.Error()
 	}
 	return why
 }

@@ -54,7 +54,7 @@ type trust struct {
 // noteForgot notes that a cell was found by the CA from before, although its record says another. The caller holds
 // table.mu.
 func (s *trust) noteForgot(e *entry) {
-	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session != nil && e.session.CA() == old {
+	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session.ca() == old {
 		s.cells.of(e).forgot = true
 	}
 }
@@ -103,7 +103,7 @@ func (s *trust) tellSome(ctx context.Context) {
 		}
 		state := s.cells.of(e)
 		// With its configuration the agent has shown on this connection that it is there.
-		if state.now || !e.configured || e.session == nil || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
+		if state.now || !e.configured || !e.session.opened() || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
 			continue
 		}
 		if s.noteForgot(e); !s.untold(e) {
@@ -118,8 +118,8 @@ func (s *trust) tellSome(ctx context.Context) {
 
 // tell has one cell trust Kip's CAs and no others. That it did is stored when it has
 // proven it: until then Kip goes on by the CA that it surely knows.
-func (s *trust) tell(ctx context.Context, e *entry, session Session) {
-	err := s.agents.within(ctx, e, trustTimeout, session.Trust)
+func (s *trust) tell(ctx context.Context, e *entry, session agentSession) {
+	err := s.agents.within(ctx, e, trustTimeout, session.trust)
 	if err == nil {
 		err = s.records.save(ctx, e, func(cell *Cell) error {
 			cell.CA, cell.OldCA = s.authorities.now, s.authorities.old
@@ -195,9 +195,9 @@ func (s *trust) unmovedFor(e *entry) string {
 		return "it is stopped, until its standby pool has another or a pod takes it"
 	case cell.Phase == apiv1.Launching:
 		return "it is being launched"
-	case e.session == nil || !e.session.Connected():
-		if e.session != nil && e.session.LastError() != nil {
-			return "it is not connected: " + e.session.LastError().Error()
+	case !e.session.connected():
+		if err := e.session.lastError(); err != nil {
+			return "it is not connected: " + err.Error()
 		}
 		return "it is not connected"
 	case is && refused.Code == http.StatusNotFound:

@@ -24,7 +24,7 @@ type upgrades struct {
 // is joined, and so before anything of it counts. Until a cell is bound that holds for each
 // connection, since a machine that lost its power may have come back with its image's agent.
 // The error is errAgentFetched as long as that goes on.
-func (s *upgrades) goOver(ctx context.Context, e *entry, session Session) error {
+func (s *upgrades) goOver(ctx context.Context, e *entry, session agentSession) error {
 	wanted, phase := e.cell().Agent(), e.cell().Phase
 	if wanted == nil || phase != apiv1.Booting && phase != apiv1.Ready {
 		return nil

@@ -25,7 +25,7 @@ func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		if err := s.connections.connect(ctx, e); err != nil {
 			return left, err
 		}
-		if !e.session.Connected() {
+		if !e.session.connected() {
 			s.inventory.pollSoon() // is the machine still there?
 			return silentPoll, nil
 		}

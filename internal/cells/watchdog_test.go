@@ -22,7 +22,7 @@ func (deaf) Ready() <-chan struct{} { return nil }
 
 func TestALoopThatWaitsForACellOrForItsNextTryIsHealthy(t *testing.T) {
 	for name, wait := range map[string]func(context.Context, *draining){
-		"a session": func(ctx context.Context, _ *draining) { (&entry{connection: connection{session: deaf{}}}).ready(ctx) },
+		"a session": func(ctx context.Context, _ *draining) { agentSession{deaf{}}.ready(ctx) },
 		"the logs of others": func(ctx context.Context, s *draining) {
 			if err := s.saving.save(ctx, newEntry(Cell{}, 0)); !errors.Is(err, context.Canceled) {
 				t.Error(err)
