@@ -19,6 +19,7 @@ type configuring struct {
 	cloudInits *cloudInits
 	blockers   *blockers
 	configs    *agentConfigs
+	dns        perCell[[]netip.Addr] // of the configuration that an agent has; under table.mu
 }
 
 // due returns what gives the agent of a cell its configuration; nil where the agent has it, or is not connected.
@@ -27,7 +28,7 @@ func (s *configuring) due(e *entry) func(context.Context) error {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e.configured = e.configured && connected
-	if !connected || e.configured && (bound || slices.Equal(e.dns, dns)) {
+	if !connected || e.configured && (bound || slices.Equal(*s.dns.of(e), dns)) {
 		return nil
 	}
 	session, breaks, config := e.session, e.breaks, s.configs.of(e.cell(), e.node, dns)
@@ -63,7 +64,8 @@ func (s *configuring) configure(ctx context.Context, e *entry, session agentSess
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	if e.breaks == breaks { // else the break has queued the cell again
-		e.configured, e.untold, e.dns, e.said = true, true, config.ClusterDNS, told
+		e.configured, e.untold, e.said = true, true, told
+		*s.dns.of(e) = config.ClusterDNS
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		}
 		e := newEntry(cell, 0)
 		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
-		e.session, e.configured, e.dns = agentSession{link}, tc.configured, tc.dns
+		e.session, e.configured, *s.dns.of(e) = agentSession{link}, tc.configured, tc.dns
 		configure := s.due(e)
 		if (configure != nil) != tc.due || e.configured != (tc.configured && tc.connected) {
 			t.Errorf("%s: due %t, configured %t", name, configure != nil, e.configured)
@@ -53,8 +53,8 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		if err := configure(t.Context()); err != nil || e.configured {
 			t.Errorf("%s: after a break it counts as configured (%v)", name, err)
 		}
-		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(e.dns) != 1 {
-			t.Errorf("%s: configured %t, with DNS %v (%v)", name, e.configured, e.dns, err)
+		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(*s.dns.of(e)) != 1 {
+			t.Errorf("%s: configured %t, with DNS %v (%v)", name, e.configured, *s.dns.of(e), err)
 		}
 	}
 }

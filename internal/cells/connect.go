@@ -2,7 +2,6 @@ package cells
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	"github.com/elotl/kip/internal/agentapi"
@@ -16,13 +15,10 @@ type connection struct {
 	session    agentSession
 	lacks      string              // the address that the instance has not got, as a snapshot showed it
 	connecting time.Time           // when this process began to connect
-	away       string              // why its agent does not answer, as observers know; of its worker
-	awayTold   time.Time           // when they were told so; of its worker
 	stopWait   context.CancelFunc  // of the goroutine that waits for the kubelet
 	shown      bool                // api shows the pod
 	configured bool                // the agent has its configuration, on this connection
 	untold     bool                // observers do not know of that
-	dns        []netip.Addr        // of that configuration
 	said       agentapi.Configured // by the agent, with it
 	goesOver   time.Time           // since when it was told of another agent, which has not answered yet
 	breaks     int                 // how often the session has not been connected

@@ -15,6 +15,13 @@ type connectionReports struct {
 	observers  *observers
 	cloudInits *cloudInits
 	versions   *versions
+	away       perCell[reportedAway] // of the cells' workers
+}
+
+// reportedAway is what observers know of an agent that does not answer.
+type reportedAway struct {
+	why string
+	at  time.Time // when they were told so
 }
 
 // reportConfigured reports, and stores, that the agent has its configuration, if it has.
@@ -53,13 +60,13 @@ const tellsAway = time.Minute
 // than they know of.
 func (s *connectionReports) reportUnanswered(ctx context.Context, e *entry) {
 	err, now := e.session.lastError(), s.loop.clock.Now()
-	since := e.connecting
-	if e.awayTold.After(since) {
-		since = e.awayTold
+	since, away := e.connecting, s.away.of(e)
+	if away.at.After(since) {
+		since = away.at
 	}
-	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == e.away || now.Sub(since) < tellsAway {
+	if err == nil || e.session.connected() || e.cell().Phase != apiv1.Booting || err.Error() == away.why || now.Sub(since) < tellsAway {
 		return
 	}
-	e.away, e.awayTold = err.Error(), now
+	*away = reportedAway{err.Error(), now}
 	s.records.tell(ctx, e)
 }

@@ -44,19 +44,19 @@ func TestOnlyABootingCellThatIsAwayForAWhileIsReported(t *testing.T) {
 	e := newEntry(Cell{ID: "c", Phase: apiv1.Booting}, 0)
 	link := &modelLink{err: errors.New("refused")}
 	e.session, e.connecting = agentSession{link}, b.clock.Now()
-	if s.reportUnanswered(t.Context(), e); e.away != "" {
+	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "" {
 		t.Error("it is reported at once")
 	}
 	b.clock.Step(tellsAway)
-	if s.reportUnanswered(t.Context(), e); e.away != "refused" {
-		t.Errorf("after a while %q is reported", e.away)
+	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "refused" {
+		t.Errorf("after a while %q is reported", s.away.of(e).why)
 	}
 	link.err = errors.New("another")
-	if s.reportUnanswered(t.Context(), e); e.away != "refused" {
+	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "refused" {
 		t.Error("another reason is reported at once")
 	}
 	b.clock.Step(tellsAway)
-	if s.reportUnanswered(t.Context(), e); e.away != "another" {
-		t.Errorf("after a while %q is reported", e.away)
+	if s.reportUnanswered(t.Context(), e); s.away.of(e).why != "another" {
+		t.Errorf("after a while %q is reported", s.away.of(e).why)
 	}
 }

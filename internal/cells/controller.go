@@ -45,7 +45,7 @@ func New(cfg Config) *Controller {
 	machines := newMachines(cfg, core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps)
 	launchSteps := newLaunchSteps(cfg, core, shared, upkeep)
 	requestSteps := newRequestSteps(cfg, core, shared, upkeep, endSteps)
-	oversight := newOversight(cfg, core, shared, endSteps)
+	oversight := newOversight(cfg, core, shared, links, endSteps)
 	lists := newLists(cfg, core, shared, upkeep, endSteps, oversight)
 	return &Controller{
 		make(chan struct{}), core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps, machines,

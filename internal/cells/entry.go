@@ -43,7 +43,6 @@ type entry struct {
 	resolving attempts // to resolve its launch; of whoever holds the cell
 	blocked   blocked
 	wait      waitState
-	notice    notice
 	hold      holdState
 }
 
@@ -58,7 +57,6 @@ func newEntry(cell Cell, revision int64) *entry {
 		revision: revision,
 		reserved: cell.Offering().CostPerHour(),
 		paidFrom: cell.paidFrom(),
-		notice:   noticeOf(&cell),
 	}
 	e.current.Store(&cell)
 	return e

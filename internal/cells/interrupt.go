@@ -36,18 +36,36 @@ type interruptions struct {
 	events    *reporter
 	observers *observers
 
-	mu sync.Mutex // of the notices of all cells
+	mu   sync.Mutex
+	told perCell[notice] // under mu
 }
 
 // notice is who was told of a cell's interruption, by its time: the pod's owner, and by CellTakenBack.
 type notice struct{ warned, counted time.Time }
 
-// noticeOf is that of a stored cell: who was told in an earlier process counts as told.
-func noticeOf(cell *Cell) notice {
-	if cell.Unconfirmed {
-		return notice{warned: cell.Interrupted}
+// storedNotices takes up what was told of the notices of stored cells.
+type storedNotices struct {
+	table         *table
+	interruptions *interruptions
+}
+
+// load has who was told in an earlier process count as told. The cells are loaded.
+func (s *storedNotices) load(context.Context) error {
+	for _, e := range s.table.all() {
+		s.interruptions.takeUp(e)
 	}
-	return notice{warned: cell.Interrupted, counted: cell.Interrupted}
+	return nil
+}
+
+// takeUp has who was told of the stored notice of a cell count as told.
+func (s *interruptions) takeUp(e *entry) {
+	cell := e.cell()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := s.told.of(e)
+	if told.warned = cell.Interrupted; !cell.Unconfirmed {
+		told.counted = cell.Interrupted
+	}
 }
 
 var (
@@ -119,11 +137,12 @@ func (s *interruptions) tellNotice(e *entry, i cloud.Interruption) {
 		return // it was forgotten meanwhile
 	}
 	s.mu.Lock()
-	warn := !e.notice.warned.Equal(at)
-	e.notice.warned = at
-	count := !cell.Unconfirmed && !cell.Planned && !e.notice.counted.Equal(at)
+	told := s.told.of(e)
+	warn := !told.warned.Equal(at)
+	told.warned = at
+	count := !cell.Unconfirmed && !cell.Planned && !told.counted.Equal(at)
 	if count {
-		e.notice.counted = at
+		told.counted = at
 	}
 	s.mu.Unlock()
 	if count && cell.Offering().Spot {

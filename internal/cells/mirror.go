@@ -10,6 +10,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,6 +26,9 @@ const LabelController = apiv1.LabelController
 // mirrorDelay gathers the changes of a cell into one request: people do not read
 // faster, and the API server is shared.
 const mirrorDelay = 150 * time.Millisecond
+
+// firstMirror and longestMirror are the waits between two tries to write a cell.
+const firstMirror, longestMirror = 100 * time.Millisecond, 30 * time.Second
 
 // mirrorWorkers is how many cells are written at the same time.
 const mirrorWorkers = 8
@@ -65,7 +69,7 @@ func NewMirror(of Mirrored, client dynamic.Interface, node, controllerID, versio
 		client:       client.Resource(apiv1.Resource),
 		waitsFor:     of.WaitsFor,
 		log:          log,
-		queue:        workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		queue:        workqueue.NewTypedRateLimitingQueue(backoff.Items[string](firstMirror, longestMirror, nil)),
 		latest:       map[string]Cell{},
 		created:      map[string]bool{},
 	}

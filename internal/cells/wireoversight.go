@@ -8,7 +8,7 @@ type oversight struct {
 	loading          *loading
 }
 
-func newOversight(cfg Config, c core, s shared, e endSteps) oversight {
+func newOversight(cfg Config, c core, s shared, l links, e endSteps) oversight {
 	generationChecks := &generationChecks{
 		loop:       c.loop,
 		store:      cfg.Store,
@@ -40,6 +40,7 @@ func newOversight(cfg Config, c core, s shared, e endSteps) oversight {
 			&births{clock: cfg.Clock, store: cfg.Store, inventory: c.inventory},
 			c.ledger,
 			&storedCells{table: c.table, loop: c.loop, store: cfg.Store, guard: cfg.Guard},
+			&storedNotices{table: c.table, interruptions: l.interruptions},
 			&orphanCalls{table: c.table, store: cfg.Store},
 		},
 	}
