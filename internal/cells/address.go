@@ -19,7 +19,7 @@ type addressing struct {
 
 // prepare waits until the cloud shows all addresses of a cell's instance, and stores them.
 func (s *addressing) prepare(ctx context.Context, e *entry) (progress, error) {
-	dialPublic := s.calls.Traits().DialPublic
+	dialPublic := s.calls.Capabilities().DialPublic
 	if addressed(e.cell().Instance, dialPublic) {
 		return done, nil
 	}

@@ -22,7 +22,7 @@ type announcements struct {
 
 // run takes the cloud's notices until ctx ends.
 func (s *announcements) run(ctx context.Context) {
-	source := s.calls.Features().Interrupter
+	source := s.calls.Optional().Interrupter
 	if source == nil {
 		return
 	}

@@ -232,7 +232,7 @@ func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 		// taken in the same burst, and before it is stopped.
 		c.RefillDelay = time.Hour
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopper{modelCloud: model, fails: func(ctx context.Context) error {
+		model.optional.Stopper = stopper{modelCloud: model, fails: func(ctx context.Context) error {
 			if throttled.Add(1) == 1 { // which ends no cell
 				return &cloud.Error{Cause: cloud.ErrThrottled}
 			}
@@ -252,7 +252,7 @@ func TestInstancesThatDoNotStartHoldUpNoOtherCell(t *testing.T) {
 
 func TestAPodThatWaitsForTheCloudsBudgetSaysSoAndIsLetGoAtOnce(t *testing.T) {
 	inBubble(t, func(c *setup) {
-		c.Cloud.(*modelCloud).traits.Budgets = map[cloud.Call]cloud.Budget{
+		c.Cloud.(*modelCloud).capabilities.Budgets = map[cloud.Call]cloud.Budget{
 			cloud.CallLaunch: {Requests: cloud.Bucket{Capacity: 1, Refill: 0.01}},
 		}
 	}, nil, func(t *testing.T, b *bubble) {
@@ -295,7 +295,7 @@ func TestABurstOfAThousandPodsTakesAsFewCallsAsTheBucketsOfEC2Allow(t *testing.T
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Cloud, c.ListLag = machines, machines.Traits().ListLag
+		c.Cloud, c.ListLag = machines, machines.Capabilities().ListLag
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Second)
 		began := time.Now()

@@ -20,8 +20,8 @@ import (
 // sharing gives the model the trait and a Tagger.
 func (b *bubble) sharing() {
 	b.cloud.set(func() {
-		b.cloud.traits.SharedUserData = true
-		b.cloud.features.Tagger = b.cloud
+		b.cloud.capabilities.SharedUserData = true
+		b.cloud.optional.Tagger = b.cloud
 	})
 }
 

@@ -120,7 +120,7 @@ func (s *boosting) end(ctx context.Context, entries []*entry) {
 
 // endOf returns those of a group whose boost the cloud has ended.
 func (s *boosting) endOf(ctx context.Context, group []*entry) (ended []*entry) {
-	booster, ids := s.calls.Features().Booster, make([]string, len(group))
+	booster, ids := s.calls.Optional().Booster, make([]string, len(group))
 	for n, e := range group {
 		ids[n] = e.cell().Instance.ID
 	}

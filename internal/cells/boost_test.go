@@ -60,7 +60,7 @@ func boosted(t *testing.T, change func(*setup), f func(t *testing.T, b *bubble, 
 	m := &boosts{told: map[string]int{}, ended: map[string]bool{}}
 	inBubble(t, func(c *setup) {
 		model := c.Cloud.(*modelCloud)
-		model.features.Resolver, model.features.Booster = m, m
+		model.optional.Resolver, model.optional.Booster = m, m
 		if change != nil {
 			change(c)
 		}

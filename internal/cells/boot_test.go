@@ -148,7 +148,7 @@ func TestAStoppedMachineShowsItsLastStart(t *testing.T) {
 		c.Tunnels.(*modelLinks).agents = booted(&says) // before the first cell boots
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopper{modelCloud: model}
+		model.optional.Stopper = stopper{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		stopped := b.cells.List()[0]

@@ -293,7 +293,7 @@ func unfitting(t *testing.T, file *operators, names *modelNames, f func(t *testi
 	t.Helper()
 	inBubble(t, func(c *setup) {
 		withFile(file)(c)
-		c.Cloud.(*modelCloud).features.Resolver = names
+		c.Cloud.(*modelCloud).optional.Resolver = names
 	}, nil, func(t *testing.T, b *bubble) {
 		agents := &setUps{status: http.StatusOK, answer: "{}"}
 		b.links.agents = agents.serve

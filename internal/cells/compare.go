@@ -49,7 +49,7 @@ type knownCells struct {
 
 // now returns all cells as they are now.
 func (s *knownCells) now() (cells []known) {
-	dialPublic := s.calls.Traits().DialPublic
+	dialPublic := s.calls.Capabilities().DialPublic
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {

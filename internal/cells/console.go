@@ -58,7 +58,7 @@ type consoles struct {
 // log has all of these lines, and the pod's Event those of the agent: what else an operator's own image
 // writes is none of a namespace's business.
 func (s *consoles) tell(ctx context.Context, cell *Cell) {
-	from := s.calls.Features().Console
+	from := s.calls.Optional().Console
 	if from == nil || cell.Instance == nil || !cell.StepTime(apiv1.StepJoined).IsZero() {
 		return
 	}

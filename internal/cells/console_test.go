@@ -56,7 +56,7 @@ func TestACellThatNeverJoinedIsToldWithTheEndOfItsConsole(t *testing.T) {
 		"not now":          {writers{err: errors.New("InternalError")}, func(b *bubble) { b.vanish("a") }, ""},
 	} {
 		tc.console.asked = make(chan string, 100)
-		inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Console = &tc.console }, nil, func(t *testing.T, b *bubble) {
+		inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).optional.Console = &tc.console }, nil, func(t *testing.T, b *bubble) {
 			b.links.boots = func(string) bool { return false }
 			b.request("a", "nano")
 			b.later(5 * time.Second)
@@ -76,7 +76,7 @@ func TestACellThatNeverJoinedIsToldWithTheEndOfItsConsole(t *testing.T) {
 
 func TestOfACellThatJoinedOrWasNotWantedAnyMoreNoConsoleIsRead(t *testing.T) {
 	console := &writers{text: "x", asked: make(chan string, 100)}
-	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Console = console }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).optional.Console = console }, nil, func(t *testing.T, b *bubble) {
 		b.links.boots = func(string) bool { return false }
 		b.request("unwanted", "nano")
 		b.later(5 * time.Second)
@@ -97,7 +97,7 @@ func TestOfACellThatJoinedOrWasNotWantedAnyMoreNoConsoleIsRead(t *testing.T) {
 // Where many cells end at once, they end without waiting for consoles, and few of these are read: fewer of one namespace.
 func TestNoEndWaitsForAConsole(t *testing.T) {
 	console := &writers{text: "x", asked: make(chan string, 100)}
-	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Console = console }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).optional.Console = console }, nil, func(t *testing.T, b *bubble) {
 		b.links.boots = func(string) bool { return false }
 		console.hold = make(chan struct{}) // in the bubble: who waits for it lets time pass
 		first := map[string]bool{}

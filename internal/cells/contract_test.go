@@ -511,7 +511,7 @@ func TestAMachineWithoutAnAddressForItsPodSaysSo(t *testing.T) {
 
 func TestKipDialsTheAddressThatTheContractNames(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
-		b.cloud.set(func() { b.cloud.traits.DialPublic = true })
+		b.cloud.set(func() { b.cloud.capabilities.DialPublic = true })
 		b.later(time.Second)
 		b.request("a", "nano")
 		b.later(10 * time.Second)

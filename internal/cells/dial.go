@@ -27,7 +27,7 @@ func (s *dialling) dial(ctx context.Context, e *entry, api http.Handler) (Sessio
 	cell := e.cell()
 	target := tunnel.Target{
 		CellID:  cell.JoinID(),
-		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(s.calls.Traits().DialPublic), agentapi.Port),
+		Addr:    netip.AddrPortFrom(cell.Instance.DialIP(s.calls.Capabilities().DialPublic), agentapi.Port),
 		KeyHash: cell.KeyHash,
 		CA:      cell.CA,
 		Rank:    e.rank,

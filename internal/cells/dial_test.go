@@ -30,7 +30,7 @@ func TestACellIsDialledByWhatItsRecordSays(t *testing.T) {
 		ManagementIP: netip.MustParseAddr("10.0.0.2"), PublicIP: netip.MustParseAddr("192.0.2.1"),
 	}}, 0)
 	for _, public := range []bool{false, true} {
-		b.cloud.set(func() { b.cloud.traits.DialPublic = public })
+		b.cloud.set(func() { b.cloud.capabilities.DialPublic = public })
 		if _, err := s.dial(t.Context(), e, nil); err != nil {
 			t.Fatal(err)
 		}

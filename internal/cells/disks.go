@@ -32,7 +32,7 @@ const attachAgain = 10
 const refusedTimeout = time.Minute
 
 // hasDisks says that the cloud has disks.
-func hasDisks(c *pipe.Pipe) bool { return c.Features().Disks != nil }
+func hasDisks(c *pipe.Pipe) bool { return c.Optional().Disks != nil }
 
 // DiskInUseError says that a disk of the request is another pod's.
 type DiskInUseError struct {
@@ -113,7 +113,7 @@ func (s *disks) attach(ctx context.Context, e *entry) (again time.Duration, err 
 	cell := e.cell()
 	err = s.loop.async(ctx, e, attachesDisks, func(ctx context.Context) error {
 		for _, d := range cell.Disks {
-			if err := s.calls.Features().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
+			if err := s.calls.Optional().Disks.AttachDisk(ctx, d.ID, cell.Instance.ID); err != nil {
 				return &attachError{d, err}
 			}
 		}

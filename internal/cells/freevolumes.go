@@ -101,7 +101,7 @@ func (s *freeingVolumes) detach(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	for _, d := range e.cell().Disks {
-		if err := s.calls.Features().Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
+		if err := s.calls.Optional().Disks.DetachDisk(ctx, d.ID, e.cell().Instance.ID); err != nil {
 			return fmt.Errorf("detach volume %s: %w", d.Volume, err)
 		}
 	}

@@ -35,13 +35,13 @@ func (s *idling) idle(ctx context.Context, e *entry) (time.Duration, error) {
 
 // stops says that an idle standby cell is to be stopped.
 func (s *idling) stops(cell *Cell) bool {
-	return s.calls.Features().Stopper != nil && s.pools.stops(cell.Standby) && cell.Pod.UID == ""
+	return s.calls.Optional().Stopper != nil && s.pools.stops(cell.Standby) && cell.Pod.UID == ""
 }
 
 // stopOrStart moves a stopped cell's instance to where it should be: stopped, or
 // running again for the pod that took it.
 func (s *idling) stopOrStart(ctx context.Context, e *entry) (time.Duration, error) {
-	machines := s.calls.Features().Stopper
+	machines := s.calls.Optional().Stopper
 	if machines == nil {
 		return 0, fmt.Errorf("cell %s is stopped, and cloud %s cannot start it", e.id, s.calls.Name())
 	}

@@ -57,7 +57,7 @@ func TestOnlyTheCellsOfAPoolThatKeepsThemStoppedAreStopped(t *testing.T) {
 	if s.stops(e.cell()) {
 		t.Error("a cloud that stops nothing is to stop it")
 	}
-	b.cloud.set(func() { b.cloud.features.Stopper = stopper{modelCloud: b.cloud} })
+	b.cloud.set(func() { b.cloud.optional.Stopper = stopper{modelCloud: b.cloud} })
 	if !s.stops(e.cell()) || s.stops(&Cell{Standby: "pool", Pod: ref("a")}) || s.stops(&Cell{Standby: "other"}) {
 		t.Error("others are to be stopped than the idle cells of the pool")
 	}

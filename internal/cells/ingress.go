@@ -25,7 +25,7 @@ type ingress struct {
 // run has the cloud let this Kip reach its cells, until ctx ends: at the start, since
 // the Kip before may have been elsewhere, and from then on.
 func (s *ingress) run(ctx context.Context) {
-	door := s.calls.Features().Admitter
+	door := s.calls.Optional().Admitter
 	if door == nil {
 		return
 	}

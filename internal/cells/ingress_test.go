@@ -31,7 +31,7 @@ func (m *modelDoor) Admit(_ context.Context, owner string) error {
 // A Kip that starts elsewhere launches nothing, and must reach what runs.
 func TestKipIsLetInAtTheStartAndFromThenOn(t *testing.T) {
 	door := &modelDoor{noes: 1}
-	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).features.Admitter = door }, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, func(c *setup) { c.Cloud.(*modelCloud).optional.Admitter = door }, nil, func(t *testing.T, b *bubble) {
 		began := time.Now()
 		b.later(admitRetry + 2*admitEvery + time.Second)
 		door.mu.Lock()

@@ -40,7 +40,7 @@ func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Res
 // So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Locks are taken
 // in that order: nobody raises the generation, and nobody changes the cells, until it is known what became of it.
 func (s *intents) storeAll(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
-	cells, call, err := s.launchCalls.intended(group, s.calls.Traits().SharedUserData, resolved, s.clock.Now())
+	cells, call, err := s.launchCalls.intended(group, s.calls.Capabilities().SharedUserData, resolved, s.clock.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ func (b *bench) requested(ids ...string) (group []*entry) {
 func TestALaunchIsStoredWithItsCellsBeforeItIsSent(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		b := newBench(t)
-		b.cloud.traits.SharedUserData = shared
+		b.cloud.capabilities.SharedUserData = shared
 		if err := b.generation.open(t.Context()); err != nil {
 			t.Fatal(err)
 		}

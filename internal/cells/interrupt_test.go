@@ -377,7 +377,7 @@ func telling(t *testing.T, f func(t *testing.T, b *bubble, says teller)) {
 	var says teller
 	inBubble(t, func(s *setup) {
 		says = make(teller)
-		s.Cloud.(*modelCloud).features.Interrupter = says
+		s.Cloud.(*modelCloud).optional.Interrupter = says
 	}, nil, func(t *testing.T, b *bubble) { f(t, b, says) })
 }
 

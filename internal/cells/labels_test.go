@@ -158,7 +158,7 @@ func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *
 func TestTagsWaitUntilTheCloudShowsAllPartsOfAnInstance(t *testing.T) {
 	share := func(c *setup) {
 		m := c.Cloud.(*modelCloud)
-		m.traits.SharedUserData, m.features.Tagger, m.partsLate = true, m, true
+		m.capabilities.SharedUserData, m.optional.Tagger, m.partsLate = true, m, true
 	}
 	shows := func(b *bubble, parts ...string) {
 		b.cloud.set(func() {
@@ -208,7 +208,7 @@ func TestAStandbyCellGetsTheTagsOfItsPodWhenItIsGivenToIt(t *testing.T) {
 	share := func(c *setup) {
 		keep(1)(c)
 		m := c.Cloud.(*modelCloud)
-		m.traits.SharedUserData, m.features.Tagger = true, m
+		m.capabilities.SharedUserData, m.optional.Tagger = true, m
 	}
 	inBubble(t, share, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
@@ -441,7 +441,7 @@ func TestALaunchThatIsRefusedWithoutLabelsAlikeGetsThemBack(t *testing.T) {
 func TestALabelDoesNotReplaceAConfiguredTag(t *testing.T) {
 	inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
-		b.cloud.set(func() { b.cloud.features.Resolver = tagResolver{"Team": "ops", cloud.TagOwner: "thief"} })
+		b.cloud.set(func() { b.cloud.optional.Resolver = tagResolver{"Team": "ops", cloud.TagOwner: "thief"} })
 		b.later(time.Second)
 		sent := b.calls()
 		b.requestFor("a", labels("team", "security", "app", "x"))

@@ -175,7 +175,7 @@ func TestWhereThereIsNoRoomForSeveralCellsAreLaunchedOneByOne(t *testing.T) {
 // An account may have tokens for few machines only, and never for as many as one call launches.
 func TestALaunchThatIsThrottledForItsSizeIsMadeInSmallerOnes(t *testing.T) {
 	inBubble(t, func(c *setup) {
-		c.Cloud.(*modelCloud).traits.Budgets = map[cloud.Call]cloud.Budget{
+		c.Cloud.(*modelCloud).capabilities.Budgets = map[cloud.Call]cloud.Budget{
 			cloud.CallLaunch: {Requests: cloud.Bucket{Capacity: 100, Refill: 10}, Resources: cloud.Bucket{Capacity: 1000, Refill: 100}},
 		}
 	}, nil, func(t *testing.T, b *bubble) {

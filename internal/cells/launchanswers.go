@@ -53,7 +53,7 @@ func (s *launchAnswers) read(t *launchTries, results cloud.LaunchResults) (known
 	if t.throttled++; slices.ContainsFunc(results, func(r cloud.LaunchResult) bool { return !errors.Is(r.Err, cloud.ErrThrottled) }) {
 		t.throttled = 0
 	}
-	bounded := s.calls.Traits().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
+	bounded := s.calls.Capabilities().Budgets[cloud.CallLaunch].Resources != cloud.Bucket{}
 	tooMany := bounded && len(l.group) > 1 && t.throttled >= s.sizes.throttledTries()
 	giveUp := t.tries >= giveUpTries && s.clock.Since(t.began) >= giveUpAfter
 	known = map[int]verdict{}

@@ -179,7 +179,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 		if tc.resolves != nil {
 			all := slices.Clone(group)
 			b.cloud.set(func() {
-				b.cloud.features.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(all) })
+				b.cloud.optional.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(all) })
 			})
 		}
 		s.launch(t.Context(), group, b.turn(), func() {})
@@ -200,7 +200,7 @@ func TestWhatTheCloudResolvesForgetsTheTriesThatFailed(t *testing.T) {
 			t.Errorf("%s: a cloud that resolves nothing is asked", name)
 		}
 		var asked []cloud.LaunchSpec
-		b.cloud.features.Resolver = resolver(func(spec cloud.LaunchSpec) (cloud.Resolved, error) {
+		b.cloud.optional.Resolver = resolver(func(spec cloud.LaunchSpec) (cloud.Resolved, error) {
 			asked = append(asked, spec)
 			return cloud.Resolved{Image: "image"}, fails
 		})

@@ -34,7 +34,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 		"none once the run is over": {cloud.Budget{}, true, nil, 3},
 	} {
 		b := newBench(t)
-		b.cloud.traits.Budgets = map[cloud.Call]cloud.Budget{cloud.CallLaunch: tc.budget}
+		b.cloud.capabilities.Budgets = map[cloud.Call]cloud.Budget{cloud.CallLaunch: tc.budget}
 		b.calls = b.pipe()
 		s, all := b.taking(), b.queued("c", "d", "other")
 		other := all[2].cell().clone()

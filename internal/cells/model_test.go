@@ -335,7 +335,7 @@ func inBubble(t *testing.T, change func(*setup), hook func(op, key string) error
 func (b *bubble) run() {
 	b.Helper()
 	if b.cfg.Disks != nil {
-		b.cloud.features.Disks = b.cfg.Disks
+		b.cloud.optional.Disks = b.cfg.Disks
 	}
 	b.cfg.Generation = NewStoreGeneration(b.cfg.Store, b.cfg.ListLag)
 	b.guard = guard.New(guard.Config{

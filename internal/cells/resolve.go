@@ -14,7 +14,7 @@ type resolving struct {
 }
 
 // asks reports whether the cloud resolves launches.
-func (s *resolving) asks() bool { return s.calls.Features().Resolver != nil }
+func (s *resolving) asks() bool { return s.calls.Optional().Resolver != nil }
 
 // resolve has the cloud resolve what a group is launched with. Nothing is stored before, so that a Kip that dies here
 // leaves cells that are to be launched.
@@ -22,7 +22,7 @@ func (s *resolving) resolve(ctx context.Context, group []*entry) (*cloud.Resolve
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	spec := s.launchCalls.launchSpec(*group[0].cell(), s.launchCalls.recipe.nameTag)
-	resolved, err := s.calls.Features().Resolver.Resolve(ctx, spec)
+	resolved, err := s.calls.Optional().Resolver.Resolve(ctx, spec)
 	if err != nil {
 		return nil, err
 	}

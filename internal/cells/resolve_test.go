@@ -50,7 +50,7 @@ func (m *modelNames) asked() []cloud.LaunchSpec {
 func inResolvingBubble(t *testing.T, names *modelNames, f func(t *testing.T, b *bubble)) {
 	t.Helper()
 	inBubble(t, func(c *setup) {
-		c.Cloud.(*modelCloud).features.Resolver = names
+		c.Cloud.(*modelCloud).optional.Resolver = names
 		c.NameTag = "prod"
 	}, nil, func(t *testing.T, b *bubble) {
 		b.sharing()
@@ -409,7 +409,7 @@ func TestALaunchThatCannotBeResolvedIsLogged(t *testing.T) {
 		var log bytes.Buffer
 		names := &modelNames{answer: func(context.Context, int, cloud.LaunchSpec) error { return failure }}
 		inBubble(t, func(c *setup) {
-			c.Cloud.(*modelCloud).features.Resolver = names
+			c.Cloud.(*modelCloud).optional.Resolver = names
 			c.Log = slog.New(slog.NewTextHandler(&log, nil))
 		}, nil, func(t *testing.T, b *bubble) {
 			b.later(time.Second)

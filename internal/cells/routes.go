@@ -19,7 +19,7 @@ const (
 
 // routed says that the cloud leads networks to the cell's instance, or may.
 func routed(c *pipe.Pipe, cell *Cell) bool {
-	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.Features().Router != nil
+	return len(cell.Options.CloudRoutes) > 0 && cell.Instance != nil && c.Optional().Router != nil
 }
 
 // routes has the cloud lead the networks of pods to their cells.
@@ -49,7 +49,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
 	err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
-		return s.calls.Features().Router.Route(ctx, instance, to)
+		return s.calls.Optional().Router.Route(ctx, instance, to)
 	})
 	taken, isTaken := errors.AsType[*cloud.RouteTakenError](err)
 	switch {
@@ -76,7 +76,7 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 // unrouteOrphan takes all routes back that lead to an instance of which no record tells. A cloud
 // need not say what led to it once it has ended.
 func (s *routes) unrouteOrphan(ctx context.Context, instance string) error {
-	router := s.calls.Features().Router
+	router := s.calls.Optional().Router
 	if router == nil {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (s *routes) unroute(ctx context.Context, e *entry, done *bool) error {
 	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
 	err := s.loop.async(ctx, e, takesRoutes, func(ctx context.Context) error {
-		return s.calls.Features().Router.Unroute(ctx, instance, to)
+		return s.calls.Optional().Router.Unroute(ctx, instance, to)
 	})
 	if err != nil {
 		if !errors.Is(err, errUnderWay) {

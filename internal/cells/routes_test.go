@@ -83,7 +83,7 @@ func withRoutes(t *testing.T, f func(t *testing.T, b *bubble, r *modelRouter)) {
 	r := &modelRouter{}
 	inBubble(t, func(c *setup) {
 		r.cloud = c.Cloud.(*modelCloud)
-		r.cloud.features.Router = r
+		r.cloud.optional.Router = r
 		c.APIs.(*modelLinks).binds = func(string) { r.set(func() { r.did = append(r.did, "shown") }) }
 	}, nil, func(t *testing.T, b *bubble) { f(t, b, r) })
 }

@@ -33,7 +33,7 @@ func TestAStoredLaunchIsSentOnceInATurn(t *testing.T) {
 		}},
 	} {
 		b := newBench(t)
-		b.cloud.traits.SharedUserData = tc.shared
+		b.cloud.capabilities.SharedUserData = tc.shared
 		b.cloud.answer = tc.answer
 		l := b.under("c")
 		l.until = time.Time{}

@@ -242,7 +242,7 @@ func TestAStandbyCellIsStartedOnce(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopper{modelCloud: model, starts: func() {
+		model.optional.Stopper = stopper{modelCloud: model, starts: func() {
 			if starts++; starts == 2 {
 				b.cells.table.mu.Lock()
 				e := b.cells.table.byID[id]
@@ -279,7 +279,7 @@ func TestAStoppedStandbyCellCostsNothingAndBootsForItsPod(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopper{modelCloud: model}
+		model.optional.Stopper = stopper{modelCloud: model}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		cells := b.cells.List()
@@ -324,7 +324,7 @@ func startRefused(t *testing.T, refuse func() error, f func(t *testing.T, b *bub
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = stopper{modelCloud: model, refuse: refuse}
+		model.optional.Stopper = stopper{modelCloud: model, refuse: refuse}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(time.Minute)
 		b.request("a", "nano")
@@ -356,7 +356,7 @@ func TestACellThatIsStoppingYetIsNotTaken(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
+		model.optional.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(30 * time.Second)
 		standby := b.cells.List()[0]
@@ -461,7 +461,7 @@ func TestAStopIsNotRepeatedEachSecond(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
+		model.optional.Stopper = slowStop{stopper: stopper{modelCloud: model}, stops: &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(10 * time.Minute)
 		if stops < 2 || stops > 11 {
@@ -515,7 +515,7 @@ func TestAPodWaitsForNoStopThatIsThrottled(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = throttledStop{stopper{modelCloud: model}, &stops}
+		model.optional.Stopper = throttledStop{stopper{modelCloud: model}, &stops}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(3 * time.Minute) // the first stop is accepted, the next throttled
 		if stops.Load() < 2 {
@@ -544,7 +544,7 @@ func TestAPodWaitsForNoStopThatIsThrottledWhileItIsUnderWay(t *testing.T) {
 		keep(1)(c)
 		c.Pools[0].Stopped = true
 		model := c.Cloud.(*modelCloud)
-		model.features.Stopper = hangingStop{throttledStop{stopper{modelCloud: model}, &stops}, &hangs}
+		model.optional.Stopper = hangingStop{throttledStop{stopper{modelCloud: model}, &stops}, &hangs}
 	}, nil, func(t *testing.T, b *bubble) {
 		b.later(30 * time.Second)
 		hangs.Store(true)

@@ -31,7 +31,7 @@ type sweeping struct {
 // run deletes what instances have left, until ctx ends: network interfaces,
 // addresses and the like.
 func (s *sweeping) run(ctx context.Context) {
-	parts := s.calls.Features().Parts
+	parts := s.calls.Optional().Parts
 	if parts == nil {
 		return
 	}
@@ -113,7 +113,7 @@ func (s *sweeping) delete(ctx context.Context, group []cloud.Part) {
 		ids[n] = p.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := s.calls.Features().Parts.DeleteParts(call, ids...)
+	results := s.calls.Optional().Parts.DeleteParts(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return

@@ -52,7 +52,7 @@ func (m *modelParts) calls(id string) int {
 
 // withParts lets a model cloud have parts.
 func withParts(m *modelParts) func(*setup) {
-	return func(c *setup) { c.Cloud.(*modelCloud).features.Parts = m }
+	return func(c *setup) { c.Cloud.(*modelCloud).optional.Parts = m }
 }
 
 func part(id, cell, instance string) cloud.Part {

@@ -69,7 +69,7 @@ func (s *tagging) run(ctx context.Context) {
 // machines share theirs: of each cell whose instance a snapshot shows without them. What a
 // snapshot shows, the cloud knows; right after a launch it need not.
 func (s *tagging) tagUntagged(seen snapshot) {
-	if s.calls.Features().Tagger == nil {
+	if s.calls.Optional().Tagger == nil {
 		return
 	}
 	now := s.loop.clock.Now()
@@ -130,7 +130,7 @@ func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 			s.mu.Unlock()
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		results := s.calls.Features().Tagger.Tag(call, taggings...)
+		results := s.calls.Optional().Tagger.Tag(call, taggings...)
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -161,7 +161,7 @@ func countsAsTry(err error) bool {
 // parts, so no other has to show them first.
 func (s *tagging) tagGiven(e *entry) {
 	cell := e.cell()
-	if s.calls.Features().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
+	if s.calls.Optional().Tagger == nil || !cell.Live() || cell.Instance == nil || cell.Launch == nil || !cell.Launch.Shared {
 		return
 	}
 	i, there := s.inventory.last().byID[cell.Instance.ID]

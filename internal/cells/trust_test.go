@@ -378,7 +378,7 @@ func TestStoppedStandbyCellsAreReplacedOrMovedInARotation(t *testing.T) {
 			keep(1)(c)
 			c.Pools[0].Stopped, c.CAHash, c.Template = true, "ca-1", "of ca-1"
 			model := c.Cloud.(*modelCloud)
-			model.features.Stopper = stopper{modelCloud: model}
+			model.optional.Stopper = stopper{modelCloud: model}
 		}, nil, func(t *testing.T, b *bubble) {
 			a := rotates(b, "ca-1")
 			b.later(time.Minute)

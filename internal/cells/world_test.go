@@ -35,13 +35,13 @@ import (
 
 // modelCloud is a cloud with idempotent launches and faults to order.
 type modelCloud struct {
-	mu        sync.Mutex
-	launches  []string // what was asked for, in order
-	byToken   map[string]string
-	requests  map[string]string // by token
-	traits    cloud.Traits
-	features  cloud.Features
-	instances map[string]cloud.Instance
+	mu           sync.Mutex
+	launches     []string // what was asked for, in order
+	byToken      map[string]string
+	requests     map[string]string // by token
+	capabilities cloud.Capabilities
+	optional     cloud.Optional
+	instances    map[string]cloud.Instance
 	// fail answers a launch with an error; started says that the instance was
 	// started all the same.
 	fail func(cloud.LaunchRequest) (err error, started bool)
@@ -122,16 +122,16 @@ func (m *modelCloud) set(change func()) {
 func (*modelCloud) Name() string                                              { return "model" }
 func (*modelCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) { return nil, nil }
 
-func (m *modelCloud) Traits() cloud.Traits {
+func (m *modelCloud) Capabilities() cloud.Capabilities {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.traits
+	return m.capabilities
 }
 
-func (m *modelCloud) Features() cloud.Features {
+func (m *modelCloud) Optional() cloud.Optional {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.features
+	return m.optional
 }
 
 // Launch refuses a token that comes with another request, as EC2 does.

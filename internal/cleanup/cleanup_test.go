@@ -205,8 +205,8 @@ type worldCloud struct{ *kipWorld }
 
 func (worldCloud) Name() string                                              { return "model" }
 func (worldCloud) Catalogue(context.Context) ([]catalog.InstanceType, error) { return nil, nil }
-func (worldCloud) Traits() cloud.Traits                                      { return cloud.Traits{} }
-func (worldCloud) Features() cloud.Features                                  { return cloud.Features{} }
+func (worldCloud) Capabilities() cloud.Capabilities                          { return cloud.Capabilities{} }
+func (worldCloud) Optional() cloud.Optional                                  { return cloud.Optional{} }
 func (worldCloud) Launch(context.Context, cloud.LaunchRequest) cloud.LaunchResults {
 	return cloud.NotLaunched(1, errors.New("nothing may be launched"))
 }
@@ -281,7 +281,7 @@ type worldParts struct {
 	tried *int
 }
 
-func (p worldParts) Features() cloud.Features { return cloud.Features{Parts: p} }
+func (p worldParts) Optional() cloud.Optional { return cloud.Optional{Parts: p} }
 
 func (p worldParts) ListParts(_ context.Context, owner string) ([]cloud.Part, error) {
 	if owner != "me" {

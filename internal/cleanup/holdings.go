@@ -111,7 +111,7 @@ func (h holdings) listed(ctx context.Context) ([]cloud.Instance, error) {
 
 // parts returns what our instances have, or have left, in the cloud beside themselves.
 func (h holdings) parts(ctx context.Context) ([]cloud.Part, error) {
-	source := h.cloud.Features().Parts
+	source := h.cloud.Optional().Parts
 	if source == nil {
 		return nil, nil
 	}
@@ -143,7 +143,7 @@ func (h holdings) removeParts(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	if err := h.cloud.Features().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
+	if err := h.cloud.Optional().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
 		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
 	}
 	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
@@ -167,7 +167,7 @@ func (c *clearing) step(ctx context.Context) (string, error) {
 		c.empty = false
 		return waits, err
 	}
-	if c.empty || c.cloud.Features().Parts == nil {
+	if c.empty || c.cloud.Optional().Parts == nil {
 		return "", nil
 	}
 	c.empty, c.looked = true, c.clock.Now()
@@ -184,7 +184,7 @@ func (h holdings) terminate(ctx context.Context, instances []string) error {
 	if err := h.cloud.Terminate(ctx, instances...).Err(); err != nil {
 		return fmt.Errorf("terminate %s: %w", adminapi.Some(instances), err)
 	}
-	router := h.cloud.Features().Router
+	router := h.cloud.Optional().Router
 	if router == nil {
 		return nil
 	}

@@ -49,10 +49,10 @@ func NewOutside(cfg OutsideConfig) *Outside {
 	o := &Outside{cfg: cfg}
 	o.holdings = holdings{
 		cloud:   cfg.Cloud,
-		disks:   cfg.Cloud.Features().Disks,
+		disks:   cfg.Cloud.Optional().Disks,
 		owner:   cfg.Controller,
 		ours:    func(i cloud.Instance) bool { return i.Tags[cloud.TagOwner] == cfg.Controller },
-		listLag: max(leastWatch, cfg.Cloud.Traits().ListLag),
+		listLag: max(leastWatch, cfg.Cloud.Capabilities().ListLag),
 		clock:   cfg.Clock,
 		mayEnd:  o.mayEnd,
 		shown:   new(bool),
@@ -147,7 +147,7 @@ var ErrNoOwners = errors.New("it does not tell whose instances it has")
 
 // Controllers lists the Kips that have something in a cloud. The error is ErrNoOwners if the cloud cannot tell.
 func Controllers(ctx context.Context, c cloud.Cloud) ([]Controller, error) {
-	source := c.Features().Owners
+	source := c.Optional().Owners
 	if source == nil {
 		return nil, fmt.Errorf("cloud %s: %w", c.Name(), ErrNoOwners)
 	}

@@ -16,16 +16,16 @@ import (
 
 // Cloud is implemented by each provider of machines. All methods are safe for
 // concurrent use and return promptly when ctx ends. What a cloud can do is here and in
-// Features. How it is closed is no part of it: the package that opens one returns that.
+// Optional. How it is closed is no part of it: the package that opens one returns that.
 type Cloud interface {
 	// Name is the key of this cloud in provider.yaml: "local", "aws", …
 	Name() string
 
-	// Traits say how this cloud is to be treated. They never change.
-	Traits() Traits
+	// Capabilities say how this cloud is to be treated. They never change.
+	Capabilities() Capabilities
 
-	// Features are what this cloud can do besides. They never change.
-	Features() Features
+	// Optional are what this cloud can do besides. They never change.
+	Optional() Optional
 
 	// Catalogue returns the instance types that can be launched now, with
 	// their prices. The result is not modified afterwards.
@@ -48,7 +48,7 @@ type Cloud interface {
 
 	// List returns the instances that carry the tags of this owner (see
 	// TagOwner), in any state short of gone, and says where it could not look. It
-	// may lag behind Launch by Traits.ListLag.
+	// may lag behind Launch by Capabilities.ListLag.
 	List(ctx context.Context, owner string) (Listing, error)
 
 	// Describe says of each ID, in their order, what the cloud knows of that
@@ -63,8 +63,8 @@ type Cloud interface {
 	Terminate(ctx context.Context, ids ...string) Results
 }
 
-// Traits say how a cloud is to be treated.
-type Traits struct {
+// Capabilities say how a cloud is to be treated.
+type Capabilities struct {
 	// ListLag is the longest that List lags behind a launch; 0 for a cloud whose
 	// list does not.
 	ListLag time.Duration
@@ -164,9 +164,9 @@ type Bucket struct {
 	Refill float64
 }
 
-// Features are the optional interfaces of a cloud: nil where it lacks one. They are a struct, since what a cloud can do may depend on
+// Optional are the optional interfaces of a cloud: nil where it lacks one. They are a struct, since what a cloud can do may depend on
 // its configuration, and since a decorator then has exactly what its cloud has. package pipe is the decorator.
-type Features struct {
+type Optional struct {
 	Stopper     Stopper
 	Interrupter Interrupter
 	Disks       Disks

@@ -43,7 +43,7 @@ type Instance struct {
 	Launched time.Time  `json:"launched"`
 	// Place is the instance's in the call that launched it: its launch index, in
 	// decimal. With TagBatch it says which cell the instance is. "" where the cloud
-	// does not tell, as one without Traits.SharedUserData need not.
+	// does not tell, as one without Capabilities.SharedUserData need not.
 	Place string            `json:"place,omitempty"`
 	Tags  map[string]string `json:"tags,omitempty"`
 	// Parts are the IDs of what the instance has that is billed by itself and ends with it: disks and interfaces.
@@ -73,7 +73,7 @@ type Origin struct {
 func PlaceOf(n int) string { return strconv.Itoa(n) }
 
 // DialIP is the address at which Kip dials the agent: ManagementIP, or PublicIP
-// where Traits.DialPublic says that Kip is outside. Kip dials only what the cloud
+// where Capabilities.DialPublic says that Kip is outside. Kip dials only what the cloud
 // told of that very instance, so that no other can pass for it. The result is not
 // valid as long as the instance has no such address.
 func (i Instance) DialIP(public bool) netip.Addr {

@@ -119,7 +119,7 @@ type LaunchRequest struct {
 	// limit for a ClientToken).
 	Token string `json:"token"`
 	LaunchSpec
-	// UserData is that of all machines where Traits.SharedUserData says that they
+	// UserData is that of all machines where Capabilities.SharedUserData says that they
 	// must share it: then no Machine has any of its own, nor tags. Nil elsewhere. It
 	// holds no key, and a secret: it reaches no log and no error.
 	UserData []byte `json:"userData,omitempty"`

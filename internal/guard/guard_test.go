@@ -24,9 +24,9 @@ type killed struct {
 	calls int
 }
 
-func (*killed) Traits() cloud.Traits { return cloud.Traits{} }
+func (*killed) Capabilities() cloud.Capabilities { return cloud.Capabilities{} }
 
-func (k *killed) Features() cloud.Features { return cloud.Features{Disks: k, Parts: k} }
+func (k *killed) Optional() cloud.Optional { return cloud.Optional{Disks: k, Parts: k} }
 
 func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	k.calls++
@@ -365,8 +365,8 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 		for what, err := range map[string]error{
 			"an end":                 w.Admit(t.Context(), unasked, 2),
 			"a call":                 w.machines.Terminate(t.Context(), "i-1").Err(),
-			"the deletion of a disk": w.machines.Features().Disks.DeleteDisk(t.Context(), "disk"),
-			"the deletion of a part": w.machines.Features().Parts.DeleteParts(t.Context(), "part").Err(),
+			"the deletion of a disk": w.machines.Optional().Disks.DeleteDisk(t.Context(), "disk"),
+			"the deletion of a part": w.machines.Optional().Parts.DeleteParts(t.Context(), "part").Err(),
 		} {
 			held, isHeld := errors.AsType[*HeldError](err)
 			if !isHeld || held.Reason != ByStore || held.Text != behind || held.After <= 0 {
@@ -383,8 +383,8 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 	}
 	behind = ""
 	if err := errors.Join(w.Admit(t.Context(), unasked, 2), w.machines.Terminate(t.Context(), "i-1").Err(),
-		w.machines.Features().Disks.DeleteDisk(t.Context(), "disk"),
-		w.machines.Features().Parts.DeleteParts(t.Context(), "part").Err()); err != nil {
+		w.machines.Optional().Disks.DeleteDisk(t.Context(), "disk"),
+		w.machines.Optional().Parts.DeleteParts(t.Context(), "part").Err()); err != nil {
 		t.Error(err)
 	}
 }

@@ -232,7 +232,7 @@ func (s *Provider) Run(ctx context.Context) error {
 	for {
 		var due <-chan time.Time // never, where the catalogue does not change
 		stop := func() bool { return false }
-		wait := s.cfg.Cloud.Traits().CatalogueEvery
+		wait := s.cfg.Cloud.Capabilities().CatalogueEvery
 		if (s.stale || early) && (wait <= 0 || wait > retryEvery) {
 			wait = backoff.Random(nil).Jittered(retryEvery)
 		}
@@ -258,7 +258,7 @@ func (s *Provider) Run(ctx context.Context) error {
 func (s *Provider) pricesAreOld() bool {
 	r := &s.stock.Load().record
 	return slices.ContainsFunc(r.Types, func(t catalog.InstanceType) bool {
-		return !t.PricesTold.IsZero() && r.Read.Sub(t.PricesTold) > s.cfg.Cloud.Traits().CatalogueEvery
+		return !t.PricesTold.IsZero() && r.Read.Sub(t.PricesTold) > s.cfg.Cloud.Capabilities().CatalogueEvery
 	})
 }
 
@@ -316,7 +316,7 @@ func (s *Provider) read(ctx context.Context, timeout time.Duration) ([]catalog.I
 func (s *Provider) recordOf(types []catalog.InstanceType) record {
 	return record{
 		Cloud:  s.cfg.Cloud.Name(),
-		Region: s.cfg.Cloud.Traits().Region,
+		Region: s.cfg.Cloud.Capabilities().Region,
 		Read:   s.cfg.Clock.Now(),
 		Types:  types,
 	}
@@ -381,7 +381,7 @@ func (s *Provider) load(ctx context.Context) (*record, error) {
 		s.cfg.Log.Warn("the stored catalogue cannot be read", "err", err)
 		return nil, nil
 	}
-	if r.Cloud != s.cfg.Cloud.Name() || r.Region != s.cfg.Cloud.Traits().Region || len(r.Types) == 0 {
+	if r.Cloud != s.cfg.Cloud.Name() || r.Region != s.cfg.Cloud.Capabilities().Region || len(r.Types) == 0 {
 		return nil, nil
 	}
 	return &r, nil
@@ -391,7 +391,7 @@ func (s *Provider) load(ctx context.Context) (*record, error) {
 func (s *Provider) keep(ctx context.Context, before *record) {
 	now := s.stock.Load().record
 	// What is read every few minutes is mostly what is stored already, and large.
-	if before != nil && !s.unkept && s.cfg.Cloud.Traits().CatalogueEvery < keptAnew && reflect.DeepEqual(before.Types, now.Types) {
+	if before != nil && !s.unkept && s.cfg.Cloud.Capabilities().CatalogueEvery < keptAnew && reflect.DeepEqual(before.Types, now.Types) {
 		return
 	}
 	s.unkept = true

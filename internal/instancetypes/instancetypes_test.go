@@ -56,7 +56,10 @@ type bench struct {
 // inBubble gives a test a cloud that sells four types, read again each 12 hours.
 func inBubble(t *testing.T, test func(*bench)) {
 	synctest.Test(t, func(t *testing.T) {
-		machines, err := sim.New(sim.Config{Catalogue: types(4, 1), Traits: &cloud.Traits{CatalogueEvery: 12 * time.Hour, Region: "r"}})
+		machines, err := sim.New(sim.Config{
+			Catalogue:    types(4, 1),
+			Capabilities: &cloud.Capabilities{CatalogueEvery: 12 * time.Hour, Region: "r"},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +409,7 @@ func TestAStoredCatalogueThatCannotBeReadIsNotFatal(t *testing.T) {
 func TestTheCatalogueOfAnotherRegionIsOfNoUse(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		b.open()
-		other, err := sim.New(sim.Config{Catalogue: types(4, 1), Traits: &cloud.Traits{Region: "elsewhere"},
+		other, err := sim.New(sim.Config{Catalogue: types(4, 1), Capabilities: &cloud.Capabilities{Region: "elsewhere"},
 			Knobs: sim.Knobs{Unauthorised: true}})
 		if err != nil {
 			b.Fatal(err)

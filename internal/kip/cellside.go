@@ -67,7 +67,7 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 	if err != nil {
 		return cells.Config{}, err
 	}
-	traits := l.machines.Traits()
+	capabilities := l.machines.Capabilities()
 	return cells.Config{
 		NodeName:     l.NodeName,
 		Nodes:        l.nodes,
@@ -108,9 +108,9 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
 
 		Health:      health(l.cfg),
-		ListLag:     traits.ListLag,
-		SoonPoll:    traits.Poll,
-		RefillDelay: traits.RefillDelay,
+		ListLag:     capabilities.ListLag,
+		SoonPoll:    capabilities.Poll,
+		RefillDelay: capabilities.RefillDelay,
 		Late:        l.late,
 		Clock:       l.clock,
 		Log:         l.Log,

@@ -68,8 +68,8 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 		}
 	})
 	types, err := c.Catalogue(t.Context())
-	if err != nil || c.Traits().Region != "us-west-2" {
-		t.Fatalf("%v in %q", err, c.Traits().Region)
+	if err != nil || c.Capabilities().Region != "us-west-2" {
+		t.Fatalf("%v in %q", err, c.Capabilities().Region)
 	}
 	made := offering.Of(&types[0], &types[0].Offerings[0], cfg.Cells.DefaultVolumeSize.Value())
 	o := launchOptions(cfg)
@@ -87,7 +87,7 @@ cells: {defaultInstanceType: t3.nano, bootImageSpec: {name: kip-*}, extraSecurit
 		Machines: make([]cloud.Machine, 2),
 	}
 	// Of an account where all facts hold, one is that several instances get no secondary addresses.
-	found, err := c.Features().Resolver.Resolve(t.Context(), r.LaunchSpec)
+	found, err := c.Optional().Resolver.Resolve(t.Context(), r.LaunchSpec)
 	if err != nil || found.SecondaryAddress {
 		t.Fatalf("launches are not resolved by the facts that are kept: %+v, %v", found, err)
 	}

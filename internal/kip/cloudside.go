@@ -56,7 +56,7 @@ func (t term) openCloud(ctx context.Context) (l cloudSide, err error) {
 			t.Log.Warn("close the cloud", "err", err)
 		}
 	})
-	l.generation = cells.NewStoreGeneration(l.store, bare.Traits().ListLag)
+	l.generation = cells.NewStoreGeneration(l.store, bare.Capabilities().ListLag)
 	l.guard = guard.New(guard.Config{
 		Behind: l.generation.Behind,
 		Limit:  guard.Limit(l.cfg.Cells.EndLimit),
@@ -71,7 +71,7 @@ func (t term) openCloud(ctx context.Context) (l cloudSide, err error) {
 		Watchdog: l.watchdog,
 		Clock:    l.clock,
 	})
-	l.disks = l.machines.Features().Disks
+	l.disks = l.machines.Optional().Disks
 	if err := l.checkRegion(ctx); err != nil {
 		return l, err
 	}
@@ -86,7 +86,7 @@ func (t term) openCloud(ctx context.Context) (l cloudSide, err error) {
 // all, so Kip would launch other cells for their pods, and never end these. It would let the volumes of deleted claims go without their
 // disks.
 func (l *cloudSide) checkRegion(ctx context.Context) error {
-	name, region := l.machines.Name(), l.machines.Traits().Region
+	name, region := l.machines.Name(), l.machines.Capabilities().Region
 	was, err := instancetypes.StoredRegion(ctx, l.store, name)
 	if err != nil || was == "" || region == "" || was == region {
 		return err
@@ -139,12 +139,12 @@ func (l *cloudSide) cloudDriver() volumes.CloudDriver {
 	if l.disks == nil {
 		return volumes.CloudDriver{}
 	}
-	return volumes.CloudDriver(l.machines.Traits().DiskDriver)
+	return volumes.CloudDriver(l.machines.Capabilities().DiskDriver)
 }
 
 // openInstanceTypes makes what knows what can be launched, and at what price.
 func (l *cloudSide) openInstanceTypes(ctx context.Context) (*instancetypes.Provider, error) {
-	rates, err := pricelists.Rates(l.machines.Name(), l.machines.Traits().Region)
+	rates, err := pricelists.Rates(l.machines.Name(), l.machines.Capabilities().Region)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 		Node:      l.api.nodeConfig,
 		Own:       l.api.ownConfig,
 		Pods:      l.nodes.Pods(),
-		IPv6:      l.machines.Traits().IPv6,
+		IPv6:      l.machines.Capabilities().IPv6,
 		Images:    l.imageCredentials(),
 		Events:    l.events,
 		Observer:  l.metrics,

@@ -8,7 +8,7 @@ import (
 // imageCredentials has what pulls images from the cloud's registries, until this process leads
 // no more; nil where the cloud has none.
 func (l *cloudSide) imageCredentials() cellapi.ImageCredentials {
-	of := l.machines.Features().Registries
+	of := l.machines.Optional().Registries
 	if of == nil {
 		return nil
 	}
@@ -19,7 +19,7 @@ func (l *cloudSide) imageCredentials() cellapi.ImageCredentials {
 
 // imagesOfCloud are patterns of the images in those registries.
 func (l *cloudSide) imagesOfCloud() []string {
-	if of := l.machines.Features().Registries; of != nil {
+	if of := l.machines.Optional().Registries; of != nil {
 		return of.Images()
 	}
 	return nil

@@ -134,7 +134,7 @@ func (w *ecrWorld) lends(role string) cloud.Registries {
 		ImageRole:       role,
 	})
 	w.must(err)
-	return pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}).Features().Registries
+	return pipe.New(pipe.Config{Cloud: machines, Clock: clock.RealClock{}}).Optional().Registries
 }
 
 // newECRWorld starts all with a pod of these images, and a Kip with this role.

@@ -81,7 +81,7 @@ func TestAKipWithCellsOrDisksInAnotherRegionDoesNotStart(t *testing.T) {
 				Name: "small", MilliCPU: 1000, MemoryBytes: 1 << 30, Arch: "amd64",
 				Offerings: []catalog.Offering{{Zone: "z", PricePerHour: 1}},
 			}},
-			Traits: &cloud.Traits{Region: tc.region},
+			Capabilities: &cloud.Capabilities{Region: tc.region},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -72,7 +72,7 @@ func (a *apiServer) protobuf() (kubernetes.Interface, error) {
 
 // openEgress makes what knows where pods' packets leave with their cell's address; nil where none do.
 func (l *nodeSide) openEgress(ctx context.Context) (*egress.Egress, error) {
-	ways := l.machines.Features().Egress
+	ways := l.machines.Optional().Egress
 	if ways == nil || !l.cfg.Cells.Masquerade {
 		return nil, nil
 	}

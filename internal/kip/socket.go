@@ -32,7 +32,7 @@ func (l *leading) openSocket() (*adminapi.Server, error) {
 		Cloud:        l.machines,
 		Guard:        l.guard,
 		Disks:        l.disks,
-		ListLag:      l.machines.Traits().ListLag,
+		ListLag:      l.machines.Capabilities().ListLag,
 		AsKip:        l.api.asKip,
 		Resources:    l.api.ownDynamic.Resource(apiv1.Resource),
 		Store:        l.store,
@@ -58,7 +58,7 @@ func (l *leading) openSocket() (*adminapi.Server, error) {
 			Mirror:        l.mirror,
 			Shortages:     l.shortages.shortages,
 			InstanceTypes: l.instanceTypes,
-			Console:       consolesOf(l.machines.Features().Console),
+			Console:       consolesOf(l.machines.Optional().Console),
 		}),
 		Log: l.Log,
 	})

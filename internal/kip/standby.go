@@ -13,7 +13,7 @@ import (
 
 // standbyPools are the pools of cells.standbyCells.
 func (l *nodeSide) standbyPools() ([]cells.Pool, error) {
-	if err := l.cfg.CheckStopped(l.machines.Features().Stopper != nil); err != nil {
+	if err := l.cfg.CheckStopped(l.machines.Optional().Stopper != nil); err != nil {
 		return nil, err
 	}
 	var pools []cells.Pool

@@ -357,7 +357,7 @@ func (w *town) start() (ended <-chan error) {
 		Store:        w.store,
 		Shortages:    w.missing,
 		Bounder:      w.bounder,
-		Region:       machines.Traits().Region,
+		Region:       machines.Capabilities().Region,
 		HasDisks:     w.clouds.Name != "",
 		CloudDriver:  w.clouds,
 		Client:       cmp.Or[kubernetes.Interface](w.asKip, w.cluster),

@@ -38,7 +38,7 @@ type Config struct {
 	Checker cloud.DiskChecker
 	// Grower is nil where the cloud makes no disk larger.
 	Grower cloud.DiskGrower
-	// ListLag is that of the cloud's traits. It may be 0.
+	// ListLag is that of the cloud's capabilities. It may be 0.
 	ListLag time.Duration
 	// Nodes are the virtual nodes.
 	Nodes Nodes

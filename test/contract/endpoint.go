@@ -134,7 +134,7 @@ func (e *endpoint) choose(ctx context.Context) error {
 }
 
 func (e *endpoint) resolve(ctx context.Context, o cloud.Options) (cloud.Resolved, error) {
-	return e.cloud.Features().Resolver.Resolve(ctx, cloud.LaunchSpec{
+	return e.cloud.Optional().Resolver.Resolve(ctx, cloud.LaunchSpec{
 		InstanceType: e.kind.Name,
 		Zone:         e.offering.Zone,
 		Subnet:       e.offering.Subnet,
@@ -165,7 +165,7 @@ func (a *asked) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchR
 	return cloudtest.Launch(ctx, struct {
 		cloud.Cloud
 		cloud.Resolver
-	}{a.Cloud, a.Features().Resolver}, r)
+	}{a.Cloud, a.Optional().Resolver}, r)
 }
 
 // subject is the endpoint for the checks.
@@ -212,7 +212,7 @@ func (e *endpoint) keepsRules(t cloudtest.T) {
 			t.Fatal(err)
 		}
 		e.forget()
-		if err := c.Features().Admitter.Admit(t.Context(), owner); err != nil {
+		if err := c.Optional().Admitter.Admit(t.Context(), owner); err != nil {
 			t.Fatalf("%s: %v", kip.what, err)
 		}
 		if e.count(make) != kip.makes || e.count(remove) != kip.removes {
@@ -283,18 +283,18 @@ func (e *endpoint) sweepOnce(ctx context.Context, owner string, removed func(str
 		return nil
 	})
 	look("disks", func() error {
-		disks, err := e.cloud.Features().Disks.ListDisks(ctx, owner)
+		disks, err := e.cloud.Optional().Disks.ListDisks(ctx, owner)
 		for _, d := range disks {
-			listed("disk "+d.ID, e.cloud.Features().Disks.DeleteDisk(ctx, d.ID))
+			listed("disk "+d.ID, e.cloud.Optional().Disks.DeleteDisk(ctx, d.ID))
 		}
 		return err
 	})
 	look("interfaces and groups", func() error {
-		parts, err := e.cloud.Features().Parts.ListParts(ctx, owner)
+		parts, err := e.cloud.Optional().Parts.ListParts(ctx, owner)
 		for _, p := range parts {
 			err := fmt.Errorf("it is that of instance %s", p.Instance)
 			if p.Instance == "" { // else it goes with the instance
-				err = e.cloud.Features().Parts.DeleteParts(ctx, p.ID).Err()
+				err = e.cloud.Optional().Parts.DeleteParts(ctx, p.ID).Err()
 			}
 			listed(p.Kind+" "+p.ID, err)
 		}

@@ -231,9 +231,9 @@ func (c *watchedCloud) changed(what string) {
 	c.changes = append(c.changes, time.Now().Format(time.StampMilli)+" "+what)
 }
 
-// Features are those that are watched too.
-func (c *watchedCloud) Features() cloud.Features {
-	return cloud.Features{Interrupter: c.Cloud, Disks: c}
+// Optional are those that are watched too.
+func (c *watchedCloud) Optional() cloud.Optional {
+	return cloud.Optional{Interrupter: c.Cloud, Disks: c}
 }
 
 func (c *watchedCloud) Launch(ctx context.Context, r cloud.LaunchRequest) cloud.LaunchResults {

@@ -239,7 +239,7 @@ var ofEC2 = map[string]bool{
 func madeDisk(s *stage) {
 	var made cloud.Disk
 	s.until("a disk is made", s.asks(func(ctx context.Context, k *kip) (err error) {
-		made, err = k.machines.Features().Disks.CreateDisk(ctx, cloud.DiskRequest{
+		made, err = k.machines.Optional().Disks.CreateDisk(ctx, cloud.DiskRequest{
 			Token:     "pvc-1",
 			SizeBytes: 1 << 30,
 			Zone:      diskZone,
@@ -256,7 +256,7 @@ func madeDisk(s *stage) {
 	s.until("a pod runs on it", s.runs(uid))
 	const grown = 2 << 30
 	s.until("it grows", s.asks(func(ctx context.Context, k *kip) error {
-		now, err := k.machines.Features().DiskGrower.GrowDisk(ctx, made.ID, grown)
+		now, err := k.machines.Optional().DiskGrower.GrowDisk(ctx, made.ID, grown)
 		if err == nil && now.SizeBytes != grown {
 			err = fmt.Errorf("it has %d bytes", now.SizeBytes)
 		}
@@ -265,7 +265,7 @@ func madeDisk(s *stage) {
 	s.delete(uid)
 	s.until("the pod is gone", s.gone(uid))
 	s.until("the disk is deleted", s.asks(func(ctx context.Context, k *kip) error {
-		return k.machines.Features().Disks.DeleteDisk(ctx, made.ID)
+		return k.machines.Optional().Disks.DeleteDisk(ctx, made.ID)
 	}))
 	s.shows("it is gone, and no other", len(s.disksNow()) == diskCount)
 }

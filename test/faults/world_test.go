@@ -966,20 +966,20 @@ var lastingCauses = map[string][]error{
 // lateTime bounds how long a request may be under way when its sender has died.
 const lateTime = 10 * time.Second
 
-func (h handle) Name() string         { return "sim" }
-func (h handle) Traits() cloud.Traits { return h.k.asks.Traits() }
-func (h handle) Features() cloud.Features {
-	f := cloud.Features{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
-	if h.k.asks.Features().Resolver != nil {
+func (h handle) Name() string                     { return "sim" }
+func (h handle) Capabilities() cloud.Capabilities { return h.k.asks.Capabilities() }
+func (h handle) Optional() cloud.Optional {
+	f := cloud.Optional{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	if h.k.asks.Optional().Resolver != nil {
 		f.Resolver = h
 	}
-	if h.k.asks.Features().Admitter != nil {
+	if h.k.asks.Optional().Admitter != nil {
 		f.Admitter = h
 	}
-	if h.k.asks.Features().Booster != nil {
+	if h.k.asks.Optional().Booster != nil {
 		f.Booster = h
 	}
-	if h.k.asks.Features().DiskGrower != nil {
+	if h.k.asks.Optional().DiskGrower != nil {
 		f.DiskGrower = h
 	}
 	if h.k.w.routed {
@@ -993,26 +993,26 @@ func (h handle) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved
 		s = onEC2(s)
 	}
 	return ask(ctx, h, func(ctx context.Context) (cloud.Resolved, error) {
-		return h.k.asks.Features().Resolver.Resolve(ctx, s)
+		return h.k.asks.Optional().Resolver.Resolve(ctx, s)
 	})
 }
 
 func (h handle) Admit(ctx context.Context, owner string) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Admitter.Admit(ctx, owner) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Admitter.Admit(ctx, owner) })
 }
 func (h handle) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
 	return ask(ctx, h, func(ctx context.Context) (cloud.Disk, error) {
-		return h.k.asks.Features().DiskGrower.GrowDisk(ctx, id, bytes)
+		return h.k.asks.Optional().DiskGrower.GrowDisk(ctx, id, bytes)
 	})
 }
 func (h handle) Route(ctx context.Context, instance string, to []netip.Prefix) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Router.Route(ctx, instance, to) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Router.Route(ctx, instance, to) })
 }
 func (h handle) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
-	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Router.Unroute(ctx, instance, to) })
+	return h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Router.Unroute(ctx, instance, to) })
 }
 func (h handle) EndBoost(ctx context.Context, ids ...string) cloud.Results {
-	err := h.call(ctx, func(ctx context.Context) error { return h.k.asks.Features().Booster.EndBoost(ctx, ids...).Err() })
+	err := h.call(ctx, func(ctx context.Context) error { return h.k.asks.Optional().Booster.EndBoost(ctx, ids...).Err() })
 	return cloud.Each(err, ids...)
 }
 

@@ -843,7 +843,7 @@ func TestOneThatCannotBeStoppedKeepsNoOtherFromIt(t *testing.T) {
 		}
 	}
 	all := pipe.New(pipe.Config{Cloud: c, Clock: clock.RealClock{}})
-	for n, r := range all.Features().Stopper.Stop(t.Context(), ids...) {
+	for n, r := range all.Optional().Stopper.Stop(t.Context(), ids...) {
 		if r.ID != ids[n] || (r.Err != nil) != (n == 4) || n == 4 && !cloud.Refused(r.Err) {
 			t.Errorf("result %d: %+v", n, r)
 		}
@@ -926,7 +926,7 @@ func TestASpotInstanceThatIsTakenBackIsToldOnce(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !maps.Equal(told, map[string]int{got[1].ID: 1}) {
 		t.Errorf("told of %v: %v", told, err)
 	}
-	if b := c.Traits().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
+	if b := c.Capabilities().Budgets[cloud.CallInterruptions]; looks != 4 || b.Requests.Refill == 0 {
 		t.Errorf("%d of 4 looks, one of them at maintenance, were sent in turn, by the budget %+v", looks, b)
 	}
 }
@@ -1788,9 +1788,10 @@ func TestKipFindsOutWhereItRuns(t *testing.T) {
 			}
 		case err != nil:
 			t.Errorf("%s: %v", what, err)
-		case c.Traits().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) ||
-			(len(c.rules.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) || c.Traits().DialPublic != tc.dialPublic:
-			t.Errorf("%s: %+v, dialled at public addresses %v", what, c.cfg, c.Traits().DialPublic)
+		case c.Capabilities().Region != tc.region || !slices.Equal(c.cfg.Subnets, tc.subnets) ||
+			(len(c.rules.kipGroups) == 2) != (tc.here != "" && tc.cfg.Endpoint == "" && !tc.dialPublic) ||
+			c.Capabilities().DialPublic != tc.dialPublic:
+			t.Errorf("%s: %+v, dialled at public addresses %v", what, c.cfg, c.Capabilities().DialPublic)
 		}
 	}
 }
@@ -2075,8 +2076,8 @@ func TestAnEndpointAloneIsEnough(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	c := withImage{open(t, Config{Endpoint: url})}
 	types, err := c.Catalogue(t.Context())
-	if err != nil || len(types) == 0 || c.Traits().Region != "us-east-1" {
-		t.Fatalf("%d types in %q: %v", len(types), c.Traits().Region, err)
+	if err != nil || len(types) == 0 || c.Capabilities().Region != "us-east-1" {
+		t.Fatalf("%d types in %q: %v", len(types), c.Capabilities().Region, err)
 	}
 	for _, typ := range types {
 		for _, o := range typ.Offerings {

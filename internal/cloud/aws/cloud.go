@@ -68,17 +68,17 @@ type Cloud struct {
 // Name implements cloud.Cloud.
 func (c *Cloud) Name() string { return cloudName }
 
-// Traits implements cloud.Cloud. The buckets are those that AWS documents for each account
+// Capabilities implements cloud.Cloud. The buckets are those that AWS documents for each account
 // and region ("Request throttling for the Amazon EC2 API"); what else uses the account
 // takes from them too.
-func (c *Cloud) Traits() cloud.Traits {
+func (c *Cloud) Capabilities() cloud.Capabilities {
 	describe := cloud.Budget{Requests: cloud.Bucket{Capacity: 100, Refill: 20}}
 	mutate := cloud.Budget{Requests: cloud.Bucket{Capacity: 50, Refill: 5}}
 	begin := cloud.Budget{Requests: cloud.Bucket{Capacity: 5, Refill: 2}, Resources: cloud.Bucket{Capacity: 1000, Refill: 2}}
 	// Far below the 600 calls a second that STS takes of an account (IAM User Guide, "IAM and
 	// AWS STS quotas"), and the 500 of ECR: other programs use them, too.
 	lend := cloud.Budget{Requests: cloud.Bucket{Capacity: 50, Refill: 20}}
-	return cloud.Traits{
+	return cloud.Capabilities{
 		ListLag:        20 * time.Second,
 		Poll:           2 * time.Second,
 		Region:         c.cfg.Region,
@@ -122,9 +122,9 @@ func (c *Cloud) Traits() cloud.Traits {
 	}
 }
 
-// Features implements cloud.Cloud.
-func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{
+// Optional implements cloud.Cloud.
+func (c *Cloud) Optional() cloud.Optional {
+	return cloud.Optional{
 		Stopper:     c.ending,
 		Interrupter: c.interruptions,
 		Disks:       c.podDisks,

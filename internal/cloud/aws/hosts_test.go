@@ -47,7 +47,7 @@ func ontoHost(token, host string, n int) cloud.LaunchRequest {
 func TestTheCatalogueHasTheRoomOfHosts(t *testing.T) {
 	var log bytes.Buffer
 	c, model := onHosts(t, &log)
-	if every := c.Traits().CatalogueEvery; every != reservationsEvery {
+	if every := c.Capabilities().CatalogueEvery; every != reservationsEvery {
 		t.Errorf("it is read every %v", every)
 	}
 	on := func(zone, subnet, id string) catalog.Offering {

@@ -96,7 +96,7 @@ func TestAnAccountOnTheFreePlanIsSoldWhatThatHas(t *testing.T) {
 	// The account is upgraded, which EC2 does not say.
 	model.Change(func(cfg *ec2.Config) { cfg.Plan.Free = false })
 	clk.Step(time.Minute)
-	next := c.Traits().CatalogueEvery
+	next := c.Capabilities().CatalogueEvery
 	if next <= 0 || next > freePlanFor {
 		t.Errorf("the catalogue counts for %s more", next)
 	}

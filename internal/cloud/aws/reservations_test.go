@@ -75,7 +75,7 @@ func TestTheCatalogueHasWhatIsFreeOfReservations(t *testing.T) {
 	var log bytes.Buffer
 	clock := clocktesting.NewFakeClock(time.Now())
 	c, model := reserving(t, func(s *Config) { s.Log, s.Clock = slog.New(slog.NewTextHandler(&log, nil)), clock })
-	if every := c.Traits().CatalogueEvery; every != reservationsEvery {
+	if every := c.Capabilities().CatalogueEvery; every != reservationsEvery {
 		t.Errorf("it is read every %v", every)
 	}
 	got := reservedOf(t, c)
@@ -174,7 +174,8 @@ func TestReservationsThatCannotBeReadHoldNothingElseUp(t *testing.T) {
 
 func TestReservationsAreReadForNobodyWhoHasNone(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
-	if got := reservedOf(t, c); len(got) > 0 || model.Calls()["DescribeCapacityReservations"] > 0 || c.Traits().CatalogueEvery != soldEvery {
+	if got := reservedOf(t, c); len(got) > 0 || model.Calls()["DescribeCapacityReservations"] > 0 ||
+		c.Capabilities().CatalogueEvery != soldEvery {
 		t.Errorf("%+v, %v", got, model.Calls())
 	}
 }

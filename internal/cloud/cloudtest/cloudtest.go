@@ -161,7 +161,7 @@ type trial struct {
 // request is for n machines, with a token of its own. They share what they must.
 func (t *trial) request(owner string, n int) cloud.LaunchRequest {
 	t.Helper()
-	if n > 1 && t.cloud.Traits().SharedUserData {
+	if n > 1 && t.cloud.Capabilities().SharedUserData {
 		return t.batch(owner, n)
 	}
 	return t.separate(owner, n)
@@ -401,7 +401,7 @@ func (t *trial) batch(owner string, n int) cloud.LaunchRequest {
 
 // launchesBatches looks for an instance at each place, in the answers and in lists.
 func launchesBatches(t *trial) {
-	if !t.cloud.Traits().SharedUserData {
+	if !t.cloud.Capabilities().SharedUserData {
 		results := t.cloud.Launch(t.Context(), t.batch(Owners[0], 2))
 		if err := results.Err(); err == nil || !cloud.Refused(err) {
 			t.Errorf("a cloud whose machines have secrets of their own launched a batch that shares one: %v, %v", ids(results.Instances()), err)
@@ -440,7 +440,7 @@ func launchesBatches(t *trial) {
 }
 
 func tags(t *trial) {
-	tagger := t.cloud.Features().Tagger
+	tagger := t.cloud.Optional().Tagger
 	if tagger == nil {
 		t.Skip("this cloud tags nothing after its launch")
 	}
@@ -675,13 +675,13 @@ func describes(t *trial) {
 }
 
 func givesAddresses(t *trial) {
-	traits := t.cloud.Traits()
+	capabilities := t.cloud.Capabilities()
 	for _, i := range t.eventuallyRunning(Owners[0], ids(t.some(Owners[0], 2))) {
-		if !i.DialIP(traits.DialPublic).IsValid() {
+		if !i.DialIP(capabilities.DialPublic).IsValid() {
 			t.Errorf("instance %s has no address for Kip: %+v", i.ID, i)
 		}
-		if i.ManagementIPv6.IsValid() != traits.IPv6 {
-			t.Errorf("instance %s has the IPv6 address %v: Traits.IPv6 is %t", i.ID, i.ManagementIPv6, traits.IPv6)
+		if i.ManagementIPv6.IsValid() != capabilities.IPv6 {
+			t.Errorf("instance %s has the IPv6 address %v: Capabilities.IPv6 is %t", i.ID, i.ManagementIPv6, capabilities.IPv6)
 		}
 	}
 }
@@ -727,7 +727,7 @@ func answersByInstance(t *trial) {
 			}
 		}
 	}
-	if s := t.cloud.Features().Stopper; s != nil && !got[0].Spot {
+	if s := t.cloud.Optional().Stopper; s != nil && !got[0].Spot {
 		check("stop", s.Stop(t.Context(), all...))
 	}
 	check("termination", t.cloud.Terminate(t.Context(), all...))
@@ -767,7 +767,7 @@ func heedsContext(t *trial) {
 }
 
 func stopsAndStarts(t *trial) {
-	s := t.cloud.Features().Stopper
+	s := t.cloud.Optional().Stopper
 	if s == nil {
 		t.Skip("this cloud stops no instances")
 	}
@@ -806,7 +806,7 @@ func stopsAndStarts(t *trial) {
 }
 
 func watchesInterruptions(t *trial) {
-	w := t.cloud.Features().Interrupter
+	w := t.cloud.Optional().Interrupter
 	if w == nil {
 		t.Skip("this cloud interrupts no instances")
 	}

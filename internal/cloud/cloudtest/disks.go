@@ -10,7 +10,7 @@ import (
 // disks returns the cloud as one that has disks, or skips.
 func (t *trial) disks() cloud.Disks {
 	t.Helper()
-	d := t.cloud.Features().Disks
+	d := t.cloud.Optional().Disks
 	if d == nil {
 		t.Skip("this cloud has no disks")
 	}
@@ -151,7 +151,7 @@ func attachesDisks(t *trial) {
 }
 
 func growsDisks(t *trial) {
-	d, g := t.disks(), t.cloud.Features().DiskGrower
+	d, g := t.disks(), t.cloud.Optional().DiskGrower
 	if g == nil {
 		t.Skip("this cloud grows no disks")
 	}

@@ -70,7 +70,7 @@ func (t *trial) deleteParts(p cloud.Parts, owner string) {
 }
 
 func listsParts(t *trial) {
-	p := t.cloud.Features().Parts
+	p := t.cloud.Optional().Parts
 	if p == nil {
 		t.Skip("this cloud makes nothing beside instances")
 	}
@@ -101,7 +101,7 @@ func listsParts(t *trial) {
 }
 
 func admits(t *trial) {
-	a, p := t.cloud.Features().Admitter, t.cloud.Features().Parts
+	a, p := t.cloud.Optional().Admitter, t.cloud.Optional().Parts
 	if a == nil || p == nil {
 		t.Skip("no rule of this cloud lets Kip in")
 	}

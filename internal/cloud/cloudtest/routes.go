@@ -23,7 +23,7 @@ func (t *trial) takeBack(r cloud.Router, prefixes []netip.Prefix, instances ...s
 }
 
 func leadsNetworks(t *trial) {
-	r := t.cloud.Features().Router
+	r := t.cloud.Optional().Router
 	if r == nil {
 		t.Skip("this cloud makes no routes")
 	}

@@ -219,16 +219,16 @@ func (c *Cloud) Close() error {
 // Name is that of the kind.
 func (c *Cloud) Name() string { return c.kind.Name() }
 
-// Traits say that the list costs nothing and never lags, and that all machines are
+// Capabilities say that the list costs nothing and never lags, and that all machines are
 // on the processors of one host: the pod that took a standby cell starts first,
 // within some 1.5 s.
-func (c *Cloud) Traits() cloud.Traits {
-	return cloud.Traits{Poll: 50 * time.Millisecond, RefillDelay: 2 * time.Second, IPv6: c.cfg.IPv6CIDR.IsValid()}
+func (c *Cloud) Capabilities() cloud.Capabilities {
+	return cloud.Capabilities{Poll: 50 * time.Millisecond, RefillDelay: 2 * time.Second, IPv6: c.cfg.IPv6CIDR.IsValid()}
 }
 
-// Features are stopping, rehearsed interruptions, disks, and the bounds of the host.
-func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{
+// Optional are stopping, rehearsed interruptions, disks, and the bounds of the host.
+func (c *Cloud) Optional() cloud.Optional {
+	return cloud.Optional{
 		Stopper:     c,
 		Interrupter: c,
 		Disks:       c,

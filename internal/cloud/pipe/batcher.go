@@ -253,7 +253,7 @@ func (b *batcher) make(ctx context.Context, c *batch, turn *Turn) {
 		split, most = true, max(leastFailed, most)
 	}
 	// Where requests alone are bounded, more of them would be throttled the more.
-	bounded := b.limiter.cfg.Cloud.Traits().Budgets[b.kind].Resources != cloud.Bucket{}
+	bounded := b.limiter.cfg.Cloud.Capabilities().Budgets[b.kind].Resources != cloud.Bucket{}
 	if bounded && len(ids) > leastNamed && throttledAsOne(answers) {
 		split, most = true, max(leastNamed, most)
 	}

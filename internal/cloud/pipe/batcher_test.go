@@ -51,7 +51,7 @@ func TestWhatWaitsForTheSameBudgetGoesInOneCall(t *testing.T) {
 }
 
 func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
 			if id == "b" && time.Since(told.began) == 0 {
 				return throttledNow(0)
@@ -68,10 +68,10 @@ func TestWhatIsThrottledOfACallIsSentAgainAndTheRestIsAnswered(t *testing.T) {
 }
 
 func TestACallThatIsThrottledAsAWholeIsMadeInSmallerOnes(t *testing.T) {
-	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+	capabilities := cloud.Capabilities{Budgets: map[cloud.Call]cloud.Budget{
 		cloud.CallTerminate: {Resources: cloud.Bucket{Capacity: 100, Refill: 20}},
 	}}
-	with(t, traits, func(t *testing.T, c *Pipe, told *told) {
+	with(t, capabilities, func(t *testing.T, c *Pipe, told *told) {
 		told.whole = func(ids []string) error { // others leave tokens for six
 			if len(ids) > 6 {
 				return throttledNow(0)
@@ -91,14 +91,14 @@ func TestACallThatIsThrottledAsAWholeIsMadeInSmallerOnes(t *testing.T) {
 }
 
 func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.whole = func(ids []string) error {
 			if slices.Contains(ids, "c") {
 				return fmt.Errorf("%w: c is protected", cloud.ErrRefused)
 			}
 			return nil
 		}
-		for _, r := range c.Features().Stopper.Stop(t.Context(), "a", "b", "c", "d", "e") {
+		for _, r := range c.Optional().Stopper.Stop(t.Context(), "a", "b", "c", "d", "e") {
 			if (r.Err != nil) != (r.ID == "c") {
 				t.Errorf("%s was answered %v", r.ID, r.Err)
 			}
@@ -111,7 +111,7 @@ func TestACallThatIsRefusedForOneInstanceIsMadeForTheOthers(t *testing.T) {
 }
 
 func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.whole = func(ids []string) error {
 			if slices.Contains(ids, "c") {
 				return fmt.Errorf("%w: c is odd", cloud.ErrRefused)
@@ -131,7 +131,7 @@ func TestAnInstanceThatIsNotDescribedHidesNoOther(t *testing.T) {
 }
 
 func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		var ended time.Time
 		told.answers = func(ctx context.Context, kind cloud.Call, id string) error {
 			if kind == cloud.CallStop {
@@ -165,7 +165,7 @@ func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 		// One that waits for its turn has a reason to tell.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := c.Features().Stopper.Stop(ctx, "a").Err(); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cloud.ErrThrottled) {
+		if err := c.Optional().Stopper.Stop(ctx, "a").Err(); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, cloud.ErrThrottled) {
 			t.Errorf("one that was throttled is answered %v", err)
 		}
 		if _, err := c.Turn(ctx, cloud.CallLaunch, 1); !errors.Is(err, context.DeadlineExceeded) {
@@ -177,7 +177,7 @@ func TestACallerWhoseTimeIsOverIsAnsweredAtOnce(t *testing.T) {
 // The one for which the cloud fails may be any of them.
 func TestACallThatTheCloudFailsIsMadeSmallerAndNotForEach(t *testing.T) {
 	for bad, want := range map[string]int{"i-007": leastFailed, "all": 400} {
-		with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+		with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 			told.whole = func(ids []string) error {
 				if bad == "all" || slices.Contains(ids, bad) {
 					return errors.New("InternalError")
@@ -230,7 +230,7 @@ func TestWhatIsAboutAllInstancesIsNotHalved(t *testing.T) {
 }
 
 func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(_ context.Context, _ cloud.Call, id string) error {
 			switch time.Sleep(time.Second); id {
 			case "throttled", "other":
@@ -241,7 +241,7 @@ func TestAStopIsTakenBackUntilItIsSent(t *testing.T) {
 		var all sync.WaitGroup
 		stop := func(id string, takenBack bool) {
 			all.Go(func() {
-				err := c.Features().Stopper.Stop(t.Context(), id).Err()
+				err := c.Optional().Stopper.Stop(t.Context(), id).Err()
 				if errors.Is(err, errTakenBack) != takenBack || err != nil != takenBack {
 					t.Errorf("the stop of %s is answered %v", id, err)
 				}

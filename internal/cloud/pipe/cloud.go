@@ -13,11 +13,11 @@ var _ cloud.Cloud = (*Pipe)(nil)
 // Name implements cloud.Cloud.
 func (p *Pipe) Name() string { return p.cloud.Name() }
 
-// Traits implements cloud.Cloud.
-func (p *Pipe) Traits() cloud.Traits { return p.cloud.Traits() }
+// Capabilities implements cloud.Cloud.
+func (p *Pipe) Capabilities() cloud.Capabilities { return p.cloud.Capabilities() }
 
-// Features implements cloud.Cloud. The pipe can do exactly what its cloud can.
-func (p *Pipe) Features() cloud.Features { return through(p, p.cloud.Features()) }
+// Optional implements cloud.Cloud. The pipe can do exactly what its cloud can.
+func (p *Pipe) Optional() cloud.Optional { return through(p, p.cloud.Optional()) }
 
 // Catalogue implements cloud.Cloud.
 func (p *Pipe) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {

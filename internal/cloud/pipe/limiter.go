@@ -136,7 +136,7 @@ func (l *limiter) of(kind cloud.Call) *limit {
 	defer l.mu.Unlock()
 	k := l.kinds[kind]
 	if k == nil {
-		budget := l.cfg.Cloud.Traits().Budgets[kind]
+		budget := l.cfg.Cloud.Capabilities().Budgets[kind]
 		scarce := budget.Requests != cloud.Bucket{}
 		if !scarce && destroys[kind] {
 			budget.Requests = hasty

@@ -42,7 +42,7 @@ func TestCallsKeepToTheBucketsOfEC2(t *testing.T) {
 				if err := c.Terminate(t.Context(), fmt.Sprint("unknown-", n)).Err(); err != nil {
 					t.Error(err)
 				}
-				if err := c.Features().Stopper.Start(t.Context(), started[n%20].ID).Err(); err != nil {
+				if err := c.Optional().Stopper.Start(t.Context(), started[n%20].ID).Err(); err != nil {
 					t.Error(err)
 				}
 			})
@@ -75,12 +75,12 @@ func TestCallsKeepToTheBucketsOfEC2(t *testing.T) {
 }
 
 func TestResourcesAreABudgetOfTheirOwn(t *testing.T) {
-	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+	capabilities := cloud.Capabilities{Budgets: map[cloud.Call]cloud.Budget{
 		cloud.CallStop:   {Resources: cloud.Bucket{Capacity: 2, Refill: 1}},
 		cloud.CallLaunch: {Resources: cloud.Bucket{Capacity: 4, Refill: 2}},
 	}}
-	with(t, traits, func(t *testing.T, c *Pipe, told *told) {
-		if err := c.Features().Stopper.Stop(t.Context(), "a", "b", "c", "d").Err(); err != nil {
+	with(t, capabilities, func(t *testing.T, c *Pipe, told *told) {
+		if err := c.Optional().Stopper.Stop(t.Context(), "a", "b", "c", "d").Err(); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // a launch is sent whole
@@ -95,7 +95,7 @@ func TestResourcesAreABudgetOfTheirOwn(t *testing.T) {
 }
 
 func TestAKindThatIsThrottledWaitsAsAWholeAndNoOtherDoes(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(_ context.Context, kind cloud.Call, _ string) error {
 			switch since := time.Since(told.began); {
 			case kind != cloud.CallList:
@@ -138,7 +138,7 @@ func TestAKindThatIsThrottledWaitsAsAWholeAndNoOtherDoes(t *testing.T) {
 }
 
 func TestCallsThatAreThrottledTogetherCountOnce(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(context.Context, cloud.Call, string) error {
 			time.Sleep(100 * time.Millisecond)
 			if time.Since(told.began) < time.Second {
@@ -162,7 +162,7 @@ func TestCallsThatAreThrottledTogetherCountOnce(t *testing.T) {
 }
 
 func TestAKindThatHangsHoldsUpNoOtherAndIsBounded(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(ctx context.Context, kind cloud.Call, _ string) error {
 			if kind == cloud.CallAttachDisk {
 				<-ctx.Done()
@@ -174,7 +174,7 @@ func TestAKindThatHangsHoldsUpNoOtherAndIsBounded(t *testing.T) {
 		var all sync.WaitGroup
 		for range most + 1 {
 			all.Go(func() {
-				if err := c.Features().Disks.AttachDisk(ctx, "d", "i"); err == nil {
+				if err := c.Optional().Disks.AttachDisk(ctx, "d", "i"); err == nil {
 					t.Error("a disk was attached that is not")
 				}
 			})
@@ -372,7 +372,7 @@ func TestATurnThatIsSetAsideGoesOnBeforeThoseThatLackABudget(t *testing.T) {
 }
 
 func TestAThrottledLaunchIsItsCallersToRepeat(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		told.answers = func(context.Context, cloud.Call, string) error {
 			if time.Since(told.began) == 0 {
 				return throttledNow(0)
@@ -417,7 +417,7 @@ func (*waits) InstanceInterrupted()                                         {}
 func TestWaitsAreMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &waits{}
-		c := New(Config{Cloud: &told{traits: budget(cloud.CallList, 1, 1)}, Random: one, Meter: w, Clock: clock.RealClock{}})
+		c := New(Config{Cloud: &told{capabilities: budget(cloud.CallList, 1, 1)}, Random: one, Meter: w, Clock: clock.RealClock{}})
 		for range 3 {
 			if _, err := c.List(t.Context(), "me"); err != nil {
 				t.Fatal(err)
@@ -430,12 +430,12 @@ func TestWaitsAreMeasured(t *testing.T) {
 }
 
 func TestWhatDestroysHasABudgetOnEveryCloud(t *testing.T) {
-	with(t, cloud.Traits{}, func(t *testing.T, c *Pipe, told *told) {
+	with(t, cloud.Capabilities{}, func(t *testing.T, c *Pipe, told *told) {
 		for range int(hasty.Capacity) + 20 { // as one that asks again and again
-			if err := c.Features().Stopper.Stop(t.Context(), "a").Err(); err != nil {
+			if err := c.Optional().Stopper.Stop(t.Context(), "a").Err(); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.Features().Stopper.Start(t.Context(), "a").Err(); err != nil {
+			if err := c.Optional().Stopper.Start(t.Context(), "a").Err(); err != nil {
 				t.Fatal(err)
 			}
 		}

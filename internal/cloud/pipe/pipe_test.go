@@ -18,7 +18,7 @@ import (
 type told struct {
 	cloud.Cloud
 	cloud.Disks
-	traits cloud.Traits
+	capabilities cloud.Capabilities
 	// answers says what a call is answered with; nil for no error.
 	answers func(ctx context.Context, kind cloud.Call, id string) error
 	// whole says what a call is refused with as a whole; nil for nothing.
@@ -29,8 +29,8 @@ type told struct {
 	calls []string
 }
 
-func (c *told) Traits() cloud.Traits     { return c.traits }
-func (c *told) Features() cloud.Features { return cloud.Features{Disks: c, Stopper: c} }
+func (c *told) Capabilities() cloud.Capabilities { return c.capabilities }
+func (c *told) Optional() cloud.Optional         { return cloud.Optional{Disks: c, Stopper: c} }
 
 func (c *told) each(ctx context.Context, kind cloud.Call, ids ...string) cloud.Results {
 	c.mu.Lock()
@@ -95,16 +95,16 @@ func (c *told) sent() []string {
 func one() float64 { return 1 } // no jitter
 
 // with runs f in virtual time.
-func with(t *testing.T, traits cloud.Traits, f func(t *testing.T, c *Pipe, told *told)) {
+func with(t *testing.T, capabilities cloud.Capabilities, f func(t *testing.T, c *Pipe, told *told)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		cl := &told{traits: traits, began: time.Now()}
+		cl := &told{capabilities: capabilities, began: time.Now()}
 		f(t, New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}), cl)
 	})
 }
 
-func budget(kind cloud.Call, capacity, refill float64) cloud.Traits {
-	return cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{kind: {Requests: cloud.Bucket{Capacity: capacity, Refill: refill}}}}
+func budget(kind cloud.Call, capacity, refill float64) cloud.Capabilities {
+	return cloud.Capabilities{Budgets: map[cloud.Call]cloud.Budget{kind: {Requests: cloud.Bucket{Capacity: capacity, Refill: refill}}}}
 }
 
 // throttledNow is a cloud's answer to a call that did nothing.

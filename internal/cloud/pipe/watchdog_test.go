@@ -22,8 +22,8 @@ type hangs struct{ cloud.Cloud }
 
 func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
-func (h hangs) Features() cloud.Features {
-	return cloud.Features{
+func (h hangs) Optional() cloud.Optional {
+	return cloud.Optional{
 		Stopper:     h,
 		Interrupter: h,
 		Disks:       h,
@@ -42,7 +42,7 @@ func (h hangs) Features() cloud.Features {
 		Owners:      h,
 	}
 }
-func (hangs) Traits() cloud.Traits { return cloud.Traits{} }
+func (hangs) Capabilities() cloud.Capabilities { return cloud.Capabilities{} }
 func (hangs) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return nil, hang(ctx)
 }
@@ -109,7 +109,7 @@ func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 
 // everyCall is one of each kind.
 func everyCall(c *Pipe) map[cloud.Call]func(context.Context) error {
-	f := c.Features()
+	f := c.Optional()
 	return map[cloud.Call]func(context.Context) error{
 		cloud.CallCatalogue: func(ctx context.Context) error { _, err := c.Catalogue(ctx); return err },
 		cloud.CallLaunch: func(ctx context.Context) error {

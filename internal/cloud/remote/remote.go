@@ -140,7 +140,7 @@ func Handler(c cloud.Cloud) http.Handler {
 	serve(mux, pathList, c.List)
 	serve(mux, pathDescribe, func(ctx context.Context, ids []string) ([]cloud.Instance, error) { return c.Describe(ctx, ids...) })
 	serve(mux, pathTerminate, func(ctx context.Context, ids []string) ([]result, error) { return tell(c.Terminate(ctx, ids...)) })
-	if d := c.Features().Disks; d != nil {
+	if d := c.Optional().Disks; d != nil {
 		serve(mux, pathCreateDisk, d.CreateDisk)
 		serve(mux, pathDeleteDisk, func(ctx context.Context, id string) (struct{}, error) { return struct{}{}, d.DeleteDisk(ctx, id) })
 		serve(mux, pathListDisks, d.ListDisks)
@@ -151,10 +151,10 @@ func Handler(c cloud.Cloud) http.Handler {
 			return struct{}{}, d.DetachDisk(ctx, of.Disk, of.Instance)
 		})
 	}
-	if g := c.Features().DiskGrower; g != nil {
+	if g := c.Optional().DiskGrower; g != nil {
 		serve(mux, pathGrowDisk, func(ctx context.Context, of sizeOf) (cloud.Disk, error) { return g.GrowDisk(ctx, of.Disk, of.Bytes) })
 	}
-	if source := c.Features().Interrupter; source != nil {
+	if source := c.Optional().Interrupter; source != nil {
 		mux.HandleFunc("POST "+pathInterruptions, func(w http.ResponseWriter, r *http.Request) {
 			out := json.NewEncoder(w)
 			_ = http.NewResponseController(w).Flush()
@@ -219,15 +219,15 @@ func (c *Cloud) Catalogue(ctx context.Context) ([]catalog.InstanceType, error) {
 	return ask[[]catalog.InstanceType](ctx, c, pathCatalogue, struct{}{})
 }
 
-// Traits are those of a cloud that is far away: its list lags, and is not asked
+// Capabilities are those of a cloud that is far away: its list lags, and is not asked
 // for more often than once a second.
-func (c *Cloud) Traits() cloud.Traits {
-	return cloud.Traits{ListLag: 20 * time.Second, Poll: time.Second}
+func (c *Cloud) Capabilities() cloud.Capabilities {
+	return cloud.Capabilities{ListLag: 20 * time.Second, Poll: time.Second}
 }
 
-// Features are those that cross the socket: what is behind it must have them.
-func (c *Cloud) Features() cloud.Features {
-	return cloud.Features{Interrupter: c, Disks: c, DiskGrower: c}
+// Optional are those that cross the socket: what is behind it must have them.
+func (c *Cloud) Optional() cloud.Optional {
+	return cloud.Optional{Interrupter: c, Disks: c, DiskGrower: c}
 }
 
 // Launch is as in cloud.Cloud.

@@ -31,11 +31,11 @@ type base struct {
 // Name implements cloud.Cloud.
 func (c *base) Name() string { return c.cfg.Name }
 
-// Traits implements cloud.Cloud.
-func (c *base) Traits() cloud.Traits {
-	traits := *c.cfg.Traits
-	traits.SharedUserData = traits.SharedUserData || c.cfg.SharedUserData
-	return traits
+// Capabilities implements cloud.Cloud.
+func (c *base) Capabilities() cloud.Capabilities {
+	capabilities := *c.cfg.Capabilities
+	capabilities.SharedUserData = capabilities.SharedUserData || c.cfg.SharedUserData
+	return capabilities
 }
 
 // rand is the source of what is drawn for one purpose.

@@ -162,9 +162,9 @@ func (c *Cloud) SetCatalogue(types []catalog.InstanceType) error {
 	return nil
 }
 
-// Features implements cloud.Cloud.
-func (c *Cloud) Features() cloud.Features {
-	f := cloud.Features{
+// Optional implements cloud.Cloud.
+func (c *Cloud) Optional() cloud.Optional {
+	f := cloud.Optional{
 		Stopper:     c.stopping,
 		Interrupter: c.interruptions,
 		Disks:       c.disks,

@@ -42,9 +42,9 @@ type Config struct {
 	// called with the cloud locked and must not call it.
 	Mounted func(disk, instance string) bool
 
-	// Traits are what the cloud says of itself; Kip's usual ones of a cloud whose
+	// Capabilities are what the cloud says of itself; Kip's usual ones of a cloud whose
 	// list lags when nil.
-	Traits *cloud.Traits
+	Capabilities *cloud.Capabilities
 	// SharedUserData makes that trait true: a launch of several machines that have
 	// user data or tags of their own is refused.
 	SharedUserData bool
@@ -73,8 +73,8 @@ func (cfg *Config) setDefaults() {
 	if cfg.Name == "" {
 		cfg.Name = "sim"
 	}
-	if cfg.Traits == nil {
-		cfg.Traits = &cloud.Traits{ListLag: 20 * time.Second, Poll: time.Second, Budgets: cfg.RateLimits}
+	if cfg.Capabilities == nil {
+		cfg.Capabilities = &cloud.Capabilities{ListLag: 20 * time.Second, Poll: time.Second, Budgets: cfg.RateLimits}
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}

@@ -182,11 +182,11 @@ func (c *launches) checkRequest(r cloud.LaunchRequest, o offering) (float64, err
 		return 0, fmt.Errorf("the capacity type is %q: want one that the type is offered in", r.CapacityType)
 	case len(r.Machines) < 1 || len(r.Machines) > cloud.MaxLaunch:
 		return 0, fmt.Errorf("the machines are %d: want 1 to %d", len(r.Machines), cloud.MaxLaunch)
-	case r.Shared() && !c.Traits().SharedUserData:
+	case r.Shared() && !c.Capabilities().SharedUserData:
 		return 0, errors.New("the machines share their user data: want some for each")
 	case r.Shared() && r.OwnData():
 		return 0, errors.New("the machines share their user data, and have some or tags of their own")
-	case c.Traits().SharedUserData && len(r.Machines) > 1 && r.OwnData():
+	case c.Capabilities().SharedUserData && len(r.Machines) > 1 && r.OwnData():
 		return 0, errors.New("the machines have user data or tags of their own: one call has one of each")
 	}
 	for n := range r.Machines {

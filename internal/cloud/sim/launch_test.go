@@ -273,7 +273,7 @@ func TestALaunchIsOfTheImageThatItWasResolvedTo(t *testing.T) {
 			}
 		}
 		resolved := func(r cloud.LaunchRequest) cloud.LaunchRequest {
-			found, err := c.Features().Resolver.Resolve(ctx, r.LaunchSpec)
+			found, err := c.Optional().Resolver.Resolve(ctx, r.LaunchSpec)
 			if err != nil {
 				t.Fatal(err)
 			}

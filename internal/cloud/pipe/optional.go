@@ -11,17 +11,17 @@ import (
 // mostConsole is how much of a console the pipe returns, its end: as much as EC2 keeps.
 const mostConsole = 64 << 10
 
-// features has the methods of all optional interfaces of clouds. Each makes its call through the pipe.
-type features struct {
+// optional has the methods of all optional interfaces of clouds. Each makes its call through the pipe.
+type optional struct {
 	pipe  *Pipe
-	cloud cloud.Features
+	cloud cloud.Optional
 }
 
-// through returns the features of a pipe to a cloud that has some. A feature that is not listed here is lost: its calls cannot go
-// around the pipe.
-func through(p *Pipe, of cloud.Features) cloud.Features {
-	f := &features{pipe: p, cloud: of}
-	return cloud.Features{
+// through returns the optional interfaces of a pipe to a cloud that has some. An interface that is not listed here is lost: its calls
+// cannot go around the pipe.
+func through(p *Pipe, of cloud.Optional) cloud.Optional {
+	f := &optional{pipe: p, cloud: of}
+	return cloud.Optional{
 		Stopper:     ifAny[cloud.Stopper](of.Stopper, f),
 		Interrupter: ifAny[cloud.Interrupter](of.Interrupter, f),
 		Disks:       ifAny[cloud.Disks](of.Disks, f),
@@ -41,7 +41,7 @@ func through(p *Pipe, of cloud.Features) cloud.Features {
 	}
 }
 
-// ifAny returns f if the cloud has the feature, and nil if it has not.
+// ifAny returns f if the cloud has the interface, and nil if it has not.
 func ifAny[T comparable](has, f T) T {
 	var none T
 	if has == none {
@@ -50,16 +50,16 @@ func ifAny[T comparable](has, f T) T {
 	return f
 }
 
-func (f *features) Stop(ctx context.Context, ids ...string) cloud.Results {
+func (f *optional) Stop(ctx context.Context, ids ...string) cloud.Results {
 	return f.pipe.each(ctx, cloud.CallStop, ids, f.cloud.Stopper.Stop)
 }
 
-func (f *features) Start(ctx context.Context, ids ...string) cloud.Results {
+func (f *optional) Start(ctx context.Context, ids ...string) cloud.Results {
 	return f.pipe.each(ctx, cloud.CallStart, ids, f.cloud.Stopper.Start)
 }
 
 // Interruptions sends each question of the cloud through the pipe, and counts its notices.
-func (f *features) Interruptions(ctx context.Context, l cloud.Listener) error {
+func (f *optional) Interruptions(ctx context.Context, l cloud.Listener) error {
 	through := l
 	through.Notify = func(i cloud.Interruption) {
 		if f.pipe.meter != nil {
@@ -74,71 +74,71 @@ func (f *features) Interruptions(ctx context.Context, l cloud.Listener) error {
 	return f.cloud.Interrupter.Interruptions(ctx, through)
 }
 
-func (f *features) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
+func (f *optional) CreateDisk(ctx context.Context, r cloud.DiskRequest) (cloud.Disk, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallCreateDisk}, func(ctx context.Context) (cloud.Disk, error) {
 		return f.cloud.Disks.CreateDisk(ctx, r)
 	})
 }
 
-func (f *features) DeleteDisk(ctx context.Context, id string) error {
+func (f *optional) DeleteDisk(ctx context.Context, id string) error {
 	return f.pipe.tell(ctx, cloud.CallDeleteDisk, id, func(ctx context.Context) error { return f.cloud.Disks.DeleteDisk(ctx, id) })
 }
 
-func (f *features) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
+func (f *optional) ListDisks(ctx context.Context, owner string) ([]cloud.Disk, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallListDisks}, func(ctx context.Context) ([]cloud.Disk, error) {
 		return f.cloud.Disks.ListDisks(ctx, owner)
 	})
 }
 
-func (f *features) AttachDisk(ctx context.Context, id, instance string) error {
+func (f *optional) AttachDisk(ctx context.Context, id, instance string) error {
 	return f.pipe.tell(ctx, cloud.CallAttachDisk, id, func(ctx context.Context) error {
 		return f.cloud.Disks.AttachDisk(ctx, id, instance)
 	})
 }
 
-func (f *features) DetachDisk(ctx context.Context, id, instance string) error {
+func (f *optional) DetachDisk(ctx context.Context, id, instance string) error {
 	return f.pipe.tell(ctx, cloud.CallDetachDisk, id, func(ctx context.Context) error {
 		return f.cloud.Disks.DetachDisk(ctx, id, instance)
 	})
 }
 
-func (f *features) CheckDisk(ctx context.Context, id, zone string) error {
+func (f *optional) CheckDisk(ctx context.Context, id, zone string) error {
 	return f.pipe.tell(ctx, cloud.CallCheckDisk, id, func(ctx context.Context) error { return f.cloud.DiskChecker.CheckDisk(ctx, id, zone) })
 }
 
-func (f *features) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
+func (f *optional) GrowDisk(ctx context.Context, id string, bytes int64) (cloud.Disk, error) {
 	call := Call{Kind: cloud.CallGrowDisk, IDs: []string{id}}
 	return ask(ctx, f.pipe, call, func(ctx context.Context) (cloud.Disk, error) { return f.cloud.DiskGrower.GrowDisk(ctx, id, bytes) })
 }
 
-func (f *features) Route(ctx context.Context, instance string, to []netip.Prefix) error {
+func (f *optional) Route(ctx context.Context, instance string, to []netip.Prefix) error {
 	return f.pipe.tell(ctx, cloud.CallRoute, instance, func(ctx context.Context) error { return f.cloud.Router.Route(ctx, instance, to) })
 }
 
-func (f *features) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
+func (f *optional) Unroute(ctx context.Context, instance string, to []netip.Prefix) error {
 	return f.pipe.tell(ctx, cloud.CallUnroute, instance, func(ctx context.Context) error {
 		return f.cloud.Router.Unroute(ctx, instance, to)
 	})
 }
 
-func (f *features) Console(ctx context.Context, id string) ([]byte, error) {
+func (f *optional) Console(ctx context.Context, id string) ([]byte, error) {
 	call := Call{Kind: cloud.CallConsole, IDs: []string{id}}
 	text, err := ask(ctx, f.pipe, call, func(ctx context.Context) ([]byte, error) { return f.cloud.Console.Console(ctx, id) })
 	return text[max(0, len(text)-mostConsole):], err
 }
 
-func (f *features) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+func (f *optional) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallListParts}, func(ctx context.Context) ([]cloud.Part, error) {
 		return f.cloud.Parts.ListParts(ctx, owner)
 	})
 }
 
-func (f *features) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+func (f *optional) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 	return f.pipe.each(ctx, cloud.CallDeleteParts, ids, f.cloud.Parts.DeleteParts)
 }
 
 // Tag implements cloud.Tagger. No two taggings are of one instance.
-func (f *features) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
+func (f *optional) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results {
 	ids, of := make([]string, len(taggings)), make(map[string]cloud.Tagging, len(taggings))
 	for n, t := range taggings {
 		ids[n], of[t.ID] = t.ID, t
@@ -152,41 +152,41 @@ func (f *features) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Res
 	})
 }
 
-func (f *features) Admit(ctx context.Context, owner string) error {
+func (f *optional) Admit(ctx context.Context, owner string) error {
 	return f.pipe.tell(ctx, cloud.CallAdmit, owner, func(ctx context.Context) error { return f.cloud.Admitter.Admit(ctx, owner) })
 }
 
-func (f *features) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
+func (f *optional) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallResolve}, func(ctx context.Context) (cloud.Resolved, error) {
 		return f.cloud.Resolver.Resolve(ctx, s)
 	})
 }
 
 // Images implements cloud.Registries. It needs no call.
-func (f *features) Images() []string { return f.cloud.Registries.Images() }
+func (f *optional) Images() []string { return f.cloud.Registries.Images() }
 
-func (f *features) PullCredentials(ctx context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
+func (f *optional) PullCredentials(ctx context.Context, registry string, repositories ...string) (cloud.PullCredentials, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallPullCredentials}, func(ctx context.Context) (cloud.PullCredentials, error) {
 		return f.cloud.Registries.PullCredentials(ctx, registry, repositories...)
 	})
 }
 
-func (f *features) EndBoost(ctx context.Context, ids ...string) cloud.Results {
+func (f *optional) EndBoost(ctx context.Context, ids ...string) cloud.Results {
 	return f.pipe.each(ctx, cloud.CallEndBoost, ids, f.cloud.Booster.EndBoost)
 }
 
-func (f *features) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
+func (f *optional) Ways(ctx context.Context, subnets ...string) (map[string]cloud.Way, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallEgress}, func(ctx context.Context) (map[string]cloud.Way, error) {
 		return f.cloud.Egress.Ways(ctx, subnets...)
 	})
 }
 
-func (f *features) Bounds(ctx context.Context, owner string) (catalog.Bounds, error) {
+func (f *optional) Bounds(ctx context.Context, owner string) (catalog.Bounds, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallBounds}, func(ctx context.Context) (catalog.Bounds, error) {
 		return f.cloud.Bounder.Bounds(ctx, owner)
 	})
 }
 
-func (f *features) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+func (f *optional) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
 	return ask(ctx, f.pipe, Call{Kind: cloud.CallList}, f.cloud.Owners.ListOwners)
 }

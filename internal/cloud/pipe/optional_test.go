@@ -33,28 +33,28 @@ func TestEveryCallGoesThroughThePipe(t *testing.T) {
 	for kind, call := range everyCall(p) {
 		sent(kind, call(t.Context()))
 	}
-	_, err := p.Features().Owners.ListOwners(t.Context())
+	_, err := p.Optional().Owners.ListOwners(t.Context())
 	sent(cloud.CallList, err)
 	if p.limiter.of(cloud.CallLaunch).underWay != 0 {
 		t.Error("a launch that was held back keeps its turn")
 	}
 }
 
-// bare is a cloud without features.
+// bare is a cloud without optional interfaces.
 type bare struct{ hangs }
 
-func (bare) Features() cloud.Features { return cloud.Features{} }
+func (bare) Optional() cloud.Optional { return cloud.Optional{} }
 
 func TestAPipeHasExactlyTheFeaturesOfItsCloud(t *testing.T) {
-	if got := New(Config{Cloud: bare{}, Clock: clock.RealClock{}}).Features(); got != (cloud.Features{}) {
-		t.Errorf("the pipe to a cloud without features has %+v", got)
+	if got := New(Config{Cloud: bare{}, Clock: clock.RealClock{}}).Optional(); got != (cloud.Optional{}) {
+		t.Errorf("the pipe to a cloud without optional interfaces has %+v", got)
 	}
-	all := reflect.ValueOf(New(Config{Cloud: hangs{}, Clock: clock.RealClock{}}).Features())
-	for field, of := range reflect.ValueOf(hangs{}.Features()).Fields() {
+	all := reflect.ValueOf(New(Config{Cloud: hangs{}, Clock: clock.RealClock{}}).Optional())
+	for field, of := range reflect.ValueOf(hangs{}.Optional()).Fields() {
 		switch through := all.FieldByIndex(field.Index); {
 		case of.IsNil():
 			t.Errorf("the test's cloud lacks the feature %s: add it to hangs and everyCall", field.Name)
-		case through.IsNil() || through.Elem().Type() != reflect.TypeFor[*features]():
+		case through.IsNil() || through.Elem().Type() != reflect.TypeFor[*optional]():
 			t.Errorf("the pipe's feature %s is %v, want the one that goes through the pipe: add it to through", field.Name, through)
 		}
 	}
@@ -63,7 +63,7 @@ func TestAPipeHasExactlyTheFeaturesOfItsCloud(t *testing.T) {
 // tags is a cloud that tags, and has parts.
 type tags struct{ *told }
 
-func (c *tags) Features() cloud.Features { return cloud.Features{Tagger: c, Parts: c, Resolver: c} }
+func (c *tags) Optional() cloud.Optional { return cloud.Optional{Tagger: c, Parts: c, Resolver: c} }
 
 func (c *tags) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	return cloud.Resolved{Image: "of " + s.Subnet}, c.each(ctx, cloud.CallResolve, s.Subnet).Err()
@@ -90,11 +90,11 @@ func (c *tags) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
 }
 
 func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.T) {
-	traits := cloud.Traits{Budgets: map[cloud.Call]cloud.Budget{
+	capabilities := cloud.Capabilities{Budgets: map[cloud.Call]cloud.Budget{
 		cloud.CallTag: {Requests: cloud.Bucket{Capacity: 10, Refill: 1}, Resources: cloud.Bucket{Capacity: 2, Refill: 1}},
 	}}
 	synctest.Test(t, func(t *testing.T) {
-		cl := &tags{told: &told{traits: traits, began: time.Now()}}
+		cl := &tags{told: &told{capabilities: capabilities, began: time.Now()}}
 		cl.answers = func(_ context.Context, kind cloud.Call, id string) error {
 			switch {
 			case kind == cloud.CallResolve && time.Since(cl.began) < 6*time.Second,
@@ -105,7 +105,7 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 			}
 			return nil
 		}
-		f := New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}).Features()
+		f := New(Config{Cloud: cl, Random: one, Clock: clock.RealClock{}}).Optional()
 		if err := f.Tagger.Tag(t.Context(),
 			cloud.Tagging{ID: "a", Tags: map[string]string{"for": "me"}},
 			cloud.Tagging{ID: "b", Tags: map[string]string{"for": "you"}},
@@ -139,7 +139,7 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 // looker is a cloud that is asked again and again what it takes back.
 type looker struct{ *told }
 
-func (l looker) Features() cloud.Features { return cloud.Features{Interrupter: l} }
+func (l looker) Optional() cloud.Optional { return cloud.Optional{Interrupter: l} }
 
 func (l looker) Interruptions(ctx context.Context, to cloud.Listener) error {
 	for range 3 {
@@ -156,8 +156,8 @@ func TestALookForInterruptionsWaitsInALineOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		throttled := 1
 		l := looker{&told{
-			began:  time.Now(),
-			traits: budget(cloud.CallInterruptions, 2, 1),
+			began:        time.Now(),
+			capabilities: budget(cloud.CallInterruptions, 2, 1),
 			answers: func(context.Context, cloud.Call, string) error {
 				if throttled--; throttled >= 0 {
 					return throttledNow(0)
@@ -167,7 +167,7 @@ func TestALookForInterruptionsWaitsInALineOfItsOwn(t *testing.T) {
 		}}
 		c := New(Config{Cloud: l, Random: one, Clock: clock.RealClock{}})
 		noticed := ""
-		err := c.Features().Interrupter.Interruptions(t.Context(), cloud.Listener{
+		err := c.Optional().Interrupter.Interruptions(t.Context(), cloud.Listener{
 			Notify: func(i cloud.Interruption) { noticed += i.InstanceID },
 		})
 		if err != nil || noticed != "i-a" {
@@ -184,7 +184,7 @@ func TestALookForInterruptionsWaitsInALineOfItsOwn(t *testing.T) {
 // lender is a cloud with registries.
 type lender struct{ *told }
 
-func (l lender) Features() cloud.Features { return cloud.Features{Registries: l} }
+func (l lender) Optional() cloud.Optional { return cloud.Optional{Registries: l} }
 
 func (l lender) Images() []string { return []string{"*.example.com"} }
 
@@ -197,8 +197,8 @@ func TestPullCredentialsWaitForTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		throttled := 1
 		l := lender{&told{
-			began:  time.Now(),
-			traits: budget(cloud.CallPullCredentials, 2, 1),
+			began:        time.Now(),
+			capabilities: budget(cloud.CallPullCredentials, 2, 1),
 			answers: func(context.Context, cloud.Call, string) error {
 				if throttled--; throttled >= 0 {
 					return throttledNow(0)
@@ -206,7 +206,7 @@ func TestPullCredentialsWaitForTheirTurn(t *testing.T) {
 				return nil
 			},
 		}}
-		registries := New(Config{Cloud: l, Random: one, Clock: clock.RealClock{}}).Features().Registries
+		registries := New(Config{Cloud: l, Random: one, Clock: clock.RealClock{}}).Optional().Registries
 		for range 2 {
 			got, err := registries.PullCredentials(t.Context(), "r.example.com", "a", "b")
 			if err != nil || got.Reveal() != "of r.example.com/a+b" || len(registries.Images()) != 1 {
@@ -227,7 +227,7 @@ type keeper struct {
 	text []byte
 }
 
-func (k keeper) Features() cloud.Features { return cloud.Features{Console: k} }
+func (k keeper) Optional() cloud.Optional { return cloud.Optional{Console: k} }
 
 func (k keeper) Console(ctx context.Context, id string) ([]byte, error) {
 	return k.text, k.each(ctx, cloud.CallConsole, id).Err()
@@ -246,7 +246,7 @@ func TestAConsoleWaitsForItsTurnAndIsCut(t *testing.T) {
 			},
 		}}
 		c := New(Config{Cloud: k, Clock: clock.RealClock{}})
-		text, err := c.Features().Console.Console(t.Context(), "i-1")
+		text, err := c.Optional().Console.Console(t.Context(), "i-1")
 		if err != nil || len(text) != mostConsole || !strings.HasSuffix(string(text), "xend") {
 			t.Errorf("%d bytes, %v", len(text), err)
 		}
