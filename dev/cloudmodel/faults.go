@@ -121,8 +121,8 @@ type mishap struct {
 var kinds = []cloud.Call{
 	cloud.CallLaunch, cloud.CallList, cloud.CallDescribe, cloud.CallTerminate, cloud.CallStop, cloud.CallStart, cloud.CallTag,
 	cloud.CallCatalogue, cloud.CallInterruptions, cloud.CallCreateDisk, cloud.CallDeleteDisk, cloud.CallListDisks,
-	cloud.CallAttachDisk, cloud.CallDetachDisk, cloud.CallGrowDisk, cloud.CallRoute, cloud.CallUnroute, cloud.CallListParts,
-	cloud.CallDeleteParts, cloud.CallPullCredentials, cloud.CallEndBoost,
+	cloud.CallAttachDisk, cloud.CallDetachDisk, cloud.CallGrowDisk, cloud.CallRoute, cloud.CallUnroute, cloud.CallListOwned,
+	cloud.CallDeleteOwned, cloud.CallPullCredentials, cloud.CallEndBoost,
 }
 
 // plan has one happen.
@@ -229,9 +229,9 @@ func (m *Model) Bound(c Capacity) error {
 // Interfaces changes what becomes of them.
 func (m *Model) Interfaces(i Interfaces) error {
 	return m.sim.Change(func(k *sim.Knobs) {
-		k.PartsLeft = 0
+		k.OwnedLeft = 0
 		if i.Stay {
-			k.PartsLeft = 1
+			k.OwnedLeft = 1
 		}
 	})
 }

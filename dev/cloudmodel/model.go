@@ -173,12 +173,12 @@ type State struct {
 	Hung      []string
 	Instances []sim.Instance // all that ever were
 	// Interfaces are the network interfaces that exist.
-	Interfaces []cloud.Part
+	Interfaces []cloud.OwnedResource
 }
 
 // State returns what is and was.
 func (m *Model) State() State {
-	s := State{Instances: m.sim.History(), Interfaces: m.sim.PartsNow()}
+	s := State{Instances: m.sim.History(), Interfaces: m.sim.OwnedNow()}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Calls, s.Refused, s.Hung = maps.Clone(m.calls), maps.Clone(m.refused), slices.Clone(m.hung)

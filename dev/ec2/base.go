@@ -131,7 +131,7 @@ func (m *base) take(r *request, kind sim.Kind, effect func(living map[string]sim
 // blindZones are those with a service disruption, and whether their network interfaces are hidden as well.
 func (m *base) blindZones() (zones []string, hidden bool) {
 	// Change is how the knobs are read, too: it never fails where nothing changes.
-	_ = m.sim.Change(func(k *sim.Knobs) { zones, hidden = slices.Clone(k.BlindZones), k.HidesBlindParts })
+	_ = m.sim.Change(func(k *sim.Knobs) { zones, hidden = slices.Clone(k.BlindZones), k.HidesBlindOwned })
 	return zones, hidden
 }
 

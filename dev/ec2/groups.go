@@ -124,7 +124,7 @@ func (m *groups) createSecurityGroup(r *request) (any, error) {
 	if dry {
 		return nil, dryRun
 	}
-	if err := m.Arrive(r.ctx, sim.KindDeleteParts, nil); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(m.networks.Subnets(), func(s Subnet) bool { return s.VPC == vpc }) {
@@ -162,7 +162,7 @@ func (m *groups) mayMakeGroup(r *request, vpc string, set map[string]string) err
 // mayTouchGroup lets a call arrive that changes a group, if it is there and the policy
 // allows it.
 func (m *groups) mayTouchGroup(r *request, id string) error {
-	if err := m.Arrive(r.ctx, sim.KindDeleteParts, nil); err != nil {
+	if err := m.Arrive(r.ctx, sim.KindDeleteOwned, nil); err != nil {
 		return err
 	}
 	g, ok := m.group(id)
@@ -194,7 +194,7 @@ func (m *groups) deleteSecurityGroup(r *request) (any, error) {
 	}
 	// Interfaces that outlived their instances are still members: of Kip's own group all of that Kip's.
 	g, _ := m.group(id)
-	for _, p := range m.sim.PartsNow() {
+	for _, p := range m.sim.OwnedNow() {
 		if owner := g.Tags[cloud.TagOwner]; owner != "" && p.Instance == "" && p.Tags[cloud.TagOwner] == owner {
 			return nil, bad("DependencyViolation", "resource %s has a dependent object", id)
 		}

@@ -23,17 +23,17 @@ type eniXML struct {
 const byAddress = "addresses.private-ip-address"
 
 // describeNetworkInterfaces works while a zone has a service disruption: the reference says nothing else. Nor does it say that it
-// shows the interfaces of that zone, which it does not with sim.Knobs.HidesBlindParts.
+// shows the interfaces of that zone, which it does not with sim.Knobs.HidesBlindOwned.
 func (m *parts) describeNetworkInterfaces(r *request) (any, error) {
 	wanted := r.filters("tag:", "tag-key", byAddress, "attachment.instance-id")
-	if err := m.listing(r, sim.KindListParts); err != nil {
+	if err := m.listing(r, sim.KindListOwned); err != nil {
 		return nil, err
 	}
 	var all []networkInterfaceXML
 	instances := m.sim.Truth()
 	tags := m.PartTags()
 	blind, hidden := m.blindZones()
-	for _, p := range m.sim.PartsNow() {
+	for _, p := range m.sim.OwnedNow() {
 		if hidden && slices.Contains(blind, p.Zone) {
 			continue
 		}
@@ -62,19 +62,19 @@ func (m *parts) deleteNetworkInterface(r *request) (any, error) {
 	if err := r.done(); err != nil {
 		return nil, err
 	}
-	parts := m.sim.PartsNow()
-	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.ID == id })
+	parts := m.sim.OwnedNow()
+	n := slices.IndexFunc(parts, func(p cloud.OwnedResource) bool { return p.ID == id })
 	switch {
 	case n < 0:
-		return nil, m.Arrive(r.ctx, sim.KindDeleteParts, bad("InvalidNetworkInterfaceID.NotFound",
+		return nil, m.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterfaceID.NotFound",
 			"The networkInterface ID '%s' does not exist", id))
 	case parts[n].Instance != "":
-		return nil, m.Arrive(r.ctx, sim.KindDeleteParts, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
+		return nil, m.Arrive(r.ctx, sim.KindDeleteOwned, bad("InvalidNetworkInterface.InUse", "Network interface '%s' is currently in use", id))
 	}
 	if err := m.may(r, "ec2:"+r.action, m.arn("network-interface/"+id), tagged("ResourceTag", m.PartTags()[id])); err != nil {
 		return nil, err
 	}
-	if err := m.sim.DeleteParts(r.ctx, id).Err(); err != nil {
+	if err := m.sim.DeleteOwned(r.ctx, id).Err(); err != nil {
 		return nil, err
 	}
 	return doneXML{requestID, true}, nil

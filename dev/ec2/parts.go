@@ -38,7 +38,7 @@ func (m *parts) isPart(id string) bool {
 			return !m.Now().Before(i.Launched.Add(m.cfg.VolumeStep))
 		}
 	}
-	for _, p := range m.sim.PartsNow() {
+	for _, p := range m.sim.OwnedNow() {
 		if id == p.ID {
 			return true
 		}

@@ -469,10 +469,10 @@ func TestThePartsOfABatchGoWithTheirInstances(t *testing.T) {
 		if runs.Phase != apiv1.Bound || launching.Phase != apiv1.Launching {
 			t.Fatalf("a is %s, b is %s", runs.Phase, launching.Phase)
 		}
-		part := func(id, batch, instance string) cloud.Part {
-			return cloud.Part{ID: id, Zone: "z", Instance: instance, Tags: map[string]string{cloud.TagOwner: "me", cloud.TagBatch: batch}}
+		part := func(id, batch, instance string) cloud.OwnedResource {
+			return cloud.OwnedResource{ID: id, Zone: "z", Instance: instance, Tags: map[string]string{cloud.TagOwner: "me", cloud.TagBatch: batch}}
 		}
-		list := []cloud.Part{
+		list := []cloud.OwnedResource{
 			part("of an instance", runs.Launch.ID, runs.Instance.ID),
 			part("left", runs.Launch.ID, ""),
 			part("being made", launching.Launch.ID, ""),

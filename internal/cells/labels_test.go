@@ -125,7 +125,7 @@ func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *
 		b.later(time.Second)
 		b.cloud.set(func() {
 			for id, i := range b.cloud.instances {
-				i.Parts = []string{"vol-of-" + id}
+				i.Owned = []string{"vol-of-" + id}
 				b.cloud.instances[id] = i
 			}
 		})
@@ -135,7 +135,7 @@ func TestLabelsThatTheCallHadNotAreWrittenAfterwardsOnTheInstanceAndItsParts(t *
 			if tags := b.cloud.instances[id].Tags; tags["team"] != "blue" || tags["app"] != fmt.Sprint("app-", n) || tags[cloud.TagPod] != pod {
 				t.Errorf("the instance of %s has the tags %v", pod, tags)
 			}
-			if last := b.cloud.taggings[id]; !slices.Equal(last.Parts, []string{"vol-of-" + id}) {
+			if last := b.cloud.taggings[id]; !slices.Equal(last.Owned, []string{"vol-of-" + id}) {
 				t.Errorf("the tagging of %s is %+v", id, last)
 			}
 		}
@@ -163,7 +163,7 @@ func TestTagsWaitUntilTheCloudShowsAllPartsOfAnInstance(t *testing.T) {
 	shows := func(b *bubble, parts ...string) {
 		b.cloud.set(func() {
 			for id, i := range b.cloud.instances {
-				i.Parts, i.PartsLate = parts, false
+				i.Owned, i.OwnedLate = parts, false
 				b.cloud.instances[id] = i
 			}
 		})
@@ -189,7 +189,7 @@ func TestTagsWaitUntilTheCloudShowsAllPartsOfAnInstance(t *testing.T) {
 			}
 			shows(b, "vol-1", "eni-1")
 			b.later(time.Minute)
-			if last := b.cloud.taggings[id]; !slices.Equal(last.Parts, []string{"vol-1", "eni-1"}) || last.Tags["team"] != "blue" {
+			if last := b.cloud.taggings[id]; !slices.Equal(last.Owned, []string{"vol-1", "eni-1"}) || last.Tags["team"] != "blue" {
 				t.Errorf("%s: the tagging is %+v", what, last)
 			}
 		})

@@ -31,7 +31,7 @@ type sweeping struct {
 // run deletes what instances have left, until ctx ends: network interfaces,
 // addresses and the like.
 func (s *sweeping) run(ctx context.Context) {
-	parts := s.calls.Optional().Parts
+	parts := s.calls.Optional().OwnedResources
 	if parts == nil {
 		return
 	}
@@ -42,7 +42,7 @@ func (s *sweeping) run(ctx context.Context) {
 		}
 		began := s.loop.clock.Now()
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		list, err := parts.ListParts(call, s.owner)
+		list, err := parts.ListOwned(call, s.owner)
 		cancel()
 		if err != nil {
 			if ctx.Err() == nil {
@@ -50,7 +50,7 @@ func (s *sweeping) run(ctx context.Context) {
 			}
 			continue
 		}
-		var due []cloud.Part
+		var due []cloud.OwnedResource
 		// An instance that was launched since may have one of them.
 		for s.inventory.pollSoon(); !s.inventory.last().began.After(began); {
 			if !s.loop.sleep(ctx, time.Second) {
@@ -70,8 +70,8 @@ func (s *sweeping) run(ctx context.Context) {
 // batch has no instance yet. A part that says none of these is the owner's own, as a
 // security group is.
 func (s *sweeping) find(
-	began time.Time, list []cloud.Part, before map[string]time.Time,
-) (left map[string]time.Time, due []cloud.Part) {
+	began time.Time, list []cloud.OwnedResource, before map[string]time.Time,
+) (left map[string]time.Time, due []cloud.OwnedResource) {
 	seen := s.inventory.last()
 	kept := map[string]bool{} // cells, instances, and launches that are open
 	s.table.mu.Lock()
@@ -107,13 +107,13 @@ func (s *sweeping) find(
 	return left, due
 }
 
-func (s *sweeping) delete(ctx context.Context, group []cloud.Part) {
+func (s *sweeping) delete(ctx context.Context, group []cloud.OwnedResource) {
 	ids := make([]string, len(group))
 	for n, p := range group {
 		ids[n] = p.ID
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	results := s.calls.Optional().Parts.DeleteParts(call, ids...)
+	results := s.calls.Optional().OwnedResources.DeleteOwned(call, ids...)
 	cancel()
 	if ctx.Err() != nil {
 		return

@@ -15,24 +15,24 @@ import (
 // modelParts are those of a cloud whose list says what the test says.
 type modelParts struct {
 	mu      sync.Mutex
-	list    []cloud.Part
+	list    []cloud.OwnedResource
 	fail    error          // of each deletion
 	deleted map[string]int // calls, by ID
 }
 
-func (m *modelParts) ListParts(context.Context, string) ([]cloud.Part, error) {
+func (m *modelParts) ListOwned(context.Context, string) ([]cloud.OwnedResource, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.list), nil
 }
 
-func (m *modelParts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+func (m *modelParts) DeleteOwned(_ context.Context, ids ...string) cloud.Results {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, id := range ids {
 		m.deleted[id]++
 		if m.fail == nil {
-			m.list = slices.DeleteFunc(m.list, func(p cloud.Part) bool { return p.ID == id })
+			m.list = slices.DeleteFunc(m.list, func(p cloud.OwnedResource) bool { return p.ID == id })
 		}
 	}
 	return cloud.Each(m.fail, ids...)
@@ -52,18 +52,18 @@ func (m *modelParts) calls(id string) int {
 
 // withParts lets a model cloud have parts.
 func withParts(m *modelParts) func(*setup) {
-	return func(c *setup) { c.Cloud.(*modelCloud).optional.Parts = m }
+	return func(c *setup) { c.Cloud.(*modelCloud).optional.OwnedResources = m }
 }
 
-func part(id, cell, instance string) cloud.Part {
-	p := cloud.Part{ID: id, Kind: "address", Zone: "z", Instance: instance, Tags: map[string]string{cloud.TagOwner: "me"}}
+func part(id, cell, instance string) cloud.OwnedResource {
+	p := cloud.OwnedResource{ID: id, Kind: "address", Zone: "z", Instance: instance, Tags: map[string]string{cloud.TagOwner: "me"}}
 	if cell != "" {
 		p.Tags[cloud.TagCell] = cell
 	}
 	return p
 }
 
-func (m *modelParts) there() []cloud.Part {
+func (m *modelParts) there() []cloud.OwnedResource {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.list)
@@ -120,7 +120,7 @@ func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
 		})
 		b.later(time.Minute)
 		m.set(func() {
-			m.list = []cloud.Part{
+			m.list = []cloud.OwnedResource{
 				part("of a cell", cell.ID, ""),
 				part("of a cell's instance", "cell-old", cell.Instance.ID),
 				part("of an instance that is listed", "cell-old", "i-stranger"),
@@ -158,7 +158,7 @@ func TestPartsThatOutliveTheirInstanceAreDeleted(t *testing.T) {
 func TestAPartWhoseDeletionIsRefusedIsTriedAgain(t *testing.T) {
 	m, observed := &modelParts{deleted: map[string]int{}, fail: errors.New("it is in use")}, &sweeps{}
 	inBubble(t, withParts(m), nil, func(t *testing.T, b *bubble) {
-		m.set(func() { m.list = []cloud.Part{part("left", "cell-old", "")} })
+		m.set(func() { m.list = []cloud.OwnedResource{part("left", "cell-old", "")} })
 		b.later(5*partsPoll + 20*time.Second) // each waits for a snapshot
 		if told := observed.told(); m.calls("left") != 4 || told != (swept{left: 1, failed: 4}) {
 			t.Fatalf("it was tried %d times, and told %+v: want 4 times, found once", m.calls("left"), told)
@@ -177,7 +177,7 @@ func TestPartsOfAZoneThatIsNotSeenStay(t *testing.T) {
 	inBubble(t, withParts(m), nil, func(t *testing.T, b *bubble) {
 		b.cloud.set(func() { b.cloud.blind = []string{"z"} })
 		b.later(time.Minute)
-		m.set(func() { m.list = []cloud.Part{part("left", "cell-old", "i-old")} })
+		m.set(func() { m.list = []cloud.OwnedResource{part("left", "cell-old", "i-old")} })
 		b.later(5 * partsPoll)
 		if m.calls("left") != 0 {
 			t.Fatal("it was deleted while its zone was not seen")

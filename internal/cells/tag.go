@@ -55,7 +55,7 @@ type tagState struct {
 // lacksParts reports whether the tags of an instance have to wait for its parts. Kip tags both in one call: so the tags that an
 // instance has say that its parts have them, too.
 func lacksParts(i cloud.Instance, now time.Time) bool {
-	return i.PartsLate && now.Before(i.Launched.Add(longestPartsWait))
+	return i.OwnedLate && now.Before(i.Launched.Add(longestPartsWait))
 }
 
 // run writes tags until ctx ends.
@@ -89,7 +89,7 @@ func (s *tagging) tagUntagged(seen snapshot) {
 			state.tries, state.wait = 0, 0
 		case lacksParts(i, now):
 		case !state.writing && state.tries < mostTagTries && !now.Before(state.after):
-			s.tagSoon(e, i.Parts, now)
+			s.tagSoon(e, i.Owned, now)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (s *tagging) tagAll(ctx context.Context, entries []*entry) {
 			ids[n] = cell.Instance.ID
 			s.mu.Lock()
 			state := s.tags.of(e)
-			taggings[n] = cloud.Tagging{ID: ids[n], Parts: state.parts, Tags: ownTags(*cell), Whole: state.tries < wholeTries}
+			taggings[n] = cloud.Tagging{ID: ids[n], Owned: state.parts, Tags: ownTags(*cell), Whole: state.tries < wholeTries}
 			if state.tries < labelTries {
 				taggings[n].Tags = tags(*cell)
 			}
@@ -171,6 +171,6 @@ func (s *tagging) tagGiven(e *entry) {
 	state := s.tags.of(e)
 	state.tries, state.wait = 0, 0                      // they were of other tags
 	if there && !lacksParts(i, now) && !state.writing { // else the next snapshot shows what is missing
-		s.tagSoon(e, i.Parts, now)
+		s.tagSoon(e, i.Owned, now)
 	}
 }

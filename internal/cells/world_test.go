@@ -172,7 +172,7 @@ func (m *modelCloud) Launch(_ context.Context, r cloud.LaunchRequest) cloud.Laun
 			made := cloud.Instance{
 				ID: id, InstanceType: r.InstanceType, Zone: r.Zone, State: cloud.Running, Tags: tags, Launched: time.Now(), Place: cloud.PlaceOf(n),
 				ManagementIP: netip.AddrFrom4([4]byte{127, 0, 0, 2}), PodIP: netip.AddrFrom4([4]byte{127, 0, 0, 3}),
-				PartsLate: m.partsLate,
+				OwnedLate: m.partsLate,
 			}
 			if m.onlyManagement {
 				made.PodIP = netip.Addr{}

@@ -277,27 +277,27 @@ func TestACleanupTellsOfDisksAndLeavesThem(t *testing.T) {
 // worldParts are what instances have left; the first deletion fails.
 type worldParts struct {
 	worldCloud
-	parts *[]cloud.Part
+	parts *[]cloud.OwnedResource
 	tried *int
 }
 
-func (p worldParts) Optional() cloud.Optional { return cloud.Optional{Parts: p} }
+func (p worldParts) Optional() cloud.Optional { return cloud.Optional{OwnedResources: p} }
 
-func (p worldParts) ListParts(_ context.Context, owner string) ([]cloud.Part, error) {
+func (p worldParts) ListOwned(_ context.Context, owner string) ([]cloud.OwnedResource, error) {
 	if owner != "me" {
 		return nil, fmt.Errorf("the parts of %q are listed", owner)
 	}
 	return slices.Clone(*p.parts), nil
 }
 
-func (p worldParts) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+func (p worldParts) DeleteOwned(_ context.Context, ids ...string) cloud.Results {
 	if p.worldCloud.looks == 0 {
 		p.Error("parts are deleted while instances may have them")
 	}
 	if *p.tried++; *p.tried == 1 {
 		return cloud.Each(errors.New("it is in use"), ids...)
 	}
-	*p.parts = slices.DeleteFunc(*p.parts, func(q cloud.Part) bool { return slices.Contains(ids, q.ID) })
+	*p.parts = slices.DeleteFunc(*p.parts, func(q cloud.OwnedResource) bool { return slices.Contains(ids, q.ID) })
 	return cloud.Each(nil, ids...)
 }
 
@@ -305,7 +305,7 @@ func TestACleanupDeletesThePartsOfInstancesLast(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *kipWorld) {
 		w.pod("a")
 		c := w.cleaner()
-		parts, tried := []cloud.Part{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
+		parts, tried := []cloud.OwnedResource{{ID: "eni-1", Kind: "network interface"}, {ID: "sg-1", Kind: "security group"}}, 0
 		c.cfg.Cloud = worldParts{worldCloud{w}, &parts, &tried}
 		h, err := c.Holdings(t.Context())
 		if want := []string{"network interface eni-1", "security group sg-1"}; err != nil || !slices.Equal(h.Parts, want) {

@@ -110,16 +110,16 @@ func (h holdings) listed(ctx context.Context) ([]cloud.Instance, error) {
 }
 
 // parts returns what our instances have, or have left, in the cloud beside themselves.
-func (h holdings) parts(ctx context.Context) ([]cloud.Part, error) {
-	source := h.cloud.Optional().Parts
+func (h holdings) parts(ctx context.Context) ([]cloud.OwnedResource, error) {
+	source := h.cloud.Optional().OwnedResources
 	if source == nil {
 		return nil, nil
 	}
-	parts, err := source.ListParts(ctx, h.owner)
+	parts, err := source.ListOwned(ctx, h.owner)
 	if err != nil {
 		return nil, fmt.Errorf("list the parts of instances of cloud %s: %w", h.cloud.Name(), err)
 	}
-	parts = slices.DeleteFunc(parts, func(p cloud.Part) bool {
+	parts = slices.DeleteFunc(parts, func(p cloud.OwnedResource) bool {
 		of, tagged := p.Tags[cloud.TagOwner]
 		return tagged && of != h.owner
 	})
@@ -143,7 +143,7 @@ func (h holdings) removeParts(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	if err := h.cloud.Optional().Parts.DeleteParts(ctx, ids...).Err(); err != nil {
+	if err := h.cloud.Optional().OwnedResources.DeleteOwned(ctx, ids...).Err(); err != nil {
 		return "", fmt.Errorf("delete %s: %w", adminapi.Some(names), err)
 	}
 	return fmt.Sprintf("waiting for %s of instances to go: %s", adminapi.Count(len(parts), "part"), adminapi.Some(names)), nil
@@ -167,7 +167,7 @@ func (c *clearing) step(ctx context.Context) (string, error) {
 		c.empty = false
 		return waits, err
 	}
-	if c.empty || c.cloud.Optional().Parts == nil {
+	if c.empty || c.cloud.Optional().OwnedResources == nil {
 		return "", nil
 	}
 	c.empty, c.looked = true, c.clock.Now()

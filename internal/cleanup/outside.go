@@ -157,7 +157,7 @@ func Controllers(ctx context.Context, c cloud.Cloud) ([]Controller, error) {
 	}
 	all := make([]Controller, len(owners))
 	for n, o := range owners {
-		k := Controller{ID: o.ID, Instances: len(o.Instances), Parts: len(o.Parts), Disks: len(o.Disks)}
+		k := Controller{ID: o.ID, Instances: len(o.Instances), Parts: len(o.Owned), Disks: len(o.Disks)}
 		var tags []map[string]string
 		for _, i := range o.Instances {
 			tags = append(tags, i.Tags)
@@ -165,7 +165,7 @@ func Controllers(ctx context.Context, c cloud.Cloud) ([]Controller, error) {
 				k.Newest = i.Launched
 			}
 		}
-		for _, p := range o.Parts {
+		for _, p := range o.Owned {
 			tags = append(tags, p.Tags)
 		}
 		for _, d := range o.Disks {

@@ -131,8 +131,8 @@ const (
 	CallRoute       Call = "route"
 	CallUnroute     Call = "unroute"
 	CallGrowDisk    Call = "growDisk"
-	CallListParts   Call = "listParts"
-	CallDeleteParts Call = "deleteParts"
+	CallListOwned   Call = "listParts"
+	CallDeleteOwned Call = "deleteParts"
 	CallTag         Call = "tag"
 	CallAdmit       Call = "admit"
 	CallConsole     Call = "console"
@@ -167,22 +167,22 @@ type Bucket struct {
 // Optional are the optional interfaces of a cloud: nil where it lacks one. They are a struct, since what a cloud can do may depend on
 // its configuration, and since a decorator then has exactly what its cloud has. package pipe is the decorator.
 type Optional struct {
-	Stopper     Stopper
-	Interrupter Interrupter
-	Disks       Disks
-	DiskChecker DiskChecker
-	Router      Router
-	DiskGrower  DiskGrower
-	Console     Console
-	Parts       Parts
-	Tagger      Tagger
-	Admitter    Admitter
-	Resolver    Resolver
-	Registries  Registries
-	Booster     Booster
-	Egress      Egress
-	Bounder     Bounder
-	Owners      Owners
+	Stopper        Stopper
+	Interrupter    Interrupter
+	Disks          Disks
+	DiskChecker    DiskChecker
+	Router         Router
+	DiskGrower     DiskGrower
+	Console        Console
+	OwnedResources OwnedResources
+	Tagger         Tagger
+	Admitter       Admitter
+	Resolver       Resolver
+	Registries     Registries
+	Booster        Booster
+	Egress         Egress
+	Bounder        Bounder
+	Owners         Owners
 }
 
 // Booster is a cloud whose machines may use more CPU while they start than they are to have later.
@@ -256,20 +256,20 @@ type Console interface {
 	Console(ctx context.Context, id string) ([]byte, error)
 }
 
-// Parts is a cloud that makes things beside an instance which can outlive it:
+// OwnedResources is a cloud that makes things beside an instance which can outlive it:
 // addresses, network interfaces, routes, groups, parameters.
-type Parts interface {
-	// ListParts returns every part that carries the tags of this owner (see
+type OwnedResources interface {
+	// ListOwned returns every part that carries the tags of this owner (see
 	// TagOwner), those in use included.
-	ListParts(ctx context.Context, owner string) ([]Part, error)
-	// DeleteParts is idempotent: an unknown ID is no error. A part that is in use is
+	ListOwned(ctx context.Context, owner string) ([]OwnedResource, error)
+	// DeleteOwned is idempotent: an unknown ID is no error. A part that is in use is
 	// not deleted, and its result is an ErrRefused. There is a result for each ID, in
 	// their order.
-	DeleteParts(ctx context.Context, ids ...string) Results
+	DeleteOwned(ctx context.Context, ids ...string) Results
 }
 
-// Part is one thing beside an instance.
-type Part struct {
+// OwnedResource is one thing beside an instance.
+type OwnedResource struct {
 	ID   string
 	Kind string // for people: "network interface"
 	Zone string
@@ -286,7 +286,7 @@ type Part struct {
 type Tagger interface {
 	// Tag adds to the tags of each instance, or changes them. It is idempotent. No two taggings are of the same
 	// instance. There is a result for each tagging, in their order. It is ErrNotYet, and the instance has
-	// none of the tags, where the cloud does not know one of its Parts.
+	// none of the tags, where the cloud does not know one of what it owns.
 	Tag(ctx context.Context, taggings ...Tagging) Results
 }
 
@@ -315,9 +315,9 @@ type Resolver interface {
 type Tagging struct {
 	ID   string            `json:"id"`
 	Tags map[string]string `json:"tags"`
-	// Parts are the IDs of what the instance has (Instance.Parts), which get the tags as well, as far as the cloud
+	// Owned are the IDs of what the instance has (Instance.Owned), which get the tags as well, as far as the cloud
 	// lets them.
-	Parts []string `json:"parts,omitempty"`
+	Owned []string `json:"parts,omitempty"`
 	// Whole has nothing tagged if the cloud does not let Kip tag a part: it may only not know the part yet.
 	Whole bool `json:"whole,omitempty"`
 }

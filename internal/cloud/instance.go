@@ -46,11 +46,11 @@ type Instance struct {
 	// does not tell, as one without Capabilities.SharedUserData need not.
 	Place string            `json:"place,omitempty"`
 	Tags  map[string]string `json:"tags,omitempty"`
-	// Parts are the IDs of what the instance has that is billed by itself and ends with it: disks and interfaces.
+	// Owned are the IDs of what the instance has that is billed by itself and ends with it: disks and interfaces.
 	// Empty where the cloud does not tell.
-	Parts []string `json:"-"`
-	// PartsLate says that the cloud does not show all of Parts yet.
-	PartsLate bool `json:"-"`
+	Owned []string `json:"-"`
+	// OwnedLate says that the cloud does not show all of Owned yet.
+	OwnedLate bool `json:"-"`
 	// Origin is what the cloud tells of the call that launched the instance.
 	Origin Origin `json:"-"`
 	// Fault is why the cloud has ended or stopped the instance by itself, also after it had answered the

@@ -17,12 +17,12 @@ type Owners interface {
 type Owner struct {
 	ID        string
 	Instances []Instance
-	Parts     []Part
+	Owned     []OwnedResource
 	Disks     []Disk
 }
 
 // ByOwner returns the owners of things by their tags.
-func ByOwner(instances []Instance, parts []Part, disks []Disk) []Owner {
+func ByOwner(instances []Instance, owned []OwnedResource, disks []Disk) []Owner {
 	var all []Owner
 	of := func(tags map[string]string) *Owner {
 		id := tags[TagOwner]
@@ -36,9 +36,9 @@ func ByOwner(instances []Instance, parts []Part, disks []Disk) []Owner {
 		o := of(i.Tags)
 		o.Instances = append(o.Instances, i)
 	}
-	for _, p := range parts {
+	for _, p := range owned {
 		o := of(p.Tags)
-		o.Parts = append(o.Parts, p)
+		o.Owned = append(o.Owned, p)
 	}
 	for _, d := range disks {
 		o := of(d.Tags)

@@ -496,7 +496,7 @@ func (g *Guard) Intercept(ctx context.Context, call pipe.Call, next pipe.Send) [
 	switch call.Kind {
 	case cloud.CallTerminate:
 		return g.terminate(ctx, call, next)
-	case cloud.CallDeleteDisk, cloud.CallDeleteParts:
+	case cloud.CallDeleteDisk, cloud.CallDeleteOwned:
 		if held := g.behind(Unrequested); held != nil {
 			return call.Fail(held)
 		}

@@ -19,14 +19,14 @@ import (
 type killed struct {
 	cloud.Cloud
 	cloud.Disks
-	cloud.Parts
+	cloud.OwnedResources
 	ids   []string
 	calls int
 }
 
 func (*killed) Capabilities() cloud.Capabilities { return cloud.Capabilities{} }
 
-func (k *killed) Optional() cloud.Optional { return cloud.Optional{Disks: k, Parts: k} }
+func (k *killed) Optional() cloud.Optional { return cloud.Optional{Disks: k, OwnedResources: k} }
 
 func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	k.calls++
@@ -34,7 +34,7 @@ func (k *killed) Terminate(_ context.Context, ids ...string) cloud.Results {
 	return cloud.Each(nil, ids...)
 }
 
-func (k *killed) DeleteParts(_ context.Context, ids ...string) cloud.Results {
+func (k *killed) DeleteOwned(_ context.Context, ids ...string) cloud.Results {
 	k.ids = append(k.ids, ids...)
 	return cloud.Each(nil, ids...)
 }
@@ -366,7 +366,7 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 			"an end":                 w.Admit(t.Context(), unasked, 2),
 			"a call":                 w.machines.Terminate(t.Context(), "i-1").Err(),
 			"the deletion of a disk": w.machines.Optional().Disks.DeleteDisk(t.Context(), "disk"),
-			"the deletion of a part": w.machines.Optional().Parts.DeleteParts(t.Context(), "part").Err(),
+			"the deletion of a part": w.machines.Optional().OwnedResources.DeleteOwned(t.Context(), "part").Err(),
 		} {
 			held, isHeld := errors.AsType[*HeldError](err)
 			if !isHeld || held.Reason != ByStore || held.Text != behind || held.After <= 0 {
@@ -384,7 +384,7 @@ func TestNothingEndsUnaskedWhileTheStoreMayBeTooOld(t *testing.T) {
 	behind = ""
 	if err := errors.Join(w.Admit(t.Context(), unasked, 2), w.machines.Terminate(t.Context(), "i-1").Err(),
 		w.machines.Optional().Disks.DeleteDisk(t.Context(), "disk"),
-		w.machines.Optional().Parts.DeleteParts(t.Context(), "part").Err()); err != nil {
+		w.machines.Optional().OwnedResources.DeleteOwned(t.Context(), "part").Err()); err != nil {
 		t.Error(err)
 	}
 }

@@ -290,11 +290,11 @@ func (e *endpoint) sweepOnce(ctx context.Context, owner string, removed func(str
 		return err
 	})
 	look("interfaces and groups", func() error {
-		parts, err := e.cloud.Optional().Parts.ListParts(ctx, owner)
+		parts, err := e.cloud.Optional().OwnedResources.ListOwned(ctx, owner)
 		for _, p := range parts {
 			err := fmt.Errorf("it is that of instance %s", p.Instance)
 			if p.Instance == "" { // else it goes with the instance
-				err = e.cloud.Optional().Parts.DeleteParts(ctx, p.ID).Err()
+				err = e.cloud.Optional().OwnedResources.DeleteOwned(ctx, p.ID).Err()
 			}
 			listed(p.Kind+" "+p.ID, err)
 		}

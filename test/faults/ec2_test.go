@@ -35,7 +35,7 @@ type asked interface {
 	cloud.Cloud
 	cloud.Stopper
 	cloud.Interrupter
-	cloud.Parts
+	cloud.OwnedResources
 	cloud.Tagger
 	cloud.Disks
 }

@@ -237,7 +237,7 @@ func newWorld(s setting) *world {
 	w.store = store.MemoryWith(w.onWrite, w.onRead)
 	k := s.knobs
 	k.StoppedKeepsAddresses = !s.movingAddr
-	k.PartsLeft = 0.2
+	k.OwnedLeft = 0.2
 	machines := sim.Config{Seed: s.seed, Catalogue: catalogue, Boot: w.boot, Fault: w.onCall, Knobs: k, Log: w.log,
 		Mounted: w.mounted.has, ReuseAddresses: s.reuse, SharedUserData: s.shared,
 		Resolves: s.shared}
@@ -896,14 +896,14 @@ func (w *world) calm() time.Time {
 type handle struct{ k *kip }
 
 var (
-	_ cloud.Cloud       = handle{}
-	_ cloud.Stopper     = handle{}
-	_ cloud.Interrupter = handle{}
-	_ cloud.Parts       = handle{}
-	_ cloud.Tagger      = handle{}
-	_ cloud.Resolver    = handle{}
-	_ cloud.Admitter    = handle{}
-	_ cloud.Booster     = handle{}
+	_ cloud.Cloud          = handle{}
+	_ cloud.Stopper        = handle{}
+	_ cloud.Interrupter    = handle{}
+	_ cloud.OwnedResources = handle{}
+	_ cloud.Tagger         = handle{}
+	_ cloud.Resolver       = handle{}
+	_ cloud.Admitter       = handle{}
+	_ cloud.Booster        = handle{}
 )
 
 func (h handle) call(ctx context.Context, do func(ctx context.Context) error) error {
@@ -969,7 +969,7 @@ const lateTime = 10 * time.Second
 func (h handle) Name() string                     { return "sim" }
 func (h handle) Capabilities() cloud.Capabilities { return h.k.asks.Capabilities() }
 func (h handle) Optional() cloud.Optional {
-	f := cloud.Optional{Stopper: h, Interrupter: h, Disks: h, Parts: h, Tagger: h}
+	f := cloud.Optional{Stopper: h, Interrupter: h, Disks: h, OwnedResources: h, Tagger: h}
 	if h.k.asks.Optional().Resolver != nil {
 		f.Resolver = h
 	}
@@ -1188,12 +1188,12 @@ func (h handle) Start(ctx context.Context, ids ...string) cloud.Results {
 	return h.each(ctx, ids, h.k.asks.Start)
 }
 
-func (h handle) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
-	return ask(ctx, h, func(ctx context.Context) ([]cloud.Part, error) { return h.k.asks.ListParts(ctx, owner) })
+func (h handle) ListOwned(ctx context.Context, owner string) ([]cloud.OwnedResource, error) {
+	return ask(ctx, h, func(ctx context.Context) ([]cloud.OwnedResource, error) { return h.k.asks.ListOwned(ctx, owner) })
 }
 
-func (h handle) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	results := h.each(ctx, ids, h.k.asks.DeleteParts)
+func (h handle) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
+	results := h.each(ctx, ids, h.k.asks.DeleteOwned)
 	if results.Err() == nil {
 		h.k.w.happened("part left")
 	}

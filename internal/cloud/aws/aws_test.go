@@ -542,7 +542,7 @@ func TestAListWithoutEndIsAnError(t *testing.T) {
 		"DescribeInstanceStatus":        func(c *Cloud) error { _, err := c.maintained(t.Context()); return err },
 		"DescribeSubnets":               func(c *Cloud) error { _, err := c.networks.readSubnets(t.Context()); return err },
 		"DescribeRouteTables":           func(c *Cloud) error { _, err := c.routeTables(t.Context(), vpc); return err },
-		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListParts(t.Context(), owner); return err },
+		"DescribeNetworkInterfaces":     func(c *Cloud) error { _, err := c.ListOwned(t.Context(), owner); return err },
 		"DescribeSecurityGroups": func(c *Cloud) error {
 			_, err := c.groupsWith(t.Context(), filter("tag-key", cloud.TagOwner))
 			return err
@@ -756,8 +756,8 @@ func TestASweepThatIsThrottledStops(t *testing.T) {
 	model, _ := serve(t, anAccount(sim.Knobs{}))
 	h, url := eavesdrop(t, model)
 	c := open(t, settings(url))
-	model.Machines().FailNth(sim.KindDeleteParts, 2, sim.Fault{Before: cloud.ErrThrottled})
-	results := c.DeleteParts(t.Context(), "eni-1", "eni-2", "eni-3", "eni-4")
+	model.Machines().FailNth(sim.KindDeleteOwned, 2, sim.Fault{Before: cloud.ErrThrottled})
+	results := c.DeleteOwned(t.Context(), "eni-1", "eni-2", "eni-3", "eni-4")
 	for n, r := range results {
 		if errors.Is(r.Err, cloud.ErrThrottled) != (n > 0) {
 			t.Errorf("%s: %v", r.ID, r.Err)
@@ -1026,7 +1026,7 @@ func TestALookThatIsNeverAnsweredEndsAndIsTold(t *testing.T) {
 }
 
 func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
-	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
+	c, model := newCloud(t, sim.Knobs{OwnedLeft: 1})
 	got, err := runLaunch(t.Context(), c, request("t", 2)).All()
 	if err != nil {
 		t.Fatal(err)
@@ -1034,12 +1034,12 @@ func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
 		t.Fatal(err)
 	}
-	parts, err := c.ListParts(t.Context(), owner)
+	parts, err := c.ListOwned(t.Context(), owner)
 	if err != nil || len(parts) != 3 {
 		t.Fatalf("%+v, %v", parts, err)
 	}
 	for _, p := range parts {
-		err := c.DeleteParts(t.Context(), p.ID).Err()
+		err := c.DeleteOwned(t.Context(), p.ID).Err()
 		if p.Kind != "network interface" {
 			continue
 		}
@@ -1048,13 +1048,13 @@ func TestPartsOutliveTheirInstancesUntilTheyAreDeleted(t *testing.T) {
 			t.Errorf("%+v was deleted: %v", p, err)
 		}
 	}
-	if err := c.DeleteParts(t.Context(), "eni-0123456789abcdef0").Err(); err != nil {
+	if err := c.DeleteOwned(t.Context(), "eni-0123456789abcdef0").Err(); err != nil {
 		t.Errorf("one that is not there: %v", err)
 	}
-	if left := len(model.Machines().PartsNow()); left != 1 {
+	if left := len(model.Machines().OwnedNow()); left != 1 {
 		t.Errorf("%d are left", left)
 	}
-	if list, err := c.ListParts(t.Context(), ""); !cloud.Refused(err) {
+	if list, err := c.ListOwned(t.Context(), ""); !cloud.Refused(err) {
 		t.Errorf("the parts of nobody are %v, %v", list, err)
 	}
 }
@@ -1278,33 +1278,33 @@ func TestRulesThatDoNotFitBesideTheOldOnesReplaceThem(t *testing.T) {
 }
 
 func TestTheGroupOfTheCellsIsAPartThatGoesLast(t *testing.T) {
-	c, model := newCloud(t, sim.Knobs{PartsLeft: 1})
+	c, model := newCloud(t, sim.Knobs{OwnedLeft: 1})
 	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	parts, err := c.ListParts(t.Context(), owner)
-	n := slices.IndexFunc(parts, func(p cloud.Part) bool { return p.Kind == "security group" })
+	parts, err := c.ListOwned(t.Context(), owner)
+	n := slices.IndexFunc(parts, func(p cloud.OwnedResource) bool { return p.Kind == "security group" })
 	if err != nil || n < 0 || parts[n].Instance != "" || parts[n].Tags[cloud.TagCell]+parts[n].Tags[cloud.TagBatch] != "" {
 		t.Fatalf("%+v, %v", parts, err)
 	}
 	group := parts[n].ID
-	if err := c.DeleteParts(t.Context(), group).Err(); !cloud.Refused(err) {
+	if err := c.DeleteOwned(t.Context(), group).Err(); !cloud.Refused(err) {
 		t.Errorf("one that is in use: %v", err)
 	}
 	if err := c.Terminate(t.Context(), got[0].ID).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.DeleteParts(t.Context(), group).Err(); !cloud.Refused(err) {
+	if err := c.DeleteOwned(t.Context(), group).Err(); !cloud.Refused(err) {
 		t.Errorf("one of which an interface is a member yet: %v", err)
 	}
 	for _, p := range parts {
-		if err := c.DeleteParts(t.Context(), p.ID).Err(); p.ID != group && err != nil {
+		if err := c.DeleteOwned(t.Context(), p.ID).Err(); p.ID != group && err != nil {
 			t.Error(err)
 		}
 	}
 	for range 2 {
-		if err := c.DeleteParts(t.Context(), group).Err(); err != nil {
+		if err := c.DeleteOwned(t.Context(), group).Err(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -7,23 +7,23 @@ import (
 )
 
 var (
-	_ cloud.Cloud       = (*Cloud)(nil)
-	_ cloud.Stopper     = (*ending)(nil)
-	_ cloud.Interrupter = (*interruptions)(nil)
-	_ cloud.Console     = (*consoles)(nil)
-	_ cloud.Parts       = (*ownedParts)(nil)
-	_ cloud.Tagger      = (*tagging)(nil)
-	_ cloud.Admitter    = (*securityGroups)(nil)
-	_ cloud.Resolver    = (*resolving)(nil)
-	_ cloud.Registries  = (*registries)(nil)
-	_ cloud.Disks       = podDisks{}
-	_ cloud.DiskChecker = podDisks{}
-	_ cloud.DiskGrower  = podDisks{}
-	_ cloud.Router      = (*routing)(nil)
-	_ cloud.Booster     = (*cpuCredits)(nil)
-	_ cloud.Egress      = (*egress)(nil)
-	_ cloud.Bounder     = (*bounds)(nil)
-	_ cloud.Owners      = (*ownedParts)(nil)
+	_ cloud.Cloud          = (*Cloud)(nil)
+	_ cloud.Stopper        = (*ending)(nil)
+	_ cloud.Interrupter    = (*interruptions)(nil)
+	_ cloud.Console        = (*consoles)(nil)
+	_ cloud.OwnedResources = (*ownedResources)(nil)
+	_ cloud.Tagger         = (*tagging)(nil)
+	_ cloud.Admitter       = (*securityGroups)(nil)
+	_ cloud.Resolver       = (*resolving)(nil)
+	_ cloud.Registries     = (*registries)(nil)
+	_ cloud.Disks          = podDisks{}
+	_ cloud.DiskChecker    = podDisks{}
+	_ cloud.DiskGrower     = podDisks{}
+	_ cloud.Router         = (*routing)(nil)
+	_ cloud.Booster        = (*cpuCredits)(nil)
+	_ cloud.Egress         = (*egress)(nil)
+	_ cloud.Bounder        = (*bounds)(nil)
+	_ cloud.Owners         = (*ownedResources)(nil)
 )
 
 // cloudName is the name of this cloud.
@@ -45,7 +45,7 @@ type Cloud struct {
 	*securityGroups
 	*tagging
 	*consoles
-	*ownedParts
+	*ownedResources
 	*routing
 	*egress
 	*bounds
@@ -100,8 +100,8 @@ func (c *Cloud) Capabilities() cloud.Capabilities {
 			cloud.CallCatalogue:   describe,
 			cloud.CallRoute:       mutate,
 			cloud.CallUnroute:     mutate,
-			cloud.CallListParts:   describe,
-			cloud.CallDeleteParts: mutate,
+			cloud.CallListOwned:   describe,
+			cloud.CallDeleteOwned: mutate,
 			cloud.CallAdmit:       mutate,
 			cloud.CallResolve:     mutate,
 			cloud.CallConsole:     describe,
@@ -125,21 +125,21 @@ func (c *Cloud) Capabilities() cloud.Capabilities {
 // Optional implements cloud.Cloud.
 func (c *Cloud) Optional() cloud.Optional {
 	return cloud.Optional{
-		Stopper:     c.ending,
-		Interrupter: c.interruptions,
-		Disks:       c.podDisks,
-		DiskChecker: c.podDisks,
-		Router:      c.routing,
-		DiskGrower:  c.podDisks,
-		Console:     c.consoles,
-		Parts:       c.ownedParts,
-		Tagger:      c.tagging,
-		Admitter:    c.securityGroups,
-		Resolver:    c.resolving,
-		Registries:  c.registries,
-		Booster:     c.cpuCredits,
-		Egress:      c.egress,
-		Bounder:     c.bounds,
-		Owners:      c.ownedParts,
+		Stopper:        c.ending,
+		Interrupter:    c.interruptions,
+		Disks:          c.podDisks,
+		DiskChecker:    c.podDisks,
+		Router:         c.routing,
+		DiskGrower:     c.podDisks,
+		Console:        c.consoles,
+		OwnedResources: c.ownedResources,
+		Tagger:         c.tagging,
+		Admitter:       c.securityGroups,
+		Resolver:       c.resolving,
+		Registries:     c.registries,
+		Booster:        c.cpuCredits,
+		Egress:         c.egress,
+		Bounder:        c.bounds,
+		Owners:         c.ownedResources,
 	}
 }

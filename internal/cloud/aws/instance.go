@@ -36,8 +36,8 @@ func instanceOf(i types.Instance) cloud.Instance {
 		PodIP:        podAddress(i.NetworkInterfaces),
 		Launched:     aws.ToTime(i.LaunchTime),
 		Tags:         mapOf(i.Tags),
-		Parts:        partsOf(i),
-		PartsLate:    lacksRootDisk(i),
+		Owned:        ownedBy(i),
+		OwnedLate:    lacksRootDisk(i),
 		Origin:       cloud.Origin{Token: aws.ToString(i.ClientToken), Reservation: aws.ToString(i.CapacityReservationId)},
 	}
 	if i.Placement != nil {

@@ -180,7 +180,7 @@ func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
 	c, model := newCloud(t, sim.Knobs{})
 	inBothZones(t, c, 1)
 	disrupt(t, model, "us-east-1a")
-	model.Machines().FailNth(sim.KindListParts, 1, sim.Fault{Before: errors.New("InternalError")})
+	model.Machines().FailNth(sim.KindListOwned, 1, sim.Fault{Before: errors.New("InternalError")})
 	if list, err := c.List(t.Context(), owner); err == nil {
 		t.Errorf("the list is %+v", list)
 	}
@@ -194,7 +194,7 @@ func TestWithoutItsInterfacesADisruptedRegionHasNoList(t *testing.T) {
 func TestAZoneOfWhichNothingIsKnownIsNotLookedAt(t *testing.T) {
 	model, url := serve(t, anAccount(sim.Knobs{}))
 	ids := inBothZones(t, open(t, settings(url)), 2)
-	if err := model.Machines().Change(func(k *sim.Knobs) { k.BlindZones, k.HidesBlindParts = []string{"us-east-1a"}, true }); err != nil {
+	if err := model.Machines().Change(func(k *sim.Knobs) { k.BlindZones, k.HidesBlindOwned = []string{"us-east-1a"}, true }); err != nil {
 		t.Fatal(err)
 	}
 	c := open(t, settings(url))

@@ -143,7 +143,7 @@ func underPolicy(t *testing.T, knobs sim.Knobs) (*Cloud, *ec2.Model, *ec2.Policy
 }
 
 func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
-	c, model, policy := underPolicy(t, sim.Knobs{PartsLeft: 1, StoppedKeepsAddresses: true})
+	c, model, policy := underPolicy(t, sim.Knobs{OwnedLeft: 1, StoppedKeepsAddresses: true})
 	must := func(what string, err error) {
 		t.Helper()
 		if err != nil {
@@ -189,11 +189,11 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	must("an end", c.Terminate(t.Context(), id).Err())
 	_, err = c.maintained(t.Context())
 	must("maintenance", err)
-	parts, err := c.ListParts(t.Context(), owner)
+	parts, err := c.ListOwned(t.Context(), owner)
 	must("the parts", err)
 	for _, p := range parts {
 		if p.Kind == "network interface" && p.Instance == "" {
-			must("a sweep", c.DeleteParts(t.Context(), p.ID).Err())
+			must("a sweep", c.DeleteOwned(t.Context(), p.ID).Err())
 		}
 	}
 	_, err = c.PullCredentials(t.Context(), registryHere, "team/app")
@@ -207,13 +207,13 @@ func TestEachStatementOfThePolicyIsNeeded(t *testing.T) {
 	if unused := policy.Unused(); len(unused) > 0 {
 		t.Errorf("nothing needs the statements %v", unused)
 	}
-	if len(model.Machines().PartsNow()) != 4 {
-		t.Errorf("%v", model.Machines().PartsNow())
+	if len(model.Machines().OwnedNow()) != 4 {
+		t.Errorf("%v", model.Machines().OwnedNow())
 	}
 }
 
 func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
-	c, model, _ := underPolicy(t, sim.Knobs{PartsLeft: 1})
+	c, model, _ := underPolicy(t, sim.Knobs{OwnedLeft: 1})
 	got, err := runLaunch(t.Context(), c, request("t", 1)).All()
 	if err != nil {
 		t.Fatal(err)
@@ -281,8 +281,8 @@ func TestThePolicyKeepsKipFromWhatIsNotItsOwn(t *testing.T) {
 		"what makes it a disk":   c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{"team": "b", tagDisk: "b"}}).Err(),
 		"the same in lower case": c.Tag(t.Context(), cloud.Tagging{ID: got[0].ID, Tags: map[string]string{strings.ToLower(tagDisk): "b"}}).Err(),
 		"what no list shows":     func() error { _, err := c.api.RunInstances(t.Context(), hidden); return classify(err, cloud.Scope{}) }(),
-		"sweeping another's":     c.DeleteParts(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
-		"another's group":        c.DeleteParts(t.Context(), "sg-2").Err(),
+		"sweeping another's":     c.DeleteOwned(t.Context(), "eni-"+strings.TrimPrefix(ended, "i-")).Err(),
+		"another's group":        c.DeleteOwned(t.Context(), "sg-2").Err(),
 		"taking another's disk":  c.AttachDisk(t.Context(), free, got[0].ID),
 		"giving its disk away":   c.AttachDisk(t.Context(), mine.ID, other),
 		"freeing another's disk": c.DetachDisk(t.Context(), taken, got[0].ID),

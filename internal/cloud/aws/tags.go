@@ -49,8 +49,8 @@ func merged(all ...map[string]string) map[string]string {
 // launchTags are the tags of all that a launch makes. Kip's own win.
 func launchTags(r cloud.LaunchRequest) map[string]string { return merged(r.Resolved.Tags, r.TagsOf(0)) }
 
-// partsOf are the root disk and the interface of an instance: what ends with it. Disks of claims have tags of their own.
-func partsOf(i types.Instance) (ids []string) {
+// ownedBy are the root disk and the interface of an instance: what ends with it. Disks of claims have tags of their own.
+func ownedBy(i types.Instance) (ids []string) {
 	for _, d := range i.BlockDeviceMappings {
 		if d.Ebs != nil && aws.ToBool(d.Ebs.DeleteOnTermination) && d.Ebs.VolumeId != nil {
 			ids = append(ids, *d.Ebs.VolumeId)
@@ -143,7 +143,7 @@ func (e *tagging) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Resu
 		tags, parts := cut(tagsOf(e.cfg.notConfigured(taggings[places[0]].Tags))), map[string][]string{}
 		whole := map[string]bool{}
 		for _, n := range places {
-			parts[taggings[n].ID], whole[taggings[n].ID] = taggings[n].Parts, taggings[n].Whole
+			parts[taggings[n].ID], whole[taggings[n].ID] = taggings[n].Owned, taggings[n].Whole
 		}
 		answered := each(ids, "tag", func(ids []string) cloud.Results {
 			var theirs []string

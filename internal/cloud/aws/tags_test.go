@@ -212,14 +212,14 @@ func TestTagsAreWrittenOnAnInstanceItsRootDiskAndItsInterface(t *testing.T) {
 		t.Fatal(err)
 	}
 	i = list.Instances[0]
-	if len(i.Parts) != 2 || slices.Contains(i.Parts, disk.ID) {
-		t.Fatalf("its parts are %v: want its root disk and its interface, and not %s", i.Parts, disk.ID)
+	if len(i.Owned) != 2 || slices.Contains(i.Owned, disk.ID) {
+		t.Fatalf("its parts are %v: want its root disk and its interface, and not %s", i.Owned, disk.ID)
 	}
 	tags := map[string]string{"team": "a", cloud.TagPod: "b"}
-	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: tags}).Err(); err != nil {
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Owned: i.Owned, Tags: tags}).Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range i.Parts {
+	for _, id := range i.Owned {
 		if got := model.PartTags()[id]; got["team"] != "a" || got[cloud.TagPod] != "b" || got[cloud.TagOwner] != owner {
 			t.Errorf("%s has the tags %v", id, got)
 		}
@@ -250,8 +250,8 @@ func TestAnInstanceSaysThatItsRootDiskIsNotShownYet(t *testing.T) {
 			t.Fatalf("%+v, %v", list, err)
 		}
 		i := list.Instances[0]
-		if root := slices.ContainsFunc(i.Parts, isVolume); i.PartsLate != late || root == late {
-			t.Errorf("one that is %s: late is %t, its parts are %v", i.State, i.PartsLate, i.Parts)
+		if root := slices.ContainsFunc(i.Owned, isVolume); i.OwnedLate != late || root == late {
+			t.Errorf("one that is %s: late is %t, its parts are %v", i.State, i.OwnedLate, i.Owned)
 		}
 		clk.Step(time.Hour)
 	}
@@ -268,21 +268,21 @@ func TestAnInstanceIsTaggedOnceEC2KnowsItsParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := c.List(t.Context(), owner)
-	if err != nil || len(list.Instances) != 1 || list.Instances[0].PartsLate {
+	if err != nil || len(list.Instances) != 1 || list.Instances[0].OwnedLate {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	i, tags := list.Instances[0], map[string]string{cloud.TagPod: "a"}
-	for what, parts := range map[string][]string{"its root disk": i.Parts, "an interface": {"eni-0123456789abcdef0"}} {
-		err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: parts, Tags: tags}).Err()
+	for what, parts := range map[string][]string{"its root disk": i.Owned, "an interface": {"eni-0123456789abcdef0"}} {
+		err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Owned: parts, Tags: tags}).Err()
 		if has := model.Machines().Truth()[0].Tags[cloud.TagPod]; !errors.Is(err, cloud.ErrNotYet) || has != "" {
 			t.Errorf("while EC2 does not know %s: %v, the instance has the tag %q", what, err, has)
 		}
 	}
 	clk.Step(time.Hour)
-	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: tags}).Err(); err != nil {
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Owned: i.Owned, Tags: tags}).Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range i.Parts {
+	for _, id := range i.Owned {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
 			t.Errorf("then %s has the tags %v", id, got)
 		}
@@ -309,7 +309,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	i := list.Instances[0]
-	tagging := cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: map[string]string{cloud.TagPod: "a"}, Whole: true}
+	tagging := cloud.Tagging{ID: i.ID, Owned: i.Owned, Tags: map[string]string{cloud.TagPod: "a"}, Whole: true}
 	err = c.Tag(t.Context(), tagging).Err()
 	if has := model.Machines().Truth()[0].Tags[cloud.TagPod]; !errors.Is(err, cloud.ErrUnauthorised) || has != "" {
 		t.Errorf("while EC2 does not know its root disk: %v, the instance has the tag %q", err, has)
@@ -318,7 +318,7 @@ func TestAnInstanceIsNotTaggedAloneWhileItsRootDiskMayNotBeKnown(t *testing.T) {
 	if err := c.Tag(t.Context(), tagging).Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range i.Parts {
+	for _, id := range i.Owned {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "a" {
 			t.Errorf("then %s has the tags %v", id, got)
 		}
@@ -336,13 +336,13 @@ func TestAnInstanceIsTaggedAlsoWhereItsPartsCannotBe(t *testing.T) {
 		}
 	}
 	c, model, i := oneInstance(t, doc.text())
-	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Parts: i.Parts, Tags: map[string]string{cloud.TagPod: "a"}}).Err(); err != nil {
+	if err := c.Tag(t.Context(), cloud.Tagging{ID: i.ID, Owned: i.Owned, Tags: map[string]string{cloud.TagPod: "a"}}).Err(); err != nil {
 		t.Error(err)
 	}
 	if list, err := c.List(t.Context(), owner); err != nil || list.Instances[0].Tags[cloud.TagPod] != "a" {
 		t.Errorf("it has the tags %v, %v", list.Instances[0].Tags, err)
 	}
-	for _, id := range i.Parts {
+	for _, id := range i.Owned {
 		if got := model.PartTags()[id]; got[cloud.TagPod] != "" {
 			t.Errorf("%s has the tags %v", id, got)
 		}

@@ -84,7 +84,7 @@ func wireCloud(b *base, sdk aws.Config) *Cloud {
 	c.wireInstances(b)
 	c.wireLaunches(b)
 	c.wireDisks(b)
-	c.ownedParts = &ownedParts{base: b, volumes: c.podDisks.volumes, caches: c.caches}
+	c.ownedResources = &ownedResources{base: b, volumes: c.podDisks.volumes, caches: c.caches}
 	return c
 }
 

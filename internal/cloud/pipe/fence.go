@@ -15,7 +15,7 @@ var unfenced = map[cloud.Call]bool{
 	cloud.CallDescribe:      true,
 	cloud.CallListDisks:     true,
 	cloud.CallCheckDisk:     true,
-	cloud.CallListParts:     true,
+	cloud.CallListOwned:     true,
 	cloud.CallConsole:       true,
 	cloud.CallInterruptions: true,
 	cloud.CallEgress:        true,

@@ -27,7 +27,7 @@ func TestNothingEndsUnlessThisKipSurelyLeads(t *testing.T) {
 	for leads, want := range map[error][]cloud.Call{
 		nil: nil,
 		errDeposed: {
-			cloud.CallAdmit, cloud.CallAttachDisk, cloud.CallDeleteDisk, cloud.CallDeleteParts, cloud.CallDetachDisk,
+			cloud.CallAdmit, cloud.CallAttachDisk, cloud.CallDeleteDisk, cloud.CallDeleteOwned, cloud.CallDetachDisk,
 			cloud.CallRoute, cloud.CallStop, cloud.CallTerminate, cloud.CallUnroute,
 		},
 	} {

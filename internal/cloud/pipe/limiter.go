@@ -126,7 +126,7 @@ var destroys = map[cloud.Call]bool{
 	cloud.CallStop:        true,
 	cloud.CallDetachDisk:  true,
 	cloud.CallDeleteDisk:  true,
-	cloud.CallDeleteParts: true,
+	cloud.CallDeleteOwned: true,
 }
 
 var hasty = cloud.Bucket{Capacity: 50, Refill: 10}

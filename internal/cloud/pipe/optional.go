@@ -22,22 +22,22 @@ type optional struct {
 func through(p *Pipe, of cloud.Optional) cloud.Optional {
 	f := &optional{pipe: p, cloud: of}
 	return cloud.Optional{
-		Stopper:     ifAny[cloud.Stopper](of.Stopper, f),
-		Interrupter: ifAny[cloud.Interrupter](of.Interrupter, f),
-		Disks:       ifAny[cloud.Disks](of.Disks, f),
-		DiskChecker: ifAny[cloud.DiskChecker](of.DiskChecker, f),
-		Router:      ifAny[cloud.Router](of.Router, f),
-		DiskGrower:  ifAny[cloud.DiskGrower](of.DiskGrower, f),
-		Console:     ifAny[cloud.Console](of.Console, f),
-		Parts:       ifAny[cloud.Parts](of.Parts, f),
-		Tagger:      ifAny[cloud.Tagger](of.Tagger, f),
-		Admitter:    ifAny[cloud.Admitter](of.Admitter, f),
-		Resolver:    ifAny[cloud.Resolver](of.Resolver, f),
-		Registries:  ifAny[cloud.Registries](of.Registries, f),
-		Booster:     ifAny[cloud.Booster](of.Booster, f),
-		Egress:      ifAny[cloud.Egress](of.Egress, f),
-		Bounder:     ifAny[cloud.Bounder](of.Bounder, f),
-		Owners:      ifAny[cloud.Owners](of.Owners, f),
+		Stopper:        ifAny[cloud.Stopper](of.Stopper, f),
+		Interrupter:    ifAny[cloud.Interrupter](of.Interrupter, f),
+		Disks:          ifAny[cloud.Disks](of.Disks, f),
+		DiskChecker:    ifAny[cloud.DiskChecker](of.DiskChecker, f),
+		Router:         ifAny[cloud.Router](of.Router, f),
+		DiskGrower:     ifAny[cloud.DiskGrower](of.DiskGrower, f),
+		Console:        ifAny[cloud.Console](of.Console, f),
+		OwnedResources: ifAny[cloud.OwnedResources](of.OwnedResources, f),
+		Tagger:         ifAny[cloud.Tagger](of.Tagger, f),
+		Admitter:       ifAny[cloud.Admitter](of.Admitter, f),
+		Resolver:       ifAny[cloud.Resolver](of.Resolver, f),
+		Registries:     ifAny[cloud.Registries](of.Registries, f),
+		Booster:        ifAny[cloud.Booster](of.Booster, f),
+		Egress:         ifAny[cloud.Egress](of.Egress, f),
+		Bounder:        ifAny[cloud.Bounder](of.Bounder, f),
+		Owners:         ifAny[cloud.Owners](of.Owners, f),
 	}
 }
 
@@ -127,14 +127,14 @@ func (f *optional) Console(ctx context.Context, id string) ([]byte, error) {
 	return text[max(0, len(text)-mostConsole):], err
 }
 
-func (f *optional) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
-	return ask(ctx, f.pipe, Call{Kind: cloud.CallListParts}, func(ctx context.Context) ([]cloud.Part, error) {
-		return f.cloud.Parts.ListParts(ctx, owner)
+func (f *optional) ListOwned(ctx context.Context, owner string) ([]cloud.OwnedResource, error) {
+	return ask(ctx, f.pipe, Call{Kind: cloud.CallListOwned}, func(ctx context.Context) ([]cloud.OwnedResource, error) {
+		return f.cloud.OwnedResources.ListOwned(ctx, owner)
 	})
 }
 
-func (f *optional) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	return f.pipe.each(ctx, cloud.CallDeleteParts, ids, f.cloud.Parts.DeleteParts)
+func (f *optional) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
+	return f.pipe.each(ctx, cloud.CallDeleteOwned, ids, f.cloud.OwnedResources.DeleteOwned)
 }
 
 // Tag implements cloud.Tagger. No two taggings are of one instance.

@@ -63,7 +63,9 @@ func TestAPipeHasExactlyTheFeaturesOfItsCloud(t *testing.T) {
 // tags is a cloud that tags, and has parts.
 type tags struct{ *told }
 
-func (c *tags) Optional() cloud.Optional { return cloud.Optional{Tagger: c, Parts: c, Resolver: c} }
+func (c *tags) Optional() cloud.Optional {
+	return cloud.Optional{Tagger: c, OwnedResources: c, Resolver: c}
+}
 
 func (c *tags) Resolve(ctx context.Context, s cloud.LaunchSpec) (cloud.Resolved, error) {
 	return cloud.Resolved{Image: "of " + s.Subnet}, c.each(ctx, cloud.CallResolve, s.Subnet).Err()
@@ -81,12 +83,12 @@ func (c *tags) Tag(ctx context.Context, taggings ...cloud.Tagging) cloud.Results
 	return results
 }
 
-func (c *tags) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
-	return []cloud.Part{{ID: "p"}}, c.each(ctx, cloud.CallListParts, owner).Err()
+func (c *tags) ListOwned(ctx context.Context, owner string) ([]cloud.OwnedResource, error) {
+	return []cloud.OwnedResource{{ID: "p"}}, c.each(ctx, cloud.CallListOwned, owner).Err()
 }
 
-func (c *tags) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
-	return c.each(ctx, cloud.CallDeleteParts, ids...)
+func (c *tags) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
+	return c.each(ctx, cloud.CallDeleteOwned, ids...)
 }
 
 func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.T) {
@@ -114,7 +116,7 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 			t.Error(err)
 		}
 		time.Sleep(4*time.Second - time.Since(cl.began))
-		for _, r := range f.Parts.DeleteParts(t.Context(), "p", "q", "r") {
+		for _, r := range f.OwnedResources.DeleteOwned(t.Context(), "p", "q", "r") {
 			if (r.Err != nil) != (r.ID == "r") {
 				t.Errorf("part %s: %v", r.ID, r.Err)
 			}
@@ -123,7 +125,7 @@ func TestTagsAndPartsKeepToTheirBudgetsAndWhatIsThrottledIsSentAgain(t *testing.
 			time.Since(cl.began) < 6*time.Second {
 			t.Errorf("a launch is resolved to %+v, %v", got, err)
 		}
-		if list, err := f.Parts.ListParts(t.Context(), "me"); err != nil || len(list) != 1 {
+		if list, err := f.OwnedResources.ListOwned(t.Context(), "me"); err != nil || len(list) != 1 {
 			t.Errorf("parts %v, %v", list, err)
 		}
 		want := []string{

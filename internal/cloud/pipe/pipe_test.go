@@ -114,7 +114,7 @@ func throttledNow(after time.Duration) error {
 
 func TestAnAnswerThatDoesNotFitIsAnErrorOfAll(t *testing.T) {
 	p := New(Config{Cloud: &told{}, Clock: clock.RealClock{}})
-	call := Call{Kind: cloud.CallDeleteParts, IDs: []string{"a", "b"}}
+	call := Call{Kind: cloud.CallDeleteOwned, IDs: []string{"a", "b"}}
 	all := p.Do(t.Context(), call, func(context.Context, Call) []Answer { return []Answer{{}} })
 	if len(all) != 2 || all[0].Err == nil || all[1].Err == nil {
 		t.Errorf("answered %+v", all)

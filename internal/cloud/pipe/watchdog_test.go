@@ -24,22 +24,22 @@ func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
 func (h hangs) Optional() cloud.Optional {
 	return cloud.Optional{
-		Stopper:     h,
-		Interrupter: h,
-		Disks:       h,
-		DiskChecker: h,
-		Router:      h,
-		DiskGrower:  h,
-		Parts:       h,
-		Tagger:      h,
-		Admitter:    h,
-		Resolver:    h,
-		Booster:     h,
-		Egress:      h,
-		Bounder:     h,
-		Console:     h,
-		Registries:  h,
-		Owners:      h,
+		Stopper:        h,
+		Interrupter:    h,
+		Disks:          h,
+		DiskChecker:    h,
+		Router:         h,
+		DiskGrower:     h,
+		OwnedResources: h,
+		Tagger:         h,
+		Admitter:       h,
+		Resolver:       h,
+		Booster:        h,
+		Egress:         h,
+		Bounder:        h,
+		Console:        h,
+		Registries:     h,
+		Owners:         h,
 	}
 }
 func (hangs) Capabilities() cloud.Capabilities { return cloud.Capabilities{} }
@@ -102,8 +102,10 @@ func (hangs) Images() []string                                      { return []s
 func (hangs) PullCredentials(ctx context.Context, _ string, _ ...string) (cloud.PullCredentials, error) {
 	return cloud.PullCredentials{}, hang(ctx)
 }
-func (hangs) ListParts(ctx context.Context, _ string) ([]cloud.Part, error) { return nil, hang(ctx) }
-func (hangs) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+func (hangs) ListOwned(ctx context.Context, _ string) ([]cloud.OwnedResource, error) {
+	return nil, hang(ctx)
+}
+func (hangs) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
 	return cloud.Each(hang(ctx), ids...)
 }
 
@@ -130,8 +132,8 @@ func everyCall(c *Pipe) map[cloud.Call]func(context.Context) error {
 		cloud.CallRoute:       func(ctx context.Context) error { return f.Router.Route(ctx, "i-a", nil) },
 		cloud.CallUnroute:     func(ctx context.Context) error { return f.Router.Unroute(ctx, "i-a", nil) },
 		cloud.CallGrowDisk:    func(ctx context.Context) error { _, err := f.DiskGrower.GrowDisk(ctx, "d", 1); return err },
-		cloud.CallListParts:   func(ctx context.Context) error { _, err := f.Parts.ListParts(ctx, "me"); return err },
-		cloud.CallDeleteParts: func(ctx context.Context) error { return f.Parts.DeleteParts(ctx, "p").Err() },
+		cloud.CallListOwned:   func(ctx context.Context) error { _, err := f.OwnedResources.ListOwned(ctx, "me"); return err },
+		cloud.CallDeleteOwned: func(ctx context.Context) error { return f.OwnedResources.DeleteOwned(ctx, "p").Err() },
 		cloud.CallInterruptions: func(ctx context.Context) error {
 			return f.Interrupter.Interruptions(ctx, cloud.Listener{Notify: func(cloud.Interruption) {}})
 		},

@@ -28,8 +28,8 @@ const (
 	KindRoute         = cloud.CallRoute
 	KindUnroute       = cloud.CallUnroute
 	KindGrowDisk      = cloud.CallGrowDisk
-	KindListParts     = cloud.CallListParts
-	KindDeleteParts   = cloud.CallDeleteParts
+	KindListOwned     = cloud.CallListOwned
+	KindDeleteOwned   = cloud.CallDeleteOwned
 	KindTag           = cloud.CallTag
 	KindResolve       = cloud.CallResolve
 	// AnyKind stands for all kinds.
@@ -40,7 +40,7 @@ func checkKind(field string, k Kind) error {
 	switch k {
 	case KindCatalogue, KindLaunch, KindList, KindDescribe, KindTerminate, KindStop, KindStart, KindInterruptions,
 		KindCreateDisk, KindDeleteDisk, KindListDisks, KindAttachDisk, KindDetachDisk, KindGrowDisk, KindRoute, KindUnroute,
-		KindListParts, KindDeleteParts, KindTag, KindResolve, AnyKind:
+		KindListOwned, KindDeleteOwned, KindTag, KindResolve, AnyKind:
 		return nil
 	}
 	return fmt.Errorf("%s has the key %q: want a kind of call", field, k)

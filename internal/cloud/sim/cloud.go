@@ -11,15 +11,15 @@ import (
 )
 
 var (
-	_ cloud.Cloud       = (*Cloud)(nil)
-	_ cloud.Stopper     = (*stopping)(nil)
-	_ cloud.Interrupter = (*interruptions)(nil)
-	_ cloud.Disks       = (*disks)(nil)
-	_ cloud.DiskGrower  = (*disks)(nil)
-	_ cloud.Router      = (*routes)(nil)
-	_ cloud.Parts       = (*parts)(nil)
-	_ cloud.Tagger      = (*tagging)(nil)
-	_ cloud.Resolver    = (*catalogues)(nil)
+	_ cloud.Cloud          = (*Cloud)(nil)
+	_ cloud.Stopper        = (*stopping)(nil)
+	_ cloud.Interrupter    = (*interruptions)(nil)
+	_ cloud.Disks          = (*disks)(nil)
+	_ cloud.DiskGrower     = (*disks)(nil)
+	_ cloud.Router         = (*routes)(nil)
+	_ cloud.OwnedResources = (*ownedResources)(nil)
+	_ cloud.Tagger         = (*tagging)(nil)
+	_ cloud.Resolver       = (*catalogues)(nil)
 )
 
 // Cloud is a simulated cloud. It is safe for concurrent use. Each area of it is a struct with the few others that it depends on,
@@ -37,7 +37,7 @@ type Cloud struct {
 	*interruptions
 	*tagging
 	*disks
-	*parts
+	*ownedResources
 	*routes
 	*bills
 
@@ -81,11 +81,11 @@ func wire(b *base, plan *addressPlan) *Cloud {
 	c.catalogues = &catalogues{base: b, calls: c.calls}
 	c.holdings = &holdings{base: b, held: map[offering]*holding{}, addresses: map[string]int{}, plan: plan}
 	c.disks = &disks{base: b, calls: c.calls, machines: c.machines}
-	c.parts = &parts{base: b, calls: c.calls}
+	c.ownedResources = &ownedResources{base: b, calls: c.calls}
 	c.routes = &routes{base: b, calls: c.calls, machines: c.machines, byPrefix: map[netip.Prefix]string{}}
 	charges := &charges{base: b, byKey: map[chargeKey]*charge{}}
 	c.bills = &bills{base: b, charges: charges, machines: c.machines}
-	courses := &courses{base: b, machines: c.machines, holdings: c.holdings, disks: c.disks, parts: c.parts}
+	courses := &courses{base: b, machines: c.machines, holdings: c.holdings, disks: c.disks, ownedResources: c.ownedResources}
 	c.terminations = &terminations{base: b, calls: c.calls, machines: c.machines, courses: courses}
 	c.stopping = &stopping{base: b, calls: c.calls, machines: c.machines, holdings: c.holdings, courses: courses}
 	c.tagging = &tagging{base: b, calls: c.calls, machines: c.machines, courses: courses}
@@ -165,13 +165,13 @@ func (c *Cloud) SetCatalogue(types []catalog.InstanceType) error {
 // Optional implements cloud.Cloud.
 func (c *Cloud) Optional() cloud.Optional {
 	f := cloud.Optional{
-		Stopper:     c.stopping,
-		Interrupter: c.interruptions,
-		Disks:       c.disks,
-		Router:      c.routes,
-		DiskGrower:  c.disks,
-		Parts:       c.parts,
-		Tagger:      c.tagging,
+		Stopper:        c.stopping,
+		Interrupter:    c.interruptions,
+		Disks:          c.disks,
+		Router:         c.routes,
+		DiskGrower:     c.disks,
+		OwnedResources: c.ownedResources,
+		Tagger:         c.tagging,
 	}
 	if c.cfg.Resolves {
 		f.Resolver = c.catalogues

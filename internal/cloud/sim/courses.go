@@ -11,10 +11,10 @@ import (
 // courses lets machines begin, go on and end.
 type courses struct {
 	*base
-	machines *machines
-	holdings *holdings
-	disks    *disks
-	parts    *parts
+	machines       *machines
+	holdings       *holdings
+	disks          *disks
+	ownedResources *ownedResources
 }
 
 // show lets lists see the machine as it is now, in due time.
@@ -79,7 +79,7 @@ func (c *courses) follow(m *machine, steps []step) {
 func (c *courses) add(m *machine, now time.Time) {
 	c.machines.byID[m.ID] = m
 	c.machines.all = append(c.machines.all, m)
-	c.parts.addPart(m)
+	c.ownedResources.addPart(m)
 	c.begin(m, now)
 }
 
@@ -152,7 +152,7 @@ func (c *courses) end(m *machine, now time.Time, cause Cause) {
 	c.halt(m, now)
 	c.holdings.freeAddress(m)
 	c.disks.freeDisks(m.ID)
-	c.parts.freeParts(m)
+	c.ownedResources.freeParts(m)
 	m.userData = nil
 	if c.cfg.End != nil && m.ran {
 		i := m.public()

@@ -29,8 +29,8 @@ func EC2RateLimits() map[Kind]RateLimit {
 		KindCatalogue:  {Requests: Bucket{Capacity: 100, Refill: 20}},
 
 		KindInterruptions: {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindListParts:     {Requests: Bucket{Capacity: 100, Refill: 20}},
-		KindDeleteParts:   {Requests: Bucket{Capacity: 50, Refill: 5}},
+		KindListOwned:     {Requests: Bucket{Capacity: 100, Refill: 20}},
+		KindDeleteOwned:   {Requests: Bucket{Capacity: 50, Refill: 5}},
 	}
 }
 

@@ -46,14 +46,14 @@ type Knobs struct {
 	StaleBy    time.Duration
 	// BlindZones are where List cannot look, and of which Describe knows nothing.
 	BlindZones []string
-	// HidesBlindParts says that parts in BlindZones are not shown either.
-	HidesBlindParts bool
+	// HidesBlindOwned says that parts in BlindZones are not shown either.
+	HidesBlindOwned bool
 	// UnknownFor is how long after a launch Describe, Terminate, Stop and Start do
 	// not know the machine yet; Terminate then does nothing.
 	UnknownFor Distribution
 
-	// PartsLeft is the share of machines whose network interface outlives them.
-	PartsLeft float64
+	// OwnedLeft is the share of machines whose network interface outlives them.
+	OwnedLeft float64
 
 	// Images are what there is to boot, where the cloud resolves launches: to the last one. A
 	// launch of one that is not among them any more starts nothing, unless it did before.
@@ -228,7 +228,7 @@ func (k Knobs) validate() error {
 	for _, s := range []struct {
 		field string
 		p     float64
-	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}, {"PartsLeft", k.PartsLeft}} {
+	}{{"TerminationLost", k.TerminationLost}, {"StaleLists", k.StaleLists}, {"NoticesLost", k.NoticesLost}, {"OwnedLeft", k.OwnedLeft}} {
 		check(share(s.field, s.p))
 	}
 	for _, d := range []struct {

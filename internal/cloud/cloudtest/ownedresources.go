@@ -9,9 +9,9 @@ import (
 )
 
 // parts are those of an owner that match, by their IDs, in order.
-func (t *trial) parts(p cloud.Parts, owner string, match func(cloud.Part) bool) (all []string) {
+func (t *trial) parts(p cloud.OwnedResources, owner string, match func(cloud.OwnedResource) bool) (all []string) {
 	t.Helper()
-	list, err := p.ListParts(t.Context(), owner)
+	list, err := p.ListOwned(t.Context(), owner)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,15 +27,15 @@ func (t *trial) parts(p cloud.Parts, owner string, match func(cloud.Part) bool) 
 	return all
 }
 
-func anyPart(cloud.Part) bool { return true }
+func anyPart(cloud.OwnedResource) bool { return true }
 
 // shared says of a part that it is for all cells of its owner.
-func shared(p cloud.Part) bool { return p.Instance == "" && p.Tags[cloud.TagCell] == "" }
+func shared(p cloud.OwnedResource) bool { return p.Instance == "" && p.Tags[cloud.TagCell] == "" }
 
 // keepsParts looks that what is in use is not deleted.
-func (t *trial) keepsParts(p cloud.Parts, owner string, used []string) {
+func (t *trial) keepsParts(p cloud.OwnedResources, owner string, used []string) {
 	t.Helper()
-	for n, r := range p.DeleteParts(t.Context(), used...) {
+	for n, r := range p.DeleteOwned(t.Context(), used...) {
 		if r.ID != used[n] || !errors.Is(r.Err, cloud.ErrRefused) {
 			t.Errorf("the deletion of %s, which is in use, answered of %q: %v: want ErrRefused", used[n], r.ID, r.Err)
 		}
@@ -48,13 +48,13 @@ func (t *trial) keepsParts(p cloud.Parts, owner string, used []string) {
 }
 
 // deleteParts deletes all that an owner without instances has.
-func (t *trial) deleteParts(p cloud.Parts, owner string) {
+func (t *trial) deleteParts(p cloud.OwnedResources, owner string) {
 	t.Helper()
 	var all []string
 	t.until(func() string { // what belonged to an instance may be freed after it is gone
 		left := t.parts(p, owner, anyPart)
 		all = append(all, left...)
-		if err := p.DeleteParts(t.Context(), left...).Err(); err != nil {
+		if err := p.DeleteOwned(t.Context(), left...).Err(); err != nil {
 			return fmt.Sprintf("there is a part that nothing uses, and that is not deleted: %v", err)
 		}
 		if left = t.parts(p, owner, anyPart); len(left) > 0 {
@@ -62,7 +62,7 @@ func (t *trial) deleteParts(p cloud.Parts, owner string) {
 		}
 		return ""
 	})
-	for n, r := range p.DeleteParts(t.Context(), all...) {
+	for n, r := range p.DeleteOwned(t.Context(), all...) {
 		if r.ID != all[n] || r.Err != nil {
 			t.Errorf("the deletion of %s, which is gone, answered of %q: %v", all[n], r.ID, r.Err)
 		}
@@ -70,7 +70,7 @@ func (t *trial) deleteParts(p cloud.Parts, owner string) {
 }
 
 func listsParts(t *trial) {
-	p := t.cloud.Optional().Parts
+	p := t.cloud.Optional().OwnedResources
 	if p == nil {
 		t.Skip("this cloud makes nothing beside instances")
 	}
@@ -79,20 +79,20 @@ func listsParts(t *trial) {
 	t.eventuallyRunning(Owners[1], ids(others))
 	var used []string
 	for _, i := range got {
-		its := t.parts(p, Owners[0], func(part cloud.Part) bool { return part.Instance == i.ID })
+		its := t.parts(p, Owners[0], func(part cloud.OwnedResource) bool { return part.Instance == i.ID })
 		if len(its) == 0 {
 			t.Errorf("no part is that of instance %s, which runs", i.ID)
 		}
 		used = append(used, its...)
 	}
 	t.keepsParts(p, Owners[0], used)
-	if other := t.parts(p, Owners[1], func(part cloud.Part) bool { return slices.Contains(used, part.ID) }); len(other) > 0 {
+	if other := t.parts(p, Owners[1], func(part cloud.OwnedResource) bool { return slices.Contains(used, part.ID) }); len(other) > 0 {
 		t.Errorf("another owner is shown %v", other)
 	}
 	t.terminate(ids(got)...)
 	t.eventuallyEmpty(Owners[0])
 	t.deleteParts(p, Owners[0])
-	if len(t.parts(p, Owners[1], func(part cloud.Part) bool { return part.Instance == others[0].ID })) == 0 {
+	if len(t.parts(p, Owners[1], func(part cloud.OwnedResource) bool { return part.Instance == others[0].ID })) == 0 {
 		t.Errorf("the parts of instance %s, which is another owner's, are gone", others[0].ID)
 	}
 	t.terminate(ids(others)...)
@@ -101,7 +101,7 @@ func listsParts(t *trial) {
 }
 
 func admits(t *trial) {
-	a, p := t.cloud.Optional().Admitter, t.cloud.Optional().Parts
+	a, p := t.cloud.Optional().Admitter, t.cloud.Optional().OwnedResources
 	if a == nil || p == nil {
 		t.Skip("no rule of this cloud lets Kip in")
 	}

@@ -13,19 +13,19 @@ import (
 // partKind is that of the one part that each machine has.
 const partKind = "network interface"
 
-var _ cloud.Parts = (*Cloud)(nil)
+var _ cloud.OwnedResources = (*Cloud)(nil)
 
-// parts are the network interfaces of machines.
-type parts struct {
+// ownedResources are the network interfaces of machines.
+type ownedResources struct {
 	*base
 	calls *calls
 
-	all []*cloud.Part
+	all []*cloud.OwnedResource
 }
 
 // addPart gives a machine its network interface.
-func (c *parts) addPart(m *machine) {
-	c.all = append(c.all, &cloud.Part{
+func (c *ownedResources) addPart(m *machine) {
+	c.all = append(c.all, &cloud.OwnedResource{
 		ID:       "eni-" + m.ID[len("i-"):],
 		Kind:     partKind,
 		Zone:     m.Zone,
@@ -35,10 +35,10 @@ func (c *parts) addPart(m *machine) {
 }
 
 // freeParts is the end of a machine: its parts go with it, but for the share of
-// Knobs.PartsLeft.
-func (c *parts) freeParts(m *machine) {
-	left := happens(c.rand("part", m.ID, 0), c.knobs.PartsLeft)
-	c.all = slices.DeleteFunc(c.all, func(p *cloud.Part) bool {
+// Knobs.OwnedLeft.
+func (c *ownedResources) freeParts(m *machine) {
+	left := happens(c.rand("part", m.ID, 0), c.knobs.OwnedLeft)
+	c.all = slices.DeleteFunc(c.all, func(p *cloud.OwnedResource) bool {
 		if p.Instance != m.ID {
 			return false
 		}
@@ -47,14 +47,14 @@ func (c *parts) freeParts(m *machine) {
 	})
 }
 
-// PartsNow returns the parts that exist.
-func (c *parts) PartsNow() []cloud.Part {
+// OwnedNow returns the parts that exist.
+func (c *ownedResources) OwnedNow() []cloud.OwnedResource {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.partsOf(func(*cloud.Part) bool { return true })
+	return c.partsOf(func(*cloud.OwnedResource) bool { return true })
 }
 
-func (c *parts) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
+func (c *ownedResources) partsOf(wanted func(*cloud.OwnedResource) bool) (list []cloud.OwnedResource) {
 	for _, p := range c.all {
 		if wanted(p) {
 			part := *p
@@ -65,13 +65,13 @@ func (c *parts) partsOf(wanted func(*cloud.Part) bool) (list []cloud.Part) {
 	return list
 }
 
-// ListParts implements cloud.Parts; it is never late.
-func (c *parts) ListParts(ctx context.Context, owner string) (list []cloud.Part, err error) {
-	err = c.calls.do(ctx, Call{Kind: KindListParts, Owner: owner}, func(time.Time) error {
+// ListOwned implements cloud.OwnedResources; it is never late.
+func (c *ownedResources) ListOwned(ctx context.Context, owner string) (list []cloud.OwnedResource, err error) {
+	err = c.calls.do(ctx, Call{Kind: KindListOwned, Owner: owner}, func(time.Time) error {
 		if owner == "" {
 			return fmt.Errorf("%w: owner is empty: want the value of tag %s", cloud.ErrRefused, cloud.TagOwner)
 		}
-		list = c.partsOf(func(p *cloud.Part) bool { return p.Tags[cloud.TagOwner] == owner })
+		list = c.partsOf(func(p *cloud.OwnedResource) bool { return p.Tags[cloud.TagOwner] == owner })
 		return nil
 	})
 	if err != nil {
@@ -80,16 +80,16 @@ func (c *parts) ListParts(ctx context.Context, owner string) (list []cloud.Part,
 	return list, nil
 }
 
-// DeleteParts implements cloud.Parts.
-func (c *parts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+// DeleteOwned implements cloud.OwnedResources.
+func (c *ownedResources) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
 	ids = slices.Clone(ids)
 	results := cloud.Each(nil, ids...)
-	err := c.calls.do(ctx, Call{Kind: KindDeleteParts, IDs: ids}, func(now time.Time) error {
-		if err := c.calls.takeResources(KindDeleteParts, len(ids), now); err != nil {
+	err := c.calls.do(ctx, Call{Kind: KindDeleteOwned, IDs: ids}, func(now time.Time) error {
+		if err := c.calls.takeResources(KindDeleteOwned, len(ids), now); err != nil {
 			return err
 		}
 		for n, id := range ids {
-			c.all = slices.DeleteFunc(c.all, func(p *cloud.Part) bool {
+			c.all = slices.DeleteFunc(c.all, func(p *cloud.OwnedResource) bool {
 				if p.ID == id && p.Instance != "" {
 					results[n].Err = fmt.Errorf("%w: %s %s is in use by instance %s", cloud.ErrRefused, p.Kind, id, p.Instance)
 				}

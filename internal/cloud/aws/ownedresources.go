@@ -13,16 +13,16 @@ import (
 	"github.com/elotl/kip/internal/cloud"
 )
 
-// ownedParts finds what Kip has beside instances, and deletes it.
-type ownedParts struct {
+// ownedResources finds what Kip has beside instances, and deletes it.
+type ownedResources struct {
 	*base
 	volumes *volumes
 	caches  *caches
 }
 
-// ListParts implements cloud.Parts: the network interfaces, which end with their
+// ListOwned implements cloud.OwnedResources: the network interfaces, which end with their
 // instances unless EC2 fails to, and the security group of the cells.
-func (e *ownedParts) ListParts(ctx context.Context, owner string) ([]cloud.Part, error) {
+func (e *ownedResources) ListOwned(ctx context.Context, owner string) ([]cloud.OwnedResource, error) {
 	if owner == "" {
 		return nil, refused("owner is empty: want the value of tag %s", cloud.TagOwner)
 	}
@@ -34,14 +34,14 @@ func (e *ownedParts) ListParts(ctx context.Context, owner string) ([]cloud.Part,
 }
 
 // partsWith returns the network interfaces and the security groups that match.
-func (e *ownedParts) partsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
+func (e *ownedResources) partsWith(ctx context.Context, tags types.Filter) (all []cloud.OwnedResource, err error) {
 	interfaces := ec2.NewDescribeNetworkInterfacesPaginator(e.api, &ec2.DescribeNetworkInterfacesInput{
 		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
 	err = eachPage(ctx, interfaces, func(page *ec2.DescribeNetworkInterfacesOutput) {
 		for _, i := range page.NetworkInterfaces {
-			part := cloud.Part{
+			part := cloud.OwnedResource{
 				ID:   aws.ToString(i.NetworkInterfaceId),
 				Kind: "network interface",
 				Zone: aws.ToString(i.AvailabilityZone),
@@ -61,14 +61,14 @@ func (e *ownedParts) partsWith(ctx context.Context, tags types.Filter) (all []cl
 }
 
 // groupsWith returns the security groups that match.
-func (e *ownedParts) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.Part, err error) {
+func (e *ownedResources) groupsWith(ctx context.Context, tags types.Filter) (all []cloud.OwnedResource, err error) {
 	pages := ec2.NewDescribeSecurityGroupsPaginator(e.api, &ec2.DescribeSecurityGroupsInput{
 		Filters:    []types.Filter{tags},
 		MaxResults: aws.Int32(pageSize),
 	})
 	err = eachPage(ctx, pages, func(page *ec2.DescribeSecurityGroupsOutput) {
 		for _, g := range page.SecurityGroups {
-			all = append(all, cloud.Part{ID: aws.ToString(g.GroupId), Kind: "security group", Tags: mapOf(g.Tags)})
+			all = append(all, cloud.OwnedResource{ID: aws.ToString(g.GroupId), Kind: "security group", Tags: mapOf(g.Tags)})
 		}
 	})
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *ownedParts) groupsWith(ctx context.Context, tags types.Filter) (all []c
 }
 
 // ListOwners implements cloud.Owners.
-func (e *ownedParts) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
+func (e *ownedResources) ListOwners(ctx context.Context) ([]cloud.Owner, error) {
 	owned := filter("tag-key", cloud.TagOwner)
 	instances, err := e.describe(ctx, &ec2.DescribeInstancesInput{Filters: []types.Filter{owned, living}, MaxResults: aws.Int32(pageSize)})
 	if err != nil {
@@ -108,8 +108,8 @@ func mapOf(tags []types.Tag) map[string]string {
 	return all
 }
 
-// DeleteParts implements cloud.Parts.
-func (e *ownedParts) DeleteParts(ctx context.Context, ids ...string) cloud.Results {
+// DeleteOwned implements cloud.OwnedResources.
+func (e *ownedResources) DeleteOwned(ctx context.Context, ids ...string) cloud.Results {
 	results := cloud.Each(nil, ids...)
 	for n, id := range ids {
 		if n > 0 && errors.Is(results[n-1].Err, cloud.ErrThrottled) {
