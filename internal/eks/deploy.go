@@ -527,4 +527,5 @@ func (d *Deployment) done() {
 	d.Say("For kubectl logs and exec, compare and approve the request of Kip's certificate (docs/serving-certificates.md): kubectl get csr")
 	d.Say("Then: kubectl run hello --image=busybox:1.36 --restart=Never " +
 		`--overrides='{"spec":{"nodeSelector":{"type":"virtual-kubelet"}}}' -- echo hello`)
+	d.Say("kipctl try proves in this account what works, for less than a dollar (docs/try.md). kipctl doctor finds what does not.")
 }

@@ -267,6 +267,9 @@ func TestKipIsInstalledAndASecondRunLeavesItAsItIs(t *testing.T) {
 	if err := w.run(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.said, "\n"))
 	}
+	if said := strings.Join(w.said, "\n"); !strings.Contains(said, "kipctl try") || !strings.Contains(said, "kipctl doctor") {
+		t.Errorf("it does not say what proves that Kip works, and what finds why not:\n%s", said)
+	}
 	const in = "/namespaces/kip/"
 	account := "/api/v1" + in + "serviceaccounts/kip-provider"
 	if got := w.api.at(account, "metadata", "annotations", wellknown.RoleAnnotation); got != roleARN {
