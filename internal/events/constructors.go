@@ -150,6 +150,13 @@ func NewCellsRefused(cells int, last string) Event {
 	return warn(CellsNotReady, "The pod has failed: %d cells in a row did not start for it (cells.maxAttempts). The last: %s", cells, last)
 }
 
+// NewPendingTooLong is about a pod that has failed since it waited for a running cell for as long as it says at most. The reason is that
+// of its wait.
+func NewPendingTooLong(reason string, bound, now time.Time, why string) Event {
+	return warn(reason, "The pod has failed: it had no running cell %v after it was bound (pod.elotl.co/max-pending). Why: %s",
+		now.Sub(bound).Round(time.Second), why)
+}
+
 // The Events about a pod's cell, from its request to its launch.
 
 // NewCellRequested is about a pod for which Kip has chosen an offering.

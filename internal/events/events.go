@@ -26,6 +26,7 @@ const (
 	NoImageCredentials        = "NoImageCredentials"
 	NoMachine                 = "NoMachine"
 	NotGranted                = "NotGranted"
+	PendingTooLong            = "PendingTooLong"
 	RebalanceRecommended      = "RebalanceRecommended"
 	ServingCertificatePending = "ServingCertificatePending"
 	ServingCertificateRefused = "ServingCertificateRefused"

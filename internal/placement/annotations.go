@@ -32,6 +32,7 @@ const (
 	AnnotationImageOverlayRootfs = Prefix + "image-overlay-rootfs"
 	AnnotationAllowMetadata      = Prefix + "allow-metadata"
 	AnnotationMachine            = Prefix + "machine"
+	AnnotationMaxPending         = Prefix + "max-pending"
 	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
 	AnnotationProfile = Prefix + "profile"
 )
@@ -100,6 +101,8 @@ type Annotations struct {
 	// AllowMetadata, when true, lets the pod reach the cloud's metadata service. It is true for a pod with an InstanceProfile that does
 	// not say.
 	AllowMetadata *bool
+	// MaxPending is how long the pod waits for a running cell at most; 0 for no bound.
+	MaxPending time.Duration
 	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
 	Machine *bool
 }
@@ -201,6 +204,11 @@ var annotationKinds = map[string]struct {
 	}},
 	AnnotationMachine: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.Machine, v)
+	}},
+	AnnotationMaxPending: {"a time such as 20m or 1h30m, from 1s to 720h", func(a *Annotations, v string) bool {
+		var err error
+		a.MaxPending, err = time.ParseDuration(v)
+		return err == nil && a.MaxPending >= time.Second && a.MaxPending <= 720*time.Hour
 	}},
 }
 

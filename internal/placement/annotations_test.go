@@ -32,6 +32,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationImageOverlayRootfs: "false",
 			AnnotationAllowMetadata:      "true",
 			AnnotationMachine:            "false",
+			AnnotationMaxPending:         " 1h30m",
 		}, Annotations{
 			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
 			MaxPricePerHour: 0.25,
@@ -41,6 +42,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			ImageOverlayRootfs: &no,
 			AllowMetadata:      &yes,
 			Machine:            &no,
+			MaxPending:         90 * time.Minute,
 		}},
 		{"a profile asks for the metadata service", map[string]string{AnnotationInstanceProfile: "s3"},
 			Annotations{InstanceProfile: "s3", AllowMetadata: &yes}},
@@ -62,7 +64,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -100,6 +102,9 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationCloudRoute, " ", "want CIDRs"},
 		{AnnotationCloudRoute, strings.TrimSpace(strings.Repeat("10.20.0.0/16 ", 501)), "separated by spaces, at most 500"},
 		{AnnotationImageOverlayRootfs, "overlay", "want true or false"},
+		{AnnotationMaxPending, "20", `annotation pod.elotl.co/max-pending: "20" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
+		{AnnotationMaxPending, "0s", `annotation pod.elotl.co/max-pending: "0s" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
+		{AnnotationMaxPending, "721h", `annotation pod.elotl.co/max-pending: "721h" is not valid: want a time such as 20m or 1h30m, from 1s to 720h`},
 		{AnnotationMachine, "yes", `annotation pod.elotl.co/machine: "yes" is not valid: want true or false`},
 	} {
 		t.Run(c.name+"="+c.value, func(t *testing.T) {

@@ -85,14 +85,14 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	}
 	if cell, has := c.cells.ForPod(pod.UID); has {
 		if !cell.Live() || cell.Phase != apiv1.Bound {
-			return 0, nil
+			return c.bounding.withCell(ctx, pod, cell)
 		}
 		return c.attending.attend(ctx, pod, cell)
 	}
 	if why, is := c.standing.noMachine(pod); is {
 		return c.standing.stand(ctx, pod, why)
 	}
-	return c.requesting.Step(ctx, pod)
+	return c.bounding.withoutCell(ctx, pod, c.requesting.Step)
 }
 
 // CellChanged learns that a pod was bound to its cell, and from the cell's end, and wakes the pod then. It does not

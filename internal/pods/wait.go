@@ -43,12 +43,13 @@ const (
 
 // waiting is why a pod has no cell, and since when it waits for what.
 type waiting struct {
-	why   string // "" if it has a cell, or nothing was reported
-	cause cause  // set with why
-	node  string // on which it waits; set with why
-	until time.Time
-	short time.Time // since when there is no capacity for it on its node; zero if there is
-	keys  []string  // what wakes it, as keys of waits.awaited
+	why    string // "" if it has a cell, or nothing was reported
+	cause  cause  // set with why
+	reason string // of the Event, set with why
+	node   string // on which it waits; set with why
+	until  time.Time
+	short  time.Time // since when there is no capacity for it on its node; zero if there is
+	keys   []string  // what wakes it, as keys of waits.awaited
 
 	looks  int       // in a row that found nothing to launch for it, or its volumes not ready
 	untold int       // in a row that found that the cloud is being asked about its disks
@@ -80,7 +81,7 @@ func (s *waits) report(pod *corev1.Pod, because cause, said events.Event, why st
 		// The figures of a budget change all the time: who asks is told, the Event is enough once.
 		sameBudget := because == overBudget && w.cause == because && w.why != ""
 		changed = w.why != why && !sameBudget
-		w.why, w.node, w.cause, w.until = why, pod.Spec.NodeName, because, until
+		w.why, w.node, w.cause, w.until, w.reason = why, pod.Spec.NodeName, because, until, said.Reason
 		s.await(pod.UID, cache.ObjectName{Namespace: pod.Namespace, Name: pod.Name}, keys...)
 		if because != outOfCapacity {
 			w.short = time.Time{} // whether there is any is not known

@@ -31,6 +31,7 @@ type steps struct {
 	leaving    *leaving
 	volumes    *volumeWaits
 	requesting *requesting
+	bounding   *bounding
 }
 
 func (c *Controller) wireCore(cfg Config) {
@@ -135,6 +136,14 @@ func (c *Controller) wireRequests(cfg Config) {
 		waits:  c.waits,
 		random: cfg.Random,
 		clock:  cfg.Clock,
+	}
+	c.bounding = &bounding{
+		cells:    cfg.Cells,
+		choosing: c.choosing,
+		failing:  c.failing,
+		waits:    c.waits,
+		history:  c.history,
+		clock:    cfg.Clock,
 	}
 	c.requesting = &requesting{
 		exclusion: c.exclusion,

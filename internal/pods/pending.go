@@ -1,0 +1,111 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+)
+
+// bounding fails pods that have waited for a running cell for as long as they say at most.
+type bounding struct {
+	cells    Cells
+	choosing *choosing
+	failing  *failing
+	waits    *waits
+	history  *history
+	clock    clock.PassiveClock
+}
+
+// left returns how long a pod may still wait, zero or less if that is over; false if it may wait for ever, or has run. It counts from
+// the pod's binding, by the API server, so that each Kip counts the same.
+func (s *bounding) left(pod *corev1.Pod) (time.Duration, bool) {
+	if pod.Annotations[placement.AnnotationMaxPending] == "" {
+		return 0, false
+	}
+	asked, err := placement.ParseAnnotations(pod.Annotations)
+	if err != nil || asked.MaxPending == 0 { // a bad one is reported where the pod is placed
+		return 0, false
+	}
+	if started(pod) || s.history.get(pod.UID).ran {
+		return 0, false
+	}
+	return boundAt(pod).Add(asked.MaxPending).Sub(s.clock.Now()), true
+}
+
+// boundAt is when a pod was bound to its node. One that no scheduler has bound was made there.
+func boundAt(pod *corev1.Pod) time.Time {
+	for _, k := range pod.Status.Conditions {
+		if k.Type == corev1.PodScheduled && k.Status == corev1.ConditionTrue && !k.LastTransitionTime.IsZero() {
+			return k.LastTransitionTime.Time
+		}
+	}
+	return pod.CreationTimestamp.Time
+}
+
+// withCell bounds how long a pod waits for the cell that it has.
+func (s *bounding) withCell(ctx context.Context, pod *corev1.Pod, cell cells.Cell) (time.Duration, error) {
+	left, bounded := s.left(pod)
+	if !bounded || !cell.StepTime(apiv1.StepBound).IsZero() {
+		return 0, nil
+	}
+	if left > 0 {
+		return left, nil
+	}
+	why := s.why(ctx, pod, cell)
+	if !s.cells.ReleaseUnbound(pod.UID, "the pod waited for as long as its annotation "+placement.AnnotationMaxPending+" allows") {
+		return 0, nil // it runs now
+	}
+	return s.failing.giveUp(ctx, pod, why)
+}
+
+// withoutCell bounds how long a pod waits for a cell. request requests one.
+func (s *bounding) withoutCell(
+	ctx context.Context, pod *corev1.Pod, request func(context.Context, *corev1.Pod) (time.Duration, error),
+) (time.Duration, error) {
+	left, bounded := s.left(pod)
+	if bounded && left <= 0 {
+		return s.failing.giveUp(ctx, pod, s.why(ctx, pod, cells.Cell{}))
+	}
+	again, err := request(ctx, pod)
+	if bounded && (again == 0 || left < again) {
+		again = left
+	}
+	return again, err
+}
+
+// why says why a pod has no running cell. A Kip that has just begun to lead has not looked yet, and looks.
+func (s *bounding) why(ctx context.Context, pod *corev1.Pod, cell cells.Cell) failure {
+	reason, why := events.PendingTooLong, ""
+	switch w := s.waits.get(pod.UID); {
+	case cell.ID != "":
+		why = fmt.Sprintf("its cell %s is %s", cell.ID, cell.Phase)
+		if cell.Reason != "" {
+			why += ": " + cell.Reason
+		}
+	case w.why != "":
+		why = w.why
+		if w.reason != "" {
+			reason = w.reason
+		}
+	default:
+		var none *PlacementError
+		switch _, err := s.choosing.Choose(ctx, pod); {
+		case errors.As(err, &none):
+			_, said, _ := none.wait(1, nil)
+			reason, why = said.Reason, err.Error()
+		case err != nil:
+			why = err.Error()
+		default:
+			why = "Kip has begun to lead since"
+		}
+	}
+	return failure{said: events.NewPendingTooLong(reason, boundAt(pod), s.clock.Now(), why)}
+}
