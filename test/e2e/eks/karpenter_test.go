@@ -73,10 +73,37 @@ spec:
   containers: [{name: main, image: 'busybox:1.36'}]
 `
 
-// karpenterBuysForOthers checks that Karpenter has bought no node for what runs on Kip, nor for what waits for Kip, and that it buys
+// mayBurst is a pod as a profile of mode burst has it.
+const mayBurst = `apiVersion: v1
+kind: Pod
+metadata: {name: may-burst}
+spec:
+  terminationGracePeriodSeconds: 0
+  enableServiceLinks: false
+  tolerations: [{key: virtual-kubelet.io/provider, operator: Exists, effect: NoSchedule}]
+  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [
+    {key: type, operator: NotIn, values: [virtual-kubelet]}]}}]}}
+  containers: [{name: main, image: 'busybox:1.36', command: [sleep, infinity]}]
+`
+
+// burst has a pod run on Kip's nodes while no ordinary node takes it.
+func (s *space) burst() {
+	s.Helper()
+	s.Kubectl("cordon", "node-1")
+	s.Apply(mayBurst)
+	if on := s.WaitReady("may-burst").Spec.NodeName; on == "node-1" {
+		s.Errorf("the pod that may burst is on %s", on)
+	}
+	s.Kubectl("uncordon", "node-1")
+	s.Kubectl("delete", "pod", "may-burst")
+}
+
+// karpenterBuysForOthers checks that Karpenter has bought no node for what runs on Kip, also for want of an ordinary node, nor for what waits
+// for Kip, and that it buys
 // one for another pod.
 func (s *space) karpenterBuysForOthers() {
 	s.Helper()
+	s.burst()
 	if claims := s.Kubectl("get", "nodeclaims", "-o", "name"); claims != "" {
 		s.Errorf("Karpenter bought nodes for Kip's pods:\n%s", claims)
 	}
