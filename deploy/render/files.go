@@ -101,6 +101,27 @@ host: {name: rack-1}`,
 	"host-qemu": `
 config: {cloud: {qemu: {}}, cells: {defaultInstanceType: small}}
 host: {name: rack-1}`,
+	"profiles": `
+config:
+  cloud: {aws: {}}
+  cells: {defaultInstanceType: t3.micro}
+  admission:
+    profiles:
+    - {name: system, namespaces: [kube-system, "ml-*"], serviceAccounts: [builder], mode: never}
+    - name: labels
+      namespaceSelector: {matchLabels: {tier: batch}}
+      podSelector:
+        matchLabels: {app.kubernetes.io/name: web}
+        matchExpressions:
+        - {key: a, operator: In, values: [b, c]}
+        - {key: d, operator: NotIn, values: [e]}
+        - {key: f, operator: Exists}
+        - {key: g, operator: DoesNotExist}
+      mode: only
+    - {name: gpus, gpu: true, minCPU: 4, minMemory: 8Gi, mode: only}
+    - {name: devices, gpu: false, resources: [example.com/fpga], ownerKinds: [DaemonSet, Job], mode: only}
+    - {name: selecting, annotations: {pod.elotl.co/launch-type: spot}}
+    - {name: rest, namespaces: [team-a], mode: burst}`,
 }
 
 // trialTemplates are the parts of a trial that differ from those of the bases.
@@ -117,7 +138,11 @@ func trial(c *chart.Chart, name string) ([]byte, error) {
 		return nil, fmt.Errorf("render %s: %w", name, err)
 	}
 	var objects [][]byte
-	for _, template := range trialTemplates {
+	templates := trialTemplates
+	if name == "profiles" { // they change nothing else
+		templates = []string{"webhook"}
+	}
+	for _, template := range templates {
 		if content := outputs[template]; len(content) > 0 {
 			objects = append(objects, content)
 		}

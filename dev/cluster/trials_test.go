@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -65,6 +66,7 @@ func theAPIServerTakesWhatOperatorsAndHostsNeed(t *testing.T, is identities) {
 			return err
 		})
 	}
+	theAPIServerTakesWebhooksOfProfiles(t, is)
 	for _, name := range []string{"operators", "host-local", "host-qemu"} {
 		objects, err := manifest.Apply(t.Context(), is.config, "kubectl", read(t, "testdata/"+name+".yaml"))
 		if err != nil {
@@ -106,4 +108,31 @@ func read(t *testing.T, path string) []byte {
 		t.Fatal(err)
 	}
 	return text
+}
+
+// theAPIServerTakesWebhooksOfProfiles asks the API server whether it takes the conditions that the chart makes of profiles. It makes no
+// webhook: nobody would answer.
+func theAPIServerTakesWebhooksOfProfiles(t *testing.T, is identities) {
+	objects, err := manifest.Parse(read(t, "testdata/profiles.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	for _, o := range objects {
+		if o.GetKind() != "MutatingWebhookConfiguration" {
+			continue
+		}
+		var hooks admissionregistrationv1.MutatingWebhookConfiguration
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &hooks, true); err != nil {
+			t.Fatal(err)
+		}
+		hooks.Name, asked = "kip-profiles", len(hooks.Webhooks)
+		if _, err := is.admin.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(t.Context(), &hooks,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+			t.Errorf("the webhooks of profiles: %v", err)
+		}
+	}
+	if asked != 5 {
+		t.Errorf("there are %d webhooks", asked)
+	}
 }

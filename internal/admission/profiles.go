@@ -110,7 +110,7 @@ func (ps Profiles) chooses(p *Profile, c candidate) bool {
 	case p.PodLabels != nil && !p.PodLabels.Matches(labels.Set(c.says.labels)):
 	case len(p.ServiceAccounts) > 0 && !slices.Contains(p.ServiceAccounts, c.says.account):
 	case len(p.OwnerKinds) > 0 && !slices.Contains(p.OwnerKinds, kind):
-	case len(p.OwnerKinds) == 0 && ofDaemonSet(c.pod):
+	case len(p.OwnerKinds) == 0 && kind == daemonSet:
 	default:
 		return ps.requested(p, c.says.requests)
 	}
@@ -163,7 +163,10 @@ func standsFor(pattern, name string) bool {
 	return pattern == name
 }
 
+// daemonSet is the kind of owners that choose the nodes of their pods.
+const daemonSet = "DaemonSet"
+
 func ofDaemonSet(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
-	return owner != nil && owner.APIVersion == appsv1.SchemeGroupVersion.String() && owner.Kind == "DaemonSet"
+	return owner != nil && owner.APIVersion == appsv1.SchemeGroupVersion.String() && owner.Kind == daemonSet
 }

@@ -45,6 +45,7 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 			t.Errorf("kipctl why %s does not say %q:\n%s", name, tc.text, out)
 		}
 	}
+	s.NoOtherCells()
 	// One that does not wait for ever fails for the reason of its wait.
 	s.Apply(strings.Replace(namespace.Bare("impatient", container(", resources: {requests: {memory: 900Gi}}")), "{name: impatient}",
 		"{name: impatient, annotations: {pod.elotl.co/max-pending: 5s}}", 1))
@@ -52,7 +53,6 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 	if failed.Status.Reason != "Unplaceable" || !strings.Contains(failed.Status.Message, "too little memory") {
 		t.Errorf("it has failed as %s: %s", failed.Status.Reason, failed.Status.Message)
 	}
-	s.NoOtherCells()
 }
 
 func TestAnImageThatDoesNotExistIsTriedOnTheSameCell(t *testing.T) {
