@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -37,6 +38,7 @@ var errNoCellResource = errors.New("this cluster has no resource cells." + apiv1
 
 // cluster is the Kubernetes API.
 type cluster struct {
+	config  *rest.Config // nothing changes it
 	kube    kubernetes.Interface
 	dynamic dynamic.Interface
 	crds    apiextensionsclient.CustomResourceDefinitionInterface
@@ -72,6 +74,7 @@ func connect(c clientcmd.ClientConfig) (*cluster, error) {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	return &cluster{
+		config:  config,
 		kube:    kube,
 		dynamic: dyn,
 		crds:    extensions.CustomResourceDefinitions(),

@@ -1,12 +1,14 @@
 // Kipctl shows what Kip does: cells, the pods on them, and why a pod is where it
 // is. It asks the Kubernetes API and, where it can, Kip's local socket; cleanup and doctor can ask the cloud. It changes
-// nothing, but that migrate --write rewrites a provider.yaml, restore writes Kip's store, eks deploy installs Kip, cleanup and
-// uninstall end all that Kip has made, crd update installs a definition, and try runs pods of its own and removes them.
+// nothing, but that migrate --write rewrites a provider.yaml, restore writes Kip's store, eks deploy installs Kip, exec runs
+// what its user wants on a machine, cleanup and uninstall end all that Kip has made, crd update installs a definition, and try
+// runs pods of its own and removes them.
 // Installed as kubectl-kip it is `kubectl kip`.
 package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -32,7 +34,12 @@ func main() {
 		consolePause:   consolePause,
 	}
 	root := newRoot(k, displayName(os.Args[0]))
-	if err := root.ExecuteContext(ctx); err != nil {
+	err := root.ExecuteContext(ctx)
+	var exit *exitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.status)
+	case err != nil:
 		os.Exit(1) // the error has been printed
 	}
 }

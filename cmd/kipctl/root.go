@@ -87,7 +87,7 @@ func newRoot(k *kipctl, name string) *cobra.Command {
 		},
 	}
 	get.AddCommand(getCells(k), getPods(k), getStandby(k), getCapacity(k))
-	root.AddCommand(get, why(k), consoleOf(k))
+	root.AddCommand(get, why(k), describe(k), consoleOf(k), logsOf(k), execOn(k))
 	root.AddCommand(priceOf(k), costOf(k), showVersion(k), backup(k), restore(k), cleanupOf(k), allow(k), generation(k), ca(k))
 	root.AddCommand(crds(k), uninstall(k), migrate(k), try(k), doctorOf(k), onEKS(k), imageOf(k))
 	return root

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/agent/access"
 	"github.com/elotl/kip/internal/agent/cloudinit"
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/console"
@@ -65,6 +66,12 @@ const (
 
 // StateDir is where an agent keeps what it is, unless it is told otherwise.
 const StateDir = "/var/lib/itzo"
+
+// LogDir is where it keeps the logs of its parts, unless it is told otherwise, and LogName the file there with its own.
+const (
+	LogDir  = "/var/log"
+	LogName = "itzo.log"
+)
 
 // RunDir is where it keeps what ends with the machine's boot, so, too.
 const RunDir = "/run/itzo"
@@ -126,7 +133,7 @@ func (o *Options) defaults() {
 	set(&o.UserData, cloudinit.SeedFile)
 	set(&o.StateDir, StateDir)
 	set(&o.RunDir, RunDir)
-	set(&o.LogDir, "/var/log")
+	set(&o.LogDir, LogDir)
 	set(&o.PauseArchive, "/usr/share/kip/pause.tar")
 	// All addresses: the agent starts before a cloud's DHCP may have given the
 	// machine one. What guards the port is mutual TLS, not its address.
@@ -164,6 +171,8 @@ type Agent struct {
 	machine *firstboot.Machine
 	// upgrade is the agent that Kip wants in the place of this one.
 	upgrade *upgrade.Upgrade
+	// access lets an operator onto the machine.
+	access *access.Access
 
 	containerd *supervise.Process
 	cell       *tunnel.Cell
@@ -262,6 +271,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.access = a.newAccess()
 	a.upgrade = upgrade.New(upgrade.Options{
 		Dir:  UpgradeDir(o.StateDir),
 		Self: o.Self,
@@ -295,6 +305,21 @@ func New(o Options) (*Agent, error) {
 		}
 	}
 	return a, nil
+}
+
+// newAccess returns what lets an operator onto the machine.
+func (a *Agent) newAccess() *access.Access {
+	return access.New(access.Options{
+		Env:    a.env(),
+		Reaper: a.reaper,
+		Logs: map[string]string{
+			agentapi.LogAgent:      filepath.Join(a.o.LogDir, LogName),
+			agentapi.LogKubelet:    filepath.Join(a.o.LogDir, "kubelet.log"),
+			agentapi.LogContainerd: filepath.Join(a.o.LogDir, "containerd.log"),
+			agentapi.LogCloudInit:  filepath.Join(a.o.LogDir, firstboot.LogName),
+		},
+		Log: a.o.Log,
+	})
 }
 
 // process prepares a supervised component, whose path the caller has set.

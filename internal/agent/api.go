@@ -32,6 +32,8 @@ func (a *Agent) Handler() http.Handler {
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
 	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
 	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
+	mux.HandleFunc("POST "+agentapi.PathExec, a.access.Exec)
+	mux.HandleFunc("GET "+agentapi.PathLogs+"/{log}", a.access.Logs)
 	mux.Handle(agentapi.PathKubelet+"/", a.pki.KubeletProxy(agentapi.PathKubelet, localapi.KubeletAddress, a.o.Log))
 	return mux
 }

@@ -86,6 +86,9 @@ func (c *Controller) Endpoints() []Endpoint { return c.queries.endpoints() }
 // none, ErrNotConnected when its tunnel is down.
 func (c *Controller) Conn(pod types.UID) (agentapi.Conn, error) { return c.queries.conn(pod) }
 
+// Machine leads to the agent of a cell, as Conn does. ErrNoCell when there is no such cell.
+func (c *Controller) Machine(id string) (agentapi.Conn, error) { return c.queries.machine(id) }
+
 // Link returns the state of a cell's connection; false when there is none yet.
 func (c *Controller) Link(id string) (Link, bool) { return c.queries.link(id) }
 

@@ -67,6 +67,25 @@ var (
 	ErrNotConnected = errors.New("the cell is not connected")
 )
 
+// machine is Controller.Machine.
+func (s *queries) machine(id string) (agentapi.Conn, error) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[id]
+	if !ok {
+		return nil, ErrNoCell
+	}
+	return e.streams()
+}
+
+// streams leads to the agent. The caller holds table.mu.
+func (e *entry) streams() (agentapi.Conn, error) {
+	if !e.session.connected() {
+		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
+	}
+	return e.session.streams(), nil
+}
+
 // conn is Controller.Conn.
 func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
 	s.table.mu.Lock()
@@ -75,10 +94,7 @@ func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
 	if !ok {
 		return nil, ErrNoCell
 	}
-	if !e.session.connected() {
-		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
-	}
-	return e.session.streams(), nil
+	return e.streams()
 }
 
 // Link is how the connection to a cell fares.

@@ -1,6 +1,7 @@
 package kip
 
 import (
+	"errors"
 	"fmt"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -72,6 +73,14 @@ func (n nodeCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, e
 		return nil, &node.WaitingError{Why: why}
 	}
 	return nil, &node.WaitingError{Why: fmt.Sprintf("cell %s (%s) is %s", cell.ID, cell.Offering(), cell.Phase)}
+}
+
+func (n nodeCells) Machine(cell string) (agentapi.Conn, error) {
+	conn, err := n.cells.Machine(cell)
+	if errors.Is(err, cells.ErrNoCell) {
+		return nil, node.ErrCellNotFound
+	}
+	return conn, err
 }
 
 // statsCells are the cells that are asked what the pods of a node use, or of all nodes for "".

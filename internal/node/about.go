@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
 
 	"github.com/elotl/kip/internal/version"
@@ -26,17 +28,31 @@ func (p *Port) aboutNode() {
 	}
 	p.mux.HandleFunc("GET /configz", p.configz)
 	p.mux.HandleFunc("GET /statusz", p.statusz)
-	for path, why := range map[string]string{
-		"/logs/":         "logs endpoint is disabled.",
-		"/debug/pprof/":  "profiling endpoint is disabled.",
-		"/debug/flags/v": "flags endpoint is disabled.",
+	for path, why := range map[string]struct{ what, instead string }{
+		"/logs/":         {"logs endpoint is disabled.", " For the logs of a cell's machine: kipctl logs CELL."},
+		"/debug/pprof/":  {what: "profiling endpoint is disabled."},
+		"/debug/flags/v": {what: "flags endpoint is disabled."},
 	} {
 		p.mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, why+" The virtual node "+p.c.NodeName+" is no machine.", http.StatusMethodNotAllowed)
+			notHere(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
+				why.what+" The virtual node "+p.c.NodeName+" is no machine."+why.instead)
 		})
 	}
 	p.mux.HandleFunc("GET /flagz", func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "the virtual node "+p.c.NodeName+" is no kubelet's, and has no flags of one", http.StatusNotFound)
+		notHere(w, http.StatusNotFound, metav1.StatusReasonNotFound, "the virtual node "+p.c.NodeName+" is no kubelet's, and has no flags of one")
+	})
+}
+
+// notHere says why a path of a kubelet's has no answer. It is a Status: of another text kubectl get --raw shows the code alone.
+func notHere(w http.ResponseWriter, code int, reason metav1.StatusReason, why string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(metav1.Status{ // a caller who has gone is no error of ours
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   metav1.StatusFailure,
+		Message:  why,
+		Reason:   reason,
+		Code:     int32(code),
 	})
 }
 
@@ -80,7 +96,7 @@ func (p *Port) configz(w http.ResponseWriter, _ *http.Request) {
 
 // statuszPaths are the roots of what the port answers, as a kubelet lists them.
 var statuszPaths = []string{
-	"/attach", "/checkpoint", "/configz", "/containerLogs", "/exec", "/healthz", "/metrics", "/pods", "/portForward", "/run",
+	"/attach", "/cells", "/checkpoint", "/configz", "/containerLogs", "/exec", "/healthz", "/metrics", "/pods", "/portForward", "/run",
 	"/runningpods", "/stats", "/statusz",
 }
 

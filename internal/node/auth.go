@@ -45,7 +45,9 @@ type gate struct {
 	node  string
 	authn authenticator.Request
 	authz authorizer.Authorizer
-	turns *keyed.Places[sources.Source]
+	// reviews asks about cells, of which no answer is kept.
+	reviews kubernetes.Interface
+	turns   *keyed.Places[sources.Source]
 }
 
 func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.CAContentProvider) (*gate, error) {
@@ -74,7 +76,13 @@ func newGate(node string, reviews kubernetes.Interface, ca dynamiccertificates.C
 	if err != nil {
 		return nil, fmt.Errorf("authorization at the kubelet port: %w", err)
 	}
-	return &gate{node: node, authn: authn, authz: authz, turns: keyed.NewPlaces[sources.Source](reviewsAtOnce, reviewsOfOne)}, nil
+	return &gate{
+		node:    node,
+		authn:   authn,
+		authz:   authz,
+		reviews: reviews,
+		turns:   keyed.NewPlaces[sources.Source](reviewsAtOnce, reviewsOfOne),
+	}, nil
 }
 
 // turn waits until a request may be reviewed. One with a certificate and no token, as an API server's, costs no question

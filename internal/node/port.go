@@ -50,6 +50,9 @@ type Cells interface {
 	// distinguishes are ErrPodNotFound, *WaitingError, *NoMachineError and *EndedError; any
 	// other means that the cell cannot be reached now.
 	Conn(namespace, name string, uid types.UID) (agentapi.Conn, error)
+	// Machine leads to the agent of a cell, by the cell's name. The error is ErrCellNotFound for one
+	// that Kip does not have; any other means that the cell cannot be reached now.
+	Machine(cell string) (agentapi.Conn, error)
 }
 
 // ErrPodNotFound says that no such pod is on this node.
@@ -161,6 +164,7 @@ func NewPort(c PortConfig) (*Port, error) {
 		p.mux.Handle("GET "+path, c.Metrics)
 	}
 	p.aboutNode()
+	p.ofMachines()
 	return p, nil
 }
 
@@ -254,19 +258,28 @@ func (p *Port) awaitClientCA(ctx context.Context, ca *followedCA) {
 
 // ServeHTTP admits a request and routes it.
 func (p *Port) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p.isOfMachine(r) {
+		p.mux.ServeHTTP(w, r) // which asks about the cell
+		return
+	}
 	who, refused := p.gate.admit(r)
 	if refused != nil {
-		p.c.Log.Debug("refused at the kubelet port", "code", refused.code, "method", r.Method, "path", r.URL.Path, "err", refused.err)
-		text := refused.err.Error()
-		if refused.code == http.StatusUnauthorized {
-			text = "Unauthorized" // why not is not for who is not known
-			w.Header().Set("Connection", "close")
-		}
-		http.Error(w, text, refused.code)
+		p.refuse(w, r, refused)
 		return
 	}
 	proven(r.Context())
 	p.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, who)))
+}
+
+// refuse says why a request goes no further.
+func (p *Port) refuse(w http.ResponseWriter, r *http.Request, refused *refusal) {
+	p.c.Log.Debug("refused at the kubelet port", "code", refused.code, "method", r.Method, "path", r.URL.Path, "err", refused.err)
+	text := refused.err.Error()
+	if refused.code == http.StatusUnauthorized {
+		text = "Unauthorized" // why not is not for who is not known
+		w.Header().Set("Connection", "close")
+	}
+	http.Error(w, text, refused.code)
 }
 
 type callerKey struct{}

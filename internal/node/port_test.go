@@ -147,7 +147,9 @@ func (a *reviewer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.mu.Unlock()
 		if attr := review.Spec.ResourceAttributes; attr != nil {
 			review.Status.Allowed = attr.Resource == "nodes" && attr.Name == testNode &&
-				slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Subresource)
+				slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Subresource) ||
+				attr.Group == "kip.elotl.co" && attr.Version == "v1" && attr.Resource == "cells" &&
+					slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Subresource+" of "+attr.Name)
 		}
 		if attr := review.Spec.NonResourceAttributes; attr != nil {
 			review.Status.Allowed = slices.Contains(a.may[review.Spec.User], attr.Verb+" "+attr.Path)
@@ -183,6 +185,16 @@ func (c *fakeCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, 
 		}
 	}
 	return c.conn, nil
+}
+
+func (c *fakeCells) Machine(cell string) (agentapi.Conn, error) {
+	switch cell {
+	case "c-1":
+		return c.conn, nil
+	case "c-away":
+		return nil, errors.New("no tunnel")
+	}
+	return nil, ErrCellNotFound
 }
 
 // toServer sends every request to one address.
@@ -223,19 +235,24 @@ func serveWith(t *testing.T, itzo http.HandlerFunc, ca func(*authority) (dynamic
 	f := &fixture{
 		ca: newAuthority(t, "cluster"),
 		api: &reviewer{may: map[string][]string{
-			"admin":   {"get proxy", "create proxy", "create checkpoint", "get stats", "get metrics", "get log"},
-			"reader":  {"get proxy"},
-			"lister":  {"get pods", "get healthz"},
-			"nobody":  {},
-			"metrics": {"get metrics"},
-			"stats":   {"get stats"},
-			"config":  {"get configz", "get statusz"},
+			"admin":    {"get proxy", "create proxy", "create checkpoint", "get stats", "get metrics", "get log"},
+			"reader":   {"get proxy"},
+			"lister":   {"get pods", "get healthz"},
+			"nobody":   {},
+			"metrics":  {"get metrics"},
+			"stats":    {"get stats"},
+			"config":   {"get configz", "get statusz"},
+			"operator": {"create exec of c-1", "get log of c-1", "get log of c-away", "get log of none"},
+			"looker":   {"get log of c-1"},
 		}},
 		cells: &fakeCells{}, health: &state{},
 	}
 	api := httptest.NewServer(f.api)
 	t.Cleanup(api.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL})
+	client, err := kubernetes.NewForConfig(&rest.Config{
+		Host:          api.URL,
+		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeJSON},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -427,6 +427,8 @@ func (w *town) start() (ended <-chan error) {
 // noCells are the cells of pods that have none.
 type noCells struct{}
 
+func (noCells) Machine(string) (agentapi.Conn, error) { return nil, node.ErrCellNotFound }
+
 func (noCells) Conn(string, string, types.UID) (agentapi.Conn, error) {
 	return nil, node.ErrPodNotFound
 }

@@ -48,6 +48,8 @@ func (k known) Conn(namespace, name string, _ types.UID) (agentapi.Conn, error) 
 	return nil, &node.WaitingError{Why: "its cell is not here"}
 }
 
+func (k known) Machine(string) (agentapi.Conn, error) { return nil, node.ErrCellNotFound }
+
 // reviewed is a cluster where another server says who asks, and what they may.
 type reviewed struct {
 	kubernetes.Interface

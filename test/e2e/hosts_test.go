@@ -123,8 +123,8 @@ func TestAPodIsResizedWithinItsMachine(t *testing.T) {
 		c := pod.Status.ContainerStatuses[0]
 		return c.RestartCount == 1 && c.Ready && c.Resources != nil && c.Resources.Requests.Memory().String() == "96Mi"
 	})
-	if got, want := strings.TrimSpace(s.Kubectl("exec", "a", "--", "cat", "/proc/1/oom_score_adj")),
-		fmt.Sprint(1000-1000*96/256); got != want {
+	got := strings.TrimSpace(s.Kubectl("exec", "a", "--", "cat", "/proc/1/oom_score_adj"))
+	if want := fmt.Sprint(1000 - 1000*96/256); got != want {
 		t.Errorf("oom_score_adj is %s, want %s", got, want)
 	}
 }

@@ -16,9 +16,13 @@ import (
 	"syscall"
 	"testing"
 
+	authv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/elotl/kip/test/harness"
 	"github.com/elotl/kip/test/namespace"
@@ -86,6 +90,110 @@ func TestKipctlShowsCellsAndPods(t *testing.T) {
 		if out, errs, err := s.kipctl(world.Socket, wrong...); err == nil || errs == "" {
 			t.Errorf("kipctl %s is well: %q, %q", strings.Join(wrong, " "), out, errs)
 		}
+	}
+}
+
+// kubeconfigOf writes a kubeconfig of a service account of the namespace, which a ClusterRole with these rules is bound to.
+func (s *space) kubeconfigOf(account string, rules ...rbacv1.PolicyRule) string {
+	s.Helper()
+	ctx, name := s.Context(), s.NS+"-"+account
+	if _, err := world.Admin.CoreV1().ServiceAccounts(s.NS).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}},
+		metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	rbac := world.Admin.RbacV1()
+	if _, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules},
+		metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = rbac.ClusterRoles().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	if _, err := rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: s.NS, Name: account}}}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = rbac.ClusterRoleBindings().Delete(context.Background(), name, metav1.DeleteOptions{}) })
+	token, err := world.Admin.CoreV1().ServiceAccounts(s.NS).CreateToken(ctx, account, &authv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	file := filepath.Join(s.TempDir(), account+".kubeconfig")
+	if err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: world.Config.Host, CertificateAuthorityData: world.Config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: token.Status.Token}},
+		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "x",
+	}, file); err != nil {
+		s.Fatal(err)
+	}
+	return file
+}
+
+func TestKipctlTakesWhoMayOntoTheMachineOfACell(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(namespace.Sleeper("a"))
+	s.WaitReady("a")
+	cell := s.CellOf("a").Name
+	kipctl := func(kubeconfig, in string, args ...string) (string, string, error) {
+		ctx, cancel := context.WithTimeout(s.Context(), patience)
+		defer cancel()
+		args = append([]string{"--kubeconfig", kubeconfig, "--socket", world.Socket}, args...)
+		cmd := exec.CommandContext(ctx, world.Tool("kipctl"), args...)
+		cmd.Stdin = strings.NewReader(in)
+		return namespace.Run(cmd)
+	}
+	// The machine has the kubelet, which no pod sees.
+	out, errs, err := kipctl(world.Kubeconfig, "some input", "exec", cell, "--", "sh", "-c",
+		"cat; echo; grep -l kubelet /proc/[0-9]*/cmdline | wc -l; echo a word >&2; exit 7")
+	var exit *exec.ExitError
+	if f := strings.Fields(out); len(f) != 3 || f[1] != "input" || f[2] == "0" || errs != "a word\n" || !errors.As(err, &exit) ||
+		exit.ExitCode() != 7 {
+		t.Errorf("a command on the machine: %q, %q, %v", out, errs, err)
+	}
+	out, errs, err = kipctl(world.Kubeconfig, "", "logs", cell, "--tail", "2000", "-l", "agent,kubelet,containerd,console")
+	for _, want := range []string{"==> agent <==", "itzo starts", "==> kubelet <==", "Started kubelet", "==> containerd <==",
+		"==> console <=="} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("the machine's logs have no %q (%v): %s%.2000s", want, err, errs, out)
+		}
+	}
+	if out, errs, err := kipctl(world.Kubeconfig, "", "describe", cell); err != nil || !strings.Contains(out, s.NS+"/a") ||
+		!strings.Contains(out, "Steps:") {
+		t.Errorf("kipctl describe: %v: %s%s", err, out, errs)
+	}
+
+	// Who may do all with the node and read its logs may run nothing there, nor come by the API server's proxy.
+	looks := []rbacv1.PolicyRule{
+		{APIGroups: []string{"kip.elotl.co"}, Resources: []string{"cells"}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/proxy", "nodes/log"}, Verbs: []string{"get", "create"}},
+	}
+	none := s.kubeconfigOf("none", looks...)
+	looker := s.kubeconfigOf("looker", append(looks, rbacv1.PolicyRule{APIGroups: []string{"kip.elotl.co"}, Resources: []string{"cells/log"},
+		Verbs: []string{"get"}, ResourceNames: []string{cell}})...)
+	if out, errs, err := kipctl(looker, "", "logs", cell, "-l", "agent"); err != nil || !strings.Contains(out, "itzo starts") {
+		t.Errorf("who may read the logs: %v: %s%s", err, out, errs)
+	}
+	for says, c := range map[string]struct {
+		kubeconfig string
+		args       []string
+		want       string
+	}{
+		"a command of who may read logs": {looker, []string{"exec", cell, "--", "id"}, "may not create cells/exec"},
+		"logs of who may not":            {none, []string{"logs", cell, "-l", "agent"}, "may not get cells/log"},
+		"a command of who may nothing":   {none, []string{"exec", cell, "--", "id"}, "may not create cells/exec"},
+	} {
+		if out, errs, err := kipctl(c.kubeconfig, "", c.args...); err == nil || !strings.Contains(errs, c.want) || strings.Contains(out, "uid=") {
+			t.Errorf("%s: %v: %s%s", says, err, out, errs)
+		}
+	}
+	path := "/api/v1/nodes/" + harness.Node + "/proxy/cells/" + cell + "/logs/agent"
+	if out, _, errs := s.Try("get", "--raw", path); !strings.Contains(errs, "not known behind a proxy") || out != "" {
+		t.Errorf("by the API server's proxy: %s%s", out, errs)
+	}
+	path = "/api/v1/nodes/" + harness.Node + "/proxy/logs/?query=kubelet"
+	if out, _, errs := s.Try("get", "--raw", path); !strings.Contains(errs, "kipctl logs CELL") {
+		t.Errorf("a query of the node's logs: %s%s", out, errs)
 	}
 }
 

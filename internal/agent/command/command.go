@@ -30,6 +30,7 @@ import (
 	"github.com/elotl/kip/internal/agent/machine"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/shim"
+	"github.com/elotl/kip/internal/agent/supervise"
 	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agent/userdata"
 	"github.com/elotl/kip/internal/agentapi"
@@ -226,8 +227,27 @@ func takeUserData(ctx context.Context, source userdata.Source, file, taken strin
 	return cloudinit.Replace(taken, nil, 0o400)
 }
 
+// logBytes bounds the file with the agent's log; it and one before it are kept.
+const logBytes = 4 << 20
+
+// kept returns a log that is in a file of the machine, too: an operator reads it there, also where nobody sees the console.
+func kept(log *slog.Logger) (both *slog.Logger, closeLog func()) {
+	err := os.MkdirAll(agent.LogDir, 0o755)
+	var file *supervise.LogFile
+	if err == nil {
+		file, err = supervise.OpenLog(filepath.Join(agent.LogDir, agent.LogName), logBytes)
+	}
+	if err != nil {
+		log.Warn("keep the agent's log in a file", "err", err)
+		return log, func() {}
+	}
+	return slog.New(slog.NewMultiHandler(log.Handler(), slog.NewTextHandler(file, nil))), func() { _ = file.Close() }
+}
+
 // runCell runs the agent of a machine that came to it so.
 func runCell(ctx context.Context, log *slog.Logger, boot agentapi.Boot) error {
+	log, closeLog := kept(log)
+	defer closeLog()
 	o := agent.Options{
 		Log:     log,
 		Version: version.String(),

@@ -6,10 +6,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -130,6 +132,22 @@ func TestExecTakesAScriptAsLongAsANodeTakes(t *testing.T) {
 	s.WaitReady("a")
 	if out := s.Kubectl("exec", "a", "--", "sh", "-c", strings.Repeat("\n", 120_000)+"echo done"); out != "done\n" {
 		t.Errorf("%.200q", out)
+	}
+}
+
+// The port is forwarded to Kip's pod, which the test reaches by the API server.
+func TestKipctlComesOntoTheMachineOfACellByKipsPod(t *testing.T) {
+	t.Parallel()
+	s := newSpace(t)
+	s.Apply(namespace.Sleeper("a"))
+	s.WaitReady("a")
+	ctx, cancel := context.WithTimeout(s.Context(), namespace.Patience)
+	defer cancel()
+	out, errs, err := namespace.Run(exec.CommandContext(ctx, world.Tool("kipctl"), "--kubeconfig", world.Kubeconfig, "exec",
+		s.CellOf("a").Name, "--", "sh", "-c", "ls /var/lib/kubelet/config.yaml; exit 5"))
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 5 || out != "/var/lib/kubelet/config.yaml\n" {
+		t.Errorf("%v: %s%s", err, out, errs)
 	}
 }
 
