@@ -93,6 +93,18 @@ type CellStatus struct {
 	Boot *Boot `json:"boot,omitempty"`
 	// Agent is the one that ran on the machine when the pod was given it, as it said itself.
 	Agent *Agent `json:"agent,omitempty"`
+	// Beside are the pods of DaemonSets that run beside the pod, as the cell's kubelet says.
+	Beside []BesidePod `json:"beside,omitempty"`
+}
+
+// BesidePod is the copy of a DaemonSet's pod on a cell.
+type BesidePod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Ready     bool   `json:"ready"`
+	Restarts  int32  `json:"restarts,omitempty"`
+	// Message says why it is not ready, or why it does not run here.
+	Message string `json:"message,omitempty"`
 }
 
 // Agent is a cell's agent.

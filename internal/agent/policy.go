@@ -62,6 +62,9 @@ func (a *Agent) putFirewall(w http.ResponseWriter, r *http.Request) {
 	// would be unknown.
 	err = a.firewall.Apply(running, config.PodIP, config.PodIPv6, config.Routes, encoded)
 	if err == nil {
+		err = a.namePod(encoded)
+	}
+	if err == nil {
 		err = network.Open(a.gateDir(), policyGate)
 	}
 	switch {
@@ -73,9 +76,21 @@ func (a *Agent) putFirewall(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// namePod has the CNI plugin know the pod among those that run beside it, as rules that are in force say.
+func (a *Agent) namePod(encoded []byte) error {
+	var fw agentapi.Firewall
+	if err := json.Unmarshal(encoded, &fw); err != nil {
+		return fmt.Errorf("read the pod's UID of the firewall's rules: %w", err)
+	}
+	if fw.Beside == nil {
+		return network.NamePod(a.gateDir(), "")
+	}
+	return network.NamePod(a.gateDir(), fw.Beside.PodUID)
+}
+
 func (a *Agent) getFirewall(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(agentapi.FirewallStatus{Digest: a.firewall.Digest(), Masquerades: true})
+	_ = json.NewEncoder(w).Encode(agentapi.FirewallStatus{Digest: a.firewall.Digest(), Masquerades: true, Beside: true})
 }
 
 // nft runs the program nft and returns what it printed.

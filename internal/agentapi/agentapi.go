@@ -323,7 +323,23 @@ type Firewall struct {
 	// Masquerade changes the source of what the pod sends; nil for nothing. Send it only to
 	// an agent that knows it (FirewallStatus.Masquerades): others refuse unknown keys.
 	Masquerade *Masquerade `json:"masquerade,omitempty"`
+	// Beside says that other pods run beside the pod; nil for none. Send it only to an agent that knows it
+	// (FirewallStatus.Beside).
+	Beside *Beside `json:"beside,omitempty"`
 }
+
+// Beside is by what a cell tells its pod from the pods of DaemonSets that run beside it. These get
+// addresses of BesideNetwork, which nobody reaches but from within the cell, and send from the cell's own.
+type Beside struct {
+	// PodUID is the UID of the cell's pod.
+	PodUID string `json:"podUID"`
+	// HostPorts are those at which pods of the machine's network listen. The pod may connect to them.
+	HostPorts []Ports `json:"hostPorts,omitempty"`
+}
+
+// BesideNetwork has the addresses of pods of DaemonSets on their cell. They are link-local, so no address of a
+// cluster or of a VPC is one of them.
+var BesideNetwork = netip.MustParsePrefix("169.254.66.0/24")
 
 // Masquerade has the cell send the pod's IPv4 packets with another source address. The
 // rules of Ingress and Egress see the pod's own address all the same.
@@ -368,6 +384,8 @@ type FirewallStatus struct {
 	Digest string `json:"digest"`
 	// Masquerades reports whether the agent knows Firewall.Masquerade.
 	Masquerades bool `json:"masquerades,omitempty"`
+	// Beside reports whether the agent knows Firewall.Beside. A cell of one that does not runs its pod alone.
+	Beside bool `json:"beside,omitempty"`
 }
 
 // Digest tells one encoded Firewall from another.

@@ -71,6 +71,17 @@ func eachContainer(pod *corev1.Pod, f func(*corev1.Container)) {
 	}
 }
 
+// allowAll gives the cell what the pods take that its kubelet sees. c.mu is held.
+func (c *boundPod) allowAll() {
+	all := allowanceOf(c.pod.current)
+	for _, p := range c.copies.all {
+		more := allowanceOf(p.current)
+		all.objects, all.images = all.objects+more.objects, all.images+more.images
+		all.status, all.size = max(all.status, more.status), max(all.size, more.size)
+	}
+	c.allow(all)
+}
+
 // allow gives the cell what its pod takes. c.mu is held.
 func (c *limits) allow(a allowance) {
 	now := c.server.clock.Now()

@@ -36,20 +36,33 @@ const (
 
 // binding is the pod that a cell runs: once, and no other ever.
 type binding struct {
-	namespace, name string
-	uid             types.UID
-	at              time.Time
+	shownPod
+	at time.Time
+	// restored says that the kubelet may have had the pod before this process bound it.
+	restored bool
 
 	// What follows is guarded by the cell's mutex.
 
 	known   chan struct{} // closed when it is known whether the pod exists
 	isKnown bool
-	gone    bool        // for good: a UID does not come back
-	current *corev1.Pod // last seen, also after it is gone; nil before
-	refs    map[watches.Ref]*heldRef
+	gone    bool   // for good: a UID does not come back
+	seen    uint64 // resource version of current at the API server
+	shown   uint64 // and of what the kubelet was shown
 	claims  sets.Set[string]
 	// volumeOf is the volume of each claim that was read.
 	volumeOf map[string]string
+}
+
+// shownPod is a pod that a cell's kubelet sees, with what it names.
+type shownPod struct {
+	namespace, name string
+	uid             types.UID
+
+	// What follows is guarded by the cell's mutex.
+
+	current *corev1.Pod     // last seen, also after it is gone; nil before
+	object  *watches.Object // as the kubelet was shown it last; nil before
+	refs    map[watches.Ref]*heldRef
 }
 
 // heldRef is a cell's use of a referenced object.
@@ -62,10 +75,12 @@ type heldRef struct {
 // boundPod is the pod of a cell, as the cell may see it.
 type boundPod struct {
 	*base
-	pods *watches.Collection // the bound pod, if any
+	node *cellNode
+	pods *watches.Collection // the bound pod, if any, and what runs beside it
 
-	mu  sync.Mutex
-	pod *binding
+	mu     sync.Mutex
+	pod    *binding
+	copies copies
 }
 
 // Bind shows the cell its pod, from now on and for good. A second call for the same
@@ -95,14 +110,18 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 		return fmt.Errorf("bind pod %s to cell %s: it is bound to cell %s", id, c.id, other.id)
 	}
 	c.pod = &binding{
-		namespace: namespace,
-		name:      name,
-		uid:       uid,
-		at:        s.clock.Now(),
-		known:     make(chan struct{}),
-		refs:      map[watches.Ref]*heldRef{},
-		claims:    sets.New[string](),
-		volumeOf:  map[string]string{},
+		shownPod: shownPod{namespace: namespace, name: name, uid: uid, refs: map[watches.Ref]*heldRef{}},
+		at:       s.clock.Now(),
+		restored: !c.node.wasReady(), // a pod is bound to a kubelet that is ready; of an earlier process, before that is dialled
+		known:    make(chan struct{}),
+		claims:   sets.New[string](),
+		volumeOf: map[string]string{},
+	}
+	if s.sets == nil || !c.pod.restored {
+		c.copies.know()
+	} else {
+		// Its kubelet may have copies of which this process will not tell it that they are gone: it is to list anew.
+		c.pods.StartEmpty(s.nextVersion())
 	}
 	c.budget.admit(allowance{status: maxRequest}) // until the pod is known
 	s.bound[uid] = c
@@ -118,6 +137,7 @@ func (c *boundPod) unbind() {
 		return
 	}
 	c.refer(references{})
+	c.unbindCopies()
 	c.server.mu.Lock()
 	delete(c.server.bound, c.pod.uid)
 	c.server.mu.Unlock()
@@ -138,6 +158,9 @@ func (c *boundPod) find() {
 	select {
 	case <-watches.Told(s.told, c.as.name):
 	case <-c.lifetime.Done():
+		return
+	}
+	if !s.sets.list(c.lifetime, c.as) {
 		return
 	}
 	if o, exists, err := s.pods.GetStore().GetByKey(watches.Key(b.namespace, b.name)); err == nil && exists {
@@ -184,24 +207,44 @@ func (c *boundPod) show(pod *corev1.Pod) {
 			"node", pod.Spec.NodeName, "cell_node", c.as.name)
 		return
 	}
-	// The informer's objects belong to others.
-	shown := pod.DeepCopy()
-	hostports.Restore(shown)
-	o, err := watches.NewObject(podKind, shown)
+	if !c.server.sets.knows(c.as.name) {
+		return // find comes back here
+	}
+	rv, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
 	if err != nil {
 		c.server.log.Error("pod not shown to its cell", "cell", c.id, "err", err)
 		return
 	}
-	if b.current != nil {
-		if before, err := strconv.ParseUint(b.current.ResourceVersion, 10, 64); err == nil && o.RV <= before {
-			return
-		}
+	if b.current != nil && rv <= b.seen {
+		return
 	}
-	b.current = o.APIObject.(*corev1.Pod)
+	// The informer's objects belong to others.
+	shown := pod.DeepCopy()
+	hostports.Restore(shown)
+	b.current, b.seen = shown, rv
 	c.refer(referencesOf(b.current))
-	c.allow(allowanceOf(b.current))
-	c.pods.Put(o)
+	c.seeCopies()
 	c.know()
+}
+
+// putChanged has the kubelet see the bound pod as it is now. c.mu is held.
+func (c *boundPod) putChanged() {
+	b := c.pod
+	if b.shown == b.seen {
+		return
+	}
+	shown := *b.current // the kubelet's objects never change
+	if c.server.sets != nil {
+		// What runs beside it changes by the cell's word alone, and has no versions of the API server.
+		shown.ResourceVersion = strconv.FormatUint(c.server.nextVersion(), 10)
+	}
+	o, err := watches.NewObject(podKind, &shown)
+	if err != nil {
+		c.server.log.Error("pod not shown to its cell", "cell", c.id, "err", err)
+		return
+	}
+	b.object, b.shown = o, b.seen
+	c.pods.Put(o)
 }
 
 // lose makes the bound pod absent for the cell, as of a resource version.
@@ -217,16 +260,26 @@ func (c *boundPod) lose(resourceVersion string) {
 	if err != nil {
 		c.server.log.Error("resource version of a deleted pod is not a number", "cell", c.id, "resource_version", resourceVersion)
 	}
-	if b.current == nil {
+	if c.server.sets != nil {
+		rv = c.server.nextVersion()
+	}
+	if b.object == nil {
 		c.pods.StartEmpty(max(rv, unboundVersion))
 	} else {
-		c.pods.Remove((&watches.Object{APIObject: b.current}).At(rv))
+		c.pods.Remove(b.object.At(rv))
 	}
-	// Its kubelet hears first that the pod is gone, and then does not ask again for
-	// what the pod named.
-	held := slices.Collect(maps.Values(b.refs))
-	c.referUntil(references{}, func(*heldRef) {})
+	c.part(&b.shownPod)
+	b.claims = nil
 	c.budget.allow(c.server.clock.Now(), allowance{status: statusBody})
+	c.know()
+	c.copies.know()
+	c.server.log.Info("pod of a cell is gone", "cell", c.id, "pod", watches.Key(b.namespace, b.name))
+}
+
+// part gives up what a pod named that its kubelet hears is gone: a while later, since it asks for that until then. c.mu is held.
+func (c *boundPod) part(p *shownPod) {
+	held := slices.Collect(maps.Values(p.refs))
+	c.referUntil(p, references{}, func(*heldRef) {})
 	c.server.start(func() {
 		select {
 		case <-c.server.clock.After(partingTime):
@@ -236,8 +289,6 @@ func (c *boundPod) lose(resourceVersion string) {
 			h.end()
 		}
 	})
-	c.know()
-	c.server.log.Info("pod of a cell is gone", "cell", c.id, "pod", watches.Key(b.namespace, b.name))
 }
 
 // know declares that the pod's existence is known. c.mu is held.
@@ -248,12 +299,15 @@ func (c *boundPod) know() {
 	}
 }
 
-// refer makes refs what the cell may read. c.mu is held.
-func (c *boundPod) refer(refs references) { c.referUntil(refs, func(h *heldRef) { h.end() }) }
+// refer makes refs what the cell may read for its pod. c.mu is held.
+func (c *boundPod) refer(refs references) {
+	c.referUntil(&c.pod.shownPod, refs, func(h *heldRef) { h.end() })
+	c.pod.claims = refs.claims
+}
 
-// referUntil leaves it to end when watches end on what the cell may not read any more.
-func (c *boundPod) referUntil(refs references, end func(*heldRef)) {
-	b := c.pod
+// referUntil makes refs what the cell may read for one of the pods that it sees. It leaves it to end when watches end on what the
+// cell may not read for that any more. c.mu is held.
+func (c *boundPod) referUntil(b *shownPod, refs references, end func(*heldRef)) {
 	wanted := sets.New[watches.Ref]()
 	for name := range refs.secrets {
 		wanted.Insert(watches.Ref{
@@ -285,28 +339,38 @@ func (c *boundPod) referUntil(refs references, end func(*heldRef)) {
 			delete(b.refs, k)
 		}
 	}
-	b.claims = refs.claims
 }
 
-// reference returns the cell's use of a referenced object, nil when its pod does
-// not name it.
+// reference returns the cell's use of a referenced object, nil when no pod that it sees names it.
 func (c *boundPod) reference(k watches.Ref) *heldRef {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pod == nil {
 		return nil
 	}
-	return c.pod.refs[k]
+	if held := c.pod.refs[k]; held != nil {
+		return held
+	}
+	for _, p := range c.copies.all {
+		if held := p.refs[k]; held != nil {
+			return held
+		}
+	}
+	return nil
 }
 
-// references returns how many objects the pod names.
-func (c *boundPod) references() int {
+// references returns how many objects the pods name that the cell sees.
+func (c *boundPod) references() (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pod == nil {
 		return 0
 	}
-	return len(c.pod.refs)
+	n = len(c.pod.refs)
+	for _, p := range c.copies.all {
+		n += len(p.refs)
+	}
+	return n
 }
 
 // bound returns the cell's binding, nil without one.
@@ -333,8 +397,13 @@ func (c *boundPod) knowsPod(w http.ResponseWriter, r *http.Request) error {
 	if b == nil {
 		return nil
 	}
+	return c.awaits(w, r, b.known, func() string { return fmt.Sprintf("pod %s/%s", b.namespace, b.name) })
+}
+
+// awaits waits until known is closed, and holds no turn meanwhile. what is to be known is for the client that waits in vain.
+func (c *boundPod) awaits(w http.ResponseWriter, r *http.Request, known <-chan struct{}, what func() string) error {
 	select {
-	case <-b.known:
+	case <-known:
 		return nil
 	default:
 	}
@@ -342,12 +411,18 @@ func (c *boundPod) knowsPod(w http.ResponseWriter, r *http.Request) error {
 	timer := c.server.clock.NewTimer(patience)
 	defer timer.Stop()
 	select {
-	case <-b.known:
+	case <-known:
 		return c.worksAgain(r.Context(), w)
 	case <-r.Context().Done():
 	case <-timer.C():
 	}
-	return notYet(fmt.Sprintf("pod %s/%s", b.namespace, b.name))
+	return notYet(what())
+}
+
+// isOwn reports whether a pod is the one that the cell is of.
+func (c *boundPod) isOwn(pod *corev1.Pod) bool {
+	b := c.bound()
+	return b != nil && b.uid == pod.UID
 }
 
 // settling says that the API server's Node authorizer may not know of the binding.

@@ -79,6 +79,11 @@ func (c *eventAPI) serveEvent(w http.ResponseWriter, r *http.Request, a *ask) er
 		c.notePlugin(sent)
 		return c.acknowledge(w, r, a, sent)
 	}
+	if about.Kind == "Pod" && about.Namespace == a.Namespace && c.pod.ranBeside(about.UID) {
+		// One pod stands for the copies on all cells: its events would be theirs, all at once.
+		c.noteCopy(about.UID, sent)
+		return c.acknowledge(w, r, a, sent)
+	}
 	isPod := b != nil && about.Kind == "Pod" && about.Namespace == b.namespace && about.Name == b.name && about.UID == b.uid
 	isClaim := about.Kind == "PersistentVolumeClaim"
 	if isClaim {

@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/watches"
 )
 
@@ -61,6 +62,7 @@ type house struct {
 	clock  clock.Clock
 	images ImageCredentials
 	events Recorder
+	sets   *daemonsets.Rules
 	server *Server
 	stop   func()
 }
@@ -107,6 +109,8 @@ func (h *house) start() {
 		Images:   h.images,
 		Events:   h.events,
 		Clock:    h.clock,
+
+		DaemonSets: h.sets,
 	})
 	if err != nil {
 		h.t.Fatal(err)

@@ -2,6 +2,7 @@ package cellapi
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,8 @@ type identity struct {
 	virtual atomic.Pointer[corev1.Node] // the real virtual node
 	source  *watches.Source             // where that comes from
 	forget  func()                      // ends that watch
+
+	listing sync.Mutex // held while its pods of DaemonSets are asked for
 }
 
 func newIdentity(cfg *rest.Config, name string) (n *identity, err error) {
@@ -33,6 +36,13 @@ func newIdentity(cfg *rest.Config, name string) (n *identity, err error) {
 		return n, fmt.Errorf("cell API: client of node %s: %w", name, err)
 	}
 	return n, nil
+}
+
+// identityOf is userOf for a caller that does not hold s.mu.
+func (s *Server) identityOf(name string) (*identity, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.userOf(name)
 }
 
 // userOf returns that of a virtual node, which it makes for the first cell. s.mu is

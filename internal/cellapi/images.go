@@ -123,12 +123,12 @@ func (c *imageAPI) serveImageCredentials(w http.ResponseWriter, r *http.Request,
 	if err := c.pod.knowsPod(w, r); err != nil {
 		return err
 	}
-	pod, gone := c.pod.lastPod()
-	if pod == nil || gone {
+	pods := c.pod.shownPods()
+	if len(pods) == 0 {
 		return c.forbidden(a, "it has no pod")
 	}
-	image, named, ok := namedBy(pod, asked.Image)
-	if !ok {
+	pod, image, named := namedByAny(pods, asked.Image)
+	if pod == nil {
 		return c.forbidden(a, fmt.Sprintf("its pod does not name the image %s", sanitize.Printable(cut(asked.Image, 256))))
 	}
 	if c.server.images == nil {
@@ -137,7 +137,7 @@ func (c *imageAPI) serveImageCredentials(w http.ResponseWriter, r *http.Request,
 	rests(w)
 	got, err := c.server.images.Get(r.Context(), c.id, image.registry, image.repository, named)
 	if err != nil {
-		if r.Context().Err() == nil {
+		if r.Context().Err() == nil && c.pod.isOwn(pod) { // of a copy its kubelet tells
 			c.tellOfImage(pod, image, err)
 		}
 		return apierrors.NewServiceUnavailable("there are no credentials for this image: an Event of the pod says why")
@@ -151,6 +151,16 @@ func (c *imageAPI) serveImageCredentials(w http.ResponseWriter, r *http.Request,
 	defer deadline(w)()
 	_, _ = w.Write(answer) // or the client is gone
 	return nil
+}
+
+// namedByAny returns the first pod that names an image, with what namedBy finds; nil for none.
+func namedByAny(pods []*corev1.Pod, image string) (by *corev1.Pod, found imageRef, named []string) {
+	for _, pod := range pods {
+		if found, named, ok := namedBy(pod, image); ok {
+			return pod, found, named
+		}
+	}
+	return nil, imageRef{}, nil
 }
 
 // namedBy finds where an image is that the pod names, and which repositories of the same

@@ -269,6 +269,23 @@ func (n *cellNode) lastHeartbeat() time.Time {
 	return n.heard
 }
 
+// wasReady reports whether the kubelet has reported to this process that its node is ready.
+func (n *cellNode) wasReady() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isReady
+}
+
+// allocatable is what the kubelet says that its pods may have, to be read only; before that, what Kip knows.
+func (n *cellNode) allocatable() corev1.ResourceList {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.current == nil {
+		return n.first.status.Allocatable
+	}
+	return n.current.node.Status.Allocatable
+}
+
 func (n *cellNode) show() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -28,6 +28,11 @@ func (c *podAPI) servePod(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return c.readPods(w, r, a)
 	case a.Subresource == "" && a.Verb == "create":
 		return c.refuseMirror(r, a)
+	}
+	if copy := c.pod.copyOf(a.Namespace, a.Name); copy != nil {
+		return c.serveCopy(w, r, a, copy)
+	}
+	switch {
 	case a.Subresource == "" && a.Verb == "get":
 		return c.passPodGet(w, r, a)
 	case a.Subresource == "" && a.Verb == "delete":
@@ -56,6 +61,9 @@ func (c *podAPI) readPods(w http.ResponseWriter, r *http.Request, a *ask) error 
 		return notYet("the pod of cell " + c.id)
 	}
 	if err := c.pod.knowsPod(w, r); err != nil {
+		return err
+	}
+	if err := c.pod.knowsCopies(w, r); err != nil {
 		return err
 	}
 	return c.read(w, r, &reader{
@@ -106,18 +114,9 @@ func (c *podAPI) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) e
 	if err != nil {
 		return err
 	}
-	if len(r.URL.Query()) > 0 {
-		return apierrors.NewBadRequest("options of a deletion belong into the body")
-	}
-	sent, err := readBody(r)
+	options, err := deletionOf(r)
 	if err != nil {
 		return err
-	}
-	options := &metav1.DeleteOptions{}
-	if len(sent) > 0 {
-		if options, err = decodeOptions(sent); err != nil {
-			return err
-		}
 	}
 	if options.Preconditions == nil {
 		options.Preconditions = &metav1.Preconditions{}
@@ -132,6 +131,18 @@ func (c *podAPI) passPodDelete(w http.ResponseWriter, r *http.Request, a *ask) e
 		return fmt.Errorf("encode the deletion of pod %s/%s: %w", b.namespace, b.name, err)
 	}
 	return c.passing.pass(w, r, a, body{mediaType: runtime.ContentTypeJSON, bytes: remade, final: true}, nil)
+}
+
+// deletionOf decodes the options of a deletion.
+func deletionOf(r *http.Request) (*metav1.DeleteOptions, error) {
+	if len(r.URL.Query()) > 0 {
+		return nil, apierrors.NewBadRequest("options of a deletion belong into the body")
+	}
+	sent, err := readBody(r)
+	if err != nil || len(sent) == 0 {
+		return &metav1.DeleteOptions{}, err
+	}
+	return decodeOptions(sent)
 }
 
 // decodeOptions decodes the options of a deletion, and nothing else.

@@ -1,12 +1,13 @@
 package cellapi
 
 import (
-	"encoding/json"
 	"net/http"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // addressesOf are those of the cell's instance: with the host's network a pod has
@@ -16,6 +17,15 @@ func (c *podAPI) addressesOf(pod *corev1.Pod) addresses {
 	a := addresses{host: []netip.Addr{i.NodeIP, i.NodeIPv6}, pod: []netip.Addr{i.PodIP, i.PodIPv6}}
 	if pod != nil && pod.Spec.HostNetwork {
 		a.pod = a.host
+	}
+	return a
+}
+
+// addressesOfCopy are those that a pod beside the cell's may have: without the host's network one of the machine alone.
+func (c *podAPI) addressesOfCopy(copy *corev1.Pod) addresses {
+	a := c.addressesOf(copy)
+	if !copy.Spec.HostNetwork {
+		a.pod, a.within = nil, agentapi.BesideNetwork
 	}
 	return a
 }
@@ -38,13 +48,8 @@ func (c *podAPI) passPodStatus(w http.ResponseWriter, r *http.Request, a *ask) e
 		// A merge patch replaces lists, those of other controllers too.
 		return unsupportedMediaType(string(p.kind), string(types.StrategicMergePatchType))
 	}
-	var sent struct {
-		Metadata struct {
-			UID *string `json:"uid"`
-		} `json:"metadata"`
-	}
-	if err := json.Unmarshal(p.body, &sent); err == nil && sent.Metadata.UID != nil && *sent.Metadata.UID != string(b.uid) {
-		return podConflict(a.Name, cut(*sent.Metadata.UID, 64), b.uid)
+	if err := ofPod(p.body, a.Name, b.uid); err != nil {
+		return err
 	}
 	pod, _ := c.pod.lastPod()
 	patch, err := podStatusPatch(p.body, pod, c.addressesOf(pod), endsOf(pod))

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watches"
@@ -41,11 +42,13 @@ type Config struct {
 	IPv6 bool
 	// Images has what pulls the images of pods; nil where nobody has.
 	Images ImageCredentials
-	// Events are those of pods. Required with Images.
+	// Events are those of pods. Required with Images and DaemonSets.
 	Events Recorder
 	// CloudDriver is that whose disks Kip attaches to cells; cells see their volumes as local
 	// ones. Optional.
 	CloudDriver volumes.CloudDriver
+	// DaemonSets are those that run beside pods; nil for none. They need Events.
+	DaemonSets *daemonsets.Rules
 	// Observer is told what cells ask; nil for nobody.
 	Observer Observer
 	// Overdrawn, if not nil, is called with the context of each request that goes
@@ -71,6 +74,7 @@ type Server struct {
 	passing    *keyed.Places[*limits] // requests of cells that are open at the API server
 	working    *keyed.Places[*limits] // requests of cells that are worked on
 	pods       watches.Pods
+	sets       *setPods // nil where no DaemonSets run beside pods
 
 	cloudDriver volumes.CloudDriver
 
@@ -122,6 +126,8 @@ func New(cfg Config) (*Server, error) {
 		return nil, errors.New("cell API: Pods is nil, it must be the informer of the nodes' pods")
 	case cfg.Images != nil && cfg.Events == nil:
 		return nil, errors.New("cell API: Events is nil, it must report that a pod's images cannot be pulled")
+	case cfg.DaemonSets != nil && cfg.Events == nil:
+		return nil, errors.New("cell API: Events is nil, it must report that a DaemonSet does not run beside a pod")
 	}
 	s := &Server{
 		nodeName:     cfg.NodeName,
@@ -140,6 +146,7 @@ func New(cfg Config) (*Server, error) {
 		passing:      keyed.NewPlaces[*limits](passedAtOnce, passedOfOne),
 		working:      keyed.NewPlaces[*limits](workedAtOnce(), workedOfOne),
 	}
+	s.sets = newSetPods(s, cfg.DaemonSets)
 	if s.observer == nil {
 		s.observer = unobserved{}
 	}
@@ -332,6 +339,7 @@ func (s *Server) podSeen(old, o any) {
 	if c := s.cellOf(pod.UID); c != nil {
 		c.show(pod)
 	}
+	s.sets.see(pod)
 }
 
 // podGone tells the cell of a pod that the pod is deleted. Of one that was in a list and is in the next no more it does not: an
@@ -343,10 +351,24 @@ func (s *Server) podGone(o any) {
 		o = unknown.Obj
 	}
 	pod, ok := o.(*corev1.Pod)
+	if ok && missed {
+		s.sets.lost(pod)
+	}
 	if !ok || missed && pod.DeletionTimestamp == nil {
 		return
 	}
 	if c := s.cellOf(pod.UID); c != nil {
 		c.lose(pod.ResourceVersion)
+	}
+	s.sets.gone(pod)
+}
+
+// RunsBeside tells whether a cell's agent can run pods beside the cell's own.
+func (s *Server) RunsBeside(cell string, can bool) {
+	s.mu.Lock()
+	c := s.cells[cell]
+	s.mu.Unlock()
+	if c != nil {
+		c.runsBeside(can)
 	}
 }

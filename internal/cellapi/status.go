@@ -148,21 +148,30 @@ func (b *specBounds) conditions(at *field.Path, v any) (any, error) {
 }
 
 // addresses are those that Kip knows a pod, and its host, to have.
-type addresses struct{ host, pod []netip.Addr }
+type addresses struct {
+	host, pod []netip.Addr
+	within    netip.Prefix // the pod has one of these
+}
+
+func (a addresses) ofHost(ip netip.Addr) bool { return slices.Contains(a.host, ip) }
+
+func (a addresses) ofPod(ip netip.Addr) bool {
+	return slices.Contains(a.pod, ip) || a.within.IsValid() && a.within.Contains(ip)
+}
 
 // oneAddress is an address that is among those known, as they are usually written:
 // whoever compares texts must not be misled.
-func oneAddress(known []netip.Addr) shape {
+func oneAddress(known func(netip.Addr) bool) shape {
 	return func(at *field.Path, v any) (any, error) {
 		s, _ := v.(string)
-		if addr, err := netip.ParseAddr(s); err != nil || addr.String() != s || !slices.Contains(known, addr) {
+		if addr, err := netip.ParseAddr(s); err != nil || addr.String() != s || !known(addr) {
 			return nil, wrong(at, "an address that its cell's instance has")
 		}
 		return s, nil
 	}
 }
 
-func someAddresses(known []netip.Addr) shape {
+func someAddresses(known func(netip.Addr) bool) shape {
 	one := fieldsOf(map[string]shape{"ip": oneAddress(known)})
 	gone := fieldsOf(map[string]shape{"ip": text(64), "$patch": oneOf("delete")}) // what goes may be any
 	return list(8, func(at *field.Path, v any) (any, error) {
@@ -345,10 +354,10 @@ func (b *specBounds) status(known addresses) shape {
 		"conditions":         b.conditions,
 		"message":            b.message,
 		"reason":             reasonText,
-		"hostIP":             oneAddress(known.host),
-		"hostIPs":            someAddresses(known.host),
-		"podIP":              oneAddress(known.pod),
-		"podIPs":             someAddresses(known.pod),
+		"hostIP":             oneAddress(known.ofHost),
+		"hostIPs":            someAddresses(known.ofHost),
+		"podIP":              oneAddress(known.ofPod),
+		"podIPs":             someAddresses(known.ofPod),
 		"startTime":          moment,
 		"qosClass":           qosClass,
 		"resize":             nameText,
@@ -356,8 +365,8 @@ func (b *specBounds) status(known addresses) shape {
 		"nominatedNodeName": func(*field.Path, any) (any, error) { return nil, errLeftOut },
 
 		"$setElementOrder/conditions": list(maxListed, fieldsOf(map[string]shape{"type": text(317)})),
-		"$setElementOrder/hostIPs":    someAddresses(known.host),
-		"$setElementOrder/podIPs":     someAddresses(known.pod),
+		"$setElementOrder/hostIPs":    someAddresses(known.ofHost),
+		"$setElementOrder/podIPs":     someAddresses(known.ofPod),
 
 		"initContainerStatuses":      b.containerStatuses(len(spec.InitContainers)),
 		"containerStatuses":          b.containerStatuses(len(spec.Containers)),

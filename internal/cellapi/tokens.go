@@ -59,7 +59,7 @@ func (c *tokenAPI) mayHaveToken(ctx context.Context, pod *corev1.Pod, asked *aut
 			}
 		}
 	}
-	if !c.someDriverAsks(audience, lifetime) {
+	if !c.someDriverAsks(audience, lifetime) || !c.pod.isOwn(pod) {
 		return false, nil // whatever the claims are bound to
 	}
 	may := false
@@ -90,6 +90,16 @@ func tokenAsked(o watches.APIObject, audience string, lifetime int64) bool {
 
 var csiDrivers = storagev1.SchemeGroupVersion.WithResource("csidrivers")
 
+// boundTo is the reference by which a token is bound to a pod.
+func boundTo(pod *corev1.Pod) authenticationv1.BoundObjectReference {
+	return authenticationv1.BoundObjectReference{
+		Kind:       "Pod",
+		APIVersion: "v1",
+		Name:       pod.Name,
+		UID:        pod.UID,
+	}
+}
+
 // serveToken passes the request for a token of the pod's service account that is
 // bound to the pod.
 func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) error {
@@ -99,23 +109,26 @@ func (c *tokenAPI) serveToken(w http.ResponseWriter, r *http.Request, a *ask) er
 	if err := c.pod.knowsPod(w, r); err != nil {
 		return err
 	}
-	pod, gone := c.pod.lastPod()
-	if pod == nil || gone || a.Namespace != pod.Namespace || a.Name != pod.Spec.ServiceAccountName {
-		return c.forbidden(a, "only its pod's service account")
-	}
 	request, err := decodeBody[*authenticationv1.TokenRequest](r, authenticationv1.SchemeGroupVersion.WithKind("TokenRequest"))
 	if err != nil {
 		return err
 	}
-	want := authenticationv1.BoundObjectReference{
-		Kind:       "Pod",
-		APIVersion: "v1",
-		Name:       pod.Name,
-		UID:        pod.UID,
+	// Those of one pod are not those of another that the cell runs.
+	pods := slices.DeleteFunc(c.pod.shownPods(), func(pod *corev1.Pod) bool {
+		return a.Namespace != pod.Namespace || a.Name != pod.Spec.ServiceAccountName
+	})
+	if len(pods) == 0 {
+		return c.forbidden(a, "only its pod's service account")
 	}
-	if ref := request.Spec.BoundObjectRef; ref == nil || *ref != want {
-		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pod.Namespace, pod.Name, pod.UID)))
+	asked := slices.IndexFunc(pods, func(pod *corev1.Pod) bool {
+		ref := request.Spec.BoundObjectRef
+		return ref != nil && *ref == boundTo(pod)
+	})
+	if asked < 0 {
+		return c.forbidden(a, fmt.Sprintf("spec.boundObjectRef must be the pod %s", bindingID(pods[0].Namespace, pods[0].Name, pods[0].UID)))
 	}
+	pod := pods[asked]
+	want := boundTo(pod)
 	rests(w) // while others are asked
 	may, err := c.mayHaveToken(r.Context(), pod, &request.Spec)
 	if err != nil {

@@ -7,10 +7,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// podsPerCell is what a cell's kubelet says it can run. Its one pod is all that
-// it is shown; the rest leaves room for a pod that is being replaced by itself.
-const podsPerCell = 2
-
 // cellAPIs serve cells the Kubernetes API that they see.
 type cellAPIs struct {
 	table     *table
@@ -27,7 +23,6 @@ func (s *cellAPIs) serve(e *entry) API {
 		corev1.ResourceCPU:              *resource.NewMilliQuantity(offering.MilliCPU, resource.DecimalSI),
 		corev1.ResourceMemory:           *resource.NewQuantity(offering.MemoryBytes, resource.BinarySI),
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(offering.DiskBytes, resource.BinarySI),
-		corev1.ResourcePods:             *resource.NewQuantity(podsPerCell, resource.DecimalSI),
 	}
 	allocatable := capacity.DeepCopy()
 	allocatable[corev1.ResourceMemory] = *resource.NewQuantity(offering.MemoryBytes-s.reserved, resource.BinarySI)

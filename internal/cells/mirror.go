@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/daemonsets"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -40,6 +41,7 @@ type Mirror struct {
 	node, controllerID, version string
 	client                      dynamic.ResourceInterface
 	waitsFor                    func(id string) string
+	copies                      Copies
 	log                         *slog.Logger
 	queue                       workqueue.TypedRateLimitingInterface[string]
 
@@ -60,20 +62,33 @@ type Mirrored interface {
 
 var _ Mirrored = (*Controller)(nil)
 
-// NewMirror returns a mirror of the cells of one Kip, of this version, which it observes; Run writes it.
-func NewMirror(of Mirrored, client dynamic.Interface, node, controllerID, version string, log *slog.Logger) *Mirror {
+// Copies are the pods of DaemonSets that run beside the pods of cells.
+type Copies interface {
+	// ObserveCopies has the mirror told of them.
+	ObserveCopies(daemonsets.CopyObserver)
+	// CopiesOn returns those on a cell.
+	CopiesOn(id string) []daemonsets.Copy
+}
+
+// NewMirror returns a mirror of the cells of one Kip, of this version, which it observes; Run writes it. copies may be
+// nil.
+func NewMirror(of Mirrored, copies Copies, client dynamic.Interface, node, controllerID, version string, log *slog.Logger) *Mirror {
 	m := &Mirror{
 		node:         node,
 		controllerID: controllerID,
 		version:      version,
 		client:       client.Resource(apiv1.Resource),
 		waitsFor:     of.WaitsFor,
+		copies:       copies,
 		log:          log,
 		queue:        workqueue.NewTypedRateLimitingQueue(backoff.Items[string](firstMirror, longestMirror, nil)),
 		latest:       map[string]Cell{},
 		created:      map[string]bool{},
 	}
 	of.Observe(m)
+	if copies != nil {
+		copies.ObserveCopies(m)
+	}
 	return m
 }
 
@@ -182,7 +197,7 @@ func (m *Mirror) write(ctx context.Context, id string) error {
 		return nil
 	}
 	if created {
-		patch, err := json.Marshal(map[string]any{"status": m.Status(cell)})
+		patch, err := json.Marshal(map[string]any{"status": whole(m.Status(cell))})
 		if err != nil {
 			return err
 		}
@@ -233,6 +248,7 @@ func (m *Mirror) Status(cell Cell) apiv1.CellStatus {
 		Steps:        cell.Steps,
 		Boot:         cell.Boot.shown(),
 		Agent:        cell.shownAgent(m.version),
+		Beside:       m.beside(cell.ID),
 	}
 	if i := cell.Instance; i != nil {
 		s.InstanceID = i.ID

@@ -266,6 +266,7 @@ type Cells struct {
 	DefaultIAMPermissions  string              `key:"defaultIAMPermissions" clouds:"aws" doc:"Instance profile (name or ARN) of cells whose pod has pod.elotl.co/allow-metadata and names none. Other cells have no role."`
 	UseCloudParameterStore bool                `key:"useCloudParameterStore" default:"false" clouds:"aws" doc:"Of earlier releases: true is an error, since user data holds no secret but one that joins once."`
 	CSIDrivers             []CSIDriver         `key:"csiDrivers" doc:"CSI drivers whose volumes work on cells: those that need no attaching (attachRequired: false in their CSIDriver). Their node plugins, privileged containers as a rule, run on the cells of pods that have such volumes."`
+	DaemonSets             []DaemonSet         `key:"daemonSets" doc:"DaemonSets that run beside pods: the cell of each pod of a virtual node runs a copy of the set's pod on that node, with all that its manifest says. Their requests count in the choice of instance types. See docs/daemonsets.md."`
 	DaemonSetMachines      bool                `key:"daemonSetMachines" default:"false" doc:"Give the pods of all DaemonSets cells, as other pods. false: such a pod gets a cell only if it has pod.elotl.co/machine and its namespace may use that (cells.grants); else it stands on the virtual node without a machine. See docs/nodes.md."`
 	Grants                 Grants              `key:"grants" doc:"Which annotations of pods that are money or rights are granted to which namespaces. What is not granted makes a pod wait, with the Event NotGranted; a pod of a DaemonSet that asks for a machine stands without one."`
 	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`
@@ -292,6 +293,7 @@ type NamespaceGrants struct {
 	PublicAddress     bool              `key:"publicAddress" default:"false" doc:"Whether pod.elotl.co/private-ip-only may be false where cells.privateIPOnly is true."`
 	Dedicated         bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated instances, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
 	DaemonSetMachines bool              `key:"daemonSetMachines" default:"false" doc:"Whether pod.elotl.co/machine may be true in the pods of a DaemonSet."`
+	BesidePods        bool              `key:"besidePods" default:"false" doc:"Whether pod.elotl.co/beside-pods may be true in the pods of a DaemonSet: it then runs beside the pods of all namespaces, as privileged as its manifest says. See docs/daemonsets.md."`
 	MaxVolumeSize     resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
 	MaxPricePerHour   resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`
 }
@@ -319,6 +321,15 @@ type Price struct {
 type CSIDriver struct {
 	Name      string `key:"name" doc:"Name of the driver, such as nfs.csi.k8s.io. Required."`
 	DaemonSet string `key:"daemonSet" doc:"The DaemonSet with its node plugin, as namespace/name. Required."`
+}
+
+// DaemonSet names DaemonSets that run beside pods on their cells.
+type DaemonSet struct {
+	Namespace string        `key:"namespace" doc:"Namespace of the DaemonSets. Required: who may make DaemonSets in another one could give one this name."`
+	Name      string        `key:"name" doc:"Name of the DaemonSet. Default: all of the namespace."`
+	Selector  string        `key:"selector" doc:"Label selector of the DaemonSets' pods, such as app=fluent-bit. Default: all."`
+	Pods      string        `key:"pods" doc:"Label selector of the pods that they run beside, such as logs!=none. Default: all pods of Kip's nodes."`
+	MaxDelay  time.Duration `key:"maxDelay" default:"0" doc:"How long a pod waits until these beside it are Ready, at most 600 seconds; then it starts without, and an Event says so. 0 = it starts beside them."`
 }
 
 // StandbyCells is a pool of cells that wait for pods.

@@ -17,6 +17,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elotl/kip/internal/cloud/local/sizes"
@@ -426,6 +427,7 @@ func (d *decoder) cells(c *Cells) {
 	}
 
 	d.csiDrivers(c.CSIDrivers)
+	d.daemonSets(c.DaemonSets)
 	d.prices(c.Prices)
 	d.budgets(c.Budgets)
 	d.grants(c.Grants)
@@ -515,6 +517,34 @@ func (d *decoder) csiDrivers(drivers []CSIDriver) {
 			d.bad(key+".name", "%s is there already: cells.csiDrivers[%d] has it", driver.Name, n)
 		} else {
 			first[driver.Name] = i
+		}
+	}
+}
+
+// longestDelay is how long a pod may wait at most for the DaemonSets beside it.
+const longestDelay = 10 * time.Minute
+
+// daemonSets checks the DaemonSets that run beside pods.
+func (d *decoder) daemonSets(sets []DaemonSet) {
+	first := map[DaemonSet]int{}
+	for i, set := range sets {
+		key := fmt.Sprintf("cells.daemonSets[%d]", i)
+		d.require(key+".namespace", set.Namespace)
+		d.check(set.Namespace == "" || len(validation.IsDNS1123Label(set.Namespace)) == 0, key+".namespace", set.Namespace,
+			"the name of a namespace")
+		d.check(set.Name == "" || len(validation.IsDNS1123Subdomain(set.Name)) == 0, key+".name", set.Name, "the name of a DaemonSet")
+		for name, selector := range map[string]string{"selector": set.Selector, "pods": set.Pods} {
+			if _, err := labels.Parse(selector); err != nil {
+				d.bad(key+"."+name, "%q is not valid: %v: want a label selector such as app=fluent-bit", selector, err)
+			}
+		}
+		d.check(set.MaxDelay >= 0 && set.MaxDelay <= longestDelay, key+".maxDelay", seconds(set.MaxDelay),
+			fmt.Sprintf("0 to %v seconds", longestDelay.Seconds()))
+		same := DaemonSet{Namespace: set.Namespace, Name: set.Name, Selector: set.Selector}
+		if n, twice := first[same]; twice && set.Namespace != "" {
+			d.bad(key, "names the same DaemonSets as cells.daemonSets[%d], which counts: want one of them", n)
+		} else {
+			first[same] = i
 		}
 	}
 }

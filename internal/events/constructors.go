@@ -129,6 +129,33 @@ func NewNoMachine(daemonSet, namespace, annotation, key string) Event {
 		"To get one, set the annotation %s: %q in the pod template of DaemonSet %s%s.", annotation, "true", daemonSet, grant)
 }
 
+// NewBesidePods is about a pod of a DaemonSet whose copies run beside pods, by a key of provider.yaml or an annotation.
+func NewBesidePods(daemonSet, by string) Event {
+	return normal(BesidePods, "DaemonSet %s runs beside the pods of this node, a copy on the cell of each (%s). "+
+		"This pod stands for its copies.", daemonSet, by)
+}
+
+// NewNotBesidePods is about a pod of a DaemonSet that does not run beside pods, although it is to.
+func NewNotBesidePods(daemonSet string, why error) Event {
+	return warn(daemonSetLeftOut, "DaemonSet %s does not run beside pods: %v", daemonSet, why)
+}
+
+// NewDaemonSetLeftOut is about a pod whose cell does not run a DaemonSet that is to run beside it, and about the DaemonSet's.
+func NewDaemonSetLeftOut(daemonSet, pod, cell, why string) Event {
+	return warn(daemonSetLeftOut, "DaemonSet %s does not run beside pod %s on cell %s: %s. The pod runs without it.", daemonSet, pod, cell, why)
+}
+
+// NewWaitsForDaemonSets is about a pod that is not started before DaemonSets beside it are ready, for so long at most.
+func NewWaitsForDaemonSets(daemonSets []string, most time.Duration) Event {
+	return normal(waitsForDaemonSets, "The pod waits until DaemonSets beside it are ready, for at most %v: %s", most,
+		strings.Join(daemonSets, ", "))
+}
+
+// NewDaemonSetNotReady is about a pod that is started though a DaemonSet beside it was not ready in the time that it had.
+func NewDaemonSetNotReady(daemonSet string, after time.Duration, why string) Event {
+	return warn(daemonSetNotReady, "DaemonSet %s was not ready beside the pod after %v: %s. The pod starts without it.", daemonSet, after, why)
+}
+
 // NewMachineNotGranted is about a pod of a DaemonSet that asks for a machine and may not have one.
 func NewMachineNotGranted(why error) Event {
 	return warn(NotGranted, "Kip launches no machine for the pod, so its containers do not run: %v. "+

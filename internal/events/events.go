@@ -13,6 +13,7 @@ const (
 	CellNotTerminated         = "CellNotTerminated"
 	CellRefuses               = "CellRefuses"
 	CellsNotReady             = "CellsNotReady"
+	BesidePods                = "BesidePods"
 	CloudInitInvalid          = "CloudInitInvalid"
 	CloudInitUnfit            = "CloudInitUnfit"
 	Evicted                   = "Evicted"
@@ -51,6 +52,8 @@ const (
 	cloudInitChanged      = "CloudInitChanged"
 	cloudInitFailed       = "CloudInitFailed"
 	csiDriverNotReady     = "CSIDriverNotReady"
+	daemonSetLeftOut      = "DaemonSetLeftOut"
+	daemonSetNotReady     = "DaemonSetNotReady"
 	deletionOverdue       = "DeletionOverdue"
 	endHeldBack           = "EndHeldBack"
 	evictionBlocked       = "EvictionBlocked"
@@ -67,6 +70,7 @@ const (
 	unservablePodCameBack = "UnservablePodCameBack"
 	unservablePodStays    = "UnservablePodStays"
 	volumeInUse           = "VolumeInUse"
+	waitsForDaemonSets    = "WaitsForDaemonSets"
 	volumeNotUnmounted    = "VolumeNotUnmounted"
 
 	// Kubernetes has these names for attachments and expansions.

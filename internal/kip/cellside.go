@@ -35,7 +35,7 @@ func (c clusterSide) keepCells(ctx context.Context) (l cellSide, err error) {
 	l.atEnd(l.cells.Close)
 	l.cloudInit = newCloudInitLoop(cloudInit, l.cells)
 	l.rotation = l.newRotation(l.cells, c.sayOfNode)
-	l.mirror = cells.NewMirror(l.cells, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
+	l.mirror = cells.NewMirror(l.cells, l.cellAPI, l.api.ownDynamic, l.NodeName, l.controllerID, version.String(), l.Log)
 	l.atEnd(l.mirror.Close)
 	l.meter = stats.NewMeter(stats.Config{
 		Cells: func() []stats.Cell { return statsCells(l.cells.Endpoints(), "") },

@@ -95,6 +95,7 @@ func grants(cfg *config.Config) pods.Grants {
 			PublicAddress:     n.PublicAddress,
 			Dedicated:         n.Dedicated,
 			DaemonSetMachines: n.DaemonSetMachines,
+			BesidePods:        n.BesidePods,
 			MaxVolumeBytes:    n.MaxVolumeSize.Value(),
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/elotl/kip/internal/cellapi"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/egress"
 	"github.com/elotl/kip/internal/networkpolicy"
 	"github.com/elotl/kip/internal/podlogs"
@@ -14,10 +15,12 @@ import (
 // clusterSide follows the cluster and shows it to cells.
 type clusterSide struct {
 	nodeSide
-	egress    *egress.Egress // nil where no cell masquerades
-	logs      *podlogs.Saver
-	cellAPI   *cellapi.Server
-	firewalls *networkpolicy.Controller
+	egress  *egress.Egress // nil where no cell masquerades
+	logs    *podlogs.Saver
+	cellAPI *cellapi.Server
+	// daemonSets are those that run beside pods; nil for none.
+	daemonSets *daemonsets.Rules
+	firewalls  *networkpolicy.Controller
 }
 
 // followCluster makes what follows the cluster and shows it to cells.
@@ -29,6 +32,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 	if l.logs, err = podlogs.Open(podlogs.Config{Dir: filepath.Join(l.cfg.Etcd.Internal.DataDir, "podlogs"), Log: l.Log}); err != nil {
 		return l, err
 	}
+	l.daemonSets = daemonSets(l.cfg)
 	l.cellAPI, err = cellapi.New(cellapi.Config{
 		NodeName:  l.NodeName,
 		Node:      l.api.nodeConfig,
@@ -42,6 +46,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 		Log:       l.Log,
 
 		CloudDriver: l.cloudDriver(),
+		DaemonSets:  l.daemonSets,
 	})
 	if err != nil {
 		return l, err
@@ -56,6 +61,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 		Shared:         l.cellAPI.Watches(),
 		AllowsMetadata: allowsMetadata(grants(l.cfg)),
 		Masquerade:     l.masquerade(),
+		Beside:         l.beside(),
 		Events:         l.events,
 		Watchdog:       l.watchdog,
 		Queues:         l.metrics.WorkqueueProvider(),

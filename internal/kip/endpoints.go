@@ -3,11 +3,13 @@ package kip
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/costs"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/node"
 	"github.com/elotl/kip/internal/nodes"
 	"github.com/elotl/kip/internal/podlogs"
@@ -24,6 +26,10 @@ type endpoints struct {
 	cells *cells.Controller
 	loop  *pods.Controller
 	logs  *podlogs.Saver
+	// copies are those of the pods of DaemonSets.
+	copies interface {
+		Copies(set types.UID) []daemonsets.Copy
+	}
 }
 
 var _ nodes.Endpoints = endpoints{}
@@ -31,6 +37,27 @@ var _ nodes.Endpoints = endpoints{}
 func (e endpoints) To(pods cache.Store) node.Cells { return nodeCells{pods: pods, endpoints: e} }
 
 func (e endpoints) Running(node string) []stats.Cell { return statsCells(e.cells.Endpoints(), node) }
+
+// namedCopies is how many cells an answer names.
+const namedCopies = 5
+
+// whereCopies says which cells run the copies of a DaemonSet's pod; "" for one without.
+func (e endpoints) whereCopies(set types.UID) string {
+	copies := e.copies.Copies(set)
+	if len(copies) == 0 {
+		return ""
+	}
+	var where []string
+	for _, c := range copies[:min(namedCopies, len(copies))] {
+		where = append(where, fmt.Sprintf("%s (beside pod %s)", c.Cell, c.Pod))
+	}
+	more := ""
+	if n := len(copies) - namedCopies; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf(" Its copies run on the cells %s%s: kubectl get cell NAME -o yaml shows how each fares (status.beside).",
+		strings.Join(where, ", "), more)
+}
 
 // nodeCells finds the cell of a pod for the kubelet port.
 type nodeCells struct {
@@ -64,7 +91,7 @@ func (n nodeCells) Conn(namespace, name string, uid types.UID) (agentapi.Conn, e
 	case watches.Ended(pod):
 		return nil, &node.EndedError{UID: pod.UID, Phase: pod.Status.Phase}
 	case !has && none != nil:
-		return nil, &node.NoMachineError{Why: none.Message}
+		return nil, &node.NoMachineError{Why: none.Message + n.whereCopies(pod.UID)}
 	case !has:
 		why := n.loop.Waiting(pod.UID)
 		if why == "" {

@@ -79,7 +79,7 @@ func (p podSide) serve(ctx context.Context) (l *leading, err error) {
 	}
 	l.nodeController, err = nodes.New(ctx, l.nodes, nodes.Equipment{
 		Cells:        l.cells,
-		Endpoints:    endpoints{cells: l.cells, loop: l.pods, logs: l.logs},
+		Endpoints:    endpoints{cells: l.cells, loop: l.pods, logs: l.logs, copies: l.cellAPI},
 		Observer:     nodeObserver{Metrics: l.metrics, cellAPI: l.cellAPI},
 		Logs:         l.logs,
 		Certificates: l.certificates(),

@@ -33,6 +33,8 @@ func (c cellSide) matchPods() (l podSide, err error) {
 		Claims:      l.claims,
 		Options:     launchOptions(l.cfg),
 		Grants:      grants(l.cfg),
+		DaemonSets:  l.daemonSets,
+		Copies:      l.cellAPI,
 		CostLabels:  l.cfg.Costs.Labels,
 		Events:      l.events,
 		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs(), cells: l.cells},

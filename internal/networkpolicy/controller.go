@@ -70,6 +70,9 @@ type Config struct {
 	// pods send, and the networks for which they do not. It is known once MasqueradeChanged was
 	// called. It does not block. Optional: without it no cell masquerades.
 	Masquerade func(subnet string) (except []netip.Prefix, does, known bool)
+	// Beside is told which agents can run pods beside those of their cells, once they know them from these.
+	// Optional: no cell is to.
+	Beside Beside
 	// Events are those of pods.
 	Events Recorder
 	// Watchdog tracks the tasks of the loops. Optional.
@@ -86,6 +89,12 @@ type Config struct {
 // does not block.
 type Recorder interface {
 	Event(pod apiv1.PodReference, e events.Event)
+}
+
+// Beside runs pods beside those of cells. It does not block.
+type Beside interface {
+	// RunsBeside tells whether a cell's agent can run them. It may be told of that again and again.
+	RunsBeside(cell string, can bool)
 }
 
 // Shared are watches that others keep; *watches.Watches says what its methods do.
@@ -152,8 +161,10 @@ type agent struct {
 	digest string
 	// masquerades says that the agent can.
 	masquerades bool
-	pushed      time.Time // when rules were last handed over
-	bytes       int       // of these
+	// beside says that the agent can tell the pod from others.
+	beside bool
+	pushed time.Time // when rules were last handed over
+	bytes  int       // of these
 }
 
 // pace is the least time until the cell is handed rules again. Cells with large sets share updateRate: each has an equal part of it, or
@@ -413,7 +424,10 @@ func (c *Controller) process(ctx context.Context, id string) {
 			return
 		}
 		c.mu.Lock()
-		a.asked, a.digest, a.masquerades = true, inForce.Digest, inForce.Masquerades
+		a.asked, a.digest, a.masquerades, a.beside = true, inForce.Digest, inForce.Masquerades, inForce.Beside
+	}
+	if c.cfg.Beside != nil && !a.beside {
+		c.cfg.Beside.RunsBeside(id, false)
 	}
 	missing := c.unknown(x)
 	if missing != nil {
@@ -444,6 +458,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		Ingress:       ingress,
 		Egress:        egress,
 		Masquerade:    masquerade,
+		Beside:        c.beside(x, a),
 	}
 	was := a.digest
 	c.mu.Unlock()
@@ -470,6 +485,9 @@ func (c *Controller) process(ctx context.Context, id string) {
 	}
 	x.masquerade, x.inForce = masquerade, true
 	c.mu.Unlock()
+	if fw.Beside != nil {
+		c.cfg.Beside.RunsBeside(id, true) // not before: the pod's network would be theirs
+	}
 	c.queue.Forget(id)
 	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated,
 		"bytes", len(encoded))

@@ -34,7 +34,8 @@ const (
 	AnnotationMachine            = Prefix + "machine"
 	AnnotationMaxPending         = Prefix + "max-pending"
 	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
-	AnnotationProfile = Prefix + "profile"
+	AnnotationProfile    = Prefix + "profile"
+	AnnotationBesidePods = Prefix + "beside-pods"
 )
 
 // LaunchType is the capacity type that annotations and virtual nodes name.
@@ -105,6 +106,8 @@ type Annotations struct {
 	MaxPending time.Duration
 	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
 	Machine *bool
+	// BesidePods, when true, asks that a DaemonSet's pod run on the cells of other pods.
+	BesidePods *bool
 }
 
 // annotationKinds are the known annotations: what each allows, and how it is
@@ -209,6 +212,9 @@ var annotationKinds = map[string]struct {
 		var err error
 		a.MaxPending, err = time.ParseDuration(v)
 		return err == nil && a.MaxPending >= time.Second && a.MaxPending <= 720*time.Hour
+	}},
+	AnnotationBesidePods: {"true or false", func(a *Annotations, v string) bool {
+		return parseBool(&a.BesidePods, v)
 	}},
 }
 

@@ -64,7 +64,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",

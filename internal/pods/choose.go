@@ -24,6 +24,7 @@ type choosing struct {
 	volumes    Volumes // nil if no pod has any
 	nodes      Nodes
 	grants     Grants
+	beside     *besides
 	options    cells.Options
 	costLabels []string
 	history    *history
@@ -51,18 +52,12 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	placed, lacked := withVolumes(pod, needs), s.history.get(pod.UID).lacked
-	needed, larger := placement.Needs(placed), placed
-	if !lacked.None() {
-		// Whatever has no more than what was too small lacks as much. It is believed once:
-		// machines that all say so are not paid for one after the other.
-		larger, needed = placement.With(placed, resourceList(lacked.Resources)), catalog.Resources{}
-	}
-	chosen, err := s.nodes.Choose(ctx, larger, zone)
-	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lacked.None() {
-		// No type is larger. One machine that lacks something is no reason to wait for ever.
-		lacked.why = ""
-		chosen, err = s.nodes.Choose(ctx, placed, zone)
+	lacked, alone := s.history.get(pod.UID).lacked, withVolumes(pod, needs)
+	placed := s.beside.withSets(alone, pod)
+	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
+	if _, none := errors.AsType[*placement.UnplaceableError](err); none && placed != alone {
+		// No type has room for the DaemonSets as well: the pod runs without those that do not fit.
+		chosen, needed, err = s.fitting(ctx, alone, zone, &lacked)
 	}
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
@@ -99,6 +94,24 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 		}
 	}
 	return r, nil
+}
+
+// fitting returns what can be launched for a pod, and what is needed of it. What an earlier machine lacked is asked for
+// besides, where a type has it.
+func (s *choosing) fitting(ctx context.Context, placed *corev1.Pod, zone string, lack *lacked) (placement.Chosen, catalog.Resources, error) {
+	needed, larger := placement.Needs(placed), placed
+	if !lack.None() {
+		// Whatever has no more than what was too small lacks as much. It is believed once:
+		// machines that all say so are not paid for one after the other.
+		larger, needed = placement.With(placed, resourceList(lack.Resources)), catalog.Resources{}
+	}
+	chosen, err := s.nodes.Choose(ctx, larger, zone)
+	if _, none := errors.AsType[*placement.UnplaceableError](err); none && !lack.None() {
+		// No type is larger. One machine that lacks something is no reason to wait for ever.
+		lack.why = ""
+		chosen, err = s.nodes.Choose(ctx, placed, zone)
+	}
+	return chosen, needed, err
 }
 
 func resourceList(r catalog.Resources) corev1.ResourceList {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/elotl/kip/internal/backoff"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/placement"
 	"github.com/elotl/kip/internal/volumes"
 	"github.com/elotl/kip/internal/watchdog"
@@ -35,6 +36,10 @@ type Config struct {
 	Options cells.Options
 	// Grants are what pods may ask for by annotation.
 	Grants Grants
+	// DaemonSets are those that run beside pods; nil for none.
+	DaemonSets *daemonsets.Rules
+	// Copies are the copies of their pods on cells. Required with DaemonSets.
+	Copies Copies
 	// CostLabels are the keys of the labels that costs are kept by. Optional.
 	CostLabels []string
 	// Events are those of pods.
@@ -81,6 +86,18 @@ type Volumes interface {
 	// Needs returns what a pod's volumes need. The error is a *volumes.UnsupportedError or a
 	// *volumes.NotReadyError where the pod must wait.
 	Needs(ctx context.Context, pod *corev1.Pod) (volumes.Needs, error)
+}
+
+// Copies are what cells run beside their pods. None of its methods blocks.
+type Copies interface {
+	// ObserveCopies has an observer told of changes.
+	ObserveCopies(daemonsets.CopyObserver)
+	// SetsBeside returns the pods of DaemonSets that are to run beside a pod, one of each set.
+	SetsBeside(pod *corev1.Pod) []*corev1.Pod
+	// Copies returns what is known of the copies of a DaemonSet's pod.
+	Copies(set types.UID) []daemonsets.Copy
+	// HasPod reports whether what runs beside a pod on its cell is known.
+	HasPod(pod types.UID) bool
 }
 
 // Claims informs of changes of claims. A [cache.SharedIndexInformer] does; of a claim only the name is read.

@@ -36,6 +36,9 @@ func New(cfg Config) (*Controller, error) {
 		return nil, err
 	}
 	cfg.Cells.Observe(c)
+	if cfg.DaemonSets != nil {
+		cfg.Copies.ObserveCopies(c)
+	}
 	return c, nil
 }
 

@@ -27,6 +27,7 @@ type deleting struct {
 	events    cells.Recorder
 	clock     clock.PassiveClock
 	graces    *notes[grace]
+	beside    *besides
 }
 
 // grace is the end of a deleted pod's grace period.
@@ -55,6 +56,9 @@ func (s *deleting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, er
 		if wait := s.exclusion.waitsForEnd(pod); wait > 0 {
 			return wait, nil
 		}
+	}
+	if wait := s.beside.ending(pod, s.graceLeft(pod)+overdue); wait > 0 {
+		return wait, nil
 	}
 	return 0, s.remove(ctx, pod)
 }

@@ -32,6 +32,7 @@ type NamespaceGrants struct {
 	AllowMetadata, PublicAddress     bool
 	Dedicated                        bool    // hosts that no other account shares, by whatever they are chosen
 	DaemonSetMachines                bool    // cells for pods of DaemonSets that ask for one
+	BesidePods                       bool    // DaemonSets that ask to run beside pods
 	MaxPricePerHour                  float64 // 0 for that of all namespaces
 	MaxVolumeBytes                   int64   // likewise
 	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
@@ -86,6 +87,9 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 	if a.Machine != nil && *a.Machine && !g.DaemonSetMachines && !has(func(n NamespaceGrants) bool { return n.DaemonSetMachines }) {
 		return refused(placement.AnnotationMachine, "true", "daemonSetMachines")
 	}
+	if a.BesidePods != nil && *a.BesidePods && !g.AllowsBesidePods(namespace) {
+		return refused(placement.AnnotationBesidePods, "true", "besidePods")
+	}
 	if slices.Contains(a.LaunchTypes, placement.Dedicated) && !has(isDedicated) {
 		return refused(placement.AnnotationLaunchType, string(placement.Dedicated), "dedicated")
 	}
@@ -112,6 +116,11 @@ func (g Grants) has(namespace string, granted func(NamespaceGrants) bool) bool {
 func (g Grants) AllowsMetadata(namespace string) bool {
 	yes := true
 	return g.Check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
+}
+
+// AllowsBesidePods says whether DaemonSets of the namespace that ask to run beside pods do.
+func (g Grants) AllowsBesidePods(namespace string) bool {
+	return g.has(namespace, func(n NamespaceGrants) bool { return n.BesidePods })
 }
 
 // granted returns the offerings that a pod of the namespace may have, or a

@@ -21,9 +21,13 @@ import (
 // Ready, the node controller marks its pods as not ready after each write. A kubelet contradicts it as often.
 const standAgain = 10 * time.Second
 
+// readyAgain is that time for a pod that becomes Ready with its copies: a rollout waits for it.
+const readyAgain = time.Second
+
 // standing has pods of DaemonSets stand without a machine.
 type standing struct {
 	grants    Grants
+	beside    *besides
 	exclusion *exclusion
 	waits     *waits
 	api       *apiServer
@@ -35,12 +39,21 @@ type standing struct {
 // noMachine reports whether a pod of a DaemonSet is to have no cell, and says why. A pod that has been told so stays as it is
 // until it is deleted, whatever is granted later: its phase would have to go back.
 func (s *standing) noMachine(pod *corev1.Pod) (why events.Event, is bool) {
-	if k := apiv1.WithoutMachine(pod); k != nil {
+	if why, runs := s.beside.runs(pod); runs {
+		return why, true
+	}
+	set, k := apiv1.DaemonSetOf(pod), apiv1.WithoutMachine(pod)
+	if k != nil && (k.Reason != events.BesidePods || set == nil) {
 		return events.Event{Reason: k.Reason, Message: k.Message}, true
 	}
-	set := apiv1.DaemonSetOf(pod)
 	if set == nil {
 		return events.Event{}, false
+	}
+	if why, refused := s.beside.refused(pod); refused {
+		return why, true
+	}
+	if k != nil { // it stood for copies, and there are none any more
+		return events.NewNoMachine(cut(set.Name, mostName), pod.Namespace, placement.AnnotationMachine, ""), true
 	}
 	asked, err := placement.ParseAnnotations(pod.Annotations)
 	if _, asks := pod.Annotations[placement.AnnotationMachine]; asks && err != nil {
@@ -76,12 +89,16 @@ func (s *standing) stand(ctx context.Context, pod *corev1.Pod, why events.Event)
 	}
 	now := s.clock.Now()
 	s.waits.end(apiv1.Ref(pod))
-	changed := pod.DeepCopy()
-	changed.Status = statusWithout(pod, why, metav1.NewTime(now))
+	changed, stance := pod.DeepCopy(), s.beside.stanceOf(pod, now)
+	changed.Status = statusWithout(pod, why, stance, metav1.NewTime(now))
 	if apiequality.Semantic.DeepEqual(changed.Status, pod.Status) {
-		return 0, nil
+		return stance.again, nil
 	}
-	if wait := s.stood.get(pod.UID).Add(standAgain).Sub(now); wait > 0 {
+	pause := standAgain
+	if ready := conditionOf(pod, corev1.PodReady); stance.unready == "" && ready != nil && ready.Reason == events.BesidePods {
+		pause = readyAgain
+	}
+	if wait := s.stood.get(pod.UID).Add(pause).Sub(now); wait > 0 {
 		return wait, nil
 	}
 	if err := s.api.leads(ctx); err != nil {
@@ -100,11 +117,11 @@ func (s *standing) stand(ctx context.Context, pod *corev1.Pod, why events.Event)
 	if first {
 		s.events.Event(apiv1.Ref(pod), why)
 	}
-	return 0, nil
+	return stance.again, nil
 }
 
-// statusWithout returns the status of a pod that is Running and Ready without a machine.
-func statusWithout(pod *corev1.Pod, why events.Event, now metav1.Time) corev1.PodStatus {
+// statusWithout returns the status of a pod that is Running without a machine, and Ready as its stance says.
+func statusWithout(pod *corev1.Pod, why events.Event, is stance, now metav1.Time) corev1.PodStatus {
 	stands := pod.DeepCopy()
 	s := &stands.Status
 	s.Phase, s.Reason, s.Message = corev1.PodRunning, "", ""
@@ -113,24 +130,31 @@ func statusWithout(pod *corev1.Pod, why events.Event, now metav1.Time) corev1.Po
 	if s.StartTime == nil {
 		s.StartTime = &now
 	}
-	become := func(condition corev1.PodConditionType, reason, message string) {
+	become := func(condition corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) {
 		k := corev1.PodCondition{
 			Type:               condition,
-			Status:             corev1.ConditionTrue,
+			Status:             status,
 			Reason:             reason,
 			Message:            message,
 			LastTransitionTime: now,
 		}
 		for _, is := range s.Conditions {
-			if is.Type == condition && is.Status == corev1.ConditionTrue {
+			if is.Type == condition && is.Status == status {
 				k.LastTransitionTime, k.LastProbeTime, k.ObservedGeneration = is.LastTransitionTime, is.LastProbeTime, is.ObservedGeneration
 			}
 		}
 		setCondition(stands, k)
 	}
-	become(apiv1.NoMachine, why.Reason, why.Message)
-	for _, condition := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
-		become(condition, events.NoMachine, "")
+	become(apiv1.NoMachine, corev1.ConditionTrue, why.Reason, why.Message)
+	reason, ready := events.NoMachine, corev1.ConditionTrue
+	if why.Reason == events.BesidePods {
+		reason = events.BesidePods
 	}
+	if is.unready != "" {
+		ready = corev1.ConditionFalse
+	}
+	become(corev1.PodInitialized, corev1.ConditionTrue, reason, "")
+	become(corev1.ContainersReady, ready, reason, is.unready)
+	become(corev1.PodReady, ready, reason, is.unready)
 	return *s
 }

@@ -14,6 +14,7 @@ type core struct {
 	history   *history
 	waits     *waits
 	exclusion *exclusion
+	beside    *besides
 }
 
 // steps are what reconcile chooses from, with the parts that they hand over to.
@@ -40,6 +41,12 @@ func (c *Controller) wireCore(cfg Config) {
 	c.api = &apiServer{nodes: cfg.Nodes, leadership: cfg.Leadership}
 	c.history = &history{newNotes[past](c.registry)}
 	c.waits = newWaits(c.registry, cfg.Events)
+	c.beside = &besides{
+		rules:    cfg.DaemonSets,
+		copies:   cfg.Copies,
+		cells:    cfg.Cells,
+		registry: c.registry,
+	}
 	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
 }
 
@@ -68,6 +75,7 @@ func (c *Controller) wireEnds(cfg Config) {
 		events:    cfg.Events,
 		clock:     cfg.Clock,
 		graces:    newNotes[grace](c.registry),
+		beside:    c.beside,
 	}
 	c.completing = &completing{
 		cells: cfg.Cells,
@@ -101,6 +109,7 @@ func (c *Controller) wireEnds(cfg Config) {
 func (c *Controller) wireRequests(cfg Config) {
 	c.standing = &standing{
 		grants:    cfg.Grants,
+		beside:    c.beside,
 		exclusion: c.exclusion,
 		waits:     c.waits,
 		api:       c.api,
@@ -112,6 +121,7 @@ func (c *Controller) wireRequests(cfg Config) {
 		volumes:    cfg.Volumes,
 		nodes:      cfg.Nodes,
 		grants:     cfg.Grants,
+		beside:     c.beside,
 		options:    cfg.Options,
 		costLabels: cfg.CostLabels,
 		history:    c.history,

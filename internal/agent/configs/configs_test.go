@@ -183,8 +183,8 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 		c := config()
 		c.Plugins = plugins
 		typed := kubelet(t, c, Machine{})
-		if (typed.StaticPodPath == StaticPodDir) != plugins || (typed.MaxPods > maxPods) != plugins {
-			t.Errorf("with plugins %t: static pods in %q, at most %d pods", plugins, typed.StaticPodPath, typed.MaxPods)
+		if (typed.StaticPodPath == StaticPodDir) != plugins || typed.MaxPods != 110 {
+			t.Errorf("with plugins %t: static pods in %q, at most %d pods, want 110", plugins, typed.StaticPodPath, typed.MaxPods)
 		}
 	}
 }

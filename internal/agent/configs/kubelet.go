@@ -23,9 +23,9 @@ type Files struct {
 // KubeletPort is where the kubelet serves on 127.0.0.1, for itzo only.
 const KubeletPort = 10250
 
-// maxPods is one, the pod, and some room for one that is still being torn down
-// in the kubelet's books: the cell API never shows the kubelet a second pod.
-const maxPods = 4
+// maxPods is the kubelet's own default. Beside its pod a cell runs pods of DaemonSets and node plugins, and
+// some that are being torn down are in the kubelet's books.
+const maxPods = 110
 
 // reservedPIDs are tasks of the machine that the pods' cgroup may not take: a Go program such as the agent, the kubelet
 // or containerd ends when it gets no thread. The kubelet gives pods what is left of the smaller of kernel.pid_max and
@@ -36,9 +36,6 @@ const reservedPIDs = 1000
 // least pid_max has 8 for each (PIDS_PER_CPU_MIN in include/linux/threads.h); workqueues start more under load, of which no
 // source has a figure, so this is twice as many.
 const pidsOfProcessor = 16
-
-// maxPlugins is how many CSI drivers the volumes of one pod can be of.
-const maxPlugins = 16
 
 // Machine is what the kubelet is to know of the machine.
 type Machine struct {
@@ -67,7 +64,6 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 	}
 	if c.Plugins {
 		cfg["staticPodPath"] = StaticPodDir
-		cfg["maxPods"] = maxPods + maxPlugins
 	}
 	if m.Tasks > 0 {
 		// What is left of the kernel's tasks may be more than the machine's cgroup has: the local cloud gives a machine 16384.

@@ -60,6 +60,7 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exemp
 		directionChain(&t.Builder, "ingress", "saddr", fw.Ingress)
 		directionChain(&t.Builder, "egress", "daddr", fw.Egress)
 		t.masquerade(fw)
+		t.beside(fw)
 	}
 
 	metadata := "\t\tjump metadata\n"
@@ -82,6 +83,7 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exemp
 	t.line("\t}")
 
 	t.line("\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;")
+	t.fromBeside(fw)
 	t.line("\t\tiifname \"pod*\" jump from_pod\n\t\toifname \"pod*\" jump to_pod\n\t}")
 	t.line("\tchain input {\n\t\ttype filter hook input priority filter; policy accept;")
 	t.line("\t\tiifname \"pod*\" goto to_cell")
@@ -112,6 +114,7 @@ func (t *table) sends(fw *agentapi.Firewall, metadata string) {
 	t.WriteString(metadata)
 	t.line("\t\tct state established,related return")
 	t.line("\t\toifname \"pod*\" return") // to itself, by way of a Service
+	t.toBeside(fw)
 	if fw.Egress.Isolated {
 		t.line("\t\tgoto egress")
 	}
@@ -136,6 +139,7 @@ func (t *table) toCell(fw *agentapi.Firewall) {
 	if fw != nil {
 		t.line("\t\tct state established,related accept")
 		t.line("\t\tmeta l4proto 1 accept") // ICMP: a cell has no /etc/protocols
+		t.hostPorts(fw)
 		t.line("\t\tip saddr %s reject with icmpx admin-prohibited", fw.PodIP)
 		if fw.PodIPv6.IsValid() {
 			// Echoes, and what neighbours are found by. Never a router's advertisement
@@ -213,24 +217,32 @@ func directionChain(b *strings.Builder, name, address string, d agentapi.Directi
 				fmt.Fprintf(b, "\t\t%sreturn\n", peer)
 				continue
 			}
-			for _, protocol := range protocols {
-				var ranges []string
-				for _, p := range a.Ports {
-					switch {
-					case p.Protocol != protocol:
-					case p.First == p.Last:
-						ranges = append(ranges, fmt.Sprint(p.First))
-					default:
-						ranges = append(ranges, fmt.Sprintf("%d-%d", p.First, p.Last))
-					}
-				}
-				if len(ranges) > 0 {
-					fmt.Fprintf(b, "\t\t%s%s dport { %s } return\n", peer, strings.ToLower(protocol), strings.Join(ranges, ", "))
-				}
+			for _, ports := range byProtocol(a.Ports) {
+				fmt.Fprintf(b, "\t\t%s%s return\n", peer, ports)
 			}
 		}
 	}
 	b.WriteString("\t\tdrop\n\t}\n")
+}
+
+// byProtocol matches ports, a text for each protocol.
+func byProtocol(ports []agentapi.Ports) (matches []string) {
+	for _, protocol := range protocols {
+		var ranges []string
+		for _, p := range ports {
+			switch {
+			case p.Protocol != protocol:
+			case p.First == p.Last:
+				ranges = append(ranges, fmt.Sprint(p.First))
+			default:
+				ranges = append(ranges, fmt.Sprintf("%d-%d", p.First, p.Last))
+			}
+		}
+		if len(ranges) > 0 {
+			matches = append(matches, fmt.Sprintf("%s dport { %s }", strings.ToLower(protocol), strings.Join(ranges, ", ")))
+		}
+	}
+	return matches
 }
 
 var protocols = []string{"SCTP", "TCP", "UDP"}
@@ -263,6 +275,9 @@ func validate(fw agentapi.Firewall) error {
 				}
 			}
 		}
+	}
+	if err := validateBeside(fw.Beside); err != nil {
+		return err
 	}
 	return validateMasquerade(fw.Masquerade)
 }

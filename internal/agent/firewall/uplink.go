@@ -56,7 +56,7 @@ type Uplink struct {
 
 // Devices are the Ethernet devices of a network namespace.
 type Devices struct {
-	// Uplinks are all but the pod's.
+	// Uplinks are all but the pod's, and those of pods beside it.
 	Uplinks []Uplink
 	// Pod says that the pod has one, and so a network of its own: who is in the machine's cannot
 	// make one without the right to change the firewall itself.
@@ -74,6 +74,7 @@ func Look() (d Devices, err error) {
 		case len(i.HardwareAddr) != 6 || i.Flags&net.FlagLoopback != 0:
 		case strings.HasPrefix(i.Name, "pod"):
 			d.Pod = true
+		case strings.HasPrefix(i.Name, besideInterfaces):
 		default:
 			d.Uplinks = append(d.Uplinks, Uplink{i.Name, i.Index})
 		}

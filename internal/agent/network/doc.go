@@ -4,6 +4,9 @@
 // and a few sysctls of this network namespace; it leaves the machine's own
 // interface and routes alone, but takes the pod's address from them.
 //
+// A pod of a DaemonSet that runs beside the cell's pod gets an address of the machine alone, and leaves by the
+// machine's (package firewall).
+//
 // All of the pod's traffic is routed through the cell's network namespace, where
 // rules for Services and policies can see it.
 package network

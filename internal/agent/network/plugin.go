@@ -142,14 +142,29 @@ func add(args *skel.CmdArgs) error {
 	if err := Wait(ctx, c.GateDir, c.Gates...); err != nil {
 		return types.NewError(types.ErrTryAgainLater, "the pod's network is not ready", err.Error())
 	}
-	result, err := connect(args, c)
+	beside, err := isBeside(c.GateDir, args.Args)
 	if err != nil {
-		return errors.Join(err, remove(hostVeth(args.ContainerID, args.IfName)))
+		return err
+	}
+	var result *current.Result
+	if beside {
+		result, err = connectBeside(args, c)
+	} else {
+		result, err = connect(args, c)
+	}
+	if err != nil {
+		return errors.Join(err, removeAll(args))
 	}
 	return types.PrintResult(result, c.CNIVersion)
 }
 
+// connect gives the cell's pod its addresses.
 func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
+	return connectBy(args, c, hostVeth(args.ContainerID, args.IfName))
+}
+
+// connectBy gives a pod its addresses, by a veth whose end in the cell has this name.
+func connectBy(args *skel.CmdArgs, c conf, name string) (*current.Result, error) {
 	uplink, err := uplinkOf(c.NodeIP)
 	if err != nil {
 		return nil, err
@@ -164,7 +179,7 @@ func connect(args *skel.CmdArgs, c conf) (*current.Result, error) {
 		return nil, fmt.Errorf("enter the pod's network namespace %s: %w", args.Netns, err)
 	}
 	defer inPod.Close()
-	p, err := makePair(args, pod, inPod, uplink.Attrs().MTU)
+	p, err := makePair(args, name, pod, inPod, uplink.Attrs().MTU)
 	if err != nil {
 		return nil, err
 	}
@@ -185,8 +200,7 @@ type pair struct {
 
 // makePair makes the veth of a container, in the place of one that an ADD left that was cut
 // short.
-func makePair(args *skel.CmdArgs, pod netns.NsHandle, inPod *netlink.Handle, mtu int) (*pair, error) {
-	name := hostVeth(args.ContainerID, args.IfName)
+func makePair(args *skel.CmdArgs, name string, pod netns.NsHandle, inPod *netlink.Handle, mtu int) (*pair, error) {
 	if err := remove(name); err != nil {
 		return nil, err
 	}
@@ -333,8 +347,11 @@ func family(ip netip.Addr) int {
 
 // del removes the veth, and with it all that add made. It is idempotent and
 // does not need the pod's network namespace, which may be gone.
-func del(args *skel.CmdArgs) error {
-	return remove(hostVeth(args.ContainerID, args.IfName))
+func del(args *skel.CmdArgs) error { return removeAll(args) }
+
+// removeAll removes the veth of a container, whichever pod's it is.
+func removeAll(args *skel.CmdArgs) error {
+	return errors.Join(remove(hostVeth(args.ContainerID, args.IfName)), remove(besideVeth(args.ContainerID, args.IfName)))
 }
 
 func remove(name string) error {
@@ -355,6 +372,9 @@ func check(args *skel.CmdArgs) error {
 	c, err := parse(args.StdinData)
 	if err != nil {
 		return err
+	}
+	if name := besideVeth(args.ContainerID, args.IfName); there(name) {
+		return nil // its routes go with it
 	}
 	name := hostVeth(args.ContainerID, args.IfName)
 	link, err := netlink.LinkByName(name)

@@ -1,0 +1,509 @@
+package cellapi
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/watches"
+)
+
+const (
+	// copyPast is how many copies that a cell has no more are remembered: its kubelet goes on to speak of them.
+	copyPast = 16
+	// copyRest is how long a copy that has failed is not in the list of a kubelet's pods, before it is again: a kubelet starts
+	// a pod anew when it has forgotten the one before, which it does every two seconds
+	// (k8s.io/kubernetes/pkg/kubelet/kubelet.go, housekeepingPeriod).
+	copyRest = 10 * time.Second
+	// firstCopyRetry and lastCopyRetry are how long it stays in the list as failed, as the controller of DaemonSets waits before
+	// it replaces a pod (k8s.io/kubernetes/pkg/controller/daemon, failedPodsBackoff).
+	firstCopyRetry, lastCopyRetry = 10 * time.Second, 15 * time.Minute
+	// delayTold is how long a pod waits for the copies beside it before its owner hears of it.
+	delayTold = 5 * time.Second
+)
+
+// copies are the pods of DaemonSets that a cell runs beside its pod. boundPod.mu guards them.
+type copies struct {
+	able    *bool         // whether the cell's agent can; nil where it is not known
+	known   chan struct{} // closed when a list of the cell's pods has all of them
+	isKnown bool
+	all     map[types.UID]*copied
+	ended   map[types.UID]bool   // that the kubelet has ended, since they are being deleted
+	leftOut map[types.UID]string // why
+	past    []types.UID
+	late    bool // the pod waits for them no longer
+	told    bool // that it waits
+}
+
+// copied is a pod of a DaemonSet that a cell is shown.
+type copied struct {
+	shownPod
+	set     *setPod // as it was when it was shown
+	since   time.Time
+	newer   bool // the cell's pod began to run when the set's pod was there
+	hidden  bool // it rests after a failure
+	retries int
+
+	status   corev1.PodStatus // as its kubelet says
+	reported bool
+	wasReady bool
+	trouble  string // the last warning of its kubelet
+}
+
+func newCopies() copies {
+	return copies{known: make(chan struct{}), all: map[types.UID]*copied{}, ended: map[types.UID]bool{}, leftOut: map[types.UID]string{}}
+}
+
+// know declares that a list of the cell's pods has all that it is to have.
+func (c *copies) know() {
+	if !c.isKnown {
+		c.isKnown = true
+		close(c.known)
+	}
+}
+
+// runsBeside notes whether the cell's agent can run pods beside the cell's.
+func (c *boundPod) runsBeside(can bool) {
+	if c.server.sets == nil {
+		return
+	}
+	c.mu.Lock()
+	if c.copies.able == nil || *c.copies.able != can {
+		c.copies.able = &can
+		c.seeCopies()
+	}
+	c.mu.Unlock()
+}
+
+// setsChanged tells that the pods of DaemonSets on the cell's node have changed.
+func (c *boundPod) setsChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seeCopies()
+}
+
+// seeCopies has the kubelet see its pod, and beside it what is to run there now. c.mu is held.
+func (c *boundPod) seeCopies() {
+	b := c.pod
+	if b == nil || b.current == nil || b.gone || c.lifetime.Err() != nil {
+		return
+	}
+	sets := c.server.sets
+	if sets == nil || c.copies.able != nil && !*c.copies.able {
+		c.putChanged()
+		c.allowAll()
+		c.copies.know()
+		return
+	}
+	wanted := sets.beside(c.as.name, b.current)
+	if !c.waitsForCopies(wanted) {
+		c.putChanged()
+	}
+	if c.copies.able == nil {
+		c.allowAll()
+		return // runsBeside comes back here
+	}
+	c.dropCopies(wanted)
+	for _, set := range wanted {
+		c.seeCopy(set)
+	}
+	c.allowAll()
+	c.copies.know()
+}
+
+// dropCopies takes those from the kubelet that are not to run any more. c.mu is held.
+func (c *boundPod) dropCopies(wanted []*setPod) {
+	is := map[types.UID]bool{}
+	for _, set := range wanted {
+		is[set.pod.UID] = true
+	}
+	for uid, p := range c.copies.all {
+		if !is[uid] {
+			c.forgetCopy(p)
+		}
+	}
+	for uid := range c.copies.ended {
+		if !is[uid] {
+			delete(c.copies.ended, uid)
+		}
+	}
+	for uid := range c.copies.leftOut {
+		if !is[uid] {
+			delete(c.copies.leftOut, uid)
+		}
+	}
+}
+
+// forgetCopy takes a copy from the kubelet for good. c.mu is held.
+func (c *boundPod) forgetCopy(p *copied) {
+	c.hideCopy(p)
+	delete(c.copies.all, p.uid)
+	if c.copies.past = append(c.copies.past, p.uid); len(c.copies.past) > copyPast {
+		c.copies.past = c.copies.past[1:]
+	}
+	c.copyChanged(p.namespace, p.name)
+}
+
+// hideCopy takes a copy from the kubelet. c.mu is held.
+func (c *boundPod) hideCopy(p *copied) {
+	if p.hidden || p.object == nil {
+		return
+	}
+	c.pods.Remove(p.object.At(c.server.nextVersion()))
+	c.part(&p.shownPod)
+	p.hidden = true
+}
+
+// seeCopy has the kubelet see a copy, as it is now. c.mu is held.
+func (c *boundPod) seeCopy(set *setPod) {
+	uid := set.pod.UID
+	if c.copies.ended[uid] {
+		return
+	}
+	p := c.copies.all[uid]
+	if p != nil {
+		if p.set != set && !p.hidden {
+			p.set = set
+			c.putCopy(p)
+		}
+		p.set = set
+		return
+	}
+	if set.pod.DeletionTimestamp != nil && !c.pod.restored {
+		return // its kubelet has never had it
+	}
+	if why := c.keepsOut(set.pod); why != "" {
+		c.leaveOut(set, why)
+		return
+	}
+	delete(c.copies.leftOut, uid)
+	started := c.pod.current.Status.StartTime
+	p = &copied{
+		shownPod: shownPod{namespace: set.pod.Namespace, name: set.pod.Name, uid: uid, refs: map[watches.Ref]*heldRef{}},
+		set:      set,
+		since:    c.server.clock.Now(),
+		newer:    started == nil || set.pod.CreationTimestamp.Before(started),
+	}
+	p.pending()
+	c.copies.all[uid] = p
+	c.putCopy(p)
+	c.copyChanged(p.namespace, p.name)
+}
+
+// pending gives a copy the status of a pod of which its kubelet has said nothing.
+func (p *copied) pending() {
+	p.reported, p.hidden = false, false
+	p.status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: p.set.pod.Status.QOSClass}
+	for _, k := range p.set.pod.Status.Conditions {
+		if k.Type == corev1.PodScheduled {
+			p.status.Conditions = []corev1.PodCondition{k}
+		}
+	}
+}
+
+// putCopy shows the kubelet a copy: the set's pod itself, with the status that this kubelet gives it. c.mu is held.
+func (c *boundPod) putCopy(p *copied) {
+	pod := *p.set.pod
+	pod.Status = p.status
+	pod.ResourceVersion = strconv.FormatUint(c.server.nextVersion(), 10)
+	o, err := watches.NewObject(podKind, &pod)
+	if err != nil {
+		c.server.log.Error("pod of a DaemonSet not shown to a cell", "cell", c.id, "err", err)
+		return
+	}
+	p.object, p.current = o, &pod
+	c.referUntil(&p.shownPod, referencesOf(&pod), func(h *heldRef) { h.end() })
+	c.pods.Put(o)
+}
+
+// keepsOut says why a set's pod cannot run beside the cell's, or "". c.mu is held.
+func (c *boundPod) keepsOut(set *corev1.Pod) string {
+	if len(c.copies.all) >= daemonsets.MostCopies {
+		return fmt.Sprintf("the cell runs %d pods of DaemonSets, which is the most", daemonsets.MostCopies)
+	}
+	others := []*corev1.Pod{c.pod.current}
+	for _, p := range c.copies.all {
+		others = append(others, p.current)
+	}
+	for _, other := range others {
+		if port := daemonsets.Conflict(set, other); port != "" {
+			return fmt.Sprintf("host port %s is that of pod %s/%s there", port, other.Namespace, other.Name)
+		}
+	}
+	allocatable := c.node.allocatable()
+	used := corev1.ResourceList{}
+	for _, other := range others {
+		for name, q := range resource.PodRequests(other, resource.PodResourcesOptions{}) {
+			sum := used[name]
+			sum.Add(q)
+			used[name] = sum
+		}
+	}
+	// By the kubelet's own rule: one that does not fit it fails, or ends the cell's pod for it.
+	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
+		asked, is := resource.PodRequests(set, resource.PodResourcesOptions{})[name]
+		if !is || asked.IsZero() {
+			continue
+		}
+		has, sum := allocatable[name], used[name]
+		sum.Add(asked)
+		if sum.Cmp(has) > 0 {
+			already := used[name]
+			return fmt.Sprintf("it asks for %s %s, and %s of the %s of the cell are taken", name, asked.String(), already.String(), has.String())
+		}
+	}
+	return ""
+}
+
+// leaveOut notes that the cell does not run a set, and tells the owners of both. c.mu is held.
+func (c *boundPod) leaveOut(set *setPod, why string) {
+	uid := set.pod.UID
+	if c.copies.leftOut[uid] != "" { // what is told once is not told with every figure
+		return
+	}
+	c.copies.leftOut[uid] = why
+	c.server.log.Warn("a DaemonSet does not run beside a pod", "cell", c.id, "pod", watches.Key(c.pod.namespace, c.pod.name),
+		"daemonset", watches.Key(set.pod.Namespace, set.name), "why", why)
+	e := events.NewDaemonSetLeftOut(watches.Key(set.pod.Namespace, set.name), watches.Key(c.pod.namespace, c.pod.name), c.id, why)
+	c.server.events.Event(apiv1.Ref(c.pod.current), e)
+	c.server.events.Event(apiv1.Ref(set.pod), e)
+	c.copyChanged(set.pod.Namespace, set.pod.Name)
+}
+
+// waitsForCopies reports whether the kubelet is not to see its pod yet, since a set's copy is not ready. c.mu is held.
+func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
+	b := c.pod
+	if c.copies.late || b.restored || b.object != nil || b.current.DeletionTimestamp != nil || watches.Ended(b.current) {
+		return false
+	}
+	now := c.server.clock.Now()
+	var next time.Duration
+	var slow []*setPod
+	for _, set := range wanted {
+		uid := set.pod.UID
+		p := c.copies.all[uid]
+		if set.terms.MaxDelay == 0 || set.pod.DeletionTimestamp != nil || c.copies.leftOut[uid] != "" || p != nil && p.isReady() {
+			continue
+		}
+		if p == nil && c.keepsOut(set.pod) != "" {
+			continue
+		}
+		left := b.at.Add(set.terms.MaxDelay).Sub(now)
+		if left <= 0 {
+			slow = append(slow, set)
+			continue
+		}
+		if next == 0 || left < next {
+			next = left
+		}
+	}
+	if next > 0 {
+		c.lookAgain(min(next, max(b.at.Add(delayTold).Sub(now), 0)+time.Millisecond))
+		c.tellWait(wanted, now)
+		return true
+	}
+	c.copies.late = true
+	for _, set := range slow {
+		why := "nothing was heard of it"
+		if p := c.copies.all[set.pod.UID]; p != nil {
+			why = p.why()
+		}
+		c.server.events.Event(apiv1.Ref(b.current), events.NewDaemonSetNotReady(watches.Key(set.pod.Namespace, set.name), set.terms.MaxDelay, why))
+	}
+	return false
+}
+
+// tellWait tells the pod's owner that it waits for copies, once. c.mu is held.
+func (c *boundPod) tellWait(wanted []*setPod, now time.Time) {
+	if c.copies.told || now.Sub(c.pod.at) < delayTold {
+		return
+	}
+	c.copies.told = true
+	var names []string
+	most := time.Duration(0)
+	for _, set := range wanted {
+		if p := c.copies.all[set.pod.UID]; p != nil && set.terms.MaxDelay > 0 && !p.isReady() {
+			names, most = append(names, watches.Key(set.pod.Namespace, set.name)), max(most, set.terms.MaxDelay)
+		}
+	}
+	c.server.events.Event(apiv1.Ref(c.pod.current), events.NewWaitsForDaemonSets(names, most))
+}
+
+// lookAgain has the copies seen to after a while.
+func (c *boundPod) lookAgain(after time.Duration) {
+	c.server.start(func() {
+		select {
+		case <-c.server.clock.After(after):
+			c.setsChanged()
+		case <-c.lifetime.Done():
+		}
+	})
+}
+
+// unbindCopies gives up what the copies hold. c.mu is held.
+func (c *boundPod) unbindCopies() {
+	for _, p := range c.copies.all {
+		c.referUntil(&p.shownPod, references{}, func(h *heldRef) { h.end() })
+		c.copyChanged(p.namespace, p.name)
+	}
+	for _, p := range c.copies.all {
+		delete(c.copies.all, p.uid)
+	}
+}
+
+// copyChanged has the observers of copies told. c.mu may be held.
+func (c *boundPod) copyChanged(namespace, name string) {
+	c.server.sets.changed(c.id, types.NamespacedName{Namespace: namespace, Name: name})
+}
+
+// shownPods are the pods that the kubelet sees, or is to see, its own first.
+func (c *boundPod) shownPods() (all []*corev1.Pod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b := c.pod; b != nil && b.current != nil && !b.gone {
+		all = append(all, b.current)
+	}
+	for _, p := range c.copies.all {
+		if !p.hidden {
+			all = append(all, p.current)
+		}
+	}
+	return all
+}
+
+// copyOf returns the copy of this name, as it is shown now; nil for none.
+func (c *boundPod) copyOf(namespace, name string) *corev1.Pod {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.copies.all {
+		if p.namespace == namespace && p.name == name && !p.hidden {
+			return p.current
+		}
+	}
+	return nil
+}
+
+// ranBeside reports whether the cell runs this copy, or did.
+func (c *boundPod) ranBeside(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.copies.all[uid] != nil || slices.Contains(c.copies.past, uid)
+}
+
+// setCopyStatus stores what the kubelet says of a copy, and returns the pod as it is shown then. It is false when the copy is not what
+// it was, and nil when it is gone.
+func (c *boundPod) setCopyStatus(was *corev1.Pod, status corev1.PodStatus, same bool) (*corev1.Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.copies.all[was.UID]
+	switch {
+	case p == nil || p.hidden:
+		return nil, true
+	case p.current != was:
+		return nil, false
+	case same && p.reported:
+		return p.current, true
+	}
+	p.status, p.reported = status, true
+	if p.isReady() {
+		p.wasReady, p.trouble, p.retries = true, "", 0
+	}
+	c.putCopy(p)
+	if watches.Ended(p.current) && p.set.pod.DeletionTimestamp == nil {
+		c.retryCopy(p)
+	}
+	c.copyChanged(p.namespace, p.name)
+	if c.pod.object == nil {
+		c.seeCopies() // the pod may have waited for this one
+	}
+	return p.current, true
+}
+
+// retryCopy has a copy that has failed start anew after a while: a pod of a DaemonSet that has failed is replaced, and there is no
+// other pod here. c.mu is held.
+func (c *boundPod) retryCopy(p *copied) {
+	p.retries++
+	wait := backoff.Random(nil).After(p.retries, firstCopyRetry, lastCopyRetry)
+	failed := p.status.StartTime
+	c.server.start(func() {
+		if !c.sleeps(wait) {
+			return
+		}
+		c.mu.Lock()
+		is := c.copies.all[p.uid] == p && !p.hidden && watches.Ended(p.current) && p.status.StartTime.Equal(failed)
+		if is {
+			c.hideCopy(p)
+		}
+		c.mu.Unlock()
+		if !is || !c.sleeps(copyRest) {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.copies.all[p.uid] == p && p.hidden {
+			p.pending()
+			c.putCopy(p)
+		}
+	})
+}
+
+// sleeps waits, and reports whether the cell is there still.
+func (c *boundPod) sleeps(d time.Duration) bool {
+	select {
+	case <-c.server.clock.After(d):
+		return true
+	case <-c.lifetime.Done():
+		return false
+	}
+}
+
+// endCopy notes that the kubelet has ended a copy that is being deleted. It reports whether it may.
+func (c *boundPod) endCopy(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.copies.all[uid]
+	if p == nil {
+		return slices.Contains(c.copies.past, uid)
+	}
+	if p.set.pod.DeletionTimestamp == nil {
+		return false
+	}
+	c.copies.ended[uid] = true
+	c.forgetCopy(p)
+	return true
+}
+
+// troubleOf notes a warning of the kubelet about a copy.
+func (c *boundPod) troubleOf(uid types.UID, trouble string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.copies.all[uid]; p != nil && p.trouble != trouble {
+		p.trouble = trouble
+		c.copyChanged(p.namespace, p.name)
+	}
+}
+
+// knowsCopies waits until a list of the cell's pods has all of them, and holds no turn meanwhile.
+func (c *boundPod) knowsCopies(w http.ResponseWriter, r *http.Request) error {
+	if c.bound() == nil {
+		return nil
+	}
+	return c.awaits(w, r, c.copies.known, func() string { return "what runs beside the pod of cell " + c.id })
+}
+
+// isReady reports whether a copy is, as its kubelet says.
+func (p *copied) isReady() bool {
+	return slices.ContainsFunc(p.status.Conditions, func(k corev1.PodCondition) bool {
+		return k.Type == corev1.PodReady && k.Status == corev1.ConditionTrue
+	})
+}

@@ -1,0 +1,409 @@
+package cellapi
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/events"
+)
+
+// toldEvents are the Events that were reported, as "pod: reason: message".
+type toldEvents struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (e *toldEvents) Event(pod apiv1.PodReference, event events.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, fmt.Sprintf("%s: %s: %s", pod, event.Reason, event.Message))
+}
+
+func (e *toldEvents) about(pod, reason string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, said := range e.all {
+		if strings.HasPrefix(said, pod+": "+reason+":") {
+			n++
+		}
+	}
+	return n
+}
+
+// setHouse is a house in which the sets of namespace logging run beside pods.
+func setHouse(t *testing.T, entries ...daemonsets.Entry) (*house, *toldEvents) {
+	told := &toldEvents{}
+	if entries == nil {
+		entries = []daemonsets.Entry{{Namespace: "logging"}}
+	}
+	h := newHouseAt(t, steppedClock(t), func(h *house) {
+		h.sets, h.events = daemonsets.New(entries, nil), told
+	})
+	return h, told
+}
+
+// setPodOn returns a pod of a DaemonSet of namespace logging.
+func setPodOn(set, name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := podOn(name)
+	p.Namespace, p.Spec.ServiceAccountName, p.Spec.Volumes = "logging", set, []corev1.Volume{tokenVolume("logs", nil)}
+	p.Labels = map[string]string{"app": set}
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: set, UID: "d", Controller: new(true)}}
+	p.Spec.Containers[0].EnvFrom[1].ConfigMapRef.Name = set
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+// joinReady makes the machine a cell whose kubelet is ready, and whose agent can run copies.
+func (m *machine) joinReady(h *house) *Cell {
+	c := m.join(h)
+	c.node.reported(&corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}})
+	h.server.RunsBeside(m.id, true)
+	return c
+}
+
+const readyStatus = `{"metadata":{"uid":%q},"status":{"phase":"Running","podIP":"169.254.66.7","podIPs":[{"ip":"169.254.66.7"}],` +
+	`"conditions":[{"type":"Ready","status":"True"}],"containerStatuses":[{"name":"main","ready":true,"restartCount":2,` +
+	`"state":{"running":{"startedAt":"2026-01-02T03:04:05Z"}}}]}}`
+
+func TestACopyIsTheSetsOwnPodWithTheStatusOfItsCell(t *testing.T) {
+	ctx := context.Background()
+	h, _ := setHouse(t)
+	set := h.up.put(setPodOn("shipper", "shipper-1", func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: apiv1.NoMachine, Status: "True"}}}
+	})).(*corev1.Pod)
+	h.up.put(setPodOn("other", "other-1", func(p *corev1.Pod) { p.Namespace = "elsewhere" }))
+	m := newMachine(t, "c1")
+	c := m.joinReady(h)
+	own := h.bindNew(c, podOn("web"))
+	seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+	eventually(t, "the kubelet has both pods", func() bool { return seen.has("shop/web") && seen.has("logging/shipper-1") })
+	if keys := seen.ListKeys(); len(keys) != 2 {
+		t.Errorf("the kubelet sees %q", keys)
+	}
+	pods := m.kubelet(t).CoreV1().Pods("logging")
+	got, err := pods.Get(ctx, "shipper-1", metav1.GetOptions{})
+	if err != nil || got.UID != set.UID || got.Status.Phase != corev1.PodPending || len(got.Status.Conditions) > 0 || got.Spec.NodeName != nodeName {
+		t.Fatalf("the copy is %+v (%v)", got, err)
+	}
+	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Ready || all[0].Reported || all[0].Cell != "c1" || all[0].Pod.UID != own.UID {
+		t.Errorf("before a word of the kubelet: %+v", all)
+	}
+	got, err = pods.Patch(ctx, "shipper-1", types.StrategicMergePatchType, fmt.Appendf(nil, readyStatus, set.UID), metav1.PatchOptions{}, "status")
+	if err != nil || got.Status.PodIP != "169.254.66.7" || got.Status.Phase != corev1.PodRunning {
+		t.Fatalf("patch: %+v, %v", got, err)
+	}
+	eventually(t, "the kubelet sees what it has said", func() bool {
+		o, _, _ := seen.GetByKey("logging/shipper-1")
+		return o.(*corev1.Pod).Status.Phase == corev1.PodRunning
+	})
+	if all := h.server.CopiesOn("c1"); len(all) != 1 || !all[0].Ready || all[0].Restarts != 2 || all[0].Why != "" {
+		t.Errorf("%+v", all)
+	}
+	// The pod of the API server stands for all cells: none writes it.
+	if sent := h.up.asked(func(r apiRequest) bool { return r.verb == "patch" || r.verb == "delete" || r.name == "shipper-1" && r.verb == "get" }); len(sent) > 0 {
+		t.Errorf("passed on: %+v", sent)
+	}
+	// What Kip writes of its status is no cell's.
+	changes := seen.changes.Load()
+	set.Status.Message = "for people"
+	set = h.up.put(set).(*corev1.Pod)
+	eventually(t, "Kip has heard of it", func() bool {
+		o, _, _ := h.server.pods.GetStore().GetByKey("logging/shipper-1")
+		return o.(*corev1.Pod).Status.Message != ""
+	})
+	h.up.put(own)
+	if n := seen.changes.Load() - changes; n > 1 {
+		t.Errorf("the kubelet heard of %d changes", n)
+	}
+
+	// Its set is updated: the kubelet ends the copy, and says so.
+	set.DeletionTimestamp, set.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(1))
+	if err := pods.Delete(ctx, "shipper-1", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a cell deletes the pod of a set: %v, want Forbidden", err)
+	}
+	h.up.put(set)
+	eventually(t, "the kubelet is to end the copy", func() bool {
+		o, _, _ := seen.GetByKey("logging/shipper-1")
+		return o.(*corev1.Pod).DeletionTimestamp != nil
+	})
+	fresh := newMachine(t, "c2")
+	h.bindNew(fresh.joinReady(h), podOn("later"))
+	if err := pods.Delete(ctx, "shipper-1", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")}); !apierrors.IsConflict(err) {
+		t.Errorf("delete of another UID: %v, want Conflict", err)
+	}
+	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Cell != "c1" {
+		t.Errorf("a cell that came later has the pod that is being deleted: %+v", all)
+	}
+	if err := pods.Delete(ctx, "shipper-1", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(set.UID))}); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	eventually(t, "the copy is gone", func() bool { return !seen.has("logging/shipper-1") && len(h.server.Copies(set.UID)) == 0 })
+	if sent := h.up.asked(func(r apiRequest) bool { return r.verb == "delete" }); len(sent) > 0 {
+		t.Errorf("passed on: %+v", sent)
+	}
+	h.up.remove(set)
+	next := h.up.put(setPodOn("shipper", "shipper-2")).(*corev1.Pod)
+	eventually(t, "the next pod of the set runs", func() bool { return seen.has("logging/shipper-2") && len(h.server.Copies(next.UID)) == 2 })
+	if !seen.has("shop/web") || seen.emptyLists() > 0 {
+		t.Errorf("the kubelet lost its pod")
+	}
+}
+
+func TestWhatIsASetsIsNoOthers(t *testing.T) {
+	ctx := context.Background()
+	quiet, err := labels.Parse("logs=none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper"}, daemonsets.Entry{Namespace: "logging", Name: "quiet", Pods: quiet})
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	other := h.up.put(setPodOn("quiet", "quiet-1")).(*corev1.Pod)
+	for _, o := range []struct{ namespace, name string }{
+		{"logging", "shipper-1-secret"}, {"logging", "quiet-1-secret"}, {"shop", "web-secret"}, {"shop", "shipper-1-secret"}, {"logging", "web-secret"},
+	} {
+		h.up.put(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: o.name}})
+	}
+	m := newMachine(t, "c1")
+	c := m.joinReady(h)
+	own := h.bindNew(c, podOn("web"))
+	eventually(t, "the copy is there", func() bool { return len(h.server.Copies(set.UID)) == 1 })
+	kubelet := m.kubelet(t).CoreV1()
+	for name, tc := range map[string]struct {
+		namespace, name string
+		may             bool
+	}{
+		"the pod's":                           {"shop", "web-secret", true},
+		"the copy's":                          {"logging", "shipper-1-secret", true},
+		"of a set that does not run here":     {"logging", "quiet-1-secret", false},
+		"of the copy's name, the pod's space": {"shop", "shipper-1-secret", false},
+		"of the pod's name, the copy's space": {"logging", "web-secret", false},
+	} {
+		_, err := kubelet.Secrets(tc.namespace).Get(ctx, tc.name, metav1.GetOptions{})
+		if tc.may && err != nil || !tc.may && !apierrors.IsForbidden(err) {
+			t.Errorf("secret %s: %v, want %t", name, err, tc.may)
+		}
+	}
+	token := func(audience string, of *corev1.Pod) *authenticationv1.TokenRequest {
+		r := tokenFor(of)
+		r.Spec.Audiences = []string{audience}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		namespace, account string
+		request            *authenticationv1.TokenRequest
+		may                bool
+	}{
+		"the pod's":                       {"shop", "clerk", token("api", own), true},
+		"the copy's":                      {"logging", "shipper", token("logs", set), true},
+		"the pod's, bound to the copy":    {"shop", "clerk", token("api", set), false},
+		"the copy's, bound to the pod":    {"logging", "shipper", token("logs", own), false},
+		"the copy's, for the pod's use":   {"logging", "shipper", token("api", set), false},
+		"the pod's, for the copy's use":   {"shop", "clerk", token("logs", own), false},
+		"of a set that does not run here": {"logging", "quiet", token("logs", other), false},
+	} {
+		_, err := kubelet.ServiceAccounts(tc.namespace).CreateToken(ctx, tc.account, tc.request, metav1.CreateOptions{})
+		if tc.may && err != nil || !tc.may && !apierrors.IsForbidden(err) {
+			t.Errorf("token %s: %v, want %t", name, err, tc.may)
+		}
+	}
+	for name, of := range map[string]*corev1.Pod{"a copy's address": set, "of a set that does not run here": other} {
+		patch := fmt.Sprintf(`{"metadata":{"uid":%q},"status":{"podIP":"10.0.0.9"}}`, of.UID)
+		_, err := kubelet.Pods("logging").Patch(ctx, of.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("patch %s: %v", name, err)
+		}
+	}
+	if sent := h.up.asked(func(r apiRequest) bool { return r.resource == "pods" && (r.verb == "patch" || r.verb == "delete") }); len(sent) > 0 {
+		t.Errorf("passed on: %+v", sent)
+	}
+	// Events about a copy would be those of all cells at once.
+	for _, of := range []*corev1.Pod{set, other} {
+		_, err := kubelet.Events("logging").Create(ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "logging", Name: "e-" + of.Name},
+			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "logging", Name: of.Name, UID: of.UID},
+			Type:           corev1.EventTypeWarning, Reason: "Failed", Message: "no such image",
+		}, metav1.CreateOptions{})
+		if of == set && err != nil || of == other && !apierrors.IsForbidden(err) {
+			t.Errorf("event about %s: %v", of.Name, err)
+		}
+	}
+	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Why != "Failed: no such image" {
+		t.Errorf("%+v", all)
+	}
+	if sent := h.up.asked(func(r apiRequest) bool { return r.resource == "events" }); len(sent) > 0 {
+		t.Errorf("passed on: %+v", sent)
+	}
+}
+
+func TestACellWhoseAgentCannotRunsItsPodAlone(t *testing.T) {
+	h, _ := setHouse(t)
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	m := newMachine(t, "c1")
+	c := m.joinReady(h)
+	h.server.RunsBeside("c1", false)
+	h.bindNew(c, podOn("web"))
+	seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+	eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
+	if seen.has("logging/shipper-1") || len(h.server.Copies(set.UID)) > 0 {
+		t.Errorf("it has %q", seen.ListKeys())
+	}
+}
+
+// A kubelet ends what its list lacks.
+func TestNoListLacksTheCopiesAfterARestartOfKip(t *testing.T) {
+	h, _ := setHouse(t)
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	m := newMachine(t, "c1")
+	own := h.bindNew(m.joinReady(h), podOn("web"))
+	seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+	eventually(t, "the kubelet has both pods", func() bool { return seen.has("shop/web") && seen.has("logging/shipper-1") })
+	if _, err := m.kubelet(t).CoreV1().Pods("logging").Patch(context.Background(), "shipper-1", types.StrategicMergePatchType,
+		fmt.Appendf(nil, readyStatus, set.UID), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		m.cut()
+		h.stop()
+		h.start()
+		c := h.server.AddCell(m.id, info)
+		if err := c.Bind(own.Namespace, own.Name, own.UID); err != nil {
+			t.Fatal(err)
+		}
+		m.handler.Store(c)
+		closed(t, "the pod is known", c.bound().known)
+		if h.server.HasPod(own.UID) {
+			t.Error("what runs beside the pod is known before its agent has said anything")
+		}
+		lists := seen.synced()
+		h.server.RunsBeside(m.id, true)
+		eventually(t, "the kubelet lists anew", func() bool { return seen.synced() > lists })
+		if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Reported || all[0].Ready {
+			t.Errorf("a new process believes %+v", all)
+		}
+	}
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	for _, keys := range seen.lists {
+		if len(keys) != 0 && (!slices.Contains(keys, "logging/shipper-1") || !slices.Contains(keys, "shop/web")) {
+			t.Errorf("a list was %q", keys)
+		}
+	}
+}
+
+func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
+	port := func(p *corev1.Pod) { p.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 9100}} }
+	asks := func(cpu string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+		}
+	}
+	for name, tc := range map[string]struct {
+		own, set func(*corev1.Pod)
+		why      string
+	}{
+		"the host port of the pod":     {port, port, "host port TCP 9100 is that of pod shop/web"},
+		"more than the cell has":       {asks("1"), asks("1"), "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
+		"as much as the cell has left": {asks("1"), asks("900m"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, told := setHouse(t)
+			set := h.up.put(setPodOn("shipper", "shipper-1", tc.set)).(*corev1.Pod)
+			pod := podOn("web")
+			tc.own(pod)
+			m := newMachine(t, "c1")
+			h.bindNew(m.joinReady(h), pod)
+			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+			eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
+			eventually(t, "the set is seen to", func() bool { return len(h.server.Copies(set.UID)) == 1 })
+			is := h.server.Copies(set.UID)[0]
+			if is.LeftOut != (tc.why != "") || tc.why != "" && !strings.HasPrefix(is.Why, tc.why) {
+				t.Errorf("%+v, want %q", is, tc.why)
+			}
+			events := 1
+			if tc.why == "" {
+				events = 0
+			}
+			for _, about := range []string{"shop/web", "logging/shipper-1"} {
+				if n := told.about(about, "DaemonSetLeftOut"); n != events {
+					t.Errorf("%d Events about %s, want %d: %q", n, about, events, told.all)
+				}
+			}
+		})
+	}
+}
+
+func TestAPodWaitsForTheCopiesBesideItNoLongerThanItMay(t *testing.T) {
+	for name, ready := range map[string]bool{"a copy becomes ready": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			h, told := setHouse(t, daemonsets.Entry{Namespace: "logging", MaxDelay: time.Minute})
+			h.clock.(*stepped).hold(true)
+			set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+			m := newMachine(t, "c1")
+			h.bindNew(m.joinReady(h), podOn("web"))
+			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+			eventually(t, "the kubelet has the copy", func() bool { return seen.has("logging/shipper-1") })
+			if seen.has("shop/web") {
+				t.Fatal("the pod does not wait")
+			}
+			if ready {
+				if _, err := m.kubelet(t).CoreV1().Pods("logging").Patch(t.Context(), "shipper-1", types.StrategicMergePatchType,
+					fmt.Appendf(nil, readyStatus, set.UID), metav1.PatchOptions{}, "status"); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				h.clock.(*stepped).hold(false)
+			}
+			eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
+			late := 1
+			if ready {
+				late = 0
+			}
+			if n := told.about("shop/web", "DaemonSetNotReady"); n != late || told.about("shop/web", "WaitsForDaemonSets") != late {
+				t.Errorf("Events: %q", told.all)
+			}
+			h.clock.(*stepped).hold(false)
+		})
+	}
+}
+
+func TestACopyThatHasFailedIsStartedAgain(t *testing.T) {
+	h, _ := setHouse(t)
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	m := newMachine(t, "c1")
+	h.bindNew(m.joinReady(h), podOn("web"))
+	seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+	eventually(t, "the kubelet has both pods", func() bool { return seen.has("shop/web") && seen.has("logging/shipper-1") })
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q},"status":{"phase":"Failed","reason":"NodePorts","message":"taken"}}`, set.UID)
+	if _, err := m.kubelet(t).CoreV1().Pods("logging").Patch(t.Context(), "shipper-1", types.StrategicMergePatchType,
+		[]byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+		t.Fatal(err)
+	}
+	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Ready || all[0].Why != "NodePorts: taken" {
+		t.Errorf("%+v", all)
+	}
+	eventually(t, "it is shown as new", func() bool {
+		o, is, _ := seen.GetByKey("logging/shipper-1")
+		return is && o.(*corev1.Pod).Status.Phase == corev1.PodPending
+	})
+	if !seen.has("shop/web") {
+		t.Error("the kubelet lost its pod")
+	}
+}

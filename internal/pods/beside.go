@@ -1,0 +1,148 @@
+package pods
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/resource"
+)
+
+// besides has pods of DaemonSets stand for their copies, which run beside pods on their cells.
+type besides struct {
+	rules    *daemonsets.Rules // nil for none
+	copies   Copies
+	cells    Cells
+	registry *registry
+}
+
+// runs reports whether a pod stands for copies, and says so.
+func (s *besides) runs(pod *corev1.Pod) (events.Event, bool) {
+	terms, runs, _ := s.rules.Of(pod)
+	if !runs {
+		return events.Event{}, false
+	}
+	return events.NewBesidePods(cut(apiv1.DaemonSetOf(pod).Name, mostName), terms.By), true
+}
+
+// refused says why a pod stands for no copies though its DaemonSet is to run beside pods; false for one of another.
+func (s *besides) refused(pod *corev1.Pod) (events.Event, bool) {
+	_, _, why := s.rules.Of(pod)
+	if why == nil {
+		return events.Event{}, false
+	}
+	return events.NewNotBesidePods(cut(apiv1.DaemonSetOf(pod).Name, mostName), why), true
+}
+
+// stance is how a pod without a machine stands.
+type stance struct {
+	unready string        // why it is not Ready; "" where it is
+	again   time.Duration // after how long to look again, 0 for not
+}
+
+// stanceOf returns how a pod stands by its copies.
+func (s *besides) stanceOf(pod *corev1.Pod, now time.Time) stance {
+	if _, runs, _ := s.rules.Of(pod); !runs {
+		return stance{}
+	}
+	state := daemonsets.Sum(s.copies.Copies(pod.UID), now)
+	if unknown := s.unknown(pod); unknown > 0 {
+		state.Pending = true
+	}
+	is := stance{again: state.Again}
+	switch {
+	case len(state.NotReady) > 0:
+		is.unready = notReady(state)
+	case state.Pending:
+		// As it was: an earlier process of Kip knew.
+		if ready := conditionOf(pod, corev1.PodReady); ready == nil || ready.Status != corev1.ConditionTrue {
+			is.unready = "Kip has not heard of all copies yet."
+		}
+		if is.again == 0 {
+			is.again = standAgain
+		}
+	}
+	return is
+}
+
+func conditionOf(pod *corev1.Pod, condition corev1.PodConditionType) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if k := &pod.Status.Conditions[i]; k.Type == condition {
+			return k
+		}
+	}
+	return nil
+}
+
+// namedCells is how many cells a message names.
+const namedCells = 3
+
+// notReady says which copies are not ready. It changes as seldom as it may: each change is a write.
+func notReady(state daemonsets.State) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "The copies on %d of %d cells are not ready", len(state.NotReady), state.Cells)
+	for i, c := range state.NotReady[:min(namedCells, len(state.NotReady))] {
+		fmt.Fprintf(&b, "%s %s beside pod %s (%s)", [...]string{":", ","}[min(i, 1)], c.Cell, c.Pod, c.Why)
+	}
+	if more := len(state.NotReady) - namedCells; more > 0 {
+		fmt.Fprintf(&b, ", and %d more", more)
+	}
+	return b.String() + "."
+}
+
+// unknown is how many cells may run copies of a pod that this process has not been told of.
+func (s *besides) unknown(pod *corev1.Pod) (n int) {
+	for _, cell := range s.cells.List() {
+		if cell.Phase != apiv1.Bound || !cell.Live() || s.copies.HasPod(cell.Pod.UID) {
+			continue
+		}
+		of, err := s.registry.get(nameOf(cell))
+		if err != nil || of == nil || of.UID == cell.Pod.UID && of.Spec.NodeName == pod.Spec.NodeName {
+			n++
+		}
+	}
+	return n
+}
+
+// ending returns how long a deleted pod still waits for its copies to end, of what it has left.
+func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
+	_, runs, _ := s.rules.Of(pod)
+	if k := apiv1.WithoutMachine(pod); left <= 0 || s.rules == nil || !runs && (k == nil || k.Reason != events.BesidePods) {
+		return 0
+	}
+	running := s.unknown(pod)
+	for _, c := range s.copies.Copies(pod.UID) {
+		if !c.LeftOut {
+			running++
+		}
+	}
+	if running == 0 {
+		return 0
+	}
+	return left
+}
+
+// withSets returns a pod as it is to be placed with the DaemonSets that run beside it. Of the result only the spec is for use.
+func (s *besides) withSets(placed, pod *corev1.Pod) *corev1.Pod {
+	if s.rules == nil {
+		return placed
+	}
+	for _, set := range s.copies.SetsBeside(pod) {
+		placed = placement.With(placed, resource.PodRequests(set, resource.PodResourcesOptions{}))
+	}
+	return placed
+}
+
+// CopyChanged wakes a pod of a DaemonSet whose copies have changed. It does not block.
+func (c *Controller) CopyChanged(_ string, set types.NamespacedName) {
+	c.loop.wake(cache.ObjectName{Namespace: set.Namespace, Name: set.Name})
+}
+
+var _ daemonsets.CopyObserver = (*Controller)(nil)
