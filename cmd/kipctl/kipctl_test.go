@@ -388,7 +388,8 @@ func (explainer) Why(_ context.Context, namespace, pod string) (adminapi.Explana
 	}
 	heard := now.Add(-3 * time.Second)
 	return adminapi.Explanation{
-		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", Profile: "gpus", PodPhase: "Pending", Waiting: "capacity",
+		Pod: apiv1.PodReference{Namespace: "default", Name: "large", UID: "u"}, Node: "kip-0", Profile: "gpus", PodPhase: "Pending",
+		Waiting: "capacity",
 		Cell: &adminapi.Cell{Name: "c-large", Status: apiv1.CellStatus{Phase: apiv1.Booting, InstanceType: "c5.large", Zone: "us-east-1a",
 			PricePerHour: "0.085", Agent: &apiv1.Agent{Version: "v1.4.1", Kip: "v1.4.2"}},
 			Tunnel: &adminapi.Tunnel{Error: "connection refused", LastHeard: &heard},

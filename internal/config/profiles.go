@@ -229,8 +229,9 @@ func (d *decoder) whereAndHow(key string, p Profile) {
 
 // invalidAnnotations are those that an error of placement joins.
 func invalidAnnotations(err error) (all []*placement.InvalidAnnotationError) {
+	var many interface{ Unwrap() []error }
 	var one *placement.InvalidAnnotationError
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
+	if errors.As(err, &many) {
 		for _, e := range many.Unwrap() {
 			all = append(all, invalidAnnotations(e)...)
 		}

@@ -68,7 +68,8 @@ func TestWhyAPodOfADaemonSetHasNoMachineIsSaid(t *testing.T) {
 	other.OwnerReferences[0].Kind = "ReplicaSet"
 	other.Annotations = map[string]string{placement.AnnotationProfile: "batch"}
 	k = newKip(t, other)
-	if e, err := k.explains.Why(t.Context(), pod.Namespace, pod.Name); err != nil || e.NoMachine != "" || e.Placement == nil || e.Profile != "batch" {
+	e, err = k.explains.Why(t.Context(), pod.Namespace, pod.Name)
+	if err != nil || e.NoMachine != "" || e.Placement == nil || e.Profile != "batch" {
 		t.Errorf("one of a ReplicaSet: %+v, %v", e, err)
 	}
 }

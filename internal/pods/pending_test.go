@@ -18,7 +18,11 @@ func impatient(bound time.Time, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := pod("a", change...)
 	p.CreationTimestamp = metav1.NewTime(bound.Add(-time.Hour))
 	p.Annotations = map[string]string{placement.AnnotationMaxPending: "20m"}
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(bound)}}
+	p.Status.Conditions = []corev1.PodCondition{{
+		Type:               corev1.PodScheduled,
+		Status:             corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(bound),
+	}}
 	return p
 }
 
@@ -52,7 +56,8 @@ func TestAPodThatWaitedLongEnoughFailsForTheReasonOfItsWait(t *testing.T) {
 	h.clock.Step(time.Minute)
 	h.must("a")
 	reason, message := h.failedAs("a")
-	if reason != events.NoCapacity || !strings.Contains(message, "no running cell 20m0s after it was bound") || !strings.Contains(message, "nano") {
+	if reason != events.NoCapacity || !strings.Contains(message, "no running cell 20m0s after it was bound") ||
+		!strings.Contains(message, "nano") {
 		t.Errorf("it has failed as %q: %s", reason, message)
 	}
 	h.want("events", h.events, "Warning NoCapacity", "Warning NoCapacity")
@@ -105,10 +110,12 @@ func TestPodsThatMayWaitDoNotFail(t *testing.T) {
 		"it runs": func(h *harness, p *corev1.Pod) {
 			h.cells.set(p.UID, func(c *cells.Cell) { c.Pod, c.Phase = apiv1.Ref(p), apiv1.Bound })
 		},
-		"it ran before":     func(_ *harness, p *corev1.Pod) { running(p) },
-		"no annotation":     func(_ *harness, p *corev1.Pod) { p.Annotations = nil },
-		"a bad annotation":  func(_ *harness, p *corev1.Pod) { p.Annotations[placement.AnnotationMaxPending] = "20" },
-		"it was just bound": func(h *harness, p *corev1.Pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(h.clock.Now()) },
+		"it ran before":    func(_ *harness, p *corev1.Pod) { running(p) },
+		"no annotation":    func(_ *harness, p *corev1.Pod) { p.Annotations = nil },
+		"a bad annotation": func(_ *harness, p *corev1.Pod) { p.Annotations[placement.AnnotationMaxPending] = "20" },
+		"it was just bound": func(h *harness, p *corev1.Pod) {
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(h.clock.Now())
+		},
 		"it has no condition, and was just made": func(h *harness, p *corev1.Pod) {
 			p.Status.Conditions, p.CreationTimestamp = nil, metav1.NewTime(h.clock.Now())
 		},

@@ -14,9 +14,11 @@ func TestKarpenterTakesNoNodeOfKipsForRoomOfPodsThatMayBurst(t *testing.T) {
 	away := corev1.NodeSelectorRequirement{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet"}}
 	pod := &corev1.Pod{Spec: corev1.PodSpec{ // as Kip's webhook makes it
 		Tolerations: []corev1.Toleration{{Key: kip.Key, Operator: corev1.TolerationOpEqual, Value: kip.Value, Effect: kip.Effect}},
-		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
-			{Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{away}}},
-		}}},
+		Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
+				{Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{away}}},
+			},
+		}},
 	}}
 	for says, c := range map[string]struct {
 		taints scheduling.Taints

@@ -98,9 +98,8 @@ func (s *space) burst() {
 	s.Kubectl("delete", "pod", "may-burst")
 }
 
-// karpenterBuysForOthers checks that Karpenter has bought no node for what runs on Kip, also for want of an ordinary node, nor for what waits
-// for Kip, and that it buys
-// one for another pod.
+// karpenterBuysForOthers checks that Karpenter has bought no node for what runs on Kip, also for want of an ordinary node, nor for
+// what waits for Kip, and that it buys one for another pod.
 func (s *space) karpenterBuysForOthers() {
 	s.Helper()
 	s.burst()
