@@ -408,3 +408,36 @@ func TestACloudThatSpeaksOfInstancesThatAreNotKipsMovesNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestWhoWasToldOfANoticeByAnEarlierKipIsNotToldAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		stored, unconfirmed bool
+		said, taken         int
+	}{
+		"the cloud had said so":      {true, false, 0, 0},
+		"only the cell had said so":  {true, true, 0, 1},
+		"nobody had said so by then": {false, false, 1, 1},
+	} {
+		b := newBench(t)
+		at := b.clock.Now().Add(time.Minute)
+		cell := Cell{
+			ID: "c", Pod: ref("a"), Phase: apiv1.Bound, Offerings: []Offering{{Spot: true}}, Instance: &cloud.Instance{ID: "i"},
+			Unconfirmed: tc.unconfirmed,
+		}
+		if tc.stored {
+			cell.Interrupted = at
+		}
+		e, s := b.stored(cell), b.interrupting()
+		if err := (&storedNotices{table: b.table, interruptions: s}).load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.recordNotice(t.Context(), e, cloud.Interruption{InstanceID: "i", At: at}, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(b.said) != tc.said || len(b.taken) != tc.taken {
+			t.Errorf("%s: said %v, %d are taken back", name, b.said, len(b.taken))
+		}
+	}
+}
