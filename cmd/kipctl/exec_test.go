@@ -128,7 +128,8 @@ func TestACommandOnAMachineIsRunWithTheUsersCredentials(t *testing.T) {
 	}
 	// Nobody else is given them.
 	c.config.CAData = nil
-	if _, _, err := runWith(t, c, strings.NewReader(""), "exec", "c-web", "--", "upper"); err == nil || !strings.Contains(err.Error(), "--kip-ca") {
+	if _, _, err := runWith(t, c, strings.NewReader(""), "exec", "c-web", "--", "upper"); err == nil || !strings.Contains(err.Error(),
+		"--kip-ca") {
 		t.Errorf("a port that the cluster's CA does not know: %v", err)
 	}
 	if out, _, err := runWith(t, c, strings.NewReader("x"), "exec", "c-web", "--insecure-skip-tls-verify", "--", "upper"); out != "X" {

@@ -318,7 +318,8 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 		if p := c.copies.all[set.pod.UID]; p != nil {
 			why = p.why()
 		}
-		c.server.events.Event(apiv1.Ref(b.current), events.NewDaemonSetNotReady(watches.Key(set.pod.Namespace, set.name), set.terms.MaxDelay, why))
+		c.server.events.Event(apiv1.Ref(b.current), events.NewDaemonSetNotReady(watches.Key(set.pod.Namespace, set.name), set.terms.MaxDelay,
+			why))
 	}
 	return false
 }

@@ -100,13 +100,15 @@ func TestACopyIsTheSetsOwnPodWithTheStatusOfItsCell(t *testing.T) {
 	}
 	pods := m.kubelet(t).CoreV1().Pods("logging")
 	got, err := pods.Get(ctx, "shipper-1", metav1.GetOptions{})
-	if err != nil || got.UID != set.UID || got.Status.Phase != corev1.PodPending || len(got.Status.Conditions) > 0 || got.Spec.NodeName != nodeName {
+	if err != nil || got.UID != set.UID || got.Status.Phase != corev1.PodPending || len(got.Status.Conditions) > 0 ||
+		got.Spec.NodeName != nodeName {
 		t.Fatalf("the copy is %+v (%v)", got, err)
 	}
 	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Ready || all[0].Reported || all[0].Cell != "c1" || all[0].Pod.UID != own.UID {
 		t.Errorf("before a word of the kubelet: %+v", all)
 	}
-	got, err = pods.Patch(ctx, "shipper-1", types.StrategicMergePatchType, fmt.Appendf(nil, readyStatus, set.UID), metav1.PatchOptions{}, "status")
+	got, err = pods.Patch(ctx, "shipper-1", types.StrategicMergePatchType, fmt.Appendf(nil, readyStatus, set.UID),
+		metav1.PatchOptions{}, "status")
 	if err != nil || got.Status.PodIP != "169.254.66.7" || got.Status.Phase != corev1.PodRunning {
 		t.Fatalf("patch: %+v, %v", got, err)
 	}
@@ -118,7 +120,9 @@ func TestACopyIsTheSetsOwnPodWithTheStatusOfItsCell(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	// The pod of the API server stands for all cells: none writes it.
-	if sent := h.up.asked(func(r apiRequest) bool { return r.verb == "patch" || r.verb == "delete" || r.name == "shipper-1" && r.verb == "get" }); len(sent) > 0 {
+	if sent := h.up.asked(func(r apiRequest) bool {
+		return r.verb == "patch" || r.verb == "delete" || r.name == "shipper-1" && r.verb == "get"
+	}); len(sent) > 0 {
 		t.Errorf("passed on: %+v", sent)
 	}
 	// What Kip writes of its status is no cell's.
@@ -146,7 +150,8 @@ func TestACopyIsTheSetsOwnPodWithTheStatusOfItsCell(t *testing.T) {
 	})
 	fresh := newMachine(t, "c2")
 	h.bindNew(fresh.joinReady(h), podOn("later"))
-	if err := pods.Delete(ctx, "shipper-1", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")}); !apierrors.IsConflict(err) {
+	if err := pods.Delete(ctx, "shipper-1",
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")}); !apierrors.IsConflict(err) {
 		t.Errorf("delete of another UID: %v, want Conflict", err)
 	}
 	if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Cell != "c1" {
@@ -173,11 +178,13 @@ func TestWhatIsASetsIsNoOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper"}, daemonsets.Entry{Namespace: "logging", Name: "quiet", Pods: quiet})
+	h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper"}, daemonsets.Entry{Namespace: "logging", Name: "quiet",
+		Pods: quiet})
 	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
 	other := h.up.put(setPodOn("quiet", "quiet-1")).(*corev1.Pod)
 	for _, o := range []struct{ namespace, name string }{
-		{"logging", "shipper-1-secret"}, {"logging", "quiet-1-secret"}, {"shop", "web-secret"}, {"shop", "shipper-1-secret"}, {"logging", "web-secret"},
+		{"logging", "shipper-1-secret"}, {"logging", "quiet-1-secret"}, {"shop", "web-secret"}, {"shop", "shipper-1-secret"},
+		{"logging", "web-secret"},
 	} {
 		h.up.put(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: o.name}})
 	}
@@ -231,7 +238,9 @@ func TestWhatIsASetsIsNoOthers(t *testing.T) {
 			t.Errorf("patch %s: %v", name, err)
 		}
 	}
-	if sent := h.up.asked(func(r apiRequest) bool { return r.resource == "pods" && (r.verb == "patch" || r.verb == "delete") }); len(sent) > 0 {
+	if sent := h.up.asked(func(r apiRequest) bool {
+		return r.resource == "pods" && (r.verb == "patch" || r.verb == "delete")
+	}); len(sent) > 0 {
 		t.Errorf("passed on: %+v", sent)
 	}
 	// Events about a copy would be those of all cells at once.

@@ -76,7 +76,8 @@ func (c *podAPI) patchCopyStatus(w http.ResponseWriter, r *http.Request, a *ask,
 			return err
 		}
 	}
-	return apierrors.NewConflict(podKind.GroupResource(), a.Name, fmt.Errorf("the pod has changed %d times meanwhile; send the status again", changeAttempts))
+	return apierrors.NewConflict(podKind.GroupResource(), a.Name, fmt.Errorf("the pod has changed %d times meanwhile; send the status again",
+		changeAttempts))
 }
 
 // ofPod returns a conflict for the patch of a pod with another UID.

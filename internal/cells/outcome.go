@@ -99,28 +99,7 @@ func (s *outcomes) store(
 			if cell.Phase != apiv1.Launching && !l.unstored { // an earlier write of this, whose answer was lost, was found meanwhile
 				return errMoved
 			}
-			n := known[i]
-			switch verdicts[n] {
-			case isLaunched:
-				outcomes[i], err = s.setLaunched(cell, results[n].Instance)
-				if l.boosted() {
-					cell.step(apiv1.StepBoosted, s.loop.clock.Now())
-				}
-			case isRefused:
-				cell.restoreLabels(results[n].Err)
-				outcomes[i], err = s.nextOrEnd(cell, results[n].Err)
-			case isForbidden:
-				cell.restoreLabels(results[n].Err)
-				outcomes[i], err = s.takeBack(cell)
-			case isApart, isTooMany, isExpired, isUnfit:
-				outcomes[i], err = s.takeBack(cell)
-			case isUnlabelled:
-				outcomes[i], err = s.takeBackLabelled(cell)
-			case isStale:
-				outcomes[i], err = s.takeBackStale(cell, results[n].Err)
-			default:
-				outcomes[i], err = s.abandon(cell, results[n].Err)
-			}
+			outcomes[i], err = s.become(cell, verdicts[known[i]], results[known[i]], l.boosted())
 			return err
 		}, more...)
 		switch {
@@ -152,6 +131,32 @@ func (s *outcomes) store(
 		if !s.loop.sleep(ctx, s.loop.random.After(try, firstRetry, longestRetry)) {
 			return over, ctx.Err()
 		}
+	}
+}
+
+// become makes of a cell what the answer to its launch says, and returns what people are told.
+func (s *outcomes) become(cell *Cell, v verdict, result cloud.LaunchResult, boosted bool) (events.Event, error) {
+	switch v {
+	case isLaunched:
+		outcome, err := s.setLaunched(cell, result.Instance)
+		if boosted {
+			cell.step(apiv1.StepBoosted, s.loop.clock.Now())
+		}
+		return outcome, err
+	case isRefused:
+		cell.restoreLabels(result.Err)
+		return s.nextOrEnd(cell, result.Err)
+	case isForbidden:
+		cell.restoreLabels(result.Err)
+		return s.takeBack(cell)
+	case isApart, isTooMany, isExpired, isUnfit:
+		return s.takeBack(cell)
+	case isUnlabelled:
+		return s.takeBackLabelled(cell)
+	case isStale:
+		return s.takeBackStale(cell, result.Err)
+	default:
+		return s.abandon(cell, result.Err)
 	}
 }
 

@@ -128,7 +128,8 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "pods on its nodes", "Services", workloads{k}.services),
 	)
 	if d.eks() {
-		all = append(all, of(areaKip, "", "Pod Identity", identities{k}.podIdentity), of(areaKip, "pods on its nodes", "roles of pods", identities{k}.rolesOfPods))
+		all = append(all, of(areaKip, "", "Pod Identity", identities{k}.podIdentity), of(areaKip, "pods on its nodes", "roles of pods",
+			identities{k}.rolesOfPods))
 	}
 	return all
 }
@@ -169,7 +170,8 @@ func notTaken(others []kippods.Other) (found []finding.Finding) {
 		name, cure := o.Pod.Namespace+"/"+o.Pod.Name, "kipctl doctor --namespace "+o.Pod.Namespace+" # if you have installed Kip there"
 		switch {
 		case n == mostNamed:
-			return append(found, finding.Warn("kubectl get pods -A -l "+kippods.Labels, "%d more pods have the labels of Kip's pods, and are not taken for Kip's",
+			return append(found, finding.Warn("kubectl get pods -A -l "+kippods.Labels,
+				"%d more pods have the labels of Kip's pods, and are not taken for Kip's",
 				len(others)-n))
 		case o.Unknown:
 			f := finding.Unchecked("whether pod %s is Kip's: it has the labels of Kip's pods, and %s", name, o.Why)

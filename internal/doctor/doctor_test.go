@@ -324,11 +324,13 @@ func TestWhatMayNotBeAskedIsNotOK(t *testing.T) {
 		}
 	}
 	d := New(Config{Cluster: Cluster{Kube: (&world{lacks: "roles"}).kube(t)}}) // who may not look for Kip
-	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message, "if it is not here already") {
+	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.Warning || !strings.Contains(f.Message,
+		"if it is not here already") {
 		t.Errorf("rights: %+v", f)
 	}
 	d.c.Cluster.Kube = (&world{lacks: "roles", user: "system:serviceaccount:kip-system:kip"}).kube(t)
-	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.NotChecked || f.Cure != "" { // Kip is not to be a cluster admin
+	if f := (grants{d.installation}).rights(t.Context())[0]; f.Outcome != finding.NotChecked ||
+		f.Cure != "" { // Kip is not to be a cluster admin
 		t.Errorf("rights of Kip itself: %+v", f)
 	}
 	w = installed()

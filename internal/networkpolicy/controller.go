@@ -449,17 +449,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.mu.Unlock()
 		return
 	}
-	ingress, egress, _ := c.index.Rules(x.name())
-	fw := agentapi.Firewall{
-		Pod:           x.name().String(),
-		PodIP:         x.PodIP,
-		PodIPv6:       x.PodIPv6,
-		AllowMetadata: x.allowMetadata,
-		Ingress:       ingress,
-		Egress:        egress,
-		Masquerade:    masquerade,
-		Beside:        c.beside(x, a),
-	}
+	fw := c.firewall(x, a, masquerade)
 	was := a.digest
 	c.mu.Unlock()
 
@@ -489,8 +479,24 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.cfg.Beside.RunsBeside(id, true) // not before: the pod's network would be theirs
 	}
 	c.queue.Forget(id)
-	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", ingress.Isolated, "egress_isolated", egress.Isolated,
+	c.cfg.Log.Debug("firewall in force", "cell", id, "pod", fw.Pod, "ingress_isolated", fw.Ingress.Isolated,
+		"egress_isolated", fw.Egress.Isolated,
 		"bytes", len(encoded))
+}
+
+// firewall returns the rules of a cell's pod. The lock is held.
+func (c *Controller) firewall(x *cell, a *agent, masquerade *agentapi.Masquerade) agentapi.Firewall {
+	ingress, egress, _ := c.index.Rules(x.name())
+	return agentapi.Firewall{
+		Pod:           x.name().String(),
+		PodIP:         x.PodIP,
+		PodIPv6:       x.PodIPv6,
+		AllowMetadata: x.allowMetadata,
+		Ingress:       ingress,
+		Egress:        egress,
+		Masquerade:    masquerade,
+		Beside:        c.beside(x, a),
+	}
 }
 
 // wait reports what a pod waits for, if it has waited for long. The lock is held.

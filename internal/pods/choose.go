@@ -98,7 +98,9 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 
 // fitting returns what can be launched for a pod, and what is needed of it. What an earlier machine lacked is asked for
 // besides, where a type has it.
-func (s *choosing) fitting(ctx context.Context, placed *corev1.Pod, zone string, lack *lacked) (placement.Chosen, catalog.Resources, error) {
+func (s *choosing) fitting(
+	ctx context.Context, placed *corev1.Pod, zone string, lack *lacked,
+) (placement.Chosen, catalog.Resources, error) {
 	needed, larger := placement.Needs(placed), placed
 	if !lack.None() {
 		// Whatever has no more than what was too small lacks as much. It is believed once:

@@ -128,8 +128,9 @@ spec:
           mkdir /tmp/www; echo shipping > /tmp/www/index.html; httpd -p 8080 -h /tmp/www
           while :; do
             {
-              printf '{"version":"%s","colour":"%s","word":"%s","node":"%s","pod":"%s","uid":"%s","host":"%s","own":"%s","token":"%s"}\n\n' \
-                "$VERSION" "$(cat /config/colour)" "$WORD" "$NODE" "$POD" "$UID_OF_POD" "$HOST" "$OWN" \
+              printf '{"version":"%s","colour":"%s","word":"%s","node":"%s","pod":"%s","uid":"%s",' \
+                "$VERSION" "$(cat /config/colour)" "$WORD" "$NODE" "$POD" "$UID_OF_POD"
+              printf '"host":"%s","own":"%s","token":"%s"}\n\n' "$HOST" "$OWN" \
                 "$(cat /var/run/secrets/kubernetes.io/serviceaccount/token)"
               cat /var/log/containers/*_SPACE_main-*.log
             } > /tmp/body
@@ -254,7 +255,8 @@ func TestALogShipperRunsBesideEachPodOnItsCell(t *testing.T) {
 	if code == 0 || !strings.Contains(stderr, s.CellOf("a").Name) || !strings.Contains(stderr, s.CellOf("b").Name) {
 		t.Errorf("kubectl logs ends with %d: %s", code, stderr)
 	}
-	if now, err := s.Pod(t.Context(), first.Name); err != nil || now.Status.PodIP != "" || !namespace.IsReady(now) || len(now.Status.ContainerStatuses) > 0 {
+	if now, err := s.Pod(t.Context(), first.Name); err != nil || now.Status.PodIP != "" || !namespace.IsReady(now) ||
+		len(now.Status.ContainerStatuses) > 0 {
 		t.Errorf("the set's own pod has the status %+v (%v)", now.Status, err)
 	}
 

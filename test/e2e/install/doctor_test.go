@@ -100,7 +100,8 @@ func unreached(s *namespace.Space, node string) {
 	}
 	s.Eventually("doctor names the port that Kip does not reach", func(context.Context) error {
 		d := agents()
-		if d.Outcome != "warning" || !strings.Contains(d.Message, "Kip cannot connect to port 6421 of 1 cells") || !strings.Contains(d.Message, "i/o timeout") ||
+		if d.Outcome != "warning" || !strings.Contains(d.Message, "Kip cannot connect to port 6421 of 1 cells") || !strings.Contains(d.Message,
+			"i/o timeout") ||
 			!strings.Contains(d.Cure, "kubectl get networkpolicy -n "+kipNamespace) || !strings.Contains(d.Cure, "the firewall of node "+node) {
 			return fmt.Errorf("it finds %+v", d)
 		}
