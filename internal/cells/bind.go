@@ -9,8 +9,8 @@ import (
 )
 
 var _ = []preparation{
-	(*sole)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil),
-	(*reconnecting)(nil),
+	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil),
+	(*devices)(nil), (*reconnecting)(nil),
 }
 
 // binding gives ready cells their pods.

@@ -26,7 +26,7 @@ func TestALookIsComparedWithCellsAsTheyAreNow(t *testing.T) {
 	b.stored(Cell{ID: "young", Pod: ref("c"), Phase: apiv1.Booting, Instance: instance("i-young", cloud.Instance{})})
 	b.stored(Cell{ID: "asked", Pod: ref("d"), Phase: apiv1.Requested})
 	ends := b.stored(Cell{ID: "ends", Pod: ref("e"), Phase: apiv1.Terminating, Instance: instance("i-ends", addresses)})
-	b.terminations.request(endOf(ends.cell(), ""), ends, snapshot{})
+	b.terminations.terminate(endOf(ends.cell(), ""), ends, snapshot{})
 	b.terminations.byInstance["i-ends"].accepted = now
 	want := map[string]known{
 		"well":   {heard: true, addressed: true},

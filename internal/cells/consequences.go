@@ -39,6 +39,6 @@ func (s *consequences) described(ctx context.Context, seen snapshot, f findings,
 		s.observers.OrphanFound()
 	}
 	for _, i := range f.dueOrphans {
-		s.orphans.request(i)
+		s.orphans.terminate(i)
 	}
 }

@@ -9,17 +9,17 @@
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
-//	enqueue.go    before the launch: exclude.go (exclusion.go), rights.go, blockers.go (prepare.go runs
+//	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), rights.go, blockers.go (prepare.go runs
 //	              them); then launchqueue.go
 //	launch.go     has the phases of a launch done, one after the other: launchtake.go takes a group
 //	              from the queue, resolve.go has the cloud resolve it, intent.go (launchcall.go)
 //	              stores the call, send.go sends it, conclude.go (launchanswers.go, unresolved.go,
 //	              outcome.go) finds out what became of the cells
 //	resume.go     sends a stored launch again (storedcall.go), after a restart
-//	join.go       its stages: address.go, contact.go, arrive.go; bootfail.go ends what fails
+//	join.go       its stages: address.go, contact.go, ready.go; bootfail.go ends what fails
 //	connect.go    a connection: cellapis.go, dial.go, session.go, token.go, configure.go (upgrade.go, cloudinit.go),
 //	              connectionreports.go
-//	bind.go       before the pod: sole.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
+//	bind.go       before the pod: exclusivebind.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
 //	              devices.go, reconnect.go (prepare.go runs them); idle.go is for
 //	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
@@ -36,7 +36,7 @@
 //
 //	release.go       its pod is gone
 //	bootfail.go      it has not become ready
-//	lose.go          it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
+//	lostcell.go      it is lost, by its lease (health.go), or since the cloud has ended its instance (lostinstance.go)
 //	abandon.go       nobody knows whether its launch gave it an instance
 //	hold.go          asks the guard first, where nobody has requested the end
 //	cellends.go      begins the end, and stores it

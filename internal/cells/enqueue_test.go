@@ -15,7 +15,7 @@ func (b *bench) enqueuing() *enqueuing {
 	return &enqueuing{
 		table: b.table, rights: r, launches: b.launches, removals: b.removing(),
 		preparations: b.prepared(
-			&resolveRetries{clock: b.clock}, &exclusiveLaunch{excluding: b.excluding(), inventory: b.inventory}, r, b.blocking(),
+			&resolveRetries{clock: b.clock}, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory}, r, b.blocking(),
 		),
 	}
 }

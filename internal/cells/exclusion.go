@@ -90,7 +90,7 @@ func (s *exclusion) endOthers(pod types.UID, created time.Time, joinID string, a
 	slices.Sort(other)
 	for _, id := range other {
 		if i := seen.byID[id]; i.State != cloud.Terminating {
-			s.orphans.request(i)
+			s.orphans.terminate(i)
 		}
 	}
 	return other

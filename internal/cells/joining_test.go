@@ -124,7 +124,7 @@ func TestAMachineIsReadyOrTooSmall(t *testing.T) {
 		phase apiv1.Phase
 	}{{800, apiv1.Ready}, {901, apiv1.Terminating}} {
 		b := newBench(t)
-		s := &arriving{clock: b.clock, records: b.records, observers: b.observers, failures: b.failing(), reserved: 100}
+		s := &readying{clock: b.clock, records: b.records, observers: b.observers, failures: b.failing(), reserved: 100}
 		e := b.booting("c")
 		sized := e.cell().clone()
 		sized.Room, sized.Needs = catalog.Resources{MemoryBytes: 1000}, catalog.Resources{MemoryBytes: tc.needs}

@@ -64,7 +64,7 @@ func (s *launching) launch(ctx context.Context, group []*entry, turn *pipe.Turn,
 		}
 	}
 	l, rest, err := s.intents.store(ctx, group, resolved)
-	s.loop.landed(rest...) // they are launched in another call
+	s.loop.giveBack(rest...) // they are launched in another call
 	if err != nil {
 		turn.Cancel()
 		s.loop.launchAgain(group[:len(group)-len(rest)], err)
@@ -79,7 +79,7 @@ func (s *launching) launch(ctx context.Context, group []*entry, turn *pipe.Turn,
 // what there is to terminate. turn is the one of the first call; nil where an earlier Kip may have made a call, whose
 // outcome is unknown.
 func (s *launching) finish(ctx context.Context, l *launch, turn *pipe.Turn) {
-	defer func() { s.loop.landed(l.entries(l.open())...) }()
+	defer func() { s.loop.giveBack(l.entries(l.open())...) }()
 	for tries := s.concluding.begin(l, turn == nil); ; turn = nil {
 		results := s.sending.send(ctx, l, turn)
 		if ctx.Err() != nil {
@@ -100,20 +100,20 @@ func (s *launching) resume(ctx context.Context, l *launch, lost error) {
 			return
 		}
 		s.act(s.concluding.abandon(ctx, l, lost))
-		s.loop.landed(l.entries(l.open())...)
+		s.loop.giveBack(l.entries(l.open())...)
 	})
 }
 
 // giveBackEnding gives the cells of a group that are to end back to their workers, and returns the others.
 func (s *launching) giveBackEnding(group []*entry) []*entry {
 	wanted, ending := s.taking.part(group)
-	s.loop.landed(ending...)
+	s.loop.giveBack(ending...)
 	return wanted
 }
 
 // act gives the cells whose launch is over back to their workers. It reports whether the launch may go on.
 func (s *launching) act(c conclusion) bool {
-	s.loop.landed(c.over...)
+	s.loop.giveBack(c.over...)
 	if refusedWrite(c.err) {
 		s.loop.fail(c.err)
 	}

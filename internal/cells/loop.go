@@ -163,8 +163,8 @@ func (e *entry) giveToGroup() { e.launching = true }
 // giveBack makes it its worker's again. The caller holds table.mu.
 func (e *entry) giveBack() { e.launching = false }
 
-// landed gives cells that were being launched back to their workers.
-func (l *loop) landed(entries ...*entry) {
+// giveBack gives cells that were being launched back to their workers.
+func (l *loop) giveBack(entries ...*entry) {
 	l.table.mu.Lock()
 	defer l.table.mu.Unlock()
 	for _, e := range entries {

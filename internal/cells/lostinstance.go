@@ -15,7 +15,7 @@ type lostInstances struct {
 	inventory *inventory
 	listening *listening
 	holds     *holds
-	losses    *losses
+	lostCells *lostCells
 }
 
 // lose ends those of the cells that are lost by what a snapshot shows, and by what the cloud said
@@ -64,7 +64,7 @@ func (s *lostInstances) isHeard(e *entry) bool {
 func (s *lostInstances) loseTo(ctx context.Context, e *entry, population int, of sign) {
 	if e != nil {
 		of.heard = s.listening.hearing(s.table, e, of.sure)
-		s.losses.lose(ctx, e, population, of)
+		s.lostCells.lose(ctx, e, population, of)
 	}
 }
 

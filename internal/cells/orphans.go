@@ -13,9 +13,9 @@ type orphanTerminations struct {
 	terminations *terminations
 }
 
-// request has an instance without a cell terminated, which has our tags.
-func (s *orphanTerminations) request(i cloud.Instance) {
-	s.terminations.request(guard.End{
+// terminate has an instance without a cell terminated, which has our tags.
+func (s *orphanTerminations) terminate(i cloud.Instance) {
+	s.terminations.terminate(guard.End{
 		Instance: i.ID,
 		Pod: apiv1.PodReference{
 			Namespace: i.Tags[cloud.TagNamespace],

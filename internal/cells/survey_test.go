@@ -91,7 +91,7 @@ func TestASilentCellIsReportedAndThenLost(t *testing.T) {
 		told := &silences{}
 		*b.observers = append(*b.observers, told)
 		s := &health{
-			loop: b.loop, observers: b.observers, surveys: b.surveys(), holds: b.holds, losses: b.losing(),
+			loop: b.loop, observers: b.observers, surveys: b.surveys(), holds: b.holds, lostCells: b.losing(),
 			refusals: &refusalReports{loop: b.loop, events: b.events, listening: &listening{}},
 			rules:    Health{CloudAPI: tc.cloudAPI},
 		}

@@ -23,9 +23,9 @@ func TestEachInstanceIsTerminatedThatTheGuardAdmits(t *testing.T) {
 		if id == "heard" {
 			end.Ground, end.LastHeartbeat = guard.Unrequested, b.clock.Now()
 		}
-		b.terminations.request(end, e, snapshot{})
+		b.terminations.terminate(end, e, snapshot{})
 	}
-	orphans.request(cloud.Instance{ID: "i-orphan"})
+	orphans.terminate(cloud.Instance{ID: "i-orphan"})
 	s.callAll(t.Context(), b.terminations.queued.items)
 	b.loop.running.Wait()
 	if want := map[string]int{"i-ended": 1, "i-kept": 1, "i-orphan": 1}; !maps.Equal(b.cloud.terminated, want) {

@@ -39,9 +39,9 @@ func newTerminations(cfg Config) *terminations {
 	return &terminations{guard: cfg.Guard, clock: cfg.Clock, queued: newGather[*termination](), byInstance: map[string]*termination{}}
 }
 
-// request has an instance terminated: that of a cell, or, where the cell is nil, of none. It queues the termination when
+// terminate has an instance terminated: that of a cell, or, where the cell is nil, of none. It queues the termination when
 // that is due. It returns how far it is, and after how long to ask again.
-func (s *terminations) request(end guard.End, cell *entry, shown snapshot) (way termination, again time.Duration) {
+func (s *terminations) terminate(end guard.End, cell *entry, shown snapshot) (way termination, again time.Duration) {
 	now := s.clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()

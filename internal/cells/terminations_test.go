@@ -47,7 +47,7 @@ func TestTheAnswerToAnEndSaysWhenToAskAgain(t *testing.T) {
 	s, _ := b.ending()
 	e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Instance: &cloud.Instance{ID: "i"}})
 	ask := func() time.Duration {
-		_, again := b.terminations.request(endOf(e.cell(), ""), e, snapshot{})
+		_, again := b.terminations.terminate(endOf(e.cell(), ""), e, snapshot{})
 		return again
 	}
 	ask()
@@ -90,9 +90,9 @@ func TestAStrayIsEndedAndForgottenWhenItIsGone(t *testing.T) {
 	b := newBench(t)
 	s, strays := b.ending()
 	stray := cloud.Instance{ID: "i", Tags: map[string]string{cloud.TagNamespace: "ns", cloud.TagPod: "a", cloud.TagPodUID: "uid"}}
-	strays.request(stray)
+	strays.terminate(stray)
 	end := b.terminations.byInstance["i"]
-	if strays.request(stray); len(b.terminations.queued.items) != 1 || end.end.Ground != guard.Unrequested || end.end.Pod.Name != "a" {
+	if strays.terminate(stray); len(b.terminations.queued.items) != 1 || end.end.Ground != guard.Unrequested || end.end.Pod.Name != "a" {
 		t.Fatalf("queued are %d ends, of %+v", len(b.terminations.queued.items), end.end)
 	}
 	seen := snapshot{byID: map[string]cloud.Instance{"i": stray}}

@@ -76,7 +76,7 @@ type shared struct {
 	blockers  *blockers
 	ends      *cellEnds
 	holds     *holds
-	losses    *losses
+	lostCells *lostCells
 	lost      *lostInstances
 	versions  *versions
 }
@@ -130,7 +130,7 @@ func newShared(cfg Config, c core) shared {
 		guard:     cfg.Guard,
 		inventory: c.inventory,
 	}
-	losses := &losses{
+	lostCells := &lostCells{
 		table:     c.table,
 		ends:      ends,
 		holds:     holds,
@@ -143,12 +143,12 @@ func newShared(cfg Config, c core) shared {
 		inventory: c.inventory,
 		listening: listening,
 		holds:     holds,
-		losses:    losses,
+		lostCells: lostCells,
 	}
 	versions := &versions{
 		node: c.node,
 		own:  cfg.Version,
 		told: map[launchKind]bool{},
 	}
-	return shared{listening, nodeNames, costs, budgets, rights, blockers, ends, holds, losses, lost, versions}
+	return shared{listening, nodeNames, costs, budgets, rights, blockers, ends, holds, lostCells, lost, versions}
 }

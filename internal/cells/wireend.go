@@ -12,7 +12,7 @@ type endSteps struct {
 	abandoned        *abandoned
 	terminating      *terminating
 	exclusion        *exclusion
-	excluding        *excluding
+	exclusionWaits   *exclusionWaits
 	releases         *releases
 }
 
@@ -65,7 +65,7 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 		inventory:  c.inventory,
 		orphans:    orphans,
 	}
-	excluding := &excluding{
+	exclusionWaits := &exclusionWaits{
 		clock:     cfg.Clock,
 		events:    c.events,
 		listening: s.listening,
@@ -77,7 +77,7 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 		holds: s.holds,
 	}
 	return endSteps{
-		draining, orphans, terminateAnswers, terminateCalls, removals, abandoned, terminating, exclusion, excluding,
+		draining, orphans, terminateAnswers, terminateCalls, removals, abandoned, terminating, exclusion, exclusionWaits,
 		releases,
 	}
 }

@@ -41,7 +41,7 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 		removals: e.removals,
 		preparations: preparations{table: c.table, list: []preparation{
 			&resolveRetries{clock: cfg.Clock},
-			&exclusiveLaunch{excluding: e.excluding, inventory: c.inventory},
+			&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
 			s.rights,
 			s.blockers,
 		}},

@@ -62,15 +62,15 @@ func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
 
 // machines has the steps of machines until they have their pods, and while they have them.
 type machines struct {
-	addressing   *addressing
-	bootFailures *bootFailures
-	contacting   *contacting
-	arriving     *arriving
-	joining      *joining
-	sole         *sole
-	reconnecting *reconnecting
-	binding      *binding
-	watching     *watching
+	addressing    *addressing
+	bootFailures  *bootFailures
+	contacting    *contacting
+	readying      *readying
+	joining       *joining
+	exclusiveBind *exclusiveBind
+	reconnecting  *reconnecting
+	binding       *binding
+	watching      *watching
 }
 
 func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, o outfit, e endSteps, b standbySteps) machines {
@@ -94,7 +94,7 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		connections: n.connections,
 		failures:    bootFailures,
 	}
-	arriving := &arriving{
+	readying := &readying{
 		clock:     cfg.Clock,
 		records:   c.records,
 		observers: c.observers,
@@ -106,12 +106,12 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		generation: c.generation,
 		evacuating: l.evacuating,
 		failures:   bootFailures,
-		stages:     preparations{table: c.table, list: []preparation{addressing, contacting, arriving}},
+		stages:     preparations{table: c.table, list: []preparation{addressing, contacting, readying}},
 	}
-	sole := &sole{
-		generation: c.generation,
-		excluding:  e.excluding,
-		inventory:  c.inventory,
+	exclusiveBind := &exclusiveBind{
+		generation:     c.generation,
+		exclusionWaits: e.exclusionWaits,
+		inventory:      c.inventory,
 	}
 	reconnecting := &reconnecting{connections: n.connections}
 	binding := &binding{
@@ -122,7 +122,7 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		idling:     b.idling,
 		ends:       s.ends,
 		preparations: preparations{table: c.table, list: []preparation{
-			sole, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
+			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
 		}},
 	}
 	watching := &watching{
@@ -133,7 +133,7 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		connections: n.connections,
 		evacuating:  l.evacuating,
 	}
-	return machines{addressing, bootFailures, contacting, arriving, joining, sole, reconnecting, binding, watching}
+	return machines{addressing, bootFailures, contacting, readying, joining, exclusiveBind, reconnecting, binding, watching}
 }
 
 // standbySteps has the steps of standby cells until they are taken.

@@ -21,7 +21,7 @@ func newOversight(cfg Config, c core, s shared, l links, e endSteps) oversight {
 		surveys:   &surveys{table: c.table, inventory: c.inventory, listening: s.listening, rules: cfg.Health},
 		refusals:  &refusalReports{loop: c.loop, events: c.events, listening: s.listening},
 		holds:     s.holds,
-		losses:    s.losses,
+		lostCells: s.lostCells,
 		rules:     cfg.Health,
 	}
 	queries := &queries{

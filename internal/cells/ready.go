@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// arriving makes cells Ready whose kubelets are.
-type arriving struct {
+// readying makes cells Ready whose kubelets are.
+type readying struct {
 	clock     clock.PassiveClock
 	records   *records
 	observers *observers
@@ -20,7 +20,7 @@ type arriving struct {
 
 // prepare makes a cell Ready whose kubelet is, or ends one whose machine is too small for
 // its pod: its kubelet would refuse the pod, or the kernel end it.
-func (s *arriving) prepare(ctx context.Context, e *entry) (progress, error) {
+func (s *readying) prepare(ctx context.Context, e *entry) (progress, error) {
 	cell := e.cell()
 	room, measured := cell.Room, false
 	if room.None() {

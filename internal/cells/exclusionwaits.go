@@ -13,8 +13,8 @@ import (
 // which mostly comes within a second.
 const quietStart = 5 * time.Second
 
-// excluding has cells wait until each is surely the only one that runs its pod, and reports why they wait.
-type excluding struct {
+// exclusionWaits have cells wait until each is surely the only one that runs its pod, and reports why they wait.
+type exclusionWaits struct {
 	clock     clock.PassiveClock
 	events    *reporter
 	listening *listening
@@ -24,14 +24,14 @@ type excluding struct {
 
 // exclusiveLaunch has cells that are to be launched wait until nothing else may run their pods.
 type exclusiveLaunch struct {
-	excluding *excluding
-	inventory *inventory
+	exclusionWaits *exclusionWaits
+	inventory      *inventory
 }
 
 // prepare waits until a cell is the only one that may run its pod.
 func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error) {
-	switch sole, doubt := s.excluding.ensureSole(e); {
-	case sole:
+	switch exclusive, doubt := s.exclusionWaits.ensureExclusive(e); {
+	case exclusive:
 		return done, nil
 	case doubt == behind:
 		return waitFor(idlePoll), nil
@@ -40,9 +40,9 @@ func (s *exclusiveLaunch) prepare(_ context.Context, e *entry) (progress, error)
 	return waitFor(time.Second), nil
 }
 
-// ensureSole ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such
+// ensureExclusive ends all other instances that may run the pod of a cell. It returns true if the cloud surely shows no such
 // instance; otherwise it reports why the cell waits. doubt is that of exclusion.check.
-func (s *excluding) ensureSole(e *entry) (sole bool, doubt string) {
+func (s *exclusionWaits) ensureExclusive(e *entry) (exclusive bool, doubt string) {
 	doubt, others := s.exclusion.check(e)
 	now := s.clock.Now()
 	switch {

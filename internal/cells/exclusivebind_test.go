@@ -31,7 +31,7 @@ func TestAReadyCellWaitsUntilItIsTheOnlyOneToRunItsPod(t *testing.T) {
 		"an earlier Kip's is to end, whatever it runs": {"a", "", true, "why", false, leave},
 	} {
 		b := newBench(t)
-		s := b.prepared(&sole{generation: b.generation, inventory: b.inventory, excluding: b.excluding()})
+		s := b.prepared(&exclusiveBind{generation: b.generation, inventory: b.inventory, exclusionWaits: b.exclusionWaits()})
 		cell := Cell{ID: "c", Phase: apiv1.Ready, Standby: tc.standby, Instance: &cloud.Instance{ID: "i"}}
 		if tc.pod != "" {
 			cell.Pod = ref(tc.pod)

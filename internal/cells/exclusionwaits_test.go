@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// excluding returns what has cells wait until they are the only ones.
-func (b *bench) excluding() *excluding {
-	return &excluding{
+// exclusionWaits returns what has cells wait until they are the only ones.
+func (b *bench) exclusionWaits() *exclusionWaits {
+	return &exclusionWaits{
 		clock: b.clock, events: b.events, listening: &listening{},
 		exclusion: &exclusion{
 			table: b.table, generation: b.generation, inventory: b.inventory,
@@ -58,7 +58,7 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 		"nothing is listed yet":  {seen: snapshot{began: time.Unix(-1, 0)}, began: quietStart, again: time.Second, said: 1, asks: true},
 	} {
 		b := newBench(t)
-		s := b.excluding()
+		s := b.exclusionWaits()
 		s.listening.restart(b.clock.Now().Add(-tc.began))
 		if tc.seen.began.IsZero() {
 			tc.seen.began = b.clock.Now()
@@ -72,7 +72,7 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 		e := b.requested("c")[0]
 		e.arrived = tc.arrived
 		for range 2 {
-			got, err := (&exclusiveLaunch{excluding: s, inventory: b.inventory}).prepare(t.Context(), e)
+			got, err := (&exclusiveLaunch{exclusionWaits: s, inventory: b.inventory}).prepare(t.Context(), e)
 			if got.again != tc.again || (got.state == isDone) != (tc.again == 0) || err != nil {
 				t.Errorf("%s: %+v (%v), want again after %s", name, got, err, tc.again)
 			}
@@ -85,13 +85,13 @@ func TestACellWaitsForTheEndOfWhatMayRunItsPod(t *testing.T) {
 
 func TestWhatACellIsLaunchedAsIsNoOtherThatRunsItsPod(t *testing.T) {
 	b := newBench(t)
-	s := b.excluding()
+	s := b.exclusionWaits()
 	b.generation.compared = true
 	e := b.running("c")
 	pod := e.cell().Pod.UID
 	own := cloud.Instance{ID: "i-c", Tags: map[string]string{cloud.TagCell: "c"}}
 	b.listed(snapshot{began: b.clock.Now(), byID: map[string]cloud.Instance{"i-c": own}, byPod: map[types.UID][]string{pod: {"i-c"}}})
-	if sole, doubt := s.ensureSole(e); !sole || doubt != "" || e.cell().Phase != apiv1.Bound {
-		t.Errorf("it is the only one: %t, %q", sole, doubt)
+	if exclusive, doubt := s.ensureExclusive(e); !exclusive || doubt != "" || e.cell().Phase != apiv1.Bound {
+		t.Errorf("it is the only one: %t, %q", exclusive, doubt)
 	}
 }

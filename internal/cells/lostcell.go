@@ -10,8 +10,8 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// losses ends cells that are lost, if the guard admits it.
-type losses struct {
+// lostCells ends cells that are lost, if the guard admits it.
+type lostCells struct {
 	table     *table
 	ends      *cellEnds
 	holds     *holds
@@ -37,7 +37,7 @@ type sign struct {
 // lose ends a cell that is lost, if the guard admits it. It reports whether the cell
 // ends. The cell may come back until the cloud has confirmed its end. Only then does
 // the pod get another.
-func (s *losses) lose(ctx context.Context, e *entry, population int, of sign) bool {
+func (s *lostCells) lose(ctx context.Context, e *entry, population int, of sign) bool {
 	if why, _ := s.table.endingOf(e); why != "" {
 		return true
 	}

@@ -1,0 +1,31 @@
+package cells
+
+import (
+	"context"
+	"time"
+)
+
+// exclusiveBind waits until a ready cell is surely the only one that runs its pod.
+type exclusiveBind struct {
+	generation     *StoreGeneration
+	exclusionWaits *exclusionWaits
+	inventory      *inventory
+}
+
+// prepare waits until nothing else runs the pod of a cell, and the cell no other pod.
+func (s *exclusiveBind) prepare(_ context.Context, e *entry) (progress, error) {
+	cell := e.cell()
+	// A cell that was launched for its pod was not before nobody else ran the pod.
+	exclusive := cell.Standby == "" || cell.Pod.UID == ""
+	if !exclusive {
+		exclusive, _ = s.exclusionWaits.ensureExclusive(e)
+	}
+	switch {
+	case !exclusive:
+		s.inventory.pollSoon()
+		return waitFor(time.Second), nil
+	case s.generation.mayRunMore(e):
+		return waitFor(time.Second), nil
+	}
+	return done, nil
+}
