@@ -11,8 +11,7 @@ import (
 
 // daemonSets are those that run beside pods, as provider.yaml says; nil where none may.
 func daemonSets(cfg *config.Config) *daemonsets.Rules {
-	g := cfg.Cells.Grants
-	granted := g.Unrestricted || slices.ContainsFunc(g.Namespaces, func(n config.NamespaceGrants) bool { return n.BesidePods })
+	granted := slices.ContainsFunc(cfg.Cells.Grants.Namespaces, func(n config.NamespaceGrants) bool { return n.BesidePods })
 	if len(cfg.Cells.DaemonSets) == 0 && !granted {
 		return nil
 	}

@@ -77,6 +77,8 @@ type agentOf struct {
 	calls  int
 	// masquerades says that the agent knows Firewall.Masquerade.
 	masquerades bool
+	// beside says that it knows Firewall.Beside.
+	beside bool
 }
 
 func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -110,7 +112,7 @@ func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 		if a.force != nil {
 			digest = agentapi.Digest(a.force)
 		}
-		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t}`, digest, a.masquerades))
+		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t,"beside":%t}`, digest, a.masquerades, a.beside))
 	}
 	a.puts++
 	body, err := io.ReadAll(r.Body)

@@ -118,9 +118,10 @@ func (g Grants) AllowsMetadata(namespace string) bool {
 	return g.Check(namespace, placement.Annotations{AllowMetadata: &yes}) == nil
 }
 
-// AllowsBesidePods says whether DaemonSets of the namespace that ask to run beside pods do.
+// AllowsBesidePods says whether DaemonSets of the namespace that ask to run beside pods do. Unrestricted does not
+// stand for it: it is a right over other namespaces' pods.
 func (g Grants) AllowsBesidePods(namespace string) bool {
-	return g.has(namespace, func(n NamespaceGrants) bool { return n.BesidePods })
+	return slices.ContainsFunc(g.of(namespace), func(n NamespaceGrants) bool { return n.BesidePods })
 }
 
 // granted returns the offerings that a pod of the namespace may have, or a

@@ -69,9 +69,12 @@ func TestTheTableIsAsReviewed(t *testing.T) {
 	zeros := strings.Repeat("0", 64)
 	masqueraded := sample()
 	masqueraded.Masquerade = &agentapi.Masquerade{As: netip.MustParseAddr(cellIP), Except: prefixes("10.0.0.0/8", "192.168.7.0/24")}
+	beside := sample()
+	beside.Beside = &agentapi.Beside{PodUID: "uid", HostPorts: []agentapi.Ports{span("TCP", 9100, 9100), span("UDP", 8125, 8125)}}
 	for name, got := range map[string][]byte{"closed.nft": closed, "rules.nft": rendered(&fw, zeros, nil, false),
 		"dual.nft":         rendered(&dual, zeros, nil, true),
 		"masquerade.nft":   rendered(&masqueraded, zeros, nil, false),
+		"beside.nft":       rendered(&beside, zeros, nil, false),
 		"behind.nft":       rendered(&fw, zeros, prefixes("10.20.0.0/16", "192.168.7.0/24"), false),
 		"uplinks.nft":      uplinkGuard(true, true, []Uplink{{"eth0", 2}, {"eth1", 3}}),
 		"uplinks-host.nft": uplinkGuard(true, false, []Uplink{{"eth0", 2}})} {

@@ -1,0 +1,139 @@
+package daemonsets
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+func selector(t *testing.T, text string) labels.Selector {
+	t.Helper()
+	s, err := labels.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// setPod is a pod of DaemonSet logs in namespace logging.
+func setPod(change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "logging", Name: "logs-1", Labels: map[string]string{"app": "logs"}, Annotations: map[string]string{},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logs", Controller: new(true)}},
+	}}
+	for _, f := range change {
+		f(p)
+	}
+	return p
+}
+
+func TestWhichSetsRunBesideWhichPods(t *testing.T) {
+	asks := func(value string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Annotations[Annotation] = value }
+	}
+	granted := func(namespace string) bool { return namespace == "granted" }
+	in := func(namespace string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Namespace = namespace } }
+	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
+	}
+	quiet := map[string]string{"logs": "none"}
+	for name, tc := range map[string]struct {
+		entries []Entry
+		set     *corev1.Pod
+		pod     map[string]string // its labels
+		want    string            // by what, "" for not
+		why     string
+	}{
+		"by namespace":          {entries: []Entry{{Namespace: "logging"}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"by name":               {entries: []Entry{{Namespace: "logging", Name: "other"}, {Namespace: "logging", Name: "logs"}}, set: setPod(), want: "cells.daemonSets[1]"},
+		"by label":              {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=logs")}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"another label":         {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=x")}}, set: setPod()},
+		"another namespace":     {entries: []Entry{{Namespace: "logging", Name: "logs"}}, set: setPod(in("team"))},
+		"no DaemonSet":          {entries: []Entry{{Namespace: "logging"}}, set: setPod(func(p *corev1.Pod) { p.OwnerReferences = nil })},
+		"beside chosen pods":    {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"not beside the others": {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), pod: quiet},
+		"it asks and may":       {set: setPod(in("granted"), asks(" True ")), want: "annotation " + Annotation},
+		"it says no":            {set: setPod(in("granted"), asks("false"))},
+		"it asks and may not":   {set: setPod(asks("true")), why: "not granted to namespace logging"},
+		"it has a claim": {
+			entries: []Entry{{Namespace: "logging"}}, why: "volume v is of a PersistentVolumeClaim",
+			set: setPod(volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}})),
+		},
+		"it has a CSI volume": {
+			entries: []Entry{{Namespace: "logging"}}, why: "volume v is of a CSI driver",
+			set: setPod(volume(corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}})),
+		},
+		"it reads its machine": {
+			entries: []Entry{{Namespace: "logging"}}, want: "cells.daemonSets[0]",
+			set: setPod(volume(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{}})),
+		},
+	} {
+		terms, runs, why := New(tc.entries, granted).Of(tc.set)
+		runs = runs && terms.Beside(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: tc.pod}})
+		if runs != (tc.want != "") || runs && terms.By != tc.want {
+			t.Errorf("%s: %t by %q, want %q", name, runs, terms.By, tc.want)
+		}
+		if (why != nil) != (tc.why != "") || why != nil && !strings.Contains(why.Error(), tc.why) {
+			t.Errorf("%s: %v, want %q", name, why, tc.why)
+		}
+	}
+	var none *Rules
+	if _, runs, why := none.Of(setPod()); runs || why != nil {
+		t.Error("without rules a set runs beside pods")
+	}
+}
+
+func TestTwoPodsConflictByAHostPort(t *testing.T) {
+	ports := func(host bool, all ...corev1.ContainerPort) *corev1.Pod {
+		return &corev1.Pod{Spec: corev1.PodSpec{HostNetwork: host, Containers: []corev1.Container{{Ports: all}}}}
+	}
+	exporter := ports(true, corev1.ContainerPort{ContainerPort: 9100})
+	for name, tc := range map[string]struct {
+		other *corev1.Pod
+		want  string
+	}{
+		"the same":            {ports(false, corev1.ContainerPort{HostPort: 1}, corev1.ContainerPort{HostPort: 9100, Protocol: corev1.ProtocolTCP}), "TCP 9100"},
+		"of its own network":  {ports(false, corev1.ContainerPort{ContainerPort: 9100}), ""},
+		"of another protocol": {ports(false, corev1.ContainerPort{HostPort: 9100, Protocol: corev1.ProtocolUDP}), ""},
+		"none":                {ports(true), ""},
+	} {
+		if got := Conflict(exporter, tc.other); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestHowCopiesFareTogether(t *testing.T) {
+	now := time.Now()
+	at := func(c Copy, age time.Duration) Copy {
+		c.Shown = now.Add(-age)
+		return c
+	}
+	ready := Copy{Reported: true, Ready: true, WasReady: true}
+	for name, tc := range map[string]struct {
+		copies   []Copy
+		notReady int
+		pending  bool
+		again    time.Duration
+	}{
+		"none":                               {},
+		"all ready":                          {copies: []Copy{ready, ready}},
+		"an update has yet to start":         {copies: []Copy{ready, at(Copy{}, 0)}, pending: true, again: startsWithin},
+		"an update starts":                   {copies: []Copy{ready, at(Copy{Reported: true}, 0)}, notReady: 1},
+		"a new cell starts":                  {copies: []Copy{ready, at(Copy{Reported: true, Newer: true}, time.Minute)}, again: startsWithin - time.Minute},
+		"a new cell starts late":             {copies: []Copy{at(Copy{Reported: true, Newer: true}, startsWithin)}, notReady: 1},
+		"a new cell's was ready":             {copies: []Copy{at(Copy{Reported: true, Newer: true, WasReady: true}, 0)}, notReady: 1},
+		"a cell says nothing":                {copies: []Copy{at(Copy{}, startsWithin)}, notReady: 1},
+		"one is left out":                    {copies: []Copy{ready, {LeftOut: true}}},
+		"Kip has started and knows no state": {copies: []Copy{at(Copy{}, 0), at(Copy{}, time.Second)}, pending: true, again: startsWithin - time.Second},
+	} {
+		s := Sum(tc.copies, now)
+		if len(s.NotReady) != tc.notReady || s.Pending != tc.pending || s.Again != tc.again {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}

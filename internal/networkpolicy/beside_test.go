@@ -1,0 +1,48 @@
+package networkpolicy
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// besideOf notes what is told of agents.
+type besideOf struct {
+	mu   sync.Mutex
+	told map[string][]bool
+	put  map[string]bool // whether the rules of the cell were there
+	w    *world
+}
+
+func (b *besideOf) RunsBeside(cell string, can bool) {
+	fw, _ := b.w.agents[cell[len("cell-"):]].now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.told[cell] = append(b.told[cell], can)
+	b.put[cell] = fw != nil && fw.Beside != nil
+}
+
+func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
+	inWorld(t, func(w *world) {
+		b := &besideOf{told: map[string][]bool{}, put: map[string]bool{}, w: w}
+		w.kip.cfg.Beside = b
+		w.namespaces()
+		w.policies()
+		able := w.cell("able", func(a *agentOf) { a.beside = true })
+		old := w.cell("old")
+		w.later(time.Second)
+		if fw, _ := able.now(); fw == nil || fw.Beside == nil || fw.Beside.PodUID != "uid of able" {
+			t.Errorf("the agent has %+v", fw)
+		}
+		if fw, _ := old.now(); fw == nil || fw.Beside != nil {
+			t.Errorf("the agent from before has %+v", fw)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		// Not before: the first would get the pod's own network.
+		if !slices.Equal(b.told["cell-able"], []bool{true}) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 || slices.Contains(b.told["cell-old"], true) {
+			t.Errorf("it is told of %v", b.told)
+		}
+	})
+}

@@ -1,0 +1,166 @@
+package pods
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/placement"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// copiesOf are what cells run beside their pods, as a test says.
+type copiesOf struct {
+	sets   []*corev1.Pod
+	copies []daemonsets.Copy
+	has    bool
+}
+
+func (c *copiesOf) ObserveCopies(daemonsets.CopyObserver)       {}
+func (c *copiesOf) SetsBeside(*corev1.Pod) []*corev1.Pod        { return c.sets }
+func (c *copiesOf) Copies(types.UID) (all []daemonsets.Copy)    { return c.copies }
+func (c *copiesOf) HasPod(types.UID) bool                       { return c.has }
+func besideRules(entries ...daemonsets.Entry) *daemonsets.Rules { return daemonsets.New(entries, nil) }
+func (h *harness) beside(copies *copiesOf, r *daemonsets.Rules) {
+	h.restarted(func(c *Config) { c.DaemonSets, c.Copies = r, copies })
+}
+
+func readyOf(p *corev1.Pod) (status corev1.ConditionStatus, message string) {
+	k := conditionOf(p, corev1.PodReady)
+	if k == nil {
+		return "", ""
+	}
+	return k.Status, k.Message
+}
+
+func TestAPodOfADaemonSetIsReadyWhenItsCopiesAre(t *testing.T) {
+	h := newHarness(t)
+	copies := &copiesOf{has: true}
+	h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	h.put(pod("a", daemon))
+	h.must("a")
+	got := h.told("a")
+	if s, _ := readyOf(got); s != corev1.ConditionTrue || got.Status.Phase != corev1.PodRunning || got.Status.PodIP != "" ||
+		apiv1.WithoutMachine(got) == nil || apiv1.WithoutMachine(got).Reason != "BesidePods" {
+		t.Errorf("without copies its status is %+v", got.Status)
+	}
+	h.want("requests", h.cells.requests)
+	writes := h.writes()
+
+	bad := daemonsets.Copy{
+		Cell: "cell-1", Pod: apiv1.PodReference{Namespace: "shop", Name: "web"}, Reported: true, WasReady: true, Shown: h.clock.Now(),
+		Why: "CrashLoopBackOff",
+	}
+	good := daemonsets.Copy{Cell: "cell-2", Reported: true, Ready: true, WasReady: true}
+	copies.copies = []daemonsets.Copy{bad, good}
+	h.clock.Step(standAgain)
+	h.must("a")
+	got = h.told("a")
+	const why = "The copies on 1 of 2 cells are not ready: cell-1 beside pod shop/web (CrashLoopBackOff)."
+	if s, message := readyOf(got); s != corev1.ConditionFalse || message != why {
+		t.Errorf("it is Ready %s: %s, want %s", s, message, why)
+	}
+	for range 3 {
+		h.clock.Step(time.Minute)
+		h.must("a")
+		h.told("a")
+	}
+	if n := h.writes() - writes; n != 1 {
+		t.Errorf("its status was written %d times, want once", n)
+	}
+	// After a restart of Kip nothing is heard of it yet: it stays as it was.
+	copies.has, copies.copies = false, nil
+	h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	h.put(pod("web"))
+	h.cells.set("uid-web", func(c *cells.Cell) {
+		c.Phase, c.Pod = apiv1.Bound, apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid-web"}
+	})
+	h.must("a")
+	if s, _ := readyOf(h.told("a")); s != corev1.ConditionFalse {
+		t.Errorf("Kip does not know, and it is Ready %s", s)
+	}
+	copies.has, copies.copies = true, []daemonsets.Copy{good}
+	h.clock.Step(readyAgain)
+	h.must("a")
+	if s, _ := readyOf(h.told("a")); s != corev1.ConditionTrue {
+		t.Errorf("its copies are ready, and it is Ready %s", s)
+	}
+}
+
+func TestADeletedPodOfADaemonSetWaitsForItsCopiesAndNotForEver(t *testing.T) {
+	for name, ends := range map[string]bool{"they end": true, "one does not": false} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t)
+			copies := &copiesOf{has: true, copies: []daemonsets.Copy{{Cell: "cell-1", Ready: true}}}
+			h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+			h.put(pod("a", daemon))
+			h.must("a")
+			grace := int64(5)
+			h.told("a", func(p *corev1.Pod) {
+				p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: h.clock.Now()}, &grace
+			})
+			h.must("a")
+			if !h.exists("a") {
+				t.Fatal("it is gone before its copies")
+			}
+			if ends {
+				copies.copies = []daemonsets.Copy{{Cell: "cell-2", LeftOut: true}}
+			} else {
+				h.clock.Step(5*time.Second + overdue)
+			}
+			h.must("a")
+			if h.exists("a") {
+				t.Error("it waits on")
+			}
+		})
+	}
+}
+
+func TestASetThatMayNotRunBesidePodsStandsAndSaysWhy(t *testing.T) {
+	h := newHarness(t)
+	h.beside(&copiesOf{has: true}, besideRules())
+	h.put(pod("a", daemon, func(p *corev1.Pod) { p.Annotations = map[string]string{placement.AnnotationBesidePods: "true"} }))
+	h.must("a")
+	h.want("events", h.events, "Warning DaemonSetLeftOut")
+	if !strings.Contains(h.messages[0], "cells.grants.namespaces[].besidePods") {
+		t.Errorf("the Event says %q", h.messages[0])
+	}
+	if s, _ := readyOf(h.told("a")); s != corev1.ConditionTrue {
+		t.Errorf("it is Ready %s", s)
+	}
+}
+
+func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
+	asks := func(cpu string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)},
+			}}}
+		}
+	}
+	for name, tc := range map[string]struct {
+		most int64 // that a machine has, in millicores
+		want int64
+	}{"there is one": {2000, 750}, "there is none": {600, 500}} {
+		h := newHarness(t)
+		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{pod("s", daemon, asks("250m"))}}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+		var asked int64
+		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
+			if asked = placement.ResourcesOf(p).MilliCPU; asked > tc.most {
+				return nil, &placement.UnplaceableError{}
+			}
+			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+		}
+		h.put(pod("a", asks("500m")))
+		h.must("a")
+		if asked != tc.want || len(h.cells.requests) != 1 {
+			t.Errorf("%s: a machine with %dm was asked for, want %dm; requests %v", name, asked, tc.want, h.cells.requests)
+		}
+	}
+}
