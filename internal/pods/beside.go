@@ -89,7 +89,8 @@ func notReady(state daemonsets.State) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "The copies on %d of %d cells are not ready", len(state.NotReady), state.Cells)
 	for i, c := range state.NotReady[:min(namedCells, len(state.NotReady))] {
-		fmt.Fprintf(&b, "%s %s beside pod %s (%s)", [...]string{":", ","}[min(i, 1)], c.Cell, c.Pod, c.Why)
+		reason, _, _ := strings.Cut(c.Why, ": ") // what follows has figures
+		fmt.Fprintf(&b, "%s %s beside pod %s (%s)", [...]string{":", ","}[min(i, 1)], c.Cell, c.Pod, reason)
 	}
 	if more := len(state.NotReady) - namedCells; more > 0 {
 		fmt.Fprintf(&b, ", and %d more", more)
@@ -140,9 +141,12 @@ func (s *besides) withSets(placed, pod *corev1.Pod) *corev1.Pod {
 	return placed
 }
 
+// copiesGather is how long changes of a pod's copies are gathered: all cells tell of an update at once.
+const copiesGather = time.Second / 2
+
 // CopyChanged wakes a pod of a DaemonSet whose copies have changed. It does not block.
 func (c *Controller) CopyChanged(_ string, set types.NamespacedName) {
-	c.loop.wake(cache.ObjectName{Namespace: set.Namespace, Name: set.Name})
+	c.loop.wakeAfter(cache.ObjectName{Namespace: set.Namespace, Name: set.Name}, copiesGather)
 }
 
 var _ daemonsets.CopyObserver = (*Controller)(nil)
