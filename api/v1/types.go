@@ -220,5 +220,6 @@ const (
 	StepBound      = "bound"      // the kubelet may see the pod
 	StepEnded      = "ended"      // the pod ended, or was deleted
 	StepLogsSaved  = "logsSaved"  // container logs are kept by Kip
+	StepKept       = "kept"       // its pod has failed, and people may look inside for a time
 	StepTerminated = "terminated" // the cloud no longer has the instance
 )

@@ -81,6 +81,7 @@ type boundPod struct {
 	mu     sync.Mutex
 	pod    *binding
 	copies copies
+	kept   bool // the cell hears no more of its pod's deletion
 }
 
 // Bind shows the cell its pod, from now on and for good. A second call for the same
@@ -127,6 +128,14 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 	s.bound[uid] = c
 	s.startLocked(c.find)
 	return nil
+}
+
+// KeepPod has the cell hear no more that its pod is deleted or gone: its kubelet then keeps the file systems of the containers, and
+// their logs. It is for a pod that has ended, and for good. After a restart of Kip it must be called before Bind.
+func (c *boundPod) KeepPod() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kept = true
 }
 
 // unbind gives up what the binding holds. The cell has ended.
@@ -199,7 +208,7 @@ func (c *boundPod) show(pod *corev1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.pod
-	if b == nil || b.uid != pod.UID || b.gone || c.lifetime.Err() != nil {
+	if b == nil || b.uid != pod.UID || b.gone || c.lifetime.Err() != nil || c.kept && pod.DeletionTimestamp != nil {
 		return
 	}
 	if pod.Spec.NodeName != c.as.name {
@@ -252,7 +261,7 @@ func (c *boundPod) lose(resourceVersion string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.pod
-	if b == nil || b.gone || c.lifetime.Err() != nil {
+	if b == nil || b.gone || c.lifetime.Err() != nil || c.kept { // of one that is not known yet, the kubelet asks again and again
 		return
 	}
 	b.gone = true

@@ -973,6 +973,52 @@ func TestAPodThatNobodySawDeletedStaysOnItsKubelet(t *testing.T) {
 	}
 }
 
+// Its kubelet would remove the file systems of the containers, and their logs.
+func TestTheKubeletOfAKeptPodDoesNotHearThatItIsGone(t *testing.T) {
+	h := newHouse(t)
+	m := newMachine(t, "c1")
+	pod := h.bindNew(m.join(h), podOn("web"))
+	pods := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", onNode)
+	eventually(t, "the pod is seen", func() bool { return pods.has("shop/web") })
+	m.handler.Load().KeepPod()
+	deleted := pod.DeepCopy()
+	deleted.ResourceVersion, deleted.DeletionTimestamp = "1000000", new(metav1.Now())
+	h.server.podSeen(nil, deleted)
+	h.up.remove(pod)
+	other := newMachine(t, "c2")
+	last := h.bindNew(other.join(h), podOn("last"))
+	h.up.remove(last)
+	others := follow(t, other.kubelet(t).CoreV1().RESTClient(), podKind, "", onNode)
+	eventually(t, "the end of another pod is seen, which ended later", func() bool { return others.synced() > 0 && !others.has("shop/last") })
+	if o, has, _ := pods.GetByKey("shop/web"); !has || o.(*corev1.Pod).DeletionTimestamp != nil {
+		t.Errorf("its kubelet sees %v", o)
+	}
+
+	// After a restart Kip finds no such pod.
+	m.cut()
+	h.stop()
+	h.start()
+	again := h.server.AddCell(m.id, info)
+	again.KeepPod()
+	if err := again.Bind(pod.Namespace, pod.Name, pod.UID); err != nil {
+		t.Fatal(err)
+	}
+	gone := h.server.AddCell("c3", info)
+	if err := gone.Bind(last.Namespace, last.Name, last.UID); err != nil {
+		t.Fatal(err)
+	}
+	m.join(h)
+	closed(t, "it is known that the other pod is gone", gone.bound().known)
+	select {
+	case <-again.bound().known:
+		t.Error("of the kept pod, too")
+	default:
+	}
+	if !pods.has("shop/web") || pods.emptyLists() != 0 {
+		t.Error("its kubelet was told that the pod is gone")
+	}
+}
+
 // A pod that was made anew under the same name, before the informer has noticed, is
 // out of the cell's reach.
 func TestRecreatedPodIsAnotherPod(t *testing.T) {

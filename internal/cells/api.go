@@ -47,6 +47,12 @@ func (c *Controller) Release(pod types.UID, why string, podEnded bool) {
 	c.releases.release(pod, why, podEnded)
 }
 
+// ReleaseFailed lets the cell of a failed pod go, whose instance is to stay for a time: its logs are saved and its
+// volumes freed at once. Later calls do not change that time, but Release ends it, with podEnded, as does EmptyPools.
+func (c *Controller) ReleaseFailed(pod types.UID, why string, keep time.Duration) {
+	c.releases.failed(pod, why, keep)
+}
+
 // ReleaseVanished lets a pod's cell go of which nobody has seen that it was deleted: the
 // API server may have lost it. It returns false while the end of a cell that runs the pod
 // is held back.
@@ -113,8 +119,12 @@ func (c *Controller) NodesOf() func(Cell) string { return c.nodeNames.ofMany() }
 // NodesChanged has standby cells checked again: Config.Nodes may answer otherwise.
 func (c *Controller) NodesChanged() { c.loop.wakeStandby() }
 
-// EmptyPools ends the standby cells and makes no others, until the process ends.
-func (c *Controller) EmptyPools() { c.pools.empty() }
+// EmptyPools ends the standby cells and makes no others, until the process ends. It also ends the cells of failed pods that
+// would stay for a time.
+func (c *Controller) EmptyPools() {
+	c.pools.empty()
+	c.releases.endAllKept()
+}
 
 // Standby returns the pools' states, in order of name.
 func (c *Controller) Standby() []StandbyState { return c.pools.states(c.table.standbyCells()) }

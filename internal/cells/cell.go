@@ -109,6 +109,8 @@ type Cell struct {
 	// PodEnded is true when the cell ends because its pod did, so that the
 	// container logs are worth saving.
 	PodEnded bool `json:"podEnded,omitempty"`
+	// KeepUntil is until when the cell of a failed pod stays, for people to look inside; zero if it does not.
+	KeepUntil time.Time `json:"keepUntil,omitzero"`
 	// BilledSeconds are those that the instance ran before it was last stopped.
 	BilledSeconds float64 `json:"billedSeconds,omitempty"`
 	// Boot is the machine's last start, as its agent tells of it: for people.
@@ -179,6 +181,9 @@ func (c Cell) Live() bool {
 	}
 	return true
 }
+
+// Kept reports whether the cell stays for a time although its pod has failed.
+func (c Cell) Kept() bool { return c.Phase == apiv1.Draining && !c.KeepUntil.IsZero() }
 
 // StepTime is when the named step happened; zero if it has not.
 func (c Cell) StepTime(name string) time.Time {

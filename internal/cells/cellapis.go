@@ -48,6 +48,9 @@ func (s *cellAPIs) remove(e *entry) { s.apis.RemoveCell(e.id) }
 // show lets the kubelet of a bound cell see its pod.
 func (e *entry) show() error {
 	cell := e.cell()
+	if cell.Kept() {
+		e.api.KeepPod() // first: its kubelet removes what is left of a pod that it hears is gone
+	}
 	if e.shown || cell.Phase != apiv1.Bound && cell.Phase != apiv1.Draining {
 		return nil
 	}

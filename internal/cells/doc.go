@@ -23,7 +23,8 @@
 //	              devices.go, reconnect.go (prepare.go runs them); idle.go is for
 //	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
-//	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go)
+//	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go), keeps that of a failed
+//	              pod for a time (keep.go)
 //	terminate.go  has its instance terminated, then remove.go its record
 //
 // Others watch over all cells: list.go asks for the cloud's list, compare.go compares it, and

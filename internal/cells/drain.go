@@ -2,9 +2,11 @@ package cells
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/keyed"
 	"github.com/elotl/kip/internal/watchdog"
 )
@@ -21,30 +23,49 @@ type draining struct {
 	logs        Logs
 	saving      *savingLogs
 	volumes     *freeingVolumes
+	keeping     *keeping
 	ends        *cellEnds
 	drained     perCell[bool] // what must outlive it is saved, as far as that could be done; of its worker
 }
 
 // Step saves what must outlive the cell: the logs of a pod that ran to its end,
 // what the cell has yet to say to slow readers, and what is on its disks. A cell that cannot be reached is terminated
-// without that. An event of its pod says so.
+// without that. An event of its pod says so. The cell of a failed pod may stay for a while then.
 func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
-	e.async.drop(drains)
-	cell := e.cell()
-	if !*s.drained.of(e) && (cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell)) {
-		if err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
-			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
-			return s.saveAll(drain, e, err)
-		}); err != nil {
-			return 0, err
-		}
-		*s.drained.of(e) = true
+	if err := s.drain(ctx, e); err != nil {
+		return 0, err
+	}
+	if kept, err := s.keeping.prepare(ctx, e); err != nil || kept.state != isDone {
+		return kept.again, err
 	}
 	return 0, s.ends.startTerminating(ctx, e, e.cell().Cause, e.cell().Reason)
 }
 
+// drain saves what must outlive a cell, once: of one that is kept an earlier process has.
+func (s *draining) drain(ctx context.Context, e *entry) error {
+	cell := e.cell()
+	if *s.drained.of(e) || !cell.StepTime(apiv1.StepKept).IsZero() {
+		return nil
+	}
+	e.async.drop(drains)
+	if cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell) {
+		err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
+			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
+			return s.saveAll(drain, e, err)
+		})
+		switch {
+		case errors.Is(err, errNotFreed):
+			s.keeping.giveUp(e, err)
+		case err != nil:
+			return err
+		}
+	}
+	*s.drained.of(e) = true
+	return nil
+}
+
 // saveAll saves what it can of a cell that was dialled, if with an error. Meanwhile
-// nothing else is done with the cell. It returns an error only when ctx has ended.
+// nothing else is done with the cell. It returns errNotFreed, or an error when ctx has ended.
 func (s *draining) saveAll(ctx context.Context, e *entry, err error) error {
 	var finishing sync.WaitGroup
 	pod := e.cell().Pod.UID

@@ -202,6 +202,9 @@ func TestACellIsTerminatedOnceWhatMustOutliveItIsSaved(t *testing.T) {
 				loop: b.loop, calls: b.calls, agents: b.agents, connections: connections, events: b.events,
 				places: keyed.NewPlaces[string](1, 1),
 			},
+			keeping: &keeping{
+				table: b.table, loop: b.loop, records: b.records, inventory: b.inventory, connections: connections, events: b.events,
+			},
 		}
 		e := b.running("c")
 		if err := b.records.save(t.Context(), e, func(cell *Cell) error {

@@ -22,6 +22,9 @@ type entry struct {
 	// ending, once set, is why the cell must end, and cause the kind of that; only beginEnd sets them.
 	ending string
 	cause  Cause
+	// keepUntil is until when the cell of a failed pod stays. keepOver is set when nobody wants that any more.
+	keepUntil time.Time
+	keepOver  bool
 	// binding is set when the worker has decided to show the pod.
 	binding bool
 	// launching is set while the cell is its group's, by giveToGroup and giveBack.

@@ -33,14 +33,19 @@ func (s *freeingVolumes) has(cell *Cell) bool { return len(cell.Plugins) > 0 || 
 // hasDisks reports whether a cell has disks that can be detached.
 func (s *freeingVolumes) hasDisks(cell *Cell) bool { return len(cell.Disks) > 0 && hasDisks(s.calls) }
 
-// free has a cell let go of its pod's volumes. It returns an error only when ctx has ended.
+// errNotFreed: a volume is free only when the instance has ended.
+var errNotFreed = errors.New("its volumes are not free before it ends")
+
+// free has a cell let go of its pod's volumes. It returns errNotFreed, or an error when ctx has ended.
 func (s *freeingVolumes) free(ctx context.Context, e *entry) error {
+	var left error
 	if len(e.cell().Plugins) > 0 {
 		err := s.unplug(ctx, e)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if err != nil {
+			left = errNotFreed
 			s.events.report(e.cell(), events.NewVolumeNotUnmounted(e.id, driverNames(e.cell().Plugins), err))
 		}
 	}
@@ -50,11 +55,12 @@ func (s *freeingVolumes) free(ctx context.Context, e *entry) error {
 			return ctx.Err()
 		}
 		if err != nil {
+			left = errNotFreed
 			s.loop.log.Warn("disks are freed with the instance, since they could not be before",
 				"cell", e.id, "pod", e.cell().Pod.String(), "err", err)
 		}
 	}
-	return nil
+	return left
 }
 
 // askUntilFree asks an agent until its cell has let go of volumes, so that all is written. Its

@@ -46,6 +46,7 @@ type APIs interface {
 type API interface {
 	http.Handler
 	Bind(namespace, name string, uid types.UID) error
+	KeepPod()
 	NodeReady() <-chan struct{}
 	LastHeartbeat() time.Time
 	Node() *corev1.Node

@@ -141,6 +141,7 @@ type modelLink struct {
 	joined    bool      // it has been connected
 	held      time.Time // when Kip last kept it waiting
 	bound     []types.UID
+	kept      bool
 	err       error
 	ca        string // by which it is connected
 }
@@ -257,6 +258,13 @@ func (l *modelLink) LastHeartbeat() time.Time {
 		return time.Now()
 	}
 	return l.heard
+}
+
+// KeepPod notes that the kubelet hears no more of its pod.
+func (l *modelLink) KeepPod() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = true
 }
 
 func (l *modelLink) Bind(_, _ string, uid types.UID) error {

@@ -209,6 +209,9 @@ func (e *entry) waitsFor() string {
 			return heldBack + e.hold.why
 		}
 	case apiv1.Draining:
+		if !e.cell().StepTime(apiv1.StepKept).IsZero() {
+			return keptUntil(e.cell())
+		}
 		return "its pod's logs and volumes are not saved yet"
 	case apiv1.Terminating:
 		return "the cloud has not ended it yet"

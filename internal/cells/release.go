@@ -2,6 +2,7 @@ package cells
 
 import (
 	"context"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,11 +20,43 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
+	if !ok {
+		return
+	}
 	cause := CausePodDeleted
 	if podEnded {
 		cause = CausePodEnded
+		s.endKept(e)
 	}
-	if ok && e.beginEnd(cause, why) {
+	if e.beginEnd(cause, why) {
+		s.loop.queue.Add(e.id)
+	}
+}
+
+// failed is Controller.ReleaseFailed.
+func (s *releases) failed(uid types.UID, why string, keep time.Duration) {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	e, ok := s.table.byID[s.table.byPod[uid]]
+	if ok && e.beginEnd(CausePodEnded, why) {
+		e.keepUntil = s.loop.clock.Now().Add(keep)
+		s.loop.queue.Add(e.id)
+	}
+}
+
+// endAllKept has no cell of a failed pod stay any longer.
+func (s *releases) endAllKept() {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, e := range s.table.byID {
+		s.endKept(e)
+	}
+}
+
+// endKept has a cell that is kept not stay any longer. The caller holds table.mu.
+func (s *releases) endKept(e *entry) {
+	if (!e.keepUntil.IsZero() || e.cell().Kept()) && !e.keepOver {
+		e.keepOver = true
 		s.loop.queue.Add(e.id)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cloud"
@@ -212,6 +213,13 @@ func (t *table) endingOf(e *entry) (why string, cause Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return e.ending, e.cause
+}
+
+// keepingOf returns until when the cell of a failed pod stays, and whether nobody wants that any more.
+func (t *table) keepingOf(e *entry) (until time.Time, over bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return e.keepUntil, e.keepOver
 }
 
 // standbyCells are those that no pod has, and that are not to end.

@@ -31,8 +31,9 @@ func (s *watching) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		}
 		return left, nil
 	}
+	until, _ := s.table.keepingOf(e)
 	return 0, s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.PodEnded, cell.Cause = why, cause == CausePodEnded, cause
+		cell.Reason, cell.PodEnded, cell.Cause, cell.KeepUntil = why, cause == CausePodEnded, cause, until
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return cell.enter(apiv1.Draining)
 	})

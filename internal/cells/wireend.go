@@ -104,6 +104,14 @@ func newDraining(cfg Config, c core, s shared, n connecting) *draining {
 			events:      c.events,
 			places:      keyed.NewPlaces[string](lettingGo, lettingOfOne),
 		},
+		keeping: &keeping{
+			table:       c.table,
+			loop:        c.loop,
+			records:     c.records,
+			inventory:   c.inventory,
+			connections: n.connections,
+			events:      c.events,
+		},
 		ends: s.ends,
 	}
 }

@@ -104,6 +104,7 @@ cells:
   grants:
     maxPricePerHour: 1.5
     maxVolumeSize: 50Gi
+    maxKeepFailed: 1800
     namespaces:
     - namespace: team-a
       instanceProfiles: [reader, team-a-*]
@@ -115,6 +116,7 @@ cells:
       publicAddress: true
       dedicated: true
       maxVolumeSize: 2Ti
+      maxKeepFailed: 86400
   prices:
   - instanceTypes: [c5.*, m5.large]
     regions: [us-gov-west-1]
@@ -192,7 +194,7 @@ func TestDefaults(t *testing.T) {
 			InterruptionPenalty: 10,
 			SpotSpread:          10,
 			StatusInterval:      5 * time.Second,
-			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi")},
+			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi"), MaxKeepFailed: time.Hour},
 			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
 			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
 			CAOverlap:           5 * time.Minute,
@@ -260,7 +262,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			PrivateIPOnly:          true,
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
-			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), MaxVolumeSize: resource.MustParse("50Gi"), Namespaces: []NamespaceGrants{{
+			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), MaxVolumeSize: resource.MustParse("50Gi"), MaxKeepFailed: 30 * time.Minute, Namespaces: []NamespaceGrants{{
 				Namespace:        "team-a",
 				InstanceProfiles: []string{"reader", "team-a-*"},
 				SecurityGroups:   []string{"sg-2"},
@@ -271,6 +273,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 				PublicAddress:    true,
 				Dedicated:        true,
 				MaxVolumeSize:    resource.MustParse("2Ti"),
+				MaxKeepFailed:    24 * time.Hour,
 			}}},
 			Prices: []Price{{
 				InstanceTypes: []string{"c5.*", "m5.large"},
@@ -602,6 +605,12 @@ func TestErrors(t *testing.T) {
 				"p.yaml:8: cells.grants.namespaces[0].maxVolumeSize: \"100G\" is not valid: want 0, for no bound, or a whole number of Gi"},
 		{"no larger disks", least + "  grants:\n    namespaces:\n    - {namespace: a, maxVolumeSize: 100Gi}",
 			"p.yaml:7: cells.grants.namespaces[0].maxVolumeSize: \"100Gi\" is not valid: want more than cells.grants.maxVolumeSize, which bounds all namespaces"},
+		{"times for which failed cells are kept", least + "  grants:\n    maxKeepFailed: 604801\n    namespaces:\n" +
+			"    - {namespace: a, maxKeepFailed: -1}\n",
+			"p.yaml:6: cells.grants.maxKeepFailed: \"604801\" is not valid: want 0, for not at all, or seconds, at most 604800\n" +
+				"p.yaml:8: cells.grants.namespaces[0].maxKeepFailed: \"-1\" is not valid: want 0, for not at all, or seconds, at most 604800"},
+		{"no longer kept", least + "  grants:\n    namespaces:\n    - {namespace: a, maxKeepFailed: 60}",
+			"p.yaml:7: cells.grants.namespaces[0].maxKeepFailed: \"60\" is not valid: want more than cells.grants.maxKeepFailed, which all namespaces have"},
 		{"grants", least + "  grants:\n    maxPricePerHour: 2\n    namespaces:\n    - {}\n    - {namespace: A_b}\n    - {namespace: a, instanceProfiles: ['a*b']}\n" +
 			"    - {namespace: a, securityGroups: ['']}\n    - {namespace: a, maxPricePerHour: 1.5}",
 			"p.yaml:8: cells.grants.namespaces[0].namespace: there is no value: this key is required\n" +

@@ -658,6 +658,9 @@ func (d *decoder) costs(c Costs) {
 	}
 }
 
+// longestKept is the longest time for which pods may have their cells kept.
+const longestKept = 7 * 24 * time.Hour
+
 // grants checks what namespaces may ask for.
 func (d *decoder) grants(g Grants) {
 	d.check(g.MaxPricePerHour.Sign() >= 0, "cells.grants.maxPricePerHour", g.MaxPricePerHour.String(), "0, for no bound, or more")
@@ -665,7 +668,12 @@ func (d *decoder) grants(g Grants) {
 		d.check(q.Sign() >= 0 && q.Value()%(1<<30) == 0, key+".maxVolumeSize", q.String(), "0, for no bound, or a whole number of Gi")
 	}
 	size("cells.grants", g.MaxVolumeSize)
-	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize")) {
+	keep := func(key string, t time.Duration) {
+		d.check(t >= 0 && t <= longestKept, key+".maxKeepFailed", fmt.Sprint(t.Seconds()), "0, for not at all, or seconds, at most 604800")
+	}
+	keep("cells.grants", g.MaxKeepFailed)
+	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize") ||
+		d.has("cells.grants.maxKeepFailed")) {
 		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
 	}
 	for i, n := range g.Namespaces {
@@ -688,6 +696,9 @@ func (d *decoder) grants(g Grants) {
 		size(key, disk)
 		d.check(disk.IsZero() || disk.Cmp(g.MaxVolumeSize) > 0 && !g.MaxVolumeSize.IsZero(), key+".maxVolumeSize", disk.String(),
 			"more than cells.grants.maxVolumeSize, which bounds all namespaces")
+		keep(key, n.MaxKeepFailed)
+		d.check(n.MaxKeepFailed == 0 || n.MaxKeepFailed > g.MaxKeepFailed, key+".maxKeepFailed", fmt.Sprint(n.MaxKeepFailed.Seconds()),
+			"more than cells.grants.maxKeepFailed, which all namespaces have")
 	}
 }
 

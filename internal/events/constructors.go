@@ -466,6 +466,17 @@ func NewDeletionOverdue(after time.Duration) Event {
 	return warn(deletionOverdue, "The deleted pod was still there %s after its grace period, so Kip terminates its cell.", after)
 }
 
+// NewCellKept is about a failed pod whose cell stays until a time.
+func NewCellKept(cell string, until time.Time) Event {
+	return normal(cellKept, "The pod has failed, and Kip keeps its cell %s until %s, which costs money. Look inside with kipctl exec %s. "+
+		"To end the cell sooner, remove the annotation pod.elotl.co/keep-failed from the pod.", cell, when(until), cell)
+}
+
+// NewCellNotKept is about a failed pod whose cell was to stay for a time.
+func NewCellNotKept(cell string, why error) Event {
+	return warn(cellNotKept, "Kip does not keep cell %s of the failed pod: %v. Other pods may wait for them.", cell, why)
+}
+
 // NewLogsNotSaved is about a pod that has ended.
 func NewLogsNotSaved(cell string, why error) Event {
 	return warn(logsNotSaved, "Failed to save the pod's logs before cell %s was terminated, so they are lost: %v", cell, why)

@@ -79,6 +79,7 @@ func grants(cfg *config.Config) pods.Grants {
 		PublicAddress:     !cfg.Cells.PrivateIPOnly,
 		DaemonSetMachines: cfg.Cells.DaemonSetMachines,
 		MaxPricePerHour:   g.MaxPricePerHour.AsApproximateFloat64(),
+		MaxKeepFailed:     g.MaxKeepFailed,
 	}
 	if !g.MaxVolumeSize.IsZero() {
 		all.MaxVolumeBytes = max(g.MaxVolumeSize.Value(), cfg.Cells.DefaultVolumeSize.Value()) // which pods get that ask for less
@@ -97,6 +98,7 @@ func grants(cfg *config.Config) pods.Grants {
 			DaemonSetMachines: n.DaemonSetMachines,
 			BesidePods:        n.BesidePods,
 			MaxVolumeBytes:    n.MaxVolumeSize.Value(),
+			MaxKeepFailed:     n.MaxKeepFailed,
 		})
 	}
 	return all

@@ -110,13 +110,13 @@ func (allHold) Note(string, time.Duration) {}
 func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
 	for text, want := range map[string]pods.Grants{
-		"":                           {PublicAddress: true, MaxVolumeBytes: 100 << 30},
-		"privateIPOnly: true":        {MaxVolumeBytes: 100 << 30},
-		"defaultVolumeSize: 200Gi":   {PublicAddress: true, MaxVolumeBytes: 200 << 30},
-		"grants: {maxVolumeSize: 0}": {PublicAddress: true},
-		"privateIPOnly: true, grants: {maxVolumeSize: 7Gi, maxPricePerHour: 2, namespaces: [{namespace: a, maxVolumeSize: 9Gi, publicAddress: true, dedicated: true}, {namespace: b}]}": {
-			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2,
-			Namespaces: []pods.NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 9 << 30, PublicAddress: true, Dedicated: true}, {Namespace: "b"}},
+		"":                         {PublicAddress: true, MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour},
+		"privateIPOnly: true":      {MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour},
+		"defaultVolumeSize: 200Gi": {PublicAddress: true, MaxVolumeBytes: 200 << 30, MaxKeepFailed: time.Hour},
+		"grants: {maxVolumeSize: 0, maxKeepFailed: 0}": {PublicAddress: true},
+		"privateIPOnly: true, grants: {maxVolumeSize: 7Gi, maxPricePerHour: 2, namespaces: [{namespace: a, maxVolumeSize: 9Gi, maxKeepFailed: 7200, publicAddress: true, dedicated: true}, {namespace: b}]}": {
+			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2, MaxKeepFailed: time.Hour,
+			Namespaces: []pods.NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 9 << 30, MaxKeepFailed: 2 * time.Hour, PublicAddress: true, Dedicated: true}, {Namespace: "b"}},
 		},
 	} {
 		if got := grants(configured(t, least+text+"}")); !reflect.DeepEqual(got, want) {

@@ -33,6 +33,7 @@ const (
 	AnnotationAllowMetadata      = Prefix + "allow-metadata"
 	AnnotationMachine            = Prefix + "machine"
 	AnnotationMaxPending         = Prefix + "max-pending"
+	AnnotationKeepFailed         = Prefix + "keep-failed"
 	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
 	AnnotationProfile    = Prefix + "profile"
 	AnnotationBesidePods = Prefix + "beside-pods"
@@ -104,6 +105,8 @@ type Annotations struct {
 	AllowMetadata *bool
 	// MaxPending is how long the pod waits for a running cell at most; 0 for no bound.
 	MaxPending time.Duration
+	// KeepFailed is for how long the cell stays when the pod has failed; 0 for not at all.
+	KeepFailed time.Duration
 	// Machine, when set, says whether a DaemonSet's pod gets a machine. All others get one.
 	Machine *bool
 	// BesidePods, when true, asks that a DaemonSet's pod run on the cells of other pods.
@@ -216,6 +219,24 @@ var annotationKinds = map[string]struct {
 	AnnotationBesidePods: {"true or false", func(a *Annotations, v string) bool {
 		return parseBool(&a.BesidePods, v)
 	}},
+	AnnotationKeepFailed: {"a time such as 30m, of at most 168h; 0: not at all", func(a *Annotations, v string) bool {
+		var err error
+		a.KeepFailed, err = time.ParseDuration(v)
+		return err == nil && a.KeepFailed >= 0 && a.KeepFailed <= maxKeepFailed
+	}},
+}
+
+// maxKeepFailed is longer than anybody looks for a fault, and bounds what a forgotten machine costs.
+const maxKeepFailed = 7 * 24 * time.Hour
+
+// KeepFailed returns for how long the cell of a pod with these annotations stays when the pod has failed; 0 if the value is not valid.
+func KeepFailed(annotations map[string]string) time.Duration {
+	var a Annotations
+	value, has := annotations[AnnotationKeepFailed]
+	if !has || !annotationKinds[AnnotationKeepFailed].parse(&a, strings.TrimSpace(value)) {
+		return 0
+	}
+	return a.KeepFailed
 }
 
 // maxVolumeBytes is the largest disk of any cloud. Sources: Amazon EBS User Guide, "General

@@ -33,6 +33,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AnnotationAllowMetadata:      "true",
 			AnnotationMachine:            "false",
 			AnnotationMaxPending:         " 1h30m",
+			AnnotationKeepFailed:         " 1h30m",
 		}, Annotations{
 			InstanceType: "c5.*", LaunchTypes: []LaunchType{Spot, OnDemand}, VolumeSizeBytes: 11 * gib, PrivateIPOnly: &yes,
 			MaxPricePerHour: 0.25,
@@ -43,6 +44,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 			AllowMetadata:      &yes,
 			Machine:            &no,
 			MaxPending:         90 * time.Minute,
+			KeepFailed:         90 * time.Minute,
 		}},
 		{"a profile asks for the metadata service", map[string]string{AnnotationInstanceProfile: "s3"},
 			Annotations{InstanceProfile: "s3", AllowMetadata: &yes}},
@@ -64,7 +66,7 @@ func TestAnnotationsAreParsed(t *testing.T) {
 func TestInvalidAnnotations(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"pod.elotl.co/instance-typ", "c5.large",
-			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
+			"annotation pod.elotl.co/instance-typ is unknown: pod.elotl.co/* may be allow-metadata, beside-pods, cloud-route, healthcheck-healthy-timeout, image-overlay-rootfs, instance-profile, instance-requirements, instance-type, keep-failed, launch-type, machine, max-pending, max-price-per-hour, private-ip-only, security-groups, volume-size; did you mean instance-type?"},
 		{"pod.elotl.co/", "x", "annotation pod.elotl.co/ is unknown: "},
 		{"pod.elotl.co/task-role", "x", "annotation pod.elotl.co/task-role is unknown: "},
 		{AnnotationInstanceType, "",
@@ -92,6 +94,9 @@ func TestInvalidAnnotations(t *testing.T) {
 		{AnnotationSecurityGroups, "sg-1,,sg-2", `want names or IDs of security groups`},
 		{AnnotationSecurityGroups, "sg-1 sg-2", `want names or IDs of security groups`},
 		{AnnotationInstanceProfile, " ", "want the name or ARN"},
+		{AnnotationKeepFailed, "30", `want a time such as 30m, of at most 168h; 0: not at all`},
+		{AnnotationKeepFailed, "-1s", `want a time such as 30m`},
+		{AnnotationKeepFailed, "168h1s", `want a time such as 30m`},
 		{AnnotationHealthyTimeout, "90s", `want a number of seconds such as 90`},
 		{AnnotationHealthyTimeout, "NaN", `want a number of seconds`},
 		{AnnotationHealthyTimeout, "0.5", `want a number of seconds such as 90, at least 1; 0 or less: never`},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 )
@@ -17,9 +18,10 @@ const lastWords = 15 * time.Second
 
 // completing releases the cells of pods that have ended.
 type completing struct {
-	cells Cells
-	clock clock.PassiveClock
-	ended *notes[time.Time] // when Kip first saw that each has ended
+	cells  Cells
+	grants Grants
+	clock  clock.PassiveClock
+	ended  *notes[time.Time] // when Kip first saw that each has ended
 }
 
 // Step releases the cell of a pod that has ended, once its kubelet has said how the pod's containers did.
@@ -27,8 +29,21 @@ func (s *completing) Step(_ context.Context, pod *corev1.Pod) (time.Duration, er
 	if left := s.untold(pod); left > 0 {
 		return left, nil
 	}
-	s.cells.Release(pod.UID, "the pod has "+string(pod.Status.Phase), true)
+	why := "the pod has " + string(pod.Status.Phase)
+	if keep := s.keep(pod); keep > 0 {
+		s.cells.ReleaseFailed(pod.UID, why, keep)
+	} else {
+		s.cells.Release(pod.UID, why, true)
+	}
 	return 0, nil
+}
+
+// keep returns for how long the cell of a pod that has ended stays.
+func (s *completing) keep(pod *corev1.Pod) time.Duration {
+	if pod.Status.Phase != corev1.PodFailed {
+		return 0
+	}
+	return s.grants.keepFailed(pod.Namespace, placement.KeepFailed(pod.Annotations))
 }
 
 // untold returns how long the kubelet of a pod that has ended may still take to say how its containers

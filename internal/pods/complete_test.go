@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -66,4 +67,33 @@ func TestAnEndedPodKeepsItsCellUntilItsKubeletHasSaidHowItsContainersEnded(t *te
 	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Terminating })
 	h.must("a")
 	h.want("released", h.cells.released, "uid-a ended=true")
+}
+
+func TestTheCellOfAFailedPodIsKeptForAsLongAsIsGranted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		asked string
+		phase corev1.PodPhase
+		want  string
+	}{
+		"as long as it asks for":         {"30m", corev1.PodFailed, "uid-a kept=30m0s"},
+		"no longer than is granted":      {"2h", corev1.PodFailed, "uid-a kept=1h0m0s"},
+		"not if its time is not valid":   {"soon", corev1.PodFailed, "uid-a ended=true"},
+		"not if it asks for none":        {"0", corev1.PodFailed, "uid-a ended=true"},
+		"not without the annotation":     {"", corev1.PodFailed, "uid-a ended=true"},
+		"not that of a pod that has run": {"30m", corev1.PodSucceeded, "uid-a ended=true"},
+	} {
+		h := newHarness(t)
+		h.restarted(func(c *Config) { c.Grants.MaxKeepFailed = time.Hour })
+		h.put(pod("a", running))
+		h.must("a")
+		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })
+		h.put(pod("a", func(p *corev1.Pod) {
+			p.Status.Phase = tc.phase
+			if tc.asked != "" {
+				p.Annotations = map[string]string{placement.AnnotationKeepFailed: tc.asked}
+			}
+		}))
+		h.must("a")
+		h.want(name, h.cells.released, tc.want)
+	}
 }

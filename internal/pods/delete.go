@@ -8,6 +8,7 @@ import (
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
+	"github.com/elotl/kip/internal/watches"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +39,9 @@ type grace struct {
 
 // Step sees a deleted pod out. Where a kubelet has it, the kubelet does; else Kip.
 func (s *deleting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	if cell, has := s.cells.ForPod(pod.UID); has && cell.Kept() && watches.Ended(pod) {
+		return 0, s.remove(ctx, pod) // its kubelet is not told, since it would remove what people want to look at
+	}
 	if !s.cells.ReleaseUnbound(pod.UID, "the pod was deleted before it ran") {
 		// The kubelet ends the pod and deletes it.
 		if left := s.graceLeft(pod) + overdue; left > 0 {

@@ -63,6 +63,20 @@ func TestADeletedPodThatHasEndedIsLeftToItsKubeletToo(t *testing.T) {
 	}
 }
 
+// Its kubelet does not hear of it, and would remove what people want to look at.
+func TestADeletedPodWhoseCellIsKeptIsDeletedByKip(t *testing.T) {
+	h := newHarness(t)
+	h.put(pod("a", running))
+	h.must("a")
+	h.cells.set("uid-a", func(c *cells.Cell) { c.Phase, c.KeepUntil = apiv1.Draining, h.clock.Now().Add(time.Hour) })
+	h.put(pod("a", deletedAt(h.clock.Now()), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }))
+	h.must("a")
+	h.want("released", h.cells.released)
+	if h.exists("a") {
+		t.Fatal("the pod is still there")
+	}
+}
+
 func TestTheGracePeriodIsCountedByOneClock(t *testing.T) {
 	for _, ahead := range []time.Duration{-2 * time.Minute, 0, 2 * time.Minute} {
 		h := newHarness(t)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -16,10 +17,11 @@ import (
 // nothing and bounds no price and no disk.
 type Grants struct {
 	Unrestricted      bool
-	PublicAddress     bool    // cells have one unless their pod says no
-	DaemonSetMachines bool    // pods of DaemonSets get cells unless they say no
-	MaxPricePerHour   float64 // US dollars; 0 for no bound
-	MaxVolumeBytes    int64   // of a root disk; 0 for no bound
+	PublicAddress     bool          // cells have one unless their pod says no
+	DaemonSetMachines bool          // pods of DaemonSets get cells unless they say no
+	MaxPricePerHour   float64       // US dollars; 0 for no bound
+	MaxVolumeBytes    int64         // of a root disk; 0 for no bound
+	MaxKeepFailed     time.Duration // for which the cell of a failed pod may stay; 0 for not at all
 	Namespaces        []NamespaceGrants
 }
 
@@ -30,11 +32,12 @@ type NamespaceGrants struct {
 	InstanceProfiles, SecurityGroups []string
 	CloudRoutes                      []netip.Prefix // with all networks within
 	AllowMetadata, PublicAddress     bool
-	Dedicated                        bool    // hosts that no other account shares, by whatever they are chosen
-	DaemonSetMachines                bool    // cells for pods of DaemonSets that ask for one
-	BesidePods                       bool    // DaemonSets that ask to run beside pods
-	MaxPricePerHour                  float64 // 0 for that of all namespaces
-	MaxVolumeBytes                   int64   // likewise
+	Dedicated                        bool          // hosts that no other account shares, by whatever they are chosen
+	DaemonSetMachines                bool          // cells for pods of DaemonSets that ask for one
+	BesidePods                       bool          // DaemonSets that ask to run beside pods
+	MaxPricePerHour                  float64       // 0 for that of all namespaces
+	MaxVolumeBytes                   int64         // likewise
+	MaxKeepFailed                    time.Duration // likewise
 	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
 	// all, unless other grants of the namespace name some.
 	InstanceTypes []string
@@ -93,6 +96,13 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 	if slices.Contains(a.LaunchTypes, placement.Dedicated) && !has(isDedicated) {
 		return refused(placement.AnnotationLaunchType, string(placement.Dedicated), "dedicated")
 	}
+	if keep := a.KeepFailed; keep > g.keepFailed(namespace, keep) {
+		return &NotGrantedError{
+			Asked:     fmt.Sprintf("annotation %s: %q", placement.AnnotationKeepFailed, keep),
+			Namespace: namespace,
+			Key:       "cells.grants.maxKeepFailed",
+		}
+	}
 	if size := a.VolumeSizeBytes; g.MaxVolumeBytes != 0 && size > g.MaxVolumeBytes &&
 		!has(func(n NamespaceGrants) bool { return size <= n.MaxVolumeBytes }) {
 		return &NotGrantedError{
@@ -102,6 +112,18 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 		}
 	}
 	return nil
+}
+
+// keepFailed is for how long the cell of a failed pod of a namespace stays whose annotation asks for a time.
+func (g Grants) keepFailed(namespace string, asked time.Duration) time.Duration {
+	if g.Unrestricted {
+		return asked
+	}
+	most := g.MaxKeepFailed
+	for _, n := range g.of(namespace) {
+		most = max(most, n.MaxKeepFailed)
+	}
+	return min(asked, most)
 }
 
 func isDedicated(n NamespaceGrants) bool { return n.Dedicated }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -19,8 +20,8 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{Namespace: "a", CloudRoutes: []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")}, AllowMetadata: true},
 		{Namespace: "*", SecurityGroups: []string{"sg-all"}},
 		{Namespace: "b", InstanceProfiles: []string{"*"}},
-		{Namespace: "a", PublicAddress: true, Dedicated: true, MaxVolumeBytes: 500 << 30},
-	}, MaxVolumeBytes: 100 << 30}
+		{Namespace: "a", PublicAddress: true, Dedicated: true, MaxVolumeBytes: 500 << 30, MaxKeepFailed: 24 * time.Hour},
+	}, MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour}
 	for _, c := range []struct {
 		grants                       Grants
 		namespace, annotation, value string
@@ -65,6 +66,13 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{granted, "b", placement.AnnotationVolumeSize, "100.1Gi", "cells.grants.maxVolumeSize"},
 		{granted, "a", placement.AnnotationVolumeSize, "500Gi", ""},
 		{granted, "a", placement.AnnotationVolumeSize, "501Gi", "cells.grants.maxVolumeSize"},
+		{granted, "b", placement.AnnotationKeepFailed, "1h", ""},
+		{granted, "b", placement.AnnotationKeepFailed, "61m", "cells.grants.maxKeepFailed"},
+		{granted, "a", placement.AnnotationKeepFailed, "24h", ""},
+		{granted, "a", placement.AnnotationKeepFailed, "25h", "cells.grants.maxKeepFailed"},
+		{Grants{}, "a", placement.AnnotationKeepFailed, "1s", "cells.grants.maxKeepFailed"},
+		{Grants{}, "a", placement.AnnotationKeepFailed, "0", ""},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationKeepFailed, "168h", ""},
 	} {
 		var a placement.Annotations
 		var err error

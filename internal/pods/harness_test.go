@@ -97,6 +97,14 @@ func (m *modelCells) Release(uid types.UID, _ string, ended bool) {
 	}
 }
 
+func (m *modelCells) ReleaseFailed(uid types.UID, _ string, keep time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, has := m.cells[uid]; has {
+		m.released = append(m.released, fmt.Sprintf("%s kept=%s", uid, keep))
+	}
+}
+
 func (m *modelCells) ReleaseVanished(_ context.Context, uid types.UID, _ string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

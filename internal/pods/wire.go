@@ -78,9 +78,10 @@ func (c *Controller) wireEnds(cfg Config) {
 		beside:    c.beside,
 	}
 	c.completing = &completing{
-		cells: cfg.Cells,
-		clock: cfg.Clock,
-		ended: newNotes[time.Time](c.registry),
+		cells:  cfg.Cells,
+		grants: cfg.Grants,
+		clock:  cfg.Clock,
+		ended:  newNotes[time.Time](c.registry),
 	}
 	c.evicting = &evicting{
 		api:     c.api,

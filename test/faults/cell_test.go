@@ -223,13 +223,13 @@ func (m *machine) step(ctx context.Context) time.Duration {
 		w.violate("a restart of Kip disturbs no pod: the kubelet of cell %s was told that its pod is gone", m.cell)
 		return 0
 	}
-	refused := m.node != api.node
+	refused, kept := m.node != api.node, api.kept
 	w.mu.Unlock()
 	if refused { // until it is started again, as another node
 		return 0
 	}
 	api.nodeReady()
-	if uid == "" {
+	if uid == "" || kept {
 		return 0
 	}
 	pod, known := api.kip.seenPod(name, uid)
@@ -403,6 +403,7 @@ type cellAPI struct {
 
 	// Under world.mu.
 	isReady bool
+	kept    bool // its kubelet hears no more of its pod
 	pod     cache.ObjectName
 	uid     types.UID
 	beat    time.Time
@@ -436,6 +437,12 @@ func (a *cellAPI) nodeReady() {
 		a.isReady = true
 		close(a.ready)
 	}
+}
+
+func (a *cellAPI) KeepPod() {
+	a.kip.w.mu.Lock()
+	defer a.kip.w.mu.Unlock()
+	a.kept = true
 }
 
 func (a *cellAPI) Bind(namespace, name string, uid types.UID) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/cloud/sim"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -262,6 +263,11 @@ func (w *world) createPod(a, b uint32) bool {
 		w.nextDisk = w.disks[(a/5)%diskCount]
 		w.mu.Unlock()
 	}
+	if a%4 != 0 {
+		w.mu.Lock()
+		w.annotations = map[string]string{placement.AnnotationKeepFailed: []string{"30s", "3m", longestKept.String()}[b%3]}
+		w.mu.Unlock()
+	}
 	return w.addPod(policy, sizes[b%uint32(len(sizes))], a%5 != 0, int64(1+b%30)) != ""
 }
 
@@ -299,6 +305,7 @@ func (w *world) addPod(policy corev1.RestartPolicy, size string, controlled bool
 		labels[diskLabel], w.diskOf[uid], w.nextDisk = w.nextDisk, w.nextDisk, ""
 	}
 	annotations, owner := w.annotations, w.nextOwner
+	w.keeps[uid] = placement.KeepFailed(annotations)
 	if owner.Kind == "" {
 		owner = metav1.OwnerReference{Kind: "Job", Name: "job", UID: "job", Controller: new(true)}
 	}
@@ -332,6 +339,9 @@ func (w *world) deletePod(p *corev1.Pod, grace *int64) bool {
 }
 
 func (w *world) annotate(p *corev1.Pod, b uint32) {
+	w.mu.Lock()
+	w.keeps[p.UID] = 0
+	w.mu.Unlock()
 	err := w.api.edit(nameOf(p), &metav1.Preconditions{UID: &p.UID}, func(p *corev1.Pod) watch.EventType {
 		p.Annotations = map[string]string{"example.com/note": fmt.Sprint(b)}
 		if p.Labels["size"] == "huge" {

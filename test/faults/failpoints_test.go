@@ -19,6 +19,7 @@ import (
 	"github.com/elotl/kip/internal/cloud/sim"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/guard"
+	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -279,6 +280,24 @@ var scenarios = []scenario{
 		s.exit(uid, 0)
 		s.until("it has succeeded", func() bool { return s.phase(uid) == corev1.PodSucceeded })
 		s.until("its cell is gone", func() bool { return len(s.cloud.Truth()) == 0 })
+	}},
+	{name: "the cell of a failed pod is kept for its time, and the pod is deleted meanwhile", story: func(s *stage) {
+		const keep = 3 * time.Minute
+		s.mu.Lock()
+		s.annotations = map[string]string{placement.AnnotationKeepFailed: keep.String()}
+		s.mu.Unlock()
+		uid := s.pod(corev1.RestartPolicyNever, "small")
+		s.until("it runs", s.runs(uid))
+		s.exit(uid, 1)
+		s.until("it has failed", func() bool { return s.phase(uid) == corev1.PodFailed })
+		failed := time.Now()
+		s.until("its cell is kept", s.cellIs(uid, apiv1.Draining))
+		s.delete(uid)
+		s.until("the pod is gone", s.gone(uid))
+		s.until("its cell is gone", func() bool { return len(s.cloud.Truth()) == 0 })
+		if took := time.Since(failed); took < keep || s.alive() && took > keep+time.Minute {
+			s.violate("the cell of a failed pod stays for its time: it was there for %s, and not for %s", took, keep)
+		}
 	}},
 	{name: "a pod is deleted while it runs", story: func(s *stage) {
 		uid := s.pod(corev1.RestartPolicyAlways, "small")

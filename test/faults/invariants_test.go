@@ -127,7 +127,8 @@ func (w *world) check() []string {
 			if !over {
 				continue
 			}
-			needless = ended
+			needless = latest(ended, a.cell.KeepUntil)
+			live["kept"] = live["kept"] || a.cell.KeepUntil.After(latest(ended, calm).Add(time.Second)) && a.cell.KeepUntil.After(now)
 		default:
 			continue // of a standby pool
 		}
@@ -244,6 +245,35 @@ func (w *world) check() []string {
 		w.compareNamespaces(k.cells.CostsByNamespace(), now)
 	}
 	return slices.Clone(w.violations)
+}
+
+// longestKept is the longest time for which the cell of a failed pod stays.
+const longestKept = 10 * time.Minute
+
+// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, no longer than that, and no shorter while
+// somebody can look inside.
+func (w *world) checkKeptLocked(was, cell cells.Cell, now time.Time) {
+	asked, until := w.keeps[cell.Pod.UID], cell.KeepUntil
+	switch {
+	case !was.KeepUntil.IsZero() && !was.KeepUntil.Equal(until):
+		w.violateLocked("invariant 2: cell %s was to stay until %s, and now until %s", cell.ID, was.KeepUntil.Sub(w.began), until.Sub(w.began))
+	case was.KeepUntil.IsZero() && !until.IsZero():
+		// It may have asked for it when Kip saw that it had failed.
+		if asked > 0 && until.After(now.Add(asked)) || until.After(now.Add(longestKept)) || cell.Phase != apiv1.Draining || !cell.PodEnded {
+			w.violateLocked("invariant 2: cell %s (%s) stays for %s, and its pod asks for %s", cell.ID, cell.Phase, until.Sub(now), asked)
+		}
+	}
+	if was.Phase != apiv1.Draining || cell.Phase != apiv1.Terminating || until.IsZero() {
+		return
+	}
+	if !now.Before(until) {
+		w.plays["kept to its time"]++
+		return
+	}
+	m := w.machines[cell.Instance.ID]
+	if looks := m != nil && m.up && m.session != nil && m.session.flows(); looks && asked > 0 && w.diskOf[cell.Pod.UID] == "" {
+		w.violateLocked("the cell of a failed pod stays for its time: %s ends %s before, and is connected", cell.ID, until.Sub(now))
+	}
 }
 
 // checkDaemonLocked checks that a DaemonSet's pod stands without a machine, and is told so once.

@@ -141,8 +141,9 @@ type world struct {
 	links        chan struct{} // closed and replaced when what can reach whom changes
 	policies     map[types.UID]corev1.RestartPolicy
 	created      map[types.UID]time.Time
-	ran          map[types.UID]int       // how often a pod's containers were started
-	started      map[types.UID]time.Time // when they were first
+	keeps        map[types.UID]time.Duration // for how long the cell of each pod stays if it fails; 0 once it asks for that no more
+	ran          map[types.UID]int           // how often a pod's containers were started
+	started      map[types.UID]time.Time     // when they were first
 	reports      map[types.UID][]report
 	lastCell     map[types.UID]time.Time // when a pod was last seen to have a cell
 	lastWaiting  map[types.UID]time.Time // when it last said why it has none
@@ -222,7 +223,7 @@ func newWorld(s setting) *world {
 		reports: map[types.UID][]report{}, lastBound: map[types.UID]time.Time{},
 		lasting:  map[string]bool{},
 		lastCell: map[types.UID]time.Time{}, lastWaiting: map[types.UID]time.Time{}, lastLive: map[types.UID]time.Time{},
-		live: map[string]int{}, plays: map[string]int{},
+		live: map[string]int{}, plays: map[string]int{}, keeps: map[types.UID]time.Duration{},
 		writing: map[string]int{}, short: map[string]sim.Pool{},
 		trouble: time.Now(), supervisor: make(chan struct{}), revive: make(chan struct{}), books: newBooks(),
 		storeFail: func(string) (error, error) { return nil, nil }, readFail: func() error { return nil },
@@ -521,7 +522,7 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Pods:   k.informer, Nodes: twoNodes{k, short}, Cells: podCells{k.cells, w}, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
-		Grants: pods.Grants{Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true, CloudRoutes: []netip.Prefix{behindPod}}}},
+		Grants: pods.Grants{MaxKeepFailed: longestKept, Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true, CloudRoutes: []netip.Prefix{behindPod}}}},
 		Clock:  kipClock{k: k}, Log: w.log,
 	})
 	if err != nil {
@@ -1340,6 +1341,7 @@ func (w *world) audit(key string) {
 	}
 	b.names[cell.JoinID()] = id
 	was := a.cell
+	w.checkKeptLocked(was, cell, now)
 	w.hadCell(was, now)
 	w.hadCell(cell, now)
 	a.cell, a.price = cell, cell.Offering().PricePerHour

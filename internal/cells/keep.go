@@ -1,0 +1,92 @@
+package cells
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cloud"
+	"github.com/elotl/kip/internal/events"
+)
+
+// keeping keeps the cells of failed pods for a time, for people to look inside.
+type keeping struct {
+	table       *table
+	loop        *loop
+	records     *records
+	inventory   *inventory
+	connections *connections
+	events      *reporter
+	givenUp     perCell[error] // why cells are not kept; of their workers
+}
+
+var _ preparation = (*keeping)(nil)
+
+// prepare waits until a cell need not stay any longer. Meanwhile it keeps the cell connected.
+func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
+	cell := e.cell()
+	left := cell.KeepUntil.Sub(s.loop.clock.Now())
+	if _, over := s.table.keepingOf(e); over || left <= 0 || *s.givenUp.of(e) != nil {
+		return done, nil
+	}
+	if cell.StepTime(apiv1.StepKept).IsZero() {
+		if err := s.begin(ctx, e); err != nil {
+			return progress{}, err
+		}
+	}
+	if why := s.lost(e); why != "" {
+		s.loop.log.Info("the cell of a failed pod ends before its time", "cell", e.id, "pod", cell.Pod.String(), "why", why)
+		return done, nil
+	}
+	return waitFor(min(left, idlePoll)), s.connections.connect(ctx, e)
+}
+
+// begin stores that a cell is kept: what must outlive it is saved.
+func (s *keeping) begin(ctx context.Context, e *entry) error {
+	err := s.records.save(ctx, e, func(cell *Cell) error {
+		cell.step(apiv1.StepKept, s.loop.clock.Now())
+		return nil
+	})
+	if err == nil {
+		s.events.report(e.cell(), events.NewCellKept(e.id, e.cell().KeepUntil))
+	}
+	return err
+}
+
+// giveUp notes that a cell is not kept, and reports it.
+func (s *keeping) giveUp(e *entry, why error) {
+	if *s.givenUp.of(e) = why; !e.cell().KeepUntil.IsZero() {
+		s.events.report(e.cell(), events.NewCellNotKept(e.id, why))
+	}
+}
+
+// lost returns why nobody can look into a cell any more: it is silent, and the cloud does not show that its instance runs. It is ""
+// otherwise. The end of such a cell harms nobody, so one list is enough.
+func (s *keeping) lost(e *entry) string {
+	s.table.mu.Lock()
+	session, since := e.session, e.connecting
+	s.table.mu.Unlock()
+	if !session.cutOff() {
+		return ""
+	}
+	if heard := session.lastHeard(); heard.After(since) {
+		since = heard
+	}
+	seen, instance := s.inventory.last(), e.cell().Instance
+	if s.loop.clock.Since(since) < silentAfter || !seen.began.After(since) || seen.wrong || !seen.covers(instance.Zone) {
+		return ""
+	}
+	switch i, there := seen.byID[instance.ID]; {
+	case !there:
+		return "its instance is no longer in the cloud's list"
+	case i.State == cloud.Stopped, i.State == cloud.Terminating:
+		return fmt.Sprintf("its instance is %s", i.State)
+	}
+	return ""
+}
+
+// keptUntil is what a cell that is kept waits for.
+func keptUntil(cell *Cell) string {
+	return fmt.Sprintf("its pod has failed, and Kip keeps it until %s for a look inside", cell.KeepUntil.UTC().Format(time.RFC3339))
+}

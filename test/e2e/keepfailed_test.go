@@ -1,0 +1,80 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/test/namespace"
+	"github.com/elotl/kip/test/tier"
+)
+
+// Not parallel: it kills the Kip that all tests share.
+func TestTheCellOfAFailedPodIsKeptForALook(t *testing.T) {
+	tier.All(t)
+	s := newSpace(t)
+	// What is in there meanwhile: the pod's deletion, which its kubelet must not act upon, and another Kip.
+	const keep = 60 * time.Second
+	s.Apply(strings.Replace(namespace.Bare("a", `  restartPolicy: Never
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo trace > /evidence; echo it failed; exit 3']}
+`), "{name: a}", fmt.Sprintf("{name: a, annotations: {pod.elotl.co/keep-failed: %s}}", keep), 1))
+	s.WaitPod("a", "has failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	failed := time.Now()
+	s.WaitEvent("a", "CellKept", "kipctl exec")
+	cell := s.CellOf("a")
+	if cell.Status.Phase != apiv1.Draining || !strings.Contains(cell.Status.Waiting, "for a look inside") {
+		t.Errorf("the cell is %s and waits: %s", cell.Status.Phase, cell.Status.Waiting)
+	}
+	if log := s.Kubectl("logs", "a"); log != "it failed\n" {
+		t.Errorf("the log is %q", log)
+	}
+	m := s.Machine(cell)
+	if err := world.Admin.CoreV1().Pods(s.NS).Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	killKip(t)
+	startKip(t)
+	s.Within(keep/2, "half of the time is over", func(context.Context) error {
+		if left := keep/2 - time.Since(failed); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+	if err := holds(m.Path("/var/lib/containerd"), "evidence"); err != nil {
+		t.Errorf("the file system of the container: %v", err)
+	}
+	if err := holds(m.Path("/var/log/pods"), "0.log"); err != nil {
+		t.Errorf("its log: %v", err)
+	}
+	s.Eventually("its cell is gone", s.NoCellOf("a"))
+	if took := time.Since(failed); took < keep-5*time.Second { // Kip saw it before this test did
+		t.Errorf("the cell was gone after %s, and was to stay for %s", took, keep)
+	}
+}
+
+// holds returns an error if there is no file of a name below a folder.
+func holds(folder, name string) error {
+	found := errors.New("found")
+	err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && filepath.Base(path) == name {
+			return found
+		}
+		return nil // what goes while it is read
+	})
+	if errors.Is(err, found) {
+		return nil
+	}
+	return fmt.Errorf("no %s in %s: %w", name, folder, errors.Join(err, fs.ErrNotExist))
+}
