@@ -244,6 +244,9 @@ func (c Cell) zone() string {
 	return ""
 }
 
+// Launched is when the instance came to be, as well as Kip knows; zero if it has none.
+func (c Cell) Launched() time.Time { return c.launched() }
+
 // launched is when the instance came to be, as well as Kip knows; zero if it has
 // none.
 func (c Cell) launched() time.Time {

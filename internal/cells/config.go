@@ -81,6 +81,8 @@ type Config struct {
 	// RefillDelay is how long a pool waits once one of its cells is taken. Where
 	// machines share processors, one that boots slows the start of that pod.
 	RefillDelay time.Duration
+	// MaxAge is how old cells may become; 0 for any age. Standby cells are replaced at half of it. Package pods sees to the others.
+	MaxAge time.Duration
 	// Template names what cells are made of: image and settings. A standby cell of another
 	// template, or of another cloud-init file, is replaced.
 	Template string

@@ -47,6 +47,7 @@ type pools struct {
 	clock       clock.PassiveClock
 	random      backoff.Random
 	refillDelay time.Duration
+	maxAge      time.Duration // of cells; 0 for any
 	recipe      *recipe       // of the next cell
 	refill      chan struct{} // asks for a check of the pools
 
@@ -86,7 +87,7 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 			surplus = append(surplus, cell.ID)
 		case p.Useless != nil && p.Useless(cell.Offering()):
 			surplus = append(surplus, cell.ID)
-		case cell.Template != template:
+		case cell.Template != template, all.isOld(cell):
 			outdated[cell.Standby] = append(outdated[cell.Standby], cell)
 		default:
 			current[cell.Standby] = append(current[cell.Standby], cell)
@@ -119,6 +120,12 @@ func (all *pools) plan(cells []*Cell) (surplus []string, lacking map[string]int)
 		}
 	}
 	return surplus, lacking
+}
+
+// isOld reports whether a standby cell is half as old as cells may be: so a pod that takes a younger one is not soon evicted.
+func (all *pools) isOld(cell *Cell) bool {
+	launched := cell.launched()
+	return all.maxAge > 0 && !launched.IsZero() && all.clock.Since(launched) >= all.maxAge/2
 }
 
 // offerings returns what can be launched for a pool; nothing while none is to be made.

@@ -132,3 +132,19 @@ func TestEmptiedPoolsWantNothing(t *testing.T) {
 		t.Errorf("it ends %v, lacks %v, states %+v", surplus, lacking, p.states(nil))
 	}
 }
+
+func TestAStandbyCellIsReplacedAtHalfTheAgeThatCellsMayHave(t *testing.T) {
+	clk := testclock.NewFakePassiveClock(time.Unix(0, 0))
+	p := newPools([]Pool{{Name: "nano", Count: 1}}, 0, &recipe{settings: "t"}, clk, nil)
+	p.maxAge = 10 * time.Hour
+	cell := standbyAt("nano", p.recipe.template(p.recipe.digest()), apiv1.Ready, 1)
+	cell.step(apiv1.StepLaunched, time.Unix(0, 0))
+	clk.SetTime(time.Unix(0, 0).Add(5*time.Hour - time.Second))
+	if surplus, lacking := p.plan([]*Cell{cell}); len(surplus) > 0 || len(lacking) > 0 {
+		t.Errorf("before that, surplus %v, lacking %v", surplus, lacking)
+	}
+	clk.SetTime(time.Unix(0, 0).Add(5 * time.Hour))
+	if surplus, lacking := p.plan([]*Cell{cell}); len(surplus) > 0 || lacking["nano"] != 1 {
+		t.Errorf("then, surplus %v, lacking %v: want that another is made, and this one stays until that is ready", surplus, lacking)
+	}
+}

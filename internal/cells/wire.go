@@ -40,6 +40,7 @@ func newCore(cfg Config) core {
 	launches := newLaunchQueue()
 	ledger := newLedgerOf(cfg.Store)
 	pools := newPools(cfg.Pools, cfg.RefillDelay, recipe, cfg.Clock, cfg.Random)
+	pools.maxAge = cfg.MaxAge
 	inventory := newInventory(cfg.Health, cfg.ListLag)
 	generation := cfg.Generation
 	if generation == nil {

@@ -93,6 +93,7 @@ cells:
   statusInterval: 2.5
   endLimit: {percent: 25, least: 3, window: 120}
   caOverlap: 600
+  maxAge: 2592000
   healthcheck:
     cloudAPI:
       interval: 30
@@ -259,6 +260,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			Healthcheck:            Healthcheck{CloudAPI: &HealthcheckCloudAPI{Interval: 30 * time.Second, HealthyTimeout: 2 * time.Minute}},
 			EndLimit:               EndLimit{Percent: 25, Least: 3, Window: 2 * time.Minute},
 			CAOverlap:              10 * time.Minute,
+			MaxAge:                 30 * 24 * time.Hour,
 			PrivateIPOnly:          true,
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
@@ -605,6 +607,7 @@ func TestErrors(t *testing.T) {
 				"p.yaml:8: cells.grants.namespaces[0].maxVolumeSize: \"100G\" is not valid: want 0, for no bound, or a whole number of Gi"},
 		{"no larger disks", least + "  grants:\n    namespaces:\n    - {namespace: a, maxVolumeSize: 100Gi}",
 			"p.yaml:7: cells.grants.namespaces[0].maxVolumeSize: \"100Gi\" is not valid: want more than cells.grants.maxVolumeSize, which bounds all namespaces"},
+		{"a short life", least + "  maxAge: 3599", "p.yaml:5: cells.maxAge: \"3599\" is not valid: want 0, for any age, or at least 3600 seconds"},
 		{"times for which failed cells are kept", least + "  grants:\n    maxKeepFailed: 604801\n    namespaces:\n" +
 			"    - {namespace: a, maxKeepFailed: -1}\n",
 			"p.yaml:6: cells.grants.maxKeepFailed: \"604801\" is not valid: want 0, for not at all, or seconds, at most 604800\n" +

@@ -437,6 +437,7 @@ func (d *decoder) cells(c *Cells) {
 	d.check(l.Least >= 0, "cells.endLimit.least", fmt.Sprint(l.Least), "0 or more")
 	d.check(l.Window >= time.Minute, "cells.endLimit.window", seconds(l.Window), "at least 60 seconds")
 
+	d.check(c.MaxAge == 0 || c.MaxAge >= time.Hour, "cells.maxAge", seconds(c.MaxAge), "0, for any age, or at least 3600 seconds")
 	d.check(c.CAOverlap >= 10*time.Second, "cells.caOverlap", seconds(c.CAOverlap), "at least 10 seconds")
 
 	h := &c.Healthcheck

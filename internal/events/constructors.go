@@ -461,6 +461,24 @@ func NewUnservablePodBlocked(node string, why error) Event {
 		node, why)
 }
 
+// NewAgedPodStays is about a pod on a cell that is older than cells may be, and that Kip does not evict.
+func NewAgedPodStays(most time.Duration, why string) Event {
+	return normal(agedPodStays, "The pod's cell is older than %s (cells.maxAge). Kip does not evict the pod, since %s. "+
+		"Make the pod anew to get a new cell.", most, why)
+}
+
+// NewAgedPodEvicted is about a pod that is evicted from a cell of an age, which is older than cells may be.
+func NewAgedPodEvicted(age, most time.Duration) Event {
+	return normal(Evicted, "Evicted the pod, since its cell is %s old, and cells.maxAge is %s. The pod's controller replaces it, on a new cell.",
+		age.Round(time.Minute), most)
+}
+
+// NewAgedPodBlocked is about a pod that cannot be evicted from a cell which is older than cells may be.
+func NewAgedPodBlocked(most time.Duration, why error) Event {
+	return normal(evictionBlocked, "A disruption budget forbids to evict the pod from its cell, which is older than %s (cells.maxAge): %v; retrying.",
+		most, why)
+}
+
 // NewDeletionOverdue is about a deleted pod that is still there so long after its grace period.
 func NewDeletionOverdue(after time.Duration) Event {
 	return warn(deletionOverdue, "The deleted pod was still there %s after its grace period, so Kip terminates its cell.", after)

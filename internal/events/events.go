@@ -38,6 +38,7 @@ const (
 	VolumeNotReady            = "VolumeNotReady"
 	VolumeUnsupported         = "VolumeUnsupported"
 
+	agedPodStays          = "AgedPodStays"
 	agentPortOpen         = "AgentPortOpen"
 	agentVersionDiffers   = "AgentVersionDiffers"
 	caRotated             = "CARotated"

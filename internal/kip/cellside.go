@@ -90,6 +90,7 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		Version:      version.String(),
 
 		Pools:     pools,
+		MaxAge:    l.cfg.Cells.MaxAge,
 		Options:   standbyOptions(l.cfg),
 		Shortages: seenShortages{l.shortages, l.nodes, l.instanceTypes},
 

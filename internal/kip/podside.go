@@ -39,6 +39,7 @@ func (c cellSide) matchPods() (l podSide, err error) {
 		Events:      l.events,
 		Observer:    podObserver{metrics: l.metrics, logs: l.savedLogs(), cells: l.cells},
 		MaxAttempts: l.cfg.Cells.MaxAttempts,
+		MaxAge:      l.cfg.Cells.MaxAge,
 		Leadership:  l.store,
 		Watchdog:    l.watchdog,
 		Queues:      l.metrics.WorkqueueProvider(),

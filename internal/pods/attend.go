@@ -32,6 +32,7 @@ type attending struct {
 	api      *apiServer
 	observer Observer
 	evicting *evicting
+	aging    *aging
 	waits    *waits
 	events   cells.Recorder
 	clock    clock.PassiveClock
@@ -83,7 +84,7 @@ func (s *attending) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell
 		}
 		return s.moveAway(ctx, pod, is.interrupted)
 	}
-	return 0, nil
+	return s.aging.replace(ctx, pod, cell)
 }
 
 // markSilent takes a pod that cannot be reached out of its Services, and reports whether it

@@ -49,6 +49,8 @@ type Config struct {
 	// MaxAttempts is how many cells in a row may be launched, or refused, for a pod and not
 	// become ready before the pod is Failed; 0 for no bound.
 	MaxAttempts int
+	// MaxAge is how old cells may become before their pods are evicted; 0 for any age.
+	MaxAge time.Duration
 	// Leadership is asked before a pod is ended: a process that does not lead knows too
 	// little of cells. Optional: it leads.
 	Leadership Leadership

@@ -8,7 +8,8 @@
 //	release.go    releases the cells of pods that are gone
 //	delete.go     sees a deleted pod out
 //	complete.go   releases the cell of a pod that has ended
-//	attend.go     does for a running pod what its kubelet cannot; evict.go evicts
+//	attend.go     does for a running pod what its kubelet cannot; evict.go evicts, disrupt.go a few at a time what
+//	              could stay, of which age.go are those on old cells
 //	nomachine.go  has a pod of a DaemonSet stand without a machine
 //	request.go    requests a cell: choose.go chooses for it, grants.go bounds the choice
 //

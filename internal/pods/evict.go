@@ -23,6 +23,7 @@ const (
 	interruptedStays          // no controller would replace the pod
 	unservableStays           // likewise
 	unservableCameBack        // others of its controller were evicted in vain
+	undisruptedStays          // it could stay, and asks for that, or has no controller
 )
 
 // evicting evicts pods.

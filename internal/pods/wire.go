@@ -25,6 +25,7 @@ type steps struct {
 	completing *completing
 	attending  *attending
 	evicting   *evicting
+	disrupting *disrupting
 	failing    *failing
 	standing   *standing
 	choosing   *choosing
@@ -52,6 +53,15 @@ func (c *Controller) wireCore(cfg Config) {
 
 // wireEnds wires what becomes of pods that have or had a cell.
 func (c *Controller) wireEnds(cfg Config) {
+	c.choosing = &choosing{
+		volumes:    cfg.Volumes,
+		nodes:      cfg.Nodes,
+		grants:     cfg.Grants,
+		beside:     c.beside,
+		options:    cfg.Options,
+		costLabels: cfg.CostLabels,
+		history:    c.history,
+	}
 	c.releasing = &releasing{
 		cells:     cfg.Cells,
 		nodes:     cfg.Nodes,
@@ -88,10 +98,20 @@ func (c *Controller) wireEnds(cfg Config) {
 		events:  cfg.Events,
 		noticed: newNotes[notice](c.registry),
 	}
+	c.disrupting = &disrupting{
+		cells:    cfg.Cells,
+		choosing: c.choosing,
+		evicting: c.evicting,
+		evicted:  newNotes[bool](c.registry),
+		random:   cfg.Random,
+		clock:    cfg.Clock,
+		ofOwner:  map[route]time.Time{},
+	}
 	c.attending = &attending{
 		api:      c.api,
 		observer: cfg.Observer,
 		evicting: c.evicting,
+		aging:    &aging{maxAge: cfg.MaxAge, disrupting: c.disrupting, clock: cfg.Clock},
 		waits:    c.waits,
 		events:   cfg.Events,
 		clock:    cfg.Clock,
@@ -117,15 +137,6 @@ func (c *Controller) wireRequests(cfg Config) {
 		events:    cfg.Events,
 		clock:     cfg.Clock,
 		stood:     newNotes[time.Time](c.registry),
-	}
-	c.choosing = &choosing{
-		volumes:    cfg.Volumes,
-		nodes:      cfg.Nodes,
-		grants:     cfg.Grants,
-		beside:     c.beside,
-		options:    cfg.Options,
-		costLabels: cfg.CostLabels,
-		history:    c.history,
 	}
 	c.returns = &returns{
 		registry:   c.registry,

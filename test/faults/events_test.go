@@ -263,7 +263,7 @@ func (w *world) createPod(a, b uint32) bool {
 		w.nextDisk = w.disks[(a/5)%diskCount]
 		w.mu.Unlock()
 	}
-	if a%4 != 0 {
+	if policy == corev1.RestartPolicyNever {
 		w.mu.Lock()
 		w.annotations = map[string]string{placement.AnnotationKeepFailed: []string{"30s", "3m", longestKept.String()}[b%3]}
 		w.mu.Unlock()

@@ -138,6 +138,7 @@ var leastPlays = map[string]int{
 	"heal one by one":      25,
 	"deposed":              80,
 	"stale launch":         15,
+	"kept to its time":     12, // about 40
 
 	"dial of a deposed Kip": 5,
 
@@ -151,6 +152,7 @@ var leastPlays = map[string]int{
 	"cloud fault of stop":          20,
 	"cloud fault of interruptions": 150,
 
+	"Event CellKept":               12,
 	"Event CellLost":               500,
 	"Event EndHeldBack":            100,
 	"Event CellNotLaunched":        750, // about 1,750: a Kip whose store is behind launches nothing, also nothing in vain

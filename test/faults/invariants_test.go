@@ -128,7 +128,6 @@ func (w *world) check() []string {
 				continue
 			}
 			needless = latest(ended, a.cell.KeepUntil)
-			live["kept"] = live["kept"] || a.cell.KeepUntil.After(latest(ended, calm).Add(time.Second)) && a.cell.KeepUntil.After(now)
 		default:
 			continue // of a standby pool
 		}

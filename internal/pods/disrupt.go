@@ -1,0 +1,133 @@
+package pods
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/events"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// disruptionPace is the least time between two evictions that could wait, and mostDisrupted how many of the pods that
+	// were evicted so may be there still.
+	disruptionPace, mostDisrupted = 10 * time.Second, 10
+	// disruptionRetry is about when such an eviction is tried again.
+	disruptionRetry = time.Minute
+	// mostPaced bounds of how many controllers it is known when a pod of theirs was evicted.
+	mostPaced = 4096
+)
+
+// doNotDisrupt are annotations by which a pod asks not to be evicted from its node without need, and their values: those of
+// Karpenter and of Cluster Autoscaler.
+var doNotDisrupt = map[string]string{
+	"karpenter.sh/do-not-disrupt":                    "true",
+	"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+
+// disrupting evicts pods that could stay where they are: a few at a time, within their disruption budgets, and only those that
+// another replaces.
+type disrupting struct {
+	cells    Cells
+	choosing *choosing
+	evicting *evicting
+	evicted  *notes[bool] // pods that are there still
+	random   backoff.Random
+	clock    clock.PassiveClock
+
+	mu      sync.Mutex
+	busy    bool // one is being evicted
+	last    time.Time
+	ofOwner map[route]time.Time // when a pod of each controller was evicted last, on any node
+}
+
+// disruption is an eviction that could wait.
+type disruption struct {
+	eviction
+	stays func(why string) events.Event // of a pod that is not evicted
+	apart time.Duration                 // least time since another pod of its controller was evicted
+}
+
+// evict evicts a pod if that may be now. It returns after how long to try again; 0 means when the pod changes.
+func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (again time.Duration, err error) {
+	if why := whyUndisrupted(pod); why != "" {
+		s.evicting.reportOnce(pod, undisruptedStays, d.stays(why))
+		return 0, nil
+	}
+	owner, _ := routeOf(pod)
+	owner.node = ""
+	retry := s.random.Jittered(disruptionRetry)
+	if why, _ := s.cells.Behind(); why != "" || !s.begin(owner, d.apart) {
+		return retry, nil
+	}
+	evicted := false
+	defer func() { s.end(pod, owner, evicted) }()
+	if _, err := s.choosing.Choose(ctx, pod); err != nil { // another would wait
+		return retry, nil
+	}
+	d.retry = retry
+	evicted, again, err = s.evicting.evict(ctx, pod, d.eviction)
+	return again, err
+}
+
+// begin reports whether a pod of a controller may be evicted now. The caller then calls end.
+func (s *disrupting) begin(owner route, apart time.Duration) bool {
+	now := s.clock.Now()
+	s.evicted.registry.mu.Lock()
+	disrupted := len(s.evicted.of)
+	s.evicted.registry.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy || disrupted >= mostDisrupted || now.Sub(s.last) < disruptionPace || now.Sub(s.ofOwner[owner]) < apart {
+		return false
+	}
+	s.busy = true
+	return true
+}
+
+// end notes whether a pod was evicted.
+func (s *disrupting) end(pod *corev1.Pod, owner route, evicted bool) {
+	if evicted {
+		s.evicted.note(apiv1.Ref(pod), func(is *bool) { *is = true })
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy = false
+	if !evicted {
+		return
+	}
+	s.last = s.clock.Now()
+	s.ofOwner[owner] = s.last
+	if len(s.ofOwner) <= mostPaced {
+		return
+	}
+	oldest := owner
+	for other, at := range s.ofOwner {
+		if at.Before(s.ofOwner[oldest]) {
+			oldest = other
+		}
+	}
+	delete(s.ofOwner, oldest)
+}
+
+// whyUndisrupted returns why a pod that could stay is not evicted at all; "" if it may be.
+func whyUndisrupted(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOf(pod)
+	switch {
+	case owner == nil:
+		return "no controller would replace it"
+	case owner.Kind == "Job":
+		return "it is a Job's, and its work would begin anew"
+	}
+	for name, value := range doNotDisrupt {
+		if pod.Annotations[name] == value {
+			return "it has the annotation " + name
+		}
+	}
+	return ""
+}
