@@ -41,7 +41,8 @@ func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		// Not before: the first would get the pod's own network.
-		if !slices.Equal(b.told["cell-able"], []bool{true}) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 || slices.Contains(b.told["cell-old"], true) {
+		if !slices.Equal(b.told["cell-able"], []bool{true}) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 ||
+			slices.Contains(b.told["cell-old"], true) {
 			t.Errorf("it is told of %v", b.told)
 		}
 	})

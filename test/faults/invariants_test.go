@@ -249,8 +249,8 @@ func (w *world) check() []string {
 // longestKept is the longest time for which the cell of a failed pod stays.
 const longestKept = 10 * time.Minute
 
-// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, no longer than that, and no shorter while
-// somebody can look inside.
+// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, no longer than that, and no
+// shorter while somebody can look inside.
 func (w *world) checkKeptLocked(was, cell cells.Cell, now time.Time) {
 	asked, until := w.keeps[cell.Pod.UID], cell.KeepUntil
 	switch {
