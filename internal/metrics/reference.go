@@ -14,7 +14,8 @@ type query struct{ title, doc, expr string }
 
 var queries = []query{
 	{"A cell that does not end",
-		"Its instance costs money and nobody uses it. Clouds take under a minute to end one, with a hung shutdown a few.",
+		"Its instance costs money and nobody uses it. Clouds take under a minute to end one, with a hung shutdown a few. " +
+			"Cells that failed pods keep (pod.elotl.co/keep-failed) are Draining, too: where there are some, ask for Terminating alone.",
 		`max by (phase) (kip_cells_oldest_age_seconds{phase=~"Draining|Terminating"}) > 900`},
 	{"Instances that leak",
 		"Instances with Kip's tags and no cell that Kip fails to end; or Kip cannot see its instances at all, and so cannot find any.",

@@ -33,10 +33,13 @@ func TestTheCellOfAFailedPodIsKeptForALook(t *testing.T) {
 	s.WaitPod("a", "has failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 	failed := time.Now()
 	s.WaitEvent("a", "CellKept", "kipctl exec")
-	cell := s.CellOf("a")
-	if cell.Status.Phase != apiv1.Draining || !strings.Contains(cell.Status.Waiting, "for a look inside") {
-		t.Errorf("the cell is %s and waits: %s", cell.Status.Phase, cell.Status.Waiting)
-	}
+	var cell apiv1.Cell
+	s.Eventually("its cell says that it is kept", func(context.Context) error {
+		if cell = s.CellOf("a"); cell.Status.Phase != apiv1.Draining || !strings.Contains(cell.Status.Waiting, "for a look inside") {
+			return fmt.Errorf("it is %s and waits: %s", cell.Status.Phase, cell.Status.Waiting)
+		}
+		return nil
+	})
 	if log := s.Kubectl("logs", "a"); log != "it failed\n" {
 		t.Errorf("the log is %q", log)
 	}
