@@ -64,7 +64,7 @@ func (g *changes) change(ctx context.Context, cfg *config.Config) error {
 	var added []*served
 	undo := func() {
 		for _, s := range added {
-			_ = s.kubelet.listener.Close() // nobody has been told of it
+			_ = s.kubelet.closePort() // nobody has been told of it
 		}
 	}
 	objects := map[string]*node.Node{}

@@ -64,6 +64,9 @@ func (f *following) begin(s *served) {
 	f.tasks.Go(func() { f.watch(ctx, s) })
 	f.tasks.Go(func() { f.failures.unless(ctx, s.kubelet.stats.Run(ctx)) })
 	f.tasks.Go(func() { f.failures.unless(ctx, s.kubelet.port.Serve(ctx, s.kubelet.listener)) })
+	if local := s.kubelet.local; local != nil {
+		f.tasks.Go(func() { f.failures.unless(ctx, s.kubelet.port.Serve(ctx, local)) })
+	}
 }
 
 // watch follows the node's pods until ctx ends, while Kip may. A node that Kip may not

@@ -85,6 +85,17 @@ type kubelet struct {
 	certificate Certificate // of the port
 	port        *node.Port
 	listener    net.Listener
+	// local is the port on loopback, where a port-forward to Kip's pod comes; nil if that is somebody else's.
+	local net.Listener
+}
+
+// closePort closes the port of a node that is not served, or no more.
+func (k *kubelet) closePort() error {
+	err := k.listener.Close()
+	if k.local != nil {
+		err = errors.Join(err, k.local.Close())
+	}
+	return err
 }
 
 // kubelets answer the API server for the nodes.
@@ -144,6 +155,13 @@ func (k *kubelets) open(ctx context.Context, s *served) error {
 	if err != nil {
 		return fmt.Errorf("listen for the API server, as node %s: %w", s.name, err)
 	}
+	if ip := addresses[0]; !ip.IsLoopback() && !ip.IsUnspecified() {
+		_, port, _ := net.SplitHostPort(at)
+		if s.kubelet.local, err = k.listen(ctx, net.JoinHostPort("127.0.0.1", port)); err != nil {
+			s.kubelet.local = nil
+			k.c.Log.Info("kipctl exec and logs do not come by a port-forward to Kip's pod", "node", s.name, "err", err)
+		}
+	}
 	return nil
 }
 
@@ -195,7 +213,7 @@ func (k *kubelets) close() {
 		if s.kubelet.listener == nil {
 			continue
 		}
-		if err := s.kubelet.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := s.kubelet.closePort(); err != nil && !errors.Is(err, net.ErrClosed) {
 			k.c.Log.Warn("close the kubelet port", "node", s.name, "err", err)
 		}
 	}

@@ -54,7 +54,7 @@ func (r *removals) empty(ctx context.Context, s *served, kept bool) error {
 		return err
 	}
 	s.stop()
-	_ = s.kubelet.listener.Close() // or a node that comes again now would find its own port taken
+	_ = s.kubelet.closePort() // or a node that comes again now would find its own port taken
 	r.nodes.mu.Lock()
 	r.nodes.entries = left
 	delete(r.nodes.served, s.name)
