@@ -128,6 +128,10 @@ func (c *Cluster) apiserverArgs(etcd string, bridge *net.TCPAddr) []string {
 	}
 	if v := c.opts.EmulatedVersion; v != "" { // the other components share the registry of versions in this process
 		args = append(args, "--emulated-version=kube="+v)
+	} else {
+		// Kubernetes has trust bundles, and has them off by default.
+		args = append(args, "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
+			"--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true")
 	}
 	if n := c.opts.TolerationSeconds; n > 0 {
 		args = append(args, fmt.Sprint("--default-not-ready-toleration-seconds=", n), fmt.Sprint("--default-unreachable-toleration-seconds=", n))

@@ -334,6 +334,9 @@ func (c *boundPod) referUntil(b *shownPod, refs references, end func(*heldRef)) 
 			Name:      name,
 		})
 	}
+	if refs.trustBundles {
+		wanted.Insert(watches.Ref{Node: c.as.name, Kind: trustBundleKind})
+	}
 	for k := range wanted {
 		if b.refs[k] == nil {
 			held := &heldRef{shared: c.server.watches.Acquire(k, c.as.client)}

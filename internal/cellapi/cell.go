@@ -132,6 +132,9 @@ func (c *Cell) serve(w *counted, r *http.Request) (err error) {
 	if agentapi.IsNotice(r) { // others are taken before
 		return apierrors.NewTooManyRequests("a notice came less than "+agentapi.NoticePause.String()+" ago", int(agentapi.NoticePause.Seconds()))
 	}
+	if isTrustBundleDiscovery(r) {
+		return c.shared.serveTrustBundleDiscovery(w, r)
+	}
 	a, err := c.understand(r)
 	if err != nil {
 		return err
@@ -165,6 +168,8 @@ func (c *Cell) serve(w *counted, r *http.Request) (err error) {
 		return c.shared.serveReference(w, r, a, secretKind)
 	case configMapKind.Resource:
 		return c.shared.serveReference(w, r, a, configMapKind)
+	case trustBundleKind.Resource:
+		return c.shared.serveTrustBundles(w, r, a)
 	case claims:
 		return c.volumes.serveClaim(w, r, a)
 	case persistentVolumes:

@@ -21,6 +21,8 @@
 //     when asked (the Node authorizer allows no watch on them), and so are the
 //     secrets that CSI volumes name for the node. Of a claim's status the kubelet
 //     says how the expansion of its volume goes, within what that volume has;
+//   - clustertrustbundles are all of the cluster's, for a pod with a volume of them: watched
+//     upstream once a virtual node, while there is such a pod;
 //   - tokens are those of the pod's service account, bound to the pod, that its
 //     volumes ask for;
 //   - the node plugins of CSI drivers are static pods of the kubelet, and nobody

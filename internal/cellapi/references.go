@@ -1,6 +1,8 @@
 package cellapi
 
 import (
+	"slices"
+
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -12,6 +14,8 @@ type references struct {
 	secrets    sets.Set[string]
 	configMaps sets.Set[string]
 	claims     sets.Set[string]
+	// trustBundles says that a volume has trust bundles of the cluster.
+	trustBundles bool
 }
 
 // referencesOf returns what the pod names: in its volumes (projected and CSI ones
@@ -31,6 +35,13 @@ func referencesOf(pod *corev1.Pod) references {
 		refs.environment(c.Env, c.EnvFrom)
 	}
 	refs.volumes(pod)
+	for _, v := range pod.Spec.Volumes {
+		if v.Projected != nil {
+			refs.trustBundles = refs.trustBundles || slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
+				return s.ClusterTrustBundle != nil
+			})
+		}
+	}
 	return refs
 }
 

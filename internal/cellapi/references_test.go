@@ -159,6 +159,21 @@ func TestReferenceToAClaimMadeForThePod(t *testing.T) {
 	}
 }
 
+func TestAPodWithAVolumeOfTrustBundlesRefersToThem(t *testing.T) {
+	of := func(s ...corev1.VolumeProjection) bool {
+		return referencesOf(&corev1.Pod{Spec: corev1.PodSpec{Volumes: []corev1.Volume{
+			{Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: s}}},
+			{Name: "other", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		}}}).trustBundles
+	}
+	if of() || of(corev1.VolumeProjection{Secret: &corev1.SecretProjection{}}) {
+		t.Error("a pod without them does")
+	}
+	if !of(corev1.VolumeProjection{}, corev1.VolumeProjection{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}) {
+		t.Error("it does not")
+	}
+}
+
 func TestNoReferencesInAnEmptyPod(t *testing.T) {
 	refs := referencesOf(&corev1.Pod{Spec: corev1.PodSpec{
 		ImagePullSecrets: []corev1.LocalObjectReference{{}},

@@ -29,7 +29,7 @@ const (
 	maxInFlight = 256
 	// maxBody bounds the answer of one cell, in bytes: a kubelet's with one small
 	// pod has 110 KiB, and 25 KiB for each further container.
-	maxBody = 4 << 20
+	maxBody = 8 << 20
 	// maxReading bounds the answers that are being read, and maxHeld what is
 	// kept of one gathering, compressed, in bytes. Answers larger than largeBody, which
 	// no honest cell needs with few containers, have half of each, and one processor: the

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -110,8 +111,16 @@ func (w *Watches) start(task func()) {
 	}
 }
 
-// Ref names one object of the core group that pods refer to: a Secret or a
-// ConfigMap; and the virtual node of those pods, as which it is watched: the node may
+// clientOf reaches the group of a kind, the core group if the kind names none.
+func clientOf(k *Kind, as kubernetes.Interface) rest.Interface {
+	if k.Client != nil {
+		return k.Client(as)
+	}
+	return as.CoreV1().RESTClient()
+}
+
+// Ref names one object that pods refer to, such as a Secret or a ConfigMap, or all of a kind for the
+// name ""; and the virtual node of those pods, as which it is watched: the node may
 // read what its own pods name, and no other.
 type Ref struct {
 	Node            string
@@ -136,7 +145,7 @@ func (w *Watches) Acquire(k Ref, as kubernetes.Interface) *Source {
 		ctx, stop := context.WithCancel(w.lifetime)
 		ref = &sharedRef{stop: stop, Source: Source{
 			Kind:       k.Kind,
-			client:     as.CoreV1().RESTClient(),
+			client:     clientOf(k.Kind, as),
 			Collection: NewCollection(k.Kind, refHistory),
 			log:        w.log,
 		}}

@@ -122,6 +122,9 @@ func kubeletAPI() map[string]any {
 	return map[string]any{
 		"contentType":  "application/json",
 		"registerNode": true,
+		// Kubernetes leaves trust bundles off by default, since few API servers serve them. Without a volume of them the
+		// kubelet asks for none.
+		"featureGates": map[string]bool{"ClusterTrustBundle": true, "ClusterTrustBundleProjection": true},
 		"configMapAndSecretChangeDetectionStrategy": "Watch",
 		"nodeStatusUpdateFrequency":                 "10s",
 		"nodeStatusReportFrequency":                 "5m", // or when it changes; the lease is the heartbeat
