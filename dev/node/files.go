@@ -65,7 +65,7 @@ func (c Config) files(h configs.Host, pause string, portmap bool) ([]file, error
 	if err != nil {
 		return nil, err
 	}
-	mirrors, err := configs.RegistryHosts(c.Mirrors)
+	mirrors, err := configs.RegistryHosts(c.Mirrors, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -153,7 +153,8 @@ func (s *model) StartCloud(ctx context.Context) (err error) {
 // pullFromRegistry has the cells' root, which is that of this stack alone, pull from the registry: a provider.yaml that names no mirror
 // has cells ask the internet.
 func (s *model) pullFromRegistry() error {
-	files, err := configs.RegistryHosts(map[string][]string{"_default": {"http://" + s.images.Registry.Address()}})
+	mirrors := map[string][]string{"_default": {"http://" + s.images.Registry.Address()}}
+	files, err := configs.RegistryHosts(mirrors, nil)
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func (a *Agent) apply(c agentapi.Config) error {
 	if err := writeFile(a.configFile(), stored, 0o600); err != nil {
 		return fmt.Errorf("store the configuration: %w", err)
 	}
-	if err := a.writeHosts(c.RegistryMirrors); err != nil {
+	if err := a.writeHosts(c.RegistryMirrors, c.Registries); err != nil {
 		return err
 	}
 	cni, err := configs.CNI(c, a.gateDir(), gates)
@@ -153,8 +153,8 @@ func (a *Agent) writeImageProviders(c agentapi.Config) error {
 
 // writeHosts writes containerd's registry files, which it reads at every pull,
 // and removes those of an earlier configuration.
-func (a *Agent) writeHosts(mirrors map[string][]string) error {
-	files, err := configs.RegistryHosts(mirrors)
+func (a *Agent) writeHosts(mirrors map[string][]string, registries []agentapi.Registry) error {
+	files, err := configs.RegistryHosts(mirrors, registries)
 	if err != nil {
 		return err
 	}
@@ -172,6 +172,16 @@ func (a *Agent) writeHosts(mirrors map[string][]string) error {
 		}
 		if err := os.Remove(path); err != nil {
 			return fmt.Errorf("remove a registry file of an earlier configuration: %w", err)
+		}
+		for _, name := range []string{configs.RegistryCA, configs.RegistryCert, configs.RegistryKey} {
+			if err := os.Remove(filepath.Join(filepath.Dir(path), name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove a registry file of an earlier configuration: %w", err)
+			}
+		}
+	}
+	for path, text := range configs.RegistryFiles(registries) {
+		if err := a.write(filepath.Join(configs.RegistryDir, path), []byte(text), 0o600); err != nil {
+			return err
 		}
 	}
 	for host, text := range files {

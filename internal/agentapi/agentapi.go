@@ -148,11 +148,24 @@ type Config struct {
 	// RegistryMirrors maps an image host (docker.io) to base URLs that are
 	// asked before it. The key "_default" is for all hosts not named.
 	RegistryMirrors map[string][]string `json:"registryMirrors,omitempty"`
+	// Registries are those that the cell reaches otherwise than it would.
+	Registries []Registry `json:"registries,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
 	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
 	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
 	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
+}
+
+// Registry is how a cell reaches a registry.
+type Registry struct {
+	Host string `json:"host"` // of images, with its port where they name one
+	// CA are the authorities of its certificate, PEM; "" for those that the machine trusts.
+	CA        string `json:"ca,omitempty"`
+	PlainHTTP bool   `json:"plainHTTP,omitempty"`
+	// Certificate and Key are what the cell shows, PEM; both or neither.
+	Certificate string `json:"certificate,omitempty"`
+	Key         string `json:"key,omitempty"`
 }
 
 // Agent is another agent than that of a cell's image: the program itzo, without the kubelet

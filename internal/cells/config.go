@@ -68,6 +68,8 @@ type Config struct {
 	ClusterDomain       string
 	ReservedMemoryBytes int64
 	RegistryMirrors     map[string][]string
+	// Registries are those that cells reach otherwise than they would.
+	Registries []agentapi.Registry
 	// ImagesOfCloud are patterns of the images for which cells ask Kip for credentials.
 	ImagesOfCloud []string
 	// HasPlugins says that cells may be given plugins.

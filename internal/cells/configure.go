@@ -82,6 +82,7 @@ func newAgentConfigs(cfg Config) *agentConfigs {
 		ClusterDomain:       cfg.ClusterDomain,
 		ReservedMemoryBytes: cfg.ReservedMemoryBytes,
 		RegistryMirrors:     cfg.RegistryMirrors,
+		Registries:          cfg.Registries,
 		ImagesOfCloud:       cfg.ImagesOfCloud,
 		Plugins:             cfg.HasPlugins,
 	}}

@@ -273,6 +273,16 @@ type Cells struct {
 	Budgets                []Budget            `key:"budgets" doc:"What namespaces may cost. Pods of one that has no money left for them wait, with the Event BudgetExceeded; no pod that has a cell is ended."`
 	Prices                 []Price             `key:"prices" doc:"Your own prices, and types that are preferred or left out. Of several with a price for a type the first counts."`
 	RegistryMirrors        map[string][]string `key:"registryMirrors" doc:"For an image host such as docker.io, the URLs that cells ask first. The host _default stands for all that are not named. Cells send a mirror the credentials for the images that they pull: pull secrets, and those of ECR. Use https if these matter."`
+	Registries             []Registry          `key:"registries" doc:"How cells reach registries that they would not trust or reach as they are: with a CA of their own, by plain HTTP, or with a client certificate. Kip reads the files when it starts and gives them to new cells. Whoever is root on a cell can read them, a client's key too."`
+}
+
+// Registry is how cells reach one registry.
+type Registry struct {
+	Host                  string `key:"host" doc:"The image host, with its port where images name one, such as registry.example.com:5000. Required."`
+	CAFile                string `key:"caFile" doc:"File with the certificates of the authorities that may have issued the registry's certificate, PEM. Default: those that the cells' image trusts."`
+	PlainHTTP             bool   `key:"plainHTTP" default:"false" doc:"Reach it by HTTP, without TLS: whoever is between reads the credentials and changes the images."`
+	ClientCertificateFile string `key:"clientCertificateFile" doc:"File with the certificate, PEM, that cells show the registry; with clientKeyFile."`
+	ClientKeyFile         string `key:"clientKeyFile" doc:"File with the key of that certificate, PEM."`
 }
 
 // Grants are what the pods of namespaces may ask for by annotation.

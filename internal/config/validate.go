@@ -426,6 +426,7 @@ func (d *decoder) cells(c *Cells) {
 		}
 	}
 
+	d.registries(c.Registries)
 	d.csiDrivers(c.CSIDrivers)
 	d.daemonSets(c.DaemonSets)
 	d.prices(c.Prices)
@@ -499,6 +500,27 @@ func (d *decoder) itzo(i Itzo) {
 }
 
 // csiDrivers checks the CSI drivers that cells have.
+func (d *decoder) registries(all []Registry) {
+	first := map[string]int{}
+	for i, r := range all {
+		key := fmt.Sprintf("cells.registries[%d]", i)
+		d.require(key+".host", r.Host)
+		d.check(r.Host == "" || !strings.ContainsAny(r.Host, "/ ") && r.Host != "_default", key+".host", r.Host,
+			"the name of an image host such as registry.example.com:5000")
+		if n, twice := first[r.Host]; twice && r.Host != "" {
+			d.bad(key+".host", "%s is there already: cells.registries[%d] has it", r.Host, n)
+		} else {
+			first[r.Host] = i
+		}
+		if (r.ClientCertificateFile == "") != (r.ClientKeyFile == "") {
+			d.bad(key, "clientCertificateFile or clientKeyFile is there: want both, or neither")
+		}
+		if r.PlainHTTP && r.CAFile+r.ClientCertificateFile != "" {
+			d.bad(key+".plainHTTP", "true is not valid with caFile or clientCertificateFile: want TLS, or neither of them")
+		}
+	}
+}
+
 func (d *decoder) csiDrivers(drivers []CSIDriver) {
 	first := map[string]int{}
 	for i, driver := range drivers {
@@ -777,6 +799,10 @@ func (d *decoder) files(c *Config) {
 		"etcd.client.certFile":     c.Etcd.Client.CertFile,
 		"etcd.client.keyFile":      c.Etcd.Client.KeyFile,
 		"etcd.client.caFile":       c.Etcd.Client.CAFile,
+	}
+	for i, r := range c.Cells.Registries {
+		key := fmt.Sprintf("cells.registries[%d].", i)
+		names[key+"caFile"], names[key+"clientCertificateFile"], names[key+"clientKeyFile"] = r.CAFile, r.ClientCertificateFile, r.ClientKeyFile
 	}
 	for i, name := range c.Etcd.EncryptionKeyFiles {
 		names[fmt.Sprintf("etcd.encryptionKeyFiles[%d]", i)] = name

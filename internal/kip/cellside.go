@@ -63,6 +63,10 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 	if err != nil {
 		return cells.Config{}, err
 	}
+	registries, err := readRegistries(l.cfg.Cells.Registries)
+	if err != nil {
+		return cells.Config{}, err
+	}
 	pools, err := l.standbyPools()
 	if err != nil {
 		return cells.Config{}, err
@@ -105,6 +109,7 @@ func (l *clusterSide) cellsConfig(ctx context.Context, cloudInit *operatorsCloud
 		ClusterDomain:       l.ClusterDomain,
 		ReservedMemoryBytes: l.cfg.Cells.ReservedMemory.Value(),
 		RegistryMirrors:     l.cfg.Cells.RegistryMirrors,
+		Registries:          registries,
 		ImagesOfCloud:       l.imagesOfCloud(),
 		HasPlugins:          len(l.cfg.Cells.CSIDrivers) > 0,
 

@@ -278,7 +278,7 @@ func TestTheKubeletKnowsAllThatItIsToldOfImageProviders(t *testing.T) {
 }
 
 func TestRegistryHostsAreInOrderAndCoverPaths(t *testing.T) {
-	got, err := RegistryHosts(config().RegistryMirrors)
+	got, err := RegistryHosts(config().RegistryMirrors, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,6 +300,43 @@ func TestRegistryHostsAreInOrderAndCoverPaths(t *testing.T) {
 	}
 	if len(got) != len(want) {
 		t.Errorf("%d files, want %d", len(got), len(want))
+	}
+}
+
+func TestARegistryIsReachedAsItWants(t *testing.T) {
+	all := []agentapi.Registry{
+		{Host: "plain:5000", PlainHTTP: true},
+		{Host: "own.example", CA: "the CA"},
+		{Host: "mirrored.example", CA: "a CA", Certificate: "a certificate", Key: "a key"},
+	}
+	got, err := RegistryHosts(map[string][]string{"mirrored.example": {"http://m"}}, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, text := range map[string]string{
+		"plain:5000":  "server = \"http://plain:5000\"\n",
+		"own.example": "server = \"https://own.example\"\nca = \"/etc/containerd/certs.d/own.example/ca.crt\"\n",
+		"mirrored.example": `server = "https://mirrored.example"
+ca = "/etc/containerd/certs.d/mirrored.example/ca.crt"
+client = [["/etc/containerd/certs.d/mirrored.example/client.crt", "/etc/containerd/certs.d/mirrored.example/client.key"]]
+[host."http://m"]
+  capabilities = ["pull", "resolve"]
+`,
+	} {
+		if got[host] != text {
+			t.Errorf("%s:\n%s\nwant:\n%s", host, got[host], text)
+		}
+	}
+	files := RegistryFiles(all)
+	if len(files) != 4 || files["own.example/ca.crt"] != "the CA" || files["mirrored.example/client.key"] != "a key" {
+		t.Errorf("%v", files)
+	}
+	for _, host := range []string{"", "..", "a/b", "_default"} {
+		c := config()
+		c.Registries = []agentapi.Registry{{Host: host}}
+		if err := Validate(c); err == nil || !strings.Contains(err.Error(), "registries[0].host") {
+			t.Errorf("host %q: %v", host, err)
+		}
 	}
 }
 
@@ -385,7 +422,7 @@ func TestACellWithIPv6TellsItsPartsBothAddresses(t *testing.T) {
 
 func TestAPasswordInAMirrorIsRefusedAndNotShown(t *testing.T) {
 	for _, url := range []string{"http://user:hunter2@mirror", "http://user:hunter2@mirror:port"} {
-		_, err := RegistryHosts(map[string][]string{"docker.io": {url}})
+		_, err := RegistryHosts(map[string][]string{"docker.io": {url}}, nil)
 		if err == nil || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("error %v", err)
 		}

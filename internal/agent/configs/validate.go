@@ -72,7 +72,7 @@ func Validate(c agentapi.Config) error {
 			bad("imagesOfCloud[%d]: %.253q is not a pattern of hosts such as *.registry.example.com", i, p)
 		}
 	}
-	if _, err := RegistryHosts(c.RegistryMirrors); err != nil {
+	if _, err := RegistryHosts(c.RegistryMirrors, c.Registries); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

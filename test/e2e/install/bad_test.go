@@ -244,7 +244,7 @@ func ordinary(s *namespace.Space, node string) namespace.Machine {
 // pullsFrom lets a node's machine pull from a registry, by HTTP.
 func pullsFrom(s *namespace.Space, node namespace.Machine, address string) {
 	s.Helper()
-	files, err := configs.RegistryHosts(map[string][]string{address: {"http://" + address}})
+	files, err := configs.RegistryHosts(map[string][]string{address: {"http://" + address}}, nil)
 	if err != nil {
 		s.Fatal(err)
 	}
