@@ -350,6 +350,9 @@ type Beside struct {
 	HostPorts []Ports `json:"hostPorts,omitempty"`
 }
 
+// OwnPorts are those of the agent, and on loopback of the kubelet and kube-proxy. None of them is a HostPort.
+var OwnPorts = []uint16{Port, 10249, 10250, 10256}
+
 // BesideNetwork has the addresses of pods of DaemonSets on their cell. They are link-local, so no address of a
 // cluster or of a VPC is one of them.
 var BesideNetwork = netip.MustParsePrefix("169.254.66.0/24")

@@ -100,6 +100,7 @@ func (c *boundPod) seeCopies() {
 	}
 	sets := c.server.sets
 	if sets == nil || c.copies.able != nil && !*c.copies.able {
+		c.dropCopies(nil)
 		c.putChanged()
 		c.allowAll()
 		c.copies.know()
@@ -152,6 +153,7 @@ func (c *boundPod) forgetCopy(p *copied) {
 		c.copies.past = c.copies.past[1:]
 	}
 	c.copyChanged(p.namespace, p.name)
+	c.portsChanged(p.set.pod)
 }
 
 // hideCopy takes a copy from the kubelet. c.mu is held.
@@ -198,6 +200,7 @@ func (c *boundPod) seeCopy(set *setPod) {
 	c.copies.all[uid] = p
 	c.putCopy(p)
 	c.copyChanged(p.namespace, p.name)
+	c.portsChanged(set.pod)
 }
 
 // pending gives a copy the status of a pod of which its kubelet has said nothing.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/agentapi"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
 )
@@ -416,3 +417,35 @@ func TestACopyThatHasFailedIsStartedAgain(t *testing.T) {
 		t.Error("the kubelet lost its pod")
 	}
 }
+
+func TestTheHostPortsOfACellAreThoseOfCopiesOfItsNetwork(t *testing.T) {
+	ports := func(host bool, all ...int32) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.HostNetwork = host
+			for _, n := range all {
+				p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports, corev1.ContainerPort{ContainerPort: n, HostPort: n})
+			}
+		}
+	}
+	h, _ := setHouse(t)
+	changed := portsOf{changes: make(chan string, 16)}
+	h.server.ObservePorts(changed)
+	set := h.up.put(setPodOn("exporter", "exporter-1", ports(true, 9100, 6421, 10250, 80))).(*corev1.Pod)
+	h.up.put(setPodOn("shipper", "shipper-1", ports(false, 2020)))
+	m := newMachine(t, "c1")
+	h.bindNew(m.joinReady(h), podOn("web"))
+	eventually(t, "both run", func() bool { return len(h.server.CopiesOn("c1")) == 2 })
+	want := []agentapi.Ports{{Protocol: "TCP", First: 80, Last: 80}, {Protocol: "TCP", First: 9100, Last: 9100}}
+	if got := h.server.HostPorts("c1"); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	h.up.remove(set)
+	eventually(t, "they are gone with the copy", func() bool { return len(h.server.HostPorts("c1")) == 0 })
+	if n := len(changed.changes); n != 2 || h.server.HostPorts("other") != nil {
+		t.Errorf("told of %d changes, want 2", n)
+	}
+}
+
+type portsOf struct{ changes chan string }
+
+func (p portsOf) HostPortsChanged(cell string) { p.changes <- cell }

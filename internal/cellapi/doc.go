@@ -11,19 +11,21 @@
 //     node, and the capacity and conditions of this one machine;
 //   - pods holds the pod that [Cell.Bind] named, or nothing. Reads come from
 //     Kip's informer; status, get and delete go to the API server after a check
-//     of the pod's UID;
+//     of the pod's UID. Beside it are the pods of DaemonSets that run there: the
+//     real ones, which stand for their copies on all cells, each with the status
+//     that this kubelet gives it. That stays here, and so does its deletion;
 //   - services, endpointslices, servicecidrs, runtimeclasses, csidrivers,
 //     networkpolicies and namespaces come from one upstream watch a kind, whatever
 //     the number of cells. Of services and endpointslices a cell is shown what its
 //     kubelet and kube-proxy read, and of large Services some of the endpoints;
-//   - secrets and configmaps are those that the pod names, each watched upstream
+//   - secrets and configmaps are those that these pods name, each watched upstream
 //     once and shared; claims and volumes are those that the pod names, fetched
 //     when asked (the Node authorizer allows no watch on them), and so are the
 //     secrets that CSI volumes name for the node. Of a claim's status the kubelet
 //     says how the expansion of its volume goes, within what that volume has;
 //   - clustertrustbundles are all of the cluster's, for a pod with a volume of them: watched
 //     upstream once a virtual node, while there is such a pod;
-//   - tokens are those of the pod's service account, bound to the pod, that its
+//   - tokens are those of a pod's own service account, bound to that pod, that its
 //     volumes ask for;
 //   - the node plugins of CSI drivers are static pods of the kubelet, and nobody
 //     else's: mirror pods are refused, and events about them are kept here;
@@ -54,12 +56,13 @@
 //
 // [Cell] wires the parts of a cell's API, and serve in cell.go chooses between them. Each is a struct with the few
 // others that it depends on, in a file of its own: pod.go, node.go, owned.go (lease and CSINode), volumes.go and
-// claim.go, tokens.go, events.go, images.go and shared.go answer what is asked about these. They stand on the cell's
+// claim.go, tokens.go, events.go, images.go and shared.go answer what is asked about these. What runs beside the
+// pod is in copies.go and copyapi.go, and setpods.go knows it for all cells. They stand on the cell's
 // limits (limits.go, budget.go, turns.go), on the pod that it has (binding.go), and on pass.go, which asks the API
 // server. admit.go lets a request in, with its body.
 //
 // Resource versions of shared kinds, referenced objects and the pod are the API
 // server's own, so that watches go on over a restart of Kip. Those of nodes, leases
-// and CSINodes start at the time of day in microseconds, so that they grow over a
+// and CSINodes, and of pods where DaemonSets run beside them, start at the time of day in microseconds, so that they grow over a
 // restart and an older one is recognised: 410 Expired, and the kubelet lists anew.
 package cellapi

@@ -31,6 +31,7 @@ type setPods struct {
 	byNode    map[string]map[types.UID]*setPod
 	listed    map[string]bool // the nodes of which all are known
 	observers []daemonsets.CopyObserver
+	ports     []PortObserver
 }
 
 // setPod is one of them, as cells are shown it. It never changes.

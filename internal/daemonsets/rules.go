@@ -148,6 +148,13 @@ func hostPorts(pod *corev1.Pod) map[port]bool {
 	return ports
 }
 
+// HostPorts calls f with each port of its machine that a pod names.
+func HostPorts(pod *corev1.Pod, f func(protocol corev1.Protocol, number int32)) {
+	for p := range hostPorts(pod) {
+		f(p.protocol, p.number)
+	}
+}
+
 // Conflict returns a host port that two pods of one machine name, as "TCP 9100"; "" for none.
 func Conflict(a, b *corev1.Pod) string {
 	others := hostPorts(b)

@@ -68,6 +68,7 @@ func (n nodeSide) followCluster(ctx context.Context) (l clusterSide, err error) 
 		Clock:          l.clock,
 		Log:            l.Log,
 	})
+	l.cellAPI.ObservePorts(l.firewalls)
 	l.atEnd(l.firewalls.Close)
 	return l, nil
 }

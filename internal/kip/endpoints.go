@@ -55,8 +55,9 @@ func (e endpoints) whereCopies(set types.UID) string {
 	if n := len(copies) - namedCopies; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf(" Its copies run on the cells %s%s: kubectl get cell NAME -o yaml shows how each fares (status.beside).",
-		strings.Join(where, ", "), more)
+	return fmt.Sprintf(" Its copies run on the cells %s%s. How one fares: kubectl get cell NAME -o yaml (status.beside). "+
+		"Its log: kipctl exec NAME -- tail /var/log/containers/%s_%s_CONTAINER-….log",
+		strings.Join(where, ", "), more, copies[0].Set.Name, copies[0].Set.Namespace)
 }
 
 // nodeCells finds the cell of a pod for the kubelet port.

@@ -8,5 +8,8 @@ func (c *Controller) beside(x *cell, a *agent) *agentapi.Beside {
 	if c.cfg.Beside == nil || !a.beside {
 		return nil
 	}
-	return &agentapi.Beside{PodUID: string(x.Pod.UID)}
+	return &agentapi.Beside{PodUID: string(x.Pod.UID), HostPorts: c.cfg.Beside.HostPorts(x.ID)}
 }
+
+// HostPortsChanged tells that Beside.HostPorts may return others for a cell. It does not block.
+func (c *Controller) HostPortsChanged(cell string) { c.queue.Add(cell) }

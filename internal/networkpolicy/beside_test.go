@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
 )
 
 // besideOf notes what is told of agents.
@@ -13,6 +15,8 @@ type besideOf struct {
 	told map[string][]bool
 	put  map[string]bool // whether the rules of the cell were there
 	w    *world
+
+	ports []agentapi.Ports
 }
 
 func (b *besideOf) RunsBeside(cell string, can bool) {
@@ -21,6 +25,12 @@ func (b *besideOf) RunsBeside(cell string, can bool) {
 	defer b.mu.Unlock()
 	b.told[cell] = append(b.told[cell], can)
 	b.put[cell] = fw != nil && fw.Beside != nil
+}
+
+func (b *besideOf) HostPorts(cell string) []agentapi.Ports {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ports
 }
 
 func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
@@ -39,9 +49,18 @@ func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 			t.Errorf("the agent from before has %+v", fw)
 		}
 		b.mu.Lock()
+		b.ports = []agentapi.Ports{{Protocol: "TCP", First: 9100, Last: 9100}}
+		b.mu.Unlock()
+		w.kip.HostPortsChanged("cell-able")
+		w.kip.HostPortsChanged("cell-none")
+		w.later(time.Second)
+		if fw, _ := able.now(); !slices.Equal(fw.Beside.HostPorts, b.ports) {
+			t.Errorf("the agent has the ports %v", fw.Beside.HostPorts)
+		}
+		b.mu.Lock()
 		defer b.mu.Unlock()
 		// Not before: the first would get the pod's own network.
-		if !slices.Equal(b.told["cell-able"], []bool{true}) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 ||
+		if slices.Contains(b.told["cell-able"], false) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 ||
 			slices.Contains(b.told["cell-old"], true) {
 			t.Errorf("it is told of %v", b.told)
 		}

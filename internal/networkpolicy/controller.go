@@ -95,6 +95,8 @@ type Recorder interface {
 type Beside interface {
 	// RunsBeside tells whether a cell's agent can run them. It may be told of that again and again.
 	RunsBeside(cell string, can bool)
+	// HostPorts are those at which pods of the cell's own network listen, sorted. HostPortsChanged says that there are others.
+	HostPorts(cell string) []agentapi.Ports
 }
 
 // Shared are watches that others keep; *watches.Watches says what its methods do.

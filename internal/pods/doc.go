@@ -10,7 +10,7 @@
 //	complete.go   releases the cell of a pod that has ended
 //	attend.go     does for a running pod what its kubelet cannot; evict.go evicts, disrupt.go a few at a time what
 //	              could stay, of which age.go are those on old cells
-//	nomachine.go  has a pod of a DaemonSet stand without a machine
+//	nomachine.go  has a pod of a DaemonSet stand without a machine; beside.go as its copies on cells do
 //	request.go    requests a cell: choose.go chooses for it, grants.go bounds the choice
 //
 // A pod that gets no cell waits (wait.go): for its volumes (volumes.go), or for capacity, for which it may

@@ -46,9 +46,6 @@ func (t *table) hostPorts(fw *agentapi.Firewall) {
 	}
 }
 
-// guarded are ports of the agent and of the kubelet's and kube-proxy's servers: no pod is let at them.
-var guarded = []uint16{agentapi.Port, 10249, 10250, 10256}
-
 // validateBeside refuses what Kip would not send.
 func validateBeside(b *agentapi.Beside) error {
 	if b == nil {
@@ -61,7 +58,7 @@ func validateBeside(b *agentapi.Beside) error {
 		if !slices.Contains(protocols, p.Protocol) || p.First > p.Last || p.First == 0 {
 			return fmt.Errorf("beside.hostPorts: %s %d-%d must be TCP, UDP or SCTP, and a range", p.Protocol, p.First, p.Last)
 		}
-		for _, port := range guarded {
+		for _, port := range agentapi.OwnPorts {
 			if p.First <= port && port <= p.Last {
 				return fmt.Errorf("beside.hostPorts: %s %d-%d has port %d, which is the cell's own", p.Protocol, p.First, p.Last, port)
 			}
