@@ -449,3 +449,43 @@ func TestTheHostPortsOfACellAreThoseOfCopiesOfItsNetwork(t *testing.T) {
 type portsOf struct{ changes chan string }
 
 func (p portsOf) HostPortsChanged(cell string) { p.changes <- cell }
+
+func TestWhatACellSaysOfACopyIsBounded(t *testing.T) {
+	h, _ := setHouse(t)
+	set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+	m := newMachine(t, "c1")
+	h.bindNew(m.joinReady(h), podOn("web"))
+	eventually(t, "the copy is there", func() bool { return len(h.server.Copies(set.UID)) == 1 })
+	pods := m.kubelet(t).CoreV1().Pods("logging")
+	patch := func(status string) (*corev1.Pod, error) {
+		body := fmt.Sprintf(`{"metadata":{"uid":%q},"status":%s}`, set.UID, status)
+		return pods.Patch(t.Context(), "shipper-1", types.StrategicMergePatchType, []byte(body), metav1.PatchOptions{}, "status")
+	}
+	long := strings.Repeat("x", 30<<10)
+	got, err := patch(fmt.Sprintf(`{"phase":"Running","message":%q,"conditions":[{"type":"Ready","status":"False","message":%q}],`+
+		`"containerStatuses":[{"name":"main","state":{"waiting":{"reason":"Bad","message":%q}}}]}`, long, long, long))
+	if err != nil || got.Status.Size() > heldOfCopy(set) || got.Status.Phase != corev1.PodRunning {
+		t.Fatalf("a status with long messages: %v", err)
+	}
+	if why := h.server.Copies(set.UID)[0].Why; len(why) > maxCopyWhy || !strings.HasPrefix(why, "Bad: xxx") {
+		t.Errorf("it says %d bytes: %.40s", len(why), why)
+	}
+	var addresses []string
+	for i := range 8 {
+		addresses = append(addresses, fmt.Sprintf(`{"ip":"169.254.66.%d"}`, i+1))
+	}
+	for status, what := range map[string]string{
+		`{"containerStatuses":[{"name":"a"},{"name":"b"}]}`:                       "more containers than it has",
+		`{"podIP":"10.0.128.5"}`:                                                  "the address of the cell's pod",
+		`{"hostIP":"10.9.9.9"}`:                                                   "another host",
+		`{"podIPs":[` + strings.Join(append(addresses, addresses...), ",") + `]}`: "many addresses",
+		`{"phase":"Fine"}`:                                                        "no phase",
+	} {
+		if _, err := patch(status); !apierrors.IsInvalid(err) {
+			t.Errorf("%s: %v, want Invalid", what, err)
+		}
+	}
+	if got, err := pods.Get(t.Context(), "shipper-1", metav1.GetOptions{}); err != nil || got.Labels["app"] != "shipper" || len(got.Status.PodIPs) > 0 {
+		t.Errorf("the copy is %+v (%v)", got, err)
+	}
+}

@@ -52,15 +52,18 @@ func (c *podAPI) patchCopyStatus(w http.ResponseWriter, r *http.Request, a *ask,
 		return err
 	}
 	rebuilt := &patch{kind: p.kind, body: made.bytes}
-	most := allowanceOf(copy).status
+	most := heldOfCopy(copy)
 	for range changeAttempts {
 		var before, after corev1.Pod // of which the rest is not read again
 		before.UID, before.Status = copy.UID, copy.Status
 		if err := rebuilt.apply(&before, &after); err != nil {
 			return err
 		}
+		if after.Status.Size() > most {
+			cutStatus(&after.Status)
+		}
 		if size := after.Status.Size(); size > most {
-			return tooMuch("the status", size, most)
+			return tooMuch("the status of a pod of a DaemonSet", size, most)
 		}
 		shown, ok := c.pod.setCopyStatus(copy, after.Status, equality.Semantic.DeepEqual(before.Status, after.Status))
 		switch {
@@ -114,4 +117,40 @@ func (c *podAPI) endCopy(w http.ResponseWriter, r *http.Request, a *ask, copy *c
 		Status:   metav1.StatusSuccess,
 	})
 	return nil
+}
+
+// heldOfCopy is how many bytes of the status of a copy are kept, of each cell: what an honest kubelet writes of its containers and
+// mounts, with the names that its spec has.
+func heldOfCopy(pod *corev1.Pod) int {
+	most := 16 << 10
+	eachContainer(pod, func(c *corev1.Container) {
+		most += storedOfOne + perMount*len(c.VolumeMounts) + len(c.Image)
+		for i := range c.VolumeMounts {
+			most += len(c.VolumeMounts[i].MountPath)
+		}
+	})
+	return min(most, maxObject)
+}
+
+// cutMessage bounds messages of a status that is too large, in bytes.
+const cutMessage = 256
+
+// cutStatus cuts the messages of a copy's status, by which nobody decides.
+func cutStatus(s *corev1.PodStatus) {
+	s.Message = cut(s.Message, cutMessage)
+	for i := range s.Conditions {
+		s.Conditions[i].Message = cut(s.Conditions[i].Message, cutMessage)
+	}
+	for _, list := range [][]corev1.ContainerStatus{s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			for _, state := range []*corev1.ContainerState{&list[i].State, &list[i].LastTerminationState} {
+				if state.Waiting != nil {
+					state.Waiting.Message = cut(state.Waiting.Message, cutMessage)
+				}
+				if state.Terminated != nil {
+					state.Terminated.Message = cut(state.Terminated.Message, cutMessage)
+				}
+			}
+		}
+	}
 }
