@@ -1,6 +1,7 @@
 package cellapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -8,8 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
@@ -43,6 +46,9 @@ type copies struct {
 	past    []types.UID
 	late    bool // the pod waits for them no longer
 	told    bool // that it waits
+
+	lingering int           // copies that are ending with the cell's pod
+	lingered  chan struct{} // closed when they have; nil before they are told to
 }
 
 // copied is a pod of a DaemonSet that a cell is shown.
@@ -50,8 +56,9 @@ type copied struct {
 	shownPod
 	set     *setPod // as it was when it was shown
 	since   time.Time
-	newer   bool // the cell's pod began to run when the set's pod was there
-	hidden  bool // it rests after a failure
+	newer   bool         // the cell's pod began to run when the set's pod was there
+	hidden  bool         // it rests after a failure
+	ending  *metav1.Time // when it was told to end with the cell's pod; nil before
 	retries int
 
 	status   corev1.PodStatus // as its kubelet says
@@ -149,6 +156,11 @@ func (c *boundPod) dropCopies(wanted []*setPod) {
 func (c *boundPod) forgetCopy(p *copied) {
 	c.hideCopy(p)
 	delete(c.copies.all, p.uid)
+	if p.ending != nil {
+		if c.copies.lingering--; c.copies.lingering == 0 {
+			close(c.copies.lingered)
+		}
+	}
 	if c.copies.past = append(c.copies.past, p.uid); len(c.copies.past) > copyPast {
 		c.copies.past = c.copies.past[1:]
 	}
@@ -218,6 +230,11 @@ func (p *copied) pending() {
 func (c *boundPod) putCopy(p *copied) {
 	pod := *p.set.pod
 	pod.Status = p.status
+	if p.ending != nil {
+		grace := min(ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds),
+			int64(p.set.terms.Linger/time.Second))
+		pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = p.ending, &grace
+	}
 	pod.ResourceVersion = strconv.FormatUint(c.server.nextVersion(), 10)
 	o, err := watches.NewObject(podKind, &pod)
 	if err != nil {
@@ -479,12 +496,58 @@ func (c *boundPod) endCopy(uid types.UID) bool {
 	if p == nil {
 		return slices.Contains(c.copies.past, uid)
 	}
-	if p.set.pod.DeletionTimestamp == nil {
+	if p.set.pod.DeletionTimestamp == nil && p.ending == nil {
 		return false
 	}
 	c.copies.ended[uid] = true
 	c.forgetCopy(p)
 	return true
+}
+
+// Lingers reports whether copies on the cell are to end before it does.
+func (c *boundPod) Lingers() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.copies.all {
+		if p.set.terms.Linger > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// EndCopies has the kubelet end the copies that are to end before the cell, since its pod has ended. It returns when they have, or had
+// their time.
+func (c *boundPod) EndCopies(ctx context.Context) {
+	c.mu.Lock()
+	var most time.Duration
+	now := metav1.NewTime(c.server.clock.Now())
+	if c.copies.lingered == nil {
+		for _, p := range c.copies.all {
+			if p.set.terms.Linger == 0 || p.hidden {
+				continue
+			}
+			p.ending, most = &now, max(most, p.set.terms.Linger)
+			c.copies.lingering++
+			c.putCopy(p)
+		}
+	}
+	if most > 0 {
+		c.copies.lingered = make(chan struct{})
+	}
+	lingered := c.copies.lingered
+	c.mu.Unlock()
+	if most == 0 {
+		return
+	}
+	timer := c.server.clock.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-lingered:
+	case <-timer.C():
+	case <-ctx.Done():
+	case <-c.lifetime.Done():
+	}
 }
 
 // troubleOf notes a warning of the kubelet about a copy.

@@ -489,3 +489,41 @@ func TestWhatACellSaysOfACopyIsBounded(t *testing.T) {
 		t.Errorf("the copy is %+v (%v)", got, err)
 	}
 }
+
+func TestCopiesEndBeforeTheCellOfAPodThatHasEnded(t *testing.T) {
+	for name, ends := range map[string]bool{"they end": true, "they do not": false} {
+		t.Run(name, func(t *testing.T) {
+			h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper", Linger: 5 * time.Second}, daemonsets.Entry{Namespace: "logging"})
+			set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
+			h.up.put(setPodOn("other", "other-1"))
+			m := newMachine(t, "c1")
+			c := m.joinReady(h)
+			own := h.bindNew(c, podOn("web"))
+			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+			eventually(t, "the kubelet has all", func() bool { return len(seen.ListKeys()) == 3 })
+			h.up.remove(own)
+			eventually(t, "the pod is gone", func() bool { return !seen.has("shop/web") })
+			h.clock.(*stepped).hold(ends)
+			ended := make(chan struct{})
+			go func() { defer close(ended); c.EndCopies(t.Context()) }()
+			if ends {
+				eventually(t, "the copy is told to end", func() bool {
+					o, is, _ := seen.GetByKey("logging/shipper-1")
+					return is && o.(*corev1.Pod).DeletionTimestamp != nil && *o.(*corev1.Pod).DeletionGracePeriodSeconds == 5
+				})
+				if o, _, _ := seen.GetByKey("logging/other-1"); o.(*corev1.Pod).DeletionTimestamp != nil {
+					t.Error("a copy that is to end with the machine is told so, too")
+				}
+				if err := m.kubelet(t).CoreV1().Pods("logging").Delete(t.Context(), "shipper-1",
+					metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(set.UID))}); err != nil {
+					t.Error(err)
+				}
+			}
+			closed(t, "the cell may end", ended)
+			if sent := h.up.asked(func(r apiRequest) bool { return r.verb == "delete" }); len(sent) > 0 {
+				t.Errorf("passed on: %+v", sent)
+			}
+			h.clock.(*stepped).hold(false)
+		})
+	}
+}

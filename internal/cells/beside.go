@@ -1,10 +1,13 @@
 package cells
 
 import (
+	"context"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cellapi"
 	"github.com/elotl/kip/internal/daemonsets"
+	"github.com/elotl/kip/internal/watchdog"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -39,4 +42,27 @@ func (m *Mirror) beside(id string) (list []apiv1.BesidePod) {
 		})
 	}
 	return list
+}
+
+// lingering is an API that ends what runs beside the pod of its cell; *cellapi.Cell says what its methods do.
+type lingering interface {
+	Lingers() bool
+	EndCopies(ctx context.Context)
+}
+
+var _ lingering = (*cellapi.Cell)(nil)
+
+// lingers reports whether a cell whose pod has ended goes on until what runs beside it has ended, too.
+func (e *entry) lingers() bool {
+	api, is := e.api.(lingering)
+	return is && patient(e) && e.session.connected() && api.Lingers()
+}
+
+// endCopies has what runs beside the pod end, and waits for it.
+func (e *entry) endCopies(ctx context.Context) {
+	if !e.lingers() {
+		return
+	}
+	defer watchdog.Wait(ctx, watchdog.Cell)()
+	e.api.(lingering).EndCopies(ctx)
 }

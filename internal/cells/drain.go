@@ -48,7 +48,7 @@ func (s *draining) drain(ctx context.Context, e *entry) error {
 		return nil
 	}
 	e.async.drop(drains)
-	if cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell) {
+	if cell.PodEnded || s.logs.HasStreams(cell.Pod.UID) || s.volumes.has(cell) || e.lingers() {
 		err := s.loop.async(ctx, e, drains, func(drain context.Context) error {
 			_, err := s.connections.bringUp(ctx, e) // a session outlives what it was dialled for
 			return s.saveAll(drain, e, err)
@@ -70,6 +70,7 @@ func (s *draining) saveAll(ctx context.Context, e *entry, err error) error {
 	var finishing sync.WaitGroup
 	pod := e.cell().Pod.UID
 	finishing.Go(func() { s.logs.Finish(ctx, pod) })
+	finishing.Go(func() { e.endCopies(ctx) })
 	err = s.saving.saveOfEnded(ctx, e, err)
 	if err == nil {
 		err = s.volumes.free(ctx, e) // other pods may wait for them

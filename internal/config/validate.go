@@ -563,6 +563,7 @@ func (d *decoder) daemonSets(sets []DaemonSet) {
 		}
 		d.check(set.MaxDelay >= 0 && set.MaxDelay <= longestDelay, key+".maxDelay", seconds(set.MaxDelay),
 			fmt.Sprintf("0 to %v seconds", longestDelay.Seconds()))
+		d.check(set.Linger >= 0 && set.Linger <= time.Minute, key+".linger", seconds(set.Linger), "0 to 60 seconds")
 		same := DaemonSet{Namespace: set.Namespace, Name: set.Name, Selector: set.Selector}
 		if n, twice := first[same]; twice && set.Namespace != "" {
 			d.bad(key, "names the same DaemonSets as cells.daemonSets[%d], which counts: want one of them", n)

@@ -26,6 +26,8 @@ type Entry struct {
 	Pods      labels.Selector // of the labels of the pods that they run beside
 	// MaxDelay is how long a pod may wait until the copy beside it is Ready.
 	MaxDelay time.Duration
+	// Linger is how long a cell goes on after its pod has ended, until the copy has ended, too.
+	Linger time.Duration
 }
 
 // Rules say which sets run beside which pods. A nil *Rules is none.
@@ -45,6 +47,7 @@ type Terms struct {
 	By       string
 	pods     labels.Selector
 	MaxDelay time.Duration
+	Linger   time.Duration
 }
 
 // Of returns the terms of the DaemonSet that a pod is of; false where the set does not run beside pods, also since it
@@ -71,7 +74,7 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 	for i, e := range r.entries {
 		if (e.Namespace == "" || e.Namespace == set.Namespace) && (e.Name == "" || e.Name == name) &&
 			(e.Selector == nil || e.Selector.Matches(labels.Set(set.Labels))) {
-			return Terms{By: fmt.Sprintf("cells.daemonSets[%d]", i), pods: e.Pods, MaxDelay: e.MaxDelay}, true, nil
+			return Terms{By: fmt.Sprintf("cells.daemonSets[%d]", i), pods: e.Pods, MaxDelay: e.MaxDelay, Linger: e.Linger}, true, nil
 		}
 	}
 	switch value := strings.TrimSpace(set.Annotations[Annotation]); {

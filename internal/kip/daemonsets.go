@@ -23,6 +23,7 @@ func daemonSets(cfg *config.Config) *daemonsets.Rules {
 			Selector:  selector(set.Selector),
 			Pods:      selector(set.Pods),
 			MaxDelay:  set.MaxDelay,
+			Linger:    set.Linger,
 		})
 	}
 	return daemonsets.New(entries, grants(cfg).AllowsBesidePods)

@@ -77,6 +77,13 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.all = append(c.all, is)
 }
 
+// has reports whether some log that was shipped has a text.
+func (c *collector) has(text string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.all, func(s shipment) bool { return strings.Contains(s.Log, text) })
+}
+
 // last returns what came last of a version from a machine.
 func (c *collector) last(version, from string) (shipment, bool) {
 	c.mu.Lock()
@@ -114,7 +121,7 @@ spec:
     metadata: {labels: {app: shipper}}
     spec:
       serviceAccountName: shipper
-      terminationGracePeriodSeconds: 2
+      terminationGracePeriodSeconds: 20
       nodeSelector: {type: virtual-kubelet}
       tolerations: [{operator: Exists}]
       containers:
@@ -124,9 +131,9 @@ spec:
         - sh
         - -c
         - |
-          trap 'exit 0' TERM
+          trap 'ship; exit 0' TERM
           mkdir /tmp/www; echo shipping > /tmp/www/index.html; httpd -p 8080 -h /tmp/www
-          while :; do
+          ship() {
             {
               printf '{"version":"%s","colour":"%s","word":"%s","node":"%s","pod":"%s","uid":"%s",' \
                 "$VERSION" "$(cat /config/colour)" "$WORD" "$NODE" "$POD" "$UID_OF_POD"
@@ -135,8 +142,8 @@ spec:
               cat /var/log/containers/*_SPACE_main-*.log
             } > /tmp/body
             wget -q -O /dev/null --post-file=/tmp/body SERVER || echo "not shipped"
-            sleep 1
-          done
+          }
+          while :; do ship; sleep 1; done
         env:
         - {name: VERSION, value: "1"}
         - {name: WORD, valueFrom: {secretKeyRef: {name: shipper, key: word}}}
@@ -205,7 +212,7 @@ func TestALogShipperRunsBesideEachPodOnItsCell(t *testing.T) {
 	tier.All(t)
 	s := newSpace(t)
 	c := collect(t)
-	reconfigure(t, map[string]any{"daemonSets": []any{map[string]any{"namespace": s.NS, "name": "shipper", "maxDelay": 60}}})
+	reconfigure(t, map[string]any{"daemonSets": []any{map[string]any{"namespace": s.NS, "name": "shipper", "maxDelay": 60, "linger": 20}}})
 	s.Apply(strings.NewReplacer("SERVER", c.url, "SPACE", s.NS).Replace(shipper))
 	s.Kubectl("rollout", "status", "daemonset/shipper", "--timeout=2m")
 	first := s.setPod("shipper", "")
@@ -290,9 +297,21 @@ func TestALogShipperRunsBesideEachPodOnItsCell(t *testing.T) {
 	if s.shipping(c, "a", "2") != counted {
 		t.Errorf("the copy beside a started again")
 	}
+	// What a pod says last is shipped: its cell goes on until the copy has ended.
+	s.Apply(namespace.Bare("brief", `  restartPolicy: Never
+  containers:
+  - {name: main, image: 'busybox:1.36', command: [sh, -c, 'echo brief says hello; sleep 3; echo the last words of brief']}
+`))
+	s.WaitPod("brief", "has Succeeded", namespace.HasPhase(corev1.PodSucceeded))
+	s.Eventually("its last words are shipped", func(context.Context) error {
+		if !c.has("the last words of brief") {
+			return errors.New("they are not")
+		}
+		return nil
+	})
 	s.Kubectl("delete", "daemonset", "shipper")
 	s.WaitGone(second.Name)
-	s.deleteAll("a", "b")
+	s.deleteAll("a", "b", "brief")
 	s.NoOtherCells()
 }
 
