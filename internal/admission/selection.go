@@ -198,6 +198,18 @@ func (r Rules) annotationsFor(own map[string]string, terms []expressions) (map[s
 		return added, nil
 	}
 	var all []corev1.NodeSelectorTerm
+	if have, ok := own[placement.AnnotationRequirements]; ok && placement.IsOrdered(have) {
+		if len(terms) > 1 {
+			return nil, fmt.Errorf("annotation %s is an ordered list, and the pod selects one of %d kinds of instances: want one selection",
+				placement.AnnotationRequirements, len(terms))
+		}
+		value, err := placement.AndOrdered(have, terms[0])
+		if err != nil {
+			return nil, fmt.Errorf("annotation %s cannot hold it: %w", placement.AnnotationRequirements, err)
+		}
+		added[placement.AnnotationRequirements] = value
+		return added, nil
+	}
 	if have, ok := own[placement.AnnotationRequirements]; ok {
 		before, err := placement.DecodeTerms(have)
 		if err != nil {

@@ -77,6 +77,9 @@ type Annotations struct {
 	InstanceType string
 	// Requirements are what the labels of the instance must be.
 	Requirements Requirements
+	// Choices are the same as an ordered list, where they are one: all instances that the first allows come before those of the
+	// next. Requirements then are those of any of them.
+	Choices []Choice
 	// LaunchTypes are different ones, the preferred first: a later one is for when
 	// no offering of the earlier ones fits and is available. nil means OnDemand.
 	LaunchTypes []LaunchType
@@ -125,7 +128,7 @@ var annotationKinds = map[string]struct {
 	}},
 	AnnotationRequirements: {requirementsAllowed, func(a *Annotations, v string) bool {
 		var err error
-		a.Requirements, err = ParseRequirements(v)
+		a.Requirements, a.Choices, err = parseChoices(v)
 		return err == nil
 	}},
 	AnnotationLaunchType: {"on-demand, spot or dedicated, or several in order of preference such as spot,on-demand",
@@ -290,7 +293,7 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 		case !kind.parse(&parsed, strings.TrimSpace(v)):
 			e := &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed}
 			if name == AnnotationRequirements { // of which one expression among many may be wrong
-				_, e.Why = ParseRequirements(strings.TrimSpace(v))
+				_, _, e.Why = parseChoices(strings.TrimSpace(v))
 			}
 			invalid = append(invalid, e)
 		}

@@ -61,11 +61,42 @@ type choice struct {
 	arch       string
 }
 
-func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
+// choicesFor returns the choices of a pod, the preferred first: one, unless its requirements are an ordered list.
+func (p *Placer) choicesFor(pod *corev1.Pod) (choices, error) {
 	annotations, err := ParseAnnotations(pod.Annotations)
 	if err != nil {
 		return nil, err
 	}
+	if annotations.Choices == nil {
+		c, err := p.choiceOf(pod, annotations)
+		return choices{c}, err
+	}
+	var all choices
+	for _, one := range annotations.Choices {
+		asked := annotations
+		asked.Requirements = one.Requirements
+		if one.LaunchType != "" {
+			asked.LaunchTypes = []LaunchType{one.LaunchType}
+		}
+		c, err := p.choiceOf(pod, asked)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// choiceFor is the first of choicesFor.
+func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
+	all, err := p.choicesFor(pod)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, error) {
 	c := &choice{
 		Placer:        p,
 		uid:           string(pod.UID),

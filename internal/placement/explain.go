@@ -47,14 +47,20 @@ type Chosen struct {
 // Choose returns the offerings that a pod can be launched on, and why other types are none, for people. It looks at all types:
 // whoever does not show them asks for Offerings, which are sooner. The errors are those of Offerings.
 func (p *Placer) Choose(pod *corev1.Pod, unavailable func(offering.Key) bool) (chosen Chosen, err error) {
-	c, err := p.choiceFor(pod)
+	all, err := p.choicesFor(pod)
 	if err != nil {
 		return Chosen{}, err
 	}
-	if chosen.Offerings, err = c.offerings(unavailable); err != nil {
+	if chosen.Offerings, err = all.offerings(unavailable); err != nil {
 		return Chosen{}, err
 	}
-	chosen.RuledOut, chosen.Types = c.ruledOut(unavailable)
+	for n, c := range all {
+		ruledOut, types := c.ruledOut(unavailable)
+		for i := range ruledOut {
+			ruledOut[i].Why += all.of(n)
+		}
+		chosen.RuledOut, chosen.Types = append(chosen.RuledOut, ruledOut...), max(chosen.Types, types)
+	}
 	return chosen, nil
 }
 

@@ -27,7 +27,8 @@ const (
 
 var requirementsAllowed = fmt.Sprintf(`a JSON list of node selector terms such as `+
 	`[{"matchExpressions":[{"key":"karpenter.k8s.aws/instance-family","operator":"In","values":["c5","m5"]}]}]`+
-	`, of %d bytes, %d terms, %d expressions and %d values at most`, maxRequirementsBytes, MaxTerms, maxExpressionsInAll, MaxValues)
+	`, of %d bytes, %d terms, %d expressions and %d values at most; or an ordered list, whose entries have a launchType`,
+	maxRequirementsBytes, MaxTerms, maxExpressionsInAll, MaxValues)
 
 // Requirements are what the labels of an instance must be, in the words of node
 // affinity: one of the terms holds, with all of its expressions. nil asks for nothing.

@@ -14,17 +14,18 @@ import (
 // Offerings returns the offerings that a pod can be launched on, cheapest first
 // (of equal cost: the smaller type, then by name, zone and subnet), at most
 // MaxOfferings. Of spot the first are spread, as Config.SpotSpread says. Where a pod
-// names several launch types, all offerings of the first come before those of the next.
+// names several launch types, all offerings of the first come before those of the next, and likewise where its
+// requirements are an ordered list.
 // What unavailable reports to have no capacity is left out; nil leaves nothing out.
 //
 // The errors are *InvalidAnnotationError (several may be joined),
 // *UnplaceableError and *NoCapacityError.
 func (p *Placer) Offerings(pod *corev1.Pod, unavailable func(offering.Key) bool) ([]offering.Offering, error) {
-	c, err := p.choiceFor(pod)
+	all, err := p.choicesFor(pod)
 	if err != nil {
 		return nil, err
 	}
-	return c.offerings(unavailable)
+	return all.offerings(unavailable)
 }
 
 // offerings is Offerings.
