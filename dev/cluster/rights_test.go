@@ -675,7 +675,8 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 			"allow.kip.elotl.co/cloud-route": "10.20.0.0/16", "allow.kip.elotl.co/allow-metadata": "true",
 			"allow.kip.elotl.co/instance-type": "c5.*,m5.large", "allow.kip.elotl.co/private-ip-only": "false",
 			"allow.kip.elotl.co/launch-type": "dedicated", "allow.kip.elotl.co/volume-size": "500Gi",
-			"allow.kip.elotl.co/machine": "true",
+			"allow.kip.elotl.co/machine": "true", "allow.kip.elotl.co/host-sysctls": "vm.*, net/core/rmem_max",
+			"allow.kip.elotl.co/host-modules": "nf-conntrack,ip_vs*",
 		},
 		"any": {
 			"allow.kip.elotl.co/instance-profile": "*", "allow.kip.elotl.co/security-groups": "*", "allow.kip.elotl.co/cloud-route": "*",
@@ -716,6 +717,8 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 			Dedicated:         true,
 			MaxVolumeBytes:    500 << 30,
 			DaemonSetMachines: true,
+			HostSysctls:       []string{"vm.*", "net/core/rmem_max"},
+			HostModules:       []string{"nf-conntrack", "ip_vs*"},
 		}}},
 	}
 	for _, c := range []struct {
@@ -775,6 +778,12 @@ func podsAskForWhatTheirNamespaceIsGranted(t *testing.T, is identities) {
 		{"closed", "machine", " false", true},
 		{"open", "machine", "true", true},
 		{"any", "machine", "true", false},
+		{"closed", "host-sysctls", "vm.swappiness=1", false},
+		{"open", "host-sysctls", "vm/max_map_count=1, net.core.rmem_max = 2", true},
+		{"open", "host-sysctls", "vm.swappiness=1,net.core.wmem_max=2", false},
+		{"closed", "host-modules", "nf_conntrack", false},
+		{"open", "host-modules", "nf_conntrack, ip-vs-rr", true},
+		{"open", "host-modules", "nf_conntrack,br_netfilter", false},
 	} {
 		err := create(c.namespace, map[string]string{"pod.elotl.co/" + c.annotation: c.value})
 		if !c.allowed {

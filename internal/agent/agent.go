@@ -27,8 +27,10 @@ import (
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firewall"
 	"github.com/elotl/kip/internal/agent/firstboot"
+	"github.com/elotl/kip/internal/agent/kernel"
 	"github.com/elotl/kip/internal/agent/localapi"
 	"github.com/elotl/kip/internal/agent/logind"
+	"github.com/elotl/kip/internal/agent/modules"
 	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/notices"
 	"github.com/elotl/kip/internal/agent/plugins"
@@ -100,8 +102,8 @@ type Options struct {
 	// the one that is the kubelet, Containerd the one that is containerd and what
 	// asks it; they may be the same.
 	Self, Components, Containerd string
-	// Nft is the program that changes the kernel's packet filter.
-	Nft string
+	// Nft is the program that changes the kernel's packet filter, Modprobe the one that loads its modules.
+	Nft, Modprobe string
 	// Init says that this is PID 1: it reaps orphans, has cgroups to itself,
 	// and the pods end with it.
 	Init    bool
@@ -140,7 +142,8 @@ func (o *Options) defaults() {
 	set(&o.Listen, fmt.Sprintf(":%d", agentapi.Port))
 	set(&o.APIListen, localapi.Address)
 	set(&o.ProxyHealth, configs.KubeProxyHealth)
-	set(&o.Nft, nftPath())
+	set(&o.Nft, programPath("nft"))
+	set(&o.Modprobe, programPath("modprobe"))
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -167,6 +170,7 @@ type Agent struct {
 	disks  *disks.Set
 	// plugins are those of CSI drivers.
 	plugins *plugins.Set
+	kernel  *kernel.Kernel
 	// machine has the operator's cloud-init file carried out.
 	machine *firstboot.Machine
 	// upgrade is the agent that Kip wants in the place of this one.
@@ -254,6 +258,13 @@ func New(o Options) (*Agent, error) {
 		plugins:  plugins.New(o.Root, o.Log),
 		imported: make(chan struct{}),
 	}
+	a.kernel = kernel.New(kernel.Options{
+		Root:     o.Root,
+		StateDir: o.StateDir,
+		RunDir:   o.RunDir,
+		Shared:   !host.SysModule,
+		Load:     a.loadModule,
+	})
 	if a.pki, err = localapi.NewPKI(filepath.Join(o.RunDir, "pki"), o.Clock.Now()); err != nil {
 		return nil, err
 	}
@@ -495,6 +506,9 @@ func (a *Agent) begin(running context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.kernel.Restore(running); err != nil {
+		a.o.Log.Error("set the kernel's settings anew", "err", err) // the pod runs on without
+	}
 	return a.apply(c)
 }
 
@@ -624,6 +638,20 @@ func (a *Agent) stopPods(ctx context.Context, grace time.Duration) {
 // time, and returns the beginning of its output. It is killed when ctx ends.
 func (a *Agent) command(ctx context.Context, args ...string) (string, error) {
 	return a.run(ctx, commandOutput, a.o.Containerd, append([]string{"itzo"}, args...)...)
+}
+
+// loadModule has modprobe load a module. The error is what that says.
+func (a *Agent) loadModule(ctx context.Context, name string) error {
+	out, err := a.run(ctx, commandOutput, a.o.Modprobe, "modprobe", name)
+	switch out = strings.TrimSpace(out); {
+	case err == nil:
+		return nil
+	case errors.As(err, new(*exec.ExitError)) && out == "": // that of Kip's image
+		return modules.ErrUnknown
+	case out == "":
+		return err
+	}
+	return errors.New(out)
 }
 
 // commandOutput bounds what is read of a short command's output, in bytes.

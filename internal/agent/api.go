@@ -10,7 +10,9 @@ import (
 	"github.com/elotl/kip/internal/agent/configs"
 	"github.com/elotl/kip/internal/agent/disks"
 	"github.com/elotl/kip/internal/agent/firstboot"
+	"github.com/elotl/kip/internal/agent/kernel"
 	"github.com/elotl/kip/internal/agent/localapi"
+	"github.com/elotl/kip/internal/agent/network"
 	"github.com/elotl/kip/internal/agent/plugins"
 	"github.com/elotl/kip/internal/agent/upgrade"
 	"github.com/elotl/kip/internal/agentapi"
@@ -29,6 +31,7 @@ func (a *Agent) Handler() http.Handler {
 	mux.HandleFunc("GET "+agentapi.PathCloudInit, a.getCloudInit)
 	mux.HandleFunc("PUT "+agentapi.PathDisks, a.putDisks)
 	mux.HandleFunc("PUT "+agentapi.PathPlugins, a.putPlugins)
+	mux.HandleFunc("PUT "+agentapi.PathKernel, a.putKernel)
 	mux.HandleFunc("GET "+agentapi.PathStatus, a.getStatus)
 	mux.HandleFunc("PUT "+agentapi.PathFirewall, a.putFirewall)
 	mux.HandleFunc("GET "+agentapi.PathFirewall, a.getFirewall)
@@ -189,6 +192,31 @@ func (a *Agent) putPlugins(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:
 		a.o.Log.Error("give the kubelet its plugins", "err", err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+func (a *Agent) putKernel(w http.ResponseWriter, r *http.Request) {
+	var s agentapi.KernelSettings
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxConfigBytes)).Decode(&s); err != nil {
+		http.Error(w, fmt.Sprintf("the kernel's settings are not valid JSON: %v", err), http.StatusBadRequest)
+		return
+	}
+	a.mu.Lock()
+	runs := a.kubelet != nil
+	a.mu.Unlock()
+	// kube-proxy sets sysctls before it writes rules.
+	if open, err := network.IsOpen(a.gateDir(), servicesGate); err != nil || !runs || !open {
+		http.Error(w, "kube-proxy has not set its own sysctls yet", http.StatusServiceUnavailable)
+		return
+	}
+	err := a.kernel.Apply(r.Context(), s)
+	switch {
+	case err == nil:
+	case errors.Is(err, kernel.ErrRefused):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		a.o.Log.Error("set the kernel's settings", "err", err)
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

@@ -100,10 +100,10 @@ func (a *Agent) nft(ctx context.Context, args ...string) (string, error) {
 	return a.run(ctx, nftOutput, a.o.Nft, append([]string{"nft"}, args...)...)
 }
 
-// nftPath finds the program nft.
-func nftPath() string {
-	if path, err := exec.LookPath("nft"); err == nil {
+// programPath finds a program of the machine.
+func programPath(name string) string {
+	if path, err := exec.LookPath(name); err == nil {
 		return path
 	}
-	return "/usr/sbin/nft" // the first process of a machine has no PATH
+	return "/usr/sbin/" + name // the first process of a machine has no PATH
 }

@@ -80,6 +80,12 @@ const (
 	// given each of them, and when no volume of a driver that is not among them is
 	// there any more; 503 as long as one is. The PUT is then to be repeated.
 	PathPlugins = "/v1/plugins"
+	// PathKernel takes KernelSettings by PUT, before the pod is shown to the kubelet. itzo loads the
+	// modules, sets the sysctls, and answers 200. It does both again when the machine was started anew. It answers
+	// 503 before it has set what kube-proxy sets, which is to come first; the PUT is then to be
+	// repeated. 400 for what the machine refuses, with its reason; what came before may be in
+	// force. An agent before this path answers 404.
+	PathKernel = "/v1/kernel"
 	// PathStatus returns a Status.
 	PathStatus = "/v1/status"
 	// PathFirewall takes a Firewall by PUT. itzo answers 200 when it is in force,
@@ -152,6 +158,9 @@ type Config struct {
 	Registries []Registry `json:"registries,omitempty"`
 	// Plugins says that the cell may be given Plugins.
 	Plugins bool `json:"plugins,omitempty"`
+	// UnsafeSysctls are those that the kubelet lets the pod set in its own namespaces, besides the ones that Kubernetes
+	// calls safe: names, all of them namespaced.
+	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 	// ImagesOfCloud are patterns of the images, as a kubelet's matchImages, for which the
 	// cell's kubelet asks Kip for credentials: see PathImageCredentials.
 	ImagesOfCloud []string `json:"imagesOfCloud,omitempty"`
@@ -285,6 +294,21 @@ type Plugin struct {
 	Driver string `json:"driver"`
 	// Pod is a static pod in PluginNamespace, of the name that PluginPod says.
 	Pod json.RawMessage `json:"pod"`
+}
+
+// KernelSettings are what the pod of a cell asks of the machine's kernel.
+type KernelSettings struct {
+	// Modules are loaded first, since they bring sysctls along.
+	Modules []string `json:"modules,omitempty"`
+	// Sysctls are set in their order.
+	Sysctls []Sysctl `json:"sysctls,omitempty"`
+}
+
+// Sysctl is a setting of the kernel.
+type Sysctl struct {
+	// Name has dots between its parts; a / in it is a dot of a part, such as eth0/100.
+	Name  string `json:"name"`
+	Value string `json:"value"`
 }
 
 // PluginPriority is the priority of plugins' pods: they end after all others, of which none is above

@@ -162,6 +162,11 @@ func (c Client) PutPlugins(ctx context.Context, plugins []Plugin) error {
 	return c.put(ctx, PathPlugins, Plugins{Plugins: plugins})
 }
 
+// PutKernel has the agent set what a pod asks of its machine's kernel.
+func (c Client) PutKernel(ctx context.Context, k KernelSettings) error {
+	return c.put(ctx, PathKernel, k)
+}
+
 // PutAuthorities tells the agent by which authorities Kip is to be known.
 func (c Client) PutAuthorities(ctx context.Context, a Authorities) error {
 	return c.put(ctx, PathAuthorities, a)

@@ -10,7 +10,7 @@ import (
 
 var _ = []preparation{
 	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil),
-	(*devices)(nil), (*reconnecting)(nil),
+	(*devices)(nil), (*kernels)(nil), (*reconnecting)(nil),
 }
 
 // binding gives ready cells their pods.

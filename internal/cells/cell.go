@@ -62,6 +62,10 @@ type Cell struct {
 	Disks []Disk `json:"disks,omitempty"`
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin `json:"plugins,omitempty"`
+	// Kernel is what the pod asks of its machine's kernel; nil for nothing.
+	Kernel *KernelSettings `json:"kernel,omitempty"`
+	// UnsafeSysctls are those that the pod sets in its own namespaces and may set, as in agentapi.Config.
+	UnsafeSysctls []string `json:"unsafeSysctls,omitempty"`
 	// GPUs are how many of NVIDIA's the pod asks for.
 	GPUs int64 `json:"gpus,omitempty"`
 	// Accelerators are how many others the pod asks for, by their resource. Nobody changes it.
@@ -135,6 +139,7 @@ const (
 	CauseTooSmall       Cause = "too_small"       // its machine has less than its type promises, and its pod needs more
 	CauseNoDisk         Cause = "no_disk"         // the cloud did not give it a disk of its pod
 	CauseNoRoute        Cause = "no_route"        // the cloud did not lead its pod's networks to it
+	CauseKernelRefused  Cause = "kernel_refused"  // its kernel refused what its pod asks of it
 	CauseLost           Cause = "lost"            // its instance vanished, was stopped or fell silent
 	CauseInterrupted    Cause = "interrupted"     // the cloud took it back
 	CauseStandbyRetired Cause = "standby_retired" // its standby pool no longer wanted it

@@ -26,18 +26,21 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		bound                 bool
 		dns                   dnsAt
 		due                   bool
+		sysctls               []string // of the pod
 	}{
-		"it is not connected":              {false, true, false, nil, false},
-		"it is connected":                  {true, false, false, nil, true},
-		"it is configured":                 {true, true, false, dns, false},
-		"the cluster's DNS is another":     {true, true, false, nil, true},
-		"another DNS, and the pod is here": {true, true, true, nil, false},
+		"it is not connected":              {false, true, false, nil, false, nil},
+		"it is connected":                  {true, false, false, nil, true, nil},
+		"it is configured":                 {true, true, false, dns, false, nil},
+		"the cluster's DNS is another":     {true, true, false, nil, true, nil},
+		"another DNS, and the pod is here": {true, true, true, nil, false, nil},
+		"its pod sets unsafe sysctls":      {true, true, true, dns, true, []string{"kernel.msgmax"}},
 	} {
 		cell := Cell{ID: "c", Phase: apiv1.Booting, Instance: &cloud.Instance{}}
 		cell.step(apiv1.StepJoined, b.clock.Now())
 		if tc.bound {
 			cell.Pod, cell.Phase = ref("a"), apiv1.Bound
 		}
+		cell.UnsafeSysctls = tc.sysctls
 		e := newEntry(cell, 0)
 		link := &modelLink{all: &modelLinks{}, connected: tc.connected}
 		e.session, e.configured, *s.dns.of(e) = agentSession{link}, tc.configured, tc.dns
@@ -53,7 +56,7 @@ func TestAnAgentIsConfiguredOnEachConnectionAndAnewUntilItIsBound(t *testing.T) 
 		if err := configure(t.Context()); err != nil || e.configured {
 			t.Errorf("%s: after a break it counts as configured (%v)", name, err)
 		}
-		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(*s.dns.of(e)) != 1 {
+		if err := s.due(e)(t.Context()); err != nil || !e.configured || len(*s.dns.of(e)) != 1 || s.due(e) != nil {
 			t.Errorf("%s: configured %t, with DNS %v (%v)", name, e.configured, *s.dns.of(e), err)
 		}
 	}

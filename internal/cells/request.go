@@ -34,9 +34,11 @@ type Request struct {
 	Disks []Disk
 	// Plugins are those of the CSI drivers of the pod's volumes.
 	Plugins []Plugin
-	// GPUs and Accelerators are as in Cell.
-	GPUs         int64
-	Accelerators map[corev1.ResourceName]int64
+	// Kernel and UnsafeSysctls, and GPUs and Accelerators, are as in Cell.
+	Kernel        *KernelSettings
+	UnsafeSysctls []string
+	GPUs          int64
+	Accelerators  map[corev1.ResourceName]int64
 	// Options are what a cell for it is launched with.
 	Options Options
 	// Needs is as in Cell.
@@ -106,6 +108,8 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		Template:       s.recipe.template(s.recipe.digest()),
 		Disks:          r.Disks,
 		Plugins:        r.Plugins,
+		Kernel:         r.Kernel,
+		UnsafeSysctls:  r.UnsafeSysctls,
 		GPUs:           r.GPUs,
 		Accelerators:   r.Accelerators,
 	}

@@ -9,6 +9,7 @@ type outfit struct {
 	routes     *routes
 	plugins    *plugins
 	devices    *devices
+	kernels    *kernels
 }
 
 func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
@@ -57,7 +58,14 @@ func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
 		waits: waits,
 		ends:  s.ends,
 	}
-	return outfit{waits, keptAgents, renaming, disks, routes, plugins, devices}
+	kernels := &kernels{
+		table:  c.table,
+		loop:   c.loop,
+		agents: c.agents,
+		events: c.events,
+		waits:  waits,
+	}
+	return outfit{waits, keptAgents, renaming, disks, routes, plugins, devices, kernels}
 }
 
 // machines has the steps of machines until they have their pods, and while they have them.
@@ -122,7 +130,7 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		idling:     b.idling,
 		ends:       s.ends,
 		preparations: preparations{table: c.table, list: []preparation{
-			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, reconnecting,
+			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, o.kernels, reconnecting,
 		}},
 	}
 	watching := &watching{

@@ -80,6 +80,9 @@ type Capabilities struct {
 	// DialPublic says that Kip reaches instances at their public addresses, since it
 	// runs outside of their network.
 	DialPublic bool
+	// SharedKernel says that instances share the kernel of a host: what one sets that is not
+	// namespaced, all have.
+	SharedKernel bool
 	// SharedUserData says that the machines of one call must share their user data
 	// and their tags, as on EC2. Kip then sends a LaunchRequest with UserData, and
 	// tells machines apart by Instance.Place, which launches and lists then have, and

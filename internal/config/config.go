@@ -287,10 +287,11 @@ type Registry struct {
 
 // Grants are what the pods of namespaces may ask for by annotation.
 type Grants struct {
-	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant everything to every namespace: where an admission policy decides, such as that of deploy/manifests/rights/policies.yaml, or where everybody who makes pods may."`
+	Unrestricted    bool              `key:"unrestricted" default:"false" doc:"Grant every annotation to every namespace: where an admission policy decides, such as that of deploy/manifests/rights/policies.yaml, or where everybody who makes pods may."`
 	MaxPricePerHour resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, whatever a pod asks for; 0 = no bound. A namespace may have a higher one."`
 	MaxVolumeSize   resource.Quantity `key:"maxVolumeSize" default:"100Gi" doc:"Largest root disk that a pod may get, by pod.elotl.co/volume-size or for its ephemeral-storage, in whole Gi; 0 = no bound. A namespace may have a larger one. What is no larger than cells.defaultVolumeSize needs no grant."`
 	MaxKeepFailed   time.Duration     `key:"maxKeepFailed" default:"3600" doc:"Longest time for which pod.elotl.co/keep-failed may keep the cell of a failed pod, at most 604800; 0 = not at all. The cell is paid meanwhile. A namespace may have a longer one."`
+	UnsafeSysctls   []string          `key:"unsafeSysctls" doc:"Namespaced sysctls that pods may set by securityContext.sysctls besides those that Kubernetes calls safe, as allowedUnsafeSysctls of a kubelet: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* and net.*, or names and patterns within. For all namespaces, also with unrestricted, which does not grant them. Default: none, and the cell's kubelet rejects such a pod."`
 	Namespaces      []NamespaceGrants `key:"namespaces" doc:"What namespaces are granted. One that is named several times has all of it."`
 }
 
@@ -306,6 +307,9 @@ type NamespaceGrants struct {
 	Dedicated         bool              `key:"dedicated" default:"false" doc:"Whether the pods may be on dedicated instances, however they are chosen: by pod.elotl.co/launch-type, or by a node that offers them."`
 	DaemonSetMachines bool              `key:"daemonSetMachines" default:"false" doc:"Whether pod.elotl.co/machine may be true in the pods of a DaemonSet."`
 	BesidePods        bool              `key:"besidePods" default:"false" doc:"Whether pod.elotl.co/beside-pods may be true in the pods of a DaemonSet: it then runs beside the pods of all namespaces, as privileged as its manifest says. See docs/daemonsets.md."`
+	HostSysctls       []string          `key:"hostSysctls" doc:"Sysctls of the machine that pod.elotl.co/host-sysctls may set. One that ends with * stands for all that begin like it. kernel.core_pattern and others name programs that the kernel runs as root of the machine, so grants.unrestricted does not grant them."`
+	HostModules       []string          `key:"hostModules" doc:"Modules of the kernel that pod.elotl.co/host-modules may load, likewise: not granted by grants.unrestricted either."`
+	UnsafeSysctls     []string          `key:"unsafeSysctls" doc:"Namespaced sysctls that the pods may set besides those of grants.unsafeSysctls, likewise."`
 	MaxVolumeSize     resource.Quantity `key:"maxVolumeSize" default:"0" doc:"Largest root disk that pod.elotl.co/volume-size may ask for, in whole Gi, where it is more than grants.maxVolumeSize."`
 	MaxKeepFailed     time.Duration     `key:"maxKeepFailed" default:"0" doc:"Longest time for which pod.elotl.co/keep-failed may keep the cell of a failed pod, where it is more than grants.maxKeepFailed."`
 	MaxPricePerHour   resource.Quantity `key:"maxPricePerHour" default:"0" doc:"Most that an instance may cost in an hour, in US dollars, where it is more than grants.maxPricePerHour."`

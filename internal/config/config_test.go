@@ -395,6 +395,9 @@ func TestOtherForms(t *testing.T) {
 	}
 }
 
+const wantsNamespaced = "want a namespaced sysctl, or the beginning of some and a *: " +
+	"kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*, or within these"
+
 func TestErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "p.yaml:1: the file is empty: want at least cloud and cells.defaultInstanceType"},
@@ -655,6 +658,13 @@ func TestErrors(t *testing.T) {
 			"p.yaml:6: costs.labels[1]: \"a b\" is no name of a label: name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')\n" +
 				"p.yaml:6: costs.labels[2]: there is no value: this key is required\n" +
 				"p.yaml:6: costs.labels[3]: team is there already: costs.labels[0] has it"},
+		{"sysctls that no pod has for itself", least + "  grants:\n    unsafeSysctls: ['net.*', 'kernel.*']\n    namespaces:\n" +
+			"    - {namespace: a, hostSysctls: ['vm.*', 'a*b'], hostModules: [''], unsafeSysctls: [vm.swappiness, 'net.*.x']}",
+			"p.yaml:6: cells.grants.unsafeSysctls[1]: \"kernel.*\" is not valid: " + wantsNamespaced + "\n" +
+				"p.yaml:8: cells.grants.namespaces[0].hostModules[0]: there is no value: this key is required\n" +
+				"p.yaml:8: cells.grants.namespaces[0].hostSysctls[1]: \"a*b\" is not valid: want a value, or the beginning of one and a * at its end\n" +
+				"p.yaml:8: cells.grants.namespaces[0].unsafeSysctls[0]: \"vm.swappiness\" is not valid: " + wantsNamespaced + "\n" +
+				"p.yaml:8: cells.grants.namespaces[0].unsafeSysctls[1]: \"net.*.x\" is not valid: " + wantsNamespaced},
 		{"a bound below nothing", least + "  grants: {maxPricePerHour: -1}",
 			`p.yaml:5: cells.grants.maxPricePerHour: "-1" is not valid: want 0, for no bound, or more`},
 		{"etcd key without a certificate", least + "etcd: {client: {endpoints: ['https://a:2379'], keyFile: k}}",

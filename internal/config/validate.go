@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/component-helpers/node/util/sysctl"
 
 	"github.com/elotl/kip/internal/cloud/local/sizes"
 	"github.com/elotl/kip/internal/volumes"
@@ -700,13 +701,15 @@ func (d *decoder) grants(g Grants) {
 		d.has("cells.grants.maxKeepFailed")) {
 		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
 	}
+	d.unsafeSysctls("cells.grants", g.UnsafeSysctls)
 	for i, n := range g.Namespaces {
 		key := fmt.Sprintf("cells.grants.namespaces[%d]", i)
 		d.require(key+".namespace", n.Namespace)
+		d.unsafeSysctls(key, n.UnsafeSysctls)
 		d.check(n.Namespace == "" || n.Namespace == "*" || len(validation.IsDNS1123Label(n.Namespace)) == 0, key+".namespace", n.Namespace,
 			"the name of a namespace, or *")
 		for name, values := range map[string][]string{"instanceProfiles": n.InstanceProfiles, "securityGroups": n.SecurityGroups,
-			"instanceTypes": n.InstanceTypes} {
+			"instanceTypes": n.InstanceTypes, "hostSysctls": n.HostSysctls, "hostModules": n.HostModules} {
 			for j, v := range values {
 				at := fmt.Sprintf("%s.%s[%d]", key, name, j)
 				d.require(at, v)
@@ -723,6 +726,15 @@ func (d *decoder) grants(g Grants) {
 		keep(key, n.MaxKeepFailed)
 		d.check(n.MaxKeepFailed == 0 || n.MaxKeepFailed > g.MaxKeepFailed, key+".maxKeepFailed", fmt.Sprint(n.MaxKeepFailed.Seconds()),
 			"more than cells.grants.maxKeepFailed, which all namespaces have")
+	}
+}
+
+// unsafeSysctls checks patterns of sysctls as a kubelet does with its allowedUnsafeSysctls.
+func (d *decoder) unsafeSysctls(key string, patterns []string) {
+	for i, p := range patterns {
+		of, _, _ := sysctl.GetNamespace(p)
+		d.check(of != sysctl.UnknownNamespace && !strings.Contains(strings.TrimSuffix(p, "*"), "*"), fmt.Sprintf("%s.unsafeSysctls[%d]", key, i), p,
+			"a namespaced sysctl, or the beginning of some and a *: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*, or within these")
 	}
 }
 

@@ -39,6 +39,11 @@ func NewInvalidAnnotation(why error) Event {
 	return warn(InvalidAnnotation, "Kip launches no cell until you fix the pod's annotation: %v", why)
 }
 
+// NewAnnotationUnsupported is about a pod that asks for something that cells of this cloud cannot have.
+func NewAnnotationUnsupported(why error) Event {
+	return warn(AnnotationUnsupported, "Kip launches no cell for the pod: %v. Change the annotation, or use a cloud of virtual machines.", why)
+}
+
 // NewUnplaceable is about a pod that fits no instance type.
 func NewUnplaceable(why error) Event {
 	return warn(Unplaceable, "No instance type fits the pod: %v. Change the pod's resources or annotations.", why)
@@ -325,6 +330,17 @@ func AcceleratorsMissing(resource string, has, asked int64, gpus string) string 
 // NewGPUsNotReady is about a pod whose cell lacks GPUs, or other accelerators: [GPUsMissing] or [AcceleratorsMissing].
 func NewGPUsNotReady(what, cell, lacks string) Event {
 	return warn(gpusNotReady, "The %s of cell %s are not ready: %s", what, cell, lacks)
+}
+
+// NewHostSettingsNotReady is about a pod whose cell is not ready for its host-sysctls and host-modules.
+func NewHostSettingsNotReady(cell string, why error) Event {
+	return warn(hostSettingsNotReady, "The pod waits until cell %s takes its host-sysctls and host-modules: %v", cell, why)
+}
+
+// NewHostSettingsRefused is about a pod whose cell ends, since its machine refuses the pod's host-sysctls or host-modules.
+func NewHostSettingsRefused(cell, why string) Event {
+	return warn(HostSettingsRefused, "Cell %s refuses the pod's host-sysctls or host-modules: %s. Kip terminates it. "+
+		"Change the annotation, and Kip launches another at once; else it tries again in an hour.", cell, why)
 }
 
 // NewPluginsNotTaken is about a pod whose cell does not take the node plugins of CSI drivers.

@@ -6,6 +6,7 @@ package events
 // docs/troubleshooting.md explains each. Those that other packages compare are exported.
 const (
 	AgentNotStarted           = "AgentNotStarted"
+	AnnotationUnsupported     = "AnnotationUnsupported"
 	BudgetExceeded            = "BudgetExceeded"
 	CellConsole               = "CellConsole"
 	CellDefinitionUnfit       = "CellDefinitionUnfit"
@@ -17,6 +18,7 @@ const (
 	CloudInitInvalid          = "CloudInitInvalid"
 	CloudInitUnfit            = "CloudInitUnfit"
 	Evicted                   = "Evicted"
+	HostSettingsRefused       = "HostSettingsRefused"
 	InstancesNotListed        = "InstancesNotListed"
 	Interrupted               = "Interrupted"
 	InvalidAnnotation         = "InvalidAnnotation"
@@ -62,6 +64,7 @@ const (
 	evictionBlocked       = "EvictionBlocked"
 	firewallFailed        = "FirewallFailed"
 	gpusNotReady          = "GPUsNotReady"
+	hostSettingsNotReady  = "HostSettingsNotReady"
 	interruptedPodStays   = "InterruptedPodStays"
 	logsNotSaved          = "LogsNotSaved"
 	networkPolicyUnknown  = "NetworkPolicyUnknown"

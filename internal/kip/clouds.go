@@ -80,6 +80,7 @@ func grants(cfg *config.Config) pods.Grants {
 		DaemonSetMachines: cfg.Cells.DaemonSetMachines,
 		MaxPricePerHour:   g.MaxPricePerHour.AsApproximateFloat64(),
 		MaxKeepFailed:     g.MaxKeepFailed,
+		UnsafeSysctls:     g.UnsafeSysctls,
 	}
 	if !g.MaxVolumeSize.IsZero() {
 		all.MaxVolumeBytes = max(g.MaxVolumeSize.Value(), cfg.Cells.DefaultVolumeSize.Value()) // which pods get that ask for less
@@ -99,6 +100,9 @@ func grants(cfg *config.Config) pods.Grants {
 			BesidePods:        n.BesidePods,
 			MaxVolumeBytes:    n.MaxVolumeSize.Value(),
 			MaxKeepFailed:     n.MaxKeepFailed,
+			HostSysctls:       n.HostSysctls,
+			HostModules:       n.HostModules,
+			UnsafeSysctls:     n.UnsafeSysctls,
 		})
 	}
 	return all

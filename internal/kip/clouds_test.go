@@ -114,6 +114,12 @@ func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
 		"privateIPOnly: true":      {MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour},
 		"defaultVolumeSize: 200Gi": {PublicAddress: true, MaxVolumeBytes: 200 << 30, MaxKeepFailed: time.Hour},
 		"grants: {maxVolumeSize: 0, maxKeepFailed: 0}": {PublicAddress: true},
+		"grants: {maxVolumeSize: 0, maxKeepFailed: 0, unsafeSysctls: [net.*], namespaces: [{namespace: a, hostSysctls: [vm.*], hostModules: [ip_vs], unsafeSysctls: [kernel.sem]}]}": {
+			PublicAddress: true, UnsafeSysctls: []string{"net.*"},
+			Namespaces: []pods.NamespaceGrants{{
+				Namespace: "a", HostSysctls: []string{"vm.*"}, HostModules: []string{"ip_vs"}, UnsafeSysctls: []string{"kernel.sem"},
+			}},
+		},
 		"privateIPOnly: true, grants: {maxVolumeSize: 7Gi, maxPricePerHour: 2, namespaces: [{namespace: a, maxVolumeSize: 9Gi, maxKeepFailed: 7200, publicAddress: true, dedicated: true}, {namespace: b}]}": {
 			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2, MaxKeepFailed: time.Hour,
 			Namespaces: []pods.NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 9 << 30, MaxKeepFailed: 2 * time.Hour, PublicAddress: true, Dedicated: true}, {Namespace: "b"}},

@@ -45,6 +45,8 @@ func (c cellSide) matchPods() (l podSide, err error) {
 		Queues:      l.metrics.WorkqueueProvider(),
 		Clock:       l.clock,
 		Log:         l.Log,
+
+		SharedKernel: l.machines.Capabilities().SharedKernel,
 	})
 	if err != nil {
 		return l, err

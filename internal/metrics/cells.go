@@ -190,7 +190,8 @@ func (m *Metrics) phaseEndedBy(c *cells.Cell, n int) (phase, outcome string) {
 	}
 	switch reason := m.endReason(c); {
 	case reason == cells.CauseNotLaunched, reason == cells.CauseNotReady, reason == cells.CauseUnfit, reason == cells.CauseTooSmall,
-		reason == cells.CauseNoDisk, reason == cells.CauseNoRoute, reason == cells.CauseLost, reason == cells.CauseInterrupted:
+		reason == cells.CauseNoDisk, reason == cells.CauseNoRoute, reason == cells.CauseKernelRefused, reason == cells.CauseLost,
+		reason == cells.CauseInterrupted:
 		return phase, outcomeFailed
 	case phase == phaseRunning && (reason == cells.CausePodEnded || reason == cells.CausePodDeleted):
 		return phase, outcomeSuccess

@@ -21,7 +21,8 @@ type value struct{ name, doc string }
 // causes are all there are.
 var causes = []cells.Cause{
 	cells.CausePodEnded, cells.CausePodDeleted, cells.CauseNotLaunched, cells.CauseNotReady, cells.CauseUnfit, cells.CauseTooSmall,
-	cells.CauseNoDisk, cells.CauseNoRoute, cells.CauseLost, cells.CauseInterrupted, cells.CauseStandbyRetired, cells.CauseOther,
+	cells.CauseNoDisk, cells.CauseNoRoute, cells.CauseKernelRefused, cells.CauseLost, cells.CauseInterrupted, cells.CauseStandbyRetired,
+	cells.CauseOther,
 }
 
 // Phases of a cell's life between its steps.
@@ -147,6 +148,7 @@ var (
 		{string(cells.CauseTooSmall), "its machine has less than its type promises, and its pod needs more"},
 		{string(cells.CauseNoDisk), "the cloud did not give it a disk of its pod"},
 		{string(cells.CauseNoRoute), "the cloud did not lead its pod's networks to it"},
+		{string(cells.CauseKernelRefused), "its kernel refused what its pod asks of it"},
 		{string(cells.CauseLost), "its instance vanished, was stopped or fell silent"},
 		{string(cells.CauseInterrupted), "the cloud took it back"},
 		{string(cells.CauseStandbyRetired), "its standby pool no longer wanted it"},

@@ -34,6 +34,8 @@ const (
 	AnnotationMachine            = Prefix + "machine"
 	AnnotationMaxPending         = Prefix + "max-pending"
 	AnnotationKeepFailed         = Prefix + "keep-failed"
+	AnnotationHostSysctls        = Prefix + "host-sysctls"
+	AnnotationHostModules        = Prefix + "host-modules"
 	// AnnotationProfile is Kip's own: it names the profile that chose the pod, and decides nothing.
 	AnnotationProfile    = Prefix + "profile"
 	AnnotationBesidePods = Prefix + "beside-pods"
@@ -114,6 +116,10 @@ type Annotations struct {
 	Machine *bool
 	// BesidePods, when true, asks that a DaemonSet's pod run on the cells of other pods.
 	BesidePods *bool
+	// HostSysctls are set on the machine in their order, each name once, after HostModules were loaded, whose names have
+	// underscores only.
+	HostSysctls []Sysctl
+	HostModules []string
 }
 
 // annotationKinds are the known annotations: what each allows, and how it is
@@ -227,6 +233,16 @@ var annotationKinds = map[string]struct {
 		a.KeepFailed, err = time.ParseDuration(v)
 		return err == nil && a.KeepFailed >= 0 && a.KeepFailed <= maxKeepFailed
 	}},
+	AnnotationHostSysctls: {"NAME=VALUE such as vm.max_map_count=262144, separated by commas, at most 64", func(a *Annotations, v string) bool {
+		var err error
+		a.HostSysctls, err = parseSysctls(v)
+		return err == nil
+	}},
+	AnnotationHostModules: {"names of kernel modules such as br_netfilter, separated by commas, at most 16", func(a *Annotations, v string) bool {
+		var err error
+		a.HostModules, err = parseModules(v)
+		return err == nil
+	}},
 }
 
 // maxKeepFailed is longer than anybody looks for a fault, and bounds what a forgotten machine costs.
@@ -273,6 +289,20 @@ func parseBool(to **bool, v string) bool {
 	return err == nil
 }
 
+// whyInvalid returns what is wrong with a value of many parts; nil for other annotations.
+func whyInvalid(annotation, value string) (err error) {
+	value = strings.TrimSpace(value)
+	switch annotation {
+	case AnnotationRequirements:
+		_, _, err = parseChoices(value) // of which one expression among many may be wrong
+	case AnnotationHostSysctls:
+		_, err = parseSysctls(value)
+	case AnnotationHostModules:
+		_, err = parseModules(value)
+	}
+	return err
+}
+
 // besideProfile is what a pod with an instance profile may say of the metadata service.
 const besideProfile = AnnotationAllowMetadata + `: "true" beside it, or none, or the pod does not reach the credentials of the role`
 
@@ -291,11 +321,7 @@ func ParseAnnotations(annotations map[string]string) (Annotations, error) {
 		case !known:
 			invalid = append(invalid, unknownAnnotation(name, v))
 		case !kind.parse(&parsed, strings.TrimSpace(v)):
-			e := &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed}
-			if name == AnnotationRequirements { // of which one expression among many may be wrong
-				_, _, e.Why = parseChoices(strings.TrimSpace(v))
-			}
-			invalid = append(invalid, e)
+			invalid = append(invalid, &InvalidAnnotationError{Annotation: name, Value: v, Allowed: kind.allowed, Why: whyInvalid(name, v)})
 		}
 	}
 	// The credentials of a role come from the metadata service: without that the role is only for who gets around the cell's firewall.

@@ -21,13 +21,14 @@ import (
 
 // choosing chooses what is requested for pods.
 type choosing struct {
-	volumes    Volumes // nil if no pod has any
-	nodes      Nodes
-	grants     Grants
-	beside     *besides
-	options    cells.Options
-	costLabels []string
-	history    *history
+	volumes      Volumes // nil if no pod has any
+	nodes        Nodes
+	grants       Grants
+	beside       *besides
+	sharedKernel bool
+	options      cells.Options
+	costLabels   []string
+	history      *history
 }
 
 // Choose returns what is to be requested for a pod: what can be launched, best
@@ -48,7 +49,7 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Nodes.Choose says so
-		if err := s.grants.Check(pod.Namespace, asked); err != nil {
+		if err := s.allowed(pod.Namespace, asked); err != nil {
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
@@ -78,9 +79,11 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 		Plugins:      pluginsOf(needs),
 		GPUs:         placement.NVIDIA(pod),
 		Accelerators: placement.Accelerators(pod),
+
+		UnsafeSysctls: s.grants.unsafeSysctls(pod),
 	}
 	if invalid == nil {
-		r.Special = special(asked)
+		r.Special, r.Kernel = special(asked), kernelSettings(asked)
 		r.Options, r.Offerings = resolve(s.options, asked), withDisk(offerings, asked)
 		if t := asked.HealthyTimeout; t != nil {
 			after := t.After // 0 when never
@@ -94,6 +97,16 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 		}
 	}
 	return r, nil
+}
+
+// allowed returns an error for the first annotation that cells of this cloud cannot have, or the namespace may not have.
+func (s *choosing) allowed(namespace string, asked placement.Annotations) error {
+	if s.sharedKernel {
+		if err := changesKernel(asked); err != nil {
+			return err
+		}
+	}
+	return s.grants.Check(namespace, asked)
 }
 
 // fitting returns what can be launched for a pod, and what is needed of it. What an earlier machine lacked is asked for
@@ -153,7 +166,7 @@ func typesOf(offerings []offering.Offering) int {
 }
 
 // PlacementError says why nothing can be launched for a pod. It wraps the error of
-// placement, or a *NotGrantedError.
+// placement, a *NotGrantedError or an *UnsupportedError.
 type PlacementError struct {
 	Zone string // where the disks of the pod are; "" if it has none, or it does not matter
 	Err  error
@@ -175,10 +188,13 @@ func (e *PlacementError) wait(looks int, random backoff.Random) (because cause, 
 	var annotation *placement.InvalidAnnotationError
 	var capacity *placement.NoCapacityError
 	var granted *NotGrantedError
+	var unsupported *UnsupportedError
 	var unplaceable *placement.UnplaceableError
 	switch {
 	case errors.As(e.Err, &granted):
 		return otherCause, events.NewNotGranted(e), unplaceableRetry
+	case errors.As(e.Err, &unsupported):
+		return otherCause, events.NewAnnotationUnsupported(e), unplaceableRetry
 	case errors.As(e.Err, &annotation):
 		return otherCause, events.NewInvalidAnnotation(e), unplaceableRetry
 	case errors.As(e.Err, &capacity):

@@ -40,6 +40,8 @@ type Config struct {
 	DaemonSets *daemonsets.Rules
 	// Copies are the copies of their pods on cells. Required with DaemonSets.
 	Copies Copies
+	// SharedKernel says that cells share the kernel of a host, so that no pod may change it.
+	SharedKernel bool
 	// CostLabels are the keys of the labels that costs are kept by. Optional.
 	CostLabels []string
 	// Events are those of pods.

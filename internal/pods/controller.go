@@ -114,6 +114,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 		return
 	}
 	c.history.cellGone(cell) // first: a worker may find the pod without a cell already
+	c.waits.cellGone(cell)
 	c.releasing.cellGone(cell.Pod.UID)
 	c.attending.interrupted(cell, time.Time{})
 	if cell.Instance != nil {

@@ -22,7 +22,10 @@ type Grants struct {
 	MaxPricePerHour   float64       // US dollars; 0 for no bound
 	MaxVolumeBytes    int64         // of a root disk; 0 for no bound
 	MaxKeepFailed     time.Duration // for which the cell of a failed pod may stay; 0 for not at all
-	Namespaces        []NamespaceGrants
+	// UnsafeSysctls are what the pods of all namespaces may set in their own namespaces of the kernel. Unrestricted does not grant them:
+	// no annotation asks for them.
+	UnsafeSysctls []string
+	Namespaces    []NamespaceGrants
 }
 
 // NamespaceGrants are what the pods of a namespace may ask for, "*" for every one.
@@ -38,6 +41,9 @@ type NamespaceGrants struct {
 	MaxPricePerHour                  float64       // 0 for that of all namespaces
 	MaxVolumeBytes                   int64         // likewise
 	MaxKeepFailed                    time.Duration // likewise
+	// HostSysctls and HostModules are what the pods may ask of their machines' kernel, UnsafeSysctls what they may set besides
+	// those of all namespaces. One that ends with * stands for all that begin like it.
+	HostSysctls, HostModules, UnsafeSysctls []string
 	// InstanceTypes are those that the pods may get, by whatever they are chosen; none for
 	// all, unless other grants of the namespace name some.
 	InstanceTypes []string
@@ -65,6 +71,8 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 		}
 	}
 	has := func(granted func(NamespaceGrants) bool) bool { return g.has(namespace, granted) }
+	// An admission policy that was written earlier knows nothing of the machine's kernel, so Unrestricted does not stand for it.
+	named := func(granted func(NamespaceGrants) bool) bool { return slices.ContainsFunc(g.of(namespace), granted) }
 	if p := a.InstanceProfile; p != "" && !has(func(n NamespaceGrants) bool { return matches(n.InstanceProfiles, p) }) {
 		return refused(placement.AnnotationInstanceProfile, p, "instanceProfiles")
 	}
@@ -101,6 +109,16 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 			Asked:     fmt.Sprintf("annotation %s: %q", placement.AnnotationKeepFailed, keep),
 			Namespace: namespace,
 			Key:       "cells.grants.maxKeepFailed",
+		}
+	}
+	for _, s := range a.HostSysctls {
+		if !named(func(n NamespaceGrants) bool { return matchesSysctl(n.HostSysctls, s.Name) }) {
+			return refused(placement.AnnotationHostSysctls, s.Name, "hostSysctls")
+		}
+	}
+	for _, m := range a.HostModules {
+		if !named(func(n NamespaceGrants) bool { return matchesModule(n.HostModules, m) }) {
+			return refused(placement.AnnotationHostModules, m, "hostModules")
 		}
 	}
 	if size := a.VolumeSizeBytes; g.MaxVolumeBytes != 0 && size > g.MaxVolumeBytes &&

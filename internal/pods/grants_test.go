@@ -21,6 +21,7 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{Namespace: "*", SecurityGroups: []string{"sg-all"}},
 		{Namespace: "b", InstanceProfiles: []string{"*"}},
 		{Namespace: "a", PublicAddress: true, Dedicated: true, MaxVolumeBytes: 500 << 30, MaxKeepFailed: 24 * time.Hour},
+		{Namespace: "a", HostSysctls: []string{"vm.*", "net/core/rmem_max"}, HostModules: []string{"nf-conntrack", "ip_vs*"}},
 	}, MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour}
 	for _, c := range []struct {
 		grants                       Grants
@@ -73,6 +74,15 @@ func TestAnnotationsThatAreMoneyOrRightsAreGrantedByNamespace(t *testing.T) {
 		{Grants{}, "a", placement.AnnotationKeepFailed, "1s", "cells.grants.maxKeepFailed"},
 		{Grants{}, "a", placement.AnnotationKeepFailed, "0", ""},
 		{Grants{Unrestricted: true}, "a", placement.AnnotationKeepFailed, "168h", ""},
+		{Grants{}, "a", placement.AnnotationHostSysctls, "vm.swappiness=1", "hostSysctls"},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationHostSysctls, "vm.swappiness=1", "hostSysctls"},
+		{granted, "a", placement.AnnotationHostSysctls, "vm/max_map_count=1,net.core.rmem_max=2", ""},
+		{granted, "a", placement.AnnotationHostSysctls, "vm.swappiness=1,net.core.wmem_max=2", "hostSysctls"},
+		{granted, "b", placement.AnnotationHostSysctls, "vm.swappiness=1", "hostSysctls"},
+		{Grants{}, "a", placement.AnnotationHostModules, "nf_conntrack", "hostModules"},
+		{Grants{Unrestricted: true}, "a", placement.AnnotationHostModules, "nf_conntrack", "hostModules"},
+		{granted, "a", placement.AnnotationHostModules, "nf_conntrack,ip-vs-rr", ""},
+		{granted, "a", placement.AnnotationHostModules, "nf_conntrack,br_netfilter", "hostModules"},
 	} {
 		var a placement.Annotations
 		var err error

@@ -41,8 +41,8 @@ func (h *history) cellGone(cell cells.Cell) {
 		case cell.Cause == cells.CauseTooSmall:
 			promised := catalog.Resources{MilliCPU: cell.Offering().MilliCPU, MemoryBytes: cell.Offering().MemoryBytes}
 			p.lacked = lacked{Resources: promised.Sub(cell.Room), why: cell.Reason}
-		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute}, cell.Cause):
-			// No fault of the pod's: it waits for who mends it.
+		case slices.Contains([]cells.Cause{cells.CauseUnfit, cells.CauseNoDisk, cells.CauseNoRoute, cells.CauseKernelRefused}, cell.Cause):
+			// No fault of the pod's, or of its annotations, which can change: it waits for who mends it.
 		case cell.Instance != nil && cell.Interrupted.IsZero() && cell.Cause != cells.CauseInterrupted:
 			p.failures, p.refusal = p.failures+1, ""
 		case cell.Cause == cells.CauseNotLaunched && cell.Refusals > 0:

@@ -21,6 +21,9 @@ const (
 	// unplaceableRetry is how long a pod that fits no type waits for another
 	// look: types and prices change by the day.
 	unplaceableRetry = 10 * time.Minute
+	// refusedRetry is how long a pod whose host-sysctls or host-modules a cell has refused waits
+	// for another cell, unless its annotations change: the image of cells may.
+	refusedRetry = time.Hour
 	// scarceRetry is the longest wait between two looks for a pod of whose types there are
 	// none: shortages are counted for minutes.
 	scarceRetry = 30 * time.Second
@@ -90,6 +93,16 @@ func (s *waits) report(pod *corev1.Pod, because cause, said events.Event, why st
 	if changed {
 		s.events.Event(apiv1.Ref(pod), said)
 	}
+}
+
+// cellGone has a pod wait whose cell has refused what it asks of the kernel: the next one would, too.
+func (s *waits) cellGone(cell cells.Cell) {
+	if cell.Cause != cells.CauseKernelRefused {
+		return
+	}
+	s.note(cell.Pod, func(w *waiting) {
+		w.why, w.node, w.cause, w.until = cell.Reason, cell.Node, otherCause, s.registry.clock.Now().Add(refusedRetry)
+	})
 }
 
 // end notes that a pod waits no more.

@@ -54,13 +54,14 @@ func (c *Controller) wireCore(cfg Config) {
 // wireEnds wires what becomes of pods that have or had a cell.
 func (c *Controller) wireEnds(cfg Config) {
 	c.choosing = &choosing{
-		volumes:    cfg.Volumes,
-		nodes:      cfg.Nodes,
-		grants:     cfg.Grants,
-		beside:     c.beside,
-		options:    cfg.Options,
-		costLabels: cfg.CostLabels,
-		history:    c.history,
+		volumes:      cfg.Volumes,
+		nodes:        cfg.Nodes,
+		grants:       cfg.Grants,
+		beside:       c.beside,
+		sharedKernel: cfg.SharedKernel,
+		options:      cfg.Options,
+		costLabels:   cfg.CostLabels,
+		history:      c.history,
 	}
 	c.releasing = &releasing{
 		cells:     cfg.Cells,

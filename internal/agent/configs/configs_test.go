@@ -189,6 +189,16 @@ func TestAKubeletHasStaticPodsOnlyWhereThereArePlugins(t *testing.T) {
 	}
 }
 
+func TestAKubeletAllowsTheUnsafeSysctlsThatItsPodMaySet(t *testing.T) {
+	for _, allowed := range [][]string{nil, {"kernel.msgmax", "net/core/somaxconn"}} {
+		c := config()
+		c.UnsafeSysctls = allowed
+		if got := kubelet(t, c, Machine{}).AllowedUnsafeSysctls; !slices.Equal(got, allowed) {
+			t.Errorf("allowed are %q, want %q", got, allowed)
+		}
+	}
+}
+
 func TestAKubeletWithGPUsTellsOfThemSoon(t *testing.T) {
 	for gpus, want := range map[bool]time.Duration{false: 10 * time.Second, true: time.Second} {
 		typed := kubelet(t, config(), Machine{GPUs: gpus})
@@ -383,6 +393,11 @@ func TestBadConfigurationNamesFieldAndValue(t *testing.T) {
 		"route of itself": {func(c *agentapi.Config) { c.Routes = networks("10.110.128.0/24") },
 			[]string{"routes[0]: 10.110.128.0/24 has the machine's own address (nodeIP 10.110.0.2), or the pod's (podIP 10.110.128.2)"}},
 		"many routes": {func(c *agentapi.Config) { c.Routes = slices.Repeat(networks("10.20.0.0/16"), 257) }, []string{"routes: 257"}},
+		"a sysctl of the machine": {func(c *agentapi.Config) { c.UnsafeSysctls = []string{"kernel.msgmax", "vm.swappiness"} },
+			[]string{`unsafeSysctls[1]: "vm.swappiness"`}},
+		"a pattern of sysctls": {func(c *agentapi.Config) { c.UnsafeSysctls = []string{"net.*"} }, []string{`unsafeSysctls[0]: "net.*"`}},
+		"many sysctls": {func(c *agentapi.Config) { c.UnsafeSysctls = slices.Repeat([]string{"net.a"}, 257) },
+			[]string{"unsafeSysctls: 257"}},
 		"several": {func(c *agentapi.Config) { c.NodeName, c.ReservedMemoryBytes = "_", -1 },
 			[]string{"nodeName", "reservedMemoryBytes"}},
 	} {
@@ -436,11 +451,11 @@ func TestHostIsRecognised(t *testing.T) {
 	}{
 		"cgroup v1, no CAP_SYS_RESOURCE": {map[string]string{
 			"proc/self/status": "Name:\titzo\nCapEff:\t000001fffeffffff\n", "sys/fs/cgroup/memory/cgroup.procs": "",
-		}, Host{}},
+		}, Host{SysModule: true}},
 		"cgroup v2 with all": {map[string]string{
 			"proc/self/status": "CapEff:\t000001ffffffffff\n", "sys/fs/cgroup/cgroup.controllers": "cpu memory hugetlb pids\n",
 			"sys/fs/cgroup/pids.max": "max\n", "sys/module/apparmor/parameters/enabled": "Y\n",
-		}, Host{CgroupV2: true, Hugetlb: true, SysResource: true, AppArmor: true}},
+		}, Host{CgroupV2: true, Hugetlb: true, SysResource: true, SysModule: true, AppArmor: true}},
 		"cgroup v1 with hugetlb, AppArmor off": {map[string]string{
 			"proc/self/status": "CapEff:\t0000000001000000\n", "sys/fs/cgroup/hugetlb/cgroup.procs": "",
 			"sys/module/apparmor/parameters/enabled": "N\n",

@@ -19,6 +19,8 @@ type Host struct {
 	// SysResource says that the agent has CAP_SYS_RESOURCE: without it nobody
 	// here may lower an oom_score_adj.
 	SysResource bool
+	// SysModule says that the agent has CAP_SYS_MODULE: without it the kernel is not the machine's own.
+	SysModule bool
 	// AppArmor says that the kernel has it enabled.
 	AppArmor bool
 	// Tasks bounds what runs in the machine's own cgroup, that of a machine that shares its kernel; 0 for no bound but
@@ -26,8 +28,8 @@ type Host struct {
 	Tasks int64
 }
 
-// capSysResource is CAP_SYS_RESOURCE of linux/capability.h.
-const capSysResource = 24
+// capSysModule and capSysResource are CAP_SYS_MODULE and CAP_SYS_RESOURCE of linux/capability.h.
+const capSysModule, capSysResource = 16, 24
 
 // InspectHost looks at the machine whose root directory is root ("/").
 func InspectHost(root string) (Host, error) {
@@ -43,7 +45,7 @@ func InspectHost(root string) (Host, error) {
 			if err != nil {
 				return h, fmt.Errorf("look up the agent's capabilities: %w", err)
 			}
-			h.SysResource, found = caps&(1<<capSysResource) != 0, true
+			h.SysModule, h.SysResource, found = caps&(1<<capSysModule) != 0, caps&(1<<capSysResource) != 0, true
 		}
 	}
 	if !found {

@@ -65,6 +65,9 @@ func Kubelet(c agentapi.Config, f Files, m Machine) ([]byte, error) {
 	if c.Plugins {
 		cfg["staticPodPath"] = StaticPodDir
 	}
+	if len(c.UnsafeSysctls) > 0 {
+		cfg["allowedUnsafeSysctls"] = c.UnsafeSysctls
+	}
 	if m.Tasks > 0 {
 		// What is left of the kernel's tasks may be more than the machine's cgroup has: the local cloud gives a machine 16384.
 		cfg["podPidsLimit"] = max(m.Tasks-reservedPIDs, m.Tasks/2)

@@ -6,11 +6,19 @@ import (
 	"net/netip"
 	"regexp"
 
+	"k8s.io/component-helpers/node/util/sysctl"
+
 	"github.com/elotl/kip/internal/agentapi"
 )
 
 // nodeNames are DNS subdomains, as Kubernetes wants names of nodes.
 var nodeNames = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// sysctlNames have the form that the kubelet demands (SysctlContainSlashFmt in pkg/apis/core/validation).
+var sysctlNames = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
+
+// maxSysctls is more than a pod needs.
+const maxSysctls = 256
 
 // maxRoutes is above what a route table of a cloud takes.
 const maxRoutes = 256
@@ -70,6 +78,15 @@ func Validate(c agentapi.Config) error {
 	for i, p := range c.ImagesOfCloud[:min(len(c.ImagesOfCloud), maxImagePatterns)] {
 		if len(p) > 253 || !imagePatterns.MatchString(p) {
 			bad("imagesOfCloud[%d]: %.253q is not a pattern of hosts such as *.registry.example.com", i, p)
+		}
+	}
+	if len(c.UnsafeSysctls) > maxSysctls {
+		bad("unsafeSysctls: %d names, want at most %d", len(c.UnsafeSysctls), maxSysctls)
+	}
+	for i, s := range c.UnsafeSysctls[:min(len(c.UnsafeSysctls), maxSysctls)] {
+		// With another the kubelet does not start.
+		if of, _, _ := sysctl.GetNamespace(s); len(s) > 253 || !sysctlNames.MatchString(s) || of == sysctl.UnknownNamespace {
+			bad("unsafeSysctls[%d]: %.253q is not the name of a namespaced sysctl such as kernel.msgmax", i, s)
 		}
 	}
 	if _, err := RegistryHosts(c.RegistryMirrors, c.Registries); err != nil {

@@ -36,6 +36,15 @@ func Close(dir, name string) error {
 	return nil
 }
 
+// IsOpen reports whether the gate of this name below dir is open.
+func IsOpen(dir, name string) (bool, error) {
+	_, err := os.Stat(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // Wait waits until all gates of these names below dir are open. When ctx ends
 // first, the error names those that are not.
 func Wait(ctx context.Context, dir string, names ...string) error {

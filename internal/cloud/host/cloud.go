@@ -223,7 +223,12 @@ func (c *Cloud) Name() string { return c.kind.Name() }
 // on the processors of one host: the pod that took a standby cell starts first,
 // within some 1.5 s.
 func (c *Cloud) Capabilities() cloud.Capabilities {
-	return cloud.Capabilities{Poll: 50 * time.Millisecond, RefillDelay: 2 * time.Second, IPv6: c.cfg.IPv6CIDR.IsValid()}
+	return cloud.Capabilities{
+		Poll:         50 * time.Millisecond,
+		RefillDelay:  2 * time.Second,
+		IPv6:         c.cfg.IPv6CIDR.IsValid(),
+		SharedKernel: c.cfg.SharedKernel,
+	}
 }
 
 // Optional are stopping, rehearsed interruptions, disks, and the bounds of the host.

@@ -39,6 +39,8 @@ type Config struct {
 	IPv6CIDR netip.Prefix
 	// AgentSources are networks that reach the agents of machines, besides this host: where Kip runs as a pod. None by default.
 	AgentSources []netip.Prefix
+	// SharedKernel says that machines run on the host's kernel.
+	SharedKernel bool
 	// Catalogue is what can be launched.
 	Catalogue []catalog.InstanceType
 	// Log defaults to slog.Default().

@@ -69,6 +69,7 @@ func (c Config) withDefaults() (Config, error) {
 		types := append(sizes.Types(runtime.GOARCH, c.Zones...), sizes.WithGPUs(runtime.GOARCH, c.GPUs, c.Zones...)...)
 		c.Catalogue = possible(types, host.CPUs())
 	}
+	c.SharedKernel = true
 	var err error
 	c.Config, err = c.Config.WithDefaults()
 	return c, err

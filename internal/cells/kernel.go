@@ -1,0 +1,94 @@
+package cells
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
+)
+
+// KernelSettings are what a pod asks of its machine's kernel.
+type KernelSettings = agentapi.KernelSettings
+
+// Sysctl is one of them.
+type Sysctl = agentapi.Sysctl
+
+const (
+	// kernelPoll is after how long an agent is asked again that is not ready for them.
+	kernelPoll = 100 * time.Millisecond
+	// kernelSilence is how long it may take before its pod is told.
+	kernelSilence = 20 * time.Second
+)
+
+// kernels give ready cells the kernel settings of their pods.
+type kernels struct {
+	table  *table
+	loop   *loop
+	agents *asking
+	events *reporter
+	waits  *waits
+	cells  perCell[kernelState] // of their workers
+}
+
+// kernelState is how far that is.
+type kernelState struct {
+	set   bool      // the kernel has them
+	since time.Time // when this process first asked an agent that was not ready
+}
+
+// prepare has a ready cell's kernel set as its pod asks, before its kubelet sees the pod. A cell whose machine refuses that ends.
+func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
+	cell, state := e.cell(), s.cells.of(e)
+	if cell.Kernel == nil || state.set {
+		return done, nil
+	}
+	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
+		return got, err
+	}
+	if !e.session.connected() {
+		return progress{}, nil // the tunnel wakes the cell
+	}
+	session := e.session
+	err := s.loop.async(ctx, e, "set the kernel", func(ctx context.Context) error {
+		return s.agents.ask(ctx, e, session, func(ctx context.Context, agent agentapi.Client) error { return agent.PutKernel(ctx, *cell.Kernel) })
+	})
+	switch {
+	case err == nil:
+		state.set = true
+		s.waits.clear(ctx, e)
+		return done, nil
+	case errors.Is(err, errUnderWay):
+		return progress{}, err
+	case errors.Is(err, agentapi.ErrNotYet):
+		now := s.loop.clock.Now()
+		if state.since.IsZero() {
+			state.since = now
+		}
+		if now.Sub(state.since) >= kernelSilence {
+			s.waits.report(ctx, e, events.NewHostSettingsNotReady(e.id, err))
+		}
+		return waitFor(kernelPoll), nil
+	case answered(err, http.StatusBadRequest, http.StatusNotFound):
+		s.refused(e, err)
+		return leave, nil
+	}
+	return progress{}, fmt.Errorf("set the kernel of cell %s: %w", e.id, err)
+}
+
+// refused ends a cell whose agent has refused its pod's settings.
+func (s *kernels) refused(e *entry, refusal error) {
+	why := "its agent is older than this Kip and knows neither host-sysctls nor host-modules"
+	if said, is := errors.AsType[*agentapi.StatusError](refusal); is && said.Code == http.StatusBadRequest {
+		why = said.Text
+	}
+	s.table.mu.Lock()
+	begun := e.beginEnd(CauseKernelRefused, why)
+	s.table.mu.Unlock()
+	if begun {
+		s.events.report(e.cell(), events.NewHostSettingsRefused(e.id, why))
+	}
+}

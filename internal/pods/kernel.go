@@ -1,0 +1,82 @@
+package pods
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/node/util/sysctl"
+
+	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/placement"
+)
+
+// UnsupportedError says what a pod asks for that cells of this cloud cannot have.
+type UnsupportedError struct{ Annotation, Asked, Why string }
+
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("annotation %s: %q is not possible on this cloud, since %s", e.Annotation, e.Asked, e.Why)
+}
+
+// changesKernel returns an *UnsupportedError for the first annotation that would change a kernel for all cells which share it.
+func changesKernel(a placement.Annotations) error {
+	if len(a.HostModules) > 0 {
+		return &UnsupportedError{placement.AnnotationHostModules, a.HostModules[0], "its cells share the kernel of their host"}
+	}
+	for _, s := range a.HostSysctls {
+		if of, _, _ := sysctl.GetNamespace(s.Name); of == sysctl.UnknownNamespace {
+			return &UnsupportedError{placement.AnnotationHostSysctls, s.Name,
+				"its cells share the kernel of their host, and this sysctl is not namespaced"}
+		}
+	}
+	return nil
+}
+
+// kernelSettings are what the annotations ask of a machine's kernel; nil for nothing.
+func kernelSettings(a placement.Annotations) *cells.KernelSettings {
+	if len(a.HostModules)+len(a.HostSysctls) == 0 {
+		return nil
+	}
+	asked := &cells.KernelSettings{Modules: a.HostModules}
+	for _, s := range a.HostSysctls {
+		asked.Sysctls = append(asked.Sysctls, cells.Sysctl(s))
+	}
+	return asked
+}
+
+// unsafeSysctls are those of a pod's securityContext that its namespace is granted. The kubelet judges the others: it has some
+// that it calls safe, and rejects the pod for the rest.
+func (g Grants) unsafeSysctls(pod *corev1.Pod) (granted []string) {
+	if pod.Spec.SecurityContext == nil {
+		return nil
+	}
+	patterns := g.UnsafeSysctls
+	for _, n := range g.of(pod.Namespace) {
+		patterns = append(patterns[:len(patterns):len(patterns)], n.UnsafeSysctls...)
+	}
+	for _, s := range pod.Spec.SecurityContext.Sysctls {
+		// With another the kubelet would not start.
+		if of, _, _ := sysctl.GetNamespace(s.Name); of != sysctl.UnknownNamespace && matchesSysctl(patterns, s.Name) {
+			granted = append(granted, s.Name)
+		}
+	}
+	return granted
+}
+
+// matchesSysctl says whether a sysctl is one of those that are granted, whatever separates the parts of their names.
+func matchesSysctl(granted []string, name string) bool {
+	normal := make([]string, len(granted))
+	for i, g := range granted {
+		normal[i] = sysctl.NormalizeName(g)
+	}
+	return matches(normal, sysctl.NormalizeName(name))
+}
+
+// matchesModule says whether a module, of which the name has underscores, is one of those that are granted.
+func matchesModule(granted []string, name string) bool {
+	normal := make([]string, len(granted))
+	for i, g := range granted {
+		normal[i] = strings.ReplaceAll(g, "-", "_")
+	}
+	return matches(normal, name)
+}
