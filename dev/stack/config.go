@@ -34,8 +34,8 @@ func (s *configuring) providerConfig(k *kip) map[string]any {
 		"defaultInstanceType": cmp.Or(s.opts.DefaultType, "small"),
 		// On one machine one break is that of many cells, and tests break them on purpose.
 		"endLimit": map[string]any{"least": 100},
-		// What pods may ask for is granted by the policies of deploy/.
-		"grants":          map[string]any{"unrestricted": true},
+		// What pods may ask for by annotation is granted by the policies of deploy/.
+		"grants":          map[string]any{"unrestricted": true, "unsafeSysctls": []string{"net.core.somaxconn"}},
 		"registryMirrors": mirrors,
 	}
 	name := CloudLocal

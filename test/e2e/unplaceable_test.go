@@ -37,7 +37,10 @@ func TestPodsThatCannotRunSayWhy(t *testing.T) {
 	for name, tc := range map[string]struct{ manifest, reason, text string }{
 		"large":   {namespace.Bare("large", container(", resources: {requests: {memory: 900Gi}}")), "Unplaceable", "too little memory"},
 		"unknown": {annotated("unknown", "pod.elotl.co/instance-type: gigantic"), "InvalidAnnotation", "gigantic"},
-		"typo":    {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
+		"kernel": {annotated("kernel", "pod.elotl.co/host-sysctls: vm.max_map_count=262144"), "AnnotationUnsupported",
+			"its cells share the kernel of their host"},
+		"module": {annotated("module", "pod.elotl.co/host-modules: br_netfilter"), "AnnotationUnsupported", "br_netfilter"},
+		"typo":   {annotated("typo", "pod.elotl.co/instance-tipe: nano"), "InvalidAnnotation", "instance-type"},
 	} {
 		s.Apply(tc.manifest)
 		s.WaitEvent(name, tc.reason, tc.text)

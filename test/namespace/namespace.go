@@ -53,7 +53,10 @@ func New(t *testing.T, world *harness.World) *Space {
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: "e2e-",
 			// As an admin grants them.
-			Annotations: map[string]string{"allow.kip.elotl.co/allow-metadata": "true", "allow.kip.elotl.co/machine": "true"},
+			Annotations: map[string]string{
+				"allow.kip.elotl.co/allow-metadata": "true", "allow.kip.elotl.co/machine": "true",
+				"allow.kip.elotl.co/host-sysctls": "*", "allow.kip.elotl.co/host-modules": "*",
+			},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

@@ -94,7 +94,12 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: client, labels: {app: client}}
+metadata:
+  name: client
+  labels: {app: client}
+  annotations:
+    pod.elotl.co/host-modules: tcp_bbr
+    pod.elotl.co/host-sysctls: vm.max_map_count=262144,net.ipv4.tcp_congestion_control=bbr
 spec:
   nodeSelector: {type: virtual-kubelet}
   hostPID: true
@@ -191,6 +196,14 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 	})
 	t.Run("limits and sysctls are as on other nodes", func(t *testing.T) {
 		hasTheLimitsOfANode(t, s.For(t), "server")
+	})
+	// Those of its neighbour are as ever, as hasTheLimitsOfANode has seen.
+	t.Run("the client's kernel is as it asks", func(t *testing.T) {
+		s := s.For(t)
+		const want = "262144\nbbr\n"
+		if got := s.Kubectl("exec", "client", "--", "cat", "/proc/sys/vm/max_map_count", "/proc/sys/net/ipv4/tcp_congestion_control"); got != want {
+			t.Errorf("the client has %q, want %q", got, want)
+		}
 	})
 	t.Run("addresses of both families", func(t *testing.T) {
 		s := s.For(t)
