@@ -15,6 +15,9 @@ import (
 	"github.com/elotl/kip/internal/placement"
 )
 
+// wholeKernel grants all that a pod may ask of its machine's kernel.
+var wholeKernel = Grants{Namespaces: []NamespaceGrants{{Namespace: "*", HostSysctls: []string{"*"}, HostModules: []string{"*"}}}}
+
 func annotated(annotations ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Annotations = map[string]string{}
@@ -26,7 +29,7 @@ func annotated(annotations ...string) func(*corev1.Pod) {
 
 func TestWhatAPodAsksOfItsKernelIsItsCells(t *testing.T) {
 	h := newHarness(t)
-	h.restarted(func(c *Config) { c.Grants = Grants{Unrestricted: true} })
+	h.restarted(func(c *Config) { c.Grants = wholeKernel })
 	r, err := h.c.Choose(t.Context(), pod("a", annotated(placement.AnnotationHostSysctls, "vm.swappiness=1,net/core/rmem_max=2",
 		placement.AnnotationHostModules, "br-netfilter")))
 	want := &cells.KernelSettings{
@@ -42,7 +45,7 @@ func TestWhatAPodAsksOfItsKernelIsItsCells(t *testing.T) {
 
 func TestCellsThatShareAKernelChangeNothingOfOthers(t *testing.T) {
 	h := newHarness(t)
-	h.restarted(func(c *Config) { c.Grants, c.SharedKernel = Grants{Unrestricted: true}, true })
+	h.restarted(func(c *Config) { c.Grants, c.SharedKernel = wholeKernel, true })
 	for n, tc := range []struct{ annotation, value, want string }{
 		{placement.AnnotationHostSysctls, "net.core.somaxconn=1,kernel.shmmax=1,kernel/sem=1 1 1 1,fs.mqueue.msg_max=1", ""},
 		{placement.AnnotationHostSysctls, "net.core.somaxconn=1,vm/max_map_count=262144",
@@ -74,7 +77,7 @@ func TestUnsafeSysctlsAreThoseThatTheNamespaceMaySet(t *testing.T) {
 		want   []string
 	}{
 		{Grants{}, []string{"kernel.msgmax"}, nil},
-		{Grants{Unrestricted: true}, []string{"kernel.msgmax"}, nil},
+		{wholeKernel, []string{"kernel.msgmax"}, nil},
 		{all, []string{"kernel.msgmax", "kernel/msgmni", "kernel.sem"}, []string{"kernel.msgmax", "kernel/msgmni"}},
 		{some, []string{"kernel.msgmax", "net/core/somaxconn", "fs.mqueue.msg_max"}, []string{"kernel.msgmax", "net/core/somaxconn"}},
 		// A kubelet with it does not start.
@@ -97,7 +100,7 @@ func TestAPodWhoseCellRefusedItsSettingsWaitsForAnotherAnnotationOrAnHour(t *tes
 	for name, change := range map[string]bool{"the annotation changes": true, "an hour": false} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
-			h.restarted(func(c *Config) { c.Grants, c.MaxAttempts = Grants{Unrestricted: true}, 1 })
+			h.restarted(func(c *Config) { c.Grants, c.MaxAttempts = wholeKernel, 1 })
 			h.put(pod("a", annotated(placement.AnnotationHostSysctls, "vm.max_map_coun=1")))
 			h.must("a")
 			cell, has := h.cells.ForPod("uid-a")
