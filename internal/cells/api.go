@@ -48,9 +48,10 @@ func (c *Controller) Release(pod types.UID, why string, podEnded bool) {
 }
 
 // ReleaseFailed lets the cell of a failed pod go, whose instance is to stay for a time: its logs are saved and its
-// volumes freed at once. Later calls do not change that time, but Release ends it, with podEnded, as does EmptyPools.
-func (c *Controller) ReleaseFailed(pod types.UID, why string, keep time.Duration) {
-	c.releases.failed(pod, why, keep)
+// volumes freed at once. Later calls do not change that time, but Release ends it, with podEnded, as does EmptyPools. If the pod's
+// namespace has most such cells already, this one is only let go, and an Event of the pod says so.
+func (c *Controller) ReleaseFailed(pod types.UID, why string, keep time.Duration, most int) {
+	c.releases.failed(pod, why, keep, most)
 }
 
 // ReleaseVanished lets a pod's cell go of which nobody has seen that it was deleted: the

@@ -14,10 +14,13 @@ import (
 // keepFor is for how long the cells of the tests' failed pods stay.
 const keepFor = 10 * time.Minute
 
+// keptOfOne is how many of them a namespace has at a time.
+const keptOfOne = 2
+
 // failed has a pod that runs fail, and be released.
 func (b *bubble) failed(pod string) {
 	b.later(10 * time.Second)
-	b.cells.ReleaseFailed(ref(pod).UID, "the pod has Failed", keepFor)
+	b.cells.ReleaseFailed(ref(pod).UID, "the pod has Failed", keepFor, keptOfOne)
 	b.later(5 * time.Second)
 }
 
@@ -39,7 +42,7 @@ func TestTheCellOfAFailedPodStaysForItsTimeAlsoOverRestarts(t *testing.T) {
 				if why := b.cells.WaitsFor(cell.ID); !strings.Contains(why, cell.KeepUntil.UTC().Format(time.RFC3339)) {
 					t.Errorf("it waits for %q", why)
 				}
-				b.cells.ReleaseFailed(ref("a").UID, "again", time.Hour)
+				b.cells.ReleaseFailed(ref("a").UID, "again", time.Hour, keptOfOne)
 				b.cells.Release(ref("a").UID, "the pod was deleted", false)
 				if restart > 0 {
 					b.stop()
@@ -132,6 +135,49 @@ func TestTheVolumesOfAKeptCellAreFreeAtOnceOrItIsNotKept(t *testing.T) {
 				b.later(10 * time.Second)
 				if b.phase("b") != apiv1.Bound || b.phase("a") != apiv1.Draining {
 					t.Errorf("the next cell with the disk is %q, the kept one %q", b.phase("b"), b.phase("a"))
+				}
+			})
+		})
+	}
+}
+
+// No quota counts failed pods, so a loop of them would keep any number of machines.
+func TestANamespaceKeepsSoManyCellsAndNoMore(t *testing.T) {
+	for name, restart := range map[string]bool{"": false, "Kip starts again": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, nil, nil, func(t *testing.T, b *bubble) {
+				again := func() {
+					if restart {
+						b.stop()
+						b.run()
+						b.later(time.Second)
+					}
+				}
+				for _, pod := range []string{"a", "b", "c"} {
+					b.request(pod, "nano")
+				}
+				b.later(10 * time.Second)
+				for _, pod := range []string{"a", "b", "c"} { // c before anything is stored of the others
+					b.cells.ReleaseFailed(ref(pod).UID, "the pod has Failed", keepFor, keptOfOne)
+				}
+				b.later(15 * time.Second)
+				again()
+				if said := b.said("CellNotKept", "maxKeptCells"); b.phase("a") != apiv1.Draining || b.phase("b") != apiv1.Draining ||
+					b.phase("c") != "" || len(said) != 1 {
+					t.Fatalf("they are %q, %q and %q; said %q", b.phase("a"), b.phase("b"), b.phase("c"), said)
+				}
+				b.request("d", "nano")
+				b.failed("d")
+				b.later(15 * time.Second)
+				if b.phase("d") != "" {
+					t.Errorf("a further one is %q", b.phase("d"))
+				}
+				b.cells.Release(ref("a").UID, "", true) // nobody wants it any more
+				b.request("e", "nano")
+				b.failed("e")
+				b.later(15 * time.Second)
+				if b.phase("e") != apiv1.Draining {
+					t.Errorf("where there is room again, the next one is %q", b.phase("e"))
 				}
 			})
 		})

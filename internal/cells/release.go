@@ -5,14 +5,16 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // releases lets go of the cells of pods that no longer need them.
 type releases struct {
-	table *table
-	loop  *loop
-	holds *holds
+	table  *table
+	loop   *loop
+	holds  *holds
+	events *reporter
 }
 
 // release is Controller.Release.
@@ -34,14 +36,26 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 }
 
 // failed is Controller.ReleaseFailed.
-func (s *releases) failed(uid types.UID, why string, keep time.Duration) {
+func (s *releases) failed(uid types.UID, why string, keep time.Duration, most int) {
+	if e := s.endOrKeep(uid, why, keep, most); e != nil {
+		s.events.report(e.cell(), events.NewTooManyKept(e.id, e.cell().Pod.Namespace, most))
+	}
+}
+
+// endOrKeep does so, and returns the cell if it is not kept since its namespace keeps so many already; else nil.
+func (s *releases) endOrKeep(uid types.UID, why string, keep time.Duration, most int) (notKept *entry) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
-	if ok && e.beginEnd(CausePodEnded, why) {
-		e.keepUntil = s.loop.clock.Now().Add(keep)
-		s.loop.queue.Add(e.id)
+	if !ok || !e.beginEnd(CausePodEnded, why) {
+		return nil
 	}
+	s.loop.queue.Add(e.id)
+	if s.table.kept(e.pod.Namespace) >= most {
+		return e
+	}
+	e.keepUntil = s.loop.clock.Now().Add(keep)
+	return nil
 }
 
 // endAllKept has no cell of a failed pod stay any longer.

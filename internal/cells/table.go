@@ -222,6 +222,16 @@ func (t *table) keepingOf(e *entry) (until time.Time, over bool) {
 	return e.keepUntil, e.keepOver
 }
 
+// kept returns how many cells of failed pods a namespace keeps, or is about to. The caller holds mu.
+func (t *table) kept(namespace string) (n int) {
+	for e := range t.byNamespace[namespace] {
+		if cell := e.cell(); !e.keepOver && (cell.Kept() || cell.Live() && !e.keepUntil.IsZero()) {
+			n++
+		}
+	}
+	return n
+}
+
 // standbyCells are those that no pod has, and that are not to end.
 func (t *table) standbyCells() (list []*Cell) {
 	t.mu.Lock()

@@ -72,9 +72,10 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 		exclusion: exclusion,
 	}
 	releases := &releases{
-		table: c.table,
-		loop:  c.loop,
-		holds: s.holds,
+		table:  c.table,
+		loop:   c.loop,
+		holds:  s.holds,
+		events: c.events,
 	}
 	return endSteps{
 		draining, orphans, terminateAnswers, terminateCalls, removals, abandoned, terminating, exclusion, exclusionWaits,

@@ -106,6 +106,7 @@ cells:
     maxPricePerHour: 1.5
     maxVolumeSize: 50Gi
     maxKeepFailed: 1800
+    maxKeptCells: 2
     namespaces:
     - namespace: team-a
       instanceProfiles: [reader, team-a-*]
@@ -195,12 +196,11 @@ func TestDefaults(t *testing.T) {
 			InterruptionPenalty: 10,
 			SpotSpread:          10,
 			StatusInterval:      5 * time.Second,
-			Grants: Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi"),
-				MaxKeepFailed: time.Hour},
-			Healthcheck: Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
-			EndLimit:    EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
-			CAOverlap:   5 * time.Minute,
-			Masquerade:  true,
+			Grants:              Grants{MaxPricePerHour: resource.MustParse("0"), MaxVolumeSize: resource.MustParse("100Gi"), MaxKeptCells: 3},
+			Healthcheck:         Healthcheck{Status: &HealthcheckStatus{HealthyTimeout: 90 * time.Second}},
+			EndLimit:            EndLimit{Percent: 10, Least: 10, Window: 5 * time.Minute},
+			CAOverlap:           5 * time.Minute,
+			Masquerade:          true,
 		},
 		Kubelet: Kubelet{Capacity: corev1.ResourceList{"cpu": resource.MustParse("20"), "memory": resource.MustParse("100Gi"),
 			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("20")}},
@@ -266,7 +266,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 			DefaultIAMPermissions:  "arn:aws:iam::1:instance-profile/x",
 			UseCloudParameterStore: true,
 			Grants: Grants{MaxPricePerHour: resource.MustParse("1.5"), MaxVolumeSize: resource.MustParse("50Gi"), MaxKeepFailed: 30 * time.Minute,
-				Namespaces: []NamespaceGrants{{
+				MaxKeptCells: 2, Namespaces: []NamespaceGrants{{
 					Namespace:        "team-a",
 					InstanceProfiles: []string{"reader", "team-a-*"},
 					SecurityGroups:   []string{"sg-2"},
@@ -617,8 +617,10 @@ func TestErrors(t *testing.T) {
 			"    - {namespace: a, maxKeepFailed: -1}\n",
 			"p.yaml:6: cells.grants.maxKeepFailed: \"604801\" is not valid: want 0, for not at all, or seconds, at most 604800\n" +
 				"p.yaml:8: cells.grants.namespaces[0].maxKeepFailed: \"-1\" is not valid: want 0, for not at all, or seconds, at most 604800"},
-		{"no longer kept", least + "  grants:\n    namespaces:\n    - {namespace: a, maxKeepFailed: 60}",
-			"p.yaml:7: cells.grants.namespaces[0].maxKeepFailed: \"60\" is not valid: want more than cells.grants.maxKeepFailed, which all namespaces have"},
+		{"a bound on cells that are kept", least + "  grants:\n    maxKeptCells: 0\n",
+			"p.yaml:6: cells.grants.maxKeptCells: \"0\" is not valid: want at least 1; maxKeepFailed: 0 keeps none"},
+		{"no longer kept", least + "  grants:\n    maxKeepFailed: 60\n    namespaces:\n    - {namespace: a, maxKeepFailed: 60}",
+			"p.yaml:8: cells.grants.namespaces[0].maxKeepFailed: \"60\" is not valid: want more than cells.grants.maxKeepFailed, which all namespaces have"},
 		{"grants", least + "  grants:\n    maxPricePerHour: 2\n    namespaces:\n    - {}\n    - {namespace: A_b}\n    - {namespace: a, instanceProfiles: ['a*b']}\n" +
 			"    - {namespace: a, securityGroups: ['']}\n    - {namespace: a, maxPricePerHour: 1.5}",
 			"p.yaml:8: cells.grants.namespaces[0].namespace: there is no value: this key is required\n" +

@@ -697,8 +697,8 @@ func (d *decoder) grants(g Grants) {
 		d.check(t >= 0 && t <= longestKept, key+".maxKeepFailed", fmt.Sprint(t.Seconds()), "0, for not at all, or seconds, at most 604800")
 	}
 	keep("cells.grants", g.MaxKeepFailed)
-	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize") ||
-		d.has("cells.grants.maxKeepFailed")) {
+	d.check(g.MaxKeptCells >= 1, "cells.grants.maxKeptCells", fmt.Sprint(g.MaxKeptCells), "at least 1; maxKeepFailed: 0 keeps none")
+	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize")) {
 		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
 	}
 	d.unsafeSysctls("cells.grants", g.UnsafeSysctls)

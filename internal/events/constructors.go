@@ -511,6 +511,13 @@ func NewCellNotKept(cell string, why error) Event {
 	return warn(cellNotKept, "Kip does not keep cell %s of the failed pod: %v. Other pods may wait for them.", cell, why)
 }
 
+// NewTooManyKept is about a failed pod whose cell was to stay for a time, in a namespace that keeps as many as it may.
+func NewTooManyKept(cell, namespace string, most int) Event {
+	return warn(cellNotKept, "Kip does not keep cell %s of the failed pod: namespace %s keeps %d cells of failed pods already, and "+
+		"cells.grants.maxKeptCells allows no more. To end one of these, remove the annotation pod.elotl.co/keep-failed from its pod.",
+		cell, namespace, most)
+}
+
 // NewLogsNotSaved is about a pod that has ended.
 func NewLogsNotSaved(cell string, why error) Event {
 	return warn(logsNotSaved, "Failed to save the pod's logs before cell %s was terminated, so they are lost: %v", cell, why)

@@ -48,7 +48,7 @@ func (r *requests) Request(_ context.Context, q cells.Request) (cells.Cell, erro
 
 func (*requests) Observe(cells.Observer)                                  {}
 func (*requests) Release(types.UID, string, bool)                         {}
-func (*requests) ReleaseFailed(types.UID, string, time.Duration)          {}
+func (*requests) ReleaseFailed(types.UID, string, time.Duration, int)     {}
 func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
 func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }

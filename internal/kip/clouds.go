@@ -80,6 +80,7 @@ func grants(cfg *config.Config) pods.Grants {
 		DaemonSetMachines: cfg.Cells.DaemonSetMachines,
 		MaxPricePerHour:   g.MaxPricePerHour.AsApproximateFloat64(),
 		MaxKeepFailed:     g.MaxKeepFailed,
+		MaxKeptCells:      g.MaxKeptCells,
 		UnsafeSysctls:     g.UnsafeSysctls,
 	}
 	if !g.MaxVolumeSize.IsZero() {

@@ -110,18 +110,20 @@ func (allHold) Note(string, time.Duration) {}
 func TestGrantsAreWhatTheConfigurationSays(t *testing.T) {
 	const least = "cloud: {aws: {endpointURL: 'http://127.0.0.1:1', subnetID: subnet-1}}\ncells: {defaultInstanceType: t3.nano, "
 	for text, want := range map[string]pods.Grants{
-		"":                         {PublicAddress: true, MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour},
-		"privateIPOnly: true":      {MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Hour},
-		"defaultVolumeSize: 200Gi": {PublicAddress: true, MaxVolumeBytes: 200 << 30, MaxKeepFailed: time.Hour},
-		"grants: {maxVolumeSize: 0, maxKeepFailed: 0}": {PublicAddress: true},
+		"":                         {PublicAddress: true, MaxVolumeBytes: 100 << 30, MaxKeptCells: 3},
+		"privateIPOnly: true":      {MaxVolumeBytes: 100 << 30, MaxKeptCells: 3},
+		"defaultVolumeSize: 200Gi": {PublicAddress: true, MaxVolumeBytes: 200 << 30, MaxKeptCells: 3},
+		"grants: {maxVolumeSize: 0, maxKeepFailed: 60}": {PublicAddress: true, MaxKeepFailed: time.Minute, MaxKeptCells: 3},
+		"grants: {unrestricted: true, maxKeepFailed: 60, maxKeptCells: 1}": {Unrestricted: true, PublicAddress: true,
+			MaxVolumeBytes: 100 << 30, MaxKeepFailed: time.Minute, MaxKeptCells: 1},
 		"grants: {maxVolumeSize: 0, maxKeepFailed: 0, unsafeSysctls: [net.*], namespaces: [{namespace: a, hostSysctls: [vm.*], hostModules: [ip_vs], unsafeSysctls: [kernel.sem]}]}": {
-			PublicAddress: true, UnsafeSysctls: []string{"net.*"},
+			PublicAddress: true, MaxKeptCells: 3, UnsafeSysctls: []string{"net.*"},
 			Namespaces: []pods.NamespaceGrants{{
 				Namespace: "a", HostSysctls: []string{"vm.*"}, HostModules: []string{"ip_vs"}, UnsafeSysctls: []string{"kernel.sem"},
 			}},
 		},
 		"privateIPOnly: true, grants: {maxVolumeSize: 7Gi, maxPricePerHour: 2, namespaces: [{namespace: a, maxVolumeSize: 9Gi, maxKeepFailed: 7200, publicAddress: true, dedicated: true}, {namespace: b}]}": {
-			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2, MaxKeepFailed: time.Hour,
+			MaxVolumeBytes: 7 << 30, MaxPricePerHour: 2, MaxKeptCells: 3,
 			Namespaces: []pods.NamespaceGrants{{Namespace: "a", MaxVolumeBytes: 9 << 30, MaxKeepFailed: 2 * time.Hour, PublicAddress: true, Dedicated: true}, {Namespace: "b"}},
 		},
 	} {

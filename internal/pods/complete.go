@@ -31,7 +31,7 @@ func (s *completing) Step(_ context.Context, pod *corev1.Pod) (time.Duration, er
 	}
 	why := "the pod has " + string(pod.Status.Phase)
 	if keep := s.keep(pod); keep > 0 {
-		s.cells.ReleaseFailed(pod.UID, why, keep)
+		s.cells.ReleaseFailed(pod.UID, why, keep, s.grants.MaxKeptCells)
 	} else {
 		s.cells.Release(pod.UID, why, true)
 	}

@@ -75,15 +75,15 @@ func TestTheCellOfAFailedPodIsKeptForAsLongAsIsGranted(t *testing.T) {
 		phase corev1.PodPhase
 		want  string
 	}{
-		"as long as it asks for":         {"30m", corev1.PodFailed, "uid-a kept=30m0s"},
-		"no longer than is granted":      {"2h", corev1.PodFailed, "uid-a kept=1h0m0s"},
+		"as long as it asks for":         {"30m", corev1.PodFailed, "uid-a kept=30m0s most=2"},
+		"no longer than is granted":      {"2h", corev1.PodFailed, "uid-a kept=1h0m0s most=2"},
 		"not if its time is not valid":   {"soon", corev1.PodFailed, "uid-a ended=true"},
 		"not if it asks for none":        {"0", corev1.PodFailed, "uid-a ended=true"},
 		"not without the annotation":     {"", corev1.PodFailed, "uid-a ended=true"},
 		"not that of a pod that has run": {"30m", corev1.PodSucceeded, "uid-a ended=true"},
 	} {
 		h := newHarness(t)
-		h.restarted(func(c *Config) { c.Grants.MaxKeepFailed = time.Hour })
+		h.restarted(func(c *Config) { c.Grants.MaxKeepFailed, c.Grants.MaxKeptCells = time.Hour, 2 })
 		h.put(pod("a", running))
 		h.must("a")
 		h.cells.set("uid-a", func(c *cells.Cell) { c.Phase = apiv1.Bound })

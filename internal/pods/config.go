@@ -136,7 +136,7 @@ type Cells interface {
 	Behind() (why string, sure bool)
 	EndElsewhere(uid types.UID, created time.Time, arrived bool) (why string, sure bool)
 	Release(uid types.UID, why string, podEnded bool)
-	ReleaseFailed(uid types.UID, why string, keep time.Duration)
+	ReleaseFailed(uid types.UID, why string, keep time.Duration, most int)
 	// ReleaseVanished returns false while the end is held back.
 	ReleaseVanished(ctx context.Context, uid types.UID, why string) bool
 	ReleaseUnbound(uid types.UID, why string) bool

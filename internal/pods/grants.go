@@ -21,7 +21,8 @@ type Grants struct {
 	DaemonSetMachines bool          // pods of DaemonSets get cells unless they say no
 	MaxPricePerHour   float64       // US dollars; 0 for no bound
 	MaxVolumeBytes    int64         // of a root disk; 0 for no bound
-	MaxKeepFailed     time.Duration // for which the cell of a failed pod may stay; 0 for not at all
+	MaxKeepFailed     time.Duration // for which the cell of a failed pod may stay, also if Unrestricted; 0 for not at all
+	MaxKeptCells      int           // how many of them a namespace has at a time
 	// UnsafeSysctls are what the pods of all namespaces may set in their own namespaces of the kernel. Unrestricted does not grant them:
 	// no annotation asks for them.
 	UnsafeSysctls []string
@@ -132,11 +133,9 @@ func (g Grants) Check(namespace string, a placement.Annotations) error {
 	return nil
 }
 
-// keepFailed is for how long the cell of a failed pod of a namespace stays whose annotation asks for a time.
+// keepFailed is for how long the cell of a failed pod of a namespace stays whose annotation asks for a time. Unrestricted does not
+// stand for it: no quota counts failed pods, so nothing but these grants bounds what they cost.
 func (g Grants) keepFailed(namespace string, asked time.Duration) time.Duration {
-	if g.Unrestricted {
-		return asked
-	}
 	most := g.MaxKeepFailed
 	for _, n := range g.of(namespace) {
 		most = max(most, n.MaxKeepFailed)

@@ -97,11 +97,11 @@ func (m *modelCells) Release(uid types.UID, _ string, ended bool) {
 	}
 }
 
-func (m *modelCells) ReleaseFailed(uid types.UID, _ string, keep time.Duration) {
+func (m *modelCells) ReleaseFailed(uid types.UID, _ string, keep time.Duration, most int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, has := m.cells[uid]; has {
-		m.released = append(m.released, fmt.Sprintf("%s kept=%s", uid, keep))
+		m.released = append(m.released, fmt.Sprintf("%s kept=%s most=%d", uid, keep, most))
 	}
 }
 

@@ -249,7 +249,10 @@ func (w *world) check() []string {
 // longestKept is the longest time for which the cell of a failed pod stays.
 const longestKept = 10 * time.Minute
 
-// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, no longer than that, and no
+// mostKept is how many of them a namespace has at a time.
+const mostKept = 3
+
+// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, and those of few others, no longer than that, and no
 // shorter while somebody can look inside.
 func (w *world) checkKeptLocked(was, cell cells.Cell, now time.Time) {
 	asked, until := w.keeps[cell.Pod.UID], cell.KeepUntil
@@ -260,6 +263,16 @@ func (w *world) checkKeptLocked(was, cell cells.Cell, now time.Time) {
 		// It may have asked for it when Kip saw that it had failed.
 		if asked > 0 && until.After(now.Add(asked)) || until.After(now.Add(longestKept)) || cell.Phase != apiv1.Draining || !cell.PodEnded {
 			w.violateLocked("invariant 2: cell %s (%s) stays for %s, and its pod asks for %s", cell.ID, cell.Phase, until.Sub(now), asked)
+		}
+		others := 0
+		for id, a := range w.books.cells {
+			// Kip does not count those whose pods do not ask for it any more.
+			if a.cell.Kept() && id != cell.ID && a.cell.Pod.Namespace == cell.Pod.Namespace && w.keeps[a.cell.Pod.UID] > 0 {
+				others++
+			}
+		}
+		if others >= mostKept {
+			w.violateLocked("invariant 2: cell %s is kept, and its namespace keeps %d others", cell.ID, others)
 		}
 	}
 	if was.Phase != apiv1.Draining || cell.Phase != apiv1.Terminating || until.IsZero() {
