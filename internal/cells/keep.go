@@ -17,6 +17,7 @@ type keeping struct {
 	records     *records
 	inventory   *inventory
 	connections *connections
+	routes      *routes
 	events      *reporter
 	givenUp     perCell[error] // why cells are not kept; of their workers
 }
@@ -42,8 +43,11 @@ func (s *keeping) prepare(ctx context.Context, e *entry) (progress, error) {
 	return waitFor(min(left, idlePoll)), s.connections.connect(ctx, e)
 }
 
-// begin stores that a cell is kept: what must outlive it is saved.
+// begin stores that a cell is kept: what must outlive it is saved, and its pod's networks can be routed to the pod's successor.
 func (s *keeping) begin(ctx context.Context, e *entry) error {
+	if err := s.routes.unrouteEnding(ctx, e); err != nil {
+		return err
+	}
 	err := s.records.save(ctx, e, func(cell *Cell) error {
 		cell.step(apiv1.StepKept, s.loop.clock.Now())
 		return nil

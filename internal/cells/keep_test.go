@@ -141,6 +141,26 @@ func TestTheVolumesOfAKeptCellAreFreeAtOnceOrItIsNotKept(t *testing.T) {
 	}
 }
 
+// Else the pod's successor waits for as long as the cell stays.
+func TestTheNetworksOfAKeptCellCanBeRoutedElsewhereAtOnce(t *testing.T) {
+	withRoutes(t, func(t *testing.T, b *bubble, r *modelRouter) {
+		b.requestRoute("a")
+		b.later(10 * time.Second)
+		r.set(func() { r.fail = errors.New("the API is away") })
+		b.failed("a")
+		if said := b.said("CellKept"); len(said) > 0 {
+			t.Errorf("its routes are there yet: %q", said)
+		}
+		r.set(func() { r.fail = nil })
+		b.later(time.Minute)
+		b.requestRoute("b")
+		b.later(time.Minute)
+		if b.phase("a") != apiv1.Draining || len(b.said("CellKept")) != 1 || b.phase("b") != apiv1.Bound || r.leadsTo() == "" {
+			t.Errorf("the kept cell is %q, the next one %q; the network leads to %q; done %q", b.phase("a"), b.phase("b"), r.leadsTo(), r.done())
+		}
+	})
+}
+
 // No quota counts failed pods, so a loop of them would keep any number of machines.
 func TestANamespaceKeepsSoManyCellsAndNoMore(t *testing.T) {
 	for name, restart := range map[string]bool{"": false, "Kip starts again": true} {

@@ -17,7 +17,7 @@ type endSteps struct {
 }
 
 func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps {
-	draining := newDraining(cfg, c, s, n)
+	draining := newDraining(cfg, c, s, n, o.routes)
 	orphans := &orphanTerminations{
 		inventory:    c.inventory,
 		terminations: c.terminations,
@@ -84,7 +84,7 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 }
 
 // newDraining returns what saves what must outlive cells.
-func newDraining(cfg Config, c core, s shared, n connecting) *draining {
+func newDraining(cfg Config, c core, s shared, n connecting, r *routes) *draining {
 	return &draining{
 		loop:        c.loop,
 		connections: n.connections,
@@ -111,6 +111,7 @@ func newDraining(cfg Config, c core, s shared, n connecting) *draining {
 			records:     c.records,
 			inventory:   c.inventory,
 			connections: n.connections,
+			routes:      r,
 			events:      c.events,
 		},
 		ends: s.ends,
