@@ -16,12 +16,13 @@ import (
 
 // bounding fails pods that have waited for a running cell for as long as they say at most.
 type bounding struct {
-	cells    Cells
-	choosing *choosing
-	failing  *failing
-	waits    *waits
-	history  *history
-	clock    clock.PassiveClock
+	cells     Cells
+	choosing  *choosing
+	exclusion *exclusion
+	failing   *failing
+	waits     *waits
+	history   *history
+	clock     clock.PassiveClock
 }
 
 // left returns how long a pod may still wait, zero or less if that is over; false if it may wait for ever, or has run. It counts from
@@ -56,7 +57,7 @@ func (s *bounding) withCell(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 	if !bounded || !cell.StepTime(apiv1.StepBound).IsZero() {
 		return 0, nil
 	}
-	if left > 0 {
+	if left = s.leftToBoot(left, cell); left > 0 {
 		return left, nil
 	}
 	why := s.why(ctx, pod, cell)
@@ -66,12 +67,31 @@ func (s *bounding) withCell(ctx context.Context, pod *corev1.Pod, cell cells.Cel
 	return s.failing.giveUp(ctx, pod, why)
 }
 
+// leftToBoot adds to what is left of a pod's wait, if that is over, what its cell's machine may take to boot. The machine is paid, and a
+// ReplicaSet makes a pod that failed again at once: with a bound below the time of a boot each pod would take a machine, and none would
+// run.
+func (s *bounding) leftToBoot(left time.Duration, cell cells.Cell) time.Duration {
+	boot := cell.Offering().BootTimeout
+	switch {
+	case left > 0 || !cell.Live():
+	case cell.Phase == apiv1.Launching: // the cloud may have launched it
+		return left + boot
+	case cell.Instance != nil:
+		return max(left, cell.Launched().Add(boot).Sub(s.clock.Now()))
+	}
+	return left
+}
+
 // withoutCell bounds how long a pod waits for a cell. request requests one.
 func (s *bounding) withoutCell(
 	ctx context.Context, pod *corev1.Pod, request func(context.Context, *corev1.Pod) (time.Duration, error),
 ) (time.Duration, error) {
 	left, bounded := s.left(pod)
 	if bounded && left <= 0 {
+		// It may run on a cell that this Kip does not know of, whatever is known of the pod.
+		if wait := s.exclusion.waitsForStore(pod, true); wait > 0 {
+			return wait, nil
+		}
 		return s.failing.giveUp(ctx, pod, s.why(ctx, pod, cells.Cell{}))
 	}
 	again, err := request(ctx, pod)

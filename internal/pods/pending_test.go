@@ -7,6 +7,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/cells"
+	"github.com/elotl/kip/internal/cloud"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
@@ -105,6 +106,44 @@ func TestACellThatIsNotReadyInTimeIsReleased(t *testing.T) {
 	}
 }
 
+// A ReplicaSet makes a pod that failed again at once: else each takes a machine, and none runs.
+func TestAPodFailsNotBeforeItsMachineCouldBoot(t *testing.T) {
+	const boot = 30 * time.Minute // longer than the pod waits
+	h := newHarness(t)
+	h.put(impatient(h.clock.Now()))
+	h.must("a")
+	h.clock.Step(20 * time.Minute)
+	waits := func(phase apiv1.Phase, want time.Duration, change func(*cells.Cell)) {
+		t.Helper()
+		h.cells.set("uid-a", func(c *cells.Cell) {
+			c.Phase, c.Offerings = phase, []cells.Offering{{InstanceType: "nano", BootTimeout: boot}}
+			change(c)
+		})
+		again := h.must("a")
+		if reason, _ := h.failedAs("a"); reason != "" || again != want || len(h.cells.released) > 0 {
+			t.Errorf("%s: it has failed as %q, or is looked at after %v, want %v", phase, reason, again, want)
+		}
+	}
+	waits(apiv1.Launching, boot, func(*cells.Cell) {})
+	waits(apiv1.Booting, boot-time.Minute, func(c *cells.Cell) {
+		c.Instance = &cloud.Instance{Launched: h.clock.Now().Add(-time.Minute)}
+	})
+	h.clock.Step(boot - time.Minute)
+	h.must("a")
+	if reason, _ := h.failedAs("a"); reason != events.PendingTooLong {
+		t.Errorf("when its machine could have booted it has failed as %q", reason)
+	}
+	h.want("released", h.cells.released, "uid-a unbound")
+
+	// Nothing is paid for a cell that is not launched yet.
+	h = newHarness(t)
+	h.put(impatient(h.clock.Now()))
+	h.must("a")
+	h.clock.Step(20 * time.Minute)
+	h.must("a")
+	h.want("released", h.cells.released, "uid-a unbound")
+}
+
 func TestPodsThatMayWaitDoNotFail(t *testing.T) {
 	for says, change := range map[string]func(*harness, *corev1.Pod){
 		"it runs": func(h *harness, p *corev1.Pod) {
@@ -140,7 +179,7 @@ func TestAPodThatMayRunElsewhereDoesNotFailYet(t *testing.T) {
 	if again := h.must("a"); again != behindRetry {
 		t.Errorf("it is looked at after %v", again)
 	}
-	if reason, _ := h.failedAs("a"); reason != "" {
-		t.Errorf("it has failed as %s", reason)
+	if reason, _ := h.failedAs("a"); reason != "" || len(h.cells.asked) > 0 {
+		t.Errorf("it has failed as %q, or what may run it is ended: %v", reason, h.cells.asked)
 	}
 }

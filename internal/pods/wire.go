@@ -161,12 +161,13 @@ func (c *Controller) wireRequests(cfg Config) {
 		clock:  cfg.Clock,
 	}
 	c.bounding = &bounding{
-		cells:    cfg.Cells,
-		choosing: c.choosing,
-		failing:  c.failing,
-		waits:    c.waits,
-		history:  c.history,
-		clock:    cfg.Clock,
+		cells:     cfg.Cells,
+		choosing:  c.choosing,
+		exclusion: c.exclusion,
+		failing:   c.failing,
+		waits:     c.waits,
+		history:   c.history,
+		clock:     cfg.Clock,
 	}
 	c.requesting = &requesting{
 		exclusion: c.exclusion,
