@@ -3,6 +3,7 @@ package cells
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,6 +84,33 @@ func TestALaunchOfWhichTheOutcomeCannotBeStoredIsOverForNobody(t *testing.T) {
 		}
 	default:
 		t.Error("the run does not end, though another Kip writes the records")
+	}
+}
+
+// What one transaction does not take is stored in parts, and the store may be slow, or away.
+func TestCellsDoNotWaitForTheOutcomesOfOthers(t *testing.T) {
+	b := newBench(t)
+	s, l := b.concluding(), b.under("c", "d")
+	group := slices.Clone(l.group)
+	looked := false
+	b.hook = func(op, key string) error {
+		both := strings.Contains(key, keyPrefix+"c") && strings.Contains(key, keyPrefix+"d")
+		switch {
+		case op == "applied":
+		case both:
+			return store.ErrTooBig
+		case strings.Contains(key, keyPrefix+"d"):
+			looked = true
+			if group[0].launching || group[0].cell().Phase != apiv1.Booting || !group[1].launching {
+				t.Errorf("while the other is stored, the first is %s, and the group's: %t", group[0].cell().Phase, group[0].launching)
+			}
+		}
+		return nil
+	}
+	got := s.conclude(t.Context(), s.begin(l, false), cloud.LaunchResults{{Instance: cloud.Instance{ID: "i-c"}},
+		{Instance: cloud.Instance{ID: "i-d"}}})
+	if !looked || got.err != nil || !slices.Equal(got.over, group[1:]) || b.launchRecords() != 0 {
+		t.Errorf("over for %d (%v), %d calls are stored", len(got.over), got.err, b.launchRecords())
 	}
 }
 

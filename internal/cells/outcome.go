@@ -71,7 +71,7 @@ func ofDisks(err error) bool { return cloud.ScopeOf(err).Disks }
 
 // store stores what became of some cells of a launch, for as long as it takes:
 // nobody else knows it. With the last of them the stored call goes. It returns the cells of which
-// nothing is left to be stored; the error is one for which nothing can go on.
+// nothing is left to be stored, but for those that it has given back before it stores others; the error is one for which nothing can go on.
 func (s *outcomes) store(
 	ctx context.Context, l *launch, known []int, verdicts map[int]verdict, results cloud.LaunchResults,
 ) (over []*entry, err error) {
@@ -118,9 +118,10 @@ func (s *outcomes) store(
 		case errors.Is(err, store.ErrTooBig) && len(known) > 1:
 			half := len(known) / 2
 			first, err := s.store(ctx, l, known[:half], verdicts, results)
-			if over = append(over, first...); err != nil {
-				return over, err
+			if err != nil {
+				return append(over, first...), err
 			}
+			s.loop.giveBack(first...) // they do not wait for the others
 			second, err := s.store(ctx, l, known[half:], verdicts, results)
 			return append(over, second...), err
 		case errors.Is(err, errGone):
