@@ -25,7 +25,7 @@ var _ cells.Observer = isolated{}
 
 func (i isolated) CellChanged(c cells.Cell) {
 	switch {
-	case !c.Live():
+	case !c.Live() && !c.Kept():
 		i.firewalls.Gone(c.ID)
 	case c.Pod.UID != "" && c.Instance != nil && c.Instance.PodIP.IsValid():
 		i.firewalls.Bound(networkpolicy.Cell{
@@ -36,6 +36,9 @@ func (i isolated) CellChanged(c cells.Cell) {
 			Subnet:   c.Instance.Subnet,
 			PublicAt: publicAt(c),
 		})
+		if c.Kept() {
+			i.firewalls.Isolate(c.ID)
+		}
 	}
 }
 

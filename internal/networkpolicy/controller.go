@@ -148,6 +148,7 @@ type cell struct {
 	since time.Time // when the pod and the agent were both there
 	// allowMetadata and seen are of the pod as last seen.
 	allowMetadata, seen bool
+	isolated            bool            // as Isolate has it
 	told                string          // the last Event
 	pace                agentlimit.Pace // of its agent, whatever its connection
 	// masquerade is in force, if inForce says that this process knows it.
@@ -302,6 +303,18 @@ func (c *Controller) Connected(cellID string, conn agentapi.Conn) {
 	c.queue.Add(cellID) // with the back-off of before: who comes and goes does not undo it
 }
 
+// Isolate has nothing pass to the pod of a cell and from it any more, whatever policies say: the pod has ended, and its cell stays for
+// people to look inside. Policies are not followed there, since another pod may have its name. The machine itself is reached as
+// before. It does not block.
+func (c *Controller) Isolate(cellID string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x := c.cells[cellID]; x != nil && !x.isolated {
+		x.isolated = true
+		c.queue.Add(cellID)
+	}
+}
+
 // Gone tells that a cell has let its pod go. It does not block.
 func (c *Controller) Gone(cellID string) {
 	c.mu.Lock()
@@ -413,7 +426,7 @@ func (c *Controller) turn(ctx context.Context, id string) {
 func (c *Controller) process(ctx context.Context, id string) {
 	c.mu.Lock()
 	x, a := c.cells[id], c.agents[id]
-	if x == nil || a == nil || !x.seen || c.owners[x.name()] != x {
+	if x == nil || a == nil || !x.isolated && (!x.seen || c.owners[x.name()] != x) {
 		c.mu.Unlock()
 		return // whatever is missing, its arrival comes back here
 	}
@@ -432,7 +445,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		c.cfg.Beside.RunsBeside(id, false)
 	}
 	missing := c.unknown(x)
-	if missing != nil {
+	if missing != nil && !x.isolated {
 		c.wait(x, a, *missing)
 		// Rules in force stay until better is known, unless it never will be:
 		// pods that Kip may not list are nobody's peers.
@@ -488,6 +501,18 @@ func (c *Controller) process(ctx context.Context, id string) {
 
 // firewall returns the rules of a cell's pod. The lock is held.
 func (c *Controller) firewall(x *cell, a *agent, masquerade *agentapi.Masquerade) agentapi.Firewall {
+	if x.isolated {
+		nothing := agentapi.Direction{Isolated: true}
+		return agentapi.Firewall{
+			Pod:        x.name().String(),
+			PodIP:      x.PodIP,
+			PodIPv6:    x.PodIPv6,
+			Ingress:    nothing,
+			Egress:     nothing,
+			Masquerade: masquerade,
+			Beside:     c.beside(x, a),
+		}
+	}
 	ingress, egress, _ := c.index.Rules(x.name())
 	return agentapi.Firewall{
 		Pod:           x.name().String(),

@@ -644,6 +644,40 @@ func TestTheMetadataAnnotationIsFollowed(t *testing.T) {
 	})
 }
 
+// Another Kip may have begun to lead, the pod may be deleted, and another one may have its name.
+func TestNothingPassesToAPodWhoseCellIsKept(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.namespaces()
+		w.policies()
+		a := w.cell("p", func(a *agentOf) { a.force = []byte("{}") })
+		w.later(time.Second)
+		if fw, _ := a.now(); fw == nil || fw.Ingress.Isolated {
+			t.Fatalf("rules %+v", fw)
+		}
+		p := w.pod("other", "10.0.0.10", nil, "kip-0")
+		p.Name, p.UID = "p", "second"
+		if err := w.kip.cfg.Pods.GetStore().Update(p); err != nil {
+			t.Fatal(err)
+		}
+		w.kip.Bound(Cell{ID: "cell-second", PodIP: netip.MustParseAddr("10.0.0.10"),
+			Pod: apiv1.PodReference{Namespace: "a", Name: "p", UID: "second"}})
+		w.kip.Isolate("cell-p")
+		w.later(time.Second)
+		if fw, _ := a.now(); !fw.Ingress.Isolated || !fw.Egress.Isolated || len(fw.Ingress.Allowed)+len(fw.Egress.Allowed) > 0 || fw.AllowMetadata {
+			t.Errorf("rules %+v", fw)
+		}
+		w.stop()
+		w.run() // it knows neither policies nor the pod
+		w.bind("p")
+		w.kip.Isolate("cell-p")
+		_, before := a.now()
+		w.later(time.Second)
+		if fw, puts := a.now(); !fw.Ingress.Isolated || puts != before {
+			t.Errorf("after a restart: rules %+v, after %d calls", fw, puts-before)
+		}
+	})
+}
+
 func TestAnOldCellsEndLeavesTheRulesOfAPodOfTheSameName(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.namespaces()
