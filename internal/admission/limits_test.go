@@ -2,6 +2,7 @@ package admission
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/elotl/kip/internal/sources"
 )
@@ -133,6 +136,52 @@ func TestBodiesAreFewAtOnceWhereverTheyComeFrom(t *testing.T) {
 		asks(t, late, 0)
 		if got, took := code(late), time.Since(began); got != http.StatusOK || took != bodyTimeout {
 			t.Errorf("beside %d bodies that do not come: %d after %v", bodiesAtOnce, got, took)
+		}
+	})
+}
+
+// Anybody who reaches the webhook can have the API server asked, of namespaces of which nothing is known.
+func TestQuestionsThatWaitForTheAPIServerKeepOutNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := make(chan struct{})
+		var most, now atomic.Int64
+		profiles := profilesOf(Profile{Name: "p", NamespaceLabels: selector(t, "a=b"), Mode: Only})
+		profiles.LabelsOf = func(context.Context, string) (labels.Set, error) {
+			if n := now.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			defer now.Add(-1)
+			<-asked
+			return labels.Set{"a": "b"}, nil
+		}
+		l := serving(t, newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, turnTimeout, slog.New(slog.DiscardHandler)))
+		ask := func(c net.Conn) {
+			body := asking(podForKip)
+			if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: kip\r\nContent-Length: %d\r\n\r\n%s", profiledPath, len(body), body); err != nil {
+				t.Error(err)
+			}
+		}
+		var waiting []net.Conn
+		for range bodiesOfOne {
+			c := l.dial("10.0.0.1")
+			ask(c)
+			waiting = append(waiting, c)
+		}
+		synctest.Wait()
+		other := l.dial("10.0.0.2")
+		asks(t, other, 0)
+		began := time.Now()
+		if got := code(other); got != http.StatusOK || time.Since(began) > 0 {
+			t.Errorf("beside questions that wait for the API server: %d after %v", got, time.Since(began))
+		}
+		if n := most.Load(); n != questionsOfOne {
+			t.Errorf("%d of one source ask the API server at once, want %d", n, questionsOfOne)
+		}
+		close(asked)
+		for _, c := range waiting {
+			if got := code(c); got != http.StatusOK {
+				t.Errorf("when the API server answers: %d", got)
+			}
 		}
 	})
 }

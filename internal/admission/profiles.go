@@ -67,6 +67,20 @@ type Profiles struct {
 	AnnotationsOf func(ctx context.Context, namespace, name string) (map[string]string, error)
 }
 
+// around has the API server asked by a function, which is handed each question.
+func (ps Profiles) around(do func(ctx context.Context, ask func() error) error) Profiles {
+	labelsOf, annotationsOf := ps.LabelsOf, ps.AnnotationsOf
+	ps.LabelsOf = func(ctx context.Context, namespace string) (of labels.Set, err error) {
+		err = do(ctx, func() (err error) { of, err = labelsOf(ctx, namespace); return err })
+		return of, err
+	}
+	ps.AnnotationsOf = func(ctx context.Context, namespace, name string) (of map[string]string, err error) {
+		err = do(ctx, func() (err error) { of, err = annotationsOf(ctx, namespace, name); return err })
+		return of, err
+	}
+	return ps
+}
+
 // candidate is a pod that a profile may choose.
 type candidate struct {
 	pod       *corev1.Pod

@@ -31,6 +31,8 @@ const (
 	// reviewsAtOnce bounds the memory that reading them takes, which is several times as
 	// much.
 	reviewsAtOnce = 2
+	// questionsAtOnce bounds how many ask the API server at the same time to be answered, and questionsOfOne those of one source.
+	questionsAtOnce, questionsOfOne = 8, 2
 	// turnTimeout is how long a question waits for its turns: longer than the API server
 	// does.
 	turnTimeout = 3 * time.Second
@@ -62,6 +64,7 @@ type reviews struct {
 	machines Machines
 	profiles Profiles
 	bodies   *keyed.Places[sources.Source]
+	asking   *keyed.Places[sources.Source]
 	turns    *semaphore.Weighted
 	patience time.Duration
 	log      *slog.Logger
@@ -75,6 +78,7 @@ func newReviews(rules func() Rules, defaults func() Defaults, machines Machines,
 		machines: machines,
 		profiles: profiles,
 		bodies:   keyed.NewPlaces[sources.Source](bodiesAtOnce, bodiesOfOne),
+		asking:   keyed.NewPlaces[sources.Source](questionsAtOnce, questionsOfOne),
 		turns:    semaphore.NewWeighted(reviewsAtOnce),
 		patience: patience,
 		log:      log,
@@ -92,7 +96,8 @@ func (rs *reviews) serve(scope Scope) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), rs.patience)
 		defer cancel()
-		leave, err := rs.bodies.Take(ctx, sources.Of(r.RemoteAddr))
+		from := sources.Of(r.RemoteAddr)
+		leave, err := rs.bodies.Take(ctx, from)
 		if err != nil {
 			http.Error(w, "too many questions at once", http.StatusServiceUnavailable)
 			return
@@ -109,12 +114,15 @@ func (rs *reviews) serve(scope Scope) http.HandlerFunc {
 			return
 		}
 		// Who has gone is not answered: the context has ended.
-		if err := rs.turns.Acquire(ctx, 1); err != nil {
+		mine := turn{turns: rs.turns, asking: rs.asking, from: from}
+		if err := mine.take(ctx); err != nil {
 			http.Error(w, "too many questions at once", http.StatusServiceUnavailable)
 			return
 		}
-		defer rs.turns.Release(1)
-		answer, err := rs.answer(ctx, body, scope)
+		defer mine.leave()
+		asks := *rs
+		asks.profiles = rs.profiles.around(mine.aside)
+		answer, err := asks.answer(ctx, body, scope)
 		if err != nil {
 			rs.log.Debug("a question about a pod cannot be answered", "err", err)
 			http.Error(w, err.Error(), http.StatusBadRequest)
@@ -123,6 +131,41 @@ func (rs *reviews) serve(scope Scope) http.HandlerFunc {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(answer) // a caller who has gone is no error of ours
 	}
+}
+
+// turn is that of one question among those that are read at once.
+type turn struct {
+	turns  *semaphore.Weighted
+	asking *keyed.Places[sources.Source]
+	from   sources.Source
+	held   bool
+}
+
+func (t *turn) take(ctx context.Context) error {
+	err := t.turns.Acquire(ctx, 1)
+	t.held = err == nil
+	return err
+}
+
+func (t *turn) leave() {
+	if t.held {
+		t.turns.Release(1)
+		t.held = false
+	}
+}
+
+// aside has the API server asked while others have the turn, since its answer may take long.
+func (t *turn) aside(ctx context.Context, ask func() error) error {
+	t.leave()
+	leave, err := t.asking.Take(ctx, t.from)
+	if err == nil {
+		err = ask()
+		leave()
+	}
+	if again := t.take(ctx); again != nil {
+		return again
+	}
+	return err
 }
 
 // read returns a body that comes in time.

@@ -47,6 +47,7 @@ type apiServer struct {
 	ownConfig, nodeConfig        *rest.Config
 	asKip, asNode, asProvisioner kubernetes.Interface
 	reviews                      kubernetes.Interface // as Kip, of those who call its ports
+	profiled                     kubernetes.Interface // as Kip, of pods and namespaces of which its webhook is asked
 	ownDynamic                   dynamic.Interface
 }
 
@@ -70,7 +71,10 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 	// Whoever reaches a port has questions asked: they take nothing from the requests that launch and end cells.
 	reviews := rest.CopyConfig(own)
 	reviews.QPS, reviews.Burst = o.QPS/reviewsShare, max(o.Burst/reviewsShare, 1)
-	for name, c := range map[string]*rest.Config{"kip": own, "node": node, "provisioner": provisioner, "reviews": reviews} {
+	profiled := rest.CopyConfig(reviews)
+	for name, c := range map[string]*rest.Config{
+		"kip": own, "node": node, "provisioner": provisioner, "reviews": reviews, "profiled": profiled,
+	} {
 		c.Wrap(measured(name))
 		c.Wrap(func(next http.RoundTripper) http.RoundTripper { return watchdog.Transport(next, watchdog.APIServer) })
 	}
@@ -79,6 +83,9 @@ func connect(o Options, measured func(client string) func(http.RoundTripper) htt
 		return nil, err
 	}
 	if a.reviews, err = kubernetes.NewForConfig(reviews); err != nil {
+		return nil, err
+	}
+	if a.profiled, err = kubernetes.NewForConfig(profiled); err != nil {
 		return nil, err
 	}
 	if a.asNode, err = kubernetes.NewForConfig(node); err != nil {

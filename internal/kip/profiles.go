@@ -24,7 +24,7 @@ func (k *process) profiles() (admission.Profiles, error) {
 		IsGPU:  func(name corev1.ResourceName) bool { return config.IsGPU(string(name)) },
 		LabelsOf: (&namespaceLabels{
 			get: func(ctx context.Context, name string) (*corev1.Namespace, error) {
-				return k.api.reviews.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
+				return k.api.profiled.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
 			},
 			clock: k.clock,
 		}).of,
@@ -77,7 +77,7 @@ func profile(p config.Profile) (admission.Profile, error) {
 
 // annotationsOf returns the annotations of a pod that is on no node of Kip's yet. Kip may list pods, and get none.
 func (k *process) annotationsOf(ctx context.Context, namespace, name string) (map[string]string, error) {
-	list, err := k.api.reviews.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
+	list, err := k.api.profiled.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 	})
 	if err != nil {
