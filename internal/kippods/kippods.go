@@ -21,8 +21,9 @@ import (
 const (
 	// Labels select Kip's pods, and Container is Kip's container in them, as the chart and the manifests make them.
 	Labels, Container = "app=kip-provider", "kip"
-	// mostAsked bounds how many service accounts are asked about: a tenant can make any number of pods with Kip's labels.
-	mostAsked = 50
+	// mostAsked bounds how many service accounts and nodes are asked about, and mostOfOne those of one namespace: a tenant can make any
+	// number of pods with Kip's labels.
+	mostAsked, mostOfOne = 200, 20
 )
 
 // Pods are those with the labels of Kip's pods.
@@ -53,9 +54,9 @@ func Find(ctx context.Context, kube kubernetes.Interface, namespace string) (Pod
 	slices.SortFunc(list.Items, func(a, b corev1.Pod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	f := finder{kube: kube, named: namespace != "", asked: map[string]refusal{}}
+	f := finder{kube: kube, named: namespace != "", asked: map[string]refusal{}, ofOne: map[string]int{}}
 	var found Pods
-	for _, p := range list.Items {
+	for _, p := range f.likelyFirst(ctx, list.Items) {
 		if no := f.refuses(ctx, &p); no.why != "" {
 			found.Others = append(found.Others, Other{Pod: p, Why: no.why, Unknown: no.unknown})
 		} else {
@@ -80,9 +81,32 @@ func unknown(format string, args ...any) refusal {
 type finder struct {
 	kube  kubernetes.Interface
 	named bool
-	// asked has the answer for each service account and node, and nodes are the virtual nodes, once they are needed.
+	// asked has the answer for each service account and node, ofOne how many these are by namespace, and nodes are the virtual nodes,
+	// once they are needed.
 	asked map[string]refusal
+	ofOne map[string]int
 	nodes []string
+}
+
+// likelyFirst puts pods behind the others that tell of a node which is no virtual node. Kip's own are among them only as long as Kip has
+// not made its node, and a tenant can name any number.
+func (f *finder) likelyFirst(ctx context.Context, pods []corev1.Pod) []corev1.Pod {
+	if f.named {
+		return pods
+	}
+	nodes, err := f.virtualNodes(ctx)
+	if err != nil {
+		return pods // all may be likely
+	}
+	var likely, others []corev1.Pod
+	for _, p := range pods {
+		if name := NodeName(&p); name == "" || slices.Contains(nodes, name) {
+			likely = append(likely, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return append(likely, others...)
 }
 
 func (f *finder) refuses(ctx context.Context, p *corev1.Pod) refusal {
@@ -155,9 +179,13 @@ func (f *finder) actsAs(ctx context.Context, namespace, account, node string) re
 	if known, is := f.asked[key]; is {
 		return known
 	}
-	if len(f.asked) == mostAsked {
+	switch {
+	case len(f.asked) == mostAsked:
 		return unknown("was not asked about: more than %d pods have these labels", mostAsked)
+	case f.ofOne[namespace] == mostOfOne:
+		return unknown("was not asked about: more than %d pods of its namespace have these labels", mostOfOne)
 	}
+	f.ofOne[namespace]++
 	answer, err := f.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User:   "system:serviceaccount:" + namespace + ":" + account,
