@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
 )
 
@@ -39,6 +40,10 @@ func clusterWithPort(t *testing.T, handler http.HandlerFunc) *cluster {
 	c := testCluster(t)
 	node, err := c.kube.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
 	if err != nil {
+		t.Fatal(err)
+	}
+	node.Labels[apiv1.LabelController] = "id"
+	if node, err = c.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "kip-0"}, {Type: corev1.NodeInternalIP, Address: host}}
@@ -143,6 +148,30 @@ func TestACommandOnAMachineIsRunWithTheUsersCredentials(t *testing.T) {
 	root.SetArgs([]string{"exec", "c-web"})
 	if err := root.ExecuteContext(ctx); err == nil {
 		t.Error("it runs on though its user has gone")
+	}
+}
+
+// Whoever may write a Cell, or is root on a machine, would have them else.
+func TestOnlyAVirtualNodeOfTheCellsKipIsGivenCredentials(t *testing.T) {
+	for name, label := range map[string]string{"a machine": "", "the node of another Kip": "other"} {
+		asked := false
+		c := clusterWithPort(t, func(http.ResponseWriter, *http.Request) { asked = true })
+		node, err := c.kube.CoreV1().Nodes().Get(t.Context(), "kip-0", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if node.Labels[apiv1.LabelController] = label; label == "" {
+			delete(node.Labels, apiv1.LabelController)
+		}
+		if _, err := c.kube.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range []string{"exec", "logs"} {
+			if _, _, err := runWith(t, c, strings.NewReader(""), command, "c-web"); err == nil || asked || !strings.Contains(err.Error(),
+				"is no virtual node of the Kip that has the cell") {
+				t.Errorf("%s, %s: asked %t, %v", command, name, asked, err)
+			}
+		}
 	}
 }
 

@@ -68,6 +68,11 @@ func (c *cluster) port(ctx context.Context, name, kipIn string, f portFlags) (*k
 	if err != nil {
 		return nil, fmt.Errorf("get virtual node %s of cell %s: %w", one.Status.Node, name, err)
 	}
+	// The credentials are for Kip alone, and whoever may write Cells can name any node.
+	if id := node.Labels[apiv1.LabelController]; id == "" || id != one.Status.ControllerID {
+		return nil, fmt.Errorf("node %s of cell %s is no virtual node of the Kip that has the cell (label %s: %q, want %q); "+
+			"nothing was sent to it", node.Name, name, apiv1.LabelController, id, one.Status.ControllerID)
+	}
 	host, port := addressOf(node)
 	if host == "" {
 		return nil, fmt.Errorf("virtual node %s has no address", node.Name)
