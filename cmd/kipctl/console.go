@@ -40,11 +40,11 @@ func consoleOf(k *kipctl) *cobra.Command {
 				return fmt.Errorf("--follow shows text as it comes: --output %s is not for it", k.output)
 			}
 			path, _ := k.socketPath()
-			client, show := adminapi.NewClient(path), k.showConsole
+			c := consoleView{kipctl: k, client: adminapi.NewClient(path)}
 			if follow {
-				show = k.followConsole
+				return c.follow(cmd.Context(), args[0])
 			}
-			return show(cmd.Context(), client, args[0])
+			return c.show(cmd.Context(), args[0])
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show what comes, too, until the cell is gone")
@@ -59,8 +59,14 @@ type consoleLines struct {
 	Lines    []string    `json:"lines"`
 }
 
-func (k *kipctl) showConsole(ctx context.Context, client *adminapi.Client, cell string) error {
-	t, err := client.Console(ctx, cell)
+// consoleView shows consoles of machines.
+type consoleView struct {
+	*kipctl
+	client *adminapi.Client
+}
+
+func (k *consoleView) show(ctx context.Context, cell string) error {
+	t, err := k.client.Console(ctx, cell)
 	if err != nil {
 		return err
 	}
@@ -81,7 +87,7 @@ func (k *kipctl) showConsole(ctx context.Context, client *adminapi.Client, cell 
 }
 
 // tellOfNothing says why a console has no text.
-func (k *kipctl) tellOfNothing(t adminapi.ConsoleText) {
+func (k *consoleView) tellOfNothing(t adminapi.ConsoleText) {
 	switch {
 	case len(t.Text) > 0:
 	case t.Instance == "":
@@ -91,13 +97,13 @@ func (k *kipctl) tellOfNothing(t adminapi.ConsoleText) {
 	}
 }
 
-// followConsole shows a console until the cell is gone or ctx ends.
-func (k *kipctl) followConsole(ctx context.Context, client *adminapi.Client, cell string) (err error) {
+// follow shows a console until the cell is gone or ctx ends.
+func (k *consoleView) follow(ctx context.Context, cell string) (err error) {
 	s := screen{out: plain{k.out}}
 	defer func() { err = errors.Join(err, s.end()) }()
 	var before []byte
 	for looks := 0; ; looks++ {
-		now, err := client.Console(ctx, cell)
+		now, err := k.client.Console(ctx, cell)
 		switch {
 		case ctx.Err() != nil:
 			return nil // as it was told to

@@ -52,7 +52,7 @@ func execOn(k *kipctl) *cobra.Command {
 				return err
 			}
 			defer port.stop()
-			status, err := k.exec(cmd.Context(), port, name, e)
+			status, err := (&onMachine{kipctl: k, cell: name, port: port}).exec(cmd.Context(), e)
 			if err == nil && status != 0 {
 				cmd.SilenceErrors = true // the command has said what it had to say
 				err = &exitError{status}
@@ -70,9 +70,16 @@ func isTerminal(stream any) bool {
 	return f != nil && term.IsTerminal(int(f.Fd()))
 }
 
-// exec runs a command on the machine of a cell until it ends or ctx does, and returns its exit status.
-func (k *kipctl) exec(ctx context.Context, port *kubeletPort, cell string, e agentapi.Exec) (status int, err error) {
-	to := port.base.JoinPath("cells", cell, "exec")
+// onMachine is what kipctl does on the machine of a cell.
+type onMachine struct {
+	*kipctl
+	cell string
+	port *kubeletPort // nil if nothing is asked of it but its console
+}
+
+// exec runs a command there until it ends or ctx does, and returns its exit status.
+func (m *onMachine) exec(ctx context.Context, e agentapi.Exec) (status int, err error) {
+	to := m.port.base.JoinPath("cells", m.cell, "exec")
 	to.RawQuery = e.Query().Encode()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, to.String(), http.NoBody)
 	if err != nil {
@@ -80,9 +87,9 @@ func (k *kipctl) exec(ctx context.Context, port *kubeletPort, cell string, e age
 	}
 	r.Header.Set("Connection", "Upgrade")
 	r.Header.Set("Upgrade", agentapi.ExecProtocol)
-	resp, err := port.ask(r, http.StatusSwitchingProtocols)
+	resp, err := m.port.ask(r, http.StatusSwitchingProtocols)
 	if err != nil {
-		return 0, fmt.Errorf("run a command on the machine of cell %s: %w", cell, err)
+		return 0, fmt.Errorf("run a command on the machine of cell %s: %w", m.cell, err)
 	}
 	conn, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok {
@@ -91,21 +98,21 @@ func (k *kipctl) exec(ctx context.Context, port *kubeletPort, cell string, e age
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	frames := agentapi.NewFrames(conn)
-	if in := fileOf(k.in); e.TTY && in != nil && isTerminal(k.in) {
+	if in := fileOf(m.in); e.TTY && in != nil && isTerminal(m.in) {
 		before, err := term.MakeRaw(int(in.Fd()))
 		if err != nil {
 			return 0, fmt.Errorf("prepare the terminal: %w", err)
 		}
 		defer func() { _ = term.Restore(int(in.Fd()), before) }() // it is as it was made raw
 	}
-	if out := fileOf(k.out); e.TTY && isTerminal(k.out) {
+	if out := fileOf(m.out); e.TTY && isTerminal(m.out) {
 		defer followSize(int(out.Fd()), func(rows, cols uint16) { _ = frames.SendSize(rows, cols) })() // who reads hears of an error
 	}
 	go func() {
-		_, _ = io.Copy(frames.To(agentapi.FrameStdin), k.in)
+		_, _ = io.Copy(frames.To(agentapi.FrameStdin), m.in)
 		_ = frames.Send(agentapi.FrameStdin, nil)
 	}()
-	status, err = k.show(conn)
+	status, err = m.show(conn)
 	if err != nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
@@ -113,8 +120,8 @@ func (k *kipctl) exec(ctx context.Context, port *kubeletPort, cell string, e age
 }
 
 // show writes what a command prints until it has ended, and returns its exit status.
-func (k *kipctl) show(conn io.Reader) (status int, err error) {
-	errs := k.err
+func (m *onMachine) show(conn io.Reader) (status int, err error) {
+	errs := m.err
 	if p, is := errs.(plain); is {
 		errs = p.Writer // a character may be cut by frames
 	}
@@ -126,7 +133,7 @@ func (k *kipctl) show(conn io.Reader) (status int, err error) {
 		}
 		switch kind {
 		case agentapi.FrameStdout:
-			_, err = k.out.Write(p)
+			_, err = m.out.Write(p)
 		case agentapi.FrameStderr:
 			_, err = errs.Write(p)
 		case agentapi.FrameExit:

@@ -49,7 +49,7 @@ func logsOf(k *kipctl) *cobra.Command {
 					return fmt.Errorf("--log: %q is no log of a machine: it must be one of %s", l, strings.Join(logNames, ", "))
 				}
 			}
-			return k.showLogs(cmd.Context(), name, which, tail, f)
+			return (&onMachine{kipctl: k, cell: name}).showLogs(cmd.Context(), which, tail, f)
 		},
 	}
 	f.add(cmd.Flags())
@@ -68,33 +68,32 @@ type machineLog struct {
 }
 
 // showLogs shows logs one after the other. One that cannot be had hides no other.
-func (k *kipctl) showLogs(ctx context.Context, cell string, which []string, tail int, f portFlags) error {
-	var port *kubeletPort
+func (m *onMachine) showLogs(ctx context.Context, which []string, tail int, f portFlags) error {
 	if slices.ContainsFunc(which, func(l string) bool { return l != logConsole }) {
-		c, err := k.connect(k.config())
+		c, err := m.connect(m.config())
 		if err != nil {
 			return err
 		}
-		if port, err = c.port(ctx, cell, k.namespace, f); err != nil {
+		if m.port, err = c.port(ctx, m.cell, m.namespace, f); err != nil {
 			return err
 		}
-		defer port.stop()
+		defer m.port.stop()
 	}
 	var all []machineLog
 	var failed []error
 	for _, name := range which {
-		text, err := k.logOf(ctx, port, cell, name, tail)
-		one := machineLog{Cell: cell, Log: name, Lines: []string{}}
+		text, err := m.logOf(ctx, name, tail)
+		one := machineLog{Cell: m.cell, Log: name, Lines: []string{}}
 		for line := range strings.Lines(text) {
 			one.Lines = append(one.Lines, strings.TrimRight(line, "\r\n"))
 		}
 		if err != nil {
 			one.Error = err.Error()
-			failed = append(failed, fmt.Errorf("log %s of cell %s: %w", name, cell, err))
+			failed = append(failed, fmt.Errorf("log %s of cell %s: %w", name, m.cell, err))
 		}
 		all = append(all, one)
 	}
-	err := k.print(all, func(w io.Writer) error {
+	err := m.print(all, func(w io.Writer) error {
 		for _, l := range all {
 			if len(all) > 1 && l.Error == "" {
 				fmt.Fprintf(w, "==> %s <==\n", l.Log)
@@ -114,19 +113,19 @@ func (k *kipctl) showLogs(ctx context.Context, cell string, which []string, tail
 const maxLogText = 8 << 20
 
 // logOf returns the end of a log.
-func (k *kipctl) logOf(ctx context.Context, port *kubeletPort, cell, name string, tail int) (string, error) {
+func (m *onMachine) logOf(ctx context.Context, name string, tail int) (string, error) {
 	if name == logConsole {
-		path, _ := k.socketPath()
-		t, err := adminapi.NewClient(path).Console(ctx, cell)
+		path, _ := m.socketPath()
+		t, err := adminapi.NewClient(path).Console(ctx, m.cell)
 		return lastOf(string(t.Text), tail), err
 	}
-	to := port.base.JoinPath("cells", cell, "logs", name)
+	to := m.port.base.JoinPath("cells", m.cell, "logs", name)
 	to.RawQuery = url.Values{agentapi.ParamTail: {strconv.Itoa(tail)}}.Encode()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, to.String(), http.NoBody)
 	if err != nil {
 		return "", err
 	}
-	resp, err := port.ask(r, http.StatusOK)
+	resp, err := m.port.ask(r, http.StatusOK)
 	if err != nil {
 		return "", err
 	}
