@@ -1,6 +1,7 @@
 package daemonsets
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -41,16 +42,18 @@ type CopyObserver interface {
 	CopyChanged(cell string, set types.NamespacedName)
 }
 
-// startsWithin is how long a copy on a new cell may take to become ready for the first time, and how long a kubelet may take
-// to tell a new process of Kip of a copy.
-const startsWithin = 2 * time.Minute
+// StartsWithin is how long a copy may take to become ready for the first time, and how long a kubelet may take to tell a new
+// process of Kip of a copy.
+const StartsWithin = 2 * time.Minute
 
 // State is how the copies of a set's pod fare together.
 type State struct {
 	Cells    int    // that run a copy, or are to
 	NotReady []Copy // of those that count
-	// Pending is whether some are not known well enough to be called ready; the set stays as it was then, and Again
-	// is after how long that ends if nothing is heard.
+	// Failing reports whether these are so many that the set is not ready.
+	Failing bool
+	// Pending is whether it is to be seen yet if so many are; the set stays as it was then. Again is after how long a copy counts
+	// as not ready if nothing is heard.
 	Pending bool
 	Again   time.Duration
 }
@@ -58,29 +61,50 @@ type State struct {
 // Sum returns the state of copies at a time. A copy on a new cell counts once it was ready, or has taken long: cells
 // come and go all the time, and would keep a set from ever being ready.
 func Sum(copies []Copy, now time.Time) (s State) {
+	var counted, unsure []Copy
 	for _, c := range copies {
 		if c.LeftOut {
 			continue
 		}
 		s.Cells++
-		if c.Ready {
-			continue
-		}
-		late := now.Sub(c.Shown) >= startsWithin
-		wait := func() {
-			if left := c.Shown.Add(startsWithin).Sub(now); s.Again == 0 || left < s.Again {
+		switch left := c.Shown.Add(StartsWithin).Sub(now); {
+		case c.Ready:
+		case left <= 0, c.WasReady:
+			s.NotReady = append(s.NotReady, c)
+		default:
+			if s.Again == 0 || left < s.Again {
 				s.Again = left
 			}
+			if c.Newer {
+				continue
+			}
+			unsure = append(unsure, c)
 		}
-		switch {
-		case late, c.WasReady, c.Reported && !c.Newer:
-			s.NotReady = append(s.NotReady, c)
-		case c.Newer:
-			wait()
-		default:
-			s.Pending = true
-			wait()
-		}
+		counted = append(counted, c)
 	}
+	s.Failing = failing(s.NotReady, counted)
+	s.Pending = !s.Failing && failing(append(unsure, s.NotReady...), counted)
 	return s
+}
+
+// fewPercent is how many of a set's copies may be not ready while the set is.
+const fewPercent = 10
+
+// failing reports whether so many of the copies are not ready that the set is not: all, or more than a few, and of more than one
+// namespace where there is more than one. One cell says what it likes, and so may all cells of a tenant.
+func failing(notReady, all []Copy) bool {
+	switch n := len(notReady); {
+	case n == 0:
+		return false
+	case n == len(all):
+		return true
+	case n == 1, n*100 <= len(all)*fewPercent:
+		return false
+	}
+	return ofSeveral(notReady) || !ofSeveral(all)
+}
+
+// ofSeveral reports whether copies run beside pods of more than one namespace.
+func ofSeveral(copies []Copy) bool {
+	return slices.ContainsFunc(copies, func(c Copy) bool { return c.Pod.Namespace != copies[0].Pod.Namespace })
 }

@@ -1,6 +1,7 @@
 package daemonsets
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,26 +114,47 @@ func TestHowCopiesFareTogether(t *testing.T) {
 		c.Shown = now.Add(-age)
 		return c
 	}
+	of := func(namespace string, c Copy) Copy {
+		c.Pod.Namespace = namespace
+		return c
+	}
+	times := func(n int, c Copy) []Copy { return slices.Repeat([]Copy{c}, n) }
 	ready := Copy{Reported: true, Ready: true, WasReady: true}
+	broken := Copy{Reported: true, WasReady: true}
 	for name, tc := range map[string]struct {
 		copies   []Copy
 		notReady int
+		failing  bool
 		pending  bool
 		again    time.Duration
 	}{
-		"none":                               {},
-		"all ready":                          {copies: []Copy{ready, ready}},
-		"an update has yet to start":         {copies: []Copy{ready, at(Copy{}, 0)}, pending: true, again: startsWithin},
-		"an update starts":                   {copies: []Copy{ready, at(Copy{Reported: true}, 0)}, notReady: 1},
-		"a new cell starts":                  {copies: []Copy{ready, at(Copy{Reported: true, Newer: true}, time.Minute)}, again: startsWithin - time.Minute},
-		"a new cell starts late":             {copies: []Copy{at(Copy{Reported: true, Newer: true}, startsWithin)}, notReady: 1},
-		"a new cell's was ready":             {copies: []Copy{at(Copy{Reported: true, Newer: true, WasReady: true}, 0)}, notReady: 1},
-		"a cell says nothing":                {copies: []Copy{at(Copy{}, startsWithin)}, notReady: 1},
-		"one is left out":                    {copies: []Copy{ready, {LeftOut: true}}},
-		"Kip has started and knows no state": {copies: []Copy{at(Copy{}, 0), at(Copy{}, time.Second)}, pending: true, again: startsWithin - time.Second},
+		"none":                          {},
+		"all ready":                     {copies: times(2, ready)},
+		"an update has yet to start":    {copies: append(times(4, ready), times(2, at(Copy{}, 0))...), pending: true, again: StartsWithin},
+		"an update starts":              {copies: times(2, at(Copy{Reported: true}, 0)), pending: true, again: StartsWithin},
+		"an update never starts":        {copies: times(2, at(Copy{Reported: true}, StartsWithin)), notReady: 2, failing: true},
+		"an update starts but on one":   {copies: []Copy{ready, at(Copy{Reported: true}, StartsWithin)}, notReady: 1},
+		"one cell does not tell":        {copies: []Copy{ready, ready, at(Copy{}, 0)}, again: StartsWithin},
+		"a new cell starts":             {copies: []Copy{ready, at(Copy{Reported: true, Newer: true}, time.Minute)}, again: StartsWithin - time.Minute},
+		"a new cell starts late":        {copies: []Copy{at(Copy{Reported: true, Newer: true}, StartsWithin)}, notReady: 1, failing: true},
+		"a new cell's was ready":        {copies: []Copy{at(Copy{Reported: true, Newer: true, WasReady: true}, 0)}, notReady: 1, failing: true},
+		"a cell says nothing":           {copies: []Copy{at(Copy{}, StartsWithin)}, notReady: 1, failing: true},
+		"one is left out":               {copies: []Copy{ready, {LeftOut: true}}},
+		"one fails, the other left out": {copies: []Copy{broken, {LeftOut: true}}, notReady: 1, failing: true},
+		"one fails beside a new cell":   {copies: []Copy{broken, at(Copy{Newer: true}, 0)}, notReady: 1, failing: true, again: StartsWithin},
+		"one of two fails":              {copies: []Copy{ready, broken}, notReady: 1},
+		"one of many fails":             {copies: append(times(30, ready), broken), notReady: 1},
+		"one fails, another starts":     {copies: []Copy{ready, broken, at(Copy{}, 0)}, notReady: 1, pending: true, again: StartsWithin},
+		"a few of many fail":            {copies: append(times(18, ready), times(2, broken)...), notReady: 2},
+		"more than a few of many fail":  {copies: append(times(17, ready), times(2, broken)...), notReady: 2, failing: true},
+		"all of one tenant's fail":      {copies: append(times(3, of("a", ready)), times(9, of("b", broken))...), notReady: 9},
+		"those of two tenants fail": {
+			copies: append(times(3, of("a", ready)), of("b", broken), of("c", broken)), notReady: 2, failing: true,
+		},
+		"Kip has started and knows no state": {copies: []Copy{at(Copy{}, 0), at(Copy{}, time.Second)}, pending: true, again: StartsWithin - time.Second},
 	} {
 		s := Sum(tc.copies, now)
-		if len(s.NotReady) != tc.notReady || s.Pending != tc.pending || s.Again != tc.again {
+		if len(s.NotReady) != tc.notReady || s.Failing != tc.failing || s.Pending != tc.pending || s.Again != tc.again {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

@@ -42,13 +42,14 @@ type attending struct {
 // contact is what Kip knows of a pod's bound cell.
 type contact struct {
 	silent      time.Time // when it was last found silent; zero once that is dealt with
+	found       time.Time // when it was last found silent
 	marked      time.Time // when the pod was marked as not ready, since the cell is silent
 	interrupted time.Time // when the cloud takes the instance; zero if it does not
 }
 
 // silent notes that a cell has not been heard of for a while.
 func (s *attending) silent(cell cells.Cell) {
-	s.contacts.note(cell.Pod, func(c *contact) { c.silent = s.clock.Now() })
+	s.contacts.note(cell.Pod, func(c *contact) { c.silent = s.clock.Now(); c.found = c.silent })
 }
 
 // interrupted notes when the cloud takes a cell back; zero for never.

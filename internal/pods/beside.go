@@ -2,10 +2,12 @@ package pods
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
 	"github.com/elotl/kip/internal/placement"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/resource"
+	"k8s.io/utils/clock"
 )
 
 // besides has pods of DaemonSets stand for their copies, which run beside pods on their cells.
@@ -21,6 +24,9 @@ type besides struct {
 	copies   Copies
 	cells    Cells
 	registry *registry
+	contacts *notes[contact]
+	clock    clock.PassiveClock
+	began    time.Time // when this process began to hear of copies
 }
 
 // runs reports whether a pod stands for copies, and says so.
@@ -44,32 +50,55 @@ func (s *besides) refused(pod *corev1.Pod) (events.Event, bool) {
 // stance is how a pod without a machine stands.
 type stance struct {
 	unready string        // why it is not Ready; "" where it is
+	few     string        // which of its copies are not ready although it is
 	again   time.Duration // after how long to look again, 0 for not
 }
 
-// stanceOf returns how a pod stands by its copies.
+// copiesAgain is after how long to look again at a pod with copies that are not ready, or not heard of.
+const copiesAgain = 30 * time.Second
+
+// stanceOf returns how a pod stands by its copies. Those on cells that are silent do not count.
 func (s *besides) stanceOf(pod *corev1.Pod, now time.Time) stance {
 	if _, runs, _ := s.rules.Of(pod); !runs {
 		return stance{}
 	}
-	state := daemonsets.Sum(s.copies.Copies(pod.UID), now)
-	if unknown := s.unknown(pod); unknown > 0 {
-		state.Pending = true
+	all := s.copies.Copies(pod.UID)
+	heard := slices.DeleteFunc(slices.Clone(all), func(c daemonsets.Copy) bool { return s.silent(c.Pod.UID, now) })
+	silent := len(heard) < len(all)
+	for _, cell := range s.unknown(pod) {
+		since := s.began
+		if bound := cell.StepTime(apiv1.StepBound); bound.After(since) {
+			since = bound
+		}
+		if now.Sub(since) < daemonsets.StartsWithin && !s.silent(cell.Pod.UID, now) {
+			heard = append(heard, daemonsets.Copy{Cell: cell.ID, Pod: cell.Pod, Shown: since})
+		}
 	}
+	state := daemonsets.Sum(heard, now)
 	is := stance{again: state.Again}
 	switch {
-	case len(state.NotReady) > 0:
+	case state.Failing:
 		is.unready = notReady(state)
-	case state.Pending:
-		// As it was: an earlier process of Kip knew.
-		if ready := conditionOf(pod, corev1.PodReady); ready == nil || ready.Status != corev1.ConditionTrue {
-			is.unready = "Kip has not heard of all copies yet."
-		}
-		if is.again == 0 {
-			is.again = standAgain
-		}
+	case state.Pending && !isReady(pod): // as it was: an earlier process of Kip knew
+		is.unready = fmt.Sprintf("Kip has yet to hear that the copies are ready, and waits for %s at most.", daemonsets.StartsWithin)
+	case len(state.NotReady) > 0:
+		is.few = notReady(state)
+	}
+	if (len(state.NotReady) > 0 || silent) && (is.again == 0 || is.again > copiesAgain) {
+		is.again = copiesAgain
 	}
 	return is
+}
+
+// silent reports whether the cell of a pod is not heard of.
+func (s *besides) silent(pod types.UID, now time.Time) bool {
+	found := s.contacts.get(pod).found
+	return !found.IsZero() && now.Sub(found) < silenceFresh
+}
+
+func isReady(pod *corev1.Pod) bool {
+	ready := conditionOf(pod, corev1.PodReady)
+	return ready != nil && ready.Status == corev1.ConditionTrue
 }
 
 func conditionOf(pod *corev1.Pod, condition corev1.PodConditionType) *corev1.PodCondition {
@@ -98,18 +127,18 @@ func notReady(state daemonsets.State) string {
 	return b.String() + "."
 }
 
-// unknown is how many cells may run copies of a pod that this process has not been told of.
-func (s *besides) unknown(pod *corev1.Pod) (n int) {
+// unknown are the cells that may run copies of a pod that this process has not been told of.
+func (s *besides) unknown(pod *corev1.Pod) (list []cells.Cell) {
 	for _, cell := range s.cells.List() {
 		if cell.Phase != apiv1.Bound || !cell.Live() || s.copies.HasPod(cell.Pod.UID) {
 			continue
 		}
 		of, err := s.registry.get(nameOf(cell))
 		if err != nil || of == nil || of.UID == cell.Pod.UID && of.Spec.NodeName == pod.Spec.NodeName {
-			n++
+			list = append(list, cell)
 		}
 	}
-	return n
+	return list
 }
 
 // ending returns how long a deleted pod still waits for its copies to end, of what it has left.
@@ -118,7 +147,7 @@ func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
 	if k := apiv1.WithoutMachine(pod); left <= 0 || s.rules == nil || !runs && (k == nil || k.Reason != events.BesidePods) {
 		return 0
 	}
-	running := s.unknown(pod)
+	running := len(s.unknown(pod))
 	for _, c := range s.copies.Copies(pod.UID) {
 		if !c.LeftOut {
 			running++

@@ -58,11 +58,13 @@ func TestAPodOfADaemonSetIsReadyWhenItsCopiesAre(t *testing.T) {
 		Why: "CrashLoopBackOff",
 	}
 	good := daemonsets.Copy{Cell: "cell-2", Reported: true, Ready: true, WasReady: true}
-	copies.copies = []daemonsets.Copy{bad, good}
+	copies.copies = []daemonsets.Copy{bad}
 	h.clock.Step(standAgain)
-	h.must("a")
+	if again := h.must("a"); again != copiesAgain {
+		t.Errorf("it is looked at again after %s", again)
+	}
 	got = h.told("a")
-	const why = "The copies on 1 of 2 cells are not ready: cell-1 beside pod shop/web (CrashLoopBackOff)."
+	const why = "The copies on 1 of 1 cells are not ready: cell-1 beside pod shop/web (CrashLoopBackOff)."
 	if s, message := readyOf(got); s != corev1.ConditionFalse || message != why {
 		t.Errorf("it is Ready %s: %s, want %s", s, message, why)
 	}
@@ -90,6 +92,64 @@ func TestAPodOfADaemonSetIsReadyWhenItsCopiesAre(t *testing.T) {
 	h.must("a")
 	if s, _ := readyOf(h.told("a")); s != corev1.ConditionTrue {
 		t.Errorf("its copies are ready, and it is Ready %s", s)
+	}
+}
+
+func TestOneCellDoesNotKeepADaemonSetFromBeingReady(t *testing.T) {
+	h := newHarness(t)
+	copies := &copiesOf{has: true}
+	h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	h.put(pod("a", daemon))
+	h.put(pod("web"))
+	web := apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid-web"}
+	bad := daemonsets.Copy{Cell: "cell-1", Pod: web, Reported: true, WasReady: true, Shown: h.clock.Now(), Why: "Error: no image"}
+	good := daemonsets.Copy{Cell: "cell-2", Pod: apiv1.PodReference{Namespace: "ns"}, Reported: true, Ready: true, WasReady: true}
+	want := func(when string, ready corev1.ConditionStatus, message string) {
+		t.Helper()
+		h.clock.Step(standAgain)
+		h.must("a")
+		if s, m := readyOf(h.told("a")); s != ready || m != message {
+			t.Errorf("%s it is Ready %s: %q, want %s: %q", when, s, m, ready, message)
+		}
+	}
+	copies.copies = []daemonsets.Copy{bad, good}
+	want("with a bad copy", corev1.ConditionTrue, "The copies on 1 of 2 cells are not ready: cell-1 beside pod ns/web (Error).")
+	writes := h.writes()
+	copies.copies[0].Why = "Other" // the cell may say another word each second
+	h.clock.Step(readyAgain)
+	h.must("a")
+	if n := h.writes() - writes; n > 0 {
+		t.Errorf("it was written %d times too soon", n)
+	}
+	copies.copies = []daemonsets.Copy{bad}
+	want("with nothing but a bad copy", corev1.ConditionFalse,
+		"The copies on 1 of 1 cells are not ready: cell-1 beside pod ns/web (Error).")
+	h.cells.set("uid-web", func(c *cells.Cell) { c.ID, c.Phase, c.Pod = "cell-1", apiv1.Bound, web })
+	cell, _ := h.cells.ForPod("uid-web")
+	h.clock.Step(standAgain)
+	h.c.CellSilent(cell, time.Time{})
+	h.must("a")
+	if s, m := readyOf(h.told("a")); s != corev1.ConditionTrue {
+		t.Errorf("with a cell that is silent it is Ready %s: %s", s, m)
+	}
+}
+
+func TestWhatKipDoesNotHearOfACellKeepsADaemonSetForAWhile(t *testing.T) {
+	h := newHarness(t)
+	h.beside(&copiesOf{}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	h.put(pod("a", daemon))
+	h.put(pod("web"))
+	h.cells.set("uid-web", func(c *cells.Cell) {
+		c.ID, c.Phase, c.Pod = "cell-1", apiv1.Bound, apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid-web"}
+	})
+	again := h.must("a")
+	if s, m := readyOf(h.told("a")); s != corev1.ConditionFalse || again != daemonsets.StartsWithin {
+		t.Errorf("at first it is Ready %s: %s, and looked at again after %s", s, m, again)
+	}
+	h.clock.Step(again)
+	h.must("a")
+	if s, m := readyOf(h.told("a")); s != corev1.ConditionTrue {
+		t.Errorf("after %s it is Ready %s: %s", again, s, m)
 	}
 }
 

@@ -53,6 +53,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	for _, cell := range c.cells.List() {
 		c.loop.wake(nameOf(cell))
 	}
+	c.beside.began = c.beside.clock.Now()
 	c.loop.start(ctx, c.reconcile)
 	c.loop.running.Go(func() { c.watchdog.TrackLock(ctx, "the lock of the pods", &c.registry.mu) })
 	close(c.ready)

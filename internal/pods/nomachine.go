@@ -95,7 +95,8 @@ func (s *standing) stand(ctx context.Context, pod *corev1.Pod, why events.Event)
 		return stance.again, nil
 	}
 	pause := standAgain
-	if ready := conditionOf(pod, corev1.PodReady); stance.unready == "" && ready != nil && ready.Reason == events.BesidePods {
+	if ready := conditionOf(pod, corev1.PodReady); stance.unready == "" && ready != nil && ready.Reason == events.BesidePods &&
+		ready.Status != corev1.ConditionTrue {
 		pause = readyAgain
 	}
 	if wait := s.stood.get(pod.UID).Add(pause).Sub(now); wait > 0 {
@@ -146,15 +147,15 @@ func statusWithout(pod *corev1.Pod, why events.Event, is stance, now metav1.Time
 		setCondition(stands, k)
 	}
 	become(apiv1.NoMachine, corev1.ConditionTrue, why.Reason, why.Message)
-	reason, ready := events.NoMachine, corev1.ConditionTrue
+	reason, ready, message := events.NoMachine, corev1.ConditionTrue, is.few
 	if why.Reason == events.BesidePods {
 		reason = events.BesidePods
 	}
 	if is.unready != "" {
-		ready = corev1.ConditionFalse
+		ready, message = corev1.ConditionFalse, is.unready
 	}
 	become(corev1.PodInitialized, corev1.ConditionTrue, reason, "")
-	become(corev1.ContainersReady, ready, reason, is.unready)
-	become(corev1.PodReady, ready, reason, is.unready)
+	become(corev1.ContainersReady, ready, reason, message)
+	become(corev1.PodReady, ready, reason, message)
 	return *s
 }

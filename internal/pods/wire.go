@@ -47,6 +47,9 @@ func (c *Controller) wireCore(cfg Config) {
 		copies:   cfg.Copies,
 		cells:    cfg.Cells,
 		registry: c.registry,
+		contacts: newNotes[contact](c.registry),
+		clock:    cfg.Clock,
+		began:    cfg.Clock.Now(),
 	}
 	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
 }
@@ -116,7 +119,7 @@ func (c *Controller) wireEnds(cfg Config) {
 		waits:    c.waits,
 		events:   cfg.Events,
 		clock:    cfg.Clock,
-		contacts: newNotes[contact](c.registry),
+		contacts: c.beside.contacts,
 	}
 	c.failing = &failing{
 		api:         c.api,
