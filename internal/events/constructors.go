@@ -150,6 +150,13 @@ func NewDaemonSetLeftOut(daemonSet, pod, cell, why string) Event {
 	return warn(daemonSetLeftOut, "DaemonSet %s does not run beside pod %s on cell %s: %s. The pod runs without it.", daemonSet, pod, cell, why)
 }
 
+// NewNoRoomForDaemonSet is about a pod for which Kip requests a machine that need not have room for a DaemonSet, and about the
+// DaemonSet's.
+func NewNoRoomForDaemonSet(daemonSet, pod string, why error) Event {
+	return warn(daemonSetLeftOut, "Pod %s gets a machine without room for DaemonSet %s, which runs there if it fits all the same: %v", pod,
+		daemonSet, why)
+}
+
 // NewWaitsForDaemonSets is about a pod that is not started before DaemonSets beside it are ready, for so long at most.
 func NewWaitsForDaemonSets(daemonSets []string, most time.Duration) Event {
 	return normal(waitsForDaemonSets, "The pod waits until DaemonSets beside it are ready, for at most %v: %s", most,

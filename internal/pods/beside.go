@@ -10,7 +10,6 @@ import (
 	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/daemonsets"
 	"github.com/elotl/kip/internal/events"
-	"github.com/elotl/kip/internal/placement"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -159,15 +158,17 @@ func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
 	return left
 }
 
-// withSets returns a pod as it is to be placed with the DaemonSets that run beside it. Of the result only the spec is for use.
-func (s *besides) withSets(placed, pod *corev1.Pod) *corev1.Pod {
+// sets are the pods of DaemonSets that ask for room beside a pod.
+func (s *besides) sets(pod *corev1.Pod) (list []*corev1.Pod) {
 	if s.rules == nil {
-		return placed
+		return nil
 	}
 	for _, set := range s.copies.SetsBeside(pod) {
-		placed = placement.With(placed, resource.PodRequests(set, resource.PodResourcesOptions{}))
+		if len(resource.PodRequests(set, resource.PodResourcesOptions{})) > 0 {
+			list = append(list, set)
+		}
 	}
-	return placed
+	return list
 }
 
 // copiesGather is how long changes of a pod's copies are gathered: all cells tell of an update at once.

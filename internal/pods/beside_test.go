@@ -204,23 +204,54 @@ func TestAMachineHasRoomForTheDaemonSetsBesideItsPod(t *testing.T) {
 			}}}
 		}
 	}
+	type offer struct {
+		kind  string
+		price float64
+		most  int64 // that it has, in millicores
+	}
+	small, large := offer{"small", 1, 600}, offer{"large", 2, 2000}
 	for name, tc := range map[string]struct {
-		most int64 // that a machine has, in millicores
-		want int64
-	}{"there is one": {2000, 750}, "there is none": {600, 500}} {
+		offers []offer
+		grants Grants
+		beyond string // the budget
+		want   string
+		events []string
+	}{
+		"there is one":  {offers: []offer{small, large}, want: "large", events: []string{"Normal CellRequested"}},
+		"there is none": {offers: []offer{small}, want: "small"},
+		"it costs more than is granted": {
+			offers: []offer{small, large}, grants: Grants{MaxPricePerHour: 1}, want: "small",
+		},
+		"its type is not granted": {
+			offers: []offer{small, large}, want: "small",
+			grants: Grants{Namespaces: []NamespaceGrants{{Namespace: "ns", InstanceTypes: []string{"small"}}}},
+		},
+		"it is over the budget": {offers: []offer{small, large}, beyond: "large", want: "small"},
+	} {
 		h := newHarness(t)
-		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{pod("s", daemon, asks("250m"))}}, besideRules(daemonsets.Entry{Namespace: "ns"}))
-		var asked int64
-		h.place = func(p *corev1.Pod) ([]cells.Offering, error) {
-			if asked = placement.ResourcesOf(p).MilliCPU; asked > tc.most {
-				return nil, &placement.UnplaceableError{}
+		h.cells.beyond = tc.beyond
+		set := pod("s", daemon, asks("250m"))
+		h.beside(&copiesOf{has: true, sets: []*corev1.Pod{set, pod("t", daemon)}}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+		h.restarted(func(c *Config) { c.Grants = tc.grants })
+		h.place = func(p *corev1.Pod) (list []cells.Offering, err error) {
+			for _, o := range tc.offers {
+				if placement.ResourcesOf(p).MilliCPU <= o.most {
+					list = append(list, cells.Offering{InstanceType: o.kind, Zone: "local", PricePerHour: o.price})
+				}
 			}
-			return []cells.Offering{{InstanceType: "nano", Zone: "local", Reason: "cheapest"}}, nil
+			if len(list) == 0 {
+				err = &placement.UnplaceableError{}
+			}
+			return list, err
 		}
 		h.put(pod("a", asks("500m")))
 		h.must("a")
-		if asked != tc.want || len(h.cells.requests) != 1 {
-			t.Errorf("%s: a machine with %dm was asked for, want %dm; requests %v", name, asked, tc.want, h.cells.requests)
+		if cell, has := h.cells.ForPod("uid-a"); !has || cell.Offering().InstanceType != tc.want {
+			t.Errorf("%s: the pod gets %q, want %s; it waits for %q", name, cell.Offering(), tc.want, h.c.Waiting("uid-a"))
 		}
+		if tc.events == nil { // of the pod and of the set
+			tc.events = []string{"Normal CellRequested", "Warning DaemonSetLeftOut", "Warning DaemonSetLeftOut"}
+		}
+		h.want(name+": events", h.events, tc.events...)
 	}
 }

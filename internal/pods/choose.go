@@ -17,6 +17,7 @@ import (
 	"github.com/elotl/kip/internal/volumes"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	resourcehelper "k8s.io/component-helpers/resource"
 )
 
 // choosing chooses what is requested for pods.
@@ -39,6 +40,50 @@ type choosing struct {
 //
 // The errors are those of Volumes and *PlacementError.
 func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, error) {
+	c, err := s.choose(ctx, pod)
+	return c.Request, err
+}
+
+// choice is what is to be requested for a pod.
+type choice struct {
+	cells.Request
+	sets    []*corev1.Pod // of DaemonSets that ask for room beside the pod
+	without error         // why there is none for them; nil where there is
+}
+
+// choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
+// not fit are left out.
+func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err error) {
+	c.sets = s.beside.sets(pod)
+	c.Request, err = s.chooseWith(ctx, pod, c.sets)
+	if len(c.sets) == 0 {
+		return c, err
+	}
+	_, none := errors.AsType[*placement.UnplaceableError](err)
+	_, refused := errors.AsType[*NotGrantedError](err)
+	if none || refused {
+		c.without = err
+		c.Request, err = s.chooseWith(ctx, pod, nil)
+	}
+	return c, err
+}
+
+// request calls request with what was chosen, and where that is over a budget, with what is chosen without room for DaemonSets.
+func (s *choosing) request(ctx context.Context, pod *corev1.Pod, c *choice, request func(cells.Request) error) error {
+	err := request(c.Request)
+	if _, over := errors.AsType[*cells.BudgetError](err); !over || len(c.sets) == 0 || c.without != nil {
+		return err
+	}
+	alone, none := s.chooseWith(ctx, pod, nil)
+	if none != nil {
+		return err
+	}
+	c.Request, c.without = alone, err
+	return request(alone)
+}
+
+// chooseWith chooses what has room for a pod and pods of DaemonSets.
+func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, sets []*corev1.Pod) (cells.Request, error) {
 	var needs volumes.Needs
 	if s.volumes != nil {
 		var err error
@@ -53,13 +98,11 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 			return cells.Request{}, &PlacementError{Err: err}
 		}
 	}
-	lacked, alone := s.history.get(pod.UID).lacked, withVolumes(pod, needs)
-	placed := s.beside.withSets(alone, pod)
-	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
-	if _, none := errors.AsType[*placement.UnplaceableError](err); none && placed != alone {
-		// No type has room for the DaemonSets as well: the pod runs without those that do not fit.
-		chosen, needed, err = s.fitting(ctx, alone, zone, &lacked)
+	lacked, placed := s.history.get(pod.UID).lacked, withVolumes(pod, needs)
+	for _, set := range sets {
+		placed = placement.With(placed, resourcehelper.PodRequests(set, resourcehelper.PodResourcesOptions{}))
 	}
+	chosen, needed, err := s.fitting(ctx, placed, zone, &lacked)
 	if err != nil {
 		return cells.Request{}, &PlacementError{Zone: zone, Err: err}
 	}

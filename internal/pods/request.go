@@ -117,17 +117,34 @@ func (s *requesting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, 
 
 // place chooses what can be launched for a pod, and requests a cell.
 func (s *placing) place(ctx context.Context, pod *corev1.Pod, is asked, now time.Time) (time.Duration, error) {
-	r, err := s.choosing.Choose(ctx, pod)
+	c, err := s.choosing.choose(ctx, pod)
 	if err != nil {
 		return s.unplaced.waitsForChoice(ctx, pod, err, now)
 	}
-	r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
-	cell, err := s.cells.Request(ctx, r)
+	var cell cells.Cell
+	err = s.choosing.request(ctx, pod, &c, func(r cells.Request) (err error) {
+		r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
+		cell, err = s.cells.Request(ctx, r)
+		return err
+	})
 	if err != nil {
 		return s.unplaced.waitsForCell(pod, err, now)
 	}
-	s.requested(cell, r.Pod, is.attempt, now)
+	s.requested(cell, c.Pod, is.attempt, now)
+	if c.without != nil {
+		s.leftOut(c)
+	}
 	return 0, nil
+}
+
+// leftOut reports that a pod has a machine without room for the DaemonSets beside it, to the owners of all.
+func (s *placing) leftOut(c choice) {
+	for _, set := range c.sets {
+		name := apiv1.DaemonSetOf(set).Name
+		e := events.NewNoRoomForDaemonSet(cut(set.Namespace+"/"+name, mostName), c.Pod.String(), c.without)
+		s.events.Event(c.Pod, e)
+		s.events.Event(apiv1.Ref(set), e)
+	}
 }
 
 // waitsForChoice says why a pod gets no cell before its volumes can be had, and there is something to launch for it.
