@@ -342,6 +342,16 @@ func (s *Server) podSeen(old, o any) {
 	s.sets.see(pod)
 }
 
+// PodsSeen reports whether Run has seen the pods that there were when it began.
+func (s *Server) PodsSeen() bool {
+	select {
+	case <-s.podsFollowed:
+		return s.told.HasSynced()
+	default:
+		return false
+	}
+}
+
 // podGone tells the cell of a pod that the pod is deleted. Of one that was in a list and is in the next no more it does not: an
 // API server that was restored from a backup lacks pods that run. Kip ends such a cell, if the gate lets it; until then
 // its kubelet goes on, and has the pod again if that comes back.

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,10 @@ type copiesOf struct {
 	sets   []*corev1.Pod
 	copies []daemonsets.Copy
 	has    bool
+	seen   func() bool // nil for yes
 }
+
+func (c *copiesOf) PodsSeen() bool { return c.seen == nil || c.seen() }
 
 func (c *copiesOf) ObserveCopies(daemonsets.CopyObserver)       {}
 func (c *copiesOf) SetsBeside(*corev1.Pod) []*corev1.Pod        { return c.sets }
@@ -193,6 +197,29 @@ func TestASetThatMayNotRunBesidePodsStandsAndSaysWhy(t *testing.T) {
 	}
 	if s, _ := readyOf(h.told("a")); s != corev1.ConditionTrue {
 		t.Errorf("it is Ready %s", s)
+	}
+}
+
+func TestNoPodIsPlacedBeforeTheDaemonSetsAreKnown(t *testing.T) {
+	h := newHarness(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := 0
+	h.beside(&copiesOf{has: true, seen: func() bool {
+		asked++
+		select {
+		case <-h.c.Ready():
+			t.Error("pods are reconciled before the DaemonSets are known")
+		default:
+		}
+		return asked > 2
+	}}, besideRules(daemonsets.Entry{Namespace: "ns"}))
+	ended := make(chan error)
+	go func() { ended <- h.c.Run(ctx) }()
+	<-h.c.Ready()
+	cancel()
+	if err := <-ended; err != nil || asked < 3 {
+		t.Errorf("it was asked %d times, want 3; Run returned %v", asked, err)
 	}
 }
 

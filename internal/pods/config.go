@@ -96,6 +96,8 @@ type Volumes interface {
 type Copies interface {
 	// ObserveCopies has an observer told of changes.
 	ObserveCopies(daemonsets.CopyObserver)
+	// PodsSeen reports whether SetsBeside knows the pods that there were when this process began.
+	PodsSeen() bool
 	// SetsBeside returns the pods of DaemonSets that are to run beside a pod, one of each set.
 	SetsBeside(pod *corev1.Pod) []*corev1.Pod
 	// Copies returns what is known of the copies of a DaemonSet's pod.

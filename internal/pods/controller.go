@@ -45,7 +45,11 @@ func New(cfg Config) (*Controller, error) {
 // Run reconciles until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.loop.stop()
-	if !cache.WaitForCacheSync(ctx.Done(), c.registry.listed.HasSynced) {
+	known := []cache.InformerSynced{c.registry.listed.HasSynced}
+	if c.beside.rules != nil { // else the first pods would be placed without room for DaemonSets
+		known = append(known, c.beside.copies.PodsSeen)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), known...) {
 		return nil
 	}
 	c.registry.forgetUnlisted()
