@@ -34,6 +34,10 @@ func (c *Controller) Request(ctx context.Context, r Request) (Cell, error) {
 	return c.requests.request(ctx, r)
 }
 
+// Affords returns an error, a *BudgetError, where the namespace of a pod could pay none of a request's offerings if the pod's cell
+// ended now.
+func (c *Controller) Affords(ctx context.Context, r Request) error { return c.requests.affords(ctx, r) }
+
 // WouldTake returns the standby cell that a request would be given now.
 func (c *Controller) WouldTake(r Request) (Cell, bool) { return c.standbys.wouldTake(r) }
 

@@ -85,7 +85,7 @@ type outlay struct {
 	spent   float64 // dollars, of this month
 }
 
-// outlayOf sums what the cells of a namespace cost, but for one of them; what they have cost
+// outlayOf sums what the cells of a namespace cost, as if one of them ended now; what they have cost
 // this month where its budget bounds that. spent is what those have that are gone. The caller
 // holds table.mu.
 func (s *budgets) outlayOf(namespace string, b Budget, spent float64, without *entry) outlay {
@@ -93,14 +93,14 @@ func (s *budgets) outlayOf(namespace string, b Budget, spent float64, without *e
 	now := s.clock.Now()
 	month := monthOf(now)
 	for e := range s.table.byNamespace[namespace] {
+		if b.PerMonth > 0 {
+			o.spent += hours(e.paidFrom, month, now) * e.reserved
+		}
 		if e == without {
 			continue
 		}
 		o.running++
 		o.perHour += e.reserved
-		if b.PerMonth > 0 {
-			o.spent += hours(e.paidFrom, month, now) * e.reserved
-		}
 	}
 	return o
 }
@@ -128,14 +128,14 @@ func (b Budget) afford(namespace string, o outlay, offering Offering) *BudgetErr
 	return nil
 }
 
-// within returns those of the offerings that a namespace may have now, and where there is none a *BudgetError that says why not
-// the first. The caller holds table.mu.
-func (s *budgets) within(namespace string, offerings []Offering, spent float64) (left []Offering, err error) {
+// within returns those of the offerings that a namespace may have now, or could have without one of its cells, and where there is
+// none a *BudgetError that says why not the first. The caller holds table.mu.
+func (s *budgets) within(namespace string, offerings []Offering, spent float64, without *entry) (left []Offering, err error) {
 	b := s.limits.of(namespace)
 	if b.none() {
 		return offerings, nil
 	}
-	cost := s.outlayOf(namespace, b, spent, nil)
+	cost := s.outlayOf(namespace, b, spent, without)
 	for _, o := range offerings {
 		over := b.afford(namespace, cost, o)
 		switch {

@@ -133,6 +133,36 @@ func TestWhatEndsMakesRoomInTheBudget(t *testing.T) {
 	})
 }
 
+func TestACellIsAffordedInThePlaceOfThePodsOwn(t *testing.T) {
+	inBubble(t, budgeted(1, 2), nil, func(t *testing.T, b *bubble) {
+		b.later(time.Second)
+		if over := b.buy("a", costing("large", 0.8)); over != nil {
+			t.Fatal(over)
+		}
+		b.later(30 * time.Minute)
+		for name, tc := range map[string]struct {
+			pod   string
+			price float64
+			over  bool
+		}{
+			"as dear":                         {"a", 0.8, false},
+			"dearer than an hour may be":      {"a", 1.1, true},
+			"of another pod":                  {"b", 0.8, true},
+			"of another pod, and it has room": {"b", 0.2, false},
+		} {
+			err := b.cells.Affords(t.Context(), Request{Pod: ref(tc.pod), Offerings: []Offering{costing("x", tc.price)}})
+			if _, over := errors.AsType[*BudgetError](err); over != tc.over || err != nil && !over {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		b.later(90 * time.Minute) // what it has cost this month stays spent
+		err := b.cells.Affords(t.Context(), Request{Pod: ref("a"), Offerings: []Offering{costing("x", 0.8)}})
+		if over, is := errors.AsType[*BudgetError](err); !is || !over.Monthly {
+			t.Errorf("with 1.6 of 2 dollars spent: %v", err)
+		}
+	})
+}
+
 func TestAFallBackThatIsDearerThanTheBudgetIsNotTaken(t *testing.T) {
 	inBubble(t, budgeted(1, 0), nil, func(t *testing.T, b *bubble) {
 		bought := make(chan struct{}) // one that asks after a fall-back is given no dear offering at all
@@ -282,7 +312,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offerings, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0)
+	offerings, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0, nil)
 	if over != nil || len(offerings) != len(r.Offerings) {
 		t.Fatalf("of %d offerings %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
@@ -302,7 +332,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0); over != nil {
+		if _, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
 			b.Fatal(over)
 		}
 	}

@@ -75,7 +75,7 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	}
 	if err = s.table.claimed(r.Disks); err == nil {
 		// Here alone, under the lock: pods of one namespace have one budget, and ask at the same time.
-		r.Offerings, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent)
+		r.Offerings, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent, nil)
 	}
 	var taken *entry
 	if err == nil {
@@ -120,6 +120,17 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	s.table.reserve(e) // while it is being stored
 	unlock()
 	return cell, s.additions.add(ctx, e)
+}
+
+// affords is Controller.Affords.
+func (s *requests) affords(ctx context.Context, r Request) error {
+	spent, unlock, err := s.budgets.lock(ctx, r.Pod.Namespace)
+	if err != nil {
+		return fmt.Errorf("ask what a cell for pod %s may cost: %w", r.Pod, err)
+	}
+	defer unlock()
+	_, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent, s.table.byID[s.table.byPod[r.Pod.UID]])
+	return err
 }
 
 // best are the offerings that people are shown.

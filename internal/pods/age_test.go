@@ -111,6 +111,16 @@ func TestAPodStaysOnAnOldCellWhileAnotherWouldWait(t *testing.T) {
 		t.Errorf("while the store is behind: evicted %q, again after %s", *evicted, again)
 	}
 	h.cells.behind = ""
+	h.cells.beyond = "nano"
+	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
+		t.Errorf("without money: evicted %q, again after %s", *evicted, again)
+	}
+	h.cells.beyond = ""
+	h.c.Pause("it is being cleaned up")
+	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
+		t.Errorf("while Kip is paused: evicted %q, again after %s", *evicted, again)
+	}
+	h.c.requesting.paused.Store(nil)
 	h.must("a")
 	if len(*evicted) != 1 {
 		t.Errorf("evicted %q", *evicted)

@@ -132,6 +132,8 @@ type Cells interface {
 	Observe(cells.Observer)
 	// Request asks for a cell by those of the offerings that the pod's namespace can pay.
 	Request(ctx context.Context, r cells.Request) (cells.Cell, error)
+	// Affords returns an error where the pod's namespace could pay none of the offerings, were its cell gone.
+	Affords(ctx context.Context, r cells.Request) error
 	// Behind says why a pod without a cell may run on one that this Kip does not know of;
 	// "" if it does not. EndElsewhere ends what may run a pod besides the cell that it may have, and
 	// says why that is not certain yet; arrived says whether the pod did.

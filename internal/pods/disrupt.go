@@ -3,10 +3,12 @@ package pods
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
+	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,6 +41,7 @@ type disrupting struct {
 	evicted  *notes[bool] // pods that are there still
 	random   backoff.Random
 	clock    clock.PassiveClock
+	paused   *atomic.Pointer[string] // as in requesting
 
 	mu      sync.Mutex
 	busy    bool // one is being evicted
@@ -62,12 +65,16 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 	owner, _ := routeOf(pod)
 	owner.node = ""
 	retry := s.random.Jittered(disruptionRetry)
-	if why, _ := s.cells.Behind(); why != "" || !s.begin(owner, d.apart) {
+	if why, _ := s.cells.Behind(); why != "" || s.paused.Load() != nil || !s.begin(owner, d.apart) {
 		return retry, nil
 	}
 	evicted := false
 	defer func() { s.end(pod, owner, evicted) }()
-	if _, err := s.choosing.Choose(ctx, pod); err != nil { // another would wait
+	c, err := s.choosing.choose(ctx, pod)
+	if err == nil {
+		err = s.choosing.request(ctx, pod, &c, func(r cells.Request) error { return s.cells.Affords(ctx, r) })
+	}
+	if err != nil { // another would wait
 		return retry, nil
 	}
 	d.retry = retry

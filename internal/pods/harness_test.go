@@ -89,6 +89,15 @@ func (m *modelCells) Request(_ context.Context, r cells.Request) (cells.Cell, er
 	return cell, nil
 }
 
+func (m *modelCells) Affords(_ context.Context, r cells.Request) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.ContainsFunc(r.Offerings, func(o offering.Offering) bool { return o.InstanceType != m.beyond }) {
+		return fmt.Errorf("afford: %w", &cells.BudgetError{Offering: r.Offerings[0]})
+	}
+	return nil
+}
+
 func (m *modelCells) Release(uid types.UID, _ string, ended bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

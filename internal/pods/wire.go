@@ -188,4 +188,5 @@ func (c *Controller) wireRequests(cfg Config) {
 			random:   cfg.Random,
 		},
 	}
+	c.disrupting.paused = &c.requesting.paused
 }
