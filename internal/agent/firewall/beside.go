@@ -22,10 +22,28 @@ func (t *table) beside(fw *agentapi.Firewall) {
 	t.line("\t\tip saddr %s masquerade\n\t}", agentapi.BesideNetwork)
 }
 
-// fromBeside keeps pods beside the pod from the metadata service, which may have the role of the cell's pod.
-func (t *table) fromBeside(fw *agentapi.Firewall) {
+// besideChains are what the other chains ask of pods beside the pod. They send from their own addresses, and not to the metadata
+// service, which may have the role of the cell's pod. Nobody but the cell reaches them other than by a host port.
+func (t *table) besideChains(fw *agentapi.Firewall) {
+	if fw == nil || fw.Beside == nil {
+		return
+	}
+	t.line("\tchain own_of_beside {\n\t\tmeta nfproto ipv6 drop\n\t\tip saddr != %s drop\n\t}", agentapi.BesideNetwork)
+	t.line("\tchain to_beside {\n\t\tct state established,related return\n\t\tct status dnat return\n\t\tdrop\n\t}")
+}
+
+// forwardBeside are the rules for what pods beside the pod send and are sent.
+func (t *table) forwardBeside(fw *agentapi.Firewall) {
 	if fw != nil && fw.Beside != nil {
-		t.line("\t\tiifname \"%s*\" jump metadata", besideInterfaces)
+		t.line("\t\tiifname \"%s*\" jump own_of_beside\n\t\tiifname \"%[1]s*\" jump metadata", besideInterfaces)
+		t.line("\t\toifname \"%s*\" jump to_beside", besideInterfaces)
+	}
+}
+
+// inputBeside are the rules for what pods beside the pod send to the cell.
+func (t *table) inputBeside(fw *agentapi.Firewall) {
+	if fw != nil && fw.Beside != nil {
+		t.line("\t\tiifname \"%s*\" jump own_of_beside", besideInterfaces)
 	}
 }
 

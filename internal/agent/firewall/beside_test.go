@@ -87,6 +87,49 @@ func TestAPodBesideTheCellsSendsFromTheCellsAddressAndReachesNoMetadataService(t
 	podOut := attempt{"the isolated pod out", n.pod, "", outsideIP + ":80"}
 	direct := attempt{"the isolated pod to a copy's own address", n.pod, "", address + ":80"}
 	n.expect("beside the pod", []attempt{out, metadata, probe, exporter, agentPort, podOut, direct}, out, probe, exporter)
+	// A copy has no address but its own, and nobody but the cell has a way to that.
+	n.apply(f, func(fw *agentapi.Firewall) {
+		fw.Beside = &agentapi.Beside{PodUID: "uid", HostPorts: []agentapi.Ports{span("TCP", 9100, 9100)}}
+	})
+	n.in(n.outside, func() error {
+		to, _ := netlink.ParseIPNet("169.254.66.0/24")
+		up, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: up.Attrs().Index, Dst: to, Gw: net.ParseIP(cellIP)})
+	})
+	const forged = "10.9.0.99"
+	n.in(beside, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		other, _ := netlink.ParseAddr(forged + "/32")
+		return netlink.AddrAdd(l, other)
+	})
+	n.in(n.cell, func() error { // even if it has a way back
+		l, err := netlink.LinkByName("dset0")
+		if err != nil {
+			return err
+		}
+		to, _ := netlink.ParseIPNet(forged + "/32")
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: to, Scope: netlink.SCOPE_LINK})
+	})
+	n.in(n.outside, func() error {
+		to, _ := netlink.ParseIPNet(forged + "/32")
+		up, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: up.Attrs().Index, Dst: to, Gw: net.ParseIP(cellIP)})
+	})
+	toCell := attempt{"a copy to the cell", beside, "", cellIP + ":9100"}
+	forgedOut := attempt{"out of a copy by another's address", beside, forged, outsideIP + ":80"}
+	forgedIn := attempt{"a copy to the cell by another's address", beside, forged, cellIP + ":9100"}
+	neighbour := attempt{"a neighbour to a copy", n.outside, "", address + ":80"}
+	n.expect("where the pod is not isolated", []attempt{out, toCell, probe, podOut, direct, forgedOut, forgedIn, neighbour},
+		out, toCell, probe, podOut)
 	// Of what runs beside it, nothing is left when Kip says so.
 	n.apply(f, func(*agentapi.Firewall) {})
 	n.expect("alone", []attempt{exporter})

@@ -82,10 +82,12 @@ func rendered(fw *agentapi.Firewall, digest string, behind []netip.Prefix, exemp
 	t.toCell(fw)
 	t.line("\t}")
 
+	t.besideChains(fw)
 	t.line("\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;")
-	t.fromBeside(fw)
+	t.forwardBeside(fw)
 	t.line("\t\tiifname \"pod*\" jump from_pod\n\t\toifname \"pod*\" jump to_pod\n\t}")
 	t.line("\tchain input {\n\t\ttype filter hook input priority filter; policy accept;")
+	t.inputBeside(fw)
 	t.line("\t\tiifname \"pod*\" goto to_cell")
 	// Whatever route_localnet is set for, a neighbour does not get at loopback.
 	t.line("\t\tiifname != \"lo\" ip daddr 127.0.0.0/8 ct state new drop\n\t}")
