@@ -343,12 +343,13 @@ type CSIDriver struct {
 
 // DaemonSet names DaemonSets that run beside pods on their cells.
 type DaemonSet struct {
-	Namespace string        `key:"namespace" doc:"Namespace of the DaemonSets. Required: who may make DaemonSets in another one could give one this name."`
-	Name      string        `key:"name" doc:"Name of the DaemonSet. Default: all of the namespace."`
-	Selector  string        `key:"selector" doc:"Label selector of the DaemonSets' pods, such as app=fluent-bit. Default: all."`
-	Pods      string        `key:"pods" doc:"Label selector of the pods that they run beside, such as logs!=none. Default: all pods of Kip's nodes."`
-	MaxDelay  time.Duration `key:"maxDelay" default:"0" doc:"How long a pod waits until these beside it are Ready, at most 600 seconds; then it starts without, and an Event says so. 0 = it starts beside them."`
-	Linger    time.Duration `key:"linger" default:"0" doc:"How long a cell goes on after its pod has ended, at most 60 seconds: these beside it are told to end, and a log shipper sends what it has. 0 = they end with the machine."`
+	Namespace  string        `key:"namespace" doc:"Namespace of the DaemonSets. Required: who may make DaemonSets in another one could give one this name."`
+	Name       string        `key:"name" doc:"Name of the DaemonSet. Default: all of the namespace."`
+	Selector   string        `key:"selector" doc:"Label selector of the DaemonSets' pods, such as app=fluent-bit. Default: all."`
+	Pods       string        `key:"pods" doc:"Label selector of the pods that they run beside, such as logs!=none. Default: all pods of Kip's nodes."`
+	Namespaces []string      `key:"namespaces" doc:"Names of the namespaces of these pods. Default: all. Who writes a pod writes its labels, but not its namespace."`
+	MaxDelay   time.Duration `key:"maxDelay" default:"0" doc:"How long a pod waits until these beside it are Ready, at most 600 seconds; then it starts without, and an Event says so. 0 = it starts beside them."`
+	Linger     time.Duration `key:"linger" default:"0" doc:"How long a cell goes on after its pod has ended, at most 60 seconds: these beside it are told to end, and a log shipper sends what it has. 0 = they end with the machine."`
 }
 
 // StandbyCells is a pool of cells that wait for pods.

@@ -702,13 +702,14 @@ func TestErrors(t *testing.T) {
 				"p.yaml:9: cells.csiDrivers[3].name: there is no value: this key is required\n" +
 				"p.yaml:10: cells.csiDrivers[4].name: nfs.csi.k8s.io is there already: cells.csiDrivers[0] has it"},
 		{"DaemonSets beside pods", least +
-			"  daemonSets:\n  - {namespace: logging, name: fluent-bit, pods: 'logs!=none', maxDelay: 30}\n  - {name: fluent-bit}\n  - {namespace: a, selector: 'a in', pods: '='}\n  - {namespace: A_B, name: X, maxDelay: 601}\n  - {namespace: logging, name: fluent-bit}",
+			"  daemonSets:\n  - {namespace: logging, name: fluent-bit, pods: 'logs!=none', maxDelay: 30}\n  - {name: fluent-bit}\n  - {namespace: a, selector: 'a in', pods: '='}\n  - {namespace: A_B, name: X, namespaces: [team-a, '*'], maxDelay: 601}\n  - {namespace: logging, name: fluent-bit}",
 			"p.yaml:7: cells.daemonSets[1].namespace: there is no value: this key is required\n" +
 				"p.yaml:8: cells.daemonSets[2].pods: \"=\" is not valid: found '=', expected: !, identifier, or 'end of string': want a label selector such as app=fluent-bit\n" +
 				"p.yaml:8: cells.daemonSets[2].selector: \"a in\" is not valid: unable to parse requirement: found '' expected: '(': want a label selector such as app=fluent-bit\n" +
 				"p.yaml:9: cells.daemonSets[3].maxDelay: \"601\" is not valid: want 0 to 600 seconds\n" +
 				"p.yaml:9: cells.daemonSets[3].name: \"X\" is not valid: want the name of a DaemonSet\n" +
 				"p.yaml:9: cells.daemonSets[3].namespace: \"A_B\" is not valid: want the name of a namespace\n" +
+				"p.yaml:9: cells.daemonSets[3].namespaces[1]: \"*\" is not valid: want the name of a namespace\n" +
 				"p.yaml:10: cells.daemonSets[4]: names the same DaemonSets as cells.daemonSets[0], which counts: want one of them"},
 		{"the same pool twice", least +
 			"  standbyCells:\n  - {instanceType: x, count: 1}\n  - {instanceType: y}\n  - {instanceType: x, count: 2}",

@@ -550,7 +550,7 @@ const longestDelay = 10 * time.Minute
 
 // daemonSets checks the DaemonSets that run beside pods.
 func (d *decoder) daemonSets(sets []DaemonSet) {
-	first := map[DaemonSet]int{}
+	first := map[[3]string]int{}
 	for i, set := range sets {
 		key := fmt.Sprintf("cells.daemonSets[%d]", i)
 		d.require(key+".namespace", set.Namespace)
@@ -565,7 +565,10 @@ func (d *decoder) daemonSets(sets []DaemonSet) {
 		d.check(set.MaxDelay >= 0 && set.MaxDelay <= longestDelay, key+".maxDelay", seconds(set.MaxDelay),
 			fmt.Sprintf("0 to %v seconds", longestDelay.Seconds()))
 		d.check(set.Linger >= 0 && set.Linger <= time.Minute, key+".linger", seconds(set.Linger), "0 to 60 seconds")
-		same := DaemonSet{Namespace: set.Namespace, Name: set.Name, Selector: set.Selector}
+		for j, namespace := range set.Namespaces {
+			d.check(len(validation.IsDNS1123Label(namespace)) == 0, fmt.Sprintf("%s.namespaces[%d]", key, j), namespace, "the name of a namespace")
+		}
+		same := [3]string{set.Namespace, set.Name, set.Selector}
 		if n, twice := first[same]; twice && set.Namespace != "" {
 			d.bad(key, "names the same DaemonSets as cells.daemonSets[%d], which counts: want one of them", n)
 		} else {

@@ -24,6 +24,8 @@ type Entry struct {
 	Name      string
 	Selector  labels.Selector // of the labels of the set's pods
 	Pods      labels.Selector // of the labels of the pods that they run beside
+	// Namespaces are those of these pods.
+	Namespaces []string
 	// MaxDelay is how long a pod may wait until the copy beside it is Ready.
 	MaxDelay time.Duration
 	// Linger is how long a cell goes on after its pod has ended, until the copy has ended, too.
@@ -44,10 +46,11 @@ func New(entries []Entry, granted func(namespace string) bool) *Rules {
 // Terms are how a set runs beside pods.
 type Terms struct {
 	// By is what says so, for people.
-	By       string
-	pods     labels.Selector
-	MaxDelay time.Duration
-	Linger   time.Duration
+	By         string
+	pods       labels.Selector
+	namespaces []string // none for all
+	MaxDelay   time.Duration
+	Linger     time.Duration
 }
 
 // Of returns the terms of the DaemonSet that a pod is of; false where the set does not run beside pods, also since it
@@ -74,7 +77,13 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 	for i, e := range r.entries {
 		if (e.Namespace == "" || e.Namespace == set.Namespace) && (e.Name == "" || e.Name == name) &&
 			(e.Selector == nil || e.Selector.Matches(labels.Set(set.Labels))) {
-			return Terms{By: fmt.Sprintf("cells.daemonSets[%d]", i), pods: e.Pods, MaxDelay: e.MaxDelay, Linger: e.Linger}, true, nil
+			return Terms{
+				By:         fmt.Sprintf("cells.daemonSets[%d]", i),
+				pods:       e.Pods,
+				namespaces: e.Namespaces,
+				MaxDelay:   e.MaxDelay,
+				Linger:     e.Linger,
+			}, true, nil
 		}
 	}
 	switch value := strings.TrimSpace(set.Annotations[Annotation]); {
@@ -88,7 +97,8 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 
 // Beside reports whether a set with these terms runs beside a pod.
 func (t Terms) Beside(pod *corev1.Pod) bool {
-	return t.pods == nil || t.pods.Matches(labels.Set(pod.Labels))
+	return (len(t.namespaces) == 0 || slices.Contains(t.namespaces, pod.Namespace)) &&
+		(t.pods == nil || t.pods.Matches(labels.Set(pod.Labels)))
 }
 
 // NotGrantedError says that a set asks by annotation to run beside pods, and may not.

@@ -49,17 +49,19 @@ func TestWhichSetsRunBesideWhichPods(t *testing.T) {
 		want    string            // by what, "" for not
 		why     string
 	}{
-		"by namespace":          {entries: []Entry{{Namespace: "logging"}}, set: setPod(), want: "cells.daemonSets[0]"},
-		"by name":               {entries: []Entry{{Namespace: "logging", Name: "other"}, {Namespace: "logging", Name: "logs"}}, set: setPod(), want: "cells.daemonSets[1]"},
-		"by label":              {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=logs")}}, set: setPod(), want: "cells.daemonSets[0]"},
-		"another label":         {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=x")}}, set: setPod()},
-		"another namespace":     {entries: []Entry{{Namespace: "logging", Name: "logs"}}, set: setPod(in("team"))},
-		"no DaemonSet":          {entries: []Entry{{Namespace: "logging"}}, set: setPod(func(p *corev1.Pod) { p.OwnerReferences = nil })},
-		"beside chosen pods":    {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), want: "cells.daemonSets[0]"},
-		"not beside the others": {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), pod: quiet},
-		"it asks and may":       {set: setPod(in("granted"), asks(" True ")), want: "annotation " + Annotation},
-		"it says no":            {set: setPod(in("granted"), asks("false"))},
-		"it asks and may not":   {set: setPod(asks("true")), why: "not granted to namespace logging"},
+		"by namespace":                  {entries: []Entry{{Namespace: "logging"}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"by name":                       {entries: []Entry{{Namespace: "logging", Name: "other"}, {Namespace: "logging", Name: "logs"}}, set: setPod(), want: "cells.daemonSets[1]"},
+		"by label":                      {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=logs")}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"another label":                 {entries: []Entry{{Namespace: "logging", Selector: selector(t, "app=x")}}, set: setPod()},
+		"another namespace":             {entries: []Entry{{Namespace: "logging", Name: "logs"}}, set: setPod(in("team"))},
+		"no DaemonSet":                  {entries: []Entry{{Namespace: "logging"}}, set: setPod(func(p *corev1.Pod) { p.OwnerReferences = nil })},
+		"beside chosen pods":            {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"not beside the others":         {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), pod: quiet},
+		"beside pods of its namespaces": {entries: []Entry{{Namespace: "logging", Namespaces: []string{"x", "team"}}}, set: setPod(), want: "cells.daemonSets[0]"},
+		"beside pods of another":        {entries: []Entry{{Namespace: "logging", Namespaces: []string{"x"}}}, set: setPod()},
+		"it asks and may":               {set: setPod(in("granted"), asks(" True ")), want: "annotation " + Annotation},
+		"it says no":                    {set: setPod(in("granted"), asks("false"))},
+		"it asks and may not":           {set: setPod(asks("true")), why: "not granted to namespace logging"},
 		"it has a claim": {
 			entries: []Entry{{Namespace: "logging"}}, why: "volume v is of a PersistentVolumeClaim",
 			set: setPod(volume(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}})),
@@ -74,7 +76,9 @@ func TestWhichSetsRunBesideWhichPods(t *testing.T) {
 		},
 	} {
 		terms, runs, why := New(tc.entries, granted).Of(tc.set)
-		runs = runs && terms.Beside(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: tc.pod}})
+		runs = runs && terms.Beside(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Labels: tc.pod,
+		}})
 		if runs != (tc.want != "") || runs && terms.By != tc.want {
 			t.Errorf("%s: %t by %q, want %q", name, runs, terms.By, tc.want)
 		}

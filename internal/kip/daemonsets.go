@@ -18,12 +18,13 @@ func daemonSets(cfg *config.Config) *daemonsets.Rules {
 	var entries []daemonsets.Entry
 	for _, set := range cfg.Cells.DaemonSets {
 		entries = append(entries, daemonsets.Entry{
-			Namespace: set.Namespace,
-			Name:      set.Name,
-			Selector:  selector(set.Selector),
-			Pods:      selector(set.Pods),
-			MaxDelay:  set.MaxDelay,
-			Linger:    set.Linger,
+			Namespace:  set.Namespace,
+			Name:       set.Name,
+			Selector:   selector(set.Selector),
+			Pods:       selector(set.Pods),
+			Namespaces: set.Namespaces,
+			MaxDelay:   set.MaxDelay,
+			Linger:     set.Linger,
 		})
 	}
 	return daemonsets.New(entries, grants(cfg).AllowsBesidePods)
