@@ -49,6 +49,7 @@ type Terms struct {
 	By         string
 	pods       labels.Selector
 	namespaces []string // none for all
+	unnamed    bool     // by annotation, and in the machine's network
 	MaxDelay   time.Duration
 	Linger     time.Duration
 }
@@ -92,11 +93,16 @@ func (r *Rules) named(set *corev1.Pod, name string) (Terms, bool, error) {
 	case r.granted == nil || !r.granted(set.Namespace):
 		return Terms{}, false, &NotGrantedError{Namespace: set.Namespace}
 	}
-	return Terms{By: "annotation " + Annotation}, true, nil
+	return Terms{By: "annotation " + Annotation, unnamed: set.Spec.HostNetwork}, true, nil
 }
 
-// Beside reports whether a set with these terms runs beside a pod.
+// Beside reports whether a set with these terms runs beside a pod. Who has the machine's network has the role of a pod that may
+// reach the metadata service: of sets that the operator does not name none does.
 func (t Terms) Beside(pod *corev1.Pod) bool {
+	if asked, err := placement.ParseAnnotations(pod.Annotations); t.unnamed &&
+		(err != nil || asked.AllowMetadata != nil && *asked.AllowMetadata) {
+		return false
+	}
 	return (len(t.namespaces) == 0 || slices.Contains(t.namespaces, pod.Namespace)) &&
 		(t.pods == nil || t.pods.Matches(labels.Set(pod.Labels)))
 }

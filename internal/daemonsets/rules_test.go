@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/elotl/kip/internal/placement"
 )
 
 func selector(t *testing.T, text string) labels.Selector {
@@ -41,13 +43,17 @@ func TestWhichSetsRunBesideWhichPods(t *testing.T) {
 	volume := func(source corev1.VolumeSource) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
 	}
+	host := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
+	role := map[string]string{placement.AnnotationAllowMetadata: "true"}
 	quiet := map[string]string{"logs": "none"}
 	for name, tc := range map[string]struct {
 		entries []Entry
 		set     *corev1.Pod
 		pod     map[string]string // its labels
-		want    string            // by what, "" for not
-		why     string
+
+		annotations map[string]string
+		want        string // by what, "" for not
+		why         string
 	}{
 		"by namespace":                  {entries: []Entry{{Namespace: "logging"}}, set: setPod(), want: "cells.daemonSets[0]"},
 		"by name":                       {entries: []Entry{{Namespace: "logging", Name: "other"}, {Namespace: "logging", Name: "logs"}}, set: setPod(), want: "cells.daemonSets[1]"},
@@ -59,6 +65,10 @@ func TestWhichSetsRunBesideWhichPods(t *testing.T) {
 		"not beside the others":         {entries: []Entry{{Namespace: "logging", Pods: selector(t, "logs!=none")}}, set: setPod(), pod: quiet},
 		"beside pods of its namespaces": {entries: []Entry{{Namespace: "logging", Namespaces: []string{"x", "team"}}}, set: setPod(), want: "cells.daemonSets[0]"},
 		"beside pods of another":        {entries: []Entry{{Namespace: "logging", Namespaces: []string{"x"}}}, set: setPod()},
+		"with the network of a role":    {set: setPod(in("granted"), asks("true"), host), annotations: role},
+		"with the network of none":      {set: setPod(in("granted"), asks("true"), host), want: "annotation " + Annotation},
+		"beside a role":                 {set: setPod(in("granted"), asks("true")), annotations: role, want: "annotation " + Annotation},
+		"named, with the network":       {entries: []Entry{{Namespace: "logging"}}, set: setPod(host), annotations: role, want: "cells.daemonSets[0]"},
 		"it asks and may":               {set: setPod(in("granted"), asks(" True ")), want: "annotation " + Annotation},
 		"it says no":                    {set: setPod(in("granted"), asks("false"))},
 		"it asks and may not":           {set: setPod(asks("true")), why: "not granted to namespace logging"},
@@ -77,7 +87,7 @@ func TestWhichSetsRunBesideWhichPods(t *testing.T) {
 	} {
 		terms, runs, why := New(tc.entries, granted).Of(tc.set)
 		runs = runs && terms.Beside(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "team", Labels: tc.pod,
+			Namespace: "team", Labels: tc.pod, Annotations: tc.annotations,
 		}})
 		if runs != (tc.want != "") || runs && terms.By != tc.want {
 			t.Errorf("%s: %t by %q, want %q", name, runs, terms.By, tc.want)
