@@ -139,7 +139,7 @@ func (c *Cell) serve(w *counted, r *http.Request) (err error) {
 	if err != nil {
 		return err
 	}
-	if a.isPodStatus() {
+	if a.isPodStatus() && c.copyOf(a.Namespace, a.Name) == nil {
 		defer func() { c.statusTrouble.noteUnstored(err) }()
 	}
 	done, err := c.admission.admit(w, r, a)

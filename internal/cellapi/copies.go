@@ -44,8 +44,9 @@ type copies struct {
 	ended   map[types.UID]bool   // that the kubelet has ended, since they are being deleted
 	leftOut map[types.UID]string // why
 	past    []types.UID
-	late    bool // the pod waits for them no longer
-	told    bool // that it waits
+	late    bool               // the pod waits for them no longer
+	told    bool               // that it waits
+	again   context.CancelFunc // ends what lookAgain began
 
 	lingering int           // copies that are ending with the cell's pod
 	lingered  chan struct{} // closed when they have; nil before they are told to
@@ -60,6 +61,7 @@ type copied struct {
 	hidden  bool         // it rests after a failure
 	ending  *metav1.Time // when it was told to end with the cell's pod; nil before
 	retries int
+	retry   context.CancelFunc // ends what retryCopy began
 
 	status   corev1.PodStatus // as its kubelet says
 	reported bool
@@ -68,7 +70,13 @@ type copied struct {
 }
 
 func newCopies() copies {
-	return copies{known: make(chan struct{}), all: map[types.UID]*copied{}, ended: map[types.UID]bool{}, leftOut: map[types.UID]string{}}
+	return copies{
+		known:   make(chan struct{}),
+		all:     map[types.UID]*copied{},
+		ended:   map[types.UID]bool{},
+		leftOut: map[types.UID]string{},
+		again:   func() {},
+	}
 }
 
 // know declares that a list of the cell's pods has all that it is to have.
@@ -154,6 +162,7 @@ func (c *boundPod) dropCopies(wanted []*setPod) {
 
 // forgetCopy takes a copy from the kubelet for good. c.mu is held.
 func (c *boundPod) forgetCopy(p *copied) {
+	p.retry()
 	c.hideCopy(p)
 	delete(c.copies.all, p.uid)
 	if p.ending != nil {
@@ -205,6 +214,7 @@ func (c *boundPod) seeCopy(set *setPod) {
 	p = &copied{
 		shownPod: shownPod{namespace: set.pod.Namespace, name: set.pod.Name, uid: uid, refs: map[watches.Ref]*heldRef{}},
 		set:      set,
+		retry:    func() {},
 		since:    c.server.clock.Now(),
 		newer:    started == nil || set.pod.CreationTimestamp.Before(started),
 	}
@@ -328,11 +338,15 @@ func (c *boundPod) waitsForCopies(wanted []*setPod) bool {
 		}
 	}
 	if next > 0 {
-		c.lookAgain(min(next, max(b.at.Add(delayTold).Sub(now), 0)+time.Millisecond))
 		c.tellWait(wanted, now)
+		if tell := b.at.Add(delayTold).Sub(now); tell > 0 {
+			next = min(next, tell)
+		}
+		c.lookAgain(next)
 		return true
 	}
 	c.copies.late = true
+	c.copies.again()
 	for _, set := range slow {
 		why := "nothing was heard of it"
 		if p := c.copies.all[set.pod.UID]; p != nil {
@@ -360,15 +374,30 @@ func (c *boundPod) tellWait(wanted []*setPod, now time.Time) {
 	c.server.events.Event(apiv1.Ref(c.pod.current), events.NewWaitsForDaemonSets(names, most))
 }
 
-// lookAgain has the copies seen to after a while.
+// lookAgain has the copies seen to after a while. A second call replaces the first. c.mu is held.
 func (c *boundPod) lookAgain(after time.Duration) {
+	c.copies.again()
+	c.copies.again = c.later(after, c.seeCopies)
+}
+
+// later calls f after a while, unless the cell ends before, or the caller cancels it. c.mu is held for all three.
+func (c *boundPod) later(after time.Duration, f func()) context.CancelFunc {
+	ctx, cancel := context.WithCancel(c.lifetime)
+	timer := c.server.clock.NewTimer(after)
 	c.server.start(func() {
+		defer cancel()
+		defer timer.Stop()
 		select {
-		case <-c.server.clock.After(after):
-			c.setsChanged()
-		case <-c.lifetime.Done():
+		case <-timer.C():
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if ctx.Err() == nil {
+				f()
+			}
+		case <-ctx.Done():
 		}
 	})
+	return cancel
 }
 
 // unbindCopies gives up what the copies hold. c.mu is held.
@@ -440,7 +469,10 @@ func (c *boundPod) setCopyStatus(was *corev1.Pod, status corev1.PodStatus, same 
 		p.wasReady, p.trouble, p.retries = true, "", 0
 	}
 	c.putCopy(p)
-	if watches.Ended(p.current) && p.set.pod.DeletionTimestamp == nil {
+	switch {
+	case !watches.Ended(p.current):
+		p.retry()
+	case !watches.Ended(was): // else the kubelet says more of the same failure
 		c.retryCopy(p)
 	}
 	c.copyChanged(p.namespace, p.name)
@@ -454,38 +486,17 @@ func (c *boundPod) setCopyStatus(was *corev1.Pod, status corev1.PodStatus, same 
 // other pod here. c.mu is held.
 func (c *boundPod) retryCopy(p *copied) {
 	p.retries++
-	wait := backoff.Random(nil).After(p.retries, firstCopyRetry, lastCopyRetry)
-	failed := p.status.StartTime
-	c.server.start(func() {
-		if !c.sleeps(wait) {
-			return
+	p.retry()
+	p.retry = c.later(backoff.Random(nil).After(p.retries, firstCopyRetry, lastCopyRetry), func() {
+		if p.set.pod.DeletionTimestamp != nil || p.ending != nil {
+			return // its kubelet is to end it
 		}
-		c.mu.Lock()
-		is := c.copies.all[p.uid] == p && !p.hidden && watches.Ended(p.current) && p.status.StartTime.Equal(failed)
-		if is {
-			c.hideCopy(p)
-		}
-		c.mu.Unlock()
-		if !is || !c.sleeps(copyRest) {
-			return
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.copies.all[p.uid] == p && p.hidden {
+		c.hideCopy(p)
+		p.retry = c.later(copyRest, func() {
 			p.pending()
 			c.putCopy(p)
-		}
+		})
 	})
-}
-
-// sleeps waits, and reports whether the cell is there still.
-func (c *boundPod) sleeps(d time.Duration) bool {
-	select {
-	case <-c.server.clock.After(d):
-		return true
-	case <-c.lifetime.Done():
-		return false
-	}
 }
 
 // endCopy notes that the kubelet has ended a copy that is being deleted. It reports whether it may.

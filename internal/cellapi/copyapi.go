@@ -51,6 +51,9 @@ func (c *podAPI) patchCopyStatus(w http.ResponseWriter, r *http.Request, a *ask,
 	if err != nil {
 		return err
 	}
+	if err := c.mayKeep(r.Context(), w, len(made.bytes)); err != nil {
+		return err // the kubelet sends it again
+	}
 	rebuilt := &patch{kind: p.kind, body: made.bytes}
 	most := heldOfCopy(copy)
 	for range changeAttempts {

@@ -159,6 +159,14 @@ func (c *limits) mayPass(ctx context.Context, a *ask, b body) error {
 	return c.paced(ctx, nil, c.written, size, limitWritten, "a cell may have %d bytes a second stored", int(c.written.Limit()))
 }
 
+// mayKeep charges the status of a copy, which Kip keeps itself, as mayPass charges that of the pod. It waits until Kip may keep it.
+func (c *limits) mayKeep(ctx context.Context, w http.ResponseWriter, size int) error {
+	if err := c.paced(ctx, w, c.passed, 1, limitPassed, "cell %s asks more than %d times a second", c.id, int(c.passed.Limit())); err != nil {
+		return err
+	}
+	return c.paced(ctx, w, c.written, size, limitWritten, "a cell may have %d bytes a second stored", int(c.written.Limit()))
+}
+
 // storesStatus reports whether a request stores the status of the pod, or of a claim.
 func storesStatus(a *ask) bool { return a.Subresource == "status" && a.Verb == "patch" }
 
