@@ -25,7 +25,7 @@ const (
 	// unboundVersion is the resource version of the empty list of a cell without
 	// a pod: before every real one.
 	unboundVersion = 1
-	// podHistory is how many changes of the pod are kept.
+	// podHistory is how many changes of each pod are kept.
 	podHistory = 2
 	// partingTime is how long watches on what a pod named outlive it.
 	partingTime = time.Second
@@ -131,11 +131,20 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 }
 
 // KeepPod has the cell hear no more that its pod is deleted or gone: its kubelet then keeps the file systems of the containers, and
-// their logs. It is for a pod that has ended, and for good. After a restart of Kip it must be called before Bind.
+// their logs. It is for a pod that has ended, and for good: the cell reads nothing more that the pod names, gets no tokens of it, and
+// runs nothing beside it. After a restart of Kip it must be called before Bind.
 func (c *boundPod) KeepPod() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.kept {
+		return
+	}
 	c.kept = true
+	if c.pod == nil || c.lifetime.Err() != nil {
+		return
+	}
+	c.refer(references{})
+	c.seeCopies()
 }
 
 // unbind gives up what the binding holds. The cell has ended.
@@ -159,6 +168,7 @@ func (c *boundPod) unbind() {
 func (c *boundPod) find() {
 	s := c.server
 	b := c.pod // set before find was started, never again
+	s.sets.hasCell(c.as.name, b.uid)
 	select {
 	case <-s.podsFollowed:
 	case <-c.lifetime.Done():
@@ -231,7 +241,9 @@ func (c *boundPod) show(pod *corev1.Pod) {
 	shown := pod.DeepCopy()
 	hostports.Restore(shown)
 	b.current, b.seen = shown, rv
-	c.refer(referencesOf(b.current))
+	if !c.kept {
+		c.refer(referencesOf(b.current))
+	}
 	c.seeCopies()
 	c.know()
 }

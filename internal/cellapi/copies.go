@@ -114,7 +114,7 @@ func (c *boundPod) seeCopies() {
 		return
 	}
 	sets := c.server.sets
-	if sets == nil || c.copies.able != nil && !*c.copies.able {
+	if sets == nil || c.kept || c.copies.able != nil && !*c.copies.able {
 		c.dropCopies(nil)
 		c.putChanged()
 		c.allowAll()
@@ -122,6 +122,9 @@ func (c *boundPod) seeCopies() {
 		return
 	}
 	wanted := sets.beside(c.as.name, b.current)
+	// The older first: a new process of Kip is to let in what runs, not what was left out for it.
+	slices.SortStableFunc(wanted, func(a, b *setPod) int { return a.pod.CreationTimestamp.Compare(b.pod.CreationTimestamp.Time) })
+	c.pods.Keep(podHistory * (1 + min(len(wanted), daemonsets.MostCopies))) // all may change at once
 	if !c.waitsForCopies(wanted) {
 		c.putChanged()
 	}
@@ -420,7 +423,7 @@ func (c *boundPod) copyChanged(namespace, name string) {
 func (c *boundPod) shownPods() (all []*corev1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if b := c.pod; b != nil && b.current != nil && !b.gone {
+	if b := c.pod; b != nil && b.current != nil && !b.gone && !c.kept {
 		all = append(all, b.current)
 	}
 	for _, p := range c.copies.all {

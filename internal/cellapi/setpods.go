@@ -3,6 +3,7 @@ package cellapi
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -27,9 +28,11 @@ type setPods struct {
 	server *Server
 	rules  *daemonsets.Rules
 
-	mu        sync.Mutex
-	byNode    map[string]map[types.UID]*setPod
-	listed    map[string]bool // the nodes of which all are known
+	mu     sync.Mutex
+	byNode map[string]map[types.UID]*setPod
+	listed map[string]bool // the nodes of which all are known
+	// passed are the versions of pods that have gone while the pods of their node are listed: the list may have older ones.
+	passed    map[string]map[types.UID]uint64
 	observers []daemonsets.CopyObserver
 	ports     []PortObserver
 }
@@ -46,7 +49,13 @@ func newSetPods(s *Server, rules *daemonsets.Rules) *setPods {
 	if rules == nil {
 		return nil
 	}
-	return &setPods{server: s, rules: rules, byNode: map[string]map[types.UID]*setPod{}, listed: map[string]bool{}}
+	return &setPods{
+		server: s,
+		rules:  rules,
+		byNode: map[string]map[types.UID]*setPod{},
+		listed: map[string]bool{},
+		passed: map[string]map[types.UID]uint64{},
+	}
 }
 
 // beside returns those that run beside a pod of a node, in an order that stays.
@@ -70,20 +79,21 @@ func (s *setPods) see(pod *corev1.Pod) {
 	if s == nil || apiv1.DaemonSetOf(pod) == nil {
 		return
 	}
-	terms, runs, _ := s.rules.Of(pod)
-	// One that has ended is replaced, and one that has a cell is not on others.
-	if !runs || watches.Ended(pod) || s.server.cellOf(pod.UID) != nil {
-		s.gone(pod)
-		return
-	}
 	rv, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
 	if err != nil {
 		return
 	}
+	terms, runs, _ := s.rules.Of(pod)
 	node := pod.Spec.NodeName
+	// One that has ended is replaced.
+	if !runs || watches.Ended(pod) {
+		s.drop(node, pod.UID, rv)
+		return
+	}
 	s.mu.Lock()
 	was := s.byNode[node][pod.UID]
-	if was != nil && (rv <= was.seen || sameToCells(was.pod, pod)) {
+	// One that has a cell is not on others; see hasCell.
+	if was != nil && (rv <= was.seen || sameToCells(was.pod, pod)) || rv <= s.passed[node][pod.UID] || s.server.cellOf(pod.UID) != nil {
 		s.mu.Unlock()
 		return
 	}
@@ -100,12 +110,27 @@ func (s *setPods) gone(pod *corev1.Pod) {
 	if s == nil {
 		return
 	}
+	s.drop(pod.Spec.NodeName, pod.UID, math.MaxUint64) // a UID does not come back
+}
+
+// hasCell notes that a pod has a cell of its own.
+func (s *setPods) hasCell(node string, pod types.UID) {
+	if s != nil {
+		s.drop(node, pod, 0)
+	}
+}
+
+// drop takes a pod from the cells of its node, as of a version.
+func (s *setPods) drop(node string, pod types.UID, version uint64) {
 	s.mu.Lock()
-	_, was := s.byNode[pod.Spec.NodeName][pod.UID]
-	delete(s.byNode[pod.Spec.NodeName], pod.UID)
+	_, was := s.byNode[node][pod]
+	delete(s.byNode[node], pod)
+	if passed := s.passed[node]; passed != nil {
+		passed[pod] = max(passed[pod], version)
+	}
 	s.mu.Unlock()
 	if was {
-		s.tell(pod.Spec.NodeName)
+		s.tell(node)
 	}
 }
 
@@ -116,6 +141,7 @@ func (s *setPods) lost(pod *corev1.Pod) {
 	}
 	s.mu.Lock()
 	_, has := s.byNode[pod.Spec.NodeName][pod.UID]
+	has = has || s.passed[pod.Spec.NodeName] != nil // the list under way may have it
 	s.mu.Unlock()
 	if !has {
 		return
@@ -155,6 +181,14 @@ func (s *setPods) list(ctx context.Context, as *identity) bool {
 	if s.knows(as.name) {
 		return true
 	}
+	s.mu.Lock()
+	s.passed[as.name] = map[types.UID]uint64{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.passed, as.name)
+	}()
 	all, ok := s.ask(ctx, as, "", fields.OneTermEqualSelector("spec.nodeName", as.name).String())
 	if !ok {
 		return false

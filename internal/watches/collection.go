@@ -70,6 +70,13 @@ func NewCollection(k *Kind, limit int) *Collection {
 	}
 }
 
+// Keep has the history have at least limit events from now on.
+func (c *Collection) Keep(limit int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.limit = max(c.limit, limit)
+}
+
 // signal wakes all who wait for a change. c.mu is held.
 func (c *Collection) signal() {
 	close(c.changed)
