@@ -2,6 +2,7 @@ package crd
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,6 +16,19 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 )
+
+// ours is the version of this build's definition.
+var ours = func() int {
+	crd, err := apiv1.CustomResourceDefinition()
+	if err != nil {
+		panic(err)
+	}
+	version, err := apiv1.CRDVersion(crd)
+	if err != nil {
+		panic(err)
+	}
+	return version
+}()
 
 // definition returns this build's, with a version of its own ("" for none), served.
 func definition(t *testing.T, version string) *apiextensionsv1.CustomResourceDefinition {
@@ -45,14 +59,14 @@ func TestUpdateReplacesWhatIsNotNewer(t *testing.T) {
 		meanwhile string // the version of what another then makes
 		want      Outcome
 	}{
-		"first":                        {exists: "none", want: Outcome{Ours: true, After: 1}},
-		"without a version":            {want: Outcome{Found: true, Ours: true, After: 1}},
-		"of this version":              {exists: "1", want: Outcome{Found: true, Ours: true, Before: 1, After: 1}},
-		"newer":                        {exists: "2", want: Outcome{Found: true, Before: 2, After: 2}},
-		"another makes it meanwhile":   {exists: "none", verb: "create", fails: made, want: Outcome{Found: true, Ours: true, After: 1}},
-		"another changes it meanwhile": {verb: "update", fails: changed, want: Outcome{Found: true, Ours: true, After: 1}},
-		"another makes a newer meanwhile": {exists: "none", verb: "create", fails: made, meanwhile: "2",
-			want: Outcome{Found: true, Before: 2, After: 2}},
+		"first":                        {exists: "none", want: Outcome{Ours: true, After: ours}},
+		"without a version":            {want: Outcome{Found: true, Ours: true, After: ours}},
+		"of this version":              {exists: strconv.Itoa(ours), want: Outcome{Found: true, Ours: true, Before: ours, After: ours}},
+		"newer":                        {exists: strconv.Itoa(ours + 1), want: Outcome{Found: true, Before: ours + 1, After: ours + 1}},
+		"another makes it meanwhile":   {exists: "none", verb: "create", fails: made, want: Outcome{Found: true, Ours: true, After: ours}},
+		"another changes it meanwhile": {verb: "update", fails: changed, want: Outcome{Found: true, Ours: true, After: ours}},
+		"another makes a newer meanwhile": {exists: "none", verb: "create", fails: made, meanwhile: strconv.Itoa(ours + 1),
+			want: Outcome{Found: true, Before: ours + 1, After: ours + 1}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			other := func(version string) *apiextensionsv1.CustomResourceDefinition {
@@ -106,7 +120,7 @@ func TestUpdateReplacesWhatIsNotNewer(t *testing.T) {
 }
 
 func TestCheckTellsWhyCellsCannotBeWritten(t *testing.T) {
-	unserved := definition(t, "1")
+	unserved := definition(t, strconv.Itoa(ours))
 	unserved.Status.Conditions[1].Status = apiextensionsv1.ConditionFalse
 	var older *OlderError
 	for what, tc := range map[string]struct {
@@ -115,9 +129,9 @@ func TestCheckTellsWhyCellsCannotBeWritten(t *testing.T) {
 	}{
 		"none":       {nil, apierrors.IsNotFound},
 		"not served": {unserved, func(err error) bool { return errors.Is(err, ErrNotServed) }},
-		"older":      {definition(t, ""), func(err error) bool { return errors.As(err, &older) && older.Has == 0 && older.Wants == 1 }},
-		"the same":   {definition(t, "1"), func(err error) bool { return err == nil }},
-		"newer":      {definition(t, "7"), func(err error) bool { return err == nil }},
+		"older":      {definition(t, ""), func(err error) bool { return errors.As(err, &older) && older.Has == 0 && older.Wants == ours }},
+		"the same":   {definition(t, strconv.Itoa(ours)), func(err error) bool { return err == nil }},
+		"newer":      {definition(t, strconv.Itoa(ours+5)), func(err error) bool { return err == nil }},
 		"unreadable": {definition(t, "new"), func(err error) bool { return err != nil && strings.Contains(err.Error(), `"new"`) }},
 	} {
 		var objects []runtime.Object
