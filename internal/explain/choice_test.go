@@ -51,6 +51,7 @@ func (*requests) Release(types.UID, string, bool)                         {}
 func (*requests) ReleaseFailed(types.UID, string, time.Duration, int)     {}
 func (*requests) ReleaseVanished(context.Context, types.UID, string) bool { return true }
 func (*requests) ReleaseUnbound(types.UID, string) bool                   { return true }
+func (*requests) Affords(context.Context, cells.Request) error            { return nil }
 func (*requests) PodsNamed(cache.ObjectName) []types.UID                  { return nil }
 func (*requests) Behind() (string, bool)                                  { return "", true }
 func (*requests) EndElsewhere(types.UID, time.Time, bool) (string, bool) {
