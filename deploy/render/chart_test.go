@@ -749,7 +749,8 @@ func TestTheWebhookAsksAboutThePodsOfProfilesAlone(t *testing.T) {
 	} {
 		namespaces, expression := selector(profiled(list))
 		if !strings.Contains(namespaces, want.namespaces) || !strings.Contains(expression, want.expression) {
-			t.Errorf("%s: it asks about namespaces %s, and\n     %s\nwant %s, and\n     %s", list, namespaces, expression, want.namespaces, want.expression)
+			t.Errorf("%s: it asks about namespaces %s, and\n     %s\nwant %s, and\n     %s", list, namespaces, expression, want.namespaces,
+				want.expression)
 		}
 	}
 }

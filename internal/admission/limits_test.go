@@ -154,7 +154,8 @@ func TestQuestionsThatWaitForTheAPIServerKeepOutNoOther(t *testing.T) {
 			<-asked
 			return labels.Set{"a": "b"}, nil
 		}
-		l := serving(t, newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, turnTimeout, slog.New(slog.DiscardHandler)))
+		l := serving(t, newReviews(rules, func() Defaults { return UpstreamDefaults }, nano, profiles, turnTimeout,
+			slog.New(slog.DiscardHandler)))
 		ask := func(c net.Conn) {
 			body := asking(podForKip)
 			if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: kip\r\nContent-Length: %d\r\n\r\n%s", profiledPath, len(body), body); err != nil {

@@ -130,7 +130,8 @@ func (m *machine) agent(init bool) *Agent {
 	a, err := New(Options{
 		Root: m.root, UserData: m.path("user-data"), StateDir: m.path("state"), RunDir: m.path("run"), LogDir: m.path("log"),
 		PauseArchive: m.path("pause.tar"), Listen: "127.0.0.1:0", APIListen: "127.0.0.1:0", ProxyHealth: m.proxyHealth,
-		Self: m.path("itzo"), Components: m.path("itzo"), Containerd: m.path("itzo"), Nft: m.path("nft"), Modprobe: m.path("modprobe"), Init: init, Version: "v1",
+		Self: m.path("itzo"), Components: m.path("itzo"), Containerd: m.path("itzo"), Nft: m.path("nft"), Modprobe: m.path("modprobe"),
+		Init: init, Version: "v1",
 		Log:         slog.New(slog.DiscardHandler),
 		SetHostname: func(name string) error { m.file("name", name, 0o644); return nil },
 		Prepare: func(c agentapi.Config) error {

@@ -485,7 +485,8 @@ func TestWhatACellSaysOfACopyIsBounded(t *testing.T) {
 			t.Errorf("%s: %v, want Invalid", what, err)
 		}
 	}
-	if got, err := pods.Get(t.Context(), "shipper-1", metav1.GetOptions{}); err != nil || got.Labels["app"] != "shipper" || len(got.Status.PodIPs) > 0 {
+	if got, err := pods.Get(t.Context(), "shipper-1", metav1.GetOptions{}); err != nil || got.Labels["app"] != "shipper" ||
+		len(got.Status.PodIPs) > 0 {
 		t.Errorf("the copy is %+v (%v)", got, err)
 	}
 }
@@ -493,7 +494,8 @@ func TestWhatACellSaysOfACopyIsBounded(t *testing.T) {
 func TestCopiesEndBeforeTheCellOfAPodThatHasEnded(t *testing.T) {
 	for name, ends := range map[string]bool{"they end": true, "they do not": false} {
 		t.Run(name, func(t *testing.T) {
-			h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper", Linger: 5 * time.Second}, daemonsets.Entry{Namespace: "logging"})
+			h, _ := setHouse(t, daemonsets.Entry{Namespace: "logging", Name: "shipper", Linger: 5 * time.Second},
+				daemonsets.Entry{Namespace: "logging"})
 			set := h.up.put(setPodOn("shipper", "shipper-1")).(*corev1.Pod)
 			h.up.put(setPodOn("other", "other-1"))
 			m := newMachine(t, "c1")

@@ -113,7 +113,8 @@ func TestAKeptCellReadsNothingOfItsPodAndRunsNothingBesideIt(t *testing.T) {
 	if _, err := kubelet.Secrets("shop").Get(t.Context(), "web-secret", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("the pod's secret: %v, want Forbidden", err)
 	}
-	if _, err := kubelet.ServiceAccounts("shop").CreateToken(t.Context(), "clerk", tokenFor(own), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := kubelet.ServiceAccounts("shop").CreateToken(t.Context(), "clerk", tokenFor(own),
+		metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a token: %v, want Forbidden", err)
 	}
 	h.up.remove(own)

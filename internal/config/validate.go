@@ -736,7 +736,8 @@ func (d *decoder) grants(g Grants) {
 func (d *decoder) unsafeSysctls(key string, patterns []string) {
 	for i, p := range patterns {
 		of, _, _ := sysctl.GetNamespace(p)
-		d.check(of != sysctl.UnknownNamespace && !strings.Contains(strings.TrimSuffix(p, "*"), "*"), fmt.Sprintf("%s.unsafeSysctls[%d]", key, i), p,
+		d.check(of != sysctl.UnknownNamespace && !strings.Contains(strings.TrimSuffix(p, "*"), "*"),
+			fmt.Sprintf("%s.unsafeSysctls[%d]", key, i), p,
 			"a namespaced sysctl, or the beginning of some and a *: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*, or within these")
 	}
 }

@@ -663,7 +663,8 @@ func TestNothingPassesToAPodWhoseCellIsKept(t *testing.T) {
 			Pod: apiv1.PodReference{Namespace: "a", Name: "p", UID: "second"}})
 		w.kip.Isolate("cell-p")
 		w.later(time.Second)
-		if fw, _ := a.now(); !fw.Ingress.Isolated || !fw.Egress.Isolated || len(fw.Ingress.Allowed)+len(fw.Egress.Allowed) > 0 || fw.AllowMetadata {
+		if fw, _ := a.now(); !fw.Ingress.Isolated || !fw.Egress.Isolated || len(fw.Ingress.Allowed)+len(fw.Egress.Allowed) > 0 ||
+			fw.AllowMetadata {
 			t.Errorf("rules %+v", fw)
 		}
 		w.stop()

@@ -233,12 +233,16 @@ var annotationKinds = map[string]struct {
 		a.KeepFailed, err = time.ParseDuration(v)
 		return err == nil && a.KeepFailed >= 0 && a.KeepFailed <= maxKeepFailed
 	}},
-	AnnotationHostSysctls: {"NAME=VALUE such as vm.max_map_count=262144, separated by commas, at most 64", func(a *Annotations, v string) bool {
+	AnnotationHostSysctls: {"NAME=VALUE such as vm.max_map_count=262144, separated by commas, at most 64", func(
+		a *Annotations, v string,
+	) bool {
 		var err error
 		a.HostSysctls, err = parseSysctls(v)
 		return err == nil
 	}},
-	AnnotationHostModules: {"names of kernel modules such as br_netfilter, separated by commas, at most 16", func(a *Annotations, v string) bool {
+	AnnotationHostModules: {"names of kernel modules such as br_netfilter, separated by commas, at most 16", func(
+		a *Annotations, v string,
+	) bool {
 		var err error
 		a.HostModules, err = parseModules(v)
 		return err == nil

@@ -75,7 +75,8 @@ func TestAnOrderedListThatIsNotValid(t *testing.T) {
 }
 
 func TestASelectionHoldsInEachEntryOfAnOrderedList(t *testing.T) {
-	both, err := AndOrdered(dearFirst, []corev1.NodeSelectorRequirement{expr("node.kubernetes.io/instance-type", corev1.NodeSelectorOpIn, "cheap")})
+	both, err := AndOrdered(dearFirst, []corev1.NodeSelectorRequirement{expr("node.kubernetes.io/instance-type", corev1.NodeSelectorOpIn,
+		"cheap")})
 	if err != nil {
 		t.Fatal(err)
 	}

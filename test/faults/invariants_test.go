@@ -252,8 +252,8 @@ const longestKept = 10 * time.Minute
 // mostKept is how many of them a namespace has at a time.
 const mostKept = 3
 
-// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, and those of few others, no longer than that, and no
-// shorter while somebody can look inside.
+// checkKeptLocked checks a change of a record: only the cell of a failed pod that asks for it stays, and those of few others, no
+// longer than that, and no shorter while somebody can look inside.
 func (w *world) checkKeptLocked(was, cell cells.Cell, now time.Time) {
 	asked, until := w.keeps[cell.Pod.UID], cell.KeepUntil
 	switch {

@@ -522,7 +522,8 @@ func (k *kip) run() error {
 		Random: w.jitter(),
 		Pods:   k.informer, Nodes: twoNodes{k, short}, Cells: podCells{k.cells, w}, Volumes: w,
 		Events: reporter{k}, Observer: unobserved{}, MaxAttempts: w.maxTries, Leadership: k,
-		Grants: pods.Grants{MaxKeepFailed: longestKept, MaxKeptCells: mostKept, Namespaces: []pods.NamespaceGrants{{Namespace: namespace, Dedicated: true,
+		Grants: pods.Grants{MaxKeepFailed: longestKept, MaxKeptCells: mostKept, Namespaces: []pods.NamespaceGrants{{Namespace: namespace,
+			Dedicated:   true,
 			CloudRoutes: []netip.Prefix{behindPod}}}},
 		Clock: kipClock{k: k}, Log: w.log,
 	})

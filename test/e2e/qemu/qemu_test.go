@@ -201,7 +201,8 @@ func TestAPodRunsOnAVirtualMachine(t *testing.T) {
 	t.Run("the client's kernel is as it asks", func(t *testing.T) {
 		s := s.For(t)
 		const want = "262144\nbbr\n"
-		if got := s.Kubectl("exec", "client", "--", "cat", "/proc/sys/vm/max_map_count", "/proc/sys/net/ipv4/tcp_congestion_control"); got != want {
+		if got := s.Kubectl("exec", "client", "--", "cat", "/proc/sys/vm/max_map_count",
+			"/proc/sys/net/ipv4/tcp_congestion_control"); got != want {
 			t.Errorf("the client has %q, want %q", got, want)
 		}
 	})
