@@ -426,6 +426,8 @@ type FirewallStatus struct {
 	Masquerades bool `json:"masquerades,omitempty"`
 	// Beside reports whether the agent knows Firewall.Beside. A cell of one that does not runs its pod alone.
 	Beside bool `json:"beside,omitempty"`
+	// PodUID is that of Firewall.Beside in force; "" for none.
+	PodUID string `json:"podUID,omitempty"`
 }
 
 // Digest tells one encoded Firewall from another.

@@ -45,6 +45,7 @@ func newCell(s *Server, id string, as *identity, info CellInfo) *Cell {
 	c := &Cell{base: b, end: end, node: newCellNode(s, as, info)}
 	c.statusTrouble = &statusTrouble{}
 	c.boundPod = &boundPod{base: b, node: c.node, pods: watches.NewCollection(podKind, podHistory), copies: newCopies()}
+	c.node.onReport = c.setsChanged
 	c.pods.StartEmpty(unboundVersion)
 	c.admission = &admission{base: b, pod: c.boundPod}
 	pass := &passing{base: b, pod: c.boundPod, status: c.statusTrouble}

@@ -33,6 +33,9 @@ const (
 	firstCopyRetry, lastCopyRetry = 10 * time.Second, 15 * time.Minute
 	// delayTold is how long a pod waits for the copies beside it before its owner hears of it.
 	delayTold = 5 * time.Second
+	// copiesWithin is how long the kubelet of a cell that Kip has found waits for a list of its pods, while Kip does not know what
+	// runs beside them.
+	copiesWithin = time.Minute
 )
 
 // copies are the pods of DaemonSets that a cell runs beside its pod. boundPod.mu guards them.
@@ -40,6 +43,9 @@ type copies struct {
 	able    *bool         // whether the cell's agent can; nil where it is not known
 	known   chan struct{} // closed when a list of the cell's pods has all of them
 	isKnown bool
+	asked   bool // the kubelet waits for such a list
+	overdue bool // for longer than copiesWithin
+	none    bool // its agent says that nothing runs beside the pod yet
 	all     map[types.UID]*copied
 	ended   map[types.UID]bool   // that the kubelet has ended, since they are being deleted
 	leftOut map[types.UID]string // why
@@ -128,9 +134,13 @@ func (c *boundPod) seeCopies() {
 	if !c.waitsForCopies(wanted) {
 		c.putChanged()
 	}
-	if c.copies.able == nil {
+	if !c.decidesCopies() {
 		c.allowAll()
-		return // runsBeside comes back here
+		// A list that lacks copies ends them. But where the pod is deleted, the cell soon ends with them.
+		if c.copies.none || c.copies.overdue && b.current.DeletionTimestamp != nil {
+			c.copies.know()
+		}
+		return // runsBeside and the first report of the node come back here
 	}
 	c.dropCopies(wanted)
 	for _, set := range wanted {
@@ -138,6 +148,25 @@ func (c *boundPod) seeCopies() {
 	}
 	c.allowAll()
 	c.copies.know()
+}
+
+// decidesCopies reports whether it is known well enough what can run beside the pod. Of a cell from before a restart of Kip its kubelet
+// says first what its machine has: a copy for which there is no room might end the pod. c.mu is held.
+func (c *boundPod) decidesCopies() bool {
+	return c.copies.able != nil && (!c.pod.restored || c.copies.overdue || c.node.isKnown())
+}
+
+// runsNone notes that nothing runs beside the pod yet.
+func (c *boundPod) runsNone() {
+	if c.server.sets == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.copies.none {
+		c.copies.none = true
+		c.seeCopies()
+	}
 }
 
 // dropCopies takes those from the kubelet that are not to run any more. c.mu is held.
@@ -579,6 +608,15 @@ func (c *boundPod) knowsCopies(w http.ResponseWriter, r *http.Request) error {
 	if c.bound() == nil {
 		return nil
 	}
+	c.mu.Lock()
+	if !c.copies.isKnown && !c.copies.asked {
+		c.copies.asked = true
+		c.later(copiesWithin, func() {
+			c.copies.overdue = true
+			c.seeCopies()
+		})
+	}
+	c.mu.Unlock()
 	return c.awaits(w, r, c.copies.known, func() string { return "what runs beside the pod of cell " + c.id })
 }
 

@@ -304,6 +304,10 @@ func TestNoListLacksTheCopiesAfterARestartOfKip(t *testing.T) {
 		}
 		lists := seen.synced()
 		h.server.RunsBeside(m.id, true)
+		if h.server.HasPod(own.UID) {
+			t.Error("what runs beside the pod is known before its kubelet has said what the machine has")
+		}
+		c.node.reported(&corev1.NodeStatus{})
 		eventually(t, "the kubelet lists anew", func() bool { return seen.synced() > lists })
 		if all := h.server.Copies(set.UID); len(all) != 1 || all[0].Reported || all[0].Ready {
 			t.Errorf("a new process believes %+v", all)
@@ -526,6 +530,29 @@ func TestCopiesEndBeforeTheCellOfAPodThatHasEnded(t *testing.T) {
 				t.Errorf("passed on: %+v", sent)
 			}
 			h.clock.(*stepped).hold(false)
+		})
+	}
+}
+
+// A list that lacks copies ends them; but a deletion is to reach the kubelet.
+func TestTheDeletionOfAPodIsSeenWhateverIsKnownOfTheCopiesBesideIt(t *testing.T) {
+	for name, none := range map[string]bool{"its agent says that there are none": true, "its agent says nothing": false} {
+		t.Run(name, func(t *testing.T) {
+			h, _ := setHouse(t)
+			h.up.put(setPodOn("shipper", "shipper-1"))
+			m := newMachine(t, "c1")
+			own := h.bindNew(m.join(h), podOn("web")) // of an earlier process: its kubelet has not said yet that it is ready
+			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
+			if none {
+				h.server.RunsNone("c1")
+				eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
+			}
+			own.DeletionTimestamp, own.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(1))
+			h.up.put(own)
+			eventually(t, "the kubelet sees the deletion", func() bool {
+				o, is, _ := seen.GetByKey("shop/web")
+				return is && o.(*corev1.Pod).DeletionTimestamp != nil
+			})
 		})
 	}
 }

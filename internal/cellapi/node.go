@@ -42,7 +42,10 @@ type cellNode struct {
 	// was made against the node of an earlier process, and would be wrong here.
 	shown   bool
 	isReady bool
-	heard   time.Time // of the last heartbeat, status or lease
+	// hasReported says that the kubelet has reported the node's status to this process. onReport is called when it does first.
+	hasReported bool
+	onReport    func()
+	heard       time.Time // of the last heartbeat, status or lease
 }
 
 // said is what a cell's kubelet says of its node. It never changes.
@@ -248,12 +251,24 @@ func (n *cellNode) reported(status *corev1.NodeStatus) {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	first := !n.hasReported
+	n.hasReported = true
 	n.heard = n.server.clock.Now()
 	if isReady && !n.isReady {
 		n.isReady = true
 		close(n.ready)
 	}
+	n.mu.Unlock()
+	if first && n.onReport != nil {
+		n.onReport()
+	}
+}
+
+// isKnown reports whether the kubelet has reported its node's status to this process.
+func (n *cellNode) isKnown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.hasReported
 }
 
 // heartbeat notes that the kubelet lives.

@@ -373,6 +373,16 @@ func (s *Server) podGone(o any) {
 	s.sets.gone(pod)
 }
 
+// RunsNone tells that nothing runs beside the pod of a cell yet, as its agent says.
+func (s *Server) RunsNone(cell string) {
+	s.mu.Lock()
+	c := s.cells[cell]
+	s.mu.Unlock()
+	if c != nil {
+		c.runsNone()
+	}
+}
+
 // RunsBeside tells whether a cell's agent can run pods beside the cell's own.
 func (s *Server) RunsBeside(cell string, can bool) {
 	s.mu.Lock()

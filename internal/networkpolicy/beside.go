@@ -13,3 +13,14 @@ func (c *Controller) beside(x *cell, a *agent) *agentapi.Beside {
 
 // HostPortsChanged tells that Beside.HostPorts may return others for a cell. It does not block.
 func (c *Controller) HostPortsChanged(cell string) { c.queue.Add(cell) }
+
+// found tells what rules that are in force say of pods beside the cell's, whatever is known of others. The lock is held.
+func (c *Controller) found(x *cell, inForce agentapi.FirewallStatus) {
+	switch {
+	case c.cfg.Beside == nil || !inForce.Beside:
+	case inForce.Digest != "" && inForce.PodUID == string(x.Pod.UID):
+		c.cfg.Beside.RunsBeside(x.ID, true)
+	default:
+		c.cfg.Beside.RunsNone(x.ID)
+	}
+}

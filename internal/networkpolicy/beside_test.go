@@ -13,6 +13,7 @@ import (
 type besideOf struct {
 	mu   sync.Mutex
 	told map[string][]bool
+	none map[string]bool // whether nothing runs beside
 	put  map[string]bool // whether the rules of the cell were there
 	w    *world
 
@@ -27,6 +28,12 @@ func (b *besideOf) RunsBeside(cell string, can bool) {
 	b.put[cell] = fw != nil && fw.Beside != nil
 }
 
+func (b *besideOf) RunsNone(cell string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.none[cell] = true
+}
+
 func (b *besideOf) HostPorts(cell string) []agentapi.Ports {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -35,7 +42,7 @@ func (b *besideOf) HostPorts(cell string) []agentapi.Ports {
 
 func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 	inWorld(t, func(w *world) {
-		b := &besideOf{told: map[string][]bool{}, put: map[string]bool{}, w: w}
+		b := &besideOf{told: map[string][]bool{}, none: map[string]bool{}, put: map[string]bool{}, w: w}
 		w.kip.cfg.Beside = b
 		w.namespaces()
 		w.policies()
@@ -63,6 +70,28 @@ func TestPodsRunBesideThePodOfAnAgentThatKnowsItFromThem(t *testing.T) {
 		if slices.Contains(b.told["cell-able"], false) || !b.put["cell-able"] || len(b.told["cell-old"]) == 0 ||
 			slices.Contains(b.told["cell-old"], true) {
 			t.Errorf("it is told of %v", b.told)
+		}
+	})
+}
+
+// A new process of Kip that may not list policies learns of the agents what runs.
+func TestWhatRunsBesideIsKnownBeforeThePoliciesAre(t *testing.T) {
+	inWorld(t, func(w *world) {
+		b := &besideOf{told: map[string][]bool{}, none: map[string]bool{}, put: map[string]bool{}, w: w}
+		w.kip.cfg.Beside = b
+		w.cell("runs", func(a *agentOf) { a.beside, a.force = true, []byte(`{"beside":{"podUID":"uid of runs"}}`) })
+		w.cell("alone", func(a *agentOf) { a.beside, a.force = true, []byte(`{}`) })
+		w.cell("fresh", func(a *agentOf) { a.beside = true })
+		w.later(time.Second)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if !slices.Equal(b.told["cell-runs"], []bool{true}) || b.none["cell-runs"] {
+			t.Errorf("of the cell that runs some it is told %v", b.told)
+		}
+		for _, cell := range []string{"cell-alone", "cell-fresh"} {
+			if len(b.told[cell]) > 0 || !b.none[cell] {
+				t.Errorf("of %s it is told %v, %v", cell, b.told[cell], b.none)
+			}
 		}
 	})
 }

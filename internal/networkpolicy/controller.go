@@ -95,6 +95,8 @@ type Recorder interface {
 type Beside interface {
 	// RunsBeside tells whether a cell's agent can run them. It may be told of that again and again.
 	RunsBeside(cell string, can bool)
+	// RunsNone tells that nothing runs beside the cell's pod yet, whatever its agent can.
+	RunsNone(cell string)
 	// HostPorts are those at which pods of the cell's own network listen, sorted. HostPortsChanged says that there are others.
 	HostPorts(cell string) []agentapi.Ports
 }
@@ -440,6 +442,7 @@ func (c *Controller) process(ctx context.Context, id string) {
 		}
 		c.mu.Lock()
 		a.asked, a.digest, a.masquerades, a.beside = true, inForce.Digest, inForce.Masquerades, inForce.Beside
+		c.found(x, inForce)
 	}
 	if c.cfg.Beside != nil && !a.beside {
 		c.cfg.Beside.RunsBeside(id, false)

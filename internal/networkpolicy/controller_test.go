@@ -112,7 +112,15 @@ func (a *agentOf) RoundTrip(r *http.Request) (*http.Response, error) {
 		if a.force != nil {
 			digest = agentapi.Digest(a.force)
 		}
-		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t,"beside":%t}`, digest, a.masquerades, a.beside))
+		var fw agentapi.Firewall
+		if a.force != nil {
+			_ = json.Unmarshal(a.force, &fw)
+		}
+		uid := ""
+		if fw.Beside != nil {
+			uid = fw.Beside.PodUID
+		}
+		return answer(http.StatusOK, fmt.Sprintf(`{"digest":%q,"masquerades":%t,"beside":%t,"podUID":%q}`, digest, a.masquerades, a.beside, uid))
 	}
 	a.puts++
 	body, err := io.ReadAll(r.Body)

@@ -46,6 +46,15 @@ func NamePod(gateDir, uid string) error {
 	return os.Rename(path+".new", path)
 }
 
+// NamedPod returns the UID that NamePod has noted; "" for none.
+func NamedPod(gateDir string) string {
+	uid, err := os.ReadFile(filepath.Join(gateDir, podFile))
+	if err != nil {
+		return ""
+	}
+	return string(uid)
+}
+
 // isBeside reports whether a pod, as the runtime names it in CNI_ARGS, runs beside the cell's pod.
 func isBeside(gateDir, args string) (bool, error) {
 	own, err := os.ReadFile(filepath.Join(gateDir, podFile))
