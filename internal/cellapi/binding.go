@@ -81,7 +81,9 @@ type boundPod struct {
 	mu     sync.Mutex
 	pod    *binding
 	copies copies
-	kept   bool // the cell hears no more of its pod's deletion
+	// reserved is what static pods of the kubelet ask for.
+	reserved corev1.ResourceList
+	kept     bool // the cell hears no more of its pod's deletion
 }
 
 // Bind shows the cell its pod, from now on and for good. A second call for the same
@@ -128,6 +130,13 @@ func (c *boundPod) Bind(namespace, name string, uid types.UID) error {
 	s.bound[uid] = c
 	s.startLocked(c.find)
 	return nil
+}
+
+// Reserve notes what static pods of the cell's kubelet ask for, of which this API has no objects. It is called before Bind.
+func (c *boundPod) Reserve(requests corev1.ResourceList) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved = requests
 }
 
 // KeepPod has the cell hear no more that its pod is deleted or gone: its kubelet then keeps the file systems of the containers, and

@@ -304,6 +304,9 @@ func (c *boundPod) keepsOut(set *corev1.Pod) string {
 	}
 	allocatable := c.node.allocatable()
 	used := corev1.ResourceList{}
+	for name, q := range c.reserved {
+		used[name] = q.DeepCopy()
+	}
 	for _, other := range others {
 		for name, q := range resource.PodRequests(other, resource.PodResourcesOptions{}) {
 			sum := used[name]

@@ -335,6 +335,7 @@ func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
 	}{
 		"the host port of the pod":     {port, port, "host port TCP 9100 is that of pod shop/web"},
 		"more than the cell has":       {asks("1"), asks("1"), "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
+		"more than static pods leave":  {asks("800m"), asks("1"), "it asks for cpu 1, and 1 of the 1900m of the cell are taken"},
 		"as much as the cell has left": {asks("1"), asks("900m"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -343,7 +344,11 @@ func TestASetThatDoesNotFitIsLeftOutAndItsPodRuns(t *testing.T) {
 			pod := podOn("web")
 			tc.own(pod)
 			m := newMachine(t, "c1")
-			h.bindNew(m.joinReady(h), pod)
+			c := m.joinReady(h)
+			if name == "more than static pods leave" {
+				c.Reserve(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m")})
+			}
+			h.bindNew(c, pod)
 			seen := follow(t, m.kubelet(t).CoreV1().RESTClient(), podKind, "", fields.Everything())
 			eventually(t, "the kubelet has its pod", func() bool { return seen.has("shop/web") })
 			eventually(t, "the set is seen to", func() bool { return len(h.server.Copies(set.UID)) == 1 })

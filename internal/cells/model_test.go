@@ -260,6 +260,8 @@ func (l *modelLink) LastHeartbeat() time.Time {
 	return l.heard
 }
 
+func (l *modelLink) Reserve(corev1.ResourceList) {}
+
 // KeepPod notes that the kubelet hears no more of its pod.
 func (l *modelLink) KeepPod() {
 	l.mu.Lock()

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+
 	"github.com/elotl/kip/internal/events"
 )
 
@@ -80,6 +83,23 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	state.known = true
 	s.waits.clear(ctx, e)
 	return done, nil
+}
+
+// pluginRequests are what the pods of plugins ask for together. What cannot be read asks for nothing: the agent refuses it.
+func pluginRequests(list []Plugin) corev1.ResourceList {
+	sum := corev1.ResourceList{}
+	for _, p := range list {
+		var pod corev1.Pod
+		if err := json.Unmarshal(p.Pod, &pod); err != nil {
+			continue
+		}
+		for name, q := range resource.PodRequests(&pod, resource.PodResourcesOptions{}) {
+			all := sum[name]
+			all.Add(q)
+			sum[name] = all
+		}
+	}
+	return sum
 }
 
 func driverNames(list []Plugin) string {

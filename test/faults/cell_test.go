@@ -439,6 +439,8 @@ func (a *cellAPI) nodeReady() {
 	}
 }
 
+func (a *cellAPI) Reserve(corev1.ResourceList) {}
+
 func (a *cellAPI) KeepPod() {
 	a.kip.w.mu.Lock()
 	defer a.kip.w.mu.Unlock()
