@@ -226,8 +226,7 @@ func (c *Cell) spentSince(since, now time.Time) float64 {
 	return hours(c.paidFrom(), since, now) * c.Offering().CostPerHour()
 }
 
-// hours are those for which something that is paid for from a time on, zero for never, was
-// paid for since another.
+// hours are those between since and now for which something was paid that is paid for from a time on; zero: it is not paid for.
 func hours(from, since, now time.Time) float64 {
 	switch {
 	case from.IsZero():

@@ -209,7 +209,8 @@ func (c *Cell) step(name string, at time.Time) {
 	c.Steps = append(slices.Clip(c.Steps), apiv1.Step{Name: name, Time: metav1.NewMicroTime(at)})
 }
 
-// clone returns a copy whose slices and pointers are its own.
+// clone returns a copy to change. It shares what is never changed in place, only replaced: Best, RuledOut, Accelerators, Options,
+// labels.
 func (c Cell) clone() Cell {
 	c.Offerings = slices.Clone(c.Offerings)
 	c.Steps = slices.Clone(c.Steps)

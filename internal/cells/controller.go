@@ -94,8 +94,9 @@ func (c *Controller) Run(ctx context.Context) error {
 // nothing else ends its queue.
 func (c *Controller) Close() { c.loop.queue.ShutDown() }
 
-// step is one of a cell's life. It returns after how long to run again; 0 means that
-// something else wakes the cell.
+// step is one of a cell's life. It returns after how long to run again; 0 means that something else wakes the cell. With an
+// error the step runs again after a back-off, and again counts only for errUnderWay, which is no failure. errMoved and
+// errBehind have it run at once, errGone not at all. See loop.process.
 type step interface {
 	Step(ctx context.Context, e *entry) (again time.Duration, err error)
 }

@@ -2,9 +2,8 @@ package cells
 
 import "time"
 
-// hiddenAge is how long, and in how many lists at least, an instance must be lacking
-// that the cloud says is alive before that says nothing of the lists any more: somebody
-// may have taken the instance's tags.
+// An instance that the cloud says is alive makes a list incomplete that lacks it. Not so after hiddenAge and hiddenLists
+// lists without it: somebody may have removed its tags.
 const hiddenAge, hiddenLists = 5 * time.Minute, 3
 
 // hidden is since when, and how often, a list lacked an instance that is alive.
@@ -14,7 +13,7 @@ type hidden struct {
 	told  bool
 }
 
-// hides says that lists lack the instance for so long that this says nothing of them.
+// hides reports whether lists have lacked the instance for so long that they may be complete without it.
 // The caller holds mu.
 func (v *inventory) hides(id string, began time.Time) bool {
 	return v.hidden[id].counts(began)

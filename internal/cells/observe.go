@@ -21,8 +21,8 @@ type Observer interface {
 	// CellSilent is told of a bound cell that has not been heard of for a while,
 	// and again as long as the cell is silent.
 	CellSilent(cell Cell, since time.Time)
-	// CellInterrupted is told of a bound cell whose instance the cloud takes back,
-	// once in the life of this process.
+	// CellInterrupted is told of a bound cell whose instance the cloud takes back, and again when the time of that changes
+	// or it is called off.
 	CellInterrupted(cell Cell)
 	// CellTakenBack is told, once, of each spot cell whose instance the cloud announces to
 	// take back, bound or not. That a bound cell says so itself is not enough.

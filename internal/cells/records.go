@@ -38,7 +38,7 @@ func (r *records) save(ctx context.Context, e *entry, change func(*Cell) error) 
 }
 
 // commit changes the records of some cells, all or none: first in the store, then
-// here. It is the only way in which a record changes. A cell that becomes Gone
+// here. It is the only way in which the record of a cell changes that is there; add.go makes records. A cell that becomes Gone
 // loses its record, and its cost enters the ledger, in the same transaction.
 func (r *records) commit(ctx context.Context, entries []*entry, change func(n int, cell *Cell) error) error {
 	_, err := r.commitWith(ctx, entries, change)

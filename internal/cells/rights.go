@@ -169,8 +169,7 @@ func (s *rights) becomeProbe(e *entry, now time.Time) time.Duration {
 	return 0
 }
 
-// passProbe has the others checked at once where a cell was the probe, and is not any more: one of them is the probe then. It is called
-// before a cell is looked at that is not its group's.
+// passProbe wakes the other cells if this one was the probe and is no longer: one of them becomes the probe.
 func (s *rights) passProbe(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,8 +29,7 @@ const (
 type trusting struct {
 	now bool // it is being told
 	// forgot says that it was found by the CA from before, whatever its record says: its
-	// agent has lost what it was told. Until it is told again, so that it does not change
-	// as the cell likes.
+	// agent has lost what it was told. It stays set until the agent is told again, whatever the cell says meanwhile.
 	forgot bool
 	failed int
 	err    error     // of the last try

@@ -17,8 +17,8 @@ type unresolved struct {
 }
 
 // judge judges a group whose launch could not be resolved: a definite no counts as one to the launch itself. Anything
-// else is tried again for as long as it takes: a cloud that does not answer does not do so for this offering alone, and is no
-// shortage of it. It returns the cells that wait for another try, and those that were refused, as what.
+// else is tried again for as long as it takes: a cloud that does not answer is not short of this
+// offering. It returns the cells that wait for another try, and those that were refused, as what.
 func (s *unresolved) judge(group []*entry, failure error) (waiting, refused []*entry, as verdict) {
 	offering, results := group[0].cell().Offering(), cloud.NotLaunched(len(group), failure)
 	if as = judge(results[0], false, false, false); as != isOpen {

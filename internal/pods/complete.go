@@ -11,9 +11,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// lastWords is how long a kubelet has to say how the containers of a pod ended of which it
-// has said that it ended: a moment, or more on a machine that is busy with just that, for which its
-// agent keeps the machine for as long, of the graces that pods have there.
+// lastWords is how long Kip waits, after a kubelet has said that a pod ended, for it to say how the containers ended. That
+// takes a moment, or longer on a busy machine.
 const lastWords = 15 * time.Second
 
 // completing releases the cells of pods that have ended.

@@ -93,7 +93,7 @@ func (s *volumeWaits) claimChanged(obj any) {
 	}
 }
 
-// disksFreed wakes of those that wait for a disk which no live cell has any more the pod that has waited longest.
+// disksFreed wakes, for each disk that no live cell has any more, the pod that has waited for it longest.
 func (s *volumeWaits) disksFreed(disks []cells.Disk) {
 	s.waits.registry.mu.Lock()
 	defer s.waits.registry.mu.Unlock()
