@@ -63,7 +63,7 @@ func TestAnOrderedListIsTriedInItsOrderWhateverThePrice(t *testing.T) {
 
 func TestAnOrderedListThatIsNotValid(t *testing.T) {
 	for value, want := range map[string]string{
-		`[{"launchType":"cheap"}]`:                                                   `launchType "cheap" of entry 1: want on-demand, spot or dedicated`,
+		`[{"launchType":"cheap"}]`:                                                   `launchType "cheap" of entry 1: want on-demand, spot`,
 		`[{"launchType":"spot","matchFields":[]}]`:                                   "unknown field",
 		`[` + strings.Repeat(`{"launchType":"spot"},`, 8) + `{"launchType":"spot"}]`: "9 entries: want 1 to 8",
 		`[{"launchType":"spot"}] x`:                                                  "more after the list",
