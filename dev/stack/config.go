@@ -35,7 +35,10 @@ func (s *configuring) providerConfig(k *kip) map[string]any {
 		// On one machine one break is that of many cells, and tests break them on purpose.
 		"endLimit": map[string]any{"least": 100},
 		// What pods may ask for by annotation is granted by the policies of deploy/.
-		"grants":          map[string]any{"unrestricted": true, "maxKeepFailed": 3600, "unsafeSysctls": []string{"net.core.somaxconn"}},
+		"grants": map[string]any{
+			"unrestricted": true, "maxKeepFailed": 3600, "unsafeSysctls": []string{"net.core.somaxconn"},
+			"namespaces": []map[string]any{{"namespace": "*", "hostSysctls": []string{"*"}, "hostModules": []string{"*"}}},
+		},
 		"registryMirrors": mirrors,
 	}
 	name := CloudLocal

@@ -17,13 +17,13 @@ type cellEnds struct {
 	events  *reporter
 }
 
-// begin ends a cell that is lost.
+// begin ends a cell that is lost, or that has not become ready for its pod.
 func (s *cellEnds) begin(e *entry, cause Cause, why string) {
 	s.table.mu.Lock()
 	begun := e.beginEnd(cause, why)
 	s.table.mu.Unlock()
 	if begun {
-		s.sayLost(e, why)
+		s.sayEnds(e, cause, why)
 	}
 }
 
@@ -37,9 +37,13 @@ func (e *entry) beginEnd(cause Cause, why string) bool {
 	return true
 }
 
-// sayLost says that a cell that is lost begins to end, and has it end.
-func (s *cellEnds) sayLost(e *entry, why string) {
-	s.events.report(e.cell(), events.NewCellLost(e.id, why))
+// sayEnds says why a cell begins to end, and has it end.
+func (s *cellEnds) sayEnds(e *entry, cause Cause, why string) {
+	said := events.NewCellLost(e.id, why)
+	if cause == CauseNotReady {
+		said = events.NewCellGivenUp(e.id, why)
+	}
+	s.events.report(e.cell(), said)
 	s.loop.queue.Add(e.id)
 }
 

@@ -98,7 +98,7 @@ func TestAMachineWithoutGPUsIsNotPaidForLong(t *testing.T) {
 		if cell, has := b.cells.ForPod(ref("a").UID); has {
 			t.Errorf("the cell is %s: %s", cell.Phase, cell.Reason)
 		}
-		if said := b.said("Warning", "GPUs were not there in 5m0s", "0 of 1 nvidia.com/gpu"); len(said) != 1 {
+		if said := b.said("CellNotReady", "was given up: its GPUs were not there in 5m0s", "0 of 1 nvidia.com/gpu"); len(said) != 1 {
 			t.Errorf("that it ended was said as %q", b.said())
 		}
 	})

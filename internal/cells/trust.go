@@ -245,7 +245,7 @@ func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEnd(CauseOther, why) })
 	s.table.mu.Unlock()
 	for _, e := range entries {
-		s.ends.sayLost(e, why)
+		s.ends.sayEnds(e, CauseLost, why)
 	}
 	return all, nil
 }

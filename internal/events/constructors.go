@@ -334,6 +334,11 @@ func AcceleratorsMissing(resource string, has, asked int64, gpus string) string 
 		has, asked, resource, gpus)
 }
 
+// NewCellGivenUp is about a pod whose cell had joined, but was not ready for the pod in time.
+func NewCellGivenUp(cell, why string) Event {
+	return warn(cellNotReady, "Cell %s was given up: %s. Kip terminates it and tries another.", cell, why)
+}
+
 // NewGPUsNotReady is about a pod whose cell lacks GPUs, or other accelerators: [GPUsMissing] or [AcceleratorsMissing].
 func NewGPUsNotReady(what, cell, lacks string) Event {
 	return warn(gpusNotReady, "The %s of cell %s are not ready: %s", what, cell, lacks)
