@@ -602,10 +602,10 @@ func TestErrors(t *testing.T) {
 		{"encryption key twice, and none", least + "etcd: {encryptionKeyFiles: [/a, /a, '']}",
 			"p.yaml:5: etcd.encryptionKeyFiles[1]: \"/a\" is not valid: want each file once\n" +
 				"p.yaml:5: etcd.encryptionKeyFiles[2]: there is no value: this key is required"},
-		{"grants that undo each other", least + "  grants: {unrestricted: true, namespaces: [{namespace: a}]}",
-			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them"},
+		{"grants that undo each other", least + "  grants: {unrestricted: true, namespaces: [{namespace: a, hostSysctls: [vm.*]}, {namespace: a, allowMetadata: true}]}",
+			"p.yaml:5: cells.grants.unrestricted: true is not valid beside bounds, or grants of cells.grants.namespaces other than besidePods, hostSysctls, hostModules, unsafeSysctls and maxKeepFailed, which it would undo: want only one of them"},
 		{"a bound that is undone", least + "  grants: {unrestricted: true, maxVolumeSize: 100Gi}",
-			"p.yaml:5: cells.grants.unrestricted: true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them"},
+			"p.yaml:5: cells.grants.unrestricted: true is not valid beside bounds, or grants of cells.grants.namespaces other than besidePods, hostSysctls, hostModules, unsafeSysctls and maxKeepFailed, which it would undo: want only one of them"},
 		{"sizes of disks", least + "  grants:\n    maxVolumeSize: -1Gi\n    namespaces:\n    - {namespace: a, maxVolumeSize: 100G}\n" +
 			"    - {namespace: a, maxVolumeSize: 1Gi}",
 			"p.yaml:6: cells.grants.maxVolumeSize: \"-1Gi\" is not valid: want 0, for no bound, or a whole number of Gi\n" +

@@ -689,6 +689,12 @@ func (d *decoder) costs(c Costs) {
 // longestKept is the longest time for which pods may have their cells kept.
 const longestKept = 7 * 24 * time.Hour
 
+// undoneByUnrestricted reports whether a namespace is granted something that grants.unrestricted grants to all.
+func undoneByUnrestricted(n NamespaceGrants) bool {
+	return len(n.InstanceProfiles)+len(n.SecurityGroups)+len(n.CloudRoutes)+len(n.InstanceTypes) > 0 ||
+		n.AllowMetadata || n.PublicAddress || n.Dedicated || n.DaemonSetMachines || !n.MaxVolumeSize.IsZero() || !n.MaxPricePerHour.IsZero()
+}
+
 // grants checks what namespaces may ask for.
 func (d *decoder) grants(g Grants) {
 	d.check(g.MaxPricePerHour.Sign() >= 0, "cells.grants.maxPricePerHour", g.MaxPricePerHour.String(), "0, for no bound, or more")
@@ -701,8 +707,10 @@ func (d *decoder) grants(g Grants) {
 	}
 	keep("cells.grants", g.MaxKeepFailed)
 	d.check(g.MaxKeptCells >= 1, "cells.grants.maxKeptCells", fmt.Sprint(g.MaxKeptCells), "at least 1; maxKeepFailed: 0 keeps none")
-	if g.Unrestricted && (len(g.Namespaces) > 0 || !g.MaxPricePerHour.IsZero() || d.has("cells.grants.maxVolumeSize")) {
-		d.bad("cells.grants.unrestricted", "true is not valid beside cells.grants.namespaces or bounds, which it would undo: want only one of them")
+	if g.Unrestricted && (slices.ContainsFunc(g.Namespaces, undoneByUnrestricted) || !g.MaxPricePerHour.IsZero() ||
+		d.has("cells.grants.maxVolumeSize")) {
+		d.bad("cells.grants.unrestricted", "true is not valid beside bounds, or grants of cells.grants.namespaces other than "+
+			"besidePods, hostSysctls, hostModules, unsafeSysctls and maxKeepFailed, which it would undo: want only one of them")
 	}
 	d.unsafeSysctls("cells.grants", g.UnsafeSysctls)
 	for i, n := range g.Namespaces {
