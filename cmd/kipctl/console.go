@@ -29,12 +29,7 @@ func consoleOf(k *kipctl) *cobra.Command {
 		Long: "Show what the machine of a cell wrote to its console: the last 64 KiB at most, as far as its cloud\n" +
 			"keeps and shows them. Whoever is root on the machine writes what he likes, so what would steer a\n" +
 			"terminal is shown as question marks.",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("name one cell: CELL; got %d arguments", len(args))
-			}
-			return nil
-		},
+		Args: namesOneCell,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if follow && k.output != "table" {
 				return fmt.Errorf("--follow shows text as it comes: --output %s is not for it", k.output)

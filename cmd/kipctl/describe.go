@@ -23,12 +23,7 @@ func describe(k *kipctl) *cobra.Command {
 		Short: "Show all that the Cell resource has of a cell, and the Events of its pod",
 		Long: "Show all that the Cell resource has of a cell, and the Events of its pod.\n\n" +
 			"kipctl describe pod/POD is kipctl why POD.",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("name one cell: CELL; got %d arguments", len(args))
-			}
-			return nil
-		},
+		Args: namesOneCell,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, kind := range []string{"pod/", "pods/", "po/"} {
 				if pod, is := strings.CutPrefix(args[0], kind); is {

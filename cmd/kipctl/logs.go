@@ -33,12 +33,7 @@ func logsOf(k *kipctl) *cobra.Command {
 			"You need the right to get cells/log (group kip.elotl.co); for the console Kip's local socket. For the logs of\n" +
 			"a pod: kubectl logs.\n\n" +
 			"Whoever is root on the machine writes what he likes, so what would steer a terminal is shown as question marks.",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("name one cell: CELL; got %d arguments", len(args))
-			}
-			return nil
-		},
+		Args: namesOneCell,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := oneCell(args)
 			if err != nil {

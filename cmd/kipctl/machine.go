@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -197,6 +198,14 @@ func (p *kubeletPort) ask(r *http.Request, want int) (*http.Response, error) {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal)) // the code says enough
 	why := sanitize.Printable(strings.TrimSpace(string(text)))
 	return nil, fmt.Errorf("kip at %s: %s: %s", p.base.Host, resp.Status, cmp.Or(why, "it says no more"))
+}
+
+// namesOneCell checks the arguments of a command about one cell.
+func namesOneCell(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("name one cell: CELL; got %d arguments", len(args))
+	}
+	return nil
 }
 
 // oneCell takes the name of a cell, and what may follow.

@@ -441,9 +441,7 @@ func (c *boundPod) unbindCopies() {
 		c.referUntil(&p.shownPod, references{}, func(h *heldRef) { h.end() })
 		c.copyChanged(p.namespace, p.name)
 	}
-	for _, p := range c.copies.all {
-		delete(c.copies.all, p.uid)
-	}
+	clear(c.copies.all)
 }
 
 // copyChanged has the observers of copies told. c.mu may be held.

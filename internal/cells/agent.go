@@ -33,7 +33,7 @@ func (c Cell) Agent() *agentapi.Agent {
 type keptAgents struct {
 	table       *table
 	loop        *loop
-	events      *reporter
+	ends        *cellEnds
 	connections *connections
 	inventory   *inventory
 }
@@ -74,10 +74,5 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 // end has a ready cell end that has not the agent of its launch.
 func (s *keptAgents) end(e *entry, why string) {
 	instance := e.cell().Instance.ID
-	s.table.mu.Lock()
-	begun := e.beginEnd(CauseUnfit, fmt.Sprintf("cell %s on %s: %s", e.id, instance, why))
-	s.table.mu.Unlock()
-	if begun {
-		s.events.report(e.cell(), events.NewAgentNotStarted(e.id, instance, why))
-	}
+	s.ends.begin(e, CauseUnfit, fmt.Sprintf("cell %s on %s: %s", e.id, instance, why), events.NewAgentNotStarted(e.id, instance, why))
 }

@@ -17,13 +17,13 @@ type cellEnds struct {
 	events  *reporter
 }
 
-// begin ends a cell that is lost, or that has not become ready for its pod.
-func (s *cellEnds) begin(e *entry, cause Cause, why string) {
+// begin ends a cell, and says so by an Event of its pod, if it does not end already.
+func (s *cellEnds) begin(e *entry, cause Cause, why string, said events.Event) {
 	s.table.mu.Lock()
 	begun := e.beginEnd(cause, why)
 	s.table.mu.Unlock()
 	if begun {
-		s.sayEnds(e, cause, why)
+		s.say(e, said)
 	}
 }
 
@@ -37,12 +37,8 @@ func (e *entry) beginEnd(cause Cause, why string) bool {
 	return true
 }
 
-// sayEnds says why a cell begins to end, and has it end.
-func (s *cellEnds) sayEnds(e *entry, cause Cause, why string) {
-	said := events.NewCellLost(e.id, why)
-	if cause == CauseNotReady {
-		said = events.NewCellGivenUp(e.id, why)
-	}
+// say reports why a cell begins to end, and has it end.
+func (s *cellEnds) say(e *entry, said events.Event) {
 	s.events.report(e.cell(), said)
 	s.loop.queue.Add(e.id)
 }

@@ -88,7 +88,8 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	left := e.timeLeft(state.since.Add(gpuTimeout + s.loop.late.Since(state.since)).Sub(now))
 	if left <= 0 {
-		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks))
+		why := fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks)
+		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))
 		return leave, nil
 	}
 	if now.Sub(state.since) >= gpuSilence {

@@ -26,10 +26,9 @@ const (
 
 // kernels give ready cells the kernel settings of their pods.
 type kernels struct {
-	table  *table
 	loop   *loop
 	agents *asking
-	events *reporter
+	ends   *cellEnds
 	waits  *waits
 	cells  perCell[kernelState] // of their workers
 }
@@ -85,10 +84,5 @@ func (s *kernels) refused(e *entry, refusal error) {
 	if said, is := errors.AsType[*agentapi.StatusError](refusal); is && said.Code == http.StatusBadRequest {
 		why = said.Text
 	}
-	s.table.mu.Lock()
-	begun := e.beginEnd(CauseKernelRefused, why)
-	s.table.mu.Unlock()
-	if begun {
-		s.events.report(e.cell(), events.NewHostSettingsRefused(e.id, why))
-	}
+	s.ends.begin(e, CauseKernelRefused, why, events.NewHostSettingsRefused(e.id, why))
 }

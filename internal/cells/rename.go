@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/elotl/kip/internal/events"
 )
 
 // renaming makes the kubelets of ready cells those of the nodes of their pods.
@@ -35,7 +37,8 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	}
 	left := e.timeLeft(since.Add(readyTimeout + s.loop.late.Since(*since)).Sub(now))
 	if left <= 0 {
-		s.ends.begin(e, CauseNotReady, fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor()))
+		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor())
+		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))
 		return leave, nil
 	}
 	if err := s.connections.connect(ctx, e); err != nil {

@@ -86,7 +86,8 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	}
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(tries.began) >= giveUpAfter
 	if tries.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
-		s.ends.begin(e, CauseLost, fmt.Sprintf("its instance could not be started: %v", err))
+		why := fmt.Sprintf("its instance could not be started: %v", err)
+		s.ends.begin(e, CauseLost, why, events.NewCellLost(e.id, why))
 		return 0
 	}
 	if tries.failed == 1 {

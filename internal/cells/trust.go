@@ -13,6 +13,7 @@ import (
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/agentapi"
+	"github.com/elotl/kip/internal/events"
 )
 
 const (
@@ -245,7 +246,7 @@ func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEnd(CauseOther, why) })
 	s.table.mu.Unlock()
 	for _, e := range entries {
-		s.ends.sayEnds(e, CauseLost, why)
+		s.ends.say(e, events.NewCellLost(e.id, why))
 	}
 	return all, nil
 }

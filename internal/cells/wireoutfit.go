@@ -24,7 +24,7 @@ func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
 	keptAgents := &keptAgents{
 		table:       c.table,
 		loop:        c.loop,
-		events:      c.events,
+		ends:        s.ends,
 		connections: n.connections,
 		inventory:   c.inventory,
 	}
@@ -59,10 +59,9 @@ func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
 		ends:  s.ends,
 	}
 	kernels := &kernels{
-		table:  c.table,
 		loop:   c.loop,
 		agents: c.agents,
-		events: c.events,
+		ends:   s.ends,
 		waits:  waits,
 	}
 	return outfit{waits, keptAgents, renaming, disks, routes, plugins, devices, kernels}

@@ -3,7 +3,6 @@ package pods
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -91,10 +90,7 @@ func (s *attending) attend(ctx context.Context, pod *corev1.Pod, cell cells.Cell
 // markSilent takes a pod that cannot be reached out of its Services, and reports whether it
 // was in them. Its kubelet puts it back when it is heard again.
 func (s *attending) markSilent(ctx context.Context, pod *corev1.Pod) (marked bool, err error) {
-	ready := slices.ContainsFunc(pod.Status.Conditions, func(k corev1.PodCondition) bool {
-		return k.Type == corev1.PodReady && k.Status == corev1.ConditionTrue
-	})
-	if !ready {
+	if !isReady(pod) {
 		return false, nil
 	}
 	said := events.NewCellSilent()
