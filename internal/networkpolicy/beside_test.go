@@ -21,7 +21,10 @@ type besideOf struct {
 }
 
 func (b *besideOf) RunsBeside(cell string, can bool) {
-	fw, _ := b.w.agents[cell[len("cell-"):]].now()
+	b.w.mu.Lock()
+	agent := b.w.agents[cell[len("cell-"):]]
+	b.w.mu.Unlock()
+	fw, _ := agent.now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.told[cell] = append(b.told[cell], can)

@@ -259,7 +259,9 @@ func (w *world) cell(name string, is ...func(*agentOf)) *agentOf {
 	for _, is := range is {
 		is(a)
 	}
-	w.agents[name] = a
+	w.mu.Lock()
+	w.agents[name] = a // A part of Kip that asks for agents may run already.
+	w.mu.Unlock()
 	w.bind(name)
 	return a
 }
