@@ -90,8 +90,8 @@ func (c *claim) grow(n int64) (reserved int64, bound string) {
 	ofAll := fmt.Sprintf("Kip keeps at most %d bytes of logs, and most of them are of this namespace", limit)
 	if s.diskLow() && s.room.total < limit {
 		limit = s.room.total // what is new takes the place of what is old
-		ofAll = fmt.Sprintf("the disk of Kip's data folder is nearly full: %d of its %d bytes are free, and logs leave a tenth free",
-			s.disk.free, s.disk.size)
+		ofAll = fmt.Sprintf("the disk of Kip's data folder is nearly full: %d of its %d bytes are free, and logs leave %d free",
+			s.disk.free, s.disk.size, diskReserve(s.disk.size))
 		s.warning.Do(func() {
 			s.c.Log.Warn("the disk is nearly full: Kip removes older saved logs to save new ones", "dir", s.c.Dir,
 				"free", s.disk.free, "size", s.disk.size)
@@ -208,9 +208,10 @@ func (c *claim) sync() error {
 	return err
 }
 
-// diskReserve is the part of the disk that logs leave free, as a kubelet does: nodefs.available<10% (DefaultEvictionHard
-// in pkg/kubelet/eviction/defaults_linux.go). The store may be on it.
-const diskReserve = 10
+// diskReserve is how many bytes of a disk of so many logs leave free: a tenth, as a kubelet does (nodefs.available<10%,
+// DefaultEvictionHard in pkg/kubelet/eviction/defaults_linux.go), since the store may be on it. A tenth of a large disk is more
+// than the store and a node need: as much as all logs may take is enough.
+func diskReserve(size uint64) uint64 { return min(size/10, DefaultMaxBytesTotal) }
 
 // diskCheck is how long the answer of the file system counts: each piece of each log asks.
 const diskCheck = time.Second
@@ -229,8 +230,8 @@ func (s *Saver) diskLow() bool {
 		var is unix.Statfs_t
 		err := s.c.Statfs(s.c.Dir, &is)
 		// After an error a log is written nevertheless: the write reports what is wrong.
-		s.disk = disk{low: err == nil && is.Bavail < is.Blocks/diskReserve, free: is.Bavail * uint64(is.Bsize),
-			size: is.Blocks * uint64(is.Bsize), checked: now}
+		s.disk = disk{free: is.Bavail * uint64(is.Bsize), size: is.Blocks * uint64(is.Bsize), checked: now}
+		s.disk.low = err == nil && s.disk.free < diskReserve(s.disk.size)
 	}
 	return s.disk.low
 }

@@ -201,6 +201,8 @@ func TestLogsLeaveRoomOnTheDisk(t *testing.T) {
 		{"c", hasFree(99), "bc", true},
 		{"d", hasFree(0), "cd", true},
 		{"e", func(string, *unix.Statfs_t) error { return unix.EIO }, "cde", true},
+		{"f", aTerabyteWithFree(10 << 30), "cdef", true},
+		{"g", aTerabyteWithFree(10<<30 - 1), "defg", true},
 	} {
 		is = c.disk
 		clock.SetTime(clock.Now().Add(diskCheck))
@@ -232,7 +234,7 @@ func TestALogThatHasNoRoomSaysWhichBoundThatIs(t *testing.T) {
 	}{
 		"the disk": {
 			cfg: Config{Statfs: hasFree(99)}, containers: []string{"z"},
-			want: "the disk of Kip's data folder is nearly full: 405504 of its 4096000 bytes are free, and logs leave a tenth free",
+			want: "the disk of Kip's data folder is nearly full: 405504 of its 4096000 bytes are free, and logs leave 409600 free",
 		},
 		"the pod": {
 			cfg: Config{MaxBytesPerPod: 40}, containers: []string{"a", "z"}, want: "Kip keeps at most 40 bytes of the logs of a pod",
