@@ -23,18 +23,18 @@ func (s *additions) add(ctx context.Context, e *entry) error {
 	revision, err := s.store.Put(ctx, keyPrefix+e.id, cell, 0)
 	s.table.mu.Lock()
 	if notWritten(err) {
-		s.table.unreserve(e)
+		s.table.unreserveLocked(e)
 		s.table.mu.Unlock()
 		if refusedWrite(err) {
 			s.loop.fail(err)
 		}
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
 	}
-	s.table.enter(e)
+	s.table.enterLocked(e)
 	if err != nil {
 		// The record may be stored all the same. The cell's worker finds out.
 		e.unsure = cell
-		e.beginEnd(CauseOther, "the store did not answer")
+		e.beginEndLocked(CauseOther, "the store did not answer")
 		s.table.mu.Unlock()
 		s.loop.queue.AddRateLimited(e.id)
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)

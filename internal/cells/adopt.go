@@ -9,33 +9,33 @@ type adoptions struct {
 	terminations *terminations
 }
 
-// adopt makes a stored record the current one of its cell. The caller holds e.writing.
-func (s *adoptions) adopt(e *entry, cell *Cell) {
+// adoptLocked makes a stored record the current one of its cell. The caller holds e.writing.
+func (s *adoptions) adoptLocked(e *entry, cell *Cell) {
 	gone := cell.Phase == apiv1.Gone
 	s.table.mu.Lock()
 	e.reserved, e.paidFrom = cell.Offering().CostPerHour(), cell.paidFrom()
-	s.table.index(e, cell.Instance)
+	s.table.indexLocked(e, cell.Instance)
 	s.table.mu.Unlock()
 	if gone && cell.Pod.UID == "" {
 		cell.Pod = e.pod // it was promised to it
 	}
 	e.current.Store(cell)
 	if gone {
-		s.bury(e)
+		s.buryLocked(e)
 	}
 	if cell.Standby != "" {
 		s.pools.refillSoon()
 	}
 }
 
-// bury forgets a cell that has no record any more.
-func (s *adoptions) bury(e *entry) {
+// buryLocked forgets a cell that has no record any more. The caller holds e.writing.
+func (s *adoptions) buryLocked(e *entry) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	delete(s.table.byID, e.id)
 	s.table.entries.Delete(e.id)
-	s.table.index(e, nil)
-	s.table.unreserve(e)
+	s.table.indexLocked(e, nil)
+	s.table.unreserveLocked(e)
 	s.pools.noteGone(*e.cell())
 	if i := e.cell().Instance; i != nil {
 		s.terminations.forget(i.ID)

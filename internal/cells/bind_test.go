@@ -43,10 +43,10 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		"it waits":       {got: waitFor(time.Second), phase: apiv1.Ready, again: time.Second},
 		"it fails":       {got: waitFor(time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
 		"its pod is gone": {got: leave, last: func(e *entry) {
-			e.beginEnd(CausePodDeleted, "why")
+			e.beginEndLocked(CausePodDeleted, "why")
 		}, phase: apiv1.Terminating},
 		"its pod went at the last moment": {got: done, last: func(e *entry) {
-			e.beginEnd(CausePodDeleted, "why")
+			e.beginEndLocked(CausePodDeleted, "why")
 		}, phase: apiv1.Terminating},
 		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
 		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {

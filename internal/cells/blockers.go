@@ -71,9 +71,9 @@ type blocked struct {
 	told dedup  // of that
 }
 
-// isProbed reports whether a probe is on its way, a cell that is to show whether the fault is fixed. Whatever keeps that one from being
-// launched, and whatever it ends for, another is the probe then. The caller holds table.mu.
-func (s *blockers) isProbed(u *launchBlocker) bool {
+// isProbedLocked reports whether a probe is on its way, a cell that is to show whether the fault is fixed. Whatever keeps that one from
+// being launched, and whatever it ends for, another is the probe then. The caller holds table.mu.
+func (s *blockers) isProbedLocked(u *launchBlocker) bool {
 	e := s.table.byID[u.probe]
 	if e == nil || !s.loop.clock.Now().Before(u.probing) {
 		return false
@@ -99,21 +99,21 @@ func (s *blockers) noteCloudInitRefused(cell *Cell, refusal error) {
 	if cell.CloudInit() != counts {
 		return // nothing is launched with it any more
 	}
-	s.noteRefusal(s.ofKind(cloudInitKind(counts, cell)), cell, refusal, now)
+	s.noteRefusalLocked(s.ofKindLocked(cloudInitKind(counts, cell)), cell, refusal, now)
 }
 
-// ofKind returns the blocker of a kind; a new one if there is none. The caller holds table.mu.
-func (s *blockers) ofKind(of launchKind) *launchBlocker {
+// ofKindLocked returns the blocker of a kind; a new one if there is none. The caller holds table.mu.
+func (s *blockers) ofKindLocked(of launchKind) *launchBlocker {
 	if s.byKind[of] == nil {
 		s.byKind[of] = &launchBlocker{kind: of}
 	}
 	return s.byKind[of]
 }
 
-// noteRefusal notes a refusal. One that comes while launches wait says nothing new. While a probe is on its way, only that one's
+// noteRefusalLocked notes a refusal. One that comes while launches wait says nothing new. While a probe is on its way, only that one's
 // counts. The caller holds table.mu.
-func (s *blockers) noteRefusal(u *launchBlocker, cell *Cell, refusal error, now time.Time) {
-	if now.Before(u.until) || u.probe != cell.ID && s.isProbed(u) {
+func (s *blockers) noteRefusalLocked(u *launchBlocker, cell *Cell, refusal error, now time.Time) {
+	if now.Before(u.until) || u.probe != cell.ID && s.isProbedLocked(u) {
 		return
 	}
 	u.tries++
@@ -132,17 +132,17 @@ func (s *blockers) noteAgentMissing(cell *Cell, refusal error) {
 	if s.recipe.agent == nil || agentKind(s.recipe.agent, cell) != agentKind(cell.Agent(), cell) {
 		return // nothing is launched with it any more
 	}
-	s.forgetOld(now)
-	u := s.ofKind(agentKind(s.recipe.agent, cell))
+	s.forgetOldLocked(now)
+	u := s.ofKindLocked(agentKind(s.recipe.agent, cell))
 	if u.count++; u.count < refusedAgents {
 		u.heardAt = now
 		return
 	}
-	s.noteRefusal(u, cell, refusal, now)
+	s.noteRefusalLocked(u, cell, refusal, now)
 }
 
-// forgetOld forgets blockers of which nothing was heard for long. The caller holds table.mu.
-func (s *blockers) forgetOld(now time.Time) {
+// forgetOldLocked forgets blockers of which nothing was heard for long. The caller holds table.mu.
+func (s *blockers) forgetOldLocked(now time.Time) {
 	for of, old := range s.byKind {
 		if (of.agent != "" || of.starts) && now.Sub(old.heardAt) > 2*longestBlock {
 			delete(s.byKind, of)
@@ -158,9 +158,9 @@ func (s *blockers) noteNotStarted(cell *Cell, fault error) {
 	}
 	now := s.loop.clock.Now()
 	s.table.mu.Lock()
-	s.forgetOld(now)
-	u := s.ofKind(s.recipe.startKind(cell))
-	s.noteRefusal(u, cell, fault, now)
+	s.forgetOldLocked(now)
+	u := s.ofKindLocked(s.recipe.startKind(cell))
+	s.noteRefusalLocked(u, cell, fault, now)
 	left := u.until.Sub(now)
 	s.table.mu.Unlock()
 	s.loop.log.Warn("the cloud has ended an instance for what is configured: launches like it wait, and then one shows whether that is fixed",
@@ -216,7 +216,7 @@ func (s *blockers) prepare(_ context.Context, e *entry) (progress, error) {
 		agent = s.byKind[agentKind(s.recipe.agent, cell)]
 	}
 	for _, u := range []*launchBlocker{start, agent, file} {
-		if u == nil || !now.Before(u.until) && (u.probe == e.id || !s.isProbed(u)) {
+		if u == nil || !now.Before(u.until) && (u.probe == e.id || !s.isProbedLocked(u)) {
 			continue
 		}
 		why, wait := u.why, blockedPoll
@@ -243,7 +243,7 @@ func (s *blockers) prepare(_ context.Context, e *entry) (progress, error) {
 	if e.resolving.failed == 0 {
 		e.blocked.why = ""
 	}
-	e.giveToGroup()
+	e.giveToGroupLocked()
 	s.table.mu.Unlock()
 	return done, nil
 }

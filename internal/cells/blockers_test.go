@@ -165,7 +165,7 @@ func TestACellThatIsKeptBackDoesNotLookForRights(t *testing.T) {
 		b.later(time.Second)
 		var kept []Cell
 		b.cells.table.mu.Lock()
-		u := b.cells.blockers.ofKind(agentKind(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
+		u := b.cells.blockers.ofKindLocked(agentKind(b.cfg.Agent, &Cell{Offerings: nano("kept").Offerings}))
 		u.why, u.until = "the agent is not there", time.Now().Add(24*time.Hour)
 		b.cells.table.mu.Unlock()
 		b.loseRights()

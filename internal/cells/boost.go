@@ -36,7 +36,7 @@ type boosting struct {
 	calls   *pipe.Pipe
 	due     *gather[*entry] // whose boost is to be ended
 
-	mu     sync.Mutex          // of the boosts of all cells; after the table's
+	mu     sync.Mutex          // of the boosts of all cells
 	boosts perCell[boostState] // under mu
 }
 
@@ -64,7 +64,7 @@ func (s *boosting) podRunning(pod types.UID) {
 	}
 	if state := s.boosts.of(e); !state.podRuns {
 		state.podRuns = true
-		s.unboost(e)
+		s.unboostLocked(e)
 	}
 }
 
@@ -75,13 +75,13 @@ func (s *boosting) unboostAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range all {
-		s.unboost(e)
+		s.unboostLocked(e)
 	}
 }
 
-// unboost has the boost of a cell ended, if it is time. A standby cell stays boosted: one that is stopped starts once
+// unboostLocked has the boost of a cell ended, if it is time. A standby cell stays boosted: one that is stopped starts once
 // more. The caller holds mu.
-func (s *boosting) unboost(e *entry) {
+func (s *boosting) unboostLocked(e *entry) {
 	cell, now, state := e.cell(), s.loop.clock.Now(), s.boosts.of(e)
 	switch {
 	case !cell.boosted() || cell.Phase != apiv1.Bound || cell.Instance == nil:

@@ -85,10 +85,10 @@ type outlay struct {
 	spent   float64 // dollars, of this month
 }
 
-// outlayOf sums what the cells of a namespace cost, as if one of them ended now; what they have cost
+// outlayOfLocked sums what the cells of a namespace cost, as if one of them ended now; what they have cost
 // this month where its budget bounds that. spent is what those have that are gone. The caller
 // holds table.mu.
-func (s *budgets) outlayOf(namespace string, b Budget, spent float64, without *entry) outlay {
+func (s *budgets) outlayOfLocked(namespace string, b Budget, spent float64, without *entry) outlay {
 	o := outlay{spent: spent}
 	now := s.clock.Now()
 	month := monthOf(now)
@@ -128,14 +128,14 @@ func (b Budget) afford(namespace string, o outlay, offering Offering) *BudgetErr
 	return nil
 }
 
-// within returns those of the offerings that a namespace may have now, or could have without one of its cells, and where there is
+// withinLocked returns those of the offerings that a namespace may have now, or could have without one of its cells, and where there is
 // none a *BudgetError that says why not the first. The caller holds table.mu.
-func (s *budgets) within(namespace string, offerings []Offering, spent float64, without *entry) (left []Offering, err error) {
+func (s *budgets) withinLocked(namespace string, offerings []Offering, spent float64, without *entry) (left []Offering, err error) {
 	b := s.limits.of(namespace)
 	if b.none() {
 		return offerings, nil
 	}
-	cost := s.outlayOf(namespace, b, spent, without)
+	cost := s.outlayOfLocked(namespace, b, spent, without)
 	for _, o := range offerings {
 		over := b.afford(namespace, cost, o)
 		switch {
@@ -159,12 +159,12 @@ func (s *budgets) lock(ctx context.Context, namespace string) (spent float64, un
 		return 0, s.table.mu.Unlock, nil
 	}
 	s.ledger.lock(ctx)
-	if err := s.ledger.read(ctx); err != nil {
+	if err := s.ledger.readLocked(ctx); err != nil {
 		s.ledger.mu.Unlock()
 		return 0, nil, err
 	}
 	s.table.mu.Lock()
-	return s.ledger.spentBy(namespace, monthOf(s.clock.Now())), func() {
+	return s.ledger.spentByLocked(namespace, monthOf(s.clock.Now())), func() {
 		s.table.mu.Unlock()
 		s.ledger.mu.Unlock()
 	}, nil
@@ -183,7 +183,7 @@ func (s *budgets) reserveNext(cell *Cell, offerings []Offering) ([]Offering, err
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e := s.table.byID[cell.ID]
-	cost := s.outlayOf(namespace, b, 0, e)
+	cost := s.outlayOfLocked(namespace, b, 0, e)
 	var first error
 	for i, o := range offerings {
 		err := b.afford(namespace, cost, o)

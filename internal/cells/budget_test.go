@@ -237,7 +237,7 @@ func TestEachMonthHasABudgetOfItsOwn(t *testing.T) {
 	january := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	february := monthOf(january.AddDate(0, 1, 1).In(time.FixedZone("east", 3600)))
 	l := &ledger{spent: spending{january, map[string]float64{"ns": 7}}}
-	if got, next := l.spentBy("ns", january), l.spentBy("ns", february); got != 7 || next != 0 {
+	if got, next := l.spentByLocked("ns", january), l.spentByLocked("ns", february); got != 7 || next != 0 {
 		t.Errorf("7 dollars of January are %v in January and %v in February", got, next)
 	}
 	c := Cell{
@@ -295,7 +295,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 	for n := range cells {
 		pod := ref(fmt.Sprint(n))
 		pod.UID = types.UID(fmt.Sprint("uid-", n))
-		c.table.reserve(newEntry(Cell{
+		c.table.reserveLocked(newEntry(Cell{
 			ID:        fmt.Sprint("cell-", n),
 			Pod:       pod,
 			Offerings: []Offering{costing("nano", 1)},
@@ -312,7 +312,7 @@ func crowded(t testing.TB, cells int) (*Controller, *looked, Request) {
 func TestABudgetIsSummedOnceForAllOffers(t *testing.T) {
 	c, now, r := crowded(t, 100)
 	was := now.times
-	offerings, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0, nil)
+	offerings, over := c.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil)
 	if over != nil || len(offerings) != len(r.Offerings) {
 		t.Fatalf("of %d offerings %d are in the budget: %v", len(r.Offerings), len(offerings), over)
 	}
@@ -332,7 +332,7 @@ func BenchmarkABudgetOfManyCells(b *testing.B) {
 	c, _, r := crowded(b, 5000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, over := c.budgets.within(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
+		if _, over := c.budgets.withinLocked(r.Pod.Namespace, r.Offerings, 0, nil); over != nil {
 			b.Fatal(over)
 		}
 	}

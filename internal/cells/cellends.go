@@ -20,16 +20,16 @@ type cellEnds struct {
 // begin ends a cell, and says so by an Event of its pod, if it does not end already.
 func (s *cellEnds) begin(e *entry, cause Cause, why string, said events.Event) {
 	s.table.mu.Lock()
-	begun := e.beginEnd(cause, why)
+	begun := e.beginEndLocked(cause, why)
 	s.table.mu.Unlock()
 	if begun {
 		s.say(e, said)
 	}
 }
 
-// beginEnd has a cell end, from now on without any pod but its own, and reports whether it did: not if the cell ends already.
+// beginEndLocked has a cell end, from now on without any pod but its own, and reports whether it did: not if the cell ends already.
 // The caller holds table.mu, and queues the cell.
-func (e *entry) beginEnd(cause Cause, why string) bool {
+func (e *entry) beginEndLocked(cause Cause, why string) bool {
 	if e.ending != "" {
 		return false
 	}

@@ -54,7 +54,7 @@ func (s *knownCells) now() (cells []known) {
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
 		k := known{cell: e.cell(), cutOff: e.session.cutOff()}
-		k.heard = e.isHeard(s.loop.clock.Now())
+		k.heard = e.isHeardLocked(s.loop.clock.Now())
 		if i := k.cell.Instance; i != nil {
 			k.terminated = s.terminations.accepted(i.ID)
 		}

@@ -163,8 +163,8 @@ func (b *bench) stored(cell Cell) *entry {
 	b.Helper()
 	e := newEntry(cell, 0)
 	b.table.mu.Lock()
-	b.table.reserve(e)
-	b.table.index(e, cell.Instance)
+	b.table.reserveLocked(e)
+	b.table.indexLocked(e, cell.Instance)
 	b.table.mu.Unlock()
 	if err := b.additions.add(b.Context(), e); err != nil {
 		b.Fatal(err)

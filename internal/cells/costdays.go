@@ -122,8 +122,8 @@ type costSums struct {
 	Last  costs.Day `json:"last"`
 }
 
-// costDays is what cells that are gone have cost, by day and by whom. The ledger's mutex
-// guards it, and its transactions change it.
+// costDays is what cells that are gone have cost, by day and by whom. It is the ledger's alone, whose mutex
+// guards all of it, and whose transactions change it.
 type costDays struct {
 	store        *store.Store
 	openRevision int64
@@ -255,7 +255,7 @@ func useOf(m Meter, cell *Cell) costs.Use {
 func (l *ledger) snapshot(ctx context.Context, there func() []costs.Entry) (first, last costs.Day, entries []costs.Entry, err error) {
 	l.lock(ctx)
 	defer l.mu.Unlock()
-	if err := l.read(ctx); err != nil {
+	if err := l.readLocked(ctx); err != nil {
 		return 0, 0, nil, err
 	}
 	if l.days.sums.Last != 0 {

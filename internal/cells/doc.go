@@ -52,9 +52,8 @@
 // is stored of them (by commit alone, but that add.go makes records), and with it the ledger (bill.go) and the table
 // (adopt.go), and loop has the queue, the clock and the log. What one part alone holds of a cell
 // is in a perCell of that part, what several hold in entry. What is to be known of the session with its agent
-// is asked of agentSession alone. The order of locks is beside table.mu; the mutex of
-// one part alone is taken after it, if the part does not say otherwise. What several parts need is in timing.go (times), errors.go
-// (what errors of the cloud and of the store mean) and keys.go (of stored records).
+// is asked of agentSession alone. The locks and their order are listed in table.go. What several parts need is in
+// timing.go (times), errors.go (what errors of the cloud and of the store mean) and keys.go (of stored records).
 //
 // This package decides nothing about pods. Package pods asks for a cell, lets it
 // go, and observes what becomes of it.

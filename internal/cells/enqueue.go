@@ -22,7 +22,7 @@ var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil), (*rights)
 func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	s.table.mu.Lock()
 	if e.launching && e.ending != "" && s.launches.remove(e) {
-		e.giveBack()
+		e.giveBackLocked()
 	}
 	launching, why := e.launching, e.ending
 	s.table.mu.Unlock()
@@ -41,10 +41,10 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	if err == nil && got.state == isDone && e.ending == "" { // one that is to end is queued again
-		e.giveToGroup()
+		e.giveToGroupLocked()
 		s.launches.add(next)
 	} else {
-		e.giveBack()
+		e.giveBackLocked()
 	}
 	return got.again, err
 }

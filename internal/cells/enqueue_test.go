@@ -41,20 +41,20 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 			b.listed(snapshot{})
 		}, time.Second, false, false, events.InstancesNotListed},
 		"what the operator configured is refused": {func(b *bench, s *enqueuing, e *entry) {
-			fault := s.blockers().ofKind(b.recipe.startKind(e.cell()))
+			fault := s.blockers().ofKindLocked(b.recipe.startKind(e.cell()))
 			fault.why, fault.until = "no key", b.clock.Now().Add(time.Second)
 		}, time.Second, false, false, events.LaunchDelayed},
 		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
 			s.rights.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(time.Minute)}
 		}, time.Minute, false, false, events.LaunchesPaused},
 		"its pod is gone": {func(_ *bench, _ *enqueuing, e *entry) {
-			e.beginEnd(CausePodDeleted, "the pod is deleted")
+			e.beginEndLocked(CausePodDeleted, "the pod is deleted")
 		}, 0, false, true, ""},
 		"its pod goes while it waits": {func(b *bench, s *enqueuing, e *entry) {
 			if _, err := s.Step(b.Context(), e); err != nil {
 				b.Fatal(err)
 			}
-			e.beginEnd(CausePodDeleted, "the pod is deleted")
+			e.beginEndLocked(CausePodDeleted, "the pod is deleted")
 		}, 0, false, true, ""},
 	} {
 		b := newBench(t)
@@ -100,7 +100,7 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Token: "t", Cause: tc.stored})
 		b.linked(e)
 		if tc.ending != "" {
-			e.beginEnd(tc.ending, "why")
+			e.beginEndLocked(tc.ending, "why")
 		}
 		if err := b.removing().remove(t.Context(), e, "it is gone"); err != nil {
 			t.Fatal(err)
@@ -140,7 +140,7 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	r.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(5 * time.Second)}
 	wait("Kip has no right", 5*time.Second)
 	r.pause = pause{}
-	fault := s.blockers().ofKind(b.recipe.startKind(e.cell()))
+	fault := s.blockers().ofKindLocked(b.recipe.startKind(e.cell()))
 	fault.why, fault.until = "no key", b.clock.Now().Add(2*time.Second)
 	wait("what the operator configured is refused", 2*time.Second)
 	fault.until = b.clock.Now()

@@ -18,9 +18,9 @@ type exclusion struct {
 	orphans    *orphanTerminations
 }
 
-// whyUnsure says why an instance that this Kip does not know of may run the pod of a cell; "" where
+// whyUnsureLocked says why an instance that this Kip does not know of may run the pod of a cell; "" where
 // the lists of the cloud do not have to say more. The caller holds table.mu.
-func (s *exclusion) whyUnsure(e *entry) string {
+func (s *exclusion) whyUnsureLocked(e *entry) string {
 	why, sure := s.generation.whyBehind()
 	seen := s.inventory.last()
 	switch {
@@ -67,7 +67,7 @@ const clockSkew = 5 * time.Minute
 func (s *exclusion) check(e *entry) (doubt string, others []string) {
 	cell := e.cell()
 	s.table.mu.Lock()
-	doubt, arrived := s.whyUnsure(e), e.arrived
+	doubt, arrived := s.whyUnsureLocked(e), e.arrived
 	s.table.mu.Unlock()
 	if doubt != "" || cell.Pod.UID == "" {
 		return doubt, nil

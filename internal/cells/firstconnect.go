@@ -17,9 +17,9 @@ type firstConnections struct {
 	listening  *listening
 }
 
-// awaits says that Kip connects to a cell for the first time, and that nothing has gone
+// awaitsLocked says that Kip connects to a cell for the first time, and that nothing has gone
 // wrong yet. One whose store is behind connects to none that it may give. The caller holds table.mu.
-func (s *firstConnections) awaits(e *entry) bool {
+func (s *firstConnections) awaitsLocked(e *entry) bool {
 	beginning := s.listening.since().IsZero() || s.clock.Since(s.listening.since()) < firstConnect
 	return beginning && !s.generation.isBehind() && e.session.lastError() == nil
 }

@@ -86,7 +86,7 @@ func (s *generationChecks) now() Generation {
 		Number:  of.now.Number,
 		Behind:  why,
 		Unknown: slices.Clone(of.unknown),
-		Shown:   of.shown(),
+		Shown:   of.shownLocked(),
 	}
 	if !complete || !of.compared {
 		g.Incomplete = ErrNotAllSeen.Error()

@@ -13,9 +13,9 @@ type hidden struct {
 	told  bool
 }
 
-// hides reports whether lists have lacked the instance for so long that they may be complete without it.
+// hidesLocked reports whether lists have lacked the instance for so long that they may be complete without it.
 // The caller holds mu.
-func (v *inventory) hides(id string, began time.Time) bool {
+func (v *inventory) hidesLocked(id string, began time.Time) bool {
 	return v.hidden[id].counts(began)
 }
 
@@ -24,9 +24,9 @@ func (h hidden) counts(began time.Time) bool {
 	return h.lists >= hiddenLists && began.Sub(h.since) >= hiddenAge
 }
 
-// hide notes that a list lacked an instance that is alive. It returns true once, when
+// hideLocked notes that a list lacked an instance that is alive. It returns true once, when
 // the list counts no more for that. The caller holds mu.
-func (v *inventory) hide(id string, began time.Time) (tell bool) {
+func (v *inventory) hideLocked(id string, began time.Time) (tell bool) {
 	h := v.hidden[id]
 	if h.lists++; h.lists == 1 {
 		h.since = began

@@ -37,8 +37,8 @@ func (s *intents) store(ctx context.Context, group []*entry, resolved *cloud.Res
 //   - the call, whole, tagged with that generation: what is sent, also again, is this;
 //   - the cells, Launching by this call.
 //
-// So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Locks are taken
-// in that order: nobody raises the generation, and nobody changes the cells, until it is known what became of it.
+// So a Kip that dies before it has launched nothing, and one that follows it sends the same call. Nobody raises the generation, and
+// nobody changes the cells, until it is known what became of it.
 func (s *intents) storeAll(ctx context.Context, group []*entry, resolved *cloud.Resolved) (*launch, error) {
 	cells, call, err := s.launchCalls.intended(group, s.calls.Capabilities().SharedUserData, resolved, s.clock.Now())
 	if err != nil {

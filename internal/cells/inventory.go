@@ -87,11 +87,11 @@ func (v *inventory) compare(began time.Time, listing cloud.Listing, cells []know
 			launching[k.cell.JoinID()] = true
 		}
 	}
-	seen = v.newSnapshot(began, listing, cells, owned)
+	seen = v.newSnapshotLocked(began, listing, cells, owned)
 	missing, stopped := map[string]time.Time{}, map[string]time.Time{}
 	for _, k := range cells {
-		v.compareCell(&seen, &f, missing, listing, k)
-		v.findStopped(seen, &f, stopped, k.cell)
+		v.compareCellLocked(&seen, &f, missing, listing, k)
+		v.findStoppedLocked(seen, &f, stopped, k.cell)
 	}
 	v.missing, v.stopped = missing, stopped
 	maps.DeleteFunc(v.hidden, func(id string, _ hidden) bool {
@@ -134,9 +134,9 @@ func (v *inventory) lags(began time.Time, cell *Cell) bool {
 	return began.Sub(cell.launched()) < v.listLag || began.Sub(cell.StepTime(apiv1.StepLaunched)) < v.listLag
 }
 
-// findStopped finds a cell whose instance was stopped by hand, or by a cloud that
+// findStoppedLocked finds a cell whose instance was stopped by hand, or by a cloud that
 // took it back: what ran on it has ended. The caller holds mu.
-func (v *inventory) findStopped(seen snapshot, f *findings, stopped map[string]time.Time, cell *Cell) {
+func (v *inventory) findStoppedLocked(seen snapshot, f *findings, stopped map[string]time.Time, cell *Cell) {
 	if cell.Instance == nil || cell.Stopped || !cell.Live() || v.lags(seen.began, cell) {
 		return
 	}
@@ -153,8 +153,8 @@ func (v *inventory) findStopped(seen snapshot, f *findings, stopped map[string]t
 	}
 }
 
-// compareCell compares one cell with what is seen. The caller holds mu.
-func (v *inventory) compareCell(seen *snapshot, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
+// compareCellLocked compares one cell with what is seen. The caller holds mu.
+func (v *inventory) compareCellLocked(seen *snapshot, f *findings, missing map[string]time.Time, listing cloud.Listing, k known) {
 	cell := k.cell
 	if cell.Instance == nil {
 		if cell.Phase == apiv1.Requested || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Terminating {
@@ -181,7 +181,7 @@ func (v *inventory) compareCell(seen *snapshot, f *findings, missing map[string]
 		}
 		return
 	}
-	if cell.Live() && !v.hides(id, seen.began) {
+	if cell.Live() && !v.hidesLocked(id, seen.began) {
 		f.lacking = append(f.lacking, id)
 	}
 	// What goes on while it ends must not be missed by two answers that are both too old.
@@ -210,7 +210,7 @@ func (v *inventory) adopt(seen snapshot, f findings, states map[string]cloud.Sta
 			seen.ended[id] = true
 		case state != "" && state != cloud.Unknown:
 			delete(v.missing, id) // the list was wrong of it
-			if v.hide(id, seen.began) {
+			if v.hideLocked(id, seen.began) {
 				seen.hides = append(seen.hides, id)
 			}
 		}

@@ -42,7 +42,7 @@ func (b *bench) turn() *pipe.Turn {
 func (b *bench) grouped(ids ...string) []*entry {
 	group := b.requested(ids...)
 	for _, e := range group {
-		e.giveToGroup()
+		e.giveToGroupLocked()
 	}
 	return group
 }
@@ -124,7 +124,7 @@ func (b *bench) regrouped(group []*entry) (again []*entry) {
 	b.Helper()
 	for _, id := range b.woken() {
 		if e := b.table.find(id); e.cell().Phase == apiv1.Requested && e.launch == "" {
-			e.giveToGroup()
+			e.giveToGroupLocked()
 			again = append(again, e)
 		}
 	}
@@ -163,12 +163,12 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 			return cloud.Resolved{}, errors.New("no answer")
 		}, apiv1.Requested, false, 3, 0},
 		"a pod goes meanwhile": {func(group []*entry) (cloud.Resolved, error) {
-			group[1].beginEnd(CausePodDeleted, "why")
+			group[1].beginEndLocked(CausePodDeleted, "why")
 			return cloud.Resolved{}, nil
 		}, apiv1.Booting, false, 0, 1},
 		"all pods go meanwhile": {func(group []*entry) (cloud.Resolved, error) {
-			group[0].beginEnd(CausePodDeleted, "why")
-			group[1].beginEnd(CausePodDeleted, "why")
+			group[0].beginEndLocked(CausePodDeleted, "why")
+			group[1].beginEndLocked(CausePodDeleted, "why")
 			return cloud.Resolved{}, nil
 		}, apiv1.Requested, false, 0, 0},
 	} {

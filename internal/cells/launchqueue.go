@@ -80,9 +80,9 @@ func (q *launchQueue) remove(e *entry) bool {
 	return true
 }
 
-// takeTurns puts the namespaces of a group at the end, and forgets those of which nothing
+// takeTurnsLocked puts the namespaces of a group at the end, and forgets those of which nothing
 // waits. The caller holds mu.
-func (q *launchQueue) takeTurns(group []toLaunch) {
+func (q *launchQueue) takeTurnsLocked(group []toLaunch) {
 	waiting, served := map[string]bool{}, map[string]bool{}
 	for _, i := range q.items {
 		waiting[i.namespace] = true
@@ -102,9 +102,9 @@ func (q *launchQueue) takeTurns(group []toLaunch) {
 	q.turns = append(first, last...)
 }
 
-// head is the cell that is launched next: of the namespace whose turn it is, that which has
+// headLocked is the cell that is launched next: of the namespace whose turn it is, that which has
 // waited longest. The caller holds mu, and something waits.
-func (q *launchQueue) head() toLaunch {
+func (q *launchQueue) headLocked() toLaunch {
 	return q.items[slices.IndexFunc(q.items, func(i toLaunch) bool { return i.namespace == q.turns[0] })]
 }
 
@@ -130,11 +130,11 @@ func (q *launchQueue) wait(ctx context.Context) bool {
 func (q *launchQueue) full(most func(offeringKey) int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.items) > 0 && q.alike(q.head()) >= most(q.head().offeringKey)
+	return len(q.items) > 0 && q.alikeLocked(q.headLocked()) >= most(q.headLocked().offeringKey)
 }
 
-// alike is how many cells go with one, itself among them. The caller holds mu.
-func (q *launchQueue) alike(one toLaunch) (n int) {
+// alikeLocked is how many cells go with one, itself among them. The caller holds mu.
+func (q *launchQueue) alikeLocked(one toLaunch) (n int) {
 	for _, i := range q.items {
 		if i.together == one.together {
 			n++
@@ -153,8 +153,8 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 	if len(q.items) == 0 {
 		return nil
 	}
-	head := q.head()
-	n := allow(min(q.alike(head), most(head.offeringKey)))
+	head := q.headLocked()
+	n := allow(min(q.alikeLocked(head), most(head.offeringKey)))
 	taken := []toLaunch{head}
 	take := func(alike bool) {
 		q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool {
@@ -168,7 +168,7 @@ func (q *launchQueue) next(most func(offeringKey) int, allow func(n int) int) (g
 	q.items = slices.DeleteFunc(q.items, func(i toLaunch) bool { return i.e == head.e })
 	take(true)
 	take(false)
-	q.takeTurns(taken)
+	q.takeTurnsLocked(taken)
 	for _, i := range taken {
 		group = append(group, i.e)
 	}

@@ -62,7 +62,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	group := b.grouped("c", "d")
-	group[0].beginEnd(CausePodDeleted, "the pod is deleted")
+	group[0].beginEndLocked(CausePodDeleted, "the pod is deleted")
 	if wanted, ending := b.taking().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
 		t.Errorf("%d are wanted, %d end", len(wanted), len(ending))
 	}

@@ -113,9 +113,9 @@ type ledger struct {
 
 func newLedgerOf(st *store.Store) *ledger { return &ledger{store: st, days: costDays{store: st}} }
 
-// spentBy is what the cells of a namespace that are gone have cost in a month. The caller
+// spentByLocked is what the cells of a namespace that are gone have cost in a month. The caller
 // holds mu, and has read.
-func (l *ledger) spentBy(namespace string, month time.Time) float64 {
+func (l *ledger) spentByLocked(namespace string, month time.Time) float64 {
 	if !l.spent.Month.Equal(month) {
 		return 0
 	}
@@ -132,11 +132,11 @@ func (l *ledger) lock(ctx context.Context) {
 func (l *ledger) load(ctx context.Context) error {
 	l.lock(ctx)
 	defer l.mu.Unlock()
-	return l.read(ctx)
+	return l.readLocked(ctx)
 }
 
-// read is load under mu.
-func (l *ledger) read(ctx context.Context) error {
+// readLocked is load. The caller holds mu.
+func (l *ledger) readLocked(ctx context.Context) error {
 	if l.known {
 		return nil
 	}
@@ -193,12 +193,12 @@ func (l *ledger) enter(ctx context.Context, of outgoings) (in *entering, err err
 			l.mu.Unlock()
 		}
 	}()
-	if err := l.read(ctx); err != nil {
+	if err := l.readLocked(ctx); err != nil {
 		return nil, err
 	}
 	in = &entering{ledger: l, days: l.days}
 	if len(of.costs) > 0 {
-		in.sums = l.with(of.costs)
+		in.sums = l.withLocked(of.costs)
 		in.changes = append(in.changes, store.Change{Key: ledgerKey, Value: in.sums, Revision: l.revision})
 	}
 	if len(of.entries) > 0 {
@@ -238,8 +238,8 @@ func (in *entering) unlock() {
 	}
 }
 
-// with returns the sums with some more. The caller holds mu.
-func (l *ledger) with(more []Cost) map[string]Cost {
+// withLocked returns the sums with some more. The caller holds mu.
+func (l *ledger) withLocked(more []Cost) map[string]Cost {
 	sums := maps.Clone(l.costs)
 	for _, k := range more {
 		sum := sums[k.key()]
@@ -259,5 +259,5 @@ func (l *ledger) with(more []Cost) map[string]Cost {
 func (l *ledger) total(there func() []Cost) []Cost {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.SortedFunc(maps.Values(l.with(there())), func(a, b Cost) int { return cmp.Compare(a.key(), b.key()) })
+	return slices.SortedFunc(maps.Values(l.withLocked(there())), func(a, b Cost) int { return cmp.Compare(a.key(), b.key()) })
 }

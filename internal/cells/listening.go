@@ -48,13 +48,13 @@ func (l *listening) restart(now time.Time) {
 // restarted is the one time that a silent cell gets for a restart of listening; under the table's lock.
 type restarted struct{ heard, since time.Time }
 
-// lastLease returns when the kubelet last renewed its lease, or could not have. It notes a restart that it counts. The
+// lastLeaseLocked returns when the kubelet last renewed its lease, or could not have. It notes a restart that it counts. The
 // tunnel does not count: a kubelet may hang while its tunnel is heard. The caller holds table.mu.
 //
 // A restart of listening counts once until the cell is heard again. Without it a cell whose link heals late would end when the disruption
 // is over (TestWhenMostCellsAreSilentNoneIsEnded). If it counted more often, cells that fall silent in turns would keep all others from
 // their end (TestCellsThatFallSilentInTurnsKeepNoOtherFromItsEnd).
-func (l *listening) lastLease(e *entry) time.Time {
+func (l *listening) lastLeaseLocked(e *entry) time.Time {
 	heard := latest(e.api.LastHeartbeat(), e.cell().StepTime(apiv1.StepBound), l.began, l.late.OnTime(), e.connecting, e.session.heldBack())
 	awake := l.since()
 	if !awake.After(heard) {
@@ -67,32 +67,33 @@ func (l *listening) lastLease(e *entry) time.Time {
 	return restart.since
 }
 
-// lastSign returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds table.mu.
-func (e *entry) lastSign() (last time.Time) {
+// lastSignLocked returns when the cell was last heard, by its lease or its tunnel; zero if this process never has. The caller holds
+// table.mu.
+func (e *entry) lastSignLocked() (last time.Time) {
 	if e.api != nil {
 		last = e.api.LastHeartbeat()
 	}
 	return latest(last, e.session.lastHeard())
 }
 
-// isHeard reports whether the cell was heard a short while ago. The caller holds table.mu.
-func (e *entry) isHeard(now time.Time) bool { return now.Sub(e.lastSign()) < guard.Fresh }
+// isHeardLocked reports whether the cell was heard a short while ago. The caller holds table.mu.
+func (e *entry) isHeardLocked(now time.Time) bool { return now.Sub(e.lastSignLocked()) < guard.Fresh }
 
-// mayHaveHeard returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell waiting
-// does not speak against a cloud that is sure. The caller holds table.mu.
-func (l *listening) mayHaveHeard(e *entry, sure bool) time.Time {
-	last := latest(e.lastSign(), l.since(), l.late.OnTime(), e.connecting)
+// mayHaveHeardLocked returns when the cell was last heard, by its lease or its tunnel, or could not have been. That Kip kept the cell
+// waiting does not speak against a cloud that is sure. The caller holds table.mu.
+func (l *listening) mayHaveHeardLocked(e *entry, sure bool) time.Time {
+	last := latest(e.lastSignLocked(), l.since(), l.late.OnTime(), e.connecting)
 	if !sure {
 		last = latest(last, e.session.heldBack())
 	}
 	return last
 }
 
-// hearing returns a function that asks mayHaveHeard under table.mu. Call it without that lock.
+// hearing returns a function that asks mayHaveHeardLocked under table.mu. Call it without that lock.
 func (l *listening) hearing(t *table, e *entry, sure bool) func() time.Time {
 	return func() time.Time {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return l.mayHaveHeard(e, sure)
+		return l.mayHaveHeardLocked(e, sure)
 	}
 }

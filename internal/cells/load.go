@@ -55,25 +55,25 @@ func (s *storedCells) load(ctx context.Context) error {
 		}
 		e := newEntry(cell, revision)
 		e.loaded = true
-		s.table.index(e, cell.Instance)
+		s.table.indexLocked(e, cell.Instance)
 		if other := s.table.byID[s.table.byPod[cell.Pod.UID]]; other != nil {
 			// A write whose answer was lost came through late. The cell of that
 			// write is the one that got less far.
 			if order(other.cell().Phase) >= order(cell.Phase) {
 				other, e = e, other
 			}
-			s.table.uncount(other)
-			s.table.count(e)
+			s.table.uncountLocked(other)
+			s.table.countLocked(e)
 			other.pod = apiv1.PodReference{}
-			other.beginEnd(CauseOther, "another cell has its pod")
-			s.table.enter(other)
-			s.table.enter(e)
+			other.beginEndLocked(CauseOther, "another cell has its pod")
+			s.table.enterLocked(other)
+			s.table.enterLocked(e)
 			s.table.byPod[cell.Pod.UID] = e.id
-			s.table.claim(e)
+			s.table.claimLocked(e)
 			return nil
 		}
-		s.table.reserve(e)
-		s.table.enter(e)
+		s.table.reserveLocked(e)
+		s.table.enterLocked(e)
 		return nil
 	})
 	if err != nil {

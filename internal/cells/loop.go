@@ -157,18 +157,18 @@ func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// giveToGroup makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu.
-func (e *entry) giveToGroup() { e.launching = true }
+// giveToGroupLocked makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu.
+func (e *entry) giveToGroupLocked() { e.launching = true }
 
-// giveBack makes it its worker's again. The caller holds table.mu.
-func (e *entry) giveBack() { e.launching = false }
+// giveBackLocked makes it its worker's again. The caller holds table.mu.
+func (e *entry) giveBackLocked() { e.launching = false }
 
 // giveBack gives cells that were being launched back to their workers.
 func (l *loop) giveBack(entries ...*entry) {
 	l.table.mu.Lock()
 	defer l.table.mu.Unlock()
 	for _, e := range entries {
-		e.giveBack()
+		e.giveBackLocked()
 		e.launch = ""
 		l.queue.Add(e.id)
 	}
@@ -179,7 +179,7 @@ func (l *loop) giveBack(entries ...*entry) {
 func (l *loop) launchAgain(entries []*entry, err error) {
 	for _, e := range entries {
 		l.table.mu.Lock()
-		e.giveBack()
+		e.giveBackLocked()
 		l.table.mu.Unlock()
 		l.again(e, err)
 	}

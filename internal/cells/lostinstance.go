@@ -57,7 +57,7 @@ func (s *lostInstances) loseTakenBack(ctx context.Context, e *entry) {
 func (s *lostInstances) isHeard(e *entry) bool {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	return e.isHeard(s.loop.clock.Now())
+	return e.isHeardLocked(s.loop.clock.Now())
 }
 
 // loseTo ends a cell for a sign that the cloud has given, unless the cell was heard. One that is gone is nil.

@@ -29,10 +29,10 @@ func (s *matching) fits(r Request, cell *Cell) bool {
 	return slices.ContainsFunc(r.Offerings, func(o Offering) bool { return keyOf(o) == keyOf(has) })
 }
 
-// find returns the standby cell that fits a request best: one that is ready,
+// findLocked returns the standby cell that fits a request best: one that is ready,
 // else the one that will be soonest; nil where there is none. connecting says that a better
 // one may be connected in a moment. The caller holds table.mu.
-func (s *matching) find(r Request) (best *entry, connecting bool) {
+func (s *matching) findLocked(r Request) (best *entry, connecting bool) {
 	if s.pools.none() {
 		return nil, false
 	}
@@ -54,7 +54,7 @@ func (s *matching) find(r Request) (best *entry, connecting bool) {
 			continue
 		}
 		if rank(cell) >= 2 && !e.session.connected() {
-			connecting = connecting || s.first.awaits(e)
+			connecting = connecting || s.first.awaitsLocked(e)
 			continue // it may be lost
 		}
 		if best == nil || rank(cell) > rank(best.cell()) || cell.Template == template && best.cell().Template != template {

@@ -24,7 +24,7 @@ func TestAPodGetsTheStandbyCellThatIsReadySoonest(t *testing.T) {
 	best := func() string {
 		b.table.mu.Lock()
 		defer b.table.mu.Unlock()
-		e, _ := s.find(Request{Node: "kip-0", Offerings: []Offering{{InstanceType: "nano"}}})
+		e, _ := s.findLocked(Request{Node: "kip-0", Offerings: []Offering{{InstanceType: "nano"}}})
 		if e == nil {
 			return ""
 		}
@@ -112,7 +112,7 @@ func TestAKipThatBeginsWaitsAMomentForItsStandbyCells(t *testing.T) {
 		}
 		standbys := &standbys{table: b.table, pools: b.pools, matching: s}
 		b.table.mu.Lock()
-		e, err := standbys.take(Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano"}}})
+		e, err := standbys.takeLocked(Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano"}}})
 		b.table.mu.Unlock()
 		if e != nil || errors.Is(err, ErrConnecting) != tc.waits {
 			t.Errorf("%s: taken %v (%v)", name, e, err)
@@ -132,7 +132,7 @@ func TestACellIsGivenToOnePodAndEndsIfThatIsNotStored(t *testing.T) {
 		take := func() *entry {
 			b.table.mu.Lock()
 			defer b.table.mu.Unlock()
-			e, err := s.take(r)
+			e, err := s.takeLocked(r)
 			if err != nil {
 				t.Fatal(err)
 			}

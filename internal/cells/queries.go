@@ -75,11 +75,11 @@ func (s *queries) machine(id string) (agentapi.Conn, error) {
 	if !ok {
 		return nil, ErrNoCell
 	}
-	return e.streams()
+	return e.streamsLocked()
 }
 
-// streams leads to the agent. The caller holds table.mu.
-func (e *entry) streams() (agentapi.Conn, error) {
+// streamsLocked leads to the agent. The caller holds table.mu.
+func (e *entry) streamsLocked() (agentapi.Conn, error) {
 	if !e.session.connected() {
 		return nil, fmt.Errorf("cell %s (%s): %w", e.cell().ID, e.cell().Phase, ErrNotConnected)
 	}
@@ -94,7 +94,7 @@ func (s *queries) conn(uid types.UID) (agentapi.Conn, error) {
 	if !ok {
 		return nil, ErrNoCell
 	}
-	return e.streams()
+	return e.streamsLocked()
 }
 
 // Link is how the connection to a cell fares.
@@ -149,7 +149,7 @@ func (s *queries) waitsFor(id string) string {
 	if phase := e.cell().Phase; phase == apiv1.Requested || phase == apiv1.Launching {
 		why, _ := s.generation.whyBehind()
 		if phase == apiv1.Requested {
-			why = s.exclusion.whyUnsure(e)
+			why = s.exclusion.whyUnsureLocked(e)
 		}
 		// A launch that an earlier Kip may have sent is held until the instances are listed.
 		if why != "" && (!e.launching || s.generation.isBehind()) {
@@ -160,7 +160,7 @@ func (s *queries) waitsFor(id string) string {
 		why, _ := s.generation.whyBehind() // Kip tells a kubelet nothing before
 		return why
 	}
-	if kind := s.callFor(e); kind != "" {
+	if kind := s.callForLocked(e); kind != "" {
 		if waits := s.calls.Waits(kind); waits != "" {
 			return waits
 		}
@@ -168,9 +168,9 @@ func (s *queries) waitsFor(id string) string {
 	return e.waitsFor()
 }
 
-// callFor is the kind of call that the cell may be waiting to have sent; "" for none.
+// callForLocked is the kind of call that the cell may be waiting to have sent; "" for none.
 // The caller holds table.mu.
-func (s *queries) callFor(e *entry) cloud.Call {
+func (s *queries) callForLocked(e *entry) cloud.Call {
 	cell := e.cell()
 	waiting := e.async.waitsFor()
 	switch {

@@ -56,7 +56,7 @@ func (r *records) commitWith(
 	}
 	var moved error
 	for _, e := range entries { // all of them: what was written of one was written of all
-		if err := r.settle(ctx, e); errors.Is(err, errMoved) {
+		if err := r.settleLocked(ctx, e); errors.Is(err, errMoved) {
 			moved = err
 		} else if err != nil {
 			return 0, err
@@ -96,7 +96,7 @@ func (r *records) commitWith(
 	for n, e := range entries {
 		switch {
 		case err == nil:
-			r.adopt(e, after[n], revision)
+			r.adoptLocked(e, after[n], revision)
 		case !notWritten(err):
 			e.unsure = after[n]
 		}
@@ -110,16 +110,16 @@ func lockWriting(ctx context.Context, e *entry) {
 	e.writing.Lock()
 }
 
-// adopt makes a stored record the current one, and tells observers of it. The caller holds e.writing.
-func (r *records) adopt(e *entry, cell *Cell, revision int64) {
+// adoptLocked makes a stored record the current one, and tells observers of it. The caller holds e.writing.
+func (r *records) adoptLocked(e *entry, cell *Cell, revision int64) {
 	e.unsure, e.revision = nil, revision
-	r.adoptions.adopt(e, cell)
+	r.adoptions.adoptLocked(e, cell)
 	r.observers.CellChanged(*cell)
 }
 
-// settle finds out what became of a write whose answer was lost; errMoved if it
+// settleLocked finds out what became of a write whose answer was lost; errMoved if it
 // was done. The caller holds e.writing.
-func (r *records) settle(ctx context.Context, e *entry) error {
+func (r *records) settleLocked(ctx context.Context, e *entry) error {
 	if e.unsure == nil {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (r *records) settle(ctx context.Context, e *entry) error {
 	case revision == 0 && e.revision == 0: // a new record that was not written
 		gone := e.cell().clone()
 		gone.Phase, gone.Reason = apiv1.Gone, "it could not be stored"
-		r.adopt(e, &gone, 0)
+		r.adoptLocked(e, &gone, 0)
 		return errMoved
 	case revision == e.revision:
 		e.unsure = nil
@@ -145,7 +145,7 @@ func (r *records) settle(ctx context.Context, e *entry) error {
 		if err := r.ledger.load(ctx); err != nil { // its cost went into it
 			return err
 		}
-		r.adopt(e, e.unsure, revision)
+		r.adoptLocked(e, e.unsure, revision)
 		return errMoved
 	}
 	return fmt.Errorf("read back cell %s: %w", e.id, store.ErrConflict)
@@ -157,7 +157,7 @@ func (r *records) settle(ctx context.Context, e *entry) error {
 func (r *records) checkOutcomeUnknown(ctx context.Context, e *entry, launch string) error {
 	lockWriting(ctx, e)
 	defer e.writing.Unlock()
-	if err := r.settle(ctx, e); err != nil {
+	if err := r.settleLocked(ctx, e); err != nil {
 		return err
 	}
 	waits := func(cell *Cell) bool {

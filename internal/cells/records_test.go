@@ -139,12 +139,12 @@ func TestACellTakesNoPodFromAnother(t *testing.T) {
 	c := New(Config{})
 	defer c.loop.queue.ShutDown()
 	first, second := newEntry(Cell{ID: "first", Pod: ref("a")}, 0), newEntry(Cell{ID: "second", Pod: ref("a")}, 0)
-	c.table.reserve(second)
-	c.table.unreserve(first)
+	c.table.reserveLocked(second)
+	c.table.unreserveLocked(first)
 	if c.table.byPod["uid-a"] != "second" || len(c.table.named) != 1 {
 		t.Errorf("pod a has cell %q, and %d names are known", c.table.byPod["uid-a"], len(c.table.named))
 	}
-	c.table.unreserve(second)
+	c.table.unreserveLocked(second)
 	if len(c.table.byPod) != 0 || len(c.table.named) != 0 {
 		t.Errorf("left are %v and %v", c.table.byPod, c.table.named)
 	}

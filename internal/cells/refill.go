@@ -38,10 +38,10 @@ func (s *refilling) fill(ctx context.Context) {
 		return
 	}
 	s.table.mu.Lock()
-	surplus, lacking := s.pools.plan(s.table.standbyNow())
+	surplus, lacking := s.pools.plan(s.table.standbyCellsLocked())
 	for _, id := range surplus {
 		e := s.table.standby[id]
-		e.beginEnd(CauseStandbyRetired, "its standby pool does not want it any more")
+		e.beginEndLocked(CauseStandbyRetired, "its standby pool does not want it any more")
 		s.loop.queue.Add(e.id)
 	}
 	s.table.mu.Unlock()
@@ -62,7 +62,7 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 		}
 		e := newEntry(s.recipe.standbyCell(name, offerings, s.loop.clock.Now()), 0)
 		s.table.mu.Lock()
-		s.table.reserve(e)
+		s.table.reserveLocked(e)
 		s.table.mu.Unlock()
 		err = s.additions.add(ctx, e)
 	}

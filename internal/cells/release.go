@@ -28,9 +28,9 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 	cause := CausePodDeleted
 	if podEnded {
 		cause = CausePodEnded
-		s.endKept(e)
+		s.endKeptLocked(e)
 	}
-	if e.beginEnd(cause, why) {
+	if e.beginEndLocked(cause, why) {
 		s.loop.queue.Add(e.id)
 	}
 }
@@ -47,11 +47,11 @@ func (s *releases) endOrKeep(uid types.UID, why string, keep time.Duration, most
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
-	if !ok || !e.beginEnd(CausePodEnded, why) {
+	if !ok || !e.beginEndLocked(CausePodEnded, why) {
 		return nil
 	}
 	s.loop.queue.Add(e.id)
-	if s.table.kept(e.pod.Namespace) >= most {
+	if s.table.keptLocked(e.pod.Namespace) >= most {
 		return e
 	}
 	e.keepUntil = s.loop.clock.Now().Add(keep)
@@ -63,12 +63,12 @@ func (s *releases) endAllKept() {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	for _, e := range s.table.byID {
-		s.endKept(e)
+		s.endKeptLocked(e)
 	}
 }
 
-// endKept has a cell that is kept not stay any longer. The caller holds table.mu.
-func (s *releases) endKept(e *entry) {
+// endKeptLocked has a cell that is kept not stay any longer. The caller holds table.mu.
+func (s *releases) endKeptLocked(e *entry) {
 	if (!e.keepUntil.IsZero() || e.cell().Kept()) && !e.keepOver {
 		e.keepOver = true
 		s.loop.queue.Add(e.id)
@@ -104,7 +104,7 @@ func (s *releases) unbound(uid types.UID, why string) bool {
 	if e.binding || e.cell().Phase == apiv1.Bound || e.cell().Phase == apiv1.Draining {
 		return false
 	}
-	if e.beginEnd(CausePodDeleted, why) {
+	if e.beginEndLocked(CausePodDeleted, why) {
 		s.loop.queue.Add(e.id)
 	}
 	return true

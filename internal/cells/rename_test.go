@@ -110,7 +110,7 @@ func TestAStandbyCellPrefersPodsOfItsNode(t *testing.T) {
 			e.session = agentSession{&modelLink{connected: true}}
 			b.cells.table.standby[cell.ID] = e
 		}
-		best, _ := b.cells.matching.find(Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}})
+		best, _ := b.cells.matching.findLocked(Request{Node: "kip-0-2", Offerings: []Offering{{InstanceType: "nano", Zone: "z"}}})
 		clear(b.cells.table.standby)
 		b.cells.table.mu.Unlock()
 		if best == nil || best.id != "kip-0-2" {

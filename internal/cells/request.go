@@ -73,13 +73,13 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 		unlock()
 		return Cell{}, fmt.Errorf("request a cell for pod %s: %w", r.Pod, ErrHasCell)
 	}
-	if err = s.table.claimed(r.Disks); err == nil {
+	if err = s.table.claimedLocked(r.Disks); err == nil {
 		// Here alone, under the lock: pods of one namespace have one budget, and ask at the same time.
-		r.Offerings, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent, nil)
+		r.Offerings, err = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, nil)
 	}
 	var taken *entry
 	if err == nil {
-		taken, err = s.standbys.take(r)
+		taken, err = s.standbys.takeLocked(r)
 	}
 	switch {
 	case err != nil:
@@ -117,7 +117,7 @@ func (s *requests) request(ctx context.Context, r Request) (Cell, error) {
 	cell.step(apiv1.StepPlaced, s.clock.Now())
 	e := newEntry(cell, 0)
 	e.arrived = r.Arrived
-	s.table.reserve(e) // while it is being stored
+	s.table.reserveLocked(e) // while it is being stored
 	unlock()
 	return cell, s.additions.add(ctx, e)
 }
@@ -129,7 +129,7 @@ func (s *requests) affords(ctx context.Context, r Request) error {
 		return fmt.Errorf("ask what a cell for pod %s may cost: %w", r.Pod, err)
 	}
 	defer unlock()
-	_, err = s.budgets.within(r.Pod.Namespace, r.Offerings, spent, s.table.byID[s.table.byPod[r.Pod.UID]])
+	_, err = s.budgets.withinLocked(r.Pod.Namespace, r.Offerings, spent, s.table.byID[s.table.byPod[r.Pod.UID]])
 	return err
 }
 

@@ -58,7 +58,7 @@ func (s *resuming) Step(ctx context.Context, e *entry) (time.Duration, error) {
 		return 0, fmt.Errorf("two cells have place %d of launch %s", intent.Index, intent.ID)
 	}
 	for _, n := range l.open() {
-		l.group[n].giveToGroup()
+		l.group[n].giveToGroupLocked()
 	}
 	s.launching.resume(ctx, l, unknown)
 	return 0, nil

@@ -25,8 +25,8 @@ type rights struct {
 	events *reporter
 	calls  *pipe.Pipe
 
-	mu    sync.Mutex // before the table's
-	pause pause      // of launches
+	mu    sync.Mutex
+	pause pause // of launches
 	// denied are what Kip had no right to launch since it last had one; they are no more
 	// than it takes to pause.
 	denied map[offeringKey]bool
@@ -52,10 +52,10 @@ const probePoll = 5 * time.Second
 // subnet, and two where the subnets differ as well.
 const deniedTypes = 3
 
-// noteDenied notes an offering that Kip has no right to. It reports whether Kip is taken to have a right
+// noteDeniedLocked notes an offering that Kip has no right to. It reports whether Kip is taken to have a right
 // to none: of what was launched since the last that Kip might, types and subnets differ. The
 // caller holds mu.
-func (s *rights) noteDenied(o offeringKey) bool {
+func (s *rights) noteDeniedLocked(o offeringKey) bool {
 	types, subnets := map[string]bool{}, map[[2]string]bool{}
 	s.denied[o] = true
 	for o := range s.denied {
@@ -75,7 +75,7 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 		case errors.Is(r.Err, cloud.ErrUnauthorised):
 			first := s.pause.since.IsZero()
 			// Reservations are resources of their own, and come before all else.
-			if first && denied(r.Err) && (o.reservation != "" || !s.noteDenied(o)) {
+			if first && denied(r.Err) && (o.reservation != "" || !s.noteDeniedLocked(o)) {
 				return
 			}
 			if first {
@@ -103,7 +103,7 @@ func (s *rights) noteAnswer(o offeringKey, results cloud.LaunchResults) {
 	}
 	s.loop.log.Info("Kip may launch instances again", "cloud", s.calls.Name(), "paused", now.Sub(s.pause.since))
 	s.pause = pause{}
-	s.wakeRequested()
+	s.wakeRequestedLocked()
 }
 
 // prepare waits until Kip has its rights, or the launch of a cell is to show whether it has.
@@ -137,7 +137,7 @@ func (s *rights) probeOrDelay(e *entry) time.Duration {
 	}
 	wait := s.pause.until.Sub(now)
 	if wait <= 0 {
-		if wait = s.becomeProbe(e, now); wait <= 0 {
+		if wait = s.becomeProbeLocked(e, now); wait <= 0 {
 			s.mu.Unlock()
 			return 0
 		}
@@ -151,12 +151,12 @@ func (s *rights) probeOrDelay(e *entry) time.Duration {
 	return wait
 }
 
-// becomeProbe makes a cell the probe and returns 0, unless another is. Then it returns after how long to ask again. From then on a cell
-// that is to be launched is its group's: otherwise it would not be known as the probe until it is queued. The caller holds mu.
-func (s *rights) becomeProbe(e *entry, now time.Time) time.Duration {
+// becomeProbeLocked makes a cell the probe and returns 0, unless another is. Then it returns after how long to ask again. From then on a
+// cell that is to be launched is its group's: otherwise it would not be known as the probe until it is queued. The caller holds mu.
+func (s *rights) becomeProbeLocked(e *entry, now time.Time) time.Duration {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	probed := s.isProbed(now)
+	probed := s.isProbedLocked(now)
 	if probed && s.pause.probe != e.id {
 		return min(probePoll, s.pause.probing.Sub(now))
 	}
@@ -164,7 +164,7 @@ func (s *rights) becomeProbe(e *entry, now time.Time) time.Duration {
 		s.pause.probe, s.pause.probing = e.id, now.Add(callTimeout)
 	}
 	if e.cell().Phase == apiv1.Requested {
-		e.giveToGroup()
+		e.giveToGroupLocked()
 	}
 	return 0
 }
@@ -177,17 +177,17 @@ func (s *rights) passProbe(e *entry) {
 		return
 	}
 	s.table.mu.Lock()
-	probed := s.isProbed(s.loop.clock.Now())
+	probed := s.isProbedLocked(s.loop.clock.Now())
 	s.table.mu.Unlock()
 	if !probed {
 		s.pause.probe = ""
-		s.wakeRequested()
+		s.wakeRequestedLocked()
 	}
 }
 
-// isProbed reports whether a probe is on its way. Whatever keeps that cell from being launched, and whatever it ends for, another is
+// isProbedLocked reports whether a probe is on its way. Whatever keeps that cell from being launched, and whatever it ends for, another is
 // the probe then. The caller holds mu and table.mu.
-func (s *rights) isProbed(now time.Time) bool {
+func (s *rights) isProbedLocked(now time.Time) bool {
 	e := s.table.byID[s.pause.probe]
 	if e == nil || !now.Before(s.pause.probing) {
 		return false
@@ -205,8 +205,8 @@ func (s *rights) isProbed(now time.Time) bool {
 	return false
 }
 
-// wakeRequested has all cells that are to be launched checked. The caller holds mu.
-func (s *rights) wakeRequested() {
+// wakeRequestedLocked has all cells that are to be launched checked. The caller holds mu.
+func (s *rights) wakeRequestedLocked() {
 	for _, e := range s.table.all() {
 		if e.cell().Phase == apiv1.Requested {
 			s.loop.queue.Add(e.id)

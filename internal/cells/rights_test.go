@@ -45,20 +45,20 @@ func TestOneCellAtATimeShowsWhetherKipHasItsRights(t *testing.T) {
 		waits   time.Duration               // how long another then waits
 	}{
 		"it is in a group":   {func(*bench, *entry, *Cell) {}, probePoll},
-		"its group is given": {func(_ *bench, e *entry, _ *Cell) { e.giveBack() }, 0},
-		"it is launched":     {func(_ *bench, e *entry, cell *Cell) { e.giveBack(); cell.Phase = apiv1.Launching }, probePoll},
-		"it was launched":    {func(_ *bench, e *entry, cell *Cell) { e.giveBack(); cell.Phase = apiv1.Booting }, 0},
+		"its group is given": {func(_ *bench, e *entry, _ *Cell) { e.giveBackLocked() }, 0},
+		"it is launched":     {func(_ *bench, e *entry, cell *Cell) { e.giveBackLocked(); cell.Phase = apiv1.Launching }, probePoll},
+		"it was launched":    {func(_ *bench, e *entry, cell *Cell) { e.giveBackLocked(); cell.Phase = apiv1.Booting }, 0},
 		"it is launched again without labels": {func(_ *bench, e *entry, cell *Cell) {
-			e.giveBack()
+			e.giveBackLocked()
 			cell.NoLabels = true
 		}, probePoll},
 		"it ends before it is launched again without labels": {func(_ *bench, e *entry, cell *Cell) {
-			e.giveBack()
+			e.giveBackLocked()
 			cell.NoLabels = true
-			e.beginEnd(CausePodDeleted, "why")
+			e.beginEndLocked(CausePodDeleted, "why")
 		}, 0},
 		"it is started": {func(_ *bench, e *entry, cell *Cell) {
-			e.giveBack()
+			e.giveBackLocked()
 			cell.Phase, cell.Stopped = apiv1.Ready, true
 		}, probePoll},
 		"it is gone":       {func(b *bench, e *entry, _ *Cell) { delete(b.table.byID, e.id) }, 0},
@@ -96,7 +96,7 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 			t.Fatalf("the probe waits %s", wait)
 		}
 		s.noteAnswer(offeringKey{}, no)
-		e.giveBack()
+		e.giveBackLocked()
 	}
 }
 
@@ -109,7 +109,7 @@ func TestTheOthersAreCheckedWhenTheProbeIsNotLaunched(t *testing.T) {
 	if s.passProbe(group[0]); len(b.woken()) > 0 {
 		t.Error("others are checked while it is launched")
 	}
-	group[0].giveBack()
+	group[0].giveBackLocked()
 	if s.passProbe(group[1]); len(b.woken()) > 0 {
 		t.Error("others are checked for a cell that was not the probe")
 	}

@@ -83,11 +83,11 @@ type findings struct {
 	dueOrphans []cloud.Instance
 }
 
-// newSnapshot makes a snapshot of a listing. Of the instances that no cell has, and that it
+// newSnapshotLocked makes a snapshot of a listing. Of the instances that no cell has, and that it
 // does not show, those are taken over from the last snapshot that may run a pod still:
 // those of zones that the listing does not cover, and all that are missing for the
 // first time, or in a listing that is wrong of others. The caller holds mu.
-func (v *inventory) newSnapshot(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) snapshot {
+func (v *inventory) newSnapshotLocked(began time.Time, listing cloud.Listing, cells []known, owned map[string]bool) snapshot {
 	seen := snapshot{
 		began:   began,
 		byID:    make(map[string]cloud.Instance, len(listing.Instances)),
@@ -115,7 +115,7 @@ func (v *inventory) newSnapshot(began time.Time, listing cloud.Listing, cells []
 	for _, k := range cells {
 		if i := k.cell.Instance; i != nil && k.heard && !v.lags(began, k.cell) && listing.Covers(i.Zone) {
 			_, there := seen.byID[i.ID]
-			seen.wrong = seen.wrong || !there && !v.hides(i.ID, began)
+			seen.wrong = seen.wrong || !there && !v.hidesLocked(i.ID, began)
 		}
 	}
 	unseen := map[string]bool{}

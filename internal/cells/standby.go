@@ -21,17 +21,17 @@ type standbys struct {
 func (s *standbys) wouldTake(r Request) (Cell, bool) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	e, _ := s.matching.find(r)
+	e, _ := s.matching.findLocked(r)
 	if e == nil {
 		return Cell{}, false
 	}
 	return *e.cell(), true
 }
 
-// take promises a standby cell that fits to a pod; nil where there is none. Its only
+// takeLocked promises a standby cell that fits to a pod; nil where there is none. Its only
 // error is ErrConnecting. The caller holds table.mu.
-func (s *standbys) take(r Request) (*entry, error) {
-	best, connecting := s.matching.find(r)
+func (s *standbys) takeLocked(r Request) (*entry, error) {
+	best, connecting := s.matching.findLocked(r)
 	switch {
 	case connecting:
 		return nil, ErrConnecting
@@ -40,7 +40,7 @@ func (s *standbys) take(r Request) (*entry, error) {
 	}
 	delete(s.table.standby, best.id)
 	best.pod, best.disks, best.arrived = r.Pod, r.Disks, r.Arrived
-	s.table.reserve(best)
+	s.table.reserveLocked(best)
 	s.pools.noteTaken(best.cell().Standby)
 	return best, nil
 }
@@ -67,10 +67,10 @@ func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) 
 		lockWriting(ctx, e)
 		s.table.mu.Lock()
 		if e.unsure == nil {
-			s.table.unreserve(e)
+			s.table.unreserveLocked(e)
 			e.pod = apiv1.PodReference{}
 		}
-		e.beginEnd(CauseOther, "it could not be given to pod "+r.Pod.String())
+		e.beginEndLocked(CauseOther, "it could not be given to pod "+r.Pod.String())
 		s.table.mu.Unlock()
 		e.writing.Unlock()
 		if refusedWrite(err) {

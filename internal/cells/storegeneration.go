@@ -25,8 +25,7 @@ type StoreGeneration struct {
 	store   *store.Store
 	listLag time.Duration // the cloud's
 
-	// writing is held from reading the record to knowing what became of a write. It comes
-	// before all other locks.
+	// writing is held from reading the record to knowing what became of a write.
 	writing  sync.Mutex
 	revision int64  // of the record when it was last read or written for certain
 	known    bool   // revision is that of the stored record
@@ -63,9 +62,9 @@ func (s *StoreGeneration) proofAge() time.Duration {
 	return max(newAge, s.listLag)
 }
 
-// proves reports whether a complete list, asked for at a time, says all about the store that lists
+// provesLocked reports whether a complete list, asked for at a time, says all about the store that lists
 // can say. The caller holds mu.
-func (s *StoreGeneration) proves(began time.Time) bool {
+func (s *StoreGeneration) provesLocked(began time.Time) bool {
 	age := s.proofAge()
 	return age == 0 || began.Sub(s.first) > age
 }
@@ -105,8 +104,8 @@ func (s *StoreGeneration) lock(ctx context.Context) {
 	s.writing.Lock()
 }
 
-// change returns the write of the next record. The caller holds writing.
-func (s *StoreGeneration) change(ctx context.Context, next generation) (store.Change, error) {
+// changeLocked returns the write of the next record. The caller holds writing.
+func (s *StoreGeneration) changeLocked(ctx context.Context, next generation) (store.Change, error) {
 	if !s.known {
 		var stored generation
 		revision, err := s.store.Get(ctx, generationKey, &stored)
@@ -122,9 +121,9 @@ func (s *StoreGeneration) change(ctx context.Context, next generation) (store.Ch
 	return store.Change{Key: generationKey, Value: next, Revision: s.revision}, nil
 }
 
-// stored notes what became of a write of the next record. What may have been written is what
+// storedLocked notes what became of a write of the next record. What may have been written is what
 // this process goes by. The caller holds writing.
-func (s *StoreGeneration) stored(next generation, revision int64, err error) {
+func (s *StoreGeneration) storedLocked(next generation, revision int64, err error) {
 	switch {
 	case err == nil:
 		s.revision, s.untold = revision, false
@@ -135,14 +134,14 @@ func (s *StoreGeneration) stored(next generation, revision int64, err error) {
 	}
 }
 
-// put writes the next record alone. The caller holds writing.
-func (s *StoreGeneration) put(ctx context.Context, next generation) error {
-	change, err := s.change(ctx, next)
+// putLocked writes the next record alone. The caller holds writing.
+func (s *StoreGeneration) putLocked(ctx context.Context, next generation) error {
+	change, err := s.changeLocked(ctx, next)
 	if err != nil {
 		return err
 	}
 	revision, err := s.store.Put(ctx, change.Key, change.Value, change.Revision)
-	s.stored(next, revision, err)
+	s.storedLocked(next, revision, err)
 	return err
 }
 
@@ -158,7 +157,7 @@ type raised struct {
 func (r *raised) tag() string { return r.next.tag() }
 
 // stored notes what became of the launch's transaction.
-func (r *raised) stored(revision int64, err error) { r.of.stored(r.next, revision, err) }
+func (r *raised) stored(revision int64, err error) { r.of.storedLocked(r.next, revision, err) }
 
 func (r *raised) unlock() { r.of.writing.Unlock() }
 
@@ -185,7 +184,7 @@ func (s *StoreGeneration) raise(ctx context.Context) (r *raised, err error) {
 	}
 	next.Number++
 	s.ownLine = next.Line
-	change, err := s.change(ctx, next)
+	change, err := s.changeLocked(ctx, next)
 	return &raised{s, next, change}, err
 }
 
@@ -214,7 +213,7 @@ func (s *StoreGeneration) noteList(ctx context.Context, seen snapshot, orphans [
 	if complete && s.first.IsZero() {
 		s.first = now // a list may wait for its budget after it has begun
 	}
-	s.compared = s.compared || !next.mayBeLost() || complete && s.proves(seen.began)
+	s.compared = s.compared || !next.mayBeLost() || complete && s.provesLocked(seen.began)
 	s.unknown, s.blind = unknown, seen.blind
 	if next.Unproven && s.compared {
 		next.Unproven, s.untold = false, true
@@ -230,12 +229,12 @@ func (s *StoreGeneration) noteList(ctx context.Context, seen snapshot, orphans [
 	if !s.untold {
 		return false, nil
 	}
-	return news, s.put(ctx, next)
+	return news, s.putLocked(ctx, next)
 }
 
-// shown names what a person is shown: what the store does not know of, by the last list and
+// shownLocked names what a person is shown: what the store does not know of, by the last list and
 // by those before. The caller holds mu.
-func (s *StoreGeneration) shown() string {
+func (s *StoreGeneration) shownLocked() string {
 	hash := sha256.New()
 	for _, line := range slices.Sorted(maps.Keys(s.now.UnknownLines)) {
 		fmt.Fprintf(hash, "%q.%d ", line, s.now.UnknownLines[line])
@@ -255,7 +254,7 @@ func (s *StoreGeneration) takeOver(ctx context.Context, shown string) error {
 	s.lock(ctx)
 	defer s.writing.Unlock()
 	s.mu.Lock()
-	next, looked, now := s.now, s.compared, s.shown()
+	next, looked, now := s.now, s.compared, s.shownLocked()
 	s.mu.Unlock()
 	switch {
 	case len(next.UnknownLines) == 0:
@@ -271,7 +270,7 @@ func (s *StoreGeneration) takeOver(ctx context.Context, shown string) error {
 	}
 	next.Number++
 	next.UnknownLines, next.Distrusted = nil, true
-	return s.put(ctx, next)
+	return s.putLocked(ctx, next)
 }
 
 // trust notes that what was not to be trusted is forgotten.
@@ -280,7 +279,7 @@ func (s *StoreGeneration) trust(ctx context.Context) error {
 	defer s.writing.Unlock()
 	next := s.current()
 	next.Distrusted = false
-	return s.put(ctx, next)
+	return s.putLocked(ctx, next)
 }
 
 // Why there is no take-over.

@@ -30,11 +30,11 @@ type surveys struct {
 func (s *surveys) take(now time.Time, was disruptions) survey {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	found := s.survey(now)
+	found := s.surveyLocked(now)
 	found.disrupted = found.counts.disruptions()
 	if was.over(found.disrupted) {
 		s.listening.restart(now) // cells that are not heard yet may be about to connect
-		found.silent = s.survey(now).silent
+		found.silent = s.surveyLocked(now).silent
 	}
 	return found
 }
@@ -54,8 +54,8 @@ type silence struct {
 	since time.Time
 }
 
-// survey checks which cells are silent, and which refuse this process, and notes since when these do. The caller holds table.mu.
-func (s *surveys) survey(now time.Time) survey {
+// surveyLocked checks which cells are silent, and which refuse this process, and notes since when these do. The caller holds table.mu.
+func (s *surveys) surveyLocked(now time.Time) survey {
 	found := survey{counts: silentCounts{}}
 	for _, e := range s.table.byID {
 		phase := e.cell().Phase
@@ -82,7 +82,7 @@ func (s *surveys) survey(now time.Time) survey {
 			*refusing = time.Time{}
 		}
 		found.refused.of++
-		timeout, since := s.timeout(e.cell()), s.listening.lastLease(e)
+		timeout, since := s.timeout(e.cell()), s.listening.lastLeaseLocked(e)
 		quiet := now.Sub(since) >= min(silentAfter, timeout)
 		if timeout < forever {
 			found.counts.add(e.location(), quiet)
@@ -101,7 +101,7 @@ func (s *surveys) lastLease(one silence) time.Time {
 	if one.e.api == nil || !one.e.session.opened() { // the cell has ended meanwhile
 		return one.since
 	}
-	return s.listening.lastLease(one.e)
+	return s.listening.lastLeaseLocked(one.e)
 }
 
 // forever is longer than anybody waits.

@@ -13,12 +13,28 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// The locks of this package, in their order: whoever holds one may take those below it, and none above.
+//
+//  1. StoreGeneration.writing guards the stored generation, from reading it until the outcome of a write is known.
+//  2. entry.writing guards the record of a cell in the same way. Of several cells it is taken in the order of their IDs.
+//  3. ledger.mu guards what cells that are gone have cost: the sums, and the days.
+//  4. rights.mu guards whether Kip may launch, and which cell is the probe of that.
+//  5. table.mu guards which cells there are, the fields of entries, what blocks launches, and each perCell that says so.
+//  6. terminations.mu guards the terminations that are under way, and launchQueue.mu the cells that wait for a launch.
+//  7. boosting.mu and tagging.mu guard how far the boost and the tags of each cell are.
+//  8. All others guard what their part alone knows: inventory.mu what the cloud has shown, pools.mu the standby pools,
+//     StoreGeneration.mu what is known of the generation, asyncOps.mu the operation of a cell, gather.mu what has come
+//     together, and so on. Nobody holds two of them.
+//
+// The store is called under 1 to 3, and observers are told under these. Nobody calls the store, the cloud, an agent or an observer
+// under another lock. Other packages may be asked under any, and lock for themselves. Two of them call back: the guard asks the
+// generation under its own lock, and when a cell was heard under none; the work queue asks for a cell's namespace, which takes no lock.
+//
+// A function that wants a lock held has a name that ends in Locked, and says which lock. What belongs to a cell's worker needs none,
+// since one worker has a cell at a time.
+
 // table has the cells that are not Gone, and finds them by what they have.
 type table struct {
-	// The order of locks: the generation's, entry.writing (of several cells, by their IDs), the
-	// ledger's, mu, that of the terminations, and then, one at a time, those of the pools, the inventory, the
-	// generation (mu), a gather, the guard, Calls and the queue. Nobody calls the store, the cloud, an agent or an
-	// observer under mu. Observers are told under those that come before.
 	mu   sync.Mutex
 	byID map[string]*entry
 	// entries has the values of byID, for the queue, which asks under its own lock.
@@ -77,14 +93,14 @@ func (t *table) namespaceOf(id string) string {
 	return ""
 }
 
-// enter has a cell found by its ID. The caller holds mu.
-func (t *table) enter(e *entry) {
+// enterLocked has a cell found by its ID. The caller holds mu.
+func (t *table) enterLocked(e *entry) {
 	t.byID[e.id] = e
 	t.entries.Store(e.id, e)
 }
 
-// index has an instance found as that of a cell, instead of the one that it has by now. The caller holds mu.
-func (t *table) index(e *entry, next *cloud.Instance) {
+// indexLocked has an instance found as that of a cell, instead of the one that it has by now. The caller holds mu.
+func (t *table) indexLocked(e *entry, next *cloud.Instance) {
 	if was := e.cell().Instance; was != nil && t.byInstance[was.ID] == e {
 		delete(t.byInstance, was.ID)
 	}
@@ -100,10 +116,10 @@ func (t *table) havingInstance(id string) *entry {
 	return t.byInstance[id]
 }
 
-// claimed returns an error for the first disk that a live cell has. A cell that is
+// claimedLocked returns an error for the first disk that a live cell has. A cell that is
 // to end is live until its record says so: a Kip that starts from the records would
 // have two live cells for one disk. The caller holds mu.
-func (t *table) claimed(disks []Disk) error {
+func (t *table) claimedLocked(disks []Disk) error {
 	for _, d := range disks {
 		if e := t.byDisk[d.ID]; e != nil && e.cell().Live() {
 			return &DiskInUseError{Disk: d, Pod: e.pod}
@@ -112,8 +128,8 @@ func (t *table) claimed(disks []Disk) error {
 	return nil
 }
 
-// claim notes whose disks those of a reserved cell are. The caller holds mu.
-func (t *table) claim(e *entry) {
+// claimLocked notes whose disks those of a reserved cell are. The caller holds mu.
+func (t *table) claimLocked(e *entry) {
 	for _, d := range e.disks {
 		if other := t.byDisk[d.ID]; other == nil || e.cell().Live() { // of two cells, the live one has the disk
 			t.byDisk[d.ID] = e
@@ -121,8 +137,8 @@ func (t *table) claim(e *entry) {
 	}
 }
 
-// unclaim undoes claim. The caller holds mu.
-func (t *table) unclaim(e *entry) {
+// unclaimLocked undoes claimLocked. The caller holds mu.
+func (t *table) unclaimLocked(e *entry) {
 	for _, d := range e.disks {
 		if t.byDisk[d.ID] == e {
 			delete(t.byDisk, d.ID)
@@ -149,43 +165,43 @@ func (t *table) userOf(instance string) string {
 	return "instance " + instance
 }
 
-// count counts a cell against the budget of its pod's namespace, under mu.
-func (t *table) count(e *entry) {
+// countLocked counts a cell against the budget of its pod's namespace. The caller holds mu.
+func (t *table) countLocked(e *entry) {
 	if t.byNamespace[e.pod.Namespace] == nil {
 		t.byNamespace[e.pod.Namespace] = map[*entry]bool{}
 	}
 	t.byNamespace[e.pod.Namespace][e] = true
 }
 
-// uncount undoes count, under mu.
-func (t *table) uncount(e *entry) {
+// uncountLocked undoes countLocked. The caller holds mu.
+func (t *table) uncountLocked(e *entry) {
 	delete(t.byNamespace[e.pod.Namespace], e)
 	if len(t.byNamespace[e.pod.Namespace]) == 0 {
 		delete(t.byNamespace, e.pod.Namespace)
 	}
 }
 
-// reserve notes, under mu, whose a cell is.
-func (t *table) reserve(e *entry) {
+// reserveLocked notes whose a cell is. The caller holds mu.
+func (t *table) reserveLocked(e *entry) {
 	if e.pod.UID == "" {
 		t.standby[e.id] = e
 		return
 	}
 	t.byPod[e.pod.UID] = e.id
-	t.count(e)
-	t.claim(e)
+	t.countLocked(e)
+	t.claimLocked(e)
 	name := nameOf(e.pod)
 	t.named[name] = append(t.named[name], e.pod.UID)
 }
 
-// unreserve undoes reserve, under mu.
-func (t *table) unreserve(e *entry) {
+// unreserveLocked undoes reserveLocked. The caller holds mu.
+func (t *table) unreserveLocked(e *entry) {
 	delete(t.standby, e.id)
 	if e.pod.UID == "" {
 		return
 	}
-	t.unclaim(e)
-	t.uncount(e)
+	t.unclaimLocked(e)
+	t.uncountLocked(e)
 	if t.byPod[e.pod.UID] != e.id {
 		return // another cell has the pod
 	}
@@ -222,8 +238,8 @@ func (t *table) keepingOf(e *entry) (until time.Time, over bool) {
 	return e.keepUntil, e.keepOver
 }
 
-// kept returns how many cells of failed pods a namespace keeps, or is about to. The caller holds mu.
-func (t *table) kept(namespace string) (n int) {
+// keptLocked returns how many cells of failed pods a namespace keeps, or is about to. The caller holds mu.
+func (t *table) keptLocked(namespace string) (n int) {
 	for e := range t.byNamespace[namespace] {
 		if cell := e.cell(); !e.keepOver && (cell.Kept() || cell.Live() && !e.keepUntil.IsZero()) {
 			n++
@@ -236,11 +252,11 @@ func (t *table) kept(namespace string) (n int) {
 func (t *table) standbyCells() (list []*Cell) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.standbyNow()
+	return t.standbyCellsLocked()
 }
 
-// standbyNow is standbyCells under mu.
-func (t *table) standbyNow() (list []*Cell) {
+// standbyCellsLocked is standbyCells. The caller holds mu.
+func (t *table) standbyCellsLocked() (list []*Cell) {
 	for _, e := range t.standby {
 		if cell := e.cell(); e.ending == "" && cell.Live() {
 			list = append(list, cell)

@@ -38,7 +38,7 @@ type tagging struct {
 	listLag   time.Duration
 	due       *gather[*entry] // whose tags are to be written
 
-	mu   sync.Mutex // of the tags of all cells; after the table's
+	mu   sync.Mutex // of the tags of all cells
 	tags perCell[tagState]
 }
 
@@ -89,7 +89,7 @@ func (s *tagging) tagUntagged(seen snapshot) {
 			state.tries, state.wait = 0, 0
 		case lacksParts(i, now):
 		case !state.writing && state.tries < mostTagTries && !now.Before(state.after):
-			s.tagSoon(e, i.Owned, now)
+			s.tagSoonLocked(e, i.Owned, now)
 		}
 	}
 }
@@ -104,8 +104,8 @@ func hasLabels(i cloud.Instance, cell *Cell) bool {
 	return true
 }
 
-// tagSoon has the tags of an instance and of its parts written. The caller holds mu.
-func (s *tagging) tagSoon(e *entry, parts []string, now time.Time) {
+// tagSoonLocked has the tags of an instance and of its parts written. The caller holds mu.
+func (s *tagging) tagSoonLocked(e *entry, parts []string, now time.Time) {
 	state := s.tags.of(e)
 	// Again later also after a success: a list may be late, and it is all that tells.
 	state.wait = min(max(2*state.wait, firstTagRetry), longestTagRetry)
@@ -171,6 +171,6 @@ func (s *tagging) tagGiven(e *entry) {
 	state := s.tags.of(e)
 	state.tries, state.wait = 0, 0                      // they were of other tags
 	if there && !lacksParts(i, now) && !state.writing { // else the next snapshot shows what is missing
-		s.tagSoon(e, i.Owned, now)
+		s.tagSoonLocked(e, i.Owned, now)
 	}
 }

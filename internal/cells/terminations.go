@@ -31,7 +31,7 @@ type terminations struct {
 	clock  clock.PassiveClock
 	queued *gather[*termination] // those that are due
 
-	mu         sync.Mutex // after the table's
+	mu         sync.Mutex
 	byInstance map[string]*termination
 }
 
@@ -50,15 +50,15 @@ func (s *terminations) terminate(end guard.End, cell *entry, shown snapshot) (wa
 		t = &termination{end: end, cell: cell}
 		s.byInstance[end.Instance] = t
 	}
-	if t.due(now, shown) {
+	if t.dueLocked(now, shown) {
 		t.sending = true
 		s.queued.add(t)
 	}
 	return *t, max(t.next.Sub(now), time.Second)
 }
 
-// due reports whether a call is to be made now. The caller holds the lock of terminations.
-func (t *termination) due(now time.Time, shown snapshot) bool {
+// dueLocked reports whether a call is to be made now. The caller holds the lock of terminations.
+func (t *termination) dueLocked(now time.Time, shown snapshot) bool {
 	if t.sending || now.Before(t.next) {
 		return false
 	}

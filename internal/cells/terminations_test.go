@@ -28,7 +28,7 @@ func TestAnEndIsAskedForOnceAndAgainWhileTheInstanceStays(t *testing.T) {
 		"it is accepted, and is not seen": {termination{accepted: now}, snapshot{began: now.Add(terminateAgain + 1)}, false},
 	} {
 		tc.t.end.Instance = "i"
-		if due := tc.t.due(now, tc.seen); due != tc.due {
+		if due := tc.t.dueLocked(now, tc.seen); due != tc.due {
 			t.Errorf("%s: due %t", name, due)
 		}
 	}

@@ -51,25 +51,25 @@ type trust struct {
 	cells       perCell[trusting] // under table.mu
 }
 
-// noteForgot notes that a cell was found by the CA from before, although its record says another. The caller holds
+// noteForgotLocked notes that a cell was found by the CA from before, although its record says another. The caller holds
 // table.mu.
-func (s *trust) noteForgot(e *entry) {
+func (s *trust) noteForgotLocked(e *entry) {
 	if old := s.authorities.old; old != "" && e.cell().CA != old && e.session.ca() == old {
 		s.cells.of(e).forgot = true
 	}
 }
 
-// knowsOld reports whether a cell knows Kip by the CA from before. The caller holds table.mu, and has called noteForgot.
-func (s *trust) knowsOld(e *entry) bool {
+// knowsOldLocked reports whether a cell knows Kip by the CA from before. The caller holds table.mu, and has called noteForgotLocked.
+func (s *trust) knowsOldLocked(e *entry) bool {
 	old := s.authorities.old
 	return old != "" && (e.cell().CA == old || s.cells.of(e).forgot)
 }
 
-// untold reports whether a cell does not know Kip by the CA that signs, or may trust one that
-// Kip has no more. The caller holds table.mu, and has called noteForgot.
-func (s *trust) untold(e *entry) bool {
+// untoldLocked reports whether a cell does not know Kip by the CA that signs, or may trust one that
+// Kip has no more. The caller holds table.mu, and has called noteForgotLocked.
+func (s *trust) untoldLocked(e *entry) bool {
 	cell := e.cell()
-	return s.knowsOld(e) || cell.CA != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
+	return s.knowsOldLocked(e) || cell.CA != s.authorities.now || cell.OldCA != "" && cell.OldCA != s.authorities.old
 }
 
 // run tells cells by which CAs to know Kip, until ctx ends.
@@ -106,7 +106,7 @@ func (s *trust) tellSome(ctx context.Context) {
 		if state.now || !e.configured || !e.session.opened() || e.ending != "" || !e.cell().Live() || now.Before(state.next) {
 			continue
 		}
-		if s.noteForgot(e); !s.untold(e) {
+		if s.noteForgotLocked(e); !s.untoldLocked(e) {
 			continue
 		}
 		begun++
@@ -159,16 +159,16 @@ type Unmoved struct {
 func (s *trust) unmovedCells() (all []Unmoved) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	return s.unmovedOf(s.unmoved())
+	return s.unmovedOfLocked(s.unmovedLocked())
 }
 
-// unmoved are the entries of Unmoved. The caller holds table.mu.
-func (s *trust) unmoved() (all []*entry) {
+// unmovedLocked are the entries of Unmoved. The caller holds table.mu.
+func (s *trust) unmovedLocked() (all []*entry) {
 	for _, e := range s.table.byID {
 		if cell := e.cell(); cell.Launch == nil || cell.Phase == apiv1.Terminating {
 			continue
 		}
-		if s.noteForgot(e); s.knowsOld(e) {
+		if s.noteForgotLocked(e); s.knowsOldLocked(e) {
 			all = append(all, e)
 		}
 	}
@@ -176,16 +176,16 @@ func (s *trust) unmoved() (all []*entry) {
 	return all
 }
 
-// unmovedOf is what a person is shown of unmoved cells. The caller holds table.mu.
-func (s *trust) unmovedOf(entries []*entry) (all []Unmoved) {
+// unmovedOfLocked is what a person is shown of unmoved cells. The caller holds table.mu.
+func (s *trust) unmovedOfLocked(entries []*entry) (all []Unmoved) {
 	for _, e := range entries {
-		all = append(all, Unmoved{Cell: *e.cell(), Why: s.unmovedFor(e)})
+		all = append(all, Unmoved{Cell: *e.cell(), Why: s.unmovedForLocked(e)})
 	}
 	return all
 }
 
-// unmovedFor says what a cell waits for that is to be moved. The caller holds table.mu.
-func (s *trust) unmovedFor(e *entry) string {
+// unmovedForLocked says what a cell waits for that is to be moved. The caller holds table.mu.
+func (s *trust) unmovedForLocked(e *entry) string {
 	state := s.cells.of(e)
 	refused, is := errors.AsType[*agentapi.StatusError](state.err)
 	switch cell := e.cell(); {
@@ -235,15 +235,15 @@ var ErrOtherUnmoved = errors.New("the cells that know Kip by the old CA are othe
 // endUnmoved is Controller.EndUnmoved.
 func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	s.table.mu.Lock()
-	entries := s.unmoved()
-	all := s.unmovedOf(entries)
+	entries := s.unmovedLocked()
+	all := s.unmovedOfLocked(entries)
 	if ShownUnmoved(all) != shown {
 		s.table.mu.Unlock()
 		return nil, ErrOtherUnmoved
 	}
 	// All at once, under the same hold: otherwise one gets another pod after it was judged.
 	const why = "it knows Kip by a CA that is dropped, as a person has decided"
-	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEnd(CauseOther, why) })
+	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEndLocked(CauseOther, why) })
 	s.table.mu.Unlock()
 	for _, e := range entries {
 		s.ends.say(e, events.NewCellLost(e.id, why))

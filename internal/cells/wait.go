@@ -85,7 +85,7 @@ func (s *waits) giveUpIfLate(
 	}
 	why := fmt.Sprintf("%s in %s: %v", what, after, said)
 	s.table.mu.Lock()
-	begun := e.beginEnd(cause, why)
+	begun := e.beginEndLocked(cause, why)
 	s.table.mu.Unlock()
 	if begun {
 		s.events.report(e.cell(), event(e.id, why))
