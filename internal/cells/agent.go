@@ -63,7 +63,7 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 		s.inventory.pollSoon() // is the machine still there?
 		return waitFor(silentPoll), nil
 	}
-	left := e.timeLeft(since.Add(goOverTimeout + s.loop.late.Since(since)).Sub(s.loop.clock.Now()))
+	left := s.loop.leftTo(e, since, goOverTimeout)
 	if left <= 0 {
 		s.end(e, events.AgentNotRestored(e.bootsUntil()))
 		return leave, nil

@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -42,12 +41,8 @@ func agentKind(a *agentapi.Agent, cell *Cell) launchKind {
 
 // launchBlocker is a fault for which agents, or the cloud, refuse launches of one kind: the operator has to fix it, and no pod is at fault.
 type launchBlocker struct {
-	kind    launchKind
-	why     string
-	until   time.Time // then one cell is launched as the probe, to see whether it is fixed
-	tries   int       // that were refused
-	probe   string    // the cell that was launched so, last
-	probing time.Time // until when the others wait for what becomes of that
+	kind launchKind
+	pause
 	count   int       // of machines that refused an agent
 	heardAt time.Time // when it was refused last
 	told    dedup     // to the node, of an agent
@@ -71,19 +66,16 @@ type blocked struct {
 	told dedup  // of that
 }
 
-// isProbedLocked reports whether a probe is on its way, a cell that is to show whether the fault is fixed. Whatever keeps that one from
-// being launched, and whatever it ends for, another is the probe then. The caller holds table.mu.
+// isProbedLocked reports whether a probe is on its way, a cell that is to show whether the fault is fixed. The caller holds table.mu.
 func (s *blockers) isProbedLocked(u *launchBlocker) bool {
-	e := s.table.byID[u.probe]
-	if e == nil || !s.loop.clock.Now().Before(u.probing) {
-		return false
-	}
-	// One whose offering was refused goes on with another, and shows nothing of the first.
-	cell := e.cell()
-	if start := s.recipe.startKind(cell); u.kind.image != start.image || u.kind.arch != start.arch || u.kind.starts && u.kind != start {
-		return false
-	}
-	return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
+	return u.pause.isProbedLocked(s.table, s.loop.clock.Now(), func(e *entry) bool {
+		// One whose offering was refused goes on with another, and shows nothing of the first.
+		cell := e.cell()
+		if start := s.recipe.startKind(cell); u.kind.image != start.image || u.kind.arch != start.arch || u.kind.starts && u.kind != start {
+			return false
+		}
+		return e.launching || cell.Phase == apiv1.Launching || cell.Phase == apiv1.Booting
+	})
 }
 
 // noteCloudInitRefused notes that an agent has refused what its cell was to be set up with.
@@ -116,9 +108,8 @@ func (s *blockers) noteRefusalLocked(u *launchBlocker, cell *Cell, refusal error
 	if now.Before(u.until) || u.probe != cell.ID && s.isProbedLocked(u) {
 		return
 	}
-	u.tries++
-	u.why, u.until = refusal.Error(), now.Add(s.loop.random.After(u.tries, firstBlock, longestBlock))
-	u.probe, u.heardAt = "", now
+	u.extendLocked(now, s.loop.random, firstBlock, longestBlock)
+	u.why, u.heardAt = refusal.Error(), now
 }
 
 // noteAgentMissing notes that a machine could not have the agent of its launch.
@@ -203,49 +194,53 @@ func (s *blockers) noteCloudInitDone(cell *Cell) {
 	delete(s.byKind, cloudInitKind(cell.CloudInit(), cell))
 }
 
-// prepare makes a cell that of its group, unless agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
-// the cloud could not start instances like its own. Then it reports that, and the cell waits.
-// Of those that wait one is launched in time as the probe, to see whether the fault is fixed.
-func (s *blockers) prepare(_ context.Context, e *entry) (progress, error) {
-	now, cell := s.loop.clock.Now(), e.cell()
-	cloudInit := cloudInitKind(s.recipe.digest(), cell)
-	s.table.mu.Lock()
-	file, start := s.byKind[cloudInit], s.byKind[s.recipe.startKind(cell)]
-	var agent *launchBlocker
+// ofLocked returns the blockers of launches like that of a cell: that of its image and root disk, of its agent, and of its cloud-init
+// file. Those that there are not are nil. The caller holds table.mu.
+func (s *blockers) ofLocked(cell *Cell) (start, agent, file *launchBlocker) {
 	if s.recipe.agent != nil {
 		agent = s.byKind[agentKind(s.recipe.agent, cell)]
 	}
+	return s.byKind[s.recipe.startKind(cell)], agent, s.byKind[cloudInitKind(s.recipe.digest(), cell)]
+}
+
+// delayLocked returns why a cell waits: agents of cells like it have refused the cloud-init file, or the agent of cells.itzo, or
+// the cloud could not start instances like its own. Of those that wait one is launched in time as the probe, to see whether the fault is
+// fixed. The caller holds table.mu.
+func (s *blockers) delayLocked(e *entry) *delay {
+	now := s.loop.clock.Now()
+	start, agent, file := s.ofLocked(e.cell())
 	for _, u := range []*launchBlocker{start, agent, file} {
-		if u == nil || !now.Before(u.until) && (u.probe == e.id || !s.isProbedLocked(u)) {
+		if u == nil {
 			continue
 		}
-		why, wait := u.why, blockedPoll
-		if left := u.until.Sub(now); left > 0 {
-			wait = min(left, wait)
+		left := u.leftLocked(e, now, s.isProbedLocked(u))
+		if left == 0 {
+			continue
 		}
-		tellNode := u == agent && u.told.note(why, now)
-		s.table.mu.Unlock()
-		reason := events.CloudInitUnfit
+		why, reason := u.why, events.CloudInitUnfit
 		switch u {
 		case agent:
 			reason = events.AgentNotStarted
 		case start:
 			reason = events.LaunchDelayed
 		}
-		s.report(e, why, reason, tellNode)
-		return waitFor(wait), nil
+		tellNode := u == agent && u.told.note(why, now)
+		return &delay{min(left, blockedPoll), func() { s.report(e, why, reason, tellNode) }}
 	}
+	return nil
+}
+
+// sendLocked makes a cell that is launched now the probe of all that has kept cells like it from being launched. The caller holds table.mu.
+func (s *blockers) sendLocked(e *entry) {
+	start, agent, file := s.ofLocked(e.cell())
 	for _, u := range []*launchBlocker{start, agent, file} {
 		if u != nil && !u.until.IsZero() {
-			u.probe, u.probing = e.id, now.Add(firstBlock+cell.Offering().BootTimeout)
+			u.probe, u.probing = e.id, s.loop.clock.Now().Add(firstBlock+e.cell().Offering().BootTimeout)
 		}
 	}
 	if e.resolving.failed == 0 {
 		e.blocked.why = ""
 	}
-	e.giveToGroupLocked()
-	s.table.mu.Unlock()
-	return done, nil
 }
 
 // report reports to the pod's owner why a cell is not launched: by the reason, for its agent, for its cloud-init

@@ -37,7 +37,7 @@ func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, e
 // endIfLate ends a booting cell whose time is over. It returns how much time the cell has left.
 func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, error) {
 	left, what := s.bootTimes.left(e, e.cell(), e.session)
-	if left = e.timeLeft(left); left > 0 {
+	if left = e.spared(left); left > 0 {
 		return left, nil
 	}
 	waitsFor := e.waitsFor()

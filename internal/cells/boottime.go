@@ -4,8 +4,6 @@ import (
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
-	"github.com/elotl/kip/internal/stall"
-	"k8s.io/utils/clock"
 )
 
 // cloudInitTimeout is how long a cell may take to carry out the operator's cloud-init
@@ -15,8 +13,7 @@ const cloudInitTimeout = 10 * time.Minute
 // bootTimes say how long booting cells still have.
 type bootTimes struct {
 	generation *StoreGeneration
-	late       *stall.Meter
-	clock      clock.PassiveClock
+	loop       *loop
 }
 
 // left is how much time a booting cell has left, and for what. What Kip was late, or
@@ -36,5 +33,5 @@ func (s *bootTimes) left(e *entry, cell *Cell, session agentSession) (left time.
 	if e.loaded {
 		limit += s.generation.awayAfter(from)
 	}
-	return from.Add(limit + s.late.Since(from)).Sub(s.clock.Now()), what
+	return s.loop.left(from, limit), what
 }

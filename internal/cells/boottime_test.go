@@ -12,7 +12,7 @@ import (
 func TestEachPartOfABootHasATimeOfItsOwn(t *testing.T) {
 	launched := time.Unix(1e9, 0)
 	clk := clocktesting.NewFakeClock(launched.Add(3 * time.Minute))
-	s := &bootTimes{generation: &StoreGeneration{}, clock: clk}
+	s := &bootTimes{generation: &StoreGeneration{}, loop: &loop{clock: clk}}
 	for name, tc := range map[string]struct {
 		steps map[string]time.Duration // since the launch
 		held  time.Duration            // as long Kip kept it waiting; 0 for never

@@ -86,7 +86,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	if name != agentapi.ResourceGPU {
 		what, lacks = "accelerators", events.AcceleratorsMissing(string(name), has, asked, string(agentapi.ResourceGPU))
 	}
-	left := e.timeLeft(state.since.Add(gpuTimeout + s.loop.late.Since(state.since)).Sub(now))
+	left := s.loop.leftTo(e, state.since, gpuTimeout)
 	if left <= 0 {
 		why := fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks)
 		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))

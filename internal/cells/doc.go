@@ -9,8 +9,8 @@
 //
 //	request.go    a pod asks for a cell: standby.go gives one that fits
 //	              (match.go), or add.go stores a new one
-//	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), rights.go, blockers.go (prepare.go runs
-//	              them); then launchqueue.go
+//	enqueue.go    before the launch: exclusionwaits.go (exclusion.go), then what delays launches (pause.go): rights.go,
+//	              blockers.go; then launchqueue.go
 //	launch.go     has the phases of a launch done, one after the other: launchtake.go takes a group
 //	              from the queue, resolve.go has the cloud resolve it, intent.go (launchcall.go)
 //	              stores the call, send.go sends it, conclude.go (launchanswers.go, unresolved.go,

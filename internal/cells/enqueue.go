@@ -10,26 +10,29 @@ import (
 // enqueuing adds cells to the queue of those that wait for a launch.
 type enqueuing struct {
 	table        *table
-	rights       *rights
+	loop         *loop
+	pauses       launchPauses
 	launches     *launchQueue
 	removals     *removals
 	preparations preparations
 }
 
-var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil), (*rights)(nil), (*blockers)(nil)}
+var _ = []preparation{(*resolveRetries)(nil), (*exclusiveLaunch)(nil)}
 
-// Step adds a cell to the queue of launches once it is prepared.
+// Step adds a cell to the queue of launches once it is prepared and nothing delays its launch.
 func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	s.table.mu.Lock()
 	if e.launching && e.ending != "" && s.launches.remove(e) {
 		e.giveBackLocked()
 	}
 	launching, why := e.launching, e.ending
+	if !launching {
+		s.pauses.rights.passProbeLocked(e)
+	}
 	s.table.mu.Unlock()
 	if launching {
 		return 0, nil // it waits, or is its group's, which may be storing the launch, and gives it back
 	}
-	s.rights.passProbe(e)
 	if why != "" {
 		return 0, s.removals.remove(ctx, e, why)
 	}
@@ -37,16 +40,30 @@ func (s *enqueuing) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	got, err := s.preparations.prepare(ctx, e)
+	if got, err := s.preparations.prepare(ctx, e); err != nil || got.state != isDone {
+		return got.again, err
+	}
+	if d := s.add(next); d != nil {
+		d.report()
+		return d.left, nil
+	}
+	return 0, nil
+}
+
+// add adds a cell to the queue, or returns why it is not launched now. At the same time the cell becomes its group's, and the probe where
+// one is due. So no other cell becomes that meanwhile.
+func (s *enqueuing) add(next toLaunch) *delay {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if err == nil && got.state == isDone && e.ending == "" { // one that is to end is queued again
-		e.giveToGroupLocked()
-		s.launches.add(next)
-	} else {
-		e.giveBackLocked()
+	if next.e.ending != "" {
+		return nil // it is queued again
 	}
-	return got.again, err
+	d := s.pauses.sendLocked(next.e)
+	if d == nil {
+		next.e.giveToGroupLocked()
+		s.launches.add(next)
+	}
+	return d
 }
 
 // resolveRetries have cells wait whose launch could not be resolved, until the next try.

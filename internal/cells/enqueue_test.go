@@ -11,18 +11,13 @@ import (
 
 // enqueuing returns what adds cells to the queue of launches.
 func (b *bench) enqueuing() *enqueuing {
-	r := b.rights()
 	return &enqueuing{
-		table: b.table, rights: r, launches: b.launches, removals: b.removing(),
+		table: b.table, loop: b.loop, pauses: launchPauses{rights: b.rights(), blockers: b.blocking()}, launches: b.launches,
+		removals: b.removing(),
 		preparations: b.prepared(
-			&resolveRetries{clock: b.clock}, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory}, r, b.blocking(),
+			&resolveRetries{clock: b.clock}, &exclusiveLaunch{exclusionWaits: b.exclusionWaits(), inventory: b.inventory},
 		),
 	}
-}
-
-// blockers returns what keeps cells from being launched, the last of the preparations.
-func (s *enqueuing) blockers() *blockers {
-	return s.preparations.list[len(s.preparations.list)-1].(*blockers)
 }
 
 func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
@@ -41,11 +36,11 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 			b.listed(snapshot{})
 		}, time.Second, false, false, events.InstancesNotListed},
 		"what the operator configured is refused": {func(b *bench, s *enqueuing, e *entry) {
-			fault := s.blockers().ofKindLocked(b.recipe.startKind(e.cell()))
+			fault := s.pauses.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
 			fault.why, fault.until = "no key", b.clock.Now().Add(time.Second)
 		}, time.Second, false, false, events.LaunchDelayed},
 		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
-			s.rights.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(time.Minute)}
+			s.pauses.rights.pause = rightsPause{pause: pause{until: b.clock.Now().Add(time.Minute)}, since: b.clock.Now()}
 		}, time.Minute, false, false, events.LaunchesPaused},
 		"its pod is gone": {func(_ *bench, _ *enqueuing, e *entry) {
 			e.beginEndLocked(CausePodDeleted, "the pod is deleted")
@@ -121,12 +116,12 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	b := newBench(t)
 	s := b.enqueuing()
-	r := s.rights
+	r := s.pauses.rights
 	e := b.requested("c")[0]
 	wait := func(why string, want time.Duration) {
 		t.Helper()
-		if got, err := s.preparations.prepare(t.Context(), e); got.again != want || (got == done) != (want == 0) || err != nil {
-			t.Errorf("%s: %+v (%v), want it to wait %s", why, got, err, want)
+		if got, err := s.Step(t.Context(), e); got != want || e.launching != (want == 0) || err != nil {
+			t.Errorf("%s: again after %s (%v), launching %t; want it to wait %s", why, got, err, e.launching, want)
 		}
 	}
 	e.resolving.next = b.clock.Now().Add(3 * time.Second)
@@ -137,14 +132,16 @@ func TestACellWaitsForWhatHoldsUpLaunchesInOrder(t *testing.T) {
 	}
 	b.listed(snapshot{began: b.clock.Now()})
 	b.generation.compared = true
-	r.pause = pause{since: b.clock.Now(), until: b.clock.Now().Add(5 * time.Second)}
+	r.pause = rightsPause{pause: pause{until: b.clock.Now().Add(5 * time.Second)}, since: b.clock.Now()}
 	wait("Kip has no right", 5*time.Second)
-	r.pause = pause{}
-	fault := s.blockers().ofKindLocked(b.recipe.startKind(e.cell()))
+	r.pause = rightsPause{}
+	fault := s.pauses.blockers.ofKindLocked(b.recipe.startKind(e.cell()))
 	fault.why, fault.until = "no key", b.clock.Now().Add(2*time.Second)
 	wait("what the operator configured is refused", 2*time.Second)
 	fault.until = b.clock.Now()
 	wait("nothing", 0)
+	s.launches.remove(e)
+	e.giveBackLocked()
 	b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 	wait("the store is behind", idlePoll)
 }

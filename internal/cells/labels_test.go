@@ -270,7 +270,7 @@ func TestALaunchThatIsRefusedForALabelIsMadeWithoutIt(t *testing.T) {
 			if !slices.Equal(sent, []string{"bad", ""}) || b.phase("a") != apiv1.Bound {
 				t.Errorf("%s: it was sent with the labels %q, the cell is %s; said %v", what, sent, b.phase("a"), b.events)
 			}
-			if len(b.cooled) > 0 || len(b.cells.rights.denied) > 0 || b.cells.rights.pause != (pause{}) {
+			if len(b.cooled) > 0 || len(b.cells.rights.denied) > 0 || b.cells.rights.pause != (rightsPause{}) {
 				t.Errorf("%s: what is offered is left alone: %v, %v; launches are paused: %+v",
 					what, b.cooled, b.cells.rights.denied, b.cells.rights.pause)
 			}
@@ -353,7 +353,7 @@ func TestALookForRightsThatHadLabelsIsFollowedByOneWithout(t *testing.T) {
 		}
 		request("first", Account{})
 		b.later(time.Second)
-		if b.cells.rights.pause == (pause{}) {
+		if b.cells.rights.pause == (rightsPause{}) {
 			t.Fatal("launches are not paused")
 		}
 		sent = 0

@@ -103,8 +103,8 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 	group := b.grouped("c")
 	now := b.loop.clock.Now()
 	r := s.concluding.answers.rights
-	r.pause = pause{since: now.Add(-time.Hour), until: now}
-	if wait := r.probeOrDelay(group[0]); wait != 0 {
+	r.pause = rightsPause{pause: pause{until: now}, since: now.Add(-time.Hour)}
+	if wait := r.send(group[0]); wait != 0 {
 		t.Fatalf("the probe waits %v", wait)
 	}
 	b.hook = func(op, key string) error {
@@ -114,7 +114,7 @@ func TestAnotherCellIsTheProbeWhereTheLaunchOfOneIsNotStored(t *testing.T) {
 		return nil
 	}
 	s.launch(t.Context(), group, b.turn(), func() {})
-	if wait := r.probeOrDelay(b.requested("d")[0]); wait != 0 {
+	if wait := r.send(b.requested("d")[0]); wait != 0 {
 		t.Errorf("nothing was sent, and the next cell waits %v", wait)
 	}
 }

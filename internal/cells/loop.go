@@ -157,7 +157,18 @@ func (l *loop) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// giveToGroupLocked makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu.
+// left returns what is left of a time that began then. What Kip was late is not taken off.
+func (l *loop) left(since time.Time, limit time.Duration) time.Duration {
+	return since.Add(limit + l.late.Since(since)).Sub(l.clock.Now())
+}
+
+// leftTo returns what is left of that to a cell: one that refuses this process is not given up.
+func (l *loop) leftTo(e *entry, since time.Time, limit time.Duration) time.Duration {
+	return e.spared(l.left(since, limit))
+}
+
+// giveToGroupLocked makes a cell that of the group that it is launched with: its worker leaves it alone. The caller holds table.mu,
+// and has just added the cell to the queue of launches, or resumes a launch of it.
 func (e *entry) giveToGroupLocked() { e.launching = true }
 
 // giveBackLocked makes it its worker's again. The caller holds table.mu.

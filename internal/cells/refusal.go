@@ -44,9 +44,9 @@ func (s *refusalReports) act(refused refusals, cells []silence, now time.Time) {
 // refusedPoll is after how long to check a cell again that refuses this process.
 const refusedPoll = 5 * time.Second
 
-// timeLeft is what is left of the time that a cell has to be ready: one that refuses this
+// spared returns what is left of the time that a cell has to be ready: one that refuses this
 // process is not given up, and is checked again.
-func (e *entry) timeLeft(left time.Duration) time.Duration {
+func (e *entry) spared(left time.Duration) time.Duration {
 	if e.session.refusal() != nil {
 		return max(left, refusedPoll)
 	}

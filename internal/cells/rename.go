@@ -25,17 +25,17 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	if e.api == nil {
 		return done, nil
 	}
-	now, since := s.loop.clock.Now(), s.since.of(e)
+	since := s.since.of(e)
 	if node := s.nodeNames.of(e.cell()); e.node != node {
 		s.loop.log.Debug("a cell's kubelet becomes that of another node", "cell", e.id, "node", node, "before", e.node)
 		e.async.drop("") // of the kubelet of before
 		s.connections.disconnect(e)
-		*since = now
+		*since = s.loop.clock.Now()
 	}
 	if since.IsZero() {
 		return done, nil
 	}
-	left := e.timeLeft(since.Add(readyTimeout + s.loop.late.Since(*since)).Sub(now))
+	left := s.loop.leftTo(e, *since, readyTimeout)
 	if left <= 0 {
 		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor())
 		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))

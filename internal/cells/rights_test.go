@@ -17,6 +17,22 @@ func (b *bench) rights() *rights {
 	return &rights{table: b.table, loop: b.loop, events: b.events, calls: b.calls, denied: map[offeringKey]bool{}}
 }
 
+// send returns how long a cell has to wait for Kip's rights, and reports why; 0 if its launch is sent.
+func (s *rights) send(e *entry) time.Duration {
+	s.table.mu.Lock()
+	d := s.delayLocked(e)
+	if d == nil {
+		s.sendLocked(e)
+		e.giveToGroupLocked()
+	}
+	s.table.mu.Unlock()
+	if d == nil {
+		return 0
+	}
+	d.report()
+	return d.left
+}
+
 func TestThatSomethingIsNotThereSaysNothingOfRights(t *testing.T) {
 	s := &rights{
 		table:  newTable(),
@@ -66,15 +82,15 @@ func TestOneCellAtATimeShowsWhetherKipHasItsRights(t *testing.T) {
 	} {
 		b := newBench(t)
 		s := b.rights()
-		s.pause = pause{since: b.clock.Now().Add(-time.Hour), until: b.clock.Now(), why: "no"}
+		s.pause = rightsPause{pause: pause{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
 		group := b.requested("c", "d")
-		if wait := s.probeOrDelay(group[0]); wait != 0 || !group[0].launching {
+		if wait := s.send(group[0]); wait != 0 || !group[0].launching {
 			t.Fatalf("%s: the probe waits %s, its group's %t", name, wait, group[0].launching)
 		}
 		after := group[0].cell().clone()
 		tc.becomes(b, group[0], &after)
 		group[0].current.Store(&after)
-		if wait := s.probeOrDelay(group[1]); wait != tc.waits || (len(b.said) == 1) != (wait > 0) || group[1].launching != (wait == 0) {
+		if wait := s.send(group[1]); wait != tc.waits || (len(b.said) == 1) != (wait > 0) || group[1].launching != (wait == 0) {
 			t.Errorf("%s: another waits %s, want %s; said %v", name, wait, tc.waits, b.said)
 		}
 	}
@@ -88,11 +104,11 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 	e := b.requested("c")[0]
 	for _, want := range []time.Duration{firstPause, 2 * firstPause} {
 		s.noteAnswer(offeringKey{}, no) // of a launch that was under way
-		if wait := s.probeOrDelay(e); wait != want || e.launching {
+		if wait := s.send(e); wait != want || e.launching {
 			t.Fatalf("it waits %s, want %s", wait, want)
 		}
 		b.clock.Step(want)
-		if wait := s.probeOrDelay(e); wait != 0 || !e.launching {
+		if wait := s.send(e); wait != 0 || !e.launching {
 			t.Fatalf("the probe waits %s", wait)
 		}
 		s.noteAnswer(offeringKey{}, no)
@@ -103,18 +119,18 @@ func TestTheAnswerToAProbeSaysWhenTheNextIsSent(t *testing.T) {
 func TestTheOthersAreCheckedWhenTheProbeIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	s := b.rights()
-	s.pause = pause{since: b.clock.Now().Add(-time.Hour), until: b.clock.Now(), why: "no"}
+	s.pause = rightsPause{pause: pause{until: b.clock.Now(), why: "no"}, since: b.clock.Now().Add(-time.Hour)}
 	group := b.requested("c", "d")
-	s.probeOrDelay(group[0])
-	if s.passProbe(group[0]); len(b.woken()) > 0 {
+	s.send(group[0])
+	if s.passProbeLocked(group[0]); len(b.woken()) > 0 {
 		t.Error("others are checked while it is launched")
 	}
 	group[0].giveBackLocked()
-	if s.passProbe(group[1]); len(b.woken()) > 0 {
+	if s.passProbeLocked(group[1]); len(b.woken()) > 0 {
 		t.Error("others are checked for a cell that was not the probe")
 	}
-	s.passProbe(group[0])
-	if woken := b.woken(); len(woken) != 2 || s.probeOrDelay(group[1]) != 0 {
+	s.passProbeLocked(group[0])
+	if woken := b.woken(); len(woken) != 2 || s.send(group[1]) != 0 {
 		t.Errorf("checked are %v", woken)
 	}
 }

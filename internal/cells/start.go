@@ -33,7 +33,7 @@ func (s *starting) start(ctx context.Context, e *entry, machines cloud.Stopper) 
 		if wait := s.failures.tries.of(e).wait(s.loop.clock.Now()); wait > 0 {
 			return wait, nil
 		}
-		if wait := s.rights.probeOrDelayStart(e); wait > 0 {
+		if wait := s.rights.delayStart(e); wait > 0 {
 			return wait, nil
 		}
 	}
@@ -77,7 +77,7 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	now := s.loop.clock.Now()
 	if errors.Is(err, cloud.ErrUnauthorised) && cloud.ScopeOf(err).Account { // nor is anything launched
 		s.rights.noteAnswer(keyOf(e.cell().Offering()), cloud.LaunchResults{{Err: err}})
-		return max(s.rights.probeOrDelayStart(e), firstRetry)
+		return max(s.rights.delayStart(e), firstRetry)
 	}
 	tries := s.tries.of(e)
 	tries.fail(now, err, s.loop.random)

@@ -18,11 +18,10 @@ import (
 //  1. StoreGeneration.writing guards the stored generation, from reading it until the outcome of a write is known.
 //  2. entry.writing guards the record of a cell in the same way. Of several cells it is taken in the order of their IDs.
 //  3. ledger.mu guards what cells that are gone have cost: the sums, and the days.
-//  4. rights.mu guards whether Kip may launch, and which cell is the probe of that.
-//  5. table.mu guards which cells there are, the fields of entries, what blocks launches, and each perCell that says so.
-//  6. terminations.mu guards the terminations that are under way, and launchQueue.mu the cells that wait for a launch.
-//  7. boosting.mu and tagging.mu guard how far the boost and the tags of each cell are.
-//  8. All others guard what their part alone knows: inventory.mu what the cloud has shown, pools.mu the standby pools,
+//  4. table.mu guards which cells there are, the fields of entries, what delays launches, and each perCell that says so.
+//  5. terminations.mu guards the terminations that are under way, and launchQueue.mu the cells that wait for a launch.
+//  6. boosting.mu and tagging.mu guard how far the boost and the tags of each cell are.
+//  7. All others guard what their part alone knows: inventory.mu what the cloud has shown, pools.mu the standby pools,
 //     StoreGeneration.mu what is known of the generation, asyncOps.mu the operation of a cell, gather.mu what has come
 //     together, and so on. Nobody holds two of them.
 //

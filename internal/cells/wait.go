@@ -76,11 +76,10 @@ func (s *waits) next(e *entry) time.Duration {
 func (s *waits) giveUpIfLate(
 	e *entry, cause Cause, event func(cell, why string) events.Event, what string, said error, after time.Duration,
 ) bool {
-	now := s.loop.clock.Now()
 	if e.wait.refused.IsZero() {
-		e.wait.refused = now
+		e.wait.refused = s.loop.clock.Now()
 	}
-	if e.timeLeft(e.wait.refused.Add(after+s.loop.late.Since(e.wait.refused)).Sub(now)) > 0 {
+	if s.loop.leftTo(e, e.wait.refused, after) > 0 {
 		return false
 	}
 	why := fmt.Sprintf("%s in %s: %v", what, after, said)

@@ -36,14 +36,13 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 	}
 	enqueuing := &enqueuing{
 		table:    c.table,
-		rights:   s.rights,
+		loop:     c.loop,
+		pauses:   launchPauses{rights: s.rights, blockers: s.blockers},
 		launches: c.launches,
 		removals: e.removals,
 		preparations: preparations{table: c.table, list: []preparation{
 			&resolveRetries{clock: cfg.Clock},
 			&exclusiveLaunch{exclusionWaits: e.exclusionWaits, inventory: c.inventory},
-			s.rights,
-			s.blockers,
 		}},
 	}
 	refilling := &refilling{

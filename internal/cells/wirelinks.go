@@ -66,8 +66,7 @@ type connecting struct {
 func newConnecting(cfg Config, c core, s shared, l links) connecting {
 	bootTimes := &bootTimes{
 		generation: c.generation,
-		late:       cfg.Late,
-		clock:      cfg.Clock,
+		loop:       c.loop,
 	}
 	tokens := &tokens{
 		table:     c.table,
