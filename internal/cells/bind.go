@@ -9,8 +9,8 @@ import (
 )
 
 var _ = []preparation{
-	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*disks)(nil), (*routes)(nil), (*plugins)(nil),
-	(*devices)(nil), (*kernels)(nil), (*reconnecting)(nil),
+	(*exclusiveBind)(nil), unlessStopped{}, (*keptAgents)(nil), (*renaming)(nil), (*reconnecting)(nil), (*evacuating)(nil),
+	(*disks)(nil), (*routes)(nil), (*plugins)(nil), (*devices)(nil), (*kernels)(nil),
 }
 
 // binding gives ready cells their pods.
@@ -18,7 +18,6 @@ type binding struct {
 	table        *table
 	clock        clock.PassiveClock
 	records      *records
-	evacuating   *evacuating
 	idling       *idling
 	ends         *cellEnds
 	preparations preparations
@@ -46,9 +45,6 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	}
 	if !prepared {
 		return 0, errMoved // what it was to end or to stop for is over
-	}
-	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
-		return 0, nil
 	}
 	if pod.UID == "" {
 		return s.idling.idle(ctx, e)

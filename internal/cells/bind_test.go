@@ -51,7 +51,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
 		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {
 			b.noticed(e, b.clock.Now().Add(time.Minute), true)
-		}, phase: apiv1.Ready, binding: true},
+		}, phase: apiv1.Terminating},
 		"no pod has it": {got: done, before: func(_ *bench, e *entry) {
 			idle := e.cell().clone()
 			idle.Pod = apiv1.PodReference{}
@@ -66,7 +66,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		b := newBench(t)
 		var asked []string
 		s := &binding{
-			table: b.table, clock: b.clock, records: b.records, evacuating: b.evacuating(), ends: b.ends,
+			table: b.table, clock: b.clock, records: b.records, ends: b.ends,
 			idling: &idling{calls: b.calls, pools: b.pools, inventory: b.inventory, connections: b.connecting()},
 		}
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}})
@@ -74,7 +74,9 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		if tc.last != nil {
 			second.then = func() { tc.last(e) }
 		}
-		s.preparations = preparations{table: b.table, list: []preparation{&stage{name: "first", asked: &asked, got: done}, second}}
+		s.preparations = preparations{table: b.table, list: []preparation{
+			&stage{name: "first", asked: &asked, got: done}, second, b.evacuating(),
+		}}
 		link := b.linked(e)
 		if tc.before != nil {
 			tc.before(b, e)

@@ -39,7 +39,7 @@ func New(cfg Config) *Controller {
 	upkeep := newUpkeep(cfg, core, shared)
 	links := newLinks(cfg, core, shared)
 	connecting := newConnecting(cfg, core, shared, links)
-	outfit := newOutfit(cfg, core, shared, links, connecting)
+	outfit := newOutfit(cfg, core, shared, connecting)
 	endSteps := newEndSteps(cfg, core, shared, connecting, outfit)
 	standbySteps := newStandbySteps(cfg, core, shared, connecting)
 	machines := newMachines(cfg, core, shared, upkeep, links, connecting, outfit, endSteps, standbySteps)

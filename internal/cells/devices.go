@@ -69,9 +69,6 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !cell.needsDevices() || state.there {
 		return done, nil
 	}
-	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
-		return got, err
-	}
 	name, has, asked := cell.lacked(e.api.Node())
 	if asked == 0 {
 		state.there = true

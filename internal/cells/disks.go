@@ -69,9 +69,6 @@ func (s *disks) prepare(ctx context.Context, e *entry) (progress, error) {
 	if len(cell.Disks) == 0 || given.shown.opened() && given.shown == e.session {
 		return done, nil
 	}
-	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
-		return got, err
-	}
 	if !hasDisks(s.calls) {
 		return progress{}, fmt.Errorf("cell %s has disks, and cloud %s has none", e.id, s.calls.Name())
 	}

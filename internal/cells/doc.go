@@ -19,8 +19,8 @@
 //	join.go       its stages: address.go, contact.go, ready.go; bootfail.go ends what fails
 //	connect.go    a connection: cellapis.go, dial.go, session.go, token.go, configure.go (upgrade.go, cloudinit.go),
 //	              connectionreports.go
-//	bind.go       before the pod: exclusivebind.go, agent.go, rename.go, disks.go, routes.go, plugins.go,
-//	              devices.go, reconnect.go (prepare.go runs them); idle.go is for
+//	bind.go       before the pod: exclusivebind.go, agent.go, rename.go, reconnect.go, evacuate.go, disks.go,
+//	              routes.go, plugins.go, devices.go, kernel.go (prepare.go runs them); idle.go is for
 //	              standby cells, with stop.go and start.go
 //	watch.go      keeps it connected while its pod runs
 //	drain.go      saves its logs (savelogs.go), frees its volumes (freevolumes.go), keeps that of a failed

@@ -56,6 +56,14 @@ func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Durat
 	return left, true
 }
 
+// prepare has a ready cell leave that ends by its notice.
+func (s *evacuating) prepare(ctx context.Context, e *entry) (progress, error) {
+	if _, ends := s.actOnNotice(ctx, e); ends {
+		return leave, nil
+	}
+	return done, nil
+}
+
 // admitMove reports whether the pod may be moved away before the instance is taken: it asks the guard. That a
 // spot instance is taken is what it was bought for, hundreds at a time: the notice is
 // worth most then, and an eviction leaves no pod without another. So it is with what was bought

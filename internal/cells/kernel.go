@@ -45,9 +45,6 @@ func (s *kernels) prepare(ctx context.Context, e *entry) (progress, error) {
 	if cell.Kernel == nil || state.set {
 		return done, nil
 	}
-	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
-		return got, err
-	}
 	if !e.session.connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}

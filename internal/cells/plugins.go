@@ -49,9 +49,6 @@ func (s *plugins) prepare(ctx context.Context, e *entry) (progress, error) {
 	if len(cell.Plugins) == 0 || state.known {
 		return done, nil
 	}
-	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
-		return got, err
-	}
 	if !e.session.connected() {
 		return progress{}, nil // the tunnel wakes the cell
 	}

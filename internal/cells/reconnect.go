@@ -2,7 +2,7 @@ package cells
 
 import "context"
 
-// reconnecting keeps ready cells connected.
+// reconnecting keeps ready cells connected, before they are given anything over the connection.
 type reconnecting struct {
 	connections *connections
 }

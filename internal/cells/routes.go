@@ -44,9 +44,6 @@ func (s *routes) prepare(ctx context.Context, e *entry) (progress, error) {
 	if !routed(s.calls, cell) || s.cells.of(e).made {
 		return done, nil
 	}
-	if got, err := s.waits.connect(ctx, e); err != nil || got != done {
-		return got, err
-	}
 	to, instance := cell.Options.CloudRoutes, cell.Instance.ID
 	err := s.loop.async(ctx, e, makesRoutes, func(ctx context.Context) error {
 		return s.calls.Optional().Router.Route(ctx, instance, to)

@@ -10,12 +10,10 @@ import (
 
 // waits tell what ready cells wait for before they are given their pods.
 type waits struct {
-	table       *table
-	loop        *loop
-	records     *records
-	events      *reporter
-	connections *connections
-	evacuating  *evacuating
+	table   *table
+	loop    *loop
+	records *records
+	events  *reporter
 }
 
 // waitState is what a ready cell waits for.
@@ -23,17 +21,6 @@ type waitState struct {
 	told    reported  // of the disks, routes, plugins and GPUs; written under the table's lock
 	polls   int       // in a row
 	refused time.Time // since when the cloud has surely not given it a disk, or its routes; of its worker
-}
-
-// connect connects a cell that is to be given something for its pod, unless its notice ends it.
-func (s *waits) connect(ctx context.Context, e *entry) (progress, error) {
-	if err := s.connections.connect(ctx, e); err != nil {
-		return progress{}, err
-	}
-	if _, ends := s.evacuating.actOnNotice(ctx, e); ends {
-		return leave, nil
-	}
-	return done, nil
 }
 
 // reported is the Event that was last reported of what a cell waits for; zero if it waits for nothing.

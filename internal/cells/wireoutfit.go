@@ -12,14 +12,12 @@ type outfit struct {
 	kernels    *kernels
 }
 
-func newOutfit(cfg Config, c core, s shared, l links, n connecting) outfit {
+func newOutfit(cfg Config, c core, s shared, n connecting) outfit {
 	waits := &waits{
-		table:       c.table,
-		loop:        c.loop,
-		records:     c.records,
-		events:      c.events,
-		connections: n.connections,
-		evacuating:  l.evacuating,
+		table:   c.table,
+		loop:    c.loop,
+		records: c.records,
+		events:  c.events,
 	}
 	keptAgents := &keptAgents{
 		table:       c.table,
@@ -122,14 +120,14 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 	}
 	reconnecting := &reconnecting{connections: n.connections}
 	binding := &binding{
-		table:      c.table,
-		clock:      cfg.Clock,
-		records:    c.records,
-		evacuating: l.evacuating,
-		idling:     b.idling,
-		ends:       s.ends,
+		table:   c.table,
+		clock:   cfg.Clock,
+		records: c.records,
+		idling:  b.idling,
+		ends:    s.ends,
 		preparations: preparations{table: c.table, list: []preparation{
-			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, o.disks, o.routes, o.plugins, o.devices, o.kernels, reconnecting,
+			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, reconnecting, l.evacuating,
+			o.disks, o.routes, o.plugins, o.devices, o.kernels,
 		}},
 	}
 	watching := &watching{
