@@ -11,6 +11,7 @@ import (
 type additions struct {
 	table     *table
 	loop      *loop
+	ends      *cellEnds
 	store     *store.Store
 	observers *observers
 }
@@ -34,9 +35,8 @@ func (s *additions) add(ctx context.Context, e *entry) error {
 	if err != nil {
 		// The record may be stored all the same. The cell's worker finds out.
 		e.unsure = cell
-		e.beginEndLocked(CauseOther, "the store did not answer")
+		s.ends.beginLocked(e, cellEnd{cause: CauseOther, evidence: "the store did not answer"})
 		s.table.mu.Unlock()
-		s.loop.queue.AddRateLimited(e.id)
 		return fmt.Errorf("request a cell for pod %s: %w", cell.Pod, err)
 	}
 	e.revision = revision

@@ -74,5 +74,5 @@ func (s *keptAgents) prepare(ctx context.Context, e *entry) (progress, error) {
 // end has a ready cell end that has not the agent of its launch.
 func (s *keptAgents) end(e *entry, why string) {
 	instance := e.cell().Instance.ID
-	s.ends.begin(e, CauseUnfit, fmt.Sprintf("cell %s on %s: %s", e.id, instance, why), events.NewAgentNotStarted(e.id, instance, why))
+	s.ends.begin(e, cellEnd{CauseUnfit, fmt.Sprintf("cell %s on %s: %s", e.id, instance, why), events.NewAgentNotStarted(e.id, instance, why)})
 }

@@ -38,7 +38,7 @@ func (s *binding) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	e.binding = prepared && why == "" && pod.UID != "" && !e.cell().Stopped
 	s.table.mu.Unlock()
 	if why != "" {
-		return 0, s.ends.startTerminating(ctx, e, cause, why)
+		return 0, s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: why})
 	}
 	if e.cell().Stopped {
 		return s.idling.stopOrStart(ctx, e)

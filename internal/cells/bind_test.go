@@ -33,7 +33,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		got     progress // of its preparation
 		err     error
 		before  func(*bench, *entry)
-		last    func(*entry) // while it is prepared
+		last    func(*bench, *entry) // while it is prepared
 		phase   apiv1.Phase
 		again   time.Duration
 		fails   bool
@@ -42,11 +42,11 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		"it is prepared": {got: done, phase: apiv1.Bound, binding: true},
 		"it waits":       {got: waitFor(time.Second), phase: apiv1.Ready, again: time.Second},
 		"it fails":       {got: waitFor(time.Second), err: broken, phase: apiv1.Ready, again: time.Second, fails: true},
-		"its pod is gone": {got: leave, last: func(e *entry) {
-			e.beginEndLocked(CausePodDeleted, "why")
+		"its pod is gone": {got: leave, last: func(b *bench, e *entry) {
+			b.end(e, CausePodDeleted)
 		}, phase: apiv1.Terminating},
-		"its pod went at the last moment": {got: done, last: func(e *entry) {
-			e.beginEndLocked(CausePodDeleted, "why")
+		"its pod went at the last moment": {got: done, last: func(b *bench, e *entry) {
+			b.end(e, CausePodDeleted)
 		}, phase: apiv1.Terminating},
 		"it leaves for no reason": {got: leave, phase: apiv1.Ready, fails: true},
 		"the cloud takes its instance": {got: done, before: func(b *bench, e *entry) {
@@ -72,7 +72,7 @@ func TestAReadyCellIsBoundOnceItIsPrepared(t *testing.T) {
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Instance: &cloud.Instance{ID: "i"}})
 		second := &stage{name: "second", asked: &asked, got: tc.got, err: tc.err}
 		if tc.last != nil {
-			second.then = func() { tc.last(e) }
+			second.then = func() { tc.last(b, e) }
 		}
 		s.preparations = preparations{table: b.table, list: []preparation{
 			&stage{name: "first", asked: &asked, got: done}, second, b.evacuating(),

@@ -13,7 +13,6 @@ import (
 type bootFailures struct {
 	table     *table
 	bootTimes *bootTimes
-	events    *reporter
 	blockers  *blockers
 	consoles  *consoles
 	ends      *cellEnds
@@ -25,7 +24,7 @@ func (s *bootFailures) endUnwanted(ctx context.Context, e *entry) (ended bool, e
 	if why == "" {
 		return false, nil
 	}
-	if err := s.ends.startTerminating(ctx, e, cause, why); err != nil {
+	if err := s.ends.startTerminating(ctx, e, cellEnd{cause: cause, evidence: why}); err != nil {
 		return false, err
 	}
 	if cause == CauseLost || cause == CauseInterrupted {
@@ -42,16 +41,15 @@ func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, 
 	}
 	waitsFor := e.waitsFor()
 	why := fmt.Sprintf("cell %s on %s was not %s in time: %s", e.id, e.cell().Instance.ID, what, waitsFor)
-	s.events.report(e.cell(), events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor))
 	s.table.mu.Lock()
 	noAgent := !e.goesOver.IsZero()
 	s.table.mu.Unlock()
-	cause := CauseNotReady
+	end := cellEnd{CauseNotReady, why, events.NewCellNotReady(e.id, e.cell().Instance.ID, what, waitsFor)}
 	if noAgent {
-		cause = CauseUnfit
+		end.cause = CauseUnfit
 		s.blockers.noteAgentMissing(e.cell(), errors.New(why))
 	}
-	if err := s.ends.startTerminating(ctx, e, cause, why); err != nil {
+	if err := s.ends.startTerminating(ctx, e, end); err != nil {
 		return 0, err
 	}
 	s.consoles.tell(ctx, e.cell())
@@ -62,20 +60,17 @@ func (s *bootFailures) endIfLate(ctx context.Context, e *entry) (time.Duration, 
 func (s *bootFailures) endWithoutAgent(ctx context.Context, e *entry, err error) error {
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 	s.blockers.noteAgentMissing(e.cell(), err)
-	s.events.report(e.cell(), events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error()))
-	return s.ends.startTerminating(ctx, e, CauseUnfit, why)
+	return s.ends.startTerminating(ctx, e, cellEnd{CauseUnfit, why, events.NewAgentNotStarted(e.id, e.cell().Instance.ID, err.Error())})
 }
 
 // endWithoutCloudInit ends a cell that cannot carry out its cloud-init file. For a while no other is launched like it.
 func (s *bootFailures) endWithoutCloudInit(ctx context.Context, e *entry, err error) error {
 	why := fmt.Sprintf("cell %s on %s: %v", e.id, e.cell().Instance.ID, err)
 	s.blockers.noteCloudInitRefused(e.cell(), err)
-	s.events.report(e.cell(), events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err))
-	return s.ends.startTerminating(ctx, e, CauseUnfit, why)
+	return s.ends.startTerminating(ctx, e, cellEnd{CauseUnfit, why, events.NewCloudInitNotDone(e.id, e.cell().Instance.ID, err)})
 }
 
 // endTooSmall ends a cell whose machine is too small for its pod.
 func (s *bootFailures) endTooSmall(ctx context.Context, e *entry, why string) error {
-	s.events.report(e.cell(), events.NewCellTooSmall(e.id, why))
-	return s.ends.startTerminating(ctx, e, CauseTooSmall, why)
+	return s.ends.startTerminating(ctx, e, cellEnd{CauseTooSmall, why, events.NewCellTooSmall(e.id, why)})
 }

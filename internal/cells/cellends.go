@@ -9,7 +9,7 @@ import (
 	"github.com/elotl/kip/internal/guard"
 )
 
-// cellEnds begins the end of cells. It does not ask the guard: where that is needed, holds has done so before.
+// cellEnds begins the end of cells, and nobody else does. It does not ask the guard: where that is needed, holds has done so before.
 type cellEnds struct {
 	table   *table
 	loop    *loop
@@ -17,36 +17,46 @@ type cellEnds struct {
 	events  *reporter
 }
 
-// begin ends a cell, and says so by an Event of its pod, if it does not end already.
-func (s *cellEnds) begin(e *entry, cause Cause, why string, said events.Event) {
+// cellEnd is why a cell ends.
+type cellEnd struct {
+	cause    Cause        // the kind of it
+	evidence string       // who has asked for it, or what was seen, for people
+	event    events.Event // tells the owner of the cell's pod; zero where the owner is not told, or otherwise
+}
+
+// begin has a cell end, and tells the owner of its pod, unless the cell ends already.
+func (s *cellEnds) begin(e *entry, end cellEnd) {
 	s.table.mu.Lock()
-	begun := e.beginEndLocked(cause, why)
+	begun := s.beginLocked(e, end)
 	s.table.mu.Unlock()
 	if begun {
-		s.say(e, said)
+		s.tell(e, end)
 	}
 }
 
-// beginEndLocked has a cell end, from now on without any pod but its own, and reports whether it did: not if the cell ends already.
-// The caller holds table.mu, and queues the cell.
-func (e *entry) beginEndLocked(cause Cause, why string) bool {
+// beginLocked has a cell end, from now on without any pod but its own, and wakes it. It reports whether it did: not if the cell ends
+// already. The caller holds table.mu, and tells the owner without it.
+func (s *cellEnds) beginLocked(e *entry, end cellEnd) bool {
 	if e.ending != "" {
 		return false
 	}
-	e.ending, e.cause, e.hold.why = why, cause, ""
+	e.ending, e.cause, e.hold.why = end.evidence, end.cause, ""
+	s.loop.queue.Add(e.id)
 	return true
 }
 
-// say reports why a cell begins to end, and has it end.
-func (s *cellEnds) say(e *entry, said events.Event) {
-	s.events.report(e.cell(), said)
-	s.loop.queue.Add(e.id)
+// tell tells the owner of its pod why a cell ends.
+func (s *cellEnds) tell(e *entry, end cellEnd) {
+	if end.event != (events.Event{}) {
+		s.events.report(e.cell(), end.event)
+	}
 }
 
-// startTerminating stores that the instance must go.
-func (s *cellEnds) startTerminating(ctx context.Context, e *entry, cause Cause, why string) error {
+// startTerminating stores that the instance of a cell must go, and tells the owner of its pod.
+func (s *cellEnds) startTerminating(ctx context.Context, e *entry, end cellEnd) error {
+	s.tell(e, end)
 	return s.records.save(ctx, e, func(cell *Cell) error {
-		cell.Reason, cell.Token, cell.Cause = why, "", cmp.Or(cell.Cause, cause, CauseOther)
+		cell.Reason, cell.Token, cell.Cause = end.evidence, "", cmp.Or(cell.Cause, end.cause, CauseOther)
 		cell.step(apiv1.StepEnded, s.loop.clock.Now())
 		return cell.enter(apiv1.Terminating)
 	})

@@ -26,7 +26,6 @@ type bench struct {
 	cloud   *modelCloud
 	calls   *pipe.Pipe
 	guard   *guard.Guard
-	ends    *cellEnds
 	holds   *holds
 	mu      sync.Mutex // of what is noted, while something runs aside
 	said    []string   // Events
@@ -58,7 +57,6 @@ func newBench(t *testing.T) *bench {
 		Random: func() float64 { return 1 },
 		Log:    slog.New(slog.DiscardHandler),
 	})
-	b.ends = &cellEnds{table: b.table, loop: b.loop, records: b.records, events: b.events}
 	b.holds = &holds{
 		table: b.table, clock: b.clock, records: b.records, events: b.events, guard: b.guard, inventory: b.inventory,
 	}
@@ -145,6 +143,13 @@ func (b *bench) lost() *lostInstances {
 	return &lostInstances{
 		table: b.table, loop: b.loop, inventory: b.inventory, listening: &listening{}, holds: b.holds, lostCells: b.losing(),
 	}
+}
+
+// end has a cell end.
+func (b *bench) end(e *entry, cause Cause) {
+	b.table.mu.Lock()
+	defer b.table.mu.Unlock()
+	b.ends.beginLocked(e, cellEnd{cause: cause, evidence: "why"})
 }
 
 // blocking returns what keeps cells from being launched.

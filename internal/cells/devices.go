@@ -86,7 +86,7 @@ func (s *devices) prepare(ctx context.Context, e *entry) (progress, error) {
 	left := s.loop.leftTo(e, state.since, gpuTimeout)
 	if left <= 0 {
 		why := fmt.Sprintf("its %s were not there in %s: %s", what, gpuTimeout, lacks)
-		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))
+		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
 		return leave, nil
 	}
 	if now.Sub(state.since) >= gpuSilence {

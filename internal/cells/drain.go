@@ -38,7 +38,7 @@ func (s *draining) Step(ctx context.Context, e *entry) (time.Duration, error) {
 	if kept, err := s.keeping.prepare(ctx, e); err != nil || kept.state != isDone {
 		return kept.again, err
 	}
-	return 0, s.ends.startTerminating(ctx, e, e.cell().Cause, e.cell().Reason)
+	return 0, s.ends.startTerminating(ctx, e, cellEnd{cause: e.cell().Cause, evidence: e.cell().Reason})
 }
 
 // drain saves what must outlive a cell, once: of one that is kept an earlier process has.

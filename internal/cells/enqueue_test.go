@@ -42,14 +42,14 @@ func TestACellIsAddedToThoseToBeLaunchedOnceNothingHoldsItUp(t *testing.T) {
 		"Kip has no right to launch": {func(b *bench, s *enqueuing, _ *entry) {
 			s.pauses.rights.pause = rightsPause{pause: pause{until: b.clock.Now().Add(time.Minute)}, since: b.clock.Now()}
 		}, time.Minute, false, false, events.LaunchesPaused},
-		"its pod is gone": {func(_ *bench, _ *enqueuing, e *entry) {
-			e.beginEndLocked(CausePodDeleted, "the pod is deleted")
+		"its pod is gone": {func(b *bench, _ *enqueuing, e *entry) {
+			b.end(e, CausePodDeleted)
 		}, 0, false, true, ""},
 		"its pod goes while it waits": {func(b *bench, s *enqueuing, e *entry) {
 			if _, err := s.Step(b.Context(), e); err != nil {
 				b.Fatal(err)
 			}
-			e.beginEndLocked(CausePodDeleted, "the pod is deleted")
+			b.end(e, CausePodDeleted)
 		}, 0, false, true, ""},
 	} {
 		b := newBench(t)
@@ -95,7 +95,7 @@ func TestARecordThatIsRemovedSaysWhyTheCellIsGone(t *testing.T) {
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Terminating, Token: "t", Cause: tc.stored})
 		b.linked(e)
 		if tc.ending != "" {
-			e.beginEndLocked(tc.ending, "why")
+			b.end(e, tc.ending)
 		}
 		if err := b.removing().remove(t.Context(), e, "it is gone"); err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ type entry struct {
 	loaded   bool                 // its record is of an earlier process; never changed once it is shown
 	arrived  bool                 // its pod arrived, as in Request
 
-	// ending, once set, is why the cell must end, and cause the kind of that; only beginEndLocked sets them.
+	// ending, once set, is why the cell must end, and cause the kind of that; only cellEnds sets them.
 	ending string
 	cause  Cause
 	// keepUntil is until when the cell of a failed pod stays. keepOver is set when nobody wants that any more.

@@ -35,7 +35,7 @@ func (s *evacuating) actOnNotice(ctx context.Context, e *entry) (left time.Durat
 	left = cell.Interrupted.Sub(s.clock.Now())
 	switch {
 	case cell.Phase != apiv1.Bound:
-		s.ends.begin(e, CauseInterrupted, tookBack, events.NewCellLost(e.id, tookBack))
+		s.ends.begin(e, cellEnd{CauseInterrupted, tookBack, events.NewCellLost(e.id, tookBack)})
 		return 0, true
 	case left <= -cell.noticeOver() && s.lost.isHeard(e):
 		if s.interruptions.forget(ctx, e) {

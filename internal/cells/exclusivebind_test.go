@@ -61,7 +61,7 @@ func TestAReadyCellIsConnectedUnlessItLeaves(t *testing.T) {
 		s := b.prepared(unlessStopped{}, &reconnecting{connections: b.connecting()})
 		e := b.stored(Cell{ID: "c", Pod: ref("a"), Phase: apiv1.Ready, Stopped: tc.stopped, Instance: &cloud.Instance{ID: "i"}})
 		if tc.ends {
-			e.beginEndLocked(CauseLost, "why")
+			b.end(e, CauseLost)
 		}
 		got, err := s.prepare(t.Context(), e)
 		if got != tc.want || err != nil || e.session.opened() != (tc.want == done) {

@@ -32,7 +32,7 @@ func (s *stage) prepare(context.Context, *entry) (progress, error) {
 // failing returns what ends booting cells, on a bench.
 func (b *bench) failing() *bootFailures {
 	return &bootFailures{
-		table: b.table, bootTimes: &bootTimes{generation: b.generation, clock: b.clock}, events: b.events,
+		table: b.table, bootTimes: &bootTimes{generation: b.generation, loop: b.loop},
 		blockers: b.blocking(), consoles: &consoles{calls: b.calls}, ends: b.ends,
 	}
 }

@@ -81,5 +81,5 @@ func (s *kernels) refused(e *entry, refusal error) {
 	if said, is := errors.AsType[*agentapi.StatusError](refusal); is && said.Code == http.StatusBadRequest {
 		why = said.Text
 	}
-	s.ends.begin(e, CauseKernelRefused, why, events.NewHostSettingsRefused(e.id, why))
+	s.ends.begin(e, cellEnd{CauseKernelRefused, why, events.NewHostSettingsRefused(e.id, why)})
 }

@@ -149,26 +149,26 @@ func (r resolver) Resolve(_ context.Context, spec cloud.LaunchSpec) (cloud.Resol
 
 func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 	for name, tc := range map[string]struct {
-		resolves func([]*entry) (cloud.Resolved, error) // nil: the cloud resolves nothing
+		resolves func(*bench, []*entry) (cloud.Resolved, error) // nil: the cloud resolves nothing
 		phase    apiv1.Phase
 		public   bool
 		failed   int
 		left     int // of those launched
 	}{
 		"the cloud resolves nothing": {nil, apiv1.Booting, false, 2, 2},
-		"it is resolved": {func([]*entry) (cloud.Resolved, error) {
+		"it is resolved": {func(*bench, []*entry) (cloud.Resolved, error) {
 			return cloud.Resolved{PublicAddress: true}, nil
 		}, apiv1.Booting, true, 0, 2},
-		"the cloud gives no answer": {func([]*entry) (cloud.Resolved, error) {
+		"the cloud gives no answer": {func(*bench, []*entry) (cloud.Resolved, error) {
 			return cloud.Resolved{}, errors.New("no answer")
 		}, apiv1.Requested, false, 3, 0},
-		"a pod goes meanwhile": {func(group []*entry) (cloud.Resolved, error) {
-			group[1].beginEndLocked(CausePodDeleted, "why")
+		"a pod goes meanwhile": {func(b *bench, group []*entry) (cloud.Resolved, error) {
+			b.end(group[1], CausePodDeleted)
 			return cloud.Resolved{}, nil
 		}, apiv1.Booting, false, 0, 1},
-		"all pods go meanwhile": {func(group []*entry) (cloud.Resolved, error) {
-			group[0].beginEndLocked(CausePodDeleted, "why")
-			group[1].beginEndLocked(CausePodDeleted, "why")
+		"all pods go meanwhile": {func(b *bench, group []*entry) (cloud.Resolved, error) {
+			b.end(group[0], CausePodDeleted)
+			b.end(group[1], CausePodDeleted)
 			return cloud.Resolved{}, nil
 		}, apiv1.Requested, false, 0, 0},
 	} {
@@ -179,7 +179,7 @@ func TestAGroupIsLaunchedAsTheCloudResolvesIt(t *testing.T) {
 		if tc.resolves != nil {
 			all := slices.Clone(group)
 			b.cloud.set(func() {
-				b.cloud.optional.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(all) })
+				b.cloud.optional.Resolver = resolver(func(cloud.LaunchSpec) (cloud.Resolved, error) { return tc.resolves(b, all) })
 			})
 		}
 		s.launch(t.Context(), group, b.turn(), func() {})

@@ -62,7 +62,7 @@ func TestAGroupIsTakenInTheTurnOfItsCall(t *testing.T) {
 func TestWhatIsToEndIsNotLaunched(t *testing.T) {
 	b := newBench(t)
 	group := b.grouped("c", "d")
-	group[0].beginEndLocked(CausePodDeleted, "the pod is deleted")
+	b.end(group[0], CausePodDeleted)
 	if wanted, ending := b.taking().part(group); !slices.Equal(wanted, group[1:]) || !slices.Equal(ending, group[:1]) {
 		t.Errorf("%d are wanted, %d end", len(wanted), len(ending))
 	}

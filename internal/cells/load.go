@@ -42,6 +42,7 @@ type storedCells struct {
 	loop  *loop
 	store *store.Store
 	guard *guard.Guard
+	ends  *cellEnds
 }
 
 // load reads the stored cells and takes up their lives again. A bound cell shows
@@ -65,9 +66,9 @@ func (s *storedCells) load(ctx context.Context) error {
 			s.table.uncountLocked(other)
 			s.table.countLocked(e)
 			other.pod = apiv1.PodReference{}
-			other.beginEndLocked(CauseOther, "another cell has its pod")
 			s.table.enterLocked(other)
 			s.table.enterLocked(e)
+			s.ends.beginLocked(other, cellEnd{cause: CauseOther, evidence: "another cell has its pod"})
 			s.table.byPod[cell.Pod.UID] = e.id
 			s.table.claimLocked(e)
 			return nil

@@ -97,7 +97,7 @@ func TestOfTwoStoredCellsOfOnePodTheOneThatGotFurtherIsIts(t *testing.T) {
 	decided := guard.New(guard.Config{Clock: b.clock, Behind: func() string { return "why" }})
 	parts := &loading{clock: b.clock, listening: &listening{}, parts: []loader{
 		&births{clock: b.clock, store: b.records.store, inventory: b.inventory},
-		&storedCells{table: b.table, loop: b.loop, store: b.records.store, guard: decided},
+		&storedCells{table: b.table, loop: b.loop, store: b.records.store, guard: decided, ends: b.ends},
 		&orphanCalls{table: b.table, store: b.records.store},
 	}}
 	if err := parts.load(t.Context()); err != nil {

@@ -57,6 +57,6 @@ func (s *lostCells) lose(ctx context.Context, e *entry, population int, of sign)
 	if errors.Is(of.fault, cloud.ErrUnfit) {
 		s.blockers.noteNotStarted(cell, of.fault)
 	}
-	s.ends.begin(e, of.cause, of.why, events.NewCellLost(e.id, of.why))
+	s.ends.begin(e, cellEnd{of.cause, of.why, events.NewCellLost(e.id, of.why)})
 	return true
 }

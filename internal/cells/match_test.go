@@ -110,7 +110,7 @@ func TestAKipThatBeginsWaitsAMomentForItsStandbyCells(t *testing.T) {
 		if tc.behind {
 			b.generation.now.UnknownLines = map[string]uint64{"other": 1}
 		}
-		standbys := &standbys{table: b.table, pools: b.pools, matching: s}
+		standbys := &standbys{table: b.table, matching: s}
 		b.table.mu.Lock()
 		e, err := standbys.takeLocked(Request{Pod: ref("a"), Offerings: []Offering{{InstanceType: "nano"}}})
 		b.table.mu.Unlock()
@@ -124,7 +124,7 @@ func TestACellIsGivenToOnePodAndEndsIfThatIsNotStored(t *testing.T) {
 	for _, ready := range []bool{true, false} {
 		b := newBench(t)
 		s := &standbys{
-			table: b.table, loop: b.loop, records: b.records, pools: b.pools, matching: b.matching(),
+			table: b.table, loop: b.loop, records: b.records, matching: b.matching(), ends: b.ends,
 			tagging: &tagging{table: b.table, loop: b.loop, calls: b.calls, inventory: b.inventory, due: newGather[*entry]()},
 		}
 		b.linked(b.standing("c"))

@@ -11,7 +11,7 @@ type refilling struct {
 	loop       *loop
 	additions  *additions
 	pools      *pools
-	recipe     *recipe
+	ends       *cellEnds
 	generation *StoreGeneration
 }
 
@@ -40,9 +40,7 @@ func (s *refilling) fill(ctx context.Context) {
 	s.table.mu.Lock()
 	surplus, lacking := s.pools.plan(s.table.standbyCellsLocked())
 	for _, id := range surplus {
-		e := s.table.standby[id]
-		e.beginEndLocked(CauseStandbyRetired, "its standby pool does not want it any more")
-		s.loop.queue.Add(e.id)
+		s.ends.beginLocked(s.table.standby[id], cellEnd{cause: CauseStandbyRetired, evidence: "its standby pool does not want it any more"})
 	}
 	s.table.mu.Unlock()
 	for name, n := range lacking {
@@ -60,7 +58,7 @@ func (s *refilling) make(ctx context.Context, name string, n int) {
 		if err != nil || ctx.Err() != nil {
 			break
 		}
-		e := newEntry(s.recipe.standbyCell(name, offerings, s.loop.clock.Now()), 0)
+		e := newEntry(s.pools.newCell(name, offerings), 0)
 		s.table.mu.Lock()
 		s.table.reserveLocked(e)
 		s.table.mu.Unlock()

@@ -11,13 +11,12 @@ import (
 func TestAPoolIsFilledOnceAndItsSurplusEnds(t *testing.T) {
 	b := newBench(t)
 	s := &refilling{
-		table: b.table, loop: b.loop, additions: b.additions, pools: b.pools, generation: b.generation,
-		recipe: &recipe{settings: "t", standby: Options{Image: map[string]string{"id": "i"}}},
+		table: b.table, loop: b.loop, additions: b.additions, pools: b.pools, ends: b.ends, generation: b.generation,
 	}
 	wanted := &pool{Pool: Pool{Name: "pool", Count: 2, Offerings: func() ([]Offering, error) {
 		return []Offering{{InstanceType: "nano"}}, nil
 	}}}
-	b.pools.recipe = s.recipe
+	b.pools.recipe = &recipe{settings: "t", standby: Options{Image: map[string]string{"id": "i"}}}
 	b.pools.byName["pool"] = wanted
 	fill := func(why string, cells, end int) {
 		t.Helper()

@@ -14,6 +14,7 @@ type releases struct {
 	table  *table
 	loop   *loop
 	holds  *holds
+	ends   *cellEnds
 	events *reporter
 }
 
@@ -30,9 +31,7 @@ func (s *releases) release(uid types.UID, why string, podEnded bool) {
 		cause = CausePodEnded
 		s.endKeptLocked(e)
 	}
-	if e.beginEndLocked(cause, why) {
-		s.loop.queue.Add(e.id)
-	}
+	s.ends.beginLocked(e, cellEnd{cause: cause, evidence: why})
 }
 
 // failed is Controller.ReleaseFailed.
@@ -47,10 +46,9 @@ func (s *releases) endOrKeep(uid types.UID, why string, keep time.Duration, most
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	e, ok := s.table.byID[s.table.byPod[uid]]
-	if !ok || !e.beginEndLocked(CausePodEnded, why) {
+	if !ok || !s.ends.beginLocked(e, cellEnd{cause: CausePodEnded, evidence: why}) {
 		return nil
 	}
-	s.loop.queue.Add(e.id)
 	if s.table.keptLocked(e.pod.Namespace) >= most {
 		return e
 	}
@@ -104,8 +102,6 @@ func (s *releases) unbound(uid types.UID, why string) bool {
 	if e.binding || e.cell().Phase == apiv1.Bound || e.cell().Phase == apiv1.Draining {
 		return false
 	}
-	if e.beginEndLocked(CausePodDeleted, why) {
-		s.loop.queue.Add(e.id)
-	}
+	s.ends.beginLocked(e, cellEnd{cause: CausePodDeleted, evidence: why})
 	return true
 }

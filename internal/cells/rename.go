@@ -38,7 +38,7 @@ func (s *renaming) prepare(ctx context.Context, e *entry) (progress, error) {
 	left := s.loop.leftTo(e, *since, readyTimeout)
 	if left <= 0 {
 		why := fmt.Sprintf("its kubelet was not ready in time as that of node %s: %s", e.node, e.waitsFor())
-		s.ends.begin(e, CauseNotReady, why, events.NewCellGivenUp(e.id, why))
+		s.ends.begin(e, cellEnd{CauseNotReady, why, events.NewCellGivenUp(e.id, why)})
 		return leave, nil
 	}
 	if err := s.connections.connect(ctx, e); err != nil {

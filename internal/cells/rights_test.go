@@ -68,10 +68,10 @@ func TestOneCellAtATimeShowsWhetherKipHasItsRights(t *testing.T) {
 			e.giveBackLocked()
 			cell.NoLabels = true
 		}, probePoll},
-		"it ends before it is launched again without labels": {func(_ *bench, e *entry, cell *Cell) {
+		"it ends before it is launched again without labels": {func(b *bench, e *entry, cell *Cell) {
 			e.giveBackLocked()
 			cell.NoLabels = true
-			e.beginEndLocked(CausePodDeleted, "why")
+			b.end(e, CausePodDeleted)
 		}, 0},
 		"it is started": {func(_ *bench, e *entry, cell *Cell) {
 			e.giveBackLocked()

@@ -12,9 +12,9 @@ type standbys struct {
 	table    *table
 	loop     *loop
 	records  *records
-	pools    *pools
 	matching *matching
 	tagging  *tagging
+	ends     *cellEnds
 }
 
 // wouldTake is Controller.WouldTake.
@@ -41,13 +41,12 @@ func (s *standbys) takeLocked(r Request) (*entry, error) {
 	delete(s.table.standby, best.id)
 	best.pod, best.disks, best.arrived = r.Pod, r.Disks, r.Arrived
 	s.table.reserveLocked(best)
-	s.pools.noteTaken(best.cell().Standby)
+	s.matching.pools.noteTaken(best.cell().Standby)
 	return best, nil
 }
 
 // give stores that a standby cell is a pod's.
 func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) {
-	s.pools.refillSoon()
 	err := s.records.save(ctx, e, func(cell *Cell) error {
 		if cell.Phase != apiv1.Ready {
 			return fmt.Errorf("standby cell %s is %s", cell.ID, cell.Phase)
@@ -70,13 +69,12 @@ func (s *standbys) give(ctx context.Context, e *entry, r Request) (Cell, error) 
 			s.table.unreserveLocked(e)
 			e.pod = apiv1.PodReference{}
 		}
-		e.beginEndLocked(CauseOther, "it could not be given to pod "+r.Pod.String())
+		s.ends.beginLocked(e, cellEnd{cause: CauseOther, evidence: "it could not be given to pod " + r.Pod.String()})
 		s.table.mu.Unlock()
 		e.writing.Unlock()
 		if refusedWrite(err) {
 			s.loop.fail(err)
 		}
-		s.loop.queue.Add(e.id)
 		return Cell{}, fmt.Errorf("give standby cell %s to pod %s: %w", e.id, r.Pod, err)
 	}
 	s.tagging.tagGiven(e)

@@ -87,7 +87,7 @@ func (s *startFailures) noteStartRefusal(e *entry, err error) time.Duration {
 	giveUp := errors.Is(err, cloud.ErrCapacity) || now.Sub(tries.began) >= giveUpAfter
 	if tries.failed >= giveUpTries && giveUp && !errors.Is(err, cloud.ErrThrottled) {
 		why := fmt.Sprintf("its instance could not be started: %v", err)
-		s.ends.begin(e, CauseLost, why, events.NewCellLost(e.id, why))
+		s.ends.begin(e, cellEnd{CauseLost, why, events.NewCellLost(e.id, why)})
 		return 0
 	}
 	if tries.failed == 1 {

@@ -243,10 +243,11 @@ func (s *trust) endUnmoved(shown string) ([]Unmoved, error) {
 	}
 	// All at once, under the same hold: otherwise one gets another pod after it was judged.
 	const why = "it knows Kip by a CA that is dropped, as a person has decided"
-	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !e.beginEndLocked(CauseOther, why) })
+	end := func(e *entry) cellEnd { return cellEnd{CauseOther, why, events.NewCellLost(e.id, why)} }
+	entries = slices.DeleteFunc(entries, func(e *entry) bool { return !e.cell().Live() || !s.ends.beginLocked(e, end(e)) })
 	s.table.mu.Unlock()
 	for _, e := range entries {
-		s.ends.say(e, events.NewCellLost(e.id, why))
+		s.ends.tell(e, end(e))
 	}
 	return all, nil
 }

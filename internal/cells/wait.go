@@ -14,6 +14,7 @@ type waits struct {
 	loop    *loop
 	records *records
 	events  *reporter
+	ends    *cellEnds
 }
 
 // waitState is what a ready cell waits for.
@@ -70,12 +71,6 @@ func (s *waits) giveUpIfLate(
 		return false
 	}
 	why := fmt.Sprintf("%s in %s: %v", what, after, said)
-	s.table.mu.Lock()
-	begun := e.beginEndLocked(cause, why)
-	s.table.mu.Unlock()
-	if begun {
-		s.events.report(e.cell(), event(e.id, why))
-		s.loop.queue.Add(e.id)
-	}
+	s.ends.begin(e, cellEnd{cause, why, event(e.id, why)})
 	return true
 }

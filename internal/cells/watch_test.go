@@ -28,7 +28,7 @@ func TestABoundCellStaysConnectedUntilItIsToEnd(t *testing.T) {
 		link := b.linked(e)
 		link.connected = !tc.away
 		if tc.ending != "" {
-			e.beginEndLocked(tc.ending, "why")
+			b.end(e, tc.ending)
 		}
 		again, err := s.Step(t.Context(), e)
 		for again == 0 && err != nil { // its agent is given its configuration

@@ -16,6 +16,7 @@ type core struct {
 	node         nodeReporter
 	observers    *observers
 	limits       limits
+	ends         *cellEnds
 	recipe       *recipe
 	authorities  authorities
 	agents       *asking
@@ -55,14 +56,21 @@ func newCore(cfg Config) core {
 		adoptions: &adoptions{table: table, pools: pools, terminations: terminations},
 		observers: observers,
 	}
+	ends := &cellEnds{
+		table:   table,
+		loop:    loop,
+		records: records,
+		events:  events,
+	}
 	additions := &additions{
 		table:     table,
 		loop:      loop,
+		ends:      ends,
 		store:     cfg.Store,
 		observers: observers,
 	}
 	return core{
-		table, loop, records, additions, events, node, observers, limits, recipe, authorities, agents, launches, ledger,
+		table, loop, records, additions, events, node, observers, limits, ends, recipe, authorities, agents, launches, ledger,
 		pools, inventory, generation, terminations,
 	}
 }
@@ -75,7 +83,6 @@ type shared struct {
 	budgets   *budgets
 	rights    *rights
 	blockers  *blockers
-	ends      *cellEnds
 	holds     *holds
 	lostCells *lostCells
 	lost      *lostInstances
@@ -117,12 +124,6 @@ func newShared(cfg Config, c core) shared {
 		node:    c.node,
 		byKind:  map[launchKind]*launchBlocker{},
 	}
-	ends := &cellEnds{
-		table:   c.table,
-		loop:    c.loop,
-		records: c.records,
-		events:  c.events,
-	}
 	holds := &holds{
 		table:     c.table,
 		clock:     cfg.Clock,
@@ -133,7 +134,7 @@ func newShared(cfg Config, c core) shared {
 	}
 	lostCells := &lostCells{
 		table:     c.table,
-		ends:      ends,
+		ends:      c.ends,
 		holds:     holds,
 		blockers:  blockers,
 		shortages: cfg.Shortages,
@@ -151,5 +152,5 @@ func newShared(cfg Config, c core) shared {
 		own:  cfg.Version,
 		told: map[launchKind]bool{},
 	}
-	return shared{listening, nodeNames, costs, budgets, rights, blockers, ends, holds, lostCells, lost, versions}
+	return shared{listening, nodeNames, costs, budgets, rights, blockers, holds, lostCells, lost, versions}
 }

@@ -75,6 +75,7 @@ func newEndSteps(cfg Config, c core, s shared, n connecting, o outfit) endSteps 
 		table:  c.table,
 		loop:   c.loop,
 		holds:  s.holds,
+		ends:   c.ends,
 		events: c.events,
 	}
 	return endSteps{
@@ -114,6 +115,6 @@ func newDraining(cfg Config, c core, s shared, n connecting, r *routes) *drainin
 			routes:      r,
 			events:      c.events,
 		},
-		ends: s.ends,
+		ends: c.ends,
 	}
 }

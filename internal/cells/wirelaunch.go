@@ -22,9 +22,9 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 		table:    c.table,
 		loop:     c.loop,
 		records:  c.records,
-		pools:    c.pools,
 		matching: matching,
 		tagging:  u.tagging,
+		ends:     c.ends,
 	}
 	requests := &requests{
 		table:     c.table,
@@ -50,7 +50,7 @@ func newRequestSteps(cfg Config, c core, s shared, u upkeep, e endSteps) request
 		loop:       c.loop,
 		additions:  c.additions,
 		pools:      c.pools,
-		recipe:     c.recipe,
+		ends:       c.ends,
 		generation: c.generation,
 	}
 	return requestSteps{matching, standbys, requests, enqueuing, refilling}

@@ -39,7 +39,7 @@ func newLinks(cfg Config, c core, s shared) links {
 	evacuating := &evacuating{
 		clock:         cfg.Clock,
 		observers:     c.observers,
-		ends:          s.ends,
+		ends:          c.ends,
 		holds:         s.holds,
 		lost:          s.lost,
 		interruptions: interruptions,

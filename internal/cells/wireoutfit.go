@@ -18,11 +18,12 @@ func newOutfit(cfg Config, c core, s shared, n connecting) outfit {
 		loop:    c.loop,
 		records: c.records,
 		events:  c.events,
+		ends:    c.ends,
 	}
 	keptAgents := &keptAgents{
 		table:       c.table,
 		loop:        c.loop,
-		ends:        s.ends,
+		ends:        c.ends,
 		connections: n.connections,
 		inventory:   c.inventory,
 	}
@@ -30,7 +31,7 @@ func newOutfit(cfg Config, c core, s shared, n connecting) outfit {
 		loop:        c.loop,
 		nodeNames:   s.nodeNames,
 		connections: n.connections,
-		ends:        s.ends,
+		ends:        c.ends,
 	}
 	disks := &disks{
 		table:  c.table,
@@ -54,12 +55,12 @@ func newOutfit(cfg Config, c core, s shared, n connecting) outfit {
 	devices := &devices{
 		loop:  c.loop,
 		waits: waits,
-		ends:  s.ends,
+		ends:  c.ends,
 	}
 	kernels := &kernels{
 		loop:   c.loop,
 		agents: c.agents,
-		ends:   s.ends,
+		ends:   c.ends,
 		waits:  waits,
 	}
 	return outfit{waits, keptAgents, renaming, disks, routes, plugins, devices, kernels}
@@ -88,10 +89,9 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 	bootFailures := &bootFailures{
 		table:     c.table,
 		bootTimes: n.bootTimes,
-		events:    c.events,
 		blockers:  s.blockers,
 		consoles:  u.consoles,
-		ends:      s.ends,
+		ends:      c.ends,
 	}
 	contacting := &contacting{
 		loop:        c.loop,
@@ -124,7 +124,7 @@ func newMachines(cfg Config, c core, s shared, u upkeep, l links, n connecting, 
 		clock:   cfg.Clock,
 		records: c.records,
 		idling:  b.idling,
-		ends:    s.ends,
+		ends:    c.ends,
 		preparations: preparations{table: c.table, list: []preparation{
 			exclusiveBind, unlessStopped{}, o.keptAgents, o.renaming, reconnecting, l.evacuating,
 			o.disks, o.routes, o.plugins, o.devices, o.kernels,
@@ -162,7 +162,7 @@ func newStandbySteps(cfg Config, c core, s shared, n connecting) standbySteps {
 		failures: &startFailures{
 			loop:      c.loop,
 			rights:    s.rights,
-			ends:      s.ends,
+			ends:      c.ends,
 			events:    c.events,
 			shortages: cfg.Shortages,
 		},

@@ -64,7 +64,7 @@ func newUpkeep(cfg Config, c core, s shared) upkeep {
 		loop:        c.loop,
 		records:     c.records,
 		agents:      c.agents,
-		ends:        s.ends,
+		ends:        c.ends,
 		authorities: c.authorities,
 	}
 	return upkeep{silentZones, consoles, ingress, sweeping, batchSizes, boosting, tagging, trust}

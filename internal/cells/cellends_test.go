@@ -1,0 +1,36 @@
+package cells
+
+import (
+	"slices"
+	"testing"
+
+	apiv1 "github.com/elotl/kip/api/v1"
+	"github.com/elotl/kip/internal/events"
+)
+
+func TestACellBeginsToEndOnceAndItsOwnerIsToldOnce(t *testing.T) {
+	b := newBench(t)
+	lost := cellEnd{CauseLost, "it is lost", events.NewCellLost("c", "it is lost")}
+	deleted := cellEnd{cause: CausePodDeleted, evidence: "its pod is deleted"}
+	for name, tc := range map[string]struct {
+		ends []cellEnd
+		said int
+	}{
+		"told":   {[]cellEnd{lost, deleted}, 1},
+		"untold": {[]cellEnd{deleted, lost}, 0},
+	} {
+		b.said = nil
+		e := b.stored(Cell{ID: name, Pod: ref(name), Phase: apiv1.Bound})
+		e.hold.why = "it was heard"
+		for _, end := range tc.ends {
+			b.ends.begin(e, end)
+		}
+		why, cause := b.table.endingOf(e)
+		if why != tc.ends[0].evidence || cause != tc.ends[0].cause || e.hold.why != "" {
+			t.Errorf("%s: it ends for %q (%s), held back: %q", name, why, cause, e.hold.why)
+		}
+		if woken := b.woken(); len(b.said) != tc.said || !slices.Equal(woken, []string{name}) {
+			t.Errorf("%s: said %v, woken %v", name, b.said, woken)
+		}
+	}
+}
