@@ -37,10 +37,8 @@ type choice struct {
 
 	// least is what the type must have: the need, as far as it counts.
 	least size
-	// picky reports whether picks has anything to say.
-	picky bool
-	// allowed[arch*len(zones)+zone] reports where the pod may run; nil means anywhere.
-	allowed []bool
+	// allowed[arch*len(zones)+zone] reports where the pod may run, and onArch[arch] on what; nil means anywhere.
+	allowed, onArch []bool
 	// most is what the machine may cost an hour, with all that is paid for it; 0 for no bound.
 	most float64
 	// deviceless keeps reserved machines with GPUs for others: the pod asks for no device, and for no type by name.
@@ -56,9 +54,12 @@ type choice struct {
 	// holds is whether they do, of each type in each zone by each launch type: 0 where that
 	// is not known yet, 1 for yes and -1 for no.
 	holds []int8
-	// constraint and arch say the same for people.
+	// constraint is what the pod says of where it may run, and arch the architecture of one that says nothing of that.
 	constraint constraint
 	arch       string
+
+	// fit is what a walk has found.
+	fit fit
 }
 
 // choicesFor returns the choices of a pod, the preferred first: one, unless its requirements are an ordered list.
@@ -85,15 +86,6 @@ func (p *Placer) choicesFor(pod *corev1.Pod) (choices, error) {
 		all = append(all, c)
 	}
 	return all, nil
-}
-
-// choiceFor is the first of choicesFor.
-func (p *Placer) choiceFor(pod *corev1.Pod) (*choice, error) {
-	all, err := p.choicesFor(pod)
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
 }
 
 func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, error) {
@@ -154,7 +146,6 @@ func (p *Placer) choiceOf(pod *corev1.Pod, annotations Annotations) (*choice, er
 			disk:     max(c.need.volume, diskFor(c.need.disk)),
 		}
 	}
-	c.picky = c.need.hugePages != "" || !c.need.devices.none() || !c.anyDisk || c.need.disks > 0
 	// What has GPUs and is paid for comes first by its price, for those alone that have a use for it.
 	c.deviceless = p.reservesDevices && c.need.gpus == 0 && c.need.devices.none() && c.only < 0 && c.names == nil
 	c.locate()
@@ -166,6 +157,12 @@ func (c *choice) locate() {
 	if c.constraint.none() {
 		return
 	}
+	if c.constraint.arch {
+		only := c.constraint.archOnly()
+		for _, arch := range c.archs {
+			c.onArch = append(c.onArch, only.allows(arch, ""))
+		}
+	}
 	c.allowed = make([]bool, 0, len(c.archs)*len(c.zones))
 	for _, arch := range c.archs {
 		for _, zone := range c.zones {
@@ -174,21 +171,10 @@ func (c *choice) locate() {
 	}
 }
 
-// picks reports whether the type may be chosen, for what few pods ask.
-func (c *choice) picks(s *size) bool {
-	return c.takesDisks(s) && (c.need.devices.none() || c.need.devices.within(devicesOf(&c.types[s.typ]))) &&
-		(c.anySize || c.need.hugePages == "" && (c.anyDisk || s.disk < math.MaxInt64))
-}
-
 // takesDisks reports whether the pod's disks can be attached to the type, also if it was named.
 func (c *choice) takesDisks(s *size) bool {
 	most := c.types[s.typ].MaxDisks
 	return most == 0 || c.need.disks <= most
-}
-
-// offered reports whether the type is offered where the pod may run, for what it may cost.
-func (c *choice) offered(r *row, s *size) bool {
-	return slices.ContainsFunc(r.offerings, func(o pricedOffering) bool { return c.allows(r, s, o) })
 }
 
 // allows reports whether an offering is one that the pod may have.
@@ -205,9 +191,10 @@ func (c *choice) inZone(s *size, zone int) bool {
 	return c.allowed == nil || c.allowed[s.arch*len(c.zones)+zone]
 }
 
-func (c *choice) key(r *row, o pricedOffering) offering.Key {
+func (c *choice) key(m *capacityType, of candidate) offering.Key {
+	r := &m.rows[of.row]
 	t := &c.types[r.typ]
-	return offering.KeyOf(t, &t.Offerings[o.index])
+	return offering.KeyOf(t, &t.Offerings[r.offerings[of.offering].index])
 }
 
 // price is what an offering costs with all that is known to be paid for it, to a

@@ -89,6 +89,7 @@ type capacityType struct {
 	sizes []size // of the same types
 	// What each choice asks of all types is looked up once, as sets of rows.
 	milliCPU, memory, disk, gpus ladder
+	all                          set
 	archs                        []set // of each architecture
 	offered                      []set // [arch*len(zones)+zone]: of that architecture, offered in that zone
 	rowOf                        []int // of each type, or -1
@@ -183,12 +184,13 @@ func (p *Placer) index(m *capacityType) {
 			sets[i] = newSet(len(m.rows))
 		}
 	}
-	m.rowOf = slices.Repeat([]int{-1}, len(p.types))
+	m.all, m.rowOf = newSet(len(m.rows)), slices.Repeat([]int{-1}, len(p.types))
 	for i, r := range m.rows {
 		s := p.sizeOf(r.typ)
 		s.price = r.offerings[0].price
 		m.sizes = append(m.sizes, s)
 		m.rowOf[r.typ] = i
+		m.all.add(i)
 		m.archs[s.arch].add(i)
 		for _, o := range r.offerings {
 			m.offered[s.arch*len(p.zones)+o.zone].add(i)

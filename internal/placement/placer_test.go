@@ -94,11 +94,11 @@ func shop() []catalog.InstanceType {
 
 // rank returns the offerings for a pod with what they are ordered by.
 func rank(p *Placer, pod *corev1.Pod, unavailable func(offering.Key) bool) ([]ranked, error) {
-	c, err := p.choiceFor(pod)
+	all, err := p.choicesFor(pod)
 	if err != nil {
 		return nil, err
 	}
-	return c.rank(unavailable)
+	return all[0].rank(unavailable)
 }
 
 func placer(t testing.TB, catalogue []catalog.InstanceType, c Config) *Placer {

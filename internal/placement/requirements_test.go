@@ -166,12 +166,13 @@ func many(n int) []catalog.InstanceType {
 
 func TestRequirementsAreLookedAtOnceInAChoice(t *testing.T) {
 	p := placer(t, many(50), Config{})
-	c, err := p.choiceFor(asking(t, podOf("cpu=1"), term(expr("karpenter.k8s.aws/instance-family", corev1.NodeSelectorOpIn, "c5"))))
+	all, err := p.choicesFor(asking(t, podOf("cpu=1"), term(expr("karpenter.k8s.aws/instance-family", corev1.NodeSelectorOpIn, "c5"))))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := c.search(&p.onDemand, nil); f.fitting == 0 {
-		t.Fatal("nothing fits")
+	c := all[0]
+	if offerings, err := c.offerings(nil); err != nil || len(offerings) == 0 {
+		t.Fatalf("nothing fits: %v", err)
 	}
 	// What has been looked at is not looked at again: other requirements change nothing.
 	c.requirements = nil

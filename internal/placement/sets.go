@@ -29,6 +29,13 @@ func (s set) keep(only set) {
 	}
 }
 
+// drop removes the rows of another set of the same capacity type.
+func (s set) drop(others set) {
+	for i, w := range others[:len(s)] {
+		s[i] &^= w
+	}
+}
+
 func (s set) count() (n int) {
 	for _, w := range s {
 		n += bits.OnesCount64(w)
