@@ -120,7 +120,7 @@ func TestAPodStaysOnAnOldCellWhileAnotherWouldWait(t *testing.T) {
 	if again := h.must("a"); again == 0 || len(*evicted) > 0 {
 		t.Errorf("while Kip is paused: evicted %q, again after %s", *evicted, again)
 	}
-	h.c.requesting.paused.Store(nil)
+	h.c.paused.begin("")
 	h.must("a")
 	if len(*evicted) != 1 {
 		t.Errorf("evicted %q", *evicted)

@@ -47,6 +47,7 @@ func (s *choosing) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request, 
 // choice is what is to be requested for a pod.
 type choice struct {
 	cells.Request
+	volumes volumes.Needs // of its volumes
 	sets    []*corev1.Pod // of DaemonSets that ask for room beside the pod
 	without error         // why there is none for them; nil where there is
 }
@@ -54,8 +55,13 @@ type choice struct {
 // choose is Choose. A pod gets a machine without room for the DaemonSets beside it where none has it that may be had: those that do
 // not fit are left out.
 func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err error) {
+	if s.volumes != nil {
+		if c.volumes, err = s.volumes.Needs(ctx, pod); err != nil {
+			return c, err
+		}
+	}
 	c.sets = s.beside.sets(pod)
-	c.Request, err = s.chooseWith(ctx, pod, c.sets)
+	c.Request, err = s.chooseWith(ctx, pod, c.volumes, c.sets)
 	if len(c.sets) == 0 {
 		return c, err
 	}
@@ -63,34 +69,27 @@ func (s *choosing) choose(ctx context.Context, pod *corev1.Pod) (c choice, err e
 	_, refused := errors.AsType[*NotGrantedError](err)
 	if none || refused {
 		c.without = err
-		c.Request, err = s.chooseWith(ctx, pod, nil)
+		c.Request, err = s.chooseWith(ctx, pod, c.volumes, nil)
 	}
 	return c, err
 }
 
-// request calls request with what was chosen, and where that is over a budget, with what is chosen without room for DaemonSets.
-func (s *choosing) request(ctx context.Context, pod *corev1.Pod, c *choice, request func(cells.Request) error) error {
-	err := request(c.Request)
-	if _, over := errors.AsType[*cells.BudgetError](err); !over || len(c.sets) == 0 || c.without != nil {
-		return err
+// withoutSets returns what is chosen for a pod without room for the DaemonSets beside it, if what was chosen with it was refused since it
+// is over a budget, and there is something else.
+func (s *choosing) withoutSets(ctx context.Context, pod *corev1.Pod, c choice, refused error) (alone choice, is bool) {
+	if _, over := errors.AsType[*cells.BudgetError](refused); !over || len(c.sets) == 0 || c.without != nil {
+		return c, false
 	}
-	alone, none := s.chooseWith(ctx, pod, nil)
+	less, none := s.chooseWith(ctx, pod, c.volumes, nil)
 	if none != nil {
-		return err
+		return c, false
 	}
-	c.Request, c.without = alone, err
-	return request(alone)
+	c.Request, c.without = less, refused
+	return c, true
 }
 
-// chooseWith chooses what has room for a pod and pods of DaemonSets.
-func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, sets []*corev1.Pod) (cells.Request, error) {
-	var needs volumes.Needs
-	if s.volumes != nil {
-		var err error
-		if needs, err = s.volumes.Needs(ctx, pod); err != nil {
-			return cells.Request{}, err
-		}
-	}
+// chooseWith chooses what has room for a pod with its volumes, and pods of DaemonSets.
+func (s *choosing) chooseWith(ctx context.Context, pod *corev1.Pod, needs volumes.Needs, sets []*corev1.Pod) (cells.Request, error) {
 	zone := zoneOf(needs)
 	asked, invalid := placement.ParseAnnotations(pod.Annotations)
 	if invalid == nil { // else Nodes.Choose says so

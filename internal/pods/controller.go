@@ -100,7 +100,7 @@ func (c *Controller) reconcile(ctx context.Context, name cache.ObjectName) (time
 	if why, is := c.standing.noMachine(pod); is {
 		return c.standing.stand(ctx, pod, why)
 	}
-	return c.bounding.withoutCell(ctx, pod, c.requesting.Step)
+	return c.requesting.Step(ctx, pod)
 }
 
 // CellChanged learns that a pod was bound to its cell, and from the cell's end, and wakes the pod then. It does not
@@ -150,7 +150,7 @@ func (c *Controller) Choose(ctx context.Context, pod *corev1.Pod) (cells.Request
 // Pause requests no more cells, until the process ends: pods that wait for one
 // get the reason why. Cells that there are go on, and deleted pods are seen out.
 func (c *Controller) Pause(why string) {
-	c.requesting.paused.Store(&why)
+	c.paused.begin(why)
 	c.watching.wakeAll()
 }
 

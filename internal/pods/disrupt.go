@@ -3,12 +3,10 @@ package pods
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/backoff"
-	"github.com/elotl/kip/internal/cells"
 	"github.com/elotl/kip/internal/events"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,7 +39,7 @@ type disrupting struct {
 	evicted  *notes[bool] // pods that are there still
 	random   backoff.Random
 	clock    clock.PassiveClock
-	paused   *atomic.Pointer[string] // as in requesting
+	paused   *pause
 
 	mu      sync.Mutex
 	busy    bool // one is being evicted
@@ -65,21 +63,30 @@ func (s *disrupting) evict(ctx context.Context, pod *corev1.Pod, d disruption) (
 	owner, _ := routeOf(pod)
 	owner.node = ""
 	retry := s.random.Jittered(disruptionRetry)
-	if why, _ := s.cells.Behind(); why != "" || s.paused.Load() != nil || !s.begin(owner, d.apart) {
+	if why, _ := s.cells.Behind(); why != "" || s.paused.why() != "" || !s.begin(owner, d.apart) {
 		return retry, nil
 	}
 	evicted := false
 	defer func() { s.end(pod, owner, evicted) }()
-	c, err := s.choosing.choose(ctx, pod)
-	if err == nil {
-		err = s.choosing.request(ctx, pod, &c, func(r cells.Request) error { return s.cells.Affords(ctx, r) })
-	}
-	if err != nil { // another would wait
+	if !s.replaceable(ctx, pod) { // another would wait
 		return retry, nil
 	}
 	d.retry = retry
 	evicted, again, err = s.evicting.evict(ctx, pod, d.eviction)
 	return again, err
+}
+
+// replaceable reports whether another pod like this one would get a cell now.
+func (s *disrupting) replaceable(ctx context.Context, pod *corev1.Pod) bool {
+	c, err := s.choosing.choose(ctx, pod)
+	if err != nil {
+		return false
+	}
+	err = s.cells.Affords(ctx, c.Request)
+	if alone, less := s.choosing.withoutSets(ctx, pod, c, err); less {
+		err = s.cells.Affords(ctx, alone.Request)
+	}
+	return err == nil
 }
 
 // begin reports whether a pod of a controller may be evicted now. The caller then calls end.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elotl/kip/internal/backoff"
@@ -79,6 +80,20 @@ func (l *loop) process(
 	default:
 		l.queue.Forget(pod)
 	}
+}
+
+// pause is why no cells are requested, if none are.
+type pause struct{ because atomic.Pointer[string] }
+
+// begin has no cells be requested any more; "" has them be requested again.
+func (p *pause) begin(why string) { p.because.Store(&why) }
+
+// why is why none are requested; "" if they are.
+func (p *pause) why() string {
+	if why := p.because.Load(); why != nil {
+		return *why
+	}
+	return ""
 }
 
 // nameOf is the name of a cell's pod.

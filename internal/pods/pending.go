@@ -82,23 +82,13 @@ func (s *bounding) leftToBoot(left time.Duration, cell cells.Cell) time.Duration
 	return left
 }
 
-// withoutCell bounds how long a pod waits for a cell. request requests one.
-func (s *bounding) withoutCell(
-	ctx context.Context, pod *corev1.Pod, request func(context.Context, *corev1.Pod) (time.Duration, error),
-) (time.Duration, error) {
-	left, bounded := s.left(pod)
-	if bounded && left <= 0 {
-		// It may run on a cell that this Kip does not know of, whatever is known of the pod.
-		if wait := s.exclusion.waitsForStore(pod, true); wait > 0 {
-			return wait, nil
-		}
-		return s.failing.giveUp(ctx, pod, s.why(ctx, pod, cells.Cell{}))
+// giveUp fails a pod that has no cell and has waited for too long.
+func (s *bounding) giveUp(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
+	// It may run on a cell that this Kip does not know of, whatever is known of the pod.
+	if wait := s.exclusion.waitsForStore(pod, true); wait > 0 {
+		return wait, nil
 	}
-	again, err := request(ctx, pod)
-	if bounded && (again == 0 || left < again) {
-		again = left
-	}
-	return again, err
+	return s.failing.giveUp(ctx, pod, s.why(ctx, pod, cells.Cell{}))
 }
 
 // why says why a pod has no running cell. A Kip that has just begun to lead has not looked yet, and looks.

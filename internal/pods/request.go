@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"sync/atomic"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -16,18 +15,113 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// requesting requests cells for pods, once nothing keeps a pod from one.
+// requesting gets a pod that has no cell one. This file has in order what happens to the pod: Step, then what asking and placing do,
+// then how it waits if it got none.
 type requesting struct {
+	bounding *bounding
+	asking   *asking
+	placing  *placing
+}
+
+// Step gets a pod a cell, unless it has waited for as long as it says at most, or something keeps it from one.
+func (s *requesting) Step(ctx context.Context, pod *corev1.Pod) (again time.Duration, err error) {
+	left, bounded := s.bounding.left(pod)
+	if bounded && left <= 0 {
+		return s.bounding.giveUp(ctx, pod)
+	}
+	is, again, err := s.asking.ask(ctx, pod)
+	if is != nil {
+		again, err = s.placing.place(ctx, pod, *is)
+	}
+	if bounded && (again == 0 || left < again) {
+		again = left
+	}
+	return again, err
+}
+
+// asking finds out whether a pod may ask for a cell.
+type asking struct {
 	exclusion *exclusion
 	failing   *failing
 	waits     *waits
 	history   *history
-	placing   *placing
+	paused    *pause
 	clock     clock.PassiveClock
-	paused    atomic.Pointer[string] // why no cells are requested; nil if they are
 }
 
-// placing chooses what cells are, and has them made.
+// asked is what is known of a pod that asks for a cell.
+type asked struct {
+	now      time.Time // when it asks
+	attempt  int       // which cell in a row this would be
+	seen     time.Time
+	until    time.Time // it waits that long
+	failures int
+	refusal  string
+	ran      bool // a kubelet has had it, or may have
+	arrived  bool // as in cells.Request
+}
+
+// ask returns what is known of a pod that may ask for a cell; nil if something keeps it from one, and then after how long to look again.
+func (s *asking) ask(ctx context.Context, pod *corev1.Pod) (is *asked, again time.Duration, err error) {
+	if is = s.recall(pod); is == nil {
+		return nil, 0, nil
+	}
+	// First: it may run on a cell that this Kip does not know of.
+	if wait := s.exclusion.waitsForStore(pod, is.ran); wait > 0 {
+		return nil, wait, nil
+	}
+	if why, hopeless := s.failing.hopeless(pod, *is); hopeless {
+		again, err = s.failing.giveUp(ctx, pod, why)
+		return nil, again, err
+	}
+	if why := s.paused.why(); why != "" {
+		s.waits.report(pod, otherCause, events.NewPaused(why), why, time.Time{})
+		return nil, 0, nil
+	}
+	if is.until.After(is.now) {
+		return nil, is.until.Sub(is.now), nil
+	}
+	if !is.ran {
+		return is, 0, nil
+	}
+	switch changed, err := s.exclusion.changedSince(ctx, pod); {
+	case err != nil:
+		s.waits.report(pod, otherCause, events.NewCellNotRequested(err), err.Error(), time.Time{})
+		return nil, 0, err
+	case changed:
+		return nil, staleRetry, nil
+	}
+	return is, 0, nil
+}
+
+// recall notes what a pod asks for, and returns what is known of it; nil if the pod is not there any more.
+func (s *asking) recall(pod *corev1.Pod) *asked {
+	now := s.clock.Now()
+	s.waits.registry.mu.Lock()
+	defer s.waits.registry.mu.Unlock()
+	w, p := s.waits.at(apiv1.Ref(pod)), s.history.at(apiv1.Ref(pod))
+	if w == nil {
+		return nil
+	}
+	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
+		if soon := now.Add(changeSettles); w.until.After(soon) {
+			w.until = soon // it may fit then
+		}
+	}
+	w.generation, w.annotations = pod.Generation, pod.Annotations
+	return &asked{
+		now:      now,
+		attempt:  p.attempts + 1,
+		seen:     s.waits.registry.seen[pod.UID],
+		until:    w.until,
+		failures: p.failures,
+		refusal:  p.refusal,
+		ran:      p.ran || started(pod),
+		arrived:  p.arrived && !p.ran && !started(pod),
+	}
+}
+
+// placing chooses what a pod's cell is, and has it made.
 type placing struct {
 	cells    Cells
 	choosing *choosing
@@ -38,103 +132,49 @@ type placing struct {
 	random   backoff.Random
 }
 
-// unplaced has pods wait that got no cell.
-type unplaced struct {
-	waits   *waits
-	volumes *volumeWaits
-	leaving *leaving
-	random  backoff.Random
-}
-
-// asked is what is known of a pod that asks for a cell.
-type asked struct {
-	attempt  int // which cell in a row this would be
-	seen     time.Time
-	until    time.Time // it waits that long
-	failures int
-	refusal  string
-	ran      bool // a kubelet has had it, or may have
-	arrived  bool // as in cells.Request
-}
-
-// asks notes what a pod without a cell asks for, and returns what is known of it; false if
-// the pod is not there any more.
-func (s *requesting) asks(pod *corev1.Pod, now time.Time) (asked, bool) {
-	s.waits.registry.mu.Lock()
-	defer s.waits.registry.mu.Unlock()
-	w, p := s.waits.at(apiv1.Ref(pod)), s.history.at(apiv1.Ref(pod))
-	if w == nil {
-		return asked{}, false
-	}
-	if w.why != "" && (w.generation != pod.Generation || !maps.Equal(w.annotations, pod.Annotations)) {
-		if soon := now.Add(changeSettles); w.until.After(soon) {
-			w.until = soon // it may fit then
-		}
-	}
-	w.generation, w.annotations = pod.Generation, pod.Annotations
-	return asked{
-		attempt:  p.attempts + 1,
-		seen:     s.waits.registry.seen[pod.UID],
-		until:    w.until,
-		failures: p.failures,
-		refusal:  p.refusal,
-		ran:      p.ran || started(pod),
-		arrived:  p.arrived && !p.ran && !started(pod),
-	}, true
-}
-
-// Step places the pod and asks for a cell.
-func (s *requesting) Step(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
-	now := s.clock.Now()
-	known, here := s.asks(pod, now)
-	if !here {
-		return 0, nil
-	}
-	// First: it may run on a cell that this Kip does not know of.
-	if wait := s.exclusion.waitsForStore(pod, known.ran); wait > 0 {
-		return wait, nil
-	}
-	if why, hopeless := s.failing.hopeless(pod, known); hopeless {
-		return s.failing.giveUp(ctx, pod, why)
-	}
-	if why := s.paused.Load(); why != nil {
-		s.waits.report(pod, otherCause, events.NewPaused(*why), *why, time.Time{})
-		return 0, nil
-	}
-	if known.until.After(now) {
-		return known.until.Sub(now), nil
-	}
-	if known.ran {
-		if changed, err := s.exclusion.changedSince(ctx, pod); err != nil {
-			s.waits.report(pod, otherCause, events.NewCellNotRequested(err), err.Error(), time.Time{})
-			return 0, err
-		} else if changed {
-			return staleRetry, nil
-		}
-	}
-	return s.placing.place(ctx, pod, known, now)
-}
-
 // place chooses what can be launched for a pod, and requests a cell.
-func (s *placing) place(ctx context.Context, pod *corev1.Pod, is asked, now time.Time) (time.Duration, error) {
+func (s *placing) place(ctx context.Context, pod *corev1.Pod, is asked) (time.Duration, error) {
 	c, err := s.choosing.choose(ctx, pod)
 	if err != nil {
-		return s.unplaced.waitsForChoice(ctx, pod, err, now)
+		return s.unplaced.waitsForChoice(ctx, pod, err, is.now)
 	}
-	var cell cells.Cell
-	err = s.choosing.request(ctx, pod, &c, func(r cells.Request) (err error) {
-		r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
-		cell, err = s.cells.Request(ctx, r)
-		return err
-	})
+	cell, err := s.request(ctx, c, is)
+	if alone, less := s.choosing.withoutSets(ctx, pod, c, err); less {
+		c = alone
+		cell, err = s.request(ctx, c, is)
+	}
 	if err != nil {
-		return s.unplaced.waitsForCell(pod, err, now)
+		return s.unplaced.waitsForCell(pod, err, is.now)
 	}
-	s.requested(cell, c.Pod, is.attempt, now)
+	s.requested(cell, c.Pod, is)
 	if c.without != nil {
 		s.leftOut(c)
 	}
 	return 0, nil
+}
+
+// request requests a cell by what was chosen.
+func (s *placing) request(ctx context.Context, c choice, is asked) (cells.Cell, error) {
+	r := c.Request
+	r.Attempt, r.Seen, r.Arrived = is.attempt, is.seen, is.arrived
+	return s.cells.Request(ctx, r)
+}
+
+// requested notes and reports that a pod has a cell now.
+func (s *placing) requested(cell cells.Cell, pod apiv1.PodReference, is asked) {
+	s.history.note(pod, func(p *past) { p.attempts = is.attempt })
+	s.waits.note(pod, func(w *waiting) {
+		w.why = ""
+		w.until = is.now.Add(s.random.After(is.attempt, firstBackoff, longestBackoff)) // of the next attempt, if this cell fails
+		w.looks = 0
+		s.waits.await(pod.UID, cache.ObjectName{})
+	})
+	offer := cell.Offering() // a budget may have struck out the best
+	said := events.NewCellRequested(cell.ID, offer.String(), offer.Reason)
+	if cell.Standby != "" {
+		said = events.NewStandbyCellTaken(cell.ID, offer.String(), cell.Reason)
+	}
+	s.events.Event(pod, said)
 }
 
 // leftOut reports that a pod has a machine without room for the DaemonSets beside it, to the owners of all.
@@ -145,6 +185,14 @@ func (s *placing) leftOut(c choice) {
 		s.events.Event(c.Pod, e)
 		s.events.Event(apiv1.Ref(set), e)
 	}
+}
+
+// unplaced has pods wait that got no cell.
+type unplaced struct {
+	waits   *waits
+	volumes *volumeWaits
+	leaving *leaving
+	random  backoff.Random
 }
 
 // waitsForChoice says why a pod gets no cell before its volumes can be had, and there is something to launch for it.
@@ -186,21 +234,4 @@ func (s *unplaced) waitsForCell(pod *corev1.Pod, err error, now time.Time) (time
 	}
 	s.waits.report(pod, otherCause, events.NewCellNotRequested(err), err.Error(), time.Time{})
 	return 0, err
-}
-
-// requested notes and reports that a pod has a cell now.
-func (s *placing) requested(cell cells.Cell, pod apiv1.PodReference, attempt int, now time.Time) {
-	s.history.note(pod, func(p *past) { p.attempts = attempt })
-	s.waits.note(pod, func(w *waiting) {
-		w.why = ""
-		w.until = now.Add(s.random.After(attempt, firstBackoff, longestBackoff)) // of the next attempt, if this cell fails
-		w.looks = 0
-		s.waits.await(pod.UID, cache.ObjectName{})
-	})
-	offer := cell.Offering() // a budget may have struck out the best
-	said := events.NewCellRequested(cell.ID, offer.String(), offer.Reason)
-	if cell.Standby != "" {
-		said = events.NewStandbyCellTaken(cell.ID, offer.String(), cell.Reason)
-	}
-	s.events.Event(pod, said)
 }

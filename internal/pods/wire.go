@@ -15,6 +15,7 @@ type core struct {
 	waits     *waits
 	exclusion *exclusion
 	beside    *besides
+	paused    *pause
 }
 
 // steps are what reconcile chooses from, with the parts that they hand over to.
@@ -52,6 +53,7 @@ func (c *Controller) wireCore(cfg Config) {
 		began:    cfg.Clock.Now(),
 	}
 	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
+	c.paused = &pause{}
 }
 
 // wireEnds wires what becomes of pods that have or had a cell.
@@ -109,6 +111,7 @@ func (c *Controller) wireEnds(cfg Config) {
 		evicted:  newNotes[bool](c.registry),
 		random:   cfg.Random,
 		clock:    cfg.Clock,
+		paused:   c.paused,
 		ofOwner:  map[route]time.Time{},
 	}
 	c.attending = &attending{
@@ -173,11 +176,15 @@ func (c *Controller) wireRequests(cfg Config) {
 		clock:     cfg.Clock,
 	}
 	c.requesting = &requesting{
-		exclusion: c.exclusion,
-		failing:   c.failing,
-		waits:     c.waits,
-		history:   c.history,
-		clock:     cfg.Clock,
+		bounding: c.bounding,
+		asking: &asking{
+			exclusion: c.exclusion,
+			failing:   c.failing,
+			waits:     c.waits,
+			history:   c.history,
+			paused:    c.paused,
+			clock:     cfg.Clock,
+		},
 		placing: &placing{
 			cells:    cfg.Cells,
 			choosing: c.choosing,
@@ -188,5 +195,4 @@ func (c *Controller) wireRequests(cfg Config) {
 			random:   cfg.Random,
 		},
 	}
-	c.disrupting.paused = &c.requesting.paused
 }
