@@ -2,8 +2,10 @@ package pods
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apiv1 "github.com/elotl/kip/api/v1"
@@ -26,6 +28,9 @@ type besides struct {
 	contacts *notes[contact]
 	clock    clock.PassiveClock
 	began    time.Time // when this process began to hear of copies
+
+	mu      sync.Mutex         // held for no call to another part
+	unknown map[types.UID]bool // pods whose cell is bound, and of which it was not known yet what runs beside them
 }
 
 // runs reports whether a pod stands for copies, and says so.
@@ -64,7 +69,7 @@ func (s *besides) stanceOf(pod *corev1.Pod, now time.Time) stance {
 	all := s.copies.Copies(pod.UID)
 	heard := slices.DeleteFunc(slices.Clone(all), func(c daemonsets.Copy) bool { return s.silent(c.Pod.UID, now) })
 	silent := len(heard) < len(all)
-	for _, cell := range s.unknown(pod) {
+	for _, cell := range s.unknownTo(pod) {
 		since := s.began
 		if bound := cell.StepTime(apiv1.StepBound); bound.After(since) {
 			since = bound
@@ -126,10 +131,30 @@ func notReady(state daemonsets.State) string {
 	return b.String() + "."
 }
 
-// unknown are the cells that may run copies of a pod that this process has not been told of.
-func (s *besides) unknown(pod *corev1.Pod) (list []cells.Cell) {
-	for _, cell := range s.cells.List() {
-		if cell.Phase != apiv1.Bound || !cell.Live() || s.copies.HasPod(cell.Pod.UID) {
+// bound notes that a cell is bound: it may run copies that this process has not been told of.
+func (s *besides) bound(cell cells.Cell) {
+	if s.rules == nil || cell.Phase != apiv1.Bound {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unknown[cell.Pod.UID] = true
+}
+
+// unknownTo are the cells that may run copies of a pod that this process has not been told of. It forgets those of which it has.
+func (s *besides) unknownTo(pod *corev1.Pod) (list []cells.Cell) {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.unknown))
+	s.mu.Unlock()
+	for _, uid := range all {
+		cell, is := s.unknownCell(uid)
+		if !is {
+			s.mu.Lock()
+			delete(s.unknown, uid)
+			s.mu.Unlock()
+			if cell, is = s.unknownCell(uid); is { // it was bound in between
+				s.bound(cell)
+			}
 			continue
 		}
 		of, err := s.registry.get(nameOf(cell))
@@ -140,13 +165,19 @@ func (s *besides) unknown(pod *corev1.Pod) (list []cells.Cell) {
 	return list
 }
 
+// unknownCell returns the bound cell of a pod, if it is not known what runs beside that.
+func (s *besides) unknownCell(uid types.UID) (cell cells.Cell, is bool) {
+	cell, has := s.cells.ForPod(uid)
+	return cell, has && cell.Phase == apiv1.Bound && !s.copies.HasPod(uid)
+}
+
 // ending returns how long a deleted pod still waits for its copies to end, of what it has left.
 func (s *besides) ending(pod *corev1.Pod, left time.Duration) time.Duration {
 	_, runs, _ := s.rules.Of(pod)
 	if k := apiv1.WithoutMachine(pod); left <= 0 || s.rules == nil || !runs && (k == nil || k.Reason != events.BesidePods) {
 		return 0
 	}
-	running := len(s.unknown(pod))
+	running := len(s.unknownTo(pod))
 	for _, c := range s.copies.Copies(pod.UID) {
 		if !c.LeftOut {
 			running++

@@ -35,6 +35,17 @@ func (h *harness) beside(copies *copiesOf, r *daemonsets.Rules) {
 	h.restarted(func(c *Config) { c.DaemonSets, c.Copies = r, copies })
 }
 
+// bound has a pod have a bound cell, of which Kip is told.
+func (h *harness) bound(pod, id string) cells.Cell {
+	uid := types.UID("uid-" + pod)
+	h.cells.set(uid, func(c *cells.Cell) {
+		c.ID, c.Phase, c.Pod = id, apiv1.Bound, apiv1.PodReference{Namespace: "ns", Name: pod, UID: uid}
+	})
+	cell, _ := h.cells.ForPod(uid)
+	h.c.CellChanged(cell)
+	return cell
+}
+
 func readyOf(p *corev1.Pod) (status corev1.ConditionStatus, message string) {
 	k := conditionOf(p, corev1.PodReady)
 	if k == nil {
@@ -84,9 +95,7 @@ func TestAPodOfADaemonSetIsReadyWhenItsCopiesAre(t *testing.T) {
 	copies.has, copies.copies = false, nil
 	h.beside(copies, besideRules(daemonsets.Entry{Namespace: "ns"}))
 	h.put(pod("web"))
-	h.cells.set("uid-web", func(c *cells.Cell) {
-		c.Phase, c.Pod = apiv1.Bound, apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid-web"}
-	})
+	h.bound("web", "")
 	h.must("a")
 	if s, _ := readyOf(h.told("a")); s != corev1.ConditionFalse {
 		t.Errorf("Kip does not know, and it is Ready %s", s)
@@ -128,8 +137,7 @@ func TestOneCellDoesNotKeepADaemonSetFromBeingReady(t *testing.T) {
 	copies.copies = []daemonsets.Copy{bad}
 	want("with nothing but a bad copy", corev1.ConditionFalse,
 		"The copies on 1 of 1 cells are not ready: cell-1 beside pod ns/web (Error).")
-	h.cells.set("uid-web", func(c *cells.Cell) { c.ID, c.Phase, c.Pod = "cell-1", apiv1.Bound, web })
-	cell, _ := h.cells.ForPod("uid-web")
+	cell := h.bound("web", "cell-1")
 	h.clock.Step(standAgain)
 	h.c.CellSilent(cell, time.Time{})
 	h.must("a")
@@ -143,9 +151,7 @@ func TestWhatKipDoesNotHearOfACellKeepsADaemonSetForAWhile(t *testing.T) {
 	h.beside(&copiesOf{}, besideRules(daemonsets.Entry{Namespace: "ns"}))
 	h.put(pod("a", daemon))
 	h.put(pod("web"))
-	h.cells.set("uid-web", func(c *cells.Cell) {
-		c.ID, c.Phase, c.Pod = "cell-1", apiv1.Bound, apiv1.PodReference{Namespace: "ns", Name: "web", UID: "uid-web"}
-	})
+	h.bound("web", "cell-1")
 	again := h.must("a")
 	if s, m := readyOf(h.told("a")); s != corev1.ConditionFalse || again != daemonsets.StartsWithin {
 		t.Errorf("at first it is Ready %s: %s, and looked at again after %s", s, m, again)

@@ -55,6 +55,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.registry.forgetUnlisted()
 	// Pods that went while nobody looked have no event any more; their cells do.
 	for _, cell := range c.cells.List() {
+		c.beside.bound(cell)
 		c.loop.wake(nameOf(cell))
 	}
 	c.beside.began = c.beside.clock.Now()
@@ -112,6 +113,7 @@ func (c *Controller) CellChanged(cell cells.Cell) {
 	if cell.Pod.UID == "" {
 		return
 	}
+	c.beside.bound(cell)
 	if !cell.StepTime(apiv1.StepBound).IsZero() { // also of one that was bound when this process loaded it
 		c.history.bound(cell)
 	}

@@ -51,6 +51,7 @@ func (c *Controller) wireCore(cfg Config) {
 		contacts: newNotes[contact](c.registry),
 		clock:    cfg.Clock,
 		began:    cfg.Clock.Now(),
+		unknown:  map[types.UID]bool{},
 	}
 	c.exclusion = &exclusion{cells: cfg.Cells, api: c.api, history: c.history, waits: c.waits}
 	c.paused = &pause{}
