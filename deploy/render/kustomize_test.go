@@ -235,3 +235,50 @@ func TestNothingRefusesThePodsOf2020BeforeKipIsAsked(t *testing.T) {
 		}
 	}
 }
+
+// Without Helm the webhooks of profiles come from the chart, by the command that kipctl doctor prints (internal/doctor/profiles.go). All
+// that it applies besides is as it was.
+func TestTheWebhooksOfProfilesAddToThoseOfTheManifests(t *testing.T) {
+	c, err := loadChart(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, base := range []string{"deploy/manifests/kip/base", "deploy/manifests/kip/overlays/aws-eks"} {
+		r, err := baseRelease(top, base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		provider := r.values["config"].(map[string]any)
+		delete(provider, "nodes")
+		provider["admission"] = map[string]any{"profiles": []any{map[string]any{"name": "batch", "namespaces": []any{"ml-*"}, "mode": "burst"}}}
+		outputs, err := release{name: r.name, namespace: r.namespace, values: map[string]any{
+			"config": provider, "existingConfigMap": "config", "fullnameOverride": r.name, "nodeName": r.name + "-0", "nodeCount": 64,
+		}}.render(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		was, is := build(t, filepath.Join(top, base)), byName(t, string(outputs["webhook"]))
+		if len(is) != 2 {
+			t.Fatalf("%s: it has %d objects", base, len(is))
+		}
+		for name, o := range is {
+			if o.GetKind() == "MutatingWebhookConfiguration" {
+				hooks, _, _ := unstructured.NestedSlice(o.Object, "webhooks")
+				all := len(hooks)
+				hooks = slices.DeleteFunc(hooks, func(h any) bool {
+					at := h.(map[string]any)["name"]
+					return at == "profiles.kip.elotl.co" || at == "bindings.kip.elotl.co"
+				})
+				if len(hooks) != all-2 {
+					t.Errorf("%s: %d webhooks are of profiles", base, all-len(hooks))
+				}
+				if err := unstructured.SetNestedSlice(o.Object, hooks, "webhooks"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if was[name] == nil || !reflect.DeepEqual(o.Object, was[name].Object) {
+				t.Errorf("%s: %s differs:\n%v\n%v", base, name, o, was[name])
+			}
+		}
+	}
+}

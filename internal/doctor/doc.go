@@ -12,8 +12,10 @@
 //	after.go         whether a Kip that is installed works
 //	rights.go        what Kip's service account may do
 //	ports.go         whether the API server reaches Kip
+//	profiles.go      whether it asks Kip what profiles need
 //	agents.go        whether Kip reaches its cells
 //	pods.go          what cells are to the workloads of the cluster
+//	daemonsets.go    which DaemonSets run beside pods on cells, and which stand without a machine
 //	podidentity.go   who gets a role by EKS Pod Identity
 //	raw.go           asks the API server for a path
 //	bundle.go        the files of a bug report

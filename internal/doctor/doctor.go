@@ -124,9 +124,12 @@ func (d *Doctor) Rest() []finding.Check {
 		of(areaKip, "", "agents", agents{k}.join),
 		of(areaKip, "", "events", health{k}.events),
 		of(areaKip, "", "pods on its nodes", workloads{k}.listOnOwn),
-		of(areaKip, "pods on its nodes", "DaemonSets", workloads{k}.daemonSets),
+		of(areaKip, "pods on its nodes", "DaemonSets", daemonSets{k}.onNodes),
 		of(areaKip, "pods on its nodes", "Services", workloads{k}.services),
 	)
+	if k.c.Provider != nil && len(k.c.Provider.Admission.Profiles) > 0 {
+		all = append(all, of(areaKip, "", "profiles", ports{k}.profiles))
+	}
 	if d.eks() {
 		all = append(all, of(areaKip, "", "Pod Identity", identities{k}.podIdentity), of(areaKip, "pods on its nodes", "roles of pods",
 			identities{k}.rolesOfPods))

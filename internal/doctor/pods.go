@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 
-	apiv1 "github.com/elotl/kip/api/v1"
 	"github.com/elotl/kip/internal/eks/wellknown"
 	"github.com/elotl/kip/internal/finding"
 )
@@ -33,53 +31,6 @@ func (k workloads) listOnOwn(ctx context.Context) []finding.Finding {
 		k.onOwn = append(k.onOwn, list.Items...)
 	}
 	return one(finding.Fine("%d pods are on Kip's nodes", len(k.onOwn)))
-}
-
-// notOnKip is the expression that keeps the pods of a DaemonSet off Kip's nodes.
-const notOnKip = `{"key":"type","operator":"NotIn","values":["virtual-kubelet"]}`
-
-// keepOff returns the command that keeps a DaemonSet off Kip's nodes. A patch replaces all terms of a required node affinity, since
-// nodeSelectorTerms is an atomic list: keepOff returns one only if the DaemonSet has no such affinity.
-func (k workloads) keepOff(ctx context.Context, namespace, name string) string {
-	set, err := k.c.Cluster.Kube.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil {
-		affinity := set.Spec.Template.Spec.Affinity
-		if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-			return fmt.Sprintf(`kubectl patch daemonset -n %s %s -p '{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":`+
-				`{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[%s]}]}}}}}}}' # keeps it off Kip's nodes`,
-				namespace, name, notOnKip)
-		}
-	}
-	return fmt.Sprintf("kubectl edit daemonset -n %s %s # add %s to matchExpressions of each of its nodeSelectorTerms: it keeps it off Kip's nodes",
-		namespace, name, notOnKip)
-}
-
-// daemonSets names those whose pods stand on Kip's nodes without a machine.
-func (k workloads) daemonSets(ctx context.Context) []finding.Finding {
-	stand := map[string]metav1.ObjectMeta{} // by namespace and name
-	for i := range k.onOwn {
-		p := &k.onOwn[i]
-		if apiv1.WithoutMachine(p) == nil {
-			continue
-		}
-		if owner := apiv1.DaemonSetOf(p); owner != nil {
-			stand[p.Namespace+"/"+owner.Name] = metav1.ObjectMeta{Namespace: p.Namespace, Name: owner.Name}
-		}
-	}
-	var found []finding.Finding
-	for n, name := range slices.Sorted(maps.Keys(stand)) {
-		if n == mostNamed {
-			found = append(found, finding.Warn("kubectl get pods -A -o wide",
-				"%d more DaemonSets stand on Kip's nodes without a machine", len(stand)-n))
-			break
-		}
-		found = append(found, finding.Warn(k.keepOff(ctx, stand[name].Namespace, stand[name].Name)+"; docs/nodes.md gives it a machine",
-			"DaemonSet %s stands on Kip's nodes without a machine: what it does for a node, it does not do for the pods on cells", name))
-	}
-	if found == nil {
-		found = one(finding.Fine("no DaemonSet stands on Kip's nodes without a machine"))
-	}
-	return found
 }
 
 // annotationTargets is how AWS Load Balancer Controller sends to pods. It finds pods by their addresses if their nodes have the label

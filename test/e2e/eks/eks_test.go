@@ -530,6 +530,74 @@ func (s *space) nothingLeft() {
 	})
 }
 
+// profiles has a profile in provider.yaml. The command that doctor prints makes its webhooks, and deploy.sh's stay as they are.
+func (s *space) profiles() {
+	s.Helper()
+	configs := world.Admin.CoreV1().ConfigMaps(kipNamespace)
+	config, err := configs.Get(s.Context(), "kip-provider-config", metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	config.Data["provider.yaml"] += "\nadmission:\n  profiles:\n  - {name: batch, namespaces: [" + s.NS + "], mode: burst}\n"
+	if _, err := configs.Update(s.Context(), config, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
+		s.Fatal(err)
+	}
+	examined := func() (found struct{ Check, Outcome, Message, Cure string }) {
+		cmd := exec.CommandContext(s.Context(), world.Tool("kipctl"), "doctor", "--kubeconfig", world.Kubeconfig, "-o", "json")
+		cmd.Env = s.environment()
+		out, errs, _ := namespace.Run(cmd)
+		var report struct {
+			Results []struct{ Check, Outcome, Message, Cure string }
+		}
+		if err := json.Unmarshal([]byte(out), &report); err != nil {
+			s.Fatalf("doctor: %v\n%s%s", err, out, errs)
+		}
+		for _, r := range report.Results {
+			if r.Check == "profiles" {
+				return r
+			}
+		}
+		s.Fatalf("doctor does not check profiles:\n%s", out)
+		return found
+	}
+	hooks := func() (names []string) {
+		configured, err := world.Admin.AdmissionregistrationV1().MutatingWebhookConfigurations().Get(s.Context(), kipPod, metav1.GetOptions{})
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, w := range configured.Webhooks {
+			names = append(names, w.Name)
+		}
+		return names
+	}
+	before, found := hooks(), examined()
+	if found.Outcome != "failed" {
+		s.Fatalf("doctor finds %+v", found)
+	}
+	s.Logf("%s\n$ %s", found.Message, found.Cure)
+	root, err := harness.Repository()
+	if err != nil {
+		s.Fatal(err)
+	}
+	home := s.TempDir()
+	cmd := exec.CommandContext(s.Context(), "bash", "-euo", "pipefail", "-c", found.Cure)
+	cmd.Dir = root
+	cmd.Env = append(s.environment(), "PATH="+world.Bin+":"+os.Getenv("PATH"), "HELM_CONFIG_HOME="+home, "HELM_CACHE_HOME="+home,
+		"HELM_DATA_HOME="+home)
+	if out, errs, err := namespace.Run(cmd); err != nil {
+		s.Fatalf("%s: %v\n%s%s", found.Cure, err, out, errs)
+	}
+	if found := examined(); found.Outcome != "ok" {
+		s.Errorf("doctor finds %+v", found)
+	}
+	after := hooks()
+	for _, name := range append(before, "profiles.kip.elotl.co", "bindings.kip.elotl.co") {
+		if !slices.Contains(after, name) {
+			s.Errorf("there is no webhook %s: %v", name, after)
+		}
+	}
+}
+
 func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	tier.All(t)
 	s := &space{Space: namespace.New(t, world)}
@@ -574,6 +642,7 @@ func TestDeployShGoesFromAnEmptyAccountToPodsAndBack(t *testing.T) {
 	s.gets("reader", "http://web", "from a cell\n")
 	s.karpenterBuysForOthers()
 	stopKarpenter()
+	s.profiles()
 
 	s.endPods(zones)
 	s.uninstall(began)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -118,6 +119,45 @@ func unreached(s *namespace.Space, node string) {
 	})
 }
 
+// profilesWithoutWebhooks has a profile in provider.yaml that the chart's values do not have. The command that doctor prints makes its
+// webhooks.
+func profilesWithoutWebhooks(s *namespace.Space) {
+	s.Helper()
+	defer installed(s)
+	before := kip(s, nil)
+	configs := world.Admin.CoreV1().ConfigMaps(kipNamespace)
+	config, err := configs.Get(s.Context(), release+"-config", metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	config.Data["provider.yaml"] += "\nadmission:\n  profiles:\n  - {name: batch, namespaces: [" + s.NS + "], mode: burst}\n"
+	if _, err := configs.Update(s.Context(), config, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
+		s.Fatal(err)
+	}
+	all := failed(examined(s))
+	if len(all) != 1 || all[0].Check != "profiles" || !strings.Contains(all[0].Message, "admission.profiles have no effect") {
+		s.Fatalf("doctor finds %+v", all)
+	}
+	s.Logf("%s\n$ %s", all[0].Message, all[0].Cure)
+	cure(s, all[0])
+	kip(s, before)
+	s.Eventually("the webhooks of profiles are there", func(context.Context) error {
+		all := examined(s)
+		i := slices.IndexFunc(all, func(d diagnosis) bool { return d.Check == "profiles" })
+		if i < 0 || all[i].Outcome != "ok" || len(failed(all)) > 0 {
+			return fmt.Errorf("doctor finds %+v", all)
+		}
+		return nil
+	})
+	s.Eventually("the API server asks Kip about pods of the profile", func(ctx context.Context) error {
+		pod, err := madeAs(ctx, s, &corev1.Pod{})
+		if err == nil && pod.Annotations["pod.elotl.co/profile"] != "batch" {
+			err = fmt.Errorf("a pod is made with the annotations %v", pod.Annotations)
+		}
+		return err
+	})
+}
+
 // unneeded is what Kip may read and does not while no CSI driver is configured, so that its loss refuses Kip nothing.
 const unneeded = "daemonsets"
 
@@ -188,5 +228,6 @@ func TestDoctorFindsWhatIsBrokenAndItsCommandsMendIt(t *testing.T) {
 	}
 	fine(s, "after all", examined(s), works...)
 	fine(s, "in Kip's pod, after all", inside())
+	profilesWithoutWebhooks(s)
 	log(s)
 }
